@@ -1,0 +1,42 @@
+# One command each. PYTHON has torch and the extras: pip install torch && pip install '.[test,bench,dev]'
+PYTHON ?= python3
+ARGS ?=
+C_FILES = $(shell find include csrc tests/c -name '*.[ch]')
+IN_PLACE = PYTHONPATH=python $(PYTHON)
+
+.PHONY: help build test bench sanitize neon format lint clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile
+
+build: ## compile into python/recfuse, for use with PYTHONPATH=python
+	$(PYTHON) setup.py -q build_ext --inplace
+
+test: build ## every test; ARGS='tests/test_X.py -k NAME' for some
+	$(IN_PLACE) -m pytest $(ARGS)
+
+bench: build ## every benchmark; ARGS=--help and the like go to each
+	set -e; for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(IN_PLACE) $$script $(ARGS); done
+
+sanitize: build ## the C tests under the address, undefined-behaviour and thread sanitizers
+	$(IN_PLACE) -m pytest tests/test_c_api.py -v -rs -k sanitizer $(ARGS)
+
+neon: build ## the C tests for aarch64 in an emulator (Debian: gcc-aarch64-linux-gnu qemu-user)
+	command -v aarch64-linux-gnu-gcc
+	command -v qemu-aarch64 || command -v qemu-aarch64-static
+	$(IN_PLACE) -m pytest tests/test_c_api.py -v -rs -k neon_emulated $(ARGS)
+
+format: ## rewrite C and Python in the project's form
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+	clang-format -i $(C_FILES)
+
+lint: build ## what format would change, and the lint of the C source
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	clang-format --dry-run --Werror $(C_FILES)
+	$(IN_PLACE) -m pytest tests/test_lint.py $(ARGS)
+
+clean: ## remove what builds and tests leave
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis python/*.egg-info python/recfuse/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,63 @@
+"""A DLRM in plain PyTorch (Naumov et al., 2019), with the layout of facebookresearch/dlrm's DLRM_Net:
+tables in `emb_l`, looked up by `apply_emb`, so that what works here works on that script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+class DLRM(nn.Module):
+    """Bottom MLP on dense features, a bag of embeddings a table, dot interaction, top MLP, sigmoid.
+
+    rows: rows of each table. dim: embedding dimension, the bottom MLP's last width.
+    bottom: widths of the bottom MLP, first the number of dense features.
+    top: widths of the top MLP after its input, which follows from the tables; the last is the output.
+    """
+
+    def __init__(self, rows: Sequence[int], dim: int, bottom: Sequence[int], top: Sequence[int]) -> None:
+        super().__init__()
+        vectors = len(rows) + 1
+        interactions = dim + vectors * (vectors - 1) // 2
+        self.emb_l = nn.ModuleList(nn.EmbeddingBag(count, dim, mode="sum", sparse=True) for count in rows)
+        self.v_W_l: list[Tensor | None] = [None] * len(rows)
+        self.bot_l = self.create_mlp(bottom, last=nn.ReLU())
+        self.top_l = self.create_mlp([interactions, *top], last=nn.Sigmoid())
+        below_diagonal = torch.tril_indices(vectors, vectors, offset=-1)
+        self.register_buffer("pairs", below_diagonal[0] * vectors + below_diagonal[1], persistent=False)
+
+    @staticmethod
+    def create_mlp(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for n_in, n_out in pairwise(widths):
+            layers += [nn.Linear(n_in, n_out), nn.ReLU()]
+        return nn.Sequential(*layers[:-1], last)
+
+    def apply_mlp(self, x: Tensor, layers: nn.Sequential) -> Tensor:
+        return layers(x)
+
+    def apply_emb(
+        self, lS_o: Tensor, lS_i: Sequence[Tensor], emb_l: nn.ModuleList, v_W_l: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """Pooled embeddings of each table [batch, dim]; lS_o: offsets of each, lS_i: indices of each."""
+        pooled = []
+        for table, bag in enumerate(emb_l):
+            weight = v_W_l[table]
+            sample_weights = None if weight is None else weight[lS_i[table]]
+            pooled.append(bag(lS_i[table], lS_o[table], per_sample_weights=sample_weights))
+        return pooled
+
+    def interact_features(self, x: Tensor, ly: Sequence[Tensor]) -> Tensor:
+        """The dense vector and the dot products of all pairs: [batch, dim + pairs]."""
+        vectors = torch.cat([x, *ly], 1).view(x.shape[0], -1, x.shape[1])
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        return torch.cat([x, products[:, self.pairs]], 1)
+
+    def forward(self, dense_x: Tensor, lS_o: Tensor, lS_i: Sequence[Tensor]) -> Tensor:
+        """Probabilities [batch, top[-1]] from dense features, offsets and indices of each table."""
+        x = self.apply_mlp(dense_x, self.bot_l)
+        ly = self.apply_emb(lS_o, lS_i, self.emb_l, self.v_W_l)
+        return self.apply_mlp(self.interact_features(x, ly), self.top_l)

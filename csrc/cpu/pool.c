@@ -1,0 +1,232 @@
+/* Cuts a call into spans, hands them to worker threads, checks each span's contents before pooling it. */
+#include "pool.h"
+
+#include <inttypes.h>
+
+#include "isa.h"
+#include "status.h"
+
+enum {
+    SPAN_LOOKUPS = 16384,      /* what a span of a long feature holds, about */
+    BLOCK_BYTES = 256,         /* width of the neighbouring columns that one worker writes, at least */
+    BLOCKS_PER_WORKER = 16,    /* at least, so that the threads end together */
+    MIN_WORKER_BYTES = 65536,  /* gathered bytes that are worth another thread */
+    DEFAULT_DISTANCE = 96,     /* lookups; measured, see benchmarks/README.md */
+    MAX_DISTANCE = 4096,       /* beyond, rows have left L2 before they are used */
+};
+
+/* One thread's share: the block being pooled and, once the cursor has run over its end, the one after. */
+typedef struct worker {
+    rf__ahead ahead; /* first: rf__ahead_next goes from it to the worker */
+    rf__pool_call *call;
+    int64_t span, block_end;      /* of the block being pooled */
+    int64_t next, next_end;       /* the block after; valid when has_next */
+    bool has_next;
+    int64_t ahead_span;           /* the span that the cursor is in; its block is the next one when has_next */
+    int64_t ahead_passed, pooled; /* lookups: up to the end of the cursor's span, and pooled so far */
+} worker;
+
+static void take_block(rf__pool_call *call, int64_t *first, int64_t *end) {
+    int64_t spans = call->n_features * call->spans_per_feature;
+    int64_t from = __atomic_fetch_add(&call->next_span, call->block_spans, __ATOMIC_RELAXED);
+    *first = from < spans ? from : spans;
+    *end = spans - *first > call->block_spans ? *first + call->block_spans : spans;
+}
+
+static rf__table table_of(const rf__pool_call *call, int64_t at) {
+    const rf_feature *feature = &call->features[at];
+    const rf_buffer *buffer = &call->buffers[feature->buffer];
+    int64_t bytes = rf__dtype_bytes(buffer->dtype);
+    return (rf__table){
+        .weight = (const char *)buffer->data + feature->weight_offset * bytes,
+        .pitch = call->pitch != 0 ? call->pitch : feature->dim * bytes,
+        .dim = feature->dim,
+        .pooling = (rf_pooling)feature->pooling,
+        .padding_idx = feature->padding_idx,
+        .feature = at,
+        .output = (char *)call->output + feature->output_column * rf__dtype_bytes(call->output_dtype),
+    };
+}
+
+static int64_t span_bags(const rf__pool_call *call, int64_t span, int64_t *first, int64_t *last) {
+    *first = span % call->spans_per_feature * call->span_bags;
+    *last = call->bags - *first < call->span_bags ? call->bags : *first + call->span_bags;
+    return span / call->spans_per_feature;
+}
+
+bool rf__ahead_next(rf__ahead *ahead) {
+    worker *self = (worker *)ahead;
+    const rf__pool_call *call = self->call;
+    for (;;) {
+        if (self->ahead_span + 1 < (self->has_next ? self->next_end : self->block_end)) {
+            self->ahead_span++;
+        } else if (!self->has_next) {
+            take_block(self->call, &self->next, &self->next_end);
+            self->has_next = true;
+            self->ahead_span = self->next - 1;
+            continue;
+        } else {
+            return false; /* a block ahead is far enough */
+        }
+        int64_t first, last;
+        rf__table table = table_of(call, span_bags(call, self->ahead_span, &first, &last));
+        int64_t begin = rf__bag_start(call, table.feature, first), end = rf__bag_start(call, table.feature, last);
+        if (begin < 0 || end > call->lookups || begin >= end) continue; /* empty, or bad: checked when pooled */
+        self->ahead_passed += end - begin;
+        *ahead = (rf__ahead){table.weight, table.pitch,
+                             table.dim * rf__dtype_bytes(call->buffers[call->features[table.feature].buffer].dtype),
+                             begin, end};
+        return true;
+    }
+}
+
+/* Brings the cursor to its distance: at the start, and where short blocks have held it back. */
+static void catch_up(worker *self, int64_t distance) {
+    rf__ahead *ahead = &self->ahead;
+    const rf__pool_call *call = self->call;
+    while (self->ahead_passed - (ahead->end - ahead->position) - self->pooled < distance) {
+        if (ahead->position >= ahead->end) {
+            if (!rf__ahead_next(ahead)) return;
+            continue;
+        }
+        int64_t row = rf__load_int(call->indices, call->index_type, ahead->position++);
+        rf__ask_for((const char *)((uintptr_t)ahead->weight + (uintptr_t)row * (uintptr_t)ahead->pitch), ahead->row_bytes);
+    }
+}
+
+static void offend(rf__pool_call *call, int64_t span, const rf__offence *offence) {
+    pthread_mutex_lock(&call->lock);
+    if (span < call->offending_span) {
+        call->offence = *offence;
+        __atomic_store_n(&call->offending_span, span, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&call->lock);
+}
+
+/* True when the span's offsets rise within [0, lookups] and its indices lie within the table. */
+static bool span_is_good(rf__pool_call *call, int64_t span, int64_t feature, int64_t first, int64_t last) {
+    int64_t begin = rf__bag_start(call, feature, first), before = begin;
+    for (int64_t bag = first; bag <= last; bag++) {
+        int64_t start = rf__bag_start(call, feature, bag);
+        if (start < before || start < 0 || start > call->lookups || (feature == 0 && bag == 0 && start != 0)) {
+            offend(call, span, &(rf__offence){RF__BAD_OFFSET, feature, bag, feature * call->bags + bag, start, before});
+            return false;
+        }
+        before = start;
+    }
+    int64_t rows = call->features[feature].rows;
+    const char *indices = (const char *)call->indices + begin * (call->index_type == RF_INT32 ? 4 : 8);
+    if (rf__isa_in_use()->kernels->in_range[call->index_type](indices, before - begin, rows)) return true;
+    for (int64_t bag = first, at = begin; at < before; at++) {
+        while (at >= rf__bag_start(call, feature, bag + 1)) bag++;
+        int64_t value = rf__load_int(call->indices, call->index_type, at);
+        if (value >= 0 && value < rows) continue;
+        offend(call, span, &(rf__offence){RF__BAD_INDEX, feature, bag, at, value, rows});
+        break;
+    }
+    return false;
+}
+
+static void pool_span(worker *self, int64_t span) {
+    rf__pool_call *call = self->call;
+    int64_t first, last;
+    rf__table table = table_of(call, span_bags(call, span, &first, &last));
+    if (call->check_bounds && !span_is_good(call, span, table.feature, first, last)) return;
+    rf_dtype dtype = call->buffers[call->features[table.feature].buffer].dtype;
+    int op = RF__SUM;
+    if (table.pooling == RF_MAX) {
+        op = RF__MAX;
+    } else if (call->sample_weights != NULL || table.padding_idx >= 0) {
+        op = RF__WEIGHTED;
+    }
+    rf__isa_in_use()->kernels->pool[dtype][call->index_type][op](call, &table, first, last, &self->ahead);
+    self->pooled += rf__bag_start(call, table.feature, last) - rf__bag_start(call, table.feature, first);
+}
+
+/* One worker; how the executor numbers them does not matter. */
+static void work(int64_t from, int64_t to, void *context) {
+    (void)from;
+    (void)to;
+    rf__pool_call *call = context;
+    worker self = {.call = call};
+    take_block(call, &self.span, &self.block_end);
+    self.ahead_span = self.span - 1;
+    while (self.span < self.block_end) {
+        for (; self.span < self.block_end; self.span++) {
+            /* Spans before the offending one are pooled, so that the first offence is the one reported. */
+            if (self.span > __atomic_load_n(&call->offending_span, __ATOMIC_RELAXED)) return;
+            if (call->prefetch_distance > 0) catch_up(&self, call->prefetch_distance);
+            pool_span(&self, self.span);
+        }
+        if (!self.has_next) {
+            take_block(call, &self.next, &self.next_end);
+            self.ahead_span = self.next - 1;
+        }
+        self.span = self.next;
+        self.block_end = self.next_end;
+        self.has_next = false;
+    }
+}
+
+static rf_status report(const rf__pool_call *call) {
+    const rf__offence *bad = &call->offence;
+    if (bad->kind == RF__BAD_INDEX) {
+        return rf__fail(RF_ERR_INDEX,
+                        "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
+                        "; its table has %" PRId64 " rows: allowed is 0 to %" PRId64,
+                        call->operator_name, bad->position, bad->value, bad->feature, bad->bag, bad->limit,
+                        bad->limit - 1);
+    }
+    if (bad->position == 0) {
+        return rf__fail(RF_ERR_VALUE, "recfuse.%s: offsets[0] is %" PRId64 "; the first bag must begin at 0",
+                        call->operator_name, bad->value);
+    }
+    return rf__fail(RF_ERR_VALUE,
+                    "recfuse.%s: offsets[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
+                    "; allowed is %" PRId64 " (where the bag before begins; offsets must not decrease) to %" PRId64
+                    " (the number of indices)",
+                    call->operator_name, bad->position, bad->value, bad->feature, bad->bag, bad->limit,
+                    call->lookups);
+}
+
+static int64_t at_least(int64_t value, int64_t least) { return value > least ? value : least; }
+
+rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor) {
+    if (call->n_features == 0 || call->bags == 0) return RF_OK;
+    if (call->prefetch_distance < 0) call->prefetch_distance = DEFAULT_DISTANCE;
+    if (call->prefetch_distance > MAX_DISTANCE) call->prefetch_distance = MAX_DISTANCE;
+
+    int64_t feature_bytes = call->output_dim * rf__dtype_bytes(call->output_dtype) / call->n_features;
+    int64_t workers = executor == NULL ? 1 : executor->threads;
+    int64_t useful = (call->lookups + call->n_features * call->bags) / at_least(MIN_WORKER_BYTES / at_least(feature_bytes, 1), 1);
+    workers = at_least(workers < useful ? workers : useful, 1);
+
+    int64_t parts = at_least(call->lookups / call->n_features / SPAN_LOOKUPS, 1);
+    if (call->n_features < workers * BLOCKS_PER_WORKER) { /* few features: cut each */
+        parts = at_least(parts, workers > 1 ? workers * BLOCKS_PER_WORKER / call->n_features : 1);
+    }
+    call->span_bags = at_least((call->bags + parts - 1) / parts, 1);
+    call->spans_per_feature = (call->bags + call->span_bags - 1) / call->span_bags;
+    int64_t spans = call->n_features * call->spans_per_feature;
+    call->block_spans = 1;
+    if (call->spans_per_feature == 1 && workers > 1) {
+        int64_t wide = BLOCK_BYTES / at_least(feature_bytes, 1), even = spans / (workers * BLOCKS_PER_WORKER);
+        call->block_spans = at_least(wide < even ? wide : even, 1);
+    } else if (workers == 1) {
+        call->block_spans = spans;
+    }
+    call->next_span = 0;
+    call->offending_span = INT64_MAX;
+    if (pthread_mutex_init(&call->lock, NULL) != 0) {
+        return rf__fail(RF_ERR_MEMORY, "recfuse.%s: no mutex could be made", call->operator_name);
+    }
+    rf_status status = RF_OK;
+    if (workers == 1) {
+        work(0, 1, call);
+    } else if (executor->parallel_for(0, workers, 1, work, call) != 0) {
+        status = rf__fail(RF_ERR_INTERNAL, "recfuse.%s: the thread pool failed", call->operator_name);
+    }
+    pthread_mutex_destroy(&call->lock);
+    if (status == RF_OK && call->offending_span != INT64_MAX) status = report(call);
+    return status;
+}

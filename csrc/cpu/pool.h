@@ -1,0 +1,118 @@
+/* What the operators, the scheduler and the kernels of one CPU call share.
+ *
+ * A call pools `bags` bags of each of `n_features` features. It is cut into spans: runs of bags of one
+ * feature, numbered feature by feature. Each worker thread takes blocks of neighbouring spans from a
+ * shared counter until none is left, so that adjacent columns of the output stay with one thread. An
+ * output element is written by one worker alone, in an order that depends on its bag alone: results do
+ * not depend on the number of threads.
+ */
+#ifndef RECFUSE_CPU_POOL_H
+#define RECFUSE_CPU_POOL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "recfuse.h"
+
+/* The bad value that comes first in the order of the spans. */
+typedef struct rf__offence {
+    enum { RF__BAD_INDEX, RF__BAD_OFFSET } kind;
+    int64_t feature, bag, position, value, limit;
+} rf__offence;
+
+typedef struct rf__pool_call {
+    const char *operator_name;
+    const rf_buffer *buffers;
+    const rf_feature *features; /* [n_features] */
+    int64_t n_features;
+    int64_t pitch; /* bytes from one row of a table to the next; 0: rows lie close */
+    int64_t bags;  /* a feature */
+    const void *indices;
+    const void *offsets;
+    int64_t n_offsets; /* n_features * bags, or one more: without it the last bag ends at `lookups` */
+    int64_t lookups;
+    rf_int_type index_type, offset_type;
+    const float *sample_weights; /* may be NULL */
+    void *output;
+    rf_dtype output_dtype;
+    int64_t output_pitch; /* bytes */
+    int64_t output_dim;
+    bool check_bounds;
+    int32_t prefetch_distance; /* lookups from a prefetch to its use; 0: none, -1: the default */
+
+    /* Set by rf__pool_run. */
+    int64_t span_bags;         /* bags a span, but for the last of a feature */
+    int64_t spans_per_feature; /* spans = n_features * spans_per_feature */
+    int64_t block_spans;       /* spans a worker takes at once */
+    int64_t next_span;         /* atomic: the first span that nobody has taken */
+    int64_t offending_span;    /* atomic, written under `lock`: the least span with an offence; INT64_MAX: none */
+    pthread_mutex_t lock;
+    rf__offence offence; /* under `lock` */
+} rf__pool_call;
+
+/* One feature with its pointers resolved. */
+typedef struct rf__table {
+    const char *weight; /* row r starts at weight + r * pitch */
+    int64_t pitch;      /* bytes */
+    int64_t dim;
+    rf_pooling pooling;
+    int64_t padding_idx; /* -1: none */
+    int64_t feature;
+    char *output; /* bag b's row starts at output + b * call->output_pitch */
+} rf__table;
+
+/* A cursor that runs `distance` lookups ahead of the pooling, over the ends of spans and features. The
+ * kernels move it by one lookup, and ask for that lookup's row, for each lookup that they pool. */
+typedef struct rf__ahead {
+    const char *weight;
+    int64_t pitch;
+    int64_t row_bytes;
+    int64_t position, end; /* lookups; all before `end` are of this table */
+} rf__ahead;
+
+/* Moves on to the next span that has lookups; false when there is none to look at yet. */
+bool rf__ahead_next(rf__ahead *ahead);
+
+/* Pools bags [first, last) of a table whose indices and offsets are good. */
+typedef void (*rf__pool_kernel)(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last,
+                                rf__ahead *ahead);
+/* Is every one of n indices in [0, rows)? */
+typedef bool (*rf__range_kernel)(const void *indices, int64_t n, int64_t rows);
+
+/* RF__SUM: the plain sum or mean. RF__WEIGHTED: the same with sample weights or a padding index. */
+enum { RF__SUM, RF__WEIGHTED, RF__MAX, RF__POOL_OPS };
+
+typedef struct rf__pool_kernels {
+    rf__pool_kernel pool[3][2][RF__POOL_OPS]; /* [rf_dtype][rf_int_type][op] */
+    rf__range_kernel in_range[2];             /* [rf_int_type] */
+} rf__pool_kernels;
+
+extern const rf__pool_kernels rf__pool_avx512, rf__pool_avx2, rf__pool_neon, rf__pool_scalar;
+
+/* Runs the call; the caller has checked everything but the contents of indices and offsets. */
+rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor);
+
+static inline int64_t rf__dtype_bytes(rf_dtype dtype) { return dtype == RF_FLOAT32 ? 4 : 2; }
+
+static inline int64_t rf__load_int(const void *array, rf_int_type type, int64_t at) {
+    return type == RF_INT32 ? ((const int32_t *)array)[at] : ((const int64_t *)array)[at];
+}
+
+/* Where bag `bag` of feature `feature` begins; `bag` may be call->bags: where the last one ends. */
+static inline int64_t rf__bag_start(const rf__pool_call *call, int64_t feature, int64_t bag) {
+    int64_t at = feature * call->bags + bag;
+    return at < call->n_offsets ? rf__load_int(call->offsets, call->offset_type, at) : call->lookups;
+}
+
+/* Asks for a row of `bytes` bytes to come into L2, whole. Nobody waits; a bad address does no harm.
+ * L2 and not L1: a core has far fewer slots for misses of L1 (24 on a Zen 4) than for those of L2, and
+ * drops prefetches when they are taken; loads of the row from L2 overlap by themselves (MICRO'24, IV). */
+static inline void rf__ask_for(const char *row, int64_t bytes) {
+    uintptr_t first = (uintptr_t)row;
+    for (uintptr_t line = first & ~(uintptr_t)63; line < first + (uintptr_t)bytes; line += 64) {
+        __builtin_prefetch((const void *)line, 0, 2);
+    }
+}
+
+#endif

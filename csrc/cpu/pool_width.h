@@ -1,0 +1,84 @@
+/* Pools bags with vectors of RF__W floats. Included after vector.h with the same RF__W.
+ *
+ * A bag is pooled in chunks of columns that stay in registers: 8, 4, 2 or 1 vectors, or a part of one.
+ * Narrow rows are summed in several chains, else each addition would wait for the one before.
+ */
+
+/* Columns [column, column + columns) of bags [first, last). `vectors` and `part` (one vector, of which
+ * fewer columns are used), `dtype`, `index_type` and `op` are constants wherever this is inlined. */
+static RF__INLINE void RF__N(pool_chunk)(const rf__pool_call *call, const rf__table *table, int64_t first,
+                                         int64_t last, int64_t column, int64_t columns, rf__ahead *ahead,
+                                         const int vectors, const bool part, const rf_dtype dtype,
+                                         const rf_int_type index_type, const int op) {
+    const int chains = op != RF__SUM || vectors > 2 ? 1 : vectors == 2 ? 2 : 4;
+    const int64_t bytes = rf__dtype_bytes(dtype), output_bytes = rf__dtype_bytes(call->output_dtype);
+    const char *weight = table->weight + column * bytes;
+    const int64_t pitch = table->pitch, padding_idx = table->padding_idx;
+    const void *indices = call->indices;
+    const float *sample_weights = op == RF__WEIGHTED ? call->sample_weights : NULL;
+    rf__look look = rf__look_open(ahead);
+    int64_t to = rf__bag_start(call, table->feature, first);
+    for (int64_t bag = first; bag < last; bag++) {
+        const int64_t from = to;
+        to = rf__bag_start(call, table->feature, bag + 1);
+        RF__N(vec) sum[8] = {{0}};
+        int64_t count = to - from, i = from;
+#define RF__ROW(at) (weight + rf__load_int(indices, index_type, at) * pitch)
+#define RF__READ(row, v) \
+    (part ? RF__N(load_part)(row, columns, dtype) : RF__N(load)((row) + (v)*RF__W * bytes, dtype))
+        if (op == RF__SUM) {
+            RF__N(vec) chain[4][2] = {{{0}}};
+            for (; chains > 1 && i + chains <= to; i += chains) {
+                RF__UNROLL
+                for (int c = 0; c < chains; c++) {
+                    rf__look_ahead(&look, indices, index_type);
+                    const char *row = RF__ROW(i + c);
+                    chain[c][0] += RF__READ(row, 0);
+                    if (vectors == 2) chain[c][1] += RF__READ(row, 1);
+                }
+            }
+            for (; i < to; i++) {
+                rf__look_ahead(&look, indices, index_type);
+                const char *row = RF__ROW(i);
+                RF__UNROLL
+                for (int v = 0; v < vectors; v++) sum[v] += RF__READ(row, v);
+            }
+            for (int v = 0; chains > 1 && v < (vectors < 2 ? vectors : 2); v++) {
+                sum[v] += chain[0][v] + chain[1][v];
+                if (chains == 4) sum[v] += chain[2][v] + chain[3][v];
+            }
+        } else {
+            count = 0;
+            for (; i < to; i++) {
+                rf__look_ahead(&look, indices, index_type);
+                if (rf__load_int(indices, index_type, i) == padding_idx) continue;
+                const char *row = RF__ROW(i);
+                const float scale = sample_weights != NULL ? sample_weights[i] : 1.0f;
+                RF__UNROLL
+                for (int v = 0; v < vectors; v++) {
+                    RF__N(vec) value = RF__READ(row, v);
+                    if (op == RF__WEIGHTED) {
+                        sum[v] += scale * value;
+                    } else {
+                        sum[v] = count == 0 ? value : RF__N(larger)(value, sum[v]);
+                    }
+                }
+                count++;
+            }
+        }
+#undef RF__READ
+#undef RF__ROW
+        char *output = table->output + bag * call->output_pitch + column * output_bytes;
+        RF__UNROLL
+        for (int v = 0; v < vectors; v++) {
+            if (op != RF__MAX && count > 1 && table->pooling == RF_MEAN) sum[v] /= (float)count;
+            RF__N(store_part)(output + v * RF__W * output_bytes, part ? columns : RF__W, sum[v], call->output_dtype);
+        }
+    }
+    rf__look_close(&look, ahead);
+}
+
+#undef RF__N
+#undef RF__JOIN
+#undef RF__JOIN_
+#undef RF__W

@@ -1,0 +1,56 @@
+/* The functions of recfuse._C: one list, which module.c makes its method table from. Only files in this
+ * folder know CPython and NumPy; all keep to the limited API of both.
+ *
+ * module.c defines RF__IMPORT_NUMPY before it includes this, and calls import_array1 in its exec slot. */
+#ifndef RECFUSE_PYTHON_METHODS_H
+#define RECFUSE_PYTHON_METHODS_H
+
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030a0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#ifndef NPY_TARGET_VERSION
+#define NPY_TARGET_VERSION NPY_2_0_API_VERSION
+#endif
+#define PY_ARRAY_UNIQUE_SYMBOL rf__numpy_api
+#ifndef RF__IMPORT_NUMPY
+#define NO_IMPORT_ARRAY
+#endif
+#include <numpy/arrayobject.h>
+
+#include "recfuse.h"
+
+/* name in Python, which is rf__py_<name> in C; its docstring. All take positional arguments (METH_VARARGS). */
+#define RF__PYTHON_METHODS(X)                                                                               \
+    X(workload_lengths,                                                                                     \
+      "workload_lengths(groups: float64 [G, 6], batch: int, seed: int) -> int32 [G, batch]")                \
+    X(workload_indices,                                                                                     \
+      "workload_indices(groups: float64 [G, 6], lengths: int32 [G, batch], skew: float, model_seed: int, "  \
+      "seed: int, wide: bool) -> int64 [lookups] where wide, else int32")                                   \
+    X(batch_sizes,                                                                                          \
+      "batch_sizes(median: float, spread: float, maximum: int, seed: int, count: int) -> int64 [count]")    \
+    X(permutation, "permutation(count: int, seed: int) -> int64 [count], a permutation of 0 ... count - 1") \
+    X(uniform, "uniform(count: int, bound: int, seed: int) -> int64 [count], each in [0, bound)")           \
+    X(trace_curve, "trace_curve(ranks, counts: float64 [points], positions: float64 [n]) -> float64 [n]")   \
+    X(trace_times,                                                                                          \
+      "trace_times(counts: int64 [rows], length: float, burst: float, median: float, sigma: float, "        \
+      "seed: int) -> float64 [sum of counts]")                                                              \
+    X(trace_reuse,                                                                                          \
+      "trace_reuse(rows: int64 [lookups], n_rows: int) -> (gaps, distances), int64 [lookups] each")
+
+#define RF__PYTHON_DECLARE(name, text) PyObject *rf__py_##name(PyObject *module, PyObject *arguments);
+RF__PYTHON_METHODS(RF__PYTHON_DECLARE)
+#undef RF__PYTHON_DECLARE
+
+/* Raises what `status` (not RF_OK) stands for, with the text "<function>: <detail>"; returns NULL. */
+PyObject *rf__py_raise(rf_status status, const char *function);
+
+/* `object` as a C-contiguous array of the type and number of dimensions, converted by NumPy's safe
+ * casts alone; a new reference, or NULL with TypeError or ValueError. */
+PyArrayObject *rf__py_array(PyObject *object, int type, int dimensions, const char *function,
+                            const char *argument);
+
+#endif

@@ -1,0 +1,29 @@
+/* The module recfuse._C: its method table is the list in methods.h. */
+#define RF__IMPORT_NUMPY
+#include "methods.h"
+
+static PyMethodDef methods[] = {
+#define RF__PYTHON_METHOD(name, text) {#name, rf__py_##name, METH_VARARGS, text},
+    RF__PYTHON_METHODS(RF__PYTHON_METHOD)
+#undef RF__PYTHON_METHOD
+        {NULL, NULL, 0, NULL},
+};
+
+static int module_exec(PyObject *module) {
+    (void)module;
+    import_array1(-1);
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)module_exec}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_C",
+    .m_doc = "Generators and statistics in C over NumPy arrays.",
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__C(void);
+PyMODINIT_FUNC PyInit__C(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,32 @@
+/* How recfuse's C code fails: a status is returned, the detail goes to a message of this thread.
+ *
+ *     rf_status status = RF_OK;
+ *     void *scratch = NULL;
+ *     RF_TRY(rf__scratch_new(&scratch));
+ *     ...
+ * out:
+ *     free(scratch);
+ *     return status;
+ */
+#ifndef RECFUSE_STATUS_H
+#define RECFUSE_STATUS_H
+
+#include "recfuse.h"
+
+#if defined(__GNUC__)
+#define RF__PRINTF(text, first) __attribute__((format(printf, text, first)))
+#else
+#define RF__PRINTF(text, first)
+#endif
+
+/* Keeps the message for rf_last_error (cut at 1,023 bytes) and returns `status`, which is not RF_OK. */
+rf_status rf__fail(rf_status status, const char *format, ...) RF__PRINTF(2, 3);
+
+/* Calls; on failure keeps its status in the variable `status` and jumps to the label `out`. */
+#define RF_TRY(call)                 \
+    do {                             \
+        status = (call);             \
+        if (status != RF_OK) goto out; \
+    } while (0)
+
+#endif

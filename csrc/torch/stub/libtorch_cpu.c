@@ -1,0 +1,10 @@
+/* Stands in for libtorch_cpu.so when recfuse is linked, so that building needs no torch: the names of
+ * abi.h and nothing behind them. It is neither installed nor loaded. */
+#include "torch/abi.h"
+
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#define STUB(result, name, parameters) \
+    result name parameters { __builtin_trap(); }
+#define STUB_DTYPE(name) STUB(int32_t, aoti_torch_dtype_##name, (void))
+RF__TORCH_LIST(STUB)
+RF__TORCH_DTYPE_LIST(STUB_DTYPE)

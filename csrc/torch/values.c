@@ -1,0 +1,179 @@
+/* Stack values and tensors of libtorch <-> C. */
+#include "torch/values.h"
+
+#include <string.h>
+
+static StableIValue unbox(StableIValue *box) {
+    StableIValue value = 0;
+    if (box != NULL) {
+        value = *box;
+        if (torch_delete_stable_ivalue != NULL) {
+            torch_delete_stable_ivalue(box);
+        } else {
+            rf__cxx_delete(box);
+        }
+    }
+    return value;
+}
+
+void rf__arguments_take(const char *kinds, const StableIValue *stack, rf__value *values) {
+    for (int i = 0; kinds[i] != '\0'; i++) {
+        switch (kinds[i]) {
+        case 't': values[i].tensor = (AtenTensorHandle)(uintptr_t)stack[i]; break;
+        case 'o':
+            values[i].tensor = (AtenTensorHandle)(uintptr_t)unbox((StableIValue *)(uintptr_t)stack[i]);
+            break;
+        case 'l': values[i].list = (StableListHandle)(uintptr_t)stack[i]; break;
+        case 's': values[i].string = (StringHandle)(uintptr_t)stack[i]; break;
+        case 'b': values[i].boolean = (stack[i] & 0xff) != 0; break;
+        default: values[i].integer = (int64_t)stack[i]; break;
+        }
+    }
+}
+
+/* torch_delete_list frees the list alone: its tensors are handed out one by one. */
+static void tensor_list_free(StableListHandle list) {
+    size_t size = 0;
+    torch_list_size(list, &size);
+    for (size_t i = 0; i < size; i++) {
+        StableIValue item = 0;
+        torch_list_get_item(list, i, &item);
+        rf__tensor_free((AtenTensorHandle)(uintptr_t)item);
+    }
+    torch_delete_list(list);
+}
+
+void rf__arguments_free(const char *kinds, rf__value *values) {
+    for (int i = 0; kinds[i] != '\0'; i++) {
+        switch (kinds[i]) {
+        case 't':
+        case 'o': rf__tensor_free(values[i].tensor); break;
+        case 'l': tensor_list_free(values[i].list); break;
+        case 's': torch_delete_string(values[i].string); break;
+        default: break;
+        }
+    }
+}
+
+rf_status rf__torch_status(int32_t code, const char *call) {
+    if (code == 0) return RF_OK;
+    const char *why = "";
+    if (torch_exception_get_what_without_backtrace != NULL) {
+        why = torch_exception_get_what_without_backtrace();
+    }
+    return rf__fail(RF_ERR_INTERNAL, "libtorch's %.*s failed: %s", (int)strcspn(call, "("), call, why);
+}
+
+static rf_status tensor_look(AtenTensorHandle handle, rf__tensor *tensor) {
+    rf_status status = RF_OK;
+    int64_t *sizes = NULL, *strides = NULL;
+    tensor->handle = handle;
+    RF__TORCH_TRY(aoti_torch_get_dim(handle, &tensor->dim));
+    RF__TORCH_TRY(aoti_torch_get_sizes(handle, &sizes));
+    RF__TORCH_TRY(aoti_torch_get_strides(handle, &strides));
+    RF__TORCH_TRY(aoti_torch_get_dtype(handle, &tensor->dtype));
+    RF__TORCH_TRY(torch_get_const_data_ptr(handle, &tensor->data));
+    tensor->sizes = sizes;
+    tensor->strides = strides;
+out:
+    return status;
+}
+
+rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, rf__tensor *tensor) {
+    rf_status status = RF_OK;
+    int32_t device_type = 0;
+    tensor->argument = argument;
+    RF__TORCH_TRY(aoti_torch_get_device_type(handle, &device_type));
+    if (device_type != aoti_torch_device_type_cpu()) {
+        return rf__fail(RF_ERR_VALUE, "%s is not on the CPU, but other arguments are; "
+                        "move all tensors to one device", argument);
+    }
+    RF_TRY(tensor_look(handle, tensor));
+    if (tensor->dim != dim) {
+        return rf__fail(RF_ERR_VALUE, "%s has %lld dimensions, must have %lld", argument,
+                        (long long)tensor->dim, (long long)dim);
+    }
+out:
+    return status;
+}
+
+static bool is_contiguous(const rf__tensor *tensor) {
+    int64_t expected = 1;
+    for (int64_t d = tensor->dim - 1; d >= 0; d--) {
+        if (tensor->sizes[d] == 0) return true;
+        if (tensor->sizes[d] != 1 && tensor->strides[d] != expected) return false;
+        expected *= tensor->sizes[d];
+    }
+    return true;
+}
+
+/* Contiguous; at most two dimensions, as all operators here take. */
+static rf_status tensor_empty(int64_t dim, const int64_t *sizes, int32_t dtype, AtenTensorHandle *tensor) {
+    const int32_t any_index = -1;
+    const int64_t row = dim == 2 && sizes[1] > 0 ? sizes[1] : 1;
+    const int64_t strides[2] = {row, 1};
+    return rf__torch_status(
+        aoti_torch_empty_strided(dim, sizes, dim == 2 ? strides : strides + 1, dtype,
+                                 aoti_torch_device_type_cpu(), any_index, tensor),
+        "aoti_torch_empty_strided");
+}
+
+rf_status rf__tensor_make_contiguous(rf__tensor *tensor, int32_t dtype, AtenTensorHandle *copy) {
+    rf_status status = RF_OK;
+    if (tensor->dtype == dtype && is_contiguous(tensor)) return RF_OK;
+    RF_TRY(tensor_empty(tensor->dim, tensor->sizes, dtype, copy));
+    RF__TORCH_TRY(aoti_torch_copy_(*copy, tensor->handle, false));
+    RF_TRY(tensor_look(*copy, tensor));
+out:
+    return status;
+}
+
+rf_status rf__tensor_new(int64_t rows, int64_t columns, int32_t dtype, AtenTensorHandle *tensor, void **data) {
+    rf_status status = RF_OK;
+    const int64_t sizes[2] = {rows, columns};
+    RF_TRY(tensor_empty(2, sizes, dtype, tensor));
+    RF__TORCH_TRY(torch_get_mutable_data_ptr(*tensor, data));
+out:
+    return status;
+}
+
+void rf__tensor_free(AtenTensorHandle tensor) {
+    if (tensor != NULL) aoti_torch_delete_tensor_object(tensor);
+}
+
+int32_t rf__torch_dtype(rf_dtype dtype) {
+    switch (dtype) {
+    case RF_FLOAT16: return aoti_torch_dtype_float16();
+    case RF_BFLOAT16: return aoti_torch_dtype_bfloat16();
+    default: return aoti_torch_dtype_float32();
+    }
+}
+
+const char *rf__torch_dtype_name(int32_t dtype) {
+#define NAME_IF_SAME(name) \
+    if (dtype == aoti_torch_dtype_##name()) return #name;
+    RF__TORCH_DTYPE_LIST(NAME_IF_SAME)
+#undef NAME_IF_SAME
+    return "another dtype";
+}
+
+rf_status rf__tensor_dtype(const rf__tensor *tensor, rf_dtype *dtype) {
+    for (rf_dtype known = RF_FLOAT32; known <= RF_BFLOAT16; known++) {
+        if (tensor->dtype == rf__torch_dtype(known)) {
+            *dtype = known;
+            return RF_OK;
+        }
+    }
+    return rf__fail(RF_ERR_TYPE, "%s is %s, must be float32, float16 or bfloat16", tensor->argument,
+                    rf__torch_dtype_name(tensor->dtype));
+}
+
+rf_status rf__tensor_int_type(const rf__tensor *tensor, rf_int_type *type) {
+    const bool is_int64 = tensor->dtype == aoti_torch_dtype_int64();
+    if (!is_int64 && tensor->dtype != aoti_torch_dtype_int32()) {
+        return rf__fail(RF_ERR_TYPE, "%s is %s, must be int32 or int64", tensor->argument,
+                        rf__torch_dtype_name(tensor->dtype));
+    }
+    *type = is_int64 ? RF_INT64 : RF_INT32;
+    return RF_OK;
+}

@@ -1,0 +1,147 @@
+/* recfuse: embedding operators for recommendation models. The public C API.
+ *
+ * C99, independent of torch and of Python: raw pointers in, a status code out. Nothing here prints,
+ * exits, or keeps a pointer after it returns. Every function is thread-safe.
+ *
+ *   rf_   public names       rf__  internal names (no promise)
+ */
+#ifndef RECFUSE_H
+#define RECFUSE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define RF_API __attribute__((visibility("default")))
+#else
+#define RF_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RECFUSE_VERSION "0.1.0"
+
+/* One list of statuses: code, the Python exception it becomes, text. */
+#define RF_STATUS_LIST(X)                                                     \
+    X(RF_OK, "", "ok")                                                        \
+    X(RF_ERR_VALUE, "ValueError", "a bad argument")                           \
+    X(RF_ERR_TYPE, "TypeError", "a type that is not supported")               \
+    X(RF_ERR_INDEX, "IndexError", "an index out of range")                    \
+    X(RF_ERR_MEMORY, "MemoryError", "out of memory")                          \
+    X(RF_ERR_UNSUPPORTED, "NotImplementedError", "not supported here")        \
+    X(RF_ERR_INTERNAL, "RuntimeError", "an internal error")
+
+typedef enum rf_status {
+#define RF_STATUS_ENUM(code, python, text) code,
+    RF_STATUS_LIST(RF_STATUS_ENUM)
+#undef RF_STATUS_ENUM
+} rf_status;
+
+/* Static text of a status; never NULL. */
+RF_API const char *rf_status_text(rf_status status);
+/* Name of the Python exception a status becomes; "" for RF_OK. */
+RF_API const char *rf_status_python(rf_status status);
+/* What the last failing call on this thread found and what is allowed; "" when there was none. The
+ * pointer is valid until the next failing call on this thread. */
+RF_API const char *rf_last_error(void);
+/* RECFUSE_VERSION of the library in use. */
+RF_API const char *rf_version(void);
+
+typedef enum rf_dtype { RF_FLOAT32, RF_FLOAT16, RF_BFLOAT16 } rf_dtype;
+typedef enum rf_int_type { RF_INT32, RF_INT64 } rf_int_type;
+/* The numbers are those of ATen's _embedding_bag. */
+typedef enum rf_pooling { RF_SUM, RF_MEAN, RF_MAX } rf_pooling;
+
+/* How a call spreads its work over threads. `parallel_for` cuts [begin, end) into ranges, calls
+ * body(from, to, context) on each, possibly at once, and returns 0 when all have returned. */
+typedef struct rf_executor {
+    int32_t threads; /* ranges worth making; 1 runs on the caller's thread */
+    int32_t (*parallel_for)(int64_t begin, int64_t end, int64_t grain,
+                            void (*body)(int64_t from, int64_t to, void *context), void *context);
+} rf_executor;
+
+/* One table: bag b pools the rows indices[offsets[b]] ... indices[offsets[b + 1] - 1].
+ * The last bag ends at `lookups` unless include_last_offset. */
+typedef struct rf_embedding_bag_params {
+    const void *weight;         /* [rows, dim] of dtype, any alignment; NULL only when rows * dim == 0 */
+    int64_t rows, dim;          /* >= 0 */
+    int64_t weight_stride;      /* elements from one row to the next, >= dim */
+    rf_dtype dtype;             /* of weight and output; sums are in float32 */
+    const void *indices;        /* [lookups] of index_type, each in [0, rows) */
+    int64_t lookups;
+    const void *offsets;        /* [bags], or [bags + 1] with include_last_offset; rising, from 0 */
+    int64_t bags;
+    rf_int_type index_type;     /* of indices */
+    rf_int_type offset_type;    /* of offsets */
+    bool include_last_offset;
+    bool check_bounds;          /* check indices and offsets; off: bad ones are undefined behaviour */
+    rf_pooling pooling;
+    int64_t padding_idx;        /* lookups of this row are skipped; -1: none */
+    const float *sample_weights; /* [lookups], may be NULL; RF_SUM only */
+    int32_t prefetch_distance;  /* lookups ahead; 0: no prefetching, -1: a good default */
+    void *output;               /* [bags, dim] of dtype, wholly written */
+    int64_t output_stride;      /* elements from one bag to the next, >= dim */
+} rf_embedding_bag_params;
+
+/* Pools into `output`. Empty bags give zeros. `executor` may be NULL: the caller's thread.
+ * RF_ERR_VALUE, RF_ERR_INDEX: see rf_last_error; `output` is then undefined. */
+RF_API rf_status rf_embedding_bag_cpu(const rf_embedding_bag_params *params, const rf_executor *executor);
+
+/* A buffer that tables are packed into. */
+typedef struct rf_buffer {
+    const void *data; /* [numel] of dtype, aligned to its element */
+    int64_t numel;
+    rf_dtype dtype;
+} rf_buffer;
+
+/* One feature: a table inside a buffer, and where its bags go. Several features may share a table.
+ * All int64_t, so that an int64 tensor [n_features, 7] is an array of these. */
+typedef struct rf_feature {
+    int64_t buffer;        /* which of the buffers */
+    int64_t weight_offset; /* first element of the table in that buffer */
+    int64_t rows, dim;
+    int64_t pooling;       /* rf_pooling */
+    int64_t padding_idx;   /* -1: none */
+    int64_t output_column; /* first column in the output */
+} rf_feature;
+
+/* Many tables in one call, feature-major: bag b of feature f pools the indices from
+ * offsets[f * bags + b] to offsets[f * bags + b + 1]. */
+typedef struct rf_fused_embedding_bag_params {
+    const rf_buffer *buffers;    /* [n_buffers] */
+    int64_t n_buffers;
+    const rf_feature *features;  /* [n_features]; their columns cover the output without overlap */
+    int64_t n_features;
+    const void *indices;         /* [lookups] of index_type */
+    int64_t lookups;
+    const void *offsets;         /* [n_features * bags + 1] of offset_type; rising, from 0 */
+    int64_t bags;                /* a feature */
+    rf_int_type index_type;
+    rf_int_type offset_type;
+    bool check_bounds;           /* as in rf_embedding_bag_params */
+    const float *sample_weights; /* [lookups], may be NULL; then every pooling is RF_SUM */
+    int32_t prefetch_distance;   /* as in rf_embedding_bag_params */
+    rf_dtype output_dtype;
+    void *output;                /* [bags, output_dim] of output_dtype, wholly written */
+    int64_t output_dim;
+    int64_t output_stride;       /* elements from one bag to the next, >= output_dim */
+} rf_fused_embedding_bag_params;
+
+/* Pools every feature. As rf_embedding_bag_cpu otherwise. */
+RF_API rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params *params,
+                                            const rf_executor *executor);
+
+/* Instruction set of the CPU kernels: "avx512", "avx2", "neon" or "scalar"; chosen once, at the first
+ * use, as the best that this CPU has or what RECFUSE_CPU_ISA names if the CPU has it. */
+RF_API const char *rf_cpu_isa(void);
+
+/* Asks the system to back [data, data + bytes) with huge pages where it can: fewer TLB misses for
+ * large tables. A hint: RF_OK also where it does nothing. The contents are kept. */
+RF_API rf_status rf_advise_huge_pages(void *data, int64_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,296 @@
+"""What the compiler and autograd need to know of ``fused_embedding_bag``, as in ``_autograd``.
+
+Registers ``fused_tables`` too: the same call, with gradients for the weights that the buffers are packed
+from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfuse._autograd import as_given, library, wanted
+from recfuse._backward import sparse_grad
+from recfuse._fused_backward import FusedLayout, flat_elements, slot_weights
+
+_ops = torch.ops.recfuse
+
+# fused_embedding_bag whose buffers are packed from `weights`, in order: the gradients are those of the
+# weights.
+library.define(
+    "fused_tables(Tensor[] weights, Tensor[] buffers, Tensor features, Tensor indices, Tensor offsets, "
+    "SymInt output_dim, Tensor? per_sample_weights, bool sparse, bool any_max) -> Tensor"
+)
+library.define(
+    "fused_embedding_bag_backward(Tensor grad, Tensor[] buffers, SymInt[] numels, ScalarType[] dtypes, "
+    "Tensor features, Tensor indices, Tensor offsets, Tensor? per_sample_weights) -> Tensor[]"
+)
+library.define(
+    "fused_tables_backward(Tensor grad, Tensor[] weights, SymInt[] rows, SymInt[] dims, ScalarType[] dtypes, "
+    "Tensor features, Tensor indices, Tensor offsets, Tensor? per_sample_weights) -> Tensor[]"
+)
+library.define(
+    "fused_embedding_bag_sparse_backward(Tensor grad, ScalarType[] dtypes, Tensor features, Tensor indices, "
+    "Tensor offsets, Tensor? per_sample_weights) -> Tensor[]"
+)
+library.define(
+    "fused_tables_sparse_backward(Tensor grad, SymInt[] dims, ScalarType[] dtypes, Tensor features, "
+    "Tensor indices, Tensor offsets, Tensor? per_sample_weights) -> Tensor[]"
+)
+library.define(
+    "fused_embedding_bag_sample_weights_backward(Tensor grad, Tensor[] buffers, Tensor features, "
+    "Tensor indices, Tensor offsets) -> Tensor"
+)
+library.define(
+    "fused_tables_sample_weights_backward(Tensor grad, Tensor[] weights, Tensor features, Tensor indices, "
+    "Tensor offsets) -> Tensor"
+)
+
+
+def fused_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    """dtype of a fused call's output: that of the buffers where they agree, else float32."""
+    return dtypes[0] if dtypes and len(set(dtypes)) == 1 else torch.float32
+
+
+@torch.library.register_fake("recfuse::fused_embedding_bag")
+def _fused_fake(
+    buffers: Sequence[Tensor], features: Tensor, indices: Tensor, offsets: Tensor, output_dim: int, *_: Any
+) -> Tensor:
+    count = features.shape[0]
+    torch._check(
+        offsets.dim() == 1 and indices.dim() == 1,
+        lambda: (
+            f"recfuse.fused_embedding_bag: indices and offsets have {indices.dim()} and {offsets.dim()} "
+            "dimensions, must have 1"
+        ),
+    )
+    bags = (offsets.shape[0] - 1) // count if count else 0
+    return indices.new_empty((bags, output_dim), dtype=fused_dtype([buffer.dtype for buffer in buffers]))
+
+
+def _fused_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    buffers, features, indices, offsets, _, sample_weights, sparse, *_ = inputs
+    ctx.save_for_backward(features, indices, offsets, sample_weights, *buffers)
+    ctx.sparse = sparse
+
+
+def _fused_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    features, indices, offsets, sample_weights, *buffers = ctx.saved_tensors
+    buffer_grads: list[Tensor | None] = [None] * len(buffers)
+    sample_weights_grad = None
+    needed_grads = ctx.needs_input_grad[0]
+    dtypes = [buffer.dtype for buffer in buffers]
+    if any(needed_grads):
+        numels = [buffer.numel() for buffer in buffers]
+        if ctx.sparse:
+            parts = _ops.fused_embedding_bag_sparse_backward(
+                grad, dtypes, features, indices, offsets, sample_weights
+            )
+            found = [sparse_grad(parts[2 * i], parts[2 * i + 1], (numel,)) for i, numel in enumerate(numels)]
+        else:
+            found = _ops.fused_embedding_bag_backward(
+                grad, buffers, numels, dtypes, features, indices, offsets, sample_weights
+            )
+        buffer_grads = [one if needed else None for one, needed in zip(found, needed_grads, strict=True)]
+    if wanted(ctx, 5):
+        sample_weights_grad = _ops.fused_embedding_bag_sample_weights_backward(
+            grad, buffers, features, indices, offsets
+        ).to(sample_weights.dtype)
+    return as_given(ctx, (buffer_grads, None, None, None, None, sample_weights_grad, None, None, None))
+
+
+@torch.library.impl(library, "fused_embedding_bag_backward", "CPU")
+def _(
+    grad: Tensor,
+    buffers: Sequence[Tensor],
+    numels: Sequence[int],
+    dtypes: Sequence[torch.dtype],
+    features: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+) -> list[Tensor]:
+    layout = FusedLayout(features)
+    found = layout.dense_grads(grad, indices, offsets, per_sample_weights, slot_weights(layout, buffers))
+    flat = [grad.new_zeros(numel, dtype=dtype) for numel, dtype in zip(numels, dtypes, strict=True)]
+    for slot, slot_grad in zip(layout.slots, found, strict=True):
+        flat[slot.buffer].narrow(0, slot.offset, slot.rows * slot.dim).add_(slot_grad.reshape(-1))
+    return flat
+
+
+@torch.library.register_fake("recfuse::fused_embedding_bag_backward")
+def _(
+    grad: Tensor, buffers: Sequence[Tensor], numels: Sequence[int], dtypes: Sequence[torch.dtype], *_: Any
+) -> list[Tensor]:
+    return [grad.new_empty((numel,), dtype=dtype) for numel, dtype in zip(numels, dtypes, strict=True)]
+
+
+@torch.library.impl(library, "fused_embedding_bag_sparse_backward", "CPU")
+def _(
+    grad: Tensor,
+    dtypes: Sequence[torch.dtype],
+    features: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+) -> list[Tensor]:
+    """Elements and values of each buffer's gradient, one pair after the other."""
+    layout = FusedLayout(features)
+    found = layout.sparse_grads(grad, indices, offsets, per_sample_weights)
+    out = []
+    for number, dtype in enumerate(dtypes):
+        own = [(s, *part) for s, part in zip(layout.slots, found, strict=True) if s.buffer == number]
+        out.extend(flat_elements(own, dtype))
+    return out
+
+
+@torch.library.register_fake("recfuse::fused_embedding_bag_sparse_backward")
+def _(grad: Tensor, dtypes: Sequence[torch.dtype], features: Tensor, *_: Any) -> list[Tensor]:
+    out = []
+    for dtype in dtypes:
+        count = torch.library.get_ctx().new_dynamic_size()
+        out += [features.new_empty((count,)), grad.new_empty((count,), dtype=dtype)]
+    return out
+
+
+@torch.library.impl(library, "fused_tables_sparse_backward", "CPU")
+def _(
+    grad: Tensor,
+    dims: Sequence[int],
+    dtypes: Sequence[torch.dtype],
+    features: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+) -> list[Tensor]:
+    """Rows and values of each table's gradient, one pair after the other."""
+    found = FusedLayout(features).sparse_grads(grad, indices, offsets, per_sample_weights)
+    out = []
+    for (rows, values), dtype in zip(found, dtypes, strict=True):
+        out += [rows, values.to(dtype, copy=True)]
+    return out
+
+
+@torch.library.register_fake("recfuse::fused_tables_sparse_backward")
+def _(
+    grad: Tensor, dims: Sequence[int], dtypes: Sequence[torch.dtype], features: Tensor, *_: Any
+) -> list[Tensor]:
+    out = []
+    for dim, dtype in zip(dims, dtypes, strict=True):
+        count = torch.library.get_ctx().new_dynamic_size()
+        out += [features.new_empty((count,)), grad.new_empty((count, dim), dtype=dtype)]
+    return out
+
+
+@torch.library.impl(library, "fused_tables_backward", "CPU")
+def _(
+    grad: Tensor,
+    weights: Sequence[Tensor],
+    rows: Sequence[int],
+    dims: Sequence[int],
+    dtypes: Sequence[torch.dtype],
+    features: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+) -> list[Tensor]:
+    found = FusedLayout(features).dense_grads(grad, indices, offsets, per_sample_weights, weights)
+    # Tensors of one storage may not leave an operator, so each table's slice becomes a tensor of its own.
+    return [slot_grad.to(dtype, copy=True) for slot_grad, dtype in zip(found, dtypes, strict=True)]
+
+
+@torch.library.register_fake("recfuse::fused_tables_backward")
+def _(
+    grad: Tensor,
+    weights: Sequence[Tensor],
+    rows: Sequence[int],
+    dims: Sequence[int],
+    dtypes: Sequence[torch.dtype],
+    *_: Any,
+) -> list[Tensor]:
+    return [grad.new_empty((r, d), dtype=dtype) for r, d, dtype in zip(rows, dims, dtypes, strict=True)]
+
+
+@torch.library.impl(library, "fused_embedding_bag_sample_weights_backward", "CPU")
+def _(grad: Tensor, buffers: Sequence[Tensor], features: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
+    layout = FusedLayout(features)
+    return layout.sample_weights_grad(grad, indices, offsets, slot_weights(layout, buffers))
+
+
+@torch.library.register_fake("recfuse::fused_embedding_bag_sample_weights_backward")
+def _(grad: Tensor, buffers: Sequence[Tensor], features: Tensor, indices: Tensor, *_: Any) -> Tensor:
+    return grad.new_empty((indices.shape[0],))
+
+
+torch.library.register_autograd("recfuse::fused_embedding_bag", _fused_backward, setup_context=_fused_setup)
+
+
+@torch.library.impl(library, "fused_tables_sample_weights_backward", "CPU")
+def _(grad: Tensor, weights: Sequence[Tensor], features: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
+    return FusedLayout(features).sample_weights_grad(grad, indices, offsets, weights)
+
+
+@torch.library.register_fake("recfuse::fused_tables_sample_weights_backward")
+def _(grad: Tensor, weights: Sequence[Tensor], features: Tensor, indices: Tensor, *_: Any) -> Tensor:
+    return grad.new_empty((indices.shape[0],))
+
+
+@torch.library.impl(library, "fused_tables", "CPU")
+def _(
+    weights: Sequence[Tensor],
+    buffers: Sequence[Tensor],
+    features: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    output_dim: int,
+    per_sample_weights: Tensor | None,
+    sparse: bool,
+    any_max: bool,
+) -> Tensor:
+    return _ops.fused_embedding_bag(buffers, features, indices, offsets, output_dim, per_sample_weights)
+
+
+@torch.library.register_fake("recfuse::fused_tables")
+def _(weights: Sequence[Tensor], *arguments: Any) -> Tensor:
+    return _fused_fake(*arguments)
+
+
+def _tables_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    weights, _, features, indices, offsets, _, sample_weights, sparse, any_max = inputs
+    # Without need of their values the weights are not kept: they may change before backward, as torch allows.
+    kept = weights if any_max or sample_weights is not None else []
+    ctx.save_for_backward(features, indices, offsets, sample_weights, *kept)
+    ctx.shapes = [weight.shape for weight in weights]
+    ctx.dtypes = [weight.dtype for weight in weights]
+    ctx.sparse = sparse
+
+
+def _tables_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    features, indices, offsets, sample_weights, *weights = ctx.saved_tensors
+    needed_grads, count = ctx.needs_input_grad[0], len(ctx.shapes)
+    rows, dims = [shape[0] for shape in ctx.shapes], [shape[1] for shape in ctx.shapes]
+    grads: list[Tensor | None] = [None] * count
+    sample_weights_grad = None
+    if any(needed_grads):
+        if ctx.sparse:
+            parts = _ops.fused_tables_sparse_backward(
+                grad, dims, ctx.dtypes, features, indices, offsets, sample_weights
+            )
+            found = [sparse_grad(parts[2 * i], parts[2 * i + 1], tuple(ctx.shapes[i])) for i in range(count)]
+        else:
+            found = _ops.fused_tables_backward(
+                grad, weights, rows, dims, ctx.dtypes, features, indices, offsets, sample_weights
+            )
+        grads = [one if needed else None for one, needed in zip(found, needed_grads, strict=True)]
+    if wanted(ctx, 6):
+        sample_weights_grad = _ops.fused_tables_sample_weights_backward(
+            grad, weights, features, indices, offsets
+        ).to(sample_weights.dtype)
+    buffer_grads = [None] * len(ctx.needs_input_grad[1])
+    return as_given(ctx, (grads, buffer_grads, None, None, None, None, sample_weights_grad, None, None))
+
+
+torch.library.register_autograd("recfuse::fused_tables", _tables_backward, setup_context=_tables_setup)

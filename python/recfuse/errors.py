@@ -1,0 +1,60 @@
+"""Exceptions of recfuse, and the way from an error of the C library to one of them.
+
+torch's own ``embedding_bag`` raises ``RuntimeError`` where Python has a better name for what went wrong. Each
+class here is both, so that code written against torch and code written against the better name keep working.
+"""
+
+from __future__ import annotations
+
+import re
+
+
+class ArgumentValueError(ValueError, RuntimeError):
+    """An argument has a value that the operator does not allow."""
+
+
+class ArgumentTypeError(TypeError, RuntimeError):
+    """An argument has a type or dtype that the operator does not allow."""
+
+
+class NotATensorError(TypeError, AttributeError):
+    """An argument that must be a tensor is something else (torch raises AttributeError there)."""
+
+
+class IndexRangeError(IndexError, RuntimeError):
+    """An index lies outside its table."""
+
+
+class AllocationError(MemoryError, RuntimeError):
+    """Memory for the result could not be had."""
+
+
+_BY_NAME: dict[str, type[Exception]] = {
+    "ValueError": ArgumentValueError,
+    "TypeError": ArgumentTypeError,
+    "IndexError": IndexRangeError,
+    "MemoryError": AllocationError,
+    "NotImplementedError": NotImplementedError,
+    "RuntimeError": RuntimeError,
+}
+
+# The C library writes "<name of the Python exception>: recfuse.<operator>: <detail>".
+_FROM_C = re.compile(r"(\w+Error): (recfuse\..*)", re.DOTALL)
+# The dispatcher's own complaint about an argument of the wrong Python type.
+_FROM_DISPATCHER = re.compile(r"recfuse::(\w+)\(\) (Expected a value of type .*)", re.DOTALL)
+# The library cannot choose the exception's class, and torch may add a native stack below the text.
+_NATIVE_TRACE = re.compile(r"\n+(?:Exception raised from|C\+\+ CapturedTraceback).*", re.DOTALL)
+
+
+def translate(error: RuntimeError) -> Exception:
+    """The exception that ``error``, raised by an operator of recfuse, stands for.
+
+    Returns ``error`` itself when it did not come from recfuse.
+    """
+    text = _NATIVE_TRACE.sub("", str(error))
+    if found := _FROM_C.match(text):
+        kind = _BY_NAME.get(found[1])
+        return kind(found[2]) if kind else error
+    if found := _FROM_DISPATCHER.match(text):
+        return ArgumentTypeError(f"recfuse.{found[1]}: {found[2].split(chr(10))[0]}")
+    return error

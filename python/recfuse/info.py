@@ -1,0 +1,195 @@
+"""What recfuse runs on: versions, CPU, threads, huge pages, GPU and CUDA libraries.
+
+`environment()` is the short record that accompanies every measurement; `collect()` adds what
+`recfuse info` prints: the CUDA libraries, where each was looked for, and what is missing. Nothing
+here starts CUDA or needs a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+CPUINFO = Path("/proc/cpuinfo")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# Which flags of /proc/cpuinfo each instruction set of the CPU kernels needs.
+ISA_FLAGS = {
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c"},
+    "avx2": {"avx2", "fma", "f16c"},
+    "neon": {"asimd"},
+}
+
+
+def _read(path: Path) -> str:
+    """The text of a file of the system, "" where it is absent or not readable."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _cpuinfo(*keys: str) -> str:
+    """The first value in /proc/cpuinfo under one of `keys`, "" when there is none."""
+    for line in _read(CPUINFO).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in keys:
+            return value.strip()
+    return ""
+
+
+def cpu_model() -> str:
+    """Name of the processor, as the system gives it."""
+    return _cpuinfo("model name", "Model") or platform.processor() or platform.machine()
+
+
+def isa_available() -> list[str]:
+    """Instruction sets of the CPU kernels that this processor has, best first; always "scalar"."""
+    flags = set(_cpuinfo("flags", "Features").split())
+    return [name for name, needed in ISA_FLAGS.items() if needed <= flags] + ["scalar"]
+
+
+def last_level_cache_bytes() -> int:
+    """Size of the largest cache of the first core; 64 MiB where the system does not say."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    sizes = [
+        int(text[:-1]) * units[text[-1]]
+        for text in (_read(path).strip() for path in CACHES.glob("index*/size"))
+        if text[:-1].isdigit() and text[-1] in units
+    ]
+    return max(sizes, default=64 << 20)
+
+
+def huge_pages() -> str:
+    """The setting of transparent huge pages: "always", "madvise", "never" or "unknown"."""
+    text = _read(HUGE_PAGES)
+    return text[text.index("[") + 1 : text.index("]")] if "[" in text and "]" in text else "unknown"
+
+
+def git_commit() -> str | None:
+    """Commit of the source tree that this package is imported from, with "+" when it has changes."""
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty=+"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip() or None
+
+
+def package_version(name: str) -> str | None:
+    """Version of an installed distribution, None when it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def environment() -> dict[str, Any]:
+    """The record that accompanies a measurement: versions, machine, threads, commit, command, time."""
+    import numpy
+    import torch
+
+    import recfuse
+
+    return {
+        "recfuse": recfuse.__version__,
+        "library": torch.ops.recfuse.library_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "fbgemm": package_version("fbgemm-gpu-cpu") or package_version("fbgemm-gpu"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "isa": torch.ops.recfuse.cpu_isa(),
+        "threads": torch.get_num_threads(),
+        "last_level_cache_bytes": last_level_cache_bytes(),
+        "huge_pages": huge_pages(),
+        "commit": git_commit(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def _nvrtc_folders() -> list[Path]:
+    """Folders that may hold NVRTC, in the order of the search: torch's CUDA wheels, then a toolkit."""
+    folders = []
+    for root in dict.fromkeys(Path(entry) for entry in sys.path if entry):
+        folders += [root / "nvidia/cu13/lib", root / "nvidia/cuda_nvrtc/lib"]
+    found = [folder for folder in folders if folder.is_dir()]
+    # Only the folders beside torch are worth naming when nothing is there.
+    torch_root = next((Path(entry) for entry in sys.path if (Path(entry) / "torch").is_dir()), None)
+    named = [f for f in folders if torch_root is not None and f.is_relative_to(torch_root)]
+    toolkits = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    toolkit_folders = [Path(toolkit) / "lib64" for toolkit in [*toolkits, "/usr/local/cuda"]]
+    return list(dict.fromkeys([*found, *named, *toolkit_folders]))
+
+
+def _find_library(stem: str, folders: list[Path]) -> dict[str, Any]:
+    """Where `lib<stem>.so*` is: in one of the folders, else by the loader's own search path."""
+    for folder in folders:
+        for path in sorted(folder.glob(f"lib{stem}.so*"), reverse=True):
+            return {"found": str(path), "looked_in": [str(folder)]}
+    name = ctypes.util.find_library(stem)
+    looked_in = [str(folder) for folder in folders] + ["the loader's search path"]
+    return {"found": name, "looked_in": looked_in}
+
+
+def _gpus(libcuda: str | None) -> list[str]:
+    """Names of the GPUs that the driver reports; [] without driver or GPU. Creates no CUDA context."""
+    if libcuda is None:
+        return []
+    try:
+        driver = ctypes.CDLL(libcuda)
+    except OSError:
+        return []
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return []
+    names = []
+    for ordinal in range(count.value):
+        device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+        if driver.cuDeviceGet(ctypes.byref(device), ordinal) == 0:
+            driver.cuDeviceGetName(name, len(name), device)
+            names.append(name.value.decode(errors="replace"))
+    return names
+
+
+def cuda() -> dict[str, Any]:
+    """CUDA as found: `gpus`, `libraries` (each with `found` and `looked_in`), `missing`, `torch_cuda`."""
+    import torch
+
+    libraries = {
+        "libcuda": _find_library("cuda", []),
+        "libnvrtc": _find_library("nvrtc", _nvrtc_folders()),
+        "libnvrtc-builtins": _find_library("nvrtc-builtins", _nvrtc_folders()),
+    }
+    gpus = _gpus(libraries["libcuda"]["found"])
+    missing = [name for name, where in libraries.items() if where["found"] is None]
+    return {
+        "gpus": gpus,
+        "libraries": libraries,
+        "missing": missing + ([] if gpus else ["a GPU"]),
+        "torch_cuda": torch.version.cuda,
+    }
+
+
+def collect() -> dict[str, Any]:
+    """Everything that `recfuse info` prints: `environment()` with paths, instruction sets and `cuda()`."""
+    import recfuse
+
+    record = environment()
+    record["library_path"] = str(recfuse.library_path())
+    record["isa_available"] = isa_available()
+    record["cuda"] = cuda()
+    return record

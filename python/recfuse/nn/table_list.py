@@ -1,0 +1,112 @@
+"""``FusedEmbeddingBagList``: the list of tables of a DLRM, pooled in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfuse.errors import ArgumentValueError, IndexRangeError
+from recfuse.nn.packed import PackedModule
+
+
+class FusedEmbeddingBagList(PackedModule, torch.nn.ModuleList):
+    """A ModuleList of ``nn.EmbeddingBag``, a feature each, that can pool them all in one call.
+
+    Made by :func:`recfuse.swap` from a model's own list, whose modules, names and parameters stay as they
+    are.
+    """
+
+    def _packed_modules(self) -> Iterable[torch.nn.Module]:
+        return self._modules.values()
+
+    def pool(
+        self,
+        offsets: Tensor | Sequence[Tensor],
+        indices: Tensor | Sequence[Tensor],
+        row_weights: Sequence[Tensor | None] | None = None,
+    ) -> list[Tensor]:
+        """Pools each table with its own lookups.
+
+        Args:
+            offsets: ``[tables, bags]``, or a tensor ``[bags]`` a table: where each bag begins among the
+                table's lookups.
+            indices: a tensor ``[lookups of it]`` a table, or ``[tables, lookups]``.
+            row_weights: a weight a row, ``[rows]``, or None, for each table.
+
+        Returns:
+            A tensor ``[bags, dim]`` a table (views of one tensor).
+
+        Raises:
+            As :class:`recfuse.nn.FusedEmbeddingBagCollection`.
+        """
+        if len(indices) != len(self) or len(offsets) != len(self):
+            raise ArgumentValueError(
+                f"recfuse.nn.FusedEmbeddingBagList: {len(offsets)} offsets and {len(indices)} indices for "
+                f"{len(self)} tables, must be one of each a table"
+            )
+        weights = _sample_weights(indices, row_weights)
+        pooled = self._packed(self._packed_modules(), *_feature_major(offsets, indices), weights)
+        return list(pooled.split(self._packed.dims, dim=1))
+
+
+def _feature_major(
+    offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """One tensor of lookups, table after table, and one of offsets into it."""
+    starts, total = [], 0
+    for own in indices:
+        starts.append(total)
+        total += own.shape[0]
+    stacked = offsets if isinstance(offsets, Tensor) else torch.stack(list(offsets))
+    if stacked.dtype != torch.int64:
+        stacked = stacked.to(torch.int64)
+    _check_first(stacked)
+    ends = torch.tensor([*starts, total])
+    moved = torch.cat(((stacked + ends[:-1, None]).reshape(-1), ends[-1:]))
+    together = indices.reshape(-1) if isinstance(indices, Tensor) else torch.cat(list(indices))
+    return together, moved
+
+
+def _check_first(offsets: Tensor) -> None:
+    """The kernel sees offsets of all tables in a row, where a first one above 0 would look like lookups of
+    the table before; the other ways to be wrong it finds by itself.
+    """
+    first = offsets[:, :1]
+    if torch.compiler.is_compiling():
+        torch._assert_async(
+            torch.all(first == 0), "recfuse.nn.FusedEmbeddingBagList: offsets must begin with 0"
+        )
+    elif torch.count_nonzero(first):
+        wrong = int(first.reshape(-1).nonzero()[0])
+        raise IndexRangeError(
+            f"recfuse.nn.FusedEmbeddingBagList: offsets of table {wrong} begin with {int(first[wrong])}, "
+            f"must begin "
+            "with 0"
+        )
+
+
+def _sample_weights(
+    indices: Tensor | Sequence[Tensor], row_weights: Sequence[Tensor | None] | None
+) -> Tensor | None:
+    """One weight a lookup, where any table has weights; those of the other tables are one."""
+    if row_weights is None or all(weights is None for weights in row_weights):
+        return None
+    known = next(weights for weights in row_weights if weights is not None)
+    parts = [
+        known.new_ones(own.shape[0]) if weights is None else weights.gather(0, own.to(torch.int64))
+        for own, weights in zip(indices, row_weights, strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def pool_or_call(emb_l: Any, offsets: Any, indices: Any, row_weights: Any, otherwise: Any) -> list[Tensor]:
+    """Pools with ``emb_l`` if it is packed; else calls ``otherwise``, as after its model gave the tables
+    up.
+    """
+    packed = emb_l._packed if isinstance(emb_l, FusedEmbeddingBagList) else None
+    if packed is not None and list(emb_l) == packed.tables:
+        return emb_l.pool(offsets, indices, row_weights)
+    return otherwise(offsets, indices, emb_l, row_weights)

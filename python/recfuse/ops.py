@@ -1,0 +1,341 @@
+"""The operators as Python functions: ``embedding_bag`` and ``fused_embedding_bag``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from recfuse import _autograd, _fused_autograd  # noqa: F401  (register shapes and gradients of the operators)
+from recfuse.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    IndexRangeError,
+    NotATensorError,
+    translate,
+)
+
+MODES = ("sum", "mean", "max")
+WEIGHT_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+INTEGER_DTYPES = frozenset((torch.int32, torch.int64))
+
+_embedding_bag = torch.ops.recfuse.embedding_bag.default
+_fused_embedding_bag = torch.ops.recfuse.fused_embedding_bag.default
+
+
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+    *,
+    prefetch_distance: int = -1,
+    bounds_check: str = "on",
+) -> Tensor:
+    """Gathers rows of a table and pools them bag by bag, as :func:`torch.nn.functional.embedding_bag` does.
+
+    Float32, float16 and bfloat16 tables on the CPU run on recfuse's kernel and are summed in float32; any
+    other table (float64, on another device) goes to torch's own function.
+
+    Args:
+        input: int32 or int64; ``[lookups]`` with ``offsets``, or ``[bags, n]`` without.
+        weight: ``[rows, dim]``, any strides (fast where a row's elements lie side by side).
+        offsets: int32 or int64 ``[bags]``, or ``[bags + 1]`` with ``include_last_offset``: where each bag
+            begins. Rises from 0.
+        max_norm: rows used in this call whose norm is larger are scaled down to it, in place, before pooling.
+        norm_type: the p of that norm.
+        scale_grad_by_freq: divides each row's gradient by how often the row occurs in this call. Not with
+            max.
+        mode: "sum", "mean" or "max".
+        sparse: the gradient of ``weight`` is a sparse tensor. Not with max.
+        per_sample_weights: a factor a lookup, of the shape of ``input`` and the dtype of ``weight``; mode
+            "sum" only.
+        include_last_offset: ``offsets`` ends with the end of the last bag; lookups behind it are not used.
+        padding_idx: lookups of this row are skipped; negative counts from the end.
+        prefetch_distance: lookups ahead to prefetch; 0: none, -1: a good default.
+        bounds_check: "on" checks every index and offset; "off" trusts them: a bad one is then undefined
+            behaviour.
+
+    Returns:
+        ``[bags, dim]`` of the dtype of ``weight``; zeros where a bag is empty.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: a bad argument; each is also of the class that torch
+            raises.
+        IndexError: an index outside the table (also a RuntimeError, as torch's).
+
+    Two calls on which torch raises an internal error give what they mean: ``[bags, 0]`` input, and a table
+    of dim 0.
+
+    Source: Jain et al., MICRO 2024 (software prefetching of embedding rows).
+    """
+    if has_torch_function_variadic(input, weight, offsets, per_sample_weights):
+        return handle_torch_function(
+            embedding_bag,
+            (input, weight, offsets, per_sample_weights),
+            input,
+            weight,
+            offsets=offsets,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
+            mode=mode,
+            sparse=sparse,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=include_last_offset,
+            padding_idx=padding_idx,
+            prefetch_distance=prefetch_distance,
+            bounds_check=bounds_check,
+        )
+    _check_tensors(input, weight, offsets, per_sample_weights)
+    if not _has_kernel(input, weight, offsets, per_sample_weights):
+        return torch.nn.functional.embedding_bag(
+            input,
+            weight,
+            offsets,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            mode,
+            sparse,
+            per_sample_weights,
+            include_last_offset,
+            padding_idx,
+        )
+    _check_arguments(input, weight, offsets, per_sample_weights, mode, scale_grad_by_freq, sparse)
+    if input.dim() == 2:
+        offsets = torch.arange(input.shape[0], dtype=torch.int64) * input.shape[1]
+        include_last_offset = False
+        input = input.reshape(-1)
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.reshape(-1)
+    if max_norm is not None:
+        _renormalise(weight, input, max_norm, norm_type)
+    if per_sample_weights is not None:
+        _check_sample_weights(per_sample_weights, weight, mode)
+    arguments = (
+        weight,
+        input,
+        offsets,
+        mode,
+        per_sample_weights,
+        include_last_offset,
+        _padding_row(padding_idx, weight),
+        scale_grad_by_freq,
+        sparse,
+        prefetch_distance,
+        bounds_check,
+    )
+    differentiable = weight.requires_grad or (
+        per_sample_weights is not None and per_sample_weights.requires_grad
+    )
+    return call(_embedding_bag, arguments, differentiable)
+
+
+def fused_embedding_bag(
+    buffers: Sequence[Tensor],
+    features: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    output_dim: int,
+    per_sample_weights: Tensor | None = None,
+    *,
+    sparse: bool = False,
+    prefetch_distance: int = -1,
+    bounds_check: str = "on",
+) -> Tensor:
+    """Pools many tables in one call. :class:`recfuse.nn.FusedEmbeddingBagCollection` makes the first two
+    arguments.
+
+    Args:
+        buffers: 1-D contiguous float32, float16 or bfloat16 CPU tensors that the tables are packed into.
+        features: int64 ``[features, 7]``: buffer, first element in it, rows, dim, pooling (0 sum, 1 mean, 2
+            max), padding_idx (-1: none), first column in the output. Features may share a table.
+        indices: int32 or int64 ``[lookups]``, feature by feature.
+        offsets: int32 or int64 ``[features * bags + 1]``: bag b of feature f pools the lookups from
+            ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``. Rises from 0.
+        output_dim: columns of the output; the features' columns cover them without overlap.
+        per_sample_weights: float32, float16 or bfloat16 ``[lookups]``; every feature must then be a sum.
+        sparse: gradients of the buffers are 1-D sparse tensors. Not with a feature of pooling max.
+        prefetch_distance, bounds_check: as in :func:`embedding_bag`.
+
+    Returns:
+        ``[bags, output_dim]``; of the buffers' dtype where they agree, else float32.
+
+    Raises:
+        ValueError, TypeError: a bad argument. IndexError: an index outside its table; names feature and bag.
+
+    Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features).
+    """
+    if sparse and bool((features[:, 4] == 2).any()):
+        raise ArgumentValueError(
+            "recfuse.fused_embedding_bag: sparse is True and a feature pools by max, which has no sparse "
+            "gradient; "
+            "pass sparse=False"
+        )
+    arguments = (
+        list(buffers),
+        features,
+        indices,
+        offsets,
+        output_dim,
+        per_sample_weights,
+        sparse,
+        prefetch_distance,
+        bounds_check,
+    )
+    differentiable = any(buffer.requires_grad for buffer in buffers) or (
+        per_sample_weights is not None and per_sample_weights.requires_grad
+    )
+    return call(_fused_embedding_bag, arguments, differentiable)
+
+
+def call(operator: Any, arguments: tuple[Any, ...], differentiable: bool) -> Tensor:
+    """Calls an operator and gives its errors the class that their text names.
+
+    Where nothing needs a gradient the autograd kernel, which is Python and costs more than a small bag, is
+    passed by.
+    """
+    if torch.compiler.is_compiling():
+        return operator(*arguments)
+    try:
+        if differentiable and torch.is_grad_enabled():
+            return operator(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+    except RuntimeError as error:
+        raise_translated(error)
+
+
+def raise_translated(error: RuntimeError) -> NoReturn:
+    """Raises what :func:`recfuse.errors.translate` makes of ``error``."""
+    translated = translate(error)
+    if translated is error:
+        raise error
+    raise translated from None
+
+
+def _check_tensors(input: Any, weight: Any, offsets: Any, per_sample_weights: Any) -> None:
+    if (
+        isinstance(input, Tensor)
+        and isinstance(weight, Tensor)
+        and (offsets is None or isinstance(offsets, Tensor))
+        and (per_sample_weights is None or isinstance(per_sample_weights, Tensor))
+    ):
+        return
+    given = {"input": input, "weight": weight, "offsets": offsets, "per_sample_weights": per_sample_weights}
+    for name, value in given.items():
+        if not isinstance(value, Tensor) and (value is not None or name in ("input", "weight")):
+            raise NotATensorError(
+                f"recfuse.embedding_bag: {name} is a {type(value).__name__}, must be a torch.Tensor"
+            )
+
+
+def _has_kernel(
+    input: Tensor, weight: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
+) -> bool:
+    return (
+        weight.dtype in WEIGHT_DTYPES
+        and weight.device.type == "cpu"
+        and weight.layout is torch.strided
+        and input.dtype in INTEGER_DTYPES
+        and input.device.type == "cpu"
+        and not input.is_nested
+        and (offsets is None or (offsets.dtype in INTEGER_DTYPES and offsets.device.type == "cpu"))
+        and (per_sample_weights is None or per_sample_weights.device.type == "cpu")
+    )
+
+
+def _check_arguments(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None,
+    per_sample_weights: Tensor | None,
+    mode: str,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+) -> None:
+    if per_sample_weights is not None and per_sample_weights.shape != input.shape:
+        _fail(
+            f"per_sample_weights has shape {list(per_sample_weights.shape)}, must have that of input: "
+            f"{list(input.shape)}"
+        )
+    if weight.dim() != 2:
+        _fail(f"weight has {weight.dim()} dimensions, must have 2: [rows, dim]")
+    if input.dim() == 2:
+        if offsets is not None:
+            _fail(
+                f"offsets is given with a 2-D input {list(input.shape)}, whose rows are the bags; pass "
+                f"offsets=None, "
+                "or a 1-D input"
+            )
+    elif input.dim() != 1:
+        _fail(f"input has {input.dim()} dimensions, must have 1 (with offsets) or 2")
+    elif offsets is None:
+        _fail("offsets is None, must be a 1-D tensor with a 1-D input")
+    elif offsets.dim() != 1:
+        _fail(f"offsets has {offsets.dim()} dimensions, must have 1")
+    if mode not in MODES:
+        _fail(f'mode is {mode!r}, must be "sum", "mean" or "max"')
+    if mode == "max" and scale_grad_by_freq:
+        _fail(
+            'scale_grad_by_freq is True with mode "max", which has no such gradient; pass False, or '
+            "another mode"
+        )
+    if mode == "max" and sparse:
+        _fail('sparse is True with mode "max", which has no sparse gradient; pass False, or another mode')
+
+
+def _check_sample_weights(per_sample_weights: Tensor, weight: Tensor, mode: str) -> None:
+    if mode != "sum":
+        raise NotImplementedError(
+            f'recfuse.embedding_bag: per_sample_weights is given with mode "{mode}", is only defined for '
+            f'mode "sum"'
+        )
+    if per_sample_weights.dtype != weight.dtype:
+        raise ArgumentTypeError(
+            f"recfuse.embedding_bag: per_sample_weights is {per_sample_weights.dtype}, must have the dtype "
+            f"of weight: "
+            f"pass per_sample_weights.to({weight.dtype})"
+        )
+
+
+def _padding_row(padding_idx: int | None, weight: Tensor) -> int:
+    """The row to skip, counted from the start; -1: none."""
+    if padding_idx is None:
+        return -1
+    rows = weight.shape[0]
+    if not isinstance(padding_idx, (int, torch.SymInt)) or isinstance(padding_idx, bool):
+        raise ArgumentTypeError(
+            f"recfuse.embedding_bag: padding_idx is a {type(padding_idx).__name__}, must be an int or None"
+        )
+    if not -rows <= padding_idx < rows:
+        _fail(f"padding_idx is {padding_idx}, must lie in [{-rows}, {rows}) with a table of {rows} rows")
+    return padding_idx % rows
+
+
+def _renormalise(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> None:
+    """Scales rows in place; indices are checked first, so that a bad one leaves the table as it was."""
+    if not torch.compiler.is_compiling() and indices.numel():
+        low, high = indices.aminmax()
+        if low < 0 or high >= weight.shape[0]:
+            wrong = int(((indices < 0) | (indices >= weight.shape[0])).nonzero()[0])
+            raise IndexRangeError(
+                f"recfuse.embedding_bag: input[{wrong}] is {int(indices[wrong])}, must lie in [0, "
+                f"{weight.shape[0]})"
+            )
+    torch.embedding_renorm_(weight.detach(), indices, max_norm, norm_type)
+
+
+def _fail(detail: str) -> NoReturn:
+    raise ArgumentValueError(f"recfuse.embedding_bag: {detail}")

@@ -1,0 +1,226 @@
+"""One harness for benchmarks and the tuner: candidates in turns, medians, every sample kept.
+
+A machine drifts (frequency, neighbours, page placement), so candidates that are timed one after
+another are compared across that drift. Here every round times each candidate once, in an order that
+rotates from round to round; a comparison is then a ratio of medians over rounds.
+
+Caches are stated, never left to chance:
+  "warm": each sample follows an untimed call of the same candidate on the *previous* inputs, so that
+          caches hold what a steady stream of different requests leaves there;
+  "cold": before each call a buffer of several times the last-level cache is read.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from tqdm import tqdm
+
+from recfuse import info
+
+Cache = Literal["warm", "cold"]
+
+# A run that is expected to take longer than this many seconds shows a progress bar.
+PROGRESS_AFTER = 2.0
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """The geometric mean of positive numbers; ValueError when there are none."""
+    logs = [math.log(value) for value in values]
+    if not logs:
+        raise ValueError("geometric_mean: found no values, needs at least one")
+    return math.exp(sum(logs) / len(logs))
+
+
+class Stages(dict[str, float]):
+    """Seconds by stage of one call. A candidate that returns one has its stages kept beside its total.
+
+    with stages("embeddings"): ...
+    """
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        """Stages of a call whose work runs on `device`."""
+        super().__init__()
+        self._finish = _finisher(device)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Add the time of the block to the stage `name`."""
+        start = time.perf_counter()
+        yield
+        self._finish()
+        self[name] = self.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass
+class Timing:
+    """Samples of one candidate, each in seconds a call, in the order they were taken."""
+
+    name: str
+    samples: list[float] = field(default_factory=list)
+    stages: dict[str, Timing] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        """Median seconds of a call."""
+        return statistics.median(self.samples)
+
+    @property
+    def iqr(self) -> float:
+        """Distance between the quartiles: the spread that half of the samples lie in."""
+        if len(self.samples) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return high - low
+
+    def to_json(self) -> dict[str, Any]:
+        """Median, spread and every sample, as plain JSON values."""
+        record: dict[str, Any] = {"median_s": self.median, "iqr_s": self.iqr, "samples_s": self.samples}
+        if self.stages:
+            record["stages"] = {name: stage.to_json() for name, stage in self.stages.items()}
+        return record
+
+
+@dataclass
+class Comparison:
+    """What `compare` measured."""
+
+    timings: dict[str, Timing]
+    cache: Cache
+    inputs: int  # how many different inputs were rotated through
+    calls: int  # a sample is the mean of this many calls
+    device: str
+    environment: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Timing:
+        """The timing of one candidate."""
+        return self.timings[name]
+
+    def ratio(self, candidate: str, baseline: str) -> float:
+        """How many times faster `candidate` is than `baseline`: the ratio of their medians."""
+        return self.timings[baseline].median / self.timings[candidate].median
+
+    def fastest(self, names: Iterable[str]) -> str:
+        """The one of `names` with the least median."""
+        return min(names, key=lambda name: self.timings[name].median)
+
+    def to_json(self, *, environment: bool = True) -> dict[str, Any]:
+        """Every sample and what it was measured with, as plain JSON values."""
+        record = {
+            "cache": self.cache,
+            "inputs": self.inputs,
+            "calls_per_sample": self.calls,
+            "device": self.device,
+            "timings": {name: timing.to_json() for name, timing in self.timings.items()},
+        }
+        return {**record, "environment": self.environment} if environment else record
+
+
+def _finisher(device: str | torch.device) -> Callable[[], None]:
+    """What waits until `device` has done all that was asked of it."""
+    if torch.device(device).type == "cuda":
+        return lambda: torch.cuda.synchronize(device)
+    return lambda: None
+
+
+def _sweeper(device: str | torch.device) -> Callable[[], Any]:
+    """What empties the caches of `device` of everything measured: a read of several times their size."""
+    if torch.device(device).type == "cuda":
+        size = 4 * torch.cuda.get_device_properties(device).L2_cache_size
+    else:
+        size = 4 * info.last_level_cache_bytes()
+    buffer = torch.zeros(size // 8, dtype=torch.int64, device=device)
+    return buffer.sum
+
+
+def compare(
+    candidates: Mapping[str, Callable[..., Any]],
+    *,
+    inputs: Sequence[tuple[Any, ...]] = ((),),
+    rounds: int = 15,
+    min_time: float = 0.0,
+    cache: Cache = "warm",
+    device: str | torch.device = "cpu",
+    progress: bool | None = None,
+    label: str = "timing",
+) -> Comparison:
+    """Time `candidates` in turns.
+
+    candidates: name -> callable, called with one element of `inputs` as its arguments.
+    inputs: argument tuples to rotate through; every candidate sees the same ones in the same order.
+    rounds: samples of each candidate. min_time: least seconds of a sample (more calls are averaged).
+    cache, device: see the module; on CUDA a sample ends when the device has finished.
+    progress: show a bar; None: when the run is expected to take more than two seconds.
+
+    ValueError: no candidates, no inputs, rounds < 1, an unknown cache state.
+    """
+    if not candidates or not inputs or rounds < 1 or cache not in ("warm", "cold"):
+        raise ValueError(
+            f"timing.compare: found {len(candidates)} candidates, {len(inputs)} inputs, rounds={rounds}, "
+            f"cache={cache!r}; needs at least one of each and cache 'warm' or 'cold'"
+        )
+    finish = _finisher(device)
+    sweep = _sweeper(device) if cache == "cold" else None
+    names = list(candidates)
+
+    def timed_call(name: str, number: int) -> tuple[float, Any]:
+        arguments = inputs[number % len(inputs)]
+        if sweep is not None:
+            sweep()
+        finish()
+        start = time.perf_counter()
+        result = candidates[name](*arguments)
+        finish()
+        return time.perf_counter() - start, result
+
+    # Two calls of each: the first pays for one-time work, the second says how long a call takes.
+    estimates = [[timed_call(name, number)[0] for number in (0, 1)][1] for name in names]
+    calls = max(1, math.ceil(min_time / max(min(estimates), 1e-9)))
+    expected = rounds * (calls + 1) * sum(estimates)
+    timings = {name: Timing(name) for name in names}
+
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        show = expected > PROGRESS_AFTER if progress is None else progress
+        for number in tqdm(range(rounds), desc=label, unit="round", disable=not show, leave=False):
+            turn = number % len(names)
+            first = number * calls
+            for name in names[turn:] + names[:turn]:
+                if cache == "warm":
+                    timed_call(name, first - 1)
+                total = 0.0
+                for call in range(first, first + calls):
+                    seconds, result = timed_call(name, call)
+                    total += seconds
+                    if isinstance(result, Stages):
+                        for stage, spent in result.items():
+                            timings[name].stages.setdefault(stage, Timing(stage)).samples.append(spent)
+                timings[name].samples.append(total / calls)
+    finally:
+        if collecting:
+            gc.enable()
+    return Comparison(timings, cache, len(inputs), calls, str(device), info.environment())
+
+
+def read_bandwidth(*, size: int = 256 << 20, rounds: int = 7) -> float:
+    """Bytes a second at which the CPU reads a large array with torch's present number of threads.
+
+    The ceiling for work whose data is not in a cache: the best of `rounds` reductions of `size` bytes,
+    by two kernels that do next to no arithmetic. NumPy's memory is used because it asks for huge pages.
+    """
+    import numpy as np
+
+    words = torch.from_numpy(np.full(size // 8, 1, dtype=np.int64))
+    readers = {"sum": words.sum, "max": words.view(torch.int32).amax}
+    result = compare(readers, rounds=rounds, progress=False)
+    return words.nbytes / min(min(timing.samples) for timing in result.timings.values())

@@ -1,0 +1,101 @@
+"""Builds recfuse/librecfuse.so (operators for torch) and recfuse/_C.abi3.so (tools for NumPy).
+
+Needs a C11 compiler, Python's and NumPy's headers; no torch, no CUDA.
+    DEBUG=1      no optimisation, assertions and symbols
+    SANITIZE=1   address and undefined-behaviour sanitizers (preload libasan to import the result)
+"""
+
+import os
+import platform
+from glob import glob
+from pathlib import Path
+
+import numpy
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.modified import newer_group
+
+CFLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread"]
+CFLAGS += ["-fexceptions", "-fvisibility=hidden", "-ffp-contract=off"]
+LDFLAGS = ["-pthread", "-Wl,-z,nodelete", "-Wl,--as-needed", "-lm"]
+if os.environ.get("DEBUG"):
+    CFLAGS += ["-O0", "-g", "-UNDEBUG"]
+if os.environ.get("SANITIZE"):
+    CFLAGS += ["-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-fsanitize=address,undefined"]
+    LDFLAGS += ["-fsanitize=address,undefined"]
+
+# Instruction sets by file name; such files are empty on other machines. The CPU is asked at run time.
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
+ISA_FLAGS = {"_avx2.c": AVX2, "_avx512.c": AVX512} if platform.machine() == "x86_64" else {}
+
+
+def sources(*patterns: str) -> list[str]:
+    """Files that match, in an order that does not depend on the file system."""
+    return sorted(found for pattern in patterns for found in glob(pattern))
+
+
+def is_current(obj: str) -> bool:
+    """Is an object file younger than this file and all that its compiler read (see -MMD)?"""
+    if not os.path.exists(obj + ".d"):
+        return False
+    read = [name for name in Path(obj + ".d").read_text().split()[1:] if name != "\\"]
+    return not newer_group([__file__, *read], obj, missing="newer")
+
+
+class BuildExt(build_ext):
+    """build_ext for two plain-C objects, one of which is no Python module."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """recfuse/librecfuse.so without a Python tag; the module with abi3's."""
+        if fullname.endswith("librecfuse"):
+            return os.path.join(*fullname.split(".")) + ".so"
+        return super().get_ext_filename(fullname)
+
+    def build_extensions(self) -> None:
+        """Compiles what changed, with its instruction set's flags; links the operators against the stub."""
+        modes = [switch for switch in ("DEBUG", "SANITIZE") if os.environ.get(switch)]
+        self.build_temp = os.path.join(self.build_temp, *modes)
+        self.force = True  # links again: the last build may have been of another mode
+        compile_one = self.compiler._compile
+
+        def compile_if_changed(obj, src, ext, cc_args, postargs, pp_opts):  # type: ignore[no-untyped-def]
+            if not is_current(obj):
+                isa = next((flags for suffix, flags in ISA_FLAGS.items() if src.endswith(suffix)), [])
+                compile_one(obj, src, ext, cc_args, [*postargs, *isa, "-MMD", "-MF", obj + ".d"], pp_opts)
+
+        self.compiler._compile = compile_if_changed
+        # Python's own link flags may carry its folder on the building machine.
+        self.compiler.linker_so = [flag for flag in self.compiler.linker_so if "-rpath" not in flag]
+        OPERATORS.extra_objects = [self.build_stub()]
+        super().build_extensions()
+
+    def build_stub(self) -> str:
+        """A libtorch_cpu.so that holds the names of csrc/torch/abi.h alone; returns its path."""
+        path = os.path.join(self.build_temp, "stub", "libtorch_cpu.so")
+        stub = "csrc/torch/stub/libtorch_cpu.c"
+        objects = self.compiler.compile([stub], self.build_temp, None, ["csrc"], extra_postargs=["-fPIC"])
+        self.compiler.link_shared_object(objects, path, extra_postargs=["-Wl,-soname,libtorch_cpu.so"])
+        return path
+
+
+TOOLS = Extension(
+    "recfuse._C",
+    sources("csrc/*.c", "csrc/python/*.c"),
+    include_dirs=["include", "csrc", numpy.get_include()],
+    define_macros=[("Py_LIMITED_API", "0x030a0000"), ("NPY_TARGET_VERSION", "NPY_2_0_API_VERSION")],
+    extra_compile_args=CFLAGS,
+    extra_link_args=LDFLAGS,
+    py_limited_api=True,
+)
+OPERATORS = Extension(
+    "recfuse.librecfuse",
+    sources("csrc/status.c", "csrc/cpu/*.c", "csrc/torch/*.c"),
+    include_dirs=["include", "csrc"],
+    extra_compile_args=CFLAGS,
+    extra_link_args=[*LDFLAGS, "-Wl,--no-undefined", "-Wl,-rpath,$ORIGIN/../torch/lib"],
+)
+
+if __name__ == "__main__":
+    ABI3 = {"bdist_wheel": {"py_limited_api": "cp310"}}
+    setup(ext_modules=[TOOLS, OPERATORS], cmdclass={"build_ext": BuildExt}, options=ABI3)

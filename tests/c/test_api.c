@@ -1,0 +1,67 @@
+/* Calls the C API directly, without torch or Python, and holds it to a double-precision reference.
+ *
+ *     test_api [--rounds N] [TEST...]
+ *
+ * Prints the instruction set in use and a line a test; exits 1 when a check failed. The instruction
+ * set is that of RECFUSE_CPU_ISA, so one run covers one. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+
+/* Every test, in the order they run. `first_use` must come first: it races the choice of the ISA. */
+#define TEST_LIST(X)              \
+    X(first_use)                  \
+    X(status)                     \
+    X(embedding_bag_dims)         \
+    X(embedding_bag_random)       \
+    X(embedding_bag_exact)        \
+    X(embedding_bag_repeats)      \
+    X(embedding_bag_errors)       \
+    X(executor_failure)           \
+    X(fused_embedding_bag_random) \
+    X(fused_embedding_bag_reuse)  \
+    X(fused_embedding_bag_errors) \
+    X(huge_pages)                 \
+    X(threads)
+
+#define TEST_DECLARE(name) void test_##name(void);
+TEST_LIST(TEST_DECLARE)
+#undef TEST_DECLARE
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} tests[] = {
+#define TEST_ROW(name) {#name, test_##name},
+    TEST_LIST(TEST_ROW)
+#undef TEST_ROW
+};
+
+static bool test_chosen(const char *name, int count, char **names) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return count == 0;
+}
+
+int main(int argc, char **argv) {
+    int first = 1, ran = 0;
+    if (argc > 2 && strcmp(argv[1], "--rounds") == 0) {
+        check_rounds = atoi(argv[2]);
+        first = 3;
+    }
+    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
+        if (!test_chosen(tests[i].name, argc - first, argv + first)) continue;
+        const int before = check_failures();
+        tests[i].run();
+        const int failed = check_failures() - before;
+        printf("%s %s", tests[i].name, failed ? "FAILED" : "ok");
+        if (failed) printf(" (%d checks)", failed);
+        printf("\n");
+        fflush(stdout);
+        ran++;
+    }
+    printf("isa %s, %d tests, %d failed checks\n", rf_cpu_isa(), ran, check_failures());
+    return check_failures() > 0 || ran == 0;
+}

@@ -1,0 +1,112 @@
+import json
+import math
+import time
+
+import pytest
+
+from recfuse import info, timing
+
+
+def test_candidates_take_turns_in_a_rotating_order_on_the_same_inputs():
+    calls = []
+    candidates = {name: lambda number, name=name: calls.append((name, number)) for name in "abc"}
+    result = timing.compare(candidates, inputs=[(n,) for n in range(4)], rounds=3)
+    warm_up, measured = calls[:6], calls[6:]
+    assert {name for name, _ in warm_up} == set("abc")
+    # Each turn: an untimed call on the previous input, then the timed one.
+    assert measured == [
+        (name, number % 4)
+        for round_, order in enumerate(["abc", "bca", "cab"])
+        for name in order
+        for number in (round_ - 1, round_)
+    ]
+    assert all(len(result[name].samples) == 3 for name in "abc")
+    assert (result.inputs, result.calls, result.cache) == (4, 1, "warm")
+
+
+def test_cold_caches_are_swept_before_every_call(monkeypatch):
+    events = []
+    monkeypatch.setattr(timing, "_sweeper", lambda device: lambda: events.append("sweep"))
+    timing.compare({"a": lambda: events.append("a")}, rounds=2, cache="cold")
+    assert events == ["sweep", "a"] * 4
+
+
+def test_sweeper_reads_more_than_the_last_level_cache():
+    assert timing._sweeper("cpu").__self__.nbytes >= 2 * info.last_level_cache_bytes()
+
+
+def test_the_faster_of_two_has_the_greater_ratio():
+    result = timing.compare({"slow": lambda: time.sleep(0.01), "fast": lambda: time.sleep(0.001)}, rounds=5)
+    assert result.ratio("fast", "slow") > 2
+    assert result.ratio("slow", "fast") < 0.5
+    assert result.fastest(["slow", "fast"]) == "fast"
+    assert 0.01 <= result["slow"].median < 0.1
+
+
+def test_short_calls_are_averaged_up_to_the_least_time():
+    result = timing.compare({"a": lambda: time.sleep(0.001)}, rounds=2, min_time=0.01)
+    assert 5 <= result.calls <= 10
+    assert 0.001 <= result["a"].median < 0.005
+
+
+def test_median_and_spread():
+    samples = timing.Timing("a", [5.0, 1.0, 2.0, 4.0, 3.0])
+    assert (samples.median, samples.iqr) == (3.0, 2.0)
+    assert timing.Timing("a", [7.0]).iqr == 0.0
+
+
+def test_stages_of_timed_calls_are_kept():
+    def call():
+        stages = timing.Stages()
+        with stages("wait"):
+            time.sleep(0.002)
+        with stages("rest"):
+            pass
+        return stages
+
+    result = timing.compare({"a": call}, rounds=4)
+    stages = result["a"].stages
+    assert list(stages) == ["wait", "rest"]
+    assert len(stages["wait"].samples) == 4
+    assert stages["rest"].median < 0.002 <= stages["wait"].median <= result["a"].median
+
+
+def test_json_holds_every_sample_and_the_environment():
+    record = json.loads(
+        json.dumps(timing.compare({"a": lambda: None, "b": lambda: None}, rounds=3).to_json())
+    )
+    assert len(record["timings"]["b"]["samples_s"]) == 3
+    for key in ("recfuse", "torch", "numpy", "python", "cpu", "isa", "threads", "commit", "command", "time"):
+        assert key in record["environment"]
+    assert "environment" not in timing.compare({"a": lambda: None}, rounds=1).to_json(environment=False)
+
+
+@pytest.mark.parametrize(
+    "candidates, options",
+    [({}, {}), ({"a": int}, {"rounds": 0}), ({"a": int}, {"inputs": []}), ({"a": int}, {"cache": "tepid"})],
+)
+def test_bad_arguments_are_named(candidates, options):
+    with pytest.raises(ValueError, match=r"timing\.compare: found"):
+        timing.compare(candidates, **options)
+
+
+def test_an_exception_of_a_candidate_passes_through():
+    with pytest.raises(ZeroDivisionError):
+        timing.compare({"a": lambda: 1 / 0})
+
+
+@pytest.mark.parametrize("limit, shown", [(0.0, True), (1e9, False)])
+def test_a_bar_is_shown_for_long_runs_only(monkeypatch, capsys, limit, shown):
+    monkeypatch.setattr(timing, "PROGRESS_AFTER", limit)
+    timing.compare({"a": lambda: None}, rounds=2, label="a long run")
+    assert ("a long run" in capsys.readouterr().err) == shown
+
+
+def test_read_bandwidth_is_plausible():
+    assert 1e8 < timing.read_bandwidth(size=64 << 20, rounds=3) < 1e13
+
+
+def test_geometric_mean():
+    assert math.isclose(timing.geometric_mean([1, 4, 16]), 4)
+    with pytest.raises(ValueError, match="at least one"):
+        timing.geometric_mean([])
