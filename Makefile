@@ -1,8 +1,10 @@
 # One command each. PYTHON has torch and the extras: pip install torch && pip install '.[test,bench,dev]'
 PYTHON ?= python3
 ARGS ?=
+CLANG_FORMAT ?= $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('scripts'))")/clang-format
 C_FILES = $(shell find include csrc tests/c -name '*.[ch]')
 IN_PLACE = PYTHONPATH=python $(PYTHON)
+BENCHMARKS = $(filter-out benchmarks/show.py,$(wildcard benchmarks/[a-z]*.py))
 
 .PHONY: help build test bench sanitize neon format lint clean
 
@@ -16,7 +18,7 @@ test: build ## every test; ARGS='tests/test_X.py -k NAME' for some
 	$(IN_PLACE) -m pytest $(ARGS)
 
 bench: build ## every benchmark; ARGS=--help and the like go to each
-	set -e; for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(IN_PLACE) $$script $(ARGS); done
+	set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(IN_PLACE) $$script $(ARGS); done
 
 sanitize: build ## the C tests under the address, undefined-behaviour and thread sanitizers
 	$(IN_PLACE) -m pytest tests/test_c_api.py -v -rs -k sanitizer $(ARGS)
@@ -29,12 +31,12 @@ neon: build ## the C tests for aarch64 in an emulator (Debian: gcc-aarch64-linux
 format: ## rewrite C and Python in the project's form
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
-	clang-format -i $(C_FILES)
+	$(CLANG_FORMAT) -i $(C_FILES)
 
 lint: build ## what format would change, and the lint of the C source
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	clang-format --dry-run --Werror $(C_FILES)
+	$(CLANG_FORMAT) --dry-run --Werror $(C_FILES)
 	$(IN_PLACE) -m pytest tests/test_lint.py $(ARGS)
 
 clean: ## remove what builds and tests leave

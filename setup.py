@@ -15,12 +15,14 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
-CFLAGS = ["-std=c11", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread"]
+STUB = "csrc/torch/stub/libtorch_cpu.c"
+MODES = [switch for switch in ("DEBUG", "SANITIZE") if os.environ.get(switch)]
+CFLAGS = ["-std=c11", "-O3", "-g0", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread"]
 CFLAGS += ["-fexceptions", "-fvisibility=hidden", "-ffp-contract=off"]
 LDFLAGS = ["-pthread", "-Wl,-z,nodelete", "-Wl,--as-needed", "-lm"]
-if os.environ.get("DEBUG"):
+if "DEBUG" in MODES:
     CFLAGS += ["-O0", "-g", "-UNDEBUG"]
-if os.environ.get("SANITIZE"):
+if "SANITIZE" in MODES:
     CFLAGS += ["-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-fsanitize=address,undefined"]
     LDFLAGS += ["-fsanitize=address,undefined"]
 
@@ -47,15 +49,13 @@ class BuildExt(build_ext):
     """build_ext for two plain-C objects, one of which is no Python module."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """recfuse/librecfuse.so without a Python tag; the module with abi3's."""
-        if fullname.endswith("librecfuse"):
-            return os.path.join(*fullname.split(".")) + ".so"
-        return super().get_ext_filename(fullname)
+        """librecfuse.so without a Python tag; the module with abi3's."""
+        path = super().get_ext_filename(fullname)
+        return path.split(".")[0] + ".so" if fullname.endswith("librecfuse") else path
 
     def build_extensions(self) -> None:
         """Compiles what changed, with its instruction set's flags; links the operators against the stub."""
-        modes = [switch for switch in ("DEBUG", "SANITIZE") if os.environ.get(switch)]
-        self.build_temp = os.path.join(self.build_temp, *modes)
+        self.build_temp = os.path.join(self.build_temp, *MODES)
         self.force = True  # links again: the last build may have been of another mode
         compile_one = self.compiler._compile
 
@@ -73,8 +73,7 @@ class BuildExt(build_ext):
     def build_stub(self) -> str:
         """A libtorch_cpu.so that holds the names of csrc/torch/abi.h alone; returns its path."""
         path = os.path.join(self.build_temp, "stub", "libtorch_cpu.so")
-        stub = "csrc/torch/stub/libtorch_cpu.c"
-        objects = self.compiler.compile([stub], self.build_temp, None, ["csrc"], extra_postargs=["-fPIC"])
+        objects = self.compiler.compile([STUB], self.build_temp, None, ["csrc"], extra_postargs=["-fPIC"])
         self.compiler.link_shared_object(objects, path, extra_postargs=["-Wl,-soname,libtorch_cpu.so"])
         return path
 
@@ -97,5 +96,4 @@ OPERATORS = Extension(
 )
 
 if __name__ == "__main__":
-    ABI3 = {"bdist_wheel": {"py_limited_api": "cp310"}}
-    setup(ext_modules=[TOOLS, OPERATORS], cmdclass={"build_ext": BuildExt}, options=ABI3)
+    setup(ext_modules=[TOOLS, OPERATORS], cmdclass={"build_ext": BuildExt})

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,7 +75,7 @@ def start(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Non
     if arguments.seed < 0:
         parser.error(f"--seed: found {arguments.seed}, needs an integer of at least 0")
     check_folder(parser, "--json", arguments.json)
-    check_folder(parser, "--plot", getattr(arguments, "plot", None))
+    check_plot(parser, getattr(arguments, "plot", None))
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
 
@@ -84,6 +84,16 @@ def check_folder(parser: argparse.ArgumentParser, flag: str, path: Path | None) 
     """End the program, before it measures, where a result file could not be written."""
     if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         parser.error(f"{flag} {path}: {path.parent} is not a folder that can be written to")
+
+
+def check_plot(parser: argparse.ArgumentParser, path: Path | None) -> None:
+    """End the program, before it measures, where a plot could not be drawn."""
+    check_folder(parser, "--plot", path)
+    if path is not None:
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError as error:
+            parser.error(f"--plot: {error}; pip install matplotlib, which the extra recfuse[bench] brings")
 
 
 def fail(parser: argparse.ArgumentParser, message: str) -> NoReturn:
@@ -127,13 +137,14 @@ class Table:
         if markdown:
             print(self.markdown())
             return
-        table = RichTable(title=self.title, box=box.SIMPLE_HEAD, title_justify="left")
+        table = RichTable(box=box.SIMPLE_HEAD)
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="right" if number else "left")
         for row in self.rows:
             table.add_row(*row)
         # Where output goes to a file there is no width to fit.
         console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
+        console.print(self.title)
         console.print(table)
         for note in self.notes:
             console.print(note)
@@ -142,6 +153,17 @@ class Table:
 def milliseconds(timing_: timing.Timing) -> str:
     """The median and, after it, the distance between the quartiles."""
     return f"{timing_.median * 1e3:.2f} ± {timing_.iqr * 1e3:.2f}"
+
+
+def load_notes(comparisons: Iterable[timing.Comparison]) -> list[str]:
+    """A warning where other processes used a tenth of a core or more while something was measured."""
+    load = max((comparison.other_load or 0.0 for comparison in comparisons), default=0.0)
+    if load < 0.1:
+        return []
+    return [
+        f"Not a quiet machine: other processes kept up to {load:.1f} cores busy. A loop of parallel "
+        "operators suffers from that most of all; measure again."
+    ]
 
 
 def times(ratio: float) -> str:

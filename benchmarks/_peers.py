@@ -15,6 +15,7 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import torch
 from torch import Tensor
@@ -86,13 +87,26 @@ def fbgemm_module(kind: str, weights: Sequence[Tensor], index_dtype: torch.dtype
         return nbit
 
 
+def _stay_on_one_thread() -> None:
+    """Let this Python thread, alone, run parallel operators by itself."""
+    torch.set_num_threads(1)
+    # A thread takes over torch's setting at its first question for it: ask before the setting changes again.
+    torch.get_num_threads()
+
+
 class InThreads:
     """Modules called side by side, a Python thread each, on parts of the work; outputs are concatenated."""
 
     def __init__(self, modules: Sequence[Callable[..., Tensor]], dim: int) -> None:
         self._modules = modules
         self._dim = dim
-        self._pool = ThreadPoolExecutor(len(modules))
+        # Each Python thread that runs a parallel operator starts an OpenMP team of its own; with more threads
+        # than cores OpenMP then stops spinning, which slows every other candidate of the process down.
+        threads = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(len(modules), initializer=_stay_on_one_thread)
+        barrier = Barrier(len(modules))
+        list(self._pool.map(lambda _: barrier.wait(), modules))
+        torch.set_num_threads(threads)
 
     def __call__(self, parts: Sequence[Part]) -> Tensor:
         return torch.cat(list(self._pool.map(self._run, self._modules, parts)), self._dim)
@@ -104,11 +118,11 @@ class InThreads:
 
 
 def balanced_cuts(costs: Tensor, parts: int) -> list[int]:
-    """Bounds [parts + 1] that cut [0, len(costs)) into ranges of about equal cost, none empty if possible."""
+    """Bounds that cut [0, len(costs)) into up to `parts` ranges of about equal cost, none of them empty."""
     total = torch.cumsum(costs.double(), 0)
     goals = total[-1] * torch.arange(1, parts) / parts
     inner = (torch.searchsorted(total, goals) + 1).tolist()
-    return [0, *(min(cut, len(costs)) for cut in inner), len(costs)]
+    return sorted({0, *(min(cut, len(costs)) for cut in inner), len(costs)})
 
 
 def rebased(indices: Tensor, offsets: Tensor, first: int, last: int) -> Part:

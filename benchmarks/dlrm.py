@@ -22,6 +22,7 @@ from _common import (
     add_arguments,
     check_agreement,
     dashed,
+    load_notes,
     milliseconds,
     positive,
     start,
@@ -73,7 +74,9 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     )
     parser.add_argument("--mini-batch-size", type=positive, default=2048, help="default: 2048")
     parser.add_argument("--num-indices-per-lookup", type=positive, default=150, help="pooling (default: 150)")
-    parser.add_argument("--num-batches", type=positive, default=40, help="mini-batches to time (default: 40)")
+    parser.add_argument(
+        "--num-batches", type=positive, default=100, help="mini-batches to time (default: 100)"
+    )
     parser.add_argument(
         "--trace", default="medium", metavar="FILE|HOTNESS",
         help=f"row ids: a trace file, or one of {', '.join(traces.HOTNESS)} (default: medium)",
@@ -196,7 +199,11 @@ def main() -> None:
         f"Largest difference of the outputs {output_difference:.1e}, of the pooled embeddings "
         f"{embedding_difference:.1e} of the largest value, on {len(batches)} mini-batches."
     )
-    table.notes.append(str(report))
+    table.notes.append(
+        f"recfuse.swap: {len(report.replaced)} modules replaced, {len(report.fused)} lists of tables fused, "
+        f"{len(report.left)} modules left."
+    )
+    table.notes += load_notes([result])
     table.show(arguments.markdown)
     results = {
         "arguments": {name: str(value) for name, value in vars(arguments).items()},

@@ -31,6 +31,7 @@ from _common import (
     check_agreement,
     comma_list,
     largest_difference,
+    load_notes,
     milliseconds,
     plot_ratios,
     positive,
@@ -132,8 +133,8 @@ def tabulate(records: list[dict[str, Any]], arguments: argparse.Namespace, bandw
         f"Single table, {setting}: ms (median ± IQR of {arguments.rounds})",
         ["hotness", "dim", *families, "recfuse", *(f"over {f}" for f in families), "least MB", "of ceiling"],
     )
-    for record in records:
-        result = record.pop("_comparison")
+    comparisons = [record.pop("_comparison") for record in records]
+    for record, result in zip(records, comparisons, strict=True):
         record["share_of_bandwidth"] = record["least_bytes"] / result["recfuse"].median / bandwidth
         candidates = [record["fastest"][family] for family in families] + ["recfuse"]
         each.rows.append(
@@ -147,6 +148,7 @@ def tabulate(records: list[dict[str, Any]], arguments: argparse.Namespace, bandw
         "hot rows stay in caches, so there it is no bound that can be reached.",
         f"Largest difference between any two outputs: {worst:.1e} of the largest value.",
     ]
+    each.notes += load_notes(comparisons)
     means = Table("Geometric mean over dimensions", ["hotness", *(f"over {family}" for family in families)])
     for hotness in dict.fromkeys(record["hotness"] for record in records):
         ratios = [record["ratio"] for record in records if record["hotness"] == hotness]

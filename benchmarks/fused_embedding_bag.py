@@ -31,6 +31,7 @@ from _common import (
     check_agreement,
     comma_list,
     largest_difference,
+    load_notes,
     milliseconds,
     plot_ratios,
     positive,
@@ -166,8 +167,8 @@ def tabulate(records: list[dict[str, Any]], arguments: argparse.Namespace) -> li
         "recfuse is faster than",
         ["model", *(FAMILIES[family] for family in families), "least MB", "share of GB/s read"],
     )
-    for record in records:
-        result = record.pop("_comparison")
+    comparisons = [record.pop("_comparison") for record in records]
+    for record, result in zip(records, comparisons, strict=True):
         candidates = [record["fastest"][family] for family in families] + ["recfuse"]
         spent.rows.append([record["model"], *(milliseconds(result[name]) for name in candidates)])
         ratios.rows.append(
@@ -185,6 +186,7 @@ def tabulate(records: list[dict[str, Any]], arguments: argparse.Namespace) -> li
     for family in families[1:]:
         chosen = ", ".join(f"{r['model']} {r['fastest'][family].split()[1].rstrip(',')}" for r in records)
         spent.notes.append(f"{FAMILIES[family]}: the faster of its two modules: {chosen}.")
+    spent.notes += load_notes(comparisons)
     return [spent, ratios]
 
 

@@ -15,9 +15,7 @@ static const struct {
 #undef RF__STATUS_ROW
 };
 
-static bool status_known(rf_status status) {
-    return (size_t)status < sizeof statuses / sizeof statuses[0];
-}
+static bool status_known(rf_status status) { return (size_t)status < sizeof statuses / sizeof statuses[0]; }
 
 const char *rf_status_text(rf_status status) {
     return status_known(status) ? statuses[status].text : "an unknown status";

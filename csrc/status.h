@@ -23,9 +23,9 @@
 rf_status rf__fail(rf_status status, const char *format, ...) RF__PRINTF(2, 3);
 
 /* Calls; on failure keeps its status in the variable `status` and jumps to the label `out`. */
-#define RF_TRY(call)                 \
-    do {                             \
-        status = (call);             \
+#define RF_TRY(call)                   \
+    do {                               \
+        status = (call);               \
         if (status != RF_OK) goto out; \
     } while (0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,7 +44,7 @@ def embedding_bag(
     skip = None if padding_idx is None else padding_idx % max(weight.shape[0], 1)
     table = weight.double()
     pooled = []
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in itertools.pairwise(bounds):
         lookups = torch.arange(start, end)
         if skip is not None:
             lookups = lookups[input[start:end] != skip]
@@ -87,7 +88,7 @@ def fused_embedding_bag(
 
 
 def tolerance(magnitude: Tensor, lookups: int, dtype: torch.dtype) -> Tensor:
-    """How far a result may lie from the reference: float32 sums of up to ``lookups`` terms, one rounding to dtype.
+    """How far a result may lie from the reference: float32 sums of up to ``lookups`` terms, one rounding.
 
     ``magnitude`` is the reference of the absolute values: what the sum's rounding errors are relative to.
     """
@@ -97,8 +98,10 @@ def tolerance(magnitude: Tensor, lookups: int, dtype: torch.dtype) -> Tensor:
 
 
 def assert_close_to_reference(actual: Tensor, expected: Tensor, allowed: Tensor | float) -> None:
-    """Elementwise |actual - expected| <= allowed; NaN and infinities must stand where the reference has them."""
-    assert actual.shape == expected.shape, f"shape is {list(actual.shape)}, reference has {list(expected.shape)}"
+    """Elementwise |actual - expected| <= allowed; NaN and infinities stand where the reference has them."""
+    assert actual.shape == expected.shape, (
+        f"shape is {list(actual.shape)}, reference has {list(expected.shape)}"
+    )
     if actual.numel() == 0:
         return
     got, want = actual.detach().double(), expected.detach().double()
@@ -113,6 +116,7 @@ def assert_close_to_reference(actual: Tensor, expected: Tensor, allowed: Tensor 
         place = [int(one) for one in torch.unravel_index(torch.tensor(worst), got.shape)]
         wrong = int((excess > 0).sum())
         raise AssertionError(
-            f"{wrong} of {got.numel()} elements are wrong; worst at {place}: got {got.reshape(-1)[worst]:.9g}, "
-            f"reference {want.reshape(-1)[worst]:.9g}, allowed error {allowed.reshape(-1)[worst]:.3g}"
+            f"{wrong} of {got.numel()} elements are wrong; worst at {place}: "
+            f"got {got.reshape(-1)[worst]:.9g}, reference {want.reshape(-1)[worst]:.9g}, "
+            f"allowed error {allowed.reshape(-1)[worst]:.3g}"
         )

@@ -1,5 +1,6 @@
 """The main job and the operator benchmarks, at tiny sizes."""
 
+import dataclasses
 import json
 import runpy
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import recfuse
+import recfuse.workloads
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 TINY_DLRM = [
@@ -138,9 +140,7 @@ TINY_BAG = [
 
 def test_embedding_bag_compares_all_hotness_levels(run, tmp_path, trace, capsys):
     target = tmp_path / "bag.json"
-    picture = tmp_path / "bag.png"
-    arguments = ["--trace", trace, "--json", target, "--plot", picture]
-    assert run("embedding_bag", *TINY_BAG, *arguments) == 0
+    assert run("embedding_bag", *TINY_BAG, "--trace", trace, "--json", target) == 0
     output = capsys.readouterr().out
     record = json.loads(target.read_text())
     assert [entry["hotness"] for entry in record["measured"]] == [
@@ -157,22 +157,60 @@ def test_embedding_bag_compares_all_hotness_levels(run, tmp_path, trace, capsys)
         # All 24 indices and 7 offsets of int64 and six rows of output, and one to 24 rows of the table.
         assert 8 * 31 + 32 * 7 <= entry["least_bytes"] <= 8 * 31 + 32 * 30
     assert "Geometric mean" in output
-    assert picture.read_bytes().startswith(b"\x89PNG")
     assert run("show", target) == 0
     assert "| one_item | 8 |" in capsys.readouterr().out
 
 
-def test_fused_embedding_bag_compares_models(run, tmp_path, capsys):
+@pytest.fixture
+def small_models(monkeypatch):
+    """Models with one feature a group in place of fifty or more."""
+    real_model = recfuse.workloads.model
+
+    def small_model(name, seed=0):
+        whole = real_model(name, seed=seed)
+        firsts = [whole.group_of.index(number) for number in range(len(whole.groups))]
+        return dataclasses.replace(
+            whole,
+            groups=tuple(dataclasses.replace(group, features=1) for group in whole.groups),
+            rows=tuple(whole.rows[feature] for feature in firsts),
+            dims=tuple(whole.dims[feature] for feature in firsts),
+            group_of=tuple(range(len(whole.groups))),
+        )
+
+    monkeypatch.setattr(recfuse.workloads, "model", small_model)
+
+
+TINY_FUSED = ["--batch-size", 3, "--num-batches", 2, "--rounds", 2]
+
+
+def test_fused_embedding_bag_compares_models(run, small_models, tmp_path, capsys):
     target = tmp_path / "fused.json"
-    picture = tmp_path / "fused.png"
-    arguments = ["--batch-size", 2, "--num-batches", 1, "--rounds", 2, "--json", target, "--plot", picture]
-    assert run("fused_embedding_bag", "--models", "B", *arguments) == 0
-    (entry,) = json.loads(target.read_text())["models"]
-    assert entry["features"] == 1200
-    assert 0 <= entry["relative_difference"] < 1e-5
-    assert entry["ratio"]["torch"] > 0
+    assert run("fused_embedding_bag", "--models", "B,E", *TINY_FUSED, "--json", target) == 0
+    entries = json.loads(target.read_text())["models"]
+    assert [(entry["model"], entry["features"]) for entry in entries] == [("B", 12), ("E", 20)]
+    for entry in entries:
+        assert 0 <= entry["relative_difference"] < 1e-5
+        assert entry["ratio"]["torch"] > 0
+        # At least the offsets and the output, at most a row for each lookup too.
+        dims = recfuse.workloads.model(entry["model"]).dims
+        floor = 4 * (3 * len(dims) + 1) + 4 * 3 * sum(dims)
+        assert floor <= entry["least_bytes"] <= floor + entry["lookups"] * (4 + 4 * max(dims))
     assert "geometric mean" in capsys.readouterr().out
-    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_ratios_are_plotted(run, small_models, tmp_path):
+    pytest.importorskip("matplotlib")
+    few_bags, few_models = [*TINY_BAG, "--hotness", "random"], [*TINY_FUSED, "--models", "B"]
+    for name, arguments in (("embedding_bag", few_bags), ("fused_embedding_bag", few_models)):
+        picture = tmp_path / f"{name}.png"
+        assert run(name, *arguments, "--plot", picture) == 0
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_without_matplotlib_is_refused_before_measuring(run, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run("embedding_bag", "--plot", tmp_path / "a.png") == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 def test_a_missing_peer_is_reported_and_left_out(run, monkeypatch, capsys):
@@ -216,3 +254,41 @@ def test_agreement_is_refused_when_a_difference_is_not_a_number(monkeypatch):
     for bad in (float("nan"), 1e-4):
         with pytest.raises(SystemExit):
             check_agreement(argparse.ArgumentParser(), [0.0, bad], 1e-5)
+
+
+@pytest.mark.parametrize("load, warned", [(None, False), (0.05, False), (0.7, True)])
+def test_a_busy_machine_is_told(monkeypatch, load, warned):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from _common import load_notes
+
+    quiet = recfuse.timing.compare({"a": lambda: None}, rounds=1)
+    notes = load_notes([dataclasses.replace(quiet, other_load=number) for number in (0.0, load)])
+    assert any("up to 0.7 cores" in note for note in notes) == warned == bool(notes)
+
+
+@pytest.mark.parametrize(
+    "costs, parts, expected",
+    [([1, 1, 1, 1], 2, [0, 2, 4]), ([9, 1, 1], 2, [0, 1, 3]), ([1, 1, 9], 3, [0, 3]), ([5], 4, [0, 1])],
+)
+def test_work_is_dealt_out_in_ranges_of_like_cost(monkeypatch, costs, parts, expected):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from _peers import balanced_cuts
+
+    assert balanced_cuts(torch.tensor(costs), parts) == expected
+
+
+def test_peers_in_threads_run_on_a_thread_each(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from _peers import InThreads
+
+    def threads_in_use(indices, offsets):
+        return torch.tensor([torch.get_num_threads()])
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        part = (torch.zeros(1), torch.zeros(1))
+        assert InThreads([threads_in_use] * 3, dim=0)([part] * 3).tolist() == [1, 1, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

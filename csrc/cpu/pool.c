@@ -8,10 +8,13 @@
 
 enum {
     SPAN_LOOKUPS = 16384,      /* what a span of a long feature holds, about */
+    CHECK_LOOKUPS = 1024,      /* indices checked before they are used */
     BLOCK_BYTES = 256,         /* width of the neighbouring columns that one worker writes, at least */
-    BLOCKS_PER_WORKER = 16,    /* at least, so that the threads end together */
+    BLOCKS_PER_WORKER = 64,    /* at least, so that the threads end together */
     MIN_WORKER_BYTES = 65536,  /* gathered bytes that are worth another thread */
-    DEFAULT_DISTANCE = 96,     /* lookups; measured, see benchmarks/README.md */
+    LEAD_BYTES = 32768,        /* of rows asked for and not yet used, by default: measured, see benchmarks/README.md */
+    LEAST_DISTANCE = 64,       /* lookups; the bounds of the default */
+    MOST_DISTANCE = 256,
     MAX_DISTANCE = 4096,       /* beyond, rows have left L2 before they are used */
 };
 
@@ -73,9 +76,10 @@ bool rf__ahead_next(rf__ahead *ahead) {
         int64_t begin = rf__bag_start(call, table.feature, first), end = rf__bag_start(call, table.feature, last);
         if (begin < 0 || end > call->lookups || begin >= end) continue; /* empty, or bad: checked when pooled */
         self->ahead_passed += end - begin;
-        *ahead = (rf__ahead){table.weight, table.pitch,
-                             table.dim * rf__dtype_bytes(call->buffers[call->features[table.feature].buffer].dtype),
-                             begin, end};
+        int64_t bytes = table.dim * rf__dtype_bytes(call->buffers[call->features[table.feature].buffer].dtype);
+        bool whole = (uintptr_t)table.weight % 64 == 0 && table.pitch % 64 == 0;
+        bool inside = bytes <= 64 && bytes > 0 && 64 % bytes == 0 && table.pitch == bytes && (uintptr_t)table.weight % (uintptr_t)bytes == 0;
+        *ahead = (rf__ahead){table.weight, table.pitch, bytes, whole ? (bytes + 63) / 64 : inside ? 1 : 0, begin, end};
         return true;
     }
 }
@@ -103,35 +107,38 @@ static void offend(rf__pool_call *call, int64_t span, const rf__offence *offence
     pthread_mutex_unlock(&call->lock);
 }
 
-/* True when the span's offsets rise within [0, lookups] and its indices lie within the table. */
-static bool span_is_good(rf__pool_call *call, int64_t span, int64_t feature, int64_t first, int64_t last) {
-    int64_t begin = rf__bag_start(call, feature, first), before = begin;
-    for (int64_t bag = first; bag <= last; bag++) {
-        int64_t start = rf__bag_start(call, feature, bag);
-        if (start < before || start < 0 || start > call->lookups || (feature == 0 && bag == 0 && start != 0)) {
-            offend(call, span, &(rf__offence){RF__BAD_OFFSET, feature, bag, feature * call->bags + bag, start, before});
-            return false;
-        }
-        before = start;
+/* The end of a run of bags from `first` on whose offsets rise within [0, lookups] and whose indices lie
+ * within the table: about CHECK_LOOKUPS at once, so that they are still in L1 when they are used. 0: bad. */
+static int64_t good_run(rf__pool_call *call, int64_t span, int64_t feature, int64_t first, int64_t last) {
+    int64_t begin = rf__bag_start(call, feature, first), end = begin, bag = first;
+    bool good = begin >= 0 && (feature > 0 || first > 0 || begin == 0);
+    while (good && bag < last && end - begin < CHECK_LOOKUPS) {
+        int64_t next = rf__bag_start(call, feature, bag + 1);
+        good = next >= end && next <= call->lookups;
+        if (good) end = next;
+        bag++;
+    }
+    if (!good) {
+        int64_t at = feature * call->bags + bag, value = rf__bag_start(call, feature, bag);
+        offend(call, span, &(rf__offence){RF__BAD_OFFSET, feature, bag, at, value, bag == first ? 0 : end});
+        return 0;
     }
     int64_t rows = call->features[feature].rows;
     const char *indices = (const char *)call->indices + begin * (call->index_type == RF_INT32 ? 4 : 8);
-    if (rf__isa_in_use()->kernels->in_range[call->index_type](indices, before - begin, rows)) return true;
-    for (int64_t bag = first, at = begin; at < before; at++) {
-        while (at >= rf__bag_start(call, feature, bag + 1)) bag++;
+    if (rf__isa_in_use()->kernels->in_range[call->index_type](indices, end - begin, rows)) return bag;
+    for (int64_t at = begin, of = first;; at++) {
+        while (at >= rf__bag_start(call, feature, of + 1)) of++;
         int64_t value = rf__load_int(call->indices, call->index_type, at);
         if (value >= 0 && value < rows) continue;
-        offend(call, span, &(rf__offence){RF__BAD_INDEX, feature, bag, at, value, rows});
-        break;
+        offend(call, span, &(rf__offence){RF__BAD_INDEX, feature, of, at, value, rows});
+        return 0;
     }
-    return false;
 }
 
 static void pool_span(worker *self, int64_t span) {
     rf__pool_call *call = self->call;
     int64_t first, last;
     rf__table table = table_of(call, span_bags(call, span, &first, &last));
-    if (call->check_bounds && !span_is_good(call, span, table.feature, first, last)) return;
     rf_dtype dtype = call->buffers[call->features[table.feature].buffer].dtype;
     int op = RF__SUM;
     if (table.pooling == RF_MAX) {
@@ -139,8 +146,15 @@ static void pool_span(worker *self, int64_t span) {
     } else if (call->sample_weights != NULL || table.padding_idx >= 0) {
         op = RF__WEIGHTED;
     }
-    rf__isa_in_use()->kernels->pool[dtype][call->index_type][op](call, &table, first, last, &self->ahead);
-    self->pooled += rf__bag_start(call, table.feature, last) - rf__bag_start(call, table.feature, first);
+    rf__pool_kernel pool = rf__isa_in_use()->kernels->pool[dtype][call->index_type][op];
+    int64_t begin = rf__bag_start(call, table.feature, first);
+    while (first < last) {
+        int64_t end = call->check_bounds ? good_run(call, span, table.feature, first, last) : last;
+        if (end == 0) return;
+        pool(call, &table, first, end, &self->ahead);
+        first = end;
+    }
+    self->pooled += rf__bag_start(call, table.feature, last) - begin;
 }
 
 /* One worker; how the executor numbers them does not matter. */
@@ -191,15 +205,18 @@ static rf_status report(const rf__pool_call *call) {
 
 static int64_t at_least(int64_t value, int64_t least) { return value > least ? value : least; }
 
+static int64_t at_most(int64_t value, int64_t most) { return value < most ? value : most; }
+
 rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor) {
     if (call->n_features == 0 || call->bags == 0) return RF_OK;
-    if (call->prefetch_distance < 0) call->prefetch_distance = DEFAULT_DISTANCE;
-    if (call->prefetch_distance > MAX_DISTANCE) call->prefetch_distance = MAX_DISTANCE;
 
     int64_t feature_bytes = call->output_dim * rf__dtype_bytes(call->output_dtype) / call->n_features;
+    int64_t distance = call->prefetch_distance;
+    if (distance < 0) distance = at_least(at_most(LEAD_BYTES / at_least(feature_bytes, 1), MOST_DISTANCE), LEAST_DISTANCE);
+    call->prefetch_distance = (int32_t)at_most(distance, MAX_DISTANCE);
     int64_t workers = executor == NULL ? 1 : executor->threads;
     int64_t useful = (call->lookups + call->n_features * call->bags) / at_least(MIN_WORKER_BYTES / at_least(feature_bytes, 1), 1);
-    workers = at_least(workers < useful ? workers : useful, 1);
+    workers = at_least(at_most(workers, useful), 1);
 
     int64_t parts = at_least(call->lookups / call->n_features / SPAN_LOOKUPS, 1);
     if (call->n_features < workers * BLOCKS_PER_WORKER) { /* few features: cut each */
@@ -211,7 +228,7 @@ rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor) {
     call->block_spans = 1;
     if (call->spans_per_feature == 1 && workers > 1) {
         int64_t wide = BLOCK_BYTES / at_least(feature_bytes, 1), even = spans / (workers * BLOCKS_PER_WORKER);
-        call->block_spans = at_least(wide < even ? wide : even, 1);
+        call->block_spans = at_least(at_most(wide, even), 1);
     } else if (workers == 1) {
         call->block_spans = spans;
     }

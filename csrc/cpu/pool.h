@@ -68,6 +68,7 @@ typedef struct rf__ahead {
     const char *weight;
     int64_t pitch;
     int64_t row_bytes;
+    int64_t lines;         /* cache lines a row, where each begins with one; 0: rows lie across lines */
     int64_t position, end; /* lookups; all before `end` are of this table */
 } rf__ahead;
 
@@ -105,14 +106,14 @@ static inline int64_t rf__bag_start(const rf__pool_call *call, int64_t feature, 
     return at < call->n_offsets ? rf__load_int(call->offsets, call->offset_type, at) : call->lookups;
 }
 
-/* Asks for a row of `bytes` bytes to come into L2, whole. Nobody waits; a bad address does no harm.
+/* Asks for a cache line to come into L2. Nobody waits; a bad address does no harm.
  * L2 and not L1: a core has far fewer slots for misses of L1 (24 on a Zen 4) than for those of L2, and
  * drops prefetches when they are taken; loads of the row from L2 overlap by themselves (MICRO'24, IV). */
+static inline void rf__ask_for_line(uintptr_t address) { __builtin_prefetch((const void *)address, 0, 2); }
+
 static inline void rf__ask_for(const char *row, int64_t bytes) {
     uintptr_t first = (uintptr_t)row;
-    for (uintptr_t line = first & ~(uintptr_t)63; line < first + (uintptr_t)bytes; line += 64) {
-        __builtin_prefetch((const void *)line, 0, 2);
-    }
+    for (uintptr_t line = first & ~(uintptr_t)63; line < first + (uintptr_t)bytes; line += 64) rf__ask_for_line(line);
 }
 
 #endif

@@ -17,25 +17,31 @@
 /* The cursor ahead, in registers while bags are pooled. Off: the columns of a row after its first chunk. */
 typedef struct rf__look {
     const char *weight;
-    int64_t pitch, row_bytes, position, end;
+    int64_t pitch, row_bytes, lines, position, end;
     rf__ahead *ahead; /* NULL: off */
 } rf__look;
 
 static RF__INLINE rf__look rf__look_open(rf__ahead *ahead) {
     if (ahead == NULL) return (rf__look){0};
-    return (rf__look){ahead->weight, ahead->pitch, ahead->row_bytes, ahead->position, ahead->end, ahead};
+    return (rf__look){ahead->weight, ahead->pitch, ahead->row_bytes, ahead->lines, ahead->position, ahead->end, ahead};
 }
 
 static RF__INLINE void rf__look_close(const rf__look *look, rf__ahead *ahead) {
     if (ahead != NULL) ahead->position = look->position;
 }
 
-/* Asks for one more row. */
-static RF__INLINE void rf__look_ahead(rf__look *look, const void *indices, const rf_int_type index_type) {
+/* Asks for one more row. `lines` is the constant for which no loop is needed. */
+static RF__INLINE void rf__look_ahead(rf__look *look, const void *indices, const rf_int_type index_type,
+                                      const int lines) {
     if (__builtin_expect(look->position < look->end, 1)) {
         int64_t row = rf__load_int(indices, index_type, look->position++);
-        rf__ask_for((const char *)((uintptr_t)look->weight + (uintptr_t)row * (uintptr_t)look->pitch),
-                    look->row_bytes);
+        const char *at = (const char *)((uintptr_t)look->weight + (uintptr_t)row * (uintptr_t)look->pitch);
+        if (__builtin_expect(look->lines == lines, 1)) {
+            RF__UNROLL
+            for (int line = 0; line < lines; line++) rf__ask_for_line((uintptr_t)at + 64 * (uintptr_t)line);
+        } else {
+            rf__ask_for(at, look->row_bytes);
+        }
     } else if (look->ahead != NULL) {
         rf__ahead *ahead = look->ahead;
         ahead->position = look->position;
@@ -152,19 +158,19 @@ RF__KERNELS(f16, RF_FLOAT16, i64, RF_INT64)
 RF__KERNELS(bf16, RF_BFLOAT16, i32, RF_INT32)
 RF__KERNELS(bf16, RF_BFLOAT16, i64, RF_INT64)
 
-/* Unsigned comparison: a negative index is a huge one. The loops have no exit, so that they vectorise. */
+/* Unsigned: a negative index is a huge one. The loops have no exit, so that they vectorise. */
 static bool in_range_i32(const void *indices, int64_t n, int64_t rows) {
-    const uint32_t *value = indices, limit = rows > INT32_MAX ? (uint32_t)INT32_MAX + 1 : (uint32_t)rows;
-    uint32_t bad = 0;
-    for (int64_t i = 0; i < n; i++) bad |= value[i] >= limit;
-    return bad == 0;
+    const uint32_t *value = indices;
+    uint32_t most = 0;
+    for (int64_t i = 0; i < n; i++) most = value[i] > most ? value[i] : most;
+    return n == 0 || (most <= INT32_MAX && most < rows);
 }
 
 static bool in_range_i64(const void *indices, int64_t n, int64_t rows) {
     const uint64_t *value = indices;
-    uint64_t bad = 0;
-    for (int64_t i = 0; i < n; i++) bad |= value[i] >= (uint64_t)rows;
-    return bad == 0;
+    uint64_t most = 0;
+    for (int64_t i = 0; i < n; i++) most = value[i] > most ? value[i] : most;
+    return n == 0 || most < (uint64_t)rows;
 }
 
 #define RF__ENTRY(name) {pool_sum_##name, pool_weighted_##name, pool_max_##name}

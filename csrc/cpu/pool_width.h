@@ -12,6 +12,7 @@ static RF__INLINE void RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
                                          const rf_int_type index_type, const int op) {
     const int chains = op != RF__SUM || vectors > 2 ? 1 : vectors == 2 ? 2 : 4;
     const int64_t bytes = rf__dtype_bytes(dtype), output_bytes = rf__dtype_bytes(call->output_dtype);
+    const int lines = vectors * RF__W * (int)bytes < 64 ? 1 : vectors * RF__W * (int)bytes / 64;
     const char *weight = table->weight + column * bytes;
     const int64_t pitch = table->pitch, padding_idx = table->padding_idx;
     const void *indices = call->indices;
@@ -31,14 +32,14 @@ static RF__INLINE void RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
             for (; chains > 1 && i + chains <= to; i += chains) {
                 RF__UNROLL
                 for (int c = 0; c < chains; c++) {
-                    rf__look_ahead(&look, indices, index_type);
+                    rf__look_ahead(&look, indices, index_type, lines);
                     const char *row = RF__ROW(i + c);
                     chain[c][0] += RF__READ(row, 0);
                     if (vectors == 2) chain[c][1] += RF__READ(row, 1);
                 }
             }
             for (; i < to; i++) {
-                rf__look_ahead(&look, indices, index_type);
+                rf__look_ahead(&look, indices, index_type, lines);
                 const char *row = RF__ROW(i);
                 RF__UNROLL
                 for (int v = 0; v < vectors; v++) sum[v] += RF__READ(row, v);
@@ -50,7 +51,7 @@ static RF__INLINE void RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
         } else {
             count = 0;
             for (; i < to; i++) {
-                rf__look_ahead(&look, indices, index_type);
+                rf__look_ahead(&look, indices, index_type, lines);
                 if (rf__load_int(indices, index_type, i) == padding_idx) continue;
                 const char *row = RF__ROW(i);
                 const float scale = sample_weights != NULL ? sample_weights[i] : 1.0f;

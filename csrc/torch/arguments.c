@@ -36,8 +36,10 @@ out:
 
 rf_status rf__prefetch_distance_parse(int64_t value, int32_t *distance) {
     if (value < -1 || value > INT32_MAX) {
-        return rf__fail(RF_ERR_VALUE, "prefetch_distance is %lld, must be -1 (a good default), 0 (no "
-                        "prefetching) or a number of lookups", (long long)value);
+        return rf__fail(RF_ERR_VALUE,
+                        "prefetch_distance is %lld, must be -1 (a good default), 0 (no "
+                        "prefetching) or a number of lookups",
+                        (long long)value);
     }
     *distance = (int32_t)value;
     return RF_OK;
@@ -53,8 +55,10 @@ rf_status rf__sample_weights_read(AtenTensorHandle handle, int64_t lookups, Aten
     RF_TRY(rf__tensor_read("per_sample_weights", handle, 1, &tensor));
     RF_TRY(rf__tensor_dtype(&tensor, &dtype));
     if (tensor.sizes[0] != lookups) {
-        return rf__fail(RF_ERR_VALUE, "per_sample_weights has %lld elements, must have one for each of the "
-                        "%lld indices", (long long)tensor.sizes[0], (long long)lookups);
+        return rf__fail(RF_ERR_VALUE,
+                        "per_sample_weights has %lld elements, must have one for each of the "
+                        "%lld indices",
+                        (long long)tensor.sizes[0], (long long)lookups);
     }
     RF_TRY(rf__tensor_make_contiguous(&tensor, aoti_torch_dtype_float32(), copy));
     *weights = tensor.data;

@@ -5,8 +5,17 @@
 
 /* Positions in the schema. */
 enum {
-    WEIGHT, INDICES, OFFSETS, MODE, SAMPLE_WEIGHTS, INCLUDE_LAST_OFFSET, PADDING_IDX,
-    SCALE_GRAD_BY_FREQ, SPARSE, PREFETCH_DISTANCE, BOUNDS_CHECK
+    WEIGHT,
+    INDICES,
+    OFFSETS,
+    MODE,
+    SAMPLE_WEIGHTS,
+    INCLUDE_LAST_OFFSET,
+    PADDING_IDX,
+    SCALE_GRAD_BY_FREQ,
+    SPARSE,
+    PREFETCH_DISTANCE,
+    BOUNDS_CHECK
 };
 
 static rf_status pooling_parse(StringHandle string, rf_pooling *pooling) {
@@ -64,7 +73,7 @@ rf_status rf__torch_embedding_bag(const rf__value *values, AtenTensorHandle *out
     params.include_last_offset = values[INCLUDE_LAST_OFFSET].boolean;
     if (params.include_last_offset && offsets.sizes[0] == 0) {
         status = rf__fail(RF_ERR_VALUE, "offsets is empty, must have at least one element with "
-                          "include_last_offset");
+                                        "include_last_offset");
         goto out;
     }
     params.bags = offsets.sizes[0] - params.include_last_offset;

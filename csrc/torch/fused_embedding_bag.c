@@ -5,7 +5,15 @@
 
 /* Positions in the schema. */
 enum {
-    BUFFERS, FEATURES, INDICES, OFFSETS, OUTPUT_DIM, SAMPLE_WEIGHTS, SPARSE, PREFETCH_DISTANCE, BOUNDS_CHECK
+    BUFFERS,
+    FEATURES,
+    INDICES,
+    OFFSETS,
+    OUTPUT_DIM,
+    SAMPLE_WEIGHTS,
+    SPARSE,
+    PREFETCH_DISTANCE,
+    BOUNDS_CHECK
 };
 
 enum { FEATURE_FIELDS = sizeof(rf_feature) / sizeof(int64_t) };
@@ -17,8 +25,10 @@ static rf_status buffer_read(AtenTensorHandle handle, rf_buffer *buffer) {
     RF_TRY(rf__tensor_read("buffers", handle, 1, &tensor));
     RF_TRY(rf__tensor_dtype(&tensor, &buffer->dtype));
     if (tensor.sizes[0] > 1 && tensor.strides[0] != 1) {
-        return rf__fail(RF_ERR_VALUE, "a tensor of buffers has stride %lld, must be contiguous: pass "
-                        "tensor.contiguous()", (long long)tensor.strides[0]);
+        return rf__fail(RF_ERR_VALUE,
+                        "a tensor of buffers has stride %lld, must be contiguous: pass "
+                        "tensor.contiguous()",
+                        (long long)tensor.strides[0]);
     }
     buffer->data = tensor.data;
     buffer->numel = tensor.sizes[0];
@@ -27,7 +37,8 @@ out:
 }
 
 /* Also the output's type: the buffers' own where they agree, else float32. */
-static rf_status buffers_read(StableListHandle list, rf_buffer **buffers, rf_fused_embedding_bag_params *params) {
+static rf_status buffers_read(StableListHandle list, rf_buffer **buffers,
+                              rf_fused_embedding_bag_params *params) {
     rf_status status = RF_OK;
     size_t count = 0;
     RF__TORCH_TRY(torch_list_size(list, &count));
@@ -55,8 +66,9 @@ static rf_status features_read(AtenTensorHandle handle, AtenTensorHandle *copy,
     if (features.dtype != aoti_torch_dtype_int64() || features.sizes[1] != FEATURE_FIELDS) {
         return rf__fail(features.dtype != aoti_torch_dtype_int64() ? RF_ERR_TYPE : RF_ERR_VALUE,
                         "features is %s [%lld, %lld], must be int64 [features, %d]: buffer, weight_offset, "
-                        "rows, dim, pooling, padding_idx, output_column", rf__torch_dtype_name(features.dtype),
-                        (long long)features.sizes[0], (long long)features.sizes[1], FEATURE_FIELDS);
+                        "rows, dim, pooling, padding_idx, output_column",
+                        rf__torch_dtype_name(features.dtype), (long long)features.sizes[0],
+                        (long long)features.sizes[1], FEATURE_FIELDS);
     }
     RF_TRY(rf__tensor_make_contiguous(&features, features.dtype, copy));
     params->features = features.data;
@@ -68,8 +80,10 @@ out:
 static rf_status bags_count(int64_t offsets, int64_t n_features, int64_t *bags) {
     const bool fits = offsets > 0 && (n_features > 0 ? (offsets - 1) % n_features == 0 : offsets == 1);
     if (!fits) {
-        return rf__fail(RF_ERR_VALUE, "offsets has %lld elements, must have features * bags + 1 with %lld "
-                        "features", (long long)offsets, (long long)n_features);
+        return rf__fail(RF_ERR_VALUE,
+                        "offsets has %lld elements, must have features * bags + 1 with %lld "
+                        "features",
+                        (long long)offsets, (long long)n_features);
     }
     *bags = n_features > 0 ? (offsets - 1) / n_features : 0;
     return RF_OK;

@@ -6,15 +6,15 @@
 
 /* X(name, kinds of the arguments as in values.h, schema). `rf__torch_<name>` is the CPU kernel; all
  * return one tensor. */
-#define RF__OPERATOR_LIST(X)                                                                          \
-    X(embedding_bag, "tttsobibbis",                                                                   \
-      "(Tensor weight, Tensor indices, Tensor offsets, str mode=\"mean\", "                           \
-      "Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1, "         \
-      "bool scale_grad_by_freq=False, bool sparse=False, int prefetch_distance=-1, "                  \
-      "str bounds_check=\"on\") -> Tensor")                                                           \
-    X(fused_embedding_bag, "ltttiobis",                                                               \
-      "(Tensor[] buffers, Tensor features, Tensor indices, Tensor offsets, SymInt output_dim, "       \
-      "Tensor? per_sample_weights=None, bool sparse=False, int prefetch_distance=-1, "                \
+#define RF__OPERATOR_LIST(X)                                                                    \
+    X(embedding_bag, "tttsobibbis",                                                             \
+      "(Tensor weight, Tensor indices, Tensor offsets, str mode=\"mean\", "                     \
+      "Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1, "   \
+      "bool scale_grad_by_freq=False, bool sparse=False, int prefetch_distance=-1, "            \
+      "str bounds_check=\"on\") -> Tensor")                                                     \
+    X(fused_embedding_bag, "ltttiobis",                                                         \
+      "(Tensor[] buffers, Tensor features, Tensor indices, Tensor offsets, SymInt output_dim, " \
+      "Tensor? per_sample_weights=None, bool sparse=False, int prefetch_distance=-1, "          \
       "str bounds_check=\"on\") -> Tensor")
 
 /* A CPU kernel: borrows `values`, gives a new tensor in *output (NULL before, and on failure). */

@@ -15,7 +15,7 @@ static void call(const char *name, const char *kinds, rf__operator kernel, Stabl
     const rf_status status =
         kernel != NULL ? kernel(values, &output)
                        : rf__fail(RF_ERR_UNSUPPORTED, "no CUDA kernels in this version; move the tensors "
-                                  "to the CPU");
+                                                      "to the CPU");
     rf__arguments_free(kinds, values);
     if (status == RF_OK) {
         stack[0] = (StableIValue)(uintptr_t)output;
@@ -26,23 +26,26 @@ static void call(const char *name, const char *kinds, rf__operator kernel, Stabl
     if (strncmp(rf_last_error(), "recfuse.", strlen("recfuse.")) == 0) {
         snprintf(message, sizeof message, "%s: %s", rf_status_python(status), rf_last_error());
     } else {
-        snprintf(message, sizeof message, "%s: recfuse.%s: %s", rf_status_python(status), name, rf_last_error());
+        snprintf(message, sizeof message, "%s: recfuse.%s: %s", rf_status_python(status), name,
+                 rf_last_error());
     }
     aoti_torch_check(false, name, __FILE__, __LINE__, message);
 }
 
-#define BOXED(name, kinds, schema)                                                           \
-    _Static_assert(sizeof kinds <= RF__MAX_ARGUMENTS + 1, #name " has too many arguments");  \
-    static void name##_cpu(StableIValue *stack, uint64_t n_in, uint64_t n_out) {             \
-        (void)n_in, (void)n_out;                                                             \
-        call(#name, kinds, rf__torch_##name, stack);                                         \
-    }                                                                                        \
-    static void name##_cuda(StableIValue *stack, uint64_t n_in, uint64_t n_out) {            \
-        (void)n_in, (void)n_out;                                                             \
-        call(#name, kinds, NULL, stack);                                                     \
+#define BOXED(name, kinds, schema)                                                          \
+    _Static_assert(sizeof kinds <= RF__MAX_ARGUMENTS + 1, #name " has too many arguments"); \
+    static void name##_cpu(StableIValue *stack, uint64_t n_in, uint64_t n_out) {            \
+        (void)n_in, (void)n_out;                                                            \
+        call(#name, kinds, rf__torch_##name, stack);                                        \
+    }                                                                                       \
+    static void name##_cuda(StableIValue *stack, uint64_t n_in, uint64_t n_out) {           \
+        (void)n_in, (void)n_out;                                                            \
+        call(#name, kinds, NULL, stack);                                                    \
     }
 RF__OPERATOR_LIST(BOXED)
 
+/* libtorch before 2.15 copies a returned string and never frees it: 48 bytes a call that are not ours to
+ * free, since later ones do. Nothing that runs often returns one. */
 static void give_string(const char *name, const char *text, StableIValue *stack) {
     StringHandle string = NULL;
     if (torch_new_string_handle(text, strlen(text), &string) != 0) {
@@ -67,7 +70,8 @@ __attribute__((constructor)) static void register_operators(void) {
     TorchLibraryHandle schemas = NULL, anywhere = NULL, cpu = NULL, cuda = NULL;
     const char *space = "recfuse";
     if (aoti_torch_library_init_def(space, __FILE__, __LINE__, &schemas) != 0 ||
-        aoti_torch_library_init_impl(space, "CompositeExplicitAutograd", __FILE__, __LINE__, &anywhere) != 0 ||
+        aoti_torch_library_init_impl(space, "CompositeExplicitAutograd", __FILE__, __LINE__, &anywhere) !=
+            0 ||
         aoti_torch_library_init_impl(space, "CPU", __FILE__, __LINE__, &cpu) != 0 ||
         aoti_torch_library_init_impl(space, "CUDA", __FILE__, __LINE__, &cuda) != 0) {
         return;
@@ -76,9 +80,9 @@ __attribute__((constructor)) static void register_operators(void) {
     aoti_torch_library_def(schemas, "library_version() -> str");
     torch_library_impl(anywhere, "cpu_isa", cpu_isa, RF__TORCH_BUILD_VERSION);
     torch_library_impl(anywhere, "library_version", library_version, RF__TORCH_BUILD_VERSION);
-#define REGISTER(name, kinds, schema)                                        \
-    aoti_torch_library_def(schemas, #name schema);                           \
-    torch_library_impl(cpu, #name, name##_cpu, RF__TORCH_BUILD_VERSION);     \
+#define REGISTER(name, kinds, schema)                                    \
+    aoti_torch_library_def(schemas, #name schema);                       \
+    torch_library_impl(cpu, #name, name##_cpu, RF__TORCH_BUILD_VERSION); \
     torch_library_impl(cuda, #name, name##_cuda, RF__TORCH_BUILD_VERSION);
     RF__OPERATOR_LIST(REGISTER)
 #undef REGISTER

@@ -19,14 +19,24 @@ static StableIValue unbox(StableIValue *box) {
 void rf__arguments_take(const char *kinds, const StableIValue *stack, rf__value *values) {
     for (int i = 0; kinds[i] != '\0'; i++) {
         switch (kinds[i]) {
-        case 't': values[i].tensor = (AtenTensorHandle)(uintptr_t)stack[i]; break;
+        case 't':
+            values[i].tensor = (AtenTensorHandle)(uintptr_t)stack[i];
+            break;
         case 'o':
             values[i].tensor = (AtenTensorHandle)(uintptr_t)unbox((StableIValue *)(uintptr_t)stack[i]);
             break;
-        case 'l': values[i].list = (StableListHandle)(uintptr_t)stack[i]; break;
-        case 's': values[i].string = (StringHandle)(uintptr_t)stack[i]; break;
-        case 'b': values[i].boolean = (stack[i] & 0xff) != 0; break;
-        default: values[i].integer = (int64_t)stack[i]; break;
+        case 'l':
+            values[i].list = (StableListHandle)(uintptr_t)stack[i];
+            break;
+        case 's':
+            values[i].string = (StringHandle)(uintptr_t)stack[i];
+            break;
+        case 'b':
+            values[i].boolean = (stack[i] & 0xff) != 0;
+            break;
+        default:
+            values[i].integer = (int64_t)stack[i];
+            break;
         }
     }
 }
@@ -47,10 +57,17 @@ void rf__arguments_free(const char *kinds, rf__value *values) {
     for (int i = 0; kinds[i] != '\0'; i++) {
         switch (kinds[i]) {
         case 't':
-        case 'o': rf__tensor_free(values[i].tensor); break;
-        case 'l': tensor_list_free(values[i].list); break;
-        case 's': torch_delete_string(values[i].string); break;
-        default: break;
+        case 'o':
+            rf__tensor_free(values[i].tensor);
+            break;
+        case 'l':
+            tensor_list_free(values[i].list);
+            break;
+        case 's':
+            torch_delete_string(values[i].string);
+            break;
+        default:
+            break;
         }
     }
 }
@@ -85,8 +102,10 @@ rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t
     tensor->argument = argument;
     RF__TORCH_TRY(aoti_torch_get_device_type(handle, &device_type));
     if (device_type != aoti_torch_device_type_cpu()) {
-        return rf__fail(RF_ERR_VALUE, "%s is not on the CPU, but other arguments are; "
-                        "move all tensors to one device", argument);
+        return rf__fail(RF_ERR_VALUE,
+                        "%s is not on the CPU, but other arguments are; "
+                        "move all tensors to one device",
+                        argument);
     }
     RF_TRY(tensor_look(handle, tensor));
     if (tensor->dim != dim) {
@@ -112,10 +131,9 @@ static rf_status tensor_empty(int64_t dim, const int64_t *sizes, int32_t dtype, 
     const int32_t any_index = -1;
     const int64_t row = dim == 2 && sizes[1] > 0 ? sizes[1] : 1;
     const int64_t strides[2] = {row, 1};
-    return rf__torch_status(
-        aoti_torch_empty_strided(dim, sizes, dim == 2 ? strides : strides + 1, dtype,
-                                 aoti_torch_device_type_cpu(), any_index, tensor),
-        "aoti_torch_empty_strided");
+    return rf__torch_status(aoti_torch_empty_strided(dim, sizes, dim == 2 ? strides : strides + 1, dtype,
+                                                     aoti_torch_device_type_cpu(), any_index, tensor),
+                            "aoti_torch_empty_strided");
 }
 
 rf_status rf__tensor_make_contiguous(rf__tensor *tensor, int32_t dtype, AtenTensorHandle *copy) {
@@ -128,7 +146,8 @@ out:
     return status;
 }
 
-rf_status rf__tensor_new(int64_t rows, int64_t columns, int32_t dtype, AtenTensorHandle *tensor, void **data) {
+rf_status rf__tensor_new(int64_t rows, int64_t columns, int32_t dtype, AtenTensorHandle *tensor,
+                         void **data) {
     rf_status status = RF_OK;
     const int64_t sizes[2] = {rows, columns};
     RF_TRY(tensor_empty(2, sizes, dtype, tensor));
@@ -143,9 +162,12 @@ void rf__tensor_free(AtenTensorHandle tensor) {
 
 int32_t rf__torch_dtype(rf_dtype dtype) {
     switch (dtype) {
-    case RF_FLOAT16: return aoti_torch_dtype_float16();
-    case RF_BFLOAT16: return aoti_torch_dtype_bfloat16();
-    default: return aoti_torch_dtype_float32();
+    case RF_FLOAT16:
+        return aoti_torch_dtype_float16();
+    case RF_BFLOAT16:
+        return aoti_torch_dtype_bfloat16();
+    default:
+        return aoti_torch_dtype_float32();
     }
 }
 

@@ -170,7 +170,7 @@ def _(
     found = FusedLayout(features).sparse_grads(grad, indices, offsets, per_sample_weights)
     out = []
     for (rows, values), dtype in zip(found, dtypes, strict=True):
-        out += [rows, values.to(dtype, copy=True)]
+        out += [rows, values.to(dtype)]
     return out
 
 
@@ -198,8 +198,8 @@ def _(
     per_sample_weights: Tensor | None,
 ) -> list[Tensor]:
     found = FusedLayout(features).dense_grads(grad, indices, offsets, per_sample_weights, weights)
-    # Tensors of one storage may not leave an operator, so each table's slice becomes a tensor of its own.
-    return [slot_grad.to(dtype, copy=True) for slot_grad, dtype in zip(found, dtypes, strict=True)]
+    # Tables of one group are slices of one tensor: they do not overlap, so no copies are made.
+    return [slot_grad.to(dtype) for slot_grad, dtype in zip(found, dtypes, strict=True)]
 
 
 @torch.library.register_fake("recfuse::fused_tables_backward")

@@ -6,6 +6,7 @@ plus rows, not with features times rows.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -53,6 +54,11 @@ class _Group:
             self.rows += slot.rows
 
 
+# A group's dense gradient is one allocation, and one much larger than this is new memory from the system at
+# each step, whose page faults cost more than the sums. Tables above it are groups of their own.
+_GROUP_ELEMENTS = 1 << 20
+
+
 class _Lookups(NamedTuple):
     """The lookups of a group, as ATen wants them."""
 
@@ -76,15 +82,25 @@ class FusedLayout:
             slot = numbers.setdefault(Slot(buffer, offset, rows, dim), len(numbers))
             self.features.append(Feature(slot, pooling, padding_idx, column))
         self.slots = list(numbers)
-        groups: dict[int, _Group] = {}
-        for number, feature in enumerate(self.features):
-            if feature.pooling != MAX:
-                slot = self.slots[feature.slot]
-                groups.setdefault(slot.dim, _Group(slot.dim)).add(number, feature, slot)
-        self.groups = list(groups.values())
-        self.any_mean = any(feature.pooling == MEAN for feature in self.features)
         self.any_max = any(feature.pooling == MAX for feature in self.features)
-        self.any_padding = any(feature.padding_idx >= 0 for feature in self.features)
+
+    def _grouped(self, most_elements: int) -> list[_Group]:
+        """Groups of features of one dim; a group with several tables has no more elements than that."""
+        groups: list[_Group] = []
+        group_of_slot: dict[int, _Group] = {}
+        open_groups: dict[int, _Group] = {}
+        for number, feature in enumerate(self.features):
+            if feature.pooling == MAX:
+                continue
+            slot = self.slots[feature.slot]
+            group = group_of_slot.get(feature.slot) or open_groups.get(slot.dim)
+            full = group is not None and (group.rows + slot.rows) * slot.dim > most_elements
+            if group is None or (full and feature.slot not in group_of_slot):
+                group = open_groups[slot.dim] = _Group(slot.dim)
+                groups.append(group)
+            group_of_slot[feature.slot] = group
+            group.add(number, feature, slot)
+        return groups
 
     def dense_grads(
         self,
@@ -98,19 +114,18 @@ class FusedLayout:
         max.
         """
         dtype = sum_dtype(grad.dtype)
-        bags = bags_of(indices, offsets, True)
+        grad, bags = grad.to(dtype), bags_of(indices, offsets, True)
+        bounds = self._bounds(bags)
         out: list[Tensor | None] = [None] * len(self.slots)
-        for group in self.groups:
-            found = self._lookups(group, grad.to(dtype), bags, sample_weights)
+        for group in self._grouped(_GROUP_ELEMENTS):
+            found = self._lookups(group, grad, bags, bounds, sample_weights)
             total = self._group_grad(group, found, dtype)
             for slot, first in group.first_row.items():
                 out[slot] = total[first : first + self.slots[slot].rows]
         if self.any_max:
             for number, feature in enumerate(self.features):
                 if feature.pooling == MAX:
-                    part = self._max_feature_grad(
-                        number, feature, grad.to(dtype), weights[feature.slot], bags
-                    )
+                    part = self._max_feature_grad(number, feature, grad, weights[feature.slot], bags, bounds)
                     known = out[feature.slot]
                     out[feature.slot] = part if known is None else known + part
         return [slot_grad for slot_grad in out if slot_grad is not None]
@@ -127,9 +142,10 @@ class FusedLayout:
                 "sparse gradient"
             )
         bags = bags_of(indices, offsets, True)
+        bounds = self._bounds(bags)
         out: list[tuple[Tensor, Tensor] | None] = [None] * len(self.slots)
-        for group in self.groups:
-            found = self._lookups(group, grad, bags, sample_weights)
+        for group in self._grouped(sys.maxsize):
+            found = self._lookups(group, grad, bags, bounds, sample_weights)
             values = found.grad.index_select(0, found.bag_of)
             if found.sample_weights is not None:
                 values = values * found.sample_weights.to(values.dtype)[:, None]
@@ -176,54 +192,42 @@ class FusedLayout:
         count = self._bags_per_feature(bags)
         return bags.offsets[::count].tolist() if count else [0] * (len(self.features) + 1)
 
-    def _per_feature(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64)
-
-    def _lookups(self, group: _Group, grad: Tensor, bags: Bags, sample_weights: Tensor | None) -> _Lookups:
+    def _lookups(
+        self, group: _Group, grad: Tensor, bags: Bags, bounds: Sequence[int], sample_weights: Tensor | None
+    ) -> _Lookups:
+        features = [self.features[number] for number in group.features]
         count = self._bags_per_feature(bags)
-        slot_of_feature = self._per_feature([feature.slot for feature in self.features])
-        place = {number: at for at, number in enumerate(group.features)}
-        first_row = [group.first_row.get(feature.slot, 0) for feature in self.features]
-        shift = [(place.get(number, number) - number) * count for number in range(len(self.features))]
-
-        indices, bag_of = bags.indices, bags.bag_of
+        sizes = bags.sizes.view(len(self.features), count)[_integers(group.features)]
+        bag_of = torch.repeat_interleave(sizes.reshape(-1))
         feature_of = torch.div(bag_of, max(count, 1), rounding_mode="floor")
-        keep: Tensor | None = None
-        if len(group.features) < len(self.features):
-            inside = self._per_feature([int(number in place) for number in range(len(self.features))]).bool()
-            keep = inside[feature_of]
-        sizes = bags.sizes
-        if self.any_padding:
-            padding = self._per_feature([feature.padding_idx for feature in self.features])
-            counted = indices != padding[feature_of]
-            sizes = torch.bincount(bag_of[counted], minlength=sizes.numel())
-            keep = counted if keep is None else keep & counted
+        indices = _of_features(bags.indices, group.features, bounds)
         if sample_weights is not None:
-            sample_weights = sample_weights[: indices.numel()]
-        if keep is not None:
+            sample_weights = _of_features(sample_weights, group.features, bounds)
+        if any(feature.padding_idx >= 0 for feature in features):
+            keep = indices != _integers([feature.padding_idx for feature in features])[feature_of]
             indices, bag_of, feature_of = indices[keep], bag_of[keep], feature_of[keep]
             sample_weights = sample_weights[keep] if sample_weights is not None else None
+            sizes = torch.bincount(bag_of, minlength=sizes.numel()).view(sizes.shape)
         return _Lookups(
-            self._group_bag_grads(group, grad, sizes, count),
-            indices + self._per_feature(first_row)[feature_of],
-            bag_of + self._per_feature(shift)[feature_of],
+            self._group_bag_grads(group, features, grad, sizes),
+            indices + _integers([group.first_row[feature.slot] for feature in features])[feature_of],
+            bag_of,
             sample_weights,
-            slot_of_feature[feature_of],
+            _integers([feature.slot for feature in features])[feature_of],
         )
 
-    def _group_bag_grads(self, group: _Group, grad: Tensor, sizes: Tensor, count: int) -> Tensor:
+    def _group_bag_grads(
+        self, group: _Group, features: Sequence[Feature], grad: Tensor, sizes: Tensor
+    ) -> Tensor:
         """[group's features * B, dim]: the group's columns of grad, feature-major, those of means divided."""
-        first = self._per_feature([self.features[number].column for number in group.features])
+        first = _integers([feature.column for feature in features])
         columns = (first[:, None] + torch.arange(group.dim)).reshape(-1)
-        rows = (
-            grad.index_select(1, columns).view(grad.shape[0], len(group.features), group.dim).transpose(0, 1)
-        )
-        if self.any_mean:
-            means = self._per_feature([int(self.features[n].pooling == MEAN) for n in group.features]).bool()
-            divisors = sizes.view(-1, count)[self._per_feature(group.features)].clamp(min=1)
-            divisors = torch.where(means[:, None], divisors, 1)
+        rows = grad.index_select(1, columns).view(grad.shape[0], len(features), group.dim).transpose(0, 1)
+        if any(feature.pooling == MEAN for feature in features):
+            means = _integers([feature.pooling == MEAN for feature in features]).bool()
+            divisors = torch.where(means[:, None], sizes.clamp(min=1), 1)
             rows = rows / divisors[:, :, None].to(rows.dtype)
-        return rows.reshape(-1, group.dim)
+        return rows.reshape(sizes.numel(), group.dim)
 
     def _group_grad(self, group: _Group, found: _Lookups, dtype: torch.dtype) -> Tensor:
         """[group's rows, dim]"""
@@ -244,9 +248,15 @@ class FusedLayout:
         )
 
     def _max_feature_grad(
-        self, number: int, feature: Feature, grad: Tensor, weight: Tensor, bags: Bags
+        self,
+        number: int,
+        feature: Feature,
+        grad: Tensor,
+        weight: Tensor,
+        bags: Bags,
+        bounds: Sequence[int],
     ) -> Tensor:
-        slot, count, bounds = self.slots[feature.slot], self._bags_per_feature(bags), self._bounds(bags)
+        slot, count = self.slots[feature.slot], self._bags_per_feature(bags)
         start, end = bounds[number], bounds[number + 1]
         if start == end or slot.dim == 0:
             return grad.new_zeros(slot.rows, slot.dim)
@@ -261,6 +271,22 @@ class FusedLayout:
             ),
             feature.padding_idx,
         )
+
+
+def _integers(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def _of_features(values: Tensor, features: Sequence[int], bounds: Sequence[int]) -> Tensor:
+    """The parts of a tensor of lookups that belong to some features, in order."""
+    runs: list[list[int]] = []
+    for number in features:
+        if runs and runs[-1][1] == number:
+            runs[-1][1] = number + 1
+        else:
+            runs.append([number, number + 1])
+    parts = [values[bounds[first] : bounds[end]] for first, end in runs]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def slot_weights(layout: FusedLayout, buffers: Sequence[Tensor]) -> list[Tensor]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 CPUINFO = Path("/proc/cpuinfo")
+STAT = Path("/proc/stat")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # Which flags of /proc/cpuinfo each instruction set of the CPU kernels needs.
@@ -72,6 +73,15 @@ def huge_pages() -> str:
     """The setting of transparent huge pages: "always", "madvise", "never" or "unknown"."""
     text = _read(HUGE_PAGES)
     return text[text.index("[") + 1 : text.index("]")] if "[" in text and "]" in text else "unknown"
+
+
+def busy_seconds() -> float | None:
+    """Seconds of processor time that all processes, and a hypervisor, have used since the machine started."""
+    fields = _read(STAT).partition("\n")[0].split()
+    if len(fields) < 9 or fields[0] != "cpu":
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def git_commit() -> str | None:

@@ -160,11 +160,12 @@ def fused_embedding_bag(
     Args:
         buffers: 1-D contiguous float32, float16 or bfloat16 CPU tensors that the tables are packed into.
         features: int64 ``[features, 7]``: buffer, first element in it, rows, dim, pooling (0 sum, 1 mean, 2
-            max), padding_idx (-1: none), first column in the output. Features may share a table.
+            max), padding_idx (-1: none), first column in the output (where the feature before ends).
+            Features may share a table.
         indices: int32 or int64 ``[lookups]``, feature by feature.
         offsets: int32 or int64 ``[features * bags + 1]``: bag b of feature f pools the lookups from
             ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``. Rises from 0.
-        output_dim: columns of the output; the features' columns cover them without overlap.
+        output_dim: columns of the output, the sum of the features' dims.
         per_sample_weights: float32, float16 or bfloat16 ``[lookups]``; every feature must then be a sum.
         sparse: gradients of the buffers are 1-D sparse tensors. Not with a feature of pooling max.
         prefetch_distance, bounds_check: as in :func:`embedding_bag`.
@@ -287,6 +288,11 @@ def _check_arguments(
         _fail(f"offsets has {offsets.dim()} dimensions, must have 1")
     if mode not in MODES:
         _fail(f'mode is {mode!r}, must be "sum", "mean" or "max"')
+    for name, value in (("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
+        if not isinstance(value, bool):
+            raise ArgumentTypeError(
+                f"recfuse.embedding_bag: {name} is a {type(value).__name__}, must be a bool"
+            )
     if mode == "max" and scale_grad_by_freq:
         _fail(
             'scale_grad_by_freq is True with mode "max", which has no such gradient; pass False, or '

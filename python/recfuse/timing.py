@@ -98,6 +98,7 @@ class Comparison:
     inputs: int  # how many different inputs were rotated through
     calls: int  # a sample is the mean of this many calls
     device: str
+    other_load: float | None  # cores that other processes kept busy meanwhile; None: not known
     environment: dict[str, Any]
 
     def __getitem__(self, name: str) -> Timing:
@@ -119,6 +120,7 @@ class Comparison:
             "inputs": self.inputs,
             "calls_per_sample": self.calls,
             "device": self.device,
+            "other_load": self.other_load,
             "timings": {name: timing.to_json() for name, timing in self.timings.items()},
         }
         return {**record, "environment": self.environment} if environment else record
@@ -139,6 +141,23 @@ def _sweeper(device: str | torch.device) -> Callable[[], Any]:
         size = 4 * info.last_level_cache_bytes()
     buffer = torch.zeros(size // 8, dtype=torch.int64, device=device)
     return buffer.sum
+
+
+class _LoadMeter:
+    """How many cores other processes keep busy, from now until it is read."""
+
+    def __init__(self) -> None:
+        self._start = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float | None, float, float]:
+        return info.busy_seconds(), time.process_time(), time.perf_counter()
+
+    def read(self) -> float | None:
+        (busy, own, wall), (busy_before, own_before, wall_before) = self._now(), self._start
+        if busy is None or busy_before is None:
+            return None
+        return max(0.0, ((busy - busy_before) - (own - own_before)) / (wall - wall_before))
 
 
 def compare(
@@ -187,6 +206,7 @@ def compare(
     expected = rounds * (calls + 1) * sum(estimates)
     timings = {name: Timing(name) for name in names}
 
+    meter = _LoadMeter()
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -209,7 +229,7 @@ def compare(
     finally:
         if collecting:
             gc.enable()
-    return Comparison(timings, cache, len(inputs), calls, str(device), info.environment())
+    return Comparison(timings, cache, len(inputs), calls, str(device), meter.read(), info.environment())
 
 
 def read_bandwidth(*, size: int = 256 << 20, rounds: int = 7) -> float:

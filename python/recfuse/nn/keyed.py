@@ -15,10 +15,11 @@ from recfuse.nn.collection import jagged_of
 from recfuse.nn.packed import PackedModule
 
 
-class FusedKeyedEmbeddingBagCollection(PackedModule, EmbeddingBagCollection):
+class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
     """An ``EmbeddingBagCollection``: the same input, output, parameters and state_dict.
 
-    Made by :func:`recfuse.swap` from a model's own collection, by a change of class.
+    Made by :func:`recfuse.swap` from a model's own collection, by a change of class (which Python allows
+    only where that class comes first among the bases).
     """
 
     def _packed_modules(self) -> Iterable[torch.nn.Module]:

@@ -116,8 +116,9 @@ class PackedTables:
         else:
             start = self._next_address
             part = slice(start, start + _ADDRESSES_PER_CALL)
-            self._next_address = part.stop if part.stop < len(self.weights) else 0
             in_place = list(map(Tensor.data_ptr, self.weights[part])) == self._addresses[part]
+            if in_place:  # else the next call looks at the same ones, and finds the same
+                self._next_address = part.stop if part.stop < len(self.weights) else 0
         return in_place or self._moved_together() or self._moved()
 
     def _moved_together(self) -> bool:
@@ -161,9 +162,14 @@ class PackedTables:
         tables = list(tables)
         if not self.in_place(tables):
             return self._one_by_one(tables, indices, offsets, per_sample_weights)
-        if torch.is_grad_enabled() and (
-            any(weight.requires_grad for weight in self.weights)
-            or (per_sample_weights is not None and per_sample_weights.requires_grad)
+        # An exported program holds the buffers as constants, which are not trained.
+        if (
+            torch.is_grad_enabled()
+            and not torch.compiler.is_exporting()
+            and (
+                any(weight.requires_grad for weight in self.weights)
+                or (per_sample_weights is not None and per_sample_weights.requires_grad)
+            )
         ):
             arguments = self.buffers, self.features, indices, offsets, self.output_dim, per_sample_weights
             options = self.sparse, self.any_max

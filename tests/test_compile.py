@@ -1,0 +1,242 @@
+"""The compiler and exporter: opcheck of both operators, and torch.compile and torch.export of every layer."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch.library import opcheck
+
+import recfuse
+from conftest import ragged
+from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, Table
+from test_fused_embedding_bag import Problem, every_mode
+from test_swap import DLRM_Net, batch_of
+
+OPERATORS = torch.ops.recfuse
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    torch._dynamo.reset()
+
+
+def embedding_bag_samples():
+    indices, offsets = ragged(12, 7, 5)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for mode in ("sum", "mean", "max"):
+            for sparse, padding_idx, last in ((False, -1, True), (False, 3, False), (mode != "max", 3, True)):
+                own = offsets if last else offsets[:-1]
+                yield torch.randn(12, 5).to(dtype), indices, own, mode, None, last, padding_idx, False, sparse
+    yield (
+        torch.randn(12, 5),
+        indices.int(),
+        offsets,
+        "sum",
+        torch.rand(indices.numel()),
+        True,
+        -1,
+        False,
+        False,
+    )
+    yield torch.randn(12, 5), indices, offsets.int(), "sum", torch.rand(indices.numel()), True, 2, False, True
+    yield torch.randn(12, 5), indices, offsets[:-1], "mean", None, False, -1, True
+    yield torch.randn(12, 5), indices, offsets[:-1]
+    yield torch.randn(5, 12).t(), indices[:0], torch.zeros(3, dtype=torch.int64), "sum"
+    yield torch.randn(12, 0), indices, offsets[:-1], "sum"
+
+
+def with_gradients(sample, wanted):
+    return tuple(
+        [one.clone().requires_grad_(wanted) for one in value]
+        if isinstance(value, list)
+        else value.clone().requires_grad_(wanted)
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        else value
+        for value in sample
+    )
+
+
+@pytest.mark.parametrize("gradients", (False, True))
+def test_opcheck_embedding_bag(gradients):
+    for sample in embedding_bag_samples():
+        opcheck(OPERATORS.embedding_bag.default, with_gradients(sample, gradients))
+
+
+@pytest.mark.parametrize("gradients", (False, True))
+def test_opcheck_fused_embedding_bag(gradients):
+    specs = [(9, dim, torch.float32) for dim in (4, 8, 3, 8)]
+    mixed = [(9, 4, torch.float16), (5, 8, torch.float32), (7, 3, torch.bfloat16)]
+    for problem, sparse in (
+        (Problem(specs), False),
+        (Problem(specs), True),
+        (Problem(specs, every_mode(specs)), False),
+        (Problem(mixed), False),
+        (Problem(mixed), True),
+    ):
+        indices, offsets = problem.lookups(4)
+        factors = torch.rand(indices.numel()) if not problem.rows[:, 4].any() else None
+        sample = (problem.buffers, problem.rows, indices, offsets, problem.output_dim, factors, sparse)
+        opcheck(OPERATORS.fused_embedding_bag.default, with_gradients(sample, gradients))
+        opcheck(OPERATORS.fused_embedding_bag.default, with_gradients(sample[:5], gradients))
+
+
+def test_opcheck_fused_tables():
+    for sparse in (False, True):
+        collection = FusedEmbeddingBagCollection(
+            [Table(9, 4), Table(5, 4, mode="mean"), Table(4, 7)], sparse=sparse
+        )
+        packed = collection._packed
+        indices, offsets = ragged(4, 12, 3)
+        call = packed.buffers, packed.features, indices, offsets, packed.output_dim, None
+        opcheck(OPERATORS.fused_tables.default, (packed.weights, *call, sparse, False))
+
+
+def test_fakes_raise_where_the_kernel_would():
+    real = torch.zeros(3), torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    with torch._subclasses.FakeTensorMode() as fake:
+        given = [fake.from_tensor(one) for one in real]
+        with pytest.raises(RuntimeError, match="weight has 1 dimensions"):
+            OPERATORS.embedding_bag(*given)
+
+
+BACKENDS = ("aot_eager", "inductor")
+
+
+def compare(compiled, plain, module, inputs):
+    """The same output, and the same gradients of the module's parameters."""
+    for given in inputs:
+        module.zero_grad()
+        compiled(*given).square().sum().backward()
+        ours = [p.grad for p in module.parameters()]
+        module.zero_grad()
+        want = plain(*given)
+        want.square().sum().backward()
+        torch.testing.assert_close(compiled(*given), want)
+        for one, other in zip(ours, (p.grad for p in module.parameters()), strict=True):
+            assert one.layout == other.layout
+            torch.testing.assert_close(one.to_dense(), other.to_dense())
+
+
+@pytest.mark.parametrize("mode", ("sum", "mean", "max"))
+def test_compiled_function(mode):
+    @torch.compile(fullgraph=True, dynamic=True, backend="inductor")
+    def compiled(indices, weight, offsets):
+        return recfuse.embedding_bag(indices * 1, weight * 2, offsets, mode=mode, padding_idx=-1) + 1
+
+    for bags in (3, 8):
+        indices, offsets = ragged(12, bags, 5)
+        ours, theirs = (torch.linspace(-1, 1, 60).view(12, 5).clone().requires_grad_() for _ in range(2))
+        got = compiled(indices, ours, offsets[:-1])
+        want = recfuse.embedding_bag(indices, theirs * 2, offsets[:-1], mode=mode, padding_idx=-1) + 1
+        torch.testing.assert_close(got, want)
+        got.sum().backward()
+        want.sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_compiled_operator_without_gradients():
+    problem = Problem([(9, 4, torch.float32), (5, 8, torch.float32)])
+    counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+
+    @torch.compile(fullgraph=True, dynamic=True, backend=counter)
+    def compiled(indices, offsets):
+        return (
+            OPERATORS.fused_embedding_bag(problem.buffers, problem.rows, indices, offsets, problem.output_dim)
+            * 2
+        )
+
+    with torch.no_grad():
+        for bags in (4, 5, 9):
+            indices, offsets = problem.lookups(bags)
+            torch.testing.assert_close(compiled(indices, offsets), problem.run(indices, offsets) * 2)
+    assert counter.frame_count == 1  # one graph for every batch size
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "options", ({}, {"mode": "sum", "sparse": True}, {"mode": "max", "padding_idx": 2}), ids=str
+)
+def test_compiled_embedding_bag(backend, options):
+    module = EmbeddingBag(12, 5, **options)
+    inputs = [(indices, offsets[:-1]) for indices, offsets in (ragged(12, bags, 5) for bags in (4, 7))]
+    compare(torch.compile(module, fullgraph=True, dynamic=True, backend=backend), module, module, inputs)
+    two = [(torch.randint(0, 12, (bags, 3)),) for bags in (2, 5)]
+    compare(torch.compile(module, fullgraph=True, dynamic=True, backend=backend), module, module, two)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("sparse", (False, True))
+def test_compiled_collection(backend, sparse):
+    specs = [Table(9, 4), Table(9, 4, mode="mean"), Table(9, 8)]
+    module = FusedEmbeddingBagCollection(
+        specs if sparse else [*specs, Table(9, 3, mode="max")], sparse=sparse
+    )
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
+    count = len(module.feature_names)
+    inputs = [ragged(9, count * bags, 4) for bags in (2, 5)]
+    compare(compiled, module, module, inputs)
+    with torch.no_grad():
+        for given in inputs:
+            torch.testing.assert_close(compiled(*given), module(*given))
+
+
+def test_compiled_dlrm():
+    model = DLRM_Net(sparse=False)
+    recfuse.swap(model)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    compare(compiled, model, model, [batch_of(model, bags, "stacked") for bags in (4, 9)])
+    with torch.no_grad():
+        dense_x, lS_o, lS_i = batch_of(model, 6)
+        torch.testing.assert_close(compiled(dense_x, lS_o, lS_i), model(dense_x, lS_o, lS_i))
+        lS_o[1, 0] = 1
+        with pytest.raises(RuntimeError, match="must begin with 0"):
+            compiled(dense_x, lS_o, lS_i)
+
+
+def test_exported_embedding_bag():
+    module = EmbeddingBag(12, 5, mode="sum").eval()
+    exported = torch.export.export(
+        module,
+        (torch.arange(6), torch.tensor([0, 2, 4])),
+        dynamic_shapes=({0: torch.export.Dim.AUTO}, {0: torch.export.Dim.AUTO}),
+    )
+    assert "recfuse.embedding_bag" in str(exported.graph)
+    for bags in (2, 9):
+        indices, offsets = ragged(12, bags, 5)
+        torch.testing.assert_close(exported.module()(indices, offsets[:-1]), module(indices, offsets[:-1]))
+
+
+def test_exported_collection(tmp_path):
+    module = FusedEmbeddingBagCollection(
+        [Table(9, 4), Table(9, 4, mode="mean"), Table(9, 8, mode="max")]
+    ).eval()
+    bags = torch.export.Dim("bags", min=2, max=4096)
+    exported = torch.export.export(
+        module,
+        ragged(9, 12, 4),
+        dynamic_shapes={"indices": {0: torch.export.Dim.AUTO}, "offsets": {0: 3 * bags + 1}},
+    )
+    assert str(exported.graph).count("recfuse.fused_embedding_bag") == 1
+    torch.export.save(exported, tmp_path / "collection.pt2")
+    loaded = torch.export.load(tmp_path / "collection.pt2")
+    for one in (exported, loaded):
+        for count in (2, 8):
+            given = ragged(9, 3 * count, 4)
+            torch.testing.assert_close(one.module()(*given), module(*given))
+
+
+def test_a_compiled_collection_follows_its_weights():
+    module = FusedEmbeddingBagCollection([Table(9, 4), Table(9, 8)])
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    given = ragged(9, 8, 4)
+    with torch.no_grad():
+        compiled(*given)
+        module.load_state_dict({k: torch.ones_like(v) for k, v in module.state_dict().items()}, assign=True)
+        torch.testing.assert_close(compiled(*given), module(*given))
+        other = copy.deepcopy(module).half()
+        torch.testing.assert_close(
+            torch.compile(other, fullgraph=True, backend="aot_eager")(*given), other(*given)
+        )

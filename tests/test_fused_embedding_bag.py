@@ -1,0 +1,320 @@
+"""fused_embedding_bag: against the reference, its gradients, and bad arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import recfuse
+from conftest import ragged
+from reference import DTYPES, Feature, assert_close_to_reference, tolerance
+from reference import fused_embedding_bag as reference
+
+POOLING = {"sum": 0, "mean": 1, "max": 2}
+MIXED_DIMS = (4, 8, 16, 32, 64, 128, 1, 3, 17, 100, 0, 300)
+
+
+class Problem:
+    """Tables, features over them, and the two arguments that describe both to the operator."""
+
+    def __init__(self, specs, features=None, lead=3, gap=5):
+        """specs: (rows, dim, dtype) a table; features: Feature's, by default one sum a table."""
+        self.tables = [torch.randn(rows, dim).to(dtype) for rows, dim, dtype in specs]
+        self.features = features or [Feature(number, "sum", None) for number in range(len(specs))]
+        dtypes = list(dict.fromkeys(dtype for _, _, dtype in specs))
+        self.numels = [lead] * len(dtypes)
+        places = []
+        for table in self.tables:
+            buffer = dtypes.index(table.dtype)
+            places.append((buffer, self.numels[buffer], *table.shape))
+            self.numels[buffer] += table.numel() + gap
+        self.buffers = [
+            torch.full((n,), torch.nan, dtype=dtype) for n, dtype in zip(self.numels, dtypes, strict=True)
+        ]
+        columns, self.output_dim = [], 0
+        for feature in self.features:
+            columns.append(self.output_dim)
+            self.output_dim += self.tables[feature.table].shape[1]
+        self.rows = torch.tensor(
+            [
+                [*places[f.table], POOLING[f.mode], -1 if f.padding_idx is None else f.padding_idx, column]
+                for f, column in zip(self.features, columns, strict=True)
+            ]
+        ).view(-1, 7)
+        self.places = places
+        for (buffer, start, *_), table in zip(places, self.tables, strict=True):
+            self.buffers[buffer][start : start + table.numel()] = table.reshape(-1)
+
+    def lookups(self, bags, longest=6, integer=torch.int64):
+        parts = [ragged(self.tables[f.table].shape[0], bags, longest) for f in self.features]
+        counts = torch.cat([offsets.diff() for _, offsets in parts])
+        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+        return torch.cat([indices for indices, _ in parts]).to(integer), offsets.to(integer)
+
+    def run(self, indices, offsets, per_sample_weights=None, buffers=None, **options):
+        buffers = buffers or self.buffers
+        return recfuse.fused_embedding_bag(
+            buffers, self.rows, indices, offsets, self.output_dim, per_sample_weights, **options
+        )
+
+    def expected(self, indices, offsets, factors=None, tables=None):
+        tables = tables or self.tables
+        bags = (offsets.numel() - 1) // len(self.features)
+        if not self.output_dim or not bags:
+            return torch.zeros(bags, self.output_dim, dtype=torch.float64)
+        return reference(tables, self.features, indices, offsets, factors)
+
+    def check(self, indices, offsets, factors=None):
+        got = self.run(indices, offsets, factors)
+        magnitude = self.expected(
+            indices,
+            offsets,
+            None if factors is None else factors.abs(),
+            [table.abs() for table in self.tables],
+        )
+        want = self.expected(indices, offsets, factors)
+        assert_close_to_reference(got, want, tolerance(magnitude, indices.numel(), got.dtype))
+        return got
+
+
+def every_mode(specs):
+    """Features of every pooling over the tables, some sharing a table, some with a padding row."""
+    features = [
+        Feature(n, ("sum", "mean", "max")[n % 3], 0 if n % 4 == 1 else None) for n in range(len(specs))
+    ]
+    return [*features, Feature(0, "mean", None), Feature(len(specs) // 2, "sum", 1)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("integer", (torch.int32, torch.int64))
+def test_agrees_with_the_reference(dtype, integer):
+    specs = [(20 + dim, dim, dtype) for dim in MIXED_DIMS]
+    problem = Problem(specs, every_mode(specs))
+    for bags in (1, 2, 13):
+        problem.check(*problem.lookups(bags, integer=integer))
+
+
+def test_indices_and_offsets_of_different_types():
+    problem = Problem([(9, 4, torch.float32), (7, 8, torch.float32)])
+    indices, offsets = problem.lookups(5)
+    assert torch.equal(problem.run(indices.int(), offsets), problem.run(indices, offsets.int()))
+
+
+def test_mixed_dtypes_give_float32():
+    problem = Problem([(9, 4, torch.float16), (7, 5, torch.float32), (5, 3, torch.bfloat16)])
+    assert problem.check(*problem.lookups(6)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("factors_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_per_sample_weights(dtype, factors_dtype):
+    problem = Problem([(9, dim, dtype) for dim in (4, 5, 64)])
+    indices, offsets = problem.lookups(6)
+    problem.check(indices, offsets, torch.randn(indices.numel()).to(factors_dtype))
+
+
+def test_adversarial_bags():
+    problem = Problem([(1, 8, torch.float32), (300, 16, torch.float32), (4, 33, torch.float32)])
+    for lengths in ([0, 0, 5000, 0, 0, 0], [0] * 6, [1] * 6, [7, 0, 0, 0, 0, 2000]):
+        offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+        indices = torch.cat(
+            [torch.randint(0, (1, 300, 4)[n // 2], (count,)) for n, count in enumerate(lengths)]
+        )
+        problem.check(indices, offsets)
+    assert problem.check(torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)).shape == (
+        0,
+        57,
+    )
+
+
+def test_empty_tables_and_no_columns():
+    problem = Problem([(0, 8, torch.float32), (3, 0, torch.float32)])
+    got = problem.check(torch.tensor([2, 0]), torch.tensor([0, 0, 0, 1, 2]))
+    assert torch.equal(got, torch.zeros(2, 8))
+
+
+def test_same_bits_from_run_to_run_and_for_any_number_of_threads(threads):
+    specs = [(500, dim, torch.float32) for dim in (4, 8, 16, 32, 64, 128) * 3]
+    problem = Problem(specs, every_mode(specs))
+    indices, offsets = problem.lookups(40, 50)
+    results = []
+    for count in (1, 2, 5, 1):
+        threads(count)
+        results.append(problem.run(indices, offsets))
+    assert all(torch.equal(results[0], other) for other in results[1:])
+    for options in ({"prefetch_distance": 0}, {"prefetch_distance": 9}, {"bounds_check": "off"}):
+        assert torch.equal(problem.run(indices, offsets, **options), results[0])
+
+
+def test_infinity_and_nan_in_a_table():
+    problem = Problem([(4, 5, torch.float32)] * 3, [Feature(n, mode, None) for n, mode in enumerate(POOLING)])
+    for table, place in zip(problem.tables, problem.places, strict=True):
+        table[0], table[1], table[2] = torch.inf, torch.nan, -torch.inf
+        problem.buffers[0][place[1] : place[1] + 20] = table.reshape(-1)
+    bags = [[0], [1], [2], [0, 2], [3, 1], [1, 3]]
+    indices = torch.tensor([row for bag in bags for row in bag] * 3)
+    lengths = torch.tensor([len(bag) for bag in bags] * 3)
+    problem.check(indices, torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))))
+
+
+def flat_gradient(problem, tables):
+    """The tables' gradients in the places of the buffers."""
+    flat = [torch.zeros(numel, dtype=torch.float64) for numel in problem.numels]
+    for (buffer, start, *_), table in zip(problem.places, tables, strict=True):
+        if table.grad is not None:
+            flat[buffer][start : start + table.numel()] = table.grad.reshape(-1)
+    return flat
+
+
+@pytest.mark.parametrize("sparse", (False, True))
+@pytest.mark.parametrize("kind", ("sum", "factors", "modes", "shared", "mixed"))
+def test_gradients_agree_with_the_reference(sparse, kind):
+    specs = [(9, 4, torch.float32), (5, 8, torch.float32), (7, 4, torch.float32), (3, 0, torch.float32)]
+    features = None
+    if kind == "modes":
+        modes = ("mean", "sum", "mean", "sum") if sparse else ("mean", "max", "sum", "max")
+        features = [Feature(n, mode, n if n < 3 else None) for n, mode in enumerate(modes)]
+    if kind == "shared":
+        features = [Feature(n, "mean" if n == 1 else "sum", None) for n in (0, 1, 0, 2, 1, 3, 0)]
+    if kind == "mixed":
+        specs[1] = (5, 8, torch.bfloat16)
+    problem = Problem(specs, features)
+    indices, offsets = problem.lookups(6)
+    factors = torch.rand(indices.numel(), requires_grad=True) if kind == "factors" else None
+    buffers = [buffer.clone().requires_grad_() for buffer in problem.buffers]
+    out = problem.run(indices, offsets, factors, buffers, sparse=sparse)
+    scale = torch.arange(1, out.numel() + 1).view(out.shape).cos()
+    (out * scale).sum().backward()
+    factors_grad = None if factors is None else factors.grad
+
+    tables = [table.double().requires_grad_() for table in problem.tables]
+    again = None if factors is None else factors.detach().clone().requires_grad_()
+    (problem.expected(indices, offsets, again, tables) * scale).sum().backward()
+    for buffer, want in zip(buffers, flat_gradient(problem, tables), strict=True):
+        assert buffer.grad.is_sparse == sparse
+        assert buffer.grad.dtype == buffer.dtype
+        got = buffer.grad.to_dense().double()
+        allowed = (1e-5 if buffer.dtype == torch.float32 else 2e-2) * (1 + want.abs())
+        assert_close_to_reference(got, want, allowed)
+    if factors is not None:
+        torch.testing.assert_close(factors_grad, again.grad)
+
+
+@pytest.mark.parametrize("kind", ("sum", "modes", "shared", "mixed"))
+def test_gradients_do_not_depend_on_the_grouping_of_tables(kind, monkeypatch):
+    monkeypatch.setattr("recfuse._fused_backward._GROUP_ELEMENTS", 30)
+    test_gradients_agree_with_the_reference(False, kind)
+
+
+def test_gradients_of_nothing():
+    problem = Problem(
+        [(9, 4, torch.float32), (5, 8, torch.float32)], [Feature(0, "max", None), Feature(1, "mean", 2)]
+    )
+    for offsets in (torch.zeros(1, dtype=torch.int64), torch.zeros(7, dtype=torch.int64)):
+        buffer = problem.buffers[0].clone().requires_grad_()
+        problem.run(torch.zeros(0, dtype=torch.int64), offsets, buffers=[buffer]).sum().backward()
+        assert torch.equal(buffer.grad, torch.zeros_like(buffer))
+
+
+BAD_CONTENTS = {
+    "negative": (lambda i, o: i.__setitem__(8, -1), IndexError, ("feature 1", "bag 0", "-1", "5")),
+    "rows": (lambda i, o: i.__setitem__(11, 5), IndexError, ("feature 1", "bag 1", "5")),
+    "huge": (lambda i, o: i.__setitem__(0, 2**40), IndexError, ("feature 0", "bag 0", str(2**40))),
+    "falling": (lambda i, o: o.__setitem__(3, 3), ValueError, ("feature 1", "3", "8")),
+    "first": (lambda i, o: o.__setitem__(0, 1), ValueError, ("1", "0")),
+    "beyond": (lambda i, o: o.__setitem__(-1, 99), ValueError, ("99", "12")),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CONTENTS)
+def test_bad_contents_name_the_place(case):
+    change, kind, words = BAD_CONTENTS[case]
+    problem = Problem([(9, 4, torch.float32), (5, 8, torch.float32)])
+    indices, offsets = torch.ones(12, dtype=torch.int64), torch.tensor([0, 4, 8, 10, 12])
+    change(indices, offsets)
+    with pytest.raises(kind, match=r"recfuse\.fused_embedding_bag: ") as caught:
+        problem.run(indices, offsets)
+    assert isinstance(caught.value, RuntimeError)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def _with_field(column, value):
+    def change(arguments):
+        arguments["features"][1, column] = value
+
+    return change
+
+
+def _replaced(name, value):
+    def change(arguments):
+        arguments[name] = value
+
+    return change
+
+
+BAD_ARGUMENTS = {
+    "buffer number": (_with_field(0, 1), ValueError),
+    "buffer number below": (_with_field(0, -1), ValueError),
+    "table behind its buffer": (_with_field(1, 10**6), ValueError),
+    "table before its buffer": (_with_field(1, -1), ValueError),
+    "overflowing rows": (_with_field(2, 2**62), ValueError),
+    "negative rows": (_with_field(2, -1), ValueError),
+    "negative dim": (_with_field(3, -1), ValueError),
+    "pooling": (_with_field(4, 3), ValueError),
+    "column": (_with_field(6, 5), ValueError),
+    "column behind": (_with_field(6, 2**40), ValueError),
+    "features int32": (_replaced("features", torch.zeros(2, 7, dtype=torch.int32)), TypeError),
+    "features' width": (_replaced("features", torch.zeros(2, 6, dtype=torch.int64)), ValueError),
+    "buffers empty": (_replaced("buffers", []), ValueError),
+    "buffer float64": (_replaced("buffers", [torch.zeros(200, dtype=torch.float64)]), TypeError),
+    "buffer 2-D": (_replaced("buffers", [torch.zeros(20, 10)]), ValueError),
+    "buffer strided": (_replaced("buffers", [torch.zeros(400)[::2]]), ValueError),
+    "offsets count": (_replaced("offsets", torch.zeros(4, dtype=torch.int64)), ValueError),
+    "offsets none": (_replaced("offsets", torch.zeros(0, dtype=torch.int64)), ValueError),
+    "offsets float": (_replaced("offsets", torch.zeros(5)), TypeError),
+    "indices float": (_replaced("indices", torch.zeros(12)), TypeError),
+    "indices 2-D": (_replaced("indices", torch.zeros(3, 4, dtype=torch.int64)), ValueError),
+    "output_dim": (_replaced("output_dim", 11), ValueError),
+    "output_dim below": (_replaced("output_dim", -1), ValueError),
+    "factors' length": (_replaced("per_sample_weights", torch.ones(11)), ValueError),
+    "factors int": (_replaced("per_sample_weights", torch.ones(12, dtype=torch.int64)), TypeError),
+    "bounds_check": (_replaced("bounds_check", "sometimes"), ValueError),
+    "prefetch_distance": (_replaced("prefetch_distance", -2), ValueError),
+    "sparse str": (_replaced("sparse", "yes"), TypeError),
+    "indices list": (_replaced("indices", [1, 2]), TypeError),
+}
+
+
+def _arguments():
+    problem = Problem([(9, 4, torch.float32), (5, 8, torch.float32)])
+    return {
+        "buffers": problem.buffers,
+        "features": problem.rows,
+        "indices": torch.ones(12, dtype=torch.int64),
+        "offsets": torch.tensor([0, 4, 8, 10, 12]),
+        "output_dim": problem.output_dim,
+    }
+
+
+@pytest.mark.parametrize("case", BAD_ARGUMENTS)
+def test_bad_arguments(case):
+    change, kind = BAD_ARGUMENTS[case]
+    arguments = _arguments()
+    recfuse.fused_embedding_bag(**arguments)
+    change(arguments)
+    with pytest.raises(kind, match=r"recfuse\.fused_embedding_bag: "):
+        recfuse.fused_embedding_bag(**arguments)
+
+
+def test_factors_are_for_sums_only():
+    problem = Problem([(9, 4, torch.float32)] * 2, [Feature(0, "sum", None), Feature(1, "mean", None)])
+    indices, offsets = problem.lookups(3)
+    with pytest.raises((ValueError, NotImplementedError), match="sum"):
+        problem.run(indices, offsets, torch.ones(indices.numel()))
+
+
+def test_sparse_gradients_of_max_are_refused():
+    problem = Problem([(9, 4, torch.float32)], [Feature(0, "max", None)])
+    with pytest.raises(ValueError, match="sparse"):
+        problem.run(*problem.lookups(3), sparse=True)

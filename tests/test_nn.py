@@ -1,0 +1,405 @@
+"""The modules: EmbeddingBag as a drop-in, and the collection whose weights stay packed."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import recfuse
+from conftest import ragged
+from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, Table
+
+SPECS = (
+    Table(30, 4),
+    Table(20, 16, mode="mean", padding_idx=2),
+    Table(7, 3, mode="max"),
+    Table(50, 8, feature_names=("a", "b")),
+    (5, 1),
+)
+
+
+def collection_of(specs=SPECS, **options) -> FusedEmbeddingBagCollection:
+    torch.manual_seed(5)
+    return FusedEmbeddingBagCollection(specs, **options)
+
+
+def tables_of(collection):
+    """The table of each feature."""
+    modules = list(collection.embedding_bags.values())
+    return [modules[number] for number in collection._packed.table_of_feature]
+
+
+def lookups_of(collection, bags=6, longest=5):
+    parts = [ragged(table.num_embeddings, bags, longest) for table in tables_of(collection)]
+    lengths = torch.cat([offsets.diff() for _, offsets in parts])
+    return torch.cat([i for i, _ in parts]), torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+
+
+def by_hand(collection, indices, offsets, factors=None):
+    """Each feature by torch's own function."""
+    tables = tables_of(collection)
+    bags = (offsets.numel() - 1) // len(tables)
+    out = []
+    for number, table in enumerate(tables):
+        own = offsets[number * bags : (number + 1) * bags + 1]
+        part = slice(int(own[0]), int(own[-1]))
+        out.append(
+            nn.functional.embedding_bag(
+                indices[part],
+                table.weight,
+                own - own[0],
+                mode=table.mode,
+                padding_idx=table.padding_idx,
+                sparse=table.sparse,
+                per_sample_weights=None if factors is None else factors[part],
+                include_last_offset=True,
+            )
+        )
+    return torch.cat(out, dim=1)
+
+
+def assert_packed(collection):
+    """Every weight is a view into a buffer, and no warning says otherwise."""
+    packed = collection._packed
+    storages = {buffer.untyped_storage().data_ptr() for buffer in packed.buffers}
+    assert all(weight.untyped_storage().data_ptr() in storages for weight in packed.weights)
+    assert [p for p in collection.parameters()] == packed.weights
+    assert all(weight.data_ptr() % 64 == 0 for weight in packed.weights if weight.numel())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert packed.in_place(collection._packed_modules())
+
+
+# EmbeddingBag
+
+
+@pytest.mark.parametrize(
+    "options",
+    (
+        {},
+        {"mode": "sum", "padding_idx": -1},
+        {"mode": "max", "padding_idx": 3},
+        {"max_norm": 1.0, "norm_type": 1.0},
+        {"scale_grad_by_freq": True, "include_last_offset": True},
+        {"mode": "sum", "sparse": True, "dtype": torch.bfloat16},
+        {"dtype": torch.float64},
+    ),
+    ids=str,
+)
+def test_drop_in(options):
+    torch.manual_seed(1)
+    ours = EmbeddingBag(10, 6, **options)
+    torch.manual_seed(1)
+    theirs = nn.EmbeddingBag(10, 6, **options)
+    assert repr(ours) == repr(theirs)
+    assert torch.equal(ours.weight, theirs.weight)
+    ours.load_state_dict(theirs.state_dict())
+    offsets = torch.tensor([0, 3, 3, 8])
+    for bag in (ours, theirs):
+        bag(torch.tensor([0, 1, 1, 9, 3, 3, 4, 9]), offsets).sum().backward()
+    torch.testing.assert_close(ours.weight.detach(), theirs.weight.detach())
+    torch.testing.assert_close(ours.weight.grad.to_dense(), theirs.weight.grad.to_dense())
+    two = torch.tensor([[0, 9], [4, 4]])
+    want = theirs(two)
+    for bag in (ours, copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert type(bag) is EmbeddingBag
+        torch.testing.assert_close(bag(two), want)
+
+
+def test_from_pretrained_and_wrong_constructor_arguments():
+    weight = torch.randn(5, 3)
+    bag = EmbeddingBag.from_pretrained(weight, mode="sum")
+    assert type(bag) is EmbeddingBag
+    assert not bag.weight.requires_grad
+    torch.testing.assert_close(bag(torch.tensor([[1, 2]])), weight[1:3].sum(0)[None])
+    with pytest.raises(AssertionError):
+        EmbeddingBag(5, 3, padding_idx=5)
+
+
+# FusedEmbeddingBagCollection
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
+def test_pools_as_torch_does(dtype):
+    specs = [
+        Table(20 + d, d, mode=("sum", "mean", "max")[d % 3], dtype=dtype) for d in (1, 4, 8, 33, 64, 128, 5)
+    ]
+    collection = collection_of(specs)
+    assert_packed(collection)
+    for bags in (1, 5):
+        indices, offsets = lookups_of(collection, bags)
+        with torch.no_grad():
+            got = collection(indices, offsets)
+            assert got.dtype == dtype
+            torch.testing.assert_close(got, by_hand(collection, indices, offsets))
+
+
+@pytest.mark.parametrize("sparse", (False, True))
+@pytest.mark.parametrize("weighted", (False, True))
+def test_gradients_are_torchs(sparse, weighted):
+    specs = (
+        [Table(9, 4), Table(7, 8), Table(5, 4, feature_names=("x", "y")), (6, 3)]
+        if sparse or weighted
+        else SPECS
+    )
+    collection = collection_of(specs, sparse=sparse)
+    collection.embedding_bags.t1.weight.requires_grad_(False)
+    indices, offsets = lookups_of(collection)
+    found = []
+    for function in (collection, lambda *given: by_hand(collection, *given)):
+        factors = torch.linspace(-1, 1, indices.numel()).requires_grad_() if weighted else None
+        collection.zero_grad()
+        out = function(indices, offsets, factors)
+        (out * torch.arange(out.numel()).view(out.shape).cos()).sum().backward()
+        grads = [p.grad for p in collection.parameters()]
+        found.append([*grads, factors.grad if weighted else None])
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert ours.layout == theirs.layout
+            torch.testing.assert_close(ours.to_dense(), theirs.to_dense())
+
+
+def test_training_two_steps_with_an_optimizer_made_before():
+    torch.manual_seed(0)
+    bags = [nn.EmbeddingBag(20, dim, mode="sum") for dim in (4, 8, 4)]
+    twins = copy.deepcopy(bags)
+    parameters = [bag.weight for bag in bags]
+    optimizers = [torch.optim.Adagrad([b.weight for b in one], lr=0.5) for one in (bags, twins)]
+    collection = FusedEmbeddingBagCollection.from_embedding_bags(bags, names=["x", "y", "z"])
+    assert list(collection.state_dict()) == [f"embedding_bags.{name}.weight" for name in "xyz"]
+    assert all(a is b for a, b in zip(collection.parameters(), parameters, strict=True))
+    other = FusedEmbeddingBagCollection.from_embedding_bags(twins)
+    for _ in range(3):
+        indices, offsets = lookups_of(collection)
+        collection(indices, offsets).square().sum().backward()
+        by_hand(other, indices, offsets).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for ours, theirs in zip(bags, twins, strict=True):
+        torch.testing.assert_close(ours.weight, theirs.weight)
+    assert_packed(collection)
+
+
+def test_many_small_tables_train():
+    collection = collection_of([(3, 4)] * 300)
+    indices, offsets = torch.randint(0, 3, (600,)), torch.arange(601)
+    collection(indices, offsets).sum().backward()
+    assert torch.stack([p.grad.sum() for p in collection.parameters()]).eq(8).all()
+
+
+def test_a_shared_parameter_is_packed_once():
+    first = nn.EmbeddingBag(10, 4, mode="sum")
+    second = nn.EmbeddingBag(10, 4, mode="sum")
+    second.weight = first.weight
+    collection = FusedEmbeddingBagCollection.from_embedding_bags(
+        [first, nn.EmbeddingBag(5, 4, mode="sum"), second]
+    )
+    assert len(collection._packed.weights) == 2
+    indices, offsets = torch.tensor([1, 2, 1]), torch.arange(4)
+    out = collection(indices, offsets)
+    assert torch.equal(out[:, :4], out[:, 8:])
+    out.sum().backward()
+    assert first.weight.grad[1].eq(2).all()
+
+
+def _saved(collection):
+    stream = io.BytesIO()
+    torch.save(collection, stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=False)
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda collection: pickle.loads(pickle.dumps(collection)),
+    "torch.save": _saved,
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_copies_are_packed_and_their_own(way):
+    collection = collection_of()
+    indices, offsets = lookups_of(collection)
+    want = collection(indices, offsets)
+    other = COPIES[way](collection)
+    assert_packed(other)
+    assert torch.equal(other(indices, offsets), want)
+    with torch.no_grad():
+        other.embedding_bags.t0.weight.fill_(9)
+    assert torch.equal(collection(indices, offsets), want)
+    assert not torch.equal(other(indices, offsets), want)
+
+
+MOVES = {
+    "half and back": lambda c: c.half().float(),
+    "bfloat16": lambda c: c.bfloat16(),
+    "to dtype": lambda c: c.to(torch.float16),
+    "requires_grad_": lambda c: c.requires_grad_(False),
+    "cpu": lambda c: c.cpu(),
+    "share_memory": lambda c: c.share_memory(),
+    "to_empty": lambda c: c.to_empty(device="cpu"),
+    "through meta": lambda c: c.to("meta").to_empty(device="cpu"),
+    "in a parent": lambda c: nn.Sequential(nn.Linear(2, 2), c).half()[1],
+}
+
+
+@pytest.mark.parametrize("way", MOVES)
+def test_moves_keep_it_packed(way):
+    collection = collection_of()
+    parameters = list(collection.parameters())
+    indices, offsets = lookups_of(collection)
+    collection(indices, offsets)
+    assert MOVES[way](collection) is collection
+    if "meta" not in way:
+        assert all(a is b for a, b in zip(collection.parameters(), parameters, strict=True))
+    with torch.no_grad():
+        for weight in collection.parameters():
+            weight.uniform_(-1, 1)
+        assert_packed(collection)
+        got = collection(indices, offsets)
+        torch.testing.assert_close(got, by_hand(collection, indices, offsets))
+
+
+@pytest.mark.parametrize("assign", (False, True))
+def test_state_dict_round_trip(assign):
+    collection, other = collection_of(), FusedEmbeddingBagCollection(SPECS)
+    indices, offsets = lookups_of(collection)
+    state = {name: value.clone() for name, value in collection.state_dict().items()}
+    nn.ModuleDict({"sparse": other}).load_state_dict(
+        {f"sparse.{k}": v for k, v in state.items()}, assign=assign
+    )
+    assert_packed(other)
+    assert torch.equal(other(indices, offsets), collection(indices, offsets))
+    with torch.device("meta"):
+        empty = FusedEmbeddingBagCollection(SPECS)
+    empty.load_state_dict(state, assign=True)
+    assert_packed(empty)
+    assert torch.equal(empty(indices, offsets), collection(indices, offsets))
+
+
+def test_a_weight_replaced_from_outside_is_seen_and_repacked():
+    collection = collection_of()
+    indices, offsets = lookups_of(collection)
+
+    def check_unpacked():
+        with torch.no_grad(), pytest.warns(UserWarning, match=r"repack\(\)"):
+            torch.testing.assert_close(collection(indices, offsets), by_hand(collection, indices, offsets))
+        collection.repack()
+        assert_packed(collection)
+        torch.testing.assert_close(collection(indices, offsets), by_hand(collection, indices, offsets))
+
+    collection.embedding_bags.t3.weight = nn.Parameter(torch.randn(50, 8))
+    check_unpacked()
+    collection._packed._warned = False
+    collection.embedding_bags.t0.weight.data = torch.randn(30, 4)
+    check_unpacked()
+    collection._packed._warned = False
+    collection.embedding_bags["t2"] = EmbeddingBag(7, 3, mode="max")
+    check_unpacked()
+
+
+def test_without_gradients_a_moved_weight_of_many_is_seen_within_a_round():
+    collection = collection_of([(4, 2)] * 200)
+    indices, offsets = torch.zeros(200, dtype=torch.int64), torch.arange(201)
+    collection.embedding_bags.t150.weight.data = torch.full((4, 2), 7.0)
+    with torch.no_grad(), pytest.warns(UserWarning, match=r"repack\(\)"):
+        got = [collection(indices, offsets)[0, 300:302] for _ in range(4)]
+    assert torch.equal(got[-1], torch.tensor([7.0, 7.0]))
+    collection._packed._warned = False
+    collection.repack()
+    collection.embedding_bags.t199.weight.data = torch.full((4, 2), 8.0)
+    with pytest.warns(UserWarning, match=r"repack\(\)"):
+        assert torch.equal(collection(indices, offsets)[0, 398:], torch.tensor([8.0, 8.0]))
+
+
+@pytest.mark.filterwarnings("ignore:recfuse")
+def test_functional_call_uses_the_given_weights():
+    collection = collection_of()
+    indices, offsets = lookups_of(collection)
+    before = collection(indices, offsets)
+    given = {name: torch.zeros_like(value) for name, value in collection.named_parameters()}
+    assert torch.func.functional_call(collection, given, (indices, offsets)).abs().sum() == 0
+    assert torch.equal(collection(indices, offsets), before)
+    assert_packed(collection)
+
+
+def test_float64_goes_to_torch():
+    collection = collection_of().double()
+    indices, offsets = lookups_of(collection)
+    torch.testing.assert_close(collection(indices, offsets), by_hand(collection, indices, offsets))
+    assert collection(indices, offsets).dtype == torch.float64
+    assert_packed(collection.float())
+
+
+def test_names_features_and_text():
+    collection = collection_of()
+    assert collection.feature_names == ["t0", "t1", "t2", "a", "b", "t4"]
+    assert collection.feature_dims == [4, 16, 3, 8, 8, 1]
+    assert "output_dim=40" in repr(collection)
+    assert collection.embedding_bags.t1.weight[2].abs().sum() == 0
+
+
+def test_large_buffers_ask_for_huge_pages_once_before_they_are_filled(monkeypatch):
+    from recfuse.nn import packing
+
+    advised = []
+    monkeypatch.setattr(packing, "advise_huge_pages", lambda buffer: advised.append(buffer.numel()))
+    collection_of([(1024, 1024)])
+    assert advised == [1024 * 1024]
+    monkeypatch.undo()
+    packing.advise_huge_pages(torch.zeros(2 << 20))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    (
+        (lambda: FusedEmbeddingBagCollection([]), ValueError, "empty"),
+        (
+            lambda: FusedEmbeddingBagCollection([Table(3, 2, name="x"), Table(3, 2, name="x")]),
+            ValueError,
+            "'x'",
+        ),
+        (lambda: FusedEmbeddingBagCollection([Table(3, 2, mode="avg")]), ValueError, "avg"),
+        (lambda: FusedEmbeddingBagCollection([Table(-3, 2)]), ValueError, "-3"),
+        (lambda: FusedEmbeddingBagCollection([Table(3, 2, mode="max")], sparse=True), ValueError, "sparse"),
+        (lambda: FusedEmbeddingBagCollection([3]), TypeError, "int"),
+        (
+            lambda: FusedEmbeddingBagCollection.from_embedding_bags([nn.EmbeddingBag(3, 2, max_norm=1)]),
+            ValueError,
+            "max_norm",
+        ),
+        (
+            lambda: FusedEmbeddingBagCollection.from_embedding_bags([nn.EmbeddingBag(3, 2)], names=[]),
+            ValueError,
+            "names",
+        ),
+        (lambda: collection_of()(torch.zeros(0, dtype=torch.int64)), ValueError, "offsets"),
+        (lambda: collection_of()([1, 2]), TypeError, "list"),
+        (lambda: collection_of()(torch.zeros(3, dtype=torch.int64), torch.arange(4)), ValueError, "features"),
+        (lambda: collection_of()(torch.full((6,), 9), torch.arange(7)), IndexError, "feature 2"),
+        (
+            lambda: collection_of().double()(torch.zeros(3, dtype=torch.int64), torch.arange(4)),
+            ValueError,
+            "features",
+        ),
+    ),
+)
+def test_errors(make, kind, words):
+    with pytest.raises(kind, match=words) as caught:
+        make()
+    assert "recfuse" in str(caught.value)
+
+
+def test_an_error_with_gradients_is_translated_too():
+    collection = collection_of()
+    with torch.enable_grad(), pytest.raises(IndexError, match="feature 2"):
+        collection(torch.full((6,), 9), torch.arange(7))
+    assert recfuse.nn.FusedEmbeddingBagCollection is FusedEmbeddingBagCollection

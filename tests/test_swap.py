@@ -1,0 +1,322 @@
+"""swap: what it replaces and fuses, what it leaves, and that training goes on as before."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import recfuse
+from recfuse.nn import EmbeddingBag, FusedEmbeddingBagList
+
+
+class DLRM_Net(nn.Module):
+    """A model of the shape of facebookresearch/dlrm's: the same attributes and the same apply_emb."""
+
+    def __init__(self, sizes=(40, 7, 300, 20), dim=8, sparse=True, weighted=None, mode="sum"):
+        super().__init__()
+        self.quantize_emb = False
+        self.emb_l = nn.ModuleList([nn.EmbeddingBag(n, dim, mode=mode, sparse=sparse) for n in sizes])
+        self.v_W_l = [None] * len(sizes)
+        if weighted == "fixed":
+            self.v_W_l = [torch.rand(n) for n in sizes]
+        if weighted == "learned":
+            self.v_W_l = nn.ParameterList([nn.Parameter(torch.rand(n)) for n in sizes])
+        self.bot_l = nn.Sequential(nn.Linear(5, dim), nn.ReLU())
+        self.top_l = nn.Sequential(
+            nn.Linear(dim * (len(sizes) + 1), 6), nn.ReLU(), nn.Linear(6, 1), nn.Sigmoid()
+        )
+
+    def apply_emb(self, lS_o, lS_i, emb_l, v_W_l):
+        ly = []
+        for k, sparse_index_group_batch in enumerate(lS_i):
+            sparse_offset_group_batch = lS_o[k]
+            per_sample_weights = None
+            if v_W_l[k] is not None:
+                per_sample_weights = v_W_l[k].gather(0, sparse_index_group_batch)
+            if self.quantize_emb:
+                ly.append(torch.zeros(sparse_offset_group_batch.shape[0], 1))
+            else:
+                bag = emb_l[k]
+                ly.append(
+                    bag(
+                        sparse_index_group_batch,
+                        sparse_offset_group_batch,
+                        per_sample_weights=per_sample_weights,
+                    )
+                )
+        return ly
+
+    def forward(self, dense_x, lS_o, lS_i):
+        ly = self.apply_emb(lS_o, lS_i, self.emb_l, self.v_W_l)
+        return self.top_l(torch.cat([self.bot_l(dense_x), *ly], dim=1))
+
+
+def batch_of(model, bags=16, form="tensor"):
+    """Input in a form of that script: offsets stacked or listed, indices listed or stacked."""
+    sizes = [bag.num_embeddings for bag in model.emb_l]
+    if form == "stacked":
+        lS_i = torch.stack([torch.randint(0, n, (bags * 3,)) for n in sizes])
+        return torch.randn(bags, 5), torch.arange(0, bags * 3, 3).repeat(len(sizes), 1), lS_i
+    lengths = [torch.randint(0, 5, (bags,)) for _ in sizes]
+    lS_o = [torch.cat((torch.zeros(1, dtype=torch.int64), one.cumsum(0)[:-1])) for one in lengths]
+    lS_i = [torch.randint(0, n, (int(one.sum()),)) for n, one in zip(sizes, lengths, strict=True)]
+    return torch.randn(bags, 5), (torch.stack(lS_o) if form == "tensor" else lS_o), lS_i
+
+
+def train(model, optimizer, batches):
+    losses = []
+    for dense_x, lS_o, lS_i in batches:
+        loss = (model(dense_x, lS_o, lS_i) - dense_x[:, :1].sigmoid()).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("weighted", (None, "fixed", "learned"))
+@pytest.mark.parametrize("sparse", (True, False))
+def test_dlrm_trains_with_the_same_losses(weighted, sparse):
+    model = DLRM_Net(sparse=sparse, weighted=weighted)
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.5) for one in (model, twin)]
+    keys, parameters = list(twin.state_dict()), list(twin.parameters())
+    report = recfuse.swap(twin)
+    assert [entry.name for entry in report.fused] == ["emb_l"]
+    assert list(twin.state_dict()) == keys
+    assert all(a is b for a, b in zip(twin.parameters(), parameters, strict=True))
+    batches = [batch_of(model, form=form) for form in ("tensor", "list", "stacked") * 3]
+    torch.testing.assert_close(train(twin, optimizers[1], batches), train(model, optimizers[0], batches))
+    for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    model.load_state_dict(twin.state_dict())
+    twin.load_state_dict(model.state_dict())
+
+
+def test_dlrm_makes_one_call_for_all_tables():
+    model = DLRM_Net()
+    recfuse.swap(model)
+    with torch.profiler.profile() as profile:
+        model(*batch_of(model))
+    counts = {event.key: event.count for event in profile.key_averages()}
+    assert counts["recfuse::fused_embedding_bag"] == 1
+    assert not {"recfuse::embedding_bag", "aten::_embedding_bag"} & set(counts)
+
+
+def test_apply_emb_gives_a_tensor_a_table():
+    model = DLRM_Net(mode="mean", sparse=False)
+    _, lS_o, lS_i = batch_of(model)
+    want = model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)
+    recfuse.swap(model)
+    got = model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)
+    assert isinstance(got, list)
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model.apply_emb(lS_o.int(), [i.int() for i in lS_i], model.emb_l, model.v_W_l), got
+        )
+    assert model.apply_emb(lS_o[:, :0], [i[:0] for i in lS_i], model.emb_l, model.v_W_l)[0].shape == (0, 8)
+
+
+def test_bad_offsets_of_one_table_do_not_reach_another():
+    model = DLRM_Net()
+    recfuse.swap(model)
+    _, lS_o, lS_i = batch_of(model)
+    good = lS_o.clone()
+    lS_o[2, 0] = 1
+    with pytest.raises(IndexError, match="table 2 begin with 1"):
+        model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)
+    with pytest.raises(ValueError, match="must be one of each a table"):
+        model.apply_emb(good[:3], lS_i, model.emb_l, model.v_W_l)
+    good[1, 5] = 10**6
+    with pytest.raises(ValueError, match="feature 1"):
+        model.apply_emb(good, lS_i, model.emb_l, model.v_W_l)
+    lS_i[3][:] = 20
+    with pytest.raises(IndexError, match="feature 3"):
+        model.apply_emb(batch_of(model, form="stacked")[1][:, :1], lS_i, model.emb_l, model.v_W_l)
+
+
+def _saved(model):
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=False)
+
+
+@pytest.mark.parametrize("way", (copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), _saved))
+def test_copies_of_a_swapped_dlrm_stay_fused(way):
+    model = DLRM_Net()
+    recfuse.swap(model)
+    batch = batch_of(model)
+    other = way(model)
+    assert other.apply_emb.model is other
+    assert other.emb_l._packed.weights[0] is other.emb_l[0].weight
+    want = model(*batch)
+    assert torch.equal(other(*batch), want)
+    with torch.no_grad():
+        other.emb_l[0].weight.zero_()
+    assert torch.equal(model(*batch), want)
+    other.half().float()
+    assert other.emb_l._packed.in_place(other.emb_l._packed_modules())
+
+
+def test_a_dlrm_that_gives_its_tables_up_goes_back_to_its_own_apply_emb():
+    model = DLRM_Net()
+    recfuse.swap(model)
+    _, lS_o, lS_i = batch_of(model)
+    fused = model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)
+    plain = model.apply_emb(lS_o, lS_i, nn.ModuleList(model.emb_l), model.v_W_l)
+    torch.testing.assert_close(plain, fused)
+    torch.testing.assert_close(model.apply_emb(lS_o[:2], lS_i[:2], model.emb_l[:2], model.v_W_l), fused[:2])
+    model.emb_l[1] = nn.EmbeddingBag.from_pretrained(torch.zeros(7, 8), mode="sum")
+    assert model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)[1].abs().sum() == 0
+    model.emb_l, model.quantize_emb = None, True
+    assert model.apply_emb(lS_o, lS_i, None, model.v_W_l)[0].shape == (16, 1)
+
+
+class QREmbeddingBag(nn.Module):
+    """Another kind of table."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_embeddings = 40
+
+    def forward(self, indices, offsets, per_sample_weights=None):
+        return torch.zeros(offsets.shape[0], 8)
+
+
+def _hooked(model):
+    model.emb_l[0].register_forward_hook(lambda *_: None)
+
+
+def _set(number, bag):
+    return lambda model: model.emb_l.__setitem__(number, bag)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    (
+        (_set(0, QREmbeddingBag()), "table 0 is a QREmbeddingBag"),
+        (_set(1, nn.EmbeddingBag(7, 8, mode="sum", dtype=torch.float64)), "float64"),
+        (_set(1, nn.EmbeddingBag(7, 8, mode="sum", max_norm=1.0)), "max_norm"),
+        (_set(1, nn.EmbeddingBag(7, 8, mode="sum", scale_grad_by_freq=True)), "scale_grad_by_freq"),
+        (_set(1, nn.EmbeddingBag(7, 8, mode="sum", sparse=False)), "sparse"),
+        (
+            lambda model: [setattr(bag, "include_last_offset", True) for bag in model.emb_l],
+            "include_last_offset",
+        ),
+        (_hooked, "hooks"),
+        (lambda model: setattr(model, "apply_emb", model.apply_emb), "apply_emb"),
+    ),
+)
+def test_dlrms_that_cannot_be_fused_are_swapped_table_by_table(change, words):
+    model = DLRM_Net()
+    change(model)
+    report = recfuse.swap(model)
+    (entry,) = [entry for entry in report.left if entry.name == "emb_l"]
+    assert words in entry.detail
+    assert type(model.emb_l) is nn.ModuleList
+    assert type(model.emb_l[3]) is EmbeddingBag
+    if "include_last_offset" not in words and "float64" not in words:
+        model(*batch_of(model))
+
+
+def test_every_embedding_bag_at_any_depth():
+    table = nn.EmbeddingBag(5, 3, mode="max")
+    model = nn.ModuleDict(
+        {"deep": nn.Sequential(nn.Sequential(table, nn.ReLU())), "tied": nn.EmbeddingBag(5, 3)}
+    )
+    model["tied"].weight = table.weight
+    model["frozen"] = nn.EmbeddingBag(4, 2).requires_grad_(False).eval()
+    weights, seen = [p for p in model.parameters()], []
+    table.register_forward_hook(lambda *_: seen.append(1))
+    want = model["deep"](torch.tensor([[1, 2]]))
+    report = recfuse.swap(model)
+    assert {entry.name for entry in report.replaced} == {"deep.0.0", "tied", "frozen"}
+    assert report.left == report.fused == []
+    assert type(table) is EmbeddingBag
+    assert model["tied"].weight is table.weight
+    assert all(a is b for a, b in zip(model.parameters(), weights, strict=True))
+    assert torch.equal(model["deep"](torch.tensor([[1, 2]])), want)
+    assert len(seen) == 2
+    assert not model["frozen"].training
+    assert not model["frozen"].weight.requires_grad
+    assert recfuse.swap(model).entries == []
+
+
+def test_the_model_may_be_the_table():
+    table = nn.EmbeddingBag(5, 3)
+    report = recfuse.swap(table)
+    assert type(table) is EmbeddingBag
+    assert [entry.name for entry in report.replaced] == [""]
+
+
+class Halving(nn.EmbeddingBag):
+    """A subclass with a forward of its own."""
+
+    def forward(self, *arguments):
+        return super().forward(*arguments) / 2
+
+
+def test_what_is_left_and_why():
+    own_forward = nn.EmbeddingBag(4, 2)
+    own_forward.forward = lambda indices: indices
+    parametrized = nn.EmbeddingBag(4, 2)
+    nn.utils.parametrize.register_parametrization(parametrized, "weight", nn.Identity())
+    model = nn.ModuleDict(
+        {
+            "subclass": Halving(4, 2),
+            "wide": nn.EmbeddingBag(4, 2, dtype=torch.float64),
+            "own": own_forward,
+            "parametrized": parametrized,
+            "other": QREmbeddingBag(),
+        }
+    )
+    kinds = {name: type(module) for name, module in model.items()}
+    report = recfuse.swap(model)
+    reasons = {entry.name: entry.detail for entry in report.left}
+    words = {
+        "subclass": "subclass",
+        "wide": "float64",
+        "own": "forward",
+        "parametrized": "parametrized",
+        "other": "not a",
+    }
+    assert set(reasons) == set(words)
+    assert all(word in reasons[name] for name, word in words.items())
+    assert {name: type(module) for name, module in model.items()} == kinds
+    text = str(report)
+    assert "subclass" in text
+    assert "0 replaced, 0 fused, 5 left" in text
+
+
+def test_without_fusing():
+    model = DLRM_Net()
+    report = recfuse.swap(model, fuse=False)
+    assert len(report.replaced) == 4
+    assert report.fused == []
+    assert type(model.emb_l) is nn.ModuleList
+    model(*batch_of(model))
+    assert len(recfuse.swap(model).fused) == 1
+    assert type(model.emb_l) is FusedEmbeddingBagList
+
+
+def test_two_models_may_not_pack_one_weight():
+    model = nn.ModuleDict({"a": DLRM_Net(), "b": DLRM_Net()})
+    model["b"].emb_l[0].weight = model["a"].emb_l[0].weight
+    report = recfuse.swap(model)
+    assert [entry.name for entry in report.fused] == ["a.emb_l"]
+    assert "shares its weight with a.emb_l" in next(e.detail for e in report.left if e.name == "b.emb_l")
+    for one in model.values():
+        one(*batch_of(one))
+
+
+def test_wrong_argument():
+    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
+        recfuse.swap([nn.EmbeddingBag(3, 2)])
