@@ -6,7 +6,6 @@ Needs a C11 compiler, Python's and NumPy's headers; no torch, no CUDA.
 """
 
 import os
-import platform
 from glob import glob
 from pathlib import Path
 
@@ -29,7 +28,7 @@ if "SANITIZE" in MODES:
 # Instruction sets by file name; such files are empty on other machines. The CPU is asked at run time.
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
-ISA_FLAGS = {"_avx2.c": AVX2, "_avx512.c": AVX512} if platform.machine() == "x86_64" else {}
+ISA_FLAGS = {"_avx2.c": AVX2, "_avx512.c": AVX512} if os.uname().machine == "x86_64" else {}
 
 
 def sources(*patterns: str) -> list[str]:
@@ -96,4 +95,5 @@ OPERATORS = Extension(
 )
 
 if __name__ == "__main__":
-    setup(ext_modules=[TOOLS, OPERATORS], cmdclass={"build_ext": BuildExt})
+    abi3 = {"bdist_wheel": {"py_limited_api": "cp310"}}
+    setup(ext_modules=[TOOLS, OPERATORS], cmdclass={"build_ext": BuildExt}, options=abi3)

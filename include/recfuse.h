@@ -104,7 +104,7 @@ typedef struct rf_feature {
     int64_t rows, dim;
     int64_t pooling;       /* rf_pooling */
     int64_t padding_idx;   /* -1: none */
-    int64_t output_column; /* first column in the output */
+    int64_t output_column; /* first column in the output: where the feature before ends */
 } rf_feature;
 
 /* Many tables in one call, feature-major: bag b of feature f pools the indices from
@@ -112,7 +112,7 @@ typedef struct rf_feature {
 typedef struct rf_fused_embedding_bag_params {
     const rf_buffer *buffers;    /* [n_buffers] */
     int64_t n_buffers;
-    const rf_feature *features;  /* [n_features]; their columns cover the output without overlap */
+    const rf_feature *features;  /* [n_features], in the order of their columns */
     int64_t n_features;
     const void *indices;         /* [lookups] of index_type */
     int64_t lookups;

@@ -20,6 +20,14 @@ static rf_status check(const rf_embedding_bag_params *params) {
                         "; neither may be less than dim, %" PRId64,
                         params->weight_stride, params->output_stride, params->dim);
     }
+    int64_t elements, bytes;
+    if (__builtin_mul_overflow(params->rows, params->weight_stride, &elements) ||
+        __builtin_mul_overflow(elements, rf__dtype_bytes(params->dtype), &bytes)) {
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.embedding_bag: weight has %" PRId64 " rows, %" PRId64
+                        " elements apart; its size in bytes must fit int64",
+                        params->rows, params->weight_stride);
+    }
     if ((params->weight == NULL && params->rows > 0 && params->dim > 0) ||
         (params->output == NULL && params->bags > 0 && params->dim > 0)) {
         return rf__fail(RF_ERR_VALUE, "recfuse.embedding_bag: %s is NULL; it must point to its elements",

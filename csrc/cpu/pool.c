@@ -29,6 +29,10 @@ typedef struct worker {
     int64_t ahead_passed, pooled; /* lookups: up to the end of the cursor's span, and pooled so far */
 } worker;
 
+static int64_t at_least(int64_t value, int64_t least) { return value > least ? value : least; }
+
+static int64_t at_most(int64_t value, int64_t most) { return value < most ? value : most; }
+
 static void take_block(rf__pool_call *call, int64_t *first, int64_t *end) {
     int64_t spans = call->n_features * call->spans_per_feature;
     int64_t from = __atomic_fetch_add(&call->next_span, call->block_spans, __ATOMIC_RELAXED);
@@ -187,9 +191,9 @@ static rf_status report(const rf__pool_call *call) {
     if (bad->kind == RF__BAD_INDEX) {
         return rf__fail(RF_ERR_INDEX,
                         "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
-                        "; its table has %" PRId64 " rows: allowed is 0 to %" PRId64,
-                        call->operator_name, bad->position, bad->value, bad->feature, bad->bag, bad->limit,
-                        bad->limit - 1);
+                        "; allowed is 0 to %" PRId64 ", less than the %" PRId64 " rows of its table",
+                        call->operator_name, bad->position, bad->value, bad->feature, bad->bag,
+                        at_least(bad->limit - 1, 0), bad->limit);
     }
     if (bad->position == 0) {
         return rf__fail(RF_ERR_VALUE, "recfuse.%s: offsets[0] is %" PRId64 "; the first bag must begin at 0",
@@ -202,10 +206,6 @@ static rf_status report(const rf__pool_call *call) {
                     call->operator_name, bad->position, bad->value, bad->feature, bad->bag, bad->limit,
                     call->lookups);
 }
-
-static int64_t at_least(int64_t value, int64_t least) { return value > least ? value : least; }
-
-static int64_t at_most(int64_t value, int64_t most) { return value < most ? value : most; }
 
 rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor) {
     if (call->n_features == 0 || call->bags == 0) return RF_OK;

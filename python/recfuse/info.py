@@ -125,6 +125,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "last_level_cache_bytes": last_level_cache_bytes(),
         "huge_pages": huge_pages(),
+        "glibc_tunables": os.environ.get("GLIBC_TUNABLES"),
         "commit": git_commit(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),

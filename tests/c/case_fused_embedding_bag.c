@@ -52,16 +52,11 @@ static void draw_features(randomness *random, arena *memory, fused_call *call) {
 }
 
 /* The features' columns in a random order, side by side. */
-static void draw_columns(randomness *random, fused_call *call) {
-    int64_t order[MOST_FEATURES], column = 0;
+static void lay_columns(fused_call *call) {
+    int64_t column = 0;
     for (int64_t f = 0; f < call->params.n_features; f++) {
-        const int64_t at = random_between(random, 0, f);
-        order[f] = order[at];
-        order[at] = f;
-    }
-    for (int64_t i = 0; i < call->params.n_features; i++) {
-        call->features[order[i]].output_column = column;
-        column += call->features[order[i]].dim;
+        call->features[f].output_column = column;
+        column += call->features[f].dim;
     }
     call->params.output_dim = column;
 }
@@ -143,7 +138,7 @@ void fused_embedding_bag_case(randomness *random, arena *memory) {
     params->buffers = call.buffers;
     params->features = call.features;
     draw_features(random, memory, &call);
-    draw_columns(random, &call);
+    lay_columns(&call);
     draw_lookups(random, memory, &call);
 
     params->output_stride =

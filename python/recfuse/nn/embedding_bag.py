@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from recfuse.nn.packing import advise_huge_pages
 from recfuse.ops import embedding_bag
 
 
@@ -13,6 +14,12 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
 
     Holds no state of its own, so a ``torch.nn.EmbeddingBag`` becomes one by a change of class.
     """
+
+    def reset_parameters(self) -> None:
+        """Draws the weights anew. Before a new table is first written, asks for huge pages for it: rows of a
+        large table lie on as many pages, and with small ones most lookups miss the TLB too."""
+        advise_huge_pages(self.weight.detach())
+        super().reset_parameters()
 
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None

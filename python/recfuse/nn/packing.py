@@ -90,5 +90,7 @@ def _library() -> ctypes.CDLL:
 def advise_huge_pages(buffer: Tensor) -> None:
     """Asks for huge pages behind a large CPU tensor; best before it is filled."""
     nbytes = buffer.numel() * buffer.dtype.itemsize
+    if type(buffer) is not Tensor:  # a fake one has no memory
+        return
     if buffer.device.type == "cpu" and nbytes >= _HUGE_PAGE:
         _library().rf_advise_huge_pages(buffer.data_ptr(), nbytes)
