@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -147,7 +148,7 @@ def tabulate(
     """The table of stages, total and memory."""
     table = Table(
         f"DLRM, {len(rows)} tables, batch {arguments.mini_batch_size} x {arguments.num_indices_per_lookup} "
-        f"lookups a table, dim {arguments.arch_sparse_feature_size}, trace {arguments.trace}, "
+        f"lookups a table, dim {arguments.arch_sparse_feature_size}, trace {Path(arguments.trace).name}, "
         f"{torch.get_num_threads()} threads",
         ["stage, ms (median ± IQR)", BASELINE, CANDIDATE, "ratio"],
     )

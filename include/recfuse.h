@@ -24,13 +24,13 @@ extern "C" {
 #define RECFUSE_VERSION "0.1.0"
 
 /* One list of statuses: code, the Python exception it becomes, text. */
-#define RF_STATUS_LIST(X)                                                     \
-    X(RF_OK, "", "ok")                                                        \
-    X(RF_ERR_VALUE, "ValueError", "a bad argument")                           \
-    X(RF_ERR_TYPE, "TypeError", "a type that is not supported")               \
-    X(RF_ERR_INDEX, "IndexError", "an index out of range")                    \
-    X(RF_ERR_MEMORY, "MemoryError", "out of memory")                          \
-    X(RF_ERR_UNSUPPORTED, "NotImplementedError", "not supported here")        \
+#define RF_STATUS_LIST(X)                                              \
+    X(RF_OK, "", "ok")                                                 \
+    X(RF_ERR_VALUE, "ValueError", "a bad argument")                    \
+    X(RF_ERR_TYPE, "TypeError", "a type that is not supported")        \
+    X(RF_ERR_INDEX, "IndexError", "an index out of range")             \
+    X(RF_ERR_MEMORY, "MemoryError", "out of memory")                   \
+    X(RF_ERR_UNSUPPORTED, "NotImplementedError", "not supported here") \
     X(RF_ERR_INTERNAL, "RuntimeError", "an internal error")
 
 typedef enum rf_status {

@@ -4,19 +4,24 @@
 #include <stddef.h>
 
 rf_status rf__check_call(const char *operator_name, int64_t lookups, int64_t bags, rf_int_type index_type,
-                         rf_int_type offset_type, int32_t prefetch_distance, const void *indices, const void *offsets) {
+                         rf_int_type offset_type, int32_t prefetch_distance, const void *indices,
+                         const void *offsets) {
     if (lookups < 0 || bags < 0) {
-        return rf__fail(RF_ERR_VALUE, "recfuse.%s: %" PRId64 " lookups and %" PRId64 " bags; sizes are 0 or more",
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.%s: %" PRId64 " lookups and %" PRId64 " bags; sizes are 0 or more",
                         operator_name, lookups, bags);
     }
-    if ((index_type != RF_INT32 && index_type != RF_INT64) || (offset_type != RF_INT32 && offset_type != RF_INT64)) {
-        return rf__fail(RF_ERR_TYPE, "recfuse.%s: index_type is %d and offset_type %d; allowed are RF_INT32 and RF_INT64",
+    if ((index_type != RF_INT32 && index_type != RF_INT64) ||
+        (offset_type != RF_INT32 && offset_type != RF_INT64)) {
+        return rf__fail(RF_ERR_TYPE,
+                        "recfuse.%s: index_type is %d and offset_type %d; allowed are RF_INT32 and RF_INT64",
                         operator_name, (int)index_type, (int)offset_type);
     }
     if (prefetch_distance < -1) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.%s: prefetch_distance is %d; allowed is 0 (none) or more lookups, or -1 (the default)",
-                        operator_name, (int)prefetch_distance);
+        return rf__fail(
+            RF_ERR_VALUE,
+            "recfuse.%s: prefetch_distance is %d; allowed is 0 (none) or more lookups, or -1 (the default)",
+            operator_name, (int)prefetch_distance);
     }
     if ((indices == NULL && lookups > 0) || offsets == NULL) {
         return rf__fail(RF_ERR_VALUE, "recfuse.%s: %s is NULL; it must point to its elements", operator_name,
@@ -27,26 +32,28 @@ rf_status rf__check_call(const char *operator_name, int64_t lookups, int64_t bag
 
 rf_status rf__check_dtype(const char *operator_name, const char *argument, rf_dtype dtype) {
     if (dtype == RF_FLOAT32 || dtype == RF_FLOAT16 || dtype == RF_BFLOAT16) return RF_OK;
-    return rf__fail(RF_ERR_TYPE,
-                    "recfuse.%s: %s is %d; allowed are RF_FLOAT32, RF_FLOAT16 and RF_BFLOAT16", operator_name,
-                    argument, (int)dtype);
+    return rf__fail(RF_ERR_TYPE, "recfuse.%s: %s is %d; allowed are RF_FLOAT32, RF_FLOAT16 and RF_BFLOAT16",
+                    operator_name, argument, (int)dtype);
 }
 
 rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t pooling, int64_t padding_idx,
                             int64_t rows, bool weighted) {
     if (pooling != RF_SUM && pooling != RF_MEAN && pooling != RF_MAX) {
         return rf__fail(RF_ERR_VALUE,
-                        "recfuse.%s: feature %" PRId64 " has pooling %" PRId64 "; allowed are 0 (sum), 1 (mean), 2 (max)",
+                        "recfuse.%s: feature %" PRId64 " has pooling %" PRId64
+                        "; allowed are 0 (sum), 1 (mean), 2 (max)",
                         operator_name, feature < 0 ? 0 : feature, pooling);
     }
     if (weighted && pooling != RF_SUM) {
         return rf__fail(RF_ERR_UNSUPPORTED,
-                        "recfuse.%s: per-sample weights with %s pooling (feature %" PRId64 "); they need sum pooling",
+                        "recfuse.%s: per-sample weights with %s pooling (feature %" PRId64
+                        "); they need sum pooling",
                         operator_name, pooling == RF_MEAN ? "mean" : "max", feature < 0 ? 0 : feature);
     }
     if (padding_idx < -1 || (padding_idx >= rows && padding_idx != -1)) {
         return rf__fail(RF_ERR_VALUE,
-                        "recfuse.%s: padding_idx is %" PRId64 " (feature %" PRId64 "); allowed is -1 (none) to %" PRId64,
+                        "recfuse.%s: padding_idx is %" PRId64 " (feature %" PRId64
+                        "); allowed is -1 (none) to %" PRId64,
                         operator_name, padding_idx, feature < 0 ? 0 : feature, rows - 1);
     }
     return RF_OK;

@@ -6,12 +6,13 @@
 
 static rf_status check(const rf_embedding_bag_params *params) {
     rf_status status = RF_OK;
-    RF_TRY(rf__check_call("embedding_bag", params->lookups, params->bags, params->index_type, params->offset_type,
-                          params->prefetch_distance, params->indices,
+    RF_TRY(rf__check_call("embedding_bag", params->lookups, params->bags, params->index_type,
+                          params->offset_type, params->prefetch_distance, params->indices,
                           params->bags + params->include_last_offset > 0 ? params->offsets : ""));
     RF_TRY(rf__check_dtype("embedding_bag", "dtype", params->dtype));
     if (params->rows < 0 || params->dim < 0) {
-        return rf__fail(RF_ERR_VALUE, "recfuse.embedding_bag: weight is %" PRId64 " x %" PRId64 "; sizes are 0 or more",
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.embedding_bag: weight is %" PRId64 " x %" PRId64 "; sizes are 0 or more",
                         params->rows, params->dim);
     }
     if (params->weight_stride < params->dim || params->output_stride < params->dim) {
@@ -43,8 +44,10 @@ rf_status rf_embedding_bag_cpu(const rf_embedding_bag_params *params, const rf_e
     rf_status status = check(params);
     if (status != RF_OK) return status;
     const rf_buffer table = {params->weight, params->rows * params->weight_stride, params->dtype};
-    const rf_feature feature = {
-        .rows = params->rows, .dim = params->dim, .pooling = params->pooling, .padding_idx = params->padding_idx};
+    const rf_feature feature = {.rows = params->rows,
+                                .dim = params->dim,
+                                .pooling = params->pooling,
+                                .padding_idx = params->padding_idx};
     rf__pool_call call = {
         .operator_name = "embedding_bag",
         .buffers = &table,

@@ -10,22 +10,25 @@ static rf_status check_feature(const rf_fused_embedding_bag_params *params, int6
     const rf_feature *feature = &params->features[at];
     if (feature->buffer < 0 || feature->buffer >= params->n_buffers) {
         return rf__fail(RF_ERR_VALUE,
-                        "recfuse.%s: features[%" PRId64 "] is in buffer %" PRId64 "; there are %" PRId64 " buffers", name,
-                        at, feature->buffer, params->n_buffers);
+                        "recfuse.%s: features[%" PRId64 "] is in buffer %" PRId64 "; there are %" PRId64
+                        " buffers",
+                        name, at, feature->buffer, params->n_buffers);
     }
     int64_t numel = params->buffers[feature->buffer].numel, size, end;
     if (feature->rows < 0 || feature->dim < 0 || feature->weight_offset < 0 ||
         __builtin_mul_overflow(feature->rows, feature->dim, &size) ||
         __builtin_add_overflow(feature->weight_offset, size, &end) || end > numel) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.%s: features[%" PRId64 "] is a table of %" PRId64 " x %" PRId64 " at element %" PRId64
-                        "; it must lie in buffer %" PRId64 ", which has %" PRId64 " elements",
-                        name, at, feature->rows, feature->dim, feature->weight_offset, feature->buffer, numel);
+        return rf__fail(
+            RF_ERR_VALUE,
+            "recfuse.%s: features[%" PRId64 "] is a table of %" PRId64 " x %" PRId64 " at element %" PRId64
+            "; it must lie in buffer %" PRId64 ", which has %" PRId64 " elements",
+            name, at, feature->rows, feature->dim, feature->weight_offset, feature->buffer, numel);
     }
     if (feature->output_column != column || feature->dim > params->output_dim - column) {
         return rf__fail(RF_ERR_VALUE,
                         "recfuse.%s: features[%" PRId64 "] writes %" PRId64 " columns from column %" PRId64
-                        "; it must begin at column %" PRId64 ", where the feature before ends, and end within the "
+                        "; it must begin at column %" PRId64
+                        ", where the feature before ends, and end within the "
                         "output's %" PRId64,
                         name, at, feature->dim, feature->output_column, column, params->output_dim);
     }
@@ -38,7 +41,8 @@ static rf_status check(const rf_fused_embedding_bag_params *params) {
     int64_t column = 0, bags;
     if (params->n_features < 0 || params->n_buffers < 0 ||
         __builtin_mul_overflow(params->n_features, params->bags, &bags)) {
-        return rf__fail(RF_ERR_VALUE, "recfuse.%s: %" PRId64 " features, %" PRId64 " buffers and %" PRId64
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.%s: %" PRId64 " features, %" PRId64 " buffers and %" PRId64
                         " bags a feature; sizes are 0 or more, and their product fits int64",
                         name, params->n_features, params->n_buffers, params->bags);
     }
@@ -48,7 +52,8 @@ static rf_status check(const rf_fused_embedding_bag_params *params) {
     for (int64_t i = 0; i < params->n_buffers; i++) {
         RF_TRY(rf__check_dtype(name, "a buffer's dtype", params->buffers[i].dtype));
         if (params->buffers[i].data == NULL && params->buffers[i].numel > 0) {
-            return rf__fail(RF_ERR_VALUE, "recfuse.%s: buffers[%" PRId64 "].data is NULL, for %" PRId64 " elements", name,
+            return rf__fail(RF_ERR_VALUE,
+                            "recfuse.%s: buffers[%" PRId64 "].data is NULL, for %" PRId64 " elements", name,
                             i, params->buffers[i].numel);
         }
     }
@@ -61,14 +66,15 @@ static rf_status check(const rf_fused_embedding_bag_params *params) {
         return rf__fail(RF_ERR_VALUE,
                         "recfuse.%s: output is %s, %" PRId64 " columns wide with a stride of %" PRId64
                         "; the features write %" PRId64 " columns, and the stride may not be less",
-                        name, params->output == NULL ? "NULL" : "given", params->output_dim, params->output_stride,
-                        column);
+                        name, params->output == NULL ? "NULL" : "given", params->output_dim,
+                        params->output_stride, column);
     }
 out:
     return status;
 }
 
-rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params *params, const rf_executor *executor) {
+rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params *params,
+                                     const rf_executor *executor) {
     rf_status status = check(params);
     if (status != RF_OK) return status;
     rf__pool_call call = {

@@ -14,7 +14,8 @@ enum { HUGE_PAGE = 2 << 20 };
 
 rf_status rf_advise_huge_pages(void *data, int64_t bytes) {
     if (bytes < 0 || (data == NULL && bytes > 0)) {
-        return rf__fail(RF_ERR_VALUE, "recfuse.advise_huge_pages: %" PRId64 " bytes at %p; a buffer is allowed", bytes,
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.advise_huge_pages: %" PRId64 " bytes at %p; a buffer is allowed", bytes,
                         data);
     }
 #ifdef MADV_HUGEPAGE

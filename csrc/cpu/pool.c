@@ -8,24 +8,25 @@
 
 enum {
     SPAN_LOOKUPS = 16384,      /* what a span of a long feature holds, about */
-    CHECK_LOOKUPS = 1024,      /* indices checked before they are used */
+    CHECK_LOOKUPS = 256,      /* indices checked before they are used */
     BLOCK_BYTES = 256,         /* width of the neighbouring columns that one worker writes, at least */
     BLOCKS_PER_WORKER = 64,    /* at least, so that the threads end together */
     MIN_WORKER_BYTES = 65536,  /* gathered bytes that are worth another thread */
-    LEAD_BYTES = 32768,        /* of rows asked for and not yet used, by default: measured, see benchmarks/README.md */
-    LEAST_DISTANCE = 64,       /* lookups; the bounds of the default */
+    LEAD_BYTES =
+        32768, /* of rows asked for and not yet used, by default: measured, see benchmarks/README.md */
+    LEAST_DISTANCE = 64, /* lookups; the bounds of the default */
     MOST_DISTANCE = 256,
-    MAX_DISTANCE = 4096,       /* beyond, rows have left L2 before they are used */
+    MAX_DISTANCE = 4096, /* beyond, rows have left L2 before they are used */
 };
 
 /* One thread's share: the block being pooled and, once the cursor has run over its end, the one after. */
 typedef struct worker {
     rf__ahead ahead; /* first: rf__ahead_next goes from it to the worker */
     rf__pool_call *call;
-    int64_t span, block_end;      /* of the block being pooled */
-    int64_t next, next_end;       /* the block after; valid when has_next */
+    int64_t span, block_end; /* of the block being pooled */
+    int64_t next, next_end; /* the block after; valid when has_next */
     bool has_next;
-    int64_t ahead_span;           /* the span that the cursor is in; its block is the next one when has_next */
+    int64_t ahead_span; /* the span that the cursor is in; its block is the next one when has_next */
     int64_t ahead_passed, pooled; /* lookups: up to the end of the cursor's span, and pooled so far */
 } worker;
 
@@ -77,13 +78,18 @@ bool rf__ahead_next(rf__ahead *ahead) {
         }
         int64_t first, last;
         rf__table table = table_of(call, span_bags(call, self->ahead_span, &first, &last));
-        int64_t begin = rf__bag_start(call, table.feature, first), end = rf__bag_start(call, table.feature, last);
-        if (begin < 0 || end > call->lookups || begin >= end) continue; /* empty, or bad: checked when pooled */
+        int64_t begin = rf__bag_start(call, table.feature, first),
+                end = rf__bag_start(call, table.feature, last);
+        if (begin < 0 || end > call->lookups || begin >= end)
+            continue; /* empty, or bad: checked when pooled */
         self->ahead_passed += end - begin;
-        int64_t bytes = table.dim * rf__dtype_bytes(call->buffers[call->features[table.feature].buffer].dtype);
+        int64_t bytes =
+            table.dim * rf__dtype_bytes(call->buffers[call->features[table.feature].buffer].dtype);
         bool whole = (uintptr_t)table.weight % 64 == 0 && table.pitch % 64 == 0;
-        bool inside = bytes <= 64 && bytes > 0 && 64 % bytes == 0 && table.pitch == bytes && (uintptr_t)table.weight % (uintptr_t)bytes == 0;
-        *ahead = (rf__ahead){table.weight, table.pitch, bytes, whole ? (bytes + 63) / 64 : inside ? 1 : 0, begin, end};
+        bool inside = bytes <= 64 && bytes > 0 && 64 % bytes == 0 && table.pitch == bytes &&
+                      (uintptr_t)table.weight % (uintptr_t)bytes == 0;
+        *ahead = (rf__ahead){table.weight, table.pitch, bytes, whole ? (bytes + 63) / 64 : inside ? 1 : 0,
+                             begin,        end};
         return true;
     }
 }
@@ -98,7 +104,8 @@ static void catch_up(worker *self, int64_t distance) {
             continue;
         }
         int64_t row = rf__load_int(call->indices, call->index_type, ahead->position++);
-        rf__ask_for((const char *)((uintptr_t)ahead->weight + (uintptr_t)row * (uintptr_t)ahead->pitch), ahead->row_bytes);
+        rf__ask_for((const char *)((uintptr_t)ahead->weight + (uintptr_t)row * (uintptr_t)ahead->pitch),
+                    ahead->row_bytes);
     }
 }
 
@@ -129,7 +136,7 @@ static int64_t good_run(rf__pool_call *call, int64_t span, int64_t feature, int6
     }
     int64_t rows = call->features[feature].rows;
     const char *indices = (const char *)call->indices + begin * (call->index_type == RF_INT32 ? 4 : 8);
-    if (rf__isa_in_use()->kernels->in_range[call->index_type](indices, end - begin, rows)) return bag;
+    if (call->kernels->in_range[call->index_type](indices, end - begin, rows)) return bag;
     for (int64_t at = begin, of = first;; at++) {
         while (at >= rf__bag_start(call, feature, of + 1)) of++;
         int64_t value = rf__load_int(call->indices, call->index_type, at);
@@ -150,7 +157,7 @@ static void pool_span(worker *self, int64_t span) {
     } else if (call->sample_weights != NULL || table.padding_idx >= 0) {
         op = RF__WEIGHTED;
     }
-    rf__pool_kernel pool = rf__isa_in_use()->kernels->pool[dtype][call->index_type][op];
+    rf__pool_kernel pool = call->kernels->pool[dtype][call->index_type][op];
     int64_t begin = rf__bag_start(call, table.feature, first);
     while (first < last) {
         int64_t end = call->check_bounds ? good_run(call, span, table.feature, first, last) : last;
@@ -190,8 +197,9 @@ static rf_status report(const rf__pool_call *call) {
     const rf__offence *bad = &call->offence;
     if (bad->kind == RF__BAD_INDEX) {
         return rf__fail(RF_ERR_INDEX,
-                        "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
-                        "; allowed is 0 to %" PRId64 ", less than the %" PRId64 " rows of its table",
+                        "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for feature %" PRId64
+                        ", bag %" PRId64 "; allowed is 0 to %" PRId64 ", less than the %" PRId64
+                        " rows of its table",
                         call->operator_name, bad->position, bad->value, bad->feature, bad->bag,
                         at_least(bad->limit - 1, 0), bad->limit);
     }
@@ -199,12 +207,12 @@ static rf_status report(const rf__pool_call *call) {
         return rf__fail(RF_ERR_VALUE, "recfuse.%s: offsets[0] is %" PRId64 "; the first bag must begin at 0",
                         call->operator_name, bad->value);
     }
-    return rf__fail(RF_ERR_VALUE,
-                    "recfuse.%s: offsets[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
-                    "; allowed is %" PRId64 " (where the bag before begins; offsets must not decrease) to %" PRId64
-                    " (the number of indices)",
-                    call->operator_name, bad->position, bad->value, bad->feature, bad->bag, bad->limit,
-                    call->lookups);
+    return rf__fail(
+        RF_ERR_VALUE,
+        "recfuse.%s: offsets[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
+        "; allowed is %" PRId64 " (where the bag before begins; offsets must not decrease) to %" PRId64
+        " (the number of indices)",
+        call->operator_name, bad->position, bad->value, bad->feature, bad->bag, bad->limit, call->lookups);
 }
 
 rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor) {
@@ -212,10 +220,12 @@ rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor) {
 
     int64_t feature_bytes = call->output_dim * rf__dtype_bytes(call->output_dtype) / call->n_features;
     int64_t distance = call->prefetch_distance;
-    if (distance < 0) distance = at_least(at_most(LEAD_BYTES / at_least(feature_bytes, 1), MOST_DISTANCE), LEAST_DISTANCE);
+    if (distance < 0)
+        distance = at_least(at_most(LEAD_BYTES / at_least(feature_bytes, 1), MOST_DISTANCE), LEAST_DISTANCE);
     call->prefetch_distance = (int32_t)at_most(distance, MAX_DISTANCE);
     int64_t workers = executor == NULL ? 1 : executor->threads;
-    int64_t useful = (call->lookups + call->n_features * call->bags) / at_least(MIN_WORKER_BYTES / at_least(feature_bytes, 1), 1);
+    int64_t useful = (call->lookups + call->n_features * call->bags) /
+                     at_least(MIN_WORKER_BYTES / at_least(feature_bytes, 1), 1);
     workers = at_least(at_most(workers, useful), 1);
 
     int64_t parts = at_least(call->lookups / call->n_features / SPAN_LOOKUPS, 1);
@@ -233,6 +243,7 @@ rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor) {
         call->block_spans = spans;
     }
     call->next_span = 0;
+    call->kernels = rf__isa_in_use()->kernels;
     call->offending_span = INT64_MAX;
     if (pthread_mutex_init(&call->lock, NULL) != 0) {
         return rf__fail(RF_ERR_MEMORY, "recfuse.%s: no mutex could be made", call->operator_name);

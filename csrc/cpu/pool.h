@@ -42,11 +42,13 @@ typedef struct rf__pool_call {
     int32_t prefetch_distance; /* lookups from a prefetch to its use; 0: none, -1: the default */
 
     /* Set by rf__pool_run. */
+    const struct rf__pool_kernels *kernels;
     int64_t span_bags;         /* bags a span, but for the last of a feature */
     int64_t spans_per_feature; /* spans = n_features * spans_per_feature */
     int64_t block_spans;       /* spans a worker takes at once */
     int64_t next_span;         /* atomic: the first span that nobody has taken */
-    int64_t offending_span;    /* atomic, written under `lock`: the least span with an offence; INT64_MAX: none */
+    int64_t
+        offending_span; /* atomic, written under `lock`: the least span with an offence; INT64_MAX: none */
     pthread_mutex_t lock;
     rf__offence offence; /* under `lock` */
 } rf__pool_call;
@@ -54,7 +56,7 @@ typedef struct rf__pool_call {
 /* One feature with its pointers resolved. */
 typedef struct rf__table {
     const char *weight; /* row r starts at weight + r * pitch */
-    int64_t pitch;      /* bytes */
+    int64_t pitch; /* bytes */
     int64_t dim;
     rf_pooling pooling;
     int64_t padding_idx; /* -1: none */
@@ -68,7 +70,7 @@ typedef struct rf__ahead {
     const char *weight;
     int64_t pitch;
     int64_t row_bytes;
-    int64_t lines;         /* cache lines a row, where each begins with one; 0: rows lie across lines */
+    int64_t lines; /* cache lines a row, where each begins with one; 0: rows lie across lines */
     int64_t position, end; /* lookups; all before `end` are of this table */
 } rf__ahead;
 
@@ -76,8 +78,8 @@ typedef struct rf__ahead {
 bool rf__ahead_next(rf__ahead *ahead);
 
 /* Pools bags [first, last) of a table whose indices and offsets are good. */
-typedef void (*rf__pool_kernel)(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last,
-                                rf__ahead *ahead);
+typedef void (*rf__pool_kernel)(const rf__pool_call *call, const rf__table *table, int64_t first,
+                                int64_t last, rf__ahead *ahead);
 /* Is every one of n indices in [0, rows)? */
 typedef bool (*rf__range_kernel)(const void *indices, int64_t n, int64_t rows);
 
@@ -86,7 +88,7 @@ enum { RF__SUM, RF__WEIGHTED, RF__MAX, RF__POOL_OPS };
 
 typedef struct rf__pool_kernels {
     rf__pool_kernel pool[3][2][RF__POOL_OPS]; /* [rf_dtype][rf_int_type][op] */
-    rf__range_kernel in_range[2];             /* [rf_int_type] */
+    rf__range_kernel in_range[2]; /* [rf_int_type] */
 } rf__pool_kernels;
 
 extern const rf__pool_kernels rf__pool_avx512, rf__pool_avx2, rf__pool_neon, rf__pool_scalar;
@@ -113,7 +115,8 @@ static inline void rf__ask_for_line(uintptr_t address) { __builtin_prefetch((con
 
 static inline void rf__ask_for(const char *row, int64_t bytes) {
     uintptr_t first = (uintptr_t)row;
-    for (uintptr_t line = first & ~(uintptr_t)63; line < first + (uintptr_t)bytes; line += 64) rf__ask_for_line(line);
+    for (uintptr_t line = first & ~(uintptr_t)63; line < first + (uintptr_t)bytes; line += 64)
+        rf__ask_for_line(line);
 }
 
 #endif

@@ -23,7 +23,8 @@ typedef struct rf__look {
 
 static RF__INLINE rf__look rf__look_open(rf__ahead *ahead) {
     if (ahead == NULL) return (rf__look){0};
-    return (rf__look){ahead->weight, ahead->pitch, ahead->row_bytes, ahead->lines, ahead->position, ahead->end, ahead};
+    return (rf__look){ahead->weight, ahead->pitch, ahead->row_bytes, ahead->lines, ahead->position,
+                      ahead->end,    ahead};
 }
 
 static RF__INLINE void rf__look_close(const rf__look *look, rf__ahead *ahead) {
@@ -45,7 +46,8 @@ static RF__INLINE void rf__look_ahead(rf__look *look, const void *indices, const
     } else if (look->ahead != NULL) {
         rf__ahead *ahead = look->ahead;
         ahead->position = look->position;
-        *look = rf__ahead_next(ahead) ? rf__look_open(ahead) : (rf__look){.position = look->position, .end = look->end};
+        *look = rf__ahead_next(ahead) ? rf__look_open(ahead)
+                                      : (rf__look){.position = look->position, .end = look->end};
     }
 }
 
@@ -68,11 +70,12 @@ static RF__INLINE void rf__look_ahead(rf__look *look, const void *indices, const
 /* One function for each constant argument of pool_chunk, so that each is compiled by itself. */
 typedef void (*rf__chunk)(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last,
                           int64_t column, int64_t columns, rf__ahead *ahead);
-#define RF__CHUNK(width, vectors, part, suffix, dtype, index_type, op)                                         \
-    static void chunk##width##_##vectors##_##part##suffix(const rf__pool_call *call, const rf__table *table,  \
-                                                          int64_t first, int64_t last, int64_t column,         \
-                                                          int64_t columns, rf__ahead *ahead) {                 \
-        pool_chunk##width(call, table, first, last, column, columns, ahead, vectors, part, dtype, index_type, op); \
+#define RF__CHUNK(width, vectors, part, suffix, dtype, index_type, op)                                       \
+    static void chunk##width##_##vectors##_##part##suffix(const rf__pool_call *call, const rf__table *table, \
+                                                          int64_t first, int64_t last, int64_t column,       \
+                                                          int64_t columns, rf__ahead *ahead) {               \
+        pool_chunk##width(call, table, first, last, column, columns, ahead, vectors, part, dtype,            \
+                          index_type, op);                                                                   \
     }
 #define RF__CHUNKS_WIDEST_(width, suffix, dtype, index_type, op) \
     RF__CHUNK(width, 8, 0, suffix, dtype, index_type, op)        \
@@ -93,14 +96,14 @@ typedef void (*rf__chunk)(const rf__pool_call *call, const rf__table *table, int
         *columns = taken;                                       \
         return chunk##width##_##vectors##_##part##suffix;       \
     }
-#define RF__FIT_WIDEST_(width, suffix)                                     \
-    RF__FIT(width, 8, 0, suffix, left >= 8 * width, 8 * width)             \
-    RF__FIT(width, 4, 0, suffix, left >= 4 * width, 4 * width)             \
-    RF__FIT(width, 2, 0, suffix, left >= 2 * width, 2 * width)             \
+#define RF__FIT_WIDEST_(width, suffix)                         \
+    RF__FIT(width, 8, 0, suffix, left >= 8 * width, 8 * width) \
+    RF__FIT(width, 4, 0, suffix, left >= 4 * width, 4 * width) \
+    RF__FIT(width, 2, 0, suffix, left >= 2 * width, 2 * width) \
     RF__FIT(width, 1, 0, suffix, left >= width, width)
 #define RF__FIT_WIDEST(width, suffix) RF__FIT_WIDEST_(width, suffix)
-#define RF__FIT_NARROW(width, suffix)                   \
-    RF__FIT(width, 1, 0, suffix, left == width, width)  \
+#define RF__FIT_NARROW(width, suffix)                  \
+    RF__FIT(width, 1, 0, suffix, left == width, width) \
     RF__FIT(width, 1, 1, suffix, left < width, left)
 #define RF__PART_WIDEST_(width, suffix) return *columns = left, chunk##width##_1_1##suffix;
 #define RF__PART_WIDEST(width, suffix) RF__PART_WIDEST_(width, suffix)
@@ -113,19 +116,21 @@ typedef void (*rf__chunk)(const rf__pool_call *call, const rf__table *table, int
 #define RF__NARROWER(do_width, ...)
 #endif
 
-enum { BAGS_TOGETHER = 4 }; /* bags whose chunks follow each other: their rows stay in L2 from one to the next */
+enum {
+    BAGS_TOGETHER = 4
+}; /* bags whose chunks follow each other: their rows stay in L2 from one to the next */
 
-#define RF__KERNEL(suffix, dtype, index_type, op)                                                              \
-    RF__NARROWER(RF__CHUNKS_NARROW, suffix, dtype, index_type, op)                                             \
-    RF__CHUNKS_WIDEST(RF__WIDEST, suffix, dtype, index_type, op)                                               \
-    static rf__chunk fit##suffix(int64_t left, int64_t *columns) {                                             \
-        RF__NARROWER(RF__FIT_NARROW, suffix)                                                                   \
-        RF__FIT_WIDEST(RF__WIDEST, suffix)                                                                     \
-        RF__PART_WIDEST(RF__WIDEST, suffix)                                                                    \
-    }                                                                                                          \
-    static void pool##suffix(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last,   \
-                             rf__ahead *ahead) {                                                               \
-        rf__pool_rows(call, table, first, last, ahead, fit##suffix);                                           \
+#define RF__KERNEL(suffix, dtype, index_type, op)                                                            \
+    RF__NARROWER(RF__CHUNKS_NARROW, suffix, dtype, index_type, op)                                           \
+    RF__CHUNKS_WIDEST(RF__WIDEST, suffix, dtype, index_type, op)                                             \
+    static rf__chunk fit##suffix(int64_t left, int64_t *columns) {                                           \
+        RF__NARROWER(RF__FIT_NARROW, suffix)                                                                 \
+        RF__FIT_WIDEST(RF__WIDEST, suffix)                                                                   \
+        RF__PART_WIDEST(RF__WIDEST, suffix)                                                                  \
+    }                                                                                                        \
+    static void pool##suffix(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last, \
+                             rf__ahead *ahead) {                                                             \
+        rf__pool_rows(call, table, first, last, ahead, fit##suffix);                                         \
     }
 
 static void rf__pool_rows(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last,
@@ -146,8 +151,8 @@ static void rf__pool_rows(const rf__pool_call *call, const rf__table *table, int
     }
 }
 
-#define RF__KERNELS(dtype_name, dtype, int_name, index_type)                \
-    RF__KERNEL(_sum_##dtype_name##_##int_name, dtype, index_type, RF__SUM)  \
+#define RF__KERNELS(dtype_name, dtype, int_name, index_type)                         \
+    RF__KERNEL(_sum_##dtype_name##_##int_name, dtype, index_type, RF__SUM)           \
     RF__KERNEL(_weighted_##dtype_name##_##int_name, dtype, index_type, RF__WEIGHTED) \
     RF__KERNEL(_max_##dtype_name##_##int_name, dtype, index_type, RF__MAX)
 

@@ -26,7 +26,7 @@ static RF__INLINE void RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
         int64_t count = to - from, i = from;
 #define RF__ROW(at) (weight + rf__load_int(indices, index_type, at) * pitch)
 #define RF__READ(row, v) \
-    (part ? RF__N(load_part)(row, columns, dtype) : RF__N(load)((row) + (v)*RF__W * bytes, dtype))
+    (part ? RF__N(load_part)(row, columns, dtype) : RF__N(load)((row) + (v) * RF__W * bytes, dtype))
         if (op == RF__SUM) {
             RF__N(vec) chain[4][2] = {{{0}}};
             for (; chains > 1 && i + chains <= to; i += chains) {
@@ -73,7 +73,8 @@ static RF__INLINE void RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
         RF__UNROLL
         for (int v = 0; v < vectors; v++) {
             if (op != RF__MAX && count > 1 && table->pooling == RF_MEAN) sum[v] /= (float)count;
-            RF__N(store_part)(output + v * RF__W * output_bytes, part ? columns : RF__W, sum[v], call->output_dtype);
+            RF__N(store_part)(output + v * RF__W * output_bytes, part ? columns : RF__W, sum[v],
+                              call->output_dtype);
         }
     }
     rf__look_close(&look, ahead);
