@@ -5,7 +5,9 @@ indices; hotness from one row for all lookups to random rows. Candidates run in 
 with the same number of threads. FBGEMM's CPU modules run on one thread by their nature; each is also run
 with the bags dealt out by us to as many threads, and the fastest of these is the peer "FBGEMM".
 
-All outputs are compared first. Inference mode throughout.
+All outputs are compared first. Inference mode throughout. Each candidate has a table of its own, on the
+pages that it asks the system for: recfuse on huge ones, torch and FBGEMM on what malloc gives (all on huge
+ones with GLIBC_TUNABLES=glibc.malloc.hugetlb=1).
 """
 
 from __future__ import annotations
@@ -67,9 +69,9 @@ def make_batches(row_ids: NDArray[np.int64], arguments: argparse.Namespace) -> l
 
 
 def make_candidates(weight: Tensor, threads: int, use_fbgemm: bool) -> dict[str, Callable[[Batch], Tensor]]:
-    """Candidates by name. torch and recfuse hold the same table; FBGEMM's modules each have a copy."""
+    """Candidates by name. All hold the same values, each in a table of its own."""
     baseline = torch.nn.EmbeddingBag.from_pretrained(weight, mode="sum", include_last_offset=True)
-    candidate = recfuse.nn.EmbeddingBag.from_pretrained(weight, mode="sum", include_last_offset=True)
+    candidate = recfuse.nn.EmbeddingBag.from_pretrained(weight.clone(), mode="sum", include_last_offset=True)
 
     def run(module: torch.nn.Module, batch: Batch) -> Tensor:
         with torch.inference_mode():

@@ -10,7 +10,7 @@
 #include "recfuse.h"
 #include "status.h"
 
-enum { HUGE_PAGE = 2 << 20 };
+enum { HUGE_PAGE = 2 << 20, COLLAPSE = 25 /* MADV_COLLAPSE, which older headers lack */ };
 
 rf_status rf_advise_huge_pages(void *data, int64_t bytes) {
     if (bytes < 0 || (data == NULL && bytes > 0)) {
@@ -25,6 +25,8 @@ rf_status rf_advise_huge_pages(void *data, int64_t bytes) {
     if (end > first && madvise((void *)first, end - first, MADV_HUGEPAGE) != 0 && errno != EINVAL) {
         return rf__fail(RF_ERR_INTERNAL, "recfuse.advise_huge_pages: madvise failed: %s", strerror(errno));
     }
+    /* For pages that are there already; only newer kernels (6.1) know it, and it may find no free memory. */
+    if (end > first) (void)madvise((void *)first, end - first, COLLAPSE);
 #endif
     return RF_OK;
 }

@@ -8,7 +8,6 @@
 
 enum {
     SPAN_LOOKUPS = 16384,      /* what a span of a long feature holds, about */
-    CHECK_LOOKUPS = 256,      /* indices checked before they are used */
     BLOCK_BYTES = 256,         /* width of the neighbouring columns that one worker writes, at least */
     BLOCKS_PER_WORKER = 64,    /* at least, so that the threads end together */
     MIN_WORKER_BYTES = 65536,  /* gathered bytes that are worth another thread */
@@ -34,11 +33,16 @@ static int64_t at_least(int64_t value, int64_t least) { return value > least ? v
 
 static int64_t at_most(int64_t value, int64_t most) { return value < most ? value : most; }
 
+/* Large blocks first, so that a worker reads long runs of indices; small ones last, so that all end together. */
 static void take_block(rf__pool_call *call, int64_t *first, int64_t *end) {
-    int64_t spans = call->n_features * call->spans_per_feature;
-    int64_t from = __atomic_fetch_add(&call->next_span, call->block_spans, __ATOMIC_RELAXED);
-    *first = from < spans ? from : spans;
-    *end = spans - *first > call->block_spans ? *first + call->block_spans : spans;
+    int64_t spans = call->n_features * call->spans_per_feature, size;
+    int64_t from = __atomic_load_n(&call->next_span, __ATOMIC_RELAXED);
+    do {
+        size = at_most(at_least((spans - from) / (2 * call->workers), call->block_spans), spans - from);
+    } while (!__atomic_compare_exchange_n(&call->next_span, &from, from + size, true, __ATOMIC_RELAXED,
+                                          __ATOMIC_RELAXED));
+    *first = from;
+    *end = from + size;
 }
 
 static rf__table table_of(const rf__pool_call *call, int64_t at) {
@@ -49,6 +53,7 @@ static rf__table table_of(const rf__pool_call *call, int64_t at) {
         .weight = (const char *)buffer->data + feature->weight_offset * bytes,
         .pitch = call->pitch != 0 ? call->pitch : feature->dim * bytes,
         .dim = feature->dim,
+        .limit = call->check_bounds ? (uint64_t)feature->rows : UINT64_MAX,
         .pooling = (rf_pooling)feature->pooling,
         .padding_idx = feature->padding_idx,
         .feature = at,
@@ -118,31 +123,33 @@ static void offend(rf__pool_call *call, int64_t span, const rf__offence *offence
     pthread_mutex_unlock(&call->lock);
 }
 
-/* The end of a run of bags from `first` on whose offsets rise within [0, lookups] and whose indices lie
- * within the table: about CHECK_LOOKUPS at once, so that they are still in L1 when they are used. 0: bad. */
-static int64_t good_run(rf__pool_call *call, int64_t span, int64_t feature, int64_t first, int64_t last) {
-    int64_t begin = rf__bag_start(call, feature, first), end = begin, bag = first;
-    bool good = begin >= 0 && (feature > 0 || first > 0 || begin == 0);
-    while (good && bag < last && end - begin < CHECK_LOOKUPS) {
-        int64_t next = rf__bag_start(call, feature, bag + 1);
-        good = next >= end && next <= call->lookups;
-        if (good) end = next;
-        bag++;
+/* True when the offsets of the span rise within [0, lookups]. */
+static bool offsets_are_good(rf__pool_call *call, int64_t span, int64_t feature, int64_t first,
+                             int64_t last) {
+    int64_t before = 0;
+    for (int64_t bag = first; bag <= last; bag++) {
+        int64_t start = rf__bag_start(call, feature, bag), at = feature * call->bags + bag;
+        if (start < before || start > call->lookups || (at == 0 && start != 0)) {
+            offend(call, span, &(rf__offence){RF__BAD_OFFSET, feature, bag, at, start, before});
+            return false;
+        }
+        before = start;
     }
-    if (!good) {
-        int64_t at = feature * call->bags + bag, value = rf__bag_start(call, feature, bag);
-        offend(call, span, &(rf__offence){RF__BAD_OFFSET, feature, bag, at, value, bag == first ? 0 : end});
-        return 0;
-    }
-    int64_t rows = call->features[feature].rows;
-    const char *indices = (const char *)call->indices + begin * (call->index_type == RF_INT32 ? 4 : 8);
-    if (call->kernels->in_range[call->index_type](indices, end - begin, rows)) return bag;
-    for (int64_t at = begin, of = first;; at++) {
-        while (at >= rf__bag_start(call, feature, of + 1)) of++;
-        int64_t value = rf__load_int(call->indices, call->index_type, at);
-        if (value >= 0 && value < rows) continue;
-        offend(call, span, &(rf__offence){RF__BAD_INDEX, feature, of, at, value, rows});
-        return 0;
+    return true;
+}
+
+/* Records the first index of bags [first, last) that is not below the table's limit, if there is one. */
+static void find_bad_index(rf__pool_call *call, int64_t span, const rf__table *table, int64_t first,
+                           int64_t last) {
+    for (int64_t bag = first; bag < last; bag++) {
+        int64_t end = rf__bag_start(call, table->feature, bag + 1);
+        for (int64_t at = rf__bag_start(call, table->feature, bag); at < end; at++) {
+            int64_t value = rf__load_int(call->indices, call->index_type, at);
+            if ((uint64_t)value < table->limit) continue;
+            offend(call, span,
+                   &(rf__offence){RF__BAD_INDEX, table->feature, bag, at, value, (int64_t)table->limit});
+            return;
+        }
     }
 }
 
@@ -150,6 +157,7 @@ static void pool_span(worker *self, int64_t span) {
     rf__pool_call *call = self->call;
     int64_t first, last;
     rf__table table = table_of(call, span_bags(call, span, &first, &last));
+    if (call->check_bounds && !offsets_are_good(call, span, table.feature, first, last)) return;
     rf_dtype dtype = call->buffers[call->features[table.feature].buffer].dtype;
     int op = RF__SUM;
     if (table.pooling == RF_MAX) {
@@ -158,14 +166,10 @@ static void pool_span(worker *self, int64_t span) {
         op = RF__WEIGHTED;
     }
     rf__pool_kernel pool = call->kernels->pool[dtype][call->index_type][op];
-    int64_t begin = rf__bag_start(call, table.feature, first);
-    while (first < last) {
-        int64_t end = call->check_bounds ? good_run(call, span, table.feature, first, last) : last;
-        if (end == 0) return;
-        pool(call, &table, first, end, &self->ahead);
-        first = end;
+    if (table.dim == 0 || !pool(call, &table, first, last, &self->ahead)) {
+        find_bad_index(call, span, &table, first, last);
     }
-    self->pooled += rf__bag_start(call, table.feature, last) - begin;
+    self->pooled += rf__bag_start(call, table.feature, last) - rf__bag_start(call, table.feature, first);
 }
 
 /* One worker; how the executor numbers them does not matter. */
@@ -235,12 +239,11 @@ rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor) {
     call->span_bags = at_least((call->bags + parts - 1) / parts, 1);
     call->spans_per_feature = (call->bags + call->span_bags - 1) / call->span_bags;
     int64_t spans = call->n_features * call->spans_per_feature;
-    call->block_spans = 1;
+    call->workers = workers;
+    call->block_spans = workers == 1 ? spans : 1;
     if (call->spans_per_feature == 1 && workers > 1) {
         int64_t wide = BLOCK_BYTES / at_least(feature_bytes, 1), even = spans / (workers * BLOCKS_PER_WORKER);
         call->block_spans = at_least(at_most(wide, even), 1);
-    } else if (workers == 1) {
-        call->block_spans = spans;
     }
     call->next_span = 0;
     call->kernels = rf__isa_in_use()->kernels;

@@ -45,7 +45,8 @@ typedef struct rf__pool_call {
     const struct rf__pool_kernels *kernels;
     int64_t span_bags;         /* bags a span, but for the last of a feature */
     int64_t spans_per_feature; /* spans = n_features * spans_per_feature */
-    int64_t block_spans;       /* spans a worker takes at once */
+    int64_t workers;
+    int64_t block_spans;       /* spans a worker takes at once, at least */
     int64_t next_span;         /* atomic: the first span that nobody has taken */
     int64_t
         offending_span; /* atomic, written under `lock`: the least span with an offence; INT64_MAX: none */
@@ -58,6 +59,7 @@ typedef struct rf__table {
     const char *weight; /* row r starts at weight + r * pitch */
     int64_t pitch; /* bytes */
     int64_t dim;
+    uint64_t limit; /* an index is less; unsigned, so that a negative one is not */
     rf_pooling pooling;
     int64_t padding_idx; /* -1: none */
     int64_t feature;
@@ -77,18 +79,16 @@ typedef struct rf__ahead {
 /* Moves on to the next span that has lookups; false when there is none to look at yet. */
 bool rf__ahead_next(rf__ahead *ahead);
 
-/* Pools bags [first, last) of a table whose indices and offsets are good. */
-typedef void (*rf__pool_kernel)(const rf__pool_call *call, const rf__table *table, int64_t first,
+/* Pools bags [first, last) of a table whose offsets are good. False as soon as an index is not less than the
+ * table's limit; its row is not read. The comparison is free: the loop waits for loads. */
+typedef bool (*rf__pool_kernel)(const rf__pool_call *call, const rf__table *table, int64_t first,
                                 int64_t last, rf__ahead *ahead);
-/* Is every one of n indices in [0, rows)? */
-typedef bool (*rf__range_kernel)(const void *indices, int64_t n, int64_t rows);
 
 /* RF__SUM: the plain sum or mean. RF__WEIGHTED: the same with sample weights or a padding index. */
 enum { RF__SUM, RF__WEIGHTED, RF__MAX, RF__POOL_OPS };
 
 typedef struct rf__pool_kernels {
     rf__pool_kernel pool[3][2][RF__POOL_OPS]; /* [rf_dtype][rf_int_type][op] */
-    rf__range_kernel in_range[2]; /* [rf_int_type] */
 } rf__pool_kernels;
 
 extern const rf__pool_kernels rf__pool_avx512, rf__pool_avx2, rf__pool_neon, rf__pool_scalar;

@@ -68,14 +68,14 @@ static RF__INLINE void rf__look_ahead(rf__look *look, const void *indices, const
 #endif
 
 /* One function for each constant argument of pool_chunk, so that each is compiled by itself. */
-typedef void (*rf__chunk)(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last,
+typedef bool (*rf__chunk)(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last,
                           int64_t column, int64_t columns, rf__ahead *ahead);
 #define RF__CHUNK(width, vectors, part, suffix, dtype, index_type, op)                                       \
-    static void chunk##width##_##vectors##_##part##suffix(const rf__pool_call *call, const rf__table *table, \
+    static bool chunk##width##_##vectors##_##part##suffix(const rf__pool_call *call, const rf__table *table, \
                                                           int64_t first, int64_t last, int64_t column,       \
                                                           int64_t columns, rf__ahead *ahead) {               \
-        pool_chunk##width(call, table, first, last, column, columns, ahead, vectors, part, dtype,            \
-                          index_type, op);                                                                   \
+        return pool_chunk##width(call, table, first, last, column, columns, ahead, vectors, part, dtype,     \
+                                 index_type, op);                                                            \
     }
 #define RF__CHUNKS_WIDEST_(width, suffix, dtype, index_type, op) \
     RF__CHUNK(width, 8, 0, suffix, dtype, index_type, op)        \
@@ -128,27 +128,25 @@ enum {
         RF__FIT_WIDEST(RF__WIDEST, suffix)                                                                   \
         RF__PART_WIDEST(RF__WIDEST, suffix)                                                                  \
     }                                                                                                        \
-    static void pool##suffix(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last, \
+    static bool pool##suffix(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last, \
                              rf__ahead *ahead) {                                                             \
-        rf__pool_rows(call, table, first, last, ahead, fit##suffix);                                         \
+        return rf__pool_rows(call, table, first, last, ahead, fit##suffix);                                  \
     }
 
-static void rf__pool_rows(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last,
+/* `table->dim` is 1 or more. */
+static bool rf__pool_rows(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last,
                           rf__ahead *ahead, rf__chunk (*fit)(int64_t left, int64_t *columns)) {
     int64_t columns = 0;
-    if (table->dim == 0) return;
     rf__chunk chunk = fit(table->dim, &columns);
-    if (columns == table->dim) {
-        chunk(call, table, first, last, 0, columns, ahead);
-        return;
-    }
+    if (columns == table->dim) return chunk(call, table, first, last, 0, columns, ahead);
     for (int64_t bag = first; bag < last; bag += BAGS_TOGETHER) {
         int64_t end = last - bag < BAGS_TOGETHER ? last : bag + BAGS_TOGETHER;
         for (int64_t column = 0; column < table->dim; column += columns) {
             chunk = fit(table->dim - column, &columns);
-            chunk(call, table, bag, end, column, columns, column == 0 ? ahead : NULL);
+            if (!chunk(call, table, bag, end, column, columns, column == 0 ? ahead : NULL)) return false;
         }
     }
+    return true;
 }
 
 #define RF__KERNELS(dtype_name, dtype, int_name, index_type)                         \
@@ -163,25 +161,7 @@ RF__KERNELS(f16, RF_FLOAT16, i64, RF_INT64)
 RF__KERNELS(bf16, RF_BFLOAT16, i32, RF_INT32)
 RF__KERNELS(bf16, RF_BFLOAT16, i64, RF_INT64)
 
-/* Unsigned: a negative index is a huge one. The loops have no exit, so that they vectorise. */
-static bool in_range_i32(const void *indices, int64_t n, int64_t rows) {
-    const uint32_t *value = indices;
-    uint32_t most = 0;
-    for (int64_t i = 0; i < n; i++) most = value[i] > most ? value[i] : most;
-    return n == 0 || (most <= INT32_MAX && most < rows);
-}
-
-static bool in_range_i64(const void *indices, int64_t n, int64_t rows) {
-    const uint64_t *value = indices;
-    uint64_t most = 0;
-    for (int64_t i = 0; i < n; i++) most = value[i] > most ? value[i] : most;
-    return n == 0 || most < (uint64_t)rows;
-}
-
 #define RF__ENTRY(name) {pool_sum_##name, pool_weighted_##name, pool_max_##name}
-const rf__pool_kernels RF__TABLE = {
-    .pool = {{RF__ENTRY(f32_i32), RF__ENTRY(f32_i64)},
-             {RF__ENTRY(f16_i32), RF__ENTRY(f16_i64)},
-             {RF__ENTRY(bf16_i32), RF__ENTRY(bf16_i64)}},
-    .in_range = {in_range_i32, in_range_i64},
-};
+const rf__pool_kernels RF__TABLE = {.pool = {{RF__ENTRY(f32_i32), RF__ENTRY(f32_i64)},
+                                             {RF__ENTRY(f16_i32), RF__ENTRY(f16_i64)},
+                                             {RF__ENTRY(bf16_i32), RF__ENTRY(bf16_i64)}}};

@@ -4,9 +4,9 @@
  * Narrow rows are summed in several chains, else each addition would wait for the one before.
  */
 
-/* Columns [column, column + columns) of bags [first, last). `vectors` and `part` (one vector, of which
+/* Columns [column, column + columns) of bags [first, last); false at a bad index. `vectors` and `part` (one vector, of which
  * fewer columns are used), `dtype`, `index_type` and `op` are constants wherever this is inlined. */
-static RF__INLINE void RF__N(pool_chunk)(const rf__pool_call *call, const rf__table *table, int64_t first,
+static RF__INLINE bool RF__N(pool_chunk)(const rf__pool_call *call, const rf__table *table, int64_t first,
                                          int64_t last, int64_t column, int64_t columns, rf__ahead *ahead,
                                          const int vectors, const bool part, const rf_dtype dtype,
                                          const rf_int_type index_type, const int op) {
@@ -15,6 +15,7 @@ static RF__INLINE void RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
     const int lines = vectors * RF__W * (int)bytes < 64 ? 1 : vectors * RF__W * (int)bytes / 64;
     const char *weight = table->weight + column * bytes;
     const int64_t pitch = table->pitch, padding_idx = table->padding_idx;
+    const uint64_t limit = table->limit;
     const void *indices = call->indices;
     const float *sample_weights = op == RF__WEIGHTED ? call->sample_weights : NULL;
     rf__look look = rf__look_open(ahead);
@@ -24,7 +25,6 @@ static RF__INLINE void RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
         to = rf__bag_start(call, table->feature, bag + 1);
         RF__N(vec) sum[8] = {{0}};
         int64_t count = to - from, i = from;
-#define RF__ROW(at) (weight + rf__load_int(indices, index_type, at) * pitch)
 #define RF__READ(row, v) \
     (part ? RF__N(load_part)(row, columns, dtype) : RF__N(load)((row) + (v) * RF__W * bytes, dtype))
         if (op == RF__SUM) {
@@ -33,14 +33,18 @@ static RF__INLINE void RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
                 RF__UNROLL
                 for (int c = 0; c < chains; c++) {
                     rf__look_ahead(&look, indices, index_type, lines);
-                    const char *row = RF__ROW(i + c);
+                    const int64_t at = rf__load_int(indices, index_type, i + c);
+                    if (__builtin_expect((uint64_t)at >= limit, 0)) return false;
+                    const char *row = weight + at * pitch;
                     chain[c][0] += RF__READ(row, 0);
                     if (vectors == 2) chain[c][1] += RF__READ(row, 1);
                 }
             }
             for (; i < to; i++) {
                 rf__look_ahead(&look, indices, index_type, lines);
-                const char *row = RF__ROW(i);
+                const int64_t at = rf__load_int(indices, index_type, i);
+                if (__builtin_expect((uint64_t)at >= limit, 0)) return false;
+                const char *row = weight + at * pitch;
                 RF__UNROLL
                 for (int v = 0; v < vectors; v++) sum[v] += RF__READ(row, v);
             }
@@ -52,8 +56,10 @@ static RF__INLINE void RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
             count = 0;
             for (; i < to; i++) {
                 rf__look_ahead(&look, indices, index_type, lines);
-                if (rf__load_int(indices, index_type, i) == padding_idx) continue;
-                const char *row = RF__ROW(i);
+                const int64_t at = rf__load_int(indices, index_type, i);
+                if (__builtin_expect((uint64_t)at >= limit, 0)) return false;
+                if (at == padding_idx) continue;
+                const char *row = weight + at * pitch;
                 const float scale = sample_weights != NULL ? sample_weights[i] : 1.0f;
                 RF__UNROLL
                 for (int v = 0; v < vectors; v++) {
@@ -68,7 +74,6 @@ static RF__INLINE void RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
             }
         }
 #undef RF__READ
-#undef RF__ROW
         char *output = table->output + bag * call->output_pitch + column * output_bytes;
         RF__UNROLL
         for (int v = 0; v < vectors; v++) {
@@ -78,6 +83,7 @@ static RF__INLINE void RF__N(pool_chunk)(const rf__pool_call *call, const rf__ta
         }
     }
     rf__look_close(&look, ahead);
+    return true;
 }
 
 #undef RF__N

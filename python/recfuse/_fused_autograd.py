@@ -15,6 +15,7 @@ from torch import Tensor
 from recfuse._autograd import as_given, library, wanted
 from recfuse._backward import sparse_grad
 from recfuse._fused_backward import FusedLayout, flat_elements, slot_weights
+from recfuse.errors import ArgumentTypeError
 
 _ops = torch.ops.recfuse
 
@@ -25,19 +26,19 @@ library.define(
     "SymInt output_dim, Tensor? per_sample_weights, bool sparse, bool any_max) -> Tensor"
 )
 library.define(
-    "fused_embedding_bag_backward(Tensor grad, Tensor[] buffers, SymInt[] numels, ScalarType[] dtypes, "
+    "fused_embedding_bag_backward(Tensor grad, Tensor[] buffers, SymInt[] numels, int[] dtypes, "
     "Tensor features, Tensor indices, Tensor offsets, Tensor? per_sample_weights) -> Tensor[]"
 )
 library.define(
-    "fused_tables_backward(Tensor grad, Tensor[] weights, SymInt[] rows, SymInt[] dims, ScalarType[] dtypes, "
+    "fused_tables_backward(Tensor grad, Tensor[] weights, SymInt[] rows, SymInt[] dims, int[] dtypes, "
     "Tensor features, Tensor indices, Tensor offsets, Tensor? per_sample_weights) -> Tensor[]"
 )
 library.define(
-    "fused_embedding_bag_sparse_backward(Tensor grad, ScalarType[] dtypes, Tensor features, Tensor indices, "
+    "fused_embedding_bag_sparse_backward(Tensor grad, int[] dtypes, Tensor features, Tensor indices, "
     "Tensor offsets, Tensor? per_sample_weights) -> Tensor[]"
 )
 library.define(
-    "fused_tables_sparse_backward(Tensor grad, SymInt[] dims, ScalarType[] dtypes, Tensor features, "
+    "fused_tables_sparse_backward(Tensor grad, SymInt[] dims, int[] dtypes, Tensor features, "
     "Tensor indices, Tensor offsets, Tensor? per_sample_weights) -> Tensor[]"
 )
 library.define(
@@ -48,6 +49,26 @@ library.define(
     "fused_tables_sample_weights_backward(Tensor grad, Tensor[] weights, Tensor features, Tensor indices, "
     "Tensor offsets) -> Tensor"
 )
+
+
+# In the order of rf_dtype. Operators take dtypes as their places here: how a ScalarType[] reaches a Python
+# operator, as dtypes or as bare integers, depends on torch's version.
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _dtype_codes(tensors: Sequence[Tensor]) -> list[int]:
+    # The compiler asks for the gradients before the operator itself has looked at its arguments.
+    for tensor in tensors:
+        if tensor.dtype not in _DTYPES:
+            name = str(tensor.dtype).removeprefix("torch.")
+            raise ArgumentTypeError(
+                f"recfuse.fused_embedding_bag: buffers is {name}, must be float32, float16 or bfloat16"
+            )
+    return [_DTYPES.index(tensor.dtype) for tensor in tensors]
+
+
+def _from_codes(codes: Sequence[int]) -> list[torch.dtype]:
+    return [_DTYPES[code] for code in codes]
 
 
 def fused_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
@@ -82,7 +103,7 @@ def _fused_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     buffer_grads: list[Tensor | None] = [None] * len(buffers)
     sample_weights_grad = None
     needed_grads = ctx.needs_input_grad[0]
-    dtypes = [buffer.dtype for buffer in buffers]
+    dtypes = _dtype_codes(buffers)
     if any(needed_grads):
         numels = [buffer.numel() for buffer in buffers]
         if ctx.sparse:
@@ -107,7 +128,7 @@ def _(
     grad: Tensor,
     buffers: Sequence[Tensor],
     numels: Sequence[int],
-    dtypes: Sequence[torch.dtype],
+    dtypes: Sequence[int],
     features: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -115,7 +136,9 @@ def _(
 ) -> list[Tensor]:
     layout = FusedLayout(features)
     found = layout.dense_grads(grad, indices, offsets, per_sample_weights, slot_weights(layout, buffers))
-    flat = [grad.new_zeros(numel, dtype=dtype) for numel, dtype in zip(numels, dtypes, strict=True)]
+    flat = [
+        grad.new_zeros(numel, dtype=dtype) for numel, dtype in zip(numels, _from_codes(dtypes), strict=True)
+    ]
     for slot, slot_grad in zip(layout.slots, found, strict=True):
         flat[slot.buffer].narrow(0, slot.offset, slot.rows * slot.dim).add_(slot_grad.reshape(-1))
     return flat
@@ -123,15 +146,18 @@ def _(
 
 @torch.library.register_fake("recfuse::fused_embedding_bag_backward")
 def _(
-    grad: Tensor, buffers: Sequence[Tensor], numels: Sequence[int], dtypes: Sequence[torch.dtype], *_: Any
+    grad: Tensor, buffers: Sequence[Tensor], numels: Sequence[int], dtypes: Sequence[int], *_: Any
 ) -> list[Tensor]:
-    return [grad.new_empty((numel,), dtype=dtype) for numel, dtype in zip(numels, dtypes, strict=True)]
+    return [
+        grad.new_empty((numel,), dtype=dtype)
+        for numel, dtype in zip(numels, _from_codes(dtypes), strict=True)
+    ]
 
 
 @torch.library.impl(library, "fused_embedding_bag_sparse_backward", "CPU")
 def _(
     grad: Tensor,
-    dtypes: Sequence[torch.dtype],
+    dtypes: Sequence[int],
     features: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -141,16 +167,16 @@ def _(
     layout = FusedLayout(features)
     found = layout.sparse_grads(grad, indices, offsets, per_sample_weights)
     out = []
-    for number, dtype in enumerate(dtypes):
+    for number, dtype in enumerate(_from_codes(dtypes)):
         own = [(s, *part) for s, part in zip(layout.slots, found, strict=True) if s.buffer == number]
         out.extend(flat_elements(own, dtype))
     return out
 
 
 @torch.library.register_fake("recfuse::fused_embedding_bag_sparse_backward")
-def _(grad: Tensor, dtypes: Sequence[torch.dtype], features: Tensor, *_: Any) -> list[Tensor]:
+def _(grad: Tensor, dtypes: Sequence[int], features: Tensor, *_: Any) -> list[Tensor]:
     out = []
-    for dtype in dtypes:
+    for dtype in _from_codes(dtypes):
         count = torch.library.get_ctx().new_dynamic_size()
         out += [features.new_empty((count,)), grad.new_empty((count,), dtype=dtype)]
     return out
@@ -160,7 +186,7 @@ def _(grad: Tensor, dtypes: Sequence[torch.dtype], features: Tensor, *_: Any) ->
 def _(
     grad: Tensor,
     dims: Sequence[int],
-    dtypes: Sequence[torch.dtype],
+    dtypes: Sequence[int],
     features: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -169,17 +195,15 @@ def _(
     """Rows and values of each table's gradient, one pair after the other."""
     found = FusedLayout(features).sparse_grads(grad, indices, offsets, per_sample_weights)
     out = []
-    for (rows, values), dtype in zip(found, dtypes, strict=True):
+    for (rows, values), dtype in zip(found, _from_codes(dtypes), strict=True):
         out += [rows, values.to(dtype)]
     return out
 
 
 @torch.library.register_fake("recfuse::fused_tables_sparse_backward")
-def _(
-    grad: Tensor, dims: Sequence[int], dtypes: Sequence[torch.dtype], features: Tensor, *_: Any
-) -> list[Tensor]:
+def _(grad: Tensor, dims: Sequence[int], dtypes: Sequence[int], features: Tensor, *_: Any) -> list[Tensor]:
     out = []
-    for dim, dtype in zip(dims, dtypes, strict=True):
+    for dim, dtype in zip(dims, _from_codes(dtypes), strict=True):
         count = torch.library.get_ctx().new_dynamic_size()
         out += [features.new_empty((count,)), grad.new_empty((count, dim), dtype=dtype)]
     return out
@@ -191,7 +215,7 @@ def _(
     weights: Sequence[Tensor],
     rows: Sequence[int],
     dims: Sequence[int],
-    dtypes: Sequence[torch.dtype],
+    dtypes: Sequence[int],
     features: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -199,7 +223,7 @@ def _(
 ) -> list[Tensor]:
     found = FusedLayout(features).dense_grads(grad, indices, offsets, per_sample_weights, weights)
     # Tables of one group are slices of one tensor: they do not overlap, so no copies are made.
-    return [slot_grad.to(dtype) for slot_grad, dtype in zip(found, dtypes, strict=True)]
+    return [slot_grad.to(dtype) for slot_grad, dtype in zip(found, _from_codes(dtypes), strict=True)]
 
 
 @torch.library.register_fake("recfuse::fused_tables_backward")
@@ -208,10 +232,13 @@ def _(
     weights: Sequence[Tensor],
     rows: Sequence[int],
     dims: Sequence[int],
-    dtypes: Sequence[torch.dtype],
+    dtypes: Sequence[int],
     *_: Any,
 ) -> list[Tensor]:
-    return [grad.new_empty((r, d), dtype=dtype) for r, d, dtype in zip(rows, dims, dtypes, strict=True)]
+    return [
+        grad.new_empty((r, d), dtype=dtype)
+        for r, d, dtype in zip(rows, dims, _from_codes(dtypes), strict=True)
+    ]
 
 
 @torch.library.impl(library, "fused_embedding_bag_sample_weights_backward", "CPU")
@@ -264,7 +291,7 @@ def _tables_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     kept = weights if any_max or sample_weights is not None else []
     ctx.save_for_backward(features, indices, offsets, sample_weights, *kept)
     ctx.shapes = [weight.shape for weight in weights]
-    ctx.dtypes = [weight.dtype for weight in weights]
+    ctx.dtypes = _dtype_codes(weights)
     ctx.sparse = sparse
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from recfuse.errors import ArgumentTypeError
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.packed import PackedModule, why_not_fusable
+from recfuse.nn.packing import advise_huge_pages
 from recfuse.nn.table_list import FusedEmbeddingBagList, pool_or_call
 from recfuse.ops import WEIGHT_DTYPES
 
@@ -139,6 +140,7 @@ def _replace(name: str, module: torch.nn.Module, report: SwapReport) -> None:
             # A change of class keeps the object, and with it everything that refers to it: hooks, other
             # parents, tied parameters. The new class adds no state.
             module.__class__ = EmbeddingBag
+            advise_huge_pages(module.weight.detach())
             report.entries.append(SwapEntry(name, kind, "replaced", "recfuse.nn.EmbeddingBag"))
         else:
             report.entries.append(SwapEntry(name, kind, "left", reason))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,9 +17,15 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
     Holds no state of its own, so a ``torch.nn.EmbeddingBag`` becomes one by a change of class.
     """
 
+    @classmethod
+    def from_pretrained(cls, embeddings: Tensor, *args: Any, **kwargs: Any) -> EmbeddingBag:
+        """As torch's; asks for huge pages behind a large table, as for a new one."""
+        advise_huge_pages(embeddings.detach())
+        return super().from_pretrained(embeddings, *args, **kwargs)
+
     def reset_parameters(self) -> None:
-        """Draws the weights anew. Before a new table is first written, asks for huge pages for it: rows of a
-        large table lie on as many pages, and with small ones most lookups miss the TLB too."""
+        """Draws the weights anew. Asks first for huge pages behind a large table: its rows lie on as many
+        pages, and with small ones most lookups miss the TLB too."""
         advise_huge_pages(self.weight.detach())
         super().reset_parameters()
 

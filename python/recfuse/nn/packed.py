@@ -24,6 +24,15 @@ _weight_of: Callable[[dict[str, Any]], Any] = operator.itemgetter("weight")
 # thousand tables cost 0.1 ms to look at, which is a good part of the call.
 _ADDRESSES_PER_CALL = 64
 
+# Before 2.13 a graph that is compiled, not exported, takes is_exporting() for True too.
+_KNOWS_EXPORT_IN_GRAPHS = torch.__version__ >= (2, 13)
+
+
+def _exporting() -> bool:
+    return torch.compiler.is_exporting() and (
+        _KNOWS_EXPORT_IN_GRAPHS or not torch.compiler.is_dynamo_compiling()
+    )
+
 
 def why_not_fusable(tables: Sequence[torch.nn.EmbeddingBag]) -> str | None:
     """Why tables cannot be pooled in one call; None if they can."""
@@ -165,7 +174,7 @@ class PackedTables:
         # An exported program holds the buffers as constants, which are not trained.
         if (
             torch.is_grad_enabled()
-            and not torch.compiler.is_exporting()
+            and not _exporting()
             and (
                 any(weight.requires_grad for weight in self.weights)
                 or (per_sample_weights is not None and per_sample_weights.requires_grad)
