@@ -11,8 +11,7 @@ enum {
     BLOCK_BYTES = 256,         /* width of the neighbouring columns that one worker writes, at least */
     BLOCKS_PER_WORKER = 64,    /* at least, so that the threads end together */
     MIN_WORKER_BYTES = 65536,  /* gathered bytes that are worth another thread */
-    LEAD_BYTES =
-        32768, /* of rows asked for and not yet used, by default: measured, see benchmarks/README.md */
+    LEAD_BYTES = 32768, /* of rows asked for and not yet used, by default: half to twice it is as fast */
     LEAST_DISTANCE = 64, /* lookups; the bounds of the default */
     MOST_DISTANCE = 256,
     MAX_DISTANCE = 4096, /* beyond, rows have left L2 before they are used */
