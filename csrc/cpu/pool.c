@@ -1,4 +1,4 @@
-/* Cuts a call into spans, hands them to worker threads, checks each span's contents before pooling it. */
+/* Cuts a call into spans, hands them to worker threads, checks the offsets of each span before it is pooled. */
 #include "pool.h"
 
 #include <inttypes.h>
@@ -7,11 +7,11 @@
 #include "status.h"
 
 enum {
-    SPAN_LOOKUPS = 16384,      /* what a span of a long feature holds, about */
-    BLOCK_BYTES = 256,         /* width of the neighbouring columns that one worker writes, at least */
-    BLOCKS_PER_WORKER = 64,    /* at least, so that the threads end together */
-    MIN_WORKER_BYTES = 65536,  /* gathered bytes that are worth another thread */
-    LEAD_BYTES = 32768, /* of rows asked for and not yet used, by default: half to twice it is as fast */
+    SPAN_LOOKUPS = 16384, /* what a span of a long feature holds, about */
+    BLOCK_BYTES = 256, /* width of the neighbouring columns that one worker writes, at least */
+    BLOCKS_PER_WORKER = 64, /* at least, so that the threads end together */
+    MIN_WORKER_BYTES = 65536, /* gathered bytes that are worth another thread */
+    LEAD_BYTES = 32768, /* of rows asked for and not yet used, by default; half and twice are as fast */
     LEAST_DISTANCE = 64, /* lookups; the bounds of the default */
     MOST_DISTANCE = 256,
     MAX_DISTANCE = 4096, /* beyond, rows have left L2 before they are used */
