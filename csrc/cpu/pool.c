@@ -198,13 +198,19 @@ static void work(int64_t from, int64_t to, void *context) {
 
 static rf_status report(const rf__pool_call *call) {
     const rf__offence *bad = &call->offence;
+    if (bad->kind == RF__BAD_INDEX && bad->limit == 0) {
+        return rf__fail(RF_ERR_INDEX,
+                        "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for feature %" PRId64
+                        ", bag %" PRId64 "; its table has no rows, which allows no index",
+                        call->operator_name, bad->position, bad->value, bad->feature, bad->bag);
+    }
     if (bad->kind == RF__BAD_INDEX) {
         return rf__fail(RF_ERR_INDEX,
                         "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for feature %" PRId64
                         ", bag %" PRId64 "; allowed is 0 to %" PRId64 ", less than the %" PRId64
                         " rows of its table",
                         call->operator_name, bad->position, bad->value, bad->feature, bad->bag,
-                        at_least(bad->limit - 1, 0), bad->limit);
+                        bad->limit - 1, bad->limit);
     }
     if (bad->position == 0) {
         return rf__fail(RF_ERR_VALUE, "recfuse.%s: offsets[0] is %" PRId64 "; the first bag must begin at 0",
