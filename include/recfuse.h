@@ -133,6 +133,18 @@ typedef struct rf_fused_embedding_bag_params {
 RF_API rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params *params,
                                             const rf_executor *executor);
 
+/* What the compiler said about a GPU kernel, and where the kernel came from. -1: it did not say. */
+typedef struct rf_kernel_info {
+    int32_t registers;     /* a thread */
+    int32_t spill_bytes;   /* a thread, stores and loads together */
+    int32_t stack_bytes;   /* a thread */
+    int32_t static_shared; /* bytes a block */
+    int64_t cubin_bytes;
+    double seconds;        /* that this call took */
+    bool cached;           /* taken from the cache on disk */
+    char path[512];        /* of the entry there; "": none could be written, or longer than this */
+} rf_kernel_info;
+
 /* Instruction set of the CPU kernels: "avx512", "avx2", "neon" or "scalar"; chosen once, at the first
  * use, as the best that this CPU has or what RECFUSE_CPU_ISA names if the CPU has it. */
 RF_API const char *rf_cpu_isa(void);

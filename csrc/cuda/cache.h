@@ -1,0 +1,44 @@
+/* Compiled kernels on disk. Nothing here fails: what cannot be read is a miss, what cannot be written is
+ * not kept.
+ *
+ * The folder is $RECFUSE_CACHE_DIR, else $XDG_CACHE_HOME/recfuse, else ~/.cache/recfuse. An entry's name is
+ * <hash of the key>-<compiler>.cubin; it holds the whole key, so that equal hashes are no danger, and a
+ * checksum, so that a damaged one is removed and made again.
+ */
+#ifndef RECFUSE_CUDA_CACHE_H
+#define RECFUSE_CUDA_CACHE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { RF__CACHE_PATH_BYTES = 1024, RF__CACHE_COMPILER_BYTES = 32 };
+/* The least recently used entries go when the folder holds more than this. */
+#define RF__CACHE_MOST_BYTES ((int64_t)256 << 20)
+
+/* What a kernel is made from: all that may change its code but the compiler. */
+typedef struct rf__cache_key {
+    const char *text; /* [bytes] */
+    size_t bytes;
+} rf__cache_key;
+
+/* A compiled kernel and what the compiler said about it; -1: it did not say. */
+typedef struct rf__cache_entry {
+    void *cubin; /* [cubin_bytes] */
+    int64_t cubin_bytes;
+    int32_t registers, spill_bytes, stack_bytes, static_shared;
+} rf__cache_entry;
+
+/* Copies the folder's path; "" when there is none (no home). Returns whether there is one. */
+bool rf__cache_folder(char *path, size_t bytes);
+
+/* Reads the entry of `key` by `compiler` ("nvrtc13.0"), or by any compiler where that is NULL, the newest
+ * first. True: entry->cubin is the caller's to free, and `path` [RF__CACHE_PATH_BYTES] names the file. */
+bool rf__cache_read(const rf__cache_key *key, const char *compiler, rf__cache_entry *entry, char *path);
+
+/* Publishes an entry by an atomic rename, then removes old ones as needed. True: it is there, and `path`
+ * [RF__CACHE_PATH_BYTES] names the file; else `path` is "". */
+bool rf__cache_write(const rf__cache_key *key, const char *compiler, const rf__cache_entry *entry,
+                     char *path);
+
+#endif

@@ -1,0 +1,42 @@
+/* The CUDA driver, opened at run time; devices with what the tuner and the launchers ask about them. */
+#ifndef RECFUSE_CUDA_DRIVER_H
+#define RECFUSE_CUDA_DRIVER_H
+
+#include "cuda/abi.h"
+#include "cuda/error.h"
+#include "status.h"
+
+typedef struct rf__cuda_driver {
+    RF__CUDA_LIST(RF__CUDA_MEMBER)
+    RF__CUDA_NEWER_LIST(RF__CUDA_MEMBER)
+} rf__cuda_driver;
+
+typedef struct rf__cuda_device {
+    int32_t ordinal, sms, cc_major, cc_minor;
+    char arch[16]; /* what its kernels are compiled for: "sm_80", "sm_90a" */
+    char name[96];
+    int64_t l2_bytes, persisting_l2_bytes;
+    int64_t shared_per_sm, shared_per_block_optin, reserved_shared_per_block, registers_per_sm;
+    int32_t threads_per_sm, blocks_per_sm;
+    rf__cu_context context; /* the primary one, which torch uses too */
+    rf__cuda_errors errors;
+} rf__cuda_device;
+
+/* The driver with cuInit done. RF_ERR_UNSUPPORTED: no driver, no GPU, or CUDA was started before a fork. */
+rf_status rf__cuda_driver_get(const rf__cuda_driver **driver);
+
+/* Device `ordinal` with its primary context retained; made at the first call and kept for ever. */
+rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device);
+
+/* Makes the device's context current on this thread until rf__cuda_leave. */
+rf_status rf__cuda_enter(const rf__cuda_device *device);
+void rf__cuda_leave(void);
+
+/* RF_OK for 0; else a message with the function at the head of `call`, and CUDA's name and text of the
+ * error; RF_ERR_MEMORY when memory ran out, else RF_ERR_INTERNAL. Only after rf__cuda_driver_get. */
+rf_status rf__cuda_status(rf__cu_result result, const char *call);
+
+/* RF_TRY for a function of the driver: RF__CUDA_TRY(driver->cuMemFree_v2(memory)). */
+#define RF__CUDA_TRY(call) RF_TRY(rf__cuda_status((call), #call))
+
+#endif
