@@ -5,8 +5,9 @@ import sys
 import time
 
 import pytest
+import torch
 
-from recfuse import info, timing
+from recfuse import _clock, info, timing
 
 
 def test_candidates_take_turns_in_a_rotating_order_on_the_same_inputs():
@@ -72,6 +73,81 @@ def test_stages_of_timed_calls_are_kept():
     assert list(stages) == ["wait", "rest"]
     assert len(stages["wait"].samples) == 4
     assert stages["rest"].median < 0.002 <= stages["wait"].median <= result["a"].median
+
+
+class DeviceStandIn:
+    """A device that is asked for work in order, and where every kind of work takes its own time."""
+
+    immediate = False
+
+    def __init__(self):
+        self.asked, self.finished = [], 0
+
+    def run(self, name, seconds):
+        self.asked.append((name, seconds))
+
+    def mark(self):
+        return len(self.asked)
+
+    def finish(self):
+        self.finished = len(self.asked)
+
+    def seconds(self, start, end):
+        assert end <= self.finished, "read before the device has passed the mark"
+        return sum(seconds for _, seconds in self.asked[start:end])
+
+
+@pytest.fixture
+def device(monkeypatch):
+    standin = DeviceStandIn()
+    monkeypatch.setattr(timing, "clock", lambda device: standin)
+    monkeypatch.setattr(timing, "_sweeper", lambda device: lambda: standin.run("sweep", 100.0))
+    return standin
+
+
+@pytest.mark.parametrize("cache", ["warm", "cold"])
+def test_a_sample_on_a_device_holds_its_calls_and_nothing_else(device, cache):
+    candidates = {name: lambda name=name: device.run(name, 0.25) for name in "ab"}
+    result = timing.compare(candidates, rounds=3, min_time=0.5, cache=cache)
+    assert result.calls == 2
+    assert result["a"].samples == result["b"].samples == [0.25] * 3
+    names = [name for name, _ in device.asked]
+    if cache == "cold":
+        assert names[1::2].count("a") == names[1::2].count("b") and set(names[::2]) == {"sweep"}
+    else:
+        assert names[-6:] == ["a"] * 3 + ["b"] * 3  # back to back, an untimed call before each sample
+
+
+def test_stages_on_a_device_are_read_when_it_has_finished(device):
+    stages = timing.Stages()
+    for name, seconds in (("one", 1.0), ("two", 2.0), ("one", 4.0)):
+        with stages(name):
+            device.run(name, seconds)
+    assert stages == {}
+    assert stages.read() == {"one": 5.0, "two": 2.0}
+    assert stages.read() == {"one": 5.0, "two": 2.0}  # nothing is added twice
+
+
+def test_without_a_gpu_a_graph_is_the_call_itself():
+    def call():
+        return 7
+
+    assert timing.graphed(call, "cpu") is call
+    assert _clock.describe("cpu") == {}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_events_graphs_and_the_record_of_a_gpu():
+    x = torch.ones(1 << 24, device="cuda")
+    replay = timing.graphed(lambda: x * 2, "cuda")
+    assert replay().sum().item() == 2 * x.numel()
+    x.fill_(3)
+    assert replay()[0].item() == 6
+    candidates = {"eager": lambda: x * 2, "graph": replay, "more": lambda: [x * 2 for _ in range(20)]}
+    for cache in ("warm", "cold"):
+        result = timing.compare(candidates, rounds=5, cache=cache, device="cuda", min_time=1e-3)
+        assert result.ratio("eager", "more") > 5
+        assert result.environment["gpu"] == torch.cuda.get_device_name()
 
 
 def test_json_holds_every_sample_and_the_environment():

@@ -8,6 +8,10 @@ Caches are stated, never left to chance:
   "warm": each sample follows an untimed call of the same candidate on the *previous* inputs, so that
           caches hold what a steady stream of different requests leaves there;
   "cold": before each call a buffer of several times the last-level cache is read.
+
+On the CPU the host's clock is read. On CUDA a sample lies between two events of the device, around its
+back-to-back calls: what a stream of requests gets, host time included where the host is what binds.
+`graphed` takes the host out: a replay costs what the device needs.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import torch
 from tqdm import tqdm
 
 from recfuse import info
+from recfuse._clock import clock, describe
 
 Cache = Literal["warm", "cold"]
 
@@ -44,20 +49,32 @@ class Stages(dict[str, float]):
     """Seconds by stage of one call. A candidate that returns one has its stages kept beside its total.
 
     with stages("embeddings"): ...
+
+    On CUDA a block only records events; `read` waits for them and fills in the seconds.
     """
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
         """Stages of a call whose work runs on `device`."""
         super().__init__()
-        self._finish = _finisher(device)
+        self._clock = clock(device)
+        self._blocks: list[tuple[str, Any, Any]] = []
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Add the time of the block to the stage `name`."""
-        start = time.perf_counter()
+        start = self._clock.mark()
         yield
-        self._finish()
-        self[name] = self.get(name, 0.0) + time.perf_counter() - start
+        self._blocks.append((name, start, self._clock.mark()))
+        if self._clock.immediate:
+            self.read()
+
+    def read(self) -> Stages:
+        """Wait for the device, and add the seconds of the blocks since the last time."""
+        self._clock.finish()
+        for name, start, end in self._blocks:
+            self[name] = self.get(name, 0.0) + self._clock.seconds(start, end)
+        self._blocks.clear()
+        return self
 
 
 @dataclass
@@ -126,13 +143,6 @@ class Comparison:
         return {**record, "environment": self.environment} if environment else record
 
 
-def _finisher(device: str | torch.device) -> Callable[[], None]:
-    """What waits until `device` has done all that was asked of it."""
-    if torch.device(device).type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return lambda: None
-
-
 def _sweeper(device: str | torch.device) -> Callable[[], Any]:
     """What empties the caches of `device` of everything measured: a read of several times their size."""
     if torch.device(device).type == "cuda":
@@ -176,7 +186,7 @@ def compare(
     candidates: name -> callable, called with one element of `inputs` as its arguments.
     inputs: argument tuples to rotate through; every candidate sees the same ones in the same order.
     rounds: samples of each candidate. min_time: least seconds of a sample (more calls are averaged).
-    cache, device: see the module; on CUDA a sample ends when the device has finished.
+    cache, device: see the module.
     progress: show a bar; None: when the run is expected to take more than two seconds.
 
     ValueError: no candidates, no inputs, rounds < 1, an unknown cache state.
@@ -186,22 +196,38 @@ def compare(
             f"timing.compare: found {len(candidates)} candidates, {len(inputs)} inputs, rounds={rounds}, "
             f"cache={cache!r}; needs at least one of each and cache 'warm' or 'cold'"
         )
-    finish = _finisher(device)
+    watch = clock(device)
     sweep = _sweeper(device) if cache == "cold" else None
     names = list(candidates)
 
-    def timed_call(name: str, number: int) -> tuple[float, Any]:
-        arguments = inputs[number % len(inputs)]
-        if sweep is not None:
-            sweep()
-        finish()
-        start = time.perf_counter()
-        result = candidates[name](*arguments)
-        finish()
-        return time.perf_counter() - start, result
+    def sample(name: str, first: int, calls: int) -> tuple[float, list[Stages]]:
+        """Seconds a call of the calls from `first` on, and their stages."""
+        spans: list[tuple[Any, Any]] = []
+        staged: list[Stages] = []
 
-    # Two calls of each: the first pays for one-time work, the second says how long a call takes.
-    estimates = [[timed_call(name, number)[0] for number in (0, 1)][1] for name in names]
+        def timed(numbers: range) -> None:
+            start = watch.mark()
+            for number in numbers:
+                result = candidates[name](*inputs[number % len(inputs)])
+                if isinstance(result, Stages):
+                    staged.append(result)
+            spans.append((start, watch.mark()))
+
+        if sweep is None:
+            candidates[name](*inputs[(first - 1) % len(inputs)])
+            timed(range(first, first + calls))
+        else:
+            for number in range(first, first + calls):
+                sweep()
+                timed(range(number, number + 1))
+        watch.finish()
+        return sum(watch.seconds(*span) for span in spans) / calls, [stages.read() for stages in staged]
+
+    # The first call of each pays for one-time work; a warm sample has an untimed call of its own.
+    if cache == "cold":
+        for name in names:
+            sample(name, 0, 1)
+    estimates = [sample(name, 1, 1)[0] for name in names]
     calls = max(1, math.ceil(min_time / max(min(estimates), 1e-9)))
     expected = rounds * (calls + 1) * sum(estimates)
     timings = {name: Timing(name) for name in names}
@@ -216,20 +242,46 @@ def compare(
             turn = number % len(names)
             first = number * calls
             for name in names[turn:] + names[:turn]:
-                if cache == "warm":
-                    timed_call(name, first - 1)
-                total = 0.0
-                for call in range(first, first + calls):
-                    seconds, result = timed_call(name, call)
-                    total += seconds
-                    if isinstance(result, Stages):
-                        for stage, spent in result.items():
-                            timings[name].stages.setdefault(stage, Timing(stage)).samples.append(spent)
-                timings[name].samples.append(total / calls)
+                seconds, staged = sample(name, first, calls)
+                timings[name].samples.append(seconds)
+                for stages in staged:
+                    for stage, spent in stages.items():
+                        timings[name].stages.setdefault(stage, Timing(stage)).samples.append(spent)
     finally:
         if collecting:
             gc.enable()
-    return Comparison(timings, cache, len(inputs), calls, str(device), meter.read(), info.environment())
+    return Comparison(timings, cache, len(inputs), calls, str(device), meter.read(), environment(device))
+
+
+def graphed(call: Callable[[], Any], device: str | torch.device) -> Callable[[], Any]:
+    """`call` captured as a CUDA graph: a callable that replays it and returns the output of the capture.
+
+    Every replay writes to the same output and reads the same inputs. The call runs a few times beforehand,
+    so that what it compiles or caches is there. On the CPU, which has no graphs, it is `call` itself.
+    """
+    if torch.device(device).type != "cuda":
+        return call
+    with torch.cuda.device(device):
+        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                call()
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = call()
+
+    def replay() -> Any:
+        graph.replay()
+        return output
+
+    return replay
+
+
+def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
+    """`info.environment()`, and what `device` is where it is a GPU."""
+    return {**info.environment(), **describe(device)}
 
 
 def read_bandwidth(*, size: int = 256 << 20, rounds: int = 7) -> float:
