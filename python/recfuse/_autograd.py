@@ -7,12 +7,14 @@ outside.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recfuse import _backward
+from recfuse import _backward, _backward_cuda
 from recfuse._backward import POOLING, sparse_grad
 
 _ops = torch.ops.recfuse
@@ -108,10 +110,26 @@ def _embedding_bag_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]
         sample_weights_grad = _ops.embedding_bag_sample_weights_backward(
             grad, weight, indices, offsets, include_last_offset, padding_idx
         ).to(sample_weights.dtype)
-    return as_given(ctx, (weight_grad, None, None, None, sample_weights_grad, *[None] * 6))
+    return as_given(ctx, (weight_grad, None, None, None, sample_weights_grad, *[None] * 7))
 
 
-@torch.library.impl(library, "embedding_bag_backward", "CPU")
+def _kernel(operator: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a function for CPU and CUDA tensors."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for key in ("CPU", "CUDA"):
+            library.impl(operator, function, key)
+        return function
+
+    return register
+
+
+def _gradients(grad: Tensor) -> ModuleType:
+    """The functions for the device that a gradient is on."""
+    return _backward_cuda if grad.is_cuda else _backward
+
+
+@_kernel("embedding_bag_backward")
 def _(
     grad: Tensor,
     weight: Tensor | None,
@@ -124,7 +142,7 @@ def _(
     padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> Tensor:
-    return _backward.dense_weight_grad(
+    return _gradients(grad).dense_weight_grad(
         grad,
         weight,
         rows,
@@ -143,7 +161,7 @@ def _(grad: Tensor, weight: Tensor | None, rows: int, *_: Any) -> Tensor:
     return grad.new_empty((rows, grad.shape[1]))
 
 
-@torch.library.impl(library, "embedding_bag_sparse_backward", "CPU")
+@_kernel("embedding_bag_sparse_backward")
 def _(
     grad: Tensor,
     rows: int,
@@ -155,7 +173,7 @@ def _(
     padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> tuple[Tensor, Tensor]:
-    found = _backward.sparse_weight_grad(
+    found = _gradients(grad).sparse_weight_grad(
         grad,
         rows,
         indices,
@@ -175,7 +193,7 @@ def _(grad: Tensor, rows: int, indices: Tensor, *_: Any) -> tuple[Tensor, Tensor
     return indices.new_empty((count,), dtype=torch.int64), grad.new_empty((count, grad.shape[1]))
 
 
-@torch.library.impl(library, "embedding_bag_sample_weights_backward", "CPU")
+@_kernel("embedding_bag_sample_weights_backward")
 def _(
     grad: Tensor,
     weight: Tensor,
@@ -184,7 +202,9 @@ def _(
     include_last_offset: bool,
     padding_idx: int,
 ) -> Tensor:
-    return _backward.sample_weights_grad(grad, weight, indices, offsets, include_last_offset, padding_idx)
+    return _gradients(grad).sample_weights_grad(
+        grad, weight, indices, offsets, include_last_offset, padding_idx
+    )
 
 
 @torch.library.register_fake("recfuse::embedding_bag_sample_weights_backward")

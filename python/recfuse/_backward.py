@@ -1,7 +1,7 @@
 """Gradients of one table's embedding bag, by calling ATen's backward functions.
 
-All functions take plain CPU tensors that no autograd graph follows. Dense gradients of half-precision tables
-are summed in float32 and rounded once.
+All functions take plain CPU tensors that no autograd graph follows, whose contents the forward pass has
+checked. Dense gradients of half-precision tables are summed in float32 and rounded once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operators as Python functions: ``embedding_bag`` and ``fused_embedding_bag``."""
+"""The operators as Python functions: ``embedding_bag``, ``fused_embedding_bag`` and ``check``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from recfuse.errors import (
 MODES = ("sum", "mean", "max")
 WEIGHT_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 INTEGER_DTYPES = frozenset((torch.int32, torch.int64))
+_HAS_CUDA_KERNELS = torch.version.hip is None  # on ROCm too, torch calls the device "cuda"
 
 _embedding_bag = torch.ops.recfuse.embedding_bag.default
 _fused_embedding_bag = torch.ops.recfuse.fused_embedding_bag.default
@@ -41,11 +42,13 @@ def embedding_bag(
     *,
     prefetch_distance: int = -1,
     bounds_check: str = "on",
+    schedule: str = "",
 ) -> Tensor:
     """Gathers rows of a table and pools them bag by bag, as :func:`torch.nn.functional.embedding_bag` does.
 
-    Float32, float16 and bfloat16 tables on the CPU run on recfuse's kernel and are summed in float32; any
-    other table (float64, on another device) goes to torch's own function.
+    Float32, float16 and bfloat16 tables on the CPU or on a CUDA device, with the other tensors on the same
+    one, run on recfuse's kernels and are summed in float32; any other table (float64, on another device)
+    goes to torch's own function.
 
     Args:
         input: int32 or int64; ``[lookups]`` with ``offsets``, or ``[bags, n]`` without.
@@ -62,9 +65,13 @@ def embedding_bag(
             "sum" only.
         include_last_offset: ``offsets`` ends with the end of the last bag; lookups behind it are not used.
         padding_idx: lookups of this row are skipped; negative counts from the end.
-        prefetch_distance: lookups ahead to prefetch; 0: none, -1: a good default.
+        prefetch_distance: lookups ahead to prefetch; 0: none, -1: a good default. On CUDA, rows in flight.
         bounds_check: "on" checks every index and offset; "off" trusts them: a bad one is then undefined
             behaviour.
+        schedule: how the kernel works, ``field=value`` with spaces between: station (none, register,
+            shared, local, l1 or bulk), distance, threads (a bag), block (threads of one), warps (the most
+            an SM runs at once). Fields left out have good defaults; :func:`recfuse.tune` finds better ones.
+            On the CPU only distance matters, where ``prefetch_distance`` is -1.
 
     Returns:
         ``[bags, dim]`` of the dtype of ``weight``; zeros where a bag is empty.
@@ -73,6 +80,9 @@ def embedding_bag(
         ValueError, TypeError, NotImplementedError: a bad argument; each is also of the class that torch
             raises.
         IndexError: an index outside the table (also a RuntimeError, as torch's).
+
+    The GPU works behind the program's back: a bad index or offset found there counts as a row of zeros with
+    no gradient, and is raised by the next call on that device, or by :func:`check`.
 
     Two calls on which torch raises an internal error give what they mean: ``[bags, 0]`` input, and a table
     of dim 0.
@@ -96,9 +106,17 @@ def embedding_bag(
             padding_idx=padding_idx,
             prefetch_distance=prefetch_distance,
             bounds_check=bounds_check,
+            schedule=schedule,
         )
     _check_tensors(input, weight, offsets, per_sample_weights)
     if not _has_kernel(input, weight, offsets, per_sample_weights):
+        if schedule:
+            _fail(
+                f"schedule is {schedule!r}, but no kernel takes {weight.dtype} weight on {weight.device} "
+                f"with {input.dtype} input on {input.device}: all must be on one CPU or CUDA device, weight "
+                "float32, float16 or bfloat16, input and offsets int32 or int64; pass such tensors, or "
+                'schedule=""'
+            )
         return torch.nn.functional.embedding_bag(
             input,
             weight,
@@ -114,13 +132,13 @@ def embedding_bag(
         )
     _check_arguments(input, weight, offsets, per_sample_weights, mode, scale_grad_by_freq, sparse)
     if input.dim() == 2:
-        offsets = torch.arange(input.shape[0], dtype=torch.int64) * input.shape[1]
+        offsets = torch.arange(input.shape[0], dtype=torch.int64, device=input.device) * input.shape[1]
         include_last_offset = False
         input = input.reshape(-1)
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.reshape(-1)
     if max_norm is not None:
-        _renormalise(weight, input, max_norm, norm_type)
+        _renormalise(weight.detach(), input, max_norm, norm_type, bounds_check)
     if per_sample_weights is not None:
         _check_sample_weights(per_sample_weights, weight, mode)
     arguments = (
@@ -133,9 +151,12 @@ def embedding_bag(
         _padding_row(padding_idx, weight),
         scale_grad_by_freq,
         sparse,
-        prefetch_distance,
-        bounds_check,
     )
+    # A kernel takes no longer than an operator to parse its arguments: those at their defaults are left out.
+    if schedule:
+        arguments += (prefetch_distance, bounds_check, schedule)
+    elif prefetch_distance != -1 or bounds_check != "on":
+        arguments += (prefetch_distance, bounds_check)
     differentiable = weight.requires_grad or (
         per_sample_weights is not None and per_sample_weights.requires_grad
     )
@@ -201,6 +222,30 @@ def fused_embedding_bag(
     return call(_fused_embedding_bag, arguments, differentiable)
 
 
+def check(device: torch.device | str | int | None = None) -> None:
+    """Waits for a CUDA device, and raises what recfuse's kernels have found wrong there.
+
+    On the GPU a bad index or offset does no harm, and is found after the call that brought it has returned:
+    it is raised by the next call on that device, or here. On the CPU the call itself raises, and there is
+    nothing to do.
+
+    Args:
+        device: a CUDA device; by default the current one.
+
+    Raises:
+        IndexError, ValueError: as :func:`embedding_bag`.
+    """
+    if isinstance(device, int):
+        device = torch.device("cuda", device)
+    where = torch.device("cuda" if device is None else device)
+    if where.type != "cuda" or not torch.cuda.is_initialized():  # nothing has run there
+        return
+    try:
+        torch.ops.recfuse.check(torch.cuda.current_device() if where.index is None else where.index)
+    except RuntimeError as error:
+        raise_translated(error)
+
+
 def call(operator: Any, arguments: tuple[Any, ...], differentiable: bool) -> Tensor:
     """Calls an operator and gives its errors the class that their text names.
 
@@ -245,15 +290,16 @@ def _check_tensors(input: Any, weight: Any, offsets: Any, per_sample_weights: An
 def _has_kernel(
     input: Tensor, weight: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
 ) -> bool:
+    device = weight.device
     return (
-        weight.dtype in WEIGHT_DTYPES
-        and weight.device.type == "cpu"
+        (weight.is_cpu or (weight.is_cuda and _HAS_CUDA_KERNELS))
+        and weight.dtype in WEIGHT_DTYPES
         and weight.layout is torch.strided
         and input.dtype in INTEGER_DTYPES
-        and input.device.type == "cpu"
+        and input.device == device
         and not input.is_nested
-        and (offsets is None or (offsets.dtype in INTEGER_DTYPES and offsets.device.type == "cpu"))
-        and (per_sample_weights is None or per_sample_weights.device.type == "cpu")
+        and (offsets is None or (offsets.dtype in INTEGER_DTYPES and offsets.device == device))
+        and (per_sample_weights is None or per_sample_weights.device == device)
     )
 
 
@@ -330,9 +376,28 @@ def _padding_row(padding_idx: int | None, weight: Tensor) -> int:
     return padding_idx % rows
 
 
-def _renormalise(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> None:
-    """Scales rows in place; indices are checked first, so that a bad one leaves the table as it was."""
-    if not torch.compiler.is_compiling() and indices.numel():
+def _renormalise(
+    weight: Tensor, indices: Tensor, max_norm: float, norm_type: float, bounds_check: str
+) -> None:
+    """Scales rows in place. A bad index never reaches torch: on the CPU it is raised first, with the table
+    as it was; on CUDA, where torch would assert and looking would wait, a row that is used anyway stands in
+    for it (row 0 where every index is bad), and the kernel reports it.
+    """
+    if weight.is_cuda:
+        if indices.numel() == 0 or weight.numel() == 0:
+            return
+        if bounds_check != "off":
+            good = (indices >= 0) & (indices < weight.shape[0])
+            indices = torch.where(good, indices, torch.where(good, indices, 0).amax())
+        if weight.stride() != (
+            weight.shape[1],
+            1,
+        ):  # torch's kernel takes a row's stride for its length
+            packed = weight.clone(memory_format=torch.contiguous_format)
+            torch.embedding_renorm_(packed, indices, max_norm, norm_type)
+            weight.copy_(packed)
+            return
+    elif not torch.compiler.is_compiling() and indices.numel():
         low, high = indices.aminmax()
         if low < 0 or high >= weight.shape[0]:
             wrong = int(((indices < 0) | (indices >= weight.shape[0])).nonzero()[0])
@@ -340,7 +405,7 @@ def _renormalise(weight: Tensor, indices: Tensor, max_norm: float, norm_type: fl
                 f"recfuse.embedding_bag: input[{wrong}] is {int(indices[wrong])}, must lie in [0, "
                 f"{weight.shape[0]})"
             )
-    torch.embedding_renorm_(weight.detach(), indices, max_norm, norm_type)
+    torch.embedding_renorm_(weight, indices, max_norm, norm_type)
 
 
 def _fail(detail: str) -> NoReturn:
