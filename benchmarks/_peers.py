@@ -1,6 +1,7 @@
-"""What recfuse is compared with: loops of `nn.EmbeddingBag` and FBGEMM's CPU table-batched embeddings.
+"""What recfuse is compared with: FBGEMM's table-batched embeddings.
 
-FBGEMM has two CPU modules, of which both are run and the faster counts:
+On a GPU: SplitTableBatchedEmbeddingBagsCodegen, a table each, with the kernels that it comes with (v1) and the
+newer ones that it has to be asked for (v2). On the CPU FBGEMM has two modules, of which both are run and the faster counts:
   "split": SplitTableBatchedEmbeddingBagsCodegen, the training module, forward only, no bounds check;
   "nbit": IntNBitTableBatchedEmbeddingBagsCodegen, the inference module, fp32 tables and output.
 In the wheel fbgemm-gpu-cpu both run on one thread, whatever torch's number of threads. So each is also
@@ -24,15 +25,15 @@ KINDS = ("split", "nbit")
 Part = tuple[Tensor, Tensor]  # indices, offsets of one thread's share
 
 
-def fbgemm_missing() -> str | None:
-    """Why FBGEMM cannot be used here, or None."""
+def fbgemm_missing(package: str = "fbgemm-gpu-cpu") -> str | None:
+    """Why FBGEMM cannot be used here, or None. `package`: where to get it."""
     try:
         with _quiet():
             import fbgemm_gpu.split_table_batched_embeddings_ops_inference
             import fbgemm_gpu.split_table_batched_embeddings_ops_training  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return f"FBGEMM is left out: {reason} (pip install --no-deps fbgemm-gpu-cpu)"
+        return f"FBGEMM is left out: {reason} (pip install --no-deps {package})"
     return None
 
 
@@ -85,6 +86,25 @@ def fbgemm_module(kind: str, weights: Sequence[Tensor], index_dtype: torch.dtype
         for (table, _), weight in zip(nbit.split_embedding_weights(), weights, strict=True):
             table.copy_(weight.contiguous().view(torch.uint8))
         return nbit
+
+
+def fbgemm_on_cuda(weight: Tensor, experimental: bool) -> Callable[..., Tensor]:
+    """FBGEMM's GPU module with a copy of one fp32 table [rows, dim]; called with indices, offsets (int64)."""
+    with _quiet():
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        module = SplitTableBatchedEmbeddingBagsCodegen(
+            [(*weight.shape, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)],
+            bounds_check_mode=BoundsCheckMode.NONE,
+            use_experimental_tbe=experimental,
+            device=weight.device,
+        )
+    module.split_embedding_weights()[0].detach().copy_(weight)
+    return module
 
 
 def _stay_on_one_thread() -> None:

@@ -34,6 +34,12 @@ def test_cold_caches_are_swept_before_every_call(monkeypatch):
     assert events == ["sweep", "a"] * 4
 
 
+def test_what_undoes_a_candidate_runs_behind_each_sample():
+    events = []
+    timing.compare({"a": lambda: events.append("a")}, rounds=2, after=lambda: events.append("after"))
+    assert events == ["a", "a", "after"] * 3
+
+
 def test_sweeper_reads_more_than_the_last_level_cache():
     assert timing._sweeper("cpu").__self__.nbytes >= 2 * info.last_level_cache_bytes()
 

@@ -180,6 +180,7 @@ def compare(
     device: str | torch.device = "cpu",
     progress: bool | None = None,
     label: str = "timing",
+    after: Callable[[], Any] | None = None,
 ) -> Comparison:
     """Time `candidates` in turns.
 
@@ -188,6 +189,7 @@ def compare(
     rounds: samples of each candidate. min_time: least seconds of a sample (more calls are averaged).
     cache, device: see the module.
     progress: show a bar; None: when the run is expected to take more than two seconds.
+    after: called behind each sample, untimed: undoes what a candidate leaves in the caches, say.
 
     ValueError: no candidates, no inputs, rounds < 1, an unknown cache state.
     """
@@ -221,6 +223,8 @@ def compare(
                 sweep()
                 timed(range(number, number + 1))
         watch.finish()
+        if after is not None:
+            after()
         return sum(watch.seconds(*span) for span in spans) / calls, [stages.read() for stages in staged]
 
     # The first call of each pays for one-time work; a warm sample has an untimed call of its own.

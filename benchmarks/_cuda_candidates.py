@@ -1,0 +1,141 @@
+"""What is compared on the GPU: torch, eager and compiled, FBGEMM's table-batched embeddings, and recfuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import recfuse
+from _cuda_setting import Pass, Setting, Workload, each
+from _peers import fbgemm_missing, fbgemm_on_cuda
+
+BASELINE = "torch"
+NAMES = (
+    "torch", "torch.compile", "fbgemm v1", "fbgemm v2",
+    "recfuse", "recfuse tuned", "torch fp16", "recfuse fp16", "recfuse bf16",
+)  # fmt: skip
+_HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+# Sums of float32 in another order; then one rounding to the table's type.
+_TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@dataclass
+class Candidate:
+    """A way to look tables up, and the values that it should sum."""
+
+    run: Pass
+    weights: Sequence[Tensor]
+
+    @property
+    def row_bytes(self) -> int:
+        """Of its tables."""
+        return self.weights[0].shape[1] * self.weights[0].element_size()
+
+    @property
+    def tolerance(self) -> float:
+        """Largest error that rounding explains."""
+        return _TOLERANCES[self.weights[0].dtype]
+
+
+def bag(schedule: str, weights: Sequence[Tensor]) -> Pass:
+    """recfuse's operator with a schedule, "" for the default."""
+
+    def run(table: int, indices: Tensor, offsets: Tensor) -> Tensor:
+        return recfuse.embedding_bag(
+            indices, weights[table], offsets, mode="sum", include_last_offset=True, schedule=schedule
+        )
+
+    return _inference(each(run))
+
+
+def torch_bag(weights: Sequence[Tensor]) -> Pass:
+    """torch's module, as it comes."""
+    return _modules([_module(torch.nn.EmbeddingBag, weight) for weight in weights])
+
+
+def _compiled_bag(weights: Sequence[Tensor]) -> Pass:
+    """torch's function under torch.compile: one program, which takes the table as an argument."""
+
+    @torch.compile(dynamic=False)
+    def pool(indices: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+        return torch.nn.functional.embedding_bag(
+            indices, weight, offsets, mode="sum", include_last_offset=True
+        )
+
+    return _inference(each(lambda table, indices, offsets: pool(indices, weights[table], offsets)))
+
+
+def _recfuse_bag(weights: Sequence[Tensor], plan: recfuse.Plan | None = None) -> Pass:
+    """recfuse's module, as it comes or with a plan."""
+    modules = [_module(recfuse.nn.EmbeddingBag, weight) for weight in weights]
+    if plan is not None:
+        for module in modules:
+            plan.apply(module)
+    return _modules(modules)
+
+
+def _module(kind: type[torch.nn.EmbeddingBag], weight: Tensor) -> torch.nn.EmbeddingBag:
+    return kind.from_pretrained(weight, mode="sum", include_last_offset=True)
+
+
+def _modules(modules: Sequence[Callable[..., Tensor]]) -> Pass:
+    return _inference(each(lambda table, indices, offsets: modules[table](indices, offsets)))
+
+
+def _inference(run: Pass) -> Pass:
+    return torch.inference_mode()(run)
+
+
+def tune(setting: Setting, hotness: str) -> recfuse.Plan:
+    """A plan made on a table whose trace is not among those that are timed."""
+    trace = setting.trace(hotness, len(setting.weights))
+    arguments = setting.arguments
+    size = (arguments.batch_size, arguments.num_indices_per_lookup)
+    batches = [setting.part(trace, *size, number) for number in range(arguments.num_batches)]
+    module = _module(recfuse.nn.EmbeddingBag, setting.weights[0])
+    return recfuse.tune(module, batches, budget_s=arguments.tune_budget)
+
+
+def make_candidates(
+    setting: Setting, names: Iterable[str], plan: recfuse.Plan | None
+) -> tuple[dict[str, Candidate], list[str]]:
+    """Candidates by name, and notes on those that are left out."""
+    weights, notes = setting.weights, []
+    makers: dict[str, Callable[[], Candidate]] = {
+        "torch": lambda: Candidate(torch_bag(weights), weights),
+        "torch.compile": lambda: Candidate(_compiled_bag(weights), weights),
+        "recfuse": lambda: Candidate(_recfuse_bag(weights), weights),
+        "recfuse tuned": lambda: Candidate(_recfuse_bag(weights, plan), weights),
+    }
+    for version in ("v1", "v2"):
+        makers[f"fbgemm {version}"] = partial(_fbgemm, weights, version == "v2")
+    for name, dtype in _HALF.items():
+        makers[f"torch {name}"] = partial(_half, torch_bag, weights, dtype)
+        makers[f"recfuse {name}"] = partial(_half, _recfuse_bag, weights, dtype)
+    missing = fbgemm_missing("fbgemm-gpu") if any("fbgemm" in name for name in names) else None
+    if missing is not None:
+        notes.append(missing)
+    wanted = [name for name in names if missing is None or "fbgemm" not in name]
+    return {name: makers[name]() for name in wanted}, notes
+
+
+def _fbgemm(weights: Sequence[Tensor], experimental: bool) -> Candidate:
+    modules = [fbgemm_on_cuda(weight, experimental) for weight in weights]
+    run = each(lambda table, indices, offsets: modules[table](indices, offsets))
+    return Candidate(torch.no_grad()(run), weights)
+
+
+def _half(
+    make: Callable[[Sequence[Tensor]], Pass], weights: Sequence[Tensor], dtype: torch.dtype
+) -> Candidate:
+    halves = [weight.to(dtype) for weight in weights]
+    return Candidate(make(halves), halves)
+
+
+def bytes_gathered(candidate: Candidate, workload: Workload) -> int:
+    """Bytes of rows that a table's lookups ask for."""
+    return workload.lookups * candidate.row_bytes
