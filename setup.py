@@ -18,7 +18,7 @@ STUB = "csrc/torch/stub/libtorch_cpu.c"
 MODES = [switch for switch in ("DEBUG", "SANITIZE") if os.environ.get(switch)]
 CFLAGS = ["-std=c11", "-O3", "-g0", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread"]
 CFLAGS += ["-fexceptions", "-fvisibility=hidden", "-ffp-contract=off"]
-LDFLAGS = ["-pthread", "-Wl,-z,nodelete", "-Wl,--as-needed", "-lm"]
+LDFLAGS = ["-pthread", "-Wl,-z,nodelete", "-Wl,--as-needed", "-lm", "-ldl"]
 if "DEBUG" in MODES:
     CFLAGS += ["-O0", "-g", "-UNDEBUG"]
 if "SANITIZE" in MODES:
@@ -79,7 +79,7 @@ class BuildExt(build_ext):
 
 TOOLS = Extension(
     "recfuse._C",
-    sources("csrc/*.c", "csrc/python/*.c"),
+    sources("csrc/*.c", "csrc/cuda/*.c", "csrc/python/*.c"),
     include_dirs=["include", "csrc", numpy.get_include()],
     define_macros=[("Py_LIMITED_API", "0x030a0000"), ("NPY_TARGET_VERSION", "NPY_2_0_API_VERSION")],
     extra_compile_args=CFLAGS,
@@ -88,7 +88,7 @@ TOOLS = Extension(
 )
 OPERATORS = Extension(
     "recfuse.librecfuse",
-    sources("csrc/status.c", "csrc/cpu/*.c", "csrc/torch/*.c"),
+    sources("csrc/status.c", "csrc/cpu/*.c", "csrc/cuda/*.c", "csrc/torch/*.c"),
     include_dirs=["include", "csrc"],
     extra_compile_args=CFLAGS,
     extra_link_args=[*LDFLAGS, "-Wl,--no-undefined", "-Wl,-rpath,$ORIGIN/../torch/lib"],

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-static _Thread_local char last_error[1024];
+static _Thread_local char last_error[4096];
 
 static const struct {
     const char *python, *text;

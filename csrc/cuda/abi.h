@@ -18,6 +18,7 @@ typedef int rf__cu_function_attribute;
 typedef int rf__cu_pointer_attribute;
 typedef int rf__cu_limit;
 typedef int rf__cu_capture_status;
+typedef int rf__cu_capture_mode;
 typedef uint64_t rf__cu_pointer; /* an address on a device */
 typedef struct CUctx_st *rf__cu_context;
 typedef struct CUmod_st *rf__cu_module;
@@ -68,6 +69,8 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)                       \
     X(LIMIT_PERSISTING_L2_CACHE_SIZE, 6)                         \
     X(STREAM_CAPTURE_STATUS_NONE, 0)                             \
+    X(STREAM_CAPTURE_MODE_RELAXED, 2)                            \
+    X(STREAM_NON_BLOCKING, 1)                                    \
     X(EVENT_DEFAULT, 0)                                          \
     X(EVENT_DISABLE_TIMING, 2)                                   \
     X(LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 6)
@@ -96,6 +99,7 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(rf__cu_result, cuDeviceGetAttribute,                                                              \
       (int *value, rf__cu_device_attribute attribute, rf__cu_device device))                            \
     X(rf__cu_result, cuDevicePrimaryCtxRetain, (rf__cu_context * context, rf__cu_device device))        \
+    X(rf__cu_result, cuDevicePrimaryCtxRelease_v2, (rf__cu_device device))                              \
     X(rf__cu_result, cuCtxPushCurrent_v2, (rf__cu_context context))                                     \
     X(rf__cu_result, cuCtxPopCurrent_v2, (rf__cu_context * context))                                    \
     X(rf__cu_result, cuCtxGetCurrent, (rf__cu_context * context))                                       \
@@ -120,6 +124,9 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
       (void *value, rf__cu_pointer_attribute attribute, rf__cu_pointer pointer))                        \
     /* streams and events */                                                                            \
     X(rf__cu_result, cuStreamIsCapturing, (rf__cu_stream stream, rf__cu_capture_status * status))       \
+    X(rf__cu_result, cuStreamCreate, (rf__cu_stream * stream, unsigned int flags))                      \
+    X(rf__cu_result, cuStreamDestroy_v2, (rf__cu_stream stream))                                        \
+    X(rf__cu_result, cuThreadExchangeStreamCaptureMode, (rf__cu_capture_mode * mode))                   \
     X(rf__cu_result, cuStreamSynchronize, (rf__cu_stream stream))                                       \
     X(rf__cu_result, cuStreamWaitEvent, (rf__cu_stream stream, rf__cu_event event, unsigned int flags)) \
     X(rf__cu_result, cuEventCreate, (rf__cu_event * event, unsigned int flags))                         \

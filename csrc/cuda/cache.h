@@ -11,8 +11,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
-enum { RF__CACHE_PATH_BYTES = 1024, RF__CACHE_COMPILER_BYTES = 32 };
+#include "cuda/file.h"
+
+enum { RF__CACHE_HASH_DIGITS = 32 };
+#define RF__CACHE_ENDING ".cubin"
+#define RF__CACHE_TEMPORARY ".tmp" /* behind an entry's name; six random characters follow */
 /* The least recently used entries go when the folder holds more than this. */
 #define RF__CACHE_MOST_BYTES ((int64_t)256 << 20)
 
@@ -29,16 +34,31 @@ typedef struct rf__cache_entry {
     int32_t registers, spill_bytes, stack_bytes, static_shared;
 } rf__cache_entry;
 
-/* Copies the folder's path; "" when there is none (no home). Returns whether there is one. */
-bool rf__cache_folder(char *path, size_t bytes);
+/* The folder's path [RF__PATH_BYTES]; false, and "", when there is none (no home). */
+bool rf__cache_folder(char *path);
 
 /* Reads the entry of `key` by `compiler` ("nvrtc13.0"), or by any compiler where that is NULL, the newest
- * first. True: entry->cubin is the caller's to free, and `path` [RF__CACHE_PATH_BYTES] names the file. */
+ * first. True: entry->cubin is the caller's to free, and `path` [RF__PATH_BYTES] names the file. */
 bool rf__cache_read(const rf__cache_key *key, const char *compiler, rf__cache_entry *entry, char *path);
 
 /* Publishes an entry by an atomic rename, then removes old ones as needed. True: it is there, and `path`
- * [RF__CACHE_PATH_BYTES] names the file; else `path` is "". */
+ * [RF__PATH_BYTES] names the file; else `path` is "". */
 bool rf__cache_write(const rf__cache_key *key, const char *compiler, const rf__cache_entry *entry,
                      char *path);
+
+/* A file of the cache. */
+typedef struct rf__cache_file {
+    char name[128];
+    int64_t bytes;
+    struct timespec used;
+    bool temporary;
+} rf__cache_file;
+
+/* Lists the files of one hash, or all where that is NULL, the last used first; returns their number. *files
+ * is the caller's to free. */
+size_t rf__cache_list(const char *folder, const char *hash, rf__cache_file **files);
+
+/* Removes temporary files that nobody will finish, and the least recently used entries beyond `most_bytes`. */
+void rf__cache_trim(const char *folder, int64_t most_bytes);
 
 #endif

@@ -12,6 +12,7 @@ typedef struct rf__cuda_driver {
 } rf__cuda_driver;
 
 typedef struct rf__cuda_device {
+    const rf__cuda_driver *driver;
     int32_t ordinal, sms, cc_major, cc_minor;
     char arch[16]; /* what its kernels are compiled for: "sm_80", "sm_90a" */
     char name[96];
@@ -31,6 +32,10 @@ rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device);
 /* Makes the device's context current on this thread until rf__cuda_leave. */
 rf_status rf__cuda_enter(const rf__cuda_device *device);
 void rf__cuda_leave(void);
+
+/* Sets how this thread counts while a stream of the process is captured into a graph, and returns what it was.
+ * With RF__CU_STREAM_CAPTURE_MODE_RELAXED it may allocate and load modules, which are no part of a graph. */
+rf__cu_capture_mode rf__cuda_capture_mode(const rf__cuda_driver *driver, rf__cu_capture_mode mode);
 
 /* RF_OK for 0; else a message with the function at the head of `call`, and CUDA's name and text of the
  * error; RF_ERR_MEMORY when memory ran out, else RF_ERR_INTERNAL. Only after rf__cuda_driver_get. */

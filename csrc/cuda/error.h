@@ -51,6 +51,12 @@ typedef struct rf__cuda_errors {
 } rf__cuda_errors;
 
 struct rf__cuda_device;
+struct rf__cuda_driver;
+
+/* Makes the words, zeroed, in the current context. */
+rf_status rf__cuda_errors_new(const struct rf__cuda_driver *driver, rf__cuda_errors *errors);
+/* Frees what there is of them. */
+void rf__cuda_errors_free(const struct rf__cuda_driver *driver, rf__cuda_errors *errors);
 
 /* Raises what a kernel of this device has recorded, once: RF_ERR_INDEX or RF_ERR_VALUE with its message;
  * the words are made ready for the next error by work on `stream`. RF_OK when there is nothing, or when

@@ -3,13 +3,15 @@
 #define RECFUSE_CUDA_NVRTC_H
 
 #include "cuda/abi.h"
+#include "cuda/file.h"
 #include "status.h"
 
-enum { RF__NVRTC_PATH_BYTES = 1024 };
+enum { RF__NVRTC_MOST_OPTIONS = 64 };
 
-/* Where NVRTC is. */
+/* Where NVRTC is. Its version is that in the name of its builtins, without which it cannot compile; so a
+ * kernel in the cache is found without opening a library of 100 MB. */
 typedef struct rf__nvrtc_place {
-    char path[RF__NVRTC_PATH_BYTES];
+    char path[RF__PATH_BYTES], builtins[RF__PATH_BYTES];
     int32_t major, minor;
 } rf__nvrtc_place;
 
@@ -24,12 +26,23 @@ typedef struct rf__nvrtc_input {
     int32_t n_options;
 } rf__nvrtc_input;
 
-/* Finds NVRTC without opening it where its files tell the version. RF_ERR_UNSUPPORTED: not found; the
- * message says where it was looked for. Found once, kept for ever; not finding it is not remembered. */
-rf_status rf__nvrtc_find(const rf__nvrtc_place **place);
+/* What it is compiled to. */
+typedef struct rf__nvrtc_output {
+    void *cubin; /* [cubin_bytes] */
+    int64_t cubin_bytes;
+    char *log; /* text, with a zero at its end */
+} rf__nvrtc_output;
 
-/* Compiles to a cubin. On success *cubin [*cubin_bytes] and *log, with a zero at its end, are the caller's
- * to free; on failure *log may be NULL. RF_ERR_INTERNAL: it does not compile; the message is NVRTC's text. */
-rf_status rf__nvrtc_compile(const rf__nvrtc_input *input, void **cubin, int64_t *cubin_bytes, char **log);
+/* Finds NVRTC, in this order: where the process has it from already, the packages beside torch and beside
+ * this library, CUDA_HOME, CUDA_PATH, /usr/local/cuda, the loader's search path. RF_ERR_UNSUPPORTED: not
+ * found; the message has the places. Found once, kept for ever; not finding it is not remembered. */
+rf_status rf__nvrtc_find(const rf__nvrtc_place **place);
+/* The search itself. */
+rf_status rf__nvrtc_search(rf__nvrtc_place *place);
+
+/* Compiles to a cubin. On success `output` is the caller's to free, with the function below. RF_ERR_INTERNAL:
+ * it does not compile; the message has file, options and NVRTC's text. */
+rf_status rf__nvrtc_compile(const rf__nvrtc_input *input, rf__nvrtc_output *output);
+void rf__nvrtc_output_free(rf__nvrtc_output *output);
 
 #endif

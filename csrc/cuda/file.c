@@ -1,0 +1,69 @@
+#define _GNU_SOURCE /* O_CLOEXEC */
+#include "cuda/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MOST_BYTES = 64 << 20 };
+
+bool rf__path_set(char *path, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    const int length = vsnprintf(path, RF__PATH_BYTES, format, arguments);
+    va_end(arguments);
+    if (length >= 0 && length < RF__PATH_BYTES) return true;
+    path[0] = '\0';
+    return false;
+}
+
+bool rf__file_read(const char *path, char **data, size_t *bytes) {
+    struct stat about;
+    size_t used = 0;
+    char *text = NULL;
+    /* Not blocking: a pipe in a file's place must not hold us. */
+    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0) return false;
+    if (fstat(file, &about) != 0) goto out;
+    if (!S_ISREG(about.st_mode) || about.st_size > MOST_BYTES) {
+        errno = S_ISDIR(about.st_mode) ? EISDIR : EFBIG;
+        goto out;
+    }
+    text = malloc((size_t)about.st_size + 1);
+    if (text == NULL) goto out;
+    while (used < (size_t)about.st_size) {
+        const ssize_t got = read(file, text + used, (size_t)about.st_size - used);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) { /* shorter than it was a moment ago, or not readable */
+            if (got == 0) errno = EIO;
+            free(text);
+            text = NULL;
+            goto out;
+        }
+        used += (size_t)got;
+    }
+    text[used] = '\0';
+    *data = text;
+    *bytes = used;
+out:;
+    const int reason = errno;
+    close(file);
+    errno = reason;
+    return text != NULL;
+}
+
+bool rf__file_write(int descriptor, const void *data, size_t bytes) {
+    const char *from = data;
+    while (bytes > 0) {
+        const ssize_t written = write(descriptor, from, bytes);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) return false;
+        from += written;
+        bytes -= (size_t)written;
+    }
+    return true;
+}

@@ -1,0 +1,20 @@
+/* Paths, and whole files into memory. */
+#ifndef RECFUSE_CUDA_FILE_H
+#define RECFUSE_CUDA_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { RF__PATH_BYTES = 1024 };
+
+/* snprintf into path [RF__PATH_BYTES]; false, and "", when it does not fit. */
+bool rf__path_set(char *path, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Reads a regular file of at most 64 MiB: *data [*bytes] and a zero behind it, the caller's to free. False,
+ * with errno set, when it cannot be read. */
+bool rf__file_read(const char *path, char **data, size_t *bytes);
+
+/* Writes all; false when the system does not take it. */
+bool rf__file_write(int descriptor, const void *data, size_t bytes);
+
+#endif

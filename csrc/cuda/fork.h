@@ -1,0 +1,18 @@
+/* What a fork does to work that other threads are in the middle of. */
+#ifndef RECFUSE_CUDA_FORK_H
+#define RECFUSE_CUDA_FORK_H
+
+#include <stdbool.h>
+
+/* Around work whose half-done state would hang or break a child: opening libraries, compiling. A fork waits
+ * until no other thread is inside. May be nested, and the thread inside may fork (the driver does, to start
+ * a helper). Locks that are only taken inside are therefore free in a child. */
+void rf__fork_guard_begin(void);
+void rf__fork_guard_end(void);
+
+/* CUDA runs in this process from now on; it will not in children. */
+void rf__fork_cuda_started(void);
+/* Is this a child of a process in which CUDA ran? */
+bool rf__fork_cuda_lost(void);
+
+#endif
