@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import torch
 
-_AT_FIRST_USE = ("cli", "info", "timing", "traces", "workloads")
+_MODULES_AT_FIRST_USE = ("cli", "info", "timing", "traces", "workloads")
+_NAMES_AT_FIRST_USE = {"Plan": "recfuse.plan", "tune": "recfuse.tuner"}  # and the module of each
 
 
 def library_path() -> str:
@@ -50,28 +51,36 @@ def _load_library() -> str:
 __version__ = _load_library()
 
 from recfuse import nn  # noqa: E402  (the operators must be registered first)
-from recfuse.ops import embedding_bag, fused_embedding_bag  # noqa: E402
+from recfuse.ops import check, embedding_bag, fused_embedding_bag  # noqa: E402
+from recfuse.pinning import PinnedRows, pin_rows, unpin  # noqa: E402
 from recfuse.swap import SwapReport, swap  # noqa: E402
 
 __all__ = [
+    "PinnedRows",
     "SwapReport",
     "__version__",
+    "check",
     "embedding_bag",
     "fused_embedding_bag",
     "library_path",
     "nn",
+    "pin_rows",
     "swap",
-    *_AT_FIRST_USE,
+    "unpin",
+    *_MODULES_AT_FIRST_USE,
+    *_NAMES_AT_FIRST_USE,
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Imports a tool module at first use."""
-    if name in _AT_FIRST_USE:
+def __getattr__(name: str) -> Any:
+    """Imports a tool at first use."""
+    if name in _MODULES_AT_FIRST_USE:
         return importlib.import_module(f"recfuse.{name}")
+    if name in _NAMES_AT_FIRST_USE:
+        return getattr(importlib.import_module(_NAMES_AT_FIRST_USE[name]), name)
     raise AttributeError(f"module 'recfuse' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """Names, including the modules that are not imported yet."""
-    return sorted({*globals(), *_AT_FIRST_USE})
+    return sorted({*globals(), *_MODULES_AT_FIRST_USE, *_NAMES_AT_FIRST_USE})

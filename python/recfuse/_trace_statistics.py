@@ -36,6 +36,8 @@ class Statistics:
     """Lookups of one batch."""
     counts: NDArray[np.int64]
     """[unique]: lookups of each row that occurs, the hottest first."""
+    hottest: NDArray[np.int64]
+    """[unique]: those rows."""
     gaps: NDArray[np.int64]
     """[lookups - unique], sorted: how many lookups ago the same row was read."""
     lru_hits: NDArray[np.int64]
@@ -186,7 +188,8 @@ def statistics(
         raise ValueError(f"traces: trace has row ids in [{lowest}, {highest}], allowed is [0, {rows - 1}]")
 
     with tqdm(total=4, desc="trace statistics", delay=2, leave=False) as bar:
-        _, names, counts = np.unique(trace, return_inverse=True, return_counts=True)
+        ids, names, counts = np.unique(trace, return_inverse=True, return_counts=True)
+        order = np.argsort(-counts, kind="stable")
         bar.update()
         gaps, distances = _C.trace_reuse(names.astype(np.int64), len(counts))
         bar.update()
@@ -201,7 +204,8 @@ def statistics(
             rows=rows,
             bag=bag,
             window=window,
-            counts=np.sort(counts)[::-1].astype(np.int64),
+            counts=counts[order].astype(np.int64),
+            hottest=ids[order].astype(np.int64),
             gaps=np.sort(gaps[reuses]),
             lru_hits=hits,
             duplicates_percent=100 * duplicates / whole if whole else float("nan"),

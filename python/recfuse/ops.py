@@ -21,7 +21,7 @@ from recfuse.errors import (
 MODES = ("sum", "mean", "max")
 WEIGHT_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 INTEGER_DTYPES = frozenset((torch.int32, torch.int64))
-_HAS_CUDA_KERNELS = torch.version.hip is None  # on ROCm too, torch calls the device "cuda"
+HAS_CUDA_KERNELS = torch.version.hip is None  # on ROCm too, torch calls the device "cuda"
 
 _embedding_bag = torch.ops.recfuse.embedding_bag.default
 _fused_embedding_bag = torch.ops.recfuse.fused_embedding_bag.default
@@ -292,7 +292,7 @@ def _has_kernel(
 ) -> bool:
     device = weight.device
     return (
-        (weight.is_cpu or (weight.is_cuda and _HAS_CUDA_KERNELS))
+        (weight.is_cpu or (weight.is_cuda and HAS_CUDA_KERNELS))
         and weight.dtype in WEIGHT_DTYPES
         and weight.layout is torch.strided
         and input.dtype in INTEGER_DTYPES

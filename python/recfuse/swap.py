@@ -76,11 +76,12 @@ class SwapReport:
 def swap(model: torch.nn.Module, *, fuse: bool = True) -> SwapReport:
     """Makes a model run on recfuse's operators, in place.
 
-    - Every ``torch.nn.EmbeddingBag`` becomes a :class:`recfuse.nn.EmbeddingBag`.
+    - Every ``torch.nn.EmbeddingBag`` on the CPU or a CUDA device becomes a :class:`recfuse.nn.EmbeddingBag`.
     - With ``fuse``, every unsharded ``torchrec.EmbeddingBagCollection`` pools all its tables in one call.
     - With ``fuse``, a model shaped like facebookresearch/dlrm's ``DLRM_Net`` (``emb_l``, a ModuleList of
-    EmbeddingBag,
-      and a method ``apply_emb(lS_o, lS_i, emb_l, v_W_l)``) does so too.
+      EmbeddingBag, and a method ``apply_emb(lS_o, lS_i, emb_l, v_W_l)``) does so too.
+
+    Tables on a CUDA device are not fused: that operator has CPU kernels alone.
 
     Modules change their class and stay the same objects, with their Parameters, names, hooks, state_dict,
     ``training`` and ``requires_grad``: an optimizer made before goes on working. What cannot be swapped is
@@ -99,15 +100,15 @@ def swap(model: torch.nn.Module, *, fuse: bool = True) -> SwapReport:
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"recfuse.swap: model is a {type(model).__name__}, must be a torch.nn.Module")
     report = SwapReport()
+    packed = {id(weight): name for name, owner in _owners(model) for weight in owner._packed.weights}
     if fuse:
-        packed = {id(weight): name for name, owner in _owners(model) for weight in owner._packed.weights}
         for name, module in list(model.named_modules()):
             if type(module) is _torchrec_collection():
                 _fuse_collection(name, module, packed, report)
             elif _is_dlrm(module):
                 _fuse_dlrm(name, module, packed, report)
     for name, module in model.named_modules():
-        _replace(name, module, report)
+        _replace(name, module, packed, report)
     return report
 
 
@@ -132,7 +133,7 @@ def _is_dlrm(module: torch.nn.Module) -> bool:
     return list(inspect.signature(module.apply_emb).parameters) == _APPLY_EMB_ARGUMENTS
 
 
-def _replace(name: str, module: torch.nn.Module, report: SwapReport) -> None:
+def _replace(name: str, module: torch.nn.Module, packed: dict[int, str], report: SwapReport) -> None:
     kind = type(module).__name__
     if type(module) is torch.nn.EmbeddingBag:
         reason = _why_not_replaceable(module)
@@ -140,7 +141,8 @@ def _replace(name: str, module: torch.nn.Module, report: SwapReport) -> None:
             # A change of class keeps the object, and with it everything that refers to it: hooks, other
             # parents, tied parameters. The new class adds no state.
             module.__class__ = EmbeddingBag
-            advise_huge_pages(module.weight.detach())
+            if id(module.weight) not in packed:  # the buffers of packed tables have been advised about
+                advise_huge_pages(module.weight.detach())
             report.entries.append(SwapEntry(name, kind, "replaced", "recfuse.nn.EmbeddingBag"))
         else:
             report.entries.append(SwapEntry(name, kind, "left", reason))
@@ -162,8 +164,8 @@ def _why_not_replaceable(table: torch.nn.EmbeddingBag) -> str | None:
     weight = table.weight
     if weight.dtype not in WEIGHT_DTYPES:
         return f"{weight.dtype} has no kernel; float32, float16 and bfloat16 have"
-    if weight.device.type not in ("cpu", "meta"):
-        return f"its weight is on {weight.device}, where this version has no kernels"
+    if weight.device.type not in ("cpu", "cuda", "meta"):
+        return f"its weight is on {weight.device}, where there are no kernels"
     return None
 
 
@@ -187,6 +189,11 @@ def _why_not_fused(tables: Sequence[torch.nn.Module], packed: dict[int, str]) ->
             return f"table {number} has a computed weight"
         if reason := _why_not_replaceable(table):
             return f"table {number}: {reason}"
+        if table.weight.is_cuda:
+            return (
+                f"table {number} is on {table.weight.device}, and the fused operator has no CUDA kernel; the "
+                "tables are replaced one by one"
+            )
         if _has_hooks(table):
             return f"table {number} has hooks, which one call for all tables would not run"
         if (other := packed.get(id(table.weight))) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,12 +10,21 @@ from torch import Tensor
 from recfuse.nn.packing import advise_huge_pages
 from recfuse.ops import embedding_bag
 
+if TYPE_CHECKING:
+    from recfuse.pinning import PinnedRows
+
 
 class EmbeddingBag(torch.nn.EmbeddingBag):
     """Drop-in for :class:`torch.nn.EmbeddingBag`: the same constructor, parameters, state_dict and results.
 
-    Holds no state of its own, so a ``torch.nn.EmbeddingBag`` becomes one by a change of class.
+    Holds no state of its own, so a ``torch.nn.EmbeddingBag`` becomes one by a change of class. What
+    :meth:`recfuse.Plan.apply` sets is not in the state_dict: it belongs to a machine, not to a model.
     """
+
+    schedule: str = ""
+    """How the kernel works; see :func:`recfuse.embedding_bag`. "": by its defaults."""
+    pinned: PinnedRows | None = None
+    """Rows kept in the GPU's L2, refreshed before a call. None: none."""
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, *args: Any, **kwargs: Any) -> EmbeddingBag:
@@ -45,6 +54,8 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         Raises:
             As :func:`recfuse.embedding_bag`.
         """
+        if self.pinned is not None and not torch.compiler.is_compiling():
+            self.pinned.step()
         return embedding_bag(
             input,
             self.weight,
@@ -57,4 +68,5 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
             per_sample_weights,
             self.include_last_offset,
             self.padding_idx,
+            schedule=self.schedule,
         )

@@ -104,9 +104,9 @@ def _sample_weights(
 
 def pool_or_call(emb_l: Any, offsets: Any, indices: Any, row_weights: Any, otherwise: Any) -> list[Tensor]:
     """Pools with ``emb_l`` if it is packed; else calls ``otherwise``, as after its model gave the tables
-    up.
+    up, or moved them to a GPU.
     """
     packed = emb_l._packed if isinstance(emb_l, FusedEmbeddingBagList) else None
-    if packed is not None and list(emb_l) == packed.tables:
+    if packed is not None and packed.has_kernel and list(emb_l) == packed.tables:
         return emb_l.pool(offsets, indices, row_weights)
     return otherwise(offsets, indices, emb_l, row_weights)
