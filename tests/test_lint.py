@@ -16,6 +16,7 @@ import recfuse
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = ROOT / "include" / "recfuse.h"
 C_FILES = sorted([*ROOT.glob("include/*.h"), *ROOT.glob("csrc/**/*.[ch]")])
+KERNEL_FILES = sorted(ROOT.glob("csrc/**/*.cu*"))
 PYTHON_FILES = sorted(
     path for room in ("python", "tests", "benchmarks") for path in ROOT.glob(f"{room}/**/*.py")
 )
@@ -29,9 +30,10 @@ MAY_INCLUDE = {
     "include": set(),
     "": {"include", ""},
     "cpu": {"include", "", "cpu"},
-    "torch": {"include", "", "torch"},
+    "cuda": {"include", "", "cuda"},
+    "torch": {"include", "", "cuda", "torch"},
     "torch/stub": {"include", "", "torch"},
-    "python": {"include", "", "python"},
+    "python": {"include", "", "cuda", "python"},
 }
 
 # A library returns a status, keeps no hidden state and writes no unbounded string.
@@ -112,6 +114,7 @@ def test_includes_point_one_way(path: Path) -> None:
         if bracket == "<":
             owner = included.split("/")[0].lower()
             assert owner not in {"torch", "aten", "c10"}, f"{included}: declare it in csrc/torch/abi.h"
+            assert not owner.startswith(("cuda", "nvrtc")), f"{included}: declare it in csrc/cuda/abi.h"
             assert owner not in {"python.h", "numpy"} or room == "python", f"{included} in {room or 'csrc'}"
             continue
         places = [path.parent / included, ROOT / "include" / included, ROOT / "csrc" / included]
@@ -169,7 +172,7 @@ def test_global_state_says_how_it_is_guarded(path: Path) -> None:
         assert constant or guarded, f"{name(path)}:{number}: say in a comment what guards {variable.group(2)}"
 
 
-@pytest.mark.parametrize("path", [*C_FILES, *PYTHON_FILES, ROOT / "setup.py"], ids=name)
+@pytest.mark.parametrize("path", [*C_FILES, *KERNEL_FILES, *PYTHON_FILES, ROOT / "setup.py"], ids=name)
 def test_long_files_say_why(path: Path) -> None:
     lines = path.read_text().count("\n")
     head = "\n".join(path.read_text().split("\n")[:30])
