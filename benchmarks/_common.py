@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from torch import Tensor
 
-from recfuse import info, timing
+from recfuse import timing
 
 
 def positive(text: str) -> int:
@@ -63,15 +63,18 @@ def add_comparison_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the ratios as a PNG")
 
 
-def start(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Check the shared flags and apply them; ends the program where one cannot be met."""
-    if arguments.device != "cpu":
-        import recfuse
+def start(parser: argparse.ArgumentParser, arguments: argparse.Namespace, gpu: bool = True) -> None:
+    """Check the shared flags and apply them; ends the program where one cannot be met.
 
-        parser.error(
-            f"--device {arguments.device}: recfuse {recfuse.__version__} has no CUDA kernels; "
-            "run with --device cpu"
-        )
+    gpu: the operator has a kernel for GPUs.
+    """
+    if arguments.device != "cpu":
+        if not gpu:
+            parser.error(
+                f"--device {arguments.device}: this operator has no CUDA kernels; run with --device cpu"
+            )
+        if not torch.cuda.is_available():
+            parser.error(f"--device {arguments.device}: torch finds no GPU; run with --device cpu")
     if arguments.seed < 0:
         parser.error(f"--seed: found {arguments.seed}, needs an integer of at least 0")
     check_folder(parser, "--json", arguments.json)
@@ -170,16 +173,22 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f}x"
 
 
-def write_results(path: Path | None, tables: Sequence[Table], results: dict[str, Any]) -> None:
+def write_results(
+    path: Path | None, tables: Sequence[Table], results: dict[str, Any], device: str | torch.device = "cpu"
+) -> None:
     """Write `results`, the tables as shown and the environment as JSON, where a path was given."""
     if path is None:
         return
-    record = {"environment": info.environment(), "tables": [vars(table) for table in tables], **results}
+    record = {
+        "environment": timing.environment(device),
+        "tables": [vars(table) for table in tables],
+        **results,
+    }
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def plot_ratios(path: Path, panels: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-    """Grouped bars as a PNG: panel title -> series -> group -> how many times faster."""
+def plot_ratios(path: Path, panels: Mapping[str, Mapping[str, Mapping[str, float]]], lines: str = "") -> None:
+    """A PNG: panel title -> series -> place -> how many times faster; grouped bars, or lines over `lines`."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -189,11 +198,14 @@ def plot_ratios(path: Path, panels: Mapping[str, Mapping[str, Mapping[str, float
     for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
         width = 0.8 / len(series)
         for number, (label, ratios) in enumerate(series.items()):
+            if lines:
+                axis.plot([float(place) for place in ratios], list(ratios.values()), marker="o", label=label)
+                continue
             places = [place + number * width for place in range(len(ratios))]
             axis.bar(places, list(ratios.values()), width, label=label)
             axis.set_xticks([place + 0.4 - width / 2 for place in range(len(ratios))], list(ratios))
         axis.axhline(1, color="black", linewidth=0.8)
-        axis.set_title(title)
+        axis.set(title=title, xlabel=lines)
         axis.legend()
     axes[0][0].set_ylabel("times faster")
     figure.savefig(path, dpi=150, bbox_inches="tight")

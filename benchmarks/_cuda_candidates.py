@@ -13,10 +13,10 @@ import recfuse
 from _cuda_setting import Pass, Setting, Workload, each
 from _peers import fbgemm_missing, fbgemm_on_cuda
 
-BASELINE = "torch"
+BASELINE, TUNED = "torch", "recfuse tuned"
 NAMES = (
     "torch", "torch.compile", "fbgemm v1", "fbgemm v2",
-    "recfuse", "recfuse tuned", "torch fp16", "recfuse fp16", "recfuse bf16",
+    "recfuse", TUNED, "torch fp16", "recfuse fp16", "recfuse bf16",
 )  # fmt: skip
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 # Sums of float32 in another order; then one rounding to the table's type.
@@ -69,13 +69,9 @@ def _compiled_bag(weights: Sequence[Tensor]) -> Pass:
     return _inference(each(lambda table, indices, offsets: pool(indices, weights[table], offsets)))
 
 
-def _recfuse_bag(weights: Sequence[Tensor], plan: recfuse.Plan | None = None) -> Pass:
-    """recfuse's module, as it comes or with a plan."""
-    modules = [_module(recfuse.nn.EmbeddingBag, weight) for weight in weights]
-    if plan is not None:
-        for module in modules:
-            plan.apply(module)
-    return _modules(modules)
+def _recfuse_bag(weights: Sequence[Tensor]) -> Pass:
+    """recfuse's module, as it comes."""
+    return _modules([_module(recfuse.nn.EmbeddingBag, weight) for weight in weights])
 
 
 def _module(kind: type[torch.nn.EmbeddingBag], weight: Tensor) -> torch.nn.EmbeddingBag:
@@ -100,16 +96,21 @@ def tune(setting: Setting, hotness: str) -> recfuse.Plan:
     return recfuse.tune(module, batches, budget_s=arguments.tune_budget)
 
 
-def make_candidates(
-    setting: Setting, names: Iterable[str], plan: recfuse.Plan | None
-) -> tuple[dict[str, Candidate], list[str]]:
-    """Candidates by name, and notes on those that are left out."""
-    weights, notes = setting.weights, []
+def tuned_candidate(setting: Setting, plan: recfuse.Plan, workload: Workload) -> Candidate:
+    """recfuse's modules with a plan; where it pins rows, each table's own hottest ones."""
+    modules = [_module(recfuse.nn.EmbeddingBag, weight) for weight in setting.weights]
+    for module, trace in zip(modules, workload.traces, strict=True):
+        plan.apply(module, trace)
+    return Candidate(_modules(modules), setting.weights)
+
+
+def make_candidates(setting: Setting, names: Iterable[str]) -> tuple[dict[str, Candidate], list[str]]:
+    """Candidates by name (all of `NAMES` but the tuned one), and notes on those that are left out."""
+    weights = setting.weights
     makers: dict[str, Callable[[], Candidate]] = {
         "torch": lambda: Candidate(torch_bag(weights), weights),
         "torch.compile": lambda: Candidate(_compiled_bag(weights), weights),
         "recfuse": lambda: Candidate(_recfuse_bag(weights), weights),
-        "recfuse tuned": lambda: Candidate(_recfuse_bag(weights, plan), weights),
     }
     for version in ("v1", "v2"):
         makers[f"fbgemm {version}"] = partial(_fbgemm, weights, version == "v2")
@@ -117,10 +118,8 @@ def make_candidates(
         makers[f"torch {name}"] = partial(_half, torch_bag, weights, dtype)
         makers[f"recfuse {name}"] = partial(_half, _recfuse_bag, weights, dtype)
     missing = fbgemm_missing("fbgemm-gpu") if any("fbgemm" in name for name in names) else None
-    if missing is not None:
-        notes.append(missing)
     wanted = [name for name in names if missing is None or "fbgemm" not in name]
-    return {name: makers[name]() for name in wanted}, notes
+    return {name: makers[name]() for name in wanted}, [missing] if missing else []
 
 
 def _fbgemm(weights: Sequence[Tensor], experimental: bool) -> Candidate:
@@ -134,8 +133,3 @@ def _half(
 ) -> Candidate:
     halves = [weight.to(dtype) for weight in weights]
     return Candidate(make(halves), halves)
-
-
-def bytes_gathered(candidate: Candidate, workload: Workload) -> int:
-    """Bytes of rows that a table's lookups ask for."""
-    return workload.lookups * candidate.row_bytes

@@ -108,13 +108,16 @@ def copy_speed(device: torch.device, size: int = 1 << 30) -> float:
     return 2 * source.nbytes / min(timing_.median for timing_ in result.timings.values())
 
 
-def gather_ceilings(device: torch.device, lookups: int, seed: int) -> tuple[Table, list[dict[str, Any]]]:
-    """Bytes a second of uniformly random rows, by row size and working set: of one batch, and of a long run."""
+def gather_ceilings(
+    device: torch.device, lookups: int, seed: int, quick: bool = False
+) -> tuple[Table, list[dict[str, Any]]]:
+    """Bytes a second of uniformly random rows by row size and working set, in batches and in a long run."""
+    row_sizes, sets = (ROW_BYTES[-1:], WORKING_SETS_MB[::4]) if quick else (ROW_BYTES, WORKING_SETS_MB)
     generator = torch.Generator(device).manual_seed(seed)
-    largest = max(WORKING_SETS_MB) << 20
+    largest = max(sets) << 20
     memory = torch.ones(largest // 4, device=device)
     records = []
-    cases = list(itertools.product(ROW_BYTES, WORKING_SETS_MB))
+    cases = list(itertools.product(row_sizes, sets))
     for row_bytes, size in tqdm(cases, desc="gather ceilings", leave=False):
         rows = (size << 20) // row_bytes
         table = memory.view(-1, row_bytes // 4)[:rows]
@@ -127,8 +130,8 @@ def gather_ceilings(device: torch.device, lookups: int, seed: int) -> tuple[Tabl
             record[name] = {"bytes_per_s": count * row_bytes / seconds, "shape": str(shape)}
         records.append(record)
     title = f"Gather of random rows, TB/s: batches of {lookups:,} lookups / one run of {LONG_RUN:,}"
-    result = Table(title, ["row", *(f"{size} MB" for size in WORKING_SETS_MB)])
-    for row_bytes in ROW_BYTES:
+    result = Table(title, ["row", *(f"{size} MB" for size in sets)])
+    for row_bytes in row_sizes:
         cells = [record for record in records if record["row_bytes"] == row_bytes]
         rates = [
             f"{cell['batch']['bytes_per_s'] / 1e12:.2f} / {cell['long']['bytes_per_s'] / 1e12:.2f}"

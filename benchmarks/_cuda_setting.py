@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+import recfuse
 from _common import fail
 from recfuse import timing, traces
 
@@ -59,20 +60,14 @@ class Workload:
         return float(np.mean([len(indices.unique()) for indices, _ in self.batches[0]]))
 
     def least_bytes(self, row_bytes: int) -> float:
-        """What must move at least for a table: rows in use once, indices and offsets once, the output once."""
+        """What must move for a table: rows in use once, indices and offsets once, the output once."""
         inputs = sum(tensor.nbytes for tensor in self.batches[0][0])
         return (self.unique_rows() + self.bags) * row_bytes + inputs
 
     def hot_rows(self, limit: int) -> list[Tensor]:
         """Of each table the rows that its trace reads most often, the hottest first, up to `limit`."""
         device = self.batches[0][0][0].device
-        return [torch.from_numpy(hottest(trace, limit)).to(device) for trace in self.traces]
-
-
-def hottest(trace: Trace, limit: int) -> Trace:
-    """The rows of a trace, the most often read first, up to `limit`."""
-    rows, counts = np.unique(trace, return_counts=True)
-    return rows[np.argsort(-counts, kind="stable")[:limit]]
+        return [torch.from_numpy(traces.hottest(trace, limit)).to(device) for trace in self.traces]
 
 
 class Setting:
@@ -98,6 +93,10 @@ class Setting:
     def row_bytes(self) -> int:
         """Of a row in fp32."""
         return 4 * self.weights[0].shape[1]
+
+    def unpin(self) -> None:
+        """Gives L2 back to everybody, where rows were pinned."""
+        recfuse.unpin(self.weights[0])
 
     def trace(self, hotness: str, table: int) -> Trace:
         """The trace of one table: generated, or the file's, from another place on for each table."""

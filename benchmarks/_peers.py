@@ -1,7 +1,7 @@
 """What recfuse is compared with: FBGEMM's table-batched embeddings.
 
-On a GPU: SplitTableBatchedEmbeddingBagsCodegen, a table each, with the kernels that it comes with (v1) and the
-newer ones that it has to be asked for (v2). On the CPU FBGEMM has two modules, of which both are run and the faster counts:
+On a GPU: SplitTableBatchedEmbeddingBagsCodegen, with the kernels that it comes with (v1) and with the newer
+ones that it has to be asked for (v2). On the CPU two modules, of which both are run and the faster counts:
   "split": SplitTableBatchedEmbeddingBagsCodegen, the training module, forward only, no bounds check;
   "nbit": IntNBitTableBatchedEmbeddingBagsCodegen, the inference module, fp32 tables and output.
 In the wheel fbgemm-gpu-cpu both run on one thread, whatever torch's number of threads. So each is also

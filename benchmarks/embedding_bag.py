@@ -5,6 +5,9 @@ indices; hotness from one row for all lookups to random rows. Candidates run in 
 with the same number of threads. FBGEMM's CPU modules run on one thread by their nature; each is also run
 with the bags dealt out by us to as many threads, and the fastest of these is the peer "FBGEMM".
 
+With --device cuda: the paper's figures, and a table of torch (eager and compiled), FBGEMM and recfuse on many
+tables in turn, beside the ceilings of the GPU at hand.
+
 All outputs are compared first. Inference mode throughout. Each candidate has a table of its own, on the
 pages that it asks the system for: recfuse on huge ones, torch and FBGEMM on what malloc gives (all on huge
 ones with GLIBC_TUNABLES=glibc.malloc.hugetlb=1).
@@ -41,6 +44,7 @@ from _common import (
     times,
     write_results,
 )
+from _cuda_embedding_bag import add_cuda_arguments, check_cuda_arguments, run
 from _peers import KINDS, InThreads, Part, fbgemm_missing, fbgemm_module, rebased
 from _traces import check_rows, read_traces
 from recfuse import timing, traces
@@ -183,12 +187,15 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         metavar="FILE",
         help="used (its first table) instead of the generated medium trace",
     )
-    parser.add_argument("--dims", type=comma_list, default=["32", "64", "128"], help="default: 32,64,128")
+    parser.add_argument("--dims", type=comma_list, help="default: 32,64,128; on a GPU 128")
     parser.add_argument("--rows", type=positive, default=500_000, help="default: 500000")
     parser.add_argument("--batch-size", type=positive, default=2048, help="bags (default: 2048)")
     parser.add_argument("--num-indices-per-lookup", type=positive, default=150, help="pooling (default: 150)")
+    add_cuda_arguments(parser)
     arguments = parser.parse_args()
     start(parser, arguments)
+    if arguments.dims is None:
+        arguments.dims = ["128"] if arguments.device == "cuda" else ["32", "64", "128"]
     try:
         arguments.dims = [positive(dim) for dim in arguments.dims]
     except argparse.ArgumentTypeError as error:
@@ -196,19 +203,32 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     unknown = set(arguments.hotness) - set(traces.HOTNESS)
     if unknown or not arguments.hotness or not arguments.dims:
         parser.error(f"--hotness: found {','.join(arguments.hotness)!r}, allowed are {names}")
+    if arguments.device == "cuda":
+        check_cuda_arguments(parser, arguments)
     return parser, arguments
+
+
+def read_medium(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> NDArray[np.int64] | None:
+    """The row ids of --trace, where it is given."""
+    if arguments.trace is None:
+        return None
+    row_ids = read_traces(parser, arguments.trace)[0]
+    check_rows(parser, arguments.trace, row_ids, arguments.rows)
+    return row_ids
 
 
 def main() -> None:
     """Run the benchmark."""
     parser, arguments = parse_arguments()
+    medium = read_medium(parser, arguments)
+    if arguments.device == "cuda":
+        run(parser, arguments, medium)
+        return
     missing = fbgemm_missing()
     batches = {}
     for hotness in tqdm(arguments.hotness, desc="traces", leave=False):
-        if hotness == "medium" and arguments.trace is not None:
-            row_ids = read_traces(parser, arguments.trace)[0]
-            check_rows(parser, arguments.trace, row_ids, arguments.rows)
-        else:
+        row_ids = medium if hotness == "medium" else None
+        if row_ids is None:
             row_ids = traces.generate(hotness, rows=arguments.rows, seed=arguments.seed)
         batches[hotness] = make_batches(row_ids, arguments)
     torch.manual_seed(arguments.seed)

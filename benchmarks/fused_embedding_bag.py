@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--models", type=comma_list, default=list("ABCDE"), help="default: A,B,C,D,E")
     parser.add_argument("--batch-size", type=positive, default=187, help="default: 187, the median request")
     arguments = parser.parse_args()
-    start(parser, arguments)
+    start(parser, arguments, gpu=False)
     for name in arguments.models:
         try:
             workloads.model(name)

@@ -49,6 +49,11 @@ def run(monkeypatch):
 
 
 @pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
 def trace(tmp_path):
     path = tmp_path / "trace.txt"
     path.write_text("".join(f"{row % 50}\n" for row in range(0, 300, 7)))
@@ -100,7 +105,7 @@ def test_dlrm_ends_with_status_1_when_the_outputs_differ(run, capsys, monkeypatc
     "arguments, message",
     [
         (["--trace", "lukewarm"], "no such file, nor a hotness level (one_item, high"),
-        (["--device", "cuda"], "has no CUDA kernels; run with --device cpu"),
+        (["--device", "cuda"], "torch finds no GPU; run with --device cpu"),
         (["--mini-batch-size", "0"], "needs an integer of at least 1"),
         (["--arch-embedding-size", "50-x"], "found 'x', needs an integer of at least 1"),
         (["--arch-mlp-bot", "4-9"], "last equal to --arch-sparse-feature-size 8"),
@@ -108,7 +113,7 @@ def test_dlrm_ends_with_status_1_when_the_outputs_differ(run, capsys, monkeypatc
         (["--seed", "-1"], "needs an integer of at least 0"),
     ],
 )
-def test_dlrm_says_what_is_wrong_with_an_argument(run, capsys, arguments, message):
+def test_dlrm_says_what_is_wrong_with_an_argument(run, no_gpu, capsys, arguments, message):
     assert run("dlrm", *TINY_DLRM, *arguments) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
@@ -227,13 +232,14 @@ def test_a_missing_peer_is_reported_and_left_out(run, monkeypatch, capsys):
     [
         ("embedding_bag", ["--hotness", "random,tepid"], "allowed are one_item"),
         ("embedding_bag", ["--dims", "0"], "needs an integer of at least 1"),
-        ("embedding_bag", ["--device", "cuda"], "no CUDA kernels"),
+        ("embedding_bag", ["--device", "cuda"], "torch finds no GPU"),
+        ("fused_embedding_bag", ["--device", "cuda"], "no CUDA kernels"),
         ("fused_embedding_bag", ["--models", "Z"], "--models: "),
         ("fused_embedding_bag", ["--plot", "/nowhere/a.png"], "/nowhere is not a folder"),
         ("show", [__file__], "not a result file"),
     ],
 )
-def test_benchmarks_say_what_is_wrong_with_an_argument(run, capsys, name, arguments, message):
+def test_benchmarks_say_what_is_wrong_with_an_argument(run, no_gpu, capsys, name, arguments, message):
     assert run(name, *arguments) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
