@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from cuda_program import cuda_build, cuda_program  # noqa: F401  (fixtures)
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:

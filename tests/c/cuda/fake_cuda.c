@@ -1,0 +1,267 @@
+#define _GNU_SOURCE /* strdup */
+#include "fake_cuda.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { DEVICES = 2, MOST_NAMES = 128, MOST_DEPTH = 16, INVALID_VALUE = 1, INVALID_CONTEXT = 201 };
+enum { INVALID_DEVICE = 101, INVALID_IMAGE = 200, NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900 };
+
+struct CUctx_st {
+    int ordinal;
+};
+struct CUstream_st {
+    bool capturing;
+};
+struct CUmod_st {
+    int ordinal;
+};
+struct CUfunc_st {
+    struct CUmod_st *module;
+    int dynamic_shared;
+};
+
+static struct CUctx_st contexts[DEVICES] = {{0}, {1}};
+static struct CUstream_st capturing = {true};
+static _Thread_local struct CUctx_st *stack[MOST_DEPTH];
+static _Thread_local int depth;
+static _Thread_local int capture_mode;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the rest */
+static struct {
+    const char *name;
+    int calls;
+} counts[MOST_NAMES];
+static pid_t started_in;
+
+static int *count_of(const char *name) {
+    int i = 0;
+    while (counts[i].name != NULL && strcmp(counts[i].name, name) != 0) i++;
+    counts[i].name = name;
+    return &counts[i].calls;
+}
+
+int fake_cuda_calls(const char *name) {
+    pthread_mutex_lock(&lock);
+    const int calls = *count_of(name);
+    pthread_mutex_unlock(&lock);
+    return calls;
+}
+
+int fake_cuda_depth(void) { return depth; }
+
+rf__cu_stream fake_cuda_capturing_stream(void) { return &capturing; }
+
+rf__cu_result fake_cuda_call(const char *name) {
+    const char *fail = getenv("FAKE_CUDA_FAIL");
+    char failing[64];
+    int code = 0, times = -1;
+    pthread_mutex_lock(&lock);
+    const int before = (*count_of(name))++;
+    const bool child = started_in != 0 && started_in != getpid();
+    pthread_mutex_unlock(&lock);
+    if (child) return RF__CU_ERROR_NOT_INITIALIZED;
+    if (fail == NULL || sscanf(fail, "%63[^:]:%d:%d", failing, &code, &times) < 2) return RF__CU_SUCCESS;
+    return strcmp(failing, name) == 0 && (times < 0 || before < times) ? code : RF__CU_SUCCESS;
+}
+
+#define CALL(name)                                          \
+    do {                                                    \
+        const rf__cu_result forced = fake_cuda_call(#name); \
+        if (forced != RF__CU_SUCCESS) return forced;        \
+    } while (0)
+#define CALL_IN_CONTEXT(name)                   \
+    do {                                        \
+        CALL(name);                             \
+        if (depth == 0) return INVALID_CONTEXT; \
+    } while (0)
+
+rf__cu_result cuInit(unsigned int flags) {
+    CALL(cuInit);
+    pthread_mutex_lock(&lock);
+    started_in = getpid();
+    pthread_mutex_unlock(&lock);
+    return flags == 0 ? RF__CU_SUCCESS : INVALID_VALUE;
+}
+
+rf__cu_result cuGetErrorName(rf__cu_result error, const char **name) {
+    *name = error == RF__CU_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE";
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuGetErrorString(rf__cu_result error, const char **text) {
+    *text = NULL;
+    if (error == 999) return INVALID_VALUE; /* a number that the driver does not know */
+    *text = "a text of the fake";
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuDeviceGetCount(int *count) {
+    CALL(cuDeviceGetCount);
+    *count = DEVICES;
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuDeviceGet(rf__cu_device *device, int ordinal) {
+    CALL(cuDeviceGet);
+    *device = 10 + ordinal; /* a handle need not be the ordinal */
+    return ordinal < DEVICES ? RF__CU_SUCCESS : INVALID_DEVICE;
+}
+
+rf__cu_result cuDeviceGetName(char *name, int bytes, rf__cu_device device) {
+    CALL(cuDeviceGetName);
+    snprintf(name, (size_t)bytes, "Fake %d", device - 10);
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuDeviceGetAttribute(int *value, rf__cu_device_attribute attribute, rf__cu_device device) {
+    CALL(cuDeviceGetAttribute);
+    *value = 1000 + attribute;
+    if (attribute == RF__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) *value = device == 10 ? 9 : 8;
+    if (attribute == RF__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) *value = 0;
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuDevicePrimaryCtxRetain(rf__cu_context *context, rf__cu_device device) {
+    CALL(cuDevicePrimaryCtxRetain);
+    *context = &contexts[device - 10];
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuCtxPushCurrent_v2(rf__cu_context context) {
+    CALL(cuCtxPushCurrent_v2);
+    if (depth == MOST_DEPTH) return INVALID_VALUE;
+    stack[depth++] = context;
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuCtxPopCurrent_v2(rf__cu_context *context) {
+    CALL_IN_CONTEXT(cuCtxPopCurrent_v2);
+    *context = stack[--depth];
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuThreadExchangeStreamCaptureMode(rf__cu_capture_mode *mode) {
+    CALL(cuThreadExchangeStreamCaptureMode);
+    const int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return RF__CU_SUCCESS;
+}
+
+/* As if a stream were always captured somewhere: what is no part of a graph needs the relaxed mode. */
+#define CALL_RELAXED(name)                                                                  \
+    do {                                                                                    \
+        CALL_IN_CONTEXT(name);                                                              \
+        if (capture_mode != RF__CU_STREAM_CAPTURE_MODE_RELAXED) return CAPTURE_UNSUPPORTED; \
+    } while (0)
+
+rf__cu_result cuMemAlloc_v2(rf__cu_pointer *memory, size_t bytes) {
+    CALL_RELAXED(cuMemAlloc_v2);
+    void *block = malloc(bytes);
+    if (block == NULL) return RF__CU_ERROR_OUT_OF_MEMORY;
+    memset(block, 0xff, bytes);
+    *memory = (rf__cu_pointer)(uintptr_t)block;
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuMemFree_v2(rf__cu_pointer memory) {
+    CALL_IN_CONTEXT(cuMemFree_v2);
+    free((void *)(uintptr_t)memory);
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags) {
+    CALL_RELAXED(cuMemHostAlloc);
+    if (flags != (RF__CU_MEMHOSTALLOC_PORTABLE | RF__CU_MEMHOSTALLOC_DEVICEMAP)) return INVALID_VALUE;
+    *memory = malloc(bytes);
+    if (*memory == NULL) return RF__CU_ERROR_OUT_OF_MEMORY;
+    memset(*memory, 0xff, bytes);
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuMemFreeHost(void *memory) {
+    CALL_IN_CONTEXT(cuMemFreeHost);
+    free(memory);
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuMemHostGetDevicePointer_v2(rf__cu_pointer *on_device, void *memory, unsigned int flags) {
+    CALL_IN_CONTEXT(cuMemHostGetDevicePointer_v2);
+    *on_device = (rf__cu_pointer)(uintptr_t)memory;
+    return flags == 0 ? RF__CU_SUCCESS : INVALID_VALUE;
+}
+
+rf__cu_result cuMemsetD32Async(rf__cu_pointer memory, unsigned int value, size_t count,
+                               rf__cu_stream stream) {
+    CALL_IN_CONTEXT(cuMemsetD32Async);
+    if (stream == &capturing) return CAPTURE_UNSUPPORTED;
+    /* Atomic, since a kernel of another stream may look at the word meanwhile. */
+    for (size_t i = 0; i < count; i++)
+        __atomic_store_n((unsigned int *)(uintptr_t)memory + i, value, __ATOMIC_SEQ_CST);
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuStreamCreate(rf__cu_stream *stream, unsigned int flags) {
+    CALL_RELAXED(cuStreamCreate);
+    *stream = calloc(1, sizeof **stream);
+    if (*stream == NULL) return RF__CU_ERROR_OUT_OF_MEMORY;
+    return flags == RF__CU_STREAM_NON_BLOCKING ? RF__CU_SUCCESS : INVALID_VALUE;
+}
+
+rf__cu_result cuStreamDestroy_v2(rf__cu_stream stream) {
+    CALL_IN_CONTEXT(cuStreamDestroy_v2);
+    free(stream);
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuStreamIsCapturing(rf__cu_stream stream, rf__cu_capture_status *status) {
+    CALL_IN_CONTEXT(cuStreamIsCapturing);
+    *status = stream != NULL && stream->capturing;
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuModuleLoadData(rf__cu_module *module, const void *image) {
+    CALL_RELAXED(cuModuleLoadData);
+    if (memcmp(image, "\177ELF", 4) != 0) return INVALID_IMAGE;
+    *module = calloc(1, sizeof **module);
+    if (*module == NULL) return RF__CU_ERROR_OUT_OF_MEMORY;
+    (*module)->ordinal = stack[depth - 1]->ordinal;
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuModuleUnload(rf__cu_module module) {
+    CALL_IN_CONTEXT(cuModuleUnload);
+    free(module);
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuModuleGetFunction(rf__cu_function *function, rf__cu_module module, const char *name) {
+    static struct CUfunc_st functions[4096]; /* under the lock */
+    static int used;                         /* under the lock */
+    CALL_IN_CONTEXT(cuModuleGetFunction);
+    if (strncmp(name, "rf_", 3) != 0) return NOT_FOUND;
+    pthread_mutex_lock(&lock);
+    *function = &functions[used++ % 4096];
+    pthread_mutex_unlock(&lock);
+    (*function)->module = module;
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuFuncGetAttribute(int *value, rf__cu_function_attribute attribute, rf__cu_function function) {
+    CALL_IN_CONTEXT(cuFuncGetAttribute);
+    *value = 100 * function->module->ordinal + attribute;
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuFuncSetAttribute(rf__cu_function function, rf__cu_function_attribute attribute, int value) {
+    CALL_IN_CONTEXT(cuFuncSetAttribute);
+    if (attribute != RF__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value > 232448)
+        return INVALID_VALUE;
+    function->dynamic_shared = value;
+    return RF__CU_SUCCESS;
+}

@@ -1,0 +1,25 @@
+/* A driver without a GPU, for tests of what recfuse does with one: two devices of compute capability 9.0 and
+ * 8.0, memory of the host, modules that must be ELF files. It holds callers to a current context.
+ *
+ * FAKE_CUDA_FAIL=name:code makes that function fail with that result, FAKE_CUDA_FAIL=name:code:count only
+ * its first calls. In a child of the process that called cuInit every call fails, as with the real one. */
+#ifndef RECFUSE_TESTS_FAKE_CUDA_H
+#define RECFUSE_TESTS_FAKE_CUDA_H
+
+#include "cuda/abi.h"
+
+/* How often a function was called. */
+int fake_cuda_calls(const char *name);
+/* Contexts on this thread's stack. */
+int fake_cuda_depth(void);
+/* A stream on which a capture is going on. */
+rf__cu_stream fake_cuda_capturing_stream(void);
+
+/* Counts a call; the result it must fail with, or 0. */
+rf__cu_result fake_cuda_call(const char *name);
+
+#define FAKE_CUDA_DECLARE(result, name, parameters) result name parameters;
+RF__CUDA_LIST(FAKE_CUDA_DECLARE)
+RF__CUDA_NEWER_LIST(FAKE_CUDA_DECLARE)
+
+#endif

@@ -1,0 +1,396 @@
+/* csrc/cuda called from C: `test_cuda COMMAND ARGUMENTS`. The kernels are in kernels/ beside the program; with
+ * the fake driver on the loader's path there are GPUs. Ends with status 0 when no check failed. */
+#define _GNU_SOURCE /* usleep */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../check.h"
+#include "cuda/cache.h"
+#include "cuda/jit.h"
+#include "fake_cuda.h"
+
+enum { THREADS = 16, KEYS = 12, ROUNDS = 2000, CHILDREN = 12 };
+
+static const rf__kernel_source kernel_file = {"scale.cu", "rf_scale"};
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static void *driver_symbol(const char *name) {
+    void *library = dlopen("libcuda.so.1", RTLD_LAZY);
+    void *symbol = library != NULL ? dlsym(library, name) : NULL;
+    CHECK(symbol != NULL, "the fake driver is not there: no %s", name);
+    if (symbol == NULL) exit(1);
+    return symbol;
+}
+
+static int driver_calls(const char *name) {
+    int (*calls)(const char *) = NULL;
+    *(void **)&calls = driver_symbol("fake_cuda_calls");
+    return calls(name);
+}
+
+static int context_depth(void) {
+    int (*fake_depth)(void) = NULL;
+    *(void **)&fake_depth = driver_symbol("fake_cuda_depth");
+    return fake_depth();
+}
+
+static void run_threads(void *(*body)(void *), void *argument) {
+    pthread_t threads[THREADS];
+    int started = 0;
+    while (started < THREADS && pthread_create(&threads[started], NULL, body, argument) == 0) started++;
+    CHECK(started == THREADS, "only %d threads of %d started", started, THREADS);
+    for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
+}
+
+/* compile FILE ENTRY ARCH DEFINES: one line with what rf_kernel_info says, or the status and the message. */
+static void compile(char **arguments) {
+    const rf__kernel_source source = {arguments[0], arguments[1]};
+    rf__kernel_options options = {{0}, 0};
+    rf_kernel_info info;
+    void *cubin = NULL;
+    int64_t bytes = 0;
+    snprintf(options.defines, sizeof options.defines, "%s", arguments[3]);
+    const rf_status status = rf__jit_compile(&source, &options, arguments[2], &cubin, &bytes, &info);
+    if (status == RF_OK) {
+        CHECK(bytes == info.cubin_bytes && bytes > 4 && memcmp(cubin, "\177ELF", 4) == 0, "%lld bytes",
+              (long long)bytes);
+        const bool opened = dlopen("libnvrtc.so.13", RTLD_LAZY | RTLD_NOLOAD) != NULL ||
+                            dlopen("libnvrtc.so.12", RTLD_LAZY | RTLD_NOLOAD) != NULL;
+        printf(
+            "nvrtc=%d registers=%d spill=%d stack=%d shared=%d bytes=%lld seconds=%.6f cached=%d path=%s\n",
+            opened, info.registers, info.spill_bytes, info.stack_bytes, info.static_shared, (long long)bytes,
+            info.seconds, info.cached, info.path);
+    } else {
+        printf("%s: %s\n", rf_status_python(status), rf_last_error());
+    }
+    free(cubin);
+}
+
+static void *compile_same(void *argument) {
+    rf__kernel_options options = {"-DRF_FACTOR=5", 0};
+    void *cubin = NULL;
+    int64_t bytes = 0;
+    const rf_status status = rf__jit_compile(&kernel_file, &options, argument, &cubin, &bytes, NULL);
+    CHECK(status == RF_OK, "%s", rf_last_error());
+    CHECK(bytes > 4 && memcmp(cubin, "\177ELF", 4) == 0, "%lld bytes", (long long)bytes);
+    free(cubin);
+    return NULL;
+}
+
+/* compile_at_once ARCH: many threads compile the same kernel. */
+static void compile_at_once(char **arguments) { run_threads(compile_same, arguments[0]); }
+
+static void *compile_others(void *argument) {
+    const rf__kernel_source source = kernel_file;
+    for (int i = 0; i < 6; i++) {
+        rf__kernel_options options = {{0}, 0};
+        snprintf(options.defines, sizeof options.defines, "-DRF_FACTOR=%d", 100 + i + *(const int *)argument);
+        const rf_status status = rf__jit_compile(&source, &options, "sm_80", NULL, NULL, NULL);
+        CHECK(status == RF_OK, "%s", rf_last_error());
+    }
+    return NULL;
+}
+
+static int wait_for(pid_t child) {
+    int status = -1;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child, "child %d", (int)child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+/* fork_compile: children of a process whose threads compile; each must be able to compile. */
+static void fork_compile(char **arguments) {
+    (void)arguments;
+    pthread_t threads[2];
+    int from[2] = {0, 50};
+    for (int t = 0; t < 2; t++) pthread_create(&threads[t], NULL, compile_others, &from[t]);
+    for (int i = 0; i < CHILDREN; i++) {
+        usleep(20000);
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(60); /* a child that hangs dies by this signal */
+            rf__kernel_options options = {{0}, 0};
+            snprintf(options.defines, sizeof options.defines, "-DRF_FACTOR=%d", i % 4 == 0 ? 200 + i : 99);
+            const rf_status status = rf__jit_compile(&kernel_file, &options, "sm_80", NULL, NULL, NULL);
+            if (status != RF_OK) fprintf(stderr, "child: %s\n", rf_last_error());
+            _exit(status == RF_OK ? 0 : 3);
+        }
+        const int status = wait_for(child);
+        CHECK(status == 0, "child %d ended with %d", i, status);
+    }
+    for (int t = 0; t < 2; t++) pthread_join(threads[t], NULL);
+}
+
+/* trim FOLDER BYTES. */
+static void trim(char **arguments) { rf__cache_trim(arguments[0], atoll(arguments[1])); }
+
+/* device ORDINAL: one line of what is known about it, or the status and the message. */
+static void device(char **arguments) {
+    const rf__cuda_device *gpu = NULL, *again = NULL;
+    const rf_status status = rf__cuda_device_get(atoi(arguments[0]), &gpu);
+    if (status != RF_OK) {
+        printf("%s: %s\n", rf_status_python(status), rf_last_error());
+        return;
+    }
+    CHECK(rf__cuda_device_get(atoi(arguments[0]), &again) == RF_OK && gpu == again, "another device");
+    printf("ordinal=%d name=%s arch=%s sms=%d l2=%lld persisting=%lld registers=%lld threads=%d blocks=%d "
+           "shared=%lld optin=%lld reserved=%lld\n",
+           gpu->ordinal, gpu->name, gpu->arch, gpu->sms, (long long)gpu->l2_bytes,
+           (long long)gpu->persisting_l2_bytes, (long long)gpu->registers_per_sm, gpu->threads_per_sm,
+           gpu->blocks_per_sm, (long long)gpu->shared_per_sm, (long long)gpu->shared_per_block_optin,
+           (long long)gpu->reserved_shared_per_block);
+    CHECK(*(const uint32_t *)(uintptr_t)gpu->errors.claimed == 0 && gpu->errors.record->ready == 0,
+          "the error words are not zero");
+    CHECK(context_depth() == 0, "a context was left on the stack");
+}
+
+/* Not all bytes of a word, so that the hash sees a tail. */
+typedef struct factor_key {
+    char factor[13];
+} factor_key;
+
+static atomic_int described;
+
+static rf_status describe_factor(const void *key, const rf__cuda_device *gpu, rf__kernel_options *options) {
+    const factor_key *factor = key;
+    (void)gpu;
+    atomic_fetch_add(&described, 1);
+    snprintf(options->defines, sizeof options->defines, "-DRF_FACTOR=%s", factor->factor);
+    options->dynamic_shared = 1024;
+    return RF_OK;
+}
+
+static rf_status kernel_get(int ordinal, int number, const rf__kernel **kernel) {
+    const rf__cuda_device *gpu = NULL;
+    factor_key key = {{0}};
+    snprintf(key.factor, sizeof key.factor, "%d", number);
+    rf_status status = rf__cuda_device_get(ordinal, &gpu);
+    if (status == RF_OK)
+        status = rf__jit_kernel(gpu, &kernel_file, &key, sizeof key, describe_factor, kernel);
+    return status;
+}
+
+static const rf__kernel *first_seen[2][KEYS]; /* under the lock */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void *use_kernels(void *argument) {
+    (void)argument;
+    for (int i = 0; i < ROUNDS; i++) {
+        const int ordinal = i / KEYS % 2, number = i % KEYS;
+        const rf__kernel *kernel = NULL;
+        const rf_status status = kernel_get(ordinal, number, &kernel);
+        CHECK(status == RF_OK, "%s", rf_last_error());
+        if (status != RF_OK) return NULL;
+        CHECK(kernel->registers == 100 * ordinal + RF__CU_FUNC_ATTRIBUTE_NUM_REGS && kernel->function != NULL,
+              "the kernel of another device");
+        CHECK(kernel->max_threads == 100 * ordinal && kernel->dynamic_shared == 1024, "%d threads",
+              kernel->max_threads);
+        pthread_mutex_lock(&lock);
+        if (first_seen[ordinal][number] == NULL) first_seen[ordinal][number] = kernel;
+        CHECK(first_seen[ordinal][number] == kernel, "two kernels for one key");
+        pthread_mutex_unlock(&lock);
+    }
+    CHECK(context_depth() == 0, "a context was left on the stack");
+    return NULL;
+}
+
+/* kernels: many threads ask for the kernels of two devices; each is made once. Then the time of a hit. */
+static void kernels(char **arguments) {
+    (void)arguments;
+    run_threads(use_kernels, NULL);
+    const int loaded = driver_calls("cuModuleLoadData");
+    CHECK(loaded == 2 * KEYS && atomic_load(&described) == 2 * KEYS, "%d modules were loaded", loaded);
+    const rf__cuda_device *gpu = NULL;
+    CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
+    const rf__kernel *kernel = NULL;
+    factor_key key = {"3"};
+    const double start = now();
+    for (int i = 0; i < 1000000; i++)
+        if (rf__jit_kernel(gpu, &kernel_file, &key, sizeof key, describe_factor, &kernel) != RF_OK) break;
+    printf("hit_ns=%.1f\n", (now() - start) * 1e3);
+    CHECK(kernel == first_seen[0][3], "another kernel");
+}
+
+/* first_call: the time of the first kernel of a process, from the opening of the driver on. */
+static void first_call(char **arguments) {
+    (void)arguments;
+    const rf__kernel *kernel = NULL;
+    const double start = now();
+    const rf_status status = kernel_get(0, 3, &kernel);
+    printf("first_ms=%.3f\n", (now() - start) * 1e3);
+    CHECK(status == RF_OK, "%s", rf_last_error());
+}
+
+static void *fail_kernel(void *argument) {
+    const rf__kernel *kernel = NULL;
+    const rf_status status = kernel_get(0, 1, &kernel);
+    CHECK(status != RF_OK && strstr(rf_last_error(), argument) != NULL, "no %s in: %s",
+          (const char *)argument, rf_last_error());
+    return NULL;
+}
+
+/* kernel_failure WORD: threads that ask for a kernel whose first modules do not load hear why; later it does. */
+static void kernel_failure(char **arguments) {
+    const rf__kernel *kernel = NULL;
+    run_threads(fail_kernel, arguments[0]);
+    const int loads = driver_calls("cuModuleLoadData");
+    unsetenv("FAKE_CUDA_FAIL");
+    CHECK(kernel_get(0, 1, &kernel) == RF_OK, "%s", rf_last_error());
+    CHECK(driver_calls("cuModuleLoadData") == loads + 1, "not tried once more");
+    CHECK(context_depth() == 0, "a context was left on the stack");
+}
+
+/* kernel ORDINAL NUMBER: gets one; prints its message when it fails. */
+static void kernel(char **arguments) {
+    const rf__kernel *found = NULL;
+    const rf_status status = kernel_get(atoi(arguments[0]), atoi(arguments[1]), &found);
+    if (status != RF_OK) printf("%s: %s\n", rf_status_python(status), rf_last_error());
+}
+
+static const rf__cuda_device *gpu_of_errors;
+static atomic_int raised;
+
+static void *raise_error(void *argument) {
+    (void)argument;
+    const rf_status status = rf__cuda_pending_error(gpu_of_errors, NULL);
+    CHECK(status == RF_OK || status == RF_ERR_INDEX, "%s", rf_last_error());
+    if (status == RF_ERR_INDEX) atomic_fetch_add(&raised, 1);
+    return NULL;
+}
+
+static void record_write(const rf__cuda_device *gpu, rf__cuda_error_record record) {
+    __atomic_store_n((uint32_t *)(uintptr_t)gpu->errors.claimed, 1, __ATOMIC_SEQ_CST);
+    record.ready = 0;
+    *gpu->errors.record = record;
+    __atomic_store_n(&gpu->errors.record->ready, 1, __ATOMIC_RELEASE);
+}
+
+static void expect_error(const rf__cuda_device *gpu, rf_status want, const char *words) {
+    const rf_status status = rf__cuda_pending_error(gpu, NULL);
+    CHECK(status == want && strstr(rf_last_error(), words) != NULL, "no \"%s\" in: %s", words,
+          rf_last_error());
+    CHECK(*(const uint32_t *)(uintptr_t)gpu->errors.claimed == 0, "the word is still claimed");
+    CHECK(rf__cuda_pending_error(gpu, NULL) == RF_OK, "raised twice");
+}
+
+/* errors: what a kernel recorded is raised once, not during a capture, and by one of many threads. */
+static void errors(char **arguments) {
+    (void)arguments;
+    rf__cu_stream (*capturing)(void) = NULL;
+    const rf__cuda_device *gpu = NULL;
+    CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
+    *(void **)&capturing = driver_symbol("fake_cuda_capturing_stream");
+    CHECK(rf__cuda_pending_error(gpu, NULL) == RF_OK, "%s", rf_last_error());
+    rf__cuda_error_record record = {.kind = RF__CUDA_BAD_INDEX,
+                                    .operator_name = RF__CUDA_OPERATOR_embedding_bag,
+                                    .feature = -1,
+                                    .position = 70,
+                                    .bag = 3,
+                                    .value = 12,
+                                    .limit = 10,
+                                    .lookups = 100};
+    record_write(gpu, record);
+    CHECK(rf__cuda_pending_error(gpu, capturing()) == RF_OK, "raised during a capture");
+    expect_error(
+        gpu, RF_ERR_INDEX,
+        "recfuse.embedding_bag: indices[70] is 12, for bag 3; allowed is 0 to 9, less than the 10 rows");
+    record.feature = 4;
+    record_write(gpu, record);
+    expect_error(gpu, RF_ERR_INDEX, "indices[70] is 12, for feature 4, bag 3; allowed");
+    record.limit = 0;
+    record_write(gpu, record);
+    expect_error(gpu, RF_ERR_INDEX, "its table has no rows");
+    record = (rf__cuda_error_record){.kind = RF__CUDA_BAD_OFFSET, .feature = -1, .value = 5, .lookups = 100};
+    record_write(gpu, record);
+    expect_error(gpu, RF_ERR_VALUE, "offsets[0] is 5; the first bag must begin at 0");
+    record.position = 2, record.bag = 2, record.limit = 7;
+    record_write(gpu, record);
+    expect_error(gpu, RF_ERR_VALUE, "offsets[2] is 5, for bag 2; allowed is 7 (where the bag before begins");
+    record.operator_name = 77; /* a record that makes no sense still makes a message */
+    record_write(gpu, record);
+    expect_error(gpu, RF_ERR_VALUE, "found on the GPU by an earlier call");
+
+    gpu_of_errors = gpu;
+    record.kind = RF__CUDA_BAD_INDEX;
+    for (int i = 0; i < 20; i++) {
+        atomic_store(&raised, 0);
+        record_write(gpu, record);
+        run_threads(raise_error, NULL);
+        CHECK(atomic_load(&raised) == 1, "raised %d times", atomic_load(&raised));
+    }
+    CHECK(context_depth() == 0, "a context was left on the stack");
+}
+
+/* fork_device: a child of a process that used CUDA hears so; the parent goes on. */
+static void fork_device(char **arguments) {
+    (void)arguments;
+    const rf__cuda_device *gpu = NULL;
+    const rf__kernel *kernel = NULL;
+    CHECK(kernel_get(0, 1, &kernel) == RF_OK, "%s", rf_last_error());
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(30);
+        const bool refused = rf__cuda_device_get(0, &gpu) == RF_ERR_UNSUPPORTED &&
+                             strstr(rf_last_error(), "spawn") != NULL &&
+                             kernel_get(1, 2, &kernel) == RF_ERR_UNSUPPORTED;
+        _exit(refused ? 0 : 3);
+    }
+    const int status = wait_for(child);
+    CHECK(status == 0, "the child ended with %d", status);
+    CHECK(kernel_get(1, 2, &kernel) == RF_OK, "%s", rf_last_error());
+}
+
+/* fork_first: CUDA before a fork, but through others: the driver's own refusal is explained. */
+static void fork_first(char **arguments) {
+    (void)arguments;
+    rf__cu_result (*init)(unsigned int) = NULL;
+    *(void **)&init = driver_symbol("cuInit");
+    CHECK(init(0) == RF__CU_SUCCESS, "cuInit");
+    const pid_t child = fork();
+    if (child == 0) {
+        const rf__cuda_device *gpu = NULL;
+        _exit(rf__cuda_device_get(0, &gpu) == RF_ERR_UNSUPPORTED && strstr(rf_last_error(), "spawn") ? 0 : 3);
+    }
+    const int status = wait_for(child);
+    CHECK(status == 0, "the child ended with %d", status);
+}
+
+static const struct {
+    const char *name;
+    int arguments;
+    void (*run)(char **arguments);
+} commands[] = {
+    {"compile", 4, compile},
+    {"compile_at_once", 1, compile_at_once},
+    {"fork_compile", 0, fork_compile},
+    {"trim", 2, trim},
+    {"device", 1, device},
+    {"kernels", 0, kernels},
+    {"first_call", 0, first_call},
+    {"kernel_failure", 1, kernel_failure},
+    {"kernel", 2, kernel},
+    {"errors", 0, errors},
+    {"fork_device", 0, fork_device},
+    {"fork_first", 0, fork_first},
+};
+
+int main(int argc, char **argv) {
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        if (argc < 2 || strcmp(argv[1], commands[i].name) != 0 || argc - 2 != commands[i].arguments) continue;
+        commands[i].run(argv + 2);
+        return check_failures() > 0;
+    }
+    fprintf(stderr, "no such command, or other arguments\n");
+    return 2;
+}
