@@ -1,0 +1,126 @@
+"""A `Plan` for a reader: as a table, and as a figure."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from recfuse._schedule import STATIONS, Schedule
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from recfuse.plan import Plan
+
+_WIDTH = 140  # columns of the report
+
+
+def report(plan: Plan) -> str:
+    """The result, what it was measured on, and every decision in order."""
+    from rich.console import Console
+    from rich.table import Table
+
+    head = Table(show_header=False, box=None, pad_edge=False)
+    head.add_column(style="bold", no_wrap=True)
+    head.add_column(overflow="fold")
+    for line in _summary(plan):
+        head.add_row(*line)
+    steps = Table("step", "candidate", "us", "kept", "why", title="decisions")
+    steps.columns[2].justify = "right"
+    for one in plan.decisions:
+        steps.add_row(
+            one.step,
+            one.candidate or "default",
+            "" if one.us is None else f"{one.us:.2f}",
+            "kept" if one.kept else "",
+            one.why,
+        )
+    text = io.StringIO()
+    console = Console(file=text, width=_WIDTH, highlight=False, markup=False)
+    console.print(head)
+    if plan.decisions:
+        console.print(steps)
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip().split("\n"))
+
+
+def _summary(plan: Plan) -> list[tuple[str, str]]:
+    table, trace, device = plan.table, plan.trace, plan.device
+    extras = [name for name, there in (("padding", table.padded), ("weights", table.weighted)) if there]
+    pinned = "no rows"
+    if plan.pinned is not None:
+        share = f"{plan.pinned.l2_fraction:.0%} of L2"
+        pinned = f"the hottest {plan.pinned.rows:,} rows, at most {share}, before every call"
+    times = f"default {plan.default_us:.2f} us, plan {plan.best_us:.2f} us: {plan.speedup:.2f}x"
+    if plan.floor_us:
+        times += f"; each byte once at copy speed {plan.floor_us:.2f} us ({plan.floor_us / plan.best_us:.0%})"
+    return [
+        ("schedule", plan.schedule or "the defaults"),
+        ("pinned", pinned),
+        ("a batch", times),
+        (
+            "table",
+            ", ".join(
+                [
+                    f"{table.rows:,} x {table.dim} {table.dtype}",
+                    table.mode,
+                    f"{table.indices} indices",
+                    f"{table.offsets} offsets",
+                    *extras,
+                ]
+            ),
+        ),
+        (
+            "trace",
+            f"{trace.batches} batches of {trace.lookups:,.0f} lookups in {trace.bags:,.0f} bags; "
+            f"{trace.unique_share:.1%} of a batch's lookups are of different rows, its hottest tenth of "
+            f"rows has {trace.coverage:.1%} of them; {trace.rows_in_use:,} rows in use; {trace.sha256}",
+        ),
+        (
+            "device",
+            ", ".join(filter(None, [device.name, device.arch, device.driver and f"driver {device.driver}"])),
+        ),
+        ("made", f"{plan.created}, in {plan.seconds:.1f} s; recfuse {device.recfuse}, torch {device.torch}"),
+    ]
+
+
+def plot(plan: Plan) -> Figure:
+    """Best time by distance and by warps, a line a station; the winner marked."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    by_distance, by_warps = figure.subplots(1, 2, sharey=True)
+    _lines(by_distance, plan, "rows in flight", lambda schedule: schedule.distance)
+    _lines(by_warps, plan, "warps an SM", lambda schedule: schedule.warps)
+    by_distance.set_ylabel("us a batch")
+    by_warps.legend(fontsize="small")
+    return figure
+
+
+def _lines(axes: Axes, plan: Plan, label: str, place: Callable[[Schedule], int | None]) -> None:
+    timed = [(_schedule_of(one.candidate), one.us) for one in plan.decisions if one.us is not None]
+    for station in (*STATIONS, None):
+        best: dict[int, float] = {}
+        for schedule, us in timed:
+            at = None if schedule is None else place(schedule)
+            if at is not None and schedule.station == station:
+                best[at] = min(us, best.get(at, us))
+        if best:
+            axes.plot(*zip(*sorted(best.items()), strict=True), "o-", label=station or "prefetching")
+    axes.axhline(plan.default_us, color="gray", linestyle="--", label="default")
+    if plan.floor_us:
+        axes.axhline(plan.floor_us, color="black", linestyle=":", label="each byte once")
+    winner = place(Schedule.parse(plan.schedule))
+    if winner is not None:
+        axes.plot([winner], [plan.best_us], "k*", markersize=14, label="plan")
+    axes.set(xlabel=label)
+    axes.grid(alpha=0.3)
+
+
+def _schedule_of(candidate: str) -> Schedule | None:
+    """The schedule of a candidate that is nothing else."""
+    try:
+        return Schedule.parse(candidate)
+    except ValueError:
+        return None
