@@ -3,11 +3,16 @@ tables in `emb_l`, looked up by `apply_emb`, so that what works here works on th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
+
+from recfuse import timing
 
 
 class DLRM(nn.Module):
@@ -61,3 +66,63 @@ class DLRM(nn.Module):
         x = self.apply_mlp(dense_x, self.bot_l)
         ly = self.apply_emb(lS_o, lS_i, self.emb_l, self.v_W_l)
         return self.apply_mlp(self.interact_features(x, ly), self.top_l)
+
+
+@dataclass
+class MiniBatch:
+    """Inputs of one call, as facebookresearch/dlrm names them."""
+
+    dense_x: Tensor  # [batch, dense features] float32
+    lS_o: Tensor  # [tables, batch] int64
+    lS_i: Tensor  # [tables, batch * lookups] int64
+
+
+class Staged:
+    """What DLRM.forward does, stage by stage: a call gives the seconds of each."""
+
+    def __init__(
+        self, model: DLRM, device: str | torch.device, wrap: Callable[[Any], Any] = lambda call: call
+    ) -> None:
+        """`wrap`: what each stage's function goes through first, such as torch.compile."""
+        self._model, self._device = model, device
+        self._mlp, self._apply_emb = wrap(model.apply_mlp), wrap(model.apply_emb)
+        self._interact = wrap(model.interact_features)
+
+    def embeddings(self, batch: MiniBatch) -> list[Tensor]:
+        """The pooled embeddings of each table."""
+        return self._apply_emb(batch.lS_o, batch.lS_i, self._model.emb_l, self._model.v_W_l)
+
+    def forward(self, batch: MiniBatch, stages: timing.Stages) -> Tensor:
+        """The output, the seconds of the stages added to `stages`."""
+        with stages("bottom MLP"):
+            x = self._mlp(batch.dense_x, self._model.bot_l)
+        with stages("embeddings"):
+            ly = self.embeddings(batch)
+        with stages("interaction"):
+            z = self._interact(x, ly)
+        with stages("top MLP"):
+            return self._mlp(z, self._model.top_l)
+
+    def __call__(self, batch: MiniBatch) -> timing.Stages:
+        stages = timing.Stages(self._device)
+        with torch.inference_mode():
+            self.forward(batch, stages)
+        return stages
+
+
+def largest_differences(
+    candidates: Mapping[str, Staged], batches: Sequence[MiniBatch], baseline: str, device: str | torch.device
+) -> tuple[float, float]:
+    """From the baseline, of all candidates: of the outputs; of embeddings, relative to the largest value."""
+    outputs, embeddings = [torch.zeros((), device=device)], [torch.zeros((), device=device)]
+    with torch.inference_mode():
+        for batch in tqdm(batches, desc="checking outputs", leave=False):
+            expected = candidates[baseline].forward(batch, timing.Stages(device))
+            pooled = candidates[baseline].embeddings(batch)
+            for candidate in candidates.values():
+                found = candidate.forward(batch, timing.Stages(device))
+                outputs.append((found - expected).abs().max())
+                for one, other in zip(pooled, candidate.embeddings(batch), strict=True):
+                    embeddings.append((one - other).abs().max() / one.abs().max().clamp(min=1e-30))
+    # torch's max keeps a NaN, Python's may lose it.
+    return torch.stack(outputs).max().item(), torch.stack(embeddings).max().item()

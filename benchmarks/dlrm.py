@@ -3,19 +3,20 @@
 Flags are named as in facebookresearch/dlrm. Tables are accessed along a trace: a file of row ids, or a
 generated one of a hotness level (one_item, high, medium, low, random). Both models run in turns on the
 same mini-batches, in inference mode, and their outputs are compared.
+
+With --device cuda: the model of Jain et al. (MICRO'24) with 250 tables at every level of hotness and in their
+mixes, eager and under torch.compile; see _cuda_dlrm.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from tqdm import tqdm
 
 import recfuse
 from _common import (
@@ -30,7 +31,8 @@ from _common import (
     times,
     write_results,
 )
-from _dlrm_model import DLRM
+from _cuda_dlrm import LEVELS, check_levels, run
+from _dlrm_model import DLRM, MiniBatch, Staged, largest_differences
 from _traces import table_traces
 from recfuse import timing, traces
 
@@ -41,13 +43,25 @@ TOLERANCE = 1e-4
 DIFFERENT_BATCHES = 8
 
 
-@dataclass
-class MiniBatch:
-    """Inputs of one call, as facebookresearch/dlrm names them."""
-
-    dense_x: Tensor  # [batch, dense features] float32
-    lS_o: Tensor  # [tables, batch] int64
-    lS_i: Tensor  # [tables, batch * lookups] int64
+# Flags whose defaults depend on the device.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "arch_embedding_size": [500_000] * 8,
+        "arch_sparse_feature_size": 64,
+        "arch_mlp_bot": [13, 512, 256, 64],
+        "arch_mlp_top": [256, 64, 1],
+        "num_batches": 100,
+        "trace": "medium",
+    },
+    "cuda": {
+        "arch_embedding_size": [500_000] * 250,
+        "arch_sparse_feature_size": 128,
+        "arch_mlp_bot": [1024, 512, 128, 128],
+        "arch_mlp_top": [128, 64, 1],
+        "num_batches": 21,
+        "trace": ",".join(LEVELS),
+    },
+}
 
 
 def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -58,32 +72,37 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     add_arguments(parser)
     widths = {"type": dashed, "metavar": "N-N-..."}
     parser.add_argument(
-        "--arch-embedding-size",
-        default=[500_000] * 8,
-        help="rows of each table (default: 8 x 500000)",
-        **widths,
+        "--arch-embedding-size", help="rows of each table (default: 8 x 500000; on a GPU 250 x)", **widths
     )
     parser.add_argument(
-        "--arch-sparse-feature-size", type=positive, default=64, help="embedding dimension (default: 64)"
+        "--arch-sparse-feature-size", type=positive, help="embedding dimension (default: 64; on a GPU 128)"
     )
     parser.add_argument(
-        "--arch-mlp-bot", default=[13, 512, 256, 64], **widths,
-        help="bottom MLP, from the dense features to the embedding dimension (default: 13-512-256-64)",
+        "--arch-mlp-bot", **widths,
+        help="bottom MLP, from the dense features to the embedding dimension (default: 13-512-256-64; "
+        "on a GPU 1024-512-128-128)",
     )  # fmt: skip
     parser.add_argument(
-        "--arch-mlp-top", default=[256, 64, 1], help="top MLP after its input (default: 256-64-1)", **widths
+        "--arch-mlp-top", help="top MLP after its input (default: 256-64-1; on a GPU 128-64-1)", **widths
     )
     parser.add_argument("--mini-batch-size", type=positive, default=2048, help="default: 2048")
     parser.add_argument("--num-indices-per-lookup", type=positive, default=150, help="pooling (default: 150)")
     parser.add_argument(
-        "--num-batches", type=positive, default=100, help="mini-batches to time (default: 100)"
+        "--num-batches", type=positive, help="mini-batches to time (default: 100; on a GPU 21)"
     )
     parser.add_argument(
-        "--trace", default="medium", metavar="FILE|HOTNESS",
-        help=f"row ids: a trace file, or one of {', '.join(traces.HOTNESS)} (default: medium)",
+        "--trace", metavar="FILE|HOTNESS",
+        help=f"row ids: a trace file, or one of {', '.join(traces.HOTNESS)} (default: medium). On a GPU "
+        f"a list of hotness levels and mixes (default: {','.join(LEVELS)})",
     )  # fmt: skip
+    parser.add_argument("--no-compile", action="store_true", help="on a GPU: leave torch.compile out")
     arguments = parser.parse_args()
     start(parser, arguments)
+    for name, value in DEFAULTS[arguments.device].items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    if arguments.device == "cuda":
+        check_levels(parser, arguments)
     if len(arguments.arch_mlp_bot) < 2 or arguments.arch_mlp_bot[-1] != arguments.arch_sparse_feature_size:
         parser.error(
             f"--arch-mlp-bot: found {'-'.join(map(str, arguments.arch_mlp_bot))}, needs at least two widths, "
@@ -106,40 +125,6 @@ def make_batches(
         dense = torch.rand(size, arguments.arch_mlp_bot[0], generator=generator)
         batches.append(MiniBatch(dense, offsets, indices))
     return batches
-
-
-def staged_call(model: DLRM, batch: MiniBatch) -> timing.Stages:
-    """What DLRM.forward does, with the seconds that each stage took."""
-    stages = timing.Stages()
-    with torch.inference_mode():
-        with stages("bottom MLP"):
-            x = model.apply_mlp(batch.dense_x, model.bot_l)
-        with stages("embeddings"):
-            ly = model.apply_emb(batch.lS_o, batch.lS_i, model.emb_l, model.v_W_l)
-        with stages("interaction"):
-            z = model.interact_features(x, ly)
-        with stages("top MLP"):
-            model.apply_mlp(z, model.top_l)
-    return stages
-
-
-def largest_difference(models: dict[str, DLRM], batches: list[MiniBatch]) -> tuple[float, float]:
-    """Largest differences: of the outputs, and of the pooled embeddings relative to the largest value."""
-    outputs, embeddings = [torch.zeros(())], [torch.zeros(())]
-    with torch.inference_mode():
-        for batch in tqdm(batches, desc="checking outputs", leave=False):
-            first, second = (model(batch.dense_x, batch.lS_o, batch.lS_i) for model in models.values())
-            outputs.append((first - second).abs().max())
-            for one, other in zip(
-                *(
-                    model.apply_emb(batch.lS_o, batch.lS_i, model.emb_l, model.v_W_l)
-                    for model in models.values()
-                ),
-                strict=True,
-            ):
-                embeddings.append((one - other).abs().max() / one.abs().max().clamp(min=1e-30))
-    # torch's max keeps a NaN, Python's may lose it.
-    return torch.stack(outputs).max().item(), torch.stack(embeddings).max().item()
 
 
 def tabulate(
@@ -179,6 +164,9 @@ def parameter_bytes(model: torch.nn.Module) -> int:
 def main() -> None:
     """Run the benchmark."""
     parser, arguments = parse_arguments()
+    if arguments.device == "cuda":
+        run(parser, arguments, TOLERANCE)
+        return
     rows = arguments.arch_embedding_size
     torch.manual_seed(arguments.seed)
     batches = make_batches(parser, arguments, rows)
@@ -188,10 +176,10 @@ def main() -> None:
     swapped = copy.deepcopy(baseline)
     report = recfuse.swap(swapped)
     models = {BASELINE: baseline, CANDIDATE: swapped}
-    output_difference, embedding_difference = largest_difference(models, batches)
+    candidates = {name: Staged(model, "cpu") for name, model in models.items()}
+    output_difference, embedding_difference = largest_differences(candidates, batches, BASELINE, "cpu")
     result = timing.compare(
-        {name: lambda batch, model=model: staged_call(model, batch) for name, model in models.items()},
-        inputs=[(batch,) for batch in batches], rounds=arguments.num_batches,
+        candidates, inputs=[(batch,) for batch in batches], rounds=arguments.num_batches,
         progress=True, label="mini-batches",
     )  # fmt: skip
     memory = {name: parameter_bytes(model) for name, model in models.items()}

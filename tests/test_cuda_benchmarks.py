@@ -248,3 +248,84 @@ def test_the_gather_reads_all_of_every_row(monkeypatch, row_bytes):
             checksum = torch.zeros(4, dtype=torch.int32, device="cuda")
             ceiling.gather(shape, table.cuda(), ids.cuda(), checksum)
             assert (checksum.cpu().numpy() == expected).all(), shape
+
+
+TINY_DLRM = [
+    "--device", "cuda", "--arch-embedding-size", "50-50-50-50-50", "--arch-sparse-feature-size", "8",
+    "--arch-mlp-bot", "4-8", "--arch-mlp-top", "8-1", "--mini-batch-size", "5",
+    "--num-indices-per-lookup", "3", "--num-batches", "2",
+]  # fmt: skip
+
+
+@pytest.fixture
+def dlrm(monkeypatch):
+    """Runs dlrm.py's GPU part on the CPU; returns its exit status."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    script = module("dlrm")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "compile", lambda call, **options: call)
+
+    def run(*options):
+        monkeypatch.setattr(sys, "argv", ["dlrm.py", *TINY_DLRM, *map(str, options)])
+        try:
+            parser, arguments = script.parse_arguments()
+            arguments.device = "cpu"
+            module("_cuda_dlrm").run(parser, arguments, script.TOLERANCE)
+        except SystemExit as stopped:
+            return stopped.code
+        return 0
+
+    return run
+
+
+def test_the_whole_model_at_every_hotness_and_mix(dlrm, tmp_path, capsys):
+    target = tmp_path / "dlrm.json"
+    assert dlrm("--json", target, "--markdown") == 0
+    output, record = capsys.readouterr().out, json.loads(target.read_text())
+    levels = ["one_item", "high", "medium", "low", "random", "mix1", "mix2", "mix3"]
+    assert list(record["measured"]) == levels
+    for level in levels:
+        timings = record["measured"][level]["timings"]
+        assert {"nn.EmbeddingBag graph", "recfuse graph", "recfuse compiled"} <= set(timings)
+        assert set(timings["recfuse"]["stages"]) == {"bottom MLP", "embeddings", "interaction", "top MLP"}
+        assert all(difference < 1e-5 for difference in record["differences"][level])
+    assert "recfuse over nn.EmbeddingBag compiled" in output and "| mix3 |" in output
+
+
+def test_the_two_models_share_one_set_of_weights(dlrm):
+    cuda = module("_cuda_dlrm")
+    from _dlrm_model import DLRM
+
+    model = DLRM([50, 60], 8, [4, 8], [8, 1])
+    swapped, report = cuda.swapped_copy(model)
+    assert len(report.replaced) == 2 and type(model.emb_l[0]) is torch.nn.EmbeddingBag
+    pairs = zip(model.parameters(), swapped.parameters(), strict=True)
+    assert all(one is other for one, other in pairs)
+
+
+def test_a_model_that_computes_something_else_ends_the_run(dlrm, monkeypatch, tmp_path):
+    real = recfuse.swap
+
+    def bad_swap(model):
+        report = real(model)
+        model.interact_features = lambda x, ly: type(model).interact_features(model, x, ly) + 1
+        return report
+
+    monkeypatch.setattr(recfuse, "swap", bad_swap)
+    assert dlrm("--trace", "low", "--json", tmp_path / "dlrm.json", "--no-compile") == 1
+    assert list(json.loads((tmp_path / "dlrm.json").read_text())["measured"]) == ["low"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            ["--trace", "low,lukewarm"],
+            "--trace: found 'low,lukewarm', allowed with --device cuda are one_item",
+        ),
+        (["--arch-embedding-size", "50-60"], "tables of different sizes"),
+    ],
+)
+def test_what_is_wrong_with_an_argument_of_dlrm_is_said(dlrm, capsys, options, message):
+    assert dlrm(*options) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
