@@ -89,17 +89,23 @@ def plot(plan: Plan) -> Figure:
     """Best time by distance and by warps, a line a station; the winner marked."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    by_distance, by_warps = figure.subplots(1, 2, sharey=True)
-    _lines(by_distance, plan, "rows in flight", lambda schedule: schedule.distance)
-    _lines(by_warps, plan, "warps an SM", lambda schedule: schedule.warps)
-    by_distance.set_ylabel("us a batch")
-    by_warps.legend(fontsize="small")
+    on_gpu = plan.device.type == "cuda"
+    figure = Figure(figsize=(11 if on_gpu else 6, 4), layout="constrained")
+    first, *second = figure.subplots(1, 2 if on_gpu else 1, sharey=True, squeeze=False)[0]
+    _lines(first, plan, "rows in flight" if on_gpu else "lookups ahead", lambda schedule: schedule.distance)
+    for axes in second:
+        _lines(axes, plan, "warps an SM", lambda schedule: schedule.warps)
+    first.set_ylabel("us a batch")
+    first.legend(fontsize="small")
     return figure
 
 
 def _lines(axes: Axes, plan: Plan, label: str, place: Callable[[Schedule], int | None]) -> None:
-    timed = [(_schedule_of(one.candidate), one.us) for one in plan.decisions if one.us is not None]
+    timed = [
+        (_schedule_of(one.candidate), one.us)
+        for one in plan.decisions
+        if one.us is not None and one.step != "confirm"
+    ]
     for station in (*STATIONS, None):
         best: dict[int, float] = {}
         for schedule, us in timed:

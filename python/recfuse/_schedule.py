@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-STATIONS = ("none", "register", "shared", "local", "l1", "bulk")
-"""Where rows wait between being asked for and being added up."""
+STATIONS = ("none", "register", "shared", "local", "l1")
+"""Where rows in flight wait until they are summed."""
 
 
 @dataclass(frozen=True)
@@ -15,13 +15,17 @@ class Schedule:
 
     station: str | None = None
     distance: int | None = None
-    """Rows in flight."""
+    """Rows in flight, for each that a warp reads at once."""
     threads: int | None = None
     """Threads of a bag."""
     block: int | None = None
     """Threads of a block."""
     warps: int | None = None
     """The most warps that an SM runs at once."""
+    parts: int | None = None
+    """Parts of the table that all bags sweep through together."""
+    segment: int | None = None
+    """Lookups of a bag that are listed at a time."""
 
     @classmethod
     def parse(cls, text: str) -> Schedule:

@@ -1,4 +1,4 @@
-"""The command `recfuse`. One subcommand so far: `recfuse info`."""
+"""The command `recfuse`: `info`, `tune` and `compile`."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def _info(arguments: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     import recfuse
+    from recfuse import _cli_compile, _cli_tune
 
     parser = argparse.ArgumentParser(
         prog="recfuse", description="Embedding operators for recommendation models."
@@ -68,10 +69,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     info.add_argument("--json", action="store_true", help="print JSON")
     info.set_defaults(run=_info)
+    _cli_tune.add_parser(commands)
+    _cli_compile.add_parser(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own); returns the exit status."""
-    arguments = _parser().parse_args(argv)
-    return arguments.run(arguments)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        IndexError,
+        MemoryError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
+        parser.exit(2, f"recfuse {arguments.command}: error: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, f"recfuse {arguments.command}: interrupted\n")

@@ -65,13 +65,16 @@ def embedding_bag(
             "sum" only.
         include_last_offset: ``offsets`` ends with the end of the last bag; lookups behind it are not used.
         padding_idx: lookups of this row are skipped; negative counts from the end.
-        prefetch_distance: lookups ahead to prefetch; 0: none, -1: a good default. On CUDA, rows in flight.
+        prefetch_distance: lookups ahead to prefetch; 0: none, -1: a good default. CUDA kernels have a
+            schedule instead.
         bounds_check: "on" checks every index and offset; "off" trusts them: a bad one is then undefined
             behaviour.
-        schedule: how the kernel works, ``field=value`` with spaces between: station (none, register,
-            shared, local, l1 or bulk), distance, threads (a bag), block (threads of one), warps (the most
-            an SM runs at once). Fields left out have good defaults; :func:`recfuse.tune` finds better ones.
-            On the CPU only distance matters, where ``prefetch_distance`` is -1.
+        schedule: how the kernel works, ``field=value`` with spaces between: station (where rows in flight
+            wait: none, register, shared, local or l1), distance (how many there are), threads (of a bag),
+            block (threads of one), warps (the most an SM runs at once), parts (of the table that bags sweep
+            through together), segment (lookups listed at a time). Fields left out have good defaults;
+            :func:`recfuse.tune` finds better ones. On the CPU only distance matters, where
+            ``prefetch_distance`` is -1.
 
     Returns:
         ``[bags, dim]`` of the dtype of ``weight``; zeros where a bag is empty.

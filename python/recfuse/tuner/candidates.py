@@ -3,51 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
-from recfuse._schedule import Schedule
+from recfuse._schedule import STATIONS, Schedule
 from recfuse.tuner.problem import Problem, power_of_two
 
 _WARPS = (8, 16, 24, 32, 40, 48, 64)
-_DISTANCES = (1, 2, 4, 6, 8, 10, 12, 16, 24, 32)
+_DISTANCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _BLOCKS = (64, 128, 256, 512)
 _MOST_THREADS = 256
+_PARTS = (1, 2, 4, 8, 16)
+_SEGMENTS = (64, 128, 256)
+_LIMITS = {"distance": 64, "threads": 1024, "block": 1024, "parts": 16, "segment": 256}  # from 1, inclusive
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a device allows."""
-
-    warps: int
-    """Of an SM."""
-    bulk: bool
-    """Has bulk copies to shared memory."""
-
-    @classmethod
-    def of(cls, device: torch.device) -> Limits:
-        """Those of a CUDA device."""
-        properties = torch.cuda.get_device_properties(device)
-        return cls(properties.max_threads_per_multi_processor // 32, properties.major >= 9)
+def most_warps(device: torch.device) -> int:
+    """That an SM of a CUDA device can run at once."""
+    return torch.cuda.get_device_properties(device).max_threads_per_multi_processor // 32
 
 
-def occupancies(limits: Limits) -> list[Schedule]:
-    """Without prefetching and with it in registers, by how many warps an SM runs."""
+def occupancies(most: int) -> list[Schedule]:
+    """Without prefetching and with it in registers, by how many warps an SM runs, `most` at most."""
     return [
         Schedule(station=station, warps=warps)
         for station in ("none", "register")
         for warps in _WARPS
-        if warps <= limits.warps
+        if warps <= most
     ]
 
 
-def prefetches(limits: Limits, warps: Iterable[int | None]) -> list[Schedule]:
+def prefetches(warps: Iterable[int | None]) -> list[Schedule]:
     """Every station and distance, at these numbers of warps."""
-    stations = ("register", "shared", "local", "l1", *(["bulk"] if limits.bulk else []))
     return [
         Schedule(station=station, distance=distance, warps=count)
-        for station in stations
+        for station in STATIONS
+        if station != "none"
         for distance in _DISTANCES
         for count in dict.fromkeys(warps)
     ]
@@ -68,24 +59,26 @@ def shapes(problem: Problem, best: Iterable[Schedule]) -> list[Schedule]:
     ]
 
 
-def neighbours(schedule: Schedule, limits: Limits) -> list[Schedule]:
-    """One field changed a little."""
-    found = []
-    if schedule.distance is not None:
-        found += [schedule.but(distance=schedule.distance + step) for step in (-2, -1, 1, 2)]
-    if schedule.warps is not None:
-        found += [schedule.but(warps=schedule.warps + step) for step in (-8, -4, 4, 8)]
-    if schedule.threads is not None:
-        found += [schedule.but(threads=count) for count in (schedule.threads // 2, schedule.threads * 2)]
-    if schedule.block is not None:
-        found += [schedule.but(block=count) for count in (schedule.block // 2, schedule.block * 2)]
-    return [one for one in found if _possible(one, limits)]
+def sweeps(best: Iterable[Schedule]) -> list[Schedule]:
+    """The best ones with the table read in other parts, and with other lengths of what is ordered so."""
+    return [
+        schedule.but(parts=parts, segment=segment)
+        for schedule in best
+        for parts in _PARTS
+        for segment in _SEGMENTS
+    ]
 
 
-def _possible(schedule: Schedule, limits: Limits) -> bool:
-    threads, block = schedule.threads or 1, schedule.block or 1024
-    return (
-        (schedule.distance is None or schedule.distance >= 1)
-        and (schedule.warps is None or 1 <= schedule.warps <= limits.warps)
-        and 1 <= threads <= block <= 1024
-    )
+def neighbours(schedule: Schedule, most: int) -> list[Schedule]:
+    """One field of a complete schedule changed a little; `most` warps an SM at most."""
+    found = [schedule.but(distance=schedule.distance + step) for step in (-2, -1, 1, 2)]
+    found += [schedule.but(warps=schedule.warps + step) for step in (-8, -4, 4, 8)]
+    for name in ("threads", "block", "parts", "segment"):
+        value = getattr(schedule, name)
+        found += [schedule.but(**{name: value // 2}), schedule.but(**{name: value * 2})]
+    return [one for one in found if _possible(one, most)]
+
+
+def _possible(schedule: Schedule, most_warps: int) -> bool:
+    fits = all(1 <= getattr(schedule, name) <= most for name, most in _LIMITS.items())
+    return fits and 1 <= schedule.warps <= most_warps and schedule.threads <= schedule.block

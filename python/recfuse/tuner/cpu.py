@@ -14,7 +14,7 @@ from recfuse._plan_parts import Decision
 from recfuse._schedule import Schedule
 from recfuse.tuner.problem import Found, Problem
 
-_DISTANCES = (0, 4, 8, 16, 24, 32, 48, 64, 96)
+_DISTANCES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _DEFAULT = -1
 _WORTH = 1.01  # how much faster than the default a distance must be
 # Rounds, how much slower than the fastest a distance may be to run on, and the share of the time it may take.

@@ -40,7 +40,7 @@ def search(
         state.measure_default()
         floor_us = _floor(state, trace)
         if floor_us is None or state.us[state.default] > _AT_THE_FLOOR * floor_us:
-            _sweep(state, candidates.Limits.of(device))
+            _sweep(state, floor_us is not None)
         pinned, hottest = _pinning(state, trace, pin)
         return _confirm(state, floor_us, pinned, hottest)
 
@@ -71,18 +71,21 @@ def _least_bytes(problem: Problem, batch: Batch) -> int:
     return rows * problem.row_bytes + batch.indices.nbytes + batch.offsets.nbytes + weights
 
 
-def _sweep(state: Search, limits: candidates.Limits) -> None:
-    """(ii) to (vi): warps an SM, stations and distances at the best of those, threads and blocks,
-    neighbours.
+def _sweep(state: Search, beyond_l2: bool) -> None:
+    """(ii) to (vi): warps an SM, stations and distances at the best of those, threads and blocks, the order
+    in which a table that L2 does not hold is read, and at last the neighbours of the best.
     """
-    state.step("occupancy", candidates.occupancies(limits))
+    most = candidates.most_warps(state.problem.weight.device)
+    state.step("occupancy", candidates.occupancies(most))
     warps = [_best_warps(state, station) for station in ("none", "register")]
-    best = state.step("prefetch", candidates.prefetches(limits, warps), keep=3)
-    best = state.step("threads", candidates.shapes(state.problem, best), keep=1)
+    best = state.step("prefetch", candidates.prefetches(warps), keep=3)
+    best = state.step("threads", candidates.shapes(state.problem, best), keep=2)
+    if beyond_l2:
+        best = state.step("parts", candidates.sweeps(best))
     while not state.time_is_up:
-        before = state.best
-        best = state.step("neighbours", candidates.neighbours(best[0], limits), keep=1)
-        if state.us[state.best] * _WORTH > state.us[before]:
+        before = state.us[state.best]
+        best = state.step("neighbours", candidates.neighbours(best[0], most))
+        if state.us[state.best] * _WORTH > before:
             break
 
 

@@ -88,8 +88,8 @@ class Problem:
 
     @property
     def lanes(self) -> int:
-        """Threads that read one row, 16 bytes each: a power of two up to a warp."""
-        return min(32, power_of_two(-(-self.row_bytes // 16)))
+        """Threads that read one row: a power of two up to a warp."""
+        return min(32, power_of_two(self.row_bytes // alignment(self.weight)))
 
     def pool(self, batch: Batch, **options: Any) -> Tensor:
         """One batch, by the operator."""

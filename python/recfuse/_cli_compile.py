@@ -1,0 +1,162 @@
+"""`recfuse compile`: kernels for the cache, ahead of time, also on a machine without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from recfuse._cli_tune import DTYPES, INTEGERS, MODES
+
+_ALIGNMENT = 16  # bytes, of the memory that torch allocates
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "compile",
+        help="compile GPU kernels into the cache, also without a GPU",
+        description="Compiles kernels into the cache on disk, so that no process has to at its first call. "
+        "Needs no GPU, only NVRTC. What is compiled: for each --plan its own kernel, and for every "
+        "combination of --dim, --dtype, --mode and --index the kernel that runs without a plan. A folder "
+        "filled by --out can be shipped: set RECFUSE_CACHE_DIR to it, and RECFUSE_JIT=off where nothing may "
+        "be compiled.",
+    )
+    parser.add_argument(
+        "--arch",
+        action="append",
+        required=True,
+        metavar="SM",
+        help="what to compile for: sm_80, sm_86, sm_89, sm_90a, sm_100; may be repeated",
+    )
+    parser.add_argument(
+        "--plan", nargs="+", default=[], metavar="FILE", help="plans, as recfuse tune writes them"
+    )
+    parser.add_argument("--dim", nargs="+", type=int, default=[], help="elements of a row")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"])
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=["sum"])
+    parser.add_argument(
+        "--index", nargs="+", choices=INTEGERS, default=["int64"], help="of lookups and offsets"
+    )
+    parser.add_argument("--weighted", action="store_true", help="with per-sample weights (mode sum)")
+    parser.add_argument("--padded", action="store_true", help="with a padding_idx")
+    parser.add_argument("--batch", type=int, default=2048, help="bags of a batch (default: %(default)s)")
+    parser.add_argument("--pooling", type=int, default=150, help="lookups of a bag (default: %(default)s)")
+    parser.add_argument(
+        "--schedule", default="", help="for the combinations (default: the kernel's defaults)"
+    )
+    parser.add_argument("--unchecked", action="store_true", help='for calls with bounds_check="off"')
+    parser.add_argument("--out", metavar="FOLDER", help="the cache to fill (default: the user's own)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compiles, and prints a line a kernel; 1 when any failed."""
+    from recfuse.tuner.compile import compile_all
+
+    jobs = {
+        f"{arch} {name}": (arch, *job)
+        for arch in dict.fromkeys(arguments.arch)
+        for name, job in (*_of_plans(arguments), *_of_combinations(arguments))
+    }
+    if not jobs:
+        raise ValueError("nothing to compile: give --plan FILE, or --dim with --dtype, --mode and --index")
+    with _cache_folder(arguments.out):
+        results = compile_all(jobs, progress=None)
+    failed = 0
+    for name in jobs:
+        result = results[name]
+        if isinstance(result, Exception):
+            failed += 1
+            print(f"{name}: {result}", file=sys.stderr)
+        else:
+            print(f"{name}: {_line(result)}")
+    if failed:
+        print(f"{failed} of {len(jobs)} kernels failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _line(result: dict[str, Any]) -> str:
+    origin = "cached" if result["cached"] else "compiled"
+    return (
+        f"{result['registers']} registers, {result['spill_bytes']} bytes spilled, "
+        f"{result['cubin_bytes']:,} bytes, {origin}, {result['seconds']:.2f} s; {result['schedule']}"
+    )
+
+
+def _of_plans(arguments: argparse.Namespace) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Name and arguments of each plan's kernel."""
+    from recfuse.plan import Plan
+
+    for path in arguments.plan:
+        plan = Plan.load(path)
+        table = plan.table
+        if plan.device.type != "cuda":
+            raise ValueError(f"{path}: the plan is for the CPU, whose kernels are not compiled ahead of time")
+        if table.dtype not in DTYPES or table.mode not in MODES:
+            raise ValueError(f"{path}: no kernel for a {table.dtype} table with mode {table.mode!r}")
+        lookups, bags = round(plan.trace.lookups), round(plan.trace.bags)
+        yield (
+            str(path),
+            (
+                *_shape(table.dim, table.dtype, table.indices, table.offsets, table.mode),
+                table.weighted,
+                table.padded,
+                not arguments.unchecked,
+                lookups,
+                bags,
+                plan.schedule,
+            ),
+        )
+
+
+def _of_combinations(arguments: argparse.Namespace) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Name and arguments of the kernel of each combination."""
+    every = itertools.product(arguments.dim, arguments.dtype, arguments.mode, arguments.index)
+    for dim, dtype, mode, index in every:
+        if dim < 1:
+            raise ValueError(f"--dim is {dim}, must be >= 1")
+        yield (
+            f"{dim} {dtype} {mode} {index}",
+            (
+                *_shape(dim, dtype, index, index, mode),
+                arguments.weighted and mode == "sum",
+                arguments.padded,
+                not arguments.unchecked,
+                arguments.batch * arguments.pooling,
+                arguments.batch,
+                arguments.schedule,
+            ),
+        )
+
+
+def _shape(dim: int, dtype: str, indices: str, offsets: str, mode: str) -> tuple[int, ...]:
+    """The arguments of `_C.embedding_bag_compile` from dim to pooling, for a table whose rows lie side by
+    side.
+    """
+    row_bytes = dim * (4 if dtype == "float32" else 2)
+    alignment = (row_bytes | _ALIGNMENT) & -(row_bytes | _ALIGNMENT)
+    codes = DTYPES.index(dtype), INTEGERS.index(indices), INTEGERS.index(offsets), MODES.index(mode)
+    return (dim, dim, alignment, *codes)
+
+
+@contextmanager
+def _cache_folder(folder: str | None) -> Iterator[None]:
+    """Has kernels cached in another folder meanwhile."""
+    if folder is None:
+        yield
+        return
+    os.makedirs(folder, exist_ok=True)
+    before = os.environ.get("RECFUSE_CACHE_DIR")
+    os.environ["RECFUSE_CACHE_DIR"] = os.path.abspath(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["RECFUSE_CACHE_DIR"]
+        else:
+            os.environ["RECFUSE_CACHE_DIR"] = before
