@@ -35,6 +35,8 @@ def test_info_as_json(capsys):
     assert record["isa"] in record["isa_available"]
     assert record["threads"] == torch.get_num_threads()
     assert record["library_path"] == str(recfuse.library_path())
+    nvrtc = record["cuda"]["libraries"]["libnvrtc"]
+    assert (nvrtc["found"] is None) == (nvrtc["version"] is None)
     for where in record["cuda"]["libraries"].values():
         assert where["found"] or len(where["looked_in"]) >= 1
 
@@ -54,36 +56,32 @@ def test_bad_command_lines_end_with_status_2(capsys, arguments):
     assert "usage: recfuse" in capsys.readouterr().err
 
 
-def test_nvrtc_of_a_toolkit_is_found(monkeypatch, tmp_path):
-    library = tmp_path / "lib64" / "libnvrtc.so.13"
-    library.parent.mkdir()
-    library.touch()
-    monkeypatch.setattr(sys, "path", [])
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert info.cuda()["libraries"]["libnvrtc"]["found"] == str(library)
+def test_the_cache_of_kernels_is_described(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("RECFUSE_JIT", "off")
+    name = "0123456789abcdef" * 2 + "-nvrtc13.0.cubin"
+    (tmp_path / name).write_bytes(bytes(3 << 20))
+    (tmp_path / f"{name}.tmpAbCdEf").write_bytes(bytes(100))
+    (tmp_path / "notes.cubin").write_bytes(bytes(100))
+    cache = info.cuda()["kernel_cache"]
+    assert cache == {"folder": str(tmp_path), "entries": 1, "bytes": 3 << 20, "allowed": False}
+    assert cli.main(["info"]) == 0
+    output = capsys.readouterr().out
+    assert "1 kernels, 3.0 MiB in" in output and "forbidden by RECFUSE_JIT=off" in output
 
 
-def test_nvrtc_of_a_wheel_comes_before_a_toolkit(monkeypatch, tmp_path):
-    for folder in ("nvidia/cu13/lib", "lib64"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "libnvrtc.so.13").touch()
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    found = info.cuda()["libraries"]["libnvrtc"]["found"]
-    assert found == str(tmp_path / "nvidia/cu13/lib/libnvrtc.so.13")
-
-
-def test_a_missing_library_says_where_it_was_looked_for(monkeypatch, tmp_path, capsys):
+def test_missing_libraries_say_where_they_were_looked_for(monkeypatch, capsys):
+    missing = "NVRTC is not here; looked in\n  /opt/toolkit/lib64\n  the loader's search path\nInstall it"
+    status = dict.fromkeys(("nvrtc", "builtins", "folder")) | dict.fromkeys(("major", "entries", "bytes"), 0)
+    status |= {"minor": 0, "missing": missing, "allowed": True}
     monkeypatch.setattr(info.ctypes.util, "find_library", lambda stem: None)
-    monkeypatch.setattr(sys, "path", [])
-    monkeypatch.delenv("CUDA_PATH", raising=False)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setattr(info.Path, "glob", lambda self, pattern: iter(()))
+    monkeypatch.setattr(recfuse._C, "jit_status", lambda: status)
     record = info.cuda()
     assert {"libcuda", "libnvrtc", "libnvrtc-builtins", "a GPU"} <= set(record["missing"])
-    assert str(tmp_path / "lib64") in record["libraries"]["libnvrtc"]["looked_in"]
+    assert record["libraries"]["libnvrtc"]["looked_in"] == ["/opt/toolkit/lib64", "the loader's search path"]
     assert cli.main(["info"]) == 0
-    assert "missing; looked in" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "missing; looked in" in output and "HOME are not set" in output
 
 
 def test_a_machine_without_system_files_is_described_all_the_same(monkeypatch, tmp_path):

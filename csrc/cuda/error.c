@@ -44,20 +44,26 @@ static rf_status raise_record(const rf__cuda_error_record *record) {
                                     ? operators[record->operator_name]
                                     : "an operator";
     static const char when[] = "(found on the GPU by an earlier call, whose output is wrong)";
-    char feature[32] = "";
-    if (record->feature >= 0) snprintf(feature, sizeof feature, "feature %" PRId32 ", ", record->feature);
+    const char *argument = record->bag >= 0 ? "indices" : "rows";
+    char place[80] = "";
+    if (record->bag >= 0 && record->feature >= 0) {
+        snprintf(place, sizeof place, ", for feature %" PRId32 ", bag %" PRId64, record->feature,
+                 record->bag);
+    } else if (record->bag >= 0) {
+        snprintf(place, sizeof place, ", for bag %" PRId64, record->bag);
+    }
     if (record->kind == RF__CUDA_BAD_INDEX && record->limit <= 0) {
         return rf__fail(RF_ERR_INDEX,
-                        "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for %sbag %" PRId64
-                        "; its table has no rows, which allows no index %s",
-                        operator_name, record->position, record->value, feature, record->bag, when);
+                        "recfuse.%s: %s[%" PRId64 "] is %" PRId64
+                        "%s; its table has no rows, which allows no index %s",
+                        operator_name, argument, record->position, record->value, place, when);
     }
     if (record->kind == RF__CUDA_BAD_INDEX) {
         return rf__fail(RF_ERR_INDEX,
-                        "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for %sbag %" PRId64
-                        "; allowed is 0 to %" PRId64 ", less than the %" PRId64 " rows of its table %s",
-                        operator_name, record->position, record->value, feature, record->bag,
-                        record->limit - 1, record->limit, when);
+                        "recfuse.%s: %s[%" PRId64 "] is %" PRId64 "%s; allowed is 0 to %" PRId64
+                        ", less than the %" PRId64 " rows of its table %s",
+                        operator_name, argument, record->position, record->value, place, record->limit - 1,
+                        record->limit, when);
     }
     if (record->position == 0) {
         return rf__fail(RF_ERR_VALUE,
@@ -66,10 +72,9 @@ static rf_status raise_record(const rf__cuda_error_record *record) {
     }
     return rf__fail(
         RF_ERR_VALUE,
-        "recfuse.%s: offsets[%" PRId64 "] is %" PRId64 ", for %sbag %" PRId64 "; allowed is %" PRId64
+        "recfuse.%s: offsets[%" PRId64 "] is %" PRId64 "%s; allowed is %" PRId64
         " (where the bag before begins; offsets must not decrease) to %" PRId64 " (the number of indices) %s",
-        operator_name, record->position, record->value, feature, record->bag, record->limit, record->lookups,
-        when);
+        operator_name, record->position, record->value, place, record->limit, record->lookups, when);
 }
 
 /* One thread at a time takes a record: a lock, held for a few calls of the driver and never across a fork's

@@ -19,7 +19,9 @@ enum {
 };
 
 /* Names of operators in messages; the number is that of the line. */
-#define RF__CUDA_OPERATOR_LIST(X) X(embedding_bag)
+#define RF__CUDA_OPERATOR_LIST(X) \
+    X(embedding_bag)              \
+    X(pin_rows)
 
 enum {
 #define RF__CUDA_OPERATOR(name) RF__CUDA_OPERATOR_##name,
@@ -34,7 +36,7 @@ typedef struct rf__cuda_error_record {
     uint32_t operator_name; /* RF__CUDA_OPERATOR_... */
     int32_t feature;        /* -1: the operator has none */
     int64_t position;       /* in indices or offsets */
-    int64_t bag;
+    int64_t bag;            /* -1: the operator has none, and `position` is in its rows */
     int64_t value;          /* what was found there */
     int64_t limit;          /* see kind */
     int64_t lookups;        /* number of indices */

@@ -39,7 +39,10 @@
       "trace_times(counts: int64 [rows], length: float, burst: float, median: float, sigma: float, "        \
       "seed: int) -> float64 [sum of counts]")                                                              \
     X(trace_reuse,                                                                                          \
-      "trace_reuse(rows: int64 [lookups], n_rows: int) -> (gaps, distances), int64 [lookups] each")
+      "trace_reuse(rows: int64 [lookups], n_rows: int) -> (gaps, distances), int64 [lookups] each")         \
+    X(jit_status, "jit_status() -> dict: nvrtc and builtins (paths or None), major, minor, missing (text "  \
+                  "or None), folder of "                                                                    \
+                  "the cache (or None), entries and bytes in it, allowed (to compile)")
 
 #define RF__PYTHON_DECLARE(name, text) PyObject *rf__py_##name(PyObject *module, PyObject *arguments);
 RF__PYTHON_METHODS(RF__PYTHON_DECLARE)

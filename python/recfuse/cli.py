@@ -32,10 +32,16 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
         ("GPU", ", ".join(cuda["gpus"]) or "none found"),
     ]
     for name, where in cuda["libraries"].items():
-        rows.append((name, where["found"] or "missing; looked in\n" + "\n".join(where["looked_in"])))
+        version = f"{where['version']}, " if where.get("version") else ""
+        found = where["found"] and f"{version}{where['found']}"
+        rows.append((name, found or "missing; looked in\n" + "\n".join(where["looked_in"])))
+    cache = cuda["kernel_cache"]
+    kept = f"{cache['entries']} kernels, {cache['bytes'] / 2**20:.1f} MiB in {cache['folder']}"
+    rows.append(("kernel cache", kept if cache["folder"] else "none: RECFUSE_CACHE_DIR and HOME are not set"))
+    compiling = "allowed" if cache["allowed"] else "forbidden by RECFUSE_JIT=off"
+    rows.append(("compiling kernels", compiling))
     missing = ", ".join(cuda["missing"])
-    kernels = "CPU only: this version has no CUDA kernels"
-    rows.append(("kernels", f"{kernels}; for CUDA this machine lacks {missing}" if missing else kernels))
+    rows.append(("kernels", f"CPU; for CUDA this machine lacks {missing}" if missing else "CPU and CUDA"))
     return rows
 
 

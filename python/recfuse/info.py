@@ -132,30 +132,6 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _nvrtc_folders() -> list[Path]:
-    """Folders that may hold NVRTC, in the order of the search: torch's CUDA wheels, then a toolkit."""
-    folders = []
-    for root in dict.fromkeys(Path(entry) for entry in sys.path if entry):
-        folders += [root / "nvidia/cu13/lib", root / "nvidia/cuda_nvrtc/lib"]
-    found = [folder for folder in folders if folder.is_dir()]
-    # Only the folders beside torch are worth naming when nothing is there.
-    torch_root = next((Path(entry) for entry in sys.path if (Path(entry) / "torch").is_dir()), None)
-    named = [f for f in folders if torch_root is not None and f.is_relative_to(torch_root)]
-    toolkits = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    toolkit_folders = [Path(toolkit) / "lib64" for toolkit in [*toolkits, "/usr/local/cuda"]]
-    return list(dict.fromkeys([*found, *named, *toolkit_folders]))
-
-
-def _find_library(stem: str, folders: list[Path]) -> dict[str, Any]:
-    """Where `lib<stem>.so*` is: in one of the folders, else by the loader's own search path."""
-    for folder in folders:
-        for path in sorted(folder.glob(f"lib{stem}.so*"), reverse=True):
-            return {"found": str(path), "looked_in": [str(folder)]}
-    name = ctypes.util.find_library(stem)
-    looked_in = [str(folder) for folder in folders] + ["the loader's search path"]
-    return {"found": name, "looked_in": looked_in}
-
-
 def _gpus(libcuda: str | None) -> list[str]:
     """Names of the GPUs that the driver reports; [] without driver or GPU. Creates no CUDA context."""
     if libcuda is None:
@@ -177,21 +153,35 @@ def _gpus(libcuda: str | None) -> list[str]:
 
 
 def cuda() -> dict[str, Any]:
-    """CUDA as found: `gpus`, `libraries` (each with `found` and `looked_in`), `missing`, `torch_cuda`."""
+    """CUDA as found.
+
+    `gpus`; `libraries`, each with `found` and `looked_in`, NVRTC with its `version` too; `missing`;
+    `torch_cuda`; `kernel_cache` with `folder`, `entries`, `bytes` and whether compiling is `allowed`.
+    """
     import torch
 
+    from recfuse import _C
+
+    jit = _C.jit_status()
+    libcuda = ctypes.util.find_library("cuda")
+    looked_in = [line.strip() for line in (jit["missing"] or "").splitlines() if line.startswith("  ")]
     libraries = {
-        "libcuda": _find_library("cuda", []),
-        "libnvrtc": _find_library("nvrtc", _nvrtc_folders()),
-        "libnvrtc-builtins": _find_library("nvrtc-builtins", _nvrtc_folders()),
+        "libcuda": {"found": libcuda, "looked_in": ["the loader's search path"]},
+        "libnvrtc": {
+            "found": jit["nvrtc"],
+            "looked_in": looked_in,
+            "version": f"{jit['major']}.{jit['minor']}" if jit["nvrtc"] else None,
+        },
+        "libnvrtc-builtins": {"found": jit["builtins"], "looked_in": looked_in},
     }
-    gpus = _gpus(libraries["libcuda"]["found"])
+    gpus = _gpus(libcuda)
     missing = [name for name, where in libraries.items() if where["found"] is None]
     return {
         "gpus": gpus,
         "libraries": libraries,
         "missing": missing + ([] if gpus else ["a GPU"]),
         "torch_cuda": torch.version.cuda,
+        "kernel_cache": {name: jit[name] for name in ("folder", "entries", "bytes", "allowed")},
     }
 
 

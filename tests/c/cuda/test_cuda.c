@@ -311,6 +311,9 @@ static void errors(char **arguments) {
     record.limit = 0;
     record_write(gpu, record);
     expect_error(gpu, RF_ERR_INDEX, "its table has no rows");
+    record.limit = 10, record.bag = -1;
+    record_write(gpu, record);
+    expect_error(gpu, RF_ERR_INDEX, "rows[70] is 12; allowed is 0 to 9");
     record = (rf__cuda_error_record){.kind = RF__CUDA_BAD_OFFSET, .feature = -1, .value = 5, .lookups = 100};
     record_write(gpu, record);
     expect_error(gpu, RF_ERR_VALUE, "offsets[0] is 5; the first bag must begin at 0");
