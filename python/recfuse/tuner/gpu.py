@@ -22,7 +22,7 @@ _AT_THE_FLOOR = 1.03  # how close to each byte once at copy speed the defaults n
 _CONFIRM_ROUNDS = 31
 _PIN_ROUNDS, _PIN_TURNS = 3, 5
 _L2_FRACTIONS = (0.25, 0.5, 0.75)
-_HOT = 2.0  # how much more often than the average row those that fit must be read to be worth pinning
+_HOT = 1.3  # how much more often than their share hot rows must be read to be worth a try
 
 
 def search(
@@ -99,10 +99,11 @@ def _best_warps(state: Search, station: str) -> int | None:
 def _pinning(state: Search, trace: Hotness, pin: bool | None) -> tuple[Pinned | None, torch.Tensor | None]:
     """(v), (vii) Whether pinning the hottest rows makes the best schedule faster, refreshes included."""
     problem, name = state.problem, "pinning"
-    rows, counts = _by_heat(problem)
-    if pin is not True and (reason := _why_not_pin(problem, trace, pin, counts)):
+    lookups = torch.cat([batch.indices.to(torch.int64) for batch in problem.batches])
+    if pin is not True and (reason := _why_not_pin(problem, trace, pin, lookups)):
         state.note(name, "hottest rows", None, False, reason)
         return None, None
+    rows = _by_heat(lookups)
     schedule, best = state.best, None
     for fraction in _L2_FRACTIONS:
         if state.time_is_up:
@@ -118,24 +119,25 @@ def _pinning(state: Search, trace: Hotness, pin: bool | None) -> tuple[Pinned | 
     return (None, None) if best is None else best[1:]
 
 
-def _by_heat(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of all batches, the hottest first, and how often each is read."""
-    lookups = torch.cat([batch.indices.to(torch.int64) for batch in problem.batches])
+def _by_heat(lookups: torch.Tensor) -> torch.Tensor:
+    """Rows that occur, the hottest first."""
     rows, counts = torch.unique(lookups, return_counts=True)
-    order = torch.sort(counts, descending=True, stable=True).indices
-    return rows[order], counts[order]
+    return rows[torch.sort(counts, descending=True, stable=True).indices]
 
 
-def _why_not_pin(problem: Problem, trace: Hotness, pin: bool | None, counts: torch.Tensor) -> str | None:
+def _why_not_pin(problem: Problem, trace: Hotness, pin: bool | None, lookups: torch.Tensor) -> str | None:
     if pin is False:
         return "not asked for"
     l2_bytes = torch.cuda.get_device_properties(problem.weight.device).L2_cache_size
     if trace.rows_in_use * problem.row_bytes <= l2_bytes:
         return "L2 holds all rows in use by itself"
-    fit = counts[: rows_that_fit(problem.weight, max(_L2_FRACTIONS))].double()
-    heat = float(fit.mean() / counts.double().mean()) if len(fit) else 0.0
+    # Rows that were hot in the first half, in the second: in one half alone some are hot by chance.
+    first, second = lookups.tensor_split(2)
+    hot = _by_heat(first)[: rows_that_fit(problem.weight, _L2_FRACTIONS[0])]
+    share = len(hot) / trace.rows_in_use
+    heat = float(torch.isin(second, hot).double().mean()) / share if share else 0.0
     if heat < _HOT:
-        return f"the rows that fit are read {heat:.2f}x as often as the average one: no rows are hot"
+        return f"no rows stay hot: those of one half of the lookups get {heat:.2f}x their share of the other"
     return None
 
 

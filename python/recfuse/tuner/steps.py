@@ -96,6 +96,6 @@ class Search:
                 spilled = f"spills {result['spill_bytes']} bytes with {result['registers']} registers"
                 self.note(step, text, None, False, spilled)
             else:
-                self._complete[text] = result["schedule"]
+                self._complete[text] = self._complete[result["schedule"]] = result["schedule"]
         complete = (self._complete.get(text) for text in texts)
         return list(dict.fromkeys(text for text in complete if text is not None and text not in self.us))
