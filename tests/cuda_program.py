@@ -67,7 +67,12 @@ class Program:
         (self.kernels / "scale.cuh").write_text(HEADER)
         (self.kernels / "notes.txt").write_text("no header")
         runtime = [ROOT / "csrc" / "cuda" / f"{name}.c" for name in RUNTIME]
-        own = [ROOT / "tests/c/cuda/test_cuda.c", ROOT / "tests/c/check.c", ROOT / "csrc/status.c", ROOT / "csrc/validate.c"]
+        own = [
+            ROOT / "tests/c/cuda/test_cuda.c",
+            ROOT / "tests/c/check.c",
+            ROOT / "csrc/status.c",
+            ROOT / "csrc/validate.c",
+        ]
         compile_c(flags, [*own, *runtime], self.path)
         self.driver = folder / "driver"
         self.driver.mkdir()
@@ -104,8 +109,7 @@ class Program:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=300,
-            **extra,
+            **{"timeout": 300, **extra},
         )
         assert done.returncode == 0, f"{done.returncode}: {done.stdout[-4000:]}\n{done.stderr[-6000:]}"
         return done.stdout

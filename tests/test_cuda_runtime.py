@@ -84,6 +84,11 @@ def test_many_threads_get_each_kernel_once(cuda_build: Build, warm_cache: Path, 
     assert nanoseconds < (1000 if kind == "plain" else 50000)
 
 
+def test_a_driver_that_starts_a_helper(cuda_program: Program, warm_cache: Path) -> None:
+    """It forks while other threads wait for it: not a deadlock."""
+    cuda_program.run("kernels", cache=warm_cache, gpu=True, FAKE_CUDA_HELPER="1", timeout=60)
+
+
 def test_many_threads_compile_each_kernel(cuda_program: Program, tmp_path: Path) -> None:
     cuda_program.run("kernels", cache=tmp_path, gpu=True)
     assert len(list(tmp_path.iterdir())) == 24

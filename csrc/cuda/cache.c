@@ -65,8 +65,8 @@ static bool entry_read(const char *path, const rf__cache_key *key, rf__cache_ent
         if (errno == EISDIR) (void)remove(path);
         return false;
     }
-    const char *file_key = file + sizeof head, *cubin = file_key + key->bytes;
     if (bytes < sizeof head + key->bytes) goto damaged;
+    const char *file_key = file + sizeof head, *cubin = file_key + key->bytes;
     memcpy(&head, file, sizeof head);
     if (memcmp(head.magic, entry_magic, sizeof head.magic) != 0 || head.key_bytes != key->bytes ||
         head.cubin_bytes != bytes - sizeof head - key->bytes || head.cubin_bytes == 0 ||

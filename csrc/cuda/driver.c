@@ -1,4 +1,3 @@
-#define _GNU_SOURCE /* dlopen's headers */
 #include "cuda/driver.h"
 
 #include <dlfcn.h>

@@ -77,8 +77,7 @@ static rf_status raise_record(const rf__cuda_error_record *record) {
         operator_name, record->position, record->value, place, record->limit, record->lookups, when);
 }
 
-/* One thread at a time takes a record: a lock, held for a few calls of the driver and never across a fork's
- * other side, since children have no CUDA. */
+/* The lock of taking a record, so that one thread raises it. A child, which has no CUDA, never comes here. */
 static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
 
 rf_status rf__cuda_pending_error(const rf__cuda_device *device, void *stream) {

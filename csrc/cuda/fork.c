@@ -41,7 +41,8 @@ bool rf__fork_cuda_lost(void) { return atomic_load_explicit(&cuda_lost, memory_o
 static void before_fork(void) {
     pthread_mutex_lock(&lock);
     forks++;
-    while (inside > inside_here) pthread_cond_wait(&changed, &lock);
+    /* Not where the driver forks to start a helper: threads may wait for the lock that this one holds. */
+    while (inside_here == 0 && inside > 0) pthread_cond_wait(&changed, &lock);
 }
 
 static void after_fork_in_parent(void) {

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 
 /* Around work whose half-done state would hang or break a child: opening libraries, compiling. A fork waits
- * until no other thread is inside. May be nested, and the thread inside may fork (the driver does, to start
- * a helper). Locks that are only taken inside are therefore free in a child. */
+ * until no thread is inside, so locks that are only taken inside are free in a child. May be nested. A thread
+ * that is inside may fork without waiting, as the driver does to start a helper; that child must only exec. */
 void rf__fork_guard_begin(void);
 void rf__fork_guard_end(void);
 

@@ -2,7 +2,8 @@
  * 8.0, memory of the host, modules that must be ELF files. It holds callers to a current context.
  *
  * FAKE_CUDA_FAIL=name:code makes that function fail with that result, FAKE_CUDA_FAIL=name:code:count only
- * its first calls. In a child of the process that called cuInit every call fails, as with the real one. */
+ * its first calls. FAKE_CUDA_HELPER=1 makes cuInit slow, and start another process, as the real one may.
+ * In a child of the process that called cuInit every call fails, as with the real one. */
 #ifndef RECFUSE_TESTS_FAKE_CUDA_H
 #define RECFUSE_TESTS_FAKE_CUDA_H
 
