@@ -88,7 +88,7 @@ TOOLS = Extension(
 )
 OPERATORS = Extension(
     "recfuse.librecfuse",
-    sources("csrc/status.c", "csrc/cpu/*.c", "csrc/cuda/*.c", "csrc/torch/*.c"),
+    sources("csrc/status.c", "csrc/validate.c", "csrc/cpu/*.c", "csrc/cuda/*.c", "csrc/torch/*.c"),
     include_dirs=["include", "csrc"],
     extra_compile_args=CFLAGS,
     extra_link_args=[*LDFLAGS, "-Wl,--no-undefined", "-Wl,-rpath,$ORIGIN/../torch/lib"],

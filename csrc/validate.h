@@ -1,9 +1,10 @@
-/* Checks of arguments that both operators make. `operator_name` opens every message. */
-#ifndef RECFUSE_CPU_CHECK_H
-#define RECFUSE_CPU_CHECK_H
+/* Checks of arguments that several operators make. `operator_name` opens every message. */
+#ifndef RECFUSE_VALIDATE_H
+#define RECFUSE_VALIDATE_H
 
-#include "pool.h"
 #include "status.h"
+
+static inline int64_t rf__dtype_bytes(rf_dtype dtype) { return dtype == RF_FLOAT32 ? 4 : 2; }
 
 /* `indices` and `offsets` may be NULL only when there are none. */
 rf_status rf__check_call(const char *operator_name, int64_t lookups, int64_t bags, rf_int_type index_type,
@@ -13,5 +14,8 @@ rf_status rf__check_dtype(const char *operator_name, const char *argument, rf_dt
 /* `feature` is -1 for an operator of one table. */
 rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t pooling, int64_t padding_idx,
                             int64_t rows, bool weighted);
+
+/* The whole params struct of the operator of one table, whichever device its pointers are of. */
+rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params);
 
 #endif

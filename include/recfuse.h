@@ -145,6 +145,104 @@ typedef struct rf_kernel_info {
     char path[512];        /* of the entry there; "": none could be written, or longer than this */
 } rf_kernel_info;
 
+/* Where rows in flight wait until they are summed (Jain et al., MICRO'24, section IV-B): name, text. */
+#define RF_STATION_LIST(X)             \
+    X(RF_STATION_DEFAULT, "")          \
+    X(RF_STATION_NONE, "none")         \
+    X(RF_STATION_REGISTER, "register") \
+    X(RF_STATION_SHARED, "shared")     \
+    X(RF_STATION_LOCAL, "local")       \
+    X(RF_STATION_L1, "l1")
+
+typedef enum rf_station {
+#define RF_STATION_ENUM(name, text) name,
+    RF_STATION_LIST(RF_STATION_ENUM)
+#undef RF_STATION_ENUM
+} rf_station;
+
+/* How a GPU kernel works; the result does not depend on it but for the order of sums. 0 anywhere: a good
+ * default for the GPU, the table and the batch. */
+typedef struct rf_embedding_bag_schedule {
+    rf_station station;
+    int32_t distance; /* rows in flight for each row that a warp reads at once, 1 ... 64 */
+    int32_t threads;  /* that share a bag: a power of two, 1 ... 1,024; at least those that a row takes */
+    int32_t block;    /* threads of a block: a power of two, 32 ... 1,024; at least `threads` */
+    int32_t warps; /* most warps that an SM runs at once, 1 ... 64; registers and shared memory see to it */
+    int32_t parts; /* 1, 2, 4, 8 or 16: bags sweep together through so many parts of the table, so that
+                       * rows which several need are found in L2 */
+    int32_t segment; /* lookups of a bag listed at a time: a power of two, 32 ... 256 */
+} rf_embedding_bag_schedule;
+
+enum { RF_SCHEDULE_TEXT_BYTES = 160 };
+
+/* Reads "station=register distance=8": fields in any order, spaces between; NULL and "": all defaults.
+ * RF_ERR_VALUE: an unknown field or a value that is not allowed. */
+RF_API rf_status rf_embedding_bag_schedule_parse(const char *text, rf_embedding_bag_schedule *schedule);
+/* Writes the fields that are not 0 to text [RF_SCHEDULE_TEXT_BYTES]. */
+RF_API void rf_embedding_bag_schedule_print(const rf_embedding_bag_schedule *schedule, char *text);
+
+/* Where GPU work goes. */
+typedef struct rf_cuda_stream {
+    int32_t device; /* ordinal */
+    void *stream; /* [1] CUstream of that device, may be NULL: the default stream */
+} rf_cuda_stream;
+
+/* Pools on a GPU; pointers of `params` are of that device, prefetch_distance is not used. The work is put
+ * into the stream and not waited for; it may be captured in a CUDA graph. The kernel is compiled at its first
+ * use, or comes from the cache. `schedule` may be NULL: all defaults. A bad index or offset counts as an
+ * empty row or bag; the first one is raised by a later call on the device, this one included, and by
+ * rf_cuda_check. */
+RF_API rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
+                                       const rf_embedding_bag_schedule *schedule,
+                                       const rf_cuda_stream *stream);
+
+/* Compiles the kernel that rf_embedding_bag_cuda would use, or finds it in the cache; needs no GPU. Of
+ * `params` only sizes and types are looked at, and whether sample_weights is NULL. `alignment`: bytes that
+ * rows and output are aligned to (16 for torch's tensors). arch: "sm_90a" and so on. *complete is the
+ * schedule with its defaults for a typical GPU of that arch. `info` and `complete` may be NULL. */
+RF_API rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
+                                          const rf_embedding_bag_schedule *schedule, int32_t alignment,
+                                          const char *arch, rf_kernel_info *info,
+                                          rf_embedding_bag_schedule *complete);
+
+/* What rf_embedding_bag_measure times: every schedule on every batch, in turns. */
+typedef struct rf_embedding_bag_measurement {
+    const rf_embedding_bag_params *batches; /* [n_batches], one table */
+    int64_t n_batches;
+    const rf_embedding_bag_schedule *schedules; /* [n_schedules] */
+    int64_t n_schedules;
+    const void
+        *pinned_rows; /* [n_pinned] of pinned_type, may be NULL; pinned anew before each batch, in time */
+    int64_t n_pinned;
+    rf_int_type pinned_type;
+    int64_t rounds;
+    double *seconds; /* [n_schedules, rounds]: of one batch, by events of the device */
+} rf_embedding_bag_measurement;
+
+/* Each round runs each schedule once over all batches, in an order that rotates; the first round is preceded by
+ * an untimed one. Waits for the device. */
+RF_API rf_status rf_embedding_bag_measure(const rf_embedding_bag_measurement *measurement,
+                                          const rf_cuda_stream *stream);
+
+/* Rows of a table, to be kept in L2 or let go. */
+typedef struct rf_pin_rows_params {
+    const void *weight; /* [rows, row_bytes], row_pitch bytes from one to the next */
+    int64_t rows, row_bytes, row_pitch;
+    const void *hot_rows; /* [n_hot_rows] of index_type, on the device */
+    int64_t n_hot_rows;
+    rf_int_type index_type;
+} rf_pin_rows_params;
+
+/* Brings the rows into L2 and marks them to leave it last (`keep`), or like any other (not `keep`), by a
+ * kernel on the stream. A hint: L2 may still evict them. A row outside the table is reported as in
+ * rf_embedding_bag_cuda. */
+RF_API rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf_cuda_stream *stream);
+/* Takes the marks of all lines of the device's L2 away. */
+RF_API rf_status rf_unpin_all_cuda(int32_t device);
+
+/* Waits for the device, then raises what its kernels have found: RF_ERR_INDEX, RF_ERR_VALUE. */
+RF_API rf_status rf_cuda_check(int32_t device);
+
 /* Instruction set of the CPU kernels: "avx512", "avx2", "neon" or "scalar"; chosen once, at the first
  * use, as the best that this CPU has or what RECFUSE_CPU_ISA names if the CPU has it. */
 RF_API const char *rf_cpu_isa(void);

@@ -2,7 +2,8 @@
 #include <inttypes.h>
 #include <stddef.h>
 
-#include "check.h"
+#include "pool.h"
+#include "validate.h"
 
 static const char name[] = "fused_embedding_bag";
 

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "recfuse.h"
+#include "validate.h"
 
 /* The bad value that comes first in the order of the spans. */
 typedef struct rf__offence {
@@ -95,8 +96,6 @@ extern const rf__pool_kernels rf__pool_avx512, rf__pool_avx2, rf__pool_neon, rf_
 
 /* Runs the call; the caller has checked everything but the contents of indices and offsets. */
 rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor);
-
-static inline int64_t rf__dtype_bytes(rf_dtype dtype) { return dtype == RF_FLOAT32 ? 4 : 2; }
 
 static inline int64_t rf__load_int(const void *array, rf_int_type type, int64_t at) {
     return type == RF_INT32 ? ((const int32_t *)array)[at] : ((const int64_t *)array)[at];

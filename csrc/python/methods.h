@@ -24,25 +24,37 @@
 #include "recfuse.h"
 
 /* name in Python, which is rf__py_<name> in C; its docstring. All take positional arguments (METH_VARARGS). */
-#define RF__PYTHON_METHODS(X)                                                                               \
-    X(workload_lengths,                                                                                     \
-      "workload_lengths(groups: float64 [G, 6], batch: int, seed: int) -> int32 [G, batch]")                \
-    X(workload_indices,                                                                                     \
-      "workload_indices(groups: float64 [G, 6], lengths: int32 [G, batch], skew: float, model_seed: int, "  \
-      "seed: int, wide: bool) -> int64 [lookups] where wide, else int32")                                   \
-    X(batch_sizes,                                                                                          \
-      "batch_sizes(median: float, spread: float, maximum: int, seed: int, count: int) -> int64 [count]")    \
-    X(permutation, "permutation(count: int, seed: int) -> int64 [count], a permutation of 0 ... count - 1") \
-    X(uniform, "uniform(count: int, bound: int, seed: int) -> int64 [count], each in [0, bound)")           \
-    X(trace_curve, "trace_curve(ranks, counts: float64 [points], positions: float64 [n]) -> float64 [n]")   \
-    X(trace_times,                                                                                          \
-      "trace_times(counts: int64 [rows], length: float, burst: float, median: float, sigma: float, "        \
-      "seed: int) -> float64 [sum of counts]")                                                              \
-    X(trace_reuse,                                                                                          \
-      "trace_reuse(rows: int64 [lookups], n_rows: int) -> (gaps, distances), int64 [lookups] each")         \
-    X(jit_status, "jit_status() -> dict: nvrtc and builtins (paths or None), major, minor, missing (text "  \
-                  "or None), folder of "                                                                    \
-                  "the cache (or None), entries and bytes in it, allowed (to compile)")
+#define RF__PYTHON_METHODS(X)                                                                                \
+    X(workload_lengths,                                                                                      \
+      "workload_lengths(groups: float64 [G, 6], batch: int, seed: int) -> int32 [G, batch]")                 \
+    X(workload_indices,                                                                                      \
+      "workload_indices(groups: float64 [G, 6], lengths: int32 [G, batch], skew: float, model_seed: int, "   \
+      "seed: int, wide: bool) -> int64 [lookups] where wide, else int32")                                    \
+    X(batch_sizes,                                                                                           \
+      "batch_sizes(median: float, spread: float, maximum: int, seed: int, count: int) -> int64 [count]")     \
+    X(permutation, "permutation(count: int, seed: int) -> int64 [count], a permutation of 0 ... count - 1")  \
+    X(uniform, "uniform(count: int, bound: int, seed: int) -> int64 [count], each in [0, bound)")            \
+    X(trace_curve, "trace_curve(ranks, counts: float64 [points], positions: float64 [n]) -> float64 [n]")    \
+    X(trace_times,                                                                                           \
+      "trace_times(counts: int64 [rows], length: float, burst: float, median: float, sigma: float, "         \
+      "seed: int) -> float64 [sum of counts]")                                                               \
+    X(trace_reuse,                                                                                           \
+      "trace_reuse(rows: int64 [lookups], n_rows: int) -> (gaps, distances), int64 [lookups] each")          \
+    X(jit_status, "jit_status() -> dict: nvrtc and builtins (paths or None), major, minor, missing (text "   \
+                  "or None), folder of "                                                                     \
+                  "the cache (or None), entries and bytes in it, allowed (to compile)")                      \
+    X(embedding_bag_compile,                                                                                 \
+      "embedding_bag_compile(arch: str, dim: int, stride: int, alignment: int, dtype: int, index_type: "     \
+      "int, "                                                                                                \
+      "offset_type: int, pooling: int, weighted: bool, padded: bool, check: bool, lookups: int, bags: int, " \
+      "schedule: str, rows: int = lookups) -> dict: the complete schedule, and what the compiler says "      \
+      "about its GPU kernel")                                                                                \
+    X(embedding_bag_measure,                                                                                 \
+      "embedding_bag_measure(device: int, stream: int, table: (weight, rows, dim, stride, dtype), batches: " \
+      "list[(indices, lookups, index_type, offsets, bags, offset_type, include_last_offset, "                \
+      "sample_weights, "                                                                                     \
+      "output)], pooling: int, padding_idx: int, check: bool, schedules: list[str], rounds: int, pinned: "   \
+      "(rows, count, index_type = int64) | None) -> float64 [schedules, rounds], seconds a batch")
 
 #define RF__PYTHON_DECLARE(name, text) PyObject *rf__py_##name(PyObject *module, PyObject *arguments);
 RF__PYTHON_METHODS(RF__PYTHON_DECLARE)

@@ -62,6 +62,7 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
     X(int32_t, aoti_torch_get_strides, (AtenTensorHandle tensor, int64_t **strides))                      \
     X(int32_t, aoti_torch_get_dtype, (AtenTensorHandle tensor, int32_t *dtype))                           \
     X(int32_t, aoti_torch_get_device_type, (AtenTensorHandle tensor, int32_t *device_type))               \
+    X(int32_t, aoti_torch_get_device_index, (AtenTensorHandle tensor, int32_t *device_index))             \
     X(int32_t, aoti_torch_device_type_cpu, (void))                                                        \
     X(int32_t, torch_get_const_data_ptr, (AtenTensorHandle tensor, const void **data))                    \
     X(int32_t, torch_get_mutable_data_ptr, (AtenTensorHandle tensor, void **data))                        \

@@ -45,14 +45,14 @@ rf_status rf__prefetch_distance_parse(int64_t value, int32_t *distance) {
     return RF_OK;
 }
 
-rf_status rf__sample_weights_read(AtenTensorHandle handle, int64_t lookups, AtenTensorHandle *copy,
-                                  const float **weights) {
+rf_status rf__sample_weights_read(AtenTensorHandle handle, int64_t lookups, const rf__place *place,
+                                  AtenTensorHandle *copy, const float **weights) {
     rf_status status = RF_OK;
     rf__tensor tensor;
     rf_dtype dtype;
     *weights = NULL;
     if (handle == NULL) return RF_OK;
-    RF_TRY(rf__tensor_read("per_sample_weights", handle, 1, &tensor));
+    RF_TRY(rf__tensor_read("per_sample_weights", handle, 1, place, &tensor));
     RF_TRY(rf__tensor_dtype(&tensor, &dtype));
     if (tensor.sizes[0] != lookups) {
         return rf__fail(RF_ERR_VALUE,

@@ -1,4 +1,4 @@
-/* recfuse::embedding_bag on the CPU: tensors -> rf_embedding_bag_params. */
+/* recfuse::embedding_bag on CPU and GPU: tensors -> rf_embedding_bag_params. */
 #include "torch/ops.h"
 
 #include <string.h>
@@ -15,7 +15,8 @@ enum {
     SCALE_GRAD_BY_FREQ,
     SPARSE,
     PREFETCH_DISTANCE,
-    BOUNDS_CHECK
+    BOUNDS_CHECK,
+    SCHEDULE
 };
 
 static rf_status pooling_parse(StringHandle string, rf_pooling *pooling) {
@@ -35,10 +36,10 @@ out:
 }
 
 /* Rows may lie apart, as in a slice of a wider table; anything else is copied. */
-static rf_status weight_read(AtenTensorHandle handle, rf__tensor *weight, AtenTensorHandle *copy,
-                             rf_embedding_bag_params *params) {
+static rf_status weight_read(AtenTensorHandle handle, const rf__place *place, rf__tensor *weight,
+                             AtenTensorHandle *copy, rf_embedding_bag_params *params) {
     rf_status status = RF_OK;
-    RF_TRY(rf__tensor_read("weight", handle, 2, weight));
+    RF_TRY(rf__tensor_read("weight", handle, 2, place, weight));
     RF_TRY(rf__tensor_dtype(weight, &params->dtype));
     params->rows = weight->sizes[0];
     params->dim = weight->sizes[1];
@@ -52,21 +53,44 @@ out:
     return status;
 }
 
+/* The schedule, and the distance in it where prefetch_distance is given: 0 is a plain loop. */
+static rf_status schedule_read(StringHandle string, int64_t prefetch_distance,
+                               rf_embedding_bag_params *params, rf_embedding_bag_schedule *schedule) {
+    rf_status status = RF_OK;
+    const char *text = NULL;
+    RF_TRY(rf__prefetch_distance_parse(prefetch_distance, &params->prefetch_distance));
+    RF__TORCH_TRY(torch_string_c_str(string, &text));
+    RF_TRY(rf_embedding_bag_schedule_parse(text, schedule));
+    if (params->prefetch_distance > 0) {
+        enum { MOST = 64 };
+        schedule->distance = params->prefetch_distance < MOST ? params->prefetch_distance : MOST;
+    } else if (params->prefetch_distance == 0) {
+        schedule->station = RF_STATION_NONE;
+        schedule->distance = 1;
+    } else if (schedule->distance > 0) {
+        params->prefetch_distance = schedule->distance;
+    }
+out:
+    return status;
+}
+
 rf_status rf__torch_embedding_bag(const rf__value *values, AtenTensorHandle *output) {
     rf_status status = RF_OK;
     rf_embedding_bag_params params = {0};
-    rf_executor executor;
+    rf_embedding_bag_schedule schedule;
+    rf__place place;
     rf__tensor weight, indices, offsets;
     AtenTensorHandle copies[4] = {NULL, NULL, NULL, NULL};
-    RF_TRY(weight_read(values[WEIGHT].tensor, &weight, &copies[0], &params));
+    RF_TRY(rf__tensor_place(values[WEIGHT].tensor, &place));
+    RF_TRY(weight_read(values[WEIGHT].tensor, &place, &weight, &copies[0], &params));
 
-    RF_TRY(rf__tensor_read("indices", values[INDICES].tensor, 1, &indices));
+    RF_TRY(rf__tensor_read("indices", values[INDICES].tensor, 1, &place, &indices));
     RF_TRY(rf__tensor_int_type(&indices, &params.index_type));
     RF_TRY(rf__tensor_make_contiguous(&indices, indices.dtype, &copies[1]));
     params.indices = indices.data;
     params.lookups = indices.sizes[0];
 
-    RF_TRY(rf__tensor_read("offsets", values[OFFSETS].tensor, 1, &offsets));
+    RF_TRY(rf__tensor_read("offsets", values[OFFSETS].tensor, 1, &place, &offsets));
     RF_TRY(rf__tensor_int_type(&offsets, &params.offset_type));
     RF_TRY(rf__tensor_make_contiguous(&offsets, offsets.dtype, &copies[2]));
     params.offsets = offsets.data;
@@ -80,14 +104,21 @@ rf_status rf__torch_embedding_bag(const rf__value *values, AtenTensorHandle *out
 
     RF_TRY(pooling_parse(values[MODE].string, &params.pooling));
     RF_TRY(rf__bounds_check_parse(values[BOUNDS_CHECK].string, &params.check_bounds));
-    RF_TRY(rf__prefetch_distance_parse(values[PREFETCH_DISTANCE].integer, &params.prefetch_distance));
-    RF_TRY(rf__sample_weights_read(values[SAMPLE_WEIGHTS].tensor, params.lookups, &copies[3],
+    RF_TRY(schedule_read(values[SCHEDULE].string, values[PREFETCH_DISTANCE].integer, &params, &schedule));
+    RF_TRY(rf__sample_weights_read(values[SAMPLE_WEIGHTS].tensor, params.lookups, &place, &copies[3],
                                    &params.sample_weights));
     params.padding_idx = values[PADDING_IDX].integer;
     params.output_stride = params.dim;
-    RF_TRY(rf__torch_executor(&executor));
-    RF_TRY(rf__tensor_new(params.bags, params.dim, weight.dtype, output, &params.output));
-    RF_TRY(rf_embedding_bag_cpu(&params, &executor));
+    RF_TRY(rf__tensor_new(params.bags, params.dim, weight.dtype, &place, output, &params.output));
+    if (rf__place_is_cpu(&place)) {
+        rf_executor executor;
+        RF_TRY(rf__torch_executor(&executor));
+        RF_TRY(rf_embedding_bag_cpu(&params, &executor));
+    } else {
+        rf_cuda_stream stream;
+        RF_TRY(rf__torch_stream(&place, &stream));
+        RF_TRY(rf_embedding_bag_cuda(&params, &schedule, &stream));
+    }
 out:
     for (int i = 3; i >= 0; i--) rf__tensor_free(copies[i]);
     return status;

@@ -19,10 +19,10 @@ enum {
 enum { FEATURE_FIELDS = sizeof(rf_feature) / sizeof(int64_t) };
 
 /* Buffers are whole models: a copy at each call would cost more than it helps, so none is made. */
-static rf_status buffer_read(AtenTensorHandle handle, rf_buffer *buffer) {
+static rf_status buffer_read(AtenTensorHandle handle, const rf__place *place, rf_buffer *buffer) {
     rf_status status = RF_OK;
     rf__tensor tensor;
-    RF_TRY(rf__tensor_read("buffers", handle, 1, &tensor));
+    RF_TRY(rf__tensor_read("buffers", handle, 1, place, &tensor));
     RF_TRY(rf__tensor_dtype(&tensor, &buffer->dtype));
     if (tensor.sizes[0] > 1 && tensor.strides[0] != 1) {
         return rf__fail(RF_ERR_VALUE,
@@ -37,7 +37,7 @@ out:
 }
 
 /* Also the output's type: the buffers' own where they agree, else float32. */
-static rf_status buffers_read(StableListHandle list, rf_buffer **buffers,
+static rf_status buffers_read(StableListHandle list, const rf__place *place, rf_buffer **buffers,
                               rf_fused_embedding_bag_params *params) {
     rf_status status = RF_OK;
     size_t count = 0;
@@ -48,7 +48,7 @@ static rf_status buffers_read(StableListHandle list, rf_buffer **buffers,
     for (size_t i = 0; i < count; i++) {
         StableIValue item = 0;
         RF__TORCH_TRY(torch_list_get_item(list, i, &item));
-        RF_TRY(buffer_read((AtenTensorHandle)(uintptr_t)item, &(*buffers)[i]));
+        RF_TRY(buffer_read((AtenTensorHandle)(uintptr_t)item, place, &(*buffers)[i]));
         if (i == 0) params->output_dtype = (*buffers)[0].dtype;
         if ((*buffers)[i].dtype != params->output_dtype) params->output_dtype = RF_FLOAT32;
     }
@@ -58,11 +58,11 @@ out:
     return status;
 }
 
-static rf_status features_read(AtenTensorHandle handle, AtenTensorHandle *copy,
+static rf_status features_read(AtenTensorHandle handle, const rf__place *place, AtenTensorHandle *copy,
                                rf_fused_embedding_bag_params *params) {
     rf_status status = RF_OK;
     rf__tensor features;
-    RF_TRY(rf__tensor_read("features", handle, 2, &features));
+    RF_TRY(rf__tensor_read("features", handle, 2, place, &features));
     if (features.dtype != aoti_torch_dtype_int64() || features.sizes[1] != FEATURE_FIELDS) {
         return rf__fail(features.dtype != aoti_torch_dtype_int64() ? RF_ERR_TYPE : RF_ERR_VALUE,
                         "features is %s [%lld, %lld], must be int64 [features, %d]: buffer, weight_offset, "
@@ -96,16 +96,24 @@ rf_status rf__torch_fused_embedding_bag(const rf__value *values, AtenTensorHandl
     rf_executor executor;
     rf__tensor indices, offsets;
     AtenTensorHandle copies[4] = {NULL, NULL, NULL, NULL};
-    RF_TRY(buffers_read(values[BUFFERS].list, &buffers, &params));
-    RF_TRY(features_read(values[FEATURES].tensor, &copies[0], &params));
+    rf__place place;
+    RF_TRY(rf__tensor_place(values[INDICES].tensor, &place));
+    if (!rf__place_is_cpu(&place)) {
+        return rf__fail(
+            RF_ERR_UNSUPPORTED,
+            "no CUDA kernel in this version; move the tensors to the CPU, or pool the tables one by "
+            "one with recfuse.embedding_bag");
+    }
+    RF_TRY(buffers_read(values[BUFFERS].list, &place, &buffers, &params));
+    RF_TRY(features_read(values[FEATURES].tensor, &place, &copies[0], &params));
 
-    RF_TRY(rf__tensor_read("indices", values[INDICES].tensor, 1, &indices));
+    RF_TRY(rf__tensor_read("indices", values[INDICES].tensor, 1, &place, &indices));
     RF_TRY(rf__tensor_int_type(&indices, &params.index_type));
     RF_TRY(rf__tensor_make_contiguous(&indices, indices.dtype, &copies[1]));
     params.indices = indices.data;
     params.lookups = indices.sizes[0];
 
-    RF_TRY(rf__tensor_read("offsets", values[OFFSETS].tensor, 1, &offsets));
+    RF_TRY(rf__tensor_read("offsets", values[OFFSETS].tensor, 1, &place, &offsets));
     RF_TRY(rf__tensor_int_type(&offsets, &params.offset_type));
     RF_TRY(rf__tensor_make_contiguous(&offsets, offsets.dtype, &copies[2]));
     params.offsets = offsets.data;
@@ -113,7 +121,7 @@ rf_status rf__torch_fused_embedding_bag(const rf__value *values, AtenTensorHandl
 
     RF_TRY(rf__bounds_check_parse(values[BOUNDS_CHECK].string, &params.check_bounds));
     RF_TRY(rf__prefetch_distance_parse(values[PREFETCH_DISTANCE].integer, &params.prefetch_distance));
-    RF_TRY(rf__sample_weights_read(values[SAMPLE_WEIGHTS].tensor, params.lookups, &copies[3],
+    RF_TRY(rf__sample_weights_read(values[SAMPLE_WEIGHTS].tensor, params.lookups, &place, &copies[3],
                                    &params.sample_weights));
     params.output_dim = params.output_stride = values[OUTPUT_DIM].integer;
     if (params.output_dim < 0) {
@@ -121,8 +129,8 @@ rf_status rf__torch_fused_embedding_bag(const rf__value *values, AtenTensorHandl
         goto out;
     }
     RF_TRY(rf__torch_executor(&executor));
-    RF_TRY(rf__tensor_new(params.bags, params.output_dim, rf__torch_dtype(params.output_dtype), output,
-                          &params.output));
+    RF_TRY(rf__tensor_new(params.bags, params.output_dim, rf__torch_dtype(params.output_dtype), &place,
+                          output, &params.output));
     RF_TRY(rf_fused_embedding_bag_cpu(&params, &executor));
 out:
     for (int i = 3; i >= 0; i--) rf__tensor_free(copies[i]);

@@ -4,20 +4,23 @@
 
 #include "torch/values.h"
 
-/* X(name, kinds of the arguments as in values.h, schema). `rf__torch_<name>` is the CPU kernel; all
- * return one tensor. */
+/* X(name, kinds of the arguments as in values.h, schema). `rf__torch_<name>` is the kernel of CPU and CUDA;
+ * all return one tensor or nothing. */
 #define RF__OPERATOR_LIST(X)                                                                    \
-    X(embedding_bag, "tttsobibbis",                                                             \
+    X(embedding_bag, "tttsobibbiss",                                                            \
       "(Tensor weight, Tensor indices, Tensor offsets, str mode=\"mean\", "                     \
       "Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1, "   \
       "bool scale_grad_by_freq=False, bool sparse=False, int prefetch_distance=-1, "            \
-      "str bounds_check=\"on\") -> Tensor")                                                     \
+      "str bounds_check=\"on\", str schedule=\"\") -> Tensor")                                  \
+    X(pin_rows, "tt", "(Tensor weight, Tensor rows) -> ()")                                     \
+    X(unpin, "to", "(Tensor weight, Tensor? rows=None) -> ()")                                  \
     X(fused_embedding_bag, "ltttiobis",                                                         \
       "(Tensor[] buffers, Tensor features, Tensor indices, Tensor offsets, SymInt output_dim, " \
       "Tensor? per_sample_weights=None, bool sparse=False, int prefetch_distance=-1, "          \
       "str bounds_check=\"on\") -> Tensor")
 
-/* A CPU kernel: borrows `values`, gives a new tensor in *output (NULL before, and on failure). */
+/* A kernel: borrows `values`, gives a new tensor in *output (NULL before, and on failure) where its schema has
+ * one. */
 typedef rf_status (*rf__operator)(const rf__value *values, AtenTensorHandle *output);
 
 #define RF__OPERATOR_DECLARE(name, kinds, schema) \
@@ -31,7 +34,9 @@ rf_status rf__torch_executor(rf_executor *executor);
 rf_status rf__bounds_check_parse(StringHandle string, bool *check);
 rf_status rf__prefetch_distance_parse(int64_t value, int32_t *distance);
 /* per_sample_weights ([lookups], may be NULL) as contiguous float32; *copy as in rf__tensor_make_contiguous. */
-rf_status rf__sample_weights_read(AtenTensorHandle handle, int64_t lookups, AtenTensorHandle *copy,
-                                  const float **weights);
+rf_status rf__sample_weights_read(AtenTensorHandle handle, int64_t lookups, const rf__place *place,
+                                  AtenTensorHandle *copy, const float **weights);
+/* torch's current stream of a GPU. RF_ERR_UNSUPPORTED: this torch has no CUDA. */
+rf_status rf__torch_stream(const rf__place *place, rf_cuda_stream *stream);
 
 #endif

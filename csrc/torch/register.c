@@ -6,19 +6,17 @@
 
 /* Runs one boxed call: the arguments are freed whatever happens, and the exception is thrown last, from
  * here alone. The Python type travels in the text, since newer torch makes every C++ exception a
- * RuntimeError. `kernel` NULL: this device has none. */
-static void call(const char *name, const char *kinds, rf__operator kernel, StableIValue *stack) {
+ * RuntimeError. */
+static void call(const char *name, const char *kinds, rf__operator kernel, StableIValue *stack,
+                 uint64_t n_out) {
     rf__value values[RF__MAX_ARGUMENTS];
     AtenTensorHandle output = NULL;
     char message[1280];
     rf__arguments_take(kinds, stack, values);
-    const rf_status status =
-        kernel != NULL ? kernel(values, &output)
-                       : rf__fail(RF_ERR_UNSUPPORTED, "no CUDA kernels in this version; move the tensors "
-                                                      "to the CPU");
+    const rf_status status = kernel(values, &output);
     rf__arguments_free(kinds, values);
     if (status == RF_OK) {
-        stack[0] = (StableIValue)(uintptr_t)output;
+        if (n_out > 0) stack[0] = (StableIValue)(uintptr_t)output;
         return;
     }
     rf__tensor_free(output);
@@ -34,13 +32,9 @@ static void call(const char *name, const char *kinds, rf__operator kernel, Stabl
 
 #define BOXED(name, kinds, schema)                                                          \
     _Static_assert(sizeof kinds <= RF__MAX_ARGUMENTS + 1, #name " has too many arguments"); \
-    static void name##_cpu(StableIValue *stack, uint64_t n_in, uint64_t n_out) {            \
-        (void)n_in, (void)n_out;                                                            \
-        call(#name, kinds, rf__torch_##name, stack);                                        \
-    }                                                                                       \
-    static void name##_cuda(StableIValue *stack, uint64_t n_in, uint64_t n_out) {           \
-        (void)n_in, (void)n_out;                                                            \
-        call(#name, kinds, NULL, stack);                                                    \
+    static void name##_boxed(StableIValue *stack, uint64_t n_in, uint64_t n_out) {          \
+        (void)n_in;                                                                         \
+        call(#name, kinds, rf__torch_##name, stack, n_out);                                 \
     }
 RF__OPERATOR_LIST(BOXED)
 
@@ -64,6 +58,20 @@ static void library_version(StableIValue *stack, uint64_t n_in, uint64_t n_out) 
     give_string("library_version", rf_version(), stack);
 }
 
+static rf_status check_device(const rf__value *values, AtenTensorHandle *output) {
+    (void)output;
+    const int64_t device = values[0].integer;
+    if (device < 0 || device > INT32_MAX) {
+        return rf__fail(RF_ERR_VALUE, "device is %lld, must be the ordinal of a GPU", (long long)device);
+    }
+    return rf_cuda_check((int32_t)device);
+}
+
+static void check(StableIValue *stack, uint64_t n_in, uint64_t n_out) {
+    (void)n_in;
+    call("check", "i", check_device, stack, n_out);
+}
+
 /* A call that fails has been logged by libtorch (the usual cause: a second copy of this library in one
  * process, whose names are taken); the first copy's operators stay, and nothing can be raised from here. */
 __attribute__((constructor)) static void register_operators(void) {
@@ -77,13 +85,15 @@ __attribute__((constructor)) static void register_operators(void) {
         return;
     }
     aoti_torch_library_def(schemas, "cpu_isa() -> str");
+    aoti_torch_library_def(schemas, "check(int device) -> ()");
+    torch_library_impl(anywhere, "check", check, RF__TORCH_BUILD_VERSION);
     aoti_torch_library_def(schemas, "library_version() -> str");
     torch_library_impl(anywhere, "cpu_isa", cpu_isa, RF__TORCH_BUILD_VERSION);
     torch_library_impl(anywhere, "library_version", library_version, RF__TORCH_BUILD_VERSION);
-#define REGISTER(name, kinds, schema)                                    \
-    aoti_torch_library_def(schemas, #name schema);                       \
-    torch_library_impl(cpu, #name, name##_cpu, RF__TORCH_BUILD_VERSION); \
-    torch_library_impl(cuda, #name, name##_cuda, RF__TORCH_BUILD_VERSION);
+#define REGISTER(name, kinds, schema)                                      \
+    aoti_torch_library_def(schemas, #name schema);                         \
+    torch_library_impl(cpu, #name, name##_boxed, RF__TORCH_BUILD_VERSION); \
+    torch_library_impl(cuda, #name, name##_boxed, RF__TORCH_BUILD_VERSION);
     RF__OPERATOR_LIST(REGISTER)
 #undef REGISTER
 }

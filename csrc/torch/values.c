@@ -96,16 +96,28 @@ out:
     return status;
 }
 
-rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, rf__tensor *tensor) {
+rf_status rf__tensor_place(AtenTensorHandle handle, rf__place *place) {
     rf_status status = RF_OK;
-    int32_t device_type = 0;
+    RF__TORCH_TRY(aoti_torch_get_device_type(handle, &place->type));
+    RF__TORCH_TRY(aoti_torch_get_device_index(handle, &place->index));
+out:
+    return status;
+}
+
+bool rf__place_is_cpu(const rf__place *place) { return place->type == aoti_torch_device_type_cpu(); }
+
+rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, const rf__place *place,
+                          rf__tensor *tensor) {
+    rf_status status = RF_OK;
     tensor->argument = argument;
-    RF__TORCH_TRY(aoti_torch_get_device_type(handle, &device_type));
-    if (device_type != aoti_torch_device_type_cpu()) {
-        return rf__fail(RF_ERR_VALUE,
-                        "%s is not on the CPU, but other arguments are; "
-                        "move all tensors to one device",
-                        argument);
+    RF_TRY(rf__tensor_place(handle, &tensor->place));
+    if (tensor->place.type != place->type || tensor->place.index != place->index) {
+        return rf__fail(RF_ERR_VALUE, "%s is %s, other arguments are %s; move all tensors to one device",
+                        argument,
+                        rf__place_is_cpu(&tensor->place)    ? "on the CPU"
+                        : tensor->place.type == place->type ? "on another GPU"
+                                                            : "not on the CPU",
+                        rf__place_is_cpu(place) ? "on the CPU" : "on a GPU");
     }
     RF_TRY(tensor_look(handle, tensor));
     if (tensor->dim != dim) {
@@ -127,30 +139,30 @@ static bool is_contiguous(const rf__tensor *tensor) {
 }
 
 /* Contiguous; at most two dimensions, as all operators here take. */
-static rf_status tensor_empty(int64_t dim, const int64_t *sizes, int32_t dtype, AtenTensorHandle *tensor) {
-    const int32_t any_index = -1;
+static rf_status tensor_empty(int64_t dim, const int64_t *sizes, int32_t dtype, const rf__place *place,
+                              AtenTensorHandle *tensor) {
     const int64_t row = dim == 2 && sizes[1] > 0 ? sizes[1] : 1;
     const int64_t strides[2] = {row, 1};
     return rf__torch_status(aoti_torch_empty_strided(dim, sizes, dim == 2 ? strides : strides + 1, dtype,
-                                                     aoti_torch_device_type_cpu(), any_index, tensor),
+                                                     place->type, place->index, tensor),
                             "aoti_torch_empty_strided");
 }
 
 rf_status rf__tensor_make_contiguous(rf__tensor *tensor, int32_t dtype, AtenTensorHandle *copy) {
     rf_status status = RF_OK;
     if (tensor->dtype == dtype && is_contiguous(tensor)) return RF_OK;
-    RF_TRY(tensor_empty(tensor->dim, tensor->sizes, dtype, copy));
+    RF_TRY(tensor_empty(tensor->dim, tensor->sizes, dtype, &tensor->place, copy));
     RF__TORCH_TRY(aoti_torch_copy_(*copy, tensor->handle, false));
     RF_TRY(tensor_look(*copy, tensor));
 out:
     return status;
 }
 
-rf_status rf__tensor_new(int64_t rows, int64_t columns, int32_t dtype, AtenTensorHandle *tensor,
-                         void **data) {
+rf_status rf__tensor_new(int64_t rows, int64_t columns, int32_t dtype, const rf__place *place,
+                         AtenTensorHandle *tensor, void **data) {
     rf_status status = RF_OK;
     const int64_t sizes[2] = {rows, columns};
-    RF_TRY(tensor_empty(2, sizes, dtype, tensor));
+    RF_TRY(tensor_empty(2, sizes, dtype, place, tensor));
     RF__TORCH_TRY(torch_get_mutable_data_ptr(*tensor, data));
 out:
     return status;

@@ -30,7 +30,16 @@ void rf__arguments_free(const char *kinds, rf__value *values);
 rf_status rf__torch_status(int32_t code, const char *call);
 #define RF__TORCH_TRY(call) RF_TRY(rf__torch_status((call), #call))
 
-/* A dense CPU tensor, looked at once. Everything is borrowed from `handle`. */
+/* The device of an operator's tensors. */
+typedef struct rf__place {
+    int32_t type, index; /* torch's code; ordinal, -1 where there is one alone */
+} rf__place;
+
+/* Where a tensor is. */
+rf_status rf__tensor_place(AtenTensorHandle handle, rf__place *place);
+bool rf__place_is_cpu(const rf__place *place);
+
+/* A dense tensor, looked at once. Everything is borrowed from `handle`. */
 typedef struct rf__tensor {
     const char *argument; /* its name in the schema, for errors */
     AtenTensorHandle handle;
@@ -38,15 +47,18 @@ typedef struct rf__tensor {
     int64_t dim;
     const int64_t *sizes, *strides;
     int32_t dtype; /* torch's code */
+    rf__place place;
 } rf__tensor;
 
-/* Looks at `handle`. RF_ERR_VALUE unless it is on the CPU and has `dim` dimensions. */
-rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, rf__tensor *tensor);
+/* Looks at `handle`. RF_ERR_VALUE unless it is at `place` and has `dim` dimensions. */
+rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, const rf__place *place,
+                          rf__tensor *tensor);
 /* Replaces `tensor` by a contiguous copy as `dtype` unless it is contiguous and has it. A copy is also
  * left in *copy (NULL before), to be freed by the caller once `tensor` is done with. */
 rf_status rf__tensor_make_contiguous(rf__tensor *tensor, int32_t dtype, AtenTensorHandle *copy);
-/* New contiguous [rows, columns] on the CPU, and where its data is. */
-rf_status rf__tensor_new(int64_t rows, int64_t columns, int32_t dtype, AtenTensorHandle *tensor, void **data);
+/* New contiguous [rows, columns], and where its data is. */
+rf_status rf__tensor_new(int64_t rows, int64_t columns, int32_t dtype, const rf__place *place,
+                         AtenTensorHandle *tensor, void **data);
 /* Frees a tensor; NULL is fine. */
 void rf__tensor_free(AtenTensorHandle tensor);
 

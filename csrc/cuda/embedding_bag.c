@@ -1,0 +1,287 @@
+/* rf_embedding_bag_cuda: which variant of kernels/embedding_bag.cu runs, and its launch. */
+#include "cuda/embedding_bag.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda/jit.h"
+#include "cuda/schedule.h"
+#include "validate.h"
+
+static const rf__kernel_source source = {"embedding_bag.cu", "rf_embedding_bag"};
+
+/* All that the code of a variant depends on; compared bytewise, so there is no padding. */
+typedef struct variant {
+    int64_t dim, stride; /* elements */
+    int32_t alignment;   /* bytes */
+    int32_t dtype, index_type, offset_type, pooling;
+    int32_t wide_rows, weighted, padded, check;
+    int32_t station, distance, threads, block, min_blocks, parts, segment;
+    int32_t dynamic_shared; /* bytes a block at launch */
+    int32_t unused;
+} variant;
+_Static_assert(sizeof(variant) == 2 * sizeof(int64_t) + 18 * sizeof(int32_t), "compared bytewise");
+
+/* As in kernels/embedding_bag.cu. */
+typedef struct arguments {
+    const void *weight, *indices, *offsets, *sample_weights;
+    void *output;
+    int64_t rows, lookups, bags, n_offsets, output_pitch, padding_idx, mean_lookups;
+    int32_t part_shift;
+    rf__cu_pointer claimed, record;
+} arguments;
+
+enum { WARP = 32, MOST_DIM = 1 << 24 };
+
+/* The largest vector that every row of the table and of the output can be cut into. */
+static int32_t alignment_of(const rf_embedding_bag_params *params) {
+    const uint64_t bytes = (uint64_t)rf__dtype_bytes(params->dtype);
+    const uint64_t all = (uintptr_t)params->weight | (uintptr_t)params->output |
+                         (uint64_t)params->dim * bytes | (uint64_t)params->weight_stride * bytes |
+                         (uint64_t)params->output_stride * bytes | 16;
+    return (int32_t)(all & -all);
+}
+
+static rf__bag_shape shape_of(const rf_embedding_bag_params *params, int32_t alignment, int32_t sms,
+                              int64_t l2_bytes) {
+    const int64_t bytes = rf__dtype_bytes(params->dtype);
+    return (rf__bag_shape){.sms = sms,
+                           .l2_bytes = l2_bytes,
+                           .alignment = alignment,
+                           .row_bytes = params->dim * bytes,
+                           .table_bytes = params->rows * params->weight_stride * bytes,
+                           .lookups = params->lookups,
+                           .bags = params->bags,
+                           .element_bytes = (int32_t)bytes,
+                           .more_state = params->sample_weights != NULL || params->padding_idx >= 0 ||
+                                         params->pooling != RF_SUM};
+}
+
+static variant variant_of(const rf_embedding_bag_params *params, const rf__bag_shape *shape,
+                          const rf_embedding_bag_schedule *schedule) {
+    variant made;
+    memset(&made, 0, sizeof made);
+    made.dim = params->dim;
+    made.stride = params->weight_stride;
+    made.alignment = shape->alignment;
+    made.dtype = (int32_t)params->dtype;
+    made.index_type = (int32_t)params->index_type;
+    made.offset_type = (int32_t)params->offset_type;
+    made.pooling = (int32_t)params->pooling;
+    made.wide_rows = params->rows > INT32_MAX;
+    made.weighted = params->sample_weights != NULL;
+    made.padded = params->padding_idx >= 0;
+    made.check = params->check_bounds;
+    made.station = (int32_t)schedule->station;
+    made.distance = schedule->distance;
+    made.threads = schedule->threads;
+    made.block = schedule->block;
+    const int32_t warps = schedule->warps != 0 ? schedule->warps : rf__bag_warps(shape);
+    made.min_blocks = warps * WARP / schedule->block > 0 ? warps * WARP / schedule->block : 1;
+    made.parts = schedule->parts;
+    made.segment = schedule->segment;
+    if (schedule->station == RF_STATION_SHARED) {
+        made.dynamic_shared =
+            schedule->distance * rf__bag_vectors(shape) * schedule->block * shape->alignment;
+    }
+    return made;
+}
+
+/* Bytes a block that the kernel itself declares: lists of rows, and the sums of a bag's warps. */
+static int64_t static_shared(const variant *made, const rf__bag_shape *shape) {
+    const int64_t group = made->threads < WARP ? made->threads : WARP;
+    const int64_t id_bytes = (made->wide_rows ? 8 : 4) + (made->weighted ? 4 : 0);
+    const int64_t lists = made->block / group * made->segment * id_bytes;
+    const int64_t sums =
+        rf__bag_vectors(shape) * shape->alignment / shape->element_bytes * rf__bag_lanes(shape);
+    return lists + (made->threads > WARP ? made->block / WARP * (sums * 4 + 8) : 0);
+}
+
+/* Asks for so much shared memory that no block beyond `min_blocks` fits on an SM, where so few would. */
+static void limit_blocks(const rf__cuda_device *device, const rf__bag_shape *shape, variant *made) {
+    enum { MOST_LIMITED = 12, GRAIN = 128 }; /* beyond, what an SM keeps for itself a block spoils the sum */
+    if (made->min_blocks > MOST_LIMITED) return;
+    int64_t wanted = device->shared_per_sm / (made->min_blocks + 1) - static_shared(made, shape) + GRAIN;
+    const int64_t most = device->shared_per_block_optin - static_shared(made, shape);
+    if (wanted > most) wanted = most;
+    if (wanted > made->dynamic_shared) made->dynamic_shared = (int32_t)(wanted / GRAIN * GRAIN);
+}
+
+static rf_status defines_write(const variant *made, char *text, size_t bytes) {
+    static const char *const integers[] = {[RF_INT32] = "int", [RF_INT64] = "rf_i64"};
+    const int length = snprintf(
+        text, bytes,
+        "-DRF_DTYPE=%d -DRF_DIM=%" PRId64 " -DRF_STRIDE=%" PRId64
+        " -DRF_ALIGN=%d -DRF_INDEX=%s -DRF_OFFSET=%s "
+        "-DRF_ROW=%s -DRF_POOLING=%d -DRF_WEIGHTED=%d -DRF_PADDED=%d -DRF_CHECK=%d -DRF_STATION=%d "
+        "-DRF_DISTANCE=%d -DRF_THREADS=%d -DRF_BLOCK=%d -DRF_MIN_BLOCKS=%d -DRF_PARTS=%d -DRF_SEGMENT=%d",
+        made->dtype, made->dim, made->stride, made->alignment, integers[made->index_type],
+        integers[made->offset_type], made->wide_rows ? "rf_i64" : "int", made->pooling, made->weighted,
+        made->padded, made->check, made->station, made->distance, made->threads, made->block,
+        made->min_blocks, made->parts, made->segment);
+    if (length > 0 && (size_t)length < bytes) return RF_OK;
+    return rf__fail(RF_ERR_INTERNAL, "the options of a kernel need %d bytes, there are %zu", length, bytes);
+}
+
+static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
+    (void)device;
+    const variant *made = key;
+    options->dynamic_shared = made->dynamic_shared;
+    return defines_write(made, options->defines, sizeof options->defines);
+}
+
+static rf_status check_limits(const rf_embedding_bag_params *params) {
+    if (params->dim <= MOST_DIM) return RF_OK;
+    return rf__fail(RF_ERR_UNSUPPORTED,
+                    "recfuse.embedding_bag: weight has %" PRId64 " columns; on a GPU at most %d "
+                    "are supported",
+                    params->dim, MOST_DIM);
+}
+
+/* Blocks of a kernel that an SM runs at once, as far as registers, threads and shared memory tell. */
+static int64_t resident_blocks(const rf__cuda_device *device, const rf__kernel *kernel, int32_t block) {
+    const int64_t registers_a_warp = (kernel->registers * WARP + 255) / 256 * 256;
+    const int64_t by_registers = device->registers_per_sm / (registers_a_warp * (block / WARP));
+    const int64_t by_threads = device->threads_per_sm / block;
+    const int64_t by_shared = device->shared_per_sm / (kernel->static_shared + kernel->dynamic_shared +
+                                                       device->reserved_shared_per_block + 1);
+    int64_t blocks = by_registers < by_threads ? by_registers : by_threads;
+    if (by_shared < blocks) blocks = by_shared;
+    return blocks < device->blocks_per_sm ? blocks : device->blocks_per_sm;
+}
+
+rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embedding_bag_params *params,
+                                   const rf_embedding_bag_schedule *schedule, void *stream) {
+    rf_status status = RF_OK;
+    if (params->bags == 0 || params->dim == 0) return RF_OK;
+    const rf__bag_shape shape = shape_of(params, alignment_of(params), device->sms, device->l2_bytes);
+    rf_embedding_bag_schedule complete = {0};
+    if (schedule != NULL) complete = *schedule;
+    RF_TRY(rf__bag_schedule_complete(&shape, &complete));
+    variant made = variant_of(params, &shape, &complete);
+    if (complete.warps != 0) limit_blocks(device, &shape, &made);
+    if (made.dynamic_shared > device->shared_per_block_optin) {
+        return rf__fail(
+            RF_ERR_VALUE,
+            "schedule: distance %d with blocks of %d threads needs %d bytes of shared memory, a block of "
+            "this GPU may have %" PRId64 "; make one of them smaller",
+            (int)complete.distance, (int)complete.block, (int)made.dynamic_shared,
+            device->shared_per_block_optin);
+    }
+    const rf__kernel *kernel = NULL;
+    RF_TRY(rf__jit_kernel(device, &source, &made, sizeof made, describe, &kernel));
+
+    const int64_t bags_a_block = complete.block / complete.threads;
+    const int64_t blocks = (params->bags + bags_a_block - 1) / bags_a_block, slices = rf__bag_slices(&shape);
+    if (blocks > INT32_MAX) {
+        return rf__fail(RF_ERR_UNSUPPORTED,
+                        "recfuse.embedding_bag: %" PRId64 " bags need %" PRId64 " blocks; at "
+                        "most %d are supported",
+                        params->bags, blocks, INT32_MAX);
+    }
+    arguments values = {.weight = params->weight,
+                        .indices = params->indices,
+                        .offsets = params->offsets,
+                        .sample_weights = params->sample_weights,
+                        .output = params->output,
+                        .rows = params->rows,
+                        .lookups = params->lookups,
+                        .bags = params->bags,
+                        .n_offsets = params->bags + params->include_last_offset,
+                        .output_pitch = params->output_stride * shape.element_bytes,
+                        .padding_idx = params->padding_idx,
+                        .mean_lookups = params->lookups / params->bags,
+                        .claimed = device->errors.claimed,
+                        .record = device->errors.record_on_device};
+    while (complete.parts > 1 && (params->rows - 1) >> values.part_shift >= complete.parts)
+        values.part_shift++;
+    void *list[] = {&values};
+    rf__cu_launch_attribute overlap = {.id = RF__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                       .value = {.programmatic_stream_serialization = 1}};
+    rf__cu_launch_config config = {.grid = {(unsigned)blocks, (unsigned)slices, 1},
+                                   .block = {(unsigned)complete.block, 1, 1},
+                                   .shared_bytes = (unsigned)made.dynamic_shared,
+                                   .stream = stream,
+                                   .attributes = &overlap};
+    /* Two launches that follow each other may overlap, which hides the second's start, but only where no
+     * block of the second fits beside the first: those that did would crowd the SMs that had room. */
+    const bool fills =
+        (blocks * slices + device->sms - 1) / device->sms >= resident_blocks(device, kernel, complete.block);
+    config.n_attributes = device->cc_major >= 9 && fills;
+    if (device->driver->cuLaunchKernelEx != NULL) {
+        RF__CUDA_TRY(device->driver->cuLaunchKernelEx(&config, kernel->function, list, NULL));
+    } else {
+        RF__CUDA_TRY(device->driver->cuLaunchKernel(kernel->function, config.grid[0], config.grid[1], 1,
+                                                    config.block[0], 1, 1, config.shared_bytes, stream, list,
+                                                    NULL));
+    }
+out:
+    return status;
+}
+
+rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
+                                const rf_embedding_bag_schedule *schedule, const rf_cuda_stream *stream) {
+    rf_status status = RF_OK;
+    bool entered = false;
+    const rf__cuda_device *device = NULL;
+    RF_TRY(rf__check_embedding_bag(params));
+    RF_TRY(check_limits(params));
+    RF_TRY(rf__cuda_device_get(stream->device, &device));
+    if (params->check_bounds) RF_TRY(rf__cuda_pending_error(device, stream->stream));
+    RF_TRY(rf__cuda_enter(device));
+    entered = true;
+    RF_TRY(rf__embedding_bag_launch(device, params, schedule, stream->stream));
+out:
+    if (entered) rf__cuda_leave();
+    return status;
+}
+
+/* SMs and L2 of the server GPUs that an arch stands for: what defaults are chosen by without one at hand. */
+static void typical_gpu(const char *arch, int32_t *sms, int64_t *l2_bytes) {
+    static const struct {
+        const char *arch;
+        int32_t sms, l2_megabytes;
+    } known[] = {
+        {"sm_80", 108, 40}, {"sm_86", 84, 6}, {"sm_89", 142, 96}, {"sm_90", 132, 60}, {"sm_10", 148, 126}};
+    *sms = 132;
+    *l2_bytes = INT64_C(60) << 20;
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (strncmp(arch, known[i].arch, strlen(known[i].arch)) != 0) continue;
+        *sms = known[i].sms;
+        *l2_bytes = (int64_t)known[i].l2_megabytes << 20;
+    }
+}
+
+rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
+                                   const rf_embedding_bag_schedule *schedule, int32_t alignment,
+                                   const char *arch, rf_kernel_info *info,
+                                   rf_embedding_bag_schedule *complete) {
+    rf_status status = RF_OK;
+    int32_t sms;
+    int64_t l2_bytes;
+    rf__kernel_options options;
+    rf_embedding_bag_schedule filled = {0};
+    RF_TRY(check_limits(params));
+    if (alignment < rf__dtype_bytes(params->dtype) || alignment > 16 || (alignment & (alignment - 1)) != 0 ||
+        params->dim <= 0 || params->dim * rf__dtype_bytes(params->dtype) % alignment != 0 ||
+        params->weight_stride < params->dim || params->bags <= 0 || params->lookups < 0) {
+        return rf__fail(
+            RF_ERR_VALUE,
+            "recfuse.embedding_bag: cannot compile for dim %" PRId64 ", stride %" PRId64 ", alignment %d, "
+            "%" PRId64 " lookups and %" PRId64 " bags; dim and bags must be 1 or more, stride at least dim, "
+            "and alignment a power of two that divides the bytes of a row, at most 16",
+            params->dim, params->weight_stride, (int)alignment, params->lookups, params->bags);
+    }
+    typical_gpu(arch, &sms, &l2_bytes);
+    const rf__bag_shape shape = shape_of(params, alignment, sms, l2_bytes);
+    if (schedule != NULL) filled = *schedule;
+    RF_TRY(rf__bag_schedule_complete(&shape, &filled));
+    const variant made = variant_of(params, &shape, &filled);
+    options.dynamic_shared = made.dynamic_shared;
+    RF_TRY(defines_write(&made, options.defines, sizeof options.defines));
+    if (complete != NULL) *complete = filled;
+    RF_TRY(rf__jit_compile(&source, &options, arch, NULL, NULL, info));
+out:
+    return status;
+}

@@ -1,0 +1,11 @@
+/* What the measuring code needs of rf_embedding_bag_cuda: a launch without its checks. */
+#ifndef RECFUSE_CUDA_EMBEDDING_BAG_H
+#define RECFUSE_CUDA_EMBEDDING_BAG_H
+
+#include "cuda/driver.h"
+
+/* Launches; the device's context is current, params are checked and the schedule's text fields too. */
+rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embedding_bag_params *params,
+                                   const rf_embedding_bag_schedule *schedule, void *stream);
+
+#endif

@@ -1,0 +1,157 @@
+/* What all kernels share: vectors of a table's elements, their sums in float32, the error word.
+ *
+ * Included by NVRTC from memory, and by nvcc and editors from this folder; needs no other header. */
+#ifndef RECFUSE_COMMON_CUH
+#define RECFUSE_COMMON_CUH
+
+typedef unsigned char rf_u8;
+typedef unsigned short rf_u16;
+typedef unsigned int rf_u32;
+typedef unsigned long long rf_u64;
+typedef long long rf_i64;
+
+#define RF_INLINE __device__ __forceinline__
+#define RF_FULL_WARP 0xffffffffu
+
+/* Element types; the numbers are rf_dtype's. */
+enum { RF_FLOAT32, RF_FLOAT16, RF_BFLOAT16 };
+/* Poolings; the numbers are rf_pooling's. */
+enum { RF_SUM, RF_MEAN, RF_MAX };
+
+/* 2, 4, 8 or 16 bytes, moved by one instruction. */
+template <int BYTES> struct rf_bytes;
+template <> struct __align__(2) rf_bytes<2> {
+    rf_u16 word[1];
+};
+template <> struct __align__(4) rf_bytes<4> {
+    rf_u32 word[1];
+};
+template <> struct __align__(8) rf_bytes<8> {
+    rf_u32 word[2];
+};
+template <> struct __align__(16) rf_bytes<16> {
+    rf_u32 word[4];
+};
+
+/* A read through the cache for constant data: tables do not change while a kernel runs. */
+RF_INLINE rf_bytes<2> rf_load(const rf_bytes<2> *from) {
+    rf_bytes<2> to;
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(to.word[0]) : "l"(from));
+    return to;
+}
+RF_INLINE rf_bytes<4> rf_load(const rf_bytes<4> *from) {
+    rf_bytes<4> to;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to.word[0]) : "l"(from));
+    return to;
+}
+RF_INLINE rf_bytes<8> rf_load(const rf_bytes<8> *from) {
+    rf_bytes<8> to;
+    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(to.word[0]), "=r"(to.word[1]) : "l"(from));
+    return to;
+}
+RF_INLINE rf_bytes<16> rf_load(const rf_bytes<16> *from) {
+    rf_bytes<16> to;
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to.word[0]), "=r"(to.word[1]), "=r"(to.word[2]), "=r"(to.word[3])
+                 : "l"(from));
+    return to;
+}
+
+/* Elements of a type as float32: DTYPE's element number I of a vector, and the way back. */
+template <int DTYPE> struct rf_element;
+
+template <> struct rf_element<RF_FLOAT32> {
+    enum { BYTES = 4 };
+    template <int SIZE> static RF_INLINE float get(const rf_bytes<SIZE> &from, int i) {
+        return __uint_as_float(from.word[i]);
+    }
+    template <int SIZE> static RF_INLINE void set(rf_bytes<SIZE> &to, int i, float value) {
+        to.word[i] = __float_as_uint(value);
+    }
+};
+
+RF_INLINE rf_u32 rf_half_bits(const rf_bytes<2> &from, int i) { return from.word[0]; }
+template <int SIZE> RF_INLINE rf_u32 rf_half_bits(const rf_bytes<SIZE> &from, int i) {
+    return i % 2 ? from.word[i / 2] >> 16 : from.word[i / 2] & 0xffffu;
+}
+RF_INLINE void rf_half_bits_set(rf_bytes<2> &to, int i, rf_u16 bits) { to.word[0] = bits; }
+template <int SIZE> RF_INLINE void rf_half_bits_set(rf_bytes<SIZE> &to, int i, rf_u16 bits) {
+    to.word[i / 2] = i % 2 ? (to.word[i / 2] & 0xffffu) | (rf_u32)bits << 16 : bits;
+}
+
+template <> struct rf_element<RF_FLOAT16> {
+    enum { BYTES = 2 };
+    template <int SIZE> static RF_INLINE float get(const rf_bytes<SIZE> &from, int i) {
+        float value;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((rf_u16)rf_half_bits(from, i)));
+        return value;
+    }
+    template <int SIZE> static RF_INLINE void set(rf_bytes<SIZE> &to, int i, float value) {
+        rf_u16 bits;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+        rf_half_bits_set(to, i, bits);
+    }
+};
+
+template <> struct rf_element<RF_BFLOAT16> {
+    enum { BYTES = 2 };
+    template <int SIZE> static RF_INLINE float get(const rf_bytes<SIZE> &from, int i) {
+        if (SIZE > 2 && i % 2) return __uint_as_float(from.word[i / 2] & 0xffff0000u);
+        return __uint_as_float(rf_half_bits(from, i) << 16);
+    }
+    template <int SIZE> static RF_INLINE void set(rf_bytes<SIZE> &to, int i, float value) {
+        rf_u16 bits;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+        rf_half_bits_set(to, i, bits);
+    }
+};
+
+/* Bad contents of arguments: the first offender is kept for the host, which raises it (csrc/cuda/error.h). */
+enum { RF_BAD_INDEX = 1, RF_BAD_OFFSET = 2 };
+/* Operators; the numbers are those of csrc/cuda/error.h. */
+enum { RF_EMBEDDING_BAG, RF_PIN_ROWS };
+
+struct rf_error_record {
+    rf_u32 ready, kind, operator_name;
+    int feature;
+    rf_i64 position, bag, value, limit, lookups;
+};
+
+struct rf_errors {
+    rf_u32 *claimed;
+    rf_error_record *record;
+};
+
+/* What a kernel says of an offender. */
+struct rf_offender {
+    rf_u32 kind;
+    rf_i64 position, bag, value, limit, lookups;
+};
+
+/* In line, because a call would cost the caller registers on its hot path. */
+template <rf_u32 OPERATOR = RF_EMBEDDING_BAG>
+RF_INLINE void rf_report(const rf_errors &errors, const rf_offender &found, int feature = -1) {
+    if (atomicCAS(errors.claimed, 0u, 1u) != 0u) return;
+    volatile rf_error_record *record = errors.record;
+    record->kind = found.kind;
+    record->operator_name = OPERATOR;
+    record->feature = feature;
+    record->position = found.position;
+    record->bag = found.bag;
+    record->value = found.value;
+    record->limit = found.limit;
+    record->lookups = found.lookups;
+    __threadfence_system();
+    record->ready = 1;
+}
+
+/* Launches that follow each other in a stream overlap (launch.c says when): a kernel lets the next one be
+ * set up at once, and waits here until what ran before has finished and its writes can be seen. */
+RF_INLINE void rf_wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#endif

@@ -1,0 +1,114 @@
+/* rf_pin_rows_cuda and rf_unpin_all_cuda: which rows of a table leave L2 last. rf_cuda_check. */
+#include "cuda/pin_rows.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda/jit.h"
+
+static const rf__kernel_source source = {"pin_rows.cu", "rf_pin_rows"};
+
+typedef struct variant {
+    int32_t index_type, keep;
+} variant;
+
+/* As in kernels/pin_rows.cu. */
+typedef struct arguments {
+    const void *weight, *hot_rows;
+    int64_t rows, row_bytes, row_pitch, n_hot_rows, lines;
+    rf__cu_pointer claimed, record;
+} arguments;
+
+enum { BLOCK = 256, LINE = 128 };
+
+static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
+    (void)device;
+    const variant *made = key;
+    options->dynamic_shared = 0;
+    snprintf(options->defines, sizeof options->defines, "-DRF_INDEX=%s -DRF_KEEP=%d",
+             made->index_type == RF_INT64 ? "rf_i64" : "int", (int)made->keep);
+    return RF_OK;
+}
+
+rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_params *params, bool keep,
+                              void *stream) {
+    rf_status status = RF_OK;
+    const rf__kernel *kernel = NULL;
+    if (params->n_hot_rows == 0 || params->row_bytes == 0) return RF_OK;
+    const variant made = {(int32_t)params->index_type, keep};
+    RF_TRY(rf__jit_kernel(device, &source, &made, sizeof made, describe, &kernel));
+    /* A row that begins inside a line reaches into one more. */
+    const bool aligned = ((uintptr_t)params->weight | (uint64_t)params->row_pitch) % LINE == 0;
+    const int64_t lines = (params->row_bytes + LINE - 1) / LINE + !aligned;
+    int64_t blocks = 0;
+    if (__builtin_mul_overflow(params->n_hot_rows, lines, &blocks) || blocks > (int64_t)INT32_MAX * BLOCK) {
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.pin_rows: %" PRId64 " rows of %" PRId64 " bytes are more than any L2 holds",
+                        params->n_hot_rows, params->row_bytes);
+    }
+    blocks = (blocks + BLOCK - 1) / BLOCK;
+    arguments values = {.weight = params->weight,
+                        .hot_rows = params->hot_rows,
+                        .rows = params->rows,
+                        .row_bytes = params->row_bytes,
+                        .row_pitch = params->row_pitch,
+                        .n_hot_rows = params->n_hot_rows,
+                        .lines = lines,
+                        .claimed = device->errors.claimed,
+                        .record = device->errors.record_on_device};
+    void *list[] = {&values};
+    RF__CUDA_TRY(device->driver->cuLaunchKernel(kernel->function, (unsigned)blocks, 1, 1, BLOCK, 1, 1, 0,
+                                                stream, list, NULL));
+out:
+    return status;
+}
+
+rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf_cuda_stream *stream) {
+    rf_status status = RF_OK;
+    bool entered = false;
+    const rf__cuda_device *device = NULL;
+    if (params->rows < 0 || params->row_bytes < 0 || params->n_hot_rows < 0 ||
+        (params->weight == NULL && params->rows * params->row_bytes > 0) ||
+        (params->hot_rows == NULL && params->n_hot_rows > 0)) {
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.pin_rows: sizes must be 0 or more and pointers not NULL; found %" PRId64
+                        " rows of %" PRId64 " bytes and %" PRId64 " hot rows",
+                        params->rows, params->row_bytes, params->n_hot_rows);
+    }
+    RF_TRY(rf__cuda_device_get(stream->device, &device));
+    RF_TRY(rf__cuda_pending_error(device, stream->stream));
+    RF_TRY(rf__cuda_enter(device));
+    entered = true;
+    RF_TRY(rf__pin_rows_launch(device, params, keep, stream->stream));
+out:
+    if (entered) rf__cuda_leave();
+    return status;
+}
+
+rf_status rf_unpin_all_cuda(int32_t device_ordinal) {
+    rf_status status = RF_OK;
+    bool entered = false;
+    const rf__cuda_device *device = NULL;
+    RF_TRY(rf__cuda_device_get(device_ordinal, &device));
+    RF_TRY(rf__cuda_enter(device));
+    entered = true;
+    RF__CUDA_TRY(device->driver->cuCtxResetPersistingL2Cache());
+out:
+    if (entered) rf__cuda_leave();
+    return status;
+}
+
+rf_status rf_cuda_check(int32_t device_ordinal) {
+    rf_status status = RF_OK;
+    bool entered = false;
+    const rf__cuda_device *device = NULL;
+    RF_TRY(rf__cuda_device_get(device_ordinal, &device));
+    RF_TRY(rf__cuda_enter(device));
+    entered = true;
+    RF__CUDA_TRY(device->driver->cuCtxSynchronize());
+    RF_TRY(rf__cuda_pending_error(device, NULL));
+out:
+    if (entered) rf__cuda_leave();
+    return status;
+}

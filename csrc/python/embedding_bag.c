@@ -1,0 +1,170 @@
+/* recfuse._C: compiling and measuring schedules of the embedding bag, for the tuner. Pointers are addresses
+ * on a GPU, as integers: whoever calls keeps the tensors alive. */
+#include "methods.h"
+
+#include <stdlib.h>
+
+#include "status.h"
+
+PyObject *rf__py_embedding_bag_compile(PyObject *module, PyObject *arguments) {
+    (void)module;
+    rf_embedding_bag_params params = {0};
+    rf_embedding_bag_schedule schedule, complete;
+    rf_kernel_info info;
+    const char *arch, *text;
+    char complete_text[RF_SCHEDULE_TEXT_BYTES];
+    long long dim, stride, lookups, bags, rows = -1;
+    int alignment, dtype, index_type, offset_type, pooling, weighted, padded, check;
+    static const float present = 0; /* never read: says that there are weights */
+    rf_status status = RF_OK;
+    if (!PyArg_ParseTuple(arguments, "sLLiiiiipppLLs|L:embedding_bag_compile", &arch, &dim, &stride,
+                          &alignment, &dtype, &index_type, &offset_type, &pooling, &weighted, &padded, &check,
+                          &lookups, &bags, &text, &rows)) {
+        return NULL;
+    }
+    if (dtype < RF_FLOAT32 || dtype > RF_BFLOAT16 || index_type < RF_INT32 || index_type > RF_INT64 ||
+        offset_type < RF_INT32 || offset_type > RF_INT64 || pooling < RF_SUM || pooling > RF_MAX) {
+        PyErr_Format(PyExc_ValueError,
+                     "embedding_bag_compile: unknown dtype %d, index type %d, offset type %d or "
+                     "pooling %d",
+                     dtype, index_type, offset_type, pooling);
+        return NULL;
+    }
+    params.dim = dim;
+    params.weight_stride = stride;
+    params.rows = rows >= 0 ? rows : lookups;
+    params.dtype = (rf_dtype)dtype;
+    params.index_type = (rf_int_type)index_type;
+    params.offset_type = (rf_int_type)offset_type;
+    params.pooling = (rf_pooling)pooling;
+    params.sample_weights = weighted ? &present : NULL;
+    params.padding_idx = padded ? 0 : -1;
+    params.check_bounds = check;
+    params.lookups = lookups;
+    params.bags = bags;
+    status = rf_embedding_bag_schedule_parse(text, &schedule);
+    if (status == RF_OK) {
+        Py_BEGIN_ALLOW_THREADS status =
+            rf_embedding_bag_compile(&params, &schedule, alignment, arch, &info, &complete);
+        Py_END_ALLOW_THREADS
+    }
+    if (status != RF_OK) return rf__py_raise(status, "embedding_bag_compile");
+    rf_embedding_bag_schedule_print(&complete, complete_text);
+    return Py_BuildValue("{s:s,s:i,s:i,s:i,s:i,s:L,s:d,s:O,s:s}", "schedule", complete_text, "registers",
+                         info.registers, "spill_bytes", info.spill_bytes, "stack_bytes", info.stack_bytes,
+                         "static_shared", info.static_shared, "cubin_bytes", (long long)info.cubin_bytes,
+                         "seconds", info.seconds, "cached", info.cached ? Py_True : Py_False, "path",
+                         info.path);
+}
+
+static void *pointer(unsigned long long address) { return (void *)(uintptr_t)address; }
+
+/* One batch: (indices, lookups, index_type, offsets, bags, offset_type, include_last_offset, sample_weights,
+ * output). */
+static int batch_read(PyObject *object, const rf_embedding_bag_params *table,
+                      rf_embedding_bag_params *batch) {
+    unsigned long long indices, offsets, sample_weights, output;
+    long long lookups, bags;
+    int index_type, offset_type, include_last_offset;
+    if (!PyTuple_Check(object)) {
+        PyErr_SetString(PyExc_TypeError, "embedding_bag_measure: a batch must be a tuple");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(object, "KLiKLipKK:embedding_bag_measure", &indices, &lookups, &index_type,
+                          &offsets, &bags, &offset_type, &include_last_offset, &sample_weights, &output)) {
+        return -1;
+    }
+    *batch = *table;
+    batch->indices = pointer(indices);
+    batch->lookups = lookups;
+    batch->index_type = (rf_int_type)index_type;
+    batch->offsets = pointer(offsets);
+    batch->bags = bags;
+    batch->offset_type = (rf_int_type)offset_type;
+    batch->include_last_offset = include_last_offset;
+    batch->sample_weights = pointer(sample_weights);
+    batch->output = pointer(output);
+    return 0;
+}
+
+/* The batches and schedules of a measurement; what it points to is freed with measurement_free. */
+static int lists_read(PyObject *batches, PyObject *schedules, const rf_embedding_bag_params *table,
+                      rf_embedding_bag_measurement *work) {
+    work->n_batches = PyList_Size(batches);
+    work->n_schedules = PyList_Size(schedules);
+    if (work->n_batches < 0 || work->n_schedules < 0) return -1;
+    rf_embedding_bag_params *read = calloc((size_t)work->n_batches + 1, sizeof *read);
+    work->batches = read;
+    rf_embedding_bag_schedule *parsed = calloc((size_t)work->n_schedules + 1, sizeof *parsed);
+    work->schedules = parsed;
+    if (read == NULL || parsed == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int64_t b = 0; b < work->n_batches; b++) {
+        if (batch_read(PyList_GetItem(batches, (Py_ssize_t)b), table, &read[b]) != 0) return -1;
+    }
+    for (int64_t s = 0; s < work->n_schedules; s++) {
+        Py_ssize_t length;
+        const char *text = PyUnicode_AsUTF8AndSize(PyList_GetItem(schedules, (Py_ssize_t)s), &length);
+        if (text == NULL) return -1;
+        const rf_status status = rf_embedding_bag_schedule_parse(text, &parsed[s]);
+        if (status != RF_OK) {
+            rf__py_raise(status, "embedding_bag_measure");
+            return -1;
+        }
+    }
+    return 0;
+}
+
+PyObject *rf__py_embedding_bag_measure(PyObject *module, PyObject *arguments) {
+    (void)module;
+    rf_embedding_bag_params table = {0};
+    rf_embedding_bag_measurement work = {0};
+    rf_cuda_stream stream = {0};
+    PyObject *batches, *schedules, *pinned, *seconds = NULL;
+    unsigned long long stream_address, weight, pinned_rows = 0;
+    long long rows, dim, stride, padding_idx, rounds, n_pinned = 0;
+    int device, dtype, pooling, check, pinned_type = RF_INT64;
+    rf_status status = RF_OK;
+    if (!PyArg_ParseTuple(arguments, "iK(KLLLi)O!iLpO!LO:embedding_bag_measure", &device, &stream_address,
+                          &weight, &rows, &dim, &stride, &dtype, &PyList_Type, &batches, &pooling,
+                          &padding_idx, &check, &PyList_Type, &schedules, &rounds, &pinned)) {
+        return NULL;
+    }
+    if (pinned != Py_None) {
+        if (!PyTuple_Check(pinned))
+            return PyErr_Format(PyExc_TypeError, "embedding_bag_measure: pinned must be a tuple or None");
+        if (!PyArg_ParseTuple(pinned, "KL|i:embedding_bag_measure", &pinned_rows, &n_pinned, &pinned_type))
+            return NULL;
+    }
+    table.weight = pointer(weight);
+    table.rows = rows;
+    table.dim = dim;
+    table.weight_stride = stride;
+    table.dtype = (rf_dtype)dtype;
+    table.pooling = (rf_pooling)pooling;
+    table.padding_idx = padding_idx;
+    table.check_bounds = check;
+    table.output_stride = dim;
+    work.pinned_rows = pointer(pinned_rows);
+    work.n_pinned = n_pinned;
+    work.pinned_type = (rf_int_type)pinned_type;
+    work.rounds = rounds;
+    stream.device = device;
+    stream.stream = pointer(stream_address);
+    if (lists_read(batches, schedules, &table, &work) != 0) goto out;
+    npy_intp shape[2] = {(npy_intp)work.n_schedules, (npy_intp)(rounds > 0 ? rounds : 0)};
+    seconds = PyArray_SimpleNew(2, shape, NPY_DOUBLE);
+    if (seconds == NULL) goto out;
+    work.seconds = PyArray_DATA((PyArrayObject *)seconds);
+    Py_BEGIN_ALLOW_THREADS status = rf_embedding_bag_measure(&work, &stream);
+    Py_END_ALLOW_THREADS if (status != RF_OK) {
+        Py_CLEAR(seconds);
+        rf__py_raise(status, "embedding_bag_measure");
+    }
+out:
+    free((void *)work.schedules);
+    free((void *)work.batches);
+    return seconds;
+}
