@@ -47,15 +47,19 @@ class Row:
 def measure(setting: Setting, copy_speed: float) -> Iterator[tuple[Row, list[str]]]:
     """Each hotness in turn, with notes."""
     arguments = setting.arguments
-    fixed, notes = make_candidates(setting, [name for name in arguments.candidates if name != TUNED])
+    fixed, left_out = make_candidates(setting, [name for name in arguments.candidates if name != TUNED])
     tiny = torch.zeros(1, device=setting.device)
     for hotness in arguments.hotness:
-        workload = setting.workload(hotness, batches=arguments.num_batches)
+        workload, notes = setting.workload(hotness, batches=arguments.num_batches), [*left_out]
         candidates, record = dict(fixed), {"hotness": hotness, "unique_rows": workload.unique_rows()}
         if TUNED in arguments.candidates:
             plan = tune(setting, hotness)
             record["plan"] = plan.report()
             candidates[TUNED] = tuned_candidate(setting, plan, workload)
+        errors, unable = _errors(setting, workload, candidates)
+        for name, why in unable.items():
+            notes.append(f"{hotness}: {name} is left out: {why}")
+            del candidates[name]
         passes = {name: candidate.run for name, candidate in candidates.items()}
         gathers = {}
         for candidate in candidates.values():
@@ -63,12 +67,6 @@ def measure(setting: Setting, copy_speed: float) -> Iterator[tuple[Row, list[str
                 name = gathers[candidate.row_bytes] = f"gather {candidate.row_bytes} B"
                 passes[name], record[name] = _gather_pass(candidate, workload, setting)
         passes[LAUNCH] = each(lambda table, indices, offsets: tiny.zero_())
-        errors = {
-            name: relative_error(candidate.run(workload.requests[0]), candidate.weights, workload.requests[0])
-            for name, candidate in candidates.items()
-        }
-        for name, error in errors.items():
-            check_error(setting, f"{hotness}, {name}", error, candidates[name].tolerance)
         warm = arguments.cache == "warm"
         result, failures = time_passes(
             passes, workload, setting.device, rounds=arguments.rounds, cache=arguments.cache, eager=warm,
@@ -80,6 +78,28 @@ def measure(setting: Setting, copy_speed: float) -> Iterator[tuple[Row, list[str
         record["us"] = {name: row.us(name) for name in result.timings}
         record["share_of_gather"], record["share_of_floor"] = _shares(row, copy_speed)
         yield row, [*notes, *(f"{hotness}, {name}: no graph: {why}" for name, why in failures.items())]
+
+
+def _errors(
+    setting: Setting, workload: Workload, candidates: dict[str, Candidate]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """How far each candidate's output is from sums in float64, and which peers do not run here, and why.
+
+    Ends the program with status 1 where an output is wrong.
+    """
+    errors, unable = {}, {}
+    requests = workload.requests[0]
+    for name, candidate in candidates.items():
+        try:
+            outputs = candidate.run(requests)
+        except Exception as error:
+            if name.startswith("recfuse"):
+                raise
+            unable[name] = str(error).partition("\n")[0]
+            continue
+        errors[name] = relative_error(outputs, candidate.weights, requests)
+        check_error(setting, f"{workload.name}, {name}", errors[name], candidate.tolerance)
+    return errors, unable
 
 
 def _gather_pass(candidate: Candidate, workload: Workload, setting: Setting) -> tuple[Pass, str]:
@@ -117,7 +137,8 @@ def tabulate(rows: list[Row], notes: list[str], setting: Setting, copy_speed: fl
         f"{LAUNCH}: a kernel that writes four bytes, the cost of one more launch.",
         "Largest error, as a share of the largest value, against sums in float64 of the same table: "
         + ", ".join(
-            f"{max(row.record['relative_error'][name] for row in rows):.0e} ({name})" for name in names
+            f"{max(row.record['relative_error'].get(name, 0.0) for row in rows):.0e} ({name})"
+            for name in names
         )
         + ".",
         *dict.fromkeys(notes),

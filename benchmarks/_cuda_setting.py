@@ -26,7 +26,7 @@ Pass = Callable[[Sequence[Request]], list[Tensor]]
 Trace = NDArray[np.int64]
 
 # A pass is repeated until a sample takes so many seconds; events resolve half a microsecond.
-LEAST_SAMPLE = 2e-3
+LEAST_SAMPLE = 5e-4
 COLD_TABLES = 4
 
 

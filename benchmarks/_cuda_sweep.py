@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from _common import fail
 from _cuda_candidates import BASELINE, bag, torch_bag
 from _cuda_setting import (
     Pass,
@@ -81,7 +82,7 @@ def measure_passes(
             check_error(setting, f"{name}, {candidate}", error, 1e-5)
         result, failures = time_passes(candidates, workload, setting.device, rounds=rounds, after=after)
         for candidate, why in failures.items():
-            setting.parser.error(f"{candidate}: cannot be captured as a CUDA graph: {why}")
+            fail(setting.parser, f"{candidate}: cannot be captured as a CUDA graph: {why}")
         tables = tables_of(result, workload)
         speeds.us[name] = {
             candidate: timing_.median * 1e6 / tables for candidate, timing_ in result.timings.items()

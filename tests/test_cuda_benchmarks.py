@@ -1,5 +1,6 @@
 """The flow of the GPU benchmarks, on CPU tensors: everything but the GPU itself and what it alone can run."""
 
+import argparse
 import ctypes
 import importlib
 import json
@@ -94,6 +95,20 @@ def test_a_wrong_output_ends_the_run(bag, monkeypatch, capsys):
     )
     assert bag("--hotness", "low", "--candidates", "torch,recfuse") == 1
     assert "low, torch: the outputs differ from sums in float64 by 1.0e-03" in capsys.readouterr().err
+
+
+def test_a_peer_that_does_not_run_here_is_left_out_with_its_reason(bag, monkeypatch, capsys):
+    def broken(call):
+        def raises(*arguments):
+            raise RuntimeError("no C compiler found\nand more")
+
+        return raises
+
+    monkeypatch.setattr(torch, "compile", lambda **options: broken)
+    assert bag("--hotness", "low", "--candidates", "torch,torch.compile,recfuse", "--markdown") == 0
+    output = capsys.readouterr().out
+    assert "low: torch.compile is left out: no C compiler found  " in output
+    assert "| hotness | torch | recfuse | gather 32 B |" in output
 
 
 FIGURES = ["6", "9", "11", "12", "15", "16", "17"]
@@ -329,3 +344,17 @@ def test_a_model_that_computes_something_else_ends_the_run(dlrm, monkeypatch, tm
 def test_what_is_wrong_with_an_argument_of_dlrm_is_said(dlrm, capsys, options, message):
     assert dlrm(*options) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_figure_6_tells_the_registers_of_each_schedule(monkeypatch, tmp_path):
+    if info.cuda()["libraries"]["libnvrtc"]["found"] is None:
+        pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    setting = module("_cuda_setting").Setting
+    made = object.__new__(setting)
+    made.device, made.weights = torch.device("cpu"), [torch.zeros(10, 128)]
+    made.arguments = argparse.Namespace(batch_size=2048, num_indices_per_lookup=150)
+    few, many = (module("_cuda_figures").compiled(made, f"station=none warps={warps}") for warps in (16, 64))
+    assert 0 < many["registers"] <= 32 < few["registers"]
