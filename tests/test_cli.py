@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -6,7 +7,10 @@ import pytest
 import torch
 
 import recfuse
-from recfuse import cli, info
+from recfuse import _C, cli, info
+from test_plan import plan_for
+
+TINY = ["--dim", "8", "--batch", "8", "--pooling", "5", "--batches", "2", "--index", "int32"]
 
 
 def run(*arguments):
@@ -48,12 +52,118 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"recfuse {recfuse.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["tune"], ["info", "--yaml"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["tune"], ["compile"], ["info", "--yaml"], ["tune", "--dtype", "int8"]]
+)
 def test_bad_command_lines_end_with_status_2(capsys, arguments):
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)
     assert stopped.value.code == 2
     assert "usage: recfuse" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    (
+        (["tune", "--trace", "warm"], "'warm', which is neither a file nor one of one_item, high"),
+        (["tune", "--trace", "low", "--dim", "0"], "--dim is 0, must be >= 1"),
+        (
+            ["tune", "--trace", "low", "--out", "/absent/plan.json", *TINY],
+            "'/absent' is missing or not writable",
+        ),
+        (["compile", "--arch", "sm_90a"], "nothing to compile: give --plan FILE, or --dim"),
+        (["compile", "--arch", "sm_90a", "--dim", "-4"], "--dim is -4"),
+        (["compile", "--arch", "sm_90a", "--plan", "absent.json"], "absent.json"),
+    ),
+)
+def test_what_cannot_be_done_is_said_in_a_line(capsys, arguments, words):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"recfuse {arguments[0]}: error: ") and words in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["info", "tune", "compile"])
+def test_every_command_explains_itself(capsys, command):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([command, "--help"])
+    assert stopped.value.code == 0
+    assert f"usage: recfuse {command}" in capsys.readouterr().out
+
+
+def test_tune_writes_a_plan(capsys, tmp_path):
+    trace, out = tmp_path / "trace.txt", tmp_path / "plan.json"
+    trace.write_text("\n".join(str(number % 50) for number in range(500)))
+    assert (
+        cli.main(
+            ["tune", "--trace", str(trace), "--out", str(out), "--budget", "0", "--device", "cpu", *TINY]
+        )
+        == 0
+    )
+    plan = recfuse.Plan.load(out)
+    assert (plan.table.rows, plan.table.dim, plan.table.indices) == (50, 8, "int32")
+    assert (plan.trace.batches, plan.trace.lookups) == (2, 40.0)
+    assert "what runs without a plan" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["tune", "--trace", str(trace), "--rows", "49", *TINY])
+    assert "--rows is 49, but the trace has row 49" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_with_status_130(capsys, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("recfuse.tuner.tune", interrupt)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["tune", "--trace", "low", "--device", "cpu", *TINY])
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "recfuse tune: interrupted\n"
+
+
+def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
+    asked, folders = [], set()
+
+    def compile(*arguments):
+        asked.append(arguments)
+        folders.add(os.environ["RECFUSE_CACHE_DIR"])
+        if arguments[0] == "sm_1":
+            raise ValueError("recfuse: arch is sm_1")
+        return {
+            "schedule": arguments[-1] or "station=register", "registers": 40, "spill_bytes": 0,
+            "cubin_bytes": 12345, "cached": arguments[1] == 6, "seconds": 0.5,
+        }  # fmt: skip
+
+    monkeypatch.setattr(_C, "embedding_bag_compile", compile, raising=False)
+    monkeypatch.delenv("RECFUSE_CACHE_DIR", raising=False)
+    plan = plan_for(recfuse.nn.EmbeddingBag(100, 4, mode="mean"))
+    object.__setattr__(plan.device, "type", "cuda")
+    plan.save(tmp_path / "plan.json")
+    cache = tmp_path / "new" / "cache"
+    options = ["--dim", "6", "64", "--mode", "sum", "max", "--weighted", "--out", str(cache)]
+    arguments = [
+        "compile",
+        "--arch",
+        "sm_80",
+        "--arch",
+        "sm_90a",
+        "--plan",
+        str(tmp_path / "plan.json"),
+        *options,
+    ]
+    assert cli.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(asked) == 2 * 5
+    assert lines[1] == (
+        "sm_80 6 float32 sum int64: 40 registers, 0 bytes spilled, 12,345 bytes, cached, 0.50 s; "
+        "station=register"
+    )
+    assert ("sm_90a", 4, 4, 16, 0, 1, 1, 1, False, False, True, 100, 10, plan.schedule) in asked
+    assert ("sm_90a", 6, 6, 8, 0, 1, 1, 2, False, False, True, 307200, 2048, "") in asked
+    assert ("sm_80", 64, 64, 16, 0, 1, 1, 0, True, False, True, 307200, 2048, "") in asked
+    assert folders == {str(cache)} and cache.is_dir() and "RECFUSE_CACHE_DIR" not in os.environ
+    assert cli.main(["compile", "--arch", "sm_1", "--dim", "8", "--out", str(cache)]) == 1
+    assert "sm_1 8 float32 sum int64: recfuse: arch is sm_1\n1 of 1 kernels failed" in capsys.readouterr().err
 
 
 def test_the_cache_of_kernels_is_described(monkeypatch, tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 
 import pytest
 import torch
@@ -315,6 +316,18 @@ def test_two_models_may_not_pack_one_weight():
     assert "shares its weight with a.emb_l" in next(e.detail for e in report.left if e.name == "b.emb_l")
     for one in model.values():
         one(*batch_of(one))
+
+
+def test_huge_pages_are_asked_for_once_a_buffer(monkeypatch):
+    asked = []
+    for module in ("recfuse.swap", "recfuse.nn.packing"):
+        monkeypatch.setattr(sys.modules[module], "advise_huge_pages", lambda data: asked.append(data.numel()))
+    model = DLRM_Net()
+    model.single = nn.EmbeddingBag(11, 8)
+    report = recfuse.swap(model)
+    assert len(report.fused) == 1
+    buffer = model.emb_l._packed.buffers[0]
+    assert asked == [buffer.numel(), 11 * 8]
 
 
 def test_wrong_argument():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recfuse._backward import MAX, MEAN, SUM, aten, no_integers, sum_dtype
+from recfuse._backward import MAX, MEAN, SUM, aten, no_integers, sparse_grad, sum_dtype
 
 _CHUNK = 1 << 16  # lookups whose rows are gathered at once
 
@@ -130,7 +130,8 @@ def sparse_weight_grad(
 ) -> Tensor:
     """Gradient of one table: sparse COO ``[rows, dim]`` of grad's dtype, one entry a lookup that counts."""
     if indices.numel() == 0 or rows * grad.shape[0] == 0:
-        return torch.sparse_coo_tensor(size=(rows, grad.shape[1]), dtype=grad.dtype, device=grad.device)
+        none = grad.new_empty((1, 0), dtype=torch.int64)
+        return sparse_grad(none[0], grad.new_empty((0, grad.shape[1])), (rows, grad.shape[1]))
     found = lookups_of(indices, offsets, rows, include_last_offset, padding_idx)
     kept = found.used.nonzero()[:, 0]
     return aten._embedding_bag_sparse_backward(
