@@ -130,7 +130,7 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
         if arguments[0] == "sm_1":
             raise ValueError("recfuse: arch is sm_1")
         return {
-            "schedule": arguments[-1] or "station=register", "registers": 40, "spill_bytes": 0,
+            "schedule": arguments[-2] or "station=register", "registers": 40, "spill_bytes": 0,
             "cubin_bytes": 12345, "cached": arguments[1] == 6, "seconds": 0.5,
         }  # fmt: skip
 
@@ -158,9 +158,9 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
         "sm_80 6 float32 sum int64: 40 registers, 0 bytes spilled, 12,345 bytes, cached, 0.50 s; "
         "station=register"
     )
-    assert ("sm_90a", 4, 4, 16, 0, 1, 1, 1, False, False, True, 100, 10, plan.schedule) in asked
-    assert ("sm_90a", 6, 6, 8, 0, 1, 1, 2, False, False, True, 307200, 2048, "") in asked
-    assert ("sm_80", 64, 64, 16, 0, 1, 1, 0, True, False, True, 307200, 2048, "") in asked
+    assert ("sm_90a", 4, 4, 16, 0, 1, 1, 1, False, False, True, 100, 10, plan.schedule, 100) in asked
+    assert ("sm_90a", 6, 6, 8, 0, 1, 1, 2, False, False, True, 307200, 2048, "", 500000) in asked
+    assert ("sm_80", 64, 64, 16, 0, 1, 1, 0, True, False, True, 307200, 2048, "", 500000) in asked
     assert folders == {str(cache)} and cache.is_dir() and "RECFUSE_CACHE_DIR" not in os.environ
     assert cli.main(["compile", "--arch", "sm_1", "--dim", "8", "--out", str(cache)]) == 1
     assert "sm_1 8 float32 sum int64: recfuse: arch is sm_1\n1 of 1 kernels failed" in capsys.readouterr().err

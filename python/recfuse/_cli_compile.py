@@ -44,6 +44,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--weighted", action="store_true", help="with per-sample weights (mode sum)")
     parser.add_argument("--padded", action="store_true", help="with a padding_idx")
+    parser.add_argument("--rows", type=int, default=500_000, help="of the table (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=2048, help="bags of a batch (default: %(default)s)")
     parser.add_argument("--pooling", type=int, default=150, help="lookups of a bag (default: %(default)s)")
     parser.add_argument(
@@ -110,6 +111,7 @@ def _of_plans(arguments: argparse.Namespace) -> Iterator[tuple[str, tuple[Any, .
                 lookups,
                 bags,
                 plan.schedule,
+                table.rows,
             ),
         )
 
@@ -130,6 +132,7 @@ def _of_combinations(arguments: argparse.Namespace) -> Iterator[tuple[str, tuple
                 arguments.batch * arguments.pooling,
                 arguments.batch,
                 arguments.schedule,
+                arguments.rows,
             ),
         )
 

@@ -65,8 +65,8 @@ def embedding_bag(
             "sum" only.
         include_last_offset: ``offsets`` ends with the end of the last bag; lookups behind it are not used.
         padding_idx: lookups of this row are skipped; negative counts from the end.
-        prefetch_distance: lookups ahead to prefetch; 0: none, -1: a good default. CUDA kernels have a
-            schedule instead.
+        prefetch_distance: lookups ahead to prefetch; 0: none, -1: a good default. On CUDA, the schedule's
+            distance.
         bounds_check: "on" checks every index and offset; "off" trusts them: a bad one is then undefined
             behaviour.
         schedule: how the kernel works, ``field=value`` with spaces between: station (where rows in flight
@@ -155,11 +155,8 @@ def embedding_bag(
         scale_grad_by_freq,
         sparse,
     )
-    # A kernel takes no longer than an operator to parse its arguments: those at their defaults are left out.
-    if schedule:
+    if schedule or prefetch_distance != -1 or bounds_check != "on":  # parsing them takes time
         arguments += (prefetch_distance, bounds_check, schedule)
-    elif prefetch_distance != -1 or bounds_check != "on":
-        arguments += (prefetch_distance, bounds_check)
     differentiable = weight.requires_grad or (
         per_sample_weights is not None and per_sample_weights.requires_grad
     )

@@ -55,7 +55,7 @@ def shapes(problem: Problem, best: Iterable[Schedule]) -> list[Schedule]:
         for schedule in best
         for count in threads
         for block in _BLOCKS
-        if count <= block
+        if count <= block <= 32 * (schedule.warps or block)
     ]
 
 
@@ -70,9 +70,10 @@ def sweeps(best: Iterable[Schedule]) -> list[Schedule]:
 
 
 def neighbours(schedule: Schedule, most: int) -> list[Schedule]:
-    """One field of a complete schedule changed a little; `most` warps an SM at most."""
+    """One field of a schedule, in which only warps may be open, changed a little; `most` warps at most."""
     found = [schedule.but(distance=schedule.distance + step) for step in (-2, -1, 1, 2)]
-    found += [schedule.but(warps=schedule.warps + step) for step in (-8, -4, 4, 8)]
+    if schedule.warps is not None:
+        found += [schedule.but(warps=schedule.warps + step) for step in (-8, -4, 4, 8)]
     for name in ("threads", "block", "parts", "segment"):
         value = getattr(schedule, name)
         found += [schedule.but(**{name: value // 2}), schedule.but(**{name: value * 2})]
@@ -81,4 +82,5 @@ def neighbours(schedule: Schedule, most: int) -> list[Schedule]:
 
 def _possible(schedule: Schedule, most_warps: int) -> bool:
     fits = all(1 <= getattr(schedule, name) <= most for name, most in _LIMITS.items())
-    return fits and 1 <= schedule.warps <= most_warps and schedule.threads <= schedule.block
+    warps = schedule.warps or most_warps
+    return fits and schedule.threads <= schedule.block <= 32 * warps <= 32 * most_warps

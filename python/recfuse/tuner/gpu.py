@@ -39,7 +39,7 @@ def search(
         state = Search(problem, architecture(device), soon, progress, seed)
         state.measure_default()
         floor_us = _floor(state, trace)
-        if floor_us is None or state.us[state.default] > _AT_THE_FLOOR * floor_us:
+        if floor_us is None or state.us[""] > _AT_THE_FLOOR * floor_us:
             _sweep(state, floor_us is not None)
         pinned, hottest = _pinning(state, trace, pin)
         return _confirm(state, floor_us, pinned, hottest)
@@ -56,9 +56,9 @@ def _floor(state: Search, trace: Hotness) -> float | None:
         return None
     bandwidth = copy_bandwidth(problem.weight.device)
     us = float(np.mean([_least_bytes(problem, batch) for batch in problem.batches])) / bandwidth * 1e6
-    share = us / state.us[state.default]
+    share = us / state.us[""]
     why = f"at the {bandwidth / 1e12:.2f} TB/s of a copy; the defaults reach {share:.0%} of that"
-    if state.us[state.default] <= _AT_THE_FLOOR * us:
+    if state.us[""] <= _AT_THE_FLOOR * us:
         why += ": nothing to win"
     state.note("floor", "each byte once", us, True, why)
     return us
@@ -158,20 +158,18 @@ def _confirm(
     state: Search, floor_us: float | None, pinned: Pinned | None, hottest: torch.Tensor | None
 ) -> Found:
     """The winner against the defaults, once more: it must be worth it."""
-    name, best, default_us = "confirm", state.best, state.us[state.default]
-    if best == state.default and pinned is None:
-        state.note(name, state.default, default_us, True, "nothing was faster than the defaults")
+    name, best, default_us = "confirm", state.best, state.us[""]
+    if best == "" and pinned is None:
+        state.note(name, "", default_us, True, "nothing was faster than the defaults")
         return Found("", default_us, default_us, floor_us, decisions=state.decisions)
     if pinned is None:
-        times = np.median(state.bench.measure([best, state.default], _CONFIRM_ROUNDS), axis=1) * 1e6
+        times = np.median(state.bench.measure([best, ""], _CONFIRM_ROUNDS), axis=1) * 1e6
         best_us, default_us = float(times[0]), float(times[1])
     else:
-        best_us, default_us = _in_turns(state, best, hottest, state.default, _PIN_TURNS, _PIN_ROUNDS)
+        best_us, default_us = _in_turns(state, best, hottest, "", _PIN_TURNS, _PIN_ROUNDS)
     won = best_us * _WORTH < default_us
     state.note(name, best, best_us, won, f"{default_us / best_us:.3f}x as fast as the defaults")
-    state.note(
-        name, state.default, default_us, not won, "the defaults" + ("" if won else ": not worth a change")
-    )
+    state.note(name, "", default_us, not won, "the defaults" + ("" if won else ": not worth a change"))
     if not won:
         return Found("", default_us, default_us, floor_us, decisions=state.decisions)
     rows = None if hottest is None else hottest.cpu()

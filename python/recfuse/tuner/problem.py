@@ -122,6 +122,7 @@ class Problem:
             first.indices.numel(),
             first.bags,
             schedule,
+            self.weight.shape[0],
         )
 
 
