@@ -206,7 +206,8 @@ def plot_ratios(path: Path, panels: Mapping[str, Mapping[str, Mapping[str, float
             axis.set_xticks([place + 0.4 - width / 2 for place in range(len(ratios))], list(ratios))
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set(title=title, xlabel=lines)
-        axis.legend()
+        axis.margins(y=0.25)  # room for the legend
+        axis.legend(fontsize="small", ncols=2)
     axes[0][0].set_ylabel("times faster")
     figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)

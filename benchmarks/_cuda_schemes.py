@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 from _common import Table
 from _cuda_candidates import BASELINE, bag
-from _cuda_figures import Figure, Figures, by_hotness, speed_table
+from _cuda_figures import Figure, Figures, speed_table
 from _cuda_pinning import hot_rows, pinned_before
 from _cuda_setting import Pass, Setting, Workload
 from _cuda_sweep import STATIONS, Speeds, measure_passes
 
-ABBREVIATIONS = {"register": "RPF", "shared": "SMPF", "local": "LMPF", "l1": "L1DPF", "bulk": "bulk copies"}
+ABBREVIATIONS = {"register": "RPF", "shared": "SMPF", "local": "LMPF", "l1": "L1DPF"}
 # Table VII: tables of each hotness, of 250.
 MIXES = {
     "mix1": {"high": 100, "medium": 75, "low": 50, "random": 25},
@@ -61,15 +61,19 @@ def measure_schemes(
     )
 
 
-def _figure(title: str, speeds: Speeds, schedules: Mapping[str, str | None]) -> Figure:
+def _figure(figures: Figures, title: str, speeds: Speeds, schedules: Mapping[str, str | None]) -> Figure:
+    """A table and a plot of schemes, with the schedules that the sweep gave them."""
     names = {name: name for name in speeds.names() if name != BASELINE}
     table = speed_table(title, speeds, names)
     settings = ", ".join(
         f"{name}: {text or 'default'}" for name, text in schedules.items() if text is not None
     )
     table.notes.append(f"Schedules: {settings}.")
+    table.notes += [f"refused: {name}: {why}" for name, why in figures.stations.refused.items()]
     return Figure(
-        [table], {title: by_hotness(speeds, names)}, {**speeds.to_json(), "schedules": dict(schedules)}
+        [table],
+        {title: {name: speeds.over_torch(name) for name in names}},
+        {**speeds.to_json(), "schedules": dict(schedules)},
     )
 
 
@@ -86,7 +90,7 @@ def figure_12(figures: Figures) -> Figure:
     """Occupancy, prefetching into registers, pinning, and all of them; with the rows of table IX."""
     plain, pinned = _tuned(figures)
     speeds = measure_schemes(figures.setting, figures.workloads, plain, pinned, "figure 12")
-    figure = _figure("Figure 12: schemes", speeds, plain | pinned)
+    figure = _figure(figures, "Figure 12: schemes", speeds, plain | pinned)
     figure.tables.append(_table_9(figures, speeds))
     return figure
 
@@ -111,7 +115,7 @@ def figure_15(figures: Figures) -> Figure:
     schedules = {"OptMT": figures.best("none")}
     schedules |= {f"{ABBREVIATIONS[station]}+OptMT": figures.best(station) for station in STATIONS[1:]}
     speeds = measure_schemes(figures.setting, figures.workloads, schedules, {}, "figure 15")
-    return _figure("Figure 15: stations at tuned occupancy", speeds, schedules)
+    return _figure(figures, "Figure 15: stations at tuned occupancy", speeds, schedules)
 
 
 def figure_16(figures: Figures) -> Figure:
@@ -122,7 +126,7 @@ def figure_16(figures: Figures) -> Figure:
     pinned = {"L2P": "station=none", f"{named}+L2P": winner}
     plain = {"no prefetching": "station=none", **schedules}
     speeds = measure_schemes(figures.setting, figures.workloads, plain, pinned, "figure 16")
-    return _figure("Figure 16: stations and pinning at default occupancy", speeds, plain | pinned)
+    return _figure(figures, "Figure 16: stations and pinning at default occupancy", speeds, plain | pinned)
 
 
 def figure_17(figures: Figures) -> Figure:
@@ -132,4 +136,4 @@ def figure_17(figures: Figures) -> Figure:
     tables = len(setting.weights)
     workloads = {name: setting.workload(mix_levels(name, tables)) for name in MIXES}
     speeds = measure_schemes(setting, workloads, plain, pinned, "figure 17")
-    return _figure(f"Figure 17: mixes of table VII, {tables} tables", speeds, plain | pinned)
+    return _figure(figures, f"Figure 17: mixes of table VII, {tables} tables", speeds, plain | pinned)

@@ -82,6 +82,7 @@ class Setting:
     ) -> None:
         """`arguments`: the benchmark's. `medium`: a trace to use in place of the generated one."""
         self.parser, self.arguments, self._medium = parser, arguments, medium
+        self._traces: dict[tuple[str, int], Trace] = {}
         self.device = torch.device(arguments.device)
         generator = torch.Generator(self.device).manual_seed(arguments.seed)
         self.weights = [
@@ -103,7 +104,11 @@ class Setting:
         if hotness == "medium" and self._medium is not None:
             # One place more than there are tables: the number behind the last table is in use too.
             return np.roll(self._medium, -(table * len(self._medium) // (len(self.weights) + 1)))
-        return traces.generate(hotness, rows=self.arguments.rows, seed=self.arguments.seed + table)
+        key = (hotness, table)
+        if key not in self._traces:
+            seed = self.arguments.seed + table
+            self._traces[key] = traces.generate(hotness, rows=self.arguments.rows, seed=seed)
+        return self._traces[key]
 
     def workload(
         self, hotness: str | Sequence[str], pooling: int | None = None, batches: int = 1
@@ -113,7 +118,7 @@ class Setting:
         levels = [hotness] * len(self.weights) if isinstance(hotness, str) else list(hotness)
         row_ids = [
             self.trace(level, table)
-            for table, level in enumerate(tqdm(levels, desc=f"traces {levels[0]}", leave=False))
+            for table, level in enumerate(tqdm(levels, desc="traces", delay=1, leave=False))
         ]
         parts = [[self.part(trace, bags, pooling, number) for trace in row_ids] for number in range(batches)]
         return Workload(hotness if isinstance(hotness, str) else "mix", row_ids, parts, bags, pooling)

@@ -25,7 +25,7 @@ from recfuse import timing
 
 WARPS = (8, 16, 24, 32, 40, 48, 56, 64)
 DISTANCES = (1, 2, 4, 6, 8, 10, 12, 16)
-STATIONS = ("none", "register", "shared", "local", "l1", "bulk")
+STATIONS = ("none", "register", "shared", "local", "l1")
 FEW_ROUNDS = 5
 
 

@@ -54,7 +54,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "trace": "medium",
     },
     "cuda": {
-        "arch_embedding_size": [500_000] * 250,
+        "arch_embedding_size": [500_000],  # each of --tables
         "arch_sparse_feature_size": 128,
         "arch_mlp_bot": [1024, 512, 128, 128],
         "arch_mlp_top": [128, 64, 1],
@@ -72,7 +72,7 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     add_arguments(parser)
     widths = {"type": dashed, "metavar": "N-N-..."}
     parser.add_argument(
-        "--arch-embedding-size", help="rows of each table (default: 8 x 500000; on a GPU 250 x)", **widths
+        "--arch-embedding-size", help="rows of each table (default: 8 x 500000; see --tables)", **widths
     )
     parser.add_argument(
         "--arch-sparse-feature-size", type=positive, help="embedding dimension (default: 64; on a GPU 128)"
@@ -95,6 +95,9 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         help=f"row ids: a trace file, or one of {', '.join(traces.HOTNESS)} (default: medium). On a GPU "
         f"a list of hotness levels and mixes (default: {','.join(LEVELS)})",
     )  # fmt: skip
+    parser.add_argument(
+        "--tables", type=positive, default=250, help="on a GPU: how many tables (default: 250)"
+    )
     parser.add_argument("--no-compile", action="store_true", help="on a GPU: leave torch.compile out")
     arguments = parser.parse_args()
     start(parser, arguments)
@@ -102,6 +105,8 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
     if arguments.device == "cuda":
+        if len(arguments.arch_embedding_size) == 1:
+            arguments.arch_embedding_size *= arguments.tables
         check_levels(parser, arguments)
     if len(arguments.arch_mlp_bot) < 2 or arguments.arch_mlp_bot[-1] != arguments.arch_sparse_feature_size:
         parser.error(

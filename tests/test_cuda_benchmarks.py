@@ -1,6 +1,7 @@
 """The flow of the GPU benchmarks, on CPU tensors: everything but the GPU itself and what it alone can run."""
 
 import argparse
+import contextlib
 import ctypes
 import importlib
 import json
@@ -266,7 +267,7 @@ def test_the_gather_reads_all_of_every_row(monkeypatch, row_bytes):
 
 
 TINY_DLRM = [
-    "--device", "cuda", "--arch-embedding-size", "50-50-50-50-50", "--arch-sparse-feature-size", "8",
+    "--device", "cuda", "--arch-embedding-size", "50", "--tables", "5", "--arch-sparse-feature-size", "8",
     "--arch-mlp-bot", "4-8", "--arch-mlp-top", "8-1", "--mini-batch-size", "5",
     "--num-indices-per-lookup", "3", "--num-batches", "2",
 ]  # fmt: skip
@@ -358,3 +359,30 @@ def test_figure_6_tells_the_registers_of_each_schedule(monkeypatch, tmp_path):
     made.arguments = argparse.Namespace(batch_size=2048, num_indices_per_lookup=150)
     few, many = (module("_cuda_figures").compiled(made, f"station=none warps={warps}") for warps in (16, 64))
     assert 0 < many["registers"] <= 32 < few["registers"]
+
+
+def test_pinning_beside_a_table_stays_one_table_ahead(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    pinning = module("_cuda_pinning")
+    done = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            done.append(f"{self.name} waits for {other.name}")
+
+    main = Stream("main")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("side"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(recfuse, "pin_rows", lambda weight, rows: done.append(f"pin {rows}"))
+    weights = [torch.zeros(1)] * 2
+    run = pinning.pinned_beside(lambda requests: [done.append(f"bag {requests[0][0]}")], weights, ["0", "1"])
+    run([(0, None), (1, None)])
+    assert done == [
+        "side waits for main", "pin 0", "main waits for side",
+        "side waits for main", "pin 1", "bag 0", "main waits for side",
+        "bag 1",
+    ]  # fmt: skip
