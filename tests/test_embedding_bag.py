@@ -195,6 +195,8 @@ def test_prefetching_and_unchecked_bounds_change_nothing():
             indices, weight, offsets[:-1], prefetch_distance=distance, bounds_check=bounds
         )
         assert torch.equal(got, want)
+    for schedule in ("distance=4", " station=shared  warps=32 block=256 threads=32 parts=2 segment=64 "):
+        assert torch.equal(recfuse.embedding_bag(indices, weight, offsets[:-1], schedule=schedule), want)
 
 
 BAD_CONTENTS = {
@@ -283,7 +285,17 @@ def test_bad_arguments_raise_torchs_kind_of_error(case):
     assert str(ours.value)
 
 
-@pytest.mark.parametrize("options", ({"bounds_check": "maybe"}, {"prefetch_distance": -2}))
+@pytest.mark.parametrize(
+    "options",
+    (
+        {"bounds_check": "maybe"},
+        {"prefetch_distance": -2},
+        {"schedule": "station=moon"},
+        {"schedule": "distance=65"},
+        {"schedule": "speed=9"},
+    ),
+    ids=str,
+)
 def test_bad_options_of_our_own(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         recfuse.embedding_bag(**_arguments(), **options)

@@ -112,6 +112,19 @@ def test_drop_in(options):
         torch.testing.assert_close(bag(two), want)
 
 
+def test_a_schedule_is_the_objects_own():
+    bag = EmbeddingBag(10, 4, mode="sum")
+    want = bag(torch.tensor([[1, 2]]))
+    bag.schedule = "distance=2"
+    assert (EmbeddingBag.schedule, EmbeddingBag.pinned) == ("", None)
+    for other in (bag, copy.deepcopy(bag), pickle.loads(pickle.dumps(bag))):
+        assert other.schedule == "distance=2" and list(other.state_dict()) == ["weight"]
+        assert torch.equal(other(torch.tensor([[1, 2]])), want)
+    bag.schedule = "distance=fast"
+    with pytest.raises(ValueError, match="distance"):
+        bag(torch.tensor([[1, 2]]))
+
+
 def test_from_pretrained_and_wrong_constructor_arguments():
     weight = torch.randn(5, 3)
     bag = EmbeddingBag.from_pretrained(weight, mode="sum")

@@ -9,7 +9,8 @@ import torch
 from recfuse._schedule import STATIONS, Schedule
 from recfuse.tuner.problem import Problem, power_of_two
 
-_WARPS = (8, 16, 24, 32, 40, 48, 64)
+# None: as many as registers allow. A number also takes shared memory, and so L1, to hold others off.
+_WARPS = (None, 8, 16, 24, 32, 40, 48, 64)
 _DISTANCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _BLOCKS = (64, 128, 256, 512)
 _MOST_THREADS = 256
@@ -29,18 +30,18 @@ def occupancies(most: int) -> list[Schedule]:
         Schedule(station=station, warps=warps)
         for station in ("none", "register")
         for warps in _WARPS
-        if warps <= most
+        if (warps or 0) <= most
     ]
 
 
 def prefetches(warps: Iterable[int | None]) -> list[Schedule]:
-    """Every station and distance, at these numbers of warps."""
+    """Every station and distance, at these numbers of warps, and with warps left open."""
     return [
         Schedule(station=station, distance=distance, warps=count)
         for station in STATIONS
         if station != "none"
         for distance in _DISTANCES
-        for count in dict.fromkeys(warps)
+        for count in dict.fromkeys([None, *warps])
     ]
 
 
