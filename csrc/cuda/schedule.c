@@ -159,17 +159,22 @@ static int32_t default_threads(const rf__bag_shape *shape, int64_t mean) {
     const int64_t lanes = rf__bag_lanes(shape);
     const int64_t to_fill =
         (int64_t)shape->sms * rf__bag_warps(shape) * WARP / larger(shape->bags * rf__bag_slices(shape), 1);
-    const int64_t useful = lanes * power_below(larger(mean / 4, 1));
+    /* A slot with too few rows waits for the others more than it helps them. */
+    const int64_t useful = larger(lanes * power_below(larger(mean / 12, 1)),
+                                  smaller(64, lanes * power_below(larger(mean / 4, 1))));
     /* Neighbours in a warp wait for the longest of their bags: long bags get a warp each. */
     const int64_t least = larger(lanes, smaller(WARP, lanes * power_below(larger(mean / 8, 1))));
     return (int32_t)larger(least, smaller(smaller(power_below(to_fill), useful), 1024));
 }
 
-/* Large blocks: neighbouring bags share rows, and then meet in one L1. Smaller ones where few large ones
- * would load the SMs unevenly. */
+/* Large blocks: neighbouring bags share rows, and then meet in one L1. Few bags make one block an SM, which
+ * the next launch can overlap; otherwise blocks are small enough to load the SMs evenly. */
 static int32_t default_block(const rf__bag_shape *shape, int32_t threads) {
     const int64_t all = shape->bags * rf__bag_slices(shape) * threads;
-    int64_t block = larger(rf__bag_warps(shape) == 32 ? 512 : 256, threads);
+    const int64_t most = larger(rf__bag_warps(shape) == 32 ? 512 : 256, threads);
+    if (all <= most * shape->sms)
+        return (int32_t)larger(smaller(power_above(all / shape->sms), most), larger(threads, WARP));
+    int64_t block = most;
     for (; block > larger(threads, 64); block /= 2) {
         const int64_t blocks = (all + block - 1) / block;
         const int64_t turns = (blocks + shape->sms - 1) / shape->sms;

@@ -145,12 +145,13 @@ RF_INLINE void rf_report(const rf_errors &errors, const rf_offender &found, int 
     record->ready = 1;
 }
 
-/* Launches that follow each other in a stream overlap (launch.c says when): a kernel lets the next one be
- * set up at once, and waits here until what ran before has finished and its writes can be seen. */
+/* Launches that follow each other in a stream may overlap (csrc/cuda/embedding_bag.c says when): a kernel
+ * waits here until what ran before has finished and its writes can be seen, and lets the next one be set up
+ * meanwhile, but not the one after. */
 RF_INLINE void rf_wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
