@@ -79,7 +79,10 @@ def _max_grad(grad: Tensor, weight: Tensor, found: Lookups) -> Tensor:
     winners = torch.where(empty[:, None], rows, _winners(weight, found))
     places = winners * dim + torch.arange(dim, device=grad.device)
     total = grad.new_zeros((rows + 1) * dim, dtype=sum_dtype(grad.dtype))
-    total.index_put_((places.reshape(-1),), grad.to(total.dtype).reshape(-1), accumulate=True)
+    # "unsafe" only means that it does not look at the places, for which it would wait.
+    aten._index_put_impl_(
+        total, [places.reshape(-1)], grad.to(total.dtype).reshape(-1), accumulate=True, unsafe=True
+    )
     return total.view(rows + 1, dim)[:rows].to(grad.dtype)
 
 

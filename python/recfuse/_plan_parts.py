@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -74,16 +75,16 @@ def describe_device(device: torch.device) -> Device:
     versions = {"recfuse": recfuse.__version__, "torch": torch.__version__}
     if device.type != "cuda":
         return Device(device.type, info.cpu_model(), torch.ops.recfuse.cpu_isa(), "", **versions)
+    name = torch.cuda.get_device_name(device)
+    return Device("cuda", name, architecture(device), _driver(device), **versions)
+
+
+@functools.cache
+def _driver(device: torch.device) -> str:
+    """Version of the driver; asking takes a second."""
     from recfuse._clock import describe
 
-    found = describe(device)
-    return Device(
-        "cuda",
-        found["gpu"],
-        architecture(device),
-        str(found.get("gpu_driver_version", "unknown")),
-        **versions,
-    )
+    return str(describe(device).get("gpu_driver_version", "unknown"))
 
 
 def architecture(device: torch.device) -> str:
