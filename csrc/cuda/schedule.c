@@ -231,8 +231,10 @@ rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag
     }
     if (schedule->block == 0) {
         schedule->block = default_block(shape, schedule->threads);
-        const int64_t most = schedule->warps != 0 ? (int64_t)schedule->warps * WARP : schedule->block;
-        schedule->block = (int32_t)larger(smaller(schedule->block, power_below(most)), schedule->threads);
+        /* Whole blocks must make up the warps asked for. */
+        const int64_t most = (int64_t)schedule->warps * WARP;
+        if (most > 0)
+            schedule->block = (int32_t)larger(smaller(schedule->block, most & -most), schedule->threads);
     }
     const int64_t warps_a_bag = larger(schedule->threads / WARP, 1);
     const int64_t slots = larger(schedule->threads / rf__bag_lanes(shape), 1);
