@@ -2,11 +2,11 @@
 PYTHON ?= python3
 ARGS ?=
 CLANG_FORMAT ?= $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('scripts'))")/clang-format
-C_FILES = $(shell find include csrc tests/c -name '*.[ch]')
+C_FILES = $(shell find include csrc tests/c benchmarks/kernels -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 IN_PLACE = PYTHONPATH=python $(PYTHON)
 BENCHMARKS = $(filter-out benchmarks/show.py,$(wildcard benchmarks/[a-z]*.py))
 
-.PHONY: help build test bench sanitize neon format lint clean
+.PHONY: help build test bench sanitize neon gpu format lint clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile
@@ -21,12 +21,15 @@ bench: build ## every benchmark; ARGS=--help and the like go to each
 	set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(IN_PLACE) $$script $(ARGS); done
 
 sanitize: build ## the C tests under the address, undefined-behaviour and thread sanitizers
-	$(IN_PLACE) -m pytest tests/test_c_api.py -v -rs -k sanitizer $(ARGS)
+	$(IN_PLACE) -m pytest tests/test_c_api.py tests/test_cuda_runtime.py -v -rs -k "sanitizer or address or thread" $(ARGS)
 
 neon: build ## the C tests for aarch64 in an emulator (Debian: gcc-aarch64-linux-gnu qemu-user)
 	command -v aarch64-linux-gnu-gcc
 	command -v qemu-aarch64 || command -v qemu-aarch64-static
 	$(IN_PLACE) -m pytest tests/test_c_api.py -v -rs -k neon_emulated $(ARGS)
+
+gpu: build ## the tests that need a GPU
+	$(IN_PLACE) -m pytest tests/test_gpu_*.py -v -rs $(ARGS)
 
 format: ## rewrite C and Python in the project's form
 	$(PYTHON) -m ruff check --fix .
