@@ -203,6 +203,7 @@ def test_the_report_tells_the_whole_story(module):
 
 @pytest.mark.parametrize("kind", ("cpu", "cuda"))
 def test_the_plot_marks_the_winner(module, kind):
+    pytest.importorskip("matplotlib")
     plan = plan_for(module)
     object.__setattr__(plan.device, "type", kind)
     axes = plan.plot().axes
