@@ -1,0 +1,501 @@
+"""Bad arguments, bad contents, many threads, processes and forks on a GPU: clear errors, and no harm."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gpu
+import recfuse
+from library_cases import ONE_TABLE_ERRORS, OPS, one_table
+
+pytestmark = pytest.mark.skipif(gpu.MISSING is not None, reason=str(gpu.MISSING))
+
+TWO_GPUS = pytest.mark.skipif(
+    gpu.MISSING is None and torch.cuda.device_count() < 2, reason="needs two GPUs, there is one"
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_error_left() -> Iterator[None]:
+    with gpu.no_error_left():
+        yield
+
+
+def call(indices: Any, offsets: Any, dtype: torch.dtype = torch.int64, **options: Any) -> Tensor:
+    """A table of ten rows of ones with 16 columns, row k times k + 1; bags are sums."""
+    device = options.pop("device", gpu.DEVICE)
+    table = torch.arange(1.0, 11, device=device)[:, None].expand(10, 16).contiguous()
+    indices, offsets = (torch.tensor(one, dtype=dtype, device=device) for one in (indices, offsets))
+    return recfuse.embedding_bag(indices, table, offsets, **{"mode": "sum", **options})
+
+
+GOOD = [0, 1, 2, 3], [0, 2]
+BAD_INDICES = {
+    "rows": ([0, 1, 2, 10, 4], [0, 2], (3, 10, 1)),
+    "negative": ([0, -1, 2, 3], [0, 2], (1, -1, 0)),
+    "last": ([0, 1, 2, -(2**31)], [0, 2], (3, -(2**31), 1)),
+    "largest": ([0, 1, 2**31 - 1, 3], [0, 2], (2, 2**31 - 1, 1)),
+    "huge": ([2**40, 1, 2, 3], [0, 2], (0, 2**40, 0)),
+    "wraps": ([0, 2**32, 2, 3], [0, 2], (1, 2**32, 0)),  # 0 in 32 bits
+    "most": ([0, 1, 2, 2**63 - 1], [0, 2], (3, 2**63 - 1, 1)),
+    "least": ([0, 1, -(2**63), 3], [0, 3], (2, -(2**63), 0)),
+}
+INDEX_TEXT = (
+    r"^recfuse\.embedding_bag: indices\[{}\] is {}, for bag {}; allowed is 0 to 9, less than the 10 rows of "
+    r"its table \(found on the GPU"
+)
+
+
+@pytest.mark.parametrize("mode", gpu.MODES)
+@pytest.mark.parametrize("dtype", gpu.INTEGERS, ids=str)
+@pytest.mark.parametrize("name", BAD_INDICES)
+def test_a_bad_index_is_named_once_and_counts_as_no_row(name: str, dtype: torch.dtype, mode: str) -> None:
+    indices, offsets, (position, value, bag) = BAD_INDICES[name]
+    if dtype == torch.int32 and not -(2**31) <= value < 2**31:
+        pytest.skip("not an int32")
+    got = call(indices, offsets, dtype, mode=mode)
+    with pytest.raises(IndexError, match=INDEX_TEXT.format(position, value, bag)) as raised:
+        recfuse.check()
+    assert isinstance(raised.value, RuntimeError)  # torch's own kind
+    recfuse.check()
+    if mode == "sum":
+        ends = [*offsets, len(indices)]
+        want = [
+            float(sum(one + 1 for one in indices[start:end] if 0 <= one < 10))
+            for start, end in itertools.pairwise(ends)
+        ]
+        assert got[:, 0].tolist() == got[:, 15].tolist() == want
+    assert call(*GOOD)[:, 0].tolist() == [3, 7]
+    recfuse.check()
+
+
+BAD_OFFSETS = {
+    "first": ([1, 2], False, r"offsets\[0\] is 1; the first bag must begin at 0"),
+    "first negative": ([-3, 2], False, r"offsets\[0\] is -3; the first bag must begin at 0"),
+    "decreasing": ([0, 3, 2], False, r"offsets\[2\] is 2, for bag 1; allowed is 3 .* to 4 \(the number of"),
+    "beyond": ([0, 5], False, r"offsets\[1\] is 5, for bag [01]; allowed is 0 .* to 4 "),
+    "last": ([0, 2, 9], True, r"offsets\[2\] is 9, for bag 1; allowed is 2 .* to 4 "),
+    "below": ([0, -2], False, r"offsets\[1\] is -2, for bag [01]; allowed is 0 .* to 4 "),
+}
+
+
+@pytest.mark.parametrize("mode", gpu.MODES)
+@pytest.mark.parametrize("dtype", gpu.INTEGERS, ids=str)
+@pytest.mark.parametrize("name", BAD_OFFSETS)
+def test_a_bad_offset_is_named(name: str, dtype: torch.dtype, mode: str) -> None:
+    offsets, last, text = BAD_OFFSETS[name]
+    got = call([0, 1, 2, 3], offsets, dtype, mode=mode, include_last_offset=last)
+    assert got.shape == (len(offsets) - last, 16)
+    with pytest.raises(ValueError, match=rf"^recfuse\.embedding_bag: {text}"):
+        recfuse.check()
+    recfuse.check()
+    assert call(*GOOD)[:, 0].tolist() == [3, 7]
+
+
+@pytest.mark.parametrize("value", (2**31, 2**40, -(2**62), 2**63 - 1))
+def test_huge_offsets(value: int) -> None:
+    for offsets in ([0, value], [value, 0], [0, 2, value, 3]):
+        call([0, 1, 2, 3], offsets)
+        with pytest.raises(ValueError, match=r"recfuse\.embedding_bag: offsets\[\d\] is "):
+            recfuse.check()
+
+
+STATIONS = (
+    "station=shared",
+    "station=l1 parts=4",
+    "threads=256 parts=16",
+    "station=none",
+    "station=local threads=32",
+)
+
+
+@pytest.mark.parametrize("schedule", STATIONS)
+@pytest.mark.parametrize("options", ({}, {"padding_idx": 3}, {"mode": "max"}), ids=str)
+def test_bad_indices_with_every_station(schedule: str, options: dict[str, Any]) -> None:
+    indices = torch.arange(1000) % 10
+    wrong = {17: 10, 333: -1, 334: -1, 600: 2**35, 999: 11}
+    for position, value in wrong.items():
+        indices[position] = value
+    call(indices.tolist(), [0, 20, 900], schedule=schedule, **options)
+    with pytest.raises(IndexError) as raised:
+        recfuse.check()
+    is_named = [
+        f"indices[{position}] is {value}, for bag {(position >= 20) + (position >= 900)}" in str(raised.value)
+        for position, value in wrong.items()
+    ]
+    assert is_named.count(True) == 1, str(raised.value)
+    recfuse.check()  # the others are gone
+
+
+def test_the_next_call_raises_and_the_one_after_works() -> None:
+    call([0, 99], [0])
+    gpu.synchronize()
+    with pytest.raises(IndexError, match="is 99, for bag 0"):
+        call(*GOOD)
+    assert call(*GOOD)[:, 0].tolist() == [3, 7]
+
+
+def test_an_unchecked_call_neither_looks_nor_raises() -> None:
+    call([0, 99], [0])
+    gpu.synchronize()
+    assert call(*GOOD, bounds_check="off")[:, 0].tolist() == [3, 7]
+    with pytest.raises(IndexError, match="is 99"):
+        recfuse.check()
+
+
+def test_a_run_of_bad_calls_without_waiting() -> None:
+    raised = 0
+    for number in range(50):
+        try:
+            call([0, 1, 100 + number], [0])
+        except IndexError as error:
+            assert ", for bag 0; allowed is 0 to 9" in str(error)
+            raised += 1
+    with pytest.raises(IndexError):  # of the last ones, or of one that none of them has seen
+        for _ in range(2):
+            recfuse.check()
+            call([0, 1, 77], [0])
+    gpu.forget_errors()
+    recfuse.check()
+    assert raised < 50 and call(*GOOD)[:, 0].tolist() == [3, 7]
+
+
+def test_a_module_and_its_gradients_survive_a_bad_index() -> None:
+    module = recfuse.nn.EmbeddingBag(10, 16, mode="sum").to(gpu.DEVICE)
+    indices = torch.tensor([0, 1, 10, 3], device=gpu.DEVICE)
+    module(indices, torch.tensor([0, 2], device=gpu.DEVICE)).sum().backward()
+    with pytest.raises(IndexError, match=r"indices\[2\] is 10"):
+        recfuse.check()
+    assert module.weight.grad is not None
+    assert module.weight.grad[:, 0].tolist() == [1, 1, 0, 1, 0, 0, 0, 0, 0, 0]
+
+
+def _captured(indices: Tensor, table: Tensor, offsets: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = recfuse.embedding_bag(indices, table, offsets, mode="sum")
+    return graph, out
+
+
+def test_a_bad_index_in_a_captured_graph_is_found_after_its_replay() -> None:
+    table = torch.ones(10, 16, device=gpu.DEVICE)
+    indices = torch.tensor([0, 1, 2, 3], device=gpu.DEVICE)
+    offsets = torch.tensor([0, 2], device=gpu.DEVICE)
+    graph, out = _captured(indices, table, offsets)
+    graph.replay()
+    recfuse.check()
+    assert out[:, 0].tolist() == [2, 2]
+    indices[3] = 12
+    graph.replay()
+    with pytest.raises(IndexError, match=r"indices\[3\] is 12, for bag 1"):
+        recfuse.check()
+    assert out[:, 0].tolist() == [2, 1]
+    indices[3] = 5
+    graph.replay()
+    recfuse.check()
+    assert out[:, 0].tolist() == [2, 2]
+
+
+def test_nothing_is_raised_while_capturing() -> None:
+    table = torch.ones(10, 16, device=gpu.DEVICE)
+    good = torch.tensor([0, 1, 2, 3], device=gpu.DEVICE), torch.tensor([0, 2], device=gpu.DEVICE)
+    call([0, 55], [0])
+    gpu.synchronize()
+    graph, out = _captured(good[0], table, good[1])
+    with pytest.raises(IndexError, match=r"indices\[1\] is 55"):
+        recfuse.check()
+    graph.replay()
+    recfuse.check()
+    assert out[:, 0].tolist() == [2, 2]
+
+
+CONTENTS = {"indices range", "indices negative", "offsets fall"}
+
+
+@pytest.mark.parametrize("name", ONE_TABLE_ERRORS)
+def test_bad_arguments_are_the_same_on_every_device(name: str) -> None:
+    changes, kind, detail = ONE_TABLE_ERRORS[name]
+    moved = {
+        key: value.to(gpu.DEVICE) if isinstance(value, Tensor) else value
+        for key, value in one_table(**changes).items()
+    }
+    with pytest.raises(RuntimeError) as raised:
+        OPS.embedding_bag(**moved)
+        OPS.check(0)
+    assert str(raised.value).startswith(f"{kind}: recfuse.embedding_bag: {detail}")
+    assert ("found on the GPU" in str(raised.value)) == (name in CONTENTS)
+
+
+def test_tensors_on_different_devices() -> None:
+    plain = one_table(per_sample_weights=torch.rand(60))
+    for name in ("indices", "offsets", "per_sample_weights"):
+        moved = {
+            key: value.to(gpu.DEVICE) if isinstance(value, Tensor) and key != name else value
+            for key, value in plain.items()
+        }
+        with pytest.raises(RuntimeError, match=rf"ValueError: recfuse\.embedding_bag: {name} is on the CPU"):
+            OPS.embedding_bag(**moved)
+    with pytest.raises(RuntimeError, match=r"ValueError: recfuse\.embedding_bag: indices is not on the CPU"):
+        OPS.embedding_bag(plain["weight"], plain["indices"].to(gpu.DEVICE), plain["offsets"])
+    weight, indices, offsets = plain["weight"].to(gpu.DEVICE), plain["indices"], plain["offsets"]
+    with pytest.raises(RuntimeError, match="device"):  # torch's own
+        recfuse.embedding_bag(indices, weight, offsets)
+    with pytest.raises(ValueError, match="no kernel takes"):
+        recfuse.embedding_bag(indices, weight, offsets, schedule="distance=2")
+    with pytest.raises(RuntimeError, match=r"ValueError: recfuse\.pin_rows: rows is on the CPU"):
+        OPS.pin_rows(weight, indices)
+
+
+BAD_SCHEDULES = {
+    "unknown": ("nonsense=1", {}, 'found "nonsense=1"'),
+    "threads": ("threads=16", {}, "threads is 16, must be at least the 32 that read one row of 512 bytes"),
+    "block": ("threads=128 block=64", {}, "block is 64, must be at least threads, 128"),
+    "warps": ("warps=1 block=64 threads=32", {}, "warps is 1, must be at least the 2 of one block"),
+    "shared": (
+        "station=shared distance=64 block=1024 threads=32",
+        {},
+        "distance 64 with blocks of 1024 threads needs [0-9]+ bytes of shared memory, a block of this GPU",
+    ),
+    "alignment": ("station=shared", {"dim": 7, "dtype": torch.float16}, "aligned to 4 bytes or more"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SCHEDULES)
+def test_bad_schedules(name: str) -> None:
+    schedule, changes, text = BAD_SCHEDULES[name]
+    problem = gpu.Problem(gpu.Case(schedule=schedule, **changes))
+    with pytest.raises(RuntimeError, match=rf"^ValueError: recfuse\.embedding_bag: schedule: {text}"):
+        problem.run()
+    problem.check(problem.run(schedule=""))
+
+
+@pytest.mark.parametrize("distance", (24, 26, 27, 28, 29))
+def test_a_block_that_is_just_too_large_says_so(distance: int) -> None:
+    """Rows in flight and lists of rows share one memory: it works, or it is an error of the schedule."""
+    schedule = f"station=shared distance={distance} block=512 threads=32 segment=256"
+    problem = gpu.Problem(gpu.Case(schedule=schedule))
+    try:
+        got = problem.run()
+    except RuntimeError as error:
+        assert str(error).startswith("ValueError: recfuse.embedding_bag: schedule: "), error
+    else:
+        problem.check(got)
+
+
+def test_lists_of_rows_that_are_too_large_say_so() -> None:
+    schedule = "block=1024 segment=256 threads=4"
+    problem = gpu.Problem(gpu.Case(dim=8, schedule=schedule, weighted=True))
+    with pytest.raises(RuntimeError, match=r"^ValueError: recfuse\.embedding_bag: schedule: "):
+        problem.run()
+
+
+def test_pinning_rows_that_do_not_exist() -> None:
+    table = torch.randn(10, 16, device=gpu.DEVICE)
+    for rows, position, value in (
+        ([3, 99, 4], 1, 99),
+        ([-1], 0, -1),
+        ([0, 1, 10], 2, 10),
+        ([2**40], 0, 2**40),
+    ):
+        recfuse.pin_rows(table, rows)
+        text = rf"^recfuse\.pin_rows: rows\[{position}\] is {value}; allowed is 0 to 9"
+        with pytest.raises(IndexError, match=text):
+            recfuse.check()
+        recfuse.unpin(table, rows)
+        with pytest.raises(IndexError, match=text):
+            recfuse.check()
+    recfuse.pin_rows(table, [3, 4])
+    recfuse.unpin(table)
+    recfuse.check()
+
+
+@TWO_GPUS
+def test_each_gpu_reports_its_own_errors() -> None:
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    call([0, 31], [0], device=first)
+    call([0, 1, 32], [0], device=second)
+    gpu.synchronize()
+    with pytest.raises(IndexError, match=r"indices\[2\] is 32"):
+        call(*GOOD, device=second)
+    assert call(*GOOD, device=second)[:, 0].tolist() == [3, 7]
+    with pytest.raises(IndexError, match=r"indices\[1\] is 31"):
+        recfuse.check(first)
+    recfuse.check(second)
+    with pytest.raises(RuntimeError, match="indices is on another GPU"):
+        OPS.embedding_bag(
+            torch.ones(3, 4, device=first), torch.zeros(2, dtype=torch.int64, device=second),
+            torch.zeros(1, dtype=torch.int64, device=first),
+        )  # fmt: skip
+
+
+def test_a_device_that_is_not_there() -> None:
+    for ordinal in (torch.cuda.device_count(), -1, 1 << 40):
+        with pytest.raises(RuntimeError, match=r"^\w+: recfuse"):
+            OPS.check(ordinal)
+
+
+def test_eight_threads_with_new_kernels_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each on a stream of its own; every kernel is asked for by two of them."""
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
+    dims = (76, 84, 92, 108)
+    problems = [gpu.Problem(gpu.Case(dim=dims[number % 4], mode="mean"), number) for number in range(8)]
+    gpu.synchronize()
+    start, failures, results = threading.Barrier(8), [], [[] for _ in range(8)]
+
+    def work(number: int) -> None:
+        try:
+            stream = torch.cuda.Stream(gpu.DEVICE)
+            start.wait(30)
+            with torch.cuda.stream(stream):
+                results[number] = [problems[(number + step) % 8].run() for step in range(16)]
+            stream.synchronize()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    assert failures == [] and not any(thread.is_alive() for thread in threads)
+    want = [problem.run() for problem in problems]
+    for number, found in enumerate(results):
+        for step, one in enumerate(found):
+            assert torch.equal(one, want[(number + step) % 8])
+    for problem, one in zip(problems, want, strict=True):
+        problem.check(one)
+
+
+CHILD = """
+    import sys
+    import torch
+    import gpu
+    for dim in map(int, sys.argv[1:]):
+        gpu.run_and_check(gpu.Case(dim=dim, mode="max"))
+    print("fine")
+"""
+
+
+def test_four_processes_with_one_empty_cache(tmp_path: Path) -> None:
+    environment = gpu.child_environment({"RECFUSE_CACHE_DIR": str(tmp_path)})
+    command = [sys.executable, "-c", textwrap.dedent(CHILD), "12", "44", "60"]
+    children = [
+        subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    outputs = [child.communicate(timeout=120) for child in children]
+    assert [output for output, _ in outputs] == ["fine\n"] * 4, outputs
+    files = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert len([name for name in files if name.endswith(".cubin")]) == 3
+    assert not [name for name in files if "tmp" in name]
+
+
+def test_compiling_can_be_forbidden(tmp_path: Path) -> None:
+    script = """
+        import torch
+        import recfuse
+        table, indices = torch.ones(5, 12, device="cuda"), torch.zeros(4, dtype=torch.int64, device="cuda")
+        try:
+            recfuse.embedding_bag(indices, table, indices[:2], mode="sum")
+        except NotImplementedError as error:
+            print(error)
+        recfuse.check()
+    """
+    environment = {"RECFUSE_CACHE_DIR": str(tmp_path), "RECFUSE_JIT": "off"}
+    found = gpu.run_alone(script, environment=environment)
+    for part in ("rf_embedding_bag", gpu.arch(), str(tmp_path), "RECFUSE_JIT=off", "recfuse compile --arch"):
+        assert part in found
+    assert list(tmp_path.rglob("*.cubin")) == []
+
+
+FORK = """
+    import os, select, sys
+    import torch
+    import recfuse
+
+    def use():
+        table = torch.ones(10, 8, device="cuda")
+        indices, offsets = torch.arange(10, device="cuda"), torch.tensor([0, 4], device="cuda")
+        found = recfuse.embedding_bag(indices, table, offsets, mode="sum")[:, 0].tolist()
+        recfuse.check()
+        return found, (table, indices, offsets)
+
+    def in_child(body):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                text = str(body())
+            except BaseException as error:
+                text = f"{type(error).__name__}: {error}"
+            os.write(write, text.encode())
+            os._exit(0)
+        ready = select.select([read], [], [], 60)[0]
+        text = os.read(read, 4096).decode() if ready else "it hangs"
+        if not ready:
+            os.kill(child, 9)
+        status = os.waitpid(child, 0)[1]
+        print(text.splitlines()[0] if text else "", f"(status {status})", flush=True)
+"""
+
+
+def test_a_fork_before_cuda_is_used() -> None:
+    """Both sides use the GPU afterwards."""
+    script = textwrap.dedent(FORK) + textwrap.dedent("""
+        recfuse.embedding_bag(torch.arange(4), torch.ones(5, 3), torch.tensor([0, 2]))
+        in_child(lambda: use()[0])
+        print(use()[0])
+    """)
+    assert gpu.run_alone(script) == "[4.0, 6.0] (status 0)\n[4.0, 6.0]\n"
+
+
+def test_a_fork_after_cuda_was_used() -> None:
+    """An error in the child, and the parent goes on."""
+    script = textwrap.dedent(FORK) + textwrap.dedent("""
+        given = use()[1]
+        in_child(lambda: torch.ops.recfuse.check(0))
+        in_child(lambda: recfuse.embedding_bag(given[1], given[0], given[2], mode="sum"))
+        print(use()[0])
+    """)
+    check, run, parent = gpu.run_alone(script).splitlines()
+    assert "fork" in check and "Error" in check and check.endswith("(status 0)")
+    assert "Error" in run and run.endswith("(status 0)")
+    assert parent == "[4.0, 6.0]"
+
+
+def _sanitizer() -> tuple[list[str], bool]:
+    """The command, and whether it looks at our kernels alone; the option for that has had several names."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        pytest.skip("no compute-sanitizer on PATH")
+    options = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60).stdout
+    for option in ("--kernel-regex", "--kernel-name", "--filter"):
+        if option in options and "kns" in options:
+            return [program, option, "kns=rf_"], True
+    return [program], False
+
+
+@pytest.mark.parametrize("tool", ("memcheck", "racecheck", "initcheck"))
+def test_the_sanitizer_finds_nothing(tool: str) -> None:
+    command, ours_alone = _sanitizer()
+    if tool == "initcheck" and not ours_alone:
+        pytest.skip("this compute-sanitizer cannot leave torch's own kernels out")
+    script = str(gpu.ROOT / "tests" / "gpu_sanitizer.py")
+    done = subprocess.run(
+        [*command, "--tool", tool, "--error-exitcode", "9", sys.executable, script],
+        capture_output=True, text=True, timeout=400,
+        env=gpu.child_environment({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
