@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -36,6 +37,7 @@ def _missing() -> str | None:
 
 MISSING = _missing()
 """Why these tests cannot run; None: they can."""
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs in this machine")
 
 
 def synchronize() -> None:

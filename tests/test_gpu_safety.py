@@ -22,10 +22,6 @@ from library_cases import ONE_TABLE_ERRORS, OPS, one_table
 
 pytestmark = pytest.mark.skipif(gpu.MISSING is not None, reason=str(gpu.MISSING))
 
-TWO_GPUS = pytest.mark.skipif(
-    gpu.MISSING is None and torch.cuda.device_count() < 2, reason="needs two GPUs, there is one"
-)
-
 
 @pytest.fixture(autouse=True)
 def _no_error_left() -> Iterator[None]:
@@ -321,7 +317,7 @@ def test_pinning_rows_that_do_not_exist() -> None:
     recfuse.check()
 
 
-@TWO_GPUS
+@gpu.TWO_GPUS
 def test_each_gpu_reports_its_own_errors() -> None:
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     call([0, 31], [0], device=first)
