@@ -138,7 +138,7 @@ typedef struct rf_kernel_info {
     int32_t registers;     /* a thread */
     int32_t spill_bytes;   /* a thread, stores and loads together */
     int32_t stack_bytes;   /* a thread */
-    int32_t static_shared; /* bytes a block */
+    int32_t shared_bytes;  /* a block */
     int64_t cubin_bytes;
     double seconds;        /* that this call took */
     bool cached;           /* taken from the cache on disk */
@@ -170,7 +170,8 @@ typedef struct rf_embedding_bag_schedule {
     int32_t warps; /* most warps that an SM runs at once, 1 ... 64; registers and shared memory see to it */
     int32_t parts; /* 1, 2, 4, 8 or 16: bags sweep together through so many parts of the table, so that
                        * rows which several need are found in L2 */
-    int32_t segment; /* lookups of a bag listed at a time: a power of two, 32 ... 256 */
+    int32_t segment; /* lookups of a bag listed at a time: a power of two, 1 ... 256; at least the
+                       * threads of a warp that share it */
 } rf_embedding_bag_schedule;
 
 enum { RF_SCHEDULE_TEXT_BYTES = 160 };

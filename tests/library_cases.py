@@ -160,8 +160,3 @@ TWO_TABLES_ERRORS: dict[str, tuple[Inputs, str, str]] = {
     "sample weights with mean": ({"per_sample_weights": torch.rand(40)}, "NotImplementedError", ""),
     "bounds_check": ({"bounds_check": ""}, "ValueError", "bounds_check is"),
 }
-
-
-def call_cuda_kernel(operator: Any, *arguments: Any) -> Any:
-    """The kernel that the dispatcher has for CUDA tensors, on tensors of the CPU."""
-    return operator.default.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *arguments)

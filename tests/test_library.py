@@ -25,7 +25,6 @@ from library_cases import (
     ROWS,
     TWO_TABLES_ERRORS,
     Inputs,
-    call_cuda_kernel,
     expected_one,
     expected_two,
     one_table,
@@ -156,17 +155,6 @@ def test_an_output_too_large_is_an_error() -> None:
     nothing, offsets = torch.empty(0, dtype=torch.int64), torch.zeros((1 << 16) + 1, dtype=torch.int64)
     with pytest.raises(RuntimeError, match=r"recfuse\.fused_embedding_bag: "):
         OPS.fused_embedding_bag([torch.empty(0)], features, nothing, offsets, 1 << 40)
-
-
-def test_cuda_is_refused_clearly() -> None:
-    one, two = one_table(), two_tables()
-    text = "^NotImplementedError: recfuse.{}: no CUDA kernels"
-    with pytest.raises(RuntimeError, match=text.format("embedding_bag")):
-        call_cuda_kernel(OPS.embedding_bag, one["weight"], one["indices"], one["offsets"])
-    with pytest.raises(
-        RuntimeError, match=r"^NotImplementedError: recfuse.fused_embedding_bag: no CUDA kernels"
-    ):
-        call_cuda_kernel(OPS.fused_embedding_bag, *two.values())
 
 
 def test_threads() -> None:

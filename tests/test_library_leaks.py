@@ -12,12 +12,10 @@ from torch.torch_version import TorchVersion
 
 from library_cases import (
     LAYOUTS,
-    LOOKUPS,
     ONE_TABLE_ERRORS,
     OPS,
     TWO_TABLES_ERRORS,
     Inputs,
-    call_cuda_kernel,
     one_table,
     two_tables,
 )
@@ -97,15 +95,6 @@ def test_no_leak_with_every_optional() -> None:
     sums[1, :2] = torch.tensor([1, 0])
     arguments = two_tables(features=sums, buffers=buffers, per_sample_weights=torch.rand(80).half()[::2])
     assert_no_leak(OPS.fused_embedding_bag, arguments, fails=False)
-
-
-def test_no_leak_on_the_cuda_key() -> None:
-    table = one_table(per_sample_weights=torch.rand(LOOKUPS))
-
-    def call(weight: Any, indices: Any, offsets: Any, mode: Any, per_sample_weights: Any) -> Any:
-        return call_cuda_kernel(OPS.embedding_bag, weight, indices, offsets, mode, per_sample_weights)
-
-    assert_no_leak(call, table, fails=True)
 
 
 @pytest.mark.parametrize("operator", [OPS.cpu_isa, OPS.library_version])

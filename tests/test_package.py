@@ -26,7 +26,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of a copy of this checkout, built without isolation; objects of earlier builds are reused."""
     pytest.importorskip("setuptools", "77")
     copy = tmp_path_factory.mktemp("wheel") / "recfuse"
-    unwanted = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", "results", "lib.*", "bdist.*")
+    unwanted = shutil.ignore_patterns(
+        ".git", ".venv", ".*_cache", "__pycache__", "results", "lib.*", "bdist.*"
+    )
     shutil.copytree(ROOT, copy, ignore=unwanted)
     for built in copy.glob("python/recfuse/*.so"):
         built.unlink()

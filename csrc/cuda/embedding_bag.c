@@ -58,6 +58,23 @@ static rf__bag_shape shape_of(const rf_embedding_bag_params *params, int32_t ali
                                          params->pooling != RF_SUM};
 }
 
+static int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+/* Bytes of shared memory a block, as the kernel lays it out: lists of rows, sums of warps, rows in flight. */
+static int64_t shared_bytes(const variant *made, const rf__bag_shape *shape) {
+    const int64_t group = made->threads < WARP ? made->threads : WARP;
+    const int64_t id_bytes = (made->wide_rows ? 8 : 4) + (made->weighted ? 4 : 0);
+    const int64_t lists = made->block / group * round_up(made->segment * id_bytes, 16);
+    const int64_t floats =
+        (int64_t)rf__bag_vectors(shape) * shape->alignment / shape->element_bytes * rf__bag_lanes(shape);
+    const int64_t sums = made->threads > WARP ? made->block / WARP * round_up(floats * 4 + 8, 16) : 0;
+    const int64_t ring =
+        made->station == RF_STATION_SHARED
+            ? (int64_t)made->distance * rf__bag_vectors(shape) * made->block * shape->alignment
+            : 0;
+    return lists + sums + ring;
+}
+
 static variant variant_of(const rf_embedding_bag_params *params, const rf__bag_shape *shape,
                           const rf_embedding_bag_schedule *schedule) {
     variant made;
@@ -81,30 +98,16 @@ static variant variant_of(const rf_embedding_bag_params *params, const rf__bag_s
     made.min_blocks = warps * WARP / schedule->block > 0 ? warps * WARP / schedule->block : 1;
     made.parts = schedule->parts;
     made.segment = schedule->segment;
-    if (schedule->station == RF_STATION_SHARED) {
-        made.dynamic_shared =
-            schedule->distance * rf__bag_vectors(shape) * schedule->block * shape->alignment;
-    }
+    made.dynamic_shared = (int32_t)shared_bytes(&made, shape);
     return made;
 }
 
-/* Bytes a block that the kernel itself declares: lists of rows, and the sums of a bag's warps. */
-static int64_t static_shared(const variant *made, const rf__bag_shape *shape) {
-    const int64_t group = made->threads < WARP ? made->threads : WARP;
-    const int64_t id_bytes = (made->wide_rows ? 8 : 4) + (made->weighted ? 4 : 0);
-    const int64_t lists = made->block / group * made->segment * id_bytes;
-    const int64_t sums =
-        rf__bag_vectors(shape) * shape->alignment / shape->element_bytes * rf__bag_lanes(shape);
-    return lists + (made->threads > WARP ? made->block / WARP * (sums * 4 + 8) : 0);
-}
-
 /* Asks for so much shared memory that no block beyond `min_blocks` fits on an SM, where so few would. */
-static void limit_blocks(const rf__cuda_device *device, const rf__bag_shape *shape, variant *made) {
+static void limit_blocks(const rf__cuda_device *device, variant *made) {
     enum { MOST_LIMITED = 12, GRAIN = 128 }; /* beyond, what an SM keeps for itself a block spoils the sum */
     if (made->min_blocks > MOST_LIMITED) return;
-    int64_t wanted = device->shared_per_sm / (made->min_blocks + 1) - static_shared(made, shape) + GRAIN;
-    const int64_t most = device->shared_per_block_optin - static_shared(made, shape);
-    if (wanted > most) wanted = most;
+    int64_t wanted = device->shared_per_sm / (made->min_blocks + 1) + GRAIN;
+    if (wanted > device->shared_per_block_optin) wanted = device->shared_per_block_optin;
     if (wanted > made->dynamic_shared) made->dynamic_shared = (int32_t)(wanted / GRAIN * GRAIN);
 }
 
@@ -160,14 +163,14 @@ rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embed
     if (schedule != NULL) complete = *schedule;
     RF_TRY(rf__bag_schedule_complete(&shape, &complete));
     variant made = variant_of(params, &shape, &complete);
-    if (complete.warps != 0) limit_blocks(device, &shape, &made);
+    if (complete.warps != 0) limit_blocks(device, &made);
     if (made.dynamic_shared > device->shared_per_block_optin) {
-        return rf__fail(
-            RF_ERR_VALUE,
-            "schedule: distance %d with blocks of %d threads needs %d bytes of shared memory, a block of "
-            "this GPU may have %" PRId64 "; make one of them smaller",
-            (int)complete.distance, (int)complete.block, (int)made.dynamic_shared,
-            device->shared_per_block_optin);
+        return rf__fail(RF_ERR_VALUE,
+                        "schedule: distance %d and segment %d with blocks of %d threads need %d bytes of "
+                        "shared memory, a "
+                        "block of this GPU may have %" PRId64 "; make one of them smaller",
+                        (int)complete.distance, (int)complete.segment, (int)complete.block,
+                        (int)made.dynamic_shared, device->shared_per_block_optin);
     }
     const rf__kernel *kernel = NULL;
     RF_TRY(rf__jit_kernel(device, &source, &made, sizeof made, describe, &kernel));
@@ -283,6 +286,7 @@ rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
     RF_TRY(defines_write(&made, options.defines, sizeof options.defines));
     if (complete != NULL) *complete = filled;
     RF_TRY(rf__jit_compile(&source, &options, arch, NULL, NULL, info));
+    if (info != NULL) info->shared_bytes += made.dynamic_shared;
 out:
     return status;
 }

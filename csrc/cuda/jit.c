@@ -171,7 +171,7 @@ rf_status rf__jit_compile(const rf__kernel_source *kernel, const rf__kernel_opti
         *info = (rf_kernel_info){.registers = entry.registers,
                                  .spill_bytes = entry.spill_bytes,
                                  .stack_bytes = entry.stack_bytes,
-                                 .static_shared = entry.static_shared,
+                                 .shared_bytes = entry.static_shared,
                                  .cubin_bytes = entry.cubin_bytes,
                                  .cached = cached};
         if (strlen(path) < sizeof info->path) memcpy(info->path, path, strlen(path) + 1);

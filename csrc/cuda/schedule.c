@@ -14,7 +14,7 @@
     X(block, 32, 1024, true)  \
     X(warps, 1, 64, false)    \
     X(parts, 1, 16, true)     \
-    X(segment, 32, 256, true)
+    X(segment, 1, 256, true)
 
 static const struct {
     const char *name;
@@ -117,7 +117,7 @@ void rf_embedding_bag_schedule_print(const rf_embedding_bag_schedule *schedule, 
     }
 }
 
-enum { WARP = 32, MOST_VECTORS = 2 };
+enum { WARP = 32, MOST_VECTORS = 2, IDS_A_LANE = 4 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -164,7 +164,8 @@ static int32_t default_threads(const rf__bag_shape *shape, int64_t mean) {
                                   smaller(64, lanes * power_below(larger(mean / 4, 1))));
     /* Neighbours in a warp wait for the longest of their bags: long bags get a warp each. */
     const int64_t least = larger(lanes, smaller(WARP, lanes * power_below(larger(mean / 8, 1))));
-    return (int32_t)larger(least, smaller(smaller(power_below(to_fill), useful), 1024));
+    const int64_t most = rf__bag_warps(shape) == 32 ? 1024 : 512;
+    return (int32_t)larger(least, smaller(smaller(power_below(to_fill), useful), most));
 }
 
 /* Large blocks: neighbouring bags share rows, and then meet in one L1. Few bags make one block an SM, which
@@ -205,6 +206,12 @@ static rf_status check(const rf__bag_shape *shape, const rf_embedding_bag_schedu
                         " bytes",
                         (int)schedule->threads, (int)rf__bag_lanes(shape), shape->row_bytes);
     }
+    if (schedule->segment < smaller(schedule->threads, WARP)) {
+        return rf__fail(RF_ERR_VALUE,
+                        "schedule: segment is %d, must be at least the %d threads of a warp that share "
+                        "a bag",
+                        (int)schedule->segment, (int)smaller(schedule->threads, WARP));
+    }
     if (schedule->block < schedule->threads) {
         return rf__fail(RF_ERR_VALUE, "schedule: block is %d, must be at least threads, %d",
                         (int)schedule->block, (int)schedule->threads);
@@ -243,6 +250,9 @@ rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag
         schedule->distance = default_distance(shape, schedule->station, (mean + slots - 1) / slots);
     }
     if (schedule->parts == 0) schedule->parts = default_parts(shape, share);
-    if (schedule->segment == 0) schedule->segment = (int32_t)larger(32, smaller(power_above(share), 128));
+    if (schedule->segment == 0) {
+        const int64_t group = smaller(schedule->threads, WARP);
+        schedule->segment = (int32_t)larger(group, smaller(power_above(share), IDS_A_LANE * group));
+    }
     return check(shape, schedule);
 }

@@ -52,7 +52,7 @@ PyObject *rf__py_embedding_bag_compile(PyObject *module, PyObject *arguments) {
     rf_embedding_bag_schedule_print(&complete, complete_text);
     return Py_BuildValue("{s:s,s:i,s:i,s:i,s:i,s:L,s:d,s:O,s:s}", "schedule", complete_text, "registers",
                          info.registers, "spill_bytes", info.spill_bytes, "stack_bytes", info.stack_bytes,
-                         "static_shared", info.static_shared, "cubin_bytes", (long long)info.cubin_bytes,
+                         "shared_bytes", info.shared_bytes, "cubin_bytes", (long long)info.cubin_bytes,
                          "seconds", info.seconds, "cached", info.cached ? Py_True : Py_False, "path",
                          info.path);
 }

@@ -22,8 +22,8 @@
  * Safety. With RF_CHECK every offset and row id is checked by the lane that loads it; a bad one is reported
  * and left out of the list, as padding is: the loops over rows meet valid ones alone.
  *
- * Launch: grid [ceil(bags / (RF_BLOCK / RF_THREADS)), slices], block [RF_BLOCK]; dynamic shared memory as
- * csrc/cuda/embedding_bag.c computes it for the station shared.
+ * Launch: grid [ceil(bags / (RF_BLOCK / RF_THREADS)), slices], block [RF_BLOCK]. Dynamic shared memory, as
+ * csrc/cuda/embedding_bag.c adds it up: the lists, the sums of warps, the ring of the station shared.
  *
  * Sources: Jain et al., MICRO'24: stations and distance (IV-B), occupancy by registers (III-C).
  */
@@ -133,7 +133,7 @@ struct arguments {
 
 /* The rows of a segment that are there, in the order in which they are read, for each group of lanes that
  * shares a bag. */
-struct list {
+struct __align__(16) list {
     RF_ROW row[RF_SEGMENT];
 #if RF_WEIGHTED
     float scale[RF_SEGMENT];
@@ -287,8 +287,15 @@ RF_INLINE void pool_list(const rf_columns<shape> &my, int slot, STATION &station
 
 RF_INLINE float merge(float a, float b) { return RF_POOLING == RF_MAX ? fmaxf(a, b) : a + b; }
 
+/* What the warps of a bag leave for its first. */
+struct __align__(16) warp_sums {
+    float of[shape::VECTORS * shape::ELEMENTS][shape::LANES];
+    rf_i64 counted;
+};
+
 /* Merges the sums of the bag's slots and warps into slot 0 of its first warp; of `counted` too. */
-RF_INLINE void merge_bag(int slot, int warp, int lane_column, shape::sums &sum, rf_i64 &counted) {
+RF_INLINE void merge_bag(warp_sums *left, int slot, int warp, int lane_column, shape::sums &sum,
+                         rf_i64 &counted) {
     constexpr int FLOATS = shape::VECTORS * shape::ELEMENTS;
 #pragma unroll
     for (int apart = shape::LANES; apart < shape::GROUP; apart *= 2) {
@@ -302,22 +309,19 @@ RF_INLINE void merge_bag(int slot, int warp, int lane_column, shape::sums &sum, 
             counted += __shfl_xor_sync(RF_FULL_WARP, counted, apart);
     }
     if constexpr (shape::WARPS > 1) {
-        __shared__ float sums[RF_BLOCK / 32][FLOATS][shape::LANES];
-        __shared__ rf_i64 counts[RF_BLOCK / 32];
-        const int here = threadIdx.x / 32;
+        warp_sums *here = left + threadIdx.x / 32;
         if (slot == 0 && warp > 0) {
 #pragma unroll
-            for (int i = 0; i < FLOATS; i++) sums[here][i][lane_column] = sum.of[i];
-            if (RF_PADDED && lane_column == 0) counts[here] = counted;
+            for (int i = 0; i < FLOATS; i++) here->of[i][lane_column] = sum.of[i];
+            if (RF_PADDED && lane_column == 0) here->counted = counted;
         }
         __syncthreads();
         if (slot == 0 && warp == 0) {
 #pragma unroll 1
             for (int other = 1; other < shape::WARPS; other++) {
 #pragma unroll
-                for (int i = 0; i < FLOATS; i++)
-                    sum.of[i] = merge(sum.of[i], sums[here + other][i][lane_column]);
-                if (RF_PADDED) counted += counts[here + other];
+                for (int i = 0; i < FLOATS; i++) sum.of[i] = merge(sum.of[i], here[other].of[i][lane_column]);
+                if (RF_PADDED) counted += here[other].counted;
             }
         }
     }
@@ -390,14 +394,15 @@ typedef rf_in_l1<shape> station_type;
 extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     rf_embedding_bag(const __grid_constant__ arguments my) {
     extern __shared__ __align__(16) rf_u8 shared[];
-    __shared__ list lists[RF_BLOCK / shape::GROUP];
+    list *lists = (list *)shared;
+    warp_sums *left = (warp_sums *)(lists + RF_BLOCK / shape::GROUP);
     const int lane = threadIdx.x % shape::GROUP, slot = lane / shape::LANES,
               lane_column = lane % shape::LANES;
     const int warp = threadIdx.x % RF_THREADS / shape::GROUP;
     const rf_i64 bag = (rf_i64)blockIdx.x * (RF_BLOCK / RF_THREADS) + threadIdx.x / RF_THREADS;
     const rf_columns<shape> columns = {my.weight,
                                        (int)blockIdx.y * shape::LANES * shape::VECTORS + lane_column};
-    station_type station(shared);
+    station_type station((rf_u8 *)(left + (shape::WARPS > 1 ? RF_BLOCK / 32 : 0)));
     rf_wait_for_previous_kernel();
 
     /* The first row ids, from where they lie if every bag has the mean length; the offsets at the same time. */
@@ -434,7 +439,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
         if (!__any_sync(RF_FULL_WARP, base < mine.end)) break;
         raw = load_ids(my, base, mine.end);
     }
-    merge_bag(slot, warp, lane_column, sum, counted);
+    merge_bag(left, slot, warp, lane_column, sum, counted);
     if (bag >= my.bags || slot != 0 || warp != 0) return;
     if (RF_POOLING == RF_MAX) max_of_first_row(my, columns, begin, end, sum);
     if (RF_POOLING == RF_MEAN) {

@@ -70,7 +70,7 @@ static void compile(char **arguments) {
                             dlopen("libnvrtc.so.12", RTLD_LAZY | RTLD_NOLOAD) != NULL;
         printf(
             "nvrtc=%d registers=%d spill=%d stack=%d shared=%d bytes=%lld seconds=%.6f cached=%d path=%s\n",
-            opened, info.registers, info.spill_bytes, info.stack_bytes, info.static_shared, (long long)bytes,
+            opened, info.registers, info.spill_bytes, info.stack_bytes, info.shared_bytes, (long long)bytes,
             info.seconds, info.cached, info.path);
     } else {
         printf("%s: %s\n", rf_status_python(status), rf_last_error());
