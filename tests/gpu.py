@@ -40,16 +40,20 @@ MISSING = _missing()
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs in this machine")
 
 
+def used() -> range:
+    """GPUs that these tests use."""
+    return range(min(torch.cuda.device_count(), 2) if DEVICE.type == "cuda" else 0)
+
+
 def synchronize() -> None:
-    """Waits for all devices."""
-    if DEVICE.type == "cuda":
-        for device in range(torch.cuda.device_count()):
-            torch.cuda.synchronize(device)
+    """Waits for all of them."""
+    for device in used():
+        torch.cuda.synchronize(device)
 
 
 def forget_errors() -> None:
     """Raises what kernels have found so far, and drops it."""
-    for device in range(torch.cuda.device_count() if DEVICE.type == "cuda" else 0):
+    for device in used():
         with contextlib.suppress(IndexError, ValueError):
             recfuse.check(device)
 
@@ -252,5 +256,5 @@ def no_error_left() -> Iterator[None]:
     forget_errors()
     yield
     synchronize()
-    for device in range(torch.cuda.device_count() if DEVICE.type == "cuda" else 0):
+    for device in used():
         recfuse.check(device)
