@@ -28,6 +28,9 @@ CANDIDATE, CANDIDATE_COMPILED = "recfuse", "recfuse compiled"
 # Tables share generated traces, each from another place on; the rows that they name are every table's own.
 DIFFERENT_TRACES = 8
 DIFFERENT_BATCHES = 2
+# 250 tables have 31,000 products of pooled embeddings: their rounding, 1e-6 of the largest, reaches the sigmoid
+# grown a hundredfold. The embeddings themselves are held to the tolerance of rounding.
+OUTPUT_TOLERANCE = 1e-2
 
 
 def check_levels(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -174,7 +177,9 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, toleranc
             "measured": {name: result.to_json(environment=False) for name, result in results.items()},
         }
         write_results(arguments.json, tables, record, arguments.device)
-        check_agreement(parser, list(differences[level]), tolerance)
+        outputs, embeddings = differences[level]
+        check_agreement(parser, [embeddings], tolerance)
+        check_agreement(parser, [outputs], OUTPUT_TOLERANCE)
     worst = [max(pair) for pair in zip(*differences.values(), strict=True)]
     tables[0].notes.append(
         f"Largest difference of the outputs {worst[0]:.1e}, of the pooled embeddings {worst[1]:.1e} of the "
