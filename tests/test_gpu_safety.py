@@ -262,7 +262,7 @@ BAD_SCHEDULES = {
     "shared": (
         "station=shared distance=64 block=1024 threads=32",
         {},
-        "distance 64 with blocks of 1024 threads needs [0-9]+ bytes of shared memory, a block of this GPU",
+        "distance 64 and segment [0-9]+ with blocks of 1024 threads need [0-9]+ bytes of shared memory, a ",
     ),
     "alignment": ("station=shared", {"dim": 7, "dtype": torch.float16}, "aligned to 4 bytes or more"),
 }

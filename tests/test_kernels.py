@@ -308,10 +308,10 @@ BAD_COMPILES = {
     "bags": ({"bags": 0}, ValueError, "0 bags"),
     "lookups": ({"lookups": -1}, ValueError, "-1 lookups"),
     "schedule": ({"schedule": "distance=0"}, ValueError, "distance is 0"),
-    "shared memory": (
-        {"schedule": "block=1024 segment=256 threads=32", "weighted": True},
+    "segment": (
+        {"schedule": "segment=16"},
         ValueError,
-        "need 65536 bytes of shared memory",
+        "segment is 16, must be at least the 32 threads of a warp that share a bag",
     ),
     "threads": ({"schedule": "threads=16"}, ValueError, "threads is 16, must be at least the 32"),
     "block": ({"schedule": "threads=64 block=32"}, ValueError, "block is 32, must be at least threads, 64"),
