@@ -85,6 +85,18 @@ def _schedules() -> Iterator[Case]:
             yield Case(dim=dim, dtype=dtype, schedule=schedule, **STATES[(number + 5 * turn) % 8])
 
 
+def _narrow() -> Iterator[Case]:
+    """Few threads a bag, whose lists are short; and the defaults where bags are short."""
+    for dim, schedule in ((4, "threads=1 segment=1 block=32"), (8, "threads=2 segment=2"),
+                          (1, "threads=1 segment=4 parts=2"), (16, "threads=4 segment=8 parts=16"),
+                          (3, "threads=16 segment=16 block=256 station=l1")):  # fmt: skip
+        for state in STATES[1:4]:
+            yield Case(dim=dim, schedule=schedule, **state)
+    for dim, dtype in ((4, FLOAT32), (2, FLOAT16), (1, BFLOAT16)):
+        yield Case(dim=dim, dtype=dtype, lengths=(1,) * 3000, weighted=True)
+        yield Case(dim=dim, dtype=dtype, lengths=(1, 0, 2) * 700, mode="mean", **FEW_ROWS)
+
+
 def _memory() -> Iterator[Case]:
     """Tables that begin anywhere, with rows that lie apart."""
     for lead, gap, dtype in ((1, 0, FLOAT32), (2, 0, FLOAT32), (0, 3, FLOAT32), (3, 4, FLOAT32),
@@ -110,7 +122,7 @@ def _bags() -> Iterator[Case]:
     yield PLAIN.but(dim=0)
 
 
-CASES = [*_types(), *_dims(), *_schedules(), *_memory(), *_bags()]
+CASES = [*_types(), *_dims(), *_schedules(), *_narrow(), *_memory(), *_bags()]
 # Complete schedules: then the kernel does not depend on what hypothesis draws.
 DRAWN = [
     Case(schedule="station=register distance=4 threads=64 block=256 parts=1 segment=64"),
