@@ -28,8 +28,8 @@ CANDIDATE, CANDIDATE_COMPILED = "recfuse", "recfuse compiled"
 # Tables share generated traces, each from another place on; the rows that they name are every table's own.
 DIFFERENT_TRACES = 8
 DIFFERENT_BATCHES = 2
-# 250 tables have 31,000 products of pooled embeddings: their rounding, 1e-6 of the largest, reaches the sigmoid
-# grown a hundredfold. The embeddings themselves are held to the tolerance of rounding.
+# 250 tables have 31,000 products of pooled embeddings: their rounding, 1e-6 of the largest, has grown a
+# hundredfold when it reaches the sigmoid. The embeddings themselves are held to the tolerance of rounding.
 OUTPUT_TOLERANCE = 1e-2
 
 
