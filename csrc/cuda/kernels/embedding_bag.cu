@@ -438,6 +438,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
         pool_list(columns, slot, station, rows, count, sum);
         if (!__any_sync(RF_FULL_WARP, base < mine.end)) break;
         raw = load_ids(my, base, mine.end);
+        __syncwarp(); /* all lanes have read the list before it is written again */
     }
     merge_bag(left, slot, warp, lane_column, sum, counted);
     if (bag >= my.bags || slot != 0 || warp != 0) return;
