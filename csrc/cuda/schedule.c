@@ -151,7 +151,8 @@ int64_t rf__bag_slices(const rf__bag_shape *shape) {
 
 /* 32 warps leave 64 registers a thread, 24 leave 80: without spills that is what the kernels take. */
 int32_t rf__bag_warps(const rf__bag_shape *shape) {
-    return shape->more_state || rf__bag_vectors(shape) > 1 ? 24 : 32;
+    const bool whole_rows = shape->row_bytes / shape->alignment == rf__bag_lanes(shape);
+    return shape->more_state || !whole_rows ? 24 : 32;
 }
 
 /* Threads that share a bag: as many as make the bags fill the GPU, but each slot should have some rows. */
