@@ -264,7 +264,11 @@ BAD_SCHEDULES = {
         {},
         "distance 64 and segment [0-9]+ with blocks of 1024 threads need [0-9]+ bytes of shared memory, a ",
     ),
-    "alignment": ("station=shared", {"dim": 7, "dtype": torch.float16}, "aligned to 4 bytes or more"),
+    "alignment": (
+        "station=shared",
+        {"dim": 7, "dtype": torch.float16},
+        'station is "shared", which needs rows',
+    ),
 }
 
 
