@@ -142,8 +142,9 @@ def test_two_gpus_in_turns() -> None:
 def _same_as_torch(
     indices: Tensor, offsets: Tensor, table: Tensor, factors: Tensor | None, **options: Any
 ) -> None:
-    """Output and gradients, against torch's own in float64 on the CPU; but for the division by frequency, which
-    torch's CPU kernel gets wrong (it divides rows by other rows' counts), its CUDA kernel right.
+    """Output and gradients, against torch's own in float64 on the CPU.
+
+    But for the division by frequency: torch's CPU kernel divides rows by other rows' counts.
     """
     ours, theirs = table.clone().requires_grad_(), table.double().cpu().requires_grad_()
     weights = None if factors is None else factors.clone().requires_grad_()
