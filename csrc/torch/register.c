@@ -11,7 +11,7 @@ static void call(const char *name, const char *kinds, rf__operator kernel, Stabl
                  uint64_t n_out) {
     rf__value values[RF__MAX_ARGUMENTS];
     AtenTensorHandle output = NULL;
-    char message[1280];
+    char message[4096 + 256]; /* the longest of rf_last_error, and what it is of */
     rf__arguments_take(kinds, stack, values);
     const rf_status status = kernel(values, &output);
     rf__arguments_free(kinds, values);
