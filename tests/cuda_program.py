@@ -16,7 +16,7 @@ from test_c_api import COMPILER, SANITIZERS, WARNINGS, skip_unless_links
 ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = (
     "cache", "cache_folder", "device", "driver", "error", "file", "fork", "jit", "jit_kernel", "nvrtc",
-    "nvrtc_find", "source",
+    "nvrtc_find", "schedule", "source",
 )  # fmt: skip
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
 

@@ -134,3 +134,8 @@ def test_a_child_has_no_cuda_and_hears_why(
     cuda_build: Build, warm_cache: Path, kind: str, command: str
 ) -> None:
     cuda_build(kind).run(command, cache=warm_cache, gpu=True)
+
+
+@pytest.mark.parametrize("kind", ["plain", "address"])
+def test_schedules_of_a_c_program_are_checked(cuda_build: Build, tmp_path: Path, kind: str) -> None:
+    cuda_build(kind).run("schedules", cache=tmp_path)

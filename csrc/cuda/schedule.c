@@ -200,6 +200,21 @@ static int32_t default_parts(const rf__bag_shape *shape, int64_t share) {
     return large && share >= WARP ? 4 : 1;
 }
 
+/* The fields that a caller has set: from C they may hold anything. */
+static rf_status fields_check(rf_embedding_bag_schedule *schedule) {
+    rf_status status = RF_OK;
+    if ((unsigned)schedule->station >= N_STATIONS) {
+        return rf__fail(RF_ERR_VALUE, "schedule: station is %d, must be one of rf_station",
+                        (int)schedule->station);
+    }
+    for (int i = 0; i < N_FIELDS; i++) {
+        const int32_t value = *field_of(schedule, i);
+        if (value != 0) RF_TRY(field_check(i, value));
+    }
+out:
+    return status;
+}
+
 static rf_status check(const rf__bag_shape *shape, const rf_embedding_bag_schedule *schedule) {
     if (schedule->threads < rf__bag_lanes(shape)) {
         return rf__fail(RF_ERR_VALUE,
@@ -232,10 +247,14 @@ static rf_status check(const rf__bag_shape *shape, const rf_embedding_bag_schedu
 
 rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag_schedule *schedule) {
     const int64_t mean = (shape->lookups + larger(shape->bags, 1) - 1) / larger(shape->bags, 1);
+    const rf_status status = fields_check(schedule);
+    if (status != RF_OK) return status;
     if (schedule->station == RF_STATION_DEFAULT) schedule->station = RF_STATION_REGISTER;
     if (schedule->threads == 0) {
         schedule->threads = default_threads(shape, mean);
         if (schedule->block != 0) schedule->threads = (int32_t)smaller(schedule->threads, schedule->block);
+        if (schedule->warps != 0)
+            schedule->threads = (int32_t)smaller(schedule->threads, power_below(schedule->warps * WARP));
     }
     if (schedule->block == 0) {
         schedule->block = default_block(shape, schedule->threads);

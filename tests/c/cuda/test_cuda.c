@@ -14,6 +14,7 @@
 #include "../check.h"
 #include "cuda/cache.h"
 #include "cuda/jit.h"
+#include "cuda/schedule.h"
 #include "fake_cuda.h"
 
 enum { THREADS = 16, KEYS = 12, ROUNDS = 2000, CHILDREN = 12 };
@@ -369,6 +370,38 @@ static void fork_first(char **arguments) {
     CHECK(status == 0, "the child ended with %d", status);
 }
 
+/* schedules: structs that no text gives are refused, as in text. */
+static void schedules(char **arguments) {
+    (void)arguments;
+    static const struct {
+        rf_embedding_bag_schedule schedule;
+        const char *words;
+    } bad[] = {{{.station = (rf_station)6}, "station is 6"},
+               {{.station = (rf_station)-1}, "station is -1"},
+               {{.distance = 65}, "distance is 65"},
+               {{.distance = -1}, "distance is -1"},
+               {{.threads = 48}, "threads is 48"},
+               {{.block = 16}, "block is 16"},
+               {{.warps = 65}, "warps is 65"},
+               {{.parts = 3}, "parts is 3"},
+               {{.segment = 512}, "segment is 512"}};
+    const rf__bag_shape shape = {.sms = 132,
+                                 .l2_bytes = 60 << 20,
+                                 .alignment = 16,
+                                 .row_bytes = 512,
+                                 .table_bytes = 1 << 30,
+                                 .lookups = 10000,
+                                 .bags = 100,
+                                 .element_bytes = 4};
+    rf_embedding_bag_schedule schedule = {0};
+    CHECK(rf__bag_schedule_complete(&shape, &schedule) == RF_OK, "%s", rf_last_error());
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        schedule = bad[i].schedule;
+        CHECK(rf__bag_schedule_complete(&shape, &schedule) == RF_ERR_VALUE, "%s is allowed", bad[i].words);
+        CHECK(strstr(rf_last_error(), bad[i].words) != NULL, "%s", rf_last_error());
+    }
+}
+
 static const struct {
     const char *name;
     int arguments;
@@ -386,6 +419,7 @@ static const struct {
     {"errors", 0, errors},
     {"fork_device", 0, fork_device},
     {"fork_first", 0, fork_first},
+    {"schedules", 0, schedules},
 };
 
 int main(int argc, char **argv) {
