@@ -32,7 +32,8 @@ typedef struct arguments {
     rf__cu_pointer claimed, record;
 } arguments;
 
-enum { WARP = 32, MOST_DIM = 1 << 24 };
+/* Of a row, as many slices of the least elements as a grid is high. */
+enum { WARP = 32, MOST_DIM = 65535 * 64 };
 
 /* The largest vector that every row of the table and of the output can be cut into. */
 static int32_t alignment_of(const rf_embedding_bag_params *params) {
@@ -263,7 +264,7 @@ rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
                                    rf_embedding_bag_schedule *complete) {
     rf_status status = RF_OK;
     int32_t sms;
-    int64_t l2_bytes;
+    int64_t l2_bytes, table_bytes;
     rf__kernel_options options;
     rf_embedding_bag_schedule filled = {0};
     RF_TRY(check_limits(params));
@@ -276,6 +277,13 @@ rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
             "%" PRId64 " lookups and %" PRId64 " bags; dim and bags must be 1 or more, stride at least dim, "
             "and alignment a power of two that divides the bytes of a row, at most 16",
             params->dim, params->weight_stride, (int)alignment, params->lookups, params->bags);
+    }
+    if (params->rows < 0 || __builtin_mul_overflow(params->rows, params->weight_stride, &table_bytes) ||
+        __builtin_mul_overflow(table_bytes, rf__dtype_bytes(params->dtype), &table_bytes)) {
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.embedding_bag: cannot compile for %" PRId64 " rows, %" PRId64
+                        " elements apart; rows must be 0 or more, and the size in bytes must fit int64",
+                        params->rows, params->weight_stride);
     }
     typical_gpu(arch, &sms, &l2_bytes);
     const rf__bag_shape shape = shape_of(params, alignment, sms, l2_bytes);
