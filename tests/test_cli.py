@@ -131,7 +131,7 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
             raise ValueError("recfuse: arch is sm_1")
         return {
             "schedule": arguments[-2] or "station=register", "registers": 40, "spill_bytes": 0,
-            "cubin_bytes": 12345, "cached": arguments[1] == 6, "seconds": 0.5,
+            "cubin_bytes": 12345, "cached": arguments[1] == 6, "seconds": 0.5, "path": "here",
         }  # fmt: skip
 
     monkeypatch.setattr(_C, "embedding_bag_compile", compile, raising=False)
@@ -164,6 +164,15 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
     assert folders == {str(cache)} and cache.is_dir() and "RECFUSE_CACHE_DIR" not in os.environ
     assert cli.main(["compile", "--arch", "sm_1", "--dim", "8", "--out", str(cache)]) == 1
     assert "sm_1 8 float32 sum int64: recfuse: arch is sm_1\n1 of 1 kernels failed" in capsys.readouterr().err
+
+
+def test_compile_fails_where_nothing_is_kept(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path / "file"))
+    assert cli.main(["compile", "--arch", "sm_90a", "--dim", "6"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"sum int64: compiled, but not written to the cache ({tmp_path / 'file'})\n" in printed.err
 
 
 def test_the_cache_of_kernels_is_described(monkeypatch, tmp_path, capsys):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from recfuse import _C
 from recfuse._cli_tune import DTYPES, INTEGERS, MODES
 
 _ALIGNMENT = 16  # bytes, of the memory that torch allocates
@@ -56,9 +57,12 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compiles, and prints a line a kernel; 1 when any failed."""
+    """Compiles, and prints a line a kernel; 1 when any failed, or is not in the cache afterwards."""
     from recfuse.tuner.compile import compile_all
 
+    for name, least in (("rows", 1), ("batch", 1), ("pooling", 0)):
+        if getattr(arguments, name) < least:
+            raise ValueError(f"--{name} is {getattr(arguments, name)}, must be >= {least}")
     jobs = {
         f"{arch} {name}": (arch, *job)
         for arch in dict.fromkeys(arguments.arch)
@@ -68,12 +72,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("nothing to compile: give --plan FILE, or --dim with --dtype, --mode and --index")
     with _cache_folder(arguments.out):
         results = compile_all(jobs, progress=None)
+        folder = _C.jit_status()["folder"] or "there is none: no RECFUSE_CACHE_DIR and no HOME"
     failed = 0
     for name in jobs:
         result = results[name]
         if isinstance(result, Exception):
             failed += 1
             print(f"{name}: {result}", file=sys.stderr)
+        elif not result["path"]:
+            failed += 1
+            print(f"{name}: compiled, but not written to the cache ({folder})", file=sys.stderr)
         else:
             print(f"{name}: {_line(result)}")
     if failed:
