@@ -15,8 +15,6 @@ typedef int rf__cu_result;
 typedef int rf__cu_device;
 typedef int rf__cu_device_attribute;
 typedef int rf__cu_function_attribute;
-typedef int rf__cu_pointer_attribute;
-typedef int rf__cu_limit;
 typedef int rf__cu_capture_status;
 typedef int rf__cu_capture_mode;
 typedef uint64_t rf__cu_pointer; /* an address on a device */
@@ -65,14 +63,10 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, 3)                        \
     X(FUNC_ATTRIBUTE_NUM_REGS, 4)                                \
     X(FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 8)           \
-    X(FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 9)        \
-    X(POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)                       \
-    X(LIMIT_PERSISTING_L2_CACHE_SIZE, 6)                         \
     X(STREAM_CAPTURE_STATUS_NONE, 0)                             \
     X(STREAM_CAPTURE_MODE_RELAXED, 2)                            \
     X(STREAM_NON_BLOCKING, 1)                                    \
     X(EVENT_DEFAULT, 0)                                          \
-    X(EVENT_DISABLE_TIMING, 2)                                   \
     X(LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 6)
 
 /* The same for CUDA_name, and for CU_MEMHOSTALLOC_name. */
@@ -80,74 +74,60 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(SUCCESS, 0)               \
     X(ERROR_OUT_OF_MEMORY, 2)   \
     X(ERROR_NOT_INITIALIZED, 3) \
-    X(ERROR_NO_DEVICE, 100)     \
-    X(ERROR_NO_BINARY_FOR_GPU, 209)
+    X(ERROR_NO_DEVICE, 100)
 #define RF__CU_HOST_MEMORY_LIST(X) \
     X(PORTABLE, 1)                 \
     X(DEVICEMAP, 2)
 
 /* In every driver that recfuse works with. X(result, name, parameters) */
-#define RF__CUDA_LIST(X)                                                                                \
-    X(rf__cu_result, cuInit, (unsigned int flags))                                                      \
-    X(rf__cu_result, cuDriverGetVersion, (int *version))                                                \
-    X(rf__cu_result, cuGetErrorName, (rf__cu_result error, const char **name))                          \
-    X(rf__cu_result, cuGetErrorString, (rf__cu_result error, const char **text))                        \
-    /* devices and contexts */                                                                          \
-    X(rf__cu_result, cuDeviceGetCount, (int *count))                                                    \
-    X(rf__cu_result, cuDeviceGet, (rf__cu_device * device, int ordinal))                                \
-    X(rf__cu_result, cuDeviceGetName, (char *name, int bytes, rf__cu_device device))                    \
-    X(rf__cu_result, cuDeviceGetAttribute,                                                              \
-      (int *value, rf__cu_device_attribute attribute, rf__cu_device device))                            \
-    X(rf__cu_result, cuDevicePrimaryCtxRetain, (rf__cu_context * context, rf__cu_device device))        \
-    X(rf__cu_result, cuDevicePrimaryCtxRelease_v2, (rf__cu_device device))                              \
-    X(rf__cu_result, cuCtxPushCurrent_v2, (rf__cu_context context))                                     \
-    X(rf__cu_result, cuCtxPopCurrent_v2, (rf__cu_context * context))                                    \
-    X(rf__cu_result, cuCtxGetCurrent, (rf__cu_context * context))                                       \
-    X(rf__cu_result, cuCtxSynchronize, (void))                                                          \
-    X(rf__cu_result, cuCtxResetPersistingL2Cache, (void))                                               \
-    X(rf__cu_result, cuCtxSetLimit, (rf__cu_limit limit, size_t value))                                 \
-    X(rf__cu_result, cuCtxGetLimit, (size_t *value, rf__cu_limit limit))                                \
-    /* memory */                                                                                        \
-    X(rf__cu_result, cuMemAlloc_v2, (rf__cu_pointer * memory, size_t bytes))                            \
-    X(rf__cu_result, cuMemFree_v2, (rf__cu_pointer memory))                                             \
-    X(rf__cu_result, cuMemHostAlloc, (void **memory, size_t bytes, unsigned int flags))                 \
-    X(rf__cu_result, cuMemFreeHost, (void *memory))                                                     \
-    X(rf__cu_result, cuMemHostGetDevicePointer_v2,                                                      \
-      (rf__cu_pointer * on_device, void *memory, unsigned int flags))                                   \
-    X(rf__cu_result, cuMemsetD8Async,                                                                   \
-      (rf__cu_pointer memory, unsigned char value, size_t count, rf__cu_stream stream))                 \
-    X(rf__cu_result, cuMemsetD32Async,                                                                  \
-      (rf__cu_pointer memory, unsigned int value, size_t count, rf__cu_stream stream))                  \
-    X(rf__cu_result, cuMemcpyDtoHAsync_v2,                                                              \
-      (void *to, rf__cu_pointer from, size_t bytes, rf__cu_stream stream))                              \
-    X(rf__cu_result, cuPointerGetAttribute,                                                             \
-      (void *value, rf__cu_pointer_attribute attribute, rf__cu_pointer pointer))                        \
-    /* streams and events */                                                                            \
-    X(rf__cu_result, cuStreamIsCapturing, (rf__cu_stream stream, rf__cu_capture_status * status))       \
-    X(rf__cu_result, cuStreamCreate, (rf__cu_stream * stream, unsigned int flags))                      \
-    X(rf__cu_result, cuStreamDestroy_v2, (rf__cu_stream stream))                                        \
-    X(rf__cu_result, cuThreadExchangeStreamCaptureMode, (rf__cu_capture_mode * mode))                   \
-    X(rf__cu_result, cuStreamSynchronize, (rf__cu_stream stream))                                       \
-    X(rf__cu_result, cuStreamWaitEvent, (rf__cu_stream stream, rf__cu_event event, unsigned int flags)) \
-    X(rf__cu_result, cuEventCreate, (rf__cu_event * event, unsigned int flags))                         \
-    X(rf__cu_result, cuEventDestroy_v2, (rf__cu_event event))                                           \
-    X(rf__cu_result, cuEventRecord, (rf__cu_event event, rf__cu_stream stream))                         \
-    X(rf__cu_result, cuEventSynchronize, (rf__cu_event event))                                          \
-    X(rf__cu_result, cuEventElapsedTime, (float *milliseconds, rf__cu_event from, rf__cu_event to))     \
-    /* kernels */                                                                                       \
-    X(rf__cu_result, cuModuleLoadData, (rf__cu_module * module, const void *image))                     \
-    X(rf__cu_result, cuModuleUnload, (rf__cu_module module))                                            \
-    X(rf__cu_result, cuModuleGetFunction,                                                               \
-      (rf__cu_function * function, rf__cu_module module, const char *name))                             \
-    X(rf__cu_result, cuFuncGetAttribute,                                                                \
-      (int *value, rf__cu_function_attribute attribute, rf__cu_function function))                      \
-    X(rf__cu_result, cuFuncSetAttribute,                                                                \
-      (rf__cu_function function, rf__cu_function_attribute attribute, int value))                       \
-    X(rf__cu_result, cuOccupancyMaxActiveBlocksPerMultiprocessor,                                       \
-      (int *blocks, rf__cu_function function, int threads, size_t shared_bytes))                        \
-    X(rf__cu_result, cuLaunchKernel,                                                                    \
-      (rf__cu_function function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,         \
-       unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,     \
+#define RF__CUDA_LIST(X)                                                                            \
+    X(rf__cu_result, cuInit, (unsigned int flags))                                                  \
+    X(rf__cu_result, cuGetErrorName, (rf__cu_result error, const char **name))                      \
+    X(rf__cu_result, cuGetErrorString, (rf__cu_result error, const char **text))                    \
+    /* devices and contexts */                                                                      \
+    X(rf__cu_result, cuDeviceGetCount, (int *count))                                                \
+    X(rf__cu_result, cuDeviceGet, (rf__cu_device * device, int ordinal))                            \
+    X(rf__cu_result, cuDeviceGetName, (char *name, int bytes, rf__cu_device device))                \
+    X(rf__cu_result, cuDeviceGetAttribute,                                                          \
+      (int *value, rf__cu_device_attribute attribute, rf__cu_device device))                        \
+    X(rf__cu_result, cuDevicePrimaryCtxRetain, (rf__cu_context * context, rf__cu_device device))    \
+    X(rf__cu_result, cuDevicePrimaryCtxRelease_v2, (rf__cu_device device))                          \
+    X(rf__cu_result, cuCtxPushCurrent_v2, (rf__cu_context context))                                 \
+    X(rf__cu_result, cuCtxPopCurrent_v2, (rf__cu_context * context))                                \
+    X(rf__cu_result, cuCtxSynchronize, (void))                                                      \
+    X(rf__cu_result, cuCtxResetPersistingL2Cache, (void))                                           \
+    /* memory */                                                                                    \
+    X(rf__cu_result, cuMemAlloc_v2, (rf__cu_pointer * memory, size_t bytes))                        \
+    X(rf__cu_result, cuMemFree_v2, (rf__cu_pointer memory))                                         \
+    X(rf__cu_result, cuMemHostAlloc, (void **memory, size_t bytes, unsigned int flags))             \
+    X(rf__cu_result, cuMemFreeHost, (void *memory))                                                 \
+    X(rf__cu_result, cuMemHostGetDevicePointer_v2,                                                  \
+      (rf__cu_pointer * on_device, void *memory, unsigned int flags))                               \
+    X(rf__cu_result, cuMemsetD32Async,                                                              \
+      (rf__cu_pointer memory, unsigned int value, size_t count, rf__cu_stream stream))              \
+    /* streams and events */                                                                        \
+    X(rf__cu_result, cuStreamIsCapturing, (rf__cu_stream stream, rf__cu_capture_status * status))   \
+    X(rf__cu_result, cuStreamCreate, (rf__cu_stream * stream, unsigned int flags))                  \
+    X(rf__cu_result, cuStreamDestroy_v2, (rf__cu_stream stream))                                    \
+    X(rf__cu_result, cuThreadExchangeStreamCaptureMode, (rf__cu_capture_mode * mode))               \
+    X(rf__cu_result, cuStreamSynchronize, (rf__cu_stream stream))                                   \
+    X(rf__cu_result, cuEventCreate, (rf__cu_event * event, unsigned int flags))                     \
+    X(rf__cu_result, cuEventDestroy_v2, (rf__cu_event event))                                       \
+    X(rf__cu_result, cuEventRecord, (rf__cu_event event, rf__cu_stream stream))                     \
+    X(rf__cu_result, cuEventSynchronize, (rf__cu_event event))                                      \
+    X(rf__cu_result, cuEventElapsedTime, (float *milliseconds, rf__cu_event from, rf__cu_event to)) \
+    /* kernels */                                                                                   \
+    X(rf__cu_result, cuModuleLoadData, (rf__cu_module * module, const void *image))                 \
+    X(rf__cu_result, cuModuleUnload, (rf__cu_module module))                                        \
+    X(rf__cu_result, cuModuleGetFunction,                                                           \
+      (rf__cu_function * function, rf__cu_module module, const char *name))                         \
+    X(rf__cu_result, cuFuncGetAttribute,                                                            \
+      (int *value, rf__cu_function_attribute attribute, rf__cu_function function))                  \
+    X(rf__cu_result, cuFuncSetAttribute,                                                            \
+      (rf__cu_function function, rf__cu_function_attribute attribute, int value))                   \
+    X(rf__cu_result, cuLaunchKernel,                                                                \
+      (rf__cu_function function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,     \
+       unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, \
        rf__cu_stream stream, void **arguments, void **extra))
 
 /* Since CUDA 11.8; NULL where the driver is older. X(result, name, parameters) */
@@ -158,7 +138,6 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
 /* X(result, name, parameters) */
 #define RF__NVRTC_LIST(X)                                                                   \
     X(const char *, nvrtcGetErrorString, (rf__nvrtc_result result))                         \
-    X(rf__nvrtc_result, nvrtcVersion, (int *major, int *minor))                             \
     X(rf__nvrtc_result, nvrtcCreateProgram,                                                 \
       (rf__nvrtc_program * program, const char *source, const char *name, int n_headers,    \
        const char *const *headers, const char *const *names))                               \
