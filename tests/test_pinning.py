@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import pickle
 from types import SimpleNamespace
 
@@ -230,3 +231,34 @@ def test_no_rows_are_nothing_to_pin(log, weight):
     pinned.step()
     pinned.close()
     assert not pinned.active and log.events == []
+
+
+class PinRowsParams(ctypes.Structure):
+    """rf_pin_rows_params."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p), ("rows", ctypes.c_int64), ("row_bytes", ctypes.c_int64),
+        ("row_pitch", ctypes.c_int64), ("hot_rows", ctypes.c_void_p), ("n_hot_rows", ctypes.c_int64),
+        ("index_type", ctypes.c_int),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    (
+        ({"rows": -1}, "-1 rows"),
+        ({"row_pitch": -8}, "-8 bytes apart"),
+        ({"rows": 1 << 40, "row_pitch": 1 << 40}, "fit int64"),
+        ({"weight": None}, "pointers not be NULL"),
+        ({"hot_rows": None}, "pointers not be NULL"),
+        ({"index_type": 2}, "index_type is 2"),
+    ),
+)
+def test_bad_arguments_of_a_c_program(changes, words):
+    """Refused before a GPU is looked for, so also where there is none."""
+    library = ctypes.CDLL(recfuse.library_path())
+    library.rf_last_error.restype = ctypes.c_char_p
+    good = {"weight": 64, "rows": 5, "row_bytes": 8, "row_pitch": 8, "hot_rows": 64, "n_hot_rows": 1}
+    params = PinRowsParams(**{**good, "index_type": 1, **changes})
+    assert library.rf_pin_rows_cuda(ctypes.byref(params), True, None) != 0
+    assert words in library.rf_last_error().decode()

@@ -68,13 +68,20 @@ rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf
     rf_status status = RF_OK;
     bool entered = false;
     const rf__cuda_device *device = NULL;
-    if (params->rows < 0 || params->row_bytes < 0 || params->n_hot_rows < 0 ||
-        (params->weight == NULL && params->rows * params->row_bytes > 0) ||
+    int64_t bytes = 0;
+    if (params->rows < 0 || params->row_bytes < 0 || params->row_pitch < 0 || params->n_hot_rows < 0 ||
+        __builtin_mul_overflow(params->rows, params->row_pitch, &bytes) ||
+        (params->weight == NULL && params->rows > 0 && params->row_bytes > 0) ||
         (params->hot_rows == NULL && params->n_hot_rows > 0)) {
         return rf__fail(RF_ERR_VALUE,
-                        "recfuse.pin_rows: sizes must be 0 or more and pointers not NULL; found %" PRId64
-                        " rows of %" PRId64 " bytes and %" PRId64 " hot rows",
-                        params->rows, params->row_bytes, params->n_hot_rows);
+                        "recfuse.pin_rows: sizes must be 0 or more, fit int64 together, and pointers not be "
+                        "NULL; found %" PRId64 " rows of %" PRId64 " bytes, %" PRId64
+                        " bytes apart, and %" PRId64 " hot rows",
+                        params->rows, params->row_bytes, params->row_pitch, params->n_hot_rows);
+    }
+    if (params->index_type != RF_INT32 && params->index_type != RF_INT64) {
+        return rf__fail(RF_ERR_TYPE, "recfuse.pin_rows: index_type is %d; allowed are RF_INT32 and RF_INT64",
+                        (int)params->index_type);
     }
     RF_TRY(rf__cuda_device_get(stream->device, &device));
     RF_TRY(rf__cuda_pending_error(device, stream->stream));
