@@ -321,6 +321,7 @@ BAD_COMPILES = {
         ValueError,
         "needs rows and output aligned to 4",
     ),
+    "no station": ({"schedule": "station=none distance=8"}, ValueError, "distance is 8, must be 1 or left"),
     "rows": ({"rows": 1 << 60}, ValueError, "must fit int64"),
     "arch": ({"arch": "sm_1"}, RuntimeError, "sm_1"),
     "arch with options": ({"arch": "sm_90a -include=/etc/passwd"}, (RuntimeError, ValueError), "sm_90a"),

@@ -277,6 +277,8 @@ def test_candidates_are_different_and_possible():
             assert Schedule.parse(str(one)) == one
             assert (one.warps or 1) <= 64 and (one.threads or 1) <= (one.block or 1024) <= 1024
     assert {one.threads for one in candidates.shapes(problem, best)} == {8, 16, 32, 64, 128}
+    plain = DEFAULTS.but(station="none", distance=1)
+    assert {one.distance for one in candidates.neighbours(plain, 64)} == {1}
     assert {one.station for one in candidates.prefetches([None])} == {"register", "shared", "local", "l1"}
     assert max(one.warps or 0 for one in candidates.occupancies(48)) == 48
 

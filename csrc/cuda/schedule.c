@@ -216,6 +216,12 @@ out:
 }
 
 static rf_status check(const rf__bag_shape *shape, const rf_embedding_bag_schedule *schedule) {
+    if (schedule->station == RF_STATION_NONE && schedule->distance != 1) {
+        return rf__fail(RF_ERR_VALUE,
+                        "schedule: distance is %d, must be 1 or left out with station \"none\", which has "
+                        "one row in flight; \"register\" has more",
+                        (int)schedule->distance);
+    }
     if (schedule->threads < rf__bag_lanes(shape)) {
         return rf__fail(RF_ERR_VALUE,
                         "schedule: threads is %d, must be at least the %d that read one row of %" PRId64

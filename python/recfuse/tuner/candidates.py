@@ -83,5 +83,6 @@ def neighbours(schedule: Schedule, most: int) -> list[Schedule]:
 
 def _possible(schedule: Schedule, most_warps: int) -> bool:
     fits = all(1 <= getattr(schedule, name) <= most for name, most in _LIMITS.items())
+    fits = fits and (schedule.station != "none" or schedule.distance == 1)
     warps = schedule.warps or most_warps
     return fits and schedule.threads <= schedule.block <= 32 * warps <= 32 * most_warps
