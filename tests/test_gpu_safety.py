@@ -264,11 +264,7 @@ BAD_SCHEDULES = {
         {},
         "distance 64 and segment [0-9]+ with blocks of 1024 threads need [0-9]+ bytes of shared memory, a ",
     ),
-    "alignment": (
-        "station=shared",
-        {"dim": 7, "dtype": torch.float16},
-        'station is "shared", which needs rows',
-    ),
+    "alignment": ("station=shared", {"dim": 7, "dtype": torch.float16}, 'station is "shared", which'),
 }
 
 

@@ -286,9 +286,9 @@ def test_candidates_are_different_and_possible():
 @pytest.mark.parametrize("mode", ("sum", "mean", "max"))
 def test_on_the_cpu_the_distance_is_tuned(mode):
     module = EmbeddingBag(5000, 16, mode=mode, padding_idx=0)
-    plan = recfuse.tune(module, calls(rows=5000), budget_s=1.5)
+    plan = recfuse.tune(module, calls(rows=5000), budget_s=20)
     assert plan.device.type == "cpu" and plan.matches(module)
-    assert plan.seconds < 10 and plan.pinned is None
+    assert plan.seconds < 25 and plan.pinned is None
     assert plan.schedule == "" or plan.distance >= 1
     timed = {one.candidate for one in plan.decisions if one.step == "prefetch"}
     assert {"distance=1", "distance=64", ""} <= timed

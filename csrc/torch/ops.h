@@ -6,17 +6,19 @@
 
 /* X(name, kinds of the arguments as in values.h, schema). `rf__torch_<name>` is the kernel of CPU and CUDA;
  * all return one tensor or nothing. */
-#define RF__OPERATOR_LIST(X)                                                                    \
-    X(embedding_bag, "tttsobibbiss",                                                            \
-      "(Tensor weight, Tensor indices, Tensor offsets, str mode=\"mean\", "                     \
-      "Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1, "   \
-      "bool scale_grad_by_freq=False, bool sparse=False, int prefetch_distance=-1, "            \
-      "str bounds_check=\"on\", str schedule=\"\") -> Tensor")                                  \
-    X(pin_rows, "tt", "(Tensor weight, Tensor rows) -> ()")                                     \
-    X(unpin, "to", "(Tensor weight, Tensor? rows=None) -> ()")                                  \
-    X(fused_embedding_bag, "ltttiobis",                                                         \
-      "(Tensor[] buffers, Tensor features, Tensor indices, Tensor offsets, SymInt output_dim, " \
-      "Tensor? per_sample_weights=None, bool sparse=False, int prefetch_distance=-1, "          \
+#define RF__OPERATOR_LIST(X)                                                                             \
+    X(embedding_bag, "tttsobibbiss",                                                                     \
+      "(Tensor weight, Tensor indices, Tensor offsets, str mode=\"mean\", "                              \
+      "Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1, "            \
+      "bool scale_grad_by_freq=False, bool sparse=False, int prefetch_distance=-1, "                     \
+      "str bounds_check=\"on\", str schedule=\"\") -> Tensor")                                           \
+    X(_bag_lookups, "ttibi",                                                                             \
+      "(Tensor indices, Tensor offsets, int rows, bool include_last_offset, int padding_idx) -> Tensor") \
+    X(pin_rows, "tt", "(Tensor weight, Tensor rows) -> ()")                                              \
+    X(unpin, "to", "(Tensor weight, Tensor? rows=None) -> ()")                                           \
+    X(fused_embedding_bag, "ltttiobis",                                                                  \
+      "(Tensor[] buffers, Tensor features, Tensor indices, Tensor offsets, SymInt output_dim, "          \
+      "Tensor? per_sample_weights=None, bool sparse=False, int prefetch_distance=-1, "                   \
       "str bounds_check=\"on\") -> Tensor")
 
 /* A kernel: borrows `values`, gives a new tensor in *output (NULL before, and on failure) where its schema has

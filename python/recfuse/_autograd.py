@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from recfuse import _backward, _backward_cuda
 from recfuse._backward import POOLING, sparse_grad
@@ -210,6 +211,42 @@ def _(
 @torch.library.register_fake("recfuse::embedding_bag_sample_weights_backward")
 def _(grad: Tensor, weight: Tensor, indices: Tensor, *_: Any) -> Tensor:
     return grad.new_empty((indices.shape[0],))
+
+
+class EmbeddingBagFunction(torch.autograd.Function):
+    """The operator with its gradients, as Python calls it: arguments as in its schema.
+
+    What is registered below serves the compiler and calls of the bare operator; its wrappers cost several
+    times what a small bag does.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        """Pools, and keeps what the gradients need."""
+        with torch._C._AutoDispatchBelowAutograd():
+            output = _ops.embedding_bag.default(*arguments)
+        _embedding_bag_setup(ctx, arguments, output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of weight and of per_sample_weights."""
+        weight, indices, offsets, sample_weights = ctx.saved_tensors
+        mode, include_last_offset, padding_idx, by_freq, sparse = ctx.options
+        gradients = _gradients(grad)
+        common = indices, offsets, sample_weights, POOLING[mode], include_last_offset, padding_idx, by_freq
+        weight_grad = sample_weights_grad = None
+        if wanted(ctx, 0) and sparse:
+            weight_grad = gradients.sparse_weight_grad(grad, ctx.rows, *common)
+        elif wanted(ctx, 0):
+            kept = weight if mode == "max" else None
+            weight_grad = gradients.dense_weight_grad(grad, kept, ctx.rows, *common)
+        if wanted(ctx, 4):
+            sample_weights_grad = gradients.sample_weights_grad(
+                grad, weight, indices, offsets, include_last_offset, padding_idx
+            ).to(sample_weights.dtype)
+        return as_given(ctx, (weight_grad, None, None, None, sample_weights_grad, *[None] * 7))
 
 
 torch.library.register_autograd(

@@ -2,7 +2,8 @@
 
 The forward kernel survives bad indices and offsets, and reports them later; ATen's kernels assert on them,
 which ends the process's CUDA context. So nothing bad may reach them: lookups that do not count (out of the
-table, in no bag, of the padding row) are led to a row or a bag of their own, whose gradient is dropped.
+table, in no bag, of the padding row; csrc/bag_lookups.h) are led to a row or a bag of their own, whose
+gradient is dropped.
 Only the sparse gradient, whose size depends on them, waits for the GPU.
 
 Runs on any device: the tests compare it with `_backward` on the CPU.
@@ -14,70 +15,47 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from recfuse._backward import MAX, MEAN, SUM, aten, no_integers, sparse_grad, sum_dtype
+
+_bag_lookups = torch.ops.recfuse._bag_lookups.default
 
 _CHUNK = 1 << 16  # lookups whose rows are gathered at once
 
 
 class Lookups(NamedTuple):
-    """Which lookups count, and where; every index is within its bounds."""
+    """Which lookups count, and where."""
 
-    rows: Tensor  # [lookups] int64; 0 where a lookup does not count
-    bag_of: Tensor  # [lookups] int64
-    used: Tensor  # [lookups] bool: it counts
-    ends: Tensor  # [bags + 1] int64, rising, at most lookups: where bags begin, and the last one ends
+    row: Tensor  # [lookups] int64; the table's number of rows where a lookup does not count
+    bag_of: Tensor  # [lookups] int64; 0 where it does not
+    sizes: Tensor  # [bags] int64: lookups that count, at least 1
 
 
 def lookups_of(
     indices: Tensor, offsets: Tensor, rows: int, include_last_offset: bool, padding_idx: int
 ) -> Lookups:
-    """For at least one bag and one row, and any contents of indices and offsets."""
+    """For at least one bag, and any contents of indices and offsets."""
     count = indices.numel()
-    ends = offsets.to(torch.int64)
-    if not include_last_offset:
-        ends = pad(ends, (0, 1), value=count)
-    ends = ends.clamp(0, count).cummax(0).values
-    bags = ends.numel() - 1
-    bag_of = torch.searchsorted(ends, torch.arange(count, device=ends.device), right=True) - 1
-    used = (bag_of >= 0) & (bag_of < bags) & (indices >= 0) & (indices < rows)
-    if padding_idx >= 0:
-        used &= indices != padding_idx
-    return Lookups(torch.where(used, indices.to(torch.int64), 0), bag_of.clamp(0, bags - 1), used, ends)
-
-
-def _used_before(found: Lookups) -> Tensor:
-    """``[bags + 1]`` int64: how many lookups count before each bag."""
-    return pad(found.used.cumsum(0), (1, 0))[found.ends]
-
-
-def _divisors(found: Lookups, pooling: int) -> Tensor:
-    """What the gradient of each bag is divided by, in ATen's form: sizes for mean, nothing for the others."""
-    return _used_before(found).diff().clamp(min=1) if pooling == MEAN else no_integers(found.ends)
-
-
-def _winners(weight: Tensor, found: Lookups) -> Tensor:
-    """``[bags, dim]`` int64: the row that each element of the maximum came from; of no use where a bag is
-    empty.
-
-    Lookups that do not count go behind the others, into a bag of their own.
-    """
-    order = torch.sort(found.used.logical_not().to(torch.uint8), stable=True).indices
-    winners = aten._embedding_bag(
-        weight, found.rows[order], _used_before(found), False, MAX, False, None, False, -1
-    )[3]
-    return winners[:-1]
+    found = _bag_lookups(indices, offsets, rows, include_last_offset, padding_idx)[0]
+    return Lookups(found[:count], found[count : 2 * count], found[2 * count :])
 
 
 def _max_grad(grad: Tensor, weight: Tensor, found: Lookups) -> Tensor:
     """``[rows, dim]``: each element of grad goes to the row that won it, in an order that is always the same
     (ATen's own adds in any order).
+
+    ATen finds the winners again, with lookups that do not count behind the others, in a bag of their own.
     """
     rows, dim = weight.shape
-    empty = _used_before(found).diff() == 0
-    winners = torch.where(empty[:, None], rows, _winners(weight, found))
-    places = winners * dim + torch.arange(dim, device=grad.device)
+    bags = grad.shape[0]
+    used = found.row < rows
+    in_order = torch.where(used, found.bag_of, bags).sort(stable=True)
+    begins = torch.searchsorted(in_order.values, torch.arange(bags + 1, device=grad.device))
+    winners = aten._embedding_bag(
+        weight, torch.where(used, found.row, 0)[in_order.indices], begins, False, MAX, False, None, False, -1
+    )[3][:-1]
+    places = torch.where(begins.diff()[:, None] == 0, rows, winners) * dim
+    places += torch.arange(dim, device=grad.device)
     total = grad.new_zeros((rows + 1) * dim, dtype=sum_dtype(grad.dtype))
     # "unsafe" only means that it does not look at the places, for which it would wait.
     aten._index_put_impl_(
@@ -107,10 +85,10 @@ def dense_weight_grad(
         return _max_grad(grad, weight, found)
     total = aten._embedding_bag_dense_backward(
         grad.contiguous(),
-        torch.where(found.used, found.rows, rows),
+        found.row,
         found.bag_of,
-        _divisors(found, pooling),
-        no_integers(found.ends),
+        found.sizes if pooling == MEAN else no_integers(found.sizes),
+        no_integers(found.sizes),
         rows + 1,
         scale_grad_by_freq,
         pooling,
@@ -136,13 +114,13 @@ def sparse_weight_grad(
         none = grad.new_empty((1, 0), dtype=torch.int64)
         return sparse_grad(none[0], grad.new_empty((0, grad.shape[1])), (rows, grad.shape[1]))
     found = lookups_of(indices, offsets, rows, include_last_offset, padding_idx)
-    kept = found.used.nonzero()[:, 0]
+    kept = (found.row < rows).nonzero()[:, 0]
     return aten._embedding_bag_sparse_backward(
         grad,
-        found.rows[kept],
-        found.ends,
+        found.row[kept],
+        no_integers(found.row),
         found.bag_of[kept],
-        _divisors(found, pooling),
+        found.sizes if pooling == MEAN else no_integers(found.sizes),
         rows,
         scale_grad_by_freq,
         pooling,
@@ -165,11 +143,13 @@ def sample_weights_grad(
     if indices.numel() == 0 or weight.numel() * grad.shape[0] == 0:
         return grad.new_zeros(indices.numel())
     found = lookups_of(indices, offsets, weight.shape[0], include_last_offset, padding_idx)
+    used = found.row < weight.shape[0]
+    row = torch.where(used, found.row, 0)
     if grad.dtype == torch.float32:
         products = aten._embedding_bag_per_sample_weights_backward(
-            grad.contiguous(), weight, found.rows, found.ends, found.bag_of, SUM, -1
+            grad.contiguous(), weight, row, no_integers(row), found.bag_of, SUM, -1
         )
     else:  # ATen multiplies in float16, and not at all in bfloat16
-        parts = zip(found.bag_of.split(_CHUNK), found.rows.split(_CHUNK), strict=True)
+        parts = zip(found.bag_of.split(_CHUNK), row.split(_CHUNK), strict=True)
         products = torch.cat([(grad[bags].float() * weight[rows].float()).sum(1) for bags, rows in parts])
-    return torch.where(found.used, products, 0).to(grad.dtype)
+    return torch.where(used, products, 0).to(grad.dtype)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from recfuse import _autograd, _fused_autograd  # noqa: F401  (register shapes and gradients of the operators)
+from recfuse import _fused_autograd  # noqa: F401  (registers shapes and gradients of the operator)
+from recfuse._autograd import EmbeddingBagFunction
 from recfuse.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -160,7 +161,7 @@ def embedding_bag(
     differentiable = weight.requires_grad or (
         per_sample_weights is not None and per_sample_weights.requires_grad
     )
-    return call(_embedding_bag, arguments, differentiable)
+    return call(_embedding_bag, arguments, differentiable, EmbeddingBagFunction.apply)
 
 
 def fused_embedding_bag(
@@ -246,17 +247,25 @@ def check(device: torch.device | str | int | None = None) -> None:
         raise_translated(error)
 
 
-def call(operator: Any, arguments: tuple[Any, ...], differentiable: bool) -> Tensor:
+def call(
+    operator: Any,
+    arguments: tuple[Any, ...],
+    differentiable: bool,
+    with_gradients: Callable[..., Tensor] | None = None,
+) -> Tensor:
     """Calls an operator and gives its errors the class that their text names.
 
-    Where nothing needs a gradient the autograd kernel, which is Python and costs more than a small bag, is
-    passed by.
+    The operator's own autograd kernel is Python and costs more than a small bag: it is passed by where
+    nothing needs a gradient, or where `with_gradients` does the same at less cost (but under torch.func's
+    transforms).
     """
     if torch.compiler.is_compiling():
         return operator(*arguments)
     try:
         if differentiable and torch.is_grad_enabled():
-            return operator(*arguments)
+            if with_gradients is None or torch._C._are_functorch_transforms_active():
+                return operator(*arguments)
+            return with_gradients(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
     except RuntimeError as error:
