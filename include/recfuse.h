@@ -164,7 +164,7 @@ typedef enum rf_station {
  * default for the GPU, the table and the batch. */
 typedef struct rf_embedding_bag_schedule {
     rf_station station;
-    int32_t distance; /* rows in flight for each row that a warp reads at once, 1 ... 64 */
+    int32_t distance; /* rows in flight for each row that a warp reads at once, 1 ... 64; none: 1 */
     int32_t threads;  /* that share a bag: a power of two, 1 ... 1,024; at least those that a row takes */
     int32_t block;    /* threads of a block: a power of two, 32 ... 1,024; at least `threads` */
     int32_t warps; /* most warps that an SM runs at once, 1 ... 64; registers and shared memory see to it */
