@@ -4,7 +4,7 @@
 
 #include "cuda/driver.h"
 
-/* Launches; the device's context is current, params are checked and the schedule's text fields too. */
+/* Launches; the device's context is current and params are checked. */
 rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embedding_bag_params *params,
                                    const rf_embedding_bag_schedule *schedule, void *stream);
 

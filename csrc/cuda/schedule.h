@@ -25,7 +25,8 @@ int64_t rf__bag_slices(const rf__bag_shape *shape);
 /* Warps of an SM that registers suffice for where a schedule leaves `warps` open. */
 int32_t rf__bag_warps(const rf__bag_shape *shape);
 
-/* Fills in what is 0 but for `warps`, which stays open: nothing then keeps more warps from running. RF_ERR_VALUE: the schedule does not fit the shape. */
+/* Fills in what is 0 but for `warps`, which stays open: nothing then keeps more warps from running.
+ * RF_ERR_VALUE: a field is out of its bounds, or the schedule does not fit the shape. */
 rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag_schedule *schedule);
 
 #endif
