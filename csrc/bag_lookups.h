@@ -23,4 +23,7 @@ typedef struct rf__bag_lookups_params {
 void rf__bag_lookups_cpu(const rf__bag_lookups_params *params);
 rf_status rf__bag_lookups_cuda(const rf__bag_lookups_params *params, const rf_cuda_stream *stream);
 
+/* Fills the cache with every variant; needs no GPU. */
+rf_status rf__bag_lookups_compile(const char *arch);
+
 #endif

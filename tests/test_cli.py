@@ -134,7 +134,8 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
             "cubin_bytes": 12345, "cached": arguments[1] == 6, "seconds": 0.5, "path": "here",
         }  # fmt: skip
 
-    monkeypatch.setattr(_C, "embedding_bag_compile", compile, raising=False)
+    monkeypatch.setattr(_C, "embedding_bag_compile", compile)
+    monkeypatch.setattr(_C, "small_kernels_compile", lambda arch: asked.append((arch,)))
     monkeypatch.delenv("RECFUSE_CACHE_DIR", raising=False)
     plan = plan_for(recfuse.nn.EmbeddingBag(100, 4, mode="mean"))
     object.__setattr__(plan.device, "type", "cuda")
@@ -153,9 +154,10 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
     ]
     assert cli.main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(asked) == 2 * 5
+    assert len(lines) == len(asked) == 2 * (5 + 1)
+    assert lines[-1] == "sm_90a pinning and gradients: in the cache"
     assert lines[1] == (
-        "sm_80 6 float32 sum int64: 40 registers, 0 bytes spilled, 12,345 bytes, cached, 0.50 s; "
+        "sm_80 6 float32 sum int64 2048x150: 40 registers, 0 bytes spilled, 12,345 bytes, cached, 0.50 s; "
         "station=register"
     )
     assert ("sm_90a", 4, 4, 16, 0, 1, 1, 1, False, False, True, 100, 10, plan.schedule, 100) in asked
@@ -163,7 +165,9 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
     assert ("sm_80", 64, 64, 16, 0, 1, 1, 0, True, False, True, 307200, 2048, "", 500000) in asked
     assert folders == {str(cache)} and cache.is_dir() and "RECFUSE_CACHE_DIR" not in os.environ
     assert cli.main(["compile", "--arch", "sm_1", "--dim", "8", "--out", str(cache)]) == 1
-    assert "sm_1 8 float32 sum int64: recfuse: arch is sm_1\n1 of 1 kernels failed" in capsys.readouterr().err
+    assert (
+        "sm_1 8 float32 sum int64 2048x150: recfuse: arch is sm_1\n1 of 2 failed" in capsys.readouterr().err
+    )
 
 
 def test_compile_fails_where_nothing_is_kept(capsys, monkeypatch, tmp_path):
@@ -172,7 +176,9 @@ def test_compile_fails_where_nothing_is_kept(capsys, monkeypatch, tmp_path):
     assert cli.main(["compile", "--arch", "sm_90a", "--dim", "6"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert f"sum int64: compiled, but not written to the cache ({tmp_path / 'file'})\n" in printed.err
+    assert (
+        f"sum int64 2048x150: compiled, but not written to the cache ({tmp_path / 'file'})\n" in printed.err
+    )
 
 
 def test_the_cache_of_kernels_is_described(monkeypatch, tmp_path, capsys):

@@ -69,3 +69,15 @@ out:
     if (entered) rf__cuda_leave();
     return status;
 }
+
+rf_status rf__bag_lookups_compile(const char *arch) {
+    rf_status status = RF_OK;
+    for (int32_t i = 0; i < 4; i++) {
+        const variant made = {i / 2, i % 2};
+        rf__kernel_options options;
+        RF_TRY(describe(&made, NULL, &options));
+        RF_TRY(rf__jit_compile(&source, &options, arch, NULL, NULL, NULL));
+    }
+out:
+    return status;
+}

@@ -105,9 +105,10 @@ static variant variant_of(const rf_embedding_bag_params *params, const rf__bag_s
 
 /* Asks for so much shared memory that no block beyond `min_blocks` fits on an SM, where so few would. */
 static void limit_blocks(const rf__cuda_device *device, variant *made) {
-    enum { MOST_LIMITED = 12, GRAIN = 128 }; /* beyond, what an SM keeps for itself a block spoils the sum */
+    enum { MOST_LIMITED = 24, GRAIN = 128 }; /* GRAIN * n * (n + 1) bytes must fit an SM */
     if (made->min_blocks > MOST_LIMITED) return;
-    int64_t wanted = device->shared_per_sm / (made->min_blocks + 1) + GRAIN;
+    int64_t wanted =
+        device->shared_per_sm / (made->min_blocks + 1) - device->reserved_shared_per_block + GRAIN;
     if (wanted > device->shared_per_block_optin) wanted = device->shared_per_block_optin;
     if (wanted > made->dynamic_shared) made->dynamic_shared = (int32_t)(wanted / GRAIN * GRAIN);
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 
 #include "cuda/cache.h"
@@ -13,7 +14,11 @@
 
 bool rf__jit_allowed(void) {
     const char *value = getenv("RECFUSE_JIT");
-    return value == NULL || strcmp(value, "off") != 0;
+    static const char *const forbidding[] = {"off", "0", "no", "false"};
+    for (size_t i = 0; value != NULL && i < sizeof forbidding / sizeof forbidding[0]; i++) {
+        if (strcasecmp(value, forbidding[i]) == 0) return false;
+    }
+    return true;
 }
 
 static double seconds_now(void) {

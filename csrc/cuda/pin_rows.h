@@ -8,4 +8,7 @@
 rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_params *params, bool keep,
                               void *stream);
 
+/* Fills the cache with every variant; needs no GPU. */
+rf_status rf__pin_rows_compile(const char *arch);
+
 #endif

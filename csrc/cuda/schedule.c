@@ -51,6 +51,10 @@ static rf_status field_check(int i, long long value) {
                     (int)fields[i].most);
 }
 
+static rf_status fail_twice(const char *name) {
+    return rf__fail(RF_ERR_VALUE, "schedule: %s is given twice", name);
+}
+
 /* One word of a schedule's text, `length` bytes: field=value. */
 static rf_status word_read(const char *word, int length, rf_embedding_bag_schedule *schedule) {
     const char *equals = memchr(word, '=', (size_t)length);
@@ -58,6 +62,7 @@ static rf_status word_read(const char *word, int length, rf_embedding_bag_schedu
     const char *value = equals != NULL ? equals + 1 : word + length;
     const int value_length = length - (int)(value - word);
     if (name_length == 7 && strncmp(word, "station", 7) == 0) {
+        if (schedule->station != RF_STATION_DEFAULT) return fail_twice("station");
         for (int i = 1; i < N_STATIONS; i++) {
             if ((int)strlen(stations[i]) == value_length &&
                 strncmp(value, stations[i], (size_t)value_length) == 0) {
@@ -76,6 +81,7 @@ static rf_status word_read(const char *word, int length, rf_embedding_bag_schedu
         }
         char *end = NULL;
         const long long number = strtoll(value, &end, 10);
+        if (*field_of(schedule, i) != 0) return fail_twice(fields[i].name);
         if (end != value + value_length || value_length == 0) {
             return rf__fail(RF_ERR_VALUE, "schedule: %s is \"%.*s\", must be a number", fields[i].name,
                             value_length, value);
@@ -131,7 +137,7 @@ static int64_t power_below(int64_t most) {
 
 static int64_t power_above(int64_t least) {
     int64_t power = 1;
-    while (power < least) power *= 2;
+    while (power < least && power < INT64_MAX / 2) power *= 2;
     return power;
 }
 

@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#include "bag_lookups.h"
+#include "cuda/pin_rows.h"
 #include "status.h"
 
 PyObject *rf__py_embedding_bag_compile(PyObject *module, PyObject *arguments) {
@@ -55,6 +57,17 @@ PyObject *rf__py_embedding_bag_compile(PyObject *module, PyObject *arguments) {
                          "shared_bytes", info.shared_bytes, "cubin_bytes", (long long)info.cubin_bytes,
                          "seconds", info.seconds, "cached", info.cached ? Py_True : Py_False, "path",
                          info.path);
+}
+
+PyObject *rf__py_small_kernels_compile(PyObject *module, PyObject *arguments) {
+    (void)module;
+    const char *arch;
+    rf_status status = RF_OK;
+    if (!PyArg_ParseTuple(arguments, "s:small_kernels_compile", &arch)) return NULL;
+    Py_BEGIN_ALLOW_THREADS status = rf__pin_rows_compile(arch);
+    if (status == RF_OK) status = rf__bag_lookups_compile(arch);
+    Py_END_ALLOW_THREADS if (status != RF_OK) return rf__py_raise(status, "small_kernels_compile");
+    Py_RETURN_NONE;
 }
 
 static void *pointer(unsigned long long address) { return (void *)(uintptr_t)address; }

@@ -49,6 +49,7 @@
       "offset_type: int, pooling: int, weighted: bool, padded: bool, check: bool, lookups: int, bags: int, " \
       "schedule: str, rows: int = lookups) -> dict: the complete schedule, and what the compiler says "      \
       "about its GPU kernel")                                                                                \
+    X(small_kernels_compile, "small_kernels_compile(arch: str): the kernels of pinning and gradients")       \
     X(embedding_bag_measure,                                                                                 \
       "embedding_bag_measure(device: int, stream: int, table: (weight, rows, dim, stride, dtype), batches: " \
       "list[(indices, lookups, index_type, offsets, bags, offset_type, include_last_offset, "                \

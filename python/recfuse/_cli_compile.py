@@ -22,10 +22,11 @@ def add_parser(commands: Any) -> None:
         "compile",
         help="compile GPU kernels into the cache, also without a GPU",
         description="Compiles kernels into the cache on disk, so that no process has to at its first call. "
-        "Needs no GPU, only NVRTC. What is compiled: for each --plan its own kernel, and for every "
-        "combination of --dim, --dtype, --mode and --index the kernel that runs without a plan. A folder "
-        "filled by --out can be shipped: set RECFUSE_CACHE_DIR to it, and RECFUSE_JIT=off where nothing may "
-        "be compiled.",
+        "Needs no GPU, only NVRTC. What is compiled: for each --plan its own kernel; for every combination "
+        "of --dim, --dtype, --mode, --index, --batch and --pooling the kernel that runs without a plan (it "
+        "depends on the size of a batch; a plan, or a --schedule with all its fields, does not); and the "
+        "kernels of pinning and of gradients. A folder filled by --out can be shipped: set RECFUSE_CACHE_DIR "
+        "to it, and RECFUSE_JIT=off where nothing may be compiled.",
     )
     parser.add_argument(
         "--arch",
@@ -46,8 +47,20 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--weighted", action="store_true", help="with per-sample weights (mode sum)")
     parser.add_argument("--padded", action="store_true", help="with a padding_idx")
     parser.add_argument("--rows", type=int, default=500_000, help="of the table (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=2048, help="bags of a batch (default: %(default)s)")
-    parser.add_argument("--pooling", type=int, default=150, help="lookups of a bag (default: %(default)s)")
+    parser.add_argument(
+        "--batch",
+        nargs="+",
+        type=int,
+        default=[2048],
+        help="bags of a batch, each size that will come (default: 2048)",
+    )
+    parser.add_argument(
+        "--pooling",
+        nargs="+",
+        type=int,
+        default=[150],
+        help="lookups of a bag on average, each that will come (default: 150)",
+    )
     parser.add_argument(
         "--schedule", default="", help="for the combinations (default: the kernel's defaults)"
     )
@@ -61,8 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
     from recfuse.tuner.compile import compile_all
 
     for name, least in (("rows", 1), ("batch", 1), ("pooling", 0)):
-        if getattr(arguments, name) < least:
-            raise ValueError(f"--{name} is {getattr(arguments, name)}, must be >= {least}")
+        given = getattr(arguments, name)
+        lowest = min(given) if isinstance(given, list) else given
+        if lowest < least:
+            raise ValueError(f"--{name} is {lowest}, must be >= {least}")
     jobs = {
         f"{arch} {name}": (arch, *job)
         for arch in dict.fromkeys(arguments.arch)
@@ -72,21 +87,34 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("nothing to compile: give --plan FILE, or --dim with --dtype, --mode and --index")
     with _cache_folder(arguments.out):
         results = compile_all(jobs, progress=None)
+        small = {f"{arch} pinning and gradients": arch for arch in dict.fromkeys(arguments.arch)}
+        results |= {name: _small_kernels(arch) for name, arch in small.items()}
         folder = _C.jit_status()["folder"] or "there is none: no RECFUSE_CACHE_DIR and no HOME"
     failed = 0
-    for name in jobs:
+    for name in (*jobs, *small):
         result = results[name]
         if isinstance(result, Exception):
             failed += 1
             print(f"{name}: {result}", file=sys.stderr)
+        elif result is None:
+            print(f"{name}: compiled")
         elif not result["path"]:
             failed += 1
             print(f"{name}: compiled, but not written to the cache ({folder})", file=sys.stderr)
         else:
             print(f"{name}: {_line(result)}")
     if failed:
-        print(f"{failed} of {len(jobs)} kernels failed", file=sys.stderr)
+        print(f"{failed} of {len(results)} failed", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _small_kernels(arch: str) -> Exception | None:
+    """Compiles what plans and combinations need besides; why it could not."""
+    try:
+        _C.small_kernels_compile(arch)
+    except Exception as error:  # as for the others, one failure does not end the rest
+        return error
+    return None
 
 
 def _line(result: dict[str, Any]) -> str:
@@ -126,19 +154,21 @@ def _of_plans(arguments: argparse.Namespace) -> Iterator[tuple[str, tuple[Any, .
 
 def _of_combinations(arguments: argparse.Namespace) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Name and arguments of the kernel of each combination."""
-    every = itertools.product(arguments.dim, arguments.dtype, arguments.mode, arguments.index)
-    for dim, dtype, mode, index in every:
+    every = itertools.product(
+        arguments.dim, arguments.dtype, arguments.mode, arguments.index, arguments.batch, arguments.pooling
+    )
+    for dim, dtype, mode, index, batch, pooling in every:
         if dim < 1:
             raise ValueError(f"--dim is {dim}, must be >= 1")
         yield (
-            f"{dim} {dtype} {mode} {index}",
+            f"{dim} {dtype} {mode} {index} {batch}x{pooling}",
             (
                 *_shape(dim, dtype, index, index, mode),
                 arguments.weighted and mode == "sum",
                 arguments.padded,
                 not arguments.unchecked,
-                arguments.batch * arguments.pooling,
-                arguments.batch,
+                batch * pooling,
+                batch,
                 arguments.schedule,
                 arguments.rows,
             ),

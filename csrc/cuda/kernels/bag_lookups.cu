@@ -31,8 +31,8 @@ struct bag_range {
 };
 
 RF_INLINE bag_range range_of(const arguments &my, rf_i64 bag) {
-    const rf_i64 begin = __ldg(my.offsets + bag);
-    const rf_i64 end = bag + 1 < my.n_offsets ? (rf_i64)__ldg(my.offsets + bag + 1) : my.lookups;
+    const rf_i64 begin = rf_load(my.offsets + bag);
+    const rf_i64 end = bag + 1 < my.n_offsets ? (rf_i64)rf_load(my.offsets + bag + 1) : my.lookups;
     if (begin < 0 || end < begin || end > my.lookups || (bag == 0 && begin != 0)) return {0, 0};
     return {begin, end};
 }
@@ -46,7 +46,7 @@ RF_INLINE rf_i64 bag_at(const arguments &my, rf_i64 position) {
     rf_i64 first = 0, behind = my.bags;
     while (behind - first > 1) {
         const rf_i64 middle = first + (behind - first) / 2;
-        if (__ldg(my.offsets + middle) <= position) {
+        if (rf_load(my.offsets + middle) <= position) {
             first = middle;
         } else {
             behind = middle;
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK) rf_bag_lookups(const __gr
     if (blockIdx.x < my.position_blocks) {
         const rf_i64 position = (rf_i64)blockIdx.x * RF_BLOCK + threadIdx.x;
         if (position >= my.lookups) return;
-        const rf_i64 bag = bag_at(my, position), index = __ldg(my.indices + position);
+        const rf_i64 bag = bag_at(my, position), index = rf_load(my.indices + position);
         const bag_range range = range_of(my, bag);
         const bool used = position >= range.begin && position < range.end && counts(my, index);
         my.row[position] = used ? index : my.rows;
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK) rf_bag_lookups(const __gr
     const bag_range range = range_of(my, bag);
     rf_i64 size = 0;
     for (rf_i64 i = range.begin + threadIdx.x % 32; i < range.end; i += 32) {
-        size += counts(my, __ldg(my.indices + i));
+        size += counts(my, rf_load(my.indices + i));
     }
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) size += __shfl_xor_sync(RF_FULL_WARP, size, apart);

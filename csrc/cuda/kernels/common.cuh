@@ -57,6 +57,23 @@ RF_INLINE rf_bytes<16> rf_load(const rf_bytes<16> *from) {
     return to;
 }
 
+/* The same for one number. Not __ldg: a compiler may move that one above rf_wait_for_previous_kernel. */
+RF_INLINE int rf_load(const int *from) {
+    int to;
+    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(to) : "l"(from));
+    return to;
+}
+RF_INLINE rf_i64 rf_load(const rf_i64 *from) {
+    rf_i64 to;
+    asm volatile("ld.global.nc.s64 %0, [%1];" : "=l"(to) : "l"(from));
+    return to;
+}
+RF_INLINE float rf_load(const float *from) {
+    float to;
+    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(to) : "l"(from));
+    return to;
+}
+
 /* Elements of a type as float32: DTYPE's element number I of a vector, and the way back. */
 template <int DTYPE> struct rf_element;
 

@@ -151,7 +151,7 @@ RF_INLINE float scale_of(const list &rows, int at) {
 /* Reports the first bad row id of this lane's part of a segment: read again, since this hardly ever runs. */
 RF_INLINE void report_index(const arguments &my, rf_i64 bag, rf_i64 position, rf_i64 end) {
     for (; position < end; position += shape::GROUP) {
-        const rf_i64 id = my.indices[position];
+        const rf_i64 id = rf_load(my.indices + position);
         if ((rf_u64)id < (rf_u64)my.rows) continue;
         rf_report(my.errors, {RF_BAD_INDEX, position, bag, id, my.rows, my.lookups});
         return;
@@ -174,7 +174,7 @@ RF_INLINE raw_ids load_ids(const arguments &my, rf_i64 begin, rf_i64 end) {
 #pragma unroll
     for (int i = 0; i < shape::IDS; i++) {
         const rf_i64 position = begin + i * shape::GROUP + threadIdx.x % shape::GROUP;
-        raw.id[i] = position < end ? __ldg(my.indices + position) : 0;
+        raw.id[i] = position < end ? rf_load(my.indices + position) : 0;
     }
     return raw;
 }
@@ -205,7 +205,7 @@ RF_INLINE int make_list(const arguments &my, rf_i64 bag, const raw_ids &raw, rf_
         any_bad |= bad;
         if (RF_PADDED) counted += wanted && !padding;
 #if RF_WEIGHTED
-        scale[i] = wanted ? __ldg(my.sample_weights + position) : 0.0f;
+        scale[i] = wanted ? rf_load(my.sample_weights + position) : 0.0f;
 #endif
         row[i] = wanted && !bad && !padding ? (RF_ROW)id : -1;
     }
@@ -332,7 +332,7 @@ RF_INLINE void max_of_first_row(const arguments &my, const rf_columns<shape> &co
                                 rf_i64 end, shape::sums &sum) {
     rf_i64 row = -1;
     for (rf_i64 i = begin; i < end && row < 0; i++) {
-        const rf_i64 id = __ldg(my.indices + i);
+        const rf_i64 id = rf_load(my.indices + i);
         if ((rf_u64)id < (rf_u64)my.rows && !(RF_PADDED && id == my.padding_idx)) row = id;
     }
 #pragma unroll
@@ -413,8 +413,8 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
 
     rf_i64 begin = 0, end = 0;
     if (bag < my.bags) {
-        begin = __ldg(my.offsets + bag);
-        end = bag + 1 < my.n_offsets ? (rf_i64)__ldg(my.offsets + bag + 1) : my.lookups;
+        begin = rf_load(my.offsets + bag);
+        end = bag + 1 < my.n_offsets ? (rf_i64)rf_load(my.offsets + bag + 1) : my.lookups;
         if (RF_CHECK && (begin < 0 || end < begin || end > my.lookups || (bag == 0 && begin != 0))) {
             report_offset(my, bag, begin, end);
             begin = end = 0;

@@ -27,7 +27,7 @@ extern "C" __global__ void rf_pin_rows(const __grid_constant__ arguments my) {
     const rf_i64 thread = (rf_i64)blockIdx.x * blockDim.x + threadIdx.x;
     const rf_i64 which = thread / my.lines, line = thread % my.lines;
     if (which >= my.n_hot_rows) return;
-    const rf_i64 row = __ldg(my.hot_rows + which);
+    const rf_i64 row = rf_load(my.hot_rows + which);
     if ((rf_u64)row >= (rf_u64)my.rows) {
         if (line == 0)
             rf_report<RF_PIN_ROWS>(my.errors, {RF_BAD_INDEX, which, -1, row, my.rows, my.n_hot_rows});
