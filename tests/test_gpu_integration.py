@@ -409,7 +409,7 @@ def test_kernels_compiled_ahead_run_where_compiling_is_forbidden(tmp_path: Path)
             [*command, "--schedule", schedule], capture_output=True, text=True, timeout=120,
             env=gpu.child_environment(),
         )  # fmt: skip
-        assert done.returncode == 0 and done.stdout.count("compiled") == 2, done.stdout + done.stderr
+        assert done.returncode == 0 and done.stdout.count("bytes, compiled") == 2, done.stdout + done.stderr
     script = """
         import sys
         import torch
@@ -422,6 +422,12 @@ def test_kernels_compiled_ahead_run_where_compiling_is_forbidden(tmp_path: Path)
                 got = recfuse.embedding_bag(indices, table, offsets, mode=mode, schedule=schedule)
                 want = torch.nn.functional.embedding_bag(indices, table, offsets, mode=mode)
                 torch.testing.assert_close(got, want)
+        recfuse.pin_rows(table, indices[:20])
+        recfuse.unpin(table, indices[:20])
+        table.requires_grad_()
+        pooled = recfuse.embedding_bag(indices, table, offsets, mode="sum", schedule=sys.argv[1])
+        pooled.sum().backward()
+        assert table.grad.sum().item() == 2560 * 64
         recfuse.check()
         print("fine")
     """
