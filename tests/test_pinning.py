@@ -262,3 +262,9 @@ def test_bad_arguments_of_a_c_program(changes, words):
     params = PinRowsParams(**{**good, "index_type": 1, **changes})
     assert library.rf_pin_rows_cuda(ctypes.byref(params), True, None) != 0
     assert words in library.rf_last_error().decode()
+
+
+@pytest.mark.parametrize("function", (recfuse.pin_rows, recfuse.unpin))
+def test_what_is_no_tensor_is_refused(function):
+    with pytest.raises(TypeError, match=r"weight is a list, must be a torch.Tensor"):
+        function([1.0], [0])

@@ -356,3 +356,20 @@ def test_the_bench_gives_addresses_that_live(device):
     assert second[7] == 0 and first[8] == second[8] == bench._output.data_ptr()
     assert bench._weights[0].dtype == torch.float32 and bench._table[1:] == (50, 32, 32, 1)
     assert steps.Search(problem, "sm_90a", 0, None, 0).best == ""
+
+
+def test_a_schedule_is_confirmed_without_the_pinning_that_failed(monkeypatch):
+    notes = []
+    state = SimpleNamespace(
+        best="distance=4",
+        us={"": 10.0},
+        decisions=notes,
+        bench=SimpleNamespace(measure=lambda schedules, rounds: np.array([[8e-6], [10e-6]])),
+        note=lambda step, candidate, us, kept, why: notes.append((candidate, us, kept)),
+    )
+    monkeypatch.setattr(gpu, "_in_turns", lambda *_: (11.0, 10.0))
+    found = gpu._confirm(state, None, SimpleNamespace(), torch.arange(3))
+    assert (found.schedule, found.pinned) == ("distance=4", None)
+    assert [(candidate, kept) for candidate, _, kept in notes] == [
+        ("distance=4", False), ("", True), ("distance=4", True), ("", False),
+    ]  # fmt: skip

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recfuse.errors import ArgumentValueError
+from recfuse.errors import ArgumentValueError, NotATensorError
 from recfuse.ops import HAS_CUDA_KERNELS, raise_translated
 
 _CACHE_LINE = 128  # bytes
@@ -38,6 +38,7 @@ def pin_rows(weight: Tensor, rows: Any) -> None:
         raised
             by a later call, or by :func:`recfuse.check`.
     """
+    _check_weight("pin_rows", weight)
     if _on_gpu(weight):
         _call(torch.ops.recfuse.pin_rows, weight.detach(), torch.as_tensor(rows, device=weight.device))
 
@@ -47,9 +48,17 @@ def unpin(weight: Tensor, rows: Any = None) -> None:
 
     Arguments and errors are those of :func:`pin_rows`.
     """
+    _check_weight("unpin", weight)
     if _on_gpu(weight):
         rows = None if rows is None else torch.as_tensor(rows, device=weight.device)
         _call(torch.ops.recfuse.unpin, weight.detach(), rows)
+
+
+def _check_weight(function: str, weight: Any) -> None:
+    if not isinstance(weight, Tensor):
+        raise NotATensorError(
+            f"recfuse.{function}: weight is a {type(weight).__name__}, must be a torch.Tensor"
+        )
 
 
 def rows_that_fit(weight: Tensor, l2_fraction: float) -> int:

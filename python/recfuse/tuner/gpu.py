@@ -170,6 +170,8 @@ def _confirm(
     won = best_us * _WORTH < default_us
     state.note(name, best, best_us, won, f"{default_us / best_us:.3f}x as fast as the defaults")
     state.note(name, "", default_us, not won, "the defaults" + ("" if won else ": not worth a change"))
+    if not won and pinned is not None and best != "":
+        return _confirm(state, floor_us, None, None)  # the schedule may be worth it without the pinning
     if not won:
         return Found("", default_us, default_us, floor_us, decisions=state.decisions)
     rows = None if hottest is None else hottest.cpu()
