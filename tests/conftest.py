@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from tempfile import TemporaryDirectory
+
 import pytest
 import torch
 from torch import Tensor
 
 from cuda_program import cuda_build, cuda_program  # noqa: F401  (fixtures)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives inductor a cache of its own: what it keeps does not know the operators' schemas, so what another
+    version has left there would fail here. Before any test module is imported, since inductor sets the
+    variable itself.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        folder = TemporaryDirectory()
+        config.add_cleanup(folder.cleanup)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
 
 
 @pytest.fixture(autouse=True)
