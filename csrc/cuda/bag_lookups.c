@@ -24,11 +24,10 @@ enum { BLOCK = 256, WARP = 32 };
 
 static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
     (void)device;
-    static const char *const integers[] = {[RF_INT32] = "int", [RF_INT64] = "rf_i64"};
     const variant *made = key;
     options->dynamic_shared = 0;
     snprintf(options->defines, sizeof options->defines, "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_BLOCK=%d",
-             integers[made->index_type], integers[made->offset_type], (int)BLOCK);
+             rf__kernel_integer(made->index_type), rf__kernel_integer(made->offset_type), (int)BLOCK);
     return RF_OK;
 }
 
@@ -71,13 +70,8 @@ out:
 }
 
 rf_status rf__bag_lookups_compile(const char *arch) {
-    rf_status status = RF_OK;
-    for (int32_t i = 0; i < 4; i++) {
-        const variant made = {i / 2, i % 2};
-        rf__kernel_options options;
-        RF_TRY(describe(&made, NULL, &options));
-        RF_TRY(rf__jit_compile(&source, &options, arch, NULL, NULL, NULL));
-    }
-out:
-    return status;
+    static const variant every[] = {
+        {RF_INT32, RF_INT32}, {RF_INT32, RF_INT64}, {RF_INT64, RF_INT32}, {RF_INT64, RF_INT64}};
+    return rf__jit_compile_each(&source, every, sizeof every[0], sizeof every / sizeof every[0], describe,
+                                arch);
 }

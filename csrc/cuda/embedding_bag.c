@@ -114,17 +114,16 @@ static void limit_blocks(const rf__cuda_device *device, variant *made) {
 }
 
 static rf_status defines_write(const variant *made, char *text, size_t bytes) {
-    static const char *const integers[] = {[RF_INT32] = "int", [RF_INT64] = "rf_i64"};
     const int length = snprintf(
         text, bytes,
         "-DRF_DTYPE=%d -DRF_DIM=%" PRId64 " -DRF_STRIDE=%" PRId64
         " -DRF_ALIGN=%d -DRF_INDEX=%s -DRF_OFFSET=%s "
         "-DRF_ROW=%s -DRF_POOLING=%d -DRF_WEIGHTED=%d -DRF_PADDED=%d -DRF_CHECK=%d -DRF_STATION=%d "
         "-DRF_DISTANCE=%d -DRF_THREADS=%d -DRF_BLOCK=%d -DRF_MIN_BLOCKS=%d -DRF_PARTS=%d -DRF_SEGMENT=%d",
-        made->dtype, made->dim, made->stride, made->alignment, integers[made->index_type],
-        integers[made->offset_type], made->wide_rows ? "rf_i64" : "int", made->pooling, made->weighted,
-        made->padded, made->check, made->station, made->distance, made->threads, made->block,
-        made->min_blocks, made->parts, made->segment);
+        made->dtype, made->dim, made->stride, made->alignment, rf__kernel_integer(made->index_type),
+        rf__kernel_integer(made->offset_type), rf__kernel_integer(made->wide_rows ? RF_INT64 : RF_INT32),
+        made->pooling, made->weighted, made->padded, made->check, made->station, made->distance,
+        made->threads, made->block, made->min_blocks, made->parts, made->segment);
     if (length > 0 && (size_t)length < bytes) return RF_OK;
     return rf__fail(RF_ERR_INTERNAL, "the options of a kernel need %d bytes, there are %zu", length, bytes);
 }

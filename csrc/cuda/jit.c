@@ -193,3 +193,17 @@ out:
     rf__source_free(&source);
     return status;
 }
+
+rf_status rf__jit_compile_each(const rf__kernel_source *source, const void *keys, size_t key_size, int32_t n,
+                               rf__kernel_describe describe, const char *arch) {
+    rf_status status = RF_OK;
+    for (int32_t i = 0; i < n; i++) {
+        rf__kernel_options options;
+        RF_TRY(describe((const char *)keys + (size_t)i * key_size, NULL, &options));
+        RF_TRY(rf__jit_compile(source, &options, arch, NULL, NULL, NULL));
+    }
+out:
+    return status;
+}
+
+const char *rf__kernel_integer(int32_t int_type) { return int_type == RF_INT64 ? "rf_i64" : "int"; }

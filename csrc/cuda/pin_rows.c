@@ -27,7 +27,7 @@ static rf_status describe(const void *key, const rf__cuda_device *device, rf__ke
     const variant *made = key;
     options->dynamic_shared = 0;
     snprintf(options->defines, sizeof options->defines, "-DRF_INDEX=%s -DRF_KEEP=%d",
-             made->index_type == RF_INT64 ? "rf_i64" : "int", (int)made->keep);
+             rf__kernel_integer(made->index_type), (int)made->keep);
     return RF_OK;
 }
 
@@ -123,13 +123,7 @@ out:
 }
 
 rf_status rf__pin_rows_compile(const char *arch) {
-    rf_status status = RF_OK;
-    for (int32_t i = 0; i < 4; i++) {
-        const variant made = {i / 2, i % 2};
-        rf__kernel_options options;
-        RF_TRY(describe(&made, NULL, &options));
-        RF_TRY(rf__jit_compile(&source, &options, arch, NULL, NULL, NULL));
-    }
-out:
-    return status;
+    static const variant every[] = {{RF_INT32, 0}, {RF_INT32, 1}, {RF_INT64, 0}, {RF_INT64, 1}};
+    return rf__jit_compile_each(&source, every, sizeof every[0], sizeof every / sizeof every[0], describe,
+                                arch);
 }

@@ -45,6 +45,16 @@ rf_status rf__prefetch_distance_parse(int64_t value, int32_t *distance) {
     return RF_OK;
 }
 
+rf_status rf__integers_read(const char *argument, AtenTensorHandle handle, const rf__place *place,
+                            AtenTensorHandle *copy, rf__tensor *integers, rf_int_type *type) {
+    rf_status status = RF_OK;
+    RF_TRY(rf__tensor_read(argument, handle, 1, place, integers));
+    RF_TRY(rf__tensor_int_type(integers, type));
+    RF_TRY(rf__tensor_make_contiguous(integers, integers->dtype, copy));
+out:
+    return status;
+}
+
 rf_status rf__sample_weights_read(AtenTensorHandle handle, int64_t lookups, const rf__place *place,
                                   AtenTensorHandle *copy, const float **weights) {
     rf_status status = RF_OK;

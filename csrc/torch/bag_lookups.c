@@ -13,12 +13,10 @@ rf_status rf__torch__bag_lookups(const rf__value *values, AtenTensorHandle *outp
     AtenTensorHandle copies[2] = {NULL, NULL};
     void *data = NULL;
     RF_TRY(rf__tensor_place(values[INDICES].tensor, &place));
-    RF_TRY(rf__tensor_read("indices", values[INDICES].tensor, 1, &place, &indices));
-    RF_TRY(rf__tensor_int_type(&indices, &params.index_type));
-    RF_TRY(rf__tensor_make_contiguous(&indices, indices.dtype, &copies[0]));
-    RF_TRY(rf__tensor_read("offsets", values[OFFSETS].tensor, 1, &place, &offsets));
-    RF_TRY(rf__tensor_int_type(&offsets, &params.offset_type));
-    RF_TRY(rf__tensor_make_contiguous(&offsets, offsets.dtype, &copies[1]));
+    RF_TRY(rf__integers_read("indices", values[INDICES].tensor, &place, &copies[0], &indices,
+                             &params.index_type));
+    RF_TRY(rf__integers_read("offsets", values[OFFSETS].tensor, &place, &copies[1], &offsets,
+                             &params.offset_type));
     params.indices = indices.data;
     params.lookups = indices.sizes[0];
     params.offsets = offsets.data;

@@ -84,15 +84,13 @@ rf_status rf__torch_embedding_bag(const rf__value *values, AtenTensorHandle *out
     RF_TRY(rf__tensor_place(values[WEIGHT].tensor, &place));
     RF_TRY(weight_read(values[WEIGHT].tensor, &place, &weight, &copies[0], &params));
 
-    RF_TRY(rf__tensor_read("indices", values[INDICES].tensor, 1, &place, &indices));
-    RF_TRY(rf__tensor_int_type(&indices, &params.index_type));
-    RF_TRY(rf__tensor_make_contiguous(&indices, indices.dtype, &copies[1]));
+    RF_TRY(rf__integers_read("indices", values[INDICES].tensor, &place, &copies[1], &indices,
+                             &params.index_type));
     params.indices = indices.data;
     params.lookups = indices.sizes[0];
 
-    RF_TRY(rf__tensor_read("offsets", values[OFFSETS].tensor, 1, &place, &offsets));
-    RF_TRY(rf__tensor_int_type(&offsets, &params.offset_type));
-    RF_TRY(rf__tensor_make_contiguous(&offsets, offsets.dtype, &copies[2]));
+    RF_TRY(rf__integers_read("offsets", values[OFFSETS].tensor, &place, &copies[2], &offsets,
+                             &params.offset_type));
     params.offsets = offsets.data;
     params.include_last_offset = values[INCLUDE_LAST_OFFSET].boolean;
     if (params.include_last_offset && offsets.sizes[0] == 0) {

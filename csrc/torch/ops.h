@@ -35,6 +35,9 @@ rf_status rf__torch_executor(rf_executor *executor);
 /* Arguments that several operators share; each names what is allowed. */
 rf_status rf__bounds_check_parse(StringHandle string, bool *check);
 rf_status rf__prefetch_distance_parse(int64_t value, int32_t *distance);
+/* A 1-D int32 or int64 argument at `place`, contiguous; *copy as in rf__tensor_make_contiguous. */
+rf_status rf__integers_read(const char *argument, AtenTensorHandle handle, const rf__place *place,
+                            AtenTensorHandle *copy, rf__tensor *integers, rf_int_type *type);
 /* per_sample_weights ([lookups], may be NULL) as contiguous float32; *copy as in rf__tensor_make_contiguous. */
 rf_status rf__sample_weights_read(AtenTensorHandle handle, int64_t lookups, const rf__place *place,
                                   AtenTensorHandle *copy, const float **weights);

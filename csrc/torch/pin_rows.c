@@ -22,9 +22,7 @@ static rf_status pin(const rf__value *values, bool keep) {
                         "side",
                         (long long)weight.strides[1]);
     }
-    RF_TRY(rf__tensor_read("rows", values[ROWS].tensor, 1, &place, &rows));
-    RF_TRY(rf__tensor_int_type(&rows, &params.index_type));
-    RF_TRY(rf__tensor_make_contiguous(&rows, rows.dtype, &copy));
+    RF_TRY(rf__integers_read("rows", values[ROWS].tensor, &place, &copy, &rows, &params.index_type));
     params.weight = weight.data;
     params.rows = weight.sizes[0];
     params.row_bytes = weight.sizes[1] * rf__dtype_bytes(dtype);
