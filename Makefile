@@ -21,7 +21,7 @@ bench: build ## every benchmark; ARGS=--help and the like go to each
 	set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(IN_PLACE) $$script $(ARGS); done
 
 sanitize: build ## the C tests under the address, undefined-behaviour and thread sanitizers
-	$(IN_PLACE) -m pytest tests/test_c_api.py tests/test_cuda_runtime.py -v -rs -k "sanitizer or address or thread" $(ARGS)
+	$(IN_PLACE) -m pytest tests/test_c_api.py tests/test_cuda_*.py -v -rs -k "sanitizer or address or thread" $(ARGS)
 
 neon: build ## the C tests for aarch64 in an emulator (Debian: gcc-aarch64-linux-gnu qemu-user)
 	command -v aarch64-linux-gnu-gcc

@@ -1,7 +1,8 @@
 """What recfuse is compared with: FBGEMM's table-batched embeddings.
 
 On a GPU: SplitTableBatchedEmbeddingBagsCodegen, with the kernels that it comes with (v1) and with the newer
-ones that it has to be asked for (v2). On the CPU two modules, of which both are run and the faster counts:
+ones that it has to be asked for (v2); for many tables also the inference module with tables that are not
+quantized (nbit). On the CPU two modules, of which both are run and the faster counts:
   "split": SplitTableBatchedEmbeddingBagsCodegen, the training module, forward only, no bounds check;
   "nbit": IntNBitTableBatchedEmbeddingBagsCodegen, the inference module, fp32 tables and output.
 In the wheel fbgemm-gpu-cpu both run on one thread, whatever torch's number of threads. So each is also
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 KINDS = ("split", "nbit")
+CUDA_KINDS = ("v1", "v2", "nbit")
 Part = tuple[Tensor, Tensor]  # indices, offsets of one thread's share
 
 
@@ -105,6 +107,57 @@ def fbgemm_on_cuda(weight: Tensor, experimental: bool) -> Callable[..., Tensor]:
         )
     module.split_embedding_weights()[0].detach().copy_(weight)
     return module
+
+
+def fbgemm_collection_on_cuda(
+    kind: str, weights: Sequence[Tensor], index_dtype: torch.dtype, output_dtype: torch.dtype
+) -> Callable[..., Tensor]:
+    """FBGEMM's GPU module `kind` (of CUDA_KINDS) with a copy of each of these tables, a feature each.
+
+    weights: [rows, dim] on one GPU, all of them float32 or all of them float16. Called with indices
+    [lookups] and offsets [features * bags + 1], of type `index_dtype`; gives [bags, all columns].
+    """
+    with _quiet():
+        from fbgemm_gpu.split_embedding_configs import SparseType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation
+        from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
+            IntNBitTableBatchedEmbeddingBagsCodegen,
+        )
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        types = {torch.float32: SparseType.FP32, torch.float16: SparseType.FP16}
+        precision, device = types[weights[0].dtype], weights[0].device
+        if kind == "nbit":
+            nbit = IntNBitTableBatchedEmbeddingBagsCodegen(
+                [
+                    (str(number), *weight.shape, precision, EmbeddingLocation.DEVICE)
+                    for number, weight in enumerate(weights)
+                ],
+                device=device,
+                output_dtype=types[output_dtype],
+                bounds_check_mode=BoundsCheckMode.NONE,
+                indices_dtype=index_dtype,
+            )
+            nbit.fill_random_weights()
+            for (table, _), weight in zip(nbit.split_embedding_weights(), weights, strict=True):
+                # Rows may be padded to whole words of 16 bytes.
+                rows = weight.contiguous().view(torch.uint8)
+                table[:, : rows.shape[1]].copy_(rows)
+            return nbit
+        split = SplitTableBatchedEmbeddingBagsCodegen(
+            [(*weight.shape, EmbeddingLocation.DEVICE, ComputeDevice.CUDA) for weight in weights],
+            bounds_check_mode=BoundsCheckMode.NONE,
+            use_experimental_tbe=kind == "v2",
+            weights_precision=precision,
+            output_dtype=types[output_dtype],
+            device=device,
+        )
+    for table, weight in zip(split.split_embedding_weights(), weights, strict=True):
+        table.detach().copy_(weight)
+    return split
 
 
 def _stay_on_one_thread() -> None:

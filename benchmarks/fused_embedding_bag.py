@@ -7,6 +7,10 @@ indices, one output row a sample. Candidates run in turns on the same batches wi
   fbgemm   FBGEMM's CPU table-batched embeddings, both modules; each runs on one thread by its nature
   fbgemm, a thread each   the same, tables dealt out by us to as many modules and threads
 
+With --device cuda: the same models and others beside what the GPU can do, against torch's loops, FBGEMM's GPU
+modules and one warp a bag; over the published sizes of batches; with half tables; skewed; equal tables; whole
+models; the host's part; and what the tuner's parts are worth (figures 11, 12 and 13 of the paper).
+
 All outputs are compared first. Of each family the fastest counts. Inference mode throughout.
 """
 
@@ -39,6 +43,7 @@ from _common import (
     times,
     write_results,
 )
+from _cuda_fused import add_cuda_arguments, check_cuda_arguments, run
 from _peers import KINDS, InThreads, Part, balanced_cuts, fbgemm_missing, fbgemm_module, rebased
 from recfuse import timing, workloads
 
@@ -190,8 +195,8 @@ def tabulate(records: list[dict[str, Any]], arguments: argparse.Namespace) -> li
     return [spent, ratios]
 
 
-def main() -> None:
-    """Run the benchmark."""
+def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """The command line, checked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -199,13 +204,25 @@ def main() -> None:
     add_comparison_arguments(parser)
     parser.add_argument("--models", type=comma_list, default=list("ABCDE"), help="default: A,B,C,D,E")
     parser.add_argument("--batch-size", type=positive, default=187, help="default: 187, the median request")
+    add_cuda_arguments(parser)
     arguments = parser.parse_args()
-    start(parser, arguments, gpu=False)
+    start(parser, arguments)
     for name in arguments.models:
         try:
             workloads.model(name)
         except ValueError as error:
             parser.error(f"--models: {error}")
+    if arguments.device == "cuda":
+        check_cuda_arguments(parser, arguments)
+    return parser, arguments
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser, arguments = parse_arguments()
+    if arguments.device == "cuda":
+        run(parser, arguments)
+        return
     missing = fbgemm_missing()
     records = [
         measure(name, arguments, missing is None)

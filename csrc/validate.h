@@ -15,6 +15,10 @@ rf_status rf__check_dtype(const char *operator_name, const char *argument, rf_dt
 rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t pooling, int64_t padding_idx,
                             int64_t rows, bool weighted);
 
+/* Of a fused call: sizes and types of what changes from call to call; and all that describes its features. */
+rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params);
+rf_status rf__check_fused_features(const rf_fused_embedding_bag_params *params);
+
 /* The whole params struct of the operator of one table, whichever device its pointers are of. */
 rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params);
 

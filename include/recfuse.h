@@ -225,6 +225,64 @@ typedef struct rf_embedding_bag_measurement {
 RF_API rf_status rf_embedding_bag_measure(const rf_embedding_bag_measurement *measurement,
                                           const rf_cuda_stream *stream);
 
+/* How a GPU works on the bags of one feature of a fused call: name, text. */
+#define RF_FUSED_KIND_LIST(X)           \
+    X(RF_FUSED_KIND_DEFAULT, "")        \
+    X(RF_FUSED_KIND_POOL, "pool")       \
+    X(RF_FUSED_KIND_COLUMNS, "columns") \
+    X(RF_FUSED_KIND_STAGED, "staged")
+
+typedef enum rf_fused_kind {
+#define RF_FUSED_KIND_ENUM(name, text) name,
+    RF_FUSED_KIND_LIST(RF_FUSED_KIND_ENUM)
+#undef RF_FUSED_KIND_ENUM
+} rf_fused_kind;
+
+/* The schedule of one feature. All int32_t, so that an int32 tensor [n_features, 6] is an array of these. 0
+ * anywhere: a good default. */
+typedef struct rf_fused_schedule {
+    int32_t kind; /* rf_fused_kind: groups of threads a bag; lanes over output columns, for short bags; tables
+                       * staged in shared memory */
+    int32_t threads; /* pool: that share a bag, a power of two, from those that a row takes to 64 */
+    int32_t distance; /* pool: rows in flight a thread: 1, 2, 4, 8 or 16 */
+    int32_t station; /* pool: rf_station, where they wait */
+    int32_t split; /* pool: blocks that share a bag, 1 ... 64 */
+    int32_t expected; /* lookups of a bag times 16, -1: none; 0: not known */
+} rf_fused_schedule;
+
+/* How a GPU works on a fused call. */
+typedef struct rf_fused_plan {
+    const rf_fused_schedule *schedules; /* [n_features], may be NULL: all defaults */
+    int32_t warps; /* most warps that an SM runs at once, 2 ... 64; 0: a good default */
+    const int32_t *mapping; /* [rows, 8] on the host, of rf_fused_embedding_bag_map; may be NULL */
+    int64_t mapping_rows;
+    const void *mapping_on_device; /* [rows, 8] on the device, aligned to 16 bytes; NULL if mapping is */
+} rf_fused_plan;
+
+/* Bytes of device memory that the call below wants to work in. */
+RF_API rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_params *params,
+                                                  const rf_fused_plan *plan, const rf_cuda_stream *stream,
+                                                  int64_t *bytes);
+
+/* Pools every feature on a GPU, as rf_embedding_bag_cuda does one; `features` and `buffers` themselves, but for
+ * buffers' data, are on the host. `plan` may be NULL: all defaults. Which block works on what is decided before the
+ * launch: by plan->mapping; or by the number of bags, if all of plan->schedules know what to expect; or else by a
+ * small kernel from the offsets. `workspace`: device memory as above, aligned to 16 bytes, free again for work that
+ * follows on the stream. What describes features to the kernels is kept on the device, for calls that come again. */
+RF_API rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *params,
+                                             const rf_fused_plan *plan, void *workspace,
+                                             const rf_cuda_stream *stream);
+
+/* Which block works on what, for a batch whose offsets are on the host: of `params` the features, buffers (not their
+ * data), sizes and output are looked at, and offsets, which must be host memory. Heavy tasks come first. *mapping
+ * [*rows, 8] is the caller's, to be freed with rf_fused_mapping_free. Needs no GPU: `sms` is the number of its
+ * SMs, `stage` whether it can stage tables (compute capability 9.0). RF_ERR_VALUE: offsets that decrease. */
+RF_API rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params,
+                                            const rf_fused_plan *plan, int32_t sms, bool stage, int32_t **mapping,
+                                            int64_t *rows);
+/* Frees a mapping; NULL is fine. */
+RF_API void rf_fused_mapping_free(int32_t *mapping);
+
 /* Rows of a table, to be kept in L2 or let go. */
 typedef struct rf_pin_rows_params {
     const void *weight; /* [rows, row_bytes], row_pitch bytes from one to the next */

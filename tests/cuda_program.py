@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,10 +16,7 @@ import pytest
 from test_c_api import COMPILER, SANITIZERS, WARNINGS, skip_unless_links
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNTIME = (
-    "cache", "cache_folder", "device", "driver", "error", "file", "fork", "jit", "jit_kernel", "nvrtc",
-    "nvrtc_find", "schedule", "source",
-)  # fmt: skip
+OWN = ("test_cuda", "test_fused", "test_fused_map", "fused_case", "program")
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
 
 KERNEL = """#include "scale.cuh"
@@ -46,8 +45,8 @@ def nvrtc_folder() -> Path | None:
 
 def compile_c(flags: list[str], sources: list[Path], target: Path) -> None:
     includes = [f"-I{ROOT / name}" for name in ("include", "csrc", "tests/c/cuda")]
-    command = [str(COMPILER), *WARNINGS, *includes, *flags, *map(str, sources), "-ldl", "-o", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [str(COMPILER), *WARNINGS, *includes, *flags, *map(str, sources), "-ldl", "-lm"]
+    done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -66,18 +65,25 @@ class Program:
         (self.kernels / "scale.cu").write_text(KERNEL)
         (self.kernels / "scale.cuh").write_text(HEADER)
         (self.kernels / "notes.txt").write_text("no header")
-        runtime = [ROOT / "csrc" / "cuda" / f"{name}.c" for name in RUNTIME]
-        own = [
-            ROOT / "tests/c/cuda/test_cuda.c",
-            ROOT / "tests/c/check.c",
-            ROOT / "csrc/status.c",
-            ROOT / "csrc/validate.c",
-        ]
-        compile_c(flags, [*own, *runtime], self.path)
+        runtime = [*ROOT.glob("csrc/cuda/*.c"), ROOT / "csrc/status.c", ROOT / "csrc/validate.c"]
+        own = [ROOT / "tests/c/cuda" / f"{name}.c" for name in OWN]
+        shared = [ROOT / "tests/c/check.c", ROOT / "tests/c/elements.c"]
+        compile_c(flags, [*own, *shared, *runtime], self.path)
         self.driver = folder / "driver"
         self.driver.mkdir()
         fake = [ROOT / "tests/c/cuda" / name for name in ("fake_cuda.c", "fake_cuda_rest.c")]
         compile_c(["-O1", "-g", "-fPIC", "-shared"], fake, self.driver / "libcuda.so.1")
+
+    def beside_own_kernels(self) -> Program:
+        """The same build in a folder of its own, with the kernels of the package."""
+        other = copy.copy(self)
+        other.path = self.packages / "fused" / self.path.name
+        other.kernels = other.path.with_name("kernels")
+        if not other.path.exists():
+            other.path.parent.mkdir()
+            shutil.copy2(self.path, other.path)
+            other.kernels.symlink_to(ROOT / "csrc" / "cuda" / "kernels")
+        return other
 
     def add_nvrtc(self) -> None:
         """Puts NVRTC where a package would."""

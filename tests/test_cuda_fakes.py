@@ -15,6 +15,8 @@ import recfuse
 from conftest import ragged
 from recfuse import _backward, _backward_cuda
 from recfuse._backward import MAX, MEAN, SUM
+from recfuse.nn import packing
+from recfuse.nn.table_list import _gathered, _moved_on_gpu
 from recfuse.ops import _renormalise
 from test_swap import DLRM_Net
 
@@ -64,35 +66,50 @@ def test_a_schedule_needs_a_kernel(fake):
             recfuse.embedding_bag(given, weight, schedule="distance=4")
 
 
-def on_cuda(model):
-    for table in model.emb_l:
-        table.weight = torch.nn.Parameter(torch.empty(table.weight.shape, device="cuda"), requires_grad=False)
-    return model
-
-
-def test_swap_replaces_tables_on_a_gpu_one_by_one(fake):
-    model = on_cuda(DLRM_Net())
-    report = recfuse.swap(model)
-    assert [entry.name for entry in report.replaced] == [f"emb_l.{number}" for number in range(4)]
-    (left,) = report.left
-    assert left.name == "emb_l" and "on cuda:0, and the fused operator has no CUDA kernel" in left.detail
-    assert type(model.emb_l) is torch.nn.ModuleList and not report.fused
-
-
-def test_a_fused_model_that_moves_to_a_gpu_pools_table_by_table():
-    model = DLRM_Net()
-    recfuse.swap(model)
-    with FakeTensorMode(), torch.no_grad():
-        on_cuda(model).emb_l.repack()
-        indices, offsets = ([torch.zeros(size, dtype=torch.int64, device="cuda")] * 4 for size in (6, 3))
-        pooled = model.apply_emb(offsets, indices, model.emb_l, model.v_W_l)
-    assert [(one.shape, one.is_cuda) for one in pooled] == [((3, 8), True)] * 4
-
-
 class OnCuda(torch.Tensor):
     """A CPU tensor that says it is on a GPU."""
 
     is_cuda = True
+
+
+def on_cuda(model):
+    """Its tables there, in their places: without a GPU fake tensors cannot be copied."""
+    packed = packing.plan([tuple(table.weight.shape) for table in model.emb_l], [torch.float32] * 4)
+    buffers = packing.allocate(packed, torch.device("cuda", 0))
+    for table, view in zip(model.emb_l, packing.views(packed, buffers), strict=True):
+        table.weight = torch.nn.Parameter(view, requires_grad=False)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("moved_later", (False, True))
+def test_a_model_on_a_gpu_is_fused(fake, moved_later):
+    model = DLRM_Net()
+    if moved_later:
+        recfuse.swap(model)
+        on_cuda(model).emb_l.repack()
+    else:
+        report = recfuse.swap(on_cuda(model))
+        assert [entry.name for entry in report.fused] == ["emb_l"]
+    packed = model.emb_l._packed
+    assert packed.has_kernel and packed.on_cuda and packed.features.device.type == "cpu"
+    indices, offsets = (torch.zeros(size, dtype=torch.int64, device="cuda") for size in (24, 13))
+    pooled = packed(model.emb_l._modules, indices, offsets)
+    assert (pooled.shape, pooled.device.type) == ((3, 32), "cuda")
+    assert packed.schedules is None  # nothing can be learned here
+
+
+@pytest.mark.parametrize("first", (0, 1, -3))
+def test_a_first_offset_that_is_wrong_is_one_that_the_kernel_finds(first):
+    offsets, ends = torch.tensor([[0, 2], [first, 1], [0, 5]]), torch.tensor([0, 4, 6, 12])
+    want = [0, 2, -abs(first) if first else 4, 5, 6, 11, 12]
+    assert _moved_on_gpu(offsets, ends).tolist() == want
+
+
+def test_weights_of_rows_that_do_not_exist_are_never_read():
+    rows = torch.tensor([2, -1, 7, 2**40]).as_subclass(OnCuda)
+    assert _gathered(torch.arange(1.0, 4), rows).tolist() == [3, 1, 1, 1]
+    assert _gathered(torch.empty(0), rows).tolist() == [1] * 4
 
 
 @pytest.mark.parametrize("columns", (slice(None), slice(1, 4)))

@@ -26,6 +26,7 @@ VARIANTS = [
         ("bag_lookups.cu", f"-DRF_INDEX={index} -DRF_OFFSET={offset}")
         for index, offset in itertools.product(INTEGERS, INTEGERS)
     ),
+    *(("fused_map.cu", f"-DRF_OFFSET={offset} -DRF_BLOCK=1024") for offset in INTEGERS),
 ]
 
 
@@ -34,10 +35,12 @@ def compile_log(file: str, arch: str, defines: str) -> str:
     ctypes.CDLL(NVRTC["builtins"], ctypes.RTLD_GLOBAL)
     nvrtc = ctypes.CDLL(NVRTC["nvrtc"])
     program = ctypes.c_void_p()
-    header = (ctypes.c_char_p * 1)((KERNELS / "common.cuh").read_bytes())
-    name = (ctypes.c_char_p * 1)(b"common.cuh")
+    headers = sorted(KERNELS.glob("*.cuh"))
+    texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers))
+    names = (ctypes.c_char_p * len(headers))(*(header.name.encode() for header in headers))
     text = (KERNELS / file).read_bytes()
-    assert nvrtcs(nvrtc.nvrtcCreateProgram, ctypes.byref(program), text, file.encode(), 1, header, name) == 0
+    made = ctypes.byref(program), text, file.encode(), len(headers), texts, names
+    assert nvrtcs(nvrtc.nvrtcCreateProgram, *made) == 0
     options = [f"-arch={arch}", "--std=c++17", "-default-device", "--ptxas-options=-v", *defines.split()]
     if (NVRTC["major"], NVRTC["minor"]) >= (12, 9):
         options.append("--no-cache")  # what it has compiled before it does not report on

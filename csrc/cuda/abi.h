@@ -63,6 +63,7 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, 3)                        \
     X(FUNC_ATTRIBUTE_NUM_REGS, 4)                                \
     X(FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 8)           \
+    X(FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 9)        \
     X(STREAM_CAPTURE_STATUS_NONE, 0)                             \
     X(STREAM_CAPTURE_MODE_RELAXED, 2)                            \
     X(STREAM_NON_BLOCKING, 1)                                    \
@@ -105,6 +106,10 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
       (rf__cu_pointer * on_device, void *memory, unsigned int flags))                               \
     X(rf__cu_result, cuMemsetD32Async,                                                              \
       (rf__cu_pointer memory, unsigned int value, size_t count, rf__cu_stream stream))              \
+    X(rf__cu_result, cuMemcpyHtoDAsync_v2,                                                          \
+      (rf__cu_pointer to, const void *from, size_t bytes, rf__cu_stream stream))                    \
+    X(rf__cu_result, cuMemcpyDtoHAsync_v2,                                                          \
+      (void *to, rf__cu_pointer from, size_t bytes, rf__cu_stream stream))                          \
     /* streams and events */                                                                        \
     X(rf__cu_result, cuStreamIsCapturing, (rf__cu_stream stream, rf__cu_capture_status * status))   \
     X(rf__cu_result, cuStreamCreate, (rf__cu_stream * stream, unsigned int flags))                  \

@@ -21,7 +21,8 @@ enum {
 /* Names of operators in messages; the number is that of the line. */
 #define RF__CUDA_OPERATOR_LIST(X) \
     X(embedding_bag)              \
-    X(pin_rows)
+    X(pin_rows)                   \
+    X(fused_embedding_bag)
 
 enum {
 #define RF__CUDA_OPERATOR(name) RF__CUDA_OPERATOR_##name,

@@ -29,7 +29,7 @@ static double seconds_now(void) {
 
 /* The options of one compilation, cut apart. */
 typedef struct option_list {
-    char text[1024]; /* each option ends with a zero */
+    char text[9216]; /* each option ends with a zero */
     const char *options[RF__NVRTC_MOST_OPTIONS];
     int32_t count;
 } option_list;

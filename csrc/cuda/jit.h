@@ -14,7 +14,7 @@ typedef struct rf__kernel_source {
 
 /* What specialises it. */
 typedef struct rf__kernel_options {
-    char defines[768];      /* "-DRF_DIM=128 -DRF_BLOCK=256": options of the compiler between spaces */
+    char defines[8192];     /* "-DRF_DIM=128 -DRF_BLOCK=256": options of the compiler between spaces */
     int32_t dynamic_shared; /* bytes a block at launch; does not change the code */
 } rf__kernel_options;
 

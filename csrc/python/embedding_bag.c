@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "bag_lookups.h"
+#include "cuda/fused_map_device.h"
 #include "cuda/pin_rows.h"
 #include "status.h"
 
@@ -66,6 +67,7 @@ PyObject *rf__py_small_kernels_compile(PyObject *module, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "s:small_kernels_compile", &arch)) return NULL;
     Py_BEGIN_ALLOW_THREADS status = rf__pin_rows_compile(arch);
     if (status == RF_OK) status = rf__bag_lookups_compile(arch);
+    if (status == RF_OK) status = rf__fused_map_compile(arch);
     Py_END_ALLOW_THREADS if (status != RF_OK) return rf__py_raise(status, "small_kernels_compile");
     Py_RETURN_NONE;
 }

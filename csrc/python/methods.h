@@ -49,13 +49,29 @@
       "offset_type: int, pooling: int, weighted: bool, padded: bool, check: bool, lookups: int, bags: int, " \
       "schedule: str, rows: int = lookups) -> dict: the complete schedule, and what the compiler says "      \
       "about its GPU kernel")                                                                                \
-    X(small_kernels_compile, "small_kernels_compile(arch: str): the kernels of pinning and gradients")       \
+    X(small_kernels_compile, "small_kernels_compile(arch: str): the kernels of pinning, gradients and mappings")       \
     X(embedding_bag_measure,                                                                                 \
       "embedding_bag_measure(device: int, stream: int, table: (weight, rows, dim, stride, dtype), batches: " \
       "list[(indices, lookups, index_type, offsets, bags, offset_type, include_last_offset, "                \
       "sample_weights, "                                                                                     \
       "output)], pooling: int, padding_idx: int, check: bool, schedules: list[str], rounds: int, pinned: "   \
-      "(rows, count, index_type = int64) | None) -> float64 [schedules, rounds], seconds a batch")
+      "(rows, count, index_type = int64) | None) -> float64 [schedules, rounds], seconds a batch")           \
+    X(fused_embedding_bag_map,                                                                               \
+      "fused_embedding_bag_map(call, offsets: int32 or int64 [features * bags + 1], schedules: int32 "       \
+      "[features, 6], warps: int, sms: int = 132, stage: bool = True) -> int32 [rows, 8]; call: (buffers: list[(address, "       \
+      "numel, dtype)], features: int64 [features, 7], output_dtype: int, output_stride: int)")               \
+    X(fused_embedding_bag_candidates,                                                                        \
+      "fused_embedding_bag_candidates(call, feature: int) -> list of tuples of 6 ints: schedules worth a "   \
+      "try for a feature")                                                                                   \
+    X(fused_embedding_bag_compile,                                                                           \
+      "fused_embedding_bag_compile(arch: str, call, index_type: int, offset_type: int, weighted: bool, "     \
+      "check: bool, schedules: int32 [sets, features, 6], warps: int, timed: bool) -> dict: what the "       \
+      "compiler says about the kernel that has the schedules of all sets")                                   \
+    X(fused_embedding_bag_measure,                                                                           \
+      "fused_embedding_bag_measure(device: int, stream: int, call, batches: list[(indices, lookups, "        \
+      "index_type, offsets, bags, offset_type, sample_weights, output, host_offsets)], schedules: int32 "    \
+      "[sets, features, 6], warps: int, rounds: int, timed: bool) -> float64: [sets, rounds], seconds a "    \
+      "batch; or where timed [sets, features], clock cycles of the blocks of a feature")
 
 #define RF__PYTHON_DECLARE(name, text) PyObject *rf__py_##name(PyObject *module, PyObject *arguments);
 RF__PYTHON_METHODS(RF__PYTHON_DECLARE)

@@ -1,4 +1,4 @@
-/* recfuse::fused_embedding_bag on the CPU: tensors -> rf_fused_embedding_bag_params. */
+/* recfuse::fused_embedding_bag on CPU and GPU: tensors -> rf_fused_embedding_bag_params. */
 #include "torch/ops.h"
 
 #include <stdlib.h>
@@ -13,10 +13,17 @@ enum {
     SAMPLE_WEIGHTS,
     SPARSE,
     PREFETCH_DISTANCE,
-    BOUNDS_CHECK
+    BOUNDS_CHECK,
+    SCHEDULES,
+    WARPS,
+    MAPPING
 };
 
-enum { FEATURE_FIELDS = sizeof(rf_feature) / sizeof(int64_t) };
+enum {
+    FEATURE_FIELDS = sizeof(rf_feature) / sizeof(int64_t),
+    SCHEDULE_FIELDS = sizeof(rf_fused_schedule) / sizeof(int32_t),
+    MAPPING_FIELDS = 8
+};
 
 /* Buffers are whole models: a copy at each call would cost more than it helps, so none is made. */
 static rf_status buffer_read(AtenTensorHandle handle, const rf__place *place, rf_buffer *buffer) {
@@ -58,11 +65,13 @@ out:
     return status;
 }
 
-static rf_status features_read(AtenTensorHandle handle, const rf__place *place, AtenTensorHandle *copy,
+/* On the CPU, whichever device pools: the host plans by them. */
+static rf_status features_read(AtenTensorHandle handle, AtenTensorHandle *copy,
                                rf_fused_embedding_bag_params *params) {
     rf_status status = RF_OK;
     rf__tensor features;
-    RF_TRY(rf__tensor_read("features", handle, 2, place, &features));
+    const rf__place cpu = rf__place_of_cpu();
+    RF_TRY(rf__tensor_read("features", handle, 2, &cpu, &features));
     if (features.dtype != aoti_torch_dtype_int64() || features.sizes[1] != FEATURE_FIELDS) {
         return rf__fail(features.dtype != aoti_torch_dtype_int64() ? RF_ERR_TYPE : RF_ERR_VALUE,
                         "features is %s [%lld, %lld], must be int64 [features, %d]: buffer, weight_offset, "
@@ -89,6 +98,80 @@ static rf_status bags_count(int64_t offsets, int64_t n_features, int64_t *bags) 
     return RF_OK;
 }
 
+/* schedules: int32 [features, 6] on the CPU, an array of rf_fused_schedule; may be NULL. */
+static rf_status schedules_read(AtenTensorHandle handle, int64_t n_features, AtenTensorHandle *copy,
+                                rf_fused_plan *plan) {
+    rf_status status = RF_OK;
+    rf__tensor schedules;
+    const rf__place cpu = rf__place_of_cpu();
+    if (handle == NULL) return RF_OK;
+    RF_TRY(rf__tensor_read("schedules", handle, 2, &cpu, &schedules));
+    if (schedules.dtype != aoti_torch_dtype_int32() || schedules.sizes[0] != n_features ||
+        schedules.sizes[1] != SCHEDULE_FIELDS) {
+        return rf__fail(
+            RF_ERR_VALUE,
+            "schedules is %s [%lld, %lld], must be int32 [%lld, %d], a row a feature: kind, threads, "
+            "distance, station, split, expected lookups of a bag times 16",
+            rf__torch_dtype_name(schedules.dtype), (long long)schedules.sizes[0],
+            (long long)schedules.sizes[1], (long long)n_features, SCHEDULE_FIELDS);
+    }
+    RF_TRY(rf__tensor_make_contiguous(&schedules, schedules.dtype, copy));
+    plan->schedules = schedules.data;
+out:
+    return status;
+}
+
+/* mapping: int32 [rows, 8] on the CPU, copied to the device here; may be NULL. Page-locked memory is copied behind
+ * the program's back, and kept by torch for so long. */
+static rf_status mapping_read(AtenTensorHandle handle, const rf__place *place, AtenTensorHandle *copy,
+                              AtenTensorHandle *on_device, rf_fused_plan *plan) {
+    rf_status status = RF_OK;
+    rf__tensor mapping;
+    const rf__place cpu = rf__place_of_cpu();
+    void *data = NULL;
+    if (handle == NULL) return RF_OK;
+    RF_TRY(rf__tensor_read("mapping", handle, 2, &cpu, &mapping));
+    if (mapping.dtype != aoti_torch_dtype_int32() || mapping.sizes[1] != MAPPING_FIELDS) {
+        return rf__fail(RF_ERR_VALUE,
+                        "mapping is %s [%lld, %lld], must be int32 [rows, %d], as the module's map() makes",
+                        rf__torch_dtype_name(mapping.dtype), (long long)mapping.sizes[0],
+                        (long long)mapping.sizes[1], MAPPING_FIELDS);
+    }
+    RF_TRY(rf__tensor_make_contiguous(&mapping, mapping.dtype, copy));
+    RF_TRY(rf__tensor_new(mapping.sizes[0], MAPPING_FIELDS, mapping.dtype, place, on_device, &data));
+    RF__TORCH_TRY(aoti_torch_copy_(*on_device, mapping.handle, true));
+    plan->mapping = mapping.data;
+    plan->mapping_rows = mapping.sizes[0];
+    plan->mapping_on_device = data;
+out:
+    return status;
+}
+
+static rf_status pool_on_gpu(const rf__value *values, const rf__place *place,
+                             const rf_fused_embedding_bag_params *params) {
+    rf_status status = RF_OK;
+    rf_fused_plan plan = {0};
+    rf_cuda_stream stream;
+    int64_t bytes = 0;
+    void *workspace = NULL;
+    AtenTensorHandle copies[4] = {NULL, NULL, NULL, NULL};
+    const int64_t warps = values[WARPS].integer;
+    if (warps != 0 && (warps < 2 || warps > 64)) {
+        return rf__fail(RF_ERR_VALUE, "warps is %lld, must be 2 to 64, or 0 for a good default",
+                        (long long)warps);
+    }
+    plan.warps = (int32_t)warps;
+    RF_TRY(schedules_read(values[SCHEDULES].tensor, params->n_features, &copies[0], &plan));
+    RF_TRY(mapping_read(values[MAPPING].tensor, place, &copies[1], &copies[2], &plan));
+    RF_TRY(rf__torch_stream(place, &stream));
+    RF_TRY(rf_fused_embedding_bag_workspace(params, &plan, &stream, &bytes));
+    if (bytes > 0) RF_TRY(rf__tensor_new(1, bytes, aoti_torch_dtype_uint8(), place, &copies[3], &workspace));
+    RF_TRY(rf_fused_embedding_bag_cuda(params, &plan, workspace, &stream));
+out:
+    for (int i = 3; i >= 0; i--) rf__tensor_free(copies[i]);
+    return status;
+}
+
 rf_status rf__torch_fused_embedding_bag(const rf__value *values, AtenTensorHandle *output) {
     rf_status status = RF_OK;
     rf_fused_embedding_bag_params params = {0};
@@ -98,14 +181,8 @@ rf_status rf__torch_fused_embedding_bag(const rf__value *values, AtenTensorHandl
     AtenTensorHandle copies[4] = {NULL, NULL, NULL, NULL};
     rf__place place;
     RF_TRY(rf__tensor_place(values[INDICES].tensor, &place));
-    if (!rf__place_is_cpu(&place)) {
-        return rf__fail(
-            RF_ERR_UNSUPPORTED,
-            "no CUDA kernel in this version; move the tensors to the CPU, or pool the tables one by "
-            "one with recfuse.embedding_bag");
-    }
     RF_TRY(buffers_read(values[BUFFERS].list, &place, &buffers, &params));
-    RF_TRY(features_read(values[FEATURES].tensor, &place, &copies[0], &params));
+    RF_TRY(features_read(values[FEATURES].tensor, &copies[0], &params));
 
     RF_TRY(rf__integers_read("indices", values[INDICES].tensor, &place, &copies[1], &indices,
                              &params.index_type));
@@ -126,10 +203,14 @@ rf_status rf__torch_fused_embedding_bag(const rf__value *values, AtenTensorHandl
         status = rf__fail(RF_ERR_VALUE, "output_dim is %lld, must be >= 0", (long long)params.output_dim);
         goto out;
     }
-    RF_TRY(rf__torch_executor(&executor));
     RF_TRY(rf__tensor_new(params.bags, params.output_dim, rf__torch_dtype(params.output_dtype), &place,
                           output, &params.output));
-    RF_TRY(rf_fused_embedding_bag_cpu(&params, &executor));
+    if (rf__place_is_cpu(&place)) {
+        RF_TRY(rf__torch_executor(&executor));
+        RF_TRY(rf_fused_embedding_bag_cpu(&params, &executor));
+    } else {
+        RF_TRY(pool_on_gpu(values, &place, &params));
+    }
 out:
     for (int i = 3; i >= 0; i--) rf__tensor_free(copies[i]);
     free(buffers);

@@ -16,10 +16,10 @@
       "(Tensor indices, Tensor offsets, int rows, bool include_last_offset, int padding_idx) -> Tensor") \
     X(pin_rows, "tt", "(Tensor weight, Tensor rows) -> ()")                                              \
     X(unpin, "to", "(Tensor weight, Tensor? rows=None) -> ()")                                           \
-    X(fused_embedding_bag, "ltttiobis",                                                                  \
+    X(fused_embedding_bag, "ltttiobisoio",                                                               \
       "(Tensor[] buffers, Tensor features, Tensor indices, Tensor offsets, SymInt output_dim, "          \
       "Tensor? per_sample_weights=None, bool sparse=False, int prefetch_distance=-1, "                   \
-      "str bounds_check=\"on\") -> Tensor")
+      "str bounds_check=\"on\", Tensor? schedules=None, int warps=0, Tensor? mapping=None) -> Tensor")
 
 /* A kernel: borrows `values`, gives a new tensor in *output (NULL before, and on failure) where its schema has
  * one. */

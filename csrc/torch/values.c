@@ -106,6 +106,8 @@ out:
 
 bool rf__place_is_cpu(const rf__place *place) { return place->type == aoti_torch_device_type_cpu(); }
 
+rf__place rf__place_of_cpu(void) { return (rf__place){aoti_torch_device_type_cpu(), -1}; }
+
 rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, const rf__place *place,
                           rf__tensor *tensor) {
     rf_status status = RF_OK;

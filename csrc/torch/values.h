@@ -38,6 +38,7 @@ typedef struct rf__place {
 /* Where a tensor is. */
 rf_status rf__tensor_place(AtenTensorHandle handle, rf__place *place);
 bool rf__place_is_cpu(const rf__place *place);
+rf__place rf__place_of_cpu(void);
 
 /* A dense tensor, looked at once. Everything is borrowed from `handle`. */
 typedef struct rf__tensor {

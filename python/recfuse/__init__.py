@@ -14,7 +14,11 @@ from typing import Any
 import torch
 
 _MODULES_AT_FIRST_USE = ("cli", "info", "timing", "traces", "workloads")
-_NAMES_AT_FIRST_USE = {"Plan": "recfuse.plan", "tune": "recfuse.tuner"}  # and the module of each
+_NAMES_AT_FIRST_USE = {  # and the module of each
+    "CollectionPlan": "recfuse.collection_plan",
+    "Plan": "recfuse.plan",
+    "tune": "recfuse.tuner",
+}
 
 
 def library_path() -> str:

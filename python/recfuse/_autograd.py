@@ -114,7 +114,7 @@ def _embedding_bag_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]
     return as_given(ctx, (weight_grad, None, None, None, sample_weights_grad, *[None] * 7))
 
 
-def _kernel(operator: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def kernel(operator: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a function for CPU and CUDA tensors."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,7 +130,7 @@ def _gradients(grad: Tensor) -> ModuleType:
     return _backward_cuda if grad.is_cuda else _backward
 
 
-@_kernel("embedding_bag_backward")
+@kernel("embedding_bag_backward")
 def _(
     grad: Tensor,
     weight: Tensor | None,
@@ -162,7 +162,7 @@ def _(grad: Tensor, weight: Tensor | None, rows: int, *_: Any) -> Tensor:
     return grad.new_empty((rows, grad.shape[1]))
 
 
-@_kernel("embedding_bag_sparse_backward")
+@kernel("embedding_bag_sparse_backward")
 def _(
     grad: Tensor,
     rows: int,
@@ -194,7 +194,7 @@ def _(grad: Tensor, rows: int, indices: Tensor, *_: Any) -> tuple[Tensor, Tensor
     return indices.new_empty((count,), dtype=torch.int64), grad.new_empty((count, grad.shape[1]))
 
 
-@_kernel("embedding_bag_sample_weights_backward")
+@kernel("embedding_bag_sample_weights_backward")
 def _(
     grad: Tensor,
     weight: Tensor,

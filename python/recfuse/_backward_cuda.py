@@ -40,7 +40,7 @@ def lookups_of(
     return Lookups(found[:count], found[count : 2 * count], found[2 * count :])
 
 
-def _max_grad(grad: Tensor, weight: Tensor, found: Lookups) -> Tensor:
+def max_grad(grad: Tensor, weight: Tensor, found: Lookups) -> Tensor:
     """``[rows, dim]``: each element of grad goes to the row that won it, in an order that is always the same
     (ATen's own adds in any order).
 
@@ -82,7 +82,7 @@ def dense_weight_grad(
     found = lookups_of(indices, offsets, rows, include_last_offset, padding_idx)
     if pooling == MAX:
         assert weight is not None
-        return _max_grad(grad, weight, found)
+        return max_grad(grad, weight, found)
     total = aten._embedding_bag_dense_backward(
         grad.contiguous(),
         found.row,

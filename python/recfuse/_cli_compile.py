@@ -8,10 +8,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recfuse import _C
 from recfuse._cli_tune import DTYPES, INTEGERS, MODES
+
+if TYPE_CHECKING:
+    from recfuse.collection_plan import CollectionPlan
+    from recfuse.plan import Plan
 
 _ALIGNMENT = 16  # bytes, of the memory that torch allocates
 
@@ -72,26 +76,35 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Compiles, and prints a line a kernel; 1 when any failed, or is not in the cache afterwards."""
     from recfuse.tuner.compile import compile_all
+    from recfuse.tuner.fused_compile import compile_fused
 
     for name, least in (("rows", 1), ("batch", 1), ("pooling", 0)):
         given = getattr(arguments, name)
         lowest = min(given) if isinstance(given, list) else given
         if lowest < least:
             raise ValueError(f"--{name} is {lowest}, must be >= {least}")
+    plans, collections = _plans(arguments)
+    archs = list(dict.fromkeys(arguments.arch))
     jobs = {
         f"{arch} {name}": (arch, *job)
-        for arch in dict.fromkeys(arguments.arch)
-        for name, job in (*_of_plans(arguments), *_of_combinations(arguments))
+        for arch in archs
+        for name, job in (*_of_plans(plans, arguments), *_of_combinations(arguments))
     }
-    if not jobs:
+    fused = {
+        f"{arch} {name}": (arch, *plan.compile_arguments(check=not arguments.unchecked))
+        for arch in archs
+        for name, plan in collections.items()
+    }
+    if not jobs and not fused:
         raise ValueError("nothing to compile: give --plan FILE, or --dim with --dtype, --mode and --index")
     with _cache_folder(arguments.out):
         results = compile_all(jobs, progress=None)
-        small = {f"{arch} pinning and gradients": arch for arch in dict.fromkeys(arguments.arch)}
+        results |= compile_fused(fused, progress=None)
+        small = {f"{arch} pinning and gradients": arch for arch in archs}
         results |= {name: _small_kernels(arch) for name, arch in small.items()}
         folder = _C.jit_status()["folder"] or "there is none: no RECFUSE_CACHE_DIR and no HOME"
     failed = 0
-    for name in (*jobs, *small):
+    for name in (*jobs, *fused, *small):
         result = results[name]
         if isinstance(result, Exception):
             failed += 1
@@ -119,18 +132,29 @@ def _small_kernels(arch: str) -> Exception | None:
 
 def _line(result: dict[str, Any]) -> str:
     origin = "cached" if result["cached"] else "compiled"
+    what = result["schedule"] if "schedule" in result else f"{result['classes']} schedules"
     return (
         f"{result['registers']} registers, {result['spill_bytes']} bytes spilled, "
-        f"{result['cubin_bytes']:,} bytes, {origin}, {result['seconds']:.2f} s; {result['schedule']}"
+        f"{result['cubin_bytes']:,} bytes, {origin}, {result['seconds']:.2f} s; {what}"
     )
 
 
-def _of_plans(arguments: argparse.Namespace) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Name and arguments of each plan's kernel."""
+def _plans(arguments: argparse.Namespace) -> tuple[dict[str, Plan], dict[str, CollectionPlan]]:
+    """Plans of single tables, and of collections, by the names of their files."""
     from recfuse.plan import Plan
 
+    single, collections = {}, {}
     for path in arguments.plan:
         plan = Plan.load(path)
+        if plan.device.type != "cuda":
+            raise ValueError(f"{path}: the plan is for the CPU, whose kernels are not compiled ahead of time")
+        (single if isinstance(plan, Plan) else collections)[str(path)] = plan
+    return single, collections
+
+
+def _of_plans(plans: dict[str, Plan], arguments: argparse.Namespace) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Name and arguments of each plan's kernel."""
+    for path, plan in plans.items():
         table = plan.table
         if plan.device.type != "cuda":
             raise ValueError(f"{path}: the plan is for the CPU, whose kernels are not compiled ahead of time")
@@ -138,7 +162,7 @@ def _of_plans(arguments: argparse.Namespace) -> Iterator[tuple[str, tuple[Any, .
             raise ValueError(f"{path}: no kernel for a {table.dtype} table with mode {table.mode!r}")
         lookups, bags = round(plan.trace.lookups), round(plan.trace.bags)
         yield (
-            str(path),
+            path,
             (
                 *_shape(table.dim, table.dtype, table.indices, table.offsets, table.mode),
                 table.weighted,

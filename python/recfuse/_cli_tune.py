@@ -1,4 +1,4 @@
-"""`recfuse tune`: the tuner for a table that is described by its sizes and a trace."""
+"""`recfuse tune`: the tuner for a table that is described by its sizes and a trace, or for a collection."""
 
 from __future__ import annotations
 
@@ -14,35 +14,41 @@ INTEGERS = ("int32", "int64")
 
 def add_parser(commands: Any) -> None:
     """Adds the subcommand."""
+    from recfuse import _cli_collection
     from recfuse.traces import HOTNESS
 
     parser = commands.add_parser(
         "tune",
-        help="find the best schedule for a table and a trace, and write a plan",
-        description="Finds, by measuring, how to run one embedding table on the device at hand, and writes "
-        "that to a plan: a small JSON file for recfuse.Plan.load(FILE).apply(module) and recfuse compile "
-        "--plan FILE. Prints every decision.",
+        help="find the best schedule for a table and a trace, or for a collection, and write a plan",
+        description="Finds, by measuring, how to run one embedding table (--trace), or a collection of them "
+        "(--collection or --workload, on a GPU), on the device at hand, and writes that to a plan: a small "
+        "JSON file for recfuse.Plan.load(FILE).apply(module) and recfuse compile --plan FILE. Prints every "
+        "decision.",
     )
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument(
         "--trace",
-        required=True,
         metavar="FILE|HOTNESS",
         help="row ids as the table is read: a file (one id a line, or a .pt tuple of indices, offsets and "
         f"lengths; .gz too), or a synthetic one: {', '.join(HOTNESS)}",
     )
+    _cli_collection.add_arguments(parser, which)
     parser.add_argument("--table", type=int, metavar="N", help="which table of a .pt file with several")
     parser.add_argument("--rows", type=int, help="rows of the table (default: as the trace needs, or 500000)")
     parser.add_argument("--dim", type=int, default=128, help="elements of a row (default: %(default)s)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--mode", choices=MODES, default="sum")
     parser.add_argument("--index", choices=INTEGERS, default="int64", help="of lookups and offsets")
-    parser.add_argument("--batch", type=int, default=2048, help="bags of a batch (default: %(default)s)")
+    parser.add_argument("--batch", type=int, help="bags of a batch (default: 2048, or as the workload has)")
     parser.add_argument("--pooling", type=int, default=150, help="lookups of a bag (default: %(default)s)")
     parser.add_argument(
-        "--batches", type=int, default=16, help="batches cut out of the trace (default: %(default)s)"
+        "--batches",
+        metavar="N|FILE",
+        help="batches cut out of the trace, or of the workload (default: 16); with --collection a file, as "
+        "torch.save writes a list of tuples (indices, offsets) or (indices, offsets, per_sample_weights)",
     )
     parser.add_argument(
-        "--budget", type=float, default=60.0, metavar="S", help="seconds (default: %(default)s)"
+        "--budget", type=float, metavar="S", help="seconds (default: 60, for a collection 120)"
     )
     parser.add_argument(
         "--pin",
@@ -60,34 +66,48 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     import recfuse
-    from recfuse import traces
+    from recfuse import _cli_collection
 
-    for name in ("dim", "batch", "pooling", "batches"):
-        if getattr(arguments, name) < 1:
-            raise ValueError(f"--{name} is {getattr(arguments, name)}, must be >= 1")
+    _check_counts(arguments)
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device is {device!r}, but torch {torch.__version__} finds no CUDA device here")
-    trace, rows = _trace(arguments)
-    cuts = [
-        traces.bags(trace, arguments.batch, arguments.pooling, number) for number in range(arguments.batches)
-    ]
-    integer = getattr(torch, arguments.index)
-    batches = [
-        tuple(torch.from_numpy(one).to(device, integer) for one in (indices, offsets))
-        for indices, offsets in cuts
-    ]
-    table = recfuse.nn.EmbeddingBag(
-        rows, arguments.dim, mode=arguments.mode, dtype=getattr(torch, arguments.dtype), device=device
-    )
+    module, batches = (_table if arguments.trace else _cli_collection.problem_of)(arguments, device)
     if arguments.out:  # better now than after a minute
         _check_writable(arguments.out)
-    plan = recfuse.tune(table, batches, arguments.budget, pin=arguments.pin, seed=arguments.seed)
+    options = {"pin": arguments.pin, "seed": arguments.seed, "resume": arguments.resume}
+    plan = recfuse.tune(module, batches, arguments.budget, **options)
     print(plan)
     if arguments.out:
         plan.save(arguments.out)
         print(f"written to {arguments.out}", file=sys.stderr)
     return 0
+
+
+def _check_counts(arguments: argparse.Namespace) -> None:
+    names = ["dim", "batch", "pooling"] + ["batches"] * (not arguments.collection)
+    for name in names:
+        given = getattr(arguments, name)
+        if given is not None and (not str(given).lstrip("-").isdecimal() or int(given) < 1):
+            raise ValueError(f"--{name} is {given}, must be >= 1")
+
+
+def _table(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:
+    """The table, and batches cut out of the trace."""
+    import torch
+
+    from recfuse import nn, traces
+
+    trace, rows = _trace(arguments)
+    batch, number = arguments.batch or 2048, int(arguments.batches or 16)
+    cuts = [traces.bags(trace, batch, arguments.pooling, at) for at in range(number)]
+    integer = getattr(torch, arguments.index)
+    batches = [
+        tuple(torch.from_numpy(one).to(device, integer) for one in (indices, offsets))
+        for indices, offsets in cuts
+    ]
+    dtype = getattr(torch, arguments.dtype)
+    return nn.EmbeddingBag(rows, arguments.dim, mode=arguments.mode, dtype=dtype, device=device), batches
 
 
 def _trace(arguments: argparse.Namespace) -> tuple[Any, int]:

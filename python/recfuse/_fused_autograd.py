@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recfuse._autograd import as_given, library, wanted
+from recfuse import _fused_backward_cuda
+from recfuse._autograd import as_given, kernel, library, wanted
 from recfuse._backward import sparse_grad
 from recfuse._fused_backward import FusedLayout, flat_elements, slot_weights
 from recfuse.errors import ArgumentTypeError
@@ -23,7 +24,8 @@ _ops = torch.ops.recfuse
 # weights.
 library.define(
     "fused_tables(Tensor[] weights, Tensor[] buffers, Tensor features, Tensor indices, Tensor offsets, "
-    "SymInt output_dim, Tensor? per_sample_weights, bool sparse, bool any_max) -> Tensor"
+    "SymInt output_dim, Tensor? per_sample_weights, bool sparse, bool any_max, Tensor? schedules=None, "
+    "int warps=0, Tensor? mapping=None) -> Tensor"
 )
 library.define(
     "fused_embedding_bag_backward(Tensor grad, Tensor[] buffers, SymInt[] numels, int[] dtypes, "
@@ -53,22 +55,22 @@ library.define(
 
 # In the order of rf_dtype. Operators take dtypes as their places here: how a ScalarType[] reaches a Python
 # operator, as dtypes or as bare integers, depends on torch's version.
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _dtype_codes(tensors: Sequence[Tensor]) -> list[int]:
     # The compiler asks for the gradients before the operator itself has looked at its arguments.
     for tensor in tensors:
-        if tensor.dtype not in _DTYPES:
+        if tensor.dtype not in DTYPES:
             name = str(tensor.dtype).removeprefix("torch.")
             raise ArgumentTypeError(
                 f"recfuse.fused_embedding_bag: buffers is {name}, must be float32, float16 or bfloat16"
             )
-    return [_DTYPES.index(tensor.dtype) for tensor in tensors]
+    return [DTYPES.index(tensor.dtype) for tensor in tensors]
 
 
 def _from_codes(codes: Sequence[int]) -> list[torch.dtype]:
-    return [_DTYPES[code] for code in codes]
+    return [DTYPES[code] for code in codes]
 
 
 def fused_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
@@ -120,10 +122,43 @@ def _fused_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         sample_weights_grad = _ops.fused_embedding_bag_sample_weights_backward(
             grad, buffers, features, indices, offsets
         ).to(sample_weights.dtype)
-    return as_given(ctx, (buffer_grads, None, None, None, None, sample_weights_grad, None, None, None))
+    return as_given(ctx, (buffer_grads, None, None, None, None, sample_weights_grad, *[None] * 6))
 
 
-@torch.library.impl(library, "fused_embedding_bag_backward", "CPU")
+def _dense_grads(
+    features: Tensor,
+    grad: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    weights: Sequence[Tensor],
+) -> tuple[FusedLayout, list[Tensor]]:
+    """Gradient of each slot, on the device of `grad`."""
+    if grad.is_cuda:
+        return _fused_backward_cuda.dense_grads(features, grad, indices, offsets, per_sample_weights, weights)
+    layout = FusedLayout(features)
+    return layout, layout.dense_grads(grad, indices, offsets, per_sample_weights, weights)
+
+
+def _sparse_grads(
+    features: Tensor, grad: Tensor, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
+) -> tuple[FusedLayout, list[tuple[Tensor, Tensor]]]:
+    """Rows and values of each slot's gradient, on the device of `grad`."""
+    if grad.is_cuda:
+        return _fused_backward_cuda.sparse_grads(features, grad, indices, offsets, per_sample_weights)
+    layout = FusedLayout(features)
+    return layout, layout.sparse_grads(grad, indices, offsets, per_sample_weights)
+
+
+def _sample_weights_grad(
+    features: Tensor, grad: Tensor, indices: Tensor, offsets: Tensor, weights: Sequence[Tensor]
+) -> Tensor:
+    if grad.is_cuda:
+        return _fused_backward_cuda.sample_weights_grad(features, grad, indices, offsets, weights)
+    return FusedLayout(features).sample_weights_grad(grad, indices, offsets, weights)
+
+
+@kernel("fused_embedding_bag_backward")
 def _(
     grad: Tensor,
     buffers: Sequence[Tensor],
@@ -134,8 +169,8 @@ def _(
     offsets: Tensor,
     per_sample_weights: Tensor | None,
 ) -> list[Tensor]:
-    layout = FusedLayout(features)
-    found = layout.dense_grads(grad, indices, offsets, per_sample_weights, slot_weights(layout, buffers))
+    weights = slot_weights(FusedLayout(features), buffers)
+    layout, found = _dense_grads(features, grad, indices, offsets, per_sample_weights, weights)
     flat = [
         grad.new_zeros(numel, dtype=dtype) for numel, dtype in zip(numels, _from_codes(dtypes), strict=True)
     ]
@@ -154,7 +189,7 @@ def _(
     ]
 
 
-@torch.library.impl(library, "fused_embedding_bag_sparse_backward", "CPU")
+@kernel("fused_embedding_bag_sparse_backward")
 def _(
     grad: Tensor,
     dtypes: Sequence[int],
@@ -164,12 +199,11 @@ def _(
     per_sample_weights: Tensor | None,
 ) -> list[Tensor]:
     """Elements and values of each buffer's gradient, one pair after the other."""
-    layout = FusedLayout(features)
-    found = layout.sparse_grads(grad, indices, offsets, per_sample_weights)
+    layout, found = _sparse_grads(features, grad, indices, offsets, per_sample_weights)
     out = []
     for number, dtype in enumerate(_from_codes(dtypes)):
         own = [(s, *part) for s, part in zip(layout.slots, found, strict=True) if s.buffer == number]
-        out.extend(flat_elements(own, dtype))
+        out.extend(flat_elements(own, dtype, grad.device))
     return out
 
 
@@ -178,11 +212,11 @@ def _(grad: Tensor, dtypes: Sequence[int], features: Tensor, *_: Any) -> list[Te
     out = []
     for dtype in _from_codes(dtypes):
         count = torch.library.get_ctx().new_dynamic_size()
-        out += [features.new_empty((count,)), grad.new_empty((count,), dtype=dtype)]
+        out += [grad.new_empty((count,), dtype=torch.int64), grad.new_empty((count,), dtype=dtype)]
     return out
 
 
-@torch.library.impl(library, "fused_tables_sparse_backward", "CPU")
+@kernel("fused_tables_sparse_backward")
 def _(
     grad: Tensor,
     dims: Sequence[int],
@@ -193,7 +227,7 @@ def _(
     per_sample_weights: Tensor | None,
 ) -> list[Tensor]:
     """Rows and values of each table's gradient, one pair after the other."""
-    found = FusedLayout(features).sparse_grads(grad, indices, offsets, per_sample_weights)
+    found = _sparse_grads(features, grad, indices, offsets, per_sample_weights)[1]
     out = []
     for (rows, values), dtype in zip(found, _from_codes(dtypes), strict=True):
         out += [rows, values.to(dtype)]
@@ -205,11 +239,11 @@ def _(grad: Tensor, dims: Sequence[int], dtypes: Sequence[int], features: Tensor
     out = []
     for dim, dtype in zip(dims, _from_codes(dtypes), strict=True):
         count = torch.library.get_ctx().new_dynamic_size()
-        out += [features.new_empty((count,)), grad.new_empty((count, dim), dtype=dtype)]
+        out += [grad.new_empty((count,), dtype=torch.int64), grad.new_empty((count, dim), dtype=dtype)]
     return out
 
 
-@torch.library.impl(library, "fused_tables_backward", "CPU")
+@kernel("fused_tables_backward")
 def _(
     grad: Tensor,
     weights: Sequence[Tensor],
@@ -221,7 +255,7 @@ def _(
     offsets: Tensor,
     per_sample_weights: Tensor | None,
 ) -> list[Tensor]:
-    found = FusedLayout(features).dense_grads(grad, indices, offsets, per_sample_weights, weights)
+    found = _dense_grads(features, grad, indices, offsets, per_sample_weights, weights)[1]
     # Tables of one group are slices of one tensor: they do not overlap, so no copies are made.
     return [slot_grad.to(dtype) for slot_grad, dtype in zip(found, _from_codes(dtypes), strict=True)]
 
@@ -241,10 +275,10 @@ def _(
     ]
 
 
-@torch.library.impl(library, "fused_embedding_bag_sample_weights_backward", "CPU")
+@kernel("fused_embedding_bag_sample_weights_backward")
 def _(grad: Tensor, buffers: Sequence[Tensor], features: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
-    layout = FusedLayout(features)
-    return layout.sample_weights_grad(grad, indices, offsets, slot_weights(layout, buffers))
+    weights = slot_weights(FusedLayout(features), buffers)
+    return _sample_weights_grad(features, grad, indices, offsets, weights)
 
 
 @torch.library.register_fake("recfuse::fused_embedding_bag_sample_weights_backward")
@@ -255,9 +289,9 @@ def _(grad: Tensor, buffers: Sequence[Tensor], features: Tensor, indices: Tensor
 torch.library.register_autograd("recfuse::fused_embedding_bag", _fused_backward, setup_context=_fused_setup)
 
 
-@torch.library.impl(library, "fused_tables_sample_weights_backward", "CPU")
+@kernel("fused_tables_sample_weights_backward")
 def _(grad: Tensor, weights: Sequence[Tensor], features: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
-    return FusedLayout(features).sample_weights_grad(grad, indices, offsets, weights)
+    return _sample_weights_grad(features, grad, indices, offsets, weights)
 
 
 @torch.library.register_fake("recfuse::fused_tables_sample_weights_backward")
@@ -265,7 +299,7 @@ def _(grad: Tensor, weights: Sequence[Tensor], features: Tensor, indices: Tensor
     return grad.new_empty((indices.shape[0],))
 
 
-@torch.library.impl(library, "fused_tables", "CPU")
+@kernel("fused_tables")
 def _(
     weights: Sequence[Tensor],
     buffers: Sequence[Tensor],
@@ -276,8 +310,14 @@ def _(
     per_sample_weights: Tensor | None,
     sparse: bool,
     any_max: bool,
+    schedules: Tensor | None = None,
+    warps: int = 0,
+    mapping: Tensor | None = None,
 ) -> Tensor:
-    return _ops.fused_embedding_bag(buffers, features, indices, offsets, output_dim, per_sample_weights)
+    arguments = buffers, features, indices, offsets, output_dim, per_sample_weights
+    if schedules is None and mapping is None and not warps:
+        return _ops.fused_embedding_bag.default(*arguments)
+    return _ops.fused_embedding_bag.default(*arguments, False, -1, "on", schedules, warps, mapping)
 
 
 @torch.library.register_fake("recfuse::fused_tables")
@@ -286,7 +326,7 @@ def _(weights: Sequence[Tensor], *arguments: Any) -> Tensor:
 
 
 def _tables_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    weights, _, features, indices, offsets, _, sample_weights, sparse, any_max = inputs
+    weights, _, features, indices, offsets, _, sample_weights, sparse, any_max, *_ = inputs
     # Without need of their values the weights are not kept: they may change before backward, as torch allows.
     kept = weights if any_max or sample_weights is not None else []
     ctx.save_for_backward(features, indices, offsets, sample_weights, *kept)
@@ -317,7 +357,7 @@ def _tables_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
             grad, weights, features, indices, offsets
         ).to(sample_weights.dtype)
     buffer_grads = [None] * len(ctx.needs_input_grad[1])
-    return as_given(ctx, (grads, buffer_grads, None, None, None, None, sample_weights_grad, None, None))
+    return as_given(ctx, (grads, buffer_grads, None, None, None, None, sample_weights_grad, *[None] * 5))
 
 
 torch.library.register_autograd("recfuse::fused_tables", _tables_backward, setup_context=_tables_setup)

@@ -1,7 +1,7 @@
-"""Gradients of the fused embedding bags: of the packed tables, and of the per-sample weights.
+"""Gradients of the fused embedding bags on the CPU: of the packed tables, and of the per-sample weights.
 
 As in ``_backward``: plain CPU tensors, float32 sums, ATen's backward functions. The cost grows with lookups
-plus rows, not with features times rows.
+plus rows, not with features times rows. ``_fused_backward_cuda`` has those on the GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Feature(NamedTuple):
 
 
 @dataclass
-class _Group:
+class Group:
     """Features of one dim, pooled by sum or mean: one call of ATen serves them all, because rows of their
     tables, put under each other, are the rows of one table."""
 
@@ -84,11 +84,11 @@ class FusedLayout:
         self.slots = list(numbers)
         self.any_max = any(feature.pooling == MAX for feature in self.features)
 
-    def _grouped(self, most_elements: int) -> list[_Group]:
+    def grouped(self, most_elements: int) -> list[Group]:
         """Groups of features of one dim; a group with several tables has no more elements than that."""
-        groups: list[_Group] = []
-        group_of_slot: dict[int, _Group] = {}
-        open_groups: dict[int, _Group] = {}
+        groups: list[Group] = []
+        group_of_slot: dict[int, Group] = {}
+        open_groups: dict[int, Group] = {}
         for number, feature in enumerate(self.features):
             if feature.pooling == MAX:
                 continue
@@ -96,7 +96,7 @@ class FusedLayout:
             group = group_of_slot.get(feature.slot) or open_groups.get(slot.dim)
             full = group is not None and (group.rows + slot.rows) * slot.dim > most_elements
             if group is None or (full and feature.slot not in group_of_slot):
-                group = open_groups[slot.dim] = _Group(slot.dim)
+                group = open_groups[slot.dim] = Group(slot.dim)
                 groups.append(group)
             group_of_slot[feature.slot] = group
             group.add(number, feature, slot)
@@ -117,7 +117,7 @@ class FusedLayout:
         grad, bags = grad.to(dtype), bags_of(indices, offsets, True)
         bounds = self._bounds(bags)
         out: list[Tensor | None] = [None] * len(self.slots)
-        for group in self._grouped(_GROUP_ELEMENTS):
+        for group in self.grouped(_GROUP_ELEMENTS):
             found = self._lookups(group, grad, bags, bounds, sample_weights)
             total = self._group_grad(group, found, dtype)
             for slot, first in group.first_row.items():
@@ -144,7 +144,7 @@ class FusedLayout:
         bags = bags_of(indices, offsets, True)
         bounds = self._bounds(bags)
         out: list[tuple[Tensor, Tensor] | None] = [None] * len(self.slots)
-        for group in self._grouped(sys.maxsize):
+        for group in self.grouped(sys.maxsize):
             found = self._lookups(group, grad, bags, bounds, sample_weights)
             values = found.grad.index_select(0, found.bag_of)
             if found.sample_weights is not None:
@@ -193,7 +193,7 @@ class FusedLayout:
         return bags.offsets[::count].tolist() if count else [0] * (len(self.features) + 1)
 
     def _lookups(
-        self, group: _Group, grad: Tensor, bags: Bags, bounds: Sequence[int], sample_weights: Tensor | None
+        self, group: Group, grad: Tensor, bags: Bags, bounds: Sequence[int], sample_weights: Tensor | None
     ) -> _Lookups:
         features = [self.features[number] for number in group.features]
         count = self._bags_per_feature(bags)
@@ -217,11 +217,11 @@ class FusedLayout:
         )
 
     def _group_bag_grads(
-        self, group: _Group, features: Sequence[Feature], grad: Tensor, sizes: Tensor
+        self, group: Group, features: Sequence[Feature], grad: Tensor, sizes: Tensor
     ) -> Tensor:
         """[group's features * B, dim]: the group's columns of grad, feature-major, those of means divided."""
         first = _integers([feature.column for feature in features])
-        columns = (first[:, None] + torch.arange(group.dim)).reshape(-1)
+        columns = (first[:, None] + torch.arange(group.dim, device=first.device)).reshape(-1)
         rows = grad.index_select(1, columns).view(grad.shape[0], len(features), group.dim).transpose(0, 1)
         if any(feature.pooling == MEAN for feature in features):
             means = _integers([feature.pooling == MEAN for feature in features]).bool()
@@ -229,10 +229,10 @@ class FusedLayout:
             rows = rows / divisors[:, :, None].to(rows.dtype)
         return rows.reshape(sizes.numel(), group.dim)
 
-    def _group_grad(self, group: _Group, found: _Lookups, dtype: torch.dtype) -> Tensor:
+    def _group_grad(self, group: Group, found: _Lookups, dtype: torch.dtype) -> Tensor:
         """[group's rows, dim]"""
         if found.rows.numel() == 0 or group.dim == 0:
-            return torch.zeros(group.rows, group.dim, dtype=dtype)
+            return torch.zeros(group.rows, group.dim, dtype=dtype, device="cpu")
         weights = found.sample_weights
         return aten._embedding_bag_dense_backward(
             found.grad,
@@ -274,7 +274,7 @@ class FusedLayout:
 
 
 def _integers(values: Sequence[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
 def _of_features(values: Tensor, features: Sequence[int], bounds: Sequence[int]) -> Tensor:
@@ -297,11 +297,14 @@ def slot_weights(layout: FusedLayout, buffers: Sequence[Tensor]) -> list[Tensor]
     ]
 
 
-def flat_elements(parts: Sequence[tuple[Slot, Tensor, Tensor]], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def flat_elements(
+    parts: Sequence[tuple[Slot, Tensor, Tensor]], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Elements of a packed buffer and their gradients, both 1-D, from its slots' (rows, values)."""
-    elements, values = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=dtype)]
+    elements = [torch.empty(0, dtype=torch.int64, device=device)]
+    values = [torch.empty(0, dtype=dtype, device=device)]
     for slot, rows, slot_values in parts:
         start = slot.offset + rows * slot.dim
-        elements.append((start[:, None] + torch.arange(slot.dim)).reshape(-1))
+        elements.append((start[:, None] + torch.arange(slot.dim, device=rows.device)).reshape(-1))
         values.append(slot_values.reshape(-1).to(dtype))
     return torch.cat(elements), torch.cat(values)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields
-from typing import Any
+import json
+import os
+import tempfile
+import types
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
-from recfuse._batches import Hotness
 from recfuse.errors import ArgumentValueError
+
+VERSION = 1
+"""Of the file format."""
 
 
 class PlanError(ArgumentValueError):
@@ -72,7 +79,7 @@ def describe_device(device: torch.device) -> Device:
     import recfuse
     from recfuse import info
 
-    versions = {"recfuse": recfuse.__version__, "torch": torch.__version__}
+    versions = {"recfuse": recfuse.__version__, "torch": str(torch.__version__)}
     if device.type != "cuda":
         return Device(device.type, info.cpu_model(), torch.ops.recfuse.cpu_isa(), "", **versions)
     name = torch.cuda.get_device_name(device)
@@ -93,37 +100,87 @@ def architecture(device: torch.device) -> str:
     return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "bool": (bool,),
-    "int": (int,),
-    "float": (int, float),
-    "float | None": (int, float, type(None)),
+def differences(before: Device, now: Device) -> list[str]:
+    """What of a device, and of recfuse, is not as it was."""
+    return [
+        f"{name if name == 'recfuse' else f'device {name}'} was {getattr(before, name)}, "
+        f"is {getattr(now, name)}"
+        for name in ("type", "name", "arch", "recfuse")
+        if getattr(before, name) != getattr(now, name)
+    ]
+
+
+def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the file of a plan of any kind holds, of a version that is known.
+
+    Raises:
+        OSError: it cannot be read. PlanError: it is no plan, or a newer one.
+    """
+    try:
+        record = json.loads(Path(path).read_text())
+    except ValueError as error:
+        raise PlanError(f"recfuse.Plan: {path} is not JSON: {error}") from error
+    if not isinstance(record, dict) or not isinstance(record.get("recfuse_plan"), int):
+        raise PlanError(f'recfuse.Plan: {path} has no number under "recfuse_plan": it is no plan')
+    if record["recfuse_plan"] > VERSION:
+        raise PlanError(
+            f"recfuse.Plan: {path} is of format {record['recfuse_plan']}, this recfuse knows up to "
+            f"{VERSION}; update recfuse, or tune again with this one"
+        )
+    return record
+
+
+def write_file(path: str | os.PathLike[str], record: dict[str, Any]) -> None:
+    """Writes JSON whole, or leaves the file that is there as it is."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(record, file, indent=2, allow_nan=False)
+            file.write("\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+_KINDS: dict[Any, tuple[type, ...]] = {
+    str: (str,),
+    bool: (bool,),
+    int: (int,),
+    float: (int, float),
+    float | None: (int, float, type(None)),
 }
-_RECORDS: dict[str, type] = {"Table": Table, "Hotness": Hotness, "Device": Device, "Pinned | None": Pinned}
 
 
 def read(kind: Any, record: Any, where: str) -> Any:
-    """An object of a dataclass from what JSON gave; `where` leads to it in an error."""
+    """An object of a dataclass from what JSON gave; `where` leads to it in an error. A field whose type is
+    Any is not in the file.
+    """
     if not isinstance(record, dict):
         raise PlanError(f"recfuse.Plan: {where.rstrip('.')} is {record!r}, must be an object")
-    values = {}
+    types_of, values = get_type_hints(kind), {}
     for one in fields(kind):
-        name, expected = f"{where}{one.name}", str(one.type)
-        if one.name == "hottest":
+        if types_of[one.name] is Any:
             continue
         if one.name not in record:
-            raise PlanError(f"recfuse.Plan: {name} is missing")
-        value = record[one.name]
-        if expected in _RECORDS:
-            optional = value is None and expected.endswith("None")
-            values[one.name] = None if optional else read(_RECORDS[expected], value, f"{name}.")
-        elif expected == "list[Decision]":
-            if not isinstance(value, list):
-                raise PlanError(f"recfuse.Plan: {name} is {value!r}, must be a list")
-            values[one.name] = [read(Decision, each, f"{name}[{at}].") for at, each in enumerate(value)]
-        elif not isinstance(value, _KINDS[expected]) or (isinstance(value, bool) and expected != "bool"):
-            raise PlanError(f"recfuse.Plan: {name} is {value!r}, must be {expected.replace('None', 'null')}")
-        else:
-            values[one.name] = value
+            raise PlanError(f"recfuse.Plan: {where}{one.name} is missing")
+        values[one.name] = _value(types_of[one.name], record[one.name], f"{where}{one.name}")
     return kind(**values)
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    """A value of the type of a field: of `_KINDS`, a dataclass, one or None, or a list of any of these."""
+    if get_origin(kind) is types.UnionType and kind not in _KINDS:
+        return None if value is None else _value(get_args(kind)[0], value, where)
+    if is_dataclass(kind):
+        return read(kind, value, f"{where}.")
+    if get_origin(kind) is list:
+        if not isinstance(value, list):
+            raise PlanError(f"recfuse.Plan: {where} is {value!r}, must be a list")
+        return [_value(get_args(kind)[0], each, f"{where}[{at}]") for at, each in enumerate(value)]
+    if not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind is not bool):
+        name = "float | null" if kind == float | None else kind.__name__
+        raise PlanError(f"recfuse.Plan: {where} is {value!r}, must be {name}")
+    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from recfuse._schedule import STATIONS, Schedule
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from recfuse._plan_parts import Decision, Device
     from recfuse.plan import Plan
 
 _WIDTH = 140  # columns of the report
@@ -19,17 +20,22 @@ _WIDTH = 140  # columns of the report
 
 def report(plan: Plan) -> str:
     """The result, what it was measured on, and every decision in order."""
+    return render(_summary(plan), plan.decisions)
+
+
+def render(summary: Iterable[tuple[str, str]], decisions: Sequence[Decision]) -> str:
+    """Lines of name and text, and a table of decisions, as text."""
     from rich.console import Console
     from rich.table import Table
 
     head = Table(show_header=False, box=None, pad_edge=False)
     head.add_column(style="bold", no_wrap=True)
     head.add_column(overflow="fold")
-    for line in _summary(plan):
+    for line in summary:
         head.add_row(*line)
     steps = Table("step", "candidate", "us", "kept", "why", title="decisions")
     steps.columns[2].justify = "right"
-    for one in plan.decisions:
+    for one in decisions:
         steps.add_row(
             one.step,
             one.candidate or "default",
@@ -40,13 +46,20 @@ def report(plan: Plan) -> str:
     text = io.StringIO()
     console = Console(file=text, width=_WIDTH, highlight=False, markup=False)
     console.print(head)
-    if plan.decisions:
+    if decisions:
         console.print(steps)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().split("\n"))
 
 
+def device_lines(device: Device, created: str, seconds: float) -> list[tuple[str, str]]:
+    """The device of a plan, when it was made, and with what."""
+    known = filter(None, [device.name, device.arch, device.driver and f"driver {device.driver}"])
+    made = f"{created}, in {seconds:.1f} s; recfuse {device.recfuse}, torch {device.torch}"
+    return [("device", ", ".join(known)), ("made", made)]
+
+
 def _summary(plan: Plan) -> list[tuple[str, str]]:
-    table, trace, device = plan.table, plan.trace, plan.device
+    table, trace = plan.table, plan.trace
     extras = [name for name, there in (("padding", table.padded), ("weights", table.weighted)) if there]
     pinned = "no rows"
     if plan.pinned is not None:
@@ -77,11 +90,7 @@ def _summary(plan: Plan) -> list[tuple[str, str]]:
             f"{trace.unique_share:.1%} of a batch's lookups are of different rows, its hottest tenth of "
             f"rows has {trace.coverage:.1%} of them; {trace.rows_in_use:,} rows in use; {trace.sha256}",
         ),
-        (
-            "device",
-            ", ".join(filter(None, [device.name, device.arch, device.driver and f"driver {device.driver}"])),
-        ),
-        ("made", f"{plan.created}, in {plan.seconds:.1f} s; recfuse {device.recfuse}, torch {device.torch}"),
+        *device_lines(plan.device, plan.created, plan.seconds),
     ]
 
 

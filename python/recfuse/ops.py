@@ -175,15 +175,21 @@ def fused_embedding_bag(
     sparse: bool = False,
     prefetch_distance: int = -1,
     bounds_check: str = "on",
+    schedules: Tensor | None = None,
+    warps: int = 0,
+    mapping: Tensor | None = None,
 ) -> Tensor:
     """Pools many tables in one call. :class:`recfuse.nn.FusedEmbeddingBagCollection` makes the first two
-    arguments.
+    arguments, and on a GPU the last three.
+
+    All tensors are on the CPU, or all on one CUDA device but for ``features`` and ``schedules``, which stay
+    on the CPU: the host plans the work by them without waiting for the GPU.
 
     Args:
-        buffers: 1-D contiguous float32, float16 or bfloat16 CPU tensors that the tables are packed into.
-        features: int64 ``[features, 7]``: buffer, first element in it, rows, dim, pooling (0 sum, 1 mean, 2
-            max), padding_idx (-1: none), first column in the output (where the feature before ends).
-            Features may share a table.
+        buffers: 1-D contiguous float32, float16 or bfloat16 tensors that the tables are packed into.
+        features: int64 ``[features, 7]`` on the CPU: buffer, first element in it, rows, dim, pooling (0 sum,
+            1 mean, 2 max), padding_idx (-1: none), first column in the output (where the feature before
+            ends). Features may share a table.
         indices: int32 or int64 ``[lookups]``, feature by feature.
         offsets: int32 or int64 ``[features * bags + 1]``: bag b of feature f pools the lookups from
             ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``. Rises from 0.
@@ -191,12 +197,24 @@ def fused_embedding_bag(
         per_sample_weights: float32, float16 or bfloat16 ``[lookups]``; every feature must then be a sum.
         sparse: gradients of the buffers are 1-D sparse tensors. Not with a feature of pooling max.
         prefetch_distance, bounds_check: as in :func:`embedding_bag`.
+        schedules: int32 ``[features, 6]`` on the CPU, how the GPU works on each feature; 0 anywhere: a good
+            default. Columns: kind (1 pool, 2 columns, 3 staged), threads (lanes that share a bag), distance
+            (rows in flight a lane), station (as in :func:`embedding_bag`: 1 none, 2 register, 3 shared, 4
+            local, 5 l1), split (blocks that share a bag), expected lookups of a bag times 16 (-1: none). With
+            every feature's expectation the work is shared out on the host by the batch's size alone; without
+            one, by a small kernel from the offsets. The CPU needs none of these three.
+        warps: the most warps that an SM runs at once; 0: the default.
+        mapping: int32 ``[rows, 8]`` on the CPU, best in page-locked memory: this batch's work shared out
+            ahead, by ``map`` of a collection with the same schedules and warps.
 
     Returns:
         ``[bags, output_dim]``; of the buffers' dtype where they agree, else float32.
 
     Raises:
         ValueError, TypeError: a bad argument. IndexError: an index outside its table; names feature and bag.
+
+    A bad index or offset found on a GPU counts as a row of zeros with no gradient, and is raised by the next
+    call on that device, or by :func:`check`.
 
     Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features).
     """
@@ -216,6 +234,9 @@ def fused_embedding_bag(
         sparse,
         prefetch_distance,
         bounds_check,
+        schedules,
+        warps,
+        mapping,
     )
     differentiable = any(buffer.requires_grad for buffer in buffers) or (
         per_sample_weights is not None and per_sample_weights.requires_grad

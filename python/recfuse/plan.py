@@ -7,27 +7,38 @@
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from recfuse._batches import Hotness, batches_of, hotness
-from recfuse._plan_parts import Decision, Device, Pinned, PlanError, Table, describe_device, read
+from recfuse._plan_parts import (
+    VERSION,
+    Decision,
+    Device,
+    Pinned,
+    PlanError,
+    Table,
+    describe_device,
+    differences,
+    read,
+    read_file,
+    write_file,
+)
 from recfuse._schedule import Schedule
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-VERSION = 1
-"""Of the file format."""
+    from recfuse.collection_plan import CollectionPlan
+
+KIND = "embedding_bag"
+"""What plans of this class are for, in their files."""
 # How far batches may move from those a plan was tuned on before it is worth tuning again.
 _UNIQUE_DRIFT = 0.2  # of the share of different rows, relative
 _COVERAGE_DRIFT = 0.1  # of the lookups that go to the hottest tenth, absolute
@@ -91,42 +102,26 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file, or leaves the one that is there as it is."""
-        record = {"recfuse_plan": VERSION, "kind": "embedding_bag", **asdict(self)}
+        record = {"recfuse_plan": VERSION, "kind": KIND, **asdict(self)}
         del record["hottest"]
-        path = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(record, file, indent=2, allow_nan=False)
-                file.write("\n")
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_file(path, record)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Reads a file.
+    def load(cls, path: str | os.PathLike[str]) -> Plan | CollectionPlan:
+        """Reads a file; one that is of a collection gives a :class:`recfuse.CollectionPlan`.
 
         Raises:
             OSError: it cannot be read. ValueError: it is no plan, or a newer one; names the file and the key.
         """
-        try:
-            record = json.loads(Path(path).read_text())
-        except ValueError as error:
-            raise PlanError(f"recfuse.Plan: {path} is not JSON: {error}") from error
-        if not isinstance(record, dict) or not isinstance(record.get("recfuse_plan"), int):
-            raise PlanError(f'recfuse.Plan: {path} has no number under "recfuse_plan": it is no plan')
-        if record["recfuse_plan"] > VERSION:
-            raise PlanError(
-                f"recfuse.Plan: {path} is of format {record['recfuse_plan']}, this recfuse knows up to "
-                f"{VERSION}; update recfuse, or tune again with this one"
-            )
-        if record.get("kind") != "embedding_bag":
+        from recfuse import collection_plan
+
+        record = read_file(path)
+        if record.get("kind") == collection_plan.KIND:
+            return collection_plan.CollectionPlan.of_record(record, path)
+        if record.get("kind") != KIND:
             raise PlanError(
                 f"recfuse.Plan: {path} is a plan for {record.get('kind')!r}, this recfuse knows "
-                '"embedding_bag"'
+                f'"{KIND}" and "{collection_plan.KIND}"'
             )
         plan = read(cls, record, f"{path}: ")
         try:
@@ -179,13 +174,9 @@ class Plan:
             "mode": module.mode,
             "padded": module.padding_idx is not None,
         }
-        here = describe_device(weight.device)
         pairs = [(name, getattr(self.table, name), value) for name, value in now.items()]
-        pairs += [
-            (f"device {name}" if name != "recfuse" else name, getattr(self.device, name), getattr(here, name))
-            for name in ("type", "name", "arch", "recfuse")
-        ]
-        return Match([f"{name} was {before}, is {value}" for name, before, value in pairs if before != value])
+        changed = [f"{name} was {before}, is {value}" for name, before, value in pairs if before != value]
+        return Match(changed + differences(self.device, describe_device(weight.device)))
 
     def drift(self, batches: Iterable[Any]) -> Drift:
         """Whether batches, in the form that :func:`recfuse.tune` takes, have moved enough to tune again."""

@@ -81,7 +81,8 @@ def swap(model: torch.nn.Module, *, fuse: bool = True) -> SwapReport:
     - With ``fuse``, a model shaped like facebookresearch/dlrm's ``DLRM_Net`` (``emb_l``, a ModuleList of
       EmbeddingBag, and a method ``apply_emb(lS_o, lS_i, emb_l, v_W_l)``) does so too.
 
-    Tables on a CUDA device are not fused: that operator has CPU kernels alone.
+    Tables are pooled together on the CPU, or on one CUDA device; there, packing them takes the memory of two
+    copies for a moment. Tables on several devices are replaced one by one.
 
     Modules change their class and stay the same objects, with their Parameters, names, hooks, state_dict,
     ``training`` and ``requires_grad``: an optimizer made before goes on working. What cannot be swapped is
@@ -189,9 +190,9 @@ def _why_not_fused(tables: Sequence[torch.nn.Module], packed: dict[int, str]) ->
             return f"table {number} has a computed weight"
         if reason := _why_not_replaceable(table):
             return f"table {number}: {reason}"
-        if table.weight.is_cuda:
+        if table.weight.device != tables[0].weight.device:
             return (
-                f"table {number} is on {table.weight.device}, and the fused operator has no CUDA kernel; the "
+                f"table {number} is on {table.weight.device}, table 0 on {tables[0].weight.device}; the "
                 "tables are replaced one by one"
             )
         if _has_hooks(table):
@@ -215,10 +216,19 @@ def _fuse_collection(name: str, module: Any, packed: dict[int, str], report: Swa
         return
     kind = type(module).__name__
     module.__class__ = FusedKeyedEmbeddingBagCollection
-    module.pack_features()
+    try:
+        module.pack_features()
+    except torch.OutOfMemoryError as error:
+        module.__class__ = _torchrec_collection()
+        report.entries.append(SwapEntry(name, kind, "left", _no_memory(error)))
+        return
     packed.update((id(weight), name) for weight in module._packed.weights)
     detail = f"{len(tables)} tables, {len(module._packed.table_of_feature)} features in one call"
     report.entries.append(SwapEntry(name, kind, "fused", detail))
+
+
+def _no_memory(error: torch.OutOfMemoryError) -> str:
+    return f"no memory on the GPU to pack the tables, which takes a second copy for a moment: {error}"
 
 
 def _fuse_dlrm(name: str, module: Any, packed: dict[int, str], report: SwapReport) -> None:
@@ -233,7 +243,12 @@ def _fuse_dlrm(name: str, module: Any, packed: dict[int, str], report: SwapRepor
         report.entries.append(SwapEntry(path, "ModuleList", "left", reason))
         return
     module.emb_l.__class__ = FusedEmbeddingBagList
-    module.emb_l.pack(range(len(tables)))
+    try:
+        module.emb_l.pack(range(len(tables)))
+    except torch.OutOfMemoryError as error:
+        module.emb_l.__class__ = torch.nn.ModuleList
+        report.entries.append(SwapEntry(path, "ModuleList", "left", _no_memory(error)))
+        return
     module.apply_emb = FusedApplyEmb(module)
     packed.update((id(weight), path) for weight in module.emb_l._packed.weights)
     report.entries.append(

@@ -74,6 +74,13 @@ RF_INLINE float rf_load(const float *from) {
     return to;
 }
 
+RF_INLINE rf_u32 rf_load(const rf_u32 *from) {
+    rf_u32 to;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to) : "l"(from));
+    return to;
+}
+RF_INLINE const rf_u8 *rf_load(const rf_u8 *const *from) { return (const rf_u8 *)rf_load((const rf_i64 *)from); }
+
 /* Elements of a type as float32: DTYPE's element number I of a vector, and the way back. */
 template <int DTYPE> struct rf_element;
 
@@ -126,7 +133,7 @@ template <> struct rf_element<RF_BFLOAT16> {
 /* Bad contents of arguments: the first offender is kept for the host, which raises it (csrc/cuda/error.h). */
 enum { RF_BAD_INDEX = 1, RF_BAD_OFFSET = 2 };
 /* Operators; the numbers are those of csrc/cuda/error.h. */
-enum { RF_EMBEDDING_BAG, RF_PIN_ROWS };
+enum { RF_EMBEDDING_BAG, RF_PIN_ROWS, RF_FUSED_EMBEDDING_BAG };
 
 struct rf_error_record {
     rf_u32 ready, kind, operator_name;

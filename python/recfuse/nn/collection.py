@@ -12,6 +12,7 @@ from torch import Tensor
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn import packing
 from recfuse.nn.embedding_bag import EmbeddingBag
+from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed import PackedModule, why_not_fusable
 from recfuse.ops import MODES
 
@@ -64,13 +65,26 @@ class FusedEmbeddingBagCollection(PackedModule):
     Args:
         tables: a :class:`Table` (or a ``(rows, dim)`` pair, or TorchRec's EmbeddingBagConfig) a table.
         sparse: gradients of the weights are sparse tensors. Not with mode "max".
-        device: where the tables are. Only on the CPU are they pooled in one call; elsewhere one by one, by
-            torch.
+        device: where the tables are. On the CPU, and on a CUDA device, they are pooled in one call;
+            elsewhere one by one, by torch.
 
     Attributes:
         embedding_bags: the tables, a ModuleDict of :class:`EmbeddingBag`.
         feature_names: names of the features, in the order in which ``forward`` takes and returns them.
         feature_dims: columns of each feature in the output.
+        plan: the plan that was applied, a :class:`recfuse.Plan` of this kind; None: none.
+
+    On a GPU the work is shared out among its blocks by how many lookups a bag of each feature has. Of that:
+
+    - Without a plan the first call there reads the lengths of its own batch, for which it waits once. That
+      batch should be a typical one: ``calibrate(batches)`` learns from several instead, ahead.
+    - A call in a CUDA graph that is being captured, or in a program that was compiled or exported before,
+      shares out its batch on the GPU, and never waits.
+    - ``map(offsets)`` shares out one batch on the host, as in the thread that loads it; ``forward`` takes the
+      result as ``mapping``.
+
+    A bad index or offset found on the GPU counts as a row of zeros with no gradient; it is raised by the next
+    call on that device, or by :func:`recfuse.check`.
 
     New tables are drawn from a normal distribution, padding rows are zero, as in torch.nn.EmbeddingBag.
 
@@ -171,11 +185,16 @@ class FusedEmbeddingBagCollection(PackedModule):
                 table_of_feature.append(number)
         self.pack(table_of_feature)
 
-    def _packed_modules(self) -> Iterable[torch.nn.Module]:
-        return self.embedding_bags._modules.values()
+    def _packed_holder(self) -> torch.nn.Module:
+        return self._modules["embedding_bags"]
 
     def forward(
-        self, indices: Any, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+        self,
+        indices: Any,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+        *,
+        mapping: Mapping | None = None,
     ) -> Tensor:
         """Pools every feature.
 
@@ -185,6 +204,8 @@ class FusedEmbeddingBagCollection(PackedModule):
             offsets: int32 or int64 ``[features * bags + 1]``: bag b of feature f pools the lookups from
                 ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``.
             per_sample_weights: floating ``[lookups]``; every table must then be of mode "sum".
+            mapping: how the GPU's work on this batch is shared out, from ``map(offsets)``. The CPU needs
+                none.
 
         Returns:
             ``[bags, sum(feature_dims)]``, features side by side; of the tables' dtype where they agree, else
@@ -192,7 +213,7 @@ class FusedEmbeddingBagCollection(PackedModule):
 
         Raises:
             ValueError, TypeError: a bad argument. IndexError: an index outside its table; names feature and
-                bag.
+                bag. On a GPU, bad contents are raised by the next call, or by :func:`recfuse.check`.
         """
         if not isinstance(indices, Tensor):
             indices, offsets, per_sample_weights = self._jagged(indices, offsets, per_sample_weights)
@@ -201,7 +222,12 @@ class FusedEmbeddingBagCollection(PackedModule):
                 "recfuse.nn.FusedEmbeddingBagCollection: offsets is None, must be a 1-D tensor of "
                 "features * bags + 1 elements when indices is a tensor"
             )
-        return self._packed(self._packed_modules(), indices, offsets, per_sample_weights)
+        return self._packed(self._packed_modules(), indices, offsets, per_sample_weights, mapping)
+
+    def _offsets_of(self, batch: Any) -> Tensor:
+        if isinstance(batch, Sequence):
+            return super()._offsets_of(batch)
+        return self._jagged(batch, None, None)[1]
 
     def _jagged(
         self, keyed: Any, offsets: Tensor | None, per_sample_weights: Tensor | None

@@ -4,9 +4,8 @@ in use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
+from torch import Tensor
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
@@ -22,13 +21,16 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
     only where that class comes first among the bases).
     """
 
-    def _packed_modules(self) -> Iterable[torch.nn.Module]:
-        return self.embedding_bags._modules.values()
+    def _packed_holder(self) -> torch.nn.Module:
+        return self._modules["embedding_bags"]
 
     def pack_features(self) -> None:
         """Packs the tables, a feature for each feature name of each table."""
         self._flat_feature_names = [name for names in self._feature_names for name in names]
         self.pack([number for number, names in enumerate(self._feature_names) for _ in names])
+
+    def _offsets_of(self, batch: KeyedJaggedTensor) -> Tensor:
+        return jagged_of(maybe_td_to_kjt(batch, None), self._flat_feature_names)[1]
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pools every feature.
@@ -41,7 +43,8 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
             KeyedTensor ``[batch, sum of dims]``, float32.
 
         Raises:
-            ValueError: a key is missing. IndexError: an index outside its table; names feature and bag.
+            ValueError: a key is missing. IndexError: an index outside its table; names feature and bag (on a
+                GPU, by the next call, or by :func:`recfuse.check`).
         """
         features = maybe_td_to_kjt(features, None)
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -75,6 +75,23 @@ def adopt(packed: Plan, tables: Sequence[Tensor]) -> list[Tensor] | None:
             whole = torch.empty(0, dtype=table.dtype, device=table.device)
             buffers[slot.buffer] = whole.set_(storage, 0, (packed.numels[slot.buffer],))
     return [buffer for buffer in buffers if buffer is not None]
+
+
+def destination(convert: Callable[[Tensor], Tensor], buffers: Sequence[Tensor]) -> torch.device | None:
+    """The device that a conversion of modules, as ``.to()`` makes it, moves buffers to; None: it does not
+    move them from where they are to one device, or it does more.
+    """
+    found = set()
+    for buffer in buffers:
+        before = torch.empty(0, dtype=buffer.dtype, device=buffer.device)
+        after = convert(before)
+        if after.dtype != before.dtype or after.layout != before.layout or convert(after) is not after:
+            return None
+        found.add(after.device)
+    if len(found) != 1 or buffers[0].device in found:
+        return None
+    device = found.pop()
+    return device if device.type in ("cpu", "cuda") else None
 
 
 @functools.cache

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from recfuse._upload import integers_on
 from recfuse.errors import ArgumentValueError, IndexRangeError
 from recfuse.nn.packed import PackedModule
 
@@ -19,8 +21,11 @@ class FusedEmbeddingBagList(PackedModule, torch.nn.ModuleList):
     are.
     """
 
-    def _packed_modules(self) -> Iterable[torch.nn.Module]:
-        return self._modules.values()
+    def _packed_holder(self) -> torch.nn.Module:
+        return self
+
+    def _offsets_of(self, batch: Any) -> Tensor:
+        return _feature_major(batch[0], batch[1])[1]
 
     def pool(
         self,
@@ -40,7 +45,9 @@ class FusedEmbeddingBagList(PackedModule, torch.nn.ModuleList):
             A tensor ``[bags, dim]`` a table (views of one tensor).
 
         Raises:
-            As :class:`recfuse.nn.FusedEmbeddingBagCollection`.
+            As :class:`recfuse.nn.FusedEmbeddingBagCollection`. The first offset of a table must be 0. Where
+            it is another on a GPU, which nothing here waits for, the bags on both sides of it are zeros, and
+            the error that :func:`recfuse.check` raises shows it with a minus sign.
         """
         if len(indices) != len(self) or len(offsets) != len(self):
             raise ArgumentValueError(
@@ -56,23 +63,36 @@ def _feature_major(
     offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """One tensor of lookups, table after table, and one of offsets into it."""
-    starts, total = [], 0
-    for own in indices:
-        starts.append(total)
-        total += own.shape[0]
     stacked = offsets if isinstance(offsets, Tensor) else torch.stack(list(offsets))
     if stacked.dtype != torch.int64:
         stacked = stacked.to(torch.int64)
-    _check_first(stacked)
-    ends = torch.tensor([*starts, total])
-    moved = torch.cat(((stacked + ends[:-1, None]).reshape(-1), ends[-1:]))
+    if isinstance(indices, Tensor):
+        tables, each = indices.shape
+        ends = torch.arange(tables + 1, device=stacked.device) * each
+    else:
+        lengths = [own.shape[0] for own in indices]
+        ends = integers_on([0, *itertools.accumulate(lengths)], stacked.device)
+    if stacked.is_cuda:
+        moved = _moved_on_gpu(stacked, ends)
+    else:
+        _check_first(stacked)
+        moved = torch.cat(((stacked + ends[:-1, None]).reshape(-1), ends[-1:]))
     together = indices.reshape(-1) if isinstance(indices, Tensor) else torch.cat(list(indices))
     return together, moved
 
 
+def _moved_on_gpu(offsets: Tensor, ends: Tensor) -> Tensor:
+    """A first offset that is not 0 becomes a negative one, which the kernel finds and survives; asking for
+    it here would wait for the GPU.
+    """
+    first, starts = offsets[:, :1], ends[:-1, None]
+    first = torch.where(first == 0, starts, -first.abs())
+    return torch.cat((torch.cat((first, offsets[:, 1:] + starts), dim=1).reshape(-1), ends[-1:]))
+
+
 def _check_first(offsets: Tensor) -> None:
     """The kernel sees offsets of all tables in a row, where a first one above 0 would look like lookups of
-    the table before; the other ways to be wrong it finds by itself.
+    the table before; the other ways to be wrong it finds by itself. For the CPU.
     """
     first = offsets[:, :1]
     if torch.compiler.is_compiling():
@@ -96,15 +116,26 @@ def _sample_weights(
         return None
     known = next(weights for weights in row_weights if weights is not None)
     parts = [
-        known.new_ones(own.shape[0]) if weights is None else weights.gather(0, own.to(torch.int64))
+        known.new_ones(own.shape[0]) if weights is None else _gathered(weights, own.to(torch.int64))
         for own, weights in zip(indices, row_weights, strict=True)
     ]
     return torch.cat(parts)
 
 
+def _gathered(weights: Tensor, rows: Tensor) -> Tensor:
+    """A weight a row. Of a row that does not exist torch's GPU kernel would end the process's use of the GPU;
+    ours reports it later.
+    """
+    if not rows.is_cuda:
+        return weights.gather(0, rows)
+    if weights.shape[0] == 0:
+        return weights.new_ones(rows.shape[0])
+    return weights.gather(0, torch.where((rows >= 0) & (rows < weights.shape[0]), rows, 0))
+
+
 def pool_or_call(emb_l: Any, offsets: Any, indices: Any, row_weights: Any, otherwise: Any) -> list[Tensor]:
     """Pools with ``emb_l`` if it is packed; else calls ``otherwise``, as after its model gave the tables
-    up, or moved them to a GPU.
+    up.
     """
     packed = emb_l._packed if isinstance(emb_l, FusedEmbeddingBagList) else None
     if packed is not None and packed.has_kernel and list(emb_l) == packed.tables:

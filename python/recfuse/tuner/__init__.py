@@ -1,70 +1,98 @@
-"""The tuner: `recfuse.tune` finds how to run one table on the device and the lookups at hand.
+"""The tuner: `recfuse.tune` finds how to run a table, or a collection, on the device and the lookups at hand.
 
-Source: Jain et al., MICRO 2024, section VII (a static profiling framework), whose steps are functions of
-`steps`: is there anything to win, how many warps, where to prefetch to and how far ahead, what to pin.
+Sources. For one table: Jain et al., MICRO 2024, section VII (a static profiling framework), whose steps are
+functions of `steps`: is there anything to win, how many warps, where to prefetch to and how far ahead, what
+to pin. For a collection: Pan et al., RecFlex, SC 2024, section IV-A (two stages under interference); `fused`.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from recfuse._batches import hotness
 from recfuse._plan_parts import describe_device
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.nn.packed import PackedModule
 from recfuse.plan import Plan
 from recfuse.tuner.problem import Problem
 
+if TYPE_CHECKING:
+    from recfuse.collection_plan import CollectionPlan
+
 __all__ = ["tune"]
+
+_BUDGET_S, _COLLECTION_BUDGET_S = 60.0, 120.0
 
 
 def tune(
     module: torch.nn.Module,
     batches: Iterable[Any],
-    budget_s: float = 60.0,
+    budget_s: float | None = None,
     *,
     progress: bool | None = None,
     pin: bool | None = None,
     seed: int = 0,
-) -> Plan:
-    """Finds the best schedule for one table by measuring, and says why.
+    resume: str | os.PathLike[str] | None = None,
+) -> Plan | CollectionPlan:
+    """Finds the best schedule for one table, or for each feature of a collection, by measuring; says why.
 
-    On CUDA it sweeps warps an SM, stations, rows in flight, threads and block sizes, and rows pinned in L2.
-    On the CPU it sweeps the prefetch distance. Every decision is in the plan; what is not more than 1 %
-    faster than the defaults, in a last run of both in turns, is not taken.
+    For one table on CUDA it sweeps warps an SM, stations, rows in flight, threads and block sizes, and rows
+    pinned in L2; on the CPU the prefetch distance. For a collection on CUDA it times, at each number of warps
+    an SM, candidates for all features amid each other's traffic, then whole kernels. Every decision is in the
+    plan; what is not more than 1 % faster than the defaults, in a last run of both in turns, is not taken.
 
     Batches are timed in turns as well, so that caches hold what a stream of different ones leaves there: give
     several, as they really come. One batch alone finds its rows in L2 each time.
 
     Args:
-        module: a :class:`recfuse.nn.EmbeddingBag` or ``torch.nn.EmbeddingBag``; not changed: see
+        module: a :class:`recfuse.nn.EmbeddingBag` or ``torch.nn.EmbeddingBag``, or on CUDA a
+            :class:`recfuse.nn.FusedEmbeddingBagCollection` or ``FusedEmbeddingBagList``; not changed: see
             :meth:`recfuse.Plan.apply`.
-        batches: what its ``forward`` is called with: a tensor ``[bags, n]``, or a tuple ``(input,
-            offsets)`` or ``(input, offsets, per_sample_weights)``, for each call.
-        budget_s: seconds to spend, about. The defaults are measured in any case.
+        batches: what its ``forward`` is called with. For a table a tensor ``[bags, n]``, or a tuple ``(input,
+            offsets)`` or ``(input, offsets, per_sample_weights)``, for each call. For a collection a tuple
+            ``(indices, offsets)`` or ``(indices, offsets, per_sample_weights)``, feature by feature, or a
+            KeyedJaggedTensor.
+        budget_s: seconds to spend, about; None: 60, for a collection 120. The defaults are measured in any
+            case.
         progress: show bars; None: on a terminal.
         pin: try to pin rows: None where the lookups are skewed and their rows do not fit in L2 anyway; True
-            wherever there is a GPU; False never.
-        seed: of the order in which candidates are tried.
+            wherever there is a GPU; False never. Not for a collection.
+        seed: of the order in which candidates are tried, or of how they are mixed.
+        resume: for a collection, a file that finished measurements are kept in: a call with the same
+            collection, batches, seed and device takes what it finds there.
 
     Returns:
         The plan. ``print`` it; ``plan.apply(module)``; ``plan.save(path)``.
 
     Raises:
         TypeError, ValueError: a bad argument. IndexError: an index in a batch outside the table.
-        NotImplementedError: no kernel for this table, or no way to compile one.
+        NotImplementedError: no kernel for this table, no way to compile one, or a collection on the CPU,
+            whose kernel needs no tuning.
     """
-    if not isinstance(module, torch.nn.EmbeddingBag):
+    collection = isinstance(module, PackedModule)
+    if not collection and not isinstance(module, torch.nn.EmbeddingBag):
         raise ArgumentTypeError(
-            f"recfuse.tune: module is a {type(module).__name__}, must be a recfuse.nn.EmbeddingBag or a "
-            "torch.nn.EmbeddingBag"
+            f"recfuse.tune: module is a {type(module).__name__}, must be a recfuse.nn.EmbeddingBag, a "
+            "torch.nn.EmbeddingBag, or a recfuse.nn.FusedEmbeddingBagCollection"
         )
+    if budget_s is None:
+        budget_s = _COLLECTION_BUDGET_S if collection else _BUDGET_S
     if not budget_s >= 0:
         raise ArgumentValueError(f"recfuse.tune: budget_s is {budget_s}, must be >= 0")
+    if collection:
+        from recfuse.tuner.fused import tune_collection
+
+        if pin:
+            raise ArgumentValueError("recfuse.tune: pin is True, must be None or False for a collection")
+        return tune_collection(module, batches, budget_s, progress=progress, seed=seed, resume=resume)
+    if resume is not None:
+        raise ArgumentValueError(f"recfuse.tune: resume is {resume!r}, must be None for a single table")
     if module.weight.is_cuda:
         from recfuse.tuner.gpu import search
     else:

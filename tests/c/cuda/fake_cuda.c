@@ -2,6 +2,7 @@
 #include "fake_cuda.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +39,7 @@ static struct {
     int calls;
 } counts[MOST_NAMES];
 static pid_t started_in;
+static atomic_int live;
 
 static int *count_of(const char *name) {
     int i = 0;
@@ -52,6 +54,8 @@ int fake_cuda_calls(const char *name) {
     pthread_mutex_unlock(&lock);
     return calls;
 }
+
+int fake_cuda_live(void) { return atomic_load(&live); }
 
 int fake_cuda_depth(void) { return depth; }
 
@@ -173,12 +177,14 @@ rf__cu_result cuMemAlloc_v2(rf__cu_pointer *memory, size_t bytes) {
     if (block == NULL) return RF__CU_ERROR_OUT_OF_MEMORY;
     memset(block, 0xff, bytes);
     *memory = (rf__cu_pointer)(uintptr_t)block;
+    atomic_fetch_add(&live, 1);
     return RF__CU_SUCCESS;
 }
 
 rf__cu_result cuMemFree_v2(rf__cu_pointer memory) {
-    CALL_IN_CONTEXT(cuMemFree_v2);
+    CALL_RELAXED(cuMemFree_v2); /* it may wait for the device */
     free((void *)(uintptr_t)memory);
+    atomic_fetch_sub(&live, 1);
     return RF__CU_SUCCESS;
 }
 
@@ -213,16 +219,32 @@ rf__cu_result cuMemsetD32Async(rf__cu_pointer memory, unsigned int value, size_t
     return RF__CU_SUCCESS;
 }
 
+rf__cu_result cuMemcpyHtoDAsync_v2(rf__cu_pointer to, const void *from, size_t bytes, rf__cu_stream stream) {
+    CALL_IN_CONTEXT(cuMemcpyHtoDAsync_v2);
+    if (stream == NULL || stream == &capturing) return CAPTURE_UNSUPPORTED;
+    memcpy((void *)(uintptr_t)to, from, bytes);
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuMemcpyDtoHAsync_v2(void *to, rf__cu_pointer from, size_t bytes, rf__cu_stream stream) {
+    CALL_IN_CONTEXT(cuMemcpyDtoHAsync_v2);
+    if (stream == &capturing) return CAPTURE_UNSUPPORTED;
+    memcpy(to, (const void *)(uintptr_t)from, bytes);
+    return RF__CU_SUCCESS;
+}
+
 rf__cu_result cuStreamCreate(rf__cu_stream *stream, unsigned int flags) {
     CALL_RELAXED(cuStreamCreate);
     *stream = calloc(1, sizeof **stream);
     if (*stream == NULL) return RF__CU_ERROR_OUT_OF_MEMORY;
+    atomic_fetch_add(&live, 1);
     return flags == RF__CU_STREAM_NON_BLOCKING ? RF__CU_SUCCESS : INVALID_VALUE;
 }
 
 rf__cu_result cuStreamDestroy_v2(rf__cu_stream stream) {
     CALL_IN_CONTEXT(cuStreamDestroy_v2);
     free(stream);
+    atomic_fetch_sub(&live, 1);
     return RF__CU_SUCCESS;
 }
 
@@ -237,6 +259,7 @@ rf__cu_result cuModuleLoadData(rf__cu_module *module, const void *image) {
     if (memcmp(image, "\177ELF", 4) != 0) return INVALID_IMAGE;
     *module = calloc(1, sizeof **module);
     if (*module == NULL) return RF__CU_ERROR_OUT_OF_MEMORY;
+    atomic_fetch_add(&live, 1);
     (*module)->ordinal = stack[depth - 1]->ordinal;
     return RF__CU_SUCCESS;
 }
@@ -244,6 +267,7 @@ rf__cu_result cuModuleLoadData(rf__cu_module *module, const void *image) {
 rf__cu_result cuModuleUnload(rf__cu_module module) {
     CALL_IN_CONTEXT(cuModuleUnload);
     free(module);
+    atomic_fetch_sub(&live, 1);
     return RF__CU_SUCCESS;
 }
 
@@ -267,6 +291,8 @@ rf__cu_result cuFuncGetAttribute(int *value, rf__cu_function_attribute attribute
 
 rf__cu_result cuFuncSetAttribute(rf__cu_function function, rf__cu_function_attribute attribute, int value) {
     CALL_IN_CONTEXT(cuFuncSetAttribute);
+    if (attribute == RF__CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT)
+        return value >= -1 && value <= 100 ? RF__CU_SUCCESS : INVALID_VALUE;
     if (attribute != RF__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value > 232448)
         return INVALID_VALUE;
     function->dynamic_shared = value;

@@ -11,6 +11,8 @@
 
 /* How often a function was called. */
 int fake_cuda_calls(const char *name);
+/* Blocks of device memory, streams and modules that were made and are still there. */
+int fake_cuda_live(void);
 /* Contexts on this thread's stack. */
 int fake_cuda_depth(void);
 /* A stream on which a capture is going on. */

@@ -1,5 +1,6 @@
 /* csrc/cuda called from C: `test_cuda COMMAND ARGUMENTS`. The kernels are in kernels/ beside the program; with
- * the fake driver on the loader's path there are GPUs. Ends with status 0 when no check failed. */
+ * the fake driver on the loader's path there are GPUs. Ends with status 0 when no check failed, with 2 where there is
+ * no such command. What the fused operator does is in test_fused.c and test_fused_map.c. */
 #define _GNU_SOURCE /* usleep */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -16,8 +17,9 @@
 #include "cuda/jit.h"
 #include "cuda/schedule.h"
 #include "fake_cuda.h"
+#include "program.h"
 
-enum { THREADS = 16, KEYS = 12, ROUNDS = 2000, CHILDREN = 12 };
+enum { KEYS = 12, ROUNDS = 2000, CHILDREN = 12 };
 
 static const rf__kernel_source kernel_file = {"scale.cu", "rf_scale"};
 
@@ -25,34 +27,6 @@ static double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-static void *driver_symbol(const char *name) {
-    void *library = dlopen("libcuda.so.1", RTLD_LAZY);
-    void *symbol = library != NULL ? dlsym(library, name) : NULL;
-    CHECK(symbol != NULL, "the fake driver is not there: no %s", name);
-    if (symbol == NULL) exit(1);
-    return symbol;
-}
-
-static int driver_calls(const char *name) {
-    int (*calls)(const char *) = NULL;
-    *(void **)&calls = driver_symbol("fake_cuda_calls");
-    return calls(name);
-}
-
-static int context_depth(void) {
-    int (*fake_depth)(void) = NULL;
-    *(void **)&fake_depth = driver_symbol("fake_cuda_depth");
-    return fake_depth();
-}
-
-static void run_threads(void *(*body)(void *), void *argument) {
-    pthread_t threads[THREADS];
-    int started = 0;
-    while (started < THREADS && pthread_create(&threads[started], NULL, body, argument) == 0) started++;
-    CHECK(started == THREADS, "only %d threads of %d started", started, THREADS);
-    for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
 }
 
 /* compile FILE ENTRY ARCH DEFINES: one line with what rf_kernel_info says, or the status and the message. */
@@ -288,10 +262,8 @@ static void expect_error(const rf__cuda_device *gpu, rf_status want, const char 
 /* errors: what a kernel recorded is raised once, not during a capture, and by one of many threads. */
 static void errors(char **arguments) {
     (void)arguments;
-    rf__cu_stream (*capturing)(void) = NULL;
     const rf__cuda_device *gpu = NULL;
     CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
-    *(void **)&capturing = driver_symbol("fake_cuda_capturing_stream");
     CHECK(rf__cuda_pending_error(gpu, NULL) == RF_OK, "%s", rf_last_error());
     rf__cuda_error_record record = {.kind = RF__CUDA_BAD_INDEX,
                                     .operator_name = RF__CUDA_OPERATOR_embedding_bag,
@@ -302,7 +274,7 @@ static void errors(char **arguments) {
                                     .limit = 10,
                                     .lookups = 100};
     record_write(gpu, record);
-    CHECK(rf__cuda_pending_error(gpu, capturing()) == RF_OK, "raised during a capture");
+    CHECK(rf__cuda_pending_error(gpu, capturing_stream()) == RF_OK, "raised during a capture");
     expect_error(
         gpu, RF_ERR_INDEX,
         "recfuse.embedding_bag: indices[70] is 12, for bag 3; allowed is 0 to 9, less than the 10 rows");
@@ -402,11 +374,7 @@ static void schedules(char **arguments) {
     }
 }
 
-static const struct {
-    const char *name;
-    int arguments;
-    void (*run)(char **arguments);
-} commands[] = {
+static const command commands[] = {
     {"compile", 4, compile},
     {"compile_at_once", 1, compile_at_once},
     {"fork_compile", 0, fork_compile},
@@ -423,11 +391,7 @@ static const struct {
 };
 
 int main(int argc, char **argv) {
-    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
-        if (argc < 2 || strcmp(argv[1], commands[i].name) != 0 || argc - 2 != commands[i].arguments) continue;
-        commands[i].run(argv + 2);
-        return check_failures() > 0;
-    }
-    fprintf(stderr, "no such command, or other arguments\n");
-    return 2;
+    const int n_commands = (int)(sizeof commands / sizeof commands[0]);
+    const int status = command_run(commands, n_commands, argc, argv);
+    return status != NO_COMMAND ? status : command_run(fused_commands, n_fused_commands, argc, argv);
 }

@@ -1,0 +1,196 @@
+/* The fused embedding bags on a GPU, in four steps: what features are (fused_feature.c), the schedules that a kernel
+ * must have (fused_schedule.c), which block works on what (fused_map.c), and calls prepared and launched
+ * (fused_call.c, fused_embedding_bag.c). */
+#ifndef RECFUSE_CUDA_FUSED_H
+#define RECFUSE_CUDA_FUSED_H
+
+#include "cuda/jit.h"
+
+enum {
+    RF__FUSED_POOL = 0, RF__FUSED_COLUMNS = 1, RF__FUSED_STAGED = 2, /* kinds of classes */
+    RF__FUSED_BLOCK = 64,     /* threads of a block */
+    RF__FUSED_TILE = 32,      /* lanes of a tile */
+    RF__FUSED_BUCKETS = 8,    /* of mean bag lengths, each with a default schedule */
+    RF__FUSED_MOST_CLASSES = 128,
+    RF__FUSED_DEFAULT_WARPS = 28, /* 72 registers a thread, without spills */
+    RF__FUSED_BLOCKS = RF__FUSED_DEFAULT_WARPS * 32 / RF__FUSED_BLOCK, /* that an SM runs by default */
+    RF__FUSED_PLACE_BYTES = 128, /* of partial sums are counted in these */
+    RF__FUSED_MAPPING_VERSION = 1,
+    /* How work is cut into tasks. */
+    RF__FUSED_TURNS = 12,     /* tasks for each block that the GPU runs at once */
+    RF__FUSED_TOGETHER = RF__FUSED_BLOCK / RF__FUSED_TILE * 4, /* bags of a tile that a block works on at once */
+    RF__FUSED_LEAST_WORK = 4  /* of a task, in steps */
+};
+
+/* What a feature's rows are like, for a kernel. */
+typedef struct rf__fused_geometry {
+    int32_t dtype, align, store; /* bytes of a vector; that its place in the output is aligned to */
+    int32_t lanes, vectors;      /* that read a row, and how often each */
+    int32_t slices;              /* of a row that is wider */
+    int32_t columns;             /* vectors of a row */
+    int32_t row_bytes;
+    int32_t pooling, is_padded;
+} rf__fused_geometry;
+
+/* A schedule as a kernel has it compiled in: a line of RF_SCHEDULES in kernels/fused_embedding_bag.cu, after its
+ * number. Compared bytewise. */
+typedef struct rf__fused_class {
+    int32_t kind, dtype, align, store, lanes, vectors, whole, pooling, padded, threads, distance, station, split;
+} rf__fused_class;
+
+typedef struct rf__fused_classes {
+    int32_t count;
+    rf__fused_class of[RF__FUSED_MOST_CLASSES];
+} rf__fused_classes;
+
+/* One feature as the mapping sees it. */
+typedef struct rf__fused_feature {
+    rf__fused_geometry shape;
+    int32_t class_of[RF__FUSED_BUCKETS];  /* the number of its class, by mean bag length; -1: nothing to do */
+    int32_t staged_of[RF__FUSED_BUCKETS]; /* the same where its table is staged; -1: it cannot be */
+    bool staged;                          /* its schedule says so */
+    int64_t rows, table_bytes;
+    int32_t expected;                    /* as in rf_fused_schedule */
+} rf__fused_feature;
+
+/* As in kernels/fused.cuh. */
+typedef struct rf__fused_device_feature {
+    uint64_t weight;
+    int64_t rows, padding_idx, output_offset;
+    uint32_t pitch;
+    int32_t columns, pooling, unused;
+} rf__fused_device_feature;
+typedef struct rf__fused_task {
+    int32_t feature, first_bag, last_bag, schedule, slice, part, group, place;
+} rf__fused_task;
+typedef struct rf__fused_lane {
+    int32_t feature, column;
+} rf__fused_lane;
+
+/* The first row of a mapping; then n_tasks tasks, then n_tiles times 32 lanes. */
+typedef struct rf__fused_mapping {
+    int32_t version, n_tasks, n_tiles, n_groups;
+    int32_t places; /* of 32 floats, for partial sums */
+    int32_t bags, n_features;
+    int32_t signature; /* of the features and classes that tasks name */
+} rf__fused_mapping;
+_Static_assert(sizeof(rf__fused_mapping) == 32 && sizeof(rf__fused_task) == 32 &&
+                   sizeof(rf__fused_lane) == 8 && sizeof(rf__fused_device_feature) == 48,
+               "rows of a mapping, and what kernels read");
+
+/* What may follow them: this, then `depth` times `lists` tasks, each list ended by one of feature -1. */
+typedef struct rf__fused_staged {
+    int32_t depth, lists, unused[6];
+} rf__fused_staged;
+_Static_assert(sizeof(rf__fused_staged) == 32, "a row of a mapping");
+
+/* Rows in front of those for tables that are staged. */
+static inline int64_t rf__fused_rows(const rf__fused_mapping *mapping) {
+    const int64_t tile_rows = RF__FUSED_TILE * (int64_t)sizeof(rf__fused_lane) / (int64_t)sizeof *mapping;
+    return (int64_t)1 + mapping->n_tasks + mapping->n_tiles * tile_rows;
+}
+
+/* Whether a mapping has as many rows as it says. */
+static inline bool rf__fused_whole(const rf__fused_mapping *mapping, int64_t rows) {
+    const int64_t first = rf__fused_rows(mapping);
+    if (rows <= first) return rows == first;
+    const rf__fused_staged *staged = (const rf__fused_staged *)(mapping + first);
+    return staged->depth > 0 && staged->lists > 0 && rows == first + 1 + (int64_t)staged->depth * staged->lists;
+}
+
+static inline rf__fused_staged rf__fused_staged_of(const rf__fused_mapping *mapping, int64_t rows) {
+    const int64_t first = rf__fused_rows(mapping);
+    return rows > first ? *(const rf__fused_staged *)(mapping + first) : (rf__fused_staged){0};
+}
+
+static inline const rf__fused_task *rf__fused_tasks(const rf__fused_mapping *mapping) {
+    return (const rf__fused_task *)(mapping + 1);
+}
+
+/* ---- fused_feature.c */
+
+/* The shape of one feature. `weight` and `output`: addresses, of which the alignment matters. */
+rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int64_t feature,
+                                rf__fused_geometry *shape);
+
+/* ---- fused_schedule.c */
+
+/* Completes a schedule for bags of `mean` lookups. RF_ERR_VALUE: it does not fit the feature. */
+rf_status rf__fused_complete(const rf__fused_geometry *shape, double mean, rf_fused_schedule *schedule);
+
+/* Every feature with its classes, for each of some sets of schedules [n_sets, n_features] (or NULL, for one set of
+ * defaults): fills features [n_sets, n_features], and the classes of all sets together. */
+rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules,
+                             int64_t n_sets, rf__fused_classes *classes, rf__fused_feature *features);
+
+/* The schedules worth a try for a feature, `most` at most; how many there are. */
+int32_t rf__fused_candidates(const rf__fused_geometry *shape, rf_fused_schedule *candidates, int32_t most);
+
+/* The bucket of a mean bag length; and the longest of a bucket, but for the last one. */
+int32_t rf__fused_bucket(double mean);
+double rf__fused_bucket_end(int32_t bucket);
+
+/* ---- fused_kernel.c */
+
+/* What the code of a kernel depends on, but for its classes, which follow it in the key. */
+typedef struct rf__fused_variant {
+    int32_t index_type, offset_type, output_dtype;
+    int32_t wide_positions, wide_rows, weighted, check, timed;
+    int32_t min_blocks, dynamic_shared;
+    int32_t n_classes, beside; /* 1: runs beside the kernel of staged tables */
+} rf__fused_variant;
+
+/* Blocks an SM for `warps`, and the bytes of shared memory that keep others out. */
+void rf__fused_occupancy(const rf__cuda_device *device, int32_t warps, rf__fused_variant *variant,
+                         const rf__fused_classes *classes);
+/* Of a block, at launch. */
+int32_t rf__fused_shared_bytes(const rf__cuda_device *device, const rf__fused_variant *variant,
+                               const rf__fused_classes *classes, const rf__kernel *kernel);
+rf_status rf__fused_kernel(const rf__cuda_device *device, const rf__fused_variant *variant,
+                           const rf__fused_classes *classes, const rf__kernel **kernel);
+rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *variant,
+                                   const rf__fused_classes *classes, rf_kernel_info *info);
+
+/* ---- fused_map.c */
+
+/* Lookups of each feature in a batch: from offsets, or as expected where they are NULL. */
+typedef struct rf__fused_batch {
+    int64_t bags;
+    const void *offsets; /* on the host, may be NULL */
+    rf_int_type offset_type;
+    bool may_stage; /* the GPU can: compute capability 9.0 */
+} rf__fused_batch;
+
+/* Makes a mapping of *rows rows of 32 bytes, to be freed with free(). */
+rf_status rf__fused_map(const rf__fused_feature *features, int64_t n_features, const rf__fused_classes *classes,
+                        const rf__fused_batch *batch, int32_t sms, int32_t blocks_per_sm,
+                        rf__fused_mapping **mapping, int64_t *rows);
+/* Of classes, and of which of them features have and how wide they are: two mappings of the same one fit each other's
+ * calls. */
+int32_t rf__fused_signature(const rf__fused_feature *features, int64_t n_features, const rf__fused_classes *classes);
+/* Steps that a block takes for the bags that it works on at once, of `mean` lookups; and how many of those are
+ * in flight, where it pools. kernels/fused_map.cu does the same. */
+double rf__fused_steps(const rf__fused_class *made, double mean);
+double rf__fused_in_flight(const rf__fused_class *made);
+
+/* ---- fused_staged.c: tables that are copied to shared memory */
+
+/* Whether a feature's table can be staged. `weight`: its address. */
+bool rf__fused_stageable(const rf__fused_geometry *shape, uint64_t weight, int64_t rows);
+/* Which features are staged: sets staged [n_features]; how many they are. */
+int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, const rf__fused_batch *batch,
+                        bool *staged);
+/* Lists of staged features, one for each SM, about equally long: *rows [1 + depth * lists], to be freed with
+ * free(). */
+rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_features, const double *lookups,
+                                 const bool *staged, int64_t n_staged, int32_t sms, const rf__fused_batch *batch,
+                                 rf__fused_staged **rows, int64_t *n_rows);
+/* The kernel of staged tables; its `variant` is that of the others. */
+rf_status rf__fused_staged_kernel(const rf__cuda_device *device, const rf__fused_variant *variant,
+                                  const rf__fused_classes *classes, const rf__kernel **kernel);
+rf_status rf__fused_staged_compile(const char *arch, const rf__fused_variant *variant,
+                                   const rf__fused_classes *classes, rf_kernel_info *info);
+/* Threads of its block and bytes of shared memory. */
+enum { RF__FUSED_STAGED_BLOCK = 512, RF__FUSED_STAGED_RING = 204800, RF__FUSED_STAGED_SHARED = RF__FUSED_STAGED_RING + 128 };
+
+#endif

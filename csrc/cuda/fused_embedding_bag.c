@@ -1,0 +1,225 @@
+/* rf_fused_embedding_bag_cuda: the launch of kernels/fused_embedding_bag.cu. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "cuda/fused_call.h"
+#include "validate.h"
+
+/* As in kernels/fused.cuh. */
+typedef struct arguments {
+    const void *indices, *offsets, *sample_weights;
+    void *output;
+    int64_t output_pitch, end;
+    int32_t lead, bags, n_features, depth;
+    rf__cu_pointer features, tasks, n_tasks, lanes, partials, arrived, cycles, claimed, record;
+} arguments;
+
+static rf_status check_limits(const rf_fused_embedding_bag_params *params) {
+    if (params->bags <= INT32_MAX / 2 && params->n_features <= INT32_MAX / 2) return RF_OK;
+    return rf__fail(RF_ERR_UNSUPPORTED,
+                    "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64
+                    " bags; on a GPU at most %d of each are supported",
+                    params->n_features, params->bags, INT32_MAX / 2);
+}
+
+static rf_status launch(const rf__cuda_device *device, const rf__kernel *kernel, unsigned blocks, unsigned threads,
+                        int32_t shared_bytes, bool beside, const arguments *values, void *stream) {
+    rf_status status = RF_OK;
+    arguments copy = *values;
+    void *list[] = {&copy};
+    rf__cu_launch_attribute overlap = {.id = RF__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                       .value = {.programmatic_stream_serialization = 1}};
+    const rf__cu_launch_config config = {.grid = {blocks, 1, 1},
+                                         .block = {threads, 1, 1},
+                                         .shared_bytes = (unsigned)shared_bytes,
+                                         .stream = stream,
+                                         .attributes = &overlap,
+                                         .n_attributes = 1};
+    if (beside) {
+        RF__CUDA_TRY(device->driver->cuLaunchKernelEx(&config, kernel->function, list, NULL));
+    } else {
+        RF__CUDA_TRY(device->driver->cuLaunchKernel(kernel->function, blocks, 1, 1, threads, 1, 1,
+                                                    config.shared_bytes, stream, list, NULL));
+    }
+out:
+    return status;
+}
+
+/* Comes first, and lets the kernel of the other features begin at once: see kernels/fused_staged.cu. */
+static rf_status launch_staged(const rf__cuda_device *device, const rf__fused_ready *ready, const arguments *values,
+                               void *stream) {
+    enum { COPIER = 32 };
+    arguments own = *values;
+    own.depth = ready->staged.depth;
+    own.tasks = ready->mapping_on_device +
+                (uint64_t)(rf__fused_rows(&ready->mapping) + 1) * sizeof(rf__fused_mapping);
+    return launch(device, ready->staged_kernel, (unsigned)ready->staged.lists, RF__FUSED_STAGED_BLOCK + COPIER,
+                  RF__FUSED_STAGED_SHARED, false, &own, stream);
+}
+
+static rf_status launch_others(const rf__cuda_device *device, const rf__fused_ready *ready, const arguments *values,
+                               void *stream) {
+    const bool mapped_before = ready->map.kernel != NULL && rf__fused_may_launch_early(device);
+    return launch(device, ready->kernel, (unsigned)ready->mapping.n_tasks, RF__FUSED_BLOCK, ready->shared_bytes,
+                  ready->staged.depth > 0 || mapped_before, values, stream);
+}
+
+rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready *ready,
+                           const rf_fused_embedding_bag_params *params, void *workspace, rf__cu_pointer cycles,
+                           void *stream) {
+    rf_status status = RF_OK;
+    const int64_t id_bytes = params->index_type == RF_INT64 ? 8 : 4;
+    const int64_t lead = (int64_t)((uintptr_t)params->indices % (uint64_t)(4 * id_bytes)) / id_bytes;
+    const rf__cu_pointer tasks = ready->mapping_on_device + sizeof(rf__fused_mapping);
+    const rf__cu_pointer arrived =
+        (uintptr_t)workspace + RF__FUSED_PLACE_BYTES * (uint64_t)ready->mapping.places;
+    arguments values = {.indices = (const char *)params->indices - lead * id_bytes,
+                        .offsets = params->offsets,
+                        .sample_weights = params->sample_weights == NULL ? NULL : params->sample_weights - lead,
+                        .output = params->output,
+                        .output_pitch = params->output_stride * rf__dtype_bytes(params->output_dtype),
+                        .end = lead + params->lookups,
+                        .lead = (int32_t)lead,
+                        .bags = (int32_t)params->bags,
+                        .n_features = (int32_t)params->n_features,
+                        .features = ready->features,
+                        .tasks = tasks,
+                        .lanes = tasks + (uint64_t)ready->mapping.n_tasks * sizeof(rf__fused_task),
+                        .partials = (uintptr_t)workspace,
+                        .arrived = arrived,
+                        .cycles = cycles,
+                        .claimed = device->errors.claimed,
+                        .record = device->errors.record_on_device};
+    if (ready->map.kernel != NULL) {
+        rf__fused_device_mapping made;
+        RF_TRY(rf__fused_map_launch(device, &ready->map, params, workspace, stream, &made));
+        values.n_tasks = made.n_tasks;
+        values.tasks = made.tasks;
+        values.lanes = made.lanes;
+    }
+    if (ready->mapping.n_groups > 0)
+        RF__CUDA_TRY(
+            device->driver->cuMemsetD32Async(arrived, 0, (size_t)ready->mapping.n_groups, stream));
+    if (ready->staged.depth > 0) RF_TRY(launch_staged(device, ready, &values, stream));
+    if (ready->mapping.n_tasks > 0) RF_TRY(launch_others(device, ready, &values, stream));
+out:
+    return status;
+}
+
+/* What may differ from call to call, also where the rest is known already. */
+static rf_status check_plan(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan) {
+    if (params->output == NULL && params->bags > 0 && params->output_dim > 0)
+        return rf__fail(RF_ERR_VALUE, "recfuse.fused_embedding_bag: output is NULL");
+    if (plan == NULL) return RF_OK;
+    if (plan->warps != 0 && (plan->warps < 2 || plan->warps > 64)) {
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.fused_embedding_bag: warps is %d, must be 2 to 64, or 0 for a good default",
+                        (int)plan->warps);
+    }
+    if (plan->mapping != NULL && plan->mapping_on_device == NULL) {
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.fused_embedding_bag: mapping_on_device is NULL, must be the mapping's copy "
+                        "on the device");
+    }
+    return RF_OK;
+}
+
+/* What both functions of the API begin with: *call is NULL where there is nothing to pool. */
+static rf_status begin(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
+                       const rf_cuda_stream *stream, const rf__cuda_device **device, rf__fused_call **call,
+                       rf__fused_ready *ready) {
+    rf_status status = RF_OK;
+    *call = NULL;
+    RF_TRY(rf__check_fused_call(params));
+    RF_TRY(check_limits(params));
+    RF_TRY(check_plan(params, plan));
+    RF_TRY(rf__cuda_device_get(stream->device, device));
+    if (params->bags == 0 || params->output_dim == 0) return rf__check_fused_features(params);
+    RF_TRY(rf__cuda_enter(*device));
+    status = rf__fused_call_acquire(*device, params, plan, stream->stream, call);
+    if (status == RF_OK) status = rf__fused_call_ready(*call, params, plan, ready);
+    rf__cuda_leave();
+    if (status != RF_OK) {
+        rf__fused_call_release(*call);
+        *call = NULL;
+    }
+out:
+    return status;
+}
+
+rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
+                                           const rf_cuda_stream *stream, int64_t *bytes) {
+    const rf__cuda_device *device = NULL;
+    rf__fused_call *call = NULL;
+    rf__fused_ready ready;
+    const rf_status status = begin(params, plan, stream, &device, &call, &ready);
+    *bytes = call != NULL ? ready.workspace_bytes : 0;
+    rf__fused_call_release(call);
+    return status;
+}
+
+rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
+                                      void *workspace, const rf_cuda_stream *stream) {
+    const rf__cuda_device *device = NULL;
+    rf__fused_call *call = NULL;
+    rf__fused_ready ready;
+    rf_status status = begin(params, plan, stream, &device, &call, &ready);
+    if (call == NULL) return status;
+    if (workspace == NULL && ready.workspace_bytes > 0) {
+        status = rf__fail(RF_ERR_VALUE,
+                          "recfuse.fused_embedding_bag: workspace is NULL, must be %" PRId64
+                          " bytes of device memory (rf_fused_embedding_bag_workspace)",
+                          ready.workspace_bytes);
+    }
+    if (status == RF_OK && params->check_bounds) status = rf__cuda_pending_error(device, stream->stream);
+    if (status == RF_OK) status = rf__cuda_enter(device);
+    if (status == RF_OK) {
+        status = rf__fused_launch(device, &ready, params, workspace, 0, stream->stream);
+        rf__cuda_leave();
+    }
+    rf__fused_call_release(call);
+    return status;
+}
+
+/* What else a mapping is made for. */
+static rf_status check_sizes(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan, int32_t sms) {
+    if (params->bags <= 0 || sms <= 0) {
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.fused_embedding_bag: a mapping for %" PRId64 " bags and %d SMs; both must be 1 or more",
+                        params->bags, (int)sms);
+    }
+    return check_plan(params, plan);
+}
+
+rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
+                                     int32_t sms, bool stage, int32_t **mapping, int64_t *rows) {
+    rf_status status = RF_OK;
+    rf__fused_classes *classes = NULL;
+    rf__fused_feature *features = NULL;
+    rf__fused_mapping *made = NULL;
+    const rf__fused_batch batch = {.bags = params->bags,
+                                   .offsets = params->offsets,
+                                   .offset_type = params->offset_type,
+                                   .may_stage = stage};
+    *mapping = NULL;
+    RF_TRY(rf__check_fused_call(params));
+    RF_TRY(check_limits(params));
+    RF_TRY(rf__check_fused_features(params));
+    RF_TRY(check_sizes(params, plan, sms));
+    classes = calloc(1, sizeof *classes);
+    features = calloc((size_t)params->n_features + 1, sizeof *features);
+    if (classes == NULL || features == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory to map %" PRId64 " features", params->n_features);
+        goto out;
+    }
+    RF_TRY(rf__fused_features(params, plan != NULL ? plan->schedules : NULL, 1, classes, features));
+    RF_TRY(rf__fused_map(features, params->n_features, classes, &batch, sms, RF__FUSED_BLOCKS, &made,
+                         rows));
+    *mapping = (int32_t *)made;
+out:
+    free(features);
+    free(classes);
+    return status;
+}
+
+void rf_fused_mapping_free(int32_t *mapping) { free(mapping); }

@@ -1,0 +1,105 @@
+/* Tables that are copied to shared memory as a whole (kernels/fused_staged.cu): which, and which SM pools which. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/fused.h"
+
+enum {
+    MOST_ROW_BYTES = 32,
+    COPY_ALIGNMENT = 16
+};
+/* Clock cycles of an SM, as seen on an H200: of a lookup, of a byte of a table, and of a table beside. */
+static const double a_lookup = 0.55, a_byte = 1.0 / 40, a_table = 1500;
+
+bool rf__fused_stageable(const rf__fused_geometry *shape, uint64_t weight, int64_t rows) {
+    return shape->columns == shape->lanes && shape->row_bytes <= MOST_ROW_BYTES && shape->align >= 4 && rows > 0 &&
+           rows <= RF__FUSED_STAGED_RING / shape->row_bytes && weight % COPY_ALIGNMENT == 0 &&
+           rows * shape->row_bytes % COPY_ALIGNMENT == 0 && shape->pooling != RF_MAX;
+}
+
+static int32_t class_number(const rf__fused_feature *feature, double lookups, const rf__fused_batch *batch) {
+    return feature->staged_of[rf__fused_bucket(lookups / (double)batch->bags)];
+}
+
+int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, const rf__fused_batch *batch,
+                        bool *staged) {
+    int64_t count = 0;
+    for (int64_t f = 0; f < n_features && batch->may_stage; f++) {
+        staged[f] = features[f].staged;
+        count += staged[f];
+    }
+    return count;
+}
+
+typedef struct job {
+    double cycles;
+    int64_t feature;
+} job;
+
+static int longer_first(const void *a, const void *b) {
+    const job *one = a, *other = b;
+    if (one->cycles != other->cycles) return one->cycles < other->cycles ? 1 : -1;
+    return one->feature < other->feature ? -1 : 1;
+}
+
+/* The next job goes to the list that is shortest so far. */
+static void deal(const job *jobs, int64_t n_jobs, int32_t lists, double *busy, int32_t *depth, int32_t *list_of) {
+    for (int64_t i = 0; i < n_jobs; i++) {
+        int32_t least = 0;
+        for (int32_t list = 1; list < lists; list++) {
+            if (busy[list] < busy[least]) least = list;
+        }
+        busy[least] += jobs[i].cycles;
+        depth[least]++;
+        list_of[i] = least;
+    }
+}
+
+rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_features, const double *lookups,
+                                 const bool *staged, int64_t n_staged, int32_t sms, const rf__fused_batch *batch,
+                                 rf__fused_staged **rows, int64_t *n_rows) {
+    rf_status status = RF_OK;
+    const int32_t lists = n_staged < sms ? (int32_t)n_staged : sms;
+    int64_t n_jobs = 0;
+    int32_t deepest = 0;
+    job *jobs = malloc((size_t)n_staged * sizeof *jobs);
+    double *busy = calloc((size_t)lists, sizeof *busy);
+    int32_t *depth = calloc((size_t)lists, sizeof *depth), *list_of = malloc((size_t)n_staged * sizeof *list_of);
+    *rows = NULL;
+    if (jobs == NULL || busy == NULL || depth == NULL || list_of == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory to map %" PRId64 " features", n_staged);
+        goto out;
+    }
+    for (int64_t f = 0; f < n_features; f++) {
+        if (!staged[f]) continue;
+        jobs[n_jobs++] = (job){lookups[f] * a_lookup + (double)features[f].table_bytes * a_byte + a_table, f};
+    }
+    qsort(jobs, (size_t)n_jobs, sizeof *jobs, longer_first);
+    deal(jobs, n_jobs, lists, busy, depth, list_of);
+    for (int32_t list = 0; list < lists; list++) deepest = depth[list] > deepest ? depth[list] : deepest;
+    *n_rows = 1 + (int64_t)(deepest + 1) * lists;
+    *rows = calloc((size_t)*n_rows, sizeof **rows);
+    if (*rows == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory for a mapping of %" PRId64 " rows", *n_rows);
+        goto out;
+    }
+    **rows = (rf__fused_staged){.depth = deepest + 1, .lists = lists};
+    rf__fused_task *tasks = (rf__fused_task *)(*rows + 1);
+    for (int64_t i = 0; i < *n_rows - 1; i++) tasks[i].feature = -1;
+    memset(depth, 0, (size_t)lists * sizeof *depth);
+    for (int64_t i = 0; i < n_jobs; i++) {
+        const int64_t f = jobs[i].feature;
+        tasks[(int64_t)depth[list_of[i]]++ * lists + list_of[i]] =
+            (rf__fused_task){.feature = (int32_t)f,
+                             .last_bag = (int32_t)batch->bags,
+                             .schedule = class_number(&features[f], lookups[f], batch),
+                             .part = 1 << 16};
+    }
+out:
+    free(list_of);
+    free(depth);
+    free(busy);
+    free(jobs);
+    return status;
+}

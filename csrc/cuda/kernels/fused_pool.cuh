@@ -1,0 +1,386 @@
+/* Schedule "pool" of the fused embedding bag: groups of lanes pool the bags of one feature.
+ *
+ * Who does what. THREADS threads share a bag. LANES of them read a row, ALIGN bytes each and VECTORS times;
+ * so SLOTS = THREADS / LANES rows of the bag are read at once, and a warp has 32 / THREADS bags, if THREADS is
+ * less than a warp. A slot takes four neighbouring lookups of each 4 * SLOTS, whose ids one load brings; it
+ * has DISTANCE rows in flight. The ids of the next rows, or of the next bag, are loaded while rows are on
+ * their way, offsets one bag further ahead.
+ *
+ * Sums of slots meet by shuffles in which each lane keeps half of what it has, until it has one element: a
+ * butterfly of whole vectors takes up to four times as many. Sums of warps and of blocks that share a bag are
+ * added in the order of their number: results are bit-identical from run to run.
+ *
+ * A maximum is taken by one slot alone, in the order of lookups: torch's rule for NaN depends on it.
+ */
+#ifndef RECFUSE_FUSED_POOL_CUH
+#define RECFUSE_FUSED_POOL_CUH
+
+#include "fused.cuh"
+
+template <int DTYPE, int ALIGN_, int STORE_, int LANES_, int VECTORS_, int WHOLE_, int POOLING_, int PADDED_,
+          int THREADS_, int DISTANCE_, int STATION_, int SPLIT_>
+struct rf_fused_shape {
+    typedef rf_element<DTYPE> element;
+    typedef rf_bytes<ALIGN_> vector;
+    static constexpr int ALIGN = ALIGN_, STORE = STORE_, LANES = LANES_, VECTORS = VECTORS_;
+    static constexpr int POOLING = POOLING_, PADDED = PADDED_, DISTANCE = DISTANCE_, STATION = STATION_;
+    static constexpr bool SPLIT = SPLIT_ > 1; /* blocks share bags */
+    static constexpr bool WHOLE = WHOLE_; /* a row is what the lanes read at once */
+    static constexpr int ELEMENTS = ALIGN_ / element::BYTES; /* of a vector */
+    static constexpr int GROUP = THREADS_ < 32 ? THREADS_ : 32; /* lanes of a warp that share a bag */
+    static constexpr int WARPS = THREADS_ / GROUP;              /* that share a bag */
+    static constexpr int SLOTS = GROUP / LANES_;                /* of a bag, in a warp */
+    static constexpr int STRIDE = 4 * SLOTS * WARPS;            /* lookups of a bag that one id load covers */
+    static constexpr int LOADS = DISTANCE_ < 4 ? 1 : DISTANCE_ / 4; /* of four ids, a batch of rows */
+    static constexpr int FLIGHT = DISTANCE_ < 4 ? DISTANCE_ : 4;    /* rows of one such load in flight */
+    static constexpr int KEPT = ELEMENTS > SLOTS ? ELEMENTS / SLOTS : 1; /* elements of a sum a lane ends with */
+};
+
+/* Adds the slots' sums; this lane ends with S::KEPT elements of the whole, from element `first` on. */
+template <class S, int N, int APART> RF_INLINE void rf_merge_slots(float *sum, int &first) {
+    if constexpr (APART < S::GROUP) {
+        if constexpr (N > 1) {
+            const bool upper = threadIdx.x & APART;
+#pragma unroll
+            for (int i = 0; i < N / 2; i++) {
+                const float kept = upper ? sum[i + N / 2] : sum[i], given = upper ? sum[i] : sum[i + N / 2];
+                sum[i] = kept + __shfl_xor_sync(RF_FULL_WARP, given, APART);
+            }
+            first += upper ? N / 2 : 0;
+            rf_merge_slots<S, N / 2, 2 * APART>(sum, first);
+        } else {
+            sum[0] += __shfl_xor_sync(RF_FULL_WARP, sum[0], APART);
+            rf_merge_slots<S, 1, 2 * APART>(sum, first);
+        }
+    }
+}
+
+/* What a lane has of a bag. */
+template <class S> struct rf_pooled {
+    float sum[S::VECTORS * S::ELEMENTS];
+    int missing; /* lookups whose rows have not been found in the table */
+    int counted; /* those of them that are not padding */
+    bool any;    /* a row has come, for a maximum */
+};
+
+/* The rows in flight of a lane. */
+template <class S> struct rf_flight {
+    typename S::vector row[S::LOADS][S::FLIGHT][S::VECTORS];
+    bool there[S::LOADS][S::FLIGHT];
+};
+
+/* What a thread knows of its feature and of its place in the bag's group of threads. */
+template <class S> struct rf_pool_place {
+    const rf_u8 *table; /* this lane's first vector of row 0 */
+    rf_rows rows;
+    rf_u32 given_pitch;
+    RF_INDEX padding;
+    rf_u8 *output; /* of this lane's first vector, for bag 0 */
+    int second; /* bytes from a lane's first vector to its second */
+
+    RF_INLINE rf_pool_place(const rf_fused_arguments &my, const rf_task &task) {
+        const rf_feature &feature = my.features[task.feature];
+        const int column = column_of(task);
+        table = rf_load(&feature.weight);
+        rows = rf_rows_of(feature);
+        output = my.output + rf_load(&feature.output_offset) +
+                 (rf_i64)column * S::ELEMENTS * rf_element<RF_OUTPUT>::BYTES;
+        if (S::WHOLE) {
+            table += (rf_i64)column * S::ALIGN;
+        } else {
+            /* Lanes beyond a narrow row read its last vector, and drop it in the end. */
+            const int last = rf_load(&feature.columns) - 1;
+            table += (rf_i64)min(column, last) * S::ALIGN;
+            second = (min(column + S::LANES, last) - min(column, last)) * S::ALIGN;
+            given_pitch = rf_load(&feature.pitch);
+        }
+        if (S::PADDED) padding = (RF_INDEX)rf_load(&feature.padding_idx);
+        /* One address, to which a row's distance is added by one instruction. */
+        asm volatile("" : "+l"(table));
+    }
+    RF_INLINE rf_u32 pitch() const { return S::WHOLE ? S::LANES * S::ALIGN : given_pitch; }
+    static RF_INLINE int slot() { return threadIdx.x % S::GROUP / S::LANES; }
+    /* The lane's first vector of a row. */
+    static RF_INLINE int column_of(const rf_task &task) {
+        return (S::WHOLE ? 0 : task.slice * S::LANES * S::VECTORS) + threadIdx.x % S::LANES;
+    }
+};
+
+/* This lane's vector of a row that is not cut into slices. */
+template <class S> RF_INLINE int rf_thread_column() { return threadIdx.x % S::LANES; }
+
+/* The lookups of a bag that are left to this lane's slot, counted from the first id of the next batch: rows `skip` to
+ * `left` of it are the bag's. */
+struct rf_rest {
+    RF_POSITION position; /* a multiple of four */
+    RF_POSITION left;
+    int skip; /* 3 at most, before the bag's first */
+
+    RF_INLINE rf_rest(const rf_bag &bag, int first_lookup) {
+        position = (bag.begin & ~(RF_POSITION)3) + first_lookup;
+        left = bag.end - position;
+        skip = (int)(bag.begin & 3) - first_lookup;
+    }
+    /* How many lookups there are. */
+    template <class S> RF_INLINE int count() const {
+        if (left <= 0) return 0;
+        return (int)(left / S::STRIDE) * 4 + (int)min(left % S::STRIDE, (RF_POSITION)4) - max(skip, 0);
+    }
+};
+
+/* Where rows come from: from the table itself. fused_staged.cu has another place. */
+struct rf_from_memory {
+    RF_INLINE void wait() {}
+    template <class S>
+    RF_INLINE typename S::vector load(const rf_pool_place<S> &my, RF_INDEX id, int i) const {
+        return rf_load((const typename S::vector *)(rf_row(my.table, id, my.pitch()) + i * my.second));
+    }
+};
+
+/* Asks for rows `round` * FLIGHT ... of each load of ids; takes those that are in the table from `missing`. */
+template <class S, class SOURCE>
+RF_INLINE void rf_fetch(const rf_pool_place<S> &my, const SOURCE &source, const rf_rest &rest, int round,
+                        const rf_four_ids (&ids)[S::LOADS], rf_flight<S> &flight, int &missing, int &counted) {
+#pragma unroll
+    for (int v = 0; v < S::LOADS; v++) {
+#pragma unroll
+        for (int k = 0; k < S::FLIGHT; k++) {
+            const int place = round * S::FLIGHT + k;
+            const RF_INDEX id = ids[v].id[place];
+            bool use = v * S::STRIDE + place < rest.left && (v > 0 || place >= rest.skip);
+            if (RF_CHECK) {
+                use = use && rf_in_table(id, my.rows);
+                missing -= use;
+            }
+            if (S::PADDED) {
+                use = use && id != my.padding;
+                counted += use;
+            }
+            flight.there[v][k] = use;
+#pragma unroll
+            for (int i = 0; i < S::VECTORS; i++) {
+                flight.row[v][k][i] = {};
+                if (use) flight.row[v][k][i] = source.load(my, id, i);
+            }
+        }
+    }
+}
+
+/* Adds what rf_fetch has asked for; rows that are not there are zeros. */
+template <class S>
+RF_INLINE void rf_add_flight(const float *sample_weights, RF_POSITION position, int round,
+                             const rf_flight<S> &flight, rf_pooled<S> &to) {
+#pragma unroll
+    for (int v = 0; v < S::LOADS; v++) {
+#pragma unroll
+        for (int k = 0; k < S::FLIGHT; k++) {
+            const RF_POSITION at = position + v * S::STRIDE + round * S::FLIGHT + k;
+            const bool there = flight.there[v][k];
+            const float scale = RF_WEIGHTED && there ? rf_load(sample_weights + at) : 0.0f;
+#pragma unroll
+            for (int i = 0; i < S::VECTORS; i++) {
+#pragma unroll
+                for (int e = 0; e < S::ELEMENTS; e++) {
+                    float &sum = to.sum[i * S::ELEMENTS + e];
+                    const float value = S::element::get(flight.row[v][k][i], e);
+                    if (S::POOLING == RF_MAX) {
+                        if (there && (!to.any || value > sum)) sum = value;
+                    } else if (RF_WEIGHTED) {
+                        sum = fmaf(scale, value, sum);
+                    } else {
+                        sum += value;
+                    }
+                }
+            }
+            if (S::POOLING == RF_MAX) to.any |= there;
+        }
+    }
+}
+
+/* The ids of the next batch of rows. */
+template <class S>
+RF_INLINE void rf_load_batch(const rf_fused_arguments &my, RF_POSITION position, RF_POSITION left,
+                             rf_four_ids (&ids)[S::LOADS]) {
+#pragma unroll
+    for (int v = 0; v < S::LOADS; v++) {
+        if (v * S::STRIDE < left) rf_load_ids(my, position + v * S::STRIDE, ids[v]);
+    }
+}
+
+/* The part of a bag that this block takes. */
+template <class S>
+RF_INLINE rf_bag rf_load_part(const rf_fused_arguments &my, const rf_task &task, const RF_OFFSET *offsets, int bag,
+                              bool &bad) {
+    const rf_bag whole = rf_load_bag(my, offsets, bag, task.last_bag, bad);
+    if (!S::SPLIT) return whole;
+    const int parts = task.part >> 16;
+    const RF_POSITION share = (whole.end - whole.begin + parts - 1) / parts;
+    const RF_POSITION begin = min(whole.begin + (task.part & 0xffff) * share, whole.end);
+    return {begin, min(begin + share, whole.end)};
+}
+
+/* A sum, or the mean that it makes. */
+template <class S> RF_INLINE float rf_pooled_value(float sum, rf_i64 count) {
+    return S::POOLING == RF_MEAN && count > 1 ? rf_divide(sum, (float)count) : sum;
+}
+
+/* Where blocks that share bags leave their sums: [parts][bags][LANES * VECTORS * ELEMENTS + 1] floats, the last
+ * one being the lookups counted. */
+template <class S> struct rf_shared_bags {
+    static constexpr int WIDTH = S::LANES * S::VECTORS * S::ELEMENTS;
+    float *sums;
+    int bags;
+
+    RF_INLINE rf_shared_bags(const rf_fused_arguments &my, const rf_task &task)
+        : sums(my.partials + (rf_i64)task.place * 32), bags(task.last_bag - task.first_bag) {}
+    RF_INLINE float *of(int part, int bag) const { return sums + ((rf_i64)part * bags + bag) * (WIDTH + 1); }
+};
+
+/* Ends a bag: sums of slots and warps meet; one lane for each piece stores it, or leaves it to be added to those of
+ * other blocks. */
+template <class S>
+RF_INLINE void rf_finish_bag(const rf_fused_arguments &my, const rf_task &task, const RF_OFFSET *offsets, int bag,
+                             const rf_pool_place<S> &place, rf_pooled<S> &pooled, float *left) {
+    constexpr int FLOATS = S::VECTORS * S::ELEMENTS, PIECES = S::ELEMENTS / S::KEPT;
+    int first = 0;
+    rf_i64 count = 0;
+    if constexpr (S::SLOTS > 1) rf_merge_slots<S, S::ELEMENTS, S::LANES>(pooled.sum, first);
+    if (S::PADDED) {
+#pragma unroll
+        for (int apart = S::LANES; apart < S::GROUP; apart *= 2)
+            pooled.counted += __shfl_xor_sync(RF_FULL_WARP, pooled.counted, apart);
+        count = pooled.counted;
+    } else if (S::SPLIT || S::POOLING == RF_MEAN) {
+        /* Read anew: what is kept takes registers from the rows in flight. */
+        bool bad = false;
+        const rf_bag lookups = rf_load_part<S>(my, task, offsets, bag, bad);
+        count = lookups.end - lookups.begin;
+    }
+    if constexpr (S::WARPS > 1) {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        __syncthreads(); /* the bag before has been read */
+#pragma unroll
+        for (int i = 0; i < FLOATS; i++) left[(warp * (FLOATS + 1) + i) * 32 + lane] = pooled.sum[i];
+        left[(warp * (FLOATS + 1) + FLOATS) * 32 + lane] = __int_as_float(pooled.counted);
+        __syncthreads();
+        if (warp % S::WARPS != 0) return;
+#pragma unroll 1
+        for (int other = warp + 1; other < warp + S::WARPS; other++) {
+#pragma unroll
+            for (int i = 0; i < FLOATS; i++) pooled.sum[i] += left[(other * (FLOATS + 1) + i) * 32 + lane];
+            if (S::PADDED) count += __float_as_int(left[(other * (FLOATS + 1) + FLOATS) * 32 + lane]);
+        }
+    }
+    if (bag >= task.last_bag || place.slot() >= PIECES) return;
+    constexpr int KEPT = S::SLOTS > 1 ? S::KEPT : S::ELEMENTS;
+    if constexpr (S::SPLIT) {
+        const rf_shared_bags<S> shared(my, task);
+        float *to = shared.of(task.part & 0xffff, bag - task.first_bag);
+#pragma unroll
+        for (int i = 0; i < S::VECTORS; i++) {
+#pragma unroll
+            for (int e = 0; e < KEPT; e++)
+                to[(threadIdx.x % S::LANES + i * S::LANES) * S::ELEMENTS + first + e] =
+                    pooled.sum[i * S::ELEMENTS + e];
+        }
+        if (threadIdx.x % S::GROUP == 0) to[rf_shared_bags<S>::WIDTH] = (float)count;
+        return;
+    }
+    rf_u8 *to = place.output + bag * my.output_pitch;
+#pragma unroll
+    for (int i = 0; i < S::VECTORS; i++) {
+        if (!S::WHOLE && place.column_of(task) + i * S::LANES >= rf_load(&my.features[task.feature].columns))
+            continue;
+        float values[KEPT];
+#pragma unroll
+        for (int e = 0; e < KEPT; e++) values[e] = rf_pooled_value<S>(pooled.sum[i * S::ELEMENTS + e], count);
+        rf_store<S::STORE, KEPT>(to + (i * S::LANES * S::ELEMENTS + first) * rf_element<RF_OUTPUT>::BYTES,
+                                 values);
+    }
+}
+
+/* The last of the blocks that share bags adds their sums, in the order of parts. */
+template <class S>
+RF_INLINE void rf_finish_shared(const rf_fused_arguments &my, const rf_task &task) {
+    typedef rf_shared_bags<S> shared_bags;
+    __shared__ bool last;
+    const int parts = task.part >> 16;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(my.arrived + task.group, 1u) == (rf_u32)parts - 1;
+        if (last) my.arrived[task.group] = 0;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    const rf_feature &feature = my.features[task.feature];
+    const shared_bags shared(my, task);
+    const int first = task.slice * shared_bags::WIDTH;
+    const int width = min(shared_bags::WIDTH, rf_load(&feature.columns) * S::ELEMENTS - first);
+    for (int at = threadIdx.x; at < shared.bags * width; at += RF_BLOCK) {
+        const int bag = at / width, column = at % width;
+        float sum = 0.0f, count = 0.0f;
+        for (int part = 0; part < parts; part++) {
+            const float *from = shared.of(part, bag);
+            sum += __ldcg(from + column);
+            count += __ldcg(from + shared_bags::WIDTH);
+        }
+        const float value = rf_pooled_value<S>(sum, (rf_i64)count);
+        constexpr int BYTES = rf_element<RF_OUTPUT>::BYTES;
+        rf_store<BYTES, 1>(my.output + (task.first_bag + bag) * my.output_pitch +
+                               rf_load(&feature.output_offset) + (rf_i64)(first + column) * BYTES,
+                           &value);
+    }
+}
+
+/* A task's bags, THREADS threads each. */
+template <class S, class SOURCE>
+RF_INLINE void rf_pool(const rf_fused_arguments &my, const rf_task &task, SOURCE source, float *left) {
+    constexpr int BAGS = RF_BLOCK / (S::GROUP * S::WARPS); /* at once */
+    constexpr int ROUNDS = 4 / S::FLIGHT;
+    const rf_pool_place<S> place(my, task);
+    const RF_OFFSET *offsets = my.offsets + (rf_i64)task.feature * my.bags;
+    const int warp = S::WARPS > 1 ? threadIdx.x / 32 % S::WARPS : 0;
+    const int first_lookup = (warp * S::SLOTS + place.slot()) * 4;
+    const int mine = (int)threadIdx.x / (S::GROUP * S::WARPS); /* of the bags pooled at once */
+    bool bad = rf_bad_start(my, task.feature, task.first_bag);
+    rf_bag next = rf_load_part<S>(my, task, offsets, task.first_bag + BAGS + mine, bad);
+    rf_rest rest(rf_load_part<S>(my, task, offsets, task.first_bag + mine, bad), first_lookup);
+    rf_four_ids ids[S::LOADS];
+    rf_load_batch<S>(my, rest.position, rest.left, ids);
+    source.wait();
+#pragma unroll 1
+    for (int first = task.first_bag; first < task.last_bag; first += BAGS) {
+        const rf_bag after = rf_load_part<S>(my, task, offsets, first + 2 * BAGS + mine, bad);
+        rf_pooled<S> pooled = {};
+        if (RF_CHECK) pooled.missing = rest.template count<S>();
+        /* Once at least, also for an empty bag: the next bag's ids are asked for in here. */
+#pragma unroll 1
+        do {
+            const RF_POSITION here = rest.position;
+            rf_flight<S> flight;
+#pragma unroll
+            for (int round = 0; round < ROUNDS - 1; round++) {
+                rf_fetch(place, source, rest, round, ids, flight, pooled.missing, pooled.counted);
+                rf_add_flight(my.sample_weights, here, round, flight, pooled);
+            }
+            rf_fetch(place, source, rest, ROUNDS - 1, ids, flight, pooled.missing, pooled.counted);
+            rest.position += S::LOADS * S::STRIDE;
+            rest.left -= S::LOADS * S::STRIDE;
+            rest.skip = 0;
+            const rf_rest coming(next, first_lookup);
+            const bool more = rest.left > 0;
+            rf_load_batch<S>(my, more ? rest.position : coming.position, more ? rest.left : coming.left, ids);
+            rf_add_flight(my.sample_weights, here, ROUNDS - 1, flight, pooled);
+        } while (rest.left > 0);
+        bad |= RF_CHECK && pooled.missing != 0;
+        rf_finish_bag(my, task, offsets, first + mine, place, pooled, left);
+        rest = rf_rest(next, first_lookup);
+        next = after;
+    }
+    if constexpr (S::SPLIT) rf_finish_shared<S>(my, task);
+    if (RF_CHECK && bad) rf_report_bags(my, task.feature, task.first_bag, task.last_bag, 1);
+}
+
+#endif

@@ -1,0 +1,174 @@
+"""The parts of a `CollectionPlan`: what its tables, calls and lookups are like, and lists as short text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from recfuse._plan_parts import PlanError
+from recfuse._schedule import STATIONS
+
+if TYPE_CHECKING:
+    from recfuse.collection_plan import CollectionPlan
+    from recfuse.nn.packed import PackedTables
+
+KINDS = ("", "pool", "columns", "staged")
+"""Names of the kinds of schedules, by their numbers; "": the default."""
+_STATIONS = ("", *STATIONS)
+FIELDS = 6
+"""Columns of a row of schedules: kind, threads, distance, station, split, expected lookups of a bag."""
+PARTS_OF_A_LOOKUP = 16
+"""Expected lookups of a bag are counted in sixteenths."""
+ALWAYS_EMPTY = -1
+"""Expected lookups of a feature whose bags are surely empty."""
+_DTYPES = ("float32", "float16", "bfloat16")  # by the codes of `_C`
+_INTEGERS = ("int32", "int64")
+_MODES = ("sum", "mean", "max")
+_BASE = 1 << 20  # an address that buffers may have; nothing is read there
+_RUN = re.compile(r"(-?\d{1,10})(?:\*(\d{1,8}))?")
+_MOST_FEATURES = 10_000_000
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """The table of a feature."""
+
+    rows: int
+    dim: int
+    dtype: str
+    mode: str
+    padded: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row."""
+        return self.dim * (4 if self.dtype == "float32" else 2)
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """Types of the tensors of a call."""
+
+    indices: str
+    offsets: str
+    weighted: bool
+
+
+@dataclass(frozen=True)
+class CollectionTrace:
+    """What batches for a collection are like."""
+
+    batches: int
+    bags: float
+    """A feature's in a batch; the median of batches."""
+    lookups: float
+    """Of a batch; the mean."""
+    unique_share: float
+    """Bytes of different rows of a batch over those of its lookups; the mean of some batches."""
+    sha256: str
+    """The start of the hash of all offsets and some of the indices."""
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Microseconds a batch with so many warps an SM."""
+
+    warps: int
+    default_us: float | None
+    """By the default schedules; None: not timed."""
+    tuned_us: float | None
+    """By those chosen for this occupancy; None: not timed."""
+
+
+def schedule_text(row: Sequence[int]) -> str:
+    """A row of schedules as text; what has its default, and the expected lookups, are not in it."""
+    kind, threads, distance, station, split = (int(value) for value in row[:5])
+    named = {
+        "kind": KINDS[kind],
+        "threads": threads,
+        "distance": distance,
+        "station": _STATIONS[station],
+        "split": split,
+    }
+    return " ".join(f"{name}={value}" for name, value in named.items() if value)
+
+
+def distinct(items: Iterable[Item]) -> tuple[list[Item], list[int]]:
+    """Items without repetition, in order of appearance, and the place among them of each."""
+    places: dict[Item, int] = {}
+    found = [places.setdefault(item, len(places)) for item in items]
+    return list(places), found
+
+
+def runs(values: Iterable[int]) -> str:
+    """Integers as text, `value*count` for those that repeat."""
+    counted = ((value, sum(1 for _ in run)) for value, run in groupby(values))
+    return " ".join(f"{value}*{count}" if count > 1 else str(value) for value, count in counted)
+
+
+def of_runs(text: Any, where: str) -> list[int]:
+    """The integers that a text of `runs` gives; PlanError when it gives none, or too many."""
+    if not isinstance(text, str):
+        raise PlanError(f"recfuse.Plan: {where} is {text!r}, must be str")
+    values: list[int] = []
+    for word in text.split():
+        match = _RUN.fullmatch(word)
+        count = int(match[2] or 1) if match else 0
+        if match is None or count < 1 or len(values) + count > _MOST_FEATURES:
+            raise PlanError(
+                f"recfuse.Plan: {where} has {word!r}, must have integers or value*count, for "
+                f"{_MOST_FEATURES:,} features at most"
+            )
+        values.extend([int(match[1])] * count)
+    return values
+
+
+def tables_of(packed: PackedTables) -> list[FeatureTable]:
+    """The table of each feature of a collection."""
+    own = [
+        FeatureTable(
+            rows=table.weight.shape[0],
+            dim=table.weight.shape[1],
+            dtype=str(table.weight.dtype).removeprefix("torch."),
+            mode=table.mode,
+            padded=table.padding_idx is not None,
+        )
+        for table in packed.tables
+    ]
+    return [own[number] for number in packed.table_of_feature]
+
+
+def kernel_of(plan: CollectionPlan) -> tuple[Any, ...]:
+    """What `_C.fused_embedding_bag_compile` wants to know of a plan's tables and calls: from the call to
+    whether there are weights. PlanError where there is no kernel for them.
+    """
+    from recfuse.nn import packing
+
+    tables = [plan.tables[place] for place in plan.table_of]
+    form = plan.form
+    for name, value, known in (
+        *((f"a table of {table.dtype}", table.dtype, _DTYPES) for table in plan.tables),
+        *((f"mode {table.mode}", table.mode, _MODES) for table in plan.tables),
+        (f"{form.indices} indices", form.indices, _INTEGERS),
+        (f"{form.offsets} offsets", form.offsets, _INTEGERS),
+    ):
+        if value not in known:
+            raise PlanError(f"recfuse.Plan: there is no kernel for {name}, there is for {', '.join(known)}")
+    shapes = [(table.rows, table.dim) for table in tables]
+    packed = packing.plan(shapes, [getattr(torch, table.dtype) for table in tables])
+    features, column = np.empty((len(tables), 7), np.int64), 0
+    for at, (slot, table) in enumerate(zip(packed.slots, tables, strict=True)):
+        features[at] = (*slot, _MODES.index(table.mode), 0 if table.padded else -1, column)
+        column += table.dim
+    codes = [_DTYPES.index(str(dtype).removeprefix("torch.")) for dtype in packed.dtypes]
+    buffers = [(_BASE, numel, code) for numel, code in zip(packed.numels, codes, strict=True)]
+    call = (buffers, features, codes[0] if len(codes) == 1 else 0, column)
+    return call, _INTEGERS.index(form.indices), _INTEGERS.index(form.offsets), form.weighted

@@ -1,0 +1,194 @@
+"""How a GPU works on the features of a module: what a plan says of it, and what batches have taught."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recfuse import _C
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.nn.mapping import Mapping
+from recfuse.ops import INTEGER_DTYPES
+
+FIELDS = 6
+"""Columns of ``schedules``; the last one is the expected lookups of a bag, in sixteenths."""
+MAPPING_FIELDS = 8
+"""Columns of a mapping."""
+_PARTS = 16  # of a lookup
+_MOST = torch.iinfo(torch.int32).max
+
+
+class Lengths:
+    """Lookups and bags of each feature, summed over batches."""
+
+    def __init__(self, features: int) -> None:
+        """Of no batches yet."""
+        self.features = features
+        self.lookups = torch.zeros(features, dtype=torch.int64, device="cpu")
+        self.bags = 0
+
+    def add(self, offsets: Tensor) -> bool:
+        """Adds a batch, ``[features * bags + 1]`` on any device, for which this waits.
+
+        Returns:
+            Whether it did: not where the batch has no lookups, or its offsets cannot be right.
+        """
+        if offsets.dim() != 1 or offsets.dtype not in INTEGER_DTYPES or not self.features:
+            return False
+        bags, rest = divmod(offsets.numel() - 1, self.features)
+        if bags <= 0 or rest:
+            return False
+        bounds = offsets[::bags].to("cpu", torch.int64)
+        lookups = bounds.diff()
+        if bounds[0] != 0 or bounds[-1] == 0 or lookups.min() < 0:
+            return False
+        self.lookups += lookups
+        self.bags += bags
+        return True
+
+    def expected(self) -> Tensor:
+        """int32 ``[features]``: mean lookups of a bag times 16. At least 1: where these batches have none,
+        others may have some.
+        """
+        mean = self.lookups.to(torch.float64) * _PARTS / max(self.bags, 1)
+        return mean.round().clamp(1, _MOST).to(torch.int32)
+
+
+class Tuning:
+    """Schedules of the features of one module. None of it changes what a call means."""
+
+    def __init__(self, features: int) -> None:
+        """All by default, and nothing expected."""
+        self.features = features
+        self.schedules: Tensor | None = None  # int32 [features, FIELDS] on the host; None: nothing known
+        self.warps = 0
+        self.plan: Any = None
+        self._tables: list[tuple[int, torch.dtype]] | None = None
+
+    def copy(self) -> Tuning:
+        """With schedules of its own."""
+        return copy.copy(self)  # they are replaced, never written to
+
+    def fit(self, tables: list[tuple[int, torch.dtype]]) -> None:
+        """Dims and dtypes of the features now. Where they are others than before, the schedules are
+        forgotten, but for the lookups that are expected.
+        """
+        if self._tables not in (None, tables) and self.schedules is not None:
+            self._expect(None, self.schedules[:, -1])
+            self.warps, self.plan = 0, None
+        self._tables = tables
+
+    def set(self, schedules: Any, warps: int = 0) -> None:
+        """As :meth:`PackedModule.set_plan`."""
+        if isinstance(warps, bool) or not isinstance(warps, int):
+            raise ArgumentTypeError(f"recfuse: warps is a {type(warps).__name__}, must be an int")
+        if warps < 0:
+            raise ArgumentValueError(f"recfuse: warps is {warps}, must be >= 0")
+        self.schedules = None if schedules is None else self._rows(schedules)
+        self.warps, self.plan = warps, None
+
+    def _rows(self, schedules: Any) -> Tensor:
+        if not isinstance(schedules, (Tensor, np.ndarray)):
+            schedules = _parsed(schedules)
+        rows = torch.as_tensor(schedules).detach().to("cpu")
+        if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
+            raise ArgumentTypeError(f"recfuse: schedules is {rows.dtype}, must be int32")
+        if rows.shape != (self.features, FIELDS):
+            raise ArgumentValueError(
+                f"recfuse: schedules has shape {list(rows.shape)}, must have [{self.features}, {FIELDS}]: "
+                "a row a feature"
+            )
+        if rows.numel() and (rows.min() < -1 or rows.max() > _MOST):
+            wrong = int(rows.max() if rows.max() > _MOST else rows.min())
+            raise ArgumentValueError(f"recfuse: schedules has {wrong}, must be from -1 to {_MOST}")
+        return rows.to(torch.int32, copy=True).contiguous()
+
+    def _expect(self, schedules: Tensor | None, expected: Tensor) -> None:
+        with torch.inference_mode(False):  # a first call in that mode must not bind later ones to it
+            rows = torch.zeros(self.features, FIELDS, dtype=torch.int32, device="cpu")
+            if schedules is not None:
+                rows.copy_(schedules)
+            rows[:, -1] = expected
+        self.schedules = rows
+
+    def learn(self, offsets: Tensor) -> None:
+        """Learns what to expect from a first batch, for which it waits; not while a graph is captured."""
+        if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        lengths = Lengths(self.features)
+        if lengths.add(offsets):
+            self._expect(None, lengths.expected())
+
+    def calibrate(self, offsets: Iterable[Tensor]) -> None:
+        """Learns it from several, of which it forgets the order."""
+        lengths, found, given = Lengths(self.features), 0, 0
+        for one in offsets:
+            given += 1
+            found += lengths.add(one)
+        if not found:
+            raise ArgumentValueError(
+                f"recfuse: none of the {given} batches has lookups, and offsets of {self.features} * bags "
+                "+ 1 elements that rise from 0"
+            )
+        self._expect(self.schedules, lengths.expected())
+
+    def map(
+        self, call: tuple[Any, ...], features: Tensor, offsets: Any, device: torch.device | None
+    ) -> Mapping:
+        """As :meth:`PackedModule.map`; ``call`` is what the C library wants to know of the tables, ``device``
+        the GPU that has them.
+        """
+        if isinstance(offsets, Tensor):
+            if offsets.device.type != "cpu":
+                raise ArgumentValueError(
+                    f"recfuse: offsets is on {offsets.device}, must be on the CPU: the host reads them"
+                )
+            offsets = offsets.detach().numpy()
+        if not isinstance(offsets, np.ndarray) or offsets.dtype not in (np.int32, np.int64):
+            found = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
+            raise ArgumentTypeError(f"recfuse: offsets is {found}, must be an int32 or int64 array or tensor")
+        if offsets.ndim != 1 or offsets.size == 0 or (offsets.size - 1) % max(self.features, 1):
+            raise ArgumentValueError(
+                f"recfuse: offsets has shape {list(offsets.shape)}, must have features * bags + 1 elements "
+                f"with {self.features} features"
+            )
+        offsets = np.ascontiguousarray(offsets)
+        if self.schedules is None:
+            self.learn(torch.from_numpy(offsets))
+        schedules, warps = self.schedules, self.warps
+        if schedules is None:
+            schedules = torch.zeros(self.features, FIELDS, dtype=torch.int32, device="cpu")
+        bags = (offsets.size - 1) // max(self.features, 1)
+        arguments = call, offsets, schedules.numpy(), warps
+        if device is not None and torch.cuda.is_initialized():  # else in a process of a loader
+            sms = torch.cuda.get_device_properties(device).multi_processor_count
+            arguments = *arguments, sms
+        rows = _C.fused_embedding_bag_map(*arguments) if bags else np.zeros((0, MAPPING_FIELDS), np.int32)
+        work = torch.from_numpy(rows)
+        if len(arguments) > 4:
+            work = work.pin_memory()
+        return Mapping(work, bags, features, schedules, warps)
+
+
+def _parsed(schedules: Any) -> list[list[int]]:
+    """Rows of schedules that are given as texts, or parsed."""
+    if not isinstance(schedules, Sequence) or isinstance(schedules, str):
+        raise ArgumentTypeError(
+            f"recfuse: schedules is a {type(schedules).__name__}, must be an int32 tensor or array, or a "
+            "sequence of texts, one a feature"
+        )
+    from recfuse._fused_schedule import FusedSchedule
+
+    rows = []
+    for number, one in enumerate(schedules):
+        try:
+            schedule = FusedSchedule.parse(one) if isinstance(one, str) else one
+            rows.append(list(schedule.row()))
+        except (ValueError, AttributeError) as error:
+            raise ArgumentValueError(f"recfuse: schedules[{number}]: {error}") from error
+    return rows

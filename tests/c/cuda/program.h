@@ -1,0 +1,31 @@
+/* What the commands of the program share: threads, and the fake driver, as the program under test finds it. */
+#ifndef RECFUSE_TESTS_PROGRAM_H
+#define RECFUSE_TESTS_PROGRAM_H
+
+#include "fake_cuda.h"
+
+enum { THREADS = 16, NO_COMMAND = 2 };
+
+typedef struct command {
+    const char *name;
+    int arguments;
+    void (*run)(char **arguments);
+} command;
+
+extern const command fused_commands[]; /* of test_fused.c */
+extern const int n_fused_commands;
+
+/* Runs the command that argv names; the exit status, NO_COMMAND where there is none of that name. */
+int command_run(const command *commands, int n_commands, int argc, char **argv);
+
+/* On THREADS threads at once. */
+void run_threads(void *(*body)(void *), void *argument);
+
+/* The functions of fake_cuda.h, in the library that the loader found. */
+int driver_calls(const char *name);
+int driver_live(void);
+int context_depth(void);
+rf__cu_stream capturing_stream(void);
+void *driver_symbol(const char *name);
+
+#endif

@@ -1,0 +1,499 @@
+"""The tuner of collections, on a GPU that is made of arithmetic."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import recfuse
+from recfuse import _C
+from recfuse._collection_parts import schedule_text
+from recfuse.nn import FusedEmbeddingBagCollection, Table
+from recfuse.tuner import fused, fused_local, fused_problem, fused_separate
+from recfuse.tuner.fused_candidates import classes_of, mixtures, units_of
+from recfuse.tuner.fused_problem import FusedBench, FusedProblem
+
+POOL, COLUMNS, STAGED = 1, 2, 3
+BEST_WARPS = 40
+
+
+def collection_of(dims=(16, 32), each=12, rows=200, mode="sum"):
+    tables = [Table(rows, dim, mode=mode) for dim in dims for _ in range(each)]
+    return FusedEmbeddingBagCollection(tables)
+
+
+def calls(collection, number=3, bags=8, longest=40, seed=0, rows=200, integer=torch.int32):
+    """Batches in which a third of the features is one-hot, one is always empty, and the others are long."""
+    generator = torch.Generator().manual_seed(seed)
+    features = len(collection.feature_names)
+    batches = []
+    for _ in range(number):
+        lengths = torch.randint(longest // 2, longest, (features, bags), generator=generator)
+        lengths[::3] = 1
+        lengths[1] = 0
+        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.reshape(-1).cumsum(0)))
+        indices = torch.randint(0, rows, (int(offsets[-1]),), generator=generator)
+        batches.append((indices.to(integer), offsets.to(integer)))
+    return batches
+
+
+class FakeGPU:
+    """A device on which the blocks of a feature take what a formula says, and a launch what its blocks do."""
+
+    def __init__(self):
+        self.noise = 0.003
+        self.random = np.random.default_rng(0)
+        self.spilling = lambda row, warps: row[2] * 4 + 24 > 65536 // (32 * warps or 1024)
+        self.broken_to_compile = self.broken_to_run = lambda row, warps: False
+        self.compile_s = 0.0
+        self.compiled, self.timed, self.raced = [], [], []
+        self.gain = 1.0  # of the best schedules over the default
+
+    def candidates(self, call, feature):
+        _, features, _, columns = call
+        assert features.shape[1] == 7 and features.dtype == np.int64 and columns > 0
+        lanes = int(features[feature, 3]) // 4
+        pool = [
+            (POOL, threads, distance, 2, split, 0)
+            for threads in (lanes, 2 * lanes, 4 * lanes, 8 * lanes)
+            for distance in (1, 2, 4, 8, 16)
+            for split in (1, 2, 4)
+            if threads <= 64
+        ]
+        return [*pool, (COLUMNS, 1, 1, 2, 1, 0), (STAGED, 0, 0, 0, 0, 0)]
+
+    def compile(self, arch, call, index, offset, weighted, check, sets, warps, timed):
+        assert (arch, index, offset, weighted, check) == ("sm_90a", 0, 0, False, True)
+        assert sets.dtype == np.int32 and sets.ndim == 3 and sets.shape[2] == 6
+        assert sets.shape[1] == len(call[1]) and sets.flags.c_contiguous
+        time.sleep(self.compile_s)
+        rows = {tuple(row) for row in sets[:, :, :5].reshape(-1, 5).tolist()}
+        self.compiled.append((warps, timed, len(rows)))
+        if any(self.broken_to_compile(row, warps) for row in rows):
+            raise ValueError("recfuse.fused_embedding_bag: broken\nlog")
+        spills = 16 * sum(bool(self.spilling(row, warps)) for row in rows)
+        return {"registers": 64, "spill_bytes": spills, "seconds": 0.1, "cached": False, "classes": len(rows)}
+
+    def cost(self, call, feature, row, lookups):
+        kind, threads, distance, _, split, expected = (int(value) for value in row)
+        if lookups == 0:
+            return 0.0
+        length, lanes = expected / 16, int(call[1][feature, 3]) // 4
+        factor = 1.3
+        if kind == POOL:
+            factor = 1 + 0.2 * abs(np.log2(threads / lanes / self.slots(length)))
+            factor *= (1 + 0.1 * abs(np.log2(distance / 4))) * (1 + 0.2 * np.log2(split))
+            factor *= 1.6 if length <= 2 else 1.0
+        elif kind == COLUMNS:
+            factor = 0.9 if length <= 2 else 4.0
+        elif kind == STAGED:
+            factor = 2.0
+        return (1 + (factor - 1) * self.gain) * lookups * lanes
+
+    @staticmethod
+    def slots(length):
+        return 4 if length > 16 else 1
+
+    def costs(self, call, row_of, batches):
+        features = len(call[1])
+        total = np.zeros(features)
+        for _, lookups, _, _, bags, _, _, output, host in batches:
+            assert output and host
+            type_ = np.ctypeslib.as_array(
+                (np.ctypeslib.ctypes.c_int32 * (features * bags + 1)).from_address(host)
+            )
+            assert type_[-1] == lookups
+            own = np.diff(type_[::bags])
+            total += [self.cost(call, f, row_of[f], own[f]) for f in range(features)]
+        return total
+
+    def measure(self, device, stream, call, batches, sets, warps, rounds, timed):
+        assert (device, stream) == (0, 77) and sets.dtype == np.int32 and sets.flags.c_contiguous
+        rows = {tuple(row) for row in sets[:, :, :5].reshape(-1, 5).tolist()}
+        if any(self.broken_to_run(row, warps) for row in rows):
+            raise RuntimeError("does not launch\nlog")
+        costs = np.stack([self.costs(call, one, batches) for one in sets])
+        if timed:
+            assert rounds == 1
+            self.timed.append((warps, len(sets)))
+            return costs * (warps or 32) * self.random.normal(1, self.noise, costs.shape)
+        self.raced.append((warps, len(sets)))
+        slow = 1 + 0.1 * abs(np.log2((warps or 32) / BEST_WARPS))
+        seconds = costs.sum(axis=1) / len(batches) * 1e-9 * slow
+        return seconds[:, None] * self.random.normal(1, self.noise / 4, (len(sets), rounds))
+
+
+@pytest.fixture
+def device(monkeypatch):
+    fake = FakeGPU()
+    for name in ("candidates", "compile", "measure"):
+        monkeypatch.setattr(_C, f"fused_embedding_bag_{name}", getattr(fake, name), raising=False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
+    monkeypatch.setattr(fused_problem, "_check_kernel", lambda packed: None)
+    monkeypatch.setattr(fused, "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(fused_separate, "architecture", lambda device: "sm_90a")
+    return fake
+
+
+@pytest.fixture
+def collection():
+    return collection_of()
+
+
+def tune(collection, budget=60.0, batches=None, **options):
+    given = calls(collection) if batches is None else batches
+    return recfuse.tune(collection, given, budget, progress=False, **options)
+
+
+def us_of(device, collection, rows, warps):
+    bench = FusedBench(FusedProblem.of(collection, calls(collection)))
+    noise, device.noise = device.noise, 0.0
+    us = bench.seconds(rows[None], warps, 1, [0, 1, 2])[0, 0] * 1e6
+    device.noise = noise
+    return us
+
+
+def best_rows(device, collection):
+    """What the formula likes best, of the candidates."""
+    problem = FusedProblem.of(collection, calls(collection))
+    bench, rows = FusedBench(problem), problem.defaults()
+    for feature in range(len(rows)):
+        options = bench.candidates(feature)
+        options[:, -1] = problem.expected[feature]
+        costs = [device.cost(bench.call, feature, one, 1) for one in options]
+        rows[feature] = options[int(np.argmin(costs))]
+    return rows
+
+
+@pytest.mark.parametrize("noise", (0.0, 0.003, 0.03))
+def test_the_search_finds_the_best_schedules_and_occupancy(device, collection, noise):
+    device.noise = noise
+    plan = tune(collection)
+    assert plan.warps == BEST_WARPS
+    best = us_of(device, collection, best_rows(device, collection), BEST_WARPS)
+    assert us_of(device, collection, plan.rows(), plan.warps) < 1.02 * best
+    assert plan.speedup > 1.2 and plan.default_us > plan.best_us > 0
+    one_hot = {plan.schedules[plan.schedule_of[feature]] for feature in range(0, 24, 3)}
+    assert one_hot == {"kind=columns threads=1 distance=1 station=register split=1"}
+    assert plan.expected[:3] == [16, -1, plan.expected[2]] and 16 * 20 <= plan.expected[2] < 16 * 40
+    assert {one.warps for one in plan.occupancies if one.tuned_us} == {64, 48, 40, 32, 24, 16}
+
+
+def test_every_decision_is_told(device, collection):
+    plan = tune(collection)
+    steps = list(dict.fromkeys(one.step for one in plan.decisions))
+    assert steps[0] == "occupancy" and "local 40" in steps and steps[-1] == "confirm"
+    assert steps.index("global") > steps.index("local 64")
+    assert all(one.why for one in plan.decisions) and len(plan.decisions) < 300
+    text = str(plan)
+    assert "24, 2 kinds of tables" in text and "warps an SM  40" in text and "kind=columns" in text
+
+
+def test_schedules_are_the_same_again_and_threads_end(device, collection):
+    first, second = (tune(collection, seed=3).rows().tolist() for _ in range(2))
+    assert first == second
+    assert not [one for one in threading.enumerate() if one.name.startswith("recfuse-compile")]
+
+
+def test_without_time_the_defaults_are_measured_all_the_same(device, collection):
+    plan = tune(collection, budget=0)
+    assert plan.schedules == [""] and plan.warps == 0 and plan.default_us == plan.best_us > 0
+    assert not device.timed and {warps for warps, _ in device.raced} == {0}
+    assert any("budget is spent" in one.why for one in plan.decisions)
+    assert plan.expected[1] == -1 and min(plan.expected[2:]) >= 16
+
+
+def test_what_the_time_suffices_for_is_used(device, collection, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    device.compile_s = 0.1
+    plan = tune(collection, budget=2.0)
+    assert plan.seconds < 4
+    assert any("budget is spent" in one.why for one in plan.decisions)
+    assert 1 <= len({one.warps for one in plan.occupancies if one.tuned_us}) < 6
+
+
+def test_what_was_measured_is_not_measured_again(device, collection, tmp_path):
+    path = tmp_path / "tuning.json"
+    first = tune(collection, resume=path)
+    count = len(device.timed)
+    assert count and len(json.loads(path.read_text())["occupancies"]) == 6
+    second = tune(collection, resume=path)
+    assert len(device.timed) == count
+    assert sum(one.why == "taken from an earlier run" for one in second.decisions) == 6
+    assert first.warps == second.warps
+    other = tune(collection, batches=calls(collection, seed=1), resume=path)
+    assert len(device.timed) > count
+    assert other.decisions[0].why == "was made for something else: begun anew"
+    assert [one.name for one in tmp_path.iterdir()] == ["tuning.json"]
+
+
+def test_a_search_that_was_stopped_goes_on_where_it_was(device, collection, tmp_path, monkeypatch):
+    path, measure = tmp_path / "tuning.json", device.measure
+
+    def stop(*arguments):
+        if arguments[-1] and arguments[5] == 24:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(_C, "fused_embedding_bag_measure", stop)
+    with pytest.raises(KeyboardInterrupt):
+        tune(collection, resume=path)
+    assert not [one for one in threading.enumerate() if one.name.startswith("recfuse-compile")]
+    kept = json.loads(path.read_text())["occupancies"]
+    assert "40" in kept and "24" not in kept
+    monkeypatch.setattr(_C, "fused_embedding_bag_measure", measure)
+    device.timed.clear()
+    assert tune(collection, resume=path).warps == BEST_WARPS
+    assert "24" not in kept and {str(warps) for warps, _ in device.timed}.isdisjoint(kept)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    (
+        lambda record: record["schedules"].update(of="0*3"),
+        lambda record: record["schedules"].update(of="99*24"),
+        lambda record: record.pop("schedules"),
+        lambda record: record["groups"].append({"name": "x"}),
+    ),
+)
+def test_damaged_measurements_are_made_again(device, collection, tmp_path, damage):
+    path = tmp_path / "tuning.json"
+    tune(collection, resume=path)
+    whole = json.loads(path.read_text())
+    damage(whole["occupancies"]["40"])
+    path.write_text(json.dumps(whole))
+    device.timed.clear()
+    plan = tune(collection, resume=path)
+    assert {warps for warps, _ in device.timed} == {40}
+    assert any("not resumed, damaged" in one.why for one in plan.decisions)
+
+
+@pytest.mark.parametrize("text", ("hello", "[]", '{"recfuse_plan": 1}'))
+def test_a_file_of_something_else_is_not_overwritten(device, collection, tmp_path, text):
+    path = tmp_path / "tuning.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="holds no finished measurements"):
+        tune(collection, resume=path)
+    assert path.read_text() == text
+
+
+def test_spills_are_told_and_cost_what_they_cost(device, collection, monkeypatch):
+    device.spilling = lambda row, warps: row[2] >= 4 and (warps or 32) >= 40
+    cost = FakeGPU.cost
+
+    def slower(self, call, feature, row, lookups):
+        return cost(self, call, feature, row, lookups) * (2 if row[2] >= 4 else 1)
+
+    monkeypatch.setattr(FakeGPU, "cost", slower)
+    plan = tune(collection)
+    told = [one for one in plan.decisions if one.step == "local 40" and "some candidates spill" in one.why]
+    assert told and plan.warps == 40
+    assert not any(device.spilling(row, plan.warps) for row in plan.rows())
+
+
+def test_kernels_that_do_not_compile_or_run_are_passed_over(device, collection):
+    device.broken_to_compile = lambda row, warps: row[0] == STAGED and warps == 48
+    device.broken_to_run = lambda row, warps: warps == 40
+    plan = tune(collection)
+    whys = {one.why for one in plan.decisions}
+    assert "does not compile: recfuse.fused_embedding_bag: broken" in whys
+    assert "does not run: does not launch" in whys
+    assert plan.warps not in (0, 40) and plan.speedup > 1.2
+
+
+def test_a_default_that_does_not_compile_is_the_users_to_see(device, collection):
+    device.broken_to_compile = lambda row, warps: True
+    with pytest.raises(ValueError, match="broken"):
+        tune(collection)
+
+
+def test_a_gain_of_less_than_a_percent_is_not_taken(device, collection, monkeypatch):
+    monkeypatch.setattr(FakeGPU, "cost", lambda self, call, feature, row, lookups: float(lookups))
+    monkeypatch.setattr(fused, "_WARPS", (32,))
+    plan = tune(collection)
+    assert plan.schedules == [""] and plan.warps == 0 and plan.speedup == 1.0
+
+
+def test_a_launch_is_refined_by_what_helps_it_whole(device, collection, monkeypatch):
+    """Cycles that mislead: the local stage likes one row in flight best, the whole kernel four."""
+    measure = device.measure
+
+    def misled(*arguments):
+        found = measure(*arguments)
+        sets, timed = arguments[4], arguments[-1]
+        return np.where(sets[:, :, 2] == 1, 0.5, 1.0) * found if timed else found
+
+    monkeypatch.setattr(_C, "fused_embedding_bag_measure", misled)
+    monkeypatch.setattr(fused_local, "_RANKED", 40)
+    plan = tune(collection)
+    tried = [one for one in plan.decisions if one.step.startswith("refine")]
+    assert any(one.kept for one in tried) and any("as the best so far" in one.why for one in tried)
+    best = us_of(device, collection, best_rows(device, collection), BEST_WARPS)
+    assert us_of(device, collection, plan.rows(), plan.warps) < 1.05 * best
+
+
+def test_a_kernel_has_no_more_schedules_than_it_can(device, collection, monkeypatch):
+    monkeypatch.setattr(fused_local, "_MOST_CHOSEN", 2)
+    plan = tune(collection)
+    assert any("a kernel has at most 2" in one.why for one in plan.decisions)
+    assert plan.speedup > 1.0
+
+
+def test_classes_and_candidates(device):
+    tables = [Table(200, 16), Table(50, 16, mode="mean"), Table(200, 16), Table(200, 6), Table(9, 16)]
+    mixed = FusedEmbeddingBagCollection(tables)
+    lengths = torch.tensor([[100, 100], [1, 1], [1, 1], [30, 30], [0, 0]])
+    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.reshape(-1).cumsum(0)))
+    batch = (torch.zeros(int(offsets[-1]), dtype=torch.int64), offsets)
+    problem = FusedProblem.of(mixed, [batch])
+    assert problem.alignment(0) == (16, 8) and problem.alignment(3)[0] == 8
+    classes = {one.name: one for one in classes_of(problem, FusedBench(problem))}
+    assert list(classes) == [
+        "16 float32 sum store 8",
+        "6 float32 sum align 8 store 8",
+        "16 float32 mean store 8",
+    ]
+    first = classes["16 float32 sum store 8"]
+    assert first.features == [0, 2] and schedule_text(first.candidates[0]) == ""
+    long, short = ([tuple(first.candidates[place]) for place in own] for own in first.allowed)
+    assert (COLUMNS, 1, 1, 2, 1, 0) in short and (COLUMNS, 1, 1, 2, 1, 0) not in long
+    assert {row[1] for row in short if row[0] == POOL} == {4}
+    assert {row[1] for row in long if row[0] == POOL and row[4] == 1} == {8, 16, 32}
+    assert {row[4] for row in long if row[0] == POOL} == {1, 2}
+    assert [any(row[0] == STAGED for row in own) for own in (long, short)] == [True, False]
+    deep = [own for own in first.at(64)[0] if first.candidates[own, 2] == 16]
+    assert not deep and [own for own in first.at(16)[0] if first.candidates[own, 2] == 16]
+
+
+@pytest.mark.parametrize("most", (8, 48))
+def test_all_candidates_are_mixed_evenly(device, collection, most):
+    problem = FusedProblem.of(collection, calls(collection))
+    classes = classes_of(problem, FusedBench(problem))
+    kernels = units_of(classes, 16, most)
+    seen: dict[str, set[tuple[int, int]]] = {one.name: set() for one in classes}
+    for units in kernels:
+        assert sum(unit.variants for unit in units) <= most
+        sets, taken = mixtures(units, problem.defaults(), 0)
+        assert (sets[:, :, -1] == problem.expected).all()
+        assert not sets[:, 1, :-1].any() and (taken[:, 1] == -1).all()  # always empty
+        for unit in units:
+            for feature, places in zip(unit.own.features, unit.places, strict=True):
+                assert set(taken[:, feature]) == set(places)
+                seen[unit.own.name] |= {(feature, place) for place in places}
+                for number in range(len(sets)):
+                    wanted = unit.own.candidates[taken[number, feature], :-1]
+                    assert (sets[number, feature, :-1] == wanted).all()
+            long = [feature for feature in unit.own.features if feature % 3 and feature != 1]
+            widest = max(map(len, unit.places))
+            assert len(set(taken[0, long])) >= min(len(long), widest) // 2
+    for own in classes:
+        wanted = {(f, place) for f, places in zip(own.features, own.at(16), strict=True) for place in places}
+        assert seen[own.name] == wanted
+
+
+def test_parts_of_a_class_are_compared_by_the_default():
+    nan = np.nan
+    parts = [np.array([[[10.0, 8.0, nan]]]), np.array([[[20.0, nan, 12.0]]])]
+    together = fused_local._together(parts)
+    assert together[0, 0].tolist() == pytest.approx([15.0, 12.0, 9.0])
+
+
+def test_a_features_own_choice_must_be_worth_it():
+    cost = np.array([10.0, 9.9, 9.0, np.nan])
+    assert fused_local._own_choice(cost, 1, 0.03) == 2
+    assert fused_local._own_choice(cost, 1, 0.2) == 1
+    assert fused_local._own_choice(cost, 3, 0.2) == 2
+    assert fused_local._own_choice(np.full(4, np.nan), 1, 0.2) == 0
+
+
+def test_each_feature_alone(device, collection):
+    chosen = fused_separate.tune_separately(
+        collection, calls(collection), progress=False, features=[0, 2, 13]
+    )
+    assert chosen.dtype == torch.int32 and chosen.shape == (24, 6)
+    best = best_rows(device, collection)
+    for feature in (0, 2):
+        assert chosen[feature].tolist() == best[feature].tolist()
+    assert not chosen[5, :-1].any() and chosen[5, -1] == best[5, -1]
+    assert not device.timed
+
+
+def test_one_feature_of_a_problem(device, collection):
+    batches = calls(collection)
+    alone = FusedProblem.of(collection, batches).alone(2)
+    (indices, offsets), bags = batches[0], 8
+    part = offsets[2 * bags : 3 * bags + 1]
+    assert torch.equal(alone.batches[0].indices, indices[part[0] : part[-1]])
+    assert torch.equal(alone.batches[0].offsets, part - part[0])
+    assert alone.batches[0].host_offsets.tolist() == (part - part[0]).tolist()
+    assert alone.features.shape == (1, 7) and alone.features[0, 6] == 0 and alone.output_dim == 16
+
+
+def test_per_sample_weights_reach_the_device_as_float32(device, collection):
+    batches = [(*batch, torch.rand(batch[0].numel(), dtype=torch.float16)) for batch in calls(collection)]
+    bench = FusedBench(FusedProblem.of(collection, batches))
+    assert bench.problem.form.weighted and bench._weights[0].dtype == torch.float32
+    assert bench._batches[0][6] == bench._weights[0].data_ptr()
+    assert bench.compile_arguments("sm_90a", bench.problem.defaults()[None], 0, False)[4] is True
+
+
+def test_batches_are_chosen_from_small_to_large(device, collection):
+    batches = [calls(collection, number=1, bags=bags)[0] for bags in (9, 3, 5, 7, 1)]
+    problem = FusedProblem.of(collection, batches)
+    assert problem.some_batches(3) == [4, 2, 0] and sorted(problem.some_batches(9)) == [0, 1, 2, 3, 4]
+    assert problem.bags == 5
+    empty = torch.zeros(24 * 4 + 1, dtype=torch.int32)
+    problem = FusedProblem.of(collection, [(empty[:0], empty), *batches])
+    assert problem.some_batches(3) == [5, 3, 1]
+
+
+def bad(change):
+    return lambda collection: change(calls(collection))
+
+
+@pytest.mark.parametrize(
+    ("batches", "kind", "words"),
+    (
+        (lambda c: [], ValueError, "batches is empty"),
+        (lambda c: [torch.zeros(3)], TypeError, "batches[0] is a Tensor"),
+        (bad(lambda b: [(b[0][0], b[0][1][:-1])]), ValueError, "[features * bags + 1] with 24 features"),
+        (bad(lambda b: [(b[0][0].float(), b[0][1])]), TypeError, "torch.float32 indices"),
+        (bad(lambda b: [(b[0][0][:-1], b[0][1])]), ValueError, "must rise from 0"),
+        (bad(lambda b: [(b[0][0], b[0][1].flip(0))]), ValueError, "must rise from 0"),
+        (bad(lambda b: [(*b[0], torch.ones(3))]), ValueError, "per_sample_weights [3]"),
+        (bad(lambda b: [b[0], (b[1][0].long(), b[1][1])]), ValueError, "must be of one form"),
+        (bad(lambda b: [(b[0][0] + 200, b[0][1])]), IndexError, "200"),
+        (lambda c: [(torch.zeros(0, dtype=torch.int32), torch.zeros(25, dtype=torch.int32))], ValueError,
+         "nothing to time"),
+    ),
+)  # fmt: skip
+def test_bad_batches(device, collection, batches, kind, words):
+    with pytest.raises(kind) as raised:
+        tune(collection, batches=batches(collection))
+    assert words in str(raised.value)
+
+
+def test_bad_arguments(device, collection):
+    with pytest.raises(ValueError, match="budget_s is -1"):
+        tune(collection, budget=-1)
+    with pytest.raises(ValueError, match="pin is True"):
+        tune(collection, pin=True)
+    with pytest.raises(ValueError, match="must be None for a single table"):
+        recfuse.tune(recfuse.nn.EmbeddingBag(5, 2), [torch.tensor([[1]])], 0, resume="x")
+
+
+def test_on_the_cpu_there_is_nothing_to_tune(collection):
+    with pytest.raises(NotImplementedError, match=r"on the CPU.*nothing to tune.*collection\.cuda\(\)"):
+        recfuse.tune(collection, calls(collection))
+    meta = FusedEmbeddingBagCollection([(5, 4)], device="meta")
+    with pytest.raises(NotImplementedError, match="no fused kernel for this collection on meta"):
+        recfuse.tune(meta, [(torch.tensor([1]), torch.tensor([0, 1]))])
