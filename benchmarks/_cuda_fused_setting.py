@@ -155,6 +155,8 @@ class Setting:
         """`arguments`: the benchmark's."""
         self.parser, self.arguments = parser, arguments
         self.device = torch.device(arguments.device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self._subjects: dict[str, ModelSubject] = {}
 
     def subject(self, name: str) -> ModelSubject:

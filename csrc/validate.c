@@ -141,6 +141,12 @@ rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params) {
                           params->prefetch_distance, params->indices, params->offsets);
 }
 
+rf_status rf__check_fused_warps(int32_t warps) {
+    if (warps == 0 || (warps >= 2 && warps <= 64)) return RF_OK;
+    return rf__fail(RF_ERR_VALUE, "recfuse.%s: warps is %d, must be 2 to 64, or 0 for a good default", fused,
+                    (int)warps);
+}
+
 rf_status rf__check_fused_features(const rf_fused_embedding_bag_params *params) {
     rf_status status = RF_OK;
     int64_t column = 0;

@@ -18,6 +18,8 @@ rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t 
 /* Of a fused call: sizes and types of what changes from call to call; and all that describes its features. */
 rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params);
 rf_status rf__check_fused_features(const rf_fused_embedding_bag_params *params);
+/* As in rf_fused_plan. */
+rf_status rf__check_fused_warps(int32_t warps);
 
 /* The whole params struct of the operator of one table, whichever device its pointers are of. */
 rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params);

@@ -278,8 +278,8 @@ RF_API rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params
  * [*rows, 8] is the caller's, to be freed with rf_fused_mapping_free. Needs no GPU: `sms` is the number of its
  * SMs, `stage` whether it can stage tables (compute capability 9.0). RF_ERR_VALUE: offsets that decrease. */
 RF_API rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params,
-                                            const rf_fused_plan *plan, int32_t sms, bool stage, int32_t **mapping,
-                                            int64_t *rows);
+                                            const rf_fused_plan *plan, int32_t sms, bool stage,
+                                            int32_t **mapping, int64_t *rows);
 /* Frees a mapping; NULL is fine. */
 RF_API void rf_fused_mapping_free(int32_t *mapping);
 

@@ -71,9 +71,11 @@ def main() -> int:
                 continue
             wrong += 1
             print("bad contents were not found", file=sys.stderr)
-    collection = recfuse.nn.FusedEmbeddingBagCollection([(9, 4), (9, 8)]).to("cuda")
-    indices, offsets = bags_of([[3, 2], [0, 4]], [9, 9])
-    collection(indices.to("cuda"), offsets.to("cuda")).sum().backward()
+    # initcheck takes page-locked memory that the host has written for memory that nobody has.
+    if sys.argv[1:] != ["initcheck"]:
+        collection = recfuse.nn.FusedEmbeddingBagCollection([(9, 4), (9, 8)]).to("cuda")
+        indices, offsets = bags_of([[3, 2], [0, 4]], [9, 9])
+        collection(indices.to("cuda"), offsets.to("cuda")).sum().backward()
     recfuse.check()
     print(f"{count} calls, {wrong} wrong")
     return 1 if wrong else 0

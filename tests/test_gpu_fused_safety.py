@@ -476,8 +476,8 @@ def test_the_sanitizer_finds_nothing(tool: str) -> None:
         pytest.skip("this compute-sanitizer cannot leave torch's own kernels out")
     script = str(gpu.ROOT / "tests" / "gpu_fused_sanitizer.py")
     done = subprocess.run(
-        [*command, "--tool", tool, "--error-exitcode", "9", sys.executable, script],
+        [*command, "--tool", tool, "--error-exitcode", "9", sys.executable, script, tool],
         capture_output=True, text=True, timeout=500,
         env=gpu.child_environment({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
     )  # fmt: skip
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert done.returncode == 0, (done.stdout[:6000] + done.stderr[-2000:])

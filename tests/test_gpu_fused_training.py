@@ -123,7 +123,7 @@ def test_gradients_of_buffers_agree_with_the_cpu(sparse: bool) -> None:
         grads.append([buffer.grad for buffer in buffers])
     for ours, theirs in zip(*grads, strict=True):
         assert ours.is_sparse == sparse and ours.dtype == theirs.dtype
-        torch.testing.assert_close(ours.to_dense().cpu(), theirs.to_dense(), rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(ours.to_dense().cpu(), theirs.to_dense(), rtol=5e-2, atol=5e-2)
 
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)

@@ -280,7 +280,7 @@ def test_the_examples_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> N
     examples = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE
     )
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         exec(example.replace("path/to/librecfuse.so", recfuse.library_path()), {"__name__": "readme"})
     assert "26 tables in one call" in capsys.readouterr().out

@@ -99,6 +99,8 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(rf__cu_result, cuCtxResetPersistingL2Cache, (void))                                           \
     /* memory */                                                                                    \
     X(rf__cu_result, cuMemAlloc_v2, (rf__cu_pointer * memory, size_t bytes))                        \
+    X(rf__cu_result, cuMemGetAddressRange_v2,                                                       \
+      (rf__cu_pointer * base, size_t * bytes, rf__cu_pointer inside))                               \
     X(rf__cu_result, cuMemFree_v2, (rf__cu_pointer memory))                                         \
     X(rf__cu_result, cuMemHostAlloc, (void **memory, size_t bytes, unsigned int flags))             \
     X(rf__cu_result, cuMemFreeHost, (void *memory))                                                 \

@@ -32,6 +32,12 @@ typedef struct rf__fused_geometry {
     int32_t pooling, is_padded;
 } rf__fused_geometry;
 
+/* What a schedule must be made for, to fit a feature; as in kernels/fused.cuh. */
+static inline int32_t rf__fused_shape_code(const rf__fused_geometry *shape) {
+    return shape->dtype | shape->align << 2 | shape->store << 7 | shape->lanes << 12 | shape->vectors << 18 |
+           (shape->columns == shape->lanes) << 20 | shape->pooling << 21 | shape->is_padded << 23;
+}
+
 /* A schedule as a kernel has it compiled in: a line of RF_SCHEDULES in kernels/fused_embedding_bag.cu, after its
  * number. Compared bytewise. */
 typedef struct rf__fused_class {
@@ -58,7 +64,7 @@ typedef struct rf__fused_device_feature {
     uint64_t weight;
     int64_t rows, padding_idx, output_offset;
     uint32_t pitch;
-    int32_t columns, pooling, unused;
+    int32_t columns, pooling, shape;
 } rf__fused_device_feature;
 typedef struct rf__fused_task {
     int32_t feature, first_bag, last_bag, schedule, slice, part, group, place;
@@ -137,7 +143,10 @@ typedef struct rf__fused_variant {
     int32_t index_type, offset_type, output_dtype;
     int32_t wide_positions, wide_rows, weighted, check, timed;
     int32_t min_blocks, dynamic_shared;
-    int32_t n_classes, beside; /* 1: runs beside the kernel of staged tables */
+    int32_t n_classes;
+    int32_t beside; /* 1: runs beside the kernel of staged tables */
+    int32_t exact;  /* 1: memory may end with the last id */
+    int32_t unused;
 } rf__fused_variant;
 
 /* Blocks an SM for `warps`, and the bytes of shared memory that keep others out. */
@@ -191,6 +200,6 @@ rf_status rf__fused_staged_kernel(const rf__cuda_device *device, const rf__fused
 rf_status rf__fused_staged_compile(const char *arch, const rf__fused_variant *variant,
                                    const rf__fused_classes *classes, rf_kernel_info *info);
 /* Threads of its block and bytes of shared memory. */
-enum { RF__FUSED_STAGED_BLOCK = 512, RF__FUSED_STAGED_RING = 204800, RF__FUSED_STAGED_SHARED = RF__FUSED_STAGED_RING + 128 };
+enum { RF__FUSED_STAGED_BLOCK = 992, RF__FUSED_STAGED_RING = 204800, RF__FUSED_STAGED_SHARED = RF__FUSED_STAGED_RING + 128 };
 
 #endif

@@ -113,7 +113,8 @@ static rf_status features_upload(rf__fused_call *call, const rf_fused_embedding_
             .output_offset = feature->output_column * rf__dtype_bytes(params->output_dtype),
             .pitch = (uint32_t)(feature->dim * element),
             .columns = call->features[f].shape.columns,
-            .pooling = (int32_t)feature->pooling};
+            .pooling = (int32_t)feature->pooling,
+            .shape = rf__fused_shape_code(&call->features[f].shape)};
         call->wide_rows |= feature->rows > UINT32_MAX;
     }
     RF_TRY(rf__cuda_upload(call->device, table, bytes, &call->on_device));
@@ -319,6 +320,19 @@ out:
     return status;
 }
 
+/* Whether the aligned word that the last id lies in may reach beyond the memory that the ids are in. */
+static bool ends_with_an_id(const rf__cuda_device *device, const rf_fused_embedding_bag_params *params) {
+    const uint64_t id_bytes = params->index_type == RF_INT64 ? 8 : 4;
+    const uint64_t end = (uintptr_t)params->indices + (uint64_t)params->lookups * id_bytes;
+    const uint64_t beyond = (end + 4 * id_bytes - 1) / (4 * id_bytes) * (4 * id_bytes);
+    rf__cu_pointer base = 0;
+    size_t bytes = 0;
+    if (beyond == end || params->lookups == 0) return false;
+    if (device->driver->cuMemGetAddressRange_v2(&base, &bytes, (uintptr_t)params->indices) != RF__CU_SUCCESS)
+        return true;
+    return beyond > base + bytes;
+}
+
 static rf__fused_variant variant_of(const rf__fused_call *call, const rf_fused_embedding_bag_params *params) {
     return (rf__fused_variant){.index_type = (int32_t)params->index_type,
                                .offset_type = (int32_t)params->offset_type,
@@ -326,7 +340,8 @@ static rf__fused_variant variant_of(const rf__fused_call *call, const rf_fused_e
                                .wide_positions = params->lookups > INT32_MAX - MOST_LEAD,
                                .wide_rows = call->wide_rows,
                                .weighted = params->sample_weights != NULL,
-                               .check = params->check_bounds};
+                               .check = params->check_bounds,
+                               .exact = ends_with_an_id(call->device, params)};
 }
 
 rf_status rf__fused_call_ready(rf__fused_call *call, const rf_fused_embedding_bag_params *params,

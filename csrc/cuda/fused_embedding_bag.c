@@ -10,7 +10,7 @@ typedef struct arguments {
     const void *indices, *offsets, *sample_weights;
     void *output;
     int64_t output_pitch, end;
-    int32_t lead, bags, n_features, depth;
+    int32_t lead, bags, n_features, limit, n_groups, n_places;
     rf__cu_pointer features, tasks, n_tasks, lanes, partials, arrived, cycles, claimed, record;
 } arguments;
 
@@ -50,7 +50,7 @@ static rf_status launch_staged(const rf__cuda_device *device, const rf__fused_re
                                void *stream) {
     enum { COPIER = 32 };
     arguments own = *values;
-    own.depth = ready->staged.depth;
+    own.limit = ready->staged.depth;
     own.tasks = ready->mapping_on_device +
                 (uint64_t)(rf__fused_rows(&ready->mapping) + 1) * sizeof(rf__fused_mapping);
     return launch(device, ready->staged_kernel, (unsigned)ready->staged.lists, RF__FUSED_STAGED_BLOCK + COPIER,
@@ -82,6 +82,9 @@ rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready 
                         .lead = (int32_t)lead,
                         .bags = (int32_t)params->bags,
                         .n_features = (int32_t)params->n_features,
+                        .limit = ready->map.kernel != NULL ? INT32_MAX : ready->mapping.n_tiles,
+                        .n_groups = ready->mapping.n_groups,
+                        .n_places = ready->mapping.places,
                         .features = ready->features,
                         .tasks = tasks,
                         .lanes = tasks + (uint64_t)ready->mapping.n_tasks * sizeof(rf__fused_task),
@@ -111,17 +114,12 @@ static rf_status check_plan(const rf_fused_embedding_bag_params *params, const r
     if (params->output == NULL && params->bags > 0 && params->output_dim > 0)
         return rf__fail(RF_ERR_VALUE, "recfuse.fused_embedding_bag: output is NULL");
     if (plan == NULL) return RF_OK;
-    if (plan->warps != 0 && (plan->warps < 2 || plan->warps > 64)) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.fused_embedding_bag: warps is %d, must be 2 to 64, or 0 for a good default",
-                        (int)plan->warps);
-    }
     if (plan->mapping != NULL && plan->mapping_on_device == NULL) {
         return rf__fail(RF_ERR_VALUE,
                         "recfuse.fused_embedding_bag: mapping_on_device is NULL, must be the mapping's copy "
                         "on the device");
     }
-    return RF_OK;
+    return rf__check_fused_warps(plan->warps);
 }
 
 /* What both functions of the API begin with: *call is NULL where there is nothing to pool. */

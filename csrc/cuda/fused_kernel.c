@@ -34,12 +34,13 @@ static rf_status options_write(const void *key, bool staged, rf__kernel_options 
     to += snprintf(to, (size_t)(end - to),
                    "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_POSITION=%s -DRF_OUTPUT=%d -DRF_WIDE_ROWS=%d -DRF_WEIGHTED=%d "
                    "-DRF_CHECK=%d -DRF_TIMED=%d -DRF_BLOCK=%d -DRF_MIN_BLOCKS=%d -DRF_BESIDE=%d -DRF_RING=%d "
+                   "-DRF_EXACT=%d "
                    "-DRF_SCHEDULES(X)=",
                    rf__kernel_integer(made->index_type), rf__kernel_integer(made->offset_type),
                    rf__kernel_integer(made->wide_positions ? RF_INT64 : RF_INT32), (int)made->output_dtype,
                    (int)made->wide_rows, (int)made->weighted, (int)made->check, (int)made->timed,
                    staged ? (int)RF__FUSED_STAGED_BLOCK : (int)RF__FUSED_BLOCK, (int)made->min_blocks,
-                   (int)made->beside, (int)RF__FUSED_STAGED_RING);
+                   (int)made->beside, (int)RF__FUSED_STAGED_RING, (int)made->exact);
     for (int32_t i = 0; i < made->n_classes && to < end; i++) {
         const rf__fused_class *one = &classes[i];
         if ((one->kind == RF__FUSED_STAGED) != staged) continue;

@@ -186,6 +186,7 @@ rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, doubl
     if (work->n_batches <= 0 || work->n_sets <= 0 || work->rounds < 0) {
         return rf__fail(RF_ERR_VALUE, "measure: needs a batch, a set of schedules, and rounds of 0 or more");
     }
+    RF_TRY(rf__check_fused_warps(work->warps));
     for (int64_t b = 0; b < work->n_batches; b++) {
         RF_TRY(rf__check_fused_call(&work->batches[b]));
         RF_TRY(rf__check_fused_features(&work->batches[b]));

@@ -7,6 +7,7 @@
 
 #include "cuda/fused.h"
 #include "cuda/fused_measure.h"
+#include "validate.h"
 
 static void *pointer(unsigned long long address) { return (void *)(uintptr_t)address; }
 
@@ -87,7 +88,11 @@ static int call_read(PyObject *object, const char *function, fused_call *call) {
             PyErr_Format(PyExc_ValueError, "%s: a feature is in a buffer that is not there", function);
             return -1;
         }
-        call->params.output_dim += call->params.features[f].dim;
+        if (__builtin_add_overflow(call->params.output_dim, call->params.features[f].dim,
+                                   &call->params.output_dim)) {
+            PyErr_Format(PyExc_ValueError, "%s: the sum of all dims does not fit int64", function);
+            return -1;
+        }
     }
     call->params.check_bounds = true;
     call->params.prefetch_distance = -1;
@@ -145,7 +150,8 @@ PyObject *rf__py_fused_embedding_bag_map(PyObject *module, PyObject *arguments) 
     call.params.offset_type = wide ? RF_INT64 : RF_INT32;
     plan.schedules = PyArray_DATA(schedules);
     plan.warps = warps;
-    Py_BEGIN_ALLOW_THREADS status = rf_fused_embedding_bag_map(&call.params, &plan, sms, stage, &mapping, &rows);
+    Py_BEGIN_ALLOW_THREADS status =
+        rf_fused_embedding_bag_map(&call.params, &plan, sms, stage, &mapping, &rows);
     Py_END_ALLOW_THREADS if (status != RF_OK) {
         rf__py_raise(status, function);
         goto out;
@@ -178,8 +184,9 @@ PyObject *rf__py_fused_embedding_bag_candidates(PyObject *module, PyObject *argu
         goto out;
     }
     int32_t count = 0;
-    if (call.params.features[feature].dim > 0) {
-        const rf_status status = rf__fused_geometry_of(&call.params, feature, &shape);
+    if (call.params.features[feature].dim != 0) {
+        rf_status status = rf__check_fused_features(&call.params);
+        if (status == RF_OK) status = rf__fused_geometry_of(&call.params, feature, &shape);
         if (status != RF_OK) {
             rf__py_raise(status, "fused_embedding_bag_candidates");
             goto out;
@@ -196,6 +203,18 @@ PyObject *rf__py_fused_embedding_bag_candidates(PyObject *module, PyObject *argu
 out:
     call_free(&call);
     return list;
+}
+
+/* Of a call that is to be compiled for: there are no indices and offsets yet. */
+static rf_status check_kinds(const rf_fused_embedding_bag_params *params, int32_t warps) {
+    rf_fused_embedding_bag_params call = *params;
+    rf_status status = RF_OK;
+    call.offsets = params->output;
+    RF_TRY(rf__check_fused_call(&call));
+    RF_TRY(rf__check_fused_features(&call));
+    RF_TRY(rf__check_fused_warps(warps));
+out:
+    return status;
 }
 
 PyObject *rf__py_fused_embedding_bag_compile(PyObject *module, PyObject *arguments) {
@@ -218,6 +237,18 @@ PyObject *rf__py_fused_embedding_bag_compile(PyObject *module, PyObject *argumen
     schedules = schedules_read(schedules_object, 3, &call, function);
     if (schedules == NULL) goto out;
     const int64_t sets = PyArray_DIM(schedules, 0);
+    if (sets == 0) {
+        PyErr_Format(PyExc_ValueError, "%s: schedules has no set", function);
+        goto out;
+    }
+    call.params.index_type = (rf_int_type)index_type;
+    call.params.offset_type = (rf_int_type)offset_type;
+    call.params.sample_weights = weighted ? call.params.output : NULL; /* not looked at */
+    status = check_kinds(&call.params, warps);
+    if (status != RF_OK) {
+        rf__py_raise(status, function);
+        goto out;
+    }
     classes = calloc(1, sizeof *classes);
     features = calloc((size_t)(sets * call.params.n_features) + 1, sizeof *features);
     if (classes == NULL || features == NULL) {

@@ -49,7 +49,8 @@
       "offset_type: int, pooling: int, weighted: bool, padded: bool, check: bool, lookups: int, bags: int, " \
       "schedule: str, rows: int = lookups) -> dict: the complete schedule, and what the compiler says "      \
       "about its GPU kernel")                                                                                \
-    X(small_kernels_compile, "small_kernels_compile(arch: str): the kernels of pinning, gradients and mappings")       \
+    X(small_kernels_compile,                                                                                 \
+      "small_kernels_compile(arch: str): the kernels of pinning, gradients and mappings")                    \
     X(embedding_bag_measure,                                                                                 \
       "embedding_bag_measure(device: int, stream: int, table: (weight, rows, dim, stride, dtype), batches: " \
       "list[(indices, lookups, index_type, offsets, bags, offset_type, include_last_offset, "                \
@@ -58,7 +59,8 @@
       "(rows, count, index_type = int64) | None) -> float64 [schedules, rounds], seconds a batch")           \
     X(fused_embedding_bag_map,                                                                               \
       "fused_embedding_bag_map(call, offsets: int32 or int64 [features * bags + 1], schedules: int32 "       \
-      "[features, 6], warps: int, sms: int = 132, stage: bool = True) -> int32 [rows, 8]; call: (buffers: list[(address, "       \
+      "[features, 6], warps: int, sms: int = 132, stage: bool = True) -> int32 [rows, 8]; call: (buffers: "  \
+      "list[(address, "                                                                                      \
       "numel, dtype)], features: int64 [features, 7], output_dtype: int, output_stride: int)")               \
     X(fused_embedding_bag_candidates,                                                                        \
       "fused_embedding_bag_candidates(call, feature: int) -> list of tuples of 6 ints: schedules worth a "   \

@@ -123,7 +123,7 @@ out:
 
 /* mapping: int32 [rows, 8] on the CPU, copied to the device here; may be NULL. Page-locked memory is copied behind
  * the program's back, and kept by torch for so long. */
-static rf_status mapping_read(AtenTensorHandle handle, const rf__place *place, AtenTensorHandle *copy,
+static rf_status mapping_read(AtenTensorHandle handle, int64_t bags, const rf__place *place, AtenTensorHandle *copy,
                               AtenTensorHandle *on_device, rf_fused_plan *plan) {
     rf_status status = RF_OK;
     rf__tensor mapping;
@@ -131,7 +131,8 @@ static rf_status mapping_read(AtenTensorHandle handle, const rf__place *place, A
     void *data = NULL;
     if (handle == NULL) return RF_OK;
     RF_TRY(rf__tensor_read("mapping", handle, 2, &cpu, &mapping));
-    if (mapping.dtype != aoti_torch_dtype_int32() || mapping.sizes[1] != MAPPING_FIELDS) {
+    if (mapping.dtype != aoti_torch_dtype_int32() || mapping.sizes[1] != MAPPING_FIELDS ||
+        (mapping.sizes[0] == 0 && bags > 0)) {
         return rf__fail(RF_ERR_VALUE,
                         "mapping is %s [%lld, %lld], must be int32 [rows, %d], as the module's map() makes",
                         rf__torch_dtype_name(mapping.dtype), (long long)mapping.sizes[0],
@@ -162,7 +163,7 @@ static rf_status pool_on_gpu(const rf__value *values, const rf__place *place,
     }
     plan.warps = (int32_t)warps;
     RF_TRY(schedules_read(values[SCHEDULES].tensor, params->n_features, &copies[0], &plan));
-    RF_TRY(mapping_read(values[MAPPING].tensor, place, &copies[1], &copies[2], &plan));
+    RF_TRY(mapping_read(values[MAPPING].tensor, params->bags, place, &copies[1], &copies[2], &plan));
     RF_TRY(rf__torch_stream(place, &stream));
     RF_TRY(rf_fused_embedding_bag_workspace(params, &plan, &stream, &bytes));
     if (bytes > 0) RF_TRY(rf__tensor_new(1, bytes, aoti_torch_dtype_uint8(), place, &copies[3], &workspace));

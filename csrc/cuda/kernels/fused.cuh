@@ -18,6 +18,9 @@
 #ifndef RF_POSITION
 #define RF_POSITION int /* holds a position; rf_i64 for 2^31 lookups and more */
 #endif
+#ifndef RF_EXACT
+#define RF_EXACT 0 /* memory may end with the last id: see rf_load_ids */
+#endif
 #ifndef RF_WIDE_ROWS
 #define RF_WIDE_ROWS 0 /* a table has 2^32 rows or more */
 #endif
@@ -42,9 +45,17 @@ struct __align__(16) rf_feature {
     rf_u32 pitch;             /* bytes from row to row */
     int columns;              /* vectors of a row */
     int pooling;              /* rf_pooling */
-    int unused;
+    int shape;                /* what a schedule must be made for: rf_shape_code */
 };
 static_assert(sizeof(rf_feature) == 48, "as in csrc/cuda/fused.h");
+
+/* Of a schedule's constants; as rf__fused_shape_code in csrc/cuda/fused.h. */
+constexpr int rf_shape_code(int dtype, int align, int store, int lanes, int vectors, int whole, int pooling,
+                            int padded) {
+    return dtype | align << 2 | store << 7 | lanes << 12 | vectors << 18 | whole << 20 | pooling << 21 | padded << 23;
+}
+/* The part of it that matters to the schedule "columns". */
+enum { RF_COLUMN_CODE = (1 << 12) - 1 };
 
 /* What one block does: bags [first_bag, last_bag) of a feature, or of the 32 lanes of a tile. */
 struct __align__(16) rf_task {
@@ -70,7 +81,8 @@ struct rf_fused_arguments {
     rf_i64 output_pitch; /* bytes */
     rf_i64 end;
     int lead, bags, n_features;
-    int depth; /* of staged tasks a block */
+    int limit; /* number of tiles; of staged tasks, a block */
+    int n_groups, n_places; /* of tasks that share bags */
     const rf_feature *features;
     const rf_task *tasks;
     const int *n_tasks; /* NULL: as many as blocks */
@@ -104,8 +116,17 @@ RF_INLINE void rf_load_words(rf_i64 (&to)[4], const rf_i64 *from) {
 }
 
 /* Four ids from `position`, a multiple of four. Those outside the lookups lie in an aligned word of 16 bytes (32, for
- * wide ids) with one that is inside, so in memory that is there: they are read and not used. */
+ * wide ids) with one that is inside: they are read and not used. Memory begins with a whole word; where it may not end
+ * with one, the host asks for RF_EXACT (csrc/cuda/fused_call.c). */
 RF_INLINE void rf_load_ids(const rf_fused_arguments &my, RF_POSITION position, rf_four_ids &to) {
+    if constexpr (RF_EXACT) {
+        if (position + 4 > (RF_POSITION)my.end) {
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                to.id[k] = position + k < (RF_POSITION)my.end ? rf_load(my.indices + position + k) : 0;
+            return;
+        }
+    }
     rf_load_words(to.id, my.indices + position);
 }
 
@@ -123,6 +144,12 @@ RF_INLINE bool rf_good_bag(const rf_fused_arguments &my, RF_OFFSET begin, RF_OFF
 /* Whether a task's offsets begin with the very first, and that is not 0. */
 RF_INLINE bool rf_bad_start(const rf_fused_arguments &my, int feature, int first_bag) {
     return RF_CHECK && feature == 0 && first_bag == 0 && rf_load(my.offsets) != 0;
+}
+
+/* A mapping is made by the host, and may be the user's: it is checked as lookups are, but what is wrong is left out
+ * without a word. */
+RF_INLINE bool rf_is_feature(const rf_fused_arguments &my, int feature) {
+    return !RF_CHECK || (rf_u32)feature < (rf_u32)my.n_features;
 }
 
 /* Bag `bag` of a feature; empty where it is not there, or where its offsets are bad, which sets `bad`. */

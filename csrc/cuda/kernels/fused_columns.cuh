@@ -17,6 +17,7 @@ template <int DTYPE, int ALIGN_, int STORE_, int POOLING_> struct rf_columns_sha
     typedef rf_bytes<ALIGN_> vector;
     static constexpr int ALIGN = ALIGN_, STORE = STORE_, POOLING = POOLING_;
     static constexpr int ELEMENTS = ALIGN_ / element::BYTES;
+    static constexpr int SHAPE = rf_shape_code(DTYPE, ALIGN_, STORE_, 0, 0, 0, 0, 0);
     static constexpr int BAGS = ELEMENTS > 4 ? 2 : 4; /* that a warp takes at once */
 };
 
@@ -33,7 +34,14 @@ struct rf_column {
 };
 
 template <class S> RF_INLINE rf_column rf_column_of(const rf_fused_arguments &my, const rf_task &task) {
-    const rf_lane lane = my.lanes[(rf_i64)task.feature * 32 + threadIdx.x % 32];
+    rf_lane lane = my.lanes[(rf_i64)task.feature * 32 + threadIdx.x % 32];
+    if (RF_CHECK && lane.feature >= 0 &&
+        (!rf_is_feature(my, lane.feature) ||
+         (rf_load(&my.features[lane.feature].shape) & RF_COLUMN_CODE) != S::SHAPE ||
+         (rf_u32)lane.column >= (rf_u32)rf_load(&my.features[lane.feature].columns))) {
+        lane.feature = -1;
+        lane.column = 0;
+    }
     const rf_feature &feature = my.features[max(lane.feature, 0)];
     rf_column column;
     column.table = rf_load(&feature.weight) + (rf_i64)lane.column * S::ALIGN;
@@ -117,11 +125,15 @@ RF_INLINE void rf_add_rest(const rf_fused_arguments &my, const rf_column &column
 template <class S> RF_INLINE void rf_pool_columns(const rf_fused_arguments &my, const rf_task &task) {
     typedef typename S::vector vector;
     constexpr int STEP = RF_BLOCK / 32 * S::BAGS;
+    if (RF_CHECK && ((rf_u32)task.feature >= (rf_u32)my.limit || task.first_bag < 0 || task.first_bag >= task.last_bag))
+        return;
     const rf_column column = rf_column_of<S>(my, task);
     int first = task.first_bag + (int)threadIdx.x / 32 * S::BAGS;
-    bool bad = column.offsets == my.offsets && rf_bad_start(my, 0, task.first_bag);
+    const bool bad_start = column.offsets == my.offsets && rf_bad_start(my, 0, task.first_bag);
+    bool bad = bad_start;
     rf_short_bags<S> now, next;
     now.load_bags(my, column, first, bad);
+    if (bad_start && first == 0) now.filled &= ~1u;
     now.load_ids(my);
 #pragma unroll 1
     for (; first < task.last_bag; first += STEP) {

@@ -47,8 +47,10 @@ RF_INLINE void run(const rf_fused_arguments &my, const rf_task *at, float *left)
     rf_task task = rf_load_task<NUMBER>(at);
     task.last_bag = min(task.last_bag, my.bags); /* a mapping may be for some more */
     if constexpr (KIND == 0) {
-        rf_pool<rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE, STATION, SPLIT>>(
-            my, task, rf_from_memory(), left);
+        typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE, STATION,
+                               SPLIT>
+            shape;
+        if (rf_can_pool<shape>(my, task)) rf_pool<shape>(my, task, rf_from_memory(), left);
     } else {
         rf_pool_columns<rf_columns_shape<DTYPE, ALIGN, STORE, POOLING>>(my, task);
     }

@@ -33,6 +33,8 @@ struct rf_fused_shape {
     static constexpr int STRIDE = 4 * SLOTS * WARPS;            /* lookups of a bag that one id load covers */
     static constexpr int LOADS = DISTANCE_ < 4 ? 1 : DISTANCE_ / 4; /* of four ids, a batch of rows */
     static constexpr int FLIGHT = DISTANCE_ < 4 ? DISTANCE_ : 4;    /* rows of one such load in flight */
+    static constexpr int SHAPE =
+        rf_shape_code(DTYPE, ALIGN_, STORE_, LANES_, VECTORS_, WHOLE_, POOLING_, PADDED_);
     static constexpr int KEPT = ELEMENTS > SLOTS ? ELEMENTS / SLOTS : 1; /* elements of a sum a lane ends with */
 };
 
@@ -334,6 +336,20 @@ RF_INLINE void rf_finish_shared(const rf_fused_arguments &my, const rf_task &tas
     }
 }
 
+/* Whether a task is one that this schedule can do. */
+template <class S> RF_INLINE bool rf_can_pool(const rf_fused_arguments &my, const rf_task &task) {
+    if (!RF_CHECK) return true;
+    if (!rf_is_feature(my, task.feature) || task.first_bag < 0 || task.first_bag >= task.last_bag) return false;
+    const rf_feature &feature = my.features[task.feature];
+    if (rf_load(&feature.shape) != S::SHAPE) return false;
+    const rf_i64 column = (rf_i64)task.slice * S::LANES * S::VECTORS;
+    if (column < 0 || column >= rf_load(&feature.columns)) return false;
+    if (!S::SPLIT) return true;
+    const rf_i64 floats = (task.part >> 16) * (rf_i64)(task.last_bag - task.first_bag) * (rf_shared_bags<S>::WIDTH + 1);
+    return (task.part & 0xffff) < task.part >> 16 && (rf_u32)task.group < (rf_u32)my.n_groups && task.place >= 0 &&
+           task.place * 32ll + floats <= my.n_places * 32ll;
+}
+
 /* A task's bags, THREADS threads each. */
 template <class S, class SOURCE>
 RF_INLINE void rf_pool(const rf_fused_arguments &my, const rf_task &task, SOURCE source, float *left) {
@@ -344,9 +360,12 @@ RF_INLINE void rf_pool(const rf_fused_arguments &my, const rf_task &task, SOURCE
     const int warp = S::WARPS > 1 ? threadIdx.x / 32 % S::WARPS : 0;
     const int first_lookup = (warp * S::SLOTS + place.slot()) * 4;
     const int mine = (int)threadIdx.x / (S::GROUP * S::WARPS); /* of the bags pooled at once */
-    bool bad = rf_bad_start(my, task.feature, task.first_bag);
+    const bool bad_start = rf_bad_start(my, task.feature, task.first_bag);
+    bool bad = bad_start;
     rf_bag next = rf_load_part<S>(my, task, offsets, task.first_bag + BAGS + mine, bad);
-    rf_rest rest(rf_load_part<S>(my, task, offsets, task.first_bag + mine, bad), first_lookup);
+    rf_bag now = rf_load_part<S>(my, task, offsets, task.first_bag + mine, bad);
+    if (bad_start && mine == 0) now = {0, 0};
+    rf_rest rest(now, first_lookup);
     rf_four_ids ids[S::LOADS];
     rf_load_batch<S>(my, rest.position, rest.left, ids);
     source.wait();

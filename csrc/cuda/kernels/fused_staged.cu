@@ -105,9 +105,22 @@ struct from_ring {
 template <int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE, int POOLING, int PADDED,
           int THREADS, int DISTANCE, int STATION, int SPLIT>
 RF_INLINE void run(const rf_fused_arguments &my, const rf_task &task, int turn) {
-    rf_pool<
-        rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE, STATION, SPLIT>>(
-        my, task, from_ring{turn, 0}, nullptr);
+    typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE, STATION,
+                           SPLIT>
+        shape;
+    from_ring source = {turn, 0};
+    if (rf_can_pool<shape>(my, task)) {
+        rf_pool<shape>(my, task, source, nullptr);
+    } else {
+        source.wait();
+    }
+}
+
+/* The end of a list, or what no list may have. */
+RF_INLINE bool is_end(const rf_fused_arguments &my, const rf_task &task) {
+    if (task.feature < 0 || !rf_is_feature(my, task.feature)) return true;
+    const rf_feature &feature = my.features[task.feature];
+    return RF_CHECK && rf_load(&feature.rows) > RF_RING / (rf_i64)rf_load(&feature.pitch);
 }
 
 /* One thread: copies the tables of the list. `head` and `tail` count bytes that have come and gone. */
@@ -116,9 +129,9 @@ RF_INLINE void copy_tables(const rf_fused_arguments &my) {
     rf_u32 head = 0, tail = 0, place = 0; /* `place` of the head in the ring */
     int gone = 0;
     rf_u32 sizes[SLOTS];
-    for (int turn = 0; turn < my.depth; turn++) {
+    for (int turn = 0; turn < my.limit; turn++) {
         const rf_task task = rf_load_task<-1>(my.tasks + (rf_i64)turn * gridDim.x + blockIdx.x);
-        if (task.feature < 0) return;
+        if (is_end(my, task)) return;
         const rf_feature &feature = my.features[task.feature];
         const rf_u8 *from = rf_load(&feature.weight);
         const rf_u32 bytes = (rf_u32)rf_load(&feature.rows) * rf_load(&feature.pitch);
@@ -145,10 +158,10 @@ RF_INLINE void copy_tables(const rf_fused_arguments &my) {
 }
 
 RF_INLINE void pool_tables(const rf_fused_arguments &my) {
-    for (int turn = 0; turn < my.depth; turn++) {
+    for (int turn = 0; turn < my.limit; turn++) {
         const rf_task *at = my.tasks + (rf_i64)turn * gridDim.x + blockIdx.x;
         rf_task task = rf_load_task<-1>(at);
-        if (task.feature < 0) return;
+        if (is_end(my, task)) return;
         task.last_bag = min(task.last_bag, my.bags);
         switch (task.schedule) {
 #define RF_CASE(number, ...)                \
@@ -157,6 +170,8 @@ RF_INLINE void pool_tables(const rf_fused_arguments &my) {
         break;
             RF_SCHEDULES(RF_CASE)
 #undef RF_CASE
+        default:
+            from_ring{turn, 0}.wait();
         }
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(&the_ring().empty[turn % SLOTS]);

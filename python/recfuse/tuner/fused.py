@@ -29,7 +29,7 @@ from recfuse.tuner.fused_state import Finished, State, identity, rows_of, rows_r
 
 __all__ = ["tune_collection"]
 
-_WARPS = (64, 48, 40, 32, 24, 16)
+_WARPS = (40, 32, 28, 24, 20, 16)
 _FAR_OFF = 1.5  # how much slower than the best an occupancy may be with the defaults to be tuned
 # Shares of the time: by when kernels of the local stage are timed, those of the global one, and refinements.
 _LOCAL, _GLOBAL, _REFINE = 0.65, 0.8, 0.92

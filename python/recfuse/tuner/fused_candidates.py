@@ -4,7 +4,7 @@ A class is the features that can run the same schedules in the same code: of one
 alignment. Before anything is compiled, rules take away what cannot win at a feature's mean bag length:
 
 - pool: threads so many that the rows read at once exceed a bag's lookups, or so few that one slot gets more
-  than 64 of them (where there are more threads to be had); rows in flight beyond a slot's share of a bag, and
+  than 24 of them (where there are more threads to be had); rows in flight beyond a slot's share of a bag, and
   beyond what registers hold at an occupancy; blocks that share a bag of fewer than 32 rows each;
 - columns: bags of more than 4 lookups, which one lane would sum alone;
 - staged: features with fewer lookups in a batch than rows in their table, most of which were staged in vain.
@@ -24,7 +24,7 @@ from recfuse.tuner.problem import power_of_two
 
 _POOL, _COLUMNS, _STAGED = (KINDS.index(name) for name in ("pool", "columns", "staged"))
 _IN_REGISTERS = (0, 2)  # the default station, and that of the name
-_LONGEST_SLOT = 64  # rows of a bag for one slot
+_LONGEST_SLOT = 24  # rows of a bag for one slot: more, and single blocks outlast the others
 _LONGEST_COLUMN = 4  # lookups of a bag for one lane
 _LEAST_PART = 32  # rows of a bag for each of the blocks that share it
 _REGISTERS = 65536  # of an SM

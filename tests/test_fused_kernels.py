@@ -1,0 +1,218 @@
+"""The kernels of the fused operator compile for three generations of GPUs, without spilling. Needs no GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cuda_program import Program
+from recfuse import _C, workloads
+from test_kernels import (
+    ARCHS,
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    INT32,
+    INT64,
+    MAX,
+    MEAN,
+    SUM,
+    standalone,
+)
+
+PLACE = 1 << 20  # an address: nothing is read there
+BAGS = 256
+KNOWN, UNKNOWN = True, False
+DEFAULT_REGISTERS = 72  # so that 28 warps of an SM have theirs
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel: the default classes of a model."""
+
+    model: str
+    arch: str = "sm_90a"
+    dtype: int = FLOAT32
+    integer: int = INT32
+    weighted: bool = False
+    check: bool = True
+    known: bool = KNOWN  # whether lengths of bags are expected, or every bucket of them may come
+    poolings: tuple[int, ...] = (SUM,)
+    padding_idx: int = -1
+
+    def features(self) -> NDArray[np.int64]:
+        """[features, 7], tables one behind the other."""
+        model = workloads.model(self.model)
+        rows = np.zeros((model.features, 7), np.int64)
+        sizes = [-(-count * dim // 64) * 64 for count, dim in zip(model.rows, model.dims, strict=True)]
+        rows[:, 1] = np.cumsum(sizes) - sizes
+        rows[:, 2], rows[:, 3], rows[:, 5] = model.rows, model.dims, self.padding_idx
+        rows[:, 4] = [self.poolings[number % len(self.poolings)] for number in range(model.features)]
+        rows[:, 6] = np.cumsum(model.dims) - model.dims
+        return rows
+
+    def schedules(self) -> NDArray[np.int32]:
+        """[1, features, 6]: defaults, with what a bag of each is expected to have."""
+        model = workloads.model(self.model)
+        schedules = np.zeros((1, model.features, 6), np.int32)
+        if self.known:
+            lengths = np.diff(model.batch(BAGS, seed=1).offsets).reshape(model.features, BAGS)
+            sixteenths = np.maximum(lengths.mean(axis=1) * 16, 1)
+            schedules[0, :, 5] = np.where(lengths.any(axis=1), sixteenths, -1)
+        return schedules
+
+    def compile(self) -> dict[str, Any]:
+        features = self.features()
+        elements = int(features[-1, 1] + features[-1, 2] * features[-1, 3])
+        call = ([(PLACE, elements, self.dtype)], features, self.dtype, int(features[:, 3].sum()))
+        kind = (self.integer, self.integer, self.weighted, self.check)
+        return _C.fused_embedding_bag_compile(self.arch, call, *kind, self.schedules(), 0, False)
+
+
+JOBS = (
+    *(Job(model) for model in "ABCDE"),
+    Job("B", dtype=FLOAT16, known=UNKNOWN),
+    Job("D", "sm_80", known=UNKNOWN),
+    Job("B", "sm_80", poolings=(SUM, MEAN, MAX), padding_idx=0),
+    Job("D", "sm_80", FLOAT16, INT64),
+    Job("E", "sm_80", BFLOAT16, weighted=True),
+    Job("B", "sm_100", BFLOAT16, INT64),
+    Job("C", "sm_100", weighted=True, padding_idx=3),
+    Job("D", "sm_100", FLOAT16, poolings=(MAX, MEAN), padding_idx=0, known=UNKNOWN),
+    Job("E", "sm_100", integer=INT64, check=False),
+    Job("A", dtype=FLOAT16, integer=INT64, weighted=True),
+    Job("D", dtype=BFLOAT16, poolings=(MEAN,), check=False),
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty cache of kernels for the tests of this file."""
+    if _C.jit_status()["nvrtc"] is None:
+        pytest.skip("no NVRTC here; pip install '.[test]' brings it")
+    folder = tmp_path_factory.mktemp("kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECFUSE_CACHE_DIR", str(folder))
+        patch.delenv("RECFUSE_JIT", raising=False)
+        yield folder
+
+
+def test_the_models_without_spills(cache: Path) -> None:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(Job.compile, JOBS))
+    print(
+        f"\n{'registers':>9} {'spilled':>7} {'stack':>5} {'classes':>7} {'cubin':>7} {'seconds':>7}  kernel"
+    )
+    spilling = []
+    for job, result in zip(JOBS, results, strict=True):
+        numbers = [
+            result[name] for name in ("registers", "spill_bytes", "stack_bytes", "classes", "cubin_bytes")
+        ]
+        print("{:9} {:7} {:5} {:7} {:7} {:7.1f}  {}".format(*numbers, result["seconds"], job))
+        assert 0 < result["registers"] <= DEFAULT_REGISTERS and result["classes"] > 0, job
+        if result["spill_bytes"] or result["stack_bytes"]:
+            spilling.append((job, result["spill_bytes"], result["stack_bytes"]))
+    assert spilling == []
+    assert len({result["path"] for result in results}) == len(JOBS)
+    again = JOBS[4].compile()
+    assert again["cached"] and again["path"] == results[4]["path"]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", ("fused_embedding_bag", "fused_map", "fused_staged"))
+def test_each_file_compiles_alone(cuda_program: Program, tmp_path: Path, name: str, arch: str) -> None:
+    """By its macros' defaults, as nvcc would."""
+    if name == "fused_staged" and arch == "sm_80":
+        pytest.skip("tables are staged from sm_90 on")
+    program = cuda_program.beside_own_kernels()
+    info = program.compile(tmp_path, arch, source=(f"{name}.cu", f"rf_{name}"))
+    assert "error" not in info, info
+    assert info["spill"] == 0 and info["stack"] == 0
+
+
+@pytest.mark.parametrize("name", ("fused_embedding_bag", "fused_map", "fused_staged"))
+def test_each_file_compiles_by_nvcc(tmp_path: Path, name: str) -> None:
+    output = standalone(f"{name}.cu", "sm_90a", {}, tmp_path)
+    assert f"rf_{name}" in output and " 0 bytes spill stores" in output
+
+
+def compile_call(arch: str = "sm_90a", **changes: Any) -> dict[str, Any]:
+    features = np.array([[0, 0, 10, 8, SUM, -1, 0], [1, 0, 10, 128, SUM, -1, 8]], np.int64)
+    plain = {
+        "buffers": [(PLACE, 80, FLOAT32), (PLACE, 1280, FLOAT32)],
+        "features": features,
+        "output_dtype": FLOAT32,
+        "stride": 136,
+        "index": INT64,
+        "offset": INT64,
+        "schedules": np.zeros((1, 2, 6), np.int32),
+        "warps": 0,
+    }
+    assert not changes.keys() - plain.keys()
+    buffers, features, output_dtype, stride, index, offset, schedules, warps = {**plain, **changes}.values()
+    call = (buffers, features, output_dtype, stride)
+    return _C.fused_embedding_bag_compile(arch, call, index, offset, False, True, schedules, warps, False)
+
+
+def changed(place: int, field: int, value: int) -> NDArray[np.int64]:
+    """Features of which one field is another."""
+    features = np.array([[0, 0, 10, 8, SUM, -1, 0], [1, 0, 10, 128, SUM, -1, 8]], np.int64)
+    features[place, field] = value
+    return features
+
+
+def scheduled(field: int, value: int) -> NDArray[np.int32]:
+    schedules = np.zeros((1, 2, 6), np.int32)
+    schedules[0, 1, field] = value
+    return schedules
+
+
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "index type": ({"index": 2}, TypeError, "index_type is 2"),
+    "offset type": ({"offset": -1}, TypeError, "offset_type -1"),
+    "warps": ({"warps": 65}, ValueError, "warps is 65"),
+    "negative warps": ({"warps": -2}, ValueError, "warps is -2"),
+    "no set": ({"schedules": np.zeros((0, 2, 6), np.int32)}, ValueError, "schedules"),
+    "schedules of fewer": ({"schedules": np.zeros((1, 1, 6), np.int32)}, ValueError, "a row a feature"),
+    "narrow schedules": ({"schedules": np.zeros((1, 2, 5), np.int32)}, ValueError, "a row a feature"),
+    "flat schedules": ({"schedules": np.zeros((2, 6), np.int32)}, (TypeError, ValueError), "schedules"),
+    "kind": ({"schedules": scheduled(0, 7)}, ValueError, "kind is 7"),
+    "threads": ({"schedules": scheduled(1, 8)}, ValueError, "threads is 8"),
+    "distance": ({"schedules": scheduled(2, 5)}, ValueError, "distance is 5"),
+    "station": ({"schedules": scheduled(3, 99)}, ValueError, "station is 99"),
+    "split": ({"schedules": scheduled(4, 100)}, ValueError, "split is 100"),
+    "buffer": ({"features": changed(1, 0, 2)}, ValueError, "not there"),
+    "place": ({"features": changed(1, 1, 64)}, ValueError, "must lie in buffer"),
+    "rows": ({"features": changed(0, 2, 1 << 62)}, ValueError, "must lie in buffer"),
+    "negative dim": ({"features": changed(0, 3, -8)}, ValueError, "must lie in buffer"),
+    "huge dim": ({"features": changed(0, 3, (1 << 63) - 1)}, ValueError, "all dims"),
+    "pooling": ({"features": changed(0, 4, 9)}, ValueError, "pooling"),
+    "padding": ({"features": changed(0, 5, 10)}, ValueError, "padding_idx"),
+    "column": ({"features": changed(1, 6, 4)}, ValueError, "begin at column"),
+    "stride": ({"stride": 100}, ValueError, "stride"),
+    "output dtype": ({"output_dtype": 3}, ValueError, "output_dtype"),
+    "dtype": ({"buffers": [(PLACE, 80, 9), (PLACE, 1280, 0)]}, ValueError, "dtype 9"),
+    "short buffer": ({"buffers": [(PLACE, 79, 0), (PLACE, 1280, 0)]}, ValueError, "must lie in buffer"),
+    "buffers": ({"buffers": (1, 2)}, TypeError, "list"),
+    "no pair": ({"buffers": [1, 2]}, TypeError, "must be a tuple"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_compiled(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before the compiler is asked, which is forbidden here."""
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("RECFUSE_JIT", "off")
+    changes, kind, words = BAD[name]
+    with pytest.raises(kind, match=words):
+        compile_call(**changes)
+    with pytest.raises(NotImplementedError, match="RECFUSE_JIT=off forbids"):
+        compile_call()
