@@ -20,7 +20,9 @@ from _peers import CUDA_KINDS, fbgemm_missing
 BASELINE, COMPILED, PADDED = "torch", "torch.compile", "padded"
 V1, V2, NBIT = (f"fbgemm {kind}" for kind in CUDA_KINDS)
 ONE_WARP, DEFAULT, TUNED = "one warp a bag", "recfuse", "recfuse tuned"
-NAMES = (BASELINE, COMPILED, PADDED, V1, V2, NBIT, ONE_WARP, DEFAULT, TUNED)
+UNCHECKED = "recfuse unchecked"
+"""With its plan, and without bounds checks: as FBGEMM's are run."""
+NAMES = (BASELINE, COMPILED, PADDED, V1, V2, NBIT, ONE_WARP, DEFAULT, TUNED, UNCHECKED)
 """In the order in which they are shown."""
 SLOW = (BASELINE, COMPILED, PADDED)
 """What needs milliseconds a batch, a good part of it on the host."""
@@ -97,6 +99,20 @@ def fused_run(module: torch.nn.Module) -> Run:
     return run
 
 
+def unchecked_run(module: recfuse.nn.FusedEmbeddingBagCollection) -> Run:
+    """A call of its operator with `bounds_check="off"`."""
+    packed = module._packed
+
+    @torch.inference_mode()
+    def run(batch: Batch) -> Tensor:
+        return torch.ops.recfuse.fused_embedding_bag(
+            packed.buffers, packed.features, batch.indices, batch.offsets, packed.output_dim,
+            bounds_check="off", schedules=packed.schedules, warps=packed.warps,
+        )  # fmt: skip
+
+    return run
+
+
 def make_runs(
     subject: Subject, names: Iterable[str], dtype: torch.dtype = torch.float32
 ) -> tuple[dict[str, Run], list[str]]:
@@ -111,6 +127,7 @@ def make_runs(
         ONE_WARP: lambda: one_warp_run(subject, dtype),
         DEFAULT: lambda: fused_run(default_collection(subject, dtype)),
         TUNED: lambda: fused_run(tuned_collection(subject, dtype)),
+        UNCHECKED: lambda: unchecked_run(tuned_collection(subject, dtype)),
     }
     for kind in CUDA_KINDS:
         for suffix, output in (("", dtype), (", fp32 out", torch.float32)):

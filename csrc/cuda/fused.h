@@ -47,6 +47,7 @@ typedef struct rf__fused_class {
 typedef struct rf__fused_classes {
     int32_t count;
     rf__fused_class of[RF__FUSED_MOST_CLASSES];
+    uint64_t code[RF__FUSED_MOST_CLASSES]; /* all fields of each in one number, to find it by */
 } rf__fused_classes;
 
 /* One feature as the mapping sees it. */

@@ -9,12 +9,19 @@
 typedef struct arguments {
     const void *indices, *offsets, *sample_weights;
     void *output;
-    int64_t output_pitch, end;
+    int64_t end;
+    uint32_t output_pitch;
     int32_t lead, bags, n_features, limit, n_groups, n_places;
     rf__cu_pointer features, tasks, n_tasks, lanes, partials, arrived, cycles, claimed, record;
 } arguments;
 
 static rf_status check_limits(const rf_fused_embedding_bag_params *params) {
+    enum { MOST_COLUMNS = INT32_MAX / 4 };
+    if (params->output_stride > MOST_COLUMNS) {
+        return rf__fail(RF_ERR_UNSUPPORTED,
+                        "recfuse.fused_embedding_bag: an output of %" PRId64 " columns; on a GPU at most %d are supported",
+                        params->output_stride, MOST_COLUMNS);
+    }
     if (params->bags <= INT32_MAX / 2 && params->n_features <= INT32_MAX / 2) return RF_OK;
     return rf__fail(RF_ERR_UNSUPPORTED,
                     "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64
@@ -77,7 +84,7 @@ rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready 
                         .offsets = params->offsets,
                         .sample_weights = params->sample_weights == NULL ? NULL : params->sample_weights - lead,
                         .output = params->output,
-                        .output_pitch = params->output_stride * rf__dtype_bytes(params->output_dtype),
+                        .output_pitch = (uint32_t)(params->output_stride * rf__dtype_bytes(params->output_dtype)),
                         .end = lead + params->lookups,
                         .lead = (int32_t)lead,
                         .bags = (int32_t)params->bags,

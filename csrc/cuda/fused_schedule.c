@@ -99,13 +99,25 @@ static rf__fused_class class_of(const rf__fused_geometry *shape, const rf_fused_
                              .split = schedule->split};
 }
 
+/* All of a class in one number. */
+static uint64_t code_of(const rf__fused_class *one) {
+    const int32_t fields[] = {one->dtype, one->align,   one->store, one->lanes,   one->vectors,  one->whole,
+                              one->pooling, one->padded, one->kind, one->threads, one->distance, one->station, one->split};
+    static const int bits[] = {2, 5, 5, 6, 2, 1, 2, 1, 2, 7, 5, 3, 7};
+    uint64_t code = 0;
+    for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++) code = code << bits[i] | (uint64_t)fields[i];
+    return code;
+}
+
 /* The number of a class, which is added where it is new; -1: there is no room. */
 static int32_t class_number(rf__fused_classes *classes, const rf__fused_class *wanted) {
+    const uint64_t code = code_of(wanted);
     for (int32_t i = 0; i < classes->count; i++) {
-        if (memcmp(&classes->of[i], wanted, sizeof *wanted) == 0) return i;
+        if (classes->code[i] == code) return i;
     }
     if (classes->count == RF__FUSED_MOST_CLASSES) return -1;
     classes->of[classes->count] = *wanted;
+    classes->code[classes->count] = code;
     return classes->count++;
 }
 
@@ -144,6 +156,11 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
         const int32_t bucket = level == ONE_A_SHAPE   ? RF__FUSED_BUCKETS / 2
                                : given->expected != 0 ? rf__fused_bucket(mean)
                                                       : b;
+        if (b > 0 && (given->expected != 0 || (is_default && level != BY_LENGTH))) { /* for every length the same */
+            feature->class_of[b] = feature->class_of[0];
+            feature->staged_of[b] = feature->staged_of[0];
+            continue;
+        }
         rf_fused_schedule schedule = *given;
         if (is_default && level == COLUMNS_ALONE) schedule.kind = RF_FUSED_KIND_COLUMNS;
         if (is_default && level == ONE_A_SHAPE) schedule.kind = RF_FUSED_KIND_POOL;

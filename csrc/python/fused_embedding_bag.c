@@ -115,6 +115,25 @@ static PyArrayObject *schedules_read(PyObject *object, int dimensions, const fus
     return array;
 }
 
+static void mapping_capsule_free(PyObject *capsule) {
+    rf_fused_mapping_free(PyCapsule_GetPointer(capsule, NULL));
+}
+
+/* An array [rows, 8] that owns the mapping; *mapping is then NULL. */
+static PyObject *mapping_array(int32_t **mapping, int64_t rows) {
+    npy_intp shape[2] = {(npy_intp)rows, 8};
+    PyObject *array = PyArray_SimpleNewFromData(2, shape, NPY_INT32, *mapping);
+    PyObject *owner = array != NULL ? PyCapsule_New(*mapping, NULL, mapping_capsule_free) : NULL;
+    if (owner == NULL) {
+        Py_XDECREF(array);
+        return NULL;
+    }
+    *mapping = NULL;
+    if (PyArray_SetBaseObject((PyArrayObject *)array, owner) == 0) return array; /* takes the reference */
+    Py_DECREF(array);
+    return NULL;
+}
+
 PyObject *rf__py_fused_embedding_bag_map(PyObject *module, PyObject *arguments) {
     (void)module;
     static const char function[] = "fused_embedding_bag_map";
@@ -156,9 +175,7 @@ PyObject *rf__py_fused_embedding_bag_map(PyObject *module, PyObject *arguments) 
         rf__py_raise(status, function);
         goto out;
     }
-    npy_intp shape[2] = {(npy_intp)rows, 8};
-    result = PyArray_SimpleNew(2, shape, NPY_INT32);
-    if (result != NULL) memcpy(PyArray_DATA((PyArrayObject *)result), mapping, (size_t)rows * 32);
+    result = mapping_array(&mapping, rows);
 out:
     rf_fused_mapping_free(mapping);
     Py_XDECREF(offsets);

@@ -78,8 +78,8 @@ struct rf_fused_arguments {
     const RF_OFFSET *offsets; /* [features * bags + 1] */
     const float *sample_weights;
     rf_u8 *output;
-    rf_i64 output_pitch; /* bytes */
     rf_i64 end;
+    rf_u32 output_pitch; /* bytes */
     int lead, bags, n_features;
     int limit; /* number of tiles; of staged tasks, a block */
     int n_groups, n_places; /* of tasks that share bags */

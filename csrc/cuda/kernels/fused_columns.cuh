@@ -163,7 +163,7 @@ template <class S> RF_INLINE void rf_pool_columns(const rf_fused_arguments &my, 
 #pragma unroll
                 for (int e = 0; e < S::ELEMENTS; e++) sum[e] = rf_divide(sum[e], (float)lookups);
             }
-            rf_store<S::STORE, S::ELEMENTS>(column.output + (first + k) * my.output_pitch, sum);
+            rf_store<S::STORE, S::ELEMENTS>(column.output + (rf_u64)(rf_u32)(first + k) * my.output_pitch, sum);
         }
         now = next;
     }

@@ -288,7 +288,7 @@ RF_INLINE void rf_finish_bag(const rf_fused_arguments &my, const rf_task &task, 
         if (threadIdx.x % S::GROUP == 0) to[rf_shared_bags<S>::WIDTH] = (float)count;
         return;
     }
-    rf_u8 *to = place.output + bag * my.output_pitch;
+    rf_u8 *to = place.output + (rf_u64)(rf_u32)bag * my.output_pitch;
 #pragma unroll
     for (int i = 0; i < S::VECTORS; i++) {
         if (!S::WHOLE && place.column_of(task) + i * S::LANES >= rf_load(&my.features[task.feature].columns))
@@ -330,7 +330,7 @@ RF_INLINE void rf_finish_shared(const rf_fused_arguments &my, const rf_task &tas
         }
         const float value = rf_pooled_value<S>(sum, (rf_i64)count);
         constexpr int BYTES = rf_element<RF_OUTPUT>::BYTES;
-        rf_store<BYTES, 1>(my.output + (task.first_bag + bag) * my.output_pitch +
+        rf_store<BYTES, 1>(my.output + (rf_u64)(task.first_bag + bag) * my.output_pitch +
                                rf_load(&feature.output_offset) + (rf_i64)(first + column) * BYTES,
                            &value);
     }
@@ -357,6 +357,7 @@ RF_INLINE void rf_pool(const rf_fused_arguments &my, const rf_task &task, SOURCE
     constexpr int ROUNDS = 4 / S::FLIGHT;
     const rf_pool_place<S> place(my, task);
     const RF_OFFSET *offsets = my.offsets + (rf_i64)task.feature * my.bags;
+    asm volatile("" : "+l"(offsets)); /* else it is worked out for each bag */
     const int warp = S::WARPS > 1 ? threadIdx.x / 32 % S::WARPS : 0;
     const int first_lookup = (warp * S::SLOTS + place.slot()) * 4;
     const int mine = (int)threadIdx.x / (S::GROUP * S::WARPS); /* of the bags pooled at once */
