@@ -25,7 +25,8 @@ def _no_error_left() -> Iterator[None]:
 CONTENTS = {"indices range"}
 
 
-@pytest.mark.parametrize("name", sorted(TWO_TABLES_ERRORS.keys() - {"buffer strided"}))  # a copy is contiguous
+# A copy on the device is contiguous.
+@pytest.mark.parametrize("name", sorted(TWO_TABLES_ERRORS.keys() - {"buffer strided"}))
 def test_bad_arguments_are_the_same_on_every_device(name: str) -> None:
     changes, kind, detail = TWO_TABLES_ERRORS[name]
     arguments = two_tables(**changes)

@@ -480,4 +480,4 @@ def test_the_sanitizer_finds_nothing(tool: str) -> None:
         capture_output=True, text=True, timeout=500,
         env=gpu.child_environment({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
     )  # fmt: skip
-    assert done.returncode == 0, (done.stdout[:6000] + done.stderr[-2000:])
+    assert done.returncode == 0, done.stdout[:6000] + done.stderr[-2000:]

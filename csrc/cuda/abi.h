@@ -81,60 +81,59 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(DEVICEMAP, 2)
 
 /* In every driver that recfuse works with. X(result, name, parameters) */
-#define RF__CUDA_LIST(X)                                                                            \
-    X(rf__cu_result, cuInit, (unsigned int flags))                                                  \
-    X(rf__cu_result, cuGetErrorName, (rf__cu_result error, const char **name))                      \
-    X(rf__cu_result, cuGetErrorString, (rf__cu_result error, const char **text))                    \
-    /* devices and contexts */                                                                      \
-    X(rf__cu_result, cuDeviceGetCount, (int *count))                                                \
-    X(rf__cu_result, cuDeviceGet, (rf__cu_device * device, int ordinal))                            \
-    X(rf__cu_result, cuDeviceGetName, (char *name, int bytes, rf__cu_device device))                \
-    X(rf__cu_result, cuDeviceGetAttribute,                                                          \
-      (int *value, rf__cu_device_attribute attribute, rf__cu_device device))                        \
-    X(rf__cu_result, cuDevicePrimaryCtxRetain, (rf__cu_context * context, rf__cu_device device))    \
-    X(rf__cu_result, cuDevicePrimaryCtxRelease_v2, (rf__cu_device device))                          \
-    X(rf__cu_result, cuCtxPushCurrent_v2, (rf__cu_context context))                                 \
-    X(rf__cu_result, cuCtxPopCurrent_v2, (rf__cu_context * context))                                \
-    X(rf__cu_result, cuCtxSynchronize, (void))                                                      \
-    X(rf__cu_result, cuCtxResetPersistingL2Cache, (void))                                           \
-    /* memory */                                                                                    \
-    X(rf__cu_result, cuMemAlloc_v2, (rf__cu_pointer * memory, size_t bytes))                        \
-    X(rf__cu_result, cuMemGetAddressRange_v2,                                                       \
-      (rf__cu_pointer * base, size_t * bytes, rf__cu_pointer inside))                               \
-    X(rf__cu_result, cuMemFree_v2, (rf__cu_pointer memory))                                         \
-    X(rf__cu_result, cuMemHostAlloc, (void **memory, size_t bytes, unsigned int flags))             \
-    X(rf__cu_result, cuMemFreeHost, (void *memory))                                                 \
-    X(rf__cu_result, cuMemHostGetDevicePointer_v2,                                                  \
-      (rf__cu_pointer * on_device, void *memory, unsigned int flags))                               \
-    X(rf__cu_result, cuMemsetD32Async,                                                              \
-      (rf__cu_pointer memory, unsigned int value, size_t count, rf__cu_stream stream))              \
-    X(rf__cu_result, cuMemcpyHtoDAsync_v2,                                                          \
-      (rf__cu_pointer to, const void *from, size_t bytes, rf__cu_stream stream))                    \
-    X(rf__cu_result, cuMemcpyDtoHAsync_v2,                                                          \
-      (void *to, rf__cu_pointer from, size_t bytes, rf__cu_stream stream))                          \
-    /* streams and events */                                                                        \
-    X(rf__cu_result, cuStreamIsCapturing, (rf__cu_stream stream, rf__cu_capture_status * status))   \
-    X(rf__cu_result, cuStreamCreate, (rf__cu_stream * stream, unsigned int flags))                  \
-    X(rf__cu_result, cuStreamDestroy_v2, (rf__cu_stream stream))                                    \
-    X(rf__cu_result, cuThreadExchangeStreamCaptureMode, (rf__cu_capture_mode * mode))               \
-    X(rf__cu_result, cuStreamSynchronize, (rf__cu_stream stream))                                   \
-    X(rf__cu_result, cuEventCreate, (rf__cu_event * event, unsigned int flags))                     \
-    X(rf__cu_result, cuEventDestroy_v2, (rf__cu_event event))                                       \
-    X(rf__cu_result, cuEventRecord, (rf__cu_event event, rf__cu_stream stream))                     \
-    X(rf__cu_result, cuEventSynchronize, (rf__cu_event event))                                      \
-    X(rf__cu_result, cuEventElapsedTime, (float *milliseconds, rf__cu_event from, rf__cu_event to)) \
-    /* kernels */                                                                                   \
-    X(rf__cu_result, cuModuleLoadData, (rf__cu_module * module, const void *image))                 \
-    X(rf__cu_result, cuModuleUnload, (rf__cu_module module))                                        \
-    X(rf__cu_result, cuModuleGetFunction,                                                           \
-      (rf__cu_function * function, rf__cu_module module, const char *name))                         \
-    X(rf__cu_result, cuFuncGetAttribute,                                                            \
-      (int *value, rf__cu_function_attribute attribute, rf__cu_function function))                  \
-    X(rf__cu_result, cuFuncSetAttribute,                                                            \
-      (rf__cu_function function, rf__cu_function_attribute attribute, int value))                   \
-    X(rf__cu_result, cuLaunchKernel,                                                                \
-      (rf__cu_function function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,     \
-       unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, \
+#define RF__CUDA_LIST(X)                                                                                     \
+    X(rf__cu_result, cuInit, (unsigned int flags))                                                           \
+    X(rf__cu_result, cuGetErrorName, (rf__cu_result error, const char **name))                               \
+    X(rf__cu_result, cuGetErrorString, (rf__cu_result error, const char **text))                             \
+    /* devices and contexts */                                                                               \
+    X(rf__cu_result, cuDeviceGetCount, (int *count))                                                         \
+    X(rf__cu_result, cuDeviceGet, (rf__cu_device * device, int ordinal))                                     \
+    X(rf__cu_result, cuDeviceGetName, (char *name, int bytes, rf__cu_device device))                         \
+    X(rf__cu_result, cuDeviceGetAttribute,                                                                   \
+      (int *value, rf__cu_device_attribute attribute, rf__cu_device device))                                 \
+    X(rf__cu_result, cuDevicePrimaryCtxRetain, (rf__cu_context * context, rf__cu_device device))             \
+    X(rf__cu_result, cuDevicePrimaryCtxRelease_v2, (rf__cu_device device))                                   \
+    X(rf__cu_result, cuCtxPushCurrent_v2, (rf__cu_context context))                                          \
+    X(rf__cu_result, cuCtxPopCurrent_v2, (rf__cu_context * context))                                         \
+    X(rf__cu_result, cuCtxSynchronize, (void))                                                               \
+    X(rf__cu_result, cuCtxResetPersistingL2Cache, (void))                                                    \
+    /* memory */                                                                                             \
+    X(rf__cu_result, cuMemAlloc_v2, (rf__cu_pointer * memory, size_t bytes))                                 \
+    X(rf__cu_result, cuMemGetAddressRange_v2, (rf__cu_pointer * base, size_t *bytes, rf__cu_pointer inside)) \
+    X(rf__cu_result, cuMemFree_v2, (rf__cu_pointer memory))                                                  \
+    X(rf__cu_result, cuMemHostAlloc, (void **memory, size_t bytes, unsigned int flags))                      \
+    X(rf__cu_result, cuMemFreeHost, (void *memory))                                                          \
+    X(rf__cu_result, cuMemHostGetDevicePointer_v2,                                                           \
+      (rf__cu_pointer * on_device, void *memory, unsigned int flags))                                        \
+    X(rf__cu_result, cuMemsetD32Async,                                                                       \
+      (rf__cu_pointer memory, unsigned int value, size_t count, rf__cu_stream stream))                       \
+    X(rf__cu_result, cuMemcpyHtoDAsync_v2,                                                                   \
+      (rf__cu_pointer to, const void *from, size_t bytes, rf__cu_stream stream))                             \
+    X(rf__cu_result, cuMemcpyDtoHAsync_v2,                                                                   \
+      (void *to, rf__cu_pointer from, size_t bytes, rf__cu_stream stream))                                   \
+    /* streams and events */                                                                                 \
+    X(rf__cu_result, cuStreamIsCapturing, (rf__cu_stream stream, rf__cu_capture_status * status))            \
+    X(rf__cu_result, cuStreamCreate, (rf__cu_stream * stream, unsigned int flags))                           \
+    X(rf__cu_result, cuStreamDestroy_v2, (rf__cu_stream stream))                                             \
+    X(rf__cu_result, cuThreadExchangeStreamCaptureMode, (rf__cu_capture_mode * mode))                        \
+    X(rf__cu_result, cuStreamSynchronize, (rf__cu_stream stream))                                            \
+    X(rf__cu_result, cuEventCreate, (rf__cu_event * event, unsigned int flags))                              \
+    X(rf__cu_result, cuEventDestroy_v2, (rf__cu_event event))                                                \
+    X(rf__cu_result, cuEventRecord, (rf__cu_event event, rf__cu_stream stream))                              \
+    X(rf__cu_result, cuEventSynchronize, (rf__cu_event event))                                               \
+    X(rf__cu_result, cuEventElapsedTime, (float *milliseconds, rf__cu_event from, rf__cu_event to))          \
+    /* kernels */                                                                                            \
+    X(rf__cu_result, cuModuleLoadData, (rf__cu_module * module, const void *image))                          \
+    X(rf__cu_result, cuModuleUnload, (rf__cu_module module))                                                 \
+    X(rf__cu_result, cuModuleGetFunction,                                                                    \
+      (rf__cu_function * function, rf__cu_module module, const char *name))                                  \
+    X(rf__cu_result, cuFuncGetAttribute,                                                                     \
+      (int *value, rf__cu_function_attribute attribute, rf__cu_function function))                           \
+    X(rf__cu_result, cuFuncSetAttribute,                                                                     \
+      (rf__cu_function function, rf__cu_function_attribute attribute, int value))                            \
+    X(rf__cu_result, cuLaunchKernel,                                                                         \
+      (rf__cu_function function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,              \
+       unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,          \
        rf__cu_stream stream, void **arguments, void **extra))
 
 /* Since CUDA 11.8; NULL where the driver is older. X(result, name, parameters) */

@@ -7,27 +7,30 @@
 #include "cuda/jit.h"
 
 enum {
-    RF__FUSED_POOL = 0, RF__FUSED_COLUMNS = 1, RF__FUSED_STAGED = 2, /* kinds of classes */
-    RF__FUSED_BLOCK = 64,     /* threads of a block */
-    RF__FUSED_TILE = 32,      /* lanes of a tile */
-    RF__FUSED_BUCKETS = 8,    /* of mean bag lengths, each with a default schedule */
+    RF__FUSED_POOL = 0,
+    RF__FUSED_COLUMNS = 1,
+    RF__FUSED_STAGED = 2, /* kinds of classes */
+    RF__FUSED_BLOCK = 64, /* threads of a block */
+    RF__FUSED_TILE = 32, /* lanes of a tile */
+    RF__FUSED_BUCKETS = 8, /* of mean bag lengths, each with a default schedule */
     RF__FUSED_MOST_CLASSES = 128,
     RF__FUSED_DEFAULT_WARPS = 28, /* 72 registers a thread, without spills */
     RF__FUSED_BLOCKS = RF__FUSED_DEFAULT_WARPS * 32 / RF__FUSED_BLOCK, /* that an SM runs by default */
     RF__FUSED_PLACE_BYTES = 128, /* of partial sums are counted in these */
     RF__FUSED_MAPPING_VERSION = 1,
     /* How work is cut into tasks. */
-    RF__FUSED_TURNS = 12,     /* tasks for each block that the GPU runs at once */
-    RF__FUSED_TOGETHER = RF__FUSED_BLOCK / RF__FUSED_TILE * 4, /* bags of a tile that a block works on at once */
-    RF__FUSED_LEAST_WORK = 4  /* of a task, in steps */
+    RF__FUSED_TURNS = 12, /* tasks for each block that the GPU runs at once */
+    RF__FUSED_TOGETHER =
+        RF__FUSED_BLOCK / RF__FUSED_TILE * 4, /* bags of a tile that a block works on at once */
+    RF__FUSED_LEAST_WORK = 4 /* of a task, in steps */
 };
 
 /* What a feature's rows are like, for a kernel. */
 typedef struct rf__fused_geometry {
     int32_t dtype, align, store; /* bytes of a vector; that its place in the output is aligned to */
-    int32_t lanes, vectors;      /* that read a row, and how often each */
-    int32_t slices;              /* of a row that is wider */
-    int32_t columns;             /* vectors of a row */
+    int32_t lanes, vectors; /* that read a row, and how often each */
+    int32_t slices; /* of a row that is wider */
+    int32_t columns; /* vectors of a row */
     int32_t row_bytes;
     int32_t pooling, is_padded;
 } rf__fused_geometry;
@@ -41,7 +44,8 @@ static inline int32_t rf__fused_shape_code(const rf__fused_geometry *shape) {
 /* A schedule as a kernel has it compiled in: a line of RF_SCHEDULES in kernels/fused_embedding_bag.cu, after its
  * number. Compared bytewise. */
 typedef struct rf__fused_class {
-    int32_t kind, dtype, align, store, lanes, vectors, whole, pooling, padded, threads, distance, station, split;
+    int32_t kind, dtype, align, store, lanes, vectors, whole, pooling, padded, threads, distance, station,
+        split;
 } rf__fused_class;
 
 typedef struct rf__fused_classes {
@@ -53,11 +57,11 @@ typedef struct rf__fused_classes {
 /* One feature as the mapping sees it. */
 typedef struct rf__fused_feature {
     rf__fused_geometry shape;
-    int32_t class_of[RF__FUSED_BUCKETS];  /* the number of its class, by mean bag length; -1: nothing to do */
+    int32_t class_of[RF__FUSED_BUCKETS]; /* the number of its class, by mean bag length; -1: nothing to do */
     int32_t staged_of[RF__FUSED_BUCKETS]; /* the same where its table is staged; -1: it cannot be */
-    bool staged;                          /* its schedule says so */
+    bool staged; /* its schedule says so */
     int64_t rows, table_bytes;
-    int32_t expected;                    /* as in rf_fused_schedule */
+    int32_t expected; /* as in rf_fused_schedule */
 } rf__fused_feature;
 
 /* As in kernels/fused.cuh. */
@@ -102,7 +106,8 @@ static inline bool rf__fused_whole(const rf__fused_mapping *mapping, int64_t row
     const int64_t first = rf__fused_rows(mapping);
     if (rows <= first) return rows == first;
     const rf__fused_staged *staged = (const rf__fused_staged *)(mapping + first);
-    return staged->depth > 0 && staged->lists > 0 && rows == first + 1 + (int64_t)staged->depth * staged->lists;
+    return staged->depth > 0 && staged->lists > 0 &&
+           rows == first + 1 + (int64_t)staged->depth * staged->lists;
 }
 
 static inline rf__fused_staged rf__fused_staged_of(const rf__fused_mapping *mapping, int64_t rows) {
@@ -146,8 +151,8 @@ typedef struct rf__fused_variant {
     int32_t min_blocks, dynamic_shared;
     int32_t n_classes;
     int32_t beside; /* 1: runs beside the kernel of staged tables */
-    int32_t exact;  /* 1: memory may end with the last id */
-    int32_t unused;
+    int32_t exact; /* 1: memory may end with the last id */
+    int32_t foreign; /* 1: the mapping is the caller's */
 } rf__fused_variant;
 
 /* Blocks an SM for `warps`, and the bytes of shared memory that keep others out. */
@@ -172,12 +177,13 @@ typedef struct rf__fused_batch {
 } rf__fused_batch;
 
 /* Makes a mapping of *rows rows of 32 bytes, to be freed with free(). */
-rf_status rf__fused_map(const rf__fused_feature *features, int64_t n_features, const rf__fused_classes *classes,
-                        const rf__fused_batch *batch, int32_t sms, int32_t blocks_per_sm,
-                        rf__fused_mapping **mapping, int64_t *rows);
+rf_status rf__fused_map(const rf__fused_feature *features, int64_t n_features,
+                        const rf__fused_classes *classes, const rf__fused_batch *batch, int32_t sms,
+                        int32_t blocks_per_sm, rf__fused_mapping **mapping, int64_t *rows);
 /* Of classes, and of which of them features have and how wide they are: two mappings of the same one fit each other's
  * calls. */
-int32_t rf__fused_signature(const rf__fused_feature *features, int64_t n_features, const rf__fused_classes *classes);
+int32_t rf__fused_signature(const rf__fused_feature *features, int64_t n_features,
+                            const rf__fused_classes *classes);
 /* Steps that a block takes for the bags that it works on at once, of `mean` lookups; and how many of those are
  * in flight, where it pools. kernels/fused_map.cu does the same. */
 double rf__fused_steps(const rf__fused_class *made, double mean);
@@ -193,14 +199,18 @@ int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, c
 /* Lists of staged features, one for each SM, about equally long: *rows [1 + depth * lists], to be freed with
  * free(). */
 rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_features, const double *lookups,
-                                 const bool *staged, int64_t n_staged, int32_t sms, const rf__fused_batch *batch,
-                                 rf__fused_staged **rows, int64_t *n_rows);
+                                 const bool *staged, int64_t n_staged, int32_t sms,
+                                 const rf__fused_batch *batch, rf__fused_staged **rows, int64_t *n_rows);
 /* The kernel of staged tables; its `variant` is that of the others. */
 rf_status rf__fused_staged_kernel(const rf__cuda_device *device, const rf__fused_variant *variant,
                                   const rf__fused_classes *classes, const rf__kernel **kernel);
 rf_status rf__fused_staged_compile(const char *arch, const rf__fused_variant *variant,
                                    const rf__fused_classes *classes, rf_kernel_info *info);
 /* Threads of its block and bytes of shared memory. */
-enum { RF__FUSED_STAGED_BLOCK = 992, RF__FUSED_STAGED_RING = 204800, RF__FUSED_STAGED_SHARED = RF__FUSED_STAGED_RING + 128 };
+enum {
+    RF__FUSED_STAGED_BLOCK = 992,
+    RF__FUSED_STAGED_RING = 204800,
+    RF__FUSED_STAGED_SHARED = RF__FUSED_STAGED_RING + 128
+};
 
 #endif

@@ -53,7 +53,8 @@ static int32_t alignment_of(const void *address) {
 static bool same_buffers(const rf__fused_call *call, const rf_fused_embedding_bag_params *params) {
     for (int64_t i = 0; i < call->n_buffers; i++) {
         const rf_buffer *one = &call->buffers[i], *other = &params->buffers[i];
-        if (one->data != other->data || one->numel != other->numel || one->dtype != other->dtype) return false;
+        if (one->data != other->data || one->numel != other->numel || one->dtype != other->dtype)
+            return false;
     }
     return true;
 }
@@ -67,8 +68,7 @@ static bool is_for(const rf__fused_call *call, const rf__cuda_device *device,
            call->output_alignment == alignment_of(params->output) &&
            call->output_dtype == (int32_t)params->output_dtype &&
            call->weighted == (params->sample_weights != NULL) &&
-           (call->schedules == NULL) == (schedules == NULL) &&
-           same_buffers(call, params) &&
+           (call->schedules == NULL) == (schedules == NULL) && same_buffers(call, params) &&
            memcmp(call->described, params->features, n * sizeof *params->features) == 0 &&
            (schedules == NULL || memcmp(call->schedules, schedules, n * sizeof *schedules) == 0);
 }
@@ -264,21 +264,24 @@ static rf_status mapping_find(rf__fused_call *call, const rf_fused_embedding_bag
     if (plan != NULL && plan->mapping != NULL) {
         const rf__fused_mapping *head = (const rf__fused_mapping *)plan->mapping;
         if (plan->mapping_rows < 1 || head->version != RF__FUSED_MAPPING_VERSION || head->n_tasks < 0 ||
-            head->n_tiles < 0 || head->n_groups < 0 || head->places < 0 || !rf__fused_whole(head, plan->mapping_rows) || head->bags != params->bags ||
+            head->n_tiles < 0 || head->n_groups < 0 || head->places < 0 ||
+            !rf__fused_whole(head, plan->mapping_rows) || head->bags != params->bags ||
             head->n_features != params->n_features || head->signature != call->signature) {
-            return rf__fail(RF_ERR_VALUE,
-                            "recfuse.fused_embedding_bag: mapping is not one for %" PRId64 " features of %" PRId64
-                            " bags with these schedules; make it anew with the same features, schedules and offsets",
-                            params->n_features, params->bags);
+            return rf__fail(
+                RF_ERR_VALUE,
+                "recfuse.fused_embedding_bag: mapping is not one for %" PRId64 " features of %" PRId64
+                " bags with these schedules; make it anew with the same features, schedules and offsets",
+                params->n_features, params->bags);
         }
         *found = (rf__fused_mapped){.head = *head,
                                     .staged = rf__fused_staged_of(head, plan->mapping_rows),
                                     .on_device = (uintptr_t)plan->mapping_on_device};
         if (found->staged.depth > 0 && call->device->cc_major < 9) {
-            return rf__fail(RF_ERR_VALUE,
-                            "recfuse.fused_embedding_bag: mapping has staged tables, which GPU %d cannot; make it with "
-                            "staged=False",
-                            (int)call->device->ordinal);
+            return rf__fail(
+                RF_ERR_VALUE,
+                "recfuse.fused_embedding_bag: mapping has staged tables, which GPU %d cannot; make it with "
+                "staged=False",
+                (int)call->device->ordinal);
         }
         return RF_OK;
     }
@@ -314,7 +317,8 @@ static rf_status kernel_find(rf__fused_call *call, const rf__fused_variant *vari
         RF_TRY(rf__fused_kernel(call->device, variant, &call->classes, kernel));
     }
     pthread_mutex_lock(&lock);
-    if (call->n_kernels < MOST_KERNELS) call->kernels[call->n_kernels++] = (made_kernel){*variant, staged, *kernel};
+    if (call->n_kernels < MOST_KERNELS)
+        call->kernels[call->n_kernels++] = (made_kernel){*variant, staged, *kernel};
     pthread_mutex_unlock(&lock);
 out:
     return status;
@@ -349,6 +353,7 @@ rf_status rf__fused_call_ready(rf__fused_call *call, const rf_fused_embedding_ba
     rf_status status = RF_OK;
     rf__fused_mapped mapped = {0};
     rf__fused_variant variant = variant_of(call, params);
+    variant.foreign = plan != NULL && plan->mapping != NULL;
     memset(ready, 0, sizeof *ready);
     rf__fused_occupancy(call->device, plan != NULL ? plan->warps : 0, &variant, &call->classes);
     if ((plan != NULL && plan->mapping != NULL) || call->all_expected) {
@@ -372,8 +377,8 @@ out:
     return status;
 }
 
-rf_status rf__fused_call_timed(rf__fused_call *call, const rf_fused_embedding_bag_params *params, int32_t warps,
-                               const rf__fused_classes *classes, rf__fused_ready *ready) {
+rf_status rf__fused_call_timed(rf__fused_call *call, const rf_fused_embedding_bag_params *params,
+                               int32_t warps, const rf__fused_classes *classes, rf__fused_ready *ready) {
     rf__fused_variant variant = variant_of(call, params);
     memset(ready, 0, sizeof *ready);
     variant.timed = true;

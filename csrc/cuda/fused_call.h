@@ -39,13 +39,13 @@ typedef struct rf__fused_ready {
 rf_status rf__fused_call_ready(rf__fused_call *call, const rf_fused_embedding_bag_params *params,
                                const rf_fused_plan *plan, rf__fused_ready *ready);
 /* The same with the kernel that times its blocks and has these classes; without a mapping. */
-rf_status rf__fused_call_timed(rf__fused_call *call, const rf_fused_embedding_bag_params *params, int32_t warps,
-                               const rf__fused_classes *classes, rf__fused_ready *ready);
+rf_status rf__fused_call_timed(rf__fused_call *call, const rf_fused_embedding_bag_params *params,
+                               int32_t warps, const rf__fused_classes *classes, rf__fused_ready *ready);
 /* Bytes of workspace that a mapping needs. */
 int64_t rf__fused_workspace(const rf__fused_mapping *mapping);
 /* Puts the work into the stream. `cycles`: uint64_t [n_features] on the device, if blocks are timed. */
 rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready *ready,
-                           const rf_fused_embedding_bag_params *params, void *workspace, rf__cu_pointer cycles,
-                           void *stream);
+                           const rf_fused_embedding_bag_params *params, void *workspace,
+                           rf__cu_pointer cycles, void *stream);
 
 #endif

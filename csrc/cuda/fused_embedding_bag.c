@@ -19,7 +19,8 @@ static rf_status check_limits(const rf_fused_embedding_bag_params *params) {
     enum { MOST_COLUMNS = INT32_MAX / 4 };
     if (params->output_stride > MOST_COLUMNS) {
         return rf__fail(RF_ERR_UNSUPPORTED,
-                        "recfuse.fused_embedding_bag: an output of %" PRId64 " columns; on a GPU at most %d are supported",
+                        "recfuse.fused_embedding_bag: an output of %" PRId64
+                        " columns; on a GPU at most %d are supported",
                         params->output_stride, MOST_COLUMNS);
     }
     if (params->bags <= INT32_MAX / 2 && params->n_features <= INT32_MAX / 2) return RF_OK;
@@ -29,8 +30,9 @@ static rf_status check_limits(const rf_fused_embedding_bag_params *params) {
                     params->n_features, params->bags, INT32_MAX / 2);
 }
 
-static rf_status launch(const rf__cuda_device *device, const rf__kernel *kernel, unsigned blocks, unsigned threads,
-                        int32_t shared_bytes, bool beside, const arguments *values, void *stream) {
+static rf_status launch(const rf__cuda_device *device, const rf__kernel *kernel, unsigned blocks,
+                        unsigned threads, int32_t shared_bytes, bool beside, const arguments *values,
+                        void *stream) {
     rf_status status = RF_OK;
     arguments copy = *values;
     void *list[] = {&copy};
@@ -53,53 +55,54 @@ out:
 }
 
 /* Comes first, and lets the kernel of the other features begin at once: see kernels/fused_staged.cu. */
-static rf_status launch_staged(const rf__cuda_device *device, const rf__fused_ready *ready, const arguments *values,
-                               void *stream) {
+static rf_status launch_staged(const rf__cuda_device *device, const rf__fused_ready *ready,
+                               const arguments *values, void *stream) {
     enum { COPIER = 32 };
     arguments own = *values;
     own.limit = ready->staged.depth;
     own.tasks = ready->mapping_on_device +
                 (uint64_t)(rf__fused_rows(&ready->mapping) + 1) * sizeof(rf__fused_mapping);
-    return launch(device, ready->staged_kernel, (unsigned)ready->staged.lists, RF__FUSED_STAGED_BLOCK + COPIER,
-                  RF__FUSED_STAGED_SHARED, false, &own, stream);
+    return launch(device, ready->staged_kernel, (unsigned)ready->staged.lists,
+                  RF__FUSED_STAGED_BLOCK + COPIER, RF__FUSED_STAGED_SHARED, false, &own, stream);
 }
 
-static rf_status launch_others(const rf__cuda_device *device, const rf__fused_ready *ready, const arguments *values,
-                               void *stream) {
+static rf_status launch_others(const rf__cuda_device *device, const rf__fused_ready *ready,
+                               const arguments *values, void *stream) {
     const bool mapped_before = ready->map.kernel != NULL && rf__fused_may_launch_early(device);
-    return launch(device, ready->kernel, (unsigned)ready->mapping.n_tasks, RF__FUSED_BLOCK, ready->shared_bytes,
-                  ready->staged.depth > 0 || mapped_before, values, stream);
+    return launch(device, ready->kernel, (unsigned)ready->mapping.n_tasks, RF__FUSED_BLOCK,
+                  ready->shared_bytes, ready->staged.depth > 0 || mapped_before, values, stream);
 }
 
 rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready *ready,
-                           const rf_fused_embedding_bag_params *params, void *workspace, rf__cu_pointer cycles,
-                           void *stream) {
+                           const rf_fused_embedding_bag_params *params, void *workspace,
+                           rf__cu_pointer cycles, void *stream) {
     rf_status status = RF_OK;
     const int64_t id_bytes = params->index_type == RF_INT64 ? 8 : 4;
     const int64_t lead = (int64_t)((uintptr_t)params->indices % (uint64_t)(4 * id_bytes)) / id_bytes;
     const rf__cu_pointer tasks = ready->mapping_on_device + sizeof(rf__fused_mapping);
     const rf__cu_pointer arrived =
         (uintptr_t)workspace + RF__FUSED_PLACE_BYTES * (uint64_t)ready->mapping.places;
-    arguments values = {.indices = (const char *)params->indices - lead * id_bytes,
-                        .offsets = params->offsets,
-                        .sample_weights = params->sample_weights == NULL ? NULL : params->sample_weights - lead,
-                        .output = params->output,
-                        .output_pitch = (uint32_t)(params->output_stride * rf__dtype_bytes(params->output_dtype)),
-                        .end = lead + params->lookups,
-                        .lead = (int32_t)lead,
-                        .bags = (int32_t)params->bags,
-                        .n_features = (int32_t)params->n_features,
-                        .limit = ready->map.kernel != NULL ? INT32_MAX : ready->mapping.n_tiles,
-                        .n_groups = ready->mapping.n_groups,
-                        .n_places = ready->mapping.places,
-                        .features = ready->features,
-                        .tasks = tasks,
-                        .lanes = tasks + (uint64_t)ready->mapping.n_tasks * sizeof(rf__fused_task),
-                        .partials = (uintptr_t)workspace,
-                        .arrived = arrived,
-                        .cycles = cycles,
-                        .claimed = device->errors.claimed,
-                        .record = device->errors.record_on_device};
+    arguments values = {
+        .indices = (const char *)params->indices - lead * id_bytes,
+        .offsets = params->offsets,
+        .sample_weights = params->sample_weights == NULL ? NULL : params->sample_weights - lead,
+        .output = params->output,
+        .output_pitch = (uint32_t)(params->output_stride * rf__dtype_bytes(params->output_dtype)),
+        .end = lead + params->lookups,
+        .lead = (int32_t)lead,
+        .bags = (int32_t)params->bags,
+        .n_features = (int32_t)params->n_features,
+        .limit = ready->map.kernel != NULL ? INT32_MAX : ready->mapping.n_tiles,
+        .n_groups = ready->mapping.n_groups,
+        .n_places = ready->mapping.places,
+        .features = ready->features,
+        .tasks = tasks,
+        .lanes = tasks + (uint64_t)ready->mapping.n_tasks * sizeof(rf__fused_task),
+        .partials = (uintptr_t)workspace,
+        .arrived = arrived,
+        .cycles = cycles,
+        .claimed = device->errors.claimed,
+        .record = device->errors.record_on_device};
     if (ready->map.kernel != NULL) {
         rf__fused_device_mapping made;
         RF_TRY(rf__fused_map_launch(device, &ready->map, params, workspace, stream, &made));
@@ -108,8 +111,7 @@ rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready 
         values.lanes = made.lanes;
     }
     if (ready->mapping.n_groups > 0)
-        RF__CUDA_TRY(
-            device->driver->cuMemsetD32Async(arrived, 0, (size_t)ready->mapping.n_groups, stream));
+        RF__CUDA_TRY(device->driver->cuMemsetD32Async(arrived, 0, (size_t)ready->mapping.n_groups, stream));
     if (ready->staged.depth > 0) RF_TRY(launch_staged(device, ready, &values, stream));
     if (ready->mapping.n_tasks > 0) RF_TRY(launch_others(device, ready, &values, stream));
 out:
@@ -152,8 +154,9 @@ out:
     return status;
 }
 
-rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
-                                           const rf_cuda_stream *stream, int64_t *bytes) {
+rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_params *params,
+                                           const rf_fused_plan *plan, const rf_cuda_stream *stream,
+                                           int64_t *bytes) {
     const rf__cuda_device *device = NULL;
     rf__fused_call *call = NULL;
     rf__fused_ready ready;
@@ -187,10 +190,12 @@ rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *param
 }
 
 /* What else a mapping is made for. */
-static rf_status check_sizes(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan, int32_t sms) {
+static rf_status check_sizes(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
+                             int32_t sms) {
     if (params->bags <= 0 || sms <= 0) {
         return rf__fail(RF_ERR_VALUE,
-                        "recfuse.fused_embedding_bag: a mapping for %" PRId64 " bags and %d SMs; both must be 1 or more",
+                        "recfuse.fused_embedding_bag: a mapping for %" PRId64
+                        " bags and %d SMs; both must be 1 or more",
                         params->bags, (int)sms);
     }
     return check_plan(params, plan);
@@ -218,8 +223,7 @@ rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params
         goto out;
     }
     RF_TRY(rf__fused_features(params, plan != NULL ? plan->schedules : NULL, 1, classes, features));
-    RF_TRY(rf__fused_map(features, params->n_features, classes, &batch, sms, RF__FUSED_BLOCKS, &made,
-                         rows));
+    RF_TRY(rf__fused_map(features, params->n_features, classes, &batch, sms, RF__FUSED_BLOCKS, &made, rows));
     *mapping = (int32_t *)made;
 out:
     free(features);

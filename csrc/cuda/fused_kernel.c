@@ -31,26 +31,28 @@ static rf_status options_write(const void *key, bool staged, rf__kernel_options 
     const rf__fused_class *classes = (const void *)(made + 1);
     char *to = options->defines, *end = to + sizeof options->defines;
     options->dynamic_shared = made->dynamic_shared;
-    to += snprintf(to, (size_t)(end - to),
-                   "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_POSITION=%s -DRF_OUTPUT=%d -DRF_WIDE_ROWS=%d -DRF_WEIGHTED=%d "
-                   "-DRF_CHECK=%d -DRF_TIMED=%d -DRF_BLOCK=%d -DRF_MIN_BLOCKS=%d -DRF_BESIDE=%d -DRF_RING=%d "
-                   "-DRF_EXACT=%d "
-                   "-DRF_SCHEDULES(X)=",
-                   rf__kernel_integer(made->index_type), rf__kernel_integer(made->offset_type),
-                   rf__kernel_integer(made->wide_positions ? RF_INT64 : RF_INT32), (int)made->output_dtype,
-                   (int)made->wide_rows, (int)made->weighted, (int)made->check, (int)made->timed,
-                   staged ? (int)RF__FUSED_STAGED_BLOCK : (int)RF__FUSED_BLOCK, (int)made->min_blocks,
-                   (int)made->beside, (int)RF__FUSED_STAGED_RING, (int)made->exact);
+    to += snprintf(
+        to, (size_t)(end - to),
+        "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_POSITION=%s -DRF_OUTPUT=%d -DRF_WIDE_ROWS=%d -DRF_WEIGHTED=%d "
+        "-DRF_CHECK=%d -DRF_TIMED=%d -DRF_BLOCK=%d -DRF_MIN_BLOCKS=%d -DRF_BESIDE=%d -DRF_RING=%d "
+        "-DRF_EXACT=%d -DRF_FOREIGN=%d "
+        "-DRF_SCHEDULES(X)=",
+        rf__kernel_integer(made->index_type), rf__kernel_integer(made->offset_type),
+        rf__kernel_integer(made->wide_positions ? RF_INT64 : RF_INT32), (int)made->output_dtype,
+        (int)made->wide_rows, (int)made->weighted, (int)made->check, (int)made->timed,
+        staged ? (int)RF__FUSED_STAGED_BLOCK : (int)RF__FUSED_BLOCK, (int)made->min_blocks, (int)made->beside,
+        (int)RF__FUSED_STAGED_RING, (int)made->exact, (int)made->foreign);
     for (int32_t i = 0; i < made->n_classes && to < end; i++) {
         const rf__fused_class *one = &classes[i];
         if ((one->kind == RF__FUSED_STAGED) != staged) continue;
-        to += snprintf(to, (size_t)(end - to), "X(%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d)", (int)i, (int)one->kind,
-                       (int)one->dtype, (int)one->align, (int)one->store, (int)one->lanes, (int)one->vectors, (int)one->whole,
-                       (int)one->pooling, (int)one->padded, (int)one->threads, (int)one->distance,
-                       (int)one->station, (int)one->split);
+        to += snprintf(to, (size_t)(end - to), "X(%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d)", (int)i,
+                       (int)one->kind, (int)one->dtype, (int)one->align, (int)one->store, (int)one->lanes,
+                       (int)one->vectors, (int)one->whole, (int)one->pooling, (int)one->padded,
+                       (int)one->threads, (int)one->distance, (int)one->station, (int)one->split);
     }
     if (to < end) return RF_OK;
-    return rf__fail(RF_ERR_INTERNAL, "the options of a kernel need more than %zu bytes", sizeof options->defines);
+    return rf__fail(RF_ERR_INTERNAL, "the options of a kernel need more than %zu bytes",
+                    sizeof options->defines);
 }
 
 static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
@@ -58,7 +60,8 @@ static rf_status describe(const void *key, const rf__cuda_device *device, rf__ke
     return options_write(key, false, options);
 }
 
-static rf_status describe_staged(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
+static rf_status describe_staged(const void *key, const rf__cuda_device *device,
+                                 rf__kernel_options *options) {
     (void)device;
     return options_write(key, true, options);
 }

@@ -24,8 +24,8 @@ typedef struct run {
     int32_t feature; /* or the number of a tile */
     int32_t schedule, slice, split;
     int32_t bags_each; /* a task */
-    float work;        /* of a task */
-    int64_t next;      /* of its bucket; -1: none */
+    float work; /* of a task */
+    int64_t next; /* of its bucket; -1: none */
 } run;
 
 typedef struct builder {
@@ -35,7 +35,7 @@ typedef struct builder {
     const rf__fused_batch *batch;
     double target; /* work of a task */
     double *lookups; /* [n_features] */
-    bool *staged;    /* [n_features] */
+    bool *staged; /* [n_features] */
     run *runs;
     int64_t n_runs, most_runs;
     rf__fused_lane *lanes; /* [tiles][32] */
@@ -53,9 +53,9 @@ static rf_status count_lookups(builder *my) {
     const rf__fused_batch *batch = my->batch;
     int64_t begin = batch->offsets != NULL ? offset_at(batch, 0) : 0;
     if (begin != 0) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.fused_embedding_bag: offsets[0] is %" PRId64 "; the first bag must begin at 0",
-                        begin);
+        return rf__fail(
+            RF_ERR_VALUE,
+            "recfuse.fused_embedding_bag: offsets[0] is %" PRId64 "; the first bag must begin at 0", begin);
     }
     for (int64_t f = 0; f < my->n_features; f++) {
         if (batch->offsets == NULL) {
@@ -67,7 +67,8 @@ static rf_status count_lookups(builder *my) {
         if (end < begin) {
             return rf__fail(RF_ERR_VALUE,
                             "recfuse.fused_embedding_bag: offsets[%" PRId64 "] is %" PRId64
-                            ", less than %" PRId64 " where feature %" PRId64 " begins; offsets must not decrease",
+                            ", less than %" PRId64 " where feature %" PRId64
+                            " begins; offsets must not decrease",
                             (f + 1) * batch->bags, end, begin, f);
         }
         my->lookups[f] = (double)(end - begin);
@@ -99,7 +100,8 @@ static double work_of(const builder *my, int64_t f) {
     const rf__fused_class *made = &my->classes->of[number];
     const rf__fused_geometry *shape = &my->features[f].shape;
     const double bags = (double)my->batch->bags, steps = rf__fused_steps(made, mean_of(my, f));
-    if (made->kind == RF__FUSED_COLUMNS) return bags / RF__FUSED_TOGETHER * steps * shape->columns / RF__FUSED_TILE;
+    if (made->kind == RF__FUSED_COLUMNS)
+        return bags / RF__FUSED_TOGETHER * steps * shape->columns / RF__FUSED_TILE;
     return bags / (RF__FUSED_BLOCK / made->threads) * steps * made->split * shape->slices;
 }
 
@@ -168,7 +170,8 @@ static void tiles_cut(builder *my) {
     for (int64_t i = 0; i < count; i++) {
         run one = my->runs[i];
         if (one.bags_each < 0) {
-            run_add(my, one, rf__fused_steps(&my->classes->of[one.schedule], my->tile_mean[one.feature]), RF__FUSED_TOGETHER);
+            run_add(my, one, rf__fused_steps(&my->classes->of[one.schedule], my->tile_mean[one.feature]),
+                    RF__FUSED_TOGETHER);
         } else {
             my->runs[my->n_runs++] = one;
         }
@@ -211,14 +214,15 @@ static void tasks_write(builder *my, rf__fused_mapping *mapping) {
             for (int64_t bag = 0; bag < my->batch->bags; bag += one->bags_each) {
                 const int64_t end = bag + one->bags_each;
                 for (int32_t part = 0; part < one->split; part++) {
-                    *to++ = (rf__fused_task){.feature = one->feature,
-                                             .first_bag = (int32_t)bag,
-                                             .last_bag = (int32_t)(end < my->batch->bags ? end : my->batch->bags),
-                                             .schedule = one->schedule,
-                                             .slice = one->slice,
-                                             .part = part | one->split << 16,
-                                             .group = group,
-                                             .place = place};
+                    *to++ =
+                        (rf__fused_task){.feature = one->feature,
+                                         .first_bag = (int32_t)bag,
+                                         .last_bag = (int32_t)(end < my->batch->bags ? end : my->batch->bags),
+                                         .schedule = one->schedule,
+                                         .slice = one->slice,
+                                         .part = part | one->split << 16,
+                                         .group = group,
+                                         .place = place};
                 }
                 if (one->split == 1) continue;
                 group++;
@@ -233,7 +237,8 @@ static uint64_t hash_fields(uint64_t hash, const int32_t *fields, size_t bytes) 
     return hash ^ hash >> 32;
 }
 
-int32_t rf__fused_signature(const rf__fused_feature *features, int64_t n_features, const rf__fused_classes *classes) {
+int32_t rf__fused_signature(const rf__fused_feature *features, int64_t n_features,
+                            const rf__fused_classes *classes) {
     uint64_t hash = hash_fields((uint64_t)classes->count, (const int32_t *)classes->of,
                                 (size_t)classes->count * sizeof classes->of[0]);
     for (int64_t f = 0; f < n_features; f++) {
@@ -258,13 +263,15 @@ static rf_status builder_new(builder *my) {
     my->runs = malloc((size_t)(my->most_runs + 1) * sizeof *my->runs);
     my->lanes = malloc((size_t)my->most_tiles * RF__FUSED_TILE * sizeof *my->lanes);
     my->tile_mean = malloc((size_t)my->most_tiles * sizeof *my->tile_mean);
-    if (my->lookups != NULL && my->staged != NULL && my->runs != NULL && my->lanes != NULL && my->tile_mean != NULL) return RF_OK;
+    if (my->lookups != NULL && my->staged != NULL && my->runs != NULL && my->lanes != NULL &&
+        my->tile_mean != NULL)
+        return RF_OK;
     return rf__fail(RF_ERR_MEMORY, "no memory to map %" PRId64 " features to blocks", my->n_features);
 }
 
-rf_status rf__fused_map(const rf__fused_feature *features, int64_t n_features, const rf__fused_classes *classes,
-                        const rf__fused_batch *batch, int32_t sms, int32_t blocks_per_sm,
-                        rf__fused_mapping **mapping, int64_t *rows) {
+rf_status rf__fused_map(const rf__fused_feature *features, int64_t n_features,
+                        const rf__fused_classes *classes, const rf__fused_batch *batch, int32_t sms,
+                        int32_t blocks_per_sm, rf__fused_mapping **mapping, int64_t *rows) {
     rf_status status = RF_OK;
     builder my = {.features = features, .n_features = n_features, .classes = classes, .batch = batch};
     open_tile open[RF__FUSED_MOST_CLASSES] = {{0, 0}};
@@ -289,13 +296,13 @@ rf_status rf__fused_map(const rf__fused_feature *features, int64_t n_features, c
     }
     tiles_cut(&my);
     if (n_staged > 0)
-        RF_TRY(rf__fused_staged_lists(features, n_features, my.lookups, my.staged, n_staged, sms, batch, &lists,
-                                      &list_rows));
+        RF_TRY(rf__fused_staged_lists(features, n_features, my.lookups, my.staged, n_staged, sms, batch,
+                                      &lists, &list_rows));
     *rows = 1 + my.n_tasks + my.n_tiles * (RF__FUSED_TILE * (int64_t)sizeof(rf__fused_lane) / 32) + list_rows;
     if (*rows > INT32_MAX || my.n_places > INT32_MAX) {
         status = rf__fail(RF_ERR_UNSUPPORTED,
-                          "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64 " bags make %" PRId64
-                          " tasks; at most %d are supported",
+                          "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64
+                          " bags make %" PRId64 " tasks; at most %d are supported",
                           n_features, batch->bags, my.n_tasks, INT32_MAX);
         goto out;
     }

@@ -31,10 +31,11 @@ static rf_status fail_field(const char *field, int32_t found, const char *allowe
 }
 
 static rf_status fail_threads(const rf__fused_geometry *shape, int32_t threads, int32_t most) {
-    return rf__fail(RF_ERR_VALUE,
-                    "recfuse.fused_embedding_bag: a schedule's threads is %d, must be a power of two, %d (which read "
-                    "a row of %d bytes) to %d",
-                    (int)threads, (int)shape->lanes, (int)shape->row_bytes, (int)most);
+    return rf__fail(
+        RF_ERR_VALUE,
+        "recfuse.fused_embedding_bag: a schedule's threads is %d, must be a power of two, %d (which read "
+        "a row of %d bytes) to %d",
+        (int)threads, (int)shape->lanes, (int)shape->row_bytes, (int)most);
 }
 
 rf_status rf__fused_complete(const rf__fused_geometry *shape, double mean, rf_fused_schedule *schedule) {
@@ -101,8 +102,9 @@ static rf__fused_class class_of(const rf__fused_geometry *shape, const rf_fused_
 
 /* All of a class in one number. */
 static uint64_t code_of(const rf__fused_class *one) {
-    const int32_t fields[] = {one->dtype, one->align,   one->store, one->lanes,   one->vectors,  one->whole,
-                              one->pooling, one->padded, one->kind, one->threads, one->distance, one->station, one->split};
+    const int32_t fields[] = {one->dtype,    one->align,   one->store,  one->lanes, one->vectors,
+                              one->whole,    one->pooling, one->padded, one->kind,  one->threads,
+                              one->distance, one->station, one->split};
     static const int bits[] = {2, 5, 5, 6, 2, 1, 2, 1, 2, 7, 5, 3, 7};
     uint64_t code = 0;
     for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++) code = code << bits[i] | (uint64_t)fields[i];
@@ -136,7 +138,8 @@ static rf_status class_find(const rf__fused_geometry *shape, rf_fused_schedule s
 }
 
 static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_schedule *given, thrift level,
-                              bool stageable, rf__fused_classes *classes, rf__fused_feature *feature, bool *full) {
+                              bool stageable, rf__fused_classes *classes, rf__fused_feature *feature,
+                              bool *full) {
     static const rf_fused_schedule defaults = {0};
     rf_status status = RF_OK;
     if (given == NULL) given = &defaults;
@@ -146,17 +149,19 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
     feature->expected = given->expected;
     feature->staged = given->kind == RF_FUSED_KIND_STAGED;
     if (feature->staged && !stageable) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.fused_embedding_bag: a schedule's kind is 3 (staged) for a table that cannot be: its "
-                        "rows must be of 4, 8, 16 or 32 bytes, and the table at most %d bytes and aligned to 16",
-                        (int)RF__FUSED_STAGED_RING);
+        return rf__fail(
+            RF_ERR_VALUE,
+            "recfuse.fused_embedding_bag: a schedule's kind is 3 (staged) for a table that cannot be: its "
+            "rows must be of 4, 8, 16 or 32 bytes, and the table at most %d bytes and aligned to 16",
+            (int)RF__FUSED_STAGED_RING);
     }
     for (int32_t b = 0; b < RF__FUSED_BUCKETS; b++) {
         /* One length is expected: the schedule is that of its bucket, whatever a batch is like. */
         const int32_t bucket = level == ONE_A_SHAPE   ? RF__FUSED_BUCKETS / 2
                                : given->expected != 0 ? rf__fused_bucket(mean)
                                                       : b;
-        if (b > 0 && (given->expected != 0 || (is_default && level != BY_LENGTH))) { /* for every length the same */
+        if (b > 0 &&
+            (given->expected != 0 || (is_default && level != BY_LENGTH))) { /* for every length the same */
             feature->class_of[b] = feature->class_of[0];
             feature->staged_of[b] = feature->staged_of[0];
             continue;
@@ -192,8 +197,9 @@ static rf_status set_fill(const rf_fused_embedding_bag_params *params, const rf_
         }
         RF_TRY(rf__fused_geometry_of(params, f, &shape));
         const rf_feature *feature = &params->features[f];
-        const uint64_t weight = (uintptr_t)params->buffers[feature->buffer].data +
-                                (uint64_t)feature->weight_offset * (uint64_t)shape.row_bytes / (uint64_t)feature->dim;
+        const uint64_t weight =
+            (uintptr_t)params->buffers[feature->buffer].data +
+            (uint64_t)feature->weight_offset * (uint64_t)shape.row_bytes / (uint64_t)feature->dim;
         features[f].rows = feature->rows;
         features[f].table_bytes = feature->rows * shape.row_bytes;
         RF_TRY(feature_fill(&shape, schedules != NULL ? &schedules[f] : NULL, level,
@@ -210,16 +216,17 @@ rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const 
         classes->count = 0;
         for (int64_t set = 0; set < n_sets && !full; set++) {
             const int64_t first = set * params->n_features;
-            const rf_status status = set_fill(params, schedules != NULL ? schedules + first : NULL, level, classes,
-                                              features + first, &full);
+            const rf_status status = set_fill(params, schedules != NULL ? schedules + first : NULL, level,
+                                              classes, features + first, &full);
             if (status != RF_OK) return status;
         }
         if (!full) return RF_OK;
     }
-    return rf__fail(RF_ERR_VALUE,
-                    "recfuse.fused_embedding_bag: schedules has more than %d different ones for rows of different "
-                    "kinds, which is the most that one kernel has; leave some features to the defaults (zeros)",
-                    RF__FUSED_MOST_CLASSES);
+    return rf__fail(
+        RF_ERR_VALUE,
+        "recfuse.fused_embedding_bag: schedules has more than %d different ones for rows of different "
+        "kinds, which is the most that one kernel has; leave some features to the defaults (zeros)",
+        RF__FUSED_MOST_CLASSES);
 }
 
 int32_t rf__fused_candidates(const rf__fused_geometry *shape, rf_fused_schedule *candidates, int32_t most) {
@@ -230,10 +237,8 @@ int32_t rf__fused_candidates(const rf__fused_geometry *shape, rf_fused_schedule 
         for (int32_t distance = 1; distance <= MOST_DISTANCE; distance *= 2) {
             for (int32_t split = 1; split <= (threads == RF__FUSED_BLOCK ? 4 : 1); split *= 2) {
                 if (count == most) return count;
-                candidates[count++] = (rf_fused_schedule){.kind = RF_FUSED_KIND_POOL,
-                                                          .threads = threads,
-                                                          .distance = distance,
-                                                          .split = split};
+                candidates[count++] = (rf_fused_schedule){
+                    .kind = RF_FUSED_KIND_POOL, .threads = threads, .distance = distance, .split = split};
             }
         }
     }

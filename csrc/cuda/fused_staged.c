@@ -5,16 +5,13 @@
 
 #include "cuda/fused.h"
 
-enum {
-    MOST_ROW_BYTES = 32,
-    COPY_ALIGNMENT = 16
-};
+enum { MOST_ROW_BYTES = 32, COPY_ALIGNMENT = 16 };
 /* Clock cycles of an SM, as seen on an H200: of a lookup, of a byte of a table, and of a table beside. */
 static const double a_lookup = 0.55, a_byte = 1.0 / 40, a_table = 1500;
 
 bool rf__fused_stageable(const rf__fused_geometry *shape, uint64_t weight, int64_t rows) {
-    return shape->columns == shape->lanes && shape->row_bytes <= MOST_ROW_BYTES && shape->align >= 4 && rows > 0 &&
-           rows <= RF__FUSED_STAGED_RING / shape->row_bytes && weight % COPY_ALIGNMENT == 0 &&
+    return shape->columns == shape->lanes && shape->row_bytes <= MOST_ROW_BYTES && shape->align >= 4 &&
+           rows > 0 && rows <= RF__FUSED_STAGED_RING / shape->row_bytes && weight % COPY_ALIGNMENT == 0 &&
            rows * shape->row_bytes % COPY_ALIGNMENT == 0 && shape->pooling != RF_MAX;
 }
 
@@ -44,7 +41,8 @@ static int longer_first(const void *a, const void *b) {
 }
 
 /* The next job goes to the list that is shortest so far. */
-static void deal(const job *jobs, int64_t n_jobs, int32_t lists, double *busy, int32_t *depth, int32_t *list_of) {
+static void deal(const job *jobs, int64_t n_jobs, int32_t lists, double *busy, int32_t *depth,
+                 int32_t *list_of) {
     for (int64_t i = 0; i < n_jobs; i++) {
         int32_t least = 0;
         for (int32_t list = 1; list < lists; list++) {
@@ -57,15 +55,16 @@ static void deal(const job *jobs, int64_t n_jobs, int32_t lists, double *busy, i
 }
 
 rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_features, const double *lookups,
-                                 const bool *staged, int64_t n_staged, int32_t sms, const rf__fused_batch *batch,
-                                 rf__fused_staged **rows, int64_t *n_rows) {
+                                 const bool *staged, int64_t n_staged, int32_t sms,
+                                 const rf__fused_batch *batch, rf__fused_staged **rows, int64_t *n_rows) {
     rf_status status = RF_OK;
     const int32_t lists = n_staged < sms ? (int32_t)n_staged : sms;
     int64_t n_jobs = 0;
     int32_t deepest = 0;
     job *jobs = malloc((size_t)n_staged * sizeof *jobs);
     double *busy = calloc((size_t)lists, sizeof *busy);
-    int32_t *depth = calloc((size_t)lists, sizeof *depth), *list_of = malloc((size_t)n_staged * sizeof *list_of);
+    int32_t *depth = calloc((size_t)lists, sizeof *depth),
+            *list_of = malloc((size_t)n_staged * sizeof *list_of);
     *rows = NULL;
     if (jobs == NULL || busy == NULL || depth == NULL || list_of == NULL) {
         status = rf__fail(RF_ERR_MEMORY, "no memory to map %" PRId64 " features", n_staged);

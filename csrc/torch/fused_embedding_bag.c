@@ -123,8 +123,8 @@ out:
 
 /* mapping: int32 [rows, 8] on the CPU, copied to the device here; may be NULL. Page-locked memory is copied behind
  * the program's back, and kept by torch for so long. */
-static rf_status mapping_read(AtenTensorHandle handle, int64_t bags, const rf__place *place, AtenTensorHandle *copy,
-                              AtenTensorHandle *on_device, rf_fused_plan *plan) {
+static rf_status mapping_read(AtenTensorHandle handle, int64_t bags, const rf__place *place,
+                              AtenTensorHandle *copy, AtenTensorHandle *on_device, rf_fused_plan *plan) {
     rf_status status = RF_OK;
     rf__tensor mapping;
     const rf__place cpu = rf__place_of_cpu();

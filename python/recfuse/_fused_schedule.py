@@ -42,7 +42,7 @@ class FusedSchedule:
             if allowed and value not in allowed:
                 raise ValueError(f"schedule {text!r}: {name} is {value!r}, allowed are {', '.join(allowed)}")
             if not allowed and not (value.isdecimal() and 1 <= int(value) < 2**31):
-                raise ValueError(f"schedule {text!r}: {name} is {value!r}, must be a whole number, at least 1")
+                raise ValueError(f"schedule {text!r}: {name} is {value!r}, must be a whole number >= 1")
             given[name] = value if allowed else int(value)
         return cls(**given)
 

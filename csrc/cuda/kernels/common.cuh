@@ -79,7 +79,9 @@ RF_INLINE rf_u32 rf_load(const rf_u32 *from) {
     asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to) : "l"(from));
     return to;
 }
-RF_INLINE const rf_u8 *rf_load(const rf_u8 *const *from) { return (const rf_u8 *)rf_load((const rf_i64 *)from); }
+RF_INLINE const rf_u8 *rf_load(const rf_u8 *const *from) {
+    return (const rf_u8 *)rf_load((const rf_i64 *)from);
+}
 
 /* Elements of a type as float32: DTYPE's element number I of a vector, and the way back. */
 template <int DTYPE> struct rf_element;

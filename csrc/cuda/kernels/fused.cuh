@@ -18,6 +18,9 @@
 #ifndef RF_POSITION
 #define RF_POSITION int /* holds a position; rf_i64 for 2^31 lookups and more */
 #endif
+#ifndef RF_FOREIGN
+#define RF_FOREIGN 0 /* the mapping is the caller's: tasks are checked before they are done */
+#endif
 #ifndef RF_EXACT
 #define RF_EXACT 0 /* memory may end with the last id: see rf_load_ids */
 #endif
@@ -52,7 +55,8 @@ static_assert(sizeof(rf_feature) == 48, "as in csrc/cuda/fused.h");
 /* Of a schedule's constants; as rf__fused_shape_code in csrc/cuda/fused.h. */
 constexpr int rf_shape_code(int dtype, int align, int store, int lanes, int vectors, int whole, int pooling,
                             int padded) {
-    return dtype | align << 2 | store << 7 | lanes << 12 | vectors << 18 | whole << 20 | pooling << 21 | padded << 23;
+    return dtype | align << 2 | store << 7 | lanes << 12 | vectors << 18 | whole << 20 | pooling << 21 |
+           padded << 23;
 }
 /* The part of it that matters to the schedule "columns". */
 enum { RF_COLUMN_CODE = (1 << 12) - 1 };
@@ -146,10 +150,9 @@ RF_INLINE bool rf_bad_start(const rf_fused_arguments &my, int feature, int first
     return RF_CHECK && feature == 0 && first_bag == 0 && rf_load(my.offsets) != 0;
 }
 
-/* A mapping is made by the host, and may be the user's: it is checked as lookups are, but what is wrong is left out
- * without a word. */
+/* A mapping that is the caller's is checked as lookups are, but what is wrong is left out without a word. */
 RF_INLINE bool rf_is_feature(const rf_fused_arguments &my, int feature) {
-    return !RF_CHECK || (rf_u32)feature < (rf_u32)my.n_features;
+    return !RF_FOREIGN || (rf_u32)feature < (rf_u32)my.n_features;
 }
 
 /* Bag `bag` of a feature; empty where it is not there, or where its offsets are bad, which sets `bad`. */
@@ -182,8 +185,8 @@ RF_INLINE const rf_u8 *rf_row(const rf_u8 *table, RF_INDEX id, rf_u32 pitch) {
 
 /* Reports the first that is bad in the bags of a feature from `bag` on, each `step`-th: all is read again, since this
  * hardly ever runs, and whoever found it need not keep what would be said of it. */
-static __device__ __noinline__ void rf_report_bags(const rf_fused_arguments &my, int number, int bag, int last_bag,
-                                                   int step) {
+static __device__ __noinline__ void rf_report_bags(const rf_fused_arguments &my, int number, int bag,
+                                                   int last_bag, int step) {
     const rf_i64 rows = rf_load(&my.features[number].rows), lookups = my.end - my.lead;
     for (; bag < last_bag; bag += step) {
         const rf_i64 place = (rf_i64)number * my.bags + bag;

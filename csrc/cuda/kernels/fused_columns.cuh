@@ -35,7 +35,7 @@ struct rf_column {
 
 template <class S> RF_INLINE rf_column rf_column_of(const rf_fused_arguments &my, const rf_task &task) {
     rf_lane lane = my.lanes[(rf_i64)task.feature * 32 + threadIdx.x % 32];
-    if (RF_CHECK && lane.feature >= 0 &&
+    if (RF_FOREIGN && lane.feature >= 0 &&
         (!rf_is_feature(my, lane.feature) ||
          (rf_load(&my.features[lane.feature].shape) & RF_COLUMN_CODE) != S::SHAPE ||
          (rf_u32)lane.column >= (rf_u32)rf_load(&my.features[lane.feature].columns))) {
@@ -115,8 +115,8 @@ RF_INLINE void rf_add_rest(const rf_fused_arguments &my, const rf_column &column
         const RF_INDEX id = rf_load(my.indices + i);
         if (!rf_wanted(column, id, bad)) continue;
         const float scale = RF_WEIGHTED ? rf_load(my.sample_weights + i) : 1.0f;
-        rf_add_row<S>(sum, rf_load((const typename S::vector *)rf_row(column.table, id, column.pitch)),
-                      scale, any);
+        rf_add_row<S>(sum, rf_load((const typename S::vector *)rf_row(column.table, id, column.pitch)), scale,
+                      any);
         count++;
     }
 }
@@ -125,7 +125,8 @@ RF_INLINE void rf_add_rest(const rf_fused_arguments &my, const rf_column &column
 template <class S> RF_INLINE void rf_pool_columns(const rf_fused_arguments &my, const rf_task &task) {
     typedef typename S::vector vector;
     constexpr int STEP = RF_BLOCK / 32 * S::BAGS;
-    if (RF_CHECK && ((rf_u32)task.feature >= (rf_u32)my.limit || task.first_bag < 0 || task.first_bag >= task.last_bag))
+    if (RF_FOREIGN &&
+        ((rf_u32)task.feature >= (rf_u32)my.limit || task.first_bag < 0 || task.first_bag >= task.last_bag))
         return;
     const rf_column column = rf_column_of<S>(my, task);
     int first = task.first_bag + (int)threadIdx.x / 32 * S::BAGS;
@@ -158,12 +159,15 @@ template <class S> RF_INLINE void rf_pool_columns(const rf_fused_arguments &my, 
             if (filled) rf_add_rest<S>(my, column, now.start[k] + 1, now.start[k + 1], sum, any, count, bad);
             if (first + k >= column.last_bag) continue;
             /* As for other schedules, a bad lookup counts in a mean where there is no padding. */
-            const rf_i64 lookups = column.padding >= 0 ? count : filled ? (rf_i64)(now.start[k + 1] - now.start[k]) : 0;
+            const rf_i64 lookups = column.padding >= 0 ? count
+                                   : filled            ? (rf_i64)(now.start[k + 1] - now.start[k])
+                                                       : 0;
             if (column.mean && lookups > 1) {
 #pragma unroll
                 for (int e = 0; e < S::ELEMENTS; e++) sum[e] = rf_divide(sum[e], (float)lookups);
             }
-            rf_store<S::STORE, S::ELEMENTS>(column.output + (rf_u64)(rf_u32)(first + k) * my.output_pitch, sum);
+            rf_store<S::STORE, S::ELEMENTS>(column.output + (rf_u64)(rf_u32)(first + k) * my.output_pitch,
+                                            sum);
         }
         now = next;
     }

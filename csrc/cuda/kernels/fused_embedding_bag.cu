@@ -27,7 +27,8 @@
 #include "fused_pool.cuh"
 
 #ifndef RF_SCHEDULES
-#define RF_SCHEDULES(X) X(0, 0, 0, 16, 16, 8, 1, 1, 0, 0, 32, 8, 2, 1) X(1, 1, 0, 16, 16, 1, 1, 0, 0, 0, 32, 1, 2, 1)
+#define RF_SCHEDULES(X) \
+    X(0, 0, 0, 16, 16, 8, 1, 1, 0, 0, 32, 8, 2, 1) X(1, 1, 0, 16, 16, 1, 1, 0, 0, 0, 32, 1, 2, 1)
 #endif
 #ifndef RF_MIN_BLOCKS
 #define RF_MIN_BLOCKS 16
@@ -41,14 +42,14 @@
 
 /* What a schedule needs is loaded inside its own branch: the number in the text keeps the compiler from doing for all
  * of them together what they have in common, which would hold registers in each. */
-template <int NUMBER, int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE, int POOLING, int PADDED, int THREADS,
-          int DISTANCE, int STATION, int SPLIT>
+template <int NUMBER, int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE,
+          int POOLING, int PADDED, int THREADS, int DISTANCE, int STATION, int SPLIT>
 RF_INLINE void run(const rf_fused_arguments &my, const rf_task *at, float *left) {
     rf_task task = rf_load_task<NUMBER>(at);
     task.last_bag = min(task.last_bag, my.bags); /* a mapping may be for some more */
     if constexpr (KIND == 0) {
-        typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE, STATION,
-                               SPLIT>
+        typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE,
+                               STATION, SPLIT>
             shape;
         if (rf_can_pool<shape>(my, task)) rf_pool<shape>(my, task, rf_from_memory(), left);
     } else {

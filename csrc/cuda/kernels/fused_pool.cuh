@@ -30,12 +30,13 @@ struct rf_fused_shape {
     static constexpr int GROUP = THREADS_ < 32 ? THREADS_ : 32; /* lanes of a warp that share a bag */
     static constexpr int WARPS = THREADS_ / GROUP;              /* that share a bag */
     static constexpr int SLOTS = GROUP / LANES_;                /* of a bag, in a warp */
-    static constexpr int STRIDE = 4 * SLOTS * WARPS;            /* lookups of a bag that one id load covers */
+    static constexpr int STRIDE = 4 * SLOTS * WARPS; /* lookups of a bag that one id load covers */
     static constexpr int LOADS = DISTANCE_ < 4 ? 1 : DISTANCE_ / 4; /* of four ids, a batch of rows */
-    static constexpr int FLIGHT = DISTANCE_ < 4 ? DISTANCE_ : 4;    /* rows of one such load in flight */
+    static constexpr int FLIGHT = DISTANCE_ < 4 ? DISTANCE_ : 4; /* rows of one such load in flight */
     static constexpr int SHAPE =
         rf_shape_code(DTYPE, ALIGN_, STORE_, LANES_, VECTORS_, WHOLE_, POOLING_, PADDED_);
-    static constexpr int KEPT = ELEMENTS > SLOTS ? ELEMENTS / SLOTS : 1; /* elements of a sum a lane ends with */
+    static constexpr int KEPT =
+        ELEMENTS > SLOTS ? ELEMENTS / SLOTS : 1; /* elements of a sum a lane ends with */
 };
 
 /* Adds the slots' sums; this lane ends with S::KEPT elements of the whole, from element `first` on. */
@@ -62,7 +63,7 @@ template <class S> struct rf_pooled {
     float sum[S::VECTORS * S::ELEMENTS];
     int missing; /* lookups whose rows have not been found in the table */
     int counted; /* those of them that are not padding */
-    bool any;    /* a row has come, for a maximum */
+    bool any; /* a row has come, for a maximum */
 };
 
 /* The rows in flight of a lane. */
@@ -142,7 +143,8 @@ struct rf_from_memory {
 /* Asks for rows `round` * FLIGHT ... of each load of ids; takes those that are in the table from `missing`. */
 template <class S, class SOURCE>
 RF_INLINE void rf_fetch(const rf_pool_place<S> &my, const SOURCE &source, const rf_rest &rest, int round,
-                        const rf_four_ids (&ids)[S::LOADS], rf_flight<S> &flight, int &missing, int &counted) {
+                        const rf_four_ids (&ids)[S::LOADS], rf_flight<S> &flight, int &missing,
+                        int &counted) {
 #pragma unroll
     for (int v = 0; v < S::LOADS; v++) {
 #pragma unroll
@@ -211,8 +213,8 @@ RF_INLINE void rf_load_batch(const rf_fused_arguments &my, RF_POSITION position,
 
 /* The part of a bag that this block takes. */
 template <class S>
-RF_INLINE rf_bag rf_load_part(const rf_fused_arguments &my, const rf_task &task, const RF_OFFSET *offsets, int bag,
-                              bool &bad) {
+RF_INLINE rf_bag rf_load_part(const rf_fused_arguments &my, const rf_task &task, const RF_OFFSET *offsets,
+                              int bag, bool &bad) {
     const rf_bag whole = rf_load_bag(my, offsets, bag, task.last_bag, bad);
     if (!S::SPLIT) return whole;
     const int parts = task.part >> 16;
@@ -241,8 +243,8 @@ template <class S> struct rf_shared_bags {
 /* Ends a bag: sums of slots and warps meet; one lane for each piece stores it, or leaves it to be added to those of
  * other blocks. */
 template <class S>
-RF_INLINE void rf_finish_bag(const rf_fused_arguments &my, const rf_task &task, const RF_OFFSET *offsets, int bag,
-                             const rf_pool_place<S> &place, rf_pooled<S> &pooled, float *left) {
+RF_INLINE void rf_finish_bag(const rf_fused_arguments &my, const rf_task &task, const RF_OFFSET *offsets,
+                             int bag, const rf_pool_place<S> &place, rf_pooled<S> &pooled, float *left) {
     constexpr int FLOATS = S::VECTORS * S::ELEMENTS, PIECES = S::ELEMENTS / S::KEPT;
     int first = 0;
     rf_i64 count = 0;
@@ -302,8 +304,7 @@ RF_INLINE void rf_finish_bag(const rf_fused_arguments &my, const rf_task &task, 
 }
 
 /* The last of the blocks that share bags adds their sums, in the order of parts. */
-template <class S>
-RF_INLINE void rf_finish_shared(const rf_fused_arguments &my, const rf_task &task) {
+template <class S> RF_INLINE void rf_finish_shared(const rf_fused_arguments &my, const rf_task &task) {
     typedef rf_shared_bags<S> shared_bags;
     __shared__ bool last;
     const int parts = task.part >> 16;
@@ -338,16 +339,18 @@ RF_INLINE void rf_finish_shared(const rf_fused_arguments &my, const rf_task &tas
 
 /* Whether a task is one that this schedule can do. */
 template <class S> RF_INLINE bool rf_can_pool(const rf_fused_arguments &my, const rf_task &task) {
-    if (!RF_CHECK) return true;
-    if (!rf_is_feature(my, task.feature) || task.first_bag < 0 || task.first_bag >= task.last_bag) return false;
+    if (!RF_FOREIGN) return true;
+    if (!rf_is_feature(my, task.feature) || task.first_bag < 0 || task.first_bag >= task.last_bag)
+        return false;
     const rf_feature &feature = my.features[task.feature];
     if (rf_load(&feature.shape) != S::SHAPE) return false;
     const rf_i64 column = (rf_i64)task.slice * S::LANES * S::VECTORS;
     if (column < 0 || column >= rf_load(&feature.columns)) return false;
     if (!S::SPLIT) return true;
-    const rf_i64 floats = (task.part >> 16) * (rf_i64)(task.last_bag - task.first_bag) * (rf_shared_bags<S>::WIDTH + 1);
-    return (task.part & 0xffff) < task.part >> 16 && (rf_u32)task.group < (rf_u32)my.n_groups && task.place >= 0 &&
-           task.place * 32ll + floats <= my.n_places * 32ll;
+    const rf_i64 floats =
+        (task.part >> 16) * (rf_i64)(task.last_bag - task.first_bag) * (rf_shared_bags<S>::WIDTH + 1);
+    return (task.part & 0xffff) < task.part >> 16 && (rf_u32)task.group < (rf_u32)my.n_groups &&
+           task.place >= 0 && task.place * 32ll + floats <= my.n_places * 32ll;
 }
 
 /* A task's bags, THREADS threads each. */

@@ -22,7 +22,7 @@
 #define RF_RING 204800
 #endif
 
-constexpr int SLOTS = 4;       /* tables that are in the ring at once, or on their way */
+constexpr int SLOTS = 4; /* tables that are in the ring at once, or on their way */
 constexpr rf_u32 COPY = 16384; /* bytes of one copy */
 constexpr int WARPS = RF_BLOCK / 32;
 
@@ -38,13 +38,15 @@ RF_INLINE ring &the_ring() { return *(ring *)shared; }
 RF_INLINE rf_u32 address_of(const void *in_shared) { return (rf_u32)__cvta_generic_to_shared(in_shared); }
 
 RF_INLINE void barrier_new(rf_u64 *barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_of(barrier)), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_of(barrier)), "r"(arrivals)
+                 : "memory");
 }
 RF_INLINE void barrier_arrive(rf_u64 *barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(barrier)) : "memory");
 }
 RF_INLINE void barrier_expect(rf_u64 *barrier, rf_u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address_of(barrier)), "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address_of(barrier)),
+                 "r"(bytes)
                  : "memory");
 }
 RF_INLINE void barrier_wait(rf_u64 *barrier, rf_u32 parity) {
@@ -61,10 +63,11 @@ RF_INLINE void barrier_wait(rf_u64 *barrier, rf_u32 parity) {
 
 /* A copy that tells `barrier` of its end; addresses and bytes are multiples of 16. */
 RF_INLINE void copy_bulk(void *to, const rf_u8 *from, rf_u32 bytes, rf_u64 *barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     address_of(to)),
-                 "l"(from), "r"(bytes), "r"(address_of(barrier))
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            address_of(to)),
+        "l"(from), "r"(bytes), "r"(address_of(barrier))
+        : "memory");
 }
 
 RF_INLINE rf_bytes<4> load_shared(rf_u32 from, const rf_bytes<4> &) {
@@ -94,19 +97,19 @@ struct from_ring {
         barrier_wait(&the_ring().full[turn % SLOTS], turn / SLOTS & 1);
         base = the_ring().base[turn % SLOTS];
     }
-    template <class S>
-    RF_INLINE typename S::vector load(const rf_pool_place<S> &my, RF_INDEX id, int) const {
+    template <class S> RF_INLINE typename S::vector load(const rf_pool_place<S> &my, RF_INDEX id, int) const {
         const rf_u32 at = base + (rf_u32)id * (S::LANES * S::ALIGN) + rf_thread_column<S>() * S::ALIGN;
-        const rf_u32 in_ring = min(at, at - RF_RING); /* unsigned: one that has not come round is the larger */
+        const rf_u32 in_ring =
+            min(at, at - RF_RING); /* unsigned: one that has not come round is the larger */
         return load_shared(address_of(the_ring().bytes) + in_ring, typename S::vector());
     }
 };
 
-template <int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE, int POOLING, int PADDED,
-          int THREADS, int DISTANCE, int STATION, int SPLIT>
+template <int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE, int POOLING,
+          int PADDED, int THREADS, int DISTANCE, int STATION, int SPLIT>
 RF_INLINE void run(const rf_fused_arguments &my, const rf_task &task, int turn) {
-    typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE, STATION,
-                           SPLIT>
+    typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE,
+                           STATION, SPLIT>
         shape;
     from_ring source = {turn, 0};
     if (rf_can_pool<shape>(my, task)) {
@@ -120,7 +123,7 @@ RF_INLINE void run(const rf_fused_arguments &my, const rf_task &task, int turn) 
 RF_INLINE bool is_end(const rf_fused_arguments &my, const rf_task &task) {
     if (task.feature < 0 || !rf_is_feature(my, task.feature)) return true;
     const rf_feature &feature = my.features[task.feature];
-    return RF_CHECK && rf_load(&feature.rows) > RF_RING / (rf_i64)rf_load(&feature.pitch);
+    return RF_FOREIGN && rf_load(&feature.rows) > RF_RING / (rf_i64)rf_load(&feature.pitch);
 }
 
 /* One thread: copies the tables of the list. `head` and `tail` count bytes that have come and gone. */
@@ -164,9 +167,9 @@ RF_INLINE void pool_tables(const rf_fused_arguments &my) {
         if (is_end(my, task)) return;
         task.last_bag = min(task.last_bag, my.bags);
         switch (task.schedule) {
-#define RF_CASE(number, ...)                \
-    case number:                            \
-        run<__VA_ARGS__>(my, task, turn);   \
+#define RF_CASE(number, ...)              \
+    case number:                          \
+        run<__VA_ARGS__>(my, task, turn); \
         break;
             RF_SCHEDULES(RF_CASE)
 #undef RF_CASE
