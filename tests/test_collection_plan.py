@@ -10,7 +10,6 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from recfuse._fused_schedule import FusedSchedule
 
 import recfuse
 from recfuse import _C, CollectionPlan, Plan, cli
@@ -25,6 +24,7 @@ from recfuse._collection_parts import (
     schedule_text,
     tables_of,
 )
+from recfuse._fused_schedule import FusedSchedule
 from recfuse._plan_parts import Decision, describe_device
 from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, FusedEmbeddingBagList, Table
 from test_plan import plan_for as table_plan_for
