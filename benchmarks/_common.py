@@ -63,18 +63,10 @@ def add_comparison_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the ratios as a PNG")
 
 
-def start(parser: argparse.ArgumentParser, arguments: argparse.Namespace, gpu: bool = True) -> None:
-    """Check the shared flags and apply them; ends the program where one cannot be met.
-
-    gpu: the operator has a kernel for GPUs.
-    """
-    if arguments.device != "cpu":
-        if not gpu:
-            parser.error(
-                f"--device {arguments.device}: this operator has no CUDA kernels; run with --device cpu"
-            )
-        if not torch.cuda.is_available():
-            parser.error(f"--device {arguments.device}: torch finds no GPU; run with --device cpu")
+def start(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Check the shared flags and apply them; ends the program where one cannot be met."""
+    if arguments.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"--device {arguments.device}: torch finds no GPU; run with --device cpu")
     if arguments.seed < 0:
         parser.error(f"--seed: found {arguments.seed}, needs an integer of at least 0")
     check_folder(parser, "--json", arguments.json)

@@ -233,7 +233,7 @@ def test_a_missing_peer_is_reported_and_left_out(run, monkeypatch, capsys):
         ("embedding_bag", ["--hotness", "random,tepid"], "allowed are one_item"),
         ("embedding_bag", ["--dims", "0"], "needs an integer of at least 1"),
         ("embedding_bag", ["--device", "cuda"], "torch finds no GPU"),
-        ("fused_embedding_bag", ["--device", "cuda"], "no CUDA kernels"),
+        ("fused_embedding_bag", ["--device", "cuda"], "torch finds no GPU"),
         ("fused_embedding_bag", ["--models", "Z"], "--models: "),
         ("fused_embedding_bag", ["--plot", "/nowhere/a.png"], "/nowhere is not a folder"),
         ("show", [__file__], "not a result file"),
