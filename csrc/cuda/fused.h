@@ -115,6 +115,10 @@ static inline rf__fused_staged rf__fused_staged_of(const rf__fused_mapping *mapp
     return rows > first ? *(const rf__fused_staged *)(mapping + first) : (rf__fused_staged){0};
 }
 
+static inline const rf__fused_task *rf__fused_tasks(const rf__fused_mapping *mapping) {
+    return (const rf__fused_task *)(mapping + 1);
+}
+
 /* ---- fused_feature.c */
 
 /* The shape of one feature. `weight` and `output`: addresses, of which the alignment matters. */
