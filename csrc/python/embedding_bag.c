@@ -53,11 +53,8 @@ PyObject *rf__py_embedding_bag_compile(PyObject *module, PyObject *arguments) {
     }
     if (status != RF_OK) return rf__py_raise(status, "embedding_bag_compile");
     rf_embedding_bag_schedule_print(&complete, complete_text);
-    return Py_BuildValue("{s:s,s:i,s:i,s:i,s:i,s:L,s:d,s:O,s:s}", "schedule", complete_text, "registers",
-                         info.registers, "spill_bytes", info.spill_bytes, "stack_bytes", info.stack_bytes,
-                         "shared_bytes", info.shared_bytes, "cubin_bytes", (long long)info.cubin_bytes,
-                         "seconds", info.seconds, "cached", info.cached ? Py_True : Py_False, "path",
-                         info.path);
+    return rf__py_kernel(
+        &info, Py_BuildValue("{s:s,s:i}", "schedule", complete_text, "shared_bytes", info.shared_bytes));
 }
 
 PyObject *rf__py_small_kernels_compile(PyObject *module, PyObject *arguments) {
@@ -70,36 +67,6 @@ PyObject *rf__py_small_kernels_compile(PyObject *module, PyObject *arguments) {
     if (status == RF_OK) status = rf__fused_map_compile(arch);
     Py_END_ALLOW_THREADS if (status != RF_OK) return rf__py_raise(status, "small_kernels_compile");
     Py_RETURN_NONE;
-}
-
-static void *pointer(unsigned long long address) { return (void *)(uintptr_t)address; }
-
-/* One batch: (indices, lookups, index_type, offsets, bags, offset_type, include_last_offset, sample_weights,
- * output). */
-static int batch_read(PyObject *object, const rf_embedding_bag_params *table,
-                      rf_embedding_bag_params *batch) {
-    unsigned long long indices, offsets, sample_weights, output;
-    long long lookups, bags;
-    int index_type, offset_type, include_last_offset;
-    if (!PyTuple_Check(object)) {
-        PyErr_SetString(PyExc_TypeError, "embedding_bag_measure: a batch must be a tuple");
-        return -1;
-    }
-    if (!PyArg_ParseTuple(object, "KLiKLipKK:embedding_bag_measure", &indices, &lookups, &index_type,
-                          &offsets, &bags, &offset_type, &include_last_offset, &sample_weights, &output)) {
-        return -1;
-    }
-    *batch = *table;
-    batch->indices = pointer(indices);
-    batch->lookups = lookups;
-    batch->index_type = (rf_int_type)index_type;
-    batch->offsets = pointer(offsets);
-    batch->bags = bags;
-    batch->offset_type = (rf_int_type)offset_type;
-    batch->include_last_offset = include_last_offset;
-    batch->sample_weights = pointer(sample_weights);
-    batch->output = pointer(output);
-    return 0;
 }
 
 /* The batches and schedules of a measurement; what it points to is freed with measurement_free. */
@@ -117,7 +84,8 @@ static int lists_read(PyObject *batches, PyObject *schedules, const rf_embedding
         return -1;
     }
     for (int64_t b = 0; b < work->n_batches; b++) {
-        if (batch_read(PyList_GetItem(batches, (Py_ssize_t)b), table, &read[b]) != 0) return -1;
+        read[b] = *table;
+        if (rf__py_batch(PyList_GetItem(batches, (Py_ssize_t)b), &read[b], NULL) != 0) return -1;
     }
     for (int64_t s = 0; s < work->n_schedules; s++) {
         Py_ssize_t length;
@@ -153,7 +121,7 @@ PyObject *rf__py_embedding_bag_measure(PyObject *module, PyObject *arguments) {
         if (!PyArg_ParseTuple(pinned, "KL|i:embedding_bag_measure", &pinned_rows, &n_pinned, &pinned_type))
             return NULL;
     }
-    table.weight = pointer(weight);
+    table.weight = rf__py_pointer(weight);
     table.rows = rows;
     table.dim = dim;
     table.weight_stride = stride;
@@ -162,12 +130,12 @@ PyObject *rf__py_embedding_bag_measure(PyObject *module, PyObject *arguments) {
     table.padding_idx = padding_idx;
     table.check_bounds = check;
     table.output_stride = dim;
-    work.pinned_rows = pointer(pinned_rows);
+    work.pinned_rows = rf__py_pointer(pinned_rows);
     work.n_pinned = n_pinned;
     work.pinned_type = (rf_int_type)pinned_type;
     work.rounds = rounds;
     stream.device = device;
-    stream.stream = pointer(stream_address);
+    stream.stream = rf__py_pointer(stream_address);
     if (lists_read(batches, schedules, &table, &work) != 0) goto out;
     npy_intp shape[2] = {(npy_intp)work.n_schedules, (npy_intp)(rounds > 0 ? rounds : 0)};
     seconds = PyArray_SimpleNew(2, shape, NPY_DOUBLE);

@@ -9,8 +9,6 @@
 #include "cuda/fused_measure.h"
 #include "validate.h"
 
-static void *pointer(unsigned long long address) { return (void *)(uintptr_t)address; }
-
 /* What a `call` says; `features` and `buffers` are freed by call_free. */
 typedef struct fused_call {
     rf_fused_embedding_bag_params params;
@@ -45,7 +43,7 @@ static int buffers_read(PyObject *list, fused_call *call) {
             PyErr_Format(PyExc_ValueError, "call: unknown dtype %d", dtype);
             return -1;
         }
-        call->buffers[i].data = pointer(data);
+        call->buffers[i].data = rf__py_pointer(data);
         call->buffers[i].numel = numel;
         call->buffers[i].dtype = (rf_dtype)dtype;
     }
@@ -288,43 +286,13 @@ PyObject *rf__py_fused_embedding_bag_compile(PyObject *module, PyObject *argumen
         rf__py_raise(status, function);
         goto out;
     }
-    result = Py_BuildValue("{s:i,s:i,s:i,s:L,s:i,s:d,s:O,s:s}", "registers", info.registers, "spill_bytes",
-                           info.spill_bytes, "stack_bytes", info.stack_bytes, "cubin_bytes",
-                           (long long)info.cubin_bytes, "classes", classes->count, "seconds", info.seconds,
-                           "cached", info.cached ? Py_True : Py_False, "path", info.path);
+    result = rf__py_kernel(&info, Py_BuildValue("{s:i}", "classes", classes->count));
 out:
     free(features);
     free(classes);
     Py_XDECREF(schedules);
     call_free(&call);
     return result;
-}
-
-/* One batch: (indices, lookups, index_type, offsets, bags, offset_type, sample_weights, output, host_offsets). */
-static int batch_read(PyObject *object, const rf_fused_embedding_bag_params *call,
-                      rf_fused_embedding_bag_params *batch, const void **host_offsets) {
-    unsigned long long indices, offsets, sample_weights, output, on_host;
-    long long lookups, bags;
-    int index_type, offset_type;
-    if (!PyTuple_Check(object)) {
-        PyErr_SetString(PyExc_TypeError, "fused_embedding_bag_measure: a batch must be a tuple");
-        return -1;
-    }
-    if (!PyArg_ParseTuple(object, "KLiKLiKKK:fused_embedding_bag_measure", &indices, &lookups, &index_type,
-                          &offsets, &bags, &offset_type, &sample_weights, &output, &on_host)) {
-        return -1;
-    }
-    *batch = *call;
-    batch->indices = pointer(indices);
-    batch->lookups = lookups;
-    batch->index_type = (rf_int_type)index_type;
-    batch->offsets = pointer(offsets);
-    batch->bags = bags;
-    batch->offset_type = (rf_int_type)offset_type;
-    batch->sample_weights = pointer(sample_weights);
-    batch->output = pointer(output);
-    *host_offsets = pointer(on_host);
-    return 0;
 }
 
 PyObject *rf__py_fused_embedding_bag_measure(PyObject *module, PyObject *arguments) {
@@ -357,15 +325,24 @@ PyObject *rf__py_fused_embedding_bag_measure(PyObject *module, PyObject *argumen
         goto out;
     }
     for (int64_t b = 0; b < work.n_batches; b++) {
-        if (batch_read(PyList_GetItem(list, (Py_ssize_t)b), &call.params, &batches[b], &host_offsets[b]) != 0)
-            goto out;
+        rf_embedding_bag_params read;
+        if (rf__py_batch(PyList_GetItem(list, (Py_ssize_t)b), &read, &host_offsets[b]) != 0) goto out;
+        batches[b] = call.params;
+        batches[b].indices = read.indices;
+        batches[b].lookups = read.lookups;
+        batches[b].index_type = read.index_type;
+        batches[b].offsets = read.offsets;
+        batches[b].bags = read.bags;
+        batches[b].offset_type = read.offset_type;
+        batches[b].sample_weights = read.sample_weights;
+        batches[b].output = read.output;
     }
     work.batches = batches;
     work.host_offsets = host_offsets;
     work.schedules = PyArray_DATA(schedules);
     work.n_sets = PyArray_DIM(schedules, 0);
     work.rounds = rounds > 0 ? rounds : 0;
-    stream.stream = pointer(stream_address);
+    stream.stream = rf__py_pointer(stream_address);
     npy_intp shape[2] = {(npy_intp)work.n_sets,
                          timed ? (npy_intp)call.params.n_features : (npy_intp)work.rounds};
     result = PyArray_SimpleNew(2, shape, NPY_DOUBLE);

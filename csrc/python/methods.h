@@ -87,4 +87,14 @@ PyObject *rf__py_raise(rf_status status, const char *function);
 PyArrayObject *rf__py_array(PyObject *object, int type, int dimensions, const char *function,
                             const char *argument);
 
+/* An address on a GPU, or none: 0. */
+static inline void *rf__py_pointer(unsigned long long address) { return (void *)(uintptr_t)address; }
+
+/* Reads one of the batches of embedding_bag_measure, or with `host_offsets` of fused_embedding_bag_measure,
+ * into the fields of `batch` that it gives; -1 with an exception. */
+int rf__py_batch(PyObject *object, rf_embedding_bag_params *batch, const void **host_offsets);
+
+/* A dict of `info` and `more`, whose reference it takes; NULL with an exception, also where `more` is NULL. */
+PyObject *rf__py_kernel(const rf_kernel_info *info, PyObject *more);
+
 #endif
