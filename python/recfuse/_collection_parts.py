@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
+from recfuse._fused_schedule import FusedSchedule
 from recfuse._plan_parts import PlanError
-from recfuse._schedule import STATIONS
 
 if TYPE_CHECKING:
     from recfuse.collection_plan import CollectionPlan
     from recfuse.nn.packed import PackedTables
 
-KINDS = ("", "pool", "columns", "staged")
-"""Names of the kinds of schedules, by their numbers; "": the default."""
-_STATIONS = ("", *STATIONS)
 FIELDS = 6
 """Columns of a row of schedules: kind, threads, distance, station, split, expected lookups of a bag."""
 PARTS_OF_A_LOOKUP = 16
@@ -90,15 +87,7 @@ class Occupancy:
 
 def schedule_text(row: Sequence[int]) -> str:
     """A row of schedules as text; what has its default, and the expected lookups, are not in it."""
-    kind, threads, distance, station, split = (int(value) for value in row[:5])
-    named = {
-        "kind": KINDS[kind],
-        "threads": threads,
-        "distance": distance,
-        "station": _STATIONS[station],
-        "split": split,
-    }
-    return " ".join(f"{name}={value}" for name, value in named.items() if value)
+    return str(FusedSchedule.of_row(row))
 
 
 def distinct(items: Iterable[Item]) -> tuple[list[Item], list[int]]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import ClassVar
 
-from recfuse._schedule import STATIONS
+from recfuse._schedule import STATIONS, ScheduleText
 
 KINDS = ("pool", "columns", "staged")
 """Groups of threads a bag; lanes over columns of the output, for short bags; tables staged on chip."""
-_NAMES = {"kind": ("", *KINDS), "station": ("", *STATIONS)}  # by their numbers; "": the default
 
 
 @dataclass(frozen=True)
-class FusedSchedule:
+class FusedSchedule(ScheduleText):
     """The fields of a schedule; those that are None have the kernel's defaults."""
+
+    _WORDS: ClassVar = {"kind": KINDS, "station": STATIONS}  # by their numbers, from 1; 0: the default
+    _NUMBERS: ClassVar = 1, 2**31
 
     kind: str | None = None
     threads: int | None = None
@@ -28,39 +30,15 @@ class FusedSchedule:
     """Blocks that share a bag."""
 
     @classmethod
-    def parse(cls, text: str) -> FusedSchedule:
-        """The schedule that a text gives; ValueError when it gives none."""
-        given: dict[str, Any] = {}
-        names = [field.name for field in fields(cls)]
-        for word in text.split():
-            name, _, value = word.partition("=")
-            if name not in names or name in given:
-                raise ValueError(
-                    f"schedule {text!r}: {word!r} is none of, or the second of: {', '.join(names)}"
-                )
-            allowed = _NAMES.get(name, ("",))[1:]
-            if allowed and value not in allowed:
-                raise ValueError(f"schedule {text!r}: {name} is {value!r}, allowed are {', '.join(allowed)}")
-            if not allowed and not (value.isdecimal() and 1 <= int(value) < 2**31):
-                raise ValueError(f"schedule {text!r}: {name} is {value!r}, must be a whole number >= 1")
-            given[name] = value if allowed else int(value)
-        return cls(**given)
-
-    @classmethod
     def of_row(cls, row: Sequence[int]) -> FusedSchedule:
         """The schedule of a row of schedules, without the lookups that it expects."""
         values = {field.name: int(value) for field, value in zip(fields(cls), row, strict=False)}
-        named = {name: texts[values[name]] for name, texts in _NAMES.items()}
+        named = {name: ("", *words)[values[name]] for name, words in cls._WORDS.items()}
         return cls(**{name: value or None for name, value in (values | named).items()})
 
     def row(self, expected: int = 0) -> tuple[int, int, int, int, int, int]:
         """As the operator takes it: kind, threads, distance, station, split, expected lookups of a bag in
         sixteenths (0: unknown, -1: none).
         """
-        kind, station = (_NAMES[name].index(getattr(self, name) or "") for name in _NAMES)
+        kind, station = (("", *words).index(getattr(self, name) or "") for name, words in self._WORDS.items())
         return kind, self.threads or 0, self.distance or 0, station, self.split or 0, expected
-
-    def __str__(self) -> str:
-        """The text."""
-        given = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return " ".join(f"{name}={value}" for name, value in given if value is not None)

@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 STATIONS = ("none", "register", "shared", "local", "l1")
 """Where rows in flight wait until they are summed."""
 
+AnySchedule = TypeVar("AnySchedule", bound="ScheduleText")
+
 
 @dataclass(frozen=True)
-class Schedule:
+class ScheduleText:
+    """The text of every kind of schedule; fields that are None are not in it."""
+
+    _WORDS: ClassVar[Mapping[str, Sequence[str]]] = {"station": STATIONS}  # of fields that are no numbers
+    _NUMBERS: ClassVar[tuple[float, float]] = 0, float("inf")  # the least, and what all are less than
+
+    @classmethod
+    def parse(cls: type[AnySchedule], text: str) -> AnySchedule:
+        """The schedule that a text gives; ValueError when it gives none."""
+        given: dict[str, Any] = {}
+        names = [field.name for field in fields(cls)]
+        least, end = cls._NUMBERS
+        for word in text.split():
+            name, _, value = word.partition("=")
+            if name not in names or name in given:
+                raise ValueError(
+                    f"schedule {text!r}: {word!r} is none of, or the second of: {', '.join(names)}"
+                )
+            allowed = cls._WORDS.get(name)
+            if allowed and value not in allowed:
+                raise ValueError(f"schedule {text!r}: {name} is {value!r}, allowed are {', '.join(allowed)}")
+            if not allowed and not (value.isdecimal() and least <= int(value) < end):
+                must = f"must be a whole number{f' >= {least}' if least else ''}"
+                raise ValueError(f"schedule {text!r}: {name} is {value!r}, {must}")
+            given[name] = value if allowed else int(value)
+        return cls(**given)
+
+    def __str__(self) -> str:
+        """The text."""
+        given = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return " ".join(f"{name}={value}" for name, value in given if value is not None)
+
+
+@dataclass(frozen=True)
+class Schedule(ScheduleText):
     """The fields of a schedule; those that are None have the kernel's defaults."""
 
     station: str | None = None
@@ -27,31 +64,6 @@ class Schedule:
     segment: int | None = None
     """Lookups of a bag that are listed at a time."""
 
-    @classmethod
-    def parse(cls, text: str) -> Schedule:
-        """The schedule that a text gives; ValueError when it gives none."""
-        given: dict[str, Any] = {}
-        names = [field.name for field in fields(cls)]
-        for word in text.split():
-            name, _, value = word.partition("=")
-            if name not in names or name in given:
-                raise ValueError(
-                    f"schedule {text!r}: {word!r} is none of, or the second of: {', '.join(names)}"
-                )
-            if name == "station" and value not in STATIONS:
-                raise ValueError(
-                    f"schedule {text!r}: station is {value!r}, allowed are {', '.join(STATIONS)}"
-                )
-            if name != "station" and not value.isdecimal():
-                raise ValueError(f"schedule {text!r}: {name} is {value!r}, must be a whole number")
-            given[name] = value if name == "station" else int(value)
-        return cls(**given)
-
     def but(self, **changes: Any) -> Schedule:
         """The same with other values of some fields."""
         return replace(self, **changes)
-
-    def __str__(self) -> str:
-        """The text."""
-        given = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return " ".join(f"{name}={value}" for name, value in given if value is not None)

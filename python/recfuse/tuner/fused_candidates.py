@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recfuse._collection_parts import ALWAYS_EMPTY, FIELDS, KINDS, PARTS_OF_A_LOOKUP
+from recfuse._collection_parts import ALWAYS_EMPTY, FIELDS, PARTS_OF_A_LOOKUP
+from recfuse._fused_schedule import KINDS
 from recfuse.tuner.fused_problem import FusedBench, FusedProblem
 from recfuse.tuner.problem import power_of_two
 
-_POOL, _COLUMNS, _STAGED = (KINDS.index(name) for name in ("pool", "columns", "staged"))
+_POOL, _COLUMNS, _STAGED = (KINDS.index(name) + 1 for name in ("pool", "columns", "staged"))
 _IN_REGISTERS = (0, 2)  # the default station, and that of the name
 _LONGEST_SLOT = 24  # rows of a bag for one slot: more, and single blocks outlast the others
 _LONGEST_COLUMN = 4  # lookups of a bag for one lane
