@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from _cuda_fused_setting import Batch
-from _cuda_setting import LEAST_SAMPLE
+from _cuda_setting import EAGER, LEAST_SAMPLE, graphs_and_calls
 from recfuse import timing
 
 Run = Callable[[Batch], Tensor]
-EAGER = ", eager"
 # A second of the device in clock cycles, or a little less.
 _CYCLES = 2.0e9
 # Most seconds of a pause in which the host gets ahead of the device.
@@ -41,16 +40,7 @@ def time_calls(
     with samples of single calls: what needs milliseconds would else be called as often as the fastest.
     Returns the comparison, in seconds a call, and why a call has no graph.
     """
-    candidates: dict[str, Callable[[int], object]] = {}
-    failures = {}
-    for name, run in runs.items():
-        try:
-            graphs = [timing.graphed(lambda r=run, b=batch: r(b), device) for batch in batches]
-            candidates[name] = lambda number, graphs=graphs: graphs[number]()
-        except RuntimeError as error:
-            failures[name] = str(error).partition("\n")[0]
-        if eager or name in failures:
-            candidates[name + EAGER] = lambda number, run=run: run(batches[number])
+    candidates, failures = graphs_and_calls(runs, batches, device, eager)
     inputs = [(number,) for number in range(len(batches))]
     least = LEAST_SAMPLE if device.type == "cuda" else 0.0
     results = []

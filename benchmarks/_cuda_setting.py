@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +25,9 @@ Part = tuple[Tensor, Tensor]  # indices [bags * pooling] int64, offsets [bags + 
 Request = tuple[int, Part]  # the number of a table, and its part
 Pass = Callable[[Sequence[Request]], list[Tensor]]
 Trace = NDArray[np.int64]
+Input = TypeVar("Input")
 
+EAGER = ", eager"
 # A pass is repeated until a sample takes so many seconds; events resolve half a microsecond.
 LEAST_SAMPLE = 5e-4
 COLD_TABLES = 4
@@ -129,6 +132,25 @@ class Setting:
         return torch.from_numpy(indices).to(self.device), torch.from_numpy(offsets).to(self.device)
 
 
+def graphs_and_calls(
+    runs: Mapping[str, Callable[[Input], object]], inputs: Sequence[Input], device: torch.device, eager: bool
+) -> tuple[dict[str, Callable[[int], object]], dict[str, str]]:
+    """Candidates that take the number of an input: each run replayed as a graph ("NAME") and, with `eager` or
+    where there is no graph, called ("NAME, eager"). Returns them, and why a run has no graph.
+    """
+    candidates: dict[str, Callable[[int], object]] = {}
+    failures = {}
+    for name, run in runs.items():
+        try:
+            graphs = [timing.graphed(lambda r=run, i=one: r(i), device) for one in inputs]
+            candidates[name] = lambda number, graphs=graphs: graphs[number]()
+        except RuntimeError as error:
+            failures[name] = str(error).partition("\n")[0]
+        if eager or name in failures:
+            candidates[name + EAGER] = lambda number, run=run: run(inputs[number])
+    return candidates, failures
+
+
 def time_passes(
     passes: Mapping[str, Pass],
     workload: Workload,
@@ -147,16 +169,7 @@ def time_passes(
     inputs = workload.requests
     if cache == "cold":
         inputs = [[request] for request in inputs[0][:COLD_TABLES]]
-    candidates: dict[str, Callable[[int], object]] = {}
-    failures = {}
-    for name, run in passes.items():
-        try:
-            graphs = [timing.graphed(lambda r=run, q=requests: r(q), device) for requests in inputs]
-            candidates[name] = lambda number, graphs=graphs: graphs[number]()
-        except RuntimeError as error:
-            failures[name] = str(error).partition("\n")[0]
-        if eager or name in failures:
-            candidates[f"{name}, eager"] = lambda number, run=run: run(inputs[number])
+    candidates, failures = graphs_and_calls(passes, inputs, device, eager)
     result = timing.compare(
         candidates, inputs=[(number,) for number in range(len(inputs))], rounds=rounds, min_time=LEAST_SAMPLE,
         cache=cache, device=device, progress=False, after=after,
