@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
+from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -57,3 +61,19 @@ def odd(values: Tensor) -> Tensor:
     storage = values.new_zeros(values.numel() + 1)
     storage[1:] = values.reshape(-1)
     return storage[1:].view(values.shape)
+
+
+def at(*keys: str | int, value: Any = None, drop: bool = False) -> Callable[[Path], None]:
+    """Changes a file of JSON: gives what lies at the keys another value, or drops it."""
+
+    def change(path: Path) -> None:
+        record = inner = json.loads(path.read_text())
+        for key in keys[:-1]:
+            inner = inner[key]
+        if drop:
+            del inner[keys[-1]]
+        else:
+            inner[keys[-1]] = value
+        path.write_text(json.dumps(record))
+
+    return change

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import recfuse
+from conftest import at
 from recfuse import _C, CollectionPlan, Plan, cli
 from recfuse._collection_batches import expectations, jagged_batches, mean_lengths, trace_of
 from recfuse._collection_parts import (
@@ -119,18 +120,6 @@ def test_a_save_that_fails_leaves_the_file_as_it_was(path, collection):
     assert path.read_text() == before and [one.name for one in path.parent.iterdir()] == ["plan.json"]
 
 
-def at(*keys, value=None, drop=False):
-    def change(record):
-        for key in keys[:-1]:
-            record = record[key]
-        if drop:
-            del record[keys[-1]]
-        else:
-            record[keys[-1]] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     (
@@ -163,9 +152,7 @@ def at(*keys, value=None, drop=False):
     ),
 )
 def test_a_damaged_file_is_refused_by_name_and_key(path, change, words):
-    record = json.loads(path.read_text())
-    change(record)
-    path.write_text(json.dumps(record))
+    change(path)
     with pytest.raises(ValueError) as raised:
         Plan.load(path)
     assert words in str(raised.value) and str(path) in str(raised.value)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 import recfuse
+from conftest import at
 from recfuse import Plan
 from recfuse._batches import batches_of, hotness
 from recfuse._plan_parts import Decision, Pinned, Table, describe_device
@@ -86,18 +85,6 @@ def test_a_save_that_fails_leaves_the_file_as_it_was(path, module):
         plan_for(module).save(path.parent / "absent" / "plan.json")
 
 
-def at(*keys, value=None, drop=False):
-    def change(record):
-        for key in keys[:-1]:
-            record = record[key]
-        if drop:
-            del record[keys[-1]]
-        else:
-            record[keys[-1]] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     (
@@ -120,9 +107,7 @@ def at(*keys, value=None, drop=False):
     ),
 )
 def test_a_damaged_file_is_refused_by_name_and_key(path, change, words):
-    record = json.loads(path.read_text())
-    change(record)
-    path.write_text(json.dumps(record))
+    change(path)
     with pytest.raises(ValueError) as raised:
         Plan.load(path)
     assert words in str(raised.value) and str(path) in str(raised.value)
