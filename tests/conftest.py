@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cuda_program import cuda_build, cuda_program  # noqa: F401  (fixtures)
+from recfuse import _C
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +39,18 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty cache of kernels for the tests of one file."""
+    if _C.jit_status()["nvrtc"] is None:
+        pytest.skip("no NVRTC here; pip install '.[test]' brings it")
+    folder = tmp_path_factory.mktemp("kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECFUSE_CACHE_DIR", str(folder))
+        patch.delenv("RECFUSE_JIT", raising=False)
+        yield folder
 
 
 def ragged(rows: int, bags: int, longest: int, dtype: torch.dtype = torch.int64) -> tuple[Tensor, Tensor]:

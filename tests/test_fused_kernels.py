@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,19 +92,7 @@ JOBS = (
 )
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty cache of kernels for the tests of this file."""
-    if _C.jit_status()["nvrtc"] is None:
-        pytest.skip("no NVRTC here; pip install '.[test]' brings it")
-    folder = tmp_path_factory.mktemp("kernels")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RECFUSE_CACHE_DIR", str(folder))
-        patch.delenv("RECFUSE_JIT", raising=False)
-        yield folder
-
-
-def test_the_models_without_spills(cache: Path) -> None:
+def test_the_models_without_spills(kernel_cache: Path) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = list(pool.map(Job.compile, JOBS))
     print(

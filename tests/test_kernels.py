@@ -8,7 +8,7 @@ import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -62,20 +62,8 @@ def compile_one(one: Job) -> dict[str, Any]:
 Compile = Callable[[list[Job]], list[dict[str, Any]]]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty cache of kernels for the tests of this file."""
-    if _C.jit_status()["nvrtc"] is None:
-        pytest.skip("no NVRTC here; pip install '.[test]' brings it")
-    folder = tmp_path_factory.mktemp("kernels")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RECFUSE_CACHE_DIR", str(folder))
-        patch.delenv("RECFUSE_JIT", raising=False)
-        yield folder
-
-
 @pytest.fixture
-def compile_all(cache: Path, record_property: Callable[[str, object], None]) -> Compile:
+def compile_all(kernel_cache: Path, record_property: Callable[[str, object], None]) -> Compile:
     """Compiles jobs on all cores; prints and records what the compiler says of each."""
 
     def run(jobs: list[Job]) -> list[dict[str, Any]]:
@@ -236,7 +224,7 @@ def test_the_defaults_are_a_schedule_that_is_allowed_for_any_shape(
                 compile_one(threads)
 
 
-def test_a_schedule_comes_back_complete_and_stays_what_it_is(cache: Path) -> None:
+def test_a_schedule_comes_back_complete_and_stays_what_it_is(kernel_cache: Path) -> None:
     for given in ("", "station=none", "distance=5", "warps=8", " station=l1   parts=2 "):
         once = compile_one(job(dim=32, schedule=given))["schedule"]
         assert set(given.split()) <= set(once.split())
@@ -333,7 +321,7 @@ BAD_COMPILES = {
 
 
 @pytest.mark.parametrize("name", BAD_COMPILES)
-def test_bad_arguments_of_the_compiler(cache: Path, name: str) -> None:
+def test_bad_arguments_of_the_compiler(kernel_cache: Path, name: str) -> None:
     changes, kind, text = BAD_COMPILES[name]
     with pytest.raises(kind, match=text):
         compile_one({**job(), **changes})
