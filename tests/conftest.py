@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import recfuse
 from cuda_program import cuda_build, cuda_program  # noqa: F401  (fixtures)
 from recfuse import _C
 
@@ -51,6 +52,19 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("RECFUSE_CACHE_DIR", str(folder))
         patch.delenv("RECFUSE_JIT", raising=False)
         yield folder
+
+
+@pytest.fixture
+def no_error_left() -> Iterator[None]:
+    """Nothing compiled, or found on a GPU, goes into the test; nothing that was found comes out of it."""
+    import gpu  # begins to use CUDA
+
+    torch.compiler.reset()
+    gpu.forget_errors()
+    yield
+    gpu.synchronize()
+    for device in gpu.used():
+        recfuse.check(device)
 
 
 def ragged(rows: int, bags: int, longest: int, dtype: torch.dtype = torch.int64) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +37,11 @@ def _missing() -> str | None:
 
 MISSING = _missing()
 """Why these tests cannot run; None: they can."""
+MARKS = [
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+    pytest.mark.usefixtures("no_error_left"),
+]
+"""Of each file of them."""
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs in this machine")
 
 
@@ -248,13 +253,3 @@ def run_alone(
 def child_environment(changes: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of a process that finds what this one has imported."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **(changes or {})}
-
-
-@contextlib.contextmanager
-def no_error_left() -> Iterator[None]:
-    """Nothing that was found on a GPU goes into the block, or comes out of it."""
-    forget_errors()
-    yield
-    synchronize()
-    for device in used():
-        recfuse.check(device)

@@ -18,7 +18,7 @@ from recfuse import _C
 from reference import assert_close_to_reference, tolerance
 from reference import embedding_bag as reference
 
-pytestmark = pytest.mark.skipif(gpu.MISSING is not None, reason=str(gpu.MISSING))
+pytestmark = gpu.MARKS
 
 FLOAT32, FLOAT16, BFLOAT16 = DTYPES
 PLAIN = Case()
@@ -141,12 +141,6 @@ DRAWN = [
 def _kernels_are_made() -> None:
     unchecked = [case.but(bounds="off") for case in CASES[::29]]
     gpu.precompile([*CASES, *DRAWN, *unchecked])
-
-
-@pytest.fixture(autouse=True)
-def _nothing_was_wrong() -> Iterator[None]:
-    with gpu.no_error_left():
-        yield
 
 
 @pytest.mark.parametrize("case", dict.fromkeys(CASES), ids=str)

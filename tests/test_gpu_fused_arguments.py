@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,13 +11,7 @@ from library_cases import TWO_TABLES_ERRORS, two_tables
 from test_gpu_fused_safety import FEATURES, GOOD, OFFSETS, RESULT, SCHEDULES, ones
 from test_gpu_integration import moved
 
-pytestmark = pytest.mark.skipif(gpu.MISSING is not None, reason=str(gpu.MISSING))
-
-
-@pytest.fixture(autouse=True)
-def _no_error_left() -> Iterator[None]:
-    with gpu.no_error_left():
-        yield
+pytestmark = gpu.MARKS
 
 
 CONTENTS = {"indices range"}

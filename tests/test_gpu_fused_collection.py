@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import pickle
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 from torch import nn
 
 import gpu
@@ -20,16 +18,9 @@ from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, Table
 from test_gpu_integration import moved
 from test_nn import COPIES, SPECS, assert_packed, collection_of, lookups_of
 
-pytestmark = pytest.mark.skipif(gpu.MISSING is not None, reason=str(gpu.MISSING))
+pytestmark = gpu.MARKS
 
 FEATURES = 6  # of SPECS, and of SUMS
-
-
-@pytest.fixture(autouse=True)
-def _nothing_was_wrong() -> Iterator[None]:
-    torch._dynamo.reset()
-    with gpu.no_error_left():
-        yield
 
 
 class Learned:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,18 +17,12 @@ from recfuse import _C
 from reference import Feature, assert_close_to_reference
 from test_fused_embedding_bag import Problem, every_mode
 
-pytestmark = pytest.mark.skipif(gpu.MISSING is not None, reason=str(gpu.MISSING))
+pytestmark = gpu.MARKS
 
 FLOAT32, FLOAT16, BFLOAT16 = DTYPES
 DIMS = (4, 8, 16, 32, 64, 128, 1, 3, 17, 100, 0, 300, 2048)
 BAGS = (1, 2, 13, 130)
 TYPES = list(itertools.product(DTYPES, INTEGERS, INTEGERS))
-
-
-@pytest.fixture(autouse=True)
-def _nothing_was_wrong() -> Iterator[None]:
-    with gpu.no_error_left():
-        yield
 
 
 def heterogeneous(dtype: torch.dtype, dims: tuple[int, ...] = DIMS) -> Problem:

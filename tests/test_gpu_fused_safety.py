@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from test_gpu_integration import moved
 from test_gpu_safety import _sanitizer
 from test_swap import DLRM_Net, batch_of
 
-pytestmark = pytest.mark.skipif(gpu.MISSING is not None, reason=str(gpu.MISSING))
+pytestmark = gpu.MARKS
 
 BAGS, FEATURES = 2, 3
 LENGTHS = [[2, 1], [0, 3], [2, 2]]
@@ -41,12 +40,6 @@ SCHEDULES = {
     "wide bags": [1, 64, 2, 0, 1, 32],
     "split": [1, 64, 1, 0, 4, 32],
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_error_left() -> Iterator[None]:
-    with gpu.no_error_left():
-        yield
 
 
 def ones(mode: str = "sum") -> Problem:

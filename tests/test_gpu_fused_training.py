@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import itertools
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 from torch import nn
 from torch.library import opcheck
 
@@ -26,16 +24,9 @@ from test_gpu_integration import moved
 from test_nn import SPECS, assert_packed, lookups_of
 from test_swap import DLRM_Net, batch_of, train
 
-pytestmark = pytest.mark.skipif(gpu.MISSING is not None, reason=str(gpu.MISSING))
+pytestmark = gpu.MARKS
 
 OPS = torch.ops.recfuse
-
-
-@pytest.fixture(autouse=True)
-def _nothing_was_wrong() -> Iterator[None]:
-    torch._dynamo.reset()
-    with gpu.no_error_left():
-        yield
 
 
 @pytest.mark.parametrize(

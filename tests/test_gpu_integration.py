@@ -7,13 +7,11 @@ import itertools
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor
 from torch.library import opcheck
@@ -27,14 +25,7 @@ from recfuse.nn import EmbeddingBag
 from test_compile import compare, embedding_bag_samples, with_gradients
 from test_swap import DLRM_Net, batch_of, train
 
-pytestmark = pytest.mark.skipif(gpu.MISSING is not None, reason=str(gpu.MISSING))
-
-
-@pytest.fixture(autouse=True)
-def _nothing_was_wrong() -> Iterator[None]:
-    torch._dynamo.reset()
-    with gpu.no_error_left():
-        yield
+pytestmark = gpu.MARKS
 
 
 def moved(value: Any, device: torch.device | None = None) -> Any:

@@ -8,7 +8,7 @@ import torch
 import gpu
 import recfuse
 
-pytestmark = pytest.mark.skipif(gpu.MISSING is not None, reason=gpu.MISSING or "")
+pytestmark = gpu.MARKS
 
 STEPS = 2000
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,7 @@ import gpu
 import recfuse
 from library_cases import ONE_TABLE_ERRORS, OPS, one_table
 
-pytestmark = pytest.mark.skipif(gpu.MISSING is not None, reason=str(gpu.MISSING))
-
-
-@pytest.fixture(autouse=True)
-def _no_error_left() -> Iterator[None]:
-    with gpu.no_error_left():
-        yield
+pytestmark = gpu.MARKS
 
 
 def call(indices: Any, offsets: Any, dtype: torch.dtype = torch.int64, **options: Any) -> Tensor:
