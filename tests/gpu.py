@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -236,6 +237,25 @@ def precompile(cases: Iterable[Case]) -> None:
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(make, jobs))
+
+
+def run_in_threads(work: Callable[[int], Any], count: int = 8) -> list[Any]:
+    """What so many threads return, which begin at once with their number, each on a stream of its own."""
+    start = threading.Barrier(count)
+
+    def run(number: int) -> Any:
+        stream = torch.cuda.Stream(DEVICE)
+        start.wait(30)
+        with torch.cuda.stream(stream):
+            result = work(number)
+        stream.synchronize()
+        return result
+
+    pool = ThreadPoolExecutor(count)
+    try:
+        return list(pool.map(run, range(count), timeout=200))
+    finally:
+        pool.shutdown(wait=False)
 
 
 def run_alone(

@@ -346,28 +346,15 @@ def test_threads_and_streams() -> None:
         module(*batch(module))
     want = [module(*given) for module, given in work]
     gpu.synchronize()
-    failures: list[BaseException] = []
-    start = threading.Barrier(8)
 
+    @torch.no_grad()
     def run(number: int) -> None:
-        try:
-            stream = torch.cuda.Stream(gpu.DEVICE)
-            start.wait(30)
-            with torch.no_grad(), torch.cuda.stream(stream):
-                for step in range(40):
-                    place = (number + step) % len(work)
-                    module, given = work[place]
-                    assert torch.equal(module(*given), want[place])
-            stream.synchronize()
-        except BaseException as error:
-            failures.append(error)
+        for step in range(40):
+            place = (number + step) % len(work)
+            module, given = work[place]
+            assert torch.equal(module(*given), want[place])
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-    assert failures == [] and not any(thread.is_alive() for thread in threads)
+    gpu.run_in_threads(run)
 
 
 def test_a_stream_sees_what_it_has_written_right_before() -> None:

@@ -7,7 +7,6 @@ import itertools
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -361,26 +360,8 @@ def test_eight_threads_with_new_kernels_at_once(tmp_path: Path, monkeypatch: pyt
         given = one.problem.lookups(20)
         work.append((one.expecting(torch.arange(0, 61, 3)), given, moved(given)))
     gpu.synchronize()
-    start, failures, results = threading.Barrier(8), [], [[] for _ in range(8)]
-
-    def run(number: int) -> None:
-        try:
-            stream = torch.cuda.Stream(gpu.DEVICE)
-            start.wait(30)
-            with torch.cuda.stream(stream):
-                for step in range(16):
-                    one, _, given = work[(number + step) % 8]
-                    results[number].append(one.run(*given))
-            stream.synchronize()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(200)
-    assert failures == [] and not any(thread.is_alive() for thread in threads)
+    turns = [work[number:] + work[:number] for number in range(8)]
+    results = gpu.run_in_threads(lambda number: [one.run(*given) for one, _, given in turns[number] * 2])
     want = [one.run_and_check(*given) for one, given, _ in work]
     for number, found in enumerate(results):
         for step, got in enumerate(found):

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -341,24 +340,7 @@ def test_eight_threads_with_new_kernels_at_once(tmp_path: Path, monkeypatch: pyt
     dims = (76, 84, 92, 108)
     problems = [gpu.Problem(gpu.Case(dim=dims[number % 4], mode="mean"), number) for number in range(8)]
     gpu.synchronize()
-    start, failures, results = threading.Barrier(8), [], [[] for _ in range(8)]
-
-    def work(number: int) -> None:
-        try:
-            stream = torch.cuda.Stream(gpu.DEVICE)
-            start.wait(30)
-            with torch.cuda.stream(stream):
-                results[number] = [problems[(number + step) % 8].run() for step in range(16)]
-            stream.synchronize()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-    assert failures == [] and not any(thread.is_alive() for thread in threads)
+    results = gpu.run_in_threads(lambda number: [problems[(number + step) % 8].run() for step in range(16)])
     want = [problem.run() for problem in problems]
     for number, found in enumerate(results):
         for step, one in enumerate(found):
