@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -366,33 +365,6 @@ def test_eight_threads_with_new_kernels_at_once(tmp_path: Path, monkeypatch: pyt
     for number, found in enumerate(results):
         for step, got in enumerate(found):
             assert torch.equal(got, want[(number + step) % 8])
-
-
-CHILD = """
-    import sys
-    import torch
-    import recfuse
-    torch.manual_seed(1)
-    collection = recfuse.nn.FusedEmbeddingBagCollection([(9, int(dim)) for dim in sys.argv[1:]])
-    count = len(sys.argv) - 1
-    given = torch.randint(0, 9, (count * 40,)), torch.arange(0, count * 40 + 1, 4)
-    want = collection(*given)
-    got = collection.to("cuda")(*(one.cuda() for one in given))
-    torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
-    print("fine")
-"""
-
-
-def test_four_processes_with_one_empty_cache(tmp_path: Path) -> None:
-    environment = gpu.child_environment({"RECFUSE_CACHE_DIR": str(tmp_path)})
-    command = [sys.executable, "-c", textwrap.dedent(CHILD), "12", "44", "60"]
-    children = [
-        subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(4)
-    ]
-    outputs = [child.communicate(timeout=200) for child in children]
-    assert [output for output, _ in outputs] == ["fine\n"] * 4, outputs
-    assert not [path for path in tmp_path.rglob("*") if "tmp" in path.name]
 
 
 def test_compiling_can_be_forbidden(tmp_path: Path) -> None:

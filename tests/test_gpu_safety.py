@@ -349,30 +349,6 @@ def test_eight_threads_with_new_kernels_at_once(tmp_path: Path, monkeypatch: pyt
         problem.check(one)
 
 
-CHILD = """
-    import sys
-    import torch
-    import gpu
-    for dim in map(int, sys.argv[1:]):
-        gpu.run_and_check(gpu.Case(dim=dim, mode="max"))
-    print("fine")
-"""
-
-
-def test_four_processes_with_one_empty_cache(tmp_path: Path) -> None:
-    environment = gpu.child_environment({"RECFUSE_CACHE_DIR": str(tmp_path)})
-    command = [sys.executable, "-c", textwrap.dedent(CHILD), "12", "44", "60"]
-    children = [
-        subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(4)
-    ]
-    outputs = [child.communicate(timeout=120) for child in children]
-    assert [output for output, _ in outputs] == ["fine\n"] * 4, outputs
-    files = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
-    assert len([name for name in files if name.endswith(".cubin")]) == 3
-    assert not [name for name in files if "tmp" in name]
-
-
 def test_compiling_can_be_forbidden(tmp_path: Path) -> None:
     script = """
         import torch
