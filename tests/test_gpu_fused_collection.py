@@ -408,30 +408,6 @@ def test_a_default_device_changes_nothing() -> None:
         check(collection, *given)
 
 
-def test_a_loaders_process_maps_without_a_gpu() -> None:
-    """A forked one, as torch's DataLoader makes it: what it maps is pinned here."""
-    script = """
-        import os, pickle, sys
-        import torch, recfuse
-        collection = recfuse.nn.FusedEmbeddingBagCollection([(9, 4), (9, 8)], device="cuda")
-        given = torch.arange(8) % 9, torch.arange(9)
-        moved = [one.cuda() for one in given]
-        want = collection(*moved)
-        read, write = os.pipe()
-        if os.fork() == 0:
-            try:
-                os.write(write, pickle.dumps(collection.map(given[1])))
-            finally:
-                os._exit(0)
-        os.close(write)
-        mapping = pickle.loads(open(read, "rb").read()).pin_memory()
-        assert mapping.tensor.is_pinned()
-        assert torch.equal(collection(*moved, mapping=mapping), want)
-        print("fine")
-    """
-    assert gpu.run_alone(script) == "fine\n"
-
-
 def test_pickles_of_mappings() -> None:
     collection = on_gpu()
     indices, offsets = lookups_of(collection)

@@ -385,36 +385,6 @@ def test_compiling_can_be_forbidden(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.cubin")) == []
 
 
-def test_a_fork_after_cuda_was_used() -> None:
-    """An error in the child, and the parent goes on."""
-    script = """
-        import os, select
-        import torch
-        import recfuse
-        collection = recfuse.nn.FusedEmbeddingBagCollection([(9, 4), (9, 8)], device="cuda")
-        given = torch.arange(8, device="cuda"), torch.arange(9, device="cuda")
-        want = collection(*given)
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                collection(*given)
-                text = "no error"
-            except BaseException as error:
-                text = f"{type(error).__name__}"
-            os.write(write, text.encode())
-            os._exit(0)
-        ready = select.select([read], [], [], 60)[0]
-        print(os.read(read, 4096).decode() if ready else "it hangs")
-        if not ready:
-            os.kill(child, 9)
-        os.waitpid(child, 0)
-        print(torch.equal(collection(*given), want))
-    """
-    child, parent = gpu.run_alone(script).splitlines()
-    assert "Error" in child and parent == "True"
-
-
 @pytest.mark.parametrize("tool", ("memcheck", "racecheck", "initcheck"))
 def test_the_sanitizer_finds_nothing(tool: str) -> None:
     command, ours_alone = _sanitizer()

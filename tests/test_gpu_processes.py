@@ -1,7 +1,8 @@
-"""Both operators in processes of their own, on one GPU: a cache that they share; no harm."""
+"""Both operators in processes of their own, on one GPU: a cache that they share, forks; no harm."""
 
 from __future__ import annotations
 
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,3 +44,79 @@ def test_four_processes_with_one_empty_cache(tmp_path: Path, script: str, kernel
     names = [path.name for path in tmp_path.rglob("*")]
     assert kernels in (None, len([name for name in names if name.endswith(".cubin")]))
     assert not [name for name in names if "tmp" in name]
+
+
+FORK = textwrap.dedent("""
+    import os, pickle, select
+    import torch
+    import recfuse
+
+    def use():
+        table = torch.ones(10, 8, device="cuda")
+        indices, offsets = torch.arange(10, device="cuda"), torch.tensor([0, 4], device="cuda")
+        found = recfuse.embedding_bag(indices, table, offsets, mode="sum")[:, 0].tolist()
+        recfuse.check()
+        return found, (indices, table, offsets)
+
+    def in_child(body):
+        read, write = map(os.fdopen, os.pipe(), ("rb", "wb"))
+        child = os.fork()
+        if child == 0:
+            try:
+                found = body()
+            except BaseException as error:
+                found = f"{type(error).__name__}: {error}".splitlines()[0]
+            try:
+                pickle.dump(found, write)
+                write.flush()
+            finally:
+                os._exit(0)
+        write.close()
+        if not select.select([read], [], [], 60)[0]:
+            os.kill(child, 9)
+            raise TimeoutError("the child hangs")
+        return pickle.load(read), os.waitpid(child, 0)[1]
+""")
+
+
+def test_a_fork_before_cuda_is_used() -> None:
+    """Both sides use the GPU afterwards."""
+    script = """
+        recfuse.embedding_bag(torch.arange(4), torch.ones(5, 3), torch.tensor([0, 2]))
+        print(*in_child(lambda: use()[0]))
+        print(use()[0])
+    """
+    assert gpu.run_alone(FORK + textwrap.dedent(script)) == "[4.0, 6.0] 0\n[4.0, 6.0]\n"
+
+
+def test_a_fork_after_cuda_was_used() -> None:
+    """An error in the child, and the parent goes on."""
+    script = """
+        given = use()[1]
+        collection = recfuse.nn.FusedEmbeddingBagCollection([(9, 4), (9, 8)], device="cuda")
+        features = torch.arange(8, device="cuda"), torch.arange(9, device="cuda")
+        want = collection(*features)
+        print(*in_child(lambda: torch.ops.recfuse.check(0)))
+        print(*in_child(lambda: recfuse.embedding_bag(*given, mode="sum")))
+        print(*in_child(lambda: collection(*features)))
+        print(use()[0], torch.equal(collection(*features), want))
+    """
+    *children, parent = gpu.run_alone(FORK + textwrap.dedent(script)).splitlines()
+    assert len(children) == 3 and "fork" in children[0]
+    assert all("Error" in child and child.endswith(" 0") for child in children)
+    assert parent == "[4.0, 6.0] True"
+
+
+def test_a_loaders_process_maps_without_a_gpu() -> None:
+    """A forked one, as torch's DataLoader makes it: what it maps is pinned here."""
+    script = """
+        collection = recfuse.nn.FusedEmbeddingBagCollection([(9, 4), (9, 8)], device="cuda")
+        given = torch.arange(8) % 9, torch.arange(9)
+        moved = [one.cuda() for one in given]
+        want = collection(*moved)
+        mapping = in_child(lambda: collection.map(given[1]))[0].pin_memory()
+        assert mapping.tensor.is_pinned()
+        assert torch.equal(collection(*moved, mapping=mapping), want)
+        print("fine")
+    """
+    assert gpu.run_alone(FORK + textwrap.dedent(script)) == "fine\n"

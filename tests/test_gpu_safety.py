@@ -6,7 +6,6 @@ import itertools
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -365,61 +364,6 @@ def test_compiling_can_be_forbidden(tmp_path: Path) -> None:
     for part in ("rf_embedding_bag", gpu.arch(), str(tmp_path), "RECFUSE_JIT=off", "recfuse compile --arch"):
         assert part in found
     assert list(tmp_path.rglob("*.cubin")) == []
-
-
-FORK = """
-    import os, select, sys
-    import torch
-    import recfuse
-
-    def use():
-        table = torch.ones(10, 8, device="cuda")
-        indices, offsets = torch.arange(10, device="cuda"), torch.tensor([0, 4], device="cuda")
-        found = recfuse.embedding_bag(indices, table, offsets, mode="sum")[:, 0].tolist()
-        recfuse.check()
-        return found, (table, indices, offsets)
-
-    def in_child(body):
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                text = str(body())
-            except BaseException as error:
-                text = f"{type(error).__name__}: {error}"
-            os.write(write, text.encode())
-            os._exit(0)
-        ready = select.select([read], [], [], 60)[0]
-        text = os.read(read, 4096).decode() if ready else "it hangs"
-        if not ready:
-            os.kill(child, 9)
-        status = os.waitpid(child, 0)[1]
-        print(text.splitlines()[0] if text else "", f"(status {status})", flush=True)
-"""
-
-
-def test_a_fork_before_cuda_is_used() -> None:
-    """Both sides use the GPU afterwards."""
-    script = textwrap.dedent(FORK) + textwrap.dedent("""
-        recfuse.embedding_bag(torch.arange(4), torch.ones(5, 3), torch.tensor([0, 2]))
-        in_child(lambda: use()[0])
-        print(use()[0])
-    """)
-    assert gpu.run_alone(script) == "[4.0, 6.0] (status 0)\n[4.0, 6.0]\n"
-
-
-def test_a_fork_after_cuda_was_used() -> None:
-    """An error in the child, and the parent goes on."""
-    script = textwrap.dedent(FORK) + textwrap.dedent("""
-        given = use()[1]
-        in_child(lambda: torch.ops.recfuse.check(0))
-        in_child(lambda: recfuse.embedding_bag(given[1], given[0], given[2], mode="sum"))
-        print(use()[0])
-    """)
-    check, run, parent = gpu.run_alone(script).splitlines()
-    assert "fork" in check and "Error" in check and check.endswith("(status 0)")
-    assert "Error" in run and run.endswith("(status 0)")
-    assert parent == "[4.0, 6.0]"
 
 
 def _sanitizer() -> tuple[list[str], bool]:
