@@ -1,7 +1,10 @@
-"""Both operators in processes of their own, on one GPU: a cache that they share, forks; no harm."""
+"""Both operators in processes of their own, on one GPU: one cache for all, forks, the sanitizers; no harm."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,6 +47,36 @@ def test_four_processes_with_one_empty_cache(tmp_path: Path, script: str, kernel
     names = [path.name for path in tmp_path.rglob("*")]
     assert kernels in (None, len([name for name in names if name.endswith(".cubin")]))
     assert not [name for name in names if "tmp" in name]
+
+
+FORBIDDEN = """
+    import torch
+    import recfuse
+    table, zeros = torch.ones(5, 12, device="cuda"), torch.zeros(4, dtype=torch.int64, device="cuda")
+    collection = recfuse.nn.FusedEmbeddingBagCollection([(9, 4), (9, 8)], device="cuda")
+    try:
+        {}
+    except NotImplementedError as error:
+        print(error)
+    recfuse.check()
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "parts"),
+    (
+        ('recfuse.embedding_bag(zeros, table, zeros[:2], mode="sum")',
+         ("rf_embedding_bag", "recfuse compile --arch")),
+        ('collection(zeros, torch.arange(5, device="cuda"))', ("fused_embedding_bag",)),
+    ),
+    ids=("one table", "fused"),
+)  # fmt: skip
+def test_compiling_can_be_forbidden(tmp_path: Path, call: str, parts: tuple[str, ...]) -> None:
+    environment = {"RECFUSE_CACHE_DIR": str(tmp_path), "RECFUSE_JIT": "off"}
+    found = gpu.run_alone(FORBIDDEN.format(call), environment=environment)
+    for part in (*parts, gpu.arch(), str(tmp_path), "RECFUSE_JIT=off"):
+        assert part in found
+    assert list(tmp_path.rglob("*.cubin")) == []
 
 
 FORK = textwrap.dedent("""
@@ -120,3 +153,30 @@ def test_a_loaders_process_maps_without_a_gpu() -> None:
         print("fine")
     """
     assert gpu.run_alone(FORK + textwrap.dedent(script)) == "fine\n"
+
+
+def _sanitizer() -> tuple[list[str], bool]:
+    """The command, and whether it looks at our kernels alone; the option for that has had several names."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        pytest.skip("no compute-sanitizer on PATH")
+    options = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60).stdout
+    for option in ("--kernel-regex", "--kernel-name", "--filter"):
+        if option in options and "kns" in options:
+            return [program, option, "kns=rf_"], True
+    return [program], False
+
+
+@pytest.mark.parametrize("script", ("gpu_sanitizer.py", "gpu_fused_sanitizer.py"))
+@pytest.mark.parametrize("tool", ("memcheck", "racecheck", "initcheck"))
+def test_the_sanitizer_finds_nothing(tool: str, script: str) -> None:
+    command, ours_alone = _sanitizer()
+    if tool == "initcheck" and not ours_alone:
+        pytest.skip("this compute-sanitizer cannot leave torch's own kernels out")
+    path = str(gpu.ROOT / "tests" / script)
+    done = subprocess.run(
+        [*command, "--tool", tool, "--error-exitcode", "9", sys.executable, path, tool],
+        capture_output=True, text=True, timeout=500,
+        env=gpu.child_environment({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[:6000] + done.stderr[-4000:]
