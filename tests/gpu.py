@@ -221,6 +221,16 @@ def pooled(indices: Tensor, weight: Tensor, offsets: Tensor, mode: str = "sum") 
     return torch.where((sizes > 0)[:, None], out, 0.0)
 
 
+def sparsely_filled(rows: int, dim: int, picks: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """A large float16 table of which a few rows are set, 2000 lookups of them in bags of 5, offsets."""
+    table = torch.empty(rows, dim, dtype=torch.float16, device=DEVICE)
+    chosen = torch.cat((torch.tensor(picks), torch.randint(0, rows, (500,)))).unique().to(DEVICE)
+    table[chosen] = torch.randn(chosen.numel(), dim, device=DEVICE).half()
+    indices = chosen[torch.randint(0, chosen.numel(), (2000,), device=DEVICE)]
+    indices[: len(picks)] = torch.tensor(picks, device=DEVICE)
+    return table, indices, torch.arange(0, 2001, 5, device=DEVICE)
+
+
 def precompile(cases: Iterable[Case]) -> None:
     """Has the kernels of cases in the cache on disk, made by as many threads as there are cores.
 

@@ -323,16 +323,6 @@ def test_a_large_batch() -> None:
         )
 
 
-def _filled(rows: int, dim: int, picks: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A large table of which a few rows are set, and lookups of them."""
-    table = torch.empty(rows, dim, dtype=FLOAT16, device=gpu.DEVICE)
-    chosen = torch.cat((torch.tensor(picks), torch.randint(0, rows, (300,)))).unique().to(gpu.DEVICE)
-    table[chosen] = torch.randn(chosen.numel(), dim, device=gpu.DEVICE).half()
-    indices = chosen[torch.randint(0, chosen.numel(), (1000,), device=gpu.DEVICE)]
-    indices[: len(picks)] = torch.tensor(picks, device=gpu.DEVICE)
-    return table, indices
-
-
 @pytest.mark.parametrize(
     ("rows", "dim", "gigabytes"),
     (((1 << 22) + 1000, 1024, 9), ((1 << 31) + 1000, 1, 5), ((1 << 32) + 1000, 1, 9)),
@@ -343,16 +333,17 @@ def test_large_tables(rows: int, dim: int, gigabytes: float) -> None:
     if reason := gpu.needs_memory(2 * gigabytes):
         pytest.skip(reason)
     middle = rows // 2
-    table, indices = _filled(rows, dim, [0, middle, rows - 1, rows - 2, min((1 << 31) - 1, rows - 3)])
+    picks = [0, middle, rows - 1, rows - 2, min((1 << 31) - 1, rows - 3)]
+    table, indices, ends = gpu.sparsely_filled(rows, dim, picks)
     behind = torch.randn(10, 4, device=gpu.DEVICE).half()
     flat = torch.cat((table.view(-1), behind.view(-1)))
     features = torch.tensor([[0, 0, rows, dim, 0, -1, 0], [0, rows * dim, 10, 4, 2, -1, dim]])
     lookups = torch.cat((indices, indices % 10))
-    offsets = torch.arange(0, 2001, 5, device=gpu.DEVICE)
+    offsets = torch.cat((ends[:-1], ends + 2000))
     got = OPS.fused_embedding_bag([flat], features, lookups, offsets, dim + 4)
-    want = pooled(indices, table, offsets[:201])
+    want = pooled(indices, table, ends)
     assert_close_to_reference(got[:, :dim].cpu(), want.cpu(), 0.02)
-    want = pooled(indices % 10, behind, offsets[:201], "max")
+    want = pooled(indices % 10, behind, ends, "max")
     assert_close_to_reference(got[:, dim:].cpu(), want.cpu(), 0.0)
     if rows < 1 << 31:
         narrow = OPS.fused_embedding_bag([flat], features, lookups.int(), offsets.int(), dim + 4)
