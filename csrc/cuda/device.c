@@ -111,3 +111,26 @@ rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device) {
 out:
     return status;
 }
+
+rf_status rf__cuda_launch_kernel(const rf__cuda_device *device, const rf__cuda_launch *launch,
+                                 void **arguments) {
+    rf_status status = RF_OK;
+    const rf__cuda_driver *driver = device->driver;
+    rf__cu_launch_attribute early = {.id = RF__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                     .value = {.programmatic_stream_serialization = 1}};
+    const rf__cu_launch_config config = {.grid = {launch->blocks, launch->slices, 1},
+                                         .block = {launch->threads, 1, 1},
+                                         .shared_bytes = launch->shared_bytes,
+                                         .stream = launch->stream,
+                                         .attributes = &early,
+                                         .n_attributes = 1};
+    if (launch->early && device->cc_major >= 9 && driver->cuLaunchKernelEx != NULL) {
+        RF__CUDA_TRY(driver->cuLaunchKernelEx(&config, launch->function, arguments, NULL));
+    } else {
+        RF__CUDA_TRY(driver->cuLaunchKernel(launch->function, launch->blocks, launch->slices, 1,
+                                            launch->threads, 1, 1, launch->shared_bytes, launch->stream,
+                                            arguments, NULL));
+    }
+out:
+    return status;
+}

@@ -33,6 +33,19 @@ rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device);
 rf_status rf__cuda_enter(const rf__cuda_device *device);
 void rf__cuda_leave(void);
 
+/* A launch of one-dimensional blocks. */
+typedef struct rf__cuda_launch {
+    rf__cu_function function;
+    unsigned blocks, slices; /* of the grid, along x and y */
+    unsigned threads, shared_bytes;
+    bool
+        early; /* before the stream's last kernel has ended, where the GPU can: see rf_wait_for_previous_kernel */
+    void *stream;
+} rf__cuda_launch;
+/* `arguments`: a pointer to each. In the device's context. */
+rf_status rf__cuda_launch_kernel(const rf__cuda_device *device, const rf__cuda_launch *launch,
+                                 void **arguments);
+
 /* Sets how this thread counts while a stream of the process is captured into a graph, and returns what it was.
  * With RF__CU_STREAM_CAPTURE_MODE_RELAXED it may allocate and load modules, which are no part of a graph. */
 rf__cu_capture_mode rf__cuda_capture_mode(const rf__cuda_driver *driver, rf__cu_capture_mode mode);

@@ -201,26 +201,19 @@ rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embed
     while (complete.parts > 1 && (params->rows - 1) >> values.part_shift >= complete.parts)
         values.part_shift++;
     void *list[] = {&values};
-    rf__cu_launch_attribute overlap = {.id = RF__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                                       .value = {.programmatic_stream_serialization = 1}};
-    rf__cu_launch_config config = {.grid = {(unsigned)blocks, (unsigned)slices, 1},
-                                   .block = {(unsigned)complete.block, 1, 1},
-                                   .shared_bytes = (unsigned)made.dynamic_shared,
-                                   .stream = stream,
-                                   .attributes = &overlap};
     /* Two launches that follow each other may overlap, which hides the start of the second (0.7 us on an H200).
      * But its blocks then go where the first leaves room, and those SMs would have more than their share of
      * it: so only where a block of the second takes the place of one of the first, or has an SM to itself. */
     const int64_t turns = (blocks * slices + device->sms - 1) / device->sms;
     const bool evenly = turns == 1 || turns >= resident_blocks(device, kernel, complete.block);
-    config.n_attributes = device->cc_major >= 9 && evenly;
-    if (device->driver->cuLaunchKernelEx != NULL) {
-        RF__CUDA_TRY(device->driver->cuLaunchKernelEx(&config, kernel->function, list, NULL));
-    } else {
-        RF__CUDA_TRY(device->driver->cuLaunchKernel(kernel->function, config.grid[0], config.grid[1], 1,
-                                                    config.block[0], 1, 1, config.shared_bytes, stream, list,
-                                                    NULL));
-    }
+    const rf__cuda_launch launch = {.function = kernel->function,
+                                    .blocks = (unsigned)blocks,
+                                    .slices = (unsigned)slices,
+                                    .threads = (unsigned)complete.block,
+                                    .shared_bytes = (unsigned)made.dynamic_shared,
+                                    .early = evenly,
+                                    .stream = stream};
+    RF_TRY(rf__cuda_launch_kernel(device, &launch, list));
 out:
     return status;
 }

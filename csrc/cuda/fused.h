@@ -42,7 +42,7 @@ static inline int32_t rf__fused_shape_code(const rf__fused_geometry *shape) {
 }
 
 /* A schedule as a kernel has it compiled in: a line of RF_SCHEDULES in kernels/fused_embedding_bag.cu, after its
- * number. Compared bytewise. */
+ * number. */
 typedef struct rf__fused_class {
     int32_t kind, dtype, align, store, lanes, vectors, whole, pooling, padded, threads, distance, station,
         split;
@@ -204,8 +204,6 @@ rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_fe
 /* The kernel of staged tables; its `variant` is that of the others. */
 rf_status rf__fused_staged_kernel(const rf__cuda_device *device, const rf__fused_variant *variant,
                                   const rf__fused_classes *classes, const rf__kernel **kernel);
-rf_status rf__fused_staged_compile(const char *arch, const rf__fused_variant *variant,
-                                   const rf__fused_classes *classes, rf_kernel_info *info);
 /* Threads of its block and bytes of shared memory. */
 enum {
     RF__FUSED_STAGED_BLOCK = 992,

@@ -30,30 +30,6 @@ static rf_status check_limits(const rf_fused_embedding_bag_params *params) {
                     params->n_features, params->bags, INT32_MAX / 2);
 }
 
-static rf_status launch(const rf__cuda_device *device, const rf__kernel *kernel, unsigned blocks,
-                        unsigned threads, int32_t shared_bytes, bool beside, const arguments *values,
-                        void *stream) {
-    rf_status status = RF_OK;
-    arguments copy = *values;
-    void *list[] = {&copy};
-    rf__cu_launch_attribute overlap = {.id = RF__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                                       .value = {.programmatic_stream_serialization = 1}};
-    const rf__cu_launch_config config = {.grid = {blocks, 1, 1},
-                                         .block = {threads, 1, 1},
-                                         .shared_bytes = (unsigned)shared_bytes,
-                                         .stream = stream,
-                                         .attributes = &overlap,
-                                         .n_attributes = 1};
-    if (beside) {
-        RF__CUDA_TRY(device->driver->cuLaunchKernelEx(&config, kernel->function, list, NULL));
-    } else {
-        RF__CUDA_TRY(device->driver->cuLaunchKernel(kernel->function, blocks, 1, 1, threads, 1, 1,
-                                                    config.shared_bytes, stream, list, NULL));
-    }
-out:
-    return status;
-}
-
 /* Comes first, and lets the kernel of the other features begin at once: see kernels/fused_staged.cu. */
 static rf_status launch_staged(const rf__cuda_device *device, const rf__fused_ready *ready,
                                const arguments *values, void *stream) {
@@ -62,15 +38,29 @@ static rf_status launch_staged(const rf__cuda_device *device, const rf__fused_re
     own.limit = ready->staged.depth;
     own.tasks = ready->mapping_on_device +
                 (uint64_t)(rf__fused_rows(&ready->mapping) + 1) * sizeof(rf__fused_mapping);
-    return launch(device, ready->staged_kernel, (unsigned)ready->staged.lists,
-                  RF__FUSED_STAGED_BLOCK + COPIER, RF__FUSED_STAGED_SHARED, false, &own, stream);
+    void *list[] = {&own};
+    const rf__cuda_launch launch = {.function = ready->staged_kernel->function,
+                                    .blocks = (unsigned)ready->staged.lists,
+                                    .slices = 1,
+                                    .threads = RF__FUSED_STAGED_BLOCK + COPIER,
+                                    .shared_bytes = RF__FUSED_STAGED_SHARED,
+                                    .stream = stream};
+    return rf__cuda_launch_kernel(device, &launch, list);
 }
 
 static rf_status launch_others(const rf__cuda_device *device, const rf__fused_ready *ready,
                                const arguments *values, void *stream) {
-    const bool mapped_before = ready->map.kernel != NULL && rf__fused_may_launch_early(device);
-    return launch(device, ready->kernel, (unsigned)ready->mapping.n_tasks, RF__FUSED_BLOCK,
-                  ready->shared_bytes, ready->staged.depth > 0 || mapped_before, values, stream);
+    arguments own = *values;
+    void *list[] = {&own};
+    const rf__cuda_launch launch = {.function = ready->kernel->function,
+                                    .blocks = (unsigned)ready->mapping.n_tasks,
+                                    .slices = 1,
+                                    .threads = RF__FUSED_BLOCK,
+                                    .shared_bytes = (unsigned)ready->shared_bytes,
+                                    /* Behind a kernel of this very call. */
+                                    .early = ready->staged.depth > 0 || ready->map.kernel != NULL,
+                                    .stream = stream};
+    return rf__cuda_launch_kernel(device, &launch, list);
 }
 
 rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready *ready,

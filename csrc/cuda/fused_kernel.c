@@ -127,27 +127,16 @@ rf_status rf__fused_staged_kernel(const rf__cuda_device *device, const rf__fused
     return rf__jit_kernel(device, &staged_source, &key, key_bytes(classes), describe_staged, kernel);
 }
 
-static rf_status compile(const char *arch, const rf__kernel_source *file, const rf__fused_variant *variant,
-                         const rf__fused_classes *classes, rf_kernel_info *info) {
+rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *variant,
+                                   const rf__fused_classes *classes, rf_kernel_info *info) {
     rf_status status = RF_OK;
     kernel_key key;
     rf__kernel_options *options = malloc(sizeof *options);
     if (options == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for the options of a kernel");
     key_set(variant, classes, &key);
-    RF_TRY(options_write(&key, file == &staged_source, options));
-    RF_TRY(rf__jit_compile(file, options, arch, NULL, NULL, info));
+    RF_TRY(options_write(&key, false, options));
+    RF_TRY(rf__jit_compile(&source, options, arch, NULL, NULL, info));
 out:
     free(options);
     return status;
-}
-
-rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *variant,
-                                   const rf__fused_classes *classes, rf_kernel_info *info) {
-    return compile(arch, &source, variant, classes, info);
-}
-
-rf_status rf__fused_staged_compile(const char *arch, const rf__fused_variant *variant,
-                                   const rf__fused_classes *classes, rf_kernel_info *info) {
-    const rf__fused_variant own = staged_variant(variant);
-    return compile(arch, &staged_source, &own, classes, info);
 }

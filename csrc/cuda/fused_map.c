@@ -108,9 +108,8 @@ static double work_of(const builder *my, int64_t f) {
 /* Cuts the bags of a run into tasks of about the target; `together`: bags that a block works on at once. */
 static void run_add(builder *my, run one, double steps, int64_t together) {
     const int64_t bags = my->batch->bags;
-    const double work = steps * (double)((bags + together - 1) / together);
+    const double most = (double)((bags + together - 1) / together), work = steps * most;
     double tasks = ceil(work / my->target);
-    const double most = (double)((bags + together - 1) / together);
     if (tasks > most) tasks = most;
     if (tasks < 1) tasks = 1;
     int64_t each = (int64_t)ceil((double)bags / tasks);
@@ -123,6 +122,13 @@ static void run_add(builder *my, run one, double steps, int64_t together) {
     my->runs[my->n_runs++] = one;
 }
 
+/* Places that the partial sums of a group of tasks take, which share `bags`. */
+static int64_t places_of(const rf__fused_class *made, int64_t bags) {
+    const int64_t elements = made->align / (made->dtype == RF_FLOAT32 ? 4 : 2);
+    const int64_t floats = (made->lanes * made->vectors * elements + 1) * bags * made->split;
+    return (floats + FLOATS_A_PLACE - 1) / FLOATS_A_PLACE;
+}
+
 static void pool_add(builder *my, int64_t f, int32_t number) {
     const rf__fused_class *made = &my->classes->of[number];
     const int32_t slices = my->features[f].shape.slices;
@@ -131,12 +137,9 @@ static void pool_add(builder *my, int64_t f, int32_t number) {
         run_add(my, one, rf__fused_steps(made, mean_of(my, f)), RF__FUSED_BLOCK / made->threads);
         if (made->split == 1) continue;
         const run *added = &my->runs[my->n_runs - 1];
-        const int64_t elements = made->align / (made->dtype == RF_FLOAT32 ? 4 : 2);
-        const int64_t width = made->lanes * made->vectors * elements + 1;
-        const int64_t floats = width * added->bags_each * made->split;
         const int64_t groups = (my->batch->bags + added->bags_each - 1) / added->bags_each;
         my->n_groups += groups;
-        my->n_places += groups * ((floats + FLOATS_A_PLACE - 1) / FLOATS_A_PLACE);
+        my->n_places += groups * places_of(made, added->bags_each);
     }
 }
 
@@ -209,8 +212,7 @@ static void tasks_write(builder *my, rf__fused_mapping *mapping) {
         for (int64_t i = first[bucket]; i >= 0; i = my->runs[i].next) {
             const run *one = &my->runs[i];
             const rf__fused_class *made = &my->classes->of[one->schedule];
-            const int64_t elements = made->align / (made->dtype == RF_FLOAT32 ? 4 : 2);
-            const int64_t floats = (made->lanes * made->vectors * elements + 1) * one->bags_each * one->split;
+            const int64_t places = one->split > 1 ? places_of(made, one->bags_each) : 0;
             for (int64_t bag = 0; bag < my->batch->bags; bag += one->bags_each) {
                 const int64_t end = bag + one->bags_each;
                 for (int32_t part = 0; part < one->split; part++) {
@@ -226,7 +228,7 @@ static void tasks_write(builder *my, rf__fused_mapping *mapping) {
                 }
                 if (one->split == 1) continue;
                 group++;
-                place += (int32_t)((floats + FLOATS_A_PLACE - 1) / FLOATS_A_PLACE);
+                place += (int32_t)places;
             }
         }
     }

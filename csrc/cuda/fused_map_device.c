@@ -239,10 +239,6 @@ out:
     return status;
 }
 
-bool rf__fused_may_launch_early(const rf__cuda_device *device) {
-    return device->cc_major >= 9 && device->driver->cuLaunchKernelEx != NULL;
-}
-
 rf_status rf__fused_map_launch(const rf__cuda_device *device, const rf__fused_device_map *map,
                                const rf_fused_embedding_bag_params *params, void *workspace, void *stream,
                                rf__fused_device_mapping *mapping) {
@@ -268,19 +264,13 @@ rf_status rf__fused_map_launch(const rf__cuda_device *device, const rf__fused_de
                         .tile_means = mapping->lanes +
                                       (uint64_t)table->n_tiles * RF__FUSED_TILE * sizeof(rf__fused_lane)};
     void *list[] = {&values};
-    rf__cu_launch_attribute early = {.id = RF__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                                     .value = {.programmatic_stream_serialization = 1}};
-    const rf__cu_launch_config config = {.grid = {(unsigned)map->blocks, 1, 1},
-                                         .block = {BLOCK, 1, 1},
-                                         .stream = stream,
-                                         .attributes = &early,
-                                         .n_attributes = 1};
-    if (rf__fused_may_launch_early(device)) {
-        RF__CUDA_TRY(device->driver->cuLaunchKernelEx(&config, map->kernel->function, list, NULL));
-    } else {
-        RF__CUDA_TRY(device->driver->cuLaunchKernel(map->kernel->function, config.grid[0], 1, 1, BLOCK, 1, 1,
-                                                    0, stream, list, NULL));
-    }
+    const rf__cuda_launch launch = {.function = map->kernel->function,
+                                    .blocks = (unsigned)map->blocks,
+                                    .slices = 1,
+                                    .threads = BLOCK,
+                                    .early = true,
+                                    .stream = stream};
+    RF_TRY(rf__cuda_launch_kernel(device, &launch, list));
 out:
     return status;
 }

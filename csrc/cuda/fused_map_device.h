@@ -43,10 +43,6 @@ rf_status rf__fused_map_launch(const rf__cuda_device *device, const rf__fused_de
                                const rf_fused_embedding_bag_params *params, void *workspace, void *stream,
                                rf__fused_device_mapping *mapping);
 
-/* Whether a kernel that begins with rf_wait_for_previous_kernel can be set up while what comes before it in the stream
- * still runs. */
-bool rf__fused_may_launch_early(const rf__cuda_device *device);
-
 /* Every variant of the kernel into the cache; needs no GPU. */
 rf_status rf__fused_map_compile(const char *arch);
 

@@ -69,9 +69,6 @@ rf_status rf__fused_complete(const rf__fused_geometry *shape, double mean, rf_fu
 }
 
 static rf__fused_class class_of(const rf__fused_geometry *shape, const rf_fused_schedule *schedule) {
-    static const int32_t kinds[] = {[RF_FUSED_KIND_POOL] = RF__FUSED_POOL,
-                                    [RF_FUSED_KIND_COLUMNS] = RF__FUSED_COLUMNS,
-                                    [RF_FUSED_KIND_STAGED] = RF__FUSED_STAGED};
     if (schedule->kind == RF_FUSED_KIND_COLUMNS) {
         return (rf__fused_class){.kind = RF__FUSED_COLUMNS,
                                  .dtype = shape->dtype,
@@ -85,7 +82,7 @@ static rf__fused_class class_of(const rf__fused_geometry *shape, const rf_fused_
                                  .station = schedule->station,
                                  .split = 1};
     }
-    return (rf__fused_class){.kind = kinds[schedule->kind],
+    return (rf__fused_class){.kind = schedule->kind == RF_FUSED_KIND_POOL ? RF__FUSED_POOL : RF__FUSED_STAGED,
                              .dtype = shape->dtype,
                              .align = shape->align,
                              .store = shape->store,
