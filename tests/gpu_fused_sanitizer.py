@@ -62,15 +62,17 @@ def main() -> int:
                     wrong += 1
                     print(f"problem {number}: {error}", file=sys.stderr)
     given = bags_of([[3, 2]] * len(rows), rows)
-    for bad in ((given[0] + 50, given[1]), (given[0], given[1] - 1), (given[0], given[1] * 3)):
-        for mapping in (None, one.map(given[1])):
-            one.run(*bad, mapping=mapping)
-            try:
-                recfuse.check()
-            except (IndexError, ValueError):
-                continue
-            wrong += 1
-            print("bad contents were not found", file=sys.stderr)
+    columns = Copied(one.problem, [[2, 0, 0, 0, 0, 40]] * len(rows))
+    for victim in (one, columns):
+        for bad in ((given[0] + 50, given[1]), (given[0], given[1] - 1), (given[0], given[1] * 3)):
+            for mapping in (None, victim.map(given[1])):
+                victim.run(*bad, mapping=mapping)
+                try:
+                    recfuse.check()
+                except (IndexError, ValueError):
+                    continue
+                wrong += 1
+                print("bad contents were not found", file=sys.stderr)
     # initcheck takes page-locked memory that the host has written for memory that nobody has.
     if sys.argv[1:] != ["initcheck"]:
         collection = recfuse.nn.FusedEmbeddingBagCollection([(9, 4), (9, 8)]).to("cuda")

@@ -130,7 +130,9 @@ template <class S> RF_INLINE void rf_pool_columns(const rf_fused_arguments &my, 
         return;
     const rf_column column = rf_column_of<S>(my, task);
     int first = task.first_bag + (int)threadIdx.x / 32 * S::BAGS;
-    const bool bad_start = column.offsets == my.offsets && rf_bad_start(my, 0, task.first_bag);
+    /* Not of a lane without a feature: what it reports, it reads again. */
+    const bool is_first = column.last_bag > 0 && column.offsets == my.offsets;
+    const bool bad_start = is_first && rf_bad_start(my, 0, task.first_bag);
     bool bad = bad_start;
     rf_short_bags<S> now, next;
     now.load_bags(my, column, first, bad);
