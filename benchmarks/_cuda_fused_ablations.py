@@ -146,7 +146,7 @@ def _swept(
     rows = [own, *(one for one in others if one != own)]
     sets = [mutated(schedules, feature, row) for row in rows]
     native.compile(sets, warps)
-    # Each behind itself, and only then timed: the code of another kernel would first have to be fetched.
+    # Each behind itself, as in use: behind another kernel it has its code to fetch.
     twice = [one for one in sets for _ in range(2)]
     return rows, np.median(native.measure(twice, batches, warps, rounds), axis=1)[1::2]
 
