@@ -62,8 +62,12 @@ rf_status rf__bag_lookups_cuda(const rf__bag_lookups_params *params, const rf_cu
     RF_TRY(rf__cuda_enter(device));
     entered = true;
     RF_TRY(rf__jit_kernel(device, &source, &made, sizeof made, describe, &kernel));
-    RF__CUDA_TRY(device->driver->cuLaunchKernel(kernel->function, (unsigned)blocks, 1, 1, BLOCK, 1, 1, 0,
-                                                stream->stream, list, NULL));
+    const rf__cuda_launch launch = {.function = kernel->function,
+                                    .blocks = (unsigned)blocks,
+                                    .slices = 1,
+                                    .threads = BLOCK,
+                                    .stream = stream->stream};
+    RF_TRY(rf__cuda_launch_kernel(device, &launch, list));
 out:
     if (entered) rf__cuda_leave();
     return status;

@@ -38,8 +38,8 @@ typedef struct rf__cuda_launch {
     rf__cu_function function;
     unsigned blocks, slices; /* of the grid, along x and y */
     unsigned threads, shared_bytes;
-    bool
-        early; /* before the stream's last kernel has ended, where the GPU can: see rf_wait_for_previous_kernel */
+    /* Before the stream's last kernel has ended, where the GPU can: see rf_wait_for_previous_kernel. */
+    bool early;
     void *stream;
 } rf__cuda_launch;
 /* `arguments`: a pointer to each. In the device's context. */

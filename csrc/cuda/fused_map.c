@@ -212,7 +212,6 @@ static void tasks_write(builder *my, rf__fused_mapping *mapping) {
         for (int64_t i = first[bucket]; i >= 0; i = my->runs[i].next) {
             const run *one = &my->runs[i];
             const rf__fused_class *made = &my->classes->of[one->schedule];
-            const int64_t places = one->split > 1 ? places_of(made, one->bags_each) : 0;
             for (int64_t bag = 0; bag < my->batch->bags; bag += one->bags_each) {
                 const int64_t end = bag + one->bags_each;
                 for (int32_t part = 0; part < one->split; part++) {
@@ -228,7 +227,7 @@ static void tasks_write(builder *my, rf__fused_mapping *mapping) {
                 }
                 if (one->split == 1) continue;
                 group++;
-                place += (int32_t)places;
+                place += (int32_t)places_of(made, one->bags_each);
             }
         }
     }

@@ -58,8 +58,12 @@ rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_p
                         .claimed = device->errors.claimed,
                         .record = device->errors.record_on_device};
     void *list[] = {&values};
-    RF__CUDA_TRY(device->driver->cuLaunchKernel(kernel->function, (unsigned)blocks, 1, 1, BLOCK, 1, 1, 0,
-                                                stream, list, NULL));
+    const rf__cuda_launch launch = {.function = kernel->function,
+                                    .blocks = (unsigned)blocks,
+                                    .slices = 1,
+                                    .threads = BLOCK,
+                                    .stream = stream};
+    RF_TRY(rf__cuda_launch_kernel(device, &launch, list));
 out:
     return status;
 }
