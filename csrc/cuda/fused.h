@@ -206,9 +206,11 @@ rf_status rf__fused_staged_kernel(const rf__cuda_device *device, const rf__fused
                                   const rf__fused_classes *classes, const rf__kernel **kernel);
 /* Threads of its block and bytes of shared memory. */
 enum {
-    RF__FUSED_STAGED_BLOCK = 992,
-    RF__FUSED_STAGED_RING = 204800,
-    RF__FUSED_STAGED_SHARED = RF__FUSED_STAGED_RING + 128
+    RF__FUSED_STAGED_BLOCK = 640, /* that pool */
+    RF__FUSED_STAGED_HELPERS = 128, /* that bring tables to them */
+    RF__FUSED_STAGED_BAGS = 512, /* of a task */
+    RF__FUSED_STAGED_RING = 210944,
+    RF__FUSED_STAGED_SHARED = RF__FUSED_STAGED_RING + 15360 /* and lists of bags */
 };
 
 #endif

@@ -33,7 +33,6 @@ static rf_status check_limits(const rf_fused_embedding_bag_params *params) {
 /* Comes first, and lets the kernel of the other features begin at once: see kernels/fused_staged.cu. */
 static rf_status launch_staged(const rf__cuda_device *device, const rf__fused_ready *ready,
                                const arguments *values, void *stream) {
-    enum { COPIER = 32 };
     arguments own = *values;
     own.limit = ready->staged.depth;
     own.tasks = ready->mapping_on_device +
@@ -42,7 +41,7 @@ static rf_status launch_staged(const rf__cuda_device *device, const rf__fused_re
     const rf__cuda_launch launch = {.function = ready->staged_kernel->function,
                                     .blocks = (unsigned)ready->staged.lists,
                                     .slices = 1,
-                                    .threads = RF__FUSED_STAGED_BLOCK + COPIER,
+                                    .threads = RF__FUSED_STAGED_BLOCK + RF__FUSED_STAGED_HELPERS,
                                     .shared_bytes = RF__FUSED_STAGED_SHARED,
                                     .stream = stream};
     return rf__cuda_launch_kernel(device, &launch, list);

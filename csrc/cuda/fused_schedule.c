@@ -10,8 +10,10 @@
 static const double bucket_ends[RF__FUSED_BUCKETS - 1] = {2, 6, 12, 24, 48, 96, 192};
 /* Slots of a bag that its rows keep busy: each has about eight rows, which are all in flight at once. */
 static const int32_t bucket_slots[RF__FUSED_BUCKETS] = {1, 1, 2, 4, 8, 16, 32, 32};
+/* Threads of a bag where the table is staged: each has about four rows of it at a time. */
+static const int32_t bucket_staged[RF__FUSED_BUCKETS] = {2, 2, 4, 4, 8, 8, 16, 32};
 
-enum { MOST_SPLIT = 64, MOST_DISTANCE = 16 };
+enum { MOST_SPLIT = 64, MOST_DISTANCE = 16, LEAST_STAGED = 2, VECTOR = 16 };
 
 int32_t rf__fused_bucket(double mean) {
     int32_t bucket = 0;
@@ -38,6 +40,17 @@ static rf_status fail_threads(const rf__fused_geometry *shape, int32_t threads, 
         (int)threads, (int)shape->lanes, (int)shape->row_bytes, (int)most);
 }
 
+/* Each lane reads whole rows, four at a time. */
+static rf_status staged_complete(int32_t bucket, rf_fused_schedule *schedule) {
+    if (schedule->threads == 0) schedule->threads = bucket_staged[bucket];
+    if (!is_power(schedule->threads, LEAST_STAGED, RF__FUSED_TILE))
+        return fail_field("threads", schedule->threads, "2, 4, 8, 16 or 32 for a staged table");
+    if (schedule->split > 1) return fail_field("split", schedule->split, "1 for a staged table");
+    schedule->distance = 4;
+    schedule->split = 1;
+    return RF_OK;
+}
+
 rf_status rf__fused_complete(const rf__fused_geometry *shape, double mean, rf_fused_schedule *schedule) {
     const int32_t bucket = rf__fused_bucket(mean);
     if (schedule->kind == RF_FUSED_KIND_DEFAULT)
@@ -51,8 +64,8 @@ rf_status rf__fused_complete(const rf__fused_geometry *shape, double mean, rf_fu
         schedule->threads = schedule->distance = schedule->split = 1;
         return RF_OK;
     }
-    const int32_t widest = schedule->kind == RF_FUSED_KIND_STAGED ? RF__FUSED_TILE : RF__FUSED_BLOCK;
-    const int32_t most = shape->pooling == RF_MAX ? shape->lanes : widest;
+    if (schedule->kind == RF_FUSED_KIND_STAGED) return staged_complete(bucket, schedule);
+    const int32_t most = shape->pooling == RF_MAX ? shape->lanes : RF__FUSED_BLOCK;
     if (schedule->threads == 0) {
         schedule->threads = shape->pooling == RF_MAX ? shape->lanes : shape->lanes * bucket_slots[bucket];
         if (schedule->threads > RF__FUSED_TILE) schedule->threads = RF__FUSED_TILE;
@@ -62,9 +75,8 @@ rf_status rf__fused_complete(const rf__fused_geometry *shape, double mean, rf_fu
     if (!is_power(schedule->distance, 1, MOST_DISTANCE))
         return fail_field("distance", schedule->distance, "1, 2, 4, 8 or 16");
     if (schedule->split == 0) schedule->split = 1;
-    const bool whole = shape->pooling == RF_MAX || schedule->kind == RF_FUSED_KIND_STAGED;
-    if (schedule->split < 1 || schedule->split > (whole ? 1 : MOST_SPLIT))
-        return fail_field("split", schedule->split, "1 to 64, and 1 for a maximum and for staged tables");
+    if (schedule->split < 1 || schedule->split > (shape->pooling == RF_MAX ? 1 : MOST_SPLIT))
+        return fail_field("split", schedule->split, "1 to 64, and 1 for a maximum");
     return RF_OK;
 }
 
@@ -82,12 +94,14 @@ static rf__fused_class class_of(const rf__fused_geometry *shape, const rf_fused_
                                  .station = schedule->station,
                                  .split = 1};
     }
-    return (rf__fused_class){.kind = schedule->kind == RF_FUSED_KIND_POOL ? RF__FUSED_POOL : RF__FUSED_STAGED,
+    const bool staged = schedule->kind == RF_FUSED_KIND_STAGED;
+    const int32_t whole_align = shape->row_bytes < VECTOR ? shape->row_bytes : VECTOR;
+    return (rf__fused_class){.kind = staged ? RF__FUSED_STAGED : RF__FUSED_POOL,
                              .dtype = shape->dtype,
-                             .align = shape->align,
+                             .align = staged ? whole_align : shape->align,
                              .store = shape->store,
-                             .lanes = shape->lanes,
-                             .vectors = shape->vectors,
+                             .lanes = staged ? 1 : shape->lanes,
+                             .vectors = staged ? shape->row_bytes / whole_align : shape->vectors,
                              .whole = shape->columns == shape->lanes,
                              .pooling = shape->pooling,
                              .padded = shape->is_padded,
@@ -164,16 +178,15 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
             continue;
         }
         rf_fused_schedule schedule = *given;
+        /* What is staged has a class for GPUs that cannot. */
+        if (feature->staged) schedule = (rf_fused_schedule){.kind = RF_FUSED_KIND_POOL};
         if (is_default && level == COLUMNS_ALONE) schedule.kind = RF_FUSED_KIND_COLUMNS;
         if (is_default && level == ONE_A_SHAPE) schedule.kind = RF_FUSED_KIND_POOL;
-        /* What is staged has a class for GPUs that cannot. */
-        if (feature->staged) schedule.kind = RF_FUSED_KIND_POOL;
         RF_TRY(class_find(shape, schedule, bucket, classes, &feature->class_of[b]));
         *full |= feature->class_of[b] < 0;
         feature->staged_of[b] = -1;
         if (!feature->staged) continue;
-        schedule.kind = RF_FUSED_KIND_STAGED;
-        RF_TRY(class_find(shape, schedule, bucket, classes, &feature->staged_of[b]));
+        RF_TRY(class_find(shape, *given, bucket, classes, &feature->staged_of[b]));
         *full |= feature->staged_of[b] < 0;
     }
 out:

@@ -6,8 +6,8 @@
 #include "cuda/fused.h"
 
 enum { MOST_ROW_BYTES = 32, COPY_ALIGNMENT = 16 };
-/* Clock cycles of an SM, as seen on an H200: of a lookup, of a byte of a table, and of a table beside. */
-static const double a_lookup = 0.55, a_byte = 1.0 / 40, a_table = 1500;
+/* Clock cycles of an SM, as seen on an H200: of a lookup, of a bag, of a byte of a table, and of a table beside. */
+static const double a_lookup = 0.92, a_bag = 2, a_byte = 1.0 / 40, a_table = 3000;
 
 bool rf__fused_stageable(const rf__fused_geometry *shape, uint64_t weight, int64_t rows) {
     return shape->columns == shape->lanes && shape->row_bytes <= MOST_ROW_BYTES && shape->align >= 4 &&
@@ -29,15 +29,40 @@ int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, c
     return count;
 }
 
+/* A task: some bags of a feature. */
 typedef struct job {
     double cycles;
-    int64_t feature;
+    int32_t feature, first_bag, last_bag;
 } job;
 
 static int longer_first(const void *a, const void *b) {
     const job *one = a, *other = b;
     if (one->cycles != other->cycles) return one->cycles < other->cycles ? 1 : -1;
-    return one->feature < other->feature ? -1 : 1;
+    if (one->feature != other->feature) return one->feature < other->feature ? -1 : 1;
+    return one->first_bag < other->first_bag ? -1 : 1;
+}
+
+/* Each feature in as few tasks as may be, of about equally many bags. */
+static job *jobs_new(const rf__fused_feature *features, int64_t n_features, const double *lookups,
+                     const bool *staged, int64_t n_staged, const rf__fused_batch *batch, int64_t *n_jobs) {
+    const int64_t parts = (batch->bags + RF__FUSED_STAGED_BAGS - 1) / RF__FUSED_STAGED_BAGS;
+    job *jobs = malloc((size_t)(n_staged * parts) * sizeof *jobs);
+    if (jobs == NULL) return NULL;
+    *n_jobs = 0;
+    for (int64_t f = 0; f < n_features; f++) {
+        if (!staged[f]) continue;
+        for (int64_t part = 0; part < parts; part++) {
+            const int64_t first = batch->bags * part / parts, last = batch->bags * (part + 1) / parts;
+            jobs[(*n_jobs)++] =
+                (job){.cycles = lookups[f] / (double)parts * a_lookup + (double)(last - first) * a_bag +
+                                (double)features[f].table_bytes * a_byte + a_table,
+                      .feature = (int32_t)f,
+                      .first_bag = (int32_t)first,
+                      .last_bag = (int32_t)last};
+        }
+    }
+    qsort(jobs, (size_t)*n_jobs, sizeof *jobs, longer_first);
+    return jobs;
 }
 
 /* The next job goes to the list that is shortest so far. */
@@ -58,23 +83,18 @@ rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_fe
                                  const bool *staged, int64_t n_staged, int32_t sms,
                                  const rf__fused_batch *batch, rf__fused_staged **rows, int64_t *n_rows) {
     rf_status status = RF_OK;
-    const int32_t lists = n_staged < sms ? (int32_t)n_staged : sms;
     int64_t n_jobs = 0;
     int32_t deepest = 0;
-    job *jobs = malloc((size_t)n_staged * sizeof *jobs);
-    double *busy = calloc((size_t)lists, sizeof *busy);
-    int32_t *depth = calloc((size_t)lists, sizeof *depth),
-            *list_of = malloc((size_t)n_staged * sizeof *list_of);
+    job *jobs = jobs_new(features, n_features, lookups, staged, n_staged, batch, &n_jobs);
+    const int32_t lists = n_jobs < sms ? (int32_t)n_jobs : sms;
+    double *busy = calloc((size_t)lists + 1, sizeof *busy);
+    int32_t *depth = calloc((size_t)lists + 1, sizeof *depth),
+            *list_of = malloc((size_t)(n_jobs + 1) * sizeof *list_of);
     *rows = NULL;
     if (jobs == NULL || busy == NULL || depth == NULL || list_of == NULL) {
         status = rf__fail(RF_ERR_MEMORY, "no memory to map %" PRId64 " features", n_staged);
         goto out;
     }
-    for (int64_t f = 0; f < n_features; f++) {
-        if (!staged[f]) continue;
-        jobs[n_jobs++] = (job){lookups[f] * a_lookup + (double)features[f].table_bytes * a_byte + a_table, f};
-    }
-    qsort(jobs, (size_t)n_jobs, sizeof *jobs, longer_first);
     deal(jobs, n_jobs, lists, busy, depth, list_of);
     for (int32_t list = 0; list < lists; list++) deepest = depth[list] > deepest ? depth[list] : deepest;
     *n_rows = 1 + (int64_t)(deepest + 1) * lists;
@@ -88,10 +108,11 @@ rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_fe
     for (int64_t i = 0; i < *n_rows - 1; i++) tasks[i].feature = -1;
     memset(depth, 0, (size_t)lists * sizeof *depth);
     for (int64_t i = 0; i < n_jobs; i++) {
-        const int64_t f = jobs[i].feature;
+        const int32_t f = jobs[i].feature;
         tasks[(int64_t)depth[list_of[i]]++ * lists + list_of[i]] =
-            (rf__fused_task){.feature = (int32_t)f,
-                             .last_bag = (int32_t)batch->bags,
+            (rf__fused_task){.feature = f,
+                             .first_bag = jobs[i].first_bag,
+                             .last_bag = jobs[i].last_bag,
                              .schedule = class_number(&features[f], lookups[f], batch),
                              .part = 1 << 16};
     }

@@ -4,71 +4,40 @@
  * a batch reads a table's rows more than once, it is cheaper to copy the table as a whole and to read rows on chip.
  *
  * Who does what. One block an SM, for as long as there are tasks: a task is all bags of one feature, and each block has
- * its own list of them (csrc/cuda/fused_staged.c), about equally long. A warp of its own copies the tables of the list
- * one after another into a ring of RF_RING bytes, by the bulk copy engine, as far ahead as there is room; a table may
- * lie across the ring's end. RF_BLOCK threads pool, as by the schedule "pool" (fused_pool.cuh) in all but where rows come
- * from: a table's first ids are loaded before the table is there. When all warps have left a table its room is free.
+ * its own list of them (csrc/cuda/fused_staged.c), about equally long. A thread of a warp of its own copies the tables
+ * of the list one after another into a ring (fused_ring.cuh), as far ahead as there is room. WARPS warps pool, each
+ * 32 / THREADS bags at once; which bags are next is claimed by a counter in shared memory. THREADS lanes share a bag:
+ * each takes four neighbouring lookups of each 4 * THREADS, whose ids one load brings ahead, and adds their rows alone.
+ *
+ * A lane's row of 32 bytes is two vectors; of neighbouring lanes one begins with the first and the other with the
+ * second, so that they use all banks.
  *
  * The kernel of the other features runs beside this one, on what registers and shared memory are left (RF_BESIDE).
  *
- * Launch: grid [lists], block [RF_BLOCK + 32], dynamic shared memory: the ring, and 128 bytes. Compute capability 9.0.
+ * Launch: grid [lists], block [RF_BLOCK + 32], dynamic shared memory: sizeof(ring). Compute capability 9.0.
  */
 #include "fused_pool.cuh"
+#include "fused_ring.cuh"
 
 #ifndef RF_SCHEDULES
-#define RF_SCHEDULES(X) X(0, 2, 0, 16, 16, 2, 1, 1, 0, 0, 16, 8, 2, 1)
-#endif
-#ifndef RF_RING
-#define RF_RING 204800
+#define RF_SCHEDULES(X) X(0, 2, 0, 16, 16, 1, 2, 1, 0, 0, 16, 4, 2, 1)
 #endif
 
-constexpr int SLOTS = 4; /* tables that are in the ring at once, or on their way */
-constexpr rf_u32 COPY = 16384; /* bytes of one copy */
-constexpr int WARPS = RF_BLOCK / 32;
-
-struct ring {
-    rf_u8 bytes[RF_RING];
-    rf_u64 full[SLOTS], empty[SLOTS];
-    rf_u32 base[SLOTS]; /* where a table begins */
+template <int DTYPE, int ALIGN, int STORE_, int VECTORS_, int POOLING_, int PADDED_, int THREADS>
+struct staged_shape {
+    typedef rf_element<DTYPE> element;
+    typedef rf_bytes<ALIGN> vector;
+    static constexpr int STORE = STORE_, VECTORS = VECTORS_, POOLING = POOLING_, PADDED = PADDED_;
+    static constexpr int GROUP = THREADS; /* lanes of a warp that share a bag */
+    static constexpr int STRIDE = 4 * THREADS; /* lookups of a bag that one id load covers */
+    static constexpr int ROW = ALIGN * VECTORS;
+    static constexpr int EACH = ALIGN / element::BYTES, ELEMENTS = EACH * VECTORS; /* of a vector, of a row */
+    static constexpr int KEPT = ELEMENTS > GROUP ? ELEMENTS / GROUP : 1; /* of a sum a lane ends with */
+    /* What must be as in the feature: all but how its vectors are read. */
+    static constexpr int SHAPE = rf_shape_code(DTYPE, 0, STORE, 0, 0, 1, POOLING, PADDED);
+    static constexpr int SHAPE_BITS = ~rf_shape_code(0, 31, 0, 63, 3, 0, 0, 0);
+    static_assert(VECTORS == 1 || (VECTORS == 2 && ALIGN == WORD && GROUP > 1), "as lanes take turns");
 };
-
-extern __shared__ __align__(128) rf_u8 shared[];
-
-RF_INLINE ring &the_ring() { return *(ring *)shared; }
-RF_INLINE rf_u32 address_of(const void *in_shared) { return (rf_u32)__cvta_generic_to_shared(in_shared); }
-
-RF_INLINE void barrier_new(rf_u64 *barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_of(barrier)), "r"(arrivals)
-                 : "memory");
-}
-RF_INLINE void barrier_arrive(rf_u64 *barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(barrier)) : "memory");
-}
-RF_INLINE void barrier_expect(rf_u64 *barrier, rf_u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address_of(barrier)),
-                 "r"(bytes)
-                 : "memory");
-}
-RF_INLINE void barrier_wait(rf_u64 *barrier, rf_u32 parity) {
-    rf_u32 done = 0;
-    while (!done) {
-        asm volatile("{\n\t.reg .pred finished;\n\t"
-                     "mbarrier.try_wait.parity.shared::cta.b64 finished, [%1], %2, 100000;\n\t"
-                     "selp.u32 %0, 1, 0, finished;\n\t}"
-                     : "=r"(done)
-                     : "r"(address_of(barrier)), "r"(parity)
-                     : "memory");
-    }
-}
-
-/* A copy that tells `barrier` of its end; addresses and bytes are multiples of 16. */
-RF_INLINE void copy_bulk(void *to, const rf_u8 *from, rf_u32 bytes, rf_u64 *barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            address_of(to)),
-        "l"(from), "r"(bytes), "r"(address_of(barrier))
-        : "memory");
-}
 
 RF_INLINE rf_bytes<4> load_shared(rf_u32 from, const rf_bytes<4> &) {
     rf_bytes<4> to;
@@ -88,113 +57,206 @@ RF_INLINE rf_bytes<16> load_shared(rf_u32 from, const rf_bytes<16> &) {
     return to;
 }
 
-/* Table number `turn` of the block's list, in the ring. */
-struct from_ring {
-    int turn;
-    rf_u32 base;
+/* A table as a lane sees it. */
+template <class S> struct staged_table {
+    rf_rows rows;
+    RF_INDEX padding;
+    rf_u32 base; /* in the ring: of this lane's first vector of row 0 */
 
-    RF_INLINE void wait() {
-        barrier_wait(&the_ring().full[turn % SLOTS], turn / SLOTS & 1);
-        base = the_ring().base[turn % SLOTS];
+    RF_INLINE staged_table(const staged_task &task)
+        : rows(task.rows), base(task.base + (S::VECTORS == 2 ? threadIdx.x % 2 * WORD : 0)) {
+        if (S::PADDED) padding = task.padding;
     }
-    template <class S> RF_INLINE typename S::vector load(const rf_pool_place<S> &my, RF_INDEX id, int) const {
-        const rf_u32 at = base + (rf_u32)id * (S::LANES * S::ALIGN) + rf_thread_column<S>() * S::ALIGN;
-        const rf_u32 in_ring =
-            min(at, at - RF_RING); /* unsigned: one that has not come round is the larger */
-        return load_shared(address_of(the_ring().bytes) + in_ring, typename S::vector());
+    /* Where a row lies in shared memory; zeros, if there is none. */
+    RF_INLINE rf_u32 address(RF_INDEX id, bool there) const {
+        const rf_u32 at = base + (rf_u32)id * S::ROW;
+        const rf_u32 round = min(at, at - RF_RING); /* unsigned: one that has not come round is the larger */
+        return address_of(the_ring().bytes) + (there ? round : RF_RING);
     }
 };
 
-template <int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE, int POOLING,
-          int PADDED, int THREADS, int DISTANCE, int STATION, int SPLIT>
-RF_INLINE void run(const rf_fused_arguments &my, const rf_task &task, int turn) {
-    typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE,
-                           STATION, SPLIT>
-        shape;
-    from_ring source = {turn, 0};
-    if (rf_can_pool<shape>(my, task)) {
-        rf_pool<shape>(my, task, source, nullptr);
-    } else {
-        source.wait();
+/* What a lane has of a bag. */
+template <class S> struct staged_sum {
+    float sum[S::ELEMENTS]; /* of two vectors, the one that this lane reads first is first */
+    int counted; /* lookups that are not padding */
+};
+
+/* Adds the rows of a lane's four lookups. */
+template <class S>
+RF_INLINE void add_rows(const rf_fused_arguments &my, const staged_table<S> &table, const rf_rest &rest,
+                        const rf_four_ids &ids, staged_sum<S> &to, int &missing) {
+    rf_u32 at[4];
+    float scale[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const RF_INDEX id = ids.id[k];
+        bool use = k < rest.left && (k == 3 || k >= rest.skip);
+        if (RF_CHECK) {
+            const bool inside = rf_in_table(id, table.rows);
+            missing += use && !inside;
+            use = use && inside;
+        }
+        if (S::PADDED) {
+            use = use && id != table.padding;
+            to.counted += use;
+        }
+        at[k] = table.address(id, use);
+        scale[k] = RF_WEIGHTED && use ? rf_load(my.sample_weights + rest.position + k) : 0.0f;
     }
-}
-
-/* The end of a list, or what no list may have. */
-RF_INLINE bool is_end(const rf_fused_arguments &my, const rf_task &task) {
-    if (task.feature < 0 || !rf_is_feature(my, task.feature)) return true;
-    const rf_feature &feature = my.features[task.feature];
-    return RF_FOREIGN && rf_load(&feature.rows) > RF_RING / (rf_i64)rf_load(&feature.pitch);
-}
-
-/* One thread: copies the tables of the list. `head` and `tail` count bytes that have come and gone. */
-RF_INLINE void copy_tables(const rf_fused_arguments &my) {
-    ring &to = the_ring();
-    rf_u32 head = 0, tail = 0, place = 0; /* `place` of the head in the ring */
-    int gone = 0;
-    rf_u32 sizes[SLOTS];
-    for (int turn = 0; turn < my.limit; turn++) {
-        const rf_task task = rf_load_task<-1>(my.tasks + (rf_i64)turn * gridDim.x + blockIdx.x);
-        if (is_end(my, task)) return;
-        const rf_feature &feature = my.features[task.feature];
-        const rf_u8 *from = rf_load(&feature.weight);
-        const rf_u32 bytes = (rf_u32)rf_load(&feature.rows) * rf_load(&feature.pitch);
-        const auto free_oldest = [&]() {
-            barrier_wait(&to.empty[gone % SLOTS], gone / SLOTS & 1);
+    typename S::vector row[4][S::VECTORS];
 #pragma unroll
-            for (int i = 0; i < SLOTS; i++) tail += i == gone % SLOTS ? sizes[i] : 0;
-            gone++;
-        };
-        while (gone <= turn - SLOTS) free_oldest();
-        to.base[turn % SLOTS] = place;
+    for (int k = 0; k < 4; k++) {
+        row[k][0] = load_shared(at[k], row[k][0]);
+        if (S::VECTORS == 2) row[k][S::VECTORS - 1] = load_shared(at[k] ^ WORD, row[k][0]);
+    }
 #pragma unroll
-        for (int i = 0; i < SLOTS; i++) sizes[i] = i == turn % SLOTS ? bytes : sizes[i];
-        barrier_expect(&to.full[turn % SLOTS], bytes);
-        for (rf_u32 done = 0; done < bytes;) {
-            const rf_u32 piece = min(min(COPY, bytes - done), RF_RING - place);
-            while (head + piece - tail > RF_RING) free_oldest();
-            copy_bulk(to.bytes + place, from + done, piece, &to.full[turn % SLOTS]);
-            done += piece;
-            head += piece;
-            place = place + piece == RF_RING ? 0 : place + piece;
+    for (int k = 0; k < 4; k++) {
+#pragma unroll
+        for (int e = 0; e < S::ELEMENTS; e++) {
+            const float value = S::element::get(row[k][e / S::EACH], e % S::EACH);
+            to.sum[e] = RF_WEIGHTED ? fmaf(scale[k], value, to.sum[e]) : to.sum[e] + value;
         }
     }
 }
 
+/* Ends a bag: the lanes' sums meet, and each lane stores a piece. `lookups` of the bag count where none is padding. */
+template <class S>
+RF_INLINE void finish_bag(const rf_fused_arguments &my, rf_u8 *output, bool there, staged_sum<S> &pooled,
+                          rf_i64 lookups) {
+    int first = 0;
+    if constexpr (S::VECTORS == 2) {
+        /* Each lane keeps the vector that it read first, which is the other's second. */
+#pragma unroll
+        for (int i = 0; i < S::EACH; i++)
+            pooled.sum[i] += __shfl_xor_sync(RF_FULL_WARP, pooled.sum[i + S::EACH], 1);
+        first = threadIdx.x % 2 * S::EACH;
+        rf_merge_slots<S, S::EACH, 2>(pooled.sum, first);
+    } else {
+        rf_merge_slots<S, S::ELEMENTS, 1>(pooled.sum, first);
+    }
+    if (S::PADDED) {
+#pragma unroll
+        for (int apart = 1; apart < S::GROUP; apart *= 2)
+            pooled.counted += __shfl_xor_sync(RF_FULL_WARP, pooled.counted, apart);
+        lookups = pooled.counted;
+    }
+    if (!there || threadIdx.x % S::GROUP >= S::ELEMENTS / S::KEPT) return;
+    float values[S::KEPT];
+#pragma unroll
+    for (int e = 0; e < S::KEPT; e++) values[e] = rf_pooled_value<S>(pooled.sum[e], lookups);
+    rf_store<S::STORE, S::KEPT>(output + first * rf_element<RF_OUTPUT>::BYTES, values);
+}
+
+/* What lanes that share a bag pool next. */
+template <class S> struct staged_bag {
+    rf_bag lookups;
+    int number; /* of the bag; -1: none */
+
+    RF_INLINE staged_bag(int turn, int round) : lookups({0, 0}), number(-1) {
+        const bag_list &list = the_ring().lists[turn % SLOTS];
+        const staged_task &task = the_ring().tasks[turn % SLOTS];
+        const int place = round * (32 / S::GROUP) + (int)threadIdx.x % 32 / S::GROUP;
+        if (place >= task.last_bag - task.first_bag) return;
+        lookups = list.bags[place];
+        number = task.first_bag + list.numbers[place];
+    }
+};
+
+/* A number that no other warp gets for this table; in the first lane. */
+RF_INLINE int claim(int turn) {
+    return threadIdx.x % 32 == 0 ? atomicAdd(&the_ring().claims[turn % (2 * SLOTS)], 1) : 0;
+}
+
+/* All bags of a task; a warp has the next 32 / GROUP of them at a time. */
+template <class S> RF_INLINE void pool_table(const rf_fused_arguments &my, int turn) {
+    const staged_task &task = the_ring().tasks[turn % SLOTS];
+    const int first_lookup = threadIdx.x % S::GROUP * 4;
+    const int rounds = (task.last_bag - task.first_bag + 32 / S::GROUP - 1) / (32 / S::GROUP);
+    const staged_table<S> table(task);
+    int missing = 0; /* lookups whose rows are not in the table */
+    int claimed = claim(turn);
+    int round = (int)threadIdx.x / 32, then = round + WARPS;
+    staged_bag<S> now(turn, round);
+    rf_rest rest(now.lookups, first_lookup);
+    rf_four_ids ids;
+    if (rest.left > 0) rf_load_ids(my, rest.position, ids);
+    barrier_wait(&the_ring().full[turn % SLOTS], turn / SLOTS & 1);
+#pragma unroll 1
+    while (round < rounds) {
+        const staged_bag<S> next(turn, then);
+        const int later = 2 * WARPS + __shfl_sync(RF_FULL_WARP, claimed, 0);
+        claimed = claim(turn);
+        const rf_rest coming(next.lookups, first_lookup);
+        staged_sum<S> pooled = {};
+        if (rest.left <= 0 && coming.left > 0) rf_load_ids(my, coming.position, ids);
+#pragma unroll 1
+        while (rest.left > 0) {
+            const rf_rest here = rest;
+            const rf_four_ids here_ids = ids;
+            rest.position += S::STRIDE;
+            rest.left -= S::STRIDE;
+            rest.skip = 0;
+            const bool more = rest.left > 0;
+            if (more || coming.left > 0) rf_load_ids(my, more ? rest.position : coming.position, ids);
+            add_rows(my, table, here, here_ids, pooled, missing);
+        }
+        rf_u8 *to = task.output + (rf_u64)(rf_u32)now.number * my.output_pitch;
+        finish_bag(my, to, now.number >= 0, pooled, now.lookups.end - now.lookups.begin);
+        rest = coming;
+        now = next;
+        round = then;
+        then = later;
+    }
+    if (RF_CHECK && missing != 0) rf_report_bags(my, task.feature, task.first_bag, task.last_bag, 1);
+}
+
+/* Whether a task is one that this schedule can do. */
+template <class S> RF_INLINE bool can_pool(const rf_fused_arguments &my, int number) {
+    if (!RF_FOREIGN) return true;
+    const rf_feature &feature = my.features[number];
+    return rf_load(&feature.pitch) == (rf_u32)S::ROW && (rf_load(&feature.shape) & S::SHAPE_BITS) == S::SHAPE;
+}
+
+template <int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE, int POOLING,
+          int PADDED, int THREADS, int DISTANCE, int STATION, int SPLIT>
+RF_INLINE bool run(const rf_fused_arguments &my, int turn) {
+    typedef staged_shape<DTYPE, ALIGN, STORE, VECTORS, POOLING, PADDED, THREADS> shape;
+    if (!can_pool<shape>(my, the_ring().tasks[turn % SLOTS].feature)) return false;
+    pool_table<shape>(my, turn);
+    return true;
+}
+
+/* The tasks of the block's list. */
 RF_INLINE void pool_tables(const rf_fused_arguments &my) {
-    for (int turn = 0; turn < my.limit; turn++) {
-        const rf_task *at = my.tasks + (rf_i64)turn * gridDim.x + blockIdx.x;
-        rf_task task = rf_load_task<-1>(at);
-        if (is_end(my, task)) return;
-        task.last_bag = min(task.last_bag, my.bags);
-        switch (task.schedule) {
-#define RF_CASE(number, ...)              \
-    case number:                          \
-        run<__VA_ARGS__>(my, task, turn); \
+    ring &from = the_ring();
+#pragma unroll 1
+    for (int turn = 0;; turn++) {
+        barrier_wait(&from.listed[turn % SLOTS], turn / SLOTS & 1);
+        if (from.tasks[turn % SLOTS].feature < 0) return;
+        bool done = false;
+        switch (from.tasks[turn % SLOTS].schedule) {
+#define RF_CASE(number, ...)               \
+    case number:                           \
+        done = run<__VA_ARGS__>(my, turn); \
         break;
             RF_SCHEDULES(RF_CASE)
 #undef RF_CASE
-        default:
-            from_ring{turn, 0}.wait();
         }
+        /* Who leaves a table has seen it. */
+        if (!done) barrier_wait(&from.full[turn % SLOTS], turn / SLOTS & 1);
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(&the_ring().empty[turn % SLOTS]);
+        if (threadIdx.x % 32 == 0) barrier_arrive(&from.empty[turn % SLOTS]);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(RF_BLOCK + 32, 1)
+/* As if for 1,024 threads: with more than 64 registers each, the kernel beside had none. */
+extern "C" __global__ void __launch_bounds__(1024, 1)
     rf_fused_staged(const __grid_constant__ rf_fused_arguments my) {
     rf_wait_for_previous_kernel();
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < SLOTS; i++) {
-            barrier_new(&the_ring().full[i], 1);
-            barrier_new(&the_ring().empty[i], WARPS);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
+    ring_new();
     if (threadIdx.x < RF_BLOCK) {
         pool_tables(my);
-    } else if (threadIdx.x == RF_BLOCK) {
-        copy_tables(my);
+    } else {
+        bring_tables(my);
     }
 }
