@@ -6,6 +6,7 @@ After each figure the JSON file is written anew, so that a run that is cut short
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,7 +98,10 @@ def add_cuda_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mutations", positive, 10, "features of figure 12, chosen at random")
     add("--occupancies", positive, 8, "occupancies that tuning goes through, for per_feature")
     group.add_argument(
-        "--plans", type=Path, metavar="FOLDER", help="read plans from there, and write those that are missing"
+        "--plans",
+        type=Path,
+        metavar="FOLDER",
+        help="read plans from there, and write those that are missing; it is made where there is none",
     )
     group.add_argument("--plots", type=Path, metavar="FOLDER", help="write each figure as a PNG")
     group.add_argument("--quick", action="store_true", help="fewer models, batches and rounds: a trial run")
@@ -130,6 +134,9 @@ def check_cuda_arguments(parser: argparse.ArgumentParser, arguments: argparse.Na
         parser.error("--batch-sizes, --models, --skewed: need one at least")
     if arguments.cache != "warm" or arguments.plot is not None:
         parser.error("--cache cold, --plot: not with --device cuda, which has warm caches and --plots FOLDER")
+    if arguments.plans is not None:
+        with contextlib.suppress(OSError):  # said below
+            arguments.plans.mkdir(exist_ok=True)
     for flag, folder in (("--plots", arguments.plots), ("--plans", arguments.plans)):
         if folder is not None:
             check_folder(parser, flag, folder / "file")

@@ -149,7 +149,6 @@ def results(fused, tmp_path, *options):
 
 def test_every_figure_runs(fused, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    (tmp_path / "plans").mkdir()
     options = ["--figures", "all", "--plots", tmp_path, "--plans", tmp_path / "plans", "--markdown"]
     record = results(fused, tmp_path, *options)
     output = capsys.readouterr().out
@@ -334,7 +333,7 @@ def test_one_compile_a_feature_is_extrapolated_and_says_so(fused, tmp_path, caps
         (["--skewed", "Z"], "--skewed"),
         (["--cache", "cold"], "--cache cold, --plot: not with --device cuda"),
         (["--plots", "/nowhere"], "/nowhere is not a folder"),
-        (["--plans", "/nowhere"], "/nowhere is not a folder"),
+        (["--plans", "/nowhere/plans"], "/nowhere/plans is not a folder"),
     ],
 )
 def test_what_is_wrong_with_an_argument_is_said(fused, capsys, options, message):
