@@ -33,7 +33,6 @@ static rf_status describe(const void *key, const rf__cuda_device *device, rf__ke
 
 rf_status rf__bag_lookups_cuda(const rf__bag_lookups_params *params, const rf_cuda_stream *stream) {
     rf_status status = RF_OK;
-    bool entered = false;
     const rf__cuda_device *device = NULL;
     const rf__kernel *kernel = NULL;
     if (params->lookups == 0 && params->bags == 0) return RF_OK;
@@ -59,17 +58,16 @@ rf_status rf__bag_lookups_cuda(const rf__bag_lookups_params *params, const rf_cu
     void *list[] = {&values};
     const variant made = {(int32_t)params->index_type, (int32_t)params->offset_type};
     RF_TRY(rf__cuda_device_get(stream->device, &device));
-    RF_TRY(rf__cuda_enter(device));
-    entered = true;
     RF_TRY(rf__jit_kernel(device, &source, &made, sizeof made, describe, &kernel));
     const rf__cuda_launch launch = {.function = kernel->function,
                                     .blocks = (unsigned)blocks,
                                     .slices = 1,
                                     .threads = BLOCK,
                                     .stream = stream->stream};
-    RF_TRY(rf__cuda_launch_kernel(device, &launch, list));
+    RF_TRY(rf__cuda_enter(device));
+    status = rf__cuda_launch_kernel(device, &launch, list);
+    rf__cuda_leave();
 out:
-    if (entered) rf__cuda_leave();
     return status;
 }
 

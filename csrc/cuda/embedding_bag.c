@@ -221,17 +221,15 @@ out:
 rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
                                 const rf_embedding_bag_schedule *schedule, const rf_cuda_stream *stream) {
     rf_status status = RF_OK;
-    bool entered = false;
     const rf__cuda_device *device = NULL;
     RF_TRY(rf__check_embedding_bag(params));
     RF_TRY(check_limits(params));
     RF_TRY(rf__cuda_device_get(stream->device, &device));
     if (params->check_bounds) RF_TRY(rf__cuda_pending_error(device, stream->stream));
     RF_TRY(rf__cuda_enter(device));
-    entered = true;
-    RF_TRY(rf__embedding_bag_launch(device, params, schedule, stream->stream));
+    status = rf__embedding_bag_launch(device, params, schedule, stream->stream);
+    rf__cuda_leave();
 out:
-    if (entered) rf__cuda_leave();
     return status;
 }
 

@@ -111,3 +111,19 @@ taken:
 out:
     return status;
 }
+
+rf_status rf_cuda_check(int32_t device_ordinal) {
+    rf_status status = RF_OK;
+    const rf__cuda_device *device = NULL;
+    RF_TRY(rf__cuda_device_get(device_ordinal, &device));
+    RF_TRY(rf__cuda_enter(device));
+    status = rf__cuda_status(device->driver->cuCtxSynchronize(), "cuCtxSynchronize");
+    if (status == RF_OK) {
+        status = rf__cuda_pending_error(device, NULL);
+        /* Its word is free again before any other stream goes on. */
+        if (status != RF_OK) (void)device->driver->cuCtxSynchronize();
+    }
+    rf__cuda_leave();
+out:
+    return status;
+}

@@ -1,4 +1,4 @@
-/* rf_pin_rows_cuda and rf_unpin_all_cuda: which rows of a table leave L2 last. rf_cuda_check. */
+/* rf_pin_rows_cuda and rf_unpin_all_cuda: which rows of a table leave L2 last. */
 #include "cuda/pin_rows.h"
 
 #include <inttypes.h>
@@ -70,7 +70,6 @@ out:
 
 rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf_cuda_stream *stream) {
     rf_status status = RF_OK;
-    bool entered = false;
     const rf__cuda_device *device = NULL;
     int64_t bytes = 0;
     if (params->rows < 0 || params->row_bytes < 0 || params->row_pitch < 0 || params->n_hot_rows < 0 ||
@@ -90,39 +89,20 @@ rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf
     RF_TRY(rf__cuda_device_get(stream->device, &device));
     RF_TRY(rf__cuda_pending_error(device, stream->stream));
     RF_TRY(rf__cuda_enter(device));
-    entered = true;
-    RF_TRY(rf__pin_rows_launch(device, params, keep, stream->stream));
+    status = rf__pin_rows_launch(device, params, keep, stream->stream);
+    rf__cuda_leave();
 out:
-    if (entered) rf__cuda_leave();
     return status;
 }
 
 rf_status rf_unpin_all_cuda(int32_t device_ordinal) {
     rf_status status = RF_OK;
-    bool entered = false;
     const rf__cuda_device *device = NULL;
     RF_TRY(rf__cuda_device_get(device_ordinal, &device));
     RF_TRY(rf__cuda_enter(device));
-    entered = true;
-    RF__CUDA_TRY(device->driver->cuCtxResetPersistingL2Cache());
+    status = rf__cuda_status(device->driver->cuCtxResetPersistingL2Cache(), "cuCtxResetPersistingL2Cache");
+    rf__cuda_leave();
 out:
-    if (entered) rf__cuda_leave();
-    return status;
-}
-
-rf_status rf_cuda_check(int32_t device_ordinal) {
-    rf_status status = RF_OK;
-    bool entered = false;
-    const rf__cuda_device *device = NULL;
-    RF_TRY(rf__cuda_device_get(device_ordinal, &device));
-    RF_TRY(rf__cuda_enter(device));
-    entered = true;
-    RF__CUDA_TRY(device->driver->cuCtxSynchronize());
-    status = rf__cuda_pending_error(device, NULL);
-    /* Its word is free again before any other stream goes on. */
-    if (status != RF_OK) (void)device->driver->cuCtxSynchronize();
-out:
-    if (entered) rf__cuda_leave();
     return status;
 }
 
