@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recfuse import _fused_backward_cuda
+from recfuse import _backward_cuda, _fused_backward_cuda
 from recfuse._fused_backward import FusedLayout, slot_weights
 from reference import Feature
 from test_fused_embedding_bag import Problem, every_mode
@@ -64,7 +64,7 @@ def test_sparse(dims, kind):
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("chunk", (7, 1 << 16))
 def test_sample_weights(dims, chunk, _waits, monkeypatch):
-    monkeypatch.setattr(_fused_backward_cuda, "_CHUNK", chunk)
+    monkeypatch.setattr(_backward_cuda, "_CHUNK", chunk)
     problem = problem_of(dims, "weighted")
     layout, grad, indices, offsets, _, weights = tensors_of(problem, "weighted")
     got = _fused_backward_cuda.sample_weights_grad(problem.rows, grad, indices, offsets, weights)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recfuse._backward import MAX, MEAN, SUM, aten, no_integers, sparse_grad, sum_dtype
 
-_bag_lookups = torch.ops.recfuse._bag_lookups.default
+bag_lookups = torch.ops.recfuse._bag_lookups.default
 
 _CHUNK = 1 << 16  # lookups whose rows are gathered at once
 
@@ -36,7 +36,7 @@ def lookups_of(
 ) -> Lookups:
     """For at least one bag, and any contents of indices and offsets."""
     count = indices.numel()
-    found = _bag_lookups(indices, offsets, rows, include_last_offset, padding_idx)[0]
+    found = bag_lookups(indices, offsets, rows, include_last_offset, padding_idx)[0]
     return Lookups(found[:count], found[count : 2 * count], found[2 * count :])
 
 
@@ -150,6 +150,11 @@ def sample_weights_grad(
             grad.contiguous(), weight, row, no_integers(row), found.bag_of, SUM, -1
         )
     else:  # ATen multiplies in float16, and not at all in bfloat16
-        parts = zip(found.bag_of.split(_CHUNK), row.split(_CHUNK), strict=True)
-        products = torch.cat([(grad[bags].float() * weight[rows].float()).sum(1) for bags, rows in parts])
+        products = row_products(grad, found.bag_of, weight, row)
     return torch.where(used, products, 0).to(grad.dtype)
+
+
+def row_products(grads: Tensor, grad_row: Tensor, weight: Tensor, row: Tensor) -> Tensor:
+    """[n] float32: products of rows of two matrices."""
+    parts = zip(grad_row.split(_CHUNK), row.split(_CHUNK), strict=True)
+    return torch.cat([(grads[one].float() * weight[other].float()).sum(1) for one, other in parts])

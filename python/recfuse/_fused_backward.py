@@ -7,7 +7,7 @@ plus rows, not with features times rows. ``_fused_backward_cuda`` has those on t
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -82,7 +82,7 @@ class FusedLayout:
             slot = numbers.setdefault(Slot(buffer, offset, rows, dim), len(numbers))
             self.features.append(Feature(slot, pooling, padding_idx, column))
         self.slots = list(numbers)
-        self.any_max = any(feature.pooling == MAX for feature in self.features)
+        self.by_max = [number for number, one in enumerate(self.features) if one.pooling == MAX]
 
     def grouped(self, most_elements: int) -> list[Group]:
         """Groups of features of one dim; a group with several tables has no more elements than that."""
@@ -102,6 +102,14 @@ class FusedLayout:
             group.add(number, feature, slot)
         return groups
 
+    def check_sparse(self) -> None:
+        """Raises ArgumentValueError where there is no sparse gradient."""
+        if self.by_max:
+            raise ArgumentValueError(
+                "recfuse.fused_embedding_bag: sparse is True and a feature pools by max, which has no sparse "
+                "gradient"
+            )
+
     def dense_grads(
         self,
         grad: Tensor,
@@ -116,18 +124,32 @@ class FusedLayout:
         dtype = sum_dtype(grad.dtype)
         grad, bags = grad.to(dtype), bags_of(indices, offsets, True)
         bounds = self._bounds(bags)
+        return self.by_slot(
+            self.grouped(_GROUP_ELEMENTS),
+            lambda group: self._group_grad(
+                group, self._lookups(group, grad, bags, bounds, sample_weights), dtype
+            ),
+            lambda number: self._max_feature_grad(number, grad, weights, bags, bounds),
+        )
+
+    def by_slot(
+        self,
+        groups: Sequence[Group],
+        group_grad: Callable[[Group], Tensor],
+        max_feature_grad: Callable[[int], Tensor],
+    ) -> list[Tensor]:
+        """Gradient of each slot, from those of groups (which may have more rows) and of features that pool by
+        max.
+        """
         out: list[Tensor | None] = [None] * len(self.slots)
-        for group in self.grouped(_GROUP_ELEMENTS):
-            found = self._lookups(group, grad, bags, bounds, sample_weights)
-            total = self._group_grad(group, found, dtype)
+        for group in groups:
+            total = group_grad(group)
             for slot, first in group.first_row.items():
                 out[slot] = total[first : first + self.slots[slot].rows]
-        if self.any_max:
-            for number, feature in enumerate(self.features):
-                if feature.pooling == MAX:
-                    part = self._max_feature_grad(number, feature, grad, weights[feature.slot], bags, bounds)
-                    known = out[feature.slot]
-                    out[feature.slot] = part if known is None else known + part
+        for number in self.by_max:
+            slot = self.features[number].slot
+            part, known = max_feature_grad(number), out[slot]
+            out[slot] = part if known is None else known + part
         return [slot_grad for slot_grad in out if slot_grad is not None]
 
     def sparse_grads(
@@ -136,11 +158,7 @@ class FusedLayout:
         """Gradient of each slot as (rows [n], values [n, dim]), one entry a lookup, in the order of the
         lookups.
         """
-        if self.any_max:
-            raise ArgumentValueError(
-                "recfuse.fused_embedding_bag: sparse is True and a feature pools by max, which has no "
-                "sparse gradient"
-            )
+        self.check_sparse()
         bags = bags_of(indices, offsets, True)
         bounds = self._bounds(bags)
         out: list[tuple[Tensor, Tensor] | None] = [None] * len(self.slots)
@@ -220,14 +238,12 @@ class FusedLayout:
         self, group: Group, features: Sequence[Feature], grad: Tensor, sizes: Tensor
     ) -> Tensor:
         """[group's features * B, dim]: the group's columns of grad, feature-major, those of means divided."""
-        first = _integers([feature.column for feature in features])
-        columns = (first[:, None] + torch.arange(group.dim, device=first.device)).reshape(-1)
-        rows = grad.index_select(1, columns).view(grad.shape[0], len(features), group.dim).transpose(0, 1)
+        divisors = None
         if any(feature.pooling == MEAN for feature in features):
             means = _integers([feature.pooling == MEAN for feature in features]).bool()
-            divisors = torch.where(means[:, None], sizes.clamp(min=1), 1)
-            rows = rows / divisors[:, :, None].to(rows.dtype)
-        return rows.reshape(sizes.numel(), group.dim)
+            divisors = torch.where(means[:, None], sizes.clamp(min=1), 1).to(grad.dtype)
+        columns = _integers([feature.column for feature in features])
+        return group_bag_grads(grad, columns, group.dim, divisors)
 
     def _group_grad(self, group: Group, found: _Lookups, dtype: torch.dtype) -> Tensor:
         """[group's rows, dim]"""
@@ -250,19 +266,19 @@ class FusedLayout:
     def _max_feature_grad(
         self,
         number: int,
-        feature: Feature,
         grad: Tensor,
-        weight: Tensor,
+        weights: Sequence[Tensor],
         bags: Bags,
         bounds: Sequence[int],
     ) -> Tensor:
+        feature = self.features[number]
         slot, count = self.slots[feature.slot], self._bags_per_feature(bags)
         start, end = bounds[number], bounds[number + 1]
         if start == end or slot.dim == 0:
             return grad.new_zeros(slot.rows, slot.dim)
         return max_grad(
             grad[:, feature.column : feature.column + slot.dim].contiguous(),
-            weight,
+            weights[feature.slot],
             Bags(
                 bags.indices[start:end],
                 bags.offsets[number * count : (number + 1) * count + 1] - start,
@@ -271,6 +287,17 @@ class FusedLayout:
             ),
             feature.padding_idx,
         )
+
+
+def group_bag_grads(grad: Tensor, columns: Tensor, dim: int, divisors: Tensor | None) -> Tensor:
+    """[k * B, dim]: of each of k features its columns of grad, over its divisors [k, B] where there are any.
+    ``columns``: the first one of each.
+    """
+    every = columns[:, None] + torch.arange(dim, device=columns.device)
+    rows = grad.index_select(1, every.reshape(-1)).view(grad.shape[0], columns.numel(), dim).transpose(0, 1)
+    if divisors is not None:
+        rows = (rows.to(sum_dtype(grad.dtype)) / divisors[:, :, None]).to(grad.dtype)
+    return rows.reshape(columns.numel() * grad.shape[0], dim)
 
 
 def _integers(values: Sequence[int]) -> Tensor:

@@ -21,15 +21,11 @@ import torch
 from torch import Tensor
 
 from recfuse._backward import MEAN, SUM, aten, no_integers
-from recfuse._backward_cuda import Lookups, max_grad
-from recfuse._fused_backward import FusedLayout, Group
+from recfuse._backward_cuda import Lookups, bag_lookups, max_grad, row_products
+from recfuse._fused_backward import FusedLayout, Group, group_bag_grads
 from recfuse._upload import integers_on
-from recfuse.errors import ArgumentValueError
-
-_bag_lookups = torch.ops.recfuse._bag_lookups.default
 
 _MOST_ROWS = sys.maxsize
-_CHUNK = 1 << 16  # lookups whose rows are gathered at once
 
 
 class _Places(NamedTuple):
@@ -61,8 +57,7 @@ class _Layout:
                 group_of[feature], in_group[feature] = number, place
                 first_row[feature] = group.first_row[self.host.features[feature].slot]
             self.order += group.features
-        self.by_max = [number for number in range(count) if group_of[number] < 0]
-        self.order += self.by_max
+        self.order += self.host.by_max
         self.rank = [0] * count
         self.of_slot: list[list[int]] = [[] for _ in self.host.slots]  # features, but those that pool by max
         for place, feature in enumerate(self.order):
@@ -138,7 +133,7 @@ class _Found:
         self.layout, places = layout, layout.places
         count, features = indices.numel(), len(layout.host.features)
         self.bags = (offsets.numel() - 1) // features
-        found = _bag_lookups(indices, offsets, _MOST_ROWS, True, -1)[0]
+        found = bag_lookups(indices, offsets, _MOST_ROWS, True, -1)[0]
         self.row, bag_of = found[:count], found[count : 2 * count]
         self.feature = torch.div(bag_of, self.bags, rounding_mode="floor")
         self.bag = bag_of - self.feature * self.bags
@@ -170,13 +165,10 @@ class _Found:
         """[group's features * B, dim]: the group's columns of grad, feature-major, those of means divided."""
         places, first = self.layout.places, self.layout.rank[group.features[0]]
         numbers = places.order[first : first + len(group.features)]
-        columns = places.column[numbers][:, None] + torch.arange(group.dim, device=grad.device)
-        rows = grad.index_select(1, columns.reshape(-1)).view(self.bags, len(group.features), group.dim)
-        rows = rows.transpose(0, 1)
+        divisors = None
         if any(self.layout.host.features[number].pooling == MEAN for number in group.features):
             divisors = torch.where(places.is_mean[numbers][:, None] == 1, self.sizes[numbers], 1)
-            rows = (rows.float() / divisors[:, :, None]).to(grad.dtype)
-        return rows.reshape(self.bags * len(group.features), group.dim)
+        return group_bag_grads(grad, places.column[numbers], group.dim, divisors)
 
     def row_of_bag_grads(self, part: _Part) -> Tensor:
         """[n]: which row of `bag_grads` a lookup has; 0 where it does not count."""
@@ -196,21 +188,15 @@ def dense_grads(
     max.
     """
     layout = _layout(features, grad.device)
-    slots = layout.host.slots
-    out: list[Tensor | None] = [None] * len(slots)
     if grad.numel() == 0 or indices.numel() == 0:
-        return layout.host, [grad.new_zeros(slot.rows, slot.dim) for slot in slots]
-    one_table = len(layout.groups) + len(layout.by_max) == 1
+        return layout.host, [grad.new_zeros(slot.rows, slot.dim) for slot in layout.host.slots]
+    one_table = len(layout.groups) + len(layout.host.by_max) == 1
     found = _Found(layout, indices, offsets, wait=not (one_table or _capturing(grad.device)))
-    for group in layout.groups:
-        total = _group_grad(group, found, grad, sample_weights)
-        for slot, first in group.first_row.items():
-            out[slot] = total[first : first + slots[slot].rows]
-    for number in layout.by_max:
-        slot = layout.host.features[number].slot
-        part, known = _max_feature_grad(number, found, grad, weights[slot]), out[slot]
-        out[slot] = part if known is None else known + part
-    return layout.host, [slot_grad for slot_grad in out if slot_grad is not None]
+    return layout.host, layout.host.by_slot(
+        layout.groups,
+        lambda group: _group_grad(group, found, grad, sample_weights),
+        lambda number: _max_feature_grad(number, found, grad, weights),
+    )
 
 
 def _group_grad(group: Group, found: _Found, grad: Tensor, sample_weights: Tensor | None) -> Tensor:
@@ -233,8 +219,9 @@ def _group_grad(group: Group, found: _Found, grad: Tensor, sample_weights: Tenso
     )
 
 
-def _max_feature_grad(number: int, found: _Found, grad: Tensor, weight: Tensor) -> Tensor:
+def _max_feature_grad(number: int, found: _Found, grad: Tensor, weights: Sequence[Tensor]) -> Tensor:
     feature = found.layout.host.features[number]
+    weight = weights[feature.slot]
     rows, dim = weight.shape
     part = found.part([number])
     if part.row.numel() == 0 or rows * dim == 0:
@@ -251,11 +238,7 @@ def sparse_grads(
     """
     layout = _layout(features, grad.device)
     slots = layout.host.slots
-    if layout.by_max:
-        raise ArgumentValueError(
-            "recfuse.fused_embedding_bag: sparse is True and a feature pools by max, which has no sparse "
-            "gradient"
-        )
+    layout.host.check_sparse()
     if grad.numel() == 0 or indices.numel() == 0:
         none = torch.empty(0, dtype=torch.int64, device=grad.device)
         return layout.host, [(none, grad.new_empty(0, slot.dim)) for slot in slots]
@@ -294,15 +277,10 @@ def sample_weights_grad(
             part, weight = found.part(layout.of_slot[slot]), weights[slot]
             if part.row.numel() == 0 or weight.shape[0] == 0:
                 continue
-            products = _products(grads, found.row_of_bag_grads(part), weight, part.where_used(part.row, 0))
+            row = part.where_used(part.row, 0)
+            products = row_products(grads, found.row_of_bag_grads(part), weight, row)
             if part.at is None:
                 out = torch.where(part.used, products.to(out.dtype), out)
             else:
                 out[part.at] = products.to(out.dtype)
     return out
-
-
-def _products(grads: Tensor, grad_row: Tensor, weight: Tensor, row: Tensor) -> Tensor:
-    """[n] float32: products of rows of two matrices."""
-    parts = zip(grad_row.split(_CHUNK), row.split(_CHUNK), strict=True)
-    return torch.cat([(grads[one].float() * weight[other].float()).sum(1) for one, other in parts])
