@@ -82,6 +82,18 @@ def test_half_precision(dtype):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
+def test_a_mean_of_more_lookups_than_float16_has():
+    problem = Problem([(5, 4, torch.float16)], [Feature(0, "mean", None)])
+    count = 70_000
+    given = torch.full((1, 4), 8.0, dtype=torch.float16), torch.ones(count, dtype=torch.int64)
+    offsets = torch.tensor([0, count])
+    for found in (
+        FusedLayout(problem.rows).sparse_grads(*given, offsets, None),
+        _fused_backward_cuda.sparse_grads(problem.rows, *given, offsets, None)[1],
+    ):
+        torch.testing.assert_close(found[0][1], torch.full((count, 4), 8 / count, dtype=torch.float16))
+
+
 BAD = {
     "negative": lambda i, o: i.__setitem__(3, -7),
     "beyond": lambda i, o: i.__setitem__(5, 2**40),

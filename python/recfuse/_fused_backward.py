@@ -241,7 +241,7 @@ class FusedLayout:
         divisors = None
         if any(feature.pooling == MEAN for feature in features):
             means = _integers([feature.pooling == MEAN for feature in features]).bool()
-            divisors = torch.where(means[:, None], sizes.clamp(min=1), 1).to(grad.dtype)
+            divisors = torch.where(means[:, None], sizes.clamp(min=1), 1)
         columns = _integers([feature.column for feature in features])
         return group_bag_grads(grad, columns, group.dim, divisors)
 
