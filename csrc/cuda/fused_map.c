@@ -6,7 +6,6 @@
  * bags of a feature cannot be cut so fine, its tasks take longer and come first.
  */
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,11 +18,19 @@ enum {
 
 static const double LONGER = 1.25; /* from bucket to bucket */
 
+/* What is expected of a feature's bags. */
+typedef struct estimate {
+    double mean; /* lookups of a bag */
+    double steps; /* that a block takes for the bags that it works on at once */
+    int32_t number; /* of its class; -1: no task of these works on it */
+} estimate;
+
 /* Tasks of equal work: those of a feature's slice, or of a tile. */
 typedef struct run {
     int32_t feature; /* or the number of a tile */
     int32_t schedule, slice, split;
     int32_t bags_each; /* a task */
+    int32_t count; /* of tasks, with others that share their bags counted once; 0: not cut yet */
     float work; /* of a task */
     int64_t next; /* of its bucket; -1: none */
 } run;
@@ -36,6 +43,7 @@ typedef struct builder {
     double target; /* work of a task */
     double *lookups; /* [n_features] */
     bool *staged; /* [n_features] */
+    estimate *estimates; /* [n_features] */
     run *runs;
     int64_t n_runs, most_runs;
     rf__fused_lane *lanes; /* [tiles][32] */
@@ -77,12 +85,6 @@ static rf_status count_lookups(builder *my) {
     return RF_OK;
 }
 
-static double mean_of(const builder *my, int64_t f) { return my->lookups[f] / (double)my->batch->bags; }
-
-static int32_t class_number(const builder *my, int64_t f) {
-    return my->features[f].class_of[rf__fused_bucket(mean_of(my, f))];
-}
-
 double rf__fused_in_flight(const rf__fused_class *made) {
     return (double)made->threads / made->lanes * (made->distance < 4 ? 4 : made->distance);
 }
@@ -93,33 +95,47 @@ double rf__fused_steps(const rf__fused_class *made, double mean) {
     return 1 + (batches > 1 ? batches : 1) / made->split;
 }
 
+/* Of those that are not staged. */
+static void estimate_all(builder *my) {
+    const double bags = (double)my->batch->bags;
+    for (int64_t f = 0; f < my->n_features; f++) {
+        estimate *one = &my->estimates[f];
+        one->mean = my->lookups[f] / bags;
+        one->number = my->staged[f] ? -1 : my->features[f].class_of[rf__fused_bucket(one->mean)];
+        one->steps = one->number < 0 ? 0 : rf__fused_steps(&my->classes->of[one->number], one->mean);
+    }
+}
+
 /* Of all bags of a feature. */
 static double work_of(const builder *my, int64_t f) {
-    const int32_t number = class_number(my, f);
-    if (number < 0) return 0;
-    const rf__fused_class *made = &my->classes->of[number];
+    const estimate *one = &my->estimates[f];
+    if (one->number < 0) return 0;
+    const rf__fused_class *made = &my->classes->of[one->number];
     const rf__fused_geometry *shape = &my->features[f].shape;
-    const double bags = (double)my->batch->bags, steps = rf__fused_steps(made, mean_of(my, f));
+    const double bags = (double)my->batch->bags;
     if (made->kind == RF__FUSED_COLUMNS)
-        return bags / RF__FUSED_TOGETHER * steps * shape->columns / RF__FUSED_TILE;
-    return bags / (RF__FUSED_BLOCK / made->threads) * steps * made->split * shape->slices;
+        return bags / RF__FUSED_TOGETHER * one->steps * shape->columns / RF__FUSED_TILE;
+    return bags / (RF__FUSED_BLOCK / made->threads) * one->steps * made->split * shape->slices;
+}
+
+/* Of numbers of bags, which are less than 2^31: several times as fast as with 64 bits. */
+static int32_t divide_up(int32_t value, int32_t by) {
+    return (int32_t)(((uint32_t)value + (uint32_t)by - 1) / (uint32_t)by);
 }
 
 /* Cuts the bags of a run into tasks of about the target; `together`: bags that a block works on at once. */
-static void run_add(builder *my, run one, double steps, int64_t together) {
-    const int64_t bags = my->batch->bags;
-    const double most = (double)((bags + together - 1) / together), work = steps * most;
-    double tasks = ceil(work / my->target);
-    if (tasks > most) tasks = most;
-    if (tasks < 1) tasks = 1;
-    int64_t each = (int64_t)ceil((double)bags / tasks);
-    each = (each + together - 1) / together * together;
-    if (each > bags) each = bags;
-    const int64_t count = (bags + each - 1) / each;
-    one.bags_each = (int32_t)each;
-    one.work = (float)(work / (double)count);
-    my->n_tasks += count * one.split;
-    my->runs[my->n_runs++] = one;
+static void run_cut(const builder *my, double steps, int32_t together, run *one) {
+    const int32_t bags = (int32_t)my->batch->bags, most = divide_up(bags, together);
+    const double work = steps * most, wanted = work / my->target;
+    int32_t tasks = most;
+    if (wanted < most) { /* rounded up, at least 1 */
+        tasks = (int32_t)wanted;
+        tasks += tasks < wanted || tasks == 0;
+    }
+    const int32_t each = divide_up(divide_up(bags, tasks), together) * together;
+    one->bags_each = each < bags ? each : bags;
+    one->count = divide_up(bags, one->bags_each);
+    one->work = (float)(work / one->count);
 }
 
 /* Places that the partial sums of a group of tasks take, which share `bags`. */
@@ -129,18 +145,18 @@ static int64_t places_of(const rf__fused_class *made, int64_t bags) {
     return (floats + FLOATS_A_PLACE - 1) / FLOATS_A_PLACE;
 }
 
-static void pool_add(builder *my, int64_t f, int32_t number) {
-    const rf__fused_class *made = &my->classes->of[number];
+static void pool_add(builder *my, int64_t f) {
+    const estimate *known = &my->estimates[f];
+    const rf__fused_class *made = &my->classes->of[known->number];
     const int32_t slices = my->features[f].shape.slices;
-    for (int32_t slice = 0; slice < slices; slice++) {
-        const run one = {.feature = (int32_t)f, .schedule = number, .slice = slice, .split = made->split};
-        run_add(my, one, rf__fused_steps(made, mean_of(my, f)), RF__FUSED_BLOCK / made->threads);
-        if (made->split == 1) continue;
-        const run *added = &my->runs[my->n_runs - 1];
-        const int64_t groups = (my->batch->bags + added->bags_each - 1) / added->bags_each;
-        my->n_groups += groups;
-        my->n_places += groups * places_of(made, added->bags_each);
-    }
+    run one = {.feature = (int32_t)f, .schedule = known->number, .split = made->split};
+    run_cut(my, known->steps, RF__FUSED_BLOCK / made->threads, &one);
+    for (one.slice = 0; one.slice < slices; one.slice++) my->runs[my->n_runs++] = one;
+    const int64_t groups = (int64_t)one.count * slices;
+    my->n_tasks += groups * one.split;
+    if (one.split == 1) return;
+    my->n_groups += groups;
+    my->n_places += groups * places_of(made, one.bags_each);
 }
 
 /* The tile of a class that has room, and its filled lanes. */
@@ -149,35 +165,33 @@ typedef struct open_tile {
     int32_t filled;
 } open_tile;
 
-static void columns_add(builder *my, int64_t f, open_tile *open, int32_t number) {
+static void tile_add(builder *my, open_tile *open, int32_t number) {
+    open->tile = my->n_tiles++;
+    open->filled = 0;
+    for (int32_t i = 0; i < RF__FUSED_TILE; i++)
+        my->lanes[open->tile * RF__FUSED_TILE + i] = (rf__fused_lane){-1, 0};
+    my->tile_mean[open->tile] = 0;
+    my->runs[my->n_runs++] = (run){.feature = (int32_t)open->tile, .schedule = number, .split = 1};
+}
+
+static void columns_add(builder *my, int64_t f, open_tile *open) {
+    const estimate *known = &my->estimates[f];
     const int32_t columns = my->features[f].shape.columns;
     for (int32_t column = 0; column < columns; column++) {
-        if (open->filled == 0 || open->filled == RF__FUSED_TILE) {
-            open->tile = my->n_tiles++;
-            open->filled = 0;
-            for (int32_t i = 0; i < RF__FUSED_TILE; i++)
-                my->lanes[open->tile * RF__FUSED_TILE + i] = (rf__fused_lane){-1, 0};
-            my->tile_mean[open->tile] = 0;
-            my->runs[my->n_runs++] =
-                (run){.feature = (int32_t)open->tile, .schedule = number, .split = 1, .bags_each = -1};
-        }
+        if (open->filled == 0 || open->filled == RF__FUSED_TILE) tile_add(my, open, known->number);
         my->lanes[open->tile * RF__FUSED_TILE + open->filled++] = (rf__fused_lane){(int32_t)f, column};
-        if (mean_of(my, f) > my->tile_mean[open->tile]) my->tile_mean[open->tile] = mean_of(my, f);
+        if (known->mean > my->tile_mean[open->tile]) my->tile_mean[open->tile] = known->mean;
     }
 }
 
 /* Tiles get their tasks once all of their lanes are known. */
 static void tiles_cut(builder *my) {
-    const int64_t count = my->n_runs;
-    my->n_runs = 0;
-    for (int64_t i = 0; i < count; i++) {
-        run one = my->runs[i];
-        if (one.bags_each < 0) {
-            run_add(my, one, rf__fused_steps(&my->classes->of[one.schedule], my->tile_mean[one.feature]),
-                    RF__FUSED_TOGETHER);
-        } else {
-            my->runs[my->n_runs++] = one;
-        }
+    for (int64_t i = 0; i < my->n_runs; i++) {
+        run *one = &my->runs[i];
+        if (one->count > 0) continue;
+        run_cut(my, rf__fused_steps(&my->classes->of[one->schedule], my->tile_mean[one->feature]),
+                RF__FUSED_TOGETHER, one);
+        my->n_tasks += one->count;
     }
 }
 
@@ -192,10 +206,10 @@ static uint32_t bucket_of(double work, double long_work) {
     return bucket;
 }
 
-/* Writes the tasks of all runs, those with most work first. */
-static void tasks_write(builder *my, rf__fused_mapping *mapping) {
-    int64_t first[BUCKETS], last[BUCKETS];
-    memset(first, -1, sizeof first);
+/* Runs of each bucket in a list, in their order: sets first [BUCKETS], -1 where there is none. */
+static void runs_sort(builder *my, int64_t *first) {
+    int64_t last[BUCKETS];
+    for (int32_t bucket = 0; bucket < BUCKETS; bucket++) first[bucket] = -1;
     for (int64_t i = 0; i < my->n_runs; i++) {
         const uint32_t bucket = bucket_of(my->runs[i].work, 1.5 * my->target);
         my->runs[i].next = -1;
@@ -206,28 +220,63 @@ static void tasks_write(builder *my, rf__fused_mapping *mapping) {
         }
         last[bucket] = i;
     }
-    rf__fused_task *to = (rf__fused_task *)(mapping + 1);
-    int32_t group = 0, place = 0;
-    for (int32_t bucket = BUCKETS - 1; bucket >= 0; bucket--) {
-        for (int64_t i = first[bucket]; i >= 0; i = my->runs[i].next) {
-            const run *one = &my->runs[i];
-            const rf__fused_class *made = &my->classes->of[one->schedule];
-            for (int64_t bag = 0; bag < my->batch->bags; bag += one->bags_each) {
-                const int64_t end = bag + one->bags_each;
-                for (int32_t part = 0; part < one->split; part++) {
-                    *to++ =
-                        (rf__fused_task){.feature = one->feature,
+}
+
+/* Where tasks are written to, and the number and the place of sums that the next group of them shares. */
+typedef struct writer {
+    rf__fused_task *to;
+    int32_t bags, group, place;
+} writer;
+
+/* Half a task, in one store: eight small ones a task took most of the time that a mapping takes. */
+typedef int32_t half __attribute__((vector_size(16)));
+_Static_assert(2 * sizeof(half) == sizeof(rf__fused_task), "two make a task");
+
+/* Tasks that have their bags for themselves. */
+static void tasks_write(writer *my, const run *one) {
+    half bags = {one->feature, 0, one->bags_each, one->schedule};
+    const half step = {0, one->bags_each, one->bags_each, 0},
+               rest = {one->slice, 1 << 16, my->group, my->place};
+    for (int32_t i = 0; i < one->count; i++) {
+        memcpy(my->to + i, &bags, sizeof bags);
+        memcpy((char *)(my->to + i) + sizeof bags, &rest, sizeof rest);
+        bags += step;
+    }
+    my->to += one->count;
+    my->to[-1].last_bag = my->bags;
+}
+
+/* Tasks of which each `split` share their bags. */
+static void groups_write(writer *my, const run *one, const rf__fused_class *made) {
+    for (int64_t bag = 0; bag < my->bags; bag += one->bags_each) {
+        const int64_t end = bag + one->bags_each;
+        for (int32_t part = 0; part < one->split; part++) {
+            *my->to++ = (rf__fused_task){.feature = one->feature,
                                          .first_bag = (int32_t)bag,
-                                         .last_bag = (int32_t)(end < my->batch->bags ? end : my->batch->bags),
+                                         .last_bag = (int32_t)(end < my->bags ? end : my->bags),
                                          .schedule = one->schedule,
                                          .slice = one->slice,
                                          .part = part | one->split << 16,
-                                         .group = group,
-                                         .place = place};
-                }
-                if (one->split == 1) continue;
-                group++;
-                place += (int32_t)places_of(made, one->bags_each);
+                                         .group = my->group,
+                                         .place = my->place};
+        }
+        my->group++;
+        my->place += (int32_t)places_of(made, one->bags_each);
+    }
+}
+
+/* Writes the tasks of all runs, those with most work first. */
+static void runs_write(builder *my, rf__fused_task *to) {
+    int64_t first[BUCKETS];
+    writer tasks = {.to = to, .bags = (int32_t)my->batch->bags};
+    runs_sort(my, first);
+    for (int32_t bucket = BUCKETS - 1; bucket >= 0; bucket--) {
+        for (int64_t i = first[bucket]; i >= 0; i = my->runs[i].next) {
+            const run *one = &my->runs[i];
+            if (one->split == 1) {
+                tasks_write(&tasks, one);
+            } else {
+                groups_write(&tasks, one, &my->classes->of[one->schedule]);
             }
         }
     }
@@ -261,11 +310,12 @@ static rf_status builder_new(builder *my) {
     my->most_runs = my->most_tiles + slices;
     my->lookups = malloc((size_t)(my->n_features + 1) * sizeof *my->lookups);
     my->staged = calloc((size_t)my->n_features + 1, sizeof *my->staged);
+    my->estimates = malloc((size_t)(my->n_features + 1) * sizeof *my->estimates);
     my->runs = malloc((size_t)(my->most_runs + 1) * sizeof *my->runs);
     my->lanes = malloc((size_t)my->most_tiles * RF__FUSED_TILE * sizeof *my->lanes);
     my->tile_mean = malloc((size_t)my->most_tiles * sizeof *my->tile_mean);
-    if (my->lookups != NULL && my->staged != NULL && my->runs != NULL && my->lanes != NULL &&
-        my->tile_mean != NULL)
+    if (my->lookups != NULL && my->staged != NULL && my->estimates != NULL && my->runs != NULL &&
+        my->lanes != NULL && my->tile_mean != NULL)
         return RF_OK;
     return rf__fail(RF_ERR_MEMORY, "no memory to map %" PRId64 " features to blocks", my->n_features);
 }
@@ -283,16 +333,17 @@ rf_status rf__fused_map(const rf__fused_feature *features, int64_t n_features,
     RF_TRY(builder_new(&my));
     RF_TRY(count_lookups(&my));
     n_staged = rf__fused_stage(features, n_features, batch, my.staged);
-    for (int64_t f = 0; f < n_features; f++) all += my.staged[f] ? 0 : work_of(&my, f);
+    estimate_all(&my);
+    for (int64_t f = 0; f < n_features; f++) all += work_of(&my, f);
     my.target = all / ((double)sms * blocks_per_sm * RF__FUSED_TURNS);
     if (my.target < RF__FUSED_LEAST_WORK) my.target = RF__FUSED_LEAST_WORK;
     for (int64_t f = 0; f < n_features; f++) {
-        const int32_t number = class_number(&my, f);
-        if (number < 0 || my.staged[f]) continue;
+        const int32_t number = my.estimates[f].number;
+        if (number < 0) continue;
         if (classes->of[number].kind == RF__FUSED_POOL) {
-            pool_add(&my, f, number);
+            pool_add(&my, f);
         } else {
-            columns_add(&my, f, &open[number], number);
+            columns_add(&my, f, &open[number]);
         }
     }
     tiles_cut(&my);
@@ -320,7 +371,7 @@ rf_status rf__fused_map(const rf__fused_feature *features, int64_t n_features,
                                     .bags = (int32_t)batch->bags,
                                     .n_features = (int32_t)n_features,
                                     .signature = rf__fused_signature(features, n_features, classes)};
-    tasks_write(&my, *mapping);
+    runs_write(&my, (rf__fused_task *)(*mapping + 1));
     memcpy(*mapping + 1 + my.n_tasks, my.lanes, (size_t)my.n_tiles * RF__FUSED_TILE * sizeof *my.lanes);
     if (list_rows > 0) memcpy(*mapping + *rows - list_rows, lists, (size_t)list_rows * sizeof *lists);
 out:
@@ -328,6 +379,7 @@ out:
     free(my.tile_mean);
     free(my.lanes);
     free(my.runs);
+    free(my.estimates);
     free(my.staged);
     free(my.lookups);
     return status;
