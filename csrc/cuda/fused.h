@@ -1,6 +1,6 @@
 /* The fused embedding bags on a GPU, in four steps: what features are (fused_feature.c), the schedules that a kernel
- * must have (fused_schedule.c), which block works on what (fused_map.c), and calls prepared and launched
- * (fused_call.c, fused_embedding_bag.c). */
+ * must have (fused_schedule.c), which block works on what (fused_describe.c, fused_map.c), and calls prepared and
+ * launched (fused_call.c, fused_embedding_bag.c). */
 #ifndef RECFUSE_CUDA_FUSED_H
 #define RECFUSE_CUDA_FUSED_H
 
@@ -166,7 +166,31 @@ rf_status rf__fused_kernel(const rf__cuda_device *device, const rf__fused_varian
 rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *variant,
                                    const rf__fused_classes *classes, rf_kernel_info *info);
 
-/* ---- fused_map.c */
+/* ---- fused_describe.c: what mappings need to know of features */
+
+typedef struct rf__fused_mappable {
+    const rf__fused_feature *features; /* [n_features] */
+    int64_t n_features;
+    const rf__fused_classes *classes;
+    int32_t signature; /* of these */
+} rf__fused_mappable;
+
+/* The same with all that it points to. */
+typedef struct rf__fused_described {
+    rf__fused_mappable what;
+    rf__fused_classes classes;
+    rf__fused_feature features[];
+} rf__fused_described;
+
+/* Checks features and describes them; to be freed with free(). `schedules` may be NULL. */
+rf_status rf__fused_describe(const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules,
+                             rf__fused_described **described);
+/* Of classes, and of which of them features have and how wide they are: two mappings of the same one fit each other's
+ * calls. */
+int32_t rf__fused_signature(const rf__fused_feature *features, int64_t n_features,
+                            const rf__fused_classes *classes);
+
+/* ---- fused_map.c, fused_map_write.c */
 
 /* Lookups of each feature in a batch: from offsets, or as expected where they are NULL. */
 typedef struct rf__fused_batch {
@@ -176,18 +200,25 @@ typedef struct rf__fused_batch {
     bool may_stage; /* the GPU can: compute capability 9.0 */
 } rf__fused_batch;
 
-/* Makes a mapping of *rows rows of 32 bytes, to be freed with free(). */
-rf_status rf__fused_map(const rf__fused_feature *features, int64_t n_features,
-                        const rf__fused_classes *classes, const rf__fused_batch *batch, int32_t sms,
+/* The work of a batch cut into tasks, whose mapping of *rows rows of 32 bytes is still to be written: where the memory
+ * for it comes from is up to the caller. `what` is needed until it is freed. */
+typedef struct rf__fused_cut rf__fused_cut;
+rf_status rf__fused_cut_new(const rf__fused_mappable *what, const rf__fused_batch *batch, int32_t sms,
+                            int32_t blocks_per_sm, rf__fused_cut **cut, int64_t *rows);
+void rf__fused_cut_write(rf__fused_cut *cut, rf__fused_mapping *mapping);
+void rf__fused_cut_free(rf__fused_cut *cut);
+/* All of it, to memory that is to be freed with free(). */
+rf_status rf__fused_map(const rf__fused_mappable *what, const rf__fused_batch *batch, int32_t sms,
                         int32_t blocks_per_sm, rf__fused_mapping **mapping, int64_t *rows);
-/* Of classes, and of which of them features have and how wide they are: two mappings of the same one fit each other's
- * calls. */
-int32_t rf__fused_signature(const rf__fused_feature *features, int64_t n_features,
-                            const rf__fused_classes *classes);
 /* Steps that a block takes for the bags that it works on at once, of `mean` lookups; and how many of those are
  * in flight, where it pools. kernels/fused_map.cu does the same. */
 double rf__fused_steps(const rf__fused_class *made, double mean);
 double rf__fused_in_flight(const rf__fused_class *made);
+
+/* ---- fused_embedding_bag.c */
+
+/* What no GPU does, however it is asked. */
+rf_status rf__fused_check_limits(const rf_fused_embedding_bag_params *params);
 
 /* ---- fused_staged.c: tables that are copied to shared memory */
 

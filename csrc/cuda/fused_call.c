@@ -220,6 +220,7 @@ static rf_status map_bags(rf__fused_call *call, int64_t bags, rf__fused_mapped *
     rf_status status = RF_OK;
     rf__fused_mapping *mapping = NULL;
     int64_t rows = 0;
+    const rf__fused_mappable what = {call->features, call->n_features, &call->classes, call->signature};
     const rf__fused_batch batch = {.bags = rounded(bags), .may_stage = call->device->cc_major >= 9};
     for (rf__fused_mapped *one = call->mapped; one != NULL; one = one->next) {
         if (one->bags == batch.bags) {
@@ -229,8 +230,7 @@ static rf_status map_bags(rf__fused_call *call, int64_t bags, rf__fused_mapped *
     }
     rf__fused_mapped *made = calloc(1, sizeof *made);
     if (made == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for a mapping");
-    RF_TRY(rf__fused_map(call->features, call->n_features, &call->classes, &batch, call->device->sms,
-                         RF__FUSED_BLOCKS, &mapping, &rows));
+    RF_TRY(rf__fused_map(&what, &batch, call->device->sms, RF__FUSED_BLOCKS, &mapping, &rows));
     RF_TRY(rf__cuda_upload(call->device, mapping, (size_t)rows * sizeof *mapping, &made->on_device));
     made->head = *mapping;
     made->staged = rf__fused_staged_of(mapping, rows);

@@ -15,7 +15,7 @@ typedef struct arguments {
     rf__cu_pointer features, tasks, n_tasks, lanes, partials, arrived, cycles, claimed, record;
 } arguments;
 
-static rf_status check_limits(const rf_fused_embedding_bag_params *params) {
+rf_status rf__fused_check_limits(const rf_fused_embedding_bag_params *params) {
     enum { MOST_COLUMNS = INT32_MAX / 4 };
     if (params->output_stride > MOST_COLUMNS) {
         return rf__fail(RF_ERR_UNSUPPORTED,
@@ -127,7 +127,7 @@ static rf_status begin(const rf_fused_embedding_bag_params *params, const rf_fus
     rf_status status = RF_OK;
     *call = NULL;
     RF_TRY(rf__check_fused_call(params));
-    RF_TRY(check_limits(params));
+    RF_TRY(rf__fused_check_limits(params));
     RF_TRY(check_plan(params, plan));
     RF_TRY(rf__cuda_device_get(stream->device, device));
     if (params->bags == 0 || params->output_dim == 0) return rf__check_fused_features(params);
@@ -178,23 +178,10 @@ rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *param
     return status;
 }
 
-/* What else a mapping is made for. */
-static rf_status check_sizes(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
-                             int32_t sms) {
-    if (params->bags <= 0 || sms <= 0) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.fused_embedding_bag: a mapping for %" PRId64
-                        " bags and %d SMs; both must be 1 or more",
-                        params->bags, (int)sms);
-    }
-    return check_plan(params, plan);
-}
-
 rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
                                      int32_t sms, bool stage, int32_t **mapping, int64_t *rows) {
     rf_status status = RF_OK;
-    rf__fused_classes *classes = NULL;
-    rf__fused_feature *features = NULL;
+    rf__fused_described *described = NULL;
     rf__fused_mapping *made = NULL;
     const rf__fused_batch batch = {.bags = params->bags,
                                    .offsets = params->offsets,
@@ -202,21 +189,12 @@ rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params
                                    .may_stage = stage};
     *mapping = NULL;
     RF_TRY(rf__check_fused_call(params));
-    RF_TRY(check_limits(params));
-    RF_TRY(rf__check_fused_features(params));
-    RF_TRY(check_sizes(params, plan, sms));
-    classes = calloc(1, sizeof *classes);
-    features = calloc((size_t)params->n_features + 1, sizeof *features);
-    if (classes == NULL || features == NULL) {
-        status = rf__fail(RF_ERR_MEMORY, "no memory to map %" PRId64 " features", params->n_features);
-        goto out;
-    }
-    RF_TRY(rf__fused_features(params, plan != NULL ? plan->schedules : NULL, 1, classes, features));
-    RF_TRY(rf__fused_map(features, params->n_features, classes, &batch, sms, RF__FUSED_BLOCKS, &made, rows));
+    RF_TRY(check_plan(params, plan));
+    RF_TRY(rf__fused_describe(params, plan != NULL ? plan->schedules : NULL, &described));
+    RF_TRY(rf__fused_map(&described->what, &batch, sms, RF__FUSED_BLOCKS, &made, rows));
     *mapping = (int32_t *)made;
 out:
-    free(features);
-    free(classes);
+    free(described);
     return status;
 }
 

@@ -97,12 +97,14 @@ static rf_status set_prepare(const rf__cuda_device *device, const rf__fused_meas
     rf__fused_ready *ready = &my->ready[set * work->n_batches + b];
     rf__fused_mapping *mapping = NULL;
     int64_t rows = 0;
+    const rf__fused_feature *features = my->features + set * n_features;
+    const rf__fused_mappable what = {features, n_features, &my->classes,
+                                     rf__fused_signature(features, n_features, &my->classes)};
     const rf__fused_batch batch = {.bags = work->batches[b].bags,
                                    .offsets = work->host_offsets[b],
                                    .offset_type = work->batches[b].offset_type};
     *ready = *common;
-    RF_TRY(rf__fused_map(my->features + set * n_features, n_features, &my->classes, &batch, device->sms,
-                         RF__FUSED_BLOCKS, &mapping, &rows));
+    RF_TRY(rf__fused_map(&what, &batch, device->sms, RF__FUSED_BLOCKS, &mapping, &rows));
     ready->mapping = *mapping;
     ready->workspace_bytes = rf__fused_workspace(mapping);
     RF_TRY(rf__cuda_upload(device, mapping, (size_t)rows * sizeof *mapping, &ready->mapping_on_device));

@@ -1,0 +1,50 @@
+/* The work of a batch, cut into tasks that are not written yet: between fused_map.c and fused_map_write.c. */
+#ifndef RECFUSE_CUDA_FUSED_CUT_H
+#define RECFUSE_CUDA_FUSED_CUT_H
+
+#include "cuda/fused.h"
+
+/* What is expected of a feature's bags. */
+typedef struct rf__fused_estimate {
+    double mean; /* lookups of a bag */
+    double steps; /* that a block takes for the bags that it works on at once */
+    int32_t number; /* of its class; -1: there is nothing to cut */
+} rf__fused_estimate;
+
+/* Tasks of equal work: those of a feature's slice, or of a tile. */
+typedef struct rf__fused_run {
+    int32_t feature; /* or the number of a tile */
+    int32_t schedule, slice, split;
+    int32_t bags_each; /* a task */
+    int32_t count; /* of tasks, or of groups of `split` that share their bags; 0: not cut yet */
+    float work; /* of a task */
+    int64_t next; /* of about as much work, while they are written; -1: none */
+} rf__fused_run;
+
+struct rf__fused_cut {
+    rf__fused_mappable what;
+    int32_t bags;
+    double target; /* work of a task */
+    double *lookups; /* [n_features] */
+    bool *staged; /* [n_features] */
+    rf__fused_estimate *estimates; /* [n_features] */
+    rf__fused_run *runs;
+    int64_t n_runs, most_runs;
+    rf__fused_lane *lanes; /* [tiles][32] */
+    double *tile_mean; /* of the longest bags in it */
+    int64_t n_tiles, most_tiles;
+    int64_t n_tasks, n_groups, n_places;
+    rf__fused_staged *lists; /* [list_rows], of staged tables */
+    int64_t list_rows;
+    int64_t rows; /* of the mapping */
+};
+
+/* Places that the partial sums of a group of tasks take, which share `bags`. */
+static inline int64_t rf__fused_places(const rf__fused_class *made, int64_t bags) {
+    enum { FLOATS_A_PLACE = RF__FUSED_PLACE_BYTES / 4 };
+    const int64_t elements = made->align / (made->dtype == RF_FLOAT32 ? 4 : 2);
+    const int64_t floats = (made->lanes * made->vectors * elements + 1) * bags * made->split;
+    return (floats + FLOATS_A_PLACE - 1) / FLOATS_A_PLACE;
+}
+
+#endif
