@@ -73,9 +73,8 @@ class Fused:
 
     def map(self, offsets: Tensor) -> Tensor:
         """This batch's work, shared out by the host."""
-        return torch.from_numpy(
-            _C.fused_embedding_bag_map(self.call(), offsets.numpy(), self.sets()[0], self.warps)
-        )
+        described = _C.fused_embedding_bag_describe(self.call(), self.sets()[0], self.warps)
+        return torch.from_numpy(_C.fused_embedding_bag_map(described, offsets.numpy()))
 
     def run(self, indices: Tensor, offsets: Tensor, factors: Tensor | None = None, **changes: Any) -> Tensor:
         """The operator on the device; tensors that are not there yet are moved."""

@@ -89,7 +89,8 @@ class Work:
     def map(self, offsets: np.ndarray | None = None) -> np.ndarray:
         """The mapping."""
         offsets = self.offsets if offsets is None else offsets
-        return _C.fused_embedding_bag_map(self.call, offsets, self.schedules, 0, self.sms)
+        described = _C.fused_embedding_bag_describe(self.call, self.schedules, 0)
+        return _C.fused_embedding_bag_map(described, offsets, self.sms)
 
     def is_columns(self, feature: int) -> bool:
         """Whether a feature's vectors are lanes of tiles."""
@@ -299,6 +300,37 @@ def test_lengths_choose_the_schedule(end: int) -> None:
         seen.append(tasks[0].schedule)
     assert seen[0] == seen[1]
     assert (seen[1] != seen[2]) or end >= BUCKET_ENDS[-2]  # the longest share one
+
+
+def test_memory_for_a_mapping_is_the_callers() -> None:
+    work = Work([Table(16)] * 3, lengths_of(3, 50, 5.0))
+    described = _C.fused_embedding_bag_describe(work.call, work.schedules, 0)
+    kept: list[np.ndarray] = []
+
+    def memory(rows: int) -> np.ndarray:
+        kept.append(np.full((rows, 8), -7, np.int32))
+        return kept[0]
+
+    got = _C.fused_embedding_bag_map(described, work.offsets, 132, True, memory)
+    assert got is kept[0] and (got == work.map()).all()
+    for wrong in (
+        lambda rows: np.zeros((rows - 1, 8), np.int32),
+        lambda rows: np.zeros((rows, 8), np.int64),
+        lambda rows: np.zeros((8, rows), np.int32).T,
+        lambda rows: bytearray(rows * 32),
+    ):
+        with pytest.raises(TypeError, match=r"memory must give an int32 array \[\d+, 8\]"):
+            _C.fused_embedding_bag_map(described, work.offsets, 132, True, wrong)
+    with pytest.raises(ValueError, match="PyCapsule"):
+        _C.fused_embedding_bag_map(work.call, work.offsets)
+
+
+def test_a_mapping_needs_bags_and_sms() -> None:
+    work = Work([Table(16)] * 2, np.ones((2, 4), np.int64))
+    with pytest.raises(ValueError, match="4 bags and 0 SMs"):
+        Work(work.tables, work.lengths, sms=0).map()
+    with pytest.raises(ValueError, match="0 bags and 132 SMs"):
+        work.map(np.zeros(1, np.int64))
 
 
 def test_offsets_that_decrease_are_refused() -> None:

@@ -48,12 +48,13 @@ def maps(monkeypatch):
     """The C library's part of `map`: a row a bag, and what it was asked."""
     seen = []
 
-    def fake(*arguments):
-        seen.append(arguments)
-        offsets = arguments[1]
-        return np.zeros((offsets.size - 1, 8), np.int32)
+    def fake(described, offsets, *more):
+        seen.append((*described, offsets, *more[:2]))
+        rows = np.zeros((offsets.size - 1, 8), np.int32)
+        return more[2](len(rows)) if more else rows
 
-    monkeypatch.setattr(_C, "fused_embedding_bag_map", fake, raising=False)
+    monkeypatch.setattr(_C, "fused_embedding_bag_describe", lambda *arguments: arguments)
+    monkeypatch.setattr(_C, "fused_embedding_bag_map", fake)
     return seen
 
 
@@ -194,7 +195,7 @@ def test_mapping(collection, calls, maps, dtype):
     indices, offsets = lookups_of(collection)
     mapping = collection.map(offsets.numpy().astype(dtype))
     assert isinstance(mapping, Mapping) and (mapping.bags, mapping.tensor.shape[1]) == (6, 8)
-    (buffers, features, code, stride), given, schedules, warps = maps[0]
+    (buffers, features, code, stride), schedules, warps, given = maps[0]
     assert buffers == [(one.data_ptr(), one.numel(), 0) for one in collection._packed.buffers]
     assert np.array_equal(features, collection._packed.features.numpy()) and (code, stride) == (0, 40)
     assert given.dtype == dtype and given.tolist() == offsets.tolist() and warps == 0
@@ -209,6 +210,49 @@ def test_mapping(collection, calls, maps, dtype):
         assert (used is mapping.schedules) and warps == 0 and torch.equal(tensor, mapping.tensor)
     again = collection.map(offsets)
     assert again.warps == 24 and torch.equal(again.schedules, rows_of(1))
+
+
+def test_features_are_described_again_where_they_changed(collection, monkeypatch):
+    described = []
+    real = _C.fused_embedding_bag_describe
+
+    def describe(call, schedules, warps):
+        described.append((call[0][0][0], warps))
+        return real(call, schedules, warps)
+
+    monkeypatch.setattr(_C, "fused_embedding_bag_describe", describe)
+    offsets = lookups_of(collection)[1]
+    mapping = collection.map(offsets)
+    assert torch.equal(collection.map(offsets).tensor, mapping.tensor) and len(described) == 1
+    collection.set_plan(torch.tensor([[2, 0, 0, 0, 0, 32]] * FEATURES), 24)
+    assert not torch.equal(collection.map(offsets).tensor, mapping.tensor)
+    collection.share_memory()  # moves the buffers
+    collection.map(offsets)
+    collection.map(offsets.numpy())
+    assert [warps for _, warps in described] == [0, 24, 24]
+    assert described[2][0] == collection._packed.buffers[0].data_ptr() != described[1][0]
+    assert torch.equal(copy.deepcopy(collection).map(offsets).tensor, collection.map(offsets).tensor)
+
+
+def test_a_mapping_is_written_to_page_locked_memory(collection, maps, monkeypatch):
+    class Properties:
+        multi_processor_count = 16
+
+    asked = []
+
+    def empty(*shape, pin_memory, **options):
+        asked.append((shape, pin_memory))
+        return real(*shape, **options)
+
+    real = torch.empty
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr(torch, "empty", empty)
+    collection._packed._device = torch.device("cuda", 0)
+    offsets = lookups_of(collection)[1]
+    mapping = collection.map(offsets)
+    assert asked == [((offsets.numel() - 1, 8), True)] and maps[0][-2:] == (16, True)
+    assert mapping.tensor.shape == (offsets.numel() - 1, 8) and mapping.tensor.dtype == torch.int32
 
 
 def test_a_mapping_of_something_else_is_refused(collection, maps):

@@ -57,11 +57,14 @@
       "sample_weights, "                                                                                     \
       "output)], pooling: int, padding_idx: int, check: bool, schedules: list[str], rounds: int, pinned: "   \
       "(rows, count, index_type = int64) | None) -> float64 [schedules, rounds], seconds a batch")           \
+    X(fused_embedding_bag_describe,                                                                          \
+      "fused_embedding_bag_describe(call, schedules: int32 [features, 6], warps: int) -> what "              \
+      "fused_embedding_bag_map wants; call: (buffers: list[(address, numel, dtype)], features: int64 "       \
+      "[features, 7], output_dtype: int, output_stride: int)")                                               \
     X(fused_embedding_bag_map,                                                                               \
-      "fused_embedding_bag_map(call, offsets: int32 or int64 [features * bags + 1], schedules: int32 "       \
-      "[features, 6], warps: int, sms: int = 132, stage: bool = True) -> int32 [rows, 8]; call: (buffers: "  \
-      "list[(address, "                                                                                      \
-      "numel, dtype)], features: int64 [features, 7], output_dtype: int, output_stride: int)")               \
+      "fused_embedding_bag_map(described, offsets: int32 or int64 [features * bags + 1], sms: int = 132, "   \
+      "stage: bool = True, memory: makes the array that is written to, from its rows = None) -> int32 "      \
+      "[rows, 8]")                                                                                           \
     X(fused_embedding_bag_candidates,                                                                        \
       "fused_embedding_bag_candidates(call, feature: int) -> list of tuples of 6 ints: schedules worth a "   \
       "try for a feature")                                                                                   \

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from recfuse import _C
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.nn.tuning import FIELDS, Tuning
+
+MAPPING_FIELDS = 8
+"""Columns of a mapping."""
 
 
 @dataclass(frozen=True)
@@ -25,3 +37,98 @@ class Mapping:
     def pin_memory(self) -> Mapping:
         """The same, page-locked: torch's DataLoader calls it where it pins memory."""
         return self if self.tensor.is_pinned() else replace(self, tensor=self.tensor.pin_memory())
+
+
+class _Described(NamedTuple):
+    """Features as the C library maps them, and what it was told of them."""
+
+    buffers: list[tuple[int, int, int]]
+    features: Tensor
+    schedules: Tensor
+    warps: int
+    known: Any
+
+    def is_for(
+        self, buffers: list[tuple[int, int, int]], features: Tensor, schedules: Tensor, warps: int
+    ) -> bool:
+        """Whether they are the same; tensors are replaced where they change, never written to."""
+        return (
+            self.features is features
+            and self.schedules is schedules
+            and self.warps == warps
+            and self.buffers == buffers
+        )
+
+
+class Mapper:
+    """Makes the mappings of one module. Its tables and schedules are looked at once, not for each batch."""
+
+    def __init__(self) -> None:
+        """Of no tables yet."""
+        self._described: _Described | None = None
+
+    def map(
+        self,
+        tuning: Tuning,
+        call: tuple[Any, ...],
+        features: Tensor,
+        offsets: Any,
+        device: torch.device | None,
+    ) -> Mapping:
+        """As :meth:`PackedModule.map`; ``call`` is what the C library wants to know of the tables, ``device``
+        the GPU that has them.
+        """
+        batch = _checked(offsets, tuning.features)
+        if tuning.schedules is None:
+            tuning.learn(torch.from_numpy(batch))
+        schedules, warps = tuning.schedules, tuning.warps
+        if schedules is None:
+            schedules = torch.zeros(tuning.features, FIELDS, dtype=torch.int32, device="cpu")
+        bags = (batch.size - 1) // max(tuning.features, 1)
+        if not bags:
+            work = torch.zeros(0, MAPPING_FIELDS, dtype=torch.int32, device="cpu")
+            return Mapping(work, bags, features, schedules, warps)
+        known = self._describe(call, features, schedules, warps)
+        if device is None or not torch.cuda.is_initialized():  # or in a process of a loader
+            work = torch.from_numpy(_C.fused_embedding_bag_map(known, batch))
+        else:
+            sms = torch.cuda.get_device_properties(device).multi_processor_count
+            work = _pinned(lambda memory: _C.fused_embedding_bag_map(known, batch, sms, True, memory))
+        return Mapping(work, bags, features, schedules, warps)
+
+    def _describe(self, call: tuple[Any, ...], features: Tensor, schedules: Tensor, warps: int) -> Any:
+        described = self._described  # other threads may replace it
+        if described is None or not described.is_for(call[0], features, schedules, warps):
+            known = _C.fused_embedding_bag_describe(call, schedules.numpy(), warps)
+            described = self._described = _Described(call[0], features, schedules, warps, known)
+        return described.known
+
+
+def _checked(offsets: Any, features: int) -> NDArray[np.integer]:
+    if isinstance(offsets, Tensor):
+        if offsets.device.type != "cpu":
+            raise ArgumentValueError(
+                f"recfuse: offsets is on {offsets.device}, must be on the CPU: the host reads them"
+            )
+        offsets = offsets.detach().numpy()
+    if not isinstance(offsets, np.ndarray) or offsets.dtype not in (np.int32, np.int64):
+        found = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
+        raise ArgumentTypeError(f"recfuse: offsets is {found}, must be an int32 or int64 array or tensor")
+    if offsets.ndim != 1 or offsets.size == 0 or (offsets.size - 1) % max(features, 1):
+        raise ArgumentValueError(
+            f"recfuse: offsets has shape {list(offsets.shape)}, must have features * bags + 1 elements "
+            f"with {features} features"
+        )
+    return np.ascontiguousarray(offsets)
+
+
+def _pinned(write: Callable[[Callable[[int], NDArray[np.int32]]], object]) -> Tensor:
+    """What is written to page-locked memory, with no copy."""
+    made: list[Tensor] = []
+
+    def memory(rows: int) -> NDArray[np.int32]:
+        made.append(torch.empty(rows, MAPPING_FIELDS, dtype=torch.int32, device="cpu", pin_memory=True))
+        return made[0].numpy()
+
+    write(memory)
+    return made[0]

@@ -15,7 +15,7 @@ from recfuse._backward import POOLING
 from recfuse._fused_autograd import DTYPES, fused_dtype
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn import packing
-from recfuse.nn.mapping import Mapping
+from recfuse.nn.mapping import Mapper, Mapping
 from recfuse.nn.tuning import Tuning
 from recfuse.nn.watched import latest_change, watched
 from recfuse.ops import HAS_CUDA_KERNELS, WEIGHT_DTYPES, call
@@ -61,6 +61,7 @@ class PackedTables:
         self.sparse = bool(self.tables) and self.tables[0].sparse
         self.any_max = any(table.mode == "max" for table in self.tables)
         self.tuning = Tuning(len(self.dims)) if tuning is None else tuning
+        self._mapper = Mapper()
         self._warned = False
         self.pack()
 
@@ -247,7 +248,7 @@ class PackedTables:
 
     def map(self, offsets: Any) -> Mapping:
         """See :meth:`PackedModule.map`."""
-        return self.tuning.map(self._call(), self.features, offsets, self._device)
+        return self._mapper.map(self.tuning, self._call(), self.features, offsets, self._device)
 
     def set_plan(self, schedules: Any, warps: int = 0) -> None:
         """See :meth:`PackedModule.set_plan`."""

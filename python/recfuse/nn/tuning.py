@@ -10,15 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recfuse import _C
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.nn.mapping import Mapping
 from recfuse.ops import INTEGER_DTYPES
 
 FIELDS = 6
 """Columns of ``schedules``; the last one is the expected lookups of a bag, in sixteenths."""
-MAPPING_FIELDS = 8
-"""Columns of a mapping."""
 _PARTS = 16  # of a lookup
 _MOST = torch.iinfo(torch.int32).max
 
@@ -136,43 +132,6 @@ class Tuning:
                 "+ 1 elements that rise from 0"
             )
         self._expect(self.schedules, lengths.expected())
-
-    def map(
-        self, call: tuple[Any, ...], features: Tensor, offsets: Any, device: torch.device | None
-    ) -> Mapping:
-        """As :meth:`PackedModule.map`; ``call`` is what the C library wants to know of the tables, ``device``
-        the GPU that has them.
-        """
-        if isinstance(offsets, Tensor):
-            if offsets.device.type != "cpu":
-                raise ArgumentValueError(
-                    f"recfuse: offsets is on {offsets.device}, must be on the CPU: the host reads them"
-                )
-            offsets = offsets.detach().numpy()
-        if not isinstance(offsets, np.ndarray) or offsets.dtype not in (np.int32, np.int64):
-            found = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
-            raise ArgumentTypeError(f"recfuse: offsets is {found}, must be an int32 or int64 array or tensor")
-        if offsets.ndim != 1 or offsets.size == 0 or (offsets.size - 1) % max(self.features, 1):
-            raise ArgumentValueError(
-                f"recfuse: offsets has shape {list(offsets.shape)}, must have features * bags + 1 elements "
-                f"with {self.features} features"
-            )
-        offsets = np.ascontiguousarray(offsets)
-        if self.schedules is None:
-            self.learn(torch.from_numpy(offsets))
-        schedules, warps = self.schedules, self.warps
-        if schedules is None:
-            schedules = torch.zeros(self.features, FIELDS, dtype=torch.int32, device="cpu")
-        bags = (offsets.size - 1) // max(self.features, 1)
-        arguments = call, offsets, schedules.numpy(), warps
-        if device is not None and torch.cuda.is_initialized():  # else in a process of a loader
-            sms = torch.cuda.get_device_properties(device).multi_processor_count
-            arguments = *arguments, sms
-        rows = _C.fused_embedding_bag_map(*arguments) if bags else np.zeros((0, MAPPING_FIELDS), np.int32)
-        work = torch.from_numpy(rows)
-        if len(arguments) > 4:
-            work = work.pin_memory()
-        return Mapping(work, bags, features, schedules, warps)
 
 
 def _parsed(schedules: Any) -> list[list[int]]:

@@ -1,0 +1,112 @@
+/* Reads a fused call, as Python describes it. */
+#include "fused_call.h"
+
+#include <stdlib.h>
+
+#include "validate.h"
+
+void rf__py_call_free(rf__py_fused_call *call) {
+    Py_XDECREF(call->features);
+    free(call->buffers);
+}
+
+static int buffers_read(PyObject *list, rf__py_fused_call *call) {
+    const Py_ssize_t count = PyList_Size(list);
+    if (count < 0) return -1;
+    call->buffers = calloc((size_t)count + 1, sizeof *call->buffers);
+    if (call->buffers == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        unsigned long long data;
+        long long numel;
+        int dtype;
+        PyObject *one = PyList_GetItem(list, i);
+        if (!PyTuple_Check(one)) {
+            PyErr_SetString(PyExc_TypeError, "call: a buffer must be a tuple (address, numel, dtype)");
+            return -1;
+        }
+        if (!PyArg_ParseTuple(one, "KLi:call", &data, &numel, &dtype)) return -1;
+        if (dtype < RF_FLOAT32 || dtype > RF_BFLOAT16) {
+            PyErr_Format(PyExc_ValueError, "call: unknown dtype %d", dtype);
+            return -1;
+        }
+        call->buffers[i].data = rf__py_pointer(data);
+        call->buffers[i].numel = numel;
+        call->buffers[i].dtype = (rf_dtype)dtype;
+    }
+    call->params.buffers = call->buffers;
+    call->params.n_buffers = count;
+    return 0;
+}
+
+int rf__py_call_read(PyObject *object, const char *function, rf__py_fused_call *call) {
+    enum { FIELDS = sizeof(rf_feature) / sizeof(int64_t) };
+    PyObject *buffers, *features;
+    long long output_stride;
+    int output_dtype;
+    if (!PyTuple_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "%s: call must be a tuple", function);
+        return -1;
+    }
+    if (!PyArg_ParseTuple(object, "O!OiL:call", &PyList_Type, &buffers, &features, &output_dtype,
+                          &output_stride))
+        return -1;
+    if (buffers_read(buffers, call) != 0) return -1;
+    call->features = rf__py_array(features, NPY_INT64, 2, function, "features");
+    if (call->features == NULL) return -1;
+    if (PyArray_DIM(call->features, 1) != FIELDS || output_dtype < RF_FLOAT32 || output_dtype > RF_BFLOAT16) {
+        PyErr_Format(PyExc_ValueError, "%s: features must have %d columns, and output_dtype be 0 to 2",
+                     function, FIELDS);
+        return -1;
+    }
+    call->params.features = PyArray_DATA(call->features);
+    call->params.n_features = PyArray_DIM(call->features, 0);
+    call->params.output_dtype = (rf_dtype)output_dtype;
+    call->params.output_stride = output_stride;
+    static _Alignas(16) char aligned[16]; /* never touched: stands for an output where there is none yet */
+    call->params.output = aligned;
+    call->params.output_dim = 0;
+    for (int64_t f = 0; f < call->params.n_features; f++) {
+        if (call->params.features[f].buffer < 0 ||
+            call->params.features[f].buffer >= call->params.n_buffers) {
+            PyErr_Format(PyExc_ValueError, "%s: a feature is in a buffer that is not there", function);
+            return -1;
+        }
+        if (__builtin_add_overflow(call->params.output_dim, call->params.features[f].dim,
+                                   &call->params.output_dim)) {
+            PyErr_Format(PyExc_ValueError, "%s: the sum of all dims does not fit int64", function);
+            return -1;
+        }
+    }
+    call->params.check_bounds = true;
+    call->params.prefetch_distance = -1;
+    return 0;
+}
+
+PyArrayObject *rf__py_schedules(PyObject *object, int dimensions, const rf__py_fused_call *call,
+                                const char *function) {
+    enum { FIELDS = sizeof(rf_fused_schedule) / sizeof(int32_t) };
+    PyArrayObject *array = rf__py_array(object, NPY_INT32, dimensions, function, "schedules");
+    if (array == NULL) return NULL;
+    if (PyArray_DIM(array, dimensions - 1) != FIELDS ||
+        PyArray_DIM(array, dimensions - 2) != call->params.n_features) {
+        PyErr_Format(PyExc_ValueError, "%s: schedules must be [..., %lld, %d], a row a feature", function,
+                     (long long)call->params.n_features, FIELDS);
+        Py_DECREF(array);
+        return NULL;
+    }
+    return array;
+}
+
+rf_status rf__py_call_check(const rf_fused_embedding_bag_params *params, int32_t warps) {
+    rf_fused_embedding_bag_params call = *params;
+    rf_status status = RF_OK;
+    call.offsets = params->output;
+    RF_TRY(rf__check_fused_call(&call));
+    RF_TRY(rf__check_fused_features(&call));
+    RF_TRY(rf__check_fused_warps(warps));
+out:
+    return status;
+}
