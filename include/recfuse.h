@@ -243,7 +243,8 @@ typedef enum rf_fused_kind {
 typedef struct rf_fused_schedule {
     int32_t kind; /* rf_fused_kind: groups of threads a bag; lanes over output columns, for short bags; tables
                        * staged in shared memory */
-    int32_t threads; /* pool: that share a bag, a power of two, from those that a row takes to 64 */
+    int32_t
+        threads; /* that share a bag, a power of two; pool: from those that a row takes to 64; staged: 2 ... 32 */
     int32_t distance; /* pool: rows in flight a thread: 1, 2, 4, 8 or 16 */
     int32_t station; /* pool: rf_station, where they wait */
     int32_t split; /* pool: blocks that share a bag, 1 ... 64 */
@@ -277,7 +278,7 @@ RF_API rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params
 /* Which block works on what, for a batch whose offsets are on the host: of `params` the features, buffers (not their
  * data), sizes and output are looked at, and offsets, which must be host memory. Heavy tasks come first. *mapping
  * [*rows, 8] is the caller's, to be freed with rf_fused_mapping_free. Needs no GPU: `sms` is the number of its
- * SMs, `stage` whether it can stage tables (compute capability 9.0). RF_ERR_VALUE: offsets that decrease. */
+ * SMs, `stage` whether it can stage tables (compute capability 9.0 and 10.0). RF_ERR_VALUE: offsets that decrease. */
 RF_API rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params,
                                             const rf_fused_plan *plan, int32_t sms, bool stage,
                                             int32_t **mapping, int64_t *rows);

@@ -38,6 +38,8 @@ def problems() -> Iterator[tuple[Copied, bool]]:
             tables = [Feature(n, ("sum", "mean")[n % 2], 1 if n == 2 else None) for n in range(3)]
             few = Problem([(7, dim, dtype) for dim in DIMS[:3]], tables)
             yield Copied(few, [[*kind, 40]] * 3), False
+        narrow = Problem([(8 * n, dim, dtype) for n, dim in ((1, 8), (9, 4), (500, 8))], lead=32, gap=32)
+        yield Copied(narrow, [[3, 0, 0, 0, 0, 40]] * 3), False
         yield Copied(Problem(specs), rows[: len(specs)]), True
 
 
@@ -63,7 +65,10 @@ def main() -> int:
                     print(f"problem {number}: {error}", file=sys.stderr)
     given = bags_of([[3, 2]] * len(rows), rows)
     columns = Copied(one.problem, [[2, 0, 0, 0, 0, 40]] * len(rows))
-    for victim in (one, columns):
+    staged = Copied(
+        Problem([(8, 8, torch.float32)] * len(rows), lead=32, gap=32), [[3, 0, 0, 0, 0, 40]] * len(rows)
+    )
+    for victim in (one, columns, staged):
         for bad in ((given[0] + 50, given[1]), (given[0], given[1] - 1), (given[0], given[1] * 3)):
             for mapping in (None, victim.map(given[1])):
                 victim.run(*bad, mapping=mapping)

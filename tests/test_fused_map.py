@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recfuse import _C
+from recfuse import _C, workloads
 
 BLOCK, TILE, TURNS, TOGETHER = 64, 32, 12, 8
 BUCKET_ENDS = (2, 6, 12, 24, 48, 96, 192)
@@ -338,3 +338,69 @@ def test_offsets_that_decrease_are_refused() -> None:
     work.offsets[4] = 9
     with pytest.raises(ValueError, match="less than 9 where feature 1 begins"):
         work.map()
+
+
+def lists_of(rows: np.ndarray) -> list[list[Task]]:
+    """The tasks of staged tables, by list."""
+    behind = 1 + int(rows[0, 1]) + int(rows[0, 2]) * 8
+    if len(rows) == behind:
+        return []
+    depth, lists = (int(field) for field in rows[behind, :2])
+    tasks = rows[behind + 1 :].reshape(depth, lists, 8)
+    assert (tasks[-1, :, 0] == -1).all()
+    return [
+        [Task(*(int(field) for field in row)) for row in tasks[:, one] if row[0] >= 0] for one in range(lists)
+    ]
+
+
+def model_map(name: str, bags: int, stage: bool = True, kind: int = 0, sms: int = 132) -> Any:
+    """A mapping for a batch of a model, with what each feature has to be expected."""
+    model = workloads.model(name)
+    batch = model.batch(bags, seed=2)
+    rows = np.zeros((model.features, 7), np.int64)
+    sizes = np.array([-(-count * dim // 64) * 64 for count, dim in zip(model.rows, model.dims, strict=True)])
+    rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 5] = np.cumsum(sizes) - sizes, model.rows, model.dims, -1
+    rows[:, 6] = np.cumsum(model.dims) - model.dims
+    call = [(ADDRESS, int(sizes.sum()), 0)], rows, 0, int(rows[:, 3].sum())
+    schedules = np.zeros((model.features, 6), np.int32)
+    schedules[:: 500 // 2, 0] = kind
+    described = _C.fused_embedding_bag_describe(call, schedules, 0)
+    mapping = _C.fused_embedding_bag_map(described, batch.offsets.astype(np.int64), sms, stage)
+    return mapping, np.diff(batch.offsets[::bags]), np.array(model.rows)
+
+
+@pytest.mark.parametrize("bags", (512, 2560))
+def test_tables_are_staged_where_a_batch_reads_their_rows_often(bags: int) -> None:
+    mapping, lookups, rows = model_map("D", bags)
+    lists = lists_of(mapping)
+    found = Counter((task.feature, bag) for own in lists for task in own for bag in range(*task[1:3]))
+    often = np.flatnonzero(lookups >= rows)
+    assert len(lists) == 132 and len(often) >= 350
+    assert found == Counter((int(f), bag) for f in often for bag in range(bags))
+    assert max(task.last_bag - task.first_bag for own in lists for task in own) <= 512
+    tasks, lanes = parts(mapping)
+    tiled = set(lanes[:, :, 0].reshape(-1).tolist())
+    others = set(np.flatnonzero(lookups).tolist()) - set(often.tolist())
+    assert others - tiled <= {task.feature for task in tasks} and not tiled & set(often.tolist())
+    work = [sum(int(lookups[task.feature]) for task in own) for own in lists]
+    assert max(work) < 1.5 * sum(work) / len(work)
+
+
+@pytest.mark.parametrize(
+    ("name", "bags", "stage", "sms"),
+    (
+        ("D", 512, False, 132),
+        ("D", 64, True, 132),
+        ("A", 512, True, 132),
+        ("E", 512, True, 132),
+        ("D", 512, True, 400),
+    ),
+)
+def test_tables_are_not_staged_where_it_does_not_pay(name: str, bags: int, stage: bool, sms: int) -> None:
+    """The GPU cannot; few lookups; wide rows have much of the work; fewer tables than SMs twice."""
+    assert lists_of(model_map(name, bags, stage, sms=sms)[0]) == []
+
+
+def test_a_schedule_stages_whatever_the_batch() -> None:
+    lists = lists_of(model_map("D", 64, kind=3)[0])
+    assert sorted(task.feature for own in lists for task in own) == [0, 250, 500, 750]

@@ -51,7 +51,7 @@ def maps(monkeypatch):
     def fake(described, offsets, *more):
         seen.append((*described, offsets, *more[:2]))
         rows = np.zeros((offsets.size - 1, 8), np.int32)
-        return more[2](len(rows)) if more else rows
+        return more[2](len(rows)) if len(more) > 2 else rows
 
     monkeypatch.setattr(_C, "fused_embedding_bag_describe", lambda *arguments: arguments)
     monkeypatch.setattr(_C, "fused_embedding_bag_map", fake)
@@ -195,10 +195,11 @@ def test_mapping(collection, calls, maps, dtype):
     indices, offsets = lookups_of(collection)
     mapping = collection.map(offsets.numpy().astype(dtype))
     assert isinstance(mapping, Mapping) and (mapping.bags, mapping.tensor.shape[1]) == (6, 8)
-    (buffers, features, code, stride), schedules, warps, given = maps[0]
+    (buffers, features, code, stride), schedules, warps, given, *gpu = maps[0]
     assert buffers == [(one.data_ptr(), one.numel(), 0) for one in collection._packed.buffers]
     assert np.array_equal(features, collection._packed.features.numpy()) and (code, stride) == (0, 40)
     assert given.dtype == dtype and given.tolist() == offsets.tolist() and warps == 0
+    assert gpu == [132, False]  # of a GPU that is not known
     assert schedules[:, 5].tolist() == expected_of(offsets)  # learned on the way
     assert torch.equal(collection.map(offsets).tensor, mapping.tensor)
     collection.set_plan(rows_of(1), 24)
@@ -236,7 +237,7 @@ def test_features_are_described_again_where_they_changed(collection, monkeypatch
 
 def test_a_mapping_is_written_to_page_locked_memory(collection, maps, monkeypatch):
     class Properties:
-        multi_processor_count = 16
+        multi_processor_count, major = 16, 9
 
     asked = []
 
@@ -249,6 +250,7 @@ def test_a_mapping_is_written_to_page_locked_memory(collection, maps, monkeypatc
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     monkeypatch.setattr(torch, "empty", empty)
     collection._packed._device = torch.device("cuda", 0)
+    collection._packed._mapper.use(collection._packed._device)
     offsets = lookups_of(collection)[1]
     mapping = collection.map(offsets)
     assert asked == [((offsets.numel() - 1, 8), True)] and maps[0][-2:] == (16, True)

@@ -54,12 +54,19 @@ typedef struct rf__fused_classes {
     uint64_t code[RF__FUSED_MOST_CLASSES]; /* all fields of each in one number, to find it by */
 } rf__fused_classes;
 
+/* Whether a feature's table is staged, where the GPU can: never, where a batch makes it pay, or as its schedule says. */
+typedef enum rf__fused_staging {
+    RF__STAGE_NEVER,
+    RF__STAGE_WHERE_IT_PAYS,
+    RF__STAGE_ALWAYS
+} rf__fused_staging;
+
 /* One feature as the mapping sees it. */
 typedef struct rf__fused_feature {
     rf__fused_geometry shape;
     int32_t class_of[RF__FUSED_BUCKETS]; /* the number of its class, by mean bag length; -1: nothing to do */
     int32_t staged_of[RF__FUSED_BUCKETS]; /* the same where its table is staged; -1: it cannot be */
-    bool staged; /* its schedule says so */
+    rf__fused_staging staging;
     int64_t rows, table_bytes;
     int32_t expected; /* as in rf_fused_schedule */
 } rf__fused_feature;
@@ -197,7 +204,7 @@ typedef struct rf__fused_batch {
     int64_t bags;
     const void *offsets; /* on the host, may be NULL */
     rf_int_type offset_type;
-    bool may_stage; /* the GPU can: compute capability 9.0 */
+    bool may_stage; /* the GPU can: rf__fused_can_stage */
 } rf__fused_batch;
 
 /* The work of a batch cut into tasks, whose mapping of *rows rows of 32 bytes is still to be written: where the memory
@@ -224,9 +231,11 @@ rf_status rf__fused_check_limits(const rf_fused_embedding_bag_params *params);
 
 /* Whether a feature's table can be staged. `weight`: its address. */
 bool rf__fused_stageable(const rf__fused_geometry *shape, uint64_t weight, int64_t rows);
-/* Which features are staged: sets staged [n_features]; how many they are. */
-int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, const rf__fused_batch *batch,
-                        bool *staged);
+/* Whether a GPU can stage tables for a call of so many lookups. */
+bool rf__fused_can_stage(const rf__cuda_device *device, int64_t lookups);
+/* Which features are staged, by their lookups in a batch: sets staged [n_features]; how many they are. */
+int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, const double *lookups,
+                        const rf__fused_batch *batch, int32_t sms, bool *staged);
 /* Lists of staged features, one for each SM, about equally long: *rows [1 + depth * lists], to be freed with
  * free(). */
 rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_features, const double *lookups,

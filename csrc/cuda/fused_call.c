@@ -216,14 +216,14 @@ static int64_t rounded(int64_t bags) {
 }
 
 /* Under the lock. */
-static rf_status map_bags(rf__fused_call *call, int64_t bags, rf__fused_mapped **mapped) {
+static rf_status map_bags(rf__fused_call *call, int64_t bags, bool may_stage, rf__fused_mapped **mapped) {
     rf_status status = RF_OK;
     rf__fused_mapping *mapping = NULL;
     int64_t rows = 0;
     const rf__fused_mappable what = {call->features, call->n_features, &call->classes, call->signature};
-    const rf__fused_batch batch = {.bags = rounded(bags), .may_stage = call->device->cc_major >= 9};
+    const rf__fused_batch batch = {.bags = rounded(bags), .may_stage = may_stage};
     for (rf__fused_mapped *one = call->mapped; one != NULL; one = one->next) {
-        if (one->bags == batch.bags) {
+        if (one->bags == batch.bags && one->may_stage == may_stage) {
             *mapped = one;
             return RF_OK;
         }
@@ -235,6 +235,7 @@ static rf_status map_bags(rf__fused_call *call, int64_t bags, rf__fused_mapped *
     made->head = *mapping;
     made->staged = rf__fused_staged_of(mapping, rows);
     made->bags = batch.bags;
+    made->may_stage = may_stage;
     made->next = call->mapped;
     call->mapped = made;
     *mapped = made;
@@ -276,18 +277,19 @@ static rf_status mapping_find(rf__fused_call *call, const rf_fused_embedding_bag
         *found = (rf__fused_mapped){.head = *head,
                                     .staged = rf__fused_staged_of(head, plan->mapping_rows),
                                     .on_device = (uintptr_t)plan->mapping_on_device};
-        if (found->staged.depth > 0 && call->device->cc_major < 9) {
+        if (found->staged.depth > 0 && !rf__fused_can_stage(call->device, params->lookups)) {
             return rf__fail(
                 RF_ERR_VALUE,
-                "recfuse.fused_embedding_bag: mapping has staged tables, which GPU %d cannot; make it with "
-                "staged=False",
-                (int)call->device->ordinal);
+                "recfuse.fused_embedding_bag: mapping has staged tables, which GPU %d cannot for %" PRId64
+                " lookups; make it with stage=False",
+                (int)call->device->ordinal, params->lookups);
         }
         return RF_OK;
     }
     rf__fused_mapped *known = NULL;
     pthread_mutex_lock(&lock);
-    const rf_status status = map_bags(call, params->bags, &known);
+    const rf_status status =
+        map_bags(call, params->bags, rf__fused_can_stage(call->device, params->lookups), &known);
     if (status == RF_OK) *found = *known;
     pthread_mutex_unlock(&lock);
     return status;

@@ -11,6 +11,7 @@ typedef struct rf__fused_mapped {
     rf__fused_mapping head;
     rf__fused_staged staged; /* depth 0: no tables are */
     int64_t bags; /* it is for at most so many */
+    bool may_stage; /* as the batch that it was made for */
     rf__cu_pointer on_device;
 } rf__fused_mapped;
 

@@ -187,7 +187,7 @@ static rf_status cut_all(rf__fused_cut *my, const rf__fused_batch *batch, int32_
     double all = 0;
     RF_TRY(memory_new(my));
     RF_TRY(count_lookups(my, batch));
-    const int64_t n_staged = rf__fused_stage(features, n_features, batch, my->staged);
+    const int64_t n_staged = rf__fused_stage(features, n_features, my->lookups, batch, sms, my->staged);
     estimate_all(my);
     for (int64_t f = 0; f < n_features; f++) all += work_of(my, f);
     my->target = all / ((double)sms * blocks_per_sm * RF__FUSED_TURNS);

@@ -158,8 +158,10 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
     const double mean = given->expected > 0 ? given->expected / 16.0 : 0;
     feature->shape = *shape;
     feature->expected = given->expected;
-    feature->staged = given->kind == RF_FUSED_KIND_STAGED;
-    if (feature->staged && !stageable) {
+    feature->staging = given->kind == RF_FUSED_KIND_STAGED ? RF__STAGE_ALWAYS : RF__STAGE_NEVER;
+    if (is_default && stageable && level == BY_LENGTH && classes->count < RF__FUSED_MOST_CLASSES / 2)
+        feature->staging = RF__STAGE_WHERE_IT_PAYS;
+    if (feature->staging == RF__STAGE_ALWAYS && !stageable) {
         return rf__fail(
             RF_ERR_VALUE,
             "recfuse.fused_embedding_bag: a schedule's kind is 3 (staged) for a table that cannot be: its "
@@ -179,14 +181,16 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
         }
         rf_fused_schedule schedule = *given;
         /* What is staged has a class for GPUs that cannot. */
-        if (feature->staged) schedule = (rf_fused_schedule){.kind = RF_FUSED_KIND_POOL};
+        if (feature->staging == RF__STAGE_ALWAYS) schedule = (rf_fused_schedule){.kind = RF_FUSED_KIND_POOL};
         if (is_default && level == COLUMNS_ALONE) schedule.kind = RF_FUSED_KIND_COLUMNS;
         if (is_default && level == ONE_A_SHAPE) schedule.kind = RF_FUSED_KIND_POOL;
         RF_TRY(class_find(shape, schedule, bucket, classes, &feature->class_of[b]));
         *full |= feature->class_of[b] < 0;
         feature->staged_of[b] = -1;
-        if (!feature->staged) continue;
-        RF_TRY(class_find(shape, *given, bucket, classes, &feature->staged_of[b]));
+        if (feature->staging == RF__STAGE_NEVER) continue;
+        schedule = *given;
+        schedule.kind = RF_FUSED_KIND_STAGED;
+        RF_TRY(class_find(shape, schedule, bucket, classes, &feature->staged_of[b]));
         *full |= feature->staged_of[b] < 0;
     }
 out:

@@ -5,7 +5,10 @@
 
 #include "cuda/fused.h"
 
-enum { MOST_ROW_BYTES = 32, COPY_ALIGNMENT = 16 };
+enum { MOST_ROW_BYTES = 32, COPY_ALIGNMENT = 16, MOST_LOOKUPS = 1 << 30, TASKS_AN_SM = 2 };
+/* Of the bytes to gather: as measured on an H200, where tables of narrow rows have a tenth to a third of them, staging
+ * costs a third of the time, and where they have 97 %, it saves a quarter to a half. */
+static const double NEARLY_ALL = 0.75;
 /* Clock cycles of an SM, as seen on an H200: of a lookup, of a bag, of a byte of a table, and of a table beside. */
 static const double a_lookup = 0.92, a_bag = 2, a_byte = 1.0 / 40, a_table = 3000;
 
@@ -19,11 +22,45 @@ static int32_t class_number(const rf__fused_feature *feature, double lookups, co
     return feature->staged_of[rf__fused_bucket(lookups / (double)batch->bags)];
 }
 
-int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, const rf__fused_batch *batch,
-                        bool *staged) {
+/* The kernel has threads and shared memory as an SM of compute capability 9.0 has them, and 32-bit positions. */
+bool rf__fused_can_stage(const rf__cuda_device *device, int64_t lookups) {
+    return device->cc_major >= 9 && device->shared_per_block_optin >= RF__FUSED_STAGED_SHARED &&
+           lookups <= MOST_LOOKUPS;
+}
+
+/* Whether tables that may be staged are, all or none: together they must have so many lookups that copying them pays,
+ * nearly all that there is to gather, and a share for each SM. Where other tables have much of the work, the SMs are
+ * better left to those: a staged table keeps one to itself. */
+static bool pays(const rf__fused_feature *features, int64_t n_features, const double *lookups,
+                 const rf__fused_batch *batch, int32_t sms, const bool *staged) {
+    double gathered = 0, gathered_staged = 0, read = 0, copied = 0;
+    int64_t tasks = 0;
+    for (int64_t f = 0; f < n_features; f++) {
+        const double row_bytes = features[f].shape.row_bytes;
+        gathered += lookups[f] * row_bytes;
+        if (!staged[f]) continue;
+        gathered_staged += lookups[f] * row_bytes;
+        read += lookups[f];
+        copied += (double)features[f].rows * (1 + row_bytes / COPY_ALIGNMENT);
+        tasks += (batch->bags + RF__FUSED_STAGED_BAGS - 1) / RF__FUSED_STAGED_BAGS;
+    }
+    return read >= copied && gathered_staged >= NEARLY_ALL * gathered && tasks >= TASKS_AN_SM * sms;
+}
+
+int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, const double *lookups,
+                        const rf__fused_batch *batch, int32_t sms, bool *staged) {
+    double all = 0;
     int64_t count = 0;
-    for (int64_t f = 0; f < n_features && batch->may_stage; f++) {
-        staged[f] = features[f].staged;
+    for (int64_t f = 0; f < n_features; f++) all += lookups[f];
+    const bool may = batch->may_stage && all <= MOST_LOOKUPS;
+    for (int64_t f = 0; f < n_features; f++) {
+        const rf__fused_staging staging = features[f].staging;
+        staged[f] = may && (staging == RF__STAGE_ALWAYS ||
+                            (staging == RF__STAGE_WHERE_IT_PAYS && lookups[f] >= (double)features[f].rows));
+    }
+    const bool all_of_them = may && pays(features, n_features, lookups, batch, sms, staged);
+    for (int64_t f = 0; f < n_features; f++) {
+        staged[f] = staged[f] && (all_of_them || features[f].staging == RF__STAGE_ALWAYS);
         count += staged[f];
     }
     return count;

@@ -135,6 +135,7 @@ RF_INLINE rf_task task_of(const rf_fused_arguments &my, int turn) {
 /* The lookups of a task are what its warps wait for next. */
 RF_INLINE void prefetch_lookups(const rf_fused_arguments &my, const rf_task &task) {
     const RF_OFFSET *offsets = my.offsets + (rf_i64)task.feature * my.bags;
+    if (task.first_bag >= task.last_bag) return; /* of a mapping for some bags more */
     const RF_OFFSET begin = rf_load(offsets + task.first_bag), end = rf_load(offsets + task.last_bag);
     if (begin < 0 || begin > end || end > my.end - my.lead) return;
     prefetch_bulk(my.indices + my.lead + begin, my.indices + my.lead + end);
@@ -244,14 +245,17 @@ struct copier {
     }
 };
 
-/* The first helper: lays a task out for warps, and begins to copy its table. Returns how far it came. */
-RF_INLINE rf_u32 begin_table(const rf_fused_arguments &my, const rf_task &task, const rf_u8 *from,
-                             rf_u32 bytes, int turn, copier &copies) {
+/* The first helper: lays a task out for warps, where all have left the one before the last. */
+RF_INLINE void lay_out(const rf_fused_arguments &my, const rf_task &task, int turn, copier &copies) {
     ring &to = the_ring();
-    const rf_feature &feature = my.features[max(task.feature, 0)];
     while (copies.gone <= turn - SLOTS) copies.free_oldest();
-    /* All warps have left turn - SLOTS, and none comes to turn + SLOTS before this one is listed. */
+    /* None comes to turn + SLOTS before this one is listed. */
     to.claims[(turn + SLOTS) % (2 * SLOTS)] = 0;
+    if (task.feature < 0) {
+        to.tasks[turn % SLOTS].feature = -1;
+        return;
+    }
+    const rf_feature &feature = my.features[task.feature];
     to.tasks[turn % SLOTS] = {task.feature,
                               task.first_bag,
                               task.last_bag,
@@ -260,29 +264,34 @@ RF_INLINE rf_u32 begin_table(const rf_fused_arguments &my, const rf_task &task, 
                               rf_rows_of(feature),
                               (RF_INDEX)rf_load(&feature.padding_idx),
                               copies.place};
-    if (task.feature < 0) return 0;
-    barrier_expect(&to.full[turn % SLOTS], bytes);
-    return copies.copy(from, bytes, 0, turn, false);
 }
 
 /* The helpers: bring the tables of the block's list, and list their bags. The first of them copies. */
 RF_INLINE void bring_tables(const rf_fused_arguments &my) {
     ring &to = the_ring();
     copier copies;
-    rf_task task = {0};
-    for (int turn = 0; task.feature >= 0; turn++) {
-        task = task_of(my, turn);
-        const rf_feature &feature = my.features[max(task.feature, 0)];
+    for (int turn = 0;; turn++) {
+        const rf_task task = task_of(my, turn);
+        if (task.feature < 0) {
+            if (helper() > 0) return;
+            lay_out(my, task, turn, copies);
+            barrier_arrive(&to.listed[turn % SLOTS]);
+            return;
+        }
+        const rf_feature &feature = my.features[task.feature];
         const rf_u8 *from = rf_load(&feature.weight);
         const rf_u32 bytes = (rf_u32)rf_load(&feature.rows) * rf_load(&feature.pitch);
         rf_u32 done = 0;
         copy_offsets(my, task); /* the first thing, since copies of tables keep memory busy */
-        if (helper() == 0) done = begin_table(my, task, from, bytes, turn, copies);
+        if (helper() == 0) {
+            lay_out(my, task, turn, copies);
+            barrier_expect(&to.full[turn % SLOTS], bytes);
+            done = copies.copy(from, bytes, 0, turn, false);
+        }
         helpers_meet();
         list_bags(my, task, to.lists[turn % SLOTS]);
         if (helper() > 0) continue;
         barrier_arrive(&to.listed[turn % SLOTS]);
-        if (task.feature < 0) return;
         prefetch_lookups(my, task);
         prefetch_bulk(from + done, from + bytes);
         copies.copy(from, bytes, done, turn, true);

@@ -18,6 +18,8 @@ from recfuse.nn.tuning import FIELDS, Tuning
 MAPPING_FIELDS = 8
 """Columns of a mapping."""
 
+_STAGING = (9, 10)  # compute capabilities of GPUs whose SMs have room for tables
+
 
 @dataclass(frozen=True)
 class Mapping:
@@ -66,6 +68,13 @@ class Mapper:
     def __init__(self) -> None:
         """Of no tables yet."""
         self._described: _Described | None = None
+        self._sms, self._stages = 132, False  # of a GPU that is not known, nothing is taken for granted
+
+    def use(self, device: torch.device | None) -> None:
+        """Notes what GPU has the tables, also for a loader's processes, where CUDA must not begin."""
+        if device is not None and torch.cuda.is_initialized():
+            found = torch.cuda.get_device_properties(device)
+            self._sms, self._stages = found.multi_processor_count, found.major in _STAGING
 
     def map(
         self,
@@ -89,11 +98,11 @@ class Mapper:
             work = torch.zeros(0, MAPPING_FIELDS, dtype=torch.int32, device="cpu")
             return Mapping(work, bags, features, schedules, warps)
         known = self._describe(call, features, schedules, warps)
+        described = (known, batch, self._sms, self._stages)
         if device is None or not torch.cuda.is_initialized():  # or in a process of a loader
-            work = torch.from_numpy(_C.fused_embedding_bag_map(known, batch))
+            work = torch.from_numpy(_C.fused_embedding_bag_map(*described))
         else:
-            sms = torch.cuda.get_device_properties(device).multi_processor_count
-            work = _pinned(lambda memory: _C.fused_embedding_bag_map(known, batch, sms, True, memory))
+            work = _pinned(lambda memory: _C.fused_embedding_bag_map(*described, memory))
         return Mapping(work, bags, features, schedules, warps)
 
     def _describe(self, call: tuple[Any, ...], features: Tensor, schedules: Tensor, warps: int) -> Any:

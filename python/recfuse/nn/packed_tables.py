@@ -81,6 +81,7 @@ class PackedTables:
         self.has_kernel = self._one_kernel()
         self.on_cuda = self.has_kernel and self.weights[0].is_cuda
         self._device = self.weights[0].device if self.on_cuda else None
+        self._mapper.use(self._device)
         self.buffers: list[Tensor] = []
         if not self.has_kernel:
             return

@@ -93,7 +93,7 @@ static bool tasks_count(coverage *my, const rf__fused_mapping *mapping) {
     return last_group == mapping->n_groups - 1;
 }
 
-/* Lists of whole features, each up to one of feature -1. */
+/* Lists of tasks, each up to one of feature -1. */
 static bool staged_count(coverage *my, const rf__fused_mapping *mapping, int64_t rows) {
     const rf__fused_staged staged = rf__fused_staged_of(mapping, rows);
     const rf__fused_task *tasks = (const rf__fused_task *)(mapping + rf__fused_rows(mapping) + 1);
@@ -105,10 +105,11 @@ static bool staged_count(coverage *my, const rf__fused_mapping *mapping, int64_t
             if (ended) continue;
             if (task->feature >= my->params->n_features || task->schedule < 0 ||
                 task->schedule >= my->classes->count ||
-                my->classes->of[task->schedule].kind != RF__FUSED_STAGED || task->first_bag != 0 ||
-                task->last_bag != my->params->bags)
+                my->classes->of[task->schedule].kind != RF__FUSED_STAGED || task->first_bag < 0 ||
+                task->first_bag >= task->last_bag || task->last_bag > my->params->bags ||
+                task->last_bag - task->first_bag > RF__FUSED_STAGED_BAGS)
                 return false;
-            for (int64_t bag = 0; bag < my->params->bags; bag++) count(my, task->feature, bag, 0);
+            for (int64_t bag = task->first_bag; bag < task->last_bag; bag++) count(my, task->feature, bag, 0);
             my->staged++;
         }
         if (!ended) return false;
