@@ -158,9 +158,9 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
     const double mean = given->expected > 0 ? given->expected / 16.0 : 0;
     feature->shape = *shape;
     feature->expected = given->expected;
-    feature->staging = given->kind == RF_FUSED_KIND_STAGED ? RF__STAGE_ALWAYS : RF__STAGE_NEVER;
-    if (is_default && stageable && level == BY_LENGTH && classes->count < RF__FUSED_MOST_CLASSES / 2)
-        feature->staging = RF__STAGE_WHERE_IT_PAYS;
+    feature->staging = given->kind == RF_FUSED_KIND_STAGED ? RF__STAGE_ALWAYS
+                       : is_default && stageable           ? RF__STAGE_WHERE_IT_PAYS
+                                                           : RF__STAGE_NEVER;
     if (feature->staging == RF__STAGE_ALWAYS && !stageable) {
         return rf__fail(
             RF_ERR_VALUE,
@@ -176,7 +176,6 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
         if (b > 0 &&
             (given->expected != 0 || (is_default && level != BY_LENGTH))) { /* for every length the same */
             feature->class_of[b] = feature->class_of[0];
-            feature->staged_of[b] = feature->staged_of[0];
             continue;
         }
         rf_fused_schedule schedule = *given;
@@ -187,14 +186,31 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
         RF_TRY(class_find(shape, schedule, bucket, classes, &feature->class_of[b]));
         *full |= feature->class_of[b] < 0;
         feature->staged_of[b] = -1;
-        if (feature->staging == RF__STAGE_NEVER) continue;
-        schedule = *given;
-        schedule.kind = RF_FUSED_KIND_STAGED;
-        RF_TRY(class_find(shape, schedule, bucket, classes, &feature->staged_of[b]));
-        *full |= feature->staged_of[b] < 0;
     }
 out:
     return status;
+}
+
+/* The classes of one whose table may be staged; where there is no room, it is not, unless its schedule says so. */
+static rf_status staged_fill(const rf_fused_schedule *given, rf__fused_classes *classes,
+                             rf__fused_feature *feature, bool *full) {
+    rf_status status = RF_OK;
+    rf_fused_schedule schedule = given != NULL ? *given : (rf_fused_schedule){0};
+    schedule.kind = RF_FUSED_KIND_STAGED;
+    for (int32_t b = 0; b < RF__FUSED_BUCKETS && feature->staging != RF__STAGE_NEVER; b++) {
+        const double mean = schedule.expected > 0 ? schedule.expected / 16.0 : 0;
+        const int32_t bucket = schedule.expected != 0 ? rf__fused_bucket(mean) : b;
+        RF_TRY(class_find(&feature->shape, schedule, bucket, classes, &feature->staged_of[b]));
+        if (feature->staged_of[b] >= 0) continue;
+        *full |= feature->staging == RF__STAGE_ALWAYS;
+        feature->staging = RF__STAGE_NEVER;
+    }
+out:
+    return status;
+}
+
+static const rf_fused_schedule *schedule_at(const rf_fused_schedule *schedules, int64_t place) {
+    return schedules != NULL ? &schedules[place] : NULL;
 }
 
 /* One set of schedules; stops where there is no room for another class. */
@@ -216,7 +232,7 @@ static rf_status set_fill(const rf_fused_embedding_bag_params *params, const rf_
             (uint64_t)feature->weight_offset * (uint64_t)shape.row_bytes / (uint64_t)feature->dim;
         features[f].rows = feature->rows;
         features[f].table_bytes = feature->rows * shape.row_bytes;
-        RF_TRY(feature_fill(&shape, schedules != NULL ? &schedules[f] : NULL, level,
+        RF_TRY(feature_fill(&shape, schedule_at(schedules, f), level,
                             rf__fused_stageable(&shape, weight, feature->rows), classes, &features[f], full));
     }
 out:
@@ -232,6 +248,11 @@ rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const 
             const int64_t first = set * params->n_features;
             const rf_status status = set_fill(params, schedules != NULL ? schedules + first : NULL, level,
                                               classes, features + first, &full);
+            if (status != RF_OK) return status;
+        }
+        /* Behind all others, so that the kernel of those is the same whether tables are staged or not. */
+        for (int64_t i = 0; i < n_sets * params->n_features && !full; i++) {
+            const rf_status status = staged_fill(schedule_at(schedules, i), classes, &features[i], &full);
             if (status != RF_OK) return status;
         }
         if (!full) return RF_OK;
