@@ -161,8 +161,8 @@ out:
     return status;
 }
 
-/* Frees the call that has been unused for longest, where there are many; under the lock. */
-static void evict(void) {
+/* Frees the call that has been unused for longest, where there are many; whether it did. Under the lock. */
+static bool evict(void) {
     int32_t count = 0;
     rf__fused_call **oldest = NULL;
     for (rf__fused_call **at = &calls; *at != NULL; at = &(*at)->next) {
@@ -170,10 +170,11 @@ static void evict(void) {
         count++;
         if ((*at)->users == 0) oldest = at;
     }
-    if (count <= MOST_CALLS || oldest == NULL) return;
+    if (count <= MOST_CALLS || oldest == NULL) return false;
     rf__fused_call *gone = *oldest;
     *oldest = gone->next;
     call_free(gone);
+    return true;
 }
 
 rf_status rf__fused_call_acquire(const rf__cuda_device *device, const rf_fused_embedding_bag_params *params,
@@ -188,13 +189,14 @@ rf_status rf__fused_call_acquire(const rf__cuda_device *device, const rf_fused_e
         *at = found->next;
         break;
     }
-    if (found == NULL) status = call_new(device, params, schedules, &found);
+    const bool is_new = found == NULL;
+    if (is_new) status = call_new(device, params, schedules, &found);
     if (status == RF_OK) {
         found->next = calls;
         calls = found;
         found->users++;
         found->captured = found->captured || rf__cuda_is_capturing(device, stream);
-        evict();
+        while (is_new && evict()) continue; /* more than one, where others were in use before */
     }
     pthread_mutex_unlock(&lock);
     *call = found;
