@@ -51,7 +51,7 @@ RF_INLINE void run(const rf_fused_arguments &my, const rf_task *at, float *left)
         typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE,
                                STATION, SPLIT>
             shape;
-        if (rf_can_pool<shape>(my, task)) rf_pool<shape>(my, task, rf_from_memory(), left);
+        if (rf_can_pool<shape>(my, task)) rf_pool<shape>(my, task, left);
     } else {
         rf_pool_columns<rf_columns_shape<DTYPE, ALIGN, STORE, POOLING>>(my, task);
     }

@@ -102,15 +102,16 @@ template <class S> struct rf_pool_place {
         asm volatile("" : "+l"(table));
     }
     RF_INLINE rf_u32 pitch() const { return S::WHOLE ? S::LANES * S::ALIGN : given_pitch; }
+    /* Vector `i` of this lane, of a row. */
+    RF_INLINE typename S::vector row(RF_INDEX id, int i) const {
+        return rf_load((const typename S::vector *)(rf_row(table, id, pitch()) + i * second));
+    }
     static RF_INLINE int slot() { return threadIdx.x % S::GROUP / S::LANES; }
     /* The lane's first vector of a row. */
     static RF_INLINE int column_of(const rf_task &task) {
         return (S::WHOLE ? 0 : task.slice * S::LANES * S::VECTORS) + threadIdx.x % S::LANES;
     }
 };
-
-/* This lane's vector of a row that is not cut into slices. */
-template <class S> RF_INLINE int rf_thread_column() { return threadIdx.x % S::LANES; }
 
 /* The lookups of a bag that are left to this lane's slot, counted from the first id of the next batch: rows `skip` to
  * `left` of it are the bag's. */
@@ -131,18 +132,9 @@ struct rf_rest {
     }
 };
 
-/* Where rows come from: from the table itself. fused_staged.cu has another place. */
-struct rf_from_memory {
-    RF_INLINE void wait() {}
-    template <class S>
-    RF_INLINE typename S::vector load(const rf_pool_place<S> &my, RF_INDEX id, int i) const {
-        return rf_load((const typename S::vector *)(rf_row(my.table, id, my.pitch()) + i * my.second));
-    }
-};
-
 /* Asks for rows `round` * FLIGHT ... of each load of ids; takes those that are in the table from `missing`. */
-template <class S, class SOURCE>
-RF_INLINE void rf_fetch(const rf_pool_place<S> &my, const SOURCE &source, const rf_rest &rest, int round,
+template <class S>
+RF_INLINE void rf_fetch(const rf_pool_place<S> &my, const rf_rest &rest, int round,
                         const rf_four_ids (&ids)[S::LOADS], rf_flight<S> &flight, int &missing,
                         int &counted) {
 #pragma unroll
@@ -164,7 +156,7 @@ RF_INLINE void rf_fetch(const rf_pool_place<S> &my, const SOURCE &source, const 
 #pragma unroll
             for (int i = 0; i < S::VECTORS; i++) {
                 flight.row[v][k][i] = {};
-                if (use) flight.row[v][k][i] = source.load(my, id, i);
+                if (use) flight.row[v][k][i] = my.row(id, i);
             }
         }
     }
@@ -354,8 +346,7 @@ template <class S> RF_INLINE bool rf_can_pool(const rf_fused_arguments &my, cons
 }
 
 /* A task's bags, THREADS threads each. */
-template <class S, class SOURCE>
-RF_INLINE void rf_pool(const rf_fused_arguments &my, const rf_task &task, SOURCE source, float *left) {
+template <class S> RF_INLINE void rf_pool(const rf_fused_arguments &my, const rf_task &task, float *left) {
     constexpr int BAGS = RF_BLOCK / (S::GROUP * S::WARPS); /* at once */
     constexpr int ROUNDS = 4 / S::FLIGHT;
     const rf_pool_place<S> place(my, task);
@@ -372,7 +363,6 @@ RF_INLINE void rf_pool(const rf_fused_arguments &my, const rf_task &task, SOURCE
     rf_rest rest(now, first_lookup);
     rf_four_ids ids[S::LOADS];
     rf_load_batch<S>(my, rest.position, rest.left, ids);
-    source.wait();
 #pragma unroll 1
     for (int first = task.first_bag; first < task.last_bag; first += BAGS) {
         const rf_bag after = rf_load_part<S>(my, task, offsets, first + 2 * BAGS + mine, bad);
@@ -385,10 +375,10 @@ RF_INLINE void rf_pool(const rf_fused_arguments &my, const rf_task &task, SOURCE
             rf_flight<S> flight;
 #pragma unroll
             for (int round = 0; round < ROUNDS - 1; round++) {
-                rf_fetch(place, source, rest, round, ids, flight, pooled.missing, pooled.counted);
+                rf_fetch(place, rest, round, ids, flight, pooled.missing, pooled.counted);
                 rf_add_flight(my.sample_weights, here, round, flight, pooled);
             }
-            rf_fetch(place, source, rest, ROUNDS - 1, ids, flight, pooled.missing, pooled.counted);
+            rf_fetch(place, rest, ROUNDS - 1, ids, flight, pooled.missing, pooled.counted);
             rest.position += S::LOADS * S::STRIDE;
             rest.left -= S::LOADS * S::STRIDE;
             rest.skip = 0;

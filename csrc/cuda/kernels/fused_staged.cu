@@ -4,17 +4,21 @@
  * a batch reads a table's rows more than once, it is cheaper to copy the table as a whole and to read rows on chip.
  *
  * Who does what. One block an SM, for as long as there are tasks: a task is all bags of one feature, and each block has
- * its own list of them (csrc/cuda/fused_staged.c), about equally long. A thread of a warp of its own copies the tables
- * of the list one after another into a ring (fused_ring.cuh), as far ahead as there is room. WARPS warps pool, each
- * 32 / THREADS bags at once; which bags are next is claimed by a counter in shared memory. THREADS lanes share a bag:
- * each takes four neighbouring lookups of each 4 * THREADS, whose ids one load brings ahead, and adds their rows alone.
+ * its own list of them (csrc/cuda/fused_staged.c), about equally long; where there are more than MOST_BAGS bags, some of
+ * them. Four warps of helpers copy the tables one after another into a ring, as far ahead as there is room, and sort
+ * each one's bags by length (fused_ring.cuh). WARPS warps pool, each 32 / THREADS bags at once, of about the same
+ * length; which are next is claimed by a counter in shared memory. THREADS lanes share a bag: each takes four
+ * neighbouring lookups of each 4 * THREADS, whose ids one load brings ahead, and adds their rows alone.
  *
  * A lane's row of 32 bytes is two vectors; of neighbouring lanes one begins with the first and the other with the
  * second, so that they use all banks.
  *
  * The kernel of the other features runs beside this one, on what registers and shared memory are left (RF_BESIDE).
  *
- * Launch: grid [lists], block [RF_BLOCK + 32], dynamic shared memory: sizeof(ring). Compute capability 9.0.
+ * Measured on an H200: bank conflicts (rows are read in random order) and the wait for ids bind it, about evenly; ids
+ * asked for two turns ahead made it a quarter slower, 24 warps with fewer registers a tenth.
+ *
+ * Launch: grid [lists], block [RF_BLOCK + HELPERS], dynamic shared memory: sizeof(ring). Compute capability 9.0.
  */
 #include "fused_pool.cuh"
 #include "fused_ring.cuh"
