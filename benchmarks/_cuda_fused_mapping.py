@@ -19,7 +19,7 @@ from _common import Table, times
 from _cuda_figures import Figure, Panels
 from _cuda_fused_ablations import FP32, stream_us, verified
 from _cuda_fused_candidates import collection, fused_run, tuned_collection
-from _cuda_fused_native import SPLIT, schedules_of
+from _cuda_fused_native import SPLIT, never_staged, schedules_of
 from _cuda_fused_setting import Batch, ModelSubject, Setting
 from _cuda_fused_timing import Run
 from recfuse import timing
@@ -28,18 +28,21 @@ CACHED, RUNTIME = "by batch size, cached", "at run time"
 AVERAGE, MAXIMUM = "static, average", "static, maximum"
 _TAIL_SEED = 3_000_000
 # A mapping's first row has the numbers of tasks, of groups that share bags, and of bags; tasks follow it.
-_TASKS, _GROUPS, _BAGS = 1, 3, 5
+_TASKS, _TILES, _GROUPS, _BAGS = 1, 2, 3, 5
+_ROWS_OF_A_TILE = 8
 _FIRST_BAG, _LAST_BAG = 1, 2  # of a task
 
 
 def rescaled(mapping: Tensor, bags: int) -> Tensor:
     """The same blocks, int32 [rows, 8], for `bags` bags a feature: theirs are of another size in proportion.
 
-    ValueError: blocks share bags, whose partial sums have their places.
+    ValueError: blocks share bags, whose partial sums have their places; or tables are staged.
     """
     tasks, before = int(mapping[0, _TASKS]), int(mapping[0, _BAGS])
     if mapping[0, _GROUPS]:
         raise ValueError("blocks that share bags cannot be given others")
+    if len(mapping) > 1 + tasks + int(mapping[0, _TILES]) * _ROWS_OF_A_TILE:
+        raise ValueError("blocks of staged tables cannot be given others")
     changed = mapping.clone()
     changed[0, _BAGS] = bags
     for column in (_FIRST_BAG, _LAST_BAG):
@@ -73,9 +76,10 @@ def static_mapping(module: Any, history: Batch) -> Callable[[Batch], Any]:
 
 
 def _runs(subject: ModelSubject) -> dict[str, Run]:
-    """The tuned kernel with each mapping, no bag of which several blocks share."""
+    """The tuned kernel with each mapping, no bag of which several blocks share, and no table of it staged."""
     schedules, warps = schedules_of(tuned_collection(subject, FP32))
     schedules[:, SPLIT] = 1
+    schedules = never_staged(schedules)
     module = collection(subject, FP32)
     module.set_plan(torch.from_numpy(schedules), warps)
     history = subject.tuning_batches

@@ -16,10 +16,13 @@ from tqdm import tqdm
 from _cuda_fused_setting import Batch, Subject
 from _cuda_fused_timing import Run
 from recfuse import _C
+from recfuse._collection_parts import PARTS_OF_A_LOOKUP
 from recfuse._plan_parts import architecture
 
 Schedules = NDArray[np.int32]  # [features, 6]; columns below
-SPLIT, EXPECTED = 4, 5
+KIND, THREADS, SPLIT, EXPECTED = 0, 1, 4, 5
+_POOL, _COLUMNS = 1, 2  # kinds
+_LONGEST_OF_COLUMNS = 2 * PARTS_OF_A_LOOKUP  # by default
 _COLUMN = -1  # of a feature's first column, in a row of `features`
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _INTEGERS = {torch.int32: 0, torch.int64: 1}
@@ -31,6 +34,14 @@ def schedules_of(module: Any) -> tuple[Schedules, int]:
     if packed.schedules is None:
         return np.zeros((len(packed.dims), EXPECTED + 1), np.int32), packed.warps
     return packed.schedules.numpy().copy(), packed.warps
+
+
+def never_staged(schedules: Schedules) -> Schedules:
+    """The same, with the kinds that defaults stand for where no table is staged."""
+    tiled = (schedules[:, THREADS] == 0) & (schedules[:, EXPECTED] <= _LONGEST_OF_COLUMNS)
+    changed = schedules.copy()
+    changed[:, KIND] = np.where(schedules[:, KIND] == 0, np.where(tiled, _COLUMNS, _POOL), schedules[:, KIND])
+    return changed
 
 
 class Native:

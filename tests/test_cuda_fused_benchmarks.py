@@ -69,9 +69,9 @@ class FakePlan:
         return "the report of a plan"
 
 
-def fake_map(call, offsets, schedules, warps):
+def fake_map(described, offsets, sms, stages):
     """A mapping with two tasks for each feature, and a tile behind them."""
-    features = len(schedules)
+    features = len(described[1])
     bags = (len(offsets) - 1) // features
     head = [1, 2 * features, 1, 0, 0, bags, features, 77]
     tasks = [
@@ -114,6 +114,7 @@ def fused(monkeypatch):
     monkeypatch.setattr(tuning, "apart", lambda call, *arguments: call(*arguments))
     monkeypatch.setattr(recfuse, "tune", lambda collection, batches, budget_s: FakePlan(), raising=False)
     for name, fake in {
+        "describe": lambda call, schedules, warps: (call, schedules, warps),
         "map": fake_map,
         "measure": fake_measure,
         "compile": lambda *arguments: {"registers": 40, "spill_bytes": 0, "cached": False},
@@ -282,7 +283,7 @@ def test_plans_are_read_again(fused, monkeypatch, tmp_path):
 def test_a_static_mapping_covers_every_bag_once(fused):
     rescaled = module("_cuda_fused_mapping").rescaled
     offsets, schedules = np.zeros(3 * 7 + 1, np.int64), np.zeros((3, 6), np.int32)
-    mapping = torch.from_numpy(fake_map(None, offsets, schedules, 0))
+    mapping = torch.from_numpy(fake_map((None, schedules, 0), offsets, 132, False))
     for bags in (1, 2, 7, 20):
         changed = rescaled(mapping, bags)
         assert changed[0].tolist() == [1, 6, 1, 0, 0, bags, 3, 77]
@@ -294,6 +295,22 @@ def test_a_static_mapping_covers_every_bag_once(fused):
     mapping[0, 3] = 1
     with pytest.raises(ValueError, match="share bags"):
         rescaled(mapping, 7)
+    mapping[0, 3] = 0
+    with pytest.raises(ValueError, match="staged"):
+        rescaled(torch.cat((mapping, mapping[:1])), 7)
+
+
+def test_schedules_that_are_never_staged(fused):
+    rows = [
+        [0, 0, 0, 0, 0, 32],
+        [0, 0, 0, 0, 0, 33],
+        [0, 8, 0, 0, 0, 16],
+        [2, 0, 0, 0, 0, 99],
+        [0, 0, 0, 0, 0, -1],
+    ]
+    given = np.array(rows, np.int32)
+    changed = module("_cuda_fused_native").never_staged(given)
+    assert changed[:, 0].tolist() == [2, 1, 1, 2, 2] and (changed[:, 1:] == given[:, 1:]).all()
 
 
 def test_figure_12_counts_the_tuned_schedule_s_better_time(fused, monkeypatch, tmp_path):
