@@ -1,4 +1,4 @@
-"""The tuner of collections, on a GPU that is made of arithmetic."""
+"""The tuner of collections, on a GPU that is made of arithmetic; one file because all of it runs on that."""
 
 from __future__ import annotations
 
@@ -138,6 +138,7 @@ def device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
     monkeypatch.setattr(fused_problem, "_check_kernel", lambda packed: None)
+    monkeypatch.setattr(fused_problem, "size_of", lambda device: (132, True))
     monkeypatch.setattr(fused, "architecture", lambda device: "sm_90a")
     monkeypatch.setattr(fused_separate, "architecture", lambda device: "sm_90a")
     return fake
@@ -188,6 +189,33 @@ def test_the_search_finds_the_best_schedules_and_occupancy(device, collection, n
     assert one_hot == {columns} or noise == 0.03  # 0.2% of a launch: less than such noise
     assert plan.expected[:3] == [16, -1, plan.expected[2]] and 16 * 20 <= plan.expected[2] < 16 * 40
     assert {one.warps for one in plan.occupancies if one.tuned_us} == set(WARPS)
+
+
+def test_tables_that_are_staged_by_default_may_stay_so(device, collection, monkeypatch):
+    """Some features are much faster so, and the others by schedules of their own."""
+    staged, direct = [2, 5, 8], device.cost
+
+    def cost(call, feature, row, lookups):
+        return direct(call, feature, row, lookups) * (0.2 if feature in staged and row[0] == 0 else 1)
+
+    monkeypatch.setattr(device, "cost", cost)
+    monkeypatch.setattr(FusedBench, "staged", lambda bench: staged)
+    plan = tune(collection)
+    assert plan.warps == BEST_WARPS and plan.speedup > 1.2
+    assert all((plan.rows()[feature, :-1] == 0).all() == (feature in staged) for feature in (2, 4, 5, 7, 8))
+    tried = [
+        one.candidate for one in plan.decisions if one.step == "global" and "3 tables staged" in one.candidate
+    ]
+    assert f"tuned, {BEST_WARPS} warps, 3 tables staged" in tried
+
+
+def test_what_is_staged_by_default_is_known(device):
+    few, many = collection_of((8,), 3, 64), collection_of((8,), 450, 64)
+    for one, found in ((few, []), (many, list(range(450)))):
+        indices, offsets = calls(one, 1, rows=64, bags=40)[0]
+        problem = FusedProblem.of(one, [(indices[:0], offsets * 0), (indices, offsets)])
+        long = [feature for feature in found if feature % 3 and feature != 1]
+        assert FusedBench(problem).staged() == long
 
 
 def test_every_decision_is_told(device, collection):

@@ -18,7 +18,21 @@ from recfuse.nn.tuning import FIELDS, Tuning
 MAPPING_FIELDS = 8
 """Columns of a mapping."""
 
+_ROWS_OF_A_TILE = 8
 _STAGING = (9, 10)  # compute capabilities of GPUs whose SMs have room for tables
+
+
+def size_of(device: torch.device) -> tuple[int, bool]:
+    """The SMs of a GPU, and whether they have room for tables."""
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count, found.major in _STAGING
+
+
+def staged_features(rows: NDArray[np.int32]) -> list[int]:
+    """The features whose tables a mapping ``[rows, 8]`` stages: those of the lists behind tasks and tiles."""
+    tasks, tiles = int(rows[0, 1]), int(rows[0, 2])
+    lists = rows[1 + tasks + tiles * _ROWS_OF_A_TILE + 1 :]
+    return [int(feature) for feature in np.unique(lists[:, 0]) if feature >= 0]
 
 
 @dataclass(frozen=True)
@@ -73,8 +87,7 @@ class Mapper:
     def use(self, device: torch.device | None) -> None:
         """Notes what GPU has the tables, also for a loader's processes, where CUDA must not begin."""
         if device is not None and torch.cuda.is_initialized():
-            found = torch.cuda.get_device_properties(device)
-            self._sms, self._stages = found.multi_processor_count, found.major in _STAGING
+            self._sms, self._stages = size_of(device)
 
     def map(
         self,

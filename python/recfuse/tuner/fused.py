@@ -181,6 +181,19 @@ def _resumed(state: State, finished: Finished, warps: int) -> Local | None:
     return Local(warps, schedules, groups)
 
 
+def _with_staged_tables(state: State, contestants: dict[str, Contestant]) -> dict[str, Contestant]:
+    """The same with the tables staged that are by default. Only whole kernels can be compared: that of staged
+    tables runs beside the others'.
+    """
+    staged = state.bench.staged()
+    changed = {}
+    for name, one in contestants.items():
+        schedules = one.schedules.copy()
+        schedules[staged, :-1] = 0
+        changed[f"{name}, {len(staged)} tables staged"] = Contestant(schedules, one.warps)
+    return changed if staged else {}
+
+
 def _global_stage(
     state: State, locals_: dict[int, Local], with_default: dict[int, float]
 ) -> tuple[Contestant | None, dict[int, float]]:
@@ -191,6 +204,7 @@ def _global_stage(
     contestants = {
         f"tuned, {warps} warps": Contestant(local.schedules, warps) for warps, local in locals_.items()
     }
+    contestants |= _with_staged_tables(state, contestants)
     ready = fused_global.compiled(state, "global", contestants)
     state.compiler.deadline = state.by(_REFINE)
     if not ready and len(with_default) < 2:
@@ -205,5 +219,8 @@ def _global_stage(
     for name in sorted(us, key=us.__getitem__):
         why = f"{us[''] / us[name]:.3f}x as fast as the defaults"
         state.note("global", name, us[name], name == fastest, why)
-    times = {one.warps: us[name] for name, one in ready.items() if name in us}
+    times: dict[int, float] = {}
+    for name, one in ready.items():
+        if name in us:
+            times[one.warps] = min(us[name], times.get(one.warps, np.inf))
     return (everyone[fastest] if fastest else None), times

@@ -16,6 +16,7 @@ from recfuse._collection_batches import Jagged, expectations, jagged_batches, me
 from recfuse._collection_parts import FIELDS, CallForm, FeatureTable, tables_of
 from recfuse.collection_plan import packed_of
 from recfuse.errors import ArgumentValueError
+from recfuse.nn.mapping import size_of, staged_features
 from recfuse.ops import HAS_CUDA_KERNELS, check, fused_embedding_bag
 from recfuse.tuner.problem import DTYPES, INTEGERS
 
@@ -196,6 +197,13 @@ class FusedBench:
         """Schedules that a feature can run `[schedules, 6]`."""
         found = _C.fused_embedding_bag_candidates(self.call, feature)
         return np.array(found, np.int32).reshape(-1, FIELDS)
+
+    def staged(self) -> list[int]:
+        """Features whose tables are staged by default, in the batch with the most lookups."""
+        largest = max(self.problem.batches, key=lambda batch: batch.indices.numel())
+        known = _C.fused_embedding_bag_describe(self.call, self.problem.defaults(), 0)
+        size = size_of(self.problem.device)
+        return staged_features(_C.fused_embedding_bag_map(known, largest.host_offsets, *size))
 
     def compile_arguments(
         self, arch: str, sets: NDArray[np.int32], warps: int, timed: bool
