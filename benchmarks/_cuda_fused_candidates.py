@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import recfuse
+from _cuda_fused_native import never_staged, schedules_of
 from _cuda_fused_peers import compiled_run, fbgemm_run, loop_run, one_warp_run, padded_run
 from _cuda_fused_setting import Batch, Subject
 from _cuda_fused_timing import Run
@@ -22,7 +23,9 @@ V1, V2, NBIT = (f"fbgemm {kind}" for kind in CUDA_KINDS)
 ONE_WARP, DEFAULT, TUNED = "one warp a bag", "recfuse", "recfuse tuned"
 UNCHECKED = "recfuse unchecked"
 """With its plan, and without bounds checks: as FBGEMM's are run."""
-NAMES = (BASELINE, COMPILED, PADDED, V1, V2, NBIT, ONE_WARP, DEFAULT, TUNED, UNCHECKED)
+UNSTAGED = "recfuse unstaged"
+"""As it comes, but with no table staged in shared memory."""
+NAMES = (BASELINE, COMPILED, PADDED, V1, V2, NBIT, ONE_WARP, DEFAULT, UNSTAGED, TUNED, UNCHECKED)
 """In the order in which they are shown."""
 SLOW = (BASELINE, COMPILED, PADDED)
 """What needs milliseconds a batch, a good part of it on the host."""
@@ -113,6 +116,27 @@ def unchecked_run(module: recfuse.nn.FusedEmbeddingBagCollection) -> Run:
     return run
 
 
+def unstaged_run(module: recfuse.nn.FusedEmbeddingBagCollection) -> Run:
+    """A call of its operator with what it expects of each feature, by schedules that stage no table."""
+    packed = module._packed
+
+    @torch.inference_mode()
+    def run(batch: Batch) -> Tensor:
+        return torch.ops.recfuse.fused_embedding_bag(
+            packed.buffers, packed.features, batch.indices, batch.offsets, packed.output_dim,
+            schedules=schedules(batch),
+        )  # fmt: skip
+
+    def schedules(batch: Batch) -> Tensor:
+        if not kept:
+            module(batch.indices, batch.offsets)  # learns what to expect
+            kept.append(torch.from_numpy(never_staged(schedules_of(module)[0])))
+        return kept[0]
+
+    kept: list[Tensor] = []
+    return run
+
+
 def make_runs(
     subject: Subject, names: Iterable[str], dtype: torch.dtype = torch.float32
 ) -> tuple[dict[str, Run], list[str]]:
@@ -126,6 +150,7 @@ def make_runs(
         PADDED: lambda: padded_run(subject, dtype),
         ONE_WARP: lambda: one_warp_run(subject, dtype),
         DEFAULT: lambda: fused_run(default_collection(subject, dtype)),
+        UNSTAGED: lambda: unstaged_run(default_collection(subject, dtype)),
         TUNED: lambda: fused_run(tuned_collection(subject, dtype)),
         UNCHECKED: lambda: unchecked_run(tuned_collection(subject, dtype)),
     }

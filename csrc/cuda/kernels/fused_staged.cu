@@ -6,7 +6,7 @@
  * Who does what. One block an SM, for as long as there are tasks: a task is all bags of one feature, and each block has
  * its own list of them (csrc/cuda/fused_staged.c), about equally long; where there are more than MOST_BAGS bags, some of
  * them. Four warps of helpers copy the tables one after another into a ring, as far ahead as there is room, and sort
- * each one's bags by length (fused_ring.cuh). WARPS warps pool, each 32 / THREADS bags at once, of about the same
+ * each one's bags by length (fused_bring.cuh). WARPS warps pool, each 32 / THREADS bags at once, of about the same
  * length; which are next is claimed by a counter in shared memory. THREADS lanes share a bag: each takes four
  * neighbouring lookups of each 4 * THREADS, whose ids one load brings ahead, and adds their rows alone.
  *
@@ -20,8 +20,8 @@
  *
  * Launch: grid [lists], block [RF_BLOCK + HELPERS], dynamic shared memory: sizeof(ring). Compute capability 9.0.
  */
+#include "fused_bring.cuh"
 #include "fused_pool.cuh"
-#include "fused_ring.cuh"
 
 #ifndef RF_SCHEDULES
 #define RF_SCHEDULES(X) X(0, 2, 0, 16, 16, 1, 2, 1, 0, 0, 16, 4, 2, 1)
