@@ -10,8 +10,9 @@
 static const double bucket_ends[RF__FUSED_BUCKETS - 1] = {2, 6, 12, 24, 48, 96, 192};
 /* Slots of a bag that its rows keep busy: each has about eight rows, which are all in flight at once. */
 static const int32_t bucket_slots[RF__FUSED_BUCKETS] = {1, 1, 2, 4, 8, 16, 32, 32};
-/* Threads of a bag where the table is staged: each has about four rows of it at a time. */
-static const int32_t bucket_staged[RF__FUSED_BUCKETS] = {2, 2, 4, 4, 8, 8, 16, 32};
+/* Threads of a bag where the table is staged, each with four rows at a time: few different ones, since more of them in a
+ * kernel spill registers. */
+static const int32_t bucket_staged[RF__FUSED_BUCKETS] = {4, 4, 4, 4, 8, 8, 16, 16};
 
 enum { MOST_SPLIT = 64, MOST_DISTANCE = 16, LEAST_STAGED = 2, VECTOR = 16 };
 
