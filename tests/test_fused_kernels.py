@@ -113,6 +113,17 @@ def test_the_models_without_spills(kernel_cache: Path) -> None:
     assert again["cached"] and again["path"] == results[4]["path"]
 
 
+def test_kernels_for_staged_tables_are_compiled_with_the_others(kernel_cache: Path) -> None:
+    """Those that a call needs whose batch makes it pay: where a GPU can, and tables are narrow enough."""
+    made: dict[str, int] = {}
+    jobs = {name: Job(name[0], name[3:] or "sm_90a", weighted=True) for name in ("D", "E", "D, sm_80")}
+    for name, job in jobs.items():
+        before = set(kernel_cache.rglob("*.cubin"))
+        assert job.compile()["spill_bytes"] == 0
+        made[name] = len(set(kernel_cache.rglob("*.cubin")) - before)
+    assert made == {"D": 3, "E": 1, "D, sm_80": 1}
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", ("fused_embedding_bag", "fused_map", "fused_staged"))
 def test_each_file_compiles_alone(cuda_program: Program, tmp_path: Path, name: str, arch: str) -> None:

@@ -87,10 +87,10 @@ class Work:
         self.sms = sms
 
     def map(self, offsets: np.ndarray | None = None) -> np.ndarray:
-        """The mapping."""
+        """The mapping, with no table staged."""
         offsets = self.offsets if offsets is None else offsets
         described = _C.fused_embedding_bag_describe(self.call, self.schedules, 0)
-        return _C.fused_embedding_bag_map(described, offsets, self.sms)
+        return _C.fused_embedding_bag_map(described, offsets, self.sms, False)
 
     def is_columns(self, feature: int) -> bool:
         """Whether a feature's vectors are lanes of tiles."""
@@ -399,6 +399,44 @@ def test_tables_are_staged_where_a_batch_reads_their_rows_often(bags: int) -> No
 def test_tables_are_not_staged_where_it_does_not_pay(name: str, bags: int, stage: bool, sms: int) -> None:
     """The GPU cannot; few lookups; wide rows have much of the work; fewer tables than SMs twice."""
     assert lists_of(model_map(name, bags, stage, sms=sms)[0]) == []
+
+
+@pytest.mark.parametrize(
+    "row", ([0, 64, 0, 0, 0], [0, 0, 0, 0, 4], [0, 32, 8, 0, 2], [0, 1, 0, 0, 0]), ids=str
+)
+def test_a_schedule_of_ones_own_is_not_staged_by_default(row: list[int]) -> None:
+    """Threads and splits that no staged table has, for one that would be."""
+    features = np.array([[0, 512 * 4 * f, 512, 4, SUM, -1, 4 * f] for f in range(300)], np.int64)
+    call = [(ADDRESS, 512 * 4 * 300, 0)], features, 0, 4 * 300
+    offsets = np.arange(300 * 512 + 1) * 10
+    for own, found in ((row, []), ([0, 0, 0, 0, 0], list(range(300)))):
+        described = _C.fused_embedding_bag_describe(call, np.array([[*own, 160]] * 300, np.int32), 0)
+        lists = lists_of(_C.fused_embedding_bag_map(described, offsets))
+        assert sorted(task.feature for tasks in lists for task in tasks) == found
+
+
+def test_what_must_be_staged_has_its_kernel_before_what_may_be() -> None:
+    """Features of so many kinds that there is no room for all; in either order."""
+    kinds = [
+        (buffer, dim, pooling, padding)
+        for buffer, dims in ((0, (8, 4, 2, 1)), (1, (16, 8, 4, 2)), (2, (16, 8, 4, 2)))
+        for dim in dims
+        for pooling in (SUM, MEAN)
+        for padding in (-1, 3)
+    ]
+    rows, column = [], 0
+    for buffer, dim, pooling, padding in kinds:
+        rows.append([buffer, 0, 64, dim, pooling, padding, column])
+        column += dim
+    buffers = [(ADDRESS * (one + 1), 64 * 16, one) for one in range(3)]
+    for last in (0, len(kinds) - 1):
+        schedules = np.zeros((len(kinds), 6), np.int32)
+        schedules[last, 0] = 3
+        call = buffers, np.array(rows, np.int64), 0, column
+        described = _C.fused_embedding_bag_describe(call, schedules, 0)
+        offsets = np.arange(len(kinds) * 10 + 1)
+        lists = lists_of(_C.fused_embedding_bag_map(described, offsets))
+        assert [task.feature for tasks in lists for task in tasks] == [last]
 
 
 def test_a_schedule_stages_whatever_the_batch() -> None:

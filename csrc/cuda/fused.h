@@ -165,11 +165,14 @@ typedef struct rf__fused_variant {
 /* Blocks an SM for `warps`, and the bytes of shared memory that keep others out. */
 void rf__fused_occupancy(const rf__cuda_device *device, int32_t warps, rf__fused_variant *variant,
                          const rf__fused_classes *classes);
+/* Makes the variant that runs beside the kernel of staged tables. */
+void rf__fused_beside(rf__fused_variant *variant, const rf__fused_classes *classes);
 /* Of a block, at launch. */
 int32_t rf__fused_shared_bytes(const rf__cuda_device *device, const rf__fused_variant *variant,
                                const rf__fused_classes *classes, const rf__kernel *kernel);
 rf_status rf__fused_kernel(const rf__cuda_device *device, const rf__fused_variant *variant,
                            const rf__fused_classes *classes, const rf__kernel **kernel);
+/* That kernel for an architecture, of which `info` tells, and those that batches with staged tables need. */
 rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *variant,
                                    const rf__fused_classes *classes, rf_kernel_info *info);
 

@@ -368,10 +368,12 @@ rf_status rf__fused_call_ready(rf__fused_call *call, const rf_fused_embedding_ba
     }
     if (mapped.staged.depth > 0) {
         RF_TRY(kernel_find(call, &variant, true, &ready->staged_kernel));
-        variant.beside = 1;
+        rf__fused_beside(&variant, &call->classes);
     }
-    RF_TRY(kernel_find(call, &variant, false, &ready->kernel));
-    ready->shared_bytes = rf__fused_shared_bytes(call->device, &variant, &call->classes, ready->kernel);
+    if (mapped.head.n_tasks > 0) { /* else all tables are staged */
+        RF_TRY(kernel_find(call, &variant, false, &ready->kernel));
+        ready->shared_bytes = rf__fused_shared_bytes(call->device, &variant, &call->classes, ready->kernel);
+    }
     ready->features = call->on_device;
     ready->mapping = mapped.head;
     ready->staged = mapped.staged;

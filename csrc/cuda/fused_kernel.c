@@ -93,6 +93,12 @@ void rf__fused_occupancy(const rf__cuda_device *device, int32_t warps, rf__fused
     if (padded > variant->dynamic_shared) variant->dynamic_shared = (int32_t)(padded / GRAIN * GRAIN);
 }
 
+/* The staged kernel's block has nearly all shared memory: none is asked for but what is used. */
+void rf__fused_beside(rf__fused_variant *variant, const rf__fused_classes *classes) {
+    variant->beside = 1;
+    variant->dynamic_shared = shared_bytes(classes);
+}
+
 /* Shared memory that keeps blocks out is taken from L1: none where registers keep them out already. */
 int32_t rf__fused_shared_bytes(const rf__cuda_device *device, const rf__fused_variant *variant,
                                const rf__fused_classes *classes, const rf__kernel *kernel) {
@@ -127,16 +133,40 @@ rf_status rf__fused_staged_kernel(const rf__cuda_device *device, const rf__fused
     return rf__jit_kernel(device, &staged_source, &key, key_bytes(classes), describe_staged, kernel);
 }
 
-rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *variant,
-                                   const rf__fused_classes *classes, rf_kernel_info *info) {
+static rf_status compile(const char *arch, const rf__fused_variant *variant, const rf__fused_classes *classes,
+                         bool staged, rf_kernel_info *info) {
     rf_status status = RF_OK;
     kernel_key key;
     rf__kernel_options *options = malloc(sizeof *options);
     if (options == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for the options of a kernel");
     key_set(variant, classes, &key);
-    RF_TRY(options_write(&key, false, options));
-    RF_TRY(rf__jit_compile(&source, options, arch, NULL, NULL, info));
+    RF_TRY(options_write(&key, staged, options));
+    RF_TRY(rf__jit_compile(staged ? &staged_source : &source, options, arch, NULL, NULL, info));
 out:
     free(options);
+    return status;
+}
+
+/* Whether a batch may make the kernel of staged tables necessary. */
+static bool may_stage(const char *arch, const rf__fused_variant *variant, const rf__fused_classes *classes) {
+    enum { FIRST_ARCH = 90 };
+    bool any = false;
+    for (int32_t i = 0; i < classes->count; i++) any |= classes->of[i].kind == RF__FUSED_STAGED;
+    return any && !variant->timed && !variant->wide_positions && strncmp(arch, "sm_", 3) == 0 &&
+           strtol(arch + 3, NULL, 10) >= FIRST_ARCH;
+}
+
+rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *variant,
+                                   const rf__fused_classes *classes, rf_kernel_info *info) {
+    rf_status status = RF_OK;
+    if (may_stage(arch, variant, classes)) {
+        const rf__fused_variant staged = staged_variant(variant);
+        rf__fused_variant others = *variant;
+        rf__fused_beside(&others, classes);
+        RF_TRY(compile(arch, &staged, classes, true, info));
+        RF_TRY(compile(arch, &others, classes, false, info));
+    }
+    RF_TRY(compile(arch, variant, classes, false, info));
+out:
     return status;
 }

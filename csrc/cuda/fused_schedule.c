@@ -159,9 +159,11 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
     const double mean = given->expected > 0 ? given->expected / 16.0 : 0;
     feature->shape = *shape;
     feature->expected = given->expected;
-    feature->staging = given->kind == RF_FUSED_KIND_STAGED ? RF__STAGE_ALWAYS
-                       : is_default && stageable           ? RF__STAGE_WHERE_IT_PAYS
-                                                           : RF__STAGE_NEVER;
+    const bool is_open =
+        given->threads == 0 && given->distance == 0 && given->station == 0 && given->split == 0;
+    feature->staging = given->kind == RF_FUSED_KIND_STAGED  ? RF__STAGE_ALWAYS
+                       : is_default && is_open && stageable ? RF__STAGE_WHERE_IT_PAYS
+                                                            : RF__STAGE_NEVER;
     if (feature->staging == RF__STAGE_ALWAYS && !stageable) {
         return rf__fail(
             RF_ERR_VALUE,
@@ -170,6 +172,7 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
             (int)RF__FUSED_STAGED_RING);
     }
     for (int32_t b = 0; b < RF__FUSED_BUCKETS; b++) {
+        feature->staged_of[b] = -1;
         /* One length is expected: the schedule is that of its bucket, whatever a batch is like. */
         const int32_t bucket = level == ONE_A_SHAPE   ? RF__FUSED_BUCKETS / 2
                                : given->expected != 0 ? rf__fused_bucket(mean)
@@ -186,7 +189,6 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
         if (is_default && level == ONE_A_SHAPE) schedule.kind = RF_FUSED_KIND_POOL;
         RF_TRY(class_find(shape, schedule, bucket, classes, &feature->class_of[b]));
         *full |= feature->class_of[b] < 0;
-        feature->staged_of[b] = -1;
     }
 out:
     return status;
@@ -251,9 +253,14 @@ rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const 
                                               classes, features + first, &full);
             if (status != RF_OK) return status;
         }
-        /* Behind all others, so that the kernel of those is the same whether tables are staged or not. */
-        for (int64_t i = 0; i < n_sets * params->n_features && !full; i++) {
-            const rf_status status = staged_fill(schedule_at(schedules, i), classes, &features[i], &full);
+        /* Behind all others, so that the kernel of those is the same whether tables are staged or not; and those that
+         * must have one before those that may. */
+        for (int64_t i = 0; i < 2 * n_sets * params->n_features && !full; i++) {
+            const int64_t place = i % (n_sets * params->n_features);
+            const bool always = i == place;
+            if ((features[place].staging == RF__STAGE_ALWAYS) != always) continue;
+            const rf_status status =
+                staged_fill(schedule_at(schedules, place), classes, &features[place], &full);
             if (status != RF_OK) return status;
         }
         if (!full) return RF_OK;

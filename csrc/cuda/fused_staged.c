@@ -44,7 +44,7 @@ static bool pays(const rf__fused_feature *features, int64_t n_features, const do
         copied += (double)features[f].rows * (1 + row_bytes / COPY_ALIGNMENT);
         tasks += (batch->bags + RF__FUSED_STAGED_BAGS - 1) / RF__FUSED_STAGED_BAGS;
     }
-    return read >= copied && gathered_staged >= NEARLY_ALL * gathered && tasks >= TASKS_AN_SM * sms;
+    return read >= copied && gathered_staged >= NEARLY_ALL * gathered && tasks >= (int64_t)TASKS_AN_SM * sms;
 }
 
 int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, const double *lookups,
