@@ -15,6 +15,7 @@ from gpu import DTYPES, INTEGERS
 from gpu_fused import Fused, bags_of, check, on_gpu, precompile
 from recfuse import _C
 from recfuse.nn import Table
+from recfuse.nn.mapping import staged_features
 from reference import Feature
 from test_fused_embedding_bag import Problem
 from test_gpu_integration import moved
@@ -53,9 +54,7 @@ def staged(problem: Problem, threads: int = 0) -> Fused:
 
 def n_staged(mapping: Tensor) -> int:
     """Features in the lists of a mapping."""
-    head = mapping[0].tolist()
-    rest = mapping[1 + head[1] + head[2] * 8 :]
-    return len(set(rest[1:, 0].tolist()) - {-1}) if len(rest) else 0
+    return len(staged_features(mapping.numpy()))
 
 
 @pytest.fixture(scope="module")
