@@ -70,6 +70,7 @@ int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, c
 typedef struct job {
     double cycles;
     int32_t feature, first_bag, last_bag;
+    int32_t list, turn;
 } job;
 
 static int longer_first(const void *a, const void *b) {
@@ -102,17 +103,37 @@ static job *jobs_new(const rf__fused_feature *features, int64_t n_features, cons
     return jobs;
 }
 
+/* How long a list is so far. */
+typedef struct load {
+    double cycles;
+    int32_t list, depth;
+} load;
+
+static bool shorter(const load *one, const load *other) {
+    return one->cycles < other->cycles || (one->cycles == other->cycles && one->list < other->list);
+}
+
+/* Puts the first of a heap, whose shortest list is otherwise first, to its place. */
+static void sift(load *heap, int32_t count) {
+    const load moved = heap[0];
+    int32_t at = 0;
+    for (int32_t child = 1; child < count; child = 2 * at + 1) {
+        if (child + 1 < count && shorter(&heap[child + 1], &heap[child])) child++;
+        if (!shorter(&heap[child], &moved)) break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = moved;
+}
+
 /* The next job goes to the list that is shortest so far. */
-static void deal(const job *jobs, int64_t n_jobs, int32_t lists, double *busy, int32_t *depth,
-                 int32_t *list_of) {
+static void deal(job *jobs, int64_t n_jobs, load *heap, int32_t lists) {
+    for (int32_t list = 0; list < lists; list++) heap[list] = (load){.list = list};
     for (int64_t i = 0; i < n_jobs; i++) {
-        int32_t least = 0;
-        for (int32_t list = 1; list < lists; list++) {
-            if (busy[list] < busy[least]) least = list;
-        }
-        busy[least] += jobs[i].cycles;
-        depth[least]++;
-        list_of[i] = least;
+        jobs[i].list = heap[0].list;
+        jobs[i].turn = heap[0].depth++;
+        heap[0].cycles += jobs[i].cycles;
+        sift(heap, lists);
     }
 }
 
@@ -124,16 +145,15 @@ rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_fe
     int32_t deepest = 0;
     job *jobs = jobs_new(features, n_features, lookups, staged, n_staged, batch, &n_jobs);
     const int32_t lists = n_jobs < sms ? (int32_t)n_jobs : sms;
-    double *busy = calloc((size_t)lists + 1, sizeof *busy);
-    int32_t *depth = calloc((size_t)lists + 1, sizeof *depth),
-            *list_of = malloc((size_t)(n_jobs + 1) * sizeof *list_of);
+    load *heap = malloc(((size_t)lists + 1) * sizeof *heap);
     *rows = NULL;
-    if (jobs == NULL || busy == NULL || depth == NULL || list_of == NULL) {
+    if (jobs == NULL || heap == NULL) {
         status = rf__fail(RF_ERR_MEMORY, "no memory to map %" PRId64 " features", n_staged);
         goto out;
     }
-    deal(jobs, n_jobs, lists, busy, depth, list_of);
-    for (int32_t list = 0; list < lists; list++) deepest = depth[list] > deepest ? depth[list] : deepest;
+    deal(jobs, n_jobs, heap, lists);
+    for (int32_t list = 0; list < lists; list++)
+        deepest = heap[list].depth > deepest ? heap[list].depth : deepest;
     *n_rows = 1 + (int64_t)(deepest + 1) * lists;
     *rows = calloc((size_t)*n_rows, sizeof **rows);
     if (*rows == NULL) {
@@ -143,20 +163,17 @@ rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_fe
     **rows = (rf__fused_staged){.depth = deepest + 1, .lists = lists};
     rf__fused_task *tasks = (rf__fused_task *)(*rows + 1);
     for (int64_t i = 0; i < *n_rows - 1; i++) tasks[i].feature = -1;
-    memset(depth, 0, (size_t)lists * sizeof *depth);
     for (int64_t i = 0; i < n_jobs; i++) {
-        const int32_t f = jobs[i].feature;
-        tasks[(int64_t)depth[list_of[i]]++ * lists + list_of[i]] =
-            (rf__fused_task){.feature = f,
-                             .first_bag = jobs[i].first_bag,
-                             .last_bag = jobs[i].last_bag,
-                             .schedule = class_number(&features[f], lookups[f], batch),
+        const job *one = &jobs[i];
+        tasks[(int64_t)one->turn * lists + one->list] =
+            (rf__fused_task){.feature = one->feature,
+                             .first_bag = one->first_bag,
+                             .last_bag = one->last_bag,
+                             .schedule = class_number(&features[one->feature], lookups[one->feature], batch),
                              .part = 1 << 16};
     }
 out:
-    free(list_of);
-    free(depth);
-    free(busy);
+    free(heap);
     free(jobs);
     return status;
 }
