@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc
 COMMANDS = (
     "fused_bad",
     "fused_cache",
+    "fused_allocator",
     "fused_mapping",
     "fused_unexpected",
     "fused_failures",

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "cuda/fused_call.h"
+#include "fused_pool.h"
 #include "validate.h"
 
 /* As in kernels/fused.cuh. */
@@ -120,7 +121,7 @@ static rf_status check_plan(const rf_fused_embedding_bag_params *params, const r
     return rf__check_fused_warps(plan->warps);
 }
 
-/* What both functions of the API begin with: *call is NULL where there is nothing to pool. */
+/* What a call and the question for its workspace begin with: *call is NULL where there is nothing to pool. */
 static rf_status begin(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
                        const rf_cuda_stream *stream, const rf__cuda_device **device, rf__fused_call **call,
                        rf__fused_ready *ready) {
@@ -155,19 +156,16 @@ rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_params *
     return status;
 }
 
-rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
-                                      void *workspace, const rf_cuda_stream *stream) {
+rf_status rf__fused_pool(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
+                         const rf__allocator *allocator, const rf_cuda_stream *stream) {
     const rf__cuda_device *device = NULL;
     rf__fused_call *call = NULL;
     rf__fused_ready ready;
+    void *workspace = NULL;
     rf_status status = begin(params, plan, stream, &device, &call, &ready);
     if (call == NULL) return status;
-    if (workspace == NULL && ready.workspace_bytes > 0) {
-        status = rf__fail(RF_ERR_VALUE,
-                          "recfuse.fused_embedding_bag: workspace is NULL, must be %" PRId64
-                          " bytes of device memory (rf_fused_embedding_bag_workspace)",
-                          ready.workspace_bytes);
-    }
+    if (ready.workspace_bytes > 0)
+        status = allocator->allocate(allocator->context, ready.workspace_bytes, &workspace);
     if (status == RF_OK && params->check_bounds) status = rf__cuda_pending_error(device, stream->stream);
     if (status == RF_OK) status = rf__cuda_enter(device);
     if (status == RF_OK) {
@@ -176,6 +174,22 @@ rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *param
     }
     rf__fused_call_release(call);
     return status;
+}
+
+/* What the caller has allocated. */
+static rf_status give(void *workspace, int64_t bytes, void **memory) {
+    *memory = workspace;
+    if (workspace != NULL) return RF_OK;
+    return rf__fail(RF_ERR_VALUE,
+                    "recfuse.fused_embedding_bag: workspace is NULL, must be %" PRId64
+                    " bytes of device memory (rf_fused_embedding_bag_workspace)",
+                    bytes);
+}
+
+rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
+                                      void *workspace, const rf_cuda_stream *stream) {
+    const rf__allocator given = {give, workspace};
+    return rf__fused_pool(params, plan, &given, stream);
 }
 
 rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "fused_pool.h"
+
 /* Positions in the schema. */
 enum {
     BUFFERS,
@@ -148,14 +150,25 @@ out:
     return status;
 }
 
+/* Where the memory that a call works in is made. */
+typedef struct work_memory {
+    const rf__place *place;
+    AtenTensorHandle *tensor;
+} work_memory;
+
+static rf_status work_memory_new(void *context, int64_t bytes, void **memory) {
+    const work_memory *my = context;
+    return rf__tensor_new(1, bytes, aoti_torch_dtype_uint8(), my->place, my->tensor, memory);
+}
+
 static rf_status pool_on_gpu(const rf__value *values, const rf__place *place,
                              const rf_fused_embedding_bag_params *params) {
     rf_status status = RF_OK;
     rf_fused_plan plan = {0};
     rf_cuda_stream stream;
-    int64_t bytes = 0;
-    void *workspace = NULL;
     AtenTensorHandle copies[4] = {NULL, NULL, NULL, NULL};
+    work_memory memory = {place, &copies[3]};
+    const rf__allocator allocator = {work_memory_new, &memory};
     const int64_t warps = values[WARPS].integer;
     if (warps != 0 && (warps < 2 || warps > 64)) {
         return rf__fail(RF_ERR_VALUE, "warps is %lld, must be 2 to 64, or 0 for a good default",
@@ -165,9 +178,7 @@ static rf_status pool_on_gpu(const rf__value *values, const rf__place *place,
     RF_TRY(schedules_read(values[SCHEDULES].tensor, params->n_features, &copies[0], &plan));
     RF_TRY(mapping_read(values[MAPPING].tensor, params->bags, place, &copies[1], &copies[2], &plan));
     RF_TRY(rf__torch_stream(place, &stream));
-    RF_TRY(rf_fused_embedding_bag_workspace(params, &plan, &stream, &bytes));
-    if (bytes > 0) RF_TRY(rf__tensor_new(1, bytes, aoti_torch_dtype_uint8(), place, &copies[3], &workspace));
-    RF_TRY(rf_fused_embedding_bag_cuda(params, &plan, workspace, &stream));
+    RF_TRY(rf__fused_pool(params, &plan, &allocator, &stream));
 out:
     for (int i = 3; i >= 0; i--) rf__tensor_free(copies[i]);
     return status;

@@ -11,6 +11,7 @@
 #include "cuda/fused.h"
 #include "cuda/fused_measure.h"
 #include "fused_case.h"
+#include "fused_pool.h"
 #include "program.h"
 
 enum { MOST_CALLS = 128, MANY = 200, ROUNDS = 400 };
@@ -107,6 +108,52 @@ static void fused_cache(char **arguments) {
     pool_well(1);
     pool_well(2);
     expect_costs("calls in turns beside many graphs", before, 2, false);
+}
+
+/* An allocator that counts, and may fail. */
+typedef struct counted_memory {
+    int calls;
+    int64_t bytes;
+    void *memory;
+    rf_status status;
+} counted_memory;
+
+static rf_status counted_new(void *context, int64_t bytes, void **memory) {
+    counted_memory *my = context;
+    CHECK(context_depth() == 0, "a context is entered while memory is made");
+    my->calls++;
+    my->bytes = bytes;
+    *memory = my->memory = my->status == RF_OK ? malloc((size_t)bytes) : NULL;
+    return my->status;
+}
+
+/* fused_allocator: memory is asked for once, and only where some is needed; where there is none nothing is launched. */
+static void fused_allocator(char **arguments) {
+    (void)arguments;
+    fused_case one;
+    int64_t bytes = 0;
+    counted_memory memory = {0};
+    const rf__allocator allocator = {counted_new, &memory};
+    fused_case_fixed(&one, 0);
+    CHECK(pool(&one, &one.plan) == RF_OK, "%s", rf_last_error());
+    CHECK(rf_fused_embedding_bag_workspace(&one.params, &one.plan, &streams[0], &bytes) == RF_OK && bytes > 0,
+          "%lld bytes", (long long)bytes);
+    const costs before = costs_now();
+    const int contexts = driver_calls("cuCtxPushCurrent_v2");
+    CHECK(rf__fused_pool(&one.params, &one.plan, &allocator, &streams[0]) == RF_OK, "%s", rf_last_error());
+    CHECK(memory.calls == 1 && memory.bytes == bytes, "%d calls, the last for %lld bytes", memory.calls,
+          (long long)memory.bytes);
+    free(memory.memory);
+    expect_costs("with an allocator", before, 1, false);
+    CHECK(driver_calls("cuCtxPushCurrent_v2") == contexts + 2, "it began more than once");
+    memory.status = RF_ERR_MEMORY;
+    CHECK(rf__fused_pool(&one.params, &one.plan, &allocator, &streams[0]) == RF_ERR_MEMORY &&
+              memory.calls == 2,
+          "%d calls", memory.calls);
+    expect_costs("an allocator that fails", before, 1, false);
+    for (int64_t f = 0; f < one.params.n_features; f++) one.schedules[f].split = 1;
+    CHECK(rf__fused_pool(&one.params, &one.plan, &allocator, &streams[0]) == RF_OK && memory.calls == 2,
+          "%d calls: %s", memory.calls, rf_last_error());
 }
 
 static void refused(const fused_case *one, const rf_fused_plan *plan, rf_status want, const char *words) {
@@ -425,6 +472,7 @@ const command fused_commands[] = {
     {"fused_map_bad", 0, fused_map_bad},
     {"fused_bad", 0, fused_bad},
     {"fused_cache", 0, fused_cache},
+    {"fused_allocator", 0, fused_allocator},
     {"fused_mapping", 0, fused_mapping},
     {"fused_failures", 0, fused_failures},
     {"fused_unexpected", 0, fused_unexpected},
