@@ -1,7 +1,6 @@
 /* Tables that are copied to shared memory as a whole (kernels/fused_staged.cu): which, and which SM pools which. */
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "cuda/fused.h"
 
