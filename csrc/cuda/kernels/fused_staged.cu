@@ -15,8 +15,9 @@
  *
  * The kernel of the other features runs beside this one, on what registers and shared memory are left (RF_BESIDE).
  *
- * Measured on an H200: bank conflicts (rows are read in random order) and the wait for ids bind it, about evenly; ids
- * asked for two turns ahead made it a quarter slower, 24 warps with fewer registers a tenth.
+ * Measured on an H200: bank conflicts (rows are read in random order) and the wait for ids bind it, about evenly. Ids
+ * asked for two turns ahead took registers that are not there: with the spills it was a quarter slower. 24 warps with
+ * fewer registers: a tenth slower.
  *
  * Launch: grid [lists], block [RF_BLOCK + HELPERS], dynamic shared memory: sizeof(ring). Compute capability 9.0.
  */
