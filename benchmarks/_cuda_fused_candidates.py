@@ -102,39 +102,39 @@ def fused_run(module: torch.nn.Module) -> Run:
     return run
 
 
-def unchecked_run(module: recfuse.nn.FusedEmbeddingBagCollection) -> Run:
-    """A call of its operator with `bounds_check="off"`."""
+def operator_run(
+    module: recfuse.nn.FusedEmbeddingBagCollection, options: Callable[[Batch], dict[str, Any]]
+) -> Run:
+    """A call of its operator, with options of one's own."""
     packed = module._packed
 
     @torch.inference_mode()
     def run(batch: Batch) -> Tensor:
-        return torch.ops.recfuse.fused_embedding_bag(
-            packed.buffers, packed.features, batch.indices, batch.offsets, packed.output_dim,
-            bounds_check="off", schedules=packed.schedules, warps=packed.warps,
-        )  # fmt: skip
+        arguments = packed.buffers, packed.features, batch.indices, batch.offsets, packed.output_dim
+        return torch.ops.recfuse.fused_embedding_bag(*arguments, **options(batch))
 
     return run
+
+
+def unchecked_run(module: recfuse.nn.FusedEmbeddingBagCollection) -> Run:
+    """With `bounds_check="off"`."""
+    packed = module._packed
+    return operator_run(
+        module, lambda batch: {"bounds_check": "off", "schedules": packed.schedules, "warps": packed.warps}
+    )
 
 
 def unstaged_run(module: recfuse.nn.FusedEmbeddingBagCollection) -> Run:
-    """A call of its operator with what it expects of each feature, by schedules that stage no table."""
-    packed = module._packed
+    """With what it expects of each feature, by schedules that stage no table."""
+    kept: list[Tensor] = []
 
-    @torch.inference_mode()
-    def run(batch: Batch) -> Tensor:
-        return torch.ops.recfuse.fused_embedding_bag(
-            packed.buffers, packed.features, batch.indices, batch.offsets, packed.output_dim,
-            schedules=schedules(batch),
-        )  # fmt: skip
-
-    def schedules(batch: Batch) -> Tensor:
+    def options(batch: Batch) -> dict[str, Any]:
         if not kept:
             module(batch.indices, batch.offsets)  # learns what to expect
             kept.append(torch.from_numpy(never_staged(schedules_of(module)[0])))
-        return kept[0]
+        return {"schedules": kept[0]}
 
-    kept: list[Tensor] = []
-    return run
+    return operator_run(module, options)
 
 
 def make_runs(

@@ -23,13 +23,13 @@ from _cuda_fused_native import SPLIT, never_staged, schedules_of
 from _cuda_fused_setting import Batch, ModelSubject, Setting
 from _cuda_fused_timing import Run
 from recfuse import timing
+from recfuse.nn.mapping import rows_before_lists
 
 CACHED, RUNTIME = "by batch size, cached", "at run time"
 AVERAGE, MAXIMUM = "static, average", "static, maximum"
 _TAIL_SEED = 3_000_000
 # A mapping's first row has the numbers of tasks, of groups that share bags, and of bags; tasks follow it.
-_TASKS, _TILES, _GROUPS, _BAGS = 1, 2, 3, 5
-_ROWS_OF_A_TILE = 8
+_TASKS, _GROUPS, _BAGS = 1, 3, 5
 _FIRST_BAG, _LAST_BAG = 1, 2  # of a task
 
 
@@ -41,7 +41,7 @@ def rescaled(mapping: Tensor, bags: int) -> Tensor:
     tasks, before = int(mapping[0, _TASKS]), int(mapping[0, _BAGS])
     if mapping[0, _GROUPS]:
         raise ValueError("blocks that share bags cannot be given others")
-    if len(mapping) > 1 + tasks + int(mapping[0, _TILES]) * _ROWS_OF_A_TILE:
+    if len(mapping) > rows_before_lists(mapping):
         raise ValueError("blocks of staged tables cannot be given others")
     changed = mapping.clone()
     changed[0, _BAGS] = bags

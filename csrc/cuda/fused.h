@@ -102,10 +102,14 @@ typedef struct rf__fused_staged {
 } rf__fused_staged;
 _Static_assert(sizeof(rf__fused_staged) == 32, "a row of a mapping");
 
-/* Rows in front of those for tables that are staged. */
+/* Rows of a mapping of so many tasks and tiles, in front of those for tables that are staged. */
+static inline int64_t rf__fused_rows_of(int64_t n_tasks, int64_t n_tiles) {
+    const int64_t tile_rows =
+        RF__FUSED_TILE * (int64_t)sizeof(rf__fused_lane) / (int64_t)sizeof(rf__fused_mapping);
+    return 1 + n_tasks + n_tiles * tile_rows;
+}
 static inline int64_t rf__fused_rows(const rf__fused_mapping *mapping) {
-    const int64_t tile_rows = RF__FUSED_TILE * (int64_t)sizeof(rf__fused_lane) / (int64_t)sizeof *mapping;
-    return (int64_t)1 + mapping->n_tasks + mapping->n_tiles * tile_rows;
+    return rf__fused_rows_of(mapping->n_tasks, mapping->n_tiles);
 }
 
 /* Whether a mapping has as many rows as it says. */

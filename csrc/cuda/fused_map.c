@@ -197,8 +197,7 @@ static rf_status cut_all(rf__fused_cut *my, const rf__fused_batch *batch, int32_
     if (n_staged > 0)
         RF_TRY(rf__fused_staged_lists(features, n_features, my->lookups, my->staged, n_staged, sms, batch,
                                       &my->lists, &my->list_rows));
-    my->rows = 1 + my->n_tasks + my->n_tiles * (RF__FUSED_TILE * (int64_t)sizeof(rf__fused_lane) / 32) +
-               my->list_rows;
+    my->rows = rf__fused_rows_of(my->n_tasks, my->n_tiles) + my->list_rows;
     if (my->rows > INT32_MAX || my->n_places > INT32_MAX) {
         status = rf__fail(RF_ERR_UNSUPPORTED,
                           "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64

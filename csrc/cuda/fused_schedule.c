@@ -149,6 +149,13 @@ static rf_status class_find(const rf__fused_geometry *shape, rf_fused_schedule s
     return RF_OK;
 }
 
+/* The bucket of a feature in batches of bucket `b`. Where one length is expected, that of this length, whatever a batch
+ * is like. */
+static int32_t bucket_for(const rf_fused_schedule *given, int32_t b) {
+    if (given->expected == 0) return b;
+    return rf__fused_bucket(given->expected > 0 ? given->expected / 16.0 : 0);
+}
+
 static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_schedule *given, thrift level,
                               bool stageable, rf__fused_classes *classes, rf__fused_feature *feature,
                               bool *full) {
@@ -156,7 +163,6 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
     rf_status status = RF_OK;
     if (given == NULL) given = &defaults;
     const bool is_default = given->kind == RF_FUSED_KIND_DEFAULT;
-    const double mean = given->expected > 0 ? given->expected / 16.0 : 0;
     feature->shape = *shape;
     feature->expected = given->expected;
     const bool is_open =
@@ -173,10 +179,7 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
     }
     for (int32_t b = 0; b < RF__FUSED_BUCKETS; b++) {
         feature->staged_of[b] = -1;
-        /* One length is expected: the schedule is that of its bucket, whatever a batch is like. */
-        const int32_t bucket = level == ONE_A_SHAPE   ? RF__FUSED_BUCKETS / 2
-                               : given->expected != 0 ? rf__fused_bucket(mean)
-                                                      : b;
+        const int32_t bucket = level == ONE_A_SHAPE ? RF__FUSED_BUCKETS / 2 : bucket_for(given, b);
         if (b > 0 &&
             (given->expected != 0 || (is_default && level != BY_LENGTH))) { /* for every length the same */
             feature->class_of[b] = feature->class_of[0];
@@ -201,8 +204,7 @@ static rf_status staged_fill(const rf_fused_schedule *given, rf__fused_classes *
     rf_fused_schedule schedule = given != NULL ? *given : (rf_fused_schedule){0};
     schedule.kind = RF_FUSED_KIND_STAGED;
     for (int32_t b = 0; b < RF__FUSED_BUCKETS && feature->staging != RF__STAGE_NEVER; b++) {
-        const double mean = schedule.expected > 0 ? schedule.expected / 16.0 : 0;
-        const int32_t bucket = schedule.expected != 0 ? rf__fused_bucket(mean) : b;
+        const int32_t bucket = bucket_for(&schedule, b);
         RF_TRY(class_find(&feature->shape, schedule, bucket, classes, &feature->staged_of[b]));
         if (feature->staged_of[b] >= 0) continue;
         *full |= feature->staging == RF__STAGE_ALWAYS;
@@ -214,6 +216,17 @@ out:
 
 static const rf_fused_schedule *schedule_at(const rf_fused_schedule *schedules, int64_t place) {
     return schedules != NULL ? &schedules[place] : NULL;
+}
+
+/* Of all features that are staged in this way; stops where there is no room for another class. */
+static rf_status staged_fill_all(const rf_fused_schedule *schedules, int64_t count, rf__fused_staging staging,
+                                 rf__fused_classes *classes, rf__fused_feature *features, bool *full) {
+    rf_status status = RF_OK;
+    for (int64_t i = 0; i < count && !*full && status == RF_OK; i++) {
+        if (features[i].staging == staging)
+            status = staged_fill(schedule_at(schedules, i), classes, &features[i], full);
+    }
+    return status;
 }
 
 /* One set of schedules; stops where there is no room for another class. */
@@ -255,15 +268,11 @@ rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const 
         }
         /* Behind all others, so that the kernel of those is the same whether tables are staged or not; and those that
          * must have one before those that may. */
-        for (int64_t i = 0; i < 2 * n_sets * params->n_features && !full; i++) {
-            const int64_t place = i % (n_sets * params->n_features);
-            const bool always = i == place;
-            if ((features[place].staging == RF__STAGE_ALWAYS) != always) continue;
-            const rf_status status =
-                staged_fill(schedule_at(schedules, place), classes, &features[place], &full);
-            if (status != RF_OK) return status;
-        }
-        if (!full) return RF_OK;
+        const int64_t all = n_sets * params->n_features;
+        rf_status status = staged_fill_all(schedules, all, RF__STAGE_ALWAYS, classes, features, &full);
+        if (status == RF_OK)
+            status = staged_fill_all(schedules, all, RF__STAGE_WHERE_IT_PAYS, classes, features, &full);
+        if (status != RF_OK || !full) return status;
     }
     return rf__fail(
         RF_ERR_VALUE,

@@ -27,6 +27,11 @@ bool rf__fused_can_stage(const rf__cuda_device *device, int64_t lookups) {
            lookups <= MOST_LOOKUPS;
 }
 
+/* Tasks that a staged feature is cut into. */
+static int64_t parts_of(const rf__fused_batch *batch) {
+    return (batch->bags + RF__FUSED_STAGED_BAGS - 1) / RF__FUSED_STAGED_BAGS;
+}
+
 /* Whether tables that may be staged are, all or none: together they must have so many lookups that copying them pays,
  * nearly all that there is to gather, and a share for each SM. Where other tables have much of the work, the SMs are
  * better left to those: a staged table keeps one to itself. */
@@ -41,7 +46,7 @@ static bool pays(const rf__fused_feature *features, int64_t n_features, const do
         gathered_staged += lookups[f] * row_bytes;
         read += lookups[f];
         copied += (double)features[f].rows * (1 + row_bytes / COPY_ALIGNMENT);
-        tasks += (batch->bags + RF__FUSED_STAGED_BAGS - 1) / RF__FUSED_STAGED_BAGS;
+        tasks += parts_of(batch);
     }
     return read >= copied && gathered_staged >= NEARLY_ALL * gathered && tasks >= (int64_t)TASKS_AN_SM * sms;
 }
@@ -82,7 +87,7 @@ static int longer_first(const void *a, const void *b) {
 /* Each feature in as few tasks as may be, of about equally many bags. */
 static job *jobs_new(const rf__fused_feature *features, int64_t n_features, const double *lookups,
                      const bool *staged, int64_t n_staged, const rf__fused_batch *batch, int64_t *n_jobs) {
-    const int64_t parts = (batch->bags + RF__FUSED_STAGED_BAGS - 1) / RF__FUSED_STAGED_BAGS;
+    const int64_t parts = parts_of(batch);
     job *jobs = malloc((size_t)(n_staged * parts) * sizeof *jobs);
     if (jobs == NULL) return NULL;
     *n_jobs = 0;

@@ -28,10 +28,14 @@ def size_of(device: torch.device) -> tuple[int, bool]:
     return found.multi_processor_count, found.major in _STAGING
 
 
+def rows_before_lists(rows: NDArray[np.int32] | Tensor) -> int:
+    """Of a mapping ``[rows, 8]``: its head, tasks and tiles; behind them come the lists of staged tables."""
+    return 1 + int(rows[0, 1]) + int(rows[0, 2]) * _ROWS_OF_A_TILE
+
+
 def staged_features(rows: NDArray[np.int32]) -> list[int]:
-    """The features whose tables a mapping ``[rows, 8]`` stages: those of the lists behind tasks and tiles."""
-    tasks, tiles = int(rows[0, 1]), int(rows[0, 2])
-    lists = rows[1 + tasks + tiles * _ROWS_OF_A_TILE + 1 :]
+    """The features whose tables a mapping ``[rows, 8]`` stages: those of its lists."""
+    lists = rows[rows_before_lists(rows) + 1 :]
     return [int(feature) for feature in np.unique(lists[:, 0]) if feature >= 0]
 
 
