@@ -1,5 +1,5 @@
 /* How tables come to the ring of the schedule "staged" (fused_ring.cuh): by HELPERS threads of each block, which copy
- * them, list their bags by length, and have their lookups brought to L2.
+ * them, and list their bags by length.
  *
  * Who does what. The first helper copies, by the bulk copy engine, as far ahead as there is room in the ring. All of
  * them list bags: each has MOST_BAGS / HELPERS of a task, finds the class of its length and a number in that class, and
@@ -26,15 +26,6 @@ RF_INLINE rf_task task_of(const rf_fused_arguments &my, int turn) {
         if (!can) task.feature = -1;
     }
     return task;
-}
-
-/* The lookups of a task are what its warps wait for next. */
-RF_INLINE void prefetch_lookups(const rf_fused_arguments &my, const rf_task &task) {
-    const RF_OFFSET *offsets = my.offsets + (rf_i64)task.feature * my.bags;
-    if (task.first_bag >= task.last_bag) return; /* of a mapping for some bags more */
-    const RF_OFFSET begin = rf_load(offsets + task.first_bag), end = rf_load(offsets + task.last_bag);
-    if (begin < 0 || begin > end || end > my.end - my.lead) return;
-    prefetch_bulk(my.indices + my.lead + begin, my.indices + my.lead + end);
 }
 
 /* The place of a length among the classes, the longest first: its exponent, and three bits behind the first. */
@@ -169,8 +160,7 @@ RF_INLINE void bring_tables(const rf_fused_arguments &my) {
     for (int turn = 0;; turn++) {
         const rf_task task = task_of(my, turn);
         if (task.feature < 0) {
-            if (helper() > 0) return;
-            lay_out(my, task, turn, copies);
+            if (helper() == 0) lay_out(my, task, turn, copies);
             barrier_arrive(&to.listed[turn % SLOTS]);
             return;
         }
@@ -186,11 +176,8 @@ RF_INLINE void bring_tables(const rf_fused_arguments &my) {
         }
         helpers_meet();
         list_bags(my, task, to.lists[turn % SLOTS]);
-        if (helper() > 0) continue;
         barrier_arrive(&to.listed[turn % SLOTS]);
-        prefetch_lookups(my, task);
-        prefetch_bulk(from + done, from + bytes);
-        copies.copy(from, bytes, done, turn, true);
+        if (helper() == 0) copies.copy(from, bytes, done, turn, true);
     }
 }
 

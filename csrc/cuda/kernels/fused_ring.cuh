@@ -86,13 +86,14 @@ RF_INLINE void barrier_wait(rf_u64 *barrier, rf_u32 parity) {
     }
 }
 
-/* A copy that tells `barrier` of its end; addresses and bytes are multiples of WORD. */
+/* A copy that tells `barrier` of its end; addresses and bytes are multiples of WORD. What L2 has of it goes first. */
 RF_INLINE void copy_bulk(void *to, const rf_u8 *from, rf_u32 bytes, rf_u64 *barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            address_of(to)),
-        "l"(from), "r"(bytes), "r"(address_of(barrier))
-        : "memory");
+    rf_u64 read_once;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(address_of(to)),
+                 "l"(from), "r"(bytes), "r"(address_of(barrier)), "l"(read_once)
+                 : "memory");
 }
 
 /* A copy of one element, of 4 or 8 bytes; copies_wait waits for all of this thread. */
@@ -102,24 +103,13 @@ template <class T> RF_INLINE void copy_element(T *to, const T *from) {
 }
 RF_INLINE void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-/* Brings the words that bytes [from, end) lie in to L2. */
-RF_INLINE void prefetch_bulk(const void *from, const void *end) {
-    rf_u64 at = (rf_u64)from / WORD * WORD;
-    const rf_u64 last = ((rf_u64)end + WORD - 1) / WORD * WORD;
-    while (at < last) {
-        const rf_u32 piece = (rf_u32)min((rf_u64)COPY, last - at);
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(piece) : "memory");
-        at += piece;
-    }
-}
-
 RF_INLINE void ring_new() {
     ring &made = the_ring();
     if (threadIdx.x < LINE / 4) ((int *)made.zeros)[threadIdx.x] = 0;
     if (threadIdx.x < 2 * SLOTS) made.claims[threadIdx.x] = 0;
     if (threadIdx.x == 0) {
         for (int i = 0; i < SLOTS; i++) {
-            barrier_new(&made.listed[i], 1);
+            barrier_new(&made.listed[i], HELPERS);
             barrier_new(&made.full[i], 1);
             barrier_new(&made.empty[i], WARPS);
         }
