@@ -119,19 +119,22 @@ RF_INLINE void rf_load_words(rf_i64 (&to)[4], const rf_i64 *from) {
     asm volatile("ld.global.nc.v2.s64 {%0, %1}, [%2];" : "=l"(to[2]), "=l"(to[3]) : "l"(from + 2));
 }
 
-/* Four ids from `position`, a multiple of four. Those outside the lookups lie in an aligned word of 16 bytes (32, for
+/* Four ids at `from`, the lookup `position`, a multiple of four. Those outside the lookups lie in an aligned word of 16 bytes (32, for
  * wide ids) with one that is inside: they are read and not used. Memory begins with a whole word; where it may not end
  * with one, the host asks for RF_EXACT (csrc/cuda/fused_call.c). */
-RF_INLINE void rf_load_ids(const rf_fused_arguments &my, RF_POSITION position, rf_four_ids &to) {
+RF_INLINE void rf_load_ids(const rf_fused_arguments &my, const RF_INDEX *from, RF_POSITION position,
+                           rf_four_ids &to) {
     if constexpr (RF_EXACT) {
         if (position + 4 > (RF_POSITION)my.end) {
 #pragma unroll
-            for (int k = 0; k < 4; k++)
-                to.id[k] = position + k < (RF_POSITION)my.end ? rf_load(my.indices + position + k) : 0;
+            for (int k = 0; k < 4; k++) to.id[k] = position + k < (RF_POSITION)my.end ? rf_load(from + k) : 0;
             return;
         }
     }
-    rf_load_words(to.id, my.indices + position);
+    rf_load_words(to.id, from);
+}
+RF_INLINE void rf_load_ids(const rf_fused_arguments &my, RF_POSITION position, rf_four_ids &to) {
+    rf_load_ids(my, my.indices + position, position, to);
 }
 
 /* The lookups of a bag. */
@@ -155,14 +158,14 @@ RF_INLINE bool rf_is_feature(const rf_fused_arguments &my, int feature) {
     return !RF_FOREIGN || (rf_u32)feature < (rf_u32)my.n_features;
 }
 
-/* Bag `bag` of a feature; empty where it is not there, or where its offsets are bad, which sets `bad`. */
+/* Bag `bag` of a feature; empty where it is not there, or where its offsets are bad, which counts. */
 RF_INLINE rf_bag rf_load_bag(const rf_fused_arguments &my, const RF_OFFSET *offsets, int bag, int last_bag,
-                             bool &bad) {
+                             int &bad) {
     rf_bag found = {0, 0};
     if (bag >= last_bag) return found;
     const RF_OFFSET begin = rf_load(offsets + bag), end = rf_load(offsets + bag + 1);
     if (RF_CHECK && !rf_good_bag(my, begin, end)) {
-        bad = true;
+        bad++;
         return found;
     }
     found.begin = (RF_POSITION)begin + my.lead;
@@ -206,6 +209,15 @@ static __device__ __noinline__ void rf_report_bags(const rf_fused_arguments &my,
             return;
         }
     }
+}
+
+/* The same for the task of this block, or for this lane's feature where it is a tile's. The task is read again: to keep it
+ * takes registers from the rows in flight. */
+static __device__ __noinline__ void rf_report_task(const rf_fused_arguments &my, bool tiled) {
+    const rf_task *task = my.tasks + blockIdx.x;
+    const int number = rf_load(&task->feature);
+    const int feature = tiled ? my.lanes[(rf_i64)number * 32 + threadIdx.x % 32].feature : number;
+    rf_report_bags(my, feature, rf_load(&task->first_bag), min(rf_load(&task->last_bag), my.bags), 1);
 }
 
 /* The quotient to the last bit but one at worst; without the call that a division is. */

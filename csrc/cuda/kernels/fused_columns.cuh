@@ -173,10 +173,7 @@ template <class S> RF_INLINE void rf_pool_columns(const rf_fused_arguments &my, 
         }
         now = next;
     }
-    if (RF_CHECK && bad) {
-        const int feature = my.lanes[(rf_i64)task.feature * 32 + threadIdx.x % 32].feature;
-        rf_report_bags(my, feature, task.first_bag, task.last_bag, 1);
-    }
+    if (RF_CHECK && bad) rf_report_task(my, true);
 }
 
 #endif

@@ -61,8 +61,7 @@ template <class S, int N, int APART> RF_INLINE void rf_merge_slots(float *sum, i
 /* What a lane has of a bag. */
 template <class S> struct rf_pooled {
     float sum[S::VECTORS * S::ELEMENTS];
-    int missing; /* lookups whose rows have not been found in the table */
-    int counted; /* those of them that are not padding */
+    int counted; /* lookups whose rows are in the table, and not padding */
     bool any; /* a row has come, for a maximum */
 };
 
@@ -197,16 +196,18 @@ RF_INLINE void rf_add_flight(const float *sample_weights, RF_POSITION position, 
 template <class S>
 RF_INLINE void rf_load_batch(const rf_fused_arguments &my, RF_POSITION position, RF_POSITION left,
                              rf_four_ids (&ids)[S::LOADS]) {
+    const RF_INDEX *from = my.indices + position;
+    asm volatile("" : "+l"(from)); /* one address for all of them */
 #pragma unroll
     for (int v = 0; v < S::LOADS; v++) {
-        if (v * S::STRIDE < left) rf_load_ids(my, position + v * S::STRIDE, ids[v]);
+        if (v * S::STRIDE < left) rf_load_ids(my, from + v * S::STRIDE, position + v * S::STRIDE, ids[v]);
     }
 }
 
 /* The part of a bag that this block takes. */
 template <class S>
 RF_INLINE rf_bag rf_load_part(const rf_fused_arguments &my, const rf_task &task, const RF_OFFSET *offsets,
-                              int bag, bool &bad) {
+                              int bag, int &bad) {
     const rf_bag whole = rf_load_bag(my, offsets, bag, task.last_bag, bad);
     if (!S::SPLIT) return whole;
     const int parts = task.part >> 16;
@@ -248,7 +249,7 @@ RF_INLINE void rf_finish_bag(const rf_fused_arguments &my, const rf_task &task, 
         count = pooled.counted;
     } else if (S::SPLIT || S::POOLING == RF_MEAN) {
         /* Read anew: what is kept takes registers from the rows in flight. */
-        bool bad = false;
+        int bad = 0;
         const rf_bag lookups = rf_load_part<S>(my, task, offsets, bag, bad);
         count = lookups.end - lookups.begin;
     }
@@ -356,18 +357,18 @@ template <class S> RF_INLINE void rf_pool(const rf_fused_arguments &my, const rf
     const int first_lookup = (warp * S::SLOTS + place.slot()) * 4;
     const int mine = (int)threadIdx.x / (S::GROUP * S::WARPS); /* of the bags pooled at once */
     const bool bad_start = rf_bad_start(my, task.feature, task.first_bag);
-    bool bad = bad_start;
-    rf_bag next = rf_load_part<S>(my, task, offsets, task.first_bag + BAGS + mine, bad);
-    rf_bag now = rf_load_part<S>(my, task, offsets, task.first_bag + mine, bad);
+    int missing = bad_start; /* bad bags, and lookups whose rows have not been found in the table */
+    rf_bag next = rf_load_part<S>(my, task, offsets, task.first_bag + BAGS + mine, missing);
+    rf_bag now = rf_load_part<S>(my, task, offsets, task.first_bag + mine, missing);
     if (bad_start && mine == 0) now = {0, 0};
     rf_rest rest(now, first_lookup);
     rf_four_ids ids[S::LOADS];
     rf_load_batch<S>(my, rest.position, rest.left, ids);
 #pragma unroll 1
     for (int first = task.first_bag; first < task.last_bag; first += BAGS) {
-        const rf_bag after = rf_load_part<S>(my, task, offsets, first + 2 * BAGS + mine, bad);
+        const rf_bag after = rf_load_part<S>(my, task, offsets, first + 2 * BAGS + mine, missing);
         rf_pooled<S> pooled = {};
-        if (RF_CHECK) pooled.missing = rest.template count<S>();
+        if (RF_CHECK) missing += rest.template count<S>();
         /* Once at least, also for an empty bag: the next bag's ids are asked for in here. */
 #pragma unroll 1
         do {
@@ -375,10 +376,10 @@ template <class S> RF_INLINE void rf_pool(const rf_fused_arguments &my, const rf
             rf_flight<S> flight;
 #pragma unroll
             for (int round = 0; round < ROUNDS - 1; round++) {
-                rf_fetch(place, rest, round, ids, flight, pooled.missing, pooled.counted);
+                rf_fetch(place, rest, round, ids, flight, missing, pooled.counted);
                 rf_add_flight(my.sample_weights, here, round, flight, pooled);
             }
-            rf_fetch(place, rest, ROUNDS - 1, ids, flight, pooled.missing, pooled.counted);
+            rf_fetch(place, rest, ROUNDS - 1, ids, flight, missing, pooled.counted);
             rest.position += S::LOADS * S::STRIDE;
             rest.left -= S::LOADS * S::STRIDE;
             rest.skip = 0;
@@ -387,13 +388,12 @@ template <class S> RF_INLINE void rf_pool(const rf_fused_arguments &my, const rf
             rf_load_batch<S>(my, more ? rest.position : coming.position, more ? rest.left : coming.left, ids);
             rf_add_flight(my.sample_weights, here, ROUNDS - 1, flight, pooled);
         } while (rest.left > 0);
-        bad |= RF_CHECK && pooled.missing != 0;
         rf_finish_bag(my, task, offsets, first + mine, place, pooled, left);
         rest = rf_rest(next, first_lookup);
         next = after;
     }
     if constexpr (S::SPLIT) rf_finish_shared<S>(my, task);
-    if (RF_CHECK && bad) rf_report_bags(my, task.feature, task.first_bag, task.last_bag, 1);
+    if (RF_CHECK && missing != 0) rf_report_task(my, false);
 }
 
 #endif
