@@ -115,9 +115,10 @@ def test_the_models_without_spills(kernel_cache: Path) -> None:
     again = JOBS[4].compile()
     assert again["cached"] and again["path"] == results[4]["path"]
 
+
 def test_rows_in_flight_are_asked_for_before_the_first_is_added(kernel_cache: Path, tmp_path: Path) -> None:
-    """Where registers run short, the compiler asks for some of them only when the first have come: up to 7 % of a
-    model's time, and seen in the instructions alone."""
+    """Where registers run short, the compiler asks for some of them only when the first have come: that takes up to 7 %
+    of a model's time, and shows in the instructions alone."""
     disassembler = _disassembler()
     for job in JOBS[:5]:
         cached = Path(job.compile()["path"]).read_bytes()
