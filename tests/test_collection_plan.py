@@ -293,13 +293,16 @@ def test_compile_takes_a_collections_plan(capsys, monkeypatch, tmp_path, collect
     object.__setattr__(plan.device, "type", "cuda")
     plan.save(tmp_path / "plan.json")
     assert cli.main(["compile", "--arch", "sm_90a", "--plan", str(tmp_path / "plan.json")]) == 0
-    ((arch, call, index, offset, weighted, check, sets, warps, timed),) = asked
+    (arch, call, index, offset, weighted, check, sets, warps, timed, mapped), with_mapping = asked
+    assert mapped is False and with_mapping[-1] is True and with_mapping[0] == arch
     buffers, features, output, columns = call
     assert (arch, index, offset, weighted, check, warps, timed) == ("sm_90a", 0, 1, False, True, 40, False)
     assert len(buffers) == 1 and buffers[0][0] % 64 == 0 and buffers[0][2] == output == 0
     assert features[:, 2:].tolist() == collection._packed.features[:, 2:].tolist() and columns == 32
     assert sets.shape == (1, 5, 6) and sets[0].tolist() == plan.rows().tolist()
-    assert "12,345 bytes, compiled, 0.50 s; 3 schedules" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("12,345 bytes, compiled, 0.50 s; 3 schedules" in line for line in lines) == 2
+    assert sum("with a mapping" in line for line in lines) == 1
 
 
 def test_compile_refuses_what_there_is_no_kernel_for(capsys, monkeypatch, tmp_path, collection):

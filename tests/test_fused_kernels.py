@@ -71,12 +71,12 @@ class Job:
             schedules[0, :, 5] = np.where(lengths.any(axis=1), sixteenths, -1)
         return schedules
 
-    def compile(self) -> dict[str, Any]:
+    def compile(self, mapped: bool = False) -> dict[str, Any]:
         features = self.features()
         elements = int(features[-1, 1] + features[-1, 2] * features[-1, 3])
         call = ([(PLACE, elements, self.dtype)], features, self.dtype, int(features[:, 3].sum()))
         kind = (self.integer, self.integer, self.weighted, self.check)
-        return _C.fused_embedding_bag_compile(self.arch, call, *kind, self.schedules(), 0, False)
+        return _C.fused_embedding_bag_compile(self.arch, call, *kind, self.schedules(), 0, False, mapped)
 
 
 JOBS = (
@@ -117,8 +117,8 @@ def test_the_models_without_spills(kernel_cache: Path) -> None:
 
 
 def test_rows_in_flight_are_asked_for_before_the_first_is_added(kernel_cache: Path, tmp_path: Path) -> None:
-    """Where registers run short, the compiler asks for some of them only when the first have come: that takes up to 7 %
-    of a model's time, and shows in the instructions alone."""
+    """Where registers run short, the compiler asks for some of them only when the first have come: that takes
+    up to 7 % of a model's time, and shows in the instructions alone."""
     disassembler = _disassembler()
     for job in JOBS[:5]:
         cached = Path(job.compile()["path"]).read_bytes()
@@ -155,6 +155,13 @@ def test_kernels_for_staged_tables_are_compiled_with_the_others(kernel_cache: Pa
         assert job.compile()["spill_bytes"] == 0
         made[name] = len(set(kernel_cache.rglob("*.cubin")) - before)
     assert made == {"D": 3, "E": 1, "D, sm_80": 1}
+
+
+def test_calls_with_a_mapping_have_kernels_of_their_own(kernel_cache: Path) -> None:
+    job = Job("E", "sm_80", weighted=True, padding_idx=1)
+    own, mapped = job.compile(), job.compile(mapped=True)
+    assert own["path"] != mapped["path"] and not mapped["cached"] and mapped["spill_bytes"] == 0
+    assert job.compile(mapped=True)["cached"]
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,6 +164,35 @@ def test_mappings_of_the_loaders_thread() -> None:
     collection.set_plan(torch.tensor([[1, 0, 0, 0, 0, 0]] * FEATURES, dtype=torch.int32), 16)
     check(collection, *moved(batches[0]), mapping=mappings[0])  # it brings the schedules that it was made for
     check(collection, *moved(batches[0]), mapping=collection.map(batches[0][1]))
+
+
+@pytest.mark.skipif(gpu.DEVICE.type != "cuda", reason="needs CUDA")
+def test_kernels_compiled_ahead_run_where_compiling_is_forbidden(tmp_path: Path) -> None:
+    """Those of a plan, also for calls that bring a mapping."""
+    plan, kernels = tmp_path / "plan.json", tmp_path / "kernels"
+    collection = on_gpu()
+    given = [batch(collection, 40) for _ in range(2)]
+    recfuse.tune(collection, given, budget_s=2, progress=False).save(plan)
+    command = ["compile", "--arch", gpu.arch(), "--plan", str(plan), "--out", str(kernels)]
+    done = subprocess.run(
+        [sys.executable, "-m", "recfuse", *command], capture_output=True, text=True, timeout=120,
+        env=gpu.child_environment(),
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.count("schedules") == 2, done.stdout + done.stderr
+    script = """
+        import sys
+        import recfuse
+        from gpu_fused import batch, check, on_gpu
+        collection = on_gpu()
+        recfuse.Plan.load(sys.argv[1]).apply(collection)
+        given = batch(collection, 40)
+        check(collection, *given)
+        check(collection, *given, mapping=collection.map(given[1].cpu()))
+        recfuse.check()
+        print("fine")
+    """
+    environment = {"RECFUSE_CACHE_DIR": str(kernels), "RECFUSE_JIT": "off"}
+    assert gpu.run_alone(script, str(plan), environment=environment) == "fine\n"
 
 
 def test_mappings_are_dropped_at_once() -> None:

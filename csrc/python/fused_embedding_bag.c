@@ -54,10 +54,11 @@ PyObject *rf__py_fused_embedding_bag_compile(PyObject *module, PyObject *argumen
     rf__fused_classes *classes = NULL;
     rf__fused_feature *features = NULL;
     rf_kernel_info info;
-    int index_type, offset_type, weighted, check, warps, timed;
+    int index_type, offset_type, weighted, check, warps, timed, mapped = 0;
     rf_status status = RF_OK;
-    if (!PyArg_ParseTuple(arguments, "sOiippOip:fused_embedding_bag_compile", &arch, &call_object,
-                          &index_type, &offset_type, &weighted, &check, &schedules_object, &warps, &timed)) {
+    if (!PyArg_ParseTuple(arguments, "sOiippOip|p:fused_embedding_bag_compile", &arch, &call_object,
+                          &index_type, &offset_type, &weighted, &check, &schedules_object, &warps, &timed,
+                          &mapped)) {
         return NULL;
     }
     if (rf__py_call_read(call_object, function, &call) != 0) goto out;
@@ -87,7 +88,8 @@ PyObject *rf__py_fused_embedding_bag_compile(PyObject *module, PyObject *argumen
                                  .output_dtype = (int32_t)call.params.output_dtype,
                                  .weighted = weighted,
                                  .check = check,
-                                 .timed = timed};
+                                 .timed = timed,
+                                 .foreign = mapped};
     Py_BEGIN_ALLOW_THREADS status =
         rf__fused_features(&call.params, PyArray_DATA(schedules), sets, classes, features);
     if (status == RF_OK) {

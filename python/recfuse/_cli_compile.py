@@ -26,9 +26,10 @@ def add_parser(commands: Any) -> None:
         "compile",
         help="compile GPU kernels into the cache, also without a GPU",
         description="Compiles kernels into the cache on disk, so that no process has to at its first call. "
-        "Needs no GPU, only NVRTC. What is compiled: for each --plan its own kernel; for every combination "
-        "of --dim, --dtype, --mode, --index, --batch and --pooling the kernel that runs without a plan (it "
-        "depends on the size of a batch; a plan, or a --schedule with all its fields, does not); and the "
+        "Needs no GPU, only NVRTC. What is compiled: for each --plan its own kernel, and for a collection's "
+        "that of calls with a mapping; for every combination of --dim, --dtype, --mode, --index, --batch and "
+        "--pooling the kernel that runs without a plan (it depends on the size of a batch; a plan, or a "
+        "--schedule with all its fields, does not); and the "
         "kernels of pinning and of gradients. A folder filled by --out can be shipped: set RECFUSE_CACHE_DIR "
         "to it, and RECFUSE_JIT=off where nothing may be compiled.",
     )
@@ -91,9 +92,13 @@ def run(arguments: argparse.Namespace) -> int:
         for name, job in (*_of_plans(plans, arguments), *_of_combinations(arguments))
     }
     fused = {
-        f"{arch} {name}": (arch, *plan.compile_arguments(check=not arguments.unchecked))
+        f"{arch} {name}{suffix}": (
+            arch,
+            *plan.compile_arguments(check=not arguments.unchecked, mapped=mapped),
+        )
         for arch in archs
         for name, plan in collections.items()
+        for mapped, suffix in ((False, ""), (True, ", with a mapping"))
     }
     if not jobs and not fused:
         raise ValueError("nothing to compile: give --plan FILE, or --dim with --dtype, --mode and --index")
