@@ -29,10 +29,8 @@ struct rf__fused_call {
     int32_t output_alignment, output_dtype;
     bool weighted;
     /* What was made of it. */
-    rf__fused_classes classes;
-    rf__fused_feature *features; /* [n_features] */
+    rf__fused_described *known; /* features and their classes */
     bool all_expected, wide_rows;
-    int32_t signature;
     rf__cu_pointer on_device; /* [n_features] rf__fused_device_feature */
     made_kernel kernels[MOST_KERNELS];
     int32_t n_kernels;
@@ -83,7 +81,7 @@ static void call_free(rf__fused_call *call) {
     }
     rf__fused_map_table_free(call->device, call->map_table);
     rf__cuda_memory_free(call->device, call->on_device);
-    free(call->features);
+    free(call->known);
     free(call->buffers);
     free(call->schedules);
     free(call->described);
@@ -112,9 +110,9 @@ static rf_status features_upload(rf__fused_call *call, const rf_fused_embedding_
             .padding_idx = feature->padding_idx,
             .output_offset = feature->output_column * rf__dtype_bytes(params->output_dtype),
             .pitch = (uint32_t)(feature->dim * element),
-            .columns = call->features[f].shape.columns,
+            .columns = call->known->features[f].shape.columns,
             .pooling = (int32_t)feature->pooling,
-            .shape = rf__fused_shape_code(&call->features[f].shape)};
+            .shape = rf__fused_shape_code(&call->known->features[f].shape)};
         call->wide_rows |= feature->rows > UINT32_MAX;
     }
     RF_TRY(rf__cuda_upload(call->device, table, bytes, &call->on_device));
@@ -129,7 +127,7 @@ static rf_status call_new(const rf__cuda_device *device, const rf_fused_embeddin
     const size_t n = (size_t)params->n_features;
     rf__fused_call *call = calloc(1, sizeof *call);
     if (call == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for a call of %zu features", n);
-    RF_TRY(rf__check_fused_features(params));
+    RF_TRY(rf__fused_describe(params, schedules, &call->known));
     call->device = device;
     call->n_features = params->n_features;
     call->n_buffers = params->n_buffers;
@@ -140,15 +138,11 @@ static rf_status call_new(const rf__cuda_device *device, const rf_fused_embeddin
     call->weighted = params->sample_weights != NULL;
     call->described = copy_of(params->features, n * sizeof *params->features);
     call->buffers = copy_of(params->buffers, (size_t)params->n_buffers * sizeof *params->buffers);
-    call->features = calloc(n + 1, sizeof *call->features);
     if (schedules != NULL) call->schedules = copy_of(schedules, n * sizeof *schedules);
-    if (call->described == NULL || call->buffers == NULL || call->features == NULL ||
-        (schedules != NULL && call->schedules == NULL)) {
+    if (call->described == NULL || call->buffers == NULL || (schedules != NULL && call->schedules == NULL)) {
         status = rf__fail(RF_ERR_MEMORY, "no memory for a call of %zu features", n);
         goto out;
     }
-    RF_TRY(rf__fused_features(params, schedules, 1, &call->classes, call->features));
-    call->signature = rf__fused_signature(call->features, call->n_features, &call->classes);
     call->all_expected = schedules != NULL;
     for (size_t f = 0; f < n && schedules != NULL; f++) call->all_expected &= schedules[f].expected != 0;
     RF_TRY(features_upload(call, params));
@@ -222,7 +216,6 @@ static rf_status map_bags(rf__fused_call *call, int64_t bags, bool may_stage, rf
     rf_status status = RF_OK;
     rf__fused_mapping *mapping = NULL;
     int64_t rows = 0;
-    const rf__fused_mappable what = {call->features, call->n_features, &call->classes, call->signature};
     const rf__fused_batch batch = {.bags = rounded(bags), .may_stage = may_stage};
     for (rf__fused_mapped *one = call->mapped; one != NULL; one = one->next) {
         if (one->bags == batch.bags && one->may_stage == may_stage) {
@@ -232,7 +225,7 @@ static rf_status map_bags(rf__fused_call *call, int64_t bags, bool may_stage, rf
     }
     rf__fused_mapped *made = calloc(1, sizeof *made);
     if (made == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for a mapping");
-    RF_TRY(rf__fused_map(&what, &batch, call->device->sms, RF__FUSED_BLOCKS, &mapping, &rows));
+    RF_TRY(rf__fused_map(&call->known->what, &batch, call->device->sms, RF__FUSED_BLOCKS, &mapping, &rows));
     RF_TRY(rf__cuda_upload(call->device, mapping, (size_t)rows * sizeof *mapping, &made->on_device));
     made->head = *mapping;
     made->staged = rf__fused_staged_of(mapping, rows);
@@ -254,8 +247,8 @@ static rf_status map_on_device(rf__fused_call *call, const rf_fused_embedding_ba
     rf_status status = RF_OK;
     pthread_mutex_lock(&lock);
     if (call->map_table == NULL)
-        status = rf__fused_map_table_new(call->device, call->features, call->n_features, &call->classes,
-                                         &call->map_table);
+        status = rf__fused_map_table_new(call->device, call->known->features, call->n_features,
+                                         &call->known->classes, &call->map_table);
     const rf__fused_map_table *table = call->map_table;
     pthread_mutex_unlock(&lock);
     return status == RF_OK ? rf__fused_map_prepare(call->device, table, params, map) : status;
@@ -269,7 +262,7 @@ static rf_status mapping_find(rf__fused_call *call, const rf_fused_embedding_bag
         if (plan->mapping_rows < 1 || head->version != RF__FUSED_MAPPING_VERSION || head->n_tasks < 0 ||
             head->n_tiles < 0 || head->n_groups < 0 || head->places < 0 ||
             !rf__fused_whole(head, plan->mapping_rows) || head->bags != params->bags ||
-            head->n_features != params->n_features || head->signature != call->signature) {
+            head->n_features != params->n_features || head->signature != call->known->what.signature) {
             return rf__fail(
                 RF_ERR_VALUE,
                 "recfuse.fused_embedding_bag: mapping is not one for %" PRId64 " features of %" PRId64
@@ -316,9 +309,9 @@ static rf_status kernel_find(rf__fused_call *call, const rf__fused_variant *vari
     pthread_mutex_unlock(&lock);
     if (*kernel != NULL) return RF_OK;
     if (staged) {
-        RF_TRY(rf__fused_staged_kernel(call->device, variant, &call->classes, kernel));
+        RF_TRY(rf__fused_staged_kernel(call->device, variant, &call->known->classes, kernel));
     } else {
-        RF_TRY(rf__fused_kernel(call->device, variant, &call->classes, kernel));
+        RF_TRY(rf__fused_kernel(call->device, variant, &call->known->classes, kernel));
     }
     pthread_mutex_lock(&lock);
     if (call->n_kernels < MOST_KERNELS)
@@ -359,7 +352,7 @@ rf_status rf__fused_call_ready(rf__fused_call *call, const rf_fused_embedding_ba
     rf__fused_variant variant = variant_of(call, params);
     variant.foreign = plan != NULL && plan->mapping != NULL;
     memset(ready, 0, sizeof *ready);
-    rf__fused_occupancy(call->device, plan != NULL ? plan->warps : 0, &variant, &call->classes);
+    rf__fused_occupancy(call->device, plan != NULL ? plan->warps : 0, &variant, &call->known->classes);
     if ((plan != NULL && plan->mapping != NULL) || call->all_expected) {
         RF_TRY(mapping_find(call, params, plan, &mapped));
     } else {
@@ -368,11 +361,12 @@ rf_status rf__fused_call_ready(rf__fused_call *call, const rf_fused_embedding_ba
     }
     if (mapped.staged.depth > 0) {
         RF_TRY(kernel_find(call, &variant, true, &ready->staged_kernel));
-        rf__fused_beside(&variant, &call->classes);
+        rf__fused_beside(&variant, &call->known->classes);
     }
     if (mapped.head.n_tasks > 0) { /* else all tables are staged */
         RF_TRY(kernel_find(call, &variant, false, &ready->kernel));
-        ready->shared_bytes = rf__fused_shared_bytes(call->device, &variant, &call->classes, ready->kernel);
+        ready->shared_bytes =
+            rf__fused_shared_bytes(call->device, &variant, &call->known->classes, ready->kernel);
     }
     ready->features = call->on_device;
     ready->mapping = mapped.head;
