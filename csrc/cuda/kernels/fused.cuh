@@ -158,12 +158,9 @@ RF_INLINE bool rf_is_feature(const rf_fused_arguments &my, int feature) {
     return !RF_FOREIGN || (rf_u32)feature < (rf_u32)my.n_features;
 }
 
-/* Bag `bag` of a feature; empty where it is not there, or where its offsets are bad, which counts. */
-RF_INLINE rf_bag rf_load_bag(const rf_fused_arguments &my, const RF_OFFSET *offsets, int bag, int last_bag,
-                             int &bad) {
+/* The bag of two offsets; empty where they are bad, which counts. */
+RF_INLINE rf_bag rf_bag_of(const rf_fused_arguments &my, RF_OFFSET begin, RF_OFFSET end, int &bad) {
     rf_bag found = {0, 0};
-    if (bag >= last_bag) return found;
-    const RF_OFFSET begin = rf_load(offsets + bag), end = rf_load(offsets + bag + 1);
     if (RF_CHECK && !rf_good_bag(my, begin, end)) {
         bad++;
         return found;
@@ -171,6 +168,14 @@ RF_INLINE rf_bag rf_load_bag(const rf_fused_arguments &my, const RF_OFFSET *offs
     found.begin = (RF_POSITION)begin + my.lead;
     found.end = (RF_POSITION)end + my.lead;
     return found;
+}
+
+/* Bag `bag` of a feature; empty where it is not there. */
+RF_INLINE rf_bag rf_load_bag(const rf_fused_arguments &my, const RF_OFFSET *offsets, int bag, int last_bag,
+                             int &bad) {
+    if (bag >= last_bag) return {0, 0};
+    const RF_OFFSET begin = rf_load(offsets + bag), end = rf_load(offsets + bag + 1);
+    return rf_bag_of(my, begin, end, bad);
 }
 
 /* The rows that ids of this type can name, of a table. */

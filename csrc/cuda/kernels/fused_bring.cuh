@@ -67,7 +67,7 @@ RF_INLINE void list_bags(const rf_fused_arguments &my, const rf_task &task, bag_
     int *starts = the_ring().starts;
     const int count = task.last_bag - task.first_bag;
     const bool bad_start = rf_bad_start(my, task.feature, task.first_bag);
-    bool bad = bad_start;
+    int bad = bad_start;
     rf_bag bags[EACH];
     int class_of[EACH], place[EACH];
 #pragma unroll
@@ -75,12 +75,8 @@ RF_INLINE void list_bags(const rf_fused_arguments &my, const rf_task &task, bag_
         const int bag = helper() + k * HELPERS;
         bags[k] = {0, 0};
         if (bag >= count) continue;
-        const RF_OFFSET begin = the_ring().offsets[bag], end = the_ring().offsets[bag + 1];
-        if ((!RF_CHECK || rf_good_bag(my, begin, end)) && !(bad_start && bag == 0)) {
-            bags[k] = {(RF_POSITION)begin + my.lead, (RF_POSITION)end + my.lead};
-        } else {
-            bad = true;
-        }
+        bags[k] = rf_bag_of(my, the_ring().offsets[bag], the_ring().offsets[bag + 1], bad);
+        if (bad_start && bag == 0) bags[k] = {0, 0};
         class_of[k] = length_class(bags[k].end - bags[k].begin);
         place[k] = atomicAdd(&starts[class_of[k]], 1);
     }
@@ -95,7 +91,7 @@ RF_INLINE void list_bags(const rf_fused_arguments &my, const rf_task &task, bag_
         list.bags[place[k]] = bags[k];
         list.numbers[place[k]] = (rf_u16)bag;
     }
-    if (RF_CHECK && bad) rf_report_bags(my, task.feature, task.first_bag, task.last_bag, 1);
+    if (RF_CHECK && bad != 0) rf_report_bags(my, task.feature, task.first_bag, task.last_bag, 1);
     helpers_meet();
 }
 
