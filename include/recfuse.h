@@ -243,8 +243,8 @@ typedef enum rf_fused_kind {
 typedef struct rf_fused_schedule {
     int32_t kind; /* rf_fused_kind: groups of threads a bag; lanes over output columns, for short bags; tables
                        * staged in shared memory */
-    int32_t
-        threads; /* that share a bag, a power of two; pool: from those that a row takes to 64; staged: 2 ... 32 */
+    int32_t threads; /* that share a bag, a power of two; pool: from those that a row takes to 64; staged: 2
+                      * to 32 */
     int32_t distance; /* pool: rows in flight a thread: 1, 2, 4, 8 or 16 */
     int32_t station; /* pool: rf_station, where they wait */
     int32_t split; /* pool: blocks that share a bag, 1 ... 64 */

@@ -280,6 +280,16 @@ def run_alone(
     return done.stdout
 
 
+def run_command(*arguments: str) -> str:
+    """Runs recfuse's command line in a process of its own; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "recfuse", *arguments],
+        capture_output=True, text=True, env=child_environment(), timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
 def child_environment(changes: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of a process that finds what this one has imported."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **(changes or {})}

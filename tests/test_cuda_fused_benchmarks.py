@@ -27,6 +27,7 @@ TINY = [
     "--equal-pooling", "5", "--tail-size", "20", "--mutations", "2", "--skewed", "D-zipf1.0",
 ]  # fmt: skip
 PEERS_ON_CPU = {"torch", "padded", "one warp a bag"}
+OURS = {"recfuse", "recfuse unstaged", "recfuse tuned", "recfuse unchecked"}
 
 
 def module(name):
@@ -164,8 +165,7 @@ def test_the_main_table_has_limits_and_ratios(fused, tmp_path, capsys):
     record = results(fused, tmp_path, "--figures", "models", "--compile", "6", "--markdown")["models"]
     assert list(record) == ["A 6", "A 3", "D 6", "D 3"]
     for label, entry in record.items():
-        ours = {"recfuse", "recfuse unstaged", "recfuse tuned", "recfuse unchecked"}
-        names = PEERS_ON_CPU | ours | ({"torch.compile"} if "D" in label else set())
+        names = PEERS_ON_CPU | OURS | ({"torch.compile"} if "D" in label else set())
         assert set(entry["relative_error"]) == names
         assert {*names, *(f"{name}, eager" for name in names)} == set(entry["us"])
         assert max(entry["relative_error"].values()) < 1e-5
@@ -218,8 +218,7 @@ def test_a_stream_keeps_every_batch_s_time(fused, tmp_path, capsys):
     assert list(record) == ["A", "D"]
     for entry in record.values():
         assert len(entry["sizes"]) == len(entry["lookups"]) == 3
-        ours = {"recfuse", "recfuse unstaged", "recfuse tuned", "recfuse unchecked"}
-        assert set(entry["streams"]) == {"one warp a bag", *ours}
+        assert set(entry["streams"]) == {"one warp a bag", *OURS}
         for stream in entry["streams"].values():
             assert np.array(stream["device_s"]).shape == (2, 3) and len(stream["called_s"]) == 2
         ratios = entry["ratios"]["recfuse over one warp a bag"]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from cuda_program import Program
 from recfuse import _C, workloads
+from test_fused_map import features_of
 from test_kernels import (
     ARCHS,
     BFLOAT16,
@@ -52,13 +53,9 @@ class Job:
 
     def features(self) -> NDArray[np.int64]:
         """[features, 7], tables one behind the other."""
-        model = workloads.model(self.model)
-        rows = np.zeros((model.features, 7), np.int64)
-        sizes = [-(-count * dim // 64) * 64 for count, dim in zip(model.rows, model.dims, strict=True)]
-        rows[:, 1] = np.cumsum(sizes) - sizes
-        rows[:, 2], rows[:, 3], rows[:, 5] = model.rows, model.dims, self.padding_idx
-        rows[:, 4] = [self.poolings[number % len(self.poolings)] for number in range(model.features)]
-        rows[:, 6] = np.cumsum(model.dims) - model.dims
+        rows = features_of(workloads.model(self.model))
+        rows[:, 4] = [self.poolings[number % len(self.poolings)] for number in range(len(rows))]
+        rows[:, 5] = self.padding_idx
         return rows
 
     def schedules(self) -> NDArray[np.int32]:

@@ -353,17 +353,24 @@ def lists_of(rows: np.ndarray) -> list[list[Task]]:
     ]
 
 
+def features_of(model: Any) -> np.ndarray:
+    """A model's, int64 [features, 7]: sums without padding, tables one behind the other in one buffer."""
+    rows = np.zeros((model.features, 7), np.int64)
+    sizes = [-(-count * dim // 64) * 64 for count, dim in zip(model.rows, model.dims, strict=True)]
+    rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 5] = np.cumsum(sizes) - sizes, model.rows, model.dims, -1
+    rows[:, 6] = np.cumsum(model.dims) - model.dims
+    return rows
+
+
 def model_map(name: str, bags: int, stage: bool = True, kind: int = 0, sms: int = 132) -> Any:
     """A mapping for a batch of a model, with what each feature has to be expected."""
     model = workloads.model(name)
     batch = model.batch(bags, seed=2)
-    rows = np.zeros((model.features, 7), np.int64)
-    sizes = np.array([-(-count * dim // 64) * 64 for count, dim in zip(model.rows, model.dims, strict=True)])
-    rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 5] = np.cumsum(sizes) - sizes, model.rows, model.dims, -1
-    rows[:, 6] = np.cumsum(model.dims) - model.dims
-    call = [(ADDRESS, int(sizes.sum()), 0)], rows, 0, int(rows[:, 3].sum())
+    rows = features_of(model)
+    elements = int(rows[-1, 1] + rows[-1, 2] * rows[-1, 3])
+    call = [(ADDRESS, elements, 0)], rows, 0, int(rows[:, 3].sum())
     schedules = np.zeros((model.features, 6), np.int32)
-    schedules[:: 500 // 2, 0] = kind
+    schedules[::250, 0] = kind
     described = _C.fused_embedding_bag_describe(call, schedules, 0)
     mapping = _C.fused_embedding_bag_map(described, batch.offsets.astype(np.int64), sms, stage)
     return mapping, np.diff(batch.offsets[::bags]), np.array(model.rows)

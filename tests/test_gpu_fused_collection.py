@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -173,12 +171,8 @@ def test_kernels_compiled_ahead_run_where_compiling_is_forbidden(tmp_path: Path)
     collection = on_gpu()
     given = [batch(collection, 40) for _ in range(2)]
     recfuse.tune(collection, given, budget_s=2, progress=False).save(plan)
-    command = ["compile", "--arch", gpu.arch(), "--plan", str(plan), "--out", str(kernels)]
-    done = subprocess.run(
-        [sys.executable, "-m", "recfuse", *command], capture_output=True, text=True, timeout=120,
-        env=gpu.child_environment(),
-    )  # fmt: skip
-    assert done.returncode == 0 and done.stdout.count("schedules") == 2, done.stdout + done.stderr
+    printed = gpu.run_command("compile", "--arch", gpu.arch(), "--plan", str(plan), "--out", str(kernels))
+    assert printed.count("schedules") == 2, printed
     script = """
         import sys
         import recfuse

@@ -15,7 +15,7 @@ from gpu import DTYPES, INTEGERS
 from gpu_fused import Fused, bags_of, check, on_gpu, precompile
 from recfuse import _C
 from recfuse.nn import Table
-from recfuse.nn.mapping import staged_features
+from recfuse.nn.mapping import rows_before_lists, staged_features
 from reference import Feature
 from test_fused_embedding_bag import Problem
 from test_gpu_integration import moved
@@ -230,8 +230,7 @@ def test_a_callers_mapping_cannot_do_harm() -> None:
     one = Fused(problem).expecting(given[1])
     mapping = one.map(given[1])
     assert n_staged(mapping) == 300
-    head = mapping[0].tolist()
-    begin = 1 + head[1] + head[2] * 8 + 1  # of the lists
+    begin = rows_before_lists(mapping) + 1  # of the lists
     schedules = mapping[begin:, 3].unique().tolist()
     random = np.random.default_rng(1)
     for _ in range(40):

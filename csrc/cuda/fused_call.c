@@ -22,7 +22,7 @@ struct rf__fused_call {
     int32_t users;  /* launches under way */
     bool captured;  /* a CUDA graph holds its addresses: it stays for ever */
     /* What it was made for. */
-    rf_feature *described;        /* [n_features] */
+    rf_feature *given;            /* [n_features] */
     rf_fused_schedule *schedules; /* [n_features], or NULL */
     rf_buffer *buffers;           /* [n_buffers] */
     int64_t n_features, n_buffers, output_dim, output_stride;
@@ -67,7 +67,7 @@ static bool is_for(const rf__fused_call *call, const rf__cuda_device *device,
            call->output_dtype == (int32_t)params->output_dtype &&
            call->weighted == (params->sample_weights != NULL) &&
            (call->schedules == NULL) == (schedules == NULL) && same_buffers(call, params) &&
-           memcmp(call->described, params->features, n * sizeof *params->features) == 0 &&
+           memcmp(call->given, params->features, n * sizeof *params->features) == 0 &&
            (schedules == NULL || memcmp(call->schedules, schedules, n * sizeof *schedules) == 0);
 }
 
@@ -84,7 +84,7 @@ static void call_free(rf__fused_call *call) {
     free(call->known);
     free(call->buffers);
     free(call->schedules);
-    free(call->described);
+    free(call->given);
     free(call);
 }
 
@@ -136,10 +136,10 @@ static rf_status call_new(const rf__cuda_device *device, const rf_fused_embeddin
     call->output_alignment = alignment_of(params->output);
     call->output_dtype = (int32_t)params->output_dtype;
     call->weighted = params->sample_weights != NULL;
-    call->described = copy_of(params->features, n * sizeof *params->features);
+    call->given = copy_of(params->features, n * sizeof *params->features);
     call->buffers = copy_of(params->buffers, (size_t)params->n_buffers * sizeof *params->buffers);
     if (schedules != NULL) call->schedules = copy_of(schedules, n * sizeof *schedules);
-    if (call->described == NULL || call->buffers == NULL || (schedules != NULL && call->schedules == NULL)) {
+    if (call->given == NULL || call->buffers == NULL || (schedules != NULL && call->schedules == NULL)) {
         status = rf__fail(RF_ERR_MEMORY, "no memory for a call of %zu features", n);
         goto out;
     }

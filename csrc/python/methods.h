@@ -72,8 +72,7 @@
       "fused_embedding_bag_compile(arch: str, call, index_type: int, offset_type: int, weighted: bool, "     \
       "check: bool, schedules: int32 [sets, features, 6], warps: int, timed: bool, mapped: the mapping is "  \
       "the caller's = False) -> dict: what the compiler says about the kernel that has the schedules of "    \
-      "all "                                                                                                 \
-      "sets")                                                                                                \
+      "all sets")                                                                                            \
     X(fused_embedding_bag_measure,                                                                           \
       "fused_embedding_bag_measure(device: int, stream: int, call, batches: list[(indices, lookups, "        \
       "index_type, offsets, bags, offset_type, sample_weights, output, host_offsets)], schedules: int32 "    \

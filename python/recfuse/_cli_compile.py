@@ -29,9 +29,9 @@ def add_parser(commands: Any) -> None:
         "Needs no GPU, only NVRTC. What is compiled: for each --plan its own kernel, and for a collection's "
         "that of calls with a mapping; for every combination of --dim, --dtype, --mode, --index, --batch and "
         "--pooling the kernel that runs without a plan (it depends on the size of a batch; a plan, or a "
-        "--schedule with all its fields, does not); and the "
-        "kernels of pinning and of gradients. A folder filled by --out can be shipped: set RECFUSE_CACHE_DIR "
-        "to it, and RECFUSE_JIT=off where nothing may be compiled.",
+        "--schedule with all its fields, does not); and the kernels of pinning and of gradients. A folder "
+        "filled by --out can be shipped: set RECFUSE_CACHE_DIR to it, and RECFUSE_JIT=off where nothing may "
+        "be compiled.",
     )
     parser.add_argument(
         "--arch",

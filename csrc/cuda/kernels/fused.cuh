@@ -119,12 +119,12 @@ RF_INLINE void rf_load_words(rf_i64 (&to)[4], const rf_i64 *from) {
     asm volatile("ld.global.nc.v2.s64 {%0, %1}, [%2];" : "=l"(to[2]), "=l"(to[3]) : "l"(from + 2));
 }
 
-/* Four ids at `from`, the lookup `position`, a multiple of four. Those outside the lookups lie in an aligned word of 16 bytes (32, for
+/* Four of my.indices, from a multiple of four on. Those outside the lookups lie in an aligned word of 16 bytes (32, for
  * wide ids) with one that is inside: they are read and not used. Memory begins with a whole word; where it may not end
  * with one, the host asks for RF_EXACT (csrc/cuda/fused_call.c). */
-RF_INLINE void rf_load_ids(const rf_fused_arguments &my, const RF_INDEX *from, RF_POSITION position,
-                           rf_four_ids &to) {
+RF_INLINE void rf_load_ids(const rf_fused_arguments &my, const RF_INDEX *from, rf_four_ids &to) {
     if constexpr (RF_EXACT) {
+        const RF_POSITION position = (RF_POSITION)(from - my.indices);
         if (position + 4 > (RF_POSITION)my.end) {
 #pragma unroll
             for (int k = 0; k < 4; k++) to.id[k] = position + k < (RF_POSITION)my.end ? rf_load(from + k) : 0;
@@ -132,9 +132,6 @@ RF_INLINE void rf_load_ids(const rf_fused_arguments &my, const RF_INDEX *from, R
         }
     }
     rf_load_words(to.id, from);
-}
-RF_INLINE void rf_load_ids(const rf_fused_arguments &my, RF_POSITION position, rf_four_ids &to) {
-    rf_load_ids(my, my.indices + position, position, to);
 }
 
 /* The lookups of a bag. */
@@ -216,8 +213,8 @@ static __device__ __noinline__ void rf_report_bags(const rf_fused_arguments &my,
     }
 }
 
-/* The same for the task of this block, or for this lane's feature where it is a tile's. The task is read again: to keep it
- * takes registers from the rows in flight. */
+/* The same for the task of this block, or for this lane's feature where it is a tile's. The task is read again: to
+ * keep it takes registers from the rows in flight. */
 static __device__ __noinline__ void rf_report_task(const rf_fused_arguments &my, bool tiled) {
     const rf_task *task = my.tasks + blockIdx.x;
     const int number = rf_load(&task->feature);

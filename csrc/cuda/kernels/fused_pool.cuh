@@ -200,7 +200,7 @@ RF_INLINE void rf_load_batch(const rf_fused_arguments &my, RF_POSITION position,
     asm volatile("" : "+l"(from)); /* one address for all of them */
 #pragma unroll
     for (int v = 0; v < S::LOADS; v++) {
-        if (v * S::STRIDE < left) rf_load_ids(my, from + v * S::STRIDE, position + v * S::STRIDE, ids[v]);
+        if (v * S::STRIDE < left) rf_load_ids(my, from + v * S::STRIDE, ids[v]);
     }
 }
 

@@ -16,8 +16,8 @@
  * The kernel of the other features runs beside this one, on what registers and shared memory are left (RF_BESIDE).
  *
  * Measured on an H200: bank conflicts (rows are read in random order) and the wait for ids bind it, about evenly. Ids
- * two turns ahead in registers: a tenth slower. All ids of a task brought to L2 at once, or copies of tables that L2 keeps
- * as other lines: 2 to 4 % slower. 24 warps with fewer registers: a tenth slower.
+ * two turns ahead in registers: a tenth slower. All ids of a task brought to L2 at once, or copies of tables that L2
+ * keeps as other lines: 2 to 4 % slower. 24 warps with fewer registers: a tenth slower.
  *
  * Launch: grid [lists], block [RF_BLOCK + HELPERS], dynamic shared memory: sizeof(ring). Compute capability 9.0.
  */
@@ -190,7 +190,7 @@ template <class S> RF_INLINE void pool_table(const rf_fused_arguments &my, int t
     staged_bag<S> now(turn, round);
     rf_rest rest(now.lookups, first_lookup);
     rf_four_ids ids;
-    if (rest.left > 0) rf_load_ids(my, rest.position, ids);
+    if (rest.left > 0) rf_load_ids(my, my.indices + rest.position, ids);
     barrier_wait(&the_ring().full[turn % SLOTS], turn / SLOTS & 1);
 #pragma unroll 1
     while (round < rounds) {
@@ -200,7 +200,7 @@ template <class S> RF_INLINE void pool_table(const rf_fused_arguments &my, int t
         const rf_rest coming(next.lookups, first_lookup);
         prefetch_ids<S>(my, next.lookups);
         staged_sum<S> pooled = {};
-        if (rest.left <= 0 && coming.left > 0) rf_load_ids(my, coming.position, ids);
+        if (rest.left <= 0 && coming.left > 0) rf_load_ids(my, my.indices + coming.position, ids);
 #pragma unroll 1
         while (rest.left > 0) {
             const rf_rest here = rest;
@@ -209,7 +209,8 @@ template <class S> RF_INLINE void pool_table(const rf_fused_arguments &my, int t
             rest.left -= S::STRIDE;
             rest.skip = 0;
             const bool more = rest.left > 0;
-            if (more || coming.left > 0) rf_load_ids(my, more ? rest.position : coming.position, ids);
+            if (more || coming.left > 0)
+                rf_load_ids(my, my.indices + (more ? rest.position : coming.position), ids);
             add_rows(my, table, here, here_ids, pooled, missing);
         }
         rf_u8 *to = task.output + (rf_u64)(rf_u32)now.number * my.output_pitch;
