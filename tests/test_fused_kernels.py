@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cuda_program import Program
 from recfuse import _C, workloads
-from test_fused_map import features_of
+from test_fused_staged_map import features_of
 from test_kernels import (
     ARCHS,
     BFLOAT16,

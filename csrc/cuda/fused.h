@@ -18,11 +18,18 @@ enum {
     RF__FUSED_BLOCKS = RF__FUSED_DEFAULT_WARPS * 32 / RF__FUSED_BLOCK, /* that an SM runs by default */
     RF__FUSED_PLACE_BYTES = 128, /* of partial sums are counted in these */
     RF__FUSED_MAPPING_VERSION = 1,
-    /* How work is cut into tasks. */
-    RF__FUSED_TURNS = 12, /* tasks for each block that the GPU runs at once */
+    /* How work is cut into tasks. It is counted in steps: what a block takes for a batch of rows in flight that are in
+     * L2, 0.6 us on an H200 with all its SMs at work. */
+    RF__FUSED_TURNS = 14, /* tasks for each block that the GPU runs at once */
+    RF__FUSED_LEAST_TURNS = 3, /* of small batches, whose tasks are smaller for it */
+    RF__FUSED_LEAST_WORK = 8, /* of a task, in steps: to begin one costs two */
+    RF__FUSED_LEAST_WORK_OF_ALL = 4, /* the same of small batches */
+    RF__FUSED_LONG = 2, /* a task is, of so many times the work that it should have */
     RF__FUSED_TOGETHER =
         RF__FUSED_BLOCK / RF__FUSED_TILE * 4, /* bags of a tile that a block works on at once */
-    RF__FUSED_LEAST_WORK = 4 /* of a task, in steps */
+    RF__FUSED_COLUMN_STEPS = 6, /* of a lookup of these: offsets, ids and rows are waited for in turn */
+    RF__FUSED_SECTOR = 32, /* bytes of a row that are read, at least */
+    RF__FUSED_BYTES_A_STEP = 3000 /* of rows that come from memory */
 };
 
 /* What a feature's rows are like, for a kernel. */
@@ -224,10 +231,13 @@ void rf__fused_cut_free(rf__fused_cut *cut);
 /* All of it, to memory that is to be freed with free(). */
 rf_status rf__fused_map(const rf__fused_mappable *what, const rf__fused_batch *batch, int32_t sms,
                         int32_t blocks_per_sm, rf__fused_mapping **mapping, int64_t *rows);
-/* Steps that a block takes for the bags that it works on at once, of `mean` lookups; and how many of those are
- * in flight, where it pools. kernels/fused_map.cu does the same. */
+/* Steps that a block takes for the bags that it works on at once, of `mean` lookups; how many of those are in flight,
+ * where it pools; and the steps of a row that comes from memory. kernels/fused_map.cu does the same, and what follows. */
 double rf__fused_steps(const rf__fused_class *made, double mean);
 double rf__fused_in_flight(const rf__fused_class *made);
+double rf__fused_steps_of_miss(const rf__fused_geometry *shape);
+/* Steps of a task, of all that there are to share out to so many places for blocks. */
+double rf__fused_target(double all, double places);
 
 /* ---- fused_embedding_bag.c */
 

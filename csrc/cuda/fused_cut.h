@@ -8,6 +8,8 @@
 typedef struct rf__fused_estimate {
     double mean; /* lookups of a bag */
     double steps; /* that a block takes for the bags that it works on at once */
+    double misses; /* steps of all bags of a slice, for rows that come from memory */
+    double work; /* steps of all bags and slices */
     int32_t number; /* of its class; -1: there is nothing to cut */
 } rf__fused_estimate;
 
@@ -28,6 +30,7 @@ struct rf__fused_cut {
     double *lookups; /* [n_features] */
     bool *staged; /* [n_features] */
     rf__fused_estimate *estimates; /* [n_features] */
+    int32_t *order; /* of features [n_features] */
     rf__fused_run *runs;
     int64_t n_runs, most_runs;
     rf__fused_lane *lanes; /* [tiles][32] */

@@ -13,7 +13,7 @@ static const rf__kernel_source source = {"fused_map.cu", "rf_fused_map"};
 enum {
     BLOCK = 1024,
     MOST_BLOCKS = 16, /* that write tasks, each of which makes the whole plan */
-    TASKS_A_BLOCK = 1024,
+    TASKS_A_BLOCK = 512,
     NO_CLASS = 255
 };
 
@@ -25,6 +25,8 @@ typedef struct variant {
 typedef struct map_feature {
     uint8_t class_of[RF__FUSED_BUCKETS];
     int32_t columns, slices;
+    float rows, steps_of_miss;
+    int32_t unused[2];
 } map_feature;
 typedef struct map_class {
     int32_t first_tile, together;
@@ -36,10 +38,11 @@ typedef struct arguments {
     rf__cu_pointer features, classes, tile_classes;
     int64_t lookups;
     int32_t n_features, bags, n_classes, n_tiles, most_tasks;
-    float most_turns;
+    float most_turns, least_turns;
+    int32_t unused;
     rf__cu_pointer n_tasks, tasks, lanes, tile_means;
 } arguments;
-_Static_assert(sizeof(map_feature) == 16 && sizeof(map_class) == 16 &&
+_Static_assert(sizeof(map_feature) == 32 && sizeof(map_class) == 16 &&
                    (int)RF__FUSED_MOST_CLASSES <= (int)NO_CLASS,
                "as in kernels/fused_map.cu");
 
@@ -53,9 +56,11 @@ static rf_status describe(const void *key, const rf__cuda_device *device, rf__ke
                                  rf__fused_bucket_end(b));
     options->dynamic_shared = 0;
     snprintf(options->defines, sizeof options->defines,
-             "-DRF_OFFSET=%s -DRF_BLOCK=%d -DRF_BUCKET_ENDS=%s -DRF_MOST_CLASSES=%d -DRF_LEAST_WORK=%d",
+             "-DRF_OFFSET=%s -DRF_BLOCK=%d -DRF_BUCKET_ENDS=%s -DRF_MOST_CLASSES=%d -DRF_LEAST_WORK=%d "
+             "-DRF_LEAST_WORK_OF_ALL=%d -DRF_LONG=%d -DRF_COLUMN_STEPS=%d",
              rf__kernel_integer(made->offset_type), (int)BLOCK, ends, (int)RF__FUSED_MOST_CLASSES,
-             (int)RF__FUSED_LEAST_WORK);
+             (int)RF__FUSED_LEAST_WORK, (int)RF__FUSED_LEAST_WORK_OF_ALL, (int)RF__FUSED_LONG,
+             (int)RF__FUSED_COLUMN_STEPS);
     return RF_OK;
 }
 
@@ -103,6 +108,10 @@ static rf_status feature_count(const rf__fused_feature *feature, int64_t number,
     }
     table->runs += most_runs;
     table->tasks_a_bag += most_blocks;
+    for (int32_t i = 0; i < RF__FUSED_LOGARITHMS; i++) {
+        const double rows = (double)feature->rows, lookups = (double)(1ll << i);
+        table->misses[i] += rows * lookups / (rows + lookups) * rf__fused_steps_of_miss(&feature->shape);
+    }
     return RF_OK;
 }
 
@@ -144,6 +153,8 @@ static void table_write(const rf__fused_feature *features, int64_t n_features,
         }
         feature[f].columns = features[f].shape.columns;
         feature[f].slices = features[f].shape.slices;
+        feature[f].rows = (float)features[f].rows;
+        feature[f].steps_of_miss = (float)rf__fused_steps_of_miss(&features[f].shape);
     }
     for (int32_t i = 0; i < classes->count; i++) {
         const rf__fused_class *made = &classes->of[i];
@@ -194,19 +205,27 @@ void rf__fused_map_table_free(const rf__cuda_device *device, rf__fused_map_table
     free(table);
 }
 
-/* Tasks that are worth while, but for those that runs begin: as many as take turns on the GPU, or fewer where they
- * would be too small. That is estimated as if all bags were about equally long: twice, since they are not. */
+/* Steps of all rows that come from memory, if all features have so many lookups. */
+static double misses_of(const rf__fused_map_table *table, double lookups) {
+    int32_t i = 0;
+    while (i < RF__FUSED_LOGARITHMS - 1 && (double)(2ll << i) <= lookups) i++;
+    if (i == RF__FUSED_LOGARITHMS - 1) return table->misses[i];
+    if (lookups < 1) return table->misses[0] * lookups;
+    return table->misses[i] + (table->misses[i + 1] - table->misses[i]) * (lookups / (double)(1ll << i) - 1);
+}
+
+/* Tasks that are worth while, but for those that runs begin. That is estimated as if all bags were about equally long:
+ * where there is more work, tasks have more, and where there is less, blocks end at once, which costs a little. */
 static double most_turns(const rf__cuda_device *device, const rf__fused_map_table *table, int64_t bags,
                          int64_t lookups, int64_t n_features) {
     const double places = (double)device->sms * RF__FUSED_BLOCKS;
     const double mean = (double)lookups / ((double)bags * (double)n_features);
     const double *blocks = table->blocks_a_bag[rf__fused_bucket(mean)];
-    double work = 0;
+    double all = misses_of(table, (double)lookups / (double)n_features);
     for (int32_t i = 0; i < table->n_classes; i++)
-        if (blocks[i] > 0) work += blocks[i] * (double)bags * rf__fused_steps(&table->made.of[i], mean);
-    double turns = 2 * work / RF__FUSED_LEAST_WORK;
-    if (turns < 2 * places) turns = 2 * places;
-    return turns < places * RF__FUSED_TURNS ? turns : places * RF__FUSED_TURNS;
+        if (blocks[i] > 0) all += blocks[i] * (double)bags * rf__fused_steps(&table->made.of[i], mean);
+    const double turns = all / rf__fused_target(all, places);
+    return turns > 2 * places ? turns : 2 * places;
 }
 
 rf_status rf__fused_map_prepare(const rf__cuda_device *device, const rf__fused_map_table *table,
@@ -258,6 +277,7 @@ rf_status rf__fused_map_launch(const rf__cuda_device *device, const rf__fused_de
                         .n_tiles = table->n_tiles,
                         .most_tasks = map->most_tasks,
                         .most_turns = (float)map->most_turns,
+                        .least_turns = (float)device->sms * RF__FUSED_BLOCKS * RF__FUSED_LEAST_TURNS,
                         .n_tasks = mapping->n_tasks,
                         .tasks = mapping->tasks,
                         .lanes = mapping->lanes,

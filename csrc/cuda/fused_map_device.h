@@ -5,6 +5,8 @@
 
 #include "cuda/fused.h"
 
+enum { RF__FUSED_LOGARITHMS = 32 };
+
 /* What the kernel reads of features and classes, on the device, and by what the host makes room for its tasks. */
 typedef struct rf__fused_map_table {
     rf__cu_pointer features, classes, tile_classes; /* one allocation */
@@ -12,6 +14,7 @@ typedef struct rf__fused_map_table {
     double runs, tasks_a_bag; /* at most */
     /* Blocks that work on one bag of all features at once, by mean bag length and class. */
     double blocks_a_bag[RF__FUSED_BUCKETS][RF__FUSED_MOST_CLASSES];
+    double misses[RF__FUSED_LOGARITHMS]; /* steps for rows from memory, if each feature has 2^i lookups */
     rf__fused_classes made;
 } rf__fused_map_table;
 

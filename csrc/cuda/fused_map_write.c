@@ -5,12 +5,13 @@
 
 #include "cuda/fused_cut.h"
 
-enum { BUCKETS = 64 }; /* of the work of tasks */
+enum { BUCKETS = 64, /* of the work of tasks */ SPREAD = BUCKETS, LISTS };
 
 static const double LONGER = 1.25; /* from bucket to bucket */
+static const double SPREAD_OVER = 0.9; /* of all tasks */
 
-/* Tasks that take long come first. Those about as long as they should be stay in the order of features: rows of a
- * feature are then in L2 together, and features that wait for memory run beside those that compute. */
+/* Tasks that take long come first. Those about as long as they should be stay in their order: rows of a feature are
+ * then in L2 together. */
 static uint32_t bucket_of(double work, double long_work) {
     uint32_t bucket = 0;
     while (work > long_work && bucket < BUCKETS - 1) {
@@ -20,27 +21,74 @@ static uint32_t bucket_of(double work, double long_work) {
     return bucket;
 }
 
-/* Runs of each bucket in a list, in their order: sets first [BUCKETS], -1 where there is none. */
-static void runs_sort(rf__fused_cut *my, int64_t *first) {
-    int64_t last[BUCKETS];
-    for (int32_t bucket = 0; bucket < BUCKETS; bucket++) first[bucket] = -1;
+/* Runs in their order, by number; first: -1 where there is none. */
+typedef struct run_list {
+    int64_t first, last;
+} run_list;
+
+/* The runs of each bucket; and of those that take no long, the ones of tiles, which wait for memory much and compute
+ * little: they are spread over the others, to run beside them. */
+static void runs_sort(rf__fused_cut *my, run_list *lists) {
+    for (int32_t i = 0; i < LISTS; i++) lists[i] = (run_list){-1, -1};
     for (int64_t i = 0; i < my->n_runs; i++) {
-        const uint32_t bucket = bucket_of(my->runs[i].work, 1.5 * my->target);
-        my->runs[i].next = -1;
-        if (first[bucket] < 0) {
-            first[bucket] = i;
+        rf__fused_run *one = &my->runs[i];
+        uint32_t to = bucket_of(one->work, RF__FUSED_LONG * my->target);
+        if (to == 0 && my->what.classes->of[one->schedule].kind == RF__FUSED_COLUMNS) to = SPREAD;
+        one->next = -1;
+        if (lists[to].first < 0) {
+            lists[to].first = i;
         } else {
-            my->runs[last[bucket]].next = i;
+            my->runs[lists[to].last].next = i;
         }
-        last[bucket] = i;
+        lists[to].last = i;
     }
 }
 
 /* Where tasks are written to, and the number and the place of sums that the next group of them shares. */
 typedef struct writer {
-    rf__fused_task *to;
+    const rf__fused_run *runs;
+    rf__fused_task *begin, *to;
     int32_t bags, group, place;
+    /* Of tasks that are spread: the run of the next one, its number there, its place among all tasks, and how far it
+     * is from there to the one behind. */
+    int64_t spread_run;
+    int32_t spread_task;
+    double spread_at, apart;
+    int64_t spread_place; /* spread_at, rounded; beyond all tasks: none is left */
 } writer;
+
+static void spread_begin(writer *my, int64_t first, int64_t n_tasks) {
+    int64_t count = 0;
+    for (int64_t i = first; i >= 0; i = my->runs[i].next) count += my->runs[i].count;
+    my->spread_run = first;
+    my->spread_place = count > 0 ? 0 : INT64_MAX;
+    my->apart = count > 0 ? SPREAD_OVER * (double)n_tasks / (double)count : 1;
+    if (my->apart < 1) my->apart = 1;
+}
+
+/* Writes the next of those that are spread. */
+static void spread_write(writer *my) {
+    const rf__fused_run *one = &my->runs[my->spread_run];
+    const int32_t bag = my->spread_task * one->bags_each, left = my->bags - bag;
+    *my->to++ = (rf__fused_task){.feature = one->feature,
+                                 .first_bag = bag,
+                                 .last_bag = bag + (one->bags_each < left ? one->bags_each : left),
+                                 .schedule = one->schedule,
+                                 .part = 1 << 16};
+    my->spread_task++;
+    if (my->spread_task == one->count) {
+        my->spread_run = one->next;
+        my->spread_task = 0;
+    }
+    my->spread_at += my->apart;
+    my->spread_place = my->spread_run < 0 ? INT64_MAX : (int64_t)my->spread_at;
+}
+
+/* Writes those whose turn it is; how many others may follow. */
+static int64_t spread_due(writer *my) {
+    while (my->spread_place <= my->to - my->begin) spread_write(my);
+    return my->spread_place - (my->to - my->begin);
+}
 
 /* Half a task, in one store: eight small ones a task take twice as long, and tasks are most of a mapping. */
 typedef uint32_t half __attribute__((vector_size(16)));
@@ -51,12 +99,14 @@ static void tasks_write(writer *my, const rf__fused_run *one) {
     half bags = {one->feature, 0, one->bags_each, one->schedule};
     const half step = {0, one->bags_each, one->bags_each, 0},
                rest = {one->slice, 1 << 16, my->group, my->place};
-    for (int32_t i = 0; i < one->count; i++) {
-        memcpy(my->to + i, &bags, sizeof bags);
-        memcpy((char *)(my->to + i) + sizeof bags, &rest, sizeof rest);
-        bags += step;
+    for (int32_t left = one->count; left > 0;) {
+        for (int64_t more = spread_due(my); more > 0 && left > 0; more--, left--) {
+            memcpy(my->to, &bags, sizeof bags);
+            memcpy((char *)my->to + sizeof bags, &rest, sizeof rest);
+            bags += step;
+            my->to++;
+        }
     }
-    my->to += one->count;
     my->to[-1].last_bag = my->bags;
 }
 
@@ -64,6 +114,7 @@ static void tasks_write(writer *my, const rf__fused_run *one) {
 static void groups_write(writer *my, const rf__fused_run *one, const rf__fused_class *made) {
     for (int64_t bag = 0; bag < my->bags; bag += one->bags_each) {
         const int64_t end = bag + one->bags_each;
+        (void)spread_due(my);
         for (int32_t part = 0; part < one->split; part++) {
             *my->to++ = (rf__fused_task){.feature = one->feature,
                                          .first_bag = (int32_t)bag,
@@ -79,13 +130,14 @@ static void groups_write(writer *my, const rf__fused_run *one, const rf__fused_c
     }
 }
 
-/* Writes the tasks of all runs, those with most work first. */
+/* Writes the tasks of all runs. */
 static void runs_write(rf__fused_cut *my, rf__fused_task *to) {
-    int64_t first[BUCKETS];
-    writer tasks = {.to = to, .bags = my->bags};
-    runs_sort(my, first);
+    run_list lists[LISTS];
+    writer tasks = {.runs = my->runs, .begin = to, .to = to, .bags = my->bags};
+    runs_sort(my, lists);
+    spread_begin(&tasks, lists[SPREAD].first, my->n_tasks);
     for (int32_t bucket = BUCKETS - 1; bucket >= 0; bucket--) {
-        for (int64_t i = first[bucket]; i >= 0; i = my->runs[i].next) {
+        for (int64_t i = lists[bucket].first; i >= 0; i = my->runs[i].next) {
             const rf__fused_run *one = &my->runs[i];
             if (one->split == 1) {
                 tasks_write(&tasks, one);
@@ -94,6 +146,7 @@ static void runs_write(rf__fused_cut *my, rf__fused_task *to) {
             }
         }
     }
+    while (tasks.spread_place != INT64_MAX) spread_write(&tasks);
 }
 
 void rf__fused_cut_write(rf__fused_cut *my, rf__fused_mapping *to) {

@@ -1,5 +1,6 @@
 /* Which block of the fused embedding bag works on what, decided on the device: where lengths of bags are there alone.
- * The same choices as csrc/cuda/fused_map.c makes on the host, but for the order of tasks.
+ * The same choices as csrc/cuda/fused_map.c makes on the host, but for two: tasks of tiles come last, not spread over
+ * the others, and the last tasks are as long as all.
  *
  * Who does what. Runs are shared out: run r < n_features is feature r, if its schedule pools; the runs behind it are
  * the tiles, each with 32 lanes of features that have short bags. Every block makes the whole plan for itself, a
@@ -8,8 +9,8 @@
  *
  *   1. lengths -> schedules; places of columns in the tiles of their schedule; the longest mean of each tile
  *   2. the work of all runs -> that of a task
- *   3. how many tasks there are of each size
- *   4. places of each run's tasks, heavy ones first; tasks
+ *   3. how many tasks there are of each rank: how long they are, or where their rows come from
+ *   4. places of each run's tasks, those of the highest rank first; tasks
  *
  * Whatever offsets hold, tasks cover each bag of each feature once and are no more than the host has made room for:
  * their number follows from the sum of the very same work that they are cut from.
@@ -29,17 +30,28 @@
 #define RF_MOST_CLASSES 128
 #endif
 #ifndef RF_LEAST_WORK
-#define RF_LEAST_WORK 4 /* of a task */
+#define RF_LEAST_WORK 8 /* of a task, in steps */
+#endif
+#ifndef RF_LEAST_WORK_OF_ALL
+#define RF_LEAST_WORK_OF_ALL 4 /* the same of small batches */
+#endif
+#ifndef RF_LONG
+#define RF_LONG 2 /* a task is, of so many times the work that it should have */
+#endif
+#ifndef RF_COLUMN_STEPS
+#define RF_COLUMN_STEPS 6 /* of a lookup of columns */
 #endif
 
-enum { WARPS = 32, NONE = 255, SIZES = 32, NO_KEY = -1 };
+enum { WARPS = 32, NONE = 255, RANKS = 32, LONG_RANKS = 16, NO_KEY = -1 };
 static_assert(RF_BLOCK == 32 * WARPS, "a lane of one warp for each warp");
-static_assert(RF_MOST_CLASSES % WARPS == 0 && RF_MOST_CLASSES <= NONE && SIZES <= RF_MOST_CLASSES, "keys");
+static_assert(RF_MOST_CLASSES % WARPS == 0 && RF_MOST_CLASSES <= NONE && RANKS <= RF_MOST_CLASSES, "keys");
 
 /* As in csrc/cuda/fused_map_device.c. */
 struct __align__(16) map_feature {
     rf_u64 class_of; /* a byte a bucket; NONE: nothing to do */
     int columns, slices;
+    float rows, steps_of_miss; /* for a row that nobody has read before */
+    int unused[2];
 };
 struct __align__(16) map_class {
     int first_tile; /* of those that it may have; -1: it pools */
@@ -55,7 +67,7 @@ struct arguments {
     rf_i64 lookups;
     int n_features, bags, n_classes, n_tiles;
     int most_tasks; /* room for them */
-    float most_turns; /* tasks but for those that runs begin */
+    float most_turns, least_turns; /* tasks but for those that runs begin */
     int *n_tasks;
     rf_task *tasks; /* [most_tasks] */
     rf_lane *lanes; /* [n_tiles][32] */
@@ -71,8 +83,8 @@ struct shared_data {
     map_class classes[RF_MOST_CLASSES];
     int lane_end[RF_MOST_CLASSES]; /* behind the last lane that a class has filled */
     int totals[RF_MOST_CLASSES][WARPS + 1];
-    int task_end[RF_MOST_CLASSES]; /* the same of tasks of a size; the first SIZES */
-    int size_total[SIZES];
+    int task_end[RF_MOST_CLASSES]; /* the same of tasks of a rank; the first RANKS */
+    int rank_total[RANKS];
     float sums[WARPS];
     run_tasks runs[RF_BLOCK];
 };
@@ -82,11 +94,19 @@ struct run {
     int schedule; /* -1: no work */
     int slices;
     float steps; /* that a block takes for the bags it works on at once */
+    float misses; /* steps of all bags of a slice, for rows that come from memory */
+    float rows_a_lookup;
 };
 
 RF_INLINE map_feature load_feature(const arguments &my, int f) {
-    const rf_bytes<16> word = rf_load((const rf_bytes<16> *)(my.features + f));
-    return {word.word[0] | (rf_u64)word.word[1] << 32, (int)word.word[2], (int)word.word[3]};
+    const rf_bytes<16> *from = (const rf_bytes<16> *)(my.features + f);
+    const rf_bytes<16> word = rf_load(from), more = rf_load(from + 1);
+    return {word.word[0] | (rf_u64)word.word[1] << 32,
+            (int)word.word[2],
+            (int)word.word[3],
+            __uint_as_float(more.word[0]),
+            __uint_as_float(more.word[1]),
+            {}};
 }
 
 /* Of the bags of a feature; 0 where offsets are bad. */
@@ -110,20 +130,25 @@ RF_INLINE int class_number(const map_feature &feature, float mean) {
 }
 
 RF_INLINE float steps_of(const map_class &made, float mean) {
-    return made.first_tile >= 0 ? fmaxf(mean, 1.0f) : 1.0f + fmaxf(mean / made.in_flight, 1.0f);
+    return made.first_tile >= 0 ? RF_COLUMN_STEPS * fmaxf(mean, 1.0f)
+                                : 1.0f + fmaxf(mean / made.in_flight, 1.0f);
 }
 
 RF_INLINE int ceil_divide(int value, int by) { return (int)(((rf_u32)value + (rf_u32)by - 1) / (rf_u32)by); }
 
 /* Run `r`; its lanes must be known, if it is a tile. */
 RF_INLINE run run_of(const arguments &my, const shared_data &shared, const rf_u32 *tile_means, int r) {
-    run found = {-1, 1, 0.0f};
+    run found = {-1, 1, 0.0f, 0.0f, 0.0f}; /* tiles come last */
     float mean = 0.0f;
     if (r < my.n_features) {
         const map_feature feature = load_feature(my, r);
         mean = mean_length(my, r);
         found.schedule = class_number(feature, mean);
         found.slices = feature.slices;
+        const float lookups = mean * (float)my.bags, rows = feature.rows;
+        found.rows_a_lookup = rows / (lookups + 1.0f);
+        if (lookups > 0.0f)
+            found.misses = rows * lookups / (rows + lookups) * feature.steps_of_miss / (float)feature.slices;
         if (found.schedule >= 0 && shared.classes[found.schedule].first_tile >= 0) found.schedule = -1;
     } else if (r - my.n_features < my.n_tiles) {
         const int tile = r - my.n_features, number = my.tile_classes[tile];
@@ -137,10 +162,15 @@ RF_INLINE run run_of(const arguments &my, const shared_data &shared, const rf_u3
 /* Of one slice of a run. */
 RF_INLINE float work_of(const arguments &my, const shared_data &shared, const run &one) {
     if (one.schedule < 0) return 0.0f;
-    return one.steps * (float)ceil_divide(my.bags, shared.classes[one.schedule].together);
+    return one.steps * (float)ceil_divide(my.bags, shared.classes[one.schedule].together) + one.misses;
 }
 
-/* Cuts a run into tasks of about `target`; the size of one among SIZES. */
+/* Exponent and first `bits` bits of a positive number, from 0 for `least` (a power of two) on. */
+RF_INLINE int logarithm(float value, float least, int bits) {
+    return (int)(__float_as_uint(value) >> (23 - bits)) - (int)(__float_as_uint(least) >> (23 - bits));
+}
+
+/* Cuts a run into tasks of about `target`; their rank among RANKS. */
 RF_INLINE int cut(const arguments &my, const shared_data &shared, const run &one, float target,
                   run_tasks &tasks) {
     tasks.schedule = one.schedule;
@@ -153,9 +183,10 @@ RF_INLINE int cut(const arguments &my, const shared_data &shared, const run &one
     tasks.bags_each = min(ceil_divide(ceil_divide(my.bags, pieces), together) * together, my.bags);
     tasks.count = ceil_divide(my.bags, tasks.bags_each);
     tasks.all = tasks.count * one.slices;
-    /* The exponent and two bits of how heavy a task is; those of a quarter of the target and less are alike. */
-    const int size = (int)(__float_as_uint(work / (float)tasks.count / target) >> 21) - (125 << 2);
-    return min(max(size, 0), SIZES - 1);
+    const float size = work / (float)tasks.count / target;
+    if (size > (float)RF_LONG)
+        return LONG_RANKS + min(logarithm(size, (float)RF_LONG, 2), RANKS - LONG_RANKS - 1);
+    return min(max(logarithm(one.rows_a_lookup, 1.0f / 32, 1), 0), LONG_RANKS - 1);
 }
 
 /* For threads with the same key, and in their order, the sum of the weights of those before them, from ends[key] on,
@@ -252,27 +283,27 @@ RF_INLINE void fill_tiles(const arguments &my, shared_data &shared, rf_u32 *tile
     }
 }
 
-/* Pass 3, to the places where tasks of each size begin; how many tasks there are. */
-RF_INLINE void count_sizes(const arguments &my, shared_data &shared, const rf_u32 *tile_means, float target) {
+/* Pass 3, to the places where tasks of each rank begin; how many tasks there are. */
+RF_INLINE void count_ranks(const arguments &my, shared_data &shared, const rf_u32 *tile_means, float target) {
     const int lane = threadIdx.x % 32, n_runs = my.n_features + my.n_tiles;
     for (int base = 0; base < n_runs; base += RF_BLOCK) {
         run_tasks tasks;
-        const int size =
+        const int rank =
             cut(my, shared, run_of(my, shared, tile_means, base + (int)threadIdx.x), target, tasks);
-        const rf_u32 alike = __match_any_sync(RF_FULL_WARP, size);
+        const rf_u32 alike = __match_any_sync(RF_FULL_WARP, rank);
         const int all = __reduce_add_sync(alike, tasks.all);
-        if (size >= 0 && lane == __ffs(alike) - 1) atomicAdd(shared.size_total + size, all);
+        if (rank >= 0 && lane == __ffs(alike) - 1) atomicAdd(shared.rank_total + rank, all);
     }
     __syncthreads();
     if (threadIdx.x < 32) {
-        const int size = SIZES - 1 - lane, mine = shared.size_total[size]; /* heavy ones first */
+        const int rank = RANKS - 1 - lane, mine = shared.rank_total[rank];
         int sum = mine;
 #pragma unroll
         for (int apart = 1; apart < 32; apart *= 2) {
             const int other = __shfl_up_sync(RF_FULL_WARP, sum, apart);
             if (lane >= apart) sum += other;
         }
-        shared.task_end[size] = sum - mine;
+        shared.task_end[rank] = sum - mine;
         if (lane == 31 && blockIdx.x == 0) *my.n_tasks = min(sum, my.most_tasks);
     }
     __syncthreads();
@@ -299,9 +330,9 @@ RF_INLINE void make_tasks(const arguments &my, shared_data &shared, const rf_u32
     for (int base = 0; base < n_runs; base += RF_BLOCK) {
         const int r = base + (int)threadIdx.x;
         run_tasks tasks;
-        const int size = cut(my, shared, run_of(my, shared, tile_means, r), target, tasks);
+        const int rank = cut(my, shared, run_of(my, shared, tile_means, r), target, tasks);
         tasks.number = r < my.n_features ? r : r - my.n_features;
-        tasks.first = places(shared, shared.task_end, size, tasks.all);
+        tasks.first = places(shared, shared.task_end, rank, tasks.all);
         shared.runs[threadIdx.x] = tasks;
         __syncthreads();
         for (int i = (int)(threadIdx.x / 32 * gridDim.x + blockIdx.x); i < RF_BLOCK; i += WARPS * gridDim.x)
@@ -320,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK) rf_fused_map(const __grid
         shared.classes[k] = made;
         shared.lane_end[k] = max(made.first_tile, 0) * 32;
         shared.task_end[k] = 0;
-        if (k < SIZES) shared.size_total[k] = 0;
+        if (k < RANKS) shared.rank_total[k] = 0;
     }
     rf_wait_for_previous_kernel();
     for (int tile = threadIdx.x; tile < my.n_tiles; tile += RF_BLOCK) tile_means[tile] = 0;
@@ -331,7 +362,9 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK) rf_fused_map(const __grid
         const run one = run_of(my, shared, tile_means, r);
         work += work_of(my, shared, one) * (float)one.slices;
     }
-    const float target = fmaxf(sum_of_block(shared, work) / my.most_turns, (float)RF_LEAST_WORK);
-    count_sizes(my, shared, tile_means, target);
+    work = sum_of_block(shared, work);
+    const float least = fminf(fmaxf(work / my.least_turns, RF_LEAST_WORK_OF_ALL), RF_LEAST_WORK);
+    const float target = fmaxf(work / my.most_turns, least);
+    count_ranks(my, shared, tile_means, target);
     make_tasks(my, shared, tile_means, target);
 }
