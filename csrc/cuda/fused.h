@@ -1,6 +1,6 @@
 /* The fused embedding bags on a GPU, in four steps: what features are (fused_feature.c), the schedules that a kernel
- * must have (fused_schedule.c), which block works on what (fused_describe.c, fused_map.c), and calls prepared and
- * launched (fused_call.c, fused_embedding_bag.c). */
+ * must have (fused_schedule.c), which block works on what (fused_describe.c, fused_work.c, fused_map.c), and calls
+ * prepared and launched (fused_call.c, fused_embedding_bag.c). */
 #ifndef RECFUSE_CUDA_FUSED_H
 #define RECFUSE_CUDA_FUSED_H
 
@@ -211,7 +211,7 @@ rf_status rf__fused_describe(const rf_fused_embedding_bag_params *params, const 
 int32_t rf__fused_signature(const rf__fused_feature *features, int64_t n_features,
                             const rf__fused_classes *classes);
 
-/* ---- fused_map.c, fused_map_write.c */
+/* ---- fused_work.c, fused_map.c, fused_map_write.c */
 
 /* Lookups of each feature in a batch: from offsets, or as expected where they are NULL. */
 typedef struct rf__fused_batch {
@@ -231,12 +231,14 @@ void rf__fused_cut_free(rf__fused_cut *cut);
 /* All of it, to memory that is to be freed with free(). */
 rf_status rf__fused_map(const rf__fused_mappable *what, const rf__fused_batch *batch, int32_t sms,
                         int32_t blocks_per_sm, rf__fused_mapping **mapping, int64_t *rows);
-/* Steps that a block takes for the bags that it works on at once, of `mean` lookups; how many of those are in flight,
- * where it pools; and the steps of a row that comes from memory. kernels/fused_map.cu does the same, and what follows. */
+/* How long work takes, in steps; kernels/fused_map.cu does the same.
+ * A block, for the bags that it works on at once, of `mean` lookups; and how many of those are in flight, where it
+ * pools. */
 double rf__fused_steps(const rf__fused_class *made, double mean);
 double rf__fused_in_flight(const rf__fused_class *made);
+/* What a row takes beside, if it comes from memory. */
 double rf__fused_steps_of_miss(const rf__fused_geometry *shape);
-/* Steps of a task, of all that there are to share out to so many places for blocks. */
+/* What a task should take, of all that there is to share out to so many places for blocks. */
 double rf__fused_target(double all, double places);
 
 /* ---- fused_embedding_bag.c */

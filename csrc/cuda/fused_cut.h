@@ -1,4 +1,5 @@
-/* The work of a batch, cut into tasks that are not written yet: between fused_map.c and fused_map_write.c. */
+/* The work of a batch, cut into tasks that are not written yet: between fused_work.c, fused_map.c and
+ * fused_map_write.c. */
 #ifndef RECFUSE_CUDA_FUSED_CUT_H
 #define RECFUSE_CUDA_FUSED_CUT_H
 
@@ -41,6 +42,12 @@ struct rf__fused_cut {
     int64_t list_rows;
     int64_t rows; /* of the mapping */
 };
+
+/* Sets `estimates`, from lookups and what is staged; the work of all. */
+double rf__fused_estimate_all(rf__fused_cut *my);
+/* Sets `order`: features with most rows for a lookup come first, since those rows come from memory and take longest;
+ * those that are alike keep their order, so that rows of few features are in L2 at a time. */
+void rf__fused_order(rf__fused_cut *my);
 
 /* Places that the partial sums of a group of tasks take, which share `bags`. */
 static inline int64_t rf__fused_places(const rf__fused_class *made, int64_t bags) {

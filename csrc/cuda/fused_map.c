@@ -1,19 +1,14 @@
 /* Which block works on which bags of which feature (Pan et al., RecFlex, SC'24, section IV-B: thread mapping at run
  * time): from the number of bags and what is expected of them, or from the offsets of a batch.
  *
- * Work is estimated as the time that a block takes, in steps: of a batch of rows in flight, of what a bag costs
- * beside, of rows that nobody has read before. It is cut into tasks of about equal work, so many that each place for a
- * block on the GPU gets several; where bags of a feature cannot be cut so fine, its tasks take longer and come first.
- * Of the others, those come first whose rows come from memory, and last those whose rows are in L2; and the last ones
- * are short, so that all places are busy until the end.
+ * Work (fused_work.c) is cut into tasks of about equal length, so many that each place for a block on the GPU gets
+ * several; where bags of a feature cannot be cut so fine, its tasks take longer and come first (fused_map_write.c). The
+ * last ones are short, so that all places are busy until the end.
  */
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "cuda/fused_cut.h"
-
-enum { ORDER_KEYS = 128 };
 
 static const double LAST = 0.15; /* of the work; its tasks are shorter: */
 static const double LAST_TARGET = 0.5;
@@ -48,49 +43,6 @@ static rf_status count_lookups(rf__fused_cut *my, const rf__fused_batch *batch) 
         begin = end;
     }
     return RF_OK;
-}
-
-double rf__fused_in_flight(const rf__fused_class *made) {
-    return (double)made->threads / made->lanes * (made->distance < 4 ? 4 : made->distance);
-}
-
-double rf__fused_steps(const rf__fused_class *made, double mean) {
-    if (made->kind == RF__FUSED_COLUMNS) return RF__FUSED_COLUMN_STEPS * (mean > 1 ? mean : 1);
-    const double batches = mean / rf__fused_in_flight(made);
-    return 1 + (batches > 1 ? batches : 1) / made->split;
-}
-
-double rf__fused_steps_of_miss(const rf__fused_geometry *shape) {
-    const int32_t bytes = shape->row_bytes > RF__FUSED_SECTOR ? shape->row_bytes : RF__FUSED_SECTOR;
-    return (double)bytes / RF__FUSED_BYTES_A_STEP;
-}
-
-double rf__fused_target(double all, double places) {
-    double least = all / (places * RF__FUSED_LEAST_TURNS);
-    if (least > RF__FUSED_LEAST_WORK) least = RF__FUSED_LEAST_WORK;
-    if (least < RF__FUSED_LEAST_WORK_OF_ALL) least = RF__FUSED_LEAST_WORK_OF_ALL;
-    const double target = all / (places * RF__FUSED_TURNS);
-    return target > least ? target : least;
-}
-
-static void estimate(const rf__fused_cut *my, int64_t f, rf__fused_estimate *one) {
-    const rf__fused_feature *feature = &my->what.features[f];
-    const double bags = my->bags, lookups = my->lookups[f], rows = (double)feature->rows;
-    *one = (rf__fused_estimate){.mean = lookups / bags, .number = -1};
-    if (!my->staged[f]) one->number = feature->class_of[rf__fused_bucket(one->mean)];
-    if (one->number < 0) return;
-    const rf__fused_class *made = &my->what.classes->of[one->number];
-    one->steps = rf__fused_steps(made, one->mean);
-    if (made->kind == RF__FUSED_COLUMNS) {
-        one->work = bags / RF__FUSED_TOGETHER * one->steps * feature->shape.columns / RF__FUSED_TILE;
-        return;
-    }
-    /* Of r rows, l lookups read about r l / (r + l) different ones. */
-    if (lookups > 0)
-        one->misses = rows * lookups / (rows + lookups) * rf__fused_steps_of_miss(&feature->shape) /
-                      feature->shape.slices;
-    one->work = (bags / (RF__FUSED_BLOCK / made->threads) * one->steps * made->split + one->misses) *
-                feature->shape.slices;
 }
 
 /* Of numbers of bags, which are less than 2^31: several times as fast as with 64 bits. */
@@ -186,25 +138,6 @@ static rf_status memory_new(rf__fused_cut *my) {
     return rf__fail(RF_ERR_MEMORY, "no memory to map %" PRId64 " features to blocks", my->what.n_features);
 }
 
-/* How many rows there are for a lookup, in quarters of powers of two. */
-static uint32_t rows_a_lookup(const rf__fused_cut *my, int64_t f) {
-    enum { QUARTERS = 21, LEAST = (127 - ORDER_KEYS / 8) * 4 }; /* of the bits of a float */
-    const float ratio = (float)((double)my->what.features[f].rows / (my->lookups[f] + 1));
-    uint32_t bits;
-    memcpy(&bits, &ratio, sizeof bits);
-    const int32_t key = (int32_t)(bits >> QUARTERS) - LEAST;
-    return (uint32_t)(key < 0 ? 0 : key < ORDER_KEYS ? key : ORDER_KEYS - 1);
-}
-
-/* Features with most rows for a lookup come first: those rows come from memory, and take longest. */
-static void order_set(rf__fused_cut *my) {
-    int32_t place[ORDER_KEYS + 1] = {0};
-    for (int64_t f = 0; f < my->what.n_features; f++) place[ORDER_KEYS - 1 - rows_a_lookup(my, f) + 1]++;
-    for (int32_t key = 0; key < ORDER_KEYS; key++) place[key + 1] += place[key];
-    for (int64_t f = 0; f < my->what.n_features; f++)
-        my->order[place[ORDER_KEYS - 1 - rows_a_lookup(my, f)]++] = (int32_t)f;
-}
-
 static bool is_tiled(const rf__fused_cut *my, int64_t f) {
     const int32_t number = my->estimates[f].number;
     return number >= 0 && my->what.classes->of[number].kind == RF__FUSED_COLUMNS;
@@ -232,16 +165,12 @@ static rf_status cut_all(rf__fused_cut *my, const rf__fused_batch *batch, int32_
     rf_status status = RF_OK;
     const rf__fused_feature *features = my->what.features;
     const int64_t n_features = my->what.n_features;
-    double all = 0;
     RF_TRY(memory_new(my));
     RF_TRY(count_lookups(my, batch));
     const int64_t n_staged = rf__fused_stage(features, n_features, my->lookups, batch, sms, my->staged);
-    for (int64_t f = 0; f < n_features; f++) {
-        estimate(my, f, &my->estimates[f]);
-        all += my->estimates[f].work;
-    }
+    const double all = rf__fused_estimate_all(my);
     my->target = rf__fused_target(all, (double)sms * blocks_per_sm);
-    order_set(my);
+    rf__fused_order(my);
     features_add(my, all);
     tiles_cut(my);
     if (n_staged > 0)
