@@ -22,7 +22,7 @@ from recfuse import timing
 FP32 = torch.float32
 WARPS = (8, 16, 24, 32, 40, 48, 56, 64)
 SEPARATE = "separate and combine"
-_FEW_BATCHES, _FEW_ROUNDS = 2, 5
+_FEW_BATCHES, _FEW_ROUNDS, _AGAIN = 2, 5, 25
 _OURS = "recfuse, "  # what must not fail, unlike a peer
 
 
@@ -98,13 +98,27 @@ def figure_12(setting: Setting) -> Figure:
     chosen = np.random.default_rng(arguments.seed).permutation(subject.features)[: arguments.mutations]
     table = Table(
         f"Figure 12: {subject.name}, one feature's schedule by another, us of the whole kernel",
-        ["feature", "dim", "schedules", "tuned", "best", "tuned / best", "worst / best", "best schedule"],
+        [
+            "feature",
+            "dim",
+            "schedules",
+            "tuned",
+            "best",
+            "tuned / best",
+            "again",
+            "worst / best",
+            "best schedule",
+        ],
     )
     record: dict[str, Any] = {}
     series: dict[str, dict[str, float]] = {}
     for feature in tqdm(sorted(chosen.tolist()), desc="figure 12", leave=False):
-        rows, seconds = _swept(native, schedules, warps, feature, batches, arguments.repeats)
+        rows, sets = _mutations(native, schedules, feature)
+        native.compile(sets, warps)
+        seconds = _seconds(native, sets, warps, batches, arguments.repeats)
         best, tuned_s = int(seconds.argmin()), seconds[0]
+        # The least of many measurements is one whose noise was low: to compare, both are measured anew.
+        anew = _seconds(native, [sets[0], sets[best]], warps, batches, _AGAIN * arguments.repeats)
         series[f"feature {feature} (dim {subject.dims[feature]})"] = {
             str(place): float(tuned_s / one) for place, one in enumerate(np.sort(seconds))
         }
@@ -112,6 +126,7 @@ def figure_12(setting: Setting) -> Figure:
             "schedules": rows,
             "s": seconds.tolist(),
             "tuned_over_best": tuned_s / seconds[best],
+            "again": anew[0] / anew[1],
         }
         cells = [
             feature,
@@ -120,12 +135,15 @@ def figure_12(setting: Setting) -> Figure:
             f"{tuned_s * 1e6:.2f}",
             f"{seconds[best] * 1e6:.2f}",
         ]
-        cells += [f"{tuned_s / seconds[best]:.4f}", f"{seconds.max() / seconds[best]:.4f}", rows[best]]
+        ratios = tuned_s / seconds[best], anew[0] / anew[1], seconds.max() / seconds[best]
+        cells += [*(f"{ratio:.4f}" for ratio in ratios), rows[best]]
         table.rows.append(list(map(str, cells)))
-    worst = max(one["tuned_over_best"] for one in record.values())
+    worst, swept = (max(one[key] for one in record.values()) for key in ("again", "tuned_over_best"))
     table.notes = [
-        f"Largest tuned / best: {worst:.4f}; wanted: at most 1.02. Each kernel runs twice, the second time "
-        "counts. Schedules: kind, threads, distance, station, split."
+        f"Largest tuned / best: {worst:.4f} when both are measured again, {_AGAIN} times as often "
+        f"({swept:.4f} in the sweep, where the best is the least of many noisy ones); wanted: at most 1.02. "
+        "Each kernel runs twice, the second time counts. "
+        "Schedules: kind, threads, distance, station, split."
     ]
     panels = {f"{subject.name}: speed of the whole kernel, against the tuned one's": series}
     return Figure([table], panels, record, lines="schedule, the fastest first")
@@ -137,18 +155,21 @@ def _usual(batches: Sequence[Batch]) -> list[Batch]:
     return sorted(batches, key=lambda batch: abs(batch.size - mean))[:_FEW_BATCHES]
 
 
-def _swept(
-    native: Native, schedules: Schedules, warps: int, feature: int, batches: Sequence[Batch], rounds: int
-) -> tuple[list[list[int]], NDArray[np.float64]]:
-    """Schedules of one feature, its own first, and the seconds of the whole kernel with each."""
+def _mutations(native: Native, schedules: Schedules, feature: int) -> tuple[list[list[int]], list[Schedules]]:
+    """Schedules that a feature can have, its own first, and those of all features with each."""
     own = schedules[feature, :EXPECTED].tolist()
     others = [list(one[:EXPECTED]) for one in native.candidates(feature)]
     rows = [own, *(one for one in others if one != own)]
-    sets = [mutated(schedules, feature, row) for row in rows]
-    native.compile(sets, warps)
+    return rows, [mutated(schedules, feature, row) for row in rows]
+
+
+def _seconds(
+    native: Native, sets: Sequence[Schedules], warps: int, batches: Sequence[Batch], rounds: int
+) -> NDArray[np.float64]:
+    """Of the whole kernel with each set."""
     # Each behind itself, as in use: behind another kernel it has its code to fetch.
     twice = [one for one in sets for _ in range(2)]
-    return rows, np.median(native.measure(twice, batches, warps, rounds), axis=1)[1::2]
+    return np.median(native.measure(twice, batches, warps, rounds), axis=1)[1::2]
 
 
 def mutated(schedules: Schedules, feature: int, schedule: Sequence[int]) -> Schedules:
