@@ -26,8 +26,8 @@ typedef struct run_list {
     int64_t first, last;
 } run_list;
 
-/* The runs of each bucket; and of those that take no long, the ones of tiles, which wait for memory much and compute
- * little: they are spread over the others, to run beside them. */
+/* The runs of each bucket; but those of tiles that are not long have a list of their own: they wait for memory much and
+ * compute little, and are spread over the others, to run beside them. */
 static void runs_sort(rf__fused_cut *my, run_list *lists) {
     for (int32_t i = 0; i < LISTS; i++) lists[i] = (run_list){-1, -1};
     for (int64_t i = 0; i < my->n_runs; i++) {
