@@ -238,6 +238,8 @@ double rf__fused_steps(const rf__fused_class *made, double mean);
 double rf__fused_in_flight(const rf__fused_class *made);
 /* What a row takes beside, if it comes from memory. */
 double rf__fused_steps_of_miss(const rf__fused_geometry *shape);
+/* What all rows do that so many lookups bring from memory. */
+double rf__fused_misses(const rf__fused_geometry *shape, int64_t rows, double lookups);
 /* What a task should take, of all that there is to share out to so many places for blocks. */
 double rf__fused_target(double all, double places);
 

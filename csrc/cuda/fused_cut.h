@@ -12,6 +12,7 @@ typedef struct rf__fused_estimate {
     double misses; /* steps of all bags of a slice, for rows that come from memory */
     double work; /* steps of all bags and slices */
     int32_t number; /* of its class; -1: there is nothing to cut */
+    int32_t rank; /* by how many rows there are for a lookup; 0: most */
 } rf__fused_estimate;
 
 /* Tasks of equal work: those of a feature's slice, or of a tile. */
@@ -45,8 +46,8 @@ struct rf__fused_cut {
 
 /* Sets `estimates`, from lookups and what is staged; the work of all. */
 double rf__fused_estimate_all(rf__fused_cut *my);
-/* Sets `order`: features with most rows for a lookup come first, since those rows come from memory and take longest;
- * those that are alike keep their order, so that rows of few features are in L2 at a time. */
+/* Sets `order`, from estimates: features with most rows for a lookup come first, since those rows come from memory and
+ * take longest; those that are alike keep their order, so that rows of few features are in L2 at a time. */
 void rf__fused_order(rf__fused_cut *my);
 
 /* Places that the partial sums of a group of tasks take, which share `bags`. */

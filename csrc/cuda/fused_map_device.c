@@ -108,10 +108,8 @@ static rf_status feature_count(const rf__fused_feature *feature, int64_t number,
     }
     table->runs += most_runs;
     table->tasks_a_bag += most_blocks;
-    for (int32_t i = 0; i < RF__FUSED_LOGARITHMS; i++) {
-        const double rows = (double)feature->rows, lookups = (double)(1ll << i);
-        table->misses[i] += rows * lookups / (rows + lookups) * rf__fused_steps_of_miss(&feature->shape);
-    }
+    for (int32_t i = 0; i < RF__FUSED_LOGARITHMS; i++)
+        table->misses[i] += rf__fused_misses(&feature->shape, feature->rows, (double)(1ll << i));
     return RF_OK;
 }
 

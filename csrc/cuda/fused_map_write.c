@@ -49,45 +49,54 @@ typedef struct writer {
     const rf__fused_run *runs;
     rf__fused_task *begin, *to;
     int32_t bags, group, place;
-    /* Of tasks that are spread: the run of the next one, its number there, its place among all tasks, and how far it
-     * is from there to the one behind. */
+    /* Of tasks that are spread: the run of the next one (-1: none is left), its number there, its place among all
+     * tasks, and how far it is from there to the one behind. */
     int64_t spread_run;
     int32_t spread_task;
     double spread_at, apart;
-    int64_t spread_place; /* spread_at, rounded; beyond all tasks: none is left */
 } writer;
+
+/* Writes the task from `bag` on, which has its bags for itself; where it is. In place: to copy one is to wait for it. */
+static rf__fused_task *task_write(writer *my, const rf__fused_run *one, int32_t bag) {
+    const int32_t left = my->bags - bag;
+    *my->to = (rf__fused_task){.feature = one->feature,
+                               .first_bag = bag,
+                               .last_bag = bag + (one->bags_each < left ? one->bags_each : left),
+                               .schedule = one->schedule,
+                               .slice = one->slice,
+                               .part = 1 << 16};
+    return my->to++;
+}
 
 static void spread_begin(writer *my, int64_t first, int64_t n_tasks) {
     int64_t count = 0;
-    for (int64_t i = first; i >= 0; i = my->runs[i].next) count += my->runs[i].count;
     my->spread_run = first;
-    my->spread_place = count > 0 ? 0 : INT64_MAX;
-    my->apart = count > 0 ? SPREAD_OVER * (double)n_tasks / (double)count : 1;
+    if (first < 0) return;
+    for (int64_t i = first; i >= 0; i = my->runs[i].next) count += my->runs[i].count;
+    my->apart = SPREAD_OVER * (double)n_tasks / (double)count;
     if (my->apart < 1) my->apart = 1;
 }
 
 /* Writes the next of those that are spread. */
 static void spread_write(writer *my) {
     const rf__fused_run *one = &my->runs[my->spread_run];
-    const int32_t bag = my->spread_task * one->bags_each, left = my->bags - bag;
-    *my->to++ = (rf__fused_task){.feature = one->feature,
-                                 .first_bag = bag,
-                                 .last_bag = bag + (one->bags_each < left ? one->bags_each : left),
-                                 .schedule = one->schedule,
-                                 .part = 1 << 16};
+    (void)task_write(my, one, my->spread_task * one->bags_each);
     my->spread_task++;
     if (my->spread_task == one->count) {
         my->spread_run = one->next;
         my->spread_task = 0;
     }
     my->spread_at += my->apart;
-    my->spread_place = my->spread_run < 0 ? INT64_MAX : (int64_t)my->spread_at;
 }
 
 /* Writes those whose turn it is; how many others may follow. */
 static int64_t spread_due(writer *my) {
-    while (my->spread_place <= my->to - my->begin) spread_write(my);
-    return my->spread_place - (my->to - my->begin);
+    while (my->spread_run >= 0) {
+        const int64_t before = (int64_t)my->spread_at - (my->to - my->begin);
+        if (before > 0) return before;
+        spread_write(my);
+    }
+    return INT64_MAX;
 }
 
 /* Half a task, in one store: eight small ones a task take twice as long, and tasks are most of a mapping. */
@@ -112,18 +121,13 @@ static void tasks_write(writer *my, const rf__fused_run *one) {
 
 /* Tasks of which each `split` share their bags. */
 static void groups_write(writer *my, const rf__fused_run *one, const rf__fused_class *made) {
-    for (int64_t bag = 0; bag < my->bags; bag += one->bags_each) {
-        const int64_t end = bag + one->bags_each;
+    for (int32_t i = 0; i < one->count; i++) {
         (void)spread_due(my);
         for (int32_t part = 0; part < one->split; part++) {
-            *my->to++ = (rf__fused_task){.feature = one->feature,
-                                         .first_bag = (int32_t)bag,
-                                         .last_bag = (int32_t)(end < my->bags ? end : my->bags),
-                                         .schedule = one->schedule,
-                                         .slice = one->slice,
-                                         .part = part | one->split << 16,
-                                         .group = my->group,
-                                         .place = my->place};
+            rf__fused_task *task = task_write(my, one, i * one->bags_each);
+            task->part = part | one->split << 16;
+            task->group = my->group;
+            task->place = my->place;
         }
         my->group++;
         my->place += (int32_t)rf__fused_places(made, one->bags_each);
@@ -146,7 +150,7 @@ static void runs_write(rf__fused_cut *my, rf__fused_task *to) {
             }
         }
     }
-    while (tasks.spread_place != INT64_MAX) spread_write(&tasks);
+    while (tasks.spread_run >= 0) spread_write(&tasks);
 }
 
 void rf__fused_cut_write(rf__fused_cut *my, rf__fused_mapping *to) {

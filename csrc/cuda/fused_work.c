@@ -25,6 +25,12 @@ double rf__fused_steps_of_miss(const rf__fused_geometry *shape) {
     return (double)bytes / RF__FUSED_BYTES_A_STEP;
 }
 
+double rf__fused_misses(const rf__fused_geometry *shape, int64_t rows, double lookups) {
+    if (!(lookups > 0)) return 0;
+    /* Of r rows, l lookups read about r l / (r + l) different ones. */
+    return (double)rows * lookups / ((double)rows + lookups) * rf__fused_steps_of_miss(shape);
+}
+
 double rf__fused_target(double all, double places) {
     double least = all / (places * RF__FUSED_LEAST_TURNS);
     if (least > RF__FUSED_LEAST_WORK) least = RF__FUSED_LEAST_WORK;
@@ -33,10 +39,20 @@ double rf__fused_target(double all, double places) {
     return target > least ? target : least;
 }
 
+/* A feature's rank among ORDER_RANKS, by how many rows it has for a lookup, in quarters of powers of two; 0: most. */
+static int32_t rank_of(const rf__fused_feature *feature, double lookups) {
+    enum { QUARTERS = 21, LEAST = (127 - ORDER_RANKS / 8) * 4 }; /* of the bits of a float */
+    const float ratio = (float)((double)feature->rows / (lookups + 1));
+    uint32_t bits;
+    memcpy(&bits, &ratio, sizeof bits);
+    const int32_t quarters = (int32_t)(bits >> QUARTERS) - LEAST;
+    return ORDER_RANKS - 1 - (quarters < 0 ? 0 : quarters < ORDER_RANKS ? quarters : ORDER_RANKS - 1);
+}
+
 static void estimate(const rf__fused_cut *my, int64_t f, rf__fused_estimate *one) {
     const rf__fused_feature *feature = &my->what.features[f];
-    const double bags = my->bags, lookups = my->lookups[f], rows = (double)feature->rows;
-    *one = (rf__fused_estimate){.mean = lookups / bags, .number = -1};
+    const double bags = my->bags, lookups = my->lookups[f];
+    *one = (rf__fused_estimate){.mean = lookups / bags, .number = -1, .rank = rank_of(feature, lookups)};
     if (!my->staged[f]) one->number = feature->class_of[rf__fused_bucket(one->mean)];
     if (one->number < 0) return;
     const rf__fused_class *made = &my->what.classes->of[one->number];
@@ -45,10 +61,7 @@ static void estimate(const rf__fused_cut *my, int64_t f, rf__fused_estimate *one
         one->work = bags / RF__FUSED_TOGETHER * one->steps * feature->shape.columns / RF__FUSED_TILE;
         return;
     }
-    /* Of r rows, l lookups read about r l / (r + l) different ones. */
-    if (lookups > 0)
-        one->misses = rows * lookups / (rows + lookups) * rf__fused_steps_of_miss(&feature->shape) /
-                      feature->shape.slices;
+    one->misses = rf__fused_misses(&feature->shape, feature->rows, lookups) / feature->shape.slices;
     one->work = (bags / (RF__FUSED_BLOCK / made->threads) * one->steps * made->split + one->misses) *
                 feature->shape.slices;
 }
@@ -62,19 +75,9 @@ double rf__fused_estimate_all(rf__fused_cut *my) {
     return all;
 }
 
-/* A feature's rank among ORDER_RANKS, by how many rows it has for a lookup, in quarters of powers of two; 0: most. */
-static int32_t rank_of(const rf__fused_cut *my, int64_t f) {
-    enum { QUARTERS = 21, LEAST = (127 - ORDER_RANKS / 8) * 4 }; /* of the bits of a float */
-    const float ratio = (float)((double)my->what.features[f].rows / (my->lookups[f] + 1));
-    uint32_t bits;
-    memcpy(&bits, &ratio, sizeof bits);
-    const int32_t quarters = (int32_t)(bits >> QUARTERS) - LEAST;
-    return ORDER_RANKS - 1 - (quarters < 0 ? 0 : quarters < ORDER_RANKS ? quarters : ORDER_RANKS - 1);
-}
-
 void rf__fused_order(rf__fused_cut *my) {
     int32_t place[ORDER_RANKS + 1] = {0};
-    for (int64_t f = 0; f < my->what.n_features; f++) place[rank_of(my, f) + 1]++;
+    for (int64_t f = 0; f < my->what.n_features; f++) place[my->estimates[f].rank + 1]++;
     for (int32_t rank = 0; rank < ORDER_RANKS; rank++) place[rank + 1] += place[rank];
-    for (int64_t f = 0; f < my->what.n_features; f++) my->order[place[rank_of(my, f)]++] = (int32_t)f;
+    for (int64_t f = 0; f < my->what.n_features; f++) my->order[place[my->estimates[f].rank]++] = (int32_t)f;
 }

@@ -1,6 +1,6 @@
 /* Which block of the fused embedding bag works on what, decided on the device: where lengths of bags are there alone.
- * The same choices as csrc/cuda/fused_work.c and fused_map.c make on the host, but for two: tasks of tiles come last,
- * not spread over the others, and the last tasks are as long as all.
+ * The same choices as csrc/cuda/fused_work.c and fused_map.c make on the host, but for three: ranks are coarser, tasks
+ * of tiles come last, not spread over the others, and the last tasks are as long as all.
  *
  * Who does what. Runs are shared out: run r < n_features is feature r, if its schedule pools; the runs behind it are
  * the tiles, each with 32 lanes of features that have short bags. Every block makes the whole plan for itself, a
