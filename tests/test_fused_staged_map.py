@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from recfuse import _C, workloads
+from recfuse.nn.mapping import rows_before_lists
 from test_fused_map import ADDRESS, MEAN, SUM, Task, parts
 
 
 def lists_of(rows: np.ndarray) -> list[list[Task]]:
     """The tasks of staged tables, by list."""
-    behind = 1 + int(rows[0, 1]) + int(rows[0, 2]) * 8
+    behind = rows_before_lists(rows)
     if len(rows) == behind:
         return []
     depth, lists = (int(field) for field in rows[behind, :2])
