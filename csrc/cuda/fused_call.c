@@ -8,7 +8,7 @@
 #include "cuda/upload.h"
 #include "validate.h"
 
-enum { MOST_CALLS = 128, MOST_KERNELS = 8, MOST_LEAD = 8 };
+enum { MOST_CALLS = 128, MOST_KERNELS = 8 };
 
 typedef struct made_kernel {
     rf__fused_variant variant;
@@ -338,7 +338,8 @@ static rf__fused_variant variant_of(const rf__fused_call *call, const rf_fused_e
     return (rf__fused_variant){.index_type = (int32_t)params->index_type,
                                .offset_type = (int32_t)params->offset_type,
                                .output_dtype = (int32_t)params->output_dtype,
-                               .wide_positions = params->lookups > INT32_MAX - MOST_LEAD,
+                               .wide_positions =
+                                   params->lookups > INT32_MAX / 2, /* lanes count beyond bags */
                                .wide_rows = call->wide_rows,
                                .weighted = params->sample_weights != NULL,
                                .check = params->check_bounds,

@@ -25,6 +25,19 @@ static size_t key_bytes(const rf__fused_classes *classes) {
     return sizeof(rf__fused_variant) + (size_t)classes->count * sizeof(rf__fused_class);
 }
 
+/* Keys that a warp hands out at once, as fused_ids.cuh says: those of all its slots, at most. */
+static int32_t keys_of_warp(const rf__fused_class *classes, int32_t count) {
+    enum { LEAST = 4 };
+    int32_t most = 0;
+    for (int32_t i = 0; i < count; i++) {
+        const rf__fused_class *one = &classes[i];
+        if (one->kind != RF__FUSED_POOL || one->lanes == 1) continue;
+        const int32_t keys = WARP / one->lanes * (one->distance < LEAST ? LEAST : one->distance);
+        if (keys > most) most = keys;
+    }
+    return most;
+}
+
 /* Options of either kernel: of all classes, those of its kinds. */
 static rf_status options_write(const void *key, bool staged, rf__kernel_options *options) {
     const rf__fused_variant *made = key;
@@ -35,13 +48,14 @@ static rf_status options_write(const void *key, bool staged, rf__kernel_options 
         to, (size_t)(end - to),
         "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_POSITION=%s -DRF_OUTPUT=%d -DRF_WIDE_ROWS=%d -DRF_WEIGHTED=%d "
         "-DRF_CHECK=%d -DRF_TIMED=%d -DRF_BLOCK=%d -DRF_MIN_BLOCKS=%d -DRF_BESIDE=%d -DRF_RING=%d "
-        "-DRF_EXACT=%d -DRF_FOREIGN=%d "
+        "-DRF_EXACT=%d -DRF_FOREIGN=%d -DRF_KEYS=%d "
         "-DRF_SCHEDULES(X)=",
         rf__kernel_integer(made->index_type), rf__kernel_integer(made->offset_type),
         rf__kernel_integer(made->wide_positions ? RF_INT64 : RF_INT32), (int)made->output_dtype,
         (int)made->wide_rows, (int)made->weighted, (int)made->check, (int)made->timed,
         staged ? (int)RF__FUSED_STAGED_BLOCK : (int)RF__FUSED_BLOCK, (int)made->min_blocks, (int)made->beside,
-        (int)RF__FUSED_STAGED_RING, (int)made->exact, (int)made->foreign);
+        (int)RF__FUSED_STAGED_RING, (int)made->exact, (int)made->foreign,
+        (int)keys_of_warp(classes, made->n_classes));
     for (int32_t i = 0; i < made->n_classes && to < end; i++) {
         const rf__fused_class *one = &classes[i];
         if ((one->kind == RF__FUSED_STAGED) != staged) continue;
@@ -66,8 +80,10 @@ static rf_status describe_staged(const void *key, const rf__cuda_device *device,
     return options_write(key, true, options);
 }
 
-/* Where warps that share a bag leave their sums, as fused_pool.cuh lays them out. */
-static int32_t shared_bytes(const rf__fused_classes *classes) {
+/* Where lanes leave keys for each other, and behind it warps that share a bag their sums, as fused_ids.cuh and
+ * fused_pool.cuh lay them out. */
+static int32_t shared_bytes(const rf__fused_variant *variant, const rf__fused_classes *classes) {
+    const int64_t key_bytes = variant->wide_rows ? sizeof(uint64_t) : sizeof(uint32_t);
     int32_t most = 0;
     for (int32_t i = 0; i < classes->count; i++) {
         const rf__fused_class *one = &classes->of[i];
@@ -76,7 +92,7 @@ static int32_t shared_bytes(const rf__fused_classes *classes) {
         const int32_t bytes = RF__FUSED_BLOCK / WARP * floats * WARP * FLOAT;
         if (bytes > most) most = bytes;
     }
-    return most;
+    return most + RF__FUSED_BLOCK / WARP * keys_of_warp(classes->of, classes->count) * (int32_t)key_bytes;
 }
 
 void rf__fused_occupancy(const rf__cuda_device *device, int32_t warps, rf__fused_variant *variant,
@@ -84,7 +100,7 @@ void rf__fused_occupancy(const rf__cuda_device *device, int32_t warps, rf__fused
     enum { GRAIN = 128 };
     const int32_t wanted = warps > 0 ? warps : RF__FUSED_DEFAULT_WARPS;
     variant->min_blocks = wanted * WARP / RF__FUSED_BLOCK > 0 ? wanted * WARP / RF__FUSED_BLOCK : 1;
-    variant->dynamic_shared = shared_bytes(classes);
+    variant->dynamic_shared = shared_bytes(variant, classes);
     if (device == NULL || warps == 0 || variant->min_blocks >= device->blocks_per_sm) return;
     /* So much that no block more fits on an SM. */
     int64_t padded =
@@ -96,7 +112,7 @@ void rf__fused_occupancy(const rf__cuda_device *device, int32_t warps, rf__fused
 /* The staged kernel's block has nearly all shared memory: none is asked for but what is used. */
 void rf__fused_beside(rf__fused_variant *variant, const rf__fused_classes *classes) {
     variant->beside = 1;
-    variant->dynamic_shared = shared_bytes(classes);
+    variant->dynamic_shared = shared_bytes(variant, classes);
 }
 
 /* Shared memory that keeps blocks out is taken from L1: none where registers keep them out already. */
@@ -105,7 +121,7 @@ int32_t rf__fused_shared_bytes(const rf__cuda_device *device, const rf__fused_va
     enum { REGISTER_GRAIN = 256 };
     const int64_t a_warp = (kernel->registers * WARP + REGISTER_GRAIN - 1) / REGISTER_GRAIN * REGISTER_GRAIN;
     const int64_t by_registers = device->registers_per_sm / (a_warp * (RF__FUSED_BLOCK / WARP));
-    return by_registers <= variant->min_blocks ? shared_bytes(classes) : variant->dynamic_shared;
+    return by_registers <= variant->min_blocks ? shared_bytes(variant, classes) : variant->dynamic_shared;
 }
 
 rf_status rf__fused_kernel(const rf__cuda_device *device, const rf__fused_variant *variant,

@@ -2,7 +2,7 @@
  * offsets are read, and how bad ones are reported.
  *
  * Positions of lookups are counted from `indices`, which is rounded down to a multiple of four elements, so
- * that four ids are one aligned load: the first lookup is number `lead`, behind the last is `end`.
+ * that four ids are one aligned load in fused_staged.cu: the first lookup is number `lead`, behind the last is `end`.
  */
 #ifndef RECFUSE_FUSED_CUH
 #define RECFUSE_FUSED_CUH
@@ -20,9 +20,6 @@
 #endif
 #ifndef RF_FOREIGN
 #define RF_FOREIGN 0 /* the mapping is the caller's: tasks are checked before they are done */
-#endif
-#ifndef RF_EXACT
-#define RF_EXACT 0 /* memory may end with the last id: see rf_load_ids */
 #endif
 #ifndef RF_WIDE_ROWS
 #define RF_WIDE_ROWS 0 /* a table has 2^32 rows or more */
@@ -105,10 +102,6 @@ template <> struct rf_unsigned<8> {
     typedef rf_u64 type;
 };
 
-struct __align__(16) rf_four_ids {
-    RF_INDEX id[4];
-};
-
 RF_INLINE void rf_load_words(int (&to)[4], const int *from) {
     asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -117,21 +110,6 @@ RF_INLINE void rf_load_words(int (&to)[4], const int *from) {
 RF_INLINE void rf_load_words(rf_i64 (&to)[4], const rf_i64 *from) {
     asm volatile("ld.global.nc.v2.s64 {%0, %1}, [%2];" : "=l"(to[0]), "=l"(to[1]) : "l"(from));
     asm volatile("ld.global.nc.v2.s64 {%0, %1}, [%2];" : "=l"(to[2]), "=l"(to[3]) : "l"(from + 2));
-}
-
-/* Four of my.indices, from a multiple of four on. Those outside the lookups lie in an aligned word of 16 bytes (32, for
- * wide ids) with one that is inside: they are read and not used. Memory begins with a whole word; where it may not end
- * with one, the host asks for RF_EXACT (csrc/cuda/fused_call.c). */
-RF_INLINE void rf_load_ids(const rf_fused_arguments &my, const RF_INDEX *from, rf_four_ids &to) {
-    if constexpr (RF_EXACT) {
-        const RF_POSITION position = (RF_POSITION)(from - my.indices);
-        if (position + 4 > (RF_POSITION)my.end) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) to.id[k] = position + k < (RF_POSITION)my.end ? rf_load(from + k) : 0;
-            return;
-        }
-    }
-    rf_load_words(to.id, from);
 }
 
 /* The lookups of a bag. */

@@ -36,6 +36,9 @@
 #ifndef RF_BESIDE
 #define RF_BESIDE 0 /* runs beside fused_staged.cu, which came before it, and ends after it */
 #endif
+#ifndef RF_KEYS
+#define RF_KEYS 32 /* that a warp hands out at once, at most */
+#endif
 #ifndef RF_TIMED
 #define RF_TIMED 0 /* adds each block's clock cycles to those of its features */
 #endif
@@ -44,14 +47,17 @@
  * of them together what they have in common, which would hold registers in each. */
 template <int NUMBER, int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE,
           int POOLING, int PADDED, int THREADS, int DISTANCE, int STATION, int SPLIT>
-RF_INLINE void run(const rf_fused_arguments &my, const rf_task *at, float *left) {
+RF_INLINE void run(const rf_fused_arguments &my, const rf_task *at, rf_key *shared) {
     rf_task task = rf_load_task<NUMBER>(at);
     task.last_bag = min(task.last_bag, my.bags); /* a mapping may be for some more */
     if constexpr (KIND == 0) {
         typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE,
                                STATION, SPLIT>
             shape;
-        if (rf_can_pool<shape>(my, task)) rf_pool<shape>(my, task, left);
+        static_assert(LANES == 1 || 32 / LANES * shape::BATCH <= RF_KEYS,
+                      "as csrc/cuda/fused_kernel.c counts them");
+        float *left = (float *)(shared + RF_BLOCK / 32 * RF_KEYS);
+        if (rf_can_pool<shape>(my, task)) rf_pool<shape>(my, task, shared + threadIdx.x / 32 * RF_KEYS, left);
     } else {
         rf_pool_columns<rf_columns_shape<DTYPE, ALIGN, STORE, POOLING>>(my, task);
     }
@@ -85,15 +91,15 @@ RF_INLINE void add_cycles(const rf_fused_arguments &my, const rf_task &task, rf_
 
 extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     rf_fused_embedding_bag(const __grid_constant__ rf_fused_arguments my) {
-    extern __shared__ __align__(16) float left[];
+    extern __shared__ __align__(16) rf_key shared[]; /* keys of each warp, then sums that warps leave */
     const rf_i64 since = RF_TIMED ? clock64() : 0;
     if (!RF_BESIDE) rf_wait_for_previous_kernel();
     if (my.n_tasks != nullptr && (int)blockIdx.x >= *(const volatile int *)my.n_tasks) return;
     const rf_task *task = my.tasks + blockIdx.x;
     switch (rf_load(&task->schedule)) {
-#define RF_CASE(number, ...)                      \
-    case number:                                  \
-        run<number, __VA_ARGS__>(my, task, left); \
+#define RF_CASE(number, ...)                        \
+    case number:                                    \
+        run<number, __VA_ARGS__>(my, task, shared); \
         break;
         RF_SCHEDULES(RF_CASE)
 #undef RF_CASE

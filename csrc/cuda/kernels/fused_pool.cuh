@@ -2,9 +2,9 @@
  *
  * Who does what. THREADS threads share a bag. LANES of them read a row, ALIGN bytes each and VECTORS times;
  * so SLOTS = THREADS / LANES rows of the bag are read at once, and a warp has 32 / THREADS bags, if THREADS is
- * less than a warp. A slot takes four neighbouring lookups of each 4 * SLOTS, whose ids one load brings; it
- * has DISTANCE rows in flight. The ids of the next rows, or of the next bag, are loaded while rows are on
- * their way, offsets one bag further ahead.
+ * less than a warp. A slot has DISTANCE rows in flight, and BATCH ids at a time (fused_ids.cuh): each load brings
+ * CHUNK neighbouring ones of each slot. The ids of the next rows, or of the next bag, are loaded while rows are on
+ * their way, offsets one bag further ahead. A warp goes on until the longest of its bags is done.
  *
  * Sums of slots meet by shuffles in which each lane keeps half of what it has, until it has one element: a
  * butterfly of whole vectors takes up to four times as many. Sums of warps and of blocks that share a bag are
@@ -15,7 +15,7 @@
 #ifndef RECFUSE_FUSED_POOL_CUH
 #define RECFUSE_FUSED_POOL_CUH
 
-#include "fused.cuh"
+#include "fused_ids.cuh"
 
 template <int DTYPE, int ALIGN_, int STORE_, int LANES_, int VECTORS_, int WHOLE_, int POOLING_, int PADDED_,
           int THREADS_, int DISTANCE_, int STATION_, int SPLIT_>
@@ -30,13 +30,17 @@ struct rf_fused_shape {
     static constexpr int GROUP = THREADS_ < 32 ? THREADS_ : 32; /* lanes of a warp that share a bag */
     static constexpr int WARPS = THREADS_ / GROUP;              /* that share a bag */
     static constexpr int SLOTS = GROUP / LANES_;                /* of a bag, in a warp */
-    static constexpr int STRIDE = 4 * SLOTS * WARPS; /* lookups of a bag that one id load covers */
-    static constexpr int LOADS = DISTANCE_ < 4 ? 1 : DISTANCE_ / 4; /* of four ids, a batch of rows */
-    static constexpr int FLIGHT = DISTANCE_ < 4 ? DISTANCE_ : 4; /* rows of one such load in flight */
+    static constexpr int BATCH = DISTANCE_ < 4 ? 4 : DISTANCE_; /* ids of a slot at a time */
+    static constexpr int CHUNK = LANES_ < BATCH ? LANES_ : BATCH; /* of them, that one load brings */
+    static constexpr int LOADS = BATCH / CHUNK;
+    static constexpr int APART = CHUNK * SLOTS; /* lookups from a load to the next */
+    static constexpr int STRIDE = BATCH * SLOTS * WARPS; /* from a batch to the next */
     static constexpr int SHAPE =
         rf_shape_code(DTYPE, ALIGN_, STORE_, LANES_, VECTORS_, WHOLE_, POOLING_, PADDED_);
     static constexpr int KEPT =
         ELEMENTS > SLOTS ? ELEMENTS / SLOTS : 1; /* elements of a sum a lane ends with */
+    /* Which id of a chunk this lane loads; lanes beyond load some once more. */
+    static RF_INLINE int id_of_lane() { return threadIdx.x % LANES % CHUNK; }
 };
 
 /* Adds the slots' sums; this lane ends with S::KEPT elements of the whole, from element `first` on. */
@@ -67,8 +71,8 @@ template <class S> struct rf_pooled {
 
 /* The rows in flight of a lane. */
 template <class S> struct rf_flight {
-    typename S::vector row[S::LOADS][S::FLIGHT][S::VECTORS];
-    bool there[S::LOADS][S::FLIGHT];
+    typename S::vector row[S::DISTANCE][S::VECTORS];
+    bool there[S::DISTANCE];
 };
 
 /* What a thread knows of its feature and of its place in the bag's group of threads. */
@@ -76,7 +80,7 @@ template <class S> struct rf_pool_place {
     const rf_u8 *table; /* this lane's first vector of row 0 */
     rf_rows rows;
     rf_u32 given_pitch;
-    RF_INDEX padding;
+    RF_INDEX padding = 0;
     rf_u8 *output; /* of this lane's first vector, for bag 0 */
     int second; /* bytes from a lane's first vector to its second */
 
@@ -102,8 +106,8 @@ template <class S> struct rf_pool_place {
     }
     RF_INLINE rf_u32 pitch() const { return S::WHOLE ? S::LANES * S::ALIGN : given_pitch; }
     /* Vector `i` of this lane, of a row. */
-    RF_INLINE typename S::vector row(RF_INDEX id, int i) const {
-        return rf_load((const typename S::vector *)(rf_row(table, id, pitch()) + i * second));
+    RF_INLINE typename S::vector row(rf_key key, int i) const {
+        return rf_load((const typename S::vector *)(table + (rf_u64)key * pitch() + i * second));
     }
     static RF_INLINE int slot() { return threadIdx.x % S::GROUP / S::LANES; }
     /* The lane's first vector of a row. */
@@ -112,95 +116,49 @@ template <class S> struct rf_pool_place {
     }
 };
 
-/* The lookups of a bag that are left to this lane's slot, counted from the first id of the next batch: rows `skip` to
- * `left` of it are the bag's. */
-struct rf_rest {
-    RF_POSITION position; /* a multiple of four */
-    RF_POSITION left;
-    int skip; /* 3 at most, before the bag's first */
-
-    RF_INLINE rf_rest(const rf_bag &bag, int first_lookup) {
-        position = (bag.begin & ~(RF_POSITION)3) + first_lookup;
-        left = bag.end - position;
-        skip = (int)(bag.begin & 3) - first_lookup;
-    }
-    /* How many lookups there are. */
-    template <class S> RF_INLINE int count() const {
-        if (left <= 0) return 0;
-        return (int)(left / S::STRIDE) * 4 + (int)min(left % S::STRIDE, (RF_POSITION)4) - max(skip, 0);
-    }
-};
-
-/* Asks for rows `round` * FLIGHT ... of each load of ids; takes those that are in the table from `missing`. */
+/* Asks for the rows of a round. */
 template <class S>
-RF_INLINE void rf_fetch(const rf_pool_place<S> &my, const rf_rest &rest, int round,
-                        const rf_four_ids (&ids)[S::LOADS], rf_flight<S> &flight, int &missing,
-                        int &counted) {
+RF_INLINE void rf_fetch(const rf_pool_place<S> &my, int round, const rf_four_keys (&keys)[S::BATCH / 4],
+                        rf_flight<S> &flight) {
 #pragma unroll
-    for (int v = 0; v < S::LOADS; v++) {
+    for (int k = 0; k < S::DISTANCE; k++) {
+        const int place = round * S::DISTANCE + k;
+        const rf_key key = keys[place / 4].key[place % 4];
+        flight.there[k] = key != RF_NO_KEY;
 #pragma unroll
-        for (int k = 0; k < S::FLIGHT; k++) {
-            const int place = round * S::FLIGHT + k;
-            const RF_INDEX id = ids[v].id[place];
-            bool use = v * S::STRIDE + place < rest.left && (v > 0 || place >= rest.skip);
-            if (RF_CHECK) {
-                use = use && rf_in_table(id, my.rows);
-                missing -= use;
-            }
-            if (S::PADDED) {
-                use = use && id != my.padding;
-                counted += use;
-            }
-            flight.there[v][k] = use;
-#pragma unroll
-            for (int i = 0; i < S::VECTORS; i++) {
-                flight.row[v][k][i] = {};
-                if (use) flight.row[v][k][i] = my.row(id, i);
-            }
+        for (int i = 0; i < S::VECTORS; i++) {
+            flight.row[k][i] = {};
+            if (flight.there[k]) flight.row[k][i] = my.row(key, i);
         }
     }
 }
 
-/* Adds what rf_fetch has asked for; rows that are not there are zeros. */
+/* Adds what rf_fetch has asked for; rows that are not there are zeros. `position`: of the slot's first lookup. */
 template <class S>
 RF_INLINE void rf_add_flight(const float *sample_weights, RF_POSITION position, int round,
                              const rf_flight<S> &flight, rf_pooled<S> &to) {
 #pragma unroll
-    for (int v = 0; v < S::LOADS; v++) {
+    for (int k = 0; k < S::DISTANCE; k++) {
+        const int place = round * S::DISTANCE + k;
+        const RF_POSITION at = position + place / S::CHUNK * S::APART + place % S::CHUNK;
+        const bool there = flight.there[k];
+        const float scale = RF_WEIGHTED && there ? rf_load(sample_weights + at) : 0.0f;
 #pragma unroll
-        for (int k = 0; k < S::FLIGHT; k++) {
-            const RF_POSITION at = position + v * S::STRIDE + round * S::FLIGHT + k;
-            const bool there = flight.there[v][k];
-            const float scale = RF_WEIGHTED && there ? rf_load(sample_weights + at) : 0.0f;
+        for (int i = 0; i < S::VECTORS; i++) {
 #pragma unroll
-            for (int i = 0; i < S::VECTORS; i++) {
-#pragma unroll
-                for (int e = 0; e < S::ELEMENTS; e++) {
-                    float &sum = to.sum[i * S::ELEMENTS + e];
-                    const float value = S::element::get(flight.row[v][k][i], e);
-                    if (S::POOLING == RF_MAX) {
-                        if (there && (!to.any || value > sum)) sum = value;
-                    } else if (RF_WEIGHTED) {
-                        sum = fmaf(scale, value, sum);
-                    } else {
-                        sum += value;
-                    }
+            for (int e = 0; e < S::ELEMENTS; e++) {
+                float &sum = to.sum[i * S::ELEMENTS + e];
+                const float value = S::element::get(flight.row[k][i], e);
+                if (S::POOLING == RF_MAX) {
+                    if (there && (!to.any || value > sum)) sum = value;
+                } else if (RF_WEIGHTED) {
+                    sum = fmaf(scale, value, sum);
+                } else {
+                    sum += value;
                 }
             }
-            if (S::POOLING == RF_MAX) to.any |= there;
         }
-    }
-}
-
-/* The ids of the next batch of rows. */
-template <class S>
-RF_INLINE void rf_load_batch(const rf_fused_arguments &my, RF_POSITION position, RF_POSITION left,
-                             rf_four_ids (&ids)[S::LOADS]) {
-    const RF_INDEX *from = my.indices + position;
-    asm volatile("" : "+l"(from)); /* one address for all of them */
-#pragma unroll
-    for (int v = 0; v < S::LOADS; v++) {
-        if (v * S::STRIDE < left) rf_load_ids(my, from + v * S::STRIDE, ids[v]);
+        if (S::POOLING == RF_MAX) to.any |= there;
     }
 }
 
@@ -244,7 +202,7 @@ RF_INLINE void rf_finish_bag(const rf_fused_arguments &my, const rf_task &task, 
     if constexpr (S::SLOTS > 1) rf_merge_slots<S, S::ELEMENTS, S::LANES>(pooled.sum, first);
     if (S::PADDED) {
 #pragma unroll
-        for (int apart = S::LANES; apart < S::GROUP; apart *= 2)
+        for (int apart = 1; apart < S::GROUP; apart *= 2)
             pooled.counted += __shfl_xor_sync(RF_FULL_WARP, pooled.counted, apart);
         count = pooled.counted;
     } else if (S::SPLIT || S::POOLING == RF_MEAN) {
@@ -346,54 +304,58 @@ template <class S> RF_INLINE bool rf_can_pool(const rf_fused_arguments &my, cons
            task.place >= 0 && task.place * 32ll + floats <= my.n_places * 32ll;
 }
 
-/* A task's bags, THREADS threads each. */
-template <class S> RF_INLINE void rf_pool(const rf_fused_arguments &my, const rf_task &task, float *left) {
+/* A task's bags, THREADS threads each. `handed`: the warp's keys; `left`: sums of all warps. */
+template <class S>
+RF_INLINE void rf_pool(const rf_fused_arguments &my, const rf_task &task, rf_key *handed, float *left) {
     constexpr int BAGS = RF_BLOCK / (S::GROUP * S::WARPS); /* at once */
-    constexpr int ROUNDS = 4 / S::FLIGHT;
+    constexpr int ROUNDS = S::BATCH / S::DISTANCE;
     const rf_pool_place<S> place(my, task);
     const RF_OFFSET *offsets = my.offsets + (rf_i64)task.feature * my.bags;
     asm volatile("" : "+l"(offsets)); /* else it is worked out for each bag */
     const int warp = S::WARPS > 1 ? threadIdx.x / 32 % S::WARPS : 0;
-    const int first_lookup = (warp * S::SLOTS + place.slot()) * 4;
+    const int first_lookup = (warp * S::LOADS * S::SLOTS + place.slot()) * S::CHUNK + S::id_of_lane();
     const int mine = (int)threadIdx.x / (S::GROUP * S::WARPS); /* of the bags pooled at once */
     const bool bad_start = rf_bad_start(my, task.feature, task.first_bag);
-    int missing = bad_start; /* bad bags, and lookups whose rows have not been found in the table */
-    rf_bag next = rf_load_part<S>(my, task, offsets, task.first_bag + BAGS + mine, missing);
-    rf_bag now = rf_load_part<S>(my, task, offsets, task.first_bag + mine, missing);
+    int bad = bad_start;
+    rf_bag next = rf_load_part<S>(my, task, offsets, task.first_bag + BAGS + mine, bad);
+    rf_bag now = rf_load_part<S>(my, task, offsets, task.first_bag + mine, bad);
     if (bad_start && mine == 0) now = {0, 0};
     rf_rest rest(now, first_lookup);
-    rf_four_ids ids[S::LOADS];
-    rf_load_batch<S>(my, rest.position, rest.left, ids);
+    RF_INDEX ids[S::LOADS];
+    rf_load_ids<S>(my, rest.position, rest.left, ids);
 #pragma unroll 1
     for (int first = task.first_bag; first < task.last_bag; first += BAGS) {
-        const rf_bag after = rf_load_part<S>(my, task, offsets, first + 2 * BAGS + mine, missing);
+        const rf_bag after = rf_load_part<S>(my, task, offsets, first + 2 * BAGS + mine, bad);
         rf_pooled<S> pooled = {};
-        if (RF_CHECK) missing += rest.template count<S>();
-        /* Once at least, also for an empty bag: the next bag's ids are asked for in here. */
+        /* Once at least, also for empty bags: the next ones' ids are asked for in here. */
 #pragma unroll 1
         do {
-            const RF_POSITION here = rest.position;
+            const RF_POSITION here = rest.position - S::id_of_lane(); /* the slot's first */
+            rf_key own[S::LOADS];
+            rf_four_keys keys[S::BATCH / 4];
             rf_flight<S> flight;
+            rf_look_at<S>(ids, rest.left, place.rows, place.padding, own, bad, pooled.counted);
+            rf_hand_out<S>(own, handed, keys);
 #pragma unroll
             for (int round = 0; round < ROUNDS - 1; round++) {
-                rf_fetch(place, rest, round, ids, flight, missing, pooled.counted);
+                rf_fetch(place, round, keys, flight);
                 rf_add_flight(my.sample_weights, here, round, flight, pooled);
             }
-            rf_fetch(place, rest, ROUNDS - 1, ids, flight, missing, pooled.counted);
-            rest.position += S::LOADS * S::STRIDE;
-            rest.left -= S::LOADS * S::STRIDE;
-            rest.skip = 0;
+            rf_fetch(place, ROUNDS - 1, keys, flight);
+            rest.position += S::STRIDE;
+            rest.left -= S::STRIDE;
             const rf_rest coming(next, first_lookup);
             const bool more = rest.left > 0;
-            rf_load_batch<S>(my, more ? rest.position : coming.position, more ? rest.left : coming.left, ids);
+            rf_load_ids<S>(my, more ? rest.position : coming.position, more ? rest.left : coming.left, ids);
             rf_add_flight(my.sample_weights, here, ROUNDS - 1, flight, pooled);
-        } while (rest.left > 0);
+        } while (__any_sync(RF_FULL_WARP, rest.left > 0));
+        if (S::PADDED && (int)threadIdx.x % S::LANES >= S::CHUNK) pooled.counted = 0;
         rf_finish_bag(my, task, offsets, first + mine, place, pooled, left);
         rest = rf_rest(next, first_lookup);
         next = after;
     }
     if constexpr (S::SPLIT) rf_finish_shared<S>(my, task);
-    if (RF_CHECK && missing != 0) rf_report_task(my, false);
+    if (RF_CHECK && bad != 0) rf_report_task(my, false);
 }
 
 #endif

@@ -24,6 +24,9 @@
 #include "fused_bring.cuh"
 #include "fused_pool.cuh"
 
+#ifndef RF_EXACT
+#define RF_EXACT 0 /* memory may end with the last id: see load_ids */
+#endif
 #ifndef RF_SCHEDULES
 #define RF_SCHEDULES(X) X(0, 2, 0, 16, 16, 1, 2, 1, 0, 0, 16, 4, 2, 1)
 #endif
@@ -62,6 +65,39 @@ RF_INLINE rf_bytes<16> load_shared(rf_u32 from, const rf_bytes<16> &) {
     return to;
 }
 
+struct __align__(16) four_ids {
+    RF_INDEX id[4];
+};
+
+/* Four of my.indices, from a multiple of four on. Those outside the lookups lie in an aligned word of 16 bytes (32, for
+ * wide ids) with one that is inside: they are read and not used. Memory begins with a whole word; where it may not end
+ * with one, the host asks for RF_EXACT (csrc/cuda/fused_call.c). */
+RF_INLINE void load_ids(const rf_fused_arguments &my, const RF_INDEX *from, four_ids &to) {
+    if constexpr (RF_EXACT) {
+        const RF_POSITION position = (RF_POSITION)(from - my.indices);
+        if (position + 4 > (RF_POSITION)my.end) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) to.id[k] = position + k < (RF_POSITION)my.end ? rf_load(from + k) : 0;
+            return;
+        }
+    }
+    rf_load_words(to.id, from);
+}
+
+/* The lookups of a bag that are left to this lane, counted from the first id of the next batch: rows `skip` to
+ * `left` of it are the bag's. */
+struct staged_rest {
+    RF_POSITION position; /* a multiple of four */
+    RF_POSITION left;
+    int skip; /* 3 at most, before the bag's first */
+
+    RF_INLINE staged_rest(const rf_bag &bag, int first_lookup) {
+        position = (bag.begin & ~(RF_POSITION)3) + first_lookup;
+        left = bag.end - position;
+        skip = (int)(bag.begin & 3) - first_lookup;
+    }
+};
+
 /* A table as a lane sees it. */
 template <class S> struct staged_table {
     rf_rows rows;
@@ -88,8 +124,8 @@ template <class S> struct staged_sum {
 
 /* Adds the rows of a lane's four lookups. */
 template <class S>
-RF_INLINE void add_rows(const rf_fused_arguments &my, const staged_table<S> &table, const rf_rest &rest,
-                        const rf_four_ids &ids, staged_sum<S> &to, int &missing) {
+RF_INLINE void add_rows(const rf_fused_arguments &my, const staged_table<S> &table, const staged_rest &rest,
+                        const four_ids &ids, staged_sum<S> &to, int &missing) {
     rf_u32 at[4];
     float scale[4];
 #pragma unroll
@@ -188,29 +224,29 @@ template <class S> RF_INLINE void pool_table(const rf_fused_arguments &my, int t
     int claimed = claim(turn);
     int round = (int)threadIdx.x / 32, then = round + WARPS;
     staged_bag<S> now(turn, round);
-    rf_rest rest(now.lookups, first_lookup);
-    rf_four_ids ids;
-    if (rest.left > 0) rf_load_ids(my, my.indices + rest.position, ids);
+    staged_rest rest(now.lookups, first_lookup);
+    four_ids ids;
+    if (rest.left > 0) load_ids(my, my.indices + rest.position, ids);
     barrier_wait(&the_ring().full[turn % SLOTS], turn / SLOTS & 1);
 #pragma unroll 1
     while (round < rounds) {
         const staged_bag<S> next(turn, then);
         const int later = 2 * WARPS + __shfl_sync(RF_FULL_WARP, claimed, 0);
         claimed = claim(turn);
-        const rf_rest coming(next.lookups, first_lookup);
+        const staged_rest coming(next.lookups, first_lookup);
         prefetch_ids<S>(my, next.lookups);
         staged_sum<S> pooled = {};
-        if (rest.left <= 0 && coming.left > 0) rf_load_ids(my, my.indices + coming.position, ids);
+        if (rest.left <= 0 && coming.left > 0) load_ids(my, my.indices + coming.position, ids);
 #pragma unroll 1
         while (rest.left > 0) {
-            const rf_rest here = rest;
-            const rf_four_ids here_ids = ids;
+            const staged_rest here = rest;
+            const four_ids here_ids = ids;
             rest.position += S::STRIDE;
             rest.left -= S::STRIDE;
             rest.skip = 0;
             const bool more = rest.left > 0;
             if (more || coming.left > 0)
-                rf_load_ids(my, my.indices + (more ? rest.position : coming.position), ids);
+                load_ids(my, my.indices + (more ? rest.position : coming.position), ids);
             add_rows(my, table, here, here_ids, pooled, missing);
         }
         rf_u8 *to = task.output + (rf_u64)(rf_u32)now.number * my.output_pitch;

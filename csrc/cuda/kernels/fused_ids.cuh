@@ -1,0 +1,99 @@
+/* The ids of a batch of rows, for schedule "pool" of the fused embedding bag: how they come to the lanes that read rows.
+ *
+ * Who does what. A lane loads LOADS ids of its slot's BATCH, neighbouring lanes neighbouring ones, and looks at each
+ * alone: is it in the table, is it padding. What is left is a key, which goes to all lanes of the slot through shared
+ * memory: two loads of four keys bring what LANES lanes would else load, compare and count eight times each, and
+ * what takes as long as rows do where these are in L1 (the way back from there has 128 bytes a cycle, whether lanes ask
+ * for the same or not). Ids need not be aligned.
+ *
+ * Keys through shuffles are slower: each shuffle takes one of the six barriers that loads are waited for with, and then
+ * rows wait for rows. tests/test_fused_kernels.py looks for such waits.
+ */
+#ifndef RECFUSE_FUSED_IDS_CUH
+#define RECFUSE_FUSED_IDS_CUH
+
+#include "fused.cuh"
+
+/* A row that is to be read, or that there is none. */
+#if RF_WIDE_ROWS
+typedef rf_u64 rf_key;
+#else
+typedef rf_u32 rf_key; /* a table has less than 2^32 rows */
+#endif
+constexpr rf_key RF_NO_KEY = ~(rf_key)0;
+
+struct __align__(16) rf_four_keys {
+    rf_key key[4];
+};
+
+/* Ids follow one another: what the next ones are in comes to L2 with these. */
+RF_INLINE int rf_load_ahead(const int *from) {
+    int to;
+    asm volatile("ld.global.nc.L2::128B.s32 %0, [%1];" : "=r"(to) : "l"(from));
+    return to;
+}
+RF_INLINE rf_i64 rf_load_ahead(const rf_i64 *from) {
+    rf_i64 to;
+    asm volatile("ld.global.nc.L2::128B.s64 %0, [%1];" : "=l"(to) : "l"(from));
+    return to;
+}
+
+/* The lookups of a bag, from this lane's first id of the next batch on. */
+struct rf_rest {
+    RF_POSITION position, left;
+
+    RF_INLINE rf_rest(const rf_bag &bag, int first_lookup)
+        : position(bag.begin + first_lookup), left(bag.end - bag.begin - first_lookup) {}
+};
+
+/* This lane's ids of the next batch. */
+template <class S>
+RF_INLINE void rf_load_ids(const rf_fused_arguments &my, RF_POSITION position, RF_POSITION left,
+                           RF_INDEX (&ids)[S::LOADS]) {
+    const RF_INDEX *from = my.indices + position;
+    asm volatile("" : "+l"(from)); /* one address for all of them */
+#pragma unroll
+    for (int i = 0; i < S::LOADS; i++) {
+        if (i * S::APART < left) ids[i] = rf_load_ahead(from + i * S::APART);
+    }
+}
+
+/* The keys of this lane's ids, of which `left` are the bag's. */
+template <class S>
+RF_INLINE void rf_look_at(const RF_INDEX (&ids)[S::LOADS], RF_POSITION left, rf_rows rows, RF_INDEX padding,
+                          rf_key (&keys)[S::LOADS], int &bad, int &counted) {
+#pragma unroll
+    for (int i = 0; i < S::LOADS; i++) {
+        bool use = i * S::APART < left;
+        if (RF_CHECK) {
+            const bool inside = rf_in_table(ids[i], rows);
+            bad |= use && !inside;
+            use = use && inside;
+        }
+        if (S::PADDED) {
+            use = use && ids[i] != padding;
+            counted += use;
+        }
+        keys[i] = use ? (rf_key)(rf_rows)ids[i] : RF_NO_KEY;
+    }
+}
+
+/* All keys of this lane's slot, from those of each lane; `handed`: shared memory of the warp, BATCH of each slot. */
+template <class S>
+RF_INLINE void rf_hand_out(const rf_key (&mine)[S::LOADS], rf_key *handed,
+                           rf_four_keys (&keys)[S::BATCH / 4]) {
+    if constexpr (S::LANES == 1) {
+#pragma unroll
+        for (int k = 0; k < S::BATCH; k++) keys[k / 4].key[k % 4] = mine[k];
+    } else {
+        rf_key *slot = handed + threadIdx.x % 32 / S::LANES * S::BATCH;
+        __syncwarp(); /* the keys before have been read */
+#pragma unroll
+        for (int i = 0; i < S::LOADS; i++) slot[i * S::CHUNK + S::id_of_lane()] = mine[i];
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < S::BATCH / 4; k++) keys[k] = ((const rf_four_keys *)slot)[k];
+    }
+}
+
+#endif
