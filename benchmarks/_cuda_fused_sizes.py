@@ -16,6 +16,8 @@ from _cuda_fused_setting import Setting
 from _cuda_fused_timing import Stream, time_stream
 from recfuse import timing
 
+_MEANS = ("of_medians", "geometric_mean", "of_sums")  # of a model's batches
+
 
 def figure_sizes(setting: Setting, dtype: torch.dtype = torch.float32) -> Figure:
     """Models A to E over the test batches."""
@@ -95,7 +97,7 @@ def _tables(
     table = Table(f"How many times faster, {kind}", ["model", *pairs])
     for model, found in ratios.items():
         cells = [
-            f"{times(one['geometric_mean'])} ({times(one['of_sums'])}, {times(one['least'])})"
+            " / ".join(times(one[key]) for key in _MEANS) + f" ({times(one['least'])})"
             if (one := found.get(pair))
             else "-"
             for pair in pairs
@@ -104,15 +106,11 @@ def _tables(
     means = []
     for pair in pairs:
         values = [found[pair] for found in ratios.values() if pair in found]
-        means.append(
-            " / ".join(
-                times(timing.geometric_mean(one[key] for one in values))
-                for key in ("geometric_mean", "of_sums")
-            )
-        )
+        means.append(" / ".join(times(timing.geometric_mean(one[key] for one in values)) for key in _MEANS))
     table.rows.append(["geometric mean", *means])
     table.notes = [
-        "The geometric mean of the ratios of single batches (the ratio of sums, the least ratio of a batch)."
+        "The ratio of the medians over batches / the geometric mean of the ratios of single batches / the ratio of"
+        " sums (the least ratio of a batch)."
     ]
     panels = {
         kind: {
