@@ -109,8 +109,8 @@ def _tables(
         means.append(" / ".join(times(timing.geometric_mean(one[key] for one in values)) for key in _MEANS))
     table.rows.append(["geometric mean", *means])
     table.notes = [
-        "The ratio of the medians over batches / the geometric mean of the ratios of single batches / the ratio of"
-        " sums (the least ratio of a batch)."
+        "The ratio of the medians over batches / the geometric mean of the ratios of single batches / the"
+        " ratio of sums (the least ratio of a batch)."
     ]
     panels = {
         kind: {

@@ -130,8 +130,10 @@ class Instruction:
 
 
 def disassembled(cubin: Path) -> list[Instruction]:
-    """What a barrier is for is in bits 105 to 125 of each instruction of 128: see Jia et al., Dissecting the NVIDIA
-    Volta GPU architecture via microbenchmarking, 2018, section 2.1."""
+    """Bits 105 to 125 of an instruction's 128 are what it waits for, and what opens when it is done.
+
+    Source: Jia et al., Dissecting the NVIDIA Volta GPU architecture via microbenchmarking, 2018, section 2.1.
+    """
     command = [_disassembler(), "-hex", cubin]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     words = r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;?\s*/\* 0x[0-9a-f]{16} \*/\s*/\* 0x([0-9a-f]{16}) \*/"
@@ -157,9 +159,11 @@ def loops_of(instructions: list[Instruction]) -> list[list[Instruction]]:
 
 
 def test_rows_in_flight_are_asked_for_before_any_is_waited_for(kernel_cache: Path, tmp_path: Path) -> None:
-    """Where registers or barriers run short, the compiler asks for some rows only when others have come: that takes
-    up to a tenth of a model's time, and shows in the instructions alone. The last row may be late, where a lane
-    reads rows alone."""
+    """Where registers or barriers run short, the compiler asks for some rows only when others have come.
+
+    That takes up to a tenth of a model's time, and shows in the instructions alone. The last row may be late,
+    where a lane has eight ids.
+    """
     for job in JOBS[:5]:
         cached = Path(job.compile()["path"]).read_bytes()
         cubin = tmp_path / f"{job.model}.cubin"
