@@ -2,9 +2,9 @@
  *
  * Who does what. A lane loads LOADS ids of its slot's BATCH, neighbouring lanes neighbouring ones, and looks at each
  * alone: is it in the table, is it padding. What is left is a key, which goes to all lanes of the slot through shared
- * memory: two loads of four keys bring what LANES lanes would else load, compare and count eight times each, and
- * what takes as long as rows do where these are in L1 (the way back from there has 128 bytes a cycle, whether lanes ask
- * for the same or not). Ids need not be aligned.
+ * memory: two loads bring eight keys to a lane, which would else load as many ids, compare and count each. With
+ * int64 that is also half of the way back from L1, which has 128 bytes a cycle, whether lanes ask for the same or not:
+ * eight ids would take as much of it as four rows. Ids need not be aligned.
  *
  * Keys through shuffles are slower: each shuffle takes one of the six barriers that loads are waited for with, and then
  * rows wait for rows. tests/test_fused_kernels.py looks for such waits.
