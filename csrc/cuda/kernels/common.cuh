@@ -57,28 +57,18 @@ RF_INLINE rf_bytes<16> rf_load(const rf_bytes<16> *from) {
     return to;
 }
 
-/* The same for one number. Not __ldg: a compiler may move that one above rf_wait_for_previous_kernel. */
-RF_INLINE int rf_load(const int *from) {
-    int to;
-    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(to) : "l"(from));
-    return to;
-}
-RF_INLINE rf_i64 rf_load(const rf_i64 *from) {
-    rf_i64 to;
-    asm volatile("ld.global.nc.s64 %0, [%1];" : "=l"(to) : "l"(from));
-    return to;
-}
-RF_INLINE float rf_load(const float *from) {
-    float to;
-    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(to) : "l"(from));
-    return to;
-}
-
-RF_INLINE rf_u32 rf_load(const rf_u32 *from) {
-    rf_u32 to;
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to) : "l"(from));
-    return to;
-}
+/* The same for one number, `how`: the rest of the instruction. Not __ldg: a compiler may move that one above
+ * rf_wait_for_previous_kernel. */
+#define RF_LOADER(name, number, how, result)                                     \
+    RF_INLINE number name(const number *from) {                                  \
+        number to;                                                               \
+        asm volatile("ld.global.nc." how " %0, [%1];" : result(to) : "l"(from)); \
+        return to;                                                               \
+    }
+RF_LOADER(rf_load, int, "s32", "=r")
+RF_LOADER(rf_load, rf_i64, "s64", "=l")
+RF_LOADER(rf_load, float, "f32", "=f")
+RF_LOADER(rf_load, rf_u32, "u32", "=r")
 RF_INLINE const rf_u8 *rf_load(const rf_u8 *const *from) {
     return (const rf_u8 *)rf_load((const rf_i64 *)from);
 }

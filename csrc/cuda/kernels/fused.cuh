@@ -162,8 +162,14 @@ RF_INLINE rf_rows rf_rows_of(const rf_feature &feature) {
 }
 RF_INLINE bool rf_in_table(RF_INDEX id, rf_rows rows) { return (rf_rows)id < rows; }
 
-RF_INLINE const rf_u8 *rf_row(const rf_u8 *table, RF_INDEX id, rf_u32 pitch) {
-    return table + (RF_WIDE_ROWS ? (rf_u64)id * pitch : (rf_u64)(rf_u32)id * pitch);
+/* The number of a row that is in its table. */
+#if RF_WIDE_ROWS
+typedef rf_u64 rf_key;
+#else
+typedef rf_u32 rf_key; /* a table has less than 2^32 rows */
+#endif
+RF_INLINE const rf_u8 *rf_row(const rf_u8 *table, rf_key row, rf_u32 pitch) {
+    return table + (rf_u64)row * pitch;
 }
 
 /* Reports the first that is bad in the bags of a feature from `bag` on, each `step`-th: all is read again, since this

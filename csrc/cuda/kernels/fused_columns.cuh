@@ -115,8 +115,9 @@ RF_INLINE void rf_add_rest(const rf_fused_arguments &my, const rf_column &column
         const RF_INDEX id = rf_load(my.indices + i);
         if (!rf_wanted(column, id, bad)) continue;
         const float scale = RF_WEIGHTED ? rf_load(my.sample_weights + i) : 1.0f;
-        rf_add_row<S>(sum, rf_load((const typename S::vector *)rf_row(column.table, id, column.pitch)), scale,
-                      any);
+        rf_add_row<S>(sum,
+                      rf_load((const typename S::vector *)rf_row(column.table, (rf_key)id, column.pitch)),
+                      scale, any);
         count++;
     }
 }
@@ -147,7 +148,8 @@ template <class S> RF_INLINE void rf_pool_columns(const rf_fused_arguments &my, 
         for (int k = 0; k < S::BAGS; k++) {
             there[k] = now.filled & 1u << k && rf_wanted(column, now.id[k], bad);
             row[k] = {};
-            if (there[k]) row[k] = rf_load((const vector *)rf_row(column.table, now.id[k], column.pitch));
+            if (there[k])
+                row[k] = rf_load((const vector *)rf_row(column.table, (rf_key)now.id[k], column.pitch));
         }
         next.load_ids(my);
 #pragma unroll

@@ -14,12 +14,6 @@
 
 #include "fused.cuh"
 
-/* A row that is to be read, or that there is none. */
-#if RF_WIDE_ROWS
-typedef rf_u64 rf_key;
-#else
-typedef rf_u32 rf_key; /* a table has less than 2^32 rows */
-#endif
 constexpr rf_key RF_NO_KEY = ~(rf_key)0;
 
 struct __align__(16) rf_four_keys {
@@ -27,16 +21,8 @@ struct __align__(16) rf_four_keys {
 };
 
 /* Ids follow one another: what the next ones are in comes to L2 with these. */
-RF_INLINE int rf_load_ahead(const int *from) {
-    int to;
-    asm volatile("ld.global.nc.L2::128B.s32 %0, [%1];" : "=r"(to) : "l"(from));
-    return to;
-}
-RF_INLINE rf_i64 rf_load_ahead(const rf_i64 *from) {
-    rf_i64 to;
-    asm volatile("ld.global.nc.L2::128B.s64 %0, [%1];" : "=l"(to) : "l"(from));
-    return to;
-}
+RF_LOADER(rf_load_ahead, int, "L2::128B.s32", "=r")
+RF_LOADER(rf_load_ahead, rf_i64, "L2::128B.s64", "=l")
 
 /* The lookups of a bag, from this lane's first id of the next batch on. */
 struct rf_rest {
@@ -58,23 +44,31 @@ RF_INLINE void rf_load_ids(const rf_fused_arguments &my, RF_POSITION position, R
     }
 }
 
+/* Whether the row of an id is to be read; `there`: whether there is such a lookup. Sets `outside`: whether
+ * its id names no row of the table; counts those whose rows are, and not padding. */
+template <class S>
+RF_INLINE bool rf_wants_row(RF_INDEX id, bool there, rf_rows rows, RF_INDEX padding, bool &outside,
+                            int &counted) {
+    const bool inside = !RF_CHECK || rf_in_table(id, rows);
+    outside = there && !inside;
+    bool use = there && inside;
+    if (S::PADDED) {
+        use = use && id != padding;
+        counted += use;
+    }
+    return use;
+}
+
 /* The keys of this lane's ids, of which `left` are the bag's. */
 template <class S>
 RF_INLINE void rf_look_at(const RF_INDEX (&ids)[S::LOADS], RF_POSITION left, rf_rows rows, RF_INDEX padding,
                           rf_key (&keys)[S::LOADS], int &bad, int &counted) {
 #pragma unroll
     for (int i = 0; i < S::LOADS; i++) {
-        bool use = i * S::APART < left;
-        if (RF_CHECK) {
-            const bool inside = rf_in_table(ids[i], rows);
-            bad |= use && !inside;
-            use = use && inside;
-        }
-        if (S::PADDED) {
-            use = use && ids[i] != padding;
-            counted += use;
-        }
-        keys[i] = use ? (rf_key)(rf_rows)ids[i] : RF_NO_KEY;
+        bool outside;
+        const bool use = rf_wants_row<S>(ids[i], i * S::APART < left, rows, padding, outside, counted);
+        bad |= outside;
+        keys[i] = use ? (rf_key)ids[i] : RF_NO_KEY;
     }
 }
 

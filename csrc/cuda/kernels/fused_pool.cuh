@@ -62,6 +62,13 @@ template <class S, int N, int APART> RF_INLINE void rf_merge_slots(float *sum, i
     }
 }
 
+/* Of all lanes of a warp that share a bag. */
+template <class S> RF_INLINE int rf_sum_of_group(int value) {
+#pragma unroll
+    for (int apart = 1; apart < S::GROUP; apart *= 2) value += __shfl_xor_sync(RF_FULL_WARP, value, apart);
+    return value;
+}
+
 /* What a lane has of a bag. */
 template <class S> struct rf_pooled {
     float sum[S::VECTORS * S::ELEMENTS];
@@ -107,7 +114,7 @@ template <class S> struct rf_pool_place {
     RF_INLINE rf_u32 pitch() const { return S::WHOLE ? S::LANES * S::ALIGN : given_pitch; }
     /* Vector `i` of this lane, of a row. */
     RF_INLINE typename S::vector row(rf_key key, int i) const {
-        return rf_load((const typename S::vector *)(table + (rf_u64)key * pitch() + i * second));
+        return rf_load((const typename S::vector *)(rf_row(table, key, pitch()) + i * second));
     }
     static RF_INLINE int slot() { return threadIdx.x % S::GROUP / S::LANES; }
     /* The lane's first vector of a row. */
@@ -201,9 +208,7 @@ RF_INLINE void rf_finish_bag(const rf_fused_arguments &my, const rf_task &task, 
     rf_i64 count = 0;
     if constexpr (S::SLOTS > 1) rf_merge_slots<S, S::ELEMENTS, S::LANES>(pooled.sum, first);
     if (S::PADDED) {
-#pragma unroll
-        for (int apart = 1; apart < S::GROUP; apart *= 2)
-            pooled.counted += __shfl_xor_sync(RF_FULL_WARP, pooled.counted, apart);
+        pooled.counted = rf_sum_of_group<S>(pooled.counted);
         count = pooled.counted;
     } else if (S::SPLIT || S::POOLING == RF_MEAN) {
         /* Read anew: what is kept takes registers from the rows in flight. */

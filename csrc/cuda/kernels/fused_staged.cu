@@ -101,7 +101,7 @@ struct staged_rest {
 /* A table as a lane sees it. */
 template <class S> struct staged_table {
     rf_rows rows;
-    RF_INDEX padding;
+    RF_INDEX padding = 0;
     rf_u32 base; /* in the ring: of this lane's first vector of row 0 */
 
     RF_INLINE staged_table(const staged_task &task)
@@ -131,16 +131,10 @@ RF_INLINE void add_rows(const rf_fused_arguments &my, const staged_table<S> &tab
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         const RF_INDEX id = ids.id[k];
-        bool use = k < rest.left && (k == 3 || k >= rest.skip);
-        if (RF_CHECK) {
-            const bool inside = rf_in_table(id, table.rows);
-            missing += use && !inside;
-            use = use && inside;
-        }
-        if (S::PADDED) {
-            use = use && id != table.padding;
-            to.counted += use;
-        }
+        const bool there = k < rest.left && (k == 3 || k >= rest.skip);
+        bool outside;
+        const bool use = rf_wants_row<S>(id, there, table.rows, table.padding, outside, to.counted);
+        missing += outside;
         at[k] = table.address(id, use);
         scale[k] = RF_WEIGHTED && use ? rf_load(my.sample_weights + rest.position + k) : 0.0f;
     }
@@ -176,10 +170,7 @@ RF_INLINE void finish_bag(const rf_fused_arguments &my, rf_u8 *output, bool ther
         rf_merge_slots<S, S::ELEMENTS, 1>(pooled.sum, first);
     }
     if (S::PADDED) {
-#pragma unroll
-        for (int apart = 1; apart < S::GROUP; apart *= 2)
-            pooled.counted += __shfl_xor_sync(RF_FULL_WARP, pooled.counted, apart);
-        lookups = pooled.counted;
+        lookups = rf_sum_of_group<S>(pooled.counted);
     }
     if (!there || threadIdx.x % S::GROUP >= S::ELEMENTS / S::KEPT) return;
     float values[S::KEPT];
