@@ -55,6 +55,11 @@ typedef struct rf__fused_class {
         split;
 } rf__fused_class;
 
+/* Lookups of a bag whose ids a slot that pools has at a time; BATCH in kernels/fused_pool.cuh. */
+static inline int32_t rf__fused_ids_at_once(const rf__fused_class *made) {
+    return made->distance < 4 ? 4 : made->distance;
+}
+
 typedef struct rf__fused_classes {
     int32_t count;
     rf__fused_class of[RF__FUSED_MOST_CLASSES];

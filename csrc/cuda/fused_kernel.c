@@ -27,12 +27,11 @@ static size_t key_bytes(const rf__fused_classes *classes) {
 
 /* Keys that a warp hands out at once, as fused_ids.cuh says: those of all its slots, at most. */
 static int32_t keys_of_warp(const rf__fused_class *classes, int32_t count) {
-    enum { LEAST = 4 };
     int32_t most = 0;
     for (int32_t i = 0; i < count; i++) {
         const rf__fused_class *one = &classes[i];
         if (one->kind != RF__FUSED_POOL || one->lanes == 1) continue;
-        const int32_t keys = WARP / one->lanes * (one->distance < LEAST ? LEAST : one->distance);
+        const int32_t keys = WARP / one->lanes * rf__fused_ids_at_once(one);
         if (keys > most) most = keys;
     }
     return most;
@@ -55,7 +54,7 @@ static rf_status options_write(const void *key, bool staged, rf__kernel_options 
         (int)made->wide_rows, (int)made->weighted, (int)made->check, (int)made->timed,
         staged ? (int)RF__FUSED_STAGED_BLOCK : (int)RF__FUSED_BLOCK, (int)made->min_blocks, (int)made->beside,
         (int)RF__FUSED_STAGED_RING, (int)made->exact, (int)made->foreign,
-        (int)keys_of_warp(classes, made->n_classes));
+        staged ? 0 : (int)keys_of_warp(classes, made->n_classes));
     for (int32_t i = 0; i < made->n_classes && to < end; i++) {
         const rf__fused_class *one = &classes[i];
         if ((one->kind == RF__FUSED_STAGED) != staged) continue;

@@ -11,7 +11,7 @@
 enum { ORDER_RANKS = 128 };
 
 double rf__fused_in_flight(const rf__fused_class *made) {
-    return (double)made->threads / made->lanes * (made->distance < 4 ? 4 : made->distance);
+    return (double)made->threads / made->lanes * rf__fused_ids_at_once(made);
 }
 
 double rf__fused_steps(const rf__fused_class *made, double mean) {
