@@ -174,7 +174,7 @@ typedef struct rf__fused_variant {
     int32_t min_blocks, dynamic_shared;
     int32_t n_classes;
     int32_t beside; /* 1: runs beside the kernel of staged tables */
-    int32_t exact; /* 1: memory may end with the last id */
+    int32_t exact; /* 1: memory may end with the last id; of staged tables alone */
     int32_t foreign; /* 1: the mapping is the caller's */
 } rf__fused_variant;
 

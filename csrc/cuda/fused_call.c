@@ -342,8 +342,7 @@ static rf__fused_variant variant_of(const rf__fused_call *call, const rf_fused_e
                                    params->lookups > INT32_MAX / 2, /* lanes count beyond bags */
                                .wide_rows = call->wide_rows,
                                .weighted = params->sample_weights != NULL,
-                               .check = params->check_bounds,
-                               .exact = ends_with_an_id(call->device, params)};
+                               .check = params->check_bounds};
 }
 
 rf_status rf__fused_call_ready(rf__fused_call *call, const rf_fused_embedding_bag_params *params,
@@ -361,7 +360,9 @@ rf_status rf__fused_call_ready(rf__fused_call *call, const rf_fused_embedding_ba
         mapped.head.n_tasks = ready->map.most_tasks;
     }
     if (mapped.staged.depth > 0) {
-        RF_TRY(kernel_find(call, &variant, true, &ready->staged_kernel));
+        rf__fused_variant staged = variant;
+        staged.exact = ends_with_an_id(call->device, params);
+        RF_TRY(kernel_find(call, &staged, true, &ready->staged_kernel));
         rf__fused_beside(&variant, &call->known->classes);
     }
     if (mapped.head.n_tasks > 0) { /* else all tables are staged */
