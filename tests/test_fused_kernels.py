@@ -113,6 +113,12 @@ def test_the_models_without_spills(kernel_cache: Path) -> None:
     assert again["cached"] and again["path"] == results[4]["path"]
 
 
+def test_tiles_take_no_more_registers_than_pools(kernel_cache: Path) -> None:
+    """Of float16, rows of which leave most: with 64, 32 warps of an SM have theirs."""
+    used = [Job(model, dtype=FLOAT16).compile()["registers"] for model in "ABCDE"]
+    assert max(used) <= 64, used
+
+
 @dataclass(frozen=True)
 class Instruction:
     text: str

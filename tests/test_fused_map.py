@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from recfuse import _C
 
 BLOCK, TILE, TURNS, TOGETHER = 64, 32, 14, 8
-LEAST_TURNS, LEAST_WORK, LEAST_WORK_OF_ALL, COLUMN_STEPS, SECTOR, BYTES_A_STEP = 3, 8, 4, 6, 32, 3000
-LONG, LAST = 2, 0.15
+LEAST_TURNS, LEAST_WORK, LEAST_WORK_OF_ALL, SECTOR, BYTES_A_STEP = 3, 8, 4, 32, 3000
+COLUMN_STEPS, LONGER_STEPS = 2, 6
+LONG, LAST, FEW_BAGS = 2, 0.15, 256
 ROWS = 1000  # of a table, if nothing else is said
 BUCKET_ENDS = (2, 6, 12, 24, 48, 96, 192)
 POOL, COLUMNS = 1, 2
@@ -115,11 +116,21 @@ def parts(rows: np.ndarray) -> tuple[list[Task], np.ndarray]:
     return [Task(*(int(field) for field in row)) for row in rows[1 : 1 + tasks]], lanes
 
 
+def mean_of_tile(work: Work, tile: np.ndarray) -> float:
+    """Of its longest bags."""
+    return max(work.mean(int(f)) for f, _ in tile if f >= 0)
+
+
 def covers(work: Work, tasks: list[Task], lanes: np.ndarray, of_tiles: set[int]) -> bool:
     """Whether each part of each bag is in one task, if these are the schedules of tiles."""
     found: dict[tuple[bool, int, int], Counter[tuple[int, int]]] = {}
     for task in tasks:
-        key = task.schedule in of_tiles, task.feature, task.slice
+        tiled = task.schedule in of_tiles
+        if tiled and task.feature >= len(lanes):
+            return False
+        if tiled and task.slice != (mean_of_tile(work, lanes[task.feature]) > 1):
+            return False
+        key = tiled, task.feature, 0 if tiled else task.slice
         found.setdefault(key, Counter())[task.first_bag, task.last_bag] += 1
     wanted = {(True, tile, 0): 1 for tile in range(len(lanes))}
     for f, table in enumerate(work.tables):
@@ -176,8 +187,8 @@ def steps(work: Work, task: Task, lanes: np.ndarray, of_tiles: set[int]) -> floa
     """How long a task takes, as csrc/cuda/fused_work.c estimates it for default schedules, narrow rows."""
     bags = task.last_bag - task.first_bag
     if task.schedule in of_tiles:
-        mean = max(1.0, *(work.mean(int(f)) for f, _ in lanes[task.feature] if f >= 0))
-        return COLUMN_STEPS * mean * -(-bags // TOGETHER)
+        mean = mean_of_tile(work, lanes[task.feature])
+        return (LONGER_STEPS * mean if mean > 1 else COLUMN_STEPS) * -(-bags // TOGETHER)
     table, mean, lanes_of_row = (
         work.tables[task.feature],
         work.mean(task.feature),
@@ -278,6 +289,31 @@ def test_long_tasks_come_first() -> None:
     assert first == [task.feature for task in tasks[: len(first)]]
     for one, other in itertools.pairwise(taken):
         assert other <= max(one * 1.25, long * 1.1)
+
+
+@pytest.mark.parametrize(
+    ("mean", "schedule", "apart"),
+    [
+        (100, {}, True),
+        (100, {"kind": POOL, "threads": 32}, True),
+        (100, {"kind": POOL, "threads": 64}, False),
+        (100, {"kind": POOL, "threads": 32, "split": 2}, False),
+        (20, {}, False),
+        (1, {}, False),
+    ],
+)
+def test_two_warps_share_long_bags_where_there_are_few(
+    mean: int, schedule: dict[str, int], apart: bool
+) -> None:
+    """By their default, or where a schedule asks for one warp: the number of the schedule is another."""
+    fields = ("kind", "threads", "distance", "station", "split", "expected")
+    given = {"expected": mean * 16, **schedule}
+    row = [given.get(name, 0) for name in fields]
+    used = []
+    for bags in (FEW_BAGS, FEW_BAGS + 1):
+        tasks, _, _ = check(Work([Table(128)] * 3, np.full((3, bags), mean), row))
+        used.append({task.schedule for task in tasks})
+    assert (used[0] != used[1]) == apart and all(len(each) == 1 for each in used)
 
 
 def test_rows_from_memory_come_before_those_in_l2() -> None:

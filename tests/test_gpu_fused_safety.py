@@ -27,10 +27,11 @@ BAGS, FEATURES = 2, 3
 LENGTHS = [[2, 1], [0, 3], [2, 2]]
 OFFSETS = [0, 2, 3, 3, 6, 8, 10]
 ROWS = (10, 5, 8)
-WAYS = ("pool", "columns", "default", "device", "mapped", "wide bags", "split")
+WAYS = ("pool", "columns", "one lookup", "default", "device", "mapped", "wide bags", "split")
 SCHEDULES = {
     "pool": [1, 0, 0, 0, 0, 32],
     "columns": [2, 0, 0, 0, 0, 32],
+    "one lookup": [2, 0, 0, 0, 0, 16],
     "default": [0, 0, 0, 0, 0, 32],
     "wide bags": [1, 64, 2, 0, 1, 32],
     "split": [1, 64, 1, 0, 4, 32],

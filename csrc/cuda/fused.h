@@ -13,6 +13,7 @@ enum {
     RF__FUSED_BLOCK = 64, /* threads of a block */
     RF__FUSED_TILE = 32, /* lanes of a tile */
     RF__FUSED_BUCKETS = 8, /* of mean bag lengths, each with a default schedule */
+    RF__FUSED_FEW_BAGS = 256, /* of a feature: up to so many, two warps share a long one */
     RF__FUSED_MOST_CLASSES = 128,
     RF__FUSED_DEFAULT_WARPS = 28, /* 72 registers a thread, without spills */
     RF__FUSED_BLOCKS = RF__FUSED_DEFAULT_WARPS * 32 / RF__FUSED_BLOCK, /* that an SM runs by default */
@@ -27,7 +28,8 @@ enum {
     RF__FUSED_LONG = 2, /* a task is, of so many times the work that it should have */
     RF__FUSED_TOGETHER =
         RF__FUSED_BLOCK / RF__FUSED_TILE * 4, /* bags of a tile that a block works on at once */
-    RF__FUSED_COLUMN_STEPS = 6, /* of a lookup of these: offsets, ids and rows are waited for in turn */
+    RF__FUSED_COLUMN_STEPS = 2, /* of these, where bags have one lookup or none */
+    RF__FUSED_LONGER_STEPS = 6, /* of each lookup where they have more, and beside staged tables */
     RF__FUSED_SECTOR = 32, /* bytes of a row that are read, at least */
     RF__FUSED_BYTES_A_STEP = 3000 /* of rows that come from memory */
 };
@@ -77,6 +79,7 @@ typedef enum rf__fused_staging {
 typedef struct rf__fused_feature {
     rf__fused_geometry shape;
     int32_t class_of[RF__FUSED_BUCKETS]; /* the number of its class, by mean bag length; -1: nothing to do */
+    int32_t few_of[RF__FUSED_BUCKETS]; /* the same in batches of RF__FUSED_FEW_BAGS and less */
     int32_t staged_of[RF__FUSED_BUCKETS]; /* the same where its table is staged; -1: it cannot be */
     rf__fused_staging staging;
     int64_t rows, table_bytes;
@@ -149,9 +152,6 @@ rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int
                                 rf__fused_geometry *shape);
 
 /* ---- fused_schedule.c */
-
-/* Completes a schedule for bags of `mean` lookups. RF_ERR_VALUE: it does not fit the feature. */
-rf_status rf__fused_complete(const rf__fused_geometry *shape, double mean, rf_fused_schedule *schedule);
 
 /* Every feature with its classes, for each of some sets of schedules [n_sets, n_features] (or NULL, for one set of
  * defaults): fills features [n_sets, n_features], and the classes of all sets together. */
@@ -238,8 +238,8 @@ rf_status rf__fused_map(const rf__fused_mappable *what, const rf__fused_batch *b
                         int32_t blocks_per_sm, rf__fused_mapping **mapping, int64_t *rows);
 /* How long work takes, in steps; kernels/fused_map.cu does the same.
  * A block, for the bags that it works on at once, of `mean` lookups; and how many of those are in flight, where it
- * pools. */
-double rf__fused_steps(const rf__fused_class *made, double mean);
+ * pools. `beside`: with tables that are staged. */
+double rf__fused_steps(const rf__fused_class *made, double mean, bool beside);
 double rf__fused_in_flight(const rf__fused_class *made);
 /* What a row takes beside, if it comes from memory. */
 double rf__fused_steps_of_miss(const rf__fused_geometry *shape);

@@ -31,6 +31,7 @@ struct rf__fused_cut {
     double target; /* work of a task */
     double *lookups; /* [n_features] */
     bool *staged; /* [n_features] */
+    int64_t n_staged;
     rf__fused_estimate *estimates; /* [n_features] */
     int32_t *order; /* of features [n_features] */
     rf__fused_run *runs;

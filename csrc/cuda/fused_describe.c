@@ -18,6 +18,7 @@ int32_t rf__fused_signature(const rf__fused_feature *features, int64_t n_feature
         const int32_t wide[] = {features[f].shape.columns, features[f].shape.slices};
         hash = hash_fields(hash, wide, sizeof wide);
         hash = hash_fields(hash, features[f].class_of, sizeof features[f].class_of);
+        hash = hash_fields(hash, features[f].few_of, sizeof features[f].few_of);
         hash = hash_fields(hash, features[f].staged_of, sizeof features[f].staged_of);
     }
     return (int32_t)(hash & 0x7fffffff);

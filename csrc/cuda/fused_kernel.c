@@ -25,13 +25,18 @@ static size_t key_bytes(const rf__fused_classes *classes) {
     return sizeof(rf__fused_variant) + (size_t)classes->count * sizeof(rf__fused_class);
 }
 
-/* Keys that a warp hands out at once, as fused_ids.cuh says: those of all its slots, at most. */
-static int32_t keys_of_warp(const rf__fused_class *classes, int32_t count) {
+/* Keys that a warp hands out at once, at most: those of all its slots, as fused_ids.cuh says, or those of a tile, each
+ * with its weight, as fused_columns.cuh does where it is not beside staged tables. */
+static int32_t keys_of_warp(const rf__fused_variant *variant, const rf__fused_class *classes, int32_t count) {
+    enum { KEYS_OF_TILE = 256 };
     int32_t most = 0;
     for (int32_t i = 0; i < count; i++) {
         const rf__fused_class *one = &classes[i];
-        if (one->kind != RF__FUSED_POOL || one->lanes == 1) continue;
-        const int32_t keys = WARP / one->lanes * rf__fused_ids_at_once(one);
+        int32_t keys = 0;
+        if (one->kind == RF__FUSED_COLUMNS && !variant->beside)
+            keys = variant->weighted ? 2 * KEYS_OF_TILE : KEYS_OF_TILE;
+        if (one->kind == RF__FUSED_POOL && one->lanes > 1)
+            keys = WARP / one->lanes * rf__fused_ids_at_once(one);
         if (keys > most) most = keys;
     }
     return most;
@@ -54,7 +59,7 @@ static rf_status options_write(const void *key, bool staged, rf__kernel_options 
         (int)made->wide_rows, (int)made->weighted, (int)made->check, (int)made->timed,
         staged ? (int)RF__FUSED_STAGED_BLOCK : (int)RF__FUSED_BLOCK, (int)made->min_blocks, (int)made->beside,
         (int)RF__FUSED_STAGED_RING, (int)made->exact, (int)made->foreign,
-        staged ? 0 : (int)keys_of_warp(classes, made->n_classes));
+        staged ? 0 : (int)keys_of_warp(made, classes, made->n_classes));
     for (int32_t i = 0; i < made->n_classes && to < end; i++) {
         const rf__fused_class *one = &classes[i];
         if ((one->kind == RF__FUSED_STAGED) != staged) continue;
@@ -91,7 +96,8 @@ static int32_t shared_bytes(const rf__fused_variant *variant, const rf__fused_cl
         const int32_t bytes = RF__FUSED_BLOCK / WARP * floats * WARP * FLOAT;
         if (bytes > most) most = bytes;
     }
-    return most + RF__FUSED_BLOCK / WARP * keys_of_warp(classes->of, classes->count) * (int32_t)key_bytes;
+    const int32_t keys = keys_of_warp(variant, classes->of, classes->count);
+    return most + RF__FUSED_BLOCK / WARP * keys * (int32_t)key_bytes;
 }
 
 void rf__fused_occupancy(const rf__cuda_device *device, int32_t warps, rf__fused_variant *variant,

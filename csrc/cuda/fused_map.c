@@ -111,8 +111,10 @@ static void tiles_cut(rf__fused_cut *my) {
     for (int64_t i = 0; i < my->n_runs; i++) {
         rf__fused_run *one = &my->runs[i];
         if (one->count > 0) continue;
-        run_cut(my, rf__fused_steps(&my->what.classes->of[one->schedule], my->tile_mean[one->feature]), 0,
+        const double mean = my->tile_mean[one->feature];
+        run_cut(my, rf__fused_steps(&my->what.classes->of[one->schedule], mean, my->n_staged > 0), 0,
                 RF__FUSED_TOGETHER, my->target, one);
+        one->slice = mean > 1;
         my->n_tasks += one->count;
     }
 }
@@ -167,14 +169,14 @@ static rf_status cut_all(rf__fused_cut *my, const rf__fused_batch *batch, int32_
     const int64_t n_features = my->what.n_features;
     RF_TRY(memory_new(my));
     RF_TRY(count_lookups(my, batch));
-    const int64_t n_staged = rf__fused_stage(features, n_features, my->lookups, batch, sms, my->staged);
+    my->n_staged = rf__fused_stage(features, n_features, my->lookups, batch, sms, my->staged);
     const double all = rf__fused_estimate_all(my);
     my->target = rf__fused_target(all, (double)sms * blocks_per_sm);
     rf__fused_order(my);
     features_add(my, all);
     tiles_cut(my);
-    if (n_staged > 0)
-        RF_TRY(rf__fused_staged_lists(features, n_features, my->lookups, my->staged, n_staged, sms, batch,
+    if (my->n_staged > 0)
+        RF_TRY(rf__fused_staged_lists(features, n_features, my->lookups, my->staged, my->n_staged, sms, batch,
                                       &my->lists, &my->list_rows));
     my->rows = rf__fused_rows_of(my->n_tasks, my->n_tiles) + my->list_rows;
     if (my->rows > INT32_MAX || my->n_places > INT32_MAX) {

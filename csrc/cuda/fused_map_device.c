@@ -23,10 +23,9 @@ typedef struct variant {
 
 /* As in kernels/fused_map.cu. */
 typedef struct map_feature {
-    uint8_t class_of[RF__FUSED_BUCKETS];
+    uint8_t class_of[RF__FUSED_BUCKETS], few_of[RF__FUSED_BUCKETS];
     int32_t columns, slices;
     float rows, steps_of_miss;
-    int32_t unused[2];
 } map_feature;
 typedef struct map_class {
     int32_t first_tile, together;
@@ -57,10 +56,11 @@ static rf_status describe(const void *key, const rf__cuda_device *device, rf__ke
     options->dynamic_shared = 0;
     snprintf(options->defines, sizeof options->defines,
              "-DRF_OFFSET=%s -DRF_BLOCK=%d -DRF_BUCKET_ENDS=%s -DRF_MOST_CLASSES=%d -DRF_LEAST_WORK=%d "
-             "-DRF_LEAST_WORK_OF_ALL=%d -DRF_LONG=%d -DRF_COLUMN_STEPS=%d",
+             "-DRF_LEAST_WORK_OF_ALL=%d -DRF_LONG=%d -DRF_COLUMN_STEPS=%d "
+             "-DRF_LONGER_STEPS=%d -DRF_FEW_BAGS=%d",
              rf__kernel_integer(made->offset_type), (int)BLOCK, ends, (int)RF__FUSED_MOST_CLASSES,
              (int)RF__FUSED_LEAST_WORK, (int)RF__FUSED_LEAST_WORK_OF_ALL, (int)RF__FUSED_LONG,
-             (int)RF__FUSED_COLUMN_STEPS);
+             (int)RF__FUSED_COLUMN_STEPS, (int)RF__FUSED_LONGER_STEPS, (int)RF__FUSED_FEW_BAGS);
     return RF_OK;
 }
 
@@ -102,6 +102,8 @@ static rf_status feature_count(const rf__fused_feature *feature, int64_t number,
         table->blocks_a_bag[b][at] += blocks;
         if (runs > most_runs) most_runs = runs;
         if (blocks > most_blocks) most_blocks = blocks;
+        const double of_few = blocks_a_bag(&feature->shape, &classes->of[feature->few_of[b]], &runs);
+        if (of_few > most_blocks) most_blocks = of_few;
         bool is_new = made->kind == RF__FUSED_COLUMNS;
         for (int32_t before = 0; before < b; before++) is_new &= feature->class_of[before] != at;
         if (is_new) columns[at] += feature->shape.columns;
@@ -148,6 +150,7 @@ static void table_write(const rf__fused_feature *features, int64_t n_features,
         for (int32_t b = 0; b < RF__FUSED_BUCKETS; b++) {
             const int32_t at = features[f].class_of[b];
             feature[f].class_of[b] = (uint8_t)(at < 0 ? NO_CLASS : at);
+            feature[f].few_of[b] = (uint8_t)(at < 0 ? NO_CLASS : features[f].few_of[b]);
         }
         feature[f].columns = features[f].shape.columns;
         feature[f].slices = features[f].shape.slices;
@@ -221,7 +224,7 @@ static double most_turns(const rf__cuda_device *device, const rf__fused_map_tabl
     const double *blocks = table->blocks_a_bag[rf__fused_bucket(mean)];
     double all = misses_of(table, (double)lookups / (double)n_features);
     for (int32_t i = 0; i < table->n_classes; i++)
-        if (blocks[i] > 0) all += blocks[i] * (double)bags * rf__fused_steps(&table->made.of[i], mean);
+        if (blocks[i] > 0) all += blocks[i] * (double)bags * rf__fused_steps(&table->made.of[i], mean, false);
     const double turns = all / rf__fused_target(all, places);
     return turns > 2 * places ? turns : 2 * places;
 }

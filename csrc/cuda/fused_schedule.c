@@ -14,7 +14,13 @@ static const int32_t bucket_slots[RF__FUSED_BUCKETS] = {1, 1, 2, 4, 8, 16, 32, 3
  * kernel spill registers. */
 static const int32_t bucket_staged[RF__FUSED_BUCKETS] = {4, 4, 4, 4, 8, 8, 16, 16};
 
-enum { MOST_SPLIT = 64, MOST_DISTANCE = 16, LEAST_STAGED = 2, VECTOR = 16 };
+enum {
+    MOST_SPLIT = 64,
+    MOST_DISTANCE = 16,
+    LEAST_STAGED = 2,
+    VECTOR = 16,
+    LONG_BAG = 8 /* times the rows that a warp has in flight, about half of them */
+};
 
 int32_t rf__fused_bucket(double mean) {
     int32_t bucket = 0;
@@ -52,8 +58,15 @@ static rf_status staged_complete(int32_t bucket, rf_fused_schedule *schedule) {
     return RF_OK;
 }
 
-rf_status rf__fused_complete(const rf__fused_geometry *shape, double mean, rf_fused_schedule *schedule) {
-    const int32_t bucket = rf__fused_bucket(mean);
+/* Threads that the rows of a bag keep busy. */
+static int32_t busy_threads(const rf__fused_geometry *shape, int32_t bucket) {
+    return shape->pooling == RF_MAX ? shape->lanes : shape->lanes * bucket_slots[bucket];
+}
+
+/* Completes a schedule for bags of a bucket. `few`: there are too few of them to hide how long one takes that is long,
+ * and two warps share it. RF_ERR_VALUE: it does not fit the feature. */
+static rf_status complete(const rf__fused_geometry *shape, int32_t bucket, bool few,
+                          rf_fused_schedule *schedule) {
     if (schedule->kind == RF_FUSED_KIND_DEFAULT)
         schedule->kind = bucket == 0 && schedule->threads == 0 ? RF_FUSED_KIND_COLUMNS : RF_FUSED_KIND_POOL;
     if (schedule->kind < RF_FUSED_KIND_POOL || schedule->kind > RF_FUSED_KIND_STAGED)
@@ -67,10 +80,11 @@ rf_status rf__fused_complete(const rf__fused_geometry *shape, double mean, rf_fu
     }
     if (schedule->kind == RF_FUSED_KIND_STAGED) return staged_complete(bucket, schedule);
     const int32_t most = shape->pooling == RF_MAX ? shape->lanes : RF__FUSED_BLOCK;
-    if (schedule->threads == 0) {
-        schedule->threads = shape->pooling == RF_MAX ? shape->lanes : shape->lanes * bucket_slots[bucket];
-        if (schedule->threads > RF__FUSED_TILE) schedule->threads = RF__FUSED_TILE;
-    }
+    const int32_t busy = busy_threads(shape, bucket);
+    if (schedule->threads == 0) schedule->threads = busy < RF__FUSED_TILE ? busy : RF__FUSED_TILE;
+    if (few && schedule->threads == RF__FUSED_TILE && schedule->split <= 1 &&
+        busy >= LONG_BAG * RF__FUSED_TILE)
+        schedule->threads = RF__FUSED_BLOCK;
     if (!is_power(schedule->threads, shape->lanes, most)) return fail_threads(shape, schedule->threads, most);
     if (schedule->distance == 0) schedule->distance = shape->vectors > 1 ? 4 : 8;
     if (!is_power(schedule->distance, 1, MOST_DISTANCE))
@@ -140,9 +154,8 @@ typedef enum thrift { BY_LENGTH, ONE_A_SHAPE, COLUMNS_ALONE } thrift;
 
 /* The class that a feature has for bags of a bucket, by a schedule that is completed; -1: there is no room. */
 static rf_status class_find(const rf__fused_geometry *shape, rf_fused_schedule schedule, int32_t bucket,
-                            rf__fused_classes *classes, int32_t *number) {
-    const double typical = bucket == 0 ? 1 : bucket_ends[bucket - 1] + 1;
-    const rf_status status = rf__fused_complete(shape, typical, &schedule);
+                            bool few, rf__fused_classes *classes, int32_t *number) {
+    const rf_status status = complete(shape, bucket, few, &schedule);
     if (status != RF_OK) return status;
     const rf__fused_class wanted = class_of(shape, &schedule);
     *number = class_number(classes, &wanted);
@@ -183,6 +196,7 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
         if (b > 0 &&
             (given->expected != 0 || (is_default && level != BY_LENGTH))) { /* for every length the same */
             feature->class_of[b] = feature->class_of[0];
+            feature->few_of[b] = feature->few_of[0];
             continue;
         }
         rf_fused_schedule schedule = *given;
@@ -190,8 +204,9 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
         if (feature->staging == RF__STAGE_ALWAYS) schedule = (rf_fused_schedule){.kind = RF_FUSED_KIND_POOL};
         if (is_default && level == COLUMNS_ALONE) schedule.kind = RF_FUSED_KIND_COLUMNS;
         if (is_default && level == ONE_A_SHAPE) schedule.kind = RF_FUSED_KIND_POOL;
-        RF_TRY(class_find(shape, schedule, bucket, classes, &feature->class_of[b]));
-        *full |= feature->class_of[b] < 0;
+        RF_TRY(class_find(shape, schedule, bucket, false, classes, &feature->class_of[b]));
+        RF_TRY(class_find(shape, schedule, bucket, level == BY_LENGTH, classes, &feature->few_of[b]));
+        *full |= feature->class_of[b] < 0 || feature->few_of[b] < 0;
     }
 out:
     return status;
@@ -205,7 +220,7 @@ static rf_status staged_fill(const rf_fused_schedule *given, rf__fused_classes *
     schedule.kind = RF_FUSED_KIND_STAGED;
     for (int32_t b = 0; b < RF__FUSED_BUCKETS && feature->staging != RF__STAGE_NEVER; b++) {
         const int32_t bucket = bucket_for(&schedule, b);
-        RF_TRY(class_find(&feature->shape, schedule, bucket, classes, &feature->staged_of[b]));
+        RF_TRY(class_find(&feature->shape, schedule, bucket, false, classes, &feature->staged_of[b]));
         if (feature->staged_of[b] >= 0) continue;
         *full |= feature->staging == RF__STAGE_ALWAYS;
         feature->staging = RF__STAGE_NEVER;
@@ -238,7 +253,7 @@ static rf_status set_fill(const rf_fused_embedding_bag_params *params, const rf_
         if (params->features[f].dim == 0) { /* nothing to write */
             memset(&features[f], 0, sizeof features[f]);
             for (int32_t b = 0; b < RF__FUSED_BUCKETS; b++)
-                features[f].class_of[b] = features[f].staged_of[b] = -1;
+                features[f].class_of[b] = features[f].few_of[b] = features[f].staged_of[b] = -1;
             continue;
         }
         RF_TRY(rf__fused_geometry_of(params, f, &shape));

@@ -2,7 +2,8 @@
  *
  * Work is counted in steps: of a batch of rows in flight, of what a bag costs beside, of rows that nobody has read
  * before. By when tasks began and ended on an H200: 1.1 us to begin one, 0.6 us a step, 0.2 us for a KB of rows from
- * memory, 4 us for eight bags of a tile. That is right to 18 % for tasks of the benchmark's models.
+ * memory, 4 us for eight bags of a tile whose lanes go through them by themselves. That is right to 18 % for tasks of the
+ * benchmark's models.
  */
 #include <string.h>
 
@@ -14,8 +15,11 @@ double rf__fused_in_flight(const rf__fused_class *made) {
     return (double)made->threads / made->lanes * rf__fused_ids_at_once(made);
 }
 
-double rf__fused_steps(const rf__fused_class *made, double mean) {
-    if (made->kind == RF__FUSED_COLUMNS) return RF__FUSED_COLUMN_STEPS * (mean > 1 ? mean : 1);
+double rf__fused_steps(const rf__fused_class *made, double mean, bool beside) {
+    if (made->kind == RF__FUSED_COLUMNS) {
+        if (mean <= 1 && !beside) return RF__FUSED_COLUMN_STEPS;
+        return RF__FUSED_LONGER_STEPS * (mean > 1 ? mean : 1);
+    }
     const double batches = mean / rf__fused_in_flight(made);
     return 1 + (batches > 1 ? batches : 1) / made->split;
 }
@@ -53,10 +57,11 @@ static void estimate(const rf__fused_cut *my, int64_t f, rf__fused_estimate *one
     const rf__fused_feature *feature = &my->what.features[f];
     const double bags = my->bags, lookups = my->lookups[f];
     *one = (rf__fused_estimate){.mean = lookups / bags, .number = -1, .rank = rank_of(feature, lookups)};
-    if (!my->staged[f]) one->number = feature->class_of[rf__fused_bucket(one->mean)];
+    const int32_t *classes = my->bags <= RF__FUSED_FEW_BAGS ? feature->few_of : feature->class_of;
+    if (!my->staged[f]) one->number = classes[rf__fused_bucket(one->mean)];
     if (one->number < 0) return;
     const rf__fused_class *made = &my->what.classes->of[one->number];
-    one->steps = rf__fused_steps(made, one->mean);
+    one->steps = rf__fused_steps(made, one->mean, my->n_staged > 0);
     if (made->kind == RF__FUSED_COLUMNS) {
         one->work = bags / RF__FUSED_TOGETHER * one->steps * feature->shape.columns / RF__FUSED_TILE;
         return;

@@ -21,7 +21,7 @@ class FusedSchedule(ScheduleText):
 
     kind: str | None = None
     threads: int | None = None
-    """Threads of a bag."""
+    """Threads of a bag; where 32 share long ones, 64 do in batches of 256 bags and fewer."""
     distance: int | None = None
     """Rows in flight, for each that a warp reads at once."""
     station: str | None = None

@@ -33,6 +33,9 @@
 #ifndef RF_OUTPUT
 #define RF_OUTPUT 0 /* rf_dtype */
 #endif
+#ifndef RF_BESIDE
+#define RF_BESIDE 0 /* runs beside fused_staged.cu, which came before it, and ends after it */
+#endif
 #ifndef RF_BLOCK
 #define RF_BLOCK 64
 #endif
@@ -62,7 +65,7 @@ enum { RF_COLUMN_CODE = (1 << 12) - 1 };
 struct __align__(16) rf_task {
     int feature; /* or the number of a tile */
     int first_bag, last_bag, schedule;
-    int slice; /* of a row that is too wide for a warp */
+    int slice; /* of a row that is too wide for a warp; of a tile 1: its bags have more lookups than one */
     int part;  /* of each bag, in the low half; the high one says of how many */
     int group; /* of the tasks that share bags */
     int place; /* of the group's partial sums, in 32 floats */
@@ -168,6 +171,10 @@ typedef rf_u64 rf_key;
 #else
 typedef rf_u32 rf_key; /* a table has less than 2^32 rows */
 #endif
+constexpr rf_key RF_NO_KEY = ~(rf_key)0;
+struct __align__(16) rf_four_keys {
+    rf_key key[4];
+};
 RF_INLINE const rf_u8 *rf_row(const rf_u8 *table, rf_key row, rf_u32 pitch) {
     return table + (rf_u64)row * pitch;
 }

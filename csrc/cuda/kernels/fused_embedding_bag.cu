@@ -31,13 +31,10 @@
     X(0, 0, 0, 16, 16, 8, 1, 1, 0, 0, 32, 8, 2, 1) X(1, 1, 0, 16, 16, 1, 1, 0, 0, 0, 32, 1, 2, 1)
 #endif
 #ifndef RF_MIN_BLOCKS
-#define RF_MIN_BLOCKS 16
-#endif
-#ifndef RF_BESIDE
-#define RF_BESIDE 0 /* runs beside fused_staged.cu, which came before it, and ends after it */
+#define RF_MIN_BLOCKS 14
 #endif
 #ifndef RF_KEYS
-#define RF_KEYS 32 /* that a warp hands out at once, at most */
+#define RF_KEYS 512 /* that a warp hands out at once, at most */
 #endif
 #ifndef RF_TIMED
 #define RF_TIMED 0 /* adds each block's clock cycles to those of its features */
@@ -50,6 +47,9 @@ template <int NUMBER, int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int 
 RF_INLINE void run(const rf_fused_arguments &my, const rf_task *at, rf_key *shared) {
     rf_task task = rf_load_task<NUMBER>(at);
     task.last_bag = min(task.last_bag, my.bags); /* a mapping may be for some more */
+    static_assert(KIND == 0 || RF_BESIDE || (1 + RF_WEIGHTED) * rf_column_keys::COUNT <= RF_KEYS,
+                  "as csrc/cuda/fused_kernel.c counts them");
+    rf_key *keys = shared + threadIdx.x / 32 * RF_KEYS;
     if constexpr (KIND == 0) {
         typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE,
                                STATION, SPLIT>
@@ -57,9 +57,9 @@ RF_INLINE void run(const rf_fused_arguments &my, const rf_task *at, rf_key *shar
         static_assert(LANES == 1 || 32 / LANES * shape::BATCH <= RF_KEYS,
                       "as csrc/cuda/fused_kernel.c counts them");
         float *left = (float *)(shared + RF_BLOCK / 32 * RF_KEYS);
-        if (rf_can_pool<shape>(my, task)) rf_pool<shape>(my, task, shared + threadIdx.x / 32 * RF_KEYS, left);
+        if (rf_can_pool<shape>(my, task)) rf_pool<shape>(my, task, keys, left);
     } else {
-        rf_pool_columns<rf_columns_shape<DTYPE, ALIGN, STORE, POOLING>>(my, task);
+        rf_pool_columns<rf_columns_shape<DTYPE, ALIGN, STORE, POOLING>>(my, task, (rf_column_keys *)keys);
     }
 }
 

@@ -14,12 +14,6 @@
 
 #include "fused.cuh"
 
-constexpr rf_key RF_NO_KEY = ~(rf_key)0;
-
-struct __align__(16) rf_four_keys {
-    rf_key key[4];
-};
-
 /* Ids follow one another: what the next ones are in comes to L2 with these. */
 RF_LOADER(rf_load_ahead, int, "L2::128B.s32", "=r")
 RF_LOADER(rf_load_ahead, rf_i64, "L2::128B.s64", "=l")

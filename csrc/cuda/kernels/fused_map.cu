@@ -38,20 +38,25 @@
 #ifndef RF_LONG
 #define RF_LONG 2 /* a task is, of so many times the work that it should have */
 #endif
+#ifndef RF_FEW_BAGS
+#define RF_FEW_BAGS 256
+#endif
 #ifndef RF_COLUMN_STEPS
-#define RF_COLUMN_STEPS 6 /* of a lookup of columns */
+#define RF_COLUMN_STEPS 2 /* of columns, where bags have one lookup or none */
+#endif
+#ifndef RF_LONGER_STEPS
+#define RF_LONGER_STEPS 6 /* of each lookup where they have more */
 #endif
 
-enum { WARPS = 32, NONE = 255, RANKS = 32, LONG_RANKS = 16, NO_KEY = -1 };
+enum { WARPS = 32, NONE = 255, RANKS = 32, LONG_RANKS = 16, NO_KEY = -1, LONGER = 1 << 8 };
 static_assert(RF_BLOCK == 32 * WARPS, "a lane of one warp for each warp");
 static_assert(RF_MOST_CLASSES % WARPS == 0 && RF_MOST_CLASSES <= NONE && RANKS <= RF_MOST_CLASSES, "keys");
 
 /* As in csrc/cuda/fused_map_device.c. */
 struct __align__(16) map_feature {
-    rf_u64 class_of; /* a byte a bucket; NONE: nothing to do */
+    rf_u64 class_of, few_of; /* a byte a bucket; NONE: nothing to do. few_of: in batches of few bags */
     int columns, slices;
     float rows, steps_of_miss; /* for a row that nobody has read before */
-    int unused[2];
 };
 struct __align__(16) map_class {
     int first_tile; /* of those that it may have; -1: it pools */
@@ -76,7 +81,8 @@ struct arguments {
 
 /* What the tasks of a run have in common. */
 struct run_tasks {
-    int first, number, count, bags_each, schedule, all; /* count: a slice */
+    int first, number, count, bags_each, all; /* count: a slice */
+    int schedule; /* of a tile whose bags have more lookups than one also LONGER */
 };
 
 struct shared_data {
@@ -92,6 +98,7 @@ struct shared_data {
 /* A feature or a tile that there is work for. */
 struct run {
     int schedule; /* -1: no work */
+    bool longer; /* a tile whose bags have more lookups than one */
     int slices;
     float steps; /* that a block takes for the bags it works on at once */
     float misses; /* steps of all bags of a slice, for rows that come from memory */
@@ -102,11 +109,11 @@ RF_INLINE map_feature load_feature(const arguments &my, int f) {
     const rf_bytes<16> *from = (const rf_bytes<16> *)(my.features + f);
     const rf_bytes<16> word = rf_load(from), more = rf_load(from + 1);
     return {word.word[0] | (rf_u64)word.word[1] << 32,
-            (int)word.word[2],
-            (int)word.word[3],
-            __uint_as_float(more.word[0]),
-            __uint_as_float(more.word[1]),
-            {}};
+            word.word[2] | (rf_u64)word.word[3] << 32,
+            (int)more.word[0],
+            (int)more.word[1],
+            __uint_as_float(more.word[2]),
+            __uint_as_float(more.word[3])};
 }
 
 /* Of the bags of a feature; 0 where offsets are bad. */
@@ -118,32 +125,33 @@ RF_INLINE float mean_length(const arguments &my, int f) {
 }
 
 /* The number of its schedule. */
-RF_INLINE int class_number(const map_feature &feature, float mean) {
+RF_INLINE int class_number(const arguments &my, const map_feature &feature, float mean) {
     constexpr float ends[] = {RF_BUCKET_ENDS};
     constexpr int count = sizeof ends / sizeof ends[0];
     static_assert(count == 7, "a byte of class_of a bucket");
     int bucket = 0;
 #pragma unroll
     for (int i = 0; i < count; i++) bucket += mean > ends[i];
-    const int number = (int)(feature.class_of >> 8 * bucket & 255);
+    const rf_u64 classes = my.bags <= RF_FEW_BAGS ? feature.few_of : feature.class_of;
+    const int number = (int)(classes >> 8 * bucket & 255);
     return number == NONE ? -1 : number;
 }
 
 RF_INLINE float steps_of(const map_class &made, float mean) {
-    return made.first_tile >= 0 ? RF_COLUMN_STEPS * fmaxf(mean, 1.0f)
-                                : 1.0f + fmaxf(mean / made.in_flight, 1.0f);
+    if (made.first_tile < 0) return 1.0f + fmaxf(mean / made.in_flight, 1.0f);
+    return mean > 1.0f ? RF_LONGER_STEPS * mean : RF_COLUMN_STEPS;
 }
 
 RF_INLINE int ceil_divide(int value, int by) { return (int)(((rf_u32)value + (rf_u32)by - 1) / (rf_u32)by); }
 
 /* Run `r`; its lanes must be known, if it is a tile. */
 RF_INLINE run run_of(const arguments &my, const shared_data &shared, const rf_u32 *tile_means, int r) {
-    run found = {-1, 1, 0.0f, 0.0f, 0.0f}; /* tiles come last */
+    run found = {-1, false, 1, 0.0f, 0.0f, 0.0f}; /* tiles come last */
     float mean = 0.0f;
     if (r < my.n_features) {
         const map_feature feature = load_feature(my, r);
         mean = mean_length(my, r);
-        found.schedule = class_number(feature, mean);
+        found.schedule = class_number(my, feature, mean);
         found.slices = feature.slices;
         const float lookups = mean * (float)my.bags, rows = feature.rows;
         found.rows_a_lookup = rows / (lookups + 1.0f);
@@ -154,6 +162,7 @@ RF_INLINE run run_of(const arguments &my, const shared_data &shared, const rf_u3
         const int tile = r - my.n_features, number = my.tile_classes[tile];
         mean = __uint_as_float(*(const volatile rf_u32 *)(tile_means + tile));
         if (tile * 32 < shared.lane_end[number]) found.schedule = number;
+        found.longer = mean > 1.0f;
     }
     if (found.schedule >= 0) found.steps = steps_of(shared.classes[found.schedule], mean);
     return found;
@@ -173,7 +182,7 @@ RF_INLINE int logarithm(float value, float least, int bits) {
 /* Cuts a run into tasks of about `target`; their rank among RANKS. */
 RF_INLINE int cut(const arguments &my, const shared_data &shared, const run &one, float target,
                   run_tasks &tasks) {
-    tasks.schedule = one.schedule;
+    tasks.schedule = one.longer ? one.schedule | LONGER : one.schedule;
     tasks.all = 0;
     if (one.schedule < 0) return NO_KEY;
     const int together = shared.classes[one.schedule].together;
@@ -262,7 +271,7 @@ RF_INLINE void fill_tiles(const arguments &my, shared_data &shared, rf_u32 *tile
         if (f < my.n_features) {
             const map_feature feature = load_feature(my, f);
             mean = mean_length(my, f);
-            key = class_number(feature, mean);
+            key = class_number(my, feature, mean);
             if (key >= 0 && shared.classes[key].first_tile < 0) key = NO_KEY;
             columns = key >= 0 ? feature.columns : 0;
         }
@@ -316,10 +325,10 @@ RF_INLINE void write_tasks(const arguments &my, const run_tasks &one) {
         const int slice = one.all == one.count ? 0 : i / one.count,
                   bag = (i - slice * one.count) * one.bags_each;
         rf_bytes<16> half;
-        half.word[0] = lane % 2 == 0 ? one.number : slice;
+        half.word[0] = lane % 2 == 0 ? one.number : one.schedule & LONGER ? 1 : slice;
         half.word[1] = lane % 2 == 0 ? bag : 1 << 16; /* all of each bag */
         half.word[2] = lane % 2 == 0 ? min(bag + one.bags_each, my.bags) : 0;
-        half.word[3] = lane % 2 == 0 ? one.schedule : 0;
+        half.word[3] = lane % 2 == 0 ? one.schedule & (LONGER - 1) : 0;
         if (one.first + i < my.most_tasks) *((rf_bytes<16> *)(my.tasks + one.first + i) + lane % 2) = half;
     }
 }
