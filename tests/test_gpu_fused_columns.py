@@ -20,7 +20,7 @@ pytestmark = gpu.MARKS
 DIMS = (4, 8, 16, 32, 128, 3, 1, 17, 300, 64, 4, 4, 8)
 ROWS = 23
 ONE_LOOKUP = [2, 0, 0, 0, 0, 16]  # columns, with what is expected
-BAGS = (1, 3, 4, 5, 8, 9, 63, 64, 129, 600)
+BAGS = (1, 4, 5, 9, 64, 300)
 
 
 def problem_of(
@@ -52,14 +52,16 @@ def test_bags_of_one_lookup_or_none(dtype: torch.dtype, modes: tuple[str, ...]) 
     ways = ways_of(problem)
     weighted = (False, True) if modes == ("sum",) else (False,)
     precompile(ways, INTEGERS, INTEGERS, weighted)
-    for bags, present in itertools.product(BAGS, (1.0, 0.6)):
-        indices, offsets = lookups(bags, present)
+    for bags in BAGS:
+        indices, offsets = lookups(bags)
+        factors = torch.randn(indices.numel()) if len(weighted) > 1 else None
+        want = ways[0].run_and_check(indices, offsets)
+        weighed = None if factors is None else ways[0].run_and_check(indices, offsets, factors)
         for one, integer in itertools.product(ways, INTEGERS):
             given = indices.to(integer), offsets.to(integer)
-            one.run_and_check(*given)
-            one.run_and_check(*given, mapping=one.map(given[1]))
-            if len(weighted) > 1:
-                one.run_and_check(*given, torch.randn(indices.numel()))
+            assert torch.equal(one.run(*given), want)
+            assert torch.equal(one.run(*given, mapping=one.map(given[1])), want)
+            assert weighed is None or torch.equal(one.run(*given, factors), weighed)
     recfuse.check()
 
 
@@ -69,14 +71,15 @@ def test_some_bags_are_longer(modes: tuple[str, ...]) -> None:
     problem = problem_of(modes=modes)
     ways = ways_of(problem)
     precompile(ways)
-    for bags in (5, 70, 300):
+    for bags in (9, 70):
         for feature, bag in ((0, 0), (len(DIMS) - 1, bags - 1), (4, bags // 2), (7, 3)):
             lengths = torch.ones(len(DIMS), bags, dtype=torch.int64)
             lengths[feature, bag] = 7
             given = bags_of(lengths.tolist(), [ROWS] * len(DIMS))
+            want = ways[0].run_and_check(*given)
             for one in ways:
-                one.run_and_check(*given)
-                one.run_and_check(*given, mapping=one.map(given[1]))
+                assert torch.equal(one.run(*given), want)
+                assert torch.equal(one.run(*given, mapping=one.map(given[1])), want)
 
 
 @pytest.mark.parametrize("value", (ROWS, -1, 2**31 - 1, -(2**31), 2**40, -(2**63)))
