@@ -51,7 +51,8 @@ def test_bags_of_one_lookup_or_none(dtype: torch.dtype, modes: tuple[str, ...]) 
     problem = problem_of(dtype, modes)
     ways = ways_of(problem)
     weighted = (False, True) if modes == ("sum",) else (False,)
-    precompile(ways, INTEGERS, INTEGERS, weighted)
+    for integer in INTEGERS:
+        precompile(ways, (integer,), (integer,), weighted)
     for bags in BAGS:
         indices, offsets = lookups(bags)
         factors = torch.randn(indices.numel()) if len(weighted) > 1 else None
