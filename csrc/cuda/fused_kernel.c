@@ -26,7 +26,7 @@ static size_t key_bytes(const rf__fused_classes *classes) {
 }
 
 /* Keys that a warp hands out at once, at most: those of all its slots, as fused_ids.cuh says, or those of a tile, each
- * with its weight, as fused_columns.cuh does where it is not beside staged tables. */
+ * with its weight, as fused_column_keys.cuh does where they are not beside staged tables. */
 static int32_t keys_of_warp(const rf__fused_variant *variant, const rf__fused_class *classes, int32_t count) {
     enum { KEYS_OF_TILE = 256 };
     int32_t most = 0;
