@@ -43,6 +43,13 @@ struct rf_slots {
     }
 };
 
+/* Whether a lookup's row is there to be read. */
+RF_INLINE bool rf_wanted(RF_INDEX id, rf_rows rows, RF_INDEX padding, bool &bad) {
+    const bool inside = !RF_CHECK || rf_in_table(id, rows);
+    bad |= !inside;
+    return inside && id != padding;
+}
+
 /* Leaves keys of bags [first, last), from number `place` of them on: one in 32 of PART times 32. Returns false, and leaves
  * none, if one of these bags has more lookups than one. What is not there is loaded from the beginning, so that no load
  * waits for a look at another. */
@@ -88,8 +95,9 @@ RF_INLINE bool rf_leave_part(const rf_fused_arguments &my, const rf_slots &slots
         const int slot = place + i * 32 >> slots.log_bags;
         const rf_key rows = __shfl_sync(RF_FULL_WARP, rows_of_slot, slot);
         const rf_key padding = __shfl_sync(RF_FULL_WARP, padding_of_slot, slot);
-        const bool inside = !RF_CHECK || rf_in_table(id[i], rows), use = inside && (rf_key)id[i] != padding;
-        bad |= there[i] && !inside;
+        bool outside = false;
+        const bool use = rf_wanted(id[i], rows, (RF_INDEX)padding, outside);
+        bad |= there[i] && outside;
         keys->key[place + i * 32] = there[i] && use ? (rf_key)id[i] : RF_NO_KEY;
         if (RF_WEIGHTED) keys->scales()[place + i * 32] = scale[i];
     }

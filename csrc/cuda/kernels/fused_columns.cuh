@@ -130,13 +130,6 @@ template <class S> struct rf_longer_bags {
     }
 };
 
-/* Whether a lookup's row is there to be read. */
-RF_INLINE bool rf_wanted(RF_INDEX id, rf_rows rows, RF_INDEX padding, bool &bad) {
-    const bool inside = !RF_CHECK || rf_in_table(id, rows);
-    bad |= !inside;
-    return inside && id != padding;
-}
-
 /* Bags [first, last) of any lengths: their lanes sum each alone, row after row. The first rows of some are read at
  * once; offsets and first ids of the next ones are loaded while those are on their way. */
 template <class S>
