@@ -24,8 +24,8 @@ _fused_embedding_bag = torch.ops.recfuse.fused_embedding_bag.default
 _fused_tables = torch.ops.recfuse.fused_tables.default
 _weight_of: Callable[[dict[str, Any]], Any] = operator.itemgetter("weight")
 
-# How many tables' addresses a call without gradients looks at; the next call looks at the next ones. One costs
-# 0.1 us: a thousand, several times what the rest of the call takes on a GPU's host.
+# How many tables' addresses a call without gradients looks at; the next call looks at the next ones. A
+# thousand cost 0.1 ms to look at, several times what the rest of a call takes on a GPU's host.
 _ADDRESSES_PER_CALL = 16
 _CPU = torch.device("cpu")
 
