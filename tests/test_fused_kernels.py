@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import re
 import subprocess
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,9 +93,14 @@ JOBS = (
 )
 
 
-def test_the_models_without_spills(kernel_cache: Path) -> None:
+def compile_all(jobs: Iterable[Job]) -> list[dict[str, Any]]:
+    """Side by side."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(Job.compile, JOBS))
+        return list(pool.map(Job.compile, jobs))
+
+
+def test_the_models_without_spills(kernel_cache: Path) -> None:
+    results = compile_all(JOBS)
     print(
         f"\n{'registers':>9} {'spilled':>7} {'stack':>5} {'classes':>7} {'cubin':>7} {'seconds':>7}  kernel"
     )
@@ -115,7 +121,7 @@ def test_the_models_without_spills(kernel_cache: Path) -> None:
 
 def test_tiles_take_no_more_registers_than_pools(kernel_cache: Path) -> None:
     """Of float16, rows of which leave most: with 64, 32 warps of an SM have theirs."""
-    used = [Job(model, dtype=FLOAT16).compile()["registers"] for model in "ABCDE"]
+    used = [result["registers"] for result in compile_all(Job(model, dtype=FLOAT16) for model in "ABCDE")]
     assert max(used) <= 64, used
 
 
