@@ -19,7 +19,7 @@ enum {
     MOST_DISTANCE = 16,
     LEAST_STAGED = 2,
     VECTOR = 16,
-    LONG_BAG = 8 /* times the rows that a warp has in flight, about half of them */
+    LONG_BAG = 8 /* warps that its slots, by bucket_slots, would keep busy */
 };
 
 int32_t rf__fused_bucket(double mean) {
