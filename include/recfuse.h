@@ -43,7 +43,7 @@ typedef enum rf_status {
 RF_API const char *rf_status_text(rf_status status);
 /* Name of the Python exception a status becomes; "" for RF_OK. */
 RF_API const char *rf_status_python(rf_status status);
-/* What the last failing call on this thread found and what is allowed; "" when there was none. The
+/* What the last failing call on this thread found and what is allowed; "" when there was none. UTF-8. The
  * pointer is valid until the next failing call on this thread. */
 RF_API const char *rf_last_error(void);
 /* RECFUSE_VERSION of the library in use. */

@@ -67,6 +67,12 @@ def expected_two(arguments: Inputs) -> torch.Tensor:
     return torch.cat(columns, 1)
 
 
+def freed(tensor: torch.Tensor, elements: int = 0) -> torch.Tensor:
+    """The tensor with so many elements left in its storage."""
+    tensor.untyped_storage().resize_(elements * tensor.element_size())
+    return tensor
+
+
 LAYOUTS: dict[str, Inputs] = {
     "contiguous": {},
     "weight transposed": {"weight": torch.randn(DIM, ROWS).t()},
@@ -137,6 +143,32 @@ ONE_TABLE_ERRORS: dict[str, tuple[Inputs, str, str]] = {
         "",
     ),
     "padding_idx": ({"padding_idx": ROWS}, "ValueError", "padding_idx is 100"),
+    "mode with a zero": ({"mode": "sum\0garbage"}, "ValueError", 'mode is "sum" with a zero byte'),
+    "bounds_check with a zero": (
+        {"bounds_check": "off\0"},
+        "ValueError",
+        'bounds_check is "off" with a zero byte',
+    ),
+    "schedule with a zero": ({"schedule": "\0x"}, "ValueError", 'schedule is "" with a zero byte'),
+    "weight freed": ({"weight": freed(torch.randn(ROWS, DIM))}, "ValueError", "weight has no memory"),
+    "weight cut": ({"weight": freed(torch.randn(ROWS, DIM), 1199)}, "ValueError", "weight has no memory"),
+    "weight with wide rows, cut": (
+        {"weight": freed(torch.randn(ROWS, 2 * DIM)[:, 3 : 3 + DIM], 2000)},
+        "ValueError",
+        "weight has no memory",
+    ),
+    "indices freed": ({"indices": freed(torch.zeros(LOOKUPS).long())}, "ValueError", "indices has no memory"),
+    "offsets freed": ({"offsets": freed(torch.zeros(3).long())}, "ValueError", "offsets has no memory"),
+    "sample weights freed": (
+        {"per_sample_weights": freed(torch.rand(LOOKUPS))},
+        "ValueError",
+        "per_sample_weights has no memory",
+    ),
+    "sample weights freed float16": (
+        {"per_sample_weights": freed(torch.rand(LOOKUPS).half())},
+        "ValueError",
+        "per_sample_weights has no memory",
+    ),
 }
 TWO_TABLES_ERRORS: dict[str, tuple[Inputs, str, str]] = {
     "buffer dims": ({"buffers": [torch.randn(4, 4)]}, "ValueError", "buffers has 2 dim"),
@@ -159,4 +191,22 @@ TWO_TABLES_ERRORS: dict[str, tuple[Inputs, str, str]] = {
     "indices range": ({"indices": torch.full((40,), 30)}, "IndexError", ""),
     "sample weights with mean": ({"per_sample_weights": torch.rand(40)}, "NotImplementedError", ""),
     "bounds_check": ({"bounds_check": ""}, "ValueError", "bounds_check is"),
+    "bounds_check with a zero": ({"bounds_check": "on\0"}, "ValueError", 'bounds_check is "on" with a zero'),
+    "buffer freed": ({"buffers": [freed(torch.randn(440))]}, "ValueError", "buffers has no memory"),
+    "features freed": ({"features": freed(two_tables()["features"])}, "ValueError", "features has no memory"),
+    "features transposed, freed": (
+        {"features": freed(torch.zeros(7, 2).long().t())},
+        "ValueError",
+        "features has no memory",
+    ),
+    "indices freed": ({"indices": freed(torch.zeros(40).long())}, "ValueError", "indices has no memory"),
+    "offsets freed": ({"offsets": freed(torch.zeros(7).long())}, "ValueError", "offsets has no memory"),
+    "sample weights freed": (
+        {
+            "per_sample_weights": freed(torch.rand(40)),
+            "features": two_tables()["features"] * torch.tensor([1, 1, 1, 1, 0, 1, 1]),
+        },
+        "ValueError",
+        "per_sample_weights has no memory",
+    ),
 }

@@ -27,6 +27,7 @@ from library_cases import (
     Inputs,
     expected_one,
     expected_two,
+    freed,
     one_table,
     two_tables,
 )
@@ -148,6 +149,20 @@ def test_fused_errors(name: str) -> None:
     with pytest.raises(RuntimeError) as raised:
         OPS.fused_embedding_bag(**two_tables(**changes))
     assert str(raised.value).startswith(f"{kind}: recfuse.fused_embedding_bag: {detail}")
+
+
+@pytest.mark.parametrize("shift", range(4))
+@pytest.mark.parametrize("character", "\u00e9\u20ac\U0001f600")
+def test_a_text_that_is_cut_stays_valid(shift: int, character: str) -> None:
+    """The limit of 4,095 bytes falls on each byte of a character of two, three and four bytes."""
+    with pytest.raises(RuntimeError, match=f"^ValueError: .*{character}") as raised:
+        OPS.embedding_bag(**one_table(mode="x" * shift + character * 3000))
+    assert len(str(raised.value).encode()) > 3000
+
+
+def test_freed_tensors_without_elements_are_fine() -> None:
+    nothing, offsets = freed(torch.zeros(0).long()), torch.zeros(2).long()
+    assert not OPS.embedding_bag(**one_table(indices=nothing, offsets=offsets)).any()
 
 
 def test_an_output_too_large_is_an_error() -> None:

@@ -3,6 +3,7 @@
 #include "methods.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "bag_lookups.h"
 #include "cuda/fused_map_device.h"
@@ -91,6 +92,10 @@ static int lists_read(PyObject *batches, PyObject *schedules, const rf_embedding
         Py_ssize_t length;
         const char *text = PyUnicode_AsUTF8AndSize(PyList_GetItem(schedules, (Py_ssize_t)s), &length);
         if (text == NULL) return -1;
+        if (strlen(text) != (size_t)length) {
+            PyErr_SetString(PyExc_ValueError, "embedding_bag_measure: a schedule has a zero byte");
+            return -1;
+        }
         const rf_status status = rf_embedding_bag_schedule_parse(text, &parsed[s]);
         if (status != RF_OK) {
             rf__py_raise(status, "embedding_bag_measure");

@@ -55,6 +55,7 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
     X(int32_t, torch_delete_list, (StableListHandle list))                                                \
     X(int32_t, torch_new_string_handle, (const char *data, size_t length, StringHandle *string))          \
     X(int32_t, torch_string_c_str, (StringHandle string, const char **data))                              \
+    X(int32_t, torch_string_length, (StringHandle string, size_t *length))                                \
     X(int32_t, torch_delete_string, (StringHandle string))                                                \
     /* tensors; sizes, strides and data are borrowed */                                                   \
     X(int32_t, aoti_torch_get_dim, (AtenTensorHandle tensor, int64_t *dim))                               \
@@ -64,6 +65,9 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
     X(int32_t, aoti_torch_get_device_type, (AtenTensorHandle tensor, int32_t *device_type))               \
     X(int32_t, aoti_torch_get_device_index, (AtenTensorHandle tensor, int32_t *device_index))             \
     X(int32_t, aoti_torch_device_type_cpu, (void))                                                        \
+    X(int32_t, aoti_torch_get_storage_offset, (AtenTensorHandle tensor, int64_t *elements))               \
+    X(int32_t, aoti_torch_get_storage_size, (AtenTensorHandle tensor, int64_t *bytes))                    \
+    X(size_t, aoti_torch_dtype_element_size, (int32_t dtype))                                             \
     X(int32_t, torch_get_const_data_ptr, (AtenTensorHandle tensor, const void **data))                    \
     X(int32_t, torch_get_mutable_data_ptr, (AtenTensorHandle tensor, void **data))                        \
     X(int32_t, aoti_torch_empty_strided,                                                                  \

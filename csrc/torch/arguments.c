@@ -25,7 +25,7 @@ out:
 rf_status rf__bounds_check_parse(StringHandle string, bool *check) {
     rf_status status = RF_OK;
     const char *text = NULL;
-    RF__TORCH_TRY(torch_string_c_str(string, &text));
+    RF_TRY(rf__string_read("bounds_check", string, &text));
     *check = strcmp(text, "on") == 0;
     if (!*check && strcmp(text, "off") != 0) {
         return rf__fail(RF_ERR_VALUE, "bounds_check is \"%s\", must be \"on\" or \"off\"", text);

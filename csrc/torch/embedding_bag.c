@@ -23,7 +23,7 @@ static rf_status pooling_parse(StringHandle string, rf_pooling *pooling) {
     static const char *const names[] = {[RF_SUM] = "sum", [RF_MEAN] = "mean", [RF_MAX] = "max"};
     rf_status status = RF_OK;
     const char *text = NULL;
-    RF__TORCH_TRY(torch_string_c_str(string, &text));
+    RF_TRY(rf__string_read("mode", string, &text));
     for (rf_pooling known = RF_SUM; known <= RF_MAX; known++) {
         if (strcmp(text, names[known]) == 0) {
             *pooling = known;
@@ -59,7 +59,7 @@ static rf_status schedule_read(StringHandle string, int64_t prefetch_distance,
     rf_status status = RF_OK;
     const char *text = NULL;
     RF_TRY(rf__prefetch_distance_parse(prefetch_distance, &params->prefetch_distance));
-    RF__TORCH_TRY(torch_string_c_str(string, &text));
+    RF_TRY(rf__string_read("schedule", string, &text));
     RF_TRY(rf_embedding_bag_schedule_parse(text, schedule));
     if (params->prefetch_distance > 0) {
         enum { MOST = 64 };

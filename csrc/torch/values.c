@@ -81,6 +81,18 @@ rf_status rf__torch_status(int32_t code, const char *call) {
     return rf__fail(RF_ERR_INTERNAL, "libtorch's %.*s failed: %s", (int)strcspn(call, "("), call, why);
 }
 
+rf_status rf__string_read(const char *argument, StringHandle string, const char **text) {
+    rf_status status = RF_OK;
+    size_t length = 0;
+    RF__TORCH_TRY(torch_string_c_str(string, text));
+    RF__TORCH_TRY(torch_string_length(string, &length));
+    if (strlen(*text) == length) return RF_OK;
+    status =
+        rf__fail(RF_ERR_VALUE, "%s is \"%s\" with a zero byte behind it, must have none", argument, *text);
+out:
+    return status;
+}
+
 static rf_status tensor_look(AtenTensorHandle handle, rf__tensor *tensor) {
     rf_status status = RF_OK;
     int64_t *sizes = NULL, *strides = NULL;
@@ -108,6 +120,27 @@ bool rf__place_is_cpu(const rf__place *place) { return place->type == aoti_torch
 
 rf__place rf__place_of_cpu(void) { return (rf__place){aoti_torch_device_type_cpu(), -1}; }
 
+/* The storage of a tensor can be freed or made smaller under it: untyped_storage().resize_(0). */
+static rf_status memory_check(const rf__tensor *tensor) {
+    rf_status status = RF_OK;
+    int64_t last = 0, offset = 0, has = 0, needs = 0;
+    for (int64_t d = 0; d < tensor->dim; d++) {
+        if (tensor->sizes[d] == 0) return RF_OK;
+        last += (tensor->sizes[d] - 1) * tensor->strides[d];
+    }
+    RF__TORCH_TRY(aoti_torch_get_storage_offset(tensor->handle, &offset));
+    RF__TORCH_TRY(aoti_torch_get_storage_size(tensor->handle, &has));
+    needs = (offset + last + 1) * (int64_t)aoti_torch_dtype_element_size(tensor->dtype);
+    if (tensor->data != NULL && needs <= has) return RF_OK;
+    status = rf__fail(
+        RF_ERR_VALUE,
+        "%s has no memory for its elements: they need %lld bytes of its storage, which has %lld; was "
+        "the storage freed or resized?",
+        tensor->argument, (long long)needs, (long long)has);
+out:
+    return status;
+}
+
 rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, const rf__place *place,
                           rf__tensor *tensor) {
     rf_status status = RF_OK;
@@ -126,6 +159,7 @@ rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t
         return rf__fail(RF_ERR_VALUE, "%s has %lld dimensions, must have %lld", argument,
                         (long long)tensor->dim, (long long)dim);
     }
+    RF_TRY(memory_check(tensor));
 out:
     return status;
 }

@@ -51,7 +51,10 @@ typedef struct rf__tensor {
     rf__place place;
 } rf__tensor;
 
-/* Looks at `handle`. RF_ERR_VALUE unless it is at `place` and has `dim` dimensions. */
+/* Text of a string that has no zero inside, borrowed; RF_ERR_VALUE otherwise. */
+rf_status rf__string_read(const char *argument, StringHandle string, const char **text);
+
+/* Looks at `handle`. RF_ERR_VALUE unless it is at `place`, has `dim` dimensions, and memory for its elements. */
 rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, const rf__place *place,
                           rf__tensor *tensor);
 /* Replaces `tensor` by a contiguous copy as `dtype` unless it is contiguous and has it. A copy is also
