@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import numpy as np
 import torch
 
 from recfuse._fused_schedule import FusedSchedule
-from recfuse._plan_parts import PlanError
+from recfuse._plan_file import MOST_ITEMS, PlanError, shown
+from recfuse._plan_parts import DType, Integer, Mode, row_bytes
 
 if TYPE_CHECKING:
     from recfuse.collection_plan import CollectionPlan
@@ -24,12 +25,10 @@ PARTS_OF_A_LOOKUP = 16
 """Expected lookups of a bag are counted in sixteenths."""
 ALWAYS_EMPTY = -1
 """Expected lookups of a feature whose bags are surely empty."""
-_DTYPES = ("float32", "float16", "bfloat16")  # by the codes of `_C`
-_INTEGERS = ("int32", "int64")
-_MODES = ("sum", "mean", "max")
+_DTYPES, _MODES, _INTEGERS = get_args(DType), get_args(Mode), get_args(Integer)  # by the codes of `_C`
 _BASE = 1 << 20  # an address that buffers may have; nothing is read there
-_RUN = re.compile(r"(-?\d{1,10})(?:\*(\d{1,8}))?")
-_MOST_FEATURES = 10_000_000
+_WORD = re.compile(r"\S+")
+_RUN = re.compile(r"(-?\d{1,10})(?:\*(\d{1,8}))?", re.ASCII)
 
 Item = TypeVar("Item")
 
@@ -40,22 +39,22 @@ class FeatureTable:
 
     rows: int
     dim: int
-    dtype: str
-    mode: str
+    dtype: DType
+    mode: Mode
     padded: bool
 
     @property
     def row_bytes(self) -> int:
         """Of one row."""
-        return self.dim * (4 if self.dtype == "float32" else 2)
+        return row_bytes(self.dim, self.dtype)
 
 
 @dataclass(frozen=True)
 class CallForm:
     """Types of the tensors of a call."""
 
-    indices: str
-    offsets: str
+    indices: Integer
+    offsets: Integer
     weighted: bool
 
 
@@ -104,17 +103,17 @@ def runs(values: Iterable[int]) -> str:
 
 
 def of_runs(text: Any, where: str) -> list[int]:
-    """The integers that a text of `runs` gives; PlanError when it gives none, or too many."""
+    """The integers that a text of `runs` gives; PlanError when it gives none, or more than `MOST_ITEMS`."""
     if not isinstance(text, str):
-        raise PlanError(f"recfuse.Plan: {where} is {text!r}, must be str")
+        raise PlanError(f"recfuse.Plan: {where} is {shown(text)}, must be str")
     values: list[int] = []
-    for word in text.split():
-        match = _RUN.fullmatch(word)
+    for word in _WORD.finditer(text):  # one by one: a long text is not split as a whole
+        match = _RUN.fullmatch(word[0])
         count = int(match[2] or 1) if match else 0
-        if match is None or count < 1 or len(values) + count > _MOST_FEATURES:
+        if match is None or count < 1 or len(values) + count > MOST_ITEMS:
             raise PlanError(
-                f"recfuse.Plan: {where} has {word!r}, must have integers or value*count, for "
-                f"{_MOST_FEATURES:,} features at most"
+                f"recfuse.Plan: {where} has {shown(word[0])}, must have integers or value*count, for "
+                f"{MOST_ITEMS:,} features at most"
             )
         values.extend([int(match[1])] * count)
     return values

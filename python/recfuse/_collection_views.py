@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 12  # schedules that the legend of a figure names
 _MOST_LISTED = 40  # pairs of class and schedule that a report lists
+_MOST_CLASSES = 60  # that a figure has bars of
 
 
 def report(plan: CollectionPlan) -> str:
@@ -82,14 +83,24 @@ def _bars(axes: Axes, plan: CollectionPlan) -> None:
     total: Counter[str] = Counter()
     for own in counts.values():
         total.update(own)
+    title = "schedules of each class"
+    if len(counts) > _MOST_CLASSES:
+        title += f" ({_MOST_CLASSES} of {len(counts):,}, those with the most features)"
+        most = set(sorted(counts, key=lambda name: -counts[name].total())[:_MOST_CLASSES])
+        counts = {name: own for name, own in counts.items() if name in most}
     below = dict.fromkeys(counts, 0)
     named = [text for text, _ in total.most_common(_MOST_NAMED)]
-    for text, _ in total.most_common():
-        heights = [own[text] for own in counts.values()]
-        label = {"label": text or "default"} if text in named else {"color": "lightgray"}
+    for text in [*named, None]:
+        heights = [
+            sum(count for other, count in own.items() if other not in named) if text is None else own[text]
+            for own in counts.values()
+        ]
+        if text is None and not any(heights):
+            continue
+        label = {"label": "others", "color": "lightgray"} if text is None else {"label": text or "default"}
         axes.bar(list(counts), heights, bottom=list(below.values()), **label)
         below = {name: below[name] + height for name, height in zip(counts, heights, strict=True)}
-    axes.set(ylabel="features", title="schedules of each class")
+    axes.set(ylabel="features", title=title)
     axes.tick_params(axis="x", rotation=30)
     axes.legend(fontsize="x-small")
 

@@ -1,26 +1,24 @@
-"""The parts of a `Plan`, how they are read from JSON, and the device that a plan is for."""
+"""The parts of a `Plan`, and the device that a plan is for."""
 
 from __future__ import annotations
 
 import functools
-import json
-import os
-import tempfile
-import types
-from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from recfuse.errors import ArgumentValueError
+from recfuse._plan_file import PlanError
 
-VERSION = 1
-"""Of the file format."""
-
-
-class PlanError(ArgumentValueError):
-    """A file is no plan, or not one that this version understands."""
+DType = Literal["float32", "float16", "bfloat16"]
+"""Of a table, in the order of the codes of `_C`."""
+Mode = Literal["sum", "mean", "max"]
+"""In the order of the codes of `_C`."""
+Integer = Literal["int32", "int64"]
+"""Of indices and offsets, in the order of the codes of `_C`."""
+_MOST_BYTES = 1 << 62  # of all tables
+_MOST_COLUMNS = (1 << 31) - 1  # of one
 
 
 @dataclass(frozen=True)
@@ -41,20 +39,19 @@ class Table:
 
     rows: int
     dim: int
-    dtype: str
-    mode: str
+    dtype: DType
+    mode: Mode
     padded: bool
     weighted: bool
-    indices: str
-    offsets: str
+    indices: Integer
+    offsets: Integer
 
 
 @dataclass(frozen=True)
 class Device:
     """What it was tuned on."""
 
-    type: str
-    """"cuda" or "cpu"."""
+    type: Literal["cuda", "cpu"]
     name: str
     arch: str
     """As in "sm_90a"; on the CPU the instruction set."""
@@ -110,77 +107,24 @@ def differences(before: Device, now: Device) -> list[str]:
     ]
 
 
-def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What the file of a plan of any kind holds, of a version that is known.
-
-    Raises:
-        OSError: it cannot be read. PlanError: it is no plan, or a newer one.
-    """
-    try:
-        record = json.loads(Path(path).read_text())
-    except ValueError as error:
-        raise PlanError(f"recfuse.Plan: {path} is not JSON: {error}") from error
-    if not isinstance(record, dict) or not isinstance(record.get("recfuse_plan"), int):
-        raise PlanError(f'recfuse.Plan: {path} has no number under "recfuse_plan": it is no plan')
-    if record["recfuse_plan"] > VERSION:
-        raise PlanError(
-            f"recfuse.Plan: {path} is of format {record['recfuse_plan']}, this recfuse knows up to "
-            f"{VERSION}; update recfuse, or tune again with this one"
-        )
-    return record
+def row_bytes(dim: int, dtype: str) -> int:
+    """Of a row of a table."""
+    return dim * (4 if dtype == "float32" else 2)
 
 
-def write_file(path: str | os.PathLike[str], record: dict[str, Any]) -> None:
-    """Writes JSON whole, or leaves the file that is there as it is."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(record, file, indent=2, allow_nan=False)
-            file.write("\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+def check_sizes(tables: Iterable[tuple[str, int, int, str]]) -> None:
+    """Raises PlanError where tables (name, rows, dim, dtype) fit in no memory."""
+    total = 0
+    for name, rows, dim, dtype in tables:
+        if dim > _MOST_COLUMNS:
+            raise PlanError(f"{name}.dim is {dim}, must be {_MOST_COLUMNS} at most")
+        total += rows * row_bytes(dim, dtype)
+        if total > _MOST_BYTES:
+            raise PlanError(f"{name}.rows is {rows}; all tables must have {_MOST_BYTES} bytes at most")
 
 
-_KINDS: dict[Any, tuple[type, ...]] = {
-    str: (str,),
-    bool: (bool,),
-    int: (int,),
-    float: (int, float),
-    float | None: (int, float, type(None)),
-}
-
-
-def read(kind: Any, record: Any, where: str) -> Any:
-    """An object of a dataclass from what JSON gave; `where` leads to it in an error. A field whose type is
-    Any is not in the file.
-    """
-    if not isinstance(record, dict):
-        raise PlanError(f"recfuse.Plan: {where.rstrip('.')} is {record!r}, must be an object")
-    types_of, values = get_type_hints(kind), {}
-    for one in fields(kind):
-        if types_of[one.name] is Any:
-            continue
-        if one.name not in record:
-            raise PlanError(f"recfuse.Plan: {where}{one.name} is missing")
-        values[one.name] = _value(types_of[one.name], record[one.name], f"{where}{one.name}")
-    return kind(**values)
-
-
-def _value(kind: Any, value: Any, where: str) -> Any:
-    """A value of the type of a field: of `_KINDS`, a dataclass, one or None, or a list of any of these."""
-    if get_origin(kind) is types.UnionType and kind not in _KINDS:
-        return None if value is None else _value(get_args(kind)[0], value, where)
-    if is_dataclass(kind):
-        return read(kind, value, f"{where}.")
-    if get_origin(kind) is list:
-        if not isinstance(value, list):
-            raise PlanError(f"recfuse.Plan: {where} is {value!r}, must be a list")
-        return [_value(get_args(kind)[0], each, f"{where}[{at}]") for at, each in enumerate(value)]
-    if not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind is not bool):
-        name = "float | null" if kind == float | None else kind.__name__
-        raise PlanError(f"recfuse.Plan: {where} is {value!r}, must be {name}")
-    return value
+def check_times(default_us: float, best_us: float) -> None:
+    """Raises PlanError for times that nothing takes."""
+    for name, us in (("default_us", default_us), ("best_us", best_us)):
+        if not us > 0:
+            raise PlanError(f"{name} is {us}, must be above 0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from recfuse.plan import Plan
 
 _WIDTH = 140  # columns of the report
+_MOST_DECISIONS = 2000  # that a report lists
+# Control characters, which a terminal would obey, and halves of surrogate pairs, which have no UTF-8.
+_UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def report(plan: Plan) -> str:
@@ -31,24 +35,31 @@ def render(summary: Iterable[tuple[str, str]], decisions: Sequence[Decision]) ->
     head = Table(show_header=False, box=None, pad_edge=False)
     head.add_column(style="bold", no_wrap=True)
     head.add_column(overflow="fold")
-    for line in summary:
-        head.add_row(*line)
+    for name, line in summary:
+        head.add_row(name, _printable(line))
     steps = Table("step", "candidate", "us", "kept", "why", title="decisions")
     steps.columns[2].justify = "right"
-    for one in decisions:
+    for one in decisions[:_MOST_DECISIONS]:
         steps.add_row(
-            one.step,
-            one.candidate or "default",
+            _printable(one.step),
+            _printable(one.candidate) or "default",
             "" if one.us is None else f"{one.us:.2f}",
             "kept" if one.kept else "",
-            one.why,
+            _printable(one.why),
         )
     text = io.StringIO()
-    console = Console(file=text, width=_WIDTH, highlight=False, markup=False)
+    console = Console(file=text, width=_WIDTH, highlight=False, markup=False, emoji=False)
     console.print(head)
     if decisions:
         console.print(steps)
+    if len(decisions) > _MOST_DECISIONS:
+        console.print(f"and {len(decisions) - _MOST_DECISIONS:,} more, in decisions of the plan")
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().split("\n"))
+
+
+def _printable(text: str) -> str:
+    """The text with escapes for characters that do not print."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def device_lines(device: Device, created: str, seconds: float) -> list[tuple[str, str]]:
@@ -66,7 +77,7 @@ def _summary(plan: Plan) -> list[tuple[str, str]]:
         share = f"{plan.pinned.l2_fraction:.0%} of L2"
         pinned = f"the hottest {plan.pinned.rows:,} rows, at most {share}, before every call"
     times = f"default {plan.default_us:.2f} us, plan {plan.best_us:.2f} us: {plan.speedup:.2f}x"
-    if plan.floor_us:
+    if plan.floor_us and plan.best_us:
         times += f"; each byte once at copy speed {plan.floor_us:.2f} us ({plan.floor_us / plan.best_us:.0%})"
     return [
         ("schedule", plan.schedule or "the defaults"),

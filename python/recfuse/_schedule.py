@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
@@ -9,7 +10,14 @@ from typing import Any, ClassVar, TypeVar
 STATIONS = ("none", "register", "shared", "local", "l1")
 """Where rows in flight wait until they are summed."""
 
+_NUMBER = re.compile(r"[0-9]{1,10}")
+_MOST_SHOWN = 100  # characters of a text in an error
+
 AnySchedule = TypeVar("AnySchedule", bound="ScheduleText")
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
 
 
 @dataclass(frozen=True)
@@ -17,7 +25,7 @@ class ScheduleText:
     """The text of every kind of schedule; fields that are None are not in it."""
 
     _WORDS: ClassVar[Mapping[str, Sequence[str]]] = {"station": STATIONS}  # of fields that are no numbers
-    _NUMBERS: ClassVar[tuple[float, float]] = 0, float("inf")  # the least, and what all are less than
+    _NUMBERS: ClassVar[tuple[int, int]] = 0, 2**31  # the least, and what all are less than
 
     @classmethod
     def parse(cls: type[AnySchedule], text: str) -> AnySchedule:
@@ -25,18 +33,17 @@ class ScheduleText:
         given: dict[str, Any] = {}
         names = [field.name for field in fields(cls)]
         least, end = cls._NUMBERS
-        for word in text.split():
+        whole = f"schedule {_short(text)}"
+        for word in filter(None, text.split(" ")):  # as the C library splits it
             name, _, value = word.partition("=")
             if name not in names or name in given:
-                raise ValueError(
-                    f"schedule {text!r}: {word!r} is none of, or the second of: {', '.join(names)}"
-                )
+                raise ValueError(f"{whole}: {_short(word)} is none of, or the second of: {', '.join(names)}")
             allowed = cls._WORDS.get(name)
             if allowed and value not in allowed:
-                raise ValueError(f"schedule {text!r}: {name} is {value!r}, allowed are {', '.join(allowed)}")
-            if not allowed and not (value.isdecimal() and least <= int(value) < end):
-                must = f"must be a whole number{f' >= {least}' if least else ''}"
-                raise ValueError(f"schedule {text!r}: {name} is {value!r}, {must}")
+                raise ValueError(f"{whole}: {name} is {_short(value)}, allowed are {', '.join(allowed)}")
+            if not allowed and not (_NUMBER.fullmatch(value) and least <= int(value) < end):
+                must = f"must be a whole number from {least} to {end - 1}"
+                raise ValueError(f"{whole}: {name} is {_short(value)}, {must}")
             given[name] = value if allowed else int(value)
         return cls(**given)
 

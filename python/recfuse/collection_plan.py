@@ -32,16 +32,14 @@ from recfuse._collection_parts import (
     tables_of,
 )
 from recfuse._fused_schedule import FusedSchedule
+from recfuse._plan_file import VERSION, PlanError, path_of, read, read_file, shown, write_file
 from recfuse._plan_parts import (
-    VERSION,
     Decision,
     Device,
-    PlanError,
+    check_sizes,
+    check_times,
     describe_device,
     differences,
-    read,
-    read_file,
-    write_file,
 )
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.packed import PackedModule
@@ -139,29 +137,29 @@ class CollectionPlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file, or leaves the one that is there as it is."""
+        where = path_of(path, "recfuse.Plan.save")
         record = {"recfuse_plan": VERSION, "kind": KIND, **asdict(self)}
         record |= {name: runs(record[name]) for name in _PER_FEATURE}
-        write_file(path, record)
+        write_file(where, record)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CollectionPlan:
         """Reads a file, as :meth:`recfuse.Plan.load` does; one for a single table is refused."""
+        path = path_of(path, "recfuse.Plan.load")
         return cls.of_record(read_file(path), path)
 
     @classmethod
-    def of_record(cls, record: dict[str, Any], path: str | os.PathLike[str]) -> CollectionPlan:
+    def of_record(cls, record: dict[str, Any], path: str) -> CollectionPlan:
         """The plan that the contents of a file are.
 
         Raises:
             ValueError: they are none; names the file and the key.
         """
         if record.get("kind") != KIND:
-            raise PlanError(f'recfuse.Plan: {path} is a plan for {record.get("kind")!r}, not for "{KIND}"')
-        given = dict(record)
-        for name in _PER_FEATURE:
-            if name in given:
-                given[name] = of_runs(given[name], f"{path}: {name}")
-        plan = read(cls, given, f"{path}: ")
+            found = shown(record.get("kind"))
+            raise PlanError(f'recfuse.Plan: {path} is a plan for {found}, not for "{KIND}"')
+        given = {name: of_runs(record[name], f"{path}: {name}") for name in _PER_FEATURE if name in record}
+        plan = read(cls, record, f"{path}: ", given)
         try:
             plan._check()
         except ValueError as error:
@@ -169,19 +167,28 @@ class CollectionPlan:
         return plan
 
     def _check(self) -> None:
-        for name, lengths in (("schedule_of", self.schedule_of), ("expected", self.expected)):
-            if len(lengths) != self.features:
-                raise ValueError(f"{name} has {len(lengths)} features, table_of has {self.features}")
-        for name, places, known in (
-            ("schedule_of", self.schedule_of, self.schedules),
-            ("table_of", self.table_of, self.tables),
+        if not self.features:
+            raise ValueError("table_of is empty, must have a table for each feature")
+        for name, values in (("schedule_of", self.schedule_of), ("expected", self.expected)):
+            if len(values) != self.features:
+                raise ValueError(f"{name} has {len(values)} features, table_of has {self.features}")
+        for name, places, what, known in (
+            ("schedule_of", self.schedule_of, "schedules", self.schedules),
+            ("table_of", self.table_of, "tables", self.tables),
         ):
+            if len(known) > self.features:
+                raise ValueError(
+                    f"{what} has {len(known)} items, must have {self.features} at most: one a feature"
+                )
             if wrong := [place for place in places if not 0 <= place < len(known)]:
                 raise ValueError(f"{name} has {wrong[0]}, must be below {len(known)}")
         if wrong := [value for value in self.expected if value < ALWAYS_EMPTY or value >= 2**31]:
             raise ValueError(f"expected has {wrong[0]}, must be from -1 to {2**31 - 1}")
         if not 0 <= self.warps <= _MOST_WARPS:
             raise ValueError(f"warps is {self.warps}, must be from 0 to {_MOST_WARPS}")
+        check_times(self.default_us, self.best_us)
+        own = [(f"tables[{at}]", one.rows, one.dim, one.dtype) for at, one in enumerate(self.tables)]
+        check_sizes(own[place] for place in self.table_of)
         for number, text in enumerate(self.schedules):
             try:
                 FusedSchedule.parse(text)

@@ -16,18 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from recfuse._batches import Hotness, batches_of, hotness
+from recfuse._plan_file import VERSION, PlanError, path_of, read, read_file, shown, write_file
 from recfuse._plan_parts import (
-    VERSION,
     Decision,
     Device,
     Pinned,
-    PlanError,
     Table,
+    check_sizes,
+    check_times,
     describe_device,
     differences,
-    read,
-    read_file,
-    write_file,
 )
 from recfuse._schedule import Schedule
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
@@ -102,33 +100,47 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file, or leaves the one that is there as it is."""
+        where = path_of(path, "recfuse.Plan.save")
         record = {"recfuse_plan": VERSION, "kind": KIND, **asdict(self)}
         del record["hottest"]
-        write_file(path, record)
+        write_file(where, record)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan | CollectionPlan:
         """Reads a file; one that is of a collection gives a :class:`recfuse.CollectionPlan`.
+
+        A file has 16 MiB at most, and lists of 100,000 items at most.
 
         Raises:
             OSError: it cannot be read. ValueError: it is no plan, or a newer one; names the file and the key.
         """
         from recfuse import collection_plan
 
+        path = path_of(path, "recfuse.Plan.load")
         record = read_file(path)
         if record.get("kind") == collection_plan.KIND:
             return collection_plan.CollectionPlan.of_record(record, path)
         if record.get("kind") != KIND:
             raise PlanError(
-                f"recfuse.Plan: {path} is a plan for {record.get('kind')!r}, this recfuse knows "
+                f"recfuse.Plan: {path} is a plan for {shown(record.get('kind'))}, this recfuse knows "
                 f'"{KIND}" and "{collection_plan.KIND}"'
             )
         plan = read(cls, record, f"{path}: ")
         try:
-            Schedule.parse(plan.schedule)
+            plan._check()
         except ValueError as error:
-            raise PlanError(f"recfuse.Plan: {path}: schedule: {error}") from error
+            raise PlanError(f"recfuse.Plan: {path}: {error}") from error
         return plan
+
+    def _check(self) -> None:
+        check_times(self.default_us, self.best_us)
+        check_sizes([("table", self.table.rows, self.table.dim, self.table.dtype)])
+        if self.pinned is not None and not 0 < self.pinned.l2_fraction <= 1:
+            raise ValueError(f"pinned.l2_fraction is {self.pinned.l2_fraction}, must lie in (0, 1]")
+        try:
+            Schedule.parse(self.schedule)
+        except ValueError as error:
+            raise ValueError(f"schedule: {error}") from error
 
     def apply(self, module: torch.nn.Module, trace: Any = None) -> None:
         """Makes a module run by this plan. Warns where the plan was made for another table or device.

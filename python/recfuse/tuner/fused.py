@@ -173,8 +173,8 @@ def _resumed(state: State, finished: Finished, warps: int) -> Local | None:
         return None
     try:
         schedules = rows_of(record["schedules"], state.defaults.shape)
-        groups = [Group(**group) for group in record["groups"]]
-    except (KeyError, TypeError, ValueError) as error:
+        groups = [Group.of(group, len(schedules)) for group in record["groups"]]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         state.note(f"local {warps}", "", None, False, f"not resumed, damaged: {error}")
         return None
     state.note(f"local {warps}", f"{len(groups)} groups", None, True, "taken from an earlier run")

@@ -11,11 +11,13 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recfuse._collection_parts import PARTS_OF_A_LOOKUP, schedule_text
+from recfuse._collection_parts import FIELDS, PARTS_OF_A_LOOKUP, schedule_text
+from recfuse._plan_file import shown
 from recfuse.tuner.fused_candidates import FeatureClass, Unit, mixtures, units_of
 from recfuse.tuner.fused_state import State
 
@@ -36,6 +38,17 @@ class Group:
     features: list[int]
     ranked: list[list[int]]  # rows of schedules
     cycles: float  # of the best, over all features
+
+    @classmethod
+    def of(cls, record: dict[str, Any], features: int) -> Group:
+        """From a record of a file; KeyError, TypeError, ValueError, OverflowError where it is none."""
+        own = np.array(record["features"], np.int64)
+        ranked = np.array(record["ranked"], np.int32)
+        if own.ndim != 1 or ((own < 0) | (own >= features)).any():
+            raise ValueError(f"a group has features {shown(own.tolist())}, must be below {features}")
+        if ranked.size and (ranked.ndim != 2 or ranked.shape[1] != FIELDS):
+            raise ValueError(f"a group has ranked schedules {list(ranked.shape)}, must be [n, {FIELDS}]")
+        return cls(str(record["name"]), own.tolist(), ranked.tolist(), float(record["cycles"]))
 
 
 @dataclass

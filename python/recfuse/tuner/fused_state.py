@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recfuse._collection_parts import CollectionTrace, of_runs, runs
-from recfuse._plan_parts import Decision, Device, PlanError, write_file
+from recfuse._plan_file import PlanError, path_of, read_json, write_file
+from recfuse._plan_parts import Decision, Device
 from recfuse.errors import ArgumentValueError
 from recfuse.tuner.fused_compile import Compiler
 from recfuse.tuner.fused_problem import FusedBench, FusedProblem
@@ -65,15 +66,16 @@ class Finished:
         Raises:
             ValueError: a file of something else is there, which is not to be overwritten.
         """
-        self._path, self._identity = path, identity
+        self._path = None if path is None else path_of(path, "recfuse.tune: resume")
+        self._identity = identity
         self._records: dict[str, Any] = {}
         self.foreign = False
         """The file was made for something else; it will be overwritten."""
-        if path is None or not Path(path).exists():
+        if self._path is None or not Path(self._path).exists():
             return
         try:
-            found = json.loads(Path(path).read_text())
-        except ValueError:
+            found = read_json(self._path, "recfuse.tune: resume")
+        except PlanError:
             found = None
         if not isinstance(found, dict) or not isinstance(found.get("recfuse_tuning"), int):
             raise ArgumentValueError(
@@ -93,7 +95,8 @@ class Finished:
         self._records[str(warps)] = record
         if self._path is not None:
             head = {"recfuse_tuning": _FORMAT, "identity": self._identity}
-            write_file(self._path, {**head, "occupancies": self._records})
+            record = {**head, "occupancies": self._records}
+            write_file(self._path, record, "recfuse.tune: resume")
 
 
 def identity(problem: FusedProblem, trace: CollectionTrace, device: Device, seed: int) -> str:
@@ -116,7 +119,7 @@ def rows_of(record: Any, shape: Sequence[int]) -> NDArray[np.int32]:
     try:
         places = of_runs(record["of"], "of")
         rows = np.array(record["rows"], np.int32)[places]
-    except (KeyError, TypeError, IndexError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise PlanError(f"recfuse.tune: not a record of schedules: {error!r}") from error
     if rows.shape != tuple(shape):
         raise PlanError(f"recfuse.tune: schedules {list(rows.shape)}, must be {list(shape)}")
