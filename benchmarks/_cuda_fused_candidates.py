@@ -106,21 +106,22 @@ def operator_run(
     module: recfuse.nn.FusedEmbeddingBagCollection, options: Callable[[Batch], dict[str, Any]]
 ) -> Run:
     """A call of its operator, with options of one's own."""
-    packed = module._packed
+    layout = module.layout
 
     @torch.inference_mode()
     def run(batch: Batch) -> Tensor:
-        arguments = packed.buffers, packed.features, batch.indices, batch.offsets, packed.output_dim
-        return torch.ops.recfuse.fused_embedding_bag(*arguments, **options(batch))
+        lookups = batch.indices, batch.offsets
+        return torch.ops.recfuse.fused_embedding_bag(
+            module.packed_weights(), layout.features, *lookups, layout.output_dim, **options(batch)
+        )
 
     return run
 
 
 def unchecked_run(module: recfuse.nn.FusedEmbeddingBagCollection) -> Run:
     """With `bounds_check="off"`."""
-    packed = module._packed
     return operator_run(
-        module, lambda batch: {"bounds_check": "off", "schedules": packed.schedules, "warps": packed.warps}
+        module, lambda batch: {"bounds_check": "off", "schedules": module.schedules, "warps": module.warps}
     )
 
 

@@ -31,9 +31,9 @@ _INTEGERS = {torch.int32: 0, torch.int64: 1}
 
 def schedules_of(module: Any) -> tuple[Schedules, int]:
     """The schedules that a collection runs by, its plan's or what it learned, and its warps an SM."""
-    packed = module._packed
+    packed = module
     if packed.schedules is None:
-        return np.zeros((len(packed.dims), EXPECTED + 1), np.int32), packed.warps
+        return np.zeros((len(packed.layout.dims), EXPECTED + 1), np.int32), packed.warps
     return packed.schedules.numpy().copy(), packed.warps
 
 
@@ -50,15 +50,15 @@ class Native:
 
     def __init__(self, module: Any, subject: Subject, feature: int | None = None) -> None:
         """`module`: keeps the tables. `feature`: this one alone."""
-        self._packed, self._subject = module._packed, subject
-        features = self._packed.features.numpy()
+        self._module, self._subject = module, subject
+        features = module.layout.features.numpy()
         if feature is not None:
             features = features[feature : feature + 1].copy()
             features[:, _COLUMN] = 0
-        self._dtype = self._packed.buffers[0].dtype
+        self._dtype = module.packed_weights()[0].dtype
         self._columns = subject.output_dim if feature is None else subject.dims[feature]
         buffers = [
-            (buffer.data_ptr(), buffer.numel(), _DTYPES[buffer.dtype]) for buffer in self._packed.buffers
+            (buffer.data_ptr(), buffer.numel(), _DTYPES[buffer.dtype]) for buffer in module.packed_weights()
         ]
         self._call = (buffers, features, _DTYPES[self._dtype], self._columns)
 
@@ -109,13 +109,13 @@ class Native:
 
     def run(self, schedules: Schedules, warps: int = 0) -> Run:
         """The operator with these schedules, all features together."""
-        packed, rows = self._packed, torch.from_numpy(np.ascontiguousarray(schedules))
+        layout, rows = self._module.layout, torch.from_numpy(np.ascontiguousarray(schedules))
 
         @torch.inference_mode()
         def run(batch: Batch) -> Tensor:
             return torch.ops.recfuse.fused_embedding_bag(
-                packed.buffers, packed.features, batch.indices, batch.offsets, packed.output_dim,
-                schedules=rows, warps=warps,
+                self._module.packed_weights(), layout.features, batch.indices, batch.offsets,
+                layout.output_dim, schedules=rows, warps=warps,
             )  # fmt: skip
 
         return run

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
-import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 import recfuse
 from conftest import ragged
-from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, Table, packed_tables
+from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, FusedEmbeddingBagList, Table
 
 SPECS = (
     Table(30, 4),
@@ -31,8 +32,8 @@ def collection_of(specs=SPECS, **options) -> FusedEmbeddingBagCollection:
 
 def tables_of(collection):
     """The table of each feature."""
-    modules = list(collection.embedding_bags.values())
-    return [modules[number] for number in collection._packed.table_of_feature]
+    tables = collection.tables.values()
+    return [tables[number] for number in collection.layout.table_of_feature]
 
 
 def lookups_of(collection, bags=6, longest=5):
@@ -41,9 +42,10 @@ def lookups_of(collection, bags=6, longest=5):
     return torch.cat([i for i, _ in parts]), torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
 
 
-def by_hand(collection, indices, offsets, factors=None):
-    """Each feature by torch's own function."""
+def by_hand(collection, indices, offsets, factors=None, weights=None):
+    """Each feature by torch's own function; `weights`: of each table, others than its own."""
     tables = tables_of(collection)
+    weights = weights or {number: t.weight for number, t in enumerate(collection.tables.values())}
     bags = (offsets.numel() - 1) // len(tables)
     out = []
     for number, table in enumerate(tables):
@@ -52,11 +54,10 @@ def by_hand(collection, indices, offsets, factors=None):
         out.append(
             nn.functional.embedding_bag(
                 indices[part],
-                table.weight,
+                weights[collection.layout.table_of_feature[number]],
                 own - own[0],
                 mode=table.mode,
                 padding_idx=table.padding_idx,
-                sparse=table.sparse,
                 per_sample_weights=None if factors is None else factors[part],
                 include_last_offset=True,
             )
@@ -65,15 +66,20 @@ def by_hand(collection, indices, offsets, factors=None):
 
 
 def assert_packed(collection):
-    """Every weight is a view into a buffer, and no warning says otherwise."""
-    packed = collection._packed
-    storages = {buffer.untyped_storage().data_ptr() for buffer in packed.buffers}
-    assert all(weight.untyped_storage().data_ptr() in storages for weight in packed.weights)
-    assert [p for p in collection.parameters()] == packed.weights
-    assert all(weight.data_ptr() % 64 == 0 for weight in packed.weights if weight.numel())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert packed.in_place(collection._packed_modules())
+    """Tables lie in the Parameters, each at a cache line, and do not overlap."""
+    weights, used = collection.packed_weights(), {}
+    assert list(collection.parameters()) == weights
+    for spec in {(spec.group, spec.first_row): spec for spec in collection.layout.tables}.values():
+        table = collection.tables[spec.name]
+        weight = weights[spec.group]
+        assert weight.shape[1] == table.embedding_dim and weight.is_contiguous()
+        begin, end = spec.first_row, spec.first_row + spec.num_embeddings
+        assert begin >= used.get(spec.group, 0) and end <= weight.shape[0]
+        assert not weight[used.get(spec.group, 0) : begin].any(), "gap rows are zero"
+        used[spec.group] = end
+        assert table.weight.shape == (spec.num_embeddings, spec.embedding_dim)
+        if table.weight.numel() and weight.dtype == torch.float32:
+            assert table.weight.data_ptr() % 64 == 0
 
 
 # EmbeddingBag
@@ -162,50 +168,97 @@ def test_gradients_are_torchs(sparse, weighted):
         else SPECS
     )
     collection = collection_of(specs, sparse=sparse)
-    collection.embedding_bags.t1.weight.requires_grad_(False)
+    frozen = collection.packed_weights()[collection.layout.tables[1].group].requires_grad_(False)
     indices, offsets = lookups_of(collection)
     found = []
-    for function in (collection, lambda *given: by_hand(collection, *given)):
+    dense = [
+        (i, t.weight.detach().clone().requires_grad_()) for i, t in enumerate(collection.tables.values())
+    ]
+
+    def loop(indices, offsets, factors):
+        return by_hand(collection, indices, offsets, factors, dict(dense))
+
+    for function in (collection, loop):
         factors = torch.linspace(-1, 1, indices.numel()).requires_grad_() if weighted else None
-        collection.zero_grad()
         out = function(indices, offsets, factors)
         (out * torch.arange(out.numel()).view(out.shape).cos()).sum().backward()
-        grads = [p.grad for p in collection.parameters()]
-        found.append([*grads, factors.grad if weighted else None])
-    for ours, theirs in zip(*found, strict=True):
-        assert (ours is None) == (theirs is None)
-        if ours is not None:
-            assert ours.layout == theirs.layout
-            torch.testing.assert_close(ours.to_dense(), theirs.to_dense())
+        found.append(factors.grad if weighted else None)
+    assert frozen.grad is None
+    for number, table in enumerate(collection.tables.values()):
+        if number != 1:
+            assert (table.weight.grad.layout is torch.sparse_coo) == sparse
+            torch.testing.assert_close(table.weight.grad.to_dense(), dense[number][1].grad)
+    for parameter in collection.parameters():
+        if sparse and parameter.requires_grad:
+            assert parameter.grad.is_coalesced()
+    torch.testing.assert_close(*found)
 
 
-def test_training_two_steps_with_an_optimizer_made_before():
+@pytest.mark.parametrize("sparse", (False, True))
+def test_an_optimizer_goes_on_where_it_is_handed_over(sparse):
     torch.manual_seed(0)
-    bags = [nn.EmbeddingBag(20, dim, mode="sum") for dim in (4, 8, 4)]
-    twins = copy.deepcopy(bags)
-    parameters = [bag.weight for bag in bags]
-    optimizers = [torch.optim.Adagrad([b.weight for b in one], lr=0.5) for one in (bags, twins)]
-    collection = FusedEmbeddingBagCollection.from_embedding_bags(bags, names=["x", "y", "z"])
+    bags = [nn.EmbeddingBag(20, dim, mode="sum", sparse=sparse) for dim in (4, 8, 4)]
+    twins = nn.ModuleList(copy.deepcopy(bags))
+    optimizer = torch.optim.Adagrad([bag.weight for bag in bags], lr=0.5)
+    own = torch.optim.Adagrad(twins.parameters(), lr=0.5)
+    collection = FusedEmbeddingBagCollection.from_embedding_bags(bags, list("xyz"), optimizers=[optimizer])
     assert list(collection.state_dict()) == [f"embedding_bags.{name}.weight" for name in "xyz"]
-    assert all(a is b for a, b in zip(collection.parameters(), parameters, strict=True))
-    other = FusedEmbeddingBagCollection.from_embedding_bags(twins)
+    assert optimizer.param_groups[0]["params"] == list(collection.parameters())
     for _ in range(3):
         indices, offsets = lookups_of(collection)
         collection(indices, offsets).square().sum().backward()
-        by_hand(other, indices, offsets).square().sum().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    for ours, theirs in zip(bags, twins, strict=True):
-        torch.testing.assert_close(ours.weight, theirs.weight)
+        weights = {number: bag.weight for number, bag in enumerate(twins)}
+        by_hand(collection, indices, offsets, None, weights).square().sum().backward()
+        for one in (optimizer, own):
+            one.step()
+            one.zero_grad()
+    for ours, theirs in zip(collection.tables.values(), twins, strict=True):
+        torch.testing.assert_close(ours.weight.detach(), theirs.weight.detach())
     assert_packed(collection)
+
+
+def test_an_optimizer_that_would_train_nothing_is_named():
+    bags = [nn.EmbeddingBag(20, 4, mode="sum") for _ in range(3)]
+    before = [bag.weight.detach().clone() for bag in bags]
+    optimizer = torch.optim.Adagrad([bag.weight for bag in bags], lr=0.5)
+    with pytest.raises(ValueError, match="Adagrad"):
+        FusedEmbeddingBagCollection.from_embedding_bags(bags)
+    assert all(torch.equal(bag.weight, was) for bag, was in zip(bags, before, strict=True))
+    del optimizer
+    gc.collect()
+    FusedEmbeddingBagCollection.from_embedding_bags(bags)
+
+
+def test_old_parameters_show_the_rows_they_became():
+    bags = [nn.EmbeddingBag(20, 4, mode="sum") for _ in range(3)]
+    collection = FusedEmbeddingBagCollection.from_embedding_bags(bags)
+    collection.tables.t1.weight = torch.full((20, 4), 7.0)
+    assert bags[1].weight.eq(7).all()
 
 
 def test_many_small_tables_train():
     collection = collection_of([(3, 4)] * 300)
+    assert len(list(collection.parameters())) == 1
     indices, offsets = torch.randint(0, 3, (600,)), torch.arange(601)
     collection(indices, offsets).sum().backward()
-    assert torch.stack([p.grad.sum() for p in collection.parameters()]).eq(8).all()
+    assert torch.stack([t.weight.grad.sum() for t in collection.tables.values()]).eq(8).all()
+
+
+def test_frozen_tables_and_other_dtypes_have_parameters_of_their_own():
+    bags = [nn.EmbeddingBag(6, 4, mode="sum") for _ in range(4)]
+    bags[1].weight.requires_grad_(False)
+    bags[2].half()
+    collection = FusedEmbeddingBagCollection.from_embedding_bags(bags)
+    assert [name for name, _ in collection.named_parameters()] == [
+        "packed_dim4",
+        "packed_dim4_1",
+        "packed_dim4_2",
+    ]
+    assert [p.requires_grad for p in collection.parameters()] == [True, False, True]
+    out = collection(torch.arange(4), torch.arange(5))
+    assert out.dtype == torch.float32
+    out.sum().backward()
+    assert collection.packed_dim4.grad.sum() == 8 and collection.packed_dim4_1.grad is None
 
 
 def test_a_shared_parameter_is_packed_once():
@@ -215,12 +268,131 @@ def test_a_shared_parameter_is_packed_once():
     collection = FusedEmbeddingBagCollection.from_embedding_bags(
         [first, nn.EmbeddingBag(5, 4, mode="sum"), second]
     )
-    assert len(collection._packed.weights) == 2
+    assert collection.packed_dim4.shape == (12 + 5, 4)  # ten rows, two that align
     indices, offsets = torch.tensor([1, 2, 1]), torch.arange(4)
     out = collection(indices, offsets)
     assert torch.equal(out[:, :4], out[:, 8:])
     out.sum().backward()
-    assert first.weight.grad[1].eq(2).all()
+    assert collection.tables.t0.weight.grad[1].eq(2).all()
+    assert torch.equal(collection.tables.t0.weight, collection.tables.t2.weight)
+
+
+@pytest.mark.parametrize("sparse", (False, True))
+@pytest.mark.parametrize("grad", (False, True))
+def test_one_table_is_called_as_torchs_module(sparse, grad):
+    torch.manual_seed(3)
+    modes = ("sum", "mean") if sparse else ("sum", "mean", "max")
+    bags = [nn.EmbeddingBag(12, 5, mode=mode, sparse=sparse, padding_idx=3) for mode in modes]
+    bags[1].include_last_offset = True
+    collection = FusedEmbeddingBagCollection.from_embedding_bags(copy.deepcopy(bags))
+    indices = torch.randint(0, 12, (10,))
+    with torch.set_grad_enabled(grad):
+        for number, (bag, table) in enumerate(zip(bags, collection.tables.values(), strict=True)):
+            assert (table.mode, table.padding_idx, table.num_embeddings) == (bag.mode, 3, 12)
+            offsets = torch.tensor([0, 4, 4, 9])
+            factors = torch.rand(10) if number == 0 else None
+            calls = [(indices, offsets, factors), (indices.view(5, 2), None, None)]
+            for call in calls:
+                want = bag(*call)
+                got = table(*call)
+                torch.testing.assert_close(got, want)
+                if grad:
+                    bag.zero_grad()
+                    collection.zero_grad()
+                    want.square().sum().backward()
+                    got.square().sum().backward()
+                    torch.testing.assert_close(table.weight.grad.to_dense(), bag.weight.grad.to_dense())
+
+
+def test_a_table_refuses_what_would_have_no_effect():
+    collection = collection_of()
+    table = collection.tables.t0
+    for name, value in (("mode", "mean"), ("padding_idx", 1), ("sparse", True), ("forward", print)):
+        with pytest.raises(AttributeError, match="unswap"):
+            setattr(table, name, value)
+    for name in ("register_forward_hook", "half", "parameters"):
+        with pytest.raises(AttributeError, match="unswap"):
+            getattr(table, name)
+    with pytest.raises(ValueError, match=r"\[30, 4\]"):
+        table.weight = torch.zeros(30, 5)
+    with pytest.raises(ValueError, match=r"\[30, 4\]"):
+        table.weight.data = torch.zeros(1)
+    with pytest.raises(TypeError, match="tensor"):
+        table.weight = None
+    with pytest.raises(AttributeError, match="together"):
+        table.weight.requires_grad_(False)
+    with pytest.raises(AttributeError, match="zero_grad"):
+        table.weight.grad = None
+    with pytest.raises(AttributeError, match="t9"):
+        collection.tables.t9  # noqa: B018
+    with pytest.raises(KeyError):
+        collection.tables["t9"]
+    assert list(collection.tables) == ["t0", "t1", "t2", "t3", "t4"] and "PackedTable" in repr(
+        collection.tables
+    )
+    for other in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
+        assert torch.equal(other.weight, table.weight)
+
+
+def test_a_list_of_bags_made_by_hand():
+    bags = [nn.EmbeddingBag(12, 5, mode="sum") for _ in range(3)]
+    packed = FusedEmbeddingBagList(copy.deepcopy(bags))
+    indices, offsets = torch.randint(0, 12, (3, 8)), torch.tensor([[0, 3, 3]] * 3)
+    for got, bag, own in zip(packed.pool(offsets, indices), bags, indices, strict=True):
+        torch.testing.assert_close(got, bag(own, offsets[0]))
+    assert len(packed) == 3 and len(packed[1:]) == 2 and len(list(packed)) == 3
+    assert list(packed.state_dict()) == ["0.weight", "1.weight", "2.weight"]
+    packed.load_state_dict(nn.ModuleList(bags).state_dict())
+    with pytest.raises(ValueError, match="empty"):
+        FusedEmbeddingBagList([])
+    with pytest.raises(ValueError, match="Linear"):
+        FusedEmbeddingBagList([nn.Linear(2, 2)])
+    with pytest.raises(IndexError):
+        packed[3]
+
+
+class _Scaled(nn.EmbeddingBag):
+    def forward(self, *arguments, **options):
+        return 2 * super().forward(*arguments, **options)
+
+
+def _hooked(bag):
+    bag.register_forward_hook(lambda module, arguments, output: output * 2)
+    return bag
+
+
+def _pruned(bag):
+    prune.l1_unstructured(bag, "weight", amount=2)
+    return bag
+
+
+def _parametrized(bag):
+    parametrize.register_parametrization(bag, "weight", nn.Identity())
+    return bag
+
+
+def _replaced(bag):
+    bag.forward = lambda *arguments: None
+    return bag
+
+
+@pytest.mark.parametrize(
+    ("bag", "words"),
+    (
+        (lambda: _Scaled(5, 2), "subclass"),
+        (lambda: _hooked(nn.EmbeddingBag(5, 2)), "hooks"),
+        (lambda: _pruned(nn.EmbeddingBag(5, 2)), "computed weight"),
+        (lambda: _parametrized(nn.EmbeddingBag(5, 2)), "computed weight"),
+        (lambda: _replaced(nn.EmbeddingBag(5, 2)), "forward"),
+        (lambda: nn.EmbeddingBag(5, 2, max_norm=1), "max_norm"),
+        (lambda: nn.EmbeddingBag(5, 2, scale_grad_by_freq=True), "scale_grad_by_freq"),
+        (lambda: nn.EmbeddingBag(5, 2, sparse=True), "sparse"),
+    ),
+)
+def test_tables_that_one_call_would_change_are_refused(bag, words):
+    for make in (FusedEmbeddingBagCollection.from_embedding_bags, FusedEmbeddingBagList):
+        with pytest.raises(ValueError, match=words):
+            make([nn.EmbeddingBag(5, 2), bag()])
 
 
 def _saved(collection):
@@ -246,9 +418,20 @@ def test_copies_are_packed_and_their_own(way):
     assert_packed(other)
     assert torch.equal(other(indices, offsets), want)
     with torch.no_grad():
-        other.embedding_bags.t0.weight.fill_(9)
+        other.tables.t0.weight.fill_(9)
     assert torch.equal(collection(indices, offsets), want)
     assert not torch.equal(other(indices, offsets), want)
+
+
+def _in_inference_mode(collection):
+    with torch.inference_mode():
+        collection(*lookups_of(collection))
+        return (
+            FusedEmbeddingBagCollection.from_embedding_bags(
+                [nn.EmbeddingBag.from_pretrained(torch.ones(3, 2))]
+            )
+            and collection
+        )
 
 
 MOVES = {
@@ -260,6 +443,7 @@ MOVES = {
     "share_memory": lambda c: c.share_memory(),
     "to_empty": lambda c: c.to_empty(device="cpu"),
     "through meta": lambda c: c.to("meta").to_empty(device="cpu"),
+    "repeatedly, in inference mode": lambda c: _in_inference_mode(c),
     "in a parent": lambda c: nn.Sequential(nn.Linear(2, 2), c).half()[1],
 }
 
@@ -273,10 +457,11 @@ def test_moves_keep_it_packed(way):
     assert MOVES[way](collection) is collection
     if "meta" not in way:
         assert all(a is b for a, b in zip(collection.parameters(), parameters, strict=True))
+    if way != "requires_grad_":
+        collection(indices, offsets).sum().backward()
     with torch.no_grad():
-        for weight in collection.parameters():
-            weight.uniform_(-1, 1)
-        assert_packed(collection)
+        collection.reset_parameters()
+        got = collection(indices, offsets)
         got = collection(indices, offsets)
         torch.testing.assert_close(got, by_hand(collection, indices, offsets))
 
@@ -298,53 +483,6 @@ def test_state_dict_round_trip(assign):
     assert torch.equal(empty(indices, offsets), collection(indices, offsets))
 
 
-def test_a_weight_replaced_from_outside_is_seen_and_repacked():
-    collection = collection_of()
-    indices, offsets = lookups_of(collection)
-
-    def check_unpacked():
-        with torch.no_grad(), pytest.warns(UserWarning, match=r"repack\(\)"):
-            torch.testing.assert_close(collection(indices, offsets), by_hand(collection, indices, offsets))
-        collection.repack()
-        assert_packed(collection)
-        torch.testing.assert_close(collection(indices, offsets), by_hand(collection, indices, offsets))
-
-    collection.embedding_bags.t3.weight = nn.Parameter(torch.randn(50, 8))
-    check_unpacked()
-    collection._packed._warned = False
-    collection.embedding_bags.t0.weight.data = torch.randn(30, 4)
-    check_unpacked()
-    collection._packed._warned = False
-    collection.embedding_bags["t2"] = EmbeddingBag(7, 3, mode="max")
-    check_unpacked()
-
-
-def test_without_gradients_a_moved_weight_of_many_is_seen_within_a_round():
-    collection = collection_of([(4, 2)] * 200)
-    indices, offsets = torch.zeros(200, dtype=torch.int64), torch.arange(201)
-    collection.embedding_bags.t150.weight.data = torch.full((4, 2), 7.0)
-    calls = 150 // packed_tables._ADDRESSES_PER_CALL + 1
-    with torch.no_grad(), pytest.warns(UserWarning, match=r"repack\(\)"):
-        got = [collection(indices, offsets)[0, 300:302] for _ in range(calls)]
-    assert torch.equal(got[-1], torch.tensor([7.0, 7.0]))
-    collection._packed._warned = False
-    collection.repack()
-    collection.embedding_bags.t199.weight.data = torch.full((4, 2), 8.0)
-    with pytest.warns(UserWarning, match=r"repack\(\)"):
-        assert torch.equal(collection(indices, offsets)[0, 398:], torch.tensor([8.0, 8.0]))
-
-
-@pytest.mark.filterwarnings("ignore:recfuse")
-def test_functional_call_uses_the_given_weights():
-    collection = collection_of()
-    indices, offsets = lookups_of(collection)
-    before = collection(indices, offsets)
-    given = {name: torch.zeros_like(value) for name, value in collection.named_parameters()}
-    assert torch.func.functional_call(collection, given, (indices, offsets)).abs().sum() == 0
-    assert torch.equal(collection(indices, offsets), before)
-    assert_packed(collection)
-
-
 def test_float64_goes_to_torch():
     collection = collection_of().double()
     indices, offsets = lookups_of(collection)
@@ -359,17 +497,54 @@ def test_names_features_and_text():
     assert collection.feature_dims == [4, 16, 3, 8, 8, 1]
     assert "output_dim=40" in repr(collection)
     assert collection.embedding_bags.t1.weight[2].abs().sum() == 0
+    negative = FusedEmbeddingBagCollection([Table(30, 4, padding_idx=-1)])
+    assert negative.tables.t0.padding_idx == 29 and not negative.tables.t0.weight[29].any()
+
+
+def test_new_tables_are_drawn_as_torchs():
+    collection = collection_of([Table(30, 4), Table(20, 4, padding_idx=2)])
+    torch.manual_seed(5)
+    bags = [nn.EmbeddingBag(30, 4), nn.EmbeddingBag(20, 4, padding_idx=2)]
+    for table, bag in zip(collection.tables.values(), bags, strict=True):
+        assert torch.equal(table.weight, bag.weight)
+
+
+def test_a_meta_collection_gives_a_meta_tensor():
+    for dtype in (torch.float32, torch.float64):
+        collection = collection_of(device="meta").to(dtype)
+        indices, offsets = torch.zeros(12, dtype=torch.int64, device="meta"), torch.arange(13, device="meta")
+        assert collection(indices, offsets).is_meta
+        with torch.no_grad():
+            assert collection(indices, offsets).shape == (2, 40)
+
+
+def test_strict_loading_speaks_of_tables():
+    collection = collection_of()
+    state = collection.state_dict()
+    del state["embedding_bags.t1.weight"]
+    state["embedding_bags.t9.weight"] = torch.zeros(2, 2)
+    with pytest.raises(RuntimeError, match=r"(?s)Missing.*embedding_bags.t1.weight.*Unexpected.*t9.weight"):
+        collection.load_state_dict(state)
+    found = collection.load_state_dict(state, strict=False)
+    assert found.missing_keys == ["embedding_bags.t1.weight"]
+    assert found.unexpected_keys == ["embedding_bags.t9.weight"]
+    with pytest.raises(RuntimeError, match=r"size mismatch for embedding_bags.t0.weight"):
+        collection.load_state_dict({**collection.state_dict(), "embedding_bags.t0.weight": torch.zeros(1, 4)})
+    with torch.device("meta"):
+        empty = FusedEmbeddingBagCollection([(3, 2), (4, 2)])
+    with pytest.raises(RuntimeError, match=r"assign=True for packed_dim2"):
+        empty.load_state_dict({"embedding_bags.t0.weight": torch.zeros(3, 2)}, strict=False, assign=True)
 
 
 def test_large_buffers_ask_for_huge_pages_once_before_they_are_filled(monkeypatch):
-    from recfuse.nn import packing
+    from recfuse.nn.packed import memory, module
 
     advised = []
-    monkeypatch.setattr(packing, "advise_huge_pages", lambda buffer: advised.append(buffer.numel()))
+    monkeypatch.setattr(module, "advise_huge_pages", lambda buffer: advised.append(buffer.numel()))
     collection_of([(1024, 1024)])
     assert advised == [1024 * 1024]
     monkeypatch.undo()
-    packing.advise_huge_pages(torch.zeros(2 << 20))
+    memory.advise_huge_pages(torch.zeros(2 << 20))
 
 
 @pytest.mark.parametrize(
@@ -384,7 +559,11 @@ def test_large_buffers_ask_for_huge_pages_once_before_they_are_filled(monkeypatc
         (lambda: FusedEmbeddingBagCollection([Table(3, 2, mode="avg")]), ValueError, "avg"),
         (lambda: FusedEmbeddingBagCollection([Table(-3, 2)]), ValueError, "-3"),
         (lambda: FusedEmbeddingBagCollection([Table(3, 2, mode="max")], sparse=True), ValueError, "sparse"),
+        (lambda: FusedEmbeddingBagCollection([Table(3, 2, padding_idx=3)]), ValueError, "padding_idx"),
+        (lambda: FusedEmbeddingBagCollection([Table(3, 2, name="a.b")]), ValueError, "a.b"),
+        (lambda: FusedEmbeddingBagCollection([(3.5, 2)]), TypeError, "float"),
         (lambda: FusedEmbeddingBagCollection([3]), TypeError, "int"),
+        (lambda: FusedEmbeddingBagCollection([nn.EmbeddingBag(3, 2)]), TypeError, "from_embedding_bags"),
         (
             lambda: FusedEmbeddingBagCollection.from_embedding_bags([nn.EmbeddingBag(3, 2, max_norm=1)]),
             ValueError,

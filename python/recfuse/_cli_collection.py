@@ -90,14 +90,15 @@ def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
 
     from recfuse import _collection_parts, _plan_parts, nn
     from recfuse.collection_plan import CollectionPlan
-    from recfuse.nn import packed, tuning
+    from recfuse.nn import tuning
+    from recfuse.nn.packed import layout
 
     modules = nn.EmbeddingBag, nn.FusedEmbeddingBagCollection, nn.FusedEmbeddingBagList
     parts = _collection_parts.FeatureTable, _collection_parts.CallForm, _collection_parts.CollectionTrace
     plans = CollectionPlan, *parts, _collection_parts.Occupancy, _plan_parts.Decision, _plan_parts.Device
     allowed = [
         *(dict, torch.nn.EmbeddingBag, torch.nn.ModuleDict, torch.nn.ModuleList),
-        *(*modules, tuning.Tuning, packed._repack_after_loading, *plans),
+        *(*modules, tuning.Tuning, layout.Layout, layout.PackedSpec, *plans),
     ]
     try:
         with torch.serialization.safe_globals(allowed):

@@ -17,7 +17,7 @@ from recfuse._plan_parts import DType, Integer, Mode, row_bytes
 
 if TYPE_CHECKING:
     from recfuse.collection_plan import CollectionPlan
-    from recfuse.nn.packed import PackedTables
+    from recfuse.nn.packed.module import PackedModule
 
 FIELDS = 6
 """Columns of a row of schedules: kind, threads, distance, station, split, expected lookups of a bag."""
@@ -119,7 +119,7 @@ def of_runs(text: Any, where: str) -> list[int]:
     return values
 
 
-def tables_of(packed: PackedTables) -> list[FeatureTable]:
+def tables_of(packed: PackedModule) -> list[FeatureTable]:
     """The table of each feature of a collection."""
     own = [
         FeatureTable(
@@ -129,16 +129,16 @@ def tables_of(packed: PackedTables) -> list[FeatureTable]:
             mode=table.mode,
             padded=table.padding_idx is not None,
         )
-        for table in packed.tables
+        for table in packed.tables.values()
     ]
-    return [own[number] for number in packed.table_of_feature]
+    return [own[number] for number in packed.layout.table_of_feature]
 
 
 def kernel_of(plan: CollectionPlan) -> tuple[Any, ...]:
     """What `_C.fused_embedding_bag_compile` wants to know of a plan's tables and calls: from the call to
     whether there are weights. PlanError where there is no kernel for them.
     """
-    from recfuse.nn import packing
+    from recfuse.nn.packed.layout import Wanted, group_weights
 
     tables = [plan.tables[place] for place in plan.table_of]
     form = plan.form
@@ -150,13 +150,16 @@ def kernel_of(plan: CollectionPlan) -> tuple[Any, ...]:
     ):
         if value not in known:
             raise PlanError(f"recfuse.Plan: there is no kernel for {name}, there is for {', '.join(known)}")
-    shapes = [(table.rows, table.dim) for table in tables]
-    packed = packing.plan(shapes, [getattr(torch, table.dtype) for table in tables])
+    cpu = torch.device("cpu")
+    groups = group_weights([Wanted(one.rows, one.dim, getattr(torch, one.dtype), cpu) for one in tables])
+    places = {number: (at, row) for at, group in enumerate(groups) for number, row in group.members}
     features, column = np.empty((len(tables), 7), np.int64), 0
-    for at, (slot, table) in enumerate(zip(packed.slots, tables, strict=True)):
-        features[at] = (*slot, _MODES.index(table.mode), 0 if table.padded else -1, column)
+    for at, table in enumerate(tables):
+        group, first_row = places[at]
+        place = group, first_row * table.dim, table.rows, table.dim
+        features[at] = (*place, _MODES.index(table.mode), 0 if table.padded else -1, column)
         column += table.dim
-    codes = [_DTYPES.index(str(dtype).removeprefix("torch.")) for dtype in packed.dtypes]
-    buffers = [(_BASE, numel, code) for numel, code in zip(packed.numels, codes, strict=True)]
-    call = (buffers, features, codes[0] if len(codes) == 1 else 0, column)
+    codes = [_DTYPES.index(str(group.like.dtype).removeprefix("torch.")) for group in groups]
+    buffers = [(_BASE, one.rows * one.like.dim, code) for one, code in zip(groups, codes, strict=True)]
+    call = (buffers, features, codes[0] if len(set(codes)) == 1 else 0, column)
     return call, _INTEGERS.index(form.indices), _INTEGERS.index(form.offsets), form.weighted

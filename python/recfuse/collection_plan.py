@@ -42,13 +42,11 @@ from recfuse._plan_parts import (
     differences,
 )
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.nn.packed import PackedModule
+from recfuse.nn.packed.module import PackedModule
 from recfuse.plan import Match
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from recfuse.nn.packed import PackedTables
 
 KIND = "fused_embedding_bag"
 """What plans of this class are for, in their files."""
@@ -228,7 +226,7 @@ class CollectionPlan:
         """Whether the plan was made for tables like this collection's, on a device like its one."""
         packed = packed_of(collection, "recfuse.Plan.matches")
         now = tables_of(packed)
-        here = describe_device(packed.weights[0].device)
+        here = describe_device(packed.packed_weights()[0].device)
         if len(now) != self.features:
             reasons = [f"features was {self.features}, is {len(now)}"]
         else:
@@ -301,11 +299,11 @@ class CollectionPlan:
         return plot(self)
 
 
-def packed_of(collection: Any, function: str) -> PackedTables:
-    """The packed tables of a collection; TypeError for another module."""
-    if not isinstance(collection, PackedModule) or collection._packed is None:
+def packed_of(collection: Any, function: str) -> PackedModule:
+    """The collection; TypeError for another module."""
+    if not isinstance(collection, PackedModule):
         raise ArgumentTypeError(
             f"{function}: module is a {type(collection).__name__}, must be a "
             "recfuse.nn.FusedEmbeddingBagCollection or FusedEmbeddingBagList"
         )
-    return collection._packed
+    return collection

@@ -227,7 +227,7 @@ def fused_embedding_bag(
             "pass sparse=False"
         )
     arguments = (
-        list(buffers),
+        [b.view(-1) for b in buffers],
         features,
         indices,
         offsets,

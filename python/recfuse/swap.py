@@ -14,8 +14,9 @@ from torch import Tensor
 
 from recfuse.errors import ArgumentTypeError
 from recfuse.nn.embedding_bag import EmbeddingBag
-from recfuse.nn.packed import PackedModule, why_not_fusable
-from recfuse.nn.packing import advise_huge_pages
+from recfuse.nn.packed.fusable import why_not_fusable
+from recfuse.nn.packed.memory import advise_huge_pages
+from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.table_list import FusedEmbeddingBagList, pool_or_call
 from recfuse.ops import WEIGHT_DTYPES
 
@@ -101,7 +102,7 @@ def swap(model: torch.nn.Module, *, fuse: bool = True) -> SwapReport:
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"recfuse.swap: model is a {type(model).__name__}, must be a torch.nn.Module")
     report = SwapReport()
-    packed = {id(weight): name for name, owner in _owners(model) for weight in owner._packed.weights}
+    packed: dict[int, str] = {}
     if fuse:
         for name, module in list(model.named_modules()):
             if type(module) is _torchrec_collection():
@@ -116,7 +117,7 @@ def swap(model: torch.nn.Module, *, fuse: bool = True) -> SwapReport:
 def _owners(model: torch.nn.Module) -> Iterator[tuple[str, PackedModule]]:
     """Modules of the model that have packed tables already."""
     for name, module in model.named_modules():
-        if isinstance(module, PackedModule) and module._packed is not None:
+        if isinstance(module, PackedModule):
             yield name, module
 
 
@@ -222,8 +223,7 @@ def _fuse_collection(name: str, module: Any, packed: dict[int, str], report: Swa
         module.__class__ = _torchrec_collection()
         report.entries.append(SwapEntry(name, kind, "left", _no_memory(error)))
         return
-    packed.update((id(weight), name) for weight in module._packed.weights)
-    detail = f"{len(tables)} tables, {len(module._packed.table_of_feature)} features in one call"
+    detail = f"{len(tables)} tables, {len(module.layout.dims)} features in one call"
     report.entries.append(SwapEntry(name, kind, "fused", detail))
 
 
@@ -242,15 +242,12 @@ def _fuse_dlrm(name: str, module: Any, packed: dict[int, str], report: SwapRepor
     if reason is not None:
         report.entries.append(SwapEntry(path, "ModuleList", "left", reason))
         return
-    module.emb_l.__class__ = FusedEmbeddingBagList
     try:
-        module.emb_l.pack(range(len(tables)))
+        module.emb_l = FusedEmbeddingBagList(tables)
     except torch.OutOfMemoryError as error:
-        module.emb_l.__class__ = torch.nn.ModuleList
         report.entries.append(SwapEntry(path, "ModuleList", "left", _no_memory(error)))
         return
     module.apply_emb = FusedApplyEmb(module)
-    packed.update((id(weight), path) for weight in module.emb_l._packed.weights)
     report.entries.append(
         SwapEntry(path, "ModuleList", "fused", f"{len(tables)} tables in one call, by apply_emb")
     )

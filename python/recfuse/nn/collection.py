@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.nn import packing
-from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.mapping import Mapping
-from recfuse.nn.packed import PackedModule, why_not_fusable
+from recfuse.nn.packed.fusable import why_not_fusable
+from recfuse.nn.packed.layout import PackedSpec
+from recfuse.nn.packed.module import PackedModule
+from recfuse.nn.packed.table import Tables
 from recfuse.ops import MODES
+
+_DATA_TYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}  # TorchRec's
 
 
 @dataclass(frozen=True)
@@ -38,18 +41,30 @@ class Table:
             return config
         if isinstance(config, (tuple, list)) and len(config) == 2:
             return Table(*config)
-        if not hasattr(config, "num_embeddings") or not hasattr(config, "embedding_dim"):
+        if isinstance(config, torch.nn.EmbeddingBag):
+            raise ArgumentTypeError(
+                f"recfuse.nn.FusedEmbeddingBagCollection: a table is a {type(config).__name__}, which has "
+                "weights; to take them over, call FusedEmbeddingBagCollection.from_embedding_bags(bags)"
+            )
+        if not all(
+            hasattr(config, name) for name in ("num_embeddings", "embedding_dim", "name", "feature_names")
+        ):
             raise ArgumentTypeError(
                 f"recfuse.nn.FusedEmbeddingBagCollection: a table is a {type(config).__name__}, must be a "
                 "recfuse.nn.Table, a (num_embeddings, embedding_dim) pair or an EmbeddingBagConfig"
             )
-        half = getattr(getattr(config, "data_type", None), "value", "FP32") == "FP16"
+        data_type = getattr(getattr(config, "data_type", None), "value", "FP32")
+        if data_type not in _DATA_TYPES:
+            raise ArgumentValueError(
+                f"recfuse.nn.FusedEmbeddingBagCollection: data_type of {config.name} is {data_type}, must be "
+                f"{', '.join(_DATA_TYPES)}"
+            )
         return Table(
             config.num_embeddings,
             config.embedding_dim,
             name=config.name,
             mode=getattr(getattr(config, "pooling", None), "value", "SUM").lower(),
-            dtype=torch.float16 if half else torch.float32,
+            dtype=_DATA_TYPES[data_type],
             feature_names=tuple(config.feature_names),
         )
 
@@ -57,19 +72,19 @@ class Table:
 class FusedEmbeddingBagCollection(PackedModule):
     """Many tables, each with its own rows, dim, mode, padding_idx and dtype, pooled in one call.
 
-    The weights live in one packed buffer per dtype; each table's Parameter is a view into it, under the name
-    ``embedding_bags.<table>.weight``. They stay views through everything that torch.nn.Module offers.
-    Because they share storage, ``torch.save`` of one table's weight alone writes the whole buffer: save
-    ``weight.clone()``.
+    Tables of one dtype and dim lie in one Parameter ``[rows, dim]``, which calls, compiled and exported
+    programs and optimizers read and write. ``tables[name].weight`` is a table's part of it, a view; the
+    ``state_dict`` has an entry a table, ``embedding_bags.<table>.weight``, as TorchRec's.
 
     Args:
         tables: a :class:`Table` (or a ``(rows, dim)`` pair, or TorchRec's EmbeddingBagConfig) a table.
-        sparse: gradients of the weights are sparse tensors. Not with mode "max".
+        sparse: gradients of the Parameters are sparse COO tensors, coalesced. Not with mode "max".
         device: where the tables are. On the CPU, and on a CUDA device, they are pooled in one call;
             elsewhere one by one, by torch.
 
     Attributes:
-        embedding_bags: the tables, a ModuleDict of :class:`EmbeddingBag`.
+        tables: the tables by name, in order: each has ``weight``, ``num_embeddings``, ``embedding_dim``,
+            ``mode``, ``padding_idx``. Also under the name ``embedding_bags``.
         feature_names: names of the features, in the order in which ``forward`` takes and returns them.
         feature_dims: columns of each feature in the output.
         plan: the plan that was applied, a :class:`recfuse.Plan` of this kind; None: none.
@@ -103,90 +118,84 @@ class FusedEmbeddingBagCollection(PackedModule):
     ) -> None:
         """Makes new tables; see the class."""
         super().__init__()
-        specs = [Table.of(config) for config in tables]
-        names = [spec.name if spec.name is not None else f"t{number}" for number, spec in enumerate(specs)]
-        for name, spec in zip(names, specs, strict=True):
-            _check_spec(name, spec)
-        packed = packing.plan([(s.num_embeddings, s.embedding_dim) for s in specs], [s.dtype for s in specs])
+        configs = list(tables)
+        given = [Table.of(config) for config in configs]
+        names = [table.name if table.name is not None else f"t{number}" for number, table in enumerate(given)]
+        for name, table in zip(names, given, strict=True):
+            _check_table(name, table, sparse)
+        _check_names(names)
+        specs = [
+            PackedSpec(name, t.num_embeddings, t.embedding_dim, t.mode, _padding_row(t), True, 0, 0)
+            for name, t in zip(names, given, strict=True)
+        ]
+        table_of_feature = self._name_features(names, given)
         where = torch.empty(0, device=device).device
-        weights = packing.views(packed, packing.allocate(packed, where))
-        bags = []
-        for spec, weight in zip(specs, weights, strict=True):
-            bag = EmbeddingBag(
-                spec.num_embeddings,
-                spec.embedding_dim,
-                mode=spec.mode,
-                sparse=sparse,
-                padding_idx=spec.padding_idx,
-                _weight=weight,
-            )
-            bag.reset_parameters()
-            bags.append(bag)
-        self._own(names, bags, [tuple(spec.feature_names) for spec in specs])
-        for config, bag in zip(tables if isinstance(tables, Sequence) else (), bags, strict=False):
+        self._pack_new(specs, [table.dtype for table in given], where, table_of_feature, sparse)
+        self.reset_parameters()
+        for config, packed in zip(configs, self.tables.values(), strict=True):
             if callable(init := getattr(config, "init_fn", None)):
                 with torch.no_grad():
-                    init(bag.weight)
+                    init(packed.weight)
 
     @classmethod
     def from_embedding_bags(
-        cls, embedding_bags: Iterable[torch.nn.EmbeddingBag], names: Sequence[str] | None = None
+        cls,
+        embedding_bags: Iterable[torch.nn.EmbeddingBag],
+        names: Sequence[str] | None = None,
+        *,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> FusedEmbeddingBagCollection:
         """Takes over existing tables, one feature each, in order.
 
-        Keeps their very Parameter objects, so that an optimizer made before goes on working, and moves their
-        data into the packed buffers. ``names`` default to t0, t1, ...
+        Their weights move into the collection's Parameters; what is left in the given modules are views of
+        them, to look at, not to train. ``names`` default to t0, t1, ...
+
+        Args:
+            embedding_bags: tables with nothing of their own that one call would not do (hooks, max_norm,
+                scale_grad_by_freq, a computed weight, another forward) and one ``sparse``.
+            names: a name a table.
+            optimizers: those that have the tables: their entries and state move to the new Parameters.
+                Optimizers may also be made afterwards.
 
         Raises:
-            ValueError: a table cannot be pooled with the others (max_norm, scale_grad_by_freq, differing
-                sparse).
+            ValueError: a table that cannot be pooled with the others; an optimizer that has a table and was
+                not given, since it would go on to train nothing.
         """
-        given = list(embedding_bags)
-        bags = []
-        for table in given:
-            bag = EmbeddingBag.__new__(EmbeddingBag)
-            bag.__dict__.update(table.__dict__)
-            bag._parameters = dict(table._parameters)
-            bags.append(bag)
-        collection = cls.__new__(cls)
-        torch.nn.Module.__init__(collection)
+        bags = list(embedding_bags)
         if names is not None and len(names) != len(bags):
             raise ArgumentValueError(
                 f"recfuse.nn.FusedEmbeddingBagCollection: {len(names)} names for {len(bags)} tables"
             )
         own_names = list(names) if names is not None else [f"t{number}" for number in range(len(bags))]
-        collection._own(own_names, bags, [()] * len(bags))
-        return collection
-
-    def _own(
-        self, names: Sequence[str], bags: Sequence[EmbeddingBag], feature_names: Sequence[tuple[str, ...]]
-    ) -> None:
-        if not bags:
-            raise ArgumentValueError(
-                "recfuse.nn.FusedEmbeddingBagCollection: tables is empty, must have at least one"
-            )
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if list(names).count(name) > 1)
-            raise ArgumentValueError(
-                f"recfuse.nn.FusedEmbeddingBagCollection: two tables are named {twice!r}"
-            )
+        _check_names(own_names)
         if reason := why_not_fusable(bags):
             raise ArgumentValueError(
                 f"recfuse.nn.FusedEmbeddingBagCollection: {reason}; use recfuse.nn.EmbeddingBag for it"
             )
-        self.embedding_bags = torch.nn.ModuleDict(dict(zip(names, bags, strict=True)))
+        collection = cls.__new__(cls)
+        torch.nn.Module.__init__(collection)
+        features = collection._name_features(
+            own_names, [Table(bag.num_embeddings, bag.embedding_dim) for bag in bags]
+        )
+        collection._pack(own_names, bags, features, optimizers)
+        return collection
+
+    def _name_features(self, names: Sequence[str], tables: Sequence[Table]) -> list[int]:
+        """Sets names and dims of the features; the table of each."""
         self.feature_names: list[str] = []
         self.feature_dims: list[int] = []
         table_of_feature: list[int] = []
-        for number, (name, bag, features) in enumerate(zip(names, bags, feature_names, strict=True)):
-            for feature in features or (name,):
+        for number, (name, table) in enumerate(zip(names, tables, strict=True)):
+            for feature in tuple(table.feature_names) or (name,):
                 self.feature_names.append(feature)
-                self.feature_dims.append(bag.embedding_dim)
+                self.feature_dims.append(table.embedding_dim)
                 table_of_feature.append(number)
-        self.pack(table_of_feature)
+        return table_of_feature
 
-    def _packed_holder(self) -> torch.nn.Module:
-        return self._modules["embedding_bags"]
+    @property
+    def embedding_bags(self) -> Tables:
+        """The tables, under the name that they have in TorchRec and in the state_dict."""
+        return self.tables
 
     def forward(
         self,
@@ -222,7 +231,7 @@ class FusedEmbeddingBagCollection(PackedModule):
                 "recfuse.nn.FusedEmbeddingBagCollection: offsets is None, must be a 1-D tensor of "
                 "features * bags + 1 elements when indices is a tensor"
             )
-        return self._packed(self._packed_modules(), indices, offsets, per_sample_weights, mapping)
+        return self._pool(indices, offsets, per_sample_weights, mapping)
 
     def _offsets_of(self, batch: Any) -> Tensor:
         if isinstance(batch, Sequence):
@@ -247,9 +256,9 @@ class FusedEmbeddingBagCollection(PackedModule):
 
     def extra_repr(self) -> str:
         """Sizes of the whole."""
-        weights = self._packed.weights
-        rows, size = sum(w.shape[0] for w in weights), sum(w.numel() * w.dtype.itemsize for w in weights)
-        features, columns = len(self.feature_names), self._packed.output_dim
+        rows = sum(table.num_embeddings for table in self.layout.tables)
+        size = sum(weight.numel() * weight.dtype.itemsize for weight in self.packed_weights())
+        features, columns = len(self.feature_names), self.layout.output_dim
         return f"features={features}, rows={rows}, output_dim={columns}, bytes={size}"
 
 
@@ -278,15 +287,54 @@ def jagged_of(keyed: Any, feature_names: Sequence[str]) -> tuple[Tensor, Tensor,
     return keyed.values(), keyed.offsets(), keyed.weights_or_none()
 
 
-def _check_spec(name: str, spec: Table) -> None:
-    if spec.mode not in MODES:
+def _check_names(names: Sequence[str]) -> None:
+    if not names:
         raise ArgumentValueError(
-            f'recfuse.nn.FusedEmbeddingBagCollection: mode of {name} is {spec.mode!r}, must be "sum", '
+            "recfuse.nn.FusedEmbeddingBagCollection: tables is empty, must have at least one"
+        )
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if list(names).count(name) > 1)
+        raise ArgumentValueError(f"recfuse.nn.FusedEmbeddingBagCollection: two tables are named {twice!r}")
+    for name in names:
+        if not isinstance(name, str) or not name or "." in name:
+            raise ArgumentValueError(
+                f"recfuse.nn.FusedEmbeddingBagCollection: a table is named {name!r}, must be a string that "
+                "is not empty and has no dot, since it is a part of a name in the state_dict"
+            )
+
+
+def _check_table(name: str, table: Table, sparse: bool) -> None:
+    if table.mode not in MODES:
+        raise ArgumentValueError(
+            f'recfuse.nn.FusedEmbeddingBagCollection: mode of {name} is {table.mode!r}, must be "sum", '
             f'"mean" or "max"'
         )
+    if sparse and table.mode == "max":
+        raise ArgumentValueError(
+            f'recfuse.nn.FusedEmbeddingBagCollection: sparse is True and mode of {name} is "max", which has '
+            "no sparse gradient; pass sparse=False"
+        )
     for field in ("num_embeddings", "embedding_dim"):
-        if getattr(spec, field) < 0:
-            raise ArgumentValueError(
-                f"recfuse.nn.FusedEmbeddingBagCollection: {field} of {name} is {getattr(spec, field)}, "
-                f"must be >= 0"
+        value = getattr(table, field)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ArgumentTypeError(
+                f"recfuse.nn.FusedEmbeddingBagCollection: {field} of {name} is a {type(value).__name__}, "
+                "must be an int"
             )
+        if value < 0:
+            raise ArgumentValueError(
+                f"recfuse.nn.FusedEmbeddingBagCollection: {field} of {name} is {value}, must be >= 0"
+            )
+
+
+def _padding_row(table: Table) -> int | None:
+    """padding_idx, counted from the start."""
+    rows, row = table.num_embeddings, table.padding_idx
+    if row is None:
+        return None
+    if not -rows <= row < rows:
+        raise ArgumentValueError(
+            f"recfuse.nn.FusedEmbeddingBagCollection: padding_idx is {row}, must lie in [{-rows}, {rows}) "
+            f"with a table of {rows} rows"
+        )
+    return row % rows

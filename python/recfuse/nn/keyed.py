@@ -4,6 +4,8 @@ in use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -11,23 +13,30 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recfuse.nn.collection import jagged_of
-from recfuse.nn.packed import PackedModule
+from recfuse.nn.packed.module import PackedModule
+from recfuse.nn.packed.table import Tables
 
 
 class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
-    """An ``EmbeddingBagCollection``: the same input, output, parameters and state_dict.
+    """An ``EmbeddingBagCollection``: the same input, output and state_dict; its Parameters are a few packed
+    ones.
 
     Made by :func:`recfuse.swap` from a model's own collection, by a change of class (which Python allows
     only where that class comes first among the bases).
     """
 
-    def _packed_holder(self) -> torch.nn.Module:
-        return self._modules["embedding_bags"]
-
-    def pack_features(self) -> None:
+    def pack_features(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
         """Packs the tables, a feature for each feature name of each table."""
+        bags = self._modules["embedding_bags"]
+        table_of_feature = [number for number, names in enumerate(self._feature_names) for _ in names]
+        self._pack(list(bags._modules), list(bags._modules.values()), table_of_feature, optimizers)
+        del self._modules["embedding_bags"]
         self._flat_feature_names = [name for names in self._feature_names for name in names]
-        self.pack([number for number, names in enumerate(self._feature_names) for _ in names])
+
+    @property
+    def embedding_bags(self) -> Tables:
+        """The tables by name, each of which can be called."""
+        return self.tables
 
     def _offsets_of(self, batch: KeyedJaggedTensor) -> Tensor:
         return jagged_of(maybe_td_to_kjt(batch, None), self._flat_feature_names)[1]
@@ -55,6 +64,6 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
         weights = jagged[2] if self._is_weighted else None
         return KeyedTensor(
             keys=self._embedding_names,
-            values=self._packed(self._packed_modules(), indices, offsets, weights).float(),
+            values=self._pool(indices, offsets, weights).float(),
             length_per_key=self._lengths_per_embedding,
         )

@@ -3,26 +3,78 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from recfuse._upload import integers_on
 from recfuse.errors import ArgumentValueError, IndexRangeError
-from recfuse.nn.packed import PackedModule
+from recfuse.nn.packed.fusable import why_not_fusable
+from recfuse.nn.packed.module import PackedModule
+from recfuse.nn.packed.table import PackedTable
 
 
-class FusedEmbeddingBagList(PackedModule, torch.nn.ModuleList):
-    """A ModuleList of ``nn.EmbeddingBag``, a feature each, that can pool them all in one call.
+class FusedEmbeddingBagList(PackedModule):
+    """A list of tables, a feature each, that are pooled in one call: what a DLRM's ``emb_l`` becomes.
 
-    Made by :func:`recfuse.swap` from a model's own list, whose modules, names and parameters stay as they
-    are.
+    :func:`recfuse.swap` puts it in the place of a model's own list of ``nn.EmbeddingBag``; it can be made by
+    hand as well. As of a ModuleList, ``emb_l[k]`` is a table, which can be called, and the state_dict has
+    ``<k>.weight``. The weights lie in a few Parameters; see :class:`recfuse.nn.FusedEmbeddingBagCollection`.
+
+    Args:
+        embedding_bags, optimizers: as of ``FusedEmbeddingBagCollection.from_embedding_bags``.
+
+    Raises:
+        ValueError: as there.
     """
 
-    def _packed_holder(self) -> torch.nn.Module:
-        return self
+    _table_prefix = ""
+
+    def __init__(
+        self,
+        embedding_bags: Iterable[torch.nn.EmbeddingBag],
+        *,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
+        """Takes over the tables; see the class."""
+        super().__init__()
+        bags = list(embedding_bags)
+        if not bags:
+            raise ArgumentValueError(
+                "recfuse.nn.FusedEmbeddingBagList: embedding_bags is empty, must have at least one"
+            )
+        if reason := why_not_fusable(bags):
+            raise ArgumentValueError(
+                f"recfuse.nn.FusedEmbeddingBagList: {reason}; use recfuse.nn.EmbeddingBag for it"
+            )
+        self._pack([str(number) for number in range(len(bags))], bags, range(len(bags)), optimizers)
+
+    def __len__(self) -> int:
+        """How many tables."""
+        return len(self.layout.tables)
+
+    @overload
+    def __getitem__(self, number: int) -> PackedTable: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[PackedTable]: ...
+
+    def __getitem__(self, number: int | slice) -> PackedTable | list[PackedTable]:
+        """A table, or several."""
+        specs = self.layout.tables[number]
+        if isinstance(number, slice):
+            return [PackedTable(self, spec) for spec in specs]
+        return PackedTable(self, specs)
+
+    def __iter__(self) -> Iterator[PackedTable]:
+        """The tables, in order."""
+        return iter(self.tables.values())
+
+    def extra_repr(self) -> str:
+        """Sizes of the whole."""
+        rows = sum(table.num_embeddings for table in self.layout.tables)
+        return f"tables={len(self)}, rows={rows}, output_dim={self.layout.output_dim}"
 
     def _offsets_of(self, batch: Any) -> Tensor:
         return _feature_major(batch[0], batch[1])[1]
@@ -55,8 +107,8 @@ class FusedEmbeddingBagList(PackedModule, torch.nn.ModuleList):
                 f"{len(self)} tables, must be one of each a table"
             )
         weights = _sample_weights(indices, row_weights)
-        pooled = self._packed(self._packed_modules(), *_feature_major(offsets, indices), weights)
-        return list(pooled.split(self._packed.dims, dim=1))
+        pooled = self._pool(*_feature_major(offsets, indices), weights)
+        return list(pooled.split(self.layout.dims, dim=1))
 
 
 def _feature_major(
@@ -137,7 +189,6 @@ def pool_or_call(emb_l: Any, offsets: Any, indices: Any, row_weights: Any, other
     """Pools with ``emb_l`` if it is packed; else calls ``otherwise``, as after its model gave the tables
     up.
     """
-    packed = emb_l._packed if isinstance(emb_l, FusedEmbeddingBagList) else None
-    if packed is not None and packed.has_kernel and list(emb_l) == packed.tables:
+    if isinstance(emb_l, FusedEmbeddingBagList):
         return emb_l.pool(offsets, indices, row_weights)
     return otherwise(offsets, indices, emb_l, row_weights)

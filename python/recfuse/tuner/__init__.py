@@ -18,7 +18,7 @@ import torch
 from recfuse._batches import hotness
 from recfuse._plan_parts import describe_device
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.nn.packed import PackedModule
+from recfuse.nn.packed.module import PackedModule
 from recfuse.plan import Plan
 from recfuse.tuner.problem import Problem
 

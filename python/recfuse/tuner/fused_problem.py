@@ -21,7 +21,7 @@ from recfuse.ops import HAS_CUDA_KERNELS, check, fused_embedding_bag
 from recfuse.tuner.problem import DTYPES, INTEGERS
 
 if TYPE_CHECKING:
-    from recfuse.nn.packed import PackedTables
+    from recfuse.nn.packed.module import PackedModule
 
 _ALIGNMENT = 16  # bytes of the widest load of a lane
 _WEIGHT_OFFSET, _DIM, _COLUMN = 1, 3, 6  # fields of a feature
@@ -50,7 +50,7 @@ class FusedProblem:
         _check_kernel(packed)
         names = getattr(collection, "feature_names", None)
         tables = tables_of(packed)
-        given = jagged_batches(batches, len(tables), packed.weights[0].device, names)
+        given = jagged_batches(batches, len(tables), packed.packed_weights()[0].device, names)
         forms = [_form(batch) for batch in given]
         if wrong := [number for number, form in enumerate(forms) if form != forms[0]]:
             raise ArgumentValueError(
@@ -60,8 +60,8 @@ class FusedProblem:
         if not any(batch.indices.numel() for batch in given):
             raise ArgumentValueError("recfuse.tune: all of the batches are empty; nothing to time")
         expected = expectations(mean_lengths(given, len(tables)))
-        features = packed.features.cpu().contiguous().numpy()
-        problem = cls(list(packed.buffers), features, tables, given, expected, packed.output_dim)
+        layout, weights = packed.layout, [weight.detach() for weight in packed.packed_weights()]
+        problem = cls(weights, layout.features.numpy(), tables, given, expected, layout.output_dim)
         problem._check()
         return problem
 
@@ -146,8 +146,8 @@ class FusedProblem:
         )
 
 
-def _check_kernel(packed: PackedTables) -> None:
-    device = packed.weights[0].device
+def _check_kernel(packed: PackedModule) -> None:
+    device = packed.packed_weights()[0].device
     if device.type == "cpu":
         raise NotImplementedError(
             "recfuse.tune: the collection is on the CPU, whose fused kernel has nothing to tune and runs at "

@@ -1,0 +1,96 @@
+"""The state_dict of a packed module, in which each table has an entry of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+if TYPE_CHECKING:
+    from recfuse.nn.packed.module import PackedModule
+
+
+class Found(NamedTuple):
+    """What a state_dict has of the tables."""
+
+    found: set[str]
+    missing: list[str]
+
+
+def table_keys(module: PackedModule, prefix: str) -> list[str]:
+    """The entry of each table, in order."""
+    return [f"{prefix}{module._table_prefix}{spec.name}.weight" for spec in module.layout.tables]
+
+
+def save(module: PackedModule, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    """Replaces the packed matrices in a state_dict by tables, which are views of them."""
+    for name in module.layout.parameter_names:
+        destination.pop(prefix + name, None)
+    weights = [weight if keep_vars else weight.detach() for weight in module.packed_weights()]
+    for key, spec in zip(table_keys(module, prefix), module.layout.tables, strict=True):
+        destination[key] = weights[spec.group].narrow(0, spec.first_row, spec.num_embeddings)
+
+
+def load(
+    module: PackedModule,
+    state_dict: dict[str, Any],
+    prefix: str,
+    local_metadata: dict[str, Any],
+    error_msgs: list[str],
+) -> Found:
+    """Copies tables into their rows. With ``assign`` the weights take device and dtype of what is loaded."""
+    keys = table_keys(module, prefix)
+    found = {key for key in keys if key in state_dict}
+    wrong = [
+        message
+        for key, spec in zip(keys, module.layout.tables, strict=True)
+        if key in found
+        and (message := _why_not(key, state_dict[key], (spec.num_embeddings, spec.embedding_dim)))
+    ]
+    error_msgs.extend(wrong)
+    if local_metadata.get("assign_to_params_buffers", False) and not wrong:
+        error_msgs.extend(_take_forms(module, keys, state_dict))
+    weights = module.packed_weights()
+    with torch.no_grad():
+        for key, spec in zip(keys, module.layout.tables, strict=True):
+            if key in found and not _why_not(key, state_dict[key], (spec.num_embeddings, spec.embedding_dim)):
+                weights[spec.group].narrow(0, spec.first_row, spec.num_embeddings).copy_(state_dict[key])
+    return Found(found, [key for key in keys if key not in found])
+
+
+def _why_not(key: str, value: Any, shape: tuple[int, int]) -> str | None:
+    if not isinstance(value, Tensor):
+        return (
+            f'While copying the parameter named "{key}", expected a torch.Tensor but received {type(value)}'
+        )
+    if tuple(value.shape) != shape:
+        return (
+            f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape "
+            f"in current model is {torch.Size(shape)}."
+        )
+    return None
+
+
+def _take_forms(module: PackedModule, keys: list[str], state_dict: dict[str, Any]) -> list[str]:
+    """Gives each packed matrix the device and dtype of its tables in ``state_dict``; what went wrong."""
+    messages = []
+    for number, name in enumerate(module.layout.parameter_names):
+        own = [key for key, spec in zip(keys, module.layout.tables, strict=True) if spec.group == number]
+        given = [state_dict[key] for key in own if key in state_dict]
+        old = getattr(module, name)
+        forms = {(value.dtype, value.device) for value in given}
+        if forms <= {(old.dtype, old.device)}:
+            continue
+        if len(forms) > 1 or len(given) < len(own):
+            messages.append(
+                f"assign=True for {name}, the packed matrix of {own[0]} and {len(own) - 1} more: all of them "
+                f"must be there with one dtype and device, found {len(given)} with "
+                f"{sorted(f'{dtype} on {device}' for dtype, device in forms)}"
+            )
+            continue
+        ((dtype, device),) = forms
+        data = torch.zeros(old.shape, dtype=dtype, device=device)
+        setattr(module, name, Parameter(data, requires_grad=old.requires_grad))
+    return messages

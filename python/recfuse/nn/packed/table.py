@@ -1,0 +1,233 @@
+"""``PackedTable``: one table of a packed module, and its weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
+
+if TYPE_CHECKING:
+    from recfuse.nn.packed.layout import PackedSpec
+    from recfuse.nn.packed.module import PackedModule
+
+
+class TableWeight(Tensor):
+    """A table's rows of the packed matrix: a view, so what is read is always today's and what is written in
+    place changes the model. Operations on it give plain tensors.
+
+    ``weight.data = x`` copies into the rows, where a plain view would be led away from them; ``weight.grad``
+    is the table's part of the matrix's gradient.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    _table: PackedTable
+
+    @property
+    def data(self) -> Tensor:
+        """The rows, without gradients."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        """Copies into the rows."""
+        self._table.weight = value
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The table's rows of the packed matrix's gradient; None: it has none. A sparse one has the table's
+        own row numbers.
+        """
+        return self._table._grad()
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> NoReturn:
+        """Refuses: the gradient belongs to the packed matrix."""
+        raise AttributeError(
+            "recfuse: the gradient of one packed table cannot be set; it is a part of the packed "
+            "Parameter's: set that one's .grad, or call zero_grad() of the module"
+        )
+
+    def requires_grad_(self, requires_grad: bool = True) -> NoReturn:
+        """Refuses: tables of one packed matrix are trained or frozen together."""
+        raise AttributeError(
+            f"recfuse: requires_grad_({requires_grad}) of one packed table cannot be; tables of one packed "
+            "matrix are trained or frozen together: set it on the tables before they are packed (frozen ones "
+            "get a matrix of their own), or on the module's Parameters"
+        )
+
+
+class PackedTable:
+    """One table of a packed module. Made anew at each look; only ``weight`` can be set.
+
+    Attributes:
+        name: as in the module's ``tables``.
+        num_embeddings, embedding_dim, mode, padding_idx, include_last_offset, sparse: as of
+            ``torch.nn.EmbeddingBag``.
+        weight: ``[num_embeddings, embedding_dim]``, a view into the module's packed Parameter. Assigning a
+            tensor (or to ``weight.data``) copies its values into the rows; another shape raises.
+    """
+
+    __slots__ = ("_module", "_spec")
+
+    def __init__(self, module: PackedModule, spec: PackedSpec) -> None:
+        """The table ``spec`` of ``module``."""
+        object.__setattr__(self, "_module", module)
+        object.__setattr__(self, "_spec", spec)
+
+    @property
+    def name(self) -> str:
+        """As in the module's ``tables``."""
+        return self._spec.name
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows."""
+        return self._spec.num_embeddings
+
+    @property
+    def embedding_dim(self) -> int:
+        """Columns."""
+        return self._spec.embedding_dim
+
+    @property
+    def mode(self) -> str:
+        """How rows of a bag are pooled: sum, mean or max."""
+        return self._spec.mode
+
+    @property
+    def padding_idx(self) -> int | None:
+        """The row that is skipped."""
+        return self._spec.padding_idx
+
+    @property
+    def include_last_offset(self) -> bool:
+        """Whether offsets of a call of this table alone end with the end of the last bag."""
+        return self._spec.include_last_offset
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the packed matrix's gradient is sparse."""
+        return self._module.layout.sparse
+
+    @property
+    def group(self) -> Tensor:
+        """The packed matrix that has the rows."""
+        return self._module.packed_weights()[self._spec.group]
+
+    @property
+    def weight(self) -> Tensor:
+        """The rows; see the class."""
+        rows = self.group.narrow(0, self._spec.first_row, self._spec.num_embeddings).as_subclass(TableWeight)
+        rows._table = self
+        return rows
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        if not isinstance(value, Tensor):
+            raise ArgumentTypeError(
+                f"recfuse: the weight of table {self.name!r} is set to a {type(value).__name__}, must be a "
+                "tensor"
+            )
+        shape = [self.num_embeddings, self.embedding_dim]
+        if list(value.shape) != shape:
+            raise ArgumentValueError(
+                f"recfuse: the weight of table {self.name!r} is set to shape {list(value.shape)}, must have "
+                f"{shape}: it is a part of a packed matrix"
+            )
+        with torch.no_grad():
+            self.group.narrow(0, self._spec.first_row, self._spec.num_embeddings).copy_(value)
+
+    def _grad(self) -> Tensor | None:
+        grad = self.group.grad
+        if grad is None:
+            return None
+        first, rows = self._spec.first_row, self._spec.num_embeddings
+        if grad.layout is torch.strided:
+            return grad.narrow(0, first, rows)
+        whole = grad.coalesce()
+        row = whole.indices()[0]
+        own = (row >= first) & (row < first + rows)
+        return torch.sparse_coo_tensor(
+            row[own][None] - first,
+            whole.values()[own],
+            (rows, self.embedding_dim),
+            check_invariants=False,
+            is_coalesced=True,
+        )
+
+    def __call__(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """Pools this table alone, as ``torch.nn.EmbeddingBag`` does; for all tables call the module."""
+        return self._module._pool_table(self._spec, input, offsets, per_sample_weights)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets ``weight`` alone."""
+        if name == "weight":
+            object.__setattr__(self, name, value)
+            return
+        raise AttributeError(
+            f"recfuse: {name} of the packed table {self.name!r} cannot be set; it is fixed when tables are "
+            "packed: recfuse.unswap(model) gives modules back that can be changed; or make the module anew"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Says why a packed table has no such thing."""
+        raise AttributeError(
+            f"recfuse: a packed table has no {name}; it is no module of its own, but a range of rows of one: "
+            "recfuse.unswap(model) gives the modules back"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy's module is a copy too."""
+        return PackedTable, (self._module, self._spec)
+
+    def __repr__(self) -> str:
+        """As torch's."""
+        more = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"PackedTable({self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}{more})"
+
+
+class Tables(Mapping[str, PackedTable]):
+    """The tables of a packed module by name, in order; also as attributes."""
+
+    __slots__ = ("_module",)
+
+    def __init__(self, module: PackedModule) -> None:
+        """Of this module."""
+        self._module = module
+
+    def __getitem__(self, name: str) -> PackedTable:
+        """By name; KeyError."""
+        for spec in self._module.layout.tables:
+            if spec.name == name:
+                return PackedTable(self._module, spec)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        """Names."""
+        return (spec.name for spec in self._module.layout.tables)
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self._module.layout.tables)
+
+    def values(self) -> list[PackedTable]:  # type: ignore[override]
+        """The tables, in order."""
+        return [PackedTable(self._module, spec) for spec in self._module.layout.tables]
+
+    def __getattr__(self, name: str) -> PackedTable:
+        """By name, as of a ModuleDict."""
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"recfuse: there is no table {name!r}") from None
+
+    def __repr__(self) -> str:
+        """A line a table."""
+        lines = "".join(f"\n  ({name}): {table!r}" for name, table in zip(self, self.values(), strict=True))
+        return f"Tables({lines}\n)"
