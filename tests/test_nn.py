@@ -289,7 +289,7 @@ def test_one_table_is_called_as_torchs_module(sparse, grad):
     with torch.set_grad_enabled(grad):
         for number, (bag, table) in enumerate(zip(bags, collection.tables.values(), strict=True)):
             assert (table.mode, table.padding_idx, table.num_embeddings) == (bag.mode, 3, 12)
-            offsets = torch.tensor([0, 4, 4, 9])
+            offsets = torch.tensor([0, 4, 4, 10])
             factors = torch.rand(10) if number == 0 else None
             calls = [(indices, offsets, factors), (indices.view(5, 2), None, None)]
             for call in calls:

@@ -227,7 +227,7 @@ def fused_embedding_bag(
             "pass sparse=False"
         )
     arguments = (
-        [b.view(-1) for b in buffers],
+        list(buffers),
         features,
         indices,
         offsets,

@@ -201,7 +201,8 @@ class PackedModule(torch.nn.Module):
             check_mapping(mapping, layout, offsets)
         if not has_kernel(weights):
             return pool_one_by_one(layout, weights, indices, offsets, per_sample_weights)
-        arguments = weights, layout.features, indices, offsets, layout.output_dim, per_sample_weights
+        flat = [weight.view(-1) for weight in weights]  # until the operator takes matrices
+        arguments = flat, layout.features, indices, offsets, layout.output_dim, per_sample_weights
         if not weights or not weights[0].is_cuda:
             return fused_embedding_bag(*arguments, sparse=layout.sparse)
         schedules, warps, work = self._work(offsets, mapping)
