@@ -1,4 +1,4 @@
-"""Builds recfuse/librecfuse.so (operators for torch) and recfuse/_C.abi3.so (tools for NumPy).
+"""Builds recfuse/librecfuse.so (operators for torch) and recfuse/_C.abi3.so (tools, linked against it).
 
 Needs a C11 compiler, Python's and NumPy's headers; no torch, no CUDA.
     DEBUG=1      no optimisation, assertions and symbols
@@ -19,15 +19,16 @@ MODES = [switch for switch in ("DEBUG", "SANITIZE") if os.environ.get(switch)]
 CFLAGS = ["-std=c11", "-O3", "-g0", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread"]
 CFLAGS += ["-fexceptions", "-fvisibility=hidden", "-ffp-contract=off"]
 LDFLAGS = ["-pthread", "-Wl,-z,nodelete", "-Wl,--as-needed", "-lm", "-ldl"]
+LIBRARY = ["-Wl,--no-undefined", "-Wl,-soname,librecfuse.so", "-Wl,-rpath,$ORIGIN/../torch/lib"]
 if "DEBUG" in MODES:
     CFLAGS += ["-O0", "-g", "-UNDEBUG"]
 if "SANITIZE" in MODES:
-    CFLAGS += ["-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-fsanitize=address,undefined"]
     LDFLAGS += ["-fsanitize=address,undefined"]
+    CFLAGS += ["-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", LDFLAGS[-1]]
 
 # Instruction sets by file name; such files are empty on other machines. The CPU is asked at run time.
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
-AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
+AVX512 = [*AVX2, *["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]]
 ISA_FLAGS = {"_avx2.c": AVX2, "_avx512.c": AVX512} if os.uname().machine == "x86_64" else {}
 
 
@@ -38,9 +39,8 @@ def sources(*patterns: str) -> list[str]:
 
 def is_current(obj: str) -> bool:
     """Is an object file younger than this file and all that its compiler read (see -MMD)?"""
-    if not os.path.exists(obj + ".d"):
-        return False
-    read = [name for name in Path(obj + ".d").read_text().split()[1:] if name != "\\"]
+    list_of_read = Path(obj + ".d")  # missing before the first time, and what is missing counts as younger
+    read = list_of_read.read_text().replace("\\\n", "").split()[1:] if list_of_read.exists() else [obj + ".d"]
     return not newer_group([__file__, *read], obj, missing="newer")
 
 
@@ -67,6 +67,7 @@ class BuildExt(build_ext):
         # Python's own link flags may carry its folder on the building machine.
         self.compiler.linker_so = [flag for flag in self.compiler.linker_so if "-rpath" not in flag]
         OPERATORS.extra_objects = [self.build_stub()]
+        TOOLS.extra_objects = [self.get_ext_fullpath(OPERATORS.name)]
         super().build_extensions()
 
     def build_stub(self) -> str:
@@ -77,23 +78,22 @@ class BuildExt(build_ext):
         return path
 
 
-TOOLS = Extension(
-    "recfuse._C",
-    sources("csrc/*.c", "csrc/cuda/*.c", "csrc/python/*.c"),
-    include_dirs=["include", "csrc", numpy.get_include()],
-    define_macros=[("Py_LIMITED_API", "0x030a0000"), ("NPY_TARGET_VERSION", "NPY_2_0_API_VERSION")],
-    extra_compile_args=CFLAGS,
-    extra_link_args=LDFLAGS,
-    py_limited_api=True,
-)
 OPERATORS = Extension(
     "recfuse.librecfuse",
     sources("csrc/status.c", "csrc/validate.c", "csrc/cpu/*.c", "csrc/cuda/*.c", "csrc/torch/*.c"),
     include_dirs=["include", "csrc"],
     extra_compile_args=CFLAGS,
-    extra_link_args=[*LDFLAGS, "-Wl,--no-undefined", "-Wl,-rpath,$ORIGIN/../torch/lib"],
+    extra_link_args=[*LDFLAGS, *LIBRARY],
+)
+TOOLS = Extension(
+    "recfuse._C",
+    sources("csrc/python/*.c", "csrc/random.c", "csrc/trace_stats.c", "csrc/workloads.c"),
+    include_dirs=["include", "csrc", numpy.get_include()],
+    extra_compile_args=CFLAGS,
+    extra_link_args=[*LDFLAGS, "-Wl,-rpath,$ORIGIN"],
+    py_limited_api=True,
 )
 
 if __name__ == "__main__":
-    abi3 = {"bdist_wheel": {"py_limited_api": "cp310"}}
-    setup(ext_modules=[TOOLS, OPERATORS], cmdclass={"build_ext": BuildExt}, options=abi3)
+    options = {"bdist_wheel": {"py_limited_api": "cp310"}, "build_ext": {"parallel": 0}}
+    setup(ext_modules=[OPERATORS, TOOLS], cmdclass={"build_ext": BuildExt}, options=options)

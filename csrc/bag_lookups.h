@@ -4,7 +4,7 @@
 #ifndef RECFUSE_BAG_LOOKUPS_H
 #define RECFUSE_BAG_LOOKUPS_H
 
-#include "recfuse.h"
+#include "status.h"
 
 typedef struct rf__bag_lookups_params {
     const void *indices; /* [lookups] of index_type */
@@ -24,6 +24,6 @@ void rf__bag_lookups_cpu(const rf__bag_lookups_params *params);
 rf_status rf__bag_lookups_cuda(const rf__bag_lookups_params *params, const rf_cuda_stream *stream);
 
 /* Fills the cache with every variant; needs no GPU. */
-rf_status rf__bag_lookups_compile(const char *arch);
+RF__SHARED rf_status rf__bag_lookups_compile(const char *arch);
 
 #endif

@@ -19,8 +19,11 @@
 #define RF__PRINTF(text, first)
 #endif
 
+/* An internal function that recfuse._C calls: the library exports it, with no promise to others. */
+#define RF__SHARED RF_API
+
 /* Keeps the message for rf_last_error (valid UTF-8 of at most 4,095 bytes) and returns `status`, which is not RF_OK. */
-rf_status rf__fail(rf_status status, const char *format, ...) RF__PRINTF(2, 3);
+RF__SHARED rf_status rf__fail(rf_status status, const char *format, ...) RF__PRINTF(2, 3);
 
 /* Calls; on failure keeps its status in the variable `status` and jumps to the label `out`. */
 #define RF_TRY(call)                   \

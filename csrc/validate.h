@@ -16,10 +16,10 @@ rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t 
                             int64_t rows, bool weighted);
 
 /* Of a fused call: sizes and types of what changes from call to call; and all that describes its features. */
-rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params);
-rf_status rf__check_fused_features(const rf_fused_embedding_bag_params *params);
+RF__SHARED rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params);
+RF__SHARED rf_status rf__check_fused_features(const rf_fused_embedding_bag_params *params);
 /* As in rf_fused_plan. */
-rf_status rf__check_fused_warps(int32_t warps);
+RF__SHARED rf_status rf__check_fused_warps(int32_t warps);
 
 /* The whole params struct of the operator of one table, whichever device its pointers are of. */
 rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import shutil
@@ -31,6 +32,7 @@ from library_cases import (
     one_table,
     two_tables,
 )
+from recfuse import _C
 
 
 def run_alone(script: str, *arguments: str) -> str:
@@ -66,6 +68,46 @@ def test_works_without_the_python_package() -> None:
     assert run_alone(script, recfuse.library_path()).startswith("IndexError: recfuse.embedding_bag: ")
 
 
+def test_the_module_and_the_operators_share_one_state() -> None:
+    """What fails in recfuse._C leaves its text in the library that torch has loaded."""
+    library = ctypes.CDLL(recfuse.library_path())
+    library.rf_last_error.restype = ctypes.c_char_p
+    with pytest.raises(ValueError, match="alignment 3") as raised:
+        _C.embedding_bag_compile("sm_80", 8, 8, 3, 0, 1, 1, 0, False, False, True, 8, 8, "")
+    assert str(raised.value).endswith(library.rf_last_error().decode())
+    maps = Path("/proc/self/maps").read_text()
+    assert len({line.split()[-1] for line in maps.splitlines() if "librecfuse" in line}) == 1
+
+
+def test_the_package_with_another_file_has_one_copy(tmp_path: Path) -> None:
+    copy = shutil.copy(recfuse.library_path(), tmp_path / "other.so")
+    script = """
+        import sys
+        import torch
+        import recfuse
+        from recfuse import _C
+        assert recfuse.library_path() == torch.ops.recfuse.library_path() == sys.argv[1]
+        assert _C.jit_status()["allowed"]
+        maps = open("/proc/self/maps").read()
+        assert sys.argv[1] in maps and "librecfuse.so" not in maps
+    """
+    environment = {**os.environ, "RECFUSE_LIBRARY": str(copy)}
+    command = [sys.executable, "-c", textwrap.dedent(script), str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_package_refuses_to_be_the_second_copy(tmp_path: Path) -> None:
+    copy = shutil.copy(recfuse.library_path(), tmp_path / "copy.so")
+    script = "import sys, torch; torch.ops.load_library(sys.argv[1]); import recfuse"
+    done = subprocess.run([sys.executable, "-c", script, str(copy)], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        f"ImportError: recfuse: {recfuse.library_path()} (part of the package) would be a second"
+    )
+    assert f"Set RECFUSE_LIBRARY={copy}" in last
+
+
 def test_a_second_copy_leaves_the_first_in_charge(tmp_path: Path) -> None:
     copy = shutil.copy(recfuse.library_path(), tmp_path / "copy.so")
     script = """
@@ -76,8 +118,17 @@ def test_a_second_copy_leaves_the_first_in_charge(tmp_path: Path) -> None:
         table, indices, offsets = torch.randn(50, 16), torch.randint(0, 50, (90,)), torch.arange(0, 90, 9)
         found = torch.ops.recfuse.embedding_bag(table, indices, offsets)
         torch.testing.assert_close(found, torch.nn.functional.embedding_bag(indices, table, offsets))
+        assert torch.ops.recfuse.library_path() == sys.argv[1]
+        copy = ctypes.CDLL(sys.argv[-1])
+        copy.rf_last_error.restype = ctypes.c_char_p
+        assert copy.rf_unpin_all_cuda(0) != 0
+        print(copy.rf_last_error().decode())
     """
-    run_alone(script, recfuse.library_path(), recfuse.library_path(), str(copy))
+    said = run_alone(
+        "import ctypes\n" + textwrap.dedent(script), recfuse.library_path(), recfuse.library_path(), str(copy)
+    )
+    assert said.startswith(f"recfuse: {copy} is a second copy of librecfuse.so in this process")
+    assert recfuse.library_path() in said
 
 
 def test_strings_come_back() -> None:

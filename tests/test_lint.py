@@ -253,7 +253,23 @@ def test_the_library_exports_the_public_names_alone() -> None:
         [NM, "-D", "--defined-only", recfuse.library_path()], capture_output=True, text=True, check=True
     )
     exported = {line.split()[-1].split("@")[0] for line in done.stdout.splitlines()}
-    assert exported == set(public_functions())
+    assert exported == set(public_functions()) | set(shared_functions())
+
+
+def shared_functions() -> list[str]:
+    """Internal functions that recfuse._C calls in the library."""
+    headers = [path.read_text() for path in C_FILES if path.suffix == ".h"]
+    return [
+        found for text in headers for found in re.findall(r"^RF__SHARED [\w ]+?\*?(rf__\w+)\(", text, re.M)
+    ]
+
+
+@pytest.mark.skipif(NM is None, reason="no nm (binutils)")
+def test_the_library_exports_no_more_internal_names_than_the_module_needs() -> None:
+    assert NM is not None
+    module = Path(recfuse.__file__).with_name("_C.abi3.so")
+    done = subprocess.run([NM, "-D", "--undefined-only", module], capture_output=True, text=True, check=True)
+    assert set(re.findall(r"\brf__\w+", done.stdout)) == set(shared_functions())
 
 
 def test_switches_are_few_and_in_the_readme() -> None:

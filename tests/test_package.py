@@ -99,7 +99,9 @@ def dynamic_section(library: Path, tag: str) -> list[str]:
 
 
 @needs_readelf
-@pytest.mark.parametrize(("name", "also"), [("librecfuse.so", {"libtorch_cpu.so"}), ("_C.abi3.so", set())])
+@pytest.mark.parametrize(
+    ("name", "also"), [("librecfuse.so", {"libtorch_cpu.so"}), ("_C.abi3.so", {"librecfuse.so"})]
+)
 def test_libraries_need_only_the_system(name: str, also: set[str]) -> None:
     needed = dynamic_section(PACKAGE / name, "NEEDED")
     system = re.compile(r"lib(c|m|pthread|dl)\.so\.\d+|ld-linux-.*")
@@ -109,7 +111,8 @@ def test_libraries_need_only_the_system(name: str, also: set[str]) -> None:
 @needs_readelf
 def test_run_path_is_relative() -> None:
     assert dynamic_section(PACKAGE / "librecfuse.so", "RUNPATH") == ["$ORIGIN/../torch/lib"]
-    assert dynamic_section(PACKAGE / "_C.abi3.so", "RUNPATH") == []
+    assert dynamic_section(PACKAGE / "_C.abi3.so", "RUNPATH") == ["$ORIGIN"]
+    assert dynamic_section(PACKAGE / "librecfuse.so", "SONAME") == ["librecfuse.so"]
 
 
 @needs_readelf
@@ -126,7 +129,18 @@ def test_the_library_exports_the_public_header_and_nothing_else() -> None:
     declared = re.findall(
         r"^RF_API .*?(rf_\w+)\(", (ROOT / "include" / "recfuse.h").read_text(), re.MULTILINE
     )
-    assert exported == set(declared)
+    assert {name for name in exported if not name.startswith("rf__")} == set(declared)
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="no nm to list symbols with")
+def test_the_module_has_no_second_copy_of_the_library() -> None:
+    def defined(name: str) -> set[str]:
+        command = ["nm", "--defined-only", str(PACKAGE / name)]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return {line.split()[-1] for line in lines if line.split()[1] in "TtBbDd" and "rf_" in line}
+
+    assert {"rf_version", "rf__fail", "rf__jit_kernel"} <= defined("librecfuse.so")
+    assert not defined("librecfuse.so") & defined("_C.abi3.so")
 
 
 def import_seconds() -> float:

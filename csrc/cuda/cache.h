@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "cuda/file.h"
+#include "status.h"
 
 enum { RF__CACHE_HASH_DIGITS = 32 };
 #define RF__CACHE_ENDING ".cubin"
@@ -35,7 +36,7 @@ typedef struct rf__cache_entry {
 } rf__cache_entry;
 
 /* The folder's path [RF__PATH_BYTES]; false, and "", when there is none (no home). */
-bool rf__cache_folder(char *path);
+RF__SHARED bool rf__cache_folder(char *path);
 
 /* Reads the entry of `key` by `compiler` ("nvrtc13.0"), or by any compiler where that is NULL, the newest
  * first. True: entry->cubin is the caller's to free, and `path` [RF__PATH_BYTES] names the file. */
@@ -56,7 +57,7 @@ typedef struct rf__cache_file {
 
 /* Lists the files of one hash, or all where that is NULL, the last used first; returns their number. *files
  * is the caller's to free. */
-size_t rf__cache_list(const char *folder, const char *hash, rf__cache_file **files);
+RF__SHARED size_t rf__cache_list(const char *folder, const char *hash, rf__cache_file **files);
 
 /* Removes temporary files that nobody will finish, and the least recently used entries beyond `most_bytes`. */
 void rf__cache_trim(const char *folder, int64_t most_bytes);

@@ -4,8 +4,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "cuda/file.h"
 #include "cuda/fork.h"
 
 static const char library_name[] = "libcuda.so.1";
@@ -37,6 +39,10 @@ rf__cu_capture_mode rf__cuda_capture_mode(const rf__cuda_driver *driver, rf__cu_
     (void)driver->cuThreadExchangeStreamCaptureMode(&mode);
     return mode;
 }
+
+static char refusal[2 * RF__PATH_BYTES + 512]; /* written once, by a constructor; "": none */
+
+void rf__cuda_refuse(const char *reason) { snprintf(refusal, sizeof refusal, "%s", reason); }
 
 static rf_status fail_after_fork(void) {
     return rf__fail(RF_ERR_UNSUPPORTED,
@@ -87,6 +93,7 @@ static rf_status driver_open(void) {
 
 rf_status rf__cuda_driver_get(const rf__cuda_driver **driver) {
     if (rf__fork_cuda_lost()) return fail_after_fork();
+    if (refusal[0] != '\0') return rf__fail(RF_ERR_UNSUPPORTED, "%s", refusal);
     *driver = atomic_load_explicit(&driver_in_use, memory_order_acquire);
     if (*driver != NULL) return RF_OK;
     rf_status status = RF_OK;

@@ -26,6 +26,10 @@ typedef struct rf__cuda_device {
 /* The driver with cuInit done. RF_ERR_UNSUPPORTED: no driver, no GPU, or CUDA was started before a fork. */
 rf_status rf__cuda_driver_get(const rf__cuda_driver **driver);
 
+/* Makes rf__cuda_driver_get, and so every function that works on a GPU, fail with this text: for a second copy of the
+ * library in a process. Once, before any of them is called. */
+void rf__cuda_refuse(const char *reason);
+
 /* Device `ordinal` with its primary context retained; made at the first call and kept for ever. */
 rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device);
 

@@ -1,11 +1,13 @@
-#define _GNU_SOURCE /* O_CLOEXEC */
+#define _GNU_SOURCE /* O_CLOEXEC, dladdr */
 #include "cuda/file.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,6 +21,28 @@ bool rf__path_set(char *path, const char *format, ...) {
     if (length >= 0 && length < RF__PATH_BYTES) return true;
     path[0] = '\0';
     return false;
+}
+
+/* Written once, by the constructor. */
+static char folder_at_load[RF__PATH_BYTES], library_file[RF__PATH_BYTES];
+
+bool rf__path_make_absolute(char *path) {
+    char relative[RF__PATH_BYTES];
+    if (path[0] == '/') return true;
+    memcpy(relative, path, sizeof relative);
+    if (folder_at_load[0] == '\0') path[0] = '\0';
+    return folder_at_load[0] != '\0' && rf__path_set(path, "%s/%s", folder_at_load, relative);
+}
+
+const char *rf__library_file(void) { return library_file; }
+
+/* Before the other constructors, which may ask. */
+__attribute__((constructor(101))) static void note_places(void) {
+    Dl_info self;
+    if (getcwd(folder_at_load, sizeof folder_at_load) == NULL) folder_at_load[0] = '\0';
+    if (dladdr(folder_at_load, &self) != 0 && self.dli_fname != NULL &&
+        rf__path_set(library_file, "%s", self.dli_fname))
+        (void)rf__path_make_absolute(library_file);
 }
 
 bool rf__file_read(const char *path, char **data, size_t *bytes) {

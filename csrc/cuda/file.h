@@ -10,6 +10,13 @@ enum { RF__PATH_BYTES = 1024 };
 /* snprintf into path [RF__PATH_BYTES]; false, and "", when it does not fit. */
 bool rf__path_set(char *path, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Makes path [RF__PATH_BYTES] absolute: a relative one is taken from the folder that the process was in when this
+ * library was loaded, so that a later chdir moves nothing. False, and "", when it does not fit. */
+bool rf__path_make_absolute(char *path);
+
+/* The file that this library was loaded from, an absolute path; "" where the loader does not say. */
+const char *rf__library_file(void);
+
 /* Reads a regular file of at most 64 MiB: *data [*bytes] and a zero behind it, the caller's to free. False,
  * with errno set, when it cannot be read. */
 bool rf__file_read(const char *path, char **data, size_t *bytes);

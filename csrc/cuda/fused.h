@@ -148,18 +148,20 @@ static inline const rf__fused_task *rf__fused_tasks(const rf__fused_mapping *map
 /* ---- fused_feature.c */
 
 /* The shape of one feature. `weight` and `output`: addresses, of which the alignment matters. */
-rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int64_t feature,
-                                rf__fused_geometry *shape);
+RF__SHARED rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int64_t feature,
+                                           rf__fused_geometry *shape);
 
 /* ---- fused_schedule.c */
 
 /* Every feature with its classes, for each of some sets of schedules [n_sets, n_features] (or NULL, for one set of
  * defaults): fills features [n_sets, n_features], and the classes of all sets together. */
-rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules,
-                             int64_t n_sets, rf__fused_classes *classes, rf__fused_feature *features);
+RF__SHARED rf_status rf__fused_features(const rf_fused_embedding_bag_params *params,
+                                        const rf_fused_schedule *schedules, int64_t n_sets,
+                                        rf__fused_classes *classes, rf__fused_feature *features);
 
 /* The schedules worth a try for a feature, `most` at most; how many there are. */
-int32_t rf__fused_candidates(const rf__fused_geometry *shape, rf_fused_schedule *candidates, int32_t most);
+RF__SHARED int32_t rf__fused_candidates(const rf__fused_geometry *shape, rf_fused_schedule *candidates,
+                                        int32_t most);
 
 /* The bucket of a mean bag length; and the longest of a bucket, but for the last one. */
 int32_t rf__fused_bucket(double mean);
@@ -179,8 +181,8 @@ typedef struct rf__fused_variant {
 } rf__fused_variant;
 
 /* Blocks an SM for `warps`, and the bytes of shared memory that keep others out. */
-void rf__fused_occupancy(const rf__cuda_device *device, int32_t warps, rf__fused_variant *variant,
-                         const rf__fused_classes *classes);
+RF__SHARED void rf__fused_occupancy(const rf__cuda_device *device, int32_t warps, rf__fused_variant *variant,
+                                    const rf__fused_classes *classes);
 /* Makes the variant that runs beside the kernel of staged tables. */
 void rf__fused_beside(rf__fused_variant *variant, const rf__fused_classes *classes);
 /* Of a block, at launch. */
@@ -189,8 +191,8 @@ int32_t rf__fused_shared_bytes(const rf__cuda_device *device, const rf__fused_va
 rf_status rf__fused_kernel(const rf__cuda_device *device, const rf__fused_variant *variant,
                            const rf__fused_classes *classes, const rf__kernel **kernel);
 /* That kernel for an architecture, of which `info` tells, and those that batches with staged tables need. */
-rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *variant,
-                                   const rf__fused_classes *classes, rf_kernel_info *info);
+RF__SHARED rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *variant,
+                                              const rf__fused_classes *classes, rf_kernel_info *info);
 
 /* ---- fused_describe.c: what mappings need to know of features */
 
@@ -209,8 +211,8 @@ typedef struct rf__fused_described {
 } rf__fused_described;
 
 /* Checks features and describes them; to be freed with free(). `schedules` may be NULL. */
-rf_status rf__fused_describe(const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules,
-                             rf__fused_described **described);
+RF__SHARED rf_status rf__fused_describe(const rf_fused_embedding_bag_params *params,
+                                        const rf_fused_schedule *schedules, rf__fused_described **described);
 /* Of classes, and of which of them features have and how wide they are: two mappings of the same one fit each other's
  * calls. */
 int32_t rf__fused_signature(const rf__fused_feature *features, int64_t n_features,
@@ -229,10 +231,11 @@ typedef struct rf__fused_batch {
 /* The work of a batch cut into tasks, whose mapping of *rows rows of 32 bytes is still to be written: where the memory
  * for it comes from is up to the caller. `what` is needed until it is freed. */
 typedef struct rf__fused_cut rf__fused_cut;
-rf_status rf__fused_cut_new(const rf__fused_mappable *what, const rf__fused_batch *batch, int32_t sms,
-                            int32_t blocks_per_sm, rf__fused_cut **cut, int64_t *rows);
-void rf__fused_cut_write(rf__fused_cut *cut, rf__fused_mapping *mapping);
-void rf__fused_cut_free(rf__fused_cut *cut);
+RF__SHARED rf_status rf__fused_cut_new(const rf__fused_mappable *what, const rf__fused_batch *batch,
+                                       int32_t sms, int32_t blocks_per_sm, rf__fused_cut **cut,
+                                       int64_t *rows);
+RF__SHARED void rf__fused_cut_write(rf__fused_cut *cut, rf__fused_mapping *mapping);
+RF__SHARED void rf__fused_cut_free(rf__fused_cut *cut);
 /* All of it, to memory that is to be freed with free(). */
 rf_status rf__fused_map(const rf__fused_mappable *what, const rf__fused_batch *batch, int32_t sms,
                         int32_t blocks_per_sm, rf__fused_mapping **mapping, int64_t *rows);

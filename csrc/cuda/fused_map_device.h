@@ -47,6 +47,6 @@ rf_status rf__fused_map_launch(const rf__cuda_device *device, const rf__fused_de
                                rf__fused_device_mapping *mapping);
 
 /* Every variant of the kernel into the cache; needs no GPU. */
-rf_status rf__fused_map_compile(const char *arch);
+RF__SHARED rf_status rf__fused_map_compile(const char *arch);
 
 #endif

@@ -17,7 +17,7 @@ typedef struct rf__fused_measurement {
 /* Not timed: result [n_sets, rounds], seconds a batch, sets in turns, each with a kernel of its own. Timed: result
  * [n_sets, n_features], clock cycles of the blocks that worked on a feature, over all rounds and batches, by one
  * kernel that has the schedules of all sets. An untimed round comes first. Waits for the device. */
-rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, double *result,
-                            const rf_cuda_stream *stream);
+RF__SHARED rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, double *result,
+                                       const rf_cuda_stream *stream);
 
 #endif

@@ -49,6 +49,6 @@ rf_status rf__jit_compile_each(const rf__kernel_source *source, const void *keys
 const char *rf__kernel_integer(int32_t int_type);
 
 /* False when RECFUSE_JIT=off forbids compiling. */
-bool rf__jit_allowed(void);
+RF__SHARED bool rf__jit_allowed(void);
 
 #endif

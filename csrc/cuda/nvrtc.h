@@ -36,7 +36,7 @@ typedef struct rf__nvrtc_output {
 /* Finds NVRTC, in this order: where the process has it from already, the packages beside torch and beside
  * this library, CUDA_HOME, CUDA_PATH, /usr/local/cuda, the loader's search path. RF_ERR_UNSUPPORTED: not
  * found; the message has the places. Found once, kept for ever; not finding it is not remembered. */
-rf_status rf__nvrtc_find(const rf__nvrtc_place **place);
+RF__SHARED rf_status rf__nvrtc_find(const rf__nvrtc_place **place);
 /* The search itself. */
 rf_status rf__nvrtc_search(rf__nvrtc_place *place);
 

@@ -1,4 +1,4 @@
-#define _GNU_SOURCE /* dladdr, dlinfo, dl_iterate_phdr, RTLD_NOLOAD */
+#define _GNU_SOURCE /* dlinfo, dl_iterate_phdr, RTLD_NOLOAD */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <link.h>
@@ -48,8 +48,10 @@ static void find_builtins(rf__nvrtc_place *place, const char *folder) {
     closedir(files);
 }
 
-static bool try_folder(search *where, const char *folder) {
+static bool try_folder(search *where, const char *named) {
     rf__nvrtc_place *place = where->place;
+    char folder[RF__PATH_BYTES];
+    if (!rf__path_set(folder, "%s", named) || !rf__path_make_absolute(folder)) return false;
     for (int i = 0; i < MAJORS; i++) {
         if (!rf__path_set(place->path, "%s/libnvrtc.so.%d", folder, majors[i])) continue;
         if (access(place->path, R_OK) != 0) continue;
@@ -81,7 +83,9 @@ static bool try_loader(search *where, int flags) {
 
 static void add_root(search *where, const char *file, int parts) {
     char root[RF__PATH_BYTES];
-    if (where->n_roots == MOST_ROOTS || !rf__path_set(root, "%s", file) || !path_up(root, parts)) return;
+    if (where->n_roots == MOST_ROOTS || !rf__path_set(root, "%s", file) || !rf__path_make_absolute(root) ||
+        !path_up(root, parts))
+        return;
     for (int i = 0; i < where->n_roots; i++)
         if (strcmp(where->roots[i], root) == 0) return;
     rf__path_set(where->roots[where->n_roots++], "%s", root);
@@ -102,12 +106,10 @@ static int add_root_of_torch(struct dl_phdr_info *info, size_t bytes, void *cont
 
 static bool try_packages(search *where) {
     static const char *const folders[] = {"nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"};
-    Dl_info self;
     char folder[RF__PATH_BYTES];
     dl_iterate_phdr(add_root_of_torch, where);
     /* site-packages/recfuse/librecfuse.so does as well. */
-    if (dladdr((const void *)majors, &self) != 0 && self.dli_fname != NULL)
-        add_root(where, self.dli_fname, 2);
+    add_root(where, rf__library_file(), 2);
     for (int i = 0; i < where->n_roots; i++)
         for (size_t f = 0; f < sizeof folders / sizeof folders[0]; f++)
             if (rf__path_set(folder, "%s/%s", where->roots[i], folders[f]) && try_folder(where, folder))

@@ -9,6 +9,6 @@ rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_p
                               void *stream);
 
 /* Fills the cache with every variant; needs no GPU. */
-rf_status rf__pin_rows_compile(const char *arch);
+RF__SHARED rf_status rf__pin_rows_compile(const char *arch);
 
 #endif

@@ -1,25 +1,16 @@
-#define _GNU_SOURCE /* dladdr, scandir, strdup */
+#define _GNU_SOURCE /* scandir, strdup */
 #include "cuda/source.h"
 
 #include <dirent.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/file.h"
 
-static const char anchor[] = "an address in this shared object";
-
 static bool kernels_folder(char *folder) {
-    Dl_info self;
-    char object[RF__PATH_BYTES];
-    if (dladdr(anchor, &self) == 0 || self.dli_fname == NULL || !rf__path_set(object, "%s", self.dli_fname))
-        return false;
-    char *slash = strrchr(object, '/');
-    if (slash == NULL) return rf__path_set(folder, "kernels");
-    *slash = '\0';
-    return rf__path_set(folder, "%s/kernels", object);
+    const char *library = rf__library_file(), *slash = strrchr(library, '/');
+    return slash != NULL && rf__path_set(folder, "%.*s/kernels", (int)(slash - library), library);
 }
 
 static rf_status text_read(const char *folder, const char *name, char **text) {

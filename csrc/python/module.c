@@ -2,6 +2,8 @@
 #define RF__IMPORT_NUMPY
 #include "methods.h"
 
+#include <string.h>
+
 static PyMethodDef methods[] = {
 #define RF__PYTHON_METHOD(name, text) {#name, rf__py_##name, METH_VARARGS, text},
     RF__PYTHON_METHODS(RF__PYTHON_METHOD)
@@ -11,6 +13,12 @@ static PyMethodDef methods[] = {
 
 static int module_exec(PyObject *module) {
     (void)module;
+    if (strcmp(rf_version(), RECFUSE_VERSION) != 0) {
+        PyErr_Format(PyExc_ImportError,
+                     "recfuse._C is of version %s, librecfuse.so of %s; install one package", RECFUSE_VERSION,
+                     rf_version());
+        return -1;
+    }
     import_array1(-1);
     return 0;
 }

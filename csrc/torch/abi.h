@@ -40,47 +40,51 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
     X(complex128)
 
 /* X(result, name, parameters) */
-#define RF__TORCH_LIST(X)                                                                                 \
-    /* registration; the handles live as long as the process */                                           \
-    X(int32_t, aoti_torch_library_init_def,                                                               \
-      (const char *space, const char *file, uint32_t line, TorchLibraryHandle *library))                  \
-    X(int32_t, aoti_torch_library_init_impl,                                                              \
-      (const char *space, const char *key, const char *file, uint32_t line, TorchLibraryHandle *library)) \
-    X(int32_t, aoti_torch_library_def, (TorchLibraryHandle library, const char *schema))                  \
-    X(int32_t, torch_library_impl,                                                                        \
-      (TorchLibraryHandle library, const char *name, rf__boxed function, uint64_t build_version))         \
-    /* lists and strings */                                                                               \
-    X(int32_t, torch_list_size, (StableListHandle list, size_t *size))                                    \
-    X(int32_t, torch_list_get_item, (StableListHandle list, size_t index, StableIValue *item))            \
-    X(int32_t, torch_delete_list, (StableListHandle list))                                                \
-    X(int32_t, torch_new_string_handle, (const char *data, size_t length, StringHandle *string))          \
-    X(int32_t, torch_string_c_str, (StringHandle string, const char **data))                              \
-    X(int32_t, torch_string_length, (StringHandle string, size_t *length))                                \
-    X(int32_t, torch_delete_string, (StringHandle string))                                                \
-    /* tensors; sizes, strides and data are borrowed */                                                   \
-    X(int32_t, aoti_torch_get_dim, (AtenTensorHandle tensor, int64_t *dim))                               \
-    X(int32_t, aoti_torch_get_sizes, (AtenTensorHandle tensor, int64_t **sizes))                          \
-    X(int32_t, aoti_torch_get_strides, (AtenTensorHandle tensor, int64_t **strides))                      \
-    X(int32_t, aoti_torch_get_dtype, (AtenTensorHandle tensor, int32_t *dtype))                           \
-    X(int32_t, aoti_torch_get_device_type, (AtenTensorHandle tensor, int32_t *device_type))               \
-    X(int32_t, aoti_torch_get_device_index, (AtenTensorHandle tensor, int32_t *device_index))             \
-    X(int32_t, aoti_torch_device_type_cpu, (void))                                                        \
-    X(int32_t, aoti_torch_get_storage_offset, (AtenTensorHandle tensor, int64_t *elements))               \
-    X(int32_t, aoti_torch_get_storage_size, (AtenTensorHandle tensor, int64_t *bytes))                    \
-    X(size_t, aoti_torch_dtype_element_size, (int32_t dtype))                                             \
-    X(int32_t, torch_get_const_data_ptr, (AtenTensorHandle tensor, const void **data))                    \
-    X(int32_t, torch_get_mutable_data_ptr, (AtenTensorHandle tensor, void **data))                        \
-    X(int32_t, aoti_torch_empty_strided,                                                                  \
-      (int64_t dim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device_type,     \
-       int32_t device_index, AtenTensorHandle *tensor))                                                   \
-    X(int32_t, aoti_torch_copy_, (AtenTensorHandle self, AtenTensorHandle source, int32_t non_blocking))  \
-    X(int32_t, aoti_torch_delete_tensor_object, (AtenTensorHandle tensor))                                \
-    /* threads; the body must not throw */                                                                \
-    X(int32_t, torch_parallel_for,                                                                        \
-      (int64_t begin, int64_t end, int64_t grain, rf__parallel_body body, void *context))                 \
-    X(int32_t, torch_get_num_threads, (uint32_t *threads))                                                \
-    /* throws a C++ exception with `message` unless `condition` */                                        \
-    X(void, aoti_torch_check,                                                                             \
+#define RF__TORCH_LIST(X)                                                                                  \
+    /* registration; the handles live as long as the process */                                            \
+    X(int32_t, aoti_torch_library_init_def,                                                                \
+      (const char *space, const char *file, uint32_t line, TorchLibraryHandle *library))                   \
+    X(int32_t, aoti_torch_library_init_impl,                                                               \
+      (const char *space, const char *key, const char *file, uint32_t line, TorchLibraryHandle *library))  \
+    X(int32_t, aoti_torch_library_def, (TorchLibraryHandle library, const char *schema))                   \
+    X(int32_t, torch_library_impl,                                                                         \
+      (TorchLibraryHandle library, const char *name, rf__boxed function, uint64_t build_version))          \
+    /* an operator by name: arguments on the stack, results in their place */                              \
+    X(int32_t, torch_call_dispatcher,                                                                      \
+      (const char *name, const char *overload, StableIValue *stack, uint64_t build_version))               \
+    /* lists and strings */                                                                                \
+    X(int32_t, torch_list_size, (StableListHandle list, size_t *size))                                     \
+    X(int32_t, torch_list_get_item, (StableListHandle list, size_t index, StableIValue *item))             \
+    X(int32_t, torch_delete_list, (StableListHandle list))                                                 \
+    X(int32_t, torch_new_string_handle, (const char *data, size_t length, StringHandle *string))           \
+    X(int32_t, torch_string_c_str, (StringHandle string, const char **data))                               \
+    X(int32_t, torch_string_length, (StringHandle string, size_t *length))                                 \
+    X(int32_t, torch_delete_string, (StringHandle string))                                                 \
+    /* tensors; sizes, strides and data are borrowed */                                                    \
+    X(int32_t, aoti_torch_get_dim, (AtenTensorHandle tensor, int64_t *dim))                                \
+    X(int32_t, aoti_torch_get_sizes, (AtenTensorHandle tensor, int64_t **sizes))                           \
+    X(int32_t, aoti_torch_get_strides, (AtenTensorHandle tensor, int64_t **strides))                       \
+    X(int32_t, aoti_torch_get_dtype, (AtenTensorHandle tensor, int32_t *dtype))                            \
+    X(int32_t, aoti_torch_get_device_type, (AtenTensorHandle tensor, int32_t *device_type))                \
+    X(int32_t, aoti_torch_get_device_index, (AtenTensorHandle tensor, int32_t *device_index))              \
+    X(int32_t, aoti_torch_device_type_cpu, (void))                                                         \
+    X(int32_t, aoti_torch_get_storage_offset, (AtenTensorHandle tensor, int64_t *elements))                \
+    X(int32_t, aoti_torch_get_storage_size, (AtenTensorHandle tensor, int64_t *bytes))                     \
+    X(size_t, aoti_torch_dtype_element_size, (int32_t dtype))                                              \
+    X(int32_t, torch_get_const_data_ptr, (AtenTensorHandle tensor, const void **data))                     \
+    X(int32_t, torch_get_mutable_data_ptr, (AtenTensorHandle tensor, void **data))                         \
+    X(int32_t, aoti_torch_empty_strided,                                                                   \
+      (int64_t dim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device_type,      \
+       int32_t device_index, AtenTensorHandle *tensor))                                                    \
+    X(int32_t, aoti_torch_copy_, (AtenTensorHandle self, AtenTensorHandle source, int32_t non_blocking))   \
+    X(int32_t, aoti_torch_delete_tensor_object, (AtenTensorHandle tensor))                                 \
+    /* threads; the body must not throw */                                                                 \
+    X(int32_t, torch_parallel_for,                                                                         \
+      (int64_t begin, int64_t end, int64_t grain, rf__parallel_body body, void *context))                  \
+    X(int32_t, torch_get_num_threads, (uint32_t *threads))                                                 \
+    X(void, aoti_torch_warn, (const char *function, const char *file, uint32_t line, const char *message)) \
+    /* throws a C++ exception with `message` unless `condition` */                                         \
+    X(void, aoti_torch_check,                                                                              \
       (bool condition, const char *function, const char *file, uint32_t line, const char *message))
 
 /* Since torch 2.13. X(result, name, parameters) */

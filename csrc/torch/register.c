@@ -4,6 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda/driver.h"
+#include "cuda/file.h"
+
 /* Runs one boxed call: the arguments are freed whatever happens, and the exception is thrown last, from
  * here alone. The Python type travels in the text, since newer torch makes every C++ exception a
  * RuntimeError. */
@@ -58,6 +61,11 @@ static void library_version(StableIValue *stack, uint64_t n_in, uint64_t n_out) 
     give_string("library_version", rf_version(), stack);
 }
 
+static void library_path(StableIValue *stack, uint64_t n_in, uint64_t n_out) {
+    (void)n_in, (void)n_out;
+    give_string("library_path", rf__library_file(), stack);
+}
+
 static rf_status check_device(const rf__value *values, AtenTensorHandle *output) {
     (void)output;
     const int64_t device = values[0].integer;
@@ -72,13 +80,36 @@ static void check(StableIValue *stack, uint64_t n_in, uint64_t n_out) {
     call("check", "i", check_device, stack, n_out);
 }
 
-/* A call that fails has been logged by libtorch (the usual cause: a second copy of this library in one
- * process, whose names are taken); the first copy's operators stay, and nothing can be raised from here. */
+/* A second file with this library in one process: torch's operators are the first one's, and so is the state of
+ * devices. Nothing can be raised while a library is loaded, so a warning says so, and an error what is called here. */
+static void refuse_second_copy(void) {
+    StableIValue result = 0;
+    StringHandle string = NULL;
+    const char *first = "another file";
+    char text[2 * RF__PATH_BYTES + 512];
+    if (torch_call_dispatcher("recfuse::library_path", "", &result, RF__TORCH_BUILD_VERSION) == 0) {
+        string = (StringHandle)(uintptr_t)result;
+        if (torch_string_c_str(string, &first) != 0) first = "another file";
+    }
+    snprintf(text, sizeof text,
+             "recfuse: %s is a second copy of librecfuse.so in this process, whose operators are those of "
+             "%s; load one "
+             "file alone (RECFUSE_LIBRARY names it to the Python package)",
+             rf__library_file(), first);
+    if (string != NULL) torch_delete_string(string);
+    rf__cuda_refuse(text);
+    aoti_torch_warn(__func__, __FILE__, __LINE__, text);
+}
+
+/* A call that fails has been logged by libtorch, and nothing can be raised from here. */
 __attribute__((constructor)) static void register_operators(void) {
     TorchLibraryHandle schemas = NULL, anywhere = NULL, cpu = NULL, cuda = NULL;
     const char *space = "recfuse";
-    if (aoti_torch_library_init_def(space, __FILE__, __LINE__, &schemas) != 0 ||
-        aoti_torch_library_init_impl(space, "CompositeExplicitAutograd", __FILE__, __LINE__, &anywhere) !=
+    if (aoti_torch_library_init_def(space, __FILE__, __LINE__, &schemas) != 0) {
+        refuse_second_copy();
+        return;
+    }
+    if (aoti_torch_library_init_impl(space, "CompositeExplicitAutograd", __FILE__, __LINE__, &anywhere) !=
             0 ||
         aoti_torch_library_init_impl(space, "CPU", __FILE__, __LINE__, &cpu) != 0 ||
         aoti_torch_library_init_impl(space, "CUDA", __FILE__, __LINE__, &cuda) != 0) {
@@ -88,6 +119,8 @@ __attribute__((constructor)) static void register_operators(void) {
     aoti_torch_library_def(schemas, "check(int device) -> ()");
     torch_library_impl(anywhere, "check", check, RF__TORCH_BUILD_VERSION);
     aoti_torch_library_def(schemas, "library_version() -> str");
+    aoti_torch_library_def(schemas, "library_path() -> str");
+    torch_library_impl(anywhere, "library_path", library_path, RF__TORCH_BUILD_VERSION);
     torch_library_impl(anywhere, "cpu_isa", cpu_isa, RF__TORCH_BUILD_VERSION);
     torch_library_impl(anywhere, "library_version", library_version, RF__TORCH_BUILD_VERSION);
 #define REGISTER(name, kinds, schema)                                      \

@@ -43,6 +43,16 @@ def _load_library() -> str:
             "place (python setup.py build_ext --inplace), or unset RECFUSE_LIBRARY"
         )
     try:
+        in_use = torch.ops.recfuse.library_path()
+    except AttributeError:
+        in_use = path  # none yet
+    if not os.path.samefile(in_use, path):
+        raise ImportError(
+            f"recfuse: {path} ({source}) would be a second copy of the library: this process has the "
+            f"operators of {in_use} already. Set RECFUSE_LIBRARY={in_use}, or load no other file before the "
+            "package"
+        )
+    try:
         torch.ops.load_library(path)
         return str(torch.ops.recfuse.library_version())
     except (OSError, AttributeError, RuntimeError) as error:
