@@ -15,10 +15,9 @@ import recfuse
 from conftest import ragged
 from recfuse import _backward, _backward_cuda
 from recfuse._backward import MAX, MEAN, SUM
-from recfuse.nn import packing
+from recfuse.nn import FusedEmbeddingBagCollection
 from recfuse.nn.table_list import _gathered, _moved_on_gpu
 from recfuse.ops import _renormalise
-from test_swap import DLRM_Net
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
@@ -72,31 +71,18 @@ class OnCuda(torch.Tensor):
     is_cuda = True
 
 
-def on_cuda(model):
-    """Its tables there, in their places: without a GPU fake tensors cannot be copied."""
-    packed = packing.plan([tuple(table.weight.shape) for table in model.emb_l], [torch.float32] * 4)
-    buffers = packing.allocate(packed, torch.device("cuda", 0))
-    for table, view in zip(model.emb_l, packing.views(packed, buffers), strict=True):
-        table.weight = torch.nn.Parameter(view, requires_grad=False)
-    return model
-
-
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-@pytest.mark.parametrize("moved_later", (False, True))
-def test_a_model_on_a_gpu_is_fused(fake, moved_later):
-    model = DLRM_Net()
-    if moved_later:
-        recfuse.swap(model)
-        on_cuda(model).emb_l.repack()
-    else:
-        report = recfuse.swap(on_cuda(model))
-        assert [entry.name for entry in report.fused] == ["emb_l"]
-    packed = model.emb_l._packed
-    assert packed.has_kernel and packed.on_cuda and packed.features.device.type == "cpu"
+def test_a_collection_on_a_gpu_is_one_call(fake):
+    collection = FusedEmbeddingBagCollection([(40, 8), (7, 16), (300, 8)])
+    for name, weight in list(collection.named_parameters()):  # without a GPU it cannot be copied there
+        there = torch.empty(weight.shape, device="cuda")
+        setattr(collection, name, torch.nn.Parameter(there, requires_grad=False))
+    assert collection.has_kernel and collection.on_cuda
+    assert collection.layout.features.device.type == "cpu"
     indices, offsets = (torch.zeros(size, dtype=torch.int64, device="cuda") for size in (24, 13))
-    pooled = packed(model.emb_l._modules, indices, offsets)
-    assert (pooled.shape, pooled.device.type) == ((3, 32), "cuda")
-    assert packed.schedules is None  # nothing can be learned here
+    pooled = collection(indices, offsets)
+    assert (pooled.shape, pooled.device.type) == ((4, 32), "cuda")
+    assert collection.schedules is None  # nothing can be learned here
 
 
 @pytest.mark.parametrize("first", (0, 1, -3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import threading
 from pathlib import Path
@@ -14,10 +13,10 @@ from torch import nn
 
 import gpu
 import recfuse
-from gpu_fused import SUMS, batch, check, on_gpu
-from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, Table
+from gpu_fused import batch, check, on_gpu
+from recfuse.nn import FusedEmbeddingBagCollection, Table
 from test_gpu_integration import moved
-from test_nn import COPIES, SPECS, assert_packed, collection_of, lookups_of
+from test_nn import COPIES, SPECS, assert_packed, lookups_of
 
 pytestmark = gpu.MARKS
 
@@ -46,9 +45,9 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> Learned:
 
 def test_it_is_one_call() -> None:
     collection = on_gpu()
-    assert collection._packed.on_cuda == (gpu.DEVICE.type == "cuda")
-    assert collection._packed.features.device.type == "cpu"
-    assert all(buffer.device == gpu.DEVICE for buffer in collection._packed.buffers)
+    assert collection.on_cuda == (gpu.DEVICE.type == "cuda")
+    assert collection.layout.features.device.type == "cpu"
+    assert all(weight.device == gpu.DEVICE for weight in collection.packed_weights())
     assert_packed(collection)
     given = batch(collection)
     with torch.profiler.profile() as profile:
@@ -73,7 +72,7 @@ def test_the_first_call_learns_once(learned: Learned) -> None:
     collection = on_gpu()
     first = batch(collection, 9)
     check(collection, *first)
-    expected = collection._packed.schedules[:, 5]
+    expected = collection.schedules[:, 5]
     lookups = first[1][::9].diff().cpu()
     assert expected.tolist() == [max(round(16 * one / 9), 1) for one in lookups.tolist()]
     count = learned.count
@@ -224,7 +223,7 @@ def test_a_graph_with_new_inputs(known: bool, learned: Learned) -> None:
     with torch.cuda.graph(graph):
         got = collection(indices, offsets)
         again = collection(indices, offsets) * 2
-    assert learned.count == count and (collection._packed.schedules is not None) == known
+    assert learned.count == count and (collection.schedules is not None) == known
     for _ in range(5):
         fill()
         for weight in collection.parameters():
@@ -233,7 +232,7 @@ def test_a_graph_with_new_inputs(known: bool, learned: Learned) -> None:
         check(collection, indices, offsets)
         torch.testing.assert_close(got, collection(indices, offsets), rtol=1e-4, atol=1e-4)
         assert torch.equal(again, got * 2)
-        collection._packed.set_plan(None)
+        collection.set_plan(None)
 
 
 @pytest.mark.parametrize("way", COPIES)
@@ -244,10 +243,10 @@ def test_copies_are_packed_and_their_own(way: str) -> None:
     want = collection(*given)
     other = COPIES[way](collection)
     assert_packed(other)
-    assert torch.equal(other._packed.schedules, collection._packed.schedules) and other._packed.warps == 24
+    assert torch.equal(other.schedules, collection.schedules) and other.warps == 24
     assert torch.equal(other(*given), want)
     with torch.no_grad():
-        other.embedding_bags.t0.weight.fill_(9)
+        other.tables.t0.weight.fill_(9)
     assert torch.equal(collection(*given), want)
     assert not torch.equal(other(*given), want)
 
@@ -278,9 +277,7 @@ def test_moves_keep_it_packed(way: str) -> None:
             torch.testing.assert_close(weight.detach(), value, rtol=1e-3, atol=1e-3)
         collection(*given).sum().backward()
     with torch.no_grad():
-        for weight in collection.parameters():
-            weight.uniform_(-1, 1)
-    assert_packed(collection)
+        collection.reset_parameters()
     check(collection, *given)
 
 
@@ -311,107 +308,35 @@ def test_state_dicts(assign: bool) -> None:
         assert torch.equal(other(*given), want)
 
 
-def test_replaced_weights_are_seen_and_repacked() -> None:
+def test_changed_weights_are_seen() -> None:
     collection = on_gpu()
     given = batch(collection)
     collection(*given)
-    replacements = (
-        lambda: setattr(
-            collection.embedding_bags.t3, "weight", nn.Parameter(torch.randn(50, 8).to(gpu.DEVICE))
-        ),
-        lambda: setattr(collection.embedding_bags.t0.weight, "data", torch.randn(30, 4).to(gpu.DEVICE)),
-        lambda: collection.embedding_bags.update({"t2": EmbeddingBag(7, 3, mode="max").to(gpu.DEVICE)}),
+    changes = (
+        lambda: setattr(collection.tables.t3, "weight", torch.randn(50, 8)),
+        lambda: setattr(collection.tables.t0.weight, "data", torch.randn(30, 4).to(gpu.DEVICE)),
+        lambda: collection.tables.t1.weight.data.mul_(2),
+        lambda: setattr(collection.packed_dim16, "data", torch.randn(20, 16).to(gpu.DEVICE)),
+        lambda: setattr(collection, "packed_dim3", nn.Parameter(torch.randn(7, 3).to(gpu.DEVICE))),
     )
-    for replace in replacements:
-        replace()
-        collection._packed._warned = False
-        with torch.no_grad(), pytest.warns(UserWarning, match=r"repack\(\)"):
-            got = collection(*given)
-        collection.repack()
-        assert_packed(collection)
-        torch.testing.assert_close(collection(*given), got)
+    for change in changes:
+        before = collection(*given)
+        change()
+        with torch.no_grad():
+            assert not torch.equal(collection(*given), before)
+        check(collection, *given)
     before = collection(*given)
     zeros = {name: torch.zeros_like(value) for name, value in collection.named_parameters()}
-    collection._packed._warned = True
     assert torch.func.functional_call(collection, zeros, given).abs().sum() == 0
     assert torch.equal(collection(*given), before)
 
 
+@pytest.mark.skipif(gpu.DEVICE.type != "cuda", reason="needs CUDA")
 def test_tables_on_two_devices_are_pooled_one_by_one() -> None:
-    collection = collection_of([(9, 4), (9, 8)])
-    collection.embedding_bags.t1.to(gpu.DEVICE)
-    collection.repack()
-    assert collection._packed.has_kernel == (gpu.DEVICE.type == "cpu")
-    collection.to(gpu.DEVICE)
-    check(collection, *batch(collection))
-
-
-@gpu.TWO_GPUS
-def test_two_gpus_in_turns() -> None:
-    """Tensors decide where a call runs, not the current device; each has what it needs."""
-    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-    collections = {device: collection_of(device=device) for device in (first, second)}
-    indices, offsets = lookups_of(collections[first])
-    for current, device in itertools.product((first, second), (first, second, first)):
-        with torch.cuda.device(current):
-            given = indices.to(device), offsets.to(device)
-            check(collections[device], *given)
-            check(collections[device], *given, mapping=collections[device].map(offsets))
-            collections[device](*given).sum().backward()
-            assert torch.cuda.current_device() == current.index
-        recfuse.check(device)
-    collections[first].to(second)
-    check(collections[first], indices.to(second), offsets.to(second))
-
-
-def test_threads_and_streams() -> None:
-    """Eight threads, each on a stream of its own, with two collections and batches of all sizes."""
-    collections = [on_gpu(), on_gpu(SUMS)]
-    work = [(module, batch(module, bags, 9)) for module in collections for bags in (3, 17, 33, 40)]
-    for module in collections:
-        module(*batch(module))
-    want = [module(*given) for module, given in work]
-    gpu.synchronize()
-
-    @torch.no_grad()
-    def run(number: int) -> None:
-        for step in range(40):
-            place = (number + step) % len(work)
-            module, given = work[place]
-            assert torch.equal(module(*given), want[place])
-
-    gpu.run_in_threads(run)
-
-
-def test_a_stream_sees_what_it_has_written_right_before() -> None:
-    collection = on_gpu().requires_grad_(False)
-    sets = [batch(collection, 20) for _ in range(5)]
-    want = [collection(*given) for given in sets]
-    values = [weight.clone() for weight in collection.parameters()]
-    gpu.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream(gpu.DEVICE)):
-        for (indices, offsets), expected in zip(sets, want, strict=True):
-            late, ends = torch.zeros_like(indices), torch.zeros_like(offsets)
-            for weight in collection.parameters():
-                weight.fill_(torch.nan)
-            torch.cuda._sleep(3_000_000)
-            late.copy_(indices)
-            ends.copy_(offsets)
-            for weight, value in zip(collection.parameters(), values, strict=True):
-                weight.copy_(value)
-            got = collection(late, ends)
-            late.fill_(10**6)  # after the kernel has read them
-            assert torch.equal(got, expected)
-
-
-def test_many_collections_come_and_go() -> None:
-    """More than the library keeps descriptions of; memory is used again for other tables."""
-    for number in range(200):
-        collection = on_gpu([(5 + number % 7, 4), (9, 8)])
-        if number % 20 == 0:
-            check(collection, *batch(collection, 3 + number % 5))
-        else:
-            collection(*batch(collection, 3))
+    bags = [nn.EmbeddingBag(9, 4), nn.EmbeddingBag(9, 8).to(gpu.DEVICE)]
+    collection = FusedEmbeddingBagCollection.from_embedding_bags(bags)
+    assert not collection.has_kernel
+    assert collection.to(gpu.DEVICE).has_kernel
 
 
 def test_autocast_leaves_tables_alone() -> None:
@@ -430,7 +355,7 @@ def test_a_default_device_changes_nothing() -> None:
             collection = on_gpu()
             given = batch(collection)
             collection(*given).sum().backward()
-            assert collection._packed.features.device.type == "cpu"
+            assert collection.layout.features.device.type == "cpu"
         check(collection, *given)
 
 

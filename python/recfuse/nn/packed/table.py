@@ -121,8 +121,10 @@ class PackedTable:
     @property
     def weight(self) -> Tensor:
         """The rows; see the class."""
-        rows = self.group.narrow(0, self._spec.first_row, self._spec.num_embeddings).as_subclass(TableWeight)
-        rows._table = self
+        rows = self.group.narrow(0, self._spec.first_row, self._spec.num_embeddings)
+        if type(rows) is Tensor:  # not a fake one, which cannot become another class
+            rows = rows.as_subclass(TableWeight)
+            rows._table = self
         return rows
 
     @weight.setter
