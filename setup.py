@@ -80,7 +80,7 @@ class BuildExt(build_ext):
 
 OPERATORS = Extension(
     "recfuse.librecfuse",
-    sources("csrc/status.c", "csrc/validate.c", "csrc/cpu/*.c", "csrc/cuda/*.c", "csrc/torch/*.c"),
+    sources("csrc/status.c", "csrc/validate*.c", "csrc/cpu/*.c", "csrc/cuda/*.c", "csrc/torch/*.c"),
     include_dirs=["include", "csrc"],
     extra_compile_args=CFLAGS,
     extra_link_args=[*LDFLAGS, *LIBRARY],

@@ -21,6 +21,9 @@ RF__SHARED rf_status rf__check_fused_features(const rf_fused_embedding_bag_param
 /* As in rf_fused_plan. */
 RF__SHARED rf_status rf__check_fused_warps(int32_t warps);
 
+/* The whole params struct of a weight's gradient; of offsets and indices not the contents. */
+rf_status rf__check_fused_backward(const char *operator_name, const rf_fused_backward_params *params);
+
 /* The whole params struct of the operator of one table, whichever device its pointers are of. */
 rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params);
 

@@ -133,16 +133,69 @@ typedef struct rf_fused_embedding_bag_params {
 RF_API rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params *params,
                                             const rf_executor *executor);
 
+/* The gradient of one of the weights of a fused call: of buffers[group] seen as rows [rows, dim]. Features in other
+ * buffers are not looked at. The contents of indices and offsets may be bad: such lookups do not count. */
+typedef struct rf_fused_backward_params {
+    const rf_feature
+        *features; /* [n_features]; those of the group: tables of `dim` columns inside it, that begin at a
+                                   whole row */
+    int64_t n_features;
+    const void *indices; /* [lookups] of index_type */
+    int64_t lookups;
+    const void *offsets; /* [n_features * bags + 1] of offset_type */
+    int64_t bags; /* a feature */
+    rf_int_type index_type;
+    rf_int_type offset_type;
+    const float *sample_weights; /* [lookups], may be NULL; then every pooling of the group is RF_SUM */
+    const void *grad; /* [bags, output_dim] of grad_dtype: the gradient of the call's output */
+    int64_t output_dim;
+    rf_dtype grad_dtype;
+    const int64_t *winners; /* [bags, output_dim], may be NULL if no feature of the group is RF_MAX */
+    int64_t group;
+    int64_t rows, dim; /* of the weight */
+    rf_dtype dtype; /* of the gradient that is written; sums are in float32 */
+    bool scale_grad_by_freq; /* each row's gradient is divided by the number of its lookups */
+} rf_fused_backward_params;
+
+/* Writes the dense gradient to output [rows, dim] of params->dtype: rows without lookups are zeros. The same bits
+ * for any executor, which may be NULL: the caller's thread. RF_ERR_VALUE, RF_ERR_TYPE, RF_ERR_MEMORY. */
+RF_API rf_status rf_fused_embedding_bag_backward_cpu(const rf_fused_backward_params *params, void *output,
+                                                     const rf_executor *executor);
+
+/* Where a sparse gradient goes. */
+typedef struct rf_sparse_output {
+    /* Called once at most, with the number of rows that have a gradient: gives *rows [count] and *values [count, dim]
+     * of params->dtype. Its failure is the call's. */
+    rf_status (*allocate)(void *context, int64_t count, int64_t **rows, void **values);
+    void *context; /* [1], may be NULL: handed to allocate */
+} rf_sparse_output;
+
+/* The same as rows, rising, and their values; rows without lookups are left out (all, if dim is 0). */
+RF_API rf_status rf_fused_embedding_bag_sparse_backward_cpu(const rf_fused_backward_params *params,
+                                                            const rf_sparse_output *output,
+                                                            const rf_executor *executor);
+
+/* Which row of its table won each column of each bag of each feature of pooling RF_MAX: winners [bags, output_dim], -1
+ * where no lookup counts and in the columns of other features. params->output is not looked at. */
+RF_API rf_status rf_fused_embedding_bag_winners_cpu(const rf_fused_embedding_bag_params *params,
+                                                    int64_t *winners, const rf_executor *executor);
+
+/* The gradient of the sample weights of a call whose features are all RF_SUM, from grad [bags, output_dim] of grad_dtype:
+ * output [lookups], 0 where a lookup does not count. params->output and sample_weights are not looked at. */
+RF_API rf_status rf_fused_embedding_bag_sample_weights_backward_cpu(
+    const rf_fused_embedding_bag_params *params, const void *grad, rf_dtype grad_dtype, float *output,
+    const rf_executor *executor);
+
 /* What the compiler said about a GPU kernel, and where the kernel came from. -1: it did not say. */
 typedef struct rf_kernel_info {
-    int32_t registers;     /* a thread */
-    int32_t spill_bytes;   /* a thread, stores and loads together */
-    int32_t stack_bytes;   /* a thread */
-    int32_t shared_bytes;  /* a block */
+    int32_t registers; /* a thread */
+    int32_t spill_bytes; /* a thread, stores and loads together */
+    int32_t stack_bytes; /* a thread */
+    int32_t shared_bytes; /* a block */
     int64_t cubin_bytes;
-    double seconds;        /* that this call took */
-    bool cached;           /* taken from the cache on disk */
-    char path[512];        /* of the entry there; "": none could be written, or longer than this */
+    double seconds; /* that this call took */
+    bool cached; /* taken from the cache on disk */
+    char path[512]; /* of the entry there; "": none could be written, or longer than this */
 } rf_kernel_info;
 
 /* Where rows in flight wait until they are summed (Jain et al., MICRO'24, section IV-B): name, text. */
@@ -165,8 +218,8 @@ typedef enum rf_station {
 typedef struct rf_embedding_bag_schedule {
     rf_station station;
     int32_t distance; /* rows in flight for each row that a warp reads at once, 1 ... 64; none: 1 */
-    int32_t threads;  /* that share a bag: a power of two, 1 ... 1,024; at least those that a row takes */
-    int32_t block;    /* threads of a block: a power of two, 32 ... 1,024; at least `threads` */
+    int32_t threads; /* that share a bag: a power of two, 1 ... 1,024; at least those that a row takes */
+    int32_t block; /* threads of a block: a power of two, 32 ... 1,024; at least `threads` */
     int32_t warps; /* most warps that an SM runs at once, 1 ... 64; registers and shared memory see to it */
     int32_t parts; /* 1, 2, 4, 8 or 16: bags sweep together through so many parts of the table, so that
                        * rows which several need are found in L2 */

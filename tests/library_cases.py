@@ -31,7 +31,7 @@ def two_tables(**changes: Any) -> Inputs:
     """Arguments of torch.ops.recfuse.fused_embedding_bag: two tables in one buffer, sum and mean."""
     torch.manual_seed(2)
     arguments: Inputs = {
-        "buffers": [torch.randn(50 * 4 + 30 * 8)],
+        "weights": [torch.randn(50 * 4 + 30 * 8)],
         "features": torch.tensor([[0, 0, 50, 4, 0, -1, 0], [0, 200, 30, 8, 1, -1, 4]]),
         "indices": torch.randint(0, 30, (40,)),
         "offsets": torch.tensor([0, 3, 3, 10, 20, 25, 40]),
@@ -58,7 +58,7 @@ def expected_two(arguments: Inputs) -> torch.Tensor:
     bags = (arguments["offsets"].numel() - 1) // 2
     for feature, mode in enumerate(("sum", "mean")):
         buffer, start, rows, dim = arguments["features"][feature, :4].tolist()
-        table = arguments["buffers"][buffer].float()[start : start + rows * dim].view(rows, dim)
+        table = arguments["weights"][buffer].float()[start : start + rows * dim].view(rows, dim)
         offsets = arguments["offsets"].long()[feature * bags : (feature + 1) * bags + 1]
         indices = arguments["indices"].long()[offsets[0] : offsets[-1]]
         columns.append(
@@ -171,12 +171,12 @@ ONE_TABLE_ERRORS: dict[str, tuple[Inputs, str, str]] = {
     ),
 }
 TWO_TABLES_ERRORS: dict[str, tuple[Inputs, str, str]] = {
-    "buffer dims": ({"buffers": [torch.randn(4, 4)]}, "ValueError", "buffers has 2 dim"),
-    "buffer dtype": ({"buffers": [torch.zeros(9).int()]}, "TypeError", "buffers is int32"),
-    "buffer strided": ({"buffers": [torch.randn(900)[::2]]}, "ValueError", "a tensor of"),
-    "second buffer": ({"buffers": [torch.randn(440), torch.zeros(9).int()]}, "TypeError", "buffers is int32"),
-    "no buffer": ({"buffers": []}, "ValueError", "features[0] is in buffer 0"),
-    "buffer too small": ({"buffers": [torch.randn(439)]}, "ValueError", "features[1]"),
+    "buffer dims": ({"weights": [torch.randn(4, 4, 4)]}, "ValueError", "weights has 3 dim"),
+    "buffer dtype": ({"weights": [torch.zeros(9).int()]}, "TypeError", "weights is int32"),
+    "buffer strided": ({"weights": [torch.randn(900)[::2]]}, "ValueError", "a tensor of"),
+    "second buffer": ({"weights": [torch.randn(440), torch.zeros(9).int()]}, "TypeError", "weights is int32"),
+    "no buffer": ({"weights": []}, "ValueError", "features[0] is in buffer 0"),
+    "buffer too small": ({"weights": [torch.randn(439)]}, "ValueError", "features[1]"),
     "features dtype": ({"features": two_tables()["features"].int()}, "TypeError", "features is int32 [2, 7]"),
     "features width": (
         {"features": two_tables()["features"][:, :6]},

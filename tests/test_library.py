@@ -159,7 +159,7 @@ def test_empty(bags: int) -> None:
         {"features": torch.stack(two_tables()["features"].unbind(1)).t()},
         {"indices": torch.randint(0, 30, (80,), dtype=torch.int32)[::2]},
         {"offsets": torch.tensor([0, 3, 3, 10, 20, 25, 40], dtype=torch.int32)},
-        {"buffers": [torch.randn(200).bfloat16(), torch.randn(240).half()],
+        {"weights": [torch.randn(200).bfloat16(), torch.randn(240).half()],
          "features": torch.tensor([[0, 0, 50, 4, 0, -1, 0], [1, 0, 30, 8, 1, -1, 4]])},
     ],
     ids=["plain", "features strided", "indices strided int32", "offsets int32", "two dtypes"],
@@ -172,10 +172,10 @@ def test_fused_layouts(changes: Inputs) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_fused_keeps_the_dtype_that_all_buffers_have(dtype: torch.dtype) -> None:
-    buffers = [two_tables()["buffers"][0].to(dtype)]
-    found = OPS.fused_embedding_bag(**two_tables(buffers=buffers))
-    torch.testing.assert_close(found, expected_two(two_tables(buffers=buffers)).to(dtype))
+def test_fused_keeps_the_dtype_that_all_weights_have(dtype: torch.dtype) -> None:
+    weights = [two_tables()["weights"][0].to(dtype)]
+    found = OPS.fused_embedding_bag(**two_tables(weights=weights))
+    torch.testing.assert_close(found, expected_two(two_tables(weights=weights)).to(dtype))
 
 
 def test_no_features() -> None:

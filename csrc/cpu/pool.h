@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "recfuse.h"
+#include "transpose.h"
 #include "validate.h"
 
 /* The bad value that comes first in the order of the spans. */
@@ -88,8 +89,28 @@ typedef bool (*rf__pool_kernel)(const rf__pool_call *call, const rf__table *tabl
 /* RF__SUM: the plain sum or mean. RF__WEIGHTED: the same with sample weights or a padding index. */
 enum { RF__SUM, RF__WEIGHTED, RF__MAX, RF__POOL_OPS };
 
+/* Gradients. A sum of elements of `grad`, of `source` on for each entry, times its factor; divided by `divisor` unless
+ * that is 1; written to `row` [dim] of the params' dtype. `end`: of all entries, up to where they are asked for ahead. */
+typedef void (*rf__row_kernel)(const rf_fused_backward_params *params, const rf__entry *first,
+                               const rf__entry *last, const rf__entry *end, float divisor, char *row);
+/* The same where entries of maxima are among them: `number` is the row's in the weight. */
+typedef void (*rf__mixed_row_kernel)(const rf_fused_backward_params *params, const rf__entry *first,
+                                     const rf__entry *last, int64_t number, float divisor, char *row);
+
+/* Winners of one bag of pooling max: winners [dim], -1 where no lookup counts. */
+typedef void (*rf__winners_kernel)(const rf_fused_embedding_bag_params *params, int64_t feature, int64_t bag,
+                                   int64_t *winners);
+
+/* Sum of the products of two rows of `count` elements. */
+typedef float (*rf__dot_kernel)(const char *one, rf_dtype one_dtype, const char *other, rf_dtype other_dtype,
+                                int64_t count);
+
 typedef struct rf__pool_kernels {
     rf__pool_kernel pool[3][2][RF__POOL_OPS]; /* [rf_dtype][rf_int_type][op] */
+    rf__row_kernel sum_row[3]; /* [rf_dtype of grad] */
+    rf__mixed_row_kernel mixed_row;
+    rf__winners_kernel winners;
+    rf__dot_kernel dot;
 } rf__pool_kernels;
 
 extern const rf__pool_kernels rf__pool_avx512, rf__pool_avx2, rf__pool_neon, rf__pool_scalar;

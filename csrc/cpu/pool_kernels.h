@@ -161,7 +161,13 @@ RF__KERNELS(f16, RF_FLOAT16, i64, RF_INT64)
 RF__KERNELS(bf16, RF_BFLOAT16, i32, RF_INT32)
 RF__KERNELS(bf16, RF_BFLOAT16, i64, RF_INT64)
 
+#include "gradient_kernels.h"
+
 #define RF__ENTRY(name) {pool_sum_##name, pool_weighted_##name, pool_max_##name}
 const rf__pool_kernels RF__TABLE = {.pool = {{RF__ENTRY(f32_i32), RF__ENTRY(f32_i64)},
                                              {RF__ENTRY(f16_i32), RF__ENTRY(f16_i64)},
-                                             {RF__ENTRY(bf16_i32), RF__ENTRY(bf16_i64)}}};
+                                             {RF__ENTRY(bf16_i32), RF__ENTRY(bf16_i64)}},
+                                    .sum_row = {sum_row_f32, sum_row_f16, sum_row_bf16},
+                                    .mixed_row = mixed_row,
+                                    .winners = bag_winners,
+                                    .dot = dot};

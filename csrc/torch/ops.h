@@ -5,7 +5,7 @@
 #include "torch/values.h"
 
 /* X(name, kinds of the arguments as in values.h, schema). `rf__torch_<name>` is the kernel of CPU and CUDA;
- * all return one tensor or nothing. */
+ * return one tensor or nothing. */
 #define RF__OPERATOR_LIST(X)                                                                             \
     X(embedding_bag, "tttsobibbiss",                                                                     \
       "(Tensor weight, Tensor indices, Tensor offsets, str mode=\"mean\", "                              \
@@ -17,17 +17,36 @@
     X(pin_rows, "tt", "(Tensor weight, Tensor rows) -> ()")                                              \
     X(unpin, "to", "(Tensor weight, Tensor? rows=None) -> ()")                                           \
     X(fused_embedding_bag, "ltttiobisoio",                                                               \
-      "(Tensor[] buffers, Tensor features, Tensor indices, Tensor offsets, SymInt output_dim, "          \
+      "(Tensor[] weights, Tensor features, Tensor indices, Tensor offsets, SymInt output_dim, "          \
       "Tensor? per_sample_weights=None, bool sparse=False, int prefetch_distance=-1, "                   \
       "str bounds_check=\"on\", Tensor? schedules=None, int warps=0, Tensor? mapping=None) -> Tensor")
 
-/* A kernel: borrows `values`, gives a new tensor in *output (NULL before, and on failure) where its schema has
- * one. */
-typedef rf_status (*rf__operator)(const rf__value *values, AtenTensorHandle *output);
+/* The same for operators whose CUDA kernels are registered from Python. */
+#define RF__CPU_OPERATOR_LIST(X)                                                                \
+    X(fused_embedding_bag_backward, "ttttiiiioob",                                              \
+      "(Tensor grad, Tensor features, Tensor indices, Tensor offsets, int group, SymInt rows, " \
+      "SymInt dim, int dtype, Tensor? per_sample_weights, Tensor? winners, "                    \
+      "bool scale_grad_by_freq=False) -> Tensor")                                               \
+    X(fused_embedding_bag_sparse_backward, "ttttiiiioob",                                       \
+      "(Tensor grad, Tensor features, Tensor indices, Tensor offsets, int group, SymInt rows, " \
+      "SymInt dim, int dtype, Tensor? per_sample_weights, Tensor? winners, "                    \
+      "bool scale_grad_by_freq=False) -> (Tensor, Tensor)")                                     \
+    X(fused_embedding_bag_winners, "lttt",                                                      \
+      "(Tensor[] weights, Tensor features, Tensor indices, Tensor offsets) -> Tensor")          \
+    X(fused_embedding_bag_sample_weights_backward, "tlttt",                                     \
+      "(Tensor grad, Tensor[] weights, Tensor features, Tensor indices, Tensor offsets) -> Tensor")
+
+/* Tensors that an operator returns, at most. */
+enum { RF__MAX_OUTPUTS = 2 };
+
+/* A kernel: borrows `values`, gives new tensors in outputs [RF__MAX_OUTPUTS] (NULL before; those of a failed call
+ * are freed by the caller), as many as its schema has. */
+typedef rf_status (*rf__operator)(const rf__value *values, AtenTensorHandle *outputs);
 
 #define RF__OPERATOR_DECLARE(name, kinds, schema) \
-    rf_status rf__torch_##name(const rf__value *values, AtenTensorHandle *output);
+    rf_status rf__torch_##name(const rf__value *values, AtenTensorHandle *outputs);
 RF__OPERATOR_LIST(RF__OPERATOR_DECLARE)
+RF__CPU_OPERATOR_LIST(RF__OPERATOR_DECLARE)
 #undef RF__OPERATOR_DECLARE
 
 /* Threads of torch's own pool; in a forked child the caller's alone. */
@@ -41,6 +60,21 @@ rf_status rf__integers_read(const char *argument, AtenTensorHandle handle, const
 /* per_sample_weights ([lookups], may be NULL) as contiguous float32; *copy as in rf__tensor_make_contiguous. */
 rf_status rf__sample_weights_read(AtenTensorHandle handle, int64_t lookups, const rf__place *place,
                                   AtenTensorHandle *copy, const float **weights);
+/* Arguments of a fused call, read by csrc/torch/fused_arguments.c. */
+enum { RF__FEATURE_FIELDS = sizeof(rf_feature) / sizeof(int64_t) };
+/* features: int64 [features, 7], on the CPU whichever device pools: the host plans by them. */
+rf_status rf__features_read(AtenTensorHandle handle, AtenTensorHandle *copy, const rf_feature **features,
+                            int64_t *n_features);
+/* weights, and the type of the output: theirs where they agree, else float32. *buffers is to be freed, also after a
+ * failure. `features` inside a weight of two dimensions must be whole rows of it. */
+rf_status rf__weights_read(StableListHandle list, const rf__place *place, rf_buffer **buffers,
+                           rf_fused_embedding_bag_params *params);
+/* Bags a feature, of so many offsets. */
+rf_status rf__bags_count(int64_t offsets, int64_t n_features, int64_t *bags);
+/* indices and offsets of a fused call whose features are read; copies [2]. */
+rf_status rf__lookups_read(AtenTensorHandle indices, AtenTensorHandle offsets, const rf__place *place,
+                           AtenTensorHandle *copies, rf_fused_embedding_bag_params *params);
+
 /* torch's current stream of a GPU. RF_ERR_UNSUPPORTED: this torch has no CUDA. */
 rf_status rf__torch_stream(const rf__place *place, rf_cuda_stream *stream);
 

@@ -13,16 +13,16 @@
 static void call(const char *name, const char *kinds, rf__operator kernel, StableIValue *stack,
                  uint64_t n_out) {
     rf__value values[RF__MAX_ARGUMENTS];
-    AtenTensorHandle output = NULL;
+    AtenTensorHandle outputs[RF__MAX_OUTPUTS] = {NULL, NULL};
     char message[4096 + 256]; /* the longest of rf_last_error, and what it is of */
     rf__arguments_take(kinds, stack, values);
-    const rf_status status = kernel(values, &output);
+    const rf_status status = kernel(values, outputs);
     rf__arguments_free(kinds, values);
     if (status == RF_OK) {
-        if (n_out > 0) stack[0] = (StableIValue)(uintptr_t)output;
+        for (uint64_t i = 0; i < n_out; i++) stack[i] = (StableIValue)(uintptr_t)outputs[i];
         return;
     }
-    rf__tensor_free(output);
+    for (int i = RF__MAX_OUTPUTS - 1; i >= 0; i--) rf__tensor_free(outputs[i]);
     /* The C API names its operator itself; what fails before it is reached does not. */
     if (strncmp(rf_last_error(), "recfuse.", strlen("recfuse.")) == 0) {
         snprintf(message, sizeof message, "%s: %s", rf_status_python(status), rf_last_error());
@@ -40,6 +40,7 @@ static void call(const char *name, const char *kinds, rf__operator kernel, Stabl
         call(#name, kinds, rf__torch_##name, stack, n_out);                                 \
     }
 RF__OPERATOR_LIST(BOXED)
+RF__CPU_OPERATOR_LIST(BOXED)
 
 /* libtorch before 2.15 copies a returned string and never frees it: 48 bytes a call that are not ours to
  * free, since later ones do. Nothing that runs often returns one. */
@@ -66,8 +67,8 @@ static void library_path(StableIValue *stack, uint64_t n_in, uint64_t n_out) {
     give_string("library_path", rf__library_file(), stack);
 }
 
-static rf_status check_device(const rf__value *values, AtenTensorHandle *output) {
-    (void)output;
+static rf_status check_device(const rf__value *values, AtenTensorHandle *outputs) {
+    (void)outputs;
     const int64_t device = values[0].integer;
     if (device < 0 || device > INT32_MAX) {
         return rf__fail(RF_ERR_VALUE, "device is %lld, must be the ordinal of a GPU", (long long)device);
@@ -123,10 +124,14 @@ __attribute__((constructor)) static void register_operators(void) {
     torch_library_impl(anywhere, "library_path", library_path, RF__TORCH_BUILD_VERSION);
     torch_library_impl(anywhere, "cpu_isa", cpu_isa, RF__TORCH_BUILD_VERSION);
     torch_library_impl(anywhere, "library_version", library_version, RF__TORCH_BUILD_VERSION);
-#define REGISTER(name, kinds, schema)                                      \
-    aoti_torch_library_def(schemas, #name schema);                         \
-    torch_library_impl(cpu, #name, name##_boxed, RF__TORCH_BUILD_VERSION); \
+#define REGISTER_CPU(name, kinds, schema)          \
+    aoti_torch_library_def(schemas, #name schema); \
+    torch_library_impl(cpu, #name, name##_boxed, RF__TORCH_BUILD_VERSION);
+#define REGISTER(name, kinds, schema) \
+    REGISTER_CPU(name, kinds, schema) \
     torch_library_impl(cuda, #name, name##_boxed, RF__TORCH_BUILD_VERSION);
     RF__OPERATOR_LIST(REGISTER)
+    RF__CPU_OPERATOR_LIST(REGISTER_CPU)
 #undef REGISTER
+#undef REGISTER_CPU
 }

@@ -164,7 +164,7 @@ out:
     return status;
 }
 
-static bool is_contiguous(const rf__tensor *tensor) {
+bool rf__tensor_is_contiguous(const rf__tensor *tensor) {
     int64_t expected = 1;
     for (int64_t d = tensor->dim - 1; d >= 0; d--) {
         if (tensor->sizes[d] == 0) return true;
@@ -186,7 +186,7 @@ static rf_status tensor_empty(int64_t dim, const int64_t *sizes, int32_t dtype, 
 
 rf_status rf__tensor_make_contiguous(rf__tensor *tensor, int32_t dtype, AtenTensorHandle *copy) {
     rf_status status = RF_OK;
-    if (tensor->dtype == dtype && is_contiguous(tensor)) return RF_OK;
+    if (tensor->dtype == dtype && rf__tensor_is_contiguous(tensor)) return RF_OK;
     RF_TRY(tensor_empty(tensor->dim, tensor->sizes, dtype, &tensor->place, copy));
     RF__TORCH_TRY(aoti_torch_copy_(*copy, tensor->handle, false));
     RF_TRY(tensor_look(*copy, tensor));
@@ -199,6 +199,15 @@ rf_status rf__tensor_new(int64_t rows, int64_t columns, int32_t dtype, const rf_
     rf_status status = RF_OK;
     const int64_t sizes[2] = {rows, columns};
     RF_TRY(tensor_empty(2, sizes, dtype, place, tensor));
+    RF__TORCH_TRY(torch_get_mutable_data_ptr(*tensor, data));
+out:
+    return status;
+}
+
+rf_status rf__tensor_new_list(int64_t count, int32_t dtype, const rf__place *place, AtenTensorHandle *tensor,
+                              void **data) {
+    rf_status status = RF_OK;
+    RF_TRY(tensor_empty(1, &count, dtype, place, tensor));
     RF__TORCH_TRY(torch_get_mutable_data_ptr(*tensor, data));
 out:
     return status;

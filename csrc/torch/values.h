@@ -60,9 +60,13 @@ rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t
 /* Replaces `tensor` by a contiguous copy as `dtype` unless it is contiguous and has it. A copy is also
  * left in *copy (NULL before), to be freed by the caller once `tensor` is done with. */
 rf_status rf__tensor_make_contiguous(rf__tensor *tensor, int32_t dtype, AtenTensorHandle *copy);
+bool rf__tensor_is_contiguous(const rf__tensor *tensor);
 /* New contiguous [rows, columns], and where its data is. */
 rf_status rf__tensor_new(int64_t rows, int64_t columns, int32_t dtype, const rf__place *place,
                          AtenTensorHandle *tensor, void **data);
+/* New [count], and where its data is. */
+rf_status rf__tensor_new_list(int64_t count, int32_t dtype, const rf__place *place, AtenTensorHandle *tensor,
+                              void **data);
 /* Frees a tensor; NULL is fine. */
 void rf__tensor_free(AtenTensorHandle tensor);
 

@@ -28,7 +28,7 @@ library.define(
     "int warps=0, Tensor? mapping=None) -> Tensor"
 )
 library.define(
-    "fused_embedding_bag_backward(Tensor grad, Tensor[] buffers, SymInt[] numels, int[] dtypes, "
+    "fused_buffers_backward(Tensor grad, Tensor[] buffers, SymInt[] numels, int[] dtypes, "
     "Tensor features, Tensor indices, Tensor offsets, Tensor? per_sample_weights) -> Tensor[]"
 )
 library.define(
@@ -36,7 +36,7 @@ library.define(
     "Tensor features, Tensor indices, Tensor offsets, Tensor? per_sample_weights) -> Tensor[]"
 )
 library.define(
-    "fused_embedding_bag_sparse_backward(Tensor grad, int[] dtypes, Tensor features, Tensor indices, "
+    "fused_buffers_sparse_backward(Tensor grad, int[] dtypes, Tensor features, Tensor indices, "
     "Tensor offsets, Tensor? per_sample_weights) -> Tensor[]"
 )
 library.define(
@@ -44,7 +44,7 @@ library.define(
     "Tensor indices, Tensor offsets, Tensor? per_sample_weights) -> Tensor[]"
 )
 library.define(
-    "fused_embedding_bag_sample_weights_backward(Tensor grad, Tensor[] buffers, Tensor features, "
+    "fused_buffers_sample_weights_backward(Tensor grad, Tensor[] buffers, Tensor features, "
     "Tensor indices, Tensor offsets) -> Tensor"
 )
 library.define(
@@ -109,17 +109,17 @@ def _fused_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if any(needed_grads):
         numels = [buffer.numel() for buffer in buffers]
         if ctx.sparse:
-            parts = _ops.fused_embedding_bag_sparse_backward(
+            parts = _ops.fused_buffers_sparse_backward(
                 grad, dtypes, features, indices, offsets, sample_weights
             )
             found = [sparse_grad(parts[2 * i], parts[2 * i + 1], (numel,)) for i, numel in enumerate(numels)]
         else:
-            found = _ops.fused_embedding_bag_backward(
+            found = _ops.fused_buffers_backward(
                 grad, buffers, numels, dtypes, features, indices, offsets, sample_weights
             )
         buffer_grads = [one if needed else None for one, needed in zip(found, needed_grads, strict=True)]
     if wanted(ctx, 5):
-        sample_weights_grad = _ops.fused_embedding_bag_sample_weights_backward(
+        sample_weights_grad = _ops.fused_buffers_sample_weights_backward(
             grad, buffers, features, indices, offsets
         ).to(sample_weights.dtype)
     return as_given(ctx, (buffer_grads, None, None, None, None, sample_weights_grad, *[None] * 6))
@@ -158,7 +158,7 @@ def _sample_weights_grad(
     return FusedLayout(features).sample_weights_grad(grad, indices, offsets, weights)
 
 
-@kernel("fused_embedding_bag_backward")
+@kernel("fused_buffers_backward")
 def _(
     grad: Tensor,
     buffers: Sequence[Tensor],
@@ -179,7 +179,7 @@ def _(
     return flat
 
 
-@torch.library.register_fake("recfuse::fused_embedding_bag_backward")
+@torch.library.register_fake("recfuse::fused_buffers_backward")
 def _(
     grad: Tensor, buffers: Sequence[Tensor], numels: Sequence[int], dtypes: Sequence[int], *_: Any
 ) -> list[Tensor]:
@@ -189,7 +189,7 @@ def _(
     ]
 
 
-@kernel("fused_embedding_bag_sparse_backward")
+@kernel("fused_buffers_sparse_backward")
 def _(
     grad: Tensor,
     dtypes: Sequence[int],
@@ -207,7 +207,7 @@ def _(
     return out
 
 
-@torch.library.register_fake("recfuse::fused_embedding_bag_sparse_backward")
+@torch.library.register_fake("recfuse::fused_buffers_sparse_backward")
 def _(grad: Tensor, dtypes: Sequence[int], features: Tensor, *_: Any) -> list[Tensor]:
     out = []
     for dtype in _from_codes(dtypes):
@@ -275,13 +275,13 @@ def _(
     ]
 
 
-@kernel("fused_embedding_bag_sample_weights_backward")
+@kernel("fused_buffers_sample_weights_backward")
 def _(grad: Tensor, buffers: Sequence[Tensor], features: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
     weights = slot_weights(FusedLayout(features), buffers)
     return _sample_weights_grad(features, grad, indices, offsets, weights)
 
 
-@torch.library.register_fake("recfuse::fused_embedding_bag_sample_weights_backward")
+@torch.library.register_fake("recfuse::fused_buffers_sample_weights_backward")
 def _(grad: Tensor, buffers: Sequence[Tensor], features: Tensor, indices: Tensor, *_: Any) -> Tensor:
     return grad.new_empty((indices.shape[0],))
 

@@ -1,0 +1,163 @@
+/* What gradients need of one instruction set, with vectors of RF__WIDEST floats. Included by pool_kernels.h.
+ *
+ * A row's gradient is a sum over entries in their order, each column by itself: the same for every instruction set.
+ */
+#define RF__JOIN_(name, width) name##width
+#define RF__JOIN(name, width) RF__JOIN_(name, width)
+#define RF__N(name) RF__JOIN(name, RF__WIDEST)
+
+enum {
+    ENTRIES_AHEAD = 8, /* from asking for an entry's gradient to its use */
+    BLOCK =
+        64, /* columns that the kernels without registers of their own work on at once; a multiple of each width */
+};
+
+/* Columns [column, column + columns) of a row. `vectors`, `part` and `dtype` are constants wherever this is inlined. */
+static RF__INLINE void sum_chunk(const rf_fused_backward_params *params, const rf__entry *first,
+                                 const rf__entry *last, const rf__entry *end, float divisor, int64_t column,
+                                 int64_t columns, char *row, const int vectors, const bool part,
+                                 const rf_dtype dtype) {
+    const int64_t bytes = rf__dtype_bytes(dtype), output_bytes = rf__dtype_bytes(params->dtype);
+    const char *grad = (const char *)params->grad + column * bytes;
+    RF__N(vec) sum[8] = {{0}};
+    for (const rf__entry *entry = first; entry < last; entry++) {
+        if (column == 0 && end - entry > ENTRIES_AHEAD)
+            rf__ask_for(grad + entry[ENTRIES_AHEAD].source * bytes, params->dim * bytes);
+        const char *from = grad + entry->source * bytes;
+        const float factor = entry->factor;
+        RF__UNROLL
+        for (int v = 0; v < vectors; v++) {
+            sum[v] += factor * (part ? RF__N(load_part)(from, columns, dtype)
+                                     : RF__N(load)(from + v * RF__WIDEST * bytes, dtype));
+        }
+    }
+    RF__UNROLL
+    for (int v = 0; v < vectors; v++) {
+        if (divisor != 1.0f) sum[v] /= divisor;
+        RF__N(store_part)(row + (column + v * RF__WIDEST) * output_bytes, part ? columns : RF__WIDEST, sum[v],
+                          params->dtype);
+    }
+}
+
+static RF__INLINE void sum_row(const rf_fused_backward_params *params, const rf__entry *first,
+                               const rf__entry *last, const rf__entry *end, float divisor, char *row,
+                               const rf_dtype dtype) {
+    const int64_t dim = params->dim;
+    int64_t column = 0;
+#define RF__SUM_CHUNKS(vectors)                                                  \
+    for (; dim - column >= vectors * RF__WIDEST; column += vectors * RF__WIDEST) \
+        sum_chunk(params, first, last, end, divisor, column, vectors *RF__WIDEST, row, vectors, false, dtype);
+    RF__SUM_CHUNKS(8)
+    RF__SUM_CHUNKS(4)
+    RF__SUM_CHUNKS(2)
+    RF__SUM_CHUNKS(1)
+#undef RF__SUM_CHUNKS
+    if (column < dim) sum_chunk(params, first, last, end, divisor, column, dim - column, row, 1, true, dtype);
+}
+
+#define RF__SUM_ROW(name, dtype)                                                                        \
+    static void sum_row_##name(const rf_fused_backward_params *params, const rf__entry *first,          \
+                               const rf__entry *last, const rf__entry *end, float divisor, char *row) { \
+        sum_row(params, first, last, end, divisor, row, dtype);                                         \
+    }
+RF__SUM_ROW(f32, RF_FLOAT32)
+RF__SUM_ROW(f16, RF_FLOAT16)
+RF__SUM_ROW(bf16, RF_BFLOAT16)
+
+/* `columns` elements, BLOCK at most, as floats. */
+static void load_block(const char *from, rf_dtype dtype, int64_t columns, float *block) {
+    const int64_t bytes = rf__dtype_bytes(dtype);
+    int64_t at = 0;
+    for (; at + RF__WIDEST <= columns; at += RF__WIDEST) {
+        const RF__N(vec) value = RF__N(load)(from + at * bytes, dtype);
+        memcpy(block + at, &value, sizeof value);
+    }
+    if (at < columns) {
+        const RF__N(vec) value = RF__N(load_part)(from + at * bytes, columns - at, dtype);
+        memcpy(block + at, &value, (size_t)(columns - at) * sizeof(float));
+    }
+}
+
+static void store_block(char *to, rf_dtype dtype, int64_t columns, const float *block) {
+    const int64_t bytes = rf__dtype_bytes(dtype);
+    for (int64_t at = 0; at < columns; at += RF__WIDEST) {
+        const int64_t left = columns - at < RF__WIDEST ? columns - at : RF__WIDEST;
+        RF__N(vec) value = {0};
+        memcpy(&value, block + at, (size_t)left * sizeof(float));
+        RF__N(store_part)(to + at * bytes, left, value, dtype);
+    }
+}
+
+/* Of a maximum, a column's gradient goes to the row that won it; once, however often the bag looked the row up. */
+static void mixed_row(const rf_fused_backward_params *params, const rf__entry *first, const rf__entry *last,
+                      int64_t number, float divisor, char *row) {
+    const int64_t bytes = rf__dtype_bytes(params->grad_dtype);
+    for (int64_t column = 0; column < params->dim; column += BLOCK) {
+        const int64_t columns = params->dim - column < BLOCK ? params->dim - column : BLOCK;
+        float sum[BLOCK] = {0}, value[BLOCK];
+        for (const rf__entry *entry = first; entry < last; entry++) {
+            const int64_t source = entry->source + column;
+            if ((entry->row & RF__ENTRY_MAX) == 0) {
+                load_block((const char *)params->grad + source * bytes, params->grad_dtype, columns, value);
+                for (int64_t c = 0; c < columns; c++) sum[c] += entry->factor * value[c];
+                continue;
+            }
+            if (entry > first && entry[-1].source == entry->source)
+                continue; /* the bag looked it up before */
+            load_block((const char *)params->grad + source * bytes, params->grad_dtype, columns, value);
+            const int64_t *winners = params->winners + source;
+            const int64_t winner = number - params->features[entry->feature].weight_offset / params->dim;
+            for (int64_t c = 0; c < columns; c++) sum[c] += winners[c] == winner ? value[c] : 0.0f;
+        }
+        for (int64_t c = 0; c < columns && divisor != 1.0f; c++) sum[c] /= divisor;
+        store_block(row + column * rf__dtype_bytes(params->dtype), params->dtype, columns, sum);
+    }
+}
+
+/* The first of equals wins, and a NaN if it comes first: as the forward pools. */
+static void bag_winners(const rf_fused_embedding_bag_params *params, int64_t number, int64_t bag,
+                        int64_t *winners) {
+    const rf_feature *feature = &params->features[number];
+    const rf_buffer *buffer = &params->buffers[feature->buffer];
+    const int64_t bytes = rf__dtype_bytes(buffer->dtype);
+    const int64_t from = rf__load_int(params->offsets, params->offset_type, number * params->bags + bag);
+    const int64_t to = rf__load_int(params->offsets, params->offset_type, number * params->bags + bag + 1);
+    const bool good = from >= 0 && from <= to && to <= params->lookups;
+    for (int64_t column = 0; column < feature->dim; column += BLOCK) {
+        const int64_t columns = feature->dim - column < BLOCK ? feature->dim - column : BLOCK;
+        float best[BLOCK] = {0}, value[BLOCK];
+        int64_t won[BLOCK];
+        bool none = true;
+        for (int64_t c = 0; c < columns; c++) won[c] = -1;
+        for (int64_t i = from; good && i < to; i++) {
+            const int64_t index = rf__load_int(params->indices, params->index_type, i);
+            if ((uint64_t)index >= (uint64_t)feature->rows || index == feature->padding_idx) continue;
+            const int64_t element = feature->weight_offset + index * feature->dim + column;
+            load_block((const char *)buffer->data + element * bytes, buffer->dtype, columns, value);
+            for (int64_t c = 0; c < columns; c++) {
+                const bool take = none || value[c] > best[c];
+                best[c] = take ? value[c] : best[c];
+                won[c] = take ? index : won[c];
+            }
+            none = false;
+        }
+        memcpy(winners + column, won, (size_t)columns * sizeof *won);
+    }
+}
+
+static float dot(const char *one, rf_dtype one_dtype, const char *other, rf_dtype other_dtype,
+                 int64_t count) {
+    float sums[BLOCK] = {0}, left[BLOCK], right[BLOCK], sum = 0;
+    for (int64_t at = 0; at < count; at += BLOCK) {
+        const int64_t columns = count - at < BLOCK ? count - at : BLOCK;
+        load_block(one + at * rf__dtype_bytes(one_dtype), one_dtype, columns, left);
+        load_block(other + at * rf__dtype_bytes(other_dtype), other_dtype, columns, right);
+        for (int64_t c = 0; c < columns; c++) sums[c] += left[c] * right[c];
+    }
+    for (int64_t c = 0; c < BLOCK && c < count; c++) sum += sums[c];
+    return sum;
+}
+
+#undef RF__N
+#undef RF__JOIN
+#undef RF__JOIN_

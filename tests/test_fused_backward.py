@@ -1,0 +1,314 @@
+"""The gradient operators of fused calls on the CPU: against autograd of the float64 reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import recfuse  # noqa: F401  (loads the operators)
+from conftest import ragged
+from reference import DTYPES, Feature, assert_close_to_reference
+from reference import fused_embedding_bag as reference
+
+_ops = torch.ops.recfuse
+POOLING = {"sum": 0, "mean": 1, "max": 2}
+
+
+class Groups:
+    """Tables as ranges of rows of matrices, with NaN rows between them, and features over the tables."""
+
+    def __init__(self, groups, features, gap=2):
+        """groups: (dtype, dim, rows of each table); features: Feature's over all tables in order."""
+        self.weights, self.places, self.tables = [], [], []
+        for number, (dtype, dim, sizes) in enumerate(groups):
+            first, parts = gap, []
+            for rows in sizes:
+                self.places.append((number, first, rows, dim))
+                first += rows + gap
+            weight = torch.full((first, dim), torch.nan, dtype=dtype)
+            for _, begin, rows, _ in self.places[-len(sizes) :] if sizes else ():
+                weight[begin : begin + rows] = torch.randn(rows, dim)
+                parts.append(weight[begin : begin + rows])
+            self.weights.append(weight)
+            self.tables += parts
+        described, column, self.features = [], 0, []
+        for table, mode, padding in features:
+            number, first, rows, dim = self.places[table]
+            padding = None if padding is None or padding >= rows else padding
+            self.features.append(Feature(table, mode, padding))
+            described.append(
+                [number, first * dim, rows, dim, POOLING[mode], -1 if padding is None else padding, column]
+            )
+            column += dim
+        self.rows = torch.tensor(described, dtype=torch.int64).view(-1, 7)
+        self.output_dim = column
+
+    def lookups(self, bags, longest=6, integer=torch.int64):
+        parts = [ragged(self.places[f.table][2], bags, longest) for f in self.features]
+        counts = torch.cat([offsets.diff() for _, offsets in parts])
+        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+        return torch.cat([indices for indices, _ in parts]).to(integer), offsets.to(integer)
+
+    def winners(self, indices, offsets):
+        if not any(feature.mode == "max" for feature in self.features):
+            return None
+        return _ops.fused_embedding_bag_winners(self.weights, self.rows, indices, offsets)
+
+    def dense(self, grad, indices, offsets, factors=None, dtypes=None, by_freq=False):
+        winners = self.winners(indices, offsets)
+        given = self.rows, indices, offsets
+        return [
+            _ops.fused_embedding_bag_backward(
+                grad, *given, number, *weight.shape, DTYPES.index(weight.dtype), factors, winners, by_freq
+            )
+            for number, weight in enumerate(self.weights)
+        ]
+
+    def sparse(self, grad, indices, offsets, factors=None, by_freq=False):
+        winners = self.winners(indices, offsets)
+        given = self.rows, indices, offsets
+        return [
+            _ops.fused_embedding_bag_sparse_backward(
+                grad, *given, number, *weight.shape, DTYPES.index(weight.dtype), factors, winners, by_freq
+            )
+            for number, weight in enumerate(self.weights)
+        ]
+
+    def expected(self, grad, indices, offsets, factors=None, by_freq=False):
+        """Gradients of the weights and of the factors, float64."""
+        tables = [table.double().requires_grad_() for table in self.tables]
+        if factors is not None:
+            factors = factors.double().requires_grad_()
+        out = [torch.zeros(weight.shape, dtype=torch.float64) for weight in self.weights]
+        if grad.numel():
+            pooled = reference(tables, self.features, indices, offsets, factors)
+            pooled.backward(grad.double())
+        if by_freq:
+            self._divide(tables, indices, offsets)
+        for (number, first, rows, _), table in zip(self.places, tables, strict=True):
+            if table.grad is not None:
+                out[number][first : first + rows] = table.grad
+        return out, None if factors is None else factors.grad
+
+    def _divide(self, tables, indices, offsets):
+        counts = [torch.zeros(table.shape[0]) for table in tables]
+        bags = (offsets.numel() - 1) // len(self.features)
+        for number, feature in enumerate(self.features):
+            own = indices[offsets[number * bags] : offsets[(number + 1) * bags]]
+            counts[feature.table] += torch.bincount(own, minlength=counts[feature.table].numel())
+        for table, count in zip(tables, counts, strict=True):
+            if table.grad is not None:
+                table.grad /= count.clamp(min=1)[:, None]
+
+    def check(self, grad, indices, offsets, factors=None, by_freq=False):
+        want, want_factors = self.expected(grad, indices, offsets, factors, by_freq)
+        size, _ = self.expected(
+            grad.abs(), indices, offsets, None if factors is None else factors.abs(), by_freq
+        )
+        dense = self.dense(grad, indices, offsets, factors, by_freq=by_freq)
+        sparse = self.sparse(grad, indices, offsets, factors, by_freq=by_freq)
+        for weight, found, (rows, values), expected, magnitude in zip(
+            self.weights, dense, sparse, want, size, strict=True
+        ):
+            eps = torch.finfo(weight.dtype).eps + torch.finfo(torch.float32).eps * (indices.numel() + 3)
+            assert found.dtype == values.dtype == weight.dtype and rows.dtype == torch.int64
+            least = torch.finfo(weight.dtype).smallest_normal
+            assert_close_to_reference(found, expected, eps * magnitude + least)
+            assert (rows.diff() > 0).all()
+            scattered = torch.zeros_like(found)
+            scattered[rows] = values
+            assert torch.equal(scattered, found)
+        if want_factors is not None:
+            found = _ops.fused_embedding_bag_sample_weights_backward(
+                grad, self.weights, self.rows, indices, offsets
+            )
+            assert found.dtype == torch.float32
+            assert_close_to_reference(found, want_factors, 1e-4)
+        return dense
+
+
+def modes(kind, tables):
+    if kind == "sum":
+        return [Feature(table, "sum", (None, 1)[table % 2]) for table in range(tables)]
+    features = [
+        Feature(table, ("sum", "mean", "max")[table % 3], (None, 0, 2)[table % 3]) for table in range(tables)
+    ]
+    return [*features, Feature(0, "max", 1), Feature(1, "sum", None), Feature(0, "max", None)]
+
+
+GROUPS = {
+    "one": [(torch.float32, 8, (9, 30, 4))],
+    "dims": [(torch.float32, dim, (5 + dim % 7, 12)) for dim in (1, 3, 4, 16, 17, 48, 64, 100, 128, 300)],
+    "half": [(torch.float16, 12, (9, 7)), (torch.float16, 40, (6, 5))],
+    "bfloat16": [(torch.bfloat16, 12, (9, 7)), (torch.bfloat16, 64, (6, 5))],
+    "mixed": [(torch.float32, 8, (9, 7)), (torch.bfloat16, 8, (6,)), (torch.float16, 5, (6, 5))],
+    "empty": [(torch.float32, 0, (4, 0)), (torch.float32, 8, (0, 9)), (torch.float32, 4, ())],
+}
+
+
+@pytest.mark.parametrize("by_freq", (False, True))
+@pytest.mark.parametrize("kind", ("sum", "modes"))
+@pytest.mark.parametrize("name", GROUPS)
+def test_agrees_with_the_reference(name, kind, by_freq):
+    problem = Groups(GROUPS[name], modes(kind, sum(len(sizes) for _, _, sizes in GROUPS[name])))
+    if by_freq and any(feature.padding_idx is not None for feature in problem.features):
+        problem.features = [feature._replace(padding_idx=None) for feature in problem.features]
+        problem.rows[:, 5] = -1
+    for integer, bags in ((torch.int64, 7), (torch.int32, 1), (torch.int64, 0), (torch.int32, 33)):
+        indices, offsets = problem.lookups(bags, integer=integer)
+        grad = torch.randn(bags, problem.output_dim).to(DTYPES[bags % 3])
+        problem.check(grad, indices, offsets, by_freq=by_freq)
+        if kind == "sum":
+            problem.check(grad, indices, offsets, torch.randn(indices.numel()), by_freq)
+
+
+def test_many_lookups_of_few_and_of_many_rows():
+    problem = Groups(
+        [(torch.float32, 8, (3, 5000, 70_000))], [Feature(t, "mean", None) for t in (0, 1, 2, 1)]
+    )
+    indices, offsets = problem.lookups(400, 20)
+    problem.check(torch.randn(400, 32), indices, offsets)
+
+
+def test_same_bits_for_any_number_of_threads(threads):
+    problem = Groups(
+        [(torch.float32, 16, (7, 900, 20_000))],
+        [Feature(0, "mean", None), Feature(1, "sum", 3), Feature(2, "sum", None), Feature(1, "max", None)],
+    )
+    indices, offsets = problem.lookups(500, 30)
+    grad = torch.randn(500, 64)
+    results = []
+    for count in (1, 2, 3, 8):
+        threads(count)
+        results.append((problem.dense(grad, indices, offsets)[0], *problem.sparse(grad, indices, offsets)[0]))
+    for other in results[1:]:
+        assert all(torch.equal(one, same) for one, same in zip(results[0], other, strict=True))
+
+
+def _strided(values, how):
+    if how == "column":
+        return values[:, None].repeat(1, 3)[:, 1]
+    if how == "every second":
+        return values.repeat_interleave(2)[::2]
+    return values
+
+
+@pytest.mark.parametrize("how", ("column", "every second"))
+def test_strided_lookups(how):
+    problem = Groups(GROUPS["one"], modes("modes", 3))
+    indices, offsets = problem.lookups(9)
+    grad = torch.randn(9, problem.output_dim)
+    want = problem.dense(grad, indices, offsets)
+    strided = _strided(indices, how), _strided(offsets, how)
+    assert not strided[0].is_contiguous()
+    for given in (grad, grad.t().contiguous().t(), grad.repeat(1, 2)[:, : problem.output_dim]):
+        assert torch.equal(problem.dense(given, *strided)[0], want[0])
+    one = torch.ones(()).expand_as(grad)
+    assert torch.equal(
+        problem.dense(one, *strided)[0], problem.dense(torch.ones_like(grad), indices, offsets)[0]
+    )
+    problem.check(grad, *strided)
+
+
+def test_expanded_indices():
+    problem = Groups([(torch.float32, 4, (9,))], [Feature(0, "max", None)])
+    indices = torch.tensor([3]).expand(8)
+    problem.check(torch.randn(4, 4), indices, torch.arange(0, 9, 2))
+
+
+def test_a_row_that_wins_twice_counts_once():
+    problem = Groups([(torch.float32, 4, (5,))], [Feature(0, "max", None), Feature(0, "max", None)])
+    grad = torch.randn(2, 8)
+    problem.check(grad, torch.tensor([2, 2, 2, 1, 1, 2, 2]), torch.tensor([0, 3, 4, 6, 7]))
+
+
+BAD = {
+    "negative": lambda i, o: i.__setitem__(3, -7),
+    "beyond": lambda i, o: i.__setitem__(5, 2**40),
+    "largest": lambda i, o: i.__setitem__(5, 2**63 - 1),
+    "falling": lambda i, o: o.__setitem__(4, 10**6),
+    "below": lambda i, o: o.__setitem__(4, -3),
+    "last": lambda i, o: o.__setitem__(-1, 10**9),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_contents_do_no_harm(name):
+    problem = Groups(GROUPS["one"], modes("modes", 3))
+    indices, offsets = problem.lookups(9)
+    BAD[name](indices, offsets)
+    grad = torch.randn(9, problem.output_dim)
+    for found in problem.dense(grad, indices, offsets):
+        assert found.isfinite().all()
+    problem.sparse(grad, indices, offsets)
+    sums = Groups(GROUPS["one"], modes("sum", 3))
+    indices, offsets = sums.lookups(9)
+    BAD[name](indices, offsets)
+    grad = torch.randn(9, sums.output_dim)
+    _ops.fused_embedding_bag_sample_weights_backward(grad, sums.weights, sums.rows, indices, offsets)
+
+
+def _changed(row=None, column=None, value=None, **arguments):
+    return row, column, value, arguments
+
+
+WRONG = {
+    "dim": (_changed(0, 3, 9), "whole rows"),
+    "row in the middle": (_changed(0, 1, 3), "whole rows"),
+    "too many rows": (_changed(0, 2, 10**6), "whole rows"),
+    "rows that wrap": (_changed(0, 2, 2**63 - 1), "whole rows"),
+    "column": (_changed(0, 6, 2**62), "columns"),
+    "pooling": (_changed(0, 4, 3), "pooling"),
+    "padding": (_changed(0, 5, 99), "padding_idx"),
+    "no winners": (_changed(0, 4, 2), "winners"),
+    "rows": (_changed(rows=-1), "sizes"),
+    "dtype": (_changed(dtype=3), "dtype"),
+    "grad of other bags": (_changed(grad=torch.zeros(3, 24)), "bags"),
+    "grad of integers": (_changed(grad=torch.zeros(7, 24, dtype=torch.int64)), "int64"),
+    "weights": (_changed(per_sample_weights=torch.zeros(3)), "per_sample_weights"),
+    "winners": (_changed(winners=torch.zeros(7, 3, dtype=torch.int64)), "winners"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("sparse", (False, True))
+def test_wrong_arguments(name, sparse):
+    (row, column, value, changes), text = WRONG[name]
+    problem = Groups(GROUPS["one"], modes("sum", 3))
+    indices, offsets = problem.lookups(7)
+    features = problem.rows.clone()
+    if row is not None:
+        features[row, column] = value
+    arguments = {
+        "grad": torch.zeros(7, 24),
+        "features": features,
+        "indices": indices,
+        "offsets": offsets,
+        "group": 0,
+        "rows": problem.weights[0].shape[0],
+        "dim": 8,
+        "dtype": 0,
+        "per_sample_weights": None,
+        "winners": None,
+    }
+    name = "fused_embedding_bag_sparse_backward" if sparse else "fused_embedding_bag_backward"
+    with pytest.raises(RuntimeError, match=text):
+        getattr(_ops, name)(**{**arguments, **changes})
+
+
+def test_forward_takes_matrices():
+    problem = Groups(GROUPS["dims"], modes("modes", 20))
+    indices, offsets = problem.lookups(5)
+    given = problem.rows, indices, offsets, problem.output_dim
+    flat = [weight.reshape(-1) for weight in problem.weights]
+    want = _ops.fused_embedding_bag(flat, *given)
+    assert torch.equal(_ops.fused_embedding_bag(problem.weights, *given), want)
+    narrow = [weight.view(-1, 1) for weight in flat]
+    with pytest.raises(RuntimeError, match="whole rows of weights"):
+        _ops.fused_embedding_bag(narrow, *given)
+    shifted = problem.rows.clone()
+    shifted[5, 1] -= 1  # a column before a row's first
+    with pytest.raises(RuntimeError, match="whole rows of weights"):
+        _ops.fused_embedding_bag(problem.weights, shifted, *given[1:])
+    with pytest.raises(RuntimeError, match="contiguous"):
+        _ops.fused_embedding_bag([problem.weights[5].t()], *given)
