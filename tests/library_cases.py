@@ -192,7 +192,7 @@ TWO_TABLES_ERRORS: dict[str, tuple[Inputs, str, str]] = {
     "sample weights with mean": ({"per_sample_weights": torch.rand(40)}, "NotImplementedError", ""),
     "bounds_check": ({"bounds_check": ""}, "ValueError", "bounds_check is"),
     "bounds_check with a zero": ({"bounds_check": "on\0"}, "ValueError", 'bounds_check is "on" with a zero'),
-    "buffer freed": ({"buffers": [freed(torch.randn(440))]}, "ValueError", "buffers has no memory"),
+    "buffer freed": ({"weights": [freed(torch.randn(440))]}, "ValueError", "weights has no memory"),
     "features freed": ({"features": freed(two_tables()["features"])}, "ValueError", "features has no memory"),
     "features transposed, freed": (
         {"features": freed(torch.zeros(7, 2).long().t())},
