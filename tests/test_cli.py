@@ -177,7 +177,8 @@ def test_compile_fails_where_nothing_is_kept(capsys, monkeypatch, tmp_path):
     printed = capsys.readouterr()
     assert "registers" not in printed.out
     assert (
-        f"sum int64 2048x150: compiled, but not written to the cache ({tmp_path / 'file'})\n" in printed.err
+        f"sum int64 2048x150: compiled, but not written to the cache ({tmp_path / 'file'}, which is "
+        "not used: it is no folder)\n" in printed.err
     )
 
 
@@ -189,16 +190,35 @@ def test_the_cache_of_kernels_is_described(monkeypatch, tmp_path, capsys):
     (tmp_path / f"{name}.tmpAbCdEf").write_bytes(bytes(100))
     (tmp_path / "notes.cubin").write_bytes(bytes(100))
     cache = info.cuda()["kernel_cache"]
-    assert cache == {"folder": str(tmp_path), "entries": 1, "bytes": 3 << 20, "allowed": False}
+    assert cache == {
+        "folder": str(tmp_path),
+        "entries": 1,
+        "bytes": 3 << 20,
+        "allowed": False,
+        "refused": None,
+        "ignored": 0,
+    }
     assert cli.main(["info"]) == 0
     output = capsys.readouterr().out
     assert "1 kernels, 3.0 MiB in" in output and "forbidden by RECFUSE_JIT=off" in output
 
 
+def test_a_cache_that_others_may_write_to_is_said(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
+    (tmp_path / ("0123456789abcdef" * 2 + "-nvrtc13.0.cubin")).touch(mode=0o666)
+    (tmp_path / ("0123456789abcdef" * 2 + "-nvrtc13.0.cubin")).chmod(0o666)
+    assert cli.main(["info"]) == 0
+    assert "0 kernels, 0.0 MiB" in (output := capsys.readouterr().out) and "1 ignored, which" in output
+    tmp_path.chmod(0o777)
+    assert cli.main(["info"]) == 0
+    output = capsys.readouterr().out
+    assert "is not used: others may write there (mode 777" in output
+
+
 def test_missing_libraries_say_where_they_were_looked_for(monkeypatch, capsys):
     missing = "NVRTC is not here; looked in\n  /opt/toolkit/lib64\n  the loader's search path\nInstall it"
     status = dict.fromkeys(("nvrtc", "builtins", "folder")) | dict.fromkeys(("major", "entries", "bytes"), 0)
-    status |= {"minor": 0, "missing": missing, "allowed": True}
+    status |= {"minor": 0, "missing": missing, "allowed": True, "refused": None, "ignored": 0}
     monkeypatch.setattr(info.ctypes.util, "find_library", lambda stem: None)
     monkeypatch.setattr(recfuse._C, "jit_status", lambda: status)
     record = info.cuda()

@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -176,6 +177,61 @@ def test_a_folder_that_cannot_be_written_is_harmless(cuda_program: Program, tmp_
     for folder in folders:
         found = cuda_program.compile(folder)
         assert found["cached"] == 0 and found["path"] == "" and found["registers"] > 0, folder
+
+
+def of_a_group(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+def of_everybody(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o002)
+
+
+def of_another_user(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    os.chown(path, 12345, -1)
+
+
+HANDS = (of_a_group, of_everybody, of_another_user)
+
+
+@pytest.mark.parametrize("give", HANDS, ids=lambda give: give.__name__)
+def test_a_folder_that_others_may_write_to_is_not_used(
+    cuda_program: Program, tmp_path: Path, give: Callable[[Path], None]
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    planted = Path(cuda_program.compile(cache)["path"])
+    before = planted.read_bytes()
+    give(cache)
+    found = cuda_program.compile(cache)
+    assert found["cached"] == 0 and found["path"] == "" and found["registers"] > 0
+    error = cuda_program.compile(cache, RECFUSE_JIT="off")["error"]
+    assert f"({cache}, which is not used: " in error and "plant code" in error
+    assert entries(cache) == [planted] and planted.read_bytes() == before
+
+
+@pytest.mark.parametrize("give", HANDS, ids=lambda give: give.__name__)
+def test_an_entry_that_others_may_have_written_is_not_used(
+    cuda_program: Program, tmp_path: Path, give: Callable[[Path], None]
+) -> None:
+    path = Path(cuda_program.compile(tmp_path)["path"])
+    give(path)
+    assert "error" in cuda_program.compile(tmp_path, RECFUSE_JIT="off") and path.exists()
+    assert cuda_program.compile(tmp_path)["cached"] == 0  # and replaces it
+    assert cuda_program.compile(tmp_path)["cached"] == 1
+
+
+def test_an_entry_that_is_a_link_is_not_used(cuda_program: Program, tmp_path: Path) -> None:
+    path = Path(cuda_program.compile(tmp_path)["path"])
+    path.symlink_to(path.rename(tmp_path / "elsewhere"))
+    assert "error" in cuda_program.compile(tmp_path, RECFUSE_JIT="off")
+    assert cuda_program.compile(tmp_path)["cached"] == 0 and not path.is_symlink()
+
+
+def test_a_relative_folder_is_that_of_the_start(cuda_program: Program, tmp_path: Path) -> None:
+    assert cuda_program.compile("kernels", cwd=tmp_path)["path"].startswith(f"{tmp_path}/kernels/")
 
 
 def test_without_a_home_nothing_is_cached(cuda_program: Program) -> None:

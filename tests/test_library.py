@@ -131,6 +131,30 @@ def test_a_second_copy_leaves_the_first_in_charge(tmp_path: Path) -> None:
     assert recfuse.library_path() in said
 
 
+def test_a_change_of_folder_moves_nothing(tmp_path: Path) -> None:
+    """Loaded by a relative path, with a relative cache: both stay where they were."""
+    shutil.copy(recfuse.library_path(), tmp_path / "librecfuse.so")
+    (tmp_path / "kernels").symlink_to(Path(recfuse.library_path()).with_name("kernels"))
+    script = """
+        import ctypes, os, sys
+        import torch
+        folder = os.getcwd()
+        ctypes.CDLL("./librecfuse.so")
+        os.chdir("/")
+        os.environ["RECFUSE_LIBRARY"] = torch.ops.recfuse.library_path()
+        assert os.path.samefile(os.environ["RECFUSE_LIBRARY"], folder + "/librecfuse.so")
+        from recfuse import _C
+        assert _C.jit_status()["folder"] == folder + "/cache"
+        _C.small_kernels_compile("sm_80")  # reads kernels/ beside the library
+        assert os.listdir(folder + "/cache")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    package = str(Path(recfuse.__file__).resolve().parents[1])
+    environment = {**os.environ, "RECFUSE_CACHE_DIR": "cache", "PYTHONPATH": package}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_strings_come_back() -> None:
     assert OPS.cpu_isa() in {"avx512", "avx2", "neon", "scalar"}
     assert OPS.library_version() == recfuse.__version__

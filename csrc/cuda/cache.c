@@ -49,11 +49,17 @@ static void key_hash(const rf__cache_key *key, char digits[RF__CACHE_HASH_DIGITS
 
 bool rf__cache_folder(char *path) {
     const char *own = getenv("RECFUSE_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (own != NULL && own[0] != '\0') return rf__path_set(path, "%s", own);
+    if (own != NULL && own[0] != '\0') return rf__path_set(path, "%s", own) && rf__path_make_absolute(path);
     if (xdg != NULL && xdg[0] == '/') return rf__path_set(path, "%s/recfuse", xdg);
     if (home != NULL && home[0] == '/') return rf__path_set(path, "%s/.cache/recfuse", home);
     path[0] = '\0';
     return false;
+}
+
+/* The folder, if it may be used. */
+static bool trusted_folder(char *path) {
+    char reason[RF__CACHE_REASON_BYTES];
+    return rf__cache_folder(path) && rf__cache_folder_trusted(path, reason);
 }
 
 /* Reads one file. What is no entry for `key` is removed: it is damaged, or of a key with the same hash. */
@@ -61,7 +67,7 @@ static bool entry_read(const char *path, const rf__cache_key *key, rf__cache_ent
     char *file = NULL;
     size_t bytes = 0;
     entry_head head;
-    if (!rf__file_read(path, &file, &bytes)) {
+    if (!rf__file_read(path, true, &file, &bytes)) {
         if (errno == EISDIR) (void)remove(path);
         return false;
     }
@@ -98,7 +104,7 @@ bool rf__cache_read(const rf__cache_key *key, const char *compiler, rf__cache_en
     char folder[RF__PATH_BYTES], hash[RF__CACHE_HASH_DIGITS + 1];
     bool found = false;
     key_hash(key, hash);
-    if (!rf__cache_folder(folder)) return false;
+    if (!trusted_folder(folder)) return false;
     if (compiler != NULL) {
         return rf__path_set(path, "%s/%s-%s%s", folder, hash, compiler, RF__CACHE_ENDING) &&
                entry_read(path, key, entry);
@@ -144,7 +150,7 @@ bool rf__cache_write(const rf__cache_key *key, const char *compiler, const rf__c
     memcpy(head.magic, entry_magic, sizeof head.magic);
     head.checksum = entry_checksum(&head, key->text, entry->cubin);
     key_hash(key, hash);
-    if (!rf__cache_folder(folder) || !size_allowed(sizeof head + key->bytes + (size_t)entry->cubin_bytes) ||
+    if (!trusted_folder(folder) || !size_allowed(sizeof head + key->bytes + (size_t)entry->cubin_bytes) ||
         !rf__path_set(path, "%s/%s-%s%s", folder, hash, compiler, RF__CACHE_ENDING) ||
         !rf__path_set(temporary, "%s%sXXXXXX", path, RF__CACHE_TEMPORARY)) {
         path[0] = '\0';

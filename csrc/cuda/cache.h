@@ -4,6 +4,9 @@
  * The folder is $RECFUSE_CACHE_DIR, else $XDG_CACHE_HOME/recfuse, else ~/.cache/recfuse. An entry's name is
  * <hash of the key>-<compiler>.cubin; it holds the whole key, so that equal hashes are no danger, and a
  * checksum, so that a damaged one is removed and made again.
+ *
+ * What is read here runs on the GPU. So the folder and each entry must belong to this user or to root, and nobody else
+ * may write there; another folder is not used, another file is left alone.
  */
 #ifndef RECFUSE_CUDA_CACHE_H
 #define RECFUSE_CUDA_CACHE_H
@@ -35,8 +38,14 @@ typedef struct rf__cache_entry {
     int32_t registers, spill_bytes, stack_bytes, static_shared;
 } rf__cache_entry;
 
-/* The folder's path [RF__PATH_BYTES]; false, and "", when there is none (no home). */
+/* The folder's path [RF__PATH_BYTES], absolute: a relative one is taken from where the process was when this library was
+ * loaded. False, and "", when there is none (no home). */
 RF__SHARED bool rf__cache_folder(char *path);
+
+enum { RF__CACHE_REASON_BYTES = 512 };
+
+/* May the folder be used? If not, why: reason [RF__CACHE_REASON_BYTES]; else "". One that is not there may be. */
+RF__SHARED bool rf__cache_folder_trusted(const char *folder, char *reason);
 
 /* Reads the entry of `key` by `compiler` ("nvrtc13.0"), or by any compiler where that is NULL, the newest
  * first. True: entry->cubin is the caller's to free, and `path` [RF__PATH_BYTES] names the file. */
@@ -52,7 +61,7 @@ typedef struct rf__cache_file {
     char name[128];
     int64_t bytes;
     struct timespec used;
-    bool temporary;
+    bool temporary, trusted;
 } rf__cache_file;
 
 /* Lists the files of one hash, or all where that is NULL, the last used first; returns their number. *files

@@ -30,6 +30,26 @@ static int newest_first(const void *left, const void *right) {
     return (a.tv_nsec < b.tv_nsec) - (a.tv_nsec > b.tv_nsec);
 }
 
+bool rf__cache_folder_trusted(const char *folder, char *reason) {
+    struct stat about;
+    reason[0] = '\0';
+    if (stat(folder, &about) != 0) return true;
+    if (!S_ISDIR(about.st_mode)) {
+        snprintf(reason, RF__CACHE_REASON_BYTES, "it is no folder");
+    } else if (!rf__file_trusted(&about)) {
+        const bool ours = about.st_uid == geteuid() || about.st_uid == 0;
+        snprintf(
+            reason, RF__CACHE_REASON_BYTES,
+            ours
+                ? "others may write there (mode %03o, user %ld): chmod go-w it, so that nobody can plant code"
+                : "it belongs to another user (mode %03o, user %ld), who could plant code there: use a "
+                  "folder of "
+                  "your own",
+            (unsigned)about.st_mode & 0777u, (long)about.st_uid);
+    }
+    return reason[0] == '\0';
+}
+
 size_t rf__cache_list(const char *folder, const char *hash, rf__cache_file **files) {
     size_t count = 0, room = 0;
     *files = NULL;
@@ -43,10 +63,11 @@ size_t rf__cache_list(const char *folder, const char *hash, rf__cache_file **fil
         const size_t length = strlen(item->d_name);
         if (!name_is_ours(item->d_name, &file.temporary) || length >= sizeof file.name) continue;
         if (hash != NULL && strncmp(item->d_name, hash, RF__CACHE_HASH_DIGITS) != 0) continue;
-        if (!rf__path_set(path, "%s/%s", folder, item->d_name) || stat(path, &about) != 0) continue;
+        if (!rf__path_set(path, "%s/%s", folder, item->d_name) || lstat(path, &about) != 0) continue;
         if (!S_ISREG(about.st_mode)) continue;
         memcpy(file.name, item->d_name, length + 1);
         file.bytes = about.st_size;
+        file.trusted = rf__file_trusted(&about);
         file.used = about.st_mtim;
         if (count == room) {
             room = room == 0 ? 64 : 2 * room;

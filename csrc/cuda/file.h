@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/stat.h>
 
 enum { RF__PATH_BYTES = 1024 };
 
@@ -17,9 +18,13 @@ bool rf__path_make_absolute(char *path);
 /* The file that this library was loaded from, an absolute path; "" where the loader does not say. */
 const char *rf__library_file(void);
 
+/* May code from here be run? Only if nobody but this user and root can have written it: one of them owns it, and no
+ * other may write. */
+bool rf__file_trusted(const struct stat *about);
+
 /* Reads a regular file of at most 64 MiB: *data [*bytes] and a zero behind it, the caller's to free. False,
- * with errno set, when it cannot be read. */
-bool rf__file_read(const char *path, char **data, size_t *bytes);
+ * with errno set, when it cannot be read. `trusted`: it must be rf__file_trusted and no link (EPERM, ELOOP). */
+bool rf__file_read(const char *path, bool trusted, char **data, size_t *bytes);
 
 /* Writes all; false when the system does not take it. */
 bool rf__file_write(int descriptor, const void *data, size_t bytes);

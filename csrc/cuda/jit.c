@@ -133,14 +133,15 @@ static rf_status compile(const rf__kernel_source *kernel, const rf__source *sour
 }
 
 static rf_status fail_forbidden(const rf__kernel_source *kernel, const char *arch, const char *defines) {
-    char folder[RF__PATH_BYTES];
-    return rf__fail(RF_ERR_UNSUPPORTED,
-                    "the GPU kernel %s of %s for %s is not in the cache (%s), and RECFUSE_JIT=off forbids to "
-                    "compile it; fill that folder with `recfuse compile --arch %s` and the plan in use, or "
-                    "unset RECFUSE_JIT. Its options: %s",
-                    kernel->entry, kernel->file, arch,
-                    rf__cache_folder(folder) ? folder : "there is none: no RECFUSE_CACHE_DIR and no HOME",
-                    arch, defines);
+    char folder[RF__PATH_BYTES], reason[RF__CACHE_REASON_BYTES];
+    const bool has = rf__cache_folder(folder), refused = has && !rf__cache_folder_trusted(folder, reason);
+    return rf__fail(
+        RF_ERR_UNSUPPORTED,
+        "the GPU kernel %s of %s for %s is not in the cache (%s%s%s), and RECFUSE_JIT=off forbids to "
+        "compile it; fill that folder with `recfuse compile --arch %s` and the plan in use, or "
+        "unset RECFUSE_JIT. Its options: %s",
+        kernel->entry, kernel->file, arch, has ? folder : "there is none: no RECFUSE_CACHE_DIR and no HOME",
+        refused ? ", which is not used: " : "", refused ? reason : "", arch, defines);
 }
 
 rf_status rf__jit_compile(const rf__kernel_source *kernel, const rf__kernel_options *options,

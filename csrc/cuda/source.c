@@ -17,7 +17,7 @@ static rf_status text_read(const char *folder, const char *name, char **text) {
     char path[RF__PATH_BYTES] = "";
     size_t bytes = 0;
     errno = ENAMETOOLONG;
-    if (rf__path_set(path, "%s/%s", folder, name) && rf__file_read(path, text, &bytes)) return RF_OK;
+    if (rf__path_set(path, "%s/%s", folder, name) && rf__file_read(path, false, text, &bytes)) return RF_OK;
     return rf__fail(RF_ERR_INTERNAL,
                     "the source of a GPU kernel, %s/%s, cannot be read (%s); it belongs to the package: "
                     "install recfuse again",

@@ -42,7 +42,8 @@
       "trace_reuse(rows: int64 [lookups], n_rows: int) -> (gaps, distances), int64 [lookups] each")          \
     X(jit_status, "jit_status() -> dict: nvrtc and builtins (paths or None), major, minor, missing (text "   \
                   "or None), folder of "                                                                     \
-                  "the cache (or None), entries and bytes in it, allowed (to compile)")                      \
+                  "the cache (or None), entries and bytes in it, allowed (to compile), refused (why the "    \
+                  "folder is not used, or None), ignored (files in it that others may have written)")        \
     X(embedding_bag_compile,                                                                                 \
       "embedding_bag_compile(arch: str, dim: int, stride: int, alignment: int, dtype: int, index_type: "     \
       "int, "                                                                                                \

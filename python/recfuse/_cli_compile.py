@@ -107,7 +107,9 @@ def run(arguments: argparse.Namespace) -> int:
         results |= compile_fused(fused, progress=None)
         small = {f"{arch} pinning and gradients": arch for arch in archs}
         results |= {name: _small_kernels(arch) for name, arch in small.items()}
-        folder = _C.jit_status()["folder"] or "there is none: no RECFUSE_CACHE_DIR and no HOME"
+        cache = _C.jit_status()
+        folder = cache["folder"] or "there is none: no RECFUSE_CACHE_DIR and no HOME"
+        folder += f", which is not used: {cache['refused']}" if cache["refused"] else ""
     failed = 0
     for name in (*jobs, *fused, *small):
         result = results[name]
@@ -220,7 +222,7 @@ def _cache_folder(folder: str | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder, mode=0o755, exist_ok=True)  # a folder that others may write to is not used
     before = os.environ.get("RECFUSE_CACHE_DIR")
     os.environ["RECFUSE_CACHE_DIR"] = os.path.abspath(folder)
     try:

@@ -37,6 +37,10 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append((name, found or "missing; looked in\n" + "\n".join(where["looked_in"])))
     cache = cuda["kernel_cache"]
     kept = f"{cache['entries']} kernels, {cache['bytes'] / 2**20:.1f} MiB in {cache['folder']}"
+    if cache["refused"]:
+        kept = f"{cache['folder']} is not used: {cache['refused']}"
+    elif cache["ignored"]:
+        kept += f"; {cache['ignored']} ignored, which others may have written"
     rows.append(("kernel cache", kept if cache["folder"] else "none: RECFUSE_CACHE_DIR and HOME are not set"))
     compiling = "allowed" if cache["allowed"] else "forbidden by RECFUSE_JIT=off"
     rows.append(("compiling kernels", compiling))

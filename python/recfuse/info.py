@@ -156,7 +156,8 @@ def cuda() -> dict[str, Any]:
     """CUDA as found.
 
     `gpus`; `libraries`, each with `found` and `looked_in`, NVRTC with its `version` too; `missing`;
-    `torch_cuda`; `kernel_cache` with `folder`, `entries`, `bytes` and whether compiling is `allowed`.
+    `torch_cuda`; `kernel_cache` with `folder`, `entries`, `bytes`, whether compiling is `allowed`, why the
+    folder is `refused` (None: it is used) and how many files in it are `ignored`.
     """
     import torch
 
@@ -181,7 +182,9 @@ def cuda() -> dict[str, Any]:
         "libraries": libraries,
         "missing": missing + ([] if gpus else ["a GPU"]),
         "torch_cuda": torch.version.cuda,
-        "kernel_cache": {name: jit[name] for name in ("folder", "entries", "bytes", "allowed")},
+        "kernel_cache": {
+            name: jit[name] for name in ("folder", "entries", "bytes", "allowed", "refused", "ignored")
+        },
     }
 
 
