@@ -51,7 +51,7 @@ def batches(seed=0, number=3, bags=10, lengths=(1, 0, 10, 20, 30), hot=50):
 
 
 def plan_for(collection, **changes):
-    own = tables_of(collection._packed)
+    own = tables_of(collection)
     given = jagged_batches(batches(), len(own))
     tables, table_of = distinct(own)
     values = {
@@ -175,7 +175,7 @@ def test_texts_of_rows():
 def test_apply_sets_what_the_call_uses_and_nothing_in_the_state(collection, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        type(collection._packed), "set_plan", lambda self, *given: seen.append(given), raising=False
+        type(collection), "set_plan", lambda self, *given: seen.append(given), raising=False
     )
     before = list(collection.state_dict())
     plan = plan_for(collection)
@@ -186,7 +186,7 @@ def test_apply_sets_what_the_call_uses_and_nothing_in_the_state(collection, monk
 
 
 def test_apply_to_something_else(collection, monkeypatch):
-    monkeypatch.setattr(type(collection._packed), "set_plan", lambda self, *given: None, raising=False)
+    monkeypatch.setattr(type(collection), "set_plan", lambda self, *given: None, raising=False)
     plan = plan_for(collection)
     with pytest.raises(TypeError, match="module is a Linear"):
         plan.apply(torch.nn.Linear(2, 2))
@@ -208,7 +208,6 @@ def test_matches(collection):
         [EmbeddingBag(50, 4, mode="sum") for _ in range(2)]
         + [EmbeddingBag(100, 8, mode="mean", padding_idx=0) for _ in range(3)]
     )
-    same.pack(range(5))
     assert plan.matches(same)
     object.__setattr__(plan.device, "name", "another")
     assert plan.matches(collection).reasons[0].startswith("device name was another, is ")
@@ -297,8 +296,9 @@ def test_compile_takes_a_collections_plan(capsys, monkeypatch, tmp_path, collect
     assert mapped is False and with_mapping[-1] is True and with_mapping[0] == arch
     buffers, features, output, columns = call
     assert (arch, index, offset, weighted, check, warps, timed) == ("sm_90a", 0, 1, False, True, 40, False)
-    assert len(buffers) == 1 and buffers[0][0] % 64 == 0 and buffers[0][2] == output == 0
-    assert features[:, 2:].tolist() == collection._packed.features[:, 2:].tolist() and columns == 32
+    assert [numel for _, numel, _ in buffers] == [one.numel() for one in collection.packed_weights()]
+    assert all(address % 64 == 0 and code == output == 0 for address, _, code in buffers)
+    assert features[:, 2:].tolist() == collection.layout.features[:, 2:].tolist() and columns == 32
     assert sets.shape == (1, 5, 6) and sets[0].tolist() == plan.rows().tolist()
     lines = capsys.readouterr().out.splitlines()
     assert sum("12,345 bytes, compiled, 0.50 s; 3 schedules" in line for line in lines) == 2
@@ -347,7 +347,7 @@ def test_tune_takes_a_collection_from_files(tuned, tmp_path, collection, capsys)
     options = ["--device", "cpu", "--budget", "7", "--resume", "r.json", "--out", str(out)]
     assert cli.main(["tune", *files, *options]) == 0
     ((module, given, budget, passed),) = tuned
-    assert tables_of(module._packed) == tables_of(collection._packed) and budget == 7.0
+    assert tables_of(module) == tables_of(collection) and budget == 7.0
     assert passed == {"pin": None, "seed": 0, "resume": "r.json"} and len(given) == 3
     assert isinstance(Plan.load(out), CollectionPlan) and "1.250x" in capsys.readouterr().out
 
@@ -360,7 +360,7 @@ def test_tune_takes_the_tensors_of_a_state(tuned, tmp_path):
     assert cli.main(["tune", *files, "--device", "cpu", "--mode", "mean"]) == 0
     module = tuned[0][0]
     assert module.feature_names == ["a_weight", "b"] and tuned[0][2] is None
-    assert [(one.rows, one.dim, one.mode) for one in tables_of(module._packed)] == [
+    assert [(one.rows, one.dim, one.mode) for one in tables_of(module)] == [
         (5, 4, "mean"),
         (6, 8, "mean"),
     ]
@@ -370,7 +370,7 @@ def test_tune_takes_a_workload(tuned):
     options = ["--device", "cpu", "--batches", "2", "--index", "int32", "--dtype", "float16"]
     assert cli.main(["tune", "--workload", "D", *options]) == 0
     module, given, _, _ = tuned[0]
-    own = tables_of(module._packed)
+    own = tables_of(module)
     assert len(own) == 1000 and {one.dim for one in own} == {8} and own[0].dtype == "float16"
     sizes = [(offsets.numel() - 1) // 1000 for _, offsets in given]
     assert sizes == recfuse.workloads.batch_sizes(2, 1).tolist() and given[0][0].dtype == torch.int32
