@@ -174,9 +174,7 @@ def test_texts_of_rows():
 
 def test_apply_sets_what_the_call_uses_and_nothing_in_the_state(collection, monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        type(collection), "set_plan", lambda self, *given: seen.append(given), raising=False
-    )
+    monkeypatch.setattr(type(collection), "set_plan", lambda self, *given: seen.append(given), raising=False)
     before = list(collection.state_dict())
     plan = plan_for(collection)
     plan.apply(collection)

@@ -24,7 +24,7 @@ from recfuse.nn.packed.layout import (
 )
 from recfuse.nn.packed.memory import advise_huge_pages
 from recfuse.nn.packed.optimizers import check_holders, plan_move
-from recfuse.nn.packed.pooling import check_mapping, has_kernel, pool_one_by_one, table_call
+from recfuse.nn.packed.pooling import check_mapping, has_kernel, on_gpu, pool_one_by_one, table_call
 from recfuse.nn.packed.table import Tables
 from recfuse.nn.tuning import Tuning
 from recfuse.ops import fused_embedding_bag
@@ -178,7 +178,7 @@ class PackedModule(torch.nn.Module):
     def on_cuda(self) -> bool:
         """Whether they are all on one CUDA device."""
         weights = self.packed_weights()
-        return bool(weights) and weights[0].is_cuda and has_kernel(weights)
+        return on_gpu(weights) and has_kernel(weights)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -203,7 +203,7 @@ class PackedModule(torch.nn.Module):
             return pool_one_by_one(layout, weights, indices, offsets, per_sample_weights)
         flat = [weight.view(-1) for weight in weights]  # until the operator takes matrices
         arguments = flat, layout.features, indices, offsets, layout.output_dim, per_sample_weights
-        if not weights or not weights[0].is_cuda:
+        if not on_gpu(weights):
             return fused_embedding_bag(*arguments, sparse=layout.sparse)
         schedules, warps, work = self._work(offsets, mapping)
         return fused_embedding_bag(
@@ -300,7 +300,7 @@ class PackedModule(torch.nn.Module):
                 "recfuse: these tables are not pooled in one call, so there is no work to share out: all "
                 "must be on the CPU or on one CUDA device, and float32, float16 or bfloat16"
             )
-        device = weights[0].device if weights and weights[0].is_cuda else None
+        device = weights[0].device if on_gpu(weights) else None
         return self._mapper.map(self._tuning, self.native_call(), self.layout.features, offsets, device)
 
     def native_call(self) -> tuple[Any, ...]:

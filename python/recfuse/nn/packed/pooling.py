@@ -24,6 +24,11 @@ def has_kernel(weights: Sequence[Tensor]) -> bool:
     return all(weight.dtype in WEIGHT_DTYPES and weight.device == device for weight in weights)
 
 
+def on_gpu(weights: Sequence[Tensor]) -> bool:
+    """Whether these matrices, if one call pools them, are on a GPU, whose work is planned by schedules."""
+    return bool(weights) and weights[0].is_cuda
+
+
 def rows_of(spec: PackedSpec, weight: Tensor) -> Tensor:
     """A table's rows of its matrix."""
     return weight.narrow(0, spec.first_row, spec.num_embeddings)
