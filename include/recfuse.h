@@ -23,15 +23,19 @@ extern "C" {
 
 #define RECFUSE_VERSION "0.1.0"
 
-/* One list of statuses: code, the Python exception it becomes, text. */
-#define RF_STATUS_LIST(X)                                              \
-    X(RF_OK, "", "ok")                                                 \
-    X(RF_ERR_VALUE, "ValueError", "a bad argument")                    \
-    X(RF_ERR_TYPE, "TypeError", "a type that is not supported")        \
-    X(RF_ERR_INDEX, "IndexError", "an index out of range")             \
-    X(RF_ERR_MEMORY, "MemoryError", "out of memory")                   \
-    X(RF_ERR_UNSUPPORTED, "NotImplementedError", "not supported here") \
-    X(RF_ERR_INTERNAL, "RuntimeError", "an internal error")
+/* One list of statuses: code, the Python exception that it becomes (Python's own, or of recfuse.errors), text. Memory:
+ * the host's or a GPU's. Internal: a bug, or a package that is not whole. */
+#define RF_STATUS_LIST(X)                                               \
+    X(RF_OK, "", "ok")                                                  \
+    X(RF_ERR_VALUE, "ValueError", "a bad argument")                     \
+    X(RF_ERR_TYPE, "TypeError", "a type that is not supported")         \
+    X(RF_ERR_INDEX, "IndexError", "an index out of range")              \
+    X(RF_ERR_MEMORY, "MemoryError", "out of memory")                    \
+    X(RF_ERR_UNSUPPORTED, "NotImplementedError", "not supported here")  \
+    X(RF_ERR_INTERNAL, "InternalError", "an internal error")            \
+    X(RF_ERR_NO_DEVICE, "NoDeviceError", "no GPU, or no driver for it") \
+    X(RF_ERR_CUDA, "CudaError", "the CUDA driver failed")               \
+    X(RF_ERR_COMPILE, "CompileError", "a GPU kernel does not compile")
 
 typedef enum rf_status {
 #define RF_STATUS_ENUM(code, python, text) code,
@@ -65,24 +69,24 @@ typedef struct rf_executor {
 /* One table: bag b pools the rows indices[offsets[b]] ... indices[offsets[b + 1] - 1].
  * The last bag ends at `lookups` unless include_last_offset. */
 typedef struct rf_embedding_bag_params {
-    const void *weight;         /* [rows, dim] of dtype, any alignment; NULL only when rows * dim == 0 */
-    int64_t rows, dim;          /* >= 0 */
-    int64_t weight_stride;      /* elements from one row to the next, >= dim */
-    rf_dtype dtype;             /* of weight and output; sums are in float32 */
-    const void *indices;        /* [lookups] of index_type, each in [0, rows) */
+    const void *weight; /* [rows, dim] of dtype, any alignment; NULL only when rows * dim == 0 */
+    int64_t rows, dim; /* >= 0 */
+    int64_t weight_stride; /* elements from one row to the next, >= dim */
+    rf_dtype dtype; /* of weight and output; sums are in float32 */
+    const void *indices; /* [lookups] of index_type, each in [0, rows) */
     int64_t lookups;
-    const void *offsets;        /* [bags], or [bags + 1] with include_last_offset; rising, from 0 */
+    const void *offsets; /* [bags], or [bags + 1] with include_last_offset; rising, from 0 */
     int64_t bags;
-    rf_int_type index_type;     /* of indices */
-    rf_int_type offset_type;    /* of offsets */
+    rf_int_type index_type; /* of indices */
+    rf_int_type offset_type; /* of offsets */
     bool include_last_offset;
-    bool check_bounds;          /* check indices and offsets; off: bad ones are undefined behaviour */
+    bool check_bounds; /* check indices and offsets; off: bad ones are undefined behaviour */
     rf_pooling pooling;
-    int64_t padding_idx;        /* lookups of this row are skipped; -1: none */
+    int64_t padding_idx; /* lookups of this row are skipped; -1: none */
     const float *sample_weights; /* [lookups], may be NULL; RF_SUM only */
-    int32_t prefetch_distance;  /* lookups ahead; 0: no prefetching, -1: a good default */
-    void *output;               /* [bags, dim] of dtype, wholly written */
-    int64_t output_stride;      /* elements from one bag to the next, >= dim */
+    int32_t prefetch_distance; /* lookups ahead; 0: no prefetching, -1: a good default */
+    void *output; /* [bags, dim] of dtype, wholly written */
+    int64_t output_stride; /* elements from one bag to the next, >= dim */
 } rf_embedding_bag_params;
 
 /* Pools into `output`. Empty bags give zeros. `executor` may be NULL: the caller's thread.
@@ -99,34 +103,34 @@ typedef struct rf_buffer {
 /* One feature: a table inside a buffer, and where its bags go. Several features may share a table.
  * All int64_t, so that an int64 tensor [n_features, 7] is an array of these. */
 typedef struct rf_feature {
-    int64_t buffer;        /* which of the buffers */
+    int64_t buffer; /* which of the buffers */
     int64_t weight_offset; /* first element of the table in that buffer */
     int64_t rows, dim;
-    int64_t pooling;       /* rf_pooling */
-    int64_t padding_idx;   /* -1: none */
+    int64_t pooling; /* rf_pooling */
+    int64_t padding_idx; /* -1: none */
     int64_t output_column; /* first column in the output: where the feature before ends */
 } rf_feature;
 
 /* Many tables in one call, feature-major: bag b of feature f pools the indices from
  * offsets[f * bags + b] to offsets[f * bags + b + 1]. */
 typedef struct rf_fused_embedding_bag_params {
-    const rf_buffer *buffers;    /* [n_buffers] */
+    const rf_buffer *buffers; /* [n_buffers] */
     int64_t n_buffers;
-    const rf_feature *features;  /* [n_features], in the order of their columns */
+    const rf_feature *features; /* [n_features], in the order of their columns */
     int64_t n_features;
-    const void *indices;         /* [lookups] of index_type */
+    const void *indices; /* [lookups] of index_type */
     int64_t lookups;
-    const void *offsets;         /* [n_features * bags + 1] of offset_type; rising, from 0 */
-    int64_t bags;                /* a feature */
+    const void *offsets; /* [n_features * bags + 1] of offset_type; rising, from 0 */
+    int64_t bags; /* a feature */
     rf_int_type index_type;
     rf_int_type offset_type;
-    bool check_bounds;           /* as in rf_embedding_bag_params */
+    bool check_bounds; /* as in rf_embedding_bag_params */
     const float *sample_weights; /* [lookups], may be NULL; then every pooling is RF_SUM */
-    int32_t prefetch_distance;   /* as in rf_embedding_bag_params */
+    int32_t prefetch_distance; /* as in rf_embedding_bag_params */
     rf_dtype output_dtype;
-    void *output;                /* [bags, output_dim] of output_dtype, wholly written */
+    void *output; /* [bags, output_dim] of output_dtype, wholly written */
     int64_t output_dim;
-    int64_t output_stride;       /* elements from one bag to the next, >= output_dim */
+    int64_t output_stride; /* elements from one bag to the next, >= output_dim */
 } rf_fused_embedding_bag_params;
 
 /* Pools every feature. As rf_embedding_bag_cpu otherwise. */

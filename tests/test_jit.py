@@ -68,7 +68,7 @@ def test_spills_are_seen(cuda_program: Program, tmp_path: Path) -> None:
 def test_an_error_holds_the_compilers_text(cuda_program: Program, tmp_path: Path) -> None:
     error = cuda_program.compile(tmp_path, defines="-DRF_FACTOR=banana")["error"]
     for words in (
-        "RuntimeError",
+        "CompileError",
         "scale.cu",
         "-arch=sm_80",
         "-DRF_FACTOR=banana",

@@ -18,6 +18,7 @@ import torch
 
 import recfuse
 from recfuse import _C
+from recfuse.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "csrc" / "cuda" / "kernels"
@@ -311,7 +312,7 @@ BAD_COMPILES = {
     ),
     "no station": ({"schedule": "station=none distance=8"}, ValueError, "distance is 8, must be 1 or left"),
     "rows": ({"rows": 1 << 60}, ValueError, "must fit int64"),
-    "arch": ({"arch": "sm_1"}, RuntimeError, "sm_1"),
+    "arch": ({"arch": "sm_1"}, CompileError, "sm_1"),
     "arch with options": ({"arch": "sm_90a -include=/etc/passwd"}, (RuntimeError, ValueError), "sm_90a"),
     "type": ({"dim": "wide"}, TypeError, None),
     "schedule type": ({"schedule": None}, TypeError, None),

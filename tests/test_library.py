@@ -32,7 +32,7 @@ from library_cases import (
     one_table,
     two_tables,
 )
-from recfuse import _C
+from recfuse import _C, errors
 
 
 def run_alone(script: str, *arguments: str) -> str:
@@ -243,8 +243,20 @@ def test_freed_tensors_without_elements_are_fine() -> None:
 def test_an_output_too_large_is_an_error() -> None:
     features = torch.tensor([[0, 0, 0, 1 << 40, 0, -1, 0]])
     nothing, offsets = torch.empty(0, dtype=torch.int64), torch.zeros((1 << 16) + 1, dtype=torch.int64)
-    with pytest.raises(RuntimeError, match=r"recfuse\.fused_embedding_bag: "):
+    with pytest.raises(RuntimeError, match=r"^MemoryError: recfuse\.fused_embedding_bag: "):
         OPS.fused_embedding_bag([torch.empty(0)], features, nothing, offsets, 1 << 40)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^recfuse\.fused_embedding_bag: ") as raised:
+        recfuse.fused_embedding_bag([torch.empty(0)], features, nothing, offsets, 1 << 40)
+    assert isinstance(raised.value, MemoryError)
+
+
+@pytest.mark.parametrize("name", sorted(errors.BY_NAME))
+def test_each_status_has_a_class_of_its_own(name: str) -> None:
+    found = errors.translate(RuntimeError(f"{name}: recfuse.embedding_bag: why\nException raised from x"))
+    assert type(found) is errors.BY_NAME[name] and str(found) == "recfuse.embedding_bag: why"
+    assert isinstance(found, RuntimeError)
+    header = (Path(__file__).parents[1] / "include" / "recfuse.h").read_text()
+    assert f'"{name}"' in header and len(set(errors.BY_NAME.values())) == len(errors.BY_NAME)
 
 
 def test_threads() -> None:

@@ -25,7 +25,7 @@ static rf_status describe(const rf__cuda_driver *driver, rf__cu_result result, c
     if (driver->cuGetErrorString(result, &text) != RF__CU_SUCCESS || text == NULL) text = "no text";
     const char *arrow = strstr(call, "->");
     const char *function = arrow != NULL ? arrow + 2 : call;
-    return rf__fail(result == RF__CU_ERROR_OUT_OF_MEMORY ? RF_ERR_MEMORY : RF_ERR_INTERNAL,
+    return rf__fail(result == RF__CU_ERROR_OUT_OF_MEMORY ? RF_ERR_MEMORY : RF_ERR_CUDA,
                     "%.*s of the CUDA driver failed with %s (%d): %s", (int)strcspn(function, "("), function,
                     name, result, text);
 }
@@ -67,7 +67,7 @@ static rf_status driver_open(void) {
     void *library = dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char *reason = dlerror();
-        return rf__fail(RF_ERR_UNSUPPORTED,
+        return rf__fail(RF_ERR_NO_DEVICE,
                         "the CUDA driver does not load: %s; install NVIDIA's driver, or keep the tensors on "
                         "the CPU",
                         reason != NULL ? reason : library_name);
@@ -82,7 +82,7 @@ static rf_status driver_open(void) {
     /* What a child hears whose parent used CUDA through others, such as torch. */
     if (result == RF__CU_ERROR_NOT_INITIALIZED) return fail_after_fork();
     if (result == RF__CU_ERROR_NO_DEVICE) {
-        return rf__fail(RF_ERR_UNSUPPORTED,
+        return rf__fail(RF_ERR_NO_DEVICE,
                         "the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE); see nvidia-smi "
                         "and CUDA_VISIBLE_DEVICES");
     }

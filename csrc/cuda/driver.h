@@ -23,7 +23,8 @@ typedef struct rf__cuda_device {
     rf__cuda_errors errors;
 } rf__cuda_device;
 
-/* The driver with cuInit done. RF_ERR_UNSUPPORTED: no driver, no GPU, or CUDA was started before a fork. */
+/* The driver with cuInit done. RF_ERR_NO_DEVICE: no driver or no GPU. RF_ERR_UNSUPPORTED: an old driver, or
+ * CUDA was started before a fork. */
 rf_status rf__cuda_driver_get(const rf__cuda_driver **driver);
 
 /* Makes rf__cuda_driver_get, and so every function that works on a GPU, fail with this text: for a second copy of the
@@ -55,7 +56,7 @@ rf_status rf__cuda_launch_kernel(const rf__cuda_device *device, const rf__cuda_l
 rf__cu_capture_mode rf__cuda_capture_mode(const rf__cuda_driver *driver, rf__cu_capture_mode mode);
 
 /* RF_OK for 0; else a message with the function at the head of `call`, and CUDA's name and text of the
- * error; RF_ERR_MEMORY when memory ran out, else RF_ERR_INTERNAL. Only after rf__cuda_driver_get. */
+ * error; RF_ERR_MEMORY when memory ran out, else RF_ERR_CUDA. Only after rf__cuda_driver_get. */
 rf_status rf__cuda_status(rf__cu_result result, const char *call);
 
 /* RF_TRY for a function of the driver: RF__CUDA_TRY(driver->cuMemFree_v2(memory)). */

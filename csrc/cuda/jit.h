@@ -26,7 +26,7 @@ typedef struct rf__kernel {
 
 /* Compiles for `arch` ("sm_90a") or takes it from the cache on disk; needs no GPU. *cubin [*cubin_bytes] is the
  * caller's to free; `cubin` and `info` may be NULL. RF_ERR_UNSUPPORTED: it is not in the cache, and there is no
- * compiler or RECFUSE_JIT=off forbids it; RF_ERR_INTERNAL: it does not compile, with the compiler's text. */
+ * compiler or RECFUSE_JIT=off forbids it; RF_ERR_COMPILE: it does not compile, with the compiler's text. */
 rf_status rf__jit_compile(const rf__kernel_source *source, const rf__kernel_options *options,
                           const char *arch, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info);
 

@@ -87,7 +87,7 @@ static rf_status fail_compiling(const nvrtc_functions *nvrtc, rf__nvrtc_result r
     size_t used = 0;
     for (int32_t i = 0; i < input->n_options && used < sizeof options; i++)
         used += (size_t)snprintf(options + used, sizeof options - used, " %s", input->options[i]);
-    return rf__fail(RF_ERR_INTERNAL, "compiling %s with%s failed: %s, by NVRTC %d.%d (%s)\n%s", input->name,
+    return rf__fail(RF_ERR_COMPILE, "compiling %s with%s failed: %s, by NVRTC %d.%d (%s)\n%s", input->name,
                     options, nvrtc->nvrtcGetErrorString(result), (int)found.major, (int)found.minor,
                     found.path, log != NULL ? log : "");
 }

@@ -40,7 +40,7 @@ RF__SHARED rf_status rf__nvrtc_find(const rf__nvrtc_place **place);
 /* The search itself. */
 rf_status rf__nvrtc_search(rf__nvrtc_place *place);
 
-/* Compiles to a cubin. On success `output` is the caller's to free, with the function below. RF_ERR_INTERNAL:
+/* Compiles to a cubin. On success `output` is the caller's to free, with the function below. RF_ERR_COMPILE:
  * it does not compile; the message has file, options and NVRTC's text. */
 rf_status rf__nvrtc_compile(const rf__nvrtc_input *input, rf__nvrtc_output *output);
 void rf__nvrtc_output_free(rf__nvrtc_output *output);

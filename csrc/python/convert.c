@@ -4,12 +4,15 @@
 #include "status.h"
 
 PyObject *rf__py_raise(rf_status status, const char *function) {
-    PyObject *exception = NULL;
-    PyObject *builtins = PyEval_GetBuiltins(); /* borrowed */
-    if (builtins != NULL) exception = PyDict_GetItemString(builtins, rf_status_python(status));
-    if (exception == NULL) exception = PyExc_RuntimeError;
+    PyObject *errors = PyImport_ImportModule("recfuse.errors"), *classes = NULL, *exception = NULL;
+    if (errors != NULL) classes = PyObject_GetAttrString(errors, "BY_NAME");
+    if (classes != NULL) exception = PyMapping_GetItemString(classes, rf_status_python(status));
     const char *detail = rf_last_error();
-    PyErr_Format(exception, "%s: %s", function, *detail != '\0' ? detail : rf_status_text(status));
+    if (exception != NULL)
+        PyErr_Format(exception, "%s: %s", function, *detail != '\0' ? detail : rf_status_text(status));
+    Py_XDECREF(exception);
+    Py_XDECREF(classes);
+    Py_XDECREF(errors);
     return NULL;
 }
 

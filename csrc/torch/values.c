@@ -72,13 +72,23 @@ void rf__arguments_free(const char *kinds, rf__value *values) {
     }
 }
 
+/* What libtorch's text says. Older ones have none: what makes tensors then fails for want of memory. */
+static rf_status kind_of_failure(const char *call, const char *why) {
+    static const char *const memory[] = {"out of memory", "not enough memory", "can't allocate memory"};
+    for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++)
+        if (strstr(why, memory[i]) != NULL) return RF_ERR_MEMORY;
+    if (strstr(why, "CUDA error") != NULL) return RF_ERR_CUDA;
+    return strstr(call, "aoti_torch_empty_strided") != NULL ? RF_ERR_MEMORY : RF_ERR_INTERNAL;
+}
+
 rf_status rf__torch_status(int32_t code, const char *call) {
     if (code == 0) return RF_OK;
     const char *why = "";
     if (torch_exception_get_what_without_backtrace != NULL) {
         why = torch_exception_get_what_without_backtrace();
     }
-    return rf__fail(RF_ERR_INTERNAL, "libtorch's %.*s failed: %s", (int)strcspn(call, "("), call, why);
+    return rf__fail(kind_of_failure(call, why), "libtorch's %.*s failed: %s", (int)strcspn(call, "("), call,
+                    why);
 }
 
 rf_status rf__string_read(const char *argument, StringHandle string, const char **text) {

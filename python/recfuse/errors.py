@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+import torch
+
 
 class ArgumentValueError(ValueError, RuntimeError):
     """An argument has a value that the operator does not allow."""
@@ -25,17 +27,37 @@ class IndexRangeError(IndexError, RuntimeError):
     """An index lies outside its table."""
 
 
-class AllocationError(MemoryError, RuntimeError):
-    """Memory for the result could not be had."""
+class AllocationError(MemoryError, torch.OutOfMemoryError):
+    """Memory could not be had, of the host or of a GPU."""
 
 
-_BY_NAME: dict[str, type[Exception]] = {
+class NoDeviceError(NotImplementedError):
+    """There is no GPU, or no driver for it."""
+
+
+class CudaError(RuntimeError):
+    """The CUDA driver failed: what ran before on this GPU may have broken it, or the machine has."""
+
+
+class CompileError(RuntimeError):
+    """A GPU kernel does not compile; the text is the compiler's."""
+
+
+class InternalError(RuntimeError):
+    """A bug of recfuse, or a package that is not whole."""
+
+
+# By the names that the C library uses; csrc/python raises by them too.
+BY_NAME: dict[str, type[Exception]] = {
     "ValueError": ArgumentValueError,
     "TypeError": ArgumentTypeError,
     "IndexError": IndexRangeError,
     "MemoryError": AllocationError,
     "NotImplementedError": NotImplementedError,
-    "RuntimeError": RuntimeError,
+    "InternalError": InternalError,
+    "NoDeviceError": NoDeviceError,
+    "CudaError": CudaError,
+    "CompileError": CompileError,
 }
 
 # The C library writes "<name of the Python exception>: recfuse.<operator>: <detail>".
@@ -53,7 +75,7 @@ def translate(error: RuntimeError) -> Exception:
     """
     text = _NATIVE_TRACE.sub("", str(error))
     if found := _FROM_C.match(text):
-        kind = _BY_NAME.get(found[1])
+        kind = BY_NAME.get(found[1])
         return kind(found[2]) if kind else error
     if found := _FROM_DISPATCHER.match(text):
         return ArgumentTypeError(f"recfuse.{found[1]}: {found[2].split(chr(10))[0]}")
