@@ -308,13 +308,30 @@ typedef struct rf_fused_schedule {
     int32_t expected; /* lookups of a bag times 16, -1: none; 0: not known */
 } rf_fused_schedule;
 
+/* A caller's allocator of device memory. Memory belongs to the stream that it was made for: what is released may be
+ * given out again at once for work that follows on that stream, as torch's allocator does. Functions and context must
+ * live as long as the process, and be safe to call from any thread; no lock is held and no context entered in calls. */
+typedef struct rf_cuda_allocator {
+    void *context; /* [1] or NULL: handed to both functions */
+    /* bytes > 0, of the stream's device, aligned to 16 bytes; *block is what release() wants. `lasts`: it is kept beyond
+     * the call that makes it, for calls that come again; never asked for a stream that is captured. */
+    rf_status (*allocate)(void *context, int64_t bytes, bool lasts, const rf_cuda_stream *stream,
+                          void **memory, void **block);
+    /* All work that uses the memory is in its stream. */
+    void (*release)(void *context, void *block);
+} rf_cuda_allocator;
+
 /* How a GPU works on a fused call. */
 typedef struct rf_fused_plan {
     const rf_fused_schedule *schedules; /* [n_features], may be NULL: all defaults */
     int32_t warps; /* most warps that an SM runs at once, 2 ... 64; 0: a good default */
     const int32_t *mapping; /* [rows, 8] on the host, of rf_fused_embedding_bag_map; may be NULL */
     int64_t mapping_rows;
-    const void *mapping_on_device; /* [rows, 8] on the device, aligned to 16 bytes; NULL if mapping is */
+    /* [rows, 8]: its copy on the device, aligned to 16 bytes, there when the stream comes to the call. NULL: the call
+     * makes one. Graphs that are captured with a copy of the caller's read it at each replay. */
+    const void *mapping_on_device;
+    const rf_cuda_allocator
+        *allocator; /* [1], may be NULL: the driver's, which waits for the device where it frees */
 } rf_fused_plan;
 
 /* Bytes of device memory that the call below wants to work in. */
@@ -325,12 +342,18 @@ RF_API rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_p
 /* Pools every feature on a GPU, as rf_embedding_bag_cuda does one; `features` and `buffers` themselves, but for
  * buffers' data, are on the host. `plan` may be NULL: all defaults. Which block works on what is decided before the
  * launch: by plan->mapping; or by the number of bags, if all of plan->schedules know what to expect; or else by a
- * small kernel from the offsets. `workspace`: device memory as above, aligned to 16 bytes, free again for work that
- * follows on the stream. What describes features to the kernels is kept on the device, for calls that come again: 48
- * bytes a feature and 32 a task; of calls that are captured, until the process ends. */
+ * small kernel from the offsets. A mapping that does not have each bag of each feature once is RF_ERR_VALUE.
+ * `workspace`: workspace_bytes of device memory, at least as many as above says, aligned to 16 bytes, free again for
+ * work that follows on the stream; NULL: plan->allocator's, if it is given.
+ *
+ * What describes features to the kernels is kept on the device, for calls that come again on the stream: 48 bytes a
+ * feature and 32 a task, of the last 128 different calls of a device and at most 64 MiB of tasks. It comes from
+ * plan->allocator. What a captured call needs is kept apart from that until the process ends, in memory of the driver,
+ * since graphs may be replayed on any stream: only such a call, the first time, waits, for the copy of its own
+ * description. */
 RF_API rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *params,
                                              const rf_fused_plan *plan, void *workspace,
-                                             const rf_cuda_stream *stream);
+                                             int64_t workspace_bytes, const rf_cuda_stream *stream);
 
 /* Which block works on what, for a batch whose offsets are on the host: of `params` the features, buffers (not their
  * data), sizes and output are looked at, and offsets, which must be host memory. Heavy tasks come first. *mapping

@@ -16,7 +16,7 @@ import pytest
 from test_c_api import COMPILER, SANITIZERS, WARNINGS, skip_unless_links
 
 ROOT = Path(__file__).resolve().parent.parent
-OWN = ("test_cuda", "test_fused", "test_fused_map", "fused_case", "program")
+OWN = ("test_cuda", "test_fused", "test_fused_map", "test_fused_kept", "fused_case", "program")
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
 
 KERNEL = """#include "scale.cuh"

@@ -65,9 +65,11 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 8)           \
     X(FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 9)        \
     X(STREAM_CAPTURE_STATUS_NONE, 0)                             \
+    X(STREAM_CAPTURE_STATUS_INVALIDATED, 2)                      \
     X(STREAM_CAPTURE_MODE_RELAXED, 2)                            \
     X(STREAM_NON_BLOCKING, 1)                                    \
     X(EVENT_DEFAULT, 0)                                          \
+    X(EVENT_DISABLE_TIMING, 2)                                   \
     X(LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 6)
 
 /* The same for CUDA_name, and for CU_MEMHOSTALLOC_name. */
@@ -75,7 +77,9 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(SUCCESS, 0)               \
     X(ERROR_OUT_OF_MEMORY, 2)   \
     X(ERROR_NOT_INITIALIZED, 3) \
-    X(ERROR_NO_DEVICE, 100)
+    X(ERROR_NO_DEVICE, 100)     \
+    X(ERROR_NOT_READY, 600)     \
+    X(ERROR_STREAM_CAPTURE_INVALIDATED, 901)
 #define RF__CU_HOST_MEMORY_LIST(X) \
     X(PORTABLE, 1)                 \
     X(DEVICEMAP, 2)
@@ -114,6 +118,7 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     /* streams and events */                                                                                 \
     X(rf__cu_result, cuStreamIsCapturing, (rf__cu_stream stream, rf__cu_capture_status * status))            \
     X(rf__cu_result, cuStreamCreate, (rf__cu_stream * stream, unsigned int flags))                           \
+    X(rf__cu_result, cuStreamGetId, (rf__cu_stream stream, unsigned long long *number))                      \
     X(rf__cu_result, cuStreamDestroy_v2, (rf__cu_stream stream))                                             \
     X(rf__cu_result, cuThreadExchangeStreamCaptureMode, (rf__cu_capture_mode * mode))                        \
     X(rf__cu_result, cuStreamSynchronize, (rf__cu_stream stream))                                            \
@@ -121,6 +126,7 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(rf__cu_result, cuEventDestroy_v2, (rf__cu_event event))                                                \
     X(rf__cu_result, cuEventRecord, (rf__cu_event event, rf__cu_stream stream))                              \
     X(rf__cu_result, cuEventSynchronize, (rf__cu_event event))                                               \
+    X(rf__cu_result, cuEventQuery, (rf__cu_event event))                                                     \
     X(rf__cu_result, cuEventElapsedTime, (float *milliseconds, rf__cu_event from, rf__cu_event to))          \
     /* kernels */                                                                                            \
     X(rf__cu_result, cuModuleLoadData, (rf__cu_module * module, const void *image))                          \

@@ -8,8 +8,8 @@
 #include "cuda/driver.h"
 #include "cuda/fork.h"
 
-enum { MOST_DEVICES = 64 };
-static _Atomic(const rf__cuda_device *) devices[MOST_DEVICES]; /* atomic; each is set once, under the lock */
+static _Atomic(const rf__cuda_device *)
+    devices[RF__CUDA_MOST_DEVICES]; /* atomic; each is set once, under the lock */
 
 /* The lock of opening; taken inside a fork guard, so that a child finds it free. */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
@@ -92,9 +92,9 @@ rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device) {
     const rf__cuda_driver *driver = NULL;
     rf__cuda_device *opened = NULL;
     RF_TRY(rf__cuda_driver_get(&driver));
-    if (ordinal < 0 || ordinal >= MOST_DEVICES) {
+    if (ordinal < 0 || ordinal >= RF__CUDA_MOST_DEVICES) {
         return rf__fail(RF_ERR_VALUE, "there is no GPU %d; numbers of GPUs are 0 to %d", (int)ordinal,
-                        MOST_DEVICES - 1);
+                        RF__CUDA_MOST_DEVICES - 1);
     }
     *device = atomic_load_explicit(&devices[ordinal], memory_order_acquire);
     if (*device != NULL) return RF_OK;

@@ -11,6 +11,8 @@ typedef struct rf__cuda_driver {
     RF__CUDA_NEWER_LIST(RF__CUDA_MEMBER)
 } rf__cuda_driver;
 
+enum { RF__CUDA_MOST_DEVICES = 64 };
+
 typedef struct rf__cuda_device {
     const rf__cuda_driver *driver;
     int32_t ordinal, sms, cc_major, cc_minor;

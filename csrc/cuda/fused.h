@@ -18,7 +18,7 @@ enum {
     RF__FUSED_DEFAULT_WARPS = 28, /* 72 registers a thread, without spills */
     RF__FUSED_BLOCKS = RF__FUSED_DEFAULT_WARPS * 32 / RF__FUSED_BLOCK, /* that an SM runs by default */
     RF__FUSED_PLACE_BYTES = 128, /* of partial sums are counted in these */
-    RF__FUSED_MAPPING_VERSION = 1,
+    RF__FUSED_MAPPING_VERSION = 2,
     /* How work is cut into tasks. It is counted in steps: what a block takes for a batch of rows in flight that are in
      * L2, 0.6 us on an H200 with all its SMs at work. */
     RF__FUSED_TURNS = 14, /* tasks for each block that the GPU runs at once */
@@ -102,7 +102,8 @@ typedef struct rf__fused_lane {
 
 /* The first row of a mapping; then n_tasks tasks, then n_tiles times 32 lanes. */
 typedef struct rf__fused_mapping {
-    int32_t version, n_tasks, n_tiles, n_groups;
+    uint32_t checksum; /* of all that follows, see rf__fused_checksum */
+    int32_t n_tasks, n_tiles, n_groups;
     int32_t places; /* of 32 floats, for partial sums */
     int32_t bags, n_features;
     int32_t signature; /* of the features and classes that tasks name */
@@ -250,6 +251,15 @@ double rf__fused_steps_of_miss(const rf__fused_geometry *shape);
 double rf__fused_misses(const rf__fused_geometry *shape, int64_t rows, double lookups);
 /* What a task should take, of all that there is to share out to so many places for blocks. */
 double rf__fused_target(double all, double places);
+
+/* ---- fused_map_check.c: mappings that come back from a caller */
+
+/* Of RF__FUSED_MAPPING_VERSION and all of a mapping's words but the first. */
+uint32_t rf__fused_checksum(const rf__fused_mapping *mapping, int64_t rows);
+/* Whether a mapping, which is as long as its head says (rf__fused_whole) and has these features, writes each vector of
+ * each bag once: known by its checksum, if it is as it was written; else all of it is looked at. RF_ERR_VALUE. */
+rf_status rf__fused_mapping_check(const rf__fused_mappable *what, const rf__fused_mapping *mapping,
+                                  int64_t rows);
 
 /* ---- fused_embedding_bag.c */
 

@@ -1,9 +1,9 @@
 /* rf_fused_embedding_bag_cuda: the launch of kernels/fused_embedding_bag.cu. */
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cuda/fused_call.h"
-#include "fused_pool.h"
 #include "validate.h"
 
 /* As in kernels/fused.cuh. */
@@ -113,33 +113,25 @@ static rf_status check_plan(const rf_fused_embedding_bag_params *params, const r
     if (params->output == NULL && params->bags > 0 && params->output_dim > 0)
         return rf__fail(RF_ERR_VALUE, "recfuse.fused_embedding_bag: output is NULL");
     if (plan == NULL) return RF_OK;
-    if (plan->mapping != NULL && plan->mapping_on_device == NULL) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.fused_embedding_bag: mapping_on_device is NULL, must be the mapping's copy "
-                        "on the device");
-    }
+    if (plan->allocator != NULL && (plan->allocator->allocate == NULL || plan->allocator->release == NULL))
+        return rf__fail(RF_ERR_VALUE, "recfuse.fused_embedding_bag: a function of the allocator is NULL");
     return rf__check_fused_warps(plan->warps);
 }
 
-/* What a call and the question for its workspace begin with: *call is NULL where there is nothing to pool. */
+/* What a call and the question for its workspace begin with: ready->call is NULL where there is nothing to pool. To be
+ * released, also where it fails. */
 static rf_status begin(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
-                       const rf_cuda_stream *stream, const rf__cuda_device **device, rf__fused_call **call,
-                       rf__fused_ready *ready) {
+                       const rf_cuda_stream *stream, const rf__cuda_device **device, rf__fused_ready *ready) {
     rf_status status = RF_OK;
-    *call = NULL;
+    rf__cuda_store store;
+    memset(ready, 0, sizeof *ready);
     RF_TRY(rf__check_fused_call(params));
     RF_TRY(rf__fused_check_limits(params));
     RF_TRY(check_plan(params, plan));
     RF_TRY(rf__cuda_device_get(stream->device, device));
     if (params->bags == 0 || params->output_dim == 0) return rf__check_fused_features(params);
-    RF_TRY(rf__cuda_enter(*device));
-    status = rf__fused_call_acquire(*device, params, plan, stream->stream, call);
-    if (status == RF_OK) status = rf__fused_call_ready(*call, params, plan, ready);
-    rf__cuda_leave();
-    if (status != RF_OK) {
-        rf__fused_call_release(*call);
-        *call = NULL;
-    }
+    RF_TRY(rf__cuda_store_of(*device, stream->stream, plan != NULL ? plan->allocator : NULL, &store));
+    RF_TRY(rf__fused_prepare(&store, params, plan, ready));
 out:
     return status;
 }
@@ -148,48 +140,49 @@ rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_params *
                                            const rf_fused_plan *plan, const rf_cuda_stream *stream,
                                            int64_t *bytes) {
     const rf__cuda_device *device = NULL;
-    rf__fused_call *call = NULL;
     rf__fused_ready ready;
-    const rf_status status = begin(params, plan, stream, &device, &call, &ready);
-    *bytes = call != NULL ? ready.workspace_bytes : 0;
-    rf__fused_call_release(call);
+    const rf_status status = begin(params, plan, stream, &device, &ready);
+    *bytes = status == RF_OK ? ready.workspace_bytes : 0;
+    rf__fused_release(&ready);
     return status;
 }
 
-rf_status rf__fused_pool(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
-                         const rf__allocator *allocator, const rf_cuda_stream *stream) {
-    const rf__cuda_device *device = NULL;
-    rf__fused_call *call = NULL;
-    rf__fused_ready ready;
-    void *workspace = NULL;
-    rf_status status = begin(params, plan, stream, &device, &call, &ready);
-    if (call == NULL) return status;
-    if (ready.workspace_bytes > 0)
-        status = allocator->allocate(allocator->context, ready.workspace_bytes, &workspace);
-    if (status == RF_OK && params->check_bounds) status = rf__cuda_pending_error(device, stream->stream);
-    if (status == RF_OK) status = rf__cuda_enter(device);
-    if (status == RF_OK) {
-        status = rf__fused_launch(device, &ready, params, workspace, 0, stream->stream);
-        rf__cuda_leave();
-    }
-    rf__fused_call_release(call);
-    return status;
-}
-
-/* What the caller has allocated. */
-static rf_status give(void *workspace, int64_t bytes, void **memory) {
-    *memory = workspace;
-    if (workspace != NULL) return RF_OK;
+/* The caller's workspace, if it is one that the kernels can work in. */
+static rf_status check_workspace(const void *workspace, int64_t bytes, int64_t needed) {
+    enum { ALIGNMENT = 16 };
+    if (workspace != NULL && bytes >= needed && (uintptr_t)workspace % ALIGNMENT == 0) return RF_OK;
     return rf__fail(RF_ERR_VALUE,
-                    "recfuse.fused_embedding_bag: workspace is NULL, must be %" PRId64
-                    " bytes of device memory (rf_fused_embedding_bag_workspace)",
-                    bytes);
+                    "recfuse.fused_embedding_bag: workspace is %p with %" PRId64 " bytes; must be %" PRId64
+                    " bytes of device memory (rf_fused_embedding_bag_workspace), aligned to %d, or NULL with "
+                    "an allocator",
+                    workspace, bytes, needed, (int)ALIGNMENT);
 }
 
 rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
-                                      void *workspace, const rf_cuda_stream *stream) {
-    const rf__allocator given = {give, workspace};
-    return rf__fused_pool(params, plan, &given, stream);
+                                      void *workspace, int64_t workspace_bytes,
+                                      const rf_cuda_stream *stream) {
+    const rf_cuda_allocator *allocator = plan != NULL && workspace == NULL ? plan->allocator : NULL;
+    const rf__cuda_device *device = NULL;
+    rf__fused_ready ready;
+    void *block = NULL;
+    bool allocated = false;
+    rf_status status = begin(params, plan, stream, &device, &ready);
+    if (status != RF_OK || ready.call == NULL) goto out;
+    if (ready.workspace_bytes > 0 && allocator != NULL) {
+        RF_TRY(allocator->allocate(allocator->context, ready.workspace_bytes, false, stream, &workspace,
+                                   &block));
+        allocated = true;
+    } else if (ready.workspace_bytes > 0) {
+        RF_TRY(check_workspace(workspace, workspace_bytes, ready.workspace_bytes));
+    }
+    if (params->check_bounds) RF_TRY(rf__cuda_pending_error(device, stream->stream));
+    RF_TRY(rf__cuda_enter(device));
+    status = rf__fused_launch(device, &ready, params, workspace, 0, stream->stream);
+    rf__cuda_leave();
+out:
+    if (allocated) allocator->release(allocator->context, block);
+    rf__fused_release(&ready);
+    return status;
 }
 
 rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,

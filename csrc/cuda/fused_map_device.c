@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/upload.h"
-
 static const rf__kernel_source source = {"fused_map.cu", "rf_fused_map"};
 
 enum {
@@ -167,7 +165,7 @@ static void table_write(const rf__fused_feature *features, int64_t n_features,
     }
 }
 
-rf_status rf__fused_map_table_new(const rf__cuda_device *device, const rf__fused_feature *features,
+rf_status rf__fused_map_table_new(const rf__cuda_store *store, const rf__fused_feature *features,
                                   int64_t n_features, const rf__fused_classes *classes,
                                   rf__fused_map_table **made) {
     rf_status status = RF_OK;
@@ -186,8 +184,9 @@ rf_status rf__fused_map_table_new(const rf__cuda_device *device, const rf__fused
         goto out;
     }
     table_write(features, n_features, classes, tiles, memory);
-    RF_TRY(rf__cuda_upload(device, memory, feature_bytes + class_bytes + (size_t)table->n_tiles,
-                           &table->features));
+    RF_TRY(rf__cuda_block_new(store, memory, feature_bytes + class_bytes + (size_t)table->n_tiles, true,
+                              &table->block));
+    table->features = table->block.memory;
     table->classes = table->features + feature_bytes;
     table->tile_classes = table->classes + class_bytes;
 out:
@@ -200,9 +199,9 @@ out:
     return status;
 }
 
-void rf__fused_map_table_free(const rf__cuda_device *device, rf__fused_map_table *table) {
+void rf__fused_map_table_free(const rf__cuda_store *store, rf__fused_map_table *table) {
     if (table == NULL) return;
-    rf__cuda_memory_free(device, table->features);
+    rf__cuda_block_free(store, &table->block);
     free(table);
 }
 

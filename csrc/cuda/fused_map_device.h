@@ -4,12 +4,14 @@
 #define RECFUSE_CUDA_FUSED_MAP_DEVICE_H
 
 #include "cuda/fused.h"
+#include "cuda/upload.h"
 
 enum { RF__FUSED_LOGARITHMS = 32 };
 
 /* What the kernel reads of features and classes, on the device, and by what the host makes room for its tasks. */
 typedef struct rf__fused_map_table {
-    rf__cu_pointer features, classes, tile_classes; /* one allocation */
+    rf__cuda_block block;
+    rf__cu_pointer features, classes, tile_classes; /* in it */
     int32_t n_classes, n_tiles; /* as many tiles as there may be */
     double runs, tasks_a_bag; /* at most */
     /* Blocks that work on one bag of all features at once, by mean bag length and class. */
@@ -18,12 +20,12 @@ typedef struct rf__fused_map_table {
     rf__fused_classes made;
 } rf__fused_map_table;
 
-/* In the device's context. RF_ERR_VALUE: a schedule splits bags over blocks. */
-rf_status rf__fused_map_table_new(const rf__cuda_device *device, const rf__fused_feature *features,
+/* RF_ERR_VALUE: a schedule splits bags over blocks. */
+rf_status rf__fused_map_table_new(const rf__cuda_store *store, const rf__fused_feature *features,
                                   int64_t n_features, const rf__fused_classes *classes,
                                   rf__fused_map_table **table);
 /* NULL is fine. */
-void rf__fused_map_table_free(const rf__cuda_device *device, rf__fused_map_table *table);
+void rf__fused_map_table_free(const rf__cuda_store *store, rf__fused_map_table *table);
 
 /* One launch of the kernel. */
 typedef struct rf__fused_device_map {

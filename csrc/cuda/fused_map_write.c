@@ -154,8 +154,7 @@ static void runs_write(rf__fused_cut *my, rf__fused_task *to) {
 }
 
 void rf__fused_cut_write(rf__fused_cut *my, rf__fused_mapping *to) {
-    *to = (rf__fused_mapping){.version = RF__FUSED_MAPPING_VERSION,
-                              .n_tasks = (int32_t)my->n_tasks,
+    *to = (rf__fused_mapping){.n_tasks = (int32_t)my->n_tasks,
                               .n_tiles = (int32_t)my->n_tiles,
                               .n_groups = (int32_t)my->n_groups,
                               .places = (int32_t)my->n_places,
@@ -166,6 +165,7 @@ void rf__fused_cut_write(rf__fused_cut *my, rf__fused_mapping *to) {
     memcpy(to + 1 + my->n_tasks, my->lanes, (size_t)my->n_tiles * RF__FUSED_TILE * sizeof *my->lanes);
     if (my->list_rows > 0)
         memcpy(to + my->rows - my->list_rows, my->lists, (size_t)my->list_rows * sizeof *my->lists);
+    to->checksum = rf__fused_checksum(to, my->rows);
 }
 
 rf_status rf__fused_map(const rf__fused_mappable *what, const rf__fused_batch *batch, int32_t sms,

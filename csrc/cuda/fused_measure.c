@@ -31,41 +31,40 @@ out:
 }
 
 /* Runs a set once on every batch, by the mapping that its expectations give. */
-static rf_status run_set(const rf__cuda_device *device, const rf__fused_measurement *work, int64_t set,
-                         scratch *workspace, void *stream) {
+static rf_status run_set(const rf__cuda_store *store, const rf__fused_measurement *work, int64_t set,
+                         scratch *workspace) {
     rf_status status = RF_OK;
     const rf_fused_plan plan = {.schedules = set_of(work, set), .warps = work->warps};
-    rf__fused_call *call = NULL;
+    rf__fused_ready ready = {0};
     for (int64_t b = 0; b < work->n_batches; b++) {
-        rf__fused_ready ready;
-        RF_TRY(rf__fused_call_acquire(device, &work->batches[b], &plan, stream, &call));
-        RF_TRY(rf__fused_call_ready(call, &work->batches[b], &plan, &ready));
-        RF_TRY(scratch_grow(device, workspace, ready.workspace_bytes));
-        RF_TRY(rf__fused_launch(device, &ready, &work->batches[b], (void *)(uintptr_t)workspace->memory, 0,
-                                stream));
-        rf__fused_call_release(call);
-        call = NULL;
+        RF_TRY(rf__fused_prepare(store, &work->batches[b], &plan, &ready));
+        RF_TRY(scratch_grow(store->device, workspace, ready.workspace_bytes));
+        RF_TRY(rf__fused_launch(store->device, &ready, &work->batches[b],
+                                (void *)(uintptr_t)workspace->memory, 0, store->stream));
+        rf__fused_release(&ready);
     }
 out:
-    rf__fused_call_release(call);
+    rf__fused_release(&ready);
     return status;
 }
 
-static rf_status measure_sets(const rf__cuda_device *device, const rf__fused_measurement *work,
-                              double *seconds, void *stream) {
+static rf_status measure_sets(const rf__cuda_store *store, const rf__fused_measurement *work,
+                              double *seconds) {
+    const rf__cuda_device *device = store->device;
     const rf__cuda_driver *driver = device->driver;
+    void *stream = store->stream;
     rf_status status = RF_OK;
     rf__cu_event from = NULL, to = NULL;
     scratch workspace = {0, 0};
     RF__CUDA_TRY(driver->cuEventCreate(&from, RF__CU_EVENT_DEFAULT));
     RF__CUDA_TRY(driver->cuEventCreate(&to, RF__CU_EVENT_DEFAULT));
-    for (int64_t s = 0; s < work->n_sets; s++) RF_TRY(run_set(device, work, s, &workspace, stream));
+    for (int64_t s = 0; s < work->n_sets; s++) RF_TRY(run_set(store, work, s, &workspace));
     for (int64_t round = 0; round < work->rounds; round++) {
         for (int64_t turn = 0; turn < work->n_sets; turn++) {
             const int64_t s = (turn + round) % work->n_sets;
             float milliseconds = 0;
             RF__CUDA_TRY(driver->cuEventRecord(from, stream));
-            RF_TRY(run_set(device, work, s, &workspace, stream));
+            RF_TRY(run_set(store, work, s, &workspace));
             RF__CUDA_TRY(driver->cuEventRecord(to, stream));
             RF__CUDA_TRY(driver->cuEventSynchronize(to));
             RF__CUDA_TRY(driver->cuEventElapsedTime(&milliseconds, from, to));
@@ -84,6 +83,7 @@ out:
 typedef struct timed_sets {
     rf__fused_classes classes; /* of all sets */
     rf__fused_feature *features; /* [n_sets, n_features] */
+    rf__fused_ready common; /* holds the description that all of them work by */
     rf__fused_ready *ready; /* [n_sets, n_batches] */
     scratch workspace;
     rf__cu_pointer cycles; /* [n_sets, n_features] */
@@ -91,7 +91,7 @@ typedef struct timed_sets {
 } timed_sets;
 
 static rf_status set_prepare(const rf__cuda_device *device, const rf__fused_measurement *work, int64_t set,
-                             int64_t b, const rf__fused_ready *common, timed_sets *my) {
+                             int64_t b, timed_sets *my) {
     rf_status status = RF_OK;
     const int64_t n_features = work->batches[0].n_features;
     rf__fused_ready *ready = &my->ready[set * work->n_batches + b];
@@ -103,7 +103,7 @@ static rf_status set_prepare(const rf__cuda_device *device, const rf__fused_meas
     const rf__fused_batch batch = {.bags = work->batches[b].bags,
                                    .offsets = work->host_offsets[b],
                                    .offset_type = work->batches[b].offset_type};
-    *ready = *common;
+    *ready = my->common;
     RF_TRY(rf__fused_map(&what, &batch, device->sms, RF__FUSED_BLOCKS, &mapping, &rows));
     ready->mapping = *mapping;
     ready->workspace_bytes = rf__fused_workspace(mapping);
@@ -114,14 +114,11 @@ out:
     return status;
 }
 
-static rf_status timed_new(const rf__cuda_device *device, const rf__fused_measurement *work, void *stream,
-                           timed_sets *my) {
+static rf_status timed_new(const rf__cuda_store *store, const rf__fused_measurement *work, timed_sets *my) {
     rf_status status = RF_OK;
     const rf_fused_embedding_bag_params *first = &work->batches[0];
     const size_t all = (size_t)(work->n_sets * first->n_features);
     const rf_fused_plan plan = {.schedules = set_of(work, 0), .warps = work->warps};
-    rf__fused_call *call = NULL;
-    rf__fused_ready common = {0};
     my->features = calloc(all + 1, sizeof *my->features);
     my->found = calloc(all + 1, sizeof *my->found);
     my->ready = calloc((size_t)(work->n_sets * work->n_batches) + 1, sizeof *my->ready);
@@ -130,14 +127,12 @@ static rf_status timed_new(const rf__cuda_device *device, const rf__fused_measur
         goto out;
     }
     RF_TRY(rf__fused_features(first, work->schedules, work->n_sets, &my->classes, my->features));
-    RF_TRY(rf__fused_call_acquire(device, first, &plan, stream, &call));
-    RF_TRY(rf__fused_call_timed(call, first, work->warps, &my->classes, &common));
+    RF_TRY(rf__fused_prepare_timed(store, first, &plan, &my->classes, &my->common));
     for (int64_t s = 0; s < work->n_sets; s++) {
-        for (int64_t b = 0; b < work->n_batches; b++) RF_TRY(set_prepare(device, work, s, b, &common, my));
+        for (int64_t b = 0; b < work->n_batches; b++) RF_TRY(set_prepare(store->device, work, s, b, my));
     }
-    RF_TRY(rf__cuda_upload(device, my->found, all * sizeof *my->found, &my->cycles));
+    RF_TRY(rf__cuda_upload(store->device, my->found, all * sizeof *my->found, &my->cycles));
 out:
-    rf__fused_call_release(call);
     return status;
 }
 
@@ -146,19 +141,22 @@ static void timed_free(const rf__cuda_device *device, const rf__fused_measuremen
         rf__cuda_memory_free(device, my->ready[i].mapping_on_device);
     rf__cuda_memory_free(device, my->workspace.memory);
     rf__cuda_memory_free(device, my->cycles);
+    rf__fused_release(&my->common);
     free(my->ready);
     free(my->found);
     free(my->features);
 }
 
-static rf_status measure_blocks(const rf__cuda_device *device, const rf__fused_measurement *work,
-                                double *cycles, void *stream) {
+static rf_status measure_blocks(const rf__cuda_store *store, const rf__fused_measurement *work,
+                                double *cycles) {
+    const rf__cuda_device *device = store->device;
     const rf__cuda_driver *driver = device->driver;
+    void *stream = store->stream;
     rf_status status = RF_OK;
     const int64_t n_features = work->batches[0].n_features, all = work->n_sets * n_features;
     timed_sets *my = calloc(1, sizeof *my);
     if (my == NULL) return rf__fail(RF_ERR_MEMORY, "no memory to time schedules");
-    RF_TRY(timed_new(device, work, stream, my));
+    RF_TRY(timed_new(store, work, my));
     for (int64_t round = -1; round < work->rounds; round++) { /* the first does not count */
         if (round == 0) RF__CUDA_TRY(driver->cuMemsetD32Async(my->cycles, 0, (size_t)(2 * all), stream));
         for (int64_t s = 0; s < work->n_sets; s++) {
@@ -184,6 +182,7 @@ rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, doubl
                             const rf_cuda_stream *stream) {
     rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
+    rf__cuda_store store;
     rf__cu_capture_mode mode = RF__CU_STREAM_CAPTURE_MODE_RELAXED; /* others may capture streams meanwhile */
     if (work->n_batches <= 0 || work->n_sets <= 0 || work->rounds < 0) {
         return rf__fail(RF_ERR_VALUE, "measure: needs a batch, a set of schedules, and rounds of 0 or more");
@@ -195,10 +194,10 @@ rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, doubl
         if (work->batches[b].bags <= 0) return rf__fail(RF_ERR_VALUE, "measure: a batch has no bags");
     }
     RF_TRY(rf__cuda_device_get(stream->device, &device));
+    RF_TRY(rf__cuda_store_of(device, stream->stream, NULL, &store));
     RF_TRY(rf__cuda_enter(device));
     mode = rf__cuda_capture_mode(device->driver, mode);
-    status = timed ? measure_blocks(device, work, result, stream->stream)
-                   : measure_sets(device, work, result, stream->stream);
+    status = timed ? measure_blocks(&store, work, result) : measure_sets(&store, work, result);
     if (status == RF_OK) status = rf__cuda_pending_error(device, stream->stream);
     (void)rf__cuda_capture_mode(device->driver, mode);
     rf__cuda_leave();

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "fused_pool.h"
+#include "cuda/upload.h"
 
 /* Positions in the schema. */
 enum {
@@ -46,14 +46,18 @@ out:
     return status;
 }
 
-/* mapping: int32 [rows, 8] on the CPU, copied to the device here; may be NULL. Page-locked memory is copied behind
- * the program's back, and kept by torch for so long. */
+/* mapping: int32 [rows, 8] on the CPU, copied to the device here; may be NULL. Page-locked memory is copied
+ * asynchronously, and kept by torch for so long. A copy that is captured would be made again by each replay, from
+ * memory that may have another mapping by then, or none: there the call makes one that stays. */
 static rf_status mapping_read(AtenTensorHandle handle, int64_t bags, const rf__place *place,
-                              AtenTensorHandle *copy, AtenTensorHandle *on_device, rf_fused_plan *plan) {
+                              const rf_cuda_stream *stream, AtenTensorHandle *copy,
+                              AtenTensorHandle *on_device, rf_fused_plan *plan) {
     rf_status status = RF_OK;
     rf__tensor mapping;
     const rf__place cpu = rf__place_of_cpu();
+    const rf__cuda_device *device = NULL;
     void *data = NULL;
+    bool captured = false;
     if (handle == NULL) return RF_OK;
     RF_TRY(rf__tensor_read("mapping", handle, 2, &cpu, &mapping));
     if (mapping.dtype != aoti_torch_dtype_int32() || mapping.sizes[1] != MAPPING_FIELDS ||
@@ -64,46 +68,38 @@ static rf_status mapping_read(AtenTensorHandle handle, int64_t bags, const rf__p
                         (long long)mapping.sizes[1], MAPPING_FIELDS);
     }
     RF_TRY(rf__tensor_make_contiguous(&mapping, mapping.dtype, copy));
-    RF_TRY(rf__tensor_new(mapping.sizes[0], MAPPING_FIELDS, mapping.dtype, place, on_device, &data));
-    RF__TORCH_TRY(aoti_torch_copy_(*on_device, mapping.handle, true));
     plan->mapping = mapping.data;
     plan->mapping_rows = mapping.sizes[0];
+    if (mapping.sizes[0] == 0) return RF_OK;
+    RF_TRY(rf__cuda_device_get(stream->device, &device));
+    RF_TRY(rf__cuda_is_capturing(device, stream->stream, &captured));
+    if (captured) return RF_OK;
+    RF_TRY(rf__tensor_new(mapping.sizes[0], MAPPING_FIELDS, mapping.dtype, place, on_device, &data));
+    RF__TORCH_TRY(aoti_torch_copy_(*on_device, mapping.handle, true));
     plan->mapping_on_device = data;
 out:
     return status;
 }
 
-/* Where the memory that a call works in is made. */
-typedef struct work_memory {
-    const rf__place *place;
-    AtenTensorHandle *tensor;
-} work_memory;
-
-static rf_status work_memory_new(void *context, int64_t bytes, void **memory) {
-    const work_memory *my = context;
-    return rf__tensor_new(1, bytes, aoti_torch_dtype_uint8(), my->place, my->tensor, memory);
-}
-
 static rf_status pool_on_gpu(const rf__value *values, const rf__place *place,
                              const rf_fused_embedding_bag_params *params) {
     rf_status status = RF_OK;
-    rf_fused_plan plan = {0};
+    const rf_cuda_allocator allocator = rf__torch_allocator(place);
+    rf_fused_plan plan = {.allocator = &allocator};
     rf_cuda_stream stream;
-    AtenTensorHandle copies[4] = {NULL, NULL, NULL, NULL};
-    work_memory memory = {place, &copies[3]};
-    const rf__allocator allocator = {work_memory_new, &memory};
+    AtenTensorHandle copies[3] = {NULL, NULL, NULL};
     const int64_t warps = values[WARPS].integer;
     if (warps != 0 && (warps < 2 || warps > 64)) {
         return rf__fail(RF_ERR_VALUE, "warps is %lld, must be 2 to 64, or 0 for a good default",
                         (long long)warps);
     }
     plan.warps = (int32_t)warps;
-    RF_TRY(schedules_read(values[SCHEDULES].tensor, params->n_features, &copies[0], &plan));
-    RF_TRY(mapping_read(values[MAPPING].tensor, params->bags, place, &copies[1], &copies[2], &plan));
     RF_TRY(rf__torch_stream(place, &stream));
-    RF_TRY(rf__fused_pool(params, &plan, &allocator, &stream));
+    RF_TRY(schedules_read(values[SCHEDULES].tensor, params->n_features, &copies[0], &plan));
+    RF_TRY(mapping_read(values[MAPPING].tensor, params->bags, place, &stream, &copies[1], &copies[2], &plan));
+    RF_TRY(rf_fused_embedding_bag_cuda(params, &plan, NULL, 0, &stream));
 out:
-    for (int i = 3; i >= 0; i--) rf__tensor_free(copies[i]);
+    for (int i = 2; i >= 0; i--) rf__tensor_free(copies[i]);
     return status;
 }
 

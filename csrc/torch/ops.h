@@ -77,5 +77,8 @@ rf_status rf__lookups_read(AtenTensorHandle indices, AtenTensorHandle offsets, c
 
 /* torch's current stream of a GPU. RF_ERR_UNSUPPORTED: this torch has no CUDA. */
 rf_status rf__torch_stream(const rf__place *place, rf_cuda_stream *stream);
+/* torch's caching allocator of the GPU that a tensor is on. Blocks are tensors. Memory that lasts is made on a thread of
+ * its own: see cuda.c. */
+rf_cuda_allocator rf__torch_allocator(const rf__place *place);
 
 #endif

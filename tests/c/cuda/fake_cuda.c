@@ -11,7 +11,8 @@
 #include <unistd.h>
 
 enum { DEVICES = 2, MOST_NAMES = 128, MOST_DEPTH = 16, INVALID_VALUE = 1, INVALID_CONTEXT = 201 };
-enum { INVALID_DEVICE = 101, INVALID_IMAGE = 200, NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900 };
+enum { INVALID_DEVICE = 101, INVALID_IMAGE = 200, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700 };
+enum { CAPTURE_UNSUPPORTED = 900, MOST_FREED = 4096 };
 
 struct CUctx_st {
     int ordinal;
@@ -39,7 +40,17 @@ static struct {
     int calls;
 } counts[MOST_NAMES];
 static pid_t started_in;
+static struct {
+    const char *name; /* NULL: none */
+    void (*run)(void);
+} hook;
+static bool watching;
+static struct {
+    uintptr_t begin, end;
+} freed[MOST_FREED];
+static int n_freed;
 static atomic_int live;
+static atomic_bool busy;
 
 static int *count_of(const char *name) {
     int i = 0;
@@ -61,7 +72,60 @@ int fake_cuda_depth(void) { return depth; }
 
 rf__cu_stream fake_cuda_capturing_stream(void) { return &capturing; }
 
+void fake_cuda_hook(const char *name, void (*run)(void)) {
+    pthread_mutex_lock(&lock);
+    hook.name = name;
+    hook.run = run;
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_cuda_watch(void) {
+    pthread_mutex_lock(&lock);
+    watching = true;
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_cuda_busy(int is_busy) { atomic_store(&busy, is_busy); }
+
+static void hook_run(const char *name) {
+    void (*run)(void) = NULL;
+    pthread_mutex_lock(&lock);
+    if (hook.name != NULL && strcmp(hook.name, name) == 0) {
+        run = hook.run;
+        hook.name = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    if (run != NULL) run();
+}
+
+/* Keeps a block from being used again; whether it was told to. */
+static bool quarantine(uintptr_t begin, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    const bool kept = watching && n_freed < MOST_FREED;
+    if (kept) {
+        freed[n_freed].begin = begin;
+        freed[n_freed++].end = begin + bytes;
+    }
+    pthread_mutex_unlock(&lock);
+    return kept;
+}
+
+/* Whether one of the first words of a launch's argument points to what was freed. */
+static bool uses_freed(void **arguments) {
+    enum { WORDS = 11 }; /* no kernel of fused calls has fewer */
+    bool any = false;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; watching && i < WORDS; i++) {
+        uintptr_t word;
+        memcpy(&word, (const char *)arguments[0] + i * sizeof word, sizeof word);
+        for (int k = 0; k < n_freed; k++) any |= word >= freed[k].begin && word < freed[k].end;
+    }
+    pthread_mutex_unlock(&lock);
+    return any;
+}
+
 rf__cu_result fake_cuda_call(const char *name) {
+    hook_run(name);
     const char *fail = getenv("FAKE_CUDA_FAIL");
     char failing[64];
     int code = 0, times = -1;
@@ -173,17 +237,22 @@ rf__cu_result cuThreadExchangeStreamCaptureMode(rf__cu_capture_mode *mode) {
 
 rf__cu_result cuMemAlloc_v2(rf__cu_pointer *memory, size_t bytes) {
     CALL_RELAXED(cuMemAlloc_v2);
-    void *block = malloc(bytes);
+    enum { HEAD = 256 };
+    char *block = malloc(HEAD + bytes);
     if (block == NULL) return RF__CU_ERROR_OUT_OF_MEMORY;
-    memset(block, 0xff, bytes);
-    *memory = (rf__cu_pointer)(uintptr_t)block;
+    memcpy(block, &bytes, sizeof bytes);
+    memset(block + HEAD, 0xff, bytes);
+    *memory = (rf__cu_pointer)(uintptr_t)(block + HEAD);
     atomic_fetch_add(&live, 1);
     return RF__CU_SUCCESS;
 }
 
 rf__cu_result cuMemFree_v2(rf__cu_pointer memory) {
     CALL_RELAXED(cuMemFree_v2); /* it may wait for the device */
-    free((void *)(uintptr_t)memory);
+    enum { HEAD = 256 };
+    size_t bytes = 0;
+    memcpy(&bytes, (const char *)(uintptr_t)memory - HEAD, sizeof bytes);
+    if (!quarantine((uintptr_t)memory, bytes)) free((char *)(uintptr_t)memory - HEAD);
     atomic_fetch_sub(&live, 1);
     return RF__CU_SUCCESS;
 }
@@ -221,7 +290,7 @@ rf__cu_result cuMemsetD32Async(rf__cu_pointer memory, unsigned int value, size_t
 
 rf__cu_result cuMemcpyHtoDAsync_v2(rf__cu_pointer to, const void *from, size_t bytes, rf__cu_stream stream) {
     CALL_IN_CONTEXT(cuMemcpyHtoDAsync_v2);
-    if (stream == NULL || stream == &capturing) return CAPTURE_UNSUPPORTED;
+    if (stream == &capturing) return CAPTURE_UNSUPPORTED;
     memcpy((void *)(uintptr_t)to, from, bytes);
     return RF__CU_SUCCESS;
 }
@@ -252,6 +321,28 @@ rf__cu_result cuStreamIsCapturing(rf__cu_stream stream, rf__cu_capture_status *s
     CALL_IN_CONTEXT(cuStreamIsCapturing);
     *status = stream != NULL && stream->capturing;
     return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuStreamGetId(rf__cu_stream stream, unsigned long long *number) {
+    CALL_IN_CONTEXT(cuStreamGetId);
+    *number = stream == NULL ? 1 : (uintptr_t)stream;
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuEventQuery(rf__cu_event event) {
+    CALL_RELAXED(cuEventQuery);
+    (void)event;
+    return atomic_load(&busy) ? RF__CU_ERROR_NOT_READY : RF__CU_SUCCESS;
+}
+
+rf__cu_result cuLaunchKernel(rf__cu_function function, unsigned int grid_x, unsigned int grid_y,
+                             unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                             unsigned int block_z, unsigned int shared_bytes, rf__cu_stream stream,
+                             void **arguments, void **extra) {
+    CALL_IN_CONTEXT(cuLaunchKernel);
+    (void)function, (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
+    (void)shared_bytes, (void)stream, (void)extra;
+    return uses_freed(arguments) ? ILLEGAL_ADDRESS : RF__CU_SUCCESS;
 }
 
 rf__cu_result cuModuleLoadData(rf__cu_module *module, const void *image) {

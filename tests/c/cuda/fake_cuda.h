@@ -18,6 +18,13 @@ int fake_cuda_depth(void);
 /* A stream on which a capture is going on. */
 rf__cu_stream fake_cuda_capturing_stream(void);
 
+/* Calls `run` once, when `name` is called next, on the caller's thread and before anything is done. */
+void fake_cuda_hook(const char *name, void (*run)(void));
+/* From now on freed memory is not used again, and a launch whose first argument points to some fails with 700. */
+void fake_cuda_watch(void);
+/* Whether events are still to come. */
+void fake_cuda_busy(int busy);
+
 /* Counts a call; the result it must fail with, or 0. */
 rf__cu_result fake_cuda_call(const char *name);
 

@@ -55,3 +55,21 @@ rf__cu_stream capturing_stream(void) {
     *(void **)&capturing = driver_symbol("fake_cuda_capturing_stream");
     return capturing();
 }
+
+void driver_hook(const char *name, void (*run)(void)) {
+    void (*set)(const char *, void (*)(void)) = NULL;
+    *(void **)&set = driver_symbol("fake_cuda_hook");
+    set(name, run);
+}
+
+void driver_watch(void) {
+    void (*watch)(void) = NULL;
+    *(void **)&watch = driver_symbol("fake_cuda_watch");
+    watch();
+}
+
+void driver_busy(int busy) {
+    void (*set)(int) = NULL;
+    *(void **)&set = driver_symbol("fake_cuda_busy");
+    set(busy);
+}

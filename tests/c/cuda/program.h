@@ -26,6 +26,9 @@ int driver_calls(const char *name);
 int driver_live(void);
 int context_depth(void);
 rf__cu_stream capturing_stream(void);
+void driver_hook(const char *name, void (*run)(void));
+void driver_watch(void);
+void driver_busy(int busy);
 void *driver_symbol(const char *name);
 
 #endif

@@ -11,22 +11,21 @@
 #include "cuda/fused.h"
 #include "cuda/fused_measure.h"
 #include "fused_case.h"
-#include "fused_pool.h"
 #include "program.h"
 
 enum { MOST_CALLS = 128, MANY = 200, ROUNDS = 400 };
 
-static const rf_cuda_stream streams[2] = {{0, NULL}, {1, NULL}};
+const rf_cuda_stream streams[2] = {{0, NULL}, {1, NULL}};
 
 /* Both functions, with a workspace as large as the first one says. */
-static rf_status pool_on(const fused_case *one, const rf_fused_plan *plan, const rf_cuda_stream *stream) {
+rf_status pool_on(const fused_case *one, const rf_fused_plan *plan, const rf_cuda_stream *stream) {
     int64_t bytes = -1;
     rf_status status = rf_fused_embedding_bag_workspace(&one->params, plan, stream, &bytes);
     CHECK(status == RF_OK ? bytes >= 0 : bytes == 0, "%lld bytes", (long long)bytes);
     if (status != RF_OK) return status;
     void *workspace = bytes > 0 ? malloc((size_t)bytes) : NULL;
     if (bytes > 0 && workspace == NULL) exit(1);
-    status = rf_fused_embedding_bag_cuda(&one->params, plan, workspace, stream);
+    status = rf_fused_embedding_bag_cuda(&one->params, plan, workspace, bytes, stream);
     free(workspace);
     return status;
 }
@@ -35,23 +34,18 @@ static rf_status pool(const fused_case *one, const rf_fused_plan *plan) {
     return pool_on(one, plan, &streams[0]);
 }
 
-static void pool_well(int number) {
+void pool_well(int number) {
     fused_case one;
     fused_case_fixed(&one, number);
     CHECK(pool(&one, &one.plan) == RF_OK, "%s", rf_last_error());
 }
 
-/* What launching and preparing cost so far. */
-typedef struct costs {
-    int launches, uploads, loads, live;
-} costs;
-
-static costs costs_now(void) {
+costs costs_now(void) {
     return (costs){driver_calls("cuLaunchKernel") + driver_calls("cuLaunchKernelEx"),
                    driver_calls("cuMemcpyHtoDAsync_v2"), driver_calls("cuModuleLoadData"), driver_live()};
 }
 
-static void expect_costs(const char *what, costs before, int launches, bool prepared) {
+void expect_costs(const char *what, costs before, int launches, bool prepared) {
     const costs now = costs_now();
     CHECK(now.launches == before.launches + launches, "%s: %d launches", what,
           now.launches - before.launches);
@@ -110,58 +104,12 @@ static void fused_cache(char **arguments) {
     expect_costs("calls in turns beside many graphs", before, 2, false);
 }
 
-/* An allocator that counts, and may fail. */
-typedef struct counted_memory {
-    int calls;
-    int64_t bytes;
-    void *memory;
-    rf_status status;
-} counted_memory;
-
-static rf_status counted_new(void *context, int64_t bytes, void **memory) {
-    counted_memory *my = context;
-    CHECK(context_depth() == 0, "a context is entered while memory is made");
-    my->calls++;
-    my->bytes = bytes;
-    *memory = my->memory = my->status == RF_OK ? malloc((size_t)bytes) : NULL;
-    return my->status;
-}
-
-/* fused_allocator: memory is asked for once, and only where some is needed; where there is none nothing is launched. */
-static void fused_allocator(char **arguments) {
-    (void)arguments;
-    fused_case one;
-    int64_t bytes = 0;
-    counted_memory memory = {0};
-    const rf__allocator allocator = {counted_new, &memory};
-    fused_case_fixed(&one, 0);
-    CHECK(pool(&one, &one.plan) == RF_OK, "%s", rf_last_error());
-    CHECK(rf_fused_embedding_bag_workspace(&one.params, &one.plan, &streams[0], &bytes) == RF_OK && bytes > 0,
-          "%lld bytes", (long long)bytes);
-    const costs before = costs_now();
-    const int contexts = driver_calls("cuCtxPushCurrent_v2");
-    CHECK(rf__fused_pool(&one.params, &one.plan, &allocator, &streams[0]) == RF_OK, "%s", rf_last_error());
-    CHECK(memory.calls == 1 && memory.bytes == bytes, "%d calls, the last for %lld bytes", memory.calls,
-          (long long)memory.bytes);
-    free(memory.memory);
-    expect_costs("with an allocator", before, 1, false);
-    CHECK(driver_calls("cuCtxPushCurrent_v2") == contexts + 2, "it began more than once");
-    memory.status = RF_ERR_MEMORY;
-    CHECK(rf__fused_pool(&one.params, &one.plan, &allocator, &streams[0]) == RF_ERR_MEMORY &&
-              memory.calls == 2,
-          "%d calls", memory.calls);
-    expect_costs("an allocator that fails", before, 1, false);
-    for (int64_t f = 0; f < one.params.n_features; f++) one.schedules[f].split = 1;
-    CHECK(rf__fused_pool(&one.params, &one.plan, &allocator, &streams[0]) == RF_OK && memory.calls == 2,
-          "%d calls: %s", memory.calls, rf_last_error());
-}
-
 static void refused(const fused_case *one, const rf_fused_plan *plan, rf_status want, const char *words) {
     int64_t bytes = -1;
     rf_status status = rf_fused_embedding_bag_workspace(&one->params, plan, &streams[0], &bytes);
     CHECK(status == want && strstr(rf_last_error(), words) != NULL && bytes == 0, "%s, not \"%s\": %s",
           rf_status_text(status), words, rf_last_error());
-    status = rf_fused_embedding_bag_cuda(&one->params, plan, NULL, &streams[0]);
+    status = rf_fused_embedding_bag_cuda(&one->params, plan, NULL, 0, &streams[0]);
     CHECK(status == want && strstr(rf_last_error(), words) != NULL, "%s, not \"%s\": %s",
           rf_status_text(status), words, rf_last_error());
 }
@@ -210,15 +158,25 @@ static void fused_bad(char **arguments) {
     REFUSED(RF_ERR_VALUE, "warps is 1", one.plan.warps = 1);
     REFUSED(RF_ERR_VALUE, "warps is -7", one.plan.warps = -7);
     const rf_cuda_stream nowhere = {77, NULL};
-    CHECK(rf_fused_embedding_bag_cuda(&good.params, &good.plan, NULL, &nowhere) == RF_ERR_VALUE &&
+    CHECK(rf_fused_embedding_bag_cuda(&good.params, &good.plan, NULL, 0, &nowhere) == RF_ERR_VALUE &&
               strstr(rf_last_error(), "there is no GPU 77") != NULL,
           "%s", rf_last_error());
     CHECK(rf_fused_embedding_bag_workspace(&good.params, &good.plan, &streams[0], &bytes) == RF_OK &&
               bytes > 0,
           "%lld bytes", (long long)bytes);
-    CHECK(rf_fused_embedding_bag_cuda(&good.params, &good.plan, NULL, &streams[0]) == RF_ERR_VALUE &&
-              strstr(rf_last_error(), "workspace") != NULL,
-          "no workspace: %s", rf_last_error());
+    static _Alignas(16) char workspace[1 << 20]; /* no lock: it is not looked at */
+    const struct {
+        void *memory;
+        int64_t bytes;
+    } works[] = {{NULL, 0},       {NULL, bytes},          {workspace, bytes - 1}, {workspace, 0},
+                 {workspace, -1}, {workspace + 1, bytes}, {workspace + 8, bytes}};
+    CHECK(bytes < (int64_t)sizeof workspace, "%lld bytes", (long long)bytes);
+    for (size_t i = 0; i < sizeof works / sizeof works[0]; i++) {
+        CHECK(rf_fused_embedding_bag_cuda(&good.params, &good.plan, works[i].memory, works[i].bytes,
+                                          &streams[0]) == RF_ERR_VALUE &&
+                  strstr(rf_last_error(), "workspace") != NULL,
+              "workspace %d: %s", (int)i, rf_last_error());
+    }
     expect_costs("bad arguments", before, 0, false);
 
     good.params.bags = 0; /* no bags: nothing to do, but the rest is checked */
@@ -245,6 +203,15 @@ static rf_fused_plan mapped(const fused_case *one, const void *offsets) {
     plan.mapping = longer;
     plan.mapping_on_device = nothing;
     return plan;
+}
+
+/* Whether a word of a mapping may be another: the checksum, room for sums, what a task does not need for its bags, and
+ * the column of no lane. */
+static bool is_free(const rf_fused_plan *plan, int64_t word) {
+    const rf__fused_mapping *head = (const rf__fused_mapping *)plan->mapping;
+    if (word < 8) return word == 0 || word == 4;
+    if (word / 8 <= head->n_tasks) return word % 8 >= 4;
+    return word % 2 == 1 && plan->mapping[word - 1] == -1;
 }
 
 /* fused_mapping: a mapping serves the call that it was made for, and no other. */
@@ -284,7 +251,7 @@ static void fused_mapping(char **arguments) {
     const rf__fused_mapping right = *head;
     const struct {
         int32_t *field, value;
-    } wrong[] = {{&head->version, 0},         {&head->n_tasks, -1},        {&head->n_tasks, INT32_MAX},
+    } wrong[] = {{&head->n_tasks, 0},         {&head->n_tasks, -1},        {&head->n_tasks, INT32_MAX},
                  {&head->n_tasks, INT32_MIN}, {&head->n_tiles, INT32_MAX}, {&head->n_tiles, -1},
                  {&head->n_groups, -1},       {&head->places, -1},         {&head->bags, 101},
                  {&head->n_features, 3},      {&head->signature, -1}};
@@ -293,10 +260,27 @@ static void fused_mapping(char **arguments) {
         OTHER((void)0);
         *head = right;
     }
-    fused_case_fixed(&one, 0);
-    rf_fused_plan nowhere = plan;
-    nowhere.mapping_on_device = NULL;
-    refused(&one, &nowhere, RF_ERR_VALUE, "mapping_on_device");
+    /* Whatever is changed is found. */
+    int32_t *words = (int32_t *)plan.mapping;
+    for (int64_t at = 0; at < plan.mapping_rows * 8; at += at < 64 ? 1 : 7) {
+        const int32_t right_one = words[at], values[] = {right_one + 1, -1, right_one ^ 1 << 20, 0};
+        for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+            words[at] = values[i];
+            const rf_status status = pool(&good, &plan);
+            const rf_status want = at == 0 || values[i] == right_one ? RF_OK : RF_ERR_VALUE;
+            CHECK(status == want || is_free(&plan, at), "word %lld, %d: %s", (long long)at, (int)values[i],
+                  rf_status_text(status));
+        }
+        words[at] = right_one;
+    }
+    CHECK(pool(&good, &plan) == RF_OK, "%s", rf_last_error());
+    before = costs_now();
+    rf_fused_plan copied = plan;
+    copied.mapping_on_device = NULL; /* the call copies it */
+    CHECK(pool(&good, &copied) == RF_OK, "%s", rf_last_error());
+    const costs now = costs_now();
+    CHECK(now.uploads == before.uploads + 2 && now.live == before.live, "%d copies, %d things more",
+          now.uploads - before.uploads, now.live - before.live);
     CHECK(context_depth() == 0, "a context was left on the stack");
     free((int32_t *)plan.mapping);
 }
@@ -305,7 +289,7 @@ static void fused_mapping(char **arguments) {
 static void fused_unexpected(char **arguments) {
     (void)arguments;
     static const char *const failures[] = {
-        "cuMemAlloc_v2:2", "cuMemcpyHtoDAsync_v2:700", "cuStreamCreate:1",
+        "cuMemAlloc_v2:2", "cuMemcpyHtoDAsync_v2:700", "cuEventRecord:1",
         "cuLaunchKernelEx:701"}; /* a kernel that overlaps the one before */
     const rf_cuda_stream capture = {0, capturing_stream()};
     fused_case one, other;
@@ -321,7 +305,10 @@ static void fused_unexpected(char **arguments) {
     CHECK(pool(&one, NULL) == RF_OK, "%s", rf_last_error());
     expect_costs("another batch", before, 2 * launches, false);
     CHECK(pool_on(&one, NULL, &capture) == RF_OK, "%s", rf_last_error());
-    expect_costs("a captured batch", before, 3 * launches, false);
+    expect_costs("a captured batch", before, 3 * launches, true);
+    before = costs_now();
+    CHECK(pool_on(&one, NULL, &capture) == RF_OK, "%s", rf_last_error());
+    expect_costs("a batch captured again", before, launches, false);
     one.schedules[3].split = 1; /* how many bags share blocks would have to be known */
     one.schedules[2].expected = 0; /* one is enough to leave all to the kernel */
     CHECK(pool(&one, &one.plan) == RF_OK, "%s", rf_last_error());
@@ -356,8 +343,9 @@ static void fused_failures(char **arguments) {
     (void)arguments;
     static const char *const loading[] = {"cuModuleLoadData:209", "cuModuleGetFunction:500",
                                           "cuFuncGetAttribute:1"};
-    static const char *const preparing[] = {"cuMemAlloc_v2:2", "cuStreamCreate:1", "cuMemcpyHtoDAsync_v2:700",
-                                            "cuStreamSynchronize:719", "cuCtxPushCurrent_v2:201"};
+    static const char *const preparing[] = {"cuMemAlloc_v2:2", "cuMemcpyHtoDAsync_v2:700",
+                                            "cuEventRecord:1", "cuStreamIsCapturing:906",
+                                            "cuStreamGetId:1", "cuCtxPushCurrent_v2:201"};
     static const char *const launching[] = {"cuLaunchKernel:701", "cuMemsetD32Async:1",
                                             "cuCtxPushCurrent_v2:201"};
     const rf__cuda_device *device = NULL;
@@ -419,7 +407,7 @@ static void fused_threads(char **arguments) {
     CHECK(driver_live() == settled, "%d things more on the device", driver_live() - settled);
 }
 
-static rf_status measure(bool timed, const char *failure, double *result) {
+rf_status measure(bool timed, const char *failure, double *result) {
     static const int64_t offsets[FIXED_FEATURES * 100 + 1];
     fused_case one;
     rf_fused_schedule schedules[2][FIXED_FEATURES];
@@ -473,6 +461,11 @@ const command fused_commands[] = {
     {"fused_bad", 0, fused_bad},
     {"fused_cache", 0, fused_cache},
     {"fused_allocator", 0, fused_allocator},
+    {"fused_streams", 0, fused_streams},
+    {"fused_bounded", 0, fused_bounded},
+    {"fused_graphs", 0, fused_graphs},
+    {"fused_waiting", 0, fused_waiting},
+    {"fused_held", 0, fused_held},
     {"fused_mapping", 0, fused_mapping},
     {"fused_failures", 0, fused_failures},
     {"fused_unexpected", 0, fused_unexpected},
