@@ -327,11 +327,8 @@ typedef struct rf_fused_plan {
     int32_t warps; /* most warps that an SM runs at once, 2 ... 64; 0: a good default */
     const int32_t *mapping; /* [rows, 8] on the host, of rf_fused_embedding_bag_map; may be NULL */
     int64_t mapping_rows;
-    /* [rows, 8]: its copy on the device, aligned to 16 bytes, there when the stream comes to the call. NULL: the call
-     * makes one. Graphs that are captured with a copy of the caller's read it at each replay. */
-    const void *mapping_on_device;
-    const rf_cuda_allocator
-        *allocator; /* [1], may be NULL: the driver's, which waits for the device where it frees */
+    const void *mapping_on_device; /* [rows, 8] aligned to 16 bytes: its copy; NULL: the call makes one */
+    const rf_cuda_allocator *allocator; /* [1], NULL: the driver, which waits for the device to free */
 } rf_fused_plan;
 
 /* Bytes of device memory that the call below wants to work in. */
@@ -343,6 +340,7 @@ RF_API rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_p
  * buffers' data, are on the host. `plan` may be NULL: all defaults. Which block works on what is decided before the
  * launch: by plan->mapping; or by the number of bags, if all of plan->schedules know what to expect; or else by a
  * small kernel from the offsets. A mapping that does not have each bag of each feature once is RF_ERR_VALUE.
+ * mapping_on_device is read by this call, and by all replays of a graph that it is captured in.
  * `workspace`: workspace_bytes of device memory, at least as many as above says, aligned to 16 bytes, free again for
  * work that follows on the stream; NULL: plan->allocator's, if it is given.
  *

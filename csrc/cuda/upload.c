@@ -16,7 +16,7 @@ typedef struct staging {
 /* What is kept for one device. */
 typedef struct kept {
     pthread_mutex_t lock;
-    staging *idle; /* under the lock */
+    staging *idle, *lost; /* under the lock; of those lost nobody knows when their copies are done */
 } kept;
 
 /* Each under its own lock. A child of a process with a device has no CUDA and never comes here. */
@@ -147,11 +147,12 @@ out:
     return status;
 }
 
-static void staging_give_back(const rf__cuda_device *device, staging *one) {
+static void staging_give_back(const rf__cuda_device *device, staging *one, bool lost) {
     kept *mine = &devices[device->ordinal];
+    staging **list = lost ? &mine->lost : &mine->idle;
     pthread_mutex_lock(&mine->lock);
-    one->next = mine->idle;
-    mine->idle = one;
+    one->next = *list;
+    *list = one;
     pthread_mutex_unlock(&mine->lock);
 }
 
@@ -164,11 +165,10 @@ static rf_status copy(const rf__cuda_store *store, const void *from, size_t byte
     memcpy(through->memory, from, bytes);
     status = rf__cuda_status(driver->cuMemcpyHtoDAsync_v2(to, through->memory, bytes, store->stream),
                              "cuMemcpyHtoDAsync_v2");
-    if (status == RF_OK) {
-        /* Where that fails, nobody knows when the copy is done: the memory is lost. */
-        RF__CUDA_TRY(driver->cuEventRecord(through->copied, store->stream));
-    }
-    staging_give_back(store->device, through);
+    const bool begun = status == RF_OK;
+    if (begun)
+        status = rf__cuda_status(driver->cuEventRecord(through->copied, store->stream), "cuEventRecord");
+    staging_give_back(store->device, through, begun && status != RF_OK);
 out:
     return status;
 }
