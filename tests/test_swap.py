@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import gc
+import inspect
 import io
 import pickle
 import sys
@@ -10,6 +13,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import recfuse
 from recfuse.nn import EmbeddingBag, FusedEmbeddingBagList
@@ -86,15 +90,17 @@ def test_dlrm_trains_with_the_same_losses(weighted, sparse):
     model = DLRM_Net(sparse=sparse, weighted=weighted)
     twin = copy.deepcopy(model)
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.5) for one in (model, twin)]
-    keys, parameters = list(twin.state_dict()), list(twin.parameters())
-    report = recfuse.swap(twin)
+    keys = list(twin.state_dict())
+    report = recfuse.swap(twin, optimizers=optimizers[1:])
     assert [entry.name for entry in report.fused] == ["emb_l"]
-    assert list(twin.state_dict()) == keys
-    assert all(a is b for a, b in zip(twin.parameters(), parameters, strict=True))
+    assert report.left == report.replaced == []
+    assert sorted(twin.state_dict()) == sorted(keys)
+    assert [name for name, _ in twin.named_parameters() if "emb_l" in name] == ["emb_l.packed_dim8"]
     batches = [batch_of(model, form=form) for form in ("tensor", "list", "stacked") * 3]
     torch.testing.assert_close(train(twin, optimizers[1], batches), train(model, optimizers[0], batches))
-    for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    state = model.state_dict()
+    for name, ours in twin.state_dict().items():
+        torch.testing.assert_close(ours, state[name])
     model.load_state_dict(twin.state_dict())
     twin.load_state_dict(model.state_dict())
 
@@ -157,14 +163,14 @@ def test_copies_of_a_swapped_dlrm_stay_fused(way):
     batch = batch_of(model)
     other = way(model)
     assert other.apply_emb.model is other
-    assert other.emb_l._packed.weights[0] is other.emb_l[0].weight
+    assert other.emb_l[0].weight.data_ptr() == other.emb_l.packed_weights()[0].data_ptr()
     want = model(*batch)
     assert torch.equal(other(*batch), want)
     with torch.no_grad():
         other.emb_l[0].weight.zero_()
     assert torch.equal(model(*batch), want)
     other.half().float()
-    assert other.emb_l._packed.in_place(other.emb_l._packed_modules())
+    assert other(*batch).shape == want.shape
 
 
 def test_a_dlrm_that_gives_its_tables_up_goes_back_to_its_own_apply_emb():
@@ -172,11 +178,12 @@ def test_a_dlrm_that_gives_its_tables_up_goes_back_to_its_own_apply_emb():
     recfuse.swap(model)
     _, lS_o, lS_i = batch_of(model)
     fused = model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)
-    plain = model.apply_emb(lS_o, lS_i, nn.ModuleList(model.emb_l), model.v_W_l)
+    plain = model.apply_emb(lS_o, lS_i, list(model.emb_l), model.v_W_l)
     torch.testing.assert_close(plain, fused)
     torch.testing.assert_close(model.apply_emb(lS_o[:2], lS_i[:2], model.emb_l[:2], model.v_W_l), fused[:2])
-    model.emb_l[1] = nn.EmbeddingBag.from_pretrained(torch.zeros(7, 8), mode="sum")
-    assert model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)[1].abs().sum() == 0
+    zeros = nn.EmbeddingBag.from_pretrained(torch.zeros(7, 8), mode="sum")
+    others = [model.emb_l[0], zeros, *model.emb_l[2:]]
+    assert model.apply_emb(lS_o, lS_i, others, model.v_W_l)[1].abs().sum() == 0
     model.emb_l, model.quantize_emb = None, True
     assert model.apply_emb(lS_o, lS_i, None, model.v_W_l)[0].shape == (16, 1)
 
@@ -204,7 +211,7 @@ def _set(number, bag):
     ("change", "words"),
     (
         (_set(0, QREmbeddingBag()), "table 0 is a QREmbeddingBag"),
-        (_set(1, nn.EmbeddingBag(7, 8, mode="sum", dtype=torch.float64)), "float64"),
+        (_set(1, nn.EmbeddingBag(7, 8, mode="sum", sparse=True, dtype=torch.float64)), "float64"),
         (_set(1, nn.EmbeddingBag(7, 8, mode="sum", max_norm=1.0)), "max_norm"),
         (_set(1, nn.EmbeddingBag(7, 8, mode="sum", scale_grad_by_freq=True)), "scale_grad_by_freq"),
         (_set(1, nn.EmbeddingBag(7, 8, mode="sum", sparse=False)), "sparse"),
@@ -308,28 +315,349 @@ def test_without_fusing():
     assert type(model.emb_l) is FusedEmbeddingBagList
 
 
-def test_two_models_may_not_pack_one_weight():
-    model = nn.ModuleDict({"a": DLRM_Net(), "b": DLRM_Net()})
+def test_a_weight_that_others_have_too_is_not_packed():
+    model = nn.ModuleDict({"a": DLRM_Net(), "b": DLRM_Net(), "c": DLRM_Net()})
     model["b"].emb_l[0].weight = model["a"].emb_l[0].weight
-    report = recfuse.swap(model)
-    assert [entry.name for entry in report.fused] == ["a.emb_l"]
-    assert "shares its weight with a.emb_l" in next(e.detail for e in report.left if e.name == "b.emb_l")
+    model["c"].first = model["c"].emb_l[0]
+    reasons = {entry.name: entry.detail for entry in recfuse.swap(model).left}
+    assert "table 0 shares its weight with b.emb_l.0" in reasons["a.emb_l"]
+    assert "table 0 shares its weight with a.emb_l.0" in reasons["b.emb_l"]
+    assert "table 0 is a part of c too" in reasons["c.emb_l"]
+    assert model["b"].emb_l[0].weight is model["a"].emb_l[0].weight
     for one in model.values():
         one(*batch_of(one))
 
 
-def test_huge_pages_are_asked_for_once_a_buffer(monkeypatch):
+def test_tables_of_one_list_may_share_a_weight():
+    model = DLRM_Net(sizes=(40, 7, 40, 20), sparse=False)
+    model.emb_l[2].weight = model.emb_l[0].weight
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.Adam(one.parameters(), lr=0.1) for one in (model, twin)]
+    batches = [batch_of(model) for _ in range(6)]
+    torch.testing.assert_close(
+        train(twin, optimizers[1], batches[:2]), train(model, optimizers[0], batches[:2])
+    )
+    assert len(recfuse.swap(twin, optimizers=optimizers[1:]).fused) == 1
+    torch.testing.assert_close(
+        train(twin, optimizers[1], batches[2:4]), train(model, optimizers[0], batches[2:4])
+    )
+    recfuse.unswap(twin, optimizers=optimizers[1:])
+    assert twin.emb_l[2].weight is twin.emb_l[0].weight
+    torch.testing.assert_close(
+        train(twin, optimizers[1], batches[4:]), train(model, optimizers[0], batches[4:])
+    )
+
+
+def test_gradient_hooks_and_other_parameters_are_not_lost():
+    model = nn.ModuleDict({"hook": DLRM_Net(), "after": DLRM_Net()})
+    model["hook"].emb_l[0].weight.register_hook(lambda gradient: gradient * 2)
+    model["after"].emb_l[0].weight.register_post_accumulate_grad_hook(lambda weight: None)
+    report = recfuse.swap(model)
+    assert report.fused == []
+    assert all("gradient hooks" in e.detail for e in report.left)
+
+
+def test_huge_pages_are_asked_for_once_a_matrix(monkeypatch):
     asked = []
-    for module in ("recfuse.swap", "recfuse.nn.packing"):
+    for module in ("recfuse.swap", "recfuse.nn.packed.module"):
         monkeypatch.setattr(sys.modules[module], "advise_huge_pages", lambda data: asked.append(data.numel()))
     model = DLRM_Net()
     model.single = nn.EmbeddingBag(11, 8)
     report = recfuse.swap(model)
     assert len(report.fused) == 1
-    buffer = model.emb_l._packed.buffers[0]
-    assert asked == [buffer.numel(), 11 * 8]
+    assert asked == [model.emb_l.packed_weights()[0].numel(), 11 * 8]
 
 
 def test_wrong_argument():
     with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
         recfuse.swap([nn.EmbeddingBag(3, 2)])
+
+
+def _pooled(self, lS_o, lS_i, emb_l, v_W_l):
+    return DLRM_Net.apply_emb(self, lS_o, lS_i, emb_l, v_W_l)
+
+
+def _scaled(self, lS_o, lS_i, emb_l, v_W_l):
+    return [pooled * 2 for pooled in _pooled(self, lS_o, lS_i, emb_l, v_W_l)]
+
+
+def _scaled_in_training(self, lS_o, lS_i, emb_l, v_W_l):
+    pooled = _pooled(self, lS_o, lS_i, emb_l, v_W_l)
+    return [one * 1.5 for one in pooled] if self.training else pooled
+
+
+def _normalised(self, lS_o, lS_i, emb_l, v_W_l):
+    return [nn.functional.normalize(pooled) for pooled in _pooled(self, lS_o, lS_i, emb_l, v_W_l)]
+
+
+def _reordered(self, lS_o, lS_i, emb_l, v_W_l):
+    return _pooled(self, lS_o, lS_i, emb_l, v_W_l)[::-1]
+
+
+def _noisy(self, lS_o, lS_i, emb_l, v_W_l):
+    return [nn.functional.dropout(pooled, 0.0001) for pooled in _pooled(self, lS_o, lS_i, emb_l, v_W_l)]
+
+
+def _detached(self, lS_o, lS_i, emb_l, v_W_l):
+    return [pooled.detach() for pooled in _pooled(self, lS_o, lS_i, emb_l, v_W_l)]
+
+
+def _frozen(self, lS_o, lS_i, emb_l, v_W_l):
+    with torch.no_grad():
+        return _pooled(self, lS_o, lS_i, emb_l, v_W_l)
+
+
+def _half_gradient(self, lS_o, lS_i, emb_l, v_W_l):
+    return [(pooled + pooled.detach()) / 2 for pooled in _pooled(self, lS_o, lS_i, emb_l, v_W_l)]
+
+
+def _without_weights(self, lS_o, lS_i, emb_l, v_W_l):
+    return [bag(i, o) for bag, i, o in zip(emb_l, lS_i, lS_o, strict=True)]
+
+
+def _shifted(self, lS_o, lS_i, emb_l, v_W_l):
+    return _pooled(self, lS_o, [(i + 1) % b.num_embeddings for i, b in zip(lS_i, emb_l)], emb_l, v_W_l)  # noqa: B905
+
+
+def _tuple(self, lS_o, lS_i, emb_l, v_W_l):
+    return tuple(_pooled(self, lS_o, lS_i, emb_l, v_W_l))
+
+
+def _counting(self, lS_o, lS_i, emb_l, v_W_l):
+    self.calls = getattr(self, "calls", 0) + 1
+    return _pooled(self, lS_o, lS_i, emb_l, v_W_l)
+
+
+def _listing(self, lS_o, lS_i, emb_l, v_W_l):
+    self.v_W_l.append(None)
+    return _pooled(self, lS_o, lS_i, emb_l, v_W_l)
+
+
+def _buffering(self, lS_o, lS_i, emb_l, v_W_l):
+    self.seen += 1
+    return _pooled(self, lS_o, lS_i, emb_l, v_W_l)
+
+
+def _by_function(self, lS_o, lS_i, emb_l, v_W_l):
+    return [
+        nn.functional.embedding_bag(i, bag.weight, o, mode="sum")
+        for bag, i, o in zip(emb_l, lS_i, lS_o, strict=True)
+    ]
+
+
+def _failing(self, lS_o, lS_i, emb_l, v_W_l):
+    raise KeyError("no such feature")
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    (
+        (_scaled, "changes what table 0 returns"),
+        (_scaled_in_training, "changes what table 0 returns"),
+        (_normalised, "changes what table 0 returns"),
+        (_reordered, "at another place"),
+        (_noisy, "draws random numbers"),
+        (_detached, "does not pass the gradient to table 0"),
+        (_frozen, "without gradients"),
+        (_half_gradient, "does not pass the gradient to table 0"),
+        (_without_weights, "other row weights than v_W_l[0]"),
+        (_shifted, "other lookups than lS_i[0]"),
+        (_tuple, "does not return a list"),
+        (_counting, "changes the model (calls)"),
+        (_listing, "changes the model"),
+        (_buffering, "changes the model (a buffer"),
+        (_by_function, "does not call each table once"),
+        (_failing, "raised KeyError on a probe batch: 'no such feature'"),
+    ),
+)
+@pytest.mark.parametrize("zeros", (False, True))
+def test_an_apply_emb_that_does_something_else_is_left(method, words, zeros):
+    model = type("OtherNet", (DLRM_Net,), {"apply_emb": method})()
+    model.register_buffer("seen", torch.zeros(3))
+    if zeros:
+        for bag in model.emb_l:
+            nn.init.zeros_(bag.weight)
+    model.eval()
+    attributes, random_state = list(vars(model)), torch.get_rng_state()
+    batch = batch_of(model)
+    want = None
+    if method is not _failing and method is not _noisy:
+        twin = copy.deepcopy(model)
+        want = twin(*batch)
+    torch.set_rng_state(random_state)
+    report = recfuse.swap(model)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    (entry,) = [entry for entry in report.left if entry.name == "emb_l"]
+    assert words in entry.detail
+    assert "FusedEmbeddingBagList(bags)" in entry.detail
+    assert list(vars(model)) == attributes
+    assert not any(module.training for module in model.modules())
+    assert len(model.v_W_l) == 4
+    assert model.seen.sum() == 0
+    assert all(bag.weight.grad is None and "forward" not in vars(bag) for bag in model.emb_l)
+    if want is not None:
+        torch.testing.assert_close(model(*batch), want)
+
+
+def _default_weights(self, lS_o, lS_i, emb_l, v_W_l=None):
+    return _pooled(self, lS_o, lS_i, emb_l, v_W_l if v_W_l is not None else [None] * len(emb_l))
+
+
+def _default_tables(self, lS_o, lS_i, emb_l=None, v_W_l=None):
+    return _default_weights(self, lS_o, lS_i, self.emb_l if emb_l is None else emb_l, v_W_l)
+
+
+def _by_forward(self, lS_o, lS_i, emb_l, v_W_l):
+    out = []
+    for bag, i, o, w in zip(emb_l, lS_i, lS_o, v_W_l, strict=True):
+        out.append(bag.forward(i, o, None if w is None else w[i]))
+    return out
+
+
+def _static(lS_o, lS_i, emb_l, v_W_l):
+    return _by_forward(None, lS_o, lS_i, emb_l, v_W_l)
+
+
+@pytest.mark.parametrize(
+    "method", (_default_weights, _default_tables, _by_forward, staticmethod(_static), torch.no_grad)
+)
+def test_an_apply_emb_that_does_the_same_is_fused_with_its_signature(method):
+    if method is torch.no_grad:  # a decorated method, which frozen tables allow
+
+        @functools.wraps(DLRM_Net.apply_emb)
+        def method(self, *args, **kwargs):
+            return DLRM_Net.apply_emb(self, *args, **kwargs)
+
+    model = type("OtherNet", (DLRM_Net,), {"apply_emb": method})()
+    _, lS_o, lS_i = batch_of(model)
+    signature = inspect.signature(model.apply_emb)
+    want = model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)
+    assert len(recfuse.swap(model).fused) == 1
+    assert inspect.signature(model.apply_emb) == signature
+    defaults = [p.default for p in signature.parameters.values()]
+    calls = [
+        model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l),
+        model.apply_emb(lS_o, lS_i, v_W_l=model.v_W_l, emb_l=model.emb_l),
+    ]
+    if defaults[3] is None:
+        calls.append(model.apply_emb(lS_o, lS_i, model.emb_l))
+    if defaults[2] is None:
+        calls.append(model.apply_emb(lS_o, lS_i))
+    for got in calls:
+        torch.testing.assert_close(got, want)
+        assert all(pooled._base is got[0]._base for pooled in got)  # one call for all
+    with pytest.raises(TypeError):
+        model.apply_emb(lS_o)
+    with pytest.raises(TypeError):
+        model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l, 5)
+    with pytest.raises(TypeError):
+        model.apply_emb(lS_o, lS_i, model.emb_l, lS_o=lS_o)
+
+
+def test_a_flag_that_apply_emb_reads_goes_back_to_its_own():
+    def apply_emb(self, lS_o, lS_i, emb_l, v_W_l):
+        pooled = _pooled(self, lS_o, lS_i, emb_l, v_W_l)
+        return [one * 2 for one in pooled] if self.double else pooled
+
+    model = type("OtherNet", (DLRM_Net,), {"apply_emb": apply_emb, "double": False})()
+    model.double = False
+    assert len(recfuse.swap(model).fused) == 1
+    _, lS_o, lS_i = batch_of(model)
+    once = model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)
+    model.double = True
+    twice = model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)
+    torch.testing.assert_close([one * 2 for one in once], twice)
+
+
+def test_lists_that_nothing_pools_are_named_with_what_to_do():
+    model = nn.Module()
+    model.tables = nn.ModuleList([nn.EmbeddingBag(n, 4, mode="sum") for n in (5, 9)])
+    model.mixed = nn.ModuleList([nn.Linear(2, 2), nn.EmbeddingBag(3, 2), nn.EmbeddingBag(3, 2)])
+    model.one = nn.ModuleList([nn.EmbeddingBag(3, 2)])
+    indices, offsets = [torch.tensor([1, 2, 4]), torch.tensor([8, 0])], torch.tensor([[0, 1], [0, 2]])
+    want = [bag(i, o) for bag, i, o in zip(model.tables, indices, offsets, strict=True)]
+    report = recfuse.swap(model)
+    assert {entry.name for entry in report.left} == {"tables", "mixed"}
+    assert all("FusedEmbeddingBagList(bags)" in entry.detail for entry in report.left)
+    assert len(report.replaced) == 5
+    torch.testing.assert_close(FusedEmbeddingBagList(model.tables).pool(offsets, indices), want)
+
+
+def test_the_report_ends_with_the_tools_that_need_unswap():
+    model = DLRM_Net()
+    last = str(recfuse.swap(model)).splitlines()[-1]
+    for tool in ("unswap", "quantize_dynamic", "sharding", "jit.script", "onnx", "symbolic_trace"):
+        assert tool in last
+
+
+def test_pruned_and_parametrized_tables_are_left():
+    pruned, parametrized = DLRM_Net(), DLRM_Net()
+    prune.l1_unstructured(pruned.emb_l[1], "weight", 0.3)
+    nn.utils.parametrize.register_parametrization(parametrized.emb_l[1], "weight", nn.Identity())
+    for model, words in ((pruned, "pruned"), (parametrized, "parametrized")):
+        batch = batch_of(model)
+        want = model(*batch)
+        report = recfuse.swap(model)
+        assert report.fused == []
+        assert words in next(entry.detail for entry in report.left if entry.name == "emb_l")
+        torch.testing.assert_close(model(*batch), want)
+
+
+def test_no_memory_leaves_everything_as_it_was(monkeypatch):
+    def fail(data):
+        raise torch.OutOfMemoryError("no memory")
+
+    model = DLRM_Net()
+    batch = batch_of(model)
+    want, parameters = model(*batch), list(model.parameters())
+    monkeypatch.setattr(sys.modules["recfuse.nn.packed.module"], "advise_huge_pages", fail)
+    report = recfuse.swap(model)
+    assert "no memory" in next(entry.detail for entry in report.left if entry.name == "emb_l")
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    torch.testing.assert_close(model(*batch), want)
+
+
+def test_unswap_gives_the_same_classes_and_todays_weights():
+    model = DLRM_Net(weighted="learned")
+    model.single = nn.EmbeddingBag(11, 8, padding_idx=2)
+    kinds = [type(module) for module in model.modules()]
+    keys = list(model.state_dict())
+    recfuse.swap(model)
+    batch = batch_of(model)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.5), [batch] * 3)
+    model.eval()
+    gc.collect()
+    want, state = model(*batch), copy.deepcopy(model.state_dict())
+    report = recfuse.unswap(model)
+    assert {entry.name for entry in report.restored} == {"emb_l", "single"}
+    assert "2 restored, 0 left" in str(report)
+    assert [type(module) for module in model.modules()] == kinds
+    assert "apply_emb" not in vars(model)
+    assert not model.emb_l[0].training
+    assert list(model.state_dict()) == keys
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name])
+    torch.testing.assert_close(model(*batch), want)
+    assert recfuse.unswap(model).entries == []
+    assert len(recfuse.swap(model).fused) == 1
+
+
+def test_unswap_lets_other_tools_work():
+    model = DLRM_Net(sparse=False)
+    recfuse.swap(model)
+    with pytest.raises(TypeError, match=r"recfuse\.unswap\(model\)"):
+        torch.fx.symbolic_trace(model)
+    recfuse.unswap(model)
+    quantized = torch.ao.quantization.quantize_dynamic(
+        model, {nn.EmbeddingBag: torch.ao.quantization.float_qparams_weight_only_qconfig}
+    )
+    assert "quantized" in type(quantized.emb_l[0]).__module__
+    torch.jit.script(model.emb_l[0])
+
+
+def test_unswap_leaves_what_was_made_by_hand():
+    model = nn.Module()
+    model.tables = FusedEmbeddingBagList([nn.EmbeddingBag(5, 4, mode="sum")])
+    (entry,) = recfuse.unswap(model).left
+    assert "made by hand" in entry.detail
+    assert type(model.tables) is FusedEmbeddingBagList

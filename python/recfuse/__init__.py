@@ -67,7 +67,7 @@ __version__ = _load_library()
 from recfuse import nn  # noqa: E402  (the operators must be registered first)
 from recfuse.ops import check, embedding_bag, fused_embedding_bag  # noqa: E402
 from recfuse.pinning import PinnedRows, pin_rows, unpin  # noqa: E402
-from recfuse.swap import SwapReport, swap  # noqa: E402
+from recfuse.swap import SwapReport, swap, unswap  # noqa: E402
 
 __all__ = [
     "PinnedRows",
@@ -81,6 +81,7 @@ __all__ = [
     "pin_rows",
     "swap",
     "unpin",
+    "unswap",
     *_MODULES_AT_FIRST_USE,
     *_NAMES_AT_FIRST_USE,
 ]

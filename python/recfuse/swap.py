@@ -1,124 +1,129 @@
-"""``swap``: puts recfuse's modules into a model, in place."""
+"""``swap``: puts recfuse's modules into a model, in place; ``unswap`` takes them out again."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.nn import Parameter
 
+from recfuse._apply_emb import FusedApplyEmb, is_dlrm
+from recfuse._apply_emb_proof import why_not_proven
+from recfuse._swap_report import SwapEntry, SwapReport
+from recfuse._unswap import unswap
 from recfuse.errors import ArgumentTypeError
 from recfuse.nn.embedding_bag import EmbeddingBag
-from recfuse.nn.packed.fusable import why_not_fusable
+from recfuse.nn.packed.fusable import has_hooks, why_not_fusable
 from recfuse.nn.packed.memory import advise_huge_pages
 from recfuse.nn.packed.module import PackedModule
-from recfuse.nn.table_list import FusedEmbeddingBagList, pool_or_call
+from recfuse.nn.packed.optimizers import check_holders, gradient_hooks, plan_move
+from recfuse.nn.table_list import FusedEmbeddingBagList
 from recfuse.ops import WEIGHT_DTYPES
 
-_APPLY_EMB_ARGUMENTS = ["lS_o", "lS_i", "emb_l", "v_W_l"]
+__all__ = ["SwapEntry", "SwapReport", "swap", "unswap"]
+
+_BY_HAND = (
+    "its bags are called one by one; recfuse.nn.FusedEmbeddingBagList(bags).pool(offsets, indices) pools "
+    "them in one call"
+)
 
 
 @dataclass(frozen=True)
-class SwapEntry:
-    """What became of one module."""
+class _Candidate:
+    """A module whose tables can be pooled in one call."""
 
-    name: str  # as in model.named_modules(); "" is the model
-    kind: str  # its class before
-    action: str  # "replaced", "fused" or "left"
-    detail: str  # what it is now, or why it was left
-
-
-@dataclass
-class SwapReport:
-    """What :func:`swap` did, module by module. ``print`` it for a table."""
-
-    entries: list[SwapEntry] = field(default_factory=list)
+    name: str
+    module: Any  # TorchRec's collection, or the model that has emb_l
+    tables: list[torch.nn.EmbeddingBag]
+    is_dlrm: bool
 
     @property
-    def replaced(self) -> list[SwapEntry]:
-        """Modules that now run on recfuse's single-table operator."""
-        return [entry for entry in self.entries if entry.action == "replaced"]
+    def path(self) -> str:
+        """The name of the module that has the tables."""
+        if not self.is_dlrm:
+            return self.name
+        return f"{self.name}.emb_l" if self.name else "emb_l"
 
     @property
-    def fused(self) -> list[SwapEntry]:
-        """Collections whose tables are now pooled in one call."""
-        return [entry for entry in self.entries if entry.action == "fused"]
-
-    @property
-    def left(self) -> list[SwapEntry]:
-        """Modules left as they were, and why."""
-        return [entry for entry in self.entries if entry.action == "left"]
-
-    def names(self) -> set[str]:
-        """Names of the modules that the report speaks of."""
-        return {entry.name for entry in self.entries}
-
-    def __str__(self) -> str:
-        """A table, a line a module."""
-        head = ("module", "kind", "action", "detail")
-        rows = [
-            head,
-            *((entry.name or "(model)", entry.kind, entry.action, entry.detail) for entry in self.entries),
-        ]
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        lines = [
-            "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]))
-            for row in rows
-        ]
-        summary = f"{len(self.replaced)} replaced, {len(self.fused)} fused, {len(self.left)} left"
-        return "\n".join([*lines, summary])
+    def holder(self) -> torch.nn.Module:
+        """The module whose children the tables are."""
+        return self.module.emb_l if self.is_dlrm else self.module.embedding_bags
 
 
-def swap(model: torch.nn.Module, *, fuse: bool = True) -> SwapReport:
+def swap(
+    model: torch.nn.Module, *, fuse: bool = True, optimizers: Sequence[torch.optim.Optimizer] = ()
+) -> SwapReport:
     """Makes a model run on recfuse's operators, in place.
 
     - Every ``torch.nn.EmbeddingBag`` on the CPU or a CUDA device becomes a :class:`recfuse.nn.EmbeddingBag`.
     - With ``fuse``, every unsharded ``torchrec.EmbeddingBagCollection`` pools all its tables in one call.
     - With ``fuse``, a model shaped like facebookresearch/dlrm's ``DLRM_Net`` (``emb_l``, a ModuleList of
-      EmbeddingBag, and a method ``apply_emb(lS_o, lS_i, emb_l, v_W_l)``) does so too.
+      EmbeddingBag, and a method ``apply_emb(lS_o, lS_i, emb_l, v_W_l)``) does so too. The method is tried on
+      probe batches first, and replaced only where it does what one call does.
 
-    Tables are pooled together on the CPU, or on one CUDA device; there, packing them takes the memory of two
-    copies for a moment. Tables on several devices are replaced one by one.
+    Single bags change their class and stay the same objects, with their Parameters, names and hooks. Tables
+    that are pooled together have one new Parameter for all tables of one dtype and dimension: make
+    optimizers, and wrappers such as DistributedDataParallel, after the swap, or hand the optimizers over.
+    ``state_dict`` keeps its names, so checkpoints load before and after. A reference to an old weight goes on
+    showing the table's values, but has no gradient.
 
-    Modules change their class and stay the same objects, with their Parameters, names, hooks, state_dict,
-    ``training`` and ``requires_grad``: an optimizer made before goes on working. What cannot be swapped is
-    left, with the reason. Swapping again changes nothing.
+    What cannot be swapped is left, with the reason. Swapping again changes nothing. :func:`unswap` gives
+    torch's and TorchRec's own modules back.
+
+    Tables are pooled together on the CPU, or on one CUDA device; packing them takes the memory of two copies
+    for a moment. Tables on several devices are replaced one by one.
 
     Args:
         model: any module; may itself be one of those above.
         fuse: pool tables together where the model allows it.
+        optimizers: those that hold the tables' Parameters. Their entries and state go to the new Parameters,
+            so that training continues as it would have. An optimizer whose state is not one number, or an
+            element or row of it for each of the Parameter, is refused.
 
     Returns:
         What became of each module that is, or is named as, an embedding bag.
 
     Raises:
-        TypeError: ``model`` is not a torch.nn.Module.
+        TypeError: ``model`` is not a torch.nn.Module, ``optimizers`` are none.
+        ValueError: an optimizer or DistributedDataParallel holds a Parameter that would be replaced and was
+            not handed over, or an optimizer cannot be moved. Nothing was changed.
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"recfuse.swap: model is a {type(model).__name__}, must be a torch.nn.Module")
     report = SwapReport()
-    packed: dict[int, str] = {}
     if fuse:
-        for name, module in list(model.named_modules()):
-            if type(module) is _torchrec_collection():
-                _fuse_collection(name, module, packed, report)
-            elif _is_dlrm(module):
-                _fuse_dlrm(name, module, packed, report)
+        candidates = list(_candidates(model, report))
+        weights = [table.weight for candidate in candidates for table in candidate.tables]
+        check_holders(weights, optimizers, "recfuse.swap")
+        plan_move(optimizers, weights)
+        for candidate in candidates:
+            _fuse(candidate, optimizers, report)
+        _name_other_lists(model, report)
     for name, module in model.named_modules():
-        _replace(name, module, packed, report)
+        _replace(name, module, report)
     return report
 
 
-def _owners(model: torch.nn.Module) -> Iterator[tuple[str, PackedModule]]:
-    """Modules of the model that have packed tables already."""
-    for name, module in model.named_modules():
-        if isinstance(module, PackedModule):
-            yield name, module
+def _candidates(model: torch.nn.Module, report: SwapReport) -> Iterator[_Candidate]:
+    """Modules whose tables can be pooled in one call; reports why others cannot."""
+    owners = _owners(model)
+    for name, module in list(model.named_modules()):
+        if type(module) is _torchrec_collection():
+            candidate = _Candidate(name, module, list(module.embedding_bags.values()), is_dlrm=False)
+            reason = _why_not_fused(candidate, owners) or _why_not_collection(candidate)
+        elif is_dlrm(module):
+            candidate = _Candidate(name, module, list(module.emb_l), is_dlrm=True)
+            reason = _why_not_fused(candidate, owners) or _why_not_dlrm(candidate)
+        else:
+            continue
+        if reason is None:
+            yield candidate
+        else:
+            kind = type(candidate.holder if candidate.is_dlrm else module).__name__
+            report.add(candidate.path, kind, "left", reason)
 
 
 def _torchrec_collection() -> type | None:
@@ -127,37 +132,125 @@ def _torchrec_collection() -> type | None:
     return getattr(module, "EmbeddingBagCollection", None)
 
 
-def _is_dlrm(module: torch.nn.Module) -> bool:
-    if type(module._modules.get("emb_l")) is not torch.nn.ModuleList or not callable(
-        getattr(module, "apply_emb", None)
-    ):
-        return False
-    return list(inspect.signature(module.apply_emb).parameters) == _APPLY_EMB_ARGUMENTS
+def _owners(model: torch.nn.Module) -> dict[int, list[tuple[str, torch.nn.Module]]]:
+    """For each Parameter and module of the model, by id, the modules that have it, and their names."""
+    found: dict[int, list[tuple[str, torch.nn.Module]]] = {}
+    for name, module in model.named_modules():
+        for part in (*module._parameters.values(), *module._modules.values()):
+            if part is not None:
+                found.setdefault(id(part), []).append((name, module))
+    return found
 
 
-def _replace(name: str, module: torch.nn.Module, packed: dict[int, str], report: SwapReport) -> None:
+def _why_not_fused(candidate: _Candidate, owners: dict[int, list[tuple[str, torch.nn.Module]]]) -> str | None:
+    """Why these tables cannot be packed; None if they can."""
+    tables, holder = candidate.tables, candidate.holder
+    if not tables:
+        return "no tables"
+    if reason := why_not_fusable(tables):
+        return reason
+    if has_hooks(holder) or len(owners.get(id(holder), ())) > 1:
+        return "the list of its tables has hooks, or is a part of another module too"
+    for number, table in enumerate(tables):
+        if reason := _why_not_replaceable(table) or gradient_hooks(table.weight):
+            return f"table {number}: {reason}"
+        if type(table.weight) is not Parameter:
+            return f"table {number} has a weight that is a {type(table.weight).__name__}"
+        if table.weight.device != tables[0].weight.device:
+            return (
+                f"table {number} is on {table.weight.device}, table 0 on {tables[0].weight.device}; the "
+                "tables are replaced one by one"
+            )
+        for name, owner in owners.get(id(table.weight), ()):
+            if not any(owner is one for one in tables):
+                return f"table {number} shares its weight with {name or 'the model'}"
+        for name, owner in owners.get(id(table), ()):
+            if owner is not holder:
+                return f"table {number} is a part of {name or 'the model'} too"
+    return None
+
+
+def _why_not_collection(candidate: _Candidate) -> str | None:
+    if "forward" in vars(candidate.module):
+        return "its forward was replaced on the object"
+    if candidate.module.is_weighted() and any(table.mode != "sum" for table in candidate.tables):
+        return 'weighted, and a table is not of mode "sum"'
+    return None
+
+
+def _why_not_dlrm(candidate: _Candidate) -> str | None:
+    if any(table.include_last_offset for table in candidate.tables):
+        return "a table has include_last_offset"
+    if reason := why_not_proven(candidate.module, candidate.tables):
+        return f"{reason}; {_BY_HAND}"
+    return None
+
+
+def _fuse(candidate: _Candidate, optimizers: Sequence[torch.optim.Optimizer], report: SwapReport) -> None:
+    module, tables = candidate.module, candidate.tables
+    kind = type(candidate.holder if candidate.is_dlrm else module).__name__
+    try:
+        if candidate.is_dlrm:
+            module.emb_l = FusedEmbeddingBagList(tables, optimizers=optimizers)
+            module.apply_emb = FusedApplyEmb(module)
+            detail = f"{len(tables)} tables in one call, by apply_emb"
+        else:
+            _fuse_collection(module, optimizers)
+            detail = f"{len(tables)} tables, {len(module.layout.dims)} features in one call"
+    except torch.OutOfMemoryError as error:
+        reason = f"no memory to pack the tables, which takes a second copy for a moment: {error}"
+        report.add(candidate.path, kind, "left", reason)
+    else:
+        report.add(candidate.path, kind, "fused", detail)
+
+
+def _fuse_collection(module: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Packs TorchRec's collection; it is as before where that fails."""
+    from recfuse.nn.keyed import FusedKeyedEmbeddingBagCollection
+
+    before, parameters = vars(module).copy(), module._parameters.copy()
+    module.__class__ = FusedKeyedEmbeddingBagCollection
+    try:
+        module.pack_features(optimizers)
+    except BaseException:
+        module.__class__ = _torchrec_collection()
+        vars(module).clear()
+        vars(module).update(before)
+        module._parameters.clear()
+        module._parameters.update(parameters)
+        raise
+
+
+def _name_other_lists(model: torch.nn.Module, report: SwapReport) -> None:
+    """Reports the lists of bags that no rule above knows how to pool, and what to do."""
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.ModuleList) or name in report.names():
+            continue
+        bags = [child for child in module if isinstance(child, torch.nn.EmbeddingBag)]
+        if len(bags) > 1:
+            report.add(name, type(module).__name__, "left", _BY_HAND)
+
+
+def _replace(name: str, module: torch.nn.Module, report: SwapReport) -> None:
     kind = type(module).__name__
     if type(module) is torch.nn.EmbeddingBag:
-        reason = _why_not_replaceable(module)
-        if reason is None:
-            # A change of class keeps the object, and with it everything that refers to it: hooks, other
-            # parents, tied parameters. The new class adds no state.
-            module.__class__ = EmbeddingBag
-            if id(module.weight) not in packed:  # the buffers of packed tables have been advised about
-                advise_huge_pages(module.weight.detach())
-            report.entries.append(SwapEntry(name, kind, "replaced", "recfuse.nn.EmbeddingBag"))
-        else:
-            report.entries.append(SwapEntry(name, kind, "left", reason))
-    elif isinstance(module, EmbeddingBag):
+        if reason := _why_not_replaceable(module):
+            report.add(name, kind, "left", reason)
+            return
+        # A change of class keeps the object, and with it everything that refers to it: hooks, other
+        # parents, tied parameters. The new class adds no state.
+        module.__class__ = EmbeddingBag
+        advise_huge_pages(module.weight.detach())
+        report.add(name, kind, "replaced", "recfuse.nn.EmbeddingBag")
+    elif isinstance(module, (EmbeddingBag, PackedModule)):
         return
     elif isinstance(module, torch.nn.EmbeddingBag):
-        reason = (
-            "parametrized" if hasattr(module, "parametrizations") else "a subclass, whose forward may differ"
+        parametrized = hasattr(module, "parametrizations")
+        report.add(
+            name, kind, "left", "parametrized" if parametrized else "a subclass, whose forward may differ"
         )
-        report.entries.append(SwapEntry(name, kind, "left", reason))
-    elif "EmbeddingBag" in kind and not isinstance(module, PackedModule) and name not in report.names():
-        reason = "not a torch.nn.EmbeddingBag; its children are looked at"
-        report.entries.append(SwapEntry(name, kind, "left", reason))
+    elif "EmbeddingBag" in kind and name not in report.names():
+        report.add(name, kind, "left", "not a torch.nn.EmbeddingBag; its children are looked at")
 
 
 def _why_not_replaceable(table: torch.nn.EmbeddingBag) -> str | None:
@@ -169,100 +262,3 @@ def _why_not_replaceable(table: torch.nn.EmbeddingBag) -> str | None:
     if weight.device.type not in ("cpu", "cuda", "meta"):
         return f"its weight is on {weight.device}, where there are no kernels"
     return None
-
-
-def _has_hooks(module: torch.nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
-
-
-def _why_not_fused(tables: Sequence[torch.nn.Module], packed: dict[int, str]) -> str | None:
-    """Why these tables cannot be packed; None if they can."""
-    if not tables:
-        return "no tables"
-    for number, table in enumerate(tables):
-        if type(table) not in (torch.nn.EmbeddingBag, EmbeddingBag):
-            return f"table {number} is a {type(table).__name__}"
-        if not isinstance(table._parameters.get("weight"), torch.nn.Parameter):
-            return f"table {number} has a computed weight"
-        if reason := _why_not_replaceable(table):
-            return f"table {number}: {reason}"
-        if table.weight.device != tables[0].weight.device:
-            return (
-                f"table {number} is on {table.weight.device}, table 0 on {tables[0].weight.device}; the "
-                "tables are replaced one by one"
-            )
-        if _has_hooks(table):
-            return f"table {number} has hooks, which one call for all tables would not run"
-        if (other := packed.get(id(table.weight))) is not None:
-            return f"table {number} shares its weight with {other or 'the model'}, which has packed it"
-    return why_not_fusable(tables)
-
-
-def _fuse_collection(name: str, module: Any, packed: dict[int, str], report: SwapReport) -> None:
-    from recfuse.nn.keyed import FusedKeyedEmbeddingBagCollection
-
-    tables = list(module.embedding_bags.values())
-    reason = _why_not_fused(tables, packed)
-    if reason is None and module.is_weighted() and any(table.mode != "sum" for table in tables):
-        reason = 'weighted, and a table is not of mode "sum"'
-    if reason is None and "forward" in module.__dict__:
-        reason = "its forward was replaced on the object"
-    if reason is not None:
-        report.entries.append(SwapEntry(name, type(module).__name__, "left", reason))
-        return
-    kind = type(module).__name__
-    module.__class__ = FusedKeyedEmbeddingBagCollection
-    try:
-        module.pack_features()
-    except torch.OutOfMemoryError as error:
-        module.__class__ = _torchrec_collection()
-        report.entries.append(SwapEntry(name, kind, "left", _no_memory(error)))
-        return
-    detail = f"{len(tables)} tables, {len(module.layout.dims)} features in one call"
-    report.entries.append(SwapEntry(name, kind, "fused", detail))
-
-
-def _no_memory(error: torch.OutOfMemoryError) -> str:
-    return f"no memory on the GPU to pack the tables, which takes a second copy for a moment: {error}"
-
-
-def _fuse_dlrm(name: str, module: Any, packed: dict[int, str], report: SwapReport) -> None:
-    tables = list(module.emb_l)
-    path = f"{name}.emb_l" if name else "emb_l"
-    reason = _why_not_fused(tables, packed)
-    if reason is None and any(table.include_last_offset for table in tables):
-        reason = "a table has include_last_offset"
-    if reason is None and "apply_emb" in module.__dict__:
-        reason = "its apply_emb was replaced on the object"
-    if reason is not None:
-        report.entries.append(SwapEntry(path, "ModuleList", "left", reason))
-        return
-    try:
-        module.emb_l = FusedEmbeddingBagList(tables)
-    except torch.OutOfMemoryError as error:
-        report.entries.append(SwapEntry(path, "ModuleList", "left", _no_memory(error)))
-        return
-    module.apply_emb = FusedApplyEmb(module)
-    report.entries.append(
-        SwapEntry(path, "ModuleList", "fused", f"{len(tables)} tables in one call, by apply_emb")
-    )
-
-
-class FusedApplyEmb:
-    """A DLRM's ``apply_emb``: one call for all tables, as long as ``emb_l`` is the packed list."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        """For this model, whose class has the ``apply_emb`` to go back to."""
-        self.model = model
-
-    def __call__(self, lS_o: Any, lS_i: Any, emb_l: Any, v_W_l: Any) -> list[Tensor]:
-        """Pools table k with offsets ``lS_o[k]``, lookups ``lS_i[k]`` and row weights ``v_W_l[k]`` (or
-        None).
-        """
-        otherwise = functools.partial(type(self.model).apply_emb, self.model)
-        return pool_or_call(emb_l, lS_o, lS_i, v_W_l, otherwise)

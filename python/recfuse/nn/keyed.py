@@ -15,6 +15,7 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from recfuse.nn.collection import jagged_of
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.table import Tables
+from recfuse.nn.packed.tracing import refuse_proxy
 
 
 class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
@@ -55,6 +56,7 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
             ValueError: a key is missing. IndexError: an index outside its table; names feature and bag (on a
                 GPU, by the next call, or by :func:`recfuse.check`).
         """
+        refuse_proxy(features)
         features = maybe_td_to_kjt(features, None)
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
             return super().forward(features)

@@ -183,12 +183,3 @@ def _gathered(weights: Tensor, rows: Tensor) -> Tensor:
     if weights.shape[0] == 0:
         return weights.new_ones(rows.shape[0])
     return weights.gather(0, torch.where((rows >= 0) & (rows < weights.shape[0]), rows, 0))
-
-
-def pool_or_call(emb_l: Any, offsets: Any, indices: Any, row_weights: Any, otherwise: Any) -> list[Tensor]:
-    """Pools with ``emb_l`` if it is packed; else calls ``otherwise``, as after its model gave the tables
-    up.
-    """
-    if isinstance(emb_l, FusedEmbeddingBagList):
-        return emb_l.pool(offsets, indices, row_weights)
-    return otherwise(offsets, indices, emb_l, row_weights)

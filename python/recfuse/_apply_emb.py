@@ -1,0 +1,97 @@
+"""The pattern of facebookresearch/dlrm: ``emb_l``, a list of tables, and ``apply_emb``, which pools them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfuse.nn.packed.tracing import refuse_proxy
+from recfuse.nn.table_list import FusedEmbeddingBagList
+
+ARGUMENTS = ("lS_o", "lS_i", "emb_l", "v_W_l")
+_FLAGS = (bool, int, float, str, type(None))
+_MISSING = object()
+
+
+def is_dlrm(module: torch.nn.Module) -> bool:
+    """Whether a module looks like that script's ``DLRM_Net``."""
+    tables = module._modules.get("emb_l")
+    method = getattr(module, "apply_emb", None)
+    if type(tables) is not torch.nn.ModuleList or not callable(method):
+        return False
+    try:
+        return tuple(inspect.signature(method).parameters) == ARGUMENTS
+    except (TypeError, ValueError):  # a callable without a signature
+        return False
+
+
+class FusedApplyEmb:
+    """A DLRM's ``apply_emb``: one call for all tables, as long as ``emb_l`` is the packed list and the flags
+    of the model that the method reads are what they were.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """For this model, whose class has the ``apply_emb`` to go back to."""
+        self.model = model
+        self.defaults = defaults_of(model)
+        self.flags = _flags(model)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(method_of(self.model))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+        """Pools table k with offsets ``lS_o[k]``, lookups ``lS_i[k]`` and row weights ``v_W_l[k]`` (or
+        None). Takes arguments as the model's own method, by place or name, with its defaults.
+        """
+        refuse_proxy(args[1] if len(args) > 1 else kwargs.get("lS_i"))
+        placed = dict(zip(ARGUMENTS, args, strict=False))
+        given = {**self.defaults, **placed, **kwargs}
+        if (
+            len(args) > len(ARGUMENTS)
+            or len(given) != len(ARGUMENTS)
+            or any(name not in given or (name in placed and name in kwargs) for name in ARGUMENTS)
+            or not self._fused(given)
+        ):
+            return method_of(self.model)(*args, **kwargs)
+        return self._tables(given).pool(given["lS_o"], given["lS_i"], given["v_W_l"])
+
+    def _tables(self, given: dict[str, Any]) -> Any:
+        is_default = given["emb_l"] is None and self.defaults.get("emb_l", self) is None
+        return self.model.emb_l if is_default else given["emb_l"]
+
+    def _fused(self, given: dict[str, Any]) -> bool:
+        tables = self._tables(given)
+        if not isinstance(tables, FusedEmbeddingBagList) or not tables.has_kernel:
+            return False
+        return all(getattr(self.model, name, self) == value for name, value in self.flags.items())
+
+
+def method_of(model: torch.nn.Module) -> Any:
+    """The ``apply_emb`` of the model's class, bound to it."""
+    static = inspect.getattr_static(type(model), "apply_emb")
+    return static.__get__(model, type(model)) if hasattr(static, "__get__") else static
+
+
+def defaults_of(model: torch.nn.Module) -> dict[str, Any]:
+    parameters = inspect.signature(method_of(model)).parameters
+    return {
+        name: parameters[name].default
+        for name in ARGUMENTS
+        if parameters[name].default is not inspect.Parameter.empty
+    }
+
+
+def _flags(model: torch.nn.Module) -> dict[str, Any]:
+    """Plain attributes of the model that the method reads, by which it may branch."""
+    function = getattr(method_of(model), "__func__", method_of(model))
+    names = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_names", ())
+    attributes = vars(model)
+    return {
+        name: attributes[name]
+        for name in names
+        if name != "training" and isinstance(attributes.get(name, _MISSING), _FLAGS)
+    }

@@ -1,0 +1,75 @@
+"""What ``swap`` and ``unswap`` return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_TOOLS = (
+    "Tools that look for torch's or TorchRec's own classes need recfuse.unswap(model) first: "
+    "torch.ao.quantization.quantize_dynamic; TorchRec's sharding (DistributedModelParallel), "
+    "quantize_embeddings and IR serializer; torch.jit.script; torch.onnx.export; torch.fx.symbolic_trace."
+)
+
+
+@dataclass(frozen=True)
+class SwapEntry:
+    """What became of one module."""
+
+    name: str  # as in model.named_modules(); "" is the model
+    kind: str  # its class before
+    action: str  # "replaced", "fused", "left"; "restored" by unswap
+    detail: str  # what it is now, or why it was left
+
+
+@dataclass
+class SwapReport:
+    """What :func:`recfuse.swap` or :func:`recfuse.unswap` did, module by module. ``print`` it for a table."""
+
+    entries: list[SwapEntry] = field(default_factory=list)
+
+    def add(self, name: str, kind: str, action: str, detail: str) -> None:
+        """Adds a line."""
+        self.entries.append(SwapEntry(name, kind, action, detail))
+
+    @property
+    def replaced(self) -> list[SwapEntry]:
+        """Modules that now run on recfuse's single-table operator."""
+        return [entry for entry in self.entries if entry.action == "replaced"]
+
+    @property
+    def fused(self) -> list[SwapEntry]:
+        """Collections whose tables are now pooled in one call."""
+        return [entry for entry in self.entries if entry.action == "fused"]
+
+    @property
+    def left(self) -> list[SwapEntry]:
+        """Modules left as they were, and why."""
+        return [entry for entry in self.entries if entry.action == "left"]
+
+    @property
+    def restored(self) -> list[SwapEntry]:
+        """Modules that are torch's or TorchRec's again, by :func:`recfuse.unswap`."""
+        return [entry for entry in self.entries if entry.action == "restored"]
+
+    def names(self) -> set[str]:
+        """Names of the modules that the report speaks of."""
+        return {entry.name for entry in self.entries}
+
+    def __str__(self) -> str:
+        """A table, a line a module; then the numbers, and which tools need :func:`recfuse.unswap`."""
+        head = ("module", "kind", "action", "detail")
+        rows = [
+            head,
+            *((entry.name or "(model)", entry.kind, entry.action, entry.detail) for entry in self.entries),
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [
+            "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]))
+            for row in rows
+        ]
+        if self.restored:
+            return "\n".join([*lines, f"{len(self.restored)} restored, {len(self.left)} left"])
+        lines.append(f"{len(self.replaced)} replaced, {len(self.fused)} fused, {len(self.left)} left")
+        if self.replaced or self.fused:
+            lines.append(_TOOLS)
+        return "\n".join(lines)
