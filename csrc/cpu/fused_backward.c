@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "huge_pages.h"
 #include "isa.h"
 #include "pool.h"
 #include "status.h"
@@ -98,6 +99,7 @@ rf_status rf_fused_embedding_bag_backward_cpu(const rf_fused_backward_params *pa
     const int64_t row_bytes = params->dim * rf__dtype_bytes(params->dtype);
     RF_TRY(rf__transpose_run(&gradient.transpose, params, name, BUCKET_BYTES / row_bytes + 1, executor));
     const rf__transpose *transpose = &gradient.transpose;
+    rf__huge_pages_ask(output, params->rows * row_bytes);
     const int64_t bytes = (params->rows + transpose->starts[transpose->buckets]) * row_bytes;
     RF_TRY(rf__tasks_run(name, transpose->buckets, rf__tasks_workers(executor, bytes), write_dense, &gradient,
                          executor));
@@ -134,6 +136,7 @@ rf_status rf_fused_embedding_bag_sparse_backward_cpu(const rf_fused_backward_par
     }
     RF_TRY(output->allocate(output->context, distinct, &gradient.rows, &values));
     gradient.values = values;
+    rf__huge_pages_ask(values, distinct * params->dim * rf__dtype_bytes(params->dtype));
     RF_TRY(rf__tasks_run(name, lookups > 0 ? buckets : 0, workers, write_sparse, &gradient, executor));
 out:
     free(gradient.sorted);

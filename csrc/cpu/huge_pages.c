@@ -7,10 +7,34 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "huge_pages.h"
 #include "recfuse.h"
 #include "status.h"
 
-enum { HUGE_PAGE = 2 << 20, COLLAPSE = 25 /* MADV_COLLAPSE, which older headers lack */ };
+enum {
+    HUGE_PAGE = 2 << 20,
+    COLLAPSE = 25,            /* MADV_COLLAPSE, which older headers lack */
+    WORTH_ASKING = 4 << 20,   /* bytes */
+};
+
+#ifdef MADV_HUGEPAGE
+/* Whole huge pages inside the buffer only: its neighbours are somebody else's. False: there are none. */
+static bool pages_inside(const void *data, int64_t bytes, uintptr_t *first, uintptr_t *end) {
+    *first = ((uintptr_t)data + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
+    *end = ((uintptr_t)data + (uintptr_t)bytes) & ~(uintptr_t)(HUGE_PAGE - 1);
+    return *end > *first;
+}
+#endif
+
+void rf__huge_pages_ask(void *data, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+    uintptr_t first, end;
+    if (bytes >= WORTH_ASKING && pages_inside(data, bytes, &first, &end))
+        (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
+#else
+    (void)data, (void)bytes;
+#endif
+}
 
 rf_status rf_advise_huge_pages(void *data, int64_t bytes) {
     if (bytes < 0 || (data == NULL && bytes > 0)) {
@@ -19,14 +43,13 @@ rf_status rf_advise_huge_pages(void *data, int64_t bytes) {
                         data);
     }
 #ifdef MADV_HUGEPAGE
-    /* Whole huge pages inside the buffer only: its neighbours are somebody else's. */
-    uintptr_t first = ((uintptr_t)data + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1);
-    uintptr_t end = ((uintptr_t)data + (uintptr_t)bytes) & ~(uintptr_t)(HUGE_PAGE - 1);
-    if (end > first && madvise((void *)first, end - first, MADV_HUGEPAGE) != 0 && errno != EINVAL) {
+    uintptr_t first, end;
+    if (!pages_inside(data, bytes, &first, &end)) return RF_OK;
+    if (madvise((void *)first, end - first, MADV_HUGEPAGE) != 0 && errno != EINVAL) {
         return rf__fail(RF_ERR_INTERNAL, "recfuse.advise_huge_pages: madvise failed: %s", strerror(errno));
     }
     /* For pages that are there already; only newer kernels (6.1) know it, and it may find no free memory. */
-    if (end > first) (void)madvise((void *)first, end - first, COLLAPSE);
+    (void)madvise((void *)first, end - first, COLLAPSE);
 #endif
     return RF_OK;
 }

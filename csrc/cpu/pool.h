@@ -133,10 +133,11 @@ static inline int64_t rf__bag_start(const rf__pool_call *call, int64_t feature, 
  * drops prefetches when they are taken; loads of the row from L2 overlap by themselves (MICRO'24, IV). */
 static inline void rf__ask_for_line(uintptr_t address) { __builtin_prefetch((const void *)address, 0, 2); }
 
+/* Counts lines, and compares no addresses: those of a bad index may wrap round the address space. */
 static inline void rf__ask_for(const char *row, int64_t bytes) {
-    uintptr_t first = (uintptr_t)row;
-    for (uintptr_t line = first & ~(uintptr_t)63; line < first + (uintptr_t)bytes; line += 64)
-        rf__ask_for_line(line);
+    const uintptr_t offset = (uintptr_t)row & 63, line = (uintptr_t)row - offset;
+    const uintptr_t lines = (offset + (uintptr_t)bytes + 63) / 64;
+    for (uintptr_t i = 0; i < lines; i++) rf__ask_for_line(line + 64 * i);
 }
 
 #endif
