@@ -120,7 +120,7 @@ def skip_unless_cpu_has(isa: str) -> None:
         pytest.skip(f"this CPU lacks {', '.join(sorted(missing))}")
 
 
-def expect_success(done: subprocess.CompletedProcess[str], isa: str, tests: int = 13) -> None:
+def expect_success(done: subprocess.CompletedProcess[str], isa: str, tests: int = 16) -> None:
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
     assert f"isa {isa}, {tests} tests, 0 failed checks" in done.stdout, done.stdout
 
@@ -140,6 +140,7 @@ def test_address_sanitizer(build: Build, isa: str) -> None:
 def test_thread_sanitizer(build: Build) -> None:
     """The data races of the scheduler and of the first use; the kernels of one instruction set are enough."""
     tests = ["first_use", "embedding_bag_repeats", "fused_embedding_bag_reuse", "threads"]
+    tests += ["fused_backward_random", "fused_backward_repeats"]
     done = run([build("thread"), "--rounds", "40", *tests], RECFUSE_CPU_ISA="scalar")
     expect_success(done, "scalar", len(tests))
 

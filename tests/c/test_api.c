@@ -23,6 +23,9 @@
     X(fused_embedding_bag_random) \
     X(fused_embedding_bag_reuse)  \
     X(fused_embedding_bag_errors) \
+    X(fused_backward_random)      \
+    X(fused_backward_repeats)     \
+    X(fused_backward_errors)      \
     X(huge_pages)                 \
     X(threads)
 
