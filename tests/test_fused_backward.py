@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import recfuse  # noqa: F401  (loads the operators)
+import recfuse
 from conftest import ragged
 from reference import DTYPES, Feature, assert_close_to_reference
 from reference import fused_embedding_bag as reference
@@ -312,3 +312,28 @@ def test_forward_takes_matrices():
         _ops.fused_embedding_bag(problem.weights, shifted, *given[1:])
     with pytest.raises(RuntimeError, match="contiguous"):
         _ops.fused_embedding_bag([problem.weights[5].t()], *given)
+
+
+@pytest.mark.parametrize("mode", POOLING)
+@pytest.mark.parametrize("padding", (None, 0, 2))
+def test_lookups_behind_the_last_offset_belong_to_no_bag(mode, padding):
+    """In every mode, with padding or without. torch's CPU kernels give such lookups to the last bag for max
+    and with padding_idx, leave them out of plain sums, divide plain means by their number, and read outside
+    the gradient.
+    """
+    problem = Groups([(torch.float32, 4, (9,))], [Feature(0, mode, padding)])
+    indices, offsets = torch.tensor([3, 0, 2, 2, 7, 8, 1]), torch.tensor([0, 1, 4])
+    grad = torch.randn(2, 4)
+    want = problem.dense(grad, indices[:4], offsets)
+    assert torch.equal(problem.dense(grad, indices, offsets)[0], want[0])
+    problem.check(grad, indices, offsets)
+    weight = problem.tables[0].contiguous()
+    got = recfuse.embedding_bag(
+        indices, weight, offsets, mode=mode, include_last_offset=True, padding_idx=padding
+    )
+    assert_close_to_reference(got, reference([weight], problem.features, indices, offsets), 1e-5)
+    if mode == "sum" and padding is None:
+        pooled = torch.nn.functional.embedding_bag(
+            indices, weight, offsets, mode="sum", include_last_offset=True
+        )
+        torch.testing.assert_close(got, pooled)
