@@ -112,8 +112,9 @@ def test_calibrating_learns_from_several_in_any_order(collection):
     assert found[:, 5].tolist() == expected_of(*(offsets for _, offsets in batches))
     collection.calibrate([(i.numpy(), o.numpy().astype(np.int32), None) for i, o in reversed(batches)])
     assert torch.equal(collection.schedules, found)
+    nothing = torch.zeros(0, dtype=torch.int64), torch.zeros(7, dtype=torch.int64)
     with pytest.raises(ValueError, match="none of the 2 batches"):
-        collection.calibrate([(None, torch.zeros(7, dtype=torch.int64)), (None, torch.zeros(2))])
+        collection.calibrate([nothing, nothing])
     assert torch.equal(collection.schedules, found)
 
 

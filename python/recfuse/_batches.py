@@ -1,79 +1,43 @@
-"""Batches of lookups as `nn.EmbeddingBag` takes them, and what they are like."""
+"""Batches of lookups of one table, and what they are like."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse._batch_forms import BagLookups, each_batch, of_embedding_bag
+from recfuse.errors import ArgumentValueError
 
 _TOP = 0.1  # share of a batch's rows that its coverage is of
 
 
-class Batch(NamedTuple):
-    """The lookups of one call."""
-
-    indices: Tensor  # [lookups] int32 or int64
-    offsets: Tensor  # [bags], or [bags + 1] with include_last_offset
-    include_last_offset: bool
-    weights: Tensor | None  # [lookups]
-
-    @property
-    def bags(self) -> int:
-        """Number of bags."""
-        return self.offsets.numel() - int(self.include_last_offset)
-
-
 def batches_of(
-    batches: Iterable[Any], include_last_offset: bool = False, device: torch.device | None = None
-) -> list[Batch]:
-    """Calls of an `nn.EmbeddingBag` as batches, on `device` (None: where they are).
-
-    Each is a tensor `[bags, n]`, or a tuple of what `forward` takes: (input, offsets) or
-    (input, offsets, per_sample_weights).
+    batches: Iterable[Any],
+    include_last_offset: bool = False,
+    device: torch.device | None = None,
+    function: str = "recfuse",
+) -> list[BagLookups]:
+    """Calls of an `nn.EmbeddingBag` as batches, on `device` (None: where they are); see `_batch_forms`.
 
     Raises:
         TypeError, ValueError: something else, or no batches.
     """
-    found = [_batch_of(batch, number, include_last_offset, device) for number, batch in enumerate(batches)]
+    found = []
+    for where, batch in each_batch(batches, function):
+        given = of_embedding_bag(batch, include_last_offset, where)
+        indices, offsets, weights = (
+            None if one is None else one.detach().to(device).contiguous()
+            for one in (given.indices, given.offsets, given.weights)
+        )
+        found.append(BagLookups(indices, offsets, given.include_last_offset, weights))
     if not found:
-        raise ArgumentValueError("recfuse: batches is empty, must have at least one")
+        raise ArgumentValueError(f"{function}: batches is empty, must have at least one")
     return found
-
-
-def _batch_of(batch: Any, number: int, include_last_offset: bool, device: torch.device | None) -> Batch:
-    given = (batch,) if isinstance(batch, Tensor) else batch
-    if not (
-        isinstance(given, (tuple, list))
-        and 1 <= len(given) <= 3
-        and isinstance(given[0], Tensor)
-        and all(one is None or isinstance(one, Tensor) for one in given)
-    ):
-        raise ArgumentTypeError(
-            f"recfuse: batches[{number}] is a {type(batch).__name__}, must be a tensor [bags, n] or a tuple "
-            "(input, offsets) or (input, offsets, per_sample_weights) of tensors"
-        )
-    indices, offsets, weights = (*given, None, None)[:3]
-    if indices.dim() == 2 and offsets is None:
-        bags, size = indices.shape
-        offsets = torch.arange(bags, dtype=torch.int64, device=indices.device) * size
-        include_last_offset = False
-    elif indices.dim() != 1 or offsets is None or offsets.dim() != 1:
-        raise ArgumentValueError(
-            f"recfuse: batches[{number}] has an input of {indices.dim()} dimensions "
-            f"{'without' if offsets is None else 'with'} offsets, must have 2 without or 1 with 1-D offsets"
-        )
-    kept = [indices.reshape(-1), offsets, None if weights is None else weights.reshape(-1)]
-    indices, offsets, weights = (
-        None if one is None else one.detach().to(device).contiguous() for one in kept
-    )
-    return Batch(indices, offsets, include_last_offset, weights)
 
 
 @dataclass(frozen=True)
@@ -100,7 +64,7 @@ class Hotness:
         return self.lookups / self.bags if self.bags else 0.0
 
 
-def hotness(batches: list[Batch]) -> Hotness:
+def hotness(batches: list[BagLookups]) -> Hotness:
     """What batches are like."""
     digest = hashlib.sha256()
     shares, coverages, rows = [], [], [np.empty(0, np.int64)]

@@ -1,9 +1,9 @@
-"""Batches as a `FusedEmbeddingBagCollection` takes them, and what they are like."""
+"""Batches of lookups of a collection, and what they are like."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recfuse._batch_forms import Lookups, each_batch, of_tuple
 from recfuse._collection_parts import (
     ALWAYS_EMPTY,
     PARTS_OF_A_LOOKUP,
     CollectionTrace,
     FeatureTable,
 )
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentValueError
 
-_INTEGERS = (torch.int32, torch.int64)
 _HASHED = 1 << 16  # indices of a batch that its hash is of
 _COUNTED = 8  # batches whose different rows are counted
 
@@ -43,63 +43,36 @@ def jagged_batches(
     batches: Iterable[Any],
     features: int,
     device: torch.device | None = None,
-    names: Sequence[str] | None = None,
+    lookups_of: Callable[[Any, str], Lookups] | None = None,
+    function: str = "recfuse",
 ) -> list[Jagged]:
     """Calls of a collection as batches, on `device` (None: where they are).
 
-    Each is a tuple (indices, offsets) or (indices, offsets, per_sample_weights), feature by feature; or a
-    KeyedJaggedTensor with the keys `names`.
+    `lookups_of` is the adapter of the collection's class; None: batches are tuples (indices, offsets) or
+    (indices, offsets, per_sample_weights), feature by feature.
 
     Raises:
         TypeError, ValueError: something else, no batches, or offsets that do not rise.
     """
-    found = [_jagged(batch, number, features, device, names) for number, batch in enumerate(batches)]
+    found = []
+    for where, batch in each_batch(batches, function):
+        given = of_tuple(batch, features, where) if lookups_of is None else lookups_of(batch, where)
+        found.append(_jagged(given, features, device, where))
     if not found:
-        raise ArgumentValueError("recfuse: batches is empty, must have at least one")
+        raise ArgumentValueError(f"{function}: batches is empty, must have at least one")
     return found
 
 
-def _jagged(
-    batch: Any, number: int, features: int, device: torch.device | None, names: Sequence[str] | None
-) -> Jagged:
-    if names is not None and hasattr(batch, "keys") and hasattr(batch, "weights_or_none"):
-        from recfuse.nn.collection import jagged_of
-
-        batch = jagged_of(batch, list(names))
-    if not (
-        isinstance(batch, (tuple, list))
-        and 2 <= len(batch) <= 3
-        and all(isinstance(one, Tensor) for one in batch[:2])
-        and (len(batch) == 2 or batch[2] is None or isinstance(batch[2], Tensor))
-    ):
-        raise ArgumentTypeError(
-            f"recfuse: batches[{number}] is a {type(batch).__name__}, must be a tuple (indices, offsets) or "
-            "(indices, offsets, per_sample_weights) of tensors"
-        )
-    indices, offsets, weights = (*batch, None)[:3]
-    if indices.dtype not in _INTEGERS or offsets.dtype not in _INTEGERS:
-        raise ArgumentTypeError(
-            f"recfuse: batches[{number}] has {indices.dtype} indices and {offsets.dtype} offsets, must have "
-            "int32 or int64"
-        )
-    if indices.dim() != 1 or offsets.dim() != 1 or (offsets.numel() - 1) % features or not offsets.numel():
+def _jagged(given: Lookups, features: int, device: torch.device | None, where: str) -> Jagged:
+    on_host = given.offsets.detach().cpu().contiguous().numpy()
+    lookups = given.indices.numel()
+    if on_host[0] != 0 or on_host[-1] != lookups or (np.diff(on_host) < 0).any():
         raise ArgumentValueError(
-            f"recfuse: batches[{number}] has indices {list(indices.shape)} and offsets "
-            f"{list(offsets.shape)}, must have [lookups] and [features * bags + 1] with {features} features"
-        )
-    if weights is not None and weights.shape != indices.shape:
-        raise ArgumentValueError(
-            f"recfuse: batches[{number}] has per_sample_weights {list(weights.shape)}, must have one for "
-            f"each of the {indices.numel()} lookups"
-        )
-    on_host = offsets.detach().cpu().contiguous().numpy()
-    if on_host[0] != 0 or on_host[-1] != indices.numel() or (np.diff(on_host) < 0).any():
-        raise ArgumentValueError(
-            f"recfuse: offsets of batches[{number}] must rise from 0 to the {indices.numel()} lookups; they "
-            f"go from {on_host[0]} to {on_host[-1]}"
+            f"{where} has offsets from {on_host[0]} to {on_host[-1]}, must rise from 0 to the {lookups} "
+            "lookups"
         )
     indices, offsets, weights = (
-        None if one is None else one.detach().to(device).contiguous() for one in (indices, offsets, weights)
+        None if one is None else one.detach().to(device).contiguous() for one in given
     )
     return Jagged(indices, offsets, weights, on_host, (on_host.size - 1) // features)
 

@@ -205,11 +205,7 @@ class CollectionPlan:
         """
         packed = packed_of(collection, "recfuse.Plan.apply")
         now = tables_of(packed)
-        if len(now) != self.features:
-            raise ArgumentValueError(
-                f"recfuse.Plan.apply: the plan has {self.features} features, the collection has {len(now)}; "
-                "tune again"
-            )
+        self._check_features(packed, "recfuse.Plan.apply")
         for number, (place, table) in enumerate(zip(self.table_of, now, strict=True)):
             before = self.tables[place]
             if (before.dim, before.dtype) != (table.dim, table.dtype):
@@ -221,6 +217,13 @@ class CollectionPlan:
             warnings.warn(f"recfuse.Plan: made for something else: {'; '.join(match.reasons)}", stacklevel=2)
         packed.set_plan(torch.from_numpy(self.rows()), self.warps)
         collection.plan = self
+
+    def _check_features(self, packed: PackedModule, function: str) -> None:
+        count = len(packed.layout.dims)
+        if count != self.features:
+            raise ArgumentValueError(
+                f"{function}: the plan has {self.features} features, the collection has {count}; tune again"
+            )
 
     def matches(self, collection: torch.nn.Module) -> Match:
         """Whether the plan was made for tables like this collection's, on a device like its one."""
@@ -243,14 +246,27 @@ class CollectionPlan:
                 ]
         return Match(reasons + differences(self.device, here))
 
-    def drift(self, batches: Iterable[Any]) -> CollectionDrift:
-        """Whether batches, in the form that :func:`recfuse.tune` takes, have moved enough to tune again.
+    def drift(self, batches: Iterable[Any], collection: torch.nn.Module | None = None) -> CollectionDrift:
+        """Whether batches have moved enough to tune again.
 
         They have where features whose bags are 1.5x longer or shorter than they were gather more than 20 %
         of the bytes, where batches have twice or half the bags, or where the share of different rows is 20 %
         off.
+
+        Args:
+            batches: in the form that :func:`recfuse.tune` takes for ``collection``; without it tuples
+                ``(indices, offsets)`` or ``(indices, offsets, per_sample_weights)``, feature by feature.
+            collection: the module that batches are for.
+
+        Raises:
+            ValueError, TypeError: batches of another form, or another number of features.
         """
-        given = jagged_batches(batches, self.features)
+        function, lookups_of = "recfuse.Plan.drift", None
+        if collection is not None:
+            packed = packed_of(collection, function)
+            self._check_features(packed, function)
+            lookups_of = packed._lookups_of
+        given = jagged_batches(batches, self.features, None, lookups_of, function)
         tables = [self.tables[place] for place in self.table_of]
         before, now = self.trace, trace_of(given, tables)
         was = np.maximum(np.array(self.expected), 0)

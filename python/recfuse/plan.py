@@ -178,7 +178,7 @@ class Plan:
 
     def matches(self, module: torch.nn.Module) -> Match:
         """Whether the plan was made for a table like this module's, on a device like its one."""
-        weight = module.weight
+        weight = _bag_of(module, "recfuse.Plan.matches").weight
         now = {
             "rows": weight.shape[0],
             "dim": weight.shape[1],
@@ -190,9 +190,15 @@ class Plan:
         changed = [f"{name} was {before}, is {value}" for name, before, value in pairs if before != value]
         return Match(changed + differences(self.device, describe_device(weight.device)))
 
-    def drift(self, batches: Iterable[Any]) -> Drift:
-        """Whether batches, in the form that :func:`recfuse.tune` takes, have moved enough to tune again."""
-        before, now = self.trace, hotness(batches_of(batches))
+    def drift(self, batches: Iterable[Any], module: torch.nn.EmbeddingBag | None = None) -> Drift:
+        """Whether batches, in the form that :func:`recfuse.tune` takes, have moved enough to tune again.
+
+        ``module`` is the one that they are for: it says whether offsets include the last one; None: not.
+        """
+        function, last = "recfuse.Plan.drift", False
+        if module is not None:
+            last = _bag_of(module, function).include_last_offset
+        before, now = self.trace, hotness(batches_of(batches, last, None, function))
         reasons = []
         if not 1 / _SIZE_DRIFT <= (now.lookups + 1) / (before.lookups + 1) <= _SIZE_DRIFT:
             reasons.append(f"a batch had {before.lookups:,.0f} lookups, has {now.lookups:,.0f}")
@@ -223,3 +229,13 @@ class Plan:
         from recfuse._plan_views import plot
 
         return plot(self)
+
+
+def _bag_of(module: Any, function: str) -> torch.nn.EmbeddingBag:
+    """The module; TypeError for one that is no table."""
+    if not isinstance(module, torch.nn.EmbeddingBag):
+        raise ArgumentTypeError(
+            f"{function}: module is a {type(module).__name__}, must be a recfuse.nn.EmbeddingBag or a "
+            "torch.nn.EmbeddingBag: the plan is for a single table"
+        )
+    return module

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recfuse._batch_forms import Lookups, is_keyed, of_collection, of_keys
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.fusable import why_not_fusable
@@ -233,26 +234,23 @@ class FusedEmbeddingBagCollection(PackedModule):
             )
         return self._pool(indices, offsets, per_sample_weights, mapping)
 
-    def _offsets_of(self, batch: Any) -> Tensor:
-        if isinstance(batch, Sequence):
-            return super()._offsets_of(batch)
-        return self._jagged(batch, None, None)[1]
+    def _lookups_of(self, batch: Any, where: str) -> Lookups:
+        return of_collection(batch, self.feature_names, where)
 
     def _jagged(
         self, keyed: Any, offsets: Tensor | None, per_sample_weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        if not all(hasattr(keyed, name) for name in ("keys", "values", "offsets", "weights_or_none")):
+        if not is_keyed(keyed):
             raise ArgumentTypeError(
                 f"recfuse.nn.FusedEmbeddingBagCollection: indices is a {type(keyed).__name__}, must be a "
-                f"torch.Tensor "
-                "or a KeyedJaggedTensor"
+                "torch.Tensor or a KeyedJaggedTensor"
             )
         if offsets is not None or per_sample_weights is not None:
             raise ArgumentValueError(
                 "recfuse.nn.FusedEmbeddingBagCollection: offsets and per_sample_weights must be None with a "
                 "KeyedJaggedTensor, which has its own"
             )
-        return jagged_of(keyed, self.feature_names)
+        return of_keys(keyed, self.feature_names)
 
     def extra_repr(self) -> str:
         """Sizes of the whole."""
@@ -260,31 +258,6 @@ class FusedEmbeddingBagCollection(PackedModule):
         size = sum(weight.numel() * weight.dtype.itemsize for weight in self.packed_weights())
         features, columns = len(self.feature_names), self.layout.output_dim
         return f"features={features}, rows={rows}, output_dim={columns}, bytes={size}"
-
-
-def jagged_of(keyed: Any, feature_names: Sequence[str]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Indices, offsets and weights of a KeyedJaggedTensor, its keys brought into the order of
-    ``feature_names``.
-
-    Raises:
-        ValueError: a key is missing, or batch sizes differ between keys.
-    """
-    if keyed.variable_stride_per_key():
-        raise ArgumentValueError(
-            "recfuse: the KeyedJaggedTensor has a batch size per key, must have one for all"
-        )
-    keys = keyed.keys()
-    if keys != feature_names:
-        place = {key: number for number, key in enumerate(keys)}
-        missing = [name for name in feature_names if name not in place]
-        if missing:
-            raise ArgumentValueError(
-                f"recfuse: the KeyedJaggedTensor has no key {missing[0]!r} ({len(missing)} of "
-                f"{len(feature_names)} "
-                f"features are missing); it has {keys[:8]}"
-            )
-        keyed = keyed.permute([place[name] for name in feature_names])
-    return keyed.values(), keyed.offsets(), keyed.weights_or_none()
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -5,14 +5,15 @@ in use.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recfuse.nn.collection import jagged_of
+from recfuse._batch_forms import Lookups, of_keys, of_torchrec
+from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.table import Tables
 from recfuse.nn.packed.tracing import refuse_proxy
@@ -39,15 +40,17 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
         """The tables by name, each of which can be called."""
         return self.tables
 
-    def _offsets_of(self, batch: KeyedJaggedTensor) -> Tensor:
-        return jagged_of(maybe_td_to_kjt(batch, None), self._flat_feature_names)[1]
+    def _lookups_of(self, batch: Any, where: str) -> Lookups:
+        return of_torchrec(batch, self._flat_feature_names, self._is_weighted, where)
 
-    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+    def forward(self, features: KeyedJaggedTensor, *, mapping: Mapping | None = None) -> KeyedTensor:
         """Pools every feature.
 
         Args:
             features: a KeyedJaggedTensor (or TensorDict) with a key for each feature, in any order. One with
                 a batch size per key, or with inverse indices, goes to TorchRec's own forward, table by table.
+            mapping: how the GPU's work on this batch is shared out, from ``map(features)``. The CPU needs
+                none.
 
         Returns:
             KeyedTensor ``[batch, sum of dims]``, float32.
@@ -60,12 +63,12 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
         features = maybe_td_to_kjt(features, None)
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
             return super().forward(features)
-        indices, offsets, _ = jagged = jagged_of(features, self._flat_feature_names)
+        indices, offsets, _ = jagged = of_keys(features, self._flat_feature_names)
         if self._is_weighted and jagged[2] is None:
             features.weights()  # raises TorchRec's own error
         weights = jagged[2] if self._is_weighted else None
         return KeyedTensor(
             keys=self._embedding_names,
-            values=self._pool(indices, offsets, weights).float(),
+            values=self._pool(indices, offsets, weights, mapping).float(),
             length_per_key=self._lengths_per_embedding,
         )

@@ -57,7 +57,9 @@ def tune(
         batches: what its ``forward`` is called with. For a table a tensor ``[bags, n]``, or a tuple ``(input,
             offsets)`` or ``(input, offsets, per_sample_weights)``, for each call. For a collection a tuple
             ``(indices, offsets)`` or ``(indices, offsets, per_sample_weights)``, feature by feature, or a
-            KeyedJaggedTensor.
+            KeyedJaggedTensor; for a swapped TorchRec collection a KeyedJaggedTensor or TensorDict; for a
+            ``FusedEmbeddingBagList`` a tuple ``(offsets, indices)`` or ``(offsets, indices, row_weights)``,
+            as its ``pool`` takes them.
         budget_s: seconds to spend, about; None: 60, for a collection 120. The defaults are measured in any
             case.
         progress: show bars; None: on a terminal.

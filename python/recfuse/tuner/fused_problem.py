@@ -48,9 +48,9 @@ class FusedProblem:
         """
         packed = packed_of(collection, "recfuse.tune")
         _check_kernel(packed)
-        names = getattr(collection, "feature_names", None)
         tables = tables_of(packed)
-        given = jagged_batches(batches, len(tables), packed.packed_weights()[0].device, names)
+        device = packed.packed_weights()[0].device
+        given = jagged_batches(batches, len(tables), device, packed._lookups_of, "recfuse.tune")
         forms = [_form(batch) for batch in given]
         if wrong := [number for number, form in enumerate(forms) if form != forms[0]]:
             raise ArgumentValueError(

@@ -7,7 +7,8 @@ import time
 import numpy as np
 import torch
 
-from recfuse._batches import Batch, Hotness
+from recfuse._batch_forms import BagLookups
+from recfuse._batches import Hotness
 from recfuse._plan_parts import Pinned, architecture
 from recfuse._schedule import Schedule
 from recfuse.ops import check
@@ -64,7 +65,7 @@ def _floor(state: Search, trace: Hotness) -> float | None:
     return us
 
 
-def _least_bytes(problem: Problem, batch: Batch) -> int:
+def _least_bytes(problem: Problem, batch: BagLookups) -> int:
     """Of a batch: its different rows, its lookups and offsets, and its output."""
     weights = 0 if batch.weights is None else batch.weights.nbytes
     rows = len(torch.unique(batch.indices)) + batch.bags

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from recfuse._backward import POOLING
-from recfuse._batches import Batch, batches_of
+from recfuse._batch_forms import BagLookups
+from recfuse._batches import batches_of
 from recfuse._plan_parts import Decision, Pinned, Table
 from recfuse.errors import ArgumentValueError
 from recfuse.ops import HAS_CUDA_KERNELS, WEIGHT_DTYPES, embedding_bag
@@ -40,7 +41,7 @@ class Problem:
     weight: Tensor  # [rows, dim], elements of a row side by side
     mode: str
     padding_idx: int  # -1: none
-    batches: list[Batch]
+    batches: list[BagLookups]
 
     @classmethod
     def of(cls, module: torch.nn.EmbeddingBag, batches: Iterable[Any]) -> Problem:
@@ -59,7 +60,7 @@ class Problem:
         if weight.stride(1) != 1:
             weight = weight.contiguous()
         padding_idx = -1 if module.padding_idx is None else module.padding_idx
-        calls = batches_of(batches, module.include_last_offset, weight.device)
+        calls = batches_of(batches, module.include_last_offset, weight.device, "recfuse.tune")
         if not weight.numel() or not any(batch.indices.numel() for batch in calls):
             raise ArgumentValueError(
                 "recfuse.tune: the table or all of the batches are empty; nothing to time"
@@ -91,7 +92,7 @@ class Problem:
         """Threads that read one row: a power of two up to a warp."""
         return min(32, power_of_two(self.row_bytes // alignment(self.weight)))
 
-    def pool(self, batch: Batch, **options: Any) -> Tensor:
+    def pool(self, batch: BagLookups, **options: Any) -> Tensor:
         """One batch, by the operator."""
         return embedding_bag(
             batch.indices,

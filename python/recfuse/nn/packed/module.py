@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from recfuse._batch_forms import Lookups, each_batch
 from recfuse._fused_autograd import DTYPES, fused_dtype
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.mapping import Mapper, Mapping
@@ -274,18 +276,21 @@ class PackedModule(torch.nn.Module):
             batches: batches as ``forward`` (``pool`` of a list) takes them; on any device.
 
         Raises:
-            ValueError: no batch has a lookup, or none fits the features.
+            ValueError, TypeError: no batch has a lookup, or one is of another form.
         """
-        self._tuning.calibrate(self._offsets_of(batch) for batch in batches)
+        function = f"recfuse.nn.{type(self).__name__}.calibrate"
+        given = (self._lookups_of(batch, where) for where, batch in each_batch(batches, function))
+        self._tuning.calibrate(lookups.offsets for lookups in given)
 
-    def map(self, offsets: Any) -> Mapping:
+    def map(self, batch: Any) -> Mapping:
         """Shares out one batch's work by its own lengths, on the host: best in the thread that loads it.
 
         Takes neither the GIL, while it works, nor the GPU. Where nothing was learned yet, it learns as
         :meth:`calibrate` does, from this batch.
 
         Args:
-            offsets: int32 or int64 ``[features * bags + 1]`` of the batch, a CPU tensor or a NumPy array.
+            batch: int32 or int64 offsets ``[features * bags + 1]`` of the batch, a CPU tensor or a NumPy
+                array; or the batch in the form that ``forward`` (``pool`` of a list) takes, on the CPU.
 
         Returns:
             What ``forward`` takes as ``mapping`` with this batch; page-locked where the tables are on a GPU.
@@ -294,6 +299,9 @@ class PackedModule(torch.nn.Module):
             ValueError, TypeError: offsets that are no such array, that do not rise from 0; tables that one
                 call does not pool.
         """
+        offsets = batch
+        if not isinstance(batch, (Tensor, np.ndarray)):
+            offsets = self._lookups_of(batch, f"recfuse.nn.{type(self).__name__}.map: batch").offsets
         weights = self.packed_weights()
         if not has_kernel(weights):
             raise ArgumentValueError(
@@ -312,9 +320,9 @@ class PackedModule(torch.nn.Module):
         dtype = fused_dtype([one.dtype for one in weights])
         return buffers, layout.features.numpy(), DTYPES.index(dtype), layout.output_dim
 
-    def _offsets_of(self, batch: Any) -> Tensor:
-        """``[features * bags + 1]`` of a batch."""
-        return torch.as_tensor(batch[1])
+    def _lookups_of(self, batch: Any, where: str) -> Lookups:
+        """A batch, in the form that a call of this class takes; TypeError, ValueError where it is none."""
+        raise NotImplementedError
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedModule:
         super()._apply(fn, recurse)

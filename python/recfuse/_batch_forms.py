@@ -1,0 +1,310 @@
+"""The forms of batches: what the call of each class of modules takes, brought to lookups. An adapter a class.
+
+| class | a batch |
+| --- | --- |
+| `EmbeddingBag` | as `forward`: a tensor [bags, n], or (input, offsets[, per_sample_weights]) |
+| `FusedEmbeddingBagCollection` | as `forward`: (indices, offsets[, per_sample_weights]), or keyed as below |
+| TorchRec's, swapped | as `forward`: a KeyedJaggedTensor or a TensorDict |
+| `FusedEmbeddingBagList` | as `pool`: (offsets, indices[, row_weights]) |
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recfuse._upload import integers_on
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError
+
+_INTEGERS = (torch.int32, torch.int64)
+
+
+class BagLookups(NamedTuple):
+    """The lookups of one table's call."""
+
+    indices: Tensor  # [lookups] int32 or int64
+    offsets: Tensor  # [bags], or [bags + 1] with include_last_offset
+    include_last_offset: bool
+    weights: Tensor | None  # [lookups]
+
+    @property
+    def bags(self) -> int:
+        """Number of bags."""
+        return self.offsets.numel() - int(self.include_last_offset)
+
+
+class Lookups(NamedTuple):
+    """The lookups of a call of many features, feature by feature."""
+
+    indices: Tensor  # [lookups] int32 or int64
+    offsets: Tensor  # [features * bags + 1] int32 or int64
+    weights: Tensor | None  # [lookups]
+
+
+def each_batch(batches: Iterable[Any], function: str = "recfuse") -> Iterator[tuple[str, Any]]:
+    """Batches, and what an error calls each; TypeError where they are no iterable, but one batch."""
+    one = isinstance(batches, (str, bytes)) or hasattr(batches, "keys")
+    if one or (isinstance(batches, Tensor) and batches.dim() < 3) or not hasattr(batches, "__iter__"):
+        raise ArgumentTypeError(
+            f"{function}: batches is a {type(batches).__name__}, must be an iterable of batches; "
+            "for a single one pass [batch]"
+        )
+    for number, batch in enumerate(batches):
+        yield f"{function}: batches[{number}]", batch
+
+
+def of_embedding_bag(batch: Any, include_last_offset: bool, where: str) -> BagLookups:
+    """What `EmbeddingBag.forward` takes."""
+    given = (batch,) if isinstance(batch, Tensor) else batch
+    if not (
+        isinstance(given, (tuple, list))
+        and 1 <= len(given) <= 3
+        and isinstance(given[0], Tensor)
+        and all(one is None or isinstance(one, Tensor) for one in given)
+    ):
+        _fail_type(
+            where,
+            batch,
+            "a tensor [bags, n] or a tuple (input, offsets) or (input, offsets, per_sample_weights) of "
+            "tensors",
+        )
+    indices, offsets, weights = (*given, None, None)[:3]
+    if indices.dim() == 2 and offsets is None:
+        bags, size = indices.shape
+        offsets = torch.arange(bags, dtype=torch.int64, device=indices.device) * size
+        include_last_offset = False
+    elif indices.dim() != 1 or offsets is None or offsets.dim() != 1:
+        raise ArgumentValueError(
+            f"{where} has an input of {indices.dim()} dimensions "
+            f"{'without' if offsets is None else 'with'} offsets, must have 2 without or 1 with 1-D offsets"
+        )
+    _check_types(where, indices, offsets, weights, "input")
+    if weights is not None and weights.numel() != indices.numel():
+        raise ArgumentValueError(
+            f"{where} has per_sample_weights {list(weights.shape)}, must have one for each of the "
+            f"{indices.numel()} lookups"
+        )
+    weights = None if weights is None else weights.reshape(-1)
+    return BagLookups(indices.reshape(-1), offsets, include_last_offset, weights)
+
+
+def of_collection(batch: Any, feature_names: Sequence[str], where: str) -> Lookups:
+    """What `FusedEmbeddingBagCollection.forward` takes."""
+    if is_keyed(batch):
+        return _checked(of_keys(batch, feature_names, where), len(feature_names), where)
+    return of_tuple(batch, len(feature_names), where, " or a KeyedJaggedTensor")
+
+
+def of_tuple(batch: Any, features: int, where: str, others: str = "") -> Lookups:
+    """(indices, offsets) or (indices, offsets, per_sample_weights), feature by feature."""
+    given = [torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in _items(batch)]
+    if not (
+        2 <= len(given) <= 3
+        and all(isinstance(one, Tensor) for one in given[:2])
+        and (len(given) == 2 or given[2] is None or isinstance(given[2], Tensor))
+    ):
+        _fail_type(
+            where,
+            batch,
+            f"a tuple (indices, offsets) or (indices, offsets, per_sample_weights) of tensors{others}",
+        )
+    return _checked(Lookups(*(*given, None)[:3]), features, where)
+
+
+def of_torchrec(batch: Any, feature_names: Sequence[str], weighted: bool, where: str) -> Lookups:
+    """What a swapped `EmbeddingBagCollection.forward` takes."""
+    from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+    keyed = maybe_td_to_kjt(batch, None)
+    if not is_keyed(keyed):
+        _fail_type(where, batch, "a KeyedJaggedTensor or a TensorDict")
+    found = of_keys(keyed, feature_names, where)
+    if weighted and found.weights is None:
+        raise ArgumentValueError(f"{where} has no weights, must have them: the collection is weighted")
+    return _checked(found if weighted else found._replace(weights=None), len(feature_names), where)
+
+
+def is_keyed(batch: Any) -> bool:
+    """Whether it is a KeyedJaggedTensor. TorchRec is not asked: importing it takes seconds."""
+    return all(hasattr(batch, name) for name in ("keys", "values", "offsets", "weights_or_none"))
+
+
+def of_keys(keyed: Any, feature_names: Sequence[str], where: str = "recfuse: features") -> Lookups:
+    """Lookups of a KeyedJaggedTensor, its keys brought into the order of ``feature_names``.
+
+    Raises:
+        ValueError: a key is missing, or batch sizes differ between keys.
+    """
+    if keyed.variable_stride_per_key():
+        raise ArgumentValueError(
+            f"{where}: a KeyedJaggedTensor with a batch size per key, must have one for all"
+        )
+    keys = keyed.keys()
+    if keys != feature_names:
+        place = {key: number for number, key in enumerate(keys)}
+        missing = [name for name in feature_names if name not in place]
+        if missing:
+            raise ArgumentValueError(
+                f"{where}: a KeyedJaggedTensor with no key {missing[0]!r} ({len(missing)} of "
+                f"{len(feature_names)} features are missing); it has {keys[:8]}"
+            )
+        keyed = keyed.permute([place[name] for name in feature_names])
+    return Lookups(keyed.values(), keyed.offsets(), keyed.weights_or_none())
+
+
+def of_list(batch: Any, tables: int, where: str) -> Lookups:
+    """What `FusedEmbeddingBagList.pool` takes."""
+    given = _items(batch)
+    if not 2 <= len(given) <= 3 or not all(_are_tensors(one) for one in given[:2]):
+        _fail_type(
+            where,
+            batch,
+            "a tuple (offsets, indices) or (offsets, indices, row_weights) as pool takes it: each a tensor "
+            "or a list of tensors",
+        )
+    return _checked(of_tables(*given, tables=tables, where=where), tables, where)
+
+
+def of_tables(
+    offsets: Tensor | Sequence[Tensor],
+    indices: Tensor | Sequence[Tensor],
+    row_weights: Sequence[Tensor | None] | None = None,
+    *,
+    tables: int,
+    where: str,
+) -> Lookups:
+    """Lookups of tables that each have their own; see `FusedEmbeddingBagList.pool`."""
+    if len(indices) != tables or len(offsets) != tables:
+        raise ArgumentValueError(
+            f"{where}: {len(offsets)} offsets and {len(indices)} indices for {tables} tables, must be one of "
+            "each a table"
+        )
+    weights = _sample_weights(indices, row_weights, where)
+    return Lookups(*_feature_major(offsets, indices, where), weights)
+
+
+def _feature_major(
+    offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tensor], where: str
+) -> tuple[Tensor, Tensor]:
+    """One tensor of lookups, table after table, and one of offsets into it."""
+    stacked = offsets if isinstance(offsets, Tensor) else torch.stack(list(offsets))
+    if stacked.dtype != torch.int64:
+        stacked = stacked.to(torch.int64)
+    if isinstance(indices, Tensor):
+        tables, each = indices.shape
+        ends = torch.arange(tables + 1, device=stacked.device) * each
+    else:
+        lengths = [own.shape[0] for own in indices]
+        ends = integers_on([0, *itertools.accumulate(lengths)], stacked.device)
+    if stacked.is_cuda:
+        moved = _moved_on_gpu(stacked, ends)
+    else:
+        _check_first(stacked, where)
+        moved = torch.cat(((stacked + ends[:-1, None]).reshape(-1), ends[-1:]))
+    together = indices.reshape(-1) if isinstance(indices, Tensor) else torch.cat(list(indices))
+    return together, moved
+
+
+def _moved_on_gpu(offsets: Tensor, ends: Tensor) -> Tensor:
+    """A first offset that is not 0 becomes a negative one, which the kernel finds and survives; asking for
+    it here would wait for the GPU.
+    """
+    first, starts = offsets[:, :1], ends[:-1, None]
+    first = torch.where(first == 0, starts, -first.abs())
+    return torch.cat((torch.cat((first, offsets[:, 1:] + starts), dim=1).reshape(-1), ends[-1:]))
+
+
+def _check_first(offsets: Tensor, where: str) -> None:
+    """The kernel sees offsets of all tables in a row, where a first one above 0 would look like lookups of
+    the table before; the other ways to be wrong it finds by itself. For the CPU.
+    """
+    first = offsets[:, :1]
+    if torch.compiler.is_compiling():
+        torch._assert_async(torch.all(first == 0), f"{where}: offsets must begin with 0")
+    elif torch.count_nonzero(first):
+        wrong = int(first.reshape(-1).nonzero()[0])
+        raise IndexRangeError(
+            f"{where}: offsets of table {wrong} begin with {int(first[wrong])}, must begin with 0"
+        )
+
+
+def _sample_weights(
+    indices: Tensor | Sequence[Tensor], row_weights: Sequence[Tensor | None] | None, where: str
+) -> Tensor | None:
+    """One weight a lookup, where any table has weights; those of the other tables are one."""
+    if row_weights is None:
+        return None
+    if len(row_weights) != len(indices):
+        raise ArgumentValueError(
+            f"{where}: {len(row_weights)} row_weights for {len(indices)} tables, must be one (or None) a "
+            "table"
+        )
+    if all(weights is None for weights in row_weights):
+        return None
+    known = next(weights for weights in row_weights if weights is not None)
+    parts = [
+        known.new_ones(own.shape[0]) if weights is None else _gathered(weights, own.to(torch.int64))
+        for own, weights in zip(indices, row_weights, strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def _gathered(weights: Tensor, rows: Tensor) -> Tensor:
+    """A weight a row. Of a row that does not exist torch's GPU kernel would end the process's use of the GPU;
+    ours reports it later.
+    """
+    if not rows.is_cuda:
+        return weights.gather(0, rows)
+    if weights.shape[0] == 0:
+        return weights.new_ones(rows.shape[0])
+    return weights.gather(0, torch.where((rows >= 0) & (rows < weights.shape[0]), rows, 0))
+
+
+def _items(batch: Any) -> Sequence[Any]:
+    return batch if isinstance(batch, (tuple, list)) else ()
+
+
+def _are_tensors(given: Any) -> bool:
+    """Whether it is a tensor, or a list of some."""
+    items = _items(given)
+    return isinstance(given, Tensor) or (len(items) > 0 and all(isinstance(one, Tensor) for one in items))
+
+
+def _checked(found: Lookups, features: int, where: str) -> Lookups:
+    """The same; TypeError, ValueError where the tensors are no lookups of so many features."""
+    indices, offsets, weights = found
+    _check_types(where, indices, offsets, weights, "indices")
+    if indices.dim() != 1 or offsets.dim() != 1 or not offsets.numel() or (offsets.numel() - 1) % features:
+        raise ArgumentValueError(
+            f"{where} has indices {list(indices.shape)} and offsets {list(offsets.shape)}, must have "
+            f"[lookups] and [features * bags + 1] with {features} features"
+        )
+    if weights is not None and weights.shape != indices.shape:
+        raise ArgumentValueError(
+            f"{where} has per_sample_weights {list(weights.shape)}, must have one for each of the "
+            f"{indices.numel()} lookups"
+        )
+    return found
+
+
+def _check_types(where: str, indices: Tensor, offsets: Tensor, weights: Tensor | None, name: str) -> None:
+    if indices.dtype not in _INTEGERS or offsets.dtype not in _INTEGERS:
+        raise ArgumentTypeError(
+            f"{where} has {indices.dtype} {name} and {offsets.dtype} offsets, must have int32 or int64"
+        )
+    if weights is not None and not weights.is_floating_point():
+        raise ArgumentTypeError(
+            f"{where} has {weights.dtype} per_sample_weights, must have a floating-point dtype"
+        )
+
+
+def _fail_type(where: str, batch: Any, must: str) -> NoReturn:
+    found = type(batch).__name__
+    if isinstance(batch, (tuple, list)):
+        found += f" of {', '.join(type(one).__name__ for one in batch[:4]) or 'nothing'}"
+    raise ArgumentTypeError(f"{where} is a {found}, must be {must}")
