@@ -80,7 +80,7 @@ class Fused:
         """The operator on the device; tensors that are not there yet are moved."""
         moved = [None if one is None else one.to(gpu.DEVICE) for one in (indices, offsets, factors)]
         arguments = {
-            "buffers": self.buffers, "features": self.problem.rows, "indices": moved[0], "offsets": moved[1],
+            "weights": self.buffers, "features": self.problem.rows, "indices": moved[0], "offsets": moved[1],
             "output_dim": self.problem.output_dim, "per_sample_weights": moved[2],
             "schedules": self.schedules, "warps": self.warps,
         }  # fmt: skip

@@ -35,12 +35,12 @@ def test_tensors_on_different_devices() -> None:
     plain["features"][:, 4] = 0
     everywhere = {key: value if key == "features" else moved(value) for key, value in plain.items()}
     OPS.fused_embedding_bag(**everywhere)
-    for name in ("buffers", "offsets", "per_sample_weights"):
+    for name in ("weights", "offsets", "per_sample_weights"):
         with pytest.raises(RuntimeError, match=rf"ValueError: recfuse\.fused_embedding_bag: .*{name}.*CPU"):
             OPS.fused_embedding_bag(**{**everywhere, name: plain[name]})
     with pytest.raises(RuntimeError, match=r"ValueError: recfuse\.fused_embedding_bag: features"):
         OPS.fused_embedding_bag(**{**everywhere, "features": plain["features"].to(gpu.DEVICE)})
-    for name in ("buffers", "indices", "offsets"):
+    for name in ("weights", "indices", "offsets"):
         with pytest.raises(RuntimeError, match=r"recfuse\.fused_embedding_bag|device"):
             OPS.fused_embedding_bag(**{**plain, name: everywhere[name]})
     rows = torch.zeros(2, 6, dtype=torch.int32)
