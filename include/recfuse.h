@@ -247,9 +247,14 @@ typedef struct rf_cuda_stream {
 
 /* Pools on a GPU; pointers of `params` are of that device, prefetch_distance is not used. The work is put
  * into the stream and not waited for; it may be captured in a CUDA graph. The kernel is compiled at its first
- * use, or comes from the cache. `schedule` may be NULL: all defaults. A bad index or offset counts as an
- * empty row or bag; the first one is raised by a later call on the device, this one included, and by
- * rf_cuda_check. */
+ * use, or comes from the cache. `schedule` may be NULL: all defaults.
+ *
+ * Bad contents: a bad index or offset counts as an empty row or bag, and the kernel keeps the first one. The first
+ * later call with the same table (its address and rows; of a fused call the first buffer and the shape) that begins
+ * after the kernel has found it, on whatever stream, raises it instead of running; with check_bounds off, or while its
+ * stream is captured, a call raises nothing. Calls with other tables run. rf_cuda_check raises what is left of any. A
+ * call never waits to find out, so one that is put into a stream behind a bad one may still run, and keeps what it
+ * finds itself if the first was raised by then. */
 RF_API rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
                                        const rf_embedding_bag_schedule *schedule,
                                        const rf_cuda_stream *stream);
@@ -379,7 +384,8 @@ RF_API rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, c
 /* Takes the marks of all lines of the device's L2 away. */
 RF_API rf_status rf_unpin_all_cuda(int32_t device);
 
-/* Waits for the device, then raises what its kernels have found: RF_ERR_INDEX, RF_ERR_VALUE. */
+/* Waits for the device, then raises one of the errors that its kernels have found (RF_ERR_INDEX, RF_ERR_VALUE) and says
+ * how many are left, of calls with other tables: RF_OK once all are raised. Not while a stream is captured. */
 RF_API rf_status rf_cuda_check(int32_t device);
 
 /* Instruction set of the CPU kernels: "avx512", "avx2", "neon" or "scalar"; chosen once, at the first

@@ -210,3 +210,10 @@ TWO_TABLES_ERRORS: dict[str, tuple[Inputs, str, str]] = {
         "per_sample_weights has no memory",
     ),
 }
+
+FREED = {
+    name
+    for name, (_, _, detail) in {**ONE_TABLE_ERRORS, **TWO_TABLES_ERRORS}.items()
+    if "no memory" in detail
+}
+"""Those whose tensors cannot be copied to a GPU."""

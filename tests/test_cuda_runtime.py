@@ -124,8 +124,11 @@ def test_a_kernel_that_is_not_in_the_cache_is_named(cuda_program: Program, warm_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_kernel_recorded_is_raised_once(cuda_build: Build, tmp_path: Path, kind: str) -> None:
-    cuda_build(kind).run("errors", cache=tmp_path, gpu=True)
+@pytest.mark.parametrize("command", ["errors", "errors_of_two"])
+def test_what_a_kernel_recorded_is_raised_once(
+    cuda_build: Build, tmp_path: Path, kind: str, command: str
+) -> None:
+    cuda_build(kind).run(command, cache=tmp_path, gpu=True)
 
 
 @pytest.mark.parametrize("kind", ["plain", "address"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,21 @@ from torch import Tensor
 
 import gpu
 import recfuse
-from library_cases import ONE_TABLE_ERRORS, OPS, one_table
+from library_cases import FREED, ONE_TABLE_ERRORS, OPS, one_table
 
 pytestmark = gpu.MARKS
+
+
+@functools.cache
+def ten_rows(device: torch.device) -> Tensor:
+    """One table for all calls, since a call raises what earlier ones with its table left."""
+    return torch.arange(1.0, 11, device=device)[:, None].expand(10, 16).contiguous()
 
 
 def call(indices: Any, offsets: Any, dtype: torch.dtype = torch.int64, **options: Any) -> Tensor:
     """A table of ten rows of ones with 16 columns, row k times k + 1; bags are sums."""
     device = options.pop("device", gpu.DEVICE)
-    table = torch.arange(1.0, 11, device=device)[:, None].expand(10, 16).contiguous()
+    table = ten_rows(torch.device(device))
     indices, offsets = (torch.tensor(one, dtype=dtype, device=device) for one in (indices, offsets))
     return recfuse.embedding_bag(indices, table, offsets, **{"mode": "sum", **options})
 
@@ -131,6 +138,36 @@ def test_the_next_call_raises_and_the_one_after_works() -> None:
     assert call(*GOOD)[:, 0].tolist() == [3, 7]
 
 
+def test_a_good_call_of_another_table_runs() -> None:
+    call([0, 99], [0])
+    gpu.synchronize()
+    other, indices = torch.ones(10, 16, device=gpu.DEVICE), torch.tensor([[0, 1]], device=gpu.DEVICE)
+    assert recfuse.embedding_bag(indices, other, mode="sum")[0, 0].item() == 2
+    recfuse.embedding_bag(indices + 9, other, mode="sum")
+    gpu.synchronize()
+    with pytest.raises(
+        IndexError, match=r"is 99, for bag 0.*; calls with other tables left 1 more|is 10, .*1 more"
+    ):
+        recfuse.check()
+    with pytest.raises(IndexError, match=r"is (99|10), for bag 0") as raised:
+        recfuse.check()
+    assert "more" not in str(raised.value)
+    recfuse.check()
+
+
+def test_what_is_found_after_raising_is_not_lost() -> None:
+    """The second bad call is in the stream before the first one is raised, and runs afterwards."""
+    call([0, 99], [0])
+    gpu.synchronize()
+    torch.cuda._sleep(200_000_000)
+    table, bad = ten_rows(gpu.DEVICE), torch.tensor([[0, 55]], device=gpu.DEVICE)
+    with pytest.raises(IndexError, match="is 99"):
+        call(*GOOD)
+    recfuse.embedding_bag(bad, table, mode="sum")
+    with pytest.raises(IndexError, match="is 55"):
+        recfuse.check()
+
+
 def test_an_unchecked_call_neither_looks_nor_raises() -> None:
     call([0, 99], [0])
     gpu.synchronize()
@@ -208,7 +245,15 @@ def test_nothing_is_raised_while_capturing() -> None:
 CONTENTS = {"indices range", "indices negative", "offsets fall"}
 
 
-@pytest.mark.parametrize("name", ONE_TABLE_ERRORS)
+def test_freed_tensors_are_refused() -> None:
+    for which in ("weight", "indices", "offsets"):
+        on_device = {name: value.to(gpu.DEVICE) for name, value in one_table().items() if name != "mode"}
+        on_device[which].untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match=f"^ValueError: .*: {which} has no memory for its elements"):
+            OPS.embedding_bag(**on_device)
+
+
+@pytest.mark.parametrize("name", sorted(ONE_TABLE_ERRORS.keys() - FREED))
 def test_bad_arguments_are_the_same_on_every_device(name: str) -> None:
     changes, kind, detail = ONE_TABLE_ERRORS[name]
     moved = {

@@ -155,6 +155,17 @@ static int64_t resident_blocks(const rf__cuda_device *device, const rf__kernel *
     return blocks < device->blocks_per_sm ? blocks : device->blocks_per_sm;
 }
 
+static rf__cuda_error_place error_place(const rf__cuda_device *device,
+                                        const rf_embedding_bag_params *params) {
+    return rf__cuda_error_place_of(device, params->weight, (uint64_t)params->rows);
+}
+
+rf_status rf__embedding_bag_pending(const rf__cuda_device *device, const rf_embedding_bag_params *params,
+                                    void *stream) {
+    const rf__cuda_error_place place = error_place(device, params);
+    return rf__cuda_pending_error(device, &place, stream);
+}
+
 rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embedding_bag_params *params,
                                    const rf_embedding_bag_schedule *schedule, void *stream) {
     rf_status status = RF_OK;
@@ -184,6 +195,7 @@ rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embed
                         "most %d are supported",
                         params->bags, blocks, INT32_MAX);
     }
+    const rf__cuda_error_place errors = error_place(device, params);
     arguments values = {.weight = params->weight,
                         .indices = params->indices,
                         .offsets = params->offsets,
@@ -196,8 +208,8 @@ rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embed
                         .output_pitch = params->output_stride * shape.element_bytes,
                         .padding_idx = params->padding_idx,
                         .mean_lookups = params->lookups / params->bags,
-                        .claimed = device->errors.claimed,
-                        .record = device->errors.record_on_device};
+                        .claimed = errors.claimed,
+                        .record = errors.record_on_device};
     while (complete.parts > 1 && (params->rows - 1) >> values.part_shift >= complete.parts)
         values.part_shift++;
     void *list[] = {&values};
@@ -225,7 +237,7 @@ rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
     RF_TRY(rf__check_embedding_bag(params));
     RF_TRY(check_limits(params));
     RF_TRY(rf__cuda_device_get(stream->device, &device));
-    if (params->check_bounds) RF_TRY(rf__cuda_pending_error(device, stream->stream));
+    if (params->check_bounds) RF_TRY(rf__embedding_bag_pending(device, params, stream->stream));
     RF_TRY(rf__cuda_enter(device));
     status = rf__embedding_bag_launch(device, params, schedule, stream->stream);
     rf__cuda_leave();

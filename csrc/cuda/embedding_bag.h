@@ -8,4 +8,8 @@
 rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embedding_bag_params *params,
                                    const rf_embedding_bag_schedule *schedule, void *stream);
 
+/* Raises what earlier calls with this table left. */
+rf_status rf__embedding_bag_pending(const rf__cuda_device *device, const rf_embedding_bag_params *params,
+                                    void *stream);
+
 #endif

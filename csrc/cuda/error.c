@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cuda/driver.h"
@@ -10,17 +11,20 @@
 rf_status rf__cuda_errors_new(const rf__cuda_driver *driver, rf__cuda_errors *errors) {
     rf_status status = RF_OK;
     rf__cu_stream stream = NULL;
-    void *record = NULL;
+    void *records = NULL;
+    const size_t bytes = RF__CUDA_ERROR_PLACES * sizeof *errors->records;
     memset(errors, 0, sizeof *errors);
-    RF__CUDA_TRY(driver->cuMemHostAlloc(&record, sizeof *errors->record,
+    errors->keys = calloc(RF__CUDA_ERROR_PLACES, sizeof *errors->keys);
+    if (errors->keys == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for the errors of a GPU");
+    RF__CUDA_TRY(driver->cuMemHostAlloc(&records, bytes,
                                         RF__CU_MEMHOSTALLOC_PORTABLE | RF__CU_MEMHOSTALLOC_DEVICEMAP));
-    errors->record = record;
-    memset(record, 0, sizeof *errors->record);
-    RF__CUDA_TRY(driver->cuMemHostGetDevicePointer_v2(&errors->record_on_device, record, 0));
-    RF__CUDA_TRY(driver->cuMemAlloc_v2(&errors->claimed, sizeof(uint32_t)));
+    errors->records = records;
+    memset(records, 0, bytes);
+    RF__CUDA_TRY(driver->cuMemHostGetDevicePointer_v2(&errors->records_on_device, records, 0));
+    RF__CUDA_TRY(driver->cuMemAlloc_v2(&errors->claimed, RF__CUDA_ERROR_PLACES * sizeof(uint32_t)));
     /* A stream of its own: the default one must not be used while others are captured. */
     RF__CUDA_TRY(driver->cuStreamCreate(&stream, RF__CU_STREAM_NON_BLOCKING));
-    RF__CUDA_TRY(driver->cuMemsetD32Async(errors->claimed, 0, 1, stream));
+    RF__CUDA_TRY(driver->cuMemsetD32Async(errors->claimed, 0, RF__CUDA_ERROR_PLACES, stream));
     RF__CUDA_TRY(driver->cuStreamSynchronize(stream));
 out:
     if (stream != NULL) (void)driver->cuStreamDestroy_v2(stream);
@@ -30,8 +34,42 @@ out:
 
 void rf__cuda_errors_free(const rf__cuda_driver *driver, rf__cuda_errors *errors) {
     if (errors->claimed != 0) (void)driver->cuMemFree_v2(errors->claimed);
-    if (errors->record != NULL) (void)driver->cuMemFreeHost(errors->record);
+    if (errors->records != NULL) (void)driver->cuMemFreeHost(errors->records);
+    free(errors->keys);
     memset(errors, 0, sizeof *errors);
+}
+
+/* Spreads every bit over all (the finaliser of a 64-bit hash). */
+static uint64_t mix(uint64_t value) {
+    value = (value ^ (value >> 32)) * 0x9e3779b97f4a7c15u;
+    value = (value ^ (value >> 29)) * 0xbf58476d1ce4e5b9u;
+    return value ^ (value >> 32);
+}
+
+/* Number of the place of a key, which is taken where it is new. */
+static uint32_t place_number(const rf__cuda_errors *errors, uint64_t key) {
+    enum { PROBES = 64 };
+    const uint32_t first = (uint32_t)(key % RF__CUDA_ERROR_PLACES);
+    for (uint32_t i = 0; i < PROBES; i++) {
+        const uint32_t at = (first + i) % RF__CUDA_ERROR_PLACES;
+        uint64_t owner = __atomic_load_n(&errors->keys[at], __ATOMIC_RELAXED);
+        if (owner == 0 && __atomic_compare_exchange_n(&errors->keys[at], &owner, key, false, __ATOMIC_RELAXED,
+                                                      __ATOMIC_RELAXED))
+            owner = key;
+        if (owner == key) return at;
+    }
+    return first;
+}
+
+rf__cuda_error_place rf__cuda_error_place_of(const rf__cuda_device *device, const void *weight,
+                                             uint64_t shape) {
+    const rf__cuda_errors *errors = &device->errors;
+    const uint64_t key = mix((uintptr_t)weight ^ mix(shape + 1));
+    const uint32_t at = place_number(errors, key != 0 ? key : 1);
+    return (rf__cuda_error_place){.claimed = errors->claimed + at * sizeof(uint32_t),
+                                  .record_on_device =
+                                      errors->records_on_device + at * sizeof *errors->records,
+                                  .record = &errors->records[at]};
 }
 
 static rf_status raise_record(const rf__cuda_error_record *record) {
@@ -43,7 +81,8 @@ static rf_status raise_record(const rf__cuda_error_record *record) {
     const char *operator_name = record->operator_name < sizeof operators / sizeof operators[0]
                                     ? operators[record->operator_name]
                                     : "an operator";
-    static const char when[] = "(found on the GPU by an earlier call, whose output is wrong)";
+    static const char when[] =
+        "(found on the GPU by an earlier call with these tables, whose output is wrong)";
     const char *argument = record->bag >= 0 ? "indices" : "rows";
     char place[80] = "";
     if (record->bag >= 0 && record->feature >= 0) {
@@ -77,39 +116,62 @@ static rf_status raise_record(const rf__cuda_error_record *record) {
         operator_name, record->position, record->value, place, record->limit, record->lookups, when);
 }
 
-/* The lock of taking a record, so that one thread raises it. A child, which has no CUDA, never comes here. */
+/* The lock of taking a record, so that one thread raises it; nothing waits under it. A child, which has no CUDA, never
+ * comes here. */
 static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
 
-rf_status rf__cuda_pending_error(const rf__cuda_device *device, void *stream) {
-    const rf__cuda_errors *errors = &device->errors;
-    if (__atomic_load_n(&errors->record->ready, __ATOMIC_ACQUIRE) == 0) return RF_OK;
+static bool is_ready(const rf__cuda_error_record *record) {
+    return __atomic_load_n(&record->ready, __ATOMIC_ACQUIRE) != 0;
+}
 
-    const rf__cuda_driver *driver = device->driver;
+/* Copies a record and frees its place; false where another thread was first. */
+static bool record_take(rf__cuda_error_record *record, rf__cuda_error_record *copy) {
+    pthread_mutex_lock(&taking);
+    const bool taken = is_ready(record);
+    if (taken) {
+        *copy = *record;
+        /* In this order: it is empty, and then a kernel may write the next one. */
+        __atomic_store_n(&record->ready, 0, __ATOMIC_RELEASE);
+        __atomic_store_n(&record->raised, copy->raised + 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&taking);
+    return taken;
+}
+
+rf_status rf__cuda_pending_error(const rf__cuda_device *device, const rf__cuda_error_place *place,
+                                 void *stream) {
+    if (!is_ready(place->record)) return RF_OK;
     rf_status status = RF_OK;
     rf__cuda_error_record record;
     rf__cu_capture_status capturing = RF__CU_STREAM_CAPTURE_STATUS_NONE;
     RF_TRY(rf__cuda_enter(device));
-    pthread_mutex_lock(&taking);
     /* It also fails where the default stream may not be asked because another is captured. */
-    if (driver->cuStreamIsCapturing(stream, &capturing) != RF__CU_SUCCESS ||
-        capturing != RF__CU_STREAM_CAPTURE_STATUS_NONE ||
-        __atomic_load_n(&errors->record->ready, __ATOMIC_ACQUIRE) == 0) {
-        goto taken;
-    }
-    record = *errors->record;
-    /* In this order: the word is free again, and then a kernel may write the next record. */
-    __atomic_store_n(&errors->record->ready, 0, __ATOMIC_RELEASE);
-    status = rf__cuda_status(driver->cuMemsetD32Async(errors->claimed, 0, 1, stream), "cuMemsetD32Async");
-    if (status != RF_OK) { /* CUDA itself is in trouble: the record stays for later */
-        __atomic_store_n(&errors->record->ready, 1, __ATOMIC_RELEASE);
-    } else {
+    if (device->driver->cuStreamIsCapturing(stream, &capturing) == RF__CU_SUCCESS &&
+        capturing == RF__CU_STREAM_CAPTURE_STATUS_NONE && record_take(place->record, &record))
         status = raise_record(&record);
-    }
-taken:
-    pthread_mutex_unlock(&taking);
     rf__cuda_leave();
 out:
     return status;
+}
+
+/* Raises the first record that there is, and says how many others are left. */
+static rf_status raise_first(const rf__cuda_device *device) {
+    rf__cuda_error_record record, *first = NULL;
+    int32_t more = 0;
+    for (int32_t i = 0; i < RF__CUDA_ERROR_PLACES; i++) {
+        rf__cuda_error_record *other = &device->errors.records[i];
+        if (!is_ready(other)) continue;
+        if (first == NULL)
+            first = other;
+        else
+            more++;
+    }
+    if (first == NULL || !record_take(first, &record)) return RF_OK;
+    const rf_status status = raise_record(&record);
+    if (more == 0) return status;
+    char text[1024];
+    snprintf(text, sizeof text, "%s", rf_last_error());
+    return rf__fail(status, "%s; calls with other tables left %d more: check again", text, (int)more);
 }
 
 rf_status rf_cuda_check(int32_t device_ordinal) {
@@ -118,12 +180,8 @@ rf_status rf_cuda_check(int32_t device_ordinal) {
     RF_TRY(rf__cuda_device_get(device_ordinal, &device));
     RF_TRY(rf__cuda_enter(device));
     status = rf__cuda_status(device->driver->cuCtxSynchronize(), "cuCtxSynchronize");
-    if (status == RF_OK) {
-        status = rf__cuda_pending_error(device, NULL);
-        /* Its word is free again before any other stream goes on. */
-        if (status != RF_OK) (void)device->driver->cuCtxSynchronize();
-    }
     rf__cuda_leave();
+    if (status == RF_OK) status = raise_first(device);
 out:
     return status;
 }

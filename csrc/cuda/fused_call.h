@@ -58,6 +58,10 @@ rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready 
                            const rf_fused_embedding_bag_params *params, void *workspace,
                            rf__cu_pointer cycles, void *stream);
 
+/* Raises what earlier calls with these tables left. */
+rf_status rf__fused_pending(const rf__cuda_device *device, const rf_fused_embedding_bag_params *params,
+                            void *stream);
+
 /* ---- fused_call.c for fused_ready.c */
 
 typedef struct rf__fused_kernel_slot {

@@ -63,6 +63,19 @@ static rf_status launch_others(const rf__cuda_device *device, const rf__fused_re
     return rf__cuda_launch_kernel(device, &launch, list);
 }
 
+static rf__cuda_error_place error_place(const rf__cuda_device *device,
+                                        const rf_fused_embedding_bag_params *params) {
+    const void *first = params->n_buffers > 0 ? params->buffers[0].data : NULL;
+    return rf__cuda_error_place_of(device, first,
+                                   (uint64_t)params->n_features << 32 | (uint64_t)params->output_dim);
+}
+
+rf_status rf__fused_pending(const rf__cuda_device *device, const rf_fused_embedding_bag_params *params,
+                            void *stream) {
+    const rf__cuda_error_place place = error_place(device, params);
+    return rf__cuda_pending_error(device, &place, stream);
+}
+
 rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready *ready,
                            const rf_fused_embedding_bag_params *params, void *workspace,
                            rf__cu_pointer cycles, void *stream) {
@@ -72,6 +85,7 @@ rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready 
     const rf__cu_pointer tasks = ready->mapping_on_device + sizeof(rf__fused_mapping);
     const rf__cu_pointer arrived =
         (uintptr_t)workspace + RF__FUSED_PLACE_BYTES * (uint64_t)ready->mapping.places;
+    const rf__cuda_error_place errors = error_place(device, params);
     arguments values = {
         .indices = (const char *)params->indices - lead * id_bytes,
         .offsets = params->offsets,
@@ -91,8 +105,8 @@ rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready 
         .partials = (uintptr_t)workspace,
         .arrived = arrived,
         .cycles = cycles,
-        .claimed = device->errors.claimed,
-        .record = device->errors.record_on_device};
+        .claimed = errors.claimed,
+        .record = errors.record_on_device};
     if (ready->map.kernel != NULL) {
         rf__fused_device_mapping made;
         RF_TRY(rf__fused_map_launch(device, &ready->map, params, workspace, stream, &made));
@@ -175,7 +189,7 @@ rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *param
     } else if (ready.workspace_bytes > 0) {
         RF_TRY(check_workspace(workspace, workspace_bytes, ready.workspace_bytes));
     }
-    if (params->check_bounds) RF_TRY(rf__cuda_pending_error(device, stream->stream));
+    if (params->check_bounds) RF_TRY(rf__fused_pending(device, params, stream->stream));
     RF_TRY(rf__cuda_enter(device));
     status = rf__fused_launch(device, &ready, params, workspace, 0, stream->stream);
     rf__cuda_leave();

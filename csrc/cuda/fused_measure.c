@@ -198,7 +198,7 @@ rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, doubl
     RF_TRY(rf__cuda_enter(device));
     mode = rf__cuda_capture_mode(device->driver, mode);
     status = timed ? measure_blocks(&store, work, result) : measure_sets(&store, work, result);
-    if (status == RF_OK) status = rf__cuda_pending_error(device, stream->stream);
+    if (status == RF_OK) status = rf__fused_pending(device, &work->batches[0], stream->stream);
     (void)rf__cuda_capture_mode(device->driver, mode);
     rf__cuda_leave();
 out:

@@ -66,6 +66,7 @@ out:
     if (to != NULL) (void)device->driver->cuEventDestroy_v2(to);
     if (from != NULL) (void)device->driver->cuEventDestroy_v2(from);
     if (entered) rf__cuda_leave();
-    if (status == RF_OK && device != NULL) status = rf__cuda_pending_error(device, stream->stream);
+    if (status == RF_OK && device != NULL)
+        status = rf__embedding_bag_pending(device, &work->batches[0], stream->stream);
     return status;
 }

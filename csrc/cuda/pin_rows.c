@@ -31,6 +31,11 @@ static rf_status describe(const void *key, const rf__cuda_device *device, rf__ke
     return RF_OK;
 }
 
+/* That of the table's own calls. */
+static rf__cuda_error_place error_place(const rf__cuda_device *device, const rf_pin_rows_params *params) {
+    return rf__cuda_error_place_of(device, params->weight, (uint64_t)params->rows);
+}
+
 rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_params *params, bool keep,
                               void *stream) {
     rf_status status = RF_OK;
@@ -48,6 +53,7 @@ rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_p
                         params->n_hot_rows, params->row_bytes);
     }
     blocks = (blocks + BLOCK - 1) / BLOCK;
+    const rf__cuda_error_place errors = error_place(device, params);
     arguments values = {.weight = params->weight,
                         .hot_rows = params->hot_rows,
                         .rows = params->rows,
@@ -55,8 +61,8 @@ rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_p
                         .row_pitch = params->row_pitch,
                         .n_hot_rows = params->n_hot_rows,
                         .lines = lines,
-                        .claimed = device->errors.claimed,
-                        .record = device->errors.record_on_device};
+                        .claimed = errors.claimed,
+                        .record = errors.record_on_device};
     void *list[] = {&values};
     const rf__cuda_launch launch = {.function = kernel->function,
                                     .blocks = (unsigned)blocks,
@@ -71,6 +77,7 @@ out:
 rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf_cuda_stream *stream) {
     rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
+    rf__cuda_error_place errors;
     int64_t bytes = 0;
     if (params->rows < 0 || params->row_bytes < 0 || params->row_pitch < 0 || params->n_hot_rows < 0 ||
         __builtin_mul_overflow(params->rows, params->row_pitch, &bytes) ||
@@ -87,7 +94,8 @@ rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf
                         (int)params->index_type);
     }
     RF_TRY(rf__cuda_device_get(stream->device, &device));
-    RF_TRY(rf__cuda_pending_error(device, stream->stream));
+    errors = error_place(device, params);
+    RF_TRY(rf__cuda_pending_error(device, &errors, stream->stream));
     RF_TRY(rf__cuda_enter(device));
     status = rf__pin_rows_launch(device, params, keep, stream->stream);
     rf__cuda_leave();

@@ -86,7 +86,7 @@ def embedding_bag(
         IndexError: an index outside the table (also a RuntimeError, as torch's).
 
     The GPU works behind the program's back: a bad index or offset found there counts as a row of zeros with
-    no gradient, and is raised by the next call on that device, or by :func:`check`.
+    no gradient, and is raised by the next call with that table, or by :func:`check`.
 
     Two calls on which torch raises an internal error give what they mean: ``[bags, 0]`` input, and a table
     of dim 0.
@@ -216,7 +216,7 @@ def fused_embedding_bag(
         ValueError, TypeError: a bad argument. IndexError: an index outside its table; names feature and bag.
 
     A bad index or offset found on a GPU counts as a row of zeros with no gradient, and is raised by the next
-    call on that device, or by :func:`check`.
+    call with these tables, or by :func:`check`.
 
     Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features).
     """
@@ -249,9 +249,13 @@ def fused_embedding_bag(
 def check(device: torch.device | str | int | None = None) -> None:
     """Waits for a CUDA device, and raises what recfuse's kernels have found wrong there.
 
-    On the GPU a bad index or offset does no harm, and is found after the call that brought it has returned:
-    it is raised by the next call on that device, or here. On the CPU the call itself raises, and there is
-    nothing to do.
+    On the GPU a bad index or offset does no harm: its row counts as zero, so its bag's output is wrong. It
+    is found after the call that brought it has returned, since no call waits for the GPU. The next call with
+    the same table, or the same collection, raises it instead of running, on whatever stream it comes; calls
+    of other models run. Of one table the first error is kept until it is raised. What nobody has raised comes
+    here, one error a call, whose text says how many other tables left one too: call it again until it
+    returns. A replay of a CUDA graph leaves its errors in the same way. Do not call it while a stream is
+    captured. On the CPU the call itself raises, and there is nothing to do.
 
     Args:
         device: a CUDA device; by default the current one.

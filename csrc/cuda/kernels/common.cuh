@@ -1,4 +1,4 @@
-/* What all kernels share: vectors of a table's elements, their sums in float32, the error word.
+/* What all kernels share: vectors of a table's elements, their sums in float32, records of errors.
  *
  * Included by NVRTC from memory, and by nvcc and editors from this folder; needs no other header. */
 #ifndef RECFUSE_COMMON_CUH
@@ -131,8 +131,10 @@ struct rf_error_record {
     rf_u32 ready, kind, operator_name;
     int feature;
     rf_i64 position, bag, value, limit, lookups;
+    rf_u32 raised, unused;
 };
 
+/* Where these tables' calls leave an offender. */
 struct rf_errors {
     rf_u32 *claimed;
     rf_error_record *record;
@@ -147,8 +149,9 @@ struct rf_offender {
 /* In line, because a call would cost the caller registers on its hot path. */
 template <rf_u32 OPERATOR = RF_EMBEDDING_BAG>
 RF_INLINE void rf_report(const rf_errors &errors, const rf_offender &found, int feature = -1) {
-    if (atomicCAS(errors.claimed, 0u, 1u) != 0u) return;
     volatile rf_error_record *record = errors.record;
+    const rf_u32 raised = record->raised;
+    if (atomicCAS(errors.claimed, raised, raised + 1u) != raised) return;
     record->kind = found.kind;
     record->operator_name = OPERATOR;
     record->feature = feature;

@@ -100,7 +100,7 @@ class FusedEmbeddingBagCollection(PackedModule):
       result as ``mapping``.
 
     A bad index or offset found on the GPU counts as a row of zeros with no gradient; it is raised by the next
-    call on that device, or by :func:`recfuse.check`.
+    call with these tables, or by :func:`recfuse.check`.
 
     New tables are drawn from a normal distribution, padding rows are zero, as in torch.nn.EmbeddingBag.
 
