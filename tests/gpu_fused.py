@@ -38,7 +38,7 @@ class Fused:
 
     def __init__(self, problem: Problem, lead: int = 0, schedules: Any = None, warps: int = 0) -> None:
         self.problem = problem
-        self.buffers = [shifted(buffer, lead) for buffer in problem.buffers]
+        self.weights = [shifted(weight, lead) for weight in problem.weights]
         if schedules is not None:
             schedules = torch.as_tensor(schedules, dtype=torch.int32)
         self.schedules, self.warps = schedules, warps
@@ -46,12 +46,12 @@ class Fused:
     @property
     def output_dtype(self) -> torch.dtype:
         """Of the result."""
-        dtypes = {buffer.dtype for buffer in self.buffers}
+        dtypes = {buffer.dtype for buffer in self.weights}
         return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
     def call(self) -> tuple[Any, ...]:
         """As the functions of `_C` take it."""
-        buffers = [(one.data_ptr(), one.numel(), DTYPES.index(one.dtype)) for one in self.buffers]
+        buffers = [(one.data_ptr(), one.numel(), DTYPES.index(one.dtype)) for one in self.weights]
         code = DTYPES.index(self.output_dtype)
         return buffers, self.problem.rows.numpy(), code, self.problem.output_dim
 
@@ -80,7 +80,7 @@ class Fused:
         """The operator on the device; tensors that are not there yet are moved."""
         moved = [None if one is None else one.to(gpu.DEVICE) for one in (indices, offsets, factors)]
         arguments = {
-            "weights": self.buffers, "features": self.problem.rows, "indices": moved[0], "offsets": moved[1],
+            "weights": self.weights, "features": self.problem.rows, "indices": moved[0], "offsets": moved[1],
             "output_dim": self.problem.output_dim, "per_sample_weights": moved[2],
             "schedules": self.schedules, "warps": self.warps,
         }  # fmt: skip
@@ -89,7 +89,7 @@ class Fused:
     def check(self, got: Tensor, indices: Tensor, offsets: Tensor, factors: Tensor | None = None) -> None:
         """Compares with the reference on the CPU."""
         problem, bags = self.problem, (offsets.numel() - 1) // max(len(self.problem.features), 1)
-        assert got.dtype == self.output_dtype and got.device == self.buffers[0].device
+        assert got.dtype == self.output_dtype and got.device == self.weights[0].device
         assert got.is_contiguous() and got.shape == (bags, problem.output_dim)
         want = problem.expected(indices, offsets, factors)
         magnitude = problem.expected(

@@ -20,11 +20,11 @@ DIMS = (4, 8, 17, 64, 300)
 
 
 class Copied(Fused):
-    """Buffers come by one copy from the CPU, which initcheck sees."""
+    """Weights come by one copy from the CPU, which initcheck sees."""
 
     def __init__(self, problem: Problem, schedules: object = None, warps: int = 0) -> None:
         super().__init__(problem, 0, schedules, warps)
-        self.buffers = [buffer.to("cuda") for buffer in problem.buffers]
+        self.weights = [weight.to("cuda") for weight in problem.weights]
 
 
 def problems() -> Iterator[tuple[Copied, bool]]:

@@ -78,20 +78,9 @@ def test_opcheck_fused_embedding_bag(gradients):
     ):
         indices, offsets = problem.lookups(4)
         factors = torch.rand(indices.numel()) if not problem.rows[:, 4].any() else None
-        sample = (problem.buffers, problem.rows, indices, offsets, problem.output_dim, factors, sparse)
+        sample = (problem.weights, problem.rows, indices, offsets, problem.output_dim, factors, sparse)
         opcheck(OPERATORS.fused_embedding_bag.default, with_gradients(sample, gradients))
         opcheck(OPERATORS.fused_embedding_bag.default, with_gradients(sample[:5], gradients))
-
-
-def test_opcheck_fused_tables():
-    for sparse in (False, True):
-        collection = FusedEmbeddingBagCollection(
-            [Table(9, 4), Table(5, 4, mode="mean"), Table(4, 7)], sparse=sparse
-        )
-        packed = collection._packed
-        indices, offsets = ragged(4, 12, 3)
-        call = packed.buffers, packed.features, indices, offsets, packed.output_dim, None
-        opcheck(OPERATORS.fused_tables.default, (packed.weights, *call, sparse, False))
 
 
 def test_fakes_raise_where_the_kernel_would():
@@ -144,7 +133,7 @@ def test_compiled_operator_without_gradients():
     @torch.compile(fullgraph=True, dynamic=True, backend=counter)
     def compiled(indices, offsets):
         return (
-            OPERATORS.fused_embedding_bag(problem.buffers, problem.rows, indices, offsets, problem.output_dim)
+            OPERATORS.fused_embedding_bag(problem.weights, problem.rows, indices, offsets, problem.output_dim)
             * 2
         )
 

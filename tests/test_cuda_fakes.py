@@ -1,25 +1,18 @@
 """What Python does with CUDA tensors, as far as a machine without a GPU can show it.
 
-Fake tensors refuse to be mixed over devices. The gradients for the GPU run on any device.
+Fake tensors refuse to be mixed over devices.
 """
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import recfuse
-from conftest import ragged
-from recfuse import _backward, _backward_cuda
-from recfuse._backward import MAX, MEAN, SUM
 from recfuse.nn import FusedEmbeddingBagCollection
 from recfuse.nn.table_list import _gathered, _moved_on_gpu
 from recfuse.ops import _renormalise
-
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
 @pytest.fixture
@@ -110,76 +103,3 @@ def test_a_bad_index_never_reaches_the_renorm(columns):
         (torch.empty(0, dtype=torch.int64), want),
     ):
         _renormalise(weight.as_subclass(OnCuda), indices, 0.5, 2.0, "on")
-
-
-def problems():
-    """Calls with empty bags, lookups behind the last offset, strided integers and padding."""
-    for dtype, last, padding_idx in itertools.product(TOLERANCE, (False, True), (-1, 0, 8)):
-        indices, offsets = ragged(9, 12, 5, torch.int32 if last else torch.int64)
-        if last:
-            indices = torch.cat((indices, indices[:2]))
-        else:
-            offsets = offsets[:-1]
-        yield torch.randn(9, 3).to(dtype), torch.randn(12, 3).to(dtype), indices, offsets, last, padding_idx
-
-
-def close(ours, theirs):
-    tolerance = TOLERANCE[theirs.dtype]
-    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("pooling", (SUM, MEAN, MAX))
-def test_dense_gradients_for_the_gpu_are_those_of_the_cpu(pooling):
-    for weight, grad, indices, offsets, last, padding_idx in problems():
-        for factors in (None, torch.randn(len(indices)).to(grad.dtype)) if pooling == SUM else (None,):
-            options = (grad, weight, 9, indices, offsets, factors, pooling, last, padding_idx, False)
-            close(_backward_cuda.dense_weight_grad(*options), _backward.dense_weight_grad(*options))
-
-
-@pytest.mark.parametrize("pooling", (SUM, MEAN))
-def test_sparse_gradients_for_the_gpu_are_those_of_the_cpu(pooling):
-    for _, grad, indices, offsets, last, padding_idx in problems():
-        for factors in (None, torch.randn(len(indices)).to(grad.dtype)) if pooling == SUM else (None,):
-            options = (grad, 9, indices, offsets, factors, pooling, last, padding_idx, False)
-            ours, theirs = (one.sparse_weight_grad(*options) for one in (_backward_cuda, _backward))
-            close(ours.to_dense(), theirs.to_dense())
-            assert ours._nnz() <= theirs._nnz()
-
-
-def test_sample_weight_gradients_for_the_gpu_are_those_of_the_cpu(monkeypatch):
-    monkeypatch.setattr(_backward_cuda, "_CHUNK", 7)
-    for weight, grad, indices, offsets, last, padding_idx in problems():
-        options = (grad, weight, indices, offsets, last, padding_idx)
-        close(_backward_cuda.sample_weights_grad(*options), _backward.sample_weights_grad(*options))
-
-
-@pytest.mark.parametrize("rows", (0, 1, 5))
-@pytest.mark.parametrize("last", (False, True))
-def test_bad_contents_have_no_gradient(rows, last):
-    """ATen raises on the CPU what it asserts on the GPU: nothing may be raised here."""
-    for _ in range(50):
-        indices, offsets = torch.randint(-4, rows + 5, (11,)), torch.randint(-4, 16, (4 + last,))
-        weight, grad = torch.randn(rows, 3), torch.randn(4, 3)
-        bad = (indices < 0) | (indices >= rows)
-        for pooling in (SUM, MEAN, MAX):
-            options = (indices, offsets, None, pooling, last, -1, False)
-            assert _backward_cuda.dense_weight_grad(grad, weight, rows, *options).isfinite().all()
-            if pooling != MAX:
-                assert _backward_cuda.sparse_weight_grad(grad, rows, *options)._nnz() <= int((~bad).sum())
-        found = _backward_cuda.sample_weights_grad(grad, weight, indices, offsets, last, -1)
-        assert not found[bad].any()
-
-
-def test_a_bad_lookup_adds_no_nan():
-    grad, indices = torch.tensor([[1.0], [torch.nan]]), torch.tensor([2, 0, 7])
-    options = (indices, torch.tensor([0, 2]), None, SUM, False, -1, False)
-    found = _backward_cuda.dense_weight_grad(grad, None, 3, *options)
-    assert found.tolist() == [[1.0], [0.0], [1.0]]
-
-
-def test_the_same_row_wins_a_maximum_of_equals():
-    weight, grad = torch.ones(4, 2), torch.ones(1, 2)
-    options = (grad, weight, 4, torch.tensor([3, 1, 3, 2]), torch.tensor([0]), None, MAX, False, -1, False)
-    assert (
-        _backward_cuda.dense_weight_grad(*options).tolist() == _backward.dense_weight_grad(*options).tolist()
-    )

@@ -52,7 +52,7 @@ class Groups:
     def winners(self, indices, offsets):
         if not any(feature.mode == "max" for feature in self.features):
             return None
-        return _ops.fused_embedding_bag_winners(self.weights, self.rows, indices, offsets)
+        return _ops.fused_embedding_bag_winners(self.weights, self.rows, indices, offsets, self.output_dim)
 
     def dense(self, grad, indices, offsets, factors=None, dtypes=None, by_freq=False):
         winners = self.winners(indices, offsets)

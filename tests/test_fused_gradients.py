@@ -1,97 +1,111 @@
-"""Gradients of fused calls as the GPU computes them, here on the CPU: against those of the CPU itself."""
+"""Gradients as the GPU computes them, here on the CPU: against the C kernels."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from recfuse import _backward_cuda, _fused_backward_cuda
-from recfuse._fused_backward import FusedLayout, slot_weights
-from reference import Feature
-from test_fused_embedding_bag import Problem, every_mode
+import recfuse  # noqa: F401  (loads the operators)
+from recfuse import _backward
+from reference import DTYPES, Feature
+from test_fused_backward import Groups
 
-DIMS = ((4, 8, 3, 8, 0, 4), (8, 8, 8))
-WAITS = (True, False)
-
-
-@pytest.fixture(params=WAITS, ids=("waiting", "captured"))
-def _waits(request, monkeypatch):
-    """As while a graph is captured, or not."""
-    monkeypatch.setattr(_fused_backward_cuda, "_capturing", lambda device: not request.param)
-    return request.param
+_ops = torch.ops.recfuse
+GRADIENTS = ("shared", "weighted", "modes")
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
-def problem_of(dims, kind):
-    specs = [(9 + number, dim, torch.float32) for number, dim in enumerate(dims)]
-    if kind == "modes":
-        return Problem(specs, every_mode(specs))
-    modes = ("sum",) if kind == "weighted" else ("sum", "mean")
-    order = [number for number in (0, 2, 1, 0, *range(3, len(dims)), 2)]
-    features = [Feature(n, modes[place % len(modes)], (None, 1)[place % 2]) for place, n in enumerate(order)]
-    return Problem(specs, features)
+def problem_of(kind, dtype=torch.float32):
+    """Tables of several dims, one of no columns, one of no rows, some with several features."""
+    groups = [(dtype, 4, (9, 7, 12)), (dtype, 8, (5, 11)), (dtype, 3, (6, 0)), (dtype, 0, (3,))]
+    modes = {"weighted": ("sum",), "shared": ("sum", "mean"), "modes": ("sum", "max", "mean")}[kind]
+    order = (0, 2, 1, 0, 3, 4, 5, 7, 2, 3, 6)
+    return Groups(
+        groups, [Feature(n, modes[at % len(modes)], (None, 1)[at % 2]) for at, n in enumerate(order)]
+    )
 
 
-def tensors_of(problem, kind, bags=6):
-    indices, offsets = problem.lookups(bags)
+def given_of(problem, kind, bags=6, integer=torch.int64):
+    indices, offsets = problem.lookups(bags, integer=integer)
     factors = torch.rand(indices.numel()) if kind == "weighted" else None
-    layout = FusedLayout(problem.rows)
-    grad = torch.randn(bags, problem.output_dim)
-    return layout, grad, indices, offsets, factors, slot_weights(layout, problem.buffers)
+    return torch.randn(bags, problem.output_dim).to(problem.weights[0].dtype), indices, offsets, factors
 
 
-@pytest.mark.parametrize("dims", DIMS, ids=str)
-@pytest.mark.parametrize("kind", ("shared", "weighted", "modes"))
-def test_dense(dims, kind, _waits):
-    problem = problem_of(dims, kind)
-    for bags in (1, 6):
-        layout, *given, weights = tensors_of(problem, kind, bags)
-        got = _fused_backward_cuda.dense_grads(problem.rows, *given, weights)[1]
-        for one, other in zip(got, layout.dense_grads(*given, weights), strict=True):
-            torch.testing.assert_close(one, other)
+def both(problem, grad, indices, offsets, factors, ends=None, kept=None):
+    """Calls each gradient as ATen computes it, and the C kernel; that one with only the good lookups, where
+    there are bad ones (`kept`: which, `ends`: their offsets).
+    """
+    c_indices, c_offsets, c_factors = indices, offsets, factors
+    if kept is not None:
+        c_indices, c_offsets, c_factors = indices[kept], ends, None if factors is None else factors[kept]
+    winners = problem.winners(c_indices, c_offsets)
+    found = winners
+    if winners is not None:
+        found = _backward.winners(problem.weights, problem.rows, indices, offsets, problem.output_dim)
+        assert torch.equal(found, winners)
+    for group, weight in enumerate(problem.weights):
+        rest = group, *weight.shape, DTYPES.index(weight.dtype)
+        close = {"rtol": TOLERANCE[weight.dtype], "atol": TOLERANCE[weight.dtype]}
+        ours = _backward.weight_grad(grad, problem.rows, indices, offsets, *rest, factors, found)
+        theirs = _ops.fused_embedding_bag_backward(
+            grad, problem.rows, c_indices, c_offsets, *rest, c_factors, winners
+        )
+        torch.testing.assert_close(ours, theirs, **close)
+        if winners is None:
+            ours = _backward.sparse_weight_grad(grad, problem.rows, indices, offsets, *rest, factors, None)
+            theirs = _ops.fused_embedding_bag_sparse_backward(
+                grad, problem.rows, c_indices, c_offsets, *rest, c_factors, None
+            )
+            assert torch.equal(ours[0], theirs[0])
+            torch.testing.assert_close(ours[1], theirs[1], **close)
+    if factors is not None:
+        ours = _backward.sample_weights_grad(grad, problem.weights, problem.rows, indices, offsets)
+        theirs = _ops.fused_embedding_bag_sample_weights_backward(
+            grad, problem.weights, problem.rows, c_indices, c_offsets
+        )
+        want = theirs if kept is None else torch.zeros_like(ours).index_put((kept,), theirs)
+        torch.testing.assert_close(ours, want, **close)
 
 
-@pytest.mark.parametrize("dims", DIMS, ids=str)
-@pytest.mark.parametrize("kind", ("shared", "weighted"))
-def test_sparse(dims, kind):
-    problem = problem_of(dims, kind)
-    layout, *given, _ = tensors_of(problem, kind)
-    got = _fused_backward_cuda.sparse_grads(problem.rows, *given)[1]
-    for one, other in zip(got, layout.sparse_grads(*given), strict=True):
-        assert torch.equal(one[0], other[0])
-        torch.testing.assert_close(one[1], other[1])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", GRADIENTS)
+def test_they_agree(kind, dtype, monkeypatch):
+    monkeypatch.setattr(_backward, "_CHUNK", 7)
+    problem = problem_of(kind, dtype)
+    for bags, integer in ((1, torch.int64), (6, torch.int32)):
+        both(problem, *given_of(problem, kind, bags, integer))
 
 
-@pytest.mark.parametrize("dims", DIMS, ids=str)
-@pytest.mark.parametrize("chunk", (7, 1 << 16))
-def test_sample_weights(dims, chunk, _waits, monkeypatch):
-    monkeypatch.setattr(_backward_cuda, "_CHUNK", chunk)
-    problem = problem_of(dims, "weighted")
-    layout, grad, indices, offsets, _, weights = tensors_of(problem, "weighted")
-    got = _fused_backward_cuda.sample_weights_grad(problem.rows, grad, indices, offsets, weights)
-    torch.testing.assert_close(got, layout.sample_weights_grad(grad, indices, offsets, weights))
+def test_one_group_of_one_table():
+    problem = Groups([(torch.float32, 5, (8,))], [Feature(0, "mean", 2)])
+    both(problem, *given_of(problem, "shared"))
 
 
-@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
-def test_half_precision(dtype):
-    problem = problem_of(DIMS[0], "shared")
-    layout, grad, indices, offsets, _, weights = tensors_of(problem, "shared")
-    grad = grad.to(dtype)
-    got = _fused_backward_cuda.dense_grads(problem.rows, grad.float(), indices, offsets, None, weights)[1]
-    want = layout.dense_grads(grad, indices, offsets, None, weights)
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+@pytest.mark.parametrize("kind", GRADIENTS)
+def test_strided_lookups(kind):
+    problem = problem_of(kind)
+    grad, indices, offsets, factors = given_of(problem, kind)
+    indices, offsets = (torch.stack((one, one + 10**6), 1)[:, 0] for one in (indices, offsets))
+    both(problem, grad.t().contiguous().t(), indices, offsets, factors)
+
+
+@pytest.mark.parametrize("lookups", (0, 5))
+def test_nothing(lookups):
+    problem = problem_of("modes")
+    for bags in (0, 3):
+        offsets = torch.zeros(len(problem.features) * bags + 1, dtype=torch.int64)
+        indices = torch.zeros(lookups, dtype=torch.int64)
+        both(problem, torch.randn(bags, problem.output_dim), indices, offsets, None, offsets, slice(0))
 
 
 def test_a_mean_of_more_lookups_than_float16_has():
-    problem = Problem([(5, 4, torch.float16)], [Feature(0, "mean", None)])
     count = 70_000
-    given = torch.full((1, 4), 8.0, dtype=torch.float16), torch.ones(count, dtype=torch.int64)
-    offsets = torch.tensor([0, count])
-    for found in (
-        FusedLayout(problem.rows).sparse_grads(*given, offsets, None),
-        _fused_backward_cuda.sparse_grads(problem.rows, *given, offsets, None)[1],
-    ):
-        torch.testing.assert_close(found[0][1], torch.full((count, 4), 8 / count, dtype=torch.float16))
+    features, offsets = torch.tensor([[0, 0, count, 4, _backward.MEAN, -1, 0]]), torch.tensor([0, count])
+    grad = torch.full((1, 4), 8.0, dtype=torch.float16)
+    found = _backward.weight_grad(
+        grad, features, torch.arange(count), offsets, 0, count, 4, DTYPES.index(grad.dtype), None, None
+    )
+    torch.testing.assert_close(found, torch.full((count, 4), 8 / count, dtype=torch.float16))
 
 
 BAD = {
@@ -106,62 +120,58 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("kind", ("shared", "weighted", "modes"))
-def test_what_is_bad_does_not_count(name, kind, _waits):
+@pytest.mark.parametrize("kind", GRADIENTS)
+def test_what_is_bad_does_not_count(name, kind):
     """The same as if the bad lookups, or all those of bags with bad offsets, were not there."""
-    problem = problem_of(DIMS[0], kind)
-    layout, grad, indices, offsets, factors, weights = tensors_of(problem, kind)
-    bags, lookups = 6, indices.numel()
-    bad_indices, bad_offsets = indices.clone(), offsets.clone()
-    BAD[name](bad_indices, bad_offsets)
+    problem = problem_of(kind)
+    bags = 6
+    grad, indices, offsets, factors = given_of(problem, kind, bags)
+    lookups = indices.numel()
+    BAD[name](indices, offsets)
     keep, lengths = [], []
     for bag in range(bags * len(problem.features)):
-        begin, end = bad_offsets[bag].item(), bad_offsets[bag + 1].item()
+        begin, end = offsets[bag].item(), offsets[bag + 1].item()
         good = 0 <= begin <= end <= lookups and (bag or begin == 0)
-        rows = problem.tables[problem.features[bag // bags].table].shape[0]
-        own = [at for at in range(begin, end) if 0 <= bad_indices[at] < rows] if good else []
+        rows = problem.places[problem.features[bag // bags].table][2]
+        own = [at for at in range(begin, end) if 0 <= indices[at] < rows] if good else []
         keep += own
         lengths.append(len(own))
-    kept = torch.tensor(keep, dtype=torch.int64)
-    ends = torch.tensor([0, *lengths]).cumsum(0)
-    left = None if factors is None else factors[kept]
-    got = _fused_backward_cuda.dense_grads(problem.rows, grad, bad_indices, bad_offsets, factors, weights)[1]
-    want = layout.dense_grads(grad, indices[kept], ends, left, weights)
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other)
-    if kind == "modes":
-        return
-    got = _fused_backward_cuda.sparse_grads(problem.rows, grad, bad_indices, bad_offsets, factors)[1]
-    for one, other in zip(got, layout.sparse_grads(grad, indices[kept], ends, left), strict=True):
-        assert torch.equal(one[0], other[0])
-        torch.testing.assert_close(one[1], other[1])
-    if kind == "weighted":
-        got = _fused_backward_cuda.sample_weights_grad(problem.rows, grad, bad_indices, bad_offsets, weights)
-        want = torch.zeros(lookups)
-        want[kept] = layout.sample_weights_grad(grad, indices[kept], ends, weights)
-        torch.testing.assert_close(got, want)
+    both(
+        problem, grad, indices, offsets, factors,
+        torch.tensor([0, *lengths]).cumsum(0), torch.tensor(keep, dtype=torch.int64),
+    )  # fmt: skip
 
 
-def test_nothing(_waits):
-    problem = problem_of(DIMS[0], "modes")
-    weights = slot_weights(FusedLayout(problem.rows), problem.buffers)
-    for bags in (0, 3):
-        offsets = torch.zeros(len(problem.features) * bags + 1, dtype=torch.int64)
-        given = problem.rows, torch.randn(bags, problem.output_dim), offsets[:0], offsets
-        for one, table in zip(
-            _fused_backward_cuda.dense_grads(*given, None, weights)[1], weights, strict=True
-        ):
-            assert torch.equal(one, torch.zeros_like(table))
-        assert _fused_backward_cuda.sample_weights_grad(*given, weights).shape == (0,)
-    sums = problem_of(DIMS[0], "shared")
-    offsets = torch.zeros(len(sums.features) * 3 + 1, dtype=torch.int64)
-    found = _fused_backward_cuda.sparse_grads(
-        sums.rows, torch.randn(3, sums.output_dim), offsets[:0], offsets, None
-    )[1]
-    assert [values.shape for _, values in found] == [(0, slot.dim) for slot in FusedLayout(sums.rows).slots]
+@pytest.mark.parametrize("rows", (0, 1, 5))
+def test_any_contents_have_a_finite_gradient(rows):
+    """ATen raises on the CPU what it asserts on the GPU: nothing may be raised here."""
+    for _ in range(50):
+        indices, offsets = torch.randint(-4, rows + 5, (11,)), torch.randint(-4, 16, (5,))
+        weight, grad = torch.randn(rows, 3), torch.randn(4, 3)
+        bad = (indices < 0) | (indices >= rows)
+        for pooling in (_backward.SUM, _backward.MEAN, _backward.MAX):
+            features = torch.tensor([[0, 0, rows, 3, pooling, -1, 0]])
+            call = features, indices, offsets
+            winners = _backward.winners([weight], *call, 3)
+            assert ((winners >= -1) & (winners < max(rows, 1))).all()
+            assert _backward.weight_grad(grad, *call, 0, rows, 3, 0, None, winners).isfinite().all()
+            found = _backward.sparse_weight_grad(grad, *call, 0, rows, 3, 0, None, None)[0]
+            assert len(found) <= int((~bad).sum())
+        features[0, 4] = _backward.SUM
+        assert not _backward.sample_weights_grad(grad, [weight], features, indices, offsets)[bad].any()
 
 
-def test_sparse_gradients_of_max_are_refused():
-    problem = Problem([(9, 4, torch.float32)], [Feature(0, "max", None)])
-    with pytest.raises(ValueError, match="sparse"):
-        _fused_backward_cuda.sparse_grads(problem.rows, torch.randn(3, 4), *problem.lookups(3), None)
+def test_a_bad_lookup_adds_no_nan():
+    features, grad = torch.tensor([[0, 0, 3, 1, 0, -1, 0]]), torch.tensor([[1.0], [torch.nan]])
+    call = features, torch.tensor([2, 0, 7]), torch.tensor([0, 2, 3])
+    assert _backward.weight_grad(grad, *call, 0, 3, 1, 0, None, None).tolist() == [[1.0], [0.0], [1.0]]
+
+
+def test_by_frequency():
+    problem = problem_of("shared")
+    grad, indices, offsets, _ = given_of(problem, "shared")
+    for group, weight in enumerate(problem.weights):
+        rest = problem.rows, indices, offsets, group, *weight.shape, 0, None, None, True
+        ours = _backward.sparse_weight_grad(grad, *rest)
+        theirs = _ops.fused_embedding_bag_sparse_backward(grad, *rest)
+        assert torch.equal(ours[0], theirs[0])

@@ -231,7 +231,7 @@ def test_one_bag_of_a_million_lookups(split: int) -> None:
     problem = Problem([(5000, 16, FLOAT32), (7, 4, FLOAT32)])
     for table, place in zip(problem.tables, problem.places, strict=True):
         table.copy_(torch.randint(0, 8, table.shape))
-        problem.buffers[0][place[1] : place[1] + table.numel()] = table.reshape(-1)
+        problem.weights[place[0]].view(-1)[place[1] : place[1] + table.numel()] = table.reshape(-1)
     one = Fused(problem, schedules=rows)
     for lengths in ([10**6, 0, 7], [10**6]):
         indices, offsets = bags_of([lengths, [1] * len(lengths)], [5000, 7])
@@ -266,7 +266,7 @@ def test_nan_and_infinity(dtype: torch.dtype) -> None:
     problem = Problem([(12, 24, dtype)] * 3, features)
     for table, place in zip(problem.tables, problem.places, strict=True):
         table.copy_(special[torch.randint(0, 8, (12, 24))])
-        problem.buffers[0][place[1] : place[1] + table.numel()] = table.reshape(-1)
+        problem.weights[place[0]].view(-1)[place[1] : place[1] + table.numel()] = table.reshape(-1)
     one = Fused(problem)
     for longest in (1, 3, 9):
         indices, offsets = problem.lookups(60, longest)
@@ -420,6 +420,6 @@ def test_the_python_function_takes_schedules_and_mappings() -> None:
     want = one.run(*moved)
     for options in ({}, {"mapping": one.map(offsets)}, {"bounds_check": "off"}, {"prefetch_distance": 3}):
         got = recfuse.fused_embedding_bag(
-            one.buffers, one.problem.rows, *moved, one.problem.output_dim, schedules=one.schedules, **options
+            one.weights, one.problem.rows, *moved, one.problem.output_dim, schedules=one.schedules, **options
         )
         assert torch.equal(got, want)

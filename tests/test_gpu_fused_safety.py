@@ -47,7 +47,7 @@ def ones(mode: str = "sum") -> Problem:
     )
     for table, place in zip(problem.tables, problem.places, strict=True):
         table.copy_(torch.arange(1.0, table.shape[0] + 1)[:, None].expand_as(table))
-        problem.buffers[0][place[1] : place[1] + table.numel()] = table.reshape(-1)
+        problem.weights[place[0]].view(-1)[place[1] : place[1] + table.numel()] = table.reshape(-1)
     return problem
 
 
@@ -311,7 +311,7 @@ def test_nothing_is_read_or_written_around_the_tensors(lead: int) -> None:
     problem = Problem(specs, [*features, *every_mode(specs)[-1:]], lead=lead, gap=7)
     for table, place in zip(problem.tables, problem.places, strict=True):
         table[0] = torch.nan
-        problem.buffers[0][place[1] : place[1] + table.shape[1]] = torch.nan
+        problem.weights[place[0]].view(-1)[place[1] : place[1] + table.shape[1]] = torch.nan
     problem.features[-1] = Feature(2, "sum", 0)
     problem.rows[-1, 5] = 0
     one = Fused(problem, lead)

@@ -134,7 +134,7 @@ def ones() -> Fused:
     problem = Problem([(16, 4, FLOAT32), (24, 4, FLOAT32)], lead=32, gap=32)
     for table, place in zip(problem.tables, problem.places, strict=True):
         table.copy_(torch.arange(1.0, table.shape[0] + 1)[:, None].expand_as(table))
-        problem.buffers[0][place[1] : place[1] + table.numel()] = table.reshape(-1)
+        problem.weights[place[0]].view(-1)[place[1] : place[1] + table.numel()] = table.reshape(-1)
     return staged(problem)
 
 

@@ -99,7 +99,7 @@ def test_gradients_are_those_of_the_cpu(sparse: bool, kind: str) -> None:
 
 
 @pytest.mark.parametrize("sparse", (False, True))
-def test_gradients_of_buffers_agree_with_the_cpu(sparse: bool) -> None:
+def test_gradients_of_weights_agree_with_the_cpu(sparse: bool) -> None:
     """Of the bare operator, with tables of several dtypes."""
     specs = [(9, 4, torch.float32), (5, 8, torch.bfloat16), (7, 4, torch.float32), (3, 0, torch.float32)]
     modes = ("mean", "sum", "mean", "sum") if sparse else ("mean", "max", "sum", "max")
@@ -109,10 +109,10 @@ def test_gradients_of_buffers_agree_with_the_cpu(sparse: bool) -> None:
     indices, offsets = problem.lookups(12)
     grads = []
     for device in (gpu.DEVICE, torch.device("cpu")):
-        buffers = [buffer.to(device).requires_grad_() for buffer in problem.buffers]
-        out = problem.run(indices.to(device), offsets.to(device), buffers=buffers, sparse=sparse)
+        weights = [weight.to(device).requires_grad_() for weight in problem.weights]
+        out = problem.run(indices.to(device), offsets.to(device), weights=weights, sparse=sparse)
         (out * torch.arange(out.numel(), device=device).view(out.shape).cos()).sum().backward()
-        grads.append([buffer.grad for buffer in buffers])
+        grads.append([weight.grad for weight in weights])
     for ours, theirs in zip(*grads, strict=True):
         assert ours.is_sparse == sparse and ours.dtype == theirs.dtype
         torch.testing.assert_close(ours.to_dense().cpu(), theirs.to_dense(), rtol=5e-2, atol=5e-2)
@@ -157,7 +157,7 @@ def test_opcheck(gradients: bool) -> None:
     for problem, sparse in ((Problem(specs), False), (Problem(specs), True),
                             (Problem(specs, every_mode(specs)), False)):  # fmt: skip
         indices, offsets = moved(problem.lookups(4))
-        sample = (moved(problem.buffers), problem.rows, indices, offsets, problem.output_dim, None, sparse)
+        sample = (moved(problem.weights), problem.rows, indices, offsets, problem.output_dim, None, sparse)
         opcheck(OPS.fused_embedding_bag.default, with_gradients(sample, gradients))
         if len(problem.rows) == 3:
             rest = (-1, "on", schedules, 16, None)

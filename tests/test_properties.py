@@ -196,23 +196,24 @@ def test_bad_contents_raise_or_are_valid(call, name, position, value, data):
 def fused_call(draw):
     count, bags = draw(st.integers(1, 5)), draw(st.integers(0, 4))
     dtypes = draw(st.lists(FLOATS, min_size=count, max_size=count))
+    dims = draw(st.lists(st.integers(0, 40), min_size=count, max_size=count))
     tables, rows_of_features, columns = [], [], 0
-    kinds = list(dict.fromkeys(dtypes))
-    used = [draw(st.integers(0, 3)) for _ in kinds]
+    kinds = list(dict.fromkeys(zip(dtypes, dims, strict=True)))
+    used = [draw(st.integers(0, 3)) for _ in kinds]  # rows
     weighted = draw(st.booleans())
     features = []
-    for number, dtype in enumerate(dtypes):
-        rows, dim = draw(st.integers(0, 9)), draw(st.integers(0, 40))
+    for number, (dtype, dim) in enumerate(zip(dtypes, dims, strict=True)):
+        rows = draw(st.integers(0, 9))
         table = torch.randn(rows, dim, generator=torch.Generator().manual_seed(number)).to(dtype)
         mode = "sum" if weighted else draw(st.sampled_from(POOLING_NAMES))
         padding_idx = draw(st.none() | st.integers(0, rows - 1)) if rows else None
-        kind = kinds.index(dtype)
+        kind = kinds.index((dtype, dim))
         tables.append(table)
         features.append(Feature(number, mode, padding_idx))
         rows_of_features.append(
             [
                 kind,
-                used[kind],
+                used[kind] * dim,
                 rows,
                 dim,
                 POOLING_NAMES.index(mode),
@@ -220,16 +221,18 @@ def fused_call(draw):
                 columns,
             ]
         )
-        used[kind] += table.numel() + draw(st.integers(0, 3))
+        used[kind] += rows + draw(st.integers(0, 3))
         columns += dim
-    buffers = [torch.full((n,), torch.nan, dtype=dtype) for n, dtype in zip(used, kinds, strict=True)]
+    weights = [
+        torch.full((n, dim), torch.nan, dtype=dtype) for n, (dtype, dim) in zip(used, kinds, strict=True)
+    ]
     for table, (kind, start, *_) in zip(tables, rows_of_features, strict=True):
-        buffers[kind][start : start + table.numel()] = table.reshape(-1)
+        weights[kind].view(-1)[start : start + table.numel()] = table.reshape(-1)
     parts = [draw(jagged(table.shape[0], bags)) for table in tables]
     lengths = torch.cat([bounds.diff() for _, bounds in parts])
     indices = torch.cat([indices for indices, _ in parts])
     call = {
-        "buffers": buffers,
+        "weights": weights,
         "features": torch.tensor(rows_of_features),
         "indices": laid_out(draw, indices.to(draw(INTEGERS))),
         "offsets": laid_out(draw, torch.cat((torch.zeros(1).long(), lengths.cumsum(0))).to(draw(INTEGERS))),
@@ -251,7 +254,7 @@ def test_valid_fused_calls_give_the_reference(problem, distance, bounds_check):
     assert_close_to_reference(got, want, tolerance(magnitude, call["indices"].numel(), got.dtype))
 
 
-FUSED_ARGUMENTS = ("buffers", "features", "indices", "offsets", "output_dim", "per_sample_weights", "sparse")
+FUSED_ARGUMENTS = ("weights", "features", "indices", "offsets", "output_dim", "per_sample_weights", "sparse")
 
 
 @given(fused_call(), st.dictionaries(st.sampled_from(FUSED_ARGUMENTS), anything(), min_size=1, max_size=2))

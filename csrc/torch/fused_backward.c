@@ -178,7 +178,7 @@ out:
 }
 
 rf_status rf__torch_fused_embedding_bag_winners(const rf__value *values, AtenTensorHandle *outputs) {
-    enum { WEIGHTS, LOOKUPS = 2 };
+    enum { WEIGHTS, LOOKUPS = 2, OUTPUT_DIM = 4 };
     rf_status status = RF_OK;
     rf_fused_embedding_bag_params params = {0};
     rf_executor executor;
@@ -188,6 +188,11 @@ rf_status rf__torch_fused_embedding_bag_winners(const rf__value *values, AtenTen
     void *winners = NULL;
     RF_TRY(rf__tensor_place(values[LOOKUPS].tensor, &place));
     RF_TRY(call_read(values + WEIGHTS, &place, &buffers, copies, &params));
+    if (values[OUTPUT_DIM].integer != params.output_dim) {
+        status = rf__fail(RF_ERR_VALUE, "output_dim is %lld, must be the %lld columns of the features",
+                          (long long)values[OUTPUT_DIM].integer, (long long)params.output_dim);
+        goto out;
+    }
     RF_TRY(rf__tensor_new(params.bags, params.output_dim, aoti_torch_dtype_int64(), &place, &outputs[0],
                           &winners));
     RF_TRY(rf__torch_executor(&executor));

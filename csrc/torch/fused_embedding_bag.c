@@ -18,7 +18,8 @@ enum {
     BOUNDS_CHECK,
     SCHEDULES,
     WARPS,
-    MAPPING
+    MAPPING,
+    ANY_MAX /* of the gradients alone */
 };
 
 enum { SCHEDULE_FIELDS = sizeof(rf_fused_schedule) / sizeof(int32_t), MAPPING_FIELDS = 8 };

@@ -16,10 +16,11 @@
       "(Tensor indices, Tensor offsets, int rows, bool include_last_offset, int padding_idx) -> Tensor") \
     X(pin_rows, "tt", "(Tensor weight, Tensor rows) -> ()")                                              \
     X(unpin, "to", "(Tensor weight, Tensor? rows=None) -> ()")                                           \
-    X(fused_embedding_bag, "ltttiobisoio",                                                               \
+    X(fused_embedding_bag, "ltttiobisoiob",                                                              \
       "(Tensor[] weights, Tensor features, Tensor indices, Tensor offsets, SymInt output_dim, "          \
       "Tensor? per_sample_weights=None, bool sparse=False, int prefetch_distance=-1, "                   \
-      "str bounds_check=\"on\", Tensor? schedules=None, int warps=0, Tensor? mapping=None) -> Tensor")
+      "str bounds_check=\"on\", Tensor? schedules=None, int warps=0, Tensor? mapping=None, "             \
+      "bool any_max=True) -> Tensor")
 
 /* The same for operators whose CUDA kernels are registered from Python. */
 #define RF__CPU_OPERATOR_LIST(X)                                                                \
@@ -31,8 +32,9 @@
       "(Tensor grad, Tensor features, Tensor indices, Tensor offsets, int group, SymInt rows, " \
       "SymInt dim, int dtype, Tensor? per_sample_weights, Tensor? winners, "                    \
       "bool scale_grad_by_freq=False) -> (Tensor, Tensor)")                                     \
-    X(fused_embedding_bag_winners, "lttt",                                                      \
-      "(Tensor[] weights, Tensor features, Tensor indices, Tensor offsets) -> Tensor")          \
+    X(fused_embedding_bag_winners, "lttti",                                                     \
+      "(Tensor[] weights, Tensor features, Tensor indices, Tensor offsets, SymInt output_dim) " \
+      "-> Tensor")                                                                              \
     X(fused_embedding_bag_sample_weights_backward, "tlttt",                                     \
       "(Tensor grad, Tensor[] weights, Tensor features, Tensor indices, Tensor offsets) -> Tensor")
 

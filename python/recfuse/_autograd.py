@@ -1,254 +1,445 @@
-"""What the compiler and autograd need to know of ``embedding_bag``: its shapes, and its gradients.
+"""Gradients of the operators, and what torch.func needs to know of them; importing this registers both.
 
-Importing this module registers both. The gradients are operators themselves (``recfuse::*_backward``), so
-that the compiler takes them as they are. Sparse gradients leave them as rows and values and are put together
-outside.
+There is one gradient for both operators: `embedding_bag` is a fused
+call of one feature. Eager calls apply an `autograd.Function` themselves; the same Function is the operators'
+autograd kernel, which the compiler, exported programs and calls of a bare operator come through.
+
+The gradients are operators themselves (`recfuse::fused_embedding_bag_*`), so that the compiler takes them as
+they are: in C on the CPU, in `_backward` on CUDA. They have no gradients, and say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
 
-from recfuse import _backward, _backward_cuda
-from recfuse._backward import POOLING, sparse_grad
+from recfuse import _backward
+from recfuse._backward import DTYPES, MAX, POOLING
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
 
 _ops = torch.ops.recfuse
+_below_autograd = torch._C._AutoDispatchBelowAutograd
 
 # Kept alive for the life of the process: dropping it would take the operators away.
 library = torch.library.Library("recfuse", "FRAGMENT")
-library.define(
-    "embedding_bag_backward(Tensor grad, Tensor? weight, SymInt rows, Tensor indices, Tensor offsets, "
-    "str mode, Tensor? per_sample_weights, bool include_last_offset, int padding_idx, bool "
-    "scale_grad_by_freq) "
-    "-> Tensor"
-)
-library.define(
-    "embedding_bag_sparse_backward(Tensor grad, SymInt rows, Tensor indices, Tensor offsets, str mode, "
-    "Tensor? per_sample_weights, bool include_last_offset, int padding_idx, bool scale_grad_by_freq) "
-    "-> (Tensor, Tensor)"
-)
-library.define(
-    "embedding_bag_sample_weights_backward(Tensor grad, Tensor weight, Tensor indices, Tensor offsets, "
-    "bool include_last_offset, int padding_idx) -> Tensor"
-)
+library.define("_feature(SymInt rows, SymInt dim, int pooling, int padding_idx) -> Tensor")
+
+_embedding_bag = _ops.embedding_bag.default
+_fused_embedding_bag = _ops.fused_embedding_bag.default
+_weight_grad = _ops.fused_embedding_bag_backward.default
+_sparse_weight_grad = _ops.fused_embedding_bag_sparse_backward.default
+_winners = _ops.fused_embedding_bag_winners.default
+_sample_weights_grad = _ops.fused_embedding_bag_sample_weights_backward.default
+_GRADIENTS = {
+    "fused_embedding_bag_backward": _backward.weight_grad,
+    "fused_embedding_bag_sparse_backward": _backward.sparse_weight_grad,
+    "fused_embedding_bag_winners": _backward.winners,
+    "fused_embedding_bag_sample_weights_backward": _backward.sample_weights_grad,
+}
 
 
-def wanted(ctx: Any, argument: int) -> bool:
-    """Whether an argument needs a gradient. The dispatcher leaves out trailing arguments at their
-    defaults.
-    """
-    return argument < len(ctx.needs_input_grad) and bool(ctx.needs_input_grad[argument])
-
-
-def as_given(ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Gradients of the arguments that the dispatcher did not leave out."""
-    return grads[: len(ctx.needs_input_grad)]
-
-
-@torch.library.register_fake("recfuse::embedding_bag")
-def _embedding_bag_fake(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    mode: str = "mean",
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    *_: Any,
-) -> Tensor:
-    torch._check(
-        weight.dim() == 2, lambda: f"recfuse.embedding_bag: weight has {weight.dim()} dimensions, must have 2"
+def readable(tensor: Tensor) -> bool:
+    """Whether the contents of a tensor are there to be looked at: not while a program is traced."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state()
+        or tensor.is_meta
+        or type(tensor) not in (Tensor, torch.nn.Parameter)
     )
-    torch._check(
-        offsets.dim() == 1 and indices.dim() == 1,
-        lambda: (
-            f"recfuse.embedding_bag: indices and offsets have {indices.dim()} and {offsets.dim()} "
-            "dimensions, must have 1"
-        ),
+
+
+def needs_derivatives(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether a call must go through a Function: something may need a derivative, or refuse to have one."""
+    if forward_ad._current_level >= 0:
+        return True
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+def _below(operator: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls an operator from a Function's forward."""
+    if not torch._C._are_functorch_transforms_active():
+        with _below_autograd():
+            return operator(*arguments)
+    # Forward runs without gradients, but an outer transform may want its own.
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _below_autograd():
+        return operator(*arguments)
+
+
+def no_forward_mode(operator: str) -> NoReturn:
+    """Raises NotImplementedError."""
+    raise NotImplementedError(
+        f"recfuse.{operator}: forward-mode derivatives (torch.autograd.forward_ad, torch.func.jvp, jacfwd, "
+        "hessian) are not implemented; use reverse mode: backward(), torch.func.grad, vjp or jacrev"
     )
-    bags = offsets.shape[0] - int(include_last_offset)
-    return weight.new_empty((bags, weight.shape[1]))
 
 
-def _embedding_bag_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    weight, indices, offsets, mode, sample_weights, include_last_offset, padding_idx, by_freq, sparse, *_ = (
-        inputs
-    )
-    kept = weight if mode == "max" or sample_weights is not None else None
-    ctx.save_for_backward(kept, indices, offsets, sample_weights)
-    ctx.rows = weight.shape[0]
-    ctx.options = mode, include_last_offset, padding_idx, by_freq, sparse
-
-
-def _embedding_bag_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    weight, indices, offsets, sample_weights = ctx.saved_tensors
-    mode, include_last_offset, padding_idx, by_freq, sparse = ctx.options
-    weight_grad = sample_weights_grad = None
-    if wanted(ctx, 0) and sparse:
-        rows, values = _ops.embedding_bag_sparse_backward(
-            grad, ctx.rows, indices, offsets, mode, sample_weights, include_last_offset, padding_idx, by_freq
+def dtype_code(tensor: Tensor, operator: str, argument: str) -> int:
+    # The compiler asks for it before the operator itself has looked at its arguments.
+    if tensor.dtype not in DTYPES:
+        name = str(tensor.dtype).removeprefix("torch.")
+        raise ArgumentTypeError(
+            f"recfuse.{operator}: {argument} is {name}, must be float32, float16 or bfloat16"
         )
-        weight_grad = sparse_grad(rows, values, (ctx.rows, grad.shape[1]))
-    elif wanted(ctx, 0):
-        weight_grad = _ops.embedding_bag_backward(
-            grad,
-            weight if mode == "max" else None,
-            ctx.rows,
+    return DTYPES.index(tensor.dtype)
+
+
+# ---- torch.func.vmap: one call after another, as torch does for its own
+
+
+def _one_by_one(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        if info.batch_size == 0:
+            raise NotImplementedError(f"{operator} has no vmap over a dimension of size 0")
+        found = [
+            operator(*[_one_of(value, dim, number) for value, dim in zip(arguments, in_dims, strict=True)])
+            for number in range(info.batch_size)
+        ]
+        if isinstance(found[0], Tensor):
+            return torch.stack(found), 0
+        return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
+
+    return rule
+
+
+def _one_of(value: Any, dim: Any, number: int) -> Any:
+    if isinstance(dim, (list, tuple)):
+        return [_one_of(*one, number) for one in zip(value, dim, strict=True)]
+    return value if dim is None else value.select(dim, number)
+
+
+# ---- the gradients
+
+
+def _group_grad(
+    grad: Tensor,
+    lookups: tuple[Tensor, Tensor, Tensor],
+    group: int,
+    shape: tuple[int, int],
+    dtype: int,
+    sample_weights: Tensor | None,
+    winners: Tensor | None,
+    by_freq: bool,
+    sparse: bool,
+) -> Tensor:
+    """Gradient of a group, dense or coalesced COO. ``lookups``: features, indices and offsets."""
+    if not sparse:
+        return _weight_grad(grad, *lookups, group, *shape, dtype, sample_weights, winners, by_freq)
+    if by_freq:
+        raise ArgumentValueError(
+            "recfuse.embedding_bag: scale_grad_by_freq is True with sparse, which has no such gradient; pass "
+            "sparse=False"
+        )
+    rows, values = _sparse_weight_grad(grad, *lookups, group, *shape, dtype, sample_weights, winners, by_freq)
+    found = torch.sparse_coo_tensor(rows[None], values, shape, check_invariants=False, is_coalesced=True)
+    if readable(values):
+        # What nothing else refers to, torch brings to `weight.grad` as a new tensor that does not say that it
+        # is coalesced; else as a copy, which takes less than an optimizer's coalesce(). So it is kept until
+        # backward ends.
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: found)
+    return found
+
+
+class EmbeddingBag(torch.autograd.Function):
+    """``embedding_bag`` with its gradients: arguments as in its schema."""
+
+    @staticmethod
+    def forward(
+        weight: Tensor,
+        indices: Tensor,
+        offsets: Tensor,
+        mode: str,
+        sample_weights: Tensor | None,
+        include_last_offset: bool,
+        padding_idx: int,
+        scale_grad_by_freq: bool,
+        sparse: bool,
+        *options: Any,
+    ) -> Any:
+        """Pools; with max also gives the winners."""
+        output = _below(
+            _embedding_bag,
+            weight,
             indices,
             offsets,
             mode,
             sample_weights,
             include_last_offset,
             padding_idx,
-            by_freq,
+            scale_grad_by_freq,
+            sparse,
+            *options,
         )
-    if wanted(ctx, 4):
-        sample_weights_grad = _ops.embedding_bag_sample_weights_backward(
-            grad, weight, indices, offsets, include_last_offset, padding_idx
-        ).to(sample_weights.dtype)
-    return as_given(ctx, (weight_grad, None, None, None, sample_weights_grad, *[None] * 7))
+        if mode != "max":
+            return output
+        feature = _feature(*weight.shape, MAX, padding_idx)
+        ends = _ends(offsets, indices, include_last_offset)
+        return output, _below(_winners, [weight.contiguous()], feature, indices, ends, weight.shape[1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps what the gradients need: of the weight only its shape, unless factors need a gradient."""
+        weight, indices, offsets, mode, sample_weights, last, padding_idx, by_freq, sparse, *_ = inputs
+        winners = None
+        if mode == "max":
+            winners = output[1]
+            ctx.set_materialize_grads(False)
+        kept = weight.contiguous() if ctx.needs_input_grad[4] else None
+        ctx.save_for_backward(indices, offsets, sample_weights, winners, kept)
+        ctx.options = weight.shape, dtype_code(weight, "embedding_bag", "weight"), mode, last, padding_idx
+        ctx.by_freq, ctx.sparse = by_freq, sparse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        """Gradients of weight and of per_sample_weights."""
+        indices, offsets, sample_weights, winners, weight = ctx.saved_tensors
+        shape, dtype, mode, last, padding_idx = ctx.options
+        weight_grad = sample_weights_grad = None
+        if grad is not None:
+            feature = _feature(*shape, POOLING[mode], padding_idx)
+            lookups = feature, indices, _ends(offsets, indices, last)
+            if ctx.needs_input_grad[0]:
+                weight_grad = _group_grad(
+                    grad, lookups, 0, shape, dtype, sample_weights, winners, ctx.by_freq, ctx.sparse
+                )
+            if ctx.needs_input_grad[4]:
+                found = _sample_weights_grad(grad, [weight], *lookups)
+                sample_weights_grad = found.to(sample_weights.dtype)
+        return (
+            weight_grad,
+            None,
+            None,
+            None,
+            sample_weights_grad,
+            *[None] * (len(ctx.needs_input_grad) - 5),
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> NoReturn:
+        """Refuses."""
+        no_forward_mode("embedding_bag")
 
 
-def kernel(operator: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function for CPU and CUDA tensors."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        for key in ("CPU", "CUDA"):
-            library.impl(operator, function, key)
-        return function
-
-    return register
+def _ends(offsets: Tensor, indices: Tensor, include_last_offset: bool) -> Tensor:
+    """[bags + 1] where bags begin, and where the last one ends."""
+    if include_last_offset:
+        return offsets
+    return torch.cat((offsets, offsets.new_full((1,), indices.shape[0])))
 
 
-def _gradients(grad: Tensor) -> ModuleType:
-    """The functions for the device that a gradient is on."""
-    return _backward_cuda if grad.is_cuda else _backward
+def _feature(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
+    """int64 [1, 7] on the host: one table as the feature of a fused call."""
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()  # a tensor of one of its levels must not be kept
+        or type(rows) is not int
+        or type(dim) is not int
+    ):
+        return _ops._feature(rows, dim, pooling, padding_idx)
+    return _known_feature(rows, dim, pooling, padding_idx)
 
 
-@kernel("embedding_bag_backward")
-def _(
-    grad: Tensor,
-    weight: Tensor | None,
-    rows: int,
-    indices: Tensor,
-    offsets: Tensor,
-    mode: str,
-    per_sample_weights: Tensor | None,
-    include_last_offset: bool,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
-) -> Tensor:
-    return _gradients(grad).dense_weight_grad(
-        grad,
-        weight,
-        rows,
-        indices,
-        offsets,
-        per_sample_weights,
-        POOLING[mode],
-        include_last_offset,
-        padding_idx,
-        scale_grad_by_freq,
-    )
+def _new_feature(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
+    return torch.tensor([[0, 0, rows, dim, pooling, padding_idx, 0]], dtype=torch.int64, device="cpu")
 
 
-@torch.library.register_fake("recfuse::embedding_bag_backward")
-def _(grad: Tensor, weight: Tensor | None, rows: int, *_: Any) -> Tensor:
-    return grad.new_empty((rows, grad.shape[1]))
+_known_feature = lru_cache(maxsize=1024)(_new_feature)
+library.impl("_feature", _new_feature, "CompositeExplicitAutograd")
 
 
-@kernel("embedding_bag_sparse_backward")
-def _(
-    grad: Tensor,
-    rows: int,
-    indices: Tensor,
-    offsets: Tensor,
-    mode: str,
-    per_sample_weights: Tensor | None,
-    include_last_offset: bool,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
-) -> tuple[Tensor, Tensor]:
-    found = _gradients(grad).sparse_weight_grad(
-        grad,
-        rows,
-        indices,
-        offsets,
-        per_sample_weights,
-        POOLING[mode],
-        include_last_offset,
-        padding_idx,
-        scale_grad_by_freq,
-    )
-    return found._indices()[0].clone(), found._values()
-
-
-@torch.library.register_fake("recfuse::embedding_bag_sparse_backward")
-def _(grad: Tensor, rows: int, indices: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    count = torch.library.get_ctx().new_dynamic_size()
-    return indices.new_empty((count,), dtype=torch.int64), grad.new_empty((count, grad.shape[1]))
-
-
-@kernel("embedding_bag_sample_weights_backward")
-def _(
-    grad: Tensor,
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    include_last_offset: bool,
-    padding_idx: int,
-) -> Tensor:
-    return _gradients(grad).sample_weights_grad(
-        grad, weight, indices, offsets, include_last_offset, padding_idx
-    )
-
-
-@torch.library.register_fake("recfuse::embedding_bag_sample_weights_backward")
-def _(grad: Tensor, weight: Tensor, indices: Tensor, *_: Any) -> Tensor:
-    return grad.new_empty((indices.shape[0],))
-
-
-class EmbeddingBagFunction(torch.autograd.Function):
-    """The operator with its gradients, as Python calls it: arguments as in its schema.
-
-    What is registered below serves the compiler and calls of the bare operator; its wrappers cost several
-    times what a small bag does.
+class FusedEmbeddingBag(torch.autograd.Function):
+    """``fused_embedding_bag`` with its gradients; the weights last, since only arguments that are tensors
+    themselves have gradients. ``options`` are the schema's arguments behind ``sparse``.
     """
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        """Pools, and keeps what the gradients need."""
-        with torch._C._AutoDispatchBelowAutograd():
-            output = _ops.embedding_bag.default(*arguments)
-        _embedding_bag_setup(ctx, arguments, output)
-        return output
+    def forward(
+        features: Tensor,
+        indices: Tensor,
+        offsets: Tensor,
+        output_dim: int,
+        sample_weights: Tensor | None,
+        sparse: bool,
+        any_max: bool,
+        options: tuple[Any, ...],
+        *weights: Tensor,
+    ) -> Any:
+        """Pools; with any_max also gives the winners."""
+        call = features, indices, offsets, output_dim
+        output = _below(_fused_embedding_bag, weights, *call, sample_weights, sparse, *options)
+        if not any_max:
+            return output
+        return output, _below(_winners, weights, *call)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of weight and of per_sample_weights."""
-        weight, indices, offsets, sample_weights = ctx.saved_tensors
-        mode, include_last_offset, padding_idx, by_freq, sparse = ctx.options
-        gradients = _gradients(grad)
-        common = indices, offsets, sample_weights, POOLING[mode], include_last_offset, padding_idx, by_freq
-        weight_grad = sample_weights_grad = None
-        if wanted(ctx, 0) and sparse:
-            weight_grad = gradients.sparse_weight_grad(grad, ctx.rows, *common)
-        elif wanted(ctx, 0):
-            kept = weight if mode == "max" else None
-            weight_grad = gradients.dense_weight_grad(grad, kept, ctx.rows, *common)
-        if wanted(ctx, 4):
-            sample_weights_grad = gradients.sample_weights_grad(
-                grad, weight, indices, offsets, include_last_offset, padding_idx
-            ).to(sample_weights.dtype)
-        return as_given(ctx, (weight_grad, None, None, None, sample_weights_grad, *[None] * 7))
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps what the gradients need: of the weights only shapes, unless factors need a gradient."""
+        features, indices, offsets, _, sample_weights, sparse, any_max, _, *weights = inputs
+        winners = None
+        if any_max:
+            winners = output[1]
+            ctx.set_materialize_grads(False)
+        kept = weights if ctx.needs_input_grad[4] else []
+        ctx.save_for_backward(features, indices, offsets, sample_weights, winners, *kept)
+        ctx.groups = [
+            (weight.shape, dtype_code(weight, "fused_embedding_bag", "weights")) for weight in weights
+        ]
+        ctx.sparse = sparse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        """Gradients of per_sample_weights and of the weights."""
+        features, indices, offsets, sample_weights, winners, *weights = ctx.saved_tensors
+        lookups = features, indices, offsets
+        grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        if grad is None:
+            return tuple(grads)
+        for group, (shape, dtype) in enumerate(ctx.groups):
+            if ctx.needs_input_grad[_FIRST_WEIGHT + group]:
+                grads[_FIRST_WEIGHT + group] = _group_grad(
+                    grad, lookups, group, shape, dtype, sample_weights, winners, False, ctx.sparse
+                )
+        if ctx.needs_input_grad[4]:
+            grads[4] = _sample_weights_grad(grad, weights, *lookups).to(sample_weights.dtype)
+        return tuple(grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> NoReturn:
+        """Refuses."""
+        no_forward_mode("fused_embedding_bag")
 
 
-torch.library.register_autograd(
-    "recfuse::embedding_bag", _embedding_bag_backward, setup_context=_embedding_bag_setup
-)
+_FIRST_WEIGHT = 8  # in the arguments of FusedEmbeddingBag
+
+
+def pooled(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """Applies a Function, which may give winners too."""
+    found = _applied(function, *arguments)
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    if not torch._C._are_functorch_transforms_active():
+        return function.apply(*arguments)
+    # The dispatcher brings torch.func's transforms here one level at a time; `function.apply` would begin
+    # again at the outermost one.
+    with enable_single_level_autograd_function():
+        return super(torch.autograd.Function, function).apply(*arguments)
+
+
+# ---- the operators' autograd kernels
+
+
+def _embedding_bag_autograd(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    mode: str = "mean",
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+    *options: Any,
+) -> Tensor:
+    arguments = (
+        weight,
+        indices,
+        offsets,
+        mode,
+        per_sample_weights,
+        include_last_offset,
+        padding_idx,
+        scale_grad_by_freq,
+        sparse,
+        *options,
+    )
+    if needs_derivatives((weight, per_sample_weights)):
+        return pooled(EmbeddingBag, *arguments)
+    with _below_autograd():
+        return _embedding_bag(*arguments)
+
+
+def _fused_autograd(
+    weights: Sequence[Tensor],
+    features: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    output_dim: int,
+    per_sample_weights: Tensor | None = None,
+    sparse: bool = False,
+    prefetch_distance: int = -1,
+    bounds_check: str = "on",
+    schedules: Tensor | None = None,
+    warps: int = 0,
+    mapping: Tensor | None = None,
+    any_max: bool = True,
+) -> Tensor:
+    options = prefetch_distance, bounds_check, schedules, warps, mapping, any_max
+    call = features, indices, offsets, output_dim, per_sample_weights, sparse
+    if needs_derivatives((*weights, per_sample_weights)):
+        if any_max and readable(features):
+            any_max = bool((features[:, 4] == MAX).any())
+        return pooled(FusedEmbeddingBag, *call, any_max, options, *weights)
+    with _below_autograd():
+        return _fused_embedding_bag(weights, *call, *options)
+
+
+class _Once(torch.autograd.Function):
+    """A gradient operator, which refuses derivatives of its own. Arguments flat, as pytree has them."""
+
+    @staticmethod
+    def forward(operator: Callable[..., Any], arguments: Any, *flat: Any) -> Any:
+        """Calls the operator."""
+        return _below(operator, *pytree.tree_unflatten(flat, arguments))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        """Refuses."""
+        raise NotImplementedError(
+            "recfuse: second derivatives of embedding_bag and fused_embedding_bag are not implemented"
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> NoReturn:
+        """Refuses."""
+        no_forward_mode("embedding_bag")
+
+
+def _once_differentiable(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def autograd(*arguments: Any) -> Any:
+        flat, tree = pytree.tree_flatten(arguments)
+        if needs_derivatives([one for one in flat if isinstance(one, Tensor)]):
+            return _applied(_Once, operator, tree, *flat)
+        with _below_autograd():
+            return operator(*arguments)
+
+    return autograd
+
+
+for _operator, _autograd in (
+    ("embedding_bag", _embedding_bag_autograd),
+    ("fused_embedding_bag", _fused_autograd),
+    *[(name, None) for name in _GRADIENTS],
+):
+    _default = getattr(_ops, _operator).default
+    library.impl(_operator, _autograd or _once_differentiable(_default), "Autograd")
+    torch.library.register_vmap(f"recfuse::{_operator}", _one_by_one(_default), lib=library)
+for _operator, _kernel in _GRADIENTS.items():
+    library.impl(_operator, _kernel, "CUDA")

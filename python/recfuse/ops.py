@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from recfuse import _fused_autograd  # noqa: F401  (registers shapes and gradients of the operator)
-from recfuse._autograd import EmbeddingBagFunction
+from recfuse import _shapes  # noqa: F401  (registers them)
+from recfuse._autograd import EmbeddingBag, FusedEmbeddingBag, needs_derivatives, pooled, readable
+from recfuse._backward import MAX
 from recfuse.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -24,6 +25,7 @@ WEIGHT_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 INTEGER_DTYPES = frozenset((torch.int32, torch.int64))
 HAS_CUDA_KERNELS = torch.version.hip is None  # on ROCm too, torch calls the device "cuda"
 
+_below_autograd = torch._C._AutoDispatchBelowAutograd
 _embedding_bag = torch.ops.recfuse.embedding_bag.default
 _fused_embedding_bag = torch.ops.recfuse.fused_embedding_bag.default
 
@@ -113,6 +115,7 @@ def embedding_bag(
             schedule=schedule,
         )
     _check_tensors(input, weight, offsets, per_sample_weights)
+    _check_integers(input, weight, offsets)
     if not _has_kernel(input, weight, offsets, per_sample_weights):
         if schedule:
             _fail(
@@ -158,14 +161,19 @@ def embedding_bag(
     )
     if schedule or prefetch_distance != -1 or bounds_check != "on":  # parsing them takes time
         arguments += (prefetch_distance, bounds_check, schedule)
-    differentiable = weight.requires_grad or (
-        per_sample_weights is not None and per_sample_weights.requires_grad
-    )
-    return call(_embedding_bag, arguments, differentiable, EmbeddingBagFunction.apply)
+    if _is_transformed():
+        return _embedding_bag(*arguments)
+    try:
+        if needs_derivatives((weight, per_sample_weights)):
+            return pooled(EmbeddingBag, *arguments)
+        with _below_autograd():
+            return _embedding_bag(*arguments)
+    except RuntimeError as error:
+        raise_translated(error)
 
 
 def fused_embedding_bag(
-    buffers: Sequence[Tensor],
+    weights: Sequence[Tensor],
     features: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -178,6 +186,7 @@ def fused_embedding_bag(
     schedules: Tensor | None = None,
     warps: int = 0,
     mapping: Tensor | None = None,
+    any_max: bool = True,
 ) -> Tensor:
     """Pools many tables in one call. :class:`recfuse.nn.FusedEmbeddingBagCollection` makes the first two
     arguments, and on a GPU the last three.
@@ -186,16 +195,17 @@ def fused_embedding_bag(
     on the CPU: the host plans the work by them without waiting for the GPU.
 
     Args:
-        buffers: 1-D contiguous float32, float16 or bfloat16 tensors that the tables are packed into.
-        features: int64 ``[features, 7]`` on the CPU: buffer, first element in it, rows, dim, pooling (0 sum,
-            1 mean, 2 max), padding_idx (-1: none), first column in the output (where the feature before
-            ends). Features may share a table.
+        weights: contiguous float32, float16 or bfloat16 matrices ``[rows, dim]``, a table is a range of rows
+            of one. Their gradients are of their shape.
+        features: int64 ``[features, 7]`` on the CPU: which of the weights, first element in it (a multiple of
+            dim), rows of the table, dim, pooling (0 sum, 1 mean, 2 max), padding_idx (a row of the table; -1:
+            none), first column in the output (where the feature before ends). Features may share a table.
         indices: int32 or int64 ``[lookups]``, feature by feature.
         offsets: int32 or int64 ``[features * bags + 1]``: bag b of feature f pools the lookups from
             ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``. Rises from 0.
         output_dim: columns of the output, the sum of the features' dims.
         per_sample_weights: float32, float16 or bfloat16 ``[lookups]``; every feature must then be a sum.
-        sparse: gradients of the buffers are 1-D sparse tensors. Not with a feature of pooling max.
+        sparse: gradients of the weights are coalesced sparse tensors. Not with a feature of pooling max.
         prefetch_distance, bounds_check: as in :func:`embedding_bag`.
         schedules: int32 ``[features, 6]`` on the CPU, how the GPU works on each feature; 0 anywhere: a good
             default. Columns: kind (1 pool, 2 columns, 3 staged), threads (lanes that share a bag; where 32
@@ -208,9 +218,11 @@ def fused_embedding_bag(
         warps: the most warps that an SM runs at once; 0: the default.
         mapping: int32 ``[rows, 8]`` on the CPU, best in page-locked memory: this batch's work shared out
             ahead, by ``map`` of a collection with the same schedules and warps.
+        any_max: False says that no feature pools by max, which spares a look at ``features``, and traced and
+            compiled training the rows that won.
 
     Returns:
-        ``[bags, output_dim]``; of the buffers' dtype where they agree, else float32.
+        ``[bags, output_dim]``; of the weights' dtype where they agree, else float32.
 
     Raises:
         ValueError, TypeError: a bad argument. IndexError: an index outside its table; names feature and bag.
@@ -220,30 +232,25 @@ def fused_embedding_bag(
 
     Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features).
     """
-    if sparse and bool((features[:, 4] == 2).any()):
-        raise ArgumentValueError(
-            "recfuse.fused_embedding_bag: sparse is True and a feature pools by max, which has no sparse "
-            "gradient; "
-            "pass sparse=False"
-        )
-    arguments = (
-        list(buffers),
-        features,
-        indices,
-        offsets,
-        output_dim,
-        per_sample_weights,
-        sparse,
-        prefetch_distance,
-        bounds_check,
-        schedules,
-        warps,
-        mapping,
-    )
-    differentiable = any(buffer.requires_grad for buffer in buffers) or (
-        per_sample_weights is not None and per_sample_weights.requires_grad
-    )
-    return call(_fused_embedding_bag, arguments, differentiable)
+    derivatives = needs_derivatives((*weights, per_sample_weights))
+    if any_max and (derivatives or sparse) and readable(features):
+        any_max = bool((features[:, 4] == MAX).any())
+        if any_max and sparse:
+            raise ArgumentValueError(
+                "recfuse.fused_embedding_bag: sparse is True and a feature pools by max, which has no sparse "
+                "gradient; pass sparse=False"
+            )
+    arguments = features, indices, offsets, output_dim, per_sample_weights, sparse
+    options = prefetch_distance, bounds_check, schedules, warps, mapping, any_max
+    if _is_transformed():
+        return _fused_embedding_bag(weights, *arguments, *options)
+    try:
+        if derivatives:
+            return pooled(FusedEmbeddingBag, *arguments, any_max, options, *weights)
+        with _below_autograd():
+            return _fused_embedding_bag(weights, *arguments, *options)
+    except RuntimeError as error:
+        raise_translated(error)
 
 
 def check(device: torch.device | str | int | None = None) -> None:
@@ -274,29 +281,26 @@ def check(device: torch.device | str | int | None = None) -> None:
         raise_translated(error)
 
 
-def call(
-    operator: Any,
-    arguments: tuple[Any, ...],
-    differentiable: bool,
-    with_gradients: Callable[..., Tensor] | None = None,
-) -> Tensor:
-    """Calls an operator and gives its errors the class that their text names.
-
-    The operator's own autograd kernel is Python and costs more than a small bag: it is passed by where
-    nothing needs a gradient, or where `with_gradients` does the same at less cost (but under torch.func's
-    transforms).
-    """
-    if torch.compiler.is_compiling():
+def call(operator: Any, arguments: tuple[Any, ...], differentiable: bool) -> Tensor:
+    """Calls an operator and gives its errors the class that their text names."""
+    if _is_transformed():
         return operator(*arguments)
     try:
-        if differentiable and torch.is_grad_enabled():
-            if with_gradients is None or torch._C._are_functorch_transforms_active():
-                return operator(*arguments)
-            return with_gradients(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
+        if differentiable:
+            return operator(*arguments)
+        with _below_autograd():
             return operator(*arguments)
     except RuntimeError as error:
         raise_translated(error)
+
+
+def _is_transformed() -> bool:
+    """Whether the call must be that of the operator itself: for the compiler, torch.jit.trace, torch.func."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 def raise_translated(error: RuntimeError) -> NoReturn:
@@ -320,6 +324,19 @@ def _check_tensors(input: Any, weight: Any, offsets: Any, per_sample_weights: An
         if not isinstance(value, Tensor) and (value is not None or name in ("input", "weight")):
             raise NotATensorError(
                 f"recfuse.embedding_bag: {name} is a {type(value).__name__}, must be a torch.Tensor"
+            )
+
+
+def _check_integers(input: Tensor, weight: Tensor, offsets: Tensor | None) -> None:
+    if input.dtype in INTEGER_DTYPES and (offsets is None or offsets.dtype in INTEGER_DTYPES):
+        return
+    if not weight.dtype.is_floating_point:  # torch's function takes input and weight in either order
+        return
+    for name, given in (("input", input), ("offsets", offsets)):
+        if given is not None and (given.dtype.is_floating_point or given.dtype.is_complex):
+            raise ArgumentTypeError(
+                f"recfuse.embedding_bag: {name} is {str(given.dtype).removeprefix('torch.')}, must be int32 "
+                f"or int64: pass {name}.long()"
             )
 
 
@@ -433,7 +450,7 @@ def _renormalise(
             torch.embedding_renorm_(packed, indices, max_norm, norm_type)
             weight.copy_(packed)
             return
-    elif not torch.compiler.is_compiling() and indices.numel():
+    elif readable(indices) and indices.numel():
         low, high = indices.aminmax()
         if low < 0 or high >= weight.shape[0]:
             wrong = int(((indices < 0) | (indices >= weight.shape[0])).nonzero()[0])

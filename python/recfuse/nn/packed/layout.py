@@ -36,6 +36,7 @@ class Layout(NamedTuple):
     dims: tuple[int, ...]  # one a feature
     output_dim: int
     sparse: bool
+    any_max: bool  # whether a feature pools by max
 
 
 class Wanted(NamedTuple):

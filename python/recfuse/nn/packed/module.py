@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from recfuse._backward import DTYPES
 from recfuse._batch_forms import Lookups, each_batch
-from recfuse._fused_autograd import DTYPES, fused_dtype
+from recfuse._shapes import fused_dtype
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.mapping import Mapper, Mapping
 from recfuse.nn.packed import state
@@ -150,6 +151,7 @@ class PackedModule(torch.nn.Module):
             dims,
             sum(dims),
             sparse,
+            any(specs[table].mode == "max" for table in table_of_feature),
         )
         self._tuning = Tuning(len(dims))
         self._mapper = Mapper()
@@ -203,13 +205,17 @@ class PackedModule(torch.nn.Module):
             check_mapping(mapping, layout, offsets)
         if not has_kernel(weights):
             return pool_one_by_one(layout, weights, indices, offsets, per_sample_weights)
-        flat = [weight.view(-1) for weight in weights]  # until the operator takes matrices
-        arguments = flat, layout.features, indices, offsets, layout.output_dim, per_sample_weights
+        arguments = weights, layout.features, indices, offsets, layout.output_dim, per_sample_weights
         if not on_gpu(weights):
-            return fused_embedding_bag(*arguments, sparse=layout.sparse)
+            return fused_embedding_bag(*arguments, sparse=layout.sparse, any_max=layout.any_max)
         schedules, warps, work = self._work(offsets, mapping)
         return fused_embedding_bag(
-            *arguments, sparse=layout.sparse, schedules=schedules, warps=warps, mapping=work
+            *arguments,
+            sparse=layout.sparse,
+            schedules=schedules,
+            warps=warps,
+            mapping=work,
+            any_max=layout.any_max,
         )
 
     def _work(self, offsets: Tensor, mapping: Mapping | None) -> tuple[Tensor | None, int, Tensor | None]:

@@ -115,7 +115,7 @@ def table_call(
         ends = torch.cat((offsets, offsets.new_full((1,), input.numel())))
     features = feature_tensor([spec._replace(group=0)], [0])
     return fused_embedding_bag(
-        [weight.view(-1)], features, input, ends, spec.embedding_dim, per_sample_weights, sparse=sparse
+        [weight], features, input, ends, spec.embedding_dim, per_sample_weights, sparse=sparse
     )
 
 
