@@ -38,10 +38,13 @@ static uint64_t hash_word(uint64_t hash, uint64_t word) {
     return hash ^ (hash >> 32);
 }
 
+/* Of a long key its size and its head are enough: those with one head share a bucket, and are compared. */
 static _Atomic(loaded *) *bucket_of(const rf__cuda_device *device, const rf__kernel_source *source,
                                     const void *key, size_t key_bytes) {
+    enum { HEAD_BYTES = 256 };
     const unsigned char *from = key;
-    uint64_t hash = hash_word((uint64_t)(uintptr_t)device, (uint64_t)(uintptr_t)source);
+    uint64_t hash = hash_word((uint64_t)(uintptr_t)device + key_bytes, (uint64_t)(uintptr_t)source);
+    if (key_bytes > HEAD_BYTES) key_bytes = HEAD_BYTES;
     while (key_bytes > 0) {
         uint64_t word = 0;
         const size_t bytes = key_bytes < sizeof word ? key_bytes : sizeof word;
