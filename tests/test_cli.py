@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import subprocess
@@ -130,7 +131,7 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
         if arguments[0] == "sm_1":
             raise ValueError("recfuse: arch is sm_1")
         return {
-            "schedule": arguments[-2] or "station=register", "registers": 40, "spill_bytes": 0,
+            "schedule": arguments[13] or "station=register", "registers": 40, "spill_bytes": 0,
             "cubin_bytes": 12345, "cached": arguments[1] == 6, "seconds": 0.5, "path": "here",
         }  # fmt: skip
 
@@ -141,7 +142,19 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
     object.__setattr__(plan.device, "type", "cuda")
     plan.save(tmp_path / "plan.json")
     cache = tmp_path / "new" / "cache"
-    options = ["--dim", "6", "64", "--mode", "sum", "max", "--weighted", "--out", str(cache)]
+    options = [
+        "--dim",
+        "6",
+        "64",
+        "--mode",
+        "sum",
+        "max",
+        "--weighted",
+        "--out",
+        str(cache),
+        "--gpu",
+        "132:60",
+    ]
     arguments = [
         "compile",
         "--arch",
@@ -157,12 +170,48 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
     assert len(lines) == len(asked) == 2 * (5 + 1)
     assert lines[-1] == "sm_90a pinning and gradients: compiled"
     assert lines[1] == (
-        "sm_80 6 float32 sum int64 2048x150: 40 registers, 0 bytes spilled, 12,345 bytes, cached, 0.50 s; "
-        "station=register"
+        "sm_80 6 float32 sum int64 2048x150 on 132 SMs, 60 MiB: 40 registers, 0 bytes spilled, 12,345 bytes, "
+        "cached, 0.50 s; station=register"
     )
     assert ("sm_90a", 4, 4, 16, 0, 1, 1, 1, False, False, True, 100, 10, plan.schedule, 100) in asked
-    assert ("sm_90a", 6, 6, 8, 0, 1, 1, 2, False, False, True, 307200, 2048, "", 500000) in asked
-    assert ("sm_80", 64, 64, 16, 0, 1, 1, 0, True, False, True, 307200, 2048, "", 500000) in asked
+    assert (
+        "sm_90a",
+        6,
+        6,
+        8,
+        0,
+        1,
+        1,
+        2,
+        False,
+        False,
+        True,
+        307200,
+        2048,
+        "",
+        500000,
+        132,
+        60 << 20,
+    ) in asked
+    assert (
+        "sm_80",
+        64,
+        64,
+        16,
+        0,
+        1,
+        1,
+        0,
+        True,
+        False,
+        True,
+        307200,
+        2048,
+        "",
+        500000,
+        132,
+        60 << 20,
+    ) in asked
     assert folders == {str(cache)} and cache.is_dir() and "RECFUSE_CACHE_DIR" not in os.environ
     assert cli.main(["compile", "--arch", "sm_1", "--dim", "8", "--out", str(cache)]) == 1
     assert (
@@ -170,15 +219,42 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
     )
 
 
+@pytest.mark.parametrize("gpu", ["132", "0:60", "a:b", "132:-1"])
+def test_a_gpu_that_makes_no_sense_is_refused(capsys, gpu):
+    with pytest.raises(SystemExit):
+        cli.main(["compile", "--arch", "sm_90a", "--dim", "6", "--gpu", gpu])
+    assert "is not SMs:MiB, such as 132:60" in capsys.readouterr().err
+
+
+def test_all_that_a_call_may_ask_for_is_compiled(monkeypatch, tmp_path):
+    """On every known GPU of an architecture, and for more rows than 32 bits number."""
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
+    sizes = {"--batch": [128, 2048], "--pooling": [20]}
+    given = [str(one) for name, values in sizes.items() for one in (name, *values)]
+    for rows in (400_000, 1 << 32):
+        arguments = ["compile", "--arch", "sm_90a", "--dim", "32", *given, "--rows", str(rows)]
+        assert cli.main(arguments) == 0
+    monkeypatch.setenv("RECFUSE_JIT", "off")
+    schedules = set()
+    for (sms, mib), batch, rows in itertools.product(
+        ((132, 60), (132, 50), (114, 50), (78, 60)), sizes["--batch"], (400_000, 1 << 32)
+    ):
+        call = ("sm_90a", 32, 32, 16, 0, 1, 1, 0, False, False, True, batch * 20, batch, "")
+        found = _C.embedding_bag_compile(*call, rows, sms, mib << 20)
+        assert found["cached"]
+        schedules.add(found["schedule"])
+    assert len(schedules) > 2  # a GPU of other SMs has other defaults
+
+
 def test_compile_fails_where_nothing_is_kept(capsys, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path / "file"))
-    assert cli.main(["compile", "--arch", "sm_90a", "--dim", "6"]) == 1
+    assert cli.main(["compile", "--arch", "sm_90a", "--dim", "6", "--gpu", "78:60"]) == 1
     printed = capsys.readouterr()
     assert "registers" not in printed.out
     assert (
-        f"sum int64 2048x150: compiled, but not written to the cache ({tmp_path / 'file'}, which is "
-        "not used: it is no folder)\n" in printed.err
+        "sum int64 2048x150 on 78 SMs, 60 MiB: compiled, but not written to the cache "
+        f"({tmp_path / 'file'}, which is not used: it is no folder)\n" in printed.err
     )
 
 

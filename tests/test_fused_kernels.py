@@ -316,3 +316,36 @@ def test_what_cannot_be_compiled(name: str, tmp_path: Path, monkeypatch: pytest.
         compile_call(**changes)
     with pytest.raises(NotImplementedError, match="RECFUSE_JIT=off forbids"):
         compile_call()
+
+
+def cached(folder: Path, file: str) -> list[bytes]:
+    """The entries of a file's kernels; each begins with what it was compiled from."""
+    entries = (path.read_bytes() for path in folder.glob("*.cubin"))
+    return [entry for entry in entries if entry[48 : 48 + len(file) + 1] == file.encode() + b"\0"]
+
+
+def test_every_variant_that_a_batch_may_ask_for_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a batch ends in memory, and how many rows a table has, decide at the call."""
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
+    staged = np.zeros((1, 2, 6), np.int32)
+    staged[0, 0, 0] = 3
+    compile_call(schedules=staged)
+    entries = cached(tmp_path, "fused_staged.cu")
+    assert sorted(entry.count(b"-DRF_EXACT=1\0") for entry in entries) == [0, 1]
+    assert {b"-DRF_BESIDE=1\0" in entry for entry in cached(tmp_path, "fused_embedding_bag.cu")} == {
+        False,
+        True,
+    }
+    many = [[0, 0, 1 << 33, 8, SUM, -1, 0], [1, 0, 10, 128, SUM, -1, 8]]
+    buffers = [(PLACE, 8 << 33, FLOAT32), (PLACE, 1280, FLOAT32)]
+    before = len(cached(tmp_path, "fused_embedding_bag.cu"))
+    compile_call(features=np.array(many, np.int64), buffers=buffers)
+    entries = cached(tmp_path, "fused_embedding_bag.cu")
+    assert len(entries) > before and any(b"-DRF_WIDE_ROWS=1\0" in entry for entry in entries)
+    call = ([(PLACE, 80, FLOAT32)], np.array([[0, 0, 10, 8, SUM, -1, 0]], np.int64), FLOAT32, 8)
+    one = np.zeros((1, 1, 6), np.int32)
+    _C.fused_embedding_bag_compile("sm_90a", call, INT64, INT64, False, True, one, 0, False, False, True)
+    entries = cached(tmp_path, "fused_embedding_bag.cu")
+    assert any(b"-DRF_POSITION=rf_i64\0" in entry for entry in entries)

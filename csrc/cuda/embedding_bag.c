@@ -261,13 +261,12 @@ static void typical_gpu(const char *arch, int32_t *sms, int64_t *l2_bytes) {
     }
 }
 
-rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
-                                   const rf_embedding_bag_schedule *schedule, int32_t alignment,
-                                   const char *arch, rf_kernel_info *info,
-                                   rf_embedding_bag_schedule *complete) {
+rf_status rf__embedding_bag_compile_for(const rf_embedding_bag_params *params,
+                                        const rf_embedding_bag_schedule *schedule, int32_t alignment,
+                                        const char *arch, int32_t sms, int64_t l2_bytes, rf_kernel_info *info,
+                                        rf_embedding_bag_schedule *complete) {
     rf_status status = RF_OK;
-    int32_t sms;
-    int64_t l2_bytes, table_bytes;
+    int64_t table_bytes;
     rf__kernel_options options;
     rf_embedding_bag_schedule filled = {0};
     RF_TRY(check_limits(params));
@@ -288,7 +287,7 @@ rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
                         " elements apart; rows must be 0 or more, and the size in bytes must fit int64",
                         params->rows, params->weight_stride);
     }
-    typical_gpu(arch, &sms, &l2_bytes);
+    if (sms <= 0) typical_gpu(arch, &sms, &l2_bytes);
     const rf__bag_shape shape = shape_of(params, alignment, sms, l2_bytes);
     if (schedule != NULL) filled = *schedule;
     RF_TRY(rf__bag_schedule_complete(&shape, &filled));
@@ -300,4 +299,11 @@ rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
     if (info != NULL) info->shared_bytes += made.dynamic_shared;
 out:
     return status;
+}
+
+rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
+                                   const rf_embedding_bag_schedule *schedule, int32_t alignment,
+                                   const char *arch, rf_kernel_info *info,
+                                   rf_embedding_bag_schedule *complete) {
+    return rf__embedding_bag_compile_for(params, schedule, alignment, arch, 0, 0, info, complete);
 }

@@ -181,10 +181,10 @@ rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *va
                                    const rf__fused_classes *classes, rf_kernel_info *info) {
     rf_status status = RF_OK;
     if (may_stage(arch, variant, classes)) {
-        const rf__fused_variant staged = staged_variant(variant);
-        rf__fused_variant others = *variant;
+        rf__fused_variant staged = staged_variant(variant), others = *variant;
         rf__fused_beside(&others, classes);
-        RF_TRY(compile(arch, &staged, classes, true, info));
+        for (staged.exact = 0; staged.exact <= 1; staged.exact++) /* where a batch ends in memory decides */
+            RF_TRY(compile(arch, &staged, classes, true, info));
         RF_TRY(compile(arch, &others, classes, false, info));
     }
     RF_TRY(compile(arch, variant, classes, false, info));

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "bag_lookups.h"
+#include "cuda/embedding_bag.h"
 #include "cuda/fused_map_device.h"
 #include "cuda/pin_rows.h"
 #include "status.h"
@@ -17,13 +18,13 @@ PyObject *rf__py_embedding_bag_compile(PyObject *module, PyObject *arguments) {
     rf_kernel_info info;
     const char *arch, *text;
     char complete_text[RF_SCHEDULE_TEXT_BYTES];
-    long long dim, stride, lookups, bags, rows = -1;
-    int alignment, dtype, index_type, offset_type, pooling, weighted, padded, check;
+    long long dim, stride, lookups, bags, rows = -1, l2_bytes = 0;
+    int sms = 0, alignment, dtype, index_type, offset_type, pooling, weighted, padded, check;
     static const float present = 0; /* never read: says that there are weights */
     rf_status status = RF_OK;
-    if (!PyArg_ParseTuple(arguments, "sLLiiiiipppLLs|L:embedding_bag_compile", &arch, &dim, &stride,
+    if (!PyArg_ParseTuple(arguments, "sLLiiiiipppLLs|LiL:embedding_bag_compile", &arch, &dim, &stride,
                           &alignment, &dtype, &index_type, &offset_type, &pooling, &weighted, &padded, &check,
-                          &lookups, &bags, &text, &rows)) {
+                          &lookups, &bags, &text, &rows, &sms, &l2_bytes)) {
         return NULL;
     }
     if (dtype < RF_FLOAT32 || dtype > RF_BFLOAT16 || index_type < RF_INT32 || index_type > RF_INT64 ||
@@ -48,8 +49,8 @@ PyObject *rf__py_embedding_bag_compile(PyObject *module, PyObject *arguments) {
     params.bags = bags;
     status = rf_embedding_bag_schedule_parse(text, &schedule);
     if (status == RF_OK) {
-        Py_BEGIN_ALLOW_THREADS status =
-            rf_embedding_bag_compile(&params, &schedule, alignment, arch, &info, &complete);
+        Py_BEGIN_ALLOW_THREADS status = rf__embedding_bag_compile_for(&params, &schedule, alignment, arch,
+                                                                      sms, l2_bytes, &info, &complete);
         Py_END_ALLOW_THREADS
     }
     if (status != RF_OK) return rf__py_raise(status, "embedding_bag_compile");

@@ -54,11 +54,11 @@ PyObject *rf__py_fused_embedding_bag_compile(PyObject *module, PyObject *argumen
     rf__fused_classes *classes = NULL;
     rf__fused_feature *features = NULL;
     rf_kernel_info info;
-    int index_type, offset_type, weighted, check, warps, timed, mapped = 0;
+    int index_type, offset_type, weighted, check, warps, timed, mapped = 0, huge = 0;
     rf_status status = RF_OK;
-    if (!PyArg_ParseTuple(arguments, "sOiippOip|p:fused_embedding_bag_compile", &arch, &call_object,
+    if (!PyArg_ParseTuple(arguments, "sOiippOip|pp:fused_embedding_bag_compile", &arch, &call_object,
                           &index_type, &offset_type, &weighted, &check, &schedules_object, &warps, &timed,
-                          &mapped)) {
+                          &mapped, &huge)) {
         return NULL;
     }
     if (rf__py_call_read(call_object, function, &call) != 0) goto out;
@@ -89,7 +89,10 @@ PyObject *rf__py_fused_embedding_bag_compile(PyObject *module, PyObject *argumen
                                  .weighted = weighted,
                                  .check = check,
                                  .timed = timed,
-                                 .foreign = mapped};
+                                 .foreign = mapped,
+                                 .wide_positions = huge};
+    for (int64_t f = 0; f < call.params.n_features; f++)
+        variant.wide_rows |= call.params.features[f].rows > UINT32_MAX;
     Py_BEGIN_ALLOW_THREADS status =
         rf__fused_features(&call.params, PyArray_DATA(schedules), sets, classes, features);
     if (status == RF_OK) {

@@ -48,7 +48,8 @@
       "embedding_bag_compile(arch: str, dim: int, stride: int, alignment: int, dtype: int, index_type: "     \
       "int, "                                                                                                \
       "offset_type: int, pooling: int, weighted: bool, padded: bool, check: bool, lookups: int, bags: int, " \
-      "schedule: str, rows: int = lookups) -> dict: the complete schedule, and what the compiler says "      \
+      "schedule: str, rows: int = lookups, sms: int, l2_bytes: int = a typical GPU's) -> dict: the "         \
+      "complete schedule, and what the compiler says "                                                       \
       "about its GPU kernel")                                                                                \
     X(small_kernels_compile,                                                                                 \
       "small_kernels_compile(arch: str): the kernels of pinning, gradients and mappings")                    \
@@ -72,7 +73,8 @@
     X(fused_embedding_bag_compile,                                                                           \
       "fused_embedding_bag_compile(arch: str, call, index_type: int, offset_type: int, weighted: bool, "     \
       "check: bool, schedules: int32 [sets, features, 6], warps: int, timed: bool, mapped: the mapping is "  \
-      "the caller's = False) -> dict: what the compiler says about the kernel that has the schedules of "    \
+      "the caller's = False, huge: batches of 2 ** 30 lookups and more = False) -> dict: what the compiler " \
+      "says about the kernel that has the schedules of "                                                     \
       "all sets")                                                                                            \
     X(fused_embedding_bag_measure,                                                                           \
       "fused_embedding_bag_measure(device: int, stream: int, call, batches: list[(indices, lookups, "        \

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from recfuse.plan import Plan
 
 _ALIGNMENT = 16  # bytes, of the memory that torch allocates
+# SMs and MiB of L2 of the server GPUs of an architecture, on which defaults depend; a typical one first.
+_GPUS = {
+    "sm_80": ((108, 40), (56, 24)),
+    "sm_86": ((84, 6), (82, 6), (72, 6)),
+    "sm_89": ((142, 96), (128, 72), (58, 48)),
+    "sm_90a": ((132, 60), (132, 50), (114, 50), (78, 60)),
+    "sm_100": ((148, 126),),
+}
 
 
 def add_parser(commands: Any) -> None:
@@ -28,10 +36,10 @@ def add_parser(commands: Any) -> None:
         description="Compiles kernels into the cache on disk, so that no process has to at its first call. "
         "Needs no GPU, only NVRTC. What is compiled: for each --plan its own kernel, and for a collection's "
         "that of calls with a mapping; for every combination of --dim, --dtype, --mode, --index, --batch and "
-        "--pooling the kernel that runs without a plan (it depends on the size of a batch; a plan, or a "
-        "--schedule with all its fields, does not); and the kernels of pinning and of gradients. A folder "
-        "filled by --out can be shipped: set RECFUSE_CACHE_DIR to it, and RECFUSE_JIT=off where nothing may "
-        "be compiled.",
+        "--pooling the kernel that runs without a plan (it depends on the GPU and the size of a batch; a "
+        "plan, or a --schedule with all its fields, does not); and the kernels of pinning and of gradients. "
+        "A folder filled by --out can be shipped: set RECFUSE_CACHE_DIR to it, and RECFUSE_JIT=off where "
+        "nothing may be compiled.",
     )
     parser.add_argument(
         "--arch",
@@ -69,9 +77,28 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--schedule", default="", help="for the combinations (default: the kernel's defaults)"
     )
+    parser.add_argument(
+        "--gpu",
+        nargs="+",
+        default=[],
+        type=_gpu,
+        metavar="SMS:MIB",
+        help="GPUs that the combinations are for, as SMs and MiB of L2, such as 132:60: the defaults depend "
+        "on both (default: the known ones of each architecture)",
+    )
+    parser.add_argument(
+        "--huge-batches", action="store_true", help="plans also for batches of 2**30 lookups and more"
+    )
     parser.add_argument("--unchecked", action="store_true", help='for calls with bounds_check="off"')
     parser.add_argument("--out", metavar="FOLDER", help="the cache to fill (default: the user's own)")
     parser.set_defaults(run=run)
+
+
+def _gpu(text: str) -> tuple[int, int]:
+    sms, _, mib = text.partition(":")
+    if not (sms.isdigit() and mib.isdigit() and int(sms) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not SMs:MiB, such as 132:60")
+    return int(sms), int(mib)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -89,16 +116,17 @@ def run(arguments: argparse.Namespace) -> int:
     jobs = {
         f"{arch} {name}": (arch, *job)
         for arch in archs
-        for name, job in (*_of_plans(plans, arguments), *_of_combinations(arguments))
+        for name, job in (*_of_plans(plans, arguments), *_of_combinations(arguments, arch))
     }
     fused = {
-        f"{arch} {name}{suffix}": (
+        f"{arch} {name}{suffix}{', huge batches' if huge else ''}": (
             arch,
-            *plan.compile_arguments(check=not arguments.unchecked, mapped=mapped),
+            *plan.compile_arguments(check=not arguments.unchecked, mapped=mapped, huge=huge),
         )
         for arch in archs
         for name, plan in collections.items()
         for mapped, suffix in ((False, ""), (True, ", with a mapping"))
+        for huge in ((False, True) if arguments.huge_batches else (False,))
     }
     if not jobs and not fused:
         raise ValueError("nothing to compile: give --plan FILE, or --dim with --dtype, --mode and --index")
@@ -183,16 +211,24 @@ def _of_plans(plans: dict[str, Plan], arguments: argparse.Namespace) -> Iterator
         )
 
 
-def _of_combinations(arguments: argparse.Namespace) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Name and arguments of the kernel of each combination."""
+def _of_combinations(arguments: argparse.Namespace, arch: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Name and arguments of the kernel of each combination, on each GPU that it may run on."""
+    gpus = arguments.gpu or _GPUS.get(arch, (None,))
     every = itertools.product(
-        arguments.dim, arguments.dtype, arguments.mode, arguments.index, arguments.batch, arguments.pooling
+        gpus,  # the outermost: most kernels of another GPU are those of the first, which are there then
+        arguments.dim,
+        arguments.dtype,
+        arguments.mode,
+        arguments.index,
+        arguments.batch,
+        arguments.pooling,
     )
-    for dim, dtype, mode, index, batch, pooling in every:
+    for gpu, dim, dtype, mode, index, batch, pooling in every:
         if dim < 1:
             raise ValueError(f"--dim is {dim}, must be >= 1")
         yield (
-            f"{dim} {dtype} {mode} {index} {batch}x{pooling}",
+            f"{dim} {dtype} {mode} {index} {batch}x{pooling}"
+            + (f" on {gpu[0]} SMs, {gpu[1]} MiB" if gpu else ""),
             (
                 *_shape(dim, dtype, index, index, mode),
                 arguments.weighted and mode == "sum",
@@ -202,6 +238,7 @@ def _of_combinations(arguments: argparse.Namespace) -> Iterator[tuple[str, tuple
                 batch,
                 arguments.schedule,
                 arguments.rows,
+                *((gpu[0], gpu[1] << 20) if gpu else ()),
             ),
         )
 

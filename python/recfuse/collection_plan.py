@@ -123,15 +123,17 @@ class CollectionPlan:
         found[:, -1] = self.expected
         return found
 
-    def compile_arguments(self, *, check: bool = True, mapped: bool = False) -> tuple[Any, ...]:
+    def compile_arguments(
+        self, *, check: bool = True, mapped: bool = False, huge: bool = False
+    ) -> tuple[Any, ...]:
         """Arguments of `_C.fused_embedding_bag_compile` for the plan's kernel, but for the architecture. No
         tables are needed: they are taken to be packed as those of a collection are. `mapped`: for calls that
-        bring a mapping, which the kernel checks.
+        bring a mapping, which the kernel checks. `huge`: for batches of 2**30 lookups and more.
 
         Raises:
             ValueError: no kernel for the plan's tables.
         """
-        return (*kernel_of(self), check, self.rows()[None], self.warps, False, mapped)
+        return (*kernel_of(self), check, self.rows()[None], self.warps, False, mapped, huge)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file, or leaves the one that is there as it is."""
