@@ -31,6 +31,7 @@ typedef CUdevice_attribute rf__cu_device_attribute;
 typedef CUfunction_attribute rf__cu_function_attribute;
 typedef CUstreamCaptureStatus rf__cu_capture_status;
 typedef CUstreamCaptureMode rf__cu_capture_mode;
+typedef CUpointer_attribute rf__cu_pointer_attribute;
 typedef CUdeviceptr rf__cu_pointer;
 typedef CUcontext rf__cu_context;
 typedef CUmodule rf__cu_module;

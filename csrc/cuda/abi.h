@@ -17,6 +17,7 @@ typedef int rf__cu_device_attribute;
 typedef int rf__cu_function_attribute;
 typedef int rf__cu_capture_status;
 typedef int rf__cu_capture_mode;
+typedef int rf__cu_pointer_attribute;
 typedef uint64_t rf__cu_pointer; /* an address on a device */
 typedef struct CUctx_st *rf__cu_context;
 typedef struct CUmod_st *rf__cu_module;
@@ -68,6 +69,8 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(STREAM_CAPTURE_STATUS_INVALIDATED, 2)                      \
     X(STREAM_CAPTURE_MODE_RELAXED, 2)                            \
     X(STREAM_NON_BLOCKING, 1)                                    \
+    X(POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                          \
+    X(MEMORYTYPE_HOST, 1)                                        \
     X(EVENT_DEFAULT, 0)                                          \
     X(EVENT_DISABLE_TIMING, 2)                                   \
     X(LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 6)
@@ -109,6 +112,8 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(rf__cu_result, cuMemFreeHost, (void *memory))                                                          \
     X(rf__cu_result, cuMemHostGetDevicePointer_v2,                                                           \
       (rf__cu_pointer * on_device, void *memory, unsigned int flags))                                        \
+    X(rf__cu_result, cuPointerGetAttribute,                                                                  \
+      (void *value, rf__cu_pointer_attribute attribute, rf__cu_pointer inside))                              \
     X(rf__cu_result, cuMemsetD32Async,                                                                       \
       (rf__cu_pointer memory, unsigned int value, size_t count, rf__cu_stream stream))                       \
     X(rf__cu_result, cuMemcpyHtoDAsync_v2,                                                                   \

@@ -86,6 +86,16 @@ out:
     return status;
 }
 
+bool rf__cuda_is_page_locked(const rf__cuda_device *device, const void *memory) {
+    unsigned int type = 0;
+    if (rf__cuda_enter(device) != RF_OK) return false;
+    /* Memory that the driver does not know of is an error. */
+    const rf__cu_result result =
+        device->driver->cuPointerGetAttribute(&type, RF__CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (uintptr_t)memory);
+    rf__cuda_leave();
+    return result == RF__CU_SUCCESS && type == RF__CU_MEMORYTYPE_HOST;
+}
+
 rf_status rf__cuda_store_of(const rf__cuda_device *device, void *stream, const rf_cuda_allocator *allocator,
                             rf__cuda_store *store) {
     rf_status status = RF_OK;

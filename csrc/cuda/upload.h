@@ -29,6 +29,9 @@ rf_status rf__cuda_store_of(const rf__cuda_device *device, void *stream, const r
 /* Whether work put into the stream goes into a graph. */
 rf_status rf__cuda_is_capturing(const rf__cuda_device *device, void *stream, bool *capturing);
 
+/* Whether copies from host memory run asynchronously: it is page-locked. */
+bool rf__cuda_is_page_locked(const rf__cuda_device *device, const void *memory);
+
 typedef struct rf__cuda_block {
     rf__cu_pointer memory; /* 0: none */
     void *handle; /* of the allocator */

@@ -47,9 +47,10 @@ out:
     return status;
 }
 
-/* mapping: int32 [rows, 8] on the CPU, copied to the device here; may be NULL. Page-locked memory is copied
- * asynchronously, and kept by torch for so long. A copy that is captured would be made again by each replay, from
- * memory that may have another mapping by then, or none: there the call makes one that stays. */
+/* mapping: int32 [rows, 8] on the CPU, may be NULL. From page-locked memory it is copied to the device here,
+ * asynchronously; torch keeps the memory for so long. From other memory torch's copy may wait for the stream, and one that
+ * is captured would be made again by each replay, from memory that may have another mapping by then, or none: there the
+ * call makes its own. */
 static rf_status mapping_read(AtenTensorHandle handle, int64_t bags, const rf__place *place,
                               const rf_cuda_stream *stream, AtenTensorHandle *copy,
                               AtenTensorHandle *on_device, rf_fused_plan *plan) {
@@ -74,7 +75,7 @@ static rf_status mapping_read(AtenTensorHandle handle, int64_t bags, const rf__p
     if (mapping.sizes[0] == 0) return RF_OK;
     RF_TRY(rf__cuda_device_get(stream->device, &device));
     RF_TRY(rf__cuda_is_capturing(device, stream->stream, &captured));
-    if (captured) return RF_OK;
+    if (captured || !rf__cuda_is_page_locked(device, mapping.data)) return RF_OK;
     RF_TRY(rf__tensor_new(mapping.sizes[0], MAPPING_FIELDS, mapping.dtype, place, on_device, &data));
     RF__TORCH_TRY(aoti_torch_copy_(*on_device, mapping.handle, true));
     plan->mapping_on_device = data;
