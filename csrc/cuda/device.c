@@ -11,8 +11,11 @@
 static _Atomic(const rf__cuda_device *)
     devices[RF__CUDA_MOST_DEVICES]; /* atomic; each is set once, under the lock */
 
-/* The lock of opening; taken inside a fork guard, so that a child finds it free. */
+/* The lock of who opens which; taken inside a fork guard, so that a child finds it free. It is open while a device is
+ * opened, which may wait for that device. */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t opened_one = PTHREAD_COND_INITIALIZER; /* used under the lock */
+static bool in_work[RF__CUDA_MOST_DEVICES]; /* a thread opens it; under the lock */
 
 rf_status rf__cuda_enter(const rf__cuda_device *device) {
     return rf__cuda_status(device->driver->cuCtxPushCurrent_v2(device->context), "cuCtxPushCurrent");
@@ -100,11 +103,17 @@ rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device) {
     if (*device != NULL) return RF_OK;
     rf__fork_guard_begin();
     pthread_mutex_lock(&opening);
+    while (in_work[ordinal]) pthread_cond_wait(&opened_one, &opening);
     *device = atomic_load_explicit(&devices[ordinal], memory_order_relaxed);
     if (*device == NULL) {
+        in_work[ordinal] = true;
+        pthread_mutex_unlock(&opening);
         status = device_open(driver, ordinal, &opened);
+        pthread_mutex_lock(&opening);
+        in_work[ordinal] = false;
         atomic_store_explicit(&devices[ordinal], opened, memory_order_release);
         *device = opened;
+        pthread_cond_broadcast(&opened_one);
     }
     pthread_mutex_unlock(&opening);
     rf__fork_guard_end();

@@ -244,6 +244,19 @@ static void others_go_on(void) {
     }
 }
 
+static void *open_other(void *argument) {
+    const rf__cuda_device *device = NULL;
+    CHECK(rf__cuda_device_get(1, &device) == RF_OK, "%s", rf_last_error());
+    return argument;
+}
+
+/* While the first device is opened. */
+static void other_is_opened(void) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, open_other, NULL) == 0, "no thread");
+    pthread_join(thread, NULL);
+}
+
 /* fused_waiting: where the driver waits for the device, no lock is held. A deadlock ends by SIGALRM. */
 void fused_waiting(char **arguments) {
     (void)arguments;
@@ -251,8 +264,9 @@ void fused_waiting(char **arguments) {
                                           "cuStreamSynchronize", "cuEventQuery",  "cuModuleLoadData"};
     const rf_cuda_stream capture = {0, capturing_stream()};
     fused_case one;
-    for (int i = 0; i < MANY; i++) pool_well(i); /* from here on each new call frees an old one */
     alarm(SECONDS);
+    driver_hook("cuStreamSynchronize", other_is_opened);
+    for (int i = 0; i < MANY; i++) pool_well(i); /* from here on each new call frees an old one */
     for (size_t i = 0; i < sizeof waiting / sizeof waiting[0]; i++) {
         const int before = driver_calls(waiting[i]);
         driver_busy(strcmp(waiting[i], "cuMemHostAlloc") ==
