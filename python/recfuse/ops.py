@@ -217,7 +217,8 @@ def fused_embedding_bag(
             none of these three.
         warps: the most warps that an SM runs at once; 0: the default.
         mapping: int32 ``[rows, 8]`` on the CPU, best in page-locked memory: this batch's work shared out
-            ahead, by ``map`` of a collection with the same schedules and warps.
+            ahead, by ``map`` of a collection with the same schedules and warps. One that was changed raises
+            ``ValueError`` unless it still has each bag of each feature once; a CUDA graph keeps a copy of it.
         any_max: False says that no feature pools by max, which spares a look at ``features``, and traced and
             compiled training the rows that won.
 
