@@ -118,6 +118,11 @@ def test_a_failure_is_not_remembered(
     cuda_build(kind).run("kernel_failure", words, cache=warm_cache, gpu=True, FAKE_CUDA_FAIL=failure)
 
 
+def test_a_long_key_is_not_hashed_whole(cuda_program: Program, warm_cache: Path) -> None:
+    output = cuda_program.run("long_keys", cache=warm_cache, gpu=True)
+    assert float(output.removeprefix("hit_ns=")) < 800  # 7 KB take 1,500 and more
+
+
 def test_a_kernel_that_is_not_in_the_cache_is_named(cuda_program: Program, warm_cache: Path) -> None:
     output = cuda_program.run("kernel", "0", "77", cache=warm_cache, gpu=True, RECFUSE_JIT="off")
     assert output.startswith("NotImplementedError: ") and "-DRF_FACTOR=77" in output
