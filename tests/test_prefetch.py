@@ -1,0 +1,45 @@
+"""Prefetching of rows at bad indices: what is asked for must end, wherever their addresses lie."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+ENDLESS = {
+    "no rows": "recfuse.embedding_bag(indices, torch.zeros(0, 4), offsets)",
+    "no rows, fused": "fused(torch.zeros(0, 4))",
+    "no columns": "recfuse.embedding_bag(indices, torch.zeros(3, 0), offsets)",
+    "no columns, fused": "fused(torch.zeros(3, 0))",
+    "address that wraps": "recfuse.embedding_bag(indices, wide, offsets)",
+    "address that wraps, fused": "fused(wide)",
+}
+PRELUDE = """
+import torch, recfuse
+offsets = torch.tensor([0, 1])
+wide = torch.zeros(3, 1 << 20)
+# Rows below the table's address, and the last ones before it wraps.
+below = [-2, -1, -(2**31)] + [-(wide.data_ptr() // wide.stride(0) // 4) - 1 - n for n in range(3)]
+values = [n for n in below if n >= torch.iinfo(torch.{integer}).min]
+def fused(weight):
+    rows, dim = weight.shape
+    features = torch.tensor([[0, 0, rows, dim, 0, -1, 0]])
+    return recfuse.fused_embedding_bag([weight], features, indices, offsets, dim)
+for value in values:
+    indices = torch.tensor([value], dtype=torch.{integer})
+    try:
+        {call}
+    except IndexError as error:
+        assert str(value) in str(error)
+    else:
+        raise SystemExit("no error")
+"""
+
+
+@pytest.mark.parametrize("integer", ("int32", "int64"))
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_bad_index_does_not_prefetch_for_ever(name, integer):
+    program = PRELUDE.format(integer=integer, call=ENDLESS[name])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr + done.stdout
