@@ -40,19 +40,6 @@ def shown(value: Any) -> str:
     return _repr.repr(value)
 
 
-def path_of(path: Any, function: str) -> str:
-    """The path of a file; TypeError, ValueError for what names none."""
-    try:
-        found = os.fsdecode(path)
-    except TypeError as error:
-        raise ArgumentTypeError(
-            f"{function}: path is a {type(path).__name__}, must be a str or an os.PathLike"
-        ) from error
-    if "\0" in found:
-        raise ArgumentValueError(f"{function}: path {shown(found)} has a NUL character")
-    return found
-
-
 def read_json(path: str, function: str = "recfuse.Plan") -> Any:
     """What a file of JSON holds.
 

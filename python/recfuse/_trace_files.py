@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import operator
 import pickle
 import zlib
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
+
+from ._arguments import path_of
+from .errors import ArgumentTypeError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +54,12 @@ def read(path: str | PathLike[str], table: int | None = None) -> NDArray[np.int6
         if len(tables) > 1:
             raise ValueError(f"traces: {path} has {len(tables)} tables; pass table or use read_tables")
         table = 0
+    try:
+        table = operator.index(table)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"traces: table is a {type(table).__name__}, must be a whole number or None"
+        ) from error
     if not 0 <= table < len(tables):
         raise IndexError(f"traces: table is {table}, {path} has 0...{len(tables) - 1}")
     return tables[table].indices
@@ -68,7 +78,7 @@ def read_tables(path: str | PathLike[str]) -> list[Table]:
             a damaged or cut file, a tuple that is not as above.
         OSError: the file cannot be opened.
     """
-    path = Path(path)
+    path = Path(path_of(path, "recfuse.traces.read"))
     name = path.name.removesuffix(".gz")
     if name.endswith(".txt"):
         tables = [Table(_read_text(path), None)]

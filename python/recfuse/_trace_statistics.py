@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from . import _C
+from ._arguments import integer, row_ids
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -173,17 +174,10 @@ def statistics(
         TypeError: ids that are not integers.
         ValueError: a trace that is not one-dimensional or too long, ids out of range, bag or window below 1.
     """
-    trace = np.asarray(trace)
-    if trace.ndim != 1:
-        raise ValueError(f"traces: trace has the shape {trace.shape}, needed is a one-dimensional one")
-    if not np.issubdtype(trace.dtype, np.integer) and len(trace):
-        raise TypeError(f"traces: trace is of {trace.dtype}, needed are integers")
-    for argument, value in (("bag", bag), ("window", window)):
-        if value < 1:
-            raise ValueError(f"traces: {argument} is {value}, allowed is >= 1")
+    trace = row_ids("traces: trace", trace)
+    bag, window = integer("traces: bag", bag, 1, 2**63 - 1), integer("traces: window", window, 1, 2**63 - 1)
     lowest, highest = (int(trace.min()), int(trace.max())) if len(trace) else (0, -1)
-    if rows is None:
-        rows = highest + 1
+    rows = highest + 1 if rows is None else integer("traces: rows", rows, 0, 2**63 - 1)
     if lowest < 0 or highest >= rows:
         raise ValueError(f"traces: trace has row ids in [{lowest}, {highest}], allowed is [0, {rows - 1}]")
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recfuse._arguments import path_of
 from recfuse._collection_batches import expectations, jagged_batches, mean_lengths, trace_of
 from recfuse._collection_parts import (
     ALWAYS_EMPTY,
@@ -32,7 +33,7 @@ from recfuse._collection_parts import (
     tables_of,
 )
 from recfuse._fused_schedule import FusedSchedule
-from recfuse._plan_file import VERSION, PlanError, path_of, read, read_file, shown, write_file
+from recfuse._plan_file import VERSION, PlanError, read, read_file, shown, write_file
 from recfuse._plan_parts import (
     Decision,
     Device,

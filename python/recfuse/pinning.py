@@ -18,10 +18,12 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from recfuse.errors import ArgumentValueError, NotATensorError
+from recfuse._arguments import integer, real, row_ids
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, NotATensorError
 from recfuse.ops import HAS_CUDA_KERNELS, raise_translated
 
 _CACHE_LINE = 128  # bytes
@@ -98,10 +100,13 @@ class PinnedRows:
         Raises:
             ValueError: not one of trace, statistics and rows; a row outside the table; a bad number.
         """
+        _check_weight("PinnedRows", weight)
+        if weight.dim() != 2:
+            _fail(f"weight has shape {list(weight.shape)}, must have [rows, dim]")
+        l2_fraction = real("recfuse.PinnedRows: l2_fraction", l2_fraction)
         if not 0 < l2_fraction <= 1:
             _fail(f"l2_fraction is {l2_fraction}, must lie in (0, 1]")
-        if every < 1:
-            _fail(f"every is {every}, must be >= 1")
+        every = integer("recfuse.PinnedRows: every", every, 1, 2**63 - 1)
         self.weight = weight
         self.l2_fraction = l2_fraction
         self.every = every
@@ -217,11 +222,15 @@ def _choice(weight: Tensor, trace: Any, statistics: Any, rows: Any) -> Tensor:
     if trace is not None:
         from recfuse import traces
 
-        trace = trace.detach().cpu().numpy() if isinstance(trace, Tensor) else trace
-        rows = traces.hottest(trace)
+        rows = traces.hottest(row_ids("recfuse.PinnedRows: trace", trace))
     elif statistics is not None:
+        if not hasattr(statistics, "hottest"):
+            raise ArgumentTypeError(
+                f"recfuse.PinnedRows: statistics is a {type(statistics).__name__}, must be what "
+                "recfuse.traces.statistics gave"
+            )
         rows = statistics.hottest
-    chosen = torch.as_tensor(rows, device="cpu").to(torch.int64).reshape(-1)
+    chosen = torch.from_numpy(row_ids("recfuse.PinnedRows: rows", rows).astype(np.int64))
     if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < weight.shape[0]:
         _fail(
             f"rows lie in [{int(chosen.min())}, {int(chosen.max())}], must lie in [0, {weight.shape[0]}), "

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from recfuse._arguments import path_of
 from recfuse._batches import Hotness, batches_of, hotness
-from recfuse._plan_file import VERSION, PlanError, path_of, read, read_file, shown, write_file
+from recfuse._plan_file import VERSION, PlanError, read, read_file, shown, write_file
 from recfuse._plan_parts import (
     Decision,
     Device,

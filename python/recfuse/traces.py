@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from . import _C
+from ._arguments import integer, row_ids
 from ._trace_files import Table, read, read_tables
 from ._trace_statistics import Statistics, statistics
+from .errors import ArgumentValueError
 
 __all__ = [
     "HOTNESS",
@@ -115,12 +117,10 @@ def generate(hotness: str, rows: int = _ROWS, lookups: int | None = None, seed: 
         ValueError: an unknown hotness, rows or lookups below 1 or 2^31 - 1 and more, or a bad seed.
     """
     if hotness not in HOTNESS:
-        raise ValueError(f"traces: hotness is {hotness!r}, allowed are {', '.join(HOTNESS)}")
-    for argument, value in (("rows", rows), ("lookups", 1 if lookups is None else lookups)):
-        if not 1 <= value <= _MAX_LOOKUPS:
-            raise ValueError(f"traces: {argument} is {value}, allowed is [1, {_MAX_LOOKUPS}]")
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"traces: seed is {seed}, allowed is [0, 2^64)")
+        raise ArgumentValueError(f"traces: hotness is {hotness!r}, allowed are {', '.join(HOTNESS)}")
+    rows = integer("traces: rows", rows, 1, _MAX_LOOKUPS)
+    lookups = None if lookups is None else integer("traces: lookups", lookups, 1, _MAX_LOOKUPS)
+    seed = integer("traces: seed", seed, 0, 2**64 - 1)
 
     if hotness in ("one_item", "random"):
         length = _scaled(_ROWS, rows) if lookups is None else lookups
@@ -150,14 +150,14 @@ def bags(
     With `include_last_offset` the offsets are [batch + 1]. Raises ValueError for an empty or not
     one-dimensional trace and for negative numbers.
     """
-    trace = np.asarray(trace)
-    if trace.ndim != 1 or len(trace) == 0:
-        raise ValueError(
-            f"traces: trace has the shape {trace.shape}, needed is a one-dimensional one, not empty"
+    trace = row_ids("traces: trace", trace)
+    if len(trace) == 0:
+        raise ArgumentValueError(
+            "traces: trace has the shape (0,), needed is a one-dimensional one, not empty"
         )
-    for argument, value in (("batch", batch), ("pooling", pooling), ("number", number)):
-        if value < 0:
-            raise ValueError(f"traces: {argument} is {value}, allowed is >= 0")
+    batch = integer("traces: batch", batch, 0, _MAX_LOOKUPS)
+    pooling = integer("traces: pooling", pooling, 0, _MAX_LOOKUPS)
+    number = integer("traces: number", number, 0, 2**63 - 1)
     size = batch * pooling
     start = number * size % len(trace)
     indices = np.resize(np.roll(trace, -start) if start else trace, size).astype(np.int64)
@@ -170,7 +170,8 @@ def hottest(trace: NDArray[np.integer], count: int | None = None) -> NDArray[np.
 
     `statistics(trace).hottest` has them too, beside what takes longer to find out.
     """
-    ids, counts = np.unique(np.asarray(trace), return_counts=True)
+    ids, counts = np.unique(row_ids("traces: trace", trace), return_counts=True)
+    count = None if count is None else integer("traces: count", count, 0, 2**63 - 1)
     return ids[np.argsort(-counts, kind="stable")][:count].astype(np.int64)
 
 

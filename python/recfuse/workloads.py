@@ -24,6 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _C
+from ._arguments import integer, real
+from .errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = ["NAMES", "Batch", "Group", "Model", "batch_sizes", "model"]
 
@@ -33,6 +35,7 @@ NAMES = ("A", "B", "C", "D", "E", "F")
 _DIMS = (4, 8, 16, 32, 64, 128)
 _ONE_HOT_ROWS, _MULTI_HOT_ROWS, _ONE_SIDE_ROWS = 1024, 4096, 4 * 4096
 _MAX_ROWS = 2**31 - 1
+_MAX_COUNT = 2**31 - 1  # samples of a batch, or batches
 _VARIANT = re.compile(r"(?P<base>[A-F])(-zipf(?P<skew>\d+(\.\d+)?))?(-rows(?P<rows>\d+))?")
 
 
@@ -100,9 +103,7 @@ class Model:
 
     def lengths(self, size: int, seed: int) -> NDArray[np.int32]:
         """Bag lengths [groups, size] of the batch that `batch(size, seed)` gives."""
-        _check_seed("seed", seed)
-        if size < 0:
-            raise ValueError(f"workloads: size is {size}, allowed is >= 0")
+        seed, size = _seed(seed), integer("workloads: size", size, 0, _MAX_COUNT)
         return _C.workload_lengths(self._group_array(), size, seed)
 
     def batch(self, size: int, seed: int, dtype: np.typing.DTypeLike = np.int32) -> Batch:
@@ -111,14 +112,19 @@ class Model:
         `dtype` is int32 or int64, of indices and offsets. Raises ValueError for another, for a negative
         size or seed, and where int32 cannot hold the number of lookups.
         """
-        dtype = np.dtype(dtype)
+        try:
+            dtype = np.dtype(dtype)
+        except TypeError as error:
+            raise ArgumentTypeError(
+                f"workloads: dtype is {dtype!r}, must be NumPy's int32 or int64"
+            ) from error
         if dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
-            raise ValueError(f"workloads: dtype is {dtype}, allowed are int32 and int64")
+            raise ArgumentValueError(f"workloads: dtype is {dtype}, allowed are int32 and int64")
         lengths = self.lengths(size, seed)
         repeats = [group.features for group in self.groups]
         lookups = int(lengths.sum(axis=1, dtype=np.int64) @ np.array(repeats))
         if lookups > np.iinfo(dtype).max:
-            raise ValueError(
+            raise ArgumentValueError(
                 f"workloads: {lookups} lookups do not fit {dtype} offsets; pass dtype=numpy.int64"
             )
         offsets = np.zeros(self.features * size + 1, dtype)
@@ -150,26 +156,25 @@ def model(name: str, seed: int = 0, skew: float | None = None, rows_scale: int |
         ValueError: an unknown name, a negative seed, a skew outside [0, 16], a factor below 1 or one
             that gives more than 2^31 - 1 rows, or a variant given both by name and by argument.
     """
-    match = _VARIANT.fullmatch(name)
+    match = _VARIANT.fullmatch(name) if isinstance(name, str) else None
     if match is None:
-        raise ValueError(
+        raise ArgumentValueError(
             f"workloads: name is {name!r}, allowed are {', '.join(NAMES)} and variants such as "
             "'A-zipf1.0', 'A-rows100' and 'A-zipf0.9-rows100'"
         )
     if (match["skew"] and skew is not None) or (match["rows"] and rows_scale is not None):
-        raise ValueError(
+        raise ArgumentValueError(
             f"workloads: name is {name!r} and the variant is given by argument too; give it once"
         )
-    skew = float(match["skew"] or 0 if skew is None else skew)
-    rows_scale = int(match["rows"] or 1 if rows_scale is None else rows_scale)
-    _check_seed("seed", seed)
+    skew = float(match["skew"] or 0) if skew is None else real("workloads: skew", skew)
+    seed = _seed(seed)
     if not 0 <= skew <= 16:
-        raise ValueError(f"workloads: skew is {skew}, allowed is [0, 16]")
+        raise ArgumentValueError(f"workloads: skew is {skew}, allowed is [0, 16]")
     base = match["base"]
     groups = _groups(base)
     largest = _MAX_ROWS // max(group.rows for group in groups)
-    if not 1 <= rows_scale <= largest:
-        raise ValueError(f"workloads: rows_scale is {rows_scale}, allowed is [1, {largest}]")
+    rows_scale = int(match["rows"] or 1) if rows_scale is None else rows_scale
+    rows_scale = integer("workloads: rows_scale", rows_scale, 1, largest)
     groups = [Group(**{**vars(group), "rows": group.rows * rows_scale}) for group in groups]
     variant = (f"-zipf{skew:g}" if skew else "") + (f"-rows{rows_scale}" if rows_scale > 1 else "")
     return Model(
@@ -191,15 +196,14 @@ def batch_sizes(
     A request's size is the floor of a lognormal, exp(normal(log `median`, log `spread`)), at least 1;
     a request above `maximum` is served in pieces of `maximum` and a rest, of which one is picked.
     """
-    _check_seed("seed", seed)
-    if count < 0:
-        raise ValueError(f"workloads: count is {count}, allowed is >= 0")
+    seed, count = _seed(seed), integer("workloads: count", count, 0, _MAX_COUNT)
+    median, spread = real("workloads: median", median), real("workloads: spread", spread)
+    maximum = integer("workloads: maximum", maximum, 1, _MAX_ROWS)
     return _C.batch_sizes(median, spread, maximum, seed, count)
 
 
-def _check_seed(argument: str, seed: int) -> None:
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"workloads: {argument} is {seed}, allowed is [0, 2^64)")
+def _seed(seed: int) -> int:
+    return integer("workloads: seed", seed, 0, 2**64 - 1)
 
 
 def _one_hot(features: int) -> list[Group]:

@@ -119,6 +119,11 @@ class FusedEmbeddingBagCollection(PackedModule):
     ) -> None:
         """Makes new tables; see the class."""
         super().__init__()
+        if not isinstance(tables, Iterable):
+            raise ArgumentTypeError(
+                f"recfuse.nn.FusedEmbeddingBagCollection: tables is a {type(tables).__name__}, must be an "
+                "iterable of recfuse.nn.Table, (num_embeddings, embedding_dim) pairs or EmbeddingBagConfigs"
+            )
         configs = list(tables)
         given = [Table.of(config) for config in configs]
         names = [table.name if table.name is not None else f"t{number}" for number, table in enumerate(given)]
@@ -277,6 +282,16 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _check_table(name: str, table: Table, sparse: bool) -> None:
+    if not isinstance(table.dtype, torch.dtype) or not table.dtype.is_floating_point:
+        raise ArgumentTypeError(
+            f"recfuse.nn.FusedEmbeddingBagCollection: dtype of {name} is {table.dtype!r}, must be a "
+            "floating-point torch.dtype"
+        )
+    if isinstance(table.feature_names, str):
+        raise ArgumentTypeError(
+            f"recfuse.nn.FusedEmbeddingBagCollection: feature_names of {name} is the str "
+            f"{table.feature_names!r}, must be a sequence of names"
+        )
     if table.mode not in MODES:
         raise ArgumentValueError(
             f'recfuse.nn.FusedEmbeddingBagCollection: mode of {name} is {table.mode!r}, must be "sum", '

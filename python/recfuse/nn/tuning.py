@@ -148,6 +148,11 @@ def _parsed(schedules: Any) -> list[list[int]]:
         try:
             schedule = FusedSchedule.parse(one) if isinstance(one, str) else one
             rows.append(list(schedule.row()))
-        except (ValueError, AttributeError) as error:
+        except AttributeError as error:
+            raise ArgumentTypeError(
+                f"recfuse: schedules[{number}] is a {type(one).__name__}, must be a text such as "
+                '"kind=pool threads=16", or an int32 tensor or array must be given for all'
+            ) from error
+        except ValueError as error:
             raise ArgumentValueError(f"recfuse: schedules[{number}]: {error}") from error
     return rows

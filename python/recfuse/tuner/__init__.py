@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from recfuse._arguments import integer, real
 from recfuse._batches import hotness
 from recfuse._plan_parts import describe_device
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
@@ -85,6 +86,8 @@ def tune(
         )
     if budget_s is None:
         budget_s = _COLLECTION_BUDGET_S if collection else _BUDGET_S
+    budget_s = real("recfuse.tune: budget_s", budget_s)
+    seed = integer("recfuse.tune: seed", seed, 0, 2**63 - 1)
     if not budget_s >= 0:
         raise ArgumentValueError(f"recfuse.tune: budget_s is {budget_s}, must be >= 0")
     if collection:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recfuse._arguments import path_of
 from recfuse._collection_parts import CollectionTrace, of_runs, runs
-from recfuse._plan_file import PlanError, path_of, read_json, write_file
+from recfuse._plan_file import PlanError, read_json, write_file
 from recfuse._plan_parts import Decision, Device
 from recfuse.errors import ArgumentValueError
 from recfuse.tuner.fused_compile import Compiler
