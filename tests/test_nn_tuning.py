@@ -33,9 +33,9 @@ def calls(monkeypatch):
     seen = []
     real = packed_module.fused_embedding_bag
 
-    def call(*arguments, sparse, **work):
-        seen.append(tuple(work[name] for name in ("schedules", "warps", "mapping")) if work else ())
-        return real(*arguments, sparse=sparse, **work)
+    def call(*arguments, **options):
+        seen.append(tuple(options[name] for name in ("schedules", "warps", "mapping") if name in options))
+        return real(*arguments, **options)
 
     monkeypatch.setattr(packed_module, "fused_embedding_bag", call)
     return seen
