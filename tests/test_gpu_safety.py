@@ -156,14 +156,21 @@ def test_a_good_call_of_another_table_runs() -> None:
 
 
 def test_what_is_found_after_raising_is_not_lost() -> None:
-    """The second bad call is in the stream before the first one is raised, and runs afterwards."""
-    call([0, 99], [0])
+    """A bad call was in another stream before an error is raised, and runs afterwards, while the stream that the
+    error is raised on is busy.
+    """
+    table, side = ten_rows(gpu.DEVICE), torch.cuda.Stream(gpu.DEVICE)
+    bad = torch.tensor([[0, 55]], device=gpu.DEVICE)
     gpu.synchronize()
-    torch.cuda._sleep(200_000_000)
-    table, bad = ten_rows(gpu.DEVICE), torch.tensor([[0, 55]], device=gpu.DEVICE)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(400_000_000)
+        recfuse.embedding_bag(bad, table, mode="sum")
+    call([0, 99], [0])
+    torch.cuda.current_stream(gpu.DEVICE).synchronize()
+    torch.cuda._sleep(1_000_000_000)
     with pytest.raises(IndexError, match="is 99"):
         call(*GOOD)
-    recfuse.embedding_bag(bad, table, mode="sum")
+    side.synchronize()
     with pytest.raises(IndexError, match="is 55"):
         recfuse.check()
 
