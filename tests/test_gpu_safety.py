@@ -156,8 +156,8 @@ def test_a_good_call_of_another_table_runs() -> None:
 
 
 def test_what_is_found_after_raising_is_not_lost() -> None:
-    """A bad call was in another stream before an error is raised, and runs afterwards, while the stream that the
-    error is raised on is busy.
+    """A bad call was in another stream before an error is raised, and runs afterwards, while the stream that
+    the error is raised on is busy.
     """
     table, side = ten_rows(gpu.DEVICE), torch.cuda.Stream(gpu.DEVICE)
     bad = torch.tensor([[0, 55]], device=gpu.DEVICE)
