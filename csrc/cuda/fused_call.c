@@ -40,9 +40,10 @@ static bool same_buffers(const rf__fused_call *call, const rf_fused_embedding_ba
 static bool is_for(const rf__fused_call *call, const rf__cuda_store *store,
                    const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules) {
     const size_t n = (size_t)params->n_features;
-    return call->store.stream_id == store->stream_id && call->n_features == params->n_features &&
-           call->n_buffers == params->n_buffers && call->output_dim == params->output_dim &&
-           call->output_stride == params->output_stride &&
+    return call->store.stream_id == store->stream_id &&
+           call->store.allocator.allocate == store->allocator.allocate &&
+           call->n_features == params->n_features && call->n_buffers == params->n_buffers &&
+           call->output_dim == params->output_dim && call->output_stride == params->output_stride &&
            call->output_alignment == alignment_of(params->output) &&
            call->output_dtype == (int32_t)params->output_dtype &&
            call->weighted == (params->sample_weights != NULL) &&
@@ -170,22 +171,39 @@ static rf__fused_call *call_find(const rf__cuda_store *store, const rf_fused_emb
     return NULL;
 }
 
-/* Takes the calls that are too many out of the list; those that nobody uses are returned. Under the lock. */
+/* Takes a call out of the list, and puts it in front of `unused` if nobody uses it. Under the lock. */
+static void call_drop(call_lists *lists, rf__fused_call **at, rf__fused_call **unused) {
+    rf__fused_call *old = *at;
+    *at = old->next;
+    old->next = NULL;
+    old->dropped = true;
+    for (rf__fused_mapped *one = old->mapped; one != NULL; one = one->next) lists->mapped_bytes -= one->bytes;
+    if (old->users > 0) return;
+    old->next = *unused;
+    *unused = old;
+}
+
+/* Drops the calls that are too many; those that nobody uses are returned. Under the lock. */
 static rf__fused_call *calls_drop(call_lists *lists) {
     rf__fused_call *unused = NULL, **at = &lists->calls;
     for (int32_t i = 0; i < MOST_CALLS && *at != NULL; i++) at = &(*at)->next;
-    while (*at != NULL) {
-        rf__fused_call *old = *at;
-        *at = old->next;
-        old->next = NULL;
-        old->dropped = true;
-        for (rf__fused_mapped *one = old->mapped; one != NULL; one = one->next)
-            lists->mapped_bytes -= one->bytes;
-        if (old->users > 0) continue;
-        old->next = unused;
-        unused = old;
-    }
+    while (*at != NULL) call_drop(lists, at, &unused);
     return unused;
+}
+
+void rf__fused_forget(const rf__cuda_store *store) {
+    call_lists *lists = lists_of(store);
+    rf__fused_call *unused = NULL, **at = &lists->calls;
+    rf__cuda_lock(store->device);
+    while (*at != NULL) {
+        if ((*at)->store.stream_id == store->stream_id && (*at)->store.allocator.allocate == NULL) {
+            call_drop(lists, at, &unused);
+        } else {
+            at = &(*at)->next;
+        }
+    }
+    rf__cuda_unlock(store->device);
+    call_free_all(unused);
 }
 
 rf_status rf__fused_call_acquire(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,

@@ -50,6 +50,10 @@ rf_status rf__fused_prepare_timed(const rf__cuda_store *store, const rf_fused_em
 /* When the launch is in the stream. Zeros are fine, and left. */
 void rf__fused_release(rf__fused_ready *ready);
 
+/* Drops the descriptions of the store's stream that are in memory of the driver, which waits for the device to free it:
+ * so that no later call has to. For who waits anyway. */
+void rf__fused_forget(const rf__cuda_store *store);
+
 /* Bytes of workspace that a mapping needs. */
 int64_t rf__fused_workspace(const rf__fused_mapping *mapping);
 /* Puts the work into the stream, in the device's context. `cycles`: uint64_t [n_features] on the device, if blocks are

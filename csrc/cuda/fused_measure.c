@@ -201,6 +201,7 @@ rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, doubl
     if (status == RF_OK) status = rf__fused_pending(device, &work->batches[0], stream->stream);
     (void)rf__cuda_capture_mode(device->driver, mode);
     rf__cuda_leave();
+    rf__fused_forget(&store); /* there is one for each set */
 out:
     return status;
 }
