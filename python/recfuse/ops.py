@@ -25,6 +25,7 @@ WEIGHT_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 INTEGER_DTYPES = frozenset((torch.int32, torch.int64))
 HAS_CUDA_KERNELS = torch.version.hip is None  # on ROCm too, torch calls the device "cuda"
 
+_DEFAULTS = (-1, "on", 0)
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _embedding_bag = torch.ops.recfuse.embedding_bag.default
 _fused_embedding_bag = torch.ops.recfuse.fused_embedding_bag.default
@@ -248,6 +249,8 @@ def fused_embedding_bag(
     try:
         if derivatives:
             return pooled(FusedEmbeddingBag, *arguments, any_max, options, *weights)
+        if schedules is None and mapping is None and (prefetch_distance, bounds_check, warps) == _DEFAULTS:
+            options = ()  # which take time to hand over
         with _below_autograd():
             return _fused_embedding_bag(weights, *arguments, *options)
     except RuntimeError as error:

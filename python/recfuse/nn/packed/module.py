@@ -166,7 +166,11 @@ class PackedModule(torch.nn.Module):
 
     def packed_weights(self) -> list[Tensor]:
         """The Parameters now: ``[rows, dim]`` each, in the order of the layout's groups."""
-        return [getattr(self, name) for name in self.layout.parameter_names]
+        parameters = self._parameters
+        try:
+            return [parameters[name] for name in self.layout.parameter_names]
+        except KeyError:  # parametrized or pruned: computed by the class or by a hook
+            return [getattr(self, name) for name in self.layout.parameter_names]
 
     @property
     def tables(self) -> Tables:
@@ -201,6 +205,8 @@ class PackedModule(torch.nn.Module):
     ) -> Tensor:
         """Pools feature-major jagged lookups; see :class:`recfuse.nn.FusedEmbeddingBagCollection`."""
         layout, weights = self.layout, self.packed_weights()
+        if torch.compiler.is_dynamo_compiling():
+            torch._dynamo.mark_static(layout.features)  # as many as there are, whatever the batch
         if mapping is not None:
             check_mapping(mapping, layout, offsets)
         if not has_kernel(weights):
