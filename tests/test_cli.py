@@ -68,6 +68,8 @@ def test_bad_command_lines_end_with_status_2(capsys, arguments):
     (
         (["tune", "--trace", "warm"], "'warm', which is neither a file nor one of one_item, high"),
         (["tune", "--trace", "low", "--dim", "0"], "--dim is 0, must be >= 1"),
+        (["tune", "--trace", "low", "--rows", "0"], "--rows is 0, must be >= 1"),
+        (["tune", "--trace", "low", "--device", "tpux"], "--device is 'tpux', must be cpu, cuda or cuda:N"),
         (
             ["tune", "--trace", "low", "--out", "/absent/plan.json", *TINY],
             "'/absent' is missing or not writable",

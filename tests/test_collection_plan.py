@@ -401,6 +401,29 @@ def test_a_file_of_something_else_is_not_a_collection(capsys, tmp_path):
         assert words in capsys.readouterr().err
 
 
+def test_a_file_of_another_class_says_which(capsys, tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "a.pt")
+    torch.save(batches(), tmp_path / "b.pt")
+    with pytest.raises(SystemExit):
+        files = ["--collection", str(tmp_path / "a.pt"), "--batches", str(tmp_path / "b.pt")]
+        cli.main(["tune", "--device", "cpu", *files])
+    error = capsys.readouterr().err
+    assert "holds a torch.nn.modules.linear.Linear, must hold tensors or collections" in error
+
+
+def test_tune_takes_a_list_from_a_file(tuned, tmp_path):
+    made = FusedEmbeddingBagList([EmbeddingBag(50, 4, mode="sum"), EmbeddingBag(60, 8, mode="sum")])
+    given = [([torch.tensor([0])] * 2, [torch.tensor([1]), torch.tensor([2, 3])])]
+    made.calibrate(given)
+    torch.save(made, tmp_path / "c.pt")
+    torch.save(given, tmp_path / "b.pt")
+    files = ["--collection", str(tmp_path / "c.pt"), "--batches", str(tmp_path / "b.pt")]
+    assert cli.main(["tune", *files, "--device", "cpu"]) == 0
+    ((module, batches, _, _),) = tuned
+    assert tables_of(module) == tables_of(made) and torch.equal(module.schedules, made.schedules)
+    assert module._lookups_of(batches[0], "here").indices.tolist() == [1, 2, 3]
+
+
 def test_names_are_there_at_first_use():
     assert recfuse.CollectionPlan is CollectionPlan
     assert "CollectionPlan" in set(dir(recfuse)) & set(recfuse.__all__)

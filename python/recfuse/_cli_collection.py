@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
+_FOREIGN = re.compile(r"Unsupported global: GLOBAL (\S+)")  # torch.load's words for a class it does not make
 _SIZES_SEED = 1  # of the sizes of a workload's batches; the batches themselves go by --seed
 
 
@@ -37,7 +39,8 @@ def problem_of(arguments: argparse.Namespace, device: str) -> tuple[Any, list[An
     if not os.path.isfile(str(arguments.batches or "")):
         raise ValueError(
             f"--batches is {arguments.batches!r}, must with --collection be a file that torch.save wrote: a "
-            "list of tuples (indices, offsets) or (indices, offsets, per_sample_weights)"
+            "list of tuples (indices, offsets) or (indices, offsets, per_sample_weights), or for a "
+            "FusedEmbeddingBagList (offsets, indices) or (offsets, indices, row_weights)"
         )
     collection = _collection(arguments.collection, arguments.mode).to(device)
     return collection, _load(arguments.batches, "--batches", (list, tuple))
@@ -115,5 +118,7 @@ def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
 
 def _line(error: Exception) -> str:
     """The line of an error of torch.load that says what it is."""
+    if found := _FOREIGN.search(str(error)):
+        return f"it holds a {found[1]}, must hold tensors or collections of recfuse.nn alone"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return next((line for line in lines if "WeightsUnpickler error" in line), lines[0])

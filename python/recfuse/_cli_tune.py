@@ -45,7 +45,8 @@ def add_parser(commands: Any) -> None:
         "--batches",
         metavar="N|FILE",
         help="batches cut out of the trace, or of the workload (default: 16); with --collection a file, as "
-        "torch.save writes a list of tuples (indices, offsets) or (indices, offsets, per_sample_weights)",
+        "torch.save writes a list of tuples (indices, offsets) or (indices, offsets, per_sample_weights), or "
+        "for a FusedEmbeddingBagList (offsets, indices) or (offsets, indices, row_weights)",
     )
     parser.add_argument(
         "--budget", type=float, metavar="S", help="seconds (default: 60, for a collection 120)"
@@ -70,7 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     _check_counts(arguments)
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ValueError(f"--device is {device!r}, must be cpu, cuda or cuda:N") from error
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device is {device!r}, but torch {torch.__version__} finds no CUDA device here")
     module, batches = (_table if arguments.trace else _cli_collection.problem_of)(arguments, device)
     if arguments.out:  # better now than after a minute
@@ -85,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_counts(arguments: argparse.Namespace) -> None:
-    names = ["dim", "batch", "pooling"] + ["batches"] * (not arguments.collection)
+    names = ["rows", "dim", "batch", "pooling"] + ["batches"] * (not arguments.collection)
     for name in names:
         given = getattr(arguments, name)
         if given is not None and (not str(given).lstrip("-").isdecimal() or int(given) < 1):
