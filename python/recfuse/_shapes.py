@@ -86,8 +86,15 @@ def _(
     dtype: int,
     *_: Any,
 ) -> tuple[Tensor, Tensor]:
-    count = torch.library.get_ctx().new_dynamic_size()
+    count = _rows_found(indices)
     return grad.new_empty((count,), dtype=torch.int64), grad.new_empty((count, dim), dtype=DTYPES[dtype])
+
+
+def _rows_found(indices: Tensor) -> Any:
+    try:
+        return torch.library.get_ctx().new_dynamic_size()
+    except RuntimeError:  # sizes that depend on contents are not known here: as many as there may be
+        return indices.shape[0]
 
 
 @torch.library.register_fake("recfuse::fused_embedding_bag_winners")
