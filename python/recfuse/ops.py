@@ -229,8 +229,8 @@ def fused_embedding_bag(
     Raises:
         ValueError, TypeError: a bad argument. IndexError: an index outside its table; names feature and bag.
 
-    ``torch.func.grad``, ``vjp`` and ``vmap`` (one call after another) work; forward-mode and second derivatives
-    raise NotImplementedError.
+    ``torch.func.grad``, ``vjp`` and ``vmap`` (one call after another) work; forward-mode and second
+    derivatives raise NotImplementedError.
 
     A bad index or offset found on a GPU counts as a row of zeros with no gradient, and is raised by the next
     call with these tables, or by :func:`check`.
