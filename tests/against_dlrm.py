@@ -1,9 +1,10 @@
 """Trains facebookresearch/dlrm's own script as it is and after ``recfuse.swap``, and compares the losses.
 
-    python tests/against_dlrm.py ~/dlrm [-- ARGUMENTS OF dlrm_s_pytorch.py]
+    python tests/against_dlrm.py ~/dlrm [CASE ...] [-- MORE ARGUMENTS OF dlrm_s_pytorch.py]
 
-The checkout stays unmodified: its ``DLRM_Net`` is swapped right after it is built. Needs what the script
-imports (scikit-learn, tensorboard, mlperf-logging). Exits with 1 where a printed loss differs.
+The checkout stays unmodified: its ``DLRM_Net`` is swapped right after it is built, or, in the cases that say
+so, between two steps with ``optimizers=[optimizer]``. Needs what the script imports (scikit-learn,
+tensorboard). Without a CASE all are run. Exits with 1 where a loss or an output differs.
 """
 
 from __future__ import annotations
@@ -27,48 +28,115 @@ ARGUMENTS = [
     "--print-freq=5",
     "--numpy-rand-seed=5",
 ]
+CASES: dict[str, list[str]] = {
+    "sgd": [],
+    "sgd dense": [],
+    "sgd between steps": [],
+    "adagrad": ["--optimizer=adagrad"],
+    "adagrad dense": ["--optimizer=adagrad"],
+    "adagrad between steps": ["--optimizer=adagrad"],
+    "rwsadagrad": ["--optimizer=rwsadagrad"],
+    "rwsadagrad between steps": ["--optimizer=rwsadagrad"],
+    "fixed weights": ["--weighted-pooling=fixed"],
+    "learned weights": ["--weighted-pooling=learned"],
+    "learned weights, adagrad between steps": ["--weighted-pooling=learned", "--optimizer=adagrad"],
+    "schedule": ["--lr-num-warmup-steps=10", "--lr-decay-start-step=20", "--lr-num-decay-steps=20"],
+    "inference": ["--inference-only"],
+    "inference, fixed weights": ["--inference-only", "--weighted-pooling=fixed"],
+    "inference, 8 bits": ["--inference-only", "--quantize-emb-with-bit=8"],
+    "inference, 4 bits": ["--inference-only", "--quantize-emb-with-bit=4"],
+    "qr": ["--qr-flag"],
+    "qr add, all tables": ["--qr-flag", "--qr-operation=add", "--qr-threshold=1"],
+    "qr that takes no table": ["--qr-flag", "--qr-threshold=1000000"],
+    "md": ["--md-flag"],
+    "md rounded": ["--md-flag", "--md-round-dims"],
+    "md that takes no table": ["--md-flag", "--md-threshold=1000000"],
+}
 RUN = """
 import sys
 import dlrm_s_pytorch as script
-if {swap}:
-    import recfuse
-    build = script.DLRM_Net.__init__
-    def build_and_swap(self, *args, **kwargs):
-        build(self, *args, **kwargs)
+swap, case = {swap!r}, {case!r}
+build, models, steps = script.DLRM_Net.__init__, [], []
+def build_and_swap(self, *args, **kwargs):
+    build(self, *args, **kwargs)
+    models.append(self)
+    if "dense" in case:
+        for bag in self.emb_l:
+            bag.sparse = False
+    if swap and "between" not in case:
+        import recfuse
         print(recfuse.swap(self))
-    script.DLRM_Net.__init__ = build_and_swap
+def between(optimizer, args, kwargs):
+    steps.append(optimizer)
+    if len(steps) in (10, 40):
+        print(recfuse.swap(models[0], optimizers=[optimizer]))
+    if len(steps) == 25:
+        print(recfuse.unswap(models[0], optimizers=[optimizer]))
+if swap and "between" in case:
+    import recfuse
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    register_optimizer_step_post_hook(between)
+forward = script.DLRM_Net.forward
+def forward_and_print(self, *args):
+    result = forward(self, *args)
+    print("output", result.detach().double().sum().item())
+    return result
+script.DLRM_Net.__init__ = build_and_swap
+script.DLRM_Net.forward = forward_and_print
 script.run()
 """
 
 
-def losses(checkout: Path, arguments: list[str], swap: bool) -> list[str]:
-    """The losses that the script prints."""
+def figures(checkout: Path, case: str, arguments: list[str], swap: bool) -> tuple[list[float], list[float]]:
+    """The losses that the script prints, and the sum of the model's output for each batch."""
     path = os.pathsep.join((str(ROOT / "python"), str(checkout), os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
-        [sys.executable, "-c", RUN.format(swap=swap), *arguments],
+        [sys.executable, "-c", RUN.format(swap=swap, case=case), *arguments],
         cwd=checkout,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
     )
     if done.returncode != 0:
-        sys.exit(f"the script failed {'after' if swap else 'before'} the swap:\n{done.stderr}")
+        sys.exit(f"{case}: the script failed {'after' if swap else 'before'} the swap:\n{done.stderr}")
     if swap:
-        print(
-            "\n".join(line for line in done.stdout.splitlines() if "EmbeddingBag" in line or "fused" in line)
-        )
-    return re.findall(r"loss (\S+)", done.stdout)
+        for line in done.stdout.splitlines():
+            if re.search(r" (left|fused|restored)( |,|$)", line):
+                print(f"    {line[:200]}")
+    losses = [float(found) for found in re.findall(r"loss (\S+)", done.stdout)]
+    return losses, [float(found) for found in re.findall(r"^output (\S+)", done.stdout, re.MULTILINE)]
+
+
+def worst(before: list[float], after: list[float]) -> float:
+    """The largest relative difference; infinite where numbers are missing or none."""
+    if len(before) != len(after):
+        return float("inf")
+    pairs = zip(before, after, strict=True)
+    differences = [abs(one - other) / max(abs(one), 1e-6) for one, other in pairs]
+    return float("inf") if any(number != number for number in differences) else max(differences, default=0.0)
 
 
 def main() -> int:
     """Compares; returns the exit status."""
     if len(sys.argv) < 2 or not (Path(sys.argv[1]) / "dlrm_s_pytorch.py").exists():
         sys.exit((__doc__ or "").strip())
-    checkout, arguments = Path(sys.argv[1]), sys.argv[3:] or ARGUMENTS
-    before, after = (losses(checkout, arguments, swap) for swap in (False, True))
-    for one, other in zip(before, after, strict=True):
-        print(one, other, "" if one == other else "<- differs")
-    return 0 if before and before == after else 1
+    checkout, rest = Path(sys.argv[1]), sys.argv[2:]
+    more = rest[rest.index("--") + 1 :] if "--" in rest else []
+    cases = rest[: rest.index("--")] if "--" in rest else rest
+    failed = 0
+    for case in cases or CASES:
+        arguments = [*ARGUMENTS, *CASES[case], *more]
+        print(f"{case}: {' '.join(CASES[case])}", flush=True)
+        before, after = (figures(checkout, case, arguments, swap) for swap in (False, True))
+        losses, outputs = (worst(*pair) for pair in zip(before, after, strict=True))
+        wrong = not before[1] or losses > 1e-5 or outputs > 1e-5
+        failed += wrong
+        print(
+            f"    largest relative difference of {len(before[0])} losses {losses:.1e}, of {len(before[1])} "
+            f"batches' outputs {outputs:.1e}{'  <- DIFFERS' if wrong else ''}",
+            flush=True,
+        )
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

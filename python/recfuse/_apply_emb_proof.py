@@ -19,7 +19,7 @@ from torch import Tensor
 
 from recfuse._apply_emb import defaults_of, method_of
 
-_MOST_ROW_WEIGHTS = 1 << 20  # rows of a table whose row weights a probe makes up
+_MOST_ROW_WEIGHTS = 1 << 16  # rows of a table whose row weights a probe makes up
 _MISSING = object()
 _CALL = inspect.signature(torch.nn.EmbeddingBag.forward)
 

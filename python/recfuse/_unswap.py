@@ -13,8 +13,10 @@ from recfuse._apply_emb import FusedApplyEmb
 from recfuse._swap_report import SwapReport
 from recfuse.errors import ArgumentTypeError
 from recfuse.nn.embedding_bag import EmbeddingBag
+from recfuse.nn.packed.holders import check_holders
 from recfuse.nn.packed.module import PackedModule
-from recfuse.nn.packed.optimizers import Move, Piece, Target, check_holders
+from recfuse.nn.packed.optimizer_state import Piece
+from recfuse.nn.packed.optimizers import Move, Target
 from recfuse.nn.table_list import FusedEmbeddingBagList
 
 _WHAT = "recfuse.unswap"

@@ -17,9 +17,10 @@ from recfuse._unswap import unswap
 from recfuse.errors import ArgumentTypeError
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.packed.fusable import has_hooks, why_not_fusable
+from recfuse.nn.packed.holders import check_holders, gradient_hooks
 from recfuse.nn.packed.memory import advise_huge_pages
 from recfuse.nn.packed.module import PackedModule
-from recfuse.nn.packed.optimizers import check_holders, gradient_hooks, plan_move
+from recfuse.nn.packed.optimizers import plan_move
 from recfuse.nn.table_list import FusedEmbeddingBagList
 from recfuse.ops import WEIGHT_DTYPES
 

@@ -16,6 +16,7 @@ from recfuse._shapes import fused_dtype
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.mapping import Mapper, Mapping
 from recfuse.nn.packed import state
+from recfuse.nn.packed.holders import check_holders
 from recfuse.nn.packed.layout import (
     Group,
     Layout,
@@ -26,7 +27,7 @@ from recfuse.nn.packed.layout import (
     parameter_names,
 )
 from recfuse.nn.packed.memory import advise_huge_pages
-from recfuse.nn.packed.optimizers import check_holders, plan_move
+from recfuse.nn.packed.optimizers import plan_move
 from recfuse.nn.packed.pooling import check_mapping, has_kernel, on_gpu, pool_one_by_one, table_call
 from recfuse.nn.packed.table import Tables
 from recfuse.nn.tuning import Tuning

@@ -7,21 +7,16 @@ its state moves along.
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-
-_DEPTH = 3  # containers inside one another that an optimizer's attributes are searched through
-_SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
+from recfuse.nn.packed.optimizer_parts import all_of, containers, groups_of
+from recfuse.nn.packed.optimizer_state import Entry, Piece, described, gathered, kinds_of
 
 # The step of these treats a Parameter as one matrix: packed with other tables it would be another step.
 _WHOLE_MATRIX = {
@@ -34,15 +29,6 @@ _WHOLE_MATRIX = {
 }
 
 
-class Piece(NamedTuple):
-    """Rows that a new Parameter takes from an old one."""
-
-    source: int  # which of the old Parameters
-    source_row: int
-    rows: int
-    row: int  # the first in the new Parameter
-
-
 class Target(NamedTuple):
     """A new Parameter, and what it is made of."""
 
@@ -50,23 +36,10 @@ class Target(NamedTuple):
     name: str  # as in named_parameters() of the module that owns it
     pieces: list[Piece]
 
-
-@dataclass(frozen=True)
-class _Entry:
-    """One entry of the state of one old Parameter."""
-
-    value: Any
-    kind: str  # "element" (shape of the Parameter), "row" (first dimension its rows) or "scalar"
-
-    def tag(self) -> Hashable:
-        """What must be equal in all Parameters that are packed into one."""
-        if not isinstance(self.value, Tensor):
-            return self.kind, type(self.value), self.value
-        if self.kind == "scalar":
-            content: Hashable = (tuple(self.value.shape), *self.value.reshape(-1).tolist())
-        else:
-            content = (self.value.layout, tuple(self.value.shape[1:]))
-        return self.kind, self.value.dtype, self.value.device, content
+    @property
+    def rows(self) -> int:
+        """Of the new Parameter, gap rows included."""
+        return self.parameter.shape[0]
 
 
 class Move:
@@ -81,11 +54,11 @@ class Move:
         self._weights = list(weights)
         self._numbers = {id(weight): number for number, weight in reversed(list(enumerate(weights)))}
         self._what = what
-        self._optimizers = _all_of(optimizers, what)
+        self._optimizers = all_of(optimizers, what)
         self._lists = _distinct(
             (optimizer, group)
             for optimizer in self._optimizers
-            for group in _groups_of(optimizer)
+            for group in groups_of(optimizer)
             if any(id(entry) in self._numbers for entry in group["params"])
         )
         self._states = _distinct_states(self._optimizers)
@@ -131,7 +104,9 @@ class Move:
         """
         with torch.no_grad():
             states = [[self._state_of(target, entries) for target in targets] for entries in self._entries]
-            gradients = [self._gathered(target, self._gradients) for target in targets]
+            gradients = [
+                gathered(target.pieces, target.parameter.shape[0], self._gradients) for target in targets
+            ]
         for _, group in self._lists:
             self._replace(group, targets)
         for mapping in self._named:
@@ -167,11 +142,11 @@ class Move:
 
     def _named_parameters(self, optimizer: Optimizer) -> Iterator[MutableMapping[str, Any]]:
         """Dictionaries from names to Parameters, as TorchRec's KeyedOptimizer has; refuses other places."""
-        lists = {id(group["params"]) for group in _groups_of(optimizer)}
+        lists = {id(group["params"]) for group in groups_of(optimizer)}
         for attribute, value in vars(optimizer).items():
             if attribute in ("param_groups", "state"):
                 continue
-            for container in _containers(value):
+            for container in containers(value):
                 if id(container) in lists:
                     continue
                 inside = container.values() if isinstance(container, Mapping) else container
@@ -186,7 +161,7 @@ class Move:
                     f"attribute {attribute!r}, where they cannot be replaced; make it afterwards"
                 )
 
-    def _entries_of(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> dict[int, dict[str, _Entry]]:
+    def _entries_of(self, optimizer: Optimizer, state: Mapping[Any, Any]) -> dict[int, dict[str, Entry]]:
         """The entries of each weight that has a state."""
         found: dict[int, dict[str, Any]] = {}
         for number, weight in enumerate(self._weights):
@@ -202,30 +177,30 @@ class Move:
         kinds: dict[str, list[str]] = {}
         for number, values in found.items():
             for key, value in values.items():
-                possible = _kinds(value, self._weights[number])
+                possible = kinds_of(value, self._weights[number])
                 kinds[key] = [kind for kind in kinds.get(key, possible) if kind in possible]
                 if not kinds[key]:
                     raise ArgumentValueError(
                         f"{self._what}: state entry {key!r} of {type(optimizer).__name__} is "
-                        f"{_described(value)} for a Parameter of shape {tuple(self._weights[number].shape)}, "
+                        f"{described(value)} for a Parameter of shape {tuple(self._weights[number].shape)}, "
                         "must be of its shape, have a first dimension of its rows, or be one number; make "
                         "the optimizer afterwards"
                     )
         return {
-            number: {key: _Entry(value, kinds[key][0]) for key, value in values.items()}
+            number: {key: Entry(value, kinds[key][0]) for key, value in values.items()}
             for number, values in found.items()
         }
 
-    def _gradient(self, weight: Parameter) -> _Entry | None:
+    def _gradient(self, weight: Parameter) -> Entry | None:
         gradient = weight.grad
         if gradient is None:
             return None
-        if "element" not in _kinds(gradient, weight):
+        if "element" not in kinds_of(gradient, weight):
             raise ArgumentValueError(
-                f"{self._what}: the gradient of a table's weight is {_described(gradient)}, must be of its "
+                f"{self._what}: the gradient of a table's weight is {described(gradient)}, must be of its "
                 f"shape {tuple(weight.shape)}, dense or sparse COO by rows; set it to None before"
             )
-        return _Entry(gradient, "element")
+        return Entry(gradient, "element")
 
     def _tag(self, number: int) -> Hashable:
         weight, gradient = self._weights[number], self._gradients[number]
@@ -243,33 +218,18 @@ class Move:
             None if gradient is None else gradient.tag(),
         )
 
-    def _state_of(self, target: Target, entries: Mapping[int, Mapping[str, _Entry]]) -> dict | None:
+    def _state_of(self, target: Target, entries: Mapping[int, Mapping[str, Entry]]) -> dict | None:
         first = entries.get(target.pieces[0].source) if target.pieces else None
         if first is None:
             return None
         return {
-            key: self._gathered(target, {number: values.get(key) for number, values in entries.items()})
+            key: gathered(
+                target.pieces,
+                target.parameter.shape[0],
+                {number: values.get(key) for number, values in entries.items()},
+            )
             for key in first
         }
-
-    def _gathered(self, target: Target, entries: Any) -> Any:
-        """One entry of a new Parameter: rows of old ones at their places, zeros between them."""
-        parts = [(piece, entries[piece.source]) for piece in sorted(target.pieces, key=lambda p: p.row)]
-        first = parts[0][1] if parts else None
-        if first is None:
-            return None
-        value = first.value
-        if first.kind == "scalar":
-            return value.clone() if isinstance(value, Tensor) else value
-        shape = (target.parameter.shape[0], *value.shape[1:])
-        if value.layout == torch.sparse_coo:
-            return _gathered_sparse(parts, shape)
-        result = value.new_zeros(shape)
-        for piece, entry in parts:
-            result[piece.row : piece.row + piece.rows].copy_(
-                entry.value[piece.source_row : piece.source_row + piece.rows]
-            )
-        return result
 
     def _replace(self, group: dict[str, Any], targets: Sequence[Target]) -> None:
         """Puts the new Parameters where the first old one was; the list stays the same object, for those
@@ -335,131 +295,6 @@ def plan_move(
     return Move(optimizers, weights, what)
 
 
-def check_holders(weights: Sequence[Tensor], optimizers: Sequence[Optimizer], what: str) -> None:
-    """Looks through the process for optimizers and parallel wrappers that would go on with old Parameters.
-
-    Args:
-        weights: the Parameters that will be replaced.
-        optimizers: those that are handed over, and so may hold them.
-        what: who replaces them, for the errors.
-
-    Raises:
-        ValueError: names what holds one of the weights, and what to do.
-    """
-    numbers = {id(weight): number for number, weight in enumerate(weights)}
-    known = {
-        id(group["params"]) for optimizer in _all_of(optimizers, what) for group in _groups_of(optimizer)
-    }
-    if _first_holder(numbers, known) is None:
-        return
-    gc.collect()  # what nobody refers to any more is no holder
-    if (found := _first_holder(numbers, known)) is None:
-        return
-    holder, number = found
-    shape = tuple(weights[number].shape)
-    kind = type(holder).__name__
-    if not isinstance(holder, Optimizer):
-        raise ArgumentValueError(
-            f"{what}: a {kind} wraps a module with the weight of table {number}, of shape {shape}, which is "
-            f"about to be replaced; call {what} first, then wrap the model"
-        )
-    if any(own is holder for own in getattr(weights[number], "_in_backward_optimizers", ())):
-        raise ArgumentValueError(
-            f"{what}: {kind} was applied in the backward to the weight of table {number}, of shape {shape}, "
-            f"which is about to be replaced; call {what} first, then apply it"
-        )
-    raise ArgumentValueError(
-        f"{what}: an optimizer, {kind}, holds the weight of table {number}, of shape {shape}, which is about "
-        "to be replaced, and would go on with the old one; hand it over (optimizers=[optimizer]), or make it "
-        f"after {what}"
-    )
-
-
-def gradient_hooks(weight: Tensor) -> str | None:
-    """What acts on a Parameter's gradient and would be lost with it, in words; None: nothing."""
-    if getattr(weight, "_in_backward_optimizers", None):
-        return "an optimizer is applied to its weight in the backward"
-    if getattr(weight, "_backward_hooks", None) or getattr(weight, "_post_accumulate_grad_hooks", None):
-        return "its weight has gradient hooks"
-    return None
-
-
-def _first_holder(numbers: Mapping[int, int], known: set[int]) -> tuple[Any, int] | None:
-    """An optimizer or wrapper with one of the weights, and which; None: there is none."""
-    wrappers = _wrappers()
-    for candidate in gc.get_objects():
-        kind = type(candidate)  # not isinstance, which asks proxies for their __class__
-        if issubclass(kind, Optimizer):
-            for group in _groups_of(candidate):
-                if id(group["params"]) in known:
-                    continue
-                for entry in group["params"]:
-                    if id(entry) in numbers:
-                        return candidate, numbers[id(entry)]
-        elif issubclass(kind, wrappers):
-            for entry in candidate.parameters():
-                if id(entry) in numbers:
-                    return candidate, numbers[id(entry)]
-    return None
-
-
-def _wrappers() -> tuple[type, ...]:
-    """Classes that note the Parameters of the module they wrap."""
-    found = [torch.nn.parallel.DistributedDataParallel]
-    module = sys.modules.get("torch.distributed.fsdp")
-    if (sharded := getattr(module, "FullyShardedDataParallel", None)) is not None:
-        found.append(sharded)
-    return tuple(found)
-
-
-def _all_of(optimizers: Sequence[Optimizer], what: str) -> list[Optimizer]:
-    """The optimizers, and those that they wrap."""
-    if isinstance(optimizers, Optimizer):
-        raise ArgumentTypeError(
-            f"{what}: optimizers is a {type(optimizers).__name__}, must be a sequence of optimizers"
-        )
-    found: dict[int, Optimizer] = {}
-
-    def add(optimizer: Optimizer) -> None:
-        if id(optimizer) in found:
-            return
-        found[id(optimizer)] = optimizer
-        for attribute, value in vars(optimizer).items():
-            if attribute in ("param_groups", "state"):
-                continue
-            if isinstance(value, Optimizer):
-                add(value)
-            for container in _containers(value):
-                for item in container.values() if isinstance(container, Mapping) else container:
-                    if isinstance(item, Optimizer):
-                        add(item)
-
-    for optimizer in optimizers:
-        if not isinstance(optimizer, Optimizer):
-            raise ArgumentTypeError(
-                f"{what}: optimizers has a {type(optimizer).__name__}, must be torch.optim.Optimizer"
-            )
-        add(optimizer)
-    return list(found.values())
-
-
-def _containers(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
-    """Lists, tuples, sets and dictionaries in a value, itself first."""
-    if depth == 0 or not isinstance(value, (list, tuple, set, frozenset, Mapping)):
-        return
-    yield value
-    for item in value.values() if isinstance(value, Mapping) else value:
-        yield from _containers(item, depth - 1)
-
-
-def _groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The param groups that an optimizer keeps itself; one that combines others has none."""
-    groups = getattr(optimizer, "__dict__", {}).get("param_groups")
-    if not isinstance(groups, (list, tuple)):
-        return []
-    return [group for group in groups if isinstance(group, dict) and "params" in group]
-
-
 def _distinct(
     groups: Iterator[tuple[Optimizer, dict[str, Any]]],
 ) -> list[tuple[Optimizer, dict[str, Any]]]:
@@ -478,42 +313,6 @@ def _distinct_states(optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, M
     return list(found.values())
 
 
-def _kinds(value: Any, weight: Parameter) -> list[str]:
-    """What an entry of a Parameter's state may be; the first that fits all Parameters is taken."""
-    if isinstance(value, _SCALARS):
-        return ["scalar"]
-    if not isinstance(value, Tensor) or type(value) not in (Tensor, Parameter):
-        return []
-    if value.layout == torch.sparse_coo:
-        by_rows = value.shape == weight.shape and value.sparse_dim() == 1
-        return ["element"] if by_rows else []
-    if value.layout != torch.strided:
-        return []
-    fits: dict[str, Callable[[], bool]] = {
-        "element": lambda: value.shape == weight.shape,
-        "row": lambda: value.dim() >= 1 and value.shape[0] == weight.shape[0],
-        "scalar": lambda: value.numel() == 1 and value.dim() <= 1,
-    }
-    return [kind for kind, fit in fits.items() if fit()]
-
-
-def _gathered_sparse(parts: Sequence[tuple[Piece, _Entry]], shape: tuple[int, ...]) -> Tensor:
-    """The sparse rows of several tensors at their new places; coalesced where all are."""
-    rows, values = [], []
-    for piece, entry in parts:
-        indices = entry.value._indices()
-        inside = (indices[0] >= piece.source_row) & (indices[0] < piece.source_row + piece.rows)
-        rows.append(indices[:, inside] - piece.source_row + piece.row)
-        values.append(entry.value._values()[inside])
-    return torch.sparse_coo_tensor(
-        torch.cat(rows, dim=1),
-        torch.cat(values),
-        shape,
-        is_coalesced=all(entry.value.is_coalesced() for _, entry in parts),
-        check_invariants=False,
-    )
-
-
 def _renamed(old: str, name: str) -> str:
     """A name in a module that held, or will hold, a table ``old``, as ``ebc.embedding_bags.t1.weight``; a
     packed Parameter ``ebc.packed_dim16`` has no "weight" in its name.
@@ -526,9 +325,3 @@ def _renamed(old: str, name: str) -> str:
     else:
         parts.pop()
     return ".".join((*parts, name))
-
-
-def _described(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    return f"a {type(value).__name__} of shape {tuple(value.shape)}, {value.layout}"

@@ -1,0 +1,103 @@
+"""Entries of an optimizer's state of a Parameter, and how rows of several become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+_SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class Piece(NamedTuple):
+    """Rows that a new Parameter takes from an old one."""
+
+    source: int  # which of the old Parameters
+    source_row: int
+    rows: int
+    row: int  # the first in the new Parameter
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the state of one old Parameter."""
+
+    value: Any
+    kind: str  # "element" (shape of the Parameter), "row" (first dimension its rows) or "scalar"
+
+    def tag(self) -> Hashable:
+        """What must be equal in all Parameters that are packed into one."""
+        if not isinstance(self.value, Tensor):
+            return self.kind, type(self.value), self.value
+        if self.kind == "scalar":
+            content: Hashable = (tuple(self.value.shape), *self.value.reshape(-1).tolist())
+        else:
+            content = (self.value.layout, tuple(self.value.shape[1:]))
+        return self.kind, self.value.dtype, self.value.device, content
+
+
+def kinds_of(value: Any, weight: Parameter) -> list[str]:
+    """What an entry of a Parameter's state may be; the first that fits all Parameters is taken."""
+    if isinstance(value, _SCALARS):
+        return ["scalar"]
+    if not isinstance(value, Tensor) or type(value) not in (Tensor, Parameter):
+        return []
+    if value.layout == torch.sparse_coo:
+        by_rows = value.shape == weight.shape and value.sparse_dim() == 1
+        return ["element"] if by_rows else []
+    if value.layout != torch.strided:
+        return []
+    fits: dict[str, Callable[[], bool]] = {
+        "element": lambda: value.shape == weight.shape,
+        "row": lambda: value.dim() >= 1 and value.shape[0] == weight.shape[0],
+        "scalar": lambda: value.numel() == 1 and value.dim() <= 1,
+    }
+    return [kind for kind, fit in fits.items() if fit()]
+
+
+def gathered(pieces: Sequence[Piece], rows: int, entries: Any) -> Any:
+    """One entry of a new Parameter: rows of old ones at their places, zeros between them."""
+    parts = [(piece, entries[piece.source]) for piece in sorted(pieces, key=lambda p: p.row)]
+    first = parts[0][1] if parts else None
+    if first is None:
+        return None
+    value = first.value
+    if first.kind == "scalar":
+        return value.clone() if isinstance(value, Tensor) else value
+    shape = (rows, *value.shape[1:])
+    if value.layout == torch.sparse_coo:
+        return _gathered_sparse(parts, shape)
+    result = value.new_zeros(shape)
+    for piece, entry in parts:
+        result[piece.row : piece.row + piece.rows].copy_(
+            entry.value[piece.source_row : piece.source_row + piece.rows]
+        )
+    return result
+
+
+def _gathered_sparse(parts: Sequence[tuple[Piece, Entry]], shape: tuple[int, ...]) -> Tensor:
+    """The sparse rows of several tensors at their new places; coalesced where all are."""
+    rows, values = [], []
+    for piece, entry in parts:
+        indices = entry.value._indices()
+        inside = (indices[0] >= piece.source_row) & (indices[0] < piece.source_row + piece.rows)
+        rows.append(indices[:, inside] - piece.source_row + piece.row)
+        values.append(entry.value._values()[inside])
+    return torch.sparse_coo_tensor(
+        torch.cat(rows, dim=1),
+        torch.cat(values),
+        shape,
+        is_coalesced=all(entry.value.is_coalesced() for _, entry in parts),
+        check_invariants=False,
+    )
+
+
+def described(value: Any) -> str:
+    """A value, for errors."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"a {type(value).__name__} of shape {tuple(value.shape)}, {value.layout}"
