@@ -52,7 +52,6 @@ CASES: dict[str, list[str]] = {
     "qr add, all tables": ["--qr-flag", "--qr-operation=add", "--qr-threshold=1"],
     "qr that takes no table": ["--qr-flag", "--qr-threshold=1000000"],
     "md": ["--md-flag"],
-    "md rounded": ["--md-flag", "--md-round-dims"],
     "md that takes no table": ["--md-flag", "--md-threshold=1000000"],
 }
 RUN = """
