@@ -331,12 +331,13 @@ def pooled(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
 
 
 def _applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    # `Function.apply` of itself looks up signatures, which costs more than a small bag, and would begin again
+    # at the outermost of torch.func's transforms, where the dispatcher brings them here one level at a time.
+    apply = super(torch.autograd.Function, function).apply
     if not torch._C._are_functorch_transforms_active():
-        return function.apply(*arguments)
-    # The dispatcher brings torch.func's transforms here one level at a time; `function.apply` would begin
-    # again at the outermost one.
+        return apply(*arguments)
     with enable_single_level_autograd_function():
-        return super(torch.autograd.Function, function).apply(*arguments)
+        return apply(*arguments)
 
 
 # ---- the operators' autograd kernels
