@@ -1,8 +1,9 @@
 """A whole DLRM on a GPU: figures 13 and 14 of Jain et al. (MICRO'24), with nn.EmbeddingBag and recfuse.
 
 One set of weights, 64 GB at the default size, serves all candidates: a copy of the model shares its
-parameters, and recfuse.swap changes the class of its tables in place. "compiled": each stage on its own by
-torch.compile, so that they can be told apart; "graph": a call as a CUDA graph, without the host's time.
+parameters, recfuse.swap of the copy packs its tables, and those of the first model are views of them then.
+"compiled": each stage on its own by torch.compile, so that they can be told apart; "graph": a call as a CUDA
+graph, without the host's time.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def make_model(arguments: argparse.Namespace) -> DLRM:
 
 
 def swapped_copy(model: DLRM) -> tuple[DLRM, recfuse.SwapReport]:
-    """The same model on recfuse, with the same parameters."""
+    """The same model on recfuse, with the same weights: packed, of which the first model's are views."""
     shared = {id(parameter): parameter for parameter in model.parameters()}
     swapped = copy.deepcopy(model, shared)
     return swapped, recfuse.swap(swapped)
@@ -183,7 +184,8 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, toleranc
     worst = [max(pair) for pair in zip(*differences.values(), strict=True)]
     tables[0].notes.append(
         f"Largest difference of the outputs {worst[0]:.1e}, of the pooled embeddings {worst[1]:.1e} of the "
-        f"largest value. recfuse.swap: {len(report.replaced)} modules replaced, {len(report.left)} left."
+        f"largest value. recfuse.swap: {len(report.replaced)} modules replaced, {len(report.fused)} "
+        f"lists of tables fused, {len(report.left)} left."
     )
     tables[0].notes += load_notes(results.values())
     for table in tables:

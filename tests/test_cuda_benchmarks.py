@@ -314,9 +314,14 @@ def test_the_two_models_share_one_set_of_weights(dlrm):
 
     model = DLRM([50, 60], 8, [4, 8], [8, 1])
     swapped, report = cuda.swapped_copy(model)
-    assert len(report.replaced) == 2 and type(model.emb_l[0]) is torch.nn.EmbeddingBag
-    pairs = zip(model.parameters(), swapped.parameters(), strict=True)
-    assert all(one is other for one, other in pairs)
+    assert len(report.fused) == 1 and type(model.emb_l[0]) is torch.nn.EmbeddingBag
+    (packed,) = swapped.emb_l.packed_weights()
+    for bag, table in zip(model.emb_l, swapped.emb_l, strict=True):
+        assert bag.weight.data_ptr() == table.weight.data_ptr() and torch.equal(bag.weight, table.weight)
+        assert bag.weight.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
+    for name in ("bot_l", "top_l"):
+        pairs = zip(getattr(model, name).parameters(), getattr(swapped, name).parameters(), strict=True)
+        assert all(one is other for one, other in pairs)
 
 
 def test_a_model_that_computes_something_else_ends_the_run(dlrm, monkeypatch, tmp_path):
