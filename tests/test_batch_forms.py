@@ -288,6 +288,20 @@ def test_arrays_are_taken_too():
     assert torch.equal(collection.schedules, other.schedules)
 
 
+def test_batches_come_from_any_iterable():
+    class Dataset:
+        def __getitem__(self, number):
+            if number == 3:
+                raise IndexError
+            return feature_major(number)
+
+    several = [FusedEmbeddingBagCollection([(rows, 4) for rows in ROWS]) for _ in range(3)]
+    given = [feature_major(number) for number in range(3)]
+    for collection, batches in zip(several, (given, iter(given), Dataset()), strict=True):
+        collection.calibrate(batches)
+        assert torch.equal(collection.schedules, several[0].schedules)
+
+
 def test_a_plan_of_other_features_says_so():
     collection = FusedEmbeddingBagCollection([(rows, 4) for rows in ROWS])
     plan = test_collection_plan.plan_for(test_collection_plan.collection_of())

@@ -49,7 +49,8 @@ class Lookups(NamedTuple):
 def each_batch(batches: Iterable[Any], function: str = "recfuse") -> Iterator[tuple[str, Any]]:
     """Batches, and what an error calls each; TypeError where they are no iterable, but one batch."""
     one = isinstance(batches, (str, bytes)) or hasattr(batches, "keys")
-    if one or (isinstance(batches, Tensor) and batches.dim() < 3) or not hasattr(batches, "__iter__"):
+    several = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
+    if one or not several or (isinstance(batches, Tensor) and batches.dim() < 3):
         raise ArgumentTypeError(
             f"{function}: batches is a {type(batches).__name__}, must be an iterable of batches; "
             "for a single one pass [batch]"
