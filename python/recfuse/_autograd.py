@@ -123,6 +123,18 @@ def _one_of(value: Any, dim: Any, number: int) -> Any:
 # ---- the gradients
 
 
+def _gradient(operator: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a gradient operator from backward; its own autograd kernel only where it may have to refuse."""
+    if (
+        torch.is_grad_enabled()
+        or forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+    ):
+        return operator(*arguments)
+    with _below_autograd():
+        return operator(*arguments)
+
+
 def _group_grad(
     grad: Tensor,
     lookups: tuple[Tensor, Tensor, Tensor],
@@ -136,13 +148,15 @@ def _group_grad(
 ) -> Tensor:
     """Gradient of a group, dense or coalesced COO. ``lookups``: features, indices and offsets."""
     if not sparse:
-        return _weight_grad(grad, *lookups, group, *shape, dtype, sample_weights, winners, by_freq)
+        return _gradient(_weight_grad, grad, *lookups, group, *shape, dtype, sample_weights, winners, by_freq)
     if by_freq:
         raise ArgumentValueError(
             "recfuse.embedding_bag: scale_grad_by_freq is True with sparse, which has no such gradient; pass "
             "sparse=False"
         )
-    rows, values = _sparse_weight_grad(grad, *lookups, group, *shape, dtype, sample_weights, winners, by_freq)
+    rows, values = _gradient(
+        _sparse_weight_grad, grad, *lookups, group, *shape, dtype, sample_weights, winners, by_freq
+    )
     found = torch.sparse_coo_tensor(rows[None], values, shape, check_invariants=False, is_coalesced=True)
     if readable(values):
         # What nothing else refers to, torch brings to `weight.grad` as a new tensor that does not say that it
@@ -215,7 +229,7 @@ class EmbeddingBag(torch.autograd.Function):
                     grad, lookups, 0, shape, dtype, sample_weights, winners, ctx.by_freq, ctx.sparse
                 )
             if ctx.needs_input_grad[4]:
-                found = _sample_weights_grad(grad, [weight], *lookups)
+                found = _gradient(_sample_weights_grad, grad, [weight], *lookups)
                 sample_weights_grad = found.to(sample_weights.dtype)
         return (
             weight_grad,
@@ -312,7 +326,7 @@ class FusedEmbeddingBag(torch.autograd.Function):
                     grad, lookups, group, shape, dtype, sample_weights, winners, False, ctx.sparse
                 )
         if ctx.needs_input_grad[4]:
-            grads[4] = _sample_weights_grad(grad, weights, *lookups).to(sample_weights.dtype)
+            grads[4] = _gradient(_sample_weights_grad, grad, weights, *lookups).to(sample_weights.dtype)
         return tuple(grads)
 
     @staticmethod
