@@ -88,7 +88,10 @@ def embedding_bag(
             raises.
         IndexError: an index outside the table (also a RuntimeError, as torch's).
 
-    The GPU works behind the program's back: a bad index or offset found there counts as a row of zeros with
+    Forward-mode derivatives (``torch.func.jvp``, ``jacfwd``, dual tensors) and second ones raise
+    NotImplementedError, as torch's own do.
+
+    The GPU works asynchronously: a bad index or offset found there counts as a row of zeros with
     no gradient, and is raised by the next call with that table, or by :func:`check`.
 
     Two calls on which torch raises an internal error give what they mean: ``[bags, 0]`` input, and a table
