@@ -232,7 +232,7 @@ def test_frozen_tables_have_parameters_of_their_own():
     assert [weight.requires_grad for weight in model.emb_l.packed_weights()].count(False) == 1
     step(model, optimizer, batch_of(model))
     assert torch.equal(model.emb_l[1].weight, frozen)
-    recfuse.unswap(model, optimizers=[optimizer])
+    recfuse.unswap(model, optimizers=iter([optimizer]))
     assert [bag.weight.requires_grad for bag in model.emb_l] == [True, False, True, True, True]
 
 
@@ -269,7 +269,9 @@ def test_modules_made_by_hand_ask_for_optimizers_too(make):
     optimizer = optim.Adagrad([bag.weight for bag in bags], lr=0.1)
     with pytest.raises(ValueError, match=r"Adagrad.*optimizers="):
         make(bags)
-    module = make(bags, optimizers=[optimizer])
+    with pytest.raises(TypeError, match=r"recfuse\.nn\.Fused.*must be a sequence of optimizers"):
+        make(bags, optimizers=optimizer)
+    module = make(bags, optimizers=iter([optimizer]))
     assert optimizer.param_groups[0]["params"] == module.packed_weights()
     assert optimizer.state[module.packed_weights()[0]]["sum"].shape == module.packed_weights()[0].shape
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from recfuse.errors import ArgumentTypeError
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.packed.holders import check_holders
 from recfuse.nn.packed.module import PackedModule
+from recfuse.nn.packed.optimizer_parts import given
 from recfuse.nn.packed.optimizer_state import Piece
 from recfuse.nn.packed.optimizers import Move, Target
 from recfuse.nn.table_list import FusedEmbeddingBagList
@@ -22,7 +23,7 @@ from recfuse.nn.table_list import FusedEmbeddingBagList
 _WHAT = "recfuse.unswap"
 
 
-def unswap(model: torch.nn.Module, *, optimizers: Sequence[torch.optim.Optimizer] = ()) -> SwapReport:
+def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer] = ()) -> SwapReport:
     """Undoes :func:`recfuse.swap`, in place: the model has torch's and TorchRec's own classes again, with
     today's weights, for tools that look for them (quantisers, sharding, scripting, ONNX).
 
@@ -42,6 +43,7 @@ def unswap(model: torch.nn.Module, *, optimizers: Sequence[torch.optim.Optimizer
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"{_WHAT}: model is a {type(model).__name__}, must be a torch.nn.Module")
+    optimizers = given(optimizers, _WHAT)
     report = SwapReport()
     packed = _swapped(model, report)
     groups = [group for one in packed for group in one.owner.packed_weights()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from recfuse.nn.packed.fusable import has_hooks, why_not_fusable
 from recfuse.nn.packed.holders import check_holders, gradient_hooks
 from recfuse.nn.packed.memory import advise_huge_pages
 from recfuse.nn.packed.module import PackedModule
+from recfuse.nn.packed.optimizer_parts import given
 from recfuse.nn.packed.optimizers import plan_move
 from recfuse.nn.table_list import FusedEmbeddingBagList
 from recfuse.ops import WEIGHT_DTYPES
@@ -55,7 +56,7 @@ class _Candidate:
 
 
 def swap(
-    model: torch.nn.Module, *, fuse: bool = True, optimizers: Sequence[torch.optim.Optimizer] = ()
+    model: torch.nn.Module, *, fuse: bool = True, optimizers: Iterable[torch.optim.Optimizer] = ()
 ) -> SwapReport:
     """Makes a model run on recfuse's operators, in place.
 
@@ -94,6 +95,7 @@ def swap(
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"recfuse.swap: model is a {type(model).__name__}, must be a torch.nn.Module")
+    optimizers = given(optimizers, "recfuse.swap")
     report = SwapReport()
     if fuse:
         candidates = list(_candidates(model, report))

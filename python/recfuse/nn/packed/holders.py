@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from recfuse.errors import ArgumentValueError
-from recfuse.nn.packed.optimizer_parts import all_of, groups_of
+from recfuse.nn.packed.optimizer_parts import all_of, given, groups_of
 
 
 def check_holders(weights: Sequence[Tensor], optimizers: Sequence[Optimizer], what: str) -> None:
@@ -27,7 +27,8 @@ def check_holders(weights: Sequence[Tensor], optimizers: Sequence[Optimizer], wh
         ValueError: names what holds one of the weights, and what to do.
     """
     numbers = {id(weight): number for number, weight in enumerate(weights)}
-    known = {id(group["params"]) for optimizer in all_of(optimizers, what) for group in groups_of(optimizer)}
+    own = all_of(given(optimizers, what))
+    known = {id(group["params"]) for optimizer in own for group in groups_of(optimizer)}
     if _first_holder(numbers, known) is None:
         return
     gc.collect()  # what nobody refers to any more is no holder

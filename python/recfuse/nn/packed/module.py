@@ -27,6 +27,7 @@ from recfuse.nn.packed.layout import (
     parameter_names,
 )
 from recfuse.nn.packed.memory import advise_huge_pages
+from recfuse.nn.packed.optimizer_parts import given
 from recfuse.nn.packed.optimizers import plan_move
 from recfuse.nn.packed.pooling import check_mapping, has_kernel, on_gpu, pool_one_by_one, table_call
 from recfuse.nn.packed.table import Tables
@@ -65,8 +66,9 @@ class PackedModule(torch.nn.Module):
         """
         weights = list({id(bag.weight): bag.weight for bag in bags}.values())
         numbers = {id(weight): number for number, weight in enumerate(weights)}
-        move = plan_move(optimizers, weights)
-        check_holders(weights, optimizers, type(self).__name__)
+        optimizers = given(optimizers, f"recfuse.nn.{type(self).__name__}")
+        move = plan_move(optimizers, weights, f"recfuse.nn.{type(self).__name__}")
+        check_holders(weights, optimizers, f"recfuse.nn.{type(self).__name__}")
         groups = group_weights(
             [
                 Wanted(*weight.shape, weight.dtype, weight.device, weight.requires_grad, tag)

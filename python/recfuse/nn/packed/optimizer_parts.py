@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch.optim import Optimizer
@@ -12,12 +12,27 @@ from recfuse.errors import ArgumentTypeError
 _DEPTH = 3  # containers inside one another that an optimizer's attributes are searched through
 
 
-def all_of(optimizers: Sequence[Optimizer], what: str) -> list[Optimizer]:
-    """The optimizers, and those that they wrap."""
-    if isinstance(optimizers, Optimizer):
+def given(optimizers: Iterable[Optimizer], what: str) -> tuple[Optimizer, ...]:
+    """The argument ``optimizers``, which is read several times.
+
+    Raises:
+        TypeError: it is no sequence of optimizers.
+    """
+    if isinstance(optimizers, Optimizer) or not isinstance(optimizers, Iterable):
         raise ArgumentTypeError(
             f"{what}: optimizers is a {type(optimizers).__name__}, must be a sequence of optimizers"
         )
+    found = tuple(optimizers)
+    for optimizer in found:
+        if not isinstance(optimizer, Optimizer):
+            raise ArgumentTypeError(
+                f"{what}: optimizers has a {type(optimizer).__name__}, must be torch.optim.Optimizer"
+            )
+    return found
+
+
+def all_of(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+    """The optimizers, and those that they wrap."""
     found: dict[int, Optimizer] = {}
 
     def add(optimizer: Optimizer) -> None:
@@ -35,10 +50,6 @@ def all_of(optimizers: Sequence[Optimizer], what: str) -> list[Optimizer]:
                         add(item)
 
     for optimizer in optimizers:
-        if not isinstance(optimizer, Optimizer):
-            raise ArgumentTypeError(
-                f"{what}: optimizers has a {type(optimizer).__name__}, must be torch.optim.Optimizer"
-            )
         add(optimizer)
     return list(found.values())
 

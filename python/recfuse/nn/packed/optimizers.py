@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.nn.packed.optimizer_parts import all_of, containers, groups_of
+from recfuse.nn.packed.optimizer_parts import all_of, containers, given, groups_of
 from recfuse.nn.packed.optimizer_state import Entry, Piece, described, gathered, kinds_of
 
 # The step of these treats a Parameter as one matrix: packed with other tables it would be another step.
@@ -54,7 +54,7 @@ class Move:
         self._weights = list(weights)
         self._numbers = {id(weight): number for number, weight in reversed(list(enumerate(weights)))}
         self._what = what
-        self._optimizers = all_of(optimizers, what)
+        self._optimizers = all_of(given(optimizers, what))
         self._lists = _distinct(
             (optimizer, group)
             for optimizer in self._optimizers
