@@ -10,8 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import recfuse
+from recfuse._batch_forms import _gathered, _moved_on_gpu
 from recfuse.nn import FusedEmbeddingBagCollection
-from recfuse.nn.table_list import _gathered, _moved_on_gpu
 from recfuse.ops import _renormalise
 
 
