@@ -251,11 +251,11 @@ def test_gradients_survive_bad_contents(mode: str, sparse: bool) -> None:
         with pytest.raises(IndexError, match=rf"feature {lost[0][0]}, bag {lost[0][1]}"):
             recfuse.check()
         if mode == "sum":
-            for feature, weight in enumerate(collection.parameters()):
+            for feature, table in enumerate(collection.tables.values()):
                 own = indices[OFFSETS[feature * BAGS] : OFFSETS[(feature + 1) * BAGS]]
                 kept = torch.tensor([one for one in own if 0 <= one < ROWS[feature]], dtype=torch.int64)
                 want = torch.bincount(kept, minlength=ROWS[feature]).float()
-                assert torch.equal(weight.grad.to_dense()[:, 0].cpu(), want)
+                assert torch.equal(table.weight.grad.to_dense()[:, 0].cpu(), want)
             dims = torch.tensor([16.0] * 3 + [4.0] * 3 + [16.0] * 4)
             dims[change[0]] = 0
             assert torch.equal(factors.grad.cpu(), dims)

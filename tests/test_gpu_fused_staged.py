@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -240,7 +241,8 @@ def test_a_callers_mapping_cannot_do_harm() -> None:
             bad[row, field] = int(
                 random.choice([-1, 0, 1, 17, 279, 281, 299, 300, 2**31 - 1, -(2**31), *schedules])
             )
-        one.run(*given, mapping=bad)
+        with contextlib.suppress(RuntimeError):  # what the library sees, it refuses
+            one.run(*given, mapping=bad)
         torch.cuda.synchronize()
     one.run_and_check(*given)
     recfuse.check()

@@ -161,13 +161,17 @@ def test_what_is_found_after_raising_is_not_lost() -> None:
     """
     table, side = ten_rows(gpu.DEVICE), torch.cuda.Stream(gpu.DEVICE)
     bad = torch.tensor([[0, 55]], device=gpu.DEVICE)
+    for stream in (side, torch.cuda.current_stream(gpu.DEVICE)):  # kernels are compiled before the race
+        with torch.cuda.stream(stream):
+            call(*GOOD)
+            recfuse.embedding_bag(bad * 0, table, mode="sum")
     gpu.synchronize()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(400_000_000)
+        torch.cuda._sleep(1_000_000_000)
         recfuse.embedding_bag(bad, table, mode="sum")
     call([0, 99], [0])
     torch.cuda.current_stream(gpu.DEVICE).synchronize()
-    torch.cuda._sleep(1_000_000_000)
+    torch.cuda._sleep(2_000_000_000)
     with pytest.raises(IndexError, match="is 99"):
         call(*GOOD)
     side.synchronize()

@@ -112,8 +112,8 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(rf__cu_result, cuMemFreeHost, (void *memory))                                                          \
     X(rf__cu_result, cuMemHostGetDevicePointer_v2,                                                           \
       (rf__cu_pointer * on_device, void *memory, unsigned int flags))                                        \
-    X(rf__cu_result, cuPointerGetAttribute,                                                                  \
-      (void *value, rf__cu_pointer_attribute attribute, rf__cu_pointer inside))                              \
+    X(rf__cu_result, cuPointerGetAttributes,                                                                 \
+      (unsigned int count, rf__cu_pointer_attribute *attributes, void **values, rf__cu_pointer inside))      \
     X(rf__cu_result, cuMemsetD32Async,                                                                       \
       (rf__cu_pointer memory, unsigned int value, size_t count, rf__cu_stream stream))                       \
     X(rf__cu_result, cuMemcpyHtoDAsync_v2,                                                                   \

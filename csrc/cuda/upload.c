@@ -87,11 +87,13 @@ out:
 }
 
 bool rf__cuda_is_page_locked(const rf__cuda_device *device, const void *memory) {
+    rf__cu_pointer_attribute attribute = RF__CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
     unsigned int type = 0;
+    void *value = &type;
     if (rf__cuda_enter(device) != RF_OK) return false;
-    /* Memory that the driver does not know of is an error. */
+    /* Of memory that the driver does not know, this function gives 0; the one of a single attribute fails. */
     const rf__cu_result result =
-        device->driver->cuPointerGetAttribute(&type, RF__CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (uintptr_t)memory);
+        device->driver->cuPointerGetAttributes(1, &attribute, &value, (uintptr_t)memory);
     rf__cuda_leave();
     return result == RF__CU_SUCCESS && type == RF__CU_MEMORYTYPE_HOST;
 }

@@ -37,7 +37,7 @@ def all_on_cpu(weights: Sequence[Tensor]) -> bool:
 
 def on_gpu(weights: Sequence[Tensor]) -> bool:
     """Whether these matrices, if one call pools them, are on a GPU, whose work is planned by schedules."""
-    return bool(weights) and weights[0].is_cuda
+    return len(weights) > 0 and weights[0].is_cuda
 
 
 def rows_of(spec: PackedSpec, weight: Tensor) -> Tensor:
