@@ -148,11 +148,19 @@ def test_a_table_refuses_what_would_have_no_effect():
         collection.tables.t9  # noqa: B018
     with pytest.raises(KeyError):
         collection.tables["t9"]
-    assert list(collection.tables) == ["t0", "t1", "t2", "t3", "t4"] and "PackedTable" in repr(
-        collection.tables
-    )
+    assert list(collection.tables) == ["t0", "t1", "t2", "t3", "t4"]
+    assert "5 packed tables: t0" in repr(collection.tables) and "30, 4" in repr(table)
     for other in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
         assert torch.equal(other.weight, table.weight)
+
+
+def test_tools_that_cannot_take_it_are_told_what_to_do():
+    collection = collection_of()
+    with pytest.raises(NotImplementedError, match="unswap"):
+        torch.jit.script(collection)
+    zeros = {"embedding_bags.t0.weight": torch.zeros(30, 4)}
+    with pytest.raises(TypeError, match="packed_dim4"):
+        torch.func.functional_call(collection, zeros, lookups_of(collection))
 
 
 def test_a_list_of_bags_made_by_hand():

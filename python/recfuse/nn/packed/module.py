@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -370,6 +370,13 @@ class PackedModule(torch.nn.Module):
         if strict:
             missing_keys.extend(own.missing)
         self._weights_changed()
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuses, where torch.jit.script would fail at some line of this class."""
+        raise NotImplementedError(
+            f"recfuse: a {type(self).__name__} cannot be scripted; recfuse.unswap(model) gives modules back that "
+            "can, and torch.jit.trace, torch.export and torch.compile take it as it is"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """State without what belongs to this process."""

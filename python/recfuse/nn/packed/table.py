@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from recfuse.nn.packed.module import PackedModule
 
 
+_NAMES_SHOWN = 8
+
+
 class TableWeight(Tensor):
     """A table's rows of the packed matrix: a view, so what is read is always today's and what is written in
     place changes the model. Operations on it give plain tensors.
@@ -230,6 +233,8 @@ class Tables(Mapping[str, PackedTable]):
             raise AttributeError(f"recfuse: there is no table {name!r}") from None
 
     def __repr__(self) -> str:
-        """A line a table."""
-        lines = "".join(f"\n  ({name}): {table!r}" for name, table in zip(self, self.values(), strict=True))
-        return f"Tables({lines}\n)"
+        """Some names, and the Parameters that have the tables: a thousand lines help nobody."""
+        names = list(self)
+        some = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+        parameters = ", ".join(self._module.layout.parameter_names)
+        return f"<{len(names)} packed tables: {some}; their Parameters: {parameters}>"
