@@ -374,8 +374,8 @@ class PackedModule(torch.nn.Module):
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuses, where torch.jit.script would fail at some line of this class."""
         raise NotImplementedError(
-            f"recfuse: a {type(self).__name__} cannot be scripted; recfuse.unswap(model) gives modules back that "
-            "can, and torch.jit.trace, torch.export and torch.compile take it as it is"
+            f"recfuse: a {type(self).__name__} cannot be scripted; recfuse.unswap(model) gives modules back "
+            "that can, and torch.jit.trace, torch.export and torch.compile take it as it is"
         )
 
     def __getstate__(self) -> dict[str, Any]:
