@@ -141,6 +141,28 @@ rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params) {
                           params->prefetch_distance, params->indices, params->offsets);
 }
 
+/* Most are powers of two, and a division takes as long as all the rest of a feature. */
+static bool is_multiple(int64_t elements, int64_t columns) {
+    if ((columns & (columns - 1)) == 0) return (elements & (columns - 1)) == 0; /* of 0 only 0 */
+    return elements % columns == 0;
+}
+
+rf_status rf__check_fused_rows(const rf_fused_embedding_bag_params *params, const int64_t *columns) {
+    for (int64_t f = 0; f < params->n_features; f++) {
+        const rf_feature *feature = &params->features[f];
+        if (feature->buffer < 0 || feature->buffer >= params->n_buffers || columns[feature->buffer] < 0)
+            continue;
+        const int64_t dim = columns[feature->buffer];
+        if (feature->dim == dim && is_multiple(feature->weight_offset, dim)) continue;
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.%s: features[%" PRId64 "] has %" PRId64
+                        " columns and begins at element %" PRId64
+                        "; it must be whole rows of weights[%" PRId64 "], which has %" PRId64 " columns",
+                        fused, f, feature->dim, feature->weight_offset, feature->buffer, dim);
+    }
+    return RF_OK;
+}
+
 rf_status rf__check_fused_warps(int32_t warps) {
     if (warps == 0 || (warps >= 2 && warps <= 64)) return RF_OK;
     return rf__fail(RF_ERR_VALUE, "recfuse.%s: warps is %d, must be 2 to 64, or 0 for a good default", fused,

@@ -18,6 +18,9 @@ rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t 
 /* Of a fused call: sizes and types of what changes from call to call; and all that describes its features. */
 RF__SHARED rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params);
 RF__SHARED rf_status rf__check_fused_features(const rf_fused_embedding_bag_params *params);
+/* `columns`: [n_buffers] of the matrices that the buffers are, -1 where it is none. A table in a matrix must be whole
+ * rows of it. */
+rf_status rf__check_fused_rows(const rf_fused_embedding_bag_params *params, const int64_t *columns);
 /* As in rf_fused_plan. */
 RF__SHARED rf_status rf__check_fused_warps(int32_t warps);
 

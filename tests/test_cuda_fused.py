@@ -14,6 +14,7 @@ COMMANDS = (
     "fused_bad",
     "fused_cache",
     "fused_allocator",
+    "fused_rows",
     "fused_streams",
     "fused_bounded",
     "fused_graphs",

@@ -73,6 +73,7 @@ static void call_free(rf__fused_call *call) {
     rf__fused_map_table_free(&call->store, call->map_table);
     rf__cuda_block_free(&call->store, &call->features);
     free(call->known);
+    free(call->columns);
     free(call->buffers);
     free(call->schedules);
     free(call->given);
@@ -137,8 +138,10 @@ static rf_status call_new(const rf__cuda_store *store, const rf_fused_embedding_
     call->weighted = params->sample_weights != NULL;
     call->given = copy_of(params->features, n * sizeof *params->features);
     call->buffers = copy_of(params->buffers, (size_t)params->n_buffers * sizeof *params->buffers);
+    call->columns = calloc((size_t)params->n_buffers + 1, sizeof *call->columns);
     if (schedules != NULL) call->schedules = copy_of(schedules, n * sizeof *schedules);
-    if (call->given == NULL || call->buffers == NULL || (schedules != NULL && call->schedules == NULL)) {
+    if (call->given == NULL || call->buffers == NULL || call->columns == NULL ||
+        (schedules != NULL && call->schedules == NULL)) {
         status = rf__fail(RF_ERR_MEMORY, "no memory for a call of %zu features", n);
         goto out;
     }

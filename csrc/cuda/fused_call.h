@@ -54,6 +54,14 @@ void rf__fused_release(rf__fused_ready *ready);
  * so that no later call has to. For who waits anyway. */
 void rf__fused_forget(const rf__cuda_store *store);
 
+/* rf__check_fused_rows for the features of `ready`, which it remembers: the same columns are not checked again. */
+rf_status rf__fused_check_rows(const rf__fused_ready *ready, const rf_fused_embedding_bag_params *params,
+                               const int64_t *columns);
+
+/* rf_fused_embedding_bag_cuda with an allocator, and rf__check_fused_rows. */
+rf_status rf__fused_pool(const rf_fused_embedding_bag_params *params, const int64_t *columns,
+                         const rf_fused_plan *plan, const rf_cuda_stream *stream);
+
 /* Bytes of workspace that a mapping needs. */
 int64_t rf__fused_workspace(const rf__fused_mapping *mapping);
 /* Puts the work into the stream, in the device's context. `cycles`: uint64_t [n_features] on the device, if blocks are
@@ -92,6 +100,8 @@ struct rf__fused_call {
     bool all_expected, wide_rows;
     rf__cuda_block features; /* [n_features] rf__fused_device_feature */
     /* Under the lock. */
+    int64_t *columns; /* [n_buffers] that rf__check_fused_rows has found right */
+    bool rows_checked;
     rf__fused_kernel_slot kernels[8];
     uint32_t n_kernels; /* that were put there, each eighth over the same */
     rf__fused_mapped *mapped;

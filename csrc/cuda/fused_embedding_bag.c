@@ -172,16 +172,19 @@ static rf_status check_workspace(const void *workspace, int64_t bytes, int64_t n
                     workspace, bytes, needed, (int)ALIGNMENT);
 }
 
-rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
-                                      void *workspace, int64_t workspace_bytes,
-                                      const rf_cuda_stream *stream) {
+/* `columns` may be NULL. */
+static rf_status pool(const rf_fused_embedding_bag_params *params, const int64_t *columns,
+                      const rf_fused_plan *plan, void *workspace, int64_t workspace_bytes,
+                      const rf_cuda_stream *stream) {
     const rf_cuda_allocator *allocator = plan != NULL && workspace == NULL ? plan->allocator : NULL;
     const rf__cuda_device *device = NULL;
     rf__fused_ready ready;
     void *block = NULL;
     bool allocated = false;
     rf_status status = begin(params, plan, stream, &device, &ready);
-    if (status != RF_OK || ready.call == NULL) goto out;
+    if (status != RF_OK) goto out;
+    if (columns != NULL) RF_TRY(rf__fused_check_rows(&ready, params, columns));
+    if (ready.call == NULL) goto out;
     if (ready.workspace_bytes > 0 && allocator != NULL) {
         RF_TRY(allocator->allocate(allocator->context, ready.workspace_bytes, false, stream, &workspace,
                                    &block));
@@ -197,6 +200,17 @@ out:
     if (allocated) allocator->release(allocator->context, block);
     rf__fused_release(&ready);
     return status;
+}
+
+rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
+                                      void *workspace, int64_t workspace_bytes,
+                                      const rf_cuda_stream *stream) {
+    return pool(params, NULL, plan, workspace, workspace_bytes, stream);
+}
+
+rf_status rf__fused_pool(const rf_fused_embedding_bag_params *params, const int64_t *columns,
+                         const rf_fused_plan *plan, const rf_cuda_stream *stream) {
+    return pool(params, columns, plan, NULL, 0, stream);
 }
 
 rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cuda/fused_call.h"
+#include "validate.h"
 
 /* A number of bags that many batch sizes share: at most a sixteenth more. */
 static int64_t rounded(int64_t bags) {
@@ -182,6 +183,24 @@ static rf__fused_variant variant_of(const rf__fused_call *call, const rf_fused_e
                                .wide_rows = call->wide_rows,
                                .weighted = params->sample_weights != NULL,
                                .check = params->check_bounds};
+}
+
+rf_status rf__fused_check_rows(const rf__fused_ready *ready, const rf_fused_embedding_bag_params *params,
+                               const int64_t *columns) {
+    rf__fused_call *call = ready->call;
+    const size_t bytes = (size_t)params->n_buffers * sizeof *columns;
+    if (call == NULL) return rf__check_fused_rows(params, columns);
+    rf__cuda_lock(call->store.device);
+    const bool known = call->rows_checked && memcmp(call->columns, columns, bytes) == 0;
+    rf__cuda_unlock(call->store.device);
+    if (known) return RF_OK;
+    const rf_status status = rf__check_fused_rows(params, columns);
+    if (status != RF_OK) return status;
+    rf__cuda_lock(call->store.device);
+    memcpy(call->columns, columns, bytes);
+    call->rows_checked = true;
+    rf__cuda_unlock(call->store.device);
+    return RF_OK;
 }
 
 rf_status rf__fused_prepare(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,

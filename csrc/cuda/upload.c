@@ -98,6 +98,10 @@ bool rf__cuda_is_page_locked(const rf__cuda_device *device, const void *memory) 
     return result == RF__CU_SUCCESS && type == RF__CU_MEMORYTYPE_HOST;
 }
 
+/* The number of the default stream, which is always the same one: the driver need not be asked, and gives no other
+ * stream this number. */
+static const unsigned long long DEFAULT_STREAM = ~0ULL;
+
 rf_status rf__cuda_store_of(const rf__cuda_device *device, void *stream, const rf_cuda_allocator *allocator,
                             rf__cuda_store *store) {
     rf_status status = RF_OK;
@@ -107,7 +111,8 @@ rf_status rf__cuda_store_of(const rf__cuda_device *device, void *stream, const r
     if (allocator != NULL) store->allocator = *allocator;
     RF_TRY(rf__cuda_enter(device));
     status = capturing_read(device->driver, stream, &store->resident);
-    if (status == RF_OK && !store->resident)
+    if (!store->resident) store->stream_id = DEFAULT_STREAM;
+    if (status == RF_OK && !store->resident && stream != NULL)
         status = rf__cuda_status(device->driver->cuStreamGetId(stream, &store->stream_id), "cuStreamGetId");
     rf__cuda_leave();
 out:

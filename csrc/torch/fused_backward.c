@@ -162,8 +162,10 @@ out:
 static rf_status call_read(const rf__value *values, const rf__place *place, rf_buffer **buffers,
                            AtenTensorHandle *copies, rf_fused_embedding_bag_params *params) {
     rf_status status = RF_OK;
+    const int64_t *columns = NULL;
     RF_TRY(rf__features_read(values[1].tensor, &copies[0], &params->features, &params->n_features));
-    RF_TRY(rf__weights_read(values[0].list, place, buffers, params));
+    RF_TRY(rf__weights_read(values[0].list, place, buffers, &columns, params));
+    RF_TRY(rf__check_fused_rows(params, columns));
     RF_TRY(rf__lookups_read(values[2].tensor, values[3].tensor, place, &copies[1], params));
     for (int64_t f = 0; f < params->n_features; f++) {
         if (__builtin_add_overflow(params->output_dim, params->features[f].dim, &params->output_dim)) {

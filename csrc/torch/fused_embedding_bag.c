@@ -3,7 +3,9 @@
 
 #include <stdlib.h>
 
+#include "cuda/fused_call.h"
 #include "cuda/upload.h"
+#include "validate.h"
 
 /* Positions in the schema. */
 enum {
@@ -84,7 +86,7 @@ out:
 }
 
 static rf_status pool_on_gpu(const rf__value *values, const rf__place *place,
-                             const rf_fused_embedding_bag_params *params) {
+                             const rf_fused_embedding_bag_params *params, const int64_t *columns) {
     rf_status status = RF_OK;
     const rf_cuda_allocator allocator = rf__torch_allocator(place);
     rf_fused_plan plan = {.allocator = &allocator};
@@ -99,7 +101,7 @@ static rf_status pool_on_gpu(const rf__value *values, const rf__place *place,
     RF_TRY(rf__torch_stream(place, &stream));
     RF_TRY(schedules_read(values[SCHEDULES].tensor, params->n_features, &copies[0], &plan));
     RF_TRY(mapping_read(values[MAPPING].tensor, params->bags, place, &stream, &copies[1], &copies[2], &plan));
-    RF_TRY(rf_fused_embedding_bag_cuda(params, &plan, NULL, 0, &stream));
+    RF_TRY(rf__fused_pool(params, columns, &plan, &stream));
 out:
     for (int i = 2; i >= 0; i--) rf__tensor_free(copies[i]);
     return status;
@@ -109,12 +111,13 @@ rf_status rf__torch_fused_embedding_bag(const rf__value *values, AtenTensorHandl
     rf_status status = RF_OK;
     rf_fused_embedding_bag_params params = {0};
     rf_buffer *buffers = NULL;
+    const int64_t *columns = NULL;
     rf_executor executor;
     AtenTensorHandle copies[4] = {NULL, NULL, NULL, NULL};
     rf__place place;
     RF_TRY(rf__tensor_place(values[INDICES].tensor, &place));
     RF_TRY(rf__features_read(values[FEATURES].tensor, &copies[0], &params.features, &params.n_features));
-    RF_TRY(rf__weights_read(values[WEIGHTS].list, &place, &buffers, &params));
+    RF_TRY(rf__weights_read(values[WEIGHTS].list, &place, &buffers, &columns, &params));
     RF_TRY(rf__lookups_read(values[INDICES].tensor, values[OFFSETS].tensor, &place, &copies[1], &params));
 
     RF_TRY(rf__bounds_check_parse(values[BOUNDS_CHECK].string, &params.check_bounds));
@@ -129,10 +132,11 @@ rf_status rf__torch_fused_embedding_bag(const rf__value *values, AtenTensorHandl
     RF_TRY(rf__tensor_new(params.bags, params.output_dim, rf__torch_dtype(params.output_dtype), &place,
                           output, &params.output));
     if (rf__place_is_cpu(&place)) {
+        RF_TRY(rf__check_fused_rows(&params, columns));
         RF_TRY(rf__torch_executor(&executor));
         RF_TRY(rf_fused_embedding_bag_cpu(&params, &executor));
     } else {
-        RF_TRY(pool_on_gpu(values, &place, &params));
+        RF_TRY(pool_on_gpu(values, &place, &params, columns));
     }
 out:
     for (int i = 3; i >= 0; i--) rf__tensor_free(copies[i]);

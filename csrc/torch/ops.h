@@ -68,9 +68,9 @@ enum { RF__FEATURE_FIELDS = sizeof(rf_feature) / sizeof(int64_t) };
 rf_status rf__features_read(AtenTensorHandle handle, AtenTensorHandle *copy, const rf_feature **features,
                             int64_t *n_features);
 /* weights, and the type of the output: theirs where they agree, else float32. *buffers is to be freed, also after a
- * failure. `features` inside a weight of two dimensions must be whole rows of it. */
+ * failure; in the same memory is *columns, for rf__check_fused_rows. */
 rf_status rf__weights_read(StableListHandle list, const rf__place *place, rf_buffer **buffers,
-                           rf_fused_embedding_bag_params *params);
+                           const int64_t **columns, rf_fused_embedding_bag_params *params);
 /* Bags a feature, of so many offsets. */
 rf_status rf__bags_count(int64_t offsets, int64_t n_features, int64_t *bags);
 /* indices and offsets of a fused call whose features are read; copies [2]. */

@@ -257,6 +257,10 @@ def fused_embedding_bag(
             return pooled(FusedEmbeddingBag, *arguments, any_max, options, *weights)
         if schedules is None and mapping is None and (prefetch_distance, bounds_check, warps) == _DEFAULTS:
             options = ()  # which take time to hand over
+        elif mapping is None:
+            options = options[:4]
+        if torch.is_inference_mode_enabled():  # autograd is left out already
+            return _fused_embedding_bag(weights, *arguments, *options)
         with _below_autograd():
             return _fused_embedding_bag(weights, *arguments, *options)
     except RuntimeError as error:

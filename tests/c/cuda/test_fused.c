@@ -343,9 +343,8 @@ static void fused_failures(char **arguments) {
     (void)arguments;
     static const char *const loading[] = {"cuModuleLoadData:209", "cuModuleGetFunction:500",
                                           "cuFuncGetAttribute:1"};
-    static const char *const preparing[] = {"cuMemAlloc_v2:2", "cuMemcpyHtoDAsync_v2:700",
-                                            "cuEventRecord:1", "cuStreamIsCapturing:906",
-                                            "cuStreamGetId:1", "cuCtxPushCurrent_v2:201"};
+    static const char *const preparing[] = {"cuMemAlloc_v2:2", "cuMemcpyHtoDAsync_v2:700", "cuEventRecord:1",
+                                            "cuStreamIsCapturing:906", "cuCtxPushCurrent_v2:201"};
     static const char *const launching[] = {"cuLaunchKernel:701", "cuMemsetD32Async:1",
                                             "cuCtxPushCurrent_v2:201"};
     const rf__cuda_device *device = NULL;
@@ -364,6 +363,14 @@ static void fused_failures(char **arguments) {
         CHECK(pool_failing(preparing[i], 1) != RF_OK, "%s", preparing[i]);
         CHECK(driver_live() == live, "%s: %d things more on the device", preparing[i], driver_live() - live);
     }
+    static int place; /* stands for a stream: nothing is done with it; no lock */
+    const rf_cuda_stream another = {0, &place};
+    fused_case one;
+    fused_case_fixed(&one, 1);
+    setenv("FAKE_CUDA_FAIL", "cuStreamGetId:1", 1);
+    CHECK(pool_on(&one, &one.plan, &another) != RF_OK, "cuStreamGetId");
+    unsetenv("FAKE_CUDA_FAIL");
+    CHECK(driver_live() == live && context_depth() == 0, "cuStreamGetId: something stays");
     CHECK(pool_failing(preparing[0], 1) == RF_ERR_MEMORY, "%s", rf_last_error());
     pool_well(1);
     live = driver_live();
@@ -461,6 +468,7 @@ const command fused_commands[] = {
     {"fused_bad", 0, fused_bad},
     {"fused_cache", 0, fused_cache},
     {"fused_allocator", 0, fused_allocator},
+    {"fused_rows", 0, fused_rows},
     {"fused_streams", 0, fused_streams},
     {"fused_bounded", 0, fused_bounded},
     {"fused_graphs", 0, fused_graphs},

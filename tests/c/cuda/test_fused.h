@@ -10,6 +10,7 @@ void fused_map_bad(char **arguments);
 
 /* Of test_fused_kept.c. */
 void fused_allocator(char **arguments);
+void fused_rows(char **arguments);
 void fused_streams(char **arguments);
 void fused_bounded(char **arguments);
 void fused_graphs(char **arguments);

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cuda/fused.h"
+#include "cuda/fused_call.h"
 #include "program.h"
 #include "test_fused.h"
 
@@ -104,6 +104,32 @@ void fused_allocator(char **arguments) {
     one.plan.allocator = &half;
     CHECK(rf_fused_embedding_bag_cuda(&one.params, &one.plan, NULL, 0, &streams[0]) == RF_ERR_VALUE,
           "half an allocator");
+}
+
+/* fused_rows: tables are whole rows of their matrices, also where the call is known but was for other matrices. */
+void fused_rows(char **arguments) {
+    (void)arguments;
+    static const struct {
+        int64_t columns, offset;
+        rf_status want;
+    } turns[] = {{8, 0, RF_OK},  {8, 0, RF_OK},        {16, 0, RF_ERR_VALUE}, {16, 0, RF_ERR_VALUE},
+                 {8, 0, RF_OK},  {-1, 0, RF_OK},       {8, 0, RF_OK},         {8, 4, RF_ERR_VALUE},
+                 {-1, 4, RF_OK}, {8, 4, RF_ERR_VALUE}, {8, 24, RF_OK},        {0, 0, RF_ERR_VALUE}};
+    for (int bags = 100; bags >= 0; bags -= 100) { /* without bags nothing is kept */
+        for (size_t i = 0; i < sizeof turns / sizeof turns[0]; i++) {
+            fused_case one;
+            fused_case_fixed(&one, 0);
+            one.plan.allocator = &allocator;
+            one.params.n_features = 1;
+            one.params.bags = bags;
+            one.params.output_dim = one.params.output_stride = 8;
+            one.features[0].weight_offset = turns[i].offset;
+            const rf_status status = rf__fused_pool(&one.params, &turns[i].columns, &one.plan, &streams[0]);
+            CHECK(status == turns[i].want, "%d bags, turn %d: %s", bags, (int)i, rf_last_error());
+            CHECK(status == RF_OK || strstr(rf_last_error(), "whole rows of weights[0]") != NULL, "%s",
+                  rf_last_error());
+        }
+    }
 }
 
 /* fused_streams: what a stream's calls read is of that stream. */
