@@ -7,6 +7,8 @@ import copy
 import pytest
 import torch
 import torch._dynamo.testing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.library import opcheck
 
 import recfuse
@@ -170,6 +172,31 @@ def test_compiled_collection(backend, sparse):
     with torch.no_grad():
         for given in inputs:
             torch.testing.assert_close(compiled(*given), module(*given))
+
+
+@pytest.mark.parametrize("tables", (1, 3))
+def test_compiled_sparse_gradients_have_the_rows_that_occur(tables):
+    single, several = EmbeddingBag(9, 4, mode="sum", sparse=True), [Table(9, 4)] * tables
+    module = single if tables == 1 else FusedEmbeddingBagCollection(several, sparse=True)
+    indices, offsets = torch.tensor([3, 3, 3, 8, 3, 1] * tables), torch.arange(0, 6 * tables + 1, 2)
+    inputs = [(indices, offsets[:-1] if tables == 1 else offsets)]
+    compare(torch.compile(module, fullgraph=True, backend="inductor"), module, module, inputs)
+    meta = copy.deepcopy(module).to("meta")
+    meta(*[given.to("meta") for given in inputs[0]]).sum().backward()
+
+
+def test_the_size_of_a_sparse_gradient_is_not_known_in_a_trace():
+    mode = FakeTensorMode(shape_env=ShapeEnv(allow_dynamic_output_shape_ops=False))
+    given = [
+        torch.ones(3, 4),
+        torch.tensor([[0, 0, 9, 4, 0, -1, 0]]),
+        torch.arange(6),
+        torch.tensor([0, 2, 4, 6]),
+    ]
+    given = [mode.from_tensor(tensor) for tensor in given]
+    with mode:
+        rows, values = OPERATORS.fused_embedding_bag_sparse_backward(*given, 0, 9, 4, 0, None, None)
+    assert isinstance(rows.shape[0], torch.SymInt) and values.shape[1] == 4
 
 
 def test_compiled_dlrm():

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.fake_impl import allocate_size
 
 from recfuse import _autograd  # noqa: F401  (defines operators)
 from recfuse._backward import DTYPES
@@ -91,10 +92,16 @@ def _(
 
 
 def _rows_found(indices: Tensor) -> Any:
+    """A size that only the contents tell; outside of a trace, as many as there may be."""
     try:
-        return torch.library.get_ctx().new_dynamic_size()
-    except RuntimeError:  # sizes that depend on contents are not known here: as many as there may be
+        shape_env = torch.library.get_ctx()._shape_env
+    except RuntimeError:  # a meta tensor
+        shape_env = None
+    if shape_env is None:
         return indices.shape[0]
+    # new_dynamic_size() of the context refuses unless dynamo's capture_dynamic_output_shape_ops is set; a
+    # gradient, which nobody branches on, may have such a size in any case.
+    return allocate_size(shape_env)
 
 
 @torch.library.register_fake("recfuse::fused_embedding_bag_winners")
