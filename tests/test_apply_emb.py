@@ -208,3 +208,36 @@ def test_a_flag_that_apply_emb_reads_goes_back_to_its_own():
     model.double = True
     twice = model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)
     torch.testing.assert_close([one * 2 for one in once], twice)
+
+
+def _by_text(self, lS_o, lS_i, emb_l, v_W_l):
+    pooled = _pooled(self, lS_o, lS_i, emb_l, v_W_l)
+    return [one * 2 for one in pooled] if getattr(self, "doubled", False) else pooled
+
+
+def _inside(self, lS_o, lS_i, emb_l, v_W_l):
+    return [
+        (lambda one: one * 2 if self.doubled else one)(x) for x in _pooled(self, lS_o, lS_i, emb_l, v_W_l)
+    ]
+
+
+def _by_method(self, lS_o, lS_i, emb_l, v_W_l):
+    return [one * self.factor() for one in _pooled(self, lS_o, lS_i, emb_l, v_W_l)]
+
+
+@pytest.mark.parametrize("method", (_by_text, _inside, _by_method))
+@pytest.mark.parametrize("copied", (False, True))
+def test_a_flag_is_found_wherever_it_is_read(method, copied):
+    members = {"apply_emb": method, "factor": lambda self: 2 if self.doubled else 1}
+    if method is not _by_text:
+        members["doubled"] = False
+    model = type("OtherNet", (DLRM_Net,), members)()
+    assert len(recfuse.swap(model).fused) == 1
+    if copied:
+        model = copy.deepcopy(model)
+    _, lS_o, lS_i = batch_of(model)
+    once = model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)
+    assert once[1]._base is once[0]._base  # one call for all
+    model.doubled = True
+    twice = model.apply_emb(lS_o, lS_i, model.emb_l, model.v_W_l)
+    torch.testing.assert_close([one * 2 for one in once], twice)

@@ -37,7 +37,7 @@ class FusedApplyEmb:
         """For this model, whose class has the ``apply_emb`` to go back to."""
         self.model = model
         self.defaults = defaults_of(model)
-        self.flags = _flags(model)
+        self.flags, self.absent = _flags(model)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -67,7 +67,9 @@ class FusedApplyEmb:
         tables = self._tables(given)
         if not isinstance(tables, FusedEmbeddingBagList) or not tables.has_kernel:
             return False
-        return all(getattr(self.model, name, self) == value for name, value in self.flags.items())
+        return self.absent.isdisjoint(vars(self.model)) and all(
+            getattr(self.model, name, self) == value for name, value in self.flags.items()
+        )
 
 
 def method_of(model: torch.nn.Module) -> Any:
@@ -85,13 +87,34 @@ def defaults_of(model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def _flags(model: torch.nn.Module) -> dict[str, Any]:
-    """Plain attributes of the model that the method reads, by which it may branch."""
+def _flags(model: torch.nn.Module) -> tuple[dict[str, Any], frozenset[str]]:
+    """Plain attributes of the model and its class that the method may read, by which it may branch; and the
+    names that it may read and the model has not, or not yet.
+    """
     function = getattr(method_of(model), "__func__", method_of(model))
-    names = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_names", ())
-    attributes = vars(model)
-    return {
-        name: attributes[name]
-        for name in names
-        if name != "training" and isinstance(attributes.get(name, _MISSING), _FLAGS)
-    }
+    names: set[str] = set()
+    _read_names(getattr(inspect.unwrap(function), "__code__", None), type(model), names)
+    names -= {"training", "apply_emb"}
+    attributes, flags = vars(model), {}
+    for name in names:
+        value = attributes.get(name, inspect.getattr_static(type(model), name, _MISSING))
+        if isinstance(value, _FLAGS):
+            flags[name] = value
+    return flags, frozenset(name for name in names if name not in attributes and name not in flags)
+
+
+def _read_names(code: Any, owner: type, names: set[str]) -> None:
+    """Adds the names in a function: those of attributes, and texts that getattr may take; also of functions
+    inside it, as comprehensions are, and of the class's methods that it may call.
+    """
+    if code is None:
+        return
+    new = {*code.co_names, *(one for one in code.co_consts if isinstance(one, str))} - names
+    names |= new
+    for one in code.co_consts:
+        if inspect.iscode(one):
+            _read_names(one, owner, names)
+    for name in new - set(dir(torch.nn.Module)):
+        method = inspect.getattr_static(owner, name, None)
+        method = getattr(method, "fget", None) or getattr(method, "__func__", method)
+        _read_names(getattr(method, "__code__", None), owner, names)
