@@ -154,8 +154,54 @@ def test_a_table_refuses_what_would_have_no_effect():
         assert torch.equal(other.weight, table.weight)
 
 
+def test_hooks_on_a_tables_weight_are_refused():
+    collection = collection_of()
+    with pytest.raises(AttributeError, match="never run"):
+        collection.tables.t0.weight.register_hook(print)
+
+
+@pytest.mark.parametrize("compute", ("parametrized", "pruned"))
+def test_the_weight_of_a_computed_matrix_is_not_assigned(compute):
+    collection = FusedEmbeddingBagCollection([(5, 4), (6, 4)])
+    if compute == "pruned":
+        prune.l1_unstructured(collection, "packed_dim4", 3)
+    else:
+        parametrize.register_parametrization(collection, "packed_dim4", _Double())
+    with pytest.raises(ValueError, match="packed_dim4 is computed"):
+        collection.tables.t0.weight = torch.zeros(5, 4)
+    with pytest.raises(ValueError, match="packed_dim4 is computed"):
+        collection.tables.t0.weight.data = torch.zeros(5, 4)
+
+
+class _Double(nn.Module):
+    def forward(self, weight):
+        return weight * 2
+
+
+def test_a_copy_of_a_tables_weight_is_a_parameter_alone(tmp_path):
+    collection = FusedEmbeddingBagCollection([(5, 4), (100_000, 4)])
+    weight = collection.tables.t0.weight
+    path = tmp_path / "weight.pt"
+    torch.save(weight, path)
+    assert path.stat().st_size < 10_000
+    for other in (torch.load(path), copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))):
+        assert type(other) is nn.Parameter and torch.equal(other, weight)
+        assert other.untyped_storage().data_ptr() != weight.untyped_storage().data_ptr()
+
+
+def test_a_list_is_found_by_the_names_in_its_state_dict():
+    packed = FusedEmbeddingBagList([nn.EmbeddingBag(12, 5) for _ in range(3)])
+    assert torch.equal(getattr(packed, "2").weight, packed[2].weight)  # as distributed checkpoints look it up
+    with pytest.raises(AttributeError, match="'3'"):
+        getattr(packed, "3")
+    with pytest.raises(IndexError, match="no table 3, allowed is -3 to 2"):
+        packed[3]
+
+
 def test_tools_that_cannot_take_it_are_told_what_to_do():
     collection = collection_of()
+    with pytest.raises(TypeError, match="unswap"):
+        torch.fx.symbolic_trace(collection)
     with pytest.raises(NotImplementedError, match="unswap"):
         torch.jit.script(collection)
     zeros = {"embedding_bags.t0.weight": torch.zeros(30, 4)}

@@ -16,6 +16,7 @@ from recfuse.nn.packed.fusable import why_not_fusable
 from recfuse.nn.packed.layout import PackedSpec
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.table import Tables
+from recfuse.nn.packed.tracing import refuse_proxy
 from recfuse.ops import MODES
 
 _DATA_TYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}  # TorchRec's
@@ -245,6 +246,7 @@ class FusedEmbeddingBagCollection(PackedModule):
     def _jagged(
         self, keyed: Any, offsets: Tensor | None, per_sample_weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        refuse_proxy(keyed)
         if not is_keyed(keyed):
             raise ArgumentTypeError(
                 f"recfuse.nn.FusedEmbeddingBagCollection: indices is a {type(keyed).__name__}, must be a "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 
@@ -53,6 +54,24 @@ class TableWeight(Tensor):
             "recfuse: the gradient of one packed table cannot be set; it is a part of the packed "
             "Parameter's: set that one's .grad, or call zero_grad() of the module"
         )
+
+    def register_hook(self, hook: Any) -> NoReturn:
+        """Refuses: calls read the packed matrix, not this view."""
+        raise AttributeError(
+            "recfuse: a hook on the weight of one packed table would never run, since calls read the packed "
+            "matrix: register it on the module's Parameter"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        """A Parameter of its own, without the model."""
+        return self._copy()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A Parameter of its own, without the model."""
+        return self._copy().__reduce_ex__(protocol)
+
+    def _copy(self) -> Parameter:
+        return Parameter(self.detach().clone(), requires_grad=self.requires_grad)
 
     def requires_grad_(self, requires_grad: bool = True) -> NoReturn:
         """Refuses: tables of one packed matrix are trained or frozen together."""
@@ -142,6 +161,12 @@ class PackedTable:
             raise ArgumentValueError(
                 f"recfuse: the weight of table {self.name!r} is set to shape {list(value.shape)}, must have "
                 f"{shape}: it is a part of a packed matrix"
+            )
+        name = self._module.layout.parameter_names[self._spec.group]
+        if name not in self._module._parameters:
+            raise ArgumentValueError(
+                f"recfuse: the weight of table {self.name!r} cannot be set: its packed matrix {name} is "
+                "computed (parametrized or pruned) at each call; set what it is computed from"
             )
         with torch.no_grad():
             self.group.narrow(0, self._spec.first_row, self._spec.num_embeddings).copy_(value)
