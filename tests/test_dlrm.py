@@ -203,6 +203,32 @@ def test_fused_embedding_bag_compares_models(run, small_models, tmp_path, capsys
     assert "geometric mean" in capsys.readouterr().out
 
 
+TINY_TRAINING = ["--shapes", "3x4x1,2x5x3", "--rows", 40, "--dim", 4, "--bag", "3x7", "--bag-rows", "30"]
+
+
+def test_training_compares_steps(run, tmp_path, capsys):
+    target = tmp_path / "training.json"
+    assert run("training", *TINY_TRAINING, "--num-batches", 2, "--rounds", 2, "--json", target) == 0
+    entries = json.loads(target.read_text())["measured"]
+    found = [(entry["tables"], entry["rows"], entry["sparse"], entry["alone"]) for entry in entries]
+    assert found == [
+        (3, 40, False, False),
+        (3, 40, True, False),
+        (2, 40, False, False),
+        (2, 40, True, False),
+        (1, 30, False, True),
+        (1, 30, True, True),
+    ]
+    for entry in entries:
+        assert 0 <= entry["relative_difference"] < 1e-3
+        assert entry["ratio"] > 0
+        assert {len(side["samples_s"]) for side in entry["measured"]["timings"].values()} == {2}
+    output = capsys.readouterr().out
+    assert "geometric mean" in output and "one bag: 1 x 3 x 7, 30 x 4" in output
+    assert run("show", target) == 0
+    assert "| 3 x 4 x 1, 40 x 4 | sparse |" in capsys.readouterr().out
+
+
 def test_ratios_are_plotted(run, small_models, tmp_path):
     pytest.importorskip("matplotlib")
     few_bags, few_models = [*TINY_BAG, "--hotness", "random"], [*TINY_FUSED, "--models", "B"]
@@ -236,6 +262,10 @@ def test_a_missing_peer_is_reported_and_left_out(run, monkeypatch, capsys):
         ("fused_embedding_bag", ["--device", "cuda"], "torch finds no GPU"),
         ("fused_embedding_bag", ["--models", "Z"], "--models: "),
         ("fused_embedding_bag", ["--plot", "/nowhere/a.png"], "/nowhere is not a folder"),
+        ("training", ["--device", "cuda"], "torch finds no GPU"),
+        ("training", ["--shapes", "3x4"], "needs 3 integers"),
+        ("training", ["--bag", "3xA"], "needs an integer of at least 1"),
+        ("training", ["--shapes", "", "--bag-rows", ""], "both empty"),
         ("show", [__file__], "not a result file"),
     ],
 )
@@ -244,7 +274,7 @@ def test_benchmarks_say_what_is_wrong_with_an_argument(run, no_gpu, capsys, name
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("name", ["dlrm", "embedding_bag", "fused_embedding_bag", "show"])
+@pytest.mark.parametrize("name", ["dlrm", "embedding_bag", "fused_embedding_bag", "show", "training"])
 def test_every_benchmark_has_help(run, capsys, name):
     assert run(name, "--help") == 0
     assert "usage:" in capsys.readouterr().out

@@ -16,6 +16,7 @@ from library_cases import (
     OPS,
     TWO_TABLES_ERRORS,
     Inputs,
+    freed,
     one_table,
     two_tables,
 )
@@ -95,6 +96,88 @@ def test_no_leak_with_every_optional() -> None:
     sums[1, :2] = torch.tensor([1, 0])
     arguments = two_tables(features=sums, buffers=buffers, per_sample_weights=torch.rand(80).half()[::2])
     assert_no_leak(OPS.fused_embedding_bag, arguments, fails=False)
+
+
+def gradient_inputs(operator: str, **changes: Any) -> Inputs:
+    """Arguments of a gradient operator: two groups, three features of 4 bags, a maximum among them; what the
+    operator does not take is left out.
+    """
+    torch.manual_seed(3)
+    features = torch.tensor([[0, 0, 50, 4, 0, -1, 0], [1, 0, 30, 8, 2, -1, 4], [0, 40, 40, 4, 1, 2, 12]])
+    if operator == "sample_weights_backward":
+        features[:, 4] = 0
+    indices = torch.randint(0, 30, (40,))
+    offsets = torch.tensor([0, 3, 3, 7, 10, 14, 17, 20, 25, 30, 32, 35, 40])
+    weights = [torch.randn(50, 4), torch.randn(30, 8).half()]
+    call = {"features": features, "indices": indices, "offsets": offsets}
+    grad = {"grad": torch.randn(4, 16)}
+    if operator == "winners":
+        return {"weights": weights, **call, "output_dim": 16, **changes}
+    if operator == "sample_weights_backward":
+        return {**grad, "weights": weights, **call, **changes}
+    sparse = operator == "sparse_backward"
+    winners = None if sparse else OPS.fused_embedding_bag_winners(weights, **call, output_dim=16)
+    group = {"group": 0, "rows": 50, "dim": 4, "dtype": 0} if sparse else {}
+    group = group or {"group": 1, "rows": 30, "dim": 8, "dtype": 1}
+    return {**grad, **call, **group, "per_sample_weights": None, "winners": winners, **changes}
+
+
+GRADIENTS = ("backward", "sparse_backward", "winners", "sample_weights_backward")
+GRADIENT_ERRORS: dict[str, Inputs] = {
+    "features": {"features": torch.zeros(3, 6).long()},
+    "features freed": {"features": freed(torch.zeros(3, 7).long())},
+    "indices": {"indices": torch.zeros(40)},
+    "indices freed": {"indices": freed(torch.zeros(40).long())},
+    "offsets": {"offsets": torch.zeros(12).long()},
+    "grad dims": {"grad": torch.randn(64)},
+    "grad rows": {"grad": torch.randn(5, 16)},
+    "grad columns": {"grad": torch.randn(4, 15)},
+    "grad dtype": {"grad": torch.zeros(4, 16).int()},
+    "grad freed": {"grad": freed(torch.randn(4, 16))},
+    "rows": {"rows": -1},
+    "dtype": {"dtype": 3},
+    "sample weights": {"per_sample_weights": torch.rand(39)},
+    "winners": {"winners": torch.zeros(4, 16)},
+    "winners size": {"winners": torch.zeros(4, 15).long()},
+    "weights dtype": {"weights": [torch.randn(50, 4), torch.zeros(30, 8).int()]},
+    "weights freed": {"weights": [torch.randn(50, 4), freed(torch.randn(30, 8))]},
+    "weights number": {"weights": [torch.randn(50, 4)]},
+    "output_dim": {"output_dim": 15},
+}
+GRADIENT_LAYOUTS: dict[str, Inputs] = {
+    "contiguous": {},
+    "all strided": {
+        "grad": torch.randn(16, 4).t(),
+        "features": gradient_inputs("sample_weights_backward")["features"].t().contiguous().t(),
+        "indices": torch.randint(0, 30, (80,), dtype=torch.int32)[::2],
+        "offsets": torch.arange(0, 39, 3).repeat_interleave(2)[::2],
+        "winners": torch.full((16, 4), -1).t(),
+        "per_sample_weights": torch.rand(80).half()[::2],
+    },
+}
+
+
+def gradient_case(operator: str, changes: Inputs) -> Inputs | None:
+    """Arguments with those of the changes that the operator takes; None: it takes none."""
+    arguments = gradient_inputs(operator)
+    own = {name: value for name, value in changes.items() if name in arguments}
+    return {**arguments, **own} if own or not changes else None
+
+
+CASES = [
+    pytest.param(operator, name, arguments, id=f"{operator}, {name}")
+    for operator in GRADIENTS
+    for name, changes in {**GRADIENT_LAYOUTS, **GRADIENT_ERRORS}.items()
+    if (arguments := gradient_case(operator, changes)) is not None
+]
+
+
+@pytest.mark.parametrize("operator, name, arguments", CASES)
+def test_no_leak_of_gradients(
+    operator: str, name: str, arguments: Inputs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    call = getattr(OPS, f"fused_embedding_bag_{operator}")
+    assert_no_leak(call, arguments, fails=name in GRADIENT_ERRORS)
 
 
 @pytest.mark.parametrize("operator", [OPS.cpu_isa, OPS.library_version])

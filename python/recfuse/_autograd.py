@@ -145,8 +145,11 @@ def _group_grad(
     winners: Tensor | None,
     by_freq: bool,
     sparse: bool,
+    node: Any,
 ) -> Tensor:
-    """Gradient of a group, dense or coalesced COO. ``lookups``: features, indices and offsets."""
+    """Gradient of a group, dense or coalesced COO. ``lookups``: features, indices, offsets; ``node``: where
+    the gradient goes, or None.
+    """
     if not sparse:
         return _gradient(_weight_grad, grad, *lookups, group, *shape, dtype, sample_weights, winners, by_freq)
     if by_freq:
@@ -158,12 +161,38 @@ def _group_grad(
         _sparse_weight_grad, grad, *lookups, group, *shape, dtype, sample_weights, winners, by_freq
     )
     found = torch.sparse_coo_tensor(rows[None], values, shape, check_invariants=False, is_coalesced=True)
-    if readable(values):
-        # What nothing else refers to, torch brings to `weight.grad` as a new tensor that does not say that it
-        # is coalesced; else as a copy, which takes less than an optimizer's coalesce(). So it is kept until
-        # backward ends.
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: found)
+    if node is not None and readable(values):
+        leaf = getattr(node, "variable", None)  # of an AccumulateGrad
+        if leaf is not None:
+            written = rows._version
+            torch.autograd.Variable._execution_engine.queue_callback(
+                lambda: _say_coalesced(leaf, rows, values, written)
+            )
     return found
+
+
+def _say_coalesced(leaf: Tensor, rows: Tensor, values: Tensor, written: int) -> None:
+    """Says so of `leaf.grad` at the end of backward, if it is the gradient of these rows and values: torch
+    brings a sparse gradient there without a copy, as a new tensor that does not know that it is coalesced.
+    """
+    grad = leaf.grad
+    if (
+        grad is not None
+        and grad.layout is torch.sparse_coo
+        and not grad.is_coalesced()
+        and grad._nnz() == rows.shape[0]
+        and grad._indices().data_ptr() == rows.data_ptr()
+        and grad._values().data_ptr() == values.data_ptr()
+        and rows._version == written
+    ):
+        grad._coalesced_(True)
+
+
+def _next_node(ctx: Any, argument: int) -> Any:
+    """Where the gradient of an argument goes to; counted are those that are tensors. None: not known."""
+    if not hasattr(ctx, "next_functions"):
+        return None
+    return ctx.next_functions[argument][0]
 
 
 class EmbeddingBag(torch.autograd.Function):
@@ -226,7 +255,16 @@ class EmbeddingBag(torch.autograd.Function):
             lookups = feature, indices, _ends(offsets, indices, last)
             if ctx.needs_input_grad[0]:
                 weight_grad = _group_grad(
-                    grad, lookups, 0, shape, dtype, sample_weights, winners, ctx.by_freq, ctx.sparse
+                    grad,
+                    lookups,
+                    0,
+                    shape,
+                    dtype,
+                    sample_weights,
+                    winners,
+                    ctx.by_freq,
+                    ctx.sparse,
+                    _next_node(ctx, 0) if ctx.sparse else None,
                 )
             if ctx.needs_input_grad[4]:
                 found = _gradient(_sample_weights_grad, grad, [weight], *lookups)
@@ -322,8 +360,9 @@ class FusedEmbeddingBag(torch.autograd.Function):
             return tuple(grads)
         for group, (shape, dtype) in enumerate(ctx.groups):
             if ctx.needs_input_grad[_FIRST_WEIGHT + group]:
+                node = _next_node(ctx, group - len(ctx.groups)) if ctx.sparse else None
                 grads[_FIRST_WEIGHT + group] = _group_grad(
-                    grad, lookups, group, shape, dtype, sample_weights, winners, False, ctx.sparse
+                    grad, lookups, group, shape, dtype, sample_weights, winners, False, ctx.sparse, node
                 )
         if ctx.needs_input_grad[4]:
             grads[4] = _gradient(_sample_weights_grad, grad, weights, *lookups).to(sample_weights.dtype)
