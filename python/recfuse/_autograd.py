@@ -164,14 +164,13 @@ def _group_grad(
     if node is not None and readable(values):
         leaf = getattr(node, "variable", None)  # of an AccumulateGrad
         if leaf is not None:
-            written = rows._version
             torch.autograd.Variable._execution_engine.queue_callback(
-                lambda: _say_coalesced(leaf, rows, values, written)
+                lambda: _say_coalesced(leaf, rows, values)
             )
     return found
 
 
-def _say_coalesced(leaf: Tensor, rows: Tensor, values: Tensor, written: int) -> None:
+def _say_coalesced(leaf: Tensor, rows: Tensor, values: Tensor) -> None:
     """Says so of `leaf.grad` at the end of backward, if it is the gradient of these rows and values: torch
     brings a sparse gradient there without a copy, as a new tensor that does not know that it is coalesced.
     """
@@ -183,7 +182,6 @@ def _say_coalesced(leaf: Tensor, rows: Tensor, values: Tensor, written: int) -> 
         and grad._nnz() == rows.shape[0]
         and grad._indices().data_ptr() == rows.data_ptr()
         and grad._values().data_ptr() == values.data_ptr()
-        and rows._version == written
     ):
         grad._coalesced_(True)
 
