@@ -92,9 +92,9 @@ def test_no_leak_fused(name: str, capfd: pytest.CaptureFixture[str]) -> None:
 def test_no_leak_with_every_optional() -> None:
     sums = two_tables()["features"].clone()
     sums[:, 4] = 0
-    buffers = [torch.randn(200), torch.randn(240).half(), torch.randn(0).bfloat16()]
+    weights = [torch.randn(200), torch.randn(240).half(), torch.randn(0).bfloat16()]
     sums[1, :2] = torch.tensor([1, 0])
-    arguments = two_tables(features=sums, buffers=buffers, per_sample_weights=torch.rand(80).half()[::2])
+    arguments = two_tables(features=sums, weights=weights, per_sample_weights=torch.rand(80).half()[::2])
     assert_no_leak(OPS.fused_embedding_bag, arguments, fails=False)
 
 
