@@ -198,6 +198,15 @@ def test_a_list_is_found_by_the_names_in_its_state_dict():
         packed[3]
 
 
+@pytest.mark.parametrize("name", ("tables", "embedding_bags"))
+def test_tables_cannot_be_replaced_by_modules(name):
+    collection = collection_of()
+    with pytest.raises(AttributeError, match="unswap"):
+        setattr(collection, name, nn.ModuleDict({"t0": nn.EmbeddingBag(30, 4)}))
+    collection.other = nn.Linear(2, 2)
+    assert isinstance(collection.other, nn.Linear)
+
+
 def test_tools_that_cannot_take_it_are_told_what_to_do():
     collection = collection_of()
     with pytest.raises(TypeError, match="unswap"):

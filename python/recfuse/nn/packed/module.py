@@ -167,6 +167,15 @@ class PackedModule(torch.nn.Module):
         self._tuning.fit(list(zip(self.layout.dims, dtypes, strict=True)))
         self._mapper.use(weights[0].device if self.on_cuda else None)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As of any module; what the class computes, such as ``tables``, is not hidden behind a module."""
+        if isinstance(value, torch.nn.Module) and isinstance(getattr(type(self), name, None), property):
+            raise AttributeError(
+                f"recfuse: {name} of a {type(self).__name__} cannot be set: calls would not use it. Assign to "
+                f"the weights, as in {name}[key].weight = ..., or recfuse.unswap(model) first"
+            )
+        super().__setattr__(name, value)
+
     def packed_weights(self) -> list[Tensor]:
         """The Parameters now: ``[rows, dim]`` each, in the order of the layout's groups."""
         parameters = self._parameters
