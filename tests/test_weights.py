@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import recfuse
-from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, FusedEmbeddingBagList
+from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, FusedEmbeddingBagList, Table
 
 SPECS = ((30, 4, "sum"), (20, 16, "mean"), (50, 4, "sum"), (9, 8, "max"))  # rows, dim, mode
 BAGS = 6
@@ -400,3 +400,23 @@ def test_saved_files_hold_the_weights_once():
         stream = io.BytesIO()
         torch.save(what, stream)
         assert stream.tell() <= 1.1 * 50 * 1000 * 16 * 4
+
+
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+def test_a_maximum_that_is_compiled_keeps_its_winners(backend):
+    """Not the weights, which may change before the backward pass."""
+    for module, name, call in (
+        (FusedEmbeddingBagCollection([Table(9, 8, mode="max")]), "packed_dim8", torch.arange(7)),
+        (EmbeddingBag(9, 8, mode="max"), "weight", torch.tensor([0, 3])),
+    ):
+        indices = torch.tensor([8, 1, 2, 3, 8, 5])
+        gradient = torch.randn(call.numel() - 1 if name != "weight" else 2, 8)
+        module(indices, call).backward(gradient)
+        weight = getattr(module, name)
+        want, weight.grad = weight.grad, None
+        torch.compiler.reset()
+        out = torch.compile(module, backend=backend, fullgraph=True)(indices, call)
+        with torch.no_grad():
+            weight.copy_(torch.randn(9, 8))
+        out.backward(gradient)
+        torch.testing.assert_close(weight.grad, want)

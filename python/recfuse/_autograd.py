@@ -30,12 +30,19 @@ _below_autograd = torch._C._AutoDispatchBelowAutograd
 # Kept alive for the life of the process: dropping it would take the operators away.
 library = torch.library.Library("recfuse", "FRAGMENT")
 library.define("_feature(SymInt rows, SymInt dim, int pooling, int padding_idx) -> Tensor")
+for _name in ("embedding_bag", "fused_embedding_bag"):
+    # As the operator, with the winners beside its output: a compiled program computes what only its backward
+    # asks for in its backward, from weights that may have changed by then.
+    _arguments = str(getattr(_ops, _name).default._schema).partition("(")[2].rpartition(" -> ")[0]
+    library.define(f"_{_name}_with_winners({_arguments} -> (Tensor, Tensor)")
 
 _embedding_bag = _ops.embedding_bag.default
 _fused_embedding_bag = _ops.fused_embedding_bag.default
 _weight_grad = _ops.fused_embedding_bag_backward.default
 _sparse_weight_grad = _ops.fused_embedding_bag_sparse_backward.default
 _winners = _ops.fused_embedding_bag_winners.default
+_embedding_bag_with_winners = _ops._embedding_bag_with_winners.default
+_fused_embedding_bag_with_winners = _ops._fused_embedding_bag_with_winners.default
 _sample_weights_grad = _ops.fused_embedding_bag_sample_weights_backward.default
 _GRADIENTS = {
     "fused_embedding_bag_backward": _backward.weight_grad,
@@ -210,24 +217,14 @@ class EmbeddingBag(torch.autograd.Function):
         *options: Any,
     ) -> Any:
         """Pools; with max also gives the winners."""
-        output = _below(
-            _embedding_bag,
-            weight,
-            indices,
-            offsets,
-            mode,
-            sample_weights,
-            include_last_offset,
-            padding_idx,
-            scale_grad_by_freq,
-            sparse,
-            *options,
-        )
+        call = weight, indices, offsets, mode, sample_weights, include_last_offset, padding_idx
+        more = scale_grad_by_freq, sparse, *options
         if mode != "max":
-            return output
-        feature = _feature(*weight.shape, MAX, padding_idx)
-        ends = _ends(offsets, indices, include_last_offset)
-        return output, _below(_winners, [weight.contiguous()], feature, indices, ends, weight.shape[1])
+            return _below(_embedding_bag, *call, *more)
+        if _traced():
+            return _below(_embedding_bag_with_winners, *call, *more)
+        output = _below(_embedding_bag, *call, *more)
+        return output, _bag_winners(*call)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -282,6 +279,40 @@ class EmbeddingBag(torch.autograd.Function):
         no_forward_mode("embedding_bag")
 
 
+def _traced() -> bool:
+    """Whether a program is being recorded, other than by torch.func, whose transforms take operators apart."""
+    return bool(torch._C._len_torch_dispatch_stack()) and not torch._C._are_functorch_transforms_active()
+
+
+def _bag_winners(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    mode: str,
+    sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+    *_: Any,
+) -> Tensor:
+    """The rows that win each element of a bag of mode max."""
+    feature = _feature(*weight.shape, MAX, padding_idx)
+    ends = _ends(offsets, indices, include_last_offset)
+    return _below(_winners, [weight.contiguous()], feature, indices, ends, weight.shape[1])
+
+
+def _embedding_bag_and_winners(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return _embedding_bag(*arguments), _bag_winners(*arguments)
+
+
+def _fused_embedding_bag_and_winners(weights: Sequence[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
+    return _fused_embedding_bag(weights, *arguments), _winners(weights, *arguments[:4])
+
+
+for _key in ("CPU", "CUDA"):
+    library.impl("_embedding_bag_with_winners", _embedding_bag_and_winners, _key)
+    library.impl("_fused_embedding_bag_with_winners", _fused_embedding_bag_and_winners, _key)
+
+
 def _ends(offsets: Tensor, indices: Tensor, include_last_offset: bool) -> Tensor:
     """[bags + 1] where bags begin, and where the last one ends."""
     if include_last_offset:
@@ -328,6 +359,8 @@ class FusedEmbeddingBag(torch.autograd.Function):
     ) -> Any:
         """Pools; with any_max also gives the winners."""
         call = features, indices, offsets, output_dim
+        if any_max and _traced():
+            return _below(_fused_embedding_bag_with_winners, weights, *call, sample_weights, sparse, *options)
         output = _below(_fused_embedding_bag, weights, *call, sample_weights, sparse, *options)
         if not any_max:
             return output

@@ -14,7 +14,7 @@ from recfuse._backward import DTYPES
 
 
 @torch.library.register_fake("recfuse::embedding_bag")
-def _(
+def _bag_shape(
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -31,7 +31,7 @@ def _(
 
 
 @torch.library.register_fake("recfuse::fused_embedding_bag")
-def _(
+def _fused_shape(
     weights: Sequence[Tensor],
     features: Tensor,
     indices: Tensor,
@@ -102,6 +102,18 @@ def _rows_found(indices: Tensor) -> Any:
     # new_dynamic_size() of the context refuses unless dynamo's capture_dynamic_output_shape_ops is set; a
     # gradient, which nobody branches on, may have such a size in any case.
     return allocate_size(shape_env)
+
+
+@torch.library.register_fake("recfuse::_embedding_bag_with_winners")
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    output = _bag_shape(*arguments)
+    return output, output.new_empty(output.shape, dtype=torch.int64)
+
+
+@torch.library.register_fake("recfuse::_fused_embedding_bag_with_winners")
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    output = _fused_shape(*arguments)
+    return output, output.new_empty(output.shape, dtype=torch.int64)
 
 
 @torch.library.register_fake("recfuse::fused_embedding_bag_winners")

@@ -171,8 +171,8 @@ class PackedModule(torch.nn.Module):
         """As of any module; what the class computes, such as ``tables``, is not hidden behind a module."""
         if isinstance(value, torch.nn.Module) and isinstance(getattr(type(self), name, None), property):
             raise AttributeError(
-                f"recfuse: {name} of a {type(self).__name__} cannot be set: calls would not use it. Assign to "
-                f"the weights, as in {name}[key].weight = ..., or recfuse.unswap(model) first"
+                f"recfuse: {name} of a {type(self).__name__} cannot be set: calls would not use it. Assign "
+                f"to the weights, as in {name}[key].weight = ..., or recfuse.unswap(model) first"
             )
         super().__setattr__(name, value)
 
