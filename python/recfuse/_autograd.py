@@ -11,7 +11,6 @@ they are: in C on the CPU, in `_backward` on CUDA. They have no gradients, and s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NoReturn
 
 import torch
@@ -22,19 +21,11 @@ from torch.utils import _pytree as pytree
 
 from recfuse import _backward
 from recfuse._backward import DTYPES, MAX, POOLING
+from recfuse._winners import bag_winners, below, ends_of, feature_of, library, traced
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 
 _ops = torch.ops.recfuse
 _below_autograd = torch._C._AutoDispatchBelowAutograd
-
-# Kept alive for the life of the process: dropping it would take the operators away.
-library = torch.library.Library("recfuse", "FRAGMENT")
-library.define("_feature(SymInt rows, SymInt dim, int pooling, int padding_idx) -> Tensor")
-for _name in ("embedding_bag", "fused_embedding_bag"):
-    # As the operator, with the winners beside its output: a compiled program computes what only its backward
-    # asks for in its backward, from weights that may have changed by then.
-    _arguments = str(getattr(_ops, _name).default._schema).partition("(")[2].rpartition(" -> ")[0]
-    library.define(f"_{_name}_with_winners({_arguments} -> (Tensor, Tensor)")
 
 _embedding_bag = _ops.embedding_bag.default
 _fused_embedding_bag = _ops.fused_embedding_bag.default
@@ -73,16 +64,6 @@ def needs_derivatives(tensors: Sequence[Tensor | None]) -> bool:
             if tensor is not None and tensor.requires_grad:
                 return True
     return False
-
-
-def _below(operator: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls an operator from a Function's forward."""
-    if not torch._C._are_functorch_transforms_active():
-        with _below_autograd():
-            return operator(*arguments)
-    # Forward runs without gradients, but an outer transform may want its own.
-    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), _below_autograd():
-        return operator(*arguments)
 
 
 def no_forward_mode(operator: str) -> NoReturn:
@@ -220,11 +201,11 @@ class EmbeddingBag(torch.autograd.Function):
         call = weight, indices, offsets, mode, sample_weights, include_last_offset, padding_idx
         more = scale_grad_by_freq, sparse, *options
         if mode != "max":
-            return _below(_embedding_bag, *call, *more)
-        if _traced():
-            return _below(_embedding_bag_with_winners, *call, *more)
-        output = _below(_embedding_bag, *call, *more)
-        return output, _bag_winners(*call)
+            return below(_embedding_bag, *call, *more)
+        if traced():
+            return below(_embedding_bag_with_winners, *call, *more)
+        output = below(_embedding_bag, *call, *more)
+        return output, bag_winners(*call)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -246,8 +227,8 @@ class EmbeddingBag(torch.autograd.Function):
         shape, dtype, mode, last, padding_idx = ctx.options
         weight_grad = sample_weights_grad = None
         if grad is not None:
-            feature = _feature(*shape, POOLING[mode], padding_idx)
-            lookups = feature, indices, _ends(offsets, indices, last)
+            feature = feature_of(*shape, POOLING[mode], padding_idx)
+            lookups = feature, indices, ends_of(offsets, indices, last)
             if ctx.needs_input_grad[0]:
                 weight_grad = _group_grad(
                     grad,
@@ -279,67 +260,6 @@ class EmbeddingBag(torch.autograd.Function):
         no_forward_mode("embedding_bag")
 
 
-def _traced() -> bool:
-    """Whether a program is being recorded, other than by torch.func, whose transforms take operators apart."""
-    return bool(torch._C._len_torch_dispatch_stack()) and not torch._C._are_functorch_transforms_active()
-
-
-def _bag_winners(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    mode: str,
-    sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-    *_: Any,
-) -> Tensor:
-    """The rows that win each element of a bag of mode max."""
-    feature = _feature(*weight.shape, MAX, padding_idx)
-    ends = _ends(offsets, indices, include_last_offset)
-    return _below(_winners, [weight.contiguous()], feature, indices, ends, weight.shape[1])
-
-
-def _embedding_bag_and_winners(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return _embedding_bag(*arguments), _bag_winners(*arguments)
-
-
-def _fused_embedding_bag_and_winners(weights: Sequence[Tensor], *arguments: Any) -> tuple[Tensor, Tensor]:
-    return _fused_embedding_bag(weights, *arguments), _winners(weights, *arguments[:4])
-
-
-for _key in ("CPU", "CUDA"):
-    library.impl("_embedding_bag_with_winners", _embedding_bag_and_winners, _key)
-    library.impl("_fused_embedding_bag_with_winners", _fused_embedding_bag_and_winners, _key)
-
-
-def _ends(offsets: Tensor, indices: Tensor, include_last_offset: bool) -> Tensor:
-    """[bags + 1] where bags begin, and where the last one ends."""
-    if include_last_offset:
-        return offsets
-    return torch.cat((offsets, offsets.new_full((1,), indices.shape[0])))
-
-
-def _feature(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
-    """int64 [1, 7] on the host: one table as the feature of a fused call."""
-    if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()  # a tensor of one of its levels must not be kept
-        or type(rows) is not int
-        or type(dim) is not int
-    ):
-        return _ops._feature(rows, dim, pooling, padding_idx)
-    return _known_feature(rows, dim, pooling, padding_idx)
-
-
-def _new_feature(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
-    return torch.tensor([[0, 0, rows, dim, pooling, padding_idx, 0]], dtype=torch.int64, device="cpu")
-
-
-_known_feature = lru_cache(maxsize=1024)(_new_feature)
-library.impl("_feature", _new_feature, "CompositeExplicitAutograd")
-
-
 class FusedEmbeddingBag(torch.autograd.Function):
     """``fused_embedding_bag`` with its gradients; the weights last, since only arguments that are tensors
     themselves have gradients. ``options`` are the schema's arguments behind ``sparse``.
@@ -359,12 +279,12 @@ class FusedEmbeddingBag(torch.autograd.Function):
     ) -> Any:
         """Pools; with any_max also gives the winners."""
         call = features, indices, offsets, output_dim
-        if any_max and _traced():
-            return _below(_fused_embedding_bag_with_winners, weights, *call, sample_weights, sparse, *options)
-        output = _below(_fused_embedding_bag, weights, *call, sample_weights, sparse, *options)
+        if any_max and traced():
+            return below(_fused_embedding_bag_with_winners, weights, *call, sample_weights, sparse, *options)
+        output = below(_fused_embedding_bag, weights, *call, sample_weights, sparse, *options)
         if not any_max:
             return output
-        return output, _below(_winners, weights, *call)
+        return output, below(_winners, weights, *call)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -488,7 +408,7 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def forward(operator: Callable[..., Any], arguments: Any, *flat: Any) -> Any:
         """Calls the operator."""
-        return _below(operator, *pytree.tree_unflatten(flat, arguments))
+        return below(operator, *pytree.tree_unflatten(flat, arguments))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
