@@ -37,7 +37,7 @@ class FusedApplyEmb:
         """For this model, whose class has the ``apply_emb`` to go back to."""
         self.model = model
         self.defaults = defaults_of(model)
-        self.flags, self.absent = _flags(model)
+        self.flags, self.absent, self.inherited = _flags(model)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -67,7 +67,10 @@ class FusedApplyEmb:
         tables = self._tables(given)
         if not isinstance(tables, FusedEmbeddingBagList) or not tables.has_kernel:
             return False
-        return self.absent.isdisjoint(vars(self.model)) and all(
+        # Written as the compiler can follow it; it cannot look into __dict__.
+        if not torch.compiler.is_dynamo_compiling() and not self.inherited.isdisjoint(vars(self.model)):
+            return False
+        return not any(hasattr(self.model, name) for name in self.absent) and all(
             getattr(self.model, name, self) == value for name, value in self.flags.items()
         )
 
@@ -87,9 +90,9 @@ def defaults_of(model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def _flags(model: torch.nn.Module) -> tuple[dict[str, Any], frozenset[str]]:
-    """Plain attributes of the model and its class that the method may read, by which it may branch; and the
-    names that it may read and the model has not, or not yet.
+def _flags(model: torch.nn.Module) -> tuple[dict[str, Any], tuple[str, ...], frozenset[str]]:
+    """Plain attributes of the model and its class that the method may read, by which it may branch; the names
+    that it may read and the model has not, or not yet; and those that it has of its class alone.
     """
     function = getattr(method_of(model), "__func__", method_of(model))
     names: set[str] = set()
@@ -100,7 +103,9 @@ def _flags(model: torch.nn.Module) -> tuple[dict[str, Any], frozenset[str]]:
         value = attributes.get(name, inspect.getattr_static(type(model), name, _MISSING))
         if isinstance(value, _FLAGS):
             flags[name] = value
-    return flags, frozenset(name for name in names if name not in attributes and name not in flags)
+    rest = {name for name in names if name not in attributes and name not in flags}
+    absent = {name for name in rest if not hasattr(model, name)}
+    return flags, tuple(sorted(absent)), frozenset(rest - absent)
 
 
 def _read_names(code: Any, owner: type, names: set[str]) -> None:
