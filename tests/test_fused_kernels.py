@@ -209,8 +209,8 @@ def _disassembler() -> str:
 
 
 def test_kernels_for_staged_tables_are_compiled_with_the_others(kernel_cache: Path) -> None:
-    """Those that a call needs whose batch makes it pay: where a GPU can, and tables are narrow enough. Of those
-    that stage two, for indices that end with their memory and for others.
+    """Those that a call needs whose batch makes it pay: where a GPU can, and tables are narrow enough. Two of
+    them stage: for indices that end with their memory, and for others.
     """
     made: dict[str, int] = {}
     jobs = {name: Job(name[0], name[3:] or "sm_90a", weighted=True) for name in ("D", "E", "D, sm_80")}
