@@ -343,29 +343,52 @@ def test_functional_call_uses_the_given_weights_eager_and_compiled():
     torch.testing.assert_close(module(*batch), before)
 
 
+class OfPool(nn.Module):
+    """A list of tables as an exported program calls it: offsets and lookups stacked."""
+
+    def __init__(self, bags):
+        super().__init__()
+        self.emb_l = FusedEmbeddingBagList(bags)
+
+    def forward(self, indices, offsets):
+        return torch.cat(self.emb_l.pool(offsets, indices), dim=1)
+
+
 @pytest.mark.parametrize("strict", (False, True))
-def test_an_exported_program_reads_its_parameters(strict):
-    loop = loop_of()
-    module = FusedEmbeddingBagCollection.from_embedding_bags(copy.deepcopy(loop))
-    batch = batch_of()
-    program = torch.export.export(module, batch, strict=strict)
-    weights = sum(p.numel() * 4 for p in module.parameters())
-    exported = program.module()
+@pytest.mark.parametrize("subject", ("collection", "list", "bag"))
+def test_an_exported_program_reads_its_parameters(subject, strict):
+    loop, batch = loop_of(), batch_of()
+    want = call_loop
+    if subject == "collection":
+        module = FusedEmbeddingBagCollection.from_embedding_bags(copy.deepcopy(loop))
+    elif subject == "list":
+        module = OfPool(copy.deepcopy(loop))
+        batch = torch.randint(0, 9, (len(SPECS), 12)), torch.arange(0, 12, 2).repeat(len(SPECS), 1)
+
+        def want(loop, indices, offsets):
+            return torch.cat([bag(i, o) for bag, i, o in zip(loop, indices, offsets, strict=True)], dim=1)
+    else:
+        module = EmbeddingBag.from_pretrained(loop[0].weight.detach().clone(), mode="sum", freeze=False)
+        loop, batch = loop[:1], (torch.randint(0, 30, (12,)), torch.arange(0, 12, 2))
+
+        def want(loop, indices, offsets):
+            return loop[0](indices, offsets)
+
+    exported = torch.export.export(module, batch, strict=strict).module()
     assert set(exported.state_dict()) == set(dict(module.named_parameters()))
-    torch.testing.assert_close(exported(*batch), call_loop(loop, *batch))
+    torch.testing.assert_close(exported(*batch), want(loop, *batch))
     for way in ("parameter.data =", "parameter in place", "load_state_dict", "optimizer step"):
         MODULE_WAYS[way](exported)
         MODULE_WAYS[way](loop)
         out = exported(*batch)
-        torch.testing.assert_close(out, call_loop(loop, *batch))
+        torch.testing.assert_close(out, want(loop, *batch))
         assert out.requires_grad
     exported.zero_grad()
     exported(*batch).sum().backward()
     loop.zero_grad()
-    call_loop(loop, *batch).sum().backward()
+    want(loop, *batch).sum().backward()
     total = sum(parameter.grad.sum() for parameter in exported.parameters())
     torch.testing.assert_close(total, sum(parameter.grad.sum() for parameter in loop.parameters()))
-    assert weights
 
 
 _LOADED_ALONE = """
