@@ -327,3 +327,29 @@ def test_sparse_gradients_of_max_are_refused():
     problem = Problem([(9, 4, torch.float32)], [Feature(0, "max", None)])
     with pytest.raises(ValueError, match="sparse"):
         problem.run(*problem.lookups(3), sparse=True)
+
+
+@pytest.mark.parametrize("gradients", (False, True))
+@pytest.mark.parametrize(
+    ("change", "words"),
+    (
+        ({"weights": None}, "weights is a NoneType, must be a list"),
+        ({"weights": "abc"}, "weights is a str, must be a list"),
+        ({"weights": [1]}, r"weights\[0\] is a int"),
+        ({"features": None}, "features is a NoneType"),
+        ({"indices": [1]}, "indices is a list"),
+        ({"offsets": None}, "offsets is a NoneType"),
+        ({"per_sample_weights": 2.0}, "per_sample_weights is a float"),
+    ),
+    ids=str,
+)
+def test_what_is_no_tensor_is_named(change, words, gradients):
+    arguments = {
+        "weights": [torch.randn(5, 2, requires_grad=gradients)],
+        "features": torch.tensor([[0, 0, 5, 2, 0, -1, 0]]),
+        "indices": torch.tensor([1]),
+        "offsets": torch.tensor([0, 1]),
+        "output_dim": 2,
+    }
+    with pytest.raises(TypeError, match=rf"recfuse.fused_embedding_bag: {words}"):
+        recfuse.fused_embedding_bag(**{**arguments, **change})

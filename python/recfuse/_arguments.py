@@ -1,4 +1,4 @@
-"""Checks of arguments that are numbers, with errors that name them."""
+"""Checks of arguments that are numbers or tensors, with errors that name them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, NotATensorError
 
 _SHOWN_DIGITS = 40
 
@@ -79,3 +79,20 @@ def path_of(path: Any, function: str) -> str:
 def _text(bound: int) -> str:
     """2^64 - 1 as such, smaller ones in digits."""
     return f"2^{bound.bit_length()} - 1" if bound > 2**53 and bound & (bound + 1) == 0 else str(bound)
+
+
+def check_fused_tensors(weights: Any, features: Any, indices: Any, offsets: Any, sample_weights: Any) -> None:
+    """Raises where an argument of a call that failed is no tensor."""
+    if not isinstance(weights, (list, tuple)):
+        raise NotATensorError(
+            f"recfuse.fused_embedding_bag: weights is a {type(weights).__name__}, must be a list of tensors"
+        )
+    given = {f"weights[{number}]": weight for number, weight in enumerate(weights)}
+    given |= {"features": features, "indices": indices, "offsets": offsets}
+    if sample_weights is not None:
+        given["per_sample_weights"] = sample_weights
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise NotATensorError(
+                f"recfuse.fused_embedding_bag: {name} is a {type(value).__name__}, must be a torch.Tensor"
+            ) from None

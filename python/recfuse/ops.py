@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from recfuse import _shapes  # noqa: F401  (registers them)
+from recfuse._arguments import check_fused_tensors
 from recfuse._autograd import EmbeddingBag, FusedEmbeddingBag, needs_derivatives, pooled, readable
 from recfuse._backward import MAX
 from recfuse.errors import (
@@ -240,8 +241,13 @@ def fused_embedding_bag(
 
     Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features).
     """
-    derivatives = needs_derivatives((*weights, per_sample_weights))
-    if any_max and (derivatives or sparse) and readable(features):
+    try:
+        derivatives = needs_derivatives((*weights, per_sample_weights))
+        look = any_max and (derivatives or sparse) and readable(features)
+    except (TypeError, AttributeError):
+        check_fused_tensors(weights, features, indices, offsets, per_sample_weights)
+        raise
+    if look:
         any_max = bool((features[:, 4] == MAX).any())
         if any_max and sparse:
             raise ArgumentValueError(
@@ -264,6 +270,7 @@ def fused_embedding_bag(
         with _below_autograd():
             return _fused_embedding_bag(weights, *arguments, *options)
     except RuntimeError as error:
+        check_fused_tensors(weights, features, indices, offsets, per_sample_weights)
         raise_translated(error)
 
 
