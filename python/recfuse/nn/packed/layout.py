@@ -26,6 +26,11 @@ class PackedSpec(NamedTuple):
     first_row: int
 
 
+def rows_of(spec: PackedSpec, weight: Tensor) -> Tensor:
+    """A table's rows of its matrix."""
+    return weight.narrow(0, spec.first_row, spec.num_embeddings)
+
+
 class Layout(NamedTuple):
     """The tables and features of a packed module. Never changes: another layout is another object."""
 

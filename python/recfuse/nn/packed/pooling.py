@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
-from recfuse.nn.packed.layout import Layout, PackedSpec, feature_tensor
+from recfuse.nn.packed.layout import Layout, PackedSpec, feature_tensor, rows_of
 from recfuse.ops import HAS_CUDA_KERNELS, WEIGHT_DTYPES, embedding_bag, fused_embedding_bag
 
 
@@ -41,11 +41,6 @@ def all_on_cpu(weights: Sequence[Tensor]) -> bool:
 def on_gpu(weights: Sequence[Tensor]) -> bool:
     """Whether these matrices, if one call pools them, are on a GPU, whose work is planned by schedules."""
     return len(weights) > 0 and weights[0].is_cuda
-
-
-def rows_of(spec: PackedSpec, weight: Tensor) -> Tensor:
-    """A table's rows of its matrix."""
-    return weight.narrow(0, spec.first_row, spec.num_embeddings)
 
 
 def pool_one_by_one(

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from recfuse.nn.packed.layout import rows_of
+
 if TYPE_CHECKING:
     from recfuse.nn.packed.module import PackedModule
 
@@ -30,7 +32,7 @@ def save(module: PackedModule, destination: dict[str, Any], prefix: str, keep_va
         destination.pop(prefix + name, None)
     weights = [weight if keep_vars else weight.detach() for weight in module.packed_weights()]
     for key, spec in zip(table_keys(module, prefix), module.layout.tables, strict=True):
-        destination[key] = weights[spec.group].narrow(0, spec.first_row, spec.num_embeddings)
+        destination[key] = rows_of(spec, weights[spec.group])
 
 
 def load(
@@ -42,22 +44,21 @@ def load(
 ) -> Found:
     """Copies tables into their rows. With ``assign`` the weights take device and dtype of what is loaded."""
     keys = table_keys(module, prefix)
-    found = {key for key in keys if key in state_dict}
-    wrong = [
-        message
-        for key, spec in zip(keys, module.layout.tables, strict=True)
-        if key in found
-        and (message := _why_not(key, state_dict[key], (spec.num_embeddings, spec.embedding_dim)))
-    ]
-    error_msgs.extend(wrong)
+    given = [(key, spec) for key, spec in zip(keys, module.layout.tables, strict=True) if key in state_dict]
+    wrong = {
+        key: message
+        for key, spec in given
+        if (message := _why_not(key, state_dict[key], (spec.num_embeddings, spec.embedding_dim)))
+    }
+    error_msgs.extend(wrong.values())
     if local_metadata.get("assign_to_params_buffers", False) and not wrong:
         error_msgs.extend(_take_forms(module, keys, state_dict))
     weights = module.packed_weights()
     with torch.no_grad():
-        for key, spec in zip(keys, module.layout.tables, strict=True):
-            if key in found and not _why_not(key, state_dict[key], (spec.num_embeddings, spec.embedding_dim)):
-                weights[spec.group].narrow(0, spec.first_row, spec.num_embeddings).copy_(state_dict[key])
-    return Found(found, [key for key in keys if key not in found])
+        for key, spec in given:
+            if key not in wrong:
+                rows_of(spec, weights[spec.group]).copy_(state_dict[key])
+    return Found({key for key, _ in given}, [key for key in keys if key not in state_dict])
 
 
 def _why_not(key: str, value: Any, shape: tuple[int, int]) -> str | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.nn.packed.layout import rows_of
 
 if TYPE_CHECKING:
     from recfuse.nn.packed.layout import PackedSpec
@@ -143,7 +144,7 @@ class PackedTable:
     @property
     def weight(self) -> Tensor:
         """The rows; see the class."""
-        rows = self.group.narrow(0, self._spec.first_row, self._spec.num_embeddings)
+        rows = rows_of(self._spec, self.group)
         if type(rows) is Tensor:  # not a fake one, which cannot become another class
             rows = rows.as_subclass(TableWeight)
             rows._table = self
@@ -169,7 +170,7 @@ class PackedTable:
                 "computed (parametrized or pruned) at each call; set what it is computed from"
             )
         with torch.no_grad():
-            self.group.narrow(0, self._spec.first_row, self._spec.num_embeddings).copy_(value)
+            rows_of(self._spec, self.group).copy_(value)
 
     def _grad(self) -> Tensor | None:
         grad = self.group.grad
