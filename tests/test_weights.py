@@ -243,20 +243,23 @@ def check(function, module, loop, subject_tables, batch):
             torch.testing.assert_close(table.weight.grad, grad)
 
 
+def subject_of(subject, compiled):
+    """torch's loop, a batch, the packed module of the same weights, and the way to call it."""
+    loop, batch = loop_of(), batch_of()
+    if subject == "keyed":  # TorchRec has no max
+        loop, batch = loop[:3], keyed_batch()
+    module = SUBJECTS[subject](copy.deepcopy(loop))
+    if not compiled:
+        return loop, batch, module, module
+    torch.compiler.reset()
+    function = torch.compile(module, backend="aot_eager", fullgraph=subject == "collection")
+    return loop, batch, module, function
+
+
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("compiled", (False, True), ids=("eager", "compiled"))
 def test_a_changed_table_is_seen(subject, compiled):
-    loop = loop_of()
-    if subject == "keyed":
-        loop = loop[:3]
-        batch = keyed_batch()
-    else:
-        batch = batch_of()
-    module = SUBJECTS[subject](copy.deepcopy(loop))
-    function = module
-    if compiled:
-        torch.compiler.reset()
-        function = torch.compile(module, backend="aot_eager", fullgraph=subject == "collection")
+    loop, batch, module, function = subject_of(subject, compiled)
     check(function, module, loop, lambda: module.tables.values(), batch)
     for number, (name, way) in enumerate(TABLE_WAYS.items()):
         table = number % len(loop)
@@ -273,22 +276,12 @@ def test_a_changed_table_is_seen(subject, compiled):
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("compiled", (False, True), ids=("eager", "compiled"))
 def test_a_changed_module_is_seen(subject, compiled):
-    loop = loop_of()
-    if subject == "keyed":
-        loop = loop[:3]
-        batch = keyed_batch()
-    else:
-        batch = batch_of()
-    module = SUBJECTS[subject](copy.deepcopy(loop))
-    function = module
-    if compiled:
-        torch.compiler.reset()
-        function = torch.compile(module, backend="aot_eager", fullgraph=subject == "collection")
+    loop, batch, module, function = subject_of(subject, compiled)
     for way in MODULE_WAYS.values():
-        before = module.state_dict()
-        assert list(before) == list(module.state_dict())
+        keys = list(module.state_dict())
         way(module)
         way(loop)
+        assert list(module.state_dict()) == keys
         check(function, module, loop, lambda: module.tables.values(), batch)
 
 
