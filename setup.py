@@ -34,7 +34,7 @@ ISA_FLAGS = {"_avx2.c": AVX2, "_avx512.c": AVX512} if os.uname().machine == "x86
 
 def sources(*patterns: str) -> list[str]:
     """Files that match, in an order that does not depend on the file system."""
-    return sorted(found for pattern in patterns for found in glob(pattern))
+    return sorted(found for pattern in patterns for found in glob(pattern, recursive=True))
 
 
 def is_current(obj: str) -> bool:
@@ -80,14 +80,14 @@ class BuildExt(build_ext):
 
 OPERATORS = Extension(
     "recfuse.librecfuse",
-    sources("csrc/status.c", "csrc/validate*.c", "csrc/cpu/*.c", "csrc/cuda/*.c", "csrc/torch/*.c"),
+    sources("csrc/base/*.c", "csrc/cpu/**/*.c", "csrc/cuda/**/*.c", "csrc/torch/*.c"),
     include_dirs=["include", "csrc"],
     extra_compile_args=CFLAGS,
     extra_link_args=[*LDFLAGS, *LIBRARY],
 )
 TOOLS = Extension(
     "recfuse._C",
-    sources("csrc/python/*.c", "csrc/random.c", "csrc/trace_stats.c", "csrc/workloads.c"),
+    sources("csrc/python/*.c", "csrc/tools/*.c"),
     include_dirs=["include", "csrc", numpy.get_include()],
     extra_compile_args=CFLAGS,
     extra_link_args=[*LDFLAGS, "-Wl,-rpath,$ORIGIN"],

@@ -65,7 +65,7 @@ class Program:
         (self.kernels / "scale.cu").write_text(KERNEL)
         (self.kernels / "scale.cuh").write_text(HEADER)
         (self.kernels / "notes.txt").write_text("no header")
-        runtime = [*ROOT.glob("csrc/cuda/*.c"), ROOT / "csrc/status.c", ROOT / "csrc/validate.c"]
+        runtime = [*ROOT.glob("csrc/cuda/**/*.c"), *ROOT.glob("csrc/base/*.c")]
         own = [ROOT / "tests/c/cuda" / f"{name}.c" for name in OWN]
         shared = [ROOT / "tests/c/check.c", ROOT / "tests/c/elements.c"]
         compile_c(flags, [*own, *shared, *runtime], self.path)
@@ -82,7 +82,7 @@ class Program:
         if not other.path.exists():
             other.path.parent.mkdir()
             shutil.copy2(self.path, other.path)
-            other.kernels.symlink_to(ROOT / "csrc" / "cuda" / "kernels")
+            other.kernels.symlink_to(ROOT / "csrc" / "cuda")
         return other
 
     def add_nvrtc(self) -> None:

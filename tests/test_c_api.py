@@ -60,7 +60,7 @@ def compile_test_api(
     folder: Path, compiler: str, flags: list[str], file_flags: dict[str, list[str]], link: list[str]
 ) -> Path:
     """Compiles every file to an object, two at a time, and links them; returns the program."""
-    sources = [*ROOT.glob("tests/c/*.c"), *ROOT.glob("csrc/cpu/*.c"), *ROOT.glob("csrc/[sv]*.c")]
+    sources = [*ROOT.glob("tests/c/*.c"), *ROOT.glob("csrc/cpu/**/*.c"), *ROOT.glob("csrc/base/[sv]*.c")]
     includes = [f"-I{ROOT / name}" for name in ("include", "csrc")]
 
     def compile_one(source: Path) -> Path:

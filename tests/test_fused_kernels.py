@@ -228,21 +228,28 @@ def test_calls_with_a_mapping_have_kernels_of_their_own(kernel_cache: Path) -> N
     assert job.compile(mapped=True)["cached"]
 
 
+FILES = {
+    "fused_embedding_bag": "fused_embedding_bag/fused_embedding_bag.cu",
+    "fused_map": "fused_embedding_bag/partition/map.cu",
+    "fused_staged": "fused_embedding_bag/staged/staged.cu",
+}
+
+
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("name", ("fused_embedding_bag", "fused_map", "fused_staged"))
+@pytest.mark.parametrize("name", FILES)
 def test_each_file_compiles_alone(cuda_program: Program, tmp_path: Path, name: str, arch: str) -> None:
     """By its macros' defaults, as nvcc would."""
     if name == "fused_staged" and arch == "sm_80":
         pytest.skip("tables are staged from sm_90 on")
     program = cuda_program.beside_own_kernels()
-    info = program.compile(tmp_path, arch, source=(f"{name}.cu", f"rf_{name}"))
+    info = program.compile(tmp_path, arch, source=(FILES[name], f"rf_{name}"))
     assert "error" not in info, info
     assert info["spill"] == 0 and info["stack"] == 0
 
 
-@pytest.mark.parametrize("name", ("fused_embedding_bag", "fused_map", "fused_staged"))
+@pytest.mark.parametrize("name", FILES)
 def test_each_file_compiles_by_nvcc(tmp_path: Path, name: str) -> None:
-    output = standalone(f"{name}.cu", "sm_90a", {}, tmp_path)
+    output = standalone(FILES[name], "sm_90a", {}, tmp_path)
     assert f"rf_{name}" in output and " 0 bytes spill stores" in output
 
 
@@ -334,20 +341,20 @@ def test_every_variant_that_a_batch_may_ask_for_is_compiled(
     staged = np.zeros((1, 2, 6), np.int32)
     staged[0, 0, 0] = 3
     compile_call(schedules=staged)
-    entries = cached(tmp_path, "fused_staged.cu")
+    entries = cached(tmp_path, "fused_embedding_bag/staged/staged.cu")
     assert sorted(entry.count(b"-DRF_EXACT=1\0") for entry in entries) == [0, 1]
-    assert {b"-DRF_BESIDE=1\0" in entry for entry in cached(tmp_path, "fused_embedding_bag.cu")} == {
+    assert {b"-DRF_BESIDE=1\0" in entry for entry in cached(tmp_path, "fused_embedding_bag/fused_embedding_bag.cu")} == {
         False,
         True,
     }
     many = [[0, 0, 1 << 33, 8, SUM, -1, 0], [1, 0, 10, 128, SUM, -1, 8]]
     buffers = [(PLACE, 8 << 33, FLOAT32), (PLACE, 1280, FLOAT32)]
-    before = len(cached(tmp_path, "fused_embedding_bag.cu"))
+    before = len(cached(tmp_path, "fused_embedding_bag/fused_embedding_bag.cu"))
     compile_call(features=np.array(many, np.int64), buffers=buffers)
-    entries = cached(tmp_path, "fused_embedding_bag.cu")
+    entries = cached(tmp_path, "fused_embedding_bag/fused_embedding_bag.cu")
     assert len(entries) > before and any(b"-DRF_WIDE_ROWS=1\0" in entry for entry in entries)
     call = ([(PLACE, 80, FLOAT32)], np.array([[0, 0, 10, 8, SUM, -1, 0]], np.int64), FLOAT32, 8)
     one = np.zeros((1, 1, 6), np.int32)
     _C.fused_embedding_bag_compile("sm_90a", call, INT64, INT64, False, True, one, 0, False, False, True)
-    entries = cached(tmp_path, "fused_embedding_bag.cu")
+    entries = cached(tmp_path, "fused_embedding_bag/fused_embedding_bag.cu")
     assert any(b"-DRF_POSITION=rf_i64\0" in entry for entry in entries)

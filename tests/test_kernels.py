@@ -21,7 +21,7 @@ from recfuse import _C
 from recfuse.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = ROOT / "csrc" / "cuda" / "kernels"
+KERNELS = ROOT / "csrc" / "cuda"
 ARCHS = ("sm_80", "sm_90a", "sm_100")
 DIMS = (1, 4, 7, 8, 16, 32, 50, 64, 100, 128, 132, 256, 1000)
 FLOAT32, FLOAT16, BFLOAT16 = range(3)
@@ -256,7 +256,7 @@ def standalone(source: str, arch: str, defines: dict[str, str], folder: Path) ->
     if compiler is None:
         pytest.skip("no nvcc here (PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda*)")
     options = [f"-D{name}={value}" for name, value in defines.items()]
-    command = [compiler, "-cubin", f"-arch={arch}", "-std=c++17", "-Werror", "all-warnings", *options]
+    command = [compiler, "-cubin", f"-arch={arch}", "-std=c++17", f"-I{KERNELS}", "-Werror", "all-warnings", *options]
     done = subprocess.run(
         [*command, "-Xptxas", "-v", str(KERNELS / source), "-o", str(folder / "out.cubin")],
         capture_output=True, text=True, timeout=120,
@@ -270,13 +270,13 @@ def standalone(source: str, arch: str, defines: dict[str, str], folder: Path) ->
 
 @pytest.mark.parametrize("defines", ({}, {"RF_STATION": "3", "RF_DISTANCE": "4"}), ids=str)
 def test_the_embedding_bag_compiles_by_nvcc(tmp_path: Path, defines: dict[str, str]) -> None:
-    output = standalone("embedding_bag.cu", "sm_90a", defines, tmp_path)
+    output = standalone("embedding_bag/embedding_bag.cu", "sm_90a", defines, tmp_path)
     assert "rf_embedding_bag" in output and " 0 bytes spill stores" in output
 
 
 @pytest.mark.parametrize("defines", PIN_ROWS_VARIANTS, ids=str)
 def test_pinning_compiles_by_nvcc(tmp_path: Path, defines: dict[str, str]) -> None:
-    output = standalone("pin_rows.cu", "sm_90a", defines, tmp_path)
+    output = standalone("pin_rows/pin_rows.cu", "sm_90a", defines, tmp_path)
     assert "rf_pin_rows" in output and " 0 bytes spill stores" in output
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from recfuse import _C
 
-KERNELS = Path(__file__).resolve().parent.parent / "csrc" / "cuda" / "kernels"
+KERNELS = Path(__file__).resolve().parent.parent / "csrc" / "cuda"
 NVRTC = _C.jit_status()
 
 pytestmark = pytest.mark.skipif(
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.skipif(
 
 INTEGERS = ("int", "rf_i64")
 VARIANTS = [
-    *(("pin_rows.cu", f"-DRF_INDEX={index} -DRF_KEEP={keep}") for index in INTEGERS for keep in (0, 1)),
+    *(("pin_rows/pin_rows.cu", f"-DRF_INDEX={index} -DRF_KEEP={keep}") for index in INTEGERS for keep in (0, 1)),
     *(
-        ("bag_lookups.cu", f"-DRF_INDEX={index} -DRF_OFFSET={offset}")
+        ("bag_lookups/bag_lookups.cu", f"-DRF_INDEX={index} -DRF_OFFSET={offset}")
         for index, offset in itertools.product(INTEGERS, INTEGERS)
     ),
-    *(("fused_map.cu", f"-DRF_OFFSET={offset} -DRF_BLOCK=1024") for offset in INTEGERS),
+    *(("fused_embedding_bag/partition/map.cu", f"-DRF_OFFSET={offset} -DRF_BLOCK=1024") for offset in INTEGERS),
 ]
 
 
@@ -35,9 +35,9 @@ def compile_log(file: str, arch: str, defines: str) -> str:
     ctypes.CDLL(NVRTC["builtins"], ctypes.RTLD_GLOBAL)
     nvrtc = ctypes.CDLL(NVRTC["nvrtc"])
     program = ctypes.c_void_p()
-    headers = sorted(KERNELS.glob("*.cuh"))
+    headers = sorted(KERNELS.rglob("*.cuh"))
     texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers))
-    names = (ctypes.c_char_p * len(headers))(*(header.name.encode() for header in headers))
+    names = (ctypes.c_char_p * len(headers))(*(header.relative_to(KERNELS).as_posix().encode() for header in headers))
     text = (KERNELS / file).read_bytes()
     made = ctypes.byref(program), text, file.encode(), len(headers), texts, names
     assert nvrtcs(nvrtc.nvrtcCreateProgram, *made) == 0

@@ -1,7 +1,7 @@
 /* rf__bag_lookups_cpu. */
-#include "bag_lookups.h"
+#include "base/bag_lookups.h"
 
-#include "pool.h"
+#include "cpu/pool/pool.h"
 
 void rf__bag_lookups_cpu(const rf__bag_lookups_params *params) {
     for (int64_t i = 0; i < params->lookups; i++) {

@@ -1,6 +1,6 @@
 /* rf_embedding_bag_cpu: one table. The work is pool.c's. */
-#include "pool.h"
-#include "validate.h"
+#include "cpu/pool/pool.h"
+#include "base/validate.h"
 
 rf_status rf_embedding_bag_cpu(const rf_embedding_bag_params *params, const rf_executor *executor) {
     rf_status status = rf__check_embedding_bag(params);

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "huge_pages.h"
-#include "isa.h"
-#include "pool.h"
-#include "status.h"
-#include "tasks.h"
-#include "transpose.h"
+#include "cpu/huge_pages.h"
+#include "cpu/pool/isa.h"
+#include "cpu/pool/pool.h"
+#include "base/status.h"
+#include "cpu/tasks.h"
+#include "cpu/transpose.h"
 
 enum { BUCKET_BYTES = 1 << 18 }; /* of a dense gradient: written by one thread at once */
 

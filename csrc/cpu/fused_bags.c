@@ -2,10 +2,10 @@
  * weights. */
 #include <string.h>
 
-#include "isa.h"
-#include "pool.h"
-#include "status.h"
-#include "tasks.h"
+#include "cpu/pool/isa.h"
+#include "cpu/pool/pool.h"
+#include "base/status.h"
+#include "cpu/tasks.h"
 
 enum { TASK_BYTES = 1 << 15 }; /* gathered by a task, about */
 

@@ -1,6 +1,6 @@
 /* rf_fused_embedding_bag_cpu: many tables. The work is pool.c's. */
-#include "pool.h"
-#include "validate.h"
+#include "cpu/pool/pool.h"
+#include "base/validate.h"
 
 rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params *params,
                                      const rf_executor *executor) {

@@ -7,9 +7,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "huge_pages.h"
+#include "cpu/huge_pages.h"
 #include "recfuse.h"
-#include "status.h"
+#include "base/status.h"
 
 enum {
     HUGE_PAGE = 2 << 20,

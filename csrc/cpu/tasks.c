@@ -1,9 +1,9 @@
 /* rf__tasks_run. */
-#include "tasks.h"
+#include "cpu/tasks.h"
 
 #include <stddef.h>
 
-#include "status.h"
+#include "base/status.h"
 
 typedef struct task_queue {
     int64_t next; /* atomic */

@@ -1,12 +1,12 @@
 /* Sorts the lookups of one weight by row: see transpose.h. */
-#include "transpose.h"
+#include "cpu/transpose.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "pool.h"
-#include "status.h"
-#include "tasks.h"
+#include "cpu/pool/pool.h"
+#include "base/status.h"
+#include "cpu/tasks.h"
 
 enum {
     CHUNK_LOOKUPS = 2048,   /* worth a chunk of its own, about */

@@ -1,7 +1,7 @@
 /* Between Python and C: statuses to exceptions, objects to arrays and batches, kernels to dicts. */
-#include "methods.h"
+#include "python/methods.h"
 
-#include "status.h"
+#include "base/status.h"
 
 PyObject *rf__py_raise(rf_status status, const char *function) {
     PyObject *errors = PyImport_ImportModule("recfuse.errors"), *classes = NULL, *exception = NULL;

@@ -1,15 +1,15 @@
 /* recfuse._C: compiling and measuring schedules of the embedding bag, for the tuner. Pointers are addresses
  * on a GPU, as integers: whoever calls keeps the tensors alive. */
-#include "methods.h"
+#include "python/methods.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "bag_lookups.h"
-#include "cuda/embedding_bag.h"
-#include "cuda/fused_map_device.h"
-#include "cuda/pin_rows.h"
-#include "status.h"
+#include "base/bag_lookups.h"
+#include "cuda/embedding_bag/embedding_bag.h"
+#include "cuda/fused_embedding_bag/partition/map_device.h"
+#include "cuda/pin_rows/pin_rows.h"
+#include "base/status.h"
 
 PyObject *rf__py_embedding_bag_compile(PyObject *module, PyObject *arguments) {
     (void)module;

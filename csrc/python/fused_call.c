@@ -1,9 +1,9 @@
 /* Reads a fused call, as Python describes it. */
-#include "fused_call.h"
+#include "python/fused_call.h"
 
 #include <stdlib.h>
 
-#include "validate.h"
+#include "base/validate.h"
 
 void rf__py_call_free(rf__py_fused_call *call) {
     Py_XDECREF(call->features);

@@ -3,9 +3,9 @@
 #ifndef RECFUSE_PYTHON_FUSED_CALL_H
 #define RECFUSE_PYTHON_FUSED_CALL_H
 
-#include "methods.h"
+#include "python/methods.h"
 
-#include "cuda/fused.h"
+#include "cuda/fused_embedding_bag/fused.h"
 
 /* What a `call` says; `features` and `buffers` are freed by call_free. */
 typedef struct rf__py_fused_call {

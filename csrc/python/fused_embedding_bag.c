@@ -1,10 +1,10 @@
 /* Compiling and timing fused embedding bags. */
-#include "fused_call.h"
+#include "python/fused_call.h"
 
 #include <stdlib.h>
 
-#include "cuda/fused_measure.h"
-#include "validate.h"
+#include "cuda/fused_embedding_bag/measure.h"
+#include "base/validate.h"
 
 PyObject *rf__py_fused_embedding_bag_candidates(PyObject *module, PyObject *arguments) {
     (void)module;

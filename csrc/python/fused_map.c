@@ -1,5 +1,5 @@
 /* Which block works on what: features are described once, and each batch is mapped by its offsets. */
-#include "fused_call.h"
+#include "python/fused_call.h"
 
 #include <stdlib.h>
 

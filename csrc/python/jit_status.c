@@ -1,11 +1,11 @@
 /* recfuse._C: what GPU kernels would be compiled with, and what is compiled already. */
-#include "methods.h"
+#include "python/methods.h"
 
 #include <stdlib.h>
 
-#include "cuda/cache.h"
-#include "cuda/jit.h"
-#include "cuda/nvrtc.h"
+#include "cuda/jit/cache.h"
+#include "cuda/jit/jit.h"
+#include "cuda/jit/nvrtc.h"
 
 /* A new reference; None for NULL. Paths need not be valid text. */
 static PyObject *text_or_none(const char *text) {

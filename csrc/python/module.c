@@ -1,6 +1,6 @@
 /* The module recfuse._C: its method table is the list in methods.h. */
 #define RF__IMPORT_NUMPY
-#include "methods.h"
+#include "python/methods.h"
 
 #include <string.h>
 

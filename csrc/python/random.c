@@ -1,6 +1,6 @@
 /* recfuse._C: random numbers that are the same on every platform, as NumPy arrays. */
-#include "methods.h"
-#include "random.h"
+#include "python/methods.h"
+#include "tools/random.h"
 
 PyObject *rf__py_permutation(PyObject *module, PyObject *arguments) {
     (void)module;

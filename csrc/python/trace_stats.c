@@ -1,8 +1,8 @@
 /* recfuse._C: traces of row ids over NumPy arrays. */
-#include "methods.h"
+#include "python/methods.h"
 
-#include "status.h"
-#include "trace_stats.h"
+#include "base/status.h"
+#include "tools/trace_stats.h"
 
 PyObject *rf__py_trace_curve(PyObject *module, PyObject *arguments) {
     (void)module;

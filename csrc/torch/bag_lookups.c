@@ -1,6 +1,6 @@
 /* recfuse::_bag_lookups, for gradients: int64 [1, 2 * lookups + bags], the rows, bags and sizes of
  * csrc/bag_lookups.h one after another. */
-#include "bag_lookups.h"
+#include "base/bag_lookups.h"
 #include "torch/ops.h"
 
 enum { INDICES, OFFSETS, ROWS, INCLUDE_LAST_OFFSET, PADDING_IDX };

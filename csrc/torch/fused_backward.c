@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "validate.h"
+#include "base/validate.h"
 
 /* Positions in the schemas of the dense and the sparse gradient. */
 enum {

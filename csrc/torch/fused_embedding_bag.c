@@ -3,9 +3,9 @@
 
 #include <stdlib.h>
 
-#include "cuda/fused_call.h"
-#include "cuda/upload.h"
-#include "validate.h"
+#include "cuda/fused_embedding_bag/call.h"
+#include "cuda/driver/upload.h"
+#include "base/validate.h"
 
 /* Positions in the schema. */
 enum {

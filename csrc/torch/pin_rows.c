@@ -1,6 +1,6 @@
 /* recfuse::pin_rows and recfuse::unpin: tensors -> rf_pin_rows_params. On the CPU they do nothing. */
 #include "torch/ops.h"
-#include "validate.h"
+#include "base/validate.h"
 
 enum { WEIGHT, ROWS };
 

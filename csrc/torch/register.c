@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/driver.h"
-#include "cuda/file.h"
+#include "cuda/driver/driver.h"
+#include "base/file.h"
 
 /* Runs one boxed call: the arguments are freed whatever happens, and the exception is thrown last, from
  * here alone. The Python type travels in the text, since newer torch makes every C++ exception a

@@ -6,7 +6,7 @@
 #ifndef RECFUSE_TORCH_VALUES_H
 #define RECFUSE_TORCH_VALUES_H
 
-#include "status.h"
+#include "base/status.h"
 #include "torch/abi.h"
 
 /* One letter per argument of a schema:

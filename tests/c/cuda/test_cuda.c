@@ -13,9 +13,9 @@
 #include <unistd.h>
 
 #include "../check.h"
-#include "cuda/cache.h"
-#include "cuda/jit.h"
-#include "cuda/schedule.h"
+#include "cuda/jit/cache.h"
+#include "cuda/jit/jit.h"
+#include "cuda/tune/schedule.h"
 #include "fake_cuda.h"
 #include "program.h"
 
@@ -274,7 +274,7 @@ static void *raise_error(void *argument) {
     return NULL;
 }
 
-/* What rf_report of kernels/common.cuh does; whether it was the first to find something. */
+/* What rf_report of device/common.cuh does; whether it was the first to find something. */
 static bool record_write(const rf__cuda_error_place *place, rf__cuda_error_record record) {
     uint32_t *claimed = (uint32_t *)(uintptr_t)place->claimed;
     rf__cuda_error_record *to = (rf__cuda_error_record *)(uintptr_t)place->record_on_device;

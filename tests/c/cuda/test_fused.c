@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/fused.h"
-#include "cuda/fused_measure.h"
+#include "cuda/fused_embedding_bag/fused.h"
+#include "cuda/fused_embedding_bag/measure.h"
 #include "fused_case.h"
 #include "program.h"
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cuda/fused_call.h"
+#include "cuda/fused_embedding_bag/call.h"
 #include "program.h"
 #include "test_fused.h"
 

@@ -1,0 +1,33 @@
+/* Checks of arguments that several operators make. `operator_name` opens every message. */
+#ifndef RECFUSE_VALIDATE_H
+#define RECFUSE_VALIDATE_H
+
+#include "base/status.h"
+
+static inline int64_t rf__dtype_bytes(rf_dtype dtype) { return dtype == RF_FLOAT32 ? 4 : 2; }
+
+/* `indices` and `offsets` may be NULL only when there are none. */
+rf_status rf__check_call(const char *operator_name, int64_t lookups, int64_t bags, rf_int_type index_type,
+                         rf_int_type offset_type, int32_t prefetch_distance, const void *indices,
+                         const void *offsets);
+rf_status rf__check_dtype(const char *operator_name, const char *argument, rf_dtype dtype);
+/* `feature` is -1 for an operator of one table. */
+rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t pooling, int64_t padding_idx,
+                            int64_t rows, bool weighted);
+
+/* Of a fused call: sizes and types of what changes from call to call; and all that describes its features. */
+RF__SHARED rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params);
+RF__SHARED rf_status rf__check_fused_features(const rf_fused_embedding_bag_params *params);
+/* `columns`: [n_buffers] of the matrices that the buffers are, -1 where it is none. A table in a matrix must be whole
+ * rows of it. */
+rf_status rf__check_fused_rows(const rf_fused_embedding_bag_params *params, const int64_t *columns);
+/* As in rf_fused_plan. */
+RF__SHARED rf_status rf__check_fused_warps(int32_t warps);
+
+/* The whole params struct of a weight's gradient; of offsets and indices not the contents. */
+rf_status rf__check_fused_backward(const char *operator_name, const rf_fused_backward_params *params);
+
+/* The whole params struct of the operator of one table, whichever device its pointers are of. */
+rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params);
+
+#endif

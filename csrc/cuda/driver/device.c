@@ -1,0 +1,145 @@
+/* Devices, each opened at its first use and kept for ever. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cuda/driver/driver.h"
+#include "base/fork.h"
+
+static _Atomic(const rf__cuda_device *)
+    devices[RF__CUDA_MOST_DEVICES]; /* atomic; each is set once, under the lock */
+
+/* The lock of who opens which; taken inside a fork guard, so that a child finds it free. It is open while a device is
+ * opened, which may wait for that device. */
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t opened_one = PTHREAD_COND_INITIALIZER; /* used under the lock */
+static bool in_work[RF__CUDA_MOST_DEVICES]; /* a thread opens it; under the lock */
+
+rf_status rf__cuda_enter(const rf__cuda_device *device) {
+    return rf__cuda_status(device->driver->cuCtxPushCurrent_v2(device->context), "cuCtxPushCurrent");
+}
+
+void rf__cuda_leave(void) {
+    const rf__cuda_driver *driver = NULL;
+    rf__cu_context context;
+    if (rf__cuda_driver_get(&driver) == RF_OK) (void)driver->cuCtxPopCurrent_v2(&context);
+}
+
+static rf_status attributes_read(rf__cu_device handle, rf__cuda_device *device) {
+    const rf__cuda_driver *driver = device->driver;
+    rf_status status = RF_OK;
+    int value = 0;
+#define RF__READ(field, name)                                                                   \
+    RF__CUDA_TRY(driver->cuDeviceGetAttribute(&value, RF__CU_DEVICE_ATTRIBUTE_##name, handle)); \
+    device->field = value;
+    RF__READ(sms, MULTIPROCESSOR_COUNT)
+    RF__READ(cc_major, COMPUTE_CAPABILITY_MAJOR)
+    RF__READ(cc_minor, COMPUTE_CAPABILITY_MINOR)
+    RF__READ(l2_bytes, L2_CACHE_SIZE)
+    RF__READ(persisting_l2_bytes, MAX_PERSISTING_L2_CACHE_SIZE)
+    RF__READ(shared_per_sm, MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)
+    RF__READ(shared_per_block_optin, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+    RF__READ(reserved_shared_per_block, RESERVED_SHARED_MEMORY_PER_BLOCK)
+    RF__READ(registers_per_sm, MAX_REGISTERS_PER_MULTIPROCESSOR)
+    RF__READ(threads_per_sm, MAX_THREADS_PER_MULTIPROCESSOR)
+    RF__READ(blocks_per_sm, MAX_BLOCKS_PER_MULTIPROCESSOR)
+#undef RF__READ
+    /* The "a" allows what only Hopper has. */
+    snprintf(device->arch, sizeof device->arch, "sm_%d%d%s", (int)device->cc_major, (int)device->cc_minor,
+             device->cc_major == 9 && device->cc_minor == 0 ? "a" : "");
+    RF__CUDA_TRY(driver->cuDeviceGetName(device->name, sizeof device->name, handle));
+    device->name[sizeof device->name - 1] = '\0';
+out:
+    return status;
+}
+
+static rf_status device_open(const rf__cuda_driver *driver, int32_t ordinal, rf__cuda_device **opened) {
+    rf_status status = RF_OK;
+    rf__cu_device handle = 0;
+    rf__cu_capture_mode mode = RF__CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool retained = false;
+    int count = 0;
+    rf__cuda_device *device = calloc(1, sizeof *device);
+    if (device == NULL) return rf__fail(RF_ERR_MEMORY, "no memory to describe GPU %d", (int)ordinal);
+    device->driver = driver;
+    device->ordinal = ordinal;
+    RF__CUDA_TRY(driver->cuDeviceGetCount(&count));
+    if (ordinal >= count) {
+        status = rf__fail(RF_ERR_VALUE, "there is no GPU %d; this process sees %d, numbered from 0",
+                          (int)ordinal, count);
+        goto out;
+    }
+    RF__CUDA_TRY(driver->cuDeviceGet(&handle, ordinal));
+    RF_TRY(attributes_read(handle, device));
+    RF__CUDA_TRY(driver->cuDevicePrimaryCtxRetain(&device->context, handle));
+    retained = true;
+    RF_TRY(rf__cuda_enter(device));
+    mode = rf__cuda_capture_mode(driver, mode);
+    status = rf__cuda_errors_new(driver, &device->errors);
+    (void)rf__cuda_capture_mode(driver, mode);
+    rf__cuda_leave();
+out:
+    if (status != RF_OK) {
+        if (retained) (void)driver->cuDevicePrimaryCtxRelease_v2(handle);
+        free(device);
+        device = NULL;
+    }
+    *opened = device;
+    return status;
+}
+
+rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device) {
+    rf_status status = RF_OK;
+    const rf__cuda_driver *driver = NULL;
+    rf__cuda_device *opened = NULL;
+    RF_TRY(rf__cuda_driver_get(&driver));
+    if (ordinal < 0 || ordinal >= RF__CUDA_MOST_DEVICES) {
+        return rf__fail(RF_ERR_VALUE, "there is no GPU %d; numbers of GPUs are 0 to %d", (int)ordinal,
+                        RF__CUDA_MOST_DEVICES - 1);
+    }
+    *device = atomic_load_explicit(&devices[ordinal], memory_order_acquire);
+    if (*device != NULL) return RF_OK;
+    rf__fork_guard_begin();
+    pthread_mutex_lock(&opening);
+    while (in_work[ordinal]) pthread_cond_wait(&opened_one, &opening);
+    *device = atomic_load_explicit(&devices[ordinal], memory_order_relaxed);
+    if (*device == NULL) {
+        in_work[ordinal] = true;
+        pthread_mutex_unlock(&opening);
+        status = device_open(driver, ordinal, &opened);
+        pthread_mutex_lock(&opening);
+        in_work[ordinal] = false;
+        atomic_store_explicit(&devices[ordinal], opened, memory_order_release);
+        *device = opened;
+        pthread_cond_broadcast(&opened_one);
+    }
+    pthread_mutex_unlock(&opening);
+    rf__fork_guard_end();
+out:
+    return status;
+}
+
+rf_status rf__cuda_launch_kernel(const rf__cuda_device *device, const rf__cuda_launch *launch,
+                                 void **arguments) {
+    rf_status status = RF_OK;
+    const rf__cuda_driver *driver = device->driver;
+    rf__cu_launch_attribute early = {.id = RF__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                     .value = {.programmatic_stream_serialization = 1}};
+    const rf__cu_launch_config config = {.grid = {launch->blocks, launch->slices, 1},
+                                         .block = {launch->threads, 1, 1},
+                                         .shared_bytes = launch->shared_bytes,
+                                         .stream = launch->stream,
+                                         .attributes = &early,
+                                         .n_attributes = 1};
+    if (launch->early && device->cc_major >= 9 && driver->cuLaunchKernelEx != NULL) {
+        RF__CUDA_TRY(driver->cuLaunchKernelEx(&config, launch->function, arguments, NULL));
+    } else {
+        RF__CUDA_TRY(driver->cuLaunchKernel(launch->function, launch->blocks, launch->slices, 1,
+                                            launch->threads, 1, 1, launch->shared_bytes, launch->stream,
+                                            arguments, NULL));
+    }
+out:
+    return status;
+}

@@ -1,0 +1,245 @@
+#include "cuda/driver/upload.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Page-locked memory that copies start from. It is used again when its last copy is done, and never freed: that would
+ * wait for the device. So there is as much as copies have been under way at once. */
+typedef struct staging {
+    struct staging *next;
+    void *memory;
+    size_t bytes;
+    rf__cu_event copied;
+} staging;
+
+/* What is kept for one device. */
+typedef struct kept {
+    pthread_mutex_t lock;
+    staging *idle, *lost; /* under the lock; of those lost nobody knows when their copies are done */
+} kept;
+
+/* Each under its own lock. A child of a process with a device has no CUDA and never comes here. */
+static kept devices[RF__CUDA_MOST_DEVICES] = {
+    [0 ... RF__CUDA_MOST_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
+
+void rf__cuda_lock(const rf__cuda_device *device) { pthread_mutex_lock(&devices[device->ordinal].lock); }
+
+void rf__cuda_unlock(const rf__cuda_device *device) { pthread_mutex_unlock(&devices[device->ordinal].lock); }
+
+static rf_status upload_here(const rf__cuda_driver *driver, const void *from, size_t bytes,
+                             rf__cu_pointer *memory) {
+    rf_status status = RF_OK;
+    rf__cu_stream stream = NULL;
+    RF__CUDA_TRY(driver->cuMemAlloc_v2(memory, bytes));
+    /* A stream of its own: the default one must not be used while others are captured. */
+    RF__CUDA_TRY(driver->cuStreamCreate(&stream, RF__CU_STREAM_NON_BLOCKING));
+    RF__CUDA_TRY(driver->cuMemcpyHtoDAsync_v2(*memory, from, bytes, stream));
+    RF__CUDA_TRY(driver->cuStreamSynchronize(stream));
+out:
+    if (stream != NULL) (void)driver->cuStreamDestroy_v2(stream);
+    return status;
+}
+
+rf_status rf__cuda_upload(const rf__cuda_device *device, const void *from, size_t bytes,
+                          rf__cu_pointer *memory) {
+    *memory = 0;
+    if (bytes == 0) return RF_OK;
+    const rf__cu_capture_mode mode =
+        rf__cuda_capture_mode(device->driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
+    const rf_status status = upload_here(device->driver, from, bytes, memory);
+    if (status != RF_OK) {
+        rf__cuda_memory_free(device, *memory);
+        *memory = 0;
+    }
+    (void)rf__cuda_capture_mode(device->driver, mode);
+    return status;
+}
+
+void rf__cuda_memory_free(const rf__cuda_device *device, rf__cu_pointer memory) {
+    if (memory == 0) return;
+    const rf__cu_capture_mode mode =
+        rf__cuda_capture_mode(device->driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
+    (void)device->driver->cuMemFree_v2(memory);
+    (void)rf__cuda_capture_mode(device->driver, mode);
+}
+
+/* In the device's context. */
+static rf_status capturing_read(const rf__cuda_driver *driver, void *stream, bool *capturing) {
+    rf_status status = RF_OK;
+    rf__cu_capture_status found = RF__CU_STREAM_CAPTURE_STATUS_NONE;
+    RF__CUDA_TRY(driver->cuStreamIsCapturing(stream, &found));
+    if (found == RF__CU_STREAM_CAPTURE_STATUS_INVALIDATED)
+        status = rf__cuda_status(RF__CU_ERROR_STREAM_CAPTURE_INVALIDATED, "cuStreamIsCapturing");
+    *capturing = found != RF__CU_STREAM_CAPTURE_STATUS_NONE;
+out:
+    return status;
+}
+
+rf_status rf__cuda_is_capturing(const rf__cuda_device *device, void *stream, bool *capturing) {
+    rf_status status = RF_OK;
+    *capturing = false;
+    RF_TRY(rf__cuda_enter(device));
+    status = capturing_read(device->driver, stream, capturing);
+    rf__cuda_leave();
+out:
+    return status;
+}
+
+bool rf__cuda_is_page_locked(const rf__cuda_device *device, const void *memory) {
+    rf__cu_pointer_attribute attribute = RF__CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    unsigned int type = 0;
+    void *value = &type;
+    if (rf__cuda_enter(device) != RF_OK) return false;
+    /* Of memory that the driver does not know, this function gives 0; the one of a single attribute fails. */
+    const rf__cu_result result =
+        device->driver->cuPointerGetAttributes(1, &attribute, &value, (uintptr_t)memory);
+    rf__cuda_leave();
+    return result == RF__CU_SUCCESS && type == RF__CU_MEMORYTYPE_HOST;
+}
+
+/* The number of the default stream, which is always the same one: the driver need not be asked, and gives no other
+ * stream this number. */
+static const unsigned long long DEFAULT_STREAM = ~0ULL;
+
+rf_status rf__cuda_store_of(const rf__cuda_device *device, void *stream, const rf_cuda_allocator *allocator,
+                            rf__cuda_store *store) {
+    rf_status status = RF_OK;
+    memset(store, 0, sizeof *store);
+    store->device = device;
+    store->stream = stream;
+    if (allocator != NULL) store->allocator = *allocator;
+    RF_TRY(rf__cuda_enter(device));
+    status = capturing_read(device->driver, stream, &store->resident);
+    if (!store->resident) store->stream_id = DEFAULT_STREAM;
+    if (status == RF_OK && !store->resident && stream != NULL)
+        status = rf__cuda_status(device->driver->cuStreamGetId(stream, &store->stream_id), "cuStreamGetId");
+    rf__cuda_leave();
+out:
+    return status;
+}
+
+/* Takes staging memory of so many bytes whose last copy is done, or makes some. In the device's context. */
+static rf_status staging_take(const rf__cuda_device *device, size_t bytes, staging **taken) {
+    enum { LEAST = 1 << 16 };
+    const rf__cuda_driver *driver = device->driver;
+    rf_status status = RF_OK;
+    kept *mine = &devices[device->ordinal];
+    staging *made = NULL, *found = NULL, *idle, **end;
+    pthread_mutex_lock(&mine->lock);
+    idle = mine->idle; /* all of it: the driver is not asked under the lock */
+    mine->idle = NULL;
+    pthread_mutex_unlock(&mine->lock);
+    for (end = &idle; *end != NULL;) {
+        staging *one = *end;
+        if (found == NULL && one->bytes >= bytes && driver->cuEventQuery(one->copied) == RF__CU_SUCCESS) {
+            found = one;
+            *end = one->next;
+        } else {
+            end = &one->next;
+        }
+    }
+    if (idle != NULL) {
+        pthread_mutex_lock(&mine->lock);
+        *end = mine->idle;
+        mine->idle = idle;
+        pthread_mutex_unlock(&mine->lock);
+    }
+    if (found == NULL) {
+        made = calloc(1, sizeof *made);
+        if (made == NULL) return rf__fail(RF_ERR_MEMORY, "no memory to copy %zu bytes to the GPU", bytes);
+        made->bytes = LEAST;
+        while (made->bytes < bytes) made->bytes *= 2;
+        RF__CUDA_TRY(driver->cuEventCreate(&made->copied, RF__CU_EVENT_DISABLE_TIMING));
+        RF__CUDA_TRY(driver->cuMemHostAlloc(&made->memory, made->bytes,
+                                            RF__CU_MEMHOSTALLOC_PORTABLE | RF__CU_MEMHOSTALLOC_DEVICEMAP));
+        found = made;
+    }
+    *taken = found;
+out:
+    if (status != RF_OK && made != NULL) {
+        if (made->copied != NULL) (void)driver->cuEventDestroy_v2(made->copied);
+        free(made);
+    }
+    return status;
+}
+
+static void staging_give_back(const rf__cuda_device *device, staging *one, bool lost) {
+    kept *mine = &devices[device->ordinal];
+    staging **list = lost ? &mine->lost : &mine->idle;
+    pthread_mutex_lock(&mine->lock);
+    one->next = *list;
+    *list = one;
+    pthread_mutex_unlock(&mine->lock);
+}
+
+/* Copies on the stream, from memory that the caller need not keep. In the device's context. */
+static rf_status copy(const rf__cuda_store *store, const void *from, size_t bytes, rf__cu_pointer to) {
+    const rf__cuda_driver *driver = store->device->driver;
+    rf_status status = RF_OK;
+    staging *through = NULL;
+    RF_TRY(staging_take(store->device, bytes, &through));
+    memcpy(through->memory, from, bytes);
+    status = rf__cuda_status(driver->cuMemcpyHtoDAsync_v2(to, through->memory, bytes, store->stream),
+                             "cuMemcpyHtoDAsync_v2");
+    const bool begun = status == RF_OK;
+    if (begun)
+        status = rf__cuda_status(driver->cuEventRecord(through->copied, store->stream), "cuEventRecord");
+    staging_give_back(store->device, through, begun && status != RF_OK);
+out:
+    return status;
+}
+
+static rf_status allocate(const rf__cuda_store *store, size_t bytes, bool lasts, rf__cuda_block *block) {
+    rf_status status = RF_OK;
+    if (store->allocator.allocate != NULL) {
+        const rf_cuda_stream stream = {store->device->ordinal, store->stream};
+        void *memory = NULL;
+        RF_TRY(store->allocator.allocate(store->allocator.context, (int64_t)bytes, lasts, &stream, &memory,
+                                         &block->handle));
+        block->memory = (uintptr_t)memory;
+        return RF_OK;
+    }
+    RF_TRY(rf__cuda_enter(store->device));
+    const rf__cu_capture_mode mode =
+        rf__cuda_capture_mode(store->device->driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
+    status = rf__cuda_status(store->device->driver->cuMemAlloc_v2(&block->memory, bytes), "cuMemAlloc_v2");
+    (void)rf__cuda_capture_mode(store->device->driver, mode);
+    rf__cuda_leave();
+out:
+    return status;
+}
+
+rf_status rf__cuda_block_new(const rf__cuda_store *store, const void *from, size_t bytes, bool lasts,
+                             rf__cuda_block *block) {
+    const rf__cuda_device *device = store->device;
+    rf_status status = RF_OK;
+    *block = (rf__cuda_block){0};
+    if (bytes == 0) return RF_OK;
+    if (!store->resident) RF_TRY(allocate(store, bytes, lasts, block));
+    RF_TRY(rf__cuda_enter(device));
+    if (store->resident) {
+        status = rf__cuda_upload(device, from, bytes, &block->memory);
+    } else {
+        const rf__cu_capture_mode mode =
+            rf__cuda_capture_mode(device->driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
+        status = copy(store, from, bytes, block->memory);
+        (void)rf__cuda_capture_mode(device->driver, mode);
+    }
+    rf__cuda_leave();
+out:
+    if (status != RF_OK) rf__cuda_block_free(store, block);
+    return status;
+}
+
+void rf__cuda_block_free(const rf__cuda_store *store, rf__cuda_block *block) {
+    const rf__cuda_block old = *block;
+    *block = (rf__cuda_block){0};
+    if (old.memory == 0 || store->resident) return;
+    if (store->allocator.allocate != NULL) {
+        store->allocator.release(store->allocator.context, old.handle);
+    } else if (rf__cuda_enter(store->device) == RF_OK) {
+        rf__cuda_memory_free(store->device, old.memory);
+        rf__cuda_leave();
+    }
+}

@@ -1,0 +1,309 @@
+/* rf_embedding_bag_cuda: which variant of embedding_bag.cu runs, and its launch. */
+#include "cuda/embedding_bag/embedding_bag.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda/jit/jit.h"
+#include "cuda/tune/schedule.h"
+#include "base/validate.h"
+
+static const rf__kernel_source source = {"embedding_bag/embedding_bag.cu", "rf_embedding_bag"};
+
+/* All that the code of a variant depends on; compared bytewise, so there is no padding. */
+typedef struct variant {
+    int64_t dim, stride; /* elements */
+    int32_t alignment;   /* bytes */
+    int32_t dtype, index_type, offset_type, pooling;
+    int32_t wide_rows, weighted, padded, check;
+    int32_t station, distance, threads, block, min_blocks, parts, segment;
+    int32_t dynamic_shared; /* bytes a block at launch */
+    int32_t unused;
+} variant;
+_Static_assert(sizeof(variant) == 2 * sizeof(int64_t) + 18 * sizeof(int32_t), "compared bytewise");
+
+/* As in embedding_bag.cu. */
+typedef struct arguments {
+    const void *weight, *indices, *offsets, *sample_weights;
+    void *output;
+    int64_t rows, lookups, bags, n_offsets, output_pitch, padding_idx, mean_lookups;
+    int32_t part_shift;
+    rf__cu_pointer claimed, record;
+} arguments;
+
+/* Of a row, as many slices of the least elements as a grid is high. */
+enum { WARP = 32, MOST_DIM = 65535 * 64 };
+
+/* The largest vector that every row of the table and of the output can be cut into. */
+static int32_t alignment_of(const rf_embedding_bag_params *params) {
+    const uint64_t bytes = (uint64_t)rf__dtype_bytes(params->dtype);
+    const uint64_t all = (uintptr_t)params->weight | (uintptr_t)params->output |
+                         (uint64_t)params->dim * bytes | (uint64_t)params->weight_stride * bytes |
+                         (uint64_t)params->output_stride * bytes | 16;
+    return (int32_t)(all & -all);
+}
+
+static rf__bag_shape shape_of(const rf_embedding_bag_params *params, int32_t alignment, int32_t sms,
+                              int64_t l2_bytes) {
+    const int64_t bytes = rf__dtype_bytes(params->dtype);
+    return (rf__bag_shape){.sms = sms,
+                           .l2_bytes = l2_bytes,
+                           .alignment = alignment,
+                           .row_bytes = params->dim * bytes,
+                           .table_bytes = params->rows * params->weight_stride * bytes,
+                           .lookups = params->lookups,
+                           .bags = params->bags,
+                           .element_bytes = (int32_t)bytes,
+                           .more_state = params->sample_weights != NULL || params->padding_idx >= 0 ||
+                                         params->pooling != RF_SUM};
+}
+
+static int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+/* Bytes of shared memory a block, as the kernel lays it out: lists of rows, sums of warps, rows in flight. */
+static int64_t shared_bytes(const variant *made, const rf__bag_shape *shape) {
+    const int64_t group = made->threads < WARP ? made->threads : WARP;
+    const int64_t id_bytes = (made->wide_rows ? 8 : 4) + (made->weighted ? 4 : 0);
+    const int64_t lists = made->block / group * round_up(made->segment * id_bytes, 16);
+    const int64_t floats =
+        (int64_t)rf__bag_vectors(shape) * shape->alignment / shape->element_bytes * rf__bag_lanes(shape);
+    const int64_t sums = made->threads > WARP ? made->block / WARP * round_up(floats * 4 + 8, 16) : 0;
+    const int64_t ring =
+        made->station == RF_STATION_SHARED
+            ? (int64_t)made->distance * rf__bag_vectors(shape) * made->block * shape->alignment
+            : 0;
+    return lists + sums + ring;
+}
+
+static variant variant_of(const rf_embedding_bag_params *params, const rf__bag_shape *shape,
+                          const rf_embedding_bag_schedule *schedule) {
+    variant made;
+    memset(&made, 0, sizeof made);
+    made.dim = params->dim;
+    made.stride = params->weight_stride;
+    made.alignment = shape->alignment;
+    made.dtype = (int32_t)params->dtype;
+    made.index_type = (int32_t)params->index_type;
+    made.offset_type = (int32_t)params->offset_type;
+    made.pooling = (int32_t)params->pooling;
+    made.wide_rows = params->rows > INT32_MAX;
+    made.weighted = params->sample_weights != NULL;
+    made.padded = params->padding_idx >= 0;
+    made.check = params->check_bounds;
+    made.station = (int32_t)schedule->station;
+    made.distance = schedule->distance;
+    made.threads = schedule->threads;
+    made.block = schedule->block;
+    const int32_t warps = schedule->warps != 0 ? schedule->warps : rf__bag_warps(shape);
+    made.min_blocks = warps * WARP / schedule->block > 0 ? warps * WARP / schedule->block : 1;
+    made.parts = schedule->parts;
+    made.segment = schedule->segment;
+    made.dynamic_shared = (int32_t)shared_bytes(&made, shape);
+    return made;
+}
+
+/* Asks for so much shared memory that no block beyond `min_blocks` fits on an SM, where so few would. */
+static void limit_blocks(const rf__cuda_device *device, variant *made) {
+    enum { MOST_LIMITED = 24, GRAIN = 128 }; /* GRAIN * n * (n + 1) bytes must fit an SM */
+    if (made->min_blocks > MOST_LIMITED) return;
+    int64_t wanted =
+        device->shared_per_sm / (made->min_blocks + 1) - device->reserved_shared_per_block + GRAIN;
+    if (wanted > device->shared_per_block_optin) wanted = device->shared_per_block_optin;
+    if (wanted > made->dynamic_shared) made->dynamic_shared = (int32_t)(wanted / GRAIN * GRAIN);
+}
+
+static rf_status defines_write(const variant *made, char *text, size_t bytes) {
+    const int length = snprintf(
+        text, bytes,
+        "-DRF_DTYPE=%d -DRF_DIM=%" PRId64 " -DRF_STRIDE=%" PRId64
+        " -DRF_ALIGN=%d -DRF_INDEX=%s -DRF_OFFSET=%s "
+        "-DRF_ROW=%s -DRF_POOLING=%d -DRF_WEIGHTED=%d -DRF_PADDED=%d -DRF_CHECK=%d -DRF_STATION=%d "
+        "-DRF_DISTANCE=%d -DRF_THREADS=%d -DRF_BLOCK=%d -DRF_MIN_BLOCKS=%d -DRF_PARTS=%d -DRF_SEGMENT=%d",
+        made->dtype, made->dim, made->stride, made->alignment, rf__kernel_integer(made->index_type),
+        rf__kernel_integer(made->offset_type), rf__kernel_integer(made->wide_rows ? RF_INT64 : RF_INT32),
+        made->pooling, made->weighted, made->padded, made->check, made->station, made->distance,
+        made->threads, made->block, made->min_blocks, made->parts, made->segment);
+    if (length > 0 && (size_t)length < bytes) return RF_OK;
+    return rf__fail(RF_ERR_INTERNAL, "the options of a kernel need %d bytes, there are %zu", length, bytes);
+}
+
+static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
+    (void)device;
+    const variant *made = key;
+    options->dynamic_shared = made->dynamic_shared;
+    return defines_write(made, options->defines, sizeof options->defines);
+}
+
+static rf_status check_limits(const rf_embedding_bag_params *params) {
+    if (params->dim <= MOST_DIM) return RF_OK;
+    return rf__fail(RF_ERR_UNSUPPORTED,
+                    "recfuse.embedding_bag: weight has %" PRId64 " columns; on a GPU at most %d "
+                    "are supported",
+                    params->dim, MOST_DIM);
+}
+
+/* Blocks of a kernel that an SM runs at once, as far as registers, threads and shared memory tell. */
+static int64_t resident_blocks(const rf__cuda_device *device, const rf__kernel *kernel, int32_t block) {
+    const int64_t registers_a_warp = (kernel->registers * WARP + 255) / 256 * 256;
+    const int64_t by_registers = device->registers_per_sm / (registers_a_warp * (block / WARP));
+    const int64_t by_threads = device->threads_per_sm / block;
+    const int64_t by_shared = device->shared_per_sm / (kernel->static_shared + kernel->dynamic_shared +
+                                                       device->reserved_shared_per_block + 1);
+    int64_t blocks = by_registers < by_threads ? by_registers : by_threads;
+    if (by_shared < blocks) blocks = by_shared;
+    return blocks < device->blocks_per_sm ? blocks : device->blocks_per_sm;
+}
+
+static rf__cuda_error_place error_place(const rf__cuda_device *device,
+                                        const rf_embedding_bag_params *params) {
+    return rf__cuda_error_place_of(device, params->weight, (uint64_t)params->rows);
+}
+
+rf_status rf__embedding_bag_pending(const rf__cuda_device *device, const rf_embedding_bag_params *params,
+                                    void *stream) {
+    const rf__cuda_error_place place = error_place(device, params);
+    return rf__cuda_pending_error(device, &place, stream);
+}
+
+rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embedding_bag_params *params,
+                                   const rf_embedding_bag_schedule *schedule, void *stream) {
+    rf_status status = RF_OK;
+    if (params->bags == 0 || params->dim == 0) return RF_OK;
+    const rf__bag_shape shape = shape_of(params, alignment_of(params), device->sms, device->l2_bytes);
+    rf_embedding_bag_schedule complete = {0};
+    if (schedule != NULL) complete = *schedule;
+    RF_TRY(rf__bag_schedule_complete(&shape, &complete));
+    variant made = variant_of(params, &shape, &complete);
+    if (complete.warps != 0) limit_blocks(device, &made);
+    if (made.dynamic_shared > device->shared_per_block_optin) {
+        return rf__fail(RF_ERR_VALUE,
+                        "schedule: distance %d and segment %d with blocks of %d threads need %d bytes of "
+                        "shared memory, a "
+                        "block of this GPU may have %" PRId64 "; make one of them smaller",
+                        (int)complete.distance, (int)complete.segment, (int)complete.block,
+                        (int)made.dynamic_shared, device->shared_per_block_optin);
+    }
+    const rf__kernel *kernel = NULL;
+    RF_TRY(rf__jit_kernel(device, &source, &made, sizeof made, describe, &kernel));
+
+    const int64_t bags_a_block = complete.block / complete.threads;
+    const int64_t blocks = (params->bags + bags_a_block - 1) / bags_a_block, slices = rf__bag_slices(&shape);
+    if (blocks > INT32_MAX) {
+        return rf__fail(RF_ERR_UNSUPPORTED,
+                        "recfuse.embedding_bag: %" PRId64 " bags need %" PRId64 " blocks; at "
+                        "most %d are supported",
+                        params->bags, blocks, INT32_MAX);
+    }
+    const rf__cuda_error_place errors = error_place(device, params);
+    arguments values = {.weight = params->weight,
+                        .indices = params->indices,
+                        .offsets = params->offsets,
+                        .sample_weights = params->sample_weights,
+                        .output = params->output,
+                        .rows = params->rows,
+                        .lookups = params->lookups,
+                        .bags = params->bags,
+                        .n_offsets = params->bags + params->include_last_offset,
+                        .output_pitch = params->output_stride * shape.element_bytes,
+                        .padding_idx = params->padding_idx,
+                        .mean_lookups = params->lookups / params->bags,
+                        .claimed = errors.claimed,
+                        .record = errors.record_on_device};
+    while (complete.parts > 1 && (params->rows - 1) >> values.part_shift >= complete.parts)
+        values.part_shift++;
+    void *list[] = {&values};
+    /* Two launches that follow each other may overlap, which hides the start of the second (0.7 us on an H200).
+     * But its blocks then go where the first leaves room, and those SMs would have more than their share of
+     * it: so only where a block of the second takes the place of one of the first, or has an SM to itself. */
+    const int64_t turns = (blocks * slices + device->sms - 1) / device->sms;
+    const bool evenly = turns == 1 || turns >= resident_blocks(device, kernel, complete.block);
+    const rf__cuda_launch launch = {.function = kernel->function,
+                                    .blocks = (unsigned)blocks,
+                                    .slices = (unsigned)slices,
+                                    .threads = (unsigned)complete.block,
+                                    .shared_bytes = (unsigned)made.dynamic_shared,
+                                    .early = evenly,
+                                    .stream = stream};
+    RF_TRY(rf__cuda_launch_kernel(device, &launch, list));
+out:
+    return status;
+}
+
+rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
+                                const rf_embedding_bag_schedule *schedule, const rf_cuda_stream *stream) {
+    rf_status status = RF_OK;
+    const rf__cuda_device *device = NULL;
+    RF_TRY(rf__check_embedding_bag(params));
+    RF_TRY(check_limits(params));
+    RF_TRY(rf__cuda_device_get(stream->device, &device));
+    if (params->check_bounds) RF_TRY(rf__embedding_bag_pending(device, params, stream->stream));
+    RF_TRY(rf__cuda_enter(device));
+    status = rf__embedding_bag_launch(device, params, schedule, stream->stream);
+    rf__cuda_leave();
+out:
+    return status;
+}
+
+/* SMs and L2 of the server GPUs that an arch stands for: what defaults are chosen by without one at hand. */
+static void typical_gpu(const char *arch, int32_t *sms, int64_t *l2_bytes) {
+    static const struct {
+        const char *arch;
+        int32_t sms, l2_megabytes;
+    } known[] = {
+        {"sm_80", 108, 40}, {"sm_86", 84, 6}, {"sm_89", 142, 96}, {"sm_90", 132, 60}, {"sm_10", 148, 126}};
+    *sms = 132;
+    *l2_bytes = INT64_C(60) << 20;
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (strncmp(arch, known[i].arch, strlen(known[i].arch)) != 0) continue;
+        *sms = known[i].sms;
+        *l2_bytes = (int64_t)known[i].l2_megabytes << 20;
+    }
+}
+
+rf_status rf__embedding_bag_compile_for(const rf_embedding_bag_params *params,
+                                        const rf_embedding_bag_schedule *schedule, int32_t alignment,
+                                        const char *arch, int32_t sms, int64_t l2_bytes, rf_kernel_info *info,
+                                        rf_embedding_bag_schedule *complete) {
+    rf_status status = RF_OK;
+    int64_t table_bytes;
+    rf__kernel_options options;
+    rf_embedding_bag_schedule filled = {0};
+    RF_TRY(check_limits(params));
+    if (alignment < rf__dtype_bytes(params->dtype) || alignment > 16 || (alignment & (alignment - 1)) != 0 ||
+        params->dim <= 0 || params->dim * rf__dtype_bytes(params->dtype) % alignment != 0 ||
+        params->weight_stride < params->dim || params->bags <= 0 || params->lookups < 0) {
+        return rf__fail(
+            RF_ERR_VALUE,
+            "recfuse.embedding_bag: cannot compile for dim %" PRId64 ", stride %" PRId64 ", alignment %d, "
+            "%" PRId64 " lookups and %" PRId64 " bags; dim and bags must be 1 or more, stride at least dim, "
+            "and alignment a power of two that divides the bytes of a row, at most 16",
+            params->dim, params->weight_stride, (int)alignment, params->lookups, params->bags);
+    }
+    if (params->rows < 0 || __builtin_mul_overflow(params->rows, params->weight_stride, &table_bytes) ||
+        __builtin_mul_overflow(table_bytes, rf__dtype_bytes(params->dtype), &table_bytes)) {
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.embedding_bag: cannot compile for %" PRId64 " rows, %" PRId64
+                        " elements apart; rows must be 0 or more, and the size in bytes must fit int64",
+                        params->rows, params->weight_stride);
+    }
+    if (sms <= 0) typical_gpu(arch, &sms, &l2_bytes);
+    const rf__bag_shape shape = shape_of(params, alignment, sms, l2_bytes);
+    if (schedule != NULL) filled = *schedule;
+    RF_TRY(rf__bag_schedule_complete(&shape, &filled));
+    const variant made = variant_of(params, &shape, &filled);
+    options.dynamic_shared = made.dynamic_shared;
+    RF_TRY(defines_write(&made, options.defines, sizeof options.defines));
+    if (complete != NULL) *complete = filled;
+    RF_TRY(rf__jit_compile(&source, &options, arch, NULL, NULL, info));
+    if (info != NULL) info->shared_bytes += made.dynamic_shared;
+out:
+    return status;
+}
+
+rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
+                                   const rf_embedding_bag_schedule *schedule, int32_t alignment,
+                                   const char *arch, rf_kernel_info *info,
+                                   rf_embedding_bag_schedule *complete) {
+    return rf__embedding_bag_compile_for(params, schedule, alignment, arch, 0, 0, info, complete);
+}

@@ -1,0 +1,453 @@
+/* Embedding bag: gathers rows of one table and pools them bag by bag.
+ *
+ *   output[b] = pool(weight[indices[i]] for i in [offsets[b], offsets[b + 1]))      sum, mean or max
+ *
+ * weight [rows, RF_DIM] of RF_DTYPE, RF_STRIDE elements from row to row; indices [lookups]; offsets [bags]
+ * or [bags + 1]; sample_weights [lookups] or none; output [bags, RF_DIM]. Sums are in float32.
+ *
+ * Who does what. A row is read by LANES lanes, 16 bytes each (less where rows are not so aligned). RF_THREADS
+ * threads share a bag: inside a warp SLOTS = 32 / LANES rows are read at once, and where a bag has several
+ * warps each takes an equal, contiguous part of its lookups. Partial sums meet by shuffles, then in shared
+ * memory, always in the same order: results are bit-identical from run to run. Rows that are too wide for
+ * 32 lanes x 2 vectors are cut into slices over gridDim.y.
+ *
+ * Latency. The ids of RF_SEGMENT lookups at a time are checked and listed in shared memory; then RF_DISTANCE
+ * rows a slot are in flight, in the place RF_STATION says (station.cuh). The ids of the first segment are
+ * loaded together with the offsets, from where they lie if all bags are equally long.
+ *
+ * L2 reuse. With RF_PARTS > 1 a list is ordered by which part of the table a row is in. All bags in flight
+ * then sweep through the table together, so that a row that several of them need is read from memory once
+ * and found in L2 by the others: a large table's rows return too late for that otherwise.
+ *
+ * Safety. With RF_CHECK every offset and row id is checked by the lane that loads it; a bad one is reported
+ * and left out of the list, as padding is: the loops over rows meet valid ones alone.
+ *
+ * Launch: grid [ceil(bags / (RF_BLOCK / RF_THREADS)), slices], block [RF_BLOCK]. Dynamic shared memory, as
+ * csrc/cuda/embedding_bag.c adds it up: the lists, the sums of warps, the ring of the station shared.
+ *
+ * Sources: Jain et al., MICRO'24: stations and distance (IV-B), occupancy by registers (III-C).
+ */
+#include "device/common.cuh"
+#include "embedding_bag/station.cuh"
+
+#ifndef RF_DTYPE
+#define RF_DTYPE 0 /* rf_dtype */
+#endif
+#ifndef RF_DIM
+#define RF_DIM 128
+#endif
+#ifndef RF_STRIDE
+#define RF_STRIDE RF_DIM
+#endif
+#ifndef RF_ALIGN
+#define RF_ALIGN 16 /* bytes that all addresses of rows and outputs are a multiple of */
+#endif
+#ifndef RF_INDEX
+#define RF_INDEX rf_i64
+#endif
+#ifndef RF_OFFSET
+#define RF_OFFSET rf_i64
+#endif
+#ifndef RF_ROW
+#define RF_ROW int /* holds a row id; rf_i64 for tables of 2^31 rows and more */
+#endif
+#ifndef RF_POOLING
+#define RF_POOLING 0 /* rf_pooling */
+#endif
+#ifndef RF_WEIGHTED
+#define RF_WEIGHTED 0
+#endif
+#ifndef RF_PADDED
+#define RF_PADDED 0 /* there is a padding_idx */
+#endif
+#ifndef RF_CHECK
+#define RF_CHECK 1
+#endif
+#ifndef RF_STATION
+#define RF_STATION 2 /* rf_station */
+#endif
+#ifndef RF_DISTANCE
+#define RF_DISTANCE 8
+#endif
+#ifndef RF_PARTS
+#define RF_PARTS 1 /* of the table: row >> part_shift, the last one taking the rest */
+#endif
+#ifndef RF_SEGMENT
+#define RF_SEGMENT 128 /* a multiple of the lanes of a warp that share a bag */
+#endif
+#ifndef RF_THREADS
+#define RF_THREADS 64
+#endif
+#ifndef RF_BLOCK
+#define RF_BLOCK 512
+#endif
+#ifndef RF_MIN_BLOCKS
+#define RF_MIN_BLOCKS 2 /* blocks of an SM that registers must suffice for */
+#endif
+
+constexpr int power_of_two(int least) {
+    int power = 1;
+    while (power < least) power *= 2;
+    return power;
+}
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+
+struct shape {
+    typedef rf_element<RF_DTYPE> element;
+    typedef rf_bytes<RF_ALIGN> vector;
+    static constexpr int ALIGN = RF_ALIGN, BLOCK = RF_BLOCK, AHEAD = RF_DISTANCE, POOLING = RF_POOLING;
+    static constexpr int WEIGHTED = RF_WEIGHTED;
+    static constexpr int ELEMENTS = RF_ALIGN / element::BYTES; /* of a vector */
+    static constexpr int ROW_BYTES = RF_DIM * element::BYTES;
+    static constexpr rf_i64 ROW_PITCH = (rf_i64)RF_STRIDE * element::BYTES;
+    static constexpr int COLUMNS = ROW_BYTES / RF_ALIGN; /* vectors of a row */
+    static constexpr int LANES = smaller(power_of_two(COLUMNS), 32);
+    static constexpr int VECTORS = smaller((COLUMNS + LANES - 1) / LANES, 2); /* a lane, of a slice */
+    static constexpr int GROUP = smaller(RF_THREADS, 32); /* lanes of a warp that share a bag */
+    static constexpr int WARPS = RF_THREADS / GROUP; /* that share a bag */
+    static constexpr int SLOTS = GROUP / LANES; /* rows of a bag that a warp reads at once */
+    static constexpr int IDS = RF_SEGMENT / GROUP; /* of a segment that a lane loads */
+    static constexpr int BATCH = AHEAD * SLOTS; /* rows of a bag in flight */
+
+    struct sums {
+        float of[VECTORS * ELEMENTS];
+    };
+};
+static_assert(RF_THREADS >= shape::LANES && RF_BLOCK % RF_THREADS == 0,
+              "a bag's threads hold a row and fit a block");
+
+struct arguments {
+    const rf_u8 *weight;
+    const RF_INDEX *indices;
+    const RF_OFFSET *offsets;
+    const float *sample_weights;
+    rf_u8 *output;
+    rf_i64 rows, lookups, bags, n_offsets;
+    rf_i64 output_pitch; /* bytes */
+    rf_i64 padding_idx;
+    rf_i64 mean_lookups; /* of a bag: lookups / bags */
+    int part_shift;
+    rf_errors errors;
+};
+
+/* The rows of a segment that are there, in the order in which they are read, for each group of lanes that
+ * shares a bag. */
+struct __align__(16) list {
+    RF_ROW row[RF_SEGMENT];
+#if RF_WEIGHTED
+    float scale[RF_SEGMENT];
+#endif
+};
+
+RF_INLINE float scale_of(const list &rows, int at) {
+#if RF_WEIGHTED
+    return rows.scale[at];
+#else
+    return 1.0f;
+#endif
+}
+
+/* Reports the first bad row id of this lane's part of a segment: read again, since this hardly ever runs. */
+RF_INLINE void report_index(const arguments &my, rf_i64 bag, rf_i64 position, rf_i64 end) {
+    for (; position < end; position += shape::GROUP) {
+        const rf_i64 id = rf_load(my.indices + position);
+        if ((rf_u64)id < (rf_u64)my.rows) continue;
+        rf_report(my.errors, {RF_BAD_INDEX, position, bag, id, my.rows, my.lookups});
+        return;
+    }
+}
+
+RF_INLINE void report_offset(const arguments &my, rf_i64 bag, rf_i64 begin, rf_i64 end) {
+    const bool first = begin < 0 || begin > my.lookups || (bag == 0 && begin != 0);
+    rf_report(my.errors, {RF_BAD_OFFSET, first ? bag : bag + 1, bag, first ? begin : end, first ? 0 : begin,
+                          my.lookups});
+}
+
+/* Row ids of a segment as they stand in memory. */
+struct raw_ids {
+    RF_INDEX id[shape::IDS];
+};
+
+RF_INLINE raw_ids load_ids(const arguments &my, rf_i64 begin, rf_i64 end) {
+    raw_ids raw;
+#pragma unroll
+    for (int i = 0; i < shape::IDS; i++) {
+        const rf_i64 position = begin + i * shape::GROUP + threadIdx.x % shape::GROUP;
+        raw.id[i] = position < end ? rf_load(my.indices + position) : 0;
+    }
+    return raw;
+}
+
+/* Asks for the ids of the next segment, in L2: to hold them here would cost the registers that rows wait in. */
+RF_INLINE void prefetch_ids(const arguments &my, rf_i64 begin, rf_i64 end) {
+    const rf_i64 position = begin + threadIdx.x % shape::GROUP * shape::IDS;
+    if (position < end) asm volatile("prefetch.global.L2 [%0];" ::"l"(my.indices + position));
+}
+
+/* Lists the rows of the lookups from `begin` on, at most a segment; returns how many there are. Adds to
+ * `counted` this lane's lookups that are not padding. */
+RF_INLINE int make_list(const arguments &my, rf_i64 bag, const raw_ids &raw, rf_i64 begin, rf_i64 end,
+                        list &rows, rf_i64 &counted) {
+    const int lane = threadIdx.x % shape::GROUP, first_lane = threadIdx.x % 32 - lane;
+    const rf_u32 group = shape::GROUP == 32 ? RF_FULL_WARP : ((1u << shape::GROUP % 32) - 1u) << first_lane;
+    const rf_u32 before = group & ((1u << threadIdx.x % 32) - 1u);
+    RF_ROW row[shape::IDS]; /* -1: not there */
+    bool any_bad = false;
+#if RF_WEIGHTED
+    float scale[shape::IDS];
+#endif
+#pragma unroll
+    for (int i = 0; i < shape::IDS; i++) {
+        const rf_i64 position = begin + i * shape::GROUP + lane, id = raw.id[i];
+        const bool wanted = position < end, padding = RF_PADDED && id == my.padding_idx;
+        const bool bad = RF_CHECK && wanted && (rf_u64)id >= (rf_u64)my.rows;
+        any_bad |= bad;
+        if (RF_PADDED) counted += wanted && !padding;
+#if RF_WEIGHTED
+        scale[i] = wanted ? rf_load(my.sample_weights + position) : 0.0f;
+#endif
+        row[i] = wanted && !bad && !padding ? (RF_ROW)id : -1;
+    }
+    if (any_bad) report_index(my, bag, begin + lane, end);
+    int count = 0;
+#pragma unroll
+    for (int now = 0; now < RF_PARTS; now++) {
+#pragma unroll
+        for (int i = 0; i < shape::IDS; i++) {
+            const bool mine =
+                now < RF_PARTS - 1 ? row[i] >> my.part_shift == now : row[i] >= (RF_ROW)now << my.part_shift;
+            const rf_u32 all = __ballot_sync(RF_FULL_WARP, mine) & group;
+            if (mine) {
+                const int at = count + __popc(all & before);
+                rows.row[at] = row[i];
+#if RF_WEIGHTED
+                rows.scale[at] = scale[i];
+#endif
+            }
+            count += __popc(all);
+        }
+    }
+    __syncwarp();
+    return count;
+}
+
+/* RF_DISTANCE rows a slot: loads them all, then adds them. PARTIAL: some lie behind the end of the list. */
+template <bool PARTIAL, class STATION>
+RF_INLINE void pool_batch(const rf_columns<shape> &my, int slot, STATION &station, const list &rows,
+                          int first, int count, shape::sums &sum) {
+#pragma unroll
+    for (int u = 0; u < shape::AHEAD; u++) {
+        const int at = first + u * shape::SLOTS + slot;
+        const bool there = !PARTIAL || at < count;
+        station.fetch(my, u, there ? rows.row[at] : 0, there);
+    }
+#pragma unroll
+    for (int u = 0; u < shape::AHEAD; u++) {
+        const int at = first + u * shape::SLOTS + slot;
+        const bool there = !PARTIAL || at < count;
+        station.add(my, u, 0, there, there ? scale_of(rows, at) : 0.0f, sum);
+    }
+}
+
+/* Pools the rows of a list; lists of the bags of one warp may differ in length. */
+template <class STATION>
+RF_INLINE void pool_list(const rf_columns<shape> &my, int slot, STATION &station, const list &rows, int count,
+                         shape::sums &sum) {
+    if constexpr (!STATION::ROLLING) {
+#pragma unroll 1
+        for (int first = 0; __any_sync(RF_FULL_WARP, first < count); first += shape::BATCH) {
+            if (__all_sync(RF_FULL_WARP, first + shape::BATCH <= count)) {
+                pool_batch<false>(my, slot, station, rows, first, count, sum);
+            } else {
+                pool_batch<true>(my, slot, station, rows, first, count, sum);
+            }
+        }
+    } else {
+#pragma unroll
+        for (int u = 0; u < shape::AHEAD; u++) {
+            const int at = u * shape::SLOTS + slot;
+            station.fetch(my, u, at < count ? rows.row[at] : 0, at < count);
+            station.fetched();
+        }
+#pragma unroll 1
+        for (int first = 0; __any_sync(RF_FULL_WARP, first < count); first += shape::BATCH) {
+#pragma unroll
+            for (int u = 0; u < shape::AHEAD; u++) {
+                const int at = first + u * shape::SLOTS + slot, later = at + shape::BATCH;
+                station.wait();
+                station.add(my, u, at < count ? rows.row[at] : 0, at < count,
+                            at < count ? scale_of(rows, at) : 0.0f, sum);
+                station.fetch(my, u, later < count ? rows.row[later] : 0, later < count);
+                station.fetched();
+            }
+        }
+    }
+}
+
+RF_INLINE float merge(float a, float b) { return RF_POOLING == RF_MAX ? fmaxf(a, b) : a + b; }
+
+/* What the warps of a bag leave for its first. */
+struct __align__(16) warp_sums {
+    float of[shape::VECTORS * shape::ELEMENTS][shape::LANES];
+    rf_i64 counted;
+};
+
+/* Merges the sums of the bag's slots and warps into slot 0 of its first warp; of `counted` too. */
+RF_INLINE void merge_bag(warp_sums *left, int slot, int warp, int lane_column, shape::sums &sum,
+                         rf_i64 &counted) {
+    constexpr int FLOATS = shape::VECTORS * shape::ELEMENTS;
+#pragma unroll
+    for (int apart = shape::LANES; apart < shape::GROUP; apart *= 2) {
+#pragma unroll
+        for (int i = 0; i < FLOATS; i++)
+            sum.of[i] = merge(sum.of[i], __shfl_xor_sync(RF_FULL_WARP, sum.of[i], apart));
+    }
+    if (RF_PADDED) {
+#pragma unroll
+        for (int apart = 1; apart < shape::GROUP; apart *= 2)
+            counted += __shfl_xor_sync(RF_FULL_WARP, counted, apart);
+    }
+    if constexpr (shape::WARPS > 1) {
+        warp_sums *here = left + threadIdx.x / 32;
+        if (slot == 0 && warp > 0) {
+#pragma unroll
+            for (int i = 0; i < FLOATS; i++) here->of[i][lane_column] = sum.of[i];
+            if (RF_PADDED && lane_column == 0) here->counted = counted;
+        }
+        __syncthreads();
+        if (slot == 0 && warp == 0) {
+#pragma unroll 1
+            for (int other = 1; other < shape::WARPS; other++) {
+#pragma unroll
+                for (int i = 0; i < FLOATS; i++) sum.of[i] = merge(sum.of[i], here[other].of[i][lane_column]);
+                if (RF_PADDED) counted += here[other].counted;
+            }
+        }
+    }
+}
+
+/* A NaN stays the largest only where the bag's first row has it, as in torch: fmaxf has dropped it. */
+RF_INLINE void max_of_first_row(const arguments &my, const rf_columns<shape> &columns, rf_i64 begin,
+                                rf_i64 end, shape::sums &sum) {
+    rf_i64 row = -1;
+    for (rf_i64 i = begin; i < end && row < 0; i++) {
+        const rf_i64 id = rf_load(my.indices + i);
+        if ((rf_u64)id < (rf_u64)my.rows && !(RF_PADDED && id == my.padding_idx)) row = id;
+    }
+#pragma unroll
+    for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++) {
+        if (row < 0) sum.of[i] = 0.0f;
+    }
+    if (row < 0) return;
+    const shape::vector *from = (const shape::vector *)columns.address(row);
+#pragma unroll
+    for (int v = 0; v < shape::VECTORS; v++) {
+        if (!columns.inside(v)) continue;
+        const shape::vector first = rf_load(from + v * shape::LANES);
+#pragma unroll
+        for (int e = 0; e < shape::ELEMENTS; e++) {
+            const float value = shape::element::get(first, e);
+            if (value != value) sum.of[v * shape::ELEMENTS + e] = value;
+        }
+    }
+}
+
+RF_INLINE void store(const arguments &my, const rf_columns<shape> &columns, rf_i64 bag,
+                     const shape::sums &sum) {
+    shape::vector *to = (shape::vector *)(my.output + bag * my.output_pitch) + columns.column;
+#pragma unroll
+    for (int v = 0; v < shape::VECTORS; v++) {
+        if (!columns.inside(v)) continue;
+        shape::vector pooled;
+#pragma unroll
+        for (int e = 0; e < shape::ELEMENTS; e++)
+            shape::element::set(pooled, e, sum.of[v * shape::ELEMENTS + e]);
+        to[v * shape::LANES] = pooled;
+    }
+}
+
+/* The lookups that one of the bag's warps takes. */
+struct part_of_bag {
+    rf_i64 begin, end;
+};
+
+RF_INLINE part_of_bag part_of(rf_i64 begin, rf_i64 end, int warp) {
+    if (shape::WARPS == 1) return {begin, end};
+    const rf_i64 share = (end - begin + shape::WARPS - 1) / shape::WARPS;
+    const rf_i64 from = min(begin + warp * share, end);
+    return {from, min(from + share, end)};
+}
+
+#if RF_STATION == 1 || RF_STATION == 2 /* none is register with a distance of 1 */
+typedef rf_in_registers<shape> station_type;
+#elif RF_STATION == 3
+typedef rf_in_shared_memory<shape> station_type;
+#elif RF_STATION == 4
+typedef rf_in_local_memory<shape> station_type;
+#elif RF_STATION == 5
+typedef rf_in_l1<shape> station_type;
+#else
+#error "RF_STATION is not one of rf_station"
+#endif
+
+extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
+    rf_embedding_bag(const __grid_constant__ arguments my) {
+    extern __shared__ __align__(16) rf_u8 shared[];
+    list *lists = (list *)shared;
+    warp_sums *left = (warp_sums *)(lists + RF_BLOCK / shape::GROUP);
+    const int lane = threadIdx.x % shape::GROUP, slot = lane / shape::LANES,
+              lane_column = lane % shape::LANES;
+    const int warp = threadIdx.x % RF_THREADS / shape::GROUP;
+    const rf_i64 bag = (rf_i64)blockIdx.x * (RF_BLOCK / RF_THREADS) + threadIdx.x / RF_THREADS;
+    const rf_columns<shape> columns = {my.weight,
+                                       (int)blockIdx.y * shape::LANES * shape::VECTORS + lane_column};
+    station_type station((rf_u8 *)(left + (shape::WARPS > 1 ? RF_BLOCK / 32 : 0)));
+    rf_wait_for_previous_kernel();
+
+    /* The first row ids, from where they lie if every bag has the mean length; the offsets at the same time. */
+    const rf_i64 guessed_begin = bag * my.mean_lookups;
+    const rf_i64 guessed_end = bag < my.bags ? guessed_begin + my.mean_lookups : guessed_begin;
+    const part_of_bag guessed = part_of(guessed_begin, guessed_end, warp);
+    raw_ids raw = load_ids(my, guessed.begin, guessed.end);
+
+    rf_i64 begin = 0, end = 0;
+    if (bag < my.bags) {
+        begin = rf_load(my.offsets + bag);
+        end = bag + 1 < my.n_offsets ? (rf_i64)rf_load(my.offsets + bag + 1) : my.lookups;
+        if (RF_CHECK && (begin < 0 || end < begin || end > my.lookups || (bag == 0 && begin != 0))) {
+            report_offset(my, bag, begin, end);
+            begin = end = 0;
+        }
+    }
+    shape::sums sum;
+#pragma unroll
+    for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++)
+        sum.of[i] = RF_POOLING == RF_MAX ? -__int_as_float(0x7f800000) : 0.0f;
+
+    const part_of_bag mine = part_of(begin, end, warp);
+    if (!__all_sync(RF_FULL_WARP, begin == guessed_begin && end == guessed_end))
+        raw = load_ids(my, mine.begin, mine.end);
+    rf_i64 counted = 0;
+    list &rows = lists[threadIdx.x / shape::GROUP];
+#pragma unroll 1
+    for (rf_i64 base = mine.begin;;) {
+        const int count = make_list(my, bag, raw, base, mine.end, rows, counted);
+        base += RF_SEGMENT;
+        if (base < mine.end) prefetch_ids(my, base, mine.end);
+        pool_list(columns, slot, station, rows, count, sum);
+        if (!__any_sync(RF_FULL_WARP, base < mine.end)) break;
+        raw = load_ids(my, base, mine.end);
+        __syncwarp(); /* all lanes have read the list before it is written again */
+    }
+    merge_bag(left, slot, warp, lane_column, sum, counted);
+    if (bag >= my.bags || slot != 0 || warp != 0) return;
+    if (RF_POOLING == RF_MAX) max_of_first_row(my, columns, begin, end, sum);
+    if (RF_POOLING == RF_MEAN) {
+        const rf_i64 count = RF_PADDED ? counted : end - begin;
+        const float divisor = count > 0 ? (float)count : 1.0f;
+#pragma unroll
+        for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++) sum.of[i] /= divisor;
+    }
+    store(my, columns, bag, sum);
+}

@@ -1,0 +1,329 @@
+/* Descriptions of fused calls: made, found, dropped. See call.h. */
+#include "cuda/fused_embedding_bag/call.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/validate.h"
+
+enum { MOST_CALLS = 128 }; /* of a device, beside resident ones */
+static const int64_t MOST_MAPPED_BYTES = INT64_C(64) << 20; /* of their mappings on the device */
+
+/* The calls of one device; those used last come first. */
+typedef struct call_lists {
+    rf__fused_call *calls, *resident;
+    int64_t mapped_bytes; /* of mappings in the lists of `calls` */
+    uint64_t clock;
+} call_lists;
+
+/* Each under its device's lock. A child of a process with a device has no CUDA and never comes here. */
+static call_lists devices[RF__CUDA_MOST_DEVICES];
+
+static call_lists *lists_of(const rf__cuda_store *store) { return &devices[store->device->ordinal]; }
+
+static int32_t alignment_of(const void *address) {
+    const uint64_t bits = (uintptr_t)address | 16;
+    return (int32_t)(bits & -bits);
+}
+
+/* Field by field: there is padding. */
+static bool same_buffers(const rf__fused_call *call, const rf_fused_embedding_bag_params *params) {
+    for (int64_t i = 0; i < call->n_buffers; i++) {
+        const rf_buffer *one = &call->buffers[i], *other = &params->buffers[i];
+        if (one->data != other->data || one->numel != other->numel || one->dtype != other->dtype)
+            return false;
+    }
+    return true;
+}
+
+static bool is_for(const rf__fused_call *call, const rf__cuda_store *store,
+                   const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules) {
+    const size_t n = (size_t)params->n_features;
+    return call->store.stream_id == store->stream_id &&
+           call->store.allocator.allocate == store->allocator.allocate &&
+           call->n_features == params->n_features && call->n_buffers == params->n_buffers &&
+           call->output_dim == params->output_dim && call->output_stride == params->output_stride &&
+           call->output_alignment == alignment_of(params->output) &&
+           call->output_dtype == (int32_t)params->output_dtype &&
+           call->weighted == (params->sample_weights != NULL) &&
+           (call->schedules == NULL) == (schedules == NULL) && same_buffers(call, params) &&
+           memcmp(call->given, params->features, n * sizeof *params->features) == 0 &&
+           (schedules == NULL || memcmp(call->schedules, schedules, n * sizeof *schedules) == 0);
+}
+
+static void mapped_free(rf__fused_mapped *mapped) {
+    if (mapped == NULL) return;
+    rf__cuda_block_free(&mapped->store, &mapped->block);
+    free(mapped);
+}
+
+/* A chain of them. */
+static void mapped_free_all(rf__fused_mapped *mapped) {
+    while (mapped != NULL) {
+        rf__fused_mapped *next = mapped->next;
+        mapped_free(mapped);
+        mapped = next;
+    }
+}
+
+static void call_free(rf__fused_call *call) {
+    if (call == NULL) return;
+    mapped_free_all(call->mapped);
+    rf__fused_map_table_free(&call->store, call->map_table);
+    rf__cuda_block_free(&call->store, &call->features);
+    free(call->known);
+    free(call->columns);
+    free(call->buffers);
+    free(call->schedules);
+    free(call->given);
+    free(call);
+}
+
+static void call_free_all(rf__fused_call *call) {
+    while (call != NULL) {
+        rf__fused_call *next = call->next;
+        call_free(call);
+        call = next;
+    }
+}
+
+static void *copy_of(const void *from, size_t bytes) {
+    void *to = malloc(bytes > 0 ? bytes : 1);
+    if (to != NULL && bytes > 0) memcpy(to, from, bytes);
+    return to;
+}
+
+/* Writes what kernels read of features, and puts it on the device. */
+static rf_status features_upload(rf__fused_call *call, const rf_fused_embedding_bag_params *params) {
+    rf_status status = RF_OK;
+    const size_t bytes = (size_t)call->n_features * sizeof(rf__fused_device_feature);
+    rf__fused_device_feature *table = calloc(1, bytes + 1);
+    if (table == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for %" PRId64 " features", call->n_features);
+    for (int64_t f = 0; f < call->n_features; f++) {
+        const rf_feature *feature = &params->features[f];
+        const rf_buffer *buffer = &params->buffers[feature->buffer];
+        const int64_t element = rf__dtype_bytes(buffer->dtype);
+        table[f] = (rf__fused_device_feature){
+            .weight = (uintptr_t)buffer->data + (uint64_t)(feature->weight_offset * element),
+            .rows = feature->rows,
+            .padding_idx = feature->padding_idx,
+            .output_offset = feature->output_column * rf__dtype_bytes(params->output_dtype),
+            .pitch = (uint32_t)(feature->dim * element),
+            .columns = call->known->features[f].shape.columns,
+            .pooling = (int32_t)feature->pooling,
+            .shape = rf__fused_shape_code(&call->known->features[f].shape)};
+        call->wide_rows |= feature->rows > UINT32_MAX;
+    }
+    RF_TRY(rf__cuda_block_new(&call->store, table, bytes, true, &call->features));
+out:
+    free(table);
+    return status;
+}
+
+static rf_status call_new(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
+                          const rf_fused_schedule *schedules, rf__fused_call **made) {
+    rf_status status = RF_OK;
+    const size_t n = (size_t)params->n_features;
+    rf__fused_call *call = calloc(1, sizeof *call);
+    if (call == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for a call of %zu features", n);
+    RF_TRY(rf__fused_describe(params, schedules, &call->known));
+    call->store = *store;
+    call->n_features = params->n_features;
+    call->n_buffers = params->n_buffers;
+    call->output_dim = params->output_dim;
+    call->output_stride = params->output_stride;
+    call->output_alignment = alignment_of(params->output);
+    call->output_dtype = (int32_t)params->output_dtype;
+    call->weighted = params->sample_weights != NULL;
+    call->given = copy_of(params->features, n * sizeof *params->features);
+    call->buffers = copy_of(params->buffers, (size_t)params->n_buffers * sizeof *params->buffers);
+    call->columns = calloc((size_t)params->n_buffers + 1, sizeof *call->columns);
+    if (schedules != NULL) call->schedules = copy_of(schedules, n * sizeof *schedules);
+    if (call->given == NULL || call->buffers == NULL || call->columns == NULL ||
+        (schedules != NULL && call->schedules == NULL)) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory for a call of %zu features", n);
+        goto out;
+    }
+    call->all_expected = schedules != NULL;
+    for (size_t f = 0; f < n && schedules != NULL; f++) call->all_expected &= schedules[f].expected != 0;
+    RF_TRY(features_upload(call, params));
+out:
+    if (status != RF_OK) {
+        call_free(call);
+        call = NULL;
+    }
+    *made = call;
+    return status;
+}
+
+/* The call for these, now the first of its list and with one user more; NULL: there is none. Under the lock. */
+static rf__fused_call *call_find(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
+                                 const rf_fused_schedule *schedules) {
+    call_lists *lists = lists_of(store);
+    rf__fused_call **first = store->resident ? &lists->resident : &lists->calls;
+    for (rf__fused_call **at = first; *at != NULL; at = &(*at)->next) {
+        rf__fused_call *found = *at;
+        if (!is_for(found, store, params, schedules)) continue;
+        *at = found->next;
+        found->next = *first;
+        *first = found;
+        found->users++;
+        return found;
+    }
+    return NULL;
+}
+
+/* Takes a call out of the list, and puts it in front of `unused` if nobody uses it. Under the lock. */
+static void call_drop(call_lists *lists, rf__fused_call **at, rf__fused_call **unused) {
+    rf__fused_call *old = *at;
+    *at = old->next;
+    old->next = NULL;
+    old->dropped = true;
+    for (rf__fused_mapped *one = old->mapped; one != NULL; one = one->next) lists->mapped_bytes -= one->bytes;
+    if (old->users > 0) return;
+    old->next = *unused;
+    *unused = old;
+}
+
+/* Drops the calls that are too many; those that nobody uses are returned. Under the lock. */
+static rf__fused_call *calls_drop(call_lists *lists) {
+    rf__fused_call *unused = NULL, **at = &lists->calls;
+    for (int32_t i = 0; i < MOST_CALLS && *at != NULL; i++) at = &(*at)->next;
+    while (*at != NULL) call_drop(lists, at, &unused);
+    return unused;
+}
+
+void rf__fused_forget(const rf__cuda_store *store) {
+    call_lists *lists = lists_of(store);
+    rf__fused_call *unused = NULL, **at = &lists->calls;
+    rf__cuda_lock(store->device);
+    while (*at != NULL) {
+        if ((*at)->store.stream_id == store->stream_id && (*at)->store.allocator.allocate == NULL) {
+            call_drop(lists, at, &unused);
+        } else {
+            at = &(*at)->next;
+        }
+    }
+    rf__cuda_unlock(store->device);
+    call_free_all(unused);
+}
+
+rf_status rf__fused_call_acquire(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
+                                 const rf_fused_plan *plan, rf__fused_call **call) {
+    const rf_fused_schedule *schedules = plan != NULL ? plan->schedules : NULL;
+    call_lists *lists = lists_of(store);
+    rf__fused_call *made = NULL, *unused = NULL;
+    rf__cuda_lock(store->device);
+    *call = call_find(store, params, schedules);
+    rf__cuda_unlock(store->device);
+    if (*call != NULL) return RF_OK;
+    const rf_status status = call_new(store, params, schedules, &made);
+    if (status != RF_OK) return status;
+    rf__cuda_lock(store->device);
+    *call = call_find(store, params, schedules);
+    if (*call == NULL) {
+        rf__fused_call **first = store->resident ? &lists->resident : &lists->calls;
+        made->next = *first;
+        *first = *call = made;
+        made->users = 1;
+        made = NULL;
+        if (!store->resident) unused = calls_drop(lists);
+    }
+    rf__cuda_unlock(store->device);
+    call_free_all(unused);
+    call_free(made);
+    return RF_OK;
+}
+
+rf__fused_mapped *rf__fused_mapped_find(rf__fused_call *call, int64_t bags, bool may_stage,
+                                        const rf__fused_mapping *head) {
+    call_lists *lists = lists_of(&call->store);
+    rf__cuda_lock(call->store.device);
+    rf__fused_mapped *one = call->mapped;
+    while (one != NULL && (one->bags != bags || one->may_stage != may_stage ||
+                           (head != NULL && memcmp(&one->head, head, sizeof *head) != 0)))
+        one = one->next;
+    if (one != NULL) {
+        one->users++;
+        one->used = ++lists->clock;
+    }
+    rf__cuda_unlock(call->store.device);
+    return one;
+}
+
+/* Takes the mapping that is unused for longest out of its call's list; NULL: all that there are are in use, which the
+ * one is that was added. Under the lock. */
+static rf__fused_mapped *mapped_drop(call_lists *lists) {
+    rf__fused_mapped **oldest = NULL;
+    for (rf__fused_call *call = lists->calls; call != NULL; call = call->next) {
+        for (rf__fused_mapped **at = &call->mapped; *at != NULL; at = &(*at)->next)
+            if ((*at)->users == 0 && (oldest == NULL || (*at)->used < (*oldest)->used)) oldest = at;
+    }
+    if (oldest == NULL) return NULL;
+    rf__fused_mapped *old = *oldest;
+    *oldest = old->next;
+    lists->mapped_bytes -= old->bytes;
+    return old;
+}
+
+rf__fused_mapped *rf__fused_mapped_add(rf__fused_call *call, rf__fused_mapped *made) {
+    call_lists *lists = lists_of(&call->store);
+    rf__fused_mapped *unused = NULL;
+    rf__fused_mapped *other =
+        rf__fused_mapped_find(call, made->bags, made->may_stage, made->bags < 0 ? &made->head : NULL);
+    if (other != NULL) {
+        mapped_free(made);
+        return other;
+    }
+    rf__cuda_lock(call->store.device);
+    made->users = 1;
+    made->used = ++lists->clock;
+    made->next = call->mapped;
+    call->mapped = made;
+    if (!call->store.resident && !call->dropped) {
+        lists->mapped_bytes += made->bytes;
+        while (lists->mapped_bytes > MOST_MAPPED_BYTES) {
+            rf__fused_mapped *old = mapped_drop(lists);
+            if (old == NULL) break;
+            old->next = unused;
+            unused = old;
+        }
+    }
+    rf__cuda_unlock(call->store.device);
+    mapped_free_all(unused);
+    return made;
+}
+
+rf_status rf__fused_mapped_new(const rf__fused_call *call, const rf__fused_mapping *mapping, int64_t rows,
+                               bool lasts, rf__fused_mapped **made) {
+    rf_status status = RF_OK;
+    rf__fused_mapped *mapped = calloc(1, sizeof *mapped);
+    if (mapped == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for a mapping");
+    mapped->store = call->store;
+    mapped->head = *mapping;
+    mapped->staged = rf__fused_staged_of(mapping, rows);
+    mapped->bytes = rows * (int64_t)sizeof *mapping;
+    RF_TRY(rf__cuda_block_new(&mapped->store, mapping, (size_t)mapped->bytes, lasts, &mapped->block));
+out:
+    if (status != RF_OK) {
+        free(mapped);
+        mapped = NULL;
+    }
+    *made = mapped;
+    return status;
+}
+
+void rf__fused_release(rf__fused_ready *ready) {
+    rf__fused_call *call = ready->call;
+    rf__fused_mapped *mapped = ready->mapped;
+    memset(ready, 0, sizeof *ready);
+    if (call == NULL) return;
+    bool mapped_unused = false;
+    rf__cuda_lock(call->store.device);
+    if (mapped != NULL) mapped_unused = --mapped->users == 0 && mapped->alone;
+    const bool call_unused = --call->users == 0 && call->dropped;
+    rf__cuda_unlock(call->store.device);
+    if (mapped_unused) mapped_free(mapped);
+    if (call_unused) call_free(call);
+}

@@ -1,0 +1,109 @@
+/* Fused embedding bag: many tables of different shapes, each pooled by a schedule of its own, in one launch.
+ *
+ *   output[b, columns of f] = pool(table_f[indices[i]] for i in [offsets[f * bags + b], offsets[f * bags + b + 1]))
+ *
+ * Who does what. A block does one task: some bags of one feature, by the schedule that the task names. Which block
+ * has which task is decided at run time (csrc/cuda/partition/map.c, partition/map.cu); heavy tasks come first.
+ * The schedules of a launch are those of the list RF_SCHEDULES alone, one line each:
+ *
+ *   X(number, kind, dtype, align, store, lanes, vectors, whole, pooling, padded, threads, distance, station, split)
+ *
+ *   kind      0 pool (pool.cuh), 1 columns (columns.cuh)
+ *   align     bytes of a vector that a lane loads; store: bytes that a vector's place in the output is aligned to
+ *   lanes     that read a row, `vectors` times; rows that are wider are cut into slices
+ *   whole     1: rows of lanes * align bytes, close to each other; 0: any, and the feature says
+ *   pooling   rf_pooling; columns only knows RF_MAX and 0, and whether a sum becomes a mean the feature says
+ *   threads   of a bag; distance: rows in flight a lane; station: where they wait (rf_station)
+ *
+ * Features that differ in their number of rows, row width up to `lanes`, padding row or place share a schedule.
+ *
+ * Launch: one block of RF_BLOCK threads a task. Dynamic shared memory: see csrc/cuda/kernel.c.
+ * Registers suffice for RF_MIN_BLOCKS blocks an SM; more dynamic shared memory keeps others out: with both the
+ * occupancy is what the tuner wants it to be.
+ *
+ * Source: Pan et al., RecFlex, SC'24: one schedule a feature (IV-B), branches of a block on it, mapping at run time.
+ */
+#include "fused_embedding_bag/columns.cuh"
+#include "fused_embedding_bag/pool.cuh"
+
+#ifndef RF_SCHEDULES
+#define RF_SCHEDULES(X) \
+    X(0, 0, 0, 16, 16, 8, 1, 1, 0, 0, 32, 8, 2, 1) X(1, 1, 0, 16, 16, 1, 1, 0, 0, 0, 32, 1, 2, 1)
+#endif
+#ifndef RF_MIN_BLOCKS
+#define RF_MIN_BLOCKS 14
+#endif
+#ifndef RF_KEYS
+#define RF_KEYS 512 /* that a warp hands out at once, at most */
+#endif
+#ifndef RF_TIMED
+#define RF_TIMED 0 /* adds each block's clock cycles to those of its features */
+#endif
+
+/* What a schedule needs is loaded inside its own branch: the number in the text keeps the compiler from doing for all
+ * of them together what they have in common, which would hold registers in each. */
+template <int NUMBER, int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE,
+          int POOLING, int PADDED, int THREADS, int DISTANCE, int STATION, int SPLIT>
+RF_INLINE void run(const rf_fused_arguments &my, const rf_task *at, rf_key *shared) {
+    rf_task task = rf_load_task<NUMBER>(at);
+    task.last_bag = min(task.last_bag, my.bags); /* a mapping may be for some more */
+    static_assert(KIND == 0 || RF_BESIDE || (1 + RF_WEIGHTED) * rf_column_keys::COUNT <= RF_KEYS,
+                  "as csrc/cuda/kernel.c counts them");
+    rf_key *keys = shared + threadIdx.x / 32 * RF_KEYS;
+    if constexpr (KIND == 0) {
+        typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE,
+                               STATION, SPLIT>
+            shape;
+        static_assert(LANES == 1 || 32 / LANES * shape::BATCH <= RF_KEYS,
+                      "as csrc/cuda/kernel.c counts them");
+        float *left = (float *)(shared + RF_BLOCK / 32 * RF_KEYS);
+        if (rf_can_pool<shape>(my, task)) rf_pool<shape>(my, task, keys, left);
+    } else {
+        rf_pool_columns<rf_columns_shape<DTYPE, ALIGN, STORE, POOLING>>(my, task, (rf_column_keys *)keys);
+    }
+}
+
+/* Whether a schedule works on tiles. */
+RF_INLINE bool is_tiled(int schedule) {
+    switch (schedule) {
+#define RF_CASE(number, kind, ...) \
+    case number:                   \
+        return kind == 1;
+        RF_SCHEDULES(RF_CASE)
+#undef RF_CASE
+    }
+    return false;
+}
+
+/* The first warp adds the block's cycles to its feature, or to those of its tile in equal shares. */
+RF_INLINE void add_cycles(const rf_fused_arguments &my, const rf_task &task, rf_i64 since) {
+    __syncthreads();
+    const rf_u64 spent = clock64() - since;
+    if (threadIdx.x >= 32) return;
+    if (!is_tiled(task.schedule)) {
+        if (threadIdx.x == 0) atomicAdd(my.cycles + task.feature, spent);
+        return;
+    }
+    const int feature = my.lanes[(rf_i64)task.feature * 32 + threadIdx.x].feature;
+    const rf_u32 present = __ballot_sync(RF_FULL_WARP, feature >= 0);
+    if (feature >= 0) atomicAdd(my.cycles + feature, spent / __popc(present));
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
+    rf_fused_embedding_bag(const __grid_constant__ rf_fused_arguments my) {
+    extern __shared__ __align__(16) rf_key shared[]; /* keys of each warp, then sums that warps leave */
+    const rf_i64 since = RF_TIMED ? clock64() : 0;
+    if (!RF_BESIDE) rf_wait_for_previous_kernel();
+    if (my.n_tasks != nullptr && (int)blockIdx.x >= *(const volatile int *)my.n_tasks) return;
+    const rf_task *task = my.tasks + blockIdx.x;
+    switch (rf_load(&task->schedule)) {
+#define RF_CASE(number, ...)                        \
+    case number:                                    \
+        run<number, __VA_ARGS__>(my, task, shared); \
+        break;
+        RF_SCHEDULES(RF_CASE)
+#undef RF_CASE
+    }
+    if (RF_TIMED) add_cycles(my, rf_load_task<-1>(task), since);
+    if (RF_BESIDE && blockIdx.x == gridDim.x - 1) rf_wait_for_previous_kernel();
+}

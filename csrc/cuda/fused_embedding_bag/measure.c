@@ -1,0 +1,207 @@
+/* rf__fused_measure: sets of schedules on the user's batches, timed by events of the device; or inside the kernel,
+ * block by block, with the candidates of all sets in one kernel (Pan et al., RecFlex, SC'24, section IV-A2). */
+#include "cuda/fused_embedding_bag/measure.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/fused_embedding_bag/call.h"
+#include "cuda/driver/upload.h"
+#include "base/validate.h"
+
+static const rf_fused_schedule *set_of(const rf__fused_measurement *work, int64_t set) {
+    return work->schedules + set * work->batches[0].n_features;
+}
+
+/* Device memory that grows; what it was before is lost. */
+typedef struct scratch {
+    rf__cu_pointer memory;
+    int64_t bytes;
+} scratch;
+
+static rf_status scratch_grow(const rf__cuda_device *device, scratch *have, int64_t bytes) {
+    rf_status status = RF_OK;
+    if (bytes <= have->bytes) return RF_OK;
+    rf__cuda_memory_free(device, have->memory);
+    *have = (scratch){0, 0};
+    RF__CUDA_TRY(device->driver->cuMemAlloc_v2(&have->memory, (size_t)bytes));
+    have->bytes = bytes;
+out:
+    return status;
+}
+
+/* Runs a set once on every batch, by the mapping that its expectations give. */
+static rf_status run_set(const rf__cuda_store *store, const rf__fused_measurement *work, int64_t set,
+                         scratch *workspace) {
+    rf_status status = RF_OK;
+    const rf_fused_plan plan = {.schedules = set_of(work, set), .warps = work->warps};
+    rf__fused_ready ready = {0};
+    for (int64_t b = 0; b < work->n_batches; b++) {
+        RF_TRY(rf__fused_prepare(store, &work->batches[b], &plan, &ready));
+        RF_TRY(scratch_grow(store->device, workspace, ready.workspace_bytes));
+        RF_TRY(rf__fused_launch(store->device, &ready, &work->batches[b],
+                                (void *)(uintptr_t)workspace->memory, 0, store->stream));
+        rf__fused_release(&ready);
+    }
+out:
+    rf__fused_release(&ready);
+    return status;
+}
+
+static rf_status measure_sets(const rf__cuda_store *store, const rf__fused_measurement *work,
+                              double *seconds) {
+    const rf__cuda_device *device = store->device;
+    const rf__cuda_driver *driver = device->driver;
+    void *stream = store->stream;
+    rf_status status = RF_OK;
+    rf__cu_event from = NULL, to = NULL;
+    scratch workspace = {0, 0};
+    RF__CUDA_TRY(driver->cuEventCreate(&from, RF__CU_EVENT_DEFAULT));
+    RF__CUDA_TRY(driver->cuEventCreate(&to, RF__CU_EVENT_DEFAULT));
+    for (int64_t s = 0; s < work->n_sets; s++) RF_TRY(run_set(store, work, s, &workspace));
+    for (int64_t round = 0; round < work->rounds; round++) {
+        for (int64_t turn = 0; turn < work->n_sets; turn++) {
+            const int64_t s = (turn + round) % work->n_sets;
+            float milliseconds = 0;
+            RF__CUDA_TRY(driver->cuEventRecord(from, stream));
+            RF_TRY(run_set(store, work, s, &workspace));
+            RF__CUDA_TRY(driver->cuEventRecord(to, stream));
+            RF__CUDA_TRY(driver->cuEventSynchronize(to));
+            RF__CUDA_TRY(driver->cuEventElapsedTime(&milliseconds, from, to));
+            seconds[s * work->rounds + round] = 1e-3 * milliseconds / (double)work->n_batches;
+        }
+    }
+out:
+    (void)driver->cuStreamSynchronize(stream);
+    rf__cuda_memory_free(device, workspace.memory);
+    if (to != NULL) (void)driver->cuEventDestroy_v2(to);
+    if (from != NULL) (void)driver->cuEventDestroy_v2(from);
+    return status;
+}
+
+/* What timing blocks needs: one kernel, and for each set and batch a mapping on the device. */
+typedef struct timed_sets {
+    rf__fused_classes classes; /* of all sets */
+    rf__fused_feature *features; /* [n_sets, n_features] */
+    rf__fused_ready common; /* holds the description that all of them work by */
+    rf__fused_ready *ready; /* [n_sets, n_batches] */
+    scratch workspace;
+    rf__cu_pointer cycles; /* [n_sets, n_features] */
+    uint64_t *found; /* the same on the host */
+} timed_sets;
+
+static rf_status set_prepare(const rf__cuda_device *device, const rf__fused_measurement *work, int64_t set,
+                             int64_t b, timed_sets *my) {
+    rf_status status = RF_OK;
+    const int64_t n_features = work->batches[0].n_features;
+    rf__fused_ready *ready = &my->ready[set * work->n_batches + b];
+    rf__fused_mapping *mapping = NULL;
+    int64_t rows = 0;
+    const rf__fused_feature *features = my->features + set * n_features;
+    const rf__fused_mappable what = {features, n_features, &my->classes,
+                                     rf__fused_signature(features, n_features, &my->classes)};
+    const rf__fused_batch batch = {.bags = work->batches[b].bags,
+                                   .offsets = work->host_offsets[b],
+                                   .offset_type = work->batches[b].offset_type};
+    *ready = my->common;
+    RF_TRY(rf__fused_map(&what, &batch, device->sms, RF__FUSED_BLOCKS, &mapping, &rows));
+    ready->mapping = *mapping;
+    ready->workspace_bytes = rf__fused_workspace(mapping);
+    RF_TRY(rf__cuda_upload(device, mapping, (size_t)rows * sizeof *mapping, &ready->mapping_on_device));
+    RF_TRY(scratch_grow(device, &my->workspace, ready->workspace_bytes));
+out:
+    free(mapping);
+    return status;
+}
+
+static rf_status timed_new(const rf__cuda_store *store, const rf__fused_measurement *work, timed_sets *my) {
+    rf_status status = RF_OK;
+    const rf_fused_embedding_bag_params *first = &work->batches[0];
+    const size_t all = (size_t)(work->n_sets * first->n_features);
+    const rf_fused_plan plan = {.schedules = set_of(work, 0), .warps = work->warps};
+    my->features = calloc(all + 1, sizeof *my->features);
+    my->found = calloc(all + 1, sizeof *my->found);
+    my->ready = calloc((size_t)(work->n_sets * work->n_batches) + 1, sizeof *my->ready);
+    if (my->features == NULL || my->found == NULL || my->ready == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory to time %zu schedules", all);
+        goto out;
+    }
+    RF_TRY(rf__fused_features(first, work->schedules, work->n_sets, &my->classes, my->features));
+    RF_TRY(rf__fused_prepare_timed(store, first, &plan, &my->classes, &my->common));
+    for (int64_t s = 0; s < work->n_sets; s++) {
+        for (int64_t b = 0; b < work->n_batches; b++) RF_TRY(set_prepare(store->device, work, s, b, my));
+    }
+    RF_TRY(rf__cuda_upload(store->device, my->found, all * sizeof *my->found, &my->cycles));
+out:
+    return status;
+}
+
+static void timed_free(const rf__cuda_device *device, const rf__fused_measurement *work, timed_sets *my) {
+    for (int64_t i = 0; my->ready != NULL && i < work->n_sets * work->n_batches; i++)
+        rf__cuda_memory_free(device, my->ready[i].mapping_on_device);
+    rf__cuda_memory_free(device, my->workspace.memory);
+    rf__cuda_memory_free(device, my->cycles);
+    rf__fused_release(&my->common);
+    free(my->ready);
+    free(my->found);
+    free(my->features);
+}
+
+static rf_status measure_blocks(const rf__cuda_store *store, const rf__fused_measurement *work,
+                                double *cycles) {
+    const rf__cuda_device *device = store->device;
+    const rf__cuda_driver *driver = device->driver;
+    void *stream = store->stream;
+    rf_status status = RF_OK;
+    const int64_t n_features = work->batches[0].n_features, all = work->n_sets * n_features;
+    timed_sets *my = calloc(1, sizeof *my);
+    if (my == NULL) return rf__fail(RF_ERR_MEMORY, "no memory to time schedules");
+    RF_TRY(timed_new(store, work, my));
+    for (int64_t round = -1; round < work->rounds; round++) { /* the first does not count */
+        if (round == 0) RF__CUDA_TRY(driver->cuMemsetD32Async(my->cycles, 0, (size_t)(2 * all), stream));
+        for (int64_t s = 0; s < work->n_sets; s++) {
+            for (int64_t b = 0; b < work->n_batches; b++) {
+                RF_TRY(rf__fused_launch(device, &my->ready[s * work->n_batches + b], &work->batches[b],
+                                        (void *)(uintptr_t)my->workspace.memory,
+                                        my->cycles + sizeof(uint64_t) * (uint64_t)(s * n_features), stream));
+            }
+        }
+    }
+    RF__CUDA_TRY(
+        driver->cuMemcpyDtoHAsync_v2(my->found, my->cycles, (size_t)all * sizeof *my->found, stream));
+    RF__CUDA_TRY(driver->cuStreamSynchronize(stream));
+    for (int64_t i = 0; i < all; i++) cycles[i] = (double)my->found[i];
+out:
+    (void)driver->cuStreamSynchronize(stream);
+    timed_free(device, work, my);
+    free(my);
+    return status;
+}
+
+rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, double *result,
+                            const rf_cuda_stream *stream) {
+    rf_status status = RF_OK;
+    const rf__cuda_device *device = NULL;
+    rf__cuda_store store;
+    rf__cu_capture_mode mode = RF__CU_STREAM_CAPTURE_MODE_RELAXED; /* others may capture streams meanwhile */
+    if (work->n_batches <= 0 || work->n_sets <= 0 || work->rounds < 0) {
+        return rf__fail(RF_ERR_VALUE, "measure: needs a batch, a set of schedules, and rounds of 0 or more");
+    }
+    RF_TRY(rf__check_fused_warps(work->warps));
+    for (int64_t b = 0; b < work->n_batches; b++) {
+        RF_TRY(rf__check_fused_call(&work->batches[b]));
+        RF_TRY(rf__check_fused_features(&work->batches[b]));
+        if (work->batches[b].bags <= 0) return rf__fail(RF_ERR_VALUE, "measure: a batch has no bags");
+    }
+    RF_TRY(rf__cuda_device_get(stream->device, &device));
+    RF_TRY(rf__cuda_store_of(device, stream->stream, NULL, &store));
+    RF_TRY(rf__cuda_enter(device));
+    mode = rf__cuda_capture_mode(device->driver, mode);
+    status = timed ? measure_blocks(&store, work, result) : measure_sets(&store, work, result);
+    if (status == RF_OK) status = rf__fused_pending(device, &work->batches[0], stream->stream);
+    (void)rf__cuda_capture_mode(device->driver, mode);
+    rf__cuda_leave();
+    rf__fused_forget(&store); /* there is one for each set */
+out:
+    return status;
+}

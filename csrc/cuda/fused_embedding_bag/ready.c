@@ -1,0 +1,253 @@
+/* What a launch of a fused call needs: its kernels, and the mapping that it works by. See call.h. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/fused_embedding_bag/call.h"
+#include "base/validate.h"
+
+/* A number of bags that many batch sizes share: at most a sixteenth more. */
+static int64_t rounded(int64_t bags) {
+    int64_t step = 1;
+    while (bags / step >= 32) step *= 2;
+    return (bags + step - 1) / step * step;
+}
+
+/* The mapping of a call that knows what to expect of its bags. */
+static rf_status map_bags(rf__fused_call *call, int64_t bags, bool may_stage, rf__fused_mapped **mapped) {
+    rf_status status = RF_OK;
+    rf__fused_mapping *mapping = NULL;
+    rf__fused_mapped *made = NULL;
+    int64_t rows = 0;
+    const rf__fused_batch batch = {.bags = rounded(bags), .may_stage = may_stage};
+    *mapped = rf__fused_mapped_find(call, batch.bags, may_stage, NULL);
+    if (*mapped != NULL) return RF_OK;
+    RF_TRY(rf__fused_map(&call->known->what, &batch, call->store.device->sms, RF__FUSED_BLOCKS, &mapping,
+                         &rows));
+    RF_TRY(rf__fused_mapped_new(call, mapping, rows, true, &made));
+    made->bags = batch.bags;
+    made->may_stage = may_stage;
+    *mapped = rf__fused_mapped_add(call, made);
+out:
+    free(mapping);
+    return status;
+}
+
+/* Whether the caller's mapping is for this call. */
+static rf_status foreign_check(const rf__fused_call *call, const rf_fused_embedding_bag_params *params,
+                               const rf_fused_plan *plan) {
+    const rf__fused_mapping *head = (const rf__fused_mapping *)plan->mapping;
+    if (plan->mapping_rows < 1 || head->n_tasks < 0 || head->n_tiles < 0 || head->n_groups < 0 ||
+        head->places < 0 || !rf__fused_whole(head, plan->mapping_rows) || head->bags != params->bags ||
+        head->n_features != params->n_features || head->signature != call->known->what.signature) {
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.fused_embedding_bag: mapping is not one for %" PRId64 " features of %" PRId64
+                        " bags with these schedules; make it anew with the same features, schedules and "
+                        "offsets",
+                        params->n_features, params->bags);
+    }
+    const rf__fused_staged staged = rf__fused_staged_of(head, plan->mapping_rows);
+    if (staged.depth > 0 && !rf__fused_can_stage(call->store.device, params->lookups)) {
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.fused_embedding_bag: mapping has staged tables, which GPU %d cannot for "
+                        "%" PRId64 " lookups; make it with stage=False",
+                        (int)call->store.device->ordinal, params->lookups);
+    }
+    return rf__fused_mapping_check(&call->known->what, head, plan->mapping_rows);
+}
+
+/* A copy of the caller's mapping: of this launch, or of a graph, where one with the same head does the same work. */
+static rf_status foreign_copy(rf__fused_call *call, const rf_fused_plan *plan, rf__fused_mapped **mapped) {
+    const rf__fused_mapping *head = (const rf__fused_mapping *)plan->mapping;
+    rf_status status = RF_OK;
+    rf__fused_mapped *made = NULL;
+    const bool lasts = call->store.resident;
+    *mapped = lasts ? rf__fused_mapped_find(call, -1, false, head) : NULL;
+    if (*mapped != NULL) return RF_OK;
+    RF_TRY(rf__fused_mapped_new(call, head, plan->mapping_rows, lasts, &made));
+    made->bags = -1;
+    if (lasts) {
+        *mapped = rf__fused_mapped_add(call, made);
+    } else {
+        made->alone = true;
+        made->users = 1;
+        *mapped = made;
+    }
+out:
+    return status;
+}
+
+/* The mapping of a launch, if it is made before. */
+static rf_status mapping_find(rf__fused_call *call, const rf_fused_embedding_bag_params *params,
+                              const rf_fused_plan *plan, rf__fused_ready *ready) {
+    rf_status status = RF_OK;
+    if (plan == NULL || plan->mapping == NULL) {
+        RF_TRY(map_bags(call, params->bags, rf__fused_can_stage(call->store.device, params->lookups),
+                        &ready->mapped));
+    } else {
+        RF_TRY(foreign_check(call, params, plan));
+        if (plan->mapping_on_device == NULL) RF_TRY(foreign_copy(call, plan, &ready->mapped));
+    }
+    if (ready->mapped != NULL) {
+        ready->mapping = ready->mapped->head;
+        ready->staged = ready->mapped->staged;
+        ready->mapping_on_device = ready->mapped->block.memory;
+    } else {
+        ready->mapping = *(const rf__fused_mapping *)plan->mapping;
+        ready->staged = rf__fused_staged_of((const rf__fused_mapping *)plan->mapping, plan->mapping_rows);
+        ready->mapping_on_device = (uintptr_t)plan->mapping_on_device;
+    }
+out:
+    return status;
+}
+
+/* The mapping is made on the device, from a table that the call has from then on. */
+static rf_status map_on_device(rf__fused_call *call, const rf_fused_embedding_bag_params *params,
+                               rf__fused_device_map *map) {
+    rf_status status = RF_OK;
+    rf__fused_map_table *made = NULL;
+    rf__cuda_lock(call->store.device);
+    const rf__fused_map_table *table = call->map_table;
+    rf__cuda_unlock(call->store.device);
+    if (table == NULL) {
+        RF_TRY(rf__fused_map_table_new(&call->store, call->known->features, call->n_features,
+                                       &call->known->classes, &made));
+        rf__cuda_lock(call->store.device);
+        if (call->map_table == NULL) {
+            call->map_table = made;
+            made = NULL;
+        }
+        table = call->map_table;
+        rf__cuda_unlock(call->store.device);
+        rf__fused_map_table_free(&call->store, made);
+    }
+    RF_TRY(rf__fused_map_prepare(call->store.device, table, params, map));
+out:
+    return status;
+}
+
+/* Partial sums of tasks that share bags, then a counter for each group of them. */
+int64_t rf__fused_workspace(const rf__fused_mapping *mapping) {
+    return RF__FUSED_PLACE_BYTES * (int64_t)mapping->places + (int64_t)sizeof(uint32_t) * mapping->n_groups;
+}
+
+/* The kernel of a variant, found without a look at all of its classes where it was used before. */
+static rf_status kernel_find(rf__fused_call *call, const rf__fused_variant *variant, bool staged,
+                             const rf__kernel **kernel) {
+    enum { SLOTS = sizeof call->kernels / sizeof call->kernels[0] };
+    const rf__cuda_device *device = call->store.device;
+    rf_status status = RF_OK;
+    *kernel = NULL;
+    rf__cuda_lock(device);
+    for (uint32_t i = 0; i < SLOTS && i < call->n_kernels; i++) {
+        const rf__fused_kernel_slot *slot = &call->kernels[i];
+        if (slot->staged == staged && memcmp(&slot->variant, variant, sizeof *variant) == 0)
+            *kernel = slot->kernel;
+    }
+    rf__cuda_unlock(device);
+    if (*kernel != NULL) return RF_OK;
+    if (staged) {
+        RF_TRY(rf__fused_staged_kernel(device, variant, &call->known->classes, kernel));
+    } else {
+        RF_TRY(rf__fused_kernel(device, variant, &call->known->classes, kernel));
+    }
+    rf__cuda_lock(device);
+    call->kernels[call->n_kernels % SLOTS] = (rf__fused_kernel_slot){*variant, staged, *kernel};
+    call->n_kernels = call->n_kernels + 1 < 2 * SLOTS ? call->n_kernels + 1 : SLOTS;
+    rf__cuda_unlock(device);
+out:
+    return status;
+}
+
+/* Whether the aligned word that the last id lies in may reach beyond the memory that the ids are in. */
+static bool ends_with_an_id(const rf__cuda_device *device, const rf_fused_embedding_bag_params *params) {
+    const uint64_t id_bytes = params->index_type == RF_INT64 ? 8 : 4;
+    const uint64_t end = (uintptr_t)params->indices + (uint64_t)params->lookups * id_bytes;
+    const uint64_t beyond = (end + 4 * id_bytes - 1) / (4 * id_bytes) * (4 * id_bytes);
+    rf__cu_pointer base = 0;
+    size_t bytes = 0;
+    if (beyond == end || params->lookups == 0) return false;
+    if (rf__cuda_enter(device) != RF_OK) return true;
+    const rf__cu_result result =
+        device->driver->cuMemGetAddressRange_v2(&base, &bytes, (uintptr_t)params->indices);
+    rf__cuda_leave();
+    return result != RF__CU_SUCCESS || beyond > base + bytes;
+}
+
+static rf__fused_variant variant_of(const rf__fused_call *call, const rf_fused_embedding_bag_params *params) {
+    return (rf__fused_variant){.index_type = (int32_t)params->index_type,
+                               .offset_type = (int32_t)params->offset_type,
+                               .output_dtype = (int32_t)params->output_dtype,
+                               .wide_positions =
+                                   params->lookups > INT32_MAX / 2, /* lanes count beyond bags */
+                               .wide_rows = call->wide_rows,
+                               .weighted = params->sample_weights != NULL,
+                               .check = params->check_bounds};
+}
+
+rf_status rf__fused_check_rows(const rf__fused_ready *ready, const rf_fused_embedding_bag_params *params,
+                               const int64_t *columns) {
+    rf__fused_call *call = ready->call;
+    const size_t bytes = (size_t)params->n_buffers * sizeof *columns;
+    if (call == NULL) return rf__check_fused_rows(params, columns);
+    rf__cuda_lock(call->store.device);
+    const bool known = call->rows_checked && memcmp(call->columns, columns, bytes) == 0;
+    rf__cuda_unlock(call->store.device);
+    if (known) return RF_OK;
+    const rf_status status = rf__check_fused_rows(params, columns);
+    if (status != RF_OK) return status;
+    rf__cuda_lock(call->store.device);
+    memcpy(call->columns, columns, bytes);
+    call->rows_checked = true;
+    rf__cuda_unlock(call->store.device);
+    return RF_OK;
+}
+
+rf_status rf__fused_prepare(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
+                            const rf_fused_plan *plan, rf__fused_ready *ready) {
+    rf_status status = RF_OK;
+    const bool foreign = plan != NULL && plan->mapping != NULL;
+    memset(ready, 0, sizeof *ready);
+    RF_TRY(rf__fused_call_acquire(store, params, plan, &ready->call));
+    rf__fused_call *call = ready->call;
+    rf__fused_variant variant = variant_of(call, params);
+    variant.foreign = foreign;
+    rf__fused_occupancy(store->device, plan != NULL ? plan->warps : 0, &variant, &call->known->classes);
+    if (foreign || call->all_expected) {
+        RF_TRY(mapping_find(call, params, plan, ready));
+    } else {
+        RF_TRY(map_on_device(call, params, &ready->map));
+        ready->mapping.n_tasks = ready->map.most_tasks;
+    }
+    if (ready->staged.depth > 0) {
+        rf__fused_variant staged = variant;
+        staged.exact = ends_with_an_id(store->device, params);
+        RF_TRY(kernel_find(call, &staged, true, &ready->staged_kernel));
+        rf__fused_beside(&variant, &call->known->classes);
+    }
+    if (ready->mapping.n_tasks > 0) { /* else all tables are staged */
+        RF_TRY(kernel_find(call, &variant, false, &ready->kernel));
+        ready->shared_bytes =
+            rf__fused_shared_bytes(store->device, &variant, &call->known->classes, ready->kernel);
+    }
+    ready->features = call->features.memory;
+    ready->workspace_bytes = rf__fused_workspace(&ready->mapping) + ready->map.workspace_bytes;
+out:
+    return status;
+}
+
+rf_status rf__fused_prepare_timed(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
+                                  const rf_fused_plan *plan, const rf__fused_classes *classes,
+                                  rf__fused_ready *ready) {
+    rf_status status = RF_OK;
+    memset(ready, 0, sizeof *ready);
+    RF_TRY(rf__fused_call_acquire(store, params, plan, &ready->call));
+    rf__fused_variant variant = variant_of(ready->call, params);
+    variant.timed = true;
+    rf__fused_occupancy(store->device, plan->warps, &variant, classes);
+    ready->features = ready->call->features.memory;
+    RF_TRY(rf__fused_kernel(store->device, &variant, classes, &ready->kernel));
+    ready->shared_bytes = rf__fused_shared_bytes(store->device, &variant, classes, ready->kernel);
+out:
+    return status;
+}

@@ -1,0 +1,173 @@
+#define _GNU_SOURCE /* mkostemp, utimensat */
+#include "cuda/jit/cache.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+
+/* How an entry begins; the key follows, then the cubin. In this machine's byte order: an entry of another
+ * machine is a damaged one. */
+typedef struct entry_head {
+    char magic[8];
+    uint64_t checksum; /* of the whole file with this field zero */
+    uint64_t key_bytes, cubin_bytes;
+    int32_t registers, spill_bytes, stack_bytes, static_shared;
+} entry_head;
+
+static const char entry_magic[8] = "RFCUBIN1"; /* the last digit is the version of this format */
+
+static uint64_t checksum_add(uint64_t sum, const void *data, size_t bytes) {
+    const unsigned char *from = data;
+    for (size_t i = 0; i < bytes; i++) sum = (sum ^ from[i]) * 0x100000001b3u; /* FNV-1a */
+    return sum;
+}
+
+static uint64_t entry_checksum(const entry_head *head, const void *key, const void *cubin) {
+    entry_head plain = *head;
+    plain.checksum = 0;
+    uint64_t sum = checksum_add(0xcbf29ce484222325u, &plain, sizeof plain);
+    sum = checksum_add(sum, key, (size_t)head->key_bytes);
+    return checksum_add(sum, cubin, (size_t)head->cubin_bytes);
+}
+
+/* FNV-1a of 128 bits over the format and the key, in hexadecimal digits. */
+static void key_hash(const rf__cache_key *key, char digits[RF__CACHE_HASH_DIGITS + 1]) {
+    const __uint128_t prime = (__uint128_t)1 << 88 | 0x13b;
+    __uint128_t hash = (__uint128_t)0x6c62272e07bb0142u << 64 | 0x62b821756295c58du;
+    for (size_t i = 0; i < sizeof entry_magic; i++) hash = (hash ^ (unsigned char)entry_magic[i]) * prime;
+    for (size_t i = 0; i < key->bytes; i++) hash = (hash ^ (unsigned char)key->text[i]) * prime;
+    snprintf(digits, RF__CACHE_HASH_DIGITS + 1, "%016llx%016llx", (unsigned long long)(hash >> 64),
+             (unsigned long long)hash);
+}
+
+bool rf__cache_folder(char *path) {
+    const char *own = getenv("RECFUSE_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (own != NULL && own[0] != '\0') return rf__path_set(path, "%s", own) && rf__path_make_absolute(path);
+    if (xdg != NULL && xdg[0] == '/') return rf__path_set(path, "%s/recfuse", xdg);
+    if (home != NULL && home[0] == '/') return rf__path_set(path, "%s/.cache/recfuse", home);
+    path[0] = '\0';
+    return false;
+}
+
+/* The folder, if it may be used. */
+static bool trusted_folder(char *path) {
+    char reason[RF__CACHE_REASON_BYTES];
+    return rf__cache_folder(path) && rf__cache_folder_trusted(path, reason);
+}
+
+/* Reads one file. What is no entry for `key` is removed: it is damaged, or of a key with the same hash. */
+static bool entry_read(const char *path, const rf__cache_key *key, rf__cache_entry *entry) {
+    char *file = NULL;
+    size_t bytes = 0;
+    entry_head head;
+    if (!rf__file_read(path, true, &file, &bytes)) {
+        if (errno == EISDIR) (void)remove(path);
+        return false;
+    }
+    if (bytes < sizeof head + key->bytes) goto damaged;
+    const char *file_key = file + sizeof head, *cubin = file_key + key->bytes;
+    memcpy(&head, file, sizeof head);
+    if (memcmp(head.magic, entry_magic, sizeof head.magic) != 0 || head.key_bytes != key->bytes ||
+        head.cubin_bytes != bytes - sizeof head - key->bytes || head.cubin_bytes == 0 ||
+        head.checksum != entry_checksum(&head, file_key, cubin) ||
+        memcmp(file_key, key->text, key->bytes) != 0) {
+        goto damaged;
+    }
+    entry->cubin = malloc(head.cubin_bytes);
+    if (entry->cubin == NULL) {
+        free(file);
+        return false;
+    }
+    memcpy(entry->cubin, cubin, head.cubin_bytes);
+    entry->cubin_bytes = (int64_t)head.cubin_bytes;
+    entry->registers = head.registers;
+    entry->spill_bytes = head.spill_bytes;
+    entry->stack_bytes = head.stack_bytes;
+    entry->static_shared = head.static_shared;
+    free(file);
+    (void)utimensat(AT_FDCWD, path, NULL, 0); /* used now */
+    return true;
+damaged:
+    free(file);
+    (void)remove(path);
+    return false;
+}
+
+bool rf__cache_read(const rf__cache_key *key, const char *compiler, rf__cache_entry *entry, char *path) {
+    char folder[RF__PATH_BYTES], hash[RF__CACHE_HASH_DIGITS + 1];
+    bool found = false;
+    key_hash(key, hash);
+    if (!trusted_folder(folder)) return false;
+    if (compiler != NULL) {
+        return rf__path_set(path, "%s/%s-%s%s", folder, hash, compiler, RF__CACHE_ENDING) &&
+               entry_read(path, key, entry);
+    }
+    rf__cache_file *files = NULL;
+    const size_t count = rf__cache_list(folder, hash, &files);
+    for (size_t i = 0; i < count && !found; i++)
+        found = !files[i].temporary && rf__path_set(path, "%s/%s", folder, files[i].name) &&
+                entry_read(path, key, entry);
+    free(files);
+    return found;
+}
+
+/* Makes a folder with those above it. */
+static void make_folders(const char *folder) {
+    char path[RF__PATH_BYTES];
+    if (!rf__path_set(path, "%s", folder)) return;
+    for (char *at = path + 1; *at != '\0'; at++) {
+        if (*at != '/') continue;
+        *at = '\0';
+        (void)mkdir(path, 0700);
+        *at = '/';
+    }
+    (void)mkdir(path, 0700);
+}
+
+/* Writing beyond the limit on the size of files would end the process with a signal. */
+static bool size_allowed(size_t bytes) {
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 &&
+           (limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur);
+}
+
+bool rf__cache_write(const rf__cache_key *key, const char *compiler, const rf__cache_entry *entry,
+                     char *path) {
+    char folder[RF__PATH_BYTES], temporary[RF__PATH_BYTES], hash[RF__CACHE_HASH_DIGITS + 1];
+    entry_head head = {.key_bytes = key->bytes,
+                       .cubin_bytes = (uint64_t)entry->cubin_bytes,
+                       .registers = entry->registers,
+                       .spill_bytes = entry->spill_bytes,
+                       .stack_bytes = entry->stack_bytes,
+                       .static_shared = entry->static_shared};
+    memcpy(head.magic, entry_magic, sizeof head.magic);
+    head.checksum = entry_checksum(&head, key->text, entry->cubin);
+    key_hash(key, hash);
+    if (!trusted_folder(folder) || !size_allowed(sizeof head + key->bytes + (size_t)entry->cubin_bytes) ||
+        !rf__path_set(path, "%s/%s-%s%s", folder, hash, compiler, RF__CACHE_ENDING) ||
+        !rf__path_set(temporary, "%s%sXXXXXX", path, RF__CACHE_TEMPORARY)) {
+        path[0] = '\0';
+        return false;
+    }
+    make_folders(folder);
+    const int file = mkostemp(temporary, O_CLOEXEC);
+    bool done = file >= 0;
+    if (done) {
+        done = rf__file_write(file, &head, sizeof head) && rf__file_write(file, key->text, key->bytes) &&
+               rf__file_write(file, entry->cubin, (size_t)entry->cubin_bytes);
+        (void)fchmod(file, 0644); /* a folder may be filled by one user and read by others */
+        done = close(file) == 0 && done; /* where a full disk may first show */
+        done = done && rename(temporary, path) == 0;
+        if (!done) (void)unlink(temporary);
+    }
+    if (done) rf__cache_trim(folder, RF__CACHE_MOST_BYTES);
+    if (!done) path[0] = '\0';
+    return done;
+}

@@ -1,0 +1,210 @@
+/* From a kernel's source to a cubin: out of the cache on disk, or through the compiler and into it. */
+#define _GNU_SOURCE /* clock_gettime */
+#include "cuda/jit/jit.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+#include "cuda/jit/cache.h"
+#include "cuda/jit/nvrtc.h"
+#include "cuda/jit/source.h"
+
+bool rf__jit_allowed(void) {
+    const char *value = getenv("RECFUSE_JIT");
+    static const char *const forbidding[] = {"off", "0", "no", "false"};
+    for (size_t i = 0; value != NULL && i < sizeof forbidding / sizeof forbidding[0]; i++) {
+        if (strcasecmp(value, forbidding[i]) == 0) return false;
+    }
+    return true;
+}
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* The options of one compilation, cut apart. */
+typedef struct option_list {
+    char text[9216]; /* each option ends with a zero */
+    const char *options[RF__NVRTC_MOST_OPTIONS];
+    int32_t count;
+} option_list;
+
+static rf_status options_set(option_list *list, const char *file, const char *arch, const char *defines) {
+    const int length = snprintf(list->text, sizeof list->text,
+                                "-arch=%s --std=c++17 -default-device --ptxas-options=-v %s", arch, defines);
+    bool fits = length >= 0 && (size_t)length < sizeof list->text;
+    list->count = 0;
+    for (char *at = list->text; fits && *at != '\0';) {
+        const size_t word = strcspn(at, " ");
+        const bool last = at[word] == '\0';
+        if (word > 0 && list->count == RF__NVRTC_MOST_OPTIONS) fits = false;
+        if (word > 0 && fits) list->options[list->count++] = at;
+        at[word] = '\0';
+        at += word + !last;
+    }
+    if (fits) return RF_OK;
+    return rf__fail(RF_ERR_VALUE, "%s: too many options for the compiler: %s", file, defines);
+}
+
+/* All that the code depends on as one text: the parts, each with the zero at its end. */
+static rf_status key_new(const rf__kernel_source *kernel, const rf__source *source,
+                         const option_list *options, rf__cache_key *key) {
+    const char *parts[3 + RF__NVRTC_MOST_OPTIONS + 2 * RF__MOST_HEADERS];
+    int32_t count = 0;
+    parts[count++] = kernel->file;
+    parts[count++] = kernel->entry;
+    for (int32_t i = 0; i < options->count; i++) parts[count++] = options->options[i];
+    for (int32_t i = 0; i < source->n_headers; i++) {
+        parts[count++] = source->header_names[i];
+        parts[count++] = source->headers[i];
+    }
+    parts[count++] = source->text;
+    key->bytes = 0;
+    for (int32_t i = 0; i < count; i++) key->bytes += strlen(parts[i]) + 1;
+    char *text = malloc(key->bytes);
+    if (text == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for the source of %s", kernel->file);
+    key->text = text;
+    for (int32_t i = 0; i < count; i++) {
+        const size_t bytes = strlen(parts[i]) + 1;
+        memcpy(text, parts[i], bytes);
+        text += bytes;
+    }
+    return RF_OK;
+}
+
+/* The number before `words` in [from, to), which is on the same line and belongs to one kernel; -1: none. */
+static int32_t number_before(const char *from, const char *to, const char *words) {
+    const char *at = strstr(from, words);
+    if (at == NULL || at >= to) return -1;
+    while (at > from && at[-1] >= '0' && at[-1] <= '9') at--;
+    return (int32_t)strtol(at, NULL, 10);
+}
+
+/* What the assembler says about one kernel of the file:
+ *     ... Function properties for NAME
+ *     ... 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ *     ... Used 18 registers, used 1 barriers, 256 bytes smem */
+static void report_read(const char *log, const char *entry, rf__cache_entry *kernel) {
+    static const char head[] = "Function properties for ";
+    kernel->registers = kernel->spill_bytes = kernel->stack_bytes = kernel->static_shared = -1;
+    const char *from = log;
+    while ((from = strstr(from, head)) != NULL) {
+        from += strlen(head);
+        const size_t length = strcspn(from, "\r\n");
+        if (length == strlen(entry) && strncmp(from, entry, length) == 0) break;
+    }
+    if (from == NULL) return;
+    const char *used = strstr(from, "Used ");
+    const char *next = strstr(from, head);
+    if (used == NULL || (next != NULL && used > next)) return;
+    const char *end = used + strcspn(used, "\r\n");
+    const int32_t stores = number_before(from, end, " bytes spill stores");
+    const int32_t loads = number_before(from, end, " bytes spill loads");
+    kernel->registers = number_before(used, end, " registers");
+    kernel->stack_bytes = number_before(from, end, " bytes stack frame");
+    if (stores >= 0 && loads >= 0) kernel->spill_bytes = stores + loads;
+    kernel->static_shared = number_before(used, end, " bytes smem");
+    if (kernel->static_shared < 0 && kernel->registers >= 0) kernel->static_shared = 0; /* said only if any */
+}
+
+static rf_status compile(const rf__kernel_source *kernel, const rf__source *source,
+                         const option_list *options, rf__cache_entry *entry) {
+    rf__nvrtc_output output;
+    const rf__nvrtc_input input = {.name = kernel->file,
+                                   .source = source->text,
+                                   .headers = (const char *const *)source->headers,
+                                   .header_names = (const char *const *)source->header_names,
+                                   .n_headers = source->n_headers,
+                                   .options = options->options,
+                                   .n_options = options->count};
+    const rf_status status = rf__nvrtc_compile(&input, &output);
+    if (status != RF_OK) return status;
+    report_read(output.log, kernel->entry, entry);
+    entry->cubin = output.cubin;
+    entry->cubin_bytes = output.cubin_bytes;
+    output.cubin = NULL; /* the entry's now */
+    rf__nvrtc_output_free(&output);
+    return RF_OK;
+}
+
+static rf_status fail_forbidden(const rf__kernel_source *kernel, const char *arch, const char *defines) {
+    char folder[RF__PATH_BYTES], reason[RF__CACHE_REASON_BYTES];
+    const bool has = rf__cache_folder(folder), refused = has && !rf__cache_folder_trusted(folder, reason);
+    return rf__fail(
+        RF_ERR_UNSUPPORTED,
+        "the GPU kernel %s of %s for %s is not in the cache (%s%s%s), and RECFUSE_JIT=off forbids to "
+        "compile it; fill that folder with `recfuse compile --arch %s` and the plan in use, or "
+        "unset RECFUSE_JIT. Its options: %s",
+        kernel->entry, kernel->file, arch, has ? folder : "there is none: no RECFUSE_CACHE_DIR and no HOME",
+        refused ? ", which is not used: " : "", refused ? reason : "", arch, defines);
+}
+
+rf_status rf__jit_compile(const rf__kernel_source *kernel, const rf__kernel_options *options,
+                          const char *arch, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info) {
+    const double start = seconds_now();
+    const bool allowed = rf__jit_allowed();
+    rf_status status = RF_OK, found = RF_ERR_UNSUPPORTED;
+    rf__source source = {0};
+    option_list list;
+    rf__cache_key key = {0};
+    rf__cache_entry entry = {0};
+    const rf__nvrtc_place *place = NULL;
+    char compiler[32], path[RF__PATH_BYTES] = "";
+    bool cached = false;
+    RF_TRY(options_set(&list, kernel->file, arch, options->defines));
+    RF_TRY(rf__source_read(kernel->file, &source));
+    RF_TRY(key_new(kernel, &source, &list, &key));
+    if (allowed) found = rf__nvrtc_find(&place);
+    if (found == RF_OK)
+        snprintf(compiler, sizeof compiler, "nvrtc%d.%d", (int)place->major, (int)place->minor);
+    /* Without a compiler of its own, a machine takes what any has made. */
+    cached = rf__cache_read(&key, found == RF_OK ? compiler : NULL, &entry, path);
+    if (!cached) {
+        if (!allowed) {
+            status = fail_forbidden(kernel, arch, options->defines);
+            goto out;
+        }
+        RF_TRY(found);
+        RF_TRY(compile(kernel, &source, &list, &entry));
+        (void)rf__cache_write(&key, compiler, &entry, path);
+    }
+    if (info != NULL) {
+        *info = (rf_kernel_info){.registers = entry.registers,
+                                 .spill_bytes = entry.spill_bytes,
+                                 .stack_bytes = entry.stack_bytes,
+                                 .shared_bytes = entry.static_shared,
+                                 .cubin_bytes = entry.cubin_bytes,
+                                 .cached = cached};
+        if (strlen(path) < sizeof info->path) memcpy(info->path, path, strlen(path) + 1);
+        info->seconds = seconds_now() - start;
+    }
+    if (cubin != NULL) {
+        *cubin = entry.cubin;
+        *cubin_bytes = entry.cubin_bytes;
+        entry.cubin = NULL; /* the caller's now */
+    }
+out:
+    free(entry.cubin);
+    free((char *)key.text);
+    rf__source_free(&source);
+    return status;
+}
+
+rf_status rf__jit_compile_each(const rf__kernel_source *source, const void *keys, size_t key_size, int32_t n,
+                               rf__kernel_describe describe, const char *arch) {
+    rf_status status = RF_OK;
+    for (int32_t i = 0; i < n; i++) {
+        rf__kernel_options options;
+        RF_TRY(describe((const char *)keys + (size_t)i * key_size, NULL, &options));
+        RF_TRY(rf__jit_compile(source, &options, arch, NULL, NULL, NULL));
+    }
+out:
+    return status;
+}
+
+const char *rf__kernel_integer(int32_t int_type) { return int_type == RF_INT64 ? "rf_i64" : "int"; }

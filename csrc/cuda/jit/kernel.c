@@ -1,0 +1,183 @@
+/* The kernels that are loaded: one table for the process, read without a lock. */
+#define _GNU_SOURCE /* strdup */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/jit/jit.h"
+
+enum { BUCKETS = 1024 };
+
+/* One kernel of one device. What identifies it never changes, and it is never removed. */
+typedef struct loaded {
+    struct loaded *next; /* in its bucket; set before the entry can be seen */
+    const rf__cuda_device *device;
+    const rf__kernel_source *source;
+    atomic_bool ready; /* then `kernel` is set for ever */
+    rf__kernel kernel;
+    /* Under the lock, while it is not ready: */
+    bool in_work;       /* a thread makes it */
+    uint32_t failures;  /* that threads had; those who waited share the last one */
+    rf_status status;   /* of the last */
+    char *message;      /* of the last; NULL where there was no memory for it */
+    size_t key_bytes;
+    unsigned char key[];
+} loaded;
+
+static _Atomic(loaded *) buckets[BUCKETS]; /* atomic; lists that grow at their heads, under the lock */
+
+/* The lock of making kernels. A fork does not wait for it: children of a process with a device have no CUDA
+ * and do not come here. */
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t made = PTHREAD_COND_INITIALIZER; /* used under the lock */
+
+static uint64_t hash_word(uint64_t hash, uint64_t word) {
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+    return hash ^ (hash >> 32);
+}
+
+/* Of a long key its size and its head are enough: those with one head share a bucket, and are compared. */
+static _Atomic(loaded *) *bucket_of(const rf__cuda_device *device, const rf__kernel_source *source,
+                                    const void *key, size_t key_bytes) {
+    enum { HEAD_BYTES = 256 };
+    const unsigned char *from = key;
+    uint64_t hash = hash_word((uint64_t)(uintptr_t)device + key_bytes, (uint64_t)(uintptr_t)source);
+    if (key_bytes > HEAD_BYTES) key_bytes = HEAD_BYTES;
+    while (key_bytes > 0) {
+        uint64_t word = 0;
+        const size_t bytes = key_bytes < sizeof word ? key_bytes : sizeof word;
+        memcpy(&word, from, bytes);
+        hash = hash_word(hash, word);
+        from += bytes;
+        key_bytes -= bytes;
+    }
+    return &buckets[hash % BUCKETS];
+}
+
+static loaded *find(loaded *from, const rf__cuda_device *device, const rf__kernel_source *source,
+                    const void *key, size_t key_bytes) {
+    while (from != NULL && (from->device != device || from->source != source ||
+                            from->key_bytes != key_bytes || memcmp(from->key, key, key_bytes) != 0))
+        from = from->next;
+    return from;
+}
+
+/* In the device's context. The module is never unloaded once its kernel is in use. */
+static rf_status load_here(const rf__cuda_driver *driver, const char *entry, int32_t dynamic_shared,
+                           const void *cubin, rf__kernel *kernel) {
+    rf_status status = RF_OK;
+    rf__cu_module module = NULL;
+    kernel->dynamic_shared = dynamic_shared;
+    RF__CUDA_TRY(driver->cuModuleLoadData(&module, cubin));
+    RF__CUDA_TRY(driver->cuModuleGetFunction(&kernel->function, module, entry));
+#define RF__READ(field, name) \
+    RF__CUDA_TRY(driver->cuFuncGetAttribute(&kernel->field, RF__CU_FUNC_ATTRIBUTE_##name, kernel->function));
+    RF__READ(registers, NUM_REGS)
+    RF__READ(local_bytes, LOCAL_SIZE_BYTES)
+    RF__READ(static_shared, SHARED_SIZE_BYTES)
+    RF__READ(max_threads, MAX_THREADS_PER_BLOCK)
+#undef RF__READ
+    if (dynamic_shared > 0)
+        RF__CUDA_TRY(driver->cuFuncSetAttribute(
+            kernel->function, RF__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic_shared));
+out:
+    if (status != RF_OK && module != NULL) (void)driver->cuModuleUnload(module);
+    return status;
+}
+
+static rf_status load(const rf__cuda_device *device, const rf__kernel_source *source,
+                      const rf__kernel_options *options, const void *cubin, rf__kernel *kernel) {
+    const rf__cuda_driver *driver = device->driver;
+    rf_status status = rf__cuda_enter(device);
+    if (status == RF_OK) {
+        const rf__cu_capture_mode mode = rf__cuda_capture_mode(driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
+        status = load_here(driver, source->entry, options->dynamic_shared, cubin, kernel);
+        (void)rf__cuda_capture_mode(driver, mode);
+        rf__cuda_leave();
+    }
+    if (status == RF_OK) return RF_OK;
+    char reason[512];
+    snprintf(reason, sizeof reason, "%s", rf_last_error());
+    return rf__fail(status,
+                    "loading the GPU kernel %s of %s for %s with %d bytes of dynamic shared memory: %s",
+                    source->entry, source->file, device->arch, (int)options->dynamic_shared, reason);
+}
+
+static rf_status make(const rf__cuda_device *device, const rf__kernel_source *source, const void *key,
+                      rf__kernel_describe describe, rf__kernel *kernel) {
+    rf_status status = RF_OK;
+    rf__kernel_options options = {0};
+    void *cubin = NULL;
+    int64_t cubin_bytes = 0;
+    RF_TRY(describe(key, device, &options));
+    RF_TRY(rf__jit_compile(source, &options, device->arch, &cubin, &cubin_bytes, NULL));
+    RF_TRY(load(device, source, &options, cubin, kernel));
+out:
+    free(cubin);
+    return status;
+}
+
+/* A new entry at the head of its bucket; under the lock. */
+static rf_status add(_Atomic(loaded *) *bucket, const rf__cuda_device *device,
+                     const rf__kernel_source *source, const void *key, size_t key_bytes, loaded **added) {
+    loaded *entry = calloc(1, sizeof *entry + key_bytes);
+    if (entry == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for the GPU kernel %s", source->entry);
+    entry->device = device;
+    entry->source = source;
+    entry->key_bytes = key_bytes;
+    memcpy(entry->key, key, key_bytes);
+    entry->next = atomic_load_explicit(bucket, memory_order_relaxed);
+    atomic_store_explicit(bucket, entry, memory_order_release);
+    *added = entry;
+    return RF_OK;
+}
+
+/* Makes the kernel, or waits for the thread that does; under the lock, which is open meanwhile. */
+static rf_status make_or_wait(loaded *entry, rf__kernel_describe describe) {
+    const uint32_t failures = entry->failures;
+    while (entry->in_work && entry->failures == failures) pthread_cond_wait(&made, &making);
+    if (atomic_load_explicit(&entry->ready, memory_order_relaxed)) return RF_OK;
+    if (entry->failures != failures) {
+        return rf__fail(entry->status, "%s",
+                        entry->message != NULL ? entry->message : rf_status_text(entry->status));
+    }
+    entry->in_work = true;
+    pthread_mutex_unlock(&making);
+    rf__kernel kernel = {0};
+    const rf_status status = make(entry->device, entry->source, entry->key, describe, &kernel);
+    pthread_mutex_lock(&making);
+    entry->in_work = false;
+    if (status == RF_OK) {
+        entry->kernel = kernel;
+        atomic_store_explicit(&entry->ready, true, memory_order_release);
+    } else {
+        entry->failures++;
+        entry->status = status;
+        free(entry->message);
+        entry->message = strdup(rf_last_error());
+        if (entry->message == NULL) entry->status = RF_ERR_MEMORY;
+    }
+    pthread_cond_broadcast(&made);
+    return status;
+}
+
+rf_status rf__jit_kernel(const rf__cuda_device *device, const rf__kernel_source *source, const void *key,
+                         size_t key_bytes, rf__kernel_describe describe, const rf__kernel **kernel) {
+    _Atomic(loaded *) *bucket = bucket_of(device, source, key, key_bytes);
+    loaded *entry = find(atomic_load_explicit(bucket, memory_order_acquire), device, source, key, key_bytes);
+    rf_status status = RF_OK;
+    if (entry == NULL || !atomic_load_explicit(&entry->ready, memory_order_acquire)) {
+        const rf__cuda_driver *driver = NULL;
+        RF_TRY(rf__cuda_driver_get(&driver)); /* fails in a child */
+        pthread_mutex_lock(&making);
+        entry = find(atomic_load_explicit(bucket, memory_order_relaxed), device, source, key, key_bytes);
+        if (entry == NULL) status = add(bucket, device, source, key, key_bytes, &entry);
+        if (status == RF_OK) status = make_or_wait(entry, describe);
+        pthread_mutex_unlock(&making);
+    }
+    if (status == RF_OK) *kernel = &entry->kernel;
+out:
+    return status;
+}

@@ -1,0 +1,48 @@
+/* NVIDIA's run-time compiler, found and opened at run time. */
+#ifndef RECFUSE_CUDA_NVRTC_H
+#define RECFUSE_CUDA_NVRTC_H
+
+#include "cuda/driver/abi.h"
+#include "base/file.h"
+#include "base/status.h"
+
+enum { RF__NVRTC_MOST_OPTIONS = 64 };
+
+/* Where NVRTC is. Its version is that in the name of its builtins, without which it cannot compile; so a
+ * kernel in the cache is found without opening a library of 100 MB. */
+typedef struct rf__nvrtc_place {
+    char path[RF__PATH_BYTES], builtins[RF__PATH_BYTES];
+    int32_t major, minor;
+} rf__nvrtc_place;
+
+/* What is compiled. */
+typedef struct rf__nvrtc_input {
+    const char *name;           /* of the file, for messages */
+    const char *source;
+    const char *const *headers; /* [n_headers] their texts */
+    const char *const *header_names; /* [n_headers] as #include has them */
+    int32_t n_headers;
+    const char *const *options; /* [n_options] */
+    int32_t n_options;
+} rf__nvrtc_input;
+
+/* What it is compiled to. */
+typedef struct rf__nvrtc_output {
+    void *cubin; /* [cubin_bytes] */
+    int64_t cubin_bytes;
+    char *log; /* text, with a zero at its end */
+} rf__nvrtc_output;
+
+/* Finds NVRTC, in this order: where the process has it from already, the packages beside torch and beside
+ * this library, CUDA_HOME, CUDA_PATH, /usr/local/cuda, the loader's search path. RF_ERR_UNSUPPORTED: not
+ * found; the message has the places. Found once, kept for ever; not finding it is not remembered. */
+RF__SHARED rf_status rf__nvrtc_find(const rf__nvrtc_place **place);
+/* The search itself. */
+rf_status rf__nvrtc_search(rf__nvrtc_place *place);
+
+/* Compiles to a cubin. On success `output` is the caller's to free, with the function below. RF_ERR_COMPILE:
+ * it does not compile; the message has file, options and NVRTC's text. */
+rf_status rf__nvrtc_compile(const rf__nvrtc_input *input, rf__nvrtc_output *output);
+void rf__nvrtc_output_free(rf__nvrtc_output *output);
+
+#endif

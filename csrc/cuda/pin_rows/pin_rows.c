@@ -1,0 +1,121 @@
+/* rf_pin_rows_cuda and rf_unpin_all_cuda: which rows of a table leave L2 last. */
+#include "cuda/pin_rows/pin_rows.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda/jit/jit.h"
+
+static const rf__kernel_source source = {"pin_rows/pin_rows.cu", "rf_pin_rows"};
+
+typedef struct variant {
+    int32_t index_type, keep;
+} variant;
+
+/* As in pin_rows.cu. */
+typedef struct arguments {
+    const void *weight, *hot_rows;
+    int64_t rows, row_bytes, row_pitch, n_hot_rows, lines;
+    rf__cu_pointer claimed, record;
+} arguments;
+
+enum { BLOCK = 256, LINE = 128 };
+
+static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
+    (void)device;
+    const variant *made = key;
+    options->dynamic_shared = 0;
+    snprintf(options->defines, sizeof options->defines, "-DRF_INDEX=%s -DRF_KEEP=%d",
+             rf__kernel_integer(made->index_type), (int)made->keep);
+    return RF_OK;
+}
+
+/* That of the table's own calls. */
+static rf__cuda_error_place error_place(const rf__cuda_device *device, const rf_pin_rows_params *params) {
+    return rf__cuda_error_place_of(device, params->weight, (uint64_t)params->rows);
+}
+
+rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_params *params, bool keep,
+                              void *stream) {
+    rf_status status = RF_OK;
+    const rf__kernel *kernel = NULL;
+    if (params->n_hot_rows == 0 || params->row_bytes == 0) return RF_OK;
+    const variant made = {(int32_t)params->index_type, keep};
+    RF_TRY(rf__jit_kernel(device, &source, &made, sizeof made, describe, &kernel));
+    /* A row that begins inside a line reaches into one more. */
+    const bool aligned = ((uintptr_t)params->weight | (uint64_t)params->row_pitch) % LINE == 0;
+    const int64_t lines = (params->row_bytes + LINE - 1) / LINE + !aligned;
+    int64_t blocks = 0;
+    if (__builtin_mul_overflow(params->n_hot_rows, lines, &blocks) || blocks > (int64_t)INT32_MAX * BLOCK) {
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.pin_rows: %" PRId64 " rows of %" PRId64 " bytes are more than any L2 holds",
+                        params->n_hot_rows, params->row_bytes);
+    }
+    blocks = (blocks + BLOCK - 1) / BLOCK;
+    const rf__cuda_error_place errors = error_place(device, params);
+    arguments values = {.weight = params->weight,
+                        .hot_rows = params->hot_rows,
+                        .rows = params->rows,
+                        .row_bytes = params->row_bytes,
+                        .row_pitch = params->row_pitch,
+                        .n_hot_rows = params->n_hot_rows,
+                        .lines = lines,
+                        .claimed = errors.claimed,
+                        .record = errors.record_on_device};
+    void *list[] = {&values};
+    const rf__cuda_launch launch = {.function = kernel->function,
+                                    .blocks = (unsigned)blocks,
+                                    .slices = 1,
+                                    .threads = BLOCK,
+                                    .stream = stream};
+    RF_TRY(rf__cuda_launch_kernel(device, &launch, list));
+out:
+    return status;
+}
+
+rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf_cuda_stream *stream) {
+    rf_status status = RF_OK;
+    const rf__cuda_device *device = NULL;
+    rf__cuda_error_place errors;
+    int64_t bytes = 0;
+    if (params->rows < 0 || params->row_bytes < 0 || params->row_pitch < 0 || params->n_hot_rows < 0 ||
+        __builtin_mul_overflow(params->rows, params->row_pitch, &bytes) ||
+        (params->weight == NULL && params->rows > 0 && params->row_bytes > 0) ||
+        (params->hot_rows == NULL && params->n_hot_rows > 0)) {
+        return rf__fail(RF_ERR_VALUE,
+                        "recfuse.pin_rows: sizes must be 0 or more, fit int64 together, and pointers not be "
+                        "NULL; found %" PRId64 " rows of %" PRId64 " bytes, %" PRId64
+                        " bytes apart, and %" PRId64 " hot rows",
+                        params->rows, params->row_bytes, params->row_pitch, params->n_hot_rows);
+    }
+    if (params->index_type != RF_INT32 && params->index_type != RF_INT64) {
+        return rf__fail(RF_ERR_TYPE, "recfuse.pin_rows: index_type is %d; allowed are RF_INT32 and RF_INT64",
+                        (int)params->index_type);
+    }
+    RF_TRY(rf__cuda_device_get(stream->device, &device));
+    errors = error_place(device, params);
+    RF_TRY(rf__cuda_pending_error(device, &errors, stream->stream));
+    RF_TRY(rf__cuda_enter(device));
+    status = rf__pin_rows_launch(device, params, keep, stream->stream);
+    rf__cuda_leave();
+out:
+    return status;
+}
+
+rf_status rf_unpin_all_cuda(int32_t device_ordinal) {
+    rf_status status = RF_OK;
+    const rf__cuda_device *device = NULL;
+    RF_TRY(rf__cuda_device_get(device_ordinal, &device));
+    RF_TRY(rf__cuda_enter(device));
+    status = rf__cuda_status(device->driver->cuCtxResetPersistingL2Cache(), "cuCtxResetPersistingL2Cache");
+    rf__cuda_leave();
+out:
+    return status;
+}
+
+rf_status rf__pin_rows_compile(const char *arch) {
+    static const variant every[] = {{RF_INT32, 0}, {RF_INT32, 1}, {RF_INT64, 0}, {RF_INT64, 1}};
+    return rf__jit_compile_each(&source, every, sizeof every[0], sizeof every / sizeof every[0], describe,
+                                arch);
+}
