@@ -81,14 +81,14 @@ class BuildExt(build_ext):
 OPERATORS = Extension(
     "recfuse.librecfuse",
     sources("csrc/base/*.c", "csrc/cpu/**/*.c", "csrc/cuda/**/*.c", "csrc/torch/*.c"),
-    include_dirs=["include", "csrc"],
+    include_dirs=["include", "csrc", "csrc/cuda"],
     extra_compile_args=CFLAGS,
     extra_link_args=[*LDFLAGS, *LIBRARY],
 )
 TOOLS = Extension(
     "recfuse._C",
     sources("csrc/python/*.c", "csrc/tools/*.c"),
-    include_dirs=["include", "csrc", numpy.get_include()],
+    include_dirs=["include", "csrc", "csrc/cuda", numpy.get_include()],
     extra_compile_args=CFLAGS,
     extra_link_args=[*LDFLAGS, "-Wl,-rpath,$ORIGIN"],
     py_limited_api=True,

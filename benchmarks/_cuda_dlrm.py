@@ -21,7 +21,8 @@ import recfuse
 from _common import Table, check_agreement, comma_list, load_notes, milliseconds, times, write_results
 from _cuda_schemes import MIXES, mix_levels
 from _dlrm_model import DLRM, MiniBatch, Staged, largest_differences
-from recfuse import timing, traces
+from recfuse import timing
+from recfuse.data import traces
 
 LEVELS = (*traces.HOTNESS, *MIXES)
 BASELINE, COMPILED = "nn.EmbeddingBag", "nn.EmbeddingBag compiled"

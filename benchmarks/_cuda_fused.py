@@ -26,7 +26,7 @@ from _cuda_fused_models import figure_models
 from _cuda_fused_setting import Setting
 from _cuda_fused_sizes import figure_sizes
 from _cuda_fused_tuning import figure_per_feature, figure_tuning
-from recfuse import traces, workloads
+from recfuse.data import traces, workloads
 
 FIGURES: dict[str, Callable[[Setting, Ceilings], list[Figure]]] = {
     "models": lambda setting, ceilings: [figure_models(setting, ceilings)],

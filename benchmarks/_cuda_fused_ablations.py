@@ -75,7 +75,7 @@ def figure_11(setting: Setting) -> Figure:
 
 def separately(subject: ModelSubject, module: Any) -> Schedules:
     """Of each feature the schedule with the least latency when it is alone."""
-    from recfuse.tuner.fused_separate import tune_separately
+    from recfuse.tuner.collection.separate import tune_separately
 
     alike: dict[tuple[int, int], list[int]] = {}
     for feature, kind in enumerate(zip(subject.model.group_of, subject.dims, strict=True)):

@@ -17,7 +17,7 @@ from _cuda_fused_candidates import DEFAULT, ONE_WARP, TUNED, V1, V2
 from _cuda_fused_ceiling import Ceilings
 from _cuda_fused_models import as_figure, measure
 from _cuda_fused_setting import Batch, Setting, Subject, to_device
-from recfuse import traces
+from recfuse.data import traces
 
 EQUAL = (V1, V2, ONE_WARP, DEFAULT, TUNED)
 """What is compared on equal tables."""

@@ -16,9 +16,9 @@ from tqdm import tqdm
 from _cuda_fused_setting import Batch, Subject
 from _cuda_fused_timing import Run
 from recfuse import _C
-from recfuse._collection_parts import PARTS_OF_A_LOOKUP
-from recfuse._fused_schedule import KINDS
-from recfuse._plan_parts import architecture
+from recfuse.ops.fused_schedule import KINDS
+from recfuse.plan.collection_parts import PARTS_OF_A_LOOKUP
+from recfuse.plan.parts import architecture
 
 Schedules = NDArray[np.int32]  # [features, 6]; columns below
 KIND, THREADS, SPLIT, EXPECTED = 0, 1, 4, 5

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from _peers import Part
-from recfuse import workloads
+from recfuse.data import workloads
 
 # Seeds of batches, apart from those of the batches of one size and from one another.
 _TUNING_SEEDS, _TEST_SEEDS = 1_000_000, 2_000_000

@@ -19,7 +19,8 @@ from tqdm import tqdm
 
 import recfuse
 from _common import fail
-from recfuse import timing, traces
+from recfuse import timing
+from recfuse.data import traces
 
 Part = tuple[Tensor, Tensor]  # indices [bags * pooling] int64, offsets [bags + 1] int64
 Request = tuple[int, Part]  # the number of a table, and its part

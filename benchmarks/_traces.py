@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from recfuse import traces
+from recfuse.data import traces
 
 
 def read_traces(parser: argparse.ArgumentParser, path: Path) -> list[NDArray[np.int64]]:

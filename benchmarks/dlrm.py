@@ -34,7 +34,8 @@ from _common import (
 from _cuda_dlrm import LEVELS, check_levels, run
 from _dlrm_model import DLRM, MiniBatch, Staged, largest_differences
 from _traces import table_traces
-from recfuse import timing, traces
+from recfuse import timing
+from recfuse.data import traces
 
 BASELINE, CANDIDATE = "nn.EmbeddingBag", "recfuse"
 # Sums of float32 in another order; the last layer is a sigmoid.

@@ -47,7 +47,8 @@ from _common import (
 from _cuda_embedding_bag import add_cuda_arguments, check_cuda_arguments, run
 from _peers import KINDS, InThreads, Part, fbgemm_missing, fbgemm_module, rebased
 from _traces import check_rows, read_traces
-from recfuse import timing, traces
+from recfuse import timing
+from recfuse.data import traces
 
 
 @dataclass

@@ -45,7 +45,8 @@ from _common import (
 )
 from _cuda_fused import add_cuda_arguments, check_cuda_arguments, run
 from _peers import KINDS, InThreads, Part, balanced_cuts, fbgemm_missing, fbgemm_module, rebased
-from recfuse import timing, workloads
+from recfuse import timing
+from recfuse.data import workloads
 
 FAMILIES = {"torch": "nn.EmbeddingBag", "fbgemm": "FBGEMM", "threads": "FBGEMM, a thread each"}
 

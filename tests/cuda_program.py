@@ -44,7 +44,7 @@ def nvrtc_folder() -> Path | None:
 
 
 def compile_c(flags: list[str], sources: list[Path], target: Path) -> None:
-    includes = [f"-I{ROOT / name}" for name in ("include", "csrc", "tests/c/cuda")]
+    includes = [f"-I{ROOT / name}" for name in ("include", "csrc", "csrc/cuda", "tests/c/cuda")]
     command = [str(COMPILER), *WARNINGS, *includes, *flags, *map(str, sources), "-ldl", "-lm"]
     done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

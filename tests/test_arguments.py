@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import recfuse
-from recfuse import Plan, traces, workloads
+from recfuse import Plan
+from recfuse.data import traces, workloads
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, Table
 
@@ -54,7 +55,7 @@ def collection():
         (lambda: traces.hottest(TRACE, 1.5), "traces: count is a float"),
         (lambda: traces.statistics(TRACE, "x"), "traces: rows is a str"),
         (lambda: traces.statistics(TRACE, bag=1.5), "traces: bag is a float"),
-        (lambda: traces.read(None), "recfuse.traces.read: path is a NoneType"),
+        (lambda: traces.read(None), "recfuse.data.traces.read: path is a NoneType"),
         (lambda: recfuse.PinnedRows(None, rows=[1]), "PinnedRows: weight is a NoneType"),
         (lambda: recfuse.PinnedRows(WEIGHT, rows="x"), "PinnedRows: rows is a str"),
         (lambda: recfuse.PinnedRows(WEIGHT, rows=[1.5]), "PinnedRows: rows is of float64"),

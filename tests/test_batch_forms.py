@@ -14,10 +14,10 @@ import recfuse
 import test_collection_plan
 import test_plan
 from conftest import ragged
-from recfuse._batch_forms import of_list
+from recfuse.data.forms import of_list
 from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, FusedEmbeddingBagList, Table
-from recfuse.tuner import fused_problem
-from recfuse.tuner.fused_problem import FusedProblem
+from recfuse.tuner.collection import problem as fused_problem
+from recfuse.tuner.collection.problem import FusedProblem
 
 ROWS, BAGS = (20, 9, 30), 5
 FORMS = ("tuple", "tuple int32", "weighted tuple", "list", "stacked list", "weighted list", "keyed",

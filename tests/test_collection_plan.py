@@ -14,8 +14,10 @@ import torch
 import recfuse
 from conftest import at
 from recfuse import _C, CollectionPlan, Plan, cli
-from recfuse._collection_batches import expectations, jagged_batches, mean_lengths, trace_of
-from recfuse._collection_parts import (
+from recfuse.data.collection import expectations, jagged_batches, mean_lengths, trace_of
+from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, FusedEmbeddingBagList, Table
+from recfuse.ops.fused_schedule import FusedSchedule
+from recfuse.plan.collection_parts import (
     CallForm,
     FeatureTable,
     Occupancy,
@@ -25,9 +27,7 @@ from recfuse._collection_parts import (
     schedule_text,
     tables_of,
 )
-from recfuse._fused_schedule import FusedSchedule
-from recfuse._plan_parts import Decision, describe_device
-from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, FusedEmbeddingBagList, Table
+from recfuse.plan.parts import Decision, describe_device
 from test_plan import plan_for as table_plan_for
 
 POOL = "kind=pool threads=16 distance=4 station=register split=1"

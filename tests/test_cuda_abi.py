@@ -1,4 +1,4 @@
-"""The hand-declared prototypes, structs and numbers of csrc/cuda/abi.h against CUDA's own headers.
+"""The hand-declared prototypes, structs and numbers of csrc/cuda/driver/abi.h against CUDA's own headers.
 
 cuda.h comes with a toolkit (CUDA_HOME, CUDA_PATH, /usr/local/cuda*) or a wheel, nvrtc.h with either too.
 """
@@ -19,7 +19,7 @@ from cuda_program import nvrtc_folder
 from test_c_api import COMPILER
 
 ROOT = Path(__file__).resolve().parents[1]
-ABI = ROOT / "csrc" / "cuda" / "abi.h"
+ABI = ROOT / "csrc" / "cuda" / "driver" / "abi.h"
 
 # The types of abi.h by their names in CUDA's headers.
 CUDA_TYPES = """
@@ -142,7 +142,7 @@ def test_the_lists_are_read_whole() -> None:
 
 
 def test_every_function_is_called() -> None:
-    text = "\n".join(path.read_text() for path in ABI.parent.glob("*.c"))
+    text = "\n".join(path.read_text() for path in ABI.parent.parent.rglob("*.c"))
     called = set(re.findall(r"(?:->|functions\.)((?:cu|nvrtc)[A-Z]\w*)\(", text))
     assert called == CUDA_NAMES | NVRTC_NAMES
 

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import recfuse
-from recfuse._batch_forms import _gathered, _moved_on_gpu
+from recfuse.data.forms import _gathered, _moved_on_gpu
 from recfuse.nn import FusedEmbeddingBagCollection
 from recfuse.ops import _renormalise
 

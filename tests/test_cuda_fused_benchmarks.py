@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import recfuse
-from recfuse import _C, timing, workloads
+from recfuse import _C, timing
+from recfuse.data import workloads
 from test_cuda_benchmarks import compiler_log
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import recfuse
-import recfuse.workloads
+import recfuse.data.workloads
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 TINY_DLRM = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import recfuse  # noqa: F401  (loads the operators)
-from recfuse import _backward
+from recfuse.ops import gradients
 from reference import DTYPES, Feature
 from test_fused_backward import Groups
 
@@ -41,25 +41,25 @@ def both(problem, grad, indices, offsets, factors, ends=None, kept=None):
     winners = problem.winners(c_indices, c_offsets)
     found = winners
     if winners is not None:
-        found = _backward.winners(problem.weights, problem.rows, indices, offsets, problem.output_dim)
+        found = gradients.winners(problem.weights, problem.rows, indices, offsets, problem.output_dim)
         assert torch.equal(found, winners)
     for group, weight in enumerate(problem.weights):
         rest = group, *weight.shape, DTYPES.index(weight.dtype)
         close = {"rtol": TOLERANCE[weight.dtype], "atol": TOLERANCE[weight.dtype]}
-        ours = _backward.weight_grad(grad, problem.rows, indices, offsets, *rest, factors, found)
+        ours = gradients.weight_grad(grad, problem.rows, indices, offsets, *rest, factors, found)
         theirs = _ops.fused_embedding_bag_backward(
             grad, problem.rows, c_indices, c_offsets, *rest, c_factors, winners
         )
         torch.testing.assert_close(ours, theirs, **close)
         if winners is None:
-            ours = _backward.sparse_weight_grad(grad, problem.rows, indices, offsets, *rest, factors, None)
+            ours = gradients.sparse_weight_grad(grad, problem.rows, indices, offsets, *rest, factors, None)
             theirs = _ops.fused_embedding_bag_sparse_backward(
                 grad, problem.rows, c_indices, c_offsets, *rest, c_factors, None
             )
             assert torch.equal(ours[0], theirs[0])
             torch.testing.assert_close(ours[1], theirs[1], **close)
     if factors is not None:
-        ours = _backward.sample_weights_grad(grad, problem.weights, problem.rows, indices, offsets)
+        ours = gradients.sample_weights_grad(grad, problem.weights, problem.rows, indices, offsets)
         theirs = _ops.fused_embedding_bag_sample_weights_backward(
             grad, problem.weights, problem.rows, c_indices, c_offsets
         )
@@ -70,7 +70,7 @@ def both(problem, grad, indices, offsets, factors, ends=None, kept=None):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", GRADIENTS)
 def test_they_agree(kind, dtype, monkeypatch):
-    monkeypatch.setattr(_backward, "_CHUNK", 7)
+    monkeypatch.setattr(gradients, "_CHUNK", 7)
     problem = problem_of(kind, dtype)
     for bags, integer in ((1, torch.int64), (6, torch.int32)):
         both(problem, *given_of(problem, kind, bags, integer))
@@ -100,9 +100,9 @@ def test_nothing(lookups):
 
 def test_a_mean_of_more_lookups_than_float16_has():
     count = 70_000
-    features, offsets = torch.tensor([[0, 0, count, 4, _backward.MEAN, -1, 0]]), torch.tensor([0, count])
+    features, offsets = torch.tensor([[0, 0, count, 4, gradients.MEAN, -1, 0]]), torch.tensor([0, count])
     grad = torch.full((1, 4), 8.0, dtype=torch.float16)
-    found = _backward.weight_grad(
+    found = gradients.weight_grad(
         grad, features, torch.arange(count), offsets, 0, count, 4, DTYPES.index(grad.dtype), None, None
     )
     torch.testing.assert_close(found, torch.full((count, 4), 8 / count, dtype=torch.float16))
@@ -149,22 +149,22 @@ def test_any_contents_have_a_finite_gradient(rows):
         indices, offsets = torch.randint(-4, rows + 5, (11,)), torch.randint(-4, 16, (5,))
         weight, grad = torch.randn(rows, 3), torch.randn(4, 3)
         bad = (indices < 0) | (indices >= rows)
-        for pooling in (_backward.SUM, _backward.MEAN, _backward.MAX):
+        for pooling in (gradients.SUM, gradients.MEAN, gradients.MAX):
             features = torch.tensor([[0, 0, rows, 3, pooling, -1, 0]])
             call = features, indices, offsets
-            winners = _backward.winners([weight], *call, 3)
+            winners = gradients.winners([weight], *call, 3)
             assert ((winners >= -1) & (winners < max(rows, 1))).all()
-            assert _backward.weight_grad(grad, *call, 0, rows, 3, 0, None, winners).isfinite().all()
-            found = _backward.sparse_weight_grad(grad, *call, 0, rows, 3, 0, None, None)[0]
+            assert gradients.weight_grad(grad, *call, 0, rows, 3, 0, None, winners).isfinite().all()
+            found = gradients.sparse_weight_grad(grad, *call, 0, rows, 3, 0, None, None)[0]
             assert len(found) <= int((~bad).sum())
-        features[0, 4] = _backward.SUM
-        assert not _backward.sample_weights_grad(grad, [weight], features, indices, offsets)[bad].any()
+        features[0, 4] = gradients.SUM
+        assert not gradients.sample_weights_grad(grad, [weight], features, indices, offsets)[bad].any()
 
 
 def test_a_bad_lookup_adds_no_nan():
     features, grad = torch.tensor([[0, 0, 3, 1, 0, -1, 0]]), torch.tensor([[1.0], [torch.nan]])
     call = features, torch.tensor([2, 0, 7]), torch.tensor([0, 2, 3])
-    assert _backward.weight_grad(grad, *call, 0, 3, 1, 0, None, None).tolist() == [[1.0], [0.0], [1.0]]
+    assert gradients.weight_grad(grad, *call, 0, 3, 1, 0, None, None).tolist() == [[1.0], [0.0], [1.0]]
 
 
 def test_by_frequency():
@@ -172,6 +172,6 @@ def test_by_frequency():
     grad, indices, offsets, _ = given_of(problem, "shared")
     for group, weight in enumerate(problem.weights):
         rest = problem.rows, indices, offsets, group, *weight.shape, 0, None, None, True
-        ours = _backward.sparse_weight_grad(grad, *rest)
+        ours = gradients.sparse_weight_grad(grad, *rest)
         theirs = _ops.fused_embedding_bag_sparse_backward(grad, *rest)
         assert torch.equal(ours[0], theirs[0])

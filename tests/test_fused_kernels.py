@@ -17,7 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from cuda_program import Program
-from recfuse import _C, workloads
+from recfuse import _C
+from recfuse.data import workloads
 from test_fused_staged_map import features_of
 from test_kernels import (
     ARCHS,
@@ -343,7 +344,10 @@ def test_every_variant_that_a_batch_may_ask_for_is_compiled(
     compile_call(schedules=staged)
     entries = cached(tmp_path, "fused_embedding_bag/staged/staged.cu")
     assert sorted(entry.count(b"-DRF_EXACT=1\0") for entry in entries) == [0, 1]
-    assert {b"-DRF_BESIDE=1\0" in entry for entry in cached(tmp_path, "fused_embedding_bag/fused_embedding_bag.cu")} == {
+    assert {
+        b"-DRF_BESIDE=1\0" in entry
+        for entry in cached(tmp_path, "fused_embedding_bag/fused_embedding_bag.cu")
+    } == {
         False,
         True,
     }

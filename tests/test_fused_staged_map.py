@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recfuse import _C, workloads
+from recfuse import _C
+from recfuse.data import workloads
 from recfuse.nn.mapping import rows_before_lists
 from test_fused_map import ADDRESS, MEAN, SUM, Task, parts
 

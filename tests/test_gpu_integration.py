@@ -18,7 +18,8 @@ import gpu
 import recfuse
 from conftest import ragged
 from library_cases import OPS
-from recfuse import PinnedRows, traces
+from recfuse import PinnedRows
+from recfuse.data import traces
 from recfuse.nn import EmbeddingBag
 from test_compile import compare, embedding_bag_samples, with_gradients
 from test_swap import DLRM_Net, batch_of, train

@@ -256,7 +256,16 @@ def standalone(source: str, arch: str, defines: dict[str, str], folder: Path) ->
     if compiler is None:
         pytest.skip("no nvcc here (PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda*)")
     options = [f"-D{name}={value}" for name, value in defines.items()]
-    command = [compiler, "-cubin", f"-arch={arch}", "-std=c++17", f"-I{KERNELS}", "-Werror", "all-warnings", *options]
+    command = [
+        compiler,
+        "-cubin",
+        f"-arch={arch}",
+        "-std=c++17",
+        f"-I{KERNELS}",
+        "-Werror",
+        "all-warnings",
+        *options,
+    ]
     done = subprocess.run(
         [*command, "-Xptxas", "-v", str(KERNELS / source), "-o", str(folder / "out.cubin")],
         capture_output=True, text=True, timeout=120,

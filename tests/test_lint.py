@@ -25,13 +25,14 @@ COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 CPP_COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 NM = shutil.which("nm")
 
-# Which rooms the files of a room may include: include <- base <- cpu, driver <- jit <- tune <- a family <- torch,
-# python. A room is a folder of csrc, or of csrc/cuda; a family's folders are one room.
-BELOW = {"include", "base"}
+# Which rooms the files of a room may include: include <- base <- cpu, driver <- jit <- tune <- a family
+# <- torch, python. A room is a folder of csrc, or of csrc/cuda; a family's folders are one room.
+BELOW = {"include", "base", "device"}  # device: here the headers that host C and kernels both read
 FAMILIES = {"embedding_bag", "bag_lookups", "pin_rows", "fused_embedding_bag"}
 MAY_INCLUDE = {
     "include": set(),
-    "base": BELOW,
+    "base": {"include", "base"},
+    "device": {"device"},
     "tools": BELOW | {"tools"},
     "cpu": BELOW | {"cpu"},
     "driver": BELOW | {"driver"},
@@ -113,7 +114,9 @@ def test_no_cpp_files() -> None:
 
 @pytest.mark.parametrize("path", C_FILES, ids=name)
 def test_libraries_neither_print_nor_exit(path: Path) -> None:
-    assert FORBIDDEN_CALL.findall(code_of(path)) == [], "a library returns a status instead (csrc/base/status.h)"
+    assert FORBIDDEN_CALL.findall(code_of(path)) == [], (
+        "a library returns a status instead (csrc/base/status.h)"
+    )
 
 
 @pytest.mark.parametrize("path", C_FILES, ids=name)
@@ -123,10 +126,17 @@ def test_includes_point_one_way(path: Path) -> None:
         if bracket == "<":
             owner = included.split("/")[0].lower()
             assert owner not in {"torch", "aten", "c10"}, f"{included}: declare it in csrc/torch/abi.h"
-            assert not owner.startswith(("cuda", "nvrtc")), f"{included}: declare it in csrc/cuda/driver/abi.h"
+            assert not owner.startswith(("cuda", "nvrtc")), (
+                f"{included}: declare it in csrc/cuda/driver/abi.h"
+            )
             assert owner not in {"python.h", "numpy"} or room == "python", f"{included} in {room}"
             continue
-        places = [path.parent / included, ROOT / "include" / included, ROOT / "csrc" / included]
+        places = [
+            path.parent / included,
+            ROOT / "include" / included,
+            ROOT / "csrc" / included,
+            ROOT / "csrc" / "cuda" / included,
+        ]
         found = next((place.resolve() for place in places if place.exists()), None)
         assert found is not None, f"{included} is not in the project"
         assert room_of(found) in MAY_INCLUDE[room], f"{room} may not include {name(found)}"
@@ -249,6 +259,7 @@ def compile_alone(command: list[str], path: Path) -> None:
         "-fsyntax-only",
         f"-I{ROOT}/include",
         f"-I{ROOT}/csrc",
+        f"-I{ROOT}/csrc/cuda",
     ]
     source = f'#include "{path}"\nstatic const int used = 0;\nint main(void) {{ return used; }}\n'
     done = subprocess.run([*command, *flags, "-"], input=source, capture_output=True, text=True)

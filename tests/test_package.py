@@ -46,6 +46,8 @@ def test_wheel_is_for_every_python_from_3_10(wheel: Path) -> None:
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     expected = {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.rglob("*.py")}
     expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("kernels/**/*.cu*")}
+    expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("kernels/**/args.h")}
+    expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("kernels/device/*.h")}
     expected |= {"recfuse/py.typed", "recfuse/librecfuse.so", "recfuse/_C.abi3.so"}
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == expected
@@ -162,9 +164,9 @@ def test_tools_are_imported_at_first_use() -> None:
         tools = ("cli", "info", "timing", "traces", "workloads")
         assert not [name for name in tools if f"recfuse.{name}" in sys.modules]
         assert set(tools) <= set(dir(recfuse))
-        assert recfuse.traces is sys.modules["recfuse.traces"]
-        import recfuse.swap
-        from recfuse.swap import swap
+        assert recfuse.traces is sys.modules["recfuse.data.traces"]
+        import recfuse.passes.swap
+        from recfuse.passes.swap import swap
         assert recfuse.swap is swap
     """
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import recfuse
-from recfuse import PinnedRows, pinning, traces
-from recfuse.nn import EmbeddingBag
+from recfuse import PinnedRows
+from recfuse.data import traces
+from recfuse.nn import EmbeddingBag, pinning
 
 TRACE = [3, 3, 3, 7, 7, 1, 9]
 

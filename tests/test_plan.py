@@ -8,9 +8,9 @@ import torch
 import recfuse
 from conftest import at
 from recfuse import Plan
-from recfuse._batches import batches_of, hotness
-from recfuse._plan_parts import Decision, Pinned, Table, describe_device
+from recfuse.data.table import batches_of, hotness
 from recfuse.nn import EmbeddingBag
+from recfuse.plan.parts import Decision, Pinned, Table, describe_device
 
 
 def batches(rows=100, number=3, seed=0, hot=0):

@@ -21,12 +21,19 @@ pytestmark = pytest.mark.skipif(
 
 INTEGERS = ("int", "rf_i64")
 VARIANTS = [
-    *(("pin_rows/pin_rows.cu", f"-DRF_INDEX={index} -DRF_KEEP={keep}") for index in INTEGERS for keep in (0, 1)),
+    *(
+        ("pin_rows/pin_rows.cu", f"-DRF_INDEX={index} -DRF_KEEP={keep}")
+        for index in INTEGERS
+        for keep in (0, 1)
+    ),
     *(
         ("bag_lookups/bag_lookups.cu", f"-DRF_INDEX={index} -DRF_OFFSET={offset}")
         for index, offset in itertools.product(INTEGERS, INTEGERS)
     ),
-    *(("fused_embedding_bag/partition/map.cu", f"-DRF_OFFSET={offset} -DRF_BLOCK=1024") for offset in INTEGERS),
+    *(
+        ("fused_embedding_bag/partition/map.cu", f"-DRF_OFFSET={offset} -DRF_BLOCK=1024")
+        for offset in INTEGERS
+    ),
 ]
 
 
@@ -35,9 +42,11 @@ def compile_log(file: str, arch: str, defines: str) -> str:
     ctypes.CDLL(NVRTC["builtins"], ctypes.RTLD_GLOBAL)
     nvrtc = ctypes.CDLL(NVRTC["nvrtc"])
     program = ctypes.c_void_p()
-    headers = sorted(KERNELS.rglob("*.cuh"))
+    headers = sorted([*KERNELS.rglob("*.cuh"), *KERNELS.rglob("args.h"), *KERNELS.glob("device/*.h")])
     texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers))
-    names = (ctypes.c_char_p * len(headers))(*(header.relative_to(KERNELS).as_posix().encode() for header in headers))
+    names = (ctypes.c_char_p * len(headers))(
+        *(header.relative_to(KERNELS).as_posix().encode() for header in headers)
+    )
     text = (KERNELS / file).read_bytes()
     made = ctypes.byref(program), text, file.encode(), len(headers), texts, names
     assert nvrtcs(nvrtc.nvrtcCreateProgram, *made) == 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import recfuse
-from recfuse import _autograd
+from recfuse.ops import autograd
 
 
 def sparse_call(weight):
@@ -19,14 +19,14 @@ def sparse_call(weight):
 @pytest.fixture
 def made_values(monkeypatch):
     """Where the values of sparse gradients were written."""
-    places, operator = [], _autograd._sparse_weight_grad
+    places, operator = [], autograd._sparse_weight_grad
 
     def watched(*arguments):
         rows, values = operator(*arguments)
         places.append(values.data_ptr())
         return rows, values
 
-    monkeypatch.setattr(_autograd, "_sparse_weight_grad", watched)
+    monkeypatch.setattr(autograd, "_sparse_weight_grad", watched)
     return places
 
 

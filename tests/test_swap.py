@@ -356,7 +356,7 @@ def test_gradient_hooks_and_other_parameters_are_not_lost():
 
 def test_huge_pages_are_asked_for_once_a_matrix(monkeypatch):
     asked = []
-    for module in ("recfuse.swap", "recfuse.nn.packed.module"):
+    for module in ("recfuse.passes.swap", "recfuse.nn.packed.module"):
         monkeypatch.setattr(sys.modules[module], "advise_huge_pages", lambda data: asked.append(data.numel()))
     model = DLRM_Net()
     model.single = nn.EmbeddingBag(11, 8)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from recfuse import _C, traces
+from recfuse import _C
+from recfuse.data import traces
 
 # The production traces: what the paper says of each level and what its files hold, with how far a
 # synthetic trace may be off: 10 %, and half a unit of the last published digit.

@@ -12,14 +12,15 @@ import pytest
 import torch
 
 import recfuse
-from recfuse import _C, traces
-from recfuse._batches import hotness
-from recfuse._schedule import Schedule
+from recfuse import _C
+from recfuse.data import traces
+from recfuse.data.table import hotness
 from recfuse.nn import EmbeddingBag
-from recfuse.tuner import candidates, cpu, gpu, measure, steps
+from recfuse.ops.schedule import Schedule
 from recfuse.tuner.compile import compile_all
-from recfuse.tuner.measure import race
-from recfuse.tuner.problem import Problem, alignment, power_of_two
+from recfuse.tuner.table import candidates, cpu, gpu, measure, steps
+from recfuse.tuner.table.measure import race
+from recfuse.tuner.table.problem import Problem, alignment, power_of_two
 
 DEFAULTS = Schedule("register", 8, 64, 512, 32, 1, 128)
 

@@ -14,14 +14,15 @@ import torch
 
 import recfuse
 from recfuse import _C
-from recfuse._collection_parts import schedule_text
 from recfuse.nn import FusedEmbeddingBagCollection, Table
-from recfuse.tuner import fused, fused_local, fused_problem, fused_separate
-from recfuse.tuner.fused_candidates import _LONGEST_SLOT, classes_of, mixtures, units_of
-from recfuse.tuner.fused_problem import FusedBench, FusedProblem
+from recfuse.plan.collection_parts import schedule_text
+from recfuse.tuner.collection import local_stage, search, separate
+from recfuse.tuner.collection import problem as fused_problem
+from recfuse.tuner.collection.candidates import _LONGEST_SLOT, classes_of, mixtures, units_of
+from recfuse.tuner.collection.problem import FusedBench, FusedProblem
 
 POOL, COLUMNS, STAGED = 1, 2, 3
-WARPS = fused._WARPS
+WARPS = search._WARPS
 BEST_WARPS = 28  # with more and fewer to be tried
 
 
@@ -139,8 +140,8 @@ def device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
     monkeypatch.setattr(fused_problem, "_check_kernel", lambda packed: None)
     monkeypatch.setattr(fused_problem, "size_of", lambda device: (132, True))
-    monkeypatch.setattr(fused, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(fused_separate, "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(search, "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(separate, "architecture", lambda device: "sm_90a")
     return fake
 
 
@@ -349,7 +350,7 @@ def test_a_default_that_does_not_compile_is_the_users_to_see(device, collection)
 
 def test_a_gain_of_less_than_a_percent_is_not_taken(device, collection, monkeypatch):
     monkeypatch.setattr(FakeGPU, "cost", lambda self, call, feature, row, lookups: float(lookups))
-    monkeypatch.setattr(fused, "_WARPS", (32,))
+    monkeypatch.setattr(search, "_WARPS", (32,))
     plan = tune(collection)
     assert plan.schedules == [""] and plan.warps == 0 and plan.speedup == 1.0
 
@@ -364,7 +365,7 @@ def test_a_launch_is_refined_by_what_helps_it_whole(device, collection, monkeypa
         return np.where(sets[:, :, 2] == 1, 0.5, 1.0) * found if timed else found
 
     monkeypatch.setattr(_C, "fused_embedding_bag_measure", misled)
-    monkeypatch.setattr(fused_local, "_RANKED", 40)
+    monkeypatch.setattr(local_stage, "_RANKED", 40)
     plan = tune(collection)
     tried = [one for one in plan.decisions if one.step.startswith("refine")]
     assert any(one.kept for one in tried) and any("as the best so far" in one.why for one in tried)
@@ -373,7 +374,7 @@ def test_a_launch_is_refined_by_what_helps_it_whole(device, collection, monkeypa
 
 
 def test_a_kernel_has_no_more_schedules_than_it_can(device, collection, monkeypatch):
-    monkeypatch.setattr(fused_local, "_MOST_CHOSEN", 2)
+    monkeypatch.setattr(local_stage, "_MOST_CHOSEN", 2)
     plan = tune(collection)
     assert any("a kernel has at most 2" in one.why for one in plan.decisions)
     assert plan.speedup > 1.0
@@ -432,22 +433,20 @@ def test_all_candidates_are_mixed_evenly(device, collection, most):
 def test_parts_of_a_class_are_compared_by_the_default():
     nan = np.nan
     parts = [np.array([[[10.0, 8.0, nan]]]), np.array([[[20.0, nan, 12.0]]])]
-    together = fused_local._together(parts)
+    together = local_stage._together(parts)
     assert together[0, 0].tolist() == pytest.approx([15.0, 12.0, 9.0])
 
 
 def test_a_features_own_choice_must_be_worth_it():
     cost = np.array([10.0, 9.9, 9.0, np.nan])
-    assert fused_local._own_choice(cost, 1, 0.03) == 2
-    assert fused_local._own_choice(cost, 1, 0.2) == 1
-    assert fused_local._own_choice(cost, 3, 0.2) == 2
-    assert fused_local._own_choice(np.full(4, np.nan), 1, 0.2) == 0
+    assert local_stage._own_choice(cost, 1, 0.03) == 2
+    assert local_stage._own_choice(cost, 1, 0.2) == 1
+    assert local_stage._own_choice(cost, 3, 0.2) == 2
+    assert local_stage._own_choice(np.full(4, np.nan), 1, 0.2) == 0
 
 
 def test_each_feature_alone(device, collection):
-    chosen = fused_separate.tune_separately(
-        collection, calls(collection), progress=False, features=[0, 2, 13]
-    )
+    chosen = separate.tune_separately(collection, calls(collection), progress=False, features=[0, 2, 13])
     assert chosen.dtype == torch.int32 and chosen.shape == (24, 6)
     best = best_rows(device, collection)
     for feature in (0, 2):

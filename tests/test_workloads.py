@@ -7,7 +7,8 @@ import zlib
 import numpy as np
 import pytest
 
-from recfuse import _C, workloads
+from recfuse import _C
+from recfuse.data import workloads
 
 # Lookups a sample and gathered kilobytes (1,000 bytes) a sample of the published models.
 PUBLISHED = {

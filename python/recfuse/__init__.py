@@ -13,10 +13,16 @@ from typing import Any
 
 import torch
 
-_MODULES_AT_FIRST_USE = ("cli", "info", "timing", "traces", "workloads")
+_MODULES_AT_FIRST_USE = {  # and where each is
+    "cli": "recfuse.cli",
+    "info": "recfuse.info",
+    "timing": "recfuse.timing",
+    "traces": "recfuse.data.traces",
+    "workloads": "recfuse.data.workloads",
+}
 _NAMES_AT_FIRST_USE = {  # and the module of each
-    "CollectionPlan": "recfuse.collection_plan",
-    "Plan": "recfuse.plan",
+    "CollectionPlan": "recfuse.plan.collection",
+    "Plan": "recfuse.plan.table",
     "tune": "recfuse.tuner",
 }
 
@@ -65,9 +71,9 @@ def _load_library() -> str:
 __version__ = _load_library()
 
 from recfuse import nn  # noqa: E402  (the operators must be registered first)
+from recfuse.nn.pinning import PinnedRows, pin_rows, unpin  # noqa: E402
 from recfuse.ops import check, embedding_bag, fused_embedding_bag  # noqa: E402
-from recfuse.pinning import PinnedRows, pin_rows, unpin  # noqa: E402
-from recfuse.swap import SwapReport, swap, unswap  # noqa: E402
+from recfuse.passes.swap import SwapReport, swap, unswap  # noqa: E402
 
 __all__ = [
     "PinnedRows",
@@ -90,7 +96,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Imports a tool at first use."""
     if name in _MODULES_AT_FIRST_USE:
-        return importlib.import_module(f"recfuse.{name}")
+        return importlib.import_module(_MODULES_AT_FIRST_USE[name])
     if name in _NAMES_AT_FIRST_USE:
         return getattr(importlib.import_module(_NAMES_AT_FIRST_USE[name]), name)
     raise AttributeError(f"module 'recfuse' has no attribute {name!r}")

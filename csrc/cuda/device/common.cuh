@@ -1,14 +1,10 @@
 /* What all kernels share: vectors of a table's elements, their sums in float32, records of errors.
  *
- * Included by NVRTC from memory, and by nvcc and editors from this folder; needs no other header. */
+ * Included by NVRTC from memory, and by nvcc and editors from csrc/cuda (-I). */
 #ifndef RECFUSE_COMMON_CUH
 #define RECFUSE_COMMON_CUH
 
-typedef unsigned char rf_u8;
-typedef unsigned short rf_u16;
-typedef unsigned int rf_u32;
-typedef unsigned long long rf_u64;
-typedef long long rf_i64;
+#include "device/types.h"
 
 #define RF_INLINE __device__ __forceinline__
 #define RF_FULL_WARP 0xffffffffu

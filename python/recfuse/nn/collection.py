@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recfuse._batch_forms import Lookups, is_keyed, of_collection, of_keys
+from recfuse.data.forms import Lookups, is_keyed, of_collection, of_keys
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.fusable import why_not_fusable

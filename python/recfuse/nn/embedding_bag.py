@@ -11,7 +11,7 @@ from recfuse.nn.packed.memory import advise_huge_pages
 from recfuse.ops import embedding_bag
 
 if TYPE_CHECKING:
-    from recfuse.pinning import PinnedRows
+    from recfuse.nn.pinning import PinnedRows
 
 
 class EmbeddingBag(torch.nn.EmbeddingBag):

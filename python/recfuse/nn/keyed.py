@@ -12,7 +12,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recfuse._batch_forms import Lookups, of_keys, of_torchrec
+from recfuse.data.forms import Lookups, of_keys, of_torchrec
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.table import Tables

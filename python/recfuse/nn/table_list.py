@@ -8,7 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from recfuse._batch_forms import Lookups, of_list, of_tables
+from recfuse.data.forms import Lookups, of_list, of_tables
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.fusable import why_not_fusable

@@ -141,7 +141,7 @@ def _parsed(schedules: Any) -> list[list[int]]:
             f"recfuse: schedules is a {type(schedules).__name__}, must be an int32 tensor or array, or a "
             "sequence of texts, one a feature"
         )
-    from recfuse._fused_schedule import FusedSchedule
+    from recfuse.ops.fused_schedule import FusedSchedule
 
     rows = []
     for number, one in enumerate(schedules):

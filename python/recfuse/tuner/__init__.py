@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from recfuse._arguments import integer, real
-from recfuse._batches import hotness
-from recfuse._plan_parts import describe_device
+from recfuse.data.table import hotness
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.packed.module import PackedModule
-from recfuse.plan import Plan
-from recfuse.tuner.problem import Problem
+from recfuse.plan.parts import describe_device
+from recfuse.plan.table import Plan
+from recfuse.tuner.table.problem import Problem
 
 if TYPE_CHECKING:
-    from recfuse.collection_plan import CollectionPlan
+    from recfuse.plan.collection import CollectionPlan
 
 __all__ = ["tune"]
 
@@ -91,7 +91,7 @@ def tune(
     if not budget_s >= 0:
         raise ArgumentValueError(f"recfuse.tune: budget_s is {budget_s}, must be >= 0")
     if collection:
-        from recfuse.tuner.fused import tune_collection
+        from recfuse.tuner.collection.search import tune_collection
 
         if pin:
             raise ArgumentValueError("recfuse.tune: pin is True, must be None or False for a collection")
@@ -99,9 +99,9 @@ def tune(
     if resume is not None:
         raise ArgumentValueError(f"recfuse.tune: resume is {resume!r}, must be None for a single table")
     if module.weight.is_cuda:
-        from recfuse.tuner.gpu import search
+        from recfuse.tuner.table.gpu import search
     else:
-        from recfuse.tuner.cpu import search
+        from recfuse.tuner.table.cpu import search
     start = time.monotonic()
     problem = Problem.of(module, batches)
     trace = hotness(problem.batches)

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from recfuse._backward import DTYPES
-from recfuse._batch_forms import Lookups, each_batch
-from recfuse._shapes import fused_dtype
+from recfuse.data.forms import Lookups, each_batch
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.mapping import Mapper, Mapping
 from recfuse.nn.packed import state
@@ -33,6 +31,8 @@ from recfuse.nn.packed.pooling import check_mapping, has_kernel, on_gpu, pool_on
 from recfuse.nn.packed.table import Tables
 from recfuse.nn.tuning import Tuning
 from recfuse.ops import fused_embedding_bag
+from recfuse.ops.fakes import fused_dtype
+from recfuse.ops.gradients import DTYPES
 
 
 class PackedModule(torch.nn.Module):

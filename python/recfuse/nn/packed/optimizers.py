@@ -280,7 +280,7 @@ class Move:
 
 
 def plan_move(
-    optimizers: Sequence[Optimizer], weights: Sequence[Parameter], what: str = "recfuse.swap"
+    optimizers: Sequence[Optimizer], weights: Sequence[Parameter], what: str = "recfuse.passes.swap"
 ) -> Move:
     """Plans how optimizers go on with Parameters that are about to be packed; changes nothing.
 

@@ -1,0 +1,126 @@
+"""`recfuse tune` for a collection of tables: from files, or a named workload."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_FOREIGN = re.compile(r"Unsupported global: GLOBAL (\S+)")  # torch.load's words for a class it does not make
+_SIZES_SEED = 1  # of the sizes of a workload's batches; the batches themselves go by --seed
+
+
+def add_arguments(parser: argparse.ArgumentParser, which: Any) -> None:
+    """Adds what only collections take; `which` is the group of what is tuned."""
+    which.add_argument(
+        "--collection",
+        metavar="FILE",
+        help="tables of a collection, as torch.save writes a recfuse.nn.FusedEmbeddingBagCollection, a "
+        "FusedEmbeddingBagList, or a dict of [rows, dim] tensors (each of --mode), such as a state_dict",
+    )
+    which.add_argument(
+        "--workload",
+        metavar="NAME",
+        help="a published model, A to F, or a variant such as A-zipf1.0, with batches of the published sizes",
+    )
+    parser.add_argument(
+        "--resume",
+        metavar="FILE",
+        help="for a collection: where finished measurements are kept, and taken from by the next run",
+    )
+
+
+def problem_of(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:
+    """The collection and its batches, on a device."""
+    if arguments.workload:
+        return _of_workload(arguments, device)
+    if not os.path.isfile(str(arguments.batches or "")):
+        raise ValueError(
+            f"--batches is {arguments.batches!r}, must with --collection be a file that torch.save wrote: a "
+            "list of tuples (indices, offsets) or (indices, offsets, per_sample_weights), or for a "
+            "FusedEmbeddingBagList (offsets, indices) or (offsets, indices, row_weights)"
+        )
+    collection = _collection(arguments.collection, arguments.mode).to(device)
+    return collection, _load(arguments.batches, "--batches", (list, tuple))
+
+
+def _of_workload(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:
+    import torch
+
+    from recfuse import nn
+    from recfuse.data import workloads
+
+    model = workloads.model(arguments.workload, seed=arguments.seed)
+    dtype, integer = getattr(torch, arguments.dtype), getattr(torch, arguments.index)
+    tables = [
+        nn.Table(rows, dim, mode=arguments.mode, dtype=dtype)
+        for rows, dim in zip(model.rows, model.dims, strict=True)
+    ]
+    number = int(arguments.batches or 16)
+    sizes = workloads.batch_sizes(number, _SIZES_SEED)
+    if arguments.batch:
+        sizes[:] = arguments.batch
+    batches = []
+    for at, size in enumerate(sizes):
+        indices, offsets = model.batch(int(size), seed=arguments.seed + 1 + at)
+        batches.append(tuple(torch.from_numpy(one).to(device, integer) for one in (indices, offsets)))
+    return nn.FusedEmbeddingBagCollection(tables, device=device), batches
+
+
+def _collection(path: str, mode: str) -> Any:
+    """The collection that a file holds, or one of its tensors."""
+    import torch
+
+    from recfuse import nn
+
+    found = _load(path, "--collection", (torch.nn.Module, Mapping))
+    if isinstance(found, torch.nn.Module):
+        return found
+    tables = {
+        str(name): one for name, one in found.items() if isinstance(one, torch.Tensor) and one.dim() == 2
+    }
+    if not tables:
+        raise ValueError(f"--collection is {path!r}, a dict without a tensor [rows, dim]")
+    bags = [torch.nn.EmbeddingBag.from_pretrained(one, mode=mode) for one in tables.values()]
+    names = [name.replace(".", "_") for name in tables]  # a module's name has no dots
+    return nn.FusedEmbeddingBagCollection.from_embedding_bags(bags, names)
+
+
+def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
+    """What `torch.save` wrote, without running code of the file."""
+    import torch
+
+    from recfuse import nn
+    from recfuse.nn import tuning
+    from recfuse.nn.packed import layout
+    from recfuse.plan.collection import CollectionPlan
+    from recfuse.plan.collection_parts import CallForm, CollectionTrace, FeatureTable, Occupancy
+    from recfuse.plan.parts import Decision, Device
+
+    modules = nn.EmbeddingBag, nn.FusedEmbeddingBagCollection, nn.FusedEmbeddingBagList
+    plans = CollectionPlan, FeatureTable, CallForm, CollectionTrace, Occupancy, Decision, Device
+    allowed = [
+        *(dict, torch.nn.EmbeddingBag, torch.nn.ModuleDict, torch.nn.ModuleList),
+        *(*modules, tuning.Tuning, layout.Layout, layout.PackedSpec, *plans),
+    ]
+    try:
+        with torch.serialization.safe_globals(allowed):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{option} is {path!r}, which torch.load does not read: {_line(error)}") from error
+    if not isinstance(found, kinds):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"{option} is {path!r}, which holds a {type(found).__name__}, must hold a {names}")
+    return found
+
+
+def _line(error: Exception) -> str:
+    """The line of an error of torch.load that says what it is."""
+    if found := _FOREIGN.search(str(error)):
+        return f"it holds a {found[1]}, must hold tensors or collections of recfuse.nn alone"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return next((line for line in lines if "WeightsUnpickler error" in line), lines[0])

@@ -1,0 +1,141 @@
+"""`recfuse tune`: the tuner for a table that is described by its sizes and a trace, or for a collection."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+DTYPES = ("float32", "float16", "bfloat16")
+MODES = ("sum", "mean", "max")
+INTEGERS = ("int32", "int64")
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand."""
+    from recfuse.cli import collection
+    from recfuse.data.traces import HOTNESS
+
+    parser = commands.add_parser(
+        "tune",
+        help="find the best schedule for a table and a trace, or for a collection, and write a plan",
+        description="Finds, by measuring, how to run one embedding table (--trace), or a collection of them "
+        "(--collection or --workload, on a GPU), on the device at hand, and writes that to a plan: a small "
+        "JSON file for recfuse.Plan.load(FILE).apply(module) and recfuse compile --plan FILE. Prints every "
+        "decision.",
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--trace",
+        metavar="FILE|HOTNESS",
+        help="row ids as the table is read: a file (one id a line, or a .pt tuple of indices, offsets and "
+        f"lengths; .gz too), or a synthetic one: {', '.join(HOTNESS)}",
+    )
+    collection.add_arguments(parser, which)
+    parser.add_argument("--table", type=int, metavar="N", help="which table of a .pt file with several")
+    parser.add_argument("--rows", type=int, help="rows of the table (default: as the trace needs, or 500000)")
+    parser.add_argument("--dim", type=int, default=128, help="elements of a row (default: %(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--mode", choices=MODES, default="sum")
+    parser.add_argument("--index", choices=INTEGERS, default="int64", help="of lookups and offsets")
+    parser.add_argument("--batch", type=int, help="bags of a batch (default: 2048, or as the workload has)")
+    parser.add_argument("--pooling", type=int, default=150, help="lookups of a bag (default: %(default)s)")
+    parser.add_argument(
+        "--batches",
+        metavar="N|FILE",
+        help="batches cut out of the trace, or of the workload (default: 16); with --collection a file, as "
+        "torch.save writes a list of tuples (indices, offsets) or (indices, offsets, per_sample_weights), or "
+        "for a FusedEmbeddingBagList (offsets, indices) or (offsets, indices, row_weights)",
+    )
+    parser.add_argument(
+        "--budget", type=float, metavar="S", help="seconds (default: 60, for a collection 120)"
+    )
+    parser.add_argument(
+        "--pin",
+        action=argparse.BooleanOptionalAction,
+        help="try to pin hot rows in L2 (default: where the trace is skewed and larger than L2)",
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    parser.add_argument("--out", metavar="FILE", help="where the plan goes; without it, it is only printed")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tunes, prints and writes."""
+    import torch
+
+    import recfuse
+    from recfuse.cli import collection
+
+    _check_counts(arguments)
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ValueError(f"--device is {device!r}, must be cpu, cuda or cuda:N") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device is {device!r}, but torch {torch.__version__} finds no CUDA device here")
+    module, batches = (_table if arguments.trace else collection.problem_of)(arguments, device)
+    if arguments.out:  # better now than after a minute
+        _check_writable(arguments.out)
+    options = {"pin": arguments.pin, "seed": arguments.seed, "resume": arguments.resume}
+    plan = recfuse.tune(module, batches, arguments.budget, **options)
+    print(plan)
+    if arguments.out:
+        plan.save(arguments.out)
+        print(f"written to {arguments.out}", file=sys.stderr)
+    return 0
+
+
+def _check_counts(arguments: argparse.Namespace) -> None:
+    names = ["rows", "dim", "batch", "pooling"] + ["batches"] * (not arguments.collection)
+    for name in names:
+        given = getattr(arguments, name)
+        if given is not None and (not str(given).lstrip("-").isdecimal() or int(given) < 1):
+            raise ValueError(f"--{name} is {given}, must be >= 1")
+
+
+def _table(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:
+    """The table, and batches cut out of the trace."""
+    import torch
+
+    from recfuse import nn
+    from recfuse.data import traces
+
+    trace, rows = _trace(arguments)
+    batch, number = arguments.batch or 2048, int(arguments.batches or 16)
+    cuts = [traces.bags(trace, batch, arguments.pooling, at) for at in range(number)]
+    integer = getattr(torch, arguments.index)
+    batches = [
+        tuple(torch.from_numpy(one).to(device, integer) for one in (indices, offsets))
+        for indices, offsets in cuts
+    ]
+    dtype = getattr(torch, arguments.dtype)
+    return nn.EmbeddingBag(rows, arguments.dim, mode=arguments.mode, dtype=dtype, device=device), batches
+
+
+def _trace(arguments: argparse.Namespace) -> tuple[Any, int]:
+    """Row ids, and rows of the table."""
+    from recfuse.data import traces
+
+    if arguments.trace in traces.HOTNESS:
+        rows = arguments.rows or 500_000
+        return traces.generate(arguments.trace, rows=rows, seed=arguments.seed), rows
+    if not os.path.exists(arguments.trace):
+        raise ValueError(
+            f"--trace is {arguments.trace!r}, which is neither a file nor one of {', '.join(traces.HOTNESS)}"
+        )
+    trace = traces.read(arguments.trace, arguments.table)
+    needed = int(trace.max()) + 1 if len(trace) else 0
+    rows = arguments.rows or needed
+    if rows < needed:
+        raise ValueError(f"--rows is {rows}, but the trace has row {needed - 1}")
+    return trace, rows
+
+
+def _check_writable(path: str) -> None:
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise ValueError(f"--out is {path!r}, and the folder {folder!r} is missing or not writable")

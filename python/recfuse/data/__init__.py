@@ -1,0 +1,1 @@
+"""Batches and where they come from: forms of batches, traces, workloads."""

@@ -1,0 +1,128 @@
+"""Batches of lookups of a collection, and what they are like."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recfuse.data.forms import Lookups, each_batch, of_tuple
+from recfuse.errors import ArgumentValueError
+from recfuse.plan.collection_parts import (
+    ALWAYS_EMPTY,
+    PARTS_OF_A_LOOKUP,
+    CollectionTrace,
+    FeatureTable,
+)
+
+_HASHED = 1 << 16  # indices of a batch that its hash is of
+_COUNTED = 8  # batches whose different rows are counted
+
+
+class Jagged(NamedTuple):
+    """The lookups of one call."""
+
+    indices: Tensor  # [lookups] int32 or int64
+    offsets: Tensor  # [features * bags + 1] int32 or int64
+    weights: Tensor | None  # [lookups]
+    host_offsets: NDArray[np.integer]  # offsets in host memory
+    bags: int  # a feature
+
+    def lookups(self, features: int) -> NDArray[np.int64]:
+        """Of each feature."""
+        bounds = self.host_offsets[:: self.bags] if self.bags else np.zeros(features + 1)
+        return np.diff(bounds.astype(np.int64))
+
+
+def jagged_batches(
+    batches: Iterable[Any],
+    features: int,
+    device: torch.device | None = None,
+    lookups_of: Callable[[Any, str], Lookups] | None = None,
+    function: str = "recfuse",
+) -> list[Jagged]:
+    """Calls of a collection as batches, on `device` (None: where they are).
+
+    `lookups_of` is the adapter of the collection's class; None: batches are tuples (indices, offsets) or
+    (indices, offsets, per_sample_weights), feature by feature.
+
+    Raises:
+        TypeError, ValueError: something else, no batches, or offsets that do not rise.
+    """
+    found = []
+    for where, batch in each_batch(batches, function):
+        given = of_tuple(batch, features, where) if lookups_of is None else lookups_of(batch, where)
+        found.append(_jagged(given, features, device, where))
+    if not found:
+        raise ArgumentValueError(f"{function}: batches is empty, must have at least one")
+    return found
+
+
+def _jagged(given: Lookups, features: int, device: torch.device | None, where: str) -> Jagged:
+    on_host = given.offsets.detach().cpu().contiguous().numpy()
+    lookups = given.indices.numel()
+    if on_host[0] != 0 or on_host[-1] != lookups or (np.diff(on_host) < 0).any():
+        raise ArgumentValueError(
+            f"{where} has offsets from {on_host[0]} to {on_host[-1]}, must rise from 0 to the {lookups} "
+            "lookups"
+        )
+    indices, offsets, weights = (
+        None if one is None else one.detach().to(device).contiguous() for one in given
+    )
+    return Jagged(indices, offsets, weights, on_host, (on_host.size - 1) // features)
+
+
+def mean_lengths(batches: Sequence[Jagged], features: int) -> NDArray[np.float64]:
+    """Mean lookups of a bag `[features]`, over all bags of all batches."""
+    lookups = sum((batch.lookups(features) for batch in batches), np.zeros(features, np.int64))
+    return lookups / max(sum(batch.bags for batch in batches), 1)
+
+
+def expectations(lengths: NDArray[np.float64]) -> NDArray[np.int32]:
+    """Mean lookups of a bag as schedules have them: in sixteenths, at least 1, -1 where there are none."""
+    parts = np.clip(np.rint(lengths * PARTS_OF_A_LOOKUP), 1, np.iinfo(np.int32).max)
+    return np.where(lengths > 0, parts, ALWAYS_EMPTY).astype(np.int32)
+
+
+def trace_of(batches: Sequence[Jagged], tables: Sequence[FeatureTable]) -> CollectionTrace:
+    """What batches are like."""
+    chosen = batches[:: -(-len(batches) // _COUNTED)]
+    rows = torch.tensor([table.rows for table in tables])
+    row_bytes = np.array([table.row_bytes for table in tables], np.float64)
+    shares = []
+    for batch in chosen:
+        lookups = batch.lookups(len(tables))
+        if lookups.any():
+            shares.append(float(_unique(batch, lookups, rows) @ row_bytes / (lookups @ row_bytes)))
+    return CollectionTrace(
+        batches=len(batches),
+        bags=float(np.median([batch.bags for batch in batches])),
+        lookups=float(np.mean([batch.indices.numel() for batch in batches])),
+        unique_share=float(np.mean(shares)) if shares else 0.0,
+        sha256=_hash(batches),
+    )
+
+
+def _unique(batch: Jagged, lookups: NDArray[np.int64], rows: Tensor) -> NDArray[np.int64]:
+    """Different rows that a batch reads for each feature."""
+    device = batch.indices.device
+    ends = torch.cumsum(rows, 0).to(device)
+    starts = ends - rows.to(device)
+    repeats = torch.from_numpy(lookups).to(device)
+    keys = torch.unique(batch.indices + torch.repeat_interleave(starts, repeats))
+    counts = torch.bincount(torch.searchsorted(ends, keys, right=True), minlength=len(rows))
+    return counts[: len(rows)].cpu().numpy()  # a bad id may lie behind all tables
+
+
+def _hash(batches: Sequence[Jagged]) -> str:
+    digest = hashlib.sha256()
+    for batch in batches:
+        step = -(-max(batch.indices.numel(), 1) // _HASHED)
+        for one in (batch.host_offsets, batch.indices[::step].cpu().numpy()):
+            digest.update(np.ascontiguousarray(one, np.int64).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,254 @@
+"""Rows of a table kept in a GPU's L2 cache, because a trace reads them often.
+
+>>> pinned = recfuse.PinnedRows(module.weight, trace)      # the hottest rows that fit in half of L2
+>>> module.pinned = pinned                                 # refreshed before every call of the module
+
+A pinned row is brought into L2 and marked to leave it last. The mark is a preference of the hardware's, not
+a promise: other work wears it down, hence the refreshing. One L2 serves all tables of a device, so what
+pays for one table alone may not pay for fifty: measure (:func:`recfuse.tune` does, with the cost of the
+refresh inside).
+
+On the CPU nothing can be pinned: everything here then does nothing, and :attr:`PinnedRows.active` says so.
+
+Source: Jain et al., MICRO 2024, section IV-C.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recfuse._arguments import integer, real, row_ids
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, NotATensorError
+from recfuse.ops import HAS_CUDA_KERNELS, raise_translated
+
+_CACHE_LINE = 128  # bytes
+
+
+def pin_rows(weight: Tensor, rows: Any) -> None:
+    """Brings rows of a table into the L2 cache of its GPU, marked to leave it last, on the current stream.
+
+    Args:
+        weight: ``[rows, dim]`` on a CUDA device; elsewhere nothing happens.
+        rows: int32 or int64 ``[n]`` on the same device, or anything that can be copied there.
+
+    Raises: ValueError, TypeError: a bad argument. IndexError: a row outside the table, found on the GPU, so
+        raised
+            by a later call, or by :func:`recfuse.check`.
+    """
+    _check_weight("pin_rows", weight)
+    if _on_gpu(weight):
+        _call(torch.ops.recfuse.pin_rows, weight.detach(), torch.as_tensor(rows, device=weight.device))
+
+
+def unpin(weight: Tensor, rows: Any = None) -> None:
+    """Makes rows leave L2 like any others; without ``rows``, everything that is pinned on the device.
+
+    Arguments and errors are those of :func:`pin_rows`.
+    """
+    _check_weight("unpin", weight)
+    if _on_gpu(weight):
+        rows = None if rows is None else torch.as_tensor(rows, device=weight.device)
+        _call(torch.ops.recfuse.unpin, weight.detach(), rows)
+
+
+def _check_weight(function: str, weight: Any) -> None:
+    if not isinstance(weight, Tensor):
+        raise NotATensorError(
+            f"recfuse.{function}: weight is a {type(weight).__name__}, must be a torch.Tensor"
+        )
+
+
+def rows_that_fit(weight: Tensor, l2_fraction: float) -> int:
+    """How many rows of a table on a GPU fit in a share of its L2, each on cache lines of its own."""
+    row_bytes = weight.shape[1] * weight.element_size()
+    lines = max(1, -(-row_bytes // _CACHE_LINE))
+    l2_bytes = torch.cuda.get_device_properties(weight.device).L2_cache_size
+    return int(l2_fraction * l2_bytes) // (lines * _CACHE_LINE)
+
+
+class PinnedRows:
+    """The hottest rows of a table, kept in L2 by refreshing them.
+
+    Leave the block, or ``close``, and they are unpinned. A model compiled by ``torch.compile`` does not
+    refresh by itself, since its forward is no longer Python: call ``refresh`` beside it. In a CUDA graph
+    the refresh is captured with the module's call.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        trace: Any = None,
+        *,
+        statistics: Any = None,
+        rows: Any = None,
+        l2_fraction: float = 0.5,
+        every: int = 1,
+    ) -> None:
+        """Chooses the rows; the first refresh pins them.
+
+        Args: weight: ``[rows, dim]``; kept, and followed where a module's ``.to()`` moves it. trace: row
+            ids ``[lookups]``, as the table is read; the hottest rows are pinned. Or: statistics: of such a
+            trace, by :func:`recfuse.traces.statistics`. Or: rows: row ids, the most important first.
+            l2_fraction: share of L2 to fill at most. The paper's is 0.75; what is left serves everything
+            else. every: calls from one refresh by :meth:`step` to the next.
+
+        Raises:
+            ValueError: not one of trace, statistics and rows; a row outside the table; a bad number.
+        """
+        _check_weight("PinnedRows", weight)
+        if weight.dim() != 2:
+            _fail(f"weight has shape {list(weight.shape)}, must have [rows, dim]")
+        l2_fraction = real("recfuse.PinnedRows: l2_fraction", l2_fraction)
+        if not 0 < l2_fraction <= 1:
+            _fail(f"l2_fraction is {l2_fraction}, must lie in (0, 1]")
+        every = integer("recfuse.PinnedRows: every", every, 1, 2**63 - 1)
+        self.weight = weight
+        self.l2_fraction = l2_fraction
+        self.every = every
+        self._hottest = _choice(weight, trace, statistics, rows)
+        self._rows: Tensor | None = None  # those of them that fit, on the GPU
+        self._overlap = False
+        self._stream: torch.cuda.Stream | None = None
+        self._closed = False
+        self._calls_left = 0  # until the next refresh
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is pinned: not on the CPU, not after ``close``, not where no row was chosen."""
+        return not self._closed and len(self._hottest) > 0 and _on_gpu(self.weight)
+
+    @property
+    def rows(self) -> Tensor:
+        """int64 ``[n]``: the rows that are pinned, on the table's GPU; on the CPU, those that could be."""
+        device = self.weight.device
+        if self._rows is None or self._rows.device != device:
+            chosen = self._hottest
+            if _on_gpu(self.weight):
+                chosen = chosen[: rows_that_fit(self.weight, self.l2_fraction)]
+            self._rows = chosen.to(device)
+        return self._rows
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.rows)
+
+    def overlap(self, on: bool = True) -> PinnedRows:
+        """Refreshes on a stream of its own from now on, while the current stream goes on with other work."""
+        self._overlap = on
+        return self
+
+    def refresh(self, stream: torch.cuda.Stream | None = None) -> None:
+        """Pins the rows now: on ``stream``, on a stream of its own with :meth:`overlap`, else on the
+        current one.
+
+        While the current stream is being captured into a CUDA graph, on that one.
+        """
+        if not self.active:
+            return
+        rows = self.rows
+        stream = stream or self._own_stream()
+        if stream is None or torch.cuda.is_current_stream_capturing():
+            pin_rows(self.weight, rows)
+            return
+        # Waits for nothing: no value is read, and the rows' ids are long there. They must stay there, though.
+        rows.record_stream(stream)
+        with torch.cuda.stream(stream):
+            pin_rows(self.weight, rows)
+
+    def step(self) -> None:
+        """Counts a call of the table, and refreshes before the first and every ``every``-th."""
+        if self._calls_left == 0:
+            self.refresh()
+            self._calls_left = self.every
+        self._calls_left -= 1
+
+    def update(self, trace: Any = None, *, statistics: Any = None, rows: Any = None) -> None:
+        """Exchanges the rows for others, chosen as by the constructor: unpins the old ones, pins the new."""
+        chosen = _choice(self.weight, trace, statistics, rows)
+        self._release()
+        self._hottest, self._calls_left = chosen, 0
+        self.refresh()
+
+    def close(self) -> None:
+        """Unpins the rows; from now on nothing is refreshed."""
+        self._release()
+        self._closed = True
+
+    def __enter__(self) -> PinnedRows:
+        """Pins the rows."""
+        self.refresh()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Unpins them."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """What is pinned, where and how often."""
+        where = f"on {self.weight.device}" if self.active else "nothing: no GPU, no rows, or closed"
+        return f"PinnedRows({len(self):,} rows, every {self.every} calls, {where})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without what belongs to a device."""
+        return {**self.__dict__, "_rows": None, "_stream": None, "_calls_left": 0}
+
+    def _own_stream(self) -> torch.cuda.Stream | None:
+        if self._overlap and (self._stream is None or self._stream.device != self.weight.device):
+            self._stream = torch.cuda.Stream(self.weight.device)
+        return self._stream if self._overlap else None
+
+    def _release(self) -> None:
+        """Unpins the rows that were pinned, if any, behind the refreshes asked for so far."""
+        if self.active and self._rows is not None and self._rows.device == self.weight.device:
+            current = torch.cuda.current_stream(self.weight.device)
+            if self._stream is not None:
+                current.wait_stream(self._stream)
+            self._rows.record_stream(current)
+            unpin(self.weight, self._rows)
+        self._rows = None
+
+
+def _choice(weight: Tensor, trace: Any, statistics: Any, rows: Any) -> Tensor:
+    """int64 ``[n]`` on the CPU: rows of the table, the hottest first."""
+    if sum(given is not None for given in (trace, statistics, rows)) != 1:
+        _fail("exactly one of trace, statistics and rows must be given")
+    if trace is not None:
+        from recfuse.data import traces
+
+        rows = traces.hottest(row_ids("recfuse.PinnedRows: trace", trace))
+    elif statistics is not None:
+        if not hasattr(statistics, "hottest"):
+            raise ArgumentTypeError(
+                f"recfuse.PinnedRows: statistics is a {type(statistics).__name__}, must be what "
+                "recfuse.data.traces.statistics gave"
+            )
+        rows = statistics.hottest
+    chosen = torch.from_numpy(row_ids("recfuse.PinnedRows: rows", rows).astype(np.int64))
+    if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < weight.shape[0]:
+        _fail(
+            f"rows lie in [{int(chosen.min())}, {int(chosen.max())}], must lie in [0, {weight.shape[0]}), "
+            "the rows of the table"
+        )
+    return chosen
+
+
+def _on_gpu(weight: Tensor) -> bool:
+    return weight.is_cuda and HAS_CUDA_KERNELS
+
+
+def _call(operator: Any, *arguments: Any) -> None:
+    try:
+        operator(*arguments)
+    except RuntimeError as error:
+        raise_translated(error)
+
+
+def _fail(detail: str) -> None:
+    raise ArgumentValueError(f"recfuse.PinnedRows: {detail}")

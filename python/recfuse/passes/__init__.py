@@ -1,0 +1,1 @@
+"""Operators swapped into models."""

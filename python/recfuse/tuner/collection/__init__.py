@@ -1,0 +1,1 @@
+"""Tuning a collection of tables."""

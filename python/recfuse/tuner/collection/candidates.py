@@ -1,0 +1,214 @@
+"""Which schedules are worth a try for which features, and in which mixtures they are timed together.
+
+A class is the features that can run the same schedules in the same code: of one dim, dtype, pooling and
+alignment. Before anything is compiled, rules take away what cannot win at a feature's mean bag length:
+
+- pool: threads so many that the rows read at once exceed a bag's lookups, or so few that one slot gets more
+  than 24 of them (where there are more threads to be had); rows in flight beyond a slot's share of a bag, and
+  beyond what registers hold at an occupancy; blocks that share a bag of fewer than 32 rows each;
+- columns: bags of more than 4 lookups, which one lane would sum alone;
+- staged: features with fewer lookups in a batch than rows in their table, most of which were staged in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recfuse.ops.fused_schedule import KINDS
+from recfuse.plan.collection_parts import ALWAYS_EMPTY, FIELDS, PARTS_OF_A_LOOKUP
+from recfuse.tuner.collection.problem import FusedBench, FusedProblem
+from recfuse.tuner.table.problem import power_of_two
+
+_POOL, _COLUMNS, _STAGED = (KINDS.index(name) + 1 for name in ("pool", "columns", "staged"))
+_IN_REGISTERS = (0, 2)  # the default station, and that of the name
+_LONGEST_SLOT = 24  # rows of a bag for one slot: more, and single blocks outlast the others
+_LONGEST_COLUMN = 4  # lookups of a bag for one lane
+_LEAST_PART = 32  # rows of a bag for each of the blocks that share it
+_REGISTERS = 65536  # of an SM
+_REGISTERS_OF_A_KERNEL = 16  # besides rows in flight: fewer than any has, so that nothing good is left out
+_TOGETHER = 8  # neighbours that take columns at once
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureClass:
+    """Features that can run the same schedules in the same code."""
+
+    name: str
+    features: list[int]
+    candidates: NDArray[np.int32]  # [candidates, 6]; the default is the first
+    allowed: list[list[int]]  # [features]: places of candidates worth a try, the default first
+    align: int  # bytes of the widest load of a lane
+
+    def at(self, warps: int) -> list[list[int]]:
+        """`allowed`, without what registers cannot hold with so many warps an SM."""
+        fits = [_fits(row, self.align, warps) for row in self.candidates]
+        return [[place for place in own if fits[place]] for own in self.allowed]
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Candidates of a class that share a kernel, for some occupancy."""
+
+    own: FeatureClass
+    places: list[list[int]]  # [features of the class]: candidates in the order in which they are taken
+
+    @property
+    def variants(self) -> int:
+        """Different candidates."""
+        return len({place for places in self.places for place in places})
+
+
+def classes_of(problem: FusedProblem, bench: FusedBench) -> list[FeatureClass]:
+    """The classes of the features that have lookups, those with the most bytes to gather first."""
+    known: dict[tuple[object, ...], NDArray[np.int32]] = {}
+    members: dict[tuple[object, ...], list[int]] = {}
+    for feature, table in enumerate(problem.tables):
+        if problem.expected[feature] == ALWAYS_EMPTY or not table.rows * table.dim:
+            continue
+        key = (table.dim, table.dtype, table.mode, table.padded, *problem.alignment(feature))
+        if (key, table.rows) not in known:  # the rows may decide whether a table can be staged
+            known[key, table.rows] = bench.candidates(feature)
+        runnable = known[key, table.rows]
+        members.setdefault((*key, runnable.tobytes()), []).append(feature)
+    found, names = [], set()
+    for key, features in members.items():
+        name = _class_name(key)
+        while name in names:
+            name += "'"
+        names.add(name)
+        found.append(_class(problem, name, features, np.frombuffer(key[-1], np.int32), key[4]))
+    work = {one.name: _gathered(problem, one.features) for one in found}
+    return sorted(found, key=lambda one: -work[one.name])
+
+
+def _class_name(key: tuple[object, ...]) -> str:
+    dim, dtype, mode, padded, align, store, _ = key
+    extras = (f"align {align}", align != 16), (f"store {store}", store != 16), ("padded", padded)
+    return " ".join([f"{dim} {dtype} {mode}", *(text for text, there in extras if there)])
+
+
+def _gathered(problem: FusedProblem, features: Sequence[int]) -> float:
+    return float(sum(problem.expected[one] * problem.tables[one].row_bytes for one in features))
+
+
+def _class(
+    problem: FusedProblem, name: str, features: list[int], runnable: NDArray[np.int32], align: int
+) -> FeatureClass:
+    rows = runnable.reshape(-1, FIELDS).copy()
+    rows[:, -1] = 0
+    rows = np.concatenate((np.zeros((1, FIELDS), np.int32), rows[rows.any(axis=1)]))
+    lanes = min(32, power_of_two(problem.tables[features[0]].row_bytes // align))
+    kept: dict[tuple[int, bool], list[int]] = {}
+    allowed = []
+    for feature in features:
+        parts = int(problem.expected[feature])
+        reused = parts / PARTS_OF_A_LOOKUP * problem.bags >= problem.tables[feature].rows
+        if (parts, reused) not in kept:
+            length = parts / PARTS_OF_A_LOOKUP
+            kept[parts, reused] = [0, *_worth_a_try(rows, length, lanes, reused)]
+        allowed.append(kept[parts, reused])
+    return FeatureClass(name, features, rows, allowed, align)
+
+
+def _worth_a_try(rows: NDArray[np.int32], length: float, lanes: int, reused: bool) -> list[int]:
+    """Places of the candidates for a bag of `length` lookups, of rows that `lanes` threads read."""
+    longest = max(int(np.ceil(length)), 1)
+    widest = max(_slots(row, lanes) for row in rows)
+    found = []
+    for place, row in enumerate(rows):
+        kind, threads, distance, _, split, _ = (int(value) for value in row)
+        if kind == _POOL:
+            slots, parts = _slots(row, lanes), max(split, 1)
+            share = longest / (slots * parts)
+            fits = threads == 0 or slots <= max(power_of_two(longest), 1)
+            fits = fits and (share <= _LONGEST_SLOT or slots >= widest)
+            fits = fits and distance <= max(power_of_two(int(np.ceil(share))), 1)
+            fits = fits and (parts == 1 or longest / parts >= _LEAST_PART)
+        elif kind == _COLUMNS:
+            fits = length <= _LONGEST_COLUMN
+        elif kind == _STAGED:
+            fits = reused
+        else:
+            fits = False
+        if fits:
+            found.append(place)
+    return found
+
+
+def _slots(row: NDArray[np.int32], lanes: int) -> int:
+    """Rows that the threads of a bag read at once."""
+    return max(int(row[1]) // lanes, 1)
+
+
+def _fits(row: NDArray[np.int32], align: int, warps: int) -> bool:
+    """Whether registers may hold the rows in flight of a candidate."""
+    if int(row[3]) not in _IN_REGISTERS or int(row[2]) <= 2:
+        return True
+    return _REGISTERS_OF_A_KERNEL + int(row[2]) * max(align // 4, 1) <= _REGISTERS // (32 * warps)
+
+
+def units_of(classes: Sequence[FeatureClass], warps: int, most: int) -> list[list[Unit]]:
+    """Kernels for an occupancy, each with at most `most` candidates of one class or several.
+
+    All candidates of a class share a kernel where they can; else each part has the default too, by which
+    parts are compared.
+    """
+    kernels: list[list[Unit]] = []
+    for own in classes:
+        allowed = own.at(warps)
+        used = sorted({place for places in allowed for place in places} - {0})
+        step = max(most - 1, 1)
+        parts = [used[at : at + step] for at in range(0, len(used), step)]
+        for part in parts:
+            chosen = {0, *part}
+            unit = Unit(own, [[place for place in places if place in chosen] for places in allowed])
+            room = [
+                kernel
+                for kernel in kernels
+                if sum(one.variants for one in kernel) + unit.variants <= most
+                and all(one.own is not own for one in kernel)
+            ]
+            if room:
+                room[0].append(unit)
+            else:
+                kernels.append([unit])
+    return kernels
+
+
+def mixtures(
+    units: Sequence[Unit], defaults: NDArray[np.int32], seed: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Sets of schedules in which every feature takes each of its candidates, and neighbours in a class take
+    different ones: a Latin square, so that all are timed amid the same traffic.
+
+    Features of other classes have the default. A few neighbours that may take columns, which work on
+    several features at once, take the same.
+
+    Returns:
+        The sets, int32 ``[sets, features, 6]``, and which candidate a feature has, ``[sets, features]``; -1
+        for those of other classes.
+    """
+    number = max(len(places) for unit in units for places in unit.places)
+    sets = np.repeat(defaults[None], number, axis=0)
+    taken = np.full(sets.shape[:2], -1, np.int64)
+    for unit in units:
+        for feature, places, turn in zip(unit.own.features, unit.places, _turns(unit, seed), strict=True):
+            own = np.array(places)
+            taken[:, feature] = own[(np.arange(number) + turn) % len(own)]
+            sets[:, feature, :-1] = unit.own.candidates[taken[:, feature], :-1]
+    return sets, taken
+
+
+def _turns(unit: Unit, seed: int) -> NDArray[np.int64]:
+    """Which of its candidates each feature of a class begins with: the next one's is another."""
+    kinds = unit.own.candidates[:, 0]
+    turns, together = [-1], 0
+    for places in unit.places:
+        tiled = bool((kinds[places] == _COLUMNS).any())
+        together = together + 1 if tiled and 0 < together < _TOGETHER else int(tiled)
+        turns.append(turns[-1] + (together <= 1))
+    return np.random.default_rng(seed).permutation(turns[-1] + 1)[turns[1:]]

@@ -1,0 +1,169 @@
+"""The global stage: whole kernels by device events, in turns: occupancies, refinement, confirmation.
+
+Source: Pan et al., RecFlex, SC 2024, section IV-A2 (the occupancy), and IV-A3 (historical batches).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from recfuse.plan.collection_parts import schedule_text
+from recfuse.tuner.collection.local_stage import Group
+from recfuse.tuner.collection.state import State
+from recfuse.tuner.compile import _hidden
+
+_TURNS, _ROUNDS = 5, 3
+_REFINE_ROUNDS = 7
+_CONFIRM_TURNS = 9
+_WORTH = 1.01  # how much faster than the defaults a plan must be
+_LEAST_GAIN = 0.002  # by which another schedule must make the whole kernel faster
+_TRIES = 12  # groups whose next candidate is tried at once
+_BATCHES = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Contestant:
+    """A schedule for every feature, and an occupancy."""
+
+    schedules: NDArray[np.int32]  # [features, 6]
+    warps: int
+
+
+def compiled(state: State, step: str, contestants: Mapping[str, Contestant]) -> dict[str, Contestant]:
+    """Those whose kernels compile; says why others are left out. Spills are told; time tells their cost."""
+    for name, one in contestants.items():
+        arguments = state.bench.compile_arguments(state.arch, one.schedules[None], one.warps, False)
+        state.compiler.submit((step, name), arguments)
+    ready = {}
+    for name, one in contestants.items():
+        result = state.compiler.result((step, name))
+        if result is None:
+            state.note(step, name, None, False, "not compiled: the budget is spent")
+        elif isinstance(result, Exception):
+            state.note(step, name, None, False, f"does not compile: {str(result).partition(chr(10))[0]}")
+        else:
+            if result["spill_bytes"] > 0:
+                why = f"spills {result['spill_bytes']} bytes with {result['registers']} registers"
+                state.note(step, name, None, True, why)
+            ready[name] = one
+    return ready
+
+
+def in_turns(
+    state: State, step: str, contestants: Mapping[str, Contestant], turns: int = _TURNS
+) -> dict[str, float]:
+    """Median microseconds a batch of each, in turns; of those that run."""
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    places = state.problem.some_batches(_BATCHES)
+    for _ in tqdm(range(turns), desc=step, disable=_hidden(state.progress), leave=False):
+        for name in list(samples):
+            one = contestants[name]
+            try:
+                times = state.bench.seconds(one.schedules[None], one.warps, _ROUNDS, places)[0]
+            except Exception as error:
+                if name == "":  # the defaults must run
+                    raise
+                del samples[name]
+                state.note(step, name, None, False, f"does not run: {str(error).partition(chr(10))[0]}")
+            else:
+                samples[name].extend(float(value) * 1e6 for value in times)
+    return {name: float(np.median(times)) for name, times in samples.items()}
+
+
+def refine(state: State, best: Contestant, groups: list[Group], deadline: float) -> Contestant:
+    """Tries the next best schedules of groups of features in the whole kernel, those with most cycles first,
+    and keeps what makes it faster by more than noise, as long as there is time.
+    """
+    queue = [
+        (group, row)
+        for rank in range(max((len(group.ranked) for group in groups), default=0))
+        for group in sorted(groups, key=lambda one: -one.cycles)
+        for row in group.ranked[rank : rank + 1]
+        if (best.schedules[group.features, :-1] != row[:-1]).any()
+    ]
+    round_number = 0
+    while queue and time.monotonic() < deadline:
+        now: dict[str, tuple[Group, list[int]]] = {}
+        left = []
+        for group, row in queue:
+            if len(now) < _TRIES and all(group is not one for one, _ in now.values()):
+                now[f"{group.name}: {schedule_text(row) or 'default'}"] = group, row
+            else:
+                left.append((group, row))
+        queue = left
+        best = _try(state, f"refine {round_number}", best, now)
+        round_number += 1
+    if queue:
+        left_over = f"{len(queue)} schedules"
+        state.note("refine", left_over, None, False, "not tried: the budget is spent")
+    return best
+
+
+def _try(
+    state: State, step: str, best: Contestant, tries: Mapping[str, tuple[Group, list[int]]]
+) -> Contestant:
+    """The best of a kernel, the same with one group's schedule changed, and with all changes that help."""
+    changed = {name: _with(best, [change]) for name, change in tries.items()}
+    ready = compiled(state, step, changed)
+    us = _beside(state, best, ready)
+    helps = {name: value for name, value in us.items() if name and value < (1 - _LEAST_GAIN) * us[""]}
+    if len(helps) > 1:
+        name = f"all {len(helps)} that help"
+        together = compiled(state, f"{step} all", {name: _with(best, [tries[one] for one in helps])})
+        fastest = min(helps, key=helps.__getitem__)
+        again = _beside(state, best, {**together, fastest: ready[fastest]})
+        us |= again
+        ready |= together
+        helps = {one: again[one] for one in again if one and again[one] < (1 - _LEAST_GAIN) * again[""]}
+    winner = min(helps, key=helps.__getitem__) if helps else ""
+    for name, value in us.items():
+        if name:
+            why = f"{us[''] / value:.4f}x as fast as the best so far"
+            state.note(step, name, value, name == winner, why)
+    return ready[winner] if winner else best
+
+
+def _with(best: Contestant, changes: list[tuple[Group, list[int]]]) -> Contestant:
+    schedules = best.schedules.copy()
+    for group, row in changes:
+        schedules[group.features, :-1] = row[:-1]
+    return Contestant(schedules, best.warps)
+
+
+def _beside(state: State, best: Contestant, others: Mapping[str, Contestant]) -> dict[str, float]:
+    """Median microseconds of the best, named "", and of others with as many warps, in turns."""
+    everyone = {"": best, **others}
+    sets = np.stack([one.schedules for one in everyone.values()])
+    places = state.problem.some_batches(_BATCHES)
+    try:
+        times = np.median(state.bench.seconds(sets, best.warps, _REFINE_ROUNDS, places), axis=1) * 1e6
+    except Exception as error:  # one that fails fails them all: each is then called alone
+        state.note("refine", "", None, False, f"does not run: {str(error).partition(chr(10))[0]}")
+        return in_turns(state, "refine", everyone)
+    return dict(zip(everyone, map(float, times), strict=True))
+
+
+def confirm(state: State, best: Contestant | None) -> tuple[Contestant, float, float]:
+    """The winner against the defaults, once more: it must be worth it. The better one, its microseconds, and
+    those of the defaults.
+    """
+    defaults = Contestant(state.defaults, 0)
+    contestants = {"": defaults}
+    if best is not None:
+        contestants["plan"] = best
+    us = in_turns(state, "confirm", contestants, _CONFIRM_TURNS)
+    default_us = us[""]
+    if "plan" not in us:
+        state.note("confirm", "", default_us, True, "nothing was faster than the defaults")
+        return defaults, default_us, default_us
+    won = us["plan"] * _WORTH < default_us
+    why = f"{default_us / us['plan']:.3f}x as fast as the defaults"
+    state.note("confirm", f"plan, {best.warps} warps", us["plan"], won, why)
+    state.note("confirm", "", default_us, not won, "the defaults" + ("" if won else ": not worth a change"))
+    return (best, us["plan"], default_us) if won else (defaults, default_us, default_us)

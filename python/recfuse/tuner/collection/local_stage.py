@@ -1,0 +1,266 @@
+"""The local stage: at one occupancy, the best schedule of each feature amid the traffic of all.
+
+Clock cycles of blocks are summed for each feature and candidate, in kernels that hold all candidates of a
+class and in which its features take different ones at a time (Pan et al., RecFlex, SC 2024, section IV-A2).
+What the paper fills up with copies of one feature's work is here the other features' own.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recfuse.plan.collection_parts import FIELDS, PARTS_OF_A_LOOKUP, schedule_text
+from recfuse.plan.file import shown
+from recfuse.tuner.collection.candidates import FeatureClass, Unit, mixtures, units_of
+from recfuse.tuner.collection.state import State
+
+_VARIANTS = 48  # candidates in one kernel, which has the defaults of other classes too
+_MOST_CHOSEN = 64  # different schedules of classes in the kernel of all features
+_REPEATS = 3
+_BATCHES = 4
+_ALIKE = 1.1  # features of a class whose mean bags differ by less decide together
+_LEAST_GAIN = 0.03  # by which a feature's own best must beat that of those alike
+_RANKED = 4  # candidates of a group that are worth a try in the whole kernel
+
+
+@dataclass
+class Group:
+    """Features of a class with bags of like length, and their best candidates, the best first."""
+
+    name: str
+    features: list[int]
+    ranked: list[list[int]]  # rows of schedules
+    cycles: float  # of the best, over all features
+
+    @classmethod
+    def of(cls, record: dict[str, Any], features: int) -> Group:
+        """From a record of a file; KeyError, TypeError, ValueError, OverflowError where it is none."""
+        own = np.array(record["features"], np.int64)
+        ranked = np.array(record["ranked"], np.int32)
+        if own.ndim != 1 or ((own < 0) | (own >= features)).any():
+            raise ValueError(f"a group has features {shown(own.tolist())}, must be below {features}")
+        if ranked.size and (ranked.ndim != 2 or ranked.shape[1] != FIELDS):
+            raise ValueError(f"a group has ranked schedules {list(ranked.shape)}, must be [n, {FIELDS}]")
+        return cls(str(record["name"]), own.tolist(), ranked.tolist(), float(record["cycles"]))
+
+
+@dataclass
+class Local:
+    """What the local stage found for an occupancy."""
+
+    warps: int
+    schedules: NDArray[np.int32]  # [features, 6]
+    groups: list[Group] = field(default_factory=list)
+    whole: bool = True
+    """All classes were timed."""
+
+
+class LocalStage:
+    """Has the kernels of one occupancy compiled in the background, then times them."""
+
+    def __init__(self, state: State, classes: Sequence[FeatureClass], warps: int, rank: int) -> None:
+        """Begins to compile, after the kernels of lower rank."""
+        self._state, self._classes, self._warps = state, classes, warps
+        self._kernels = units_of(classes, warps, _VARIANTS)
+        for number, units in enumerate(self._kernels):
+            sets, _ = mixtures(units, state.defaults, state.seed)
+            arguments = state.bench.compile_arguments(state.arch, sets, warps, True)
+            state.compiler.submit(("local", warps, number), arguments, rank)
+
+    def run(self, deadline: float) -> Local:
+        """Times the kernels; what is not compiled or not begun by the deadline keeps the default."""
+        local = Local(self._warps, self._state.defaults.copy())
+        samples: dict[str, list[NDArray[np.float64]]] = {}
+        for number in range(len(self._kernels)):
+            if reason := self._compiled(number):
+                self._leave_out(local, number, reason)
+            elif time.monotonic() > deadline:
+                self._leave_out(local, number, "not timed: the budget is spent")
+            else:
+                try:
+                    self._time(number, samples)
+                except Exception as error:  # the classes of other kernels can be timed all the same
+                    self._leave_out(local, number, f"does not run: {str(error).partition(chr(10))[0]}")
+        costs = {}
+        for own in self._classes:
+            if parts := samples.get(own.name):
+                costs[own.name] = self._choose(local, own, parts)
+        self._share(local, costs)
+        return local
+
+    def _share(self, local: Local, costs: dict[str, NDArray[np.float64]]) -> None:
+        """Has features take the best of the schedules that cost most cycles, where a kernel would need too
+        many different ones.
+        """
+        weights: dict[tuple[str, int], float] = {}
+        chosen = {own.name: _places(own, local.schedules) for own in self._classes if own.name in costs}
+        for name, places in chosen.items():
+            for member, place in enumerate(places):
+                spent = weights.get((name, place), 0.0) + np.nan_to_num(costs[name][member, place])
+                weights[name, place] = float(spent)
+        kept = set(sorted(weights, key=lambda pair: -weights[pair])[:_MOST_CHOSEN])
+        if len(kept) == len(weights):
+            return
+        for own in self._classes:
+            if own.name not in chosen:
+                continue
+            known = [place for name, place in kept if name == own.name] or [0]
+            for member, place in enumerate(chosen[own.name]):
+                if (own.name, place) in kept:
+                    continue
+                cost = costs[own.name][member, known]
+                best = 0 if np.isnan(cost).all() else known[int(np.nanargmin(cost))]
+                local.schedules[own.features[member], :-1] = own.candidates[best, :-1]
+        why = f"a kernel has at most {_MOST_CHOSEN}: those with the fewest cycles are left out"
+        self._state.note(f"local {self._warps}", f"{len(weights)} schedules", None, False, why)
+
+    def _leave_out(self, local: Local, number: int, reason: str) -> None:
+        local.whole = False
+        names = ", ".join(unit.own.name for unit in self._kernels[number])
+        self._state.note(f"local {self._warps}", names, None, False, reason)
+
+    def _compiled(self, number: int) -> str | None:
+        """Waits for a kernel; why it cannot be timed, None if it can. Candidates that spill pay for it in
+        cycles of their own.
+        """
+        result = self._state.compiler.result(("local", self._warps, number))
+        if result is None:
+            return "not compiled: the budget is spent"
+        if isinstance(result, Exception):
+            return f"does not compile: {str(result).partition(chr(10))[0]}"
+        if result["spill_bytes"] > 0:
+            names = ", ".join(unit.own.name for unit in self._kernels[number])
+            why = f"some candidates spill, {result['spill_bytes']} bytes with {result['registers']} registers"
+            self._state.note(f"local {self._warps}", names, None, True, why)
+        return None
+
+    def _time(self, number: int, samples: dict[str, list[NDArray[np.float64]]]) -> None:
+        """Adds cycles `[repeats, features of the class, candidates]` of each class of a kernel; NaN for what
+        a feature has not taken.
+        """
+        state, units = self._state, self._kernels[number]
+        sets, taken = mixtures(units, state.defaults, state.seed)
+        places = state.problem.some_batches(_BATCHES)
+        cycles = [state.bench.cycles(sets, self._warps, places) for _ in range(_REPEATS)]
+        for unit in units:
+            samples.setdefault(unit.own.name, []).append(_by_candidate(unit, np.stack(cycles), taken))
+
+    def _choose(
+        self, local: Local, own: FeatureClass, parts: list[NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """Chooses for the features of a class; cycles of each `[features of the class, candidates]`."""
+        costs = _together(parts)
+        cost, noise = _statistics(costs)
+        for name, members in _alike(own, self._state.problem.expected):
+            # Those without cycles, as of empty bags in these batches, have nothing to say.
+            voters = members[cost[members, 0] > 0]
+            if not len(voters):
+                continue
+            votes = _mean(cost[voters] / cost[voters, :1])
+            order = [int(place) for place in np.argsort(votes, kind="stable") if np.isfinite(votes[place])]
+            for member in members:
+                place = _own_choice(cost[member], order[0], max(_LEAST_GAIN, 2 * noise[member]))
+                local.schedules[own.features[member], :-1] = own.candidates[place, :-1]
+            ranked = [own.candidates[place].tolist() for place in order[:_RANKED]]
+            features = [own.features[member] for member in members]
+            best = float(np.nansum(cost[members, order[0]]))
+            local.groups.append(Group(name, features, ranked, best))
+            self._note(local, name, own, members, votes, order)
+        return cost
+
+    def _note(
+        self,
+        local: Local,
+        name: str,
+        own: FeatureClass,
+        members: NDArray[np.int64],
+        votes: NDArray[np.float64],
+        order: list[int],
+    ) -> None:
+        texts = [schedule_text(local.schedules[own.features[member]]) for member in members]
+        step, least = f"local {self._warps}", votes[order[0]]
+        for place in order:
+            text = schedule_text(own.candidates[place])
+            if (count := texts.count(text)) or place == order[1 if len(order) > 1 else 0]:
+                why = f"{votes[place] / least:.3f}x the fewest cycles, {count} of {len(members)} features"
+                self._state.note(step, f"{name}: {text or 'default'}", None, count > 0, why)
+        if len(order) > 1:
+            worst = votes[order[-1]] / least
+            why = f"{len(order)} candidates timed, up to {worst:.2f}x the fewest cycles"
+            self._state.note(step, name, None, False, why)
+
+
+def _by_candidate(unit: Unit, cycles: NDArray[np.float64], taken: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Mean cycles `[repeats, features of the class, candidates]` from those `[repeats, sets, features]`."""
+    own = unit.own
+    cost = np.full((len(cycles), len(own.features), len(own.candidates)), np.nan)
+    for member, feature in enumerate(own.features):
+        which = taken[:, feature]
+        counts = np.bincount(which, minlength=len(own.candidates))
+        there = counts > 0
+        for repeat, measured in enumerate(cycles[:, :, feature]):
+            sums = np.bincount(which, weights=measured, minlength=len(own.candidates))
+            cost[repeat, member, there] = sums[there] / counts[there]
+    return cost
+
+
+def _together(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Costs of all candidates of a class, from kernels with a part of them each and the default in all."""
+    scales = np.array([np.nansum(part[:, :, 0]) for part in parts])
+    if len(parts) > 1 and (scales > 0).all():
+        parts = [part * (scales.mean() / scale) for part, scale in zip(parts, scales, strict=True)]
+    together = parts[0].copy()
+    for part in parts[1:]:
+        together = np.where(np.isnan(together), part, together)
+    together[:, :, 0] = np.mean([part[:, :, 0] for part in parts], axis=0)
+    return together
+
+
+def _places(own: FeatureClass, schedules: NDArray[np.int32]) -> list[int]:
+    """Which candidate each feature of a class has."""
+    place_of = {row.tobytes(): place for place, row in enumerate(own.candidates[:, :-1])}
+    return [place_of[schedules[feature, :-1].tobytes()] for feature in own.features]
+
+
+def _statistics(costs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cost `[features, candidates]`, and by what part of it each feature's differ between repeats."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # candidates that a feature does not take have none
+        cost = np.nanmedian(costs, axis=0)
+        spread = (np.nanmax(costs, axis=0) - np.nanmin(costs, axis=0)) / cost
+        return cost, np.nan_to_num(np.nanmedian(spread, axis=1))
+
+
+def _alike(own: FeatureClass, expected: NDArray[np.int32]) -> list[tuple[str, NDArray[np.int64]]]:
+    """Features of a class with bags of like length: names, and places in the class."""
+    lengths = expected[own.features] / PARTS_OF_A_LOOKUP
+    bins = np.rint(np.log(lengths) / np.log(_ALIKE)).astype(np.int64)
+    found = []
+    for one in np.unique(bins):
+        members = np.flatnonzero(bins == one)
+        found.append((f"{own.name} x{lengths[members].mean():.3g}", members))
+    return found
+
+
+def _mean(relative: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means of columns without their NaN; inf where there is nothing else."""
+    known = ~np.isnan(relative)
+    sums = np.where(known, relative, 0).sum(axis=0)
+    return np.where(known.any(axis=0), sums / np.maximum(known.sum(axis=0), 1), np.inf)
+
+
+def _own_choice(cost: NDArray[np.float64], common: int, least_gain: float) -> int:
+    """The candidate of one feature: its own best where that gains enough over the common one."""
+    if np.isnan(cost).all():
+        return 0
+    best = int(np.nanargmin(cost))
+    if np.isnan(cost[common]):
+        return best
+    return best if cost[best] < (1 - least_gain) * cost[common] else common

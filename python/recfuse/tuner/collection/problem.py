@@ -1,0 +1,258 @@
+"""What is tuned for a collection: its features and batches on one GPU, and how they are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recfuse import _C
+from recfuse.data.collection import Jagged, expectations, jagged_batches, mean_lengths
+from recfuse.errors import ArgumentValueError
+from recfuse.nn.mapping import size_of, staged_features
+from recfuse.ops import HAS_CUDA_KERNELS, check, fused_embedding_bag
+from recfuse.plan.collection import packed_of
+from recfuse.plan.collection_parts import FIELDS, CallForm, FeatureTable, tables_of
+from recfuse.tuner.table.problem import DTYPES, INTEGERS
+
+if TYPE_CHECKING:
+    from recfuse.nn.packed.module import PackedModule
+
+_ALIGNMENT = 16  # bytes of the widest load of a lane
+_WEIGHT_OFFSET, _DIM, _COLUMN = 1, 3, 6  # fields of a feature
+
+
+@dataclass(frozen=True)
+class FusedProblem:
+    """Features, and batches of lookups for all of them."""
+
+    buffers: list[Tensor]
+    features: NDArray[np.int64]  # [features, 7], as the operator has them
+    tables: list[FeatureTable]  # one a feature
+    batches: list[Jagged]
+    expected: NDArray[np.int32]  # [features] mean lookups of a bag in sixteenths; -1: always empty
+    output_dim: int
+
+    @classmethod
+    def of(cls, collection: torch.nn.Module, batches: Iterable[Any]) -> FusedProblem:
+        """The problem that a collection on a GPU and calls of it are.
+
+        Raises:
+            NotImplementedError: no kernel to tune. TypeError, ValueError: bad batches, or nothing to do.
+            IndexError: an index outside its table.
+        """
+        packed = packed_of(collection, "recfuse.tune")
+        _check_kernel(packed)
+        tables = tables_of(packed)
+        device = packed.packed_weights()[0].device
+        given = jagged_batches(batches, len(tables), device, packed._lookups_of, "recfuse.tune")
+        forms = [_form(batch) for batch in given]
+        if wrong := [number for number, form in enumerate(forms) if form != forms[0]]:
+            raise ArgumentValueError(
+                f"recfuse.tune: batches[{wrong[0]}] has {forms[wrong[0]]}, batches[0] has {forms[0]}; all "
+                "must be of one form, which one kernel is for"
+            )
+        if not any(batch.indices.numel() for batch in given):
+            raise ArgumentValueError("recfuse.tune: all of the batches are empty; nothing to time")
+        expected = expectations(mean_lengths(given, len(tables)))
+        layout, weights = packed.layout, [weight.detach() for weight in packed.packed_weights()]
+        problem = cls(weights, layout.features.numpy(), tables, given, expected, layout.output_dim)
+        problem._check()
+        return problem
+
+    def _check(self) -> None:
+        """Raises a bad index of the batches."""
+        features, schedules = torch.from_numpy(self.features), torch.from_numpy(self.defaults())
+        with torch.no_grad():
+            for batch in self.batches:
+                tensors = batch.indices, batch.offsets, self.output_dim, batch.weights
+                fused_embedding_bag(self.buffers, features, *tensors, schedules=schedules)
+        check(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it all is."""
+        return self.buffers[0].device
+
+    @property
+    def form(self) -> CallForm:
+        """Types of the tensors of a call."""
+        return _form(self.batches[0])
+
+    @property
+    def output_dtype(self) -> torch.dtype:
+        """The buffers' own where they agree, else float32."""
+        dtypes = {buffer.dtype for buffer in self.buffers}
+        return dtypes.pop() if len(dtypes) == 1 else torch.float32
+
+    @property
+    def bags(self) -> float:
+        """A feature's in a batch; the median of batches."""
+        return float(np.median([batch.bags for batch in self.batches]))
+
+    def alignment(self, feature: int) -> tuple[int, int]:
+        """Bytes up to 16 that each row of a feature's table, and its place in the output, are aligned to."""
+        own = self.features[feature]
+        buffer = self.buffers[own[0]]
+        size, out = buffer.element_size(), self.output_dtype.itemsize
+        row = buffer.data_ptr() | int(own[_WEIGHT_OFFSET]) * size | int(own[_DIM]) * size | _ALIGNMENT
+        place = int(own[_COLUMN]) * out | self.output_dim * out | _ALIGNMENT
+        return row & -row, place & -place
+
+    def defaults(self) -> NDArray[np.int32]:
+        """Default schedules `[features, 6]`, with the expected lookups."""
+        rows = np.zeros((len(self.tables), FIELDS), np.int32)
+        rows[:, -1] = self.expected
+        return rows
+
+    def some_batches(self, number: int) -> list[int]:
+        """Places of some batches with lookups, from small to large ones."""
+        sizes = np.array([batch.indices.numel() for batch in self.batches])
+        order = np.argsort(sizes, kind="stable")[int((sizes == 0).sum()) :]
+        places = np.linspace(0, len(order) - 1, min(number, len(order))).round().astype(int)
+        return [int(order[place]) for place in places]
+
+    def alone(self, feature: int) -> FusedProblem:
+        """The same with one feature only, and an output of its own."""
+        batches = []
+        for batch in self.batches:
+            part = slice(feature * batch.bags, (feature + 1) * batch.bags + 1)
+            host = batch.host_offsets[part]
+            start, end = int(host[0]), int(host[-1])
+            batches.append(
+                Jagged(
+                    batch.indices[start:end],
+                    batch.offsets[part] - start,
+                    None if batch.weights is None else batch.weights[start:end],
+                    np.ascontiguousarray(host - start),
+                    batch.bags,
+                )
+            )
+        own = self.features[feature : feature + 1].copy()
+        own[0, _COLUMN] = 0
+        one = slice(feature, feature + 1)
+        return replace(
+            self,
+            features=own,
+            tables=self.tables[one],
+            batches=batches,
+            expected=self.expected[one],
+            output_dim=self.tables[feature].dim,
+        )
+
+
+def _check_kernel(packed: PackedModule) -> None:
+    device = packed.packed_weights()[0].device
+    if device.type == "cpu":
+        raise NotImplementedError(
+            "recfuse.tune: the collection is on the CPU, whose fused kernel has nothing to tune and runs at "
+            "its best as it is; to tune for a GPU, move the collection there: collection.cuda()"
+        )
+    if device.type != "cuda" or not HAS_CUDA_KERNELS or not packed.has_kernel:
+        raise NotImplementedError(
+            f"recfuse.tune: no fused kernel for this collection on {device}; there is for float32, float16 "
+            "and bfloat16 tables on one CUDA device"
+        )
+
+
+class FusedBench:
+    """The batches of a problem, ready to be pooled again and again."""
+
+    def __init__(self, problem: FusedProblem) -> None:
+        """Takes the addresses; keeps what they are of alive."""
+        self.problem = problem
+        device, dtype = problem.device, problem.output_dtype
+        bags = max(batch.bags for batch in problem.batches)
+        # All share one output, as calls in a model share what torch's allocator hands out again.
+        self._output = torch.empty((bags, problem.output_dim), dtype=dtype, device=device)
+        self._weights = [None if one.weights is None else one.weights.float() for one in problem.batches]
+        self.call = (
+            [(one.data_ptr(), one.numel(), DTYPES[one.dtype]) for one in problem.buffers],
+            problem.features,
+            DTYPES[dtype],
+            problem.output_dim,
+        )
+        """The first argument of `_C`'s functions."""
+        self._batches = [
+            (
+                batch.indices.data_ptr(),
+                batch.indices.numel(),
+                INTEGERS[batch.indices.dtype],
+                batch.offsets.data_ptr(),
+                batch.bags,
+                INTEGERS[batch.offsets.dtype],
+                0 if weights is None else weights.data_ptr(),
+                self._output.data_ptr(),
+                batch.host_offsets.ctypes.data,
+            )
+            for batch, weights in zip(problem.batches, self._weights, strict=True)
+        ]
+
+    def candidates(self, feature: int) -> NDArray[np.int32]:
+        """Schedules that a feature can run `[schedules, 6]`."""
+        found = _C.fused_embedding_bag_candidates(self.call, feature)
+        return np.array(found, np.int32).reshape(-1, FIELDS)
+
+    def staged(self) -> list[int]:
+        """Features whose tables are staged by default, in the batch with the most lookups."""
+        largest = max(self.problem.batches, key=lambda batch: batch.indices.numel())
+        known = _C.fused_embedding_bag_describe(self.call, self.problem.defaults(), 0)
+        size = size_of(self.problem.device)
+        return staged_features(_C.fused_embedding_bag_map(known, largest.host_offsets, *size))
+
+    def compile_arguments(
+        self, arch: str, sets: NDArray[np.int32], warps: int, timed: bool
+    ) -> tuple[Any, ...]:
+        """Arguments of `_C.fused_embedding_bag_compile` for the one kernel of some sets of schedules."""
+        first = self.problem.batches[0]
+        integers = INTEGERS[first.indices.dtype], INTEGERS[first.offsets.dtype]
+        weighted = first.weights is not None
+        return arch, self.call, *integers, weighted, True, _sets(sets), warps, timed
+
+    def seconds(
+        self,
+        sets: NDArray[np.int32],
+        warps: int,
+        rounds: int,
+        places: Sequence[int],
+    ) -> NDArray[np.float64]:
+        """Seconds a batch `[sets, rounds]` of sets of schedules `[sets, features, 6]`, in turns; over the
+        batches in these places.
+        """
+        return self._measure(sets, warps, rounds, places, False)
+
+    def cycles(self, sets: NDArray[np.int32], warps: int, places: Sequence[int]) -> NDArray[np.float64]:
+        """Clock cycles `[sets, features]` of the blocks of each feature, the schedules of all sets in one
+        kernel; over the batches in these places.
+        """
+        return self._measure(sets, warps, 1, places, True)
+
+    def _measure(
+        self,
+        sets: NDArray[np.int32],
+        warps: int,
+        rounds: int,
+        places: Sequence[int],
+        timed: bool,
+    ) -> NDArray[np.float64]:
+        device = self.problem.device
+        index = torch.cuda.current_device() if device.index is None else device.index
+        batches = [self._batches[place] for place in places]
+        stream = torch.cuda.current_stream(device).cuda_stream
+        return _C.fused_embedding_bag_measure(
+            index, stream, self.call, batches, _sets(sets), warps, rounds, timed
+        )
+
+
+def _form(batch: Jagged) -> CallForm:
+    integers = (str(one.dtype).removeprefix("torch.") for one in (batch.indices, batch.offsets))
+    return CallForm(*integers, batch.weights is not None)
+
+
+def _sets(sets: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.ascontiguousarray(sets, np.int32)

@@ -1,0 +1,226 @@
+"""Tuning a collection on the GPU: the two-stage, interference-simulated strategy.
+
+Source: Pan et al., RecFlex, SC 2024, section IV-A.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+import torch
+
+from recfuse.data.collection import trace_of
+from recfuse.plan.collection import CollectionPlan
+from recfuse.plan.collection_parts import Occupancy, distinct, schedule_text
+from recfuse.plan.parts import architecture, describe_device
+from recfuse.tuner.collection import global_stage
+from recfuse.tuner.collection.candidates import classes_of
+from recfuse.tuner.collection.compile import Compiler
+from recfuse.tuner.collection.global_stage import Contestant
+from recfuse.tuner.collection.local_stage import Group, Local, LocalStage
+from recfuse.tuner.collection.problem import FusedBench, FusedProblem
+from recfuse.tuner.collection.state import Finished, State, identity, rows_of, rows_record
+
+__all__ = ["tune_collection"]
+
+_WARPS = (40, 32, 28, 24, 20, 16)
+_FAR_OFF = 1.5  # how much slower than the best an occupancy may be with the defaults to be tuned
+# Shares of the time: by when kernels of the local stage are timed, those of the global one, and refinements.
+_LOCAL, _GLOBAL, _REFINE = 0.65, 0.8, 0.92
+
+
+def tune_collection(
+    collection: torch.nn.Module,
+    batches: Iterable[Any],
+    budget_s: float,
+    *,
+    progress: bool | None = None,
+    seed: int = 0,
+    resume: str | os.PathLike[str] | None = None,
+) -> CollectionPlan:
+    """As :func:`recfuse.tune`, for a collection on a GPU."""
+    start = time.monotonic()
+    problem = FusedProblem.of(collection, batches)
+    device = problem.device
+    with torch.cuda.device(device), torch.no_grad():
+        trace, described = trace_of(problem.batches, problem.tables), describe_device(device)
+        finished = Finished(resume, identity(problem, trace, described, seed))
+        with Compiler(progress=progress) as compiler:
+            state = State(
+                problem=problem,
+                bench=FusedBench(problem),
+                compiler=compiler,
+                arch=architecture(device),
+                deadline=start + budget_s,
+                progress=progress,
+                seed=seed,
+            )
+            if finished.foreign:
+                state.note("resume", str(resume), None, False, "was made for something else: begun anew")
+            found = _search(state, finished)
+    tables, table_of = distinct(problem.tables)
+    schedules, schedule_of = distinct(schedule_text(row) for row in found.best.schedules)
+    return CollectionPlan(
+        schedules=schedules,
+        schedule_of=schedule_of,
+        expected=problem.expected.tolist(),
+        warps=found.best.warps,
+        tables=tables,
+        table_of=table_of,
+        form=problem.form,
+        trace=trace,
+        device=described,
+        default_us=found.default_us,
+        best_us=found.best_us,
+        seconds=time.monotonic() - start,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        occupancies=found.occupancies,
+        decisions=state.decisions,
+    )
+
+
+@dataclass
+class _Found:
+    best: Contestant
+    best_us: float
+    default_us: float
+    occupancies: list[Occupancy]
+
+
+def _search(state: State, finished: Finished) -> _Found:
+    result = _compile_default(state)
+    with_default = _occupancies(state, result)
+    state.note_time("occupancies")
+    locals_ = _local_stage(state, finished, with_default)
+    state.note_time("local stage")
+    best, times = _global_stage(state, locals_, with_default)
+    state.note_time("global stage")
+    if best is not None and (local := locals_.get(best.warps)) is not None:
+        best = global_stage.refine(state, best, local.groups, state.by(_REFINE))
+        state.note_time("refinement")
+    winner, best_us, default_us = global_stage.confirm(state, best)
+    warps = sorted(set(with_default) - {0} | set(times))
+    occupancies = [Occupancy(one, with_default.get(one), times.get(one)) for one in warps]
+    return _Found(winner, best_us, default_us, occupancies)
+
+
+def _compile_default(state: State) -> dict[str, Any]:
+    """What the compiler says of the kernel that runs without a plan; raises what keeps it from running."""
+    arguments = state.bench.compile_arguments(state.arch, state.defaults[None], 0, False)
+    state.compiler.submit("default", arguments)
+    result = state.compiler.result("default")
+    if isinstance(result, Exception):
+        raise result
+    assert result is not None  # there is no deadline yet
+    state.compiler.deadline = state.by(_LOCAL)
+    return result
+
+
+def _occupancies(state: State, result: dict[str, Any]) -> dict[int, float]:
+    """Microseconds of the defaults by warps an SM, 0 for their own choice of it: those worth tuning, the
+    fastest first.
+    """
+    step = "occupancy"
+    defaults = Contestant(state.defaults, 0)
+    contestants = {f"default, {warps} warps": Contestant(state.defaults, warps) for warps in _WARPS}
+    ready = global_stage.compiled(state, step, contestants)
+    us = global_stage.in_turns(state, step, {"": defaults, **ready}, turns=3)
+    why = f"what runs without a plan, {result['registers']} registers, {result['spill_bytes']} bytes spilled"
+    state.note(step, "", us[""], True, why)
+    least, kept = min(us.values()), {0: us[""]}
+    for name in sorted(ready, key=lambda one: us.get(one, np.inf)):
+        if name in us:
+            near = us[name] <= _FAR_OFF * least
+            why = f"{us[name] / least:.2f}x the fastest" + ("" if near else ": not tuned")
+            state.note(step, name, us[name], near, why)
+            if near:
+                kept[ready[name].warps] = us[name]
+    return kept
+
+
+def _local_stage(state: State, finished: Finished, with_default: dict[int, float]) -> dict[int, Local]:
+    """The best schedules of all features, at each occupancy that is worth it and that there is time for."""
+    if len(with_default) == 1:
+        state.note("local", "", None, False, "no occupancy was timed: the budget is spent")
+        return {}
+    classes = classes_of(state.problem, state.bench)
+    locals_: dict[int, Local] = {}
+    stages: dict[int, LocalStage] = {}
+    for warps in (one for one in with_default if one):
+        if (local := _resumed(state, finished, warps)) is not None:
+            locals_[warps] = local
+        else:
+            stages[warps] = LocalStage(state, classes, warps, 1 + len(stages))
+    for warps, stage in stages.items():
+        local = stage.run(state.by(_LOCAL))
+        if local.groups:
+            locals_[warps] = local
+        if local.whole:
+            groups = [asdict(group) for group in local.groups]
+            finished.put(warps, {"schedules": rows_record(local.schedules), "groups": groups})
+    return {warps: locals_[warps] for warps in with_default if warps in locals_}
+
+
+def _resumed(state: State, finished: Finished, warps: int) -> Local | None:
+    record = finished.get(warps)
+    if record is None:
+        return None
+    try:
+        schedules = rows_of(record["schedules"], state.defaults.shape)
+        groups = [Group.of(group, len(schedules)) for group in record["groups"]]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        state.note(f"local {warps}", "", None, False, f"not resumed, damaged: {error}")
+        return None
+    state.note(f"local {warps}", f"{len(groups)} groups", None, True, "taken from an earlier run")
+    return Local(warps, schedules, groups)
+
+
+def _with_staged_tables(state: State, contestants: dict[str, Contestant]) -> dict[str, Contestant]:
+    """The same with the tables staged that are by default. Only whole kernels can be compared: that of staged
+    tables runs beside the others'.
+    """
+    staged = state.bench.staged()
+    changed = {}
+    for name, one in contestants.items():
+        schedules = one.schedules.copy()
+        schedules[staged, :-1] = 0
+        changed[f"{name}, {len(staged)} tables staged"] = Contestant(schedules, one.warps)
+    return changed if staged else {}
+
+
+def _global_stage(
+    state: State, locals_: dict[int, Local], with_default: dict[int, float]
+) -> tuple[Contestant | None, dict[int, float]]:
+    """The fastest of the tuned kernels and of the defaults at each occupancy, and the tuned ones' times by
+    warps; None where that is what runs without a plan.
+    """
+    state.compiler.deadline = state.by(_GLOBAL)
+    contestants = {
+        f"tuned, {warps} warps": Contestant(local.schedules, warps) for warps, local in locals_.items()
+    }
+    contestants |= _with_staged_tables(state, contestants)
+    ready = global_stage.compiled(state, "global", contestants)
+    state.compiler.deadline = state.by(_REFINE)
+    if not ready and len(with_default) < 2:
+        return None, {}
+    defaults = {"": Contestant(state.defaults, 0)}
+    least = min((warps for warps in with_default if warps), key=with_default.__getitem__, default=None)
+    if least is not None:
+        defaults[f"default, {least} warps"] = Contestant(state.defaults, least)
+    everyone = {**defaults, **ready}
+    us = global_stage.in_turns(state, "global", everyone)
+    fastest = min(us, key=us.__getitem__)
+    for name in sorted(us, key=us.__getitem__):
+        why = f"{us[''] / us[name]:.3f}x as fast as the defaults"
+        state.note("global", name, us[name], name == fastest, why)
+    times: dict[int, float] = {}
+    for name, one in ready.items():
+        if name in us:
+            times[one.warps] = min(us[name], times.get(one.warps, np.inf))
+    return (everyone[fastest] if fastest else None), times

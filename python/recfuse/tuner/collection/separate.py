@@ -1,0 +1,92 @@
+"""Tuning feature by feature, each alone on the GPU: what the two-stage strategy is compared with.
+
+Source: Pan et al., RecFlex, SC 2024, section II-C, solution 1 (separate and combine).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from recfuse.plan.parts import architecture
+from recfuse.tuner.collection.candidates import FeatureClass, classes_of
+from recfuse.tuner.collection.compile import compile_fused
+from recfuse.tuner.collection.problem import FusedBench, FusedProblem
+from recfuse.tuner.compile import _hidden
+
+__all__ = ["tune_separately"]
+
+_ROUNDS = 5
+_BATCHES = 4
+
+
+def tune_separately(
+    collection: torch.nn.Module,
+    batches: Iterable[Any],
+    *,
+    features: Sequence[int] | None = None,
+    progress: bool | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """The schedule of each feature that is the fastest when a launch has nothing else to do.
+
+    Args:
+        collection: a :class:`recfuse.nn.FusedEmbeddingBagCollection` on a CUDA device.
+        batches: as for :func:`recfuse.tune`.
+        features: those to tune, by number; the others keep the default. None: all.
+        progress: show bars; None: on a terminal.
+        seed: of the order in which candidates are timed.
+
+    Returns:
+        Schedules, int32 ``[features, 6]`` on the CPU, as the operator takes them.
+
+    Raises:
+        As :func:`recfuse.tune`.
+    """
+    problem = FusedProblem.of(collection, batches)
+    chosen = problem.defaults()
+    wanted = set(range(len(problem.tables)) if features is None else features)
+    with torch.cuda.device(problem.device), torch.no_grad():
+        arch = architecture(problem.device)
+        for own in classes_of(problem, FusedBench(problem)):
+            members = [place for place, feature in enumerate(own.features) if feature in wanted]
+            runnable = _compiled(problem, own, members, arch, progress)
+            bar = tqdm(members, desc=own.name, disable=_hidden(progress), leave=False)
+            for place in bar:
+                places = [one for one in own.allowed[place] if one in runnable]
+                feature = own.features[place]
+                chosen[feature, :-1] = own.candidates[_fastest(problem, own, feature, places, seed), :-1]
+    return torch.from_numpy(chosen)
+
+
+def _compiled(
+    problem: FusedProblem, own: FeatureClass, members: list[int], arch: str, progress: bool | None
+) -> set[int]:
+    """Candidates of a class whose kernels compile; the default in any case."""
+    if not members:
+        return {0}
+    bench = FusedBench(problem.alone(own.features[members[0]]))
+    jobs = {}
+    for place in sorted({place for member in members for place in own.allowed[member]}):
+        row = own.candidates[place].copy()
+        row[-1] = bench.problem.expected[0]
+        jobs[place] = bench.compile_arguments(arch, row[None, None], 0, False)
+    results = compile_fused(jobs, progress=progress)
+    return {0, *(place for place, result in results.items() if not isinstance(result, Exception))}
+
+
+def _fastest(problem: FusedProblem, own: FeatureClass, feature: int, places: list[int], seed: int) -> int:
+    """The candidate with the least median time; candidates in turns."""
+    alone = problem.alone(feature)
+    bench = FusedBench(alone)
+    order = random.Random(seed).sample(places, len(places))
+    sets = own.candidates[order][:, None, :].copy()
+    sets[:, 0, -1] = alone.expected[0]
+    times = np.median(bench.seconds(sets, 0, _ROUNDS, alone.some_batches(_BATCHES)), axis=1)
+    return order[int(np.argmin(times))]

@@ -1,0 +1,127 @@
+"""The state of a search over a collection: what is measured, by when, and what was decided."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recfuse._arguments import path_of
+from recfuse.errors import ArgumentValueError
+from recfuse.plan.collection_parts import CollectionTrace, of_runs, runs
+from recfuse.plan.file import PlanError, read_json, write_file
+from recfuse.plan.parts import Decision, Device
+from recfuse.tuner.collection.compile import Compiler
+from recfuse.tuner.collection.problem import FusedBench, FusedProblem
+
+_FORMAT = 1
+
+
+@dataclass
+class State:
+    """What the stages of a search share."""
+
+    problem: FusedProblem
+    bench: FusedBench
+    compiler: Compiler
+    arch: str
+    deadline: float
+    progress: bool | None
+    seed: int
+    decisions: list[Decision] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Makes the default schedules."""
+        self.begun = self._before = time.monotonic()
+        self.defaults = self.problem.defaults()
+
+    def by(self, share: float) -> float:
+        """When a share of the time is spent, by `time.monotonic`."""
+        return self.begun + share * max(self.deadline - self.begun, 0)
+
+    def note_time(self, stage: str) -> None:
+        """Writes down what a stage took, since the one before."""
+        now = time.monotonic()
+        self.note("time", stage, None, True, f"{now - self._before:.1f} s")
+        self._before = now
+
+    def note(self, step: str, candidate: str, us: float | None, kept: bool, why: str) -> None:
+        """Writes a decision down."""
+        self.decisions.append(Decision(step, candidate, us, kept, why))
+
+
+class Finished:
+    """Finished measurements in a file, by what they were made for; without a path nothing is kept."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, identity: str) -> None:
+        """Reads the file, if there is one.
+
+        Raises:
+            ValueError: a file of something else is there, which is not to be overwritten.
+        """
+        self._path = None if path is None else path_of(path, "recfuse.tune: resume")
+        self._identity = identity
+        self._records: dict[str, Any] = {}
+        self.foreign = False
+        """The file was made for something else; it will be overwritten."""
+        if self._path is None or not Path(self._path).exists():
+            return
+        try:
+            found = read_json(self._path, "recfuse.tune: resume")
+        except PlanError:
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("recfuse_tuning"), int):
+            raise ArgumentValueError(
+                f"recfuse.tune: resume is {str(path)!r}, which is there and holds no finished measurements; "
+                "name another file, or remove it"
+            )
+        self.foreign = found["recfuse_tuning"] != _FORMAT or found.get("identity") != identity
+        if not self.foreign and isinstance(found.get("occupancies"), dict):
+            self._records = found["occupancies"]
+
+    def get(self, warps: int) -> Any:
+        """What is there for an occupancy; None: nothing."""
+        return self._records.get(str(warps))
+
+    def put(self, warps: int, record: dict[str, Any]) -> None:
+        """Writes the measurements of an occupancy beside the others."""
+        self._records[str(warps)] = record
+        if self._path is not None:
+            head = {"recfuse_tuning": _FORMAT, "identity": self._identity}
+            record = {**head, "occupancies": self._records}
+            write_file(self._path, record, "recfuse.tune: resume")
+
+
+def identity(problem: FusedProblem, trace: CollectionTrace, device: Device, seed: int) -> str:
+    """What measurements are for: collection, lookups, device and versions."""
+    digest = hashlib.sha256(problem.features[:, 2:].tobytes() + problem.expected.tobytes())
+    kinds = [asdict(table) for table in dict.fromkeys(problem.tables)]
+    parts = [trace.sha256, seed, asdict(problem.form), asdict(device), kinds]
+    digest.update(json.dumps(parts, sort_keys=True).encode())
+    return digest.hexdigest()[:32]
+
+
+def rows_record(rows: NDArray[np.int32]) -> dict[str, Any]:
+    """Rows of schedules as a record of a file."""
+    different, places = np.unique(rows, axis=0, return_inverse=True)
+    return {"rows": different.tolist(), "of": runs(places.reshape(-1).tolist())}
+
+
+def rows_of(record: Any, shape: Sequence[int]) -> NDArray[np.int32]:
+    """The rows of a record; ValueError where it is none, or of another shape."""
+    try:
+        places = of_runs(record["of"], "of")
+        rows = np.array(record["rows"], np.int32)[places]
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise PlanError(f"recfuse.tune: not a record of schedules: {error!r}") from error
+    if rows.shape != tuple(shape):
+        raise PlanError(f"recfuse.tune: schedules {list(rows.shape)}, must be {list(shape)}")
+    return rows

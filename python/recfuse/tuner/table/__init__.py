@@ -1,0 +1,1 @@
+"""Tuning one table."""

@@ -1,0 +1,88 @@
+"""Which schedules are worth a try, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from recfuse.ops.schedule import STATIONS, Schedule
+from recfuse.tuner.table.problem import Problem, power_of_two
+
+# None: as many as registers allow. A number also takes shared memory, and so L1, to hold others off.
+_WARPS = (None, 8, 16, 24, 32, 40, 48, 64)
+_DISTANCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_BLOCKS = (64, 128, 256, 512)
+_MOST_THREADS = 256
+_PARTS = (1, 2, 4, 8, 16)
+_SEGMENTS = (64, 128, 256)
+_LIMITS = {"distance": 64, "threads": 1024, "block": 1024, "parts": 16, "segment": 256}  # from 1, inclusive
+
+
+def most_warps(device: torch.device) -> int:
+    """That an SM of a CUDA device can run at once."""
+    return torch.cuda.get_device_properties(device).max_threads_per_multi_processor // 32
+
+
+def occupancies(most: int) -> list[Schedule]:
+    """Without prefetching and with it in registers, by how many warps an SM runs, `most` at most."""
+    return [
+        Schedule(station=station, warps=warps)
+        for station in ("none", "register")
+        for warps in _WARPS
+        if (warps or 0) <= most
+    ]
+
+
+def prefetches(warps: Iterable[int | None]) -> list[Schedule]:
+    """Every station and distance, at these numbers of warps, and with warps left open."""
+    return [
+        Schedule(station=station, distance=distance, warps=count)
+        for station in STATIONS
+        if station != "none"
+        for distance in _DISTANCES
+        for count in dict.fromkeys([None, *warps])
+    ]
+
+
+def shapes(problem: Problem, best: Iterable[Schedule]) -> list[Schedule]:
+    """The best ones with other threads a bag, from one row at a time to all of a bag's, and other blocks."""
+    lookups = sum(batch.indices.numel() for batch in problem.batches)
+    pooling = power_of_two(lookups // max(sum(batch.bags for batch in problem.batches), 1))
+    most = min(_MOST_THREADS, problem.lanes * pooling)
+    threads = [problem.lanes << shift for shift in range(9) if problem.lanes << shift <= most]
+    return [
+        schedule.but(threads=count, block=block)
+        for schedule in best
+        for count in threads
+        for block in _BLOCKS
+        if count <= block <= 32 * (schedule.warps or block)
+    ]
+
+
+def sweeps(best: Iterable[Schedule]) -> list[Schedule]:
+    """The best ones with the table read in other parts, and with other lengths of what is ordered so."""
+    return [
+        schedule.but(parts=parts, segment=segment)
+        for schedule in best
+        for parts in _PARTS
+        for segment in _SEGMENTS
+    ]
+
+
+def neighbours(schedule: Schedule, most: int) -> list[Schedule]:
+    """One field of a schedule, in which only warps may be open, changed a little; `most` warps at most."""
+    found = [schedule.but(distance=schedule.distance + step) for step in (-2, -1, 1, 2)]
+    if schedule.warps is not None:
+        found += [schedule.but(warps=schedule.warps + step) for step in (-8, -4, 4, 8)]
+    for name in ("threads", "block", "parts", "segment"):
+        value = getattr(schedule, name)
+        found += [schedule.but(**{name: value // 2}), schedule.but(**{name: value * 2})]
+    return [one for one in found if _possible(one, most)]
+
+
+def _possible(schedule: Schedule, most_warps: int) -> bool:
+    fits = all(1 <= getattr(schedule, name) <= most for name, most in _LIMITS.items())
+    fits = fits and (schedule.station != "none" or schedule.distance == 1)
+    warps = schedule.warps or most_warps
+    return fits and schedule.threads <= schedule.block <= 32 * warps <= 32 * most_warps

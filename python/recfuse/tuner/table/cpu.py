@@ -1,0 +1,88 @@
+"""Tuning on the CPU, where the distance of the prefetch is all there is to choose."""
+
+from __future__ import annotations
+
+import random
+import time
+from functools import partial
+
+import torch
+
+from recfuse import timing
+from recfuse.data.table import Hotness
+from recfuse.ops.schedule import Schedule
+from recfuse.plan.parts import Decision
+from recfuse.tuner.table.problem import Found, Problem
+
+_DISTANCES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+_DEFAULT = -1
+_WORTH = 1.01  # how much faster than the default a distance must be
+# Rounds, how much slower than the fastest a distance may be to run on, and the share of the time it may take.
+_HEATS = ((3, 1.3, 0.3), (7, 1.1, 0.7))
+_CONFIRM_ROUNDS = 15
+_SAMPLE_S = 5e-3  # least seconds of a sample, for which a small batch is called several times
+
+
+def search(
+    problem: Problem, trace: Hotness, deadline: float, *, progress: bool | None, pin: bool | None, seed: int
+) -> Found:
+    """Finds the best prefetch distance for a problem on the CPU, by the deadline of `time.monotonic`."""
+    del trace, pin  # pinning is the GPU's
+    with torch.no_grad():
+        return _search(problem, deadline, progress, random.Random(seed))
+
+
+def _search(problem: Problem, deadline: float, progress: bool | None, order: random.Random) -> Found:
+    start = time.monotonic()
+    decisions: list[Decision] = []
+    default_us = _compare(problem, [_DEFAULT], 1, progress, sample_s=0)[_DEFAULT]
+    decisions.append(Decision("default", "", default_us, True, "what runs without a plan"))
+    us = {_DEFAULT: default_us}
+    running = [_DEFAULT, *order.sample(_DISTANCES, len(_DISTANCES))]
+    for rounds, limit, share in _HEATS:
+        rounds = min(rounds, _rounds_until(start + share * (deadline - start), len(running), default_us))
+        if rounds < 1:
+            decisions.append(Decision("prefetch", "", None, True, "the budget is spent: the default stays"))
+            return Found("", us[_DEFAULT], us[_DEFAULT], decisions=decisions)
+        us = _compare(problem, running, rounds, progress)
+        fastest = min(us.values())
+        running = [one for one in running if us[one] <= limit * fastest or one == _DEFAULT]
+        for distance in sorted(us):
+            why = "the fastest" if us[distance] == fastest else f"{us[distance] / fastest:.2f}x the fastest"
+            why += f", {rounds} rounds"
+            decisions.append(Decision("prefetch", _text(distance), us[distance], distance in running, why))
+    best = min(us, key=us.__getitem__)
+    if best != _DEFAULT:
+        rounds = max(1, min(_CONFIRM_ROUNDS, _rounds_until(deadline, 2, default_us)))
+        us = _compare(problem, [best, _DEFAULT], rounds, progress)
+        won = us[best] * _WORTH < us[_DEFAULT]
+        why = f"{us[_DEFAULT] / us[best]:.3f}x as fast as the default, {rounds} rounds"
+        decisions.append(Decision("confirm", _text(best), us[best], won, why))
+        decisions.append(Decision("confirm", "", us[_DEFAULT], not won, "the default"))
+        if won:
+            return Found(_text(best), us[_DEFAULT], us[best], decisions=decisions)
+    return Found("", us[_DEFAULT], us[_DEFAULT], decisions=decisions)
+
+
+def _text(distance: int) -> str:
+    return "" if distance == _DEFAULT else str(Schedule(distance=distance))
+
+
+def _rounds_until(deadline: float, candidates: int, us: float) -> int:
+    """Rounds of so many candidates that the time suffices for; each sample follows an untimed call."""
+    return int((deadline - time.monotonic()) / (candidates * (us * 1e-6 + max(us * 1e-6, _SAMPLE_S))))
+
+
+def _compare(
+    problem: Problem, distances: list[int], rounds: int, progress: bool | None, sample_s: float = _SAMPLE_S
+) -> dict[int, float]:
+    """Median microseconds a batch of each distance."""
+    compared = timing.compare(
+        {str(distance): partial(problem.pool, prefetch_distance=distance) for distance in distances},
+        inputs=[(batch,) for batch in problem.batches],
+        rounds=rounds,
+        min_time=sample_s,
+        progress=progress,
+        label="prefetch distance",
+    )
+    return {distance: compared[str(distance)].median * 1e6 for distance in distances}

@@ -1,0 +1,102 @@
+"""The state of a search on the GPU: what was tried, what it took, what is best so far."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable
+
+from recfuse.ops.schedule import Schedule
+from recfuse.plan.parts import Decision
+from recfuse.tuner.compile import compile_all
+from recfuse.tuner.table.measure import Bench, race
+from recfuse.tuner.table.problem import Problem
+
+
+class Search:
+    """Compiles, times and judges candidates, and writes down each decision."""
+
+    def __init__(
+        self, problem: Problem, arch: str, deadline: float, progress: bool | None, seed: int
+    ) -> None:
+        """A search that knows nothing yet."""
+        self.problem = problem
+        self.bench = Bench(problem)
+        self.decisions: list[Decision] = []
+        self.us: dict[str, float] = {}
+        """Microseconds a batch of every schedule that was timed, by its complete text; "" is the default."""
+        self.best = ""
+        """The fastest schedule so far."""
+        self._arch = arch
+        self._deadline = deadline
+        self._progress = progress
+        self._random = random.Random(seed)
+        self._default = ""  # its complete text
+        self._complete: dict[str, str | None] = {}  # of each schedule that was compiled; None: it cannot win
+
+    @property
+    def time_is_up(self) -> bool:
+        """Nothing more is begun."""
+        return time.monotonic() > self._deadline
+
+    def note(self, step: str, candidate: str, us: float | None, kept: bool, why: str) -> None:
+        """Writes a decision down."""
+        self.decisions.append(Decision(step, candidate, us, kept, why))
+
+    def measure_default(self) -> float:
+        """Microseconds of the defaults; raises what keeps them from running."""
+        result = compile_all({"": self.problem.compile_arguments(self._arch, "")})[""]
+        if isinstance(result, Exception):
+            raise result
+        # Each batch completes the default by its own size, so it is timed as what it is.
+        self._default, self._complete[""] = result["schedule"], ""
+        results, _ = race(self.bench.measure, [""], self._deadline)
+        self.us[""] = results[""].us
+        self.note("default", "", self.us[""], True, f"what runs without a plan: {self._default}")
+        return self.us[""]
+
+    def step(self, name: str, candidates: Iterable[Schedule], keep: int = 1) -> list[Schedule]:
+        """Tries candidates beside the best one so far; the `keep` fastest of all of those, the fastest
+        first.
+        """
+        texts = [str(one) for one in candidates]
+        self._random.shuffle(texts)
+        fresh = self._compile(name, texts)
+        runners = list(dict.fromkeys([self.best, *fresh]))
+        if fresh and not self.time_is_up:
+            results, errors = race(self.bench.measure, runners, self._deadline)
+            for text, error in errors.items():
+                self.note(name, text, None, False, f"does not run: {error}")
+            self.us.update({text: result.us for text, result in results.items()})
+            ranked = sorted(results, key=self.us.__getitem__)
+            self.best = ranked[0]
+            for place, text in enumerate(ranked):
+                why = f"{self.us[text] / self.us[ranked[0]]:.2f}x the fastest" if place else "the fastest"
+                why += f", {results[text].rounds} rounds"
+                self.note(name, text, self.us[text], place < keep, why)
+        elif fresh:
+            self.note(name, f"{len(fresh)} candidates", None, False, "not timed: the budget is spent")
+        known = {self._complete.get(text) for text in texts} - {None, self.best}
+        others = sorted((text for text in known if text in self.us), key=self.us.__getitem__)
+        return [Schedule.parse(text or self._default) for text in [self.best, *others][:keep]]
+
+    def _compile(self, step: str, texts: list[str]) -> list[str]:
+        """Complete texts of those that may win and were never timed; says why the others may not."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._complete]
+        jobs = {text: self.problem.compile_arguments(self._arch, text) for text in new}
+        results = compile_all(jobs, deadline=self._deadline, progress=self._progress, label=step)
+        if len(results) < len(new):
+            left = f"{len(new) - len(results)} candidates"
+            self.note(step, left, None, False, "not compiled: the budget is spent")
+        for text, result in results.items():
+            if isinstance(result, Exception):
+                self._complete[text] = None
+                self.note(step, text, None, False, f"does not compile: {str(result).partition(chr(10))[0]}")
+            elif result["spill_bytes"] > 0:
+                self._complete[text] = None
+                spilled = f"spills {result['spill_bytes']} bytes with {result['registers']} registers"
+                self.note(step, text, None, False, spilled)
+            else:
+                self._complete[text] = self._complete[result["schedule"]] = result["schedule"]
+        complete = (self._complete.get(text) for text in texts)
+        return list(dict.fromkeys(text for text in complete if text is not None and text not in self.us))
