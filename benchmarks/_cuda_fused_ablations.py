@@ -15,6 +15,7 @@ from _cuda_figures import Figure, Panels
 from _cuda_fused_candidates import DEFAULT, TUNED, default_collection, tuned_collection
 from _cuda_fused_models import checked
 from _cuda_fused_native import EXPECTED, Native, Schedules, schedules_of
+from _cuda_fused_separate import tune_separately
 from _cuda_fused_setting import Batch, ModelSubject, Setting, Subject
 from _cuda_fused_timing import Run, time_calls, time_stream
 from recfuse import timing
@@ -75,8 +76,6 @@ def figure_11(setting: Setting) -> Figure:
 
 def separately(subject: ModelSubject, module: Any) -> Schedules:
     """Of each feature the schedule with the least latency when it is alone."""
-    from recfuse.tuner.collection.separate import tune_separately
-
     alike: dict[tuple[int, int], list[int]] = {}
     for feature, kind in enumerate(zip(subject.model.group_of, subject.dims, strict=True)):
         alike.setdefault(kind, []).append(feature)

@@ -2,147 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
-import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import recfuse
+from fused_gpu import BEST_WARPS, COLUMNS, POOL, STAGED, FakeGPU, best_rows, calls, collection_of, install
 from recfuse import _C
 from recfuse.nn import FusedEmbeddingBagCollection, Table
 from recfuse.plan.collection_parts import schedule_text
-from recfuse.tuner.collection import local_stage, search, separate
-from recfuse.tuner.collection import problem as fused_problem
+from recfuse.tuner.collection import local_stage, search
 from recfuse.tuner.collection.candidates import _LONGEST_SLOT, classes_of, mixtures, units_of
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
 
-POOL, COLUMNS, STAGED = 1, 2, 3
 WARPS = search._WARPS
-BEST_WARPS = 28  # with more and fewer to be tried
-
-
-def collection_of(dims=(16, 32), each=12, rows=200, mode="sum"):
-    tables = [Table(rows, dim, mode=mode) for dim in dims for _ in range(each)]
-    return FusedEmbeddingBagCollection(tables)
-
-
-def calls(collection, number=3, bags=8, longest=40, seed=0, rows=200, integer=torch.int32):
-    """Batches in which a third of the features is one-hot, one is always empty, and the others are long."""
-    generator = torch.Generator().manual_seed(seed)
-    features = len(collection.feature_names)
-    batches = []
-    for _ in range(number):
-        lengths = torch.randint(longest // 2, longest, (features, bags), generator=generator)
-        lengths[::3] = 1
-        lengths[1] = 0
-        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.reshape(-1).cumsum(0)))
-        indices = torch.randint(0, rows, (int(offsets[-1]),), generator=generator)
-        batches.append((indices.to(integer), offsets.to(integer)))
-    return batches
-
-
-class FakeGPU:
-    """A device on which the blocks of a feature take what a formula says, and a launch what its blocks do."""
-
-    def __init__(self):
-        self.noise = 0.003
-        self.random = np.random.default_rng(0)
-        self.spilling = lambda row, warps: row[2] * 4 + 24 > 65536 // (32 * warps or 1024)
-        self.broken_to_compile = self.broken_to_run = lambda row, warps: False
-        self.compile_s = 0.0
-        self.compiled, self.timed, self.raced = [], [], []
-
-    def candidates(self, call, feature):
-        _, features, _, columns = call
-        assert features.shape[1] == 7 and features.dtype == np.int64 and columns > 0
-        lanes = int(features[feature, 3]) // 4
-        pool = [
-            (POOL, threads, distance, 2, split, 0)
-            for threads in (lanes, 2 * lanes, 4 * lanes, 8 * lanes)
-            for distance in (1, 2, 4, 8, 16)
-            for split in (1, 2, 4)
-            if threads <= 64
-        ]
-        return [*pool, (COLUMNS, 1, 1, 2, 1, 0), (STAGED, 0, 0, 0, 0, 0)]
-
-    def compile(self, arch, call, index, offset, weighted, check, sets, warps, timed):
-        assert (arch, index, offset, weighted, check) == ("sm_90a", 0, 0, False, True)
-        assert sets.dtype == np.int32 and sets.ndim == 3 and sets.shape[2] == 6
-        assert sets.shape[1] == len(call[1]) and sets.flags.c_contiguous
-        time.sleep(self.compile_s)
-        rows = {tuple(row) for row in sets[:, :, :5].reshape(-1, 5).tolist()}
-        self.compiled.append((warps, timed, len(rows)))
-        if any(self.broken_to_compile(row, warps) for row in rows):
-            raise ValueError("recfuse.fused_embedding_bag: broken\nlog")
-        spills = 16 * sum(bool(self.spilling(row, warps)) for row in rows)
-        return {"registers": 64, "spill_bytes": spills, "seconds": 0.1, "cached": False, "classes": len(rows)}
-
-    def cost(self, call, feature, row, lookups):
-        kind, threads, distance, _, split, expected = (int(value) for value in row)
-        if lookups == 0:
-            return 0.0
-        length, lanes = expected / 16, int(call[1][feature, 3]) // 4
-        factor = 1.3
-        if kind == POOL:
-            factor = 1 + 0.2 * abs(np.log2(threads / lanes / self.slots(length)))
-            factor *= (1 + 0.1 * abs(np.log2(distance / 4))) * (1 + 0.2 * np.log2(split))
-            factor *= 1.6 if length <= 2 else 1.0
-        elif kind == COLUMNS:
-            factor = 0.9 if length <= 2 else 4.0
-        elif kind == STAGED:
-            factor = 2.0
-        return factor * lookups * lanes
-
-    @staticmethod
-    def slots(length):
-        return 4 if length > 16 else 1
-
-    def costs(self, call, row_of, batches):
-        features = len(call[1])
-        total = np.zeros(features)
-        for _, lookups, _, _, bags, _, _, output, host in batches:
-            assert output and host
-            memory = (np.ctypeslib.ctypes.c_int32 * (features * bags + 1)).from_address(host)
-            offsets = np.ctypeslib.as_array(memory)
-            assert offsets[-1] == lookups
-            own = np.diff(offsets[::bags])
-            total += [self.cost(call, f, row_of[f], own[f]) for f in range(features)]
-        return total
-
-    def measure(self, device, stream, call, batches, sets, warps, rounds, timed):
-        assert (device, stream) == (0, 77) and sets.dtype == np.int32 and sets.flags.c_contiguous
-        rows = {tuple(row) for row in sets[:, :, :5].reshape(-1, 5).tolist()}
-        if any(self.broken_to_run(row, warps) for row in rows):
-            raise RuntimeError("does not launch\nlog")
-        costs = np.stack([self.costs(call, one, batches) for one in sets])
-        if timed:
-            assert rounds == 1
-            self.timed.append((warps, len(sets)))
-            return costs * (warps or 32) * self.random.normal(1, self.noise, costs.shape)
-        self.raced.append((warps, len(sets)))
-        slow = 1 + 0.1 * abs(np.log2((warps or 32) / BEST_WARPS))
-        seconds = costs.sum(axis=1) / len(batches) * 1e-9 * slow
-        return seconds[:, None] * self.random.normal(1, self.noise / 4, (len(sets), rounds))
 
 
 @pytest.fixture
 def device(monkeypatch):
-    fake = FakeGPU()
-    for name in ("candidates", "compile", "measure"):
-        monkeypatch.setattr(_C, f"fused_embedding_bag_{name}", getattr(fake, name), raising=False)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
-    monkeypatch.setattr(fused_problem, "_check_kernel", lambda packed: None)
-    monkeypatch.setattr(fused_problem, "size_of", lambda device: (132, True))
-    monkeypatch.setattr(search, "architecture", lambda device: "sm_90a")
-    monkeypatch.setattr(separate, "architecture", lambda device: "sm_90a")
-    return fake
+    return install(monkeypatch)
 
 
 @pytest.fixture
@@ -161,18 +42,6 @@ def us_of(device, collection, rows, warps):
     us = bench.seconds(rows[None], warps, 1, [0, 1, 2])[0, 0] * 1e6
     device.noise = noise
     return us
-
-
-def best_rows(device, collection):
-    """What the formula likes best, of the candidates."""
-    problem = FusedProblem.of(collection, calls(collection))
-    bench, rows = FusedBench(problem), problem.defaults()
-    for feature in range(len(rows)):
-        options = bench.candidates(feature)
-        options[:, -1] = problem.expected[feature]
-        costs = [device.cost(bench.call, feature, one, 1) for one in options]
-        rows[feature] = options[int(np.argmin(costs))]
-    return rows
 
 
 @pytest.mark.parametrize("noise", (0.0, 0.003, 0.03))
@@ -443,27 +312,6 @@ def test_a_features_own_choice_must_be_worth_it():
     assert local_stage._own_choice(cost, 1, 0.2) == 1
     assert local_stage._own_choice(cost, 3, 0.2) == 2
     assert local_stage._own_choice(np.full(4, np.nan), 1, 0.2) == 0
-
-
-def test_each_feature_alone(device, collection):
-    chosen = separate.tune_separately(collection, calls(collection), progress=False, features=[0, 2, 13])
-    assert chosen.dtype == torch.int32 and chosen.shape == (24, 6)
-    best = best_rows(device, collection)
-    for feature in (0, 2):
-        assert chosen[feature].tolist() == best[feature].tolist()
-    assert not chosen[5, :-1].any() and chosen[5, -1] == best[5, -1]
-    assert not device.timed
-
-
-def test_one_feature_of_a_problem(device, collection):
-    batches = calls(collection)
-    alone = FusedProblem.of(collection, batches).alone(2)
-    (indices, offsets), bags = batches[0], 8
-    part = offsets[2 * bags : 3 * bags + 1]
-    assert torch.equal(alone.batches[0].indices, indices[part[0] : part[-1]])
-    assert torch.equal(alone.batches[0].offsets, part - part[0])
-    assert alone.batches[0].host_offsets.tolist() == (part - part[0]).tolist()
-    assert alone.features.shape == (1, 7) and alone.features[0, 6] == 0 and alone.output_dim == 16
 
 
 def test_per_sample_weights_reach_the_device_as_float32(device, collection):

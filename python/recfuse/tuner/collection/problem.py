@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,34 +116,6 @@ class FusedProblem:
         order = np.argsort(sizes, kind="stable")[int((sizes == 0).sum()) :]
         places = np.linspace(0, len(order) - 1, min(number, len(order))).round().astype(int)
         return [int(order[place]) for place in places]
-
-    def alone(self, feature: int) -> FusedProblem:
-        """The same with one feature only, and an output of its own."""
-        batches = []
-        for batch in self.batches:
-            part = slice(feature * batch.bags, (feature + 1) * batch.bags + 1)
-            host = batch.host_offsets[part]
-            start, end = int(host[0]), int(host[-1])
-            batches.append(
-                Jagged(
-                    batch.indices[start:end],
-                    batch.offsets[part] - start,
-                    None if batch.weights is None else batch.weights[start:end],
-                    np.ascontiguousarray(host - start),
-                    batch.bags,
-                )
-            )
-        own = self.features[feature : feature + 1].copy()
-        own[0, _COLUMN] = 0
-        one = slice(feature, feature + 1)
-        return replace(
-            self,
-            features=own,
-            tables=self.tables[one],
-            batches=batches,
-            expected=self.expected[one],
-            output_dim=self.tables[feature].dim,
-        )
 
 
 def _check_kernel(packed: PackedModule) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from recfuse.data.collection import Jagged
 from recfuse.plan.parts import architecture
 from recfuse.tuner.collection.candidates import FeatureClass, classes_of
 from recfuse.tuner.collection.compile import compile_fused
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
-from recfuse.tuner.compile import _hidden
-
-__all__ = ["tune_separately"]
 
 _ROUNDS = 5
 _BATCHES = 4
+_COLUMN = 6  # of a feature's first column, in a row of `features`
 
 
 def tune_separately(
@@ -57,7 +57,9 @@ def tune_separately(
         for own in classes_of(problem, FusedBench(problem)):
             members = [place for place, feature in enumerate(own.features) if feature in wanted]
             runnable = _compiled(problem, own, members, arch, progress)
-            bar = tqdm(members, desc=own.name, disable=_hidden(progress), leave=False)
+            bar = tqdm(
+                members, desc=own.name, disable=None if progress is None else not progress, leave=False
+            )
             for place in bar:
                 places = [one for one in own.allowed[place] if one in runnable]
                 feature = own.features[place]
@@ -71,7 +73,7 @@ def _compiled(
     """Candidates of a class whose kernels compile; the default in any case."""
     if not members:
         return {0}
-    bench = FusedBench(problem.alone(own.features[members[0]]))
+    bench = FusedBench(alone(problem, own.features[members[0]]))
     jobs = {}
     for place in sorted({place for member in members for place in own.allowed[member]}):
         row = own.candidates[place].copy()
@@ -83,10 +85,38 @@ def _compiled(
 
 def _fastest(problem: FusedProblem, own: FeatureClass, feature: int, places: list[int], seed: int) -> int:
     """The candidate with the least median time; candidates in turns."""
-    alone = problem.alone(feature)
-    bench = FusedBench(alone)
+    single = alone(problem, feature)
+    bench = FusedBench(single)
     order = random.Random(seed).sample(places, len(places))
     sets = own.candidates[order][:, None, :].copy()
-    sets[:, 0, -1] = alone.expected[0]
-    times = np.median(bench.seconds(sets, 0, _ROUNDS, alone.some_batches(_BATCHES)), axis=1)
+    sets[:, 0, -1] = single.expected[0]
+    times = np.median(bench.seconds(sets, 0, _ROUNDS, single.some_batches(_BATCHES)), axis=1)
     return order[int(np.argmin(times))]
+
+
+def alone(problem: FusedProblem, feature: int) -> FusedProblem:
+    """A problem with one of its features only, and an output of its own."""
+    batches = []
+    for batch in problem.batches:
+        part = slice(feature * batch.bags, (feature + 1) * batch.bags + 1)
+        host = batch.host_offsets[part]
+        start, end = int(host[0]), int(host[-1])
+        batches.append(
+            Jagged(
+                batch.indices[start:end],
+                batch.offsets[part] - start,
+                None if batch.weights is None else batch.weights[start:end],
+                np.ascontiguousarray(host - start),
+                batch.bags,
+            )
+        )
+    own = problem.features[feature : feature + 1].copy()
+    own[0, _COLUMN] = 0
+    return replace(
+        problem,
+        features=own,
+        tables=[problem.tables[feature]],
+        batches=batches,
+        expected=problem.expected[feature : feature + 1],
+        output_dim=problem.tables[feature].dim,
+    )
