@@ -16,14 +16,13 @@ from tqdm import tqdm
 from _cuda_fused_setting import Batch, Subject
 from _cuda_fused_timing import Run
 from recfuse import _C
-from recfuse.ops.fused_schedule import KINDS
-from recfuse.plan.collection_parts import PARTS_OF_A_LOOKUP
+from recfuse.ops.schedules import KINDS, SIXTEENTHS
 from recfuse.plan.parts import architecture
 
 Schedules = NDArray[np.int32]  # [features, 6]; columns below
 KIND, THREADS, SPLIT, EXPECTED = 0, 1, 4, 5
 _POOL, _COLUMNS = (KINDS.index(name) + 1 for name in ("pool", "columns"))
-_LONGEST_OF_COLUMNS = 2 * PARTS_OF_A_LOOKUP  # by default
+_LONGEST_OF_COLUMNS = 2 * SIXTEENTHS  # by default
 _COLUMN = -1  # of a feature's first column, in a row of `features`
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _INTEGERS = {torch.int32: 0, torch.int64: 1}

@@ -14,9 +14,9 @@ import torch
 import recfuse
 from conftest import at
 from recfuse import _C, CollectionPlan, Plan, cli
-from recfuse.data.collection import expectations, jagged_batches, mean_lengths, trace_of
+from recfuse.data.collection import jagged_batches, mean_lengths, trace_of
 from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, FusedEmbeddingBagList, Table
-from recfuse.ops.fused_schedule import FusedSchedule
+from recfuse.ops.schedules import FusedSchedule, expectations
 from recfuse.plan.collection_parts import (
     CallForm,
     FeatureTable,

@@ -16,7 +16,7 @@ from recfuse import _C
 from recfuse.data import traces
 from recfuse.data.table import hotness
 from recfuse.nn import EmbeddingBag
-from recfuse.ops.schedule import Schedule
+from recfuse.ops.schedules import Schedule
 from recfuse.tuner.compile import compile_all
 from recfuse.tuner.table import candidates, cpu, gpu, measure, steps
 from recfuse.tuner.table.measure import race

@@ -93,10 +93,11 @@ def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
     import torch
 
     from recfuse import nn
+    from recfuse.data.collection import CollectionTrace
     from recfuse.nn import tuning
     from recfuse.nn.packed import layout
     from recfuse.plan.collection import CollectionPlan
-    from recfuse.plan.collection_parts import CallForm, CollectionTrace, FeatureTable, Occupancy
+    from recfuse.plan.collection_parts import CallForm, FeatureTable, Occupancy
     from recfuse.plan.parts import Decision, Device
 
     modules = nn.EmbeddingBag, nn.FusedEmbeddingBagCollection, nn.FusedEmbeddingBagList

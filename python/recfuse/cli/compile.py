@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from recfuse import _C
-from recfuse.cli.tune import DTYPES, INTEGERS, MODES
+from recfuse._codes import DTYPE_NAMES, INTEGER_NAMES, MODES
 
 if TYPE_CHECKING:
     from recfuse.plan.collection import CollectionPlan
@@ -52,10 +52,10 @@ def add_parser(commands: Any) -> None:
         "--plan", nargs="+", default=[], metavar="FILE", help="plans, as recfuse tune writes them"
     )
     parser.add_argument("--dim", nargs="+", type=int, default=[], help="elements of a row")
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"])
+    parser.add_argument("--dtype", nargs="+", choices=DTYPE_NAMES, default=["float32"])
     parser.add_argument("--mode", nargs="+", choices=MODES, default=["sum"])
     parser.add_argument(
-        "--index", nargs="+", choices=INTEGERS, default=["int64"], help="of lookups and offsets"
+        "--index", nargs="+", choices=INTEGER_NAMES, default=["int64"], help="of lookups and offsets"
     )
     parser.add_argument("--weighted", action="store_true", help="with per-sample weights (mode sum)")
     parser.add_argument("--padded", action="store_true", help="with a padding_idx")
@@ -193,7 +193,7 @@ def _of_plans(plans: dict[str, Plan], arguments: argparse.Namespace) -> Iterator
         table = plan.table
         if plan.device.type != "cuda":
             raise ValueError(f"{path}: the plan is for the CPU, whose kernels are not compiled ahead of time")
-        if table.dtype not in DTYPES or table.mode not in MODES:
+        if table.dtype not in DTYPE_NAMES or table.mode not in MODES:
             raise ValueError(f"{path}: no kernel for a {table.dtype} table with mode {table.mode!r}")
         lookups, bags = round(plan.trace.lookups), round(plan.trace.bags)
         yield (
@@ -249,7 +249,12 @@ def _shape(dim: int, dtype: str, indices: str, offsets: str, mode: str) -> tuple
     """
     row_bytes = dim * (4 if dtype == "float32" else 2)
     alignment = (row_bytes | _ALIGNMENT) & -(row_bytes | _ALIGNMENT)
-    codes = DTYPES.index(dtype), INTEGERS.index(indices), INTEGERS.index(offsets), MODES.index(mode)
+    codes = (
+        DTYPE_NAMES.index(dtype),
+        INTEGER_NAMES.index(indices),
+        INTEGER_NAMES.index(offsets),
+        MODES.index(mode),
+    )
     return (dim, dim, alignment, *codes)
 
 

@@ -7,9 +7,7 @@ import os
 import sys
 from typing import Any
 
-DTYPES = ("float32", "float16", "bfloat16")
-MODES = ("sum", "mean", "max")
-INTEGERS = ("int32", "int64")
+from recfuse._codes import DTYPE_NAMES, INTEGER_NAMES, MODES
 
 
 def add_parser(commands: Any) -> None:
@@ -36,9 +34,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--table", type=int, metavar="N", help="which table of a .pt file with several")
     parser.add_argument("--rows", type=int, help="rows of the table (default: as the trace needs, or 500000)")
     parser.add_argument("--dim", type=int, default=128, help="elements of a row (default: %(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--dtype", choices=DTYPE_NAMES, default="float32")
     parser.add_argument("--mode", choices=MODES, default="sum")
-    parser.add_argument("--index", choices=INTEGERS, default="int64", help="of lookups and offsets")
+    parser.add_argument("--index", choices=INTEGER_NAMES, default="int64", help="of lookups and offsets")
     parser.add_argument("--batch", type=int, help="bags of a batch (default: 2048, or as the workload has)")
     parser.add_argument("--pooling", type=int, default=150, help="lookups of a bag (default: %(default)s)")
     parser.add_argument(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,15 +14,38 @@ from torch import Tensor
 
 from recfuse.data.forms import Lookups, each_batch, of_tuple
 from recfuse.errors import ArgumentValueError
-from recfuse.plan.collection_parts import (
-    ALWAYS_EMPTY,
-    PARTS_OF_A_LOOKUP,
-    CollectionTrace,
-    FeatureTable,
-)
 
 _HASHED = 1 << 16  # indices of a batch that its hash is of
 _COUNTED = 8  # batches whose different rows are counted
+
+
+@dataclass(frozen=True)
+class CollectionTrace:
+    """What batches for a collection are like."""
+
+    batches: int
+    bags: float
+    """A feature's in a batch; the median of batches."""
+    lookups: float
+    """Of a batch; the mean."""
+    unique_share: float
+    """Bytes of different rows of a batch over those of its lookups; the mean of some batches."""
+    sha256: str
+    """The start of the hash of all offsets and some of the indices."""
+
+
+class Table(Protocol):
+    """The table of a feature."""
+
+    @property
+    def rows(self) -> int:
+        """Rows."""
+        ...
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        ...
 
 
 class Jagged(NamedTuple):
@@ -83,13 +107,7 @@ def mean_lengths(batches: Sequence[Jagged], features: int) -> NDArray[np.float64
     return lookups / max(sum(batch.bags for batch in batches), 1)
 
 
-def expectations(lengths: NDArray[np.float64]) -> NDArray[np.int32]:
-    """Mean lookups of a bag as schedules have them: in sixteenths, at least 1, -1 where there are none."""
-    parts = np.clip(np.rint(lengths * PARTS_OF_A_LOOKUP), 1, np.iinfo(np.int32).max)
-    return np.where(lengths > 0, parts, ALWAYS_EMPTY).astype(np.int32)
-
-
-def trace_of(batches: Sequence[Jagged], tables: Sequence[FeatureTable]) -> CollectionTrace:
+def trace_of(batches: Sequence[Jagged], tables: Sequence[Table]) -> CollectionTrace:
     """What batches are like."""
     chosen = batches[:: -(-len(batches) // _COUNTED)]
     rows = torch.tensor([table.rows for table in tables])

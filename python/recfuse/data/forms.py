@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recfuse._codes import INTEGERS
 from recfuse._upload import integers_on
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError
-
-_INTEGERS = (torch.int32, torch.int64)
 
 
 class BagLookups(NamedTuple):
@@ -294,7 +293,7 @@ def _checked(found: Lookups, features: int, where: str) -> Lookups:
 
 
 def _check_types(where: str, indices: Tensor, offsets: Tensor, weights: Tensor | None, name: str) -> None:
-    if indices.dtype not in _INTEGERS or offsets.dtype not in _INTEGERS:
+    if indices.dtype not in INTEGERS or offsets.dtype not in INTEGERS:
         raise ArgumentTypeError(
             f"{where} has {indices.dtype} {name} and {offsets.dtype} offsets, must have int32 or int64"
         )

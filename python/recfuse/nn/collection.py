@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recfuse._codes import MODES
 from recfuse.data.forms import Lookups, is_keyed, of_collection, of_keys
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
@@ -17,7 +18,6 @@ from recfuse.nn.packed.layout import PackedSpec
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.table import Tables
 from recfuse.nn.packed.tracing import refuse_proxy
-from recfuse.ops import MODES
 
 _DATA_TYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}  # TorchRec's
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from recfuse import _C
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.nn.tuning import FIELDS, Tuning
+from recfuse.nn.tuning import Tuning
+from recfuse.ops.schedules import FIELDS
 
 MAPPING_FIELDS = 8
 """Columns of a mapping."""

@@ -10,12 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recfuse._codes import INTEGERS
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.ops import INTEGER_DTYPES
+from recfuse.ops.schedules import FIELDS, SIXTEENTHS, FusedSchedule
 
-FIELDS = 6
-"""Columns of ``schedules``; the last one is the expected lookups of a bag, in sixteenths."""
-_PARTS = 16  # of a lookup
 _MOST = torch.iinfo(torch.int32).max
 
 
@@ -34,7 +32,7 @@ class Lengths:
         Returns:
             Whether it did: not where the batch has no lookups, or its offsets cannot be right.
         """
-        if offsets.dim() != 1 or offsets.dtype not in INTEGER_DTYPES or not self.features:
+        if offsets.dim() != 1 or offsets.dtype not in INTEGERS or not self.features:
             return False
         bags, rest = divmod(offsets.numel() - 1, self.features)
         if bags <= 0 or rest:
@@ -51,7 +49,7 @@ class Lengths:
         """int32 ``[features]``: mean lookups of a bag times 16. At least 1: where these batches have none,
         others may have some.
         """
-        mean = self.lookups.to(torch.float64) * _PARTS / max(self.bags, 1)
+        mean = self.lookups.to(torch.float64) * SIXTEENTHS / max(self.bags, 1)
         return mean.round().clamp(1, _MOST).to(torch.int32)
 
 
@@ -141,8 +139,6 @@ def _parsed(schedules: Any) -> list[list[int]]:
             f"recfuse: schedules is a {type(schedules).__name__}, must be an int32 tensor or array, or a "
             "sequence of texts, one a feature"
         )
-    from recfuse.ops.fused_schedule import FusedSchedule
-
     rows = []
     for number, one in enumerate(schedules):
         try:

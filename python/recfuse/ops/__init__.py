@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from recfuse._arguments import check_fused_tensors
+from recfuse._codes import DTYPES, INTEGERS, MAX, MODES
 from recfuse.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -19,11 +20,7 @@ from recfuse.errors import (
 )
 from recfuse.ops import fakes  # noqa: F401  (registers them)
 from recfuse.ops.autograd import EmbeddingBag, FusedEmbeddingBag, needs_derivatives, pooled, readable
-from recfuse.ops.gradients import MAX
 
-MODES = ("sum", "mean", "max")
-WEIGHT_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
-INTEGER_DTYPES = frozenset((torch.int32, torch.int64))
 HAS_CUDA_KERNELS = torch.version.hip is None  # on ROCm too, torch calls the device "cuda"
 
 _DEFAULTS = (-1, "on", 0)
@@ -349,7 +346,7 @@ def _check_tensors(input: Any, weight: Any, offsets: Any, per_sample_weights: An
 
 
 def _check_integers(input: Tensor, weight: Tensor, offsets: Tensor | None) -> None:
-    if input.dtype in INTEGER_DTYPES and (offsets is None or offsets.dtype in INTEGER_DTYPES):
+    if input.dtype in INTEGERS and (offsets is None or offsets.dtype in INTEGERS):
         return
     if not weight.dtype.is_floating_point:  # torch's function takes input and weight in either order
         return
@@ -367,12 +364,12 @@ def _has_kernel(
     device = weight.device
     return (
         (weight.is_cpu or (weight.is_cuda and HAS_CUDA_KERNELS))
-        and weight.dtype in WEIGHT_DTYPES
+        and weight.dtype in DTYPES
         and weight.layout is torch.strided
-        and input.dtype in INTEGER_DTYPES
+        and input.dtype in INTEGERS
         and input.device == device
         and not input.is_nested
-        and (offsets is None or (offsets.dtype in INTEGER_DTYPES and offsets.device == device))
+        and (offsets is None or (offsets.dtype in INTEGERS and offsets.device == device))
         and (per_sample_weights is None or per_sample_weights.device == device)
     )
 

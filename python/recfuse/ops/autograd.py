@@ -19,9 +19,9 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
+from recfuse._codes import DTYPES, MAX, MODES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.ops import gradients
-from recfuse.ops.gradients import DTYPES, MAX, POOLING
 from recfuse.ops.winners import bag_winners, below, ends_of, feature_of, library, traced
 
 _ops = torch.ops.recfuse
@@ -227,7 +227,7 @@ class EmbeddingBag(torch.autograd.Function):
         shape, dtype, mode, last, padding_idx = ctx.options
         weight_grad = sample_weights_grad = None
         if grad is not None:
-            feature = feature_of(*shape, POOLING[mode], padding_idx)
+            feature = feature_of(*shape, MODES.index(mode), padding_idx)
             lookups = feature, indices, ends_of(offsets, indices, last)
             if ctx.needs_input_grad[0]:
                 weight_grad = _group_grad(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch._library.fake_impl import allocate_size
 
+from recfuse._codes import DTYPES
 from recfuse.ops import autograd  # noqa: F401  (defines operators)
-from recfuse.ops.gradients import DTYPES
 
 
 @torch.library.register_fake("recfuse::embedding_bag")

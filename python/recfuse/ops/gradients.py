@@ -20,14 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recfuse._codes import DTYPES, MAX, MEAN, SUM
 from recfuse._upload import integers_on
-
-SUM, MEAN, MAX = 0, 1, 2
-POOLING = {"sum": SUM, "mean": MEAN, "max": MAX}
-
-# In the order of rf_dtype. Operators take dtypes as their places here: how a ScalarType reaches a Python
-# operator, as a dtype or as a bare integer, depends on torch's version.
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 aten = torch.ops.aten
 bag_lookups = torch.ops.recfuse._bag_lookups.default

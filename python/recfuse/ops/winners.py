@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from recfuse.ops.gradients import MAX
+from recfuse._codes import MAX
 
 _ops = torch.ops.recfuse
 _below_autograd = torch._C._AutoDispatchBelowAutograd

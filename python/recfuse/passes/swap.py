@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
+from recfuse._codes import DTYPES
 from recfuse.errors import ArgumentTypeError
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.packed.fusable import has_hooks, why_not_fusable
@@ -19,7 +20,6 @@ from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizer_parts import given
 from recfuse.nn.packed.optimizers import plan_move
 from recfuse.nn.table_list import FusedEmbeddingBagList
-from recfuse.ops import WEIGHT_DTYPES
 from recfuse.passes.apply_emb import FusedApplyEmb, is_dlrm
 from recfuse.passes.apply_emb_proof import why_not_proven
 from recfuse.passes.report import SwapEntry, SwapReport
@@ -260,7 +260,7 @@ def _why_not_replaceable(table: torch.nn.EmbeddingBag) -> str | None:
     if "forward" in table.__dict__:
         return "its forward was replaced on the object"
     weight = table.weight
-    if weight.dtype not in WEIGHT_DTYPES:
+    if weight.dtype not in DTYPES:
         return f"{weight.dtype} has no kernel; float32, float16 and bfloat16 have"
     if weight.device.type not in ("cpu", "cuda", "meta"):
         return f"its weight is on {weight.device}, where there are no kernels"

@@ -18,16 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from recfuse._arguments import path_of
-from recfuse.data.collection import expectations, jagged_batches, mean_lengths, trace_of
+from recfuse.data.collection import CollectionTrace, jagged_batches, mean_lengths, trace_of
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.packed.module import PackedModule
-from recfuse.ops.fused_schedule import FusedSchedule
+from recfuse.ops.schedules import ALWAYS_EMPTY, FIELDS, SIXTEENTHS, FusedSchedule, expectations
 from recfuse.plan.collection_parts import (
-    ALWAYS_EMPTY,
-    FIELDS,
-    PARTS_OF_A_LOOKUP,
     CallForm,
-    CollectionTrace,
     FeatureTable,
     Occupancy,
     kernel_of,
@@ -297,7 +293,7 @@ class CollectionPlan:
     @property
     def pooling(self) -> float:
         """Mean lookups of a bag, over all features."""
-        return float(np.maximum(np.array(self.expected), 0).mean()) / PARTS_OF_A_LOOKUP
+        return float(np.maximum(np.array(self.expected), 0).mean()) / SIXTEENTHS
 
     def report(self) -> str:
         """All of it as text: the result, what it was measured on, and every decision in order."""

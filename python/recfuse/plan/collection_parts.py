@@ -6,26 +6,20 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
-from recfuse.ops.fused_schedule import FusedSchedule
+from recfuse._codes import DTYPE_NAMES, INTEGER_NAMES, MODES, DType, Integer, Mode
+from recfuse.ops.schedules import FusedSchedule
 from recfuse.plan.file import MOST_ITEMS, PlanError, shown
-from recfuse.plan.parts import DType, Integer, Mode, row_bytes
+from recfuse.plan.parts import row_bytes
 
 if TYPE_CHECKING:
     from recfuse.nn.packed.module import PackedModule
     from recfuse.plan.collection import CollectionPlan
 
-FIELDS = 6
-"""Columns of a row of schedules: kind, threads, distance, station, split, expected lookups of a bag."""
-PARTS_OF_A_LOOKUP = 16
-"""Expected lookups of a bag are counted in sixteenths."""
-ALWAYS_EMPTY = -1
-"""Expected lookups of a feature whose bags are surely empty."""
-_DTYPES, _MODES, _INTEGERS = get_args(DType), get_args(Mode), get_args(Integer)  # by the codes of `_C`
 _BASE = 1 << 20  # an address that buffers may have; nothing is read there
 _WORD = re.compile(r"\S+")
 _RUN = re.compile(r"(-?\d{1,10})(?:\*(\d{1,8}))?", re.ASCII)
@@ -56,21 +50,6 @@ class CallForm:
     indices: Integer
     offsets: Integer
     weighted: bool
-
-
-@dataclass(frozen=True)
-class CollectionTrace:
-    """What batches for a collection are like."""
-
-    batches: int
-    bags: float
-    """A feature's in a batch; the median of batches."""
-    lookups: float
-    """Of a batch; the mean."""
-    unique_share: float
-    """Bytes of different rows of a batch over those of its lookups; the mean of some batches."""
-    sha256: str
-    """The start of the hash of all offsets and some of the indices."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +122,10 @@ def kernel_of(plan: CollectionPlan) -> tuple[Any, ...]:
     tables = [plan.tables[place] for place in plan.table_of]
     form = plan.form
     for name, value, known in (
-        *((f"a table of {table.dtype}", table.dtype, _DTYPES) for table in plan.tables),
-        *((f"mode {table.mode}", table.mode, _MODES) for table in plan.tables),
-        (f"{form.indices} indices", form.indices, _INTEGERS),
-        (f"{form.offsets} offsets", form.offsets, _INTEGERS),
+        *((f"a table of {table.dtype}", table.dtype, DTYPE_NAMES) for table in plan.tables),
+        *((f"mode {table.mode}", table.mode, MODES) for table in plan.tables),
+        (f"{form.indices} indices", form.indices, INTEGER_NAMES),
+        (f"{form.offsets} offsets", form.offsets, INTEGER_NAMES),
     ):
         if value not in known:
             raise PlanError(f"recfuse.Plan: there is no kernel for {name}, there is for {', '.join(known)}")
@@ -157,9 +136,9 @@ def kernel_of(plan: CollectionPlan) -> tuple[Any, ...]:
     for at, table in enumerate(tables):
         group, first_row = places[at]
         place = group, first_row * table.dim, table.rows, table.dim
-        features[at] = (*place, _MODES.index(table.mode), 0 if table.padded else -1, column)
+        features[at] = (*place, MODES.index(table.mode), 0 if table.padded else -1, column)
         column += table.dim
-    codes = [_DTYPES.index(str(group.like.dtype).removeprefix("torch.")) for group in groups]
+    codes = [DTYPE_NAMES.index(str(group.like.dtype).removeprefix("torch.")) for group in groups]
     buffers = [(_BASE, one.rows * one.like.dim, code) for one, code in zip(groups, codes, strict=True)]
     call = (buffers, features, codes[0] if len(set(codes)) == 1 else 0, column)
-    return call, _INTEGERS.index(form.indices), _INTEGERS.index(form.offsets), form.weighted
+    return call, INTEGER_NAMES.index(form.indices), INTEGER_NAMES.index(form.offsets), form.weighted

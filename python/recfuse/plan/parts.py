@@ -9,14 +9,9 @@ from typing import Literal
 
 import torch
 
+from recfuse._codes import DType, Integer, Mode
 from recfuse.plan.file import PlanError
 
-DType = Literal["float32", "float16", "bfloat16"]
-"""Of a table, in the order of the codes of `_C`."""
-Mode = Literal["sum", "mean", "max"]
-"""In the order of the codes of `_C`."""
-Integer = Literal["int32", "int64"]
-"""Of indices and offsets, in the order of the codes of `_C`."""
 _MOST_BYTES = 1 << 62  # of all tables
 _MOST_COLUMNS = (1 << 31) - 1  # of one
 

@@ -18,7 +18,7 @@ import torch
 from recfuse._arguments import path_of
 from recfuse.data.table import Hotness, batches_of, hotness
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.ops.schedule import Schedule
+from recfuse.ops.schedules import Schedule
 from recfuse.plan.file import VERSION, PlanError, read, read_file, shown, write_file
 from recfuse.plan.parts import (
     Decision,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from recfuse.ops.schedule import STATIONS, Schedule
+from recfuse.ops.schedules import STATIONS, Schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from recfuse._codes import MODES
 from recfuse.nn.embedding_bag import EmbeddingBag
-from recfuse.nn.packed.layout import POOLING
 
 
 def why_not_fusable(tables: Sequence[Any]) -> str | None:
@@ -44,7 +44,7 @@ def _why_not_packable(table: Any) -> str | None:
         return "has max_norm, which changes rows during the call"
     if table.scale_grad_by_freq:
         return "has scale_grad_by_freq"
-    if table.mode not in POOLING:
+    if table.mode not in MODES:
         return f"has mode {table.mode!r}"
     if table.sparse and table.mode == "max":
         return 'has sparse gradients with mode "max"'

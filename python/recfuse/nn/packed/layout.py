@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recfuse._codes import MODES
+
 _TABLE_ALIGNMENT = 64  # bytes; a cache line, and the widest vector load
-POOLING = {"sum": 0, "mean": 1, "max": 2}
 
 
 class PackedSpec(NamedTuple):
@@ -100,7 +101,7 @@ def feature_tensor(tables: Sequence[PackedSpec], table_of_feature: Sequence[int]
         padding_idx = -1 if table.padding_idx is None else table.padding_idx
         offset = table.first_row * dim
         rows.append(
-            [table.group, offset, table.num_embeddings, dim, POOLING[table.mode], padding_idx, column]
+            [table.group, offset, table.num_embeddings, dim, MODES.index(table.mode), padding_idx, column]
         )
         column += dim
     return torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, 7)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from recfuse._codes import DTYPES
 from recfuse.data.forms import Lookups, each_batch
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.mapping import Mapper, Mapping
@@ -32,7 +33,6 @@ from recfuse.nn.packed.table import Tables
 from recfuse.nn.tuning import Tuning
 from recfuse.ops import fused_embedding_bag
 from recfuse.ops.fakes import fused_dtype
-from recfuse.ops.gradients import DTYPES
 
 
 class PackedModule(torch.nn.Module):

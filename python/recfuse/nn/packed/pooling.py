@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recfuse._codes import DTYPES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.layout import Layout, PackedSpec, feature_tensor, rows_of
-from recfuse.ops import HAS_CUDA_KERNELS, WEIGHT_DTYPES, embedding_bag, fused_embedding_bag
+from recfuse.ops import HAS_CUDA_KERNELS, embedding_bag, fused_embedding_bag
 
 
 def has_kernel(weights: Sequence[Tensor]) -> bool:
     """Whether one call can pool tables of these matrices: all on one device that has kernels for them."""
     for weight in weights:
-        if weight.dtype not in WEIGHT_DTYPES:
+        if weight.dtype not in DTYPES:
             return False
     if all_on_cpu(weights):
         return True

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recfuse.ops.fused_schedule import KINDS
-from recfuse.plan.collection_parts import ALWAYS_EMPTY, FIELDS, PARTS_OF_A_LOOKUP
+from recfuse.ops.schedules import ALWAYS_EMPTY, FIELDS, KINDS, SIXTEENTHS
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
 from recfuse.tuner.table.problem import power_of_two
 
@@ -106,9 +105,9 @@ def _class(
     allowed = []
     for feature in features:
         parts = int(problem.expected[feature])
-        reused = parts / PARTS_OF_A_LOOKUP * problem.bags >= problem.tables[feature].rows
+        reused = parts / SIXTEENTHS * problem.bags >= problem.tables[feature].rows
         if (parts, reused) not in kept:
-            length = parts / PARTS_OF_A_LOOKUP
+            length = parts / SIXTEENTHS
             kept[parts, reused] = [0, *_worth_a_try(rows, length, lanes, reused)]
         allowed.append(kept[parts, reused])
     return FeatureClass(name, features, rows, allowed, align)

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recfuse.plan.collection_parts import FIELDS, PARTS_OF_A_LOOKUP, schedule_text
+from recfuse.ops.schedules import FIELDS, SIXTEENTHS
+from recfuse.plan.collection_parts import schedule_text
 from recfuse.plan.file import shown
 from recfuse.tuner.collection.candidates import FeatureClass, Unit, mixtures, units_of
 from recfuse.tuner.collection.state import State
@@ -240,7 +241,7 @@ def _statistics(costs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArra
 
 def _alike(own: FeatureClass, expected: NDArray[np.int32]) -> list[tuple[str, NDArray[np.int64]]]:
     """Features of a class with bags of like length: names, and places in the class."""
-    lengths = expected[own.features] / PARTS_OF_A_LOOKUP
+    lengths = expected[own.features] / SIXTEENTHS
     bins = np.rint(np.log(lengths) / np.log(_ALIKE)).astype(np.int64)
     found = []
     for one in np.unique(bins):

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recfuse import _C
-from recfuse.data.collection import Jagged, expectations, jagged_batches, mean_lengths
+from recfuse._codes import DTYPES, INTEGERS
+from recfuse.data.collection import Jagged, jagged_batches, mean_lengths
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.mapping import size_of, staged_features
 from recfuse.ops import HAS_CUDA_KERNELS, check, fused_embedding_bag
+from recfuse.ops.schedules import FIELDS, expectations
 from recfuse.plan.collection import packed_of
-from recfuse.plan.collection_parts import FIELDS, CallForm, FeatureTable, tables_of
-from recfuse.tuner.table.problem import DTYPES, INTEGERS
+from recfuse.plan.collection_parts import CallForm, FeatureTable, tables_of
 
 if TYPE_CHECKING:
     from recfuse.nn.packed.module import PackedModule
@@ -144,9 +145,9 @@ class FusedBench:
         self._output = torch.empty((bags, problem.output_dim), dtype=dtype, device=device)
         self._weights = [None if one.weights is None else one.weights.float() for one in problem.batches]
         self.call = (
-            [(one.data_ptr(), one.numel(), DTYPES[one.dtype]) for one in problem.buffers],
+            [(one.data_ptr(), one.numel(), DTYPES.index(one.dtype)) for one in problem.buffers],
             problem.features,
-            DTYPES[dtype],
+            DTYPES.index(dtype),
             problem.output_dim,
         )
         """The first argument of `_C`'s functions."""
@@ -154,10 +155,10 @@ class FusedBench:
             (
                 batch.indices.data_ptr(),
                 batch.indices.numel(),
-                INTEGERS[batch.indices.dtype],
+                INTEGERS.index(batch.indices.dtype),
                 batch.offsets.data_ptr(),
                 batch.bags,
-                INTEGERS[batch.offsets.dtype],
+                INTEGERS.index(batch.offsets.dtype),
                 0 if weights is None else weights.data_ptr(),
                 self._output.data_ptr(),
                 batch.host_offsets.ctypes.data,
@@ -182,7 +183,7 @@ class FusedBench:
     ) -> tuple[Any, ...]:
         """Arguments of `_C.fused_embedding_bag_compile` for the one kernel of some sets of schedules."""
         first = self.problem.batches[0]
-        integers = INTEGERS[first.indices.dtype], INTEGERS[first.offsets.dtype]
+        integers = INTEGERS.index(first.indices.dtype), INTEGERS.index(first.offsets.dtype)
         weighted = first.weights is not None
         return arch, self.call, *integers, weighted, True, _sets(sets), warps, timed
 

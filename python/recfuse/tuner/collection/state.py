@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recfuse._arguments import path_of
+from recfuse.data.collection import CollectionTrace
 from recfuse.errors import ArgumentValueError
-from recfuse.plan.collection_parts import CollectionTrace, of_runs, runs
+from recfuse.plan.collection_parts import of_runs, runs
 from recfuse.plan.file import PlanError, read_json, write_file
 from recfuse.plan.parts import Decision, Device
 from recfuse.tuner.collection.compile import Compiler

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from recfuse.ops.schedule import STATIONS, Schedule
+from recfuse.ops.schedules import STATIONS, Schedule
 from recfuse.tuner.table.problem import Problem, power_of_two
 
 # None: as many as registers allow. A number also takes shared memory, and so L1, to hold others off.

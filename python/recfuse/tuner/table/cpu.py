@@ -10,7 +10,7 @@ import torch
 
 from recfuse import timing
 from recfuse.data.table import Hotness
-from recfuse.ops.schedule import Schedule
+from recfuse.ops.schedules import Schedule
 from recfuse.plan.parts import Decision
 from recfuse.tuner.table.problem import Found, Problem
 

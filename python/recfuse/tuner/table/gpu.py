@@ -11,7 +11,7 @@ from recfuse.data.forms import BagLookups
 from recfuse.data.table import Hotness
 from recfuse.nn.pinning import rows_that_fit, unpin
 from recfuse.ops import check
-from recfuse.ops.schedule import Schedule
+from recfuse.ops.schedules import Schedule
 from recfuse.plan.parts import Pinned, architecture
 from recfuse.tuner.table import candidates
 from recfuse.tuner.table.measure import copy_bandwidth

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from recfuse import _C
 from recfuse._clock import clock
-from recfuse.ops.gradients import POOLING
-from recfuse.tuner.table.problem import DTYPES, INTEGERS, Problem
+from recfuse._codes import DTYPES, INTEGERS, MODES
+from recfuse.tuner.table.problem import Problem
 
 _COPY_BYTES = 256 << 20  # more than any L2
 # Rounds of a race, and how much slower than the fastest a candidate may be to run on.
@@ -49,16 +49,16 @@ class Bench:
             weight.shape[0],
             weight.shape[1],
             weight.stride(0),
-            DTYPES[weight.dtype],
+            DTYPES.index(weight.dtype),
         )
         self._batches = [
             (
                 batch.indices.data_ptr(),
                 batch.indices.numel(),
-                INTEGERS[batch.indices.dtype],
+                INTEGERS.index(batch.indices.dtype),
                 batch.offsets.data_ptr(),
                 batch.bags,
-                INTEGERS[batch.offsets.dtype],
+                INTEGERS.index(batch.offsets.dtype),
                 batch.include_last_offset,
                 0 if weights is None else weights.data_ptr(),
                 self._output.data_ptr(),
@@ -79,7 +79,7 @@ class Bench:
             torch.cuda.current_stream(device).cuda_stream,
             self._table,
             self._batches,
-            POOLING[self._problem.mode],
+            MODES.index(self._problem.mode),
             self._problem.padding_idx,
             True,
             list(schedules),

@@ -9,16 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recfuse._codes import DTYPES, INTEGERS, MODES
 from recfuse.data.forms import BagLookups
 from recfuse.data.table import batches_of
 from recfuse.errors import ArgumentValueError
-from recfuse.ops import HAS_CUDA_KERNELS, WEIGHT_DTYPES, embedding_bag
-from recfuse.ops.gradients import POOLING
+from recfuse.ops import HAS_CUDA_KERNELS, embedding_bag
 from recfuse.plan.parts import Decision, Pinned, Table
-
-DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-"""Codes of `_C`."""
-INTEGERS = {torch.int32: 0, torch.int64: 1}
 
 
 @dataclass
@@ -52,7 +48,7 @@ class Problem:
                 to do.
         """
         weight = module.weight.detach()
-        if weight.dtype not in WEIGHT_DTYPES or not (weight.is_cpu or (weight.is_cuda and HAS_CUDA_KERNELS)):
+        if weight.dtype not in DTYPES or not (weight.is_cpu or (weight.is_cuda and HAS_CUDA_KERNELS)):
             raise NotImplementedError(
                 f"recfuse.tune: no kernel for a {weight.dtype} table on {weight.device}; there are for "
                 "float32, float16 and bfloat16, on the CPU and on CUDA devices"
@@ -113,10 +109,10 @@ class Problem:
             self.weight.shape[1],
             self.weight.stride(0),
             alignment(self.weight),
-            DTYPES[self.weight.dtype],
-            INTEGERS[first.indices.dtype],
-            INTEGERS[first.offsets.dtype],
-            POOLING[self.mode],
+            DTYPES.index(self.weight.dtype),
+            INTEGERS.index(first.indices.dtype),
+            INTEGERS.index(first.offsets.dtype),
+            MODES.index(self.mode),
             first.weights is not None,
             self.padding_idx >= 0,
             True,

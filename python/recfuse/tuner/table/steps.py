@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Iterable
 
-from recfuse.ops.schedule import Schedule
+from recfuse.ops.schedules import Schedule
 from recfuse.plan.parts import Decision
 from recfuse.tuner.compile import compile_all
 from recfuse.tuner.table.measure import Bench, race

@@ -1,4 +1,4 @@
-"""A schedule: how a kernel of `embedding_bag` works, as text `field=value` with spaces between."""
+"""Schedules: how kernels work, as text `field=value` with spaces between, and as rows of integers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 STATIONS = ("none", "register", "shared", "local", "l1")
 """Where rows in flight wait until they are summed."""
+KINDS = ("pool", "columns", "staged")
+"""Groups of threads a bag; lanes over columns of the output, for short bags; tables staged on chip."""
+FIELDS = 6
+"""Columns of a row of fused schedules: kind, threads, distance, station, split, expected lookups of a bag."""
+SIXTEENTHS = 16
+"""Of one lookup: in these the expected lookups of a bag are counted."""
+ALWAYS_EMPTY = -1
+"""Expected lookups of a feature whose bags are surely empty."""
 
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _MOST_SHOWN = 100  # characters of a text in an error
@@ -55,7 +66,7 @@ class ScheduleText:
 
 @dataclass(frozen=True)
 class Schedule(ScheduleText):
-    """The fields of a schedule; those that are None have the kernel's defaults."""
+    """How `embedding_bag` works; fields that are None have the kernel's defaults."""
 
     station: str | None = None
     distance: int | None = None
@@ -74,3 +85,42 @@ class Schedule(ScheduleText):
     def but(self, **changes: Any) -> Schedule:
         """The same with other values of some fields."""
         return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class FusedSchedule(ScheduleText):
+    """How `fused_embedding_bag` works on one feature; fields that are None have the kernel's defaults."""
+
+    _WORDS: ClassVar = {"kind": KINDS, "station": STATIONS}  # by their numbers, from 1; 0: the default
+    _NUMBERS: ClassVar = 1, 2**31
+
+    kind: str | None = None
+    threads: int | None = None
+    """Threads of a bag; where 32 share long ones, 64 do in batches of 256 bags and fewer."""
+    distance: int | None = None
+    """Rows in flight, for each that a warp reads at once."""
+    station: str | None = None
+    """Where they wait."""
+    split: int | None = None
+    """Blocks that share a bag."""
+
+    @classmethod
+    def of_row(cls, row: Sequence[int]) -> FusedSchedule:
+        """The schedule of a row of schedules, without the lookups that it expects."""
+        values = {field.name: int(value) for field, value in zip(fields(cls), row, strict=False)}
+        named = {name: ("", *words)[values[name]] for name, words in cls._WORDS.items()}
+        return cls(**{name: value or None for name, value in (values | named).items()})
+
+    def row(self, expected_sixteenths: int = 0) -> tuple[int, int, int, int, int, int]:
+        """As the operator takes it: kind, threads, distance, station, split, expected lookups of a bag in
+        sixteenths (0: unknown, -1: none).
+        """
+        kind, station = (("", *words).index(getattr(self, name) or "") for name, words in self._WORDS.items())
+        numbers = self.threads or 0, self.distance or 0, station, self.split or 0
+        return kind, *numbers, expected_sixteenths
+
+
+def expectations(lengths: NDArray[np.float64]) -> NDArray[np.int32]:
+    """Mean lookups of a bag as schedules have them: in sixteenths, at least 1, -1 where there are none."""
+    sixteenths = np.clip(np.rint(lengths * SIXTEENTHS), 1, np.iinfo(np.int32).max)
+    return np.where(lengths > 0, sixteenths, ALWAYS_EMPTY).astype(np.int32)
