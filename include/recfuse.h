@@ -23,8 +23,8 @@ extern "C" {
 
 #define RECFUSE_VERSION "0.1.0"
 
-/* One list of statuses: code, the Python exception that it becomes (Python's own, or of recfuse.errors), text. Memory:
- * the host's or a GPU's. Internal: a bug, or a package that is not whole. */
+/* One list of statuses: code, the Python exception that it becomes (Python's own, or of recfuse.errors), text. Memory is
+ * the host's, device memory a GPU's. Internal: a bug, or a package that is not whole. */
 #define RF_STATUS_LIST(X)                                               \
     X(RF_OK, "", "ok")                                                  \
     X(RF_ERR_VALUE, "ValueError", "a bad argument")                     \
@@ -35,7 +35,8 @@ extern "C" {
     X(RF_ERR_INTERNAL, "InternalError", "an internal error")            \
     X(RF_ERR_NO_DEVICE, "NoDeviceError", "no GPU, or no driver for it") \
     X(RF_ERR_CUDA, "CudaError", "the CUDA driver failed")               \
-    X(RF_ERR_COMPILE, "CompileError", "a GPU kernel does not compile")
+    X(RF_ERR_COMPILE, "CompileError", "a GPU kernel does not compile")  \
+    X(RF_ERR_OUT_OF_MEMORY, "MemoryError", "out of device memory")
 
 typedef enum rf_status {
 #define RF_STATUS_ENUM(code, python, text) code,

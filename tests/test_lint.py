@@ -32,7 +32,7 @@ FAMILIES = {"embedding_bag", "bag_lookups", "pin_rows", "fused_embedding_bag"}
 MAY_INCLUDE = {
     "include": set(),
     "base": {"include", "base"},
-    "device": {"device"},
+    "device": {"include", "device"},
     "tools": BELOW | {"tools"},
     "cpu": BELOW | {"cpu"},
     "driver": BELOW | {"driver"},

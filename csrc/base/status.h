@@ -25,6 +25,13 @@
 /* Keeps the message for rf_last_error (valid UTF-8 of at most 4,095 bytes) and returns `status`, which is not RF_OK. */
 RF__SHARED rf_status rf__fail(rf_status status, const char *format, ...) RF__PRINTF(2, 3);
 
+/* Fails where the condition holds: for checks of arguments, before anything is held that `out:` would free.
+ *     RF_FAIL_IF(params->rows < 0, RF_ERR_VALUE, "rows is %" PRId64 ", must be 0 or more", params->rows); */
+#define RF_FAIL_IF(condition, code, ...)                     \
+    do {                                                     \
+        if (condition) return rf__fail((code), __VA_ARGS__); \
+    } while (0)
+
 /* Calls; on failure keeps its status in the variable `status` and jumps to the label `out`. */
 #define RF_TRY(call)                   \
     do {                               \

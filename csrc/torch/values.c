@@ -76,7 +76,8 @@ void rf__arguments_free(const char *kinds, rf__value *values) {
 static rf_status kind_of_failure(const char *call, const char *why) {
     static const char *const memory[] = {"out of memory", "not enough memory", "can't allocate memory"};
     for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++)
-        if (strstr(why, memory[i]) != NULL) return RF_ERR_MEMORY;
+        if (strstr(why, memory[i]) != NULL)
+            return strstr(why, "CUDA") != NULL ? RF_ERR_OUT_OF_MEMORY : RF_ERR_MEMORY;
     if (strstr(why, "CUDA error") != NULL) return RF_ERR_CUDA;
     return strstr(call, "aoti_torch_empty_strided") != NULL ? RF_ERR_MEMORY : RF_ERR_INTERNAL;
 }

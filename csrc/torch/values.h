@@ -26,7 +26,7 @@ void rf__arguments_take(const char *kinds, const StableIValue *stack, rf__value 
 /* Frees what rf__arguments_take gave. */
 void rf__arguments_free(const char *kinds, rf__value *values);
 
-/* With libtorch's own text, if `code` says that a call to libtorch failed: RF_ERR_MEMORY where there was too little,
+/* With libtorch's own text, if `code` says that a call to libtorch failed: RF_ERR_MEMORY or RF_ERR_OUT_OF_MEMORY where there was too little,
  * RF_ERR_CUDA where that is what the text is of, else RF_ERR_INTERNAL. */
 rf_status rf__torch_status(int32_t code, const char *call);
 #define RF__TORCH_TRY(call) RF_TRY(rf__torch_status((call), #call))

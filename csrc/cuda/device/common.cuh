@@ -4,15 +4,12 @@
 #ifndef RECFUSE_COMMON_CUH
 #define RECFUSE_COMMON_CUH
 
+#include "device/codes.h"
+#include "device/error_word.h"
 #include "device/types.h"
 
 #define RF_INLINE __device__ __forceinline__
 #define RF_FULL_WARP 0xffffffffu
-
-/* Element types; the numbers are rf_dtype's. */
-enum { RF_FLOAT32, RF_FLOAT16, RF_BFLOAT16 };
-/* Poolings; the numbers are rf_pooling's. */
-enum { RF_SUM, RF_MEAN, RF_MAX };
 
 /* 2, 4, 8 or 16 bytes, moved by one instruction. */
 template <int BYTES> struct rf_bytes;
@@ -118,38 +115,20 @@ template <> struct rf_element<RF_BFLOAT16> {
     }
 };
 
-/* Bad contents of arguments: the first offender is kept for the host, which raises it (csrc/cuda/error.h). */
-enum { RF_BAD_INDEX = 1, RF_BAD_OFFSET = 2 };
-/* Operators; the numbers are those of csrc/cuda/error.h. */
-enum { RF_EMBEDDING_BAG, RF_PIN_ROWS, RF_FUSED_EMBEDDING_BAG };
-
-struct rf_error_record {
-    rf_u32 ready, kind, operator_name;
-    int feature;
-    rf_i64 position, bag, value, limit, lookups;
-    rf_u32 raised, unused;
-};
-
-/* Where these tables' calls leave an offender. */
-struct rf_errors {
-    rf_u32 *claimed;
-    rf_error_record *record;
-};
-
-/* What a kernel says of an offender. */
+/* What a kernel says of an offender (error_word.h). */
 struct rf_offender {
-    rf_u32 kind;
+    rf_argument argument;
     rf_i64 position, bag, value, limit, lookups;
 };
 
 /* In line, because a call would cost the caller registers on its hot path. */
-template <rf_u32 OPERATOR = RF_EMBEDDING_BAG>
-RF_INLINE void rf_report(const rf_errors &errors, const rf_offender &found, int feature = -1) {
+template <rf_operator OPERATOR>
+RF_INLINE void rf_report(const rf_error_word &errors, const rf_offender &found, int feature = -1) {
     volatile rf_error_record *record = errors.record;
     const rf_u32 raised = record->raised;
     if (atomicCAS(errors.claimed, raised, raised + 1u) != raised) return;
-    record->kind = found.kind;
-    record->operator_name = OPERATOR;
+    record->argument = found.argument;
+    record->operator_number = OPERATOR;
     record->feature = feature;
     record->position = found.position;
     record->bag = found.bag;

@@ -25,7 +25,7 @@ static rf_status describe(const rf__cuda_driver *driver, rf__cu_result result, c
     if (driver->cuGetErrorString(result, &text) != RF__CU_SUCCESS || text == NULL) text = "no text";
     const char *arrow = strstr(call, "->");
     const char *function = arrow != NULL ? arrow + 2 : call;
-    return rf__fail(result == RF__CU_ERROR_OUT_OF_MEMORY ? RF_ERR_MEMORY : RF_ERR_CUDA,
+    return rf__fail(result == RF__CU_ERROR_OUT_OF_MEMORY ? RF_ERR_OUT_OF_MEMORY : RF_ERR_CUDA,
                     "%.*s of the CUDA driver failed with %s (%d): %s", (int)strcspn(function, "("), function,
                     name, result, text);
 }

@@ -58,7 +58,7 @@ rf_status rf__cuda_launch_kernel(const rf__cuda_device *device, const rf__cuda_l
 rf__cu_capture_mode rf__cuda_capture_mode(const rf__cuda_driver *driver, rf__cu_capture_mode mode);
 
 /* RF_OK for 0; else a message with the function at the head of `call`, and CUDA's name and text of the
- * error; RF_ERR_MEMORY when memory ran out, else RF_ERR_CUDA. Only after rf__cuda_driver_get. */
+ * error; RF_ERR_OUT_OF_MEMORY when memory ran out, else RF_ERR_CUDA. Only after rf__cuda_driver_get. */
 rf_status rf__cuda_status(rf__cu_result result, const char *call);
 
 /* RF_TRY for a function of the driver: RF__CUDA_TRY(driver->cuMemFree_v2(memory)). */

@@ -72,60 +72,60 @@ rf__cuda_error_place rf__cuda_error_place_of(const rf__cuda_device *device, cons
                                   .record = &errors->records[at]};
 }
 
-static rf_status raise_record(const rf__cuda_error_record *record) {
+static rf_status raise_record(const rf_error_record *record) {
     static const char *const operators[] = {
-#define RF__CUDA_OPERATOR(name) #name,
-        RF__CUDA_OPERATOR_LIST(RF__CUDA_OPERATOR)
-#undef RF__CUDA_OPERATOR
+#define RF_OPERATOR(name) #name,
+        RF_OPERATOR_LIST(RF_OPERATOR)
+#undef RF_OPERATOR
     };
-    const char *operator_name = record->operator_name < sizeof operators / sizeof operators[0]
-                                    ? operators[record->operator_name]
-                                    : "an operator";
+    static const struct {
+        const char *name, *counted, *none;
+        rf_rule rule;
+    } arguments[] = {
+#define RF_ARGUMENT(name, rule, counted, none) {#name, counted, none, RF_RULE_##rule},
+        RF_ARGUMENT_LIST(RF_ARGUMENT)
+#undef RF_ARGUMENT
+    };
     static const char when[] =
         "(found on the GPU by an earlier call with these tables, whose output is wrong)";
-    const char *argument = record->bag >= 0 ? "indices" : "rows";
-    char place[80] = "";
+    const bool readable = record->operator_number < sizeof operators / sizeof operators[0] &&
+                          record->argument < sizeof arguments / sizeof arguments[0];
+    RF_FAIL_IF(!readable, RF_ERR_INTERNAL,
+               "a GPU kernel left an error that nobody knows: argument %u of operator %u",
+               (unsigned)record->argument, (unsigned)record->operator_number);
+    const char *name = arguments[record->argument].name, *counted = arguments[record->argument].counted;
+    char bag[80] = "", found[256];
     if (record->bag >= 0 && record->feature >= 0) {
-        snprintf(place, sizeof place, ", for feature %" PRId32 ", bag %" PRId64, record->feature,
-                 record->bag);
+        snprintf(bag, sizeof bag, ", for feature %" PRId32 ", bag %" PRId64, record->feature, record->bag);
     } else if (record->bag >= 0) {
-        snprintf(place, sizeof place, ", for bag %" PRId64, record->bag);
+        snprintf(bag, sizeof bag, ", for bag %" PRId64, record->bag);
     }
-    if (record->kind == RF__CUDA_BAD_INDEX && record->limit <= 0) {
-        return rf__fail(RF_ERR_INDEX,
-                        "recfuse.%s: %s[%" PRId64 "] is %" PRId64
-                        "%s; its table has no rows, which allows no index %s",
-                        operator_name, argument, record->position, record->value, place, when);
+    snprintf(found, sizeof found, "recfuse.%s: %s[%" PRId64 "] is %" PRId64,
+             operators[record->operator_number], name, record->position, record->value);
+    if (arguments[record->argument].rule == RF_RULE_INDEX) {
+        RF_FAIL_IF(record->limit <= 0, RF_ERR_INDEX, "%s%s; %s, which allows no index %s", found, bag,
+                   arguments[record->argument].none, when);
+        return rf__fail(RF_ERR_INDEX, "%s%s; allowed is 0 to %" PRId64 ", less than the %" PRId64 " %s %s",
+                        found, bag, record->limit - 1, record->limit, counted, when);
     }
-    if (record->kind == RF__CUDA_BAD_INDEX) {
-        return rf__fail(RF_ERR_INDEX,
-                        "recfuse.%s: %s[%" PRId64 "] is %" PRId64 "%s; allowed is 0 to %" PRId64
-                        ", less than the %" PRId64 " rows of its table %s",
-                        operator_name, argument, record->position, record->value, place, record->limit - 1,
-                        record->limit, when);
-    }
-    if (record->position == 0) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.%s: offsets[0] is %" PRId64 "; the first bag must begin at 0 %s",
-                        operator_name, record->value, when);
-    }
-    return rf__fail(
-        RF_ERR_VALUE,
-        "recfuse.%s: offsets[%" PRId64 "] is %" PRId64 "%s; allowed is %" PRId64
-        " (where the bag before begins; offsets must not decrease) to %" PRId64 " (the number of indices) %s",
-        operator_name, record->position, record->value, place, record->limit, record->lookups, when);
+    RF_FAIL_IF(record->position == 0, RF_ERR_VALUE, "%s; the first bag must begin at 0 %s", found, when);
+    return rf__fail(RF_ERR_VALUE,
+                    "%s%s; allowed is %" PRId64
+                    " (where the bag before begins; %s must not decrease) to %" PRId64
+                    " (the number of indices) %s",
+                    found, bag, record->limit, name, record->lookups, when);
 }
 
 /* The lock of taking a record, so that one thread raises it; nothing waits under it. A child, which has no CUDA, never
  * comes here. */
 static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
 
-static bool is_ready(const rf__cuda_error_record *record) {
+static bool is_ready(const rf_error_record *record) {
     return __atomic_load_n(&record->ready, __ATOMIC_ACQUIRE) != 0;
 }
 
 /* Copies a record and frees its place; false where another thread was first. */
-static bool record_take(rf__cuda_error_record *record, rf__cuda_error_record *copy) {
+static bool record_take(rf_error_record *record, rf_error_record *copy) {
     pthread_mutex_lock(&taking);
     const bool taken = is_ready(record);
     if (taken) {
@@ -142,7 +142,7 @@ rf_status rf__cuda_pending_error(const rf__cuda_device *device, const rf__cuda_e
                                  void *stream) {
     if (!is_ready(place->record)) return RF_OK;
     rf_status status = RF_OK;
-    rf__cuda_error_record record;
+    rf_error_record record;
     rf__cu_capture_status capturing = RF__CU_STREAM_CAPTURE_STATUS_NONE;
     RF_TRY(rf__cuda_enter(device));
     /* It also fails where the default stream may not be asked because another is captured. */
@@ -156,10 +156,10 @@ out:
 
 /* Raises the first record that there is, and says how many others are left. */
 static rf_status raise_first(const rf__cuda_device *device) {
-    rf__cuda_error_record record, *first = NULL;
+    rf_error_record record, *first = NULL;
     int32_t more = 0;
     for (int32_t i = 0; i < RF__CUDA_ERROR_PLACES; i++) {
-        rf__cuda_error_record *other = &device->errors.records[i];
+        rf_error_record *other = &device->errors.records[i];
         if (!is_ready(other)) continue;
         if (first == NULL)
             first = other;

@@ -128,7 +128,7 @@ struct arguments {
     rf_i64 padding_idx;
     rf_i64 mean_lookups; /* of a bag: lookups / bags */
     int part_shift;
-    rf_errors errors;
+    rf_error_word errors;
 };
 
 /* The rows of a segment that are there, in the order in which they are read, for each group of lanes that
@@ -153,15 +153,16 @@ RF_INLINE void report_index(const arguments &my, rf_i64 bag, rf_i64 position, rf
     for (; position < end; position += shape::GROUP) {
         const rf_i64 id = rf_load(my.indices + position);
         if ((rf_u64)id < (rf_u64)my.rows) continue;
-        rf_report(my.errors, {RF_BAD_INDEX, position, bag, id, my.rows, my.lookups});
+        rf_report<RF_OPERATOR_embedding_bag>(my.errors,
+                                             {RF_ARGUMENT_indices, position, bag, id, my.rows, my.lookups});
         return;
     }
 }
 
 RF_INLINE void report_offset(const arguments &my, rf_i64 bag, rf_i64 begin, rf_i64 end) {
     const bool first = begin < 0 || begin > my.lookups || (bag == 0 && begin != 0);
-    rf_report(my.errors, {RF_BAD_OFFSET, first ? bag : bag + 1, bag, first ? begin : end, first ? 0 : begin,
-                          my.lookups});
+    rf_report<RF_OPERATOR_embedding_bag>(my.errors, {RF_ARGUMENT_offsets, first ? bag : bag + 1, bag,
+                                                     first ? begin : end, first ? 0 : begin, my.lookups});
 }
 
 /* Row ids of a segment as they stand in memory. */

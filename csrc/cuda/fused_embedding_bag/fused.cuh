@@ -94,7 +94,7 @@ struct rf_fused_arguments {
     float *partials;      /* of tasks that share bags: see rf_shared_bags */
     rf_u32 *arrived;     /* [groups], zero before and after */
     rf_u64 *cycles;      /* [features], with RF_TIMED */
-    rf_errors errors;
+    rf_error_word errors;
 };
 
 template <int BYTES> struct rf_unsigned;
@@ -189,16 +189,17 @@ static __device__ __noinline__ void rf_report_bags(const rf_fused_arguments &my,
         const RF_OFFSET begin = rf_load(my.offsets + place), end = rf_load(my.offsets + place + 1);
         if (!rf_good_bag(my, begin, end) || (place == 0 && begin != 0)) {
             const bool first = begin < 0 || begin > lookups || (place == 0 && begin != 0);
-            rf_report<RF_FUSED_EMBEDDING_BAG>(my.errors,
-                                              {RF_BAD_OFFSET, first ? place : place + 1, bag,
-                                               first ? begin : end, first ? 0 : begin, lookups},
-                                              number);
+            rf_report<RF_OPERATOR_fused_embedding_bag>(my.errors,
+                                                       {RF_ARGUMENT_offsets, first ? place : place + 1, bag,
+                                                        first ? begin : end, first ? 0 : begin, lookups},
+                                                       number);
             return;
         }
         for (rf_i64 i = begin; i < end; i++) {
             const rf_i64 id = rf_load(my.indices + my.lead + i);
             if ((rf_u64)id < (rf_u64)rows) continue;
-            rf_report<RF_FUSED_EMBEDDING_BAG>(my.errors, {RF_BAD_INDEX, i, bag, id, rows, lookups}, number);
+            rf_report<RF_OPERATOR_fused_embedding_bag>(
+                my.errors, {RF_ARGUMENT_indices, i, bag, id, rows, lookups}, number);
             return;
         }
     }

@@ -19,7 +19,7 @@ struct arguments {
     const RF_INDEX *hot_rows;
     rf_i64 rows, row_bytes, row_pitch, n_hot_rows;
     rf_i64 lines; /* that a row may touch */
-    rf_errors errors;
+    rf_error_word errors;
 };
 
 extern "C" __global__ void rf_pin_rows(const __grid_constant__ arguments my) {
@@ -30,7 +30,8 @@ extern "C" __global__ void rf_pin_rows(const __grid_constant__ arguments my) {
     const rf_i64 row = rf_load(my.hot_rows + which);
     if ((rf_u64)row >= (rf_u64)my.rows) {
         if (line == 0)
-            rf_report<RF_PIN_ROWS>(my.errors, {RF_BAD_INDEX, which, -1, row, my.rows, my.n_hot_rows});
+            rf_report<RF_OPERATOR_pin_rows>(my.errors,
+                                            {RF_ARGUMENT_rows, which, -1, row, my.rows, my.n_hot_rows});
         return;
     }
     const rf_u64 begin = (rf_u64)(my.weight + row * my.row_pitch), end = begin + my.row_bytes;

@@ -275,11 +275,11 @@ static void *raise_error(void *argument) {
 }
 
 /* What rf_report of device/common.cuh does; whether it was the first to find something. */
-static bool record_write(const rf__cuda_error_place *place, rf__cuda_error_record record) {
+static bool record_write(const rf__cuda_error_place *place, rf_error_record record) {
     uint32_t *claimed = (uint32_t *)(uintptr_t)place->claimed;
-    rf__cuda_error_record *to = (rf__cuda_error_record *)(uintptr_t)place->record_on_device;
+    rf_error_record *to = (rf_error_record *)(uintptr_t)place->record_on_device;
     uint32_t before = __atomic_load_n(&to->raised, __ATOMIC_ACQUIRE);
-    const size_t fields = offsetof(rf__cuda_error_record, raised);
+    const size_t fields = offsetof(rf_error_record, raised);
     if (!__atomic_compare_exchange_n(claimed, &before, before + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         return false;
     record.ready = 0;
@@ -308,7 +308,7 @@ static void errors_of_two(char **arguments) {
     const rf__cuda_error_place again = rf__cuda_error_place_of(gpu, tables[0], 10);
     CHECK(first.record != second.record && first.record != other_shape.record, "one place for two");
     CHECK(first.record == again.record && first.claimed == again.claimed, "another place for the same table");
-    rf__cuda_error_record record = {.kind = RF__CUDA_BAD_INDEX, .feature = -1, .value = 12, .limit = 10};
+    rf_error_record record = {.argument = RF_ARGUMENT_indices, .feature = -1, .value = 12, .limit = 10};
     const int memsets = driver_calls("cuMemsetD32Async");
     CHECK(record_write(&first, record), "not recorded");
     CHECK(rf__cuda_pending_error(gpu, &second, NULL) == RF_OK, "a good call raised another's error");
@@ -341,14 +341,14 @@ static void errors(char **arguments) {
     CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
     const rf__cuda_error_place place = rf__cuda_error_place_of(gpu, NULL, 0);
     CHECK(rf__cuda_pending_error(gpu, &place, NULL) == RF_OK, "%s", rf_last_error());
-    rf__cuda_error_record record = {.kind = RF__CUDA_BAD_INDEX,
-                                    .operator_name = RF__CUDA_OPERATOR_embedding_bag,
-                                    .feature = -1,
-                                    .position = 70,
-                                    .bag = 3,
-                                    .value = 12,
-                                    .limit = 10,
-                                    .lookups = 100};
+    rf_error_record record = {.argument = RF_ARGUMENT_indices,
+                              .operator_number = RF_OPERATOR_embedding_bag,
+                              .feature = -1,
+                              .position = 70,
+                              .bag = 3,
+                              .value = 12,
+                              .limit = 10,
+                              .lookups = 100};
     CHECK(record_write(&place, record), "not recorded");
     CHECK(rf__cuda_pending_error(gpu, &place, capturing_stream()) == RF_OK, "raised during a capture");
     expect_error(
@@ -359,24 +359,24 @@ static void errors(char **arguments) {
     expect_error(gpu, &place, RF_ERR_INDEX, "indices[70] is 12, for feature 4, bag 3; allowed");
     record.limit = 0;
     CHECK(record_write(&place, record), "not recorded");
-    expect_error(gpu, &place, RF_ERR_INDEX, "its table has no rows");
-    record.limit = 10, record.bag = -1;
+    expect_error(gpu, &place, RF_ERR_INDEX, "its table has no rows, which allows no index");
+    record.limit = 10, record.bag = -1, record.argument = RF_ARGUMENT_rows;
     CHECK(record_write(&place, record), "not recorded");
     expect_error(gpu, &place, RF_ERR_INDEX, "rows[70] is 12; allowed is 0 to 9");
-    record = (rf__cuda_error_record){.kind = RF__CUDA_BAD_OFFSET, .feature = -1, .value = 5, .lookups = 100};
+    record = (rf_error_record){.argument = RF_ARGUMENT_offsets, .feature = -1, .value = 5, .lookups = 100};
     CHECK(record_write(&place, record), "not recorded");
     expect_error(gpu, &place, RF_ERR_VALUE, "offsets[0] is 5; the first bag must begin at 0");
     record.position = 2, record.bag = 2, record.limit = 7;
     CHECK(record_write(&place, record), "not recorded");
     expect_error(gpu, &place, RF_ERR_VALUE,
                  "offsets[2] is 5, for bag 2; allowed is 7 (where the bag before begins");
-    record.operator_name = 77; /* a record that makes no sense still makes a message */
+    record.operator_number = 77; /* a record that makes no sense still makes a message */
     CHECK(record_write(&place, record), "not recorded");
-    expect_error(gpu, &place, RF_ERR_VALUE, "found on the GPU by an earlier call");
+    expect_error(gpu, &place, RF_ERR_INTERNAL, "operator 77");
 
     gpu_of_errors = gpu;
     place_of_errors = place;
-    record.kind = RF__CUDA_BAD_INDEX;
+    record.argument = RF_ARGUMENT_indices, record.operator_number = RF_OPERATOR_pin_rows;
     for (int i = 0; i < 20; i++) {
         atomic_store(&raised, 0);
         CHECK(record_write(&place, record), "not recorded");

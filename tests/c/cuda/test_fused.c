@@ -371,7 +371,7 @@ static void fused_failures(char **arguments) {
     CHECK(pool_on(&one, &one.plan, &another) != RF_OK, "cuStreamGetId");
     unsetenv("FAKE_CUDA_FAIL");
     CHECK(driver_live() == live && context_depth() == 0, "cuStreamGetId: something stays");
-    CHECK(pool_failing(preparing[0], 1) == RF_ERR_MEMORY, "%s", rf_last_error());
+    CHECK(pool_failing(preparing[0], 1) == RF_ERR_OUT_OF_MEMORY, "%s", rf_last_error());
     pool_well(1);
     live = driver_live();
     for (size_t i = 0; i < sizeof launching / sizeof launching[0]; i++) {

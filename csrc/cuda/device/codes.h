@@ -1,0 +1,29 @@
+/* Codes of the public header that kernels are compiled with: X(name, number). Kernels have them from here, and on the
+ * host each is held against <recfuse.h>. Included as "device/codes.h" on both sides. */
+#ifndef RECFUSE_CUDA_DEVICE_CODES_H
+#define RECFUSE_CUDA_DEVICE_CODES_H
+
+#define RF_CODE_LIST(X)       \
+    X(RF_FLOAT32, 0)          \
+    X(RF_FLOAT16, 1)          \
+    X(RF_BFLOAT16, 2)         \
+    X(RF_SUM, 0)              \
+    X(RF_MEAN, 1)             \
+    X(RF_MAX, 2)              \
+    X(RF_STATION_NONE, 1)     \
+    X(RF_STATION_REGISTER, 2) \
+    X(RF_STATION_SHARED, 3)   \
+    X(RF_STATION_LOCAL, 4)    \
+    X(RF_STATION_L1, 5)
+
+#ifdef __CUDACC__
+#define RF_CODE(name, number) name = number,
+enum { RF_CODE_LIST(RF_CODE) };
+#else
+#include <recfuse.h>
+#define RF_CODE(name, number) _Static_assert((name) == (number), "the same number as in recfuse.h");
+RF_CODE_LIST(RF_CODE)
+#endif
+#undef RF_CODE
+
+#endif
