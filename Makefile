@@ -14,22 +14,22 @@ help: ## this list
 build: ## compile into python/recfuse, for use with PYTHONPATH=python
 	$(PYTHON) setup.py -q build_ext --inplace
 
-test: build ## every test; ARGS='tests/test_X.py -k NAME' for some
+test: build ## every test; ARGS='tests/passes/test_swap.py -k NAME' for some
 	$(IN_PLACE) -m pytest $(ARGS)
 
 bench: build ## every benchmark; ARGS=--help and the like go to each
 	set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(IN_PLACE) $$script $(ARGS); done
 
 sanitize: build ## the C tests under the address, undefined-behaviour and thread sanitizers
-	$(IN_PLACE) -m pytest tests/test_c_api.py tests/test_cuda_*.py -v -rs -k "sanitizer or address or thread" $(ARGS)
+	$(IN_PLACE) -m pytest tests/c -v -rs -k "sanitizer or address or thread" $(ARGS)
 
 neon: build ## the C tests for aarch64 in an emulator (Debian: gcc-aarch64-linux-gnu qemu-user)
 	command -v aarch64-linux-gnu-gcc
 	command -v qemu-aarch64 || command -v qemu-aarch64-static
-	$(IN_PLACE) -m pytest tests/test_c_api.py -v -rs -k neon_emulated $(ARGS)
+	$(IN_PLACE) -m pytest tests/c/test_c_api.py -v -rs -k neon_emulated $(ARGS)
 
 gpu: build ## the tests that need a GPU
-	$(IN_PLACE) -m pytest tests/test_gpu_*.py -v -rs $(ARGS)
+	$(IN_PLACE) -m pytest tests/gpu -v -rs $(ARGS)
 
 format: ## rewrite C and Python in the project's form
 	$(PYTHON) -m ruff check --fix .
@@ -40,7 +40,7 @@ lint: build ## what format would change, and the lint of the C source
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(CLANG_FORMAT) --dry-run --Werror $(C_FILES)
-	$(IN_PLACE) -m pytest tests/test_lint.py $(ARGS)
+	$(IN_PLACE) -m pytest tests/tools/test_lint.py $(ARGS)
 
 clean: ## remove what builds and tests leave
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis python/*.egg-info python/recfuse/*.so

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import recfuse
-from cuda_program import cuda_build, cuda_program  # noqa: F401  (fixtures)
 from recfuse import _C
+from support.cuda_program import cuda_build, cuda_program  # noqa: F401  (fixtures)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,7 +57,7 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def no_error_left() -> Iterator[None]:
     """Nothing compiled, or found on a GPU, goes into the test; nothing that was found comes out of it."""
-    import gpu  # begins to use CUDA
+    from support import gpu  # begins to use CUDA
 
     torch.compiler.reset()
     gpu.forget_errors()

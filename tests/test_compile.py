@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch._dynamo.testing
+from test_swap import DLRM_Net, batch_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.library import opcheck
@@ -15,7 +16,6 @@ import recfuse
 from conftest import ragged
 from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, Table
 from test_fused_embedding_bag import Problem, every_mode
-from test_swap import DLRM_Net, batch_of
 
 OPERATORS = torch.ops.recfuse
 

@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +13,8 @@ import torch.nn.functional as F
 
 import recfuse
 from conftest import odd, poisoned, ragged
-from reference import DTYPES, assert_close_to_reference, tolerance
-from reference import embedding_bag as reference
+from support.reference import DTYPES, assert_close_to_reference, tolerance
+from support.reference import embedding_bag as reference
 
 MODES = ("sum", "mean", "max")
 WIDE_DIMS = (*range(6), 7, 8, 12, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 200, 256, 300)
@@ -457,7 +456,7 @@ def test_every_instruction_set_agrees():
     """Each kernel that this CPU can run, chosen in a process of its own, gives the reference."""
     known = ("scalar", "avx2", "avx512", "neon")
     program = (
-        "import sys, torch, recfuse; sys.path.insert(0, sys.argv[1]); import test_embedding_bag as t\n"
+        "import sys, torch, recfuse; sys.path[:0] = sys.argv[1:]; import test_embedding_bag as t\n"
         "print(torch.ops.recfuse.cpu_isa())\n"
         "for dim in (1, 7, 16, 33, 130): t.test_every_kind_of_dim(dim)\n"
         "t.test_reads_nothing_around_its_rows(torch.bfloat16, 'sum')\n"
@@ -465,7 +464,7 @@ def test_every_instruction_set_agrees():
     ran = set()
     for isa in known:
         done = subprocess.run(
-            [sys.executable, "-c", program, str(Path(__file__).parent)],
+            [sys.executable, "-c", program, *sys.path],
             env={**os.environ, "RECFUSE_CPU_ISA": isa},
             capture_output=True,
             text=True,

@@ -7,8 +7,8 @@ import torch
 
 import recfuse
 from conftest import ragged
-from reference import DTYPES, Feature, assert_close_to_reference
-from reference import fused_embedding_bag as reference
+from support.reference import DTYPES, Feature, assert_close_to_reference
+from support.reference import fused_embedding_bag as reference
 
 _ops = torch.ops.recfuse
 POOLING = {"sum": 0, "mean": 1, "max": 2}

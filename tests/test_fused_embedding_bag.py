@@ -7,8 +7,8 @@ import torch
 
 import recfuse
 from conftest import ragged
-from reference import DTYPES, Feature, assert_close_to_reference, tolerance
-from reference import fused_embedding_bag as reference
+from support.reference import DTYPES, Feature, assert_close_to_reference, tolerance
+from support.reference import fused_embedding_bag as reference
 
 POOLING = {"sum": 0, "mean": 1, "max": 2}
 MIXED_DIMS = (4, 8, 16, 32, 64, 128, 1, 3, 17, 100, 0, 300)

@@ -7,7 +7,7 @@ import torch
 
 import recfuse  # noqa: F401  (loads the operators)
 from recfuse.ops import gradients
-from reference import DTYPES, Feature
+from support.reference import DTYPES, Feature
 from test_fused_backward import Groups
 
 _ops = torch.ops.recfuse

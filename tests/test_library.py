@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import recfuse
-from library_cases import (
+from recfuse import _C, errors
+from support.library_cases import (
     DIM,
     LAYOUTS,
     LOOKUPS,
@@ -32,7 +33,6 @@ from library_cases import (
     one_table,
     two_tables,
 )
-from recfuse import _C, errors
 
 
 def run_alone(script: str, *arguments: str) -> str:
@@ -255,7 +255,7 @@ def test_each_status_has_a_class_of_its_own(name: str) -> None:
     found = errors.translate(RuntimeError(f"{name}: recfuse.embedding_bag: why\nException raised from x"))
     assert type(found) is errors.BY_NAME[name] and str(found) == "recfuse.embedding_bag: why"
     assert isinstance(found, RuntimeError)
-    header = (Path(__file__).parents[1] / "include" / "recfuse.h").read_text()
+    header = (Path(__file__).resolve().parents[1] / "include" / "recfuse.h").read_text()
     assert f'"{name}"' in header and len(set(errors.BY_NAME.values())) == len(errors.BY_NAME)
 
 

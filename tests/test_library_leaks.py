@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from library_cases import (
+from support.library_cases import (
     LAYOUTS,
     ONE_TABLE_ERRORS,
     OPS,

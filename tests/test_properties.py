@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import recfuse
 from conftest import odd, poisoned
-from reference import DTYPES, POOLING_NAMES, Feature, assert_close_to_reference, tolerance
-from reference import embedding_bag as reference
-from reference import fused_embedding_bag as fused_reference
+from support.reference import DTYPES, POOLING_NAMES, Feature, assert_close_to_reference, tolerance
+from support.reference import embedding_bag as reference
+from support.reference import fused_embedding_bag as fused_reference
 
 # What a bad argument may raise: each has a text that names the operator.
 ALLOWED = (ValueError, TypeError, IndexError, RuntimeError, NotImplementedError, AttributeError)

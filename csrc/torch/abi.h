@@ -1,7 +1,7 @@
 /* The C functions of libtorch that recfuse calls, declared by hand: torch's own headers are C++.
  *
  * One list per kind serves this header, the stub library that recfuse is linked against (stub/) and
- * tests/test_abi.py, which holds every line against the headers of the torch that is installed.
+ * tests/c/test_torch_abi.py, which holds every line against the headers of the torch that is installed.
  * RF__TORCH_LIST: in every torch >= 2.11. RF__TORCH_NEWER_LIST: younger, so declared weak; test the
  * address before a call. All return 0 when they succeed unless said otherwise.
  */

@@ -1,7 +1,7 @@
 /* The functions of libcuda and of NVRTC that recfuse calls, declared by hand: neither is needed to build.
  *
  * Both libraries are opened at run time (driver.h, nvrtc.h). One list per library serves the struct of its
- * function pointers, the look-up of their names and tests/test_cuda_abi.py, which holds every line, struct
+ * function pointers, the look-up of their names and tests/c/test_cuda_abi.py, which holds every line, struct
  * and number against cuda.h and nvrtc.h where those are installed.
  */
 #ifndef RECFUSE_CUDA_ABI_H

@@ -7,7 +7,7 @@
  * eight ids would take as much of it as four rows. Ids need not be aligned.
  *
  * Keys through shuffles are slower: each shuffle takes one of the six barriers that loads are waited for with, and then
- * rows wait for rows. tests/test_fused_kernels.py looks for such waits.
+ * rows wait for rows. tests/c/test_fused_kernels.py looks for such waits.
  */
 #ifndef RECFUSE_FUSED_IDS_CUH
 #define RECFUSE_FUSED_IDS_CUH

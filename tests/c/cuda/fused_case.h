@@ -2,7 +2,7 @@
 #ifndef RECFUSE_TESTS_FUSED_CASE_H
 #define RECFUSE_TESTS_FUSED_CASE_H
 
-#include "../check.h"
+#include "check.h"
 
 enum { MOST_FEATURES = 48, FIXED_FEATURES = 4 };
 

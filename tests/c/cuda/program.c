@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../check.h"
+#include "check.h"
 
 int command_run(const command *commands, int n_commands, int argc, char **argv) {
     for (int i = 0; i < n_commands; i++) {

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../check.h"
+#include "check.h"
 #include "cuda/jit/cache.h"
 #include "cuda/jit/jit.h"
 #include "cuda/tune/schedule.h"

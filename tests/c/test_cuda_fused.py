@@ -1,0 +1,55 @@
+"""Fused calls on the host of a GPU: csrc/cuda called from C, with a driver that has no GPU (tests/c/cuda)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_c_api import COMPILER, SANITIZERS
+
+from support.cuda_program import Build
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")
+COMMANDS = (
+    "fused_bad",
+    "fused_cache",
+    "fused_allocator",
+    "fused_rows",
+    "fused_streams",
+    "fused_bounded",
+    "fused_graphs",
+    "fused_waiting",
+    "fused_held",
+    "fused_mapping",
+    "fused_unexpected",
+    "fused_failures",
+    "fused_threads",
+    "fused_measure",
+)
+
+
+@pytest.fixture(scope="module")
+def cache(cuda_build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernels of all commands, compiled by the first one that wants them."""
+    folder = tmp_path_factory.mktemp("fused_kernels")
+    plain = cuda_build("plain").beside_own_kernels()
+    plain.add_nvrtc()
+    for command in COMMANDS:
+        plain.run(command, cache=folder, gpu=True)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["plain", *SANITIZERS])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_fused_calls(cuda_build: Build, cache: Path, kind: str, command: str) -> None:
+    cuda_build(kind).beside_own_kernels().run(command, cache=cache, gpu=True, RECFUSE_JIT="off")
+
+
+@pytest.mark.parametrize("kind", ["plain", "address"])
+def test_mappings_have_every_vector_once(cuda_build: Build, tmp_path: Path, kind: str) -> None:
+    cuda_build(kind).run("fused_map", "2000" if kind == "plain" else "400", cache=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["plain", "address"])
+def test_what_cannot_be_mapped(cuda_build: Build, tmp_path: Path, kind: str) -> None:
+    cuda_build(kind).run("fused_map_bad", cache=tmp_path)

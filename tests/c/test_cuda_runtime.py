@@ -1,0 +1,149 @@
+"""Driver, devices, loaded kernels and error words: csrc/cuda with a driver that has no GPU (tests/c/cuda)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_c_api import COMPILER, SANITIZERS
+
+from support.cuda_program import Build, Program
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")
+KINDS = ["plain", *SANITIZERS]
+
+
+@pytest.fixture(scope="module")
+def warm_cache(cuda_build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds every kernel of the command `kernels`, for both devices."""
+    cache = tmp_path_factory.mktemp("warm_cache")
+    plain = cuda_build("plain")
+    plain.add_nvrtc()
+    plain.run("kernels", cache=cache, gpu=True)
+    return cache
+
+
+def test_without_a_driver(cuda_program: Program, tmp_path: Path) -> None:
+    line = cuda_program.run("device", "0", cache=tmp_path)
+    if line.startswith("ordinal="):
+        pytest.skip("this machine has a GPU")
+    assert line.startswith("NoDeviceError: ")
+    assert "libcuda.so.1" in line or "no GPU" in line
+
+
+def test_devices_are_described(cuda_program: Program, tmp_path: Path) -> None:
+    first, second = (cuda_program.run("device", ordinal, cache=tmp_path, gpu=True) for ordinal in "01")
+    assert "name=Fake 0 arch=sm_90a sms=1016 l2=1038 persisting=1108 registers=1082 threads=1039" in first
+    assert "blocks=1106 shared=1081 optin=1097 reserved=1111" in first
+    assert "ordinal=1 name=Fake 1 arch=sm_80 " in second
+
+
+@pytest.mark.parametrize("ordinal", ["-1", "2", "63", "64", "2000000000"])
+def test_a_device_that_is_not_there(cuda_program: Program, tmp_path: Path, ordinal: str) -> None:
+    line = cuda_program.run("device", ordinal, cache=tmp_path, gpu=True)
+    assert line.startswith(f"ValueError: there is no GPU {ordinal};")
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        ("cuInit:100", ["NoDeviceError", "no GPU", "CUDA_VISIBLE_DEVICES"]),
+        ("cuInit:3", ["NotImplementedError", "fork", "spawn"]),
+        ("cuInit:999", ["CudaError", "cuInit", "CUDA_ERROR_FAKE", "999", "no text"]),
+        ("cuDeviceGetCount:101", ["CudaError", "cuDeviceGetCount of", "(101): a text of the fake"]),
+        ("cuDeviceGetAttribute:1", ["CudaError", "cuDeviceGetAttribute of"]),
+        ("cuDevicePrimaryCtxRetain:2", ["MemoryError", "CUDA_ERROR_OUT_OF_MEMORY"]),
+        ("cuMemAlloc_v2:2", ["MemoryError", "cuMemAlloc"]),
+        ("cuMemsetD32Async:700", ["CudaError", "cuMemsetD32Async", "700"]),
+        ("cuCtxPushCurrent_v2:201", ["CudaError", "cuCtxPushCurrent"]),
+    ],
+)
+def test_a_driver_that_fails_says_why(
+    cuda_program: Program, tmp_path: Path, failure: str, words: list[str]
+) -> None:
+    line = cuda_program.run("device", "0", cache=tmp_path, gpu=True, FAKE_CUDA_FAIL=failure)
+    assert [word for word in words if word not in line] == [], line
+
+
+def test_an_old_driver_is_named(cuda_program: Program, tmp_path: Path) -> None:
+    (tmp_path / "empty.c").write_text("int cuInit(unsigned int flags) { return (int)flags; }\n")
+    target = tmp_path / "libcuda.so.1"
+    subprocess.run([str(COMPILER), "-shared", "-fPIC", tmp_path / "empty.c", "-o", target], check=True)
+    line = cuda_program.run("device", "0", cache=tmp_path, LD_LIBRARY_PATH=str(tmp_path))
+    assert line.startswith("NotImplementedError: the CUDA driver (libcuda.so.1) has no cu")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_threads_get_each_kernel_once(cuda_build: Build, warm_cache: Path, kind: str) -> None:
+    """Also the time of a hit: some 100 ns, with a bound that a busy machine keeps."""
+    output = cuda_build(kind).run("kernels", cache=warm_cache, gpu=True, RECFUSE_JIT="off")
+    nanoseconds = float(re.search(r"hit_ns=([\d.]+)", output)[1])  # type: ignore[index]
+    print(f"{kind}: {nanoseconds:.0f} ns a hit")
+    assert nanoseconds < (1000 if kind == "plain" else 50000)
+
+
+def test_a_driver_that_starts_a_helper(cuda_program: Program, warm_cache: Path) -> None:
+    """It forks while other threads wait for it: not a deadlock."""
+    cuda_program.run("kernels", cache=warm_cache, gpu=True, FAKE_CUDA_HELPER="1", timeout=60)
+
+
+def test_many_threads_compile_each_kernel(cuda_program: Program, tmp_path: Path) -> None:
+    cuda_program.run("kernels", cache=tmp_path, gpu=True)
+    assert len(list(tmp_path.iterdir())) == 24
+
+
+def test_the_first_call_of_a_process_is_quick(cuda_program: Program, warm_cache: Path) -> None:
+    """Opening the driver and the device, reading sources and entry, loading: 20 ms on a machine at rest."""
+    outputs = [cuda_program.run("first_call", cache=warm_cache, gpu=True) for _ in range(5)]
+    milliseconds = sorted(float(output.split("=")[1]) for output in outputs)
+    print(f"first call: {milliseconds[2]:.2f} ms, median of 5")
+    assert milliseconds[0] < 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        ("cuModuleLoadData:209", "loading the GPU kernel rf_scale of scale.cu for sm_90a"),
+        ("cuModuleGetFunction:500", "cuModuleGetFunction"),
+        ("cuFuncSetAttribute:1", "1024 bytes of dynamic shared memory"),
+        ("cuFuncGetAttribute:2", "CUDA_ERROR_OUT_OF_MEMORY"),
+    ],
+)
+def test_a_failure_is_not_remembered(
+    cuda_build: Build, warm_cache: Path, kind: str, failure: str, words: str
+) -> None:
+    cuda_build(kind).run("kernel_failure", words, cache=warm_cache, gpu=True, FAKE_CUDA_FAIL=failure)
+
+
+def test_a_long_key_is_not_hashed_whole(cuda_program: Program, warm_cache: Path) -> None:
+    output = cuda_program.run("long_keys", cache=warm_cache, gpu=True)
+    assert float(output.removeprefix("hit_ns=")) < 800  # 7 KB take 1,500 and more
+
+
+def test_a_kernel_that_is_not_in_the_cache_is_named(cuda_program: Program, warm_cache: Path) -> None:
+    output = cuda_program.run("kernel", "0", "77", cache=warm_cache, gpu=True, RECFUSE_JIT="off")
+    assert output.startswith("NotImplementedError: ") and "-DRF_FACTOR=77" in output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("command", ["errors", "errors_of_two"])
+def test_what_a_kernel_recorded_is_raised_once(
+    cuda_build: Build, tmp_path: Path, kind: str, command: str
+) -> None:
+    cuda_build(kind).run(command, cache=tmp_path, gpu=True)
+
+
+@pytest.mark.parametrize("kind", ["plain", "address"])
+@pytest.mark.parametrize("command", ["fork_device", "fork_first"])
+def test_a_child_has_no_cuda_and_hears_why(
+    cuda_build: Build, warm_cache: Path, kind: str, command: str
+) -> None:
+    cuda_build(kind).run(command, cache=warm_cache, gpu=True)
+
+
+@pytest.mark.parametrize("kind", ["plain", "address"])
+def test_schedules_of_a_c_program_are_checked(cuda_build: Build, tmp_path: Path, kind: str) -> None:
+    cuda_build(kind).run("schedules", cache=tmp_path)

@@ -1,0 +1,125 @@
+"""Which tables the host has staged, and on which SM; needs no GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from test_fused_partition import ADDRESS, MEAN, SUM, Task, parts
+
+from recfuse import _C
+from recfuse.data import workloads
+from recfuse.nn.mapping import rows_before_lists
+
+
+def lists_of(rows: np.ndarray) -> list[list[Task]]:
+    """The tasks of staged tables, by list."""
+    behind = rows_before_lists(rows)
+    if len(rows) == behind:
+        return []
+    depth, lists = (int(field) for field in rows[behind, :2])
+    tasks = rows[behind + 1 :].reshape(depth, lists, 8)
+    assert (tasks[-1, :, 0] == -1).all()
+    return [
+        [Task(*(int(field) for field in row)) for row in tasks[:, one] if row[0] >= 0] for one in range(lists)
+    ]
+
+
+def features_of(model: Any) -> np.ndarray:
+    """A model's, int64 [features, 7]: sums without padding, tables one behind the other in one buffer."""
+    rows = np.zeros((model.features, 7), np.int64)
+    sizes = [-(-count * dim // 64) * 64 for count, dim in zip(model.rows, model.dims, strict=True)]
+    rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 5] = np.cumsum(sizes) - sizes, model.rows, model.dims, -1
+    rows[:, 6] = np.cumsum(model.dims) - model.dims
+    return rows
+
+
+def model_map(name: str, bags: int, stage: bool = True, kind: int = 0, sms: int = 132) -> Any:
+    """A mapping for a batch of a model, with what each feature has to be expected."""
+    model = workloads.model(name)
+    batch = model.batch(bags, seed=2)
+    rows = features_of(model)
+    elements = int(rows[-1, 1] + rows[-1, 2] * rows[-1, 3])
+    call = [(ADDRESS, elements, 0)], rows, 0, int(rows[:, 3].sum())
+    schedules = np.zeros((model.features, 6), np.int32)
+    schedules[::250, 0] = kind
+    described = _C.fused_embedding_bag_describe(call, schedules, 0)
+    mapping = _C.fused_embedding_bag_map(described, batch.offsets.astype(np.int64), sms, stage)
+    return mapping, np.diff(batch.offsets[::bags]), np.array(model.rows)
+
+
+@pytest.mark.parametrize("bags", (512, 2560))
+def test_tables_are_staged_where_a_batch_reads_their_rows_often(bags: int) -> None:
+    mapping, lookups, rows = model_map("D", bags)
+    lists = lists_of(mapping)
+    found = Counter((task.feature, bag) for own in lists for task in own for bag in range(*task[1:3]))
+    often = np.flatnonzero(lookups >= rows)
+    assert len(lists) == 132 and len(often) >= 350
+    assert found == Counter((int(f), bag) for f in often for bag in range(bags))
+    assert max(task.last_bag - task.first_bag for own in lists for task in own) <= 512
+    tasks, lanes = parts(mapping)
+    tiled = set(lanes[:, :, 0].reshape(-1).tolist())
+    others = set(np.flatnonzero(lookups).tolist()) - set(often.tolist())
+    assert others - tiled <= {task.feature for task in tasks} and not tiled & set(often.tolist())
+    work = [sum(int(lookups[task.feature]) for task in own) for own in lists]
+    assert max(work) < 1.5 * sum(work) / len(work)
+
+
+@pytest.mark.parametrize(
+    ("name", "bags", "stage", "sms"),
+    (
+        ("D", 512, False, 132),
+        ("D", 64, True, 132),
+        ("A", 512, True, 132),
+        ("E", 512, True, 132),
+        ("D", 512, True, 400),
+    ),
+)
+def test_tables_are_not_staged_where_it_does_not_pay(name: str, bags: int, stage: bool, sms: int) -> None:
+    """The GPU cannot; few lookups; wide rows have much of the work; fewer tables than SMs twice."""
+    assert lists_of(model_map(name, bags, stage, sms=sms)[0]) == []
+
+
+@pytest.mark.parametrize(
+    "row", ([0, 64, 0, 0, 0], [0, 0, 0, 0, 4], [0, 32, 8, 0, 2], [0, 1, 0, 0, 0]), ids=str
+)
+def test_a_schedule_of_ones_own_is_not_staged_by_default(row: list[int]) -> None:
+    """Threads and splits that no staged table has, for one that would be."""
+    features = np.array([[0, 512 * 4 * f, 512, 4, SUM, -1, 4 * f] for f in range(300)], np.int64)
+    call = [(ADDRESS, 512 * 4 * 300, 0)], features, 0, 4 * 300
+    offsets = np.arange(300 * 512 + 1) * 10
+    for own, found in ((row, []), ([0, 0, 0, 0, 0], list(range(300)))):
+        described = _C.fused_embedding_bag_describe(call, np.array([[*own, 160]] * 300, np.int32), 0)
+        lists = lists_of(_C.fused_embedding_bag_map(described, offsets))
+        assert sorted(task.feature for tasks in lists for task in tasks) == found
+
+
+def test_what_must_be_staged_has_its_kernel_before_what_may_be() -> None:
+    """Features of so many kinds that there is no room for all; in either order."""
+    kinds = [
+        (buffer, dim, pooling, padding)
+        for buffer, dims in ((0, (8, 4, 2, 1)), (1, (16, 8, 4, 2)), (2, (16, 8, 4, 2)))
+        for dim in dims
+        for pooling in (SUM, MEAN)
+        for padding in (-1, 3)
+    ]
+    rows, column = [], 0
+    for buffer, dim, pooling, padding in kinds:
+        rows.append([buffer, 0, 64, dim, pooling, padding, column])
+        column += dim
+    buffers = [(ADDRESS * (one + 1), 64 * 16, one) for one in range(3)]
+    for last in (0, len(kinds) - 1):
+        schedules = np.zeros((len(kinds), 6), np.int32)
+        schedules[last, 0] = 3
+        call = buffers, np.array(rows, np.int64), 0, column
+        described = _C.fused_embedding_bag_describe(call, schedules, 0)
+        offsets = np.arange(len(kinds) * 10 + 1)
+        lists = lists_of(_C.fused_embedding_bag_map(described, offsets))
+        assert [task.feature for tasks in lists for task in tasks] == [last]
+
+
+def test_a_schedule_stages_whatever_the_batch() -> None:
+    lists = lists_of(model_map("D", 64, kind=3)[0])
+    assert sorted(task.feature for own in lists for task in own) == [0, 250, 500, 750]

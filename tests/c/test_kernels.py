@@ -1,0 +1,429 @@
+"""Every family of GPU kernels compiles for the GPUs of three generations, by default without spilling; and
+the text of a schedule. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import recfuse
+from recfuse import _C
+from recfuse.errors import CompileError
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ROOT / "csrc" / "cuda"
+ARCHS = ("sm_80", "sm_90a", "sm_100")
+DIMS = (1, 4, 7, 8, 16, 32, 50, 64, 100, 128, 132, 256, 1000)
+FLOAT32, FLOAT16, BFLOAT16 = range(3)
+INT32, INT64 = range(2)
+SUM, MEAN, MAX = range(3)
+ELEMENT_BYTES = (4, 2, 2)
+MOST_SHARED = 99 * 1024  # a block, on the GPU that allows least (sm_86)
+
+Job = dict[str, Any]
+
+
+def job(arch: str = "sm_90a", dim: int = 128, dtype: int = FLOAT32, **changes: Any) -> Job:
+    """Arguments of `_C.embedding_bag_compile`, in their order."""
+    row_bytes = dim * ELEMENT_BYTES[dtype]
+    plain = {
+        "arch": arch,
+        "dim": dim,
+        "stride": dim,
+        "alignment": (row_bytes | 16) & -(row_bytes | 16),
+        "dtype": dtype,
+        "index": INT64,
+        "offset": INT64,
+        "pooling": SUM,
+        "weighted": False,
+        "padded": False,
+        "check": True,
+        "lookups": 2048 * 150,
+        "bags": 2048,
+        "schedule": "",
+    }
+    assert not changes.keys() - plain.keys() - {"rows"}
+    return {**plain, **changes}
+
+
+def compile_one(one: Job) -> dict[str, Any]:
+    return _C.embedding_bag_compile(*one.values())
+
+
+Compile = Callable[[list[Job]], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def compile_all(kernel_cache: Path, record_property: Callable[[str, object], None]) -> Compile:
+    """Compiles jobs on all cores; prints and records what the compiler says of each."""
+
+    def run(jobs: list[Job]) -> list[dict[str, Any]]:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            results = list(pool.map(compile_one, jobs))
+        print(f"\n{'registers':>9} {'spilled':>7} {'stack':>5} {'shared':>6} {'cubin':>6}  variant")
+        for one, result in zip(jobs, results, strict=True):
+            numbers = [result[name] for name in ("registers", "spill_bytes", "stack_bytes", "shared_bytes")]
+            print("{:9} {:7} {:5} {:6} {:6}  {}".format(*numbers, result["cubin_bytes"], name_of(one)))
+            record_property(name_of(one), result["registers"])
+            assert 0 < result["registers"] <= 255 and 0 <= result["shared_bytes"] <= MOST_SHARED, one
+            assert result["cubin_bytes"] > 0 and result["schedule"]
+        return results
+
+    return run
+
+
+def name_of(one: Job) -> str:
+    plain = job()
+    differs = {name: value for name, value in one.items() if value != plain.get(name)}
+    return " ".join(f"{name}={value}" for name, value in differs.items()) or "plain"
+
+
+def spilling(jobs: list[Job], results: list[dict[str, Any]]) -> list[str]:
+    """Names of what does not fit in registers."""
+    return [
+        f"{name_of(one)}: {result['spill_bytes']} bytes spilled, {result['stack_bytes']} of stack, with "
+        f"{result['registers']} registers; {result['schedule']}"
+        for one, result in zip(jobs, results, strict=True)
+        if result["spill_bytes"] != 0 or result["stack_bytes"] != 0
+    ]
+
+
+STATES = (
+    {"pooling": SUM},
+    {"pooling": SUM, "weighted": True},
+    {"pooling": MEAN},
+    {"pooling": MAX},
+)
+
+
+@pytest.mark.parametrize("dtype", (FLOAT32, FLOAT16, BFLOAT16), ids=("float32", "float16", "bfloat16"))
+def test_every_kind_of_call_without_spills(compile_all: Compile, dtype: int) -> None:
+    """The full product of types and options for one shape and arch; samples of it for the others."""
+    jobs = []
+    kinds = itertools.product((INT32, INT64), STATES, (False, True), (False, True))
+    for number, (integer, state, padded, check) in enumerate(kinds):
+        options = {"dtype": dtype, "index": integer, "padded": padded, "check": check, **state}
+        jobs.append(job(offset=integer, **options))
+        if number % 6 == dtype:
+            jobs.append(job(offset=1 - integer, **options))
+            jobs += [job(arch, offset=integer, **options) for arch in ("sm_80", "sm_100")]
+    assert spilling(jobs, compile_all(jobs)) == []
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_dim_without_spills(compile_all: Compile, arch: str) -> None:
+    """Plain, and with all that takes registers, in turns over dtypes and sizes of batches."""
+    rich = ({"weighted": True, "padded": True}, {"pooling": MAX, "padded": True}, {"pooling": MEAN})
+    sizes = ((2048 * 150, 2048), (100_000, 100_000), (50 * 150, 50), (20_000, 2048), (10**6, 1))
+    jobs = []
+    for number, dim in enumerate(DIMS):
+        for turn, options in enumerate(({}, rich[number % 3])):
+            lookups, bags = sizes[(number + turn) % len(sizes)]
+            dtype = (number // 2 + turn) % 3
+            jobs.append(job(arch, dim, dtype, lookups=lookups, bags=bags, **options))
+    assert spilling(jobs, compile_all(jobs)) == []
+
+
+@pytest.mark.parametrize("size", ((10**6, 1), (7500, 50), (600, 50), (100_000, 100_000)), ids=str)
+def test_batches_of_any_size_without_spills(compile_all: Compile, size: tuple[int, int]) -> None:
+    """Where one bag, or many tiny ones, ask for other threads: rows from one vector to several slices."""
+    lookups, bags = size
+    jobs = [
+        job(arch, dim, dtype, lookups=lookups, bags=bags, **options)
+        for arch, dim, dtype, options in (
+            ("sm_90a", 1, FLOAT16, {"pooling": MAX, "padded": True}),
+            ("sm_100", 2, FLOAT32, {"weighted": True}),
+            ("sm_90a", 4, FLOAT32, {}),
+            ("sm_80", 100, FLOAT32, {"pooling": MAX, "padded": True}),
+            ("sm_80", 128, FLOAT32, {"weighted": True}),
+            ("sm_100", 132, FLOAT32, {"weighted": True, "padded": True}),
+            ("sm_80", 256, FLOAT16, {}),
+            ("sm_100", 1000, FLOAT16, {}),
+            ("sm_80", 1000, BFLOAT16, {"weighted": True, "padded": True, "rows": 1 << 32}),
+        )
+    ]
+    assert spilling(jobs, compile_all(jobs)) == []
+
+
+STATION_WORDS = ("none", "register", "shared", "local", "l1")
+
+
+def test_every_station_and_number_of_parts(compile_all: Compile) -> None:
+    jobs = []
+    for station, parts in itertools.product(STATION_WORDS, (1, 2, 8, 16)):
+        schedule = f"station={station} parts={parts}"
+        jobs.append(job(dtype=parts % 3, schedule=schedule, **STATES[len(jobs) % 4]))
+        arch = ("sm_80", "sm_100")[len(jobs) % 2]
+        jobs.append(job(arch, 32, parts % 3, schedule=schedule, check=False))
+    results = compile_all(jobs)
+    for one, result in zip(jobs, results, strict=True):
+        assert one["schedule"].split()[0] in result["schedule"]
+        assert f"parts={one['schedule'].split('=')[-1]} " in result["schedule"]
+
+
+SCHEDULES = (
+    "distance=1",
+    "distance=3",
+    "station=shared distance=16",
+    "station=l1 distance=64",
+    "station=local distance=12",
+    "threads=32",
+    "threads=256",
+    "threads=512 block=512",
+    "block=32 threads=32",
+    "block=1024 threads=64 segment=32",
+    "warps=8 block=256",
+    "warps=1 block=32 threads=32",
+    "warps=64",
+    "segment=32",
+    "segment=256 threads=64",
+    "station=shared distance=2 threads=128 block=256 warps=16 parts=4 segment=64",
+)
+
+
+def test_every_field_of_a_schedule(compile_all: Compile) -> None:
+    shapes = itertools.cycle(((128, FLOAT32), (100, FLOAT16), (64, BFLOAT16), (8, FLOAT32), (300, FLOAT32)))
+    jobs = []
+    for number, (schedule, (dim, dtype)) in enumerate(zip(SCHEDULES, shapes)):  # noqa: B905  (a cycle)
+        jobs.append(job(ARCHS[number % 3], dim, dtype, schedule=schedule, **STATES[number % 4]))
+    for one, result in zip(jobs, compile_all(jobs), strict=True):
+        assert set(one["schedule"].split()) <= set(result["schedule"].split())
+
+
+def test_tables_of_more_rows_than_int32(compile_all: Compile) -> None:
+    jobs = [job(arch, dim, FLOAT16, rows=rows) for arch in ARCHS for dim in (1, 64) for rows in (9, 1 << 31)]
+    results = compile_all(jobs)
+    assert len({result["path"] for result in results}) == len(jobs)
+
+
+def test_the_defaults_are_a_schedule_that_is_allowed_for_any_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every one gets as far as the compiler, which is forbidden here."""
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("RECFUSE_JIT", "off")
+    dims = (*DIMS, 2, 3, 5, 24, 48, 300, 512, 513, 2048, 5000)
+    sizes = ((10**6, 1), (0, 1), (300, 7), (7500, 50), (10**5, 10**5), (2**31, 10**4), (10**9, 3), (9, 10**8))
+    states = ({}, {"weighted": True, "padded": True, "rows": 1 << 32}, {"pooling": MAX})
+    for arch, dim, (lookups, bags), state in itertools.product(ARCHS, dims, sizes, states):
+        for dtype in (FLOAT32, BFLOAT16):
+            one = job(arch, dim, dtype, lookups=lookups, bags=bags, **state)
+            with pytest.raises(NotImplementedError, match="RECFUSE_JIT=off forbids"):
+                compile_one(one)
+            threads = {**one, "schedule": "block=32"} if dim < 32 else {**one, "schedule": "warps=1"}
+            with pytest.raises(NotImplementedError, match="RECFUSE_JIT=off forbids"):
+                compile_one(threads)
+
+
+def test_a_schedule_comes_back_complete_and_stays_what_it_is(kernel_cache: Path) -> None:
+    for given in ("", "station=none", "distance=5", "warps=8", " station=l1   parts=2 "):
+        once = compile_one(job(dim=32, schedule=given))["schedule"]
+        assert set(given.split()) <= set(once.split())
+        named = {word.split("=")[0] for word in once.split()}
+        assert named >= {"station", "distance", "threads", "block", "parts", "segment"}
+        again = compile_one(job(dim=32, schedule=once))
+        backwards = compile_one(job(dim=32, schedule="  ".join(reversed(once.split()))))
+        assert again["schedule"] == backwards["schedule"] == once
+        assert again["cached"] and backwards["cached"] and again["path"] == backwards["path"]
+
+
+PIN_ROWS_VARIANTS = [
+    {"RF_INDEX": index, "RF_KEEP": keep} for index in ("int", "rf_i64") for keep in ("0", "1")
+]
+
+
+def nvcc() -> str | None:
+    """The compiler of a toolkit, if there is one."""
+    folders = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
+    toolkits = [Path(folder) for folder in folders if folder] + sorted(Path("/usr/local").glob("cuda*"))
+    places = (shutil.which("nvcc"), *(shutil.which("nvcc", path=str(one / "bin")) for one in toolkits))
+    return next((place for place in places if place), None)
+
+
+def standalone(source: str, arch: str, defines: dict[str, str], folder: Path) -> str:
+    """Compiles a kernel's file to a cubin by nvcc; returns its output."""
+    compiler = nvcc()
+    if compiler is None:
+        pytest.skip("no nvcc here (PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda*)")
+    options = [f"-D{name}={value}" for name, value in defines.items()]
+    command = [
+        compiler,
+        "-cubin",
+        f"-arch={arch}",
+        "-std=c++17",
+        f"-I{KERNELS}",
+        "-Werror",
+        "all-warnings",
+        *options,
+    ]
+    done = subprocess.run(
+        [*command, "-Xptxas", "-v", str(KERNELS / source), "-o", str(folder / "out.cubin")],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    if done.returncode != 0 and ("host compiler" in output or "unsupported GNU version" in output):
+        pytest.skip(f"nvcc finds no host compiler that it takes: {output.splitlines()[0]}")
+    assert done.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize("defines", ({}, {"RF_STATION": "3", "RF_DISTANCE": "4"}), ids=str)
+def test_the_embedding_bag_compiles_by_nvcc(tmp_path: Path, defines: dict[str, str]) -> None:
+    output = standalone("embedding_bag/embedding_bag.cu", "sm_90a", defines, tmp_path)
+    assert "rf_embedding_bag" in output and " 0 bytes spill stores" in output
+
+
+@pytest.mark.parametrize("defines", PIN_ROWS_VARIANTS, ids=str)
+def test_pinning_compiles_by_nvcc(tmp_path: Path, defines: dict[str, str]) -> None:
+    output = standalone("pin_rows/pin_rows.cu", "sm_90a", defines, tmp_path)
+    assert "rf_pin_rows" in output and " 0 bytes spill stores" in output
+
+
+BAD_COMPILES = {
+    "dim": ({"dim": 0, "stride": 0}, ValueError, r"dim 0, .*must be 1 or more"),
+    "negative dim": ({"dim": -4}, ValueError, "dim -4"),
+    "huge dim": ({"dim": 1 << 40, "stride": 1 << 40}, NotImplementedError, "at most 4194240"),
+    "stride": ({"stride": 127}, ValueError, "stride 127"),
+    "alignment": ({"alignment": 3}, ValueError, "alignment 3"),
+    "no alignment": ({"alignment": 0}, ValueError, "alignment 0"),
+    "small alignment": ({"alignment": 2}, ValueError, "alignment 2"),
+    "large alignment": ({"alignment": 32}, ValueError, "alignment 32"),
+    "alignment of rows": ({"dim": 7, "stride": 7}, ValueError, "divides the bytes of a row"),
+    "dtype": ({"dtype": 3}, ValueError, "unknown dtype 3"),
+    "index type": ({"index": -1}, ValueError, "index type -1"),
+    "offset type": ({"offset": 2}, ValueError, "offset type 2"),
+    "pooling": ({"pooling": 9}, ValueError, "pooling 9"),
+    "bags": ({"bags": 0}, ValueError, "0 bags"),
+    "lookups": ({"lookups": -1}, ValueError, "-1 lookups"),
+    "schedule": ({"schedule": "distance=0"}, ValueError, "distance is 0"),
+    "segment": (
+        {"schedule": "segment=16"},
+        ValueError,
+        "segment is 16, must be at least the 32 threads of a warp that share a bag",
+    ),
+    "threads": ({"schedule": "threads=16"}, ValueError, "threads is 16, must be at least the 32"),
+    "block": ({"schedule": "threads=64 block=32"}, ValueError, "block is 32, must be at least threads, 64"),
+    "warps": ({"schedule": "block=64 warps=1"}, ValueError, "warps is 1, must be at least the 2"),
+    "shared": (
+        {"dim": 7, "stride": 7, "dtype": FLOAT16, "alignment": 2, "schedule": "station=shared"},
+        ValueError,
+        "needs rows and output aligned to 4",
+    ),
+    "no station": ({"schedule": "station=none distance=8"}, ValueError, "distance is 8, must be 1 or left"),
+    "rows": ({"rows": 1 << 60}, ValueError, "must fit int64"),
+    "arch": ({"arch": "sm_1"}, CompileError, "sm_1"),
+    "arch with options": ({"arch": "sm_90a -include=/etc/passwd"}, (RuntimeError, ValueError), "sm_90a"),
+    "type": ({"dim": "wide"}, TypeError, None),
+    "schedule type": ({"schedule": None}, TypeError, None),
+    "schedule with a zero": ({"schedule": "distance=2\0x"}, ValueError, "null"),
+    "dim beyond int64": ({"dim": 1 << 70}, OverflowError, None),
+}
+
+
+@pytest.mark.parametrize("name", BAD_COMPILES)
+def test_bad_arguments_of_the_compiler(kernel_cache: Path, name: str) -> None:
+    changes, kind, text = BAD_COMPILES[name]
+    with pytest.raises(kind, match=text):
+        compile_one({**job(), **changes})
+
+
+NUMBERS = {
+    "distance": (1, 64, False),
+    "threads": (1, 1024, True),
+    "block": (32, 1024, True),
+    "warps": (1, 64, False),
+    "parts": (1, 16, True),
+    "segment": (1, 256, True),
+}
+
+
+def with_schedule(schedule: str) -> torch.Tensor:
+    """The operator on the CPU, which reads the schedule and needs only its distance."""
+    return torch.ops.recfuse.embedding_bag(
+        torch.ones(5, 3), torch.arange(4), torch.tensor([0, 2]), "sum", schedule=schedule
+    )
+
+
+def complaint(schedule: str) -> str:
+    with pytest.raises(RuntimeError) as raised:
+        with_schedule(schedule)
+    text = str(raised.value)
+    head = "ValueError: recfuse.embedding_bag: schedule: "
+    assert text.startswith(head)
+    return text.removeprefix(head).split("\n")[0]
+
+
+@pytest.mark.parametrize("field", NUMBERS)
+def test_numbers_of_a_schedule(field: str) -> None:
+    least, most, power = NUMBERS[field]
+    for good in {least, most, 2 * least, f"+{most}", f"0{least}"}:
+        assert with_schedule(f"{field}={good}")[:, 0].tolist() == [2, 2]
+    kind = "a power of two, " if power else ""
+    bad = {least - 1, most + 1, -least, 2**31, 2**32 + least, -(2**63), 2**63 - 1}
+    for value in bad | ({3 * least} if power else set()):
+        assert complaint(f"{field}={value}") == f"{field} is {value}, must be {kind}{least} to {most}"
+    for value in ("", "x", "4x", "0x20", "32.0", "1e2", "32,", "=32", "\t\n", "\u0661"):
+        assert complaint(f"{field}={value}").startswith(f'{field} is "{value}"'.split("\n")[0])
+    assert complaint(f"{field}={10**30}").startswith(f"{field} is ")
+    assert complaint(field) == f'{field} is "", must be a number'
+
+
+@pytest.mark.parametrize("station", STATION_WORDS)
+def test_stations_of_a_schedule(station: str) -> None:
+    assert with_schedule(f"station={station}").shape == (2, 3)
+    for wrong in (station[:-1], f"{station}s", station.upper(), f"{station}=1", ""):
+        assert complaint(f"station={wrong}") == (
+            f'station is "{wrong}", must be none, register, shared, local or l1'
+        )
+
+
+def test_words_of_a_schedule() -> None:
+    for good in ("", " ", "   distance=2  block=64 "):
+        assert with_schedule(good).shape == (2, 3)
+    for twice in ("distance=2 distance=3", "station=l1 distance=2 station=none"):
+        assert complaint(twice) == f"{twice.partition('=')[0]} is given twice"
+    fields = "the fields are station, distance, threads, block, warps, parts and segment"
+    for wrong in (
+        "bulk",
+        "=",
+        "=4",
+        "Distance=4",
+        "distances=4",
+        "dist=4",
+        "stations=none",
+        "-",
+        "%s%n",
+        "é",
+    ):
+        text = complaint(f"distance=2 {wrong}")
+        assert text == f'found "{wrong}"; must be field=value with spaces between, {fields}'
+    assert complaint("distance=2,block=64") == 'distance is "2,block=64", must be a number'
+    assert complaint("distance=2\tblock=64").startswith('distance is "2\tblock=64"')
+
+
+@pytest.mark.parametrize("word", ("x", "station=", "distance=", "distance=9", "=", "distance=2 "))
+def test_a_long_schedule_is_no_harm(word: str) -> None:
+    long = word + "y" * 10_000
+    assert complaint(long)
+    assert complaint("distance=2 " * 1000) == "distance is given twice"
+    assert with_schedule(" " * 10_000).shape == (2, 3)
+
+
+def test_a_schedule_of_the_python_function() -> None:
+    weight, indices, offsets = torch.ones(5, 3), torch.arange(4), torch.tensor([0, 2])
+    with pytest.raises(ValueError, match=r"^recfuse\.embedding_bag: schedule: distance is 65"):
+        recfuse.embedding_bag(indices, weight, offsets, schedule="distance=65")
+    module = recfuse.nn.EmbeddingBag(5, 3)
+    module.schedule = "nonsense"
+    with pytest.raises(ValueError, match='found "nonsense"'):
+        module(indices, offsets)

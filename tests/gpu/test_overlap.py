@@ -1,0 +1,53 @@
+"""Launches that overlap the ones before them see what those have written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import recfuse
+from support import gpu
+
+pytestmark = gpu.MARKS
+
+STEPS = 2000
+
+
+@pytest.mark.parametrize("bags", (64, 2048))
+def test_a_table_updated_between_calls(bags: int) -> None:
+    """Each call reads the table as the update before it left it, in whatever cache its rows were."""
+    table = torch.zeros(1000, 64, device=gpu.DEVICE)
+    indices = torch.randint(0, 1000, (bags * 20,), device=gpu.DEVICE)
+    offsets = torch.arange(0, bags * 20, 20, device=gpu.DEVICE)
+    seen = torch.empty(STEPS, device=gpu.DEVICE)
+    lowest = torch.empty(STEPS, device=gpu.DEVICE)
+    for step in range(STEPS):
+        table.add_(1)
+        pooled = recfuse.embedding_bag(indices, table, offsets, mode="sum")
+        seen[step], lowest[step] = pooled.max(), pooled.min()
+    expected = 20.0 * torch.arange(1, STEPS + 1, device=gpu.DEVICE)
+    assert torch.equal(seen, expected) and torch.equal(lowest, expected)
+
+
+@pytest.mark.parametrize("bags", (64, 2048))
+def test_calls_that_read_what_the_call_before_wrote(bags: int) -> None:
+    """Every call's table is the output of the one before, with memory that is used again and again."""
+    offsets = torch.arange(bags, device=gpu.DEVICE)
+    forward = (offsets + 1) % bags
+    table = torch.arange(bags * 64, device=gpu.DEVICE, dtype=torch.float32).view(bags, 64)
+    rotated = table
+    for _ in range(STEPS):
+        rotated = recfuse.embedding_bag(forward, rotated, offsets, mode="sum")
+    assert torch.equal(rotated, table.roll(-(STEPS % bags), 0))
+
+
+def test_indices_written_just_before() -> None:
+    table = torch.arange(4096, device=gpu.DEVICE, dtype=torch.float32)[:, None].repeat(1, 8)
+    offsets = torch.arange(4096, device=gpu.DEVICE)
+    indices = torch.zeros(4096, dtype=torch.int64, device=gpu.DEVICE)
+    wrong = torch.zeros((), device=gpu.DEVICE)
+    for step in range(STEPS):
+        indices.fill_(step % 4096)
+        pooled = recfuse.embedding_bag(indices, table, offsets, mode="sum")
+        wrong += (pooled != step % 4096).any()
+    assert wrong.item() == 0

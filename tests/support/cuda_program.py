@@ -1,0 +1,153 @@
+"""The program of tests/c/cuda: csrc/cuda called from C, with NVRTC and with a driver that has no GPU."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_c_api import COMPILER, SANITIZERS, WARNINGS, skip_unless_links
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN = ("test_cuda", "test_fused", "test_fused_map", "test_fused_kept", "fused_case", "program")
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
+
+KERNEL = """#include "scale.cuh"
+extern "C" __global__ void rf_other(float *data) { data[threadIdx.x] = 1; }
+extern "C" __global__ void rf_scale(float *data) {
+    __shared__ float shared[32];
+    shared[threadIdx.x % 32] = data[threadIdx.x];
+    __syncthreads();
+    data[threadIdx.x] = scaled(shared[31 - threadIdx.x % 32]);
+}
+"""
+HEADER = """#ifndef RF_FACTOR
+#define RF_FACTOR 2
+#endif
+__device__ inline float scaled(float value) { return RF_FACTOR * value; }
+"""
+
+
+def nvrtc_folder() -> Path | None:
+    """Where the package nvidia-cuda-nvrtc, or torch's CUDA build, has put NVRTC."""
+    folders = (
+        Path(root) / name for root in sys.path for name in ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
+    )
+    return next((folder for folder in folders if list(folder.glob("libnvrtc.so.1[23]"))), None)
+
+
+def compile_c(flags: list[str], sources: list[Path], target: Path) -> None:
+    includes = [f"-I{ROOT / name}" for name in ("include", "csrc", "csrc/cuda", "tests/c", "tests/c/cuda")]
+    command = [str(COMPILER), *WARNINGS, *includes, *flags, *map(str, sources), "-ldl", "-lm"]
+    done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+class Program:
+    """One build of the program, in the layout of an installed package."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        flags = ["-O1", "-g", *(SANITIZERS[kind] if kind != "plain" else [])]
+        assert COMPILER is not None
+        if kind != "plain":
+            skip_unless_links(folder, COMPILER, flags)
+        self.packages = folder / "site-packages"
+        self.path = self.packages / "recfuse" / "test_cuda"
+        self.kernels = self.path.with_name("kernels")
+        self.kernels.mkdir(parents=True)
+        (self.kernels / "scale.cu").write_text(KERNEL)
+        (self.kernels / "scale.cuh").write_text(HEADER)
+        (self.kernels / "notes.txt").write_text("no header")
+        runtime = [*ROOT.glob("csrc/cuda/**/*.c"), *ROOT.glob("csrc/base/*.c")]
+        own = [ROOT / "tests/c/cuda" / f"{name}.c" for name in OWN]
+        shared = [ROOT / "tests/c/check.c", ROOT / "tests/c/elements.c"]
+        compile_c(flags, [*own, *shared, *runtime], self.path)
+        self.driver = folder / "driver"
+        self.driver.mkdir()
+        fake = [ROOT / "tests/c/cuda" / name for name in ("fake_cuda.c", "fake_cuda_rest.c")]
+        compile_c(["-O1", "-g", "-fPIC", "-shared"], fake, self.driver / "libcuda.so.1")
+
+    def beside_own_kernels(self) -> Program:
+        """The same build in a folder of its own, with the kernels of the package."""
+        other = copy.copy(self)
+        other.path = self.packages / "fused" / self.path.name
+        other.kernels = other.path.with_name("kernels")
+        if not other.path.exists():
+            other.path.parent.mkdir()
+            shutil.copy2(self.path, other.path)
+            other.kernels.symlink_to(ROOT / "csrc" / "cuda")
+        return other
+
+    def add_nvrtc(self) -> None:
+        """Puts NVRTC where a package would."""
+        folder = nvrtc_folder()
+        if folder is None:
+            reason = "no NVRTC here; pip install '.[test]' brings it"
+            pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+        link = self.packages / "nvidia" / "cu13" / "lib"
+        if not link.exists():
+            link.parent.mkdir(parents=True)
+            link.symlink_to(folder)
+
+    def environment(self, cache: Path | str | None, **extra: str) -> dict[str, str]:
+        """This process's without what leads to a cache or a CUDA of its own."""
+        drop = ("RECFUSE_", "CUDA_", "XDG_CACHE_HOME", "LD_LIBRARY_PATH")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+        if cache is not None:
+            kept["RECFUSE_CACHE_DIR"] = str(cache)
+        return {**kept, **extra}
+
+    def run(self, *arguments: str, cache: Path | str | None, gpu: bool = False, **extra: Any) -> str:
+        """What a command prints; it must end well. Arguments in capitals are environment variables."""
+        variables = {name: extra.pop(name) for name in list(extra) if name.isupper()}
+        if gpu:
+            variables["LD_LIBRARY_PATH"] = str(self.driver)
+        done = subprocess.run(
+            [str(self.path), *arguments],
+            env=self.environment(cache, **variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            **{"timeout": 300, **extra},
+        )
+        assert done.returncode == 0, f"{done.returncode}: {done.stdout[-4000:]}\n{done.stderr[-6000:]}"
+        return done.stdout
+
+    def compile(self, cache: Path | str | None, arch: str = "sm_80", defines: str = "", **extra: Any) -> dict:
+        """Compiles rf_scale; what is known about it, or {"error": text}."""
+        file, entry = extra.pop("source", ("scale.cu", "rf_scale"))
+        text = self.run("compile", file, entry, arch, defines, cache=cache, **extra)
+        if not text.startswith("nvrtc="):
+            return {"error": text}
+        pairs = (item.split("=", 1) for item in text.split())
+        return {name: value if name == "path" else float(value) for name, value in pairs}
+
+
+Build = Callable[[str], Program]
+
+
+@pytest.fixture(scope="session")
+def cuda_build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Builds the program once for each kind: "plain" or a key of SANITIZERS."""
+    built: dict[str, Program] = {}
+
+    def build_kind(kind: str) -> Program:
+        if kind not in built:
+            built[kind] = Program(tmp_path_factory.mktemp(f"cuda_{kind}"), kind)
+        return built[kind]
+
+    return build_kind
+
+
+@pytest.fixture
+def cuda_program(cuda_build: Build) -> Program:
+    """The plain program, with NVRTC beside it."""
+    found = cuda_build("plain")
+    found.add_nvrtc()
+    return found

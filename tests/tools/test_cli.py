@@ -1,0 +1,321 @@
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_plan import plan_for
+
+import recfuse
+from recfuse import _C, cli, info
+
+TINY = ["--dim", "8", "--batch", "8", "--pooling", "5", "--batches", "2", "--index", "int32"]
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "recfuse", *arguments], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_info_of_the_module_prints_what_it_runs_on():
+    result = run("info")
+    assert result.returncode == 0, result.stderr
+    for text in (
+        recfuse.__version__,
+        torch.__version__,
+        info.cpu_model().split()[0],
+        "instruction set",
+        "GPU",
+    ):
+        assert text in result.stdout
+
+
+def test_info_as_json(capsys):
+    assert cli.main(["info", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["library"] == torch.ops.recfuse.library_version()
+    assert record["isa"] in record["isa_available"]
+    assert record["threads"] == torch.get_num_threads()
+    assert record["library_path"] == str(recfuse.library_path())
+    nvrtc = record["cuda"]["libraries"]["libnvrtc"]
+    assert (nvrtc["found"] is None) == (nvrtc["version"] is None)
+    for where in record["cuda"]["libraries"].values():
+        assert where["found"] or len(where["looked_in"]) >= 1
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"recfuse {recfuse.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["tune"], ["compile"], ["info", "--yaml"], ["tune", "--dtype", "int8"]]
+)
+def test_bad_command_lines_end_with_status_2(capsys, arguments):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: recfuse" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    (
+        (["tune", "--trace", "warm"], "'warm', which is neither a file nor one of one_item, high"),
+        (["tune", "--trace", "low", "--dim", "0"], "--dim is 0, must be >= 1"),
+        (["tune", "--trace", "low", "--rows", "0"], "--rows is 0, must be >= 1"),
+        (["tune", "--trace", "low", "--device", "tpux"], "--device is 'tpux', must be cpu, cuda or cuda:N"),
+        (
+            ["tune", "--trace", "low", "--out", "/absent/plan.json", *TINY],
+            "'/absent' is missing or not writable",
+        ),
+        (["compile", "--arch", "sm_90a"], "nothing to compile: give --plan FILE, or --dim"),
+        (["compile", "--arch", "sm_90a", "--dim", "-4"], "--dim is -4"),
+        (["compile", "--arch", "sm_90a", "--plan", "absent.json"], "absent.json"),
+    ),
+)
+def test_what_cannot_be_done_is_said_in_a_line(capsys, arguments, words):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"recfuse {arguments[0]}: error: ") and words in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["info", "tune", "compile"])
+def test_every_command_explains_itself(capsys, command):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([command, "--help"])
+    assert stopped.value.code == 0
+    assert f"usage: recfuse {command}" in capsys.readouterr().out
+
+
+def test_tune_writes_a_plan(capsys, tmp_path):
+    trace, out = tmp_path / "trace.txt", tmp_path / "plan.json"
+    trace.write_text("\n".join(str(number % 50) for number in range(500)))
+    assert (
+        cli.main(
+            ["tune", "--trace", str(trace), "--out", str(out), "--budget", "0", "--device", "cpu", *TINY]
+        )
+        == 0
+    )
+    plan = recfuse.Plan.load(out)
+    assert (plan.table.rows, plan.table.dim, plan.table.indices) == (50, 8, "int32")
+    assert (plan.trace.batches, plan.trace.lookups) == (2, 40.0)
+    assert "what runs without a plan" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["tune", "--trace", str(trace), "--rows", "49", *TINY])
+    assert "--rows is 49, but the trace has row 49" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_with_status_130(capsys, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("recfuse.tuner.tune", interrupt)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["tune", "--trace", "low", "--device", "cpu", *TINY])
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "recfuse tune: interrupted\n"
+
+
+def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
+    asked, folders = [], set()
+
+    def compile(*arguments):
+        asked.append(arguments)
+        folders.add(os.environ["RECFUSE_CACHE_DIR"])
+        if arguments[0] == "sm_1":
+            raise ValueError("recfuse: arch is sm_1")
+        return {
+            "schedule": arguments[13] or "station=register", "registers": 40, "spill_bytes": 0,
+            "cubin_bytes": 12345, "cached": arguments[1] == 6, "seconds": 0.5, "path": "here",
+        }  # fmt: skip
+
+    monkeypatch.setattr(_C, "embedding_bag_compile", compile)
+    monkeypatch.setattr(_C, "small_kernels_compile", lambda arch: asked.append((arch,)))
+    monkeypatch.delenv("RECFUSE_CACHE_DIR", raising=False)
+    plan = plan_for(recfuse.nn.EmbeddingBag(100, 4, mode="mean"))
+    object.__setattr__(plan.device, "type", "cuda")
+    plan.save(tmp_path / "plan.json")
+    cache = tmp_path / "new" / "cache"
+    options = [
+        "--dim",
+        "6",
+        "64",
+        "--mode",
+        "sum",
+        "max",
+        "--weighted",
+        "--out",
+        str(cache),
+        "--gpu",
+        "132:60",
+    ]
+    arguments = [
+        "compile",
+        "--arch",
+        "sm_80",
+        "--arch",
+        "sm_90a",
+        "--plan",
+        str(tmp_path / "plan.json"),
+        *options,
+    ]
+    assert cli.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(asked) == 2 * (5 + 1)
+    assert lines[-1] == "sm_90a pinning and gradients: compiled"
+    assert lines[1] == (
+        "sm_80 6 float32 sum int64 2048x150 on 132 SMs, 60 MiB: 40 registers, 0 bytes spilled, 12,345 bytes, "
+        "cached, 0.50 s; station=register"
+    )
+    assert ("sm_90a", 4, 4, 16, 0, 1, 1, 1, False, False, True, 100, 10, plan.schedule, 100) in asked
+    assert (
+        "sm_90a",
+        6,
+        6,
+        8,
+        0,
+        1,
+        1,
+        2,
+        False,
+        False,
+        True,
+        307200,
+        2048,
+        "",
+        500000,
+        132,
+        60 << 20,
+    ) in asked
+    assert (
+        "sm_80",
+        64,
+        64,
+        16,
+        0,
+        1,
+        1,
+        0,
+        True,
+        False,
+        True,
+        307200,
+        2048,
+        "",
+        500000,
+        132,
+        60 << 20,
+    ) in asked
+    assert folders == {str(cache)} and cache.is_dir() and "RECFUSE_CACHE_DIR" not in os.environ
+    assert cli.main(["compile", "--arch", "sm_1", "--dim", "8", "--out", str(cache)]) == 1
+    assert (
+        "sm_1 8 float32 sum int64 2048x150: recfuse: arch is sm_1\n1 of 2 failed" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("gpu", ["132", "0:60", "a:b", "132:-1"])
+def test_a_gpu_that_makes_no_sense_is_refused(capsys, gpu):
+    with pytest.raises(SystemExit):
+        cli.main(["compile", "--arch", "sm_90a", "--dim", "6", "--gpu", gpu])
+    assert "is not SMs:MiB, such as 132:60" in capsys.readouterr().err
+
+
+def test_all_that_a_call_may_ask_for_is_compiled(monkeypatch, tmp_path):
+    """On every known GPU of an architecture, and for more rows than 32 bits number."""
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
+    sizes = {"--batch": [128, 2048], "--pooling": [20]}
+    given = [str(one) for name, values in sizes.items() for one in (name, *values)]
+    for rows in (400_000, 1 << 32):
+        arguments = ["compile", "--arch", "sm_90a", "--dim", "32", *given, "--rows", str(rows)]
+        assert cli.main(arguments) == 0
+    monkeypatch.setenv("RECFUSE_JIT", "off")
+    schedules = set()
+    for (sms, mib), batch, rows in itertools.product(
+        ((132, 60), (132, 50), (114, 50), (78, 60)), sizes["--batch"], (400_000, 1 << 32)
+    ):
+        call = ("sm_90a", 32, 32, 16, 0, 1, 1, 0, False, False, True, batch * 20, batch, "")
+        found = _C.embedding_bag_compile(*call, rows, sms, mib << 20)
+        assert found["cached"]
+        schedules.add(found["schedule"])
+    assert len(schedules) > 2  # a GPU of other SMs has other defaults
+
+
+def test_compile_fails_where_nothing_is_kept(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path / "file"))
+    assert cli.main(["compile", "--arch", "sm_90a", "--dim", "6", "--gpu", "78:60"]) == 1
+    printed = capsys.readouterr()
+    assert "registers" not in printed.out
+    assert (
+        "sum int64 2048x150 on 78 SMs, 60 MiB: compiled, but not written to the cache "
+        f"({tmp_path / 'file'}, which is not used: it is no folder)\n" in printed.err
+    )
+
+
+def test_the_cache_of_kernels_is_described(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("RECFUSE_JIT", "off")
+    name = "0123456789abcdef" * 2 + "-nvrtc13.0.cubin"
+    (tmp_path / name).write_bytes(bytes(3 << 20))
+    (tmp_path / f"{name}.tmpAbCdEf").write_bytes(bytes(100))
+    (tmp_path / "notes.cubin").write_bytes(bytes(100))
+    cache = info.cuda()["kernel_cache"]
+    assert cache == {
+        "folder": str(tmp_path),
+        "entries": 1,
+        "bytes": 3 << 20,
+        "allowed": False,
+        "refused": None,
+        "ignored": 0,
+    }
+    assert cli.main(["info"]) == 0
+    output = capsys.readouterr().out
+    assert "1 kernels, 3.0 MiB in" in output and "forbidden by RECFUSE_JIT=off" in output
+
+
+def test_a_cache_that_others_may_write_to_is_said(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
+    (tmp_path / ("0123456789abcdef" * 2 + "-nvrtc13.0.cubin")).touch(mode=0o666)
+    (tmp_path / ("0123456789abcdef" * 2 + "-nvrtc13.0.cubin")).chmod(0o666)
+    assert cli.main(["info"]) == 0
+    assert "0 kernels, 0.0 MiB" in (output := capsys.readouterr().out) and "1 ignored, which" in output
+    tmp_path.chmod(0o777)
+    assert cli.main(["info"]) == 0
+    output = capsys.readouterr().out
+    assert "is not used: others may write there (mode 777" in output
+
+
+def test_missing_libraries_say_where_they_were_looked_for(monkeypatch, capsys):
+    missing = "NVRTC is not here; looked in\n  /opt/toolkit/lib64\n  the loader's search path\nInstall it"
+    status = dict.fromkeys(("nvrtc", "builtins", "folder")) | dict.fromkeys(("major", "entries", "bytes"), 0)
+    status |= {"minor": 0, "missing": missing, "allowed": True, "refused": None, "ignored": 0}
+    monkeypatch.setattr(info.ctypes.util, "find_library", lambda stem: None)
+    monkeypatch.setattr(recfuse._C, "jit_status", lambda: status)
+    record = info.cuda()
+    assert {"libcuda", "libnvrtc", "libnvrtc-builtins", "a GPU"} <= set(record["missing"])
+    assert record["libraries"]["libnvrtc"]["looked_in"] == ["/opt/toolkit/lib64", "the loader's search path"]
+    assert cli.main(["info"]) == 0
+    output = capsys.readouterr().out
+    assert "missing; looked in" in output and "HOME are not set" in output
+
+
+def test_a_machine_without_system_files_is_described_all_the_same(monkeypatch, tmp_path):
+    for name in ("CPUINFO", "CACHES", "HUGE_PAGES"):
+        monkeypatch.setattr(info, name, tmp_path / "absent")
+    assert info.cpu_model()
+    assert info.isa_available() == ["scalar"]
+    assert info.last_level_cache_bytes() == 64 << 20
+    assert info.huge_pages() == "unknown"
+
+
+def test_the_commit_is_absent_without_git(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert info.git_commit() is None

@@ -1,0 +1,393 @@
+"""The flow of the GPU benchmarks, on CPU tensors: everything but the GPU itself and what it alone can run."""
+
+import argparse
+import contextlib
+import ctypes
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import recfuse
+from recfuse import info, timing
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+TINY = [
+    "--device", "cuda", "--rows", "500", "--dims", "8", "--batch-size", "6", "--num-indices-per-lookup", "4",
+    "--num-batches", "2", "--rounds", "2", "--tables", "3", "--mix-tables", "5", "--tune-budget", "0.2",
+]  # fmt: skip
+
+
+def module(name):
+    return importlib.import_module(name)
+
+
+@pytest.fixture
+def bag(monkeypatch):
+    """Runs embedding_bag.py's GPU part on the CPU; returns its exit status."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    script, gpu = module("embedding_bag"), module("_cuda_embedding_bag")
+    monkeypatch.setattr(module("_cuda_setting"), "LEAST_SAMPLE", 0.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
+    monkeypatch.setattr(gpu, "copy_speed", lambda device: 1e9)
+    for place in ("_cuda_ceiling", "_cuda_main"):
+        monkeypatch.setattr(module(place), "gather", lambda shape, table, ids, checksum=None: table[ids])
+    monkeypatch.setattr(module("_cuda_figures"), "pinned_beside", module("_cuda_pinning").pinned_before)
+    monkeypatch.setattr(
+        module("_cuda_figures"), "compiled", lambda setting, text: {"registers": 40, "spill_bytes": 0}
+    )
+    # The CPU's wheel of FBGEMM has no GPU module to offer.
+    monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
+    monkeypatch.setitem(sys.modules, "fbgemm_gpu.split_table_batched_embeddings_ops_inference", None)
+
+    def run(*options):
+        monkeypatch.setattr(sys, "argv", ["embedding_bag.py", *TINY, *map(str, options)])
+        try:
+            parser, arguments = script.parse_arguments()
+            arguments.device = "cpu"
+            gpu.run(parser, arguments, None)
+        except SystemExit as stopped:
+            return stopped.code
+        return 0
+
+    return run
+
+
+def test_the_main_table_has_every_candidate_at_every_hotness(bag, tmp_path, capsys):
+    target = tmp_path / "bag.json"
+    assert bag("--json", target, "--plots", tmp_path, "--markdown") == 0
+    output, record = capsys.readouterr().out, json.loads(target.read_text())
+    assert record["main"] == ["one_item", "high", "medium", "low", "random"]
+    for hotness in record["main"]:
+        entry = record[f"main {hotness}"]
+        assert "fbgemm v1" not in entry["us"]
+        for name in ("torch", "torch.compile", "recfuse", "recfuse tuned", "recfuse fp16", "recfuse bf16"):
+            assert entry["us"][name] > 0 and entry["us"][f"{name}, eager"] > 0
+            assert entry["relative_error"][name] < 8e-3
+            assert entry["share_of_gather"][name] > 0 and entry["share_of_floor"][name] > 0
+        assert 1 <= entry["unique_rows"] <= 24
+        # A sample is a pass over three tables, a figure is for one.
+        median = entry["measured"]["timings"]["recfuse"]["median_s"]
+        assert entry["us"]["recfuse"] == pytest.approx(median * 1e6 / 3)
+    assert "FBGEMM is left out" in output and "over torch" in output
+    assert (tmp_path / "main.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cold_caches_have_no_times_as_called(bag, capsys):
+    options = ["--hotness", "random", "--candidates", "torch,recfuse", "--cache", "cold", "--markdown"]
+    assert bag(*options) == 0
+    output = capsys.readouterr().out
+    assert "cold L2" in output and "as called, host included" not in output
+
+
+def test_a_wrong_output_ends_the_run(bag, monkeypatch, capsys):
+    candidates = module("_cuda_candidates")
+    right = candidates.torch_bag
+    monkeypatch.setattr(
+        candidates,
+        "torch_bag",
+        lambda weights: lambda requests: [out * 1.001 for out in right(weights)(requests)],
+    )
+    assert bag("--hotness", "low", "--candidates", "torch,recfuse") == 1
+    assert "low, torch: the outputs differ from sums in float64 by 1.0e-03" in capsys.readouterr().err
+
+
+def test_a_peer_that_does_not_run_here_is_left_out_with_its_reason(bag, monkeypatch, capsys):
+    def broken(call):
+        def raises(*arguments):
+            raise RuntimeError("no C compiler found\nand more")
+
+        return raises
+
+    monkeypatch.setattr(torch, "compile", lambda **options: broken)
+    assert bag("--hotness", "low", "--candidates", "torch,torch.compile,recfuse", "--markdown") == 0
+    output = capsys.readouterr().out
+    assert "low: torch.compile is left out: no C compiler found  " in output
+    assert "| hotness | torch | recfuse | gather 32 B |" in output
+
+
+FIGURES = ["6", "9", "11", "12", "15", "16", "17"]
+
+
+def test_the_figures_of_the_paper(bag, monkeypatch, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    sweep, figures = module("_cuda_sweep"), module("_cuda_figures")
+    pinned = []
+    monkeypatch.setattr(recfuse, "pin_rows", lambda weight, rows: pinned.append(len(rows)))
+    monkeypatch.setattr(figures, "TUNED_WARPS", (16, 32))
+    monkeypatch.setattr(figures, "TUNED_DISTANCES", (2,))
+    monkeypatch.setattr(figures, "POOLINGS", (2, 4))
+    monkeypatch.setattr(sweep, "FEW_ROUNDS", 1)
+    target = tmp_path / "figures.json"
+    hotness = ["--hotness", "high,random", "--pin-mb", 5 * 8 * 4 / 1e6]
+    assert bag("--figures", ",".join(FIGURES), "--json", target, "--plots", tmp_path, *hotness) == 0
+    record, output = json.loads(target.read_text()), capsys.readouterr().out
+    for number in FIGURES:
+        assert (tmp_path / f"figure_{number}.png").read_bytes().startswith(b"\x89PNG")
+        assert all(us["torch"] > 0 for us in record[f"figure {number}"]["us"].values())
+    assert set(pinned) == {5}  # rows that --pin-mb holds
+    assert list(record["figure 11"]["us"]) == ["high 2", "high 4", "random 2", "random 4"]
+    assert set(record["figure 17"]["us"]) == {"mix1", "mix2", "mix3"}
+    assert {"OptMT", "RPF+OptMT", "RPF+L2P+OptMT", "recfuse"} <= set(record["figure 12"]["us"]["high"])
+    assert "Table IX" in output and "rows in use, MB" in output
+
+
+def test_a_schedule_that_is_refused_is_left_out_with_its_reason(bag, monkeypatch, capsys):
+    sweep = module("_cuda_sweep")
+    monkeypatch.setattr(sweep, "DISTANCES", (1, 2))
+    monkeypatch.setattr(module("_cuda_figures"), "DISTANCES", (1, 2))
+    real = recfuse.embedding_bag
+
+    def picky(*arguments, schedule="", **options):
+        if "distance=2" in schedule:
+            raise ValueError("too far\nand more")
+        return real(*arguments, schedule=schedule, **options)
+
+    monkeypatch.setattr(recfuse, "embedding_bag", picky)
+    assert bag("--figures", "9", "--hotness", "high", "--markdown") == 0
+    output = capsys.readouterr().out
+    assert "refused: station=shared distance=2: too far  " in output
+    assert "| 2 | - |" in output
+
+
+def test_ceilings_are_measured_for_every_cell(bag, monkeypatch, tmp_path):
+    ceiling = module("_cuda_ceiling")
+    monkeypatch.setattr(ceiling, "WORKING_SETS_MB", (1, 2))
+    monkeypatch.setattr(ceiling, "ROW_BYTES", (64, 512))
+    monkeypatch.setattr(ceiling, "LONG_RUN", 100)
+    monkeypatch.setattr(ceiling, "SHAPES", ceiling.SHAPES[:2])
+    target = tmp_path / "ceilings.json"
+    assert bag("--figures", "ceilings", "--json", target) == 0
+    cells = json.loads(target.read_text())["ceilings"]
+    assert [(cell["row_bytes"], cell["working_set_bytes"] >> 20) for cell in cells] == [
+        (64, 1), (64, 2), (512, 1), (512, 2),
+    ]  # fmt: skip
+    assert all(cell[run]["bytes_per_s"] > 0 for cell in cells for run in ("batch", "long"))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--figures", "6,7"], "--figures: found '6,7', allowed are ceilings, main, 6"),
+        (["--candidates", "torch,cudf"], "--candidates: found 'torch,cudf', allowed are torch"),
+        (["--candidates", "torch"], "needs torch and recfuse among them"),
+        (["--dims", "8,16"], "--dims: found 8,16, --device cuda takes one power of two from 8 on"),
+        (["--dims", "96"], "--dims: found 96, --device cuda takes one power of two from 8 on"),
+        (["--plots", "/nowhere"], "/nowhere is not a folder"),
+    ],
+)
+def test_what_is_wrong_with_an_argument_is_said(bag, capsys, options, message):
+    assert bag(*options) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_quick_leaves_alone_what_was_given(bag, monkeypatch):
+    gpu = module("_cuda_embedding_bag")
+    seen = []
+    monkeypatch.setattr(gpu, "run", lambda parser, arguments, trace: seen.append(arguments))
+    assert bag("--quick") == 0
+    assert (seen[0].tables, seen[0].rounds, seen[0].hotness) == (3, 2, ["medium", "random"])
+
+
+@pytest.mark.parametrize(
+    "tables, expected", [(250, (100, 75, 50, 25)), (40, (16, 12, 8, 4)), (10, (4, 3, 2, 1))]
+)
+def test_mixes_keep_the_shares_of_the_paper(bag, tables, expected):
+    levels = module("_cuda_schemes").mix_levels("mix1", tables)
+    assert tuple(levels.count(name) for name in ("high", "medium", "low", "random")) == expected
+
+
+def test_a_table_of_the_file_s_trace_starts_at_a_place_of_its_own(bag, monkeypatch):
+    setting = module("_cuda_setting")
+    made = object.__new__(setting.Setting)
+    made._medium, made.weights = torch.arange(12).numpy(), [None] * 3
+    assert [made.trace("medium", table)[0] for table in range(4)] == [0, 3, 6, 9]
+
+
+def test_a_pass_without_a_graph_is_called_instead(bag, monkeypatch):
+    setting = module("_cuda_setting")
+
+    def refuse(call, device):
+        raise RuntimeError("operation not permitted when stream is capturing\nand so on")
+
+    monkeypatch.setattr(timing, "graphed", refuse)
+    part = (torch.zeros(4, dtype=torch.int64), torch.tensor([0, 4]))
+    workload = setting.Workload("one", [], [[part]], bags=1, pooling=4)
+    run = setting.each(lambda table, indices, offsets: indices.sum())
+    result, failures = setting.time_passes({"a": run}, workload, torch.device("cpu"), rounds=1)
+    assert failures == {"a": "operation not permitted when stream is capturing"}
+    assert list(result.timings) == ["a, eager"]
+
+
+def compiler_log(source, options):
+    """What NVRTC says of a source; skips where there is no NVRTC."""
+    found = [info.cuda()["libraries"][name]["found"] for name in ("libnvrtc-builtins", "libnvrtc")]
+    if None in found:
+        pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc")
+    nvrtc = [ctypes.CDLL(path) for path in found][1]
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"gather.cu", 0, None, None) == 0
+    encoded = [option.encode() for option in options]
+    status = nvrtc.nvrtcCompileProgram(program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    assert status == 0, log.value.decode()
+    return log.value.decode()
+
+
+@pytest.mark.parametrize("row_bytes", [16, 64, 128, 256, 512])
+def test_every_shape_of_the_gather_compiles_without_spills(bag, row_bytes):
+    ceiling = module("_cuda_ceiling")
+    source = ceiling.SOURCE.read_text()
+    for options in {tuple(ceiling.options(shape, row_bytes)) for shape in ceiling.SHAPES}:
+        log = compiler_log(source, ["-arch=sm_90", "--ptxas-options=-v", *options])
+        assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", log), f"{options}: {log}"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("row_bytes", [64, 256, 512])
+def test_the_gather_reads_all_of_every_row(monkeypatch, row_bytes):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    ceiling = module("_cuda_ceiling")
+    table = torch.randint(-(2**31), 2**31 - 1, (1000, row_bytes // 4), dtype=torch.int32)
+    for lookups in (1, 31, 4097, 307_200):
+        ids = torch.randint(1000, (lookups,))
+        expected = np.bitwise_xor.reduce(table[ids].numpy().reshape(-1, 4))
+        for shape in ceiling.SHAPES:
+            checksum = torch.zeros(4, dtype=torch.int32, device="cuda")
+            ceiling.gather(shape, table.cuda(), ids.cuda(), checksum)
+            assert (checksum.cpu().numpy() == expected).all(), shape
+
+
+TINY_DLRM = [
+    "--device", "cuda", "--arch-embedding-size", "50", "--tables", "5", "--arch-sparse-feature-size", "8",
+    "--arch-mlp-bot", "4-8", "--arch-mlp-top", "8-1", "--mini-batch-size", "5",
+    "--num-indices-per-lookup", "3", "--num-batches", "2",
+]  # fmt: skip
+
+
+@pytest.fixture
+def dlrm(monkeypatch):
+    """Runs dlrm.py's GPU part on the CPU; returns its exit status."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    script = module("dlrm")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "compile", lambda call, **options: call)
+
+    def run(*options):
+        monkeypatch.setattr(sys, "argv", ["dlrm.py", *TINY_DLRM, *map(str, options)])
+        try:
+            parser, arguments = script.parse_arguments()
+            arguments.device = "cpu"
+            module("_cuda_dlrm").run(parser, arguments, script.TOLERANCE)
+        except SystemExit as stopped:
+            return stopped.code
+        return 0
+
+    return run
+
+
+def test_the_whole_model_at_every_hotness_and_mix(dlrm, tmp_path, capsys):
+    target = tmp_path / "dlrm.json"
+    assert dlrm("--json", target, "--markdown") == 0
+    output, record = capsys.readouterr().out, json.loads(target.read_text())
+    levels = ["one_item", "high", "medium", "low", "random", "mix1", "mix2", "mix3"]
+    assert list(record["measured"]) == levels
+    for level in levels:
+        timings = record["measured"][level]["timings"]
+        assert {"nn.EmbeddingBag graph", "recfuse graph", "recfuse compiled"} <= set(timings)
+        assert set(timings["recfuse"]["stages"]) == {"bottom MLP", "embeddings", "interaction", "top MLP"}
+        assert all(difference < 1e-5 for difference in record["differences"][level])
+    assert "recfuse over nn.EmbeddingBag compiled" in output and "| mix3 |" in output
+
+
+def test_the_two_models_share_one_set_of_weights(dlrm):
+    cuda = module("_cuda_dlrm")
+    from _dlrm_model import DLRM
+
+    model = DLRM([50, 60], 8, [4, 8], [8, 1])
+    swapped, report = cuda.swapped_copy(model)
+    assert len(report.fused) == 1 and type(model.emb_l[0]) is torch.nn.EmbeddingBag
+    (packed,) = swapped.emb_l.packed_weights()
+    for bag, table in zip(model.emb_l, swapped.emb_l, strict=True):
+        assert bag.weight.data_ptr() == table.weight.data_ptr() and torch.equal(bag.weight, table.weight)
+        assert bag.weight.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
+    for name in ("bot_l", "top_l"):
+        pairs = zip(getattr(model, name).parameters(), getattr(swapped, name).parameters(), strict=True)
+        assert all(one is other for one, other in pairs)
+
+
+def test_a_model_that_computes_something_else_ends_the_run(dlrm, monkeypatch, tmp_path):
+    real = recfuse.swap
+
+    def bad_swap(model):
+        report = real(model)
+        model.interact_features = lambda x, ly: type(model).interact_features(model, x, ly) + 1
+        return report
+
+    monkeypatch.setattr(recfuse, "swap", bad_swap)
+    assert dlrm("--trace", "low", "--json", tmp_path / "dlrm.json", "--no-compile") == 1
+    assert list(json.loads((tmp_path / "dlrm.json").read_text())["measured"]) == ["low"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            ["--trace", "low,lukewarm"],
+            "--trace: found 'low,lukewarm', allowed with --device cuda are one_item",
+        ),
+        (["--arch-embedding-size", "50-60"], "tables of different sizes"),
+    ],
+)
+def test_what_is_wrong_with_an_argument_of_dlrm_is_said(dlrm, capsys, options, message):
+    assert dlrm(*options) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_figure_6_tells_the_registers_of_each_schedule(monkeypatch, tmp_path):
+    if info.cuda()["libraries"]["libnvrtc"]["found"] is None:
+        pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    setting = module("_cuda_setting").Setting
+    made = object.__new__(setting)
+    made.device, made.weights = torch.device("cpu"), [torch.zeros(10, 128)]
+    made.arguments = argparse.Namespace(batch_size=2048, num_indices_per_lookup=150)
+    few, many = (module("_cuda_figures").compiled(made, f"station=none warps={warps}") for warps in (16, 64))
+    assert 0 < many["registers"] <= 32 < few["registers"]
+
+
+def test_pinning_beside_a_table_stays_one_table_ahead(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    pinning = module("_cuda_pinning")
+    done = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            done.append(f"{self.name} waits for {other.name}")
+
+    main = Stream("main")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("side"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(recfuse, "pin_rows", lambda weight, rows: done.append(f"pin {rows}"))
+    weights = [torch.zeros(1)] * 2
+    run = pinning.pinned_beside(lambda requests: [done.append(f"bag {requests[0][0]}")], weights, ["0", "1"])
+    run([(0, None), (1, None)])
+    assert done == [
+        "side waits for main", "pin 0", "main waits for side",
+        "side waits for main", "pin 1", "bag 0", "main waits for side",
+        "bag 1",
+    ]  # fmt: skip

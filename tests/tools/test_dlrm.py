@@ -1,0 +1,330 @@
+"""The main job and the operator benchmarks, at tiny sizes."""
+
+import dataclasses
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import recfuse
+import recfuse.data.workloads
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+TINY_DLRM = [
+    "--arch-embedding-size",
+    "50-60-70",
+    "--arch-sparse-feature-size",
+    "8",
+    "--arch-mlp-bot",
+    "4-8",
+    "--arch-mlp-top",
+    "8-1",
+    "--mini-batch-size",
+    "5",
+    "--num-indices-per-lookup",
+    "3",
+    "--num-batches",
+    "2",
+]
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs a benchmark script in this process; returns its exit status."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def run_script(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+        try:
+            runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+        except SystemExit as stopped:
+            return stopped.code
+        return 0
+
+    return run_script
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.txt"
+    path.write_text("".join(f"{row % 50}\n" for row in range(0, 300, 7)))
+    return path
+
+
+def test_dlrm_as_a_program_prints_one_table_and_writes_the_same_figures(tmp_path, trace):
+    target = tmp_path / "dlrm.json"
+    result = subprocess.run(
+        [sys.executable, BENCHMARKS / "dlrm.py", *TINY_DLRM, "--trace", trace, "--json", target],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "mini-batches" in result.stderr  # the progress bar
+    record = json.loads(target.read_text())
+    for stage in ("bottom MLP", "embeddings", "interaction", "top MLP", "total"):
+        assert stage in result.stdout
+        assert record["ratio"][stage] > 0
+    assert 0 <= record["difference"]["outputs"] < 1e-5
+    assert 0 <= record["difference"]["embeddings_relative"] < 1e-5
+    timings = record["measured"]["timings"]
+    assert {len(timings[name]["samples_s"]) for name in ("nn.EmbeddingBag", "recfuse")} == {2}
+    for name, size in record["model_bytes"].items():
+        assert size >= 4 * 8 * (50 + 60 + 70), name
+    assert record["environment"]["command"].startswith("dlrm.py --arch-embedding-size 50-60-70")
+
+
+@pytest.mark.parametrize("hotness", ["one_item", "medium", "random"])
+def test_dlrm_on_generated_traces(run, capsys, hotness):
+    assert run("dlrm", *TINY_DLRM, "--trace", hotness, "--markdown") == 0
+    assert "| embeddings |" in capsys.readouterr().out
+
+
+def test_dlrm_ends_with_status_1_when_the_outputs_differ(run, capsys, monkeypatch):
+    real_swap = recfuse.swap
+
+    def bad_swap(model):
+        report = real_swap(model)
+        with torch.no_grad():
+            model.top_l[-2].bias.add_(torch.nan)
+        return report
+
+    monkeypatch.setattr(recfuse, "swap", bad_swap)
+    assert run("dlrm", *TINY_DLRM) == 1
+    assert "the outputs do not agree" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--trace", "lukewarm"], "no such file, nor a hotness level (one_item, high"),
+        (["--device", "cuda"], "torch finds no GPU; run with --device cpu"),
+        (["--mini-batch-size", "0"], "needs an integer of at least 1"),
+        (["--arch-embedding-size", "50-x"], "found 'x', needs an integer of at least 1"),
+        (["--arch-mlp-bot", "4-9"], "last equal to --arch-sparse-feature-size 8"),
+        (["--json", "/nowhere/figures.json"], "/nowhere is not a folder that can be written to"),
+        (["--seed", "-1"], "needs an integer of at least 0"),
+    ],
+)
+def test_dlrm_says_what_is_wrong_with_an_argument(run, no_gpu, capsys, arguments, message):
+    assert run("dlrm", *TINY_DLRM, *arguments) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "content, message", [("60\n", "holds row id 60, but a table has 50 rows"), ("x\n", "")]
+)
+def test_dlrm_says_what_is_wrong_with_a_trace(run, capsys, trace, content, message):
+    trace.write_text(content)
+    assert run("dlrm", *TINY_DLRM, "--trace", trace) == 2
+    assert f"--trace {trace}: {message}" in capsys.readouterr().err
+
+
+TINY_BAG = [
+    "--rows",
+    "500",
+    "--dims",
+    "8",
+    "--batch-size",
+    "6",
+    "--num-indices-per-lookup",
+    "4",
+    "--num-batches",
+    "2",
+    "--rounds",
+    "2",
+]
+
+
+def test_embedding_bag_compares_all_hotness_levels(run, tmp_path, trace, capsys):
+    target = tmp_path / "bag.json"
+    assert run("embedding_bag", *TINY_BAG, "--trace", trace, "--json", target) == 0
+    output = capsys.readouterr().out
+    record = json.loads(target.read_text())
+    assert [entry["hotness"] for entry in record["measured"]] == [
+        "one_item",
+        "high",
+        "medium",
+        "low",
+        "random",
+    ]
+    for entry in record["measured"]:
+        assert entry["ratio"]["torch"] > 0
+        assert 0 <= entry["relative_difference"] < 1e-5
+        assert entry["share_of_bandwidth"] > 0
+        # All 24 indices and 7 offsets of int64 and six rows of output, and one to 24 rows of the table.
+        assert 8 * 31 + 32 * 7 <= entry["least_bytes"] <= 8 * 31 + 32 * 30
+    assert "Geometric mean" in output
+    assert run("show", target) == 0
+    assert "| one_item | 8 |" in capsys.readouterr().out
+
+
+@pytest.fixture
+def small_models(monkeypatch):
+    """Models with one feature a group in place of fifty or more."""
+    real_model = recfuse.workloads.model
+
+    def small_model(name, seed=0):
+        whole = real_model(name, seed=seed)
+        firsts = [whole.group_of.index(number) for number in range(len(whole.groups))]
+        return dataclasses.replace(
+            whole,
+            groups=tuple(dataclasses.replace(group, features=1) for group in whole.groups),
+            rows=tuple(whole.rows[feature] for feature in firsts),
+            dims=tuple(whole.dims[feature] for feature in firsts),
+            group_of=tuple(range(len(whole.groups))),
+        )
+
+    monkeypatch.setattr(recfuse.workloads, "model", small_model)
+
+
+TINY_FUSED = ["--batch-size", 3, "--num-batches", 2, "--rounds", 2]
+
+
+def test_fused_embedding_bag_compares_models(run, small_models, tmp_path, capsys):
+    target = tmp_path / "fused.json"
+    assert run("fused_embedding_bag", "--models", "B,E", *TINY_FUSED, "--json", target) == 0
+    entries = json.loads(target.read_text())["models"]
+    assert [(entry["model"], entry["features"]) for entry in entries] == [("B", 12), ("E", 20)]
+    for entry in entries:
+        assert 0 <= entry["relative_difference"] < 1e-5
+        assert entry["ratio"]["torch"] > 0
+        # At least the offsets and the output, at most a row for each lookup too.
+        dims = recfuse.workloads.model(entry["model"]).dims
+        floor = 4 * (3 * len(dims) + 1) + 4 * 3 * sum(dims)
+        assert floor <= entry["least_bytes"] <= floor + entry["lookups"] * (4 + 4 * max(dims))
+    assert "geometric mean" in capsys.readouterr().out
+
+
+TINY_TRAINING = ["--shapes", "3x4x1,2x5x3", "--rows", 40, "--dim", 4, "--bag", "3x7", "--bag-rows", "30"]
+
+
+def test_training_compares_steps(run, tmp_path, capsys):
+    target = tmp_path / "training.json"
+    assert run("training", *TINY_TRAINING, "--num-batches", 2, "--rounds", 2, "--json", target) == 0
+    entries = json.loads(target.read_text())["measured"]
+    found = [(entry["tables"], entry["rows"], entry["sparse"], entry["alone"]) for entry in entries]
+    assert found == [
+        (3, 40, False, False),
+        (3, 40, True, False),
+        (2, 40, False, False),
+        (2, 40, True, False),
+        (1, 30, False, True),
+        (1, 30, True, True),
+    ]
+    for entry in entries:
+        assert 0 <= entry["relative_difference"] < 1e-3
+        assert entry["ratio"] > 0
+        assert {len(side["samples_s"]) for side in entry["measured"]["timings"].values()} == {2}
+    output = capsys.readouterr().out
+    assert "geometric mean" in output and "one bag: 1 x 3 x 7, 30 x 4" in output
+    assert run("show", target) == 0
+    assert "| 3 x 4 x 1, 40 x 4 | sparse |" in capsys.readouterr().out
+
+
+def test_ratios_are_plotted(run, small_models, tmp_path):
+    pytest.importorskip("matplotlib")
+    few_bags, few_models = [*TINY_BAG, "--hotness", "random"], [*TINY_FUSED, "--models", "B"]
+    for name, arguments in (("embedding_bag", few_bags), ("fused_embedding_bag", few_models)):
+        picture = tmp_path / f"{name}.png"
+        assert run(name, *arguments, "--plot", picture) == 0
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_without_matplotlib_is_refused_before_measuring(run, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run("embedding_bag", "--plot", tmp_path / "a.png") == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_a_missing_peer_is_reported_and_left_out(run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
+    monkeypatch.setitem(sys.modules, "fbgemm_gpu.split_table_batched_embeddings_ops_inference", None)
+    assert run("embedding_bag", *TINY_BAG, "--hotness", "random") == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "FBGEMM is left out" in output
+    assert "over fbgemm" not in output
+
+
+@pytest.mark.parametrize(
+    "name, arguments, message",
+    [
+        ("embedding_bag", ["--hotness", "random,tepid"], "allowed are one_item"),
+        ("embedding_bag", ["--dims", "0"], "needs an integer of at least 1"),
+        ("embedding_bag", ["--device", "cuda"], "torch finds no GPU"),
+        ("fused_embedding_bag", ["--device", "cuda"], "torch finds no GPU"),
+        ("fused_embedding_bag", ["--models", "Z"], "--models: "),
+        ("fused_embedding_bag", ["--plot", "/nowhere/a.png"], "/nowhere is not a folder"),
+        ("training", ["--device", "cuda"], "torch finds no GPU"),
+        ("training", ["--shapes", "3x4"], "needs 3 integers"),
+        ("training", ["--bag", "3xA"], "needs an integer of at least 1"),
+        ("training", ["--shapes", "", "--bag-rows", ""], "both empty"),
+        ("show", [__file__], "not a result file"),
+    ],
+)
+def test_benchmarks_say_what_is_wrong_with_an_argument(run, no_gpu, capsys, name, arguments, message):
+    assert run(name, *arguments) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("name", ["dlrm", "embedding_bag", "fused_embedding_bag", "show", "training"])
+def test_every_benchmark_has_help(run, capsys, name):
+    assert run(name, "--help") == 0
+    assert "usage:" in capsys.readouterr().out
+
+
+def test_agreement_is_refused_when_a_difference_is_not_a_number(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import argparse
+
+    from _common import check_agreement
+
+    check_agreement(argparse.ArgumentParser(), [0.0, 1e-6], 1e-5)
+    for bad in (float("nan"), 1e-4):
+        with pytest.raises(SystemExit):
+            check_agreement(argparse.ArgumentParser(), [0.0, bad], 1e-5)
+
+
+@pytest.mark.parametrize("load, warned", [(None, False), (0.05, False), (0.7, True)])
+def test_a_busy_machine_is_told(monkeypatch, load, warned):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from _common import load_notes
+
+    quiet = recfuse.timing.compare({"a": lambda: None}, rounds=1)
+    notes = load_notes([dataclasses.replace(quiet, other_load=number) for number in (0.0, load)])
+    assert any("up to 0.7 cores" in note for note in notes) == warned == bool(notes)
+
+
+@pytest.mark.parametrize(
+    "costs, parts, expected",
+    [([1, 1, 1, 1], 2, [0, 2, 4]), ([9, 1, 1], 2, [0, 1, 3]), ([1, 1, 9], 3, [0, 3]), ([5], 4, [0, 1])],
+)
+def test_work_is_dealt_out_in_ranges_of_like_cost(monkeypatch, costs, parts, expected):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from _peers import balanced_cuts
+
+    assert balanced_cuts(torch.tensor(costs), parts) == expected
+
+
+def test_peers_in_threads_run_on_a_thread_each(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from _peers import InThreads
+
+    def threads_in_use(indices, offsets):
+        return torch.tensor([torch.get_num_threads()])
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        part = (torch.zeros(1), torch.zeros(1))
+        assert InThreads([threads_in_use] * 3, dim=0)([part] * 3).tolist() == [1, 1, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

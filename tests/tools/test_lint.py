@@ -1,0 +1,331 @@
+"""The habits of this code that a machine can hold: layers, names, allocation, documents, exported symbols."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import recfuse
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = ROOT / "include" / "recfuse.h"
+C_FILES = sorted([*ROOT.glob("include/*.h"), *ROOT.glob("csrc/**/*.[ch]")])
+KERNEL_FILES = sorted(ROOT.glob("csrc/**/*.cu*"))
+PYTHON_FILES = sorted(
+    path for room in ("python", "tests", "benchmarks") for path in ROOT.glob(f"{room}/**/*.py")
+)
+ROOMS = (".ci", "include", "csrc", "python", "tests", "benchmarks")
+COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+CPP_COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+NM = shutil.which("nm")
+
+# Which rooms the files of a room may include: include <- base <- cpu, driver <- jit <- tune <- a family
+# <- torch, python. A room is a folder of csrc, or of csrc/cuda; a family's folders are one room.
+BELOW = {"include", "base", "device"}  # device: here the headers that host C and kernels both read
+FAMILIES = {"embedding_bag", "bag_lookups", "pin_rows", "fused_embedding_bag"}
+MAY_INCLUDE = {
+    "include": set(),
+    "base": {"include", "base"},
+    "device": {"include", "device"},
+    "tools": BELOW | {"tools"},
+    "cpu": BELOW | {"cpu"},
+    "driver": BELOW | {"driver"},
+    "jit": BELOW | {"driver", "jit"},
+    "tune": BELOW | {"driver", "jit", "tune"},
+    **{family: BELOW | {"driver", "jit", "tune", family} for family in FAMILIES},
+    "embedding_bag": BELOW | {"driver", "jit", "tune", "embedding_bag", "pin_rows"},  # its measurement pins
+    "torch": BELOW | {"driver", "torch"} | FAMILIES,
+    "python": BELOW | {"tools", "driver", "jit", "tune", "python"} | FAMILIES,
+}
+
+# A library returns a status, keeps no hidden state and writes no unbounded string.
+FORBIDDEN_CALL = re.compile(
+    r"""\b( exit | _exit | _Exit | abort | assert | system | setenv | putenv | rand | srand | strtok
+          | v?f?printf | puts | fputs | putchar | perror
+          | v?sprintf | strcpy | strcat | gets | alloca )\s*\(""",
+    re.VERBOSE,
+)
+INCLUDE = re.compile(r'^#\s*include\s*([<"])([^>"]+)', re.MULTILINE)
+ALLOCATION = re.compile(r"\b(?:malloc|calloc|realloc|aligned_alloc|posix_memalign|strdup|strndup)\s*\(")
+FUNCTION = re.compile(r"(?!static\b|typedef\b|extern\b)[\w\s*]+?\b(\w+)\(")
+VARIABLE = re.compile(r"((?:static|_Atomic)\b[^(){}]*?(\w+))\s*(?:\[[^\]]*\]\s*)*(?:=|;)")
+PYTHON_TABLE = re.compile(r"\bPy(?:MethodDef|ModuleDef|ModuleDef_Slot|Type_Slot|Type_Spec|MemberDef)\b")
+GUARD = re.compile(r"/\*.*\b(?:once|lock\w*|atomic\w*|thread|mutex)\b", re.DOTALL | re.IGNORECASE)
+LEFTOVER = re.compile(
+    r"\b(?:TO"
+    r"DO|FIX"
+    r"ME|XX"
+    r"X|HA"
+    r"CK)\b"  # in halves, or this file would be found
+    r"|/(?:home|root|work|Users|mnt)/\w"
+)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def code_of(path: Path) -> str:
+    """C source with comments, strings and characters blanked; lines keep their numbers."""
+
+    def blank(match: re.Match[str]) -> str:
+        text = match.group()
+        return '""' if text[0] in "\"'" else re.sub(r"[^\n]", " ", text)
+
+    pattern = r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
+    return re.sub(pattern, blank, path.read_text(), flags=re.DOTALL)
+
+
+def room_of(path: Path) -> str:
+    rooms = path.relative_to(ROOT).parts[:-1]
+    if rooms[0] == "include":
+        return "include"
+    return rooms[2] if rooms[1] == "cuda" else rooms[1]
+
+
+def project_files() -> Iterator[Path]:
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path
+    yield from (path for path in sorted(ROOT.iterdir()) if path.is_file())
+
+
+def text_files() -> Iterator[tuple[Path, str]]:
+    for path in project_files():
+        if path.suffix in {".c", ".h", ".cu", ".cuh", ".py", ".md", ".toml", ".ipynb", ""}:
+            yield path, path.read_text()
+
+
+def test_there_are_files_to_lint() -> None:
+    assert len(C_FILES) > 5 and len(PYTHON_FILES) > 5
+
+
+def test_no_cpp_files() -> None:
+    cpp = {".cc", ".cpp", ".cxx", ".hpp", ".hh", ".hxx"}
+    assert [name(path) for path in project_files() if path.suffix in cpp] == []
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=name)
+def test_libraries_neither_print_nor_exit(path: Path) -> None:
+    assert FORBIDDEN_CALL.findall(code_of(path)) == [], (
+        "a library returns a status instead (csrc/base/status.h)"
+    )
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=name)
+def test_includes_point_one_way(path: Path) -> None:
+    room = room_of(path)
+    for bracket, included in INCLUDE.findall(path.read_text()):
+        if bracket == "<":
+            owner = included.split("/")[0].lower()
+            assert owner not in {"torch", "aten", "c10"}, f"{included}: declare it in csrc/torch/abi.h"
+            assert not owner.startswith(("cuda", "nvrtc")), (
+                f"{included}: declare it in csrc/cuda/driver/abi.h"
+            )
+            assert owner not in {"python.h", "numpy"} or room == "python", f"{included} in {room}"
+            continue
+        places = [
+            path.parent / included,
+            ROOT / "include" / included,
+            ROOT / "csrc" / included,
+            ROOT / "csrc" / "cuda" / included,
+        ]
+        found = next((place.resolve() for place in places if place.exists()), None)
+        assert found is not None, f"{included} is not in the project"
+        assert room_of(found) in MAY_INCLUDE[room], f"{room} may not include {name(found)}"
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=name)
+def test_allocations_are_checked(path: Path) -> None:
+    code = code_of(path)
+    for call in ALLOCATION.finditer(code):
+        line = code.count("\n", 0, call.start()) + 1
+        assigned = re.search(r"([\w.>\[\]-]+)\s*=\s*(?:\([^()]*\)\s*)?$", code[: call.start()])
+        assert assigned, f"{name(path)}:{line}: keep the result in a variable and check it"
+        kept = re.escape(assigned.group(1))
+        after = code[call.end() : call.end() + 600]
+        checked = re.search(rf"!\s*{kept}\b|{kept}\s*[!=]=\s*NULL|\bif\s*\(\s*{kept}\s*[)&]", after)
+        assert checked, f"{name(path)}:{line}: {assigned.group(1)} is used without a check for NULL"
+
+
+def definitions(path: Path) -> Iterator[tuple[int, str]]:
+    """File-scope declarations and definitions that are not preprocessor lines, with their line numbers."""
+    lines = code_of(path).split("\n")
+    continued = False
+    for number, line in enumerate(lines, 1):
+        skip = continued or line.startswith("#")
+        continued = skip and line.endswith("\\")
+        if not skip and re.match(r"[A-Za-z_]", line):
+            yield number, line
+
+
+@pytest.mark.parametrize("path", [path for path in C_FILES if path.suffix == ".c"], ids=name)
+def test_external_functions_are_named_rf(path: Path) -> None:
+    if room_of(path) == "torch/stub":
+        pytest.skip("it defines libtorch's names")
+    for number, line in definitions(path):
+        function = FUNCTION.match(line)
+        is_macro = function and function.group(1).isupper()
+        if function and not is_macro and not line.rstrip().endswith(";"):
+            assert function.group(1).startswith(("rf_", "PyInit_")), (
+                f"{name(path)}:{number}: {function.group(1)} is neither static nor rf_ / rf__"
+            )
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=name)
+def test_global_state_says_how_it_is_guarded(path: Path) -> None:
+    source = path.read_text().split("\n")
+    for number, line in definitions(path):
+        variable = VARIABLE.match(line)
+        if not variable or "_Thread_local" in line or PYTHON_TABLE.search(line):
+            continue
+        constant = re.search(r"\bconst\b[^*]*$", variable.group(1))
+        guarded = GUARD.search("\n".join(source[max(0, number - 4) : number]))
+        assert constant or guarded, f"{name(path)}:{number}: say in a comment what guards {variable.group(2)}"
+
+
+@pytest.mark.parametrize("path", [*C_FILES, *KERNEL_FILES, *PYTHON_FILES, ROOT / "setup.py"], ids=name)
+def test_long_files_say_why(path: Path) -> None:
+    lines = path.read_text().count("\n")
+    head = "\n".join(path.read_text().split("\n")[:30])
+    assert lines <= 500 or "one file because" in head, f"{lines} lines: split, or say why on top"
+    assert path.name != "setup.py" or lines < 100
+
+
+def test_no_leftovers_and_no_machine_paths() -> None:
+    found = [
+        f"{name(path)}:{number}: {line.strip()[:80]}"
+        for path, text in text_files()
+        for number, line in enumerate(text.split("\n"), 1)
+        if LEFTOVER.search(line)
+    ]
+    assert found == []
+
+
+def public_functions() -> list[str]:
+    return re.findall(r"^RF_API [\w\s*]*?\b(\w+)\(", HEADER.read_text(), flags=re.MULTILINE)
+
+
+def test_public_prototypes_are_documented() -> None:
+    lines = HEADER.read_text().split("\n")
+    prototypes = [at for at, line in enumerate(lines) if line.startswith("RF_API ")]
+    assert len(prototypes) == len(public_functions()) > 5
+    bare = [lines[at] for at in prototypes if not lines[at - 1].rstrip().endswith("*/")]
+    assert bare == []
+
+
+def test_public_pointers_say_their_shape() -> None:
+    fields = re.findall(r"^    (?!.*\(\*)[\w ]+\*\w+;.*$", HEADER.read_text(), flags=re.MULTILINE)
+    assert len(fields) > 5
+    assert [field for field in fields if not re.search(r"/\* .*\[", field)] == []
+
+
+# Headers of csrc/python need Python's; what csrc/cpu includes once for each width is no header of its own.
+ALONE = [
+    path
+    for path in C_FILES
+    if path.suffix == ".h" and room_of(path) != "python" and "#ifndef" in path.read_text()
+]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+@pytest.mark.parametrize("path", ALONE, ids=name)
+def test_headers_stand_alone(path: Path) -> None:
+    assert COMPILER is not None
+    standards = ["c99", "c11"] if path == HEADER else ["c11"]
+    for standard in standards:
+        compile_alone([COMPILER, "-x", "c", f"-std={standard}"], path)
+
+
+@pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
+def test_public_header_is_usable_from_cpp() -> None:
+    assert CPP_COMPILER is not None
+    compile_alone([CPP_COMPILER, "-x", "c++", "-std=c++11"], HEADER)
+
+
+def compile_alone(command: list[str], path: Path) -> None:
+    flags = [
+        "-pedantic",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-fsyntax-only",
+        f"-I{ROOT}/include",
+        f"-I{ROOT}/csrc",
+        f"-I{ROOT}/csrc/cuda",
+    ]
+    source = f'#include "{path}"\nstatic const int used = 0;\nint main(void) {{ return used; }}\n'
+    done = subprocess.run([*command, *flags, "-"], input=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(NM is None, reason="no nm (binutils)")
+def test_the_library_exports_the_public_names_alone() -> None:
+    assert NM is not None
+    done = subprocess.run(
+        [NM, "-D", "--defined-only", recfuse.library_path()], capture_output=True, text=True, check=True
+    )
+    exported = {line.split()[-1].split("@")[0] for line in done.stdout.splitlines()}
+    assert exported == set(public_functions()) | set(shared_functions())
+
+
+def shared_functions() -> list[str]:
+    """Internal functions that recfuse._C calls in the library."""
+    headers = [path.read_text() for path in C_FILES if path.suffix == ".h"]
+    return [
+        found for text in headers for found in re.findall(r"^RF__SHARED [\w ]+?\*?(rf__\w+)\(", text, re.M)
+    ]
+
+
+@pytest.mark.skipif(NM is None, reason="no nm (binutils)")
+def test_the_library_exports_no_more_internal_names_than_the_module_needs() -> None:
+    assert NM is not None
+    module = Path(recfuse.__file__).with_name("_C.abi3.so")
+    done = subprocess.run([NM, "-D", "--undefined-only", module], capture_output=True, text=True, check=True)
+    assert set(re.findall(r"\brf__\w+", done.stdout)) == set(shared_functions())
+
+
+def test_switches_are_few_and_in_the_readme() -> None:
+    sources = [*C_FILES, *ROOT.glob("python/**/*.py")]
+    used = {word for path in sources for word in re.findall(r"[\"'](RECFUSE_[A-Z_]+)[\"']", path.read_text())}
+    readme = (ROOT / "README.md").read_text()
+    listed = set(re.findall(r"^\| `(RECFUSE_[A-Z_]+)` \|", readme, flags=re.MULTILINE))
+    assert used == listed
+    assert 0 < len(listed) <= 10
+
+
+def test_documents_name_files_that_exist() -> None:
+    for document in ("README.md", "CONTRIBUTING.md"):
+        text = (ROOT / document).read_text()
+        paths = re.findall(rf"`((?:{'|'.join(map(re.escape, ROOMS))})/[\w./-]*)`", text)
+        links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+        assert paths or links
+        named = [path for path in [*paths, *links] if not re.search(r"[/_]X\.", path)]  # X: any operator
+        missing = [path for path in named if not (ROOT / path).exists()]
+        assert missing == [], document
+
+
+def test_the_examples_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    assert len(examples) == 3
+    for example in examples:
+        exec(example.replace("path/to/librecfuse.so", recfuse.library_path()), {"__name__": "readme"})
+    assert "26 tables in one call" in capsys.readouterr().out
+
+
+def test_versions_agree() -> None:
+    version = re.search(r'#define RECFUSE_VERSION "([^"]+)"', HEADER.read_text())
+    assert version is not None
+    project = re.search(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    changes = re.search(r"^## \[?(\d[^\] ]*)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert project is not None and changes is not None
+    assert recfuse.__version__ == version.group(1) == project.group(1) == changes.group(1)

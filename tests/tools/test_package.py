@@ -1,0 +1,188 @@
+"""What a build of the package holds, what its libraries need, and what importing it costs."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import recfuse
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "python" / "recfuse"
+PACKAGE = Path(recfuse.__file__).parent
+needs_readelf = pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of a copy of this checkout, built without isolation; objects of earlier builds are reused."""
+    pytest.importorskip("setuptools", "77")
+    copy = tmp_path_factory.mktemp("wheel") / "recfuse"
+    unwanted = shutil.ignore_patterns(
+        ".git", ".venv", ".*_cache", "__pycache__", "results", "lib.*", "bdist.*"
+    )
+    shutil.copytree(ROOT, copy, ignore=unwanted)
+    for built in copy.glob("python/recfuse/*.so"):
+        built.unlink()
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", "wheels"]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (found,) = (copy / "wheels").iterdir()
+    return found
+
+
+def test_wheel_is_for_every_python_from_3_10(wheel: Path) -> None:
+    assert wheel.name == f"recfuse-{recfuse.__version__}-cp310-abi3-linux_{platform.machine()}.whl"
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    expected = {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.rglob("*.py")}
+    expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("kernels/**/*.cu*")}
+    expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("kernels/**/args.h")}
+    expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("kernels/device/*.h")}
+    expected |= {"recfuse/py.typed", "recfuse/librecfuse.so", "recfuse/_C.abi3.so"}
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names == expected
+
+
+def test_wheel_metadata(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata_name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        (entry_name,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        assert any(name.endswith("licenses/LICENSE") for name in archive.namelist())
+        metadata, entries = archive.read(metadata_name).decode(), archive.read(entry_name).decode()
+    lines = metadata.splitlines()
+    assert "License-Expression: BSD-3-Clause" in lines
+    assert "Requires-Python: >=3.10" in lines
+    assert {line for line in lines if line.startswith("Requires-Dist") and "extra" not in line} == {
+        f"Requires-Dist: {requirement}" for requirement in ("torch>=2.11", "numpy>=2", "tqdm", "rich")
+    }
+    assert {"Provides-Extra: test", "Provides-Extra: bench", "Provides-Extra: dev"} <= set(lines)
+    assert "recfuse = recfuse.cli:main" in entries
+
+
+def test_one_version_everywhere() -> None:
+    header = re.search(r'#define RECFUSE_VERSION "(.*)"', (ROOT / "include" / "recfuse.h").read_text())
+    project = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert header and project
+    assert header[1] == project[1] == recfuse.__version__
+
+
+def test_building_needs_neither_torch_nor_cuda() -> None:
+    requires = re.search(r"^requires = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert requires
+    assert set(re.findall(r'"([a-z]+)', requires[1])) == {"setuptools", "wheel", "numpy"}
+    assert not re.search(r"^\s*(from|import) torch", (ROOT / "setup.py").read_text(), re.MULTILINE)
+
+
+def test_no_cplusplus_source() -> None:
+    folders = [ROOT / name for name in ("include", "csrc", "python", "tests", "benchmarks")]
+    endings = {".cpp", ".cc", ".cxx", ".hpp", ".hh", ".hxx"}
+    assert [path for folder in folders for path in folder.rglob("*") if path.suffix in endings] == []
+
+
+def test_setup_is_short() -> None:
+    assert len((ROOT / "setup.py").read_text().splitlines()) < 100
+
+
+def dynamic_section(library: Path, tag: str) -> list[str]:
+    """Values of one tag of an ELF file's dynamic section."""
+    command = ["readelf", "-dW", str(library)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return re.findall(rf"\({tag}\).*\[(.*)\]", text)
+
+
+@needs_readelf
+@pytest.mark.parametrize(
+    ("name", "also"), [("librecfuse.so", {"libtorch_cpu.so"}), ("_C.abi3.so", {"librecfuse.so"})]
+)
+def test_libraries_need_only_the_system(name: str, also: set[str]) -> None:
+    needed = dynamic_section(PACKAGE / name, "NEEDED")
+    system = re.compile(r"lib(c|m|pthread|dl)\.so\.\d+|ld-linux-.*")
+    assert {entry for entry in needed if not system.fullmatch(entry)} == also
+
+
+@needs_readelf
+def test_run_path_is_relative() -> None:
+    assert dynamic_section(PACKAGE / "librecfuse.so", "RUNPATH") == ["$ORIGIN/../torch/lib"]
+    assert dynamic_section(PACKAGE / "_C.abi3.so", "RUNPATH") == ["$ORIGIN"]
+    assert dynamic_section(PACKAGE / "librecfuse.so", "SONAME") == ["librecfuse.so"]
+
+
+@needs_readelf
+def test_the_library_stays_loaded() -> None:
+    command = ["readelf", "-dW", recfuse.library_path()]
+    assert "NODELETE" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="no nm to list symbols with")
+def test_the_library_exports_the_public_header_and_nothing_else() -> None:
+    command = ["nm", "-D", "--defined-only", str(PACKAGE / "librecfuse.so")]
+    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+    exported = {line.split()[-1] for line in symbols if line}
+    declared = re.findall(
+        r"^RF_API .*?(rf_\w+)\(", (ROOT / "include" / "recfuse.h").read_text(), re.MULTILINE
+    )
+    assert {name for name in exported if not name.startswith("rf__")} == set(declared)
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="no nm to list symbols with")
+def test_the_module_has_no_second_copy_of_the_library() -> None:
+    def defined(name: str) -> set[str]:
+        command = ["nm", "--defined-only", str(PACKAGE / name)]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return {line.split()[-1] for line in lines if line.split()[1] in "TtBbDd" and "rf_" in line}
+
+    assert {"rf_version", "rf__fail", "rf__jit_kernel"} <= defined("librecfuse.so")
+    assert not defined("librecfuse.so") & defined("_C.abi3.so")
+
+
+def import_seconds() -> float:
+    """What `import recfuse` adds to `import torch`, in a new process."""
+    script = (
+        "import time, torch; start = time.perf_counter(); import recfuse; print(time.perf_counter() - start)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def test_import_is_quick() -> None:
+    assert statistics.median(import_seconds() for _ in range(5)) < 0.2
+
+
+def test_tools_are_imported_at_first_use() -> None:
+    script = """if True:
+        import sys, recfuse
+        tools = ("cli", "info", "timing", "traces", "workloads")
+        assert not [name for name in tools if f"recfuse.{name}" in sys.modules]
+        assert set(tools) <= set(dir(recfuse))
+        assert recfuse.traces is sys.modules["recfuse.data.traces"]
+        import recfuse.passes.swap
+        from recfuse.passes.swap import swap
+        assert recfuse.swap is swap
+    """
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("problem", ["missing", "no library"])
+def test_a_library_that_does_not_load_is_explained(
+    problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "other.so"
+    if problem == "no library":
+        path.write_text("no ELF file")
+    monkeypatch.setenv("RECFUSE_LIBRARY", str(path))
+    assert recfuse.library_path() == str(path)
+    done = subprocess.run([sys.executable, "-c", "import recfuse"], capture_output=True, text=True)
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: recfuse: {path} (named by RECFUSE_LIBRARY)")
+    assert ("unset RECFUSE_LIBRARY" if problem == "missing" else "torch >= 2.11") in last

@@ -1,0 +1,302 @@
+"""Files of plans that are damaged, hostile or of somebody else: refused in one way, quickly and in little
+memory, or read as plans that can be printed, saved, plotted and applied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import time
+import tracemalloc
+import warnings
+
+import pytest
+import test_collection_plan
+import test_plan
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import at
+from recfuse import CollectionPlan, Plan
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.nn import EmbeddingBag
+
+SECONDS, BYTES = 5.0, 64 << 20  # that reading a file may take
+
+
+@pytest.fixture(params=("table", "collection"))
+def path(request, tmp_path):
+    where = tmp_path / "plan.json"
+    made(request.param)[1].save(where)
+    return where
+
+
+def made(kind):
+    """A module, and a plan for it."""
+    if kind == "table":
+        module = EmbeddingBag(100, 4, mode="sum")
+        pinned = test_plan.Pinned(10, 0.5, "abc")
+        return module, test_plan.plan_for(module, pinned=pinned)
+    module = test_collection_plan.collection_of()
+    return module, test_collection_plan.plan_for(module)
+
+
+def refused(path, words=""):
+    """That reading a file raises the one class, quickly and in little memory."""
+    tracemalloc.start()
+    start = time.monotonic()
+    try:
+        with pytest.raises(ArgumentValueError) as raised:
+            Plan.load(path)
+        assert time.monotonic() - start < SECONDS
+        assert tracemalloc.get_traced_memory()[1] < BYTES
+    finally:
+        tracemalloc.stop()
+    text = str(raised.value)
+    assert words in text and str(path) in text and len(text) < 1000 + len(str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    (
+        (at("recfuse_plan", value=-5), "is of format -5, must be from 1 to 1"),
+        (at("recfuse_plan", value=0), "is of format 0"),
+        (at("recfuse_plan", value=True), "it is no plan"),
+        (at("recfuse_plan", value=10**29), "is of format 1000"),
+        (at("kind", value=["x" * 10**6] * 3), "is a plan for ["),
+        (at("best_us", value=float("nan")), "it has NaN, must have finite numbers"),
+        (at("default_us", value=float("inf")), "it has Infinity"),
+        (at("seconds", value=-1), "seconds is -1, must be from 0 to 1000000000000000000"),
+        (at("best_us", value=0), "best_us is 0.0, must be above 0"),
+        (at("best_us", value=10**400), "a number of 401 digits, must have 30 at most"),
+        (at("device", "type", value="tpu"), "device.type is 'tpu', must be 'cuda' or 'cpu'"),
+        (at("decisions", value=[1]), "decisions[0] is 1, must be an object"),
+        (at("decisions", value=[0] * 100_001), "decisions has 100,001 items, must have 100,000 at most"),
+        (at("trace", "sha256", value=[["x" * 10**5] * 10] * 10), "trace.sha256 is [["),
+        (at("created", value=None), "created is None, must be str"),
+    ),
+)
+def test_what_is_no_value_of_a_plan_is_refused(path, change, words):
+    change(path)
+    refused(path, words)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    (
+        (at("table", "rows", value=-1), "table.rows is -1, must be from 0 to"),
+        (at("table", "rows", value=10**18), "all tables must have 4611686018427387904 bytes at most"),
+        (at("table", "dim", value=2**31), "table.dim is 2147483648, must be 2147483647 at most"),
+        (at("table", "dtype", value="float64"), "must be 'float32' or 'float16' or 'bfloat16'"),
+        (at("table", "mode", value="$\\x$"), "must be 'sum' or 'mean' or 'max'"),
+        (at("pinned", "l2_fraction", value=0), "pinned.l2_fraction is 0.0, must lie in (0, 1]"),
+        (at("schedule", value="distance=" + "9" * 5000), "must be a whole number from 0 to 2147483647"),
+        (at("schedule", value="distance=\u0663"), "must be a whole number"),
+        (at("schedule", value="distance=4\nwarps=32"), "must be a whole number"),
+        (at("schedule", value="x" * 10**6), "is none of, or the second of"),
+    ),
+)
+def test_what_is_no_value_of_a_tables_plan_is_refused(tmp_path, change, words):
+    made("table")[1].save(tmp_path / "plan.json")
+    change(tmp_path / "plan.json")
+    refused(tmp_path / "plan.json", words)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    (
+        (at("schedule_of", value="0*9999999"), "schedule_of has '0*9999999', must have integers"),
+        (at("table_of", value="0*9999999"), "for 100,000 features at most"),
+        (at("expected", value="0*99999 " * 100), "for 100,000 features at most"),
+        (at("expected", value="0 " * 7_000_000), "for 100,000 features at most"),
+        (at("table_of", value="9" * 10**6), "table_of has '9999"),
+        (at("expected", value="\u0663"), "must have integers"),
+        (at("tables", 0, "rows", value=10**18), "all tables must have"),
+        (at("schedules", value=[""] * 6), "schedules has 6 items, must have 5 at most"),
+        (at("schedules", 1, value="kind=pool threads=0"), "threads is '0', must be a whole number from 1"),
+    ),
+)
+def test_what_is_no_value_of_a_collections_plan_is_refused(tmp_path, change, words):
+    made("collection")[1].save(tmp_path / "plan.json")
+    change(tmp_path / "plan.json")
+    refused(tmp_path / "plan.json", words)
+
+
+def test_a_plan_without_features_is_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    made("collection")[1].save(path)
+    for name in ("schedule_of", "table_of", "expected"):
+        at(name, value="")(path)
+    refused(path, "table_of is empty")
+
+
+@pytest.mark.parametrize(
+    "text", ("[" * 200_000, '{"a":' * 200_000, '{"recfuse_plan": 1, "a": ' + "[" * 10**6)
+)
+def test_deep_nesting_is_refused(path, text):
+    path.write_text(text)
+    refused(path, "nests lists or objects too deeply")
+
+
+def test_a_large_file_is_refused(path):
+    path.write_text(path.read_text() + " " * (17 << 20))
+    refused(path, "is larger than 16,777,216 bytes")
+
+
+@pytest.mark.parametrize("text", (b"\xff\xfe{", b"\x00", b"null", b'"recfuse_plan"', b"\xef\xbb\xbf{}"))
+def test_what_is_no_text_or_no_object_is_refused(path, text):
+    path.write_bytes(text)
+    refused(path)
+
+
+def test_paths():
+    for wrong in (None, 3, {}):
+        with pytest.raises(ArgumentTypeError, match=r"recfuse\.Plan\.load: path is a .*must be a str"):
+            Plan.load(wrong)
+        with pytest.raises(ArgumentTypeError, match=r"recfuse\.Plan\.save: path is a .*must be a str"):
+            made("table")[1].save(wrong)
+    with pytest.raises(ArgumentValueError, match="has a NUL character"):
+        Plan.load("a\0b")
+
+
+def test_what_has_no_form_in_a_file_is_named(tmp_path):
+    for value, words in ((float("nan"), "not JSON compliant"), (torch.zeros(2), "not JSON serializable")):
+        plan = made("table")[1]
+        plan.seconds = value
+        with pytest.raises(
+            (ArgumentValueError, ArgumentTypeError), match=rf"plan\.json is not written.*{words}"
+        ):
+            plan.save(tmp_path / "plan.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_of_the_largest_size_is_read_and_printed(tmp_path):
+    _, plan = made("collection")
+    number = 100_000
+    plan.schedule_of, plan.table_of, plan.expected = [0, 1] * (number // 2), [0] * number, [16] * number
+    plan.decisions = plan.decisions[:1] * 5000
+    plan.save(tmp_path / "plan.json")
+    start = time.monotonic()
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded == plan and loaded.rows().shape == (number, 6)
+    assert "and 3,000 more, in decisions of the plan" in str(loaded)
+    assert time.monotonic() - start < 4 * SECONDS
+
+
+def test_a_plan_whose_time_is_zero_is_printed():
+    """As somebody's own code may make it."""
+    for kind in ("table", "collection"):
+        plan = made(kind)[1]
+        plan.best_us = 0.0
+        assert "plan 0.00 us" in str(plan)
+
+
+def test_a_report_has_no_control_characters():
+    _, plan = made("table")
+    plan.created = "\x1b[2J\x07\ud800"
+    assert "\\x1b[2J\\x07\\ud800" in str(plan) and str(plan).encode()
+
+
+def test_a_figure_has_so_many_classes_and_schedules(tmp_path):
+    pytest.importorskip("matplotlib")
+    _, plan = made("collection")
+    number = 500
+    table = plan.tables[0]
+    plan.tables = [
+        test_collection_plan.FeatureTable(9, dim + 1, "float32", "sum", False) for dim in range(number)
+    ]
+    plan.schedules = [f"kind=pool threads={place + 1}" for place in range(number)]
+    plan.schedule_of = plan.table_of = list(range(number))
+    plan.expected = [16] * number
+    assert table not in plan.tables
+    bars, _ = plan.plot().axes
+    assert len(bars.get_xticks()) == 60 and "60 of 500" in bars.get_title()
+    assert sum(patch.get_height() for patch in bars.patches) == 60
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**31), 10**31)
+    | st.sampled_from((0, 1, -1, 2**31, 2**63, 10**18))
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(("0*5", "1*99999", "0*9999999", "kind=pool", "distance=3", "max", "cuda", "\x1b")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places_of(record, place=()):
+    """The way to each value."""
+    pairs = (
+        record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
+    )
+    for key, value in pairs:
+        yield (*place, key)
+        yield from places_of(value, (*place, key))
+
+
+@st.composite
+def damaged(draw, record):
+    """The text of a record in which some values are others, or missing, or twice; or of which a part is."""
+    record = copy.deepcopy(record)
+    for _ in range(draw(st.integers(1, 3))):
+        *way, last = draw(st.sampled_from(list(places_of(record))))
+        inner = record
+        for key in way:
+            inner = inner[key]
+        change = draw(st.sampled_from(("value", "value", "like", "drop", "twice")))
+        if change == "drop":
+            del inner[last]
+        elif change == "twice" and isinstance(inner, list):
+            inner.append(inner[last])
+        elif change == "like" and type(inner[last]) in (int, float):
+            inner[last] = draw(st.integers(0, 10**18) | st.floats(0, 1e18))
+        else:
+            inner[last] = draw(JSON)
+        if not record:
+            break
+    text = json.dumps(record, indent=draw(st.sampled_from((None, 2))))
+    if draw(st.integers(0, 9)) == 0:
+        start, length = draw(st.integers(0, len(text))), draw(st.integers(0, 20))
+        text = text[:start] + draw(st.text(max_size=5)) + text[start + length :]
+    return text
+
+
+@pytest.mark.parametrize("kind", ("table", "collection"))
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_file_is_refused_or_read_as_a_plan_that_works(tmp_path, kind, data):
+    path = tmp_path / "plan.json"
+    module, plan = made(kind)
+    plan.save(path)
+    path.write_text(data.draw(damaged(json.loads(path.read_text()))), errors="surrogatepass")
+    try:
+        loaded = Plan.load(path)
+    except ArgumentValueError as error:
+        assert str(path) in str(error)
+        return
+    assert isinstance(loaded, (Plan, CollectionPlan))
+    assert str(loaded).encode() and loaded.speedup >= 0
+    loaded.save(path)
+    assert Plan.load(path) == loaded
+    given = (test_plan if isinstance(loaded, Plan) else test_collection_plan).batches()
+    with contextlib.suppress(ArgumentValueError):
+        assert loaded.drift(given).before == loaded.trace
+    if kind == "collection":
+        with contextlib.suppress(ArgumentValueError):
+            loaded.compile_arguments()
+    with warnings.catch_warnings(), contextlib.suppress(ArgumentValueError):
+        warnings.simplefilter("ignore", UserWarning)
+        loaded.apply(module)
+    if data.draw(st.integers(0, 9)) == 0:
+        pytest.importorskip("matplotlib")
+        loaded.plot().canvas.draw()
