@@ -255,7 +255,7 @@ def test_each_status_has_a_class_of_its_own(name: str) -> None:
     found = errors.translate(RuntimeError(f"{name}: recfuse.embedding_bag: why\nException raised from x"))
     assert type(found) is errors.BY_NAME[name] and str(found) == "recfuse.embedding_bag: why"
     assert isinstance(found, RuntimeError)
-    header = (Path(__file__).resolve().parents[1] / "include" / "recfuse.h").read_text()
+    header = (Path(__file__).resolve().parents[1] / "include" / "recfuse" / "status.h").read_text()
     assert f'"{name}"' in header and len(set(errors.BY_NAME.values())) == len(errors.BY_NAME)
 
 

@@ -128,9 +128,8 @@ def test_the_library_exports_the_public_header_and_nothing_else() -> None:
     command = ["nm", "-D", "--defined-only", str(PACKAGE / "librecfuse.so")]
     symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
     exported = {line.split()[-1] for line in symbols if line}
-    declared = re.findall(
-        r"^RF_API .*?(rf_\w+)\(", (ROOT / "include" / "recfuse.h").read_text(), re.MULTILINE
-    )
+    headers = "\n".join(path.read_text() for path in (ROOT / "include" / "recfuse").glob("*.h"))
+    declared = re.findall(r"^RF_API .*?(rf_\w+)\(", headers, re.MULTILINE)
     assert {name for name in exported if not name.startswith("rf__")} == set(declared)
 
 

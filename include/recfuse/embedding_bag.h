@@ -1,0 +1,117 @@
+/* The embedding bag: one table. */
+#ifndef RECFUSE_API_EMBEDDING_BAG_H
+#define RECFUSE_API_EMBEDDING_BAG_H
+
+#include "recfuse/cuda.h"
+
+RF_BEGIN_DECLARATIONS
+
+/* One table: bag b pools the rows indices[offsets[b]] ... indices[offsets[b + 1] - 1].
+ * The last bag ends at `lookups` unless include_last_offset. */
+typedef struct rf_embedding_bag_params {
+    const void *weight; /* [rows, dim] of dtype, any alignment; NULL only when rows * dim == 0 */
+    int64_t rows, dim; /* >= 0 */
+    int64_t weight_stride; /* elements from one row to the next, >= dim */
+    rf_dtype dtype; /* of weight and output; sums are in float32 */
+    const void *indices; /* [lookups] of index_type, each in [0, rows) */
+    int64_t lookups;
+    const void *offsets; /* [bags], or [bags + 1] with include_last_offset; rising, from 0 */
+    int64_t bags;
+    rf_int_type index_type; /* of indices */
+    rf_int_type offset_type; /* of offsets */
+    bool include_last_offset;
+    bool check_bounds; /* check indices and offsets; off: bad ones are undefined behaviour */
+    rf_pooling pooling;
+    int64_t padding_idx; /* lookups of this row are skipped; -1: none */
+    const float *sample_weights; /* [lookups], may be NULL; RF_SUM only */
+    int32_t prefetch_distance; /* lookups ahead; 0: no prefetching, -1: a good default */
+    void *output; /* [bags, dim] of dtype, wholly written */
+    int64_t output_stride; /* elements from one bag to the next, >= dim */
+} rf_embedding_bag_params;
+
+/* Pools into `output`. Empty bags give zeros. `executor` may be NULL: the caller's thread.
+ * RF_ERR_VALUE, RF_ERR_INDEX: see rf_last_error; `output` is then undefined. */
+RF_API rf_status rf_embedding_bag_cpu(const rf_embedding_bag_params *params, const rf_executor *executor);
+
+/* Where rows in flight wait until they are summed (Jain et al., MICRO'24, section IV-B): name, text. */
+#define RF_STATION_LIST(X)             \
+    X(RF_STATION_DEFAULT, "")          \
+    X(RF_STATION_NONE, "none")         \
+    X(RF_STATION_REGISTER, "register") \
+    X(RF_STATION_SHARED, "shared")     \
+    X(RF_STATION_LOCAL, "local")       \
+    X(RF_STATION_L1, "l1")
+
+typedef enum rf_station {
+#define RF_STATION_ENUM(name, text) name,
+    RF_STATION_LIST(RF_STATION_ENUM)
+#undef RF_STATION_ENUM
+} rf_station;
+
+/* How a GPU kernel works; the result does not depend on it but for the order of sums. 0 anywhere: a good
+ * default for the GPU, the table and the batch. */
+typedef struct rf_embedding_bag_schedule {
+    rf_station station;
+    int32_t distance; /* rows in flight for each row that a warp reads at once, 1 ... 64; none: 1 */
+    int32_t threads; /* that share a bag: a power of two, 1 ... 1,024; at least those that a row takes */
+    int32_t block; /* threads of a block: a power of two, 32 ... 1,024; at least `threads` */
+    int32_t warps; /* most warps that an SM runs at once, 1 ... 64; registers and shared memory see to it */
+    int32_t parts; /* 1, 2, 4, 8 or 16: bags sweep together through so many parts of the table, so that
+                       * rows which several need are found in L2 */
+    int32_t segment; /* lookups of a bag listed at a time: a power of two, 1 ... 256; at least the
+                       * threads of a warp that share it */
+} rf_embedding_bag_schedule;
+
+enum { RF_SCHEDULE_TEXT_BYTES = 160 };
+
+/* Reads "station=register distance=8": fields in any order, spaces between; NULL and "": all defaults.
+ * RF_ERR_VALUE: an unknown field or a value that is not allowed. */
+RF_API rf_status rf_embedding_bag_schedule_parse(const char *text, rf_embedding_bag_schedule *schedule);
+/* Writes the fields that are not 0 to text [RF_SCHEDULE_TEXT_BYTES]. */
+RF_API void rf_embedding_bag_schedule_print(const rf_embedding_bag_schedule *schedule, char *text);
+
+/* Pools on a GPU; pointers of `params` are of that device, prefetch_distance is not used. The work is put
+ * into the stream and not waited for; it may be captured in a CUDA graph. The kernel is compiled at its first
+ * use, or comes from the cache. `schedule` may be NULL: all defaults.
+ *
+ * Bad contents: a bad index or offset counts as an empty row or bag, and the kernel keeps the first one. The first
+ * later call with the same table (its address and rows; of a fused call the first buffer and the shape) that begins
+ * after the kernel has found it, on whatever stream, raises it instead of running; with check_bounds off, or while its
+ * stream is captured, a call raises nothing. Calls with other tables run. rf_cuda_check raises what is left of any. A
+ * call never waits to find out, so one that is put into a stream behind a bad one may still run, and keeps what it
+ * finds itself if the first was raised by then. */
+RF_API rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
+                                       const rf_embedding_bag_schedule *schedule,
+                                       const rf_cuda_stream *stream);
+
+/* Compiles the kernel that rf_embedding_bag_cuda would use, or finds it in the cache; needs no GPU. Of
+ * `params` only sizes and types are looked at, and whether sample_weights is NULL. `alignment`: bytes that
+ * rows and output are aligned to (16 for torch's tensors). arch: "sm_90a" and so on. *complete is the
+ * schedule with its defaults for a typical GPU of that arch. `info` and `complete` may be NULL. */
+RF_API rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
+                                          const rf_embedding_bag_schedule *schedule, int32_t alignment,
+                                          const char *arch, rf_kernel_info *info,
+                                          rf_embedding_bag_schedule *complete);
+
+/* What rf_embedding_bag_measure times: every schedule on every batch, in turns. */
+typedef struct rf_embedding_bag_measurement {
+    const rf_embedding_bag_params *batches; /* [n_batches], one table */
+    int64_t n_batches;
+    const rf_embedding_bag_schedule *schedules; /* [n_schedules] */
+    int64_t n_schedules;
+    const void
+        *pinned_rows; /* [n_pinned] of pinned_type, may be NULL; pinned anew before each batch, in time */
+    int64_t n_pinned;
+    rf_int_type pinned_type;
+    int64_t rounds;
+    double *seconds; /* [n_schedules, rounds]: of one batch, by events of the device */
+} rf_embedding_bag_measurement;
+
+/* Each round runs each schedule once over all batches, in an order that rotates; the first round is preceded by
+ * an untimed one. Waits for the device. */
+RF_API rf_status rf_embedding_bag_measure(const rf_embedding_bag_measurement *measurement,
+                                          const rf_cuda_stream *stream);
+
+RF_END_DECLARATIONS
+
+#endif

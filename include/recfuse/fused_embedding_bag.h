@@ -1,0 +1,123 @@
+/* Many embedding bags in one call. */
+#ifndef RECFUSE_API_FUSED_EMBEDDING_BAG_H
+#define RECFUSE_API_FUSED_EMBEDDING_BAG_H
+
+#include "recfuse/embedding_bag.h"
+
+RF_BEGIN_DECLARATIONS
+
+/* A buffer that tables are packed into. */
+typedef struct rf_buffer {
+    const void *data; /* [numel] of dtype, aligned to its element */
+    int64_t numel;
+    rf_dtype dtype;
+} rf_buffer;
+
+/* One feature: a table inside a buffer, and where its bags go. Several features may share a table.
+ * All int64_t, so that an int64 tensor [n_features, 7] is an array of these. */
+typedef struct rf_feature {
+    int64_t buffer; /* which of the buffers */
+    int64_t weight_offset; /* first element of the table in that buffer */
+    int64_t rows, dim;
+    int64_t pooling; /* rf_pooling */
+    int64_t padding_idx; /* -1: none */
+    int64_t output_column; /* first column in the output: where the feature before ends */
+} rf_feature;
+
+/* Many tables in one call, feature-major: bag b of feature f pools the indices from
+ * offsets[f * bags + b] to offsets[f * bags + b + 1]. */
+typedef struct rf_fused_embedding_bag_params {
+    const rf_buffer *buffers; /* [n_buffers] */
+    int64_t n_buffers;
+    const rf_feature *features; /* [n_features], in the order of their columns */
+    int64_t n_features;
+    const void *indices; /* [lookups] of index_type */
+    int64_t lookups;
+    const void *offsets; /* [n_features * bags + 1] of offset_type; rising, from 0 */
+    int64_t bags; /* a feature */
+    rf_int_type index_type;
+    rf_int_type offset_type;
+    bool check_bounds; /* as in rf_embedding_bag_params */
+    const float *sample_weights; /* [lookups], may be NULL; then every pooling is RF_SUM */
+    int32_t prefetch_distance; /* as in rf_embedding_bag_params */
+    rf_dtype output_dtype;
+    void *output; /* [bags, output_dim] of output_dtype, wholly written */
+    int64_t output_dim;
+    int64_t output_stride; /* elements from one bag to the next, >= output_dim */
+} rf_fused_embedding_bag_params;
+
+/* Pools every feature. As rf_embedding_bag_cpu otherwise. */
+RF_API rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params *params,
+                                            const rf_executor *executor);
+
+/* How a GPU works on the bags of one feature of a fused call: name, text. */
+#define RF_FUSED_KIND_LIST(X)           \
+    X(RF_FUSED_KIND_DEFAULT, "")        \
+    X(RF_FUSED_KIND_POOL, "pool")       \
+    X(RF_FUSED_KIND_COLUMNS, "columns") \
+    X(RF_FUSED_KIND_STAGED, "staged")
+
+typedef enum rf_fused_kind {
+#define RF_FUSED_KIND_ENUM(name, text) name,
+    RF_FUSED_KIND_LIST(RF_FUSED_KIND_ENUM)
+#undef RF_FUSED_KIND_ENUM
+} rf_fused_kind;
+
+/* The schedule of one feature. All int32_t, so that an int32 tensor [n_features, 6] is an array of these. 0
+ * anywhere: a good default. */
+typedef struct rf_fused_schedule {
+    int32_t kind; /* rf_fused_kind: groups of threads a bag; lanes over output columns, for short bags; tables
+                       * staged in shared memory */
+    int32_t threads; /* that share a bag, a power of two; pool: from those that a row takes to 64; staged: 2
+                      * to 32 */
+    int32_t distance; /* pool: rows in flight a thread: 1, 2, 4, 8 or 16 */
+    int32_t station; /* pool: rf_station, where they wait */
+    int32_t split; /* pool: blocks that share a bag, 1 ... 64 */
+    int32_t expected; /* lookups of a bag times 16, -1: none; 0: not known */
+} rf_fused_schedule;
+
+/* How a GPU works on a fused call. */
+typedef struct rf_fused_plan {
+    const rf_fused_schedule *schedules; /* [n_features], may be NULL: all defaults */
+    int32_t warps; /* most warps that an SM runs at once, 2 ... 64; 0: a good default */
+    const int32_t *mapping; /* [rows, 8] on the host, of rf_fused_embedding_bag_map; may be NULL */
+    int64_t mapping_rows;
+    const void *mapping_on_device; /* [rows, 8] aligned to 16 bytes: its copy; NULL: the call makes one */
+    const rf_cuda_allocator *allocator; /* [1], NULL: the driver, which waits for the device to free */
+} rf_fused_plan;
+
+/* Bytes of device memory that the call below wants to work in. */
+RF_API rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_params *params,
+                                                  const rf_fused_plan *plan, const rf_cuda_stream *stream,
+                                                  int64_t *bytes);
+
+/* Pools every feature on a GPU, as rf_embedding_bag_cuda does one; `features` and `buffers` themselves, but for
+ * buffers' data, are on the host. `plan` may be NULL: all defaults. Which block works on what is decided before the
+ * launch: by plan->mapping; or by the number of bags, if all of plan->schedules know what to expect; or else by a
+ * small kernel from the offsets. A mapping that does not have each bag of each feature once is RF_ERR_VALUE.
+ * mapping_on_device is read by this call, and by all replays of a graph that it is captured in.
+ * `workspace`: workspace_bytes of device memory, at least as many as above says, aligned to 16 bytes, free again for
+ * work that follows on the stream; NULL: plan->allocator's, if it is given.
+ *
+ * What describes features to the kernels is kept on the device, for calls that come again on the stream: 48 bytes a
+ * feature and 32 a task, of the last 128 different calls of a device and at most 64 MiB of tasks. It comes from
+ * plan->allocator. What a captured call needs is kept apart from that until the process ends, in memory of the driver,
+ * since graphs may be replayed on any stream: only such a call, the first time, waits, for the copy of its own
+ * description. */
+RF_API rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *params,
+                                             const rf_fused_plan *plan, void *workspace,
+                                             int64_t workspace_bytes, const rf_cuda_stream *stream);
+
+/* Which block works on what, for a batch whose offsets are on the host: of `params` the features, buffers (not their
+ * data), sizes and output are looked at, and offsets, which must be host memory. Heavy tasks come first. *mapping
+ * [*rows, 8] is the caller's, to be freed with rf_fused_mapping_free. Needs no GPU: `sms` is the number of its
+ * SMs, `stage` whether it can stage tables (compute capability 9.0 and 10.0). RF_ERR_VALUE: offsets that decrease. */
+RF_API rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params,
+                                            const rf_fused_plan *plan, int32_t sms, bool stage,
+                                            int32_t **mapping, int64_t *rows);
+/* Frees a mapping; NULL is fine. */
+RF_API void rf_fused_mapping_free(int32_t *mapping);
+
+RF_END_DECLARATIONS
+
+#endif
