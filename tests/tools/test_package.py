@@ -48,7 +48,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("kernels/**/*.cu*")}
     expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("kernels/**/args.h")}
     expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("kernels/device/*.h")}
-    expected |= {"recfuse/py.typed", "recfuse/librecfuse.so", "recfuse/_C.abi3.so"}
+    expected |= {"recfuse/py.typed", "recfuse/_C.pyi", "recfuse/librecfuse.so", "recfuse/_C.abi3.so"}
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == expected
 

@@ -1,0 +1,173 @@
+"""The functions of `csrc/python`, all by position. An address is an `int`; whoever calls keeps what is there
+alive. Codes of dtypes, integer types and pooling are positions in the tuples of `recfuse._codes`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NewType, TypeAlias, TypedDict, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers: TypeAlias = NDArray[np.int32] | NDArray[np.int64]
+Buffer: TypeAlias = tuple[int, int, int]
+"""address, numel, dtype"""
+Call: TypeAlias = tuple[list[Buffer], NDArray[np.int64], int, int]
+"""buffers, features [features, 7], output dtype, output stride"""
+Table: TypeAlias = tuple[int, int, int, int, int]
+"""weight, rows, dim, stride, dtype"""
+Batch: TypeAlias = tuple[int, int, int, int, int, int, bool, int, int]
+"""indices, lookups, index type, offsets, bags, offset type, include_last_offset, sample weights, output"""
+FusedBatch: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
+"""indices, lookups, index type, offsets, bags, offset type, sample weights, output, offsets on the host"""
+Described = NewType("Described", object)
+
+class Kernel(TypedDict):
+    """What the compiler says of a kernel."""
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    cubin_bytes: int
+    seconds: float
+    cached: bool
+    path: str
+
+class BagKernel(Kernel):
+    """Of `embedding_bag`."""
+
+    schedule: str
+    shared_bytes: int
+
+class FusedKernel(Kernel):
+    """Of `fused_embedding_bag`."""
+
+    classes: int
+
+class JitStatus(TypedDict):
+    """What GPU kernels would be compiled with, and what is compiled already."""
+
+    nvrtc: str | None
+    builtins: str | None
+    major: int
+    minor: int
+    missing: str | None
+    folder: str | None
+    entries: int
+    bytes: int
+    allowed: bool
+    refused: str | None
+    ignored: int
+
+def workload_lengths(groups: NDArray[np.float64], batch: int, seed: int, /) -> NDArray[np.int32]: ...
+@overload
+def workload_indices(
+    groups: NDArray[np.float64],
+    lengths: NDArray[np.int32],
+    skew: float,
+    model_seed: int,
+    seed: int,
+    wide: Literal[True],
+    /,
+) -> NDArray[np.int64]: ...
+@overload
+def workload_indices(
+    groups: NDArray[np.float64],
+    lengths: NDArray[np.int32],
+    skew: float,
+    model_seed: int,
+    seed: int,
+    wide: Literal[False],
+    /,
+) -> NDArray[np.int32]: ...
+@overload
+def workload_indices(
+    groups: NDArray[np.float64],
+    lengths: NDArray[np.int32],
+    skew: float,
+    model_seed: int,
+    seed: int,
+    wide: bool,
+    /,
+) -> Integers: ...
+def batch_sizes(
+    median: float, spread: float, maximum: int, seed: int, count: int, /
+) -> NDArray[np.int64]: ...
+def permutation(count: int, seed: int, /) -> NDArray[np.int64]: ...
+def uniform(count: int, bound: int, seed: int, /) -> NDArray[np.int64]: ...
+def trace_curve(
+    ranks: NDArray[np.float64], counts: NDArray[np.float64], positions: NDArray[np.float64], /
+) -> NDArray[np.float64]: ...
+def trace_times(
+    counts: NDArray[np.int64], length: float, burst: float, median: float, sigma: float, seed: int, /
+) -> NDArray[np.float64]: ...
+def trace_reuse(rows: NDArray[np.int64], n_rows: int, /) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+def jit_status() -> JitStatus: ...
+def embedding_bag_compile(
+    arch: str,
+    dim: int,
+    stride: int,
+    alignment: int,
+    dtype: int,
+    index_type: int,
+    offset_type: int,
+    pooling: int,
+    weighted: bool,
+    padded: bool,
+    check: bool,
+    lookups: int,
+    bags: int,
+    schedule: str,
+    rows: int = ...,
+    sms: int = ...,
+    l2_bytes: int = ...,
+    /,
+) -> BagKernel: ...
+def small_kernels_compile(arch: str, /) -> None: ...
+def embedding_bag_measure(
+    device: int,
+    stream: int,
+    table: Table,
+    batches: list[Batch],
+    pooling: int,
+    padding_idx: int,
+    check: bool,
+    schedules: list[str],
+    rounds: int,
+    pinned: tuple[int, int] | tuple[int, int, int] | None,
+    /,
+) -> NDArray[np.float64]: ...
+def fused_embedding_bag_describe(call: Call, schedules: NDArray[np.int32], warps: int, /) -> Described: ...
+def fused_embedding_bag_map(
+    described: Described,
+    offsets: Integers | Sequence[int],
+    sms: int = ...,
+    stage: bool = ...,
+    memory: Callable[[int], NDArray[np.int32]] | None = ...,
+    /,
+) -> NDArray[np.int32]: ...
+def fused_embedding_bag_candidates(call: Call, feature: int, /) -> list[tuple[int, ...]]: ...
+def fused_embedding_bag_compile(
+    arch: str,
+    call: Call,
+    index_type: int,
+    offset_type: int,
+    weighted: bool,
+    check: bool,
+    schedules: NDArray[np.int32],
+    warps: int,
+    timed: bool,
+    mapped: bool = ...,
+    huge: bool = ...,
+    /,
+) -> FusedKernel: ...
+def fused_embedding_bag_measure(
+    device: int,
+    stream: int,
+    call: Call,
+    batches: list[FusedBatch],
+    schedules: NDArray[np.int32],
+    warps: int,
+    rounds: int,
+    timed: bool,
+    /,
+) -> NDArray[np.float64]: ...

@@ -1,0 +1,29 @@
+"""Types: the stub of the module in C says what it has, and checkers know the public names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import recfuse
+from recfuse import _C
+
+STUB = ast.parse(Path(recfuse.__file__).with_name("_C.pyi").read_text())
+FUNCTIONS = {node.name: node.args for node in STUB.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_stub_has_the_functions_of_the_module():
+    assert sorted(FUNCTIONS) == [name for name in dir(_C) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_a_function_takes_as_many_arguments_as_the_stub_says(name):
+    given = FUNCTIONS[name]
+    most = len(given.posonlyargs)
+    assert not given.args and not given.kwonlyargs
+    for count in {most + 1, most - len(given.defaults) - 1} - {-1}:
+        with pytest.raises(TypeError, match=re.escape(f"({count} given)")):
+            getattr(_C, name)(*[None] * count)
