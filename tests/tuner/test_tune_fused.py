@@ -10,13 +10,23 @@ import pytest
 import torch
 
 import recfuse
-from fused_gpu import BEST_WARPS, COLUMNS, POOL, STAGED, FakeGPU, best_rows, calls, collection_of, install
 from recfuse import _C
 from recfuse.nn import FusedEmbeddingBagCollection, Table
 from recfuse.plan.collection_parts import schedule_text
 from recfuse.tuner.collection import local_stage, search
 from recfuse.tuner.collection.candidates import _LONGEST_SLOT, classes_of, mixtures, units_of
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
+from support.fused_gpu import (
+    BEST_WARPS,
+    COLUMNS,
+    POOL,
+    STAGED,
+    FakeGPU,
+    best_rows,
+    calls,
+    collection_of,
+    install,
+)
 
 WARPS = search._WARPS
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fused_gpu import best_rows, calls, collection_of, install
 from recfuse.tuner.collection.problem import FusedProblem
+from support.fused_gpu import best_rows, calls, collection_of, install
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
