@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import recfuse
 from recfuse.nn import EmbeddingBag
-from test_fused_embedding_bag import Problem, every_mode
+from support.fused import Problem, every_mode
 
 MODES = ("sum", "mean", "max")
 OPS = torch.ops.recfuse

@@ -7,15 +7,16 @@ import copy
 import pytest
 import torch
 import torch._dynamo.testing
-from test_swap import DLRM_Net, batch_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.library import opcheck
 
 import recfuse
-from conftest import ragged
 from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, Table
-from test_fused_embedding_bag import Problem, every_mode
+from support.compiled import compare, embedding_bag_samples, with_gradients
+from support.dlrm import DLRM_Net, batch_of
+from support.fused import Problem, every_mode
+from support.inputs import ragged
 
 OPERATORS = torch.ops.recfuse
 
@@ -23,42 +24,6 @@ OPERATORS = torch.ops.recfuse
 @pytest.fixture(autouse=True)
 def _nothing_compiled() -> None:
     torch._dynamo.reset()
-
-
-def embedding_bag_samples():
-    indices, offsets = ragged(12, 7, 5)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for mode in ("sum", "mean", "max"):
-            for sparse, padding_idx, last in ((False, -1, True), (False, 3, False), (mode != "max", 3, True)):
-                own = offsets if last else offsets[:-1]
-                yield torch.randn(12, 5).to(dtype), indices, own, mode, None, last, padding_idx, False, sparse
-    yield (
-        torch.randn(12, 5),
-        indices.int(),
-        offsets,
-        "sum",
-        torch.rand(indices.numel()),
-        True,
-        -1,
-        False,
-        False,
-    )
-    yield torch.randn(12, 5), indices, offsets.int(), "sum", torch.rand(indices.numel()), True, 2, False, True
-    yield torch.randn(12, 5), indices, offsets[:-1], "mean", None, False, -1, True
-    yield torch.randn(12, 5), indices, offsets[:-1]
-    yield torch.randn(5, 12).t(), indices[:0], torch.zeros(3, dtype=torch.int64), "sum"
-    yield torch.randn(12, 0), indices, offsets[:-1], "sum"
-
-
-def with_gradients(sample, wanted):
-    return tuple(
-        [one.clone().requires_grad_(wanted) for one in value]
-        if isinstance(value, list)
-        else value.clone().requires_grad_(wanted)
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-        else value
-        for value in sample
-    )
 
 
 @pytest.mark.parametrize("gradients", (False, True))
@@ -94,21 +59,6 @@ def test_fakes_raise_where_the_kernel_would():
 
 
 BACKENDS = ("aot_eager", "inductor")
-
-
-def compare(compiled, plain, module, inputs):
-    """The same output, and the same gradients of the module's parameters."""
-    for given in inputs:
-        module.zero_grad()
-        compiled(*given).square().sum().backward()
-        ours = [p.grad for p in module.parameters()]
-        module.zero_grad()
-        want = plain(*given)
-        want.square().sum().backward()
-        torch.testing.assert_close(compiled(*given), want)
-        for one, other in zip(ours, (p.grad for p in module.parameters()), strict=True):
-            assert one.layout == other.layout
-            torch.testing.assert_close(one.to_dense(), other.to_dense())
 
 
 @pytest.mark.parametrize("mode", ("sum", "mean", "max"))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import recfuse
-from conftest import odd, poisoned, ragged
+from support.inputs import odd, poisoned, ragged
 from support.reference import DTYPES, assert_close_to_reference, tolerance
 from support.reference import embedding_bag as reference
 

@@ -7,8 +7,8 @@ import torch
 
 import recfuse  # noqa: F401  (loads the operators)
 from recfuse.ops import gradients
+from support.fused import Groups
 from support.reference import DTYPES, Feature
-from test_fused_backward import Groups
 
 _ops = torch.ops.recfuse
 GRADIENTS = ("shared", "weighted", "modes")

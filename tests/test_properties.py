@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import recfuse
-from conftest import odd, poisoned
+from support.inputs import odd, poisoned
 from support.reference import DTYPES, POOLING_NAMES, Feature, assert_close_to_reference, tolerance
 from support.reference import embedding_bag as reference
 from support.reference import fused_embedding_bag as fused_reference

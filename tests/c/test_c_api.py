@@ -7,7 +7,6 @@ instruction set of this CPU; for NEON on other machines with a cross-compiler an
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import shutil
 import subprocess
@@ -17,15 +16,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+from support.c_program import COMPILER, ROOT, SANITIZERS, WARNINGS, run, skip_unless_links
+
 CROSS_COMPILER = shutil.which("aarch64-linux-gnu-gcc")
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
-WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread"]
-SANITIZERS = {
-    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"],
-    "thread": ["-fsanitize=thread"],
-}
 # What each instruction set needs, in the words of /proc/cpuinfo.
 CPU_FLAGS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"},
@@ -43,17 +37,6 @@ def isa_flags() -> dict[str, list[str]]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.ISA_FLAGS
-
-
-def run(command: list[str | Path], **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(part) for part in command],
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
 
 
 def compile_test_api(
@@ -102,16 +85,6 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
         return built[kind]
 
     return build_kind
-
-
-def skip_unless_links(folder: Path, compiler: str, flags: list[str]) -> None:
-    """Skips where an empty program with the sanitizer cannot be linked or started."""
-    source, program = folder / "empty.c", folder / "empty"
-    source.write_text("int main(void) { return 0; }\n")
-    for command in ([compiler, *flags, source, "-o", program], [program]):
-        done = run(command)
-        if done.returncode != 0:
-            pytest.skip(f"no working sanitizer here: {done.stderr.strip()[:200]}")
 
 
 def skip_unless_cpu_has(isa: str) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_c_api import COMPILER
 
+from support.c_program import COMPILER
 from support.cuda_program import nvrtc_folder
 
 ROOT = Path(__file__).resolve().parents[2]

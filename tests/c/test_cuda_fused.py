@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_c_api import COMPILER, SANITIZERS
 
+from support.c_program import COMPILER, SANITIZERS
 from support.cuda_program import Build
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")

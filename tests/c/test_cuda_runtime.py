@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from test_c_api import COMPILER, SANITIZERS
 
+from support.c_program import COMPILER, SANITIZERS
 from support.cuda_program import Build, Program
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")

@@ -15,23 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_fused_staged_partition import features_of
-from test_kernels import (
-    ARCHS,
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    INT32,
-    INT64,
-    MAX,
-    MEAN,
-    SUM,
-    standalone,
-)
 
 from recfuse import _C
 from recfuse.data import workloads
 from support.cuda_program import Program
+from support.kernels import ARCHS, BFLOAT16, FLOAT16, FLOAT32, INT32, INT64, MAX, MEAN, SUM, standalone
+from support.partition import features_of
 
 PLACE = 1 << 20  # an address: nothing is read there
 BAGS = 256

@@ -12,16 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recfuse import _C
+from support.partition import ADDRESS, BLOCK, MAX, MEAN, SUM, TILE, TOGETHER, TURNS, Task, parts
 
-BLOCK, TILE, TURNS, TOGETHER = 64, 32, 14, 8
 LEAST_TURNS, LEAST_WORK, LEAST_WORK_OF_ALL, SECTOR, BYTES_A_STEP = 3, 8, 4, 32, 3000
 COLUMN_STEPS, LONGER_STEPS = 2, 6
 LONG, LAST, FEW_BAGS = 2, 0.15, 256
 ROWS = 1000  # of a table, if nothing else is said
 BUCKET_ENDS = (2, 6, 12, 24, 48, 96, 192)
 POOL, COLUMNS = 1, 2
-SUM, MEAN, MAX = 0, 1, 2
-ADDRESS = 1 << 20  # of a buffer that nothing reads
 
 
 class Table(NamedTuple):
@@ -32,19 +30,6 @@ class Table(NamedTuple):
     pooling: int = SUM
     padding_idx: int = -1
     rows: int = ROWS
-
-
-class Task(NamedTuple):
-    """A row of a mapping."""
-
-    feature: int
-    first_bag: int
-    last_bag: int
-    schedule: int
-    slice: int
-    part: int
-    group: int
-    place: int
 
 
 class Shape(NamedTuple):
@@ -106,14 +91,6 @@ class Work:
     def mean(self, feature: int) -> float:
         """Lookups of a bag."""
         return float(self.lengths[feature].sum() / self.bags)
-
-
-def parts(rows: np.ndarray) -> tuple[list[Task], np.ndarray]:
-    """Tasks, and lanes [tiles, 32, 2]."""
-    tasks, tiles = int(rows[0, 1]), int(rows[0, 2])
-    assert len(rows) >= 1 + tasks + tiles * 8
-    lanes = rows[1 + tasks : 1 + tasks + tiles * 8].reshape(tiles, TILE, 2)
-    return [Task(*(int(field) for field in row)) for row in rows[1 : 1 + tasks]], lanes
 
 
 def mean_of_tile(work: Work, tile: np.ndarray) -> float:

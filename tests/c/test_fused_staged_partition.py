@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_fused_partition import ADDRESS, MEAN, SUM, Task, parts
 
 from recfuse import _C
 from recfuse.data import workloads
 from recfuse.nn.mapping import rows_before_lists
+from support.partition import ADDRESS, MEAN, SUM, Task, features_of, parts
 
 
 def lists_of(rows: np.ndarray) -> list[list[Task]]:
@@ -25,15 +25,6 @@ def lists_of(rows: np.ndarray) -> list[list[Task]]:
     return [
         [Task(*(int(field) for field in row)) for row in tasks[:, one] if row[0] >= 0] for one in range(lists)
     ]
-
-
-def features_of(model: Any) -> np.ndarray:
-    """A model's, int64 [features, 7]: sums without padding, tables one behind the other in one buffer."""
-    rows = np.zeros((model.features, 7), np.int64)
-    sizes = [-(-count * dim // 64) * 64 for count, dim in zip(model.rows, model.dims, strict=True)]
-    rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 5] = np.cumsum(sizes) - sizes, model.rows, model.dims, -1
-    rows[:, 6] = np.cumsum(model.dims) - model.dims
-    return rows
 
 
 def model_map(name: str, bags: int, stage: bool = True, kind: int = 0, sms: int = 132) -> Any:

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from test_c_api import COMPILER
 
+from support.c_program import COMPILER
 from support.cuda_program import ARCHS, HEADER, Program, nvrtc_folder
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")

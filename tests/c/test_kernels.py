@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
-import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,14 +17,9 @@ import torch
 import recfuse
 from recfuse import _C
 from recfuse.errors import CompileError
+from support.kernels import ARCHS, BFLOAT16, FLOAT16, FLOAT32, INT32, INT64, MAX, MEAN, SUM, standalone
 
-ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ROOT / "csrc" / "cuda"
-ARCHS = ("sm_80", "sm_90a", "sm_100")
 DIMS = (1, 4, 7, 8, 16, 32, 50, 64, 100, 128, 132, 256, 1000)
-FLOAT32, FLOAT16, BFLOAT16 = range(3)
-INT32, INT64 = range(2)
-SUM, MEAN, MAX = range(3)
 ELEMENT_BYTES = (4, 2, 2)
 MOST_SHARED = 99 * 1024  # a block, on the GPU that allows least (sm_86)
 
@@ -240,41 +233,6 @@ def test_a_schedule_comes_back_complete_and_stays_what_it_is(kernel_cache: Path)
 PIN_ROWS_VARIANTS = [
     {"RF_INDEX": index, "RF_KEEP": keep} for index in ("int", "rf_i64") for keep in ("0", "1")
 ]
-
-
-def nvcc() -> str | None:
-    """The compiler of a toolkit, if there is one."""
-    folders = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
-    toolkits = [Path(folder) for folder in folders if folder] + sorted(Path("/usr/local").glob("cuda*"))
-    places = (shutil.which("nvcc"), *(shutil.which("nvcc", path=str(one / "bin")) for one in toolkits))
-    return next((place for place in places if place), None)
-
-
-def standalone(source: str, arch: str, defines: dict[str, str], folder: Path) -> str:
-    """Compiles a kernel's file to a cubin by nvcc; returns its output."""
-    compiler = nvcc()
-    if compiler is None:
-        pytest.skip("no nvcc here (PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda*)")
-    options = [f"-D{name}={value}" for name, value in defines.items()]
-    command = [
-        compiler,
-        "-cubin",
-        f"-arch={arch}",
-        "-std=c++17",
-        f"-I{KERNELS}",
-        "-Werror",
-        "all-warnings",
-        *options,
-    ]
-    done = subprocess.run(
-        [*command, "-Xptxas", "-v", str(KERNELS / source), "-o", str(folder / "out.cubin")],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    output = done.stdout + done.stderr
-    if done.returncode != 0 and ("host compiler" in output or "unsupported GNU version" in output):
-        pytest.skip(f"nvcc finds no host compiler that it takes: {output.splitlines()[0]}")
-    assert done.returncode == 0, output
-    return output
 
 
 @pytest.mark.parametrize("defines", ({}, {"RF_STATION": "3", "RF_DISTANCE": "4"}), ids=str)

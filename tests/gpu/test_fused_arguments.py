@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_fused_safety import FEATURES, GOOD, OFFSETS, RESULT, SCHEDULES, ones
-from test_integration import moved
 
 from support import gpu
-from support.gpu_fused import OPS, Fused
+from support.gpu import moved
+from support.gpu_fused import FEATURES, GOOD, OFFSETS, OPS, RESULT, SCHEDULES, Fused, ones
 from support.library_cases import FREED, TWO_TABLES_ERRORS, two_tables
 
 pytestmark = gpu.MARKS

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_collection import COPIES, SPECS, assert_packed, lookups_of
-from test_integration import moved
 from torch import nn
 
 import recfuse
 from recfuse.nn import FusedEmbeddingBagCollection, Table
 from support import gpu
+from support.collection import COPIES, SPECS, assert_packed, lookups_of
+from support.gpu import moved
 from support.gpu_fused import batch, check, on_gpu
 
 pytestmark = gpu.MARKS

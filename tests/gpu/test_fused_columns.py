@@ -10,10 +10,10 @@ from torch import Tensor
 
 import recfuse
 from support import gpu
+from support.fused import Problem
 from support.gpu import DTYPES, INTEGERS
 from support.gpu_fused import Fused, bags_of, precompile
 from support.reference import Feature
-from test_fused_embedding_bag import Problem
 
 pytestmark = gpu.MARKS
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 import recfuse
 from recfuse import _C
 from support import gpu
+from support.fused import Problem, every_mode
 from support.gpu import DTYPES, INTEGERS, pooled
 from support.gpu_fused import OPS, Fused, bags_of, precompile, shifted
 from support.reference import Feature, assert_close_to_reference
-from test_fused_embedding_bag import Problem, every_mode
 
 pytestmark = gpu.MARKS
 

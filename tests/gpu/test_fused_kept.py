@@ -6,15 +6,14 @@ import gc
 
 import pytest
 import torch
-from test_collection import lookups_of
-from test_fused_safety import FEATURES, GOOD, OFFSETS, RESULT, ones
-from test_integration import moved
 from torch import Tensor
 
 import recfuse
 from recfuse.nn import FusedEmbeddingBagCollection, Mapping, Table
 from support import gpu
-from support.gpu_fused import Fused, batch, check, on_gpu
+from support.collection import lookups_of
+from support.gpu import moved
+from support.gpu_fused import FEATURES, GOOD, OFFSETS, RESULT, Fused, batch, check, on_gpu, ones
 
 pytestmark = gpu.MARKS
 

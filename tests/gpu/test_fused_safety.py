@@ -11,44 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_integration import moved
-from test_swap import DLRM_Net, batch_of
 from torch import Tensor
 
 import recfuse
 from recfuse.nn import FusedEmbeddingBagCollection, Table
 from support import gpu
-from support.gpu_fused import Fused, bags_of
+from support.dlrm import DLRM_Net, batch_of
+from support.fused import Problem, every_mode
+from support.gpu import moved
+from support.gpu_fused import BAGS, FEATURES, GOOD, OFFSETS, RESULT, ROWS, SCHEDULES, Fused, bags_of, ones
 from support.reference import Feature
-from test_fused_embedding_bag import Problem, every_mode
 
 pytestmark = gpu.MARKS
 
-BAGS, FEATURES = 2, 3
-LENGTHS = [[2, 1], [0, 3], [2, 2]]
-OFFSETS = [0, 2, 3, 3, 6, 8, 10]
-ROWS = (10, 5, 8)
 WAYS = ("pool", "columns", "one lookup", "default", "device", "mapped", "wide bags", "split")
-SCHEDULES = {
-    "pool": [1, 0, 0, 0, 0, 32],
-    "columns": [2, 0, 0, 0, 0, 32],
-    "one lookup": [2, 0, 0, 0, 0, 16],
-    "default": [0, 0, 0, 0, 0, 32],
-    "wide bags": [1, 64, 2, 0, 1, 32],
-    "split": [1, 64, 1, 0, 4, 32],
-}
-
-
-def ones(mode: str = "sum") -> Problem:
-    """Tables of 10, 5 and 8 rows whose row k is k + 1 everywhere, of dims 16, 4 and 33."""
-    problem = Problem(
-        [(rows, dim, torch.float32) for rows, dim in zip(ROWS, (16, 4, 33), strict=True)],
-        [Feature(number, mode, None) for number in range(FEATURES)],
-    )
-    for table, place in zip(problem.tables, problem.places, strict=True):
-        table.copy_(torch.arange(1.0, table.shape[0] + 1)[:, None].expand_as(table))
-        problem.weights[place[0]].view(-1)[place[1] : place[1] + table.numel()] = table.reshape(-1)
-    return problem
 
 
 @functools.cache
@@ -73,8 +49,6 @@ def call(
     return torch.cat([part[:, :1] for part in parts], 1)
 
 
-GOOD = [0, 9, 4, 0, 1, 4, 7, 0, 1, 2]
-RESULT = [[11.0, 0.0, 9.0], [5.0, 8.0, 5.0]]
 # Where, what, and of which feature and bag.
 BAD_INDICES = {
     "rows": (1, 10, 0, 0),

@@ -8,7 +8,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from test_integration import moved
 from torch import Tensor
 
 import recfuse
@@ -16,10 +15,10 @@ from recfuse import _C
 from recfuse.nn import Table
 from recfuse.nn.mapping import rows_before_lists, staged_features
 from support import gpu
-from support.gpu import DTYPES, INTEGERS
+from support.fused import Problem
+from support.gpu import DTYPES, INTEGERS, moved
 from support.gpu_fused import Fused, bags_of, check, on_gpu, precompile
 from support.reference import Feature
-from test_fused_embedding_bag import Problem
 
 pytestmark = [
     *gpu.MARKS,

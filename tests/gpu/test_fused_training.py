@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from test_collection import SPECS, assert_packed, lookups_of
-from test_integration import moved
-from test_swap import DLRM_Net, batch_of, train
 from torch import nn
 from torch.library import opcheck
 
 import recfuse
 from recfuse.nn import FusedEmbeddingBagCollection, Table
 from support import gpu
+from support.collection import SPECS, assert_packed, lookups_of
+from support.compiled import compare, with_gradients
+from support.dlrm import DLRM_Net, batch_of, train
+from support.fused import Problem, every_mode
+from support.gpu import moved
 from support.gpu_fused import SUMS, batch, on_gpu, twin_of
 from support.reference import Feature
-from test_compile import compare, with_gradients
-from test_fused_embedding_bag import Problem, every_mode
 
 pytestmark = gpu.MARKS
 
@@ -275,7 +275,7 @@ def test_tables_of_two_devices_are_replaced_one_by_one() -> None:
 
 def test_torchrecs_collection() -> None:
     torchrec = pytest.importorskip("torchrec", reason="torchrec is not installed")
-    from test_torchrec import configs, keyed
+    from support.jagged import configs, keyed
 
     model = nn.Sequential(torchrec.EmbeddingBagCollection(tables=configs()))
     want = copy.deepcopy(model)

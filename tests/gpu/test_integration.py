@@ -11,29 +11,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_swap import DLRM_Net, batch_of, train
 from torch import Tensor
 from torch.library import opcheck
 
 import recfuse
-from conftest import ragged
 from recfuse import PinnedRows
 from recfuse.data import traces
 from recfuse.nn import EmbeddingBag
 from support import gpu
+from support.compiled import compare, embedding_bag_samples, with_gradients
+from support.dlrm import DLRM_Net, batch_of, train
+from support.gpu import moved
+from support.inputs import ragged
 from support.library_cases import OPS
-from test_compile import compare, embedding_bag_samples, with_gradients
 
 pytestmark = gpu.MARKS
-
-
-def moved(value: Any, device: torch.device | None = None) -> Any:
-    """The same with every tensor in it on the GPU."""
-    if isinstance(value, Tensor):
-        return value.detach().to(device or gpu.DEVICE).requires_grad_(value.requires_grad)
-    if isinstance(value, (tuple, list)):
-        return type(value)(moved(one, device) for one in value)
-    return value
 
 
 def on_gpu(rows: int, bags: int, longest: int) -> tuple[Tensor, Tensor]:

@@ -8,16 +8,16 @@ import copy
 
 import numpy as np
 import pytest
-import test_collection_plan
-import test_plan
 import torch
 
 import recfuse
-from conftest import ragged
+from recfuse.data.collection import trace_of
 from recfuse.data.forms import of_list
 from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, FusedEmbeddingBagList, Table
 from recfuse.tuner.collection import problem as fused_problem
 from recfuse.tuner.collection.problem import FusedProblem
+from support import bag_plan, collection_plan
+from support.inputs import ragged
 
 ROWS, BAGS = (20, 9, 30), 5
 FORMS = ("tuple", "tuple int32", "weighted tuple", "list", "stacked list", "weighted list", "keyed",
@@ -116,11 +116,11 @@ def gpu(monkeypatch):
 
 def plan_of(module, problem):
     """A plan of the batches of a problem."""
-    plan = test_collection_plan.plan_for(test_collection_plan.collection_of())
+    plan = collection_plan.plan_for(collection_plan.collection_of())
     return type(plan)(**{
         **vars(plan), "schedules": [""], "schedule_of": [0] * 3, "expected": problem.expected.tolist(),
         "tables": problem.tables, "table_of": [0, 1, 2],
-        "trace": test_collection_plan.trace_of(problem.batches, problem.tables),
+        "trace": trace_of(problem.batches, problem.tables),
     })  # fmt: skip
 
 
@@ -243,7 +243,7 @@ def test_bad_batches_of_a_list(batch, words):
 )
 def test_bad_batches_of_a_table(batch, kind, words):
     bag = EmbeddingBag(10, 4, mode="sum")
-    plan = test_plan.plan_for(bag)
+    plan = bag_plan.plan_for(bag)
     for function, call in (
         ("recfuse.tune", lambda: recfuse.tune(bag, [batch], 0)),
         ("recfuse.Plan.drift", lambda: plan.drift([batch], bag)),
@@ -260,7 +260,7 @@ def test_one_batch_is_no_list_of_batches(gpu, batches):
         lambda: recfuse.tune(bag, batches, 0),
         lambda: recfuse.tune(collection, batches, 0),
         lambda: collection.calibrate(batches),
-        lambda: test_plan.plan_for(bag).drift(batches),
+        lambda: bag_plan.plan_for(bag).drift(batches),
     ):
         with pytest.raises(TypeError, match=r"batches is a \w+, must be an iterable of batches"):
             call()
@@ -275,7 +275,7 @@ def test_a_keyed_batch_is_no_list_of_batches(gpu):
 def test_drift_of_a_table_counts_bags_as_its_module_does():
     bag = EmbeddingBag(100, 4, mode="sum", include_last_offset=True)
     indices, offsets = torch.arange(100), torch.arange(0, 101, 50)
-    plan = test_plan.plan_for(bag)
+    plan = bag_plan.plan_for(bag)
     assert plan.drift([(indices, offsets)], bag).now.bags == 2
     assert plan.drift([(indices, offsets)]).now.bags == 3
 
@@ -304,7 +304,7 @@ def test_batches_come_from_any_iterable():
 
 def test_a_plan_of_other_features_says_so():
     collection = FusedEmbeddingBagCollection([(rows, 4) for rows in ROWS])
-    plan = test_collection_plan.plan_for(test_collection_plan.collection_of())
+    plan = collection_plan.plan_for(collection_plan.collection_of())
     with pytest.raises(ValueError, match=r"Plan\.drift: the plan has 5 features, the collection has 3"):
         plan.drift([feature_major(0)], collection)
     with pytest.raises(TypeError, match=r"Plan\.drift: module is a Linear"):

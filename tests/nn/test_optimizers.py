@@ -8,7 +8,6 @@ import gc
 
 import pytest
 import torch
-from test_swap import DLRM_Net, batch_of
 from torch import nn, optim
 from torch.nn import Parameter
 
@@ -16,6 +15,7 @@ import recfuse
 from recfuse.nn import FusedEmbeddingBagCollection, FusedEmbeddingBagList
 from recfuse.nn.packed.holders import check_holders
 from recfuse.nn.packed.optimizers import plan_move
+from support.dlrm import DLRM_Net, batch_of
 
 SIZES = ((11, 4), (7, 4), (3, 8), (1, 4), (29, 8))
 

@@ -8,11 +8,11 @@ import pickle
 
 import pytest
 import torch
-from test_collection import assert_packed, by_hand, collection_of, lookups_of
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
 from recfuse.nn import FusedEmbeddingBagCollection, FusedEmbeddingBagList
+from support.collection import assert_packed, by_hand, collection_of, lookups_of
 
 
 @pytest.mark.parametrize("sparse", (False, True))

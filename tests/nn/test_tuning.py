@@ -9,13 +9,13 @@ import threading
 import numpy as np
 import pytest
 import torch
-from test_collection import SPECS, by_hand, collection_of, lookups_of
-from test_swap import DLRM_Net, batch_of
 
 import recfuse
 from recfuse import _C
 from recfuse.nn import FusedEmbeddingBagCollection, Mapping, Table
 from recfuse.nn.packed import module as packed_module
+from support.collection import SPECS, by_hand, collection_of, lookups_of
+from support.dlrm import DLRM_Net, batch_of
 
 FEATURES = 6
 

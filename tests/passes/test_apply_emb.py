@@ -8,10 +8,10 @@ import inspect
 
 import pytest
 import torch
-from test_swap import DLRM_Net, batch_of
 from torch import nn
 
 import recfuse
+from support.dlrm import DLRM_Net, batch_of
 
 
 def _pooled(self, lS_o, lS_i, emb_l, v_W_l):

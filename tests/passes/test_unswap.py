@@ -7,11 +7,11 @@ import gc
 
 import pytest
 import torch
-from test_swap import DLRM_Net, batch_of, train
 from torch import nn
 
 import recfuse
 from recfuse.nn import FusedEmbeddingBagList
+from support.dlrm import DLRM_Net, batch_of, train
 
 
 def test_unswap_gives_the_same_classes_and_todays_weights():

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_c_api import COMPILER, SANITIZERS, WARNINGS, skip_unless_links
+
+from support.c_program import COMPILER, SANITIZERS, WARNINGS, skip_unless_links
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = ("test_cuda", "test_fused", "test_fused_map", "test_fused_kept", "fused_case", "program")

@@ -298,3 +298,12 @@ def run_command(*arguments: str) -> str:
 def child_environment(changes: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of a process that finds what this one has imported."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **(changes or {})}
+
+
+def moved(value: Any, device: torch.device | None = None) -> Any:
+    """The same with every tensor in it on the GPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to(device or DEVICE).requires_grad_(value.requires_grad)
+    if isinstance(value, (tuple, list)):
+        return type(value)(moved(one, device) for one in value)
+    return value

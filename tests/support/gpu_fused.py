@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from test_collection import SPECS, collection_of, lookups_of
-from test_integration import moved
 from torch import Tensor
 
 from recfuse import _C
 from recfuse.nn import FusedEmbeddingBagCollection, Table
 from support import gpu
-from support.gpu import DTYPES, INTEGERS
-from support.reference import assert_close_to_reference, tolerance
-from test_fused_embedding_bag import Problem
+from support.collection import SPECS, collection_of, lookups_of
+from support.fused import Problem
+from support.gpu import DTYPES, INTEGERS, moved
+from support.reference import Feature, assert_close_to_reference, tolerance
 
 OPS = torch.ops.recfuse
 SUMS = [Table(9, 4), Table(7, 8), Table(5, 4, feature_names=("x", "y")), (6, 3), (40, 64)]
@@ -169,3 +168,33 @@ def check(collection: FusedEmbeddingBagCollection, *given: Any, **options: Any) 
     assert got.device == given[0].device and got.dtype == want.dtype
     torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
     return got
+
+
+BAGS, FEATURES = 2, 3
+LENGTHS = [[2, 1], [0, 3], [2, 2]]
+OFFSETS = [0, 2, 3, 3, 6, 8, 10]
+ROWS = (10, 5, 8)
+SCHEDULES = {
+    "pool": [1, 0, 0, 0, 0, 32],
+    "columns": [2, 0, 0, 0, 0, 32],
+    "one lookup": [2, 0, 0, 0, 0, 16],
+    "default": [0, 0, 0, 0, 0, 32],
+    "wide bags": [1, 64, 2, 0, 1, 32],
+    "split": [1, 64, 1, 0, 4, 32],
+}
+
+
+def ones(mode: str = "sum") -> Problem:
+    """Tables of 10, 5 and 8 rows whose row k is k + 1 everywhere, of dims 16, 4 and 33."""
+    problem = Problem(
+        [(rows, dim, torch.float32) for rows, dim in zip(ROWS, (16, 4, 33), strict=True)],
+        [Feature(number, mode, None) for number in range(FEATURES)],
+    )
+    for table, place in zip(problem.tables, problem.places, strict=True):
+        table.copy_(torch.arange(1.0, table.shape[0] + 1)[:, None].expand_as(table))
+        problem.weights[place[0]].view(-1)[place[1] : place[1] + table.numel()] = table.reshape(-1)
+    return problem
+
+
+GOOD = [0, 9, 4, 0, 1, 4, 7, 0, 1, 2]
+RESULT = [[11.0, 0.0, 9.0], [5.0, 8.0, 5.0]]

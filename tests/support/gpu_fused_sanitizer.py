@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import torch
 
 import recfuse
+from support.fused import Problem, every_mode
 from support.gpu import DTYPES, INTEGERS, MISSING
 from support.gpu_fused import Fused, bags_of
 from support.reference import Feature
-from test_fused_embedding_bag import Problem, every_mode
 
 DIMS = (4, 8, 17, 64, 300)
 

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 import torch
-from test_plan import plan_for
 
 import recfuse
 from recfuse import _C, cli, info
+from support.bag_plan import plan_for
 
 TINY = ["--dim", "8", "--batch", "8", "--pooling", "5", "--batches", "2", "--index", "int32"]
 

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import ctypes
 import importlib
 import json
 import re
@@ -15,6 +14,7 @@ import torch
 
 import recfuse
 from recfuse import info, timing
+from support.nvrtc import compiler_log
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = [
@@ -223,23 +223,6 @@ def test_a_pass_without_a_graph_is_called_instead(bag, monkeypatch):
     result, failures = setting.time_passes({"a": run}, workload, torch.device("cpu"), rounds=1)
     assert failures == {"a": "operation not permitted when stream is capturing"}
     assert list(result.timings) == ["a, eager"]
-
-
-def compiler_log(source, options):
-    """What NVRTC says of a source; skips where there is no NVRTC."""
-    found = [info.cuda()["libraries"][name]["found"] for name in ("libnvrtc-builtins", "libnvrtc")]
-    if None in found:
-        pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc")
-    nvrtc = [ctypes.CDLL(path) for path in found][1]
-    program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"gather.cu", 0, None, None) == 0
-    encoded = [option.encode() for option in options]
-    status = nvrtc.nvrtcCompileProgram(program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
-    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-    log = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetProgramLog(program, log)
-    assert status == 0, log.value.decode()
-    return log.value.decode()
 
 
 @pytest.mark.parametrize("row_bytes", [16, 64, 128, 256, 512])

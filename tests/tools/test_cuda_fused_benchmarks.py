@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_cuda_benchmarks import compiler_log
 
 import recfuse
 from recfuse import _C, timing
 from recfuse.data import workloads
+from support.nvrtc import compiler_log
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FIGURES = [

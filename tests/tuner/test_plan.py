@@ -6,49 +6,11 @@ import pytest
 import torch
 
 import recfuse
-from conftest import at
 from recfuse import Plan
 from recfuse.data.table import batches_of, hotness
 from recfuse.nn import EmbeddingBag
-from recfuse.plan.parts import Decision, Pinned, Table, describe_device
-
-
-def batches(rows=100, number=3, seed=0, hot=0):
-    """Lookups of ten bags of ten; with `hot`, of so many rows only."""
-    generator = torch.Generator().manual_seed(seed)
-    offsets = torch.arange(0, 100, 10)
-    return [(torch.randint(0, hot or rows, (100,), generator=generator), offsets) for _ in range(number)]
-
-
-def plan_for(module, **changes):
-    values = {
-        "schedule": "station=register distance=4 warps=32",
-        "table": Table(
-            module.num_embeddings,
-            module.embedding_dim,
-            "float32",
-            module.mode,
-            False,
-            False,
-            "int64",
-            "int64",
-        ),
-        "trace": hotness(batches_of(batches())),
-        "device": describe_device(module.weight.device),
-        "default_us": 20.0,
-        "best_us": 10.0,
-        "floor_us": 8.0,
-        "seconds": 1.5,
-        "created": "2026-01-02T03:04:05+00:00",
-        "decisions": [
-            Decision(
-                "default", "station=register distance=8 warps=32", 20.0, True, "what runs without a plan"
-            ),
-            Decision("prefetch", "station=register distance=4 warps=32", 10.0, True, "the fastest"),
-            Decision("prefetch", "station=local distance=4 warps=64", None, False, "spills 8 bytes"),
-        ],
-    }
-    return Plan(**{**values, **changes})
+from recfuse.plan.parts import Pinned
+from support.bag_plan import at, batches, plan_for
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ import tracemalloc
 import warnings
 
 import pytest
-import test_collection_plan
-import test_plan
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import at
 from recfuse import CollectionPlan, Plan
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn import EmbeddingBag
+from recfuse.plan.parts import Pinned
+from support import bag_plan, collection_plan
+from support.bag_plan import at
 
 SECONDS, BYTES = 5.0, 64 << 20  # that reading a file may take
 
@@ -37,10 +37,10 @@ def made(kind):
     """A module, and a plan for it."""
     if kind == "table":
         module = EmbeddingBag(100, 4, mode="sum")
-        pinned = test_plan.Pinned(10, 0.5, "abc")
-        return module, test_plan.plan_for(module, pinned=pinned)
-    module = test_collection_plan.collection_of()
-    return module, test_collection_plan.plan_for(module)
+        pinned = Pinned(10, 0.5, "abc")
+        return module, bag_plan.plan_for(module, pinned=pinned)
+    module = collection_plan.collection_of()
+    return module, collection_plan.plan_for(module)
 
 
 def refused(path, words=""):
@@ -204,9 +204,7 @@ def test_a_figure_has_so_many_classes_and_schedules(tmp_path):
     _, plan = made("collection")
     number = 500
     table = plan.tables[0]
-    plan.tables = [
-        test_collection_plan.FeatureTable(9, dim + 1, "float32", "sum", False) for dim in range(number)
-    ]
+    plan.tables = [collection_plan.FeatureTable(9, dim + 1, "float32", "sum", False) for dim in range(number)]
     plan.schedules = [f"kind=pool threads={place + 1}" for place in range(number)]
     plan.schedule_of = plan.table_of = list(range(number))
     plan.expected = [16] * number
@@ -288,7 +286,7 @@ def test_any_file_is_refused_or_read_as_a_plan_that_works(tmp_path, kind, data):
     assert str(loaded).encode() and loaded.speedup >= 0
     loaded.save(path)
     assert Plan.load(path) == loaded
-    given = (test_plan if isinstance(loaded, Plan) else test_collection_plan).batches()
+    given = (bag_plan if isinstance(loaded, Plan) else collection_plan).batches()
     with contextlib.suppress(ArgumentValueError):
         assert loaded.drift(given).before == loaded.trace
     if kind == "collection":

@@ -1,0 +1,7 @@
+"""What several test files use; no test file imports another."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite(*(f"support.{path.stem}" for path in Path(__file__).parent.glob("[a-z]*.py")))
