@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-#include "cuda/driver/driver.h"
+#include "cuda/driver/device.h"
 #include "torch/ops.h"
 
 typedef struct CUDAStreamGuardOpaque *stream_guard;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "cuda/fused_embedding_bag/call.h"
-#include "cuda/driver/upload.h"
+#include "cuda/driver/memory.h"
 #include "base/validate.h"
 
 /* Positions in the schema. */

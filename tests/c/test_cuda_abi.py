@@ -39,6 +39,12 @@ typedef CUfunction rf__cu_function;
 typedef CUstream rf__cu_stream;
 typedef CUevent rf__cu_event;
 typedef CUlaunchConfig rf__cu_launch_config;
+typedef CUtensorMap rf__cu_tensor_map;
+typedef CUtensorMapDataType rf__cu_tensor_type;
+typedef CUtensorMapInterleave rf__cu_tensor_interleave;
+typedef CUtensorMapSwizzle rf__cu_tensor_swizzle;
+typedef CUtensorMapL2promotion rf__cu_tensor_promotion;
+typedef CUtensorMapFloatOOBfill rf__cu_tensor_fill;
 """
 NVRTC_TYPES = """
 #include <nvrtc.h>
@@ -80,10 +86,19 @@ SAME(rf__cu_pointer, CUdeviceptr)
 SAME(rf__nvrtc_result, nvrtcResult)
 SAME(rf__cu_launch_attribute, CUlaunchAttribute)
 SAME(rf__cu_launch_config, CUlaunchConfig)
+SAME(rf__cu_tensor_map, CUtensorMap)
+_Static_assert(_Alignof(rf__cu_tensor_map) >= _Alignof(CUtensorMap), "wrong: rf__cu_tensor_map");
+SAME(rf__cu_tensor_type, CUtensorMapDataType)
+SAME(rf__cu_tensor_interleave, CUtensorMapInterleave)
+SAME(rf__cu_tensor_swizzle, CUtensorMapSwizzle)
+SAME(rf__cu_tensor_promotion, CUtensorMapL2promotion)
+SAME(rf__cu_tensor_fill, CUtensorMapFloatOOBfill)
 PLACE(rf__cu_launch_attribute, id, CUlaunchAttribute, id)
 PLACE(rf__cu_launch_attribute, value, CUlaunchAttribute, value)
 PLACE(rf__cu_launch_attribute, value.programmatic_stream_serialization, CUlaunchAttribute,
       value.programmaticStreamSerializationAllowed)
+PLACE(rf__cu_launch_attribute, value.cooperative, CUlaunchAttribute, value.cooperative)
+PLACE(rf__cu_launch_attribute, value.cluster, CUlaunchAttribute, value.clusterDim)
 PLACE(rf__cu_launch_config, grid, CUlaunchConfig, gridDimX)
 PLACE(rf__cu_launch_config, block, CUlaunchConfig, blockDimX)
 PLACE(rf__cu_launch_config, shared_bytes, CUlaunchConfig, sharedMemBytes)
@@ -137,7 +152,7 @@ CUDA_NAMES, NVRTC_NAMES = names("RF__CUDA_LIST") | names("RF__CUDA_NEWER_LIST"),
 
 
 def test_the_lists_are_read_whole() -> None:
-    assert {"cuInit", "cuLaunchKernel", "cuModuleLoadData", "cuLaunchKernelEx"} <= CUDA_NAMES
+    assert {"cuInit", "cuModuleLoadData", "cuLaunchKernelEx", "cuTensorMapEncodeTiled"} <= CUDA_NAMES
     assert {"nvrtcCreateProgram", "nvrtcGetProgramLog"} <= NVRTC_NAMES
 
 

@@ -137,6 +137,12 @@ def test_what_a_kernel_recorded_is_raised_once(
 
 
 @pytest.mark.parametrize("kind", ["plain", "address"])
+@pytest.mark.parametrize("command", ["launch", "tensor_map"])
+def test_the_driver_gets_what_it_can_do(cuda_build: Build, tmp_path: Path, kind: str, command: str) -> None:
+    cuda_build(kind).run(command, cache=tmp_path, gpu=True)
+
+
+@pytest.mark.parametrize("kind", ["plain", "address"])
 @pytest.mark.parametrize("command", ["fork_device", "fork_first"])
 def test_a_child_has_no_cuda_and_hears_why(
     cuda_build: Build, warm_cache: Path, kind: str, command: str

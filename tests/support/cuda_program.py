@@ -16,7 +16,7 @@ import pytest
 from support.c_program import COMPILER, SANITIZERS, WARNINGS, skip_unless_links
 
 ROOT = Path(__file__).resolve().parents[2]
-OWN = ("test_cuda", "test_fused", "test_fused_map", "test_fused_kept", "fused_case", "program")
+OWN = ("test_cuda", "test_driver", "test_fused", "test_fused_map", "test_fused_kept", "fused_case", "program")
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
 
 KERNEL = """#include "scale.cuh"

@@ -55,17 +55,13 @@ rf_status rf__bag_lookups_cuda(const rf__bag_lookups_params *params, const rf_cu
                         "fewer than 2^39",
                         params->lookups, params->bags);
     }
-    void *list[] = {&values};
     const variant made = {(int32_t)params->index_type, (int32_t)params->offset_type};
     RF_TRY(rf__cuda_device_get(stream->device, &device));
     RF_TRY(rf__jit_kernel(device, &source, &made, sizeof made, describe, &kernel));
-    const rf__cuda_launch launch = {.function = kernel->function,
-                                    .blocks = (unsigned)blocks,
-                                    .slices = 1,
-                                    .threads = BLOCK,
-                                    .stream = stream->stream};
+    const rf__launch_config launch = {
+        .function = kernel->function, .grid = {(uint32_t)blocks}, .block = {BLOCK}, .stream = stream->stream};
     RF_TRY(rf__cuda_enter(device));
-    status = rf__cuda_launch_kernel(device, &launch, list);
+    status = rf__launch(device, &launch, &values);
     rf__cuda_leave();
 out:
     return status;

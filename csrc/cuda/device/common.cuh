@@ -136,7 +136,7 @@ RF_INLINE void rf_report(const rf_error_word &errors, const rf_offender &found, 
     record->limit = found.limit;
     record->lookups = found.lookups;
     __threadfence_system();
-    record->ready = 1;
+    record->ready = RF_ERROR_READY;
 }
 
 /* Launches that follow each other in a stream may overlap (csrc/cuda/embedding_bag.c says when): a kernel

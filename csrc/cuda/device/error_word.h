@@ -3,7 +3,7 @@
  * Each table (embedding_bag, pin_rows) and each set of tables (fused_embedding_bag) has a word of its own for one record,
  * so that a call raises what earlier calls with the same tables left, and no other's. The first offender claims the word
  * (atomicCAS of the number of records raised so far to one more) and alone writes the record: its fields, then
- * __threadfence_system(), then ready = 1. The row counts as zero and the kernel goes on. Raising takes the record and adds
+ * __threadfence_system(), then `ready`. The row counts as zero and the kernel goes on. Raising takes the record and adds
  * one to the number raised: from then on the word takes the next record, also of work that was in a stream before.
  * Nothing is put into a stream for it, so nothing that is found meanwhile is lost.
  *
@@ -44,8 +44,11 @@ typedef enum rf_argument {
 #undef RF_ARGUMENT
 } rf_argument;
 
+/* States of a record: none, written, being read by a thread of the host. */
+enum { RF_ERROR_NONE, RF_ERROR_READY, RF_ERROR_TAKEN };
+
 typedef struct rf_error_record {
-    rf_u32 ready; /* 1: the rest is written */
+    rf_u32 ready; /* RF_ERROR_... */
     rf_u32 argument; /* rf_argument */
     rf_u32 operator_number; /* rf_operator */
     rf_i32 feature; /* -1: the operator has none */

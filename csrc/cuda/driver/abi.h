@@ -25,10 +25,23 @@ typedef struct CUfunc_st *rf__cu_function;
 typedef struct CUstream_st *rf__cu_stream;
 typedef struct CUevent_st *rf__cu_event;
 
+typedef int rf__cu_tensor_type;
+typedef int rf__cu_tensor_interleave;
+typedef int rf__cu_tensor_swizzle;
+typedef int rf__cu_tensor_promotion;
+typedef int rf__cu_tensor_fill;
+
+/* What tensor copies of a kernel go by: in a parameter of it (__grid_constant__), or in its memory. */
+typedef struct rf__cu_tensor_map {
+    _Alignas(128) uint64_t opaque[16];
+} rf__cu_tensor_map;
+
 typedef struct rf__cu_launch_attribute {
     int id; /* RF__CU_LAUNCH_ATTRIBUTE_... */
     int unused;
     union {
+        int cooperative;
+        unsigned int cluster[3];
         int programmatic_stream_serialization;
         char bytes[64];
         void *alignment;
@@ -73,7 +86,20 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(MEMORYTYPE_HOST, 1)                                        \
     X(EVENT_DEFAULT, 0)                                          \
     X(EVENT_DISABLE_TIMING, 2)                                   \
-    X(LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 6)
+    X(LAUNCH_ATTRIBUTE_COOPERATIVE, 2)                           \
+    X(LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, 4)                     \
+    X(LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 6)     \
+    X(TENSOR_MAP_DATA_TYPE_UINT8, 0)                             \
+    X(TENSOR_MAP_DATA_TYPE_FLOAT16, 6)                           \
+    X(TENSOR_MAP_DATA_TYPE_FLOAT32, 7)                           \
+    X(TENSOR_MAP_DATA_TYPE_BFLOAT16, 9)                          \
+    X(TENSOR_MAP_INTERLEAVE_NONE, 0)                             \
+    X(TENSOR_MAP_SWIZZLE_NONE, 0)                                \
+    X(TENSOR_MAP_SWIZZLE_32B, 1)                                 \
+    X(TENSOR_MAP_SWIZZLE_64B, 2)                                 \
+    X(TENSOR_MAP_SWIZZLE_128B, 3)                                \
+    X(TENSOR_MAP_L2_PROMOTION_L2_256B, 3)                        \
+    X(TENSOR_MAP_FLOAT_OOB_FILL_NONE, 0)
 
 /* The same for CUDA_name, and for CU_MEMHOSTALLOC_name. */
 #define RF__CU_RESULT_LIST(X)   \
@@ -142,15 +168,16 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
       (int *value, rf__cu_function_attribute attribute, rf__cu_function function))                           \
     X(rf__cu_result, cuFuncSetAttribute,                                                                     \
       (rf__cu_function function, rf__cu_function_attribute attribute, int value))                            \
-    X(rf__cu_result, cuLaunchKernel,                                                                         \
-      (rf__cu_function function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,              \
-       unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,          \
-       rf__cu_stream stream, void **arguments, void **extra))
-
-/* Since CUDA 11.8; NULL where the driver is older. X(result, name, parameters) */
-#define RF__CUDA_NEWER_LIST(X)         \
-    X(rf__cu_result, cuLaunchKernelEx, \
+    X(rf__cu_result, cuLaunchKernelEx,                                                                       \
       (const rf__cu_launch_config *config, rf__cu_function function, void **arguments, void **extra))
+
+/* NULL where the driver has none. X(result, name, parameters) */
+#define RF__CUDA_NEWER_LIST(X)                                                                     \
+    X(rf__cu_result, cuTensorMapEncodeTiled,                                                       \
+      (rf__cu_tensor_map * map, rf__cu_tensor_type type, unsigned int dimensions, void *data,      \
+       const uint64_t *sizes, const uint64_t *pitches, const uint32_t *box, const uint32_t *steps, \
+       rf__cu_tensor_interleave interleave, rf__cu_tensor_swizzle swizzle,                         \
+       rf__cu_tensor_promotion promotion, rf__cu_tensor_fill fill))
 
 /* X(result, name, parameters) */
 #define RF__NVRTC_LIST(X)                                                                   \

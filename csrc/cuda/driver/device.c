@@ -5,17 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cuda/driver/driver.h"
+#include "cuda/driver/device.h"
 #include "base/fork.h"
 
 static _Atomic(const rf__cuda_device *)
     devices[RF__CUDA_MOST_DEVICES]; /* atomic; each is set once, under the lock */
 
-/* The lock of who opens which; taken inside a fork guard, so that a child finds it free. It is open while a device is
- * opened, which may wait for that device. */
-static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t opened_one = PTHREAD_COND_INITIALIZER; /* used under the lock */
-static bool in_work[RF__CUDA_MOST_DEVICES]; /* a thread opens it; under the lock */
+/* The locks of opening each, which may wait for the device; taken inside a fork guard, so that a child finds them free. */
+static pthread_mutex_t opening[RF__CUDA_MOST_DEVICES] = {[0 ... RF__CUDA_MOST_DEVICES - 1] =
+                                                             PTHREAD_MUTEX_INITIALIZER};
 
 rf_status rf__cuda_enter(const rf__cuda_device *device) {
     return rf__cuda_status(device->driver->cuCtxPushCurrent_v2(device->context), "cuCtxPushCurrent");
@@ -77,7 +75,7 @@ static rf_status device_open(const rf__cuda_driver *driver, int32_t ordinal, rf_
     retained = true;
     RF_TRY(rf__cuda_enter(device));
     mode = rf__cuda_capture_mode(driver, mode);
-    status = rf__cuda_errors_new(driver, &device->errors);
+    status = rf__cuda_error_words_new(driver, &device->errors);
     (void)rf__cuda_capture_mode(driver, mode);
     rf__cuda_leave();
 out:
@@ -95,51 +93,20 @@ rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device) {
     const rf__cuda_driver *driver = NULL;
     rf__cuda_device *opened = NULL;
     RF_TRY(rf__cuda_driver_get(&driver));
-    if (ordinal < 0 || ordinal >= RF__CUDA_MOST_DEVICES) {
-        return rf__fail(RF_ERR_VALUE, "there is no GPU %d; numbers of GPUs are 0 to %d", (int)ordinal,
-                        RF__CUDA_MOST_DEVICES - 1);
-    }
+    RF_FAIL_IF(ordinal < 0 || ordinal >= RF__CUDA_MOST_DEVICES, RF_ERR_VALUE,
+               "there is no GPU %d; numbers of GPUs are 0 to %d", (int)ordinal, RF__CUDA_MOST_DEVICES - 1);
     *device = atomic_load_explicit(&devices[ordinal], memory_order_acquire);
     if (*device != NULL) return RF_OK;
     rf__fork_guard_begin();
-    pthread_mutex_lock(&opening);
-    while (in_work[ordinal]) pthread_cond_wait(&opened_one, &opening);
+    pthread_mutex_lock(&opening[ordinal]);
     *device = atomic_load_explicit(&devices[ordinal], memory_order_relaxed);
     if (*device == NULL) {
-        in_work[ordinal] = true;
-        pthread_mutex_unlock(&opening);
         status = device_open(driver, ordinal, &opened);
-        pthread_mutex_lock(&opening);
-        in_work[ordinal] = false;
         atomic_store_explicit(&devices[ordinal], opened, memory_order_release);
         *device = opened;
-        pthread_cond_broadcast(&opened_one);
     }
-    pthread_mutex_unlock(&opening);
+    pthread_mutex_unlock(&opening[ordinal]);
     rf__fork_guard_end();
-out:
-    return status;
-}
-
-rf_status rf__cuda_launch_kernel(const rf__cuda_device *device, const rf__cuda_launch *launch,
-                                 void **arguments) {
-    rf_status status = RF_OK;
-    const rf__cuda_driver *driver = device->driver;
-    rf__cu_launch_attribute early = {.id = RF__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                                     .value = {.programmatic_stream_serialization = 1}};
-    const rf__cu_launch_config config = {.grid = {launch->blocks, launch->slices, 1},
-                                         .block = {launch->threads, 1, 1},
-                                         .shared_bytes = launch->shared_bytes,
-                                         .stream = launch->stream,
-                                         .attributes = &early,
-                                         .n_attributes = 1};
-    if (launch->early && device->cc_major >= 9 && driver->cuLaunchKernelEx != NULL) {
-        RF__CUDA_TRY(driver->cuLaunchKernelEx(&config, launch->function, arguments, NULL));
-    } else {
-        RF__CUDA_TRY(driver->cuLaunchKernel(launch->function, launch->blocks, launch->slices, 1,
-                                            launch->threads, 1, 1, launch->shared_bytes, launch->stream,
-                                            arguments, NULL));
-    }
 out:
     return status;
 }

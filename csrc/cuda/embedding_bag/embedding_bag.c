@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda/driver/check.h"
 #include "cuda/jit/jit.h"
 #include "cuda/tune/schedule.h"
 #include "base/validate.h"
@@ -29,7 +30,7 @@ typedef struct arguments {
     void *output;
     int64_t rows, lookups, bags, n_offsets, output_pitch, padding_idx, mean_lookups;
     int32_t part_shift;
-    rf__cu_pointer claimed, record;
+    rf_error_word errors;
 } arguments;
 
 /* Of a row, as many slices of the least elements as a grid is high. */
@@ -155,15 +156,13 @@ static int64_t resident_blocks(const rf__cuda_device *device, const rf__kernel *
     return blocks < device->blocks_per_sm ? blocks : device->blocks_per_sm;
 }
 
-static rf__cuda_error_place error_place(const rf__cuda_device *device,
-                                        const rf_embedding_bag_params *params) {
-    return rf__cuda_error_place_of(device, params->weight, (uint64_t)params->rows);
+static rf__cuda_error_word error_word(const rf__cuda_device *device, const rf_embedding_bag_params *params) {
+    return rf__cuda_error_word_of(&device->errors, params->weight, (uint64_t)params->rows);
 }
 
 rf_status rf__embedding_bag_pending(const rf__cuda_device *device, const rf_embedding_bag_params *params,
                                     void *stream) {
-    const rf__cuda_error_place place = error_place(device, params);
-    return rf__cuda_pending_error(device, &place, stream);
+    return rf__cuda_check_word(device, error_word(device, params), stream);
 }
 
 rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embedding_bag_params *params,
@@ -195,7 +194,6 @@ rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embed
                         "most %d are supported",
                         params->bags, blocks, INT32_MAX);
     }
-    const rf__cuda_error_place errors = error_place(device, params);
     arguments values = {.weight = params->weight,
                         .indices = params->indices,
                         .offsets = params->offsets,
@@ -208,24 +206,21 @@ rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embed
                         .output_pitch = params->output_stride * shape.element_bytes,
                         .padding_idx = params->padding_idx,
                         .mean_lookups = params->lookups / params->bags,
-                        .claimed = errors.claimed,
-                        .record = errors.record_on_device};
+                        .errors = error_word(device, params).on_device};
     while (complete.parts > 1 && (params->rows - 1) >> values.part_shift >= complete.parts)
         values.part_shift++;
-    void *list[] = {&values};
     /* Two launches that follow each other may overlap, which hides the start of the second (0.7 us on an H200).
      * But its blocks then go where the first leaves room, and those SMs would have more than their share of
      * it: so only where a block of the second takes the place of one of the first, or has an SM to itself. */
     const int64_t turns = (blocks * slices + device->sms - 1) / device->sms;
     const bool evenly = turns == 1 || turns >= resident_blocks(device, kernel, complete.block);
-    const rf__cuda_launch launch = {.function = kernel->function,
-                                    .blocks = (unsigned)blocks,
-                                    .slices = (unsigned)slices,
-                                    .threads = (unsigned)complete.block,
-                                    .shared_bytes = (unsigned)made.dynamic_shared,
-                                    .early = evenly,
-                                    .stream = stream};
-    RF_TRY(rf__cuda_launch_kernel(device, &launch, list));
+    const rf__launch_config launch = {.function = kernel->function,
+                                      .grid = {(uint32_t)blocks, (uint32_t)slices},
+                                      .block = {(uint32_t)complete.block},
+                                      .shared_bytes = (uint32_t)made.dynamic_shared,
+                                      .programmatic = evenly,
+                                      .stream = stream};
+    RF_TRY(rf__launch(device, &launch, &values));
 out:
     return status;
 }

@@ -2,7 +2,7 @@
 #ifndef RECFUSE_CUDA_EMBEDDING_BAG_H
 #define RECFUSE_CUDA_EMBEDDING_BAG_H
 
-#include "cuda/driver/driver.h"
+#include "cuda/driver/device.h"
 
 /* Launches; the device's context is current and params are checked. */
 rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embedding_bag_params *params,

@@ -6,19 +6,19 @@
  *
  * Where it is. In memory of the caller's allocator (torch's), and of one stream: the copy to the device, all launches
  * and the release are ordered by that stream, so nobody waits for any of them. The same call on another stream has a
- * description of its own. A captured call has one that is resident (upload.h): its graphs read it on any stream, as long
+ * description of its own. A captured call has one that is resident (memory.h): its graphs read it on any stream, as long
  * as they live, which nobody tells us; so it stays until the process ends.
  *
  * How much. The calls used last stay, and of their mappings those used last: see call.c. What is dropped while a
  * thread launches with it is dropped by that thread.
  *
- * Locks. One a device (upload.h), for the lists and the counts of users. Nothing is made or freed under it: memory,
+ * Locks. One a device (memory.h), for the lists and the counts of users. Nothing is made or freed under it: memory,
  * copies, mappings and kernels are made before, and if two threads make the same, one of them drops its own. */
 #ifndef RECFUSE_CUDA_FUSED_CALL_H
 #define RECFUSE_CUDA_FUSED_CALL_H
 
 #include "cuda/fused_embedding_bag/partition/map_device.h"
-#include "cuda/driver/upload.h"
+#include "cuda/driver/memory.h"
 
 typedef struct rf__fused_call rf__fused_call;
 typedef struct rf__fused_mapped rf__fused_mapped;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/driver/check.h"
 #include "cuda/fused_embedding_bag/call.h"
 #include "base/validate.h"
 
@@ -13,7 +14,8 @@ typedef struct arguments {
     int64_t end;
     uint32_t output_pitch;
     int32_t lead, bags, n_features, limit, n_groups, n_places;
-    rf__cu_pointer features, tasks, n_tasks, lanes, partials, arrived, cycles, claimed, record;
+    rf__cu_pointer features, tasks, n_tasks, lanes, partials, arrived, cycles;
+    rf_error_word errors;
 } arguments;
 
 rf_status rf__fused_check_limits(const rf_fused_embedding_bag_params *params) {
@@ -38,42 +40,37 @@ static rf_status launch_staged(const rf__cuda_device *device, const rf__fused_re
     own.limit = ready->staged.depth;
     own.tasks = ready->mapping_on_device +
                 (uint64_t)(rf__fused_rows(&ready->mapping) + 1) * sizeof(rf__fused_mapping);
-    void *list[] = {&own};
-    const rf__cuda_launch launch = {.function = ready->staged_kernel->function,
-                                    .blocks = (unsigned)ready->staged.lists,
-                                    .slices = 1,
-                                    .threads = RF__FUSED_STAGED_BLOCK + RF__FUSED_STAGED_HELPERS,
-                                    .shared_bytes = RF__FUSED_STAGED_SHARED,
-                                    .stream = stream};
-    return rf__cuda_launch_kernel(device, &launch, list);
+    const rf__launch_config launch = {.function = ready->staged_kernel->function,
+                                      .grid = {(uint32_t)ready->staged.lists},
+                                      .block = {RF__FUSED_STAGED_BLOCK + RF__FUSED_STAGED_HELPERS},
+                                      .shared_bytes = RF__FUSED_STAGED_SHARED,
+                                      .stream = stream};
+    return rf__launch(device, &launch, &own);
 }
 
 static rf_status launch_others(const rf__cuda_device *device, const rf__fused_ready *ready,
                                const arguments *values, void *stream) {
     arguments own = *values;
-    void *list[] = {&own};
-    const rf__cuda_launch launch = {.function = ready->kernel->function,
-                                    .blocks = (unsigned)ready->mapping.n_tasks,
-                                    .slices = 1,
-                                    .threads = RF__FUSED_BLOCK,
-                                    .shared_bytes = (unsigned)ready->shared_bytes,
-                                    /* Behind a kernel of this very call. */
-                                    .early = ready->staged.depth > 0 || ready->map.kernel != NULL,
-                                    .stream = stream};
-    return rf__cuda_launch_kernel(device, &launch, list);
+    const rf__launch_config launch = {.function = ready->kernel->function,
+                                      .grid = {(uint32_t)ready->mapping.n_tasks},
+                                      .block = {RF__FUSED_BLOCK},
+                                      .shared_bytes = (uint32_t)ready->shared_bytes,
+                                      /* Behind a kernel of this very call. */
+                                      .programmatic = ready->staged.depth > 0 || ready->map.kernel != NULL,
+                                      .stream = stream};
+    return rf__launch(device, &launch, &own);
 }
 
-static rf__cuda_error_place error_place(const rf__cuda_device *device,
-                                        const rf_fused_embedding_bag_params *params) {
+static rf__cuda_error_word error_word(const rf__cuda_device *device,
+                                      const rf_fused_embedding_bag_params *params) {
     const void *first = params->n_buffers > 0 ? params->buffers[0].data : NULL;
-    return rf__cuda_error_place_of(device, first,
-                                   (uint64_t)params->n_features << 32 | (uint64_t)params->output_dim);
+    return rf__cuda_error_word_of(&device->errors, first,
+                                  (uint64_t)params->n_features << 32 | (uint64_t)params->output_dim);
 }
 
 rf_status rf__fused_pending(const rf__cuda_device *device, const rf_fused_embedding_bag_params *params,
                             void *stream) {
-    const rf__cuda_error_place place = error_place(device, params);
-    return rf__cuda_pending_error(device, &place, stream);
+    return rf__cuda_check_word(device, error_word(device, params), stream);
 }
 
 rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready *ready,
@@ -85,7 +82,6 @@ rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready 
     const rf__cu_pointer tasks = ready->mapping_on_device + sizeof(rf__fused_mapping);
     const rf__cu_pointer arrived =
         (uintptr_t)workspace + RF__FUSED_PLACE_BYTES * (uint64_t)ready->mapping.places;
-    const rf__cuda_error_place errors = error_place(device, params);
     arguments values = {
         .indices = (const char *)params->indices - lead * id_bytes,
         .offsets = params->offsets,
@@ -105,8 +101,7 @@ rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready 
         .partials = (uintptr_t)workspace,
         .arrived = arrived,
         .cycles = cycles,
-        .claimed = errors.claimed,
-        .record = errors.record_on_device};
+        .errors = error_word(device, params).on_device};
     if (ready->map.kernel != NULL) {
         rf__fused_device_mapping made;
         RF_TRY(rf__fused_map_launch(device, &ready->map, params, workspace, stream, &made));

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "cuda/fused_embedding_bag/call.h"
-#include "cuda/driver/upload.h"
+#include "cuda/driver/memory.h"
 #include "base/validate.h"
 
 static const rf_fused_schedule *set_of(const rf__fused_measurement *work, int64_t set) {

@@ -4,7 +4,8 @@
 
 #include <stddef.h>
 
-#include "cuda/driver/driver.h"
+#include "cuda/driver/device.h"
+#include "cuda/driver/launch.h"
 
 /* One kernel of a file in the folder kernels/ beside the shared object that this code is in. */
 typedef struct rf__kernel_source {

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda/driver/check.h"
 #include "cuda/jit/jit.h"
 
 static const rf__kernel_source source = {"pin_rows/pin_rows.cu", "rf_pin_rows"};
@@ -17,7 +18,7 @@ typedef struct variant {
 typedef struct arguments {
     const void *weight, *hot_rows;
     int64_t rows, row_bytes, row_pitch, n_hot_rows, lines;
-    rf__cu_pointer claimed, record;
+    rf_error_word errors;
 } arguments;
 
 enum { BLOCK = 256, LINE = 128 };
@@ -32,8 +33,8 @@ static rf_status describe(const void *key, const rf__cuda_device *device, rf__ke
 }
 
 /* That of the table's own calls. */
-static rf__cuda_error_place error_place(const rf__cuda_device *device, const rf_pin_rows_params *params) {
-    return rf__cuda_error_place_of(device, params->weight, (uint64_t)params->rows);
+static rf__cuda_error_word error_word(const rf__cuda_device *device, const rf_pin_rows_params *params) {
+    return rf__cuda_error_word_of(&device->errors, params->weight, (uint64_t)params->rows);
 }
 
 rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_params *params, bool keep,
@@ -53,7 +54,6 @@ rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_p
                         params->n_hot_rows, params->row_bytes);
     }
     blocks = (blocks + BLOCK - 1) / BLOCK;
-    const rf__cuda_error_place errors = error_place(device, params);
     arguments values = {.weight = params->weight,
                         .hot_rows = params->hot_rows,
                         .rows = params->rows,
@@ -61,15 +61,10 @@ rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_p
                         .row_pitch = params->row_pitch,
                         .n_hot_rows = params->n_hot_rows,
                         .lines = lines,
-                        .claimed = errors.claimed,
-                        .record = errors.record_on_device};
-    void *list[] = {&values};
-    const rf__cuda_launch launch = {.function = kernel->function,
-                                    .blocks = (unsigned)blocks,
-                                    .slices = 1,
-                                    .threads = BLOCK,
-                                    .stream = stream};
-    RF_TRY(rf__cuda_launch_kernel(device, &launch, list));
+                        .errors = error_word(device, params).on_device};
+    const rf__launch_config launch = {
+        .function = kernel->function, .grid = {(uint32_t)blocks}, .block = {BLOCK}, .stream = stream};
+    RF_TRY(rf__launch(device, &launch, &values));
 out:
     return status;
 }
@@ -77,7 +72,6 @@ out:
 rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf_cuda_stream *stream) {
     rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
-    rf__cuda_error_place errors;
     int64_t bytes = 0;
     if (params->rows < 0 || params->row_bytes < 0 || params->row_pitch < 0 || params->n_hot_rows < 0 ||
         __builtin_mul_overflow(params->rows, params->row_pitch, &bytes) ||
@@ -94,8 +88,7 @@ rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf
                         (int)params->index_type);
     }
     RF_TRY(rf__cuda_device_get(stream->device, &device));
-    errors = error_place(device, params);
-    RF_TRY(rf__cuda_pending_error(device, &errors, stream->stream));
+    RF_TRY(rf__cuda_check_word(device, error_word(device, params), stream->stream));
     RF_TRY(rf__cuda_enter(device));
     status = rf__pin_rows_launch(device, params, keep, stream->stream);
     rf__cuda_leave();

@@ -34,6 +34,9 @@ static _Thread_local struct CUctx_st *stack[MOST_DEPTH];
 static _Thread_local int depth;
 static _Thread_local int capture_mode;
 
+static _Thread_local fake_launch last_launch;
+static _Thread_local fake_tensor_map last_map;
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the rest */
 static struct {
     const char *name;
@@ -65,6 +68,10 @@ int fake_cuda_calls(const char *name) {
     pthread_mutex_unlock(&lock);
     return calls;
 }
+
+const fake_launch *fake_cuda_last_launch(void) { return &last_launch; }
+
+const fake_tensor_map *fake_cuda_last_tensor_map(void) { return &last_map; }
 
 int fake_cuda_live(void) { return atomic_load(&live); }
 
@@ -335,14 +342,40 @@ rf__cu_result cuEventQuery(rf__cu_event event) {
     return atomic_load(&busy) ? RF__CU_ERROR_NOT_READY : RF__CU_SUCCESS;
 }
 
-rf__cu_result cuLaunchKernel(rf__cu_function function, unsigned int grid_x, unsigned int grid_y,
-                             unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                             unsigned int block_z, unsigned int shared_bytes, rf__cu_stream stream,
-                             void **arguments, void **extra) {
-    CALL_IN_CONTEXT(cuLaunchKernel);
-    (void)function, (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
-    (void)shared_bytes, (void)stream, (void)extra;
+rf__cu_result cuLaunchKernelEx(const rf__cu_launch_config *config, rf__cu_function function, void **arguments,
+                               void **extra) {
+    CALL_IN_CONTEXT(cuLaunchKernelEx);
+    enum { MOST_ATTRIBUTES = sizeof last_launch.attributes / sizeof last_launch.attributes[0] };
+    (void)function, (void)extra;
+    if (config->grid[0] == 0 || config->n_attributes > MOST_ATTRIBUTES) return INVALID_VALUE;
+    last_launch.config = *config;
+    if (config->n_attributes > 0)
+        memcpy(last_launch.attributes, config->attributes, config->n_attributes * sizeof *config->attributes);
+    memcpy(last_launch.first_word, arguments[0], sizeof last_launch.first_word);
     return uses_freed(arguments) ? ILLEGAL_ADDRESS : RF__CU_SUCCESS;
+}
+
+rf__cu_result cuTensorMapEncodeTiled(rf__cu_tensor_map *map, rf__cu_tensor_type type, unsigned int dimensions,
+                                     void *data, const uint64_t *sizes, const uint64_t *pitches,
+                                     const uint32_t *box, const uint32_t *steps,
+                                     rf__cu_tensor_interleave interleave, rf__cu_tensor_swizzle swizzle,
+                                     rf__cu_tensor_promotion promotion, rf__cu_tensor_fill fill) {
+    CALL(cuTensorMapEncodeTiled);
+    last_map = (fake_tensor_map){.type = type,
+                                 .dimensions = (int)dimensions,
+                                 .data = data,
+                                 .interleave = interleave,
+                                 .swizzle = swizzle,
+                                 .promotion = promotion,
+                                 .fill = fill};
+    for (unsigned int i = 0; i < dimensions; i++) {
+        last_map.sizes[i] = sizes[i];
+        last_map.box[i] = box[i];
+        last_map.steps[i] = steps[i];
+        if (i + 1 < dimensions) last_map.pitches[i] = pitches[i];
+    }
+    memset(map, 1, sizeof *map);
+    return RF__CU_SUCCESS;
 }
 
 rf__cu_result cuModuleLoadData(rf__cu_module *module, const void *image) {

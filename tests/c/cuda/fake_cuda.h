@@ -18,6 +18,21 @@ int fake_cuda_depth(void);
 /* A stream on which a capture is going on. */
 rf__cu_stream fake_cuda_capturing_stream(void);
 
+/* What this thread's last launch, and its last tensor map, were given. */
+typedef struct fake_launch {
+    rf__cu_launch_config config;
+    rf__cu_launch_attribute attributes[8]; /* [config.n_attributes] */
+    char first_word[8];                    /* of the argument */
+} fake_launch;
+typedef struct fake_tensor_map {
+    int type, dimensions, interleave, swizzle, promotion, fill;
+    const void *data;
+    uint64_t sizes[5], pitches[4];
+    uint32_t box[5], steps[5];
+} fake_tensor_map;
+const fake_launch *fake_cuda_last_launch(void);
+const fake_tensor_map *fake_cuda_last_tensor_map(void);
+
 /* Calls `run` once, when `name` is called next, on the caller's thread and before anything is done. */
 void fake_cuda_hook(const char *name, void (*run)(void));
 /* From now on freed memory is not used again, and a launch whose first argument points to some fails with 700. */

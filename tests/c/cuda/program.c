@@ -73,3 +73,15 @@ void driver_busy(int busy) {
     *(void **)&set = driver_symbol("fake_cuda_busy");
     set(busy);
 }
+
+const fake_launch *driver_last_launch(void) {
+    const fake_launch *(*last)(void) = NULL;
+    *(void **)&last = driver_symbol("fake_cuda_last_launch");
+    return last();
+}
+
+const fake_tensor_map *driver_last_tensor_map(void) {
+    const fake_tensor_map *(*last)(void) = NULL;
+    *(void **)&last = driver_symbol("fake_cuda_last_tensor_map");
+    return last();
+}

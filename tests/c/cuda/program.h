@@ -14,6 +14,8 @@ typedef struct command {
 
 extern const command fused_commands[]; /* of test_fused.c */
 extern const int n_fused_commands;
+extern const command driver_commands[]; /* of test_driver.c */
+extern const int n_driver_commands;
 
 /* Runs the command that argv names; the exit status, NO_COMMAND where there is none of that name. */
 int command_run(const command *commands, int n_commands, int argc, char **argv);
@@ -29,6 +31,8 @@ rf__cu_stream capturing_stream(void);
 void driver_hook(const char *name, void (*run)(void));
 void driver_watch(void);
 void driver_busy(int busy);
+const fake_launch *driver_last_launch(void);
+const fake_tensor_map *driver_last_tensor_map(void);
 void *driver_symbol(const char *name);
 
 #endif

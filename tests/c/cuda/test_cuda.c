@@ -1,6 +1,7 @@
 /* csrc/cuda called from C: `test_cuda COMMAND ARGUMENTS`. The kernels are in kernels/ beside the program; with
  * the fake driver on the loader's path there are GPUs. Ends with status 0 when no check failed, with 2 where there is
- * no such command. What the fused operator does is in test_fused.c and test_fused_map.c. */
+ * no such command. Launches and errors are in test_driver.c, the fused
+ * operator in test_fused.c and test_fused_map.c. */
 #define _GNU_SOURCE /* usleep */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -125,8 +126,8 @@ static void device(char **arguments) {
            (long long)gpu->persisting_l2_bytes, (long long)gpu->registers_per_sm, gpu->threads_per_sm,
            gpu->blocks_per_sm, (long long)gpu->shared_per_sm, (long long)gpu->shared_per_block_optin,
            (long long)gpu->reserved_shared_per_block);
-    for (int i = 0; i < RF__CUDA_ERROR_PLACES; i++)
-        CHECK(((const uint32_t *)(uintptr_t)gpu->errors.claimed)[i] == 0 && gpu->errors.records[i].ready == 0,
+    for (int i = 0; i < RF__CUDA_ERROR_WORDS; i++)
+        CHECK(gpu->errors.first.claimed[i] == 0 && gpu->errors.records[i].ready == 0,
               "the words of error %d are not zero", i);
     CHECK(context_depth() == 0, "a context was left on the stack");
 }
@@ -262,130 +263,6 @@ static void kernel(char **arguments) {
     if (status != RF_OK) printf("%s: %s\n", rf_status_python(status), rf_last_error());
 }
 
-static const rf__cuda_device *gpu_of_errors;
-static rf__cuda_error_place place_of_errors;
-static atomic_int raised;
-
-static void *raise_error(void *argument) {
-    (void)argument;
-    const rf_status status = rf__cuda_pending_error(gpu_of_errors, &place_of_errors, NULL);
-    CHECK(status == RF_OK || status == RF_ERR_INDEX, "%s", rf_last_error());
-    if (status == RF_ERR_INDEX) atomic_fetch_add(&raised, 1);
-    return NULL;
-}
-
-/* What rf_report of device/common.cuh does; whether it was the first to find something. */
-static bool record_write(const rf__cuda_error_place *place, rf_error_record record) {
-    uint32_t *claimed = (uint32_t *)(uintptr_t)place->claimed;
-    rf_error_record *to = (rf_error_record *)(uintptr_t)place->record_on_device;
-    uint32_t before = __atomic_load_n(&to->raised, __ATOMIC_ACQUIRE);
-    const size_t fields = offsetof(rf_error_record, raised);
-    if (!__atomic_compare_exchange_n(claimed, &before, before + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-        return false;
-    record.ready = 0;
-    memcpy(to, &record, fields);
-    __atomic_store_n(&to->ready, 1, __ATOMIC_RELEASE);
-    return true;
-}
-
-static void expect_error(const rf__cuda_device *gpu, const rf__cuda_error_place *place, rf_status want,
-                         const char *words) {
-    const rf_status status = rf__cuda_pending_error(gpu, place, NULL);
-    CHECK(status == want && strstr(rf_last_error(), words) != NULL, "no \"%s\" in: %s", words,
-          rf_last_error());
-    CHECK(rf__cuda_pending_error(gpu, place, NULL) == RF_OK, "raised twice");
-}
-
-/* errors_of_two: what one model's calls left is not raised by another's, and nothing is lost between. */
-static void errors_of_two(char **arguments) {
-    (void)arguments;
-    const rf__cuda_device *gpu = NULL;
-    static const float tables[2][4];
-    CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
-    const rf__cuda_error_place first = rf__cuda_error_place_of(gpu, tables[0], 10);
-    const rf__cuda_error_place second = rf__cuda_error_place_of(gpu, tables[1], 10);
-    const rf__cuda_error_place other_shape = rf__cuda_error_place_of(gpu, tables[0], 11);
-    const rf__cuda_error_place again = rf__cuda_error_place_of(gpu, tables[0], 10);
-    CHECK(first.record != second.record && first.record != other_shape.record, "one place for two");
-    CHECK(first.record == again.record && first.claimed == again.claimed, "another place for the same table");
-    rf_error_record record = {.argument = RF_ARGUMENT_indices, .feature = -1, .value = 12, .limit = 10};
-    const int memsets = driver_calls("cuMemsetD32Async");
-    CHECK(record_write(&first, record), "not recorded");
-    CHECK(rf__cuda_pending_error(gpu, &second, NULL) == RF_OK, "a good call raised another's error");
-    record.value = 13;
-    CHECK(record_write(&second, record), "another's error hid this one");
-    CHECK(!record_write(&second, record), "the first one was written over");
-    expect_error(gpu, &first, RF_ERR_INDEX, "is 12");
-    record.value = 14; /* of work that was in a stream before: nothing has run since */
-    CHECK(record_write(&first, record), "lost between raising and clearing");
-    CHECK(driver_calls("cuMemsetD32Async") == memsets, "a stream had to clear a word");
-    CHECK(rf_cuda_check(0) == RF_ERR_INDEX && strstr(rf_last_error(), "left 1 more") != NULL, "%s",
-          rf_last_error());
-    CHECK(rf_cuda_check(0) == RF_ERR_INDEX && strstr(rf_last_error(), "more") == NULL, "%s", rf_last_error());
-    CHECK(rf_cuda_check(0) == RF_OK, "%s", rf_last_error());
-
-    /* More tables than places: some share one, and every error is still raised by somebody. */
-    for (uintptr_t i = 1; i <= 3 * RF__CUDA_ERROR_PLACES; i++) {
-        const rf__cuda_error_place place = rf__cuda_error_place_of(gpu, (const void *)(i * 4096), i);
-        CHECK(record_write(&place, record), "table %d cannot record", (int)i);
-        expect_error(gpu, &place, RF_ERR_INDEX, "is 14");
-    }
-    CHECK(rf_cuda_check(0) == RF_OK, "%s", rf_last_error());
-    CHECK(context_depth() == 0, "a context was left on the stack");
-}
-
-/* errors: what a kernel recorded is raised once, not during a capture, and by one of many threads. */
-static void errors(char **arguments) {
-    (void)arguments;
-    const rf__cuda_device *gpu = NULL;
-    CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
-    const rf__cuda_error_place place = rf__cuda_error_place_of(gpu, NULL, 0);
-    CHECK(rf__cuda_pending_error(gpu, &place, NULL) == RF_OK, "%s", rf_last_error());
-    rf_error_record record = {.argument = RF_ARGUMENT_indices,
-                              .operator_number = RF_OPERATOR_embedding_bag,
-                              .feature = -1,
-                              .position = 70,
-                              .bag = 3,
-                              .value = 12,
-                              .limit = 10,
-                              .lookups = 100};
-    CHECK(record_write(&place, record), "not recorded");
-    CHECK(rf__cuda_pending_error(gpu, &place, capturing_stream()) == RF_OK, "raised during a capture");
-    expect_error(
-        gpu, &place, RF_ERR_INDEX,
-        "recfuse.embedding_bag: indices[70] is 12, for bag 3; allowed is 0 to 9, less than the 10 rows");
-    record.feature = 4;
-    CHECK(record_write(&place, record), "not recorded");
-    expect_error(gpu, &place, RF_ERR_INDEX, "indices[70] is 12, for feature 4, bag 3; allowed");
-    record.limit = 0;
-    CHECK(record_write(&place, record), "not recorded");
-    expect_error(gpu, &place, RF_ERR_INDEX, "its table has no rows, which allows no index");
-    record.limit = 10, record.bag = -1, record.argument = RF_ARGUMENT_rows;
-    CHECK(record_write(&place, record), "not recorded");
-    expect_error(gpu, &place, RF_ERR_INDEX, "rows[70] is 12; allowed is 0 to 9");
-    record = (rf_error_record){.argument = RF_ARGUMENT_offsets, .feature = -1, .value = 5, .lookups = 100};
-    CHECK(record_write(&place, record), "not recorded");
-    expect_error(gpu, &place, RF_ERR_VALUE, "offsets[0] is 5; the first bag must begin at 0");
-    record.position = 2, record.bag = 2, record.limit = 7;
-    CHECK(record_write(&place, record), "not recorded");
-    expect_error(gpu, &place, RF_ERR_VALUE,
-                 "offsets[2] is 5, for bag 2; allowed is 7 (where the bag before begins");
-    record.operator_number = 77; /* a record that makes no sense still makes a message */
-    CHECK(record_write(&place, record), "not recorded");
-    expect_error(gpu, &place, RF_ERR_INTERNAL, "operator 77");
-
-    gpu_of_errors = gpu;
-    place_of_errors = place;
-    record.argument = RF_ARGUMENT_indices, record.operator_number = RF_OPERATOR_pin_rows;
-    for (int i = 0; i < 20; i++) {
-        atomic_store(&raised, 0);
-        CHECK(record_write(&place, record), "not recorded");
-        run_threads(raise_error, NULL);
-        CHECK(atomic_load(&raised) == 1, "raised %d times", atomic_load(&raised));
-    }
-    CHECK(context_depth() == 0, "a context was left on the stack");
-}
-
 /* fork_device: a child of a process that used CUDA hears so; the parent goes on. */
 static void fork_device(char **arguments) {
     (void)arguments;
@@ -462,9 +339,7 @@ static const command commands[] = {
     {"first_call", 0, first_call},
     {"kernel_failure", 1, kernel_failure},
     {"kernel", 2, kernel},
-    {"errors", 0, errors},
     {"long_keys", 0, long_keys},
-    {"errors_of_two", 0, errors_of_two},
     {"fork_device", 0, fork_device},
     {"fork_first", 0, fork_first},
     {"schedules", 0, schedules},
@@ -472,6 +347,7 @@ static const command commands[] = {
 
 int main(int argc, char **argv) {
     const int n_commands = (int)(sizeof commands / sizeof commands[0]);
-    const int status = command_run(commands, n_commands, argc, argv);
+    int status = command_run(commands, n_commands, argc, argv);
+    if (status == NO_COMMAND) status = command_run(driver_commands, n_driver_commands, argc, argv);
     return status != NO_COMMAND ? status : command_run(fused_commands, n_fused_commands, argc, argv);
 }

@@ -326,7 +326,7 @@ void fused_held(char **arguments) {
     flood();
     driver_watch();
     for (int timed = 0; timed < 2; timed++) {
-        driver_hook(timed ? "cuMemsetD32Async" : "cuLaunchKernel", flood);
+        driver_hook(timed ? "cuMemsetD32Async" : "cuLaunchKernelEx", flood);
         CHECK(measure(timed, NULL, result) == RF_OK, "timed %d: %s", timed, rf_last_error());
         driver_hook("cuMemsetD32Async", flood); /* between a call's preparation and its launch */
         pool_well(5);

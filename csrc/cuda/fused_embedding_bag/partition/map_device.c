@@ -283,14 +283,12 @@ rf_status rf__fused_map_launch(const rf__cuda_device *device, const rf__fused_de
                         .lanes = mapping->lanes,
                         .tile_means = mapping->lanes +
                                       (uint64_t)table->n_tiles * RF__FUSED_TILE * sizeof(rf__fused_lane)};
-    void *list[] = {&values};
-    const rf__cuda_launch launch = {.function = map->kernel->function,
-                                    .blocks = (unsigned)map->blocks,
-                                    .slices = 1,
-                                    .threads = BLOCK,
-                                    .early = true,
-                                    .stream = stream};
-    RF_TRY(rf__cuda_launch_kernel(device, &launch, list));
+    const rf__launch_config launch = {.function = map->kernel->function,
+                                      .grid = {(uint32_t)map->blocks},
+                                      .block = {BLOCK},
+                                      .programmatic = true,
+                                      .stream = stream};
+    RF_TRY(rf__launch(device, &launch, &values));
 out:
     return status;
 }

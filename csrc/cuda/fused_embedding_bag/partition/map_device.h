@@ -4,7 +4,7 @@
 #define RECFUSE_CUDA_FUSED_MAP_DEVICE_H
 
 #include "cuda/fused_embedding_bag/fused.h"
-#include "cuda/driver/upload.h"
+#include "cuda/driver/memory.h"
 
 enum { RF__FUSED_LOGARITHMS = 32 };
 

@@ -4,12 +4,12 @@
  * to its allocator when all that work is in the stream. So nothing is ever waited for. What a captured call reads is
  * `resident`: graphs are replayed on any stream and at any time, so it is there before the capture goes on, in memory of
  * the driver that is never freed. */
-#ifndef RECFUSE_CUDA_UPLOAD_H
-#define RECFUSE_CUDA_UPLOAD_H
+#ifndef RECFUSE_CUDA_DRIVER_MEMORY_H
+#define RECFUSE_CUDA_DRIVER_MEMORY_H
 
 #include <stddef.h>
 
-#include "cuda/driver/driver.h"
+#include "cuda/driver/device.h"
 
 /* Where descriptions are kept. */
 typedef struct rf__cuda_store {

@@ -1,4 +1,4 @@
-#include "cuda/driver/upload.h"
+#include "cuda/driver/memory.h"
 
 #include <pthread.h>
 #include <stdlib.h>

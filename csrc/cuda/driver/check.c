@@ -1,0 +1,112 @@
+#include "cuda/driver/check.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+static rf_status raise_record(const rf_error_record *record) {
+    static const char *const operators[] = {
+#define RF_OPERATOR(name) #name,
+        RF_OPERATOR_LIST(RF_OPERATOR)
+#undef RF_OPERATOR
+    };
+    static const struct {
+        const char *name, *counted, *none;
+        rf_rule rule;
+    } arguments[] = {
+#define RF_ARGUMENT(name, rule, counted, none) {#name, counted, none, RF_RULE_##rule},
+        RF_ARGUMENT_LIST(RF_ARGUMENT)
+#undef RF_ARGUMENT
+    };
+    static const char when[] =
+        "(found on the GPU by an earlier call with these tables, whose output is wrong)";
+    const bool readable = record->operator_number < sizeof operators / sizeof operators[0] &&
+                          record->argument < sizeof arguments / sizeof arguments[0];
+    RF_FAIL_IF(!readable, RF_ERR_INTERNAL,
+               "a GPU kernel left an error that nobody knows: argument %u of operator %u",
+               (unsigned)record->argument, (unsigned)record->operator_number);
+    const char *name = arguments[record->argument].name, *counted = arguments[record->argument].counted;
+    char bag[80] = "", found[256];
+    if (record->bag >= 0 && record->feature >= 0) {
+        snprintf(bag, sizeof bag, ", for feature %" PRId32 ", bag %" PRId64, record->feature, record->bag);
+    } else if (record->bag >= 0) {
+        snprintf(bag, sizeof bag, ", for bag %" PRId64, record->bag);
+    }
+    snprintf(found, sizeof found, "recfuse.%s: %s[%" PRId64 "] is %" PRId64,
+             operators[record->operator_number], name, record->position, record->value);
+    if (arguments[record->argument].rule == RF_RULE_INDEX) {
+        RF_FAIL_IF(record->limit <= 0, RF_ERR_INDEX, "%s%s; %s, which allows no index %s", found, bag,
+                   arguments[record->argument].none, when);
+        return rf__fail(RF_ERR_INDEX, "%s%s; allowed is 0 to %" PRId64 ", less than the %" PRId64 " %s %s",
+                        found, bag, record->limit - 1, record->limit, counted, when);
+    }
+    RF_FAIL_IF(record->position == 0, RF_ERR_VALUE, "%s; the first bag must begin at 0 %s", found, when);
+    return rf__fail(RF_ERR_VALUE,
+                    "%s%s; allowed is %" PRId64
+                    " (where the bag before begins; %s must not decrease) to %" PRId64
+                    " (the number of indices) %s",
+                    found, bag, record->limit, name, record->lookups, when);
+}
+
+static bool is_ready(const rf_error_record *record) {
+    return __atomic_load_n(&record->ready, __ATOMIC_ACQUIRE) == RF_ERROR_READY;
+}
+
+/* Copies a record and frees its word; false where another thread was first. */
+static bool record_take(rf_error_record *record, rf_error_record *copy) {
+    rf_u32 ready = RF_ERROR_READY;
+    if (!__atomic_compare_exchange_n(&record->ready, &ready, RF_ERROR_TAKEN, false, __ATOMIC_ACQUIRE,
+                                     __ATOMIC_RELAXED))
+        return false;
+    *copy = *record;
+    /* In this order: it is empty, and then a kernel may write the next one. */
+    __atomic_store_n(&record->ready, RF_ERROR_NONE, __ATOMIC_RELEASE);
+    __atomic_store_n(&record->raised, copy->raised + 1, __ATOMIC_RELEASE);
+    return true;
+}
+
+rf_status rf__cuda_check_word(const rf__cuda_device *device, rf__cuda_error_word word, void *stream) {
+    if (!is_ready(word.record)) return RF_OK;
+    rf_status status = RF_OK;
+    rf_error_record record;
+    rf__cu_capture_status capturing = RF__CU_STREAM_CAPTURE_STATUS_NONE;
+    RF_TRY(rf__cuda_enter(device));
+    /* It also fails where the default stream may not be asked because another is captured. */
+    if (device->driver->cuStreamIsCapturing(stream, &capturing) == RF__CU_SUCCESS &&
+        capturing == RF__CU_STREAM_CAPTURE_STATUS_NONE && record_take(word.record, &record))
+        status = raise_record(&record);
+    rf__cuda_leave();
+out:
+    return status;
+}
+
+/* Raises the first record that there is, and says how many others are left. */
+static rf_status raise_first(const rf__cuda_device *device) {
+    rf_error_record record, *first = NULL;
+    int32_t more = 0;
+    for (int32_t i = 0; i < RF__CUDA_ERROR_WORDS; i++) {
+        rf_error_record *other = &device->errors.records[i];
+        if (!is_ready(other)) continue;
+        if (first == NULL)
+            first = other;
+        else
+            more++;
+    }
+    if (first == NULL || !record_take(first, &record)) return RF_OK;
+    const rf_status status = raise_record(&record);
+    if (more == 0) return status;
+    char text[1024];
+    snprintf(text, sizeof text, "%s", rf_last_error());
+    return rf__fail(status, "%s; calls with other tables left %d more: check again", text, (int)more);
+}
+
+rf_status rf_cuda_check(int32_t device_ordinal) {
+    rf_status status = RF_OK;
+    const rf__cuda_device *device = NULL;
+    RF_TRY(rf__cuda_device_get(device_ordinal, &device));
+    RF_TRY(rf__cuda_enter(device));
+    status = rf__cuda_status(device->driver->cuCtxSynchronize(), "cuCtxSynchronize");
+    rf__cuda_leave();
+    if (status == RF_OK) status = raise_first(device);
+out:
+    return status;
+}

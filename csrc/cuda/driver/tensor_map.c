@@ -1,0 +1,75 @@
+#include "cuda/driver/tensor_map.h"
+
+#include <inttypes.h>
+
+enum { GRAIN = 16, MOST_BOX = 256 };
+
+static rf_status dimension_check(const rf__tensor_map_params *params, int32_t i, int64_t element_bytes) {
+    static const int64_t most_size = INT64_C(1) << 32, most_pitch = INT64_C(1) << 40;
+    const int64_t size = params->sizes[i], pitch = params->pitches[i], box = params->box[i];
+    RF_FAIL_IF(size < 1 || size > most_size, RF_ERR_VALUE,
+               "tensor map: dimension %d has %" PRId64 " elements, must be 1 to 2^32", (int)i, size);
+    RF_FAIL_IF(box < 1 || box > MOST_BOX, RF_ERR_VALUE,
+               "tensor map: the box has %" PRId64 " elements of dimension %d, must be 1 to %d", box, (int)i,
+               MOST_BOX);
+    RF_FAIL_IF(i > 0 && (pitch < GRAIN || pitch >= most_pitch || pitch % GRAIN != 0), RF_ERR_VALUE,
+               "tensor map: dimension %d has a pitch of %" PRId64
+               " bytes, must be a multiple of %d, and less than 2^40",
+               (int)i, pitch, GRAIN);
+    const int64_t width = box * element_bytes;
+    RF_FAIL_IF(i == 0 && (width % GRAIN != 0 || (params->swizzle != 0 && width > params->swizzle)),
+               RF_ERR_VALUE,
+               "tensor map: the box is %" PRId64
+               " bytes wide, must be a multiple of %d, and at most the swizzle of %d bytes if there is one",
+               width, GRAIN, (int)params->swizzle);
+    return RF_OK;
+}
+
+rf_status rf__tensor_map_encode(const rf__cuda_driver *driver, const rf__tensor_map_params *params,
+                                rf__cu_tensor_map *map) {
+    enum { MOST = RF__TENSOR_MAP_MOST_DIMENSIONS };
+    static const rf__cu_tensor_type types[] = {[RF_FLOAT32] = RF__CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                                               [RF_FLOAT16] = RF__CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                                               [RF_BFLOAT16] = RF__CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};
+    uint64_t sizes[MOST] = {0}, pitches[MOST] = {0};
+    uint32_t box[MOST] = {0}, steps[MOST] = {1, 1, 1, 1, 1};
+    rf__cu_tensor_swizzle swizzle = RF__CU_TENSOR_MAP_SWIZZLE_NONE;
+    RF_FAIL_IF(driver->cuTensorMapEncodeTiled == NULL, RF_ERR_UNSUPPORTED,
+               "the CUDA driver has no cuTensorMapEncodeTiled; tensor copies need a newer one");
+    RF_FAIL_IF((uint32_t)params->dtype >= sizeof types / sizeof types[0], RF_ERR_TYPE,
+               "tensor map: dtype is %d; allowed are RF_FLOAT32, RF_FLOAT16 and RF_BFLOAT16",
+               (int)params->dtype);
+    RF_FAIL_IF(params->dimensions < 1 || params->dimensions > MOST, RF_ERR_VALUE,
+               "tensor map: %d dimensions, must be 1 to %d", (int)params->dimensions, MOST);
+    RF_FAIL_IF(params->data == NULL || (uintptr_t)params->data % GRAIN != 0, RF_ERR_VALUE,
+               "tensor map: data is at %p, must be aligned to %d bytes", params->data, GRAIN);
+    switch (params->swizzle) {
+    case 0:
+        break;
+    case 32:
+        swizzle = RF__CU_TENSOR_MAP_SWIZZLE_32B;
+        break;
+    case 64:
+        swizzle = RF__CU_TENSOR_MAP_SWIZZLE_64B;
+        break;
+    case 128:
+        swizzle = RF__CU_TENSOR_MAP_SWIZZLE_128B;
+        break;
+    default:
+        return rf__fail(RF_ERR_VALUE, "tensor map: swizzle is %d bytes, must be 0, 32, 64 or 128",
+                        (int)params->swizzle);
+    }
+    for (int32_t i = 0; i < params->dimensions; i++) {
+        const rf_status status = dimension_check(params, i, params->dtype == RF_FLOAT32 ? 4 : 2);
+        if (status != RF_OK) return status;
+        sizes[i] = (uint64_t)params->sizes[i];
+        box[i] = (uint32_t)params->box[i];
+        if (i > 0) pitches[i - 1] = (uint64_t)params->pitches[i];
+    }
+    return rf__cuda_status(driver->cuTensorMapEncodeTiled(
+                               map, types[params->dtype], (unsigned int)params->dimensions,
+                               (void *)(uintptr_t)params->data, sizes, pitches, box, steps,
+                               RF__CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                               RF__CU_TENSOR_MAP_L2_PROMOTION_L2_256B, RF__CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+                           "cuTensorMapEncodeTiled");
+}
