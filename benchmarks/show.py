@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from _common import Table
+from common.table import Table
 
 
 def main() -> None:

@@ -31,16 +31,17 @@ def module(name):
 def bag(monkeypatch):
     """Runs embedding_bag.py's GPU part on the CPU; returns its exit status."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script, gpu = module("embedding_bag"), module("_cuda_embedding_bag")
-    monkeypatch.setattr(module("_cuda_setting"), "LEAST_SAMPLE", 0.0)
+    script, gpu = module("embedding_bag.__main__"), module("embedding_bag.gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
     monkeypatch.setattr(gpu, "copy_speed", lambda device: 1e9)
-    for place in ("_cuda_ceiling", "_cuda_main"):
-        monkeypatch.setattr(module(place), "gather", lambda shape, table, ids, checksum=None: table[ids])
-    monkeypatch.setattr(module("_cuda_figures"), "pinned_beside", module("_cuda_pinning").pinned_before)
+    for place in ("common.ceilings", "embedding_bag.main_table"):
+        monkeypatch.setattr(module(place), "gather", lambda shape, table, rows, checksum=None: table[rows])
     monkeypatch.setattr(
-        module("_cuda_figures"), "compiled", lambda setting, text: {"registers": 40, "spill_bytes": 0}
+        module("embedding_bag.sweeps"), "pinned_beside", module("embedding_bag.pinning").pinned_before
+    )
+    monkeypatch.setattr(
+        module("embedding_bag.sweeps"), "compiled", lambda setting, text: {"registers": 40, "spill_bytes": 0}
     )
     # The CPU's wheel of FBGEMM has no GPU module to offer.
     monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
@@ -87,7 +88,7 @@ def test_cold_caches_have_no_times_as_called(bag, capsys):
 
 
 def test_a_wrong_output_ends_the_run(bag, monkeypatch, capsys):
-    candidates = module("_cuda_candidates")
+    candidates = module("embedding_bag.candidates")
     right = candidates.torch_bag
     monkeypatch.setattr(
         candidates,
@@ -117,7 +118,7 @@ FIGURES = ["6", "9", "11", "12", "15", "16", "17"]
 
 def test_the_figures_of_the_paper(bag, monkeypatch, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    sweep, figures = module("_cuda_sweep"), module("_cuda_figures")
+    sweep, figures = module("embedding_bag.speeds"), module("embedding_bag.sweeps")
     pinned = []
     monkeypatch.setattr(recfuse, "pin_rows", lambda weight, rows: pinned.append(len(rows)))
     monkeypatch.setattr(figures, "TUNED_WARPS", (16, 32))
@@ -139,9 +140,9 @@ def test_the_figures_of_the_paper(bag, monkeypatch, tmp_path, capsys):
 
 
 def test_a_schedule_that_is_refused_is_left_out_with_its_reason(bag, monkeypatch, capsys):
-    sweep = module("_cuda_sweep")
+    sweep = module("embedding_bag.speeds")
     monkeypatch.setattr(sweep, "DISTANCES", (1, 2))
-    monkeypatch.setattr(module("_cuda_figures"), "DISTANCES", (1, 2))
+    monkeypatch.setattr(module("embedding_bag.sweeps"), "DISTANCES", (1, 2))
     real = recfuse.embedding_bag
 
     def picky(*arguments, schedule="", **options):
@@ -157,11 +158,11 @@ def test_a_schedule_that_is_refused_is_left_out_with_its_reason(bag, monkeypatch
 
 
 def test_ceilings_are_measured_for_every_cell(bag, monkeypatch, tmp_path):
-    ceiling = module("_cuda_ceiling")
-    monkeypatch.setattr(ceiling, "WORKING_SETS_MB", (1, 2))
-    monkeypatch.setattr(ceiling, "ROW_BYTES", (64, 512))
-    monkeypatch.setattr(ceiling, "LONG_RUN", 100)
-    monkeypatch.setattr(ceiling, "SHAPES", ceiling.SHAPES[:2])
+    random_rows, ceilings = module("embedding_bag.random_rows"), module("common.ceilings")
+    monkeypatch.setattr(random_rows, "WORKING_SETS_MB", (1, 2))
+    monkeypatch.setattr(random_rows, "ROW_BYTES", (64, 512))
+    monkeypatch.setattr(random_rows, "LONG_RUN", 100)
+    monkeypatch.setattr(ceilings, "SHAPES", ceilings.SHAPES[:2])
     target = tmp_path / "ceilings.json"
     assert bag("--figures", "ceilings", "--json", target) == 0
     cells = json.loads(target.read_text())["ceilings"]
@@ -188,7 +189,7 @@ def test_what_is_wrong_with_an_argument_is_said(bag, capsys, options, message):
 
 
 def test_quick_leaves_alone_what_was_given(bag, monkeypatch):
-    gpu = module("_cuda_embedding_bag")
+    gpu = module("embedding_bag.gpu")
     seen = []
     monkeypatch.setattr(gpu, "run", lambda parser, arguments, trace: seen.append(arguments))
     assert bag("--quick") == 0
@@ -199,19 +200,19 @@ def test_quick_leaves_alone_what_was_given(bag, monkeypatch):
     "tables, expected", [(250, (100, 75, 50, 25)), (40, (16, 12, 8, 4)), (10, (4, 3, 2, 1))]
 )
 def test_mixes_keep_the_shares_of_the_paper(bag, tables, expected):
-    levels = module("_cuda_schemes").mix_levels("mix1", tables)
+    levels = module("common.traces").mix_levels("mix1", tables)
     assert tuple(levels.count(name) for name in ("high", "medium", "low", "random")) == expected
 
 
 def test_a_table_of_the_file_s_trace_starts_at_a_place_of_its_own(bag, monkeypatch):
-    setting = module("_cuda_setting")
-    made = object.__new__(setting.Setting)
-    made._medium, made.weights = torch.arange(12).numpy(), [None] * 3
-    assert [made.trace("medium", table)[0] for table in range(4)] == [0, 3, 6, 9]
+    setting = module("embedding_bag.setting")
+    tables = object.__new__(setting.BagSetting)
+    tables._medium, tables.weights = torch.arange(12).numpy(), [None] * 3
+    assert [tables.trace("medium", table)[0] for table in range(4)] == [0, 3, 6, 9]
 
 
 def test_a_pass_without_a_graph_is_called_instead(bag, monkeypatch):
-    setting = module("_cuda_setting")
+    setting = module("embedding_bag.setting")
 
     def refuse(call, device):
         raise RuntimeError("operation not permitted when stream is capturing\nand so on")
@@ -227,8 +228,8 @@ def test_a_pass_without_a_graph_is_called_instead(bag, monkeypatch):
 
 @pytest.mark.parametrize("row_bytes", [16, 64, 128, 256, 512])
 def test_every_shape_of_the_gather_compiles_without_spills(bag, row_bytes):
-    ceiling = module("_cuda_ceiling")
-    source = ceiling.SOURCE.read_text()
+    ceiling = module("common.ceilings")
+    source = (module("common.kernels").KERNELS / ceiling.GATHER).read_text()
     for options in {tuple(ceiling.options(shape, row_bytes)) for shape in ceiling.SHAPES}:
         log = compiler_log(source, ["-arch=sm_90", "--ptxas-options=-v", *options])
         assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", log), f"{options}: {log}"
@@ -238,7 +239,7 @@ def test_every_shape_of_the_gather_compiles_without_spills(bag, row_bytes):
 @pytest.mark.parametrize("row_bytes", [64, 256, 512])
 def test_the_gather_reads_all_of_every_row(monkeypatch, row_bytes):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    ceiling = module("_cuda_ceiling")
+    ceiling = module("common.ceilings")
     table = torch.randint(-(2**31), 2**31 - 1, (1000, row_bytes // 4), dtype=torch.int32)
     for lookups in (1, 31, 4097, 307_200):
         ids = torch.randint(1000, (lookups,))
@@ -260,7 +261,7 @@ TINY_DLRM = [
 def dlrm(monkeypatch):
     """Runs dlrm.py's GPU part on the CPU; returns its exit status."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script = module("dlrm")
+    script = module("dlrm.__main__")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "compile", lambda call, **options: call)
 
@@ -269,7 +270,7 @@ def dlrm(monkeypatch):
         try:
             parser, arguments = script.parse_arguments()
             arguments.device = "cpu"
-            module("_cuda_dlrm").run(parser, arguments, script.TOLERANCE)
+            module("dlrm.gpu").run(parser, arguments)
         except SystemExit as stopped:
             return stopped.code
         return 0
@@ -292,11 +293,11 @@ def test_the_whole_model_at_every_hotness_and_mix(dlrm, tmp_path, capsys):
 
 
 def test_the_two_models_share_one_set_of_weights(dlrm):
-    cuda = module("_cuda_dlrm")
-    from _dlrm_model import DLRM
+    gpu = module("dlrm.gpu")
+    from dlrm.model import DLRM
 
     model = DLRM([50, 60], 8, [4, 8], [8, 1])
-    swapped, report = cuda.swapped_copy(model)
+    swapped, report = gpu.swapped_copy(model)
     assert len(report.fused) == 1 and type(model.emb_l[0]) is torch.nn.EmbeddingBag
     (packed,) = swapped.emb_l.packed_weights()
     for bag, table in zip(model.emb_l, swapped.emb_l, strict=True):
@@ -325,7 +326,7 @@ def test_a_model_that_computes_something_else_ends_the_run(dlrm, monkeypatch, tm
     [
         (
             ["--trace", "low,lukewarm"],
-            "--trace: found 'low,lukewarm', allowed with --device cuda are one_item",
+            "--trace: found 'low,lukewarm', allowed are one_item",
         ),
         (["--arch-embedding-size", "50-60"], "tables of different sizes"),
     ],
@@ -341,17 +342,18 @@ def test_figure_6_tells_the_registers_of_each_schedule(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    setting = module("_cuda_setting").Setting
-    made = object.__new__(setting)
-    made.device, made.weights = torch.device("cpu"), [torch.zeros(10, 128)]
-    made.arguments = argparse.Namespace(batch_size=2048, num_indices_per_lookup=150)
-    few, many = (module("_cuda_figures").compiled(made, f"station=none warps={warps}") for warps in (16, 64))
+    setting = object.__new__(module("embedding_bag.setting").BagSetting)
+    setting.device, setting.weights = torch.device("cpu"), [torch.zeros(10, 128)]
+    setting.arguments = argparse.Namespace(batch_size=2048, num_indices_per_lookup=150)
+    few, many = (
+        module("embedding_bag.sweeps").compiled(setting, f"station=none warps={warps}") for warps in (16, 64)
+    )
     assert 0 < many["registers"] <= 32 < few["registers"]
 
 
 def test_pinning_beside_a_table_stays_one_table_ahead(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    pinning = module("_cuda_pinning")
+    pinning = module("embedding_bag.pinning")
     done = []
 
     class Stream:

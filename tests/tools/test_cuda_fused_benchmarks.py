@@ -6,13 +6,14 @@ import os
 import re
 import sys
 from pathlib import Path
+from statistics import geometric_mean
 
 import numpy as np
 import pytest
 import torch
 
 import recfuse
-from recfuse import _C, timing
+from recfuse import _C
 from recfuse.data import workloads
 from support.nvrtc import compiler_log
 
@@ -94,25 +95,27 @@ def fake_measure(device, stream, call, batches, sets, warps, rounds, timed):
 def fused(monkeypatch):
     """Runs fused_embedding_bag.py's GPU part on the CPU; returns its exit status."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script, gpu = module("fused_embedding_bag"), module("_cuda_fused")
-    peers, tuning = module("_cuda_fused_peers"), module("_cuda_fused_tuning")
-    ceiling = module("_cuda_fused_ceiling")
+    script, gpu = module("fused_embedding_bag.__main__"), module("fused_embedding_bag.gpu")
+    peers, tuning = module("fused_embedding_bag.runs"), module("fused_embedding_bag.tuning")
+    ceiling = module("fused_embedding_bag.limits")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
     monkeypatch.setattr(workloads, "model", tiny_model)
     monkeypatch.setattr(gpu, "copy_speed", lambda device: 1e9)
-    monkeypatch.setattr(ceiling, "gather", lambda shape, table, ids, checksum=None: table[ids])
-    monkeypatch.setattr(module("_cuda_ceiling"), "gather", ceiling.gather)
+    monkeypatch.setattr(ceiling, "gather", lambda shape, table, rows, checksum=None: table[rows])
+    monkeypatch.setattr(module("common.ceilings"), "gather", ceiling.gather)
     monkeypatch.setattr(ceiling, "SHAPES", ceiling.SHAPES[:2])
-    monkeypatch.setattr(module("_cuda_ceiling"), "SHAPES", ceiling.SHAPES)
+    monkeypatch.setattr(module("common.ceilings"), "SHAPES", ceiling.SHAPES)
     monkeypatch.setattr(
-        module("_cuda_fused_candidates"),
+        module("fused_embedding_bag.candidates"),
         "one_warp_run",
         lambda subject, dtype: peers.loop_run(subject.tables(dtype)),
     )
-    monkeypatch.setattr(module("_cuda_fused_ablations"), "WARPS", (8, 64))
-    monkeypatch.setattr(module("_cuda_fused_ablations"), "separately", lambda subject, made: zeros(subject))
-    monkeypatch.setattr(module("_cuda_fused_native"), "architecture", lambda device: "sm_90a")
+    monkeypatch.setattr(module("fused_embedding_bag.ablations"), "WARPS", (8, 64))
+    monkeypatch.setattr(
+        module("fused_embedding_bag.ablations"), "separately", lambda subject, made: zeros(subject)
+    )
+    monkeypatch.setattr(module("fused_embedding_bag.native"), "architecture", lambda device: "sm_90a")
     monkeypatch.setattr(tuning, "apart", lambda call, *arguments: call(*arguments))
     monkeypatch.setattr(recfuse, "tune", lambda collection, batches, budget_s: FakePlan(), raising=False)
     for name, fake in {
@@ -182,7 +185,7 @@ def test_the_main_table_has_limits_and_ratios(fused, tmp_path, capsys):
 
 def test_the_bytes_of_a_limit_are_those_of_the_batch(fused, monkeypatch):
     setting = made_setting(monkeypatch)
-    subject, ceiling = setting.subject("A"), module("_cuda_fused_ceiling")
+    subject, ceiling = setting.subject("A"), module("fused_embedding_bag.limits")
     for dtype in (torch.float32, torch.float16):
         batches = subject.batches(6)
         limit = ceiling.Ceilings(1e9).limit(subject, dtype, batches)
@@ -194,7 +197,7 @@ def test_the_bytes_of_a_limit_are_those_of_the_batch(fused, monkeypatch):
         assert (limit.unique_bytes, limit.gathered_bytes) == (unique / 2, gathered / 2)
         streams = ceiling._Streams(subject, dtype, batches)
         for row_bytes in streams.row_sizes:
-            table, ids = streams.gathered(row_bytes)
+            table, indices = streams.gathered(row_bytes)
             assert table.shape[1] * table.element_size() == max(row_bytes, 16)
             rows = [
                 values[indices]
@@ -203,15 +206,15 @@ def test_the_bytes_of_a_limit_are_those_of_the_batch(fused, monkeypatch):
                 if values.shape[1] * values.element_size() == row_bytes
             ]
             if row_bytes >= 16:
-                assert torch.equal(table[ids], torch.cat(rows))
+                assert torch.equal(table[indices], torch.cat(rows))
 
 
 def made_setting(monkeypatch, *options):
     """What a run works on."""
     monkeypatch.setattr(sys, "argv", ["fused_embedding_bag.py", *TINY, *options])
-    parser, arguments = module("fused_embedding_bag").parse_arguments()
+    parser, arguments = module("fused_embedding_bag.__main__").parse_arguments()
     arguments.device = "cpu"
-    return module("_cuda_fused_setting").Setting(parser, arguments)
+    return module("fused_embedding_bag.setting").FusedSetting(parser, arguments)
 
 
 def test_a_stream_keeps_every_batch_s_time(fused, tmp_path, capsys):
@@ -223,7 +226,7 @@ def test_a_stream_keeps_every_batch_s_time(fused, tmp_path, capsys):
         for stream in entry["streams"].values():
             assert np.array(stream["device_s"]).shape == (2, 3) and len(stream["called_s"]) == 2
         ratios = entry["ratios"]["recfuse over one warp a bag"]
-        assert ratios["geometric_mean"] == pytest.approx(timing.geometric_mean(ratios["each"]))
+        assert ratios["geometric_mean"] == pytest.approx(geometric_mean(ratios["each"]))
     assert "3 batches of the published sizes" in capsys.readouterr().out
 
 
@@ -238,14 +241,14 @@ def test_batches_for_the_tuner_are_not_those_that_are_timed(fused, monkeypatch):
 def test_padding_gives_the_same_sums(fused, monkeypatch):
     subject = made_setting(monkeypatch).subject("A")
     assert subject.bounds == [1, 1, 1, 9, 9, 9, None, None]
-    ids = module("_cuda_fused_peers").padded_ids(
+    ids = module("fused_embedding_bag.runs").padded_indices(
         torch.tensor([4, 5, 6], dtype=torch.int32), torch.tensor([0, 0, 2], dtype=torch.int32), 3, 9
     )
     assert ids.tolist() == [[9, 9, 9], [4, 5, 9], [6, 9, 9]] and ids.dtype == torch.int32
 
 
 def test_a_wrong_output_ends_the_run(fused, monkeypatch, capsys):
-    candidates = module("_cuda_fused_candidates")
+    candidates = module("fused_embedding_bag.candidates")
     right = candidates.loop_run
     monkeypatch.setattr(candidates, "loop_run", lambda tables: lambda batch: right(tables)(batch) * 1.001)
     assert fused("--figures", "models") == 1
@@ -256,7 +259,7 @@ def test_a_peer_that_does_not_run_here_is_left_out_with_its_reason(fused, monkey
     def broken(subject, dtype):
         raise RuntimeError("out of memory\nand more")
 
-    monkeypatch.setattr(module("_cuda_fused_candidates"), "padded_run", broken)
+    monkeypatch.setattr(module("fused_embedding_bag.candidates"), "padded_run", broken)
     assert fused("--figures", "models", "--markdown") == 0
     output = capsys.readouterr().out
     assert "A: padded is left out: out of memory  " in output
@@ -282,7 +285,7 @@ def test_plans_are_read_again(fused, monkeypatch, tmp_path):
 
 
 def test_a_static_mapping_covers_every_bag_once(fused):
-    rescaled = module("_cuda_fused_mapping").rescaled
+    rescaled = module("fused_embedding_bag.mapping").rescaled
     offsets, schedules = np.zeros(3 * 7 + 1, np.int64), np.zeros((3, 6), np.int32)
     mapping = torch.from_numpy(fake_map((None, schedules, 0), offsets, 132, False))
     for bags in (1, 2, 7, 20):
@@ -310,7 +313,7 @@ def test_schedules_that_are_never_staged(fused):
         [0, 0, 0, 0, 0, -1],
     ]
     given = np.array(rows, np.int32)
-    changed = module("_cuda_fused_native").never_staged(given)
+    changed = module("fused_embedding_bag.native").never_staged(given)
     assert changed[:, 0].tolist() == [2, 1, 1, 2, 2] and (changed[:, 1:] == given[:, 1:]).all()
 
 
@@ -325,7 +328,7 @@ def test_figure_12_counts_the_tuned_schedule_s_better_time(fused, monkeypatch, t
 def test_one_compile_a_feature_is_extrapolated_and_says_so(fused, tmp_path, capsys):
     folders = []
     options = ["--figures", "per_feature,tuning", "--markdown"]
-    tuning = module("_cuda_fused_tuning")
+    tuning = module("fused_embedding_bag.tuning")
     real = tuning._with_cache
     before = os.environ.get("RECFUSE_CACHE_DIR")
     tuning._with_cache = lambda folder, call: folders.append(folder) or real(folder, call)
@@ -360,7 +363,7 @@ def test_what_is_wrong_with_an_argument_is_said(fused, capsys, options, message)
 
 
 def test_quick_leaves_alone_what_was_given(fused, monkeypatch):
-    gpu, seen = module("_cuda_fused"), []
+    gpu, seen = module("fused_embedding_bag.gpu"), []
     monkeypatch.setattr(gpu, "run", lambda parser, arguments: seen.append(arguments))
     assert fused("--quick") == 0
     assert (seen[0].rounds, seen[0].equal_tables, seen[0].tune_budget) == (2, 3, 5.0)
@@ -369,9 +372,12 @@ def test_quick_leaves_alone_what_was_given(fused, monkeypatch):
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_stand_in_compiles_without_spills(fused, half, wide):
-    peers = module("_cuda_fused_peers")
+    peers = module("fused_embedding_bag.runs")
     options = peers.one_warp_options(half, wide)
-    log = compiler_log(peers.SOURCE.read_text(), ["-arch=sm_90", "--ptxas-options=-v", *options])
+    log = compiler_log(
+        (module("common.kernels").KERNELS / peers.ONE_WARP_KERNEL).read_text(),
+        ["-arch=sm_90", "--ptxas-options=-v", *options],
+    )
     assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", log), log
 
 
@@ -382,8 +388,8 @@ def test_the_stand_in_is_right(monkeypatch, dtype):
     monkeypatch.setattr(workloads, "model", tiny_model)
     setting = made_setting(monkeypatch)
     setting.device = torch.device("cuda")
-    subject, real = setting.subject("A"), module("_cuda_fused_setting")
+    subject, real = setting.subject("A"), module("fused_embedding_bag.setting")
     batch = subject.batches(6)[0]
-    output = module("_cuda_fused_peers").one_warp_run(subject, dtype)(batch)
-    error = real.relative_error(output, real.expected(subject, batch, dtype))
-    assert error <= module("_cuda_fused_candidates").TOLERANCES[dtype]
+    output = module("fused_embedding_bag.runs").one_warp_run(subject, dtype)(batch)
+    error = module("common.checks").relative_error(output, real.right_output(subject, batch, dtype))
+    assert error <= module("common.checks").TOLERANCES[dtype]

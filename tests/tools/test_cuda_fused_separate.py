@@ -11,7 +11,7 @@ import torch
 from recfuse.tuner.collection.problem import FusedProblem
 from support.fused_gpu import best_rows, calls, collection_of, install
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def collection():
 @pytest.fixture
 def separate(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("_cuda_fused_separate")
+    module = importlib.import_module("fused_embedding_bag.separate")
     monkeypatch.setattr(module, "architecture", lambda device: "sm_90a")
     return module
 

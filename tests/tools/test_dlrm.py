@@ -284,7 +284,7 @@ def test_agreement_is_refused_when_a_difference_is_not_a_number(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import argparse
 
-    from _common import check_agreement
+    from common.checks import check_agreement
 
     check_agreement(argparse.ArgumentParser(), [0.0, 1e-6], 1e-5)
     for bad in (float("nan"), 1e-4):
@@ -295,7 +295,7 @@ def test_agreement_is_refused_when_a_difference_is_not_a_number(monkeypatch):
 @pytest.mark.parametrize("load, warned", [(None, False), (0.05, False), (0.7, True)])
 def test_a_busy_machine_is_told(monkeypatch, load, warned):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from _common import load_notes
+    from common.report import load_notes
 
     quiet = recfuse.timing.compare({"a": lambda: None}, rounds=1)
     notes = load_notes([dataclasses.replace(quiet, other_load=number) for number in (0.0, load)])
@@ -308,14 +308,14 @@ def test_a_busy_machine_is_told(monkeypatch, load, warned):
 )
 def test_work_is_dealt_out_in_ranges_of_like_cost(monkeypatch, costs, parts, expected):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from _peers import balanced_cuts
+    from common.peers import balanced_cuts
 
     assert balanced_cuts(torch.tensor(costs), parts) == expected
 
 
 def test_peers_in_threads_run_on_a_thread_each(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from _peers import InThreads
+    from common.peers import InThreads
 
     def threads_in_use(indices, offsets):
         return torch.tensor([torch.get_num_threads()])

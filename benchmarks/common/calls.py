@@ -1,0 +1,70 @@
+"""Calls timed in turns, each replayed as a CUDA graph and as called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+
+from recfuse import timing
+
+Input = TypeVar("Input")
+
+EAGER = ", eager"
+LEAST_SAMPLE = 5e-4
+"""Seconds that a sample on a GPU takes at least, by repetition; events resolve half a microsecond."""
+
+
+def graphs_and_calls(
+    runs: Mapping[str, Callable[[Input], object]], inputs: Sequence[Input], device: torch.device, eager: bool
+) -> tuple[dict[str, Callable[[int], object]], dict[str, str]]:
+    """Candidates that take the number of an input: each run replayed as a graph ("NAME") and, with `eager` or
+    where there is no graph, called ("NAME, eager"). Returns them, and why a run has no graph.
+    """
+    candidates: dict[str, Callable[[int], object]] = {}
+    failures = {}
+    for name, run in runs.items():
+        try:
+            graphs = [timing.graphed(lambda r=run, i=each: r(i), device) for each in inputs]
+            candidates[name] = lambda number, graphs=graphs: graphs[number]()
+        except RuntimeError as error:
+            failures[name] = str(error).partition("\n")[0]
+        if eager or name in failures:
+            candidates[name + EAGER] = lambda number, run=run: run(inputs[number])
+    return candidates, failures
+
+
+def time_calls(
+    runs: Mapping[str, Callable[[Input], object]],
+    inputs: Sequence[Input],
+    device: torch.device,
+    *,
+    rounds: int,
+    eager: bool = True,
+    slow: Sequence[str] = (),
+    cache: timing.Cache = "warm",
+    after: Callable[[], object] | None = None,
+) -> tuple[timing.Comparison, dict[str, str]]:
+    """Times `graphs_and_calls` in turns, each sample with another input.
+
+    `slow`: candidates that take their turns apart from others, with samples of single calls: what needs
+    milliseconds would else be called as often as the fastest. `after`: is called after each sample.
+    Returns the comparison, in seconds a call, and why a run has no graph.
+    """
+    candidates, failures = graphs_and_calls(runs, inputs, device, eager)
+    results = []
+    for apart, least in ((False, LEAST_SAMPLE if device.type == "cuda" else 0.0), (True, 0.0)):
+        group = {
+            name: call for name, call in candidates.items() if (name.removesuffix(EAGER) in slow) == apart
+        }
+        if group:
+            results.append(
+                timing.compare(
+                    group, inputs=[(number,) for number in range(len(inputs))], rounds=rounds, min_time=least,
+                    cache=cache, device=device, progress=False, after=after,
+                )
+            )  # fmt: skip
+    for other in results[1:]:
+        results[0].timings.update(other.timings)
+    return results[0], failures

@@ -1,0 +1,92 @@
+"""What the GPU at hand can do at best, measured in the same run: copy speed, and a gather of plain rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.kernels import compiled
+from recfuse import timing
+
+GATHER = "gather.cu"
+THREADS = 256
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One way to run benchmarks/kernels/gather.cu; what the fields mean is said there."""
+
+    in_flight: int
+    blocks: int  # an SM
+    rolling: bool
+    l1: bool
+    waves: int  # blocks are this many times as many as fit at once
+
+    def __str__(self) -> str:
+        """Short, for a result file."""
+        order = "rolling" if self.rolling else "in batches"
+        cache = "" if self.l1 else ", past L1"
+        return f"{self.in_flight} rows {order}, {self.blocks} x {self.waves} blocks an SM{cache}"
+
+
+# As many rows in flight as the registers of so many blocks hold without spills.
+_FLIGHTS = ((4, 6, False), (8, 4, False), (16, 2, False), (8, 3, True), (16, 2, True))
+SHAPES = [
+    Shape(*flight, l1=l1, waves=waves)
+    for flight, l1, waves in itertools.product(_FLIGHTS, (True, False), (1, 2))
+]
+
+
+def options(shape: Shape, row_bytes: int) -> list[str]:
+    """The compiler's options for a shape and a row size."""
+    # A warp has 32 / rows-at-once steps for its 32 indices, and wide rows need more registers each.
+    lanes = min(32, row_bytes // 16)
+    in_flight = max(1, min(shape.in_flight // (row_bytes // 16 // lanes), lanes))
+    values = {
+        "ROW_BYTES": row_bytes,
+        "IN_FLIGHT": in_flight,
+        "BLOCKS": shape.blocks,
+        "ROLLING": int(shape.rolling),
+        "L1": int(shape.l1),
+    }
+    return [f"-D{name}={value}" for name, value in values.items()]
+
+
+def gather(shape: Shape, table: Tensor, indices: Tensor, checksum: Tensor | None = None) -> None:
+    """Reads rows `indices` (int64) of a table [rows, dim] on the GPU; `checksum`, int32 [4]: their xor."""
+    row_bytes = table.shape[1] * table.element_size()
+    kernel = compiled(GATHER, tuple(options(shape, row_bytes)))
+    sms = torch.cuda.get_device_properties(table.device).multi_processor_count
+    # An empty tensor's address is null.
+    checksum = torch.empty(0, dtype=torch.int32, device=table.device) if checksum is None else checksum
+    grid = (sms * shape.blocks * shape.waves, 1, 1)
+    kernel(grid=grid, block=(THREADS, 1, 1), args=[table, indices, len(indices), checksum])
+
+
+def fastest_shape(requests: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> tuple[Shape, float]:
+    """The shape that gathers these (table, indices), one after another, fastest; and its seconds."""
+
+    def gather_all(shape: Shape) -> None:
+        for table, indices in requests:
+            gather(shape, table, indices)
+
+    graphs = {str(shape): timing.graphed(lambda s=shape: gather_all(s), device) for shape in SHAPES}
+    result = timing.compare(graphs, rounds=7, min_time=1e-3, device=device, progress=False)
+    best = result.fastest(graphs)
+    return next(shape for shape in SHAPES if str(shape) == best), result[best].median
+
+
+def copy_speed(device: torch.device, size: int = 1 << 30) -> float:
+    """Bytes a second, read and written together, of a copy of `size` bytes on the device."""
+    source, target = (torch.ones(size // 4, device=device) for _ in range(2))
+    copies: dict[str, Callable[[], Any]] = {
+        "copy": lambda: target.copy_(source),
+        "kernel": lambda: torch.neg(source, out=target),
+    }
+    result = timing.compare(copies, rounds=9, device=device, progress=False)
+    return 2 * source.nbytes / min(timing_.median for timing_ in result.timings.values())

@@ -1,0 +1,80 @@
+"""Correct before timed: how far outputs are from what they should be, and what ends a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.settings import fail
+
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+"""Sums of float32 in another order, then one rounding to the output's type; of the largest value."""
+
+
+def difference(found: Tensor, right: Tensor) -> Tensor:
+    """The largest difference, relative to the largest right value; NaN where there is one."""
+    return (found.double() - right).abs().max() / right.abs().max().clamp(min=1e-30)
+
+
+def largest(differences: Iterable[Tensor]) -> float:
+    """The largest of them, 0 of none; NaN where there is one: torch's max keeps it, Python's may lose it."""
+    found = list(differences)
+    return torch.stack(found).max().item() if found else 0.0
+
+
+def relative_error(output: Tensor, right: Tensor) -> float:
+    """`difference` as a number; infinite where shapes differ."""
+    return difference(output, right).item() if output.shape == right.shape else float("inf")
+
+
+def largest_difference(candidates: Mapping[str, Callable[[Any], Tensor]], batch: Any, baseline: str) -> float:
+    """Largest difference of any candidate's output from the baseline's."""
+    right = candidates[baseline](batch)
+    return largest(difference(run(batch), right) for run in candidates.values())
+
+
+def check_agreement(parser: argparse.ArgumentParser, differences: Sequence[float], allowed: float) -> None:
+    """End the program with status 1 where a difference exceeds `allowed` or is not a number."""
+    if not all(found <= allowed for found in differences):
+        fail(parser, f"the outputs do not agree: the largest difference above exceeds {allowed}")
+
+
+def check_error(parser: argparse.ArgumentParser, name: str, error: float, allowed: float) -> None:
+    """End the program with status 1 where an output is wrong."""
+    if not error <= allowed:
+        message = f"{name}: the outputs differ from sums in float64 by {error:.1e}, allowed {allowed:.0e}"
+        fail(parser, message)
+
+
+def left_out(label: str, name: str, error: Exception) -> str:
+    """A note on a peer that does not run here; what is recfuse's own has to run, and raises."""
+    if name.startswith("recfuse"):
+        raise error
+    return f"{label}: {name} is left out: {str(error).partition(chr(10))[0]}"
+
+
+def checked(
+    parser: argparse.ArgumentParser,
+    label: str,
+    calls: Mapping[str, Callable[[], Any]],
+    error_of: Callable[[str, Any], float],
+    allowed: Callable[[str], float],
+) -> tuple[dict[str, float], list[str]]:
+    """The error of each candidate that runs here, by name, and notes on those that do not.
+
+    Ends the program with status 1 where an output is wrong.
+    """
+    errors, notes = {}, []
+    for name, call in calls.items():
+        try:
+            output = call()
+        except Exception as error:
+            notes.append(left_out(label, name, error))
+            continue
+        errors[name] = error_of(name, output)
+        check_error(parser, f"{label}, {name}", errors[name], allowed(name))
+    return errors, notes

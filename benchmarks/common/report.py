@@ -1,0 +1,137 @@
+"""What a benchmark reports: comparisons by row, figures, plots and result files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.table import Table
+from recfuse import timing
+
+# title -> series -> label on the axis -> how many times faster
+Panels = dict[str, dict[str, dict[str, float]]]
+
+
+@dataclass
+class Figure:
+    """One figure: what to print, what to plot and what goes into the JSON file."""
+
+    tables: list[Table]
+    panels: Panels
+    record: Any
+    lines: str = ""  # the axis, where its labels are numbers and points are joined by lines
+
+
+@dataclass
+class Row:
+    """What was measured of one subject; the record is what goes into the JSON file."""
+
+    label: str
+    result: timing.Comparison
+    record: dict[str, Any]
+
+    unit = 1  # tables or calls that a sample of the comparison counts for
+    digits = 1
+
+    def us(self, name: str) -> float:
+        """Microseconds."""
+        return self.result[name].median * 1e6 / self.unit
+
+    def cell(self, name: str) -> str:
+        """Median and spread in us; a dash where there is none."""
+        if name not in self.result.timings:
+            return "-"
+        spread = self.result[name].iqr * 1e6 / self.unit
+        return f"{self.us(name):.{self.digits}f} ± {spread:.{self.digits}f}"
+
+    def ratio(self, name: str, baseline: str) -> float | None:
+        """How many times faster; None where one of them was not measured."""
+        both = {name, baseline} <= set(self.result.timings)
+        return self.result.ratio(name, baseline) if both else None
+
+
+def load_notes(comparisons: Iterable[timing.Comparison]) -> list[str]:
+    """A warning where other processes used a tenth of a core or more while something was measured."""
+    load = max((comparison.other_load or 0.0 for comparison in comparisons), default=0.0)
+    if load < 0.1:
+        return []
+    return [
+        f"Not a quiet machine: other processes kept up to {load:.1f} cores busy. A loop of parallel "
+        "operators suffers from that most of all; measure again."
+    ]
+
+
+def write_results(
+    path: Path | None, tables: Sequence[Table], results: dict[str, Any], device: str | torch.device = "cpu"
+) -> None:
+    """Write `results`, the tables as shown and the environment as JSON, where a path was given."""
+    if path is None:
+        return
+    record = {
+        "environment": timing.environment(device),
+        "tables": [vars(table) for table in tables],
+        **results,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def texts(arguments: argparse.Namespace) -> dict[str, str]:
+    """The command line as a result file keeps it."""
+    return {name: str(value) for name, value in vars(arguments).items()}
+
+
+class Report:
+    """Shows the results of each part as they come, and writes the file anew after each of them."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        """`arguments`: the benchmark's."""
+        self._arguments = arguments
+        self._tables: list[Table] = []
+        self._results: dict[str, Any] = {"arguments": texts(arguments)}
+
+    def add(self, name: str, tables: list[Table], record: Any) -> None:
+        """Show the tables of a part and write everything so far."""
+        for table in tables:
+            table.show(self._arguments.markdown)
+        self._tables += tables
+        # Through JSON: what a file could not hold shows here, and later changes do not reach it.
+        self._results[name] = json.loads(json.dumps(record))
+        write_results(self._arguments.json, self._tables, self._results, self._arguments.device)
+
+    def add_figure(self, name: str, figure: Figure, plot: str) -> None:
+        """The same with a figure, plotted as `plot`.png where --plots is given and there is what to plot."""
+        self.add(name, figure.tables, figure.record)
+        if self._arguments.plots is not None and figure.panels:
+            plot_ratios(self._arguments.plots / f"{plot}.png", figure.panels, figure.lines)
+
+
+def plot_ratios(path: Path, panels: Mapping[str, Mapping[str, Mapping[str, float]]], lines: str = "") -> None:
+    """A PNG of panels: grouped bars, or lines over `lines`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(panels), figsize=(6 * len(panels), 4), squeeze=False, sharey=True)
+    for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
+        width = 0.8 / len(series)
+        for number, (label, ratios) in enumerate(series.items()):
+            if lines:
+                axis.plot(list(map(float, ratios)), list(ratios.values()), marker="o", label=label)
+                continue
+            lefts = [left + number * width for left in range(len(ratios))]
+            axis.bar(lefts, list(ratios.values()), width, label=label)
+            axis.set_xticks([left + 0.4 - width / 2 for left in range(len(ratios))], list(ratios))
+        axis.axhline(1, color="black", linewidth=0.8)
+        axis.set(title=title, xlabel=lines)
+        axis.margins(y=0.25)  # room for the legend
+        axis.legend(fontsize="small", ncols=2)
+    axes[0][0].set_ylabel("times faster")
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    plt.close(figure)

@@ -1,0 +1,60 @@
+"""Tables of figures, for a terminal and in Markdown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from recfuse import timing
+
+
+@dataclass
+class Table:
+    """A table of strings with a title and notes below it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: list[list[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def grid(self) -> str:
+        """Columns and rows alone, in Markdown."""
+        lines = ["| " + " | ".join(self.columns) + " |", "| --- |" + " ---: |" * (len(self.columns) - 1)]
+        return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in self.rows)]) + "\n"
+
+    def markdown(self) -> str:
+        """Everything in Markdown."""
+        notes = "".join(f"{note}  \n" for note in self.notes)
+        return f"**{self.title}**\n\n{self.grid()}" + (f"\n{notes}" if notes else "")
+
+    def show(self, markdown: bool = False) -> None:
+        """Print for a terminal, or in Markdown."""
+        if markdown:
+            print(self.markdown())
+            return
+        table = RichTable(box=box.SIMPLE_HEAD)
+        for number, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if number else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        # Where output goes to a file there is no width to fit.
+        console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
+        console.print(self.title)
+        console.print(table)
+        for note in self.notes:
+            console.print(note)
+
+
+def milliseconds(timing_: timing.Timing) -> str:
+    """The median and, after it, the distance between the quartiles."""
+    return f"{timing_.median * 1e3:.2f} ± {timing_.iqr * 1e3:.2f}"
+
+
+def times(ratio: float | None) -> str:
+    """How many times faster; a dash where there is no ratio."""
+    return "-" if ratio is None else f"{ratio:.2f}x"

@@ -1,0 +1,69 @@
+"""Rows that tables are asked for: from a trace file, generated at a level of hotness, or a mix of levels."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recfuse.data import traces
+
+# Table VII of Jain et al. (MICRO'24): tables of each hotness, of 250.
+MIXES = {
+    "mix1": {"high": 100, "medium": 75, "low": 50, "random": 25},
+    "mix2": {"high": 62, "medium": 63, "low": 63, "random": 62},
+    "mix3": {"high": 25, "medium": 50, "low": 75, "random": 100},
+}
+
+
+def mix_levels(name: str, tables: int) -> list[str]:
+    """The hotness of each of `tables` tables, in the shares of a mix; those of a level at even distances."""
+    spread: list[tuple[float, str]] = []
+    seen, total = 0, sum(MIXES[name].values())
+    for level, share in MIXES[name].items():
+        # Rounded ends, so that the counts add up to `tables`.
+        first, seen = seen, seen + share
+        count = round(tables * seen / total) - round(tables * first / total)
+        spread += [((number + 0.5) / count, level) for number in range(count)]
+    return [level for _, level in sorted(spread)]
+
+
+def read_traces(parser: argparse.ArgumentParser, path: Path) -> list[NDArray[np.int64]]:
+    """The row ids of each table of a trace file that has any; ends the program where there are none."""
+    try:
+        return [table.indices for table in traces.read_tables(path) if len(table.indices)]
+    except (OSError, ValueError) as error:
+        parser.error(f"--trace {path}: {error}")
+
+
+def check_rows(parser: argparse.ArgumentParser, path: Path, row_ids: NDArray[np.int64], rows: int) -> None:
+    """End the program where a trace reads rows that a table does not have."""
+    if row_ids.max() >= rows:
+        parser.error(
+            f"--trace {path}: holds row id {row_ids.max()}, but a table has {rows} rows; "
+            f"give every table at least {row_ids.max() + 1} rows"
+        )
+
+
+def table_traces(
+    parser: argparse.ArgumentParser, text: str, rows: list[int], seed: int
+) -> list[NDArray[np.int64]]:
+    """A trace for each table of `rows`: generated at the hotness level `text`, or from the file `text`.
+
+    The tables of the file are dealt out in turn; tables that share one start at places spread over it.
+    """
+    if text in traces.HOTNESS:
+        return [traces.generate(text, rows=count, seed=seed + table) for table, count in enumerate(rows)]
+    path = Path(text)
+    if not path.is_file():
+        parser.error(f"--trace {text}: no such file, nor a hotness level ({', '.join(traces.HOTNESS)})")
+    sources = read_traces(parser, path)
+    shared_by = -(-len(rows) // len(sources))
+    dealt = []
+    for table, count in enumerate(rows):
+        row_ids = sources[table % len(sources)]
+        check_rows(parser, path, row_ids, count)
+        dealt.append(np.roll(row_ids, -(table // len(sources) * len(row_ids) // shared_by)))
+    return dealt

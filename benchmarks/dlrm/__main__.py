@@ -1,0 +1,98 @@
+"""A DLRM with nn.EmbeddingBag and the same model after recfuse.swap: times by stage, ratios, memory.
+
+Flags are named as in facebookresearch/dlrm. Tables are accessed along a trace: a file of row ids, or a
+generated one of a hotness level (one_item, high, medium, low, random). Both models run in turns on the
+same mini-batches, in inference mode, and their outputs are compared.
+
+With --device cuda: the model of Jain et al. (MICRO'24) with 250 tables at every level of hotness and in their
+mixes, eager and under torch.compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from common.settings import dashed, make_parser, positive, start
+from dlrm import cpu, gpu
+from recfuse.data import traces
+
+# Flags whose defaults depend on the device.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "arch_embedding_size": [500_000] * 8,
+        "arch_sparse_feature_size": 64,
+        "arch_mlp_bot": [13, 512, 256, 64],
+        "arch_mlp_top": [256, 64, 1],
+        "num_batches": 100,
+        "trace": "medium",
+    },
+    "cuda": {
+        "arch_embedding_size": [500_000],  # each of --tables
+        "arch_sparse_feature_size": 128,
+        "arch_mlp_bot": [1024, 512, 128, 128],
+        "arch_mlp_top": [128, 64, 1],
+        "num_batches": 21,
+        "trace": ",".join(gpu.LEVELS),
+    },
+}
+
+
+def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """The command line, checked."""
+    parser = make_parser(__doc__)
+    widths = {"type": dashed, "metavar": "N-N-..."}
+    parser.add_argument(
+        "--arch-embedding-size", help="rows of each table (default: 8 x 500000; see --tables)", **widths
+    )
+    parser.add_argument(
+        "--arch-sparse-feature-size", type=positive, help="embedding dimension (default: 64; on a GPU 128)"
+    )
+    parser.add_argument(
+        "--arch-mlp-bot", **widths,
+        help="bottom MLP, from the dense features to the embedding dimension (default: 13-512-256-64; "
+        "on a GPU 1024-512-128-128)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--arch-mlp-top", help="top MLP after its input (default: 256-64-1; on a GPU 128-64-1)", **widths
+    )
+    parser.add_argument("--mini-batch-size", type=positive, default=2048, help="default: 2048")
+    parser.add_argument("--num-indices-per-lookup", type=positive, default=150, help="pooling (default: 150)")
+    parser.add_argument(
+        "--num-batches", type=positive, help="mini-batches to time (default: 100; on a GPU 21)"
+    )
+    parser.add_argument(
+        "--trace", metavar="FILE|HOTNESS",
+        help=f"row ids: a trace file, or one of {', '.join(traces.HOTNESS)} (default: medium). On a GPU "
+        f"a list of hotness levels and mixes (default: {','.join(gpu.LEVELS)})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tables", type=positive, default=250, help="on a GPU: how many tables (default: 250)"
+    )
+    parser.add_argument("--no-compile", action="store_true", help="on a GPU: leave torch.compile out")
+    arguments = parser.parse_args()
+    start(parser, arguments)
+    for name, value in DEFAULTS[arguments.device].items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    if arguments.device == "cuda":
+        if len(arguments.arch_embedding_size) == 1:
+            arguments.arch_embedding_size *= arguments.tables
+        gpu.check_levels(parser, arguments)
+    if len(arguments.arch_mlp_bot) < 2 or arguments.arch_mlp_bot[-1] != arguments.arch_sparse_feature_size:
+        parser.error(
+            f"--arch-mlp-bot: found {'-'.join(map(str, arguments.arch_mlp_bot))}, needs at least two widths, "
+            f"the last equal to --arch-sparse-feature-size {arguments.arch_sparse_feature_size}"
+        )
+    return parser, arguments
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser, arguments = parse_arguments()
+    room = gpu if arguments.device == "cuda" else cpu
+    room.run(parser, arguments)
+
+
+if __name__ == "__main__":
+    main()

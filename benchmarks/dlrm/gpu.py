@@ -1,0 +1,192 @@
+"""A whole DLRM on a GPU: figures 13 and 14 of Jain et al. (MICRO'24), with nn.EmbeddingBag and recfuse.
+
+One set of weights, 64 GB at the default size, serves all candidates: a copy of the model shares its
+parameters, recfuse.swap of the copy packs its tables, and those of the first model are views of them then.
+"compiled": each stage on its own by torch.compile, so that they can be told apart; "graph": a call as a CUDA
+graph, without the host's time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import recfuse
+from common.checks import check_agreement
+from common.report import load_notes, texts, write_results
+from common.settings import check_choices, comma_list
+from common.table import Table, milliseconds, times
+from common.traces import MIXES, mix_levels
+from dlrm.model import BASELINE, CANDIDATE, DLRM, TOLERANCE, MiniBatch, Staged, largest_differences, swap_note
+from recfuse import timing
+from recfuse.data import traces
+
+LEVELS = (*traces.HOTNESS, *MIXES)
+COMPILED, CANDIDATE_COMPILED = f"{BASELINE} compiled", f"{CANDIDATE} compiled"
+# Tables share generated traces, each from another start; the rows that they name are every table's own.
+DIFFERENT_TRACES = 8
+DIFFERENT_BATCHES = 2
+# 250 tables have 31,000 products of pooled embeddings: their rounding, 1e-6 of the largest, has grown a
+# hundredfold when it reaches the sigmoid. The embeddings themselves are held to the tolerance of rounding.
+OUTPUT_TOLERANCE = 1e-2
+
+
+def check_levels(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """End the program where --trace is no list of hotness levels and mixes."""
+    arguments.trace = comma_list(arguments.trace)
+    check_choices(parser, {"--trace": (arguments.trace, LEVELS)})
+    if len(set(arguments.arch_embedding_size)) > 1:
+        parser.error("--arch-embedding-size: tables of different sizes, --device cuda takes equal ones")
+
+
+def make_model(arguments: argparse.Namespace) -> DLRM:
+    """The model, its weights made on the device."""
+    with torch.device(arguments.device):
+        return DLRM(
+            arguments.arch_embedding_size,
+            arguments.arch_sparse_feature_size,
+            arguments.arch_mlp_bot,
+            arguments.arch_mlp_top,
+        ).eval()
+
+
+def swapped_copy(model: DLRM) -> tuple[DLRM, recfuse.SwapReport]:
+    """The same model on recfuse, with the same weights: packed, of which the first model's are views."""
+    shared = {id(parameter): parameter for parameter in model.parameters()}
+    swapped = copy.deepcopy(model, shared)
+    return swapped, recfuse.swap(swapped)
+
+
+def make_batches(arguments: argparse.Namespace, level: str) -> list[MiniBatch]:
+    """Mini-batches at one level of hotness, or of a mix."""
+    device, tables = arguments.device, len(arguments.arch_embedding_size)
+    size = arguments.mini_batch_size * arguments.num_indices_per_lookup
+    levels = mix_levels(level, tables) if level in MIXES else [level] * tables
+    sources = {name: _sources(arguments, name, min(tables, DIFFERENT_TRACES)) for name in sorted(set(levels))}
+    generator = torch.Generator(device).manual_seed(arguments.seed)
+    offsets = torch.arange(arguments.mini_batch_size, device=device) * arguments.num_indices_per_lookup
+    positions = torch.arange(size, device=device)
+    batches = []
+    for number in range(DIFFERENT_BATCHES):
+        rows = []
+        for table, name in enumerate(levels):
+            trace = sources[name][table % len(sources[name])]
+            # Tables that share a trace start at positions spread over it.
+            first = table * len(trace) // tables + number * size
+            rows.append(trace[(positions + first) % len(trace)])
+        dense = torch.rand(
+            arguments.mini_batch_size, arguments.arch_mlp_bot[0], device=device, generator=generator
+        )
+        batches.append(MiniBatch(dense, offsets.expand(tables, -1), torch.stack(rows)))
+    return batches
+
+
+def _sources(arguments: argparse.Namespace, hotness: str, count: int) -> list[Tensor]:
+    rows = arguments.arch_embedding_size[0]
+    generated = (traces.generate(hotness, rows=rows, seed=arguments.seed + number) for number in range(count))
+    return [torch.from_numpy(trace).to(arguments.device) for trace in generated]
+
+
+def make_candidates(arguments: argparse.Namespace, baseline: DLRM, swapped: DLRM) -> dict[str, Staged]:
+    """Both models, as they are and compiled."""
+    candidates = {BASELINE: Staged(baseline, arguments.device), CANDIDATE: Staged(swapped, arguments.device)}
+    if not arguments.no_compile:
+        compiled = functools.partial(torch.compile, dynamic=False)
+        candidates[COMPILED] = Staged(baseline, arguments.device, compiled)
+        candidates[CANDIDATE_COMPILED] = Staged(swapped, arguments.device, compiled)
+    return candidates
+
+
+def measure(
+    arguments: argparse.Namespace, level: str, candidates: dict[str, Staged]
+) -> tuple[timing.Comparison, tuple[float, float]]:
+    """Times all candidates at one level, and how far their outputs lie apart."""
+    batches = make_batches(arguments, level)
+    differences = largest_differences(candidates, batches, BASELINE, arguments.device)
+    timed: dict[str, Callable[[int], Any]] = {
+        name: lambda number, staged=staged: staged(batches[number]) for name, staged in candidates.items()
+    }
+    for name in (BASELINE, CANDIDATE):
+        graphs = [
+            timing.graphed(functools.partial(_whole, candidates[name], batch), arguments.device)
+            for batch in batches
+        ]
+        timed[f"{name} graph"] = lambda number, graphs=graphs: graphs[number]()
+    result = timing.compare(
+        timed, inputs=[(number,) for number in range(len(batches))], rounds=arguments.num_batches,
+        device=arguments.device, label=f"DLRM {level}",
+    )  # fmt: skip
+    return result, differences
+
+
+@torch.inference_mode()
+def _whole(staged: Staged, batch: MiniBatch) -> Tensor:
+    """A call without marks between the stages, which a graph could not hold."""
+    return staged.forward(batch, timing.Stages("cpu"))
+
+
+def tabulate(arguments: argparse.Namespace, results: dict[str, timing.Comparison]) -> list[Table]:
+    """Whole calls, and the stages of the two models as they are."""
+    tables = len(arguments.arch_embedding_size)
+    setting = (
+        f"{tables} tables x {arguments.arch_embedding_size[0]:,} x {arguments.arch_sparse_feature_size}, "
+        f"batch {arguments.mini_batch_size} x {arguments.num_indices_per_lookup}"
+    )
+    names = list(next(iter(results.values())).timings)
+    pairs = [(CANDIDATE, BASELINE), (f"{CANDIDATE} graph", f"{BASELINE} graph")]
+    if COMPILED in names:
+        pairs += [(CANDIDATE, COMPILED), (CANDIDATE_COMPILED, COMPILED)]
+    spread = f"median ± IQR of {arguments.num_batches}"
+    whole = Table(f"DLRM (figure 13), {setting}: ms ({spread})", ["trace", *names])
+    faster = Table("How many times faster", ["trace", *(f"{ours} over {theirs}" for ours, theirs in pairs)])
+    columns = [f"{stage}, {name}" for stage in _stages(results) for name in (BASELINE, CANDIDATE)]
+    columns += ["embeddings faster", *(f"embeddings' share, {name}" for name in (BASELINE, CANDIDATE))]
+    stages = Table(f"Stages (figure 14): ms ({spread})", ["trace", *columns])
+    for level, result in results.items():
+        whole.rows.append([level, *(milliseconds(result[name]) for name in names)])
+        faster.rows.append([level, *(times(result.ratio(ours, theirs)) for ours, theirs in pairs)])
+        both = [result[name] for name in (BASELINE, CANDIDATE)]
+        pooled = [timing_.stages["embeddings"].median for timing_ in both]
+        shares = [f"{part / timing_.median:.0%}" for part, timing_ in zip(pooled, both, strict=True)]
+        cells = [milliseconds(timing_.stages[stage]) for stage in _stages(results) for timing_ in both]
+        stages.rows.append([level, *cells, times(pooled[0] / pooled[1]), *shares])
+    return [whole, faster, stages]
+
+
+def _stages(results: dict[str, timing.Comparison]) -> list[str]:
+    return list(next(iter(results.values()))[BASELINE].stages)
+
+
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Run the benchmark; what was measured is written after each level."""
+    torch.manual_seed(arguments.seed)
+    baseline = make_model(arguments)
+    swapped, report = swapped_copy(baseline)
+    candidates = make_candidates(arguments, baseline, swapped)
+    results, differences, tables = {}, {}, []
+    for level in arguments.trace:
+        results[level], differences[level] = measure(arguments, level, candidates)
+        tables = tabulate(arguments, results)
+        record = {
+            "arguments": texts(arguments),
+            "differences": differences,
+            "measured": {name: result.to_json(environment=False) for name, result in results.items()},
+        }
+        write_results(arguments.json, tables, record, arguments.device)
+        outputs, embeddings = differences[level]
+        check_agreement(parser, [embeddings], TOLERANCE)
+        check_agreement(parser, [outputs], OUTPUT_TOLERANCE)
+    worst = [max(pair) for pair in zip(*differences.values(), strict=True)]
+    tables[0].notes.append(
+        f"Largest difference of the outputs {worst[0]:.1e}, of the pooled embeddings {worst[1]:.1e} of the "
+        f"largest value. {swap_note(report)}"
+    )
+    tables[0].notes += load_notes(results.values())
+    for table in tables:
+        table.show(arguments.markdown)

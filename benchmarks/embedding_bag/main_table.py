@@ -1,0 +1,170 @@
+"""The main table of the GPU benchmark: every candidate at every hotness, beside what the GPU can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from common.calls import EAGER
+from common.ceilings import fastest_shape, gather
+from common.checks import checked
+from common.report import Panels, Row
+from common.table import Table, times
+from embedding_bag.candidates import BASELINE, TUNED, Candidate, make_candidates, tune, tuned_candidate
+from embedding_bag.setting import BagSetting, Pass, Workload, each, error_of_pass, tables_of, time_passes
+
+LAUNCH = "launch"
+
+
+@dataclass
+class HotnessRow(Row):
+    """One hotness, in us a table: what was measured, and what it is compared with."""
+
+    workload: Workload
+    candidates: dict[str, Candidate]
+    gathers: dict[int, str]  # of each row size, the name of the gather
+
+    digits = 2
+
+    @property
+    def unit(self) -> int:
+        """Tables of a sample."""
+        return tables_of(self.result, self.workload)
+
+
+def measure(setting: BagSetting, copy_speed: float) -> Iterator[tuple[HotnessRow, list[str]]]:
+    """Each hotness in turn, with notes."""
+    arguments = setting.arguments
+    fixed, left_out = make_candidates(setting, [name for name in arguments.candidates if name != TUNED])
+    tiny = torch.zeros(1, device=setting.device)
+    for hotness in arguments.hotness:
+        workload, notes = setting.workload(hotness, batches=arguments.num_batches), [*left_out]
+        candidates, record = dict(fixed), {"hotness": hotness, "unique_rows": workload.unique_rows()}
+        if TUNED in arguments.candidates:
+            plan = tune(setting, hotness)
+            record["plan"] = plan.report()
+            candidates[TUNED] = tuned_candidate(setting, plan, workload)
+        errors, more = _errors(setting, workload, candidates)
+        notes += more
+        candidates = {name: candidates[name] for name in errors}
+        passes = {name: candidate.run for name, candidate in candidates.items()}
+        gathers = {}
+        for candidate in candidates.values():
+            if candidate.row_bytes not in gathers:
+                name = gathers[candidate.row_bytes] = f"gather {candidate.row_bytes} B"
+                passes[name], record[name] = _gather_pass(candidate, workload, setting)
+        passes[LAUNCH] = each(lambda table, indices, offsets: tiny.zero_())
+        warm = arguments.cache == "warm"
+        result, failures = time_passes(
+            passes, workload, setting.device, rounds=arguments.rounds, cache=arguments.cache, eager=warm,
+            after=setting.unpin,
+        )  # fmt: skip
+        record["relative_error"], record["without_graph"] = errors, failures
+        record["measured"] = result.to_json(environment=False)
+        row = HotnessRow(hotness, result, record, workload, candidates, gathers)
+        record["us"] = {name: row.us(name) for name in result.timings}
+        record["share_of_gather"], record["share_of_floor"] = _shares(row, copy_speed)
+        yield row, [*notes, *(f"{hotness}, {name}: no graph: {why}" for name, why in failures.items())]
+
+
+def _errors(
+    setting: BagSetting, workload: Workload, candidates: dict[str, Candidate]
+) -> tuple[dict[str, float], list[str]]:
+    """How far each candidate that runs here is from sums in float64 of its table, and notes."""
+    requests = workload.requests[0]
+    calls = {name: partial(candidate.run, requests) for name, candidate in candidates.items()}
+    return checked(
+        setting.parser, workload.name, calls,
+        lambda name, outputs: error_of_pass(outputs, candidates[name].weights, requests),
+        lambda name: candidates[name].tolerance,
+    )  # fmt: skip
+
+
+def _gather_pass(candidate: Candidate, workload: Workload, setting: BagSetting) -> tuple[Pass, str]:
+    """The fastest gather of the rows that this workload reads, in its order; and its shape."""
+    weights = candidate.weights
+    requests = [(weights[table], indices) for table, (indices, _) in workload.requests[0]]
+    shape, _ = fastest_shape(requests, setting.device)
+    return each(lambda table, indices, offsets: gather(shape, weights[table], indices)), str(shape)
+
+
+def _shares(row: HotnessRow, copy_speed: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Of each candidate: time of the gather, and of the least bytes at copy speed, over its own."""
+    of_gather, of_floor = {}, {}
+    for name, candidate in row.candidates.items():
+        if name in row.result.timings:
+            of_gather[name] = row.us(row.gathers[candidate.row_bytes]) / row.us(name)
+            floor = row.workload.least_bytes(candidate.row_bytes) / copy_speed * 1e6
+            of_floor[name] = floor / row.us(name)
+    return of_gather, of_floor
+
+
+def tabulate(rows: list[HotnessRow], notes: list[str], setting: BagSetting, copy_speed: float) -> list[Table]:
+    """Times by candidate, as graphs and as called, and what recfuse makes of them."""
+    arguments = setting.arguments
+    shape = (
+        f"{len(setting.weights)} tables in turn, {arguments.rows:,} x {arguments.dims[0]}, "
+        f"batch {arguments.batch_size} x {arguments.num_indices_per_lookup}, {arguments.cache} L2"
+    )
+    names = list(rows[0].candidates)
+    extra = [*rows[0].gathers.values(), LAUNCH]
+    spread = f"median ± IQR of {arguments.rounds}"
+    graphs = Table(f"us a table as a CUDA graph, {shape} ({spread})", ["hotness", *names, *extra])
+    graphs.rows = [[row.label, *(row.cell(name) for name in [*names, *extra])] for row in rows]
+    graphs.notes = [
+        f"{LAUNCH}: a kernel that writes four bytes, the cost of one more launch.",
+        "Largest error, as a share of the largest value, against sums in float64 of the same table: "
+        + ", ".join(
+            f"{max(row.record['relative_error'].get(name, 0.0) for row in rows):.0e} ({name})"
+            for name in names
+        )
+        + ".",
+        *dict.fromkeys(notes),
+    ]
+    tables = [graphs]
+    if arguments.cache == "warm":
+        called = Table(f"us a table as called, host included, {shape} ({spread})", ["hotness", *names])
+        called.rows = [[row.label, *(row.cell(name + EAGER) for name in names)] for row in rows]
+        tables.append(called)
+    return [*tables, _summary(rows, shape, copy_speed)]
+
+
+def _summary(rows: list[HotnessRow], shape: str, copy_speed: float) -> Table:
+    """Ratios and shares of recfuse's candidates: a row for each hotness and candidate."""
+    peers = [name for name in rows[0].candidates if not name.startswith("recfuse")]
+    columns = ["hotness", "candidate", *(f"over {name}" for name in peers), f"over {BASELINE}, as called"]
+    columns += ["over recfuse fp32", "TB/s", "of gather", "least MB", "of copy speed"]
+    table = Table(f"recfuse, {shape}", columns)
+    for row in rows:
+        for name, candidate in row.candidates.items():
+            if name in peers or name not in row.result.timings:
+                continue
+            gathered = row.workload.lookups * candidate.row_bytes
+            table.rows.append(
+                [row.label, name]
+                + [times(row.ratio(name, peer)) for peer in peers]
+                + [times(row.ratio(name + EAGER, BASELINE + EAGER)), times(row.ratio(name, "recfuse"))]
+                + [f"{gathered / row.us(name) / 1e6:.2f}", f"{row.record['share_of_gather'][name]:.0%}"]
+                + [f"{row.workload.least_bytes(candidate.row_bytes) / 1e6:.1f}"]
+                + [f"{row.record['share_of_floor'][name]:.0%}"]
+            )
+    table.notes = [
+        "Ratios are of graph replays, but for those as called. TB/s: bytes of the rows asked for.",
+        "of gather: the time of the fastest plain gather of the same rows in the same order, over the time.",
+        f"of copy speed: least MB at {copy_speed / 1e12:.2f} TB/s, the speed of a large copy, over the time; "
+        "what L2 keeps from pass to pass need not move at all.",
+    ]
+    return table
+
+
+def over_torch(rows: list[HotnessRow]) -> Panels:
+    """For a plot: how many times faster than torch each candidate is, by hotness, of graph replays."""
+    series = {
+        name: {row.label: ratio for row in rows if (ratio := row.ratio(name, BASELINE)) is not None}
+        for name in rows[0].candidates
+        if name != BASELINE
+    }
+    return {f"times faster than {BASELINE}": series}

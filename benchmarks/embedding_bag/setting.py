@@ -1,0 +1,167 @@
+"""Tables, batches and the way to time them, for the GPU benchmarks of a single table.
+
+A *pass* looks up one batch in each table in turn, as the embedding stage of a model does; every table has a
+trace of its own. Times are those of a pass over its tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+import recfuse
+from common import settings
+from common.calls import time_calls
+from common.checks import difference, largest
+from recfuse import timing
+from recfuse.data import traces
+
+Part = tuple[Tensor, Tensor]  # indices [bags * pooling] int64, offsets [bags + 1] int64
+Request = tuple[int, Part]  # the number of a table, and its part
+Pass = Callable[[Sequence[Request]], list[Tensor]]
+Trace = NDArray[np.int64]
+
+COLD_TABLES = 4
+
+
+def each(run: Callable[[int, Tensor, Tensor], Tensor]) -> Pass:
+    """A pass that calls `run` with the number of each table, its indices and its offsets."""
+    return lambda requests: [run(table, *part) for table, part in requests]
+
+
+@dataclass
+class Workload:
+    """What is looked up in the tables: batches of one hotness, or of a mix of them."""
+
+    name: str
+    traces: list[Trace]  # of each table
+    batches: list[list[Part]]  # [number][table]
+    bags: int
+    pooling: int
+
+    @property
+    def requests(self) -> list[list[Request]]:
+        """Each batch as a pass wants it."""
+        return [list(enumerate(parts)) for parts in self.batches]
+
+    @property
+    def lookups(self) -> int:
+        """Of one table."""
+        return self.bags * self.pooling
+
+    def unique_rows(self) -> float:
+        """Different rows that the first batch reads in a table, the mean over tables."""
+        return float(np.mean([len(indices.unique()) for indices, _ in self.batches[0]]))
+
+    def least_bytes(self, row_bytes: int) -> float:
+        """What must move for a table: rows in use once, indices and offsets once, the output once."""
+        inputs = sum(tensor.nbytes for tensor in self.batches[0][0])
+        return (self.unique_rows() + self.bags) * row_bytes + inputs
+
+    def hot_rows(self, limit: int) -> list[Tensor]:
+        """Of each table the rows that its trace reads most often, the hottest first, up to `limit`."""
+        device = self.batches[0][0][0].device
+        return [torch.from_numpy(traces.hottest(trace, limit)).to(device) for trace in self.traces]
+
+
+class BagSetting(settings.Setting):
+    """Tables of one shape on a device, and workloads for them."""
+
+    def __init__(
+        self,
+        parser: argparse.ArgumentParser,
+        arguments: argparse.Namespace,
+        tables: int,
+        medium: Trace | None,
+    ) -> None:
+        """`arguments`: the benchmark's. `medium`: a trace to use in place of the generated one."""
+        super().__init__(parser, arguments)
+        self._medium = medium
+        self._traces: dict[tuple[str, int], Trace] = {}
+        generator = torch.Generator(self.device).manual_seed(arguments.seed)
+        self.weights = [
+            torch.randn(arguments.rows, arguments.dims[0], device=self.device, generator=generator)
+            for _ in range(tables)
+        ]
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row in fp32."""
+        return 4 * self.weights[0].shape[1]
+
+    def unpin(self) -> None:
+        """Gives L2 back to everybody, where rows were pinned."""
+        recfuse.unpin(self.weights[0])
+
+    def trace(self, hotness: str, table: int) -> Trace:
+        """The trace of one table: generated, or the file's, from another start for each table."""
+        if hotness == "medium" and self._medium is not None:
+            # One start more than there are tables: the tuner's table has the number behind the last.
+            return np.roll(self._medium, -(table * len(self._medium) // (len(self.weights) + 1)))
+        key = (hotness, table)
+        if key not in self._traces:
+            seed = self.arguments.seed + table
+            self._traces[key] = traces.generate(hotness, rows=self.arguments.rows, seed=seed)
+        return self._traces[key]
+
+    def workload(
+        self, hotness: str | Sequence[str], pooling: int | None = None, batches: int = 1
+    ) -> Workload:
+        """Batches of one hotness, or of one for each table."""
+        bags, pooling = self.arguments.batch_size, pooling or self.arguments.num_indices_per_lookup
+        levels = [hotness] * len(self.weights) if isinstance(hotness, str) else list(hotness)
+        rows = [
+            self.trace(level, table)
+            for table, level in enumerate(tqdm(levels, desc="traces", delay=1, leave=False))
+        ]
+        parts = [[self.part(trace, bags, pooling, number) for trace in rows] for number in range(batches)]
+        return Workload(hotness if isinstance(hotness, str) else "mix", rows, parts, bags, pooling)
+
+    def part(self, trace: Trace, bags: int, pooling: int, number: int) -> Part:
+        """Batch `number` of a trace, on the device."""
+        indices, offsets = traces.bags(trace, bags, pooling, number, include_last_offset=True)
+        return torch.from_numpy(indices).to(self.device), torch.from_numpy(offsets).to(self.device)
+
+
+def time_passes(
+    passes: Mapping[str, Pass],
+    workload: Workload,
+    device: torch.device,
+    *,
+    rounds: int,
+    cache: timing.Cache = "warm",
+    eager: bool = False,
+    after: Callable[[], object] | None = None,
+) -> tuple[timing.Comparison, dict[str, str]]:
+    """Times passes in turns, each replayed as a graph ("NAME") and, with `eager`, called ("NAME, eager").
+
+    Cold: graphs of one table each, because a pass would warm the caches for its own later tables.
+    Returns the comparison, in seconds a pass or a cold table, and why a pass has no graph.
+    """
+    inputs = workload.requests
+    if cache == "cold":
+        inputs = [[request] for request in inputs[0][:COLD_TABLES]]
+    return time_calls(passes, inputs, device, rounds=rounds, eager=eager, cache=cache, after=after)
+
+
+def tables_of(result: timing.Comparison, workload: Workload) -> int:
+    """Tables that one call of the comparison looks up."""
+    return 1 if result.cache == "cold" else len(workload.batches[0])
+
+
+def error_of_pass(outputs: Sequence[Tensor], weights: Sequence[Tensor], requests: Sequence[Request]) -> float:
+    """Largest difference of a pass's outputs from sums in float64, relative to the largest value."""
+    differences = []
+    for output, (table, (indices, offsets)) in zip(outputs, requests, strict=True):
+        bags = len(offsets) - 1  # all of them equally long
+        for first in range(0, bags, 512):  # in shares: all rows in float64 are more than a table
+            rows = indices.view(bags, -1)[first : first + 512]
+            differences.append(difference(output[first : first + 512], weights[table][rows].double().sum(1)))
+    return largest(differences)

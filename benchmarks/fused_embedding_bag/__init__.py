@@ -1,0 +1,1 @@
+"""Many heterogeneous tables: recfuse.nn.FusedEmbeddingBagCollection and its peers. See README.md."""

@@ -1,0 +1,179 @@
+"""What is compared on many tables on a GPU, by name: recfuse with and without a plan, and its peers."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import recfuse
+from common.checks import left_out
+from common.peers import CUDA_KINDS, fbgemm_usable
+from fused_embedding_bag.native import never_staged, schedules_of
+from fused_embedding_bag.runs import compiled_run, fbgemm_run, loop_run, one_warp_run, padded_run
+from fused_embedding_bag.setting import Batch, Subject
+from fused_embedding_bag.streams import Run
+
+BASELINE, COMPILED, PADDED = "torch", "torch.compile", "padded"
+V1, V2, NBIT = (f"fbgemm {kind}" for kind in CUDA_KINDS)
+ONE_WARP, DEFAULT, TUNED = "one warp a bag", "recfuse", "recfuse tuned"
+UNCHECKED = "recfuse unchecked"
+"""With its plan, and without bounds checks: as FBGEMM's are run."""
+UNSTAGED = "recfuse unstaged"
+"""As it comes, but with no table staged in shared memory."""
+NAMES = (BASELINE, COMPILED, PADDED, V1, V2, NBIT, ONE_WARP, DEFAULT, UNSTAGED, TUNED, UNCHECKED)
+"""In the order in which they are shown."""
+SLOW = (BASELINE, COMPILED, PADDED)
+"""What needs milliseconds a batch, a good part of it on the host."""
+
+
+@dataclass
+class Tuned:
+    """A plan, and the seconds that tuning took; None: it came from a file."""
+
+    plan: Any  # recfuse.CollectionPlan
+    seconds: float | None
+
+
+def collection(subject: Subject, dtype: torch.dtype) -> recfuse.nn.FusedEmbeddingBagCollection:
+    """recfuse's module with a copy of the tables."""
+    bags = [
+        torch.nn.EmbeddingBag.from_pretrained(table, mode="sum", freeze=True)
+        for table in subject.tables(dtype)
+    ]
+    return recfuse.nn.FusedEmbeddingBagCollection.from_embedding_bags(bags)
+
+
+def default_collection(subject: Subject, dtype: torch.dtype) -> recfuse.nn.FusedEmbeddingBagCollection:
+    """As it comes; the same one for every figure."""
+    return _kept(subject, "collection", dtype, lambda: collection(subject, dtype))
+
+
+def tuned(subject: Subject, dtype: torch.dtype) -> Tuned:
+    """A plan made on the tuning batches, or read from `--plans`, where it is written to as well."""
+
+    def make() -> Tuned:
+        arguments, path = subject.setting.arguments, None
+        if arguments.plans is not None:
+            path = arguments.plans / f"{subject.name}-{str(dtype).removeprefix('torch.')}.json"
+            if path.exists():
+                return Tuned(recfuse.Plan.load(path), None)
+        batches = [(batch.indices, batch.offsets) for batch in subject.tuning_batches]
+        module, start = default_collection(subject, dtype), time.perf_counter()
+        plan = recfuse.tune(module, batches, budget_s=arguments.tune_budget)
+        found = Tuned(plan, time.perf_counter() - start)
+        if path is not None:
+            plan.save(path)
+        return found
+
+    return _kept(subject, "plan", dtype, make)
+
+
+def tuned_collection(subject: Subject, dtype: torch.dtype) -> recfuse.nn.FusedEmbeddingBagCollection:
+    """recfuse's module with its plan; the same one for every figure."""
+
+    def make() -> recfuse.nn.FusedEmbeddingBagCollection:
+        module = collection(subject, dtype)
+        tuned(subject, dtype).plan.apply(module)
+        return module
+
+    return _kept(subject, "tuned collection", dtype, make)
+
+
+def _kept(subject: Subject, what: str, dtype: torch.dtype, make: Callable[[], Any]) -> Any:
+    if (what, dtype) not in subject.kept:
+        subject.kept[what, dtype] = make()
+    return subject.kept[what, dtype]
+
+
+def fused_run(module: torch.nn.Module) -> Run:
+    """A call of a module that takes all features at once."""
+
+    @torch.inference_mode()
+    def run(batch: Batch) -> Tensor:
+        return module(batch.indices, batch.offsets)
+
+    return run
+
+
+def operator_run(
+    module: recfuse.nn.FusedEmbeddingBagCollection, options: Callable[[Batch], dict[str, Any]]
+) -> Run:
+    """A call of its operator, with options of one's own."""
+    layout = module.layout
+
+    @torch.inference_mode()
+    def run(batch: Batch) -> Tensor:
+        lookups = batch.indices, batch.offsets
+        return torch.ops.recfuse.fused_embedding_bag(
+            module.packed_weights(), layout.features, *lookups, layout.output_dim, **options(batch)
+        )
+
+    return run
+
+
+def unchecked_run(module: recfuse.nn.FusedEmbeddingBagCollection) -> Run:
+    """With `bounds_check="off"`."""
+    return operator_run(
+        module, lambda batch: {"bounds_check": "off", "schedules": module.schedules, "warps": module.warps}
+    )
+
+
+def unstaged_run(module: recfuse.nn.FusedEmbeddingBagCollection) -> Run:
+    """With what it expects of each feature, by schedules that stage no table."""
+    kept: list[Tensor] = []
+
+    def options(batch: Batch) -> dict[str, Any]:
+        if not kept:
+            module(batch.indices, batch.offsets)  # learns what to expect
+            kept.append(torch.from_numpy(never_staged(schedules_of(module)[0])))
+        return {"schedules": kept[0]}
+
+    return operator_run(module, options)
+
+
+def make_runs(
+    subject: Subject, names: Iterable[str], dtype: torch.dtype = torch.float32
+) -> tuple[dict[str, Run], list[str]]:
+    """Candidates by name, and notes on those that are left out, and why.
+
+    "NAME, fp32 out": FBGEMM with half tables and an output of fp32, which is its default.
+    """
+    makers: dict[str, Callable[[], Run]] = {
+        BASELINE: lambda: loop_run(subject.tables(dtype)),
+        COMPILED: lambda: compiled_run(subject.tables(dtype)),
+        PADDED: lambda: padded_run(subject, dtype),
+        ONE_WARP: lambda: one_warp_run(subject, dtype),
+        DEFAULT: lambda: fused_run(default_collection(subject, dtype)),
+        UNSTAGED: lambda: unstaged_run(default_collection(subject, dtype)),
+        TUNED: lambda: fused_run(tuned_collection(subject, dtype)),
+        UNCHECKED: lambda: unchecked_run(tuned_collection(subject, dtype)),
+    }
+    for kind in CUDA_KINDS:
+        for suffix, output in (("", dtype), (", fp32 out", torch.float32)):
+            makers[f"fbgemm {kind}{suffix}"] = functools.partial(fbgemm_run, kind, subject, dtype, output)
+    runs, limit = {}, subject.setting.arguments.compile
+    usable, notes = fbgemm_usable(names, "fbgemm-gpu")
+    for name in usable:
+        if name == COMPILED and subject.features > limit:
+            notes.append(
+                f"{subject.name}: torch.compile is left out: {subject.features} features, which compile for "
+                f"minutes, and --compile allows {limit}"
+            )
+            continue
+        if name == PADDED:
+            bounded = sum(bound is not None for bound in subject.bounds)
+            notes.append(
+                f"{subject.name}: padded: {bounded} of {subject.features} features have bounded bags; "
+                "nn.EmbeddingBag pools the others"
+            )
+        try:
+            runs[name] = _kept(subject, name, dtype, makers[name])
+        except Exception as error:
+            notes.append(left_out(subject.name, name, error))
+    return runs, notes

@@ -1,0 +1,191 @@
+"""The comparison on the CPU: models A to E, batches of one size."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import geometric_mean
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import recfuse
+from common.checks import check_agreement, largest_difference
+from common.peers import KINDS, InThreads, Part, balanced_cuts, fbgemm_missing, fbgemm_module, rebased
+from common.report import load_notes, plot_ratios, write_results
+from common.table import Table, milliseconds, times
+from recfuse import timing
+from recfuse.data import workloads
+
+FAMILIES = {"torch": "nn.EmbeddingBag", "fbgemm": "FBGEMM", "threads": "FBGEMM, a thread each"}
+
+
+@dataclass
+class Batch:
+    """One batch in the form that each candidate likes best; cut outside of the timed region."""
+
+    indices: Tensor  # [lookups] int32
+    offsets: Tensor  # [features * size + 1] int32
+    features: list[Part]  # of each feature: indices, offsets [size]
+    parts: list[Part]  # of each thread's share of the features: indices, offsets
+
+
+def make_batches(
+    model: workloads.Model, size: int, count: int, seed: int, threads: int
+) -> tuple[list[Batch], list[int]]:
+    """`count` batches, and where the features are cut into shares of about equal bytes."""
+    raw = [
+        (torch.from_numpy(indices), torch.from_numpy(offsets))
+        for indices, offsets in (model.batch(size, seed + 1 + number) for number in range(count))
+    ]
+    ends = raw[0][1][::size].long()
+    cuts = balanced_cuts(ends.diff() * torch.tensor(model.dims), threads)
+    batches = []
+    for indices, offsets in raw:
+        features = [
+            rebased(indices, offsets, feature * size, (feature + 1) * size)
+            for feature in range(model.features)
+        ]
+        batches.append(
+            Batch(
+                indices,
+                offsets,
+                [(rows, starts[:-1].contiguous()) for rows, starts in features],
+                [rebased(indices, offsets, a * size, b * size) for a, b in pairwise(cuts)],
+            )
+        )
+    return batches, cuts
+
+
+def least_bytes(model: workloads.Model, batch: Batch, size: int) -> int:
+    """What must move at least: each row in use once, indices and offsets once, the output once."""
+    unique = 0
+    for (indices, _), dim in zip(batch.features, model.dims, strict=True):
+        unique += 4 * dim * len(indices.unique())
+    return unique + batch.indices.nbytes + batch.offsets.nbytes + 4 * size * model.output_dim
+
+
+def make_candidates(
+    model: workloads.Model, cuts: list[int], use_fbgemm: bool
+) -> tuple[dict[str, Callable[[Batch], Tensor]], dict[str, list[str]]]:
+    """Candidates by name, and the names of each family."""
+    torch.manual_seed(model.seed)
+    bags = [
+        torch.nn.EmbeddingBag(rows, dim, mode="sum") for rows, dim in zip(model.rows, model.dims, strict=True)
+    ]
+    weights = [bag.weight.detach() for bag in bags]
+    # The collection takes over the tables that it is given: it gets copies.
+    fused = recfuse.nn.FusedEmbeddingBagCollection.from_embedding_bags(copy.deepcopy(bags))
+
+    def run_recfuse(batch: Batch) -> Tensor:
+        with torch.inference_mode():
+            return fused(batch.indices, batch.offsets)
+
+    def run_torch(batch: Batch) -> Tensor:
+        with torch.inference_mode():
+            return torch.cat([bag(*part) for bag, part in zip(bags, batch.features, strict=True)], 1)
+
+    candidates: dict[str, Callable[[Batch], Tensor]] = {"recfuse": run_recfuse, "torch": run_torch}
+    families = {"torch": ["torch"]}
+    for kind in KINDS if use_fbgemm else ():
+        whole = fbgemm_module(kind, weights, torch.int32)
+        shares = [fbgemm_module(kind, weights[a:b], torch.int32) for a, b in pairwise(cuts)]
+        threaded = InThreads(shares, dim=1)
+        candidates[f"fbgemm {kind}"] = lambda batch, run=whole: run(batch.indices, batch.offsets)
+        candidates[f"fbgemm {kind}, a thread each"] = lambda batch, run=threaded: run(batch.parts)
+        families.setdefault("fbgemm", []).append(f"fbgemm {kind}")
+        families.setdefault("threads", []).append(f"fbgemm {kind}, a thread each")
+    return candidates, families
+
+
+def measure(name: str, arguments: argparse.Namespace, use_fbgemm: bool) -> dict[str, Any]:
+    """Everything about one model, as it goes into the JSON file."""
+    model = workloads.model(name, seed=arguments.seed)
+    size, threads = arguments.batch_size, torch.get_num_threads()
+    batches, cuts = make_batches(model, size, arguments.num_batches, arguments.seed, threads)
+    candidates, families = make_candidates(model, cuts, use_fbgemm)
+    with torch.no_grad():
+        difference = largest_difference(candidates, batches[0], "torch")
+        before = timing.read_bandwidth()
+        result = timing.compare(
+            candidates, inputs=[(batch,) for batch in batches], rounds=arguments.rounds,
+            cache=arguments.cache, progress=False,
+        )  # fmt: skip
+        bandwidth = max(before, timing.read_bandwidth())
+    bytes_ = sum(least_bytes(model, batch, size) for batch in batches) / len(batches)
+    peers = {family: result.fastest(names) for family, names in families.items()}
+    return {
+        "model": name,
+        "features": model.features,
+        "lookups": sum(len(batch.indices) for batch in batches) / len(batches),
+        "table_bytes": model.weight_bytes,
+        "least_bytes": bytes_,
+        "read_bandwidth_bytes_per_s": bandwidth,
+        "share_of_bandwidth": bytes_ / result["recfuse"].median / bandwidth,
+        "relative_difference": difference,
+        "fastest": peers,
+        "ratio": {family: result.ratio("recfuse", peer) for family, peer in peers.items()},
+        "measured": result.to_json(environment=False),
+        "_comparison": result,
+    }
+
+
+def tabulate(records: list[dict[str, Any]], arguments: argparse.Namespace) -> list[Table]:
+    """The tables of times and of ratios, each with a row a model."""
+    families = list(records[0]["ratio"])
+    spent = Table(
+        f"Fused embedding bags, batch {arguments.batch_size}, {torch.get_num_threads()} threads, "
+        f"{arguments.cache} caches: ms (median ± IQR of {arguments.rounds})",
+        ["model", *(FAMILIES[family] for family in families), "recfuse"],
+    )
+    ratios = Table(
+        "recfuse is faster than",
+        ["model", *(FAMILIES[family] for family in families), "least MB", "share of GB/s read"],
+    )
+    comparisons = [record.pop("_comparison") for record in records]
+    for record, result in zip(records, comparisons, strict=True):
+        candidates = [record["fastest"][family] for family in families] + ["recfuse"]
+        spent.rows.append([record["model"], *(milliseconds(result[name]) for name in candidates)])
+        ratios.rows.append(
+            [
+                record["model"],
+                *(times(record["ratio"][family]) for family in families),
+                f"{record['least_bytes'] / 1e6:.0f}",
+                f"{record['share_of_bandwidth']:.0%} of {record['read_bandwidth_bytes_per_s'] / 1e9:.0f}",
+            ]
+        )
+    means = [times(geometric_mean(r["ratio"][family] for r in records)) for family in families]
+    ratios.rows.append(["geometric mean", *means, "", ""])
+    worst = max(record["relative_difference"] for record in records)
+    spent.notes.append(f"Largest difference between any two outputs: {worst:.1e} of the largest value.")
+    for family in families[1:]:
+        chosen = ", ".join(f"{r['model']} {r['fastest'][family].split()[1].rstrip(',')}" for r in records)
+        spent.notes.append(f"{FAMILIES[family]}: the faster of its two modules: {chosen}.")
+    spent.notes += load_notes(comparisons)
+    return [spent, ratios]
+
+
+def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Run the comparison."""
+    missing = fbgemm_missing()
+    records = [
+        measure(name, arguments, missing is None)
+        for name in tqdm(arguments.models, desc="models", leave=False)
+    ]
+    tables = tabulate(records, arguments)
+    tables[0].notes += [missing] if missing else []
+    for table in tables:
+        table.show(arguments.markdown)
+    write_results(arguments.json, tables, {"models": records})
+    if arguments.plot:
+        series = {
+            f"over {FAMILIES[family]}": {record["model"]: record["ratio"][family] for record in records}
+            for family in records[0]["ratio"]
+        }
+        plot_ratios(arguments.plot, {f"recfuse, batch {arguments.batch_size}": series})
+    check_agreement(parser, [record["relative_difference"] for record in records], 1e-5)

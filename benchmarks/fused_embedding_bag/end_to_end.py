@@ -1,0 +1,200 @@
+"""Embeddings with the MLP that follows them, and what the host spends on a call."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from common.calls import EAGER, time_calls
+from common.checks import relative_error
+from common.report import Figure, load_notes
+from common.settings import fail
+from common.table import Table, times
+from fused_embedding_bag.candidates import (
+    BASELINE,
+    COMPILED,
+    DEFAULT,
+    SLOW,
+    TUNED,
+    V1,
+    V2,
+    default_collection,
+    make_runs,
+    tuned_collection,
+)
+from fused_embedding_bag.runs import compiled_run
+from fused_embedding_bag.setting import Batch, FusedSetting, Subject
+from fused_embedding_bag.streams import Run, host_seconds
+
+MLP = (1024, 256, 128)
+"""Hidden units behind the concatenation, as published."""
+_CANDIDATES = (BASELINE, COMPILED, V2, DEFAULT, TUNED)
+_TOLERANCE = 1e-4  # relative, of sums of 25,000 products in fp32
+_CALLS = 200  # of collection.map
+
+
+def mlp(columns: int, device: torch.device, seed: int) -> torch.nn.Sequential:
+    """Linear layers with ReLU between them."""
+    torch.manual_seed(seed)
+    layers: list[torch.nn.Module] = []
+    for width in MLP:
+        layers += [torch.nn.Linear(columns, width, device=device), torch.nn.ReLU()]
+        columns = width
+    return torch.nn.Sequential(*layers[:-1]).requires_grad_(False)
+
+
+def figure_end_to_end(setting: FusedSetting) -> Figure:
+    """Models with the MLP, at the first of `--batch-sizes`."""
+    arguments, notes, results = setting.arguments, [], {}
+    size, records = arguments.batch_sizes[0], {}
+    for name in tqdm(arguments.models, desc="end to end", leave=False):
+        subject = setting.subject(name)
+        runs, more = _whole(subject)
+        error = _check(subject, runs, subject.batches(size)[0])
+        batches, rounds = subject.batches(size), arguments.rounds
+        result, failures = time_calls(runs, batches, subject.device, rounds=rounds, slow=SLOW)
+        notes += [*more, *(f"{name}, {run}: no graph: {why}" for run, why in failures.items())]
+        results[name] = result
+        records[name] = {"relative_difference": error, "measured": result.to_json(environment=False)}
+    names = [one for one in _CANDIDATES if any(one in result.timings for result in results.values())]
+    tables = [
+        _table(
+            f"ms of a whole model{how}, batch {size}, MLP {'-'.join(map(str, MLP))} in fp32",
+            results,
+            names,
+            suffix,
+        )
+        for how, suffix in ((" as a CUDA graph", ""), (" as called, host included", EAGER))
+    ]
+    tables[0].notes += [*dict.fromkeys(notes), *load_notes(results.values())]
+    panels = {
+        f"{ours}, whole model": {
+            peer: {
+                name: result.ratio(ours, peer)
+                for name, result in results.items()
+                if {ours, peer} <= set(result.timings)
+            }
+            for peer in (BASELINE, V2)
+        }
+        for ours in (DEFAULT, TUNED)
+        if ours in names
+    }
+    panels = {title: {peer: one for peer, one in series.items() if one} for title, series in panels.items()}
+    return Figure(tables, panels, records)
+
+
+def _whole(subject: Subject) -> tuple[dict[str, Run], list[str]]:
+    """Embeddings and MLP of each candidate."""
+    wanted = [name for name in _CANDIDATES if name in subject.setting.arguments.candidates]
+    runs, notes = make_runs(subject, wanted)
+    layers = mlp(subject.output_dim, subject.device, subject.setting.arguments.seed)
+
+    def with_mlp(run: Run) -> Run:
+        @torch.inference_mode()
+        def whole(batch: Batch) -> Tensor:
+            return layers(run(batch))
+
+        return whole
+
+    return {
+        name: compiled_run(subject.tables(), layers) if name == COMPILED else with_mlp(run)
+        for name, run in runs.items()
+    }, notes
+
+
+def _check(subject: Subject, runs: dict[str, Run], batch: Batch) -> float:
+    """Largest difference from the first candidate's output."""
+    first, *others = runs.values()
+    right = first(batch).double()
+    error = max([relative_error(run(batch), right) for run in others], default=0.0)
+    if not error <= _TOLERANCE:
+        fail(subject.setting.parser, f"{subject.name}, end to end: outputs differ by {error:.1e}")
+    return error
+
+
+def _table(title: str, results: dict[str, Any], names: Sequence[str], suffix: str) -> Table:
+    columns = [f"{DEFAULT} over {peer}" for peer in names if peer != DEFAULT]
+    table = Table(title, ["model", *names, *columns])
+    for name, result in results.items():
+        cells = [
+            f"{result[one + suffix].median * 1e3:.2f} ± {result[one + suffix].iqr * 1e3:.2f}"
+            if one + suffix in result.timings
+            else "-"
+            for one in names
+        ]
+        ratios = [
+            times(result.ratio(DEFAULT + suffix, peer + suffix))
+            if peer + suffix in result.timings and DEFAULT + suffix in result.timings
+            else "-"
+            for peer in names
+            if peer != DEFAULT
+        ]
+        table.rows.append([name, *cells, *ratios])
+    return table
+
+
+def figure_host(setting: FusedSetting) -> Figure:
+    """What the host spends: on a call with everything cached, and on the analysis of a batch."""
+    arguments = setting.arguments
+    name, size = arguments.models[0], arguments.batch_sizes[0]
+    subject = setting.subject(name)
+    batches = subject.batches(size)
+    runs, notes = make_runs(subject, [one for one in (V1, V2, DEFAULT, TUNED) if one in arguments.candidates])
+    calls: dict[str, Callable[[int], object]] = {
+        one: lambda number, run=run: run(batches[number % len(batches)]) for one, run in runs.items()
+    }
+    module = (
+        tuned_collection(subject, torch.float32)
+        if TUNED in runs
+        else default_collection(subject, torch.float32)
+    )
+    if DEFAULT in runs:
+        mappings = [module.map(batch.host_offsets) for batch in batches]
+
+        @torch.inference_mode()
+        def mapped(number: int) -> Tensor:
+            batch = batches[number % len(batches)]
+            return module(batch.indices, batch.offsets, mapping=mappings[number % len(batches)])
+
+        calls["recfuse, mapping given"] = mapped
+    samples = {one: host_seconds(call, subject.device, arguments.rounds) for one, call in calls.items()}
+    samples["collection.map"] = _map_seconds(module, batches)
+    table = Table(
+        f"us of the host, {name} ({subject.features:,} features), batch {size}",
+        ["", "median", "p90", "least"],
+    )
+    for one, seconds in samples.items():
+        cells = [statistics.median(seconds), float(np.quantile(seconds, 0.9)), min(seconds)]
+        table.rows.append([one, *(f"{cell * 1e6:.1f}" for cell in cells)])
+    table.notes = [
+        "A call: from Python's call to its return, with mappings and descriptions cached.",
+        "collection.map: the host's analysis of a batch's offsets, an array, by a thread kept on one core.",
+        *notes,
+    ]
+    return Figure([table], {}, {one: {"samples_s": seconds} for one, seconds in samples.items()})
+
+
+def _map_seconds(module: Any, batches: Sequence[Batch]) -> list[float]:
+    """Seconds of `module.map`, on one core."""
+    cores = os.sched_getaffinity(0)
+    samples = []
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        for number in range(-10, _CALLS):
+            offsets = batches[number % len(batches)].host_offsets
+            start = time.perf_counter()
+            module.map(offsets)
+            spent = time.perf_counter() - start
+            if number >= 0:
+                samples.append(spent)
+    finally:
+        os.sched_setaffinity(0, cores)
+    return samples

@@ -1,0 +1,207 @@
+"""The main tables of the GPU benchmark of fused collections: batches of one size, as graphs and as called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import geometric_mean
+
+import torch
+from tqdm import tqdm
+
+from common import checks
+from common.calls import EAGER, time_calls
+from common.checks import TOLERANCES, relative_error
+from common.report import Figure, Panels, Row, load_notes
+from common.table import Table, times
+from fused_embedding_bag.candidates import BASELINE, DEFAULT, ONE_WARP, SLOW, TUNED, V1, V2, make_runs
+from fused_embedding_bag.limits import Ceilings, Limit
+from fused_embedding_bag.setting import FusedSetting, Subject, right_output
+from fused_embedding_bag.streams import Run
+
+HALF_OUTPUTS = ", fp32 out"  # FBGEMM with half tables, its default output
+
+
+@dataclass
+class SubjectRow(Row):
+    """One subject and batch size, in us a call."""
+
+    runs: dict[str, Run]
+    limit: Limit
+
+    def best(self, prefix: str) -> str | None:
+        """The fastest of the candidates of a name, whatever its output's type."""
+        names = [name for name in (prefix, prefix + HALF_OUTPUTS) if name in self.result.timings]
+        return self.result.fastest(names) if names else None
+
+    def over(self, name: str, peer: str) -> float | None:
+        """How many times faster than the peer at its best; None where one was not measured."""
+        best = self.best(peer)
+        return self.ratio(name, best) if best else None
+
+
+def checked(
+    subject: Subject, runs: dict[str, Run], size: int, dtype: torch.dtype
+) -> tuple[dict[str, Run], dict[str, float], list[str]]:
+    """The candidates that run here, how far the output of each is from sums in float64, and notes.
+
+    Ends the program with status 1 where an output is wrong.
+    """
+    batch = subject.batches(size)[0]
+    right = right_output(subject, batch, dtype)
+    errors, notes = checks.checked(
+        subject.setting.parser, f"{subject.name} {size}",
+        {name: partial(run, batch) for name, run in runs.items()},
+        lambda name, output: relative_error(output, right), lambda name: TOLERANCES[dtype],
+    )  # fmt: skip
+    return {name: runs[name] for name in errors}, errors, notes
+
+
+def measure(
+    subject: Subject, size: int, dtype: torch.dtype, names: Sequence[str], ceilings: Ceilings
+) -> tuple[SubjectRow, list[str]]:
+    """One subject and batch size, with notes."""
+    runs, notes = make_runs(subject, names, dtype)
+    runs, errors, more = checked(subject, runs, size, dtype)
+    batches, arguments = subject.batches(size), subject.setting.arguments
+    result, failures = time_calls(runs, batches, subject.device, rounds=arguments.rounds, slow=SLOW)
+    limit = ceilings.limit(subject, dtype, batches)
+    label = f"{subject.name} {size}"
+    record = {
+        "subject": subject.name,
+        "batch_size": size,
+        "dtype": str(dtype),
+        "features": subject.features,
+        "lookups": sum(len(batch.indices) for batch in batches) / len(batches),
+        "us": {name: timing_.median * 1e6 for name, timing_ in result.timings.items()},
+        "relative_error": errors,
+        "without_graph": failures,
+        "limit": limit.to_json(),
+        "of_limit": {name: result[name].median / limit.seconds for name in runs if name in result.timings},
+        "measured": result.to_json(environment=False),
+    }
+    if (TUNED, dtype) in subject.kept:
+        found = subject.kept["plan", dtype]
+        record["tuning_s"], record["plan"] = found.seconds, str(found.plan)
+    notes += [*more, *(f"{label}, {name}: no graph: {why}" for name, why in failures.items())]
+    return SubjectRow(label, result, record, runs, limit), notes
+
+
+def figure_models(
+    setting: FusedSetting,
+    ceilings: Ceilings,
+    subjects: Sequence[str] | None = None,
+    dtype: torch.dtype = torch.float32,
+    release: bool = False,
+) -> Figure:
+    """Models (or other subjects) at each of `--batch-sizes`; `release`: give the memory of each back."""
+    arguments, rows, notes = setting.arguments, [], []
+    for name in tqdm(subjects or arguments.models, desc="models", leave=False):
+        subject = setting.subject(name)
+        for size in arguments.batch_sizes:
+            row, more = measure(subject, size, dtype, candidate_names(arguments.candidates, dtype), ceilings)
+            rows.append(row)
+            notes += more
+        if release:
+            setting.release(name)
+    return as_figure(rows, notes, setting, dtype, ceilings.copy_speed)
+
+
+def candidate_names(names: Sequence[str], dtype: torch.dtype) -> list[str]:
+    """For half tables FBGEMM is run with both types of output, and slow candidates are left out."""
+    if dtype == torch.float32:
+        return list(names)
+    names = [name for name in names if name not in SLOW]
+    return [each for name in names for each in ([name, name + HALF_OUTPUTS] if "fbgemm" in name else [name])]
+
+
+def as_figure(
+    rows: list[SubjectRow], notes: list[str], setting: FusedSetting, dtype: torch.dtype, copy_speed: float
+) -> Figure:
+    """Times as graphs and as called, ratios and limits."""
+    arguments = setting.arguments
+    kind = f"{str(dtype).removeprefix('torch.')} tables, {arguments.num_batches} batches in turn, warm L2"
+    names = list(dict.fromkeys(name for row in rows for name in row.runs))
+    graphs = Table(
+        f"us a call as a CUDA graph, {kind} (median ± IQR of {arguments.rounds})", ["subject, batch", *names]
+    )
+    graphs.rows = [[row.label, *(row.cell(name) for name in names)] for row in rows]
+    errors = {name: max(row.record["relative_error"].get(name, 0.0) for row in rows) for name in names}
+    graphs.notes = [
+        "Largest error, as a share of the largest value, against sums in float64: "
+        + ", ".join(f"{error:.0e} ({name})" for name, error in errors.items())
+        + ".",
+        *dict.fromkeys(notes),
+        *_tuning_notes(rows),
+        *load_notes(row.result for row in rows),
+    ]
+    called = Table(f"us a call as called, host included, {kind}", ["subject, batch", *names])
+    called.rows = [[row.label, *(row.cell(name + EAGER) for name in names)] for row in rows]
+    panels = {
+        f"{ours} over": {
+            peer: {row.label: ratio for row in rows if (ratio := row.over(ours, peer)) is not None}
+            for peer in (V1, V2, ONE_WARP)
+        }
+        for ours in (DEFAULT, TUNED)
+    }
+    record = {row.label: row.record for row in rows}
+    return Figure([graphs, called, _summary(rows, kind, copy_speed)], _without_empty(panels), record)
+
+
+def _without_empty(panels: Panels) -> Panels:
+    kept = {
+        title: {label: ratios for label, ratios in series.items() if ratios}
+        for title, series in panels.items()
+    }
+    return {title: series for title, series in kept.items() if series}
+
+
+def _tuning_notes(rows: Sequence[SubjectRow]) -> list[str]:
+    seconds = {
+        row.record["subject"]: row.record["tuning_s"]
+        for row in rows
+        if row.record.get("tuning_s") is not None
+    }
+    if not seconds:
+        return []
+    cells = ", ".join(f"{name} {spent:.0f} s" for name, spent in seconds.items())
+    return [f"Tuning, with the cache of kernels as it was: {cells}."]
+
+
+def _summary(rows: Sequence[SubjectRow], kind: str, copy_speed: float) -> Table:
+    """Ratios and limits of recfuse's candidates: a row for each subject, batch size and candidate."""
+    peers = [peer for peer in (V1, V2, ONE_WARP, BASELINE) if any(row.best(peer) is not None for row in rows)]
+    ours = [name for name in (DEFAULT, TUNED) if name in rows[0].runs]
+    columns = ["subject, batch", "candidate", *(f"over {peer}" for peer in peers), f"over {DEFAULT}"]
+    columns += ["TB/s", "least MB", "us at copy speed", "gathered MB", "us of gather", "time / limit"]
+    table = Table(f"recfuse, {kind}", columns)
+    for row in rows:
+        for name in [name for name in ours if name in row.result.timings]:
+            ratios = [row.over(name, peer) for peer in [*peers, DEFAULT]]
+            limit, seconds = row.limit, row.us(name) / 1e6
+            table.rows.append(
+                [row.label, name]
+                + [times(ratio) for ratio in ratios]
+                + [f"{limit.gathered_bytes / seconds / 1e12:.2f}", f"{limit.least_bytes / 1e6:.1f}"]
+                + [f"{limit.copy_s * 1e6:.1f}", f"{limit.gathered_bytes / 1e6:.1f}"]
+                + [f"{limit.gather_s * 1e6:.1f}", f"{seconds / limit.seconds:.2f}"]
+            )
+    for name in ours:
+        means = [
+            [ratio for row in rows if (ratio := row.over(name, peer)) is not None]
+            for peer in [*peers, DEFAULT]
+        ]
+        cells = [times(geometric_mean(ratios)) if ratios else "-" for ratios in means]
+        share = geometric_mean(
+            row.us(name) / 1e6 / row.limit.seconds for row in rows if name in row.result.timings
+        )
+        table.rows.append(["geometric mean", name, *cells, "", "", "", "", "", f"{share:.2f}"])
+    table.notes = [
+        "Ratios are of graph replays; FBGEMM with half tables counts with the faster of its output types. "
+        "TB/s: bytes of the rows asked for.",
+        "limit: the greater of least MB (rows in use, indices, offsets and output once) at "
+        f"{copy_speed / 1e12:.2f} TB/s, the speed of a large copy, and of a plain gather of the same rows in "
+        "the same order (kernels/gather.cu), a launch for each size of rows.",
+    ]
+    return table

@@ -1,0 +1,120 @@
+"""Tuning feature by feature, each alone on the GPU: what the two-stage strategy is compared with.
+
+Source: Pan et al., RecFlex, SC 2024, section II-C, solution 1 (separate and combine).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from recfuse.data.collection import Jagged
+from recfuse.plan.parts import architecture
+from recfuse.tuner.collection.candidates import FeatureClass, classes_of
+from recfuse.tuner.collection.compile import compile_fused
+from recfuse.tuner.collection.problem import FusedBench, FusedProblem
+
+_ROUNDS = 5
+_BATCHES = 4
+_COLUMN = 6  # of a feature's first column, in a row of `features`
+
+
+def tune_separately(
+    collection: torch.nn.Module,
+    batches: Iterable[Any],
+    *,
+    features: Sequence[int] | None = None,
+    progress: bool | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """The schedule of each feature that is the fastest when a launch has nothing else to do.
+
+    Args:
+        collection: a :class:`recfuse.nn.FusedEmbeddingBagCollection` on a CUDA device.
+        batches: as for :func:`recfuse.tune`.
+        features: those to tune, by number; the others keep the default. None: all.
+        progress: show bars; None: on a terminal.
+        seed: of the order in which candidates are timed.
+
+    Returns:
+        Schedules, int32 ``[features, 6]`` on the CPU, as the operator takes them.
+
+    Raises:
+        As :func:`recfuse.tune`.
+    """
+    problem = FusedProblem.of(collection, batches)
+    chosen = problem.defaults()
+    wanted = set(range(len(problem.tables)) if features is None else features)
+    with torch.cuda.device(problem.device), torch.no_grad():
+        arch = architecture(problem.device)
+        for own in classes_of(problem, FusedBench(problem)):
+            members = [member for member, feature in enumerate(own.features) if feature in wanted]
+            runnable = _compiled(problem, own, members, arch, progress)
+            hidden = None if progress is None else not progress
+            for member in tqdm(members, desc=own.name, disable=hidden, leave=False):
+                usable = [number for number in own.allowed[member] if number in runnable]
+                feature = own.features[member]
+                chosen[feature, :-1] = own.candidates[_fastest(problem, own, feature, usable, seed), :-1]
+    return torch.from_numpy(chosen)
+
+
+def _compiled(
+    problem: FusedProblem, own: FeatureClass, members: list[int], arch: str, progress: bool | None
+) -> set[int]:
+    """Candidates of a class whose kernels compile; the default in any case."""
+    if not members:
+        return {0}
+    bench = FusedBench(alone(problem, own.features[members[0]]))
+    jobs = {}
+    for number in sorted({number for member in members for number in own.allowed[member]}):
+        row = own.candidates[number].copy()
+        row[-1] = bench.problem.expected[0]
+        jobs[number] = bench.compile_arguments(arch, row[None, None], 0, False)
+    results = compile_fused(jobs, progress=progress)
+    return {0, *(number for number, result in results.items() if not isinstance(result, Exception))}
+
+
+def _fastest(problem: FusedProblem, own: FeatureClass, feature: int, numbers: list[int], seed: int) -> int:
+    """The number of the candidate with the least median time; candidates in turns."""
+    single = alone(problem, feature)
+    bench = FusedBench(single)
+    order = random.Random(seed).sample(numbers, len(numbers))
+    sets = own.candidates[order][:, None, :].copy()
+    sets[:, 0, -1] = single.expected[0]
+    times = np.median(bench.seconds(sets, 0, _ROUNDS, single.some_batches(_BATCHES)), axis=1)
+    return order[int(np.argmin(times))]
+
+
+def alone(problem: FusedProblem, feature: int) -> FusedProblem:
+    """A problem with one of its features only, and an output of its own."""
+    batches = []
+    for batch in problem.batches:
+        part = slice(feature * batch.bags, (feature + 1) * batch.bags + 1)
+        host = batch.host_offsets[part]
+        start, end = int(host[0]), int(host[-1])
+        batches.append(
+            Jagged(
+                batch.indices[start:end],
+                batch.offsets[part] - start,
+                None if batch.weights is None else batch.weights[start:end],
+                np.ascontiguousarray(host - start),
+                batch.bags,
+            )
+        )
+    own = problem.features[feature : feature + 1].copy()
+    own[0, _COLUMN] = 0
+    return replace(
+        problem,
+        features=own,
+        tables=[problem.tables[feature]],
+        batches=batches,
+        expected=problem.expected[feature : feature + 1],
+        output_dim=problem.tables[feature].dim,
+    )

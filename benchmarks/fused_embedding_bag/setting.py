@@ -1,0 +1,179 @@
+"""Tables, batches and the way to time calls, for the GPU benchmark of many heterogeneous tables.
+
+A *subject* is what is measured: the tables of a model of RecFlex, or equal tables, and their lookups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common import settings
+from common.peers import Part
+from recfuse.data import workloads
+
+# Seeds of batches, apart from those of the batches of one size and from one another.
+_TUNING_SEEDS, _TEST_SEEDS = 1_000_000, 2_000_000
+
+
+@dataclass
+class Batch:
+    """One batch, feature by feature, on the device and its offsets on the host too."""
+
+    indices: Tensor  # [lookups]
+    offsets: Tensor  # [features * size + 1], of the same type
+    host_offsets: NDArray[np.integer]
+    size: int
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """[features]: lookups of each."""
+        return np.diff(self.host_offsets[:: self.size].astype(np.int64))
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """Of each feature the indices and offsets [size], counted from its own first lookup."""
+        starts = self.offsets[:-1].view(-1, self.size)
+        return list(
+            zip(self.indices.split(self.lengths.tolist()), (starts - starts[:, :1]).unbind(), strict=True)
+        )
+
+
+class Subject:
+    """Tables, and batches for them. What is asked for is made once."""
+
+    index_dtype = torch.int32
+
+    def __init__(
+        self,
+        name: str,
+        rows: Sequence[int],
+        dims: Sequence[int],
+        bounds: Sequence[int | None],
+        setting: FusedSetting,
+    ) -> None:
+        """Makes the tables, [rows, dim] each. `bounds`: most lookups of a bag by feature; None: any."""
+        self.name, self.rows, self.dims, self.bounds = name, list(rows), list(dims), list(bounds)
+        self.setting, self.device = setting, setting.device
+        generator = torch.Generator(self.device).manual_seed(setting.arguments.seed)
+        self._tables = {
+            torch.float32: [
+                torch.randn(count, dim, device=self.device, generator=generator)
+                for count, dim in zip(rows, dims, strict=True)
+            ]
+        }
+        self._batches: dict[int, list[Batch]] = {}
+        self.kept: dict[tuple[str, torch.dtype], Any] = {}  # candidates and plans, made once
+
+    def tables(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """The tables in a type."""
+        if dtype not in self._tables:
+            self._tables[dtype] = [table.to(dtype) for table in self._tables[torch.float32]]
+        return self._tables[dtype]
+
+    @property
+    def features(self) -> int:
+        """A table each."""
+        return len(self.rows)
+
+    @property
+    def output_dim(self) -> int:
+        """Columns of the output."""
+        return sum(self.dims)
+
+    def make(self, sizes: Sequence[int], first_seed: int) -> list[Batch]:
+        """Batches of these sizes, the first of them from `first_seed`."""
+        raise NotImplementedError
+
+    def batches(self, size: int) -> list[Batch]:
+        """`--num-batches` batches of one size."""
+        if size not in self._batches:
+            seed, count = self.setting.arguments.seed, self.setting.arguments.num_batches
+            self._batches[size] = self.make([size] * count, seed + 1)
+        return self._batches[size]
+
+    @cached_property
+    def tuning_batches(self) -> list[Batch]:
+        """Batches of the published sizes, for the tuner."""
+        arguments = self.setting.arguments
+        sizes = workloads.batch_sizes(arguments.tuning_batches, arguments.seed).tolist()
+        return self.make(sizes, arguments.seed + _TUNING_SEEDS)
+
+    @cached_property
+    def test_batches(self) -> list[Batch]:
+        """Other batches of the published sizes."""
+        arguments = self.setting.arguments
+        sizes = workloads.batch_sizes(arguments.test_batches, arguments.seed + 1).tolist()
+        return self.make(sizes, arguments.seed + _TEST_SEEDS)
+
+
+class ModelSubject(Subject):
+    """One of RecFlex's models, or a variant of it."""
+
+    def __init__(self, name: str, setting: FusedSetting) -> None:
+        """`name`: as `recfuse.workloads.model` takes it."""
+        self.model = workloads.model(name, seed=setting.arguments.seed)
+        bounds = [_bound(self.model.groups[number]) for number in self.model.group_of]
+        super().__init__(name, self.model.rows, self.model.dims, bounds, setting)
+
+    def make(self, sizes: Sequence[int], first_seed: int) -> list[Batch]:
+        """Generated with a thread for each core."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            seeds = range(first_seed, first_seed + len(sizes))
+            raw = pool.map(self.model.batch, sizes, seeds)
+            return [to_device(*arrays, size, self.device) for arrays, size in zip(raw, sizes, strict=True)]
+
+
+def _bound(group: workloads.Group) -> int | None:
+    """Most lookups of a bag."""
+    if group.deviation == 0:
+        return int(group.mean)
+    return int(group.maximum) if isfinite(group.maximum) else None
+
+
+def to_device(
+    indices: NDArray[np.integer], offsets: NDArray[np.integer], size: int, device: torch.device
+) -> Batch:
+    """A batch of host arrays."""
+    return Batch(torch.from_numpy(indices).to(device), torch.from_numpy(offsets).to(device), offsets, size)
+
+
+class FusedSetting(settings.Setting):
+    """The command line, the device, and the subjects that were asked for so far."""
+
+    def __init__(self, parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+        """`arguments`: the benchmark's."""
+        super().__init__(parser, arguments)
+        self._subjects: dict[str, ModelSubject] = {}
+
+    def subject(self, name: str) -> ModelSubject:
+        """A model's."""
+        if name not in self._subjects:
+            self._subjects[name] = ModelSubject(name, self)
+        return self._subjects[name]
+
+    def release(self, name: str) -> None:
+        """Gives a subject's memory back, with all that was made for it."""
+        self._subjects.pop(name, None)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def right_output(subject: Subject, batch: Batch, dtype: torch.dtype) -> Tensor:
+    """The output in float64 [size, output_dim], summed by torch."""
+    pooled = [
+        torch.nn.functional.embedding_bag(rows, table.double(), starts, mode="sum")
+        for table, (rows, starts) in zip(subject.tables(dtype), batch.parts, strict=True)
+    ]
+    return torch.cat(pooled, dim=1)

@@ -1,0 +1,119 @@
+"""A stream of batches of the published sizes: each batch's time on the device, and ratios batch by batch."""
+
+from __future__ import annotations
+
+from statistics import geometric_mean
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from common.report import Figure, Panels
+from common.table import Table, times
+from fused_embedding_bag.candidates import DEFAULT, ONE_WARP, SLOW, TUNED, V1, V2, make_runs
+from fused_embedding_bag.models import HALF_OUTPUTS, candidate_names, checked
+from fused_embedding_bag.setting import FusedSetting
+from fused_embedding_bag.streams import Stream, time_stream
+
+_MEANS = ("of_medians", "geometric_mean", "of_sums")  # of a model's batches
+
+
+def figure_sizes(setting: FusedSetting, dtype: torch.dtype = torch.float32) -> Figure:
+    """Models A to E over the test batches."""
+    arguments, notes, streams = setting.arguments, [], {}
+    names = [name for name in candidate_names(arguments.candidates, dtype) if name not in SLOW]
+    records: dict[str, Any] = {}
+    for name in tqdm(arguments.models, desc="sizes", leave=False):
+        subject = setting.subject(name)
+        runs, more = make_runs(subject, names, dtype)
+        # At a usual size first: what is learned at the first call is learned from that.
+        runs, errors, further = checked(subject, runs, arguments.batch_sizes[0], dtype)
+        notes += [*more, *further]
+        streams[name] = time_stream(runs, subject.test_batches, subject.device, arguments.repeats)
+        records[name] = {
+            "sizes": [batch.size for batch in subject.test_batches],
+            "lookups": [len(batch.indices) for batch in subject.test_batches],
+            "relative_error": errors,
+            "streams": {candidate: stream.to_json() for candidate, stream in streams[name].items()},
+        }
+    kind = (
+        f"{str(dtype).removeprefix('torch.')} tables, {arguments.test_batches} batches of the published sizes"
+    )
+    tables, panels = _tables(streams, kind)
+    tables[0].notes += dict.fromkeys(notes)
+    for name, ratios in _ratios(streams).items():
+        records[name]["ratios"] = ratios
+    return Figure(tables, panels, records)
+
+
+def _best(streams: dict[str, Stream], peer: str) -> Stream | None:
+    """A peer with the faster of its output types, by the sum over batches."""
+    found = [streams[name] for name in (peer, peer + HALF_OUTPUTS) if name in streams]
+    return min(found, key=lambda stream: stream.medians.sum(), default=None)
+
+
+def _ratios(by_model: dict[str, dict[str, Stream]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Of each model: "CANDIDATE over PEER" -> ratios by batch, their mean, and the ratio of the sums."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for model, streams in by_model.items():
+        found[model] = {}
+        for ours in (DEFAULT, TUNED):
+            for peer in (V1, V2, ONE_WARP):
+                best = _best(streams, peer)
+                if ours not in streams or best is None:
+                    continue
+                each = best.medians / streams[ours].medians
+                found[model][f"{ours} over {peer}"] = {
+                    "each": each.tolist(),
+                    "geometric_mean": geometric_mean(each.tolist()),
+                    "least": float(each.min()),
+                    "of_sums": float(best.medians.sum() / streams[ours].medians.sum()),
+                    "of_medians": float(np.median(best.medians) / np.median(streams[ours].medians)),
+                }
+    return found
+
+
+def _tables(by_model: dict[str, dict[str, Stream]], kind: str) -> tuple[list[Table], Panels]:
+    """Times, and ratios."""
+    names = list(dict.fromkeys(name for streams in by_model.values() for name in streams))
+    spent = Table(f"us a batch on the device / ms of all as called, {kind}", ["model", *names])
+    for model, streams in by_model.items():
+        cells = [
+            f"{np.median(streams[name].medians) * 1e6:.1f} / {np.median(streams[name].called_s) * 1e3:.1f}"
+            if name in streams
+            else "-"
+            for name in names
+        ]
+        spent.rows.append([model, *cells])
+    spent.notes = [
+        "The median over batches of the median over repeats; batches follow one another without a pause,"
+        " each between two events."
+    ]
+    ratios = _ratios(by_model)
+    pairs = list(dict.fromkeys(pair for found in ratios.values() for pair in found))
+    table = Table(f"How many times faster, {kind}", ["model", *pairs])
+    for model, found in ratios.items():
+        cells = [
+            " / ".join(times(one[key]) for key in _MEANS) + f" ({times(one['least'])})"
+            if (one := found.get(pair))
+            else "-"
+            for pair in pairs
+        ]
+        table.rows.append([model, *cells])
+    means = []
+    for pair in pairs:
+        values = [found[pair] for found in ratios.values() if pair in found]
+        means.append(" / ".join(times(geometric_mean(one[key] for one in values)) for key in _MEANS))
+    table.rows.append(["geometric mean", *means])
+    table.notes = [
+        "The ratio of the medians over batches / the geometric mean of the ratios of single batches / the"
+        " ratio of sums (the least ratio of a batch)."
+    ]
+    panels = {
+        kind: {
+            pair: {model: found[pair]["geometric_mean"] for model, found in ratios.items() if pair in found}
+            for pair in pairs
+        }
+    }
+    return [spent, table], panels if pairs else {}

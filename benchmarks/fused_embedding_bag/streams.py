@@ -1,0 +1,127 @@
+"""How calls are timed in a stream of different batches, and what the host spends on a call."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fused_embedding_bag.setting import Batch
+
+Run = Callable[[Batch], Tensor]
+# A second of the device in clock cycles, or a little less.
+_CYCLES = 2.0e9
+# Most seconds of a pause in which the host gets ahead of the device.
+_LONGEST_PAUSE = 0.3
+
+
+@dataclass
+class Stream:
+    """One candidate in a stream of batches."""
+
+    device_s: NDArray[np.float64]  # [rounds, batches]: seconds that the device spent on each
+    called_s: NDArray[np.float64]  # [rounds]: seconds of all batches as called, host included
+
+    @property
+    def medians(self) -> NDArray[np.float64]:
+        """[batches]: seconds of each batch, the median over rounds."""
+        return np.median(self.device_s, axis=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every sample."""
+        return {"device_s": self.device_s.tolist(), "called_s": self.called_s.tolist()}
+
+
+def time_stream(
+    runs: Mapping[str, Run], batches: Sequence[Batch], device: torch.device, rounds: int
+) -> dict[str, Stream]:
+    """Times each batch of a stream, candidates in turns, a pass over all batches at a time.
+
+    The host queues the whole pass while the device pauses, so that the device has each next batch at hand
+    when it is done with one; the time of a batch is that between two events, what a launch costs included.
+    Caches hold what the batches before have left there.
+    """
+    names = list(runs)
+    for run in runs.values():
+        for batch in batches:  # compiles, and caches what depends on a batch's size
+            run(batch)
+    device_s: dict[str, list[list[float]]] = {name: [] for name in names}
+    called_s: dict[str, list[float]] = {name: [] for name in names}
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for number in range(rounds):
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                queued, total = _called(runs[name], batches, device)
+                called_s[name].append(total)
+                device_s[name].append(_backlogged(runs[name], batches, device, queued))
+    finally:
+        if collecting:
+            gc.enable()
+    return {name: Stream(np.array(device_s[name]), np.array(called_s[name])) for name in names}
+
+
+def _called(run: Run, batches: Sequence[Batch], device: torch.device) -> tuple[float, float]:
+    """Seconds that the host needs to queue a pass, and until the device is done with it."""
+    _finish(device)
+    start = time.perf_counter()
+    for batch in batches:
+        run(batch)
+    queued = time.perf_counter() - start
+    _finish(device)
+    return queued, time.perf_counter() - start
+
+
+def _backlogged(run: Run, batches: Sequence[Batch], device: torch.device, queued: float) -> list[float]:
+    """Seconds of each batch of a pass."""
+    if device.type != "cuda":
+        marks = [time.perf_counter()]
+        for batch in batches:
+            run(batch)
+            marks.append(time.perf_counter())
+        return np.diff(marks).tolist()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(batches) + 1)]
+    torch.cuda._sleep(int(min(1.5 * queued + 1e-3, _LONGEST_PAUSE) * _CYCLES))
+    events[0].record()
+    for batch, event in zip(batches, events[1:], strict=True):
+        run(batch)
+        event.record()
+    _finish(device)
+    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def host_seconds(
+    call: Callable[[int], object], device: torch.device, rounds: int, calls: int = 50
+) -> list[float]:
+    """Seconds of the host on each of `rounds` times `calls` calls, after the device was let finish."""
+    samples = []
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for number in range(calls):
+            call(number)
+        for _ in range(rounds):
+            _finish(device)
+            for number in range(calls):
+                start = time.perf_counter()
+                call(number)
+                samples.append(time.perf_counter() - start)
+        _finish(device)
+    finally:
+        if collecting:
+            gc.enable()
+    return samples

@@ -1,0 +1,1 @@
+"""Training steps: torch and recfuse. See README.md."""
