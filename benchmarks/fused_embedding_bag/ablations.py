@@ -144,7 +144,7 @@ def figure_12(setting: FusedSetting) -> Figure:
         f"Largest tuned / best: {worst:.4f} when both are measured again, {_AGAIN} times as often "
         f"({noisy:.4f} in the sweep, where the best is the least of many noisy ones); wanted: at most 1.02. "
         "Each kernel runs twice, the second time counts. "
-        "Schedules: kind, threads, distance, station, split."
+        "Schedules: kind, threads, distance, split."
     ]
     panels = {f"{subject.name}: speed of the whole kernel, against the tuned one's": series}
     return Figure([table], panels, record, lines="schedule, the fastest first")

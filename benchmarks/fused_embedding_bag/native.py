@@ -19,8 +19,8 @@ from recfuse import _C
 from recfuse.ops.schedules import KINDS, SIXTEENTHS
 from recfuse.plan.parts import architecture
 
-Schedules = NDArray[np.int32]  # [features, 6]; columns below
-KIND, THREADS, SPLIT, EXPECTED = 0, 1, 4, 5
+Schedules = NDArray[np.int32]  # [features, 5]; columns below
+KIND, THREADS, SPLIT, EXPECTED = 0, 1, 3, 4
 _POOL, _COLUMNS = (KINDS.index(name) + 1 for name in ("pool", "columns"))
 _LONGEST_OF_COLUMNS = 2 * SIXTEENTHS  # by default
 _COLUMN = -1  # of a feature's first column, in a row of `features`

@@ -44,7 +44,7 @@ def tune_separately(
         seed: of the order in which candidates are timed.
 
     Returns:
-        Schedules, int32 ``[features, 6]`` on the CPU, as the operator takes them.
+        Schedules, int32 ``[features, 5]`` on the CPU, as the operator takes them.
 
     Raises:
         As :func:`recfuse.tune`.

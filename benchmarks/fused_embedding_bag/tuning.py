@@ -91,7 +91,7 @@ def figure_per_feature(setting: FusedSetting) -> Figure:
     spent = []
     for feature in tqdm(chosen.tolist(), desc="one compile a feature", leave=False):
         native = Native(module, subject, feature)
-        candidates = np.array(native.candidates(), np.int32).reshape(-1, 6)
+        candidates = np.array(native.candidates(), np.int32).reshape(-1, 5)
         candidates[:, EXPECTED] = expected[feature]
         with TemporaryDirectory() as folder:
             start = time.perf_counter()

@@ -18,7 +18,7 @@ typedef struct rf__py_fused_call {
 int rf__py_call_read(PyObject *object, const char *function, rf__py_fused_call *call);
 void rf__py_call_free(rf__py_fused_call *call);
 
-/* int32 [sets, features, 6], or without the first dimension; a new reference. */
+/* int32 [sets, features, 5], or without the first dimension; a new reference. */
 PyArrayObject *rf__py_schedules(PyObject *object, int dimensions, const rf__py_fused_call *call,
                                 const char *function);
 

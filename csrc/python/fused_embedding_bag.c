@@ -35,8 +35,8 @@ PyObject *rf__py_fused_embedding_bag_candidates(PyObject *module, PyObject *argu
     list = PyList_New(count);
     for (int32_t i = 0; list != NULL && i < count; i++) {
         const rf_fused_schedule *one = &found[i];
-        PyObject *tuple = Py_BuildValue("(iiiiii)", one->kind, one->threads, one->distance, one->station,
-                                        one->split, one->expected);
+        PyObject *tuple =
+            Py_BuildValue("(iiiii)", one->kind, one->threads, one->distance, one->split, one->expected);
         if (tuple == NULL || PyList_SetItem(list, i, tuple) != 0) Py_CLEAR(list);
     }
 out:

@@ -60,7 +60,7 @@
       "output)], pooling: int, padding_idx: int, check: bool, schedules: list[str], rounds: int, pinned: "   \
       "(rows, count, index_type = int64) | None) -> float64 [schedules, rounds], seconds a batch")           \
     X(fused_embedding_bag_describe,                                                                          \
-      "fused_embedding_bag_describe(call, schedules: int32 [features, 6], warps: int) -> what "              \
+      "fused_embedding_bag_describe(call, schedules: int32 [features, 5], warps: int) -> what "              \
       "fused_embedding_bag_map wants; call: (buffers: list[(address, numel, dtype)], features: int64 "       \
       "[features, 7], output_dtype: int, output_stride: int)")                                               \
     X(fused_embedding_bag_map,                                                                               \
@@ -68,18 +68,18 @@
       "stage: bool = True, memory: makes the array that is written to, from its rows = None) -> int32 "      \
       "[rows, 8]")                                                                                           \
     X(fused_embedding_bag_candidates,                                                                        \
-      "fused_embedding_bag_candidates(call, feature: int) -> list of tuples of 6 ints: schedules worth a "   \
+      "fused_embedding_bag_candidates(call, feature: int) -> list of tuples of 5 ints: schedules worth a "   \
       "try for a feature")                                                                                   \
     X(fused_embedding_bag_compile,                                                                           \
       "fused_embedding_bag_compile(arch: str, call, index_type: int, offset_type: int, weighted: bool, "     \
-      "check: bool, schedules: int32 [sets, features, 6], warps: int, timed: bool, mapped: the mapping is "  \
+      "check: bool, schedules: int32 [sets, features, 5], warps: int, timed: bool, mapped: the mapping is "  \
       "the caller's = False, huge: batches of 2 ** 30 lookups and more = False) -> dict: what the compiler " \
       "says about the kernel that has the schedules of "                                                     \
       "all sets")                                                                                            \
     X(fused_embedding_bag_measure,                                                                           \
       "fused_embedding_bag_measure(device: int, stream: int, call, batches: list[(indices, lookups, "        \
       "index_type, offsets, bags, offset_type, sample_weights, output, host_offsets)], schedules: int32 "    \
-      "[sets, features, 6], warps: int, rounds: int, timed: bool) -> float64: [sets, rounds], seconds a "    \
+      "[sets, features, 5], warps: int, rounds: int, timed: bool) -> float64: [sets, rounds], seconds a "    \
       "batch; or where timed [sets, features], clock cycles of the blocks of a feature")
 
 #define RF__PYTHON_DECLARE(name, text) PyObject *rf__py_##name(PyObject *module, PyObject *arguments);

@@ -26,7 +26,7 @@ enum {
 
 enum { SCHEDULE_FIELDS = sizeof(rf_fused_schedule) / sizeof(int32_t), MAPPING_FIELDS = 8 };
 
-/* schedules: int32 [features, 6] on the CPU, an array of rf_fused_schedule; may be NULL. */
+/* schedules: int32 [features, 5] on the CPU, an array of rf_fused_schedule; may be NULL. */
 static rf_status schedules_read(AtenTensorHandle handle, int64_t n_features, AtenTensorHandle *copy,
                                 rf_fused_plan *plan) {
     rf_status status = RF_OK;
@@ -39,7 +39,7 @@ static rf_status schedules_read(AtenTensorHandle handle, int64_t n_features, Ate
         return rf__fail(
             RF_ERR_VALUE,
             "schedules is %s [%lld, %lld], must be int32 [%lld, %d], a row a feature: kind, threads, "
-            "distance, station, split, expected lookups of a bag times 16",
+            "distance, split, expected lookups of a bag times 16",
             rf__torch_dtype_name(schedules.dtype), (long long)schedules.sizes[0],
             (long long)schedules.sizes[1], (long long)n_features, SCHEDULE_FIELDS);
     }

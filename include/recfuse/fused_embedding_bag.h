@@ -63,7 +63,7 @@ typedef enum rf_fused_kind {
 #undef RF_FUSED_KIND_ENUM
 } rf_fused_kind;
 
-/* The schedule of one feature. All int32_t, so that an int32 tensor [n_features, 6] is an array of these. 0
+/* The schedule of one feature. All int32_t, so that an int32 tensor [n_features, 5] is an array of these. 0
  * anywhere: a good default. */
 typedef struct rf_fused_schedule {
     int32_t kind; /* rf_fused_kind: groups of threads a bag; lanes over output columns, for short bags; tables
@@ -71,7 +71,6 @@ typedef struct rf_fused_schedule {
     int32_t threads; /* that share a bag, a power of two; pool: from those that a row takes to 64; staged: 2
                       * to 32 */
     int32_t distance; /* pool: rows in flight a thread: 1, 2, 4, 8 or 16 */
-    int32_t station; /* pool: rf_station, where they wait */
     int32_t split; /* pool: blocks that share a bag, 1 ... 64 */
     int32_t expected; /* lookups of a bag times 16, -1: none; 0: not known */
 } rf_fused_schedule;

@@ -50,13 +50,13 @@ class Job:
         return rows
 
     def schedules(self) -> NDArray[np.int32]:
-        """[1, features, 6]: defaults, with what a bag of each is expected to have."""
+        """[1, features, 5]: defaults, with what a bag of each is expected to have."""
         model = workloads.model(self.model)
-        schedules = np.zeros((1, model.features, 6), np.int32)
+        schedules = np.zeros((1, model.features, 5), np.int32)
         if self.known:
             lengths = np.diff(model.batch(BAGS, seed=1).offsets).reshape(model.features, BAGS)
             sixteenths = np.maximum(lengths.mean(axis=1) * 16, 1)
-            schedules[0, :, 5] = np.where(lengths.any(axis=1), sixteenths, -1)
+            schedules[0, :, -1] = np.where(lengths.any(axis=1), sixteenths, -1)
         return schedules
 
     def compile(self, mapped: bool = False) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def compile_call(arch: str = "sm_90a", **changes: Any) -> dict[str, Any]:
         "stride": 136,
         "index": INT64,
         "offset": INT64,
-        "schedules": np.zeros((1, 2, 6), np.int32),
+        "schedules": np.zeros((1, 2, 5), np.int32),
         "warps": 0,
     }
     assert not changes.keys() - plain.keys()
@@ -269,7 +269,7 @@ def changed(place: int, field: int, value: int) -> NDArray[np.int64]:
 
 
 def scheduled(field: int, value: int) -> NDArray[np.int32]:
-    schedules = np.zeros((1, 2, 6), np.int32)
+    schedules = np.zeros((1, 2, 5), np.int32)
     schedules[0, 1, field] = value
     return schedules
 
@@ -279,15 +279,14 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "offset type": ({"offset": -1}, TypeError, "offset_type -1"),
     "warps": ({"warps": 65}, ValueError, "warps is 65"),
     "negative warps": ({"warps": -2}, ValueError, "warps is -2"),
-    "no set": ({"schedules": np.zeros((0, 2, 6), np.int32)}, ValueError, "schedules"),
-    "schedules of fewer": ({"schedules": np.zeros((1, 1, 6), np.int32)}, ValueError, "a row a feature"),
-    "narrow schedules": ({"schedules": np.zeros((1, 2, 5), np.int32)}, ValueError, "a row a feature"),
-    "flat schedules": ({"schedules": np.zeros((2, 6), np.int32)}, (TypeError, ValueError), "schedules"),
+    "no set": ({"schedules": np.zeros((0, 2, 5), np.int32)}, ValueError, "schedules"),
+    "schedules of fewer": ({"schedules": np.zeros((1, 1, 5), np.int32)}, ValueError, "a row a feature"),
+    "wide schedules": ({"schedules": np.zeros((1, 2, 6), np.int32)}, ValueError, "a row a feature"),
+    "flat schedules": ({"schedules": np.zeros((2, 5), np.int32)}, (TypeError, ValueError), "schedules"),
     "kind": ({"schedules": scheduled(0, 7)}, ValueError, "kind is 7"),
     "threads": ({"schedules": scheduled(1, 8)}, ValueError, "threads is 8"),
     "distance": ({"schedules": scheduled(2, 5)}, ValueError, "distance is 5"),
-    "station": ({"schedules": scheduled(3, 99)}, ValueError, "station is 99"),
-    "split": ({"schedules": scheduled(4, 100)}, ValueError, "split is 100"),
+    "split": ({"schedules": scheduled(3, 100)}, ValueError, "split is 100"),
     "buffer": ({"features": changed(1, 0, 2)}, ValueError, "not there"),
     "place": ({"features": changed(1, 1, 64)}, ValueError, "must lie in buffer"),
     "rows": ({"features": changed(0, 2, 1 << 62)}, ValueError, "must lie in buffer"),
@@ -328,7 +327,7 @@ def test_every_variant_that_a_batch_may_ask_for_is_compiled(
 ) -> None:
     """Where a batch ends in memory, and how many rows a table has, decide at the call."""
     monkeypatch.setenv("RECFUSE_CACHE_DIR", str(tmp_path))
-    staged = np.zeros((1, 2, 6), np.int32)
+    staged = np.zeros((1, 2, 5), np.int32)
     staged[0, 0, 0] = 3
     compile_call(schedules=staged)
     entries = cached(tmp_path, "fused_embedding_bag/staged/staged.cu")
@@ -347,7 +346,7 @@ def test_every_variant_that_a_batch_may_ask_for_is_compiled(
     entries = cached(tmp_path, "fused_embedding_bag/fused_embedding_bag.cu")
     assert len(entries) > before and any(b"-DRF_WIDE_ROWS=1\0" in entry for entry in entries)
     call = ([(PLACE, 80, FLOAT32)], np.array([[0, 0, 10, 8, SUM, -1, 0]], np.int64), FLOAT32, 8)
-    one = np.zeros((1, 1, 6), np.int32)
+    one = np.zeros((1, 1, 5), np.int32)
     _C.fused_embedding_bag_compile("sm_90a", call, INT64, INT64, False, True, one, 0, False, False, True)
     entries = cached(tmp_path, "fused_embedding_bag/fused_embedding_bag.cu")
     assert any(b"-DRF_POSITION=rf_i64\0" in entry for entry in entries)

@@ -70,7 +70,7 @@ class Work:
         buffers = [(ADDRESS, starts[0], 0), (2 * ADDRESS, starts[1], 1)]
         self.call = buffers, np.array(rows, np.int64).reshape(-1, 7), 0, column
         self.offsets = np.concatenate(([0], np.cumsum(lengths.reshape(-1))))
-        self.schedules = np.zeros((len(tables), 6), np.int32)
+        self.schedules = np.zeros((len(tables), 5), np.int32)
         if schedules is not None:
             self.schedules[:] = schedules
         self.bags = lengths.shape[1]
@@ -112,7 +112,7 @@ def covers(work: Work, tasks: list[Task], lanes: np.ndarray, of_tiles: set[int])
     wanted = {(True, tile, 0): 1 for tile in range(len(lanes))}
     for f, table in enumerate(work.tables):
         if table.dim and not work.is_columns(f):
-            split = int(max(work.schedules[f, 4], 1))
+            split = int(max(work.schedules[f, 3], 1))
             wanted |= {(False, f, s): split for s in range(work.shapes[f].slices)}
     if set(found) != set(wanted):
         return False
@@ -228,7 +228,7 @@ def works(draw: st.DrawFn) -> Work:
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     means = [draw(st.sampled_from((0.0, 0.3, 1.0, 5.0, 40.0, 300.0))) for _ in tables]
     lengths = np.stack([rng.poisson(mean, bags) for mean in means])
-    schedules = np.zeros((len(tables), 6), np.int32)
+    schedules = np.zeros((len(tables), 5), np.int32)
     for f, table in enumerate(tables):
         kind = draw(st.sampled_from((0, 0, POOL, COLUMNS)))
         schedules[f, 0] = kind
@@ -236,7 +236,7 @@ def works(draw: st.DrawFn) -> Work:
             schedules[f, 2] = draw(st.sampled_from((0, 1, 8, 16)))
             if table.pooling != MAX:
                 schedules[f, 1] = draw(st.sampled_from((0, BLOCK)))
-                schedules[f, 4] = draw(st.sampled_from((0, 1, 3)))
+                schedules[f, 3] = draw(st.sampled_from((0, 1, 3)))
     return Work(tables, lengths, schedules, draw(st.sampled_from((1, 132))))
 
 
@@ -283,7 +283,7 @@ def test_two_warps_share_long_bags_where_there_are_few(
     mean: int, schedule: dict[str, int], apart: bool
 ) -> None:
     """By their default, or where a schedule asks for one warp: the number of the schedule is another."""
-    fields = ("kind", "threads", "distance", "station", "split", "expected")
+    fields = ("kind", "threads", "distance", "split", "expected")
     given = {"expected": mean * 16, **schedule}
     row = [given.get(name, 0) for name in fields]
     used = []

@@ -42,24 +42,23 @@ def test_tensors_on_different_devices() -> None:
     for name in ("weights", "indices", "offsets"):
         with pytest.raises(RuntimeError, match=r"recfuse\.fused_embedding_bag|device"):
             OPS.fused_embedding_bag(**{**plain, name: everywhere[name]})
-    rows = torch.zeros(2, 6, dtype=torch.int32)
+    rows = torch.zeros(2, 5, dtype=torch.int32)
     with pytest.raises(RuntimeError, match=r"recfuse\.fused_embedding_bag: schedules"):
         OPS.fused_embedding_bag(**everywhere, schedules=rows.to(gpu.DEVICE))
 
 
 BAD_SCHEDULES = {
-    "shape": torch.zeros(3, 6, dtype=torch.int32),
-    "width": torch.zeros(2, 5, dtype=torch.int32),
-    "dims": torch.zeros(12, dtype=torch.int32),
-    "dtype": torch.zeros(2, 6, dtype=torch.int64),
-    "kind": torch.tensor([[0] * 6, [9, 0, 0, 0, 0, 0]], dtype=torch.int32),
-    "negative kind": torch.tensor([[0] * 6, [-1, 0, 0, 0, 0, 0]], dtype=torch.int32),
-    "threads": torch.tensor([[0] * 6, [1, 48, 0, 0, 0, 0]], dtype=torch.int32),
-    "distance": torch.tensor([[0] * 6, [1, 0, 17, 0, 0, 0]], dtype=torch.int32),
-    "station": torch.tensor([[0] * 6, [1, 0, 0, 99, 0, 0]], dtype=torch.int32),
-    "split": torch.tensor([[0] * 6, [1, 0, 0, 0, 65, 0]], dtype=torch.int32),
-    "least": torch.full((2, 6), -(2**31), dtype=torch.int32),
-    "most": torch.full((2, 6), 2**31 - 1, dtype=torch.int32),
+    "shape": torch.zeros(3, 5, dtype=torch.int32),
+    "width": torch.zeros(2, 6, dtype=torch.int32),
+    "dims": torch.zeros(10, dtype=torch.int32),
+    "dtype": torch.zeros(2, 5, dtype=torch.int64),
+    "kind": torch.tensor([[0] * 5, [9, 0, 0, 0, 0]], dtype=torch.int32),
+    "negative kind": torch.tensor([[0] * 5, [-1, 0, 0, 0, 0]], dtype=torch.int32),
+    "threads": torch.tensor([[0] * 5, [1, 48, 0, 0, 0]], dtype=torch.int32),
+    "distance": torch.tensor([[0] * 5, [1, 0, 17, 0, 0]], dtype=torch.int32),
+    "split": torch.tensor([[0] * 5, [1, 0, 0, 65, 0]], dtype=torch.int32),
+    "least": torch.full((2, 5), -(2**31), dtype=torch.int32),
+    "most": torch.full((2, 5), 2**31 - 1, dtype=torch.int32),
 }
 
 
@@ -73,7 +72,7 @@ def test_bad_schedules(name: str) -> None:
 
 def test_any_expectation_is_allowed() -> None:
     for value in (-1, 1, 16, 2**31 - 1):
-        rows = torch.tensor([[0, 0, 0, 0, 0, value]] * FEATURES, dtype=torch.int32)
+        rows = torch.tensor([[0, 0, 0, 0, value]] * FEATURES, dtype=torch.int32)
         one = Fused(ones(), schedules=rows)
         got = one.run(torch.tensor(GOOD), torch.tensor(OFFSETS))
         assert got[:, [0, 16, 20]].tolist() == RESULT

@@ -49,7 +49,7 @@ def tables(dtype: torch.dtype, count: int = 1, seed: int = 5) -> Problem:
 
 def staged(problem: Problem, threads: int = 0) -> Fused:
     """All tables, by a schedule that says so."""
-    return Fused(problem, schedules=[[STAGED, threads, 0, 0, 0, 48]] * len(problem.features))
+    return Fused(problem, schedules=[[STAGED, threads, 0, 0, 48]] * len(problem.features))
 
 
 def n_staged(mapping: Tensor) -> int:

@@ -153,7 +153,7 @@ def test_training_with_an_optimizer_made_before() -> None:
 @pytest.mark.parametrize("gradients", (False, True))
 def test_opcheck(gradients: bool) -> None:
     specs = [(9, dim, torch.float32) for dim in (4, 8, 3)]
-    schedules = torch.tensor([[1, 0, 0, 0, 0, 48]] * 3, dtype=torch.int32)
+    schedules = torch.tensor([[1, 0, 0, 0, 48]] * 3, dtype=torch.int32)
     for problem, sparse in ((Problem(specs), False), (Problem(specs), True),
                             (Problem(specs, every_mode(specs)), False)):  # fmt: skip
         indices, offsets = moved(problem.lookups(4))

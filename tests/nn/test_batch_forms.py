@@ -139,7 +139,7 @@ def test_a_batch_has_the_form_of_the_call_everywhere(gpu, form):
         assert torch.equal(module.map(batches[number]).tensor, module.map(offsets).tensor)
     module.calibrate(batches)
     lookups = sum(feature_major(number)[1][::BAGS].diff() for number in range(3))
-    assert module.schedules[:, 5].tolist() == (16 * lookups / (3 * BAGS)).round().int().tolist()
+    assert module.schedules[:, -1].tolist() == (16 * lookups / (3 * BAGS)).round().int().tolist()
     plan = plan_of(module, problem)
     drift = plan.drift(batches, module)
     assert not drift.moved and drift.now == drift.before

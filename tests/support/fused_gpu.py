@@ -55,20 +55,20 @@ class FakeGPU:
         assert features.shape[1] == 7 and features.dtype == np.int64 and columns > 0
         lanes = int(features[feature, 3]) // 4
         pool = [
-            (POOL, threads, distance, 2, split, 0)
+            (POOL, threads, distance, split, 0)
             for threads in (lanes, 2 * lanes, 4 * lanes, 8 * lanes)
             for distance in (1, 2, 4, 8, 16)
             for split in (1, 2, 4)
             if threads <= 64
         ]
-        return [*pool, (COLUMNS, 1, 1, 2, 1, 0), (STAGED, 0, 0, 0, 0, 0)]
+        return [*pool, (COLUMNS, 1, 1, 1, 0), (STAGED, 0, 0, 0, 0)]
 
     def compile(self, arch, call, index, offset, weighted, check, sets, warps, timed):
         assert (arch, index, offset, weighted, check) == ("sm_90a", 0, 0, False, True)
-        assert sets.dtype == np.int32 and sets.ndim == 3 and sets.shape[2] == 6
+        assert sets.dtype == np.int32 and sets.ndim == 3 and sets.shape[2] == 5
         assert sets.shape[1] == len(call[1]) and sets.flags.c_contiguous
         time.sleep(self.compile_s)
-        rows = {tuple(row) for row in sets[:, :, :5].reshape(-1, 5).tolist()}
+        rows = {tuple(row) for row in sets[:, :, :4].reshape(-1, 4).tolist()}
         self.compiled.append((warps, timed, len(rows)))
         if any(self.broken_to_compile(row, warps) for row in rows):
             raise ValueError("recfuse.fused_embedding_bag: broken\nlog")
@@ -76,7 +76,7 @@ class FakeGPU:
         return {"registers": 64, "spill_bytes": spills, "seconds": 0.1, "cached": False, "classes": len(rows)}
 
     def cost(self, call, feature, row, lookups):
-        kind, threads, distance, _, split, expected = (int(value) for value in row)
+        kind, threads, distance, split, expected = (int(value) for value in row)
         if lookups == 0:
             return 0.0
         length, lanes = expected / 16, int(call[1][feature, 3]) // 4
@@ -109,7 +109,7 @@ class FakeGPU:
 
     def measure(self, device, stream, call, batches, sets, warps, rounds, timed):
         assert (device, stream) == (0, 77) and sets.dtype == np.int32 and sets.flags.c_contiguous
-        rows = {tuple(row) for row in sets[:, :, :5].reshape(-1, 5).tolist()}
+        rows = {tuple(row) for row in sets[:, :, :4].reshape(-1, 4).tolist()}
         if any(self.broken_to_run(row, warps) for row in rows):
             raise RuntimeError("does not launch\nlog")
         costs = np.stack([self.costs(call, one, batches) for one in sets])

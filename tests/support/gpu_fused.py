@@ -57,7 +57,7 @@ class Fused:
     def sets(self) -> np.ndarray:
         """The schedules as one set of several."""
         if self.schedules is None:
-            return np.zeros((1, len(self.problem.features), 6), np.int32)
+            return np.zeros((1, len(self.problem.features), 5), np.int32)
         return self.schedules.numpy()[None]
 
     def expecting(self, offsets: Tensor) -> Fused:
@@ -66,7 +66,7 @@ class Fused:
         bags = (offsets.numel() - 1) // features
         rows = torch.from_numpy(self.sets()[0].copy())
         lookups = offsets.long()[::bags].diff() * 16.0 / bags
-        rows[:, 5] = lookups.round().clamp(min=1).int()
+        rows[:, -1] = lookups.round().clamp(min=1).int()
         self.schedules = rows
         return self
 
@@ -175,12 +175,12 @@ LENGTHS = [[2, 1], [0, 3], [2, 2]]
 OFFSETS = [0, 2, 3, 3, 6, 8, 10]
 ROWS = (10, 5, 8)
 SCHEDULES = {
-    "pool": [1, 0, 0, 0, 0, 32],
-    "columns": [2, 0, 0, 0, 0, 32],
-    "one lookup": [2, 0, 0, 0, 0, 16],
-    "default": [0, 0, 0, 0, 0, 32],
-    "wide bags": [1, 64, 2, 0, 1, 32],
-    "split": [1, 64, 1, 0, 4, 32],
+    "pool": [1, 0, 0, 0, 32],
+    "columns": [2, 0, 0, 0, 32],
+    "one lookup": [2, 0, 0, 0, 16],
+    "default": [0, 0, 0, 0, 32],
+    "wide bags": [1, 64, 2, 1, 32],
+    "split": [1, 64, 1, 4, 32],
 }
 
 

@@ -33,14 +33,14 @@ def problems() -> Iterator[tuple[Copied, bool]]:
     for number, dtype in enumerate(DTYPES):
         specs = [(7 + dim % 5, dim, dtype) for dim in DIMS]
         yield Copied(Problem(specs, every_mode(specs))), False
-        rows = [[0, 0, 0, 0, 0, 40]] * (len(specs) + 2)
+        rows = [[0, 0, 0, 0, 40]] * (len(specs) + 2)
         yield Copied(Problem(specs, every_mode(specs)), rows, (0, 8, 64)[number]), False
         for kind in ([2, 0, 0, 0, 0], [1, 64, 2, 0, 1], [1, 64, 16, 0, 4], [1, 0, 1, 0, 1]):
             tables = [Feature(n, ("sum", "mean")[n % 2], 1 if n == 2 else None) for n in range(3)]
             few = Problem([(7, dim, dtype) for dim in DIMS[:3]], tables)
             yield Copied(few, [[*kind, 40]] * 3), False
         narrow = Problem([(8 * n, dim, dtype) for n, dim in ((1, 8), (9, 4), (500, 8))], lead=32, gap=32)
-        yield Copied(narrow, [[3, 0, 0, 0, 0, 40]] * 3), False
+        yield Copied(narrow, [[3, 0, 0, 0, 40]] * 3), False
         yield Copied(Problem(specs), rows[: len(specs)]), True
 
 
@@ -65,9 +65,9 @@ def main() -> int:
                     wrong += 1
                     print(f"problem {number}: {error}", file=sys.stderr)
     given = bags_of([[3, 2]] * len(rows), rows)
-    columns = Copied(one.problem, [[2, 0, 0, 0, 0, 40]] * len(rows))
+    columns = Copied(one.problem, [[2, 0, 0, 0, 40]] * len(rows))
     staged = Copied(
-        Problem([(8, 8, torch.float32)] * len(rows), lead=32, gap=32), [[3, 0, 0, 0, 0, 40]] * len(rows)
+        Problem([(8, 8, torch.float32)] * len(rows), lead=32, gap=32), [[3, 0, 0, 0, 40]] * len(rows)
     )
     for victim in (one, columns, staged):
         for bad in ((given[0] + 50, given[1]), (given[0], given[1] - 1), (given[0], given[1] * 3)):

@@ -60,7 +60,7 @@ class FakePlan:
     """A plan that leaves everything as it is."""
 
     def apply(self, collection):
-        rows = torch.zeros(len(collection.feature_dims), 6, dtype=torch.int32)
+        rows = torch.zeros(len(collection.feature_dims), 5, dtype=torch.int32)
         rows[:, -1] = 16
         collection.set_plan(rows, 32)
         collection.plan = self
@@ -87,7 +87,7 @@ def fake_map(described, offsets, sms, stages):
 
 def fake_measure(device, stream, call, batches, sets, warps, rounds, timed):
     """Every schedule takes a second more than the one before."""
-    assert sets.shape[1:] == (len(call[1]), 6) and all(len(batch) == 9 for batch in batches)
+    assert sets.shape[1:] == (len(call[1]), 5) and all(len(batch) == 9 for batch in batches)
     return np.arange(1.0, len(sets) + 1)[:, None] * np.ones(rounds)
 
 
@@ -123,7 +123,7 @@ def fused(monkeypatch):
         "map": fake_map,
         "measure": fake_measure,
         "compile": lambda *arguments: {"registers": 40, "spill_bytes": 0, "cached": False},
-        "candidates": lambda call, feature: [(0, 0, 0, 0, 0, 0), (1, 4, 2, 0, 1, 0), (1, 8, 2, 0, 1, 0)],
+        "candidates": lambda call, feature: [(0, 0, 0, 0, 0), (1, 4, 2, 1, 0), (1, 8, 2, 1, 0)],
     }.items():
         monkeypatch.setattr(_C, f"fused_embedding_bag_{name}", fake, raising=False)
     # The CPU's wheel of FBGEMM has no GPU module to offer.
@@ -144,7 +144,7 @@ def fused(monkeypatch):
 
 
 def zeros(subject):
-    return np.zeros((subject.features, 6), np.int32)
+    return np.zeros((subject.features, 5), np.int32)
 
 
 def results(fused, tmp_path, *options):
@@ -286,7 +286,7 @@ def test_plans_are_read_again(fused, monkeypatch, tmp_path):
 
 def test_a_static_mapping_covers_every_bag_once(fused):
     rescaled = module("fused_embedding_bag.mapping").rescaled
-    offsets, schedules = np.zeros(3 * 7 + 1, np.int64), np.zeros((3, 6), np.int32)
+    offsets, schedules = np.zeros(3 * 7 + 1, np.int64), np.zeros((3, 5), np.int32)
     mapping = torch.from_numpy(fake_map((None, schedules, 0), offsets, 132, False))
     for bags in (1, 2, 7, 20):
         changed = rescaled(mapping, bags)
@@ -306,11 +306,11 @@ def test_a_static_mapping_covers_every_bag_once(fused):
 
 def test_schedules_that_are_never_staged(fused):
     rows = [
-        [0, 0, 0, 0, 0, 32],
-        [0, 0, 0, 0, 0, 33],
-        [0, 8, 0, 0, 0, 16],
-        [2, 0, 0, 0, 0, 99],
-        [0, 0, 0, 0, 0, -1],
+        [0, 0, 0, 0, 32],
+        [0, 0, 0, 0, 33],
+        [0, 8, 0, 0, 16],
+        [2, 0, 0, 0, 99],
+        [0, 0, 0, 0, -1],
     ]
     given = np.array(rows, np.int32)
     changed = module("fused_embedding_bag.native").never_staged(given)
@@ -321,7 +321,7 @@ def test_figure_12_counts_the_tuned_schedule_s_better_time(fused, monkeypatch, t
     record = results(fused, tmp_path, "--figures", "12")["12"]
     assert len(record) == 2
     for entry in record.values():
-        assert entry["schedules"][0] == [0, 0, 0, 0, 0]
+        assert entry["schedules"][0] == [0, 0, 0, 0]
         assert entry["tuned_over_best"] == 1.0 and len(entry["s"]) == 3
 
 

@@ -34,7 +34,7 @@ def separate(monkeypatch):
 
 def test_each_feature_alone(device, collection, separate):
     chosen = separate.tune_separately(collection, calls(collection), progress=False, features=[0, 2, 13])
-    assert chosen.dtype == torch.int32 and chosen.shape == (24, 6)
+    assert chosen.dtype == torch.int32 and chosen.shape == (24, 5)
     best = best_rows(device, collection)
     for feature in (0, 2):
         assert chosen[feature].tolist() == best[feature].tolist()

@@ -53,9 +53,9 @@ def test_what_is_saved_is_loaded_by_either_class(path, collection):
 
 def test_rows_are_as_the_operator_takes_them(collection):
     rows = plan_for(collection).rows()
-    assert rows.dtype == np.int32 and rows.shape == (5, 6)
-    assert rows[0].tolist() == [2, 0, 0, 0, 0, 16]
-    assert rows[2].tolist() == [1, 16, 4, 2, 1, 160] and rows[4].tolist() == [0, 0, 0, 0, 0, 480]
+    assert rows.dtype == np.int32 and rows.shape == (5, 5)
+    assert rows[0].tolist() == [2, 0, 0, 0, 16]
+    assert rows[2].tolist() == [1, 16, 4, 1, 160] and rows[4].tolist() == [0, 0, 0, 0, 480]
 
 
 def test_a_single_tables_plan_is_not_a_collections(path, tmp_path):
@@ -117,11 +117,19 @@ def test_runs():
 
 
 def test_texts_of_rows():
-    rows = [(0, 0, 0, 0, 0, 7), (1, 16, 8, 2, 2, 0), (2, 0, 0, 0, 0, -1), (3, 0, 0, 5, 0, 0)]
-    texts = ["", "kind=pool threads=16 distance=8 station=register split=2", "kind=columns",
-             "kind=staged station=l1"]  # fmt: skip
+    rows = [(0, 0, 0, 0, 7), (1, 16, 8, 2, 0), (2, 0, 0, 0, -1), (3, 0, 4, 0, 0)]
+    texts = ["", "kind=pool threads=16 distance=8 split=2", "kind=columns", "kind=staged distance=4"]
     assert [schedule_text(row) for row in rows] == texts
-    assert [FusedSchedule.parse(text).row()[:5] for text in texts] == [row[:5] for row in rows]
+    assert [FusedSchedule.parse(text).row()[:4] for text in texts] == [row[:4] for row in rows]
+    assert FusedSchedule.parse("kind=pool station=register split=2").row() == (
+        1,
+        0,
+        0,
+        2,
+        0,
+    )  # of version 0.1
+    with pytest.raises(ValueError, match="'station=l1' is none of"):
+        FusedSchedule.parse("station=l1")
 
 
 def test_apply_sets_what_the_call_uses_and_nothing_in_the_state(collection, monkeypatch):
@@ -251,7 +259,7 @@ def test_compile_takes_a_collections_plan(capsys, monkeypatch, tmp_path, collect
     assert [numel for _, numel, _ in buffers] == [one.numel() for one in collection.packed_weights()]
     assert all(address % 64 == 0 and code == output == 0 for address, _, code in buffers)
     assert features[:, 2:].tolist() == collection.layout.features[:, 2:].tolist() and columns == 32
-    assert sets.shape == (1, 5, 6) and sets[0].tolist() == plan.rows().tolist()
+    assert sets.shape == (1, 5, 5) and sets[0].tolist() == plan.rows().tolist()
     lines = capsys.readouterr().out.splitlines()
     assert sum("12,345 bytes, compiled, 0.50 s; 3 schedules" in line for line in lines) == len(asked)
     assert sum("with a mapping" in line for line in lines) == sum(mapped for mapped, _ in variants)

@@ -180,7 +180,7 @@ def test_a_plan_of_the_largest_size_is_read_and_printed(tmp_path):
     plan.save(tmp_path / "plan.json")
     start = time.monotonic()
     loaded = Plan.load(tmp_path / "plan.json")
-    assert loaded == plan and loaded.rows().shape == (number, 6)
+    assert loaded == plan and loaded.rows().shape == (number, 5)
     assert "and 3,000 more, in decisions of the plan" in str(loaded)
     assert time.monotonic() - start < 4 * SECONDS
 

@@ -63,7 +63,7 @@ def test_the_search_finds_the_best_schedules_and_occupancy(device, collection, n
     assert us_of(device, collection, plan.rows(), plan.warps) < 1.02 * best
     assert plan.speedup > 1.2 and plan.default_us > plan.best_us > 0
     one_hot = {plan.schedules[plan.schedule_of[feature]] for feature in range(0, 24, 3)}
-    columns = "kind=columns threads=1 distance=1 station=register split=1"
+    columns = "kind=columns threads=1 distance=1 split=1"
     told = [one for one in plan.decisions if one.step == f"local {BEST_WARPS}" and columns in one.candidate]
     assert len(told) == 2 and all(one.kept and "4 of 4 features" in one.why for one in told)
     assert one_hot == {columns} or noise == 0.03  # 0.2% of a launch: less than such noise
@@ -274,10 +274,10 @@ def test_classes_and_candidates(device):
     first = classes[names[0]]
     assert first.features == [0, 2] and schedule_text(first.candidates[0]) == ""
     long, short = ([tuple(first.candidates[place]) for place in own] for own in first.allowed)
-    assert (COLUMNS, 1, 1, 2, 1, 0) in short and (COLUMNS, 1, 1, 2, 1, 0) not in long
+    assert (COLUMNS, 1, 1, 1, 0) in short and (COLUMNS, 1, 1, 1, 0) not in long
     assert {row[1] for row in short if row[0] == POOL} == {4}
-    assert {row[1] for row in long if row[0] == POOL and row[4] == 1} == {16, 32}
-    assert {row[4] for row in long if row[0] == POOL} == {1, 2}
+    assert {row[1] for row in long if row[0] == POOL and row[3] == 1} == {16, 32}
+    assert {row[3] for row in long if row[0] == POOL} == {1, 2}
     assert [any(row[0] == STAGED for row in own) for own in (long, short)] == [True, False]
     deep = [[row for row in first.at(warps)[0] if first.candidates[row, 2] == 16] for warps in WARPS]
     assert not deep[0] and deep[-1]

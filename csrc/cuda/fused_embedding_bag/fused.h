@@ -53,8 +53,7 @@ static inline int32_t rf__fused_shape_code(const rf__fused_geometry *shape) {
 /* A schedule as a kernel has it compiled in: a line of RF_SCHEDULES in fused_embedding_bag.cu, after its
  * number. */
 typedef struct rf__fused_class {
-    int32_t kind, dtype, align, store, lanes, vectors, whole, pooling, padded, threads, distance, station,
-        split;
+    int32_t kind, dtype, align, store, lanes, vectors, whole, pooling, padded, threads, distance, split;
 } rf__fused_class;
 
 /* Lookups of a bag whose ids a slot that pools has at a time; BATCH in pool.cuh. */

@@ -6,14 +6,14 @@
  * has which task is decided at run time (csrc/cuda/partition/map.c, partition/map.cu); heavy tasks come first.
  * The schedules of a launch are those of the list RF_SCHEDULES alone, one line each:
  *
- *   X(number, kind, dtype, align, store, lanes, vectors, whole, pooling, padded, threads, distance, station, split)
+ *   X(number, kind, dtype, align, store, lanes, vectors, whole, pooling, padded, threads, distance, split)
  *
  *   kind      0 pool (pool.cuh), 1 columns (columns.cuh)
  *   align     bytes of a vector that a lane loads; store: bytes that a vector's place in the output is aligned to
  *   lanes     that read a row, `vectors` times; rows that are wider are cut into slices
  *   whole     1: rows of lanes * align bytes, close to each other; 0: any, and the feature says
  *   pooling   rf_pooling; columns only knows RF_MAX and 0, and whether a sum becomes a mean the feature says
- *   threads   of a bag; distance: rows in flight a lane; station: where they wait (rf_station)
+ *   threads   of a bag; distance: rows in flight a lane; split: blocks that share a bag
  *
  * Features that differ in their number of rows, row width up to `lanes`, padding row or place share a schedule.
  *
@@ -28,7 +28,7 @@
 
 #ifndef RF_SCHEDULES
 #define RF_SCHEDULES(X) \
-    X(0, 0, 0, 16, 16, 8, 1, 1, 0, 0, 32, 8, 2, 1) X(1, 1, 0, 16, 16, 1, 1, 0, 0, 0, 32, 1, 2, 1)
+    X(0, 0, 0, 16, 16, 8, 1, 1, 0, 0, 32, 8, 1) X(1, 1, 0, 16, 16, 1, 1, 0, 0, 0, 32, 1, 1)
 #endif
 #ifndef RF_MIN_BLOCKS
 #define RF_MIN_BLOCKS 14
@@ -43,7 +43,7 @@
 /* What a schedule needs is loaded inside its own branch: the number in the text keeps the compiler from doing for all
  * of them together what they have in common, which would hold registers in each. */
 template <int NUMBER, int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE,
-          int POOLING, int PADDED, int THREADS, int DISTANCE, int STATION, int SPLIT>
+          int POOLING, int PADDED, int THREADS, int DISTANCE, int SPLIT>
 RF_INLINE void run(const rf_fused_arguments &my, const rf_task *at, rf_key *shared) {
     rf_task task = rf_load_task<NUMBER>(at);
     task.last_bag = min(task.last_bag, my.bags); /* a mapping may be for some more */
@@ -52,7 +52,7 @@ RF_INLINE void run(const rf_fused_arguments &my, const rf_task *at, rf_key *shar
     rf_key *keys = shared + threadIdx.x / 32 * RF_KEYS;
     if constexpr (KIND == 0) {
         typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE,
-                               STATION, SPLIT>
+                               SPLIT>
             shape;
         static_assert(LANES == 1 || 32 / LANES * shape::BATCH <= RF_KEYS,
                       "as csrc/cuda/kernel.c counts them");

@@ -64,10 +64,10 @@ static rf_status options_write(const void *key, bool staged, rf__kernel_options 
     for (int32_t i = 0; i < made->n_classes && to < end; i++) {
         const rf__fused_class *one = &classes[i];
         if ((one->kind == RF__FUSED_STAGED) != staged) continue;
-        to += snprintf(to, (size_t)(end - to), "X(%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d)", (int)i,
+        to += snprintf(to, (size_t)(end - to), "X(%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d)", (int)i,
                        (int)one->kind, (int)one->dtype, (int)one->align, (int)one->store, (int)one->lanes,
                        (int)one->vectors, (int)one->whole, (int)one->pooling, (int)one->padded,
-                       (int)one->threads, (int)one->distance, (int)one->station, (int)one->split);
+                       (int)one->threads, (int)one->distance, (int)one->split);
     }
     if (to < end) return RF_OK;
     return rf__fail(RF_ERR_INTERNAL, "the options of a kernel need more than %zu bytes",

@@ -18,12 +18,12 @@
 #include "fused_embedding_bag/ids.cuh"
 
 template <int DTYPE, int ALIGN_, int STORE_, int LANES_, int VECTORS_, int WHOLE_, int POOLING_, int PADDED_,
-          int THREADS_, int DISTANCE_, int STATION_, int SPLIT_>
+          int THREADS_, int DISTANCE_, int SPLIT_>
 struct rf_fused_shape {
     typedef rf_element<DTYPE> element;
     typedef rf_bytes<ALIGN_> vector;
     static constexpr int ALIGN = ALIGN_, STORE = STORE_, LANES = LANES_, VECTORS = VECTORS_;
-    static constexpr int POOLING = POOLING_, PADDED = PADDED_, DISTANCE = DISTANCE_, STATION = STATION_;
+    static constexpr int POOLING = POOLING_, PADDED = PADDED_, DISTANCE = DISTANCE_;
     static constexpr bool SPLIT = SPLIT_ > 1; /* blocks share bags */
     static constexpr bool WHOLE = WHOLE_; /* a row is what the lanes read at once */
     static constexpr int ELEMENTS = ALIGN_ / element::BYTES; /* of a vector */

@@ -71,9 +71,6 @@ static rf_status complete(const rf__fused_geometry *shape, int32_t bucket, bool 
         schedule->kind = bucket == 0 && schedule->threads == 0 ? RF_FUSED_KIND_COLUMNS : RF_FUSED_KIND_POOL;
     if (schedule->kind < RF_FUSED_KIND_POOL || schedule->kind > RF_FUSED_KIND_STAGED)
         return fail_field("kind", schedule->kind, "0 (default), 1 (pool), 2 (columns) or 3 (staged)");
-    if (schedule->station == RF_STATION_DEFAULT) schedule->station = RF_STATION_REGISTER;
-    if (schedule->station != RF_STATION_REGISTER)
-        return fail_field("station", schedule->station, "0 (default) or 2 (register)");
     if (schedule->kind == RF_FUSED_KIND_COLUMNS) {
         schedule->threads = schedule->distance = schedule->split = 1;
         return RF_OK;
@@ -106,7 +103,6 @@ static rf__fused_class class_of(const rf__fused_geometry *shape, const rf_fused_
                                  .pooling = shape->pooling == RF_MAX ? RF_MAX : RF_SUM,
                                  .threads = RF__FUSED_TILE,
                                  .distance = 1,
-                                 .station = schedule->station,
                                  .split = 1};
     }
     const bool staged = schedule->kind == RF_FUSED_KIND_STAGED;
@@ -122,16 +118,14 @@ static rf__fused_class class_of(const rf__fused_geometry *shape, const rf_fused_
                              .padded = shape->is_padded,
                              .threads = schedule->threads,
                              .distance = schedule->distance,
-                             .station = schedule->station,
                              .split = schedule->split};
 }
 
 /* All of a class in one number. */
 static uint64_t code_of(const rf__fused_class *one) {
-    const int32_t fields[] = {one->dtype,    one->align,   one->store,  one->lanes, one->vectors,
-                              one->whole,    one->pooling, one->padded, one->kind,  one->threads,
-                              one->distance, one->station, one->split};
-    static const int bits[] = {2, 5, 5, 6, 2, 1, 2, 1, 2, 7, 5, 3, 7};
+    const int32_t fields[] = {one->dtype,   one->align,  one->store, one->lanes,   one->vectors,  one->whole,
+                              one->pooling, one->padded, one->kind,  one->threads, one->distance, one->split};
+    static const int bits[] = {2, 5, 5, 6, 2, 1, 2, 1, 2, 7, 5, 7};
     uint64_t code = 0;
     for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++) code = code << bits[i] | (uint64_t)fields[i];
     return code;
@@ -178,8 +172,7 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
     const bool is_default = given->kind == RF_FUSED_KIND_DEFAULT;
     feature->shape = *shape;
     feature->expected = given->expected;
-    const bool is_open =
-        given->threads == 0 && given->distance == 0 && given->station == 0 && given->split == 0;
+    const bool is_open = given->threads == 0 && given->distance == 0 && given->split == 0;
     feature->staging = given->kind == RF_FUSED_KIND_STAGED  ? RF__STAGE_ALWAYS
                        : is_default && is_open && stageable ? RF__STAGE_WHERE_IT_PAYS
                                                             : RF__STAGE_NEVER;

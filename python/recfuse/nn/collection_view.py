@@ -108,7 +108,7 @@ class CollectionView:
         return self._module._lookups_of(batch, where)
 
     def set_plan(self, plan: Any, schedules: Any, warps: int) -> None:
-        """Makes the module run by a plan's schedules, int32 ``[features, 6]``, and notes the plan."""
+        """Makes the module run by a plan's schedules, int32 ``[features, 5]``, and notes the plan."""
         self._module.set_plan(schedules, warps)
         self._module.plan = plan
 

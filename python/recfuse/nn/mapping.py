@@ -51,7 +51,7 @@ class Mapping:
     features: Tensor
     """int64 ``[features, 7]``, as of :func:`recfuse.fused_embedding_bag`: what it was made for."""
     schedules: Tensor
-    """int32 ``[features, 6]``: those that it was made for, by which the call works."""
+    """int32 ``[features, 5]``: those that it was made for, by which the call works."""
     warps: int
     """The most warps that an SM runs at once; 0: the default."""
 

@@ -95,7 +95,7 @@ class Tuning:
         if rows.shape != (self.features, FIELDS):
             raise ArgumentValueError(
                 f"recfuse: schedules has shape {list(rows.shape)}, must have [{self.features}, {FIELDS}]: "
-                "a row a feature"
+                "a row a feature: kind, threads, distance, split, expected lookups of a bag times 16"
             )
         if rows.numel() and (rows.min() < -1 or rows.max() > _MOST):
             wrong = int(rows.max() if rows.max() > _MOST else rows.min())

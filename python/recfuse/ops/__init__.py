@@ -209,14 +209,13 @@ def fused_embedding_bag(
         per_sample_weights: float32, float16 or bfloat16 ``[lookups]``; every feature must then be a sum.
         sparse: gradients of the weights are coalesced sparse tensors. Not with a feature of pooling max.
         prefetch_distance, bounds_check: as in :func:`embedding_bag`.
-        schedules: int32 ``[features, 6]`` on the CPU, how the GPU works on each feature; 0 anywhere: a good
+        schedules: int32 ``[features, 5]`` on the CPU, how the GPU works on each feature; 0 anywhere: a good
             default. Columns: kind (1 pool, 2 columns, 3 staged), threads (lanes that share a bag; where 32
             share long ones, 64 do in batches of 256 bags and fewer), distance (rows in flight a lane),
-            station (as in :func:`embedding_bag`: 1 none, 2 register, 3 shared, 4 local, 5 l1), split (blocks
-            that share a bag), expected lookups of a bag times 16 (-1: none). Of staged tables only threads, 2
-            to 32, and what is expected matter. With every feature's expectation the work is shared out on the
-            host by the batch's size alone; without one, by a small kernel from the offsets. The CPU needs
-            none of these three.
+            split (blocks that share a bag), expected lookups of a bag times 16 (-1: none). Of staged tables
+            only threads, 2 to 32, and what is expected matter. With every feature's expectation the work is
+            shared out on the host by the batch's size alone; without one, by a small kernel from the offsets.
+            The CPU needs none of these three.
         warps: the most warps that an SM runs at once; 0: the default.
         mapping: int32 ``[rows, 8]`` on the CPU, best in page-locked memory: this batch's work shared out
             ahead, by ``map`` of a collection with the same schedules and warps. One that was changed raises

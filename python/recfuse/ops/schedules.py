@@ -14,8 +14,8 @@ STATIONS = ("none", "register", "shared", "local", "l1")
 """Where rows in flight wait until they are summed."""
 KINDS = ("pool", "columns", "staged")
 """Groups of threads a bag; lanes over columns of the output, for short bags; tables staged on chip."""
-FIELDS = 6
-"""Columns of a row of fused schedules: kind, threads, distance, station, split, expected lookups of a bag."""
+FIELDS = 5
+"""Columns of a row of fused schedules: kind, threads, distance, split, expected lookups of a bag."""
 SIXTEENTHS = 16
 """Of one lookup: in these the expected lookups of a bag are counted."""
 ALWAYS_EMPTY = -1
@@ -91,7 +91,7 @@ class Schedule(ScheduleText):
 class FusedSchedule(ScheduleText):
     """How `fused_embedding_bag` works on one feature; fields that are None have the kernel's defaults."""
 
-    _WORDS: ClassVar = {"kind": KINDS, "station": STATIONS}  # by their numbers, from 1; 0: the default
+    _WORDS: ClassVar = {"kind": KINDS}  # by their numbers, from 1; 0: the default
     _NUMBERS: ClassVar = 1, 2**31
 
     kind: str | None = None
@@ -99,25 +99,26 @@ class FusedSchedule(ScheduleText):
     """Threads of a bag; where 32 share long ones, 64 do in batches of 256 bags and fewer."""
     distance: int | None = None
     """Rows in flight, for each that a warp reads at once."""
-    station: str | None = None
-    """Where they wait."""
     split: int | None = None
     """Blocks that share a bag."""
 
     @classmethod
+    def parse(cls, text: str) -> FusedSchedule:
+        """The schedule that a text gives. Plans of version 0.1 also have a station."""
+        return super().parse(" ".join(word for word in text.split(" ") if word != "station=register"))
+
+    @classmethod
     def of_row(cls, row: Sequence[int]) -> FusedSchedule:
         """The schedule of a row of schedules, without the lookups that it expects."""
-        values = {field.name: int(value) for field, value in zip(fields(cls), row, strict=False)}
-        named = {name: ("", *words)[values[name]] for name, words in cls._WORDS.items()}
-        return cls(**{name: value or None for name, value in (values | named).items()})
+        values = {field.name: int(value) or None for field, value in zip(fields(cls), row, strict=False)}
+        return cls(**values | {"kind": (None, *KINDS)[int(row[0])]})
 
-    def row(self, expected_sixteenths: int = 0) -> tuple[int, int, int, int, int, int]:
-        """As the operator takes it: kind, threads, distance, station, split, expected lookups of a bag in
+    def row(self, expected_sixteenths: int = 0) -> tuple[int, int, int, int, int]:
+        """As the operator takes it: kind, threads, distance, split, expected lookups of a bag in
         sixteenths (0: unknown, -1: none).
         """
-        kind, station = (("", *words).index(getattr(self, name) or "") for name, words in self._WORDS.items())
-        numbers = self.threads or 0, self.distance or 0, station, self.split or 0
-        return kind, *numbers, expected_sixteenths
+        kind = (None, *KINDS).index(self.kind)
+        return kind, self.threads or 0, self.distance or 0, self.split or 0, expected_sixteenths
 
 
 def expectations(lengths: NDArray[np.float64]) -> NDArray[np.int32]:

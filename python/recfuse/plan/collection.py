@@ -113,7 +113,7 @@ class CollectionPlan:
 
     def rows(self) -> NDArray[np.int32]:
         """The schedule of each feature with its expected lookups, as the operator takes them: int32
-        ``[features, 6]``.
+        ``[features, 5]``.
         """
         own = np.array([FusedSchedule.parse(text).row() for text in self.schedules], np.int32)
         found = own.reshape(-1, FIELDS)[np.array(self.schedule_of, np.int64)]

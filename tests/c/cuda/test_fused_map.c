@@ -246,7 +246,6 @@ void fused_map_bad(char **arguments) {
     REFUSED(RF_ERR_VALUE, "distance is 3", one.schedules[1].distance = 3);
     REFUSED(RF_ERR_VALUE, "distance is 32", one.schedules[1].distance = 32);
     REFUSED(RF_ERR_VALUE, "distance is -1", one.schedules[1].distance = -1);
-    REFUSED(RF_ERR_VALUE, "station is 77", one.schedules[1].station = 77);
     REFUSED(RF_ERR_VALUE, "split is 65", one.schedules[1].split = 65);
     REFUSED(RF_ERR_VALUE, "split is -1", one.schedules[1].split = -1);
     REFUSED(RF_ERR_VALUE, "split is 2", one.schedules[2].kind = RF_FUSED_KIND_POOL,

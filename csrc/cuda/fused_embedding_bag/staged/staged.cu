@@ -28,7 +28,7 @@
 #define RF_EXACT 0 /* memory may end with the last id: see load_ids */
 #endif
 #ifndef RF_SCHEDULES
-#define RF_SCHEDULES(X) X(0, 2, 0, 16, 16, 1, 2, 1, 0, 0, 16, 4, 2, 1)
+#define RF_SCHEDULES(X) X(0, 2, 0, 16, 16, 1, 2, 1, 0, 0, 16, 4, 1)
 #endif
 
 template <int DTYPE, int ALIGN, int STORE_, int VECTORS_, int POOLING_, int PADDED_, int THREADS>
@@ -258,7 +258,7 @@ template <class S> RF_INLINE bool can_pool(const rf_fused_arguments &my, int num
 }
 
 template <int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE, int POOLING,
-          int PADDED, int THREADS, int DISTANCE, int STATION, int SPLIT>
+          int PADDED, int THREADS, int DISTANCE, int SPLIT>
 RF_INLINE bool run(const rf_fused_arguments &my, int turn) {
     typedef staged_shape<DTYPE, ALIGN, STORE, VECTORS, POOLING, PADDED, THREADS> shape;
     if (!can_pool<shape>(my, the_ring().tasks[turn % SLOTS].feature)) return false;

@@ -264,7 +264,7 @@ class PackedModule(torch.nn.Module):
 
     @property
     def schedules(self) -> Tensor | None:
-        """int32 ``[features, 6]`` on the host; None: nothing is known yet. Not in the state_dict."""
+        """int32 ``[features, 5]`` on the host; None: nothing is known yet. Not in the state_dict."""
         return self._tuning.schedules
 
     @property
@@ -276,7 +276,7 @@ class PackedModule(torch.nn.Module):
         """Says how the GPU works on each feature, instead of the defaults; None: the defaults again.
 
         Args:
-            schedules: int32 ``[features, 6]`` (kind, threads, distance, station, split, expected lookups of a
+            schedules: int32 ``[features, 5]`` (kind, threads, distance, split, expected lookups of a
                 bag times 16 with 0 for unknown and -1 for none), or a sequence of texts, one a feature; see
                 :func:`recfuse.fused_embedding_bag`.
             warps: the most warps that an SM runs at once; 0: the default.

@@ -23,7 +23,6 @@ from recfuse.tuner.collection.problem import FusedBench, FusedProblem
 from recfuse.tuner.table.problem import power_of_two
 
 _POOL, _COLUMNS, _STAGED = (KINDS.index(name) + 1 for name in ("pool", "columns", "staged"))
-_IN_REGISTERS = (0, 2)  # the default station, and that of the name
 _LONGEST_SLOT = 24  # rows of a bag for one slot: more, and single blocks outlast the others
 _LONGEST_COLUMN = 4  # lookups of a bag for one lane
 _LEAST_PART = 32  # rows of a bag for each of the blocks that share it
@@ -38,7 +37,7 @@ class FeatureClass:
 
     name: str
     features: list[int]
-    candidates: NDArray[np.int32]  # [candidates, 6]; the default is the first
+    candidates: NDArray[np.int32]  # [candidates, 5]; the default is the first
     allowed: list[list[int]]  # [features]: places of candidates worth a try, the default first
     align: int  # bytes of the widest load of a lane
 
@@ -119,7 +118,7 @@ def _worth_a_try(rows: NDArray[np.int32], length: float, lanes: int, reused: boo
     widest = max(_slots(row, lanes) for row in rows)
     found = []
     for place, row in enumerate(rows):
-        kind, threads, distance, _, split, _ = (int(value) for value in row)
+        kind, threads, distance, split, _ = (int(value) for value in row)
         if kind == _POOL:
             slots, parts = _slots(row, lanes), max(split, 1)
             share = longest / (slots * parts)
@@ -145,7 +144,7 @@ def _slots(row: NDArray[np.int32], lanes: int) -> int:
 
 def _fits(row: NDArray[np.int32], align: int, warps: int) -> bool:
     """Whether registers may hold the rows in flight of a candidate."""
-    if int(row[3]) not in _IN_REGISTERS or int(row[2]) <= 2:
+    if int(row[2]) <= 2:
         return True
     return _REGISTERS_OF_A_KERNEL + int(row[2]) * max(align // 4, 1) <= _REGISTERS // (32 * warps)
 
@@ -188,7 +187,7 @@ def mixtures(
     several features at once, take the same.
 
     Returns:
-        The sets, int32 ``[sets, features, 6]``, and which candidate a feature has, ``[sets, features]``; -1
+        The sets, int32 ``[sets, features, 5]``, and which candidate a feature has, ``[sets, features]``; -1
         for those of other classes.
     """
     number = max(len(places) for unit in units for places in unit.places)

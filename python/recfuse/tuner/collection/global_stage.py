@@ -31,7 +31,7 @@ _BATCHES = 32
 class Contestant:
     """A schedule for every feature, and an occupancy."""
 
-    schedules: NDArray[np.int32]  # [features, 6]
+    schedules: NDArray[np.int32]  # [features, 5]
     warps: int
 
 

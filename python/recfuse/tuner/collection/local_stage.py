@@ -57,7 +57,7 @@ class Local:
     """What the local stage found for an occupancy."""
 
     warps: int
-    schedules: NDArray[np.int32]  # [features, 6]
+    schedules: NDArray[np.int32]  # [features, 5]
     groups: list[Group] = field(default_factory=list)
     whole: bool = True
     """All classes were timed."""

@@ -106,7 +106,7 @@ class FusedProblem:
         return row & -row, place & -place
 
     def defaults(self) -> NDArray[np.int32]:
-        """Default schedules `[features, 6]`, with the expected lookups."""
+        """Default schedules `[features, 5]`, with the expected lookups."""
         rows = np.zeros((len(self.tables), FIELDS), np.int32)
         rows[:, -1] = self.expected
         return rows
@@ -167,7 +167,7 @@ class FusedBench:
         ]
 
     def candidates(self, feature: int) -> NDArray[np.int32]:
-        """Schedules that a feature can run `[schedules, 6]`."""
+        """Schedules that a feature can run `[schedules, 5]`."""
         found = _C.fused_embedding_bag_candidates(self.call, feature)
         return np.array(found, np.int32).reshape(-1, FIELDS)
 
@@ -194,7 +194,7 @@ class FusedBench:
         rounds: int,
         places: Sequence[int],
     ) -> NDArray[np.float64]:
-        """Seconds a batch `[sets, rounds]` of sets of schedules `[sets, features, 6]`, in turns; over the
+        """Seconds a batch `[sets, rounds]` of sets of schedules `[sets, features, 5]`, in turns; over the
         batches in these places.
         """
         return self._measure(sets, warps, rounds, places, False)

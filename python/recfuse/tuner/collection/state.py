@@ -23,7 +23,7 @@ from recfuse.plan.parts import Decision, Device
 from recfuse.tuner.collection.compile import Compiler
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass
