@@ -4,7 +4,7 @@ ARGS ?=
 CLANG_FORMAT ?= $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('scripts'))")/clang-format
 C_FILES = $(shell find include csrc tests/c benchmarks/kernels -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 IN_PLACE = PYTHONPATH=python $(PYTHON)
-BENCHMARKS = $(filter-out benchmarks/show.py,$(wildcard benchmarks/[a-z]*.py))
+BENCHMARKS = $(filter-out benchmarks/show.py benchmarks/tables.py,$(wildcard benchmarks/[a-z]*.py))
 
 .PHONY: help build test bench sanitize neon gpu format lint clean
 

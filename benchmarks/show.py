@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
+from common.results import read_runs
 from common.table import Table
 
 
@@ -15,14 +15,13 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="written by a benchmark's --json")
     for path in parser.parse_args().files:
         try:
-            record = json.loads(path.read_text())
-            tables = [Table(**table) for table in record["tables"]]
-            environment = record["environment"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            parser.error(f"{path}: not a result file of these benchmarks ({error})")
-        print(f"`{environment['command']}`\n")
-        for table in tables:
-            print(table.markdown())
+            runs = read_runs(path)
+        except ValueError as error:
+            parser.error(str(error))
+        for run in runs:
+            print(f"`{run['environment']['command']}`\n")
+            for table in run["tables"]:
+                print(Table(**table).markdown())
 
 
 if __name__ == "__main__":

@@ -274,7 +274,9 @@ def test_benchmarks_say_what_is_wrong_with_an_argument(run, no_gpu, capsys, name
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("name", ["dlrm", "embedding_bag", "fused_embedding_bag", "show", "training"])
+@pytest.mark.parametrize(
+    "name", ["dlrm", "embedding_bag", "fused_embedding_bag", "show", "tables", "training"]
+)
 def test_every_benchmark_has_help(run, capsys, name):
     assert run(name, "--help") == 0
     assert "usage:" in capsys.readouterr().out

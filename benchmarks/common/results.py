@@ -1,0 +1,47 @@
+"""Result files: the runs that they hold, and their tables."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from common.table import Table
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+@functools.cache
+def read_runs(path: Path) -> list[dict[str, Any]]:
+    """The runs of a result file, which holds one or a list of them; ValueError where it is none."""
+    try:
+        found = json.loads(path.read_text())
+        runs = found if isinstance(found, list) else [found]
+        for run in runs:
+            run["environment"]["command"], [Table(**table) for table in run["tables"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not a result file of these benchmarks ({error})") from None
+    return runs
+
+
+def find_table(name: str, title: str, number: int = 1) -> Table:
+    """The `number`th table of each run of results/NAME whose title begins so, the rows of all runs in one."""
+    found = []
+    for run in read_runs(RESULTS / name):
+        alike = [table for table in run["tables"] if table["title"].startswith(title)]
+        if len(alike) < number:
+            raise ValueError(f"{name}: has no table {number} whose title begins with {title!r}")
+        found.append(alike[number - 1])
+    return Table(found[0]["title"], found[0]["columns"], [row for table in found for row in table["rows"]])
+
+
+def select(table: Table, columns: list[str] | None = None, rows: str = "") -> Table:
+    """Some of a table: the first column and these, and the rows in whose first two cells `rows` is found."""
+    chosen = [table.columns[0], *(columns or table.columns[1:])]
+    if missing := set(chosen) - set(table.columns):
+        raise ValueError(f"{table.title!r} has no column {sorted(missing)}, but {table.columns}")
+    numbers = [table.columns.index(column) for column in chosen]
+    kept = [row for row in table.rows if re.search(rows, " ".join(row[:2]))]
+    return Table(table.title, chosen, [[row[number] for number in numbers] for row in kept])

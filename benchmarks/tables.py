@@ -1,0 +1,88 @@
+"""Write the tables of the pages anew from the files in results/; with --check, say which pages differ.
+
+A page marks what is written, up to the next <!-- end -->:
+
+  <!-- table FILE TITLE [columns=A;B] [rows=REGEX] [number=N] -->   the table whose title begins with TITLE
+  <!-- overview NAME -->                                          a join of several (common/overviews.py)
+  <!-- runs FILE... -->                                           machine, versions, commit and command
+
+FILE lies in results/. Words with spaces are quoted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+from common.overviews import OVERVIEWS
+from common.results import RESULTS, find_table, read_runs, select
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "benchmarks").glob("**/*.md"))]
+MARK = re.compile(r"(<!-- (table|overview|runs) (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def described(name: str) -> str:
+    """A line on each run of a result file."""
+    lines = []
+    for run in read_runs(RESULTS / name):
+        about = run["environment"]
+        versions = [f"torch {about['torch']}", *([f"FBGEMM {about['fbgemm']}"] if about["fbgemm"] else [])]
+        machine = about.get("gpu") or f"{about['cores']} cores of {about['cpu']}"
+        lines.append(
+            f"- `results/{name}`: {machine}, {', '.join(versions)}, {about['time'][:10]}, commit "
+            f"{about['commit'][:7]}: `{about['command']}`"
+        )
+    # The runs of one file differ in what they name alone: the first stands for all.
+    return lines[0] + (f" and {len(lines) - 1} runs like it" if lines[1:] else "") + "\n"
+
+
+def generated(kind: str, words: list[str]) -> str:
+    """What a mark asks for; ValueError where it cannot be had."""
+    if kind == "runs":
+        return "".join(map(described, words))
+    if kind == "overview":
+        (name,) = words
+        if name not in OVERVIEWS:
+            raise ValueError(f"overview {name!r}: allowed are {', '.join(OVERVIEWS)}")
+        return OVERVIEWS[name]().grid()
+    file, title, *rest = words
+    options = dict(word.split("=", 1) for word in rest)
+    if unknown := set(options) - {"columns", "rows", "number"}:
+        raise ValueError(f"unknown option {sorted(unknown)}")
+    table = find_table(file, title, int(options.get("number", 1)))
+    columns = options["columns"].split(";") if "columns" in options else None
+    return select(table, columns, options.get("rows", "")).grid()
+
+
+def rewritten(text: str) -> str:
+    """A page with the tables that the results give."""
+    return MARK.sub(lambda m: m[1] + generated(m[2], shlex.split(m[3])) + m[5], text)
+
+
+def main() -> None:
+    """Write or check the pages."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a page differs")
+    check, differing = parser.parse_args().check, []
+    for page in PAGES:
+        text = page.read_text()
+        try:
+            wanted = rewritten(text)
+        except ValueError as error:
+            parser.error(f"{page.relative_to(ROOT)}: {error}")
+        if wanted != text:
+            differing.append(page.relative_to(ROOT).as_posix())
+            if not check:
+                page.write_text(wanted)
+    if differing:
+        print(f"{'differ from the results' if check else 'written'}: {', '.join(differing)}")
+    raise SystemExit(bool(check and differing))
+
+
+if __name__ == "__main__":
+    main()
