@@ -39,6 +39,7 @@ typedef enum rf_rule {
     X(rows, INDEX, "rows of its table", "its table has no rows")
 
 typedef enum rf_argument {
+    RF_ARGUMENT_none,
 #define RF_ARGUMENT(name, rule, counted, none) RF_ARGUMENT_##name,
     RF_ARGUMENT_LIST(RF_ARGUMENT)
 #undef RF_ARGUMENT

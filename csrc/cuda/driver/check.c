@@ -13,14 +13,15 @@ static rf_status raise_record(const rf_error_record *record) {
         const char *name, *counted, *none;
         rf_rule rule;
     } arguments[] = {
-#define RF_ARGUMENT(name, rule, counted, none) {#name, counted, none, RF_RULE_##rule},
+#define RF_ARGUMENT(name, rule, counted, none) [RF_ARGUMENT_##name] = {#name, counted, none, RF_RULE_##rule},
         RF_ARGUMENT_LIST(RF_ARGUMENT)
 #undef RF_ARGUMENT
     };
     static const char when[] =
         "(found on the GPU by an earlier call with these tables, whose output is wrong)";
     const bool readable = record->operator_number < sizeof operators / sizeof operators[0] &&
-                          record->argument < sizeof arguments / sizeof arguments[0];
+                          record->argument < sizeof arguments / sizeof arguments[0] &&
+                          arguments[record->argument].name != NULL;
     RF_FAIL_IF(!readable, RF_ERR_INTERNAL,
                "a GPU kernel left an error that nobody knows: argument %u of operator %u",
                (unsigned)record->argument, (unsigned)record->operator_number);
