@@ -106,6 +106,17 @@ static int lists_read(PyObject *batches, PyObject *schedules, const rf_embedding
     return 0;
 }
 
+/* Pins rows anew before each batch; the context has the rows. */
+static rf_status pin(void *context, const rf_embedding_bag_params *batch, const rf_cuda_stream *stream) {
+    rf_pin_rows_params params = *(const rf_pin_rows_params *)context;
+    const int64_t bytes = batch->dtype == RF_FLOAT32 ? 4 : 2;
+    params.weight = batch->weight;
+    params.rows = batch->rows;
+    params.row_bytes = batch->dim * bytes;
+    params.row_pitch = batch->weight_stride * bytes;
+    return rf_pin_rows_cuda(&params, true, stream);
+}
+
 PyObject *rf__py_embedding_bag_measure(PyObject *module, PyObject *arguments) {
     (void)module;
     rf_embedding_bag_params table = {0};
@@ -136,9 +147,11 @@ PyObject *rf__py_embedding_bag_measure(PyObject *module, PyObject *arguments) {
     table.padding_idx = padding_idx;
     table.check_bounds = check;
     table.output_stride = dim;
-    work.pinned_rows = rf__py_pointer(pinned_rows);
-    work.n_pinned = n_pinned;
-    work.pinned_type = (rf_int_type)pinned_type;
+    rf_pin_rows_params rows_to_pin = {.hot_rows = rf__py_pointer(pinned_rows),
+                                      .n_hot_rows = n_pinned,
+                                      .index_type = (rf_int_type)pinned_type};
+    if (pinned_rows != 0) work.prepare = pin;
+    work.context = &rows_to_pin;
     work.rounds = rounds;
     stream.device = device;
     stream.stream = rf__py_pointer(stream_address);

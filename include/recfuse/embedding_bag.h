@@ -99,10 +99,9 @@ typedef struct rf_embedding_bag_measurement {
     int64_t n_batches;
     const rf_embedding_bag_schedule *schedules; /* [n_schedules] */
     int64_t n_schedules;
-    const void
-        *pinned_rows; /* [n_pinned] of pinned_type, may be NULL; pinned anew before each batch, in time */
-    int64_t n_pinned;
-    rf_int_type pinned_type;
+    /* Puts into the stream what comes before each batch, say rf_pin_rows_cuda; it is timed with it. May be NULL. */
+    rf_status (*prepare)(void *context, const rf_embedding_bag_params *batch, const rf_cuda_stream *stream);
+    void *context; /* [1], may be NULL: handed to prepare */
     int64_t rounds;
     double *seconds; /* [n_schedules, rounds]: of one batch, by events of the device */
 } rf_embedding_bag_measurement;

@@ -41,7 +41,6 @@ MAY_INCLUDE = {
     "jit": BELOW | {"driver", "jit"},
     "tune": BELOW | {"driver", "jit", "tune"},
     **{family: BELOW | {"driver", "jit", "tune", family} for family in FAMILIES},
-    "embedding_bag": BELOW | {"driver", "jit", "tune", "embedding_bag", "pin_rows"},  # its measurement pins
     "torch": BELOW | {"driver", "torch"} | FAMILIES,
     "python": BELOW | {"tools", "driver", "jit", "tune", "python"} | FAMILIES,
 }

@@ -6,8 +6,9 @@
 #include <string.h>
 
 #include "cuda/driver/check.h"
+#include "cuda/embedding_bag/schedule.h"
 #include "cuda/jit/jit.h"
-#include "cuda/tune/schedule.h"
+#include "cuda/tune/occupancy.h"
 #include "base/validate.h"
 
 static const rf__kernel_source source = {"embedding_bag/embedding_bag.cu", "rf_embedding_bag"};
@@ -104,14 +105,11 @@ static variant variant_of(const rf_embedding_bag_params *params, const rf__bag_s
     return made;
 }
 
-/* Asks for so much shared memory that no block beyond `min_blocks` fits on an SM, where so few would. */
+/* Lets no block beyond `min_blocks` fit on an SM, where so few would. */
 static void limit_blocks(const rf__cuda_device *device, variant *made) {
-    enum { MOST_LIMITED = 24, GRAIN = 128 }; /* GRAIN * n * (n + 1) bytes must fit an SM */
+    enum { MOST_LIMITED = 24 }; /* 128 * n * (n + 1) bytes must fit an SM */
     if (made->min_blocks > MOST_LIMITED) return;
-    int64_t wanted =
-        device->shared_per_sm / (made->min_blocks + 1) - device->reserved_shared_per_block + GRAIN;
-    if (wanted > device->shared_per_block_optin) wanted = device->shared_per_block_optin;
-    if (wanted > made->dynamic_shared) made->dynamic_shared = (int32_t)(wanted / GRAIN * GRAIN);
+    made->dynamic_shared = rf__occupancy_limit(device, made->min_blocks, made->dynamic_shared);
 }
 
 static rf_status defines_write(const variant *made, char *text, size_t bytes) {
@@ -142,18 +140,6 @@ static rf_status check_limits(const rf_embedding_bag_params *params) {
                     "recfuse.embedding_bag: weight has %" PRId64 " columns; on a GPU at most %d "
                     "are supported",
                     params->dim, MOST_DIM);
-}
-
-/* Blocks of a kernel that an SM runs at once, as far as registers, threads and shared memory tell. */
-static int64_t resident_blocks(const rf__cuda_device *device, const rf__kernel *kernel, int32_t block) {
-    const int64_t registers_a_warp = (kernel->registers * WARP + 255) / 256 * 256;
-    const int64_t by_registers = device->registers_per_sm / (registers_a_warp * (block / WARP));
-    const int64_t by_threads = device->threads_per_sm / block;
-    const int64_t by_shared = device->shared_per_sm / (kernel->static_shared + kernel->dynamic_shared +
-                                                       device->reserved_shared_per_block + 1);
-    int64_t blocks = by_registers < by_threads ? by_registers : by_threads;
-    if (by_shared < blocks) blocks = by_shared;
-    return blocks < device->blocks_per_sm ? blocks : device->blocks_per_sm;
 }
 
 static rf__cuda_error_word error_word(const rf__cuda_device *device, const rf_embedding_bag_params *params) {
@@ -212,8 +198,9 @@ rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embed
     /* Two launches that follow each other may overlap, which hides the start of the second (0.7 us on an H200).
      * But its blocks then go where the first leaves room, and those SMs would have more than their share of
      * it: so only where a block of the second takes the place of one of the first, or has an SM to itself. */
-    const int64_t turns = (blocks * slices + device->sms - 1) / device->sms;
-    const bool evenly = turns == 1 || turns >= resident_blocks(device, kernel, complete.block);
+    const int64_t waves = (blocks * slices + device->sms - 1) / device->sms;
+    const bool evenly = waves == 1 || waves >= rf__occupancy(device, kernel->registers, complete.block,
+                                                             kernel->static_shared + kernel->dynamic_shared);
     const rf__launch_config launch = {.function = kernel->function,
                                       .grid = {(uint32_t)blocks, (uint32_t)slices},
                                       .block = {(uint32_t)complete.block},

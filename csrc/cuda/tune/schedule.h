@@ -1,32 +1,37 @@
-/* Schedules of the embedding bag: defaults for what is left open, and what a kernel can do. */
-#ifndef RECFUSE_CUDA_SCHEDULE_H
-#define RECFUSE_CUDA_SCHEDULE_H
+/* Schedules as structs of int32_t and as text, "station=register distance=8": one list of fields serves both.
+ *
+ * A family names its fields once, and lists them with RF__SCHEDULE_FIELD. A field that is 0 is left to a default. */
+#ifndef RECFUSE_CUDA_TUNE_SCHEDULE_H
+#define RECFUSE_CUDA_TUNE_SCHEDULE_H
+
+#include <stddef.h>
 
 #include "base/status.h"
 
-/* What a schedule depends on. */
-typedef struct rf__bag_shape {
-    int32_t sms;          /* of the GPU */
-    int64_t l2_bytes;
-    int32_t alignment;    /* bytes a lane loads at once: 2, 4, 8 or 16 */
-    int64_t row_bytes;    /* dim * element, a multiple of `alignment` */
-    int64_t table_bytes;  /* rows * pitch */
-    int64_t lookups, bags;
-    int32_t element_bytes;
-    bool more_state; /* not a plain sum: weights, padding, mean or max take registers too */
-} rf__bag_shape;
+typedef struct rf__schedule_field {
+    const char *name;
+    size_t offset; /* of the field in the struct */
+    int32_t least, most;
+    bool power_of_two;
+    const char *const *words; /* [most + 1] of the values from `least`; NULL: the value is a number */
+} rf__schedule_field;
 
-/* Lanes that read one row, and the vectors that each of them takes (of a slice of the row). */
-int32_t rf__bag_lanes(const rf__bag_shape *shape);
-int32_t rf__bag_vectors(const rf__bag_shape *shape);
-/* Slices that a wide row is cut into. */
-int64_t rf__bag_slices(const rf__bag_shape *shape);
+#define RF__SCHEDULE_FIELD(type, name, least, most, power_of_two, words) \
+    {#name, offsetof(type, name), least, most, power_of_two, words}
 
-/* Warps of an SM that registers suffice for where a schedule leaves `warps` open. */
-int32_t rf__bag_warps(const rf__bag_shape *shape);
+typedef struct rf__schedule_fields {
+    const rf__schedule_field *fields; /* [count], in the order in which they are printed */
+    int32_t count;
+} rf__schedule_fields;
 
-/* Fills in what is 0 but for `warps`, which stays open: nothing then keeps more warps from running.
- * RF_ERR_VALUE: a field is out of its bounds, or the schedule does not fit the shape. */
-rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag_schedule *schedule);
+/* Reads fields in any order with spaces between into `schedule`, a struct of zeros; NULL and "": none. RF_ERR_VALUE: an
+ * unknown field, one that is given twice, or a value that is not allowed. */
+rf_status rf__schedule_parse(rf__schedule_fields fields, const char *text, void *schedule);
+
+/* Writes the fields that are not 0 to text [bytes], cut off where it is too short. */
+void rf__schedule_print(rf__schedule_fields fields, const void *schedule, char *text, size_t bytes);
+
+/* RF_ERR_VALUE: a field that is not 0 is out of its bounds; from C they may hold anything. */
+rf_status rf__schedule_check(rf__schedule_fields fields, const void *schedule);
 
 #endif

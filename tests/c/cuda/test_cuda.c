@@ -16,7 +16,7 @@
 #include "check.h"
 #include "cuda/jit/cache.h"
 #include "cuda/jit/jit.h"
-#include "cuda/tune/schedule.h"
+#include "cuda/embedding_bag/schedule.h"
 #include "fake_cuda.h"
 #include "program.h"
 

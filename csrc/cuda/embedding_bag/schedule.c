@@ -1,0 +1,177 @@
+/* Schedules: text, checks, defaults. The defaults come from sweeps on an H200 (benchmarks/README.md). */
+#include "cuda/embedding_bag/schedule.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "cuda/tune/schedule.h"
+
+_Static_assert(sizeof(rf_station) == sizeof(int32_t), "a field of a schedule");
+
+static const char *const stations[] = {
+#define STATION(name, text) [name] = text,
+    RF_STATION_LIST(STATION)
+#undef STATION
+};
+
+#define FIELD(...) RF__SCHEDULE_FIELD(rf_embedding_bag_schedule, __VA_ARGS__)
+static const rf__schedule_field field_list[] = {
+    FIELD(station, RF_STATION_NONE, sizeof stations / sizeof stations[0] - 1, false, stations),
+    FIELD(distance, 1, 64, false, NULL),
+    FIELD(threads, 1, 1024, true, NULL),
+    FIELD(block, 32, 1024, true, NULL),
+    FIELD(warps, 1, 64, false, NULL),
+    FIELD(parts, 1, 16, true, NULL),
+    FIELD(segment, 1, 256, true, NULL),
+};
+#undef FIELD
+static const rf__schedule_fields fields = {field_list, sizeof field_list / sizeof field_list[0]};
+
+rf_status rf_embedding_bag_schedule_parse(const char *text, rf_embedding_bag_schedule *schedule) {
+    memset(schedule, 0, sizeof *schedule);
+    return rf__schedule_parse(fields, text, schedule);
+}
+
+void rf_embedding_bag_schedule_print(const rf_embedding_bag_schedule *schedule, char *text) {
+    rf__schedule_print(fields, schedule, text, RF_SCHEDULE_TEXT_BYTES);
+}
+
+enum { WARP = 32, MOST_VECTORS = 2, INDICES_A_LANE = 4 };
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* The largest power of two that is not above `most`; 1 for less. */
+static int64_t power_below(int64_t most) {
+    int64_t power = 1;
+    while (power <= most / 2) power *= 2;
+    return power;
+}
+
+static int64_t power_above(int64_t least) {
+    int64_t power = 1;
+    while (power < least && power < INT64_MAX / 2) power *= 2;
+    return power;
+}
+
+int32_t rf__bag_lanes(const rf__bag_shape *shape) {
+    return (int32_t)smaller(power_above(shape->row_bytes / shape->alignment), WARP);
+}
+
+int32_t rf__bag_vectors(const rf__bag_shape *shape) {
+    const int64_t lanes = rf__bag_lanes(shape), columns = shape->row_bytes / shape->alignment;
+    return (int32_t)smaller((columns + lanes - 1) / lanes, MOST_VECTORS);
+}
+
+int64_t rf__bag_slices(const rf__bag_shape *shape) {
+    const int64_t wide = (int64_t)rf__bag_lanes(shape) * rf__bag_vectors(shape);
+    return (shape->row_bytes / shape->alignment + wide - 1) / wide;
+}
+
+/* 32 warps leave 64 registers a thread, 24 leave 80: without spills that is what the kernels take. */
+int32_t rf__bag_warps(const rf__bag_shape *shape) {
+    const bool whole_rows = shape->row_bytes / shape->alignment == rf__bag_lanes(shape);
+    return shape->more_state || !whole_rows ? 24 : 32;
+}
+
+/* Threads that share a bag: as many as make the bags fill the GPU, but each slot should have some rows. */
+static int32_t default_threads(const rf__bag_shape *shape, int64_t mean) {
+    const int64_t lanes = rf__bag_lanes(shape);
+    const int64_t to_fill =
+        (int64_t)shape->sms * rf__bag_warps(shape) * WARP / larger(shape->bags * rf__bag_slices(shape), 1);
+    /* A slot with too few rows waits for the others more than it helps them. */
+    const int64_t useful = larger(lanes * power_below(larger(mean / 12, 1)),
+                                  smaller(64, lanes * power_below(larger(mean / 4, 1))));
+    /* Neighbours in a warp wait for the longest of their bags: long bags get a warp each. */
+    const int64_t least = larger(lanes, smaller(WARP, lanes * power_below(larger(mean / 8, 1))));
+    const int64_t most = rf__bag_warps(shape) == 32 ? 1024 : 512;
+    return (int32_t)larger(least, smaller(smaller(power_below(to_fill), useful), most));
+}
+
+/* Large blocks: neighbouring bags share rows, and then meet in one L1. Few bags make one block an SM, which
+ * the next launch can overlap; otherwise blocks are small enough to load the SMs evenly. */
+static int32_t default_block(const rf__bag_shape *shape, int32_t threads) {
+    const int64_t all = shape->bags * rf__bag_slices(shape) * threads;
+    const int64_t most = larger(rf__bag_warps(shape) == 32 ? 512 : 256, threads);
+    if (all <= most * shape->sms)
+        return (int32_t)larger(smaller(power_above(all / shape->sms), most), larger(threads, WARP));
+    int64_t block = most;
+    for (; block > larger(threads, 64); block /= 2) {
+        const int64_t blocks = (all + block - 1) / block;
+        const int64_t waves = (blocks + shape->sms - 1) / shape->sms;
+        if (waves * shape->sms * 10 <= blocks * 11) break; /* a tenth of the SMs' time idle at most */
+    }
+    return (int32_t)larger(block, WARP);
+}
+
+/* Rows in flight a slot: 8 vectors of 16 bytes, 4 where each holds 8 sums and so more registers. */
+static int32_t default_distance(const rf__bag_shape *shape, rf_station station, int64_t rows_a_slot) {
+    if (station == RF_STATION_NONE) return 1;
+    const int64_t sums = shape->alignment / shape->element_bytes;
+    const int64_t most = (sums > 4 ? 4 : 8) / rf__bag_vectors(shape);
+    return (int32_t)larger(smaller(most, power_above(rows_a_slot)), 1);
+}
+
+/* A sweep through the table pays where the rows of a batch do not fit in L2 but repeat before they leave it. */
+static int32_t default_parts(const rf__bag_shape *shape, int64_t share) {
+    const bool large = shape->table_bytes >= 2 * shape->l2_bytes &&
+                       shape->lookups >= 2 * shape->l2_bytes / larger(shape->row_bytes, 1);
+    return large && share >= WARP ? 4 : 1;
+}
+
+static rf_status check(const rf__bag_shape *shape, const rf_embedding_bag_schedule *schedule) {
+    const int threads = (int)schedule->threads, block = (int)schedule->block,
+              shared = (int)smaller(threads, WARP);
+    RF_FAIL_IF(schedule->station == RF_STATION_NONE && schedule->distance != 1, RF_ERR_VALUE,
+               "schedule: distance is %d, must be 1 or left out with station \"none\", which has one row in "
+               "flight; \"register\" has more",
+               (int)schedule->distance);
+    RF_FAIL_IF(threads < rf__bag_lanes(shape), RF_ERR_VALUE,
+               "schedule: threads is %d, must be at least the %d that read one row of %" PRId64 " bytes",
+               threads, (int)rf__bag_lanes(shape), shape->row_bytes);
+    RF_FAIL_IF(schedule->segment < shared, RF_ERR_VALUE,
+               "schedule: segment is %d, must be at least the %d threads of a warp that share a bag",
+               (int)schedule->segment, shared);
+    RF_FAIL_IF(block < threads, RF_ERR_VALUE, "schedule: block is %d, must be at least threads, %d", block,
+               threads);
+    RF_FAIL_IF(schedule->warps != 0 && block > schedule->warps * WARP, RF_ERR_VALUE,
+               "schedule: warps is %d, must be at least the %d of one block of %d threads",
+               (int)schedule->warps, block / WARP, block);
+    RF_FAIL_IF(
+        schedule->station == RF_STATION_SHARED && shape->alignment < 4, RF_ERR_VALUE,
+        "schedule: station is \"shared\", which needs rows and output aligned to 4 bytes or more; here they "
+        "are to 2");
+    return RF_OK;
+}
+
+rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag_schedule *schedule) {
+    const int64_t mean = (shape->lookups + larger(shape->bags, 1) - 1) / larger(shape->bags, 1);
+    const rf_status status = rf__schedule_check(fields, schedule);
+    if (status != RF_OK) return status;
+    if (schedule->station == RF_STATION_DEFAULT) schedule->station = RF_STATION_REGISTER;
+    if (schedule->threads == 0) {
+        schedule->threads = default_threads(shape, mean);
+        if (schedule->block != 0) schedule->threads = (int32_t)smaller(schedule->threads, schedule->block);
+        if (schedule->warps != 0)
+            schedule->threads = (int32_t)smaller(schedule->threads, power_below(schedule->warps * WARP));
+    }
+    if (schedule->block == 0) {
+        schedule->block = default_block(shape, schedule->threads);
+        /* Whole blocks must make up the warps asked for. */
+        const int64_t most = (int64_t)schedule->warps * WARP;
+        if (most > 0)
+            schedule->block = (int32_t)larger(smaller(schedule->block, most & -most), schedule->threads);
+    }
+    const int64_t warps_a_bag = larger(schedule->threads / WARP, 1);
+    const int64_t slots = larger(schedule->threads / rf__bag_lanes(shape), 1);
+    const int64_t share = (mean + warps_a_bag - 1) / warps_a_bag;
+    if (schedule->distance == 0) {
+        schedule->distance = default_distance(shape, schedule->station, (mean + slots - 1) / slots);
+    }
+    if (schedule->parts == 0) schedule->parts = default_parts(shape, share);
+    if (schedule->segment == 0) {
+        const int64_t group = smaller(schedule->threads, WARP);
+        schedule->segment = (int32_t)larger(group, smaller(power_above(share), INDICES_A_LANE * group));
+    }
+    return check(shape, schedule);
+}
