@@ -17,7 +17,7 @@ from fused_embedding_bag.setting import Batch, Subject
 from fused_embedding_bag.streams import Run
 from recfuse import _C
 from recfuse.ops.schedules import KINDS, SIXTEENTHS
-from recfuse.plan.parts import architecture
+from recfuse.plan.device import architecture
 
 Schedules = NDArray[np.int32]  # [features, 5]; columns below
 KIND, THREADS, SPLIT, EXPECTED = 0, 1, 3, 4

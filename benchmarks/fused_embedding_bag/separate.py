@@ -16,10 +16,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from recfuse.data.collection import Jagged
-from recfuse.plan.parts import architecture
+from recfuse.plan.device import architecture
 from recfuse.tuner.collection.candidates import FeatureClass, classes_of
-from recfuse.tuner.collection.compile import compile_fused
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
+from recfuse.tuner.compile import compile_all
 
 _ROUNDS = 5
 _BATCHES = 4
@@ -76,8 +76,8 @@ def _compiled(
     for number in sorted({number for member in members for number in own.allowed[member]}):
         row = own.candidates[number].copy()
         row[-1] = bench.problem.expected[0]
-        jobs[number] = bench.compile_arguments(arch, row[None, None], 0, False)
-    results = compile_fused(jobs, progress=progress)
+        jobs[number] = bench.kernel(arch, row[None, None], 0, False)
+    results = compile_all(jobs, progress=progress)
     return {0, *(number for number, result in results.items() if not isinstance(result, Exception))}
 
 

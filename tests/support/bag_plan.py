@@ -11,7 +11,9 @@ import torch
 
 from recfuse import Plan
 from recfuse.data.table import batches_of, hotness
-from recfuse.plan.parts import Decision, Table, describe_device
+from recfuse.plan.device import describe_device
+from recfuse.plan.report import Decision
+from recfuse.plan.table import Table
 
 
 def batches(rows=100, number=3, seed=0, hot=0):

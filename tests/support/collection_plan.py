@@ -7,14 +7,16 @@ import torch
 from recfuse import CollectionPlan
 from recfuse.data.collection import jagged_batches, mean_lengths, trace_of
 from recfuse.nn import FusedEmbeddingBagCollection, Table
+from recfuse.nn.collection_view import view_of
 from recfuse.ops.schedules import expectations
-from recfuse.plan.collection_parts import (
+from recfuse.plan.device import describe_device
+from recfuse.plan.features import (
     CallForm,
     Occupancy,
     distinct,
     tables_of,
 )
-from recfuse.plan.parts import Decision, describe_device
+from recfuse.plan.report import Decision
 
 POOL = "kind=pool threads=16 distance=4 station=register split=1"
 COLUMNS = "kind=columns"
@@ -37,7 +39,7 @@ def batches(seed=0, number=3, bags=10, lengths=(1, 0, 10, 20, 30), hot=50):
 
 
 def plan_for(collection, **changes):
-    own = tables_of(collection)
+    own = tables_of(view_of(collection, ""))
     given = jagged_batches(batches(), len(own))
     tables, table_of = distinct(own)
     values = {

@@ -15,13 +15,13 @@ import recfuse
 from recfuse import _C, CollectionPlan, Plan, cli
 from recfuse.data.collection import jagged_batches, mean_lengths, trace_of
 from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, FusedEmbeddingBagList
+from recfuse.nn.collection_view import view_of
 from recfuse.ops.schedules import FusedSchedule, expectations
-from recfuse.plan.collection_parts import (
+from recfuse.plan.features import (
     CallForm,
     FeatureTable,
     of_runs,
     runs,
-    schedule_text,
     tables_of,
 )
 from support.bag_plan import at
@@ -119,7 +119,7 @@ def test_runs():
 def test_texts_of_rows():
     rows = [(0, 0, 0, 0, 7), (1, 16, 8, 2, 0), (2, 0, 0, 0, -1), (3, 0, 4, 0, 0)]
     texts = ["", "kind=pool threads=16 distance=8 split=2", "kind=columns", "kind=staged distance=4"]
-    assert [schedule_text(row) for row in rows] == texts
+    assert [str(FusedSchedule.of_row(row)) for row in rows] == texts
     assert [FusedSchedule.parse(text).row()[:4] for text in texts] == [row[:4] for row in rows]
     assert FusedSchedule.parse("kind=pool station=register split=2").row() == (
         1,
@@ -307,7 +307,7 @@ def test_tune_takes_a_collection_from_files(tuned, tmp_path, collection, capsys)
     options = ["--device", "cpu", "--budget", "7", "--resume", "r.json", "--out", str(out)]
     assert cli.main(["tune", *files, *options]) == 0
     ((module, given, budget, passed),) = tuned
-    assert tables_of(module) == tables_of(collection) and budget == 7.0
+    assert tables_of(view_of(module, "")) == tables_of(view_of(collection, "")) and budget == 7.0
     assert passed == {"pin": None, "seed": 0, "resume": "r.json"} and len(given) == 3
     assert isinstance(Plan.load(out), CollectionPlan) and "1.250x" in capsys.readouterr().out
 
@@ -320,7 +320,7 @@ def test_tune_takes_the_tensors_of_a_state(tuned, tmp_path):
     assert cli.main(["tune", *files, "--device", "cpu", "--mode", "mean"]) == 0
     module = tuned[0][0]
     assert module.feature_names == ["a_weight", "b"] and tuned[0][2] is None
-    assert [(one.rows, one.dim, one.mode) for one in tables_of(module)] == [
+    assert [(one.rows, one.dim, one.mode) for one in tables_of(view_of(module, ""))] == [
         (5, 4, "mean"),
         (6, 8, "mean"),
     ]
@@ -330,7 +330,7 @@ def test_tune_takes_a_workload(tuned):
     options = ["--device", "cpu", "--batches", "2", "--index", "int32", "--dtype", "float16"]
     assert cli.main(["tune", "--workload", "D", *options]) == 0
     module, given, _, _ = tuned[0]
-    own = tables_of(module)
+    own = tables_of(view_of(module, ""))
     assert len(own) == 1000 and {one.dim for one in own} == {8} and own[0].dtype == "float16"
     sizes = [(offsets.numel() - 1) // 1000 for _, offsets in given]
     assert sizes == recfuse.workloads.batch_sizes(2, 1).tolist() and given[0][0].dtype == torch.int32
@@ -382,7 +382,9 @@ def test_tune_takes_a_list_from_a_file(tuned, tmp_path):
     files = ["--collection", str(tmp_path / "c.pt"), "--batches", str(tmp_path / "b.pt")]
     assert cli.main(["tune", *files, "--device", "cpu"]) == 0
     ((module, batches, _, _),) = tuned
-    assert tables_of(module) == tables_of(made) and torch.equal(module.schedules, made.schedules)
+    assert tables_of(view_of(module, "")) == tables_of(view_of(made, "")) and torch.equal(
+        module.schedules, made.schedules
+    )
     assert module._lookups_of(batches[0], "here").indices.tolist() == [1, 2, 3]
 
 

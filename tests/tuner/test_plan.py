@@ -9,7 +9,7 @@ import recfuse
 from recfuse import Plan
 from recfuse.data.table import batches_of, hotness
 from recfuse.nn import EmbeddingBag
-from recfuse.plan.parts import Pinned
+from recfuse.plan.table import Pinned
 from support.bag_plan import at, batches, plan_for
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from recfuse import CollectionPlan, Plan
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn import EmbeddingBag
-from recfuse.plan.parts import Pinned
+from recfuse.plan.table import Pinned
 from support import bag_plan, collection_plan
 from support.bag_plan import at
 

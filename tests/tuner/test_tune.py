@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,10 +18,12 @@ from recfuse.data import traces
 from recfuse.data.table import hotness
 from recfuse.nn import EmbeddingBag
 from recfuse.ops.schedules import Schedule
-from recfuse.tuner.compile import compile_all
+from recfuse.tuner.compile import Compiler, compile_all
+from recfuse.tuner.log import Log
+from recfuse.tuner.native import alignment, power_of_two
 from recfuse.tuner.table import candidates, cpu, gpu, measure, steps
 from recfuse.tuner.table.measure import race
-from recfuse.tuner.table.problem import Problem, alignment, power_of_two
+from recfuse.tuner.table.problem import Problem
 
 DEFAULTS = Schedule("register", 8, 64, 512, 32, 1, 128)
 
@@ -241,24 +244,24 @@ def test_compiling_leaves_no_thread_behind(monkeypatch, error):
             raise ValueError("three")
         return {"schedule": str(number)}
 
-    monkeypatch.setattr(_C, "embedding_bag_compile", slow, raising=False)
     if error is not None:
-        finished = []
+        result, waited = Compiler.result, []
 
-        def interrupt(futures):
-            yield next(iter(futures))
-            finished.append(1)
-            raise error
+        def interrupt(compiler, name):
+            waited.append(name)
+            if len(waited) > 1:
+                raise error
+            return result(compiler, name)
 
-        monkeypatch.setattr("recfuse.tuner.compile.as_completed", interrupt)
+        monkeypatch.setattr(Compiler, "result", interrupt)
         with pytest.raises(error):
-            compile_all({number: (number,) for number in range(100)})
+            compile_all({number: partial(slow, number) for number in range(100)})
         assert len(begun) < 100
     else:
-        results = compile_all({number: (number,) for number in range(8)})
+        results = compile_all({number: partial(slow, number) for number in range(8)})
         assert isinstance(results.pop(3), ValueError)
         assert results == {number: {"schedule": str(number)} for number in range(8) if number != 3}
-        assert compile_all({1: (1,)}, deadline=time.monotonic() - 1) == {}
+        assert compile_all({1: partial(slow, 1)}, deadline=time.monotonic() - 1) == {}
     assert not [one for one in threading.enumerate() if one.name.startswith("recfuse-compile")]
 
 
@@ -337,9 +340,13 @@ def test_bad_arguments(arguments, kind, words):
 
 
 def test_alignment_and_powers():
-    assert [alignment(torch.empty(3, dim)) for dim in (1, 2, 3, 4, 6, 64)] == [4, 8, 4, 16, 8, 16]
-    assert alignment(torch.empty(3, 65)[:, :64]) == 4
-    assert alignment(torch.empty(3, 3, dtype=torch.float16)) == 2
+    def of(weight):
+        return Problem(weight, "sum", -1, []).alignment
+
+    assert [of(torch.empty(3, dim)) for dim in (1, 2, 3, 4, 6, 64)] == [4, 8, 4, 16, 8, 16]
+    assert of(torch.empty(3, 65)[:, :64]) == 4
+    assert of(torch.empty(3, 3, dtype=torch.float16)) == 2
+    assert alignment(24, 48) == 8
     assert [power_of_two(least) for least in (0, 1, 2, 3, 5, 8)] == [1, 1, 2, 4, 8, 8]
 
 
@@ -360,17 +367,12 @@ def test_the_bench_gives_addresses_that_live(device):
 
 
 def test_a_schedule_is_confirmed_without_the_pinning_that_failed(monkeypatch):
-    notes = []
-    state = SimpleNamespace(
-        best="distance=4",
-        us={"": 10.0},
-        decisions=notes,
-        bench=SimpleNamespace(measure=lambda schedules, rounds: np.array([[8e-6], [10e-6]])),
-        note=lambda step, candidate, us, kept, why: notes.append((candidate, us, kept)),
-    )
+    state = Log()
+    state.best, state.us = "distance=4", {"": 10.0}
+    state.bench = SimpleNamespace(measure=lambda schedules, rounds: np.array([[8e-6], [10e-6]]))
     monkeypatch.setattr(gpu, "_in_turns", lambda *_: (11.0, 10.0))
     found = gpu._confirm(state, None, SimpleNamespace(), torch.arange(3))
     assert (found.schedule, found.pinned) == ("distance=4", None)
-    assert [(candidate, kept) for candidate, _, kept in notes] == [
+    assert [(one.candidate, one.kept) for one in state.decisions] == [
         ("distance=4", False), ("", True), ("distance=4", True), ("", False),
     ]  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 import recfuse
 from recfuse import _C
 from recfuse.nn import FusedEmbeddingBagCollection, Table
-from recfuse.plan.collection_parts import schedule_text
+from recfuse.ops.schedules import FusedSchedule
 from recfuse.tuner.collection import local_stage, search
 from recfuse.tuner.collection.candidates import _LONGEST_SLOT, classes_of, mixtures, units_of
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
@@ -272,7 +272,7 @@ def test_classes_and_candidates(device):
     names = ["16 float32 sum store 8", "6 float32 sum align 8 store 8", "16 float32 mean store 8"]
     assert list(classes) == names
     first = classes[names[0]]
-    assert first.features == [0, 2] and schedule_text(first.candidates[0]) == ""
+    assert first.features == [0, 2] and str(FusedSchedule.of_row(first.candidates[0])) == ""
     long, short = ([tuple(first.candidates[place]) for place in own] for own in first.allowed)
     assert (COLUMNS, 1, 1, 1, 0) in short and (COLUMNS, 1, 1, 1, 0) not in long
     assert {row[1] for row in short if row[0] == POOL} == {4}
@@ -329,7 +329,7 @@ def test_per_sample_weights_reach_the_device_as_float32(device, collection):
     bench = FusedBench(FusedProblem.of(collection, batches))
     assert bench.problem.form.weighted and bench._weights[0].dtype == torch.float32
     assert bench._batches[0][6] == bench._weights[0].data_ptr()
-    assert bench.compile_arguments("sm_90a", bench.problem.defaults()[None], 0, False)[4] is True
+    assert bench.kernel("sm_90a", bench.problem.defaults()[None], 0, False).args[4] is True
 
 
 def test_batches_are_chosen_from_small_to_large(device, collection):

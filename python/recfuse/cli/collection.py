@@ -94,18 +94,15 @@ def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
 
     from recfuse import nn
     from recfuse.data.collection import CollectionTrace
-    from recfuse.nn import tuning
-    from recfuse.nn.packed import layout
+    from recfuse.nn.collection_view import SAVED_CLASSES
     from recfuse.plan.collection import CollectionPlan
-    from recfuse.plan.collection_parts import CallForm, FeatureTable, Occupancy
-    from recfuse.plan.parts import Decision, Device
+    from recfuse.plan.device import Device
+    from recfuse.plan.features import CallForm, FeatureTable, Occupancy
+    from recfuse.plan.report import Decision
 
-    modules = nn.EmbeddingBag, nn.FusedEmbeddingBagCollection, nn.FusedEmbeddingBagList
+    modules = nn.EmbeddingBag, torch.nn.EmbeddingBag, torch.nn.ModuleDict, torch.nn.ModuleList
     plans = CollectionPlan, FeatureTable, CallForm, CollectionTrace, Occupancy, Decision, Device
-    allowed = [
-        *(dict, torch.nn.EmbeddingBag, torch.nn.ModuleDict, torch.nn.ModuleList),
-        *(*modules, tuning.Tuning, layout.Layout, layout.PackedSpec, *plans),
-    ]
+    allowed: list[Any] = [dict, *modules, *SAVED_CLASSES, *plans]
     try:
         with torch.serialization.safe_globals(allowed):
             found = torch.load(path, map_location="cpu", weights_only=True)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from recfuse import _C
@@ -103,7 +104,6 @@ def _gpu(text: str) -> tuple[int, int]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compiles, and prints a line a kernel; 1 when any failed, or is not in the cache afterwards."""
-    from recfuse.tuner.collection.compile import compile_fused
     from recfuse.tuner.compile import compile_all
 
     for name, least in (("rows", 1), ("batch", 1), ("pooling", 0)):
@@ -131,8 +131,11 @@ def run(arguments: argparse.Namespace) -> int:
     if not jobs and not fused:
         raise ValueError("nothing to compile: give --plan FILE, or --dim with --dtype, --mode and --index")
     with _cache_folder(arguments.out):
-        results = compile_all(jobs, progress=None)
-        results |= compile_fused(fused, progress=None)
+        work = {name: partial(_C.embedding_bag_compile, *arguments) for name, arguments in jobs.items()}
+        work |= {
+            name: partial(_C.fused_embedding_bag_compile, *arguments) for name, arguments in fused.items()
+        }
+        results = compile_all(work, progress=None)
         small = {f"{arch} pinning and gradients": arch for arch in archs}
         results |= {name: _small_kernels(arch) for name, arch in small.items()}
         cache = _C.jit_status()

@@ -8,52 +8,38 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from recfuse._arguments import path_of
+from recfuse._codes import DTYPE_NAMES, INTEGER_NAMES, MODES
 from recfuse.data.collection import CollectionTrace, jagged_batches, mean_lengths, trace_of
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.nn.packed.module import PackedModule
+from recfuse.errors import ArgumentValueError
+from recfuse.nn.collection_view import CollectionView, native_call_of, view_of
 from recfuse.ops.schedules import ALWAYS_EMPTY, FIELDS, SIXTEENTHS, FusedSchedule, expectations
-from recfuse.plan.collection_parts import (
-    CallForm,
-    FeatureTable,
-    Occupancy,
-    kernel_of,
-    of_runs,
-    runs,
-    tables_of,
-)
-from recfuse.plan.file import VERSION, PlanError, read, read_file, shown, write_file
-from recfuse.plan.parts import (
-    Decision,
-    Device,
-    check_sizes,
-    check_times,
-    describe_device,
-    differences,
-)
-from recfuse.plan.table import Match
+from recfuse.plan import figures
+from recfuse.plan.base import BasePlan, Match, check_sizes, unique_drift
+from recfuse.plan.device import Device, describe_device
+from recfuse.plan.features import CallForm, FeatureTable, Occupancy, of_runs, runs, tables_of
+from recfuse.plan.file import PlanError, read_file
+from recfuse.plan.report import Decision, Line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KIND = "fused_embedding_bag"
-"""What plans of this class are for, in their files."""
 _PER_FEATURE = ("schedule_of", "table_of", "expected")  # lists that are runs in the file
 _MOST_WARPS = 64
+_MOST_LISTED = 40  # pairs of class and schedule that a report lists
 # How far batches may move from those a plan was tuned on before it is worth tuning again.
 _LENGTH_DRIFT = 1.5  # of a feature's mean lookups of a bag, as a factor
 _WORK_DRIFT = 0.2  # of the bytes gathered, those of features that moved so far
 _BAGS_DRIFT = 2.0  # of the median batch size, as a factor
-_UNIQUE_DRIFT = 0.2  # of the share of different rows, relative
 
 
 @dataclass(frozen=True)
@@ -69,16 +55,18 @@ class CollectionDrift:
 
 
 @dataclass
-class CollectionPlan:
+class CollectionPlan(BasePlan):
     """How to run a collection of tables on one device, and how that was found. ``print`` it for the story.
 
     Source: Pan et al., RecFlex, SC 2024 (a schedule a feature, tuned under interference).
     """
 
+    KIND: ClassVar[str] = "fused_embedding_bag"
+
     schedules: list[str]
     """Different schedules, as text; "" is the default."""
     schedule_of: list[int]
-    """[features]: the place in `schedules` of each feature's."""
+    """[features]: the position in `schedules` of each feature's."""
     expected: list[int]
     """[features]: mean lookups of a bag times 16; -1: always empty."""
     warps: int
@@ -86,7 +74,7 @@ class CollectionPlan:
     tables: list[FeatureTable]
     """Different tables."""
     table_of: list[int]
-    """[features]: the place in `tables` of each feature's."""
+    """[features]: the position in `tables` of each feature's."""
     form: CallForm
     trace: CollectionTrace
     device: Device
@@ -107,16 +95,21 @@ class CollectionPlan:
         return len(self.table_of)
 
     @property
-    def speedup(self) -> float:
-        """Default's time over the plan's."""
-        return self.default_us / self.best_us if self.best_us else 1.0
+    def pooling(self) -> float:
+        """Mean lookups of a bag, over all features."""
+        return float(np.maximum(np.array(self.expected), 0).mean()) / SIXTEENTHS
+
+    @property
+    def feature_tables(self) -> list[FeatureTable]:
+        """The table of each feature."""
+        return [self.tables[number] for number in self.table_of]
 
     def rows(self) -> NDArray[np.int32]:
         """The schedule of each feature with its expected lookups, as the operator takes them: int32
         ``[features, 5]``.
         """
-        own = np.array([FusedSchedule.parse(text).row() for text in self.schedules], np.int32)
-        found = own.reshape(-1, FIELDS)[np.array(self.schedule_of, np.int64)]
+        rows = np.array([FusedSchedule.parse(text).row() for text in self.schedules], np.int32)
+        found = rows.reshape(-1, FIELDS)[np.array(self.schedule_of, np.int64)]
         found[:, -1] = self.expected
         return found
 
@@ -130,14 +123,20 @@ class CollectionPlan:
         Raises:
             ValueError: no kernel for the plan's tables.
         """
-        return (*kernel_of(self), check, self.rows()[None], self.warps, False, mapped, huge)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file, or leaves the one that is there as it is."""
-        where = path_of(path, "recfuse.Plan.save")
-        record = {"recfuse_plan": VERSION, "kind": KIND, **asdict(self)}
-        record |= {name: runs(record[name]) for name in _PER_FEATURE}
-        write_file(where, record)
+        form = self.form
+        for name, value, allowed in (
+            *((f"a table of {table.dtype}", table.dtype, DTYPE_NAMES) for table in self.tables),
+            *((f"mode {table.mode}", table.mode, MODES) for table in self.tables),
+            (f"{form.indices} indices", form.indices, INTEGER_NAMES),
+            (f"{form.offsets} offsets", form.offsets, INTEGER_NAMES),
+        ):
+            if value not in allowed:
+                raise PlanError(
+                    f"recfuse.Plan: there is no kernel for {name}, there is for {', '.join(allowed)}"
+                )
+        call = native_call_of([table.form for table in self.feature_tables])
+        integers = INTEGER_NAMES.index(form.indices), INTEGER_NAMES.index(form.offsets)
+        return call, *integers, form.weighted, check, self.rows()[None], self.warps, False, mapped, huge
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CollectionPlan:
@@ -145,23 +144,13 @@ class CollectionPlan:
         path = path_of(path, "recfuse.Plan.load")
         return cls.of_record(read_file(path), path)
 
-    @classmethod
-    def of_record(cls, record: dict[str, Any], path: str) -> CollectionPlan:
-        """The plan that the contents of a file are.
+    def _record(self) -> dict[str, Any]:
+        record = asdict(self)
+        return record | {name: runs(record[name]) for name in _PER_FEATURE}
 
-        Raises:
-            ValueError: they are none; names the file and the key.
-        """
-        if record.get("kind") != KIND:
-            found = shown(record.get("kind"))
-            raise PlanError(f'recfuse.Plan: {path} is a plan for {found}, not for "{KIND}"')
-        given = {name: of_runs(record[name], f"{path}: {name}") for name in _PER_FEATURE if name in record}
-        plan = read(cls, record, f"{path}: ", given)
-        try:
-            plan._check()
-        except ValueError as error:
-            raise PlanError(f"recfuse.Plan: {path}: {error}") from error
-        return plan
+    @classmethod
+    def _decoded(cls, record: Mapping[str, Any], path: str) -> dict[str, Any]:
+        return {name: of_runs(record[name], f"{path}: {name}") for name in _PER_FEATURE if name in record}
 
     def _check(self) -> None:
         if not self.features:
@@ -169,23 +158,23 @@ class CollectionPlan:
         for name, values in (("schedule_of", self.schedule_of), ("expected", self.expected)):
             if len(values) != self.features:
                 raise ValueError(f"{name} has {len(values)} features, table_of has {self.features}")
-        for name, places, what, known in (
-            ("schedule_of", self.schedule_of, "schedules", self.schedules),
-            ("table_of", self.table_of, "tables", self.tables),
+        for name, numbers, what, items in (
+            ("schedule_of", self.schedule_of, "schedules", len(self.schedules)),
+            ("table_of", self.table_of, "tables", len(self.tables)),
         ):
-            if len(known) > self.features:
+            if items > self.features:
                 raise ValueError(
-                    f"{what} has {len(known)} items, must have {self.features} at most: one a feature"
+                    f"{what} has {items} items, must have {self.features} at most: one a feature"
                 )
-            if wrong := [place for place in places if not 0 <= place < len(known)]:
-                raise ValueError(f"{name} has {wrong[0]}, must be below {len(known)}")
+            if wrong := [number for number in numbers if not 0 <= number < items]:
+                raise ValueError(f"{name} has {wrong[0]}, must be below {items}")
         if wrong := [value for value in self.expected if value < ALWAYS_EMPTY or value >= 2**31]:
             raise ValueError(f"expected has {wrong[0]}, must be from -1 to {2**31 - 1}")
         if not 0 <= self.warps <= _MOST_WARPS:
             raise ValueError(f"warps is {self.warps}, must be from 0 to {_MOST_WARPS}")
-        check_times(self.default_us, self.best_us)
-        own = [(f"tables[{at}]", one.rows, one.dim, one.dtype) for at, one in enumerate(self.tables)]
-        check_sizes(own[place] for place in self.table_of)
+        super()._check()
+        sizes = [(f"tables[{n}]", table.rows, table.dim, table.dtype) for n, table in enumerate(self.tables)]
+        check_sizes(sizes[number] for number in self.table_of)
         for number, text in enumerate(self.schedules):
             try:
                 FusedSchedule.parse(text)
@@ -202,48 +191,43 @@ class CollectionPlan:
         Raises:
             TypeError: another module. ValueError: other features than the plan has schedules for.
         """
-        packed = packed_of(collection, "recfuse.Plan.apply")
-        now = tables_of(packed)
-        self._check_features(packed, "recfuse.Plan.apply")
-        for number, (place, table) in enumerate(zip(self.table_of, now, strict=True)):
-            before = self.tables[place]
-            if (before.dim, before.dtype) != (table.dim, table.dtype):
+        view = self._view_of(collection, "recfuse.Plan.apply")
+        for number, (before, now) in enumerate(zip(self.feature_tables, tables_of(view), strict=True)):
+            if (before.dim, before.dtype) != (now.dim, now.dtype):
                 raise ArgumentValueError(
                     f"recfuse.Plan.apply: feature {number} was of dim {before.dim} in {before.dtype}, is of "
-                    f"dim {table.dim} in {table.dtype}; tune again"
+                    f"dim {now.dim} in {now.dtype}; tune again"
                 )
-        if not (match := self.matches(collection)):
-            warnings.warn(f"recfuse.Plan: made for something else: {'; '.join(match.reasons)}", stacklevel=2)
-        packed.set_plan(torch.from_numpy(self.rows()), self.warps)
-        collection.plan = self
+        self.matches(collection).warn()
+        view.set_plan(self, torch.from_numpy(self.rows()), self.warps)
 
-    def _check_features(self, packed: PackedModule, function: str) -> None:
-        count = len(packed.layout.dims)
-        if count != self.features:
+    def _view_of(self, collection: torch.nn.Module, function: str) -> CollectionView:
+        """A collection with as many features."""
+        view = view_of(collection, function)
+        if view.features != self.features:
             raise ArgumentValueError(
-                f"{function}: the plan has {self.features} features, the collection has {count}; tune again"
+                f"{function}: the plan has {self.features} features, the collection has {view.features}; "
+                "tune again"
             )
+        return view
 
     def matches(self, collection: torch.nn.Module) -> Match:
         """Whether the plan was made for tables like this collection's, on a device like its one."""
-        packed = packed_of(collection, "recfuse.Plan.matches")
-        now = tables_of(packed)
-        here = describe_device(packed.packed_weights()[0].device)
-        if len(now) != self.features:
-            reasons = [f"features was {self.features}, is {len(now)}"]
+        view = view_of(collection, "recfuse.Plan.matches")
+        reasons = []
+        if view.features != self.features:
+            reasons = [f"features was {self.features}, is {view.features}"]
         else:
-            pairs = zip((self.tables[place] for place in self.table_of), now, strict=True)
+            pairs = zip(self.feature_tables, tables_of(view), strict=True)
             changed = [(number, *pair) for number, pair in enumerate(pairs) if pair[0] != pair[1]]
-            reasons = []
-            if changed:
-                number, was, table = changed[0]
-                more = f" ({len(changed)} features differ)" if len(changed) > 1 else ""
-                names = [name for name in asdict(was) if getattr(was, name) != getattr(table, name)]
+            more = f" ({len(changed)} features differ)" if len(changed) > 1 else ""
+            for number, before, now in changed[:1]:
                 reasons = [
-                    f"{name} of feature {number} was {getattr(was, name)}, is {getattr(table, name)}{more}"
-                    for name in names
+                    f"{name} of feature {number} was {value}, is {getattr(now, name)}{more}"
+                    for name, value in vars(before).items()
+                    if value != getattr(now, name)
                 ]
-        return Match(reasons + differences(self.device, here))
+        return Match(reasons + self.device.differences(describe_device(view.device)))
 
     def drift(self, batches: Iterable[Any], collection: torch.nn.Module | None = None) -> CollectionDrift:
         """Whether batches have moved enough to tune again.
@@ -260,65 +244,66 @@ class CollectionPlan:
         Raises:
             ValueError, TypeError: batches of another form, or another number of features.
         """
-        function, lookups_of = "recfuse.Plan.drift", None
-        if collection is not None:
-            packed = packed_of(collection, function)
-            self._check_features(packed, function)
-            lookups_of = packed._lookups_of
+        function = "recfuse.Plan.drift"
+        lookups_of = None if collection is None else self._view_of(collection, function).lookups_of
         given = jagged_batches(batches, self.features, None, lookups_of, function)
-        tables = [self.tables[place] for place in self.table_of]
-        before, now = self.trace, trace_of(given, tables)
-        was = np.maximum(np.array(self.expected), 0)
-        is_now = np.maximum(expectations(mean_lengths(given, self.features)), 0)
-        work = np.maximum(was, is_now) * np.array([table.row_bytes for table in tables], np.float64)
-        factor = (np.maximum(was, is_now) + 1) / (np.minimum(was, is_now) + 1)
-        share = float(work[factor > _LENGTH_DRIFT].sum() / work.sum()) if work.any() else 0.0
+        before, now = self.trace, trace_of(given, self.feature_tables)
+        lengths = np.array(self.expected), expectations(mean_lengths(given, self.features))
+        least, most = np.sort(np.maximum(lengths, 0), axis=0)
+        work = most * np.array([table.row_bytes for table in self.feature_tables], np.float64)
+        moved = (most + 1) / (least + 1) > _LENGTH_DRIFT
+        share = float(work[moved].sum() / work.sum()) if work.any() else 0.0
         reasons = []
         if share > _WORK_DRIFT:
-            moved = int((factor > _LENGTH_DRIFT).sum())
             reasons.append(
-                f"bags of {moved} features, with {share:.1%} of the bytes gathered, are more than "
+                f"bags of {int(moved.sum())} features, with {share:.1%} of the bytes gathered, are more than "
                 f"{_LENGTH_DRIFT:g}x longer or shorter than they were"
             )
-        fewest, most = sorted((before.bags, now.bags))
-        if most >= _BAGS_DRIFT * fewest and most > 0:
+        fewest_bags, most_bags = sorted((before.bags, now.bags))
+        if most_bags >= _BAGS_DRIFT * fewest_bags and most_bags > 0:
             reasons.append(f"a batch had {before.bags:,.0f} bags a feature, has {now.bags:,.0f}")
-        if abs(now.unique_share - before.unique_share) > _UNIQUE_DRIFT * before.unique_share:
-            reasons.append(
-                f"{before.unique_share:.1%} of the bytes of a batch were of different rows, "
-                f"{now.unique_share:.1%} are"
-            )
+        reasons += unique_drift(before.unique_share, now.unique_share, "the bytes of a batch")
         return CollectionDrift(bool(reasons), reasons, share, before, now)
 
-    @property
-    def pooling(self) -> float:
-        """Mean lookups of a bag, over all features."""
-        return float(np.maximum(np.array(self.expected), 0).mean()) / SIXTEENTHS
+    def by_class(self) -> dict[str, Counter[str]]:
+        """Features that have each schedule, for each class of tables, the narrowest rows first."""
+        found: dict[tuple[int, str], Counter[str]] = {}
+        for table, schedule in zip(self.feature_tables, self.schedule_of, strict=True):
+            name = table.row_bytes, f"{table.dim} {table.dtype} {table.mode}"
+            found.setdefault(name, Counter())[self.schedules[schedule]] += 1
+        return {name: found[row_bytes, name] for row_bytes, name in sorted(found)}
 
-    def report(self) -> str:
-        """All of it as text: the result, what it was measured on, and every decision in order."""
-        from recfuse.plan.collection_views import report
-
-        return report(self)
-
-    def __str__(self) -> str:
-        """The report."""
-        return self.report()
+    def _summary(self) -> list[Line]:
+        form, trace, tables = self.form, self.trace, self.feature_tables
+        rows, columns = sum(table.rows for table in tables), sum(table.dim for table in tables)
+        weighted = ", weights" if form.weighted else ""
+        counts = self.by_class().items()
+        chosen = [
+            f"{name}: {n} x {text or 'default'}" for name, own in counts for text, n in own.most_common()
+        ]
+        if len(chosen) > _MOST_LISTED:
+            chosen[_MOST_LISTED:] = [f"and {len(chosen) - _MOST_LISTED} more"]
+        return [
+            ("a batch", self._times(3)),
+            ("warps an SM", f"{self.warps}" if self.warps else "the default"),
+            (
+                "features",
+                f"{self.features:,}, {len(self.tables)} kinds of tables, {rows:,} rows, {columns:,} columns; "
+                f"{form.indices} indices, {form.offsets} offsets{weighted}",
+            ),
+            (
+                "trace",
+                f"{trace.batches} batches of {trace.lookups:,.0f} lookups, {self.pooling:.1f} a bag, in "
+                f"{trace.bags:,.0f} bags a feature (median); {trace.unique_share:.1%} of a batch's bytes are "
+                f"of different rows; {trace.sha256}",
+            ),
+            *self._origin(),
+            *(("chosen", line) for line in chosen),
+        ]
 
     def plot(self) -> Figure:
         """Chosen schedules of each class of features, and times by occupancy; needs matplotlib (the extra
         `bench`).
         """
-        from recfuse.plan.collection_views import plot
-
-        return plot(self)
-
-
-def packed_of(collection: Any, function: str) -> PackedModule:
-    """The collection; TypeError for another module."""
-    if not isinstance(collection, PackedModule):
-        raise ArgumentTypeError(
-            f"{function}: module is a {type(collection).__name__}, must be a "
-            "recfuse.nn.FusedEmbeddingBagCollection or FusedEmbeddingBagList"
-        )
-    return collection
+        times = self.default_us, self.best_us
+        return figures.of_collection(self.by_class(), self.occupancies, *times, self.warps)

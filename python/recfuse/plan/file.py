@@ -7,7 +7,7 @@ import os
 import reprlib
 import tempfile
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -127,12 +127,12 @@ def read(kind: Any, record: Any, where: str, given: Mapping[str, Any] = _NOTHING
     if not isinstance(record, dict):
         raise PlanError(f"recfuse.Plan: {where.rstrip('.')} is {shown(record)}, must be an object")
     types_of, values = get_type_hints(kind), dict(given)
-    for one in fields(kind):
-        if types_of[one.name] is Any or one.name in given:
+    for name in (field.name for field in fields(kind)):
+        if types_of[name] is Any or name in given:
             continue
-        if one.name not in record:
-            raise PlanError(f"recfuse.Plan: {where}{one.name} is missing")
-        values[one.name] = _value(types_of[one.name], record[one.name], f"{where}{one.name}")
+        if name not in record:
+            raise PlanError(f"recfuse.Plan: {where}{name} is missing")
+        values[name] = _value(types_of[name], record[name], f"{where}{name}")
     return kind(**values)
 
 
@@ -144,7 +144,10 @@ def _value(kind: Any, value: Any, where: str, or_null: str = "") -> Any:
     if get_origin(kind) is list:
         return _list(get_args(kind)[0], value, where)
     if get_origin(kind) is Literal:
-        return one_of(value, get_args(kind), where)
+        if not isinstance(value, str) or value not in get_args(kind):
+            allowed = " or ".join(map(repr, get_args(kind)))
+            raise PlanError(f"recfuse.Plan: {where} is {shown(value)}, must be {allowed}")
+        return value
     given = (int, float) if kind is float else kind
     if not isinstance(value, given) or (isinstance(value, bool) and kind is not bool):
         raise PlanError(f"recfuse.Plan: {where} is {shown(value)}, must be {kind.__name__}{or_null}")
@@ -161,10 +164,3 @@ def _list(kind: Any, value: Any, where: str) -> list[Any]:
     if len(value) > MOST_ITEMS:
         raise PlanError(f"recfuse.Plan: {where} has {len(value):,} items, must have {MOST_ITEMS:,} at most")
     return [_value(kind, item, f"{where}[{at}]") for at, item in enumerate(value)]
-
-
-def one_of(value: Any, known: Iterable[str], where: str) -> str:
-    """A word that must be one of some."""
-    if not isinstance(value, str) or value not in known:
-        raise PlanError(f"recfuse.Plan: {where} is {shown(value)}, must be {' or '.join(map(repr, known))}")
-    return value

@@ -8,52 +8,57 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from recfuse._arguments import path_of
+from recfuse._codes import DType, Integer, Mode
 from recfuse.data.table import Hotness, batches_of, hotness
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.nn import EmbeddingBag
+from recfuse.nn.pinning import PinnedRows
 from recfuse.ops.schedules import Schedule
-from recfuse.plan.file import VERSION, PlanError, read, read_file, shown, write_file
-from recfuse.plan.parts import (
-    Decision,
-    Device,
-    Pinned,
-    Table,
-    check_sizes,
-    check_times,
-    describe_device,
-    differences,
-)
+from recfuse.plan import figures
+from recfuse.plan.base import BasePlan, Match, check_sizes, unique_drift
+from recfuse.plan.collection import CollectionPlan
+from recfuse.plan.device import Device, describe_device
+from recfuse.plan.features import dtype_name
+from recfuse.plan.file import PlanError, read_file, shown
+from recfuse.plan.report import Decision, Line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from recfuse.plan.collection import CollectionPlan
-
-KIND = "embedding_bag"
-"""What plans of this class are for, in their files."""
 # How far batches may move from those a plan was tuned on before it is worth tuning again.
-_UNIQUE_DRIFT = 0.2  # of the share of different rows, relative
 _COVERAGE_DRIFT = 0.1  # of the lookups that go to the hottest tenth, absolute
 _SIZE_DRIFT = 2.0  # of the number of lookups, as a factor
 
 
 @dataclass(frozen=True)
-class Match:
-    """Whether a plan was made for a module; true if so."""
+class Table:
+    """The table, and the form of its calls."""
 
-    reasons: list[str]
-    """What differs."""
+    rows: int
+    dim: int
+    dtype: DType
+    mode: Mode
+    padded: bool
+    weighted: bool
+    indices: Integer
+    offsets: Integer
 
-    def __bool__(self) -> bool:
-        """Nothing differs."""
-        return not self.reasons
+
+@dataclass(frozen=True)
+class Pinned:
+    """Rows to keep in L2: the hottest ones of a trace, as many as fit."""
+
+    rows: int
+    l2_fraction: float
+    sha256: str
+    """Of the trace, as in `Hotness`."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,10 @@ class Drift:
 
 
 @dataclass
-class Plan:
+class Plan(BasePlan):
     """How to run one table on one device, and how that was found. ``print`` it for the whole story."""
+
+    KIND: ClassVar[str] = "embedding_bag"
 
     schedule: str
     """See :func:`recfuse.embedding_bag`; "" where the defaults won."""
@@ -94,18 +101,6 @@ class Plan:
         """Rows in flight; None: the default."""
         return Schedule.parse(self.schedule).distance
 
-    @property
-    def speedup(self) -> float:
-        """Default's time over the plan's."""
-        return self.default_us / self.best_us if self.best_us else 1.0
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file, or leaves the one that is there as it is."""
-        where = path_of(path, "recfuse.Plan.save")
-        record = {"recfuse_plan": VERSION, "kind": KIND, **asdict(self)}
-        del record["hottest"]
-        write_file(where, record)
-
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan | CollectionPlan:
         """Reads a file; one that is of a collection gives a :class:`recfuse.CollectionPlan`.
@@ -115,26 +110,23 @@ class Plan:
         Raises:
             OSError: it cannot be read. ValueError: it is no plan, or a newer one; names the file and the key.
         """
-        from recfuse.plan import collection
-
         path = path_of(path, "recfuse.Plan.load")
         record = read_file(path)
-        if record.get("kind") == collection.KIND:
-            return collection.CollectionPlan.of_record(record, path)
-        if record.get("kind") != KIND:
+        kind = record.get("kind")
+        if kind not in (cls.KIND, CollectionPlan.KIND):
             raise PlanError(
-                f"recfuse.Plan: {path} is a plan for {shown(record.get('kind'))}, this recfuse knows "
-                f'"{KIND}" and "{collection.KIND}"'
+                f"recfuse.Plan: {path} is a plan for {shown(kind)}, this recfuse knows "
+                f'"{cls.KIND}" and "{CollectionPlan.KIND}"'
             )
-        plan = read(cls, record, f"{path}: ")
-        try:
-            plan._check()
-        except ValueError as error:
-            raise PlanError(f"recfuse.Plan: {path}: {error}") from error
-        return plan
+        return (cls if kind == cls.KIND else CollectionPlan).of_record(record, path)
+
+    def _record(self) -> dict[str, Any]:
+        record = asdict(self)
+        del record["hottest"]
+        return record
 
     def _check(self) -> None:
-        check_times(self.default_us, self.best_us)
+        super()._check()
         check_sizes([("table", self.table.rows, self.table.dim, self.table.dtype)])
         if self.pinned is not None and not 0 < self.pinned.l2_fraction <= 1:
             raise ValueError(f"pinned.l2_fraction is {self.pinned.l2_fraction}, must lie in (0, 1]")
@@ -154,16 +146,12 @@ class Plan:
         Raises:
             TypeError: another module. ValueError: the trace is needed and not given.
         """
-        from recfuse.nn import EmbeddingBag
-        from recfuse.nn.pinning import PinnedRows
-
         if not isinstance(module, EmbeddingBag):
             raise ArgumentTypeError(
                 f"recfuse.Plan.apply: module is a {type(module).__name__}, must be a "
                 "recfuse.nn.EmbeddingBag; recfuse.swap makes one of a torch.nn.EmbeddingBag"
             )
-        if not (match := self.matches(module)):
-            warnings.warn(f"recfuse.Plan: made for something else: {'; '.join(match.reasons)}", stacklevel=2)
+        self.matches(module).warn()
         pinned = None
         if self.pinned is not None:
             if trace is None and self.hottest is None:
@@ -179,17 +167,18 @@ class Plan:
 
     def matches(self, module: torch.nn.Module) -> Match:
         """Whether the plan was made for a table like this module's, on a device like its one."""
-        weight = _bag_of(module, "recfuse.Plan.matches").weight
+        bag = _bag_of(module, "recfuse.Plan.matches")
+        rows, dim = bag.weight.shape
         now = {
-            "rows": weight.shape[0],
-            "dim": weight.shape[1],
-            "dtype": str(weight.dtype).removeprefix("torch."),
-            "mode": module.mode,
-            "padded": module.padding_idx is not None,
+            "rows": rows,
+            "dim": dim,
+            "dtype": dtype_name(bag.weight.dtype),
+            "mode": bag.mode,
+            "padded": bag.padding_idx is not None,
         }
         pairs = [(name, getattr(self.table, name), value) for name, value in now.items()]
         changed = [f"{name} was {before}, is {value}" for name, before, value in pairs if before != value]
-        return Match(changed + differences(self.device, describe_device(weight.device)))
+        return Match(changed + self.device.differences(describe_device(bag.weight.device)))
 
     def drift(self, batches: Iterable[Any], module: torch.nn.EmbeddingBag | None = None) -> Drift:
         """Whether batches, in the form that :func:`recfuse.tune` takes, have moved enough to tune again.
@@ -203,11 +192,7 @@ class Plan:
         reasons = []
         if not 1 / _SIZE_DRIFT <= (now.lookups + 1) / (before.lookups + 1) <= _SIZE_DRIFT:
             reasons.append(f"a batch had {before.lookups:,.0f} lookups, has {now.lookups:,.0f}")
-        if abs(now.unique_share - before.unique_share) > _UNIQUE_DRIFT * before.unique_share:
-            reasons.append(
-                f"{before.unique_share:.1%} of a batch's lookups were of different rows, "
-                f"{now.unique_share:.1%} are"
-            )
+        reasons += unique_drift(before.unique_share, now.unique_share, "a batch's lookups")
         if abs(now.coverage - before.coverage) > _COVERAGE_DRIFT:
             reasons.append(
                 f"the hottest tenth of a batch's rows had {before.coverage:.1%} of its lookups, has "
@@ -215,21 +200,48 @@ class Plan:
             )
         return Drift(bool(reasons), reasons, before, now)
 
-    def report(self) -> str:
-        """All of it as text: the result, what it was measured on, and every decision in order."""
-        from recfuse.plan.views import report
-
-        return report(self)
-
-    def __str__(self) -> str:
-        """The report."""
-        return self.report()
+    def _summary(self) -> list[Line]:
+        table, trace = self.table, self.trace
+        extras = [name for name, there in (("padding", table.padded), ("weights", table.weighted)) if there]
+        pinned = "no rows"
+        if self.pinned is not None:
+            share = f"{self.pinned.l2_fraction:.0%} of L2"
+            pinned = f"the hottest {self.pinned.rows:,} rows, at most {share}, before every call"
+        times = self._times(2)
+        if self.floor_us and self.best_us:
+            times += (
+                f"; each byte once at copy speed {self.floor_us:.2f} us ({self.floor_us / self.best_us:.0%})"
+            )
+        return [
+            ("schedule", self.schedule or "the defaults"),
+            ("pinned", pinned),
+            ("a batch", times),
+            (
+                "table",
+                ", ".join(
+                    [
+                        f"{table.rows:,} x {table.dim} {table.dtype}",
+                        table.mode,
+                        f"{table.indices} indices",
+                        f"{table.offsets} offsets",
+                        *extras,
+                    ]
+                ),
+            ),
+            (
+                "trace",
+                f"{trace.batches} batches of {trace.lookups:,.0f} lookups in {trace.bags:,.0f} bags; "
+                f"{trace.unique_share:.1%} of a batch's lookups are of different rows, its hottest tenth of "
+                f"rows has {trace.coverage:.1%} of them; {trace.rows_in_use:,} rows in use; {trace.sha256}",
+            ),
+            *self._origin(),
+        ]
 
     def plot(self) -> Figure:
         """Times by station and distance, and by warps; needs matplotlib (the extra `bench`)."""
-        from recfuse.plan.views import plot
-
-        return plot(self)
+        times = self.default_us, self.best_us, self.floor_us
+        on_gpu = self.device.type == "cuda"
+        return figures.of_table(self.decisions, Schedule.parse(self.schedule), *times, on_gpu)
 
 
 def _bag_of(module: Any, function: str) -> torch.nn.EmbeddingBag:

@@ -18,8 +18,8 @@ import torch
 from recfuse._arguments import integer, real
 from recfuse.data.table import hotness
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.nn.packed.module import PackedModule
-from recfuse.plan.parts import describe_device
+from recfuse.nn.collection_view import is_collection
+from recfuse.plan.device import describe_device
 from recfuse.plan.table import Plan
 from recfuse.tuner.table.problem import Problem
 
@@ -78,7 +78,7 @@ def tune(
         NotImplementedError: no kernel for this table, no way to compile one, or a collection on the CPU,
             whose kernel needs no tuning.
     """
-    collection = isinstance(module, PackedModule)
+    collection = is_collection(module)
     if not collection and not isinstance(module, torch.nn.EmbeddingBag):
         raise ArgumentTypeError(
             f"recfuse.tune: module is a {type(module).__name__}, must be a recfuse.nn.EmbeddingBag, a "

@@ -1,65 +1,85 @@
-"""Many kernels compiled at once."""
+"""Kernels compiled in the background, several at once, while others are timed."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import PriorityQueue
+from typing import Any, TypeAlias, TypeVar
 
-from tqdm import tqdm
+from recfuse.tuner.log import bar
 
-from recfuse import _C
-
+Job: TypeAlias = Callable[[], Any]
+"""One of the functions `_C.*_compile`, with its arguments."""
 Name = TypeVar("Name", bound=Hashable)
 
 
+class Compiler:
+    """Compiles kernels for the disk cache, as many at once as there are cores, the urgent ones first.
+
+    To be left as a context: no thread outlives it, however it ends.
+    """
+
+    def __init__(
+        self, *, deadline: float | None = None, progress: bool | None = False, label: str = "compiling"
+    ) -> None:
+        """Kernels that are not begun by `deadline`, of `time.monotonic`, are not compiled."""
+        self.deadline = deadline
+        self._results: dict[Hashable, Future[Any]] = {}
+        self._waiting: PriorityQueue[tuple[int, int, Hashable, Job]] = PriorityQueue()
+        self._count = itertools.count()
+        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "recfuse-compile")
+        self._bar = bar(progress, label, total=0)
+
+    def __enter__(self) -> Compiler:
+        """Itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends what runs, and begins nothing more."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._bar.close()
+
+    def submit(self, name: Hashable, job: Job, rank: int = 0) -> None:
+        """Has a kernel compiled, after those of lower rank and those of the same that were there before."""
+        self._bar.total += 1
+        self._results[name] = Future()
+        self._waiting.put((rank, next(self._count), name, job))
+        self._pool.submit(self._compile_next)
+
+    def result(self, name: Hashable) -> Any:
+        """What the compiler said of a kernel, or the exception that ended it; waits for it. None: it was
+        not begun in time.
+        """
+        return self._results[name].result()
+
+    def _compile_next(self) -> None:
+        *_, name, job = self._waiting.get_nowait()  # there is one for each call of this
+        result = None
+        try:
+            if self.deadline is None or time.monotonic() <= self.deadline:
+                result = job()
+        except Exception as error:  # one that fails does not end the rest
+            result = error
+        self._results[name].set_result(result)
+        self._bar.update()
+
+
 def compile_all(
-    jobs: Mapping[Name, tuple[Any, ...]],
+    jobs: Mapping[Name, Job],
     *,
     deadline: float | None = None,
     progress: bool | None = False,
     label: str = "kernels",
-) -> dict[Name, dict[str, Any] | Exception]:
-    """Compiles kernels for the disk cache, as many at once as there are cores.
-
-    Args:
-        jobs: arguments of `_C.embedding_bag_compile` for each kernel.
-        deadline: by `time.monotonic`; kernels that are not begun then are left out of the result.
-        progress: show a bar; None: on a terminal.
-        label: what the bar says of them.
-
-    Returns:
-        For each kernel what the compiler said, or the exception that ended it. No thread outlives the call,
-        however it ends.
+) -> dict[Name, Any]:
+    """For each kernel what the compiler said, or the exception that ended it; without those that were not
+    begun by `deadline`.
     """
-    results: dict[Name, dict[str, Any] | Exception] = {}
-    if not jobs:
-        return results
-    with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1), "recfuse-compile") as pool:
-        futures = {pool.submit(_compile, arguments, deadline): name for name, arguments in jobs.items()}
-        bar = tqdm(total=len(futures), desc=f"compiling, {label}", disable=_hidden(progress), leave=False)
-        try:
-            for future in as_completed(futures):
-                if (result := future.result()) is not None:
-                    results[futures[future]] = result
-                bar.update()
-        finally:
-            bar.close()
-            pool.shutdown(wait=False, cancel_futures=True)  # leaving the block waits for those that run
-    return results
-
-
-def _compile(arguments: tuple[Any, ...], deadline: float | None) -> dict[str, Any] | Exception | None:
-    if deadline is not None and time.monotonic() > deadline:
-        return None
-    try:
-        return _C.embedding_bag_compile(*arguments)
-    except Exception as error:
-        return error
-
-
-def _hidden(progress: bool | None) -> bool | None:
-    """What tqdm calls `disable`: None there means wherever it is no terminal."""
-    return None if progress is None else not progress
+    with Compiler(deadline=deadline, progress=progress, label=f"compiling, {label}") as compiler:
+        for name, job in jobs.items():
+            compiler.submit(name, job)
+        results = {name: compiler.result(name) for name in jobs}
+    return {name: result for name, result in results.items() if result is not None}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from recfuse.ops.schedules import ALWAYS_EMPTY, FIELDS, KINDS, SIXTEENTHS
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
-from recfuse.tuner.table.problem import power_of_two
+from recfuse.tuner.native import power_of_two
 
 _POOL, _COLUMNS, _STAGED = (KINDS.index(name) + 1 for name in ("pool", "columns", "staged"))
 _LONGEST_SLOT = 24  # rows of a bag for one slot: more, and single blocks outlast the others

@@ -11,17 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from recfuse.plan.collection_parts import schedule_text
+from recfuse.ops.schedules import FusedSchedule
 from recfuse.tuner.collection.local_stage import Group
 from recfuse.tuner.collection.state import State
-from recfuse.tuner.compile import _hidden
+from recfuse.tuner.log import bar, first_line, missing, spilled
 
 _TURNS, _ROUNDS = 5, 3
 _REFINE_ROUNDS = 7
 _CONFIRM_TURNS = 9
-_WORTH = 1.01  # how much faster than the defaults a plan must be
 _LEAST_GAIN = 0.002  # by which another schedule must make the whole kernel faster
 _TRIES = 12  # groups whose next candidate is tried at once
 _BATCHES = 32
@@ -38,19 +36,17 @@ class Contestant:
 def compiled(state: State, step: str, contestants: Mapping[str, Contestant]) -> dict[str, Contestant]:
     """Those whose kernels compile; says why others are left out. Spills are told; time tells their cost."""
     for name, one in contestants.items():
-        arguments = state.bench.compile_arguments(state.arch, one.schedules[None], one.warps, False)
-        state.compiler.submit((step, name), arguments)
+        state.compiler.submit(
+            (step, name), state.bench.kernel(state.arch, one.schedules[None], one.warps, False)
+        )
     ready = {}
     for name, one in contestants.items():
         result = state.compiler.result((step, name))
-        if result is None:
-            state.note(step, name, None, False, "not compiled: the budget is spent")
-        elif isinstance(result, Exception):
-            state.note(step, name, None, False, f"does not compile: {str(result).partition(chr(10))[0]}")
+        if why := missing(result):
+            state.note(step, name, None, False, why)
         else:
-            if result["spill_bytes"] > 0:
-                why = f"spills {result['spill_bytes']} bytes with {result['registers']} registers"
-                state.note(step, name, None, True, why)
+            if bytes_spilled := spilled(result):
+                state.note(step, name, None, True, f"spills {bytes_spilled}")
             ready[name] = one
     return ready
 
@@ -61,7 +57,7 @@ def in_turns(
     """Median microseconds a batch of each, in turns; of those that run."""
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     places = state.problem.some_batches(_BATCHES)
-    for _ in tqdm(range(turns), desc=step, disable=_hidden(state.progress), leave=False):
+    for _ in bar(state.progress, step, range(turns)):
         for name in list(samples):
             one = contestants[name]
             try:
@@ -70,7 +66,7 @@ def in_turns(
                 if name == "":  # the defaults must run
                     raise
                 del samples[name]
-                state.note(step, name, None, False, f"does not run: {str(error).partition(chr(10))[0]}")
+                state.note(step, name, None, False, f"does not run: {first_line(error)}")
             else:
                 samples[name].extend(float(value) * 1e6 for value in times)
     return {name: float(np.median(times)) for name, times in samples.items()}
@@ -93,7 +89,7 @@ def refine(state: State, best: Contestant, groups: list[Group], deadline: float)
         left = []
         for group, row in queue:
             if len(now) < _TRIES and all(group is not one for one, _ in now.values()):
-                now[f"{group.name}: {schedule_text(row) or 'default'}"] = group, row
+                now[f"{group.name}: {str(FusedSchedule.of_row(row)) or 'default'}"] = group, row
             else:
                 left.append((group, row))
         queue = left
@@ -144,7 +140,7 @@ def _beside(state: State, best: Contestant, others: Mapping[str, Contestant]) ->
     try:
         times = np.median(state.bench.seconds(sets, best.warps, _REFINE_ROUNDS, places), axis=1) * 1e6
     except Exception as error:  # one that fails fails them all: each is then called alone
-        state.note("refine", "", None, False, f"does not run: {str(error).partition(chr(10))[0]}")
+        state.note("refine", "", None, False, f"does not run: {first_line(error)}")
         return in_turns(state, "refine", everyone)
     return dict(zip(everyone, map(float, times), strict=True))
 
@@ -159,11 +155,8 @@ def confirm(state: State, best: Contestant | None) -> tuple[Contestant, float, f
         contestants["plan"] = best
     us = in_turns(state, "confirm", contestants, _CONFIRM_TURNS)
     default_us = us[""]
-    if "plan" not in us:
+    if best is None or "plan" not in us:
         state.note("confirm", "", default_us, True, "nothing was faster than the defaults")
         return defaults, default_us, default_us
-    won = us["plan"] * _WORTH < default_us
-    why = f"{default_us / us['plan']:.3f}x as fast as the defaults"
-    state.note("confirm", f"plan, {best.warps} warps", us["plan"], won, why)
-    state.note("confirm", "", default_us, not won, "the defaults" + ("" if won else ": not worth a change"))
+    won = state.confirm(f"plan, {best.warps} warps", us["plan"], default_us)
     return (best, us["plan"], default_us) if won else (defaults, default_us, default_us)

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recfuse.ops.schedules import FIELDS, SIXTEENTHS
-from recfuse.plan.collection_parts import schedule_text
+from recfuse.ops.schedules import FIELDS, SIXTEENTHS, FusedSchedule
 from recfuse.plan.file import shown
 from recfuse.tuner.collection.candidates import FeatureClass, Unit, mixtures, units_of
 from recfuse.tuner.collection.state import State
+from recfuse.tuner.log import first_line, missing, spilled
 
 _VARIANTS = 48  # candidates in one kernel, which has the defaults of other classes too
 _MOST_CHOSEN = 64  # different schedules of classes in the kernel of all features
@@ -72,8 +72,8 @@ class LocalStage:
         self._kernels = units_of(classes, warps, _VARIANTS)
         for number, units in enumerate(self._kernels):
             sets, _ = mixtures(units, state.defaults, state.seed)
-            arguments = state.bench.compile_arguments(state.arch, sets, warps, True)
-            state.compiler.submit(("local", warps, number), arguments, rank)
+            job = state.bench.kernel(state.arch, sets, warps, True)
+            state.compiler.submit(("local", warps, number), job, rank)
 
     def run(self, deadline: float) -> Local:
         """Times the kernels; what is not compiled or not begun by the deadline keeps the default."""
@@ -88,7 +88,7 @@ class LocalStage:
                 try:
                     self._time(number, samples)
                 except Exception as error:  # the classes of other kernels can be timed all the same
-                    self._leave_out(local, number, f"does not run: {str(error).partition(chr(10))[0]}")
+                    self._leave_out(local, number, f"does not run: {first_line(error)}")
         costs = {}
         for own in self._classes:
             if parts := samples.get(own.name):
@@ -132,14 +132,13 @@ class LocalStage:
         cycles of their own.
         """
         result = self._state.compiler.result(("local", self._warps, number))
-        if result is None:
-            return "not compiled: the budget is spent"
-        if isinstance(result, Exception):
-            return f"does not compile: {str(result).partition(chr(10))[0]}"
-        if result["spill_bytes"] > 0:
+        if why := missing(result):
+            return why
+        if bytes_spilled := spilled(result):
             names = ", ".join(unit.own.name for unit in self._kernels[number])
-            why = f"some candidates spill, {result['spill_bytes']} bytes with {result['registers']} registers"
-            self._state.note(f"local {self._warps}", names, None, True, why)
+            self._state.note(
+                f"local {self._warps}", names, None, True, f"some candidates spill, {bytes_spilled}"
+            )
         return None
 
     def _time(self, number: int, samples: dict[str, list[NDArray[np.float64]]]) -> None:
@@ -185,10 +184,10 @@ class LocalStage:
         votes: NDArray[np.float64],
         order: list[int],
     ) -> None:
-        texts = [schedule_text(local.schedules[own.features[member]]) for member in members]
+        texts = [str(FusedSchedule.of_row(local.schedules[own.features[member]])) for member in members]
         step, least = f"local {self._warps}", votes[order[0]]
         for place in order:
-            text = schedule_text(own.candidates[place])
+            text = str(FusedSchedule.of_row(own.candidates[place]))
             if (count := texts.count(text)) or place == order[1 if len(order) > 1 else 0]:
                 why = f"{votes[place] / least:.3f}x the fewest cycles, {count} of {len(members)} features"
                 self._state.note(step, f"{name}: {text or 'default'}", None, count > 0, why)

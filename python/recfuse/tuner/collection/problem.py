@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,19 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recfuse import _C
-from recfuse._codes import DTYPES, INTEGERS
+from recfuse._codes import DTYPES
 from recfuse.data.collection import Jagged, jagged_batches, mean_lengths
 from recfuse.errors import ArgumentValueError
+from recfuse.nn.collection_view import CollectionView, NativeCall, native_call, view_of
 from recfuse.nn.mapping import size_of, staged_features
 from recfuse.ops import HAS_CUDA_KERNELS, check, fused_embedding_bag
 from recfuse.ops.schedules import FIELDS, expectations
-from recfuse.plan.collection import packed_of
-from recfuse.plan.collection_parts import CallForm, FeatureTable, tables_of
+from recfuse.plan.features import CallForm, FeatureTable, dtype_name, tables_of
+from recfuse.tuner.compile import Job
+from recfuse.tuner.native import address, alignment, float_weights, integer_codes, lookups, stream_of
 
-if TYPE_CHECKING:
-    from recfuse.nn.packed.module import PackedModule
-
-_ALIGNMENT = 16  # bytes of the widest load of a lane
 _WEIGHT_OFFSET, _DIM, _COLUMN = 1, 3, 6  # fields of a feature
 
 
@@ -47,11 +46,10 @@ class FusedProblem:
             NotImplementedError: no kernel to tune. TypeError, ValueError: bad batches, or nothing to do.
             IndexError: an index outside its table.
         """
-        packed = packed_of(collection, "recfuse.tune")
-        _check_kernel(packed)
-        tables = tables_of(packed)
-        device = packed.packed_weights()[0].device
-        given = jagged_batches(batches, len(tables), device, packed._lookups_of, "recfuse.tune")
+        view = view_of(collection, "recfuse.tune")
+        _check_kernel(view)
+        tables = tables_of(view)
+        given = jagged_batches(batches, len(tables), view.device, view.lookups_of, "recfuse.tune")
         forms = [_form(batch) for batch in given]
         if wrong := [number for number, form in enumerate(forms) if form != forms[0]]:
             raise ArgumentValueError(
@@ -61,8 +59,7 @@ class FusedProblem:
         if not any(batch.indices.numel() for batch in given):
             raise ArgumentValueError("recfuse.tune: all of the batches are empty; nothing to time")
         expected = expectations(mean_lengths(given, len(tables)))
-        layout, weights = packed.layout, [weight.detach() for weight in packed.packed_weights()]
-        problem = cls(weights, layout.features.numpy(), tables, given, expected, layout.output_dim)
+        problem = cls(view.weights, view.feature_rows, tables, given, expected, view.output_dim)
         problem._check()
         return problem
 
@@ -86,10 +83,14 @@ class FusedProblem:
         return _form(self.batches[0])
 
     @property
+    def call(self) -> NativeCall:
+        """The first argument of `_C`'s functions; what it has the addresses of must outlive its use."""
+        return native_call(self.buffers, self.features, self.output_dim)
+
+    @property
     def output_dtype(self) -> torch.dtype:
         """The buffers' own where they agree, else float32."""
-        dtypes = {buffer.dtype for buffer in self.buffers}
-        return dtypes.pop() if len(dtypes) == 1 else torch.float32
+        return DTYPES[self.call[2]]
 
     @property
     def bags(self) -> float:
@@ -101,9 +102,8 @@ class FusedProblem:
         own = self.features[feature]
         buffer = self.buffers[own[0]]
         size, out = buffer.element_size(), self.output_dtype.itemsize
-        row = buffer.data_ptr() | int(own[_WEIGHT_OFFSET]) * size | int(own[_DIM]) * size | _ALIGNMENT
-        place = int(own[_COLUMN]) * out | self.output_dim * out | _ALIGNMENT
-        return row & -row, place & -place
+        row = buffer.data_ptr(), int(own[_WEIGHT_OFFSET]) * size, int(own[_DIM]) * size
+        return alignment(*row), alignment(int(own[_COLUMN]) * out, self.output_dim * out)
 
     def defaults(self) -> NDArray[np.int32]:
         """Default schedules `[features, 5]`, with the expected lookups."""
@@ -119,14 +119,14 @@ class FusedProblem:
         return [int(order[place]) for place in places]
 
 
-def _check_kernel(packed: PackedModule) -> None:
-    device = packed.packed_weights()[0].device
+def _check_kernel(view: CollectionView) -> None:
+    device = view.device
     if device.type == "cpu":
         raise NotImplementedError(
             "recfuse.tune: the collection is on the CPU, whose fused kernel has nothing to tune and runs at "
             "its best as it is; to tune for a GPU, move the collection there: collection.cuda()"
         )
-    if device.type != "cuda" or not HAS_CUDA_KERNELS or not packed.has_kernel:
+    if device.type != "cuda" or not HAS_CUDA_KERNELS or not view.has_kernel:
         raise NotImplementedError(
             f"recfuse.tune: no fused kernel for this collection on {device}; there is for float32, float16 "
             "and bfloat16 tables on one CUDA device"
@@ -139,30 +139,15 @@ class FusedBench:
     def __init__(self, problem: FusedProblem) -> None:
         """Takes the addresses; keeps what they are of alive."""
         self.problem = problem
-        device, dtype = problem.device, problem.output_dtype
         bags = max(batch.bags for batch in problem.batches)
         # All share one output, as calls in a model share what torch's allocator hands out again.
-        self._output = torch.empty((bags, problem.output_dim), dtype=dtype, device=device)
-        self._weights = [None if one.weights is None else one.weights.float() for one in problem.batches]
-        self.call = (
-            [(one.data_ptr(), one.numel(), DTYPES.index(one.dtype)) for one in problem.buffers],
-            problem.features,
-            DTYPES.index(dtype),
-            problem.output_dim,
+        self._output = torch.empty(
+            (bags, problem.output_dim), dtype=problem.output_dtype, device=problem.device
         )
-        """The first argument of `_C`'s functions."""
+        self._weights = float_weights(problem.batches)
+        self.call = problem.call
         self._batches = [
-            (
-                batch.indices.data_ptr(),
-                batch.indices.numel(),
-                INTEGERS.index(batch.indices.dtype),
-                batch.offsets.data_ptr(),
-                batch.bags,
-                INTEGERS.index(batch.offsets.dtype),
-                0 if weights is None else weights.data_ptr(),
-                self._output.data_ptr(),
-                batch.host_offsets.ctypes.data,
-            )
+            (*lookups(batch), address(weights), self._output.data_ptr(), batch.host_offsets.ctypes.data)
             for batch, weights in zip(problem.batches, self._weights, strict=True)
         ]
 
@@ -178,14 +163,13 @@ class FusedBench:
         size = size_of(self.problem.device)
         return staged_features(_C.fused_embedding_bag_map(known, largest.host_offsets, *size))
 
-    def compile_arguments(
-        self, arch: str, sets: NDArray[np.int32], warps: int, timed: bool
-    ) -> tuple[Any, ...]:
-        """Arguments of `_C.fused_embedding_bag_compile` for the one kernel of some sets of schedules."""
+    def kernel(self, arch: str, sets: NDArray[np.int32], warps: int, timed: bool) -> Job:
+        """What compiles the one kernel of some sets of schedules."""
         first = self.problem.batches[0]
-        integers = INTEGERS.index(first.indices.dtype), INTEGERS.index(first.offsets.dtype)
-        weighted = first.weights is not None
-        return arch, self.call, *integers, weighted, True, _sets(sets), warps, timed
+        form = *integer_codes(first), first.weights is not None
+        return partial(
+            _C.fused_embedding_bag_compile, arch, self.call, *form, True, _sets(sets), warps, timed
+        )
 
     def seconds(
         self,
@@ -213,18 +197,14 @@ class FusedBench:
         places: Sequence[int],
         timed: bool,
     ) -> NDArray[np.float64]:
-        device = self.problem.device
-        index = torch.cuda.current_device() if device.index is None else device.index
         batches = [self._batches[place] for place in places]
-        stream = torch.cuda.current_stream(device).cuda_stream
-        return _C.fused_embedding_bag_measure(
-            index, stream, self.call, batches, _sets(sets), warps, rounds, timed
-        )
+        stream = stream_of(self.problem.device)
+        return _C.fused_embedding_bag_measure(*stream, self.call, batches, _sets(sets), warps, rounds, timed)
 
 
 def _form(batch: Jagged) -> CallForm:
-    integers = (str(one.dtype).removeprefix("torch.") for one in (batch.indices, batch.offsets))
-    return CallForm(*integers, batch.weights is not None)
+    names: Any = dtype_name(batch.indices.dtype), dtype_name(batch.offsets.dtype)
+    return CallForm(*names, batch.weights is not None)
 
 
 def _sets(sets: NDArray[np.int32]) -> NDArray[np.int32]:

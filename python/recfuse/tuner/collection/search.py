@@ -16,16 +16,17 @@ import numpy as np
 import torch
 
 from recfuse.data.collection import trace_of
+from recfuse.ops.schedules import FusedSchedule
 from recfuse.plan.collection import CollectionPlan
-from recfuse.plan.collection_parts import Occupancy, distinct, schedule_text
-from recfuse.plan.parts import architecture, describe_device
+from recfuse.plan.device import architecture, describe_device
+from recfuse.plan.features import Occupancy, distinct
 from recfuse.tuner.collection import global_stage
 from recfuse.tuner.collection.candidates import classes_of
-from recfuse.tuner.collection.compile import Compiler
 from recfuse.tuner.collection.global_stage import Contestant
 from recfuse.tuner.collection.local_stage import Group, Local, LocalStage
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
 from recfuse.tuner.collection.state import Finished, State, identity, rows_of, rows_record
+from recfuse.tuner.compile import Compiler
 
 __all__ = ["tune_collection"]
 
@@ -65,7 +66,7 @@ def tune_collection(
                 state.note("resume", str(resume), None, False, "was made for something else: begun anew")
             found = _search(state, finished)
     tables, table_of = distinct(problem.tables)
-    schedules, schedule_of = distinct(schedule_text(row) for row in found.best.schedules)
+    schedules, schedule_of = distinct(str(FusedSchedule.of_row(row)) for row in found.best.schedules)
     return CollectionPlan(
         schedules=schedules,
         schedule_of=schedule_of,
@@ -112,12 +113,10 @@ def _search(state: State, finished: Finished) -> _Found:
 
 def _compile_default(state: State) -> dict[str, Any]:
     """What the compiler says of the kernel that runs without a plan; raises what keeps it from running."""
-    arguments = state.bench.compile_arguments(state.arch, state.defaults[None], 0, False)
-    state.compiler.submit("default", arguments)
+    state.compiler.submit("default", state.bench.kernel(state.arch, state.defaults[None], 0, False))
     result = state.compiler.result("default")
     if isinstance(result, Exception):
         raise result
-    assert result is not None  # there is no deadline yet
     state.compiler.deadline = state.by(_LOCAL)
     return result
 

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,18 @@ from numpy.typing import NDArray
 from recfuse._arguments import path_of
 from recfuse.data.collection import CollectionTrace
 from recfuse.errors import ArgumentValueError
-from recfuse.plan.collection_parts import of_runs, runs
+from recfuse.plan.device import Device
+from recfuse.plan.features import of_runs, runs
 from recfuse.plan.file import PlanError, read_json, write_file
-from recfuse.plan.parts import Decision, Device
-from recfuse.tuner.collection.compile import Compiler
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
+from recfuse.tuner.compile import Compiler
+from recfuse.tuner.log import Log
 
 _FORMAT = 2
 
 
 @dataclass
-class State:
+class State(Log):
     """What the stages of a search share."""
 
     problem: FusedProblem
@@ -37,10 +38,10 @@ class State:
     deadline: float
     progress: bool | None
     seed: int
-    decisions: list[Decision] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Makes the default schedules."""
+        super().__init__()
         self.begun = self._before = time.monotonic()
         self.defaults = self.problem.defaults()
 
@@ -53,10 +54,6 @@ class State:
         now = time.monotonic()
         self.note("time", stage, None, True, f"{now - self._before:.1f} s")
         self._before = now
-
-    def note(self, step: str, candidate: str, us: float | None, kept: bool, why: str) -> None:
-        """Writes a decision down."""
-        self.decisions.append(Decision(step, candidate, us, kept, why))
 
 
 class Finished:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import torch
 
 from recfuse.ops.schedules import STATIONS, Schedule
-from recfuse.tuner.table.problem import Problem, power_of_two
+from recfuse.tuner.native import power_of_two
+from recfuse.tuner.table.problem import Problem
 
 # None: as many as registers allow. A number also takes shared memory, and so L1, to hold others off.
 _WARPS = (None, 8, 16, 24, 32, 40, 48, 64)

@@ -11,12 +11,12 @@ import torch
 from recfuse import timing
 from recfuse.data.table import Hotness
 from recfuse.ops.schedules import Schedule
-from recfuse.plan.parts import Decision
+from recfuse.plan.report import Decision
+from recfuse.tuner.log import WORTH
 from recfuse.tuner.table.problem import Found, Problem
 
 _DISTANCES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _DEFAULT = -1
-_WORTH = 1.01  # how much faster than the default a distance must be
 # Rounds, how much slower than the fastest a distance may be to run on, and the share of the time it may take.
 _HEATS = ((3, 1.3, 0.3), (7, 1.1, 0.7))
 _CONFIRM_ROUNDS = 15
@@ -55,7 +55,7 @@ def _search(problem: Problem, deadline: float, progress: bool | None, order: ran
     if best != _DEFAULT:
         rounds = max(1, min(_CONFIRM_ROUNDS, _rounds_until(deadline, 2, default_us)))
         us = _compare(problem, [best, _DEFAULT], rounds, progress)
-        won = us[best] * _WORTH < us[_DEFAULT]
+        won = us[best] * WORTH < us[_DEFAULT]
         why = f"{us[_DEFAULT] / us[best]:.3f}x as fast as the default, {rounds} rounds"
         decisions.append(Decision("confirm", _text(best), us[best], won, why))
         decisions.append(Decision("confirm", "", us[_DEFAULT], not won, "the default"))

@@ -12,13 +12,14 @@ from recfuse.data.table import Hotness
 from recfuse.nn.pinning import rows_that_fit, unpin
 from recfuse.ops import check
 from recfuse.ops.schedules import Schedule
-from recfuse.plan.parts import Pinned, architecture
+from recfuse.plan.device import architecture
+from recfuse.plan.table import Pinned
+from recfuse.tuner.log import WORTH
 from recfuse.tuner.table import candidates
 from recfuse.tuner.table.measure import copy_bandwidth
 from recfuse.tuner.table.problem import Found, Problem
 from recfuse.tuner.table.steps import Search
 
-_WORTH = 1.01  # how much faster than the defaults a plan must be
 _AT_THE_FLOOR = 1.03  # how close to each byte once at copy speed the defaults need no tuning
 _CONFIRM_ROUNDS = 31
 _PIN_ROUNDS, _PIN_TURNS = 3, 5
@@ -86,7 +87,7 @@ def _sweep(state: Search, beyond_l2: bool) -> None:
     while not state.time_is_up:
         before = state.us[state.best]
         best = state.step("neighbours", candidates.neighbours(best[0], most))
-        if state.us[state.best] * _WORTH > before:
+        if state.us[state.best] * WORTH > before:
             break
 
 
@@ -112,7 +113,7 @@ def _pinning(state: Search, trace: Hotness, pin: bool | None) -> tuple[Pinned | 
             continue
         hot = rows[: rows_that_fit(problem.weight, fraction)]
         with_us, without_us = _in_turns(state, schedule, hot, schedule, _PIN_TURNS, _PIN_ROUNDS)
-        won = with_us * _WORTH < without_us and (best is None or with_us / without_us < best[0])
+        won = with_us * WORTH < without_us and (best is None or with_us / without_us < best[0])
         why = f"{without_us / with_us:.3f}x as fast as without, refreshes included"
         state.note(name, f"{fraction:.0%} of L2, {len(hot):,} rows", with_us, won, why)
         if won:
@@ -159,18 +160,16 @@ def _confirm(
     state: Search, floor_us: float | None, pinned: Pinned | None, hottest: torch.Tensor | None
 ) -> Found:
     """The winner against the defaults, once more: it must be worth it."""
-    name, best, default_us = "confirm", state.best, state.us[""]
+    best, default_us = state.best, state.us[""]
     if best == "" and pinned is None:
-        state.note(name, "", default_us, True, "nothing was faster than the defaults")
+        state.note("confirm", "", default_us, True, "nothing was faster than the defaults")
         return Found("", default_us, default_us, floor_us, decisions=state.decisions)
     if pinned is None:
         times = np.median(state.bench.measure([best, ""], _CONFIRM_ROUNDS), axis=1) * 1e6
         best_us, default_us = float(times[0]), float(times[1])
     else:
         best_us, default_us = _in_turns(state, best, hottest, "", _PIN_TURNS, _PIN_ROUNDS)
-    won = best_us * _WORTH < default_us
-    state.note(name, best, best_us, won, f"{default_us / best_us:.3f}x as fast as the defaults")
-    state.note(name, "", default_us, not won, "the defaults" + ("" if won else ": not worth a change"))
+    won = state.confirm(best, best_us, default_us)
     if not won and pinned is not None and best != "":
         return _confirm(state, floor_us, None, None)  # the schedule may be worth it without the pinning
     if not won:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from recfuse import _C
 from recfuse._clock import clock
-from recfuse._codes import DTYPES, INTEGERS, MODES
+from recfuse._codes import DTYPES, MODES
+from recfuse.tuner.log import first_line
+from recfuse.tuner.native import address, float_weights, lookups, stream_of
 from recfuse.tuner.table.problem import Problem
 
 _COPY_BYTES = 256 << 20  # more than any L2
@@ -42,27 +45,12 @@ class Bench:
         bags = max(batch.bags for batch in problem.batches)
         # All share one output, as calls in a model share what torch's allocator hands out again.
         self._output = torch.empty((bags, weight.shape[1]), dtype=weight.dtype, device=device)
-        self._weights = [None if one.weights is None else one.weights.float() for one in problem.batches]
+        self._weights = float_weights(problem.batches)
         self._problem = problem
-        self._table = (
-            weight.data_ptr(),
-            weight.shape[0],
-            weight.shape[1],
-            weight.stride(0),
-            DTYPES.index(weight.dtype),
-        )
+        table = weight.data_ptr(), *weight.shape, weight.stride(0), DTYPES.index(weight.dtype)
+        self._table: Any = table
         self._batches = [
-            (
-                batch.indices.data_ptr(),
-                batch.indices.numel(),
-                INTEGERS.index(batch.indices.dtype),
-                batch.offsets.data_ptr(),
-                batch.bags,
-                INTEGERS.index(batch.offsets.dtype),
-                batch.include_last_offset,
-                0 if weights is None else weights.data_ptr(),
-                self._output.data_ptr(),
-            )
+            (*lookups(batch), batch.include_last_offset, address(weights), self._output.data_ptr())
             for batch, weights in zip(problem.batches, self._weights, strict=True)
         ]
 
@@ -72,11 +60,8 @@ class Bench:
         """Seconds a batch `[schedules, rounds]`, candidates in turns. With `pinned`, int64 rows on the
         device, these are pinned again before each batch, inside the time.
         """
-        device = self._problem.weight.device
-        index = torch.cuda.current_device() if device.index is None else device.index
         return _C.embedding_bag_measure(
-            index,
-            torch.cuda.current_stream(device).cuda_stream,
+            *stream_of(self._problem.weight.device),
             self._table,
             self._batches,
             MODES.index(self._problem.mode),
@@ -127,7 +112,7 @@ def _heat(
         try:
             times[name] = measure([name], rounds)[0]
         except Exception as error:
-            errors[name] = str(error).partition("\n")[0]
+            errors[name] = first_line(error)
             if not times and number == len(schedules) - 1:  # not the candidates' fault
                 raise
     return times

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recfuse._codes import DTYPES, INTEGERS, MODES
+from recfuse import _C
+from recfuse._codes import DTYPES, MODES
 from recfuse.data.forms import BagLookups
 from recfuse.data.table import batches_of
 from recfuse.errors import ArgumentValueError
 from recfuse.ops import HAS_CUDA_KERNELS, embedding_bag
-from recfuse.plan.parts import Decision, Pinned, Table
+from recfuse.plan.features import dtype_name
+from recfuse.plan.report import Decision
+from recfuse.plan.table import Pinned, Table
+from recfuse.tuner.compile import Job
+from recfuse.tuner.native import alignment, integer_codes, power_of_two
 
 
 @dataclass
@@ -70,12 +76,12 @@ class Problem:
         return Table(
             rows=self.weight.shape[0],
             dim=self.weight.shape[1],
-            dtype=_name(self.weight.dtype),
+            dtype=dtype_name(self.weight.dtype),
             mode=self.mode,
             padded=self.padding_idx >= 0,
             weighted=first.weights is not None,
-            indices=_name(first.indices.dtype),
-            offsets=_name(first.offsets.dtype),
+            indices=dtype_name(first.indices.dtype),
+            offsets=dtype_name(first.offsets.dtype),
         )
 
     @property
@@ -84,9 +90,15 @@ class Problem:
         return self.weight.shape[1] * self.weight.element_size()
 
     @property
+    def alignment(self) -> int:
+        """Bytes up to 16 that the address of every row, and the size of one, is a multiple of."""
+        size = self.weight.element_size()
+        return alignment(self.weight.data_ptr(), self.weight.stride(0) * size, self.row_bytes)
+
+    @property
     def lanes(self) -> int:
         """Threads that read one row: a power of two up to a warp."""
-        return min(32, power_of_two(self.row_bytes // alignment(self.weight)))
+        return min(32, power_of_two(self.row_bytes // self.alignment))
 
     def pool(self, batch: BagLookups, **options: Any) -> Tensor:
         """One batch, by the operator."""
@@ -101,17 +113,17 @@ class Problem:
             **options,
         )
 
-    def compile_arguments(self, arch: str, schedule: str) -> tuple[Any, ...]:
-        """Arguments of `_C.embedding_bag_compile`."""
+    def kernel(self, arch: str, schedule: str) -> Job:
+        """What compiles the kernel of a schedule."""
         first = self.batches[0]
-        return (
+        return partial(
+            _C.embedding_bag_compile,
             arch,
             self.weight.shape[1],
             self.weight.stride(0),
-            alignment(self.weight),
+            self.alignment,
             DTYPES.index(self.weight.dtype),
-            INTEGERS.index(first.indices.dtype),
-            INTEGERS.index(first.offsets.dtype),
+            *integer_codes(first),
             MODES.index(self.mode),
             first.weights is not None,
             self.padding_idx >= 0,
@@ -121,21 +133,3 @@ class Problem:
             schedule,
             self.weight.shape[0],
         )
-
-
-def alignment(weight: Tensor) -> int:
-    """The largest power of two up to 16 that the address of every row, and the size of one, is a multiple
-    of.
-    """
-    size = weight.element_size()
-    together = weight.data_ptr() | weight.stride(0) * size | weight.shape[1] * size | 16
-    return together & -together
-
-
-def power_of_two(least: int) -> int:
-    """The smallest power of two that is not less."""
-    return 1 << max(least - 1, 0).bit_length()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

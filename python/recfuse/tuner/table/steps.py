@@ -7,22 +7,22 @@ import time
 from collections.abc import Iterable
 
 from recfuse.ops.schedules import Schedule
-from recfuse.plan.parts import Decision
 from recfuse.tuner.compile import compile_all
+from recfuse.tuner.log import Log, missing, spilled
 from recfuse.tuner.table.measure import Bench, race
 from recfuse.tuner.table.problem import Problem
 
 
-class Search:
+class Search(Log):
     """Compiles, times and judges candidates, and writes down each decision."""
 
     def __init__(
         self, problem: Problem, arch: str, deadline: float, progress: bool | None, seed: int
     ) -> None:
         """A search that knows nothing yet."""
+        super().__init__()
         self.problem = problem
         self.bench = Bench(problem)
-        self.decisions: list[Decision] = []
         self.us: dict[str, float] = {}
         """Microseconds a batch of every schedule that was timed, by its complete text; "" is the default."""
         self.best = ""
@@ -39,13 +39,9 @@ class Search:
         """Nothing more is begun."""
         return time.monotonic() > self._deadline
 
-    def note(self, step: str, candidate: str, us: float | None, kept: bool, why: str) -> None:
-        """Writes a decision down."""
-        self.decisions.append(Decision(step, candidate, us, kept, why))
-
     def measure_default(self) -> float:
         """Microseconds of the defaults; raises what keeps them from running."""
-        result = compile_all({"": self.problem.compile_arguments(self._arch, "")})[""]
+        result = compile_all({"": self.problem.kernel(self._arch, "")})[""]
         if isinstance(result, Exception):
             raise result
         # Each batch completes the default by its own size, so it is timed as what it is.
@@ -59,7 +55,7 @@ class Search:
         """Tries candidates beside the best one so far; the `keep` fastest of all of those, the fastest
         first.
         """
-        texts = [str(one) for one in candidates]
+        texts = [str(candidate) for candidate in candidates]
         self._random.shuffle(texts)
         fresh = self._compile(name, texts)
         runners = list(dict.fromkeys([self.best, *fresh]))
@@ -70,32 +66,31 @@ class Search:
             self.us.update({text: result.us for text, result in results.items()})
             ranked = sorted(results, key=self.us.__getitem__)
             self.best = ranked[0]
-            for place, text in enumerate(ranked):
-                why = f"{self.us[text] / self.us[ranked[0]]:.2f}x the fastest" if place else "the fastest"
+            for rank, text in enumerate(ranked):
+                why = f"{self.us[text] / self.us[ranked[0]]:.2f}x the fastest" if rank else "the fastest"
                 why += f", {results[text].rounds} rounds"
-                self.note(name, text, self.us[text], place < keep, why)
+                self.note(name, text, self.us[text], rank < keep, why)
         elif fresh:
             self.note(name, f"{len(fresh)} candidates", None, False, "not timed: the budget is spent")
-        known = {self._complete.get(text) for text in texts} - {None, self.best}
-        others = sorted((text for text in known if text in self.us), key=self.us.__getitem__)
+        tried = {self._complete.get(text) for text in texts} - {None, self.best}
+        others = sorted((text for text in tried if text in self.us), key=self.us.__getitem__)
         return [Schedule.parse(text or self._default) for text in [self.best, *others][:keep]]
 
     def _compile(self, step: str, texts: list[str]) -> list[str]:
         """Complete texts of those that may win and were never timed; says why the others may not."""
         new = [text for text in dict.fromkeys(texts) if text not in self._complete]
-        jobs = {text: self.problem.compile_arguments(self._arch, text) for text in new}
+        jobs = {text: self.problem.kernel(self._arch, text) for text in new}
         results = compile_all(jobs, deadline=self._deadline, progress=self._progress, label=step)
         if len(results) < len(new):
             left = f"{len(new) - len(results)} candidates"
             self.note(step, left, None, False, "not compiled: the budget is spent")
         for text, result in results.items():
-            if isinstance(result, Exception):
+            why = missing(result)
+            if why is None and (bytes_spilled := spilled(result)):
+                why = f"spills {bytes_spilled}"
+            if why is not None:
                 self._complete[text] = None
-                self.note(step, text, None, False, f"does not compile: {str(result).partition(chr(10))[0]}")
-            elif result["spill_bytes"] > 0:
-                self._complete[text] = None
-                spilled = f"spills {result['spill_bytes']} bytes with {result['registers']} registers"
-                self.note(step, text, None, False, spilled)
+                self.note(step, text, None, False, why)
             else:
                 self._complete[text] = self._complete[result["schedule"]] = result["schedule"]
         complete = (self._complete.get(text) for text in texts)

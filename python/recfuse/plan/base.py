@@ -1,0 +1,140 @@
+"""What plans of every kind share: their file, their report, what they are checked for."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from recfuse._arguments import path_of
+from recfuse.plan.device import Device
+from recfuse.plan.file import VERSION, PlanError, read, shown, write_file
+from recfuse.plan.report import Decision, Line, render
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_MOST_BYTES = 1 << 62  # of all tables
+_MOST_COLUMNS = (1 << 31) - 1  # of one
+_UNIQUE_DRIFT = 0.2  # how far the share of different rows may move, relative
+
+
+@dataclass(frozen=True)
+class Match:
+    """Whether a plan was made for a module; true if so."""
+
+    reasons: list[str]
+    """What differs."""
+
+    def __bool__(self) -> bool:
+        """Nothing differs."""
+        return not self.reasons
+
+    def warn(self) -> None:
+        """Tells the caller of a plan's `apply` what differs."""
+        if self.reasons:
+            warnings.warn(f"recfuse.Plan: made for something else: {'; '.join(self.reasons)}", stacklevel=3)
+
+
+class BasePlan:
+    """A plan; classes of plans are dataclasses whose fields are those of the file."""
+
+    KIND: ClassVar[str]
+    """What plans of the class are for, in their files."""
+    device: Device
+    default_us: float
+    best_us: float
+    seconds: float
+    created: str
+    decisions: list[Decision]
+
+    @property
+    def speedup(self) -> float:
+        """Default's time over the plan's."""
+        return self.default_us / self.best_us if self.best_us else 1.0
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file, or leaves the one that is there as it is."""
+        where = path_of(path, "recfuse.Plan.save")
+        write_file(where, {"recfuse_plan": VERSION, "kind": self.KIND, **self._record()})
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any], path: str) -> Self:
+        """The plan that the contents of a file are.
+
+        Raises:
+            ValueError: they are none; names the file and the key.
+        """
+        if record.get("kind") != cls.KIND:
+            found = shown(record.get("kind"))
+            raise PlanError(f'recfuse.Plan: {path} is a plan for {found}, not for "{cls.KIND}"')
+        plan = read(cls, record, f"{path}: ", cls._decoded(record, path))
+        try:
+            plan._check()
+        except ValueError as error:
+            raise PlanError(f"recfuse.Plan: {path}: {error}") from error
+        return plan
+
+    def _record(self) -> dict[str, Any]:
+        """The fields as the file has them."""
+        return asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def _decoded(cls, record: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """Fields that the file has in another form."""
+        del record, path
+        return {}
+
+    def _check(self) -> None:
+        """Raises ValueError for values that no plan has."""
+        for name in ("default_us", "best_us"):
+            if not (us := getattr(self, name)) > 0:
+                raise PlanError(f"{name} is {us}, must be above 0")
+
+    def _times(self, digits: int) -> str:
+        times = f"default {self.default_us:.2f} us, plan {self.best_us:.2f} us"
+        return f"{times}: {self.speedup:.{digits}f}x"
+
+    def _origin(self) -> list[Line]:
+        device, versions = self.device, f"recfuse {self.device.recfuse}, torch {self.device.torch}"
+        names = filter(None, [device.name, device.arch, device.driver and f"driver {device.driver}"])
+        return [
+            ("device", ", ".join(names)),
+            ("made", f"{self.created}, in {self.seconds:.1f} s; {versions}"),
+        ]
+
+    def _summary(self) -> list[Line]:
+        raise NotImplementedError
+
+    def report(self) -> str:
+        """All of it as text: the result, what it was measured on, and every decision in order."""
+        return render(self._summary(), self.decisions)
+
+    def __str__(self) -> str:
+        """The report."""
+        return self.report()
+
+
+def row_bytes(dim: int, dtype: str) -> int:
+    """Of a row of a table."""
+    return dim * (4 if dtype == "float32" else 2)
+
+
+def check_sizes(tables: Iterable[tuple[str, int, int, str]]) -> None:
+    """Raises PlanError where tables (name, rows, dim, dtype) fit in no memory."""
+    total = 0
+    for name, rows, dim, dtype in tables:
+        if dim > _MOST_COLUMNS:
+            raise PlanError(f"{name}.dim is {dim}, must be {_MOST_COLUMNS} at most")
+        total += rows * row_bytes(dim, dtype)
+        if total > _MOST_BYTES:
+            raise PlanError(f"{name}.rows is {rows}; all tables must have {_MOST_BYTES} bytes at most")
+
+
+def unique_drift(before: float, now: float, what: str) -> list[str]:
+    """The reason to tune again that the share of different rows is, if it is one."""
+    if abs(now - before) <= _UNIQUE_DRIFT * before:
+        return []
+    return [f"{before:.1%} of {what} were of different rows, {now:.1%} are"]

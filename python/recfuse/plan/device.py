@@ -1,0 +1,58 @@
+"""The device that a plan is for."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+
+@dataclass(frozen=True)
+class Device:
+    """What it was tuned on."""
+
+    type: Literal["cuda", "cpu"]
+    name: str
+    arch: str
+    """As in "sm_90a"; on the CPU the instruction set."""
+    driver: str
+    """"" on the CPU."""
+    recfuse: str
+    torch: str
+
+    def differences(self, now: Device) -> list[str]:
+        """What of a device, and of recfuse, is not as it was."""
+        return [
+            f"{name if name == 'recfuse' else f'device {name}'} was {getattr(self, name)}, "
+            f"is {getattr(now, name)}"
+            for name in ("type", "name", "arch", "recfuse")
+            if getattr(self, name) != getattr(now, name)
+        ]
+
+
+def describe_device(device: torch.device) -> Device:
+    """The device that a plan is for, with the versions at hand."""
+    from recfuse import info
+
+    kind: Any = device.type
+    versions = {"recfuse": torch.ops.recfuse.library_version(), "torch": str(torch.__version__)}
+    if kind != "cuda":
+        return Device(kind, info.cpu_model(), torch.ops.recfuse.cpu_isa(), "", **versions)
+    name = torch.cuda.get_device_name(device)
+    return Device(kind, name, architecture(device), _driver(device), **versions)
+
+
+@functools.cache
+def _driver(device: torch.device) -> str:
+    """Version of the driver; asking takes a second."""
+    from recfuse._clock import describe
+
+    return str(describe(device).get("gpu_driver_version", "unknown"))
+
+
+def architecture(device: torch.device) -> str:
+    """What kernels for a CUDA device are compiled for, as in "sm_90a"."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")

@@ -1,0 +1,107 @@
+"""What the features of a `CollectionPlan` are like: tables, calls, and lists as short text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeVar, cast
+
+import torch
+
+from recfuse._codes import DType, Integer, Mode
+from recfuse.nn.collection_view import CollectionView, FeatureForm
+from recfuse.plan.base import row_bytes
+from recfuse.plan.file import MOST_ITEMS, PlanError, shown
+
+_WORD = re.compile(r"\S+")
+_RUN = re.compile(r"(-?\d{1,10})(?:\*(\d{1,8}))?", re.ASCII)
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """The table of a feature."""
+
+    rows: int
+    dim: int
+    dtype: DType
+    mode: Mode
+    padded: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row."""
+        return row_bytes(self.dim, self.dtype)
+
+    @property
+    def form(self) -> FeatureForm:
+        """As collections have it."""
+        return FeatureForm(self.rows, self.dim, getattr(torch, self.dtype), self.mode, self.padded)
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """Types of the tensors of a call."""
+
+    indices: Integer
+    offsets: Integer
+    weighted: bool
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Microseconds a batch with so many warps an SM."""
+
+    warps: int
+    default_us: float | None
+    """By the default schedules; None: not timed."""
+    tuned_us: float | None
+    """By those chosen for this occupancy; None: not timed."""
+
+
+def tables_of(view: CollectionView) -> list[FeatureTable]:
+    """The table of each feature of a collection."""
+    return [
+        FeatureTable(
+            form.rows, form.dim, cast(DType, dtype_name(form.dtype)), cast(Mode, form.mode), form.padded
+        )
+        for form in view.tables
+    ]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As plans have it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def distinct(items: Iterable[Item]) -> tuple[list[Item], list[int]]:
+    """Items without repetition, in order of appearance, and the position among them of each."""
+    positions: dict[Item, int] = {}
+    found = [positions.setdefault(item, len(positions)) for item in items]
+    return list(positions), found
+
+
+def runs(values: Iterable[int]) -> str:
+    """Integers as text, `value*count` for those that repeat."""
+    counted = ((value, sum(1 for _ in run)) for value, run in groupby(values))
+    return " ".join(f"{value}*{count}" if count > 1 else str(value) for value, count in counted)
+
+
+def of_runs(text: Any, where: str) -> list[int]:
+    """The integers that a text of `runs` gives; PlanError when it gives none, or more than `MOST_ITEMS`."""
+    if not isinstance(text, str):
+        raise PlanError(f"recfuse.Plan: {where} is {shown(text)}, must be str")
+    values: list[int] = []
+    for word in _WORD.finditer(text):  # one by one: a long text is not split as a whole
+        match = _RUN.fullmatch(word[0])
+        count = int(match[2] or 1) if match else 0
+        if match is None or count < 1 or len(values) + count > MOST_ITEMS:
+            raise PlanError(
+                f"recfuse.Plan: {where} has {shown(word[0])}, must have integers or value*count, for "
+                f"{MOST_ITEMS:,} features at most"
+            )
+        values.extend([int(match[1])] * count)
+    return values

@@ -1,0 +1,64 @@
+"""Plans for a reader: decisions, and the text of a report."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Line: TypeAlias = tuple[str, str]
+"""A name and what it has, in a report."""
+
+_WIDTH = 140  # columns of the report
+_MOST_DECISIONS = 2000  # that a report lists
+# Control characters, which a terminal would obey, and halves of surrogate pairs, which have no UTF-8.
+_UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One step of the tuner: a candidate, its time, what became of it and why."""
+
+    step: str
+    candidate: str
+    us: float | None
+    """Microseconds a batch; None where it was not timed."""
+    kept: bool
+    why: str
+
+
+def render(summary: Iterable[Line], decisions: Sequence[Decision]) -> str:
+    """Lines of name and text, and a table of decisions, as text."""
+    from rich.console import Console
+    from rich.table import Table
+
+    head = Table(show_header=False, box=None, pad_edge=False)
+    head.add_column(style="bold", no_wrap=True)
+    head.add_column(overflow="fold")
+    for name, line in summary:
+        head.add_row(name, _printable(line))
+    steps = Table("step", "candidate", "us", "kept", "why", title="decisions")
+    steps.columns[2].justify = "right"
+    for decision in decisions[:_MOST_DECISIONS]:
+        steps.add_row(
+            _printable(decision.step),
+            _printable(decision.candidate) or "default",
+            "" if decision.us is None else f"{decision.us:.2f}",
+            "kept" if decision.kept else "",
+            _printable(decision.why),
+        )
+    text = io.StringIO()
+    console = Console(file=text, width=_WIDTH, highlight=False, markup=False, emoji=False)
+    console.print(head)
+    if decisions:
+        console.print(steps)
+    if len(decisions) > _MOST_DECISIONS:
+        console.print(f"and {len(decisions) - _MOST_DECISIONS:,} more, in decisions of the plan")
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip().split("\n"))
+
+
+def _printable(text: str) -> str:
+    """The text with escapes for characters that do not print."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)

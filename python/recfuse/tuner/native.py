@@ -1,0 +1,55 @@
+"""Tensors as the functions of `_C` take them: addresses, sizes, codes."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from recfuse._codes import INTEGERS
+from recfuse.data.collection import Jagged
+from recfuse.data.forms import BagLookups
+
+_ALIGNMENT = 16  # bytes of the widest load of a lane
+
+
+def alignment(*sizes: int) -> int:
+    """The largest power of two up to 16 that all of some addresses and sizes are multiples of."""
+    bits = functools.reduce(operator.or_, sizes, _ALIGNMENT)
+    return bits & -bits
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << max(least - 1, 0).bit_length()
+
+
+def integer_codes(batch: BagLookups | Jagged) -> tuple[int, int]:
+    """Of indices and of offsets."""
+    return INTEGERS.index(batch.indices.dtype), INTEGERS.index(batch.offsets.dtype)
+
+
+def lookups(batch: BagLookups | Jagged) -> tuple[int, int, int, int, int, int]:
+    """What batches of every kind begin with."""
+    index_type, offset_type = integer_codes(batch)
+    indices = batch.indices.data_ptr(), batch.indices.numel(), index_type
+    return *indices, batch.offsets.data_ptr(), batch.bags, offset_type
+
+
+def float_weights(batches: Iterable[BagLookups | Jagged]) -> list[Tensor | None]:
+    """Per-sample weights as kernels take them."""
+    return [None if batch.weights is None else batch.weights.float() for batch in batches]
+
+
+def address(tensor: Tensor | None) -> int:
+    """Of a tensor, or none: 0."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def stream_of(device: torch.device) -> tuple[int, int]:
+    """A device's number, and the address of its current stream."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return number, torch.cuda.current_stream(device).cuda_stream

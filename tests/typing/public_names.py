@@ -1,0 +1,74 @@
+"""What type checkers make of the public names; read by mypy and pyright, never run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import assert_type
+
+import recfuse
+from recfuse import _C, CollectionPlan, PinnedRows, Plan, SwapReport, info, nn, timing, traces, workloads
+
+
+def operators(weight: Tensor, indices: Tensor, offsets: Tensor, features: Tensor) -> None:
+    assert_type(recfuse.embedding_bag(indices, weight, offsets, mode="sum"), Tensor)
+    assert_type(recfuse.fused_embedding_bag([weight], features, indices, offsets, 4), Tensor)
+    assert_type(recfuse.check(), None)
+    assert_type(recfuse.library_path(), str)
+    assert_type(recfuse.__version__, str)
+
+
+def modules(indices: Tensor, offsets: Tensor) -> None:
+    bag = nn.EmbeddingBag(10, 4, mode="sum")
+    assert_type(bag.schedule, str)
+    tables = [nn.Table(10, 4), nn.Table(20, 8, mode="mean")]
+    collection = nn.FusedEmbeddingBagCollection(tables)
+    assert_type(collection.feature_names, list[str])
+    assert_type(nn.FusedEmbeddingBagCollection.from_embedding_bags([bag]), nn.FusedEmbeddingBagCollection)
+    assert_type(collection.forward(indices, offsets), Tensor)
+
+
+def plans(bag: nn.EmbeddingBag, collection: nn.FusedEmbeddingBagCollection, calls: list[Any]) -> None:
+    found = recfuse.tune(bag, calls, 1.0, progress=False)
+    assert_type(found, Plan | CollectionPlan)
+    assert_type(Plan.load("plan.json"), Plan | CollectionPlan)
+    assert_type(CollectionPlan.load("plan.json"), CollectionPlan)
+    assert_type(found.speedup, float)
+    assert_type(found.report(), str)
+    if isinstance(found, Plan):
+        assert_type(found.schedule, str)
+        assert_type(found.distance, int | None)
+        assert_type(found.drift(calls).moved, bool)
+        found.apply(bag)
+    else:
+        assert_type(found.rows(), NDArray[np.int32])
+        assert_type(found.drift(calls, collection).work_moved, float)
+        found.apply(collection)
+    assert_type(found.matches(bag).reasons, list[str])
+    found.save("plan.json")
+
+
+def passes(model: torch.nn.Module, bag: nn.EmbeddingBag) -> None:
+    report = recfuse.swap(model)
+    assert_type(report, SwapReport)
+    recfuse.unswap(model)
+    recfuse.pin_rows(bag.weight, torch.tensor([1]))
+    assert_type(PinnedRows(bag.weight, rows=torch.tensor([1]), l2_fraction=0.5).rows, Tensor)
+
+
+def tools() -> None:
+    model = workloads.model("A")
+    assert_type(model, workloads.Model)
+    assert_type(model.rows, tuple[int, ...])
+    assert_type(traces.generate("medium", rows=100), NDArray[np.int64])
+    compared = timing.compare({"a": lambda: None})
+    assert_type(compared, timing.Comparison)
+    assert_type(compared["a"].median, float)
+    assert_type(info.collect(), dict[str, Any])
+    assert_type(_C.permutation(3, 0), NDArray[np.int64])
+    assert_type(_C.jit_status()["entries"], int)
+    assert_type(recfuse.cli.main(["info"]), int)
