@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from recfuse import CollectionPlan, Plan
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn import EmbeddingBag
+from recfuse.plan.features import FeatureTable
 from recfuse.plan.table import Pinned
 from support import bag_plan, collection_plan
 from support.bag_plan import at
@@ -204,7 +205,7 @@ def test_a_figure_has_so_many_classes_and_schedules(tmp_path):
     _, plan = made("collection")
     number = 500
     table = plan.tables[0]
-    plan.tables = [collection_plan.FeatureTable(9, dim + 1, "float32", "sum", False) for dim in range(number)]
+    plan.tables = [FeatureTable(9, dim + 1, "float32", "sum", False) for dim in range(number)]
     plan.schedules = [f"kind=pool threads={place + 1}" for place in range(number)]
     plan.schedule_of = plan.table_of = list(range(number))
     plan.expected = [16] * number
