@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cuda/fused_embedding_bag/fused.h"
+#include "cuda/tune/occupancy.h"
 
 static const rf__kernel_source source = {"fused_embedding_bag/fused_embedding_bag.cu",
                                          "rf_fused_embedding_bag"};
@@ -103,16 +104,11 @@ static int32_t shared_bytes(const rf__fused_variant *variant, const rf__fused_cl
 
 void rf__fused_occupancy(const rf__cuda_device *device, int32_t warps, rf__fused_variant *variant,
                          const rf__fused_classes *classes) {
-    enum { GRAIN = 128 };
     const int32_t wanted = warps > 0 ? warps : RF__FUSED_DEFAULT_WARPS;
     variant->min_blocks = wanted * WARP / RF__FUSED_BLOCK > 0 ? wanted * WARP / RF__FUSED_BLOCK : 1;
     variant->dynamic_shared = shared_bytes(variant, classes);
     if (device == NULL || warps == 0 || variant->min_blocks >= device->blocks_per_sm) return;
-    /* So much that no block more fits on an SM. */
-    int64_t padded =
-        device->shared_per_sm / (variant->min_blocks + 1) - device->reserved_shared_per_block + GRAIN;
-    if (padded > device->shared_per_block_optin) padded = device->shared_per_block_optin;
-    if (padded > variant->dynamic_shared) variant->dynamic_shared = (int32_t)(padded / GRAIN * GRAIN);
+    variant->dynamic_shared = rf__occupancy_limit(device, variant->min_blocks, variant->dynamic_shared);
 }
 
 /* The staged kernel's block has nearly all shared memory: none is asked for but what is used. */
@@ -124,9 +120,7 @@ void rf__fused_beside(rf__fused_variant *variant, const rf__fused_classes *class
 /* Shared memory that keeps blocks out is taken from L1: none where registers keep them out already. */
 int32_t rf__fused_shared_bytes(const rf__cuda_device *device, const rf__fused_variant *variant,
                                const rf__fused_classes *classes, const rf__kernel *kernel) {
-    enum { REGISTER_GRAIN = 256 };
-    const int64_t a_warp = (kernel->registers * WARP + REGISTER_GRAIN - 1) / REGISTER_GRAIN * REGISTER_GRAIN;
-    const int64_t by_registers = device->registers_per_sm / (a_warp * (RF__FUSED_BLOCK / WARP));
+    const int64_t by_registers = rf__occupancy_by_registers(device, kernel->registers, RF__FUSED_BLOCK);
     return by_registers <= variant->min_blocks ? shared_bytes(variant, classes) : variant->dynamic_shared;
 }
 

@@ -7,6 +7,7 @@
 
 #include "cuda/fused_embedding_bag/call.h"
 #include "cuda/driver/memory.h"
+#include "cuda/tune/timer.h"
 #include "base/validate.h"
 
 static const rf_fused_schedule *set_of(const rf__fused_measurement *work, int64_t set) {
@@ -30,19 +31,23 @@ out:
     return status;
 }
 
-/* Runs a set once on every batch, by the mapping that its expectations give. */
-static rf_status run_set(const rf__cuda_store *store, const rf__fused_measurement *work, int64_t set,
-                         scratch *workspace) {
+typedef struct set_run {
+    const rf__cuda_store *store;
+    const rf__fused_measurement *work;
+    scratch workspace;
+} set_run;
+
+/* Runs a set once on a batch, by the mapping that its expectations give. */
+static rf_status run_set(void *context, int64_t set, int64_t batch) {
+    set_run *in = context;
+    const rf_fused_embedding_bag_params *params = &in->work->batches[batch];
+    const rf_fused_plan plan = {.schedules = set_of(in->work, set), .warps = in->work->warps};
     rf_status status = RF_OK;
-    const rf_fused_plan plan = {.schedules = set_of(work, set), .warps = work->warps};
     rf__fused_ready ready = {0};
-    for (int64_t b = 0; b < work->n_batches; b++) {
-        RF_TRY(rf__fused_prepare(store, &work->batches[b], &plan, &ready));
-        RF_TRY(scratch_grow(store->device, workspace, ready.workspace_bytes));
-        RF_TRY(rf__fused_launch(store->device, &ready, &work->batches[b],
-                                (void *)(uintptr_t)workspace->memory, 0, store->stream));
-        rf__fused_release(&ready);
-    }
+    RF_TRY(rf__fused_prepare(in->store, params, &plan, &ready));
+    RF_TRY(scratch_grow(in->store->device, &in->workspace, ready.workspace_bytes));
+    RF_TRY(rf__fused_launch(in->store->device, &ready, params, (void *)(uintptr_t)in->workspace.memory, 0,
+                            in->store->stream));
 out:
     rf__fused_release(&ready);
     return status;
@@ -50,32 +55,16 @@ out:
 
 static rf_status measure_sets(const rf__cuda_store *store, const rf__fused_measurement *work,
                               double *seconds) {
-    const rf__cuda_device *device = store->device;
-    const rf__cuda_driver *driver = device->driver;
-    void *stream = store->stream;
-    rf_status status = RF_OK;
-    rf__cu_event from = NULL, to = NULL;
-    scratch workspace = {0, 0};
-    RF__CUDA_TRY(driver->cuEventCreate(&from, RF__CU_EVENT_DEFAULT));
-    RF__CUDA_TRY(driver->cuEventCreate(&to, RF__CU_EVENT_DEFAULT));
-    for (int64_t s = 0; s < work->n_sets; s++) RF_TRY(run_set(store, work, s, &workspace));
-    for (int64_t round = 0; round < work->rounds; round++) {
-        for (int64_t turn = 0; turn < work->n_sets; turn++) {
-            const int64_t s = (turn + round) % work->n_sets;
-            float milliseconds = 0;
-            RF__CUDA_TRY(driver->cuEventRecord(from, stream));
-            RF_TRY(run_set(store, work, s, &workspace));
-            RF__CUDA_TRY(driver->cuEventRecord(to, stream));
-            RF__CUDA_TRY(driver->cuEventSynchronize(to));
-            RF__CUDA_TRY(driver->cuEventElapsedTime(&milliseconds, from, to));
-            seconds[s * work->rounds + round] = 1e-3 * milliseconds / (double)work->n_batches;
-        }
-    }
-out:
-    (void)driver->cuStreamSynchronize(stream);
-    rf__cuda_memory_free(device, workspace.memory);
-    if (to != NULL) (void)driver->cuEventDestroy_v2(to);
-    if (from != NULL) (void)driver->cuEventDestroy_v2(from);
+    set_run context = {.store = store, .work = work};
+    const rf__timing timing = {.run = run_set,
+                               .context = &context,
+                               .n_variants = work->n_sets,
+                               .n_batches = work->n_batches,
+                               .rounds = work->rounds,
+                               .seconds = seconds};
+    const rf_status status = rf__time(store->device, store->stream, &timing);
+    (void)store->device->driver->cuStreamSynchronize(store->stream);
+    rf__cuda_memory_free(store->device, context.workspace.memory);
     return status;
 }
 

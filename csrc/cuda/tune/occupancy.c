@@ -20,6 +20,6 @@ int64_t rf__occupancy(const rf__cuda_device *device, int32_t registers, int32_t 
 int32_t rf__occupancy_limit(const rf__cuda_device *device, int32_t blocks, int32_t shared_bytes) {
     const int64_t keeps_out =
         device->shared_per_sm / (blocks + 1) - device->reserved_shared_per_block + SHARED_GRAIN;
-    const int64_t wanted = smaller(keeps_out, device->shared_per_block_optin);
-    return wanted > shared_bytes ? (int32_t)(wanted / SHARED_GRAIN * SHARED_GRAIN) : shared_bytes;
+    const int64_t wanted = smaller(keeps_out, device->shared_per_block_optin) / SHARED_GRAIN * SHARED_GRAIN;
+    return wanted > shared_bytes ? (int32_t)wanted : shared_bytes;
 }
