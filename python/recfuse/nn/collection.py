@@ -17,7 +17,7 @@ from recfuse.nn.packed.fusable import why_not_fusable
 from recfuse.nn.packed.layout import PackedSpec
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.table import Tables
-from recfuse.nn.packed.tracing import refuse_proxy
+from recfuse.nn.packed.pooling import refuse_proxy
 
 _DATA_TYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}  # TorchRec's
 

@@ -12,29 +12,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recfuse._codes import DTYPES
 from recfuse.data.forms import Lookups
 from recfuse.errors import ArgumentTypeError
 from recfuse.nn.collection import FusedEmbeddingBagCollection
-from recfuse.nn.packed.layout import Layout, PackedSpec, Wanted, feature_tensor, group_weights
+from recfuse.nn.packed.layout import (
+    Layout,
+    NativeCall,
+    TableSpec,
+    WeightForm,
+    arrange,
+    layout_of,
+    native_call,
+    positions,
+)
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.table_list import FusedEmbeddingBagList
 from recfuse.nn.tuning import Tuning
 from recfuse.ops.fakes import fused_dtype
-from recfuse.ops.gradients import DTYPES
 
-NativeCall: TypeAlias = tuple[list[tuple[int, int, int]], NDArray[np.int64], int, int]
-"""The first argument of `_C.fused_embedding_bag_*`: address, elements and dtype code of each packed matrix;
-the features; dtype code and columns of the output.
-"""
+__all__ = [
+    "SAVED_CLASSES",
+    "CollectionView",
+    "FeatureForm",
+    "NativeCall",
+    "is_collection",
+    "native_call",
+    "native_call_of",
+    "view_of",
+]
 
-SAVED_CLASSES = (FusedEmbeddingBagCollection, FusedEmbeddingBagList, Layout, PackedSpec, Tuning)
+SAVED_CLASSES = (FusedEmbeddingBagCollection, FusedEmbeddingBagList, Layout, TableSpec, Tuning)
 """What `torch.save` of a collection writes, for ``torch.serialization.safe_globals``."""
 
 _ADDRESS = 1 << 20  # of matrices that do not exist: aligned as real ones are; nothing is read there
@@ -71,7 +86,7 @@ class CollectionView:
             FeatureForm(
                 spec.num_embeddings,
                 spec.embedding_dim,
-                weights[spec.group].dtype,
+                weights[spec.matrix].dtype,
                 spec.mode,
                 spec.padding_idx is not None,
             )
@@ -128,26 +143,21 @@ def view_of(module: Any, function: str) -> CollectionView:
     return CollectionView(module)
 
 
-def native_call(weights: Sequence[Tensor], features: NDArray[np.int64], output_dim: int) -> NativeCall:
-    """What the C library wants to know of tables: matrices, features ``[features, 7]``, columns of the
-    output. The matrices must outlive its use.
-    """
-    buffers = [(weight.data_ptr(), weight.numel(), DTYPES.index(weight.dtype)) for weight in weights]
-    return buffers, features, DTYPES.index(fused_dtype([weight.dtype for weight in weights])), output_dim
-
-
 def native_call_of(tables: Sequence[FeatureForm]) -> NativeCall:
-    """The same for tables that do not exist, a feature each, packed as a collection packs them: to compile a
-    kernel for them, with no memory behind it.
+    """As `native_call` for tables that do not exist, a feature each, packed as a collection packs them: to
+    compile a kernel for them, with no memory behind it.
     """
     cpu = torch.device("cpu")
-    groups = group_weights([Wanted(table.rows, table.dim, table.dtype, cpu) for table in tables])
-    places = {number: (at, row) for at, group in enumerate(groups) for number, row in group.members}
+    matrices = arrange([WeightForm(table.rows, table.dim, table.dtype, cpu) for table in tables])
+    place = positions(matrices)
     specs = [
-        PackedSpec("", table.rows, table.dim, table.mode, 0 if table.padded else None, True, *places[number])
+        TableSpec("", table.rows, table.dim, table.mode, 0 if table.padded else None, True, *place[number])
         for number, table in enumerate(tables)
     ]
-    features = feature_tensor(specs, range(len(specs))).numpy()
-    dtypes = [group.like.dtype for group in groups]
-    buffers = [(_ADDRESS, group.rows * group.like.dim, DTYPES.index(group.like.dtype)) for group in groups]
-    return buffers, features, DTYPES.index(fused_dtype(dtypes)), sum(table.dim for table in tables)
+    layout = layout_of(specs, range(len(specs)), matrices, False)
+    dtypes = [matrix.form.dtype for matrix in matrices]
+    buffers = [
+        (_ADDRESS, matrix.rows * matrix.form.dim, DTYPES.index(dtype))
+        for matrix, dtype in zip(matrices, dtypes, strict=True)
+    ]
+    return buffers, layout.features.numpy(), DTYPES.index(fused_dtype(dtypes)), layout.output_dim

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from recfuse.nn.packed.memory import advise_huge_pages
+from recfuse.nn.memory import advise_huge_pages
 from recfuse.ops import embedding_bag
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from recfuse.data.forms import Lookups, of_keys, of_torchrec
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.table import Tables
-from recfuse.nn.packed.tracing import refuse_proxy
+from recfuse.nn.packed.pooling import refuse_proxy
 
 
 class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recfuse.nn.packed.tracing import refuse_proxy
+from recfuse.nn.packed.pooling import refuse_proxy
 from recfuse.nn.table_list import FusedEmbeddingBagList
 
 ARGUMENTS = ("lS_o", "lS_i", "emb_l", "v_W_l")

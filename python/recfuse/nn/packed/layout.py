@@ -1,21 +1,33 @@
-"""Where the tables of a packed module lie: pure data, and the arithmetic that places them."""
+"""Where the tables of a packed module lie: pure data, and the arithmetic that places them.
+
+A matrix ``[rows, dim]``, which is one Parameter, has the tables of one dtype, dim and device; a table is a
+range of its rows.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from recfuse._codes import MODES
+from recfuse._codes import DTYPES, MODES
+from recfuse.ops.fakes import fused_dtype
 
 _TABLE_ALIGNMENT = 64  # bytes; a cache line, and the widest vector load
 
+NativeCall: TypeAlias = tuple[list[tuple[int, int, int]], NDArray[np.int64], int, int]
+"""The first argument of `_C.fused_embedding_bag_*`: address, elements and dtype code of each matrix; the
+features `[features, 7]`; dtype code and columns of the output.
+"""
 
-class PackedSpec(NamedTuple):
-    """One table: what it is, and which rows of which weight matrix are its own."""
+
+class TableSpec(NamedTuple):
+    """One table: what it is, and which rows of which matrix are its own."""
 
     name: str
     num_embeddings: int
@@ -23,21 +35,21 @@ class PackedSpec(NamedTuple):
     mode: str
     padding_idx: int | None
     include_last_offset: bool
-    group: int
+    matrix: int
     first_row: int
 
 
-def rows_of(spec: PackedSpec, weight: Tensor) -> Tensor:
-    """A table's rows of its matrix."""
-    return weight.narrow(0, spec.first_row, spec.num_embeddings)
+def table_rows(spec: TableSpec, matrix: Tensor) -> Tensor:
+    """A table's rows of its matrix, a view."""
+    return matrix.narrow(0, spec.first_row, spec.num_embeddings)
 
 
 class Layout(NamedTuple):
     """The tables and features of a packed module. Never changes: another layout is another object."""
 
-    tables: tuple[PackedSpec, ...]
+    tables: tuple[TableSpec, ...]
     table_of_feature: tuple[int, ...]
-    parameter_names: tuple[str, ...]  # one a weight matrix
+    parameter_names: tuple[str, ...]  # one a matrix
     features: Tensor  # int64 [features, 7] on the CPU, as fused_embedding_bag takes it
     dims: tuple[int, ...]  # one a feature
     output_dim: int
@@ -45,8 +57,8 @@ class Layout(NamedTuple):
     any_max: bool  # whether a feature pools by max
 
 
-class Wanted(NamedTuple):
-    """A weight that is to be packed."""
+class WeightForm(NamedTuple):
+    """What decides in which matrix a weight ``[rows, dim]`` lies."""
 
     rows: int
     dim: int
@@ -56,52 +68,78 @@ class Wanted(NamedTuple):
     tag: Hashable = None  # weights with different tags lie in different matrices
 
 
-class Group(NamedTuple):
-    """Weights that lie in one matrix ``[rows, dim]``."""
+class Matrix(NamedTuple):
+    """Weights that lie under each other."""
 
-    like: Wanted  # the first of them
+    form: WeightForm  # of the first of them
     rows: int
     members: list[tuple[int, int]]  # number of the weight, its first row
     gaps: list[tuple[int, int]]  # rows that belong to no weight: the first, and the one behind
 
 
-def group_weights(weights: Sequence[Wanted]) -> list[Group]:
+def arrange(weights: Sequence[WeightForm]) -> list[Matrix]:
     """Places weights under each other, alike ones in one matrix; gap rows bring each one to a cache line."""
-    found: dict[Hashable, Group] = {}
-    for number, wanted in enumerate(weights):
-        key = wanted[1:]
-        group = found.get(key) or Group(wanted, 0, [], [])
-        row_bytes = wanted.dim * wanted.dtype.itemsize
+    found: dict[Hashable, Matrix] = {}
+    for number, form in enumerate(weights):
+        key = form[1:]
+        matrix = found.get(key) or Matrix(form, 0, [], [])
+        row_bytes = form.dim * form.dtype.itemsize
         step = _TABLE_ALIGNMENT // math.gcd(_TABLE_ALIGNMENT, row_bytes) if row_bytes else 1
-        first_row = -(-group.rows // step) * step
-        if first_row > group.rows:
-            group.gaps.append((group.rows, first_row))
-        group.members.append((number, first_row))
-        found[key] = group._replace(rows=first_row + wanted.rows)
+        first_row = -(-matrix.rows // step) * step
+        if first_row > matrix.rows:
+            matrix.gaps.append((matrix.rows, first_row))
+        matrix.members.append((number, first_row))
+        found[key] = matrix._replace(rows=first_row + form.rows)
     return list(found.values())
 
 
-def parameter_names(groups: Sequence[Group]) -> tuple[str, ...]:
+def positions(matrices: Sequence[Matrix]) -> dict[int, tuple[int, int]]:
+    """Matrix and first row of each weight, by its number."""
+    return {number: (at, row) for at, matrix in enumerate(matrices) for number, row in matrix.members}
+
+
+def parameter_names(matrices: Sequence[Matrix]) -> tuple[str, ...]:
     """``packed_dim16``, ``packed_dim16_1``, ...; of dtype and device, which may change, they say nothing."""
     names: list[str] = []
     used: dict[int, int] = {}
-    for group in groups:
-        dim = group.like.dim
+    for matrix in matrices:
+        dim = matrix.form.dim
         count = used[dim] = used.get(dim, -1) + 1
         names.append(f"packed_dim{dim}_{count}" if count else f"packed_dim{dim}")
     return tuple(names)
 
 
-def feature_tensor(tables: Sequence[PackedSpec], table_of_feature: Sequence[int]) -> Tensor:
+def feature_tensor(tables: Sequence[TableSpec], table_of_feature: Sequence[int]) -> Tensor:
     """int64 ``[features, 7]`` on the CPU, wherever the tables are: the host plans the work by it."""
     rows, column = [], 0
     for number in table_of_feature:
         table = tables[number]
         dim = table.embedding_dim
         padding_idx = -1 if table.padding_idx is None else table.padding_idx
-        offset = table.first_row * dim
-        rows.append(
-            [table.group, offset, table.num_embeddings, dim, MODES.index(table.mode), padding_idx, column]
-        )
+        offset, mode = table.first_row * dim, MODES.index(table.mode)
+        rows.append([table.matrix, offset, table.num_embeddings, dim, mode, padding_idx, column])
         column += dim
     return torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, 7)
+
+
+def layout_of(
+    tables: Sequence[TableSpec], table_of_feature: Sequence[int], matrices: Sequence[Matrix], sparse: bool
+) -> Layout:
+    """The layout of tables in matrices."""
+    dims = tuple(tables[number].embedding_dim for number in table_of_feature)
+    return Layout(
+        tuple(tables),
+        tuple(table_of_feature),
+        parameter_names(matrices),
+        feature_tensor(tables, table_of_feature),
+        dims,
+        sum(dims),
+        sparse,
+        any(tables[number].mode == "max" for number in table_of_feature),
+    )
+
+
+def native_call(matrices: Sequence[Tensor], features: NDArray[np.int64], output_dim: int) -> NativeCall:
+    """What the C library wants to know of tables. The matrices must outlive its use."""
+    buffers = [(matrix.data_ptr(), matrix.numel(), DTYPES.index(matrix.dtype)) for matrix in matrices]
+    return buffers, features, DTYPES.index(fused_dtype([matrix.dtype for matrix in matrices])), output_dim

@@ -2,168 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from recfuse._codes import DTYPES
 from recfuse.data.forms import Lookups, each_batch
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.mapping import Mapper, Mapping
-from recfuse.nn.packed import state
-from recfuse.nn.packed.holders import check_holders
-from recfuse.nn.packed.layout import (
-    Group,
-    Layout,
-    PackedSpec,
-    Wanted,
-    feature_tensor,
-    group_weights,
-    parameter_names,
-)
-from recfuse.nn.packed.memory import advise_huge_pages
-from recfuse.nn.packed.optimizer_parts import given
-from recfuse.nn.packed.optimizers import plan_move
-from recfuse.nn.packed.pooling import check_mapping, has_kernel, on_gpu, pool_one_by_one, table_call
+from recfuse.nn.packed import state_dict as state_dicts
+from recfuse.nn.packed.layout import Layout, NativeCall, native_call
+from recfuse.nn.packed.parameters import PackedParameters
+from recfuse.nn.packed.pooling import check_mapping, has_kernel, on_gpu, pool_one_by_one
 from recfuse.nn.packed.table import Tables
 from recfuse.nn.tuning import Tuning
 from recfuse.ops import fused_embedding_bag
-from recfuse.ops.fakes import fused_dtype
 
 
-class PackedModule(torch.nn.Module):
-    """Mixin for modules whose tables are ranges of rows of a few Parameters ``[rows, dim]``.
+class PackedModule(PackedParameters):
+    """Mixin for modules that pool packed tables in one call.
 
-    There is one Parameter for each dtype, dim and device of the tables; tables that are frozen, or in another
-    group of an optimizer, have one of their own. Calls, compiled and exported programs and optimizers all
-    read and write these alone. ``state_dict`` and ``load_state_dict`` speak of tables, by the names that they
-    had before.
+    Calls, compiled and exported programs and optimizers all read and write the packed Parameters alone.
+    ``state_dict`` and ``load_state_dict`` speak of tables, by the names that they had before.
     """
 
-    layout: Layout
-    """Where the tables lie. Another layout is another object."""
-
-    _table_prefix = "embedding_bags."
-    """What the names of tables begin with in the state_dict."""
-
-    def _pack(
-        self,
-        names: Sequence[str],
-        bags: Sequence[torch.nn.EmbeddingBag],
-        table_of_feature: Sequence[int],
-        optimizers: Sequence[torch.optim.Optimizer] = (),
-    ) -> None:
-        """Takes over the weights of ``bags``: copies each into its rows and makes the old Parameter a view of
-        them, matrix by matrix, so that little is there twice. ``optimizers`` go on with the new Parameters.
-
-        Raises:
-            ValueError: an optimizer that cannot go on, or one that holds an old Parameter and was not given;
-                nothing has changed then.
-        """
-        weights = list({id(bag.weight): bag.weight for bag in bags}.values())
-        numbers = {id(weight): number for number, weight in enumerate(weights)}
-        optimizers = given(optimizers, f"recfuse.nn.{type(self).__name__}")
-        move = plan_move(optimizers, weights, f"recfuse.nn.{type(self).__name__}")
-        check_holders(weights, optimizers, f"recfuse.nn.{type(self).__name__}")
-        groups = group_weights(
-            [
-                Wanted(*weight.shape, weight.dtype, weight.device, weight.requires_grad, tag)
-                for weight, tag in zip(weights, move.tags, strict=True)
-            ]
-        )
-        moved = []
-        for name, parameter, group in self._allocate(groups):
-            with torch.no_grad():
-                for number, first_row in group.members:
-                    old = weights[number]
-                    rows = parameter.data.narrow(0, first_row, old.shape[0])
-                    rows.copy_(old)
-                    if not old.is_inference():
-                        old.data = rows
-            moved.append((parameter, name, group.members))
-        places = _places(groups)
-        specs = [
-            PackedSpec(
-                name,
-                bag.num_embeddings,
-                bag.embedding_dim,
-                bag.mode,
-                bag.padding_idx,
-                bag.include_last_offset,
-                *places[numbers[id(bag.weight)]],
-            )
-            for name, bag in zip(names, bags, strict=True)
-        ]
-        self._set_layout(specs, table_of_feature, parameter_names(groups), bags[0].sparse if bags else False)
-        move.apply(moved)
-
-    def _pack_new(
-        self,
-        specs: Sequence[PackedSpec],
-        dtypes: Sequence[torch.dtype],
-        device: torch.device,
-        table_of_feature: Sequence[int],
-        sparse: bool,
-    ) -> None:
-        """Makes new tables, whose values are not set yet; places in ``specs`` are still to be found."""
-        groups = group_weights(
-            [
-                Wanted(spec.num_embeddings, spec.embedding_dim, dtype, device)
-                for spec, dtype in zip(specs, dtypes, strict=True)
-            ]
-        )
-        for _ in self._allocate(groups):
-            pass
-        places = _places(groups)
-        placed = [
-            spec._replace(group=places[number][0], first_row=places[number][1])
-            for number, spec in enumerate(specs)
-        ]
-        self._set_layout(placed, table_of_feature, parameter_names(groups), sparse)
-
-    def _allocate(self, groups: Sequence[Group]) -> Iterator[tuple[str, Parameter, Group]]:
-        """Registers a Parameter a group, one after the other; gap rows are zero, others not set."""
-        for name, group in zip(parameter_names(groups), groups, strict=True):
-            like = group.like
-            with torch.inference_mode(False), torch.no_grad():
-                data = torch.empty((group.rows, like.dim), dtype=like.dtype, device=like.device)
-                advise_huge_pages(data)
-                for first, end in group.gaps:
-                    data[first:end].zero_()
-                parameter = Parameter(data, requires_grad=like.requires_grad)
-            self.register_parameter(name, parameter)
-            yield name, parameter, group
-
-    def _set_layout(
-        self,
-        specs: Sequence[PackedSpec],
-        table_of_feature: Sequence[int],
-        names: tuple[str, ...],
-        sparse: bool,
-    ) -> None:
-        dims = tuple(specs[table].embedding_dim for table in table_of_feature)
-        self.layout = Layout(
-            tuple(specs),
-            tuple(table_of_feature),
-            names,
-            feature_tensor(specs, table_of_feature),
-            dims,
-            sum(dims),
-            sparse,
-            any(specs[table].mode == "max" for table in table_of_feature),
-        )
-        self._tuning = Tuning(len(dims))
+    def _set_layout(self, layout: Layout) -> None:
+        super()._set_layout(layout)
+        self._tuning = Tuning(len(layout.dims))
         self._mapper = Mapper()
         self._weights_changed()
 
     def _weights_changed(self) -> None:
         """Notes dtypes and device of the weights, by which the GPU's work is planned."""
         weights = self.packed_weights()
-        dtypes = [weights[self.layout.tables[number].group].dtype for number in self.layout.table_of_feature]
+        dtypes = [weights[self.layout.tables[number].matrix].dtype for number in self.layout.table_of_feature]
         self._tuning.fit(list(zip(self.layout.dims, dtypes, strict=True)))
         self._mapper.use(weights[0].device if self.on_cuda else None)
 
@@ -175,14 +49,6 @@ class PackedModule(torch.nn.Module):
                 f"to the weights, as in {name}[key].weight = ..., or recfuse.unswap(model) first"
             )
         super().__setattr__(name, value)
-
-    def packed_weights(self) -> list[Tensor]:
-        """The Parameters now: ``[rows, dim]`` each, in the order of the layout's groups."""
-        parameters = self._parameters
-        try:
-            return [parameters[name] for name in self.layout.parameter_names]
-        except KeyError:  # parametrized or pruned: computed by the class or by a hook
-            return [getattr(self, name) for name in self.layout.parameter_names]
 
     @property
     def tables(self) -> Tables:
@@ -244,14 +110,6 @@ class PackedModule(torch.nn.Module):
         if tuning.schedules is None and type(offsets) is Tensor and not torch.compiler.is_compiling():
             tuning.learn(offsets)
         return tuning.schedules, tuning.warps, None
-
-    def _pool_table(
-        self, spec: PackedSpec, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
-    ) -> Tensor:
-        """One table alone, as ``torch.nn.EmbeddingBag`` takes its arguments."""
-        return table_call(
-            spec, self.packed_weights()[spec.group], self.layout.sparse, input, offsets, per_sample_weights
-        )
 
     @property
     def plan(self) -> Any:
@@ -335,14 +193,9 @@ class PackedModule(torch.nn.Module):
         device = weights[0].device if on_gpu(weights) else None
         return self._mapper.map(self._tuning, self.native_call(), self.layout.features, offsets, device)
 
-    def native_call(self) -> tuple[Any, ...]:
-        """What the C library wants to know of the tables: addresses, sizes and dtypes of the weights, the
-        features, dtype and columns of the output.
-        """
-        weights, layout = self.packed_weights(), self.layout
-        buffers = [(one.data_ptr(), one.numel(), DTYPES.index(one.dtype)) for one in weights]
-        dtype = fused_dtype([one.dtype for one in weights])
-        return buffers, layout.features.numpy(), DTYPES.index(dtype), layout.output_dim
+    def native_call(self) -> NativeCall:
+        """What the C library wants to know of the tables."""
+        return native_call(self.packed_weights(), self.layout.features.numpy(), self.layout.output_dim)
 
     def _lookups_of(self, batch: Any, where: str) -> Lookups:
         """A batch, in the form that a call of this class takes; TypeError, ValueError where it is none."""
@@ -355,7 +208,7 @@ class PackedModule(torch.nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        state.save(self, destination, prefix, keep_vars)
+        state_dicts.save(self, destination, prefix, keep_vars)
 
     def _load_from_state_dict(
         self,
@@ -372,12 +225,12 @@ class PackedModule(torch.nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing, unexpected, error_msgs
         )
-        own = state.load(self, state_dict, prefix, local_metadata, error_msgs)
+        tables = state_dicts.load(self, state_dict, prefix, local_metadata, error_msgs)
         packed = {prefix + name for name in self.layout.parameter_names}
         missing_keys.extend(key for key in missing if key not in packed)
-        unexpected_keys.extend(key for key in unexpected if key not in own.found)
+        unexpected_keys.extend(key for key in unexpected if key not in set(tables))
         if strict:
-            missing_keys.extend(own.missing)
+            missing_keys.extend(key for key in tables if key not in state_dict)
         self._weights_changed()
 
     def __prepare_scriptable__(self) -> NoReturn:
@@ -398,8 +251,3 @@ class PackedModule(torch.nn.Module):
         super().__setstate__(own)
         self._mapper = Mapper()
         self._weights_changed()
-
-
-def _places(groups: Sequence[Group]) -> dict[int, tuple[int, int]]:
-    """Group and first row of each weight, by its number."""
-    return {number: (at, row) for at, group in enumerate(groups) for number, row in group.members}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,14 @@ class Piece(NamedTuple):
     source_row: int
     rows: int
     row: int  # the first in the new Parameter
+
+
+class Target(NamedTuple):
+    """A new Parameter, and what it is made of."""
+
+    parameter: Parameter
+    name: str  # as in named_parameters() of the module that owns it
+    pieces: list[Piece]
 
 
 @dataclass(frozen=True)
@@ -46,41 +54,42 @@ def kinds_of(value: Any, weight: Parameter) -> list[str]:
         return ["scalar"]
     if not isinstance(value, Tensor) or type(value) not in (Tensor, Parameter):
         return []
+    same_shape = value.shape == weight.shape
     if value.layout == torch.sparse_coo:
-        by_rows = value.shape == weight.shape and value.sparse_dim() == 1
-        return ["element"] if by_rows else []
+        return ["element"] if same_shape and value.sparse_dim() == 1 else []
     if value.layout != torch.strided:
         return []
-    fits: dict[str, Callable[[], bool]] = {
-        "element": lambda: value.shape == weight.shape,
-        "row": lambda: value.dim() >= 1 and value.shape[0] == weight.shape[0],
-        "scalar": lambda: value.numel() == 1 and value.dim() <= 1,
+    fits = {
+        "element": same_shape,
+        "row": value.dim() >= 1 and value.shape[0] == weight.shape[0],
+        "scalar": value.numel() == 1 and value.dim() <= 1,
     }
-    return [kind for kind, fit in fits.items() if fit()]
+    return [kind for kind, fit in fits.items() if fit]
 
 
-def gathered(pieces: Sequence[Piece], rows: int, entries: Any) -> Any:
-    """One entry of a new Parameter: rows of old ones at their places, zeros between them."""
-    parts = [(piece, entries[piece.source]) for piece in sorted(pieces, key=lambda p: p.row)]
+def gathered(target: Target, entries: Any) -> Any:
+    """One entry of a new Parameter: rows of ``entries``, by the old Parameters' numbers, at their new rows,
+    zeros between them. None where the first has none.
+    """
+    parts = [(piece, entries[piece.source]) for piece in sorted(target.pieces, key=lambda p: p.row)]
     first = parts[0][1] if parts else None
     if first is None:
         return None
     value = first.value
     if first.kind == "scalar":
         return value.clone() if isinstance(value, Tensor) else value
-    shape = (rows, *value.shape[1:])
+    shape = (target.parameter.shape[0], *value.shape[1:])
     if value.layout == torch.sparse_coo:
         return _gathered_sparse(parts, shape)
     result = value.new_zeros(shape)
     for piece, entry in parts:
-        result[piece.row : piece.row + piece.rows].copy_(
-            entry.value[piece.source_row : piece.source_row + piece.rows]
-        )
+        source = entry.value.narrow(0, piece.source_row, piece.rows)
+        result.narrow(0, piece.row, piece.rows).copy_(source)
     return result
 
 
 def _gathered_sparse(parts: Sequence[tuple[Piece, Entry]], shape: tuple[int, ...]) -> Tensor:
-    """The sparse rows of several tensors at their new places; coalesced where all are."""
+    """The sparse rows of several tensors at their new rows; coalesced where all are."""
     rows, values = [], []
     for piece, entry in parts:
         indices = entry.value._indices()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,42 +12,45 @@ from torch.nn import functional
 from recfuse._codes import DTYPES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
-from recfuse.nn.packed.layout import Layout, PackedSpec, feature_tensor, rows_of
+from recfuse.nn.packed.layout import Layout, TableSpec, feature_tensor, table_rows
 from recfuse.ops import HAS_CUDA_KERNELS, embedding_bag, fused_embedding_bag
 
 
-def has_kernel(weights: Sequence[Tensor]) -> bool:
+def has_kernel(matrices: Sequence[Tensor]) -> bool:
     """Whether one call can pool tables of these matrices: all on one device that has kernels for them."""
-    for weight in weights:
-        if weight.dtype not in DTYPES:
+    on_cpu = True  # plain loops: any() and all() take three times as long, and each call comes here
+    for matrix in matrices:
+        if matrix.dtype not in DTYPES:
             return False
-    if all_on_cpu(weights):
+        on_cpu = on_cpu and matrix.is_cpu
+    if on_cpu:
         return True
-    if not weights[0].is_cuda:
-        return all(weight.is_meta for weight in weights)
-    ordinal = weights[0].get_device()
-    for weight in weights:  # comparing devices takes three times as long, and each call comes here
-        if weight.get_device() != ordinal:
+    if not matrices[0].is_cuda:
+        return all(matrix.is_meta for matrix in matrices)
+    ordinal = matrices[0].get_device()
+    for matrix in matrices:  # comparing devices takes three times as long too
+        if matrix.get_device() != ordinal:
             return False
     return HAS_CUDA_KERNELS
 
 
-def all_on_cpu(weights: Sequence[Tensor]) -> bool:
-    """Whether these matrices are all on the CPU."""
-    for weight in weights:  # noqa: SIM110  (any() takes three times as long)
-        if not weight.is_cpu:
-            return False
-    return True
-
-
-def on_gpu(weights: Sequence[Tensor]) -> bool:
+def on_gpu(matrices: Sequence[Tensor]) -> bool:
     """Whether these matrices, if one call pools them, are on a GPU, whose work is planned by schedules."""
-    return len(weights) > 0 and weights[0].is_cuda
+    return len(matrices) > 0 and matrices[0].is_cuda
+
+
+def refuse_proxy(value: Any) -> None:
+    """Raises in torch.fx.symbolic_trace: how tables are pooled in one call depends on the batch."""
+    if not torch.compiler.is_compiling() and isinstance(value, torch.fx.Proxy):
+        raise ArgumentTypeError(
+            "recfuse: torch.fx.symbolic_trace cannot follow tables that are pooled in one call; call "
+            "recfuse.unswap(model) before it, or use torch.export"
+        )
 
 
 def pool_one_by_one(
     layout: Layout,
-    weights: Sequence[Tensor],
+    matrices: Sequence[Tensor],
     indices: Tensor,
     offsets: Tensor,
     per_sample_weights: Tensor | None,
@@ -60,7 +64,7 @@ def pool_one_by_one(
         )
     bags = (offsets.numel() - 1) // count
     if offsets.is_meta:
-        return weights[0].new_empty((bags, layout.output_dim), device="meta")
+        return matrices[0].new_empty((bags, layout.output_dim), device="meta")
     bounds = offsets[::bags].tolist() if bags else [0] * (count + 1)
     pooled = []
     for feature, number in enumerate(layout.table_of_feature):
@@ -69,7 +73,7 @@ def pool_one_by_one(
         pooled.append(
             functional.embedding_bag(
                 indices[start:end],
-                rows_of(spec, weights[spec.group]),
+                table_rows(spec, matrices[spec.matrix]),
                 offsets[feature * bags : (feature + 1) * bags + 1] - start,
                 mode=spec.mode,
                 per_sample_weights=None if per_sample_weights is None else per_sample_weights[start:end],
@@ -81,21 +85,20 @@ def pool_one_by_one(
 
 
 def table_call(
-    spec: PackedSpec,
-    weight: Tensor,
+    spec: TableSpec,
+    matrix: Tensor,
     sparse: bool,
     input: Tensor,
     offsets: Tensor | None,
     per_sample_weights: Tensor | None,
 ) -> Tensor:
-    """One table of the matrix ``weight``, called as a ``torch.nn.EmbeddingBag``. Its gradient is the
-    matrix's, dense or sparse.
+    """One table of a matrix, called as a ``torch.nn.EmbeddingBag``. Its gradient is the matrix's, dense or
+    sparse.
     """
-    rows = rows_of(spec, weight)
-    if not weight.requires_grad or not torch.is_grad_enabled() or not has_kernel([weight]):
+    if not matrix.requires_grad or not torch.is_grad_enabled() or not has_kernel([matrix]):
         return embedding_bag(
             input,
-            rows,
+            table_rows(spec, matrix),
             offsets,
             mode=spec.mode,
             per_sample_weights=per_sample_weights,
@@ -123,9 +126,9 @@ def table_call(
         ends = offsets
     else:
         ends = torch.cat((offsets, offsets.new_full((1,), input.numel())))
-    features = feature_tensor([spec._replace(group=0)], [0])
+    features = feature_tensor([spec._replace(matrix=0)], [0])
     return fused_embedding_bag(
-        [weight], features, input, ends, spec.embedding_dim, per_sample_weights, sparse=sparse
+        [matrix], features, input, ends, spec.embedding_dim, per_sample_weights, sparse=sparse
     )
 
 

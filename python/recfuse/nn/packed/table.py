@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.nn.packed.layout import rows_of
-
-if TYPE_CHECKING:
-    from recfuse.nn.packed.layout import PackedSpec
-    from recfuse.nn.packed.module import PackedModule
-
+from recfuse.nn.packed.layout import TableSpec, table_rows
+from recfuse.nn.packed.parameters import PackedParameters
+from recfuse.nn.packed.pooling import table_call
 
 _NAMES_SHOWN = 8
 
@@ -96,7 +93,7 @@ class PackedTable:
 
     __slots__ = ("_module", "_spec")
 
-    def __init__(self, module: PackedModule, spec: PackedSpec) -> None:
+    def __init__(self, module: PackedParameters, spec: TableSpec) -> None:
         """The table ``spec`` of ``module``."""
         object.__setattr__(self, "_module", module)
         object.__setattr__(self, "_spec", spec)
@@ -128,7 +125,7 @@ class PackedTable:
 
     @property
     def include_last_offset(self) -> bool:
-        """Whether offsets of a call of this table alone end with the end of the last bag."""
+        """Whether offsets of this table's own call end with the end of the last bag."""
         return self._spec.include_last_offset
 
     @property
@@ -137,14 +134,14 @@ class PackedTable:
         return self._module.layout.sparse
 
     @property
-    def group(self) -> Tensor:
+    def matrix(self) -> Tensor:
         """The packed matrix that has the rows."""
-        return self._module.packed_weights()[self._spec.group]
+        return self._module.packed_weights()[self._spec.matrix]
 
     @property
     def weight(self) -> Tensor:
         """The rows; see the class."""
-        rows = rows_of(self._spec, self.group)
+        rows = table_rows(self._spec, self.matrix)
         if type(rows) is Tensor:  # not a fake one, which cannot become another class
             rows = rows.as_subclass(TableWeight)
             rows._table = self
@@ -163,17 +160,17 @@ class PackedTable:
                 f"recfuse: the weight of table {self.name!r} is set to shape {list(value.shape)}, must have "
                 f"{shape}: it is a part of a packed matrix"
             )
-        name = self._module.layout.parameter_names[self._spec.group]
+        name = self._module.layout.parameter_names[self._spec.matrix]
         if name not in self._module._parameters:
             raise ArgumentValueError(
                 f"recfuse: the weight of table {self.name!r} cannot be set: its packed matrix {name} is "
                 "computed (parametrized or pruned) at each call; set what it is computed from"
             )
         with torch.no_grad():
-            rows_of(self._spec, self.group).copy_(value)
+            table_rows(self._spec, self.matrix).copy_(value)
 
     def _grad(self) -> Tensor | None:
-        grad = self.group.grad
+        grad = self.matrix.grad
         if grad is None:
             return None
         first, rows = self._spec.first_row, self._spec.num_embeddings
@@ -194,7 +191,7 @@ class PackedTable:
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """Pools this table alone, as ``torch.nn.EmbeddingBag`` does; for all tables call the module."""
-        return self._module._pool_table(self._spec, input, offsets, per_sample_weights)
+        return table_call(self._spec, self.matrix, self.sparse, input, offsets, per_sample_weights)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets ``weight`` alone."""
@@ -228,7 +225,7 @@ class Tables(Mapping[str, PackedTable]):
 
     __slots__ = ("_module",)
 
-    def __init__(self, module: PackedModule) -> None:
+    def __init__(self, module: PackedParameters) -> None:
         """Of this module."""
         self._module = module
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 
+import torch
 from torch import Tensor
 
 _HUGE_PAGE = 2 << 20  # bytes; below it the advice cannot help
@@ -12,9 +13,7 @@ _HUGE_PAGE = 2 << 20  # bytes; below it the advice cannot help
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    from recfuse import library_path
-
-    library = ctypes.CDLL(library_path())
+    library = ctypes.CDLL(torch.ops.recfuse.library_path())
     library.rf_advise_huge_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.rf_advise_huge_pages.restype = ctypes.c_int
     return library
@@ -23,7 +22,5 @@ def _library() -> ctypes.CDLL:
 def advise_huge_pages(tensor: Tensor) -> None:
     """Asks for huge pages behind a large CPU tensor; best before it is filled."""
     nbytes = tensor.numel() * tensor.dtype.itemsize
-    if type(tensor) is not Tensor:  # a fake one has no memory
-        return
-    if tensor.device.type == "cpu" and nbytes >= _HUGE_PAGE:
+    if type(tensor) is Tensor and tensor.device.type == "cpu" and nbytes >= _HUGE_PAGE:  # no fake one
         _library().rf_advise_huge_pages(tensor.data_ptr(), nbytes)

@@ -2,63 +2,59 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from recfuse.nn.packed.layout import rows_of
-
-if TYPE_CHECKING:
-    from recfuse.nn.packed.module import PackedModule
+from recfuse.nn.packed.layout import table_rows
+from recfuse.nn.packed.parameters import PackedParameters
 
 
-class Found(NamedTuple):
-    """What a state_dict has of the tables."""
-
-    found: set[str]
-    missing: list[str]
-
-
-def table_keys(module: PackedModule, prefix: str) -> list[str]:
+def table_keys(module: PackedParameters, prefix: str) -> list[str]:
     """The entry of each table, in order."""
     return [f"{prefix}{module._table_prefix}{spec.name}.weight" for spec in module.layout.tables]
 
 
-def save(module: PackedModule, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+def save(module: PackedParameters, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
     """Replaces the packed matrices in a state_dict by tables, which are views of them."""
     for name in module.layout.parameter_names:
         destination.pop(prefix + name, None)
-    weights = [weight if keep_vars else weight.detach() for weight in module.packed_weights()]
+    matrices = [matrix if keep_vars else matrix.detach() for matrix in module.packed_weights()]
     for key, spec in zip(table_keys(module, prefix), module.layout.tables, strict=True):
-        destination[key] = rows_of(spec, weights[spec.group])
+        destination[key] = table_rows(spec, matrices[spec.matrix])
 
 
 def load(
-    module: PackedModule,
+    module: PackedParameters,
     state_dict: dict[str, Any],
     prefix: str,
     local_metadata: dict[str, Any],
     error_msgs: list[str],
-) -> Found:
-    """Copies tables into their rows. With ``assign`` the weights take device and dtype of what is loaded."""
+) -> list[str]:
+    """Copies tables into their rows. With ``assign`` the matrices take device and dtype of what is loaded.
+
+    Returns:
+        The entries of all tables, whether they were there or not.
+    """
     keys = table_keys(module, prefix)
-    given = [(key, spec) for key, spec in zip(keys, module.layout.tables, strict=True) if key in state_dict]
-    wrong = {
-        key: message
-        for key, spec in given
-        if (message := _why_not(key, state_dict[key], (spec.num_embeddings, spec.embedding_dim)))
-    }
-    error_msgs.extend(wrong.values())
+    loaded, wrong = [], False
+    for key, spec in zip(keys, module.layout.tables, strict=True):
+        if key not in state_dict:
+            continue
+        if message := _why_not(key, state_dict[key], (spec.num_embeddings, spec.embedding_dim)):
+            error_msgs.append(message)
+            wrong = True
+        else:
+            loaded.append((key, spec))
     if local_metadata.get("assign_to_params_buffers", False) and not wrong:
         error_msgs.extend(_take_forms(module, keys, state_dict))
-    weights = module.packed_weights()
+    matrices = module.packed_weights()
     with torch.no_grad():
-        for key, spec in given:
-            if key not in wrong:
-                rows_of(spec, weights[spec.group]).copy_(state_dict[key])
-    return Found({key for key, _ in given}, [key for key in keys if key not in state_dict])
+        for key, spec in loaded:
+            table_rows(spec, matrices[spec.matrix]).copy_(state_dict[key])
+    return keys
 
 
 def _why_not(key: str, value: Any, shape: tuple[int, int]) -> str | None:
@@ -74,20 +70,20 @@ def _why_not(key: str, value: Any, shape: tuple[int, int]) -> str | None:
     return None
 
 
-def _take_forms(module: PackedModule, keys: list[str], state_dict: dict[str, Any]) -> list[str]:
+def _take_forms(module: PackedParameters, keys: list[str], state_dict: dict[str, Any]) -> list[str]:
     """Gives each packed matrix the device and dtype of its tables in ``state_dict``; what went wrong."""
     messages = []
     for number, name in enumerate(module.layout.parameter_names):
-        own = [key for key, spec in zip(keys, module.layout.tables, strict=True) if spec.group == number]
-        given = [state_dict[key] for key in own if key in state_dict]
+        own = [key for key, spec in zip(keys, module.layout.tables, strict=True) if spec.matrix == number]
+        values = [state_dict[key] for key in own if key in state_dict]
         old = getattr(module, name)
-        forms = {(value.dtype, value.device) for value in given}
+        forms = {(value.dtype, value.device) for value in values}
         if forms <= {(old.dtype, old.device)}:
             continue
-        if len(forms) > 1 or len(given) < len(own):
+        if len(forms) > 1 or len(values) < len(own):
             messages.append(
                 f"assign=True for {name}, the packed matrix of {own[0]} and {len(own) - 1} more: all of them "
-                f"must be there with one dtype and device, found {len(given)} with "
+                f"must be there with one dtype and device, found {len(values)} with "
                 f"{sorted(f'{dtype} on {device}' for dtype, device in forms)}"
             )
             continue

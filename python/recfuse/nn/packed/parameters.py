@@ -1,0 +1,135 @@
+"""``PackedParameters``: the Parameters of a module with packed tables, and how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from recfuse.nn.memory import advise_huge_pages
+from recfuse.nn.packed.layout import (
+    Layout,
+    Matrix,
+    TableSpec,
+    WeightForm,
+    arrange,
+    layout_of,
+    parameter_names,
+    positions,
+)
+from recfuse.nn.packed.optimizer_state import Piece
+from recfuse.nn.packed.optimizers import Move, Target
+
+
+class PackedParameters(torch.nn.Module):
+    """Tables that are ranges of rows of a few Parameters ``[rows, dim]``: one for each dtype, dim and device
+    of the tables; tables that are frozen, or in another group of an optimizer, have one of their own.
+    """
+
+    layout: Layout
+    """Where the tables lie. Another layout is another object."""
+
+    _table_prefix = "embedding_bags."
+    """What the names of tables begin with in the state_dict."""
+
+    def packed_weights(self) -> list[Tensor]:
+        """The Parameters now: ``[rows, dim]`` each, in the order of the layout's matrices."""
+        parameters = self._parameters
+        try:
+            return [parameters[name] for name in self.layout.parameter_names]
+        except KeyError:  # parametrized or pruned: computed by the class or by a hook
+            return [getattr(self, name) for name in self.layout.parameter_names]
+
+    def _pack(
+        self,
+        names: Sequence[str],
+        bags: Sequence[torch.nn.EmbeddingBag],
+        table_of_feature: Sequence[int],
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+    ) -> None:
+        """Takes over the weights of ``bags``: copies each into its rows and makes the old Parameter a view of
+        them, matrix by matrix, so that little is there twice. ``optimizers`` go on with the new Parameters.
+
+        Raises:
+            ValueError: an optimizer that cannot go on, or one that holds an old Parameter and was not given;
+                nothing has changed then.
+        """
+        weights = list({id(bag.weight): bag.weight for bag in bags}.values())
+        numbers = {id(weight): number for number, weight in enumerate(weights)}
+        move = Move(optimizers, weights, f"recfuse.nn.{type(self).__name__}")
+        matrices = arrange(
+            [
+                WeightForm(*weight.shape, weight.dtype, weight.device, weight.requires_grad, tag)
+                for weight, tag in zip(weights, move.tags, strict=True)
+            ]
+        )
+        targets = []
+        for name, parameter, matrix in self._allocate(matrices):
+            pieces = []
+            for number, first_row in matrix.members:
+                old = weights[number]
+                rows = parameter.data.narrow(0, first_row, old.shape[0])
+                with torch.no_grad():
+                    rows.copy_(old)
+                    if not old.is_inference():
+                        old.data = rows
+                pieces.append(Piece(number, 0, old.shape[0], first_row))
+            targets.append(Target(parameter, name, pieces))
+        place = positions(matrices)
+        specs = [
+            TableSpec(
+                name,
+                bag.num_embeddings,
+                bag.embedding_dim,
+                bag.mode,
+                bag.padding_idx,
+                bag.include_last_offset,
+                *place[numbers[id(bag.weight)]],
+            )
+            for name, bag in zip(names, bags, strict=True)
+        ]
+        sparse = bags[0].sparse if bags else False
+        self._set_layout(layout_of(specs, table_of_feature, matrices, sparse))
+        move.apply(targets)
+
+    def _pack_new(
+        self,
+        specs: Sequence[TableSpec],
+        dtypes: Sequence[torch.dtype],
+        device: torch.device,
+        table_of_feature: Sequence[int],
+        sparse: bool,
+    ) -> None:
+        """Makes new tables, whose values are not set yet; finds matrix and row of ``specs``."""
+        matrices = arrange(
+            [
+                WeightForm(spec.num_embeddings, spec.embedding_dim, dtype, device)
+                for spec, dtype in zip(specs, dtypes, strict=True)
+            ]
+        )
+        for _ in self._allocate(matrices):
+            pass
+        place = positions(matrices)
+        specs = [
+            spec._replace(matrix=place[number][0], first_row=place[number][1])
+            for number, spec in enumerate(specs)
+        ]
+        self._set_layout(layout_of(specs, table_of_feature, matrices, sparse))
+
+    def _allocate(self, matrices: Sequence[Matrix]) -> Iterator[tuple[str, Parameter, Matrix]]:
+        """Registers a Parameter a matrix, one after the other; gap rows are zero, others not set."""
+        for name, matrix in zip(parameter_names(matrices), matrices, strict=True):
+            form = matrix.form
+            with torch.inference_mode(False), torch.no_grad():
+                data = torch.empty((matrix.rows, form.dim), dtype=form.dtype, device=form.device)
+                advise_huge_pages(data)
+                for first, end in matrix.gaps:
+                    data[first:end].zero_()
+                parameter = Parameter(data, requires_grad=form.requires_grad)
+            self.register_parameter(name, parameter)
+            yield name, parameter, matrix
+
+    def _set_layout(self, layout: Layout) -> None:
+        self.layout = layout
