@@ -103,7 +103,7 @@ def test_gradients_are_torchs(sparse, weighted):
         else SPECS
     )
     collection = collection_of(specs, sparse=sparse)
-    frozen = collection.packed_weights()[collection.layout.tables[1].group].requires_grad_(False)
+    frozen = collection.packed_weights()[collection.layout.tables[1].matrix].requires_grad_(False)
     indices, offsets = lookups_of(collection)
     found = []
     dense = [
@@ -239,10 +239,11 @@ def test_a_meta_collection_gives_a_meta_tensor():
 
 
 def test_large_buffers_ask_for_huge_pages_once_before_they_are_filled(monkeypatch):
-    from recfuse.nn.packed import memory, module
+    from recfuse.nn import memory
+    from recfuse.nn.packed import parameters
 
     advised = []
-    monkeypatch.setattr(module, "advise_huge_pages", lambda buffer: advised.append(buffer.numel()))
+    monkeypatch.setattr(parameters, "advise_huge_pages", lambda buffer: advised.append(buffer.numel()))
     collection_of([(1024, 1024)])
     assert advised == [1024 * 1024]
     monkeypatch.undo()

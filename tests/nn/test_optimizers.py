@@ -14,7 +14,8 @@ from torch.nn import Parameter
 import recfuse
 from recfuse.nn import FusedEmbeddingBagCollection, FusedEmbeddingBagList
 from recfuse.nn.packed.holders import check_holders
-from recfuse.nn.packed.optimizers import plan_move
+from recfuse.nn.packed.optimizer_state import Piece, Target
+from recfuse.nn.packed.optimizers import Move
 from support.dlrm import DLRM_Net, batch_of
 
 SIZES = ((11, 4), (7, 4), (3, 8), (1, 4), (29, 8))
@@ -391,10 +392,10 @@ def test_gap_rows_of_the_state_are_zero():
         weight.grad = torch.ones_like(weight)
     optimizer.step()
     want = [optimizer.state[weight]["exp_avg"].clone() for weight in weights]
-    move = plan_move([optimizer], weights)
+    move = Move([optimizer], weights, "recfuse")
     assert move.tags[0] == move.tags[1]
     group = Parameter(torch.zeros(12, 4))
-    move.apply([(group, "packed_dim4", [(0, 0), (1, 6)])])
+    move.apply([Target(group, "packed_dim4", [Piece(0, 0, 3, 0), Piece(1, 0, 5, 6)])])
     (only,) = optimizer.state
     assert only is group
     assert optimizer.param_groups[0]["params"] == [group]

@@ -292,7 +292,7 @@ def test_gradient_hooks_and_other_parameters_are_not_lost():
 
 def test_huge_pages_are_asked_for_once_a_matrix(monkeypatch):
     asked = []
-    for module in ("recfuse.passes.swap", "recfuse.nn.packed.module"):
+    for module in ("recfuse.passes.swap", "recfuse.nn.packed.parameters"):
         monkeypatch.setattr(sys.modules[module], "advise_huge_pages", lambda data: asked.append(data.numel()))
     model = DLRM_Net()
     model.single = nn.EmbeddingBag(11, 8)
@@ -347,7 +347,7 @@ def test_no_memory_leaves_everything_as_it_was(monkeypatch):
     model = DLRM_Net()
     batch = batch_of(model)
     want, parameters = model(*batch), list(model.parameters())
-    monkeypatch.setattr(sys.modules["recfuse.nn.packed.module"], "advise_huge_pages", fail)
+    monkeypatch.setattr(sys.modules["recfuse.nn.packed.parameters"], "advise_huge_pages", fail)
     report = recfuse.swap(model)
     assert "no memory" in next(entry.detail for entry in report.left if entry.name == "emb_l")
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))

@@ -65,14 +65,14 @@ def assert_packed(collection):
     """Tables lie in the Parameters, each at a cache line, and do not overlap."""
     weights, used = collection.packed_weights(), {}
     assert list(collection.parameters()) == weights
-    for spec in {(spec.group, spec.first_row): spec for spec in collection.layout.tables}.values():
+    for spec in {(spec.matrix, spec.first_row): spec for spec in collection.layout.tables}.values():
         table = collection.tables[spec.name]
-        weight = weights[spec.group]
+        weight = weights[spec.matrix]
         assert weight.shape[1] == table.embedding_dim and weight.is_contiguous()
         begin, end = spec.first_row, spec.first_row + spec.num_embeddings
-        assert begin >= used.get(spec.group, 0) and end <= weight.shape[0]
-        assert not weight[used.get(spec.group, 0) : begin].any(), "gap rows are zero"
-        used[spec.group] = end
+        assert begin >= used.get(spec.matrix, 0) and end <= weight.shape[0]
+        assert not weight[used.get(spec.matrix, 0) : begin].any(), "gap rows are zero"
+        used[spec.matrix] = end
         assert table.weight.shape == (spec.num_embeddings, spec.embedding_dim)
         if table.weight.numel() and weight.dtype == torch.float32:
             assert table.weight.data_ptr() % 64 == 0

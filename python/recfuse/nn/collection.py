@@ -14,11 +14,12 @@ from recfuse.data.forms import Lookups, is_keyed, of_collection, of_keys
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.fusable import why_not_fusable
-from recfuse.nn.packed.layout import PackedSpec
+from recfuse.nn.packed.layout import TableSpec
 from recfuse.nn.packed.module import PackedModule
-from recfuse.nn.packed.table import Tables
 from recfuse.nn.packed.pooling import refuse_proxy
+from recfuse.nn.packed.table import Tables
 
+_WHERE = "recfuse.nn.FusedEmbeddingBagCollection"
 _DATA_TYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}  # TorchRec's
 
 
@@ -44,23 +45,19 @@ class Table:
         if isinstance(config, (tuple, list)) and len(config) == 2:
             return Table(*config)
         if isinstance(config, torch.nn.EmbeddingBag):
-            raise ArgumentTypeError(
-                f"recfuse.nn.FusedEmbeddingBagCollection: a table is a {type(config).__name__}, which has "
-                "weights; to take them over, call FusedEmbeddingBagCollection.from_embedding_bags(bags)"
+            raise _type_error(
+                f"a table is a {type(config).__name__}, which has weights; to take them over, call "
+                "FusedEmbeddingBagCollection.from_embedding_bags(bags)"
             )
-        if not all(
-            hasattr(config, name) for name in ("num_embeddings", "embedding_dim", "name", "feature_names")
-        ):
-            raise ArgumentTypeError(
-                f"recfuse.nn.FusedEmbeddingBagCollection: a table is a {type(config).__name__}, must be a "
-                "recfuse.nn.Table, a (num_embeddings, embedding_dim) pair or an EmbeddingBagConfig"
+        fields = ("num_embeddings", "embedding_dim", "name", "feature_names")
+        if not all(hasattr(config, name) for name in fields):
+            raise _type_error(
+                f"a table is a {type(config).__name__}, must be a recfuse.nn.Table, a (num_embeddings, "
+                "embedding_dim) pair or an EmbeddingBagConfig"
             )
         data_type = getattr(getattr(config, "data_type", None), "value", "FP32")
         if data_type not in _DATA_TYPES:
-            raise ArgumentValueError(
-                f"recfuse.nn.FusedEmbeddingBagCollection: data_type of {config.name} is {data_type}, must be "
-                f"{', '.join(_DATA_TYPES)}"
-            )
+            raise _value_error(f"data_type of {config.name} is {data_type}, must be {', '.join(_DATA_TYPES)}")
         return Table(
             config.num_embeddings,
             config.embedding_dim,
@@ -121,23 +118,23 @@ class FusedEmbeddingBagCollection(PackedModule):
         """Makes new tables; see the class."""
         super().__init__()
         if not isinstance(tables, Iterable):
-            raise ArgumentTypeError(
-                f"recfuse.nn.FusedEmbeddingBagCollection: tables is a {type(tables).__name__}, must be an "
-                "iterable of recfuse.nn.Table, (num_embeddings, embedding_dim) pairs or EmbeddingBagConfigs"
+            raise _type_error(
+                f"tables is a {type(tables).__name__}, must be an iterable of recfuse.nn.Table, "
+                "(num_embeddings, embedding_dim) pairs or EmbeddingBagConfigs"
             )
         configs = list(tables)
-        given = [Table.of(config) for config in configs]
-        names = [table.name if table.name is not None else f"t{number}" for number, table in enumerate(given)]
-        for name, table in zip(names, given, strict=True):
+        new = [Table.of(config) for config in configs]
+        names = [table.name if table.name is not None else f"t{number}" for number, table in enumerate(new)]
+        for name, table in zip(names, new, strict=True):
             _check_table(name, table, sparse)
         _check_names(names)
         specs = [
-            PackedSpec(name, t.num_embeddings, t.embedding_dim, t.mode, _padding_row(t), True, 0, 0)
-            for name, t in zip(names, given, strict=True)
+            TableSpec(name, t.num_embeddings, t.embedding_dim, t.mode, _padding_row(t), True, 0, 0)
+            for name, t in zip(names, new, strict=True)
         ]
-        table_of_feature = self._name_features(names, given)
+        table_of_feature = self._name_features(names, new)
         where = torch.empty(0, device=device).device
-        self._pack_new(specs, [table.dtype for table in given], where, table_of_feature, sparse)
+        self._pack_new(specs, [table.dtype for table in new], where, table_of_feature, sparse)
         self.reset_parameters()
         for config, packed in zip(configs, self.tables.values(), strict=True):
             if callable(init := getattr(config, "init_fn", None)):
@@ -170,15 +167,11 @@ class FusedEmbeddingBagCollection(PackedModule):
         """
         bags = list(embedding_bags)
         if names is not None and len(names) != len(bags):
-            raise ArgumentValueError(
-                f"recfuse.nn.FusedEmbeddingBagCollection: {len(names)} names for {len(bags)} tables"
-            )
+            raise _value_error(f"{len(names)} names for {len(bags)} tables")
         own_names = list(names) if names is not None else [f"t{number}" for number in range(len(bags))]
         _check_names(own_names)
         if reason := why_not_fusable(bags):
-            raise ArgumentValueError(
-                f"recfuse.nn.FusedEmbeddingBagCollection: {reason}; use recfuse.nn.EmbeddingBag for it"
-            )
+            raise _value_error(f"{reason}; use recfuse.nn.EmbeddingBag for it")
         collection = cls.__new__(cls)
         torch.nn.Module.__init__(collection)
         features = collection._name_features(
@@ -234,9 +227,9 @@ class FusedEmbeddingBagCollection(PackedModule):
         if not isinstance(indices, Tensor):
             indices, offsets, per_sample_weights = self._jagged(indices, offsets, per_sample_weights)
         elif offsets is None:
-            raise ArgumentValueError(
-                "recfuse.nn.FusedEmbeddingBagCollection: offsets is None, must be a 1-D tensor of "
-                "features * bags + 1 elements when indices is a tensor"
+            raise _value_error(
+                "offsets is None, must be a 1-D tensor of features * bags + 1 elements when indices is a "
+                "tensor"
             )
         return self._pool(indices, offsets, per_sample_weights, mapping)
 
@@ -248,14 +241,12 @@ class FusedEmbeddingBagCollection(PackedModule):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         refuse_proxy(keyed)
         if not is_keyed(keyed):
-            raise ArgumentTypeError(
-                f"recfuse.nn.FusedEmbeddingBagCollection: indices is a {type(keyed).__name__}, must be a "
-                "torch.Tensor or a KeyedJaggedTensor"
+            raise _type_error(
+                f"indices is a {type(keyed).__name__}, must be a torch.Tensor or a KeyedJaggedTensor"
             )
         if offsets is not None or per_sample_weights is not None:
-            raise ArgumentValueError(
-                "recfuse.nn.FusedEmbeddingBagCollection: offsets and per_sample_weights must be None with a "
-                "KeyedJaggedTensor, which has its own"
+            raise _value_error(
+                "offsets and per_sample_weights must be None with a KeyedJaggedTensor, which has its own"
             )
         return of_keys(keyed, self.feature_names)
 
@@ -267,54 +258,47 @@ class FusedEmbeddingBagCollection(PackedModule):
         return f"features={features}, rows={rows}, output_dim={columns}, bytes={size}"
 
 
+def _type_error(detail: str) -> ArgumentTypeError:
+    return ArgumentTypeError(f"{_WHERE}: {detail}")
+
+
+def _value_error(detail: str) -> ArgumentValueError:
+    return ArgumentValueError(f"{_WHERE}: {detail}")
+
+
 def _check_names(names: Sequence[str]) -> None:
     if not names:
-        raise ArgumentValueError(
-            "recfuse.nn.FusedEmbeddingBagCollection: tables is empty, must have at least one"
-        )
+        raise _value_error("tables is empty, must have at least one")
     if len(set(names)) < len(names):
         twice = next(name for name in names if list(names).count(name) > 1)
-        raise ArgumentValueError(f"recfuse.nn.FusedEmbeddingBagCollection: two tables are named {twice!r}")
+        raise _value_error(f"two tables are named {twice!r}")
     for name in names:
         if not isinstance(name, str) or not name or "." in name:
-            raise ArgumentValueError(
-                f"recfuse.nn.FusedEmbeddingBagCollection: a table is named {name!r}, must be a string that "
-                "is not empty and has no dot, since it is a part of a name in the state_dict"
+            raise _value_error(
+                f"a table is named {name!r}, must be a string that is not empty and has no dot, since it is "
+                "a part of a name in the state_dict"
             )
 
 
 def _check_table(name: str, table: Table, sparse: bool) -> None:
     if not isinstance(table.dtype, torch.dtype) or not table.dtype.is_floating_point:
-        raise ArgumentTypeError(
-            f"recfuse.nn.FusedEmbeddingBagCollection: dtype of {name} is {table.dtype!r}, must be a "
-            "floating-point torch.dtype"
-        )
+        raise _type_error(f"dtype of {name} is {table.dtype!r}, must be a floating-point torch.dtype")
     if isinstance(table.feature_names, str):
-        raise ArgumentTypeError(
-            f"recfuse.nn.FusedEmbeddingBagCollection: feature_names of {name} is the str "
-            f"{table.feature_names!r}, must be a sequence of names"
+        raise _type_error(
+            f"feature_names of {name} is the str {table.feature_names!r}, must be a sequence of names"
         )
     if table.mode not in MODES:
-        raise ArgumentValueError(
-            f'recfuse.nn.FusedEmbeddingBagCollection: mode of {name} is {table.mode!r}, must be "sum", '
-            f'"mean" or "max"'
-        )
+        raise _value_error(f'mode of {name} is {table.mode!r}, must be "sum", "mean" or "max"')
     if sparse and table.mode == "max":
-        raise ArgumentValueError(
-            f'recfuse.nn.FusedEmbeddingBagCollection: sparse is True and mode of {name} is "max", which has '
-            "no sparse gradient; pass sparse=False"
+        raise _value_error(
+            f'sparse is True and mode of {name} is "max", which has no sparse gradient; pass sparse=False'
         )
     for field in ("num_embeddings", "embedding_dim"):
         value = getattr(table, field)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ArgumentTypeError(
-                f"recfuse.nn.FusedEmbeddingBagCollection: {field} of {name} is a {type(value).__name__}, "
-                "must be an int"
-            )
+            raise _type_error(f"{field} of {name} is a {type(value).__name__}, must be an int")
         if value < 0:
-            raise ArgumentValueError(
-                f"recfuse.nn.FusedEmbeddingBagCollection: {field} of {name} is {value}, must be >= 0"
-            )
+            raise _value_error(f"{field} of {name} is {value}, must be >= 0")
 
 
 def _padding_row(table: Table) -> int | None:
@@ -323,8 +307,5 @@ def _padding_row(table: Table) -> int | None:
     if row is None:
         return None
     if not -rows <= row < rows:
-        raise ArgumentValueError(
-            f"recfuse.nn.FusedEmbeddingBagCollection: padding_idx is {row}, must lie in [{-rows}, {rows}) "
-            f"with a table of {rows} rows"
-        )
+        raise _value_error(f"padding_idx is {row}, must lie in [{-rows}, {rows}) with a table of {rows} rows")
     return row % rows

@@ -15,8 +15,8 @@ from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from recfuse.data.forms import Lookups, of_keys, of_torchrec
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.module import PackedModule
-from recfuse.nn.packed.table import Tables
 from recfuse.nn.packed.pooling import refuse_proxy
+from recfuse.nn.packed.table import Tables
 
 
 class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):

@@ -25,8 +25,8 @@ _STAGING = (9, 10)  # compute capabilities of GPUs whose SMs have room for table
 
 def size_of(device: torch.device) -> tuple[int, bool]:
     """The SMs of a GPU, and whether they have room for tables."""
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count, found.major in _STAGING
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.major in _STAGING
 
 
 def rows_before_lists(rows: NDArray[np.int32] | Tensor) -> int:
@@ -60,25 +60,13 @@ class Mapping:
         return self if self.tensor.is_pinned() else replace(self, tensor=self.tensor.pin_memory())
 
 
-class _Described(NamedTuple):
+class _Description(NamedTuple):
     """Features as the C library maps them, and what it was told of them."""
 
-    buffers: list[tuple[int, int, int]]
     features: Tensor
     schedules: Tensor
-    warps: int
-    known: Any
-
-    def is_for(
-        self, buffers: list[tuple[int, int, int]], features: Tensor, schedules: Tensor, warps: int
-    ) -> bool:
-        """Whether they are the same; tensors are replaced where they change, never written to."""
-        return (
-            self.features is features
-            and self.schedules is schedules
-            and self.warps == warps
-            and self.buffers == buffers
-        )
+    warps_and_buffers: Any
+    handle: Any
 
 
 class Mapper:
@@ -86,7 +74,7 @@ class Mapper:
 
     def __init__(self) -> None:
         """Of no tables yet."""
-        self._described: _Described | None = None
+        self._description: _Description | None = None
         self._sms, self._stages = 132, False  # of a GPU that is not known, nothing is taken for granted
 
     def use(self, device: torch.device | None) -> None:
@@ -115,20 +103,24 @@ class Mapper:
         if not bags:
             work = torch.zeros(0, MAPPING_FIELDS, dtype=torch.int32, device="cpu")
             return Mapping(work, bags, features, schedules, warps)
-        known = self._describe(call, features, schedules, warps)
-        described = (known, batch, self._sms, self._stages)
+        arguments = (self._describe(call, features, schedules, warps), batch, self._sms, self._stages)
         if device is None or not torch.cuda.is_initialized():  # or in a process of a loader
-            work = torch.from_numpy(_C.fused_embedding_bag_map(*described))
+            work = torch.from_numpy(_C.fused_embedding_bag_map(*arguments))
         else:
-            work = _pinned(lambda memory: _C.fused_embedding_bag_map(*described, memory))
+            work = _pinned(lambda memory: _C.fused_embedding_bag_map(*arguments, memory))
         return Mapping(work, bags, features, schedules, warps)
 
     def _describe(self, call: tuple[Any, ...], features: Tensor, schedules: Tensor, warps: int) -> Any:
-        described = self._described  # other threads may replace it
-        if described is None or not described.is_for(call[0], features, schedules, warps):
-            known = _C.fused_embedding_bag_describe(call, schedules.numpy(), warps)
-            described = self._described = _Described(call[0], features, schedules, warps, known)
-        return described.known
+        last = self._description  # other threads may replace it
+        if (
+            last is None
+            or last.features is not features  # tensors are replaced where they change, never written to
+            or last.schedules is not schedules
+            or last.warps_and_buffers != (warps, call[0])
+        ):
+            handle = _C.fused_embedding_bag_describe(call, schedules.numpy(), warps)
+            last = self._description = _Description(features, schedules, (warps, call[0]), handle)
+        return last.handle
 
 
 def _checked(offsets: Any, features: int) -> NDArray[np.integer]:
@@ -151,11 +143,11 @@ def _checked(offsets: Any, features: int) -> NDArray[np.integer]:
 
 def _pinned(write: Callable[[Callable[[int], NDArray[np.int32]]], object]) -> Tensor:
     """What is written to page-locked memory, with no copy."""
-    made: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def memory(rows: int) -> NDArray[np.int32]:
-        made.append(torch.empty(rows, MAPPING_FIELDS, dtype=torch.int32, device="cpu", pin_memory=True))
-        return made[0].numpy()
+        tensors.append(torch.empty(rows, MAPPING_FIELDS, dtype=torch.int32, device="cpu", pin_memory=True))
+        return tensors[0].numpy()
 
     write(memory)
-    return made[0]
+    return tensors[0]

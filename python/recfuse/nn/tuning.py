@@ -45,9 +45,9 @@ class Lengths:
         self.bags += bags
         return True
 
-    def expected(self) -> Tensor:
-        """int32 ``[features]``: mean lookups of a bag times 16. At least 1: where these batches have none,
-        others may have some.
+    def mean_sixteenths(self) -> Tensor:
+        """int32 ``[features]``: mean lookups of a bag in sixteenths. At least 1: where these batches have
+        none, others may have some.
         """
         mean = self.lookups.to(torch.float64) * SIXTEENTHS / max(self.bags, 1)
         return mean.round().clamp(1, _MOST).to(torch.int32)
@@ -102,12 +102,12 @@ class Tuning:
             raise ArgumentValueError(f"recfuse: schedules has {wrong}, must be from -1 to {_MOST}")
         return rows.to(torch.int32, copy=True).contiguous()
 
-    def _expect(self, schedules: Tensor | None, expected: Tensor) -> None:
+    def _expect(self, schedules: Tensor | None, sixteenths: Tensor) -> None:
         with torch.inference_mode(False):  # a first call in that mode must not bind later ones to it
             rows = torch.zeros(self.features, FIELDS, dtype=torch.int32, device="cpu")
             if schedules is not None:
                 rows.copy_(schedules)
-            rows[:, -1] = expected
+            rows[:, -1] = sixteenths
         self.schedules = rows
 
     def learn(self, offsets: Tensor) -> None:
@@ -116,20 +116,18 @@ class Tuning:
             return
         lengths = Lengths(self.features)
         if lengths.add(offsets):
-            self._expect(None, lengths.expected())
+            self._expect(None, lengths.mean_sixteenths())
 
     def calibrate(self, offsets: Iterable[Tensor]) -> None:
         """Learns it from several, of which it forgets the order."""
-        lengths, found, given = Lengths(self.features), 0, 0
-        for one in offsets:
-            given += 1
-            found += lengths.add(one)
-        if not found:
+        lengths = Lengths(self.features)
+        added = [lengths.add(of_batch) for of_batch in offsets]
+        if not any(added):
             raise ArgumentValueError(
-                f"recfuse: none of the {given} batches has lookups, and offsets of {self.features} * bags "
-                "+ 1 elements that rise from 0"
+                f"recfuse: none of the {len(added)} batches has lookups, and offsets of {self.features} * "
+                "bags + 1 elements that rise from 0"
             )
-        self._expect(self.schedules, lengths.expected())
+        self._expect(self.schedules, lengths.mean_sixteenths())
 
 
 def _parsed(schedules: Any) -> list[list[int]]:
@@ -140,13 +138,13 @@ def _parsed(schedules: Any) -> list[list[int]]:
             "sequence of texts, one a feature"
         )
     rows = []
-    for number, one in enumerate(schedules):
+    for number, item in enumerate(schedules):
         try:
-            schedule = FusedSchedule.parse(one) if isinstance(one, str) else one
+            schedule = FusedSchedule.parse(item) if isinstance(item, str) else item
             rows.append(list(schedule.row()))
         except AttributeError as error:
             raise ArgumentTypeError(
-                f"recfuse: schedules[{number}] is a {type(one).__name__}, must be a text such as "
+                f"recfuse: schedules[{number}] is a {type(item).__name__}, must be a text such as "
                 '"kind=pool threads=16", or an int32 tensor or array must be given for all'
             ) from error
         except ValueError as error:

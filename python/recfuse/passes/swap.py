@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import Parameter
@@ -13,46 +10,21 @@ from torch.nn import Parameter
 from recfuse._codes import DTYPES
 from recfuse.errors import ArgumentTypeError
 from recfuse.nn.embedding_bag import EmbeddingBag
-from recfuse.nn.packed.fusable import has_hooks, why_not_fusable
-from recfuse.nn.packed.holders import check_holders, gradient_hooks
-from recfuse.nn.packed.memory import advise_huge_pages
+from recfuse.nn.memory import advise_huge_pages
+from recfuse.nn.packed.fusable import gradient_hooks, has_hooks, why_not_fusable
+from recfuse.nn.packed.holders import check_optimizers
 from recfuse.nn.packed.module import PackedModule
-from recfuse.nn.packed.optimizer_parts import given
-from recfuse.nn.packed.optimizers import plan_move
-from recfuse.nn.table_list import FusedEmbeddingBagList
-from recfuse.passes.apply_emb import FusedApplyEmb, is_dlrm
-from recfuse.passes.apply_emb_proof import why_not_proven
+from recfuse.nn.packed.optimizers import Move
+from recfuse.passes.apply_emb import BY_HAND, ApplyEmb
+from recfuse.passes.pattern import Pattern
 from recfuse.passes.report import SwapEntry, SwapReport
+from recfuse.passes.torchrec_collection import TorchRecCollection
 from recfuse.passes.unswap import unswap
 
 __all__ = ["SwapEntry", "SwapReport", "swap", "unswap"]
 
-_BY_HAND = (
-    "its bags are called one by one; recfuse.nn.FusedEmbeddingBagList(bags).pool(offsets, indices) pools "
-    "them in one call"
-)
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A module whose tables can be pooled in one call."""
-
-    name: str
-    module: Any  # TorchRec's collection, or the model that has emb_l
-    tables: list[torch.nn.EmbeddingBag]
-    is_dlrm: bool
-
-    @property
-    def path(self) -> str:
-        """The name of the module that has the tables."""
-        if not self.is_dlrm:
-            return self.name
-        return f"{self.name}.emb_l" if self.name else "emb_l"
-
-    @property
-    def holder(self) -> torch.nn.Module:
-        """The module whose children the tables are."""
-        return self.module.emb_l if self.is_dlrm else self.module.embedding_bags
+_PATTERNS: tuple[type[Pattern], ...] = (TorchRecCollection, ApplyEmb)
+_Owners = dict[int, list[tuple[str, torch.nn.Module]]]
 
 
 def swap(
@@ -95,49 +67,34 @@ def swap(
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentTypeError(f"recfuse.swap: model is a {type(model).__name__}, must be a torch.nn.Module")
-    optimizers = given(optimizers, "recfuse.passes.swap")
+    optimizers = check_optimizers(optimizers, "recfuse.swap")
     report = SwapReport()
     if fuse:
-        candidates = list(_candidates(model, report))
-        weights = [table.weight for candidate in candidates for table in candidate.tables]
-        check_holders(weights, optimizers, "recfuse.passes.swap")
-        plan_move(optimizers, weights)
-        for candidate in candidates:
-            _fuse(candidate, optimizers, report)
-        _name_other_lists(model, report)
+        patterns = list(_fusable_patterns(model, report))
+        weights = [table.weight for pattern in patterns for table in pattern.tables]
+        Move(optimizers, weights, "recfuse.swap")  # raises before anything has changed
+        for pattern in patterns:
+            _fuse(pattern, optimizers, report)
+        _report_other_lists(model, report)
     for name, module in model.named_modules():
         _replace(name, module, report)
     return report
 
 
-def _candidates(model: torch.nn.Module, report: SwapReport) -> Iterator[_Candidate]:
+def _fusable_patterns(model: torch.nn.Module, report: SwapReport) -> Iterator[Pattern]:
     """Modules whose tables can be pooled in one call; reports why others cannot."""
     owners = _owners(model)
     for name, module in list(model.named_modules()):
-        if type(module) is _torchrec_collection():
-            candidate = _Candidate(name, module, list(module.embedding_bags.values()), is_dlrm=False)
-            reason = _why_not_fused(candidate, owners) or _why_not_collection(candidate)
-        elif is_dlrm(module):
-            candidate = _Candidate(name, module, list(module.emb_l), is_dlrm=True)
-            reason = _why_not_fused(candidate, owners) or _why_not_dlrm(candidate)
-        else:
-            continue
-        if reason is None:
-            yield candidate
-        else:
-            kind = type(candidate.holder if candidate.is_dlrm else module).__name__
-            report.add(candidate.path, kind, "left", reason)
+        for pattern in filter(None, (kind.find(name, module) for kind in _PATTERNS)):
+            if reason := _why_not_packed(pattern, owners) or pattern.why_not():
+                report.add(pattern.path, pattern.kind, "left", reason)
+            else:
+                yield pattern
 
 
-def _torchrec_collection() -> type | None:
-    """TorchRec's class; None where no model can contain one, because nobody has imported it."""
-    module = sys.modules.get("torchrec.modules.embedding_modules")
-    return getattr(module, "EmbeddingBagCollection", None)
-
-
-def _owners(model: torch.nn.Module) -> dict[int, list[tuple[str, torch.nn.Module]]]:
+def _owners(model: torch.nn.Module) -> _Owners:
     """For each Parameter and module of the model, by id, the modules that have it, and their names."""
-    found: dict[int, list[tuple[str, torch.nn.Module]]] = {}
+    found: _Owners = {}
     for name, module in model.named_modules():
         for part in (*module._parameters.values(), *module._modules.values()):
             if part is not None:
@@ -145,9 +102,9 @@ def _owners(model: torch.nn.Module) -> dict[int, list[tuple[str, torch.nn.Module
     return found
 
 
-def _why_not_fused(candidate: _Candidate, owners: dict[int, list[tuple[str, torch.nn.Module]]]) -> str | None:
+def _why_not_packed(pattern: Pattern, owners: _Owners) -> str | None:
     """Why these tables cannot be packed; None if they can."""
-    tables, holder = candidate.tables, candidate.holder
+    tables, holder = pattern.tables, pattern.holder
     if not tables:
         return "no tables"
     if reason := why_not_fusable(tables):
@@ -165,7 +122,7 @@ def _why_not_fused(candidate: _Candidate, owners: dict[int, list[tuple[str, torc
                 "tables are replaced one by one"
             )
         for name, owner in owners.get(id(table.weight), ()):
-            if not any(owner is one for one in tables):
+            if not any(owner is own_table for own_table in tables):
                 return f"table {number} shares its weight with {name or 'the model'}"
         for name, owner in owners.get(id(table), ()):
             if owner is not holder:
@@ -173,68 +130,26 @@ def _why_not_fused(candidate: _Candidate, owners: dict[int, list[tuple[str, torc
     return None
 
 
-def _why_not_collection(candidate: _Candidate) -> str | None:
-    if "forward" in vars(candidate.module):
-        return "its forward was replaced on the object"
-    if candidate.module.is_weighted() and any(table.mode != "sum" for table in candidate.tables):
-        return 'weighted, and a table is not of mode "sum"'
-    return None
-
-
-def _why_not_dlrm(candidate: _Candidate) -> str | None:
-    if any(table.include_last_offset for table in candidate.tables):
-        return "a table has include_last_offset"
-    if reason := why_not_proven(candidate.module, candidate.tables):
-        return f"{reason}; {_BY_HAND}"
-    return None
-
-
-def _fuse(candidate: _Candidate, optimizers: Sequence[torch.optim.Optimizer], report: SwapReport) -> None:
-    module, tables = candidate.module, candidate.tables
-    kind = type(candidate.holder if candidate.is_dlrm else module).__name__
+def _fuse(pattern: Pattern, optimizers: Sequence[torch.optim.Optimizer], report: SwapReport) -> None:
+    kind = pattern.kind
     try:
-        if candidate.is_dlrm:
-            module.emb_l = FusedEmbeddingBagList(tables, optimizers=optimizers)
-            module.apply_emb = FusedApplyEmb(module)
-            detail = f"{len(tables)} tables in one call, by apply_emb"
-        else:
-            _fuse_collection(module, optimizers)
-            detail = f"{len(tables)} tables, {len(module.layout.dims)} features in one call"
+        report.add(pattern.path, kind, "fused", pattern.fuse(optimizers))
     except torch.OutOfMemoryError as error:
         reason = f"no memory to pack the tables, which takes a second copy for a moment: {error}"
-        report.add(candidate.path, kind, "left", reason)
-    else:
-        report.add(candidate.path, kind, "fused", detail)
+        report.add(pattern.path, kind, "left", reason)
 
 
-def _fuse_collection(module: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Packs TorchRec's collection; it is as before where that fails."""
-    from recfuse.nn.keyed import FusedKeyedEmbeddingBagCollection
-
-    before, parameters = vars(module).copy(), module._parameters.copy()
-    module.__class__ = FusedKeyedEmbeddingBagCollection
-    try:
-        module.pack_features(optimizers)
-    except BaseException:
-        module.__class__ = _torchrec_collection()
-        vars(module).clear()
-        vars(module).update(before)
-        module._parameters.clear()
-        module._parameters.update(parameters)
-        raise
-
-
-def _name_other_lists(model: torch.nn.Module, report: SwapReport) -> None:
-    """Reports the lists of bags that no rule above knows how to pool, and what to do."""
+def _report_other_lists(model: torch.nn.Module, report: SwapReport) -> None:
+    """Reports the lists of bags that no pattern knows how to pool, and what to do."""
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.ModuleList) or name in report.names():
             continue
-        bags = [child for child in module if isinstance(child, torch.nn.EmbeddingBag)]
-        if len(bags) > 1:
-            report.add(name, type(module).__name__, "left", _BY_HAND)
+        if sum(isinstance(child, torch.nn.EmbeddingBag) for child in module) > 1:
+            report.add(name, type(module).__name__, "left", BY_HAND)
 
 
 def _replace(name: str, module: torch.nn.Module, report: SwapReport) -> None:
+    """Swaps a single bag."""
     kind = type(module).__name__
     if type(module) is torch.nn.EmbeddingBag:
         if reason := _why_not_replaceable(module):
@@ -249,15 +164,14 @@ def _replace(name: str, module: torch.nn.Module, report: SwapReport) -> None:
         return
     elif isinstance(module, torch.nn.EmbeddingBag):
         parametrized = hasattr(module, "parametrizations")
-        report.add(
-            name, kind, "left", "parametrized" if parametrized else "a subclass, whose forward may differ"
-        )
+        reason = "parametrized" if parametrized else "a subclass, whose forward may differ"
+        report.add(name, kind, "left", reason)
     elif "EmbeddingBag" in kind and name not in report.names():
         report.add(name, kind, "left", "not a torch.nn.EmbeddingBag; its children are looked at")
 
 
 def _why_not_replaceable(table: torch.nn.EmbeddingBag) -> str | None:
-    if "forward" in table.__dict__:
+    if "forward" in vars(table):
         return "its forward was replaced on the object"
     weight = table.weight
     if weight.dtype not in DTYPES:

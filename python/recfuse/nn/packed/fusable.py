@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from recfuse._codes import MODES
 from recfuse.nn.embedding_bag import EmbeddingBag
@@ -66,3 +67,12 @@ def has_hooks(module: torch.nn.Module) -> bool:
             "_load_state_dict_post_hooks",
         )
     )
+
+
+def gradient_hooks(weight: Tensor) -> str | None:
+    """What acts on a Parameter's gradient and would be lost with it, in words; None: nothing."""
+    if getattr(weight, "_in_backward_optimizers", None):
+        return "an optimizer is applied to its weight in the backward"
+    if getattr(weight, "_backward_hooks", None) or getattr(weight, "_post_accumulate_grad_hooks", None):
+        return "its weight has gradient hooks"
+    return None

@@ -76,6 +76,11 @@ class Matrix(NamedTuple):
     members: list[tuple[int, int]]  # number of the weight, its first row
     gaps: list[tuple[int, int]]  # rows that belong to no weight: the first, and the one behind
 
+    @property
+    def like(self) -> WeightForm:
+        """As `form`."""
+        return self.form
+
 
 def arrange(weights: Sequence[WeightForm]) -> list[Matrix]:
     """Places weights under each other, alike ones in one matrix; gap rows bring each one to a cache line."""
@@ -143,3 +148,6 @@ def native_call(matrices: Sequence[Tensor], features: NDArray[np.int64], output_
     """What the C library wants to know of tables. The matrices must outlive its use."""
     buffers = [(matrix.data_ptr(), matrix.numel(), DTYPES.index(matrix.dtype)) for matrix in matrices]
     return buffers, features, DTYPES.index(fused_dtype([matrix.dtype for matrix in matrices])), output_dim
+
+
+PackedSpec, Wanted, group_weights = TableSpec, WeightForm, arrange

@@ -92,17 +92,17 @@ class PackedModule(PackedParameters):
         arguments = weights, layout.features, indices, offsets, layout.output_dim, per_sample_weights
         if not on_gpu(weights):
             return fused_embedding_bag(*arguments, sparse=layout.sparse, any_max=layout.any_max)
-        schedules, warps, work = self._work(offsets, mapping)
+        schedules, warps, rows = self._gpu_work(offsets, mapping)
         return fused_embedding_bag(
             *arguments,
             sparse=layout.sparse,
             schedules=schedules,
             warps=warps,
-            mapping=work,
+            mapping=rows,
             any_max=layout.any_max,
         )
 
-    def _work(self, offsets: Tensor, mapping: Mapping | None) -> tuple[Tensor | None, int, Tensor | None]:
+    def _gpu_work(self, offsets: Tensor, mapping: Mapping | None) -> tuple[Tensor | None, int, Tensor | None]:
         """schedules, warps and mapping of a call on a GPU."""
         if mapping is not None:
             return mapping.schedules, mapping.warps, mapping.tensor
@@ -161,8 +161,9 @@ class PackedModule(PackedParameters):
             ValueError, TypeError: no batch has a lookup, or one is of another form.
         """
         function = f"recfuse.nn.{type(self).__name__}.calibrate"
-        given = (self._lookups_of(batch, where) for where, batch in each_batch(batches, function))
-        self._tuning.calibrate(lookups.offsets for lookups in given)
+        self._tuning.calibrate(
+            self._lookups_of(batch, where).offsets for where, batch in each_batch(batches, function)
+        )
 
     def map(self, batch: Any) -> Mapping:
         """Shares out one batch's work by its own lengths, on the host: best in the thread that loads it.
@@ -226,9 +227,9 @@ class PackedModule(PackedParameters):
             state_dict, prefix, local_metadata, strict, missing, unexpected, error_msgs
         )
         tables = state_dicts.load(self, state_dict, prefix, local_metadata, error_msgs)
-        packed = {prefix + name for name in self.layout.parameter_names}
+        packed, own = {prefix + name for name in self.layout.parameter_names}, set(tables)
         missing_keys.extend(key for key in missing if key not in packed)
-        unexpected_keys.extend(key for key in unexpected if key not in set(tables))
+        unexpected_keys.extend(key for key in unexpected if key not in own)
         if strict:
             missing_keys.extend(key for key in tables if key not in state_dict)
         self._weights_changed()

@@ -1,0 +1,75 @@
+"""The pattern of TorchRec: an unsharded ``EmbeddingBagCollection``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from recfuse.passes.pattern import Pattern
+
+
+class TorchRecCollection(Pattern):
+    """TorchRec's collection. It stays the same object: its class changes."""
+
+    @classmethod
+    def find(cls, name: str, module: torch.nn.Module) -> TorchRecCollection | None:
+        """By its class alone: a subclass may have another forward."""
+        found = type(module) is _class_of("torchrec.modules.embedding_modules", "EmbeddingBagCollection")
+        return cls(name, module) if found else None
+
+    @classmethod
+    def find_fused(cls, name: str, module: torch.nn.Module) -> TorchRecCollection | None:
+        """By the class that ``fuse`` gives it."""
+        found = type(module) is _class_of("recfuse.nn.keyed", "FusedKeyedEmbeddingBagCollection")
+        return cls(name, module) if found else None
+
+    @property
+    def holder(self) -> torch.nn.Module:
+        """Its ModuleDict."""
+        return self.owner.embedding_bags
+
+    def why_not(self) -> str | None:
+        """Where it has another forward, or weights that not all tables can have."""
+        if "forward" in vars(self.owner):
+            return "its forward was replaced on the object"
+        if self.owner.is_weighted() and any(table.mode != "sum" for table in self.tables):
+            return 'weighted, and a table is not of mode "sum"'
+        return None
+
+    def fuse(self, optimizers: Sequence[torch.optim.Optimizer]) -> str:
+        """Packs it; it is as before where that fails."""
+        from recfuse.nn.keyed import FusedKeyedEmbeddingBagCollection
+
+        module, number = self.owner, len(self.tables)
+        kind, before, parameters = type(module), vars(module).copy(), module._parameters.copy()
+        module.__class__ = FusedKeyedEmbeddingBagCollection
+        try:
+            module.pack_features(optimizers)
+        except BaseException:
+            module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(before)
+            module._parameters.clear()
+            module._parameters.update(parameters)
+            raise
+        return f"{number} tables, {len(module.layout.dims)} features in one call"
+
+    def restore(self, bags: Sequence[torch.nn.EmbeddingBag]) -> str:
+        """Gives it its class and a ModuleDict of tables again."""
+        module = self.owner
+        names = [spec.name for spec in module.layout.tables]
+        for name in module.layout.parameter_names:
+            del module._parameters[name]
+        module.__class__ = type(module).__mro__[1]
+        for attribute in ("layout", "_tuning", "_mapper", "_flat_feature_names"):
+            vars(module).pop(attribute, None)
+        module.embedding_bags = torch.nn.ModuleDict(dict(zip(names, bags, strict=True)))
+        module.embedding_bags.training = module.training
+        return "torchrec.EmbeddingBagCollection"
+
+
+def _class_of(module: str, name: str) -> type | None:
+    """A class; None where no model can contain one, because nobody has imported it."""
+    return getattr(sys.modules.get(module), name, None)
