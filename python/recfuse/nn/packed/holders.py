@@ -82,13 +82,7 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 def check_holders(weights: Sequence[Tensor], optimizers: Iterable[Optimizer], what: str) -> None:
     """Looks through the process for optimizers and parallel wrappers that would go on with old Parameters.
 
-    Args:
-        weights: the Parameters that will be replaced.
-        optimizers: those that are handed over with all that they wrap, and so may hold them.
-        what: who replaces them, for the errors.
-
-    Raises:
-        ValueError: names what holds one of the weights, and what to do.
+    ValueError where one holds a weight; ``optimizers``, with all that they wrap, may.
     """
     numbers = {id(weight): number for number, weight in enumerate(weights)}
     handed_over = {id(group["params"]) for optimizer in optimizers for group in groups_of(optimizer)}

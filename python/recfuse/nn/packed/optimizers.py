@@ -45,12 +45,8 @@ class Move:
     """
 
     def __init__(self, optimizers: Iterable[Optimizer], weights: Sequence[Parameter], what: str) -> None:
-        """Plans the move; changes nothing.
-
-        Args:
-            optimizers: those that may hold the weights.
-            weights: the Parameters ``[rows, dim]`` that will be replaced; one may occur several times.
-            what: who asks, for the errors.
+        """Plans the move of the optimizers that may hold ``weights``, of which one may occur several times;
+        ``what`` asks, for the errors. Changes nothing.
 
         Raises:
             ValueError, TypeError: an optimizer or state that cannot be moved, named with entry and shape; an

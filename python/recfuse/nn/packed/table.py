@@ -15,6 +15,7 @@ from recfuse.nn.packed.parameters import PackedParameters
 from recfuse.nn.packed.pooling import table_call
 
 _NAMES_SHOWN = 8
+_SPEC_FIELDS = frozenset(TableSpec._fields) - {"matrix", "first_row"}
 
 
 class TableWeight(Tensor):
@@ -81,7 +82,7 @@ class TableWeight(Tensor):
 
 
 class PackedTable:
-    """One table of a packed module. Made anew at each look; only ``weight`` can be set.
+    """One table of a packed module. A new object at each look; only ``weight`` can be set.
 
     Attributes:
         name: as in the module's ``tables``.
@@ -92,41 +93,17 @@ class PackedTable:
     """
 
     __slots__ = ("_module", "_spec")
+    name: str  # these are the spec's, by __getattr__
+    num_embeddings: int
+    embedding_dim: int
+    mode: str
+    padding_idx: int | None
+    include_last_offset: bool
 
     def __init__(self, module: PackedParameters, spec: TableSpec) -> None:
         """The table ``spec`` of ``module``."""
         object.__setattr__(self, "_module", module)
         object.__setattr__(self, "_spec", spec)
-
-    @property
-    def name(self) -> str:
-        """As in the module's ``tables``."""
-        return self._spec.name
-
-    @property
-    def num_embeddings(self) -> int:
-        """Rows."""
-        return self._spec.num_embeddings
-
-    @property
-    def embedding_dim(self) -> int:
-        """Columns."""
-        return self._spec.embedding_dim
-
-    @property
-    def mode(self) -> str:
-        """How rows of a bag are pooled: sum, mean or max."""
-        return self._spec.mode
-
-    @property
-    def padding_idx(self) -> int | None:
-        """The row that is skipped."""
-        return self._spec.padding_idx
-
-    @property
-    def include_last_offset(self) -> bool:
-        """Whether offsets of this table's own call end with the end of the last bag."""
-        return self._spec.include_last_offset
 
     @property
     def sparse(self) -> bool:
@@ -204,7 +181,9 @@ class PackedTable:
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Says why a packed table has no such thing."""
+        """What the spec says of the table; else says why a packed table has no such thing."""
+        if name in _SPEC_FIELDS:
+            return getattr(self._spec, name)
         raise AttributeError(
             f"recfuse: a packed table has no {name}; it is no module of its own, but a range of rows of one: "
             "recfuse.unswap(model) gives the modules back"
