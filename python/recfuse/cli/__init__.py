@@ -3,84 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
-from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-
-def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """The record of `info.collect()` as (what, found) lines for a reader."""
-    cuda = record["cuda"]
-    rows = [
-        ("recfuse", record["recfuse"]),
-        ("library", f"{record['library']}, {record['library_path']}"),
-        ("torch", f"{record['torch']} (CUDA {cuda['torch_cuda'] or 'not in this build'})"),
-        ("numpy", record["numpy"]),
-        ("fbgemm", record["fbgemm"] or "not installed (only benchmarks use it)"),
-        ("python", f"{record['python']}, {sys.executable}"),
-        ("platform", record["platform"]),
-        ("CPU", f"{record['cpu']}, {record['cores']} cores"),
-        ("last-level cache", f"{record['last_level_cache_bytes'] / 2**20:.0f} MiB"),
-        ("instruction set", f"{record['isa']} in use; this CPU has {', '.join(record['isa_available'])}"),
-        ("threads", str(record["threads"])),
-        ("huge pages", record["huge_pages"]),
-        ("commit", record["commit"] or "unknown (not a git checkout)"),
-        ("GPU", ", ".join(cuda["gpus"]) or "none found"),
-    ]
-    for name, where in cuda["libraries"].items():
-        version = f"{where['version']}, " if where.get("version") else ""
-        found = where["found"] and f"{version}{where['found']}"
-        rows.append((name, found or "missing; looked in\n" + "\n".join(where["looked_in"])))
-    cache = cuda["kernel_cache"]
-    kept = f"{cache['entries']} kernels, {cache['bytes'] / 2**20:.1f} MiB in {cache['folder']}"
-    if cache["refused"]:
-        kept = f"{cache['folder']} is not used: {cache['refused']}"
-    elif cache["ignored"]:
-        kept += f"; {cache['ignored']} ignored, which others may have written"
-    rows.append(("kernel cache", kept if cache["folder"] else "none: RECFUSE_CACHE_DIR and HOME are not set"))
-    compiling = "allowed" if cache["allowed"] else "forbidden by RECFUSE_JIT=off"
-    rows.append(("compiling kernels", compiling))
-    missing = ", ".join(cuda["missing"])
-    rows.append(("kernels", f"CPU; for CUDA this machine lacks {missing}" if missing else "CPU and CUDA"))
-    return rows
-
-
-def _info(arguments: argparse.Namespace) -> int:
-    from recfuse import info
-
-    record = info.collect()
-    if arguments.json:
-        print(json.dumps(record, indent=2))
-        return 0
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for what, found in _rows(record):
-        table.add_row(what, found)
-    Console(highlight=False, markup=False).print(table)
-    return 0
+_ERRORS = OSError, ValueError, TypeError, IndexError, MemoryError, NotImplementedError, RuntimeError
 
 
 def _parser() -> argparse.ArgumentParser:
     import recfuse
-    from recfuse.cli import compile, tune
+    from recfuse.cli import compile, info, tune
 
     parser = argparse.ArgumentParser(
         prog="recfuse", description="Embedding operators for recommendation models."
     )
     parser.add_argument("--version", action="version", version=f"recfuse {recfuse.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    info = commands.add_parser(
-        "info", help="versions, CPU, GPU and CUDA libraries: found, missing, and where it looked"
-    )
-    info.add_argument("--json", action="store_true", help="print JSON")
-    info.set_defaults(run=_info)
-    tune.add_parser(commands)
-    compile.add_parser(commands)
+    for command in (info, tune, compile):
+        command.add_parser(commands)
     return parser
 
 
@@ -89,16 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        return arguments.run(arguments)
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        IndexError,
-        MemoryError,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:
+        return int(arguments.run(arguments))
+    except _ERRORS as error:
         parser.exit(2, f"recfuse {arguments.command}: error: {error}\n")
     except KeyboardInterrupt:
         parser.exit(130, f"recfuse {arguments.command}: interrupted\n")

@@ -6,19 +6,18 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from recfuse import _C
-from recfuse._codes import DTYPE_NAMES, INTEGER_NAMES, MODES
+from recfuse._codes import DTYPE_NAMES, INTEGER_NAMES, MODES, DType, Integer, Mode
 
 if TYPE_CHECKING:
-    from recfuse.plan.collection import CollectionPlan
-    from recfuse.plan.table import Plan
+    from recfuse.plan import CollectionPlan, Plan
+    from recfuse.tuner.compile import Job
 
-_ALIGNMENT = 16  # bytes, of the memory that torch allocates
 # SMs and MiB of L2 of the server GPUs of an architecture, on which defaults depend; a typical one first.
 _GPUS = {
     "sm_80": ((108, 40), (56, 24)),
@@ -42,55 +41,33 @@ def add_parser(commands: Any) -> None:
         "A folder filled by --out can be shipped: set RECFUSE_CACHE_DIR to it, and RECFUSE_JIT=off where "
         "nothing may be compiled.",
     )
-    parser.add_argument(
-        "--arch",
-        action="append",
-        required=True,
-        metavar="SM",
-        help="what to compile for: sm_80, sm_86, sm_89, sm_90a, sm_100; may be repeated",
-    )
-    parser.add_argument(
-        "--plan", nargs="+", default=[], metavar="FILE", help="plans, as recfuse tune writes them"
-    )
-    parser.add_argument("--dim", nargs="+", type=int, default=[], help="elements of a row")
-    parser.add_argument("--dtype", nargs="+", choices=DTYPE_NAMES, default=["float32"])
-    parser.add_argument("--mode", nargs="+", choices=MODES, default=["sum"])
-    parser.add_argument(
-        "--index", nargs="+", choices=INTEGER_NAMES, default=["int64"], help="of lookups and offsets"
-    )
-    parser.add_argument("--weighted", action="store_true", help="with per-sample weights (mode sum)")
-    parser.add_argument("--padded", action="store_true", help="with a padding_idx")
+    arch = "what to compile for: sm_80, sm_86, sm_89, sm_90a, sm_100; may be repeated"
+    parser.add_argument("--arch", action="append", required=True, metavar="SM", help=arch)
+
+    def several(name: str, default: list[Any], help: str | None = None, **options: Any) -> None:
+        parser.add_argument(name, nargs="+", default=default, help=help, **options)
+
+    several("--plan", [], "plans, as recfuse tune writes them", metavar="FILE")
+    several("--dim", [], "elements of a row", type=int)
+    several("--dtype", ["float32"], choices=DTYPE_NAMES)
+    several("--mode", ["sum"], choices=MODES)
+    several("--index", ["int64"], "of lookups and offsets", choices=INTEGER_NAMES)
+    several("--batch", [2048], "bags of a batch, each size that will come (default: 2048)", type=int)
+    pooling = "lookups of a bag on average, each that will come (default: 150)"
+    several("--pooling", [150], pooling, type=int)
+    gpus = "GPUs that the combinations are for, as SMs and MiB of L2, such as 132:60: the defaults depend "
+    gpus += "on both (default: the known ones of each architecture)"
+    several("--gpu", [], gpus, type=_gpu, metavar="SMS:MIB")
     parser.add_argument("--rows", type=int, default=500_000, help="of the table (default: %(default)s)")
-    parser.add_argument(
-        "--batch",
-        nargs="+",
-        type=int,
-        default=[2048],
-        help="bags of a batch, each size that will come (default: 2048)",
-    )
-    parser.add_argument(
-        "--pooling",
-        nargs="+",
-        type=int,
-        default=[150],
-        help="lookups of a bag on average, each that will come (default: 150)",
-    )
-    parser.add_argument(
-        "--schedule", default="", help="for the combinations (default: the kernel's defaults)"
-    )
-    parser.add_argument(
-        "--gpu",
-        nargs="+",
-        default=[],
-        type=_gpu,
-        metavar="SMS:MIB",
-        help="GPUs that the combinations are for, as SMs and MiB of L2, such as 132:60: the defaults depend "
-        "on both (default: the known ones of each architecture)",
-    )
-    parser.add_argument(
-        "--huge-batches", action="store_true", help="plans also for batches of 2**30 lookups and more"
-    )
-    parser.add_argument("--unchecked", action="store_true", help='for calls with bounds_check="off"')
+    schedule = "for the combinations (default: the kernel's defaults)"
+    parser.add_argument("--schedule", default="", help=schedule)
+    for name, help in (
+        ("--weighted", "with per-sample weights (mode sum)"),
+        ("--padded", "with a padding_idx"),
+        ("--huge-batches", "plans also for batches of 2**30 lookups and more"),
+        ("--unchecked", 'for calls with bounds_check="off"'),
+    ):
+        parser.add_argument(name, action="store_true", help=help)
     parser.add_argument("--out", metavar="FOLDER", help="the cache to fill (default: the user's own)")
     parser.set_defaults(run=run)
 
@@ -106,48 +83,32 @@ def run(arguments: argparse.Namespace) -> int:
     """Compiles, and prints a line a kernel; 1 when any failed, or is not in the cache afterwards."""
     from recfuse.tuner.compile import compile_all
 
-    for name, least in (("rows", 1), ("batch", 1), ("pooling", 0)):
+    for name, least in (("rows", 1), ("batch", 1), ("pooling", 0), ("dim", 1)):
         given = getattr(arguments, name)
-        lowest = min(given) if isinstance(given, list) else given
+        lowest = min(given, default=least) if isinstance(given, list) else given
         if lowest < least:
             raise ValueError(f"--{name} is {lowest}, must be >= {least}")
-    plans, collections = _plans(arguments)
+    plans = _plans(arguments.plan)
     archs = list(dict.fromkeys(arguments.arch))
     jobs = {
-        f"{arch} {name}": (arch, *job)
+        f"{arch} {name}": job
         for arch in archs
-        for name, job in (*_of_plans(plans, arguments), *_of_combinations(arguments, arch))
+        for name, job in (*_of_plans(plans, arguments, arch), *_of_combinations(arguments, arch))
     }
-    fused = {
-        f"{arch} {name}{suffix}{', huge batches' if huge else ''}": (
-            arch,
-            *plan.compile_arguments(check=not arguments.unchecked, mapped=mapped, huge=huge),
-        )
-        for arch in archs
-        for name, plan in collections.items()
-        for mapped, suffix in ((False, ""), (True, ", with a mapping"))
-        for huge in ((False, True) if arguments.huge_batches else (False,))
-    }
-    if not jobs and not fused:
+    if not jobs:
         raise ValueError("nothing to compile: give --plan FILE, or --dim with --dtype, --mode and --index")
+    small = {f"{arch} pinning and gradients": partial(_small_kernels, arch) for arch in archs}
     with _cache_folder(arguments.out):
-        work = {name: partial(_C.embedding_bag_compile, *arguments) for name, arguments in jobs.items()}
-        work |= {
-            name: partial(_C.fused_embedding_bag_compile, *arguments) for name, arguments in fused.items()
-        }
-        results = compile_all(work, progress=None)
-        small = {f"{arch} pinning and gradients": arch for arch in archs}
-        results |= {name: _small_kernels(arch) for name, arch in small.items()}
+        results = compile_all(jobs, progress=None) | compile_all(small)
         cache = _C.jit_status()
         folder = cache["folder"] or "there is none: no RECFUSE_CACHE_DIR and no HOME"
         folder += f", which is not used: {cache['refused']}" if cache["refused"] else ""
     failed = 0
-    for name in (*jobs, *fused, *small):
-        result = results[name]
+    for name, result in results.items():
         if isinstance(result, Exception):
             failed += 1
             print(f"{name}: {result}", file=sys.stderr)
-        elif result is None:
+        elif not result:
             print(f"{name}: compiled")
         elif not result["path"]:
             failed += 1
@@ -159,13 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _small_kernels(arch: str) -> Exception | None:
-    """Compiles what plans and combinations need besides; why it could not."""
-    try:
-        _C.small_kernels_compile(arch)
-    except Exception as error:  # as for the others, one failure does not end the rest
-        return error
-    return None
+def _small_kernels(arch: str) -> dict[str, Any]:
+    """What plans and combinations need besides."""
+    _C.small_kernels_compile(arch)
+    return {}
 
 
 def _line(result: dict[str, Any]) -> str:
@@ -177,88 +135,61 @@ def _line(result: dict[str, Any]) -> str:
     )
 
 
-def _plans(arguments: argparse.Namespace) -> tuple[dict[str, Plan], dict[str, CollectionPlan]]:
-    """Plans of single tables, and of collections, by the names of their files."""
-    from recfuse.plan.table import Plan
+def _plans(paths: Sequence[str]) -> dict[str, Plan | CollectionPlan]:
+    """By the names of their files."""
+    from recfuse.plan import Plan
 
-    single, collections = {}, {}
-    for path in arguments.plan:
-        plan = Plan.load(path)
-        if plan.device.type != "cuda":
-            raise ValueError(f"{path}: the plan is for the CPU, whose kernels are not compiled ahead of time")
-        (single if isinstance(plan, Plan) else collections)[str(path)] = plan
-    return single, collections
-
-
-def _of_plans(plans: dict[str, Plan], arguments: argparse.Namespace) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Name and arguments of each plan's kernel."""
+    plans = {path: Plan.load(path) for path in paths}
     for path, plan in plans.items():
-        table = plan.table
         if plan.device.type != "cuda":
             raise ValueError(f"{path}: the plan is for the CPU, whose kernels are not compiled ahead of time")
-        if table.dtype not in DTYPE_NAMES or table.mode not in MODES:
-            raise ValueError(f"{path}: no kernel for a {table.dtype} table with mode {table.mode!r}")
-        lookups, bags = round(plan.trace.lookups), round(plan.trace.bags)
-        yield (
-            path,
-            (
-                *_shape(table.dim, table.dtype, table.indices, table.offsets, table.mode),
-                table.weighted,
-                table.padded,
-                not arguments.unchecked,
-                lookups,
-                bags,
-                plan.schedule,
-                table.rows,
-            ),
-        )
+    return plans
 
 
-def _of_combinations(arguments: argparse.Namespace, arch: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Name and arguments of the kernel of each combination, on each GPU that it may run on."""
+def _of_plans(
+    plans: Mapping[str, Plan | CollectionPlan], arguments: argparse.Namespace, arch: str
+) -> Iterator[tuple[str, Job]]:
+    """Names and kernels of each plan, those of single tables first."""
+    from recfuse.plan import Plan
+
+    check = not arguments.unchecked
+    for path, plan in sorted(plans.items(), key=lambda item: not isinstance(item[1], Plan)):
+        if isinstance(plan, Plan):
+            table, trace = plan.table, plan.trace
+            shape = _shape(table.dim, table.dtype, table.indices, table.offsets, table.mode)
+            form = table.weighted, table.padded, check, round(trace.lookups), round(trace.bags)
+            yield path, partial(_C.embedding_bag_compile, arch, *shape, *form, plan.schedule, table.rows)
+            continue
+        for mapped, huge in itertools.product((False, True), (False, True)[: 1 + arguments.huge_batches]):
+            name = path + ", with a mapping" * mapped + ", huge batches" * huge
+            job = plan.compile_arguments(check=check, mapped=mapped, huge=huge)
+            yield name, partial(_C.fused_embedding_bag_compile, arch, *job)
+
+
+def _of_combinations(arguments: argparse.Namespace, arch: str) -> Iterator[tuple[str, Job]]:
+    """Names and kernels of each combination, on each GPU that it may run on."""
+    lists = (getattr(arguments, name) for name in ("dim", "dtype", "mode", "index", "batch", "pooling"))
     gpus = arguments.gpu or _GPUS.get(arch, (None,))
-    every = itertools.product(
-        gpus,  # the outermost: most kernels of another GPU are those of the first, which are there then
-        arguments.dim,
-        arguments.dtype,
-        arguments.mode,
-        arguments.index,
-        arguments.batch,
-        arguments.pooling,
-    )
-    for gpu, dim, dtype, mode, index, batch, pooling in every:
-        if dim < 1:
-            raise ValueError(f"--dim is {dim}, must be >= 1")
-        yield (
-            f"{dim} {dtype} {mode} {index} {batch}x{pooling}"
-            + (f" on {gpu[0]} SMs, {gpu[1]} MiB" if gpu else ""),
-            (
-                *_shape(dim, dtype, index, index, mode),
-                arguments.weighted and mode == "sum",
-                arguments.padded,
-                not arguments.unchecked,
-                batch * pooling,
-                batch,
-                arguments.schedule,
-                arguments.rows,
-                *((gpu[0], gpu[1] << 20) if gpu else ()),
-            ),
-        )
+    # GPUs are the outermost: most kernels of another one are those of the first, which are there then.
+    for gpu, dim, dtype, mode, index, batch, pooling in itertools.product(gpus, *lists):
+        name = f"{dim} {dtype} {mode} {index} {batch}x{pooling}"
+        on_gpu = (gpu[0], gpu[1] << 20) if gpu else ()
+        weighted = arguments.weighted and mode == "sum"
+        form = weighted, arguments.padded, not arguments.unchecked, batch * pooling, batch
+        job = *_shape(dim, dtype, index, index, mode), *form, arguments.schedule, arguments.rows, *on_gpu
+        name += f" on {gpu[0]} SMs, {gpu[1]} MiB" if gpu else ""
+        yield name, partial(_C.embedding_bag_compile, arch, *job)
 
 
-def _shape(dim: int, dtype: str, indices: str, offsets: str, mode: str) -> tuple[int, ...]:
+def _shape(dim: int, dtype: DType, indices: Integer, offsets: Integer, mode: Mode) -> tuple[int, ...]:
     """The arguments of `_C.embedding_bag_compile` from dim to pooling, for a table whose rows lie side by
-    side.
+    side, in memory as torch allocates it.
     """
-    row_bytes = dim * (4 if dtype == "float32" else 2)
-    alignment = (row_bytes | _ALIGNMENT) & -(row_bytes | _ALIGNMENT)
-    codes = (
-        DTYPE_NAMES.index(dtype),
-        INTEGER_NAMES.index(indices),
-        INTEGER_NAMES.index(offsets),
-        MODES.index(mode),
-    )
-    return (dim, dim, alignment, *codes)
+    from recfuse.plan.base import row_bytes
+    from recfuse.tuner.native import alignment
+
+    integers = INTEGER_NAMES.index(indices), INTEGER_NAMES.index(offsets)
+    return dim, dim, alignment(row_bytes(dim, dtype)), DTYPE_NAMES.index(dtype), *integers, MODES.index(mode)
 
 
 @contextmanager
@@ -273,7 +204,6 @@ def _cache_folder(folder: str | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["RECFUSE_CACHE_DIR"]
-        else:
+        del os.environ["RECFUSE_CACHE_DIR"]
+        if before is not None:
             os.environ["RECFUSE_CACHE_DIR"] = before

@@ -1,1 +1,6 @@
 """What tuning found, as small readable files."""
+
+from recfuse.plan.collection import CollectionPlan
+from recfuse.plan.table import Plan
+
+__all__ = ["CollectionPlan", "Plan"]
