@@ -16,12 +16,12 @@ static PyObject *text_or_none(const char *text) {
 
 PyObject *rf__py_jit_status(PyObject *module, PyObject *arguments) {
     (void)module;
-    const rf__nvrtc_place *place = NULL;
+    const rf__nvrtc_library *library = NULL;
     char folder[RF__PATH_BYTES], refused[RF__CACHE_REASON_BYTES] = "";
     rf__cache_file *files = NULL;
     long long entries = 0, bytes = 0, ignored = 0;
     if (!PyArg_ParseTuple(arguments, ":jit_status")) return NULL;
-    const bool found = rf__nvrtc_find(&place) == RF_OK;
+    const bool found = rf__nvrtc_find(&library) == RF_OK;
     const bool used = rf__cache_folder(folder) && rf__cache_folder_trusted(folder, refused);
     const size_t count = used ? rf__cache_list(folder, NULL, &files) : 0;
     for (size_t i = 0; i < count; i++) {
@@ -34,9 +34,9 @@ PyObject *rf__py_jit_status(PyObject *module, PyObject *arguments) {
         bytes += files[i].bytes;
     }
     free(files);
-    return Py_BuildValue("{sNsNsisisNsNsLsLsNsNsL}", "nvrtc", text_or_none(found ? place->path : NULL),
-                         "builtins", text_or_none(found ? place->builtins : NULL), "major",
-                         found ? (int)place->major : 0, "minor", found ? (int)place->minor : 0, "missing",
+    return Py_BuildValue("{sNsNsisisNsNsLsLsNsNsL}", "nvrtc", text_or_none(found ? library->path : NULL),
+                         "builtins", text_or_none(found ? library->builtins : NULL), "major",
+                         found ? (int)library->major : 0, "minor", found ? (int)library->minor : 0, "missing",
                          text_or_none(found ? NULL : rf_last_error()), "folder",
                          text_or_none(folder[0] != '\0' ? folder : NULL), "entries", entries, "bytes", bytes,
                          "allowed", PyBool_FromLong(rf__jit_allowed()), "refused",

@@ -60,7 +60,7 @@ static rf_status device_open(const rf__cuda_driver *driver, int32_t ordinal, rf_
     bool retained = false;
     int count = 0;
     rf__cuda_device *device = calloc(1, sizeof *device);
-    if (device == NULL) return rf__fail(RF_ERR_MEMORY, "no memory to describe GPU %d", (int)ordinal);
+    RF_FAIL_IF(device == NULL, RF_ERR_MEMORY, "no memory to describe GPU %d", (int)ordinal);
     device->driver = driver;
     device->ordinal = ordinal;
     RF__CUDA_TRY(driver->cuDeviceGetCount(&count));

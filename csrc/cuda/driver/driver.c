@@ -73,19 +73,15 @@ static rf_status driver_open(void) {
                         reason != NULL ? reason : library_name);
     }
     const char *missing = look_up(library);
-    if (missing != NULL) {
-        return rf__fail(RF_ERR_UNSUPPORTED,
-                        "the CUDA driver (%s) has no %s; recfuse needs the driver of CUDA 12.0 or newer",
-                        library_name, missing);
-    }
+    RF_FAIL_IF(missing != NULL, RF_ERR_UNSUPPORTED,
+               "the CUDA driver (%s) has no %s; recfuse needs the driver of CUDA 12.0 or newer", library_name,
+               missing);
     const rf__cu_result result = functions.cuInit(0);
     /* What a child hears whose parent used CUDA through others, such as torch. */
     if (result == RF__CU_ERROR_NOT_INITIALIZED) return fail_after_fork();
-    if (result == RF__CU_ERROR_NO_DEVICE) {
-        return rf__fail(RF_ERR_NO_DEVICE,
-                        "the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE); see nvidia-smi "
-                        "and CUDA_VISIBLE_DEVICES");
-    }
+    RF_FAIL_IF(result == RF__CU_ERROR_NO_DEVICE, RF_ERR_NO_DEVICE,
+               "the CUDA driver finds no GPU (CUDA_ERROR_NO_DEVICE); see nvidia-smi "
+               "and CUDA_VISIBLE_DEVICES");
     if (result != RF__CU_SUCCESS) return describe(&functions, result, "cuInit");
     rf__fork_cuda_started();
     return RF_OK;
@@ -93,7 +89,7 @@ static rf_status driver_open(void) {
 
 rf_status rf__cuda_driver_get(const rf__cuda_driver **driver) {
     if (rf__fork_cuda_lost()) return fail_after_fork();
-    if (refusal[0] != '\0') return rf__fail(RF_ERR_UNSUPPORTED, "%s", refusal);
+    RF_FAIL_IF(refusal[0] != '\0', RF_ERR_UNSUPPORTED, "%s", refusal);
     *driver = atomic_load_explicit(&driver_in_use, memory_order_acquire);
     if (*driver != NULL) return RF_OK;
     rf_status status = RF_OK;

@@ -10,7 +10,7 @@ rf_status rf__cuda_error_words_new(const rf__cuda_driver *driver, rf__cuda_error
     const size_t bytes = RF__CUDA_ERROR_WORDS * sizeof *words->records;
     memset(words, 0, sizeof *words);
     words->owners = calloc(RF__CUDA_ERROR_WORDS, sizeof *words->owners);
-    if (words->owners == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for the errors of a GPU");
+    RF_FAIL_IF(words->owners == NULL, RF_ERR_MEMORY, "no memory for the errors of a GPU");
     RF__CUDA_TRY(driver->cuMemHostAlloc((void **)&words->records, bytes,
                                         RF__CU_MEMHOSTALLOC_PORTABLE | RF__CU_MEMHOSTALLOC_DEVICEMAP));
     memset(words->records, 0, bytes);

@@ -13,19 +13,19 @@ typedef struct staging {
     rf__cu_event copied;
 } staging;
 
-/* What is kept for one device. */
-typedef struct kept {
+/* That of one device. */
+typedef struct staging_pool {
     pthread_mutex_t lock;
     staging *idle, *lost; /* under the lock; of those lost nobody knows when their copies are done */
-} kept;
+} staging_pool;
 
 /* Each under its own lock. A child of a process with a device has no CUDA and never comes here. */
-static kept devices[RF__CUDA_MOST_DEVICES] = {
+static staging_pool pools[RF__CUDA_MOST_DEVICES] = {
     [0 ... RF__CUDA_MOST_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
 
-void rf__cuda_lock(const rf__cuda_device *device) { pthread_mutex_lock(&devices[device->ordinal].lock); }
+void rf__cuda_lock(const rf__cuda_device *device) { pthread_mutex_lock(&pools[device->ordinal].lock); }
 
-void rf__cuda_unlock(const rf__cuda_device *device) { pthread_mutex_unlock(&devices[device->ordinal].lock); }
+void rf__cuda_unlock(const rf__cuda_device *device) { pthread_mutex_unlock(&pools[device->ordinal].lock); }
 
 static rf_status upload_here(const rf__cuda_driver *driver, const void *from, size_t bytes,
                              rf__cu_pointer *memory) {
@@ -124,53 +124,51 @@ static rf_status staging_take(const rf__cuda_device *device, size_t bytes, stagi
     enum { LEAST = 1 << 16 };
     const rf__cuda_driver *driver = device->driver;
     rf_status status = RF_OK;
-    kept *mine = &devices[device->ordinal];
-    staging *made = NULL, *found = NULL, *idle, **end;
-    pthread_mutex_lock(&mine->lock);
-    idle = mine->idle; /* all of it: the driver is not asked under the lock */
-    mine->idle = NULL;
-    pthread_mutex_unlock(&mine->lock);
+    staging_pool *pool = &pools[device->ordinal];
+    staging *found = NULL, *idle, **end;
+    pthread_mutex_lock(&pool->lock);
+    idle = pool->idle; /* all of it: the driver is not asked under the lock */
+    pool->idle = NULL;
+    pthread_mutex_unlock(&pool->lock);
     for (end = &idle; *end != NULL;) {
-        staging *one = *end;
-        if (found == NULL && one->bytes >= bytes && driver->cuEventQuery(one->copied) == RF__CU_SUCCESS) {
-            found = one;
-            *end = one->next;
+        staging *next = *end;
+        if (found == NULL && next->bytes >= bytes && driver->cuEventQuery(next->copied) == RF__CU_SUCCESS) {
+            found = next;
+            *end = next->next;
         } else {
-            end = &one->next;
+            end = &next->next;
         }
     }
     if (idle != NULL) {
-        pthread_mutex_lock(&mine->lock);
-        *end = mine->idle;
-        mine->idle = idle;
-        pthread_mutex_unlock(&mine->lock);
+        pthread_mutex_lock(&pool->lock);
+        *end = pool->idle;
+        pool->idle = idle;
+        pthread_mutex_unlock(&pool->lock);
     }
     if (found == NULL) {
-        made = calloc(1, sizeof *made);
-        if (made == NULL) return rf__fail(RF_ERR_MEMORY, "no memory to copy %zu bytes to the GPU", bytes);
-        made->bytes = LEAST;
-        while (made->bytes < bytes) made->bytes *= 2;
-        RF__CUDA_TRY(driver->cuEventCreate(&made->copied, RF__CU_EVENT_DISABLE_TIMING));
-        RF__CUDA_TRY(driver->cuMemHostAlloc(&made->memory, made->bytes,
+        found = calloc(1, sizeof *found);
+        RF_FAIL_IF(found == NULL, RF_ERR_MEMORY, "no memory to copy %zu bytes to the GPU", bytes);
+        for (found->bytes = LEAST; found->bytes < bytes;) found->bytes *= 2;
+        RF__CUDA_TRY(driver->cuEventCreate(&found->copied, RF__CU_EVENT_DISABLE_TIMING));
+        RF__CUDA_TRY(driver->cuMemHostAlloc(&found->memory, found->bytes,
                                             RF__CU_MEMHOSTALLOC_PORTABLE | RF__CU_MEMHOSTALLOC_DEVICEMAP));
-        found = made;
     }
     *taken = found;
 out:
-    if (status != RF_OK && made != NULL) {
-        if (made->copied != NULL) (void)driver->cuEventDestroy_v2(made->copied);
-        free(made);
+    if (status != RF_OK) {
+        if (found->copied != NULL) (void)driver->cuEventDestroy_v2(found->copied);
+        free(found);
     }
     return status;
 }
 
-static void staging_give_back(const rf__cuda_device *device, staging *one, bool lost) {
-    kept *mine = &devices[device->ordinal];
-    staging **list = lost ? &mine->lost : &mine->idle;
-    pthread_mutex_lock(&mine->lock);
-    one->next = *list;
-    *list = one;
-    pthread_mutex_unlock(&mine->lock);
+static void staging_give_back(const rf__cuda_device *device, staging *used, bool lost) {
+    staging_pool *pool = &pools[device->ordinal];
+    staging **list = lost ? &pool->lost : &pool->idle;
+    pthread_mutex_lock(&pool->lock);
+    used->next = *list;
+    *list = used;
+    pthread_mutex_unlock(&pool->lock);
 }
 
 /* Copies on the stream, from memory that the caller need not keep. In the device's context. */

@@ -18,7 +18,7 @@ typedef struct entry_head {
     char magic[8];
     uint64_t checksum; /* of the whole file with this field zero */
     uint64_t key_bytes, cubin_bytes;
-    int32_t registers, spill_bytes, stack_bytes, static_shared;
+    rf__cache_report report;
 } entry_head;
 
 static const char entry_magic[8] = "RFCUBIN1"; /* the last digit is the version of this format */
@@ -87,10 +87,7 @@ static bool entry_read(const char *path, const rf__cache_key *key, rf__cache_ent
     }
     memcpy(entry->cubin, cubin, head.cubin_bytes);
     entry->cubin_bytes = (int64_t)head.cubin_bytes;
-    entry->registers = head.registers;
-    entry->spill_bytes = head.spill_bytes;
-    entry->stack_bytes = head.stack_bytes;
-    entry->static_shared = head.static_shared;
+    entry->report = head.report;
     free(file);
     (void)utimensat(AT_FDCWD, path, NULL, 0); /* used now */
     return true;
@@ -141,12 +138,8 @@ static bool size_allowed(size_t bytes) {
 bool rf__cache_write(const rf__cache_key *key, const char *compiler, const rf__cache_entry *entry,
                      char *path) {
     char folder[RF__PATH_BYTES], temporary[RF__PATH_BYTES], hash[RF__CACHE_HASH_DIGITS + 1];
-    entry_head head = {.key_bytes = key->bytes,
-                       .cubin_bytes = (uint64_t)entry->cubin_bytes,
-                       .registers = entry->registers,
-                       .spill_bytes = entry->spill_bytes,
-                       .stack_bytes = entry->stack_bytes,
-                       .static_shared = entry->static_shared};
+    entry_head head = {
+        .key_bytes = key->bytes, .cubin_bytes = (uint64_t)entry->cubin_bytes, .report = entry->report};
     memcpy(head.magic, entry_magic, sizeof head.magic);
     head.checksum = entry_checksum(&head, key->text, entry->cubin);
     key_hash(key, hash);
@@ -167,7 +160,9 @@ bool rf__cache_write(const rf__cache_key *key, const char *compiler, const rf__c
         done = done && rename(temporary, path) == 0;
         if (!done) (void)unlink(temporary);
     }
-    if (done) rf__cache_trim(folder, RF__CACHE_MOST_BYTES);
-    if (!done) path[0] = '\0';
+    if (done)
+        rf__cache_trim(folder, RF__CACHE_MOST_BYTES);
+    else
+        path[0] = '\0';
     return done;
 }

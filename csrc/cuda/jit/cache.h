@@ -31,11 +31,15 @@ typedef struct rf__cache_key {
     size_t bytes;
 } rf__cache_key;
 
-/* A compiled kernel and what the compiler said about it; -1: it did not say. */
+/* What the compiler said about a kernel; -1: it did not say. */
+typedef struct rf__cache_report {
+    int32_t registers, spill_bytes, stack_bytes, static_shared;
+} rf__cache_report;
+
 typedef struct rf__cache_entry {
     void *cubin; /* [cubin_bytes] */
     int64_t cubin_bytes;
-    int32_t registers, spill_bytes, stack_bytes, static_shared;
+    rf__cache_report report;
 } rf__cache_entry;
 
 /* The folder's path [RF__PATH_BYTES], absolute: a relative one is taken from where the process was when this library was

@@ -67,7 +67,7 @@ static rf_status key_new(const rf__kernel_source *kernel, const rf__source *sour
     key->bytes = 0;
     for (int32_t i = 0; i < count; i++) key->bytes += strlen(parts[i]) + 1;
     char *text = malloc(key->bytes);
-    if (text == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for the source of %s", kernel->file);
+    RF_FAIL_IF(text == NULL, RF_ERR_MEMORY, "no memory for the source of %s", kernel->file);
     key->text = text;
     for (int32_t i = 0; i < count; i++) {
         const size_t bytes = strlen(parts[i]) + 1;
@@ -89,9 +89,9 @@ static int32_t number_before(const char *from, const char *to, const char *words
  *     ... Function properties for NAME
  *     ... 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
  *     ... Used 18 registers, used 1 barriers, 256 bytes smem */
-static void report_read(const char *log, const char *entry, rf__cache_entry *kernel) {
+static void report_read(const char *log, const char *entry, rf__cache_report *report) {
     static const char head[] = "Function properties for ";
-    kernel->registers = kernel->spill_bytes = kernel->stack_bytes = kernel->static_shared = -1;
+    *report = (rf__cache_report){-1, -1, -1, -1};
     const char *from = log;
     while ((from = strstr(from, head)) != NULL) {
         from += strlen(head);
@@ -105,11 +105,11 @@ static void report_read(const char *log, const char *entry, rf__cache_entry *ker
     const char *end = used + strcspn(used, "\r\n");
     const int32_t stores = number_before(from, end, " bytes spill stores");
     const int32_t loads = number_before(from, end, " bytes spill loads");
-    kernel->registers = number_before(used, end, " registers");
-    kernel->stack_bytes = number_before(from, end, " bytes stack frame");
-    if (stores >= 0 && loads >= 0) kernel->spill_bytes = stores + loads;
-    kernel->static_shared = number_before(used, end, " bytes smem");
-    if (kernel->static_shared < 0 && kernel->registers >= 0) kernel->static_shared = 0; /* said only if any */
+    report->registers = number_before(used, end, " registers");
+    report->stack_bytes = number_before(from, end, " bytes stack frame");
+    if (stores >= 0 && loads >= 0) report->spill_bytes = stores + loads;
+    report->static_shared = number_before(used, end, " bytes smem");
+    if (report->static_shared < 0 && report->registers >= 0) report->static_shared = 0; /* said only if any */
 }
 
 static rf_status compile(const rf__kernel_source *kernel, const rf__source *source,
@@ -124,7 +124,7 @@ static rf_status compile(const rf__kernel_source *kernel, const rf__source *sour
                                    .n_options = options->count};
     const rf_status status = rf__nvrtc_compile(&input, &output);
     if (status != RF_OK) return status;
-    report_read(output.log, kernel->entry, entry);
+    report_read(output.log, kernel->entry, &entry->report);
     entry->cubin = output.cubin;
     entry->cubin_bytes = output.cubin_bytes;
     output.cubin = NULL; /* the entry's now */
@@ -153,15 +153,15 @@ rf_status rf__jit_compile(const rf__kernel_source *kernel, const rf__kernel_opti
     option_list list;
     rf__cache_key key = {0};
     rf__cache_entry entry = {0};
-    const rf__nvrtc_place *place = NULL;
+    const rf__nvrtc_library *library = NULL;
     char compiler[32], path[RF__PATH_BYTES] = "";
     bool cached = false;
     RF_TRY(options_set(&list, kernel->file, arch, options->defines));
     RF_TRY(rf__source_read(kernel->file, &source));
     RF_TRY(key_new(kernel, &source, &list, &key));
-    if (allowed) found = rf__nvrtc_find(&place);
+    if (allowed) found = rf__nvrtc_find(&library);
     if (found == RF_OK)
-        snprintf(compiler, sizeof compiler, "nvrtc%d.%d", (int)place->major, (int)place->minor);
+        snprintf(compiler, sizeof compiler, "nvrtc%d.%d", (int)library->major, (int)library->minor);
     /* Without a compiler of its own, a machine takes what any has made. */
     cached = rf__cache_read(&key, found == RF_OK ? compiler : NULL, &entry, path);
     if (!cached) {
@@ -174,10 +174,10 @@ rf_status rf__jit_compile(const rf__kernel_source *kernel, const rf__kernel_opti
         (void)rf__cache_write(&key, compiler, &entry, path);
     }
     if (info != NULL) {
-        *info = (rf_kernel_info){.registers = entry.registers,
-                                 .spill_bytes = entry.spill_bytes,
-                                 .stack_bytes = entry.stack_bytes,
-                                 .shared_bytes = entry.static_shared,
+        *info = (rf_kernel_info){.registers = entry.report.registers,
+                                 .spill_bytes = entry.report.spill_bytes,
+                                 .stack_bytes = entry.report.stack_bytes,
+                                 .shared_bytes = entry.report.static_shared,
                                  .cubin_bytes = entry.cubin_bytes,
                                  .cached = cached};
         if (strlen(path) < sizeof info->path) memcpy(info->path, path, strlen(path) + 1);

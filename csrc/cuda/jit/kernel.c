@@ -10,28 +10,25 @@
 
 enum { BUCKETS = 1024 };
 
-/* One kernel of one device. What identifies it never changes, and it is never removed. */
+/* One kernel of one device. What identifies it never changes, and it is never removed. A fork waits for no lock here:
+ * children of a process with a device have no CUDA and do not come here. */
 typedef struct loaded {
     struct loaded *next; /* in its bucket; set before the entry can be seen */
     const rf__cuda_device *device;
     const rf__kernel_source *source;
     atomic_bool ready; /* then `kernel` is set for ever */
     rf__kernel kernel;
-    /* Under the lock, while it is not ready: */
-    bool in_work;       /* a thread makes it */
-    uint32_t failures;  /* that threads had; those who waited share the last one */
-    rf_status status;   /* of the last */
-    char *message;      /* of the last; NULL where there was no memory for it */
+    /* The lock of compiling and loading it. */
+    pthread_mutex_t making;
+    atomic_uint failures; /* that threads had; those who waited share the last one */
+    rf_status status; /* of the last; under the lock */
+    char *message; /* of the last, NULL where there was no memory for it; under the lock */
     size_t key_bytes;
     unsigned char key[];
 } loaded;
 
 static _Atomic(loaded *) buckets[BUCKETS]; /* atomic; lists that grow at their heads, under the lock */
-
-/* The lock of making kernels. A fork does not wait for it: children of a process with a device have no CUDA
- * and do not come here. */
-static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t made = PTHREAD_COND_INITIALIZER; /* used under the lock */
+static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER; /* the lock of lists; nothing waits under it */
 
 static uint64_t hash_word(uint64_t hash, uint64_t word) {
     hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
@@ -119,47 +116,51 @@ out:
     return status;
 }
 
-/* A new entry at the head of its bucket; under the lock. */
-static rf_status add(_Atomic(loaded *) *bucket, const rf__cuda_device *device,
-                     const rf__kernel_source *source, const void *key, size_t key_bytes, loaded **added) {
-    loaded *entry = calloc(1, sizeof *entry + key_bytes);
-    if (entry == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for the GPU kernel %s", source->entry);
-    entry->device = device;
-    entry->source = source;
-    entry->key_bytes = key_bytes;
-    memcpy(entry->key, key, key_bytes);
-    entry->next = atomic_load_explicit(bucket, memory_order_relaxed);
-    atomic_store_explicit(bucket, entry, memory_order_release);
-    *added = entry;
+/* The entry of a kernel, a new one at the head of its bucket where there is none. */
+static rf_status find_or_add(_Atomic(loaded *) *bucket, const rf__cuda_device *device,
+                             const rf__kernel_source *source, const void *key, size_t key_bytes,
+                             loaded **entry) {
+    pthread_mutex_lock(&adding);
+    loaded *head = atomic_load_explicit(bucket, memory_order_relaxed);
+    loaded *found = find(head, device, source, key, key_bytes);
+    if (found == NULL) found = calloc(1, sizeof *found + key_bytes);
+    if (found != NULL && found->device == NULL) {
+        *found = (loaded){.next = head, .device = device, .source = source, .key_bytes = key_bytes};
+        memcpy(found->key, key, key_bytes);
+        (void)pthread_mutex_init(&found->making, NULL);
+        atomic_store_explicit(bucket, found, memory_order_release);
+    }
+    pthread_mutex_unlock(&adding);
+    RF_FAIL_IF(found == NULL, RF_ERR_MEMORY, "no memory for the GPU kernel %s", source->entry);
+    *entry = found;
     return RF_OK;
 }
 
-/* Makes the kernel, or waits for the thread that does; under the lock, which is open meanwhile. */
+/* Keeps a failure for those who wait for the kernel; under its lock. */
+static void failure_keep(loaded *entry, rf_status status) {
+    free(entry->message);
+    entry->message = strdup(rf_last_error());
+    entry->status = entry->message != NULL ? status : RF_ERR_MEMORY;
+    atomic_fetch_add_explicit(&entry->failures, 1, memory_order_relaxed);
+}
+
+/* Makes the kernel, or waits for the thread that does. */
 static rf_status make_or_wait(loaded *entry, rf__kernel_describe describe) {
-    const uint32_t failures = entry->failures;
-    while (entry->in_work && entry->failures == failures) pthread_cond_wait(&made, &making);
-    if (atomic_load_explicit(&entry->ready, memory_order_relaxed)) return RF_OK;
-    if (entry->failures != failures) {
-        return rf__fail(entry->status, "%s",
-                        entry->message != NULL ? entry->message : rf_status_text(entry->status));
+    rf_status status = RF_OK;
+    const unsigned failures = atomic_load_explicit(&entry->failures, memory_order_relaxed);
+    pthread_mutex_lock(&entry->making);
+    const bool ready = atomic_load_explicit(&entry->ready, memory_order_relaxed);
+    if (!ready && atomic_load_explicit(&entry->failures, memory_order_relaxed) != failures) {
+        status = rf__fail(entry->status, "%s",
+                          entry->message != NULL ? entry->message : rf_status_text(entry->status));
+    } else if (!ready) {
+        status = make(entry->device, entry->source, entry->key, describe, &entry->kernel);
+        if (status == RF_OK)
+            atomic_store_explicit(&entry->ready, true, memory_order_release);
+        else
+            failure_keep(entry, status);
     }
-    entry->in_work = true;
-    pthread_mutex_unlock(&making);
-    rf__kernel kernel = {0};
-    const rf_status status = make(entry->device, entry->source, entry->key, describe, &kernel);
-    pthread_mutex_lock(&making);
-    entry->in_work = false;
-    if (status == RF_OK) {
-        entry->kernel = kernel;
-        atomic_store_explicit(&entry->ready, true, memory_order_release);
-    } else {
-        entry->failures++;
-        entry->status = status;
-        free(entry->message);
-        entry->message = strdup(rf_last_error());
-        if (entry->message == NULL) entry->status = RF_ERR_MEMORY;
-    }
-    pthread_cond_broadcast(&made);
+    pthread_mutex_unlock(&entry->making);
     return status;
 }
 
@@ -171,13 +172,10 @@ rf_status rf__jit_kernel(const rf__cuda_device *device, const rf__kernel_source 
     if (entry == NULL || !atomic_load_explicit(&entry->ready, memory_order_acquire)) {
         const rf__cuda_driver *driver = NULL;
         RF_TRY(rf__cuda_driver_get(&driver)); /* fails in a child */
-        pthread_mutex_lock(&making);
-        entry = find(atomic_load_explicit(bucket, memory_order_relaxed), device, source, key, key_bytes);
-        if (entry == NULL) status = add(bucket, device, source, key, key_bytes, &entry);
-        if (status == RF_OK) status = make_or_wait(entry, describe);
-        pthread_mutex_unlock(&making);
+        RF_TRY(find_or_add(bucket, device, source, key, key_bytes, &entry));
+        RF_TRY(make_or_wait(entry, describe));
     }
-    if (status == RF_OK) *kernel = &entry->kernel;
+    *kernel = &entry->kernel;
 out:
     return status;
 }

@@ -14,56 +14,56 @@ typedef struct nvrtc_functions {
 } nvrtc_functions;
 
 /* Each is filled once, under the lock below, and then read without it. */
-static rf__nvrtc_place found;
+static rf__nvrtc_library found;
 static nvrtc_functions functions;
 static bool is_open; /* under the lock */
-static _Atomic(const rf__nvrtc_place *) place_in_use; /* atomic: &found, or NULL before */
+static _Atomic(const rf__nvrtc_library *) in_use; /* atomic: &found, or NULL before */
 
 /* The lock of finding and opening; taken inside a fork guard, so that a child finds it free. */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
-rf_status rf__nvrtc_find(const rf__nvrtc_place **place) {
-    *place = atomic_load_explicit(&place_in_use, memory_order_acquire);
-    if (*place != NULL) return RF_OK;
+rf_status rf__nvrtc_find(const rf__nvrtc_library **library) {
+    *library = atomic_load_explicit(&in_use, memory_order_acquire);
+    if (*library != NULL) return RF_OK;
     rf_status status = RF_OK;
     rf__fork_guard_begin();
     pthread_mutex_lock(&opening);
-    if (atomic_load_explicit(&place_in_use, memory_order_relaxed) == NULL) {
+    if (atomic_load_explicit(&in_use, memory_order_relaxed) == NULL) {
         status = rf__nvrtc_search(&found);
-        if (status == RF_OK) atomic_store_explicit(&place_in_use, &found, memory_order_release);
+        if (status == RF_OK) atomic_store_explicit(&in_use, &found, memory_order_release);
     }
     pthread_mutex_unlock(&opening);
     rf__fork_guard_end();
-    if (status == RF_OK) *place = &found;
+    if (status == RF_OK) *library = &found;
     return status;
 }
 
-/* Both libraries of `place`, and the functions. The builtins first: NVRTC opens them by their bare name, which
+/* Both libraries of `library`, and the functions. The builtins first: NVRTC opens them by their bare name, which
  * the loader then has already. */
-static rf_status nvrtc_open(const rf__nvrtc_place *place) {
-    void *library = NULL;
-    if (dlopen(place->builtins, RTLD_NOW | RTLD_LOCAL) != NULL)
-        library = dlopen(place->path, RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL) {
+static rf_status nvrtc_open(const rf__nvrtc_library *library) {
+    void *handle = NULL;
+    if (dlopen(library->builtins, RTLD_NOW | RTLD_LOCAL) != NULL)
+        handle = dlopen(library->path, RTLD_NOW | RTLD_LOCAL);
+    if (handle == NULL) {
         const char *reason = dlerror();
         return rf__fail(RF_ERR_UNSUPPORTED, "NVRTC was found but does not load: %s",
-                        reason != NULL ? reason : place->path);
+                        reason != NULL ? reason : library->path);
     }
-#define RF__LOOK_UP(result, name, parameters)          \
-    *(void **)&functions.name = dlsym(library, #name); \
-    if (functions.name == NULL) return rf__fail(RF_ERR_UNSUPPORTED, "%s has no " #name, place->path);
+#define RF__LOOK_UP(result, name, parameters)         \
+    *(void **)&functions.name = dlsym(handle, #name); \
+    RF_FAIL_IF(functions.name == NULL, RF_ERR_UNSUPPORTED, "%s has no " #name, library->path);
     RF__NVRTC_LIST(RF__LOOK_UP)
 #undef RF__LOOK_UP
     return RF_OK;
 }
 
 static rf_status nvrtc_get(const nvrtc_functions **nvrtc) {
-    const rf__nvrtc_place *place = NULL;
+    const rf__nvrtc_library *library = NULL;
     rf_status status = RF_OK;
-    RF_TRY(rf__nvrtc_find(&place));
+    RF_TRY(rf__nvrtc_find(&library));
     pthread_mutex_lock(&opening);
     if (!is_open) {
-        status = nvrtc_open(place);
+        status = nvrtc_open(library);
         is_open = status == RF_OK;
     }
     pthread_mutex_unlock(&opening);
@@ -101,10 +101,9 @@ static rf_status compile(const nvrtc_functions *nvrtc, const rf__nvrtc_input *in
     /* What comes from NVRTC's own cache, on machines with a GPU, lacks the report on registers. */
     const bool has_cache = found.major > 12 || (found.major == 12 && found.minor >= 9);
     const char *options[RF__NVRTC_MOST_OPTIONS + 1];
-    if (input->n_options > RF__NVRTC_MOST_OPTIONS) {
-        return rf__fail(RF_ERR_VALUE, "%s: %d options for the compiler; allowed are %d", input->name,
-                        (int)input->n_options, RF__NVRTC_MOST_OPTIONS);
-    }
+    RF_FAIL_IF(input->n_options > RF__NVRTC_MOST_OPTIONS, RF_ERR_VALUE,
+               "%s: %d options for the compiler; allowed are %d", input->name, (int)input->n_options,
+               RF__NVRTC_MOST_OPTIONS);
     for (int32_t i = 0; i < input->n_options; i++) options[i] = input->options[i];
     options[input->n_options] = "--no-cache";
     result = nvrtc->nvrtcCreateProgram(&program, input->source, input->name, input->n_headers, input->headers,

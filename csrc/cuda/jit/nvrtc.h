@@ -10,10 +10,10 @@ enum { RF__NVRTC_MOST_OPTIONS = 64 };
 
 /* Where NVRTC is. Its version is that in the name of its builtins, without which it cannot compile; so a
  * kernel in the cache is found without opening a library of 100 MB. */
-typedef struct rf__nvrtc_place {
+typedef struct rf__nvrtc_library {
     char path[RF__PATH_BYTES], builtins[RF__PATH_BYTES];
     int32_t major, minor;
-} rf__nvrtc_place;
+} rf__nvrtc_library;
 
 /* What is compiled. */
 typedef struct rf__nvrtc_input {
@@ -36,9 +36,9 @@ typedef struct rf__nvrtc_output {
 /* Finds NVRTC, in this order: where the process has it from already, the packages beside torch and beside
  * this library, CUDA_HOME, CUDA_PATH, /usr/local/cuda, the loader's search path. RF_ERR_UNSUPPORTED: not
  * found; the message has the places. Found once, kept for ever; not finding it is not remembered. */
-RF__SHARED rf_status rf__nvrtc_find(const rf__nvrtc_place **place);
+RF__SHARED rf_status rf__nvrtc_find(const rf__nvrtc_library **library);
 /* The search itself. */
-rf_status rf__nvrtc_search(rf__nvrtc_place *place);
+rf_status rf__nvrtc_search(rf__nvrtc_library *library);
 
 /* Compiles to a cubin. On success `output` is the caller's to free, with the function below. RF_ERR_COMPILE:
  * it does not compile; the message has file, options and NVRTC's text. */

@@ -13,7 +13,7 @@ static const int majors[] = {13, 12}; /* best first */
 enum { MAJORS = sizeof majors / sizeof majors[0], MOST_ROOTS = 8, LOOKED_BYTES = 3072 };
 
 typedef struct search {
-    rf__nvrtc_place *place;
+    rf__nvrtc_library *library;
     char looked[LOOKED_BYTES]; /* folders that held none, a line each */
     char roots[MOST_ROOTS][RF__PATH_BYTES]; /* folders that Python packages are in */
     int n_roots;
@@ -35,30 +35,30 @@ static void note(search *where, const char *folder) {
 }
 
 /* Finds the builtins that belong to a libnvrtc.so.<major>: their name has the minor version too. */
-static void find_builtins(rf__nvrtc_place *place, const char *folder) {
+static void find_builtins(rf__nvrtc_library *library, const char *folder) {
     DIR *files = opendir(folder);
     if (files == NULL) return;
     const struct dirent *file;
     while ((file = readdir(files)) != NULL) {
         int major = 0, minor = 0, end = 0;
         if (sscanf(file->d_name, "libnvrtc-builtins.so.%d.%d%n", &major, &minor, &end) != 2) continue;
-        if (file->d_name[end] != '\0' || major != place->major || minor < place->minor) continue;
-        if (rf__path_set(place->builtins, "%s/%s", folder, file->d_name)) place->minor = minor;
+        if (file->d_name[end] != '\0' || major != library->major || minor < library->minor) continue;
+        if (rf__path_set(library->builtins, "%s/%s", folder, file->d_name)) library->minor = minor;
     }
     closedir(files);
 }
 
 static bool try_folder(search *where, const char *named) {
-    rf__nvrtc_place *place = where->place;
+    rf__nvrtc_library *library = where->library;
     char folder[RF__PATH_BYTES];
     if (!rf__path_set(folder, "%s", named) || !rf__path_make_absolute(folder)) return false;
     for (int i = 0; i < MAJORS; i++) {
-        if (!rf__path_set(place->path, "%s/libnvrtc.so.%d", folder, majors[i])) continue;
-        if (access(place->path, R_OK) != 0) continue;
-        place->major = majors[i];
-        place->minor = -1;
-        find_builtins(place, folder);
-        if (place->minor >= 0) return true;
+        if (!rf__path_set(library->path, "%s/libnvrtc.so.%d", folder, majors[i])) continue;
+        if (access(library->path, R_OK) != 0) continue;
+        library->major = majors[i];
+        library->minor = -1;
+        find_builtins(library, folder);
+        if (library->minor >= 0) return true;
     }
     note(where, folder);
     return false;
@@ -69,13 +69,13 @@ static bool try_loader(search *where, int flags) {
     for (int i = 0; i < MAJORS; i++) {
         char name[32], folder[RF__PATH_BYTES];
         snprintf(name, sizeof name, "libnvrtc.so.%d", majors[i]);
-        void *library = dlopen(name, RTLD_LAZY | RTLD_LOCAL | flags);
-        if (library == NULL) continue;
+        void *handle = dlopen(name, RTLD_LAZY | RTLD_LOCAL | flags);
+        if (handle == NULL) continue;
         const struct link_map *map = NULL;
-        const bool found = dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 &&
+        const bool found = dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 &&
                            rf__path_set(folder, "%s", map->l_name) && path_up(folder, 1) &&
                            try_folder(where, folder);
-        dlclose(library);
+        dlclose(handle);
         if (found) return true;
     }
     return false;
@@ -127,11 +127,11 @@ static bool try_toolkits(search *where) {
     return false;
 }
 
-rf_status rf__nvrtc_search(rf__nvrtc_place *place) {
+rf_status rf__nvrtc_search(rf__nvrtc_library *library) {
     rf_status status = RF_OK;
     search *where = calloc(1, sizeof *where);
-    if (where == NULL) return rf__fail(RF_ERR_MEMORY, "no memory to look for NVRTC");
-    where->place = place;
+    RF_FAIL_IF(where == NULL, RF_ERR_MEMORY, "no memory to look for NVRTC");
+    where->library = library;
     if (!try_loader(where, RTLD_NOLOAD) && !try_packages(where) && !try_toolkits(where) &&
         !try_loader(where, 0)) {
         status =
