@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import recfuse
 from recfuse.data.forms import _gathered, _moved_on_gpu
 from recfuse.nn import FusedEmbeddingBagCollection
-from recfuse.ops import _renormalise
+from recfuse.ops.embedding_bag_arguments import renormalise
 
 
 @pytest.fixture
@@ -96,10 +96,10 @@ def test_a_bad_index_never_reaches_the_renorm(columns):
     table = torch.randn(6, 5)[:, columns]
     want = table.clone()
     torch.embedding_renorm_(want, torch.tensor([1, 4]), 0.5, 2.0)
-    _renormalise(table.as_subclass(OnCuda), torch.tensor([1, -7, 4, 6, 4]), 0.5, 2.0, "on")
+    renormalise(table.as_subclass(OnCuda), torch.tensor([1, -7, 4, 6, 4]), 0.5, 2.0, "on")
     torch.testing.assert_close(table, want)
     for indices, weight in (
         (torch.tensor([3]), torch.empty(0, 4)),
         (torch.empty(0, dtype=torch.int64), want),
     ):
-        _renormalise(weight.as_subclass(OnCuda), indices, 0.5, 2.0, "on")
+        renormalise(weight.as_subclass(OnCuda), indices, 0.5, 2.0, "on")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import recfuse  # noqa: F401  (loads the operators)
-from recfuse.ops import gradients
+from recfuse._codes import MAX, MEAN, SUM
+from recfuse.ops import gradients_cuda as gradients
 from support.fused import Groups
 from support.reference import DTYPES, Feature
 
@@ -100,7 +101,7 @@ def test_nothing(lookups):
 
 def test_a_mean_of_more_lookups_than_float16_has():
     count = 70_000
-    features, offsets = torch.tensor([[0, 0, count, 4, gradients.MEAN, -1, 0]]), torch.tensor([0, count])
+    features, offsets = torch.tensor([[0, 0, count, 4, MEAN, -1, 0]]), torch.tensor([0, count])
     grad = torch.full((1, 4), 8.0, dtype=torch.float16)
     found = gradients.weight_grad(
         grad, features, torch.arange(count), offsets, 0, count, 4, DTYPES.index(grad.dtype), None, None
@@ -149,7 +150,7 @@ def test_any_contents_have_a_finite_gradient(rows):
         indices, offsets = torch.randint(-4, rows + 5, (11,)), torch.randint(-4, 16, (5,))
         weight, grad = torch.randn(rows, 3), torch.randn(4, 3)
         bad = (indices < 0) | (indices >= rows)
-        for pooling in (gradients.SUM, gradients.MEAN, gradients.MAX):
+        for pooling in (SUM, MEAN, MAX):
             features = torch.tensor([[0, 0, rows, 3, pooling, -1, 0]])
             call = features, indices, offsets
             winners = gradients.winners([weight], *call, 3)
@@ -157,7 +158,7 @@ def test_any_contents_have_a_finite_gradient(rows):
             assert gradients.weight_grad(grad, *call, 0, rows, 3, 0, None, winners).isfinite().all()
             found = gradients.sparse_weight_grad(grad, *call, 0, rows, 3, 0, None, None)[0]
             assert len(found) <= int((~bad).sum())
-        features[0, 4] = gradients.SUM
+        features[0, 4] = SUM
         assert not gradients.sample_weights_grad(grad, [weight], features, indices, offsets)[bad].any()
 
 

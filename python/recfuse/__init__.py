@@ -7,101 +7,69 @@ operators (shapes for the compiler, gradients). The tools for data and measureme
 from __future__ import annotations
 
 import importlib
-import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from recfuse._library import VERSION as __version__
+from recfuse._library import library_path
 
-_MODULES_AT_FIRST_USE = {  # and where each is
-    "cli": "recfuse.cli",
-    "info": "recfuse.info",
-    "timing": "recfuse.timing",
-    "traces": "recfuse.data.traces",
-    "workloads": "recfuse.data.workloads",
-}
-_NAMES_AT_FIRST_USE = {  # and the module of each
-    "CollectionPlan": "recfuse.plan.collection",
-    "Plan": "recfuse.plan.table",
-    "tune": "recfuse.tuner",
-}
+# isort: split
+from recfuse import nn  # the library is first
+from recfuse.nn.pinning import PinnedRows
+from recfuse.ops import check, embedding_bag, fused_embedding_bag, pin_rows, unpin
+from recfuse.passes.swap import SwapReport, swap, unswap
 
-
-def library_path() -> str:
-    """Path of ``librecfuse.so``, for ``torch.ops.load_library`` in a process that needs no Python package.
-
-    The environment variable ``RECFUSE_LIBRARY`` names another one; else it lies beside this file.
-    """
-    return os.environ.get("RECFUSE_LIBRARY") or str(Path(__file__).with_name("librecfuse.so"))
-
-
-def _load_library() -> str:
-    """Registers the operators; returns the library's version.
-
-    Raises:
-        ImportError: the library is missing or does not load; says which file, why, and what to do.
-    """
-    path = library_path()
-    source = "named by RECFUSE_LIBRARY" if os.environ.get("RECFUSE_LIBRARY") else "part of the package"
-    if not os.path.isfile(path):
-        raise ImportError(
-            f"recfuse: {path} ({source}) does not exist; install the package (pip install .) or build it in "
-            "place (python setup.py build_ext --inplace), or unset RECFUSE_LIBRARY"
-        )
-    try:
-        in_use = torch.ops.recfuse.library_path()
-    except AttributeError:
-        in_use = path  # none yet
-    if not os.path.samefile(in_use, path):
-        raise ImportError(
-            f"recfuse: {path} ({source}) would be a second copy of the library: this process has the "
-            f"operators of {in_use} already. Set RECFUSE_LIBRARY={in_use}, or load no other file before the "
-            "package"
-        )
-    try:
-        torch.ops.load_library(path)
-        return str(torch.ops.recfuse.library_version())
-    except (OSError, AttributeError, RuntimeError) as error:
-        raise ImportError(
-            f"recfuse: {path} ({source}) does not load beside torch {torch.__version__}: {error}. recfuse "
-            "needs torch >= 2.11 on Linux and a library built for this kind of machine; reinstall it"
-        ) from error
-
-
-__version__ = _load_library()
-
-from recfuse import nn  # noqa: E402  (the operators must be registered first)
-from recfuse.nn.pinning import PinnedRows, pin_rows, unpin  # noqa: E402
-from recfuse.ops import check, embedding_bag, fused_embedding_bag  # noqa: E402
-from recfuse.passes.swap import SwapReport, swap, unswap  # noqa: E402
+if TYPE_CHECKING:
+    from recfuse import cli, info, timing
+    from recfuse.data import traces, workloads
+    from recfuse.plan.collection import CollectionPlan
+    from recfuse.plan.table import Plan
+    from recfuse.tuner import tune
 
 __all__ = [
+    "CollectionPlan",
     "PinnedRows",
+    "Plan",
     "SwapReport",
     "__version__",
     "check",
+    "cli",
     "embedding_bag",
     "fused_embedding_bag",
+    "info",
     "library_path",
     "nn",
     "pin_rows",
     "swap",
+    "timing",
+    "traces",
+    "tune",
     "unpin",
     "unswap",
-    *_MODULES_AT_FIRST_USE,
-    *_NAMES_AT_FIRST_USE,
+    "workloads",
 ]
 
+_AT_FIRST_USE = {  # names above, and the module that each is, or is in
+    "CollectionPlan": "recfuse.plan.collection",
+    "Plan": "recfuse.plan.table",
+    "cli": "recfuse.cli",
+    "info": "recfuse.info",
+    "timing": "recfuse.timing",
+    "traces": "recfuse.data.traces",
+    "tune": "recfuse.tuner",
+    "workloads": "recfuse.data.workloads",
+}
 
-def __getattr__(name: str) -> Any:
-    """Imports a tool at first use."""
-    if name in _MODULES_AT_FIRST_USE:
-        return importlib.import_module(_MODULES_AT_FIRST_USE[name])
-    if name in _NAMES_AT_FIRST_USE:
-        return getattr(importlib.import_module(_NAMES_AT_FIRST_USE[name]), name)
-    raise AttributeError(f"module 'recfuse' has no attribute {name!r}")
+if not TYPE_CHECKING:  # to a checker it would make every name one of type Any
+
+    def __getattr__(name: str) -> Any:
+        """Imports a tool at first use."""
+        if name not in _AT_FIRST_USE:
+            raise AttributeError(f"module 'recfuse' has no attribute {name!r}")
+        path = _AT_FIRST_USE[name]
+        module = importlib.import_module(path)
+        return module if path.endswith(f".{name}") else getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    """Names, including the modules that are not imported yet."""
-    return sorted({*globals(), *_MODULES_AT_FIRST_USE, *_NAMES_AT_FIRST_USE})
+    """Names, including those that are not imported yet."""
+    return sorted({*globals(), *_AT_FIRST_USE})

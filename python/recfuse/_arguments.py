@@ -1,16 +1,18 @@
-"""Checks of arguments that are numbers or tensors, with errors that name them."""
+"""Arguments that are numbers or tensors: checked, with errors that name them; and brought to a GPU."""
 
 from __future__ import annotations
 
 import operator
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recfuse.errors import ArgumentTypeError, ArgumentValueError, NotATensorError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
 
 _SHOWN_DIGITS = 40
 
@@ -47,7 +49,7 @@ def real(where: str, value: Any) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
-def row_ids(where: str, values: Any) -> NDArray[np.integer]:
+def row_indices(where: str, values: Any) -> NDArray[np.integer]:
     """A one-dimensional array of integers.
 
     Raises:
@@ -81,18 +83,15 @@ def _text(bound: int) -> str:
     return f"2^{bound.bit_length()} - 1" if bound > 2**53 and bound & (bound + 1) == 0 else str(bound)
 
 
-def check_fused_tensors(weights: Any, features: Any, indices: Any, offsets: Any, sample_weights: Any) -> None:
-    """Raises where an argument of a call that failed is no tensor."""
-    if not isinstance(weights, (list, tuple)):
-        raise NotATensorError(
-            f"recfuse.fused_embedding_bag: weights is a {type(weights).__name__}, must be a list of tensors"
-        )
-    given = {f"weights[{number}]": weight for number, weight in enumerate(weights)}
-    given |= {"features": features, "indices": indices, "offsets": offsets}
-    if sample_weights is not None:
-        given["per_sample_weights"] = sample_weights
-    for name, value in given.items():
-        if not isinstance(value, Tensor):
-            raise NotATensorError(
-                f"recfuse.fused_embedding_bag: {name} is a {type(value).__name__}, must be a torch.Tensor"
-            ) from None
+# What a captured graph copies from at each of its replays.
+_captured: list[Tensor] = []
+
+
+def integers_on(values: Sequence[int], device: torch.device) -> Tensor:
+    """int64 ``[len(values)]`` on a device, with no wait for it."""
+    if device.type != "cuda" or torch.compiler.is_compiling() or not torch.cuda.is_initialized():
+        return torch.tensor(values, dtype=torch.int64, device=device)
+    pinned = torch.tensor(values, dtype=torch.int64, device="cpu", pin_memory=True)
+    if torch.cuda.is_current_stream_capturing():
+        _captured.append(pinned)
+    return pinned.to(device, non_blocking=True)

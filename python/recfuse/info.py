@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from recfuse._library import VERSION, library_path
+
 CPUINFO = Path("/proc/cpuinfo")
 STAT = Path("/proc/stat")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -109,10 +111,8 @@ def environment() -> dict[str, Any]:
     import numpy
     import torch
 
-    import recfuse
-
     return {
-        "recfuse": recfuse.__version__,
+        "recfuse": VERSION,
         "library": torch.ops.recfuse.library_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
@@ -190,10 +190,5 @@ def cuda() -> dict[str, Any]:
 
 def collect() -> dict[str, Any]:
     """Everything that `recfuse info` prints: `environment()` with paths, instruction sets and `cuda()`."""
-    import recfuse
-
-    record = environment()
-    record["library_path"] = str(recfuse.library_path())
-    record["isa_available"] = isa_available()
-    record["cuda"] = cuda()
-    return record
+    own = {"library_path": library_path(), "isa_available": isa_available(), "cuda": cuda()}
+    return {**environment(), **own}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import recfuse
-from recfuse.ops import autograd
+from recfuse.ops import gradients
 
 
 def sparse_call(weight):
@@ -19,14 +19,14 @@ def sparse_call(weight):
 @pytest.fixture
 def made_values(monkeypatch):
     """Where the values of sparse gradients were written."""
-    places, operator = [], autograd._sparse_weight_grad
+    places, operator = [], gradients._sparse_weight_grad
 
     def watched(*arguments):
         rows, values = operator(*arguments)
         places.append(values.data_ptr())
         return rows, values
 
-    monkeypatch.setattr(autograd, "_sparse_weight_grad", watched)
+    monkeypatch.setattr(gradients, "_sparse_weight_grad", watched)
     return places
 
 

@@ -9,13 +9,13 @@ _ERRORS = OSError, ValueError, TypeError, IndexError, MemoryError, NotImplemente
 
 
 def _parser() -> argparse.ArgumentParser:
-    import recfuse
+    from recfuse._library import VERSION
     from recfuse.cli import compile, info, tune
 
     parser = argparse.ArgumentParser(
         prog="recfuse", description="Embedding operators for recommendation models."
     )
-    parser.add_argument("--version", action="version", version=f"recfuse {recfuse.__version__}")
+    parser.add_argument("--version", action="version", version=f"recfuse {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (info, tune, compile):
         command.add_parser(commands)

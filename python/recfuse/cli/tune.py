@@ -64,8 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Tunes, prints and writes."""
     import torch
 
-    import recfuse
     from recfuse.cli import collection
+    from recfuse.tuner import tune
 
     _check_counts(arguments)
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out:  # better now than after a minute
         _check_writable(arguments.out)
     options = {"pin": arguments.pin, "seed": arguments.seed, "resume": arguments.resume}
-    plan = recfuse.tune(module, batches, arguments.budget, **options)
+    plan = tune(module, batches, arguments.budget, **options)
     print(plan)
     if arguments.out:
         plan.save(arguments.out)

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recfuse._arguments import integers_on
 from recfuse._codes import INTEGERS
-from recfuse._upload import integers_on
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError
 
 

@@ -36,7 +36,7 @@ from recfuse.nn.packed.layout import (
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.table_list import FusedEmbeddingBagList
 from recfuse.nn.tuning import Tuning
-from recfuse.ops.fakes import fused_dtype
+from recfuse.ops import fused_dtype
 
 __all__ = [
     "SAVED_CLASSES",

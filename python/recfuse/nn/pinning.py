@@ -22,45 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recfuse._arguments import integer, real, row_ids
-from recfuse.errors import ArgumentTypeError, ArgumentValueError, NotATensorError
-from recfuse.ops import HAS_CUDA_KERNELS, raise_translated
+from recfuse._arguments import integer, real, row_indices
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.ops.pin_rows import check_weight, on_gpu, pin_rows, unpin
 
 _CACHE_LINE = 128  # bytes
-
-
-def pin_rows(weight: Tensor, rows: Any) -> None:
-    """Brings rows of a table into the L2 cache of its GPU, marked to leave it last, on the current stream.
-
-    Args:
-        weight: ``[rows, dim]`` on a CUDA device; elsewhere nothing happens.
-        rows: int32 or int64 ``[n]`` on the same device, or anything that can be copied there.
-
-    Raises: ValueError, TypeError: a bad argument. IndexError: a row outside the table, found on the GPU, so
-        raised
-            by a later call, or by :func:`recfuse.check`.
-    """
-    _check_weight("pin_rows", weight)
-    if _on_gpu(weight):
-        _call(torch.ops.recfuse.pin_rows, weight.detach(), torch.as_tensor(rows, device=weight.device))
-
-
-def unpin(weight: Tensor, rows: Any = None) -> None:
-    """Makes rows leave L2 like any others; without ``rows``, everything that is pinned on the device.
-
-    Arguments and errors are those of :func:`pin_rows`.
-    """
-    _check_weight("unpin", weight)
-    if _on_gpu(weight):
-        rows = None if rows is None else torch.as_tensor(rows, device=weight.device)
-        _call(torch.ops.recfuse.unpin, weight.detach(), rows)
-
-
-def _check_weight(function: str, weight: Any) -> None:
-    if not isinstance(weight, Tensor):
-        raise NotATensorError(
-            f"recfuse.{function}: weight is a {type(weight).__name__}, must be a torch.Tensor"
-        )
 
 
 def rows_that_fit(weight: Tensor, l2_fraction: float) -> int:
@@ -100,7 +66,7 @@ class PinnedRows:
         Raises:
             ValueError: not one of trace, statistics and rows; a row outside the table; a bad number.
         """
-        _check_weight("PinnedRows", weight)
+        check_weight("PinnedRows", weight)
         if weight.dim() != 2:
             _fail(f"weight has shape {list(weight.shape)}, must have [rows, dim]")
         l2_fraction = real("recfuse.PinnedRows: l2_fraction", l2_fraction)
@@ -120,7 +86,7 @@ class PinnedRows:
     @property
     def active(self) -> bool:
         """Whether anything is pinned: not on the CPU, not after ``close``, not where no row was chosen."""
-        return not self._closed and len(self._hottest) > 0 and _on_gpu(self.weight)
+        return not self._closed and len(self._hottest) > 0 and on_gpu(self.weight)
 
     @property
     def rows(self) -> Tensor:
@@ -128,7 +94,7 @@ class PinnedRows:
         device = self.weight.device
         if self._rows is None or self._rows.device != device:
             chosen = self._hottest
-            if _on_gpu(self.weight):
+            if on_gpu(self.weight):
                 chosen = chosen[: rows_that_fit(self.weight, self.l2_fraction)]
             self._rows = chosen.to(device)
         return self._rows
@@ -222,7 +188,7 @@ def _choice(weight: Tensor, trace: Any, statistics: Any, rows: Any) -> Tensor:
     if trace is not None:
         from recfuse.data import traces
 
-        rows = traces.hottest(row_ids("recfuse.PinnedRows: trace", trace))
+        rows = traces.hottest(row_indices("recfuse.PinnedRows: trace", trace))
     elif statistics is not None:
         if not hasattr(statistics, "hottest"):
             raise ArgumentTypeError(
@@ -230,24 +196,13 @@ def _choice(weight: Tensor, trace: Any, statistics: Any, rows: Any) -> Tensor:
                 "recfuse.data.traces.statistics gave"
             )
         rows = statistics.hottest
-    chosen = torch.from_numpy(row_ids("recfuse.PinnedRows: rows", rows).astype(np.int64))
+    chosen = torch.from_numpy(row_indices("recfuse.PinnedRows: rows", rows).astype(np.int64))
     if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < weight.shape[0]:
         _fail(
             f"rows lie in [{int(chosen.min())}, {int(chosen.max())}], must lie in [0, {weight.shape[0]}), "
             "the rows of the table"
         )
     return chosen
-
-
-def _on_gpu(weight: Tensor) -> bool:
-    return weight.is_cuda and HAS_CUDA_KERNELS
-
-
-def _call(operator: Any, *arguments: Any) -> None:
-    try:
-        operator(*arguments)
-    except RuntimeError as error:
-        raise_translated(error)
 
 
 def _fail(detail: str) -> None:

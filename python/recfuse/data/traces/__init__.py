@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from recfuse import _C
-from recfuse._arguments import integer, row_ids
+from recfuse._arguments import integer, row_indices
 from recfuse.data.traces.files import Table, read, read_tables
 from recfuse.data.traces.statistics import Statistics, statistics
 from recfuse.errors import ArgumentValueError
@@ -150,7 +150,7 @@ def bags(
     With `include_last_offset` the offsets are [batch + 1]. Raises ValueError for an empty or not
     one-dimensional trace and for negative numbers.
     """
-    trace = row_ids("traces: trace", trace)
+    trace = row_indices("traces: trace", trace)
     if len(trace) == 0:
         raise ArgumentValueError(
             "traces: trace has the shape (0,), needed is a one-dimensional one, not empty"
@@ -170,7 +170,7 @@ def hottest(trace: NDArray[np.integer], count: int | None = None) -> NDArray[np.
 
     `statistics(trace).hottest` has them too, beside what takes longer to find out.
     """
-    ids, counts = np.unique(row_ids("traces: trace", trace), return_counts=True)
+    ids, counts = np.unique(row_indices("traces: trace", trace), return_counts=True)
     count = None if count is None else integer("traces: count", count, 0, 2**63 - 1)
     return ids[np.argsort(-counts, kind="stable")][:count].astype(np.int64)
 

@@ -117,13 +117,13 @@ def _read_text(path: Path) -> NDArray[np.int64]:
         while chunk := file.read(_CHUNK):
             lines = (rest + chunk).split(b"\n")
             rest = lines.pop()
-            parts.append(_row_ids(path, lines, line))
+            parts.append(_row_indices(path, lines, line))
             line += len(lines)
-    parts.append(_row_ids(path, [rest] if rest.strip() else [], line))
+    parts.append(_row_indices(path, [rest] if rest.strip() else [], line))
     return np.concatenate(parts)
 
 
-def _row_ids(path: Path, lines: list[bytes], first: int) -> NDArray[np.int64]:
+def _row_indices(path: Path, lines: list[bytes], first: int) -> NDArray[np.int64]:
     """Numbers of lines, the first of which has the number `first`; a blank line is an error."""
     try:
         ids = np.fromiter(map(int, lines), np.int64, len(lines))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from recfuse import _C
-from recfuse._arguments import integer, row_ids
+from recfuse._arguments import integer, row_indices
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -174,7 +174,7 @@ def statistics(
         TypeError: ids that are not integers.
         ValueError: a trace that is not one-dimensional or too long, ids out of range, bag or window below 1.
     """
-    trace = row_ids("traces: trace", trace)
+    trace = row_indices("traces: trace", trace)
     bag, window = integer("traces: bag", bag, 1, 2**63 - 1), integer("traces: window", window, 1, 2**63 - 1)
     lowest, highest = (int(trace.min()), int(trace.max())) if len(trace) else (0, -1)
     rows = highest + 1 if rows is None else integer("traces: rows", rows, 0, 2**63 - 1)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recfuse._codes import DTYPES, MODES
-from recfuse.ops.fakes import fused_dtype
+from recfuse.ops import fused_dtype
 
 _TABLE_ALIGNMENT = 64  # bytes; a cache line, and the widest vector load
 

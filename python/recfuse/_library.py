@@ -1,0 +1,52 @@
+"""``librecfuse.so``: where it is, and the registration of the operators."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+
+def library_path() -> str:
+    """Path of ``librecfuse.so``, for ``torch.ops.load_library`` in a process that needs no Python package.
+
+    The environment variable ``RECFUSE_LIBRARY`` names another one; else it lies beside this file.
+    """
+    return os.environ.get("RECFUSE_LIBRARY") or str(Path(__file__).with_name("librecfuse.so"))
+
+
+def _load() -> str:
+    """Registers the operators; returns the library's version.
+
+    Raises:
+        ImportError: the library is missing or does not load; says which file, why, and what to do.
+    """
+    path = library_path()
+    source = "named by RECFUSE_LIBRARY" if os.environ.get("RECFUSE_LIBRARY") else "part of the package"
+    if not os.path.isfile(path):
+        raise ImportError(
+            f"recfuse: {path} ({source}) does not exist; install the package (pip install .) or build it in "
+            "place (python setup.py build_ext --inplace), or unset RECFUSE_LIBRARY"
+        )
+    try:
+        in_use = torch.ops.recfuse.library_path()
+    except AttributeError:
+        in_use = path  # none yet
+    if not os.path.samefile(in_use, path):
+        raise ImportError(
+            f"recfuse: {path} ({source}) would be a second copy of the library: this process has the "
+            f"operators of {in_use} already. Set RECFUSE_LIBRARY={in_use}, or load no other file before the "
+            "package"
+        )
+    try:
+        torch.ops.load_library(path)
+        return str(torch.ops.recfuse.library_version())
+    except (OSError, AttributeError, RuntimeError) as error:
+        raise ImportError(
+            f"recfuse: {path} ({source}) does not load beside torch {torch.__version__}: {error}. recfuse "
+            "needs torch >= 2.11 on Linux and a library built for this kind of machine; reinstall it"
+        ) from error
+
+
+VERSION = _load()

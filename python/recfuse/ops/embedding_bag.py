@@ -1,0 +1,297 @@
+"""``embedding_bag``: one table, as :func:`torch.nn.functional.embedding_bag`; its gradients and its shape."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from recfuse._codes import MAX, MODES
+from recfuse.ops.autograd import pooled, refuse_forward_mode, register
+from recfuse.ops.embedding_bag_arguments import (
+    check_arguments,
+    check_integers,
+    check_tensors,
+    fail,
+    has_kernel,
+    padding_row,
+    renormalise,
+)
+from recfuse.ops.gradients import (
+    WeightGradCall,
+    define_with_winners,
+    find_winners,
+    sample_weights_grad,
+    weight_grad,
+)
+from recfuse.ops.library import (
+    below_autograd,
+    call_below_autograd,
+    check_1d,
+    dtype_code,
+    is_traced,
+    is_transformed,
+    library,
+    needs_derivatives,
+    raise_translated,
+)
+
+_ops = torch.ops.recfuse
+_embedding_bag = _ops.embedding_bag.default
+
+
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+    *,
+    prefetch_distance: int = -1,
+    bounds_check: str = "on",
+    schedule: str = "",
+) -> Tensor:
+    """Gathers rows of a table and pools them bag by bag, as :func:`torch.nn.functional.embedding_bag` does.
+
+    Float32, float16 and bfloat16 tables on the CPU or on a CUDA device, with the other tensors on the same
+    one, run on recfuse's kernels and are summed in float32; any other table (float64, on another device)
+    goes to torch's own function.
+
+    Args:
+        input: int32 or int64; ``[lookups]`` with ``offsets``, or ``[bags, n]`` without.
+        weight: ``[rows, dim]``, any strides (fast where a row's elements lie side by side).
+        offsets: int32 or int64 ``[bags]``, or ``[bags + 1]`` with ``include_last_offset``: where each bag
+            begins. Rises from 0.
+        max_norm: rows used in this call whose norm is larger are scaled down to it, in place, before pooling.
+        norm_type: the p of that norm.
+        scale_grad_by_freq: divides each row's gradient by how often the row occurs in this call. Not with
+            max.
+        mode: "sum", "mean" or "max".
+        sparse: the gradient of ``weight`` is a sparse tensor. Not with max.
+        per_sample_weights: a factor a lookup, of the shape of ``input`` and the dtype of ``weight``; mode
+            "sum" only.
+        include_last_offset: ``offsets`` ends with the end of the last bag; lookups behind it are not used.
+        padding_idx: lookups of this row are skipped; negative counts from the end.
+        prefetch_distance: lookups ahead to prefetch; 0: none, -1: a good default. On CUDA, the schedule's
+            distance.
+        bounds_check: "on" checks every index and offset; "off" trusts them: a bad one is then undefined
+            behaviour.
+        schedule: how the kernel works, ``field=value`` with spaces between: station (where rows in flight
+            wait: none, register, shared, local or l1), distance (how many there are), threads (of a bag),
+            block (threads of one), warps (the most an SM runs at once), parts (of the table that bags sweep
+            through together), segment (lookups listed at a time). Fields left out have good defaults;
+            :func:`recfuse.tune` finds better ones. On the CPU only distance matters, where
+            ``prefetch_distance`` is -1.
+
+    Returns:
+        ``[bags, dim]`` of the dtype of ``weight``; zeros where a bag is empty.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: a bad argument; each is also of the class that torch
+            raises.
+        IndexError: an index outside the table (also a RuntimeError, as torch's).
+
+    Forward-mode derivatives (``torch.func.jvp``, ``jacfwd``, dual tensors) and second ones raise
+    NotImplementedError, as torch's own do.
+
+    The GPU works asynchronously: a bad index or offset found there counts as a row of zeros with
+    no gradient, and is raised by the next call with that table, or by :func:`check`.
+
+    Two calls on which torch raises an internal error give what they mean: ``[bags, 0]`` input, and a table
+    of dim 0.
+
+    Source: Jain et al., MICRO 2024 (software prefetching of embedding rows).
+    """
+    if has_torch_function_variadic(input, weight, offsets, per_sample_weights):
+        options = {"mode": mode, "sparse": sparse, "per_sample_weights": per_sample_weights}
+        options |= {"include_last_offset": include_last_offset, "padding_idx": padding_idx}
+        options |= {"prefetch_distance": prefetch_distance, "bounds_check": bounds_check}
+        norm = {"max_norm": max_norm, "norm_type": norm_type, "scale_grad_by_freq": scale_grad_by_freq}
+        tensors = input, weight, offsets, per_sample_weights
+        return handle_torch_function(
+            embedding_bag, tensors, input, weight, offsets=offsets, **norm, **options, schedule=schedule
+        )
+    check_tensors(input, weight, offsets, per_sample_weights)
+    check_integers(input, weight, offsets)
+    if not has_kernel(input, weight, offsets, per_sample_weights):
+        if schedule:
+            fail(
+                f"schedule is {schedule!r}, but no kernel takes {weight.dtype} weight on {weight.device} "
+                f"with {input.dtype} input on {input.device}: all must be on one CPU or CUDA device, weight "
+                "float32, float16 or bfloat16, input and offsets int32 or int64; pass such tensors, or "
+                'schedule=""'
+            )
+        norm = max_norm, norm_type, scale_grad_by_freq
+        rest = mode, sparse, per_sample_weights, include_last_offset, padding_idx
+        return torch.nn.functional.embedding_bag(input, weight, offsets, *norm, *rest)
+    check_arguments(input, weight, offsets, per_sample_weights, mode, scale_grad_by_freq, sparse)
+    if input.dim() == 2:
+        offsets = torch.arange(input.shape[0], dtype=torch.int64, device=input.device) * input.shape[1]
+        include_last_offset = False
+        input = input.reshape(-1)
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.reshape(-1)
+    if max_norm is not None:
+        renormalise(weight.detach(), input, max_norm, norm_type, bounds_check)
+    row = padding_row(padding_idx, weight)
+    arguments = weight, input, offsets, mode, per_sample_weights, include_last_offset, row
+    arguments += scale_grad_by_freq, sparse
+    if schedule or prefetch_distance != -1 or bounds_check != "on":  # parsing them takes time
+        arguments += prefetch_distance, bounds_check, schedule
+    if is_transformed():
+        return _embedding_bag(*arguments)
+    try:
+        if needs_derivatives((weight, per_sample_weights)):
+            return pooled(EmbeddingBag, *arguments)
+        with below_autograd():
+            return _embedding_bag(*arguments)
+    except RuntimeError as error:
+        raise_translated(error)
+
+
+# ---- winners: a bag of mode max as a fused call of one feature
+
+
+def _ends_of(offsets: Tensor, indices: Tensor, include_last_offset: bool) -> Tensor:
+    """[bags + 1] where bags begin, and where the last one ends."""
+    if include_last_offset:
+        return offsets
+    return torch.cat((offsets, offsets.new_full((1,), indices.shape[0])))
+
+
+def _new_feature(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
+    return torch.tensor([[0, 0, rows, dim, pooling, padding_idx, 0]], dtype=torch.int64, device="cpu")
+
+
+_cached_feature = lru_cache(maxsize=1024)(_new_feature)
+library.define("_feature(SymInt rows, SymInt dim, int pooling, int padding_idx) -> Tensor")
+library.impl("_feature", _new_feature, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("recfuse::_feature", lib=library)
+def _(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
+    return torch.empty((1, 7), dtype=torch.int64, device="cpu")
+
+
+def _feature_of(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
+    """int64 [1, 7] on the host: one table as the feature of a fused call."""
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()  # a tensor of one of its levels must not be kept
+        or type(rows) is not int
+        or type(dim) is not int
+    ):
+        return _ops._feature(rows, dim, pooling, padding_idx)
+    return _cached_feature(rows, dim, pooling, padding_idx)
+
+
+def _bag_winners(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    mode: str,
+    sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+    *_: Any,
+) -> Tensor:
+    """The rows that win each element of a bag of mode max."""
+    feature = _feature_of(*weight.shape, MAX, padding_idx)
+    ends = _ends_of(offsets, indices, include_last_offset)
+    return call_below_autograd(find_winners, [weight.contiguous()], feature, indices, ends, weight.shape[1])
+
+
+# ---- shape, and gradients
+
+
+@torch.library.register_fake("recfuse::embedding_bag", lib=library)
+def _shape(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    mode: str = "mean",
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    *_: Any,
+) -> Tensor:
+    torch._check(
+        weight.dim() == 2, lambda: f"recfuse.embedding_bag: weight has {weight.dim()} dimensions, must have 2"
+    )
+    check_1d("embedding_bag", indices, offsets)
+    return weight.new_empty((offsets.shape[0] - int(include_last_offset), weight.shape[1]))
+
+
+_embedding_bag_with_winners = define_with_winners("embedding_bag", _shape, _bag_winners)
+
+
+class EmbeddingBag(torch.autograd.Function):
+    """``embedding_bag`` with its gradients: arguments as in its schema."""
+
+    @staticmethod
+    def forward(*call: Any) -> Any:
+        """Pools; with max also gives the winners."""
+        if call[3] != "max":
+            return call_below_autograd(_embedding_bag, *call)
+        if is_traced():
+            return call_below_autograd(_embedding_bag_with_winners, *call)
+        return call_below_autograd(_embedding_bag, *call), _bag_winners(*call)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps what the gradients need: of the weight only its shape, unless factors need a gradient."""
+        weight, indices, offsets, mode, sample_weights, last, padding_idx, by_freq, sparse, *_ = inputs
+        winners = None
+        if mode == "max":
+            winners = output[1]
+            ctx.set_materialize_grads(False)
+        kept = weight.contiguous() if ctx.needs_input_grad[4] else None
+        ctx.save_for_backward(indices, offsets, sample_weights, winners, kept)
+        ctx.table = *weight.shape, dtype_code(weight, "embedding_bag", "weight")
+        ctx.mode, ctx.include_last_offset, ctx.padding_idx = mode, last, padding_idx
+        ctx.by_freq, ctx.sparse = by_freq, sparse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        """Gradients of weight and of per_sample_weights."""
+        grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        if grad is None:
+            return tuple(grads)
+        indices, offsets, sample_weights, winners, weight = ctx.saved_tensors
+        rows, dim, dtype = ctx.table
+        feature = _feature_of(rows, dim, MODES.index(ctx.mode), ctx.padding_idx)
+        lookups = feature, indices, _ends_of(offsets, indices, ctx.include_last_offset)
+        if ctx.needs_input_grad[0]:
+            group = 0, rows, dim, dtype, sample_weights, winners, ctx.by_freq
+            grads[0] = weight_grad(ctx, WeightGradCall(grad, *lookups, *group), ctx.sparse, 0)
+        if ctx.needs_input_grad[4]:
+            grads[4] = sample_weights_grad(grad, [weight], lookups, sample_weights.dtype)
+        return tuple(grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> NoReturn:
+        """Refuses."""
+        refuse_forward_mode("embedding_bag")
+
+
+_DEFAULTS = tuple(argument.default_value for argument in _embedding_bag._schema.arguments)
+
+
+def _autograd(*given: Any) -> Tensor:
+    """The operator's autograd kernel; ``given`` are the arguments that are not the defaults."""
+    arguments = given + _DEFAULTS[len(given) :]
+    if needs_derivatives((arguments[0], arguments[4])):
+        return pooled(EmbeddingBag, *arguments)
+    with below_autograd():
+        return _embedding_bag(*given)
+
+
+register("embedding_bag", _autograd)

@@ -1,0 +1,163 @@
+"""The arguments of ``embedding_bag``: what each may be, and rows scaled to a norm before they are pooled."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from recfuse._codes import DTYPES, INTEGERS, MODES
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError, NotATensorError
+from recfuse.ops.library import HAS_CUDA_KERNELS, is_readable
+
+
+def fail(detail: str) -> NoReturn:
+    """Raises ValueError."""
+    raise ArgumentValueError(f"recfuse.embedding_bag: {detail}")
+
+
+def _fail_type(detail: str) -> NoReturn:
+    raise ArgumentTypeError(f"recfuse.embedding_bag: {detail}")
+
+
+def check_tensors(input: Any, weight: Any, offsets: Any, per_sample_weights: Any) -> None:
+    """Raises where one is no tensor."""
+    if (
+        isinstance(input, Tensor)
+        and isinstance(weight, Tensor)
+        and (offsets is None or isinstance(offsets, Tensor))
+        and (per_sample_weights is None or isinstance(per_sample_weights, Tensor))
+    ):
+        return
+    given = {"input": input, "weight": weight, "offsets": offsets, "per_sample_weights": per_sample_weights}
+    for name, value in given.items():
+        if not isinstance(value, Tensor) and (value is not None or name in ("input", "weight")):
+            raise NotATensorError(
+                f"recfuse.embedding_bag: {name} is a {type(value).__name__}, must be a torch.Tensor"
+            )
+
+
+def check_integers(input: Tensor, weight: Tensor, offsets: Tensor | None) -> None:
+    """Raises where indices or offsets are no integers."""
+    if input.dtype in INTEGERS and (offsets is None or offsets.dtype in INTEGERS):
+        return
+    if not weight.dtype.is_floating_point:  # torch's function takes input and weight in either order
+        return
+    for name, given in (("input", input), ("offsets", offsets)):
+        if given is not None and (given.dtype.is_floating_point or given.dtype.is_complex):
+            _fail_type(
+                f"{name} is {str(given.dtype).removeprefix('torch.')}, must be int32 "
+                f"or int64: pass {name}.long()"
+            )
+
+
+def has_kernel(
+    input: Tensor, weight: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
+) -> bool:
+    """Whether there is a kernel for these tensors; others go to torch's function."""
+    device = weight.device
+    return (
+        (weight.is_cpu or (weight.is_cuda and HAS_CUDA_KERNELS))
+        and weight.dtype in DTYPES
+        and weight.layout is torch.strided
+        and input.dtype in INTEGERS
+        and input.device == device
+        and not input.is_nested
+        and (offsets is None or (offsets.dtype in INTEGERS and offsets.device == device))
+        and (per_sample_weights is None or per_sample_weights.device == device)
+    )
+
+
+def check_arguments(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None,
+    per_sample_weights: Tensor | None,
+    mode: str,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+) -> None:
+    """Raises where a kernel would not take them."""
+    if per_sample_weights is not None and per_sample_weights.shape != input.shape:
+        fail(
+            f"per_sample_weights has shape {list(per_sample_weights.shape)}, must have that of input: "
+            f"{list(input.shape)}"
+        )
+    if weight.dim() != 2:
+        fail(f"weight has {weight.dim()} dimensions, must have 2: [rows, dim]")
+    if input.dim() == 2:
+        if offsets is not None:
+            fail(
+                f"offsets is given with a 2-D input {list(input.shape)}, whose rows are the bags; pass "
+                "offsets=None, or a 1-D input"
+            )
+    elif input.dim() != 1:
+        fail(f"input has {input.dim()} dimensions, must have 1 (with offsets) or 2")
+    elif offsets is None:
+        fail("offsets is None, must be a 1-D tensor with a 1-D input")
+    elif offsets.dim() != 1:
+        fail(f"offsets has {offsets.dim()} dimensions, must have 1")
+    if mode not in MODES:
+        fail(f'mode is {mode!r}, must be "sum", "mean" or "max"')
+    for name, value in (("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
+        if not isinstance(value, bool):
+            _fail_type(f"{name} is a {type(value).__name__}, must be a bool")
+    if mode == "max" and scale_grad_by_freq:
+        fail(
+            'scale_grad_by_freq is True with mode "max", which has no such gradient; pass False, or '
+            "another mode"
+        )
+    if mode == "max" and sparse:
+        fail('sparse is True with mode "max", which has no sparse gradient; pass False, or another mode')
+    if per_sample_weights is not None and mode != "sum":
+        raise NotImplementedError(
+            f'recfuse.embedding_bag: per_sample_weights is given with mode "{mode}", is only defined for '
+            'mode "sum"'
+        )
+    if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
+        _fail_type(
+            f"per_sample_weights is {per_sample_weights.dtype}, must have the dtype of weight: pass "
+            f"per_sample_weights.to({weight.dtype})"
+        )
+
+
+def padding_row(padding_idx: int | None, weight: Tensor) -> int:
+    """The row to skip, counted from the start; -1: none."""
+    if padding_idx is None:
+        return -1
+    rows = weight.shape[0]
+    if not isinstance(padding_idx, (int, torch.SymInt)) or isinstance(padding_idx, bool):
+        _fail_type(f"padding_idx is a {type(padding_idx).__name__}, must be an int or None")
+    if not -rows <= padding_idx < rows:
+        fail(f"padding_idx is {padding_idx}, must lie in [{-rows}, {rows}) with a table of {rows} rows")
+    return padding_idx % rows
+
+
+def renormalise(
+    weight: Tensor, indices: Tensor, max_norm: float, norm_type: float, bounds_check: str
+) -> None:
+    """Scales rows in place. A bad index never reaches torch: on the CPU it is raised first, with the table
+    as it was; on CUDA, where torch would assert and looking would wait, a row that is used anyway stands in
+    for it (row 0 where every index is bad), and the kernel reports it.
+    """
+    if weight.is_cuda:
+        if indices.numel() == 0 or weight.numel() == 0:
+            return
+        if bounds_check != "off":
+            good = (indices >= 0) & (indices < weight.shape[0])
+            indices = torch.where(good, indices, torch.where(good, indices, 0).amax())
+        if weight.stride() != (weight.shape[1], 1):  # torch's kernel takes a row's stride for its length
+            packed = weight.clone(memory_format=torch.contiguous_format)
+            torch.embedding_renorm_(packed, indices, max_norm, norm_type)
+            weight.copy_(packed)
+            return
+    elif is_readable(indices) and indices.numel():
+        low, high = indices.aminmax()
+        if low < 0 or high >= weight.shape[0]:
+            wrong = int(((indices < 0) | (indices >= weight.shape[0])).nonzero()[0])
+            raise IndexRangeError(
+                f"recfuse.embedding_bag: input[{wrong}] is {int(indices[wrong])}, must lie in [0, "
+                f"{weight.shape[0]})"
+            )
+    torch.embedding_renorm_(weight, indices, max_norm, norm_type)

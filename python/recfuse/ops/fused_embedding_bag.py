@@ -1,0 +1,257 @@
+"""``fused_embedding_bag``: many tables in one call; its gradients and its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from recfuse._codes import MAX
+from recfuse.errors import ArgumentValueError, NotATensorError
+from recfuse.ops.autograd import pooled, refuse_forward_mode, register
+from recfuse.ops.gradients import (
+    WeightGradCall,
+    bags_of,
+    define_with_winners,
+    find_winners,
+    sample_weights_grad,
+    weight_grad,
+)
+from recfuse.ops.library import (
+    below_autograd,
+    call_below_autograd,
+    check_1d,
+    dtype_code,
+    is_readable,
+    is_traced,
+    is_transformed,
+    library,
+    needs_derivatives,
+    raise_translated,
+)
+
+_DEFAULTS = (-1, "on", 0)
+_fused_embedding_bag = torch.ops.recfuse.fused_embedding_bag.default
+
+
+def fused_embedding_bag(
+    weights: Sequence[Tensor],
+    features: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    output_dim: int,
+    per_sample_weights: Tensor | None = None,
+    *,
+    sparse: bool = False,
+    prefetch_distance: int = -1,
+    bounds_check: str = "on",
+    schedules: Tensor | None = None,
+    warps: int = 0,
+    mapping: Tensor | None = None,
+    any_max: bool = True,
+) -> Tensor:
+    """Pools many tables in one call. :class:`recfuse.nn.FusedEmbeddingBagCollection` makes the first two
+    arguments, and on a GPU the last three.
+
+    All tensors are on the CPU, or all on one CUDA device but for ``features`` and ``schedules``, which stay
+    on the CPU: the host plans the work by them without waiting for the GPU.
+
+    Args:
+        weights: contiguous float32, float16 or bfloat16 matrices ``[rows, dim]``, a table is a range of rows
+            of one. Their gradients are of their shape.
+        features: int64 ``[features, 7]`` on the CPU: which of the weights, first element in it (a multiple of
+            dim), rows of the table, dim, pooling (0 sum, 1 mean, 2 max), padding_idx (a row of the table; -1:
+            none), first column in the output (where the feature before ends). Features may share a table.
+        indices: int32 or int64 ``[lookups]``, feature by feature.
+        offsets: int32 or int64 ``[features * bags + 1]``: bag b of feature f pools the lookups from
+            ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``. Rises from 0.
+        output_dim: columns of the output, the sum of the features' dims.
+        per_sample_weights: float32, float16 or bfloat16 ``[lookups]``; every feature must then be a sum.
+        sparse: gradients of the weights are coalesced sparse tensors. Not with a feature of pooling max.
+        prefetch_distance, bounds_check: as in :func:`embedding_bag`.
+        schedules: int32 ``[features, 5]`` on the CPU, how the GPU works on each feature; 0 anywhere: a good
+            default. Columns: kind (1 pool, 2 columns, 3 staged), threads (lanes that share a bag; where 32
+            share long ones, 64 do in batches of 256 bags and fewer), distance (rows in flight a lane),
+            split (blocks that share a bag), expected lookups of a bag times 16 (-1: none). Of staged tables
+            only threads, 2 to 32, and what is expected matter. With every feature's expectation the work is
+            shared out on the host by the batch's size alone; without one, by a small kernel from the offsets.
+            The CPU needs none of these three.
+        warps: the most warps that an SM runs at once; 0: the default.
+        mapping: int32 ``[rows, 8]`` on the CPU, best in page-locked memory: this batch's work shared out
+            ahead, by ``map`` of a collection with the same schedules and warps. One that was changed raises
+            ``ValueError`` unless it still has each bag of each feature once; a CUDA graph keeps a copy of it.
+        any_max: False says that no feature pools by max, which spares a look at ``features``, and traced and
+            compiled training the rows that won.
+
+    Returns:
+        ``[bags, output_dim]``; of the weights' dtype where they agree, else float32.
+
+    Raises:
+        ValueError, TypeError: a bad argument. IndexError: an index outside its table; names feature and bag.
+
+    ``torch.func.grad``, ``vjp`` and ``vmap`` (one call after another) work; forward-mode and second
+    derivatives raise NotImplementedError.
+
+    A bad index or offset found on a GPU counts as a row of zeros with no gradient, and is raised by the next
+    call with these tables, or by :func:`check`.
+
+    Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features).
+    """
+    try:
+        derivatives = needs_derivatives((*weights, per_sample_weights))
+        look = any_max and (derivatives or sparse) and is_readable(features)
+    except (TypeError, AttributeError):
+        _check_tensors(weights, features, indices, offsets, per_sample_weights)
+        raise
+    if look:
+        any_max = bool((features[:, 4] == MAX).any())
+        if any_max and sparse:
+            raise ArgumentValueError(
+                "recfuse.fused_embedding_bag: sparse is True and a feature pools by max, which has no sparse "
+                "gradient; pass sparse=False"
+            )
+    arguments = features, indices, offsets, output_dim, per_sample_weights, sparse
+    options = prefetch_distance, bounds_check, schedules, warps, mapping, any_max
+    if is_transformed():
+        return _fused_embedding_bag(weights, *arguments, *options)
+    try:
+        if derivatives:
+            return pooled(FusedEmbeddingBag, *arguments, any_max, options, *weights)
+        if schedules is None and mapping is None and (prefetch_distance, bounds_check, warps) == _DEFAULTS:
+            options = ()  # which take time to hand over
+        elif mapping is None:
+            options = options[:4]
+        if torch.is_inference_mode_enabled():  # autograd is left out already
+            return _fused_embedding_bag(weights, *arguments, *options)
+        with below_autograd():
+            return _fused_embedding_bag(weights, *arguments, *options)
+    except RuntimeError as error:
+        _check_tensors(weights, features, indices, offsets, per_sample_weights)
+        raise_translated(error)
+
+
+def _check_tensors(weights: Any, features: Any, indices: Any, offsets: Any, sample_weights: Any) -> None:
+    """Raises where an argument of a call that failed is no tensor."""
+    if not isinstance(weights, (list, tuple)):
+        raise NotATensorError(
+            f"recfuse.fused_embedding_bag: weights is a {type(weights).__name__}, must be a list of tensors"
+        )
+    given = {f"weights[{number}]": weight for number, weight in enumerate(weights)}
+    given |= {"features": features, "indices": indices, "offsets": offsets}
+    if sample_weights is not None:
+        given["per_sample_weights"] = sample_weights
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise NotATensorError(
+                f"recfuse.fused_embedding_bag: {name} is a {type(value).__name__}, must be a torch.Tensor"
+            ) from None
+
+
+# ---- shape, and gradients
+
+
+def fused_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    """dtype of a fused call's output: that of the weights where they agree, else float32."""
+    return dtypes[0] if dtypes and len(set(dtypes)) == 1 else torch.float32
+
+
+@torch.library.register_fake("recfuse::fused_embedding_bag", lib=library)
+def _shape(
+    weights: Sequence[Tensor],
+    features: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    output_dim: int,
+    *_: Any,
+) -> Tensor:
+    check_1d("fused_embedding_bag", indices, offsets)
+    dtype = fused_dtype([weight.dtype for weight in weights])
+    return indices.new_empty((bags_of(features, offsets), output_dim), dtype=dtype)
+
+
+def _fused_winners(*call: Any) -> Tensor:
+    return call_below_autograd(find_winners, *call[:5])
+
+
+_fused_embedding_bag_with_winners = define_with_winners("fused_embedding_bag", _shape, _fused_winners)
+
+
+class FusedEmbeddingBag(torch.autograd.Function):
+    """``fused_embedding_bag`` with its gradients; the weights last, since only arguments that are tensors
+    themselves have gradients. ``options`` are the schema's arguments behind ``sparse``.
+    """
+
+    @staticmethod
+    def forward(
+        features: Tensor,
+        indices: Tensor,
+        offsets: Tensor,
+        output_dim: int,
+        sample_weights: Tensor | None,
+        sparse: bool,
+        any_max: bool,
+        options: tuple[Any, ...],
+        *weights: Tensor,
+    ) -> Any:
+        """Pools; with any_max also gives the winners."""
+        call = weights, features, indices, offsets, output_dim, sample_weights, sparse, *options
+        if any_max and is_traced():
+            return call_below_autograd(_fused_embedding_bag_with_winners, *call)
+        output = call_below_autograd(_fused_embedding_bag, *call)
+        return (output, _fused_winners(*call)) if any_max else output
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps what the gradients need: of the weights only shapes, unless factors need a gradient."""
+        features, indices, offsets, _, sample_weights, sparse, any_max, _, *weights = inputs
+        winners = None
+        if any_max:
+            winners = output[1]
+            ctx.set_materialize_grads(False)
+        kept = weights if ctx.needs_input_grad[4] else []
+        ctx.save_for_backward(features, indices, offsets, sample_weights, winners, *kept)
+        ctx.groups = [
+            (*weight.shape, dtype_code(weight, "fused_embedding_bag", "weights")) for weight in weights
+        ]
+        ctx.sparse = sparse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        """Gradients of per_sample_weights and of the weights."""
+        features, indices, offsets, sample_weights, winners, *weights = ctx.saved_tensors
+        grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        if grad is None:
+            return tuple(grads)
+        lookups, count = (features, indices, offsets), len(ctx.groups)
+        for group, table in enumerate(ctx.groups):
+            if ctx.needs_input_grad[group - count]:
+                call = WeightGradCall(grad, *lookups, group, *table, sample_weights, winners)
+                grads[group - count] = weight_grad(ctx, call, ctx.sparse, group - count)
+        if ctx.needs_input_grad[4]:
+            grads[4] = sample_weights_grad(grad, weights, lookups, sample_weights.dtype)
+        return tuple(grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> NoReturn:
+        """Refuses."""
+        refuse_forward_mode("fused_embedding_bag")
+
+
+_SCHEMA_DEFAULTS = tuple(argument.default_value for argument in _fused_embedding_bag._schema.arguments)
+
+
+def _autograd(*given: Any) -> Tensor:
+    """The operator's autograd kernel; ``given`` are the arguments that are not the defaults."""
+    weights, *call = given + _SCHEMA_DEFAULTS[len(given) :]
+    if needs_derivatives((*weights, call[4])):  # per_sample_weights
+        features, any_max = call[0], call[-1]
+        if any_max and is_readable(features):
+            any_max = bool((features[:, 4] == MAX).any())
+        return pooled(FusedEmbeddingBag, *call[:6], any_max, tuple(call[6:]), *weights)
+    with below_autograd():
+        return _fused_embedding_bag(*given)
+
+
+register("fused_embedding_bag", _autograd)

@@ -1,0 +1,58 @@
+"""``pin_rows`` and ``unpin``: rows of a table in the L2 cache of its GPU; see :class:`recfuse.PinnedRows`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfuse.errors import NotATensorError
+from recfuse.ops.library import HAS_CUDA_KERNELS, raise_translated
+
+
+def pin_rows(weight: Tensor, rows: Any) -> None:
+    """Brings rows of a table into the L2 cache of its GPU, marked to leave it last, on the current stream.
+
+    Args:
+        weight: ``[rows, dim]`` on a CUDA device; elsewhere nothing happens.
+        rows: int32 or int64 ``[n]`` on the same device, or anything that can be copied there.
+
+    Raises:
+        ValueError, TypeError: a bad argument. IndexError: a row outside the table, found on the GPU, so
+            raised by a later call, or by :func:`recfuse.check`.
+    """
+    check_weight("pin_rows", weight)
+    if on_gpu(weight):
+        _call(torch.ops.recfuse.pin_rows, weight.detach(), torch.as_tensor(rows, device=weight.device))
+
+
+def unpin(weight: Tensor, rows: Any = None) -> None:
+    """Makes rows leave L2 like any others; without ``rows``, everything that is pinned on the device.
+
+    Arguments and errors are those of :func:`pin_rows`.
+    """
+    check_weight("unpin", weight)
+    if on_gpu(weight):
+        rows = None if rows is None else torch.as_tensor(rows, device=weight.device)
+        _call(torch.ops.recfuse.unpin, weight.detach(), rows)
+
+
+def check_weight(function: str, weight: Any) -> None:
+    """Raises where it is no tensor."""
+    if not isinstance(weight, Tensor):
+        raise NotATensorError(
+            f"recfuse.{function}: weight is a {type(weight).__name__}, must be a torch.Tensor"
+        )
+
+
+def on_gpu(weight: Tensor) -> bool:
+    """Whether there is an L2 cache to keep rows in."""
+    return weight.is_cuda and HAS_CUDA_KERNELS
+
+
+def _call(operator: Any, *arguments: Any) -> None:
+    try:
+        operator(*arguments)
+    except RuntimeError as error:
+        raise_translated(error)
