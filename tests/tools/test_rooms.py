@@ -36,7 +36,14 @@ BELOW = {
     "__main__": {"cli"},
 }
 # Arrows that are still to be turned round; each is taken from here when it is.
-UNFINISHED: set[tuple[str, str]] = set()
+UNFINISHED: set[tuple[str, str]] = {
+    ("recfuse.nn.packed.state", "recfuse.nn.packed.module"),
+    ("recfuse.nn.packed.table", "recfuse.nn.packed.module"),
+    ("recfuse.plan.collection_parts", "recfuse.plan.collection"),
+    ("recfuse.plan.collection_views", "recfuse.plan.collection"),
+    ("recfuse.plan.views", "recfuse.plan.table"),
+    ("recfuse.plan.table", "recfuse.plan.collection"),
+}
 
 
 def imported(path: Path) -> Iterator[str]:
