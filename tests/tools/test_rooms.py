@@ -39,10 +39,6 @@ BELOW = {
 UNFINISHED: set[tuple[str, str]] = {
     ("recfuse.nn.packed.state", "recfuse.nn.packed.module"),
     ("recfuse.nn.packed.table", "recfuse.nn.packed.module"),
-    ("recfuse.plan.collection_parts", "recfuse.plan.collection"),
-    ("recfuse.plan.collection_views", "recfuse.plan.collection"),
-    ("recfuse.plan.views", "recfuse.plan.table"),
-    ("recfuse.plan.table", "recfuse.plan.collection"),
 }
 
 
