@@ -75,7 +75,7 @@ def _compiled(
     jobs = {}
     for number in sorted({number for member in members for number in own.allowed[member]}):
         row = own.candidates[number].copy()
-        row[-1] = bench.problem.expected[0]
+        row[-1] = bench.problem.expected_sixteenths[0]
         jobs[number] = bench.kernel(arch, row[None, None], 0, False)
     results = compile_all(jobs, progress=progress)
     return {0, *(number for number, result in results.items() if not isinstance(result, Exception))}
@@ -87,7 +87,7 @@ def _fastest(problem: FusedProblem, own: FeatureClass, feature: int, numbers: li
     bench = FusedBench(single)
     order = random.Random(seed).sample(numbers, len(numbers))
     sets = own.candidates[order][:, None, :].copy()
-    sets[:, 0, -1] = single.expected[0]
+    sets[:, 0, -1] = single.expected_sixteenths[0]
     times = np.median(bench.seconds(sets, 0, _ROUNDS, single.some_batches(_BATCHES)), axis=1)
     return order[int(np.argmin(times))]
 
@@ -115,6 +115,6 @@ def alone(problem: FusedProblem, feature: int) -> FusedProblem:
         features=own,
         tables=[problem.tables[feature]],
         batches=batches,
-        expected=problem.expected[feature : feature + 1],
+        expected_sixteenths=problem.expected_sixteenths[feature : feature + 1],
         output_dim=problem.tables[feature].dim,
     )

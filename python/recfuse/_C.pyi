@@ -139,7 +139,7 @@ def embedding_bag_measure(
 def fused_embedding_bag_describe(call: Call, schedules: NDArray[np.int32], warps: int, /) -> Described: ...
 def fused_embedding_bag_map(
     described: Described,
-    offsets: Integers | Sequence[int],
+    offsets: NDArray[np.integer] | Sequence[int],
     sms: int = ...,
     stage: bool = ...,
     memory: Callable[[int], NDArray[np.int32]] | None = ...,

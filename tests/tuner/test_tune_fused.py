@@ -292,17 +292,17 @@ def test_all_candidates_are_mixed_evenly(device, collection, most):
     for units in kernels:
         assert sum(unit.variants for unit in units) <= most
         sets, taken = mixtures(units, problem.defaults(), 0)
-        assert (sets[:, :, -1] == problem.expected).all()
+        assert (sets[:, :, -1] == problem.expected_sixteenths).all()
         assert not sets[:, 1, :-1].any() and (taken[:, 1] == -1).all()  # always empty
         for unit in units:
-            for feature, places in zip(unit.own.features, unit.places, strict=True):
+            for feature, places in zip(unit.own.features, unit.choices, strict=True):
                 assert set(taken[:, feature]) == set(places)
                 seen[unit.own.name] |= {(feature, place) for place in places}
                 for number in range(len(sets)):
                     wanted = unit.own.candidates[taken[number, feature], :-1]
                     assert (sets[number, feature, :-1] == wanted).all()
             long = [feature for feature in unit.own.features if feature % 3 and feature != 1]
-            widest = max(map(len, unit.places))
+            widest = max(map(len, unit.choices))
             assert len(set(taken[0, long])) >= min(len(long), widest) // 2
     for own in classes:
         wanted = {(f, place) for f, places in zip(own.features, own.at(16), strict=True) for place in places}
@@ -312,8 +312,8 @@ def test_all_candidates_are_mixed_evenly(device, collection, most):
 def test_parts_of_a_class_are_compared_by_the_default():
     nan = np.nan
     parts = [np.array([[[10.0, 8.0, nan]]]), np.array([[[20.0, nan, 12.0]]])]
-    together = local_stage._together(parts)
-    assert together[0, 0].tolist() == pytest.approx([15.0, 12.0, 9.0])
+    merged = local_stage._merged(parts)
+    assert merged[0, 0].tolist() == pytest.approx([15.0, 12.0, 9.0])
 
 
 def test_a_features_own_choice_must_be_worth_it():

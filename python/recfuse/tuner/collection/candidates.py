@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ _LONGEST_COLUMN = 4  # lookups of a bag for one lane
 _LEAST_PART = 32  # rows of a bag for each of the blocks that share it
 _REGISTERS = 65536  # of an SM
 _REGISTERS_OF_A_KERNEL = 16  # besides rows in flight: fewer than any has, so that nothing good is left out
-_TOGETHER = 8  # neighbours that take columns at once
+_TILED_AT_ONCE = 8  # neighbours that take columns at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +39,13 @@ class FeatureClass:
     name: str
     features: list[int]
     candidates: NDArray[np.int32]  # [candidates, 5]; the default is the first
-    allowed: list[list[int]]  # [features]: places of candidates worth a try, the default first
+    allowed: list[list[int]]  # [features]: numbers of candidates worth a try, the default first
     align: int  # bytes of the widest load of a lane
 
     def at(self, warps: int) -> list[list[int]]:
         """`allowed`, without what registers cannot hold with so many warps an SM."""
         fits = [_fits(row, self.align, warps) for row in self.candidates]
-        return [[place for place in own if fits[place]] for own in self.allowed]
+        return [[choice for choice in own if fits[choice]] for own in self.allowed]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,35 +53,33 @@ class Unit:
     """Candidates of a class that share a kernel, for some occupancy."""
 
     own: FeatureClass
-    places: list[list[int]]  # [features of the class]: candidates in the order in which they are taken
+    choices: list[list[int]]  # [features of the class]: candidates in the order in which they are taken
 
     @property
     def variants(self) -> int:
         """Different candidates."""
-        return len({place for places in self.places for place in places})
+        return len({choice for choices in self.choices for choice in choices})
 
 
 def classes_of(problem: FusedProblem, bench: FusedBench) -> list[FeatureClass]:
     """The classes of the features that have lookups, those with the most bytes to gather first."""
-    known: dict[tuple[object, ...], NDArray[np.int32]] = {}
-    members: dict[tuple[object, ...], list[int]] = {}
+    runnable: dict[Any, NDArray[np.int32]] = {}
+    members: dict[Any, list[int]] = {}
     for feature, table in enumerate(problem.tables):
-        if problem.expected[feature] == ALWAYS_EMPTY or not table.rows * table.dim:
+        if problem.expected_sixteenths[feature] == ALWAYS_EMPTY or not table.rows * table.dim:
             continue
         key = (table.dim, table.dtype, table.mode, table.padded, *problem.alignment(feature))
-        if (key, table.rows) not in known:  # the rows may decide whether a table can be staged
-            known[key, table.rows] = bench.candidates(feature)
-        runnable = known[key, table.rows]
-        members.setdefault((*key, runnable.tobytes()), []).append(feature)
-    found, names = [], set()
+        if (key, table.rows) not in runnable:  # the rows may decide whether a table can be staged
+            runnable[key, table.rows] = bench.candidates(feature)
+        members.setdefault((*key, runnable[key, table.rows].tobytes()), []).append(feature)
+    found, names = [], set[str]()
     for key, features in members.items():
         name = _class_name(key)
         while name in names:
             name += "'"
         names.add(name)
         found.append(_class(problem, name, features, np.frombuffer(key[-1], np.int32), key[4]))
-    work = {one.name: _gathered(problem, one.features) for one in found}
-    return sorted(found, key=lambda one: -work[one.name])
+    return sorted(found, key=lambda own: -_gathered(problem, own.features))
 
 
 def _class_name(key: tuple[object, ...]) -> str:
@@ -90,7 +89,8 @@ def _class_name(key: tuple[object, ...]) -> str:
 
 
 def _gathered(problem: FusedProblem, features: Sequence[int]) -> float:
-    return float(sum(problem.expected[one] * problem.tables[one].row_bytes for one in features))
+    work = (problem.expected_sixteenths[number] * problem.tables[number].row_bytes for number in features)
+    return float(sum(work))
 
 
 def _class(
@@ -100,32 +100,31 @@ def _class(
     rows[:, -1] = 0
     rows = np.concatenate((np.zeros((1, FIELDS), np.int32), rows[rows.any(axis=1)]))
     lanes = min(32, power_of_two(problem.tables[features[0]].row_bytes // align))
-    kept: dict[tuple[int, bool], list[int]] = {}
+    kept: dict[tuple[float, bool], list[int]] = {}
     allowed = []
     for feature in features:
-        parts = int(problem.expected[feature])
-        reused = parts / SIXTEENTHS * problem.bags >= problem.tables[feature].rows
-        if (parts, reused) not in kept:
-            length = parts / SIXTEENTHS
-            kept[parts, reused] = [0, *_worth_a_try(rows, length, lanes, reused)]
-        allowed.append(kept[parts, reused])
+        length = int(problem.expected_sixteenths[feature]) / SIXTEENTHS
+        reused = length * problem.bags >= problem.tables[feature].rows
+        if (length, reused) not in kept:
+            kept[length, reused] = [0, *_worth_a_try(rows, length, lanes, reused)]
+        allowed.append(kept[length, reused])
     return FeatureClass(name, features, rows, allowed, align)
 
 
 def _worth_a_try(rows: NDArray[np.int32], length: float, lanes: int, reused: bool) -> list[int]:
-    """Places of the candidates for a bag of `length` lookups, of rows that `lanes` threads read."""
+    """Numbers of the candidates for a bag of `length` lookups, of rows that `lanes` threads read."""
     longest = max(int(np.ceil(length)), 1)
     widest = max(_slots(row, lanes) for row in rows)
     found = []
-    for place, row in enumerate(rows):
+    for choice, row in enumerate(rows):
         kind, threads, distance, split, _ = (int(value) for value in row)
         if kind == _POOL:
-            slots, parts = _slots(row, lanes), max(split, 1)
-            share = longest / (slots * parts)
+            slots, blocks = _slots(row, lanes), max(split, 1)
+            share = longest / (slots * blocks)
             fits = threads == 0 or slots <= max(power_of_two(longest), 1)
             fits = fits and (share <= _LONGEST_SLOT or slots >= widest)
             fits = fits and distance <= max(power_of_two(int(np.ceil(share))), 1)
-            fits = fits and (parts == 1 or longest / parts >= _LEAST_PART)
+            fits = fits and (blocks == 1 or longest / blocks >= _LEAST_PART)
         elif kind == _COLUMNS:
             fits = length <= _LONGEST_COLUMN
         elif kind == _STAGED:
@@ -133,7 +132,7 @@ def _worth_a_try(rows: NDArray[np.int32], length: float, lanes: int, reused: boo
         else:
             fits = False
         if fits:
-            found.append(place)
+            found.append(choice)
     return found
 
 
@@ -158,17 +157,16 @@ def units_of(classes: Sequence[FeatureClass], warps: int, most: int) -> list[lis
     kernels: list[list[Unit]] = []
     for own in classes:
         allowed = own.at(warps)
-        used = sorted({place for places in allowed for place in places} - {0})
+        used = sorted({choice for choices in allowed for choice in choices} - {0})
         step = max(most - 1, 1)
-        parts = [used[at : at + step] for at in range(0, len(used), step)]
-        for part in parts:
-            chosen = {0, *part}
-            unit = Unit(own, [[place for place in places if place in chosen] for places in allowed])
+        for start in range(0, len(used), step):
+            chosen = {0, *used[start : start + step]}
+            unit = Unit(own, [[choice for choice in choices if choice in chosen] for choices in allowed])
             room = [
                 kernel
                 for kernel in kernels
-                if sum(one.variants for one in kernel) + unit.variants <= most
-                and all(one.own is not own for one in kernel)
+                if sum(other.variants for other in kernel) + unit.variants <= most
+                and all(other.own is not own for other in kernel)
             ]
             if room:
                 room[0].append(unit)
@@ -190,23 +188,23 @@ def mixtures(
         The sets, int32 ``[sets, features, 5]``, and which candidate a feature has, ``[sets, features]``; -1
         for those of other classes.
     """
-    number = max(len(places) for unit in units for places in unit.places)
+    number = max(len(choices) for unit in units for choices in unit.choices)
     sets = np.repeat(defaults[None], number, axis=0)
     taken = np.full(sets.shape[:2], -1, np.int64)
     for unit in units:
-        for feature, places, turn in zip(unit.own.features, unit.places, _turns(unit, seed), strict=True):
-            own = np.array(places)
-            taken[:, feature] = own[(np.arange(number) + turn) % len(own)]
+        firsts = _first_choices(unit, seed)
+        for feature, choices, first in zip(unit.own.features, unit.choices, firsts, strict=True):
+            taken[:, feature] = np.array(choices)[(np.arange(number) + first) % len(choices)]
             sets[:, feature, :-1] = unit.own.candidates[taken[:, feature], :-1]
     return sets, taken
 
 
-def _turns(unit: Unit, seed: int) -> NDArray[np.int64]:
+def _first_choices(unit: Unit, seed: int) -> NDArray[np.int64]:
     """Which of its candidates each feature of a class begins with: the next one's is another."""
     kinds = unit.own.candidates[:, 0]
-    turns, together = [-1], 0
-    for places in unit.places:
-        tiled = bool((kinds[places] == _COLUMNS).any())
-        together = together + 1 if tiled and 0 < together < _TOGETHER else int(tiled)
-        turns.append(turns[-1] + (together <= 1))
-    return np.random.default_rng(seed).permutation(turns[-1] + 1)[turns[1:]]
+    firsts, tile = [-1], 0  # features of the tile so far
+    for choices in unit.choices:
+        tiled = bool((kinds[choices] == _COLUMNS).any())
+        tile = tile + 1 if tiled and 0 < tile < _TILED_AT_ONCE else int(tiled)
+        firsts.append(firsts[-1] + (tile <= 1))
+    return np.random.default_rng(seed).permutation(firsts[-1] + 1)[firsts[1:]]

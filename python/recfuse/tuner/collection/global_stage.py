@@ -35,19 +35,18 @@ class Contestant:
 
 def compiled(state: State, step: str, contestants: Mapping[str, Contestant]) -> dict[str, Contestant]:
     """Those whose kernels compile; says why others are left out. Spills are told; time tells their cost."""
-    for name, one in contestants.items():
-        state.compiler.submit(
-            (step, name), state.bench.kernel(state.arch, one.schedules[None], one.warps, False)
-        )
+    for name, contestant in contestants.items():
+        job = state.bench.kernel(state.arch, contestant.schedules[None], contestant.warps, False)
+        state.compiler.submit((step, name), job)
     ready = {}
-    for name, one in contestants.items():
+    for name, contestant in contestants.items():
         result = state.compiler.result((step, name))
         if why := missing(result):
             state.note(step, name, None, False, why)
         else:
             if bytes_spilled := spilled(result):
                 state.note(step, name, None, True, f"spills {bytes_spilled}")
-            ready[name] = one
+            ready[name] = contestant
     return ready
 
 
@@ -56,12 +55,12 @@ def in_turns(
 ) -> dict[str, float]:
     """Median microseconds a batch of each, in turns; of those that run."""
     samples: dict[str, list[float]] = {name: [] for name in contestants}
-    places = state.problem.some_batches(_BATCHES)
+    numbers = state.problem.some_batches(_BATCHES)
     for _ in bar(state.progress, step, range(turns)):
         for name in list(samples):
-            one = contestants[name]
+            sets, warps = contestants[name].schedules[None], contestants[name].warps
             try:
-                times = state.bench.seconds(one.schedules[None], one.warps, _ROUNDS, places)[0]
+                times = state.bench.seconds(sets, warps, _ROUNDS, numbers)[0]
             except Exception as error:
                 if name == "":  # the defaults must run
                     raise
@@ -79,7 +78,7 @@ def refine(state: State, best: Contestant, groups: list[Group], deadline: float)
     queue = [
         (group, row)
         for rank in range(max((len(group.ranked) for group in groups), default=0))
-        for group in sorted(groups, key=lambda one: -one.cycles)
+        for group in sorted(groups, key=lambda group: -group.cycles)
         for row in group.ranked[rank : rank + 1]
         if (best.schedules[group.features, :-1] != row[:-1]).any()
     ]
@@ -88,7 +87,7 @@ def refine(state: State, best: Contestant, groups: list[Group], deadline: float)
         now: dict[str, tuple[Group, list[int]]] = {}
         left = []
         for group, row in queue:
-            if len(now) < _TRIES and all(group is not one for one, _ in now.values()):
+            if len(now) < _TRIES and all(group is not other for other, _ in now.values()):
                 now[f"{group.name}: {str(FusedSchedule.of_row(row)) or 'default'}"] = group, row
             else:
                 left.append((group, row))
@@ -107,16 +106,17 @@ def _try(
     """The best of a kernel, the same with one group's schedule changed, and with all changes that help."""
     changed = {name: _with(best, [change]) for name, change in tries.items()}
     ready = compiled(state, step, changed)
-    us = _beside(state, best, ready)
-    helps = {name: value for name, value in us.items() if name and value < (1 - _LEAST_GAIN) * us[""]}
+    us = _against(state, best, ready)
+    enough = 1 - _LEAST_GAIN
+    helps = {name: value for name, value in us.items() if name and value < enough * us[""]}
     if len(helps) > 1:
         name = f"all {len(helps)} that help"
-        together = compiled(state, f"{step} all", {name: _with(best, [tries[one] for one in helps])})
+        combined = compiled(state, f"{step} all", {name: _with(best, [tries[group] for group in helps])})
         fastest = min(helps, key=helps.__getitem__)
-        again = _beside(state, best, {**together, fastest: ready[fastest]})
+        again = _against(state, best, {**combined, fastest: ready[fastest]})
         us |= again
-        ready |= together
-        helps = {one: again[one] for one in again if one and again[one] < (1 - _LEAST_GAIN) * again[""]}
+        ready |= combined
+        helps = {name: value for name, value in again.items() if name and value < enough * again[""]}
     winner = min(helps, key=helps.__getitem__) if helps else ""
     for name, value in us.items():
         if name:
@@ -132,13 +132,13 @@ def _with(best: Contestant, changes: list[tuple[Group, list[int]]]) -> Contestan
     return Contestant(schedules, best.warps)
 
 
-def _beside(state: State, best: Contestant, others: Mapping[str, Contestant]) -> dict[str, float]:
+def _against(state: State, best: Contestant, others: Mapping[str, Contestant]) -> dict[str, float]:
     """Median microseconds of the best, named "", and of others with as many warps, in turns."""
     everyone = {"": best, **others}
-    sets = np.stack([one.schedules for one in everyone.values()])
-    places = state.problem.some_batches(_BATCHES)
+    sets = np.stack([contestant.schedules for contestant in everyone.values()])
+    numbers = state.problem.some_batches(_BATCHES)
     try:
-        times = np.median(state.bench.seconds(sets, best.warps, _REFINE_ROUNDS, places), axis=1) * 1e6
+        times = np.median(state.bench.seconds(sets, best.warps, _REFINE_ROUNDS, numbers), axis=1) * 1e6
     except Exception as error:  # one that fails fails them all: each is then called alone
         state.note("refine", "", None, False, f"does not run: {first_line(error)}")
         return in_turns(state, "refine", everyone)
@@ -150,9 +150,7 @@ def confirm(state: State, best: Contestant | None) -> tuple[Contestant, float, f
     those of the defaults.
     """
     defaults = Contestant(state.defaults, 0)
-    contestants = {"": defaults}
-    if best is not None:
-        contestants["plan"] = best
+    contestants = {"": defaults} if best is None else {"": defaults, "plan": best}
     us = in_turns(state, "confirm", contestants, _CONFIRM_TURNS)
     default_us = us[""]
     if best is None or "plan" not in us:

@@ -26,7 +26,7 @@ _VARIANTS = 48  # candidates in one kernel, which has the defaults of other clas
 _MOST_CHOSEN = 64  # different schedules of classes in the kernel of all features
 _REPEATS = 3
 _BATCHES = 4
-_ALIKE = 1.1  # features of a class whose mean bags differ by less decide together
+_ALIKE = 1.1  # features of a class whose mean bags differ by less decide as one
 _LEAST_GAIN = 0.03  # by which a feature's own best must beat that of those alike
 _RANKED = 4  # candidates of a group that are worth a try in the whole kernel
 
@@ -101,31 +101,37 @@ class LocalStage:
         many different ones.
         """
         weights: dict[tuple[str, int], float] = {}
-        chosen = {own.name: _places(own, local.schedules) for own in self._classes if own.name in costs}
-        for name, places in chosen.items():
-            for member, place in enumerate(places):
-                spent = weights.get((name, place), 0.0) + np.nan_to_num(costs[name][member, place])
-                weights[name, place] = float(spent)
+        chosen = {own.name: _choices_of(own, local.schedules) for own in self._classes if own.name in costs}
+        for name, choices in chosen.items():
+            for member, choice in enumerate(choices):
+                spent = weights.get((name, choice), 0.0) + np.nan_to_num(costs[name][member, choice])
+                weights[name, choice] = float(spent)
         kept = set(sorted(weights, key=lambda pair: -weights[pair])[:_MOST_CHOSEN])
         if len(kept) == len(weights):
             return
         for own in self._classes:
             if own.name not in chosen:
                 continue
-            known = [place for name, place in kept if name == own.name] or [0]
-            for member, place in enumerate(chosen[own.name]):
-                if (own.name, place) in kept:
+            left = [choice for name, choice in kept if name == own.name] or [0]
+            for member, choice in enumerate(chosen[own.name]):
+                if (own.name, choice) in kept:
                     continue
-                cost = costs[own.name][member, known]
-                best = 0 if np.isnan(cost).all() else known[int(np.nanargmin(cost))]
+                cost = costs[own.name][member, left]
+                best = 0 if np.isnan(cost).all() else left[int(np.nanargmin(cost))]
                 local.schedules[own.features[member], :-1] = own.candidates[best, :-1]
         why = f"a kernel has at most {_MOST_CHOSEN}: those with the fewest cycles are left out"
-        self._state.note(f"local {self._warps}", f"{len(weights)} schedules", None, False, why)
+        self._note(f"{len(weights)} schedules", False, why)
 
     def _leave_out(self, local: Local, number: int, reason: str) -> None:
         local.whole = False
-        names = ", ".join(unit.own.name for unit in self._kernels[number])
-        self._state.note(f"local {self._warps}", names, None, False, reason)
+        self._note(self._names(number), False, reason)
+
+    def _note(self, candidate: str, kept: bool, why: str) -> None:
+        self._state.note(f"local {self._warps}", candidate, None, kept, why)
+
+    def _names(self, number: int) -> str:
+        """Of the classes of a kernel."""
+        return ", ".join(unit.own.name for unit in self._kernels[number])
 
     def _compiled(self, number: int) -> str | None:
         """Waits for a kernel; why it cannot be timed, None if it can. Candidates that spill pay for it in
@@ -147,8 +153,8 @@ class LocalStage:
         """
         state, units = self._state, self._kernels[number]
         sets, taken = mixtures(units, state.defaults, state.seed)
-        places = state.problem.some_batches(_BATCHES)
-        cycles = [state.bench.cycles(sets, self._warps, places) for _ in range(_REPEATS)]
+        batches = state.problem.some_batches(_BATCHES)
+        cycles = [state.bench.cycles(sets, self._warps, batches) for _ in range(_REPEATS)]
         for unit in units:
             samples.setdefault(unit.own.name, []).append(_by_candidate(unit, np.stack(cycles), taken))
 
@@ -156,26 +162,26 @@ class LocalStage:
         self, local: Local, own: FeatureClass, parts: list[NDArray[np.float64]]
     ) -> NDArray[np.float64]:
         """Chooses for the features of a class; cycles of each `[features of the class, candidates]`."""
-        costs = _together(parts)
+        costs = _merged(parts)
         cost, noise = _statistics(costs)
-        for name, members in _alike(own, self._state.problem.expected):
+        for name, members in _alike(own, self._state.problem.expected_sixteenths):
             # Those without cycles, as of empty bags in these batches, have nothing to say.
             voters = members[cost[members, 0] > 0]
             if not len(voters):
                 continue
             votes = _mean(cost[voters] / cost[voters, :1])
-            order = [int(place) for place in np.argsort(votes, kind="stable") if np.isfinite(votes[place])]
+            order = [int(choice) for choice in np.argsort(votes, kind="stable") if np.isfinite(votes[choice])]
             for member in members:
-                place = _own_choice(cost[member], order[0], max(_LEAST_GAIN, 2 * noise[member]))
-                local.schedules[own.features[member], :-1] = own.candidates[place, :-1]
-            ranked = [own.candidates[place].tolist() for place in order[:_RANKED]]
+                choice = _own_choice(cost[member], order[0], max(_LEAST_GAIN, 2 * noise[member]))
+                local.schedules[own.features[member], :-1] = own.candidates[choice, :-1]
+            ranked = [own.candidates[choice].tolist() for choice in order[:_RANKED]]
             features = [own.features[member] for member in members]
             best = float(np.nansum(cost[members, order[0]]))
             local.groups.append(Group(name, features, ranked, best))
-            self._note(local, name, own, members, votes, order)
+            self._tell(local, name, own, members, votes, order)
         return cost
 
-    def _note(
+    def _tell(
         self,
         local: Local,
         name: str,
@@ -185,16 +191,15 @@ class LocalStage:
         order: list[int],
     ) -> None:
         texts = [str(FusedSchedule.of_row(local.schedules[own.features[member]])) for member in members]
-        step, least = f"local {self._warps}", votes[order[0]]
-        for place in order:
-            text = str(FusedSchedule.of_row(own.candidates[place]))
-            if (count := texts.count(text)) or place == order[1 if len(order) > 1 else 0]:
-                why = f"{votes[place] / least:.3f}x the fewest cycles, {count} of {len(members)} features"
-                self._state.note(step, f"{name}: {text or 'default'}", None, count > 0, why)
+        least = votes[order[0]]
+        for choice in order:
+            text = str(FusedSchedule.of_row(own.candidates[choice]))
+            if (count := texts.count(text)) or choice == order[1 if len(order) > 1 else 0]:
+                why = f"{votes[choice] / least:.3f}x the fewest cycles, {count} of {len(members)} features"
+                self._note(f"{name}: {text or 'default'}", count > 0, why)
         if len(order) > 1:
             worst = votes[order[-1]] / least
-            why = f"{len(order)} candidates timed, up to {worst:.2f}x the fewest cycles"
-            self._state.note(step, name, None, False, why)
+            self._note(name, False, f"{len(order)} candidates timed, up to {worst:.2f}x the fewest cycles")
 
 
 def _by_candidate(unit: Unit, cycles: NDArray[np.float64], taken: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -211,22 +216,22 @@ def _by_candidate(unit: Unit, cycles: NDArray[np.float64], taken: NDArray[np.int
     return cost
 
 
-def _together(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+def _merged(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Costs of all candidates of a class, from kernels with a part of them each and the default in all."""
     scales = np.array([np.nansum(part[:, :, 0]) for part in parts])
     if len(parts) > 1 and (scales > 0).all():
         parts = [part * (scales.mean() / scale) for part, scale in zip(parts, scales, strict=True)]
-    together = parts[0].copy()
+    merged = parts[0].copy()
     for part in parts[1:]:
-        together = np.where(np.isnan(together), part, together)
-    together[:, :, 0] = np.mean([part[:, :, 0] for part in parts], axis=0)
-    return together
+        merged = np.where(np.isnan(merged), part, merged)
+    merged[:, :, 0] = np.mean([part[:, :, 0] for part in parts], axis=0)
+    return merged
 
 
-def _places(own: FeatureClass, schedules: NDArray[np.int32]) -> list[int]:
+def _choices_of(own: FeatureClass, schedules: NDArray[np.int32]) -> list[int]:
     """Which candidate each feature of a class has."""
-    place_of = {row.tobytes(): place for place, row in enumerate(own.candidates[:, :-1])}
-    return [place_of[schedules[feature, :-1].tobytes()] for feature in own.features]
+    choice_of = {row.tobytes(): choice for choice, row in enumerate(own.candidates[:, :-1])}
+    return [choice_of[schedules[feature, :-1].tobytes()] for feature in own.features]
 
 
 def _statistics(costs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -238,22 +243,22 @@ def _statistics(costs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArra
         return cost, np.nan_to_num(np.nanmedian(spread, axis=1))
 
 
-def _alike(own: FeatureClass, expected: NDArray[np.int32]) -> list[tuple[str, NDArray[np.int64]]]:
-    """Features of a class with bags of like length: names, and places in the class."""
-    lengths = expected[own.features] / SIXTEENTHS
+def _alike(own: FeatureClass, expected_sixteenths: NDArray[np.int32]) -> list[tuple[str, NDArray[np.int64]]]:
+    """Features of a class with bags of like length: names, and positions in the class."""
+    lengths = expected_sixteenths[own.features] / SIXTEENTHS
     bins = np.rint(np.log(lengths) / np.log(_ALIKE)).astype(np.int64)
     found = []
-    for one in np.unique(bins):
-        members = np.flatnonzero(bins == one)
+    for number in np.unique(bins):
+        members = np.flatnonzero(bins == number)
         found.append((f"{own.name} x{lengths[members].mean():.3g}", members))
     return found
 
 
 def _mean(relative: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means of columns without their NaN; inf where there is nothing else."""
-    known = ~np.isnan(relative)
-    sums = np.where(known, relative, 0).sum(axis=0)
-    return np.where(known.any(axis=0), sums / np.maximum(known.sum(axis=0), 1), np.inf)
+    measured = ~np.isnan(relative)
+    sums = np.where(measured, relative, 0).sum(axis=0)
+    return np.where(measured.any(axis=0), sums / np.maximum(measured.sum(axis=0), 1), np.inf)
 
 
 def _own_choice(cost: NDArray[np.float64], common: int, least_gain: float) -> int:

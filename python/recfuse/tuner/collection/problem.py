@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recfuse import _C
-from recfuse._codes import DTYPES
+from recfuse._codes import DTYPES, INTEGER_NAMES
 from recfuse.data.collection import Jagged, jagged_batches, mean_lengths
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.collection_view import CollectionView, NativeCall, native_call, view_of
 from recfuse.nn.mapping import size_of, staged_features
 from recfuse.ops import HAS_CUDA_KERNELS, check, fused_embedding_bag
 from recfuse.ops.schedules import FIELDS, expectations
-from recfuse.plan.features import CallForm, FeatureTable, dtype_name, tables_of
+from recfuse.plan.features import CallForm, FeatureTable, tables_of
 from recfuse.tuner.compile import Job
 from recfuse.tuner.native import address, alignment, float_weights, integer_codes, lookups, stream_of
 
@@ -35,7 +35,7 @@ class FusedProblem:
     features: NDArray[np.int64]  # [features, 7], as the operator has them
     tables: list[FeatureTable]  # one a feature
     batches: list[Jagged]
-    expected: NDArray[np.int32]  # [features] mean lookups of a bag in sixteenths; -1: always empty
+    expected_sixteenths: NDArray[np.int32]  # [features] lookups of a bag; -1: always empty
     output_dim: int
 
     @classmethod
@@ -108,15 +108,15 @@ class FusedProblem:
     def defaults(self) -> NDArray[np.int32]:
         """Default schedules `[features, 5]`, with the expected lookups."""
         rows = np.zeros((len(self.tables), FIELDS), np.int32)
-        rows[:, -1] = self.expected
+        rows[:, -1] = self.expected_sixteenths
         return rows
 
     def some_batches(self, number: int) -> list[int]:
-        """Places of some batches with lookups, from small to large ones."""
+        """Numbers of some batches with lookups, from small to large ones."""
         sizes = np.array([batch.indices.numel() for batch in self.batches])
         order = np.argsort(sizes, kind="stable")[int((sizes == 0).sum()) :]
-        places = np.linspace(0, len(order) - 1, min(number, len(order))).round().astype(int)
-        return [int(order[place]) for place in places]
+        steps = np.linspace(0, len(order) - 1, min(number, len(order))).round().astype(int)
+        return [int(order[step]) for step in steps]
 
 
 def _check_kernel(view: CollectionView) -> None:
@@ -159,9 +159,9 @@ class FusedBench:
     def staged(self) -> list[int]:
         """Features whose tables are staged by default, in the batch with the most lookups."""
         largest = max(self.problem.batches, key=lambda batch: batch.indices.numel())
-        known = _C.fused_embedding_bag_describe(self.call, self.problem.defaults(), 0)
+        described = _C.fused_embedding_bag_describe(self.call, self.problem.defaults(), 0)
         size = size_of(self.problem.device)
-        return staged_features(_C.fused_embedding_bag_map(known, largest.host_offsets, *size))
+        return staged_features(_C.fused_embedding_bag_map(described, largest.host_offsets, *size))
 
     def kernel(self, arch: str, sets: NDArray[np.int32], warps: int, timed: bool) -> Job:
         """What compiles the one kernel of some sets of schedules."""
@@ -176,35 +176,26 @@ class FusedBench:
         sets: NDArray[np.int32],
         warps: int,
         rounds: int,
-        places: Sequence[int],
+        numbers: Sequence[int],
+        timed: bool = False,
     ) -> NDArray[np.float64]:
         """Seconds a batch `[sets, rounds]` of sets of schedules `[sets, features, 5]`, in turns; over the
-        batches in these places.
+        batches of these numbers. `timed`: see `cycles`.
         """
-        return self._measure(sets, warps, rounds, places, False)
-
-    def cycles(self, sets: NDArray[np.int32], warps: int, places: Sequence[int]) -> NDArray[np.float64]:
-        """Clock cycles `[sets, features]` of the blocks of each feature, the schedules of all sets in one
-        kernel; over the batches in these places.
-        """
-        return self._measure(sets, warps, 1, places, True)
-
-    def _measure(
-        self,
-        sets: NDArray[np.int32],
-        warps: int,
-        rounds: int,
-        places: Sequence[int],
-        timed: bool,
-    ) -> NDArray[np.float64]:
-        batches = [self._batches[place] for place in places]
+        batches = [self._batches[number] for number in numbers]
         stream = stream_of(self.problem.device)
         return _C.fused_embedding_bag_measure(*stream, self.call, batches, _sets(sets), warps, rounds, timed)
 
+    def cycles(self, sets: NDArray[np.int32], warps: int, numbers: Sequence[int]) -> NDArray[np.float64]:
+        """Clock cycles `[sets, features]` of the blocks of each feature, the schedules of all sets in one
+        kernel; over the batches of these numbers.
+        """
+        return self.seconds(sets, warps, 1, numbers, True)
+
 
 def _form(batch: Jagged) -> CallForm:
-    names: Any = dtype_name(batch.indices.dtype), dtype_name(batch.offsets.dtype)
-    return CallForm(*names, batch.weights is not None)
+    names = (INTEGER_NAMES[code] for code in integer_codes(batch))
+    return CallForm(next(names), next(names), batch.weights is not None)
 
 
 def _sets(sets: NDArray[np.int32]) -> NDArray[np.int32]:

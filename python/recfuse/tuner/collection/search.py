@@ -62,7 +62,7 @@ def tune_collection(
                 progress=progress,
                 seed=seed,
             )
-            if finished.foreign:
+            if finished.stale:
                 state.note("resume", str(resume), None, False, "was made for something else: begun anew")
             found = _search(state, finished)
     tables, table_of = distinct(problem.tables)
@@ -70,7 +70,7 @@ def tune_collection(
     return CollectionPlan(
         schedules=schedules,
         schedule_of=schedule_of,
-        expected=problem.expected.tolist(),
+        expected=problem.expected_sixteenths.tolist(),
         warps=found.best.warps,
         tables=tables,
         table_of=table_of,
@@ -107,7 +107,7 @@ def _search(state: State, finished: Finished) -> _Found:
         state.note_time("refinement")
     winner, best_us, default_us = global_stage.confirm(state, best)
     warps = sorted(set(with_default) - {0} | set(times))
-    occupancies = [Occupancy(one, with_default.get(one), times.get(one)) for one in warps]
+    occupancies = [Occupancy(number, with_default.get(number), times.get(number)) for number in warps]
     return _Found(winner, best_us, default_us, occupancies)
 
 
@@ -133,7 +133,7 @@ def _occupancies(state: State, result: dict[str, Any]) -> dict[int, float]:
     why = f"what runs without a plan, {result['registers']} registers, {result['spill_bytes']} bytes spilled"
     state.note(step, "", us[""], True, why)
     least, kept = min(us.values()), {0: us[""]}
-    for name in sorted(ready, key=lambda one: us.get(one, np.inf)):
+    for name in sorted(ready, key=lambda name: us.get(name, np.inf)):
         if name in us:
             near = us[name] <= _FAR_OFF * least
             why = f"{us[name] / least:.2f}x the fastest" + ("" if near else ": not tuned")
@@ -151,7 +151,7 @@ def _local_stage(state: State, finished: Finished, with_default: dict[int, float
     classes = classes_of(state.problem, state.bench)
     locals_: dict[int, Local] = {}
     stages: dict[int, LocalStage] = {}
-    for warps in (one for one in with_default if one):
+    for warps in filter(None, with_default):  # 0 is the defaults' own
         if (local := _resumed(state, finished, warps)) is not None:
             locals_[warps] = local
         else:
@@ -186,10 +186,10 @@ def _with_staged_tables(state: State, contestants: dict[str, Contestant]) -> dic
     """
     staged = state.bench.staged()
     changed = {}
-    for name, one in contestants.items():
-        schedules = one.schedules.copy()
+    for name, contestant in contestants.items():
+        schedules = contestant.schedules.copy()
         schedules[staged, :-1] = 0
-        changed[f"{name}, {len(staged)} tables staged"] = Contestant(schedules, one.warps)
+        changed[f"{name}, {len(staged)} tables staged"] = Contestant(schedules, contestant.warps)
     return changed if staged else {}
 
 
@@ -219,7 +219,7 @@ def _global_stage(
         why = f"{us[''] / us[name]:.3f}x as fast as the defaults"
         state.note("global", name, us[name], name == fastest, why)
     times: dict[int, float] = {}
-    for name, one in ready.items():
+    for name, contestant in ready.items():
         if name in us:
-            times[one.warps] = min(us[name], times.get(one.warps, np.inf))
+            times[contestant.warps] = min(us[name], times.get(contestant.warps, np.inf))
     return (everyone[fastest] if fastest else None), times

@@ -68,7 +68,7 @@ class Finished:
         self._path = None if path is None else path_of(path, "recfuse.tune: resume")
         self._identity = identity
         self._records: dict[str, Any] = {}
-        self.foreign = False
+        self.stale = False
         """The file was made for something else; it will be overwritten."""
         if self._path is None or not Path(self._path).exists():
             return
@@ -81,8 +81,8 @@ class Finished:
                 f"recfuse.tune: resume is {str(path)!r}, which is there and holds no finished measurements; "
                 "name another file, or remove it"
             )
-        self.foreign = found["recfuse_tuning"] != _FORMAT or found.get("identity") != identity
-        if not self.foreign and isinstance(found.get("occupancies"), dict):
+        self.stale = found["recfuse_tuning"] != _FORMAT or found.get("identity") != identity
+        if not self.stale and isinstance(found.get("occupancies"), dict):
             self._records = found["occupancies"]
 
     def get(self, warps: int) -> Any:
@@ -90,7 +90,7 @@ class Finished:
         return self._records.get(str(warps))
 
     def put(self, warps: int, record: dict[str, Any]) -> None:
-        """Writes the measurements of an occupancy beside the others."""
+        """Adds the measurements of an occupancy."""
         self._records[str(warps)] = record
         if self._path is not None:
             head = {"recfuse_tuning": _FORMAT, "identity": self._identity}
@@ -100,7 +100,7 @@ class Finished:
 
 def identity(problem: FusedProblem, trace: CollectionTrace, device: Device, seed: int) -> str:
     """What measurements are for: collection, lookups, device and versions."""
-    digest = hashlib.sha256(problem.features[:, 2:].tobytes() + problem.expected.tobytes())
+    digest = hashlib.sha256(problem.features[:, 2:].tobytes() + problem.expected_sixteenths.tobytes())
     kinds = [asdict(table) for table in dict.fromkeys(problem.tables)]
     parts = [trace.sha256, seed, asdict(problem.form), asdict(device), kinds]
     digest.update(json.dumps(parts, sort_keys=True).encode())
@@ -109,15 +109,14 @@ def identity(problem: FusedProblem, trace: CollectionTrace, device: Device, seed
 
 def rows_record(rows: NDArray[np.int32]) -> dict[str, Any]:
     """Rows of schedules as a record of a file."""
-    different, places = np.unique(rows, axis=0, return_inverse=True)
-    return {"rows": different.tolist(), "of": runs(places.reshape(-1).tolist())}
+    different, numbers = np.unique(rows, axis=0, return_inverse=True)
+    return {"rows": different.tolist(), "of": runs(numbers.reshape(-1).tolist())}
 
 
 def rows_of(record: Any, shape: Sequence[int]) -> NDArray[np.int32]:
     """The rows of a record; ValueError where it is none, or of another shape."""
     try:
-        places = of_runs(record["of"], "of")
-        rows = np.array(record["rows"], np.int32)[places]
+        rows = np.array(record["rows"], np.int32)[of_runs(record["of"], "of")]
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise PlanError(f"recfuse.tune: not a record of schedules: {error!r}") from error
     if rows.shape != tuple(shape):
