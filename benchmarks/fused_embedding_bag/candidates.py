@@ -14,7 +14,7 @@ from torch import Tensor
 import recfuse
 from common.checks import left_out
 from common.peers import CUDA_KINDS, fbgemm_usable
-from fused_embedding_bag.native import never_staged, schedules_of
+from fused_embedding_bag.native import never_staged, operator_run, schedules_of
 from fused_embedding_bag.runs import compiled_run, fbgemm_run, loop_run, one_warp_run, padded_run
 from fused_embedding_bag.setting import Batch, Subject
 from fused_embedding_bag.streams import Run
@@ -97,22 +97,6 @@ def fused_run(module: torch.nn.Module) -> Run:
     @torch.inference_mode()
     def run(batch: Batch) -> Tensor:
         return module(batch.indices, batch.offsets)
-
-    return run
-
-
-def operator_run(
-    module: recfuse.nn.FusedEmbeddingBagCollection, options: Callable[[Batch], dict[str, Any]]
-) -> Run:
-    """A call of its operator, with options of one's own."""
-    layout = module.layout
-
-    @torch.inference_mode()
-    def run(batch: Batch) -> Tensor:
-        lookups = batch.indices, batch.offsets
-        return torch.ops.recfuse.fused_embedding_bag(
-            module.packed_weights(), layout.features, *lookups, layout.output_dim, **options(batch)
-        )
 
     return run
 

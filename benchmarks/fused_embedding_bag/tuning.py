@@ -24,6 +24,7 @@ from fused_embedding_bag.ablations import FP32
 from fused_embedding_bag.candidates import default_collection
 from fused_embedding_bag.native import EXPECTED, Native, schedules_of
 from fused_embedding_bag.setting import FusedSetting, ModelSubject
+from recfuse.ops.schedules import FIELDS
 
 _CACHE = "RECFUSE_CACHE_DIR"
 _ONE_BY_ONE = 8  # features that are compiled one by one
@@ -91,11 +92,11 @@ def figure_per_feature(setting: FusedSetting) -> Figure:
     spent = []
     for feature in tqdm(chosen.tolist(), desc="one compile a feature", leave=False):
         native = Native(module, subject, feature)
-        candidates = np.array(native.candidates(), np.int32).reshape(-1, 5)
+        candidates = np.array(native.candidates(), np.int32).reshape(-1, FIELDS)
         candidates[:, EXPECTED] = expected[feature]
         with TemporaryDirectory() as folder:
             start = time.perf_counter()
-            found = _with_cache(folder, lambda n=native, c=candidates: n.compile_together(c))
+            found = _with_cache(folder, lambda n=native, c=candidates: n.compile_in_one(c))
             spent.append(
                 {"feature": feature, "dim": subject.dims[feature], "candidates": len(candidates),
                  "seconds": time.perf_counter() - start, "cached": bool(found.get("cached"))}
