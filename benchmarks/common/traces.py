@@ -31,19 +31,19 @@ def mix_levels(name: str, tables: int) -> list[str]:
 
 
 def read_traces(parser: argparse.ArgumentParser, path: Path) -> list[NDArray[np.int64]]:
-    """The row ids of each table of a trace file that has any; ends the program where there are none."""
+    """The rows read in each table of a trace file that has any; ends the program where there are none."""
     try:
         return [table.indices for table in traces.read_tables(path) if len(table.indices)]
     except (OSError, ValueError) as error:
         parser.error(f"--trace {path}: {error}")
 
 
-def check_rows(parser: argparse.ArgumentParser, path: Path, row_ids: NDArray[np.int64], rows: int) -> None:
+def check_rows(parser: argparse.ArgumentParser, path: Path, trace: NDArray[np.int64], rows: int) -> None:
     """End the program where a trace reads rows that a table does not have."""
-    if row_ids.max() >= rows:
+    if trace.max() >= rows:
         parser.error(
-            f"--trace {path}: holds row id {row_ids.max()}, but a table has {rows} rows; "
-            f"give every table at least {row_ids.max() + 1} rows"
+            f"--trace {path}: holds row id {trace.max()}, but a table has {rows} rows; "
+            f"give every table at least {trace.max() + 1} rows"
         )
 
 
@@ -52,7 +52,7 @@ def table_traces(
 ) -> list[NDArray[np.int64]]:
     """A trace for each table of `rows`: generated at the hotness level `text`, or from the file `text`.
 
-    The tables of the file are dealt out in turn; tables that share one start at places spread over it.
+    The tables of the file are dealt out in turn; tables that share one start at positions spread over it.
     """
     if text in traces.HOTNESS:
         return [traces.generate(text, rows=count, seed=seed + table) for table, count in enumerate(rows)]
@@ -63,7 +63,7 @@ def table_traces(
     shared_by = -(-len(rows) // len(sources))
     dealt = []
     for table, count in enumerate(rows):
-        row_ids = sources[table % len(sources)]
-        check_rows(parser, path, row_ids, count)
-        dealt.append(np.roll(row_ids, -(table // len(sources) * len(row_ids) // shared_by)))
+        trace = sources[table % len(sources)]
+        check_rows(parser, path, trace, count)
+        dealt.append(np.roll(trace, -(table // len(sources) * len(trace) // shared_by)))
     return dealt

@@ -1,6 +1,6 @@
 """A DLRM with nn.EmbeddingBag and the same model after recfuse.swap: times by stage, ratios, memory.
 
-Flags are named as in facebookresearch/dlrm. Tables are accessed along a trace: a file of row ids, or a
+Flags are named as in facebookresearch/dlrm. Tables are accessed along a trace: a file of rows, or a
 generated one of a hotness level (one_item, high, medium, low, random). Both models run in turns on the
 same mini-batches, in inference mode, and their outputs are compared.
 
@@ -63,7 +63,7 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     )
     parser.add_argument(
         "--trace", metavar="FILE|HOTNESS",
-        help=f"row ids: a trace file, or one of {', '.join(traces.HOTNESS)} (default: medium). On a GPU "
+        help=f"rows: a trace file, or one of {', '.join(traces.HOTNESS)} (default: medium). On a GPU "
         f"a list of hotness levels and mixes (default: {','.join(gpu.LEVELS)})",
     )  # fmt: skip
     parser.add_argument(

@@ -31,7 +31,7 @@ def make_batches(
     generator = torch.Generator().manual_seed(arguments.seed)
     batches = []
     for number in range(min(arguments.num_batches, DIFFERENT_BATCHES)):
-        bags = [traces.bags(row_ids, size, pooling, number) for row_ids in table_rows]
+        bags = [traces.bags(trace, size, pooling, number) for trace in table_rows]
         indices, offsets = (torch.from_numpy(np.stack(arrays)) for arrays in zip(*bags, strict=True))
         dense = torch.rand(size, arguments.arch_mlp_bot[0], generator=generator)
         batches.append(MiniBatch(dense, offsets, indices))

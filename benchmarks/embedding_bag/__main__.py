@@ -71,9 +71,9 @@ def read_medium(parser: argparse.ArgumentParser, arguments: argparse.Namespace) 
     """The rows of --trace, where it is given."""
     if arguments.trace is None:
         return None
-    row_ids = read_traces(parser, arguments.trace)[0]
-    check_rows(parser, arguments.trace, row_ids, arguments.rows)
-    return row_ids
+    trace = read_traces(parser, arguments.trace)[0]
+    check_rows(parser, arguments.trace, trace, arguments.rows)
+    return trace
 
 
 def main() -> None:

@@ -33,14 +33,14 @@ class Batch:
     parts: list[Part]  # of each thread's share of the bags: indices, offsets
 
 
-def make_batches(row_ids: NDArray[np.int64], arguments: argparse.Namespace) -> list[Batch]:
+def make_batches(trace: NDArray[np.int64], arguments: argparse.Namespace) -> list[Batch]:
     """Batches one after another along the trace, which is repeated where it ends."""
     bags, pooling = arguments.batch_size, arguments.num_indices_per_lookup
     threads = min(torch.get_num_threads(), bags)
     cuts = [bags * share // threads for share in range(threads + 1)]
     batches = []
     for number in range(arguments.num_batches):
-        indices, offsets = map(torch.from_numpy, traces.bags(row_ids, bags, pooling, number, True))
+        indices, offsets = map(torch.from_numpy, traces.bags(trace, bags, pooling, number, True))
         parts = [rebased(indices, offsets, first, last) for first, last in pairwise(cuts)]
         batches.append(Batch(indices, offsets, parts))
     return batches
@@ -153,10 +153,10 @@ def run(
     missing = fbgemm_missing()
     batches = {}
     for hotness in tqdm(arguments.hotness, desc="traces", leave=False):
-        row_ids = medium if hotness == "medium" else None
-        if row_ids is None:
-            row_ids = traces.generate(hotness, rows=arguments.rows, seed=arguments.seed)
-        batches[hotness] = make_batches(row_ids, arguments)
+        trace = medium if hotness == "medium" else None
+        if trace is None:
+            trace = traces.generate(hotness, rows=arguments.rows, seed=arguments.seed)
+        batches[hotness] = make_batches(trace, arguments)
     torch.manual_seed(arguments.seed)
     bandwidth, records = timing.read_bandwidth(), []
     with tqdm(total=len(arguments.dims) * len(batches), desc="dims x hotness", leave=False) as bar:

@@ -66,7 +66,7 @@ def figure_11(setting: FusedSetting) -> Figure:
         us = stream_us(subject, runs, subject.test_batches)
         ratios[name] = us[SEPARATE] / us[TUNED]
         record[name] = {"us": us, "relative_error": errors, "separate": separate.tolist()}
-        table.rows.append([name, *(f"{us[one]:.1f}" for one in names), times(ratios[name])])
+        table.rows.append([name, *(f"{us[each]:.1f}" for each in names), times(ratios[name])])
     table.rows.append(["geometric mean", "", "", "", times(geometric_mean(ratios.values()))])
     table.notes = [
         "Separate: each schedule of a feature in a launch that has nothing else to do; the fastest counts. "
@@ -134,12 +134,12 @@ def figure_12(setting: FusedSetting) -> Figure:
             feature,
             subject.dims[feature],
             len(rows),
-            *(f"{one * 1e6:.2f}" for one in (tuned_s, seconds[best])),
+            *(f"{each * 1e6:.2f}" for each in (tuned_s, seconds[best])),
             *(f"{ratio:.4f}" for ratio in ratios),
             rows[best],
         ]
         table.rows.append(list(map(str, cells)))
-    worst, noisy = (max(one[key] for one in record.values()) for key in ("again", "tuned_over_best"))
+    worst, noisy = (max(each[key] for each in record.values()) for key in ("again", "tuned_over_best"))
     table.notes = [
         f"Largest tuned / best: {worst:.4f} when both are measured again, {_AGAIN} times as often "
         f"({noisy:.4f} in the sweep, where the best is the least of many noisy ones); wanted: at most 1.02. "
@@ -159,8 +159,8 @@ def _usual(batches: Sequence[Batch]) -> list[Batch]:
 def _mutations(native: Native, schedules: Schedules, feature: int) -> tuple[list[list[int]], list[Schedules]]:
     """Schedules that a feature can have, its own first, and those of all features with each."""
     own = schedules[feature, :EXPECTED].tolist()
-    others = [list(one[:EXPECTED]) for one in native.candidates(feature)]
-    rows = [own, *(one for one in others if one != own)]
+    others = [list(each[:EXPECTED]) for each in native.candidates(feature)]
+    rows = [own, *(each for each in others if each != own)]
     return rows, [mutated(schedules, feature, row) for row in rows]
 
 
@@ -169,7 +169,7 @@ def _seconds(
 ) -> NDArray[np.float64]:
     """Of the whole kernel with each set."""
     # Each behind itself, as in use: behind another kernel it has its code to fetch.
-    twice = [one for one in sets for _ in range(2)]
+    twice = [each for each in sets for _ in range(2)]
     return np.median(native.measure(twice, batches, warps, rounds), axis=1)[1::2]
 
 
@@ -196,12 +196,12 @@ def figure_occupancy(setting: FusedSetting) -> Figure:
             module = make(subject, FP32)
             module(batches[0].indices, batches[0].offsets)  # without a plan it learns lengths from this
             native, (schedules, warps) = Native(module, subject), schedules_of(module)
-            runs = {str(one): native.run(schedules, one) for one in WARPS}
+            runs = {str(each): native.run(schedules, each) for each in WARPS}
             runs[as_it_is] = native.run(schedules, warps)
             runs, errors = verified(subject, runs, size)
             result, _ = time_calls(runs, batches, subject.device, rounds=_FEW_ROUNDS, eager=False)
-            us = {one: timing_.median * 1e6 for one, timing_ in result.timings.items()}
+            us = {each: timing_.median * 1e6 for each, timing_ in result.timings.items()}
             record[f"{name} {kind}"] = {"us": us, "relative_error": errors, "warps": warps}
-            table.rows.append([name, kind, *(f"{us[one]:.1f}" for one in [*map(str, WARPS), as_it_is])])
-            panels[kind][name] = {str(one): us[as_it_is] / us[str(one)] for one in WARPS}
+            table.rows.append([name, kind, *(f"{us[each]:.1f}" for each in [*map(str, WARPS), as_it_is])])
+            panels[kind][name] = {str(each): us[as_it_is] / us[str(each)] for each in WARPS}
     return Figure([table], panels, record, lines="warps an SM")

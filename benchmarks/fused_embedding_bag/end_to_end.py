@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -15,9 +16,9 @@ from tqdm import tqdm
 
 from common.calls import EAGER, time_calls
 from common.checks import relative_error
-from common.report import Figure, load_notes
+from common.report import Figure, Panels, Row, load_notes
 from common.settings import fail
-from common.table import Table, times
+from common.table import Table, milliseconds, times
 from fused_embedding_bag.candidates import (
     BASELINE,
     COMPILED,
@@ -64,7 +65,8 @@ def figure_end_to_end(setting: FusedSetting) -> Figure:
         notes += [*more, *(f"{name}, {run}: no graph: {why}" for run, why in failures.items())]
         results[name] = result
         records[name] = {"relative_difference": error, "measured": result.to_json(environment=False)}
-    names = [one for one in _CANDIDATES if any(one in result.timings for result in results.values())]
+    measured = {name for result in results.values() for name in result.timings}
+    names = [name for name in _CANDIDATES if name in measured]
     tables = [
         _table(
             f"ms of a whole model{how}, batch {size}, MLP {'-'.join(map(str, MLP))} in fp32",
@@ -75,19 +77,12 @@ def figure_end_to_end(setting: FusedSetting) -> Figure:
         for how, suffix in ((" as a CUDA graph", ""), (" as called, host included", EAGER))
     ]
     tables[0].notes += [*dict.fromkeys(notes), *load_notes(results.values())]
-    panels = {
-        f"{ours}, whole model": {
-            peer: {
-                name: result.ratio(ours, peer)
-                for name, result in results.items()
-                if {ours, peer} <= set(result.timings)
-            }
-            for peer in (BASELINE, V2)
-        }
-        for ours in (DEFAULT, TUNED)
-        if ours in names
-    }
-    panels = {title: {peer: one for peer, one in series.items() if one} for title, series in panels.items()}
+    panels: Panels = {}
+    for ours, peer in itertools.product([name for name in (DEFAULT, TUNED) if name in names], (BASELINE, V2)):
+        both = {name: result for name, result in results.items() if {ours, peer} <= set(result.timings)}
+        if both:
+            ratios = {name: result.ratio(ours, peer) for name, result in both.items()}
+            panels.setdefault(f"{ours}, whole model", {})[peer] = ratios
     return Figure(tables, panels, records)
 
 
@@ -121,23 +116,15 @@ def _check(subject: Subject, runs: dict[str, Run], batch: Batch) -> float:
 
 
 def _table(title: str, results: dict[str, Any], names: Sequence[str], suffix: str) -> Table:
-    columns = [f"{DEFAULT} over {peer}" for peer in names if peer != DEFAULT]
-    table = Table(title, ["model", *names, *columns])
-    for name, result in results.items():
+    peers = [name for name in names if name != DEFAULT]
+    table = Table(title, ["model", *names, *(f"{DEFAULT} over {peer}" for peer in peers)])
+    for model, result in results.items():
+        row = Row(model, result, {})
         cells = [
-            f"{result[one + suffix].median * 1e3:.2f} ± {result[one + suffix].iqr * 1e3:.2f}"
-            if one + suffix in result.timings
-            else "-"
-            for one in names
+            milliseconds(result[name + suffix]) if name + suffix in result.timings else "-" for name in names
         ]
-        ratios = [
-            times(result.ratio(DEFAULT + suffix, peer + suffix))
-            if peer + suffix in result.timings and DEFAULT + suffix in result.timings
-            else "-"
-            for peer in names
-            if peer != DEFAULT
-        ]
-        table.rows.append([name, *cells, *ratios])
+        ratios = [times(row.ratio(DEFAULT + suffix, peer + suffix)) for peer in peers]
+        table.rows.append([model, *cells, *ratios])
     return table
 
 
@@ -147,15 +134,11 @@ def figure_host(setting: FusedSetting) -> Figure:
     name, size = arguments.models[0], arguments.batch_sizes[0]
     subject = setting.subject(name)
     batches = subject.batches(size)
-    runs, notes = make_runs(subject, [one for one in (V1, V2, DEFAULT, TUNED) if one in arguments.candidates])
+    runs, notes = make_runs(subject, [run for run in (V1, V2, DEFAULT, TUNED) if run in arguments.candidates])
     calls: dict[str, Callable[[int], object]] = {
-        one: lambda number, run=run: run(batches[number % len(batches)]) for one, run in runs.items()
+        label: lambda number, run=run: run(batches[number % len(batches)]) for label, run in runs.items()
     }
-    module = (
-        tuned_collection(subject, torch.float32)
-        if TUNED in runs
-        else default_collection(subject, torch.float32)
-    )
+    module = (tuned_collection if TUNED in runs else default_collection)(subject, torch.float32)
     if DEFAULT in runs:
         mappings = [module.map(batch.host_offsets) for batch in batches]
 
@@ -165,21 +148,21 @@ def figure_host(setting: FusedSetting) -> Figure:
             return module(batch.indices, batch.offsets, mapping=mappings[number % len(batches)])
 
         calls["recfuse, mapping given"] = mapped
-    samples = {one: host_seconds(call, subject.device, arguments.rounds) for one, call in calls.items()}
+    samples = {label: host_seconds(call, subject.device, arguments.rounds) for label, call in calls.items()}
     samples["collection.map"] = _map_seconds(module, batches)
     table = Table(
         f"us of the host, {name} ({subject.features:,} features), batch {size}",
         ["", "median", "p90", "least"],
     )
-    for one, seconds in samples.items():
+    for label, seconds in samples.items():
         cells = [statistics.median(seconds), float(np.quantile(seconds, 0.9)), min(seconds)]
-        table.rows.append([one, *(f"{cell * 1e6:.1f}" for cell in cells)])
+        table.rows.append([label, *(f"{cell * 1e6:.1f}" for cell in cells)])
     table.notes = [
         "A call: from Python's call to its return, with mappings and descriptions cached.",
         "collection.map: the host's analysis of a batch's offsets, an array, by a thread kept on one core.",
         *notes,
     ]
-    return Figure([table], {}, {one: {"samples_s": seconds} for one, seconds in samples.items()})
+    return Figure([table], {}, {label: {"samples_s": seconds} for label, seconds in samples.items()})
 
 
 def _map_seconds(module: Any, batches: Sequence[Batch]) -> list[float]:

@@ -54,18 +54,18 @@ class EqualSubject(Subject):
         """Batches one after another along the traces; `first_seed` is the number of the first."""
         return [self._batch(self._traces, size, number) for number, size in enumerate(sizes, first_seed)]
 
-    def _batch(self, row_ids: Sequence[NDArray[np.int64]], size: int, number: int) -> Batch:
+    def _batch(self, accesses: Sequence[NDArray[np.int64]], size: int, number: int) -> Batch:
         pooling = self.setting.arguments.equal_pooling
-        indices = np.concatenate([traces.bags(trace, size, pooling, number)[0] for trace in row_ids])
-        offsets = np.arange(len(row_ids) * size + 1, dtype=np.int64) * pooling
+        indices = np.concatenate([traces.bags(trace, size, pooling, number)[0] for trace in accesses])
+        offsets = np.arange(len(accesses) * size + 1, dtype=np.int64) * pooling
         return to_device(indices, offsets, size, self.device)
 
     @property
     def tuning_batches(self) -> list[Batch]:
         """Of other traces."""
-        row_ids = self._generate(self.setting.arguments.seed + self.features)
+        accesses = self._generate(self.setting.arguments.seed + self.features)
         size = self.setting.arguments.equal_bags
-        return [self._batch(row_ids, size, number) for number in range(_TUNING_BATCHES)]
+        return [self._batch(accesses, size, number) for number in range(_TUNING_BATCHES)]
 
 
 def figure_equal(setting: FusedSetting, ceilings: Ceilings) -> Figure:
@@ -100,7 +100,7 @@ def figure_features(setting: FusedSetting, ceilings: Ceilings) -> Figure:
     for name in ("A", "D", "F"):
         # Ten times the features are not tuned here, which would take minutes.
         wanted = (DEFAULT, V2) if name == "F" else (DEFAULT, TUNED, V2)
-        names = [one for one in wanted if one in arguments.candidates]
+        names = [candidate for candidate in wanted if candidate in arguments.candidates]
         row, more = measure(setting.subject(name), size, torch.float32, names, ceilings)
         rows.append(row)
         notes += more
@@ -118,7 +118,7 @@ def figure_features(setting: FusedSetting, ceilings: Ceilings) -> Figure:
         if name in row.result.timings
     }
     for row in rows:
-        for name in [one for one in row.runs if one in row.result.timings]:
+        for name in [candidate for candidate in row.runs if candidate in row.result.timings]:
             speed = speeds[row.record["subject"], name]
             shares = [
                 f"{speed / speeds[other, name]:.0%}" if (other, name) in speeds else "-" for other in "AD"

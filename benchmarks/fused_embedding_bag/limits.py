@@ -2,7 +2,7 @@
 
 Each row in use, the indices, the offsets and the output once, at the speed of a large copy; and all rows
 asked for, in their order, by a kernel that keeps nothing (kernels/gather.cu): rows of a size by one launch,
-over the tables of all features that have it, so that together they work on what the model works on.
+over the tables of all features that have it, so that all work on what the model works on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from common.ceilings import SHAPES, Shape, fastest_shape, gather, options
 from fused_embedding_bag.setting import Batch, Subject
 from recfuse import timing
 
-_LEAST_ROW = 16  # bytes that the gather reads at once; of narrower rows it reads two together
+_LEAST_ROW = 16  # bytes that the gather reads at once; of narrower rows it reads two at once
 
 
 @dataclass

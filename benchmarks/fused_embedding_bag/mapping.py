@@ -36,7 +36,7 @@ _FIRST_BAG, _LAST_BAG = 1, 2  # of a task
 def rescaled(mapping: Tensor, bags: int) -> Tensor:
     """The same blocks, int32 [rows, 8], for `bags` bags a feature: theirs are of another size in proportion.
 
-    ValueError: blocks share bags, whose partial sums have their places; or tables are staged.
+    ValueError: blocks share bags and keep partial sums; or tables are staged.
     """
     tasks, before = int(mapping[0, _TASKS]), int(mapping[0, _BAGS])
     if mapping[0, _GROUPS]:
@@ -103,7 +103,7 @@ def figure_13(setting: FusedSetting) -> Figure:
     )
     record: dict[str, Any] = {}
     panels: Panels = {
-        title: {f"over {one}": {} for one in (AVERAGE, MAXIMUM)}
+        title: {f"over {kind}": {} for kind in (AVERAGE, MAXIMUM)}
         for title in ("published sizes", f"a request of {arguments.tail_size:,}")
     }
     for name in tqdm(arguments.models, desc="figure 13", leave=False):
@@ -113,9 +113,9 @@ def figure_13(setting: FusedSetting) -> Figure:
         found = [stream_us(subject, runs, batches) for batches in (subject.test_batches, tail)]
         record[name] = {"us": dict(zip(panels, found, strict=True)), "relative_error": errors}
         for us, series in zip(found, panels.values(), strict=True):
-            for one in (AVERAGE, MAXIMUM):
-                series[f"over {one}"][name] = us[one] / us[RUNTIME]
-        cells = [" / ".join(f"{us[one]:.1f}" for us in found) for one in runs]
+            for kind in (AVERAGE, MAXIMUM):
+                series[f"over {kind}"][name] = us[kind] / us[RUNTIME]
+        cells = [" / ".join(f"{us[kind]:.1f}" for us in found) for kind in runs]
         table.rows.append([name, *cells, *_ratios(panels, lambda ratios, name=name: ratios[name])])
     means = _ratios(panels, lambda ratios: geometric_mean(ratios.values()))
     table.rows.append(["geometric mean", *[""] * 4, *means])
@@ -129,6 +129,6 @@ def figure_13(setting: FusedSetting) -> Figure:
 
 def _ratios(panels: Panels, pick: Any) -> list[str]:
     return [
-        " / ".join(times(pick(series[f"over {one}"])) for series in panels.values())
-        for one in (AVERAGE, MAXIMUM)
+        " / ".join(times(pick(series[f"over {kind}"])) for series in panels.values())
+        for kind in (AVERAGE, MAXIMUM)
     ]

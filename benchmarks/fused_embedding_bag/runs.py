@@ -47,7 +47,7 @@ def compiled_run(tables: Sequence[Tensor], behind: Callable[[Tensor], Tensor] = 
 def padded_run(subject: Subject, dtype: torch.dtype) -> Run:
     """weight[indices].sum(1) where bags have a bound, with a row of zeros for what is missing; else a module.
 
-    The padded indices [size, bound] of a batch are made at its first call, which is not timed.
+    The padded indices [size, bound] of a batch are computed at its first call, which is not timed.
     """
     tables = subject.tables(dtype)
     widened = [
@@ -84,8 +84,8 @@ def padded_indices(rows: Tensor, starts: Tensor, bound: int, nothing: int) -> Te
     if not len(rows):
         return rows.new_full((len(starts), bound), nothing)
     ends = torch.cat([starts[1:], starts.new_full((1,), len(rows))])
-    places = starts[:, None] + torch.arange(bound, device=rows.device, dtype=starts.dtype)
-    return torch.where(places < ends[:, None], rows[places.clamp(max=len(rows) - 1)], nothing)
+    positions = starts[:, None] + torch.arange(bound, device=rows.device, dtype=starts.dtype)
+    return torch.where(positions < ends[:, None], rows[positions.clamp(max=len(rows) - 1)], nothing)
 
 
 def one_warp_run(subject: Subject, dtype: torch.dtype) -> Run:

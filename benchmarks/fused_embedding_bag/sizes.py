@@ -95,8 +95,8 @@ def _tables(by_model: dict[str, dict[str, Stream]], kind: str) -> tuple[list[Tab
     table = Table(f"How many times faster, {kind}", ["model", *pairs])
     for model, found in ratios.items():
         cells = [
-            " / ".join(times(one[key]) for key in _MEANS) + f" ({times(one['least'])})"
-            if (one := found.get(pair))
+            " / ".join(times(entry[key]) for key in _MEANS) + f" ({times(entry['least'])})"
+            if (entry := found.get(pair))
             else "-"
             for pair in pairs
         ]
@@ -104,7 +104,7 @@ def _tables(by_model: dict[str, dict[str, Stream]], kind: str) -> tuple[list[Tab
     means = []
     for pair in pairs:
         values = [found[pair] for found in ratios.values() if pair in found]
-        means.append(" / ".join(times(geometric_mean(one[key] for one in values)) for key in _MEANS))
+        means.append(" / ".join(times(geometric_mean(entry[key] for entry in values)) for key in _MEANS))
     table.rows.append(["geometric mean", *means])
     table.notes = [
         "The ratio of the medians over batches / the geometric mean of the ratios of single batches / the"

@@ -56,7 +56,7 @@ def figure_tuning(setting: FusedSetting) -> Figure:
         seconds, plan = _with_cache(folder, lambda: apart(tune_once, vars(setting.arguments), name))
         record[state] = {"seconds": seconds, "plan": plan}
     table = Table(f"Tuning {name}, {os.cpu_count()} cores: s", ["cache of kernels", "s"])
-    table.rows = [[state, f"{one['seconds']:.1f}"] for state, one in record.items()]
+    table.rows = [[state, f"{entry['seconds']:.1f}"] for state, entry in record.items()]
     table.notes = ["Wanted: 120 s from nothing, 30 s with a warm cache."]
     return Figure([table], {}, record)
 
@@ -87,13 +87,13 @@ def figure_per_feature(setting: FusedSetting) -> Figure:
     module = default_collection(subject, FP32)
     batch = subject.batches(arguments.batch_sizes[0])[0]
     module(batch.indices, batch.offsets)  # without a plan it learns lengths from this
-    expected = schedules_of(module)[0][:, EXPECTED]
+    sixteenths = schedules_of(module)[0][:, EXPECTED]
     chosen = np.random.default_rng(arguments.seed).permutation(subject.features)[:_ONE_BY_ONE]
     spent = []
     for feature in tqdm(chosen.tolist(), desc="one compile a feature", leave=False):
         native = Native(module, subject, feature)
         candidates = np.array(native.candidates(), np.int32).reshape(-1, FIELDS)
-        candidates[:, EXPECTED] = expected[feature]
+        candidates[:, EXPECTED] = sixteenths[feature]
         with TemporaryDirectory() as folder:
             start = time.perf_counter()
             found = _with_cache(folder, lambda n=native, c=candidates: n.compile_in_one(c))
@@ -101,7 +101,7 @@ def figure_per_feature(setting: FusedSetting) -> Figure:
                 {"feature": feature, "dim": subject.dims[feature], "candidates": len(candidates),
                  "seconds": time.perf_counter() - start, "cached": bool(found.get("cached"))}
             )  # fmt: skip
-    fresh = [one["seconds"] for one in spent if not one["cached"]] or [float("nan")]
+    fresh = [entry["seconds"] for entry in spent if not entry["cached"]] or [float("nan")]
     mean, cores = float(np.mean(fresh)), os.cpu_count() or 1
     table = Table(
         f"One compile a feature, as published: {subject.name}, {subject.features:,} features",

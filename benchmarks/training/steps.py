@@ -148,9 +148,9 @@ def measure(shape: Shape, sparse: bool, alone: bool, arguments: argparse.Namespa
     before = sides["torch"].weights()
     for side in sides.values():
         side.step(batches[0])
-    expected, found = (sides[name].weights() - before for name in ("torch", "recfuse"))
-    error = relative_error(found, expected)
-    del before, expected, found
+    right, found = (sides[name].weights() - before for name in ("torch", "recfuse"))
+    error = relative_error(found, right)
+    del before, right, found
     result = timing.compare(
         {name: side.step for name, side in sides.items()}, inputs=[(batch,) for batch in batches],
         rounds=arguments.rounds, min_time=LEAST_SAMPLE, device=arguments.device, progress=False,
