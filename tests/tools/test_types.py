@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,12 @@ def test_a_function_takes_as_many_arguments_as_the_stub_says(name):
     for count in {most + 1, most - len(given.defaults) - 1} - {-1}:
         with pytest.raises(TypeError, match=re.escape(f"({count} given)")):
             getattr(_C, name)(*[None] * count)
+
+
+def test_a_checker_knows_the_types_of_public_names():
+    pytest.importorskip("mypy")
+    root = Path(__file__).parents[2]
+    names = root / "tests" / "typing" / "public_names.py"
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", names]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

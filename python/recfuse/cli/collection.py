@@ -64,8 +64,8 @@ def _of_workload(arguments: argparse.Namespace, device: str) -> tuple[Any, list[
         sizes[:] = arguments.batch
     batches = []
     for at, size in enumerate(sizes):
-        indices, offsets = model.batch(int(size), seed=arguments.seed + 1 + at)
-        batches.append(tuple(torch.from_numpy(one).to(device, integer) for one in (indices, offsets)))
+        batch = model.batch(int(size), seed=arguments.seed + 1 + at)
+        batches.append(tuple(torch.from_numpy(array).to(device, integer) for array in batch))
     return nn.FusedEmbeddingBagCollection(tables, device=device), batches
 
 
@@ -78,12 +78,11 @@ def _collection(path: str, mode: str) -> Any:
     found = _load(path, "--collection", (torch.nn.Module, Mapping))
     if isinstance(found, torch.nn.Module):
         return found
-    tables = {
-        str(name): one for name, one in found.items() if isinstance(one, torch.Tensor) and one.dim() == 2
-    }
+    items = ((str(name), value) for name, value in found.items())
+    tables = {name: value for name, value in items if isinstance(value, torch.Tensor) and value.dim() == 2}
     if not tables:
         raise ValueError(f"--collection is {path!r}, a dict without a tensor [rows, dim]")
-    bags = [torch.nn.EmbeddingBag.from_pretrained(one, mode=mode) for one in tables.values()]
+    bags = [torch.nn.EmbeddingBag.from_pretrained(table, mode=mode) for table in tables.values()]
     names = [name.replace(".", "_") for name in tables]  # a module's name has no dots
     return nn.FusedEmbeddingBagCollection.from_embedding_bags(bags, names)
 

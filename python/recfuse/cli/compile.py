@@ -157,8 +157,9 @@ def _of_plans(
         if isinstance(plan, Plan):
             table, trace = plan.table, plan.trace
             shape = _shape(table.dim, table.dtype, table.indices, table.offsets, table.mode)
-            form = table.weighted, table.padded, check, round(trace.lookups), round(trace.bags)
-            yield path, partial(_C.embedding_bag_compile, arch, *shape, *form, plan.schedule, table.rows)
+            sizes = round(trace.lookups), round(trace.bags)
+            job = *shape, table.weighted, table.padded, check, *sizes, plan.schedule, table.rows
+            yield path, partial(_C.embedding_bag_compile, arch, *job)
             continue
         for mapped, huge in itertools.product((False, True), (False, True)[: 1 + arguments.huge_batches]):
             name = path + ", with a mapping" * mapped + ", huge batches" * huge
@@ -181,7 +182,7 @@ def _of_combinations(arguments: argparse.Namespace, arch: str) -> Iterator[tuple
         yield name, partial(_C.embedding_bag_compile, arch, *job)
 
 
-def _shape(dim: int, dtype: DType, indices: Integer, offsets: Integer, mode: Mode) -> tuple[int, ...]:
+def _shape(dim: int, dtype: DType, indices: Integer, offsets: Integer, mode: Mode) -> tuple[Any, ...]:
     """The arguments of `_C.embedding_bag_compile` from dim to pooling, for a table whose rows lie side by
     side, in memory as torch allocates it.
     """

@@ -107,7 +107,7 @@ def _table(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:
     cuts = [traces.bags(trace, batch, arguments.pooling, at) for at in range(number)]
     integer = getattr(torch, arguments.index)
     batches = [
-        tuple(torch.from_numpy(one).to(device, integer) for one in (indices, offsets))
+        tuple(torch.from_numpy(array).to(device, integer) for array in (indices, offsets))
         for indices, offsets in cuts
     ]
     dtype = getattr(torch, arguments.dtype)

@@ -70,7 +70,7 @@ class BasePlan:
         if record.get("kind") != cls.KIND:
             found = shown(record.get("kind"))
             raise PlanError(f'recfuse.Plan: {path} is a plan for {found}, not for "{cls.KIND}"')
-        plan = read(cls, record, f"{path}: ", cls._decoded(record, path))
+        plan: Self = read(cls, record, f"{path}: ", cls._decoded(record, path))
         try:
             plan._check()
         except ValueError as error:
@@ -79,7 +79,8 @@ class BasePlan:
 
     def _record(self) -> dict[str, Any]:
         """The fields as the file has them."""
-        return asdict(self)  # type: ignore[call-overload]
+        record: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        return record
 
     @classmethod
     def _decoded(cls, record: Mapping[str, Any], path: str) -> dict[str, Any]:

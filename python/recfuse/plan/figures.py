@@ -113,7 +113,9 @@ def _bars(axes: Axes, by_class: Mapping[str, Counter[str]]) -> None:
         most = set(sorted(by_class, key=lambda name: -by_class[name].total())[:_MOST_CLASSES])
         by_class = {name: counts for name, counts in by_class.items() if name in most}
     named = [text for text, _ in total.most_common(_MOST_NAMED)]
-    layers = [(text or "default", None, [counts[text] for counts in by_class.values()]) for text in named]
+    layers: list[tuple[str, str | None, list[int]]] = []
+    for text in named:
+        layers.append((text or "default", None, [counts[text] for counts in by_class.values()]))
     others = [sum(n for text, n in counts.items() if text not in named) for counts in by_class.values()]
     if any(others):
         layers.append(("others", "lightgray", others))

@@ -74,7 +74,7 @@ def read_file(path: str) -> dict[str, Any]:
     Raises:
         OSError: it cannot be read. PlanError: it is no plan, or a newer one.
     """
-    record = read_json(path)
+    record: dict[str, Any] = read_json(path)
     version = record.get("recfuse_plan") if isinstance(record, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise PlanError(f'recfuse.Plan: {path} has no number under "recfuse_plan": it is no plan')

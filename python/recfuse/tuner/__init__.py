@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import torch
 
@@ -19,12 +18,10 @@ from recfuse._arguments import integer, real
 from recfuse.data.table import hotness
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.collection_view import is_collection
+from recfuse.plan import CollectionPlan, Plan
 from recfuse.plan.device import describe_device
-from recfuse.plan.table import Plan
+from recfuse.tuner.log import now
 from recfuse.tuner.table.problem import Problem
-
-if TYPE_CHECKING:
-    from recfuse.plan.collection import CollectionPlan
 
 __all__ = ["tune"]
 
@@ -98,25 +95,19 @@ def tune(
         return tune_collection(module, batches, budget_s, progress=progress, seed=seed, resume=resume)
     if resume is not None:
         raise ArgumentValueError(f"recfuse.tune: resume is {resume!r}, must be None for a single table")
-    if module.weight.is_cuda:
+    start = time.monotonic()
+    problem = Problem.of(cast(torch.nn.EmbeddingBag, module), batches)
+    if problem.weight.is_cuda:
         from recfuse.tuner.table.gpu import search
     else:
         from recfuse.tuner.table.cpu import search
-    start = time.monotonic()
-    problem = Problem.of(module, batches)
     trace = hotness(problem.batches)
     found = search(problem, trace, start + budget_s, progress=progress, pin=pin, seed=seed)
     return Plan(
-        schedule=found.schedule,
+        **vars(found),
         table=problem.table,
         trace=trace,
-        device=describe_device(module.weight.device),
-        default_us=found.default_us,
-        best_us=found.best_us,
-        floor_us=found.floor_us,
+        device=describe_device(problem.weight.device),
         seconds=time.monotonic() - start,
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        pinned=found.pinned,
-        decisions=found.decisions,
-        hottest=found.hottest,
+        created=now(),
     )

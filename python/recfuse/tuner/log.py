@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime, timezone
 from typing import Any
 
 from tqdm import tqdm
@@ -31,6 +32,11 @@ class Log:
         why = "the defaults" if won else "the defaults: not worth a change"
         self.note("confirm", "", default_us, not won, why)
         return won
+
+
+def now() -> str:
+    """When a plan is made, for its file."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def first_line(error: Exception) -> str:

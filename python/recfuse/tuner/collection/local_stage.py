@@ -141,10 +141,7 @@ class LocalStage:
         if why := missing(result):
             return why
         if bytes_spilled := spilled(result):
-            names = ", ".join(unit.own.name for unit in self._kernels[number])
-            self._state.note(
-                f"local {self._warps}", names, None, True, f"some candidates spill, {bytes_spilled}"
-            )
+            self._note(self._names(number), True, f"some candidates spill, {bytes_spilled}")
         return None
 
     def _time(self, number: int, samples: dict[str, list[NDArray[np.float64]]]) -> None:

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from recfuse.tuner.collection.local_stage import Group, Local, LocalStage
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
 from recfuse.tuner.collection.state import Finished, State, identity, rows_of, rows_record
 from recfuse.tuner.compile import Compiler
+from recfuse.tuner.log import now
 
 __all__ = ["tune_collection"]
 
@@ -80,7 +80,7 @@ def tune_collection(
         default_us=found.default_us,
         best_us=found.best_us,
         seconds=time.monotonic() - start,
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        created=now(),
         occupancies=found.occupancies,
         decisions=state.decisions,
     )
@@ -114,7 +114,7 @@ def _search(state: State, finished: Finished) -> _Found:
 def _compile_default(state: State) -> dict[str, Any]:
     """What the compiler says of the kernel that runs without a plan; raises what keeps it from running."""
     state.compiler.submit("default", state.bench.kernel(state.arch, state.defaults[None], 0, False))
-    result = state.compiler.result("default")
+    result: dict[str, Any] | Exception = state.compiler.result("default")
     if isinstance(result, Exception):
         raise result
     state.compiler.deadline = state.by(_LOCAL)

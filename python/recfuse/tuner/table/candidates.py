@@ -73,17 +73,21 @@ def sweeps(best: Iterable[Schedule]) -> list[Schedule]:
 
 def neighbours(schedule: Schedule, most: int) -> list[Schedule]:
     """One field of a schedule, in which only warps may be open, changed a little; `most` warps at most."""
-    found = [schedule.but(distance=schedule.distance + step) for step in (-2, -1, 1, 2)]
-    if schedule.warps is not None:
-        found += [schedule.but(warps=schedule.warps + step) for step in (-8, -4, 4, 8)]
+    steps = {"distance": (-2, -1, 1, 2), "warps": (-8, -4, 4, 8)}
+    found = [
+        schedule.but(**{name: value + step})
+        for name, changes in steps.items()
+        if (value := getattr(schedule, name)) is not None
+        for step in changes
+    ]
     for name in ("threads", "block", "parts", "segment"):
         value = getattr(schedule, name)
         found += [schedule.but(**{name: value // 2}), schedule.but(**{name: value * 2})]
-    return [one for one in found if _possible(one, most)]
+    return [neighbour for neighbour in found if _possible(neighbour, most)]
 
 
 def _possible(schedule: Schedule, most_warps: int) -> bool:
     fits = all(1 <= getattr(schedule, name) <= most for name, most in _LIMITS.items())
     fits = fits and (schedule.station != "none" or schedule.distance == 1)
-    warps = schedule.warps or most_warps
-    return fits and schedule.threads <= schedule.block <= 32 * warps <= 32 * most_warps
+    threads, block = schedule.threads or 0, schedule.block or 0  # neither is open
+    return fits and threads <= block <= 32 * (schedule.warps or most_warps) <= 32 * most_warps

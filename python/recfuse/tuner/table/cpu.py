@@ -46,7 +46,7 @@ def _search(problem: Problem, deadline: float, progress: bool | None, order: ran
             return Found("", us[_DEFAULT], us[_DEFAULT], decisions=decisions)
         us = _compare(problem, running, rounds, progress)
         fastest = min(us.values())
-        running = [one for one in running if us[one] <= limit * fastest or one == _DEFAULT]
+        running = [d for d in running if us[d] <= limit * fastest or d == _DEFAULT]
         for distance in sorted(us):
             why = "the fastest" if us[distance] == fastest else f"{us[distance] / fastest:.2f}x the fastest"
             why += f", {rounds} rounds"

@@ -9,8 +9,8 @@ import torch
 
 from recfuse.data.forms import BagLookups
 from recfuse.data.table import Hotness
-from recfuse.nn.pinning import rows_that_fit, unpin
-from recfuse.ops import check
+from recfuse.nn.pinning import rows_that_fit
+from recfuse.ops import check, unpin
 from recfuse.ops.schedules import Schedule
 from recfuse.plan.device import architecture
 from recfuse.plan.table import Pinned
@@ -95,7 +95,7 @@ def _best_warps(state: Search, station: str) -> int | None:
     """Of the schedules of a station that were timed."""
     timed = [(us, Schedule.parse(text)) for text, us in state.us.items()]
     of_station = [(us, schedule.warps) for us, schedule in timed if schedule.station == station]
-    return min(of_station, key=lambda one: one[0])[1] if of_station else None
+    return min(of_station, key=lambda pair: pair[0])[1] if of_station else None
 
 
 def _pinning(state: Search, trace: Hotness, pin: bool | None) -> tuple[Pinned | None, torch.Tensor | None]:
@@ -124,7 +124,8 @@ def _pinning(state: Search, trace: Hotness, pin: bool | None) -> tuple[Pinned | 
 def _by_heat(lookups: torch.Tensor) -> torch.Tensor:
     """Rows that occur, the hottest first."""
     rows, counts = torch.unique(lookups, return_counts=True)
-    return rows[torch.sort(counts, descending=True, stable=True).indices]
+    hottest: torch.Tensor = rows[torch.argsort(counts, descending=True, stable=True)]
+    return hottest
 
 
 def _why_not_pin(problem: Problem, trace: Hotness, pin: bool | None, lookups: torch.Tensor) -> str | None:
@@ -144,15 +145,15 @@ def _why_not_pin(problem: Problem, trace: Hotness, pin: bool | None, lookups: to
 
 
 def _in_turns(
-    state: Search, one: str, pinned: torch.Tensor | None, other: str, turns: int, rounds: int
+    state: Search, first: str, pinned: torch.Tensor | None, second: str, turns: int, rounds: int
 ) -> tuple[float, float]:
     """Microseconds of one schedule with rows pinned, and of another without, in turns."""
     samples: tuple[list[float], list[float]] = [], []
     for _ in range(turns):
-        samples[0].extend(state.bench.measure([one], rounds, pinned)[0])
+        samples[0].extend(state.bench.measure([first], rounds, pinned)[0])
         if pinned is not None:
             unpin(state.problem.weight)
-        samples[1].extend(state.bench.measure([other], rounds)[0])
+        samples[1].extend(state.bench.measure([second], rounds)[0])
     return float(np.median(samples[0])) * 1e6, float(np.median(samples[1])) * 1e6
 
 

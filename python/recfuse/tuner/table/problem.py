@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from recfuse import _C
-from recfuse._codes import DTYPES, MODES
+from recfuse._codes import DTYPE_NAMES, DTYPES, INTEGER_NAMES, MODES, Mode
 from recfuse.data.forms import BagLookups
 from recfuse.data.table import batches_of
 from recfuse.errors import ArgumentValueError
 from recfuse.ops import HAS_CUDA_KERNELS, embedding_bag
-from recfuse.plan.features import dtype_name
 from recfuse.plan.report import Decision
 from recfuse.plan.table import Pinned, Table
 from recfuse.tuner.compile import Job
@@ -41,7 +40,7 @@ class Problem:
     """A table and batches, on one device."""
 
     weight: Tensor  # [rows, dim], elements of a row side by side
-    mode: str
+    mode: Mode
     padding_idx: int  # -1: none
     batches: list[BagLookups]
 
@@ -67,21 +66,22 @@ class Problem:
             raise ArgumentValueError(
                 "recfuse.tune: the table or all of the batches are empty; nothing to time"
             )
-        return cls(weight, module.mode, padding_idx, calls)
+        return cls(weight, MODES[MODES.index(module.mode)], padding_idx, calls)
 
     @property
     def table(self) -> Table:
         """The table as a plan describes it, with the integers of the first batch."""
         first = self.batches[0]
+        indices, offsets = (INTEGER_NAMES[code] for code in integer_codes(first))
         return Table(
             rows=self.weight.shape[0],
             dim=self.weight.shape[1],
-            dtype=dtype_name(self.weight.dtype),
+            dtype=DTYPE_NAMES[DTYPES.index(self.weight.dtype)],
             mode=self.mode,
             padded=self.padding_idx >= 0,
             weighted=first.weights is not None,
-            indices=dtype_name(first.indices.dtype),
-            offsets=dtype_name(first.offsets.dtype),
+            indices=indices,
+            offsets=offsets,
         )
 
     @property
