@@ -129,7 +129,7 @@ class FusedEmbeddingBagCollection(PackedModule):
             _check_table(name, table, sparse)
         _check_names(names)
         specs = [
-            TableSpec(name, t.num_embeddings, t.embedding_dim, t.mode, _padding_row(t), True, 0, 0)
+            TableSpec(name, t.num_embeddings, t.embedding_dim, t.mode, _padding_row(t))
             for name, t in zip(names, new, strict=True)
         ]
         table_of_feature = self._name_features(names, new)

@@ -31,7 +31,6 @@ from recfuse.nn.packed.layout import (
     arrange,
     layout_of,
     native_call,
-    positions,
 )
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.table_list import FusedEmbeddingBagList
@@ -149,12 +148,8 @@ def native_call_of(tables: Sequence[FeatureForm]) -> NativeCall:
     """
     cpu = torch.device("cpu")
     matrices = arrange([WeightForm(table.rows, table.dim, table.dtype, cpu) for table in tables])
-    place = positions(matrices)
-    specs = [
-        TableSpec("", table.rows, table.dim, table.mode, 0 if table.padded else None, True, *place[number])
-        for number, table in enumerate(tables)
-    ]
-    layout = layout_of(specs, range(len(specs)), matrices, False)
+    specs = [TableSpec("", *table[:2], table.mode, 0 if table.padded else None) for table in tables]
+    layout = layout_of(specs, range(len(specs)), range(len(specs)), matrices)
     dtypes = [matrix.form.dtype for matrix in matrices]
     buffers = [
         (_ADDRESS, matrix.rows * matrix.form.dim, DTYPES.index(dtype))

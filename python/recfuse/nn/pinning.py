@@ -57,11 +57,13 @@ class PinnedRows:
     ) -> None:
         """Chooses the rows; the first refresh pins them.
 
-        Args: weight: ``[rows, dim]``; kept, and followed where a module's ``.to()`` moves it. trace: row
-            ids ``[lookups]``, as the table is read; the hottest rows are pinned. Or: statistics: of such a
-            trace, by :func:`recfuse.traces.statistics`. Or: rows: row ids, the most important first.
-            l2_fraction: share of L2 to fill at most. The paper's is 0.75; what is left serves everything
-            else. every: calls from one refresh by :meth:`step` to the next.
+        Args:
+            weight: ``[rows, dim]``; kept, and followed where a module's ``.to()`` moves it.
+            trace: indices ``[lookups]``, as the table is read; the hottest rows are pinned.
+            statistics: instead, of such a trace, by :func:`recfuse.traces.statistics`.
+            rows: instead, rows of the table, the most important first.
+            l2_fraction: share of L2 to fill at most. The paper's is 0.75; what is left serves all else.
+            every: calls from one refresh by :meth:`step` to the next.
 
         Raises:
             ValueError: not one of trace, statistics and rows; a row outside the table; a bad number.
@@ -104,15 +106,13 @@ class PinnedRows:
         return len(self.rows)
 
     def overlap(self, on: bool = True) -> PinnedRows:
-        """Refreshes on a stream of its own from now on, while the current stream goes on with other work."""
+        """Refreshes on a stream of its own from now on, while the current one goes on with other work."""
         self._overlap = on
         return self
 
     def refresh(self, stream: torch.cuda.Stream | None = None) -> None:
-        """Pins the rows now: on ``stream``, on a stream of its own with :meth:`overlap`, else on the
-        current one.
-
-        While the current stream is being captured into a CUDA graph, on that one.
+        """Pins the rows now: on ``stream``, on a stream of its own with :meth:`overlap`, else on the current
+        one; on that one too while it is being captured into a CUDA graph.
         """
         if not self.active:
             return
@@ -121,7 +121,7 @@ class PinnedRows:
         if stream is None or torch.cuda.is_current_stream_capturing():
             pin_rows(self.weight, rows)
             return
-        # Waits for nothing: no value is read, and the rows' ids are long there. They must stay there, though.
+        # Waits for nothing: no value is read, and the rows are long there. They must stay there, though.
         rows.record_stream(stream)
         with torch.cuda.stream(stream):
             pin_rows(self.weight, rows)
@@ -183,7 +183,7 @@ class PinnedRows:
 
 def _choice(weight: Tensor, trace: Any, statistics: Any, rows: Any) -> Tensor:
     """int64 ``[n]`` on the CPU: rows of the table, the hottest first."""
-    if sum(given is not None for given in (trace, statistics, rows)) != 1:
+    if sum(source is not None for source in (trace, statistics, rows)) != 1:
         _fail("exactly one of trace, statistics and rows must be given")
     if trace is not None:
         from recfuse.data import traces
@@ -193,7 +193,7 @@ def _choice(weight: Tensor, trace: Any, statistics: Any, rows: Any) -> Tensor:
         if not hasattr(statistics, "hottest"):
             raise ArgumentTypeError(
                 f"recfuse.PinnedRows: statistics is a {type(statistics).__name__}, must be what "
-                "recfuse.data.traces.statistics gave"
+                "recfuse.traces.statistics gave"
             )
         rows = statistics.hottest
     chosen = torch.from_numpy(row_indices("recfuse.PinnedRows: rows", rows).astype(np.int64))

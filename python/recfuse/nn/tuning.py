@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from recfuse._codes import INTEGERS
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.ops.schedules import FIELDS, SIXTEENTHS, FusedSchedule
+from recfuse.ops.schedules import FIELDS, FusedSchedule, expectations
 
 _MOST = torch.iinfo(torch.int32).max
 
@@ -49,8 +48,8 @@ class Lengths:
         """int32 ``[features]``: mean lookups of a bag in sixteenths. At least 1: where these batches have
         none, others may have some.
         """
-        mean = self.lookups.to(torch.float64) * SIXTEENTHS / max(self.bags, 1)
-        return mean.round().clamp(1, _MOST).to(torch.int32)
+        sixteenths = expectations(self.lookups.numpy() / max(self.bags, 1))
+        return torch.from_numpy(np.maximum(sixteenths, 1))
 
 
 class Tuning:
@@ -63,10 +62,6 @@ class Tuning:
         self.warps = 0
         self.plan: Any = None
         self._tables: list[tuple[int, torch.dtype]] | None = None
-
-    def copy(self) -> Tuning:
-        """With schedules of its own."""
-        return copy.copy(self)  # they are replaced, never written to
 
     def fit(self, tables: list[tuple[int, torch.dtype]]) -> None:
         """Dims and dtypes of the features now. Where they are others than before, the schedules are

@@ -27,7 +27,7 @@ class ApplyEmb(Pattern):
 
     def __init__(self, name: str, model: Any) -> None:
         """The model, named so in the whole."""
-        super().__init__(f"{name}.emb_l" if name else "emb_l", model.emb_l)
+        super().__init__(f"{name}.emb_l" if name else "emb_l", model.emb_l, model.emb_l)
         self.model = model
 
     @classmethod
@@ -47,11 +47,6 @@ class ApplyEmb(Pattern):
         """By the method that ``fuse`` gives it, where its list is still the packed one."""
         packed = isinstance(module._modules.get("emb_l"), FusedEmbeddingBagList)
         return cls(name, module) if packed and has_fused_method(module) else None
-
-    @property
-    def holder(self) -> torch.nn.Module:
-        """The list."""
-        return self.owner
 
     def why_not(self) -> str | None:
         """Where the method does more, or something else, than one call for all tables does."""

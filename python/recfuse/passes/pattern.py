@@ -12,9 +12,11 @@ import torch
 class Pattern(ABC):
     """Tables that ``swap`` can pool in one call, or has, which ``unswap`` undoes."""
 
-    def __init__(self, path: str, owner: Any) -> None:
-        """The module ``owner`` has the tables, at ``path`` in the model; "" is the model."""
-        self.path, self.owner = path, owner
+    def __init__(self, path: str, owner: Any, holder: Any) -> None:
+        """The module ``owner`` has the tables, at ``path`` in the model ("" is the model); they are the
+        children of ``holder``, where they are not packed.
+        """
+        self.path, self.owner, self.holder = path, owner, holder
 
     @classmethod
     @abstractmethod
@@ -25,11 +27,6 @@ class Pattern(ABC):
     @abstractmethod
     def find_fused(cls, name: str, module: torch.nn.Module) -> Pattern | None:
         """What ``fuse`` has made of it, which ``unswap`` meets; ``owner`` is a PackedModule then."""
-
-    @property
-    @abstractmethod
-    def holder(self) -> torch.nn.Module:
-        """The module whose children the tables are."""
 
     @property
     def kind(self) -> str:

@@ -17,18 +17,13 @@ class TorchRecCollection(Pattern):
     def find(cls, name: str, module: torch.nn.Module) -> TorchRecCollection | None:
         """By its class alone: a subclass may have another forward."""
         found = type(module) is _class_of("torchrec.modules.embedding_modules", "EmbeddingBagCollection")
-        return cls(name, module) if found else None
+        return cls(name, module, module.embedding_bags) if found else None
 
     @classmethod
     def find_fused(cls, name: str, module: torch.nn.Module) -> TorchRecCollection | None:
         """By the class that ``fuse`` gives it."""
         found = type(module) is _class_of("recfuse.nn.keyed", "FusedKeyedEmbeddingBagCollection")
-        return cls(name, module) if found else None
-
-    @property
-    def holder(self) -> torch.nn.Module:
-        """Its ModuleDict."""
-        return self.owner.embedding_bags
+        return cls(name, module, module.embedding_bags) if found else None
 
     def why_not(self) -> str | None:
         """Where it has another forward, or weights that not all tables can have."""

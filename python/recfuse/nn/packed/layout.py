@@ -7,7 +7,7 @@ range of its rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,9 +34,9 @@ class TableSpec(NamedTuple):
     embedding_dim: int
     mode: str
     padding_idx: int | None
-    include_last_offset: bool
-    matrix: int
-    first_row: int
+    include_last_offset: bool = True
+    matrix: int = 0
+    first_row: int = 0
 
 
 def table_rows(spec: TableSpec, matrix: Tensor) -> Tensor:
@@ -76,11 +76,6 @@ class Matrix(NamedTuple):
     members: list[tuple[int, int]]  # number of the weight, its first row
     gaps: list[tuple[int, int]]  # rows that belong to no weight: the first, and the one behind
 
-    @property
-    def like(self) -> WeightForm:
-        """As `form`."""
-        return self.form
-
 
 def arrange(weights: Sequence[WeightForm]) -> list[Matrix]:
     """Places weights under each other, alike ones in one matrix; gap rows bring each one to a cache line."""
@@ -98,11 +93,6 @@ def arrange(weights: Sequence[WeightForm]) -> list[Matrix]:
     return list(found.values())
 
 
-def positions(matrices: Sequence[Matrix]) -> dict[int, tuple[int, int]]:
-    """Matrix and first row of each weight, by its number."""
-    return {number: (at, row) for at, matrix in enumerate(matrices) for number, row in matrix.members}
-
-
 def parameter_names(matrices: Sequence[Matrix]) -> tuple[str, ...]:
     """``packed_dim16``, ``packed_dim16_1``, ...; of dtype and device, which may change, they say nothing."""
     names: list[str] = []
@@ -114,11 +104,10 @@ def parameter_names(matrices: Sequence[Matrix]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def feature_tensor(tables: Sequence[TableSpec], table_of_feature: Sequence[int]) -> Tensor:
-    """int64 ``[features, 7]`` on the CPU, wherever the tables are: the host plans the work by it."""
+def feature_tensor(tables: Sequence[TableSpec]) -> Tensor:
+    """int64 ``[features, 7]`` of the features' tables, on the CPU: the host plans the work by it."""
     rows, column = [], 0
-    for number in table_of_feature:
-        table = tables[number]
+    for table in tables:
         dim = table.embedding_dim
         padding_idx = -1 if table.padding_idx is None else table.padding_idx
         offset, mode = table.first_row * dim, MODES.index(table.mode)
@@ -128,19 +117,30 @@ def feature_tensor(tables: Sequence[TableSpec], table_of_feature: Sequence[int])
 
 
 def layout_of(
-    tables: Sequence[TableSpec], table_of_feature: Sequence[int], matrices: Sequence[Matrix], sparse: bool
+    specs: Sequence[TableSpec],
+    weight_of_table: Iterable[int],
+    table_of_feature: Sequence[int],
+    matrices: Sequence[Matrix],
+    sparse: bool = False,
 ) -> Layout:
-    """The layout of tables in matrices."""
-    dims = tuple(tables[number].embedding_dim for number in table_of_feature)
+    """The layout of tables, each of which has the rows of a weight in matrices."""
+    rows = {number: (at, first) for at, matrix in enumerate(matrices) for number, first in matrix.members}
+    places = (rows[number] for number in weight_of_table)
+    tables = tuple(
+        spec._replace(matrix=matrix, first_row=first)
+        for spec, (matrix, first) in zip(specs, places, strict=True)
+    )
+    used = [tables[number] for number in table_of_feature]
+    dims = tuple(table.embedding_dim for table in used)
     return Layout(
-        tuple(tables),
+        tables,
         tuple(table_of_feature),
         parameter_names(matrices),
-        feature_tensor(tables, table_of_feature),
+        feature_tensor(used),
         dims,
         sum(dims),
         sparse,
-        any(tables[number].mode == "max" for number in table_of_feature),
+        any(table.mode == "max" for table in used),
     )
 
 
@@ -148,6 +148,3 @@ def native_call(matrices: Sequence[Tensor], features: NDArray[np.int64], output_
     """What the C library wants to know of tables. The matrices must outlive its use."""
     buffers = [(matrix.data_ptr(), matrix.numel(), DTYPES.index(matrix.dtype)) for matrix in matrices]
     return buffers, features, DTYPES.index(fused_dtype([matrix.dtype for matrix in matrices])), output_dim
-
-
-PackedSpec, Wanted, group_weights = TableSpec, WeightForm, arrange

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -244,7 +245,7 @@ class PackedModule(PackedParameters):
     def __getstate__(self) -> dict[str, Any]:
         """State without what belongs to this process."""
         own = self.__dict__.copy()
-        own["_mapper"], own["_tuning"] = None, self._tuning.copy()
+        own["_mapper"], own["_tuning"] = None, copy.copy(self._tuning)  # its tensors are never written to
         return own
 
     def __setstate__(self, own: dict[str, Any]) -> None:

@@ -17,7 +17,6 @@ from recfuse.nn.packed.layout import (
     arrange,
     layout_of,
     parameter_names,
-    positions,
 )
 from recfuse.nn.packed.optimizer_state import Piece
 from recfuse.nn.packed.optimizers import Move, Target
@@ -56,7 +55,8 @@ class PackedParameters(torch.nn.Module):
             ValueError: an optimizer that cannot go on, or one that holds an old Parameter and was not given;
                 nothing has changed then.
         """
-        weights = list({id(bag.weight): bag.weight for bag in bags}.values())
+        old_weights = [bag.weight for bag in bags]
+        weights = list({id(weight): weight for weight in old_weights}.values())
         numbers = {id(weight): number for number, weight in enumerate(weights)}
         move = Move(optimizers, weights, f"recfuse.nn.{type(self).__name__}")
         matrices = arrange(
@@ -77,21 +77,14 @@ class PackedParameters(torch.nn.Module):
                         old.data = rows
                 pieces.append(Piece(number, 0, old.shape[0], first_row))
             targets.append(Target(parameter, name, pieces))
-        place = positions(matrices)
+        fields = ("num_embeddings", "embedding_dim", "mode", "padding_idx", "include_last_offset")
         specs = [
-            TableSpec(
-                name,
-                bag.num_embeddings,
-                bag.embedding_dim,
-                bag.mode,
-                bag.padding_idx,
-                bag.include_last_offset,
-                *place[numbers[id(bag.weight)]],
-            )
+            TableSpec(name, *(getattr(bag, field) for field in fields))
             for name, bag in zip(names, bags, strict=True)
         ]
+        weight_of_table = [numbers[id(weight)] for weight in old_weights]
         sparse = bags[0].sparse if bags else False
-        self._set_layout(layout_of(specs, table_of_feature, matrices, sparse))
+        self._set_layout(layout_of(specs, weight_of_table, table_of_feature, matrices, sparse))
         move.apply(targets)
 
     def _pack_new(
@@ -102,7 +95,7 @@ class PackedParameters(torch.nn.Module):
         table_of_feature: Sequence[int],
         sparse: bool,
     ) -> None:
-        """Makes new tables, whose values are not set yet; finds matrix and row of ``specs``."""
+        """Makes new tables, whose values are not set yet."""
         matrices = arrange(
             [
                 WeightForm(spec.num_embeddings, spec.embedding_dim, dtype, device)
@@ -111,12 +104,7 @@ class PackedParameters(torch.nn.Module):
         )
         for _ in self._allocate(matrices):
             pass
-        place = positions(matrices)
-        specs = [
-            spec._replace(matrix=place[number][0], first_row=place[number][1])
-            for number, spec in enumerate(specs)
-        ]
-        self._set_layout(layout_of(specs, table_of_feature, matrices, sparse))
+        self._set_layout(layout_of(specs, range(len(specs)), table_of_feature, matrices, sparse))
 
     def _allocate(self, matrices: Sequence[Matrix]) -> Iterator[tuple[str, Parameter, Matrix]]:
         """Registers a Parameter a matrix, one after the other; gap rows are zero, others not set."""

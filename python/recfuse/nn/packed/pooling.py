@@ -126,7 +126,7 @@ def table_call(
         ends = offsets
     else:
         ends = torch.cat((offsets, offsets.new_full((1,), input.numel())))
-    features = feature_tensor([spec._replace(matrix=0)], [0])
+    features = feature_tensor([spec._replace(matrix=0)])
     return fused_embedding_bag(
         [matrix], features, input, ends, spec.embedding_dim, per_sample_weights, sparse=sparse
     )
