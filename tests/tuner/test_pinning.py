@@ -6,6 +6,7 @@ import contextlib
 import copy
 import ctypes
 import pickle
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -54,8 +55,10 @@ def log(monkeypatch):
         name = "pin" if operator == "pin" else "unpin"
         events.append((name, None if rows is None else rows.tolist(), state.now))
 
-    monkeypatch.setattr(pinning, "_on_gpu", lambda weight: True)
-    monkeypatch.setattr(pinning, "_call", call)
+    operators = sys.modules["recfuse.ops.pin_rows"]
+    for module in (pinning, operators):
+        monkeypatch.setattr(module, "on_gpu", lambda weight: True)
+    monkeypatch.setattr(operators, "_call", call)
     monkeypatch.setattr(torch.ops.recfuse, "pin_rows", "pin", raising=False)
     monkeypatch.setattr(torch.ops.recfuse, "unpin", "unpin", raising=False)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda rows, stream: None)

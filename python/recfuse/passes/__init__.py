@@ -1,1 +1,1 @@
-"""Operators swapped into models."""
+"""Operators swapped into models: ``swap`` and ``unswap``, and a file a pattern that they look for."""

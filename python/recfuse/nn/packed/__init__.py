@@ -1,1 +1,4 @@
-"""What modules with packed tables stand on: a few Parameters, and tables that are ranges of their rows."""
+"""What modules with packed tables stand on. From below: ``layout`` (where tables lie), ``optimizer_state``,
+``holders`` and ``optimizers`` (what else has the Parameters), ``parameters`` (which makes them), ``pooling``,
+``state_dict`` and ``table`` (which speak of tables), ``module``.
+"""
