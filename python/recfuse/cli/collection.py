@@ -8,28 +8,23 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_FOREIGN = re.compile(r"Unsupported global: GLOBAL (\S+)")  # torch.load's words for a class it does not make
+_UNSUPPORTED = re.compile(r"Unsupported global: GLOBAL (\S+)")  # of an error of torch.load
+BATCHES = (
+    "a list of tuples (indices, offsets) or (indices, offsets, per_sample_weights), or for a "
+    "FusedEmbeddingBagList (offsets, indices) or (offsets, indices, row_weights)"
+)
 _SIZES_SEED = 1  # of the sizes of a workload's batches; the batches themselves go by --seed
 
 
 def add_arguments(parser: argparse.ArgumentParser, which: Any) -> None:
     """Adds what only collections take; `which` is the group of what is tuned."""
-    which.add_argument(
-        "--collection",
-        metavar="FILE",
-        help="tables of a collection, as torch.save writes a recfuse.nn.FusedEmbeddingBagCollection, a "
-        "FusedEmbeddingBagList, or a dict of [rows, dim] tensors (each of --mode), such as a state_dict",
-    )
-    which.add_argument(
-        "--workload",
-        metavar="NAME",
-        help="a published model, A to F, or a variant such as A-zipf1.0, with batches of the published sizes",
-    )
-    parser.add_argument(
-        "--resume",
-        metavar="FILE",
-        help="for a collection: where finished measurements are kept, and taken from by the next run",
-    )
+    tables = "tables of a collection, as torch.save writes a recfuse.nn.FusedEmbeddingBagCollection, a "
+    tables += "FusedEmbeddingBagList, or a dict of [rows, dim] tensors (each of --mode), such as a state_dict"
+    which.add_argument("--collection", metavar="FILE", help=tables)
+    model = "a published model, A to F, or a variant such as A-zipf1.0, with batches of the published sizes"
+    which.add_argument("--workload", metavar="NAME", help=model)
+    resume = "for a collection: where finished measurements are kept, and taken from by the next run"
+    parser.add_argument("--resume", metavar="FILE", help=resume)
 
 
 def problem_of(arguments: argparse.Namespace, device: str) -> tuple[Any, list[Any]]:
@@ -38,9 +33,8 @@ def problem_of(arguments: argparse.Namespace, device: str) -> tuple[Any, list[An
         return _of_workload(arguments, device)
     if not os.path.isfile(str(arguments.batches or "")):
         raise ValueError(
-            f"--batches is {arguments.batches!r}, must with --collection be a file that torch.save wrote: a "
-            "list of tuples (indices, offsets) or (indices, offsets, per_sample_weights), or for a "
-            "FusedEmbeddingBagList (offsets, indices) or (offsets, indices, row_weights)"
+            f"--batches is {arguments.batches!r}, must with --collection be a file that torch.save wrote: "
+            + BATCHES
         )
     collection = _collection(arguments.collection, arguments.mode).to(device)
     return collection, _load(arguments.batches, "--batches", (list, tuple))
@@ -117,7 +111,7 @@ def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
 
 def _line(error: Exception) -> str:
     """The line of an error of torch.load that says what it is."""
-    if found := _FOREIGN.search(str(error)):
+    if found := _UNSUPPORTED.search(str(error)):
         return f"it holds a {found[1]}, must hold tensors or collections of recfuse.nn alone"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return next((line for line in lines if "WeightsUnpickler error" in line), lines[0])

@@ -24,39 +24,27 @@ def add_parser(commands: Any) -> None:
         "decision.",
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument(
-        "--trace",
-        metavar="FILE|HOTNESS",
-        help="row ids as the table is read: a file (one id a line, or a .pt tuple of indices, offsets and "
-        f"lengths; .gz too), or a synthetic one: {', '.join(HOTNESS)}",
-    )
+    trace = "row ids as the table is read: a file (one id a line, or a .pt tuple of indices, offsets and "
+    trace += f"lengths; .gz too), or a synthetic one: {', '.join(HOTNESS)}"
+    which.add_argument("--trace", metavar="FILE|HOTNESS", help=trace)
     collection.add_arguments(parser, which)
-    parser.add_argument("--table", type=int, metavar="N", help="which table of a .pt file with several")
-    parser.add_argument("--rows", type=int, help="rows of the table (default: as the trace needs, or 500000)")
-    parser.add_argument("--dim", type=int, default=128, help="elements of a row (default: %(default)s)")
-    parser.add_argument("--dtype", choices=DTYPE_NAMES, default="float32")
-    parser.add_argument("--mode", choices=MODES, default="sum")
-    parser.add_argument("--index", choices=INTEGER_NAMES, default="int64", help="of lookups and offsets")
-    parser.add_argument("--batch", type=int, help="bags of a batch (default: 2048, or as the workload has)")
-    parser.add_argument("--pooling", type=int, default=150, help="lookups of a bag (default: %(default)s)")
-    parser.add_argument(
-        "--batches",
-        metavar="N|FILE",
-        help="batches cut out of the trace, or of the workload (default: 16); with --collection a file, as "
-        "torch.save writes a list of tuples (indices, offsets) or (indices, offsets, per_sample_weights), or "
-        "for a FusedEmbeddingBagList (offsets, indices) or (offsets, indices, row_weights)",
-    )
-    parser.add_argument(
-        "--budget", type=float, metavar="S", help="seconds (default: 60, for a collection 120)"
-    )
-    parser.add_argument(
-        "--pin",
-        action=argparse.BooleanOptionalAction,
-        help="try to pin hot rows in L2 (default: where the trace is skewed and larger than L2)",
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda where there is one)")
-    parser.add_argument("--out", metavar="FILE", help="where the plan goes; without it, it is only printed")
+    add = parser.add_argument
+    add("--table", type=int, metavar="N", help="which table of a .pt file with several")
+    add("--rows", type=int, help="rows of the table (default: as the trace needs, or 500000)")
+    add("--dim", type=int, default=128, help="elements of a row (default: %(default)s)")
+    add("--dtype", choices=DTYPE_NAMES, default="float32")
+    add("--mode", choices=MODES, default="sum")
+    add("--index", choices=INTEGER_NAMES, default="int64", help="of lookups and offsets")
+    add("--batch", type=int, help="bags of a batch (default: 2048, or as the workload has)")
+    add("--pooling", type=int, default=150, help="lookups of a bag (default: %(default)s)")
+    batches = "batches cut out of the trace, or of the workload (default: 16); with --collection "
+    add("--batches", metavar="N|FILE", help=f"{batches}a file, as torch.save writes {collection.BATCHES}")
+    add("--budget", type=float, metavar="S", help="seconds (default: 60, for a collection 120)")
+    pin = "try to pin hot rows in L2 (default: where the trace is skewed and larger than L2)"
+    add("--pin", action=argparse.BooleanOptionalAction, help=pin)
+    add("--seed", type=int, default=0)
+    add("--device", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    add("--out", metavar="FILE", help="where the plan goes; without it, it is only printed")
     parser.set_defaults(run=run)
 
 

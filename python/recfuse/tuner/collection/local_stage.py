@@ -175,28 +175,19 @@ class LocalStage:
             features = [own.features[member] for member in members]
             best = float(np.nansum(cost[members, order[0]]))
             local.groups.append(Group(name, features, ranked, best))
-            self._tell(local, name, own, members, votes, order)
+            chosen, least = np.array(_choices_of(own, local.schedules))[members], votes[order[0]]
+            for choice in order:
+                count = int((chosen == choice).sum())
+                if count or choice == order[min(1, len(order) - 1)]:
+                    text = str(FusedSchedule.of_row(own.candidates[choice])) or "default"
+                    why = (
+                        f"{votes[choice] / least:.3f}x the fewest cycles, {count} of {len(members)} features"
+                    )
+                    self._note(f"{name}: {text}", count > 0, why)
+            if len(order) > 1:
+                worst = f"up to {votes[order[-1]] / least:.2f}x the fewest cycles"
+                self._note(name, False, f"{len(order)} candidates timed, {worst}")
         return cost
-
-    def _tell(
-        self,
-        local: Local,
-        name: str,
-        own: FeatureClass,
-        members: NDArray[np.int64],
-        votes: NDArray[np.float64],
-        order: list[int],
-    ) -> None:
-        texts = [str(FusedSchedule.of_row(local.schedules[own.features[member]])) for member in members]
-        least = votes[order[0]]
-        for choice in order:
-            text = str(FusedSchedule.of_row(own.candidates[choice]))
-            if (count := texts.count(text)) or choice == order[1 if len(order) > 1 else 0]:
-                why = f"{votes[choice] / least:.3f}x the fewest cycles, {count} of {len(members)} features"
-                self._note(f"{name}: {text or 'default'}", count > 0, why)
-        if len(order) > 1:
-            worst = votes[order[-1]] / least
-            self._note(name, False, f"{len(order)} candidates timed, up to {worst:.2f}x the fewest cycles")
 
 
 def _by_candidate(unit: Unit, cycles: NDArray[np.float64], taken: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,6 @@ from recfuse.tuner.collection.problem import FusedBench, FusedProblem
 from recfuse.tuner.collection.state import Finished, State, identity, rows_of, rows_record
 from recfuse.tuner.compile import Compiler
 from recfuse.tuner.log import now
-
-__all__ = ["tune_collection"]
 
 _WARPS = (40, 32, 28, 24, 20, 16)
 _FAR_OFF = 1.5  # how much slower than the best an occupancy may be with the defaults to be tuned
@@ -53,48 +51,34 @@ def tune_collection(
         trace, described = trace_of(problem.batches, problem.tables), describe_device(device)
         finished = Finished(resume, identity(problem, trace, described, seed))
         with Compiler(progress=progress) as compiler:
-            state = State(
-                problem=problem,
-                bench=FusedBench(problem),
-                compiler=compiler,
-                arch=architecture(device),
-                deadline=start + budget_s,
-                progress=progress,
-                seed=seed,
-            )
+            arch, deadline = architecture(device), start + budget_s
+            state = State(problem, FusedBench(problem), compiler, arch, deadline, progress, seed)
             if finished.stale:
                 state.note("resume", str(resume), None, False, "was made for something else: begun anew")
-            found = _search(state, finished)
+            best, best_us, default_us, occupancies = _search(state, finished)
     tables, table_of = distinct(problem.tables)
-    schedules, schedule_of = distinct(str(FusedSchedule.of_row(row)) for row in found.best.schedules)
+    schedules, schedule_of = distinct(str(FusedSchedule.of_row(row)) for row in best.schedules)
     return CollectionPlan(
         schedules=schedules,
         schedule_of=schedule_of,
         expected=problem.expected_sixteenths.tolist(),
-        warps=found.best.warps,
+        warps=best.warps,
         tables=tables,
         table_of=table_of,
         form=problem.form,
         trace=trace,
         device=described,
-        default_us=found.default_us,
-        best_us=found.best_us,
+        default_us=default_us,
+        best_us=best_us,
         seconds=time.monotonic() - start,
         created=now(),
-        occupancies=found.occupancies,
+        occupancies=occupancies,
         decisions=state.decisions,
     )
 
 
-@dataclass
-class _Found:
-    best: Contestant
-    best_us: float
-    default_us: float
-    occupancies: list[Occupancy]
-
-
-def _search(state: State, finished: Finished) -> _Found:
+def _search(state: State, finished: Finished) -> tuple[Contestant, float, float, list[Occupancy]]:
+    """The winner, its microseconds and those of the defaults; and what was timed at each occupancy."""
     result = _compile_default(state)
     with_default = _occupancies(state, result)
     state.note_time("occupancies")
@@ -105,10 +89,9 @@ def _search(state: State, finished: Finished) -> _Found:
     if best is not None and (local := locals_.get(best.warps)) is not None:
         best = global_stage.refine(state, best, local.groups, state.by(_REFINE))
         state.note_time("refinement")
-    winner, best_us, default_us = global_stage.confirm(state, best)
     warps = sorted(set(with_default) - {0} | set(times))
     occupancies = [Occupancy(number, with_default.get(number), times.get(number)) for number in warps]
-    return _Found(winner, best_us, default_us, occupancies)
+    return *global_stage.confirm(state, best), occupancies
 
 
 def _compile_default(state: State) -> dict[str, Any]:

@@ -60,16 +60,12 @@ class Bench:
         """Seconds a batch `[schedules, rounds]`, candidates in turns. With `pinned`, int64 rows on the
         device, these are pinned again before each batch, inside the time.
         """
+        stream, rows = stream_of(self._problem.weight.device), None
+        if pinned is not None:
+            rows = pinned.data_ptr(), pinned.numel()
+        form = MODES.index(self._problem.mode), self._problem.padding_idx, True
         return _C.embedding_bag_measure(
-            *stream_of(self._problem.weight.device),
-            self._table,
-            self._batches,
-            MODES.index(self._problem.mode),
-            self._problem.padding_idx,
-            True,
-            list(schedules),
-            rounds,
-            None if pinned is None else (pinned.data_ptr(), pinned.numel()),
+            *stream, self._table, self._batches, *form, list(schedules), rounds, rows
         )
 
 
