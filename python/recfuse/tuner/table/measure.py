@@ -63,7 +63,7 @@ class Bench:
         stream, rows = stream_of(self._problem.weight.device), None
         if pinned is not None:
             rows = pinned.data_ptr(), pinned.numel()
-        form = MODES.index(self._problem.mode), self._problem.padding_idx, True
+        form: Any = MODES.index(self._problem.mode), self._problem.padding_idx, True
         return _C.embedding_bag_measure(
             *stream, self._table, self._batches, *form, list(schedules), rounds, rows
         )
