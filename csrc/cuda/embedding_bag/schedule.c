@@ -1,4 +1,4 @@
-/* Schedules: text, checks, defaults. The defaults come from sweeps on an H200 (benchmarks/README.md). */
+/* Schedules: text, checks, defaults. The defaults come from sweeps on an H200 (benchmarks/embedding_bag/README.md). */
 #include "cuda/embedding_bag/schedule.h"
 
 #include <inttypes.h>
