@@ -5,47 +5,29 @@ from __future__ import annotations
 import functools
 import subprocess
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 
-class Clock(Protocol):
-    """Marks points of time and gives the seconds between two of them."""
+class Clock:
+    """Marks points of time and gives the seconds between two: by the host, whose work is done at once."""
 
-    immediate: bool  # seconds between marks are known without waiting for the device
+    immediate = True  # seconds between marks are known without waiting for the device
 
     def mark(self) -> Any:
         """A point of time in the order of the work asked for so far."""
-        ...
-
-    def finish(self) -> None:
-        """Wait until all that was asked for is done."""
-        ...
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """Seconds between two marks, after `finish`."""
-        ...
-
-
-class HostClock:
-    """The clock of the host, for work that is done when a call returns."""
-
-    immediate = True
-
-    def mark(self) -> float:
-        """Now."""
         return time.perf_counter()
 
     def finish(self) -> None:
-        """Nothing to wait for."""
+        """Wait until all that was asked for is done."""
 
-    def seconds(self, start: float, end: float) -> float:
-        """The difference."""
+    def seconds(self, start: Any, end: Any) -> float:
+        """Seconds between two marks, after `finish`."""
         return end - start
 
 
-class DeviceClock:
+class DeviceClock(Clock):
     """Events on the present stream of a CUDA device: they lie where the device passes them."""
 
     immediate = False
@@ -72,7 +54,7 @@ class DeviceClock:
 def clock(device: str | torch.device) -> Clock:
     """The clock for work on `device`."""
     device = torch.device(device)
-    return DeviceClock(device) if device.type == "cuda" else HostClock()
+    return DeviceClock(device) if device.type == "cuda" else Clock()
 
 
 def describe(device: str | torch.device) -> dict[str, Any]:

@@ -37,14 +37,6 @@ Cache = Literal["warm", "cold"]
 PROGRESS_AFTER = 2.0
 
 
-def geometric_mean(values: Iterable[float]) -> float:
-    """The geometric mean of positive numbers; ValueError when there are none."""
-    logs = [math.log(value) for value in values]
-    if not logs:
-        raise ValueError("geometric_mean: found no values, needs at least one")
-    return math.exp(sum(logs) / len(logs))
-
-
 class Stages(dict[str, float]):
     """Seconds by stage of one call. A candidate that returns one has its stages kept beside its total.
 

@@ -13,6 +13,7 @@ import torch
 import recfuse
 from recfuse.data.collection import trace_of
 from recfuse.data.forms import of_list
+from recfuse.data.table import batches_of
 from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, FusedEmbeddingBagList, Table
 from recfuse.tuner.collection import problem as fused_problem
 from recfuse.tuner.collection.problem import FusedProblem
@@ -251,6 +252,20 @@ def test_bad_batches_of_a_table(batch, kind, words):
         with pytest.raises(kind) as raised:
             call()
         assert str(raised.value).startswith(f"{function}: batches[0] has") and words in str(raised.value)
+
+
+def test_a_keyed_batch_of_a_table_has_one_key():
+    torchrec = pytest.importorskip("torchrec")
+    bag, indices, offsets = EmbeddingBag(10, 4, mode="sum"), torch.tensor([1, 2, 5]), torch.tensor([0, 2, 3])
+    plan, weights = bag_plan.plan_for(bag), torch.rand(3)
+    batch = torchrec.KeyedJaggedTensor(["f"], indices, weights, offsets=offsets)
+    (found,) = batches_of([batch])
+    assert found.include_last_offset and found.bags == 2 and torch.equal(found.weights, weights)
+    assert plan.drift([batch], bag).now == plan.drift([(indices, offsets[:-1])], bag).now
+    two = torchrec.KeyedJaggedTensor(["f", "g"], indices, offsets=offsets)
+    for call in (lambda: recfuse.tune(bag, [two], 0), lambda: plan.drift([two], bag)):
+        with pytest.raises(ValueError, match=r"batches\[0\] has the keys \['f', 'g'\], must have one"):
+            call()
 
 
 @pytest.mark.parametrize("batches", (None, 3, "ab", torch.arange(4), torch.zeros(2, 3), {}))

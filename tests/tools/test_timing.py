@@ -1,5 +1,4 @@
 import json
-import math
 import subprocess
 import sys
 import time
@@ -202,9 +201,3 @@ def test_a_bar_is_shown_for_long_runs_only(monkeypatch, capsys, limit, shown):
 
 def test_read_bandwidth_is_plausible():
     assert 1e8 < timing.read_bandwidth(size=64 << 20, rounds=3) < 1e13
-
-
-def test_geometric_mean():
-    assert math.isclose(timing.geometric_mean([1, 4, 16]), 4)
-    with pytest.raises(ValueError, match="at least one"):
-        timing.geometric_mean([])

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recfuse.data.forms import Lookups, each_batch, of_tuple
+from recfuse.data.forms import Lookups, each_batch, moved, of_tuple
 from recfuse.errors import ArgumentValueError
 
 _HASHED = 1 << 16  # indices of a batch that its hash is of
@@ -95,10 +95,9 @@ def _jagged(given: Lookups, features: int, device: torch.device | None, where: s
             f"{where} has offsets from {on_host[0]} to {on_host[-1]}, must rise from 0 to the {lookups} "
             "lookups"
         )
-    indices, offsets, weights = (
-        None if one is None else one.detach().to(device).contiguous() for one in given
-    )
-    return Jagged(indices, offsets, weights, on_host, (on_host.size - 1) // features)
+    weights = None if given.weights is None else moved(given.weights, device)
+    bags = (on_host.size - 1) // features
+    return Jagged(moved(given.indices, device), moved(given.offsets, device), weights, on_host, bags)
 
 
 def mean_lengths(batches: Sequence[Jagged], features: int) -> NDArray[np.float64]:
@@ -132,15 +131,15 @@ def _unique(batch: Jagged, lookups: NDArray[np.int64], rows: Tensor) -> NDArray[
     ends = torch.cumsum(rows, 0).to(device)
     starts = ends - rows.to(device)
     repeats = torch.from_numpy(lookups).to(device)
-    keys = torch.unique(batch.indices + torch.repeat_interleave(starts, repeats))
-    counts = torch.bincount(torch.searchsorted(ends, keys, right=True), minlength=len(rows))
-    return counts[: len(rows)].cpu().numpy()  # a bad id may lie behind all tables
+    rows_read = torch.unique(batch.indices + torch.repeat_interleave(starts, repeats))
+    counts = torch.bincount(torch.searchsorted(ends, rows_read, right=True), minlength=len(rows))
+    return counts[: len(rows)].cpu().numpy()  # a bad index may lie behind all tables
 
 
 def _hash(batches: Sequence[Jagged]) -> str:
     digest = hashlib.sha256()
     for batch in batches:
         step = -(-max(batch.indices.numel(), 1) // _HASHED)
-        for one in (batch.host_offsets, batch.indices[::step].cpu().numpy()):
-            digest.update(np.ascontiguousarray(one, np.int64).tobytes())
+        for values in (batch.host_offsets, batch.indices[::step].cpu().numpy()):
+            digest.update(np.ascontiguousarray(values, np.int64).tobytes())
     return digest.hexdigest()[:16]

@@ -2,7 +2,7 @@
 
 | class | a batch |
 | --- | --- |
-| `EmbeddingBag` | as `forward`: a tensor [bags, n], or (input, offsets[, per_sample_weights]) |
+| `EmbeddingBag` | as `forward`: a tensor [bags, n], or (input, offsets[, per_sample_weights]), or one key |
 | `FusedEmbeddingBagCollection` | as `forward`: (indices, offsets[, per_sample_weights]), or keyed as below |
 | TorchRec's, swapped | as `forward`: a KeyedJaggedTensor or a TensorDict |
 | `FusedEmbeddingBagList` | as `pool`: (offsets, indices[, row_weights]) |
@@ -58,8 +58,18 @@ def each_batch(batches: Iterable[Any], function: str = "recfuse") -> Iterator[tu
         yield f"{function}: batches[{number}]", batch
 
 
+def moved(tensor: Tensor, device: torch.device | None) -> Tensor:
+    """A tensor of a batch on `device` (None: where it is), without gradient and gaps."""
+    return tensor.detach().to(device).contiguous()
+
+
 def of_embedding_bag(batch: Any, include_last_offset: bool, where: str) -> BagLookups:
-    """What `EmbeddingBag.forward` takes."""
+    """What `EmbeddingBag.forward` takes, or a KeyedJaggedTensor of one key."""
+    if is_keyed(batch):
+        if len(batch.keys()) != 1:
+            raise ArgumentValueError(f"{where} has the keys {batch.keys()[:8]}, must have one for one table")
+        found = _checked(of_keys(batch, batch.keys(), where), 1, where)
+        return BagLookups(found.indices, found.offsets, True, found.weights)
     given = (batch,) if isinstance(batch, Tensor) else batch
     if not (
         isinstance(given, (tuple, list))
@@ -71,7 +81,7 @@ def of_embedding_bag(batch: Any, include_last_offset: bool, where: str) -> BagLo
             where,
             batch,
             "a tensor [bags, n] or a tuple (input, offsets) or (input, offsets, per_sample_weights) of "
-            "tensors",
+            "tensors, or a KeyedJaggedTensor",
         )
     indices, offsets, weights = (*given, None, None)[:3]
     if indices.dim() == 2 and offsets is None:
@@ -146,14 +156,14 @@ def of_keys(keyed: Any, feature_names: Sequence[str], where: str = "recfuse: fea
         )
     keys = keyed.keys()
     if keys != feature_names:
-        place = {key: number for number, key in enumerate(keys)}
-        missing = [name for name in feature_names if name not in place]
+        position = {key: number for number, key in enumerate(keys)}
+        missing = [name for name in feature_names if name not in position]
         if missing:
             raise ArgumentValueError(
                 f"{where}: a KeyedJaggedTensor with no key {missing[0]!r} ({len(missing)} of "
                 f"{len(feature_names)} features are missing); it has {keys[:8]}"
             )
-        keyed = keyed.permute([place[name] for name in feature_names])
+        keyed = keyed.permute([position[name] for name in feature_names])
     return Lookups(keyed.values(), keyed.offsets(), keyed.weights_or_none())
 
 
@@ -202,12 +212,11 @@ def _feature_major(
         lengths = [own.shape[0] for own in indices]
         ends = integers_on([0, *itertools.accumulate(lengths)], stacked.device)
     if stacked.is_cuda:
-        moved = _moved_on_gpu(stacked, ends)
+        joined = _moved_on_gpu(stacked, ends)
     else:
         _check_first(stacked, where)
-        moved = torch.cat(((stacked + ends[:-1, None]).reshape(-1), ends[-1:]))
-    together = indices.reshape(-1) if isinstance(indices, Tensor) else torch.cat(list(indices))
-    return together, moved
+        joined = torch.cat(((stacked + ends[:-1, None]).reshape(-1), ends[-1:]))
+    return indices.reshape(-1) if isinstance(indices, Tensor) else torch.cat(list(indices)), joined
 
 
 def _moved_on_gpu(offsets: Tensor, ends: Tensor) -> Tensor:
@@ -246,12 +255,13 @@ def _sample_weights(
         )
     if all(weights is None for weights in row_weights):
         return None
-    known = next(weights for weights in row_weights if weights is not None)
-    parts = [
-        known.new_ones(own.shape[0]) if weights is None else _gathered(weights, own.to(torch.int64))
-        for own, weights in zip(indices, row_weights, strict=True)
-    ]
-    return torch.cat(parts)
+    given = next(weights for weights in row_weights if weights is not None)
+    return torch.cat(
+        [
+            given.new_ones(own.shape[0]) if weights is None else _gathered(weights, own.to(torch.int64))
+            for own, weights in zip(indices, row_weights, strict=True)
+        ]
+    )
 
 
 def _gathered(weights: Tensor, rows: Tensor) -> Tensor:

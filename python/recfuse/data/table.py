@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recfuse.data.forms import BagLookups, each_batch, of_embedding_bag
+from recfuse.data.forms import BagLookups, each_batch, moved, of_embedding_bag
 from recfuse.errors import ArgumentValueError
 
 _TOP = 0.1  # share of a batch's rows that its coverage is of
@@ -30,10 +30,8 @@ def batches_of(
     found = []
     for where, batch in each_batch(batches, function):
         given = of_embedding_bag(batch, include_last_offset, where)
-        indices, offsets, weights = (
-            None if one is None else one.detach().to(device).contiguous()
-            for one in (given.indices, given.offsets, given.weights)
-        )
+        indices, offsets = moved(given.indices, device), moved(given.offsets, device)
+        weights = None if given.weights is None else moved(given.weights, device)
         found.append(BagLookups(indices, offsets, given.include_last_offset, weights))
     if not found:
         raise ArgumentValueError(f"{function}: batches is empty, must have at least one")
@@ -69,14 +67,14 @@ def hotness(batches: list[BagLookups]) -> Hotness:
     digest = hashlib.sha256()
     shares, coverages, rows = [], [], [np.empty(0, np.int64)]
     for batch in batches:
-        ids = batch.indices.cpu().numpy().astype(np.int64)
-        digest.update(ids.tobytes())
-        unique, counts = np.unique(ids, return_counts=True)
+        indices = batch.indices.cpu().numpy().astype(np.int64)
+        digest.update(indices.tobytes())
+        unique, counts = np.unique(indices, return_counts=True)
         rows.append(unique)
-        if len(ids):
+        if len(indices):
             top = np.sort(counts)[::-1][: max(1, int(len(counts) * _TOP))]
-            shares.append(len(counts) / len(ids))
-            coverages.append(float(top.sum()) / len(ids))
+            shares.append(len(counts) / len(indices))
+            coverages.append(float(top.sum()) / len(indices))
     return Hotness(
         batches=len(batches),
         lookups=float(np.mean([batch.indices.numel() for batch in batches])),

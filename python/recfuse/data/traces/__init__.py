@@ -170,9 +170,9 @@ def hottest(trace: NDArray[np.integer], count: int | None = None) -> NDArray[np.
 
     `statistics(trace).hottest` has them too, beside what takes longer to find out.
     """
-    ids, counts = np.unique(row_indices("traces: trace", trace), return_counts=True)
+    rows, counts = np.unique(row_indices("traces: trace", trace), return_counts=True)
     count = None if count is None else integer("traces: count", count, 0, 2**63 - 1)
-    return ids[np.argsort(-counts, kind="stable")][:count].astype(np.int64)
+    return rows[np.argsort(-counts, kind="stable")][:count].astype(np.int64)
 
 
 def _scaled(value: int, rows: int) -> int:

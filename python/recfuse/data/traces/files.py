@@ -111,24 +111,24 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _read_text(path: Path) -> NDArray[np.int64]:
-    parts: list[NDArray[np.int64]] = []
+    chunks: list[NDArray[np.int64]] = []
     line, rest = 1, b""
     with _opened(path) as file:
         while chunk := file.read(_CHUNK):
             lines = (rest + chunk).split(b"\n")
             rest = lines.pop()
-            parts.append(_row_indices(path, lines, line))
+            chunks.append(_row_indices(path, lines, line))
             line += len(lines)
-    parts.append(_row_indices(path, [rest] if rest.strip() else [], line))
-    return np.concatenate(parts)
+    chunks.append(_row_indices(path, [rest] if rest.strip() else [], line))
+    return np.concatenate(chunks)
 
 
 def _row_indices(path: Path, lines: list[bytes], first: int) -> NDArray[np.int64]:
     """Numbers of lines, the first of which has the number `first`; a blank line is an error."""
     try:
-        ids = np.fromiter(map(int, lines), np.int64, len(lines))
-        if len(ids) == 0 or ids.min() >= 0:
-            return ids
+        rows = np.fromiter(map(int, lines), np.int64, len(lines))
+        if len(rows) == 0 or rows.min() >= 0:
+            return rows
     except (ValueError, OverflowError):
         pass
     number, text = next(
@@ -187,8 +187,8 @@ def _read_tuple(path: Path) -> list[Table]:
     if lengths.size and lengths.min() < 0:
         raise ValueError(f"traces: {path}: lengths has {lengths.min()}, allowed is >= 0")
     if len(indices) and indices.min() < 0:
-        place = int(np.argmax(indices < 0))
-        raise ValueError(f"traces: {path}: indices[{place}] is {indices[place]}, allowed is >= 0")
+        wrong = int(np.argmax(indices < 0))
+        raise ValueError(f"traces: {path}: indices[{wrong}] is {indices[wrong]}, allowed is >= 0")
     tables = []
     for number in range(len(lengths)):
         ends = offsets[number * lengths.shape[1] : (number + 1) * lengths.shape[1] + 1]

@@ -114,10 +114,9 @@ class Statistics:
         table = Table("statistic", "at", "value", title=f"{self.lookups:,} lookups of {self.rows:,} rows")
 
         def add(name: str, at: str, values: dict[str, float], form: str) -> None:
-            places = " / ".join(f"{int(place):,}" for place in values)
-            table.add_row(
-                name, at.format(places), " / ".join(format(value, form) for value in values.values())
-            )
+            points = " / ".join(f"{int(point):,}" for point in values)
+            found = " / ".join(format(value, form) for value in values.values())
+            table.add_row(name, at.format(points), found)
 
         numbers = self.as_dict()
         table.add_row("rows in use", "", f"{self.unique:,} ({self.unique_percent:.4g} %)")
@@ -182,7 +181,7 @@ def statistics(
         raise ValueError(f"traces: trace has row ids in [{lowest}, {highest}], allowed is [0, {rows - 1}]")
 
     with tqdm(total=4, desc="trace statistics", delay=2, leave=False) as bar:
-        ids, names, counts = np.unique(trace, return_inverse=True, return_counts=True)
+        rows_read, names, counts = np.unique(trace, return_inverse=True, return_counts=True)
         order = np.argsort(-counts, kind="stable")
         bar.update()
         gaps, distances = _C.trace_reuse(names.astype(np.int64), len(counts))
@@ -199,7 +198,7 @@ def statistics(
             bag=bag,
             window=window,
             counts=counts[order].astype(np.int64),
-            hottest=ids[order].astype(np.int64),
+            hottest=rows_read[order].astype(np.int64),
             gaps=np.sort(gaps[reuses]),
             lru_hits=hits,
             duplicates_percent=100 * duplicates / whole if whole else float("nan"),
@@ -215,8 +214,8 @@ def _window_unique(gaps: NDArray[np.int64], window: int) -> float:
     if starts < 1:
         return float("nan")
     # Lookup i is the first of its row in the windows that start behind its row's lookup before, i - gap.
-    place = np.arange(len(gaps))
-    before = np.where(gaps > 0, place - gaps, -1)
-    first = np.maximum(before + 1, place - window + 1)
-    last = np.minimum(place, starts - 1)
+    lookup = np.arange(len(gaps))
+    before = np.where(gaps > 0, lookup - gaps, -1)
+    first = np.maximum(before + 1, lookup - window + 1)
+    last = np.minimum(lookup, starts - 1)
     return float(np.maximum(last - first + 1, 0).sum()) / starts
