@@ -7,7 +7,7 @@
 
 #include "base/bag_lookups.h"
 #include "cuda/embedding_bag/embedding_bag.h"
-#include "cuda/fused_embedding_bag/partition/map_device.h"
+#include "cuda/fused_embedding_bag/partition/device.h"
 #include "cuda/pin_rows/pin_rows.h"
 #include "base/status.h"
 

@@ -89,7 +89,7 @@ PyObject *rf__py_fused_embedding_bag_compile(PyObject *module, PyObject *argumen
                                  .weighted = weighted,
                                  .check = check,
                                  .timed = timed,
-                                 .foreign = mapped,
+                                 .callers_mapping = mapped,
                                  .wide_positions = huge};
     for (int64_t f = 0; f < call.params.n_features; f++)
         variant.wide_rows |= call.params.features[f].rows > UINT32_MAX;

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "cuda/fused_embedding_bag/call.h"
+#include "cuda/fused_embedding_bag/fused.h"
 #include "cuda/driver/memory.h"
 #include "base/validate.h"
 
@@ -101,7 +101,7 @@ static rf_status pool_on_gpu(const rf__value *values, const rf__place *place,
     RF_TRY(rf__torch_stream(place, &stream));
     RF_TRY(schedules_read(values[SCHEDULES].tensor, params->n_features, &copies[0], &plan));
     RF_TRY(mapping_read(values[MAPPING].tensor, params->bags, place, &stream, &copies[1], &copies[2], &plan));
-    RF_TRY(rf__fused_pool(params, columns, &plan, &stream));
+    RF_TRY(rf__fused_run_call(params, columns, &plan, &stream));
 out:
     for (int i = 2; i >= 0; i--) rf__tensor_free(copies[i]);
     return status;

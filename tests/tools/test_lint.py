@@ -143,6 +143,29 @@ def test_includes_point_one_way(path: Path) -> None:
         assert room_of(found) in MAY_INCLUDE[room], f"{room} may not include {name(found)}"
 
 
+# Headers of the fused family, from what includes none of it to its top: a file includes what comes before it.
+# A header's functions are in the file of its name, or in those that `FUSED_FILES` names.
+FUSED = ROOT / "csrc" / "cuda" / "fused_embedding_bag"
+FUSED_ORDER = (
+    *("args.h", "partition/args.h", "staged/args.h", "geometry.h", "features.h", "staged/staged.h"),
+    *("schedule.h", "describe.h", "kernel.h", "partition/cost.h", "partition/partition.h"),
+    *("partition/cut.h", "partition/device.h", "call.h", "ready.h", "fused.h", "measure.h"),
+)
+FUSED_FILES = {"fused_embedding_bag.c": "fused.h"}
+FUSED_FILES |= {f"partition/{file}.c": "partition/cut.h" for file in ("cost", "cut", "write", "check")}
+
+
+def test_files_of_the_fused_family_include_downwards() -> None:
+    files = {path.relative_to(FUSED).as_posix(): path for path in sorted(FUSED.glob("**/*.[ch]"))}
+    assert {file for file in files if file.endswith(".h")} == set(FUSED_ORDER)
+    for file, path in files.items():
+        place = FUSED_ORDER.index(FUSED_FILES.get(file, file.replace(".c", ".h")))
+        allowed = FUSED_ORDER[: place + file.endswith(".c")]
+        for _, included in INCLUDE.findall(path.read_text()):
+            _, of_family, header = included.partition("fused_embedding_bag/")
+            assert not of_family or "recfuse/" in included or header in allowed, f"{file} includes {header}"
+
+
 @pytest.mark.parametrize("path", C_FILES, ids=name)
 def test_allocations_are_checked(path: Path) -> None:
     code = code_of(path)

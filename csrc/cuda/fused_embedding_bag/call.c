@@ -30,9 +30,8 @@ static int32_t alignment_of(const void *address) {
 /* Field by field: there is padding. */
 static bool same_buffers(const rf__fused_call *call, const rf_fused_embedding_bag_params *params) {
     for (int64_t i = 0; i < call->n_buffers; i++) {
-        const rf_buffer *one = &call->buffers[i], *other = &params->buffers[i];
-        if (one->data != other->data || one->numel != other->numel || one->dtype != other->dtype)
-            return false;
+        const rf_buffer *was = &call->buffers[i], *is = &params->buffers[i];
+        if (was->data != is->data || was->numel != is->numel || was->dtype != is->dtype) return false;
     }
     return true;
 }
@@ -72,7 +71,7 @@ static void call_free(rf__fused_call *call) {
     mapped_free_all(call->mapped);
     rf__fused_map_table_free(&call->store, call->map_table);
     rf__cuda_block_free(&call->store, &call->features);
-    free(call->known);
+    free(call->described);
     free(call->columns);
     free(call->buffers);
     free(call->schedules);
@@ -94,25 +93,30 @@ static void *copy_of(const void *from, size_t bytes) {
     return to;
 }
 
+static int32_t shape_code(const rf__fused_geometry *shape) {
+    return rf_fused_shape_code(shape->dtype, shape->align, shape->store, shape->lanes, shape->vectors,
+                               shape->columns == shape->lanes, shape->pooling, shape->is_padded);
+}
+
 /* Writes what kernels read of features, and puts it on the device. */
 static rf_status features_upload(rf__fused_call *call, const rf_fused_embedding_bag_params *params) {
     rf_status status = RF_OK;
-    const size_t bytes = (size_t)call->n_features * sizeof(rf__fused_device_feature);
-    rf__fused_device_feature *table = calloc(1, bytes + 1);
+    const size_t bytes = (size_t)call->n_features * sizeof(rf_fused_descriptor);
+    rf_fused_descriptor *table = calloc(1, bytes + 1);
     if (table == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for %" PRId64 " features", call->n_features);
     for (int64_t f = 0; f < call->n_features; f++) {
         const rf_feature *feature = &params->features[f];
         const rf_buffer *buffer = &params->buffers[feature->buffer];
         const int64_t element = rf__dtype_bytes(buffer->dtype);
-        table[f] = (rf__fused_device_feature){
+        table[f] = (rf_fused_descriptor){
             .weight = (uintptr_t)buffer->data + (uint64_t)(feature->weight_offset * element),
             .rows = feature->rows,
             .padding_idx = feature->padding_idx,
             .output_offset = feature->output_column * rf__dtype_bytes(params->output_dtype),
             .pitch = (uint32_t)(feature->dim * element),
-            .columns = call->known->features[f].shape.columns,
+            .columns = call->described->features[f].shape.columns,
             .pooling = (int32_t)feature->pooling,
-            .shape = rf__fused_shape_code(&call->known->features[f].shape)};
+            .shape = shape_code(&call->described->features[f].shape)};
         call->wide_rows |= feature->rows > UINT32_MAX;
     }
     RF_TRY(rf__cuda_block_new(&call->store, table, bytes, true, &call->features));
@@ -122,12 +126,12 @@ out:
 }
 
 static rf_status call_new(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
-                          const rf_fused_schedule *schedules, rf__fused_call **made) {
+                          const rf_fused_schedule *schedules, rf__fused_call **new_call) {
     rf_status status = RF_OK;
     const size_t n = (size_t)params->n_features;
     rf__fused_call *call = calloc(1, sizeof *call);
     if (call == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for a call of %zu features", n);
-    RF_TRY(rf__fused_describe(params, schedules, &call->known));
+    RF_TRY(rf__fused_describe(params, schedules, &call->described));
     call->store = *store;
     call->n_features = params->n_features;
     call->n_buffers = params->n_buffers;
@@ -153,7 +157,7 @@ out:
         call_free(call);
         call = NULL;
     }
-    *made = call;
+    *new_call = call;
     return status;
 }
 
@@ -180,7 +184,8 @@ static void call_drop(call_lists *lists, rf__fused_call **at, rf__fused_call **u
     *at = old->next;
     old->next = NULL;
     old->dropped = true;
-    for (rf__fused_mapped *one = old->mapped; one != NULL; one = one->next) lists->mapped_bytes -= one->bytes;
+    for (rf__fused_mapped *at_call = old->mapped; at_call != NULL; at_call = at_call->next)
+        lists->mapped_bytes -= at_call->bytes;
     if (old->users > 0) return;
     old->next = *unused;
     *unused = old;
@@ -213,26 +218,26 @@ rf_status rf__fused_call_acquire(const rf__cuda_store *store, const rf_fused_emb
                                  const rf_fused_plan *plan, rf__fused_call **call) {
     const rf_fused_schedule *schedules = plan != NULL ? plan->schedules : NULL;
     call_lists *lists = lists_of(store);
-    rf__fused_call *made = NULL, *unused = NULL;
+    rf__fused_call *own = NULL, *unused = NULL;
     rf__cuda_lock(store->device);
     *call = call_find(store, params, schedules);
     rf__cuda_unlock(store->device);
     if (*call != NULL) return RF_OK;
-    const rf_status status = call_new(store, params, schedules, &made);
+    const rf_status status = call_new(store, params, schedules, &own);
     if (status != RF_OK) return status;
     rf__cuda_lock(store->device);
     *call = call_find(store, params, schedules);
     if (*call == NULL) {
         rf__fused_call **first = store->resident ? &lists->resident : &lists->calls;
-        made->next = *first;
-        *first = *call = made;
-        made->users = 1;
-        made = NULL;
+        own->next = *first;
+        *first = *call = own;
+        own->users = 1;
+        own = NULL;
         if (!store->resident) unused = calls_drop(lists);
     }
     rf__cuda_unlock(store->device);
     call_free_all(unused);
-    call_free(made);
+    call_free(own);
     return RF_OK;
 }
 
@@ -240,16 +245,16 @@ rf__fused_mapped *rf__fused_mapped_find(rf__fused_call *call, int64_t bags, bool
                                         const rf__fused_mapping *head) {
     call_lists *lists = lists_of(&call->store);
     rf__cuda_lock(call->store.device);
-    rf__fused_mapped *one = call->mapped;
-    while (one != NULL && (one->bags != bags || one->may_stage != may_stage ||
-                           (head != NULL && memcmp(&one->head, head, sizeof *head) != 0)))
-        one = one->next;
-    if (one != NULL) {
-        one->users++;
-        one->used = ++lists->clock;
+    rf__fused_mapped *mapped = call->mapped;
+    while (mapped != NULL && (mapped->bags != bags || mapped->may_stage != may_stage ||
+                              (head != NULL && memcmp(&mapped->head, head, sizeof *head) != 0)))
+        mapped = mapped->next;
+    if (mapped != NULL) {
+        mapped->users++;
+        mapped->used = ++lists->clock;
     }
     rf__cuda_unlock(call->store.device);
-    return one;
+    return mapped;
 }
 
 /* Takes the mapping that is unused for longest out of its call's list; NULL: all that there are are in use, which the
@@ -267,22 +272,22 @@ static rf__fused_mapped *mapped_drop(call_lists *lists) {
     return old;
 }
 
-rf__fused_mapped *rf__fused_mapped_add(rf__fused_call *call, rf__fused_mapped *made) {
+rf__fused_mapped *rf__fused_mapped_add(rf__fused_call *call, rf__fused_mapped *mapped) {
     call_lists *lists = lists_of(&call->store);
     rf__fused_mapped *unused = NULL;
     rf__fused_mapped *other =
-        rf__fused_mapped_find(call, made->bags, made->may_stage, made->bags < 0 ? &made->head : NULL);
+        rf__fused_mapped_find(call, mapped->bags, mapped->may_stage, mapped->bags < 0 ? &mapped->head : NULL);
     if (other != NULL) {
-        mapped_free(made);
+        mapped_free(mapped);
         return other;
     }
     rf__cuda_lock(call->store.device);
-    made->users = 1;
-    made->used = ++lists->clock;
-    made->next = call->mapped;
-    call->mapped = made;
+    mapped->users = 1;
+    mapped->used = ++lists->clock;
+    mapped->next = call->mapped;
+    call->mapped = mapped;
     if (!call->store.resident && !call->dropped) {
-        lists->mapped_bytes += made->bytes;
+        lists->mapped_bytes += mapped->bytes;
         while (lists->mapped_bytes > MOST_MAPPED_BYTES) {
             rf__fused_mapped *old = mapped_drop(lists);
             if (old == NULL) break;
@@ -292,11 +297,11 @@ rf__fused_mapped *rf__fused_mapped_add(rf__fused_call *call, rf__fused_mapped *m
     }
     rf__cuda_unlock(call->store.device);
     mapped_free_all(unused);
-    return made;
+    return mapped;
 }
 
 rf_status rf__fused_mapped_new(const rf__fused_call *call, const rf__fused_mapping *mapping, int64_t rows,
-                               bool lasts, rf__fused_mapped **made) {
+                               bool lasts, rf__fused_mapped **new_mapped) {
     rf_status status = RF_OK;
     rf__fused_mapped *mapped = calloc(1, sizeof *mapped);
     if (mapped == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for a mapping");
@@ -310,15 +315,11 @@ out:
         free(mapped);
         mapped = NULL;
     }
-    *made = mapped;
+    *new_mapped = mapped;
     return status;
 }
 
-void rf__fused_release(rf__fused_ready *ready) {
-    rf__fused_call *call = ready->call;
-    rf__fused_mapped *mapped = ready->mapped;
-    memset(ready, 0, sizeof *ready);
-    if (call == NULL) return;
+void rf__fused_call_release(rf__fused_call *call, rf__fused_mapped *mapped) {
     bool mapped_unused = false;
     rf__cuda_lock(call->store.device);
     if (mapped != NULL) mapped_unused = --mapped->users == 0 && mapped->alone;

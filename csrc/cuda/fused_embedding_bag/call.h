@@ -17,64 +17,13 @@
 #ifndef RECFUSE_CUDA_FUSED_CALL_H
 #define RECFUSE_CUDA_FUSED_CALL_H
 
-#include "cuda/fused_embedding_bag/partition/map_device.h"
 #include "cuda/driver/memory.h"
+#include "cuda/fused_embedding_bag/kernel.h"
+#include "cuda/fused_embedding_bag/partition/device.h"
+#include "cuda/fused_embedding_bag/partition/partition.h"
 
 typedef struct rf__fused_call rf__fused_call;
 typedef struct rf__fused_mapped rf__fused_mapped;
-
-/* All that a launch needs to know; zeros are nothing. */
-typedef struct rf__fused_ready {
-    const rf__kernel *kernel;
-    int32_t shared_bytes;
-    rf__cu_pointer features;
-    rf__fused_mapping mapping;
-    rf__cu_pointer mapping_on_device;
-    rf__fused_staged staged;
-    const rf__kernel *staged_kernel; /* if there are such tables */
-    rf__fused_device_map map; /* with a kernel: it makes the mapping, in the workspace */
-    int64_t workspace_bytes;
-    /* What must not be dropped before the launch is in the stream. */
-    rf__fused_call *call;
-    rf__fused_mapped *mapped;
-} rf__fused_ready;
-
-/* Finds or makes the description, the kernels and the mapping of a call: RF_ERR_VALUE and so on where an argument is
- * bad. To be released, also where it fails. */
-rf_status rf__fused_prepare(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
-                            const rf_fused_plan *plan, rf__fused_ready *ready);
-/* The same with the kernel that times its blocks and has these classes; without a mapping. */
-rf_status rf__fused_prepare_timed(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
-                                  const rf_fused_plan *plan, const rf__fused_classes *classes,
-                                  rf__fused_ready *ready);
-/* When the launch is in the stream. Zeros are fine, and left. */
-void rf__fused_release(rf__fused_ready *ready);
-
-/* Drops the descriptions of the store's stream that are in memory of the driver, which waits for the device to free it:
- * so that no later call has to. For who waits anyway. */
-void rf__fused_forget(const rf__cuda_store *store);
-
-/* rf__check_fused_rows for the features of `ready`, which it remembers: the same columns are not checked again. */
-rf_status rf__fused_check_rows(const rf__fused_ready *ready, const rf_fused_embedding_bag_params *params,
-                               const int64_t *columns);
-
-/* rf_fused_embedding_bag_cuda with an allocator, and rf__check_fused_rows. */
-rf_status rf__fused_pool(const rf_fused_embedding_bag_params *params, const int64_t *columns,
-                         const rf_fused_plan *plan, const rf_cuda_stream *stream);
-
-/* Bytes of workspace that a mapping needs. */
-int64_t rf__fused_workspace(const rf__fused_mapping *mapping);
-/* Puts the work into the stream, in the device's context. `cycles`: uint64_t [n_features] on the device, if blocks are
- * timed. */
-rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready *ready,
-                           const rf_fused_embedding_bag_params *params, void *workspace,
-                           rf__cu_pointer cycles, void *stream);
-
-/* Raises what earlier calls with these tables left. */
-rf_status rf__fused_pending(const rf__cuda_device *device, const rf_fused_embedding_bag_params *params,
-                            void *stream);
-
-/* ---- call.c for ready.c */
 
 typedef struct rf__fused_kernel_slot {
     rf__fused_variant variant;
@@ -96,9 +45,9 @@ struct rf__fused_call {
     int32_t output_alignment, output_dtype;
     bool weighted;
     /* What was made of it. */
-    rf__fused_described *known; /* features and their classes */
+    rf__fused_described *described; /* features and their classes */
     bool all_expected, wide_rows;
-    rf__cuda_block features; /* [n_features] rf__fused_device_feature */
+    rf__cuda_block features; /* [n_features] rf_fused_descriptor */
     /* Under the lock. */
     int64_t *columns; /* [n_buffers] that rf__check_fused_rows has found right */
     bool rows_checked;
@@ -129,12 +78,18 @@ rf__fused_mapped *rf__fused_mapped_find(rf__fused_call *call, int64_t bags, bool
                                         const rf__fused_mapping *head);
 /* Adds a new one of the call's store and holds it, or else the one that another thread has added; drops what is too
  * much. */
-rf__fused_mapped *rf__fused_mapped_add(rf__fused_call *call, rf__fused_mapped *made);
+rf__fused_mapped *rf__fused_mapped_add(rf__fused_call *call, rf__fused_mapped *mapped);
 /* Copies a mapping of so many rows to the device; in no list yet. */
 rf_status rf__fused_mapped_new(const rf__fused_call *call, const rf__fused_mapping *mapping, int64_t rows,
-                               bool lasts, rf__fused_mapped **made);
-/* Holds the description that these have, in `ready->call`. */
+                               bool lasts, rf__fused_mapped **mapped);
+/* Finds or makes the description of these, and holds it. */
 rf_status rf__fused_call_acquire(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
                                  const rf_fused_plan *plan, rf__fused_call **call);
+
+/* Ends the use of a call and of its mapping, which may be NULL; frees what is dropped and has no other user. */
+void rf__fused_call_release(rf__fused_call *call, rf__fused_mapped *mapped);
+/* Drops the descriptions of the store's stream that are in memory of the driver, which waits for the device to free it:
+ * so that no later call has to. For who waits anyway. */
+void rf__fused_forget(const rf__cuda_store *store);
 
 #endif

@@ -1,9 +1,10 @@
-/* What mappings need to know of features, made once for all batches. */
+/* What mappings need to know of features, own once for all batches. */
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "cuda/fused_embedding_bag/fused.h"
 #include "base/validate.h"
+#include "cuda/fused_embedding_bag/describe.h"
+#include "cuda/fused_embedding_bag/schedule.h"
 
 static uint64_t hash_fields(uint64_t hash, const int32_t *fields, size_t bytes) {
     for (size_t i = 0; i < bytes / sizeof *fields; i++) hash = (hash ^ (uint32_t)fields[i]) * 0x100000001b3u;
@@ -17,9 +18,9 @@ int32_t rf__fused_signature(const rf__fused_feature *features, int64_t n_feature
     for (int64_t f = 0; f < n_features; f++) {
         const int32_t wide[] = {features[f].shape.columns, features[f].shape.slices};
         hash = hash_fields(hash, wide, sizeof wide);
-        hash = hash_fields(hash, features[f].class_of, sizeof features[f].class_of);
-        hash = hash_fields(hash, features[f].few_of, sizeof features[f].few_of);
-        hash = hash_fields(hash, features[f].staged_of, sizeof features[f].staged_of);
+        hash = hash_fields(hash, features[f].classes, sizeof features[f].classes);
+        hash = hash_fields(hash, features[f].classes_of_few, sizeof features[f].classes_of_few);
+        hash = hash_fields(hash, features[f].classes_staged, sizeof features[f].classes_staged);
     }
     return (int32_t)(hash & 0x7fffffff);
 }
@@ -28,25 +29,25 @@ rf_status rf__fused_describe(const rf_fused_embedding_bag_params *params, const 
                              rf__fused_described **described) {
     rf_status status = RF_OK;
     const size_t n = (size_t)params->n_features;
-    rf__fused_described *made = NULL;
+    rf__fused_described *own = NULL;
     RF_TRY(rf__fused_check_limits(params));
     RF_TRY(rf__check_fused_features(params));
-    made = calloc(1, sizeof *made + n * sizeof made->features[0]);
-    if (made == NULL) {
+    own = calloc(1, sizeof *own + n * sizeof own->features[0]);
+    if (own == NULL) {
         status = rf__fail(RF_ERR_MEMORY, "no memory to map %zu features", n);
         goto out;
     }
-    RF_TRY(rf__fused_features(params, schedules, 1, &made->classes, made->features));
-    made->what = (rf__fused_mappable){
-        .features = made->features,
+    RF_TRY(rf__fused_features(params, schedules, 1, &own->classes, own->features));
+    own->what = (rf__fused_mappable){
+        .features = own->features,
         .n_features = params->n_features,
-        .classes = &made->classes,
-        .signature = rf__fused_signature(made->features, params->n_features, &made->classes)};
+        .classes = &own->classes,
+        .signature = rf__fused_signature(own->features, params->n_features, &own->classes)};
 out:
     if (status != RF_OK) {
-        free(made);
-        made = NULL;
+        free(own);
+        own = NULL;
     }
-    *described = made;
+    *described = own;
     return status;
 }

@@ -1,8 +1,8 @@
-/* What the kernels of the fused embedding bag share: the description of features and tasks, how row ids and
+/* What the kernels of the fused embedding bag share: the description of features and tasks, how row indices and
  * offsets are read, and how bad ones are reported.
  *
  * Positions of lookups are counted from `indices`, which is rounded down to a multiple of four elements, so
- * that four ids are one aligned load in staged/staged.cu: the first lookup is number `lead`, behind the last is `end`.
+ * that four indices are one aligned load in staged/staged.cu: the first lookup is number `lead`, behind the last is `end`.
  */
 #ifndef RECFUSE_FUSED_CUH
 #define RECFUSE_FUSED_CUH
@@ -18,8 +18,8 @@
 #ifndef RF_POSITION
 #define RF_POSITION int /* holds a position; rf_i64 for 2^31 lookups and more */
 #endif
-#ifndef RF_FOREIGN
-#define RF_FOREIGN 0 /* the mapping is the caller's: tasks are checked before they are done */
+#ifndef RF_CALLERS_MAPPING
+#define RF_CALLERS_MAPPING 0 /* the mapping is the caller's: tasks are checked before they are done */
 #endif
 #ifndef RF_WIDE_ROWS
 #define RF_WIDE_ROWS 0 /* a table has 2^32 rows or more */
@@ -33,69 +33,14 @@
 #ifndef RF_OUTPUT
 #define RF_OUTPUT 0 /* rf_dtype */
 #endif
-#ifndef RF_BESIDE
-#define RF_BESIDE 0 /* runs beside staged/staged.cu, which came before it, and ends after it */
+#ifndef RF_WITH_STAGED
+#define RF_WITH_STAGED 0 /* runs beside staged/staged.cu, which came before it, and ends after it */
 #endif
 #ifndef RF_BLOCK
 #define RF_BLOCK 64
 #endif
 
-/* As in csrc/cuda/fused.h. */
-struct __align__(16) rf_feature {
-    const rf_u8 *weight;
-    rf_i64 rows, padding_idx; /* -1: none */
-    rf_i64 output_offset;     /* bytes from the first column */
-    rf_u32 pitch;             /* bytes from row to row */
-    int columns;              /* vectors of a row */
-    int pooling;              /* rf_pooling */
-    int shape;                /* what a schedule must be made for: rf_shape_code */
-};
-static_assert(sizeof(rf_feature) == 48, "as in csrc/cuda/fused.h");
-
-/* Of a schedule's constants; as rf__fused_shape_code in csrc/cuda/fused.h. */
-constexpr int rf_shape_code(int dtype, int align, int store, int lanes, int vectors, int whole, int pooling,
-                            int padded) {
-    return dtype | align << 2 | store << 7 | lanes << 12 | vectors << 18 | whole << 20 | pooling << 21 |
-           padded << 23;
-}
-/* The part of it that matters to the schedule "columns". */
-enum { RF_COLUMN_CODE = (1 << 12) - 1 };
-
-/* What one block does: bags [first_bag, last_bag) of a feature, or of the 32 lanes of a tile. */
-struct __align__(16) rf_task {
-    int feature; /* or the number of a tile */
-    int first_bag, last_bag, schedule;
-    int slice; /* of a row that is too wide for a warp; of a tile 1: its bags have more lookups than one */
-    int part;  /* of each bag, in the low half; the high one says of how many */
-    int group; /* of the tasks that share bags */
-    int place; /* of the group's partial sums, in 32 floats */
-};
-
-/* A lane of a tile: one vector of a feature's rows. */
-struct __align__(8) rf_lane {
-    int feature; /* -1: none */
-    int column;
-};
-
-struct rf_fused_arguments {
-    const RF_INDEX *indices;
-    const RF_OFFSET *offsets; /* [features * bags + 1] */
-    const float *sample_weights;
-    rf_u8 *output;
-    rf_i64 end;
-    rf_u32 output_pitch; /* bytes */
-    int lead, bags, n_features;
-    int limit; /* number of tiles; of staged tasks, a block */
-    int n_groups, n_places; /* of tasks that share bags */
-    const rf_feature *features;
-    const rf_task *tasks;
-    const int *n_tasks; /* NULL: as many as blocks */
-    const rf_lane *lanes; /* [tiles][32] */
-    float *partials;      /* of tasks that share bags: see rf_shared_bags */
-    rf_u32 *arrived;     /* [groups], zero before and after */
-    rf_u64 *cycles;      /* [features], with RF_TIMED */
-    rf_error_word errors;
-};
+#include "fused_embedding_bag/args.h"
 
 template <int BYTES> struct rf_unsigned;
 template <> struct rf_unsigned<4> {
@@ -121,85 +66,85 @@ struct rf_bag {
 };
 
 /* Whether the offsets of a bag are what they may be; of the very first one only the task that has it says more. */
-RF_INLINE bool rf_good_bag(const rf_fused_arguments &my, RF_OFFSET begin, RF_OFFSET end) {
+RF_INLINE bool rf_good_bag(const rf_fused_args &args, RF_OFFSET begin, RF_OFFSET end) {
     typedef rf_unsigned<sizeof(RF_OFFSET)>::type number; /* less than zero is more than there are lookups */
-    return (number)begin <= (number)end && (number)end <= (number)(my.end - my.lead);
+    return (number)begin <= (number)end && (number)end <= (number)(args.end - args.lead);
 }
 
 /* Whether a task's offsets begin with the very first, and that is not 0. */
-RF_INLINE bool rf_bad_start(const rf_fused_arguments &my, int feature, int first_bag) {
-    return RF_CHECK && feature == 0 && first_bag == 0 && rf_load(my.offsets) != 0;
+RF_INLINE bool rf_bad_start(const rf_fused_args &args, int feature, int first_bag) {
+    return RF_CHECK && feature == 0 && first_bag == 0 && rf_load(args.offsets) != 0;
 }
 
 /* A mapping that is the caller's is checked as lookups are, but what is wrong is left out without a word. */
-RF_INLINE bool rf_is_feature(const rf_fused_arguments &my, int feature) {
-    return !RF_FOREIGN || (rf_u32)feature < (rf_u32)my.n_features;
+RF_INLINE bool rf_is_feature(const rf_fused_args &args, int feature) {
+    return !RF_CALLERS_MAPPING || (rf_u32)feature < (rf_u32)args.n_features;
 }
 
 /* The bag of two offsets; empty where they are bad, which counts. */
-RF_INLINE rf_bag rf_bag_of(const rf_fused_arguments &my, RF_OFFSET begin, RF_OFFSET end, int &bad) {
+RF_INLINE rf_bag rf_bag_of(const rf_fused_args &args, RF_OFFSET begin, RF_OFFSET end, int &bad) {
     rf_bag found = {0, 0};
-    if (RF_CHECK && !rf_good_bag(my, begin, end)) {
+    if (RF_CHECK && !rf_good_bag(args, begin, end)) {
         bad++;
         return found;
     }
-    found.begin = (RF_POSITION)begin + my.lead;
-    found.end = (RF_POSITION)end + my.lead;
+    found.begin = (RF_POSITION)begin + args.lead;
+    found.end = (RF_POSITION)end + args.lead;
     return found;
 }
 
 /* Bag `bag` of a feature; empty where it is not there. */
-RF_INLINE rf_bag rf_load_bag(const rf_fused_arguments &my, const RF_OFFSET *offsets, int bag, int last_bag,
+RF_INLINE rf_bag rf_load_bag(const rf_fused_args &args, const RF_OFFSET *offsets, int bag, int last_bag,
                              int &bad) {
     if (bag >= last_bag) return {0, 0};
     const RF_OFFSET begin = rf_load(offsets + bag), end = rf_load(offsets + bag + 1);
-    return rf_bag_of(my, begin, end, bad);
+    return rf_bag_of(args, begin, end, bad);
 }
 
-/* The rows that ids of this type can name, of a table. */
+/* The rows that indices of this type can name, of a table. */
 typedef rf_unsigned<sizeof(RF_INDEX)>::type rf_rows;
-RF_INLINE rf_rows rf_rows_of(const rf_feature &feature) {
+RF_INLINE rf_rows rf_rows_of(const rf_fused_descriptor &feature) {
     const rf_i64 most = sizeof(RF_INDEX) == 4 ? 0x80000000ll : 0x7fffffffffffffffll;
     const rf_i64 rows = rf_load(&feature.rows);
     return (rf_rows)(rows < most ? rows : most);
 }
-RF_INLINE bool rf_in_table(RF_INDEX id, rf_rows rows) { return (rf_rows)id < rows; }
+RF_INLINE bool rf_in_table(RF_INDEX index, rf_rows rows) { return (rf_rows)index < rows; }
 
 /* The number of a row that is in its table. */
 #if RF_WIDE_ROWS
-typedef rf_u64 rf_key;
+typedef rf_u64 rf_row_number;
 #else
-typedef rf_u32 rf_key; /* a table has less than 2^32 rows */
+typedef rf_u32 rf_row_number; /* a table has less than 2^32 rows */
 #endif
-constexpr rf_key RF_NO_KEY = ~(rf_key)0;
-struct __align__(16) rf_four_keys {
-    rf_key key[4];
+constexpr rf_row_number RF_NO_ROW = ~(rf_row_number)0;
+struct __align__(16) rf_four_rows {
+    rf_row_number number[4];
 };
-RF_INLINE const rf_u8 *rf_row(const rf_u8 *table, rf_key row, rf_u32 pitch) {
+RF_INLINE const rf_u8 *rf_row(const rf_u8 *table, rf_row_number row, rf_u32 pitch) {
     return table + (rf_u64)row * pitch;
 }
 
 /* Reports the first that is bad in the bags of a feature from `bag` on, each `step`-th: all is read again, since this
  * hardly ever runs, and whoever found it need not keep what would be said of it. */
-static __device__ __noinline__ void rf_report_bags(const rf_fused_arguments &my, int number, int bag,
+static __device__ __noinline__ void rf_report_bags(const rf_fused_args &args, int number, int bag,
                                                    int last_bag, int step) {
-    const rf_i64 rows = rf_load(&my.features[number].rows), lookups = my.end - my.lead;
+    const rf_i64 rows = rf_load(&args.features[number].rows), lookups = args.end - args.lead;
     for (; bag < last_bag; bag += step) {
-        const rf_i64 place = (rf_i64)number * my.bags + bag;
-        const RF_OFFSET begin = rf_load(my.offsets + place), end = rf_load(my.offsets + place + 1);
-        if (!rf_good_bag(my, begin, end) || (place == 0 && begin != 0)) {
+        const rf_i64 place = (rf_i64)number * args.bags + bag;
+        const RF_OFFSET begin = rf_load(args.offsets + place), end = rf_load(args.offsets + place + 1);
+        if (!rf_good_bag(args, begin, end) || (place == 0 && begin != 0)) {
             const bool first = begin < 0 || begin > lookups || (place == 0 && begin != 0);
-            rf_report<RF_OPERATOR_fused_embedding_bag>(my.errors,
+            rf_report<RF_OPERATOR_fused_embedding_bag>(args.errors,
                                                        {RF_ARGUMENT_offsets, first ? place : place + 1, bag,
                                                         first ? begin : end, first ? 0 : begin, lookups},
                                                        number);
             return;
         }
         for (rf_i64 i = begin; i < end; i++) {
-            const rf_i64 id = rf_load(my.indices + my.lead + i);
-            if ((rf_u64)id < (rf_u64)rows) continue;
+            const rf_i64 index = rf_load(args.indices + args.lead + i);
+            if ((rf_u64)index < (rf_u64)rows) continue;
             rf_report<RF_OPERATOR_fused_embedding_bag>(
-                my.errors, {RF_ARGUMENT_indices, i, bag, id, rows, lookups}, number);
+                args.errors, {RF_ARGUMENT_indices, i, bag, index, rows, lookups}, number);
             return;
         }
     }
@@ -207,11 +152,11 @@ static __device__ __noinline__ void rf_report_bags(const rf_fused_arguments &my,
 
 /* The same for the task of this block, or for this lane's feature where it is a tile's. The task is read again: to
  * keep it takes registers from the rows in flight. */
-static __device__ __noinline__ void rf_report_task(const rf_fused_arguments &my, bool tiled) {
-    const rf_task *task = my.tasks + blockIdx.x;
+static __device__ __noinline__ void rf_report_task(const rf_fused_args &args, bool tiled) {
+    const rf_fused_task *task = args.tasks + blockIdx.x;
     const int number = rf_load(&task->feature);
-    const int feature = tiled ? my.lanes[(rf_i64)number * 32 + threadIdx.x % 32].feature : number;
-    rf_report_bags(my, feature, rf_load(&task->first_bag), min(rf_load(&task->last_bag), my.bags), 1);
+    const int feature = tiled ? args.lanes[(rf_i64)number * 32 + threadIdx.x % 32].feature : number;
+    rf_report_bags(args, feature, rf_load(&task->first_bag), min(rf_load(&task->last_bag), args.bags), 1);
 }
 
 /* The quotient to the last bit but one at worst; without the call that a division is. */
@@ -224,13 +169,13 @@ RF_INLINE float rf_divide(float value, float divisor) {
 }
 
 /* A task. NUMBER makes loads by different schedules different: see fused_embedding_bag.cu. */
-template <int NUMBER> RF_INLINE rf_task rf_load_task(const rf_task *at) {
-    rf_task task;
+template <int NUMBER> RF_INLINE rf_fused_task rf_load_task(const rf_fused_task *at) {
+    rf_fused_task task;
     asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4]; // schedule %5"
                  : "=r"(task.feature), "=r"(task.first_bag), "=r"(task.last_bag), "=r"(task.schedule)
                  : "l"(at), "n"(NUMBER));
     asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4 + 16]; // schedule %5"
-                 : "=r"(task.slice), "=r"(task.part), "=r"(task.group), "=r"(task.place)
+                 : "=r"(task.slice), "=r"(task.share), "=r"(task.group), "=r"(task.partials)
                  : "l"(at), "n"(NUMBER));
     return task;
 }

@@ -4,61 +4,34 @@
 #include <string.h>
 
 #include "cuda/driver/check.h"
-#include "cuda/fused_embedding_bag/call.h"
+#include "cuda/fused_embedding_bag/fused.h"
 #include "base/validate.h"
-
-/* As in fused.cuh. */
-typedef struct arguments {
-    const void *indices, *offsets, *sample_weights;
-    void *output;
-    int64_t end;
-    uint32_t output_pitch;
-    int32_t lead, bags, n_features, limit, n_groups, n_places;
-    rf__cu_pointer features, tasks, n_tasks, lanes, partials, arrived, cycles;
-    rf_error_word errors;
-} arguments;
-
-rf_status rf__fused_check_limits(const rf_fused_embedding_bag_params *params) {
-    enum { MOST_COLUMNS = INT32_MAX / 4 };
-    if (params->output_stride > MOST_COLUMNS) {
-        return rf__fail(RF_ERR_UNSUPPORTED,
-                        "recfuse.fused_embedding_bag: an output of %" PRId64
-                        " columns; on a GPU at most %d are supported",
-                        params->output_stride, MOST_COLUMNS);
-    }
-    if (params->bags <= INT32_MAX / 2 && params->n_features <= INT32_MAX / 2) return RF_OK;
-    return rf__fail(RF_ERR_UNSUPPORTED,
-                    "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64
-                    " bags; on a GPU at most %d of each are supported",
-                    params->n_features, params->bags, INT32_MAX / 2);
-}
 
 /* Comes first, and lets the kernel of the other features begin at once: see staged/staged.cu. */
 static rf_status launch_staged(const rf__cuda_device *device, const rf__fused_ready *ready,
-                               const arguments *values, void *stream) {
-    arguments own = *values;
+                               const rf_fused_args *values, void *stream) {
+    rf_fused_args own = *values;
     own.limit = ready->staged.depth;
     own.tasks = ready->mapping_on_device +
                 (uint64_t)(rf__fused_rows(&ready->mapping) + 1) * sizeof(rf__fused_mapping);
     const rf__launch_config launch = {.function = ready->staged_kernel->function,
                                       .grid = {(uint32_t)ready->staged.lists},
-                                      .block = {RF__FUSED_STAGED_BLOCK + RF__FUSED_STAGED_HELPERS},
-                                      .shared_bytes = RF__FUSED_STAGED_SHARED,
+                                      .block = {RF_FUSED_STAGED_BLOCK + RF_FUSED_STAGED_HELPERS},
+                                      .shared_bytes = RF_FUSED_STAGED_SHARED,
                                       .stream = stream};
     return rf__launch(device, &launch, &own);
 }
 
 static rf_status launch_others(const rf__cuda_device *device, const rf__fused_ready *ready,
-                               const arguments *values, void *stream) {
-    arguments own = *values;
+                               const rf_fused_args *values, void *stream) {
     const rf__launch_config launch = {.function = ready->kernel->function,
                                       .grid = {(uint32_t)ready->mapping.n_tasks},
-                                      .block = {RF__FUSED_BLOCK},
+                                      .block = {RF_FUSED_BLOCK},
                                       .shared_bytes = (uint32_t)ready->shared_bytes,
                                       /* Behind a kernel of this very call. */
                                       .programmatic = ready->staged.depth > 0 || ready->map.kernel != NULL,
                                       .stream = stream};
-    return rf__launch(device, &launch, &own);
+    return rf__launch(device, &launch, values);
 }
 
 static rf__cuda_error_word error_word(const rf__cuda_device *device,
@@ -77,16 +50,16 @@ rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready 
                            const rf_fused_embedding_bag_params *params, void *workspace,
                            rf__cu_pointer cycles, void *stream) {
     rf_status status = RF_OK;
-    const int64_t id_bytes = params->index_type == RF_INT64 ? 8 : 4;
-    const int64_t lead = (int64_t)((uintptr_t)params->indices % (uint64_t)(4 * id_bytes)) / id_bytes;
+    const int64_t index_bytes = params->index_type == RF_INT64 ? 8 : 4;
+    const int64_t lead = (int64_t)((uintptr_t)params->indices % (uint64_t)(4 * index_bytes)) / index_bytes;
     const rf__cu_pointer tasks = ready->mapping_on_device + sizeof(rf__fused_mapping);
     const rf__cu_pointer arrived =
-        (uintptr_t)workspace + RF__FUSED_PLACE_BYTES * (uint64_t)ready->mapping.places;
-    arguments values = {
-        .indices = (const char *)params->indices - lead * id_bytes,
-        .offsets = params->offsets,
-        .sample_weights = params->sample_weights == NULL ? NULL : params->sample_weights - lead,
-        .output = params->output,
+        (uintptr_t)workspace + RF__FUSED_PARTIAL_BYTES * (uint64_t)ready->mapping.partials;
+    rf_fused_args values = {
+        .indices = (uintptr_t)params->indices - (uint64_t)(lead * index_bytes),
+        .offsets = (uintptr_t)params->offsets,
+        .sample_weights = params->sample_weights == NULL ? 0 : (uintptr_t)(params->sample_weights - lead),
+        .output = (uintptr_t)params->output,
         .output_pitch = (uint32_t)(params->output_stride * rf__dtype_bytes(params->output_dtype)),
         .end = lead + params->lookups,
         .lead = (int32_t)lead,
@@ -94,20 +67,20 @@ rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready 
         .n_features = (int32_t)params->n_features,
         .limit = ready->map.kernel != NULL ? INT32_MAX : ready->mapping.n_tiles,
         .n_groups = ready->mapping.n_groups,
-        .n_places = ready->mapping.places,
+        .n_partials = ready->mapping.partials,
         .features = ready->features,
         .tasks = tasks,
-        .lanes = tasks + (uint64_t)ready->mapping.n_tasks * sizeof(rf__fused_task),
+        .lanes = tasks + (uint64_t)ready->mapping.n_tasks * sizeof(rf_fused_task),
         .partials = (uintptr_t)workspace,
         .arrived = arrived,
         .cycles = cycles,
         .errors = error_word(device, params).on_device};
     if (ready->map.kernel != NULL) {
-        rf__fused_device_mapping made;
-        RF_TRY(rf__fused_map_launch(device, &ready->map, params, workspace, stream, &made));
-        values.n_tasks = made.n_tasks;
-        values.tasks = made.tasks;
-        values.lanes = made.lanes;
+        rf__fused_device_mapping mapping;
+        RF_TRY(rf__fused_map_launch(device, &ready->map, params, workspace, stream, &mapping));
+        values.n_tasks = mapping.n_tasks;
+        values.tasks = mapping.tasks;
+        values.lanes = mapping.lanes;
     }
     if (ready->mapping.n_groups > 0)
         RF__CUDA_TRY(device->driver->cuMemsetD32Async(arrived, 0, (size_t)ready->mapping.n_groups, stream));
@@ -203,8 +176,8 @@ rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *param
     return pool(params, NULL, plan, workspace, workspace_bytes, stream);
 }
 
-rf_status rf__fused_pool(const rf_fused_embedding_bag_params *params, const int64_t *columns,
-                         const rf_fused_plan *plan, const rf_cuda_stream *stream) {
+rf_status rf__fused_run_call(const rf_fused_embedding_bag_params *params, const int64_t *columns,
+                             const rf_fused_plan *plan, const rf_cuda_stream *stream) {
     return pool(params, columns, plan, NULL, 0, stream);
 }
 

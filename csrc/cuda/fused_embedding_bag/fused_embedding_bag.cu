@@ -33,8 +33,8 @@
 #ifndef RF_MIN_BLOCKS
 #define RF_MIN_BLOCKS 14
 #endif
-#ifndef RF_KEYS
-#define RF_KEYS 512 /* that a warp hands out at once, at most */
+#ifndef RF_ROWS
+#define RF_ROWS 512 /* that a warp hands out at once, at most */
 #endif
 #ifndef RF_TIMED
 #define RF_TIMED 0 /* adds each block's clock cycles to those of its features */
@@ -44,22 +44,24 @@
  * of them together what they have in common, which would hold registers in each. */
 template <int NUMBER, int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE,
           int POOLING, int PADDED, int THREADS, int DISTANCE, int SPLIT>
-RF_INLINE void run(const rf_fused_arguments &my, const rf_task *at, rf_key *shared) {
-    rf_task task = rf_load_task<NUMBER>(at);
-    task.last_bag = min(task.last_bag, my.bags); /* a mapping may be for some more */
-    static_assert(KIND == 0 || RF_BESIDE || (1 + RF_WEIGHTED) * rf_column_keys::COUNT <= RF_KEYS,
+RF_INLINE void run(const rf_fused_args &args, const rf_fused_task *at, rf_row_number *shared) {
+    rf_fused_task task = rf_load_task<NUMBER>(at);
+    task.last_bag = min(task.last_bag, args.bags); /* a mapping may be for some more */
+    static_assert(KIND == RF_FUSED_CLASS_POOL || RF_WITH_STAGED ||
+                      (1 + RF_WEIGHTED) * rf_column_rows::COUNT <= RF_ROWS,
                   "as csrc/cuda/kernel.c counts them");
-    rf_key *keys = shared + threadIdx.x / 32 * RF_KEYS;
-    if constexpr (KIND == 0) {
+    rf_row_number *numbers = shared + threadIdx.x / 32 * RF_ROWS;
+    if constexpr (KIND == RF_FUSED_CLASS_POOL) {
         typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE,
                                SPLIT>
             shape;
-        static_assert(LANES == 1 || 32 / LANES * shape::BATCH <= RF_KEYS,
+        static_assert(LANES == 1 || 32 / LANES * shape::BATCH <= RF_ROWS,
                       "as csrc/cuda/kernel.c counts them");
-        float *left = (float *)(shared + RF_BLOCK / 32 * RF_KEYS);
-        if (rf_can_pool<shape>(my, task)) rf_pool<shape>(my, task, keys, left);
+        float *left = (float *)(shared + RF_BLOCK / 32 * RF_ROWS);
+        if (rf_can_pool<shape>(args, task)) rf_pool<shape>(args, task, numbers, left);
     } else {
-        rf_pool_columns<rf_columns_shape<DTYPE, ALIGN, STORE, POOLING>>(my, task, (rf_column_keys *)keys);
+        rf_pool_columns<rf_columns_shape<DTYPE, ALIGN, STORE, POOLING>>(args, task,
+                                                                        (rf_column_rows *)numbers);
     }
 }
 
@@ -68,7 +70,7 @@ RF_INLINE bool is_tiled(int schedule) {
     switch (schedule) {
 #define RF_CASE(number, kind, ...) \
     case number:                   \
-        return kind == 1;
+        return kind == RF_FUSED_CLASS_COLUMNS;
         RF_SCHEDULES(RF_CASE)
 #undef RF_CASE
     }
@@ -76,34 +78,35 @@ RF_INLINE bool is_tiled(int schedule) {
 }
 
 /* The first warp adds the block's cycles to its feature, or to those of its tile in equal shares. */
-RF_INLINE void add_cycles(const rf_fused_arguments &my, const rf_task &task, rf_i64 since) {
+RF_INLINE void add_cycles(const rf_fused_args &args, const rf_fused_task &task, rf_i64 since) {
     __syncthreads();
     const rf_u64 spent = clock64() - since;
     if (threadIdx.x >= 32) return;
     if (!is_tiled(task.schedule)) {
-        if (threadIdx.x == 0) atomicAdd(my.cycles + task.feature, spent);
+        if (threadIdx.x == 0) atomicAdd(args.cycles + task.feature, spent);
         return;
     }
-    const int feature = my.lanes[(rf_i64)task.feature * 32 + threadIdx.x].feature;
+    const int feature = args.lanes[(rf_i64)task.feature * 32 + threadIdx.x].feature;
     const rf_u32 present = __ballot_sync(RF_FULL_WARP, feature >= 0);
-    if (feature >= 0) atomicAdd(my.cycles + feature, spent / __popc(present));
+    if (feature >= 0) atomicAdd(args.cycles + feature, spent / __popc(present));
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
-    rf_fused_embedding_bag(const __grid_constant__ rf_fused_arguments my) {
-    extern __shared__ __align__(16) rf_key shared[]; /* keys of each warp, then sums that warps leave */
+    rf_fused_embedding_bag(const __grid_constant__ rf_fused_args args) {
+    extern __shared__ __align__(16)
+        rf_row_number shared[]; /* numbers of each warp, then sums that warps leave */
     const rf_i64 since = RF_TIMED ? clock64() : 0;
-    if (!RF_BESIDE) rf_wait_for_previous_kernel();
-    if (my.n_tasks != nullptr && (int)blockIdx.x >= *(const volatile int *)my.n_tasks) return;
-    const rf_task *task = my.tasks + blockIdx.x;
+    if (!RF_WITH_STAGED) rf_wait_for_previous_kernel();
+    if (args.n_tasks != nullptr && (int)blockIdx.x >= *(const volatile int *)args.n_tasks) return;
+    const rf_fused_task *task = args.tasks + blockIdx.x;
     switch (rf_load(&task->schedule)) {
-#define RF_CASE(number, ...)                        \
-    case number:                                    \
-        run<number, __VA_ARGS__>(my, task, shared); \
+#define RF_CASE(number, ...)                          \
+    case number:                                      \
+        run<number, __VA_ARGS__>(args, task, shared); \
         break;
         RF_SCHEDULES(RF_CASE)
 #undef RF_CASE
     }
-    if (RF_TIMED) add_cycles(my, rf_load_task<-1>(task), since);
-    if (RF_BESIDE && blockIdx.x == gridDim.x - 1) rf_wait_for_previous_kernel();
+    if (RF_TIMED) add_cycles(args, rf_load_task<-1>(task), since);
+    if (RF_WITH_STAGED && blockIdx.x == gridDim.x - 1) rf_wait_for_previous_kernel();
 }

@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/fused_embedding_bag/call.h"
 #include "cuda/driver/memory.h"
+#include "cuda/driver/memory.h"
+#include "cuda/fused_embedding_bag/fused.h"
+#include "cuda/fused_embedding_bag/schedule.h"
 #include "cuda/tune/timer.h"
 #include "base/validate.h"
 
@@ -80,60 +82,60 @@ typedef struct timed_sets {
 } timed_sets;
 
 static rf_status set_prepare(const rf__cuda_device *device, const rf__fused_measurement *work, int64_t set,
-                             int64_t b, timed_sets *my) {
+                             int64_t b, timed_sets *sets) {
     rf_status status = RF_OK;
     const int64_t n_features = work->batches[0].n_features;
-    rf__fused_ready *ready = &my->ready[set * work->n_batches + b];
+    rf__fused_ready *ready = &sets->ready[set * work->n_batches + b];
     rf__fused_mapping *mapping = NULL;
     int64_t rows = 0;
-    const rf__fused_feature *features = my->features + set * n_features;
-    const rf__fused_mappable what = {features, n_features, &my->classes,
-                                     rf__fused_signature(features, n_features, &my->classes)};
+    const rf__fused_feature *features = sets->features + set * n_features;
+    const rf__fused_mappable what = {features, n_features, &sets->classes,
+                                     rf__fused_signature(features, n_features, &sets->classes)};
     const rf__fused_batch batch = {.bags = work->batches[b].bags,
                                    .offsets = work->host_offsets[b],
                                    .offset_type = work->batches[b].offset_type};
-    *ready = my->common;
+    *ready = sets->common;
     RF_TRY(rf__fused_map(&what, &batch, device->sms, RF__FUSED_BLOCKS, &mapping, &rows));
     ready->mapping = *mapping;
     ready->workspace_bytes = rf__fused_workspace(mapping);
     RF_TRY(rf__cuda_upload(device, mapping, (size_t)rows * sizeof *mapping, &ready->mapping_on_device));
-    RF_TRY(scratch_grow(device, &my->workspace, ready->workspace_bytes));
+    RF_TRY(scratch_grow(device, &sets->workspace, ready->workspace_bytes));
 out:
     free(mapping);
     return status;
 }
 
-static rf_status timed_new(const rf__cuda_store *store, const rf__fused_measurement *work, timed_sets *my) {
+static rf_status timed_new(const rf__cuda_store *store, const rf__fused_measurement *work, timed_sets *sets) {
     rf_status status = RF_OK;
     const rf_fused_embedding_bag_params *first = &work->batches[0];
     const size_t all = (size_t)(work->n_sets * first->n_features);
     const rf_fused_plan plan = {.schedules = set_of(work, 0), .warps = work->warps};
-    my->features = calloc(all + 1, sizeof *my->features);
-    my->found = calloc(all + 1, sizeof *my->found);
-    my->ready = calloc((size_t)(work->n_sets * work->n_batches) + 1, sizeof *my->ready);
-    if (my->features == NULL || my->found == NULL || my->ready == NULL) {
+    sets->features = calloc(all + 1, sizeof *sets->features);
+    sets->found = calloc(all + 1, sizeof *sets->found);
+    sets->ready = calloc((size_t)(work->n_sets * work->n_batches) + 1, sizeof *sets->ready);
+    if (sets->features == NULL || sets->found == NULL || sets->ready == NULL) {
         status = rf__fail(RF_ERR_MEMORY, "no memory to time %zu schedules", all);
         goto out;
     }
-    RF_TRY(rf__fused_features(first, work->schedules, work->n_sets, &my->classes, my->features));
-    RF_TRY(rf__fused_prepare_timed(store, first, &plan, &my->classes, &my->common));
+    RF_TRY(rf__fused_features(first, work->schedules, work->n_sets, &sets->classes, sets->features));
+    RF_TRY(rf__fused_prepare_timed(store, first, &plan, &sets->classes, &sets->common));
     for (int64_t s = 0; s < work->n_sets; s++) {
-        for (int64_t b = 0; b < work->n_batches; b++) RF_TRY(set_prepare(store->device, work, s, b, my));
+        for (int64_t b = 0; b < work->n_batches; b++) RF_TRY(set_prepare(store->device, work, s, b, sets));
     }
-    RF_TRY(rf__cuda_upload(store->device, my->found, all * sizeof *my->found, &my->cycles));
+    RF_TRY(rf__cuda_upload(store->device, sets->found, all * sizeof *sets->found, &sets->cycles));
 out:
     return status;
 }
 
-static void timed_free(const rf__cuda_device *device, const rf__fused_measurement *work, timed_sets *my) {
-    for (int64_t i = 0; my->ready != NULL && i < work->n_sets * work->n_batches; i++)
-        rf__cuda_memory_free(device, my->ready[i].mapping_on_device);
-    rf__cuda_memory_free(device, my->workspace.memory);
-    rf__cuda_memory_free(device, my->cycles);
-    rf__fused_release(&my->common);
-    free(my->ready);
-    free(my->found);
-    free(my->features);
+static void timed_free(const rf__cuda_device *device, const rf__fused_measurement *work, timed_sets *sets) {
+    for (int64_t i = 0; sets->ready != NULL && i < work->n_sets * work->n_batches; i++)
+        rf__cuda_memory_free(device, sets->ready[i].mapping_on_device);
+    rf__cuda_memory_free(device, sets->workspace.memory);
+    rf__cuda_memory_free(device, sets->cycles);
+    rf__fused_release(&sets->common);
+    free(sets->ready);
+    free(sets->found);
+    free(sets->features);
 }
 
 static rf_status measure_blocks(const rf__cuda_store *store, const rf__fused_measurement *work,
@@ -143,27 +145,28 @@ static rf_status measure_blocks(const rf__cuda_store *store, const rf__fused_mea
     void *stream = store->stream;
     rf_status status = RF_OK;
     const int64_t n_features = work->batches[0].n_features, all = work->n_sets * n_features;
-    timed_sets *my = calloc(1, sizeof *my);
-    if (my == NULL) return rf__fail(RF_ERR_MEMORY, "no memory to time schedules");
-    RF_TRY(timed_new(store, work, my));
+    timed_sets *sets = calloc(1, sizeof *sets);
+    if (sets == NULL) return rf__fail(RF_ERR_MEMORY, "no memory to time schedules");
+    RF_TRY(timed_new(store, work, sets));
     for (int64_t round = -1; round < work->rounds; round++) { /* the first does not count */
-        if (round == 0) RF__CUDA_TRY(driver->cuMemsetD32Async(my->cycles, 0, (size_t)(2 * all), stream));
+        if (round == 0) RF__CUDA_TRY(driver->cuMemsetD32Async(sets->cycles, 0, (size_t)(2 * all), stream));
         for (int64_t s = 0; s < work->n_sets; s++) {
             for (int64_t b = 0; b < work->n_batches; b++) {
-                RF_TRY(rf__fused_launch(device, &my->ready[s * work->n_batches + b], &work->batches[b],
-                                        (void *)(uintptr_t)my->workspace.memory,
-                                        my->cycles + sizeof(uint64_t) * (uint64_t)(s * n_features), stream));
+                RF_TRY(rf__fused_launch(device, &sets->ready[s * work->n_batches + b], &work->batches[b],
+                                        (void *)(uintptr_t)sets->workspace.memory,
+                                        sets->cycles + sizeof(uint64_t) * (uint64_t)(s * n_features),
+                                        stream));
             }
         }
     }
     RF__CUDA_TRY(
-        driver->cuMemcpyDtoHAsync_v2(my->found, my->cycles, (size_t)all * sizeof *my->found, stream));
+        driver->cuMemcpyDtoHAsync_v2(sets->found, sets->cycles, (size_t)all * sizeof *sets->found, stream));
     RF__CUDA_TRY(driver->cuStreamSynchronize(stream));
-    for (int64_t i = 0; i < all; i++) cycles[i] = (double)my->found[i];
+    for (int64_t i = 0; i < all; i++) cycles[i] = (double)sets->found[i];
 out:
     (void)driver->cuStreamSynchronize(stream);
-    timed_free(device, work, my);
-    free(my);
+    timed_free(device, work, sets);
+    free(sets);
     return status;
 }
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/fused_embedding_bag/call.h"
+#include "cuda/fused_embedding_bag/ready.h"
 #include "base/validate.h"
 
 /* A number of bags that many batch sizes share: at most a sixteenth more. */
@@ -17,29 +17,30 @@ static int64_t rounded(int64_t bags) {
 static rf_status map_bags(rf__fused_call *call, int64_t bags, bool may_stage, rf__fused_mapped **mapped) {
     rf_status status = RF_OK;
     rf__fused_mapping *mapping = NULL;
-    rf__fused_mapped *made = NULL;
+    rf__fused_mapped *own = NULL;
     int64_t rows = 0;
     const rf__fused_batch batch = {.bags = rounded(bags), .may_stage = may_stage};
     *mapped = rf__fused_mapped_find(call, batch.bags, may_stage, NULL);
     if (*mapped != NULL) return RF_OK;
-    RF_TRY(rf__fused_map(&call->known->what, &batch, call->store.device->sms, RF__FUSED_BLOCKS, &mapping,
+    RF_TRY(rf__fused_map(&call->described->what, &batch, call->store.device->sms, RF__FUSED_BLOCKS, &mapping,
                          &rows));
-    RF_TRY(rf__fused_mapped_new(call, mapping, rows, true, &made));
-    made->bags = batch.bags;
-    made->may_stage = may_stage;
-    *mapped = rf__fused_mapped_add(call, made);
+    RF_TRY(rf__fused_mapped_new(call, mapping, rows, true, &own));
+    own->bags = batch.bags;
+    own->may_stage = may_stage;
+    *mapped = rf__fused_mapped_add(call, own);
 out:
     free(mapping);
     return status;
 }
 
 /* Whether the caller's mapping is for this call. */
-static rf_status foreign_check(const rf__fused_call *call, const rf_fused_embedding_bag_params *params,
-                               const rf_fused_plan *plan) {
+static rf_status callers_mapping_check(const rf__fused_call *call,
+                                       const rf_fused_embedding_bag_params *params,
+                                       const rf_fused_plan *plan) {
     const rf__fused_mapping *head = (const rf__fused_mapping *)plan->mapping;
     if (plan->mapping_rows < 1 || head->n_tasks < 0 || head->n_tiles < 0 || head->n_groups < 0 ||
-        head->places < 0 || !rf__fused_whole(head, plan->mapping_rows) || head->bags != params->bags ||
-        head->n_features != params->n_features || head->signature != call->known->what.signature) {
+        head->partials < 0 || !rf__fused_whole(head, plan->mapping_rows) || head->bags != params->bags ||
+        head->n_features != params->n_features || head->signature != call->described->what.signature) {
         return rf__fail(RF_ERR_VALUE,
                         "recfuse.fused_embedding_bag: mapping is not one for %" PRId64 " features of %" PRId64
                         " bags with these schedules; make it anew with the same features, schedules and "
@@ -53,25 +54,26 @@ static rf_status foreign_check(const rf__fused_call *call, const rf_fused_embedd
                         "%" PRId64 " lookups; make it with stage=False",
                         (int)call->store.device->ordinal, params->lookups);
     }
-    return rf__fused_mapping_check(&call->known->what, head, plan->mapping_rows);
+    return rf__fused_mapping_check(&call->described->what, head, plan->mapping_rows);
 }
 
 /* A copy of the caller's mapping: of this launch, or of a graph, where one with the same head does the same work. */
-static rf_status foreign_copy(rf__fused_call *call, const rf_fused_plan *plan, rf__fused_mapped **mapped) {
+static rf_status callers_mapping_copy(rf__fused_call *call, const rf_fused_plan *plan,
+                                      rf__fused_mapped **mapped) {
     const rf__fused_mapping *head = (const rf__fused_mapping *)plan->mapping;
     rf_status status = RF_OK;
-    rf__fused_mapped *made = NULL;
+    rf__fused_mapped *own = NULL;
     const bool lasts = call->store.resident;
     *mapped = lasts ? rf__fused_mapped_find(call, -1, false, head) : NULL;
     if (*mapped != NULL) return RF_OK;
-    RF_TRY(rf__fused_mapped_new(call, head, plan->mapping_rows, lasts, &made));
-    made->bags = -1;
+    RF_TRY(rf__fused_mapped_new(call, head, plan->mapping_rows, lasts, &own));
+    own->bags = -1;
     if (lasts) {
-        *mapped = rf__fused_mapped_add(call, made);
+        *mapped = rf__fused_mapped_add(call, own);
     } else {
-        made->alone = true;
-        made->users = 1;
-        *mapped = made;
+        own->alone = true;
+        own->users = 1;
+        *mapped = own;
     }
 out:
     return status;
@@ -85,8 +87,8 @@ static rf_status mapping_find(rf__fused_call *call, const rf_fused_embedding_bag
         RF_TRY(map_bags(call, params->bags, rf__fused_can_stage(call->store.device, params->lookups),
                         &ready->mapped));
     } else {
-        RF_TRY(foreign_check(call, params, plan));
-        if (plan->mapping_on_device == NULL) RF_TRY(foreign_copy(call, plan, &ready->mapped));
+        RF_TRY(callers_mapping_check(call, params, plan));
+        if (plan->mapping_on_device == NULL) RF_TRY(callers_mapping_copy(call, plan, &ready->mapped));
     }
     if (ready->mapped != NULL) {
         ready->mapping = ready->mapped->head;
@@ -105,21 +107,21 @@ out:
 static rf_status map_on_device(rf__fused_call *call, const rf_fused_embedding_bag_params *params,
                                rf__fused_device_map *map) {
     rf_status status = RF_OK;
-    rf__fused_map_table *made = NULL;
+    rf__fused_map_table *own = NULL;
     rf__cuda_lock(call->store.device);
     const rf__fused_map_table *table = call->map_table;
     rf__cuda_unlock(call->store.device);
     if (table == NULL) {
-        RF_TRY(rf__fused_map_table_new(&call->store, call->known->features, call->n_features,
-                                       &call->known->classes, &made));
+        RF_TRY(rf__fused_map_table_new(&call->store, call->described->features, call->n_features,
+                                       &call->described->classes, &own));
         rf__cuda_lock(call->store.device);
         if (call->map_table == NULL) {
-            call->map_table = made;
-            made = NULL;
+            call->map_table = own;
+            own = NULL;
         }
         table = call->map_table;
         rf__cuda_unlock(call->store.device);
-        rf__fused_map_table_free(&call->store, made);
+        rf__fused_map_table_free(&call->store, own);
     }
     RF_TRY(rf__fused_map_prepare(call->store.device, table, params, map));
 out:
@@ -128,7 +130,8 @@ out:
 
 /* Partial sums of tasks that share bags, then a counter for each group of them. */
 int64_t rf__fused_workspace(const rf__fused_mapping *mapping) {
-    return RF__FUSED_PLACE_BYTES * (int64_t)mapping->places + (int64_t)sizeof(uint32_t) * mapping->n_groups;
+    return RF__FUSED_PARTIAL_BYTES * (int64_t)mapping->partials +
+           (int64_t)sizeof(uint32_t) * mapping->n_groups;
 }
 
 /* The kernel of a variant, found without a look at all of its classes where it was used before. */
@@ -146,11 +149,7 @@ static rf_status kernel_find(rf__fused_call *call, const rf__fused_variant *vari
     }
     rf__cuda_unlock(device);
     if (*kernel != NULL) return RF_OK;
-    if (staged) {
-        RF_TRY(rf__fused_staged_kernel(device, variant, &call->known->classes, kernel));
-    } else {
-        RF_TRY(rf__fused_kernel(device, variant, &call->known->classes, kernel));
-    }
+    RF_TRY(rf__fused_kernel(device, variant, staged, &call->described->classes, kernel));
     rf__cuda_lock(device);
     call->kernels[call->n_kernels % SLOTS] = (rf__fused_kernel_slot){*variant, staged, *kernel};
     call->n_kernels = call->n_kernels + 1 < 2 * SLOTS ? call->n_kernels + 1 : SLOTS;
@@ -159,11 +158,11 @@ out:
     return status;
 }
 
-/* Whether the aligned word that the last id lies in may reach beyond the memory that the ids are in. */
-static bool ends_with_an_id(const rf__cuda_device *device, const rf_fused_embedding_bag_params *params) {
-    const uint64_t id_bytes = params->index_type == RF_INT64 ? 8 : 4;
-    const uint64_t end = (uintptr_t)params->indices + (uint64_t)params->lookups * id_bytes;
-    const uint64_t beyond = (end + 4 * id_bytes - 1) / (4 * id_bytes) * (4 * id_bytes);
+/* Whether the aligned word that the last index lies in may reach beyond the memory of the indices. */
+static bool indices_end_memory(const rf__cuda_device *device, const rf_fused_embedding_bag_params *params) {
+    const uint64_t index_bytes = params->index_type == RF_INT64 ? 8 : 4;
+    const uint64_t end = (uintptr_t)params->indices + (uint64_t)params->lookups * index_bytes;
+    const uint64_t beyond = (end + 4 * index_bytes - 1) / (4 * index_bytes) * (4 * index_bytes);
     rf__cu_pointer base = 0;
     size_t bytes = 0;
     if (beyond == end || params->lookups == 0) return false;
@@ -185,15 +184,20 @@ static rf__fused_variant variant_of(const rf__fused_call *call, const rf_fused_e
                                .check = params->check_bounds};
 }
 
+void rf__fused_release(rf__fused_ready *ready) {
+    if (ready->call != NULL) rf__fused_call_release(ready->call, ready->mapped);
+    memset(ready, 0, sizeof *ready);
+}
+
 rf_status rf__fused_check_rows(const rf__fused_ready *ready, const rf_fused_embedding_bag_params *params,
                                const int64_t *columns) {
     rf__fused_call *call = ready->call;
     const size_t bytes = (size_t)params->n_buffers * sizeof *columns;
     if (call == NULL) return rf__check_fused_rows(params, columns);
     rf__cuda_lock(call->store.device);
-    const bool known = call->rows_checked && memcmp(call->columns, columns, bytes) == 0;
+    const bool checked = call->rows_checked && memcmp(call->columns, columns, bytes) == 0;
     rf__cuda_unlock(call->store.device);
-    if (known) return RF_OK;
+    if (checked) return RF_OK;
     const rf_status status = rf__check_fused_rows(params, columns);
     if (status != RF_OK) return status;
     rf__cuda_lock(call->store.device);
@@ -206,14 +210,14 @@ rf_status rf__fused_check_rows(const rf__fused_ready *ready, const rf_fused_embe
 rf_status rf__fused_prepare(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
                             const rf_fused_plan *plan, rf__fused_ready *ready) {
     rf_status status = RF_OK;
-    const bool foreign = plan != NULL && plan->mapping != NULL;
+    const bool callers_mapping = plan != NULL && plan->mapping != NULL;
     memset(ready, 0, sizeof *ready);
     RF_TRY(rf__fused_call_acquire(store, params, plan, &ready->call));
     rf__fused_call *call = ready->call;
     rf__fused_variant variant = variant_of(call, params);
-    variant.foreign = foreign;
-    rf__fused_occupancy(store->device, plan != NULL ? plan->warps : 0, &variant, &call->known->classes);
-    if (foreign || call->all_expected) {
+    variant.callers_mapping = callers_mapping;
+    rf__fused_occupancy(store->device, plan != NULL ? plan->warps : 0, &variant, &call->described->classes);
+    if (callers_mapping || call->all_expected) {
         RF_TRY(mapping_find(call, params, plan, ready));
     } else {
         RF_TRY(map_on_device(call, params, &ready->map));
@@ -221,14 +225,14 @@ rf_status rf__fused_prepare(const rf__cuda_store *store, const rf_fused_embeddin
     }
     if (ready->staged.depth > 0) {
         rf__fused_variant staged = variant;
-        staged.exact = ends_with_an_id(store->device, params);
+        staged.exact_end = indices_end_memory(store->device, params);
         RF_TRY(kernel_find(call, &staged, true, &ready->staged_kernel));
-        rf__fused_beside(&variant, &call->known->classes);
+        rf__fused_with_staged(&variant, &call->described->classes);
     }
     if (ready->mapping.n_tasks > 0) { /* else all tables are staged */
         RF_TRY(kernel_find(call, &variant, false, &ready->kernel));
         ready->shared_bytes =
-            rf__fused_shared_bytes(store->device, &variant, &call->known->classes, ready->kernel);
+            rf__fused_shared_bytes(store->device, &variant, &call->described->classes, ready->kernel);
     }
     ready->features = call->features.memory;
     ready->workspace_bytes = rf__fused_workspace(&ready->mapping) + ready->map.workspace_bytes;
@@ -246,7 +250,7 @@ rf_status rf__fused_prepare_timed(const rf__cuda_store *store, const rf_fused_em
     variant.timed = true;
     rf__fused_occupancy(store->device, plan->warps, &variant, classes);
     ready->features = ready->call->features.memory;
-    RF_TRY(rf__fused_kernel(store->device, &variant, classes, &ready->kernel));
+    RF_TRY(rf__fused_kernel(store->device, &variant, false, classes, &ready->kernel));
     ready->shared_bytes = rf__fused_shared_bytes(store->device, &variant, classes, ready->kernel);
 out:
     return status;

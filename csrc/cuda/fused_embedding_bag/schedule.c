@@ -4,15 +4,14 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "cuda/fused_embedding_bag/fused.h"
+#include "cuda/fused_embedding_bag/schedule.h"
+#include "cuda/fused_embedding_bag/staged/staged.h"
 
-/* Bags up to so many lookups are of a bucket; the last one has the longer ones. */
-static const double bucket_ends[RF__FUSED_BUCKETS - 1] = {2, 6, 12, 24, 48, 96, 192};
 /* Slots of a bag that its rows keep busy: each has about eight rows, which are all in flight at once. */
-static const int32_t bucket_slots[RF__FUSED_BUCKETS] = {1, 1, 2, 4, 8, 16, 32, 32};
+static const int32_t bucket_slots[RF_FUSED_BUCKETS] = {1, 1, 2, 4, 8, 16, 32, 32};
 /* Threads of a bag where the table is staged, each with four rows at a time: few different ones, since more of them in a
  * kernel spill registers. */
-static const int32_t bucket_staged[RF__FUSED_BUCKETS] = {4, 4, 4, 4, 8, 8, 16, 16};
+static const int32_t bucket_staged[RF_FUSED_BUCKETS] = {4, 4, 4, 4, 8, 8, 16, 16};
 
 enum {
     MOST_SPLIT = 64,
@@ -21,14 +20,6 @@ enum {
     VECTOR = 16,
     LONG_BAG = 8 /* warps that its slots, by bucket_slots, would keep busy */
 };
-
-int32_t rf__fused_bucket(double mean) {
-    int32_t bucket = 0;
-    while (bucket < RF__FUSED_BUCKETS - 1 && mean > bucket_ends[bucket]) bucket++;
-    return bucket;
-}
-
-double rf__fused_bucket_end(int32_t bucket) { return bucket_ends[bucket]; }
 
 static bool is_power(int32_t value, int32_t least, int32_t most) {
     return value >= least && value <= most && (value & (value - 1)) == 0;
@@ -50,7 +41,7 @@ static rf_status fail_threads(const rf__fused_geometry *shape, int32_t threads, 
 /* Each lane reads whole rows, four at a time. */
 static rf_status staged_complete(int32_t bucket, rf_fused_schedule *schedule) {
     if (schedule->threads == 0) schedule->threads = bucket_staged[bucket];
-    if (!is_power(schedule->threads, LEAST_STAGED, RF__FUSED_TILE))
+    if (!is_power(schedule->threads, LEAST_STAGED, RF_FUSED_TILE))
         return fail_field("threads", schedule->threads, "2, 4, 8, 16 or 32 for a staged table");
     if (schedule->split > 1) return fail_field("split", schedule->split, "1 for a staged table");
     schedule->distance = 4;
@@ -76,12 +67,11 @@ static rf_status complete(const rf__fused_geometry *shape, int32_t bucket, bool 
         return RF_OK;
     }
     if (schedule->kind == RF_FUSED_KIND_STAGED) return staged_complete(bucket, schedule);
-    const int32_t most = shape->pooling == RF_MAX ? shape->lanes : RF__FUSED_BLOCK;
+    const int32_t most = shape->pooling == RF_MAX ? shape->lanes : RF_FUSED_BLOCK;
     const int32_t busy = busy_threads(shape, bucket);
-    if (schedule->threads == 0) schedule->threads = busy < RF__FUSED_TILE ? busy : RF__FUSED_TILE;
-    if (few && schedule->threads == RF__FUSED_TILE && schedule->split <= 1 &&
-        busy >= LONG_BAG * RF__FUSED_TILE)
-        schedule->threads = RF__FUSED_BLOCK;
+    if (schedule->threads == 0) schedule->threads = busy < RF_FUSED_TILE ? busy : RF_FUSED_TILE;
+    if (few && schedule->threads == RF_FUSED_TILE && schedule->split <= 1 && busy >= LONG_BAG * RF_FUSED_TILE)
+        schedule->threads = RF_FUSED_BLOCK;
     if (!is_power(schedule->threads, shape->lanes, most)) return fail_threads(shape, schedule->threads, most);
     if (schedule->distance == 0) schedule->distance = shape->vectors > 1 ? 4 : 8;
     if (!is_power(schedule->distance, 1, MOST_DISTANCE))
@@ -92,22 +82,22 @@ static rf_status complete(const rf__fused_geometry *shape, int32_t bucket, bool 
     return RF_OK;
 }
 
-static rf__fused_class class_of(const rf__fused_geometry *shape, const rf_fused_schedule *schedule) {
+static rf__fused_class class_from(const rf__fused_geometry *shape, const rf_fused_schedule *schedule) {
     if (schedule->kind == RF_FUSED_KIND_COLUMNS) {
-        return (rf__fused_class){.kind = RF__FUSED_COLUMNS,
+        return (rf__fused_class){.kind = RF_FUSED_CLASS_COLUMNS,
                                  .dtype = shape->dtype,
                                  .align = shape->align,
                                  .store = shape->store,
                                  .lanes = 1,
                                  .vectors = 1,
                                  .pooling = shape->pooling == RF_MAX ? RF_MAX : RF_SUM,
-                                 .threads = RF__FUSED_TILE,
+                                 .threads = RF_FUSED_TILE,
                                  .distance = 1,
                                  .split = 1};
     }
     const bool staged = schedule->kind == RF_FUSED_KIND_STAGED;
     const int32_t whole_align = shape->row_bytes < VECTOR ? shape->row_bytes : VECTOR;
-    return (rf__fused_class){.kind = staged ? RF__FUSED_STAGED : RF__FUSED_POOL,
+    return (rf__fused_class){.kind = staged ? RF_FUSED_CLASS_STAGED : RF_FUSED_CLASS_POOL,
                              .dtype = shape->dtype,
                              .align = staged ? whole_align : shape->align,
                              .store = shape->store,
@@ -122,12 +112,11 @@ static rf__fused_class class_of(const rf__fused_geometry *shape, const rf_fused_
 }
 
 /* All of a class in one number. */
-static uint64_t code_of(const rf__fused_class *one) {
-    const int32_t fields[] = {one->dtype,   one->align,  one->store, one->lanes,   one->vectors,  one->whole,
-                              one->pooling, one->padded, one->kind,  one->threads, one->distance, one->split};
-    static const int bits[] = {2, 5, 5, 6, 2, 1, 2, 1, 2, 7, 5, 7};
+static uint64_t code_of(const rf__fused_class *of) {
     uint64_t code = 0;
-    for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++) code = code << bits[i] | (uint64_t)fields[i];
+#define ADD(name, bits) code = code << (bits) | (uint64_t)of->name;
+    RF__FUSED_CLASS_FIELDS(ADD)
+#undef ADD
     return code;
 }
 
@@ -137,21 +126,21 @@ static int32_t class_number(rf__fused_classes *classes, const rf__fused_class *w
     for (int32_t i = 0; i < classes->count; i++) {
         if (classes->code[i] == code) return i;
     }
-    if (classes->count == RF__FUSED_MOST_CLASSES) return -1;
+    if (classes->count == RF_FUSED_MOST_CLASSES) return -1;
     classes->of[classes->count] = *wanted;
     classes->code[classes->count] = code;
     return classes->count++;
 }
 
 /* How many different schedules features without one may have, where a kernel would have too many. */
-typedef enum thrift { BY_LENGTH, ONE_A_SHAPE, COLUMNS_ALONE } thrift;
+typedef enum variety { BY_LENGTH, ONE_A_SHAPE, COLUMNS_ALONE } variety;
 
 /* The class that a feature has for bags of a bucket, by a schedule that is completed; -1: there is no room. */
 static rf_status class_find(const rf__fused_geometry *shape, rf_fused_schedule schedule, int32_t bucket,
                             bool few, rf__fused_classes *classes, int32_t *number) {
     const rf_status status = complete(shape, bucket, few, &schedule);
     if (status != RF_OK) return status;
-    const rf__fused_class wanted = class_of(shape, &schedule);
+    const rf__fused_class wanted = class_from(shape, &schedule);
     *number = class_number(classes, &wanted);
     return RF_OK;
 }
@@ -160,10 +149,10 @@ static rf_status class_find(const rf__fused_geometry *shape, rf_fused_schedule s
  * is like. */
 static int32_t bucket_for(const rf_fused_schedule *given, int32_t b) {
     if (given->expected == 0) return b;
-    return rf__fused_bucket(given->expected > 0 ? given->expected / 16.0 : 0);
+    return rf_fused_bucket(given->expected > 0 ? given->expected / 16.0 : 0);
 }
 
-static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_schedule *given, thrift level,
+static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_schedule *given, variety level,
                               bool stageable, rf__fused_classes *classes, rf__fused_feature *feature,
                               bool *full) {
     static const rf_fused_schedule defaults = {0};
@@ -171,7 +160,7 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
     if (given == NULL) given = &defaults;
     const bool is_default = given->kind == RF_FUSED_KIND_DEFAULT;
     feature->shape = *shape;
-    feature->expected = given->expected;
+    feature->expected_sixteenths = given->expected;
     const bool is_open = given->threads == 0 && given->distance == 0 && given->split == 0;
     feature->staging = given->kind == RF_FUSED_KIND_STAGED  ? RF__STAGE_ALWAYS
                        : is_default && is_open && stageable ? RF__STAGE_WHERE_IT_PAYS
@@ -181,15 +170,15 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
             RF_ERR_VALUE,
             "recfuse.fused_embedding_bag: a schedule's kind is 3 (staged) for a table that cannot be: its "
             "rows must be of 4, 8, 16 or 32 bytes, and the table at most %d bytes and aligned to 16",
-            (int)RF__FUSED_STAGED_RING);
+            (int)RF_FUSED_STAGED_RING);
     }
-    for (int32_t b = 0; b < RF__FUSED_BUCKETS; b++) {
-        feature->staged_of[b] = -1;
-        const int32_t bucket = level == ONE_A_SHAPE ? RF__FUSED_BUCKETS / 2 : bucket_for(given, b);
+    for (int32_t b = 0; b < RF_FUSED_BUCKETS; b++) {
+        feature->classes_staged[b] = -1;
+        const int32_t bucket = level == ONE_A_SHAPE ? RF_FUSED_BUCKETS / 2 : bucket_for(given, b);
         if (b > 0 &&
             (given->expected != 0 || (is_default && level != BY_LENGTH))) { /* for every length the same */
-            feature->class_of[b] = feature->class_of[0];
-            feature->few_of[b] = feature->few_of[0];
+            feature->classes[b] = feature->classes[0];
+            feature->classes_of_few[b] = feature->classes_of_few[0];
             continue;
         }
         rf_fused_schedule schedule = *given;
@@ -197,9 +186,9 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
         if (feature->staging == RF__STAGE_ALWAYS) schedule = (rf_fused_schedule){.kind = RF_FUSED_KIND_POOL};
         if (is_default && level == COLUMNS_ALONE) schedule.kind = RF_FUSED_KIND_COLUMNS;
         if (is_default && level == ONE_A_SHAPE) schedule.kind = RF_FUSED_KIND_POOL;
-        RF_TRY(class_find(shape, schedule, bucket, false, classes, &feature->class_of[b]));
-        RF_TRY(class_find(shape, schedule, bucket, level == BY_LENGTH, classes, &feature->few_of[b]));
-        *full |= feature->class_of[b] < 0 || feature->few_of[b] < 0;
+        RF_TRY(class_find(shape, schedule, bucket, false, classes, &feature->classes[b]));
+        RF_TRY(class_find(shape, schedule, bucket, level == BY_LENGTH, classes, &feature->classes_of_few[b]));
+        *full |= feature->classes[b] < 0 || feature->classes_of_few[b] < 0;
     }
 out:
     return status;
@@ -211,10 +200,10 @@ static rf_status staged_fill(const rf_fused_schedule *given, rf__fused_classes *
     rf_status status = RF_OK;
     rf_fused_schedule schedule = given != NULL ? *given : (rf_fused_schedule){0};
     schedule.kind = RF_FUSED_KIND_STAGED;
-    for (int32_t b = 0; b < RF__FUSED_BUCKETS && feature->staging != RF__STAGE_NEVER; b++) {
+    for (int32_t b = 0; b < RF_FUSED_BUCKETS && feature->staging != RF__STAGE_NEVER; b++) {
         const int32_t bucket = bucket_for(&schedule, b);
-        RF_TRY(class_find(&feature->shape, schedule, bucket, false, classes, &feature->staged_of[b]));
-        if (feature->staged_of[b] >= 0) continue;
+        RF_TRY(class_find(&feature->shape, schedule, bucket, false, classes, &feature->classes_staged[b]));
+        if (feature->classes_staged[b] >= 0) continue;
         *full |= feature->staging == RF__STAGE_ALWAYS;
         feature->staging = RF__STAGE_NEVER;
     }
@@ -239,14 +228,15 @@ static rf_status staged_fill_all(const rf_fused_schedule *schedules, int64_t cou
 
 /* One set of schedules; stops where there is no room for another class. */
 static rf_status set_fill(const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules,
-                          thrift level, rf__fused_classes *classes, rf__fused_feature *features, bool *full) {
+                          variety level, rf__fused_classes *classes, rf__fused_feature *features,
+                          bool *full) {
     rf_status status = RF_OK;
     for (int64_t f = 0; f < params->n_features && !*full; f++) {
         rf__fused_geometry shape;
         if (params->features[f].dim == 0) { /* nothing to write */
             memset(&features[f], 0, sizeof features[f]);
-            for (int32_t b = 0; b < RF__FUSED_BUCKETS; b++)
-                features[f].class_of[b] = features[f].few_of[b] = features[f].staged_of[b] = -1;
+            for (int32_t b = 0; b < RF_FUSED_BUCKETS; b++)
+                features[f].classes[b] = features[f].classes_of_few[b] = features[f].classes_staged[b] = -1;
             continue;
         }
         RF_TRY(rf__fused_geometry_of(params, f, &shape));
@@ -265,7 +255,7 @@ out:
 
 rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules,
                              int64_t n_sets, rf__fused_classes *classes, rf__fused_feature *features) {
-    for (thrift level = BY_LENGTH; level <= COLUMNS_ALONE; level++) {
+    for (variety level = BY_LENGTH; level <= COLUMNS_ALONE; level++) {
         bool full = false;
         classes->count = 0;
         for (int64_t set = 0; set < n_sets && !full; set++) {
@@ -286,16 +276,16 @@ rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const 
         RF_ERR_VALUE,
         "recfuse.fused_embedding_bag: schedules has more than %d different ones for rows of different "
         "kinds, which is the most that one kernel has; leave some features to the defaults (zeros)",
-        RF__FUSED_MOST_CLASSES);
+        RF_FUSED_MOST_CLASSES);
 }
 
 int32_t rf__fused_candidates(const rf__fused_geometry *shape, rf_fused_schedule *candidates, int32_t most) {
     int32_t count = 0;
     if (most > 0) candidates[count++] = (rf_fused_schedule){.kind = RF_FUSED_KIND_COLUMNS};
-    const int32_t most_threads = shape->pooling == RF_MAX ? shape->lanes : RF__FUSED_BLOCK;
+    const int32_t most_threads = shape->pooling == RF_MAX ? shape->lanes : RF_FUSED_BLOCK;
     for (int32_t threads = shape->lanes; threads <= most_threads; threads *= 2) {
         for (int32_t distance = 1; distance <= MOST_DISTANCE; distance *= 2) {
-            for (int32_t split = 1; split <= (threads == RF__FUSED_BLOCK ? 4 : 1); split *= 2) {
+            for (int32_t split = 1; split <= (threads == RF_FUSED_BLOCK ? 4 : 1); split *= 2) {
                 if (count == most) return count;
                 candidates[count++] = (rf_fused_schedule){
                     .kind = RF_FUSED_KIND_POOL, .threads = threads, .distance = distance, .split = split};

@@ -253,7 +253,7 @@ static void fused_mapping(char **arguments) {
         int32_t *field, value;
     } wrong[] = {{&head->n_tasks, 0},         {&head->n_tasks, -1},        {&head->n_tasks, INT32_MAX},
                  {&head->n_tasks, INT32_MIN}, {&head->n_tiles, INT32_MAX}, {&head->n_tiles, -1},
-                 {&head->n_groups, -1},       {&head->places, -1},         {&head->bags, 101},
+                 {&head->n_groups, -1},       {&head->partials, -1},       {&head->bags, 101},
                  {&head->n_features, 3},      {&head->signature, -1}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         *wrong[i].field = wrong[i].value;

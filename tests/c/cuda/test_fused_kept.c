@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cuda/fused_embedding_bag/call.h"
+#include "cuda/fused_embedding_bag/fused.h"
 #include "program.h"
 #include "test_fused.h"
 
@@ -124,7 +124,8 @@ void fused_rows(char **arguments) {
             one.params.bags = bags;
             one.params.output_dim = one.params.output_stride = 8;
             one.features[0].weight_offset = turns[i].offset;
-            const rf_status status = rf__fused_pool(&one.params, &turns[i].columns, &one.plan, &streams[0]);
+            const rf_status status =
+                rf__fused_run_call(&one.params, &turns[i].columns, &one.plan, &streams[0]);
             CHECK(status == turns[i].want, "%d bags, turn %d: %s", bags, (int)i, rf_last_error());
             CHECK(status == RF_OK || strstr(rf_last_error(), "whole rows of weights[0]") != NULL, "%s",
                   rf_last_error());

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cuda/fused_embedding_bag/fused.h"
+#include "cuda/fused_embedding_bag/schedule.h"
 #include "fused_case.h"
 #include "program.h"
 #include "test_fused.h"
@@ -25,15 +26,15 @@ static void count(coverage *my, int64_t feature, int64_t bag, int64_t inner) {
     if (*times < UINT8_MAX) (*times)++;
 }
 
-static const rf__fused_lane *lanes_of(const rf__fused_mapping *mapping, int32_t tile) {
-    return (const rf__fused_lane *)(mapping + 1 + mapping->n_tasks) + (int64_t)tile * RF__FUSED_TILE;
+static const rf_fused_lane *lanes_of(const rf__fused_mapping *mapping, int32_t tile) {
+    return (const rf_fused_lane *)(mapping + 1 + mapping->n_tasks) + (int64_t)tile * RF_FUSED_TILE;
 }
 
 /* A task of a feature's slice: of a class that fits it. */
-static bool pool_task(coverage *my, const rf__fused_task *task, const rf__fused_class *made) {
+static bool pool_task(coverage *my, const rf_fused_task *task, const rf__fused_class *made) {
     if (task->feature < 0 || task->feature >= my->params->n_features) return false;
     const rf__fused_geometry *shape = &my->features[task->feature].shape;
-    const int32_t parts = task->part >> 16, part = task->part & 0xffff;
+    const int32_t parts = rf_fused_shares(task->share), part = rf_fused_share_of(task->share);
     if (made->dtype != shape->dtype || made->align != shape->align || made->lanes != shape->lanes ||
         made->pooling != shape->pooling || made->padded != shape->is_padded || parts != made->split ||
         part >= parts || task->slice < 0 || task->slice >= shape->slices)
@@ -44,11 +45,11 @@ static bool pool_task(coverage *my, const rf__fused_task *task, const rf__fused_
     return true;
 }
 
-static bool tile_task(coverage *my, const rf__fused_mapping *mapping, const rf__fused_task *task,
+static bool tile_task(coverage *my, const rf__fused_mapping *mapping, const rf_fused_task *task,
                       const rf__fused_class *made) {
     if (task->feature < 0 || task->feature >= mapping->n_tiles) return false;
-    const rf__fused_lane *lanes = lanes_of(mapping, task->feature);
-    for (int lane = 0; lane < RF__FUSED_TILE; lane++) {
+    const rf_fused_lane *lanes = lanes_of(mapping, task->feature);
+    for (int lane = 0; lane < RF_FUSED_TILE; lane++) {
         if (lanes[lane].feature < 0) continue;
         if (lanes[lane].feature >= my->params->n_features) return false;
         const rf__fused_geometry *shape = &my->features[lanes[lane].feature].shape;
@@ -62,33 +63,34 @@ static bool tile_task(coverage *my, const rf__fused_mapping *mapping, const rf__
 }
 
 /* Tasks that share bags lie side by side, their parts in order, each group with sums of its own. */
-static bool shared_bags(const rf__fused_task *tasks, int64_t at, int64_t n_tasks) {
-    const int32_t parts = tasks[at].part >> 16, part = tasks[at].part & 0xffff;
+static bool shared_bags(const rf_fused_task *tasks, int64_t at, int64_t n_tasks) {
+    const int32_t parts = tasks[at].share >> 16, part = tasks[at].share & 0xffff;
     if (part == 0 || parts <= 1) return part == 0 && at + parts <= n_tasks;
-    const rf__fused_task *before = &tasks[at - 1], *task = &tasks[at];
-    return at > 0 && (before->part & 0xffff) == part - 1 && before->group == task->group &&
-           before->place == task->place && before->feature == task->feature && before->slice == task->slice &&
-           before->first_bag == task->first_bag && before->last_bag == task->last_bag;
+    const rf_fused_task *before = &tasks[at - 1], *task = &tasks[at];
+    return at > 0 && (rf_fused_share_of(before->share)) == part - 1 && before->group == task->group &&
+           before->partials == task->partials && before->feature == task->feature &&
+           before->slice == task->slice && before->first_bag == task->first_bag &&
+           before->last_bag == task->last_bag;
 }
 
 static bool tasks_count(coverage *my, const rf__fused_mapping *mapping) {
-    const rf__fused_task *tasks = rf__fused_tasks(mapping);
+    const rf_fused_task *tasks = rf__fused_tasks(mapping);
     int32_t last_group = -1;
     for (int64_t i = 0; i < mapping->n_tasks; i++) {
-        const rf__fused_task *task = &tasks[i];
+        const rf_fused_task *task = &tasks[i];
         if (task->schedule < 0 || task->schedule >= my->classes->count || task->first_bag < 0 ||
             task->first_bag >= task->last_bag || task->last_bag > my->params->bags ||
             !shared_bags(tasks, i, mapping->n_tasks))
             return false;
         const rf__fused_class *made = &my->classes->of[task->schedule];
-        if (made->kind == RF__FUSED_COLUMNS ? !tile_task(my, mapping, task, made)
-                                            : !pool_task(my, task, made))
+        if (made->kind == RF_FUSED_CLASS_COLUMNS ? !tile_task(my, mapping, task, made)
+                                                 : !pool_task(my, task, made))
             return false;
-        if (task->part >> 16 <= 1) continue;
-        if (task->group < 0 || task->group >= mapping->n_groups || task->place < 0 ||
-            task->place >= mapping->places)
+        if (rf_fused_shares(task->share) <= 1) continue;
+        if (task->group < 0 || task->group >= mapping->n_groups || task->partials < 0 ||
+            task->partials >= mapping->partials)
             return false;
-        if ((task->part & 0xffff) == 0 && task->group != ++last_group) return false;
+        if ((rf_fused_share_of(task->share)) == 0 && task->group != ++last_group) return false;
     }
     return last_group == mapping->n_groups - 1;
 }
@@ -96,18 +98,18 @@ static bool tasks_count(coverage *my, const rf__fused_mapping *mapping) {
 /* Lists of tasks, each up to one of feature -1. */
 static bool staged_count(coverage *my, const rf__fused_mapping *mapping, int64_t rows) {
     const rf__fused_staged staged = rf__fused_staged_of(mapping, rows);
-    const rf__fused_task *tasks = (const rf__fused_task *)(mapping + rf__fused_rows(mapping) + 1);
+    const rf_fused_task *tasks = (const rf_fused_task *)(mapping + rf__fused_rows(mapping) + 1);
     for (int32_t list = 0; list < staged.lists; list++) {
         bool ended = false;
         for (int32_t i = 0; i < staged.depth; i++) {
-            const rf__fused_task *task = &tasks[(int64_t)i * staged.lists + list];
+            const rf_fused_task *task = &tasks[(int64_t)i * staged.lists + list];
             ended = ended || task->feature < 0;
             if (ended) continue;
             if (task->feature >= my->params->n_features || task->schedule < 0 ||
                 task->schedule >= my->classes->count ||
-                my->classes->of[task->schedule].kind != RF__FUSED_STAGED || task->first_bag < 0 ||
+                my->classes->of[task->schedule].kind != RF_FUSED_CLASS_STAGED || task->first_bag < 0 ||
                 task->first_bag >= task->last_bag || task->last_bag > my->params->bags ||
-                task->last_bag - task->first_bag > RF__FUSED_STAGED_BAGS)
+                task->last_bag - task->first_bag > RF_FUSED_STAGED_BAGS)
                 return false;
             for (int64_t bag = task->first_bag; bag < task->last_bag; bag++) count(my, task->feature, bag, 0);
             my->staged++;

@@ -1,16 +1,15 @@
-/* The work of a batch, cut into tasks that are not written yet: between partition/work.c, partition/map.c and
- * partition/map_write.c. */
+/* The work of a batch, cut into tasks that are not written yet: between cost.c, cut.c and write.c. */
 #ifndef RECFUSE_CUDA_FUSED_CUT_H
 #define RECFUSE_CUDA_FUSED_CUT_H
 
-#include "cuda/fused_embedding_bag/fused.h"
+#include "cuda/fused_embedding_bag/partition/partition.h"
 
 /* What is expected of a feature's bags. */
 typedef struct rf__fused_estimate {
     double mean; /* lookups of a bag */
-    double steps; /* that a block takes for the bags that it works on at once */
-    double misses; /* steps of all bags of a slice, for rows that come from memory */
-    double work; /* steps of all bags and slices */
+    double cost; /* that a block takes for the bags that it works on at once */
+    double misses; /* cost of all bags of a slice, for rows that come from memory */
+    double work; /* cost of all bags and slices */
     int32_t number; /* of its class; -1: there is nothing to cut */
     int32_t rank; /* by how many rows there are for a lookup; 0: most */
 } rf__fused_estimate;
@@ -36,27 +35,26 @@ struct rf__fused_cut {
     int32_t *order; /* of features [n_features] */
     rf__fused_run *runs;
     int64_t n_runs, most_runs;
-    rf__fused_lane *lanes; /* [tiles][32] */
+    rf_fused_lane *lanes; /* [tiles][32] */
     double *tile_mean; /* of the longest bags in it */
     int64_t n_tiles, most_tiles;
-    int64_t n_tasks, n_groups, n_places;
+    int64_t n_tasks, n_groups, n_partials;
     rf__fused_staged *lists; /* [list_rows], of staged tables */
     int64_t list_rows;
     int64_t rows; /* of the mapping */
 };
 
 /* Sets `estimates`, from lookups and what is staged; the work of all. */
-double rf__fused_estimate_all(rf__fused_cut *my);
+double rf__fused_estimate_all(rf__fused_cut *cut);
 /* Sets `order`, from estimates: features with most rows for a lookup come first, since those rows come from memory and
  * take longest; those that are alike keep their order, so that rows of few features are in L2 at a time. */
-void rf__fused_order(rf__fused_cut *my);
+void rf__fused_order(rf__fused_cut *cut);
 
-/* Places that the partial sums of a group of tasks take, which share `bags`. */
-static inline int64_t rf__fused_places(const rf__fused_class *made, int64_t bags) {
-    enum { FLOATS_A_PLACE = RF__FUSED_PLACE_BYTES / 4 };
-    const int64_t elements = made->align / (made->dtype == RF_FLOAT32 ? 4 : 2);
-    const int64_t floats = (made->lanes * made->vectors * elements + 1) * bags * made->split;
-    return (floats + FLOATS_A_PLACE - 1) / FLOATS_A_PLACE;
+/* What the partial sums of a group of tasks take, which share `bags`, in RF_FUSED_PARTIAL_FLOATS. */
+static inline int64_t rf__fused_partials(const rf__fused_class *schedule, int64_t bags) {
+    const int64_t elements = schedule->align / (schedule->dtype == RF_FLOAT32 ? 4 : 2);
+    const int64_t floats = (schedule->lanes * schedule->vectors * elements + 1) * bags * schedule->split;
+    return (floats + RF_FUSED_PARTIAL_FLOATS - 1) / RF_FUSED_PARTIAL_FLOATS;
 }
 
 #endif

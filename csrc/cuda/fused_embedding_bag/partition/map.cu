@@ -22,62 +22,13 @@
 #define RF_BLOCK 1024
 #endif
 #include "fused_embedding_bag/fused.cuh"
+#include "fused_embedding_bag/partition/args.h"
 
-#ifndef RF_BUCKET_ENDS
-#define RF_BUCKET_ENDS 2, 6, 12, 24, 48, 96, 192 /* of mean bag lengths; the last bucket has none */
-#endif
-#ifndef RF_MOST_CLASSES
-#define RF_MOST_CLASSES 128
-#endif
-#ifndef RF_LEAST_WORK
-#define RF_LEAST_WORK 8 /* of a task, in steps */
-#endif
-#ifndef RF_LEAST_WORK_OF_ALL
-#define RF_LEAST_WORK_OF_ALL 4 /* the same of small batches */
-#endif
-#ifndef RF_LONG
-#define RF_LONG 2 /* a task is, of so many times the work that it should have */
-#endif
-#ifndef RF_FEW_BAGS
-#define RF_FEW_BAGS 256
-#endif
-#ifndef RF_COLUMN_STEPS
-#define RF_COLUMN_STEPS 2 /* of columns, where bags have one lookup or none */
-#endif
-#ifndef RF_LONGER_STEPS
-#define RF_LONGER_STEPS 6 /* of each lookup where they have more */
-#endif
-
-enum { WARPS = 32, NONE = 255, RANKS = 32, LONG_RANKS = 16, NO_KEY = -1, LONGER = 1 << 8 };
+enum { WARPS = 32, RANKS = 32, LONG_RANKS = 16, NO_BIN = -1, LONGER = 1 << 8 };
 static_assert(RF_BLOCK == 32 * WARPS, "a lane of one warp for each warp");
-static_assert(RF_MOST_CLASSES % WARPS == 0 && RF_MOST_CLASSES <= NONE && RANKS <= RF_MOST_CLASSES, "keys");
-
-/* As in csrc/cuda/partition/map_device.c. */
-struct __align__(16) map_feature {
-    rf_u64 class_of, few_of; /* a byte a bucket; NONE: nothing to do. few_of: in batches of few bags */
-    int columns, slices;
-    float rows, steps_of_miss; /* for a row that nobody has read before */
-};
-struct __align__(16) map_class {
-    int first_tile; /* of those that it may have; -1: it pools */
-    int together; /* bags that a block works on at once */
-    float in_flight; /* lookups of a bag that a step takes */
-    int unused;
-};
-struct arguments {
-    const RF_OFFSET *offsets; /* [n_features * bags + 1] */
-    const map_feature *features;
-    const map_class *classes;
-    const rf_u8 *tile_classes; /* [n_tiles] */
-    rf_i64 lookups;
-    int n_features, bags, n_classes, n_tiles;
-    int most_tasks; /* room for them */
-    float most_turns, least_turns; /* tasks but for those that runs begin */
-    int *n_tasks;
-    rf_task *tasks; /* [most_tasks] */
-    rf_lane *lanes; /* [n_tiles][32] */
-    rf_u32 *tile_means; /* [blocks][n_tiles], as bits */
-};
+static_assert(RF_FUSED_MOST_CLASSES % WARPS == 0 && RF_FUSED_MOST_CLASSES <= RF_FUSED_NO_CLASS &&
+                  RANKS <= RF_FUSED_MOST_CLASSES,
+              "bins");
 
 /* What the tasks of a run have in common. */
 struct run_tasks {
@@ -86,10 +37,10 @@ struct run_tasks {
 };
 
 struct shared_data {
-    map_class classes[RF_MOST_CLASSES];
-    int lane_end[RF_MOST_CLASSES]; /* behind the last lane that a class has filled */
-    int totals[RF_MOST_CLASSES][WARPS + 1];
-    int task_end[RF_MOST_CLASSES]; /* the same of tasks of a rank; the first RANKS */
+    rf_fused_map_class classes[RF_FUSED_MOST_CLASSES];
+    int lane_end[RF_FUSED_MOST_CLASSES]; /* behind the last lane that a class has filled */
+    int totals[RF_FUSED_MOST_CLASSES][WARPS + 1];
+    int task_end[RF_FUSED_MOST_CLASSES]; /* the same of tasks of a rank; the first RANKS */
     int rank_total[RANKS];
     float sums[WARPS];
     run_tasks runs[RF_BLOCK];
@@ -100,13 +51,13 @@ struct run {
     int schedule; /* -1: no work */
     bool longer; /* a tile whose bags have more lookups than one */
     int slices;
-    float steps; /* that a block takes for the bags it works on at once */
-    float misses; /* steps of all bags of a slice, for rows that come from memory */
+    float cost; /* of a block, for the bags that it works on at once */
+    float misses; /* cost of all bags of a slice, for rows that come from memory */
     float rows_a_lookup;
 };
 
-RF_INLINE map_feature load_feature(const arguments &my, int f) {
-    const rf_bytes<16> *from = (const rf_bytes<16> *)(my.features + f);
+RF_INLINE rf_fused_map_feature load_feature(const rf_fused_map_args &args, int f) {
+    const rf_bytes<16> *from = (const rf_bytes<16> *)(args.features + f);
     const rf_bytes<16> word = rf_load(from), more = rf_load(from + 1);
     return {word.word[0] | (rf_u64)word.word[1] << 32,
             word.word[2] | (rf_u64)word.word[3] << 32,
@@ -117,61 +68,55 @@ RF_INLINE map_feature load_feature(const arguments &my, int f) {
 }
 
 /* Of the bags of a feature; 0 where offsets are bad. */
-RF_INLINE float mean_length(const arguments &my, int f) {
-    const rf_i64 place = (rf_i64)f * my.bags;
-    const rf_i64 from = rf_load(my.offsets + place), to = rf_load(my.offsets + place + my.bags);
-    const rf_i64 begin = min(max(from, 0ll), my.lookups), end = min(max(to, 0ll), my.lookups);
-    return end > begin ? (float)(end - begin) / (float)my.bags : 0.0f;
+RF_INLINE float mean_length(const rf_fused_map_args &args, int f) {
+    const rf_i64 place = (rf_i64)f * args.bags;
+    const rf_i64 from = rf_load(args.offsets + place), to = rf_load(args.offsets + place + args.bags);
+    const rf_i64 begin = min(max(from, 0ll), args.lookups), end = min(max(to, 0ll), args.lookups);
+    return end > begin ? (float)(end - begin) / (float)args.bags : 0.0f;
 }
 
-/* The number of its schedule. */
-RF_INLINE int class_number(const arguments &my, const map_feature &feature, float mean) {
-    constexpr float ends[] = {RF_BUCKET_ENDS};
-    constexpr int count = sizeof ends / sizeof ends[0];
-    static_assert(count == 7, "a byte of class_of a bucket");
-    int bucket = 0;
-#pragma unroll
-    for (int i = 0; i < count; i++) bucket += mean > ends[i];
-    const rf_u64 classes = my.bags <= RF_FEW_BAGS ? feature.few_of : feature.class_of;
-    const int number = (int)(classes >> 8 * bucket & 255);
-    return number == NONE ? -1 : number;
+/* The number of its class. */
+RF_INLINE int class_number(const rf_fused_map_args &args, const rf_fused_map_feature &feature, float mean) {
+    const rf_u64 classes = args.bags <= RF_FUSED_FEW_BAGS ? feature.classes_of_few : feature.classes;
+    const int number = (int)(classes >> 8 * rf_fused_bucket(mean) & 255);
+    return number == RF_FUSED_NO_CLASS ? -1 : number;
 }
 
-RF_INLINE float steps_of(const map_class &made, float mean) {
-    if (made.first_tile < 0) return 1.0f + fmaxf(mean / made.in_flight, 1.0f);
-    return mean > 1.0f ? RF_LONGER_STEPS * mean : RF_COLUMN_STEPS;
+RF_INLINE float cost_of(const rf_fused_map_class &schedule, float mean) {
+    if (schedule.first_tile < 0) return rf_fused_pool_cost(mean, schedule.in_flight, 1.0f);
+    return rf_fused_columns_cost(mean, 0);
 }
 
 RF_INLINE int ceil_divide(int value, int by) { return (int)(((rf_u32)value + (rf_u32)by - 1) / (rf_u32)by); }
 
 /* Run `r`; its lanes must be known, if it is a tile. */
-RF_INLINE run run_of(const arguments &my, const shared_data &shared, const rf_u32 *tile_means, int r) {
+RF_INLINE run run_of(const rf_fused_map_args &args, const shared_data &shared, const rf_u32 *tile_means,
+                     int r) {
     run found = {-1, false, 1, 0.0f, 0.0f, 0.0f}; /* tiles come last */
     float mean = 0.0f;
-    if (r < my.n_features) {
-        const map_feature feature = load_feature(my, r);
-        mean = mean_length(my, r);
-        found.schedule = class_number(my, feature, mean);
+    if (r < args.n_features) {
+        const rf_fused_map_feature feature = load_feature(args, r);
+        mean = mean_length(args, r);
+        found.schedule = class_number(args, feature, mean);
         found.slices = feature.slices;
-        const float lookups = mean * (float)my.bags, rows = feature.rows;
+        const float lookups = mean * (float)args.bags, rows = feature.rows;
         found.rows_a_lookup = rows / (lookups + 1.0f);
-        if (lookups > 0.0f)
-            found.misses = rows * lookups / (rows + lookups) * feature.steps_of_miss / (float)feature.slices;
+        found.misses = rf_fused_misses_cost(rows, lookups, feature.cost_of_miss) / (float)feature.slices;
         if (found.schedule >= 0 && shared.classes[found.schedule].first_tile >= 0) found.schedule = -1;
-    } else if (r - my.n_features < my.n_tiles) {
-        const int tile = r - my.n_features, number = my.tile_classes[tile];
+    } else if (r - args.n_features < args.n_tiles) {
+        const int tile = r - args.n_features, number = args.tile_classes[tile];
         mean = __uint_as_float(*(const volatile rf_u32 *)(tile_means + tile));
         if (tile * 32 < shared.lane_end[number]) found.schedule = number;
         found.longer = mean > 1.0f;
     }
-    if (found.schedule >= 0) found.steps = steps_of(shared.classes[found.schedule], mean);
+    if (found.schedule >= 0) found.cost = cost_of(shared.classes[found.schedule], mean);
     return found;
 }
 
 /* Of one slice of a run. */
-RF_INLINE float work_of(const arguments &my, const shared_data &shared, const run &one) {
+RF_INLINE float work_of(const rf_fused_map_args &args, const shared_data &shared, const run &one) {
     if (one.schedule < 0) return 0.0f;
-    return one.steps * (float)ceil_divide(my.bags, shared.classes[one.schedule].together) + one.misses;
+    return one.cost * (float)ceil_divide(args.bags, shared.classes[one.schedule].bags_at_once) + one.misses;
 }
 
 /* Exponent and first `bits` bits of a positive number, from 0 for `least` (a power of two) on. */
@@ -180,36 +125,37 @@ RF_INLINE int logarithm(float value, float least, int bits) {
 }
 
 /* Cuts a run into tasks of about `target`; their rank among RANKS. */
-RF_INLINE int cut(const arguments &my, const shared_data &shared, const run &one, float target,
+RF_INLINE int cut(const rf_fused_map_args &args, const shared_data &shared, const run &one, float target,
                   run_tasks &tasks) {
     tasks.schedule = one.longer ? one.schedule | LONGER : one.schedule;
     tasks.all = 0;
-    if (one.schedule < 0) return NO_KEY;
-    const int together = shared.classes[one.schedule].together;
-    const float work = work_of(my, shared, one);
+    if (one.schedule < 0) return NO_BIN;
+    const int bags_at_once = shared.classes[one.schedule].bags_at_once;
+    const float work = work_of(args, shared, one);
     const int wanted = (int)fminf(ceilf(work / target), (float)(1 << 30));
-    const int pieces = max(1, min(wanted, ceil_divide(my.bags, together)));
-    tasks.bags_each = min(ceil_divide(ceil_divide(my.bags, pieces), together) * together, my.bags);
-    tasks.count = ceil_divide(my.bags, tasks.bags_each);
+    const int pieces = max(1, min(wanted, ceil_divide(args.bags, bags_at_once)));
+    tasks.bags_each =
+        min(ceil_divide(ceil_divide(args.bags, pieces), bags_at_once) * bags_at_once, args.bags);
+    tasks.count = ceil_divide(args.bags, tasks.bags_each);
     tasks.all = tasks.count * one.slices;
     const float size = work / (float)tasks.count / target;
-    if (size > (float)RF_LONG)
-        return LONG_RANKS + min(logarithm(size, (float)RF_LONG, 2), RANKS - LONG_RANKS - 1);
+    if (size > (float)RF_FUSED_LONG)
+        return LONG_RANKS + min(logarithm(size, (float)RF_FUSED_LONG, 2), RANKS - LONG_RANKS - 1);
     return min(max(logarithm(one.rows_a_lookup, 1.0f / 32, 1), 0), LONG_RANKS - 1);
 }
 
-/* For threads with the same key, and in their order, the sum of the weights of those before them, from ends[key] on,
- * which moves to the sum of all. All threads of the block; NO_KEY takes no part. */
-RF_INLINE int places(shared_data &shared, int *ends, int key, int weight) {
+/* For threads with the same bin, and in their order, the sum of the weights of those before them, from ends[bin] on,
+ * which moves to the sum of all. All threads of the block; NO_BIN takes no part. */
+RF_INLINE int places(shared_data &shared, int *ends, int bin, int weight) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     __syncwarp();
 #pragma unroll
-    for (int k = lane; k < RF_MOST_CLASSES; k += 32) shared.totals[k][warp] = 0;
+    for (int k = lane; k < RF_FUSED_MOST_CLASSES; k += 32) shared.totals[k][warp] = 0;
     __syncwarp();
     int before = 0;
-    for (rf_u32 left = __ballot_sync(RF_FULL_WARP, key >= 0); left != 0;) {
-        const int one = __shfl_sync(RF_FULL_WARP, key, __ffs(left) - 1);
-        const bool mine = key == one;
+    for (rf_u32 left = __ballot_sync(RF_FULL_WARP, bin >= 0); left != 0;) {
+        const int one = __shfl_sync(RF_FULL_WARP, bin, __ffs(left) - 1);
+        const bool mine = bin == one;
         int sum = mine ? weight : 0;
 #pragma unroll
         for (int apart = 1; apart < 32; apart *= 2) {
@@ -222,7 +168,7 @@ RF_INLINE int places(shared_data &shared, int *ends, int key, int weight) {
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < RF_MOST_CLASSES / WARPS; i++) { /* a lane a warp of the block */
+    for (int i = 0; i < RF_FUSED_MOST_CLASSES / WARPS; i++) { /* a lane a warp of the block */
         const int k = warp + i * WARPS, mine = shared.totals[k][lane], end = ends[k];
         int sum = mine;
 #pragma unroll
@@ -235,7 +181,7 @@ RF_INLINE int places(shared_data &shared, int *ends, int key, int weight) {
         if (lane == 31) ends[k] = end + sum;
     }
     __syncthreads();
-    return key >= 0 ? shared.totals[key][warp] + before : 0;
+    return bin >= 0 ? shared.totals[bin][warp] + before : 0;
 }
 
 /* The sum of a number of each thread, the same in each and in each block. */
@@ -251,54 +197,55 @@ RF_INLINE float sum_of_block(shared_data &shared, float value) {
 }
 
 /* Writes the lanes of a warp's features, eight threads a feature: `columns` from lane `first` on. */
-RF_INLINE void write_lanes(const arguments &my, int feature, int first, int columns) {
+RF_INLINE void write_lanes(const rf_fused_map_args &args, int feature, int first, int columns) {
     const int lane = threadIdx.x % 32, base = feature - lane;
 #pragma unroll 1
     for (int i = 0; i < 32; i += 4) {
         const int from = i + lane / 8;
         const int count = __shfl_sync(RF_FULL_WARP, columns, from),
                   start = __shfl_sync(RF_FULL_WARP, first, from);
-        for (int c = lane % 8; c < count; c += 8) my.lanes[(rf_i64)start + c] = {base + from, c};
+        for (int c = lane % 8; c < count; c += 8) args.lanes[(rf_i64)start + c] = {base + from, c};
     }
 }
 
 /* Pass 1. */
-RF_INLINE void fill_tiles(const arguments &my, shared_data &shared, rf_u32 *tile_means) {
-    for (int base = 0; base < my.n_features; base += RF_BLOCK) {
+RF_INLINE void fill_tiles(const rf_fused_map_args &args, shared_data &shared, rf_u32 *tile_means) {
+    for (int base = 0; base < args.n_features; base += RF_BLOCK) {
         const int f = base + (int)threadIdx.x;
-        int key = NO_KEY, columns = 0;
+        int bin = NO_BIN, columns = 0;
         float mean = 0.0f;
-        if (f < my.n_features) {
-            const map_feature feature = load_feature(my, f);
-            mean = mean_length(my, f);
-            key = class_number(my, feature, mean);
-            if (key >= 0 && shared.classes[key].first_tile < 0) key = NO_KEY;
-            columns = key >= 0 ? feature.columns : 0;
+        if (f < args.n_features) {
+            const rf_fused_map_feature feature = load_feature(args, f);
+            mean = mean_length(args, f);
+            bin = class_number(args, feature, mean);
+            if (bin >= 0 && shared.classes[bin].first_tile < 0) bin = NO_BIN;
+            columns = bin >= 0 ? feature.columns : 0;
         }
-        const int first = places(shared, shared.lane_end, key, columns);
+        const int first = places(shared, shared.lane_end, bin, columns);
         if (columns > 0) {
             for (int tile = first / 32; tile <= (first + columns - 1) / 32; tile++)
                 atomicMax(tile_means + tile, __float_as_uint(mean)); /* bits rise with what is not negative */
         }
-        if (f / 32 % gridDim.x == blockIdx.x) write_lanes(my, f, first, columns);
+        if (f / 32 % gridDim.x == blockIdx.x) write_lanes(args, f, first, columns);
     }
     __syncthreads();
     /* Lanes of a last tile that no feature has. */
-    for (int k = threadIdx.x / 32; k < my.n_classes; k += WARPS) {
+    for (int k = threadIdx.x / 32; k < args.n_classes; k += WARPS) {
         const int place = shared.lane_end[k] + (int)threadIdx.x % 32;
         if (blockIdx.x == 0 && shared.classes[k].first_tile >= 0 &&
             place < (shared.lane_end[k] + 31) / 32 * 32)
-            my.lanes[place] = {-1, 0};
+            args.lanes[place] = {-1, 0};
     }
 }
 
 /* Pass 3, to the places where tasks of each rank begin; how many tasks there are. */
-RF_INLINE void count_ranks(const arguments &my, shared_data &shared, const rf_u32 *tile_means, float target) {
-    const int lane = threadIdx.x % 32, n_runs = my.n_features + my.n_tiles;
+RF_INLINE void count_ranks(const rf_fused_map_args &args, shared_data &shared, const rf_u32 *tile_means,
+                           float target) {
+    const int lane = threadIdx.x % 32, n_runs = args.n_features + args.n_tiles;
     for (int base = 0; base < n_runs; base += RF_BLOCK) {
         run_tasks tasks;
         const int rank =
-            cut(my, shared, run_of(my, shared, tile_means, base + (int)threadIdx.x), target, tasks);
+            cut(args, shared, run_of(args, shared, tile_means, base + (int)threadIdx.x), target, tasks);
         const rf_u32 alike = __match_any_sync(RF_FULL_WARP, rank);
         const int all = __reduce_add_sync(alike, tasks.all);
         if (rank >= 0 && lane == __ffs(alike) - 1) atomicAdd(shared.rank_total + rank, all);
@@ -313,67 +260,69 @@ RF_INLINE void count_ranks(const arguments &my, shared_data &shared, const rf_u3
             if (lane >= apart) sum += other;
         }
         shared.task_end[rank] = sum - mine;
-        if (lane == 31 && blockIdx.x == 0) *my.n_tasks = min(sum, my.most_tasks);
+        if (lane == 31 && blockIdx.x == 0) *args.n_tasks = min(sum, args.most_tasks);
     }
     __syncthreads();
 }
 
 /* Two threads a task. */
-RF_INLINE void write_tasks(const arguments &my, const run_tasks &one) {
+RF_INLINE void write_tasks(const rf_fused_map_args &args, const run_tasks &one) {
     const int lane = threadIdx.x % 32;
     for (int i = lane / 2; i < one.all; i += 16) {
         const int slice = one.all == one.count ? 0 : i / one.count,
                   bag = (i - slice * one.count) * one.bags_each;
         rf_bytes<16> half;
         half.word[0] = lane % 2 == 0 ? one.number : one.schedule & LONGER ? 1 : slice;
-        half.word[1] = lane % 2 == 0 ? bag : 1 << 16; /* all of each bag */
-        half.word[2] = lane % 2 == 0 ? min(bag + one.bags_each, my.bags) : 0;
+        half.word[1] = lane % 2 == 0 ? bag : RF_FUSED_WHOLE_BAGS;
+        half.word[2] = lane % 2 == 0 ? min(bag + one.bags_each, args.bags) : 0;
         half.word[3] = lane % 2 == 0 ? one.schedule & (LONGER - 1) : 0;
-        if (one.first + i < my.most_tasks) *((rf_bytes<16> *)(my.tasks + one.first + i) + lane % 2) = half;
+        if (one.first + i < args.most_tasks)
+            *((rf_bytes<16> *)(args.tasks + one.first + i) + lane % 2) = half;
     }
 }
 
 /* Pass 4. */
-RF_INLINE void make_tasks(const arguments &my, shared_data &shared, const rf_u32 *tile_means, float target) {
-    const int n_runs = my.n_features + my.n_tiles;
+RF_INLINE void make_tasks(const rf_fused_map_args &args, shared_data &shared, const rf_u32 *tile_means,
+                          float target) {
+    const int n_runs = args.n_features + args.n_tiles;
     for (int base = 0; base < n_runs; base += RF_BLOCK) {
         const int r = base + (int)threadIdx.x;
         run_tasks tasks;
-        const int rank = cut(my, shared, run_of(my, shared, tile_means, r), target, tasks);
-        tasks.number = r < my.n_features ? r : r - my.n_features;
+        const int rank = cut(args, shared, run_of(args, shared, tile_means, r), target, tasks);
+        tasks.number = r < args.n_features ? r : r - args.n_features;
         tasks.first = places(shared, shared.task_end, rank, tasks.all);
         shared.runs[threadIdx.x] = tasks;
         __syncthreads();
         for (int i = (int)(threadIdx.x / 32 * gridDim.x + blockIdx.x); i < RF_BLOCK; i += WARPS * gridDim.x)
-            if (shared.runs[i].all > 0) write_tasks(my, shared.runs[i]);
+            if (shared.runs[i].all > 0) write_tasks(args, shared.runs[i]);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(RF_BLOCK) rf_fused_map(const __grid_constant__ arguments my) {
+extern "C" __global__ void __launch_bounds__(RF_BLOCK)
+    rf_fused_map(const __grid_constant__ rf_fused_map_args args) {
     __shared__ shared_data shared;
-    rf_u32 *tile_means = my.tile_means + (rf_i64)blockIdx.x * my.n_tiles;
-    const int n_runs = my.n_features + my.n_tiles;
+    rf_u32 *tile_means = args.tile_means + (rf_i64)blockIdx.x * args.n_tiles;
+    const int n_runs = args.n_features + args.n_tiles;
     /* What describes features does not depend on what runs before. */
-    for (int k = threadIdx.x; k < RF_MOST_CLASSES; k += RF_BLOCK) {
-        map_class made = {-1, 1, 1.0f, 0};
-        if (k < my.n_classes) made = my.classes[k];
-        shared.classes[k] = made;
-        shared.lane_end[k] = max(made.first_tile, 0) * 32;
+    for (int k = threadIdx.x; k < RF_FUSED_MOST_CLASSES; k += RF_BLOCK) {
+        rf_fused_map_class schedule = {-1, 1, 1.0f, 0};
+        if (k < args.n_classes) schedule = args.classes[k];
+        shared.classes[k] = schedule;
+        shared.lane_end[k] = max(schedule.first_tile, 0) * 32;
         shared.task_end[k] = 0;
         if (k < RANKS) shared.rank_total[k] = 0;
     }
     rf_wait_for_previous_kernel();
-    for (int tile = threadIdx.x; tile < my.n_tiles; tile += RF_BLOCK) tile_means[tile] = 0;
+    for (int tile = threadIdx.x; tile < args.n_tiles; tile += RF_BLOCK) tile_means[tile] = 0;
     __syncthreads();
-    fill_tiles(my, shared, tile_means);
+    fill_tiles(args, shared, tile_means);
     float work = 0.0f;
     for (int r = threadIdx.x; r < n_runs; r += RF_BLOCK) {
-        const run one = run_of(my, shared, tile_means, r);
-        work += work_of(my, shared, one) * (float)one.slices;
+        const run one = run_of(args, shared, tile_means, r);
+        work += work_of(args, shared, one) * (float)one.slices;
     }
     work = sum_of_block(shared, work);
-    const float least = fminf(fmaxf(work / my.least_turns, RF_LEAST_WORK_OF_ALL), RF_LEAST_WORK);
-    const float target = fmaxf(work / my.most_turns, least);
-    count_ranks(my, shared, tile_means, target);
-    make_tasks(my, shared, tile_means, target);
+    const float target = rf_fused_task_cost(work, args.most_cuts, args.least_cuts);
+    count_ranks(args, shared, tile_means, target);
+    make_tasks(args, shared, tile_means, target);
 }

@@ -1,4 +1,4 @@
-/* The ring of tables of the schedule "staged" (staged/staged.cu): where helpers (staged/bring.cuh) leave what warps pool.
+/* The ring of tables of the schedule "staged" (staged/staged.cu): where helpers (staged/producer.cuh) leave what warps pool.
  *
  * A table lies in the ring from where the one before it ended, and may lie across the ring's end. Its turn is its
  * place in the block's list of tasks; there are two at a time, one that is pooled and one that comes. Beside it is the
@@ -10,10 +10,7 @@
 #define RECFUSE_FUSED_RING_CUH
 
 #include "fused_embedding_bag/fused.cuh"
-
-#ifndef RF_RING
-#define RF_RING 210944
-#endif
+#include "fused_embedding_bag/staged/args.h"
 
 constexpr int SLOTS = 2; /* tables that are in the ring at once, or on their way */
 constexpr rf_u32 COPY = 16384; /* bytes of one copy */
@@ -21,8 +18,8 @@ constexpr rf_u32 LINE =
     128; /* a table begins at a multiple of it, so that no row lies across the ring's end */
 constexpr rf_u32 WORD = 16; /* of copies */
 constexpr int WARPS = RF_BLOCK / 32; /* that pool */
-constexpr int HELPERS = 128; /* threads that bring tables to them */
-constexpr int MOST_BAGS = 512; /* of a task; as in csrc/cuda/fused.h */
+constexpr int HELPERS = RF_FUSED_STAGED_HELPERS; /* producer threads */
+constexpr int MOST_BAGS = RF_FUSED_STAGED_BAGS;
 constexpr int LENGTHS = 128; /* classes of length: eight an octave, from 1 to 65,535 */
 
 /* A task's bags, the longest first. */
@@ -42,7 +39,7 @@ struct staged_task {
 };
 
 struct ring {
-    rf_u8 bytes[RF_RING];
+    rf_u8 bytes[RF_FUSED_STAGED_RING];
     rf_u8 zeros[LINE]; /* the row of lookups that have none */
     bag_list lists[SLOTS];
     int starts[LENGTHS]; /* in the list that is made, of the classes of length */
@@ -51,9 +48,9 @@ struct ring {
     staged_task tasks[SLOTS];
     int claims[2 * SLOTS]; /* of bags, in as many turns: see lay_out */
 };
-static_assert(sizeof(ring) <= RF_RING + 15360, "as in csrc/cuda/fused.h");
+static_assert(sizeof(ring) <= RF_FUSED_STAGED_SHARED, "as in csrc/cuda/fused.h");
 static_assert(LENGTHS == HELPERS && MOST_BAGS % HELPERS == 0, "each helper has as much to do");
-static_assert(RF_RING % LINE == 0, "so that rows lie in one piece");
+static_assert(RF_FUSED_STAGED_RING % LINE == 0, "so that rows lie in one piece");
 static_assert(sizeof(RF_POSITION) == 4, "calls with more lookups have no tables staged");
 
 extern __shared__ __align__(1024) rf_u8 shared[];

@@ -2,7 +2,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "cuda/fused_embedding_bag/fused.h"
+#include "cuda/fused_embedding_bag/staged/staged.h"
 
 enum { MOST_ROW_BYTES = 32, COPY_ALIGNMENT = 16, MOST_LOOKUPS = 1 << 30, TASKS_AN_SM = 2 };
 /* Of the bytes to gather: as measured on an H200, where tables of narrow rows have a tenth to a third of them, staging
@@ -13,23 +13,23 @@ static const double a_lookup = 0.92, a_bag = 2, a_byte = 1.0 / 40, a_table = 300
 
 bool rf__fused_stageable(const rf__fused_geometry *shape, uint64_t weight, int64_t rows) {
     return shape->columns == shape->lanes && shape->row_bytes <= MOST_ROW_BYTES && shape->align >= 4 &&
-           rows > 0 && rows <= RF__FUSED_STAGED_RING / shape->row_bytes && weight % COPY_ALIGNMENT == 0 &&
+           rows > 0 && rows <= RF_FUSED_STAGED_RING / shape->row_bytes && weight % COPY_ALIGNMENT == 0 &&
            rows * shape->row_bytes % COPY_ALIGNMENT == 0 && shape->pooling != RF_MAX;
 }
 
 static int32_t class_number(const rf__fused_feature *feature, double lookups, const rf__fused_batch *batch) {
-    return feature->staged_of[rf__fused_bucket(lookups / (double)batch->bags)];
+    return feature->classes_staged[rf_fused_bucket(lookups / (double)batch->bags)];
 }
 
 /* The kernel has threads and shared memory as an SM of compute capability 9.0 has them, and 32-bit positions. */
 bool rf__fused_can_stage(const rf__cuda_device *device, int64_t lookups) {
-    return device->cc_major >= 9 && device->shared_per_block_optin >= RF__FUSED_STAGED_SHARED &&
+    return device->cc_major >= 9 && device->shared_per_block_optin >= RF_FUSED_STAGED_SHARED &&
            lookups <= MOST_LOOKUPS;
 }
 
 /* Tasks that a staged feature is cut into. */
-static int64_t parts_of(const rf__fused_batch *batch) {
-    return (batch->bags + RF__FUSED_STAGED_BAGS - 1) / RF__FUSED_STAGED_BAGS;
+static int64_t tasks_of(const rf__fused_batch *batch) {
+    return (batch->bags + RF_FUSED_STAGED_BAGS - 1) / RF_FUSED_STAGED_BAGS;
 }
 
 /* Whether tables that may be staged are, all or none: together they must have so many lookups that copying them pays,
@@ -46,7 +46,7 @@ static bool pays(const rf__fused_feature *features, int64_t n_features, const do
         gathered_staged += lookups[f] * row_bytes;
         read += lookups[f];
         copied += (double)features[f].rows * (1 + row_bytes / COPY_ALIGNMENT);
-        tasks += parts_of(batch);
+        tasks += tasks_of(batch);
     }
     return read >= copied && gathered_staged >= NEARLY_ALL * gathered && tasks >= (int64_t)TASKS_AN_SM * sms;
 }
@@ -87,16 +87,16 @@ static int longer_first(const void *a, const void *b) {
 /* Each feature in as few tasks as may be, of about equally many bags. */
 static job *jobs_new(const rf__fused_feature *features, int64_t n_features, const double *lookups,
                      const bool *staged, int64_t n_staged, const rf__fused_batch *batch, int64_t *n_jobs) {
-    const int64_t parts = parts_of(batch);
-    job *jobs = malloc((size_t)(n_staged * parts) * sizeof *jobs);
+    const int64_t tasks = tasks_of(batch);
+    job *jobs = malloc((size_t)(n_staged * tasks) * sizeof *jobs);
     if (jobs == NULL) return NULL;
     *n_jobs = 0;
     for (int64_t f = 0; f < n_features; f++) {
         if (!staged[f]) continue;
-        for (int64_t part = 0; part < parts; part++) {
-            const int64_t first = batch->bags * part / parts, last = batch->bags * (part + 1) / parts;
+        for (int64_t number = 0; number < tasks; number++) {
+            const int64_t first = batch->bags * number / tasks, last = batch->bags * (number + 1) / tasks;
             jobs[(*n_jobs)++] =
-                (job){.cycles = lookups[f] / (double)parts * a_lookup + (double)(last - first) * a_bag +
+                (job){.cycles = lookups[f] / (double)tasks * a_lookup + (double)(last - first) * a_bag +
                                 (double)features[f].table_bytes * a_byte + a_table,
                       .feature = (int32_t)f,
                       .first_bag = (int32_t)first,
@@ -165,16 +165,16 @@ rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_fe
         goto out;
     }
     **rows = (rf__fused_staged){.depth = deepest + 1, .lists = lists};
-    rf__fused_task *tasks = (rf__fused_task *)(*rows + 1);
+    rf_fused_task *tasks = (rf_fused_task *)(*rows + 1);
     for (int64_t i = 0; i < *n_rows - 1; i++) tasks[i].feature = -1;
     for (int64_t i = 0; i < n_jobs; i++) {
         const job *one = &jobs[i];
         tasks[(int64_t)one->turn * lists + one->list] =
-            (rf__fused_task){.feature = one->feature,
-                             .first_bag = one->first_bag,
-                             .last_bag = one->last_bag,
-                             .schedule = class_number(&features[one->feature], lookups[one->feature], batch),
-                             .part = 1 << 16};
+            (rf_fused_task){.feature = one->feature,
+                            .first_bag = one->first_bag,
+                            .last_bag = one->last_bag,
+                            .schedule = class_number(&features[one->feature], lookups[one->feature], batch),
+                            .share = RF_FUSED_WHOLE_BAGS};
     }
 out:
     free(heap);

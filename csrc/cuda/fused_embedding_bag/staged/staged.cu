@@ -6,26 +6,26 @@
  * Who does what. One block an SM, for as long as there are tasks: a task is all bags of one feature, and each block has
  * its own list of them (csrc/cuda/staged/staged.c), about equally long; where there are more than MOST_BAGS bags, some of
  * them. Four warps of helpers copy the tables one after another into a ring, as far ahead as there is room, and sort
- * each one's bags by length (staged/bring.cuh). WARPS warps pool, each 32 / THREADS bags at once, of about the same
+ * each one's bags by length (staged/producer.cuh). WARPS warps pool, each 32 / THREADS bags at once, of about the same
  * length; which are next is claimed by a counter in shared memory. THREADS lanes share a bag: each takes four
- * neighbouring lookups of each 4 * THREADS, whose ids one load brings ahead, and adds their rows alone.
+ * neighbouring lookups of each 4 * THREADS, whose indices one load brings ahead, and adds their rows alone.
  *
  * A lane's row of 32 bytes is two vectors; of neighbouring lanes one begins with the first and the other with the
  * second, so that they use all banks.
  *
- * The kernel of the other features runs beside this one, on what registers and shared memory are left (RF_BESIDE).
+ * The kernel of the other features runs beside this one, on what registers and shared memory are left (RF_WITH_STAGED).
  *
- * Measured on an H200: bank conflicts (rows are read in random order) and the wait for ids bind it, about evenly. Ids
- * two turns ahead in registers: a tenth slower. All ids of a task brought to L2 at once, or copies of tables that L2
+ * Measured on an H200: bank conflicts (rows are read in random order) and the wait for indices bind it, about evenly. Ids
+ * two turns ahead in registers: a tenth slower. All indices of a task brought to L2 at once, or copies of tables that L2
  * keeps as other lines: 2 to 4 % slower. 24 warps with fewer registers: a tenth slower.
  *
  * Launch: grid [lists], block [RF_BLOCK + HELPERS], dynamic shared memory: sizeof(ring). Compute capability 9.0.
  */
-#include "fused_embedding_bag/staged/bring.cuh"
+#include "fused_embedding_bag/staged/producer.cuh"
 #include "fused_embedding_bag/pool.cuh"
 
-#ifndef RF_EXACT
-#define RF_EXACT 0 /* memory may end with the last id: see load_ids */
+#ifndef RF_EXACT_END
+#define RF_EXACT_END 0 /* memory may end with the last index: see load_indices */
 #endif
 #ifndef RF_SCHEDULES
 #define RF_SCHEDULES(X) X(0, 2, 0, 16, 16, 1, 2, 1, 0, 0, 16, 4, 1)
@@ -37,13 +37,13 @@ struct staged_shape {
     typedef rf_bytes<ALIGN> vector;
     static constexpr int STORE = STORE_, VECTORS = VECTORS_, POOLING = POOLING_, PADDED = PADDED_;
     static constexpr int GROUP = THREADS; /* lanes of a warp that share a bag */
-    static constexpr int STRIDE = 4 * THREADS; /* lookups of a bag that one id load covers */
+    static constexpr int STRIDE = 4 * THREADS; /* lookups of a bag that one index load covers */
     static constexpr int ROW = ALIGN * VECTORS;
     static constexpr int EACH = ALIGN / element::BYTES, ELEMENTS = EACH * VECTORS; /* of a vector, of a row */
     static constexpr int KEPT = ELEMENTS > GROUP ? ELEMENTS / GROUP : 1; /* of a sum a lane ends with */
     /* What must be as in the feature: all but how its vectors are read. */
-    static constexpr int SHAPE = rf_shape_code(DTYPE, 0, STORE, 0, 0, 1, POOLING, PADDED);
-    static constexpr int SHAPE_BITS = ~rf_shape_code(0, 31, 0, 63, 3, 0, 0, 0);
+    static constexpr int SHAPE = rf_fused_shape_code(DTYPE, 0, STORE, 0, 0, 1, POOLING, PADDED);
+    static constexpr int SHAPE_BITS = ~rf_fused_shape_code(0, 31, 0, 63, 3, 0, 0, 0);
     static_assert(VECTORS == 1 || (VECTORS == 2 && ALIGN == WORD && GROUP > 1), "as lanes take turns");
 };
 
@@ -65,26 +65,27 @@ RF_INLINE rf_bytes<16> load_shared(rf_u32 from, const rf_bytes<16> &) {
     return to;
 }
 
-struct __align__(16) four_ids {
-    RF_INDEX id[4];
+struct __align__(16) four_indices {
+    RF_INDEX index[4];
 };
 
-/* Four of my.indices, from a multiple of four on. Those outside the lookups lie in an aligned word of 16 bytes (32, for
- * wide ids) with one that is inside: they are read and not used. Memory begins with a whole word; where it may not end
- * with one, the host asks for RF_EXACT (csrc/cuda/call.c). */
-RF_INLINE void load_ids(const rf_fused_arguments &my, const RF_INDEX *from, four_ids &to) {
-    if constexpr (RF_EXACT) {
-        const RF_POSITION position = (RF_POSITION)(from - my.indices);
-        if (position + 4 > (RF_POSITION)my.end) {
+/* Four of args.indices, from a multiple of four on. Those outside the lookups lie in an aligned word of 16 bytes (32, for
+ * wide indices) with one that is inside: they are read and not used. Memory begins with a whole word; where it may not end
+ * with one, the host asks for RF_EXACT_END (csrc/cuda/call.c). */
+RF_INLINE void load_indices(const rf_fused_args &args, const RF_INDEX *from, four_indices &to) {
+    if constexpr (RF_EXACT_END) {
+        const RF_POSITION position = (RF_POSITION)(from - args.indices);
+        if (position + 4 > (RF_POSITION)args.end) {
 #pragma unroll
-            for (int k = 0; k < 4; k++) to.id[k] = position + k < (RF_POSITION)my.end ? rf_load(from + k) : 0;
+            for (int k = 0; k < 4; k++)
+                to.index[k] = position + k < (RF_POSITION)args.end ? rf_load(from + k) : 0;
             return;
         }
     }
-    rf_load_words(to.id, from);
+    rf_load_words(to.index, from);
 }
 
-/* The lookups of a bag that are left to this lane, counted from the first id of the next batch: rows `skip` to
+/* The lookups of a bag that are left to this lane, counted from the first index of the next batch: rows `skip` to
  * `left` of it are the bag's. */
 struct staged_rest {
     RF_POSITION position; /* a multiple of four */
@@ -109,10 +110,11 @@ template <class S> struct staged_table {
         if (S::PADDED) padding = task.padding;
     }
     /* Where a row lies in shared memory; zeros, if there is none. */
-    RF_INLINE rf_u32 address(RF_INDEX id, bool there) const {
-        const rf_u32 at = base + (rf_u32)id * S::ROW;
-        const rf_u32 round = min(at, at - RF_RING); /* unsigned: one that has not come round is the larger */
-        return address_of(the_ring().bytes) + (there ? round : RF_RING);
+    RF_INLINE rf_u32 address(RF_INDEX index, bool there) const {
+        const rf_u32 at = base + (rf_u32)index * S::ROW;
+        const rf_u32 round =
+            min(at, at - RF_FUSED_STAGED_RING); /* unsigned: one that has not come round is the larger */
+        return address_of(the_ring().bytes) + (there ? round : RF_FUSED_STAGED_RING);
     }
 };
 
@@ -124,19 +126,19 @@ template <class S> struct staged_sum {
 
 /* Adds the rows of a lane's four lookups. */
 template <class S>
-RF_INLINE void add_rows(const rf_fused_arguments &my, const staged_table<S> &table, const staged_rest &rest,
-                        const four_ids &ids, staged_sum<S> &to, int &missing) {
+RF_INLINE void add_rows(const rf_fused_args &args, const staged_table<S> &table, const staged_rest &rest,
+                        const four_indices &indices, staged_sum<S> &to, int &missing) {
     rf_u32 at[4];
     float scale[4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        const RF_INDEX id = ids.id[k];
+        const RF_INDEX index = indices.index[k];
         const bool there = k < rest.left && (k == 3 || k >= rest.skip);
         bool outside;
-        const bool use = rf_wants_row<S>(id, there, table.rows, table.padding, outside, to.counted);
+        const bool use = rf_wants_row<S>(index, there, table.rows, table.padding, outside, to.counted);
         missing += outside;
-        at[k] = table.address(id, use);
-        scale[k] = RF_WEIGHTED && use ? rf_load(my.sample_weights + rest.position + k) : 0.0f;
+        at[k] = table.address(index, use);
+        scale[k] = RF_WEIGHTED && use ? rf_load(args.sample_weights + rest.position + k) : 0.0f;
     }
     typename S::vector row[4][S::VECTORS];
 #pragma unroll
@@ -156,7 +158,7 @@ RF_INLINE void add_rows(const rf_fused_arguments &my, const staged_table<S> &tab
 
 /* Ends a bag: the lanes' sums meet, and each lane stores a piece. `lookups` of the bag count where none is padding. */
 template <class S>
-RF_INLINE void finish_bag(const rf_fused_arguments &my, rf_u8 *output, bool there, staged_sum<S> &pooled,
+RF_INLINE void finish_bag(const rf_fused_args &args, rf_u8 *output, bool there, staged_sum<S> &pooled,
                           rf_i64 lookups) {
     int first = 0;
     if constexpr (S::VECTORS == 2) {
@@ -199,14 +201,14 @@ RF_INLINE int claim(int turn) {
     return threadIdx.x % 32 == 0 ? atomicAdd(&the_ring().claims[turn % (2 * SLOTS)], 1) : 0;
 }
 
-/* Brings the ids of a bag to L2, a bag ahead: no register waits for them. Each lane asks for its share of the first. */
-template <class S> RF_INLINE void prefetch_ids(const rf_fused_arguments &my, const rf_bag &bag) {
+/* Brings the indices of a bag to L2, a bag ahead: no register waits for them. Each lane asks for its share of the first. */
+template <class S> RF_INLINE void prefetch_indices(const rf_fused_args &args, const rf_bag &bag) {
     const RF_POSITION position = bag.begin + threadIdx.x % S::GROUP * 16;
-    if (position < bag.end) asm volatile("prefetch.global.L2 [%0];" ::"l"(my.indices + position));
+    if (position < bag.end) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.indices + position));
 }
 
 /* All bags of a task; a warp has the next 32 / GROUP of them at a time. */
-template <class S> RF_INLINE void pool_table(const rf_fused_arguments &my, int turn) {
+template <class S> RF_INLINE void pool_table(const rf_fused_args &args, int turn) {
     const staged_task &task = the_ring().tasks[turn % SLOTS];
     const int first_lookup = threadIdx.x % S::GROUP * 4;
     const int rounds = (task.last_bag - task.first_bag + 32 / S::GROUP - 1) / (32 / S::GROUP);
@@ -216,8 +218,8 @@ template <class S> RF_INLINE void pool_table(const rf_fused_arguments &my, int t
     int round = (int)threadIdx.x / 32, then = round + WARPS;
     staged_bag<S> now(turn, round);
     staged_rest rest(now.lookups, first_lookup);
-    four_ids ids;
-    if (rest.left > 0) load_ids(my, my.indices + rest.position, ids);
+    four_indices indices;
+    if (rest.left > 0) load_indices(args, args.indices + rest.position, indices);
     barrier_wait(&the_ring().full[turn % SLOTS], turn / SLOTS & 1);
 #pragma unroll 1
     while (round < rounds) {
@@ -225,49 +227,49 @@ template <class S> RF_INLINE void pool_table(const rf_fused_arguments &my, int t
         const int later = 2 * WARPS + __shfl_sync(RF_FULL_WARP, claimed, 0);
         claimed = claim(turn);
         const staged_rest coming(next.lookups, first_lookup);
-        prefetch_ids<S>(my, next.lookups);
+        prefetch_indices<S>(args, next.lookups);
         staged_sum<S> pooled = {};
-        if (rest.left <= 0 && coming.left > 0) load_ids(my, my.indices + coming.position, ids);
+        if (rest.left <= 0 && coming.left > 0) load_indices(args, args.indices + coming.position, indices);
 #pragma unroll 1
         while (rest.left > 0) {
             const staged_rest here = rest;
-            const four_ids here_ids = ids;
+            const four_indices here_indices = indices;
             rest.position += S::STRIDE;
             rest.left -= S::STRIDE;
             rest.skip = 0;
             const bool more = rest.left > 0;
             if (more || coming.left > 0)
-                load_ids(my, my.indices + (more ? rest.position : coming.position), ids);
-            add_rows(my, table, here, here_ids, pooled, missing);
+                load_indices(args, args.indices + (more ? rest.position : coming.position), indices);
+            add_rows(args, table, here, here_indices, pooled, missing);
         }
-        rf_u8 *to = task.output + (rf_u64)(rf_u32)now.number * my.output_pitch;
-        finish_bag(my, to, now.number >= 0, pooled, now.lookups.end - now.lookups.begin);
+        rf_u8 *to = task.output + (rf_u64)(rf_u32)now.number * args.output_pitch;
+        finish_bag(args, to, now.number >= 0, pooled, now.lookups.end - now.lookups.begin);
         rest = coming;
         now = next;
         round = then;
         then = later;
     }
-    if (RF_CHECK && missing != 0) rf_report_bags(my, task.feature, task.first_bag, task.last_bag, 1);
+    if (RF_CHECK && missing != 0) rf_report_bags(args, task.feature, task.first_bag, task.last_bag, 1);
 }
 
 /* Whether a task is one that this schedule can do. */
-template <class S> RF_INLINE bool can_pool(const rf_fused_arguments &my, int number) {
-    if (!RF_FOREIGN) return true;
-    const rf_feature &feature = my.features[number];
+template <class S> RF_INLINE bool can_pool(const rf_fused_args &args, int number) {
+    if (!RF_CALLERS_MAPPING) return true;
+    const rf_fused_descriptor &feature = args.features[number];
     return rf_load(&feature.pitch) == (rf_u32)S::ROW && (rf_load(&feature.shape) & S::SHAPE_BITS) == S::SHAPE;
 }
 
 template <int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE, int POOLING,
           int PADDED, int THREADS, int DISTANCE, int SPLIT>
-RF_INLINE bool run(const rf_fused_arguments &my, int turn) {
+RF_INLINE bool run(const rf_fused_args &args, int turn) {
     typedef staged_shape<DTYPE, ALIGN, STORE, VECTORS, POOLING, PADDED, THREADS> shape;
-    if (!can_pool<shape>(my, the_ring().tasks[turn % SLOTS].feature)) return false;
-    pool_table<shape>(my, turn);
+    if (!can_pool<shape>(args, the_ring().tasks[turn % SLOTS].feature)) return false;
+    pool_table<shape>(args, turn);
     return true;
 }
 
 /* The tasks of the block's list. */
-RF_INLINE void pool_tables(const rf_fused_arguments &my) {
+RF_INLINE void pool_tables(const rf_fused_args &args) {
     ring &from = the_ring();
 #pragma unroll 1
     for (int turn = 0;; turn++) {
@@ -275,9 +277,9 @@ RF_INLINE void pool_tables(const rf_fused_arguments &my) {
         if (from.tasks[turn % SLOTS].feature < 0) return;
         bool done = false;
         switch (from.tasks[turn % SLOTS].schedule) {
-#define RF_CASE(number, ...)               \
-    case number:                           \
-        done = run<__VA_ARGS__>(my, turn); \
+#define RF_CASE(number, ...)                 \
+    case number:                             \
+        done = run<__VA_ARGS__>(args, turn); \
         break;
             RF_SCHEDULES(RF_CASE)
 #undef RF_CASE
@@ -291,12 +293,12 @@ RF_INLINE void pool_tables(const rf_fused_arguments &my) {
 
 /* As if for 1,024 threads: with more than 64 registers each, the kernel beside had none. */
 extern "C" __global__ void __launch_bounds__(1024, 1)
-    rf_fused_staged(const __grid_constant__ rf_fused_arguments my) {
+    rf_fused_staged(const __grid_constant__ rf_fused_args args) {
     rf_wait_for_previous_kernel();
     ring_new();
     if (threadIdx.x < RF_BLOCK) {
-        pool_tables(my);
+        pool_tables(args);
     } else {
-        bring_tables(my);
+        load_tables(args);
     }
 }

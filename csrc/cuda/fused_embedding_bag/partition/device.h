@@ -3,7 +3,8 @@
 #ifndef RECFUSE_CUDA_FUSED_MAP_DEVICE_H
 #define RECFUSE_CUDA_FUSED_MAP_DEVICE_H
 
-#include "cuda/fused_embedding_bag/fused.h"
+#include "cuda/fused_embedding_bag/features.h"
+#include "cuda/jit/jit.h"
 #include "cuda/driver/memory.h"
 
 enum { RF__FUSED_LOGARITHMS = 32 };
@@ -15,9 +16,9 @@ typedef struct rf__fused_map_table {
     int32_t n_classes, n_tiles; /* as many tiles as there may be */
     double runs, tasks_a_bag; /* at most */
     /* Blocks that work on one bag of all features at once, by mean bag length and class. */
-    double blocks_a_bag[RF__FUSED_BUCKETS][RF__FUSED_MOST_CLASSES];
-    double misses[RF__FUSED_LOGARITHMS]; /* steps for rows from memory, if each feature has 2^i lookups */
-    rf__fused_classes made;
+    double blocks_a_bag[RF_FUSED_BUCKETS][RF_FUSED_MOST_CLASSES];
+    double misses[RF__FUSED_LOGARITHMS]; /* cost of rows from memory, if each feature has 2^i lookups */
+    rf__fused_classes all;
 } rf__fused_map_table;
 
 /* RF_ERR_VALUE: a schedule splits bags over blocks. */
@@ -32,7 +33,7 @@ typedef struct rf__fused_device_map {
     const rf__kernel *kernel; /* NULL: the mapping is made otherwise */
     const rf__fused_map_table *table;
     int32_t blocks, most_tasks;
-    double most_turns;
+    double most_cuts;
     int64_t workspace_bytes;
 } rf__fused_device_map;
 

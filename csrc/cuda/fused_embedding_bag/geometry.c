@@ -1,7 +1,7 @@
 /* What the features of a fused call are like, for kernels: vectors, lanes, slices. */
 #include <inttypes.h>
 
-#include "cuda/fused_embedding_bag/fused.h"
+#include "cuda/fused_embedding_bag/geometry.h"
 #include "base/validate.h"
 
 enum { MOST_VECTOR = 16, HALF_VECTOR = 8, MOST_VECTORS = 2 };
@@ -25,16 +25,31 @@ rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int
     shape->dtype = (int32_t)buffer->dtype;
     shape->row_bytes = (int32_t)(feature->dim * bytes);
     shape->align = lowest_bit(start | (uint64_t)shape->row_bytes | widest);
-    const uint64_t place = (uintptr_t)params->output | (uint64_t)(feature->output_column * out_bytes) |
+    const uint64_t first = (uintptr_t)params->output | (uint64_t)(feature->output_column * out_bytes) |
                            (uint64_t)(params->output_stride * out_bytes);
-    shape->store = lowest_bit(place | (uint64_t)(shape->align / bytes * out_bytes) | MOST_VECTOR);
+    shape->store = lowest_bit(first | (uint64_t)(shape->align / bytes * out_bytes) | MOST_VECTOR);
     shape->columns = shape->row_bytes / shape->align;
     shape->lanes = 1;
-    while (shape->lanes < shape->columns && shape->lanes < RF__FUSED_TILE) shape->lanes *= 2;
+    while (shape->lanes < shape->columns && shape->lanes < RF_FUSED_TILE) shape->lanes *= 2;
     shape->vectors = shape->columns > shape->lanes ? MOST_VECTORS : 1;
     const int32_t wide = shape->lanes * shape->vectors;
     shape->slices = (shape->columns + wide - 1) / wide;
     shape->pooling = (int32_t)feature->pooling;
     shape->is_padded = feature->padding_idx >= 0;
     return RF_OK;
+}
+
+rf_status rf__fused_check_limits(const rf_fused_embedding_bag_params *params) {
+    enum { MOST_COLUMNS = INT32_MAX / 4 };
+    if (params->output_stride > MOST_COLUMNS) {
+        return rf__fail(RF_ERR_UNSUPPORTED,
+                        "recfuse.fused_embedding_bag: an output of %" PRId64
+                        " columns; on a GPU at most %d are supported",
+                        params->output_stride, MOST_COLUMNS);
+    }
+    if (params->bags <= INT32_MAX / 2 && params->n_features <= INT32_MAX / 2) return RF_OK;
+    return rf__fail(RF_ERR_UNSUPPORTED,
+                    "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64
+                    " bags; on a GPU at most %d of each are supported",
+                    params->n_features, params->bags, INT32_MAX / 2);
 }

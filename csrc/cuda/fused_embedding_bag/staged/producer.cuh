@@ -5,22 +5,22 @@
  * them list bags: each has MOST_BAGS / HELPERS of a task, finds the class of its length and a number in that class, and
  * with the number of bags in classes before, its place.
  */
-#ifndef RECFUSE_FUSED_BRING_CUH
-#define RECFUSE_FUSED_BRING_CUH
+#ifndef RECFUSE_FUSED_PRODUCER_CUH
+#define RECFUSE_FUSED_PRODUCER_CUH
 
 #include "fused_embedding_bag/staged/ring.cuh"
 
 /* Number `turn` of the block's list; feature -1 where the list has ended. */
-RF_INLINE rf_task task_of(const rf_fused_arguments &my, int turn) {
+RF_INLINE rf_fused_task task_of(const rf_fused_args &args, int turn) {
     int words[4] = {-1, 0, 0, 0};
-    if (turn < my.limit) rf_load_words(words, &my.tasks[(rf_i64)turn * gridDim.x + blockIdx.x].feature);
-    rf_task task = {words[0], words[1], min(words[2], my.bags), words[3]};
-    if (task.feature < 0 || !rf_is_feature(my, task.feature)) task.feature = -1;
-    if (RF_FOREIGN && task.feature >= 0) {
-        const rf_feature &feature = my.features[task.feature];
+    if (turn < args.limit) rf_load_words(words, &args.tasks[(rf_i64)turn * gridDim.x + blockIdx.x].feature);
+    rf_fused_task task = {words[0], words[1], min(words[2], args.bags), words[3]};
+    if (task.feature < 0 || !rf_is_feature(args, task.feature)) task.feature = -1;
+    if (RF_CALLERS_MAPPING && task.feature >= 0) {
+        const rf_fused_descriptor &feature = args.features[task.feature];
         const rf_i64 rows = rf_load(&feature.rows);
         const rf_u64 bytes = (rf_u64)rows * rf_load(&feature.pitch);
-        const bool can = rows <= RF_RING && bytes <= RF_RING && bytes % WORD == 0 &&
+        const bool can = rows <= RF_FUSED_STAGED_RING && bytes <= RF_FUSED_STAGED_RING && bytes % WORD == 0 &&
                          (rf_u64)rf_load(&feature.weight) % WORD == 0 && task.first_bag >= 0 &&
                          task.first_bag < task.last_bag && task.last_bag - task.first_bag <= MOST_BAGS;
         if (!can) task.feature = -1;
@@ -52,9 +52,9 @@ RF_INLINE void starts_from_counts(int4 *counts) {
 }
 
 /* The helpers: ask for the offsets of a task, and wait for them. */
-RF_INLINE void copy_offsets(const rf_fused_arguments &my, const rf_task &task) {
+RF_INLINE void copy_offsets(const rf_fused_args &args, const rf_fused_task &task) {
     const int count = task.last_bag - task.first_bag;
-    const RF_OFFSET *offsets = my.offsets + (rf_i64)task.feature * my.bags + task.first_bag;
+    const RF_OFFSET *offsets = args.offsets + (rf_i64)task.feature * args.bags + task.first_bag;
     for (int i = helper(); i <= count; i += HELPERS) copy_element(&the_ring().offsets[i], offsets + i);
     the_ring().starts[helper()] = 0;
     copies_wait();
@@ -62,11 +62,11 @@ RF_INLINE void copy_offsets(const rf_fused_arguments &my, const rf_task &task) {
 }
 
 /* The helpers: list the bags of a task, by counting how many there are of each class. */
-RF_INLINE void list_bags(const rf_fused_arguments &my, const rf_task &task, bag_list &list) {
+RF_INLINE void list_bags(const rf_fused_args &args, const rf_fused_task &task, bag_list &list) {
     constexpr int EACH = MOST_BAGS / HELPERS;
     int *starts = the_ring().starts;
     const int count = task.last_bag - task.first_bag;
-    const bool bad_start = rf_bad_start(my, task.feature, task.first_bag);
+    const bool bad_start = rf_bad_start(args, task.feature, task.first_bag);
     int bad = bad_start;
     rf_bag bags[EACH];
     int class_of[EACH], place[EACH];
@@ -75,7 +75,7 @@ RF_INLINE void list_bags(const rf_fused_arguments &my, const rf_task &task, bag_
         const int bag = helper() + k * HELPERS;
         bags[k] = {0, 0};
         if (bag >= count) continue;
-        bags[k] = rf_bag_of(my, the_ring().offsets[bag], the_ring().offsets[bag + 1], bad);
+        bags[k] = rf_bag_of(args, the_ring().offsets[bag], the_ring().offsets[bag + 1], bad);
         if (bad_start && bag == 0) bags[k] = {0, 0};
         class_of[k] = length_class(bags[k].end - bags[k].begin);
         place[k] = atomicAdd(&starts[class_of[k]], 1);
@@ -91,7 +91,7 @@ RF_INLINE void list_bags(const rf_fused_arguments &my, const rf_task &task, bag_
         list.bags[place[k]] = bags[k];
         list.numbers[place[k]] = (rf_u16)bag;
     }
-    if (RF_CHECK && bad != 0) rf_report_bags(my, task.feature, task.first_bag, task.last_bag, 1);
+    if (RF_CHECK && bad != 0) rf_report_bags(args, task.feature, task.first_bag, task.last_bag, 1);
     helpers_meet();
 }
 
@@ -113,8 +113,8 @@ struct copier {
         ends[0] = turn % SLOTS ? ends[0] : head + taken - done;
         ends[1] = turn % SLOTS ? head + taken - done : ends[1];
         while (done < taken) {
-            const rf_u32 piece = min(min(COPY, taken - done), RF_RING - place);
-            while (head + piece - tail > RF_RING) {
+            const rf_u32 piece = min(min(COPY, taken - done), RF_FUSED_STAGED_RING - place);
+            while (head + piece - tail > RF_FUSED_STAGED_RING) {
                 if (!waits) return done;
                 free_oldest();
             }
@@ -122,14 +122,14 @@ struct copier {
                       &the_ring().full[turn % SLOTS]);
             done += piece;
             head += piece;
-            place = place + piece == RF_RING ? 0 : place + piece;
+            place = place + piece == RF_FUSED_STAGED_RING ? 0 : place + piece;
         }
         return done;
     }
 };
 
 /* The first helper: lays a task out for warps, where all have left the one before the last. */
-RF_INLINE void lay_out(const rf_fused_arguments &my, const rf_task &task, int turn, copier &copies) {
+RF_INLINE void lay_out(const rf_fused_args &args, const rf_fused_task &task, int turn, copier &copies) {
     ring &to = the_ring();
     while (copies.gone <= turn - SLOTS) copies.free_oldest();
     /* None comes to turn + SLOTS before this one is listed. */
@@ -138,40 +138,40 @@ RF_INLINE void lay_out(const rf_fused_arguments &my, const rf_task &task, int tu
         to.tasks[turn % SLOTS].feature = -1;
         return;
     }
-    const rf_feature &feature = my.features[task.feature];
+    const rf_fused_descriptor &feature = args.features[task.feature];
     to.tasks[turn % SLOTS] = {task.feature,
                               task.first_bag,
                               task.last_bag,
                               task.schedule,
-                              my.output + rf_load(&feature.output_offset),
+                              args.output + rf_load(&feature.output_offset),
                               rf_rows_of(feature),
                               (RF_INDEX)rf_load(&feature.padding_idx),
                               copies.place};
 }
 
 /* The helpers: bring the tables of the block's list, and list their bags. The first of them copies. */
-RF_INLINE void bring_tables(const rf_fused_arguments &my) {
+RF_INLINE void load_tables(const rf_fused_args &args) {
     ring &to = the_ring();
     copier copies;
     for (int turn = 0;; turn++) {
-        const rf_task task = task_of(my, turn);
+        const rf_fused_task task = task_of(args, turn);
         if (task.feature < 0) {
-            if (helper() == 0) lay_out(my, task, turn, copies);
+            if (helper() == 0) lay_out(args, task, turn, copies);
             barrier_arrive(&to.listed[turn % SLOTS]);
             return;
         }
-        const rf_feature &feature = my.features[task.feature];
+        const rf_fused_descriptor &feature = args.features[task.feature];
         const rf_u8 *from = rf_load(&feature.weight);
         const rf_u32 bytes = (rf_u32)rf_load(&feature.rows) * rf_load(&feature.pitch);
         rf_u32 done = 0;
-        copy_offsets(my, task); /* the first thing, since copies of tables keep memory busy */
+        copy_offsets(args, task); /* the first thing, since copies of tables keep memory busy */
         if (helper() == 0) {
-            lay_out(my, task, turn, copies);
+            lay_out(args, task, turn, copies);
             barrier_expect(&to.full[turn % SLOTS], bytes);
             done = copies.copy(from, bytes, 0, turn, false);
         }
         helpers_meet();
-        list_bags(my, task, to.lists[turn % SLOTS]);
+        list_bags(args, task, to.lists[turn % SLOTS]);
         barrier_arrive(&to.listed[turn % SLOTS]);
         if (helper() == 0) copies.copy(from, bytes, done, turn, true);
     }

@@ -1,23 +1,23 @@
 /* Keys of the first lookups of bags, for schedule "columns" of the fused embedding bag.
  *
  * Who does what. A slot is the lanes of a tile that have the same feature. The lanes of a warp share out all slots and
- * their bags, neighbouring lanes neighbouring bags, and look at the offsets and the first id of each: is it in the
- * table, is it padding. The keys that are left go to the lanes of the slot through shared memory.
+ * their bags, neighbouring lanes neighbouring bags, and look at the offsets and the first index of each: is it in the
+ * table, is it padding. The numbers that are left go to the lanes of the slot through shared memory.
  *
- * So a warp waits for offsets and for ids once for all of these bags, and never for one kind of loads while it waits
+ * So a warp waits for offsets and for indices once for all of these bags, and never for one kind of loads while it waits
  * for another: an instruction waits for loads by one of six barriers, and rows that share one with offsets wait for
  * those. Where lanes looked at four bags at a time by themselves, eight bags of a tile took 4 us, most of them for that.
  */
-#ifndef RECFUSE_FUSED_COLUMN_KEYS_CUH
-#define RECFUSE_FUSED_COLUMN_KEYS_CUH
+#ifndef RECFUSE_FUSED_COLUMN_ROWS_CUH
+#define RECFUSE_FUSED_COLUMN_ROWS_CUH
 
 #include "fused_embedding_bag/fused.cuh"
 
 /* What a warp hands out: of each slot, which is the lanes of a tile that have the same feature, the first lookups of as
  * many bags as there is room for. Behind them are their weights, where they have some. */
-struct __align__(16) rf_column_keys {
-    enum { COUNT = 256 };
-    rf_key key[COUNT];
+struct __align__(16) rf_column_rows {
+    enum { COUNT = RF_FUSED_TILE_ROWS };
+    rf_row_number number[COUNT];
 
     RF_INLINE float *scales() { return (float *)(this + 1); }
 };
@@ -25,18 +25,18 @@ struct __align__(16) rf_column_keys {
 /* The slots of a tile: lane s has what is known of slot s. */
 struct rf_slots {
     int feature; /* -1: none */
-    int count, log_bags; /* bags that each has keys for */
+    int count, log_bags; /* bags that each has numbers for */
     int own; /* this lane's */
 
-    /* For a warp of so many bags. `shared`: a key a lane. */
-    RF_INLINE rf_slots(int of_lane, int bags, rf_key *shared) {
+    /* For a warp of so many bags. `shared`: a number a lane. */
+    RF_INLINE rf_slots(int of_lane, int bags, rf_row_number *shared) {
         const int lane = threadIdx.x % 32, before = __shfl_up_sync(RF_FULL_WARP, of_lane, 1);
         const rf_u32 firsts = __ballot_sync(RF_FULL_WARP, lane == 0 || before != of_lane);
         own = __popc(firsts << (31 - lane)) - 1;
         count = __popc(firsts);
         /* As many as there is room for, but no more than there are, and a batch at least. */
-        log_bags = min(__clz(count - 1) - __clz(rf_column_keys::COUNT - 1), max(32 - __clz(bags - 1), 3));
-        if (firsts >> lane & 1) shared[own] = (rf_key)lane;
+        log_bags = min(__clz(count - 1) - __clz(rf_column_rows::COUNT - 1), max(32 - __clz(bags - 1), 3));
+        if (firsts >> lane & 1) shared[own] = (rf_row_number)lane;
         __syncwarp();
         feature = __shfl_sync(RF_FULL_WARP, of_lane, lane < count ? (int)shared[lane] : 0);
         if (lane >= count) feature = -1;
@@ -44,18 +44,18 @@ struct rf_slots {
 };
 
 /* Whether a lookup's row is there to be read. */
-RF_INLINE bool rf_wanted(RF_INDEX id, rf_rows rows, RF_INDEX padding, bool &bad) {
-    const bool inside = !RF_CHECK || rf_in_table(id, rows);
+RF_INLINE bool rf_wanted(RF_INDEX index, rf_rows rows, RF_INDEX padding, bool &bad) {
+    const bool inside = !RF_CHECK || rf_in_table(index, rows);
     bad |= !inside;
-    return inside && id != padding;
+    return inside && index != padding;
 }
 
-/* Leaves keys of bags [first, last), from number `place` of them on: one in 32 of PART times 32. Returns false, and leaves
+/* Leaves numbers of bags [first, last), from number `place` of them on: one in 32 of PART times 32. Returns false, and leaves
  * none, if one of these bags has more lookups than one. What is not there is loaded from the beginning, so that no load
  * waits for a look at another. */
 template <int PART>
-RF_INLINE bool rf_leave_part(const rf_fused_arguments &my, const rf_slots &slots, int place, int first,
-                             int last, rf_column_keys *keys, bool &bad) {
+RF_INLINE bool rf_leave_part(const rf_fused_args &args, const rf_slots &slots, int place, int first, int last,
+                             rf_column_rows *numbers, bool &bad) {
     RF_OFFSET begin[PART], end[PART];
     bool there[PART], any = false, longer = false;
 #pragma unroll
@@ -63,17 +63,17 @@ RF_INLINE bool rf_leave_part(const rf_fused_arguments &my, const rf_slots &slots
         const int at = first + (place + i * 32 & (1 << slots.log_bags) - 1);
         const int feature = __shfl_sync(RF_FULL_WARP, slots.feature, place + i * 32 >> slots.log_bags);
         there[i] = feature >= 0 && at < last;
-        const RF_OFFSET *from = my.offsets + (there[i] ? (rf_i64)feature * my.bags + at : 0);
+        const RF_OFFSET *from = args.offsets + (there[i] ? (rf_i64)feature * args.bags + at : 0);
         begin[i] = rf_load(from);
         end[i] = rf_load(from + 1);
     }
     /* Here, so that offsets do not wait for it. */
-    const rf_feature &feature_of_slot = my.features[max(slots.feature, 0)];
-    const rf_key rows_of_slot = (rf_key)rf_rows_of(feature_of_slot),
-                 padding_of_slot = (rf_key)rf_load(&feature_of_slot.padding_idx);
+    const rf_fused_descriptor &feature_of_slot = args.features[max(slots.feature, 0)];
+    const rf_row_number rows_of_slot = (rf_row_number)rf_rows_of(feature_of_slot),
+                        padding_of_slot = (rf_row_number)rf_load(&feature_of_slot.padding_idx);
 #pragma unroll
     for (int i = 0; i < PART; i++) {
-        const bool good = !RF_CHECK || rf_good_bag(my, begin[i], end[i]);
+        const bool good = !RF_CHECK || rf_good_bag(args, begin[i], end[i]);
         bad |= there[i] && !good;
         there[i] = there[i] && good && begin[i] < end[i];
         any |= there[i];
@@ -81,49 +81,49 @@ RF_INLINE bool rf_leave_part(const rf_fused_arguments &my, const rf_slots &slots
         begin[i] = there[i] ? begin[i] : 0;
     }
     if (__any_sync(RF_FULL_WARP, longer)) return false;
-    RF_INDEX id[PART] = {};
+    RF_INDEX index[PART] = {};
     float scale[PART] = {};
     if (__any_sync(RF_FULL_WARP, any)) {
 #pragma unroll
         for (int i = 0; i < PART; i++) {
-            id[i] = rf_load(my.indices + my.lead + begin[i]);
-            if (RF_WEIGHTED) scale[i] = rf_load(my.sample_weights + my.lead + begin[i]);
+            index[i] = rf_load(args.indices + args.lead + begin[i]);
+            if (RF_WEIGHTED) scale[i] = rf_load(args.sample_weights + args.lead + begin[i]);
         }
     }
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         const int slot = place + i * 32 >> slots.log_bags;
-        const rf_key rows = __shfl_sync(RF_FULL_WARP, rows_of_slot, slot);
-        const rf_key padding = __shfl_sync(RF_FULL_WARP, padding_of_slot, slot);
+        const rf_row_number rows = __shfl_sync(RF_FULL_WARP, rows_of_slot, slot);
+        const rf_row_number padding = __shfl_sync(RF_FULL_WARP, padding_of_slot, slot);
         bool outside = false;
-        const bool use = rf_wanted(id[i], rows, (RF_INDEX)padding, outside);
+        const bool use = rf_wanted(index[i], rows, (RF_INDEX)padding, outside);
         bad |= there[i] && outside;
-        keys->key[place + i * 32] = there[i] && use ? (rf_key)id[i] : RF_NO_KEY;
-        if (RF_WEIGHTED) keys->scales()[place + i * 32] = scale[i];
+        numbers->number[place + i * 32] = there[i] && use ? (rf_row_number)index[i] : RF_NO_ROW;
+        if (RF_WEIGHTED) numbers->scales()[place + i * 32] = scale[i];
     }
     return true;
 }
 
 /* The same for all of them, as many as there is room for. */
-RF_INLINE bool rf_leave_keys(const rf_fused_arguments &my, const rf_slots &slots, int first, int last,
-                             rf_column_keys *keys, bool &bad) {
+RF_INLINE bool rf_leave_rows(const rf_fused_args &args, const rf_slots &slots, int first, int last,
+                             rf_column_rows *numbers, bool &bad) {
     constexpr int PART = 4; /* eight take more registers than others have to give */
     bool one = true;
-    __syncwarp(); /* the keys before have been read */
+    __syncwarp(); /* the numbers before have been read */
 #pragma unroll 1
     for (int place = 0; one && place < slots.count << slots.log_bags; place += PART * 32)
-        one = rf_leave_part<PART>(my, slots, place + (int)threadIdx.x % 32, first, last, keys, bad);
+        one = rf_leave_part<PART>(args, slots, place + (int)threadIdx.x % 32, first, last, numbers, bad);
     __syncwarp();
     return one;
 }
 
 /* The very first offset is 0; or the bag that it begins has no lookups. */
-RF_INLINE void rf_look_at_start(const rf_fused_arguments &my, const rf_slots &slots, int first,
-                                rf_column_keys *keys, bool &bad) {
+RF_INLINE void rf_look_at_start(const rf_fused_args &args, const rf_slots &slots, int first,
+                                rf_column_rows *numbers, bool &bad) {
     if (!RF_CHECK || first > 0) return;
-    const bool mine = slots.feature == 0 && rf_load(my.offsets) != 0;
+    const bool mine = slots.feature == 0 && rf_load(args.offsets) != 0;
     bad |= mine;
-    if (mine) keys->key[threadIdx.x % 32 << slots.log_bags] = RF_NO_KEY;
+    if (mine) numbers->number[threadIdx.x % 32 << slots.log_bags] = RF_NO_ROW;
     __syncwarp();
 }
 

@@ -1,0 +1,220 @@
+/* Whether a mapping that comes back from a caller writes each vector of each bag once. Kernels write what tasks say and
+ * nothing else: a bag that no task has would be left as it was in fresh memory, and no kernel can see that. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "cuda/fused_embedding_bag/partition/cut.h"
+
+uint32_t rf__fused_checksum(const rf__fused_mapping *mapping, int64_t rows) {
+    enum { LANES = sizeof(rf__fused_mapping) / sizeof(uint32_t) };
+    const uint32_t *words = (const uint32_t *)mapping;
+    uint32_t sum[LANES] = {0}, sums[LANES] = {0}, checksum = RF__FUSED_MAPPING_VERSION;
+    for (int lane = 1; lane < LANES; lane++) sum[lane] = sums[lane] = words[lane];
+    for (int64_t row = 1; row < rows; row++) {
+        for (int lane = 0; lane < LANES; lane++) { /* Fletcher's, in columns: as fast as memory is read */
+            sum[lane] += words[row * LANES + lane];
+            sums[lane] += sum[lane];
+        }
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        checksum = (checksum ^ sum[lane]) * 0x9e3779b1u;
+        checksum = (checksum ^ checksum >> 15 ^ sums[lane]) * 0x85ebca77u;
+    }
+    return checksum;
+}
+
+/* What is written so far: a bit for each vector of each bag, of [features][columns][bags]. */
+typedef struct coverage {
+    const rf__fused_mappable *what;
+    const rf__fused_mapping *mapping;
+    uint64_t *written;
+    int64_t *first; /* bit of each feature [n_features + 1] */
+    int32_t last_group;
+    int64_t last_partials; /* behind the sums of the groups so far */
+} coverage;
+
+/* The bits from..to of a word that begins at `at`. */
+static uint64_t bits_of(int64_t at, int64_t from, int64_t to) {
+    const uint64_t above = to - at >= 64 ? ~UINT64_C(0) : ~(~UINT64_C(0) << (to - at));
+    return from > at ? above & ~UINT64_C(0) << (from - at) : above;
+}
+
+/* Notes that bags of a vector are written; false if one has been before. */
+static bool write_bags(coverage *cover, int64_t feature, int64_t column, int32_t first_bag,
+                       int32_t last_bag) {
+    const int64_t begin = cover->first[feature] + column * cover->mapping->bags;
+    const int64_t from = begin + first_bag, to = begin + last_bag;
+    for (int64_t at = from / 64 * 64; at < to; at += 64) {
+        const uint64_t bits = bits_of(at, from, to);
+        if ((cover->written[at / 64] & bits) != 0) return false;
+        cover->written[at / 64] |= bits;
+    }
+    return true;
+}
+
+static bool has_class(const int32_t *classes, int32_t number) {
+    for (int32_t b = 0; b < RF_FUSED_BUCKETS; b++)
+        if (classes[b] == number) return true;
+    return false;
+}
+
+static bool is_feature(const coverage *cover, int32_t number) {
+    return number >= 0 && number < cover->what->n_features;
+}
+
+/* Whether a kernel has a schedule for a feature under this number, staged or not. */
+static bool can_pool(const coverage *cover, int32_t feature, int32_t number) {
+    const rf__fused_feature *of = &cover->what->features[feature];
+    return has_class(of->classes, number) || has_class(of->classes_of_few, number);
+}
+
+/* Tasks that share bags come one after another, as their parts are numbered, with sums of their own. */
+static bool group_follows(coverage *cover, const rf_fused_task *task, const rf__fused_class *schedule) {
+    const int32_t shares = rf_fused_shares(task->share), share = rf_fused_share_of(task->share);
+    if (shares != schedule->split || share >= shares) return false;
+    if (shares == 1) return true;
+    if (share > 0) {
+        const rf_fused_task *before = task - 1; /* there is one: the first task of all is no later part */
+        return rf_fused_share_of(before->share) == share - 1 && rf_fused_shares(before->share) == shares &&
+               before->group == task->group && before->partials == task->partials &&
+               before->feature == task->feature && before->slice == task->slice &&
+               before->schedule == task->schedule && before->first_bag == task->first_bag &&
+               before->last_bag == task->last_bag;
+    }
+    if (task->group != cover->last_group + 1 || task->partials < cover->last_partials) return false;
+    cover->last_group = task->group;
+    cover->last_partials = task->partials + rf__fused_partials(schedule, task->last_bag - task->first_bag);
+    return true;
+}
+
+/* Whether the task that follows is the next part, where there is one more. */
+static bool group_goes_on(const rf_fused_task *task, const rf_fused_task *end) {
+    const int32_t shares = rf_fused_shares(task->share), share = rf_fused_share_of(task->share);
+    return share + 1 == shares || (task + 1 < end && rf_fused_share_of(task[1].share) == share + 1);
+}
+
+static bool pool_write(coverage *cover, const rf_fused_task *task, const rf__fused_class *schedule,
+                       const rf_fused_task *end) {
+    if (!is_feature(cover, task->feature) || !can_pool(cover, task->feature, task->schedule)) return false;
+    const rf__fused_geometry *shape = &cover->what->features[task->feature].shape;
+    if (task->slice < 0 || task->slice >= shape->slices) return false;
+    if (!group_follows(cover, task, schedule) || !group_goes_on(task, end)) return false;
+    if (rf_fused_share_of(task->share) > 0) return true; /* the first stands for all */
+    const int32_t wide = shape->lanes * shape->vectors;
+    const int32_t last =
+        (task->slice + 1) * wide < shape->columns ? (task->slice + 1) * wide : shape->columns;
+    for (int32_t column = task->slice * wide; column < last; column++)
+        if (!write_bags(cover, task->feature, column, task->first_bag, task->last_bag)) return false;
+    return true;
+}
+
+static bool tile_write(coverage *cover, const rf_fused_task *task) {
+    const rf__fused_mapping *mapping = cover->mapping;
+    if (task->feature < 0 || task->feature >= mapping->n_tiles) return false;
+    const rf_fused_lane *lanes =
+        (const rf_fused_lane *)(mapping + 1 + mapping->n_tasks) + (int64_t)task->feature * RF_FUSED_TILE;
+    for (int32_t i = 0; i < RF_FUSED_TILE; i++) {
+        const rf_fused_lane *lane = &lanes[i];
+        if (lane->feature == -1) continue;
+        if (!is_feature(cover, lane->feature) || !can_pool(cover, lane->feature, task->schedule) ||
+            lane->column < 0 || lane->column >= cover->what->features[lane->feature].shape.columns ||
+            !write_bags(cover, lane->feature, lane->column, task->first_bag, task->last_bag))
+            return false;
+    }
+    return true;
+}
+
+static bool has_bags(const coverage *cover, const rf_fused_task *task) {
+    return task->first_bag >= 0 && task->first_bag < task->last_bag &&
+           task->last_bag <= cover->mapping->bags && task->schedule >= 0 &&
+           task->schedule < cover->what->classes->count;
+}
+
+static bool tasks_write(coverage *cover) {
+    const rf_fused_task *tasks = rf__fused_tasks(cover->mapping), *end = tasks + cover->mapping->n_tasks;
+    for (const rf_fused_task *task = tasks; task < end; task++) {
+        if (!has_bags(cover, task) || (task == tasks && rf_fused_share_of(task->share) > 0)) return false;
+        const rf__fused_class *schedule = &cover->what->classes->of[task->schedule];
+        if (schedule->kind == RF_FUSED_CLASS_STAGED) return false;
+        if (schedule->kind == RF_FUSED_CLASS_COLUMNS ? !tile_write(cover, task)
+                                                     : !pool_write(cover, task, schedule, end))
+            return false;
+    }
+    return cover->last_group + 1 == cover->mapping->n_groups &&
+           cover->last_partials <= cover->mapping->partials;
+}
+
+/* Lists of staged tables, each up to a task of feature -1. */
+static bool lists_write(coverage *cover, int64_t rows) {
+    const rf__fused_staged staged = rf__fused_staged_of(cover->mapping, rows);
+    const rf_fused_task *tasks =
+        (const rf_fused_task *)(cover->mapping + rf__fused_rows(cover->mapping) + (staged.depth > 0));
+    for (int32_t list = 0; list < staged.lists; list++) {
+        int32_t turn = 0;
+        for (; turn < staged.depth; turn++) {
+            const rf_fused_task *task = &tasks[(int64_t)turn * staged.lists + list];
+            if (task->feature < 0) break;
+            if (!is_feature(cover, task->feature) || !has_bags(cover, task) ||
+                !has_class(cover->what->features[task->feature].classes_staged, task->schedule) ||
+                task->last_bag - task->first_bag > RF_FUSED_STAGED_BAGS)
+                return false;
+            const int32_t columns = cover->what->features[task->feature].shape.columns;
+            for (int32_t column = 0; column < columns; column++)
+                if (!write_bags(cover, task->feature, column, task->first_bag, task->last_bag)) return false;
+        }
+        if (turn == staged.depth) return false;
+    }
+    return true;
+}
+
+/* The first vector that no task writes; -1: there is none. Bits behind the last are set already. */
+static int64_t first_left(const coverage *cover) {
+    const int64_t words = (cover->first[cover->what->n_features] + 63) / 64;
+    for (int64_t i = 0; i < words; i++)
+        if (cover->written[i] != ~UINT64_C(0)) return i * 64 + __builtin_ctzll(~cover->written[i]);
+    return -1;
+}
+
+static rf_status look_at_all(const rf__fused_mappable *what, const rf__fused_mapping *mapping, int64_t rows) {
+    rf_status status = RF_OK;
+    coverage cover = {.what = what, .mapping = mapping, .last_group = -1};
+    int64_t left = -1, feature = 0;
+    cover.first = malloc(((size_t)what->n_features + 1) * sizeof *cover.first);
+    if (cover.first == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory to check a mapping");
+        goto out;
+    }
+    cover.first[0] = 0;
+    for (int64_t f = 0; f < what->n_features; f++)
+        cover.first[f + 1] = cover.first[f] + (int64_t)what->features[f].shape.columns * mapping->bags;
+    const int64_t bits = cover.first[what->n_features];
+    cover.written = calloc((size_t)bits / 64 + 1, sizeof *cover.written);
+    if (cover.written == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory to check a mapping of %" PRId64 " rows", rows);
+        goto out;
+    }
+    if (bits % 64 != 0) cover.written[bits / 64] = ~UINT64_C(0) << bits % 64;
+    if (!tasks_write(&cover) || !lists_write(&cover, rows)) {
+        status = rf__fail(RF_ERR_VALUE,
+                          "recfuse.fused_embedding_bag: mapping has a task that no call has, or one that "
+                          "writes what another does; it was changed after it was schedule: make it anew");
+        goto out;
+    }
+    left = first_left(&cover);
+    if (left < 0) goto out;
+    while (cover.first[feature + 1] <= left) feature++;
+    status = rf__fail(RF_ERR_VALUE,
+                      "recfuse.fused_embedding_bag: mapping leaves out bag %" PRId64 " of feature %" PRId64
+                      "; it must have each bag of each feature once: make it anew",
+                      (left - cover.first[feature]) % mapping->bags, feature);
+out:
+    free(cover.written);
+    free(cover.first);
+    return status;
+}
+
+rf_status rf__fused_mapping_check(const rf__fused_mappable *what, const rf__fused_mapping *mapping,
+                                  int64_t rows) {
+    if (mapping->checksum == rf__fused_checksum(mapping, rows)) return RF_OK;
+    return look_at_all(what, mapping, rows);
+}
