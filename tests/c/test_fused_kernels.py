@@ -331,9 +331,9 @@ def test_every_variant_that_a_batch_may_ask_for_is_compiled(
     staged[0, 0, 0] = 3
     compile_call(schedules=staged)
     entries = cached(tmp_path, "fused_embedding_bag/staged/staged.cu")
-    assert sorted(entry.count(b"-DRF_EXACT=1\0") for entry in entries) == [0, 1]
+    assert sorted(entry.count(b"-DRF_EXACT_END=1\0") for entry in entries) == [0, 1]
     assert {
-        b"-DRF_BESIDE=1\0" in entry
+        b"-DRF_WITH_STAGED=1\0" in entry
         for entry in cached(tmp_path, "fused_embedding_bag/fused_embedding_bag.cu")
     } == {
         False,

@@ -33,7 +33,7 @@ class Table(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a feature's rows are like, as csrc/cuda/fused_feature.c says."""
+    """What a feature's rows are like, as geometry.c says."""
 
     columns: int
     lanes: int

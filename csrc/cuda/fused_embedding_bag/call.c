@@ -1,4 +1,4 @@
-/* Descriptions of fused calls: made, found, dropped. See call.h. */
+/* Descriptions of fused calls: added, found, dropped. See call.h. */
 #include "cuda/fused_embedding_bag/call.h"
 
 #include <inttypes.h>
@@ -7,7 +7,7 @@
 
 #include "base/validate.h"
 
-enum { MOST_CALLS = 128 }; /* of a device, beside resident ones */
+enum { MOST_CALLS = 128 }; /* of a device, without resident ones */
 static const int64_t MOST_MAPPED_BYTES = INT64_C(64) << 20; /* of their mappings on the device */
 
 /* The calls of one device; those used last come first. */

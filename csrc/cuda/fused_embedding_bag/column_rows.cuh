@@ -1,8 +1,8 @@
-/* Keys of the first lookups of bags, for schedule "columns" of the fused embedding bag.
+/* The rows of the first lookups of bags, for schedule "columns" of the fused embedding bag.
  *
  * Who does what. A slot is the lanes of a tile that have the same feature. The lanes of a warp share out all slots and
  * their bags, neighbouring lanes neighbouring bags, and look at the offsets and the first index of each: is it in the
- * table, is it padding. The numbers that are left go to the lanes of the slot through shared memory.
+ * table, is it padding. The numbers of the rows that are left go to the lanes of the slot through shared memory.
  *
  * So a warp waits for offsets and for indices once for all of these bags, and never for one kind of loads while it waits
  * for another: an instruction waits for loads by one of six barriers, and rows that share one with offsets wait for
@@ -25,10 +25,10 @@ struct __align__(16) rf_column_rows {
 /* The slots of a tile: lane s has what is known of slot s. */
 struct rf_slots {
     int feature; /* -1: none */
-    int count, log_bags; /* bags that each has numbers for */
+    int count, log_bags; /* bags that each has rows of */
     int own; /* this lane's */
 
-    /* For a warp of so many bags. `shared`: a number a lane. */
+    /* For a warp of so many bags. `shared`: an element a lane. */
     RF_INLINE rf_slots(int of_lane, int bags, rf_row_number *shared) {
         const int lane = threadIdx.x % 32, before = __shfl_up_sync(RF_FULL_WARP, of_lane, 1);
         const rf_u32 firsts = __ballot_sync(RF_FULL_WARP, lane == 0 || before != of_lane);
@@ -50,7 +50,7 @@ RF_INLINE bool rf_wanted(RF_INDEX index, rf_rows rows, RF_INDEX padding, bool &b
     return inside && index != padding;
 }
 
-/* Leaves numbers of bags [first, last), from number `place` of them on: one in 32 of PART times 32. Returns false, and leaves
+/* Leaves the row numbers of bags [first, last), from place `place` on: one in 32 of PART times 32. Returns false, and leaves
  * none, if one of these bags has more lookups than one. What is not there is loaded from the beginning, so that no load
  * waits for a look at another. */
 template <int PART>
@@ -109,7 +109,7 @@ RF_INLINE bool rf_leave_rows(const rf_fused_args &args, const rf_slots &slots, i
                              rf_column_rows *numbers, bool &bad) {
     constexpr int PART = 4; /* eight take more registers than others have to give */
     bool one = true;
-    __syncwarp(); /* the numbers before have been read */
+    __syncwarp(); /* what was there before has been read */
 #pragma unroll 1
     for (int place = 0; one && place < slots.count << slots.log_bags; place += PART * 32)
         one = rf_leave_part<PART>(args, slots, place + (int)threadIdx.x % 32, first, last, numbers, bad);

@@ -4,10 +4,10 @@
  * vector of one feature, and reads it from each row of the feature's bags. Lanes of a warp store 32 vectors of one
  * row of the output together: lanes over bags, each with a narrow row of its own, would store them apart.
  *
- * Each warp has half of the task's bags. Where they have one lookup or none, it takes as many at a time as there are numbers
- * for (column_rows.cuh), and each lane reads rows, BATCH at a time. Where the mapping, or a look at offsets, says
- * that some have more, each lane goes through the bags of its feature by itself, row after row. So it does beside staged
- * tables: numbers made those wait, with 257 bags of model D by 7 %.
+ * Each warp has half of the task's bags. Where they have one lookup or none, it takes as many at a time as row numbers
+ * have room (column_rows.cuh), and each lane reads rows, BATCH at a time. Where the mapping, or a look at offsets, says
+ * that some have more, each lane goes through the bags of its feature by itself, row after row. So it does with staged
+ * tables: handing rows out made those wait, with 257 bags of model D by 7 %.
  */
 #ifndef RECFUSE_FUSED_COLUMNS_CUH
 #define RECFUSE_FUSED_COLUMNS_CUH
@@ -62,7 +62,7 @@ RF_INLINE void rf_store_bag(const rf_fused_args &args, const rf_column &column, 
     rf_store<S::STORE, S::ELEMENTS>(column.output + (rf_u64)(rf_u32)bag * args.output_pitch, sum);
 }
 
-/* Bags [first, last) of one lookup or none, whose numbers are there, number `from` and on. */
+/* Bags [first, last) of one lookup or none, whose row numbers are there, from place `from` on. */
 template <class S>
 RF_INLINE void rf_read_rows(const rf_fused_args &args, const rf_fused_lane &lane, int first, int last,
                             rf_column_rows *numbers, int from) {

@@ -1,5 +1,4 @@
-/* What the kernels of the fused embedding bag share: the description of features and tasks, how row indices and
- * offsets are read, and how bad ones are reported.
+/* What the kernels of the fused embedding bag share: how indices and offsets are read, and how bad ones are reported.
  *
  * Positions of lookups are counted from `indices`, which is rounded down to a multiple of four elements, so
  * that four indices are one aligned load in staged/staged.cu: the first lookup is number `lead`, behind the last is `end`.
@@ -34,7 +33,7 @@
 #define RF_OUTPUT 0 /* rf_dtype */
 #endif
 #ifndef RF_WITH_STAGED
-#define RF_WITH_STAGED 0 /* runs beside staged/staged.cu, which came before it, and ends after it */
+#define RF_WITH_STAGED 0 /* runs with staged/staged.cu, which came before it, and ends after it */
 #endif
 #ifndef RF_BLOCK
 #define RF_BLOCK 64
@@ -157,6 +156,16 @@ static __device__ __noinline__ void rf_report_task(const rf_fused_args &args, bo
     const int number = rf_load(&task->feature);
     const int feature = tiled ? args.lanes[(rf_i64)number * 32 + threadIdx.x % 32].feature : number;
     rf_report_bags(args, feature, rf_load(&task->first_bag), min(rf_load(&task->last_bag), args.bags), 1);
+}
+
+/* Of all lanes up to this one. */
+RF_INLINE int rf_sum_of_lanes_to(int value) {
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) {
+        const int lower = __shfl_up_sync(RF_FULL_WARP, value, apart);
+        if ((int)threadIdx.x % 32 >= apart) value += lower;
+    }
+    return value;
 }
 
 /* The quotient to the last bit but one at worst; without the call that a division is. */

@@ -90,7 +90,7 @@ out:
     return status;
 }
 
-/* What may differ from call to call, also where the rest is known already. */
+/* What may differ from call to call, also where the rest is found. */
 static rf_status check_plan(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan) {
     if (params->output == NULL && params->bags > 0 && params->output_dim > 0)
         return rf__fail(RF_ERR_VALUE, "recfuse.fused_embedding_bag: output is NULL");
@@ -185,7 +185,7 @@ rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params
                                      int32_t sms, bool stage, int32_t **mapping, int64_t *rows) {
     rf_status status = RF_OK;
     rf__fused_described *described = NULL;
-    rf__fused_mapping *made = NULL;
+    rf__fused_mapping *rows_of_mapping = NULL;
     const rf__fused_batch batch = {.bags = params->bags,
                                    .offsets = params->offsets,
                                    .offset_type = params->offset_type,
@@ -194,8 +194,8 @@ rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params
     RF_TRY(rf__check_fused_call(params));
     RF_TRY(check_plan(params, plan));
     RF_TRY(rf__fused_describe(params, plan != NULL ? plan->schedules : NULL, &described));
-    RF_TRY(rf__fused_map(&described->what, &batch, sms, RF__FUSED_BLOCKS, &made, rows));
-    *mapping = (int32_t *)made;
+    RF_TRY(rf__fused_map(&described->what, &batch, sms, RF__FUSED_BLOCKS, &rows_of_mapping, rows));
+    *mapping = (int32_t *)rows_of_mapping;
 out:
     free(described);
     return status;

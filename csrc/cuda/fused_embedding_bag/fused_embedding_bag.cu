@@ -3,12 +3,12 @@
  *   output[b, columns of f] = pool(table_f[indices[i]] for i in [offsets[f * bags + b], offsets[f * bags + b + 1]))
  *
  * Who does what. A block does one task: some bags of one feature, by the schedule that the task names. Which block
- * has which task is decided at run time (csrc/cuda/partition/map.c, partition/map.cu); heavy tasks come first.
+ * has which task is decided at run time (partition/cut.c, partition/map.cu); heavy tasks come first.
  * The schedules of a launch are those of the list RF_SCHEDULES alone, one line each:
  *
  *   X(number, kind, dtype, align, store, lanes, vectors, whole, pooling, padded, threads, distance, split)
  *
- *   kind      0 pool (pool.cuh), 1 columns (columns.cuh)
+ *   kind      RF_FUSED_CLASS_POOL (pool.cuh) or _COLUMNS (columns.cuh)
  *   align     bytes of a vector that a lane loads; store: bytes that a vector's place in the output is aligned to
  *   lanes     that read a row, `vectors` times; rows that are wider are cut into slices
  *   whole     1: rows of lanes * align bytes, close to each other; 0: any, and the feature says
@@ -17,9 +17,11 @@
  *
  * Features that differ in their number of rows, row width up to `lanes`, padding row or place share a schedule.
  *
- * Launch: one block of RF_BLOCK threads a task. Dynamic shared memory: see csrc/cuda/kernel.c.
- * Registers suffice for RF_MIN_BLOCKS blocks an SM; more dynamic shared memory keeps others out: with both the
- * occupancy is what the tuner wants it to be.
+ * Shapes: those of rf_fused_args (args.h). Shared memory, dynamic: RF_ROWS row numbers a warp, by which its lanes hand out
+ * what they have looked at; behind them the sums that warps of a bag leave for each other. kernel.c counts its bytes.
+ *
+ * Launch: grid [tasks], block [RF_BLOCK]. Registers suffice for RF_MIN_BLOCKS blocks an SM; more dynamic shared memory
+ * keeps others out: with both the occupancy is what the tuner wants it to be.
  *
  * Source: Pan et al., RecFlex, SC'24: one schedule a feature (IV-B), branches of a block on it, mapping at run time.
  */
@@ -49,14 +51,13 @@ RF_INLINE void run(const rf_fused_args &args, const rf_fused_task *at, rf_row_nu
     task.last_bag = min(task.last_bag, args.bags); /* a mapping may be for some more */
     static_assert(KIND == RF_FUSED_CLASS_POOL || RF_WITH_STAGED ||
                       (1 + RF_WEIGHTED) * rf_column_rows::COUNT <= RF_ROWS,
-                  "as csrc/cuda/kernel.c counts them");
+                  "as kernel.c counts them");
     rf_row_number *numbers = shared + threadIdx.x / 32 * RF_ROWS;
     if constexpr (KIND == RF_FUSED_CLASS_POOL) {
         typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE,
                                SPLIT>
             shape;
-        static_assert(LANES == 1 || 32 / LANES * shape::BATCH <= RF_ROWS,
-                      "as csrc/cuda/kernel.c counts them");
+        static_assert(LANES == 1 || 32 / LANES * shape::BATCH <= RF_ROWS, "as kernel.c counts them");
         float *left = (float *)(shared + RF_BLOCK / 32 * RF_ROWS);
         if (rf_can_pool<shape>(args, task)) rf_pool<shape>(args, task, numbers, left);
     } else {
@@ -94,7 +95,7 @@ RF_INLINE void add_cycles(const rf_fused_args &args, const rf_fused_task &task, 
 extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     rf_fused_embedding_bag(const __grid_constant__ rf_fused_args args) {
     extern __shared__ __align__(16)
-        rf_row_number shared[]; /* numbers of each warp, then sums that warps leave */
+        rf_row_number shared[]; /* row numbers of each warp, then sums that warps leave */
     const rf_i64 since = RF_TIMED ? clock64() : 0;
     if (!RF_WITH_STAGED) rf_wait_for_previous_kernel();
     if (args.n_tasks != nullptr && (int)blockIdx.x >= *(const volatile int *)args.n_tasks) return;

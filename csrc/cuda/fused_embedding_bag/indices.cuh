@@ -1,12 +1,12 @@
 /* The indices of a batch of rows, for schedule "pool" of the fused embedding bag: how they come to the lanes that read rows.
  *
  * Who does what. A lane loads LOADS indices of its slot's BATCH, neighbouring lanes neighbouring ones, and looks at each
- * alone: is it in the table, is it padding. What is left is a number, which goes to all lanes of the slot through shared
- * memory: two loads bring eight numbers to a lane, which would else load as many indices, compare and count each. With
+ * alone: is it in the table, is it padding. What is left is the number of a row, which goes to all lanes of the slot through shared
+ * memory: two loads bring eight of them to a lane, which would else load as many indices, compare and count each. With
  * int64 that is also half of the way back from L1, which has 128 bytes a cycle, whether lanes ask for the same or not:
- * eight indices would take as much of it as four rows. Ids need not be aligned.
+ * eight indices would take as much of it as four rows. Indices need not be aligned.
  *
- * Keys through shuffles are slower: each shuffle takes one of the six barriers that loads are waited for with, and then
+ * Row numbers through shuffles are slower: each shuffle takes one of the six barriers that loads are waited for with, and then
  * rows wait for rows. tests/c/test_fused_kernels.py looks for such waits.
  */
 #ifndef RECFUSE_FUSED_INDICES_CUH
@@ -14,7 +14,7 @@
 
 #include "fused_embedding_bag/fused.cuh"
 
-/* Ids follow one another: what the next ones are in comes to L2 with these. */
+/* Indices follow one another: what the next ones are in comes to L2 with these. */
 RF_LOADER(rf_load_ahead, int, "L2::128B.s32", "=r")
 RF_LOADER(rf_load_ahead, rf_i64, "L2::128B.s64", "=l")
 
@@ -53,7 +53,7 @@ RF_INLINE bool rf_wants_row(RF_INDEX index, bool there, rf_rows rows, RF_INDEX p
     return use;
 }
 
-/* The numbers of this lane's indices, of which `left` are the bag's. */
+/* The rows of this lane's indices, of which `left` are the bag's. */
 template <class S>
 RF_INLINE void rf_look_at(const RF_INDEX (&indices)[S::LOADS], RF_POSITION left, rf_rows rows,
                           RF_INDEX padding, rf_row_number (&numbers)[S::LOADS], int &bad, int &counted) {
@@ -66,7 +66,7 @@ RF_INLINE void rf_look_at(const RF_INDEX (&indices)[S::LOADS], RF_POSITION left,
     }
 }
 
-/* All numbers of this lane's slot, from those of each lane; `handed`: shared memory of the warp, BATCH of each slot. */
+/* All rows of this lane's slot, from those of each lane; `handed`: shared memory of the warp, BATCH of each slot. */
 template <class S>
 RF_INLINE void rf_hand_out(const rf_row_number (&mine)[S::LOADS], rf_row_number *handed,
                            rf_four_rows (&numbers)[S::BATCH / 4]) {
@@ -75,7 +75,7 @@ RF_INLINE void rf_hand_out(const rf_row_number (&mine)[S::LOADS], rf_row_number 
         for (int k = 0; k < S::BATCH; k++) numbers[k / 4].number[k % 4] = mine[k];
     } else {
         rf_row_number *slot = handed + threadIdx.x % 32 / S::LANES * S::BATCH;
-        __syncwarp(); /* the numbers before have been read */
+        __syncwarp(); /* those before have been read */
 #pragma unroll
         for (int i = 0; i < S::LOADS; i++) slot[i * S::CHUNK + S::index_of_lane()] = mine[i];
         __syncwarp();

@@ -29,7 +29,7 @@ void rf__fused_with_staged(rf__fused_variant *variant, const rf__fused_classes *
 /* Of a block, at launch. */
 int32_t rf__fused_shared_bytes(const rf__cuda_device *device, const rf__fused_variant *variant,
                                const rf__fused_classes *classes, const rf__kernel *kernel);
-/* The kernel of a variant; `staged`: that of staged tables beside it. */
+/* The kernel of a variant; `staged`: instead that of staged tables. */
 rf_status rf__fused_kernel(const rf__cuda_device *device, const rf__fused_variant *variant, bool staged,
                            const rf__fused_classes *classes, const rf__kernel **kernel);
 /* That kernel for an architecture, of which `info` tells, and those that batches with staged tables need. */

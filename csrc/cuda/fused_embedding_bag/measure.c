@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "cuda/driver/memory.h"
-#include "cuda/driver/memory.h"
 #include "cuda/fused_embedding_bag/fused.h"
 #include "cuda/fused_embedding_bag/schedule.h"
 #include "cuda/tune/timer.h"

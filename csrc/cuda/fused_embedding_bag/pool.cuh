@@ -311,7 +311,7 @@ template <class S> RF_INLINE bool rf_can_pool(const rf_fused_args &args, const r
            task.partials * 32ll + floats <= args.n_partials * 32ll;
 }
 
-/* A task's bags, THREADS threads each. `handed`: the warp's numbers; `left`: sums of all warps. */
+/* A task's bags, THREADS threads each. `handed`: the warp's row numbers; `left`: sums of all warps. */
 template <class S>
 RF_INLINE void rf_pool(const rf_fused_args &args, const rf_fused_task &task, rf_row_number *handed,
                        float *left) {

@@ -41,7 +41,7 @@ RF_FUSED_COST rf_fused_columns_cost(rf_fused_number mean, int with_staged) {
     return with_staged ? RF_FUSED_LONGER_COST : RF_FUSED_COLUMN_COST;
 }
 
-/* What the rows of a table cost beside, that so many lookups bring from memory: of r rows, l lookups read about
+/* What the rows of a table cost more, that so many lookups bring from memory: of r rows, l lookups read about
  * r l / (r + l) different ones. */
 RF_FUSED_COST rf_fused_misses_cost(rf_fused_number rows, rf_fused_number lookups,
                                    rf_fused_number cost_of_miss) {

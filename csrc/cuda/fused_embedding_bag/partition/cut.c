@@ -128,15 +128,15 @@ static rf_status memory_new(rf__fused_cut *cut) {
         lanes += cut->what.features[f].shape.columns;
         slices += cut->what.features[f].shape.slices;
     }
-    cut->most_tiles = lanes / RF_FUSED_TILE + cut->what.classes->count + 1;
-    cut->most_runs = cut->most_tiles + slices;
+    const int64_t most_tiles = lanes / RF_FUSED_TILE + cut->what.classes->count + 1;
+    const int64_t most_runs = most_tiles + slices;
     cut->lookups = malloc((size_t)(cut->what.n_features + 1) * sizeof *cut->lookups);
     cut->staged = calloc((size_t)cut->what.n_features + 1, sizeof *cut->staged);
     cut->estimates = malloc((size_t)(cut->what.n_features + 1) * sizeof *cut->estimates);
     cut->order = malloc((size_t)(cut->what.n_features + 1) * sizeof *cut->order);
-    cut->runs = malloc((size_t)(cut->most_runs + 1) * sizeof *cut->runs);
-    cut->lanes = malloc((size_t)cut->most_tiles * RF_FUSED_TILE * sizeof *cut->lanes);
-    cut->tile_mean = malloc((size_t)cut->most_tiles * sizeof *cut->tile_mean);
+    cut->runs = malloc((size_t)(most_runs + 1) * sizeof *cut->runs);
+    cut->lanes = malloc((size_t)most_tiles * RF_FUSED_TILE * sizeof *cut->lanes);
+    cut->tile_mean = malloc((size_t)most_tiles * sizeof *cut->tile_mean);
     if (cut->lookups != NULL && cut->staged != NULL && cut->estimates != NULL && cut->order != NULL &&
         cut->runs != NULL && cut->lanes != NULL && cut->tile_mean != NULL)
         return RF_OK;

@@ -34,10 +34,10 @@ struct rf__fused_cut {
     rf__fused_estimate *estimates; /* [n_features] */
     int32_t *order; /* of features [n_features] */
     rf__fused_run *runs;
-    int64_t n_runs, most_runs;
+    int64_t n_runs;
     rf_fused_lane *lanes; /* [tiles][32] */
     double *tile_mean; /* of the longest bags in it */
-    int64_t n_tiles, most_tiles;
+    int64_t n_tiles;
     int64_t n_tasks, n_groups, n_partials;
     rf__fused_staged *lists; /* [list_rows], of staged tables */
     int64_t list_rows;

@@ -1,5 +1,5 @@
 /* Which block of the fused embedding bag works on what, decided on the device: where lengths of bags are there alone.
- * The same choices as csrc/cuda/partition/work.c and partition/map.c make on the host, but for three: ranks are coarser, tasks
+ * The same choices as partition/cost.c and cut.c make on the host, by one cost model (args.h), but for three: ranks are coarser, tasks
  * of tiles come last, not spread over the others, and the last tasks are as long as all.
  *
  * Who does what. Runs are shared out: run r < n_features is feature r, if its schedule pools; the runs behind it are
@@ -15,6 +15,7 @@
  * Whatever offsets hold, tasks cover each bag of each feature once and are no more than the host has made room for:
  * their number follows from the sum of the very same work that they are cut from.
  *
+ * Shapes: those of rf_fused_map_args (partition/args.h). Shared memory, static: shared_data, 45 KB.
  * Launch: grid [1 ...], block [RF_BLOCK]. The same result whatever the grid.
  * Source: Pan et al., RecFlex, SC'24, section IV-B: thread mapping at run time.
  */
@@ -156,12 +157,7 @@ RF_INLINE int places(shared_data &shared, int *ends, int bin, int weight) {
     for (rf_u32 left = __ballot_sync(RF_FULL_WARP, bin >= 0); left != 0;) {
         const int one = __shfl_sync(RF_FULL_WARP, bin, __ffs(left) - 1);
         const bool mine = bin == one;
-        int sum = mine ? weight : 0;
-#pragma unroll
-        for (int apart = 1; apart < 32; apart *= 2) {
-            const int other = __shfl_up_sync(RF_FULL_WARP, sum, apart);
-            if (lane >= apart) sum += other;
-        }
+        const int sum = rf_sum_of_lanes_to(mine ? weight : 0);
         if (mine) before = sum - weight;
         if (lane == 31) shared.totals[one][warp] = sum;
         left &= ~__ballot_sync(RF_FULL_WARP, mine);
@@ -170,12 +166,7 @@ RF_INLINE int places(shared_data &shared, int *ends, int bin, int weight) {
 #pragma unroll
     for (int i = 0; i < RF_FUSED_MOST_CLASSES / WARPS; i++) { /* a lane a warp of the block */
         const int k = warp + i * WARPS, mine = shared.totals[k][lane], end = ends[k];
-        int sum = mine;
-#pragma unroll
-        for (int apart = 1; apart < 32; apart *= 2) {
-            const int other = __shfl_up_sync(RF_FULL_WARP, sum, apart);
-            if (lane >= apart) sum += other;
-        }
+        const int sum = rf_sum_of_lanes_to(mine);
         shared.totals[k][lane] = end + sum - mine;
         __syncwarp();
         if (lane == 31) ends[k] = end + sum;
@@ -253,12 +244,7 @@ RF_INLINE void count_ranks(const rf_fused_map_args &args, shared_data &shared, c
     __syncthreads();
     if (threadIdx.x < 32) {
         const int rank = RANKS - 1 - lane, mine = shared.rank_total[rank];
-        int sum = mine;
-#pragma unroll
-        for (int apart = 1; apart < 32; apart *= 2) {
-            const int other = __shfl_up_sync(RF_FULL_WARP, sum, apart);
-            if (lane >= apart) sum += other;
-        }
+        const int sum = rf_sum_of_lanes_to(mine);
         shared.task_end[rank] = sum - mine;
         if (lane == 31 && blockIdx.x == 0) *args.n_tasks = min(sum, args.most_tasks);
     }

@@ -1,5 +1,5 @@
-/* How tables come to the ring of the schedule "staged" (staged/ring.cuh): by HELPERS threads of each block, which copy
- * them, and list their bags by length.
+/* Producer warps of the schedule "staged": HELPERS threads of each block copy tables to the ring (ring.cuh), and list
+ * their bags by length.
  *
  * Who does what. The first helper copies, by the bulk copy engine, as far ahead as there is room in the ring. All of
  * them list bags: each has MOST_BAGS / HELPERS of a task, finds the class of its length and a number in that class, and
@@ -41,13 +41,7 @@ RF_INLINE void helpers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(HELPERS) : 
 RF_INLINE void starts_from_counts(int4 *counts) {
     const int4 of = counts[threadIdx.x % 32];
     const int all = of.x + of.y + of.z + of.w;
-    int sum = all;
-#pragma unroll
-    for (int apart = 1; apart < 32; apart *= 2) {
-        const int lower = __shfl_up_sync(RF_FULL_WARP, sum, apart);
-        if ((int)threadIdx.x % 32 >= apart) sum += lower;
-    }
-    const int before = sum - all;
+    const int before = rf_sum_of_lanes_to(all) - all;
     counts[threadIdx.x % 32] = {before, before + of.x, before + of.x + of.y, before + of.x + of.y + of.z};
 }
 

@@ -48,7 +48,7 @@ struct ring {
     staged_task tasks[SLOTS];
     int claims[2 * SLOTS]; /* of bags, in as many turns: see lay_out */
 };
-static_assert(sizeof(ring) <= RF_FUSED_STAGED_SHARED, "as in csrc/cuda/fused.h");
+static_assert(sizeof(ring) <= RF_FUSED_STAGED_SHARED, "as staged/args.h says");
 static_assert(LENGTHS == HELPERS && MOST_BAGS % HELPERS == 0, "each helper has as much to do");
 static_assert(RF_FUSED_STAGED_RING % LINE == 0, "so that rows lie in one piece");
 static_assert(sizeof(RF_POSITION) == 4, "calls with more lookups have no tables staged");
@@ -101,14 +101,14 @@ template <class T> RF_INLINE void copy_element(T *to, const T *from) {
 RF_INLINE void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 RF_INLINE void ring_new() {
-    ring &made = the_ring();
-    if (threadIdx.x < LINE / 4) ((int *)made.zeros)[threadIdx.x] = 0;
-    if (threadIdx.x < 2 * SLOTS) made.claims[threadIdx.x] = 0;
+    ring &to = the_ring();
+    if (threadIdx.x < LINE / 4) ((int *)to.zeros)[threadIdx.x] = 0;
+    if (threadIdx.x < 2 * SLOTS) to.claims[threadIdx.x] = 0;
     if (threadIdx.x == 0) {
         for (int i = 0; i < SLOTS; i++) {
-            barrier_new(&made.listed[i], HELPERS);
-            barrier_new(&made.full[i], 1);
-            barrier_new(&made.empty[i], WARPS);
+            barrier_new(&to.listed[i], HELPERS);
+            barrier_new(&to.full[i], 1);
+            barrier_new(&to.empty[i], WARPS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }

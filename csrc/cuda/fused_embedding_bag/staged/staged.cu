@@ -4,7 +4,7 @@
  * a batch reads a table's rows more than once, it is cheaper to copy the table as a whole and to read rows on chip.
  *
  * Who does what. One block an SM, for as long as there are tasks: a task is all bags of one feature, and each block has
- * its own list of them (csrc/cuda/staged/staged.c), about equally long; where there are more than MOST_BAGS bags, some of
+ * its own list of them (staged/staged.c), about equally long; where there are more than MOST_BAGS bags, some of
  * them. Four warps of helpers copy the tables one after another into a ring, as far ahead as there is room, and sort
  * each one's bags by length (staged/producer.cuh). WARPS warps pool, each 32 / THREADS bags at once, of about the same
  * length; which are next is claimed by a counter in shared memory. THREADS lanes share a bag: each takes four
@@ -13,12 +13,13 @@
  * A lane's row of 32 bytes is two vectors; of neighbouring lanes one begins with the first and the other with the
  * second, so that they use all banks.
  *
- * The kernel of the other features runs beside this one, on what registers and shared memory are left (RF_WITH_STAGED).
+ * The kernel of the other features runs with this one, on what registers and shared memory are left (RF_WITH_STAGED).
  *
- * Measured on an H200: bank conflicts (rows are read in random order) and the wait for indices bind it, about evenly. Ids
+ * Measured on an H200: bank conflicts (rows are read in random order) and the wait for indices bind it, about evenly. Indices
  * two turns ahead in registers: a tenth slower. All indices of a task brought to L2 at once, or copies of tables that L2
  * keeps as other lines: 2 to 4 % slower. 24 warps with fewer registers: a tenth slower.
  *
+ * Shapes: those of rf_fused_args (args.h); tasks are lists [limit][grid], each ended by one of feature -1.
  * Launch: grid [lists], block [RF_BLOCK + HELPERS], dynamic shared memory: sizeof(ring). Compute capability 9.0.
  */
 #include "fused_embedding_bag/staged/producer.cuh"
@@ -71,7 +72,7 @@ struct __align__(16) four_indices {
 
 /* Four of args.indices, from a multiple of four on. Those outside the lookups lie in an aligned word of 16 bytes (32, for
  * wide indices) with one that is inside: they are read and not used. Memory begins with a whole word; where it may not end
- * with one, the host asks for RF_EXACT_END (csrc/cuda/call.c). */
+ * with one, the host asks for RF_EXACT_END (ready.c). */
 RF_INLINE void load_indices(const rf_fused_args &args, const RF_INDEX *from, four_indices &to) {
     if constexpr (RF_EXACT_END) {
         const RF_POSITION position = (RF_POSITION)(from - args.indices);
