@@ -6,12 +6,20 @@
 
 /* A schedule as a kernel has it compiled in: an entry of RF_SCHEDULES in fused_embedding_bag.cu. X(field, bits that its
  * value takes), in the order of the entry. */
-#define RF__FUSED_CLASS_FIELDS(X)                                                              \
-    X(kind, 2)                                                                                 \
-    X(dtype, 2)                                                                                \
-    X(align, 5)                                                                                \
-    X(store, 5) X(lanes, 6) X(vectors, 2) X(whole, 1) X(pooling, 2) X(padded, 1) X(threads, 7) \
-        X(distance, 5) X(split, 7)
+#define RF__FUSED_CLASS_FIELDS(X) \
+    X(kind, 2)                    \
+    X(dtype, 2)                   \
+    X(align, 5)                   \
+    X(store, 5)                   \
+    X(lanes, 6)                   \
+    X(vectors, 2)                 \
+    X(whole, 1)                   \
+    X(pooling, 2)                 \
+    X(padded, 1)                  \
+    X(threads, 7)                 \
+    X(distance, 5)                \
+    X(split, 7)
+
 typedef struct rf__fused_class {
 #define RF__FUSED_FIELD(name, bits) int32_t name;
     RF__FUSED_CLASS_FIELDS(RF__FUSED_FIELD)
