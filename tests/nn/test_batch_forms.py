@@ -119,8 +119,8 @@ def plan_of(module, problem):
     """A plan of the batches of a problem."""
     plan = collection_plan.plan_for(collection_plan.collection_of())
     return type(plan)(**{
-        **vars(plan), "schedules": [""], "schedule_of": [0] * 3, "expected": problem.expected_sixteenths.tolist(),
-        "tables": problem.tables, "table_of": [0, 1, 2],
+        **vars(plan), "schedules": [""], "schedule_of": [0] * 3,
+        "expected": problem.expected_sixteenths.tolist(), "tables": problem.tables, "table_of": [0, 1, 2],
         "trace": trace_of(problem.batches, problem.tables),
     })  # fmt: skip
 
