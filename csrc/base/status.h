@@ -32,6 +32,13 @@ RF__SHARED rf_status rf__fail(rf_status status, const char *format, ...) RF__PRI
         if (condition) return rf__fail((code), __VA_ARGS__); \
     } while (0)
 
+/* Calls; on failure returns its status: where nothing is held, as above. */
+#define RF_CHECK(call)                      \
+    do {                                    \
+        const rf_status failed = (call);    \
+        if (failed != RF_OK) return failed; \
+    } while (0)
+
 /* Calls; on failure keeps its status in the variable `status` and jumps to the label `out`. */
 #define RF_TRY(call)                   \
     do {                               \

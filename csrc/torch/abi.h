@@ -89,6 +89,7 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
 
 /* Since torch 2.13. X(result, name, parameters) */
 #define RF__TORCH_NEWER_LIST(X)                                    \
+    X(int32_t, torch_new_stable_ivalue, (StableIValue * *value))   \
     X(int32_t, torch_delete_stable_ivalue, (StableIValue * value)) \
     /* text of this thread's last failure inside libtorch */       \
     X(const char *, torch_exception_get_what_without_backtrace, (void))
@@ -101,7 +102,8 @@ RF__TORCH_LIST(RF__TORCH_DECLARE)
 RF__TORCH_NEWER_LIST(RF__TORCH_DECLARE_WEAK)
 RF__TORCH_DTYPE_LIST(RF__TORCH_DECLARE_DTYPE)
 
-/* The C++ operator delete of libtorch's runtime: it frees boxed optionals on torch < 2.13. */
+/* The C++ operators new and delete of libtorch's runtime: they hold boxed optionals on torch < 2.13. */
+__attribute__((weak)) void *rf__cxx_new(size_t bytes) __asm__("_Znwm");
 __attribute__((weak)) void rf__cxx_delete(void *memory) __asm__("_ZdlPv");
 #endif
 

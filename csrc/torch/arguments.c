@@ -1,8 +1,133 @@
-/* Arguments that several operators share. */
-#include "torch/ops.h"
+/* What a call takes, borrows and gives, and the arguments that several operators share. */
+#include "torch/arguments.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
+
+static const char *name_of(const rf__call *call, int argument) {
+    return call->registered->signature.names[argument];
+}
+
+rf_status rf__call_device(rf__call *call, int argument) {
+    return rf__tensor_device(call->values[argument].tensor, &call->device);
+}
+
+rf_status rf__call_tensor(rf__call *call, int argument, int64_t dim, rf__tensor *tensor) {
+    return rf__tensor_read(name_of(call, argument), call->values[argument].tensor, dim, call->device, tensor);
+}
+
+rf_status rf__call_host_tensor(rf__call *call, int argument, int64_t dim, rf__tensor *tensor) {
+    return rf__tensor_read(name_of(call, argument), call->values[argument].tensor, dim, rf__device_cpu(),
+                           tensor);
+}
+
+static rf_status temporary_slot(rf__call *call, AtenTensorHandle **slot) {
+    RF_FAIL_IF(call->n_temporaries == RF__MAX_TEMPORARIES, RF_ERR_INTERNAL,
+               "more than %d copies of arguments", RF__MAX_TEMPORARIES);
+    *slot = &call->temporaries[call->n_temporaries++];
+    return RF_OK;
+}
+
+rf_status rf__call_contiguous(rf__call *call, rf__tensor *tensor, int32_t dtype) {
+    AtenTensorHandle *slot = NULL;
+    if (tensor->dtype == dtype && rf__tensor_is_contiguous(tensor)) return RF_OK;
+    RF_CHECK(temporary_slot(call, &slot));
+    return rf__tensor_make_contiguous(tensor, dtype, slot);
+}
+
+rf_status rf__call_temporary(rf__call *call, int64_t dim, const int64_t *sizes, int32_t dtype,
+                             AtenTensorHandle *tensor, void **data) {
+    AtenTensorHandle *slot = NULL;
+    RF_CHECK(temporary_slot(call, &slot));
+    RF_CHECK(rf__tensor_new(dim, sizes, dtype, call->device, slot, data));
+    *tensor = *slot;
+    return RF_OK;
+}
+
+rf_status rf__call_output(rf__call *call, int output, int64_t dim, const int64_t *sizes, int32_t dtype,
+                          void **data) {
+    rf__value *value = &call->outputs[output];
+    const rf_status status = rf__tensor_new(dim, sizes, dtype, call->device, &value->tensor, data);
+    value->given = value->tensor != NULL;
+    return status;
+}
+
+/* libtorch before 2.15 copies a returned string and never frees it: 48 bytes a call that are not ours to free, since
+ * later ones do. Nothing that runs often returns one. */
+rf_status rf__call_output_text(rf__call *call, int output, const char *text) {
+    rf__value *value = &call->outputs[output];
+    RF_FAIL_IF(torch_new_string_handle(text, strlen(text), &value->string) != 0, RF_ERR_MEMORY,
+               "no memory for a string");
+    value->given = true;
+    return RF_OK;
+}
+
+rf_status rf__call_integers(rf__call *call, int argument, rf__tensor *integers, rf_int_type *type) {
+    RF_CHECK(rf__call_tensor(call, argument, 1, integers));
+    RF_CHECK(rf__tensor_int_type(integers, type));
+    return rf__call_contiguous(call, integers, integers->dtype);
+}
+
+rf_status rf__call_text(rf__call *call, int argument, const char **text) {
+    const StringHandle string = call->values[argument].string;
+    size_t length = 0;
+    RF__TORCH_CHECK(torch_string_c_str(string, text));
+    RF__TORCH_CHECK(torch_string_length(string, &length));
+    RF_FAIL_IF(strlen(*text) != length, RF_ERR_VALUE,
+               "%s is \"%s\" with a zero byte behind it, must have none", name_of(call, argument), *text);
+    return RF_OK;
+}
+
+rf_status rf__call_choice(rf__call *call, int argument, const char *const *choices, int *chosen) {
+    const char *text = NULL;
+    char allowed[256] = "";
+    size_t length = 0;
+    RF_CHECK(rf__call_text(call, argument, &text));
+    for (int i = 0; choices[i] != NULL; i++) {
+        *chosen = i;
+        if (strcmp(text, choices[i]) == 0) return RF_OK;
+        length += (size_t)snprintf(allowed + length, sizeof allowed - length, "%s\"%s\"",
+                                   i == 0                   ? ""
+                                   : choices[i + 1] == NULL ? " or "
+                                                            : ", ",
+                                   choices[i]);
+    }
+    return rf__fail(RF_ERR_VALUE, "%s is \"%s\", must be %s", name_of(call, argument), text, allowed);
+}
+
+rf_status rf__call_bounds_check(rf__call *call, int argument, bool *check) {
+    static const char *const choices[] = {"on", "off", NULL};
+    int chosen = 0;
+    const rf_status status = rf__call_choice(call, argument, choices, &chosen);
+    *check = chosen == 0;
+    return status;
+}
+
+rf_status rf__call_prefetch_distance(rf__call *call, int argument, int32_t *distance) {
+    const int64_t value = call->values[argument].integer;
+    RF_FAIL_IF(value < -1 || value > INT32_MAX, RF_ERR_VALUE,
+               "prefetch_distance is %lld, must be -1 (a good default), 0 (no prefetching) or a number of "
+               "lookups",
+               (long long)value);
+    *distance = (int32_t)value;
+    return RF_OK;
+}
+
+rf_status rf__call_sample_weights(rf__call *call, int argument, int64_t lookups, const float **weights) {
+    rf__tensor tensor;
+    rf_dtype dtype;
+    *weights = NULL;
+    if (!call->values[argument].given) return RF_OK;
+    RF_CHECK(rf__call_tensor(call, argument, 1, &tensor));
+    RF_CHECK(rf__tensor_dtype(&tensor, &dtype));
+    RF_FAIL_IF(tensor.sizes[0] != lookups, RF_ERR_VALUE,
+               "%s has %lld elements, must have one for each of the %lld indices", tensor.argument,
+               (long long)tensor.sizes[0], (long long)lookups);
+    RF_CHECK(rf__call_contiguous(call, &tensor, aoti_torch_dtype_float32()));
+    *weights = tensor.data;
+    return RF_OK;
+}
 
 /* A forked child has none of its parent's threads, but torch's pool still counts on them: a parallel loop
  * there waits for ever, torch's own too. So such a child runs on the caller's thread. */
@@ -12,66 +137,10 @@ static void note_fork(void) { forked = true; }
 
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, note_fork); }
 
-rf_status rf__torch_executor(rf_executor *executor) {
-    rf_status status = RF_OK;
+rf_status rf__call_executor(rf_executor *executor) {
     uint32_t threads = 1;
-    if (!forked) RF__TORCH_TRY(torch_get_num_threads(&threads));
+    if (!forked) RF__TORCH_CHECK(torch_get_num_threads(&threads));
     executor->threads = (int32_t)threads;
     executor->parallel_for = torch_parallel_for;
-out:
-    return status;
-}
-
-rf_status rf__bounds_check_parse(StringHandle string, bool *check) {
-    rf_status status = RF_OK;
-    const char *text = NULL;
-    RF_TRY(rf__string_read("bounds_check", string, &text));
-    *check = strcmp(text, "on") == 0;
-    if (!*check && strcmp(text, "off") != 0) {
-        return rf__fail(RF_ERR_VALUE, "bounds_check is \"%s\", must be \"on\" or \"off\"", text);
-    }
-out:
-    return status;
-}
-
-rf_status rf__prefetch_distance_parse(int64_t value, int32_t *distance) {
-    if (value < -1 || value > INT32_MAX) {
-        return rf__fail(RF_ERR_VALUE,
-                        "prefetch_distance is %lld, must be -1 (a good default), 0 (no "
-                        "prefetching) or a number of lookups",
-                        (long long)value);
-    }
-    *distance = (int32_t)value;
     return RF_OK;
-}
-
-rf_status rf__integers_read(const char *argument, AtenTensorHandle handle, const rf__place *place,
-                            AtenTensorHandle *copy, rf__tensor *integers, rf_int_type *type) {
-    rf_status status = RF_OK;
-    RF_TRY(rf__tensor_read(argument, handle, 1, place, integers));
-    RF_TRY(rf__tensor_int_type(integers, type));
-    RF_TRY(rf__tensor_make_contiguous(integers, integers->dtype, copy));
-out:
-    return status;
-}
-
-rf_status rf__sample_weights_read(AtenTensorHandle handle, int64_t lookups, const rf__place *place,
-                                  AtenTensorHandle *copy, const float **weights) {
-    rf_status status = RF_OK;
-    rf__tensor tensor;
-    rf_dtype dtype;
-    *weights = NULL;
-    if (handle == NULL) return RF_OK;
-    RF_TRY(rf__tensor_read("per_sample_weights", handle, 1, place, &tensor));
-    RF_TRY(rf__tensor_dtype(&tensor, &dtype));
-    if (tensor.sizes[0] != lookups) {
-        return rf__fail(RF_ERR_VALUE,
-                        "per_sample_weights has %lld elements, must have one for each of the "
-                        "%lld indices",
-                        (long long)tensor.sizes[0], (long long)lookups);
-    }
-    RF_TRY(rf__tensor_make_contiguous(&tensor, aoti_torch_dtype_float32(), copy));
-    *weights = tensor.data;
-out:
-    return status;
 }

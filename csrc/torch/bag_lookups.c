@@ -1,46 +1,40 @@
 /* recfuse::_bag_lookups, for gradients: int64 [1, 2 * lookups + bags], the rows, bags and sizes of
- * csrc/bag_lookups.h one after another. */
+ * base/bag_lookups.h one after another. */
 #include "base/bag_lookups.h"
-#include "torch/ops.h"
+#include "torch/operators.h"
 
 enum { INDICES, OFFSETS, ROWS, INCLUDE_LAST_OFFSET, PADDING_IDX };
 
-rf_status rf__torch__bag_lookups(const rf__value *values, AtenTensorHandle *output) {
-    rf_status status = RF_OK;
-    rf__bag_lookups_params params = {0};
-    rf__place place;
+static rf_status run(rf__call *call) {
+    const rf__value *values = call->values;
+    rf__bag_lookups_params params = {.rows = values[ROWS].integer,
+                                     .padding_idx = values[PADDING_IDX].integer};
     rf__tensor indices, offsets;
-    AtenTensorHandle copies[2] = {NULL, NULL};
+    rf_cuda_stream stream;
     void *data = NULL;
-    RF_TRY(rf__tensor_place(values[INDICES].tensor, &place));
-    RF_TRY(rf__integers_read("indices", values[INDICES].tensor, &place, &copies[0], &indices,
-                             &params.index_type));
-    RF_TRY(rf__integers_read("offsets", values[OFFSETS].tensor, &place, &copies[1], &offsets,
-                             &params.offset_type));
+    RF_CHECK(rf__call_device(call, INDICES));
+    RF_CHECK(rf__call_integers(call, INDICES, &indices, &params.index_type));
+    RF_CHECK(rf__call_integers(call, OFFSETS, &offsets, &params.offset_type));
     params.indices = indices.data;
     params.lookups = indices.sizes[0];
     params.offsets = offsets.data;
     params.n_offsets = offsets.sizes[0];
     params.bags = params.n_offsets - values[INCLUDE_LAST_OFFSET].boolean;
-    params.rows = values[ROWS].integer;
-    params.padding_idx = values[PADDING_IDX].integer;
-    if (params.bags < 0) {
-        status = rf__fail(RF_ERR_VALUE, "offsets is empty, must have at least one element");
-        goto out;
-    }
-    RF_TRY(
-        rf__tensor_new(1, 2 * params.lookups + params.bags, aoti_torch_dtype_int64(), &place, output, &data));
+    RF_FAIL_IF(params.bags < 0, RF_ERR_VALUE, "offsets is empty, must have at least one element");
+    const int64_t sizes[2] = {1, 2 * params.lookups + params.bags};
+    RF_CHECK(rf__call_output(call, 0, 2, sizes, aoti_torch_dtype_int64(), &data));
     params.row = data;
     params.bag_of = params.row + params.lookups;
     params.sizes = params.bag_of + params.lookups;
-    if (rf__place_is_cpu(&place)) {
+    if (rf__device_is_cpu(call->device)) {
         rf__bag_lookups_cpu(&params);
     } else {
-        rf_cuda_stream stream;
-        RF_TRY(rf__torch_stream(&place, &stream));
-        RF_TRY(rf__bag_lookups_cuda(&params, &stream));
+        RF_CHECK(rf__call_stream(call, &stream));
+        RF_CHECK(rf__bag_lookups_cuda(&params, &stream));
     }
-out:
-    for (int i = 1; i >= 0; i--) rf__tensor_free(copies[i]);
-    return status;
+    return RF_OK;
 }
+
+const rf__operator rf__torch__bag_lookups = {
+    "(Tensor indices, Tensor offsets, int rows, bool include_last_offset, int padding_idx) -> Tensor",
+    RF__CPU | RF__CUDA, run};

@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #include "cuda/driver/device.h"
-#include "torch/ops.h"
+#include "torch/call.h"
 
 typedef struct CUDAStreamGuardOpaque *stream_guard;
 
@@ -47,19 +47,17 @@ static rf_status torch_cuda_get(const torch_cuda **cuda) {
     return RF_OK;
 }
 
-rf_status rf__torch_stream(const rf__place *place, rf_cuda_stream *stream) {
-    rf_status status = RF_OK;
+rf_status rf__call_stream(const rf__call *call, rf_cuda_stream *stream) {
     const torch_cuda *cuda = NULL;
-    RF_TRY(torch_cuda_get(&cuda));
-    stream->device = place->index;
-    RF__TORCH_TRY(cuda->current_stream(place->index, &stream->stream));
-out:
-    return status;
+    RF_CHECK(torch_cuda_get(&cuda));
+    stream->device = call->device.index;
+    RF__TORCH_CHECK(cuda->current_stream(stream->device, &stream->stream));
+    return RF_OK;
 }
 
 /* One allocation, and what came of it. */
 typedef struct allocation {
-    rf__place place;
+    rf__torch_device device;
     int64_t bytes;
     void *stream;
     AtenTensorHandle tensor;
@@ -68,54 +66,51 @@ typedef struct allocation {
     char error[1024]; /* messages are a thread's own */
 } allocation;
 
-static rf_status allocate_on_stream(allocation *my) {
-    rf_status status = RF_OK;
+static rf_status allocate_bytes(allocation *asked) {
+    return rf__tensor_new(1, &asked->bytes, aoti_torch_dtype_uint8(), asked->device, &asked->tensor,
+                          &asked->memory);
+}
+
+static rf_status allocate_on_stream(allocation *asked) {
     const torch_cuda *cuda = NULL;
     const rf__cuda_driver *driver = NULL;
     stream_guard guard = NULL;
-    RF_TRY(torch_cuda_get(&cuda));
-    RF_TRY(rf__cuda_driver_get(&driver));
+    RF_CHECK(torch_cuda_get(&cuda));
+    RF_CHECK(rf__cuda_driver_get(&driver));
     /* Other threads may capture streams meanwhile. */
     (void)rf__cuda_capture_mode(driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
-    RF__TORCH_TRY(cuda->create_stream_guard(my->stream, my->place.index, &guard));
-    RF_TRY(rf__tensor_new(1, my->bytes, aoti_torch_dtype_uint8(), &my->place, &my->tensor, &my->memory));
-out:
-    if (guard != NULL) (void)cuda->delete_stream_guard(guard);
+    RF__TORCH_CHECK(cuda->create_stream_guard(asked->stream, asked->device.index, &guard));
+    const rf_status status = allocate_bytes(asked);
+    (void)cuda->delete_stream_guard(guard);
     return status;
 }
 
 static void *allocate_on_thread(void *context) {
-    allocation *my = context;
-    my->status = allocate_on_stream(my);
-    if (my->status != RF_OK) snprintf(my->error, sizeof my->error, "%s", rf_last_error());
+    allocation *asked = context;
+    asked->status = allocate_on_stream(asked);
+    if (asked->status != RF_OK) snprintf(asked->error, sizeof asked->error, "%s", rf_last_error());
     return NULL;
 }
 
 /* The current thread may have a memory pool of its own for a while (torch.cuda.use_mem_pool, and the warm-up of
  * torch.compile(mode="reduce-overhead"), which raises if something stays in its pool). What outlives the call must not
  * come from there: so another thread asks, for the same stream. It is rare, and takes some 50 us. */
-static rf_status allocate_lasting(allocation *my) {
+static rf_status allocate_lasting(allocation *asked) {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, allocate_on_thread, my) != 0)
-        return rf__fail(RF_ERR_MEMORY, "no thread to allocate %lld bytes", (long long)my->bytes);
+    if (pthread_create(&thread, NULL, allocate_on_thread, asked) != 0)
+        return rf__fail(RF_ERR_MEMORY, "no thread to allocate %lld bytes", (long long)asked->bytes);
     pthread_join(thread, NULL);
-    return my->status == RF_OK ? RF_OK : rf__fail(my->status, "%s", my->error);
+    return asked->status == RF_OK ? RF_OK : rf__fail(asked->status, "%s", asked->error);
 }
 
 static rf_status allocate(void *context, int64_t bytes, bool lasts, const rf_cuda_stream *stream,
                           void **memory, void **block) {
-    rf_status status = RF_OK;
-    allocation my = {
-        .place = {(int32_t)(intptr_t)context, stream->device}, .bytes = bytes, .stream = stream->stream};
-    if (lasts) {
-        RF_TRY(allocate_lasting(&my));
-    } else {
-        RF_TRY(rf__tensor_new(1, bytes, aoti_torch_dtype_uint8(), &my.place, &my.tensor, &my.memory));
-    }
-    *memory = my.memory;
-    *block = my.tensor;
-out:
-    if (status != RF_OK) rf__tensor_free(my.tensor);
+    allocation asked = {
+        .device = {(int32_t)(intptr_t)context, stream->device}, .bytes = bytes, .stream = stream->stream};
+    const rf_status status = lasts ? allocate_lasting(&asked) : allocate_bytes(&asked);
+    if (status != RF_OK) rf__tensor_free(asked.tensor);
+    *memory = asked.memory;
+    *block = asked.tensor;
     return status;
 }
 
@@ -124,7 +119,7 @@ static void release(void *context, void *block) {
     rf__tensor_free(block);
 }
 
-rf_cuda_allocator rf__torch_allocator(const rf__place *place) {
+rf_cuda_allocator rf__call_allocator(const rf__call *call) {
     return (rf_cuda_allocator){
-        .context = (void *)(intptr_t)place->type, .allocate = allocate, .release = release};
+        .context = (void *)(intptr_t)call->device.type, .allocate = allocate, .release = release};
 }

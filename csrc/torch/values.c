@@ -1,74 +1,52 @@
 /* Stack values and tensors of libtorch <-> C. */
 #include "torch/values.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
-static StableIValue unbox(StableIValue *box) {
-    StableIValue value = 0;
-    if (box != NULL) {
-        value = *box;
-        if (torch_delete_stable_ivalue != NULL) {
-            torch_delete_stable_ivalue(box);
-        } else {
-            rf__cxx_delete(box);
-        }
+rf__value rf__value_take(rf__type type, StableIValue bits) {
+    StableIValue *box = (StableIValue *)(uintptr_t)bits;
+    if (!type.optional) return (rf__value){.given = true, .bits = bits};
+    if (box == NULL) return (rf__value){0};
+    const rf__value value = {.given = true, .bits = *box};
+    if (torch_delete_stable_ivalue != NULL) {
+        torch_delete_stable_ivalue(box);
+    } else {
+        rf__cxx_delete(box);
     }
     return value;
 }
 
-void rf__arguments_take(const char *kinds, const StableIValue *stack, rf__value *values) {
-    for (int i = 0; kinds[i] != '\0'; i++) {
-        switch (kinds[i]) {
-        case 't':
-            values[i].tensor = (AtenTensorHandle)(uintptr_t)stack[i];
-            break;
-        case 'o':
-            values[i].tensor = (AtenTensorHandle)(uintptr_t)unbox((StableIValue *)(uintptr_t)stack[i]);
-            break;
-        case 'l':
-            values[i].list = (StableListHandle)(uintptr_t)stack[i];
-            break;
-        case 's':
-            values[i].string = (StringHandle)(uintptr_t)stack[i];
-            break;
-        case 'b':
-            values[i].boolean = (stack[i] & 0xff) != 0;
-            break;
-        default:
-            values[i].integer = (int64_t)stack[i];
-            break;
-        }
+rf_status rf__value_give(rf__type type, const rf__value *value, StableIValue *bits) {
+    StableIValue *box = NULL;
+    *bits = type.optional ? 0 : value->bits;
+    if (!type.optional || !value->given) return RF_OK;
+    if (torch_new_stable_ivalue != NULL) {
+        RF__TORCH_CHECK(torch_new_stable_ivalue(&box));
+    } else {
+        box = rf__cxx_new(sizeof *box);
     }
+    *box = value->bits;
+    *bits = (StableIValue)(uintptr_t)box;
+    return RF_OK;
 }
 
-/* torch_delete_list frees the list alone: its tensors are handed out one by one. */
-static void tensor_list_free(StableListHandle list) {
-    size_t size = 0;
-    torch_list_size(list, &size);
-    for (size_t i = 0; i < size; i++) {
-        StableIValue item = 0;
-        torch_list_get_item(list, i, &item);
-        rf__tensor_free((AtenTensorHandle)(uintptr_t)item);
-    }
-    torch_delete_list(list);
-}
-
-void rf__arguments_free(const char *kinds, rf__value *values) {
-    for (int i = 0; kinds[i] != '\0'; i++) {
-        switch (kinds[i]) {
-        case 't':
-        case 'o':
-            rf__tensor_free(values[i].tensor);
-            break;
-        case 'l':
-            tensor_list_free(values[i].list);
-            break;
-        case 's':
-            torch_delete_string(values[i].string);
-            break;
-        default:
-            break;
+void rf__value_free(rf__type type, const rf__value *value) {
+    if (!value->given) return;
+    if (type.list) { /* torch_delete_list frees the list alone: its elements are handed out one by one */
+        size_t size = 0;
+        torch_list_size(value->list, &size);
+        for (size_t i = 0; i < size && (type.kind == RF__TENSOR || type.kind == RF__STRING); i++) {
+            rf__value item = {.given = true};
+            torch_list_get_item(value->list, i, &item.bits);
+            rf__value_free((rf__type){.kind = type.kind}, &item);
         }
+        torch_delete_list(value->list);
+    } else if (type.kind == RF__TENSOR) {
+        rf__tensor_free(value->tensor);
+    } else if (type.kind == RF__STRING && value->string != NULL) {
+        torch_delete_string(value->string);
     }
 }
 
@@ -85,147 +63,116 @@ static rf_status kind_of_failure(const char *call, const char *why) {
 rf_status rf__torch_status(int32_t code, const char *call) {
     if (code == 0) return RF_OK;
     const char *why = "";
-    if (torch_exception_get_what_without_backtrace != NULL) {
+    if (torch_exception_get_what_without_backtrace != NULL)
         why = torch_exception_get_what_without_backtrace();
-    }
     return rf__fail(kind_of_failure(call, why), "libtorch's %.*s failed: %s", (int)strcspn(call, "("), call,
                     why);
 }
 
-rf_status rf__string_read(const char *argument, StringHandle string, const char **text) {
-    rf_status status = RF_OK;
-    size_t length = 0;
-    RF__TORCH_TRY(torch_string_c_str(string, text));
-    RF__TORCH_TRY(torch_string_length(string, &length));
-    if (strlen(*text) == length) return RF_OK;
-    status =
-        rf__fail(RF_ERR_VALUE, "%s is \"%s\" with a zero byte behind it, must have none", argument, *text);
-out:
-    return status;
-}
-
 static rf_status tensor_look(AtenTensorHandle handle, rf__tensor *tensor) {
-    rf_status status = RF_OK;
     int64_t *sizes = NULL, *strides = NULL;
     tensor->handle = handle;
-    RF__TORCH_TRY(aoti_torch_get_dim(handle, &tensor->dim));
-    RF__TORCH_TRY(aoti_torch_get_sizes(handle, &sizes));
-    RF__TORCH_TRY(aoti_torch_get_strides(handle, &strides));
-    RF__TORCH_TRY(aoti_torch_get_dtype(handle, &tensor->dtype));
-    RF__TORCH_TRY(torch_get_const_data_ptr(handle, &tensor->data));
+    RF__TORCH_CHECK(aoti_torch_get_dim(handle, &tensor->dim));
+    RF__TORCH_CHECK(aoti_torch_get_sizes(handle, &sizes));
+    RF__TORCH_CHECK(aoti_torch_get_strides(handle, &strides));
+    RF__TORCH_CHECK(aoti_torch_get_dtype(handle, &tensor->dtype));
+    RF__TORCH_CHECK(torch_get_const_data_ptr(handle, &tensor->data));
     tensor->sizes = sizes;
     tensor->strides = strides;
-out:
-    return status;
+    return RF_OK;
 }
 
-rf_status rf__tensor_place(AtenTensorHandle handle, rf__place *place) {
-    rf_status status = RF_OK;
-    RF__TORCH_TRY(aoti_torch_get_device_type(handle, &place->type));
-    RF__TORCH_TRY(aoti_torch_get_device_index(handle, &place->index));
-out:
-    return status;
+rf_status rf__tensor_device(AtenTensorHandle handle, rf__torch_device *device) {
+    RF__TORCH_CHECK(aoti_torch_get_device_type(handle, &device->type));
+    RF__TORCH_CHECK(aoti_torch_get_device_index(handle, &device->index));
+    return RF_OK;
 }
 
-bool rf__place_is_cpu(const rf__place *place) { return place->type == aoti_torch_device_type_cpu(); }
+bool rf__device_is_cpu(rf__torch_device device) { return device.type == aoti_torch_device_type_cpu(); }
 
-rf__place rf__place_of_cpu(void) { return (rf__place){aoti_torch_device_type_cpu(), -1}; }
+rf__torch_device rf__device_cpu(void) { return (rf__torch_device){aoti_torch_device_type_cpu(), -1}; }
 
 /* The storage of a tensor can be freed or made smaller under it: untyped_storage().resize_(0). */
 static rf_status memory_check(const rf__tensor *tensor) {
-    rf_status status = RF_OK;
     int64_t last = 0, offset = 0, has = 0, needs = 0;
     for (int64_t d = 0; d < tensor->dim; d++) {
         if (tensor->sizes[d] == 0) return RF_OK;
         last += (tensor->sizes[d] - 1) * tensor->strides[d];
     }
-    RF__TORCH_TRY(aoti_torch_get_storage_offset(tensor->handle, &offset));
-    RF__TORCH_TRY(aoti_torch_get_storage_size(tensor->handle, &has));
+    RF__TORCH_CHECK(aoti_torch_get_storage_offset(tensor->handle, &offset));
+    RF__TORCH_CHECK(aoti_torch_get_storage_size(tensor->handle, &has));
     needs = (offset + last + 1) * (int64_t)aoti_torch_dtype_element_size(tensor->dtype);
-    if (tensor->data != NULL && needs <= has) return RF_OK;
-    status = rf__fail(
-        RF_ERR_VALUE,
-        "%s has no memory for its elements: they need %lld bytes of its storage, which has %lld; was "
-        "the storage freed or resized?",
-        tensor->argument, (long long)needs, (long long)has);
-out:
-    return status;
+    RF_FAIL_IF(tensor->data == NULL || needs > has, RF_ERR_VALUE,
+               "%s has no memory for its elements: they need %lld bytes of its storage, which has %lld; was "
+               "the storage freed or resized?",
+               tensor->argument, (long long)needs, (long long)has);
+    return RF_OK;
 }
 
-rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, const rf__place *place,
+rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, rf__torch_device device,
                           rf__tensor *tensor) {
-    rf_status status = RF_OK;
     tensor->argument = argument;
-    RF_TRY(rf__tensor_place(handle, &tensor->place));
-    if (tensor->place.type != place->type || tensor->place.index != place->index) {
-        return rf__fail(RF_ERR_VALUE, "%s is %s, other arguments are %s; move all tensors to one device",
-                        argument,
-                        rf__place_is_cpu(&tensor->place)    ? "on the CPU"
-                        : tensor->place.type == place->type ? "on another GPU"
-                                                            : "not on the CPU",
-                        rf__place_is_cpu(place) ? "on the CPU" : "on a GPU");
-    }
-    RF_TRY(tensor_look(handle, tensor));
-    if (tensor->dim != dim) {
-        return rf__fail(RF_ERR_VALUE, "%s has %lld dimensions, must have %lld", argument,
-                        (long long)tensor->dim, (long long)dim);
-    }
-    RF_TRY(memory_check(tensor));
-out:
-    return status;
+    RF_CHECK(rf__tensor_device(handle, &tensor->device));
+    RF_FAIL_IF(tensor->device.type != device.type || tensor->device.index != device.index, RF_ERR_VALUE,
+               "%s is %s, other arguments are %s; move all tensors to one device", argument,
+               rf__device_is_cpu(tensor->device)    ? "on the CPU"
+               : tensor->device.type == device.type ? "on another GPU"
+                                                    : "not on the CPU",
+               rf__device_is_cpu(device) ? "on the CPU" : "on a GPU");
+    RF_CHECK(tensor_look(handle, tensor));
+    RF_FAIL_IF(dim != RF__ANY_DIM && tensor->dim != dim, RF_ERR_VALUE,
+               "%s has %lld dimensions, must have %lld", argument, (long long)tensor->dim, (long long)dim);
+    return memory_check(tensor);
 }
 
 bool rf__tensor_is_contiguous(const rf__tensor *tensor) {
-    int64_t expected = 1;
+    int64_t stride = 1;
     for (int64_t d = tensor->dim - 1; d >= 0; d--) {
         if (tensor->sizes[d] == 0) return true;
-        if (tensor->sizes[d] != 1 && tensor->strides[d] != expected) return false;
-        expected *= tensor->sizes[d];
+        if (tensor->sizes[d] != 1 && tensor->strides[d] != stride) return false;
+        stride *= tensor->sizes[d];
     }
     return true;
 }
 
-/* Contiguous; at most two dimensions, as all operators here take. */
-static rf_status tensor_empty(int64_t dim, const int64_t *sizes, int32_t dtype, const rf__place *place,
-                              AtenTensorHandle *tensor) {
-    const int64_t row = dim == 2 && sizes[1] > 0 ? sizes[1] : 1;
-    const int64_t strides[2] = {row, 1};
-    return rf__torch_status(aoti_torch_empty_strided(dim, sizes, dim == 2 ? strides : strides + 1, dtype,
-                                                     place->type, place->index, tensor),
-                            "aoti_torch_empty_strided");
+rf_status rf__tensor_new(int64_t dim, const int64_t *sizes, int32_t dtype, rf__torch_device device,
+                         AtenTensorHandle *tensor, void **data) {
+    int64_t strides[RF__MAX_DIM], stride = 1;
+    RF_FAIL_IF(dim > RF__MAX_DIM, RF_ERR_UNSUPPORTED, "a tensor of %lld dimensions, at most %d are supported",
+               (long long)dim, RF__MAX_DIM);
+    for (int64_t d = dim - 1; d >= 0; d--) {
+        strides[d] = stride;
+        stride *= sizes[d] > 1 ? sizes[d] : 1;
+    }
+    RF__TORCH_CHECK(aoti_torch_empty_strided(dim, sizes, strides, dtype, device.type, device.index, tensor));
+    RF__TORCH_CHECK(torch_get_mutable_data_ptr(*tensor, data));
+    return RF_OK;
 }
 
 rf_status rf__tensor_make_contiguous(rf__tensor *tensor, int32_t dtype, AtenTensorHandle *copy) {
-    rf_status status = RF_OK;
+    void *data;
     if (tensor->dtype == dtype && rf__tensor_is_contiguous(tensor)) return RF_OK;
-    RF_TRY(tensor_empty(tensor->dim, tensor->sizes, dtype, &tensor->place, copy));
-    RF__TORCH_TRY(aoti_torch_copy_(*copy, tensor->handle, false));
-    RF_TRY(tensor_look(*copy, tensor));
-out:
-    return status;
-}
-
-rf_status rf__tensor_new(int64_t rows, int64_t columns, int32_t dtype, const rf__place *place,
-                         AtenTensorHandle *tensor, void **data) {
-    rf_status status = RF_OK;
-    const int64_t sizes[2] = {rows, columns};
-    RF_TRY(tensor_empty(2, sizes, dtype, place, tensor));
-    RF__TORCH_TRY(torch_get_mutable_data_ptr(*tensor, data));
-out:
-    return status;
-}
-
-rf_status rf__tensor_new_list(int64_t count, int32_t dtype, const rf__place *place, AtenTensorHandle *tensor,
-                              void **data) {
-    rf_status status = RF_OK;
-    RF_TRY(tensor_empty(1, &count, dtype, place, tensor));
-    RF__TORCH_TRY(torch_get_mutable_data_ptr(*tensor, data));
-out:
-    return status;
+    RF_CHECK(rf__tensor_new(tensor->dim, tensor->sizes, dtype, tensor->device, copy, &data));
+    RF__TORCH_CHECK(aoti_torch_copy_(*copy, tensor->handle, false));
+    return tensor_look(*copy, tensor);
 }
 
 void rf__tensor_free(AtenTensorHandle tensor) {
     if (tensor != NULL) aoti_torch_delete_tensor_object(tensor);
+}
+
+rf_status rf__tensor_refuse(const rf__tensor *tensor, rf_status code, const char *format, ...) {
+    char sizes[RF__MAX_DIM * 24] = "", must[512];
+    size_t length = 0;
+    for (int64_t d = 0; d < tensor->dim && d < RF__MAX_DIM; d++)
+        length += (size_t)snprintf(sizes + length, sizeof sizes - length, "%s%lld", d > 0 ? ", " : "",
+                                   (long long)tensor->sizes[d]);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(must, sizeof must, format, arguments);
+    va_end(arguments);
+    return rf__fail(code, "%s is %s [%s], must be %s", tensor->argument, rf__torch_dtype_name(tensor->dtype),
+                    sizes, must);
 }
 
 int32_t rf__torch_dtype(rf_dtype dtype) {
@@ -248,22 +195,15 @@ const char *rf__torch_dtype_name(int32_t dtype) {
 }
 
 rf_status rf__tensor_dtype(const rf__tensor *tensor, rf_dtype *dtype) {
-    for (rf_dtype known = RF_FLOAT32; known <= RF_BFLOAT16; known++) {
-        if (tensor->dtype == rf__torch_dtype(known)) {
-            *dtype = known;
-            return RF_OK;
-        }
-    }
+    for (*dtype = RF_FLOAT32; *dtype <= RF_BFLOAT16; ++*dtype)
+        if (tensor->dtype == rf__torch_dtype(*dtype)) return RF_OK;
     return rf__fail(RF_ERR_TYPE, "%s is %s, must be float32, float16 or bfloat16", tensor->argument,
                     rf__torch_dtype_name(tensor->dtype));
 }
 
 rf_status rf__tensor_int_type(const rf__tensor *tensor, rf_int_type *type) {
-    const bool is_int64 = tensor->dtype == aoti_torch_dtype_int64();
-    if (!is_int64 && tensor->dtype != aoti_torch_dtype_int32()) {
-        return rf__fail(RF_ERR_TYPE, "%s is %s, must be int32 or int64", tensor->argument,
-                        rf__torch_dtype_name(tensor->dtype));
-    }
-    *type = is_int64 ? RF_INT64 : RF_INT32;
+    *type = tensor->dtype == aoti_torch_dtype_int64() ? RF_INT64 : RF_INT32;
+    RF_FAIL_IF(*type == RF_INT32 && tensor->dtype != aoti_torch_dtype_int32(), RF_ERR_TYPE,
+               "%s is %s, must be int32 or int64", tensor->argument, rf__torch_dtype_name(tensor->dtype));
     return RF_OK;
 }

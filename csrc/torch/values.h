@@ -1,45 +1,53 @@
-/* The values that libtorch passes to a boxed kernel, as C, and the way back.
- *
- * Inputs belong to the kernel. rf__call (ops.h) takes them apart with rf__arguments_take and frees
- * them all at its end, so an operator only borrows them.
- */
+/* The values that libtorch passes to a boxed kernel and takes from it, and its tensors, as C. */
 #ifndef RECFUSE_TORCH_VALUES_H
 #define RECFUSE_TORCH_VALUES_H
 
 #include "base/status.h"
 #include "torch/abi.h"
 
-/* One letter per argument of a schema:
- *   t Tensor   o Tensor?   l Tensor[]   s str   i int, SymInt   b bool */
-enum { RF__MAX_ARGUMENTS = 16 };
+/* The type of an argument or output in a schema: Tensor, str, int (also SymInt and ScalarType), float or bool; a list of
+ * these; each of them optional. */
+typedef enum rf__kind { RF__TENSOR, RF__STRING, RF__INTEGER, RF__FLOAT, RF__BOOLEAN } rf__kind;
+typedef struct rf__type {
+    rf__kind kind;
+    bool list, optional;
+} rf__type;
 
-typedef union rf__value {
-    AtenTensorHandle tensor; /* t, o: NULL when absent */
-    StableListHandle list;   /* l */
-    StringHandle string;     /* s */
-    int64_t integer;         /* i */
-    bool boolean;            /* b */
+typedef struct rf__value {
+    bool given; /* false: an optional one that is None; the rest is 0 then */
+    union {
+        StableIValue bits;
+        AtenTensorHandle tensor;
+        StringHandle string;
+        StableListHandle list;
+        int64_t integer;
+        double number;
+        bool boolean;
+    };
 } rf__value;
+_Static_assert(sizeof(void *) == 8 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "a value is read as it lies");
 
-/* Moves stack[0 .. strlen(kinds)) into `values`; boxes of optionals are freed. Cannot fail. */
-void rf__arguments_take(const char *kinds, const StableIValue *stack, rf__value *values);
-/* Frees what rf__arguments_take gave. */
-void rf__arguments_free(const char *kinds, rf__value *values);
+/* Takes a value from the stack; the box of an optional one is freed. Cannot fail. */
+rf__value rf__value_take(rf__type type, StableIValue bits);
+/* Puts a value on the stack, which then owns it. RF_ERR_MEMORY: no box for an optional one. */
+rf_status rf__value_give(rf__type type, const rf__value *value, StableIValue *bits);
+/* Frees a value and, of a list, its elements. */
+void rf__value_free(rf__type type, const rf__value *value);
 
-/* With libtorch's own text, if `code` says that a call to libtorch failed: RF_ERR_MEMORY or RF_ERR_OUT_OF_MEMORY where there was too little,
- * RF_ERR_CUDA where that is what the text is of, else RF_ERR_INTERNAL. */
+/* With libtorch's own text, if `code` says that a call to libtorch failed: RF_ERR_MEMORY or RF_ERR_OUT_OF_MEMORY where
+ * there was too little, RF_ERR_CUDA where that is what the text is of, else RF_ERR_INTERNAL. */
 rf_status rf__torch_status(int32_t code, const char *call);
-#define RF__TORCH_TRY(call) RF_TRY(rf__torch_status((call), #call))
-
-/* The device of an operator's tensors. */
-typedef struct rf__place {
-    int32_t type, index; /* torch's code; ordinal, -1 where there is one alone */
-} rf__place;
+#define RF__TORCH_CHECK(call) RF_CHECK(rf__torch_status((call), #call))
 
 /* Where a tensor is. */
-rf_status rf__tensor_place(AtenTensorHandle handle, rf__place *place);
-bool rf__place_is_cpu(const rf__place *place);
-rf__place rf__place_of_cpu(void);
+typedef struct rf__torch_device {
+    int32_t type, index; /* torch's code; ordinal, -1 where there is one alone */
+} rf__torch_device;
+
+rf_status rf__tensor_device(AtenTensorHandle handle, rf__torch_device *device);
+bool rf__device_is_cpu(rf__torch_device device);
+rf__torch_device rf__device_cpu(void);
 
 /* A dense tensor, looked at once. Everything is borrowed from `handle`. */
 typedef struct rf__tensor {
@@ -49,27 +57,26 @@ typedef struct rf__tensor {
     int64_t dim;
     const int64_t *sizes, *strides;
     int32_t dtype; /* torch's code */
-    rf__place place;
+    rf__torch_device device;
 } rf__tensor;
 
-/* Text of a string that has no zero inside, borrowed; RF_ERR_VALUE otherwise. */
-rf_status rf__string_read(const char *argument, StringHandle string, const char **text);
+enum { RF__MAX_DIM = 8, RF__ANY_DIM = -1 };
 
-/* Looks at `handle`. RF_ERR_VALUE unless it is at `place`, has `dim` dimensions, and memory for its elements. */
-rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, const rf__place *place,
+/* Looks at `handle`. RF_ERR_VALUE unless it is on `device`, has `dim` dimensions, and memory for its elements. */
+rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, rf__torch_device device,
                           rf__tensor *tensor);
-/* Replaces `tensor` by a contiguous copy as `dtype` unless it is contiguous and has it. A copy is also
- * left in *copy (NULL before), to be freed by the caller once `tensor` is done with. */
+/* Replaces `tensor` by a contiguous copy as `dtype` unless it is contiguous and has it; at most RF__MAX_DIM dimensions.
+ * The copy is also left in *copy (NULL before), to be freed by the caller once `tensor` is done with. */
 rf_status rf__tensor_make_contiguous(rf__tensor *tensor, int32_t dtype, AtenTensorHandle *copy);
 bool rf__tensor_is_contiguous(const rf__tensor *tensor);
-/* New contiguous [rows, columns], and where its data is. */
-rf_status rf__tensor_new(int64_t rows, int64_t columns, int32_t dtype, const rf__place *place,
+/* A new contiguous tensor of sizes [dim], and where its data is; at most RF__MAX_DIM dimensions. */
+rf_status rf__tensor_new(int64_t dim, const int64_t *sizes, int32_t dtype, rf__torch_device device,
                          AtenTensorHandle *tensor, void **data);
-/* New [count], and where its data is. */
-rf_status rf__tensor_new_list(int64_t count, int32_t dtype, const rf__place *place, AtenTensorHandle *tensor,
-                              void **data);
 /* Frees a tensor; NULL is fine. */
 void rf__tensor_free(AtenTensorHandle tensor);
+/* Fails with "<argument> is <dtype> [<sizes>], must be " and the text. */
+rf_status rf__tensor_refuse(const rf__tensor *tensor, rf_status code, const char *format, ...)
+    RF__PRINTF(3, 4);
 
 /* Element types; RF_ERR_TYPE names the argument, what was found and what is allowed. */
 rf_status rf__tensor_dtype(const rf__tensor *tensor, rf_dtype *dtype);

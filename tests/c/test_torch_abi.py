@@ -114,5 +114,5 @@ def test_the_library_needs_what_the_list_has_and_nothing_else() -> None:
     symbols = {line.split()[-1].split("@")[0]: line.split()[-2] for line in lines}
     of_torch = {name for name in symbols if name.startswith(("torch_", "aoti_"))}
     assert of_torch == REQUIRED | OPTIONAL
-    assert {name for name in OPTIONAL | {"_ZdlPv"} if symbols[name] != "w"} == set(), "must be weak"
-    assert {name for name in symbols if name.startswith("_Z")} == {"_ZdlPv"}, "C++ symbols"
+    assert {name for name in OPTIONAL | {"_ZdlPv", "_Znwm"} if symbols[name] != "w"} == set(), "must be weak"
+    assert {name for name in symbols if name.startswith("_Z")} == {"_ZdlPv", "_Znwm"}, "C++ symbols"

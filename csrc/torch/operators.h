@@ -1,0 +1,26 @@
+/* The list of torch operators. X is `rf__torch_X`, in the file of its name or its family's. */
+#ifndef RECFUSE_TORCH_OPERATORS_H
+#define RECFUSE_TORCH_OPERATORS_H
+
+#include "torch/call.h"
+
+#define RF__TORCH_OPERATORS(X)                     \
+    X(embedding_bag)                               \
+    X(_bag_lookups)                                \
+    X(pin_rows)                                    \
+    X(unpin)                                       \
+    X(fused_embedding_bag)                         \
+    X(fused_embedding_bag_backward)                \
+    X(fused_embedding_bag_sparse_backward)         \
+    X(fused_embedding_bag_winners)                 \
+    X(fused_embedding_bag_sample_weights_backward) \
+    X(check)                                       \
+    X(cpu_isa)                                     \
+    X(library_version)                             \
+    X(library_path)
+
+#define RF__TORCH_OPERATOR(name) extern const rf__operator rf__torch_##name;
+RF__TORCH_OPERATORS(RF__TORCH_OPERATOR)
+#undef RF__TORCH_OPERATOR
+
+#endif
