@@ -2,7 +2,14 @@
 #ifndef RECFUSE_VALIDATE_H
 #define RECFUSE_VALIDATE_H
 
+#include <inttypes.h>
+
 #include "base/status.h"
+
+#define RF__I64 "%" PRId64
+/* Where the condition holds, fails with "recfuse.<operator_name>: " and the text; `operator_name` is in scope. */
+#define RF__REFUSE_IF(condition, code, text, ...) \
+    RF_FAIL_IF(condition, code, "recfuse.%s: " text, operator_name, __VA_ARGS__)
 
 static inline int64_t rf__dtype_bytes(rf_dtype dtype) { return dtype == RF_FLOAT32 ? 4 : 2; }
 

@@ -175,7 +175,7 @@ TWO_TABLES_ERRORS: dict[str, tuple[Inputs, str, str]] = {
     "buffer dtype": ({"weights": [torch.zeros(9).int()]}, "TypeError", "weights is int32"),
     "buffer strided": ({"weights": [torch.randn(900)[::2]]}, "ValueError", "a tensor of"),
     "second buffer": ({"weights": [torch.randn(440), torch.zeros(9).int()]}, "TypeError", "weights is int32"),
-    "no buffer": ({"weights": []}, "ValueError", "features[0] is in buffer 0"),
+    "no buffer": ({"weights": []}, "ValueError", "features[0] is in weights[0]"),
     "buffer too small": ({"weights": [torch.randn(439)]}, "ValueError", "features[1]"),
     "features dtype": ({"features": two_tables()["features"].int()}, "TypeError", "features is int32 [2, 7]"),
     "features width": (
@@ -186,7 +186,7 @@ TWO_TABLES_ERRORS: dict[str, tuple[Inputs, str, str]] = {
     "features huge": ({"features": two_tables()["features"] * (1 << 60)}, "ValueError", "features["),
     "offsets number": ({"offsets": torch.zeros(6).long()}, "ValueError", "offsets has 6"),
     "no offsets": ({"offsets": torch.zeros(0).long()}, "ValueError", "offsets has 0"),
-    "output_dim": ({"output_dim": 11}, "ValueError", ""),
+    "output_dim": ({"output_dim": 11}, "ValueError", "output_dim is 11"),
     "output_dim negative": ({"output_dim": -1}, "ValueError", "output_dim is -1"),
     "indices range": ({"indices": torch.full((40,), 30)}, "IndexError", ""),
     "sample weights with mean": ({"per_sample_weights": torch.rand(40)}, "NotImplementedError", ""),

@@ -155,7 +155,7 @@ void test_fused_embedding_bag_errors(void) {
 
     /* Arguments. */
     FUSED(RF_ERR_VALUE, "-1 features", call.n_features = -1);
-    FUSED(RF_ERR_VALUE, "-1 buffers", call.n_buffers = -1);
+    FUSED(RF_ERR_VALUE, "-1 weights", call.n_buffers = -1);
     FUSED(RF_ERR_VALUE, "-1 lookups", call.lookups = -1);
     FUSED(RF_ERR_VALUE, "-1 bags", call.bags = -1);
     FUSED(RF_ERR_VALUE, "bags", call.bags = INT64_MAX);
@@ -165,14 +165,14 @@ void test_fused_embedding_bag_errors(void) {
     FUSED(RF_ERR_VALUE, "indices|NULL", call.indices = NULL);
     FUSED(RF_ERR_VALUE, "offsets|NULL", call.offsets = NULL);
     FUSED(RF_ERR_VALUE, "output|NULL", call.output = NULL);
-    FUSED(RF_ERR_VALUE, "buffers[0].data|NULL", buffers[0].data = NULL);
+    FUSED(RF_ERR_VALUE, "weights[0]|NULL", buffers[0].data = NULL);
     FUSED(RF_ERR_TYPE, "dtype|5", buffers[0].dtype = (rf_dtype)5);
     FUSED(RF_ERR_TYPE, "output_dtype|5", call.output_dtype = (rf_dtype)5);
     FUSED(RF_ERR_TYPE, "index_type|2", call.index_type = (rf_int_type)2);
 
     /* Features. */
-    FUSED(RF_ERR_VALUE, "features[1]|buffer|1", features[1].buffer = 1);
-    FUSED(RF_ERR_VALUE, "features[1]|buffer|-1", features[1].buffer = -1);
+    FUSED(RF_ERR_VALUE, "features[1]|weights[1]", features[1].buffer = 1);
+    FUSED(RF_ERR_VALUE, "features[1]|weights[-1]", features[1].buffer = -1);
     FUSED(RF_ERR_VALUE, "features[1]|16", features[1].weight_offset = 9);
     FUSED(RF_ERR_VALUE, "features[1]", features[1].weight_offset = -1);
     FUSED(RF_ERR_VALUE, "features[0]", features[0].rows = 9);
@@ -186,7 +186,7 @@ void test_fused_embedding_bag_errors(void) {
     FUSED(RF_ERR_VALUE, "features[1]|column", features[1].output_column = 3);
     FUSED(RF_ERR_VALUE, "features[1]|column", features[1].output_column = -1);
     FUSED(RF_ERR_VALUE, "features[1]|column", features[1].output_column = INT64_MAX);
-    FUSED(RF_ERR_VALUE, "output", features[1].output_column = 0);
+    FUSED(RF_ERR_VALUE, "output_column must be 4", features[1].output_column = 0);
     FUSED(RF_ERR_UNSUPPORTED, "sum|feature 1", call.sample_weights = samples; features[1].pooling = RF_MEAN);
 
     /* Nothing to do. */

@@ -144,8 +144,8 @@ static void fused_bad(char **arguments) {
     REFUSED(RF_ERR_VALUE, "-1 features", one.params.n_features = -1);
     REFUSED(RF_ERR_VALUE, "-1 buffers", one.params.n_buffers = -1);
     REFUSED(RF_ERR_VALUE, "the features write", one.params.n_features = 3);
-    REFUSED(RF_ERR_VALUE, "features[0] is in buffer 0", one.params.n_buffers = 0);
-    REFUSED(RF_ERR_VALUE, "buffers[0].data is NULL", one.buffers[0].data = NULL);
+    REFUSED(RF_ERR_VALUE, "features[0] is in weights[0]", one.params.n_buffers = 0);
+    REFUSED(RF_ERR_VALUE, "weights[0] is NULL", one.buffers[0].data = NULL);
     REFUSED(RF_ERR_TYPE, "dtype", one.buffers[1].dtype = (rf_dtype)3);
     REFUSED(RF_ERR_VALUE, "must lie in buffer", one.features[1].rows = 1 << 20);
     REFUSED(RF_ERR_VALUE, "must lie in buffer", one.features[1].rows = INT64_MAX);
