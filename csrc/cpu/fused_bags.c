@@ -57,16 +57,13 @@ static void find_winners(void *context, int64_t task) {
 
 rf_status rf_fused_embedding_bag_winners_cpu(const rf_fused_embedding_bag_params *params, int64_t *winners,
                                              const rf_executor *executor) {
-    rf_status status = RF_OK;
     rf_fused_embedding_bag_params checked = *params;
     checked.output = winners;
     checked.output_stride = params->output_dim;
     bags_call call = {.params = params, .winners = winners};
-    RF_TRY(rf__check_fused_call(&checked));
-    RF_TRY(rf__check_fused_features(&checked));
-    RF_TRY(run("fused_embedding_bag_winners", &call, find_winners, executor));
-out:
-    return status;
+    RF_CHECK(rf__check_fused_call(&checked));
+    RF_CHECK(rf__check_fused_features(&checked));
+    return run("fused_embedding_bag_winners", &call, find_winners, executor);
 }
 
 static void multiply_rows(void *context, int64_t task) {
@@ -107,10 +104,9 @@ rf_status rf_fused_embedding_bag_sample_weights_backward_cpu(const rf_fused_embe
     if (params->lookups == 0) goto out;
     RF_TRY(rf__check_fused_features(&checked));
     RF_TRY(rf__check_dtype(name, "grad_dtype", grad_dtype));
-    if (output == NULL || (grad == NULL && params->bags * params->output_dim > 0)) {
-        return rf__fail(RF_ERR_VALUE, "recfuse.%s: %s is NULL; it must point to its elements", name,
-                        output == NULL ? "output" : "grad");
-    }
+    RF_FAIL_IF(output == NULL || (grad == NULL && params->bags * params->output_dim > 0), RF_ERR_VALUE,
+               "recfuse.%s: %s is NULL; it must point to its elements", name,
+               output == NULL ? "output" : "grad");
     memset(output, 0, (size_t)params->lookups * sizeof *output);
     RF_TRY(run(name, &call, multiply_rows, executor));
 out:

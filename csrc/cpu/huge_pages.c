@@ -37,17 +37,13 @@ void rf__huge_pages_ask(void *data, int64_t bytes) {
 }
 
 rf_status rf_advise_huge_pages(void *data, int64_t bytes) {
-    if (bytes < 0 || (data == NULL && bytes > 0)) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.advise_huge_pages: %" PRId64 " bytes at %p; a buffer is allowed", bytes,
-                        data);
-    }
+    RF_FAIL_IF(bytes < 0 || (data == NULL && bytes > 0), RF_ERR_VALUE,
+               "recfuse.advise_huge_pages: %" PRId64 " bytes at %p; a buffer is allowed", bytes, data);
 #ifdef MADV_HUGEPAGE
     uintptr_t first, end;
     if (!pages_inside(data, bytes, &first, &end)) return RF_OK;
-    if (madvise((void *)first, end - first, MADV_HUGEPAGE) != 0 && errno != EINVAL) {
-        return rf__fail(RF_ERR_INTERNAL, "recfuse.advise_huge_pages: madvise failed: %s", strerror(errno));
-    }
+    RF_FAIL_IF(madvise((void *)first, end - first, MADV_HUGEPAGE) != 0 && errno != EINVAL, RF_ERR_INTERNAL,
+               "recfuse.advise_huge_pages: madvise failed: %s", strerror(errno));
     /* For pages that are there already; only newer kernels (6.1) know it, and it may find no free memory. */
     (void)madvise((void *)first, end - first, COLLAPSE);
 #endif

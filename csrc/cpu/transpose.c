@@ -35,7 +35,7 @@ static float bag_factor(const rf_fused_backward_params *params, const rf_feature
 static inline __attribute__((always_inline)) void walk(const rf__transpose *transpose, int64_t chunk,
                                                        const bool write, const rf_int_type index_type) {
     const rf_fused_backward_params *params = transpose->params;
-    int64_t *places = transpose->places + chunk * transpose->buckets;
+    int64_t *cursors = transpose->cursors + chunk * transpose->buckets;
     const int64_t shift = transpose->shift, bags = params->bags;
     const uint64_t low_bits = ((uint64_t)1 << shift) - 1;
     int64_t at = chunk * transpose->chunk_bags, end = at + transpose->chunk_bags;
@@ -55,9 +55,9 @@ static inline __attribute__((always_inline)) void walk(const rf__transpose *tran
                 const int64_t index = rf__load_int(params->indices, index_type, i);
                 if ((uint64_t)index >= limit || index == padding_idx) continue;
                 const uint64_t row = (uint64_t)(first_row + index);
-                int64_t *place = &places[row >> shift];
+                int64_t *cursor = &cursors[row >> shift];
                 if (write) {
-                    rf__entry *entry = &transpose->entries[*place];
+                    rf__entry *entry = &transpose->entries[*cursor];
                     entry->source = bag * params->output_dim + feature->output_column;
                     entry->row = (uint32_t)(row & low_bits);
                     if (feature->pooling == RF_MAX) {
@@ -67,7 +67,7 @@ static inline __attribute__((always_inline)) void walk(const rf__transpose *tran
                         entry->factor = params->sample_weights != NULL ? params->sample_weights[i] : factor;
                     }
                 }
-                ++*place;
+                ++*cursor;
             }
         }
         at += last_bag - first_bag;
@@ -92,14 +92,14 @@ static void write_chunk(void *context, int64_t chunk) {
     }
 }
 
-/* The places of a bucket lie one after another, chunk by chunk. Returns the number of entries. */
-static int64_t places_sum(rf__transpose *transpose) {
+/* The cursors of a bucket lie one after another, chunk by chunk. Returns the number of entries. */
+static int64_t cursors_sum(rf__transpose *transpose) {
     int64_t total = 0;
     for (int64_t b = 0; b < transpose->buckets; b++) {
         transpose->starts[b] = total;
         for (int64_t c = 0; c < transpose->chunks; c++) {
-            int64_t *place = &transpose->places[c * transpose->buckets + b], count = *place;
-            *place = total;
+            int64_t *cursor = &transpose->cursors[c * transpose->buckets + b], count = *cursor;
+            *cursor = total;
             total += count;
         }
     }
@@ -130,10 +130,8 @@ rf_status rf__transpose_run(rf__transpose *transpose, const rf_fused_backward_pa
     int64_t lookups = 0;
     transpose->params = params;
     transpose->features = malloc(sizeof(int64_t) * (size_t)between(params->n_features, 1, INT64_MAX));
-    if (transpose->features == NULL) {
-        return rf__fail(RF_ERR_MEMORY, "recfuse.%s: no memory for %lld features", operator_name,
-                        (long long)params->n_features);
-    }
+    RF_FAIL_IF(transpose->features == NULL, RF_ERR_MEMORY, "recfuse.%s: no memory for %lld features",
+               operator_name, (long long)params->n_features);
     for (int64_t f = 0; f < params->n_features; f++) {
         if (params->features[f].buffer != params->group) continue;
         transpose->features[transpose->n_features++] = f;
@@ -143,22 +141,18 @@ rf_status rf__transpose_run(rf__transpose *transpose, const rf_fused_backward_pa
     }
     cut(transpose, lookups, bucket_rows);
     const int64_t counters = transpose->chunks * transpose->buckets;
-    transpose->places = calloc((size_t)between(counters, 1, INT64_MAX), sizeof(int64_t));
+    transpose->cursors = calloc((size_t)between(counters, 1, INT64_MAX), sizeof(int64_t));
     transpose->starts = calloc((size_t)transpose->buckets + 1, sizeof(int64_t));
-    if (transpose->places == NULL || transpose->starts == NULL) {
-        return rf__fail(RF_ERR_MEMORY, "recfuse.%s: no memory for %lld counters", operator_name,
-                        (long long)counters);
-    }
+    RF_FAIL_IF(transpose->cursors == NULL || transpose->starts == NULL, RF_ERR_MEMORY,
+               "recfuse.%s: no memory for %lld counters", operator_name, (long long)counters);
     const int64_t workers = rf__tasks_workers(executor, lookups * (int64_t)sizeof(rf__entry));
     RF_TRY(rf__tasks_run(operator_name, transpose->chunks, workers, count_chunk, transpose, executor));
-    const int64_t total = places_sum(transpose);
+    const int64_t total = cursors_sum(transpose);
     if (total == 0) goto out;
     transpose->entries = malloc((size_t)total * sizeof(rf__entry));
     transpose->scratch = malloc((size_t)total * sizeof(rf__entry));
-    if (transpose->entries == NULL || transpose->scratch == NULL) {
-        return rf__fail(RF_ERR_MEMORY, "recfuse.%s: no memory for %lld lookups", operator_name,
-                        (long long)total);
-    }
+    RF_FAIL_IF(transpose->entries == NULL || transpose->scratch == NULL, RF_ERR_MEMORY,
+               "recfuse.%s: no memory for %lld lookups", operator_name, (long long)total);
     RF_TRY(rf__tasks_run(operator_name, transpose->chunks, workers, write_chunk, transpose, executor));
 out:
     return status;
@@ -168,7 +162,7 @@ void rf__transpose_free(rf__transpose *transpose) {
     free(transpose->scratch);
     free(transpose->entries);
     free(transpose->starts);
-    free(transpose->places);
+    free(transpose->cursors);
     free(transpose->features);
 }
 
@@ -184,15 +178,15 @@ static void sort_few(rf__entry *entries, int64_t count) {
 
 /* One pass of a radix sort, by the digit of `bits` bits from bit `low` on. */
 static void sort_digit(const rf__entry *from, rf__entry *to, int64_t count, int64_t low, int64_t bits) {
-    int64_t places[1 << DIGIT_BITS] = {0}, at = 0;
+    int64_t cursors[1 << DIGIT_BITS] = {0}, at = 0;
     const uint32_t mask = ((uint32_t)1 << bits) - 1;
-    for (int64_t i = 0; i < count; i++) places[rf__entry_row(&from[i]) >> low & mask]++;
+    for (int64_t i = 0; i < count; i++) cursors[rf__entry_row(&from[i]) >> low & mask]++;
     for (uint32_t digit = 0; digit <= mask; digit++) {
-        const int64_t size = places[digit];
-        places[digit] = at;
+        const int64_t size = cursors[digit];
+        cursors[digit] = at;
         at += size;
     }
-    for (int64_t i = 0; i < count; i++) to[places[rf__entry_row(&from[i]) >> low & mask]++] = from[i];
+    for (int64_t i = 0; i < count; i++) to[cursors[rf__entry_row(&from[i]) >> low & mask]++] = from[i];
 }
 
 rf__entry *rf__transpose_sort(const rf__transpose *transpose, int64_t bucket) {

@@ -31,7 +31,7 @@ typedef struct rf__transpose {
     int64_t n_features;
     int64_t chunks, chunk_bags; /* of n_features * bags */
     int64_t shift, buckets;     /* bucket b holds rows b << shift up to (b + 1) << shift */
-    int64_t *places;            /* [chunks, buckets]: entries, then the place of the next one */
+    int64_t *cursors;            /* [chunks, buckets]: entries, then where the next one goes */
     int64_t *starts;            /* [buckets + 1] */
     rf__entry *entries;         /* [starts[buckets]], by bucket */
     rf__entry *scratch;         /* as many */

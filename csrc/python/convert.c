@@ -16,6 +16,12 @@ PyObject *rf__py_raise(rf_status status, const char *function) {
     return NULL;
 }
 
+PyObject *rf__py_result(PyObject *result, rf_status status, const char *function) {
+    if (status == RF_OK) return result;
+    Py_XDECREF(result);
+    return rf__py_raise(status, function);
+}
+
 PyArrayObject *rf__py_array(PyObject *object, int type, int dimensions, const char *function,
                             const char *argument) {
     PyArrayObject *array = NULL;
@@ -72,11 +78,11 @@ int rf__py_batch(PyObject *object, rf_embedding_bag_params *batch, const void **
 }
 
 PyObject *rf__py_kernel(const rf_kernel_info *info, PyObject *more) {
-    PyObject *known = Py_BuildValue("{s:i,s:i,s:i,s:L,s:d,s:O,s:s}", "registers", info->registers,
-                                    "spill_bytes", info->spill_bytes, "stack_bytes", info->stack_bytes,
-                                    "cubin_bytes", (long long)info->cubin_bytes, "seconds", info->seconds,
-                                    "cached", info->cached ? Py_True : Py_False, "path", info->path);
-    if (known != NULL && (more == NULL || PyDict_Update(known, more) != 0)) Py_CLEAR(known);
+    PyObject *kernel = Py_BuildValue("{s:i,s:i,s:i,s:L,s:d,s:O,s:s}", "registers", info->registers,
+                                     "spill_bytes", info->spill_bytes, "stack_bytes", info->stack_bytes,
+                                     "cubin_bytes", (long long)info->cubin_bytes, "seconds", info->seconds,
+                                     "cached", info->cached ? Py_True : Py_False, "path", info->path);
+    if (kernel != NULL && (more == NULL || PyDict_Update(kernel, more) != 0)) Py_CLEAR(kernel);
     Py_XDECREF(more);
-    return known;
+    return kernel;
 }

@@ -11,8 +11,7 @@
 #include "cuda/pin_rows/pin_rows.h"
 #include "base/status.h"
 
-PyObject *rf__py_embedding_bag_compile(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(embedding_bag_compile) {
     rf_embedding_bag_params params = {0};
     rf_embedding_bag_schedule schedule, complete;
     rf_kernel_info info;
@@ -59,8 +58,7 @@ PyObject *rf__py_embedding_bag_compile(PyObject *module, PyObject *arguments) {
         &info, Py_BuildValue("{s:s,s:i}", "schedule", complete_text, "shared_bytes", info.shared_bytes));
 }
 
-PyObject *rf__py_small_kernels_compile(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(small_kernels_compile) {
     const char *arch;
     rf_status status = RF_OK;
     if (!PyArg_ParseTuple(arguments, "s:small_kernels_compile", &arch)) return NULL;
@@ -117,8 +115,7 @@ static rf_status pin(void *context, const rf_embedding_bag_params *batch, const 
     return rf_pin_rows_cuda(&params, true, stream);
 }
 
-PyObject *rf__py_embedding_bag_measure(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(embedding_bag_measure) {
     rf_embedding_bag_params table = {0};
     rf_embedding_bag_measurement work = {0};
     rf_cuda_stream stream = {0};
@@ -161,10 +158,7 @@ PyObject *rf__py_embedding_bag_measure(PyObject *module, PyObject *arguments) {
     if (seconds == NULL) goto out;
     work.seconds = PyArray_DATA((PyArrayObject *)seconds);
     Py_BEGIN_ALLOW_THREADS status = rf_embedding_bag_measure(&work, &stream);
-    Py_END_ALLOW_THREADS if (status != RF_OK) {
-        Py_CLEAR(seconds);
-        rf__py_raise(status, "embedding_bag_measure");
-    }
+    Py_END_ALLOW_THREADS seconds = rf__py_result(seconds, status, "embedding_bag_measure");
 out:
     free((void *)work.schedules);
     free((void *)work.batches);

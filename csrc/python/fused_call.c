@@ -22,12 +22,12 @@ static int buffers_read(PyObject *list, rf__py_fused_call *call) {
         unsigned long long data;
         long long numel;
         int dtype;
-        PyObject *one = PyList_GetItem(list, i);
-        if (!PyTuple_Check(one)) {
+        PyObject *tuple = PyList_GetItem(list, i);
+        if (!PyTuple_Check(tuple)) {
             PyErr_SetString(PyExc_TypeError, "call: a buffer must be a tuple (address, numel, dtype)");
             return -1;
         }
-        if (!PyArg_ParseTuple(one, "KLi:call", &data, &numel, &dtype)) return -1;
+        if (!PyArg_ParseTuple(tuple, "KLi:call", &data, &numel, &dtype)) return -1;
         if (dtype < RF_FLOAT32 || dtype > RF_BFLOAT16) {
             PyErr_Format(PyExc_ValueError, "call: unknown dtype %d", dtype);
             return -1;

@@ -6,8 +6,7 @@
 #include "cuda/fused_embedding_bag/measure.h"
 #include "base/validate.h"
 
-PyObject *rf__py_fused_embedding_bag_candidates(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(fused_embedding_bag_candidates) {
     enum { MOST = 128 };
     rf__py_fused_call call = {0};
     rf__fused_geometry shape;
@@ -34,9 +33,9 @@ PyObject *rf__py_fused_embedding_bag_candidates(PyObject *module, PyObject *argu
     }
     list = PyList_New(count);
     for (int32_t i = 0; list != NULL && i < count; i++) {
-        const rf_fused_schedule *one = &found[i];
-        PyObject *tuple =
-            Py_BuildValue("(iiiii)", one->kind, one->threads, one->distance, one->split, one->expected);
+        const rf_fused_schedule *schedule = &found[i];
+        PyObject *tuple = Py_BuildValue("(iiiii)", schedule->kind, schedule->threads, schedule->distance,
+                                        schedule->split, schedule->expected);
         if (tuple == NULL || PyList_SetItem(list, i, tuple) != 0) Py_CLEAR(list);
     }
 out:
@@ -44,8 +43,7 @@ out:
     return list;
 }
 
-PyObject *rf__py_fused_embedding_bag_compile(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(fused_embedding_bag_compile) {
     static const char function[] = "fused_embedding_bag_compile";
     rf__py_fused_call call = {0};
     const char *arch;
@@ -112,8 +110,7 @@ out:
     return result;
 }
 
-PyObject *rf__py_fused_embedding_bag_measure(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(fused_embedding_bag_measure) {
     static const char function[] = "fused_embedding_bag_measure";
     rf__py_fused_call call = {0};
     rf__fused_measurement work = {0};
@@ -166,10 +163,7 @@ PyObject *rf__py_fused_embedding_bag_measure(PyObject *module, PyObject *argumen
     if (result == NULL) goto out;
     double *values = PyArray_DATA((PyArrayObject *)result);
     Py_BEGIN_ALLOW_THREADS status = rf__fused_measure(&work, timed, values, &stream);
-    Py_END_ALLOW_THREADS if (status != RF_OK) {
-        Py_CLEAR(result);
-        rf__py_raise(status, function);
-    }
+    Py_END_ALLOW_THREADS result = rf__py_result(result, status, function);
 out:
     free(host_offsets);
     free(batches);

@@ -7,8 +7,7 @@ static const char described_name[] = "recfuse.described";
 
 static void described_free(PyObject *capsule) { free(PyCapsule_GetPointer(capsule, described_name)); }
 
-PyObject *rf__py_fused_embedding_bag_describe(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(fused_embedding_bag_describe) {
     static const char function[] = "fused_embedding_bag_describe";
     rf__py_fused_call call = {0};
     PyObject *call_object, *schedules_object, *result = NULL;
@@ -72,8 +71,7 @@ static PyArrayObject *offsets_read(PyObject *object, int64_t n_features, rf__fus
     return offsets;
 }
 
-PyObject *rf__py_fused_embedding_bag_map(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(fused_embedding_bag_map) {
     static const char function[] = "fused_embedding_bag_map";
     PyObject *capsule, *offsets_object, *memory = Py_None;
     int sms = 132, stage = 1;

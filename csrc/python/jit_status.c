@@ -14,8 +14,7 @@ static PyObject *text_or_none(const char *text) {
     return Py_None;
 }
 
-PyObject *rf__py_jit_status(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(jit_status) {
     const rf__nvrtc_library *library = NULL;
     char folder[RF__PATH_BYTES], refused[RF__CACHE_REASON_BYTES] = "";
     rf__cache_file *files = NULL;

@@ -82,12 +82,18 @@
       "[sets, features, 5], warps: int, rounds: int, timed: bool) -> float64: [sets, rounds], seconds a "    \
       "batch; or where timed [sets, features], clock cycles of the blocks of a feature")
 
-#define RF__PYTHON_DECLARE(name, text) PyObject *rf__py_##name(PyObject *module, PyObject *arguments);
+/* The head of a function of the list. */
+#define RF__PY_METHOD(name) \
+    PyObject *rf__py_##name(__attribute__((unused)) PyObject *module, PyObject *arguments)
+
+#define RF__PYTHON_DECLARE(name, text) RF__PY_METHOD(name);
 RF__PYTHON_METHODS(RF__PYTHON_DECLARE)
 #undef RF__PYTHON_DECLARE
 
 /* Raises what `status` (not RF_OK) stands for, with the text "<function>: <detail>"; returns NULL. */
 PyObject *rf__py_raise(rf_status status, const char *function);
+/* `result` where `status` is RF_OK; else drops it and raises. */
+PyObject *rf__py_result(PyObject *result, rf_status status, const char *function);
 
 /* `object` as a C-contiguous array of the type and number of dimensions, converted by NumPy's safe
  * casts alone; a new reference, or NULL with TypeError or ValueError. */

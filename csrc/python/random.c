@@ -2,8 +2,7 @@
 #include "python/methods.h"
 #include "tools/random.h"
 
-PyObject *rf__py_permutation(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(permutation) {
     long long count;
     unsigned long long seed;
     if (!PyArg_ParseTuple(arguments, "LK:permutation", &count, &seed)) return NULL;
@@ -18,8 +17,7 @@ PyObject *rf__py_permutation(PyObject *module, PyObject *arguments) {
     return order;
 }
 
-PyObject *rf__py_uniform(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(uniform) {
     long long count, bound;
     unsigned long long seed;
     if (!PyArg_ParseTuple(arguments, "LLK:uniform", &count, &bound, &seed)) return NULL;

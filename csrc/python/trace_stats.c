@@ -4,8 +4,7 @@
 #include "base/status.h"
 #include "tools/trace_stats.h"
 
-PyObject *rf__py_trace_curve(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(trace_curve) {
     PyObject *objects[3], *values = NULL;
     PyArrayObject *ranks = NULL, *counts = NULL, *positions = NULL;
     if (!PyArg_ParseTuple(arguments, "OOO:trace_curve", &objects[0], &objects[1], &objects[2])) return NULL;
@@ -23,10 +22,7 @@ PyObject *rf__py_trace_curve(PyObject *module, PyObject *arguments) {
     const rf_status status =
         rf__trace_curve(PyArray_DATA(ranks), PyArray_DATA(counts), PyArray_DIM(ranks, 0),
                         PyArray_DATA(positions), count, PyArray_DATA((PyArrayObject *)values));
-    if (status != RF_OK) {
-        Py_CLEAR(values);
-        rf__py_raise(status, "trace_curve");
-    }
+    values = rf__py_result(values, status, "trace_curve");
 out:
     Py_XDECREF(positions);
     Py_XDECREF(counts);
@@ -34,8 +30,7 @@ out:
     return values;
 }
 
-PyObject *rf__py_trace_times(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(trace_times) {
     PyObject *object, *times = NULL;
     PyArrayObject *array = NULL;
     double length, burst, median, sigma;
@@ -61,17 +56,13 @@ PyObject *rf__py_trace_times(PyObject *module, PyObject *arguments) {
     if (times == NULL) goto out;
     double *data = PyArray_DATA((PyArrayObject *)times);
     Py_BEGIN_ALLOW_THREADS status = rf__trace_times(counts, n_rows, length, burst, median, sigma, seed, data);
-    Py_END_ALLOW_THREADS if (status != RF_OK) {
-        Py_CLEAR(times);
-        rf__py_raise(status, "trace_times");
-    }
+    Py_END_ALLOW_THREADS times = rf__py_result(times, status, "trace_times");
 out:
     Py_XDECREF(array);
     return times;
 }
 
-PyObject *rf__py_trace_reuse(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(trace_reuse) {
     PyObject *object, *gaps = NULL, *distances = NULL, *both = NULL;
     long long n_rows;
     rf_status status = RF_OK;

@@ -16,8 +16,7 @@ static const rf__workload_group *as_groups(PyObject *object, const char *functio
     return PyArray_DATA(*array);
 }
 
-PyObject *rf__py_workload_lengths(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(workload_lengths) {
     PyObject *object, *lengths = NULL;
     PyArrayObject *array = NULL;
     long long batch;
@@ -35,17 +34,13 @@ PyObject *rf__py_workload_lengths(PyObject *module, PyObject *arguments) {
     if (lengths == NULL) goto out;
     int32_t *data = PyArray_DATA((PyArrayObject *)lengths);
     Py_BEGIN_ALLOW_THREADS status = rf__workload_lengths(groups, shape[0], batch, seed, data);
-    Py_END_ALLOW_THREADS if (status != RF_OK) {
-        Py_CLEAR(lengths);
-        rf__py_raise(status, "workload_lengths");
-    }
+    Py_END_ALLOW_THREADS lengths = rf__py_result(lengths, status, "workload_lengths");
 out:
     Py_XDECREF(array);
     return lengths;
 }
 
-PyObject *rf__py_workload_indices(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(workload_indices) {
     PyObject *group_object, *length_object, *indices = NULL;
     PyArrayObject *group_array = NULL, *length_array = NULL;
     double skew;
@@ -80,18 +75,14 @@ PyObject *rf__py_workload_indices(PyObject *module, PyObject *arguments) {
     void *data = PyArray_DATA((PyArrayObject *)indices);
     Py_BEGIN_ALLOW_THREADS status = rf__workload_indices(groups, n_groups, batch, lengths, skew, model_seed,
                                                          seed, wide ? RF_INT64 : RF_INT32, lookups, data);
-    Py_END_ALLOW_THREADS if (status != RF_OK) {
-        Py_CLEAR(indices);
-        rf__py_raise(status, "workload_indices");
-    }
+    Py_END_ALLOW_THREADS indices = rf__py_result(indices, status, "workload_indices");
 out:
     Py_XDECREF(length_array);
     Py_XDECREF(group_array);
     return indices;
 }
 
-PyObject *rf__py_batch_sizes(PyObject *module, PyObject *arguments) {
-    (void)module;
+RF__PY_METHOD(batch_sizes) {
     double median, spread;
     long long maximum, count;
     unsigned long long seed;

@@ -13,13 +13,11 @@
 rf_status rf__trace_curve(const double *ranks, const double *counts, int64_t n_points,
                           const double *positions, int64_t count, double *values) {
     for (int64_t i = 0; i < n_points; i++) {
-        if (!(counts[i] > 0 && ranks[i] > (i > 0 ? ranks[i - 1] : 0))) {
-            return rf__fail(RF_ERR_VALUE,
-                            "point %lld is (%g, %g), allowed are rising ranks > 0 and counts > 0",
-                            (long long)i, ranks[i], counts[i]);
-        }
+        RF_FAIL_IF(!(counts[i] > 0 && ranks[i] > (i > 0 ? ranks[i - 1] : 0)), RF_ERR_VALUE,
+                   "point %lld is (%g, %g), allowed are rising ranks > 0 and counts > 0", (long long)i,
+                   ranks[i], counts[i]);
     }
-    if (n_points < 1) return rf__fail(RF_ERR_VALUE, "there are no points, needed is at least 1");
+    RF_FAIL_IF(n_points < 1, RF_ERR_VALUE, "there are no points, needed is at least 1");
     int64_t next = 0; /* the first point behind the position; positions mostly rise */
     for (int64_t i = 0; i < count; i++) {
         if (next > 0 && positions[i] < ranks[next - 1]) next = 0;
@@ -37,11 +35,9 @@ rf_status rf__trace_curve(const double *ranks, const double *counts, int64_t n_p
 
 rf_status rf__trace_times(const int64_t *counts, int64_t n_rows, double length, double burst, double median,
                           double sigma, uint64_t seed, double *times) {
-    if (!(length > 0 && burst >= 0 && burst <= 1 && median > 0 && sigma >= 0)) {
-        return rf__fail(RF_ERR_VALUE,
-                        "length is %g, burst %g, median %g, sigma %g; allowed are > 0, [0, 1], > 0, >= 0",
-                        length, burst, median, sigma);
-    }
+    RF_FAIL_IF(!(length > 0 && burst >= 0 && burst <= 1 && median > 0 && sigma >= 0), RF_ERR_VALUE,
+               "length is %g, burst %g, median %g, sigma %g; allowed are > 0, [0, 1], > 0, >= 0", length,
+               burst, median, sigma);
     const double log_median = rf__log(median);
     int64_t at = 0;
     for (int64_t row = 0; row < n_rows; row++) {
@@ -65,10 +61,8 @@ rf_status rf__trace_reuse(const int64_t *rows, int64_t lookups, int64_t n_rows, 
     rf_status status = RF_OK;
     int64_t *last = NULL; /* [n_rows]: 1 + the last lookup of each row, 0 where there was none */
     int32_t *tree = NULL; /* [lookups + 1]: Fenwick tree of marks, one on the last lookup of each row */
-    if (lookups >= INT32_MAX) {
-        return rf__fail(RF_ERR_VALUE, "the trace has %lld lookups, allowed are fewer than 2^31 - 1",
-                        (long long)lookups);
-    }
+    RF_FAIL_IF(lookups >= INT32_MAX, RF_ERR_VALUE,
+               "the trace has %lld lookups, allowed are fewer than 2^31 - 1", (long long)lookups);
     last = calloc((size_t)n_rows + 1, sizeof *last);
     tree = calloc((size_t)lookups + 1, sizeof *tree);
     if (last == NULL || tree == NULL) {

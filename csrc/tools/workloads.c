@@ -22,30 +22,21 @@ static rf_status check_groups(const rf__workload_group *groups, int64_t n_groups
     for (int64_t g = 0; g < n_groups; g++) {
         const rf__workload_group *group = &groups[g];
         const long long at = (long long)g;
-        if (!whole_between(group->features, 1, INT32_MAX)) {
-            return rf__fail(RF_ERR_VALUE, "group %lld: features is %g, allowed is a whole number from 1", at,
-                            group->features);
-        }
-        if (!whole_between(group->rows, 1, INT32_MAX)) {
-            return rf__fail(RF_ERR_VALUE, "group %lld: rows is %g, allowed is a whole number in [1, 2^31)",
-                            at, group->rows);
-        }
-        if (!(group->coverage >= 0 && group->coverage <= 1)) {
-            return rf__fail(RF_ERR_VALUE, "group %lld: coverage is %g, allowed is [0, 1]", at,
-                            group->coverage);
-        }
-        if (!(group->mean >= 0 && group->mean <= 1e6 && group->mean <= group->maximum)) {
-            return rf__fail(RF_ERR_VALUE,
-                            "group %lld: mean is %g, allowed is [0, maximum] with maximum %g, up to 1e6", at,
-                            group->mean, group->maximum);
-        }
-        if (!(group->deviation >= 0 && group->deviation <= 1e6 &&
-              group->deviation <= MAX_DEVIATIONS_PER_LENGTH * group->maximum)) {
-            return rf__fail(RF_ERR_VALUE,
-                            "group %lld: deviation is %g, allowed is [0, %d * maximum] with maximum %g, "
-                            "up to 1e6",
-                            at, group->deviation, MAX_DEVIATIONS_PER_LENGTH, group->maximum);
-        }
+        RF_FAIL_IF(!whole_between(group->features, 1, INT32_MAX), RF_ERR_VALUE,
+                   "group %lld: features is %g, allowed is a whole number from 1", at, group->features);
+        RF_FAIL_IF(!whole_between(group->rows, 1, INT32_MAX), RF_ERR_VALUE,
+                   "group %lld: rows is %g, allowed is a whole number in [1, 2^31)", at, group->rows);
+        RF_FAIL_IF(!(group->coverage >= 0 && group->coverage <= 1), RF_ERR_VALUE,
+                   "group %lld: coverage is %g, allowed is [0, 1]", at, group->coverage);
+        RF_FAIL_IF(!(group->mean >= 0 && group->mean <= 1e6 && group->mean <= group->maximum), RF_ERR_VALUE,
+                   "group %lld: mean is %g, allowed is [0, maximum] with maximum %g, up to 1e6", at,
+                   group->mean, group->maximum);
+        RF_FAIL_IF(!(group->deviation >= 0 && group->deviation <= 1e6 &&
+                     group->deviation <= MAX_DEVIATIONS_PER_LENGTH * group->maximum),
+                   RF_ERR_VALUE,
+                   "group %lld: deviation is %g, allowed is [0, %d * maximum] with maximum %g, "
+                   "up to 1e6",
+                   at, group->deviation, MAX_DEVIATIONS_PER_LENGTH, group->maximum);
     }
     return RF_OK;
 }
@@ -60,8 +51,7 @@ static int32_t draw_length(const rf__workload_group *group, rf__random *random) 
 
 rf_status rf__workload_lengths(const rf__workload_group *groups, int64_t n_groups, int64_t batch,
                                uint64_t seed, int32_t *lengths) {
-    rf_status status = RF_OK;
-    RF_TRY(check_groups(groups, n_groups));
+    RF_CHECK(check_groups(groups, n_groups));
     for (int64_t g = 0; g < n_groups; g++) {
         rf__random random = rf__random_stream(seed, RF__FOR_LENGTHS, (uint64_t)g);
         for (int64_t b = 0; b < batch; b++) {
@@ -70,8 +60,7 @@ rf_status rf__workload_lengths(const rf__workload_group *groups, int64_t n_group
             lengths[g * batch + b] = absent ? 0 : length;
         }
     }
-out:
-    return status;
+    return RF_OK;
 }
 
 /* Weights of the rows of one group; scratch [rows]. */
@@ -161,13 +150,10 @@ out:
 
 rf_status rf__workload_batch_sizes(double median, double spread, int64_t maximum, uint64_t seed,
                                    int64_t count, int64_t *sizes) {
-    if (!(median > 0 && median <= 1e9 && spread >= 1 && spread <= 1e9)) {
-        return rf__fail(RF_ERR_VALUE, "median is %g and spread is %g, allowed is (0, 1e9] and [1, 1e9]",
-                        median, spread);
-    }
-    if (maximum < 1 || maximum > INT32_MAX) {
-        return rf__fail(RF_ERR_VALUE, "maximum is %lld, allowed is [1, 2^31)", (long long)maximum);
-    }
+    RF_FAIL_IF(!(median > 0 && median <= 1e9 && spread >= 1 && spread <= 1e9), RF_ERR_VALUE,
+               "median is %g and spread is %g, allowed is (0, 1e9] and [1, 1e9]", median, spread);
+    RF_FAIL_IF(maximum < 1 || maximum > INT32_MAX, RF_ERR_VALUE, "maximum is %lld, allowed is [1, 2^31)",
+               (long long)maximum);
     rf__random random = rf__random_stream(seed, RF__FOR_SIZES, 0);
     for (int64_t i = 0; i < count; i++) {
         double request = floor(rf__exp(rf__log(median) + rf__log(spread) * rf__random_normal(&random)));

@@ -34,12 +34,12 @@ static rf_status torch_cuda_get(const torch_cuda **cuda) {
         *(void **)&all.create_stream_guard = dlsym(library, "aoti_torch_create_cuda_stream_guard");
         *(void **)&all.delete_stream_guard = dlsym(library, "aoti_torch_delete_cuda_stream_guard");
     }
-    if (all.current_stream == NULL || all.create_stream_guard == NULL || all.delete_stream_guard == NULL) {
-        return rf__fail(RF_ERR_UNSUPPORTED,
-                        "this torch has no CUDA streams that recfuse can find (libtorch_cuda.so "
-                        "with aoti_torch_get_current_cuda_stream); install a CUDA build of "
-                        "torch 2.11 or newer, or move the tensors to the CPU");
-    }
+    RF_FAIL_IF(all.current_stream == NULL || all.create_stream_guard == NULL ||
+                   all.delete_stream_guard == NULL,
+               RF_ERR_UNSUPPORTED,
+               "this torch has no CUDA streams that recfuse can find (libtorch_cuda.so "
+               "with aoti_torch_get_current_cuda_stream); install a CUDA build of "
+               "torch 2.11 or newer, or move the tensors to the CPU");
     pthread_mutex_lock(&finding);
     if (!atomic_load_explicit(&found, memory_order_relaxed)) functions = all;
     atomic_store_explicit(&found, true, memory_order_release);
@@ -97,8 +97,8 @@ static void *allocate_on_thread(void *context) {
  * come from there: so another thread asks, for the same stream. It is rare, and takes some 50 us. */
 static rf_status allocate_lasting(allocation *asked) {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, allocate_on_thread, asked) != 0)
-        return rf__fail(RF_ERR_MEMORY, "no thread to allocate %lld bytes", (long long)asked->bytes);
+    RF_FAIL_IF(pthread_create(&thread, NULL, allocate_on_thread, asked) != 0, RF_ERR_MEMORY,
+               "no thread to allocate %lld bytes", (long long)asked->bytes);
     pthread_join(thread, NULL);
     return asked->status == RF_OK ? RF_OK : rf__fail(asked->status, "%s", asked->error);
 }

@@ -145,13 +145,12 @@ static void bag_winners(const rf_fused_embedding_bag_params *params, int64_t num
     }
 }
 
-static float dot(const char *one, rf_dtype one_dtype, const char *other, rf_dtype other_dtype,
-                 int64_t count) {
+static float dot(const char *a, rf_dtype a_dtype, const char *b, rf_dtype b_dtype, int64_t count) {
     float sums[BLOCK] = {0}, left[BLOCK], right[BLOCK], sum = 0;
     for (int64_t at = 0; at < count; at += BLOCK) {
         const int64_t columns = count - at < BLOCK ? count - at : BLOCK;
-        load_block(one + at * rf__dtype_bytes(one_dtype), one_dtype, columns, left);
-        load_block(other + at * rf__dtype_bytes(other_dtype), other_dtype, columns, right);
+        load_block(a + at * rf__dtype_bytes(a_dtype), a_dtype, columns, left);
+        load_block(b + at * rf__dtype_bytes(b_dtype), b_dtype, columns, right);
         for (int64_t c = 0; c < columns; c++) sums[c] += left[c] * right[c];
     }
     for (int64_t c = 0; c < BLOCK && c < count; c++) sum += sums[c];

@@ -198,24 +198,18 @@ static void work(int64_t from, int64_t to, void *context) {
 
 static rf_status report(const rf__pool_call *call) {
     const rf__offence *bad = &call->offence;
-    if (bad->kind == RF__BAD_INDEX && bad->limit == 0) {
-        return rf__fail(RF_ERR_INDEX,
-                        "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for feature %" PRId64
-                        ", bag %" PRId64 "; its table has no rows, which allows no index",
-                        call->operator_name, bad->position, bad->value, bad->feature, bad->bag);
-    }
-    if (bad->kind == RF__BAD_INDEX) {
-        return rf__fail(RF_ERR_INDEX,
-                        "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for feature %" PRId64
-                        ", bag %" PRId64 "; allowed is 0 to %" PRId64 ", less than the %" PRId64
-                        " rows of its table",
-                        call->operator_name, bad->position, bad->value, bad->feature, bad->bag,
-                        bad->limit - 1, bad->limit);
-    }
-    if (bad->position == 0) {
-        return rf__fail(RF_ERR_VALUE, "recfuse.%s: offsets[0] is %" PRId64 "; the first bag must begin at 0",
-                        call->operator_name, bad->value);
-    }
+    RF_FAIL_IF(bad->kind == RF__BAD_INDEX && bad->limit == 0, RF_ERR_INDEX,
+               "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
+               "; its table has no rows, which allows no index",
+               call->operator_name, bad->position, bad->value, bad->feature, bad->bag);
+    RF_FAIL_IF(bad->kind == RF__BAD_INDEX, RF_ERR_INDEX,
+               "recfuse.%s: indices[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
+               "; allowed is 0 to %" PRId64 ", less than the %" PRId64 " rows of its table",
+               call->operator_name, bad->position, bad->value, bad->feature, bad->bag, bad->limit - 1,
+               bad->limit);
+    RF_FAIL_IF(bad->position == 0, RF_ERR_VALUE,
+               "recfuse.%s: offsets[0] is %" PRId64 "; the first bag must begin at 0", call->operator_name,
+               bad->value);
     return rf__fail(
         RF_ERR_VALUE,
         "recfuse.%s: offsets[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
@@ -237,11 +231,11 @@ rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor) {
                      at_least(MIN_WORKER_BYTES / at_least(feature_bytes, 1), 1);
     workers = at_least(at_most(workers, useful), 1);
 
-    int64_t parts = at_least(call->lookups / call->n_features / SPAN_LOOKUPS, 1);
+    int64_t pieces = at_least(call->lookups / call->n_features / SPAN_LOOKUPS, 1);
     if (call->n_features < workers * BLOCKS_PER_WORKER) { /* few features: cut each */
-        parts = at_least(parts, workers > 1 ? workers * BLOCKS_PER_WORKER / call->n_features : 1);
+        pieces = at_least(pieces, workers > 1 ? workers * BLOCKS_PER_WORKER / call->n_features : 1);
     }
-    call->span_bags = at_least((call->bags + parts - 1) / parts, 1);
+    call->span_bags = at_least((call->bags + pieces - 1) / pieces, 1);
     call->spans_per_feature = (call->bags + call->span_bags - 1) / call->span_bags;
     int64_t spans = call->n_features * call->spans_per_feature;
     call->workers = workers;
@@ -253,9 +247,8 @@ rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor) {
     call->next_span = 0;
     call->kernels = rf__isa_in_use()->kernels;
     call->offending_span = INT64_MAX;
-    if (pthread_mutex_init(&call->lock, NULL) != 0) {
-        return rf__fail(RF_ERR_MEMORY, "recfuse.%s: no mutex could be made", call->operator_name);
-    }
+    RF_FAIL_IF(pthread_mutex_init(&call->lock, NULL) != 0, RF_ERR_MEMORY,
+               "recfuse.%s: no mutex could be made", call->operator_name);
     rf_status status = RF_OK;
     if (workers == 1) {
         work(0, 1, call);

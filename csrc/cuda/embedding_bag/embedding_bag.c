@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cuda/driver/check.h"
+#include "cuda/embedding_bag/args.h"
 #include "cuda/embedding_bag/schedule.h"
 #include "cuda/jit/jit.h"
 #include "cuda/tune/occupancy.h"
@@ -14,7 +15,7 @@
 static const rf__kernel_source source = {"embedding_bag/embedding_bag.cu", "rf_embedding_bag"};
 
 /* All that the code of a variant depends on; compared bytewise, so there is no padding. */
-typedef struct variant {
+typedef struct bag_variant {
     int64_t dim, stride; /* elements */
     int32_t alignment;   /* bytes */
     int32_t dtype, index_type, offset_type, pooling;
@@ -22,17 +23,8 @@ typedef struct variant {
     int32_t station, distance, threads, block, min_blocks, parts, segment;
     int32_t dynamic_shared; /* bytes a block at launch */
     int32_t unused;
-} variant;
-_Static_assert(sizeof(variant) == 2 * sizeof(int64_t) + 18 * sizeof(int32_t), "compared bytewise");
-
-/* As in embedding_bag.cu. */
-typedef struct arguments {
-    const void *weight, *indices, *offsets, *sample_weights;
-    void *output;
-    int64_t rows, lookups, bags, n_offsets, output_pitch, padding_idx, mean_lookups;
-    int32_t part_shift;
-    rf_error_word errors;
-} arguments;
+} bag_variant;
+_Static_assert(sizeof(bag_variant) == 2 * sizeof(int64_t) + 18 * sizeof(int32_t), "compared bytewise");
 
 /* Of a row, as many slices of the least elements as a grid is high. */
 enum { WARP = 32, MOST_DIM = 65535 * 64 };
@@ -64,74 +56,75 @@ static rf__bag_shape shape_of(const rf_embedding_bag_params *params, int32_t ali
 static int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 /* Bytes of shared memory a block, as the kernel lays it out: lists of rows, sums of warps, rows in flight. */
-static int64_t shared_bytes(const variant *made, const rf__bag_shape *shape) {
-    const int64_t group = made->threads < WARP ? made->threads : WARP;
-    const int64_t id_bytes = (made->wide_rows ? 8 : 4) + (made->weighted ? 4 : 0);
-    const int64_t lists = made->block / group * round_up(made->segment * id_bytes, 16);
+static int64_t shared_bytes(const bag_variant *variant, const rf__bag_shape *shape) {
+    const int64_t group = variant->threads < WARP ? variant->threads : WARP;
+    const int64_t index_bytes = (variant->wide_rows ? 8 : 4) + (variant->weighted ? 4 : 0);
+    const int64_t lists = variant->block / group * round_up(variant->segment * index_bytes, 16);
     const int64_t floats =
         (int64_t)rf__bag_vectors(shape) * shape->alignment / shape->element_bytes * rf__bag_lanes(shape);
-    const int64_t sums = made->threads > WARP ? made->block / WARP * round_up(floats * 4 + 8, 16) : 0;
+    const int64_t sums = variant->threads > WARP ? variant->block / WARP * round_up(floats * 4 + 8, 16) : 0;
     const int64_t ring =
-        made->station == RF_STATION_SHARED
-            ? (int64_t)made->distance * rf__bag_vectors(shape) * made->block * shape->alignment
+        variant->station == RF_STATION_SHARED
+            ? (int64_t)variant->distance * rf__bag_vectors(shape) * variant->block * shape->alignment
             : 0;
     return lists + sums + ring;
 }
 
-static variant variant_of(const rf_embedding_bag_params *params, const rf__bag_shape *shape,
-                          const rf_embedding_bag_schedule *schedule) {
-    variant made;
-    memset(&made, 0, sizeof made);
-    made.dim = params->dim;
-    made.stride = params->weight_stride;
-    made.alignment = shape->alignment;
-    made.dtype = (int32_t)params->dtype;
-    made.index_type = (int32_t)params->index_type;
-    made.offset_type = (int32_t)params->offset_type;
-    made.pooling = (int32_t)params->pooling;
-    made.wide_rows = params->rows > INT32_MAX;
-    made.weighted = params->sample_weights != NULL;
-    made.padded = params->padding_idx >= 0;
-    made.check = params->check_bounds;
-    made.station = (int32_t)schedule->station;
-    made.distance = schedule->distance;
-    made.threads = schedule->threads;
-    made.block = schedule->block;
+static bag_variant variant_of(const rf_embedding_bag_params *params, const rf__bag_shape *shape,
+                              const rf_embedding_bag_schedule *schedule) {
+    bag_variant variant;
+    memset(&variant, 0, sizeof variant);
+    variant.dim = params->dim;
+    variant.stride = params->weight_stride;
+    variant.alignment = shape->alignment;
+    variant.dtype = (int32_t)params->dtype;
+    variant.index_type = (int32_t)params->index_type;
+    variant.offset_type = (int32_t)params->offset_type;
+    variant.pooling = (int32_t)params->pooling;
+    variant.wide_rows = params->rows > INT32_MAX;
+    variant.weighted = params->sample_weights != NULL;
+    variant.padded = params->padding_idx >= 0;
+    variant.check = params->check_bounds;
+    variant.station = (int32_t)schedule->station;
+    variant.distance = schedule->distance;
+    variant.threads = schedule->threads;
+    variant.block = schedule->block;
     const int32_t warps = schedule->warps != 0 ? schedule->warps : rf__bag_warps(shape);
-    made.min_blocks = warps * WARP / schedule->block > 0 ? warps * WARP / schedule->block : 1;
-    made.parts = schedule->parts;
-    made.segment = schedule->segment;
-    made.dynamic_shared = (int32_t)shared_bytes(&made, shape);
-    return made;
+    variant.min_blocks = warps * WARP / schedule->block > 0 ? warps * WARP / schedule->block : 1;
+    variant.parts = schedule->parts;
+    variant.segment = schedule->segment;
+    variant.dynamic_shared = (int32_t)shared_bytes(&variant, shape);
+    return variant;
 }
 
 /* Lets no block beyond `min_blocks` fit on an SM, where so few would. */
-static void limit_blocks(const rf__cuda_device *device, variant *made) {
+static void limit_blocks(const rf__cuda_device *device, bag_variant *variant) {
     enum { MOST_LIMITED = 24 }; /* 128 * n * (n + 1) bytes must fit an SM */
-    if (made->min_blocks > MOST_LIMITED) return;
-    made->dynamic_shared = rf__occupancy_limit(device, made->min_blocks, made->dynamic_shared);
+    if (variant->min_blocks > MOST_LIMITED) return;
+    variant->dynamic_shared = rf__occupancy_limit(device, variant->min_blocks, variant->dynamic_shared);
 }
 
-static rf_status defines_write(const variant *made, char *text, size_t bytes) {
+static rf_status defines_write(const bag_variant *variant, char *text, size_t bytes) {
     const int length = snprintf(
         text, bytes,
         "-DRF_DTYPE=%d -DRF_DIM=%" PRId64 " -DRF_STRIDE=%" PRId64
         " -DRF_ALIGN=%d -DRF_INDEX=%s -DRF_OFFSET=%s "
         "-DRF_ROW=%s -DRF_POOLING=%d -DRF_WEIGHTED=%d -DRF_PADDED=%d -DRF_CHECK=%d -DRF_STATION=%d "
         "-DRF_DISTANCE=%d -DRF_THREADS=%d -DRF_BLOCK=%d -DRF_MIN_BLOCKS=%d -DRF_PARTS=%d -DRF_SEGMENT=%d",
-        made->dtype, made->dim, made->stride, made->alignment, rf__kernel_integer(made->index_type),
-        rf__kernel_integer(made->offset_type), rf__kernel_integer(made->wide_rows ? RF_INT64 : RF_INT32),
-        made->pooling, made->weighted, made->padded, made->check, made->station, made->distance,
-        made->threads, made->block, made->min_blocks, made->parts, made->segment);
+        variant->dtype, variant->dim, variant->stride, variant->alignment,
+        rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type),
+        rf__kernel_integer(variant->wide_rows ? RF_INT64 : RF_INT32), variant->pooling, variant->weighted,
+        variant->padded, variant->check, variant->station, variant->distance, variant->threads,
+        variant->block, variant->min_blocks, variant->parts, variant->segment);
     if (length > 0 && (size_t)length < bytes) return RF_OK;
     return rf__fail(RF_ERR_INTERNAL, "the options of a kernel need %d bytes, there are %zu", length, bytes);
 }
 
 static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
     (void)device;
-    const variant *made = key;
-    options->dynamic_shared = made->dynamic_shared;
-    return defines_write(made, options->defines, sizeof options->defines);
+    const bag_variant *variant = key;
+    options->dynamic_shared = variant->dynamic_shared;
+    return defines_write(variant, options->defines, sizeof options->defines);
 }
 
 static rf_status check_limits(const rf_embedding_bag_params *params) {
@@ -153,48 +146,42 @@ rf_status rf__embedding_bag_pending(const rf__cuda_device *device, const rf_embe
 
 rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embedding_bag_params *params,
                                    const rf_embedding_bag_schedule *schedule, void *stream) {
-    rf_status status = RF_OK;
     if (params->bags == 0 || params->dim == 0) return RF_OK;
     const rf__bag_shape shape = shape_of(params, alignment_of(params), device->sms, device->l2_bytes);
     rf_embedding_bag_schedule complete = {0};
     if (schedule != NULL) complete = *schedule;
-    RF_TRY(rf__bag_schedule_complete(&shape, &complete));
-    variant made = variant_of(params, &shape, &complete);
-    if (complete.warps != 0) limit_blocks(device, &made);
-    if (made.dynamic_shared > device->shared_per_block_optin) {
-        return rf__fail(RF_ERR_VALUE,
-                        "schedule: distance %d and segment %d with blocks of %d threads need %d bytes of "
-                        "shared memory, a "
-                        "block of this GPU may have %" PRId64 "; make one of them smaller",
-                        (int)complete.distance, (int)complete.segment, (int)complete.block,
-                        (int)made.dynamic_shared, device->shared_per_block_optin);
-    }
+    RF_CHECK(rf__bag_schedule_complete(&shape, &complete));
+    bag_variant variant = variant_of(params, &shape, &complete);
+    if (complete.warps != 0) limit_blocks(device, &variant);
+    RF_FAIL_IF(variant.dynamic_shared > device->shared_per_block_optin, RF_ERR_VALUE,
+               "schedule: distance %d and segment %d with blocks of %d threads need %d bytes of "
+               "shared memory, a "
+               "block of this GPU may have %" PRId64 "; make one of them smaller",
+               (int)complete.distance, (int)complete.segment, (int)complete.block,
+               (int)variant.dynamic_shared, device->shared_per_block_optin);
     const rf__kernel *kernel = NULL;
-    RF_TRY(rf__jit_kernel(device, &source, &made, sizeof made, describe, &kernel));
+    RF_CHECK(rf__jit_kernel(device, &source, &variant, sizeof variant, describe, &kernel));
 
     const int64_t bags_a_block = complete.block / complete.threads;
     const int64_t blocks = (params->bags + bags_a_block - 1) / bags_a_block, slices = rf__bag_slices(&shape);
-    if (blocks > INT32_MAX) {
-        return rf__fail(RF_ERR_UNSUPPORTED,
-                        "recfuse.embedding_bag: %" PRId64 " bags need %" PRId64 " blocks; at "
-                        "most %d are supported",
-                        params->bags, blocks, INT32_MAX);
-    }
-    arguments values = {.weight = params->weight,
-                        .indices = params->indices,
-                        .offsets = params->offsets,
-                        .sample_weights = params->sample_weights,
-                        .output = params->output,
-                        .rows = params->rows,
-                        .lookups = params->lookups,
-                        .bags = params->bags,
-                        .n_offsets = params->bags + params->include_last_offset,
-                        .output_pitch = params->output_stride * shape.element_bytes,
-                        .padding_idx = params->padding_idx,
-                        .mean_lookups = params->lookups / params->bags,
-                        .errors = error_word(device, params).on_device};
-    while (complete.parts > 1 && (params->rows - 1) >> values.part_shift >= complete.parts)
-        values.part_shift++;
+    RF_FAIL_IF(blocks > INT32_MAX, RF_ERR_UNSUPPORTED,
+               "recfuse.embedding_bag: %" PRId64 " bags need %" PRId64 " blocks; at "
+               "most %d are supported",
+               params->bags, blocks, INT32_MAX);
+    rf_embedding_bag_args args = {.weight = params->weight,
+                                  .indices = params->indices,
+                                  .offsets = params->offsets,
+                                  .sample_weights = params->sample_weights,
+                                  .output = params->output,
+                                  .rows = params->rows,
+                                  .lookups = params->lookups,
+                                  .bags = params->bags,
+                                  .n_offsets = params->bags + params->include_last_offset,
+                                  .output_pitch = params->output_stride * shape.element_bytes,
+                                  .padding_idx = params->padding_idx,
+                                  .mean_lookups = params->lookups / params->bags,
+                                  .errors = error_word(device, params).on_device};
+    while (complete.parts > 1 && (params->rows - 1) >> args.part_shift >= complete.parts) args.part_shift++;
     /* Two launches that follow each other may overlap, which hides the start of the second (0.7 us on an H200).
      * But its blocks then go where the first leaves room, and those SMs would have more than their share of
      * it: so only where a block of the second takes the place of one of the first, or has an SM to itself. */
@@ -204,26 +191,22 @@ rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embed
     const rf__launch_config launch = {.function = kernel->function,
                                       .grid = {(uint32_t)blocks, (uint32_t)slices},
                                       .block = {(uint32_t)complete.block},
-                                      .shared_bytes = (uint32_t)made.dynamic_shared,
+                                      .shared_bytes = (uint32_t)variant.dynamic_shared,
                                       .programmatic = evenly,
                                       .stream = stream};
-    RF_TRY(rf__launch(device, &launch, &values));
-out:
-    return status;
+    return rf__launch(device, &launch, &args);
 }
 
 rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
                                 const rf_embedding_bag_schedule *schedule, const rf_cuda_stream *stream) {
-    rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
-    RF_TRY(rf__check_embedding_bag(params));
-    RF_TRY(check_limits(params));
-    RF_TRY(rf__cuda_device_get(stream->device, &device));
-    if (params->check_bounds) RF_TRY(rf__embedding_bag_pending(device, params, stream->stream));
-    RF_TRY(rf__cuda_enter(device));
-    status = rf__embedding_bag_launch(device, params, schedule, stream->stream);
+    RF_CHECK(rf__check_embedding_bag(params));
+    RF_CHECK(check_limits(params));
+    RF_CHECK(rf__cuda_device_get(stream->device, &device));
+    if (params->check_bounds) RF_CHECK(rf__embedding_bag_pending(device, params, stream->stream));
+    RF_CHECK(rf__cuda_enter(device));
+    const rf_status status = rf__embedding_bag_launch(device, params, schedule, stream->stream);
     rf__cuda_leave();
-out:
     return status;
 }
 
@@ -232,14 +215,14 @@ static void typical_gpu(const char *arch, int32_t *sms, int64_t *l2_bytes) {
     static const struct {
         const char *arch;
         int32_t sms, l2_megabytes;
-    } known[] = {
+    } gpus[] = {
         {"sm_80", 108, 40}, {"sm_86", 84, 6}, {"sm_89", 142, 96}, {"sm_90", 132, 60}, {"sm_10", 148, 126}};
     *sms = 132;
     *l2_bytes = INT64_C(60) << 20;
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-        if (strncmp(arch, known[i].arch, strlen(known[i].arch)) != 0) continue;
-        *sms = known[i].sms;
-        *l2_bytes = (int64_t)known[i].l2_megabytes << 20;
+    for (size_t i = 0; i < sizeof gpus / sizeof gpus[0]; i++) {
+        if (strncmp(arch, gpus[i].arch, strlen(gpus[i].arch)) != 0) continue;
+        *sms = gpus[i].sms;
+        *l2_bytes = (int64_t)gpus[i].l2_megabytes << 20;
     }
 }
 
@@ -247,40 +230,37 @@ rf_status rf__embedding_bag_compile_for(const rf_embedding_bag_params *params,
                                         const rf_embedding_bag_schedule *schedule, int32_t alignment,
                                         const char *arch, int32_t sms, int64_t l2_bytes, rf_kernel_info *info,
                                         rf_embedding_bag_schedule *complete) {
-    rf_status status = RF_OK;
     int64_t table_bytes;
     rf__kernel_options options;
     rf_embedding_bag_schedule filled = {0};
-    RF_TRY(check_limits(params));
-    if (alignment < rf__dtype_bytes(params->dtype) || alignment > 16 || (alignment & (alignment - 1)) != 0 ||
-        params->dim <= 0 || params->dim * rf__dtype_bytes(params->dtype) % alignment != 0 ||
-        params->weight_stride < params->dim || params->bags <= 0 || params->lookups < 0) {
-        return rf__fail(
-            RF_ERR_VALUE,
-            "recfuse.embedding_bag: cannot compile for dim %" PRId64 ", stride %" PRId64 ", alignment %d, "
-            "%" PRId64 " lookups and %" PRId64 " bags; dim and bags must be 1 or more, stride at least dim, "
-            "and alignment a power of two that divides the bytes of a row, at most 16",
-            params->dim, params->weight_stride, (int)alignment, params->lookups, params->bags);
-    }
-    if (params->rows < 0 || __builtin_mul_overflow(params->rows, params->weight_stride, &table_bytes) ||
-        __builtin_mul_overflow(table_bytes, rf__dtype_bytes(params->dtype), &table_bytes)) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.embedding_bag: cannot compile for %" PRId64 " rows, %" PRId64
-                        " elements apart; rows must be 0 or more, and the size in bytes must fit int64",
-                        params->rows, params->weight_stride);
-    }
+    RF_CHECK(check_limits(params));
+    RF_FAIL_IF(
+        alignment < rf__dtype_bytes(params->dtype) || alignment > 16 || (alignment & (alignment - 1)) != 0 ||
+            params->dim <= 0 || params->dim * rf__dtype_bytes(params->dtype) % alignment != 0 ||
+            params->weight_stride < params->dim || params->bags <= 0 || params->lookups < 0,
+        RF_ERR_VALUE,
+        "recfuse.embedding_bag: cannot compile for dim %" PRId64 ", stride %" PRId64 ", alignment %d, "
+        "%" PRId64 " lookups and %" PRId64 " bags; dim and bags must be 1 or more, stride at least dim, "
+        "and alignment a power of two that divides the bytes of a row, at most 16",
+        params->dim, params->weight_stride, (int)alignment, params->lookups, params->bags);
+    RF_FAIL_IF(params->rows < 0 ||
+                   __builtin_mul_overflow(params->rows, params->weight_stride, &table_bytes) ||
+                   __builtin_mul_overflow(table_bytes, rf__dtype_bytes(params->dtype), &table_bytes),
+               RF_ERR_VALUE,
+               "recfuse.embedding_bag: cannot compile for %" PRId64 " rows, %" PRId64
+               " elements apart; rows must be 0 or more, and the size in bytes must fit int64",
+               params->rows, params->weight_stride);
     if (sms <= 0) typical_gpu(arch, &sms, &l2_bytes);
     const rf__bag_shape shape = shape_of(params, alignment, sms, l2_bytes);
     if (schedule != NULL) filled = *schedule;
-    RF_TRY(rf__bag_schedule_complete(&shape, &filled));
-    const variant made = variant_of(params, &shape, &filled);
-    options.dynamic_shared = made.dynamic_shared;
-    RF_TRY(defines_write(&made, options.defines, sizeof options.defines));
+    RF_CHECK(rf__bag_schedule_complete(&shape, &filled));
+    const bag_variant variant = variant_of(params, &shape, &filled);
+    options.dynamic_shared = variant.dynamic_shared;
+    RF_CHECK(defines_write(&variant, options.defines, sizeof options.defines));
     if (complete != NULL) *complete = filled;
-    RF_TRY(rf__jit_compile(&source, &options, arch, NULL, NULL, info));
-    if (info != NULL) info->shared_bytes += made.dynamic_shared;
-out:
-    return status;
+    RF_CHECK(rf__jit_compile(&source, &options, arch, NULL, NULL, info));
+    if (info != NULL) info->shared_bytes += variant.dynamic_shared;
+    return RF_OK;
 }
 
 rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,

@@ -11,15 +11,15 @@
  * memory, always in the same order: results are bit-identical from run to run. Rows that are too wide for
  * 32 lanes x 2 vectors are cut into slices over gridDim.y.
  *
- * Latency. The ids of RF_SEGMENT lookups at a time are checked and listed in shared memory; then RF_DISTANCE
- * rows a slot are in flight, in the place RF_STATION says (station.cuh). The ids of the first segment are
+ * Latency. The indices of RF_SEGMENT lookups at a time are checked and listed in shared memory; then RF_DISTANCE
+ * rows a slot are in flight, in the place RF_STATION says (station.cuh). The indices of the first segment are
  * loaded together with the offsets, from where they lie if all bags are equally long.
  *
  * L2 reuse. With RF_PARTS > 1 a list is ordered by which part of the table a row is in. All bags in flight
  * then sweep through the table together, so that a row that several of them need is read from memory once
  * and found in L2 by the others: a large table's rows return too late for that otherwise.
  *
- * Safety. With RF_CHECK every offset and row id is checked by the lane that loads it; a bad one is reported
+ * Safety. With RF_CHECK every offset and row index is checked by the lane that loads it; a bad one is reported
  * and left out of the list, as padding is: the loops over rows meet valid ones alone.
  *
  * Launch: grid [ceil(bags / (RF_BLOCK / RF_THREADS)), slices], block [RF_BLOCK]. Dynamic shared memory, as
@@ -27,8 +27,6 @@
  *
  * Sources: Jain et al., MICRO'24: stations and distance (IV-B), occupancy by registers (III-C).
  */
-#include "device/common.cuh"
-#include "embedding_bag/station.cuh"
 
 #ifndef RF_DTYPE
 #define RF_DTYPE 0 /* rf_dtype */
@@ -49,7 +47,7 @@
 #define RF_OFFSET rf_i64
 #endif
 #ifndef RF_ROW
-#define RF_ROW int /* holds a row id; rf_i64 for tables of 2^31 rows and more */
+#define RF_ROW int /* holds a row index; rf_i64 for tables of 2^31 rows and more */
 #endif
 #ifndef RF_POOLING
 #define RF_POOLING 0 /* rf_pooling */
@@ -85,6 +83,10 @@
 #define RF_MIN_BLOCKS 2 /* blocks of an SM that registers must suffice for */
 #endif
 
+#include "device/common.cuh"
+#include "embedding_bag/args.h"
+#include "embedding_bag/station.cuh"
+
 constexpr int power_of_two(int least) {
     int power = 1;
     while (power < least) power *= 2;
@@ -107,7 +109,7 @@ struct shape {
     static constexpr int GROUP = smaller(RF_THREADS, 32); /* lanes of a warp that share a bag */
     static constexpr int WARPS = RF_THREADS / GROUP; /* that share a bag */
     static constexpr int SLOTS = GROUP / LANES; /* rows of a bag that a warp reads at once */
-    static constexpr int IDS = RF_SEGMENT / GROUP; /* of a segment that a lane loads */
+    static constexpr int INDICES = RF_SEGMENT / GROUP; /* of a segment that a lane loads */
     static constexpr int BATCH = AHEAD * SLOTS; /* rows of a bag in flight */
 
     struct sums {
@@ -116,20 +118,6 @@ struct shape {
 };
 static_assert(RF_THREADS >= shape::LANES && RF_BLOCK % RF_THREADS == 0,
               "a bag's threads hold a row and fit a block");
-
-struct arguments {
-    const rf_u8 *weight;
-    const RF_INDEX *indices;
-    const RF_OFFSET *offsets;
-    const float *sample_weights;
-    rf_u8 *output;
-    rf_i64 rows, lookups, bags, n_offsets;
-    rf_i64 output_pitch; /* bytes */
-    rf_i64 padding_idx;
-    rf_i64 mean_lookups; /* of a bag: lookups / bags */
-    int part_shift;
-    rf_error_word errors;
-};
 
 /* The rows of a segment that are there, in the order in which they are read, for each group of lanes that
  * shares a bag. */
@@ -148,76 +136,76 @@ RF_INLINE float scale_of(const list &rows, int at) {
 #endif
 }
 
-/* Reports the first bad row id of this lane's part of a segment: read again, since this hardly ever runs. */
-RF_INLINE void report_index(const arguments &my, rf_i64 bag, rf_i64 position, rf_i64 end) {
+/* Reports the first bad row index of this lane's part of a segment: read again, since this hardly ever runs. */
+RF_INLINE void report_index(const rf_embedding_bag_args &args, rf_i64 bag, rf_i64 position, rf_i64 end) {
     for (; position < end; position += shape::GROUP) {
-        const rf_i64 id = rf_load(my.indices + position);
-        if ((rf_u64)id < (rf_u64)my.rows) continue;
-        rf_report<RF_OPERATOR_embedding_bag>(my.errors,
-                                             {RF_ARGUMENT_indices, position, bag, id, my.rows, my.lookups});
+        const rf_i64 index = rf_load(args.indices + position);
+        if ((rf_u64)index < (rf_u64)args.rows) continue;
+        rf_report<RF_OPERATOR_embedding_bag>(
+            args.errors, {RF_ARGUMENT_indices, position, bag, index, args.rows, args.lookups});
         return;
     }
 }
 
-RF_INLINE void report_offset(const arguments &my, rf_i64 bag, rf_i64 begin, rf_i64 end) {
-    const bool first = begin < 0 || begin > my.lookups || (bag == 0 && begin != 0);
-    rf_report<RF_OPERATOR_embedding_bag>(my.errors, {RF_ARGUMENT_offsets, first ? bag : bag + 1, bag,
-                                                     first ? begin : end, first ? 0 : begin, my.lookups});
+RF_INLINE void report_offset(const rf_embedding_bag_args &args, rf_i64 bag, rf_i64 begin, rf_i64 end) {
+    const bool first = begin < 0 || begin > args.lookups || (bag == 0 && begin != 0);
+    rf_report<RF_OPERATOR_embedding_bag>(args.errors, {RF_ARGUMENT_offsets, first ? bag : bag + 1, bag,
+                                                       first ? begin : end, first ? 0 : begin, args.lookups});
 }
 
-/* Row ids of a segment as they stand in memory. */
-struct raw_ids {
-    RF_INDEX id[shape::IDS];
+/* Row indices of a segment as they stand in memory. */
+struct raw_indices {
+    RF_INDEX index[shape::INDICES];
 };
 
-RF_INLINE raw_ids load_ids(const arguments &my, rf_i64 begin, rf_i64 end) {
-    raw_ids raw;
+RF_INLINE raw_indices load_indices(const rf_embedding_bag_args &args, rf_i64 begin, rf_i64 end) {
+    raw_indices raw;
 #pragma unroll
-    for (int i = 0; i < shape::IDS; i++) {
+    for (int i = 0; i < shape::INDICES; i++) {
         const rf_i64 position = begin + i * shape::GROUP + threadIdx.x % shape::GROUP;
-        raw.id[i] = position < end ? rf_load(my.indices + position) : 0;
+        raw.index[i] = position < end ? rf_load(args.indices + position) : 0;
     }
     return raw;
 }
 
-/* Asks for the ids of the next segment, in L2: to hold them here would cost the registers that rows wait in. */
-RF_INLINE void prefetch_ids(const arguments &my, rf_i64 begin, rf_i64 end) {
-    const rf_i64 position = begin + threadIdx.x % shape::GROUP * shape::IDS;
-    if (position < end) asm volatile("prefetch.global.L2 [%0];" ::"l"(my.indices + position));
+/* Asks for the indices of the next segment, in L2: to hold them here would cost the registers that rows wait in. */
+RF_INLINE void prefetch_indices(const rf_embedding_bag_args &args, rf_i64 begin, rf_i64 end) {
+    const rf_i64 position = begin + threadIdx.x % shape::GROUP * shape::INDICES;
+    if (position < end) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.indices + position));
 }
 
 /* Lists the rows of the lookups from `begin` on, at most a segment; returns how many there are. Adds to
  * `counted` this lane's lookups that are not padding. */
-RF_INLINE int make_list(const arguments &my, rf_i64 bag, const raw_ids &raw, rf_i64 begin, rf_i64 end,
-                        list &rows, rf_i64 &counted) {
+RF_INLINE int make_list(const rf_embedding_bag_args &args, rf_i64 bag, const raw_indices &raw, rf_i64 begin,
+                        rf_i64 end, list &rows, rf_i64 &counted) {
     const int lane = threadIdx.x % shape::GROUP, first_lane = threadIdx.x % 32 - lane;
     const rf_u32 group = shape::GROUP == 32 ? RF_FULL_WARP : ((1u << shape::GROUP % 32) - 1u) << first_lane;
     const rf_u32 before = group & ((1u << threadIdx.x % 32) - 1u);
-    RF_ROW row[shape::IDS]; /* -1: not there */
+    RF_ROW row[shape::INDICES]; /* -1: not there */
     bool any_bad = false;
 #if RF_WEIGHTED
-    float scale[shape::IDS];
+    float scale[shape::INDICES];
 #endif
 #pragma unroll
-    for (int i = 0; i < shape::IDS; i++) {
-        const rf_i64 position = begin + i * shape::GROUP + lane, id = raw.id[i];
-        const bool wanted = position < end, padding = RF_PADDED && id == my.padding_idx;
-        const bool bad = RF_CHECK && wanted && (rf_u64)id >= (rf_u64)my.rows;
+    for (int i = 0; i < shape::INDICES; i++) {
+        const rf_i64 position = begin + i * shape::GROUP + lane, index = raw.index[i];
+        const bool wanted = position < end, padding = RF_PADDED && index == args.padding_idx;
+        const bool bad = RF_CHECK && wanted && (rf_u64)index >= (rf_u64)args.rows;
         any_bad |= bad;
         if (RF_PADDED) counted += wanted && !padding;
 #if RF_WEIGHTED
-        scale[i] = wanted ? rf_load(my.sample_weights + position) : 0.0f;
+        scale[i] = wanted ? rf_load(args.sample_weights + position) : 0.0f;
 #endif
-        row[i] = wanted && !bad && !padding ? (RF_ROW)id : -1;
+        row[i] = wanted && !bad && !padding ? (RF_ROW)index : -1;
     }
-    if (any_bad) report_index(my, bag, begin + lane, end);
+    if (any_bad) report_index(args, bag, begin + lane, end);
     int count = 0;
 #pragma unroll
     for (int now = 0; now < RF_PARTS; now++) {
 #pragma unroll
-        for (int i = 0; i < shape::IDS; i++) {
-            const bool mine =
-                now < RF_PARTS - 1 ? row[i] >> my.part_shift == now : row[i] >= (RF_ROW)now << my.part_shift;
+        for (int i = 0; i < shape::INDICES; i++) {
+            const bool mine = now < RF_PARTS - 1 ? row[i] >> args.part_shift == now
+                                                 : row[i] >= (RF_ROW)now << args.part_shift;
             const rf_u32 all = __ballot_sync(RF_FULL_WARP, mine) & group;
             if (mine) {
                 const int at = count + __popc(all & before);
@@ -235,40 +223,40 @@ RF_INLINE int make_list(const arguments &my, rf_i64 bag, const raw_ids &raw, rf_
 
 /* RF_DISTANCE rows a slot: loads them all, then adds them. PARTIAL: some lie behind the end of the list. */
 template <bool PARTIAL, class STATION>
-RF_INLINE void pool_batch(const rf_columns<shape> &my, int slot, STATION &station, const list &rows,
+RF_INLINE void pool_batch(const rf_columns<shape> &columns, int slot, STATION &station, const list &rows,
                           int first, int count, shape::sums &sum) {
 #pragma unroll
     for (int u = 0; u < shape::AHEAD; u++) {
         const int at = first + u * shape::SLOTS + slot;
         const bool there = !PARTIAL || at < count;
-        station.fetch(my, u, there ? rows.row[at] : 0, there);
+        station.fetch(columns, u, there ? rows.row[at] : 0, there);
     }
 #pragma unroll
     for (int u = 0; u < shape::AHEAD; u++) {
         const int at = first + u * shape::SLOTS + slot;
         const bool there = !PARTIAL || at < count;
-        station.add(my, u, 0, there, there ? scale_of(rows, at) : 0.0f, sum);
+        station.add(columns, u, 0, there, there ? scale_of(rows, at) : 0.0f, sum);
     }
 }
 
 /* Pools the rows of a list; lists of the bags of one warp may differ in length. */
 template <class STATION>
-RF_INLINE void pool_list(const rf_columns<shape> &my, int slot, STATION &station, const list &rows, int count,
-                         shape::sums &sum) {
+RF_INLINE void pool_list(const rf_columns<shape> &columns, int slot, STATION &station, const list &rows,
+                         int count, shape::sums &sum) {
     if constexpr (!STATION::ROLLING) {
 #pragma unroll 1
         for (int first = 0; __any_sync(RF_FULL_WARP, first < count); first += shape::BATCH) {
             if (__all_sync(RF_FULL_WARP, first + shape::BATCH <= count)) {
-                pool_batch<false>(my, slot, station, rows, first, count, sum);
+                pool_batch<false>(columns, slot, station, rows, first, count, sum);
             } else {
-                pool_batch<true>(my, slot, station, rows, first, count, sum);
+                pool_batch<true>(columns, slot, station, rows, first, count, sum);
             }
         }
     } else {
 #pragma unroll
         for (int u = 0; u < shape::AHEAD; u++) {
             const int at = u * shape::SLOTS + slot;
-            station.fetch(my, u, at < count ? rows.row[at] : 0, at < count);
+            station.fetch(columns, u, at < count ? rows.row[at] : 0, at < count);
             station.fetched();
         }
 #pragma unroll 1
@@ -277,9 +265,9 @@ RF_INLINE void pool_list(const rf_columns<shape> &my, int slot, STATION &station
             for (int u = 0; u < shape::AHEAD; u++) {
                 const int at = first + u * shape::SLOTS + slot, later = at + shape::BATCH;
                 station.wait();
-                station.add(my, u, at < count ? rows.row[at] : 0, at < count,
+                station.add(columns, u, at < count ? rows.row[at] : 0, at < count,
                             at < count ? scale_of(rows, at) : 0.0f, sum);
-                station.fetch(my, u, later < count ? rows.row[later] : 0, later < count);
+                station.fetch(columns, u, later < count ? rows.row[later] : 0, later < count);
                 station.fetched();
             }
         }
@@ -329,12 +317,12 @@ RF_INLINE void merge_bag(warp_sums *left, int slot, int warp, int lane_column, s
 }
 
 /* A NaN stays the largest only where the bag's first row has it, as in torch: fmaxf has dropped it. */
-RF_INLINE void max_of_first_row(const arguments &my, const rf_columns<shape> &columns, rf_i64 begin,
-                                rf_i64 end, shape::sums &sum) {
+RF_INLINE void max_of_first_row(const rf_embedding_bag_args &args, const rf_columns<shape> &columns,
+                                rf_i64 begin, rf_i64 end, shape::sums &sum) {
     rf_i64 row = -1;
     for (rf_i64 i = begin; i < end && row < 0; i++) {
-        const rf_i64 id = rf_load(my.indices + i);
-        if ((rf_u64)id < (rf_u64)my.rows && !(RF_PADDED && id == my.padding_idx)) row = id;
+        const rf_i64 index = rf_load(args.indices + i);
+        if ((rf_u64)index < (rf_u64)args.rows && !(RF_PADDED && index == args.padding_idx)) row = index;
     }
 #pragma unroll
     for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++) {
@@ -354,9 +342,9 @@ RF_INLINE void max_of_first_row(const arguments &my, const rf_columns<shape> &co
     }
 }
 
-RF_INLINE void store(const arguments &my, const rf_columns<shape> &columns, rf_i64 bag,
+RF_INLINE void store(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 bag,
                      const shape::sums &sum) {
-    shape::vector *to = (shape::vector *)(my.output + bag * my.output_pitch) + columns.column;
+    shape::vector *to = (shape::vector *)(args.output + bag * args.output_pitch) + columns.column;
 #pragma unroll
     for (int v = 0; v < shape::VECTORS; v++) {
         if (!columns.inside(v)) continue;
@@ -393,7 +381,7 @@ typedef rf_in_l1<shape> station_type;
 #endif
 
 extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
-    rf_embedding_bag(const __grid_constant__ arguments my) {
+    rf_embedding_bag(const __grid_constant__ rf_embedding_bag_args args) {
     extern __shared__ __align__(16) rf_u8 shared[];
     list *lists = (list *)shared;
     warp_sums *left = (warp_sums *)(lists + RF_BLOCK / shape::GROUP);
@@ -401,23 +389,23 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
               lane_column = lane % shape::LANES;
     const int warp = threadIdx.x % RF_THREADS / shape::GROUP;
     const rf_i64 bag = (rf_i64)blockIdx.x * (RF_BLOCK / RF_THREADS) + threadIdx.x / RF_THREADS;
-    const rf_columns<shape> columns = {my.weight,
+    const rf_columns<shape> columns = {args.weight,
                                        (int)blockIdx.y * shape::LANES * shape::VECTORS + lane_column};
     station_type station((rf_u8 *)(left + (shape::WARPS > 1 ? RF_BLOCK / 32 : 0)));
     rf_wait_for_previous_kernel();
 
-    /* The first row ids, from where they lie if every bag has the mean length; the offsets at the same time. */
-    const rf_i64 guessed_begin = bag * my.mean_lookups;
-    const rf_i64 guessed_end = bag < my.bags ? guessed_begin + my.mean_lookups : guessed_begin;
+    /* The first row indices, from where they lie if every bag has the mean length; the offsets at the same time. */
+    const rf_i64 guessed_begin = bag * args.mean_lookups;
+    const rf_i64 guessed_end = bag < args.bags ? guessed_begin + args.mean_lookups : guessed_begin;
     const part_of_bag guessed = part_of(guessed_begin, guessed_end, warp);
-    raw_ids raw = load_ids(my, guessed.begin, guessed.end);
+    raw_indices raw = load_indices(args, guessed.begin, guessed.end);
 
     rf_i64 begin = 0, end = 0;
-    if (bag < my.bags) {
-        begin = rf_load(my.offsets + bag);
-        end = bag + 1 < my.n_offsets ? (rf_i64)rf_load(my.offsets + bag + 1) : my.lookups;
-        if (RF_CHECK && (begin < 0 || end < begin || end > my.lookups || (bag == 0 && begin != 0))) {
-            report_offset(my, bag, begin, end);
+    if (bag < args.bags) {
+        begin = rf_load(args.offsets + bag);
+        end = bag + 1 < args.n_offsets ? (rf_i64)rf_load(args.offsets + bag + 1) : args.lookups;
+        if (RF_CHECK && (begin < 0 || end < begin || end > args.lookups || (bag == 0 && begin != 0))) {
+            report_offset(args, bag, begin, end);
             begin = end = 0;
         }
     }
@@ -428,27 +416,27 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
 
     const part_of_bag mine = part_of(begin, end, warp);
     if (!__all_sync(RF_FULL_WARP, begin == guessed_begin && end == guessed_end))
-        raw = load_ids(my, mine.begin, mine.end);
+        raw = load_indices(args, mine.begin, mine.end);
     rf_i64 counted = 0;
     list &rows = lists[threadIdx.x / shape::GROUP];
 #pragma unroll 1
     for (rf_i64 base = mine.begin;;) {
-        const int count = make_list(my, bag, raw, base, mine.end, rows, counted);
+        const int count = make_list(args, bag, raw, base, mine.end, rows, counted);
         base += RF_SEGMENT;
-        if (base < mine.end) prefetch_ids(my, base, mine.end);
+        if (base < mine.end) prefetch_indices(args, base, mine.end);
         pool_list(columns, slot, station, rows, count, sum);
         if (!__any_sync(RF_FULL_WARP, base < mine.end)) break;
-        raw = load_ids(my, base, mine.end);
+        raw = load_indices(args, base, mine.end);
         __syncwarp(); /* all lanes have read the list before it is written again */
     }
     merge_bag(left, slot, warp, lane_column, sum, counted);
-    if (bag >= my.bags || slot != 0 || warp != 0) return;
-    if (RF_POOLING == RF_MAX) max_of_first_row(my, columns, begin, end, sum);
+    if (bag >= args.bags || slot != 0 || warp != 0) return;
+    if (RF_POOLING == RF_MAX) max_of_first_row(args, columns, begin, end, sum);
     if (RF_POOLING == RF_MEAN) {
         const rf_i64 count = RF_PADDED ? counted : end - begin;
         const float divisor = count > 0 ? (float)count : 1.0f;
 #pragma unroll
         for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++) sum.of[i] /= divisor;
     }
-    store(my, columns, bag, sum);
+    store(args, columns, bag, sum);
 }

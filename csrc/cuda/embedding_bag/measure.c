@@ -12,20 +12,16 @@ typedef struct run_context {
 static rf_status run(void *context, int64_t schedule, int64_t batch) {
     const run_context *in = context;
     const rf_embedding_bag_params *params = &in->work->batches[batch];
-    rf_status status = RF_OK;
-    if (in->work->prepare != NULL) RF_TRY(in->work->prepare(in->work->context, params, in->stream));
-    status = rf__embedding_bag_launch(in->device, params, &in->work->schedules[schedule], in->stream->stream);
-out:
-    return status;
+    if (in->work->prepare != NULL) RF_CHECK(in->work->prepare(in->work->context, params, in->stream));
+    return rf__embedding_bag_launch(in->device, params, &in->work->schedules[schedule], in->stream->stream);
 }
 
 rf_status rf_embedding_bag_measure(const rf_embedding_bag_measurement *work, const rf_cuda_stream *stream) {
-    rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
     RF_FAIL_IF(work->n_batches <= 0 || work->n_schedules < 0 || work->rounds < 0, RF_ERR_VALUE,
                "measure: needs at least one batch, and rounds of 0 or more");
-    for (int64_t b = 0; b < work->n_batches; b++) RF_TRY(rf__check_embedding_bag(&work->batches[b]));
-    RF_TRY(rf__cuda_device_get(stream->device, &device));
+    for (int64_t b = 0; b < work->n_batches; b++) RF_CHECK(rf__check_embedding_bag(&work->batches[b]));
+    RF_CHECK(rf__cuda_device_get(stream->device, &device));
     run_context context = {device, work, stream};
     const rf__timing timing = {.run = run,
                                .context = &context,
@@ -33,10 +29,8 @@ rf_status rf_embedding_bag_measure(const rf_embedding_bag_measurement *work, con
                                .n_batches = work->n_batches,
                                .rounds = work->rounds,
                                .seconds = work->seconds};
-    RF_TRY(rf__cuda_enter(device));
-    status = rf__time(device, stream->stream, &timing);
+    RF_CHECK(rf__cuda_enter(device));
+    const rf_status status = rf__time(device, stream->stream, &timing);
     rf__cuda_leave();
-    if (status == RF_OK) status = rf__embedding_bag_pending(device, &work->batches[0], stream->stream);
-out:
-    return status;
+    return status != RF_OK ? status : rf__embedding_bag_pending(device, &work->batches[0], stream->stream);
 }

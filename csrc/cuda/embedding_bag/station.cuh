@@ -5,7 +5,7 @@
  *   none, register, local   batches: RF_DISTANCE rows a slot are loaded, then all are added
  *   shared, l1              rolling: a row is added, then the one RF_DISTANCE later takes its place
  *
- * Each is a struct with fetch(my, u, row, valid) and add(my, u, row, valid, scale, sum); `u` is the place in
+ * Each is a struct with fetch(columns, u, row, valid) and add(columns, u, row, valid, scale, sum); `u` is the place in
  * the ring, 0 ... RF_DISTANCE - 1. Rows that are not valid are not touched. A rolling station also has
  * fetched(), after each fetch, and wait(), before each add.
  *
@@ -54,20 +54,20 @@ template <class SHAPE> struct rf_in_registers {
     typename SHAPE::vector ring[SHAPE::AHEAD][SHAPE::VECTORS];
 
     RF_INLINE rf_in_registers(rf_u8 *) {}
-    template <class ROW> RF_INLINE void fetch(const rf_columns<SHAPE> &my, int u, ROW row, bool valid) {
-        const rf_u8 *from = my.address(row);
+    template <class ROW> RF_INLINE void fetch(const rf_columns<SHAPE> &columns, int u, ROW row, bool valid) {
+        const rf_u8 *from = columns.address(row);
 #pragma unroll
         for (int v = 0; v < SHAPE::VECTORS; v++) {
-            if (valid && my.inside(v))
+            if (valid && columns.inside(v))
                 ring[u][v] = rf_load((const typename SHAPE::vector *)from + v * SHAPE::LANES);
         }
     }
     template <class ROW>
-    RF_INLINE void add(const rf_columns<SHAPE> &my, int u, ROW, bool valid, float scale,
+    RF_INLINE void add(const rf_columns<SHAPE> &columns, int u, ROW, bool valid, float scale,
                        typename SHAPE::sums &to) {
 #pragma unroll
         for (int v = 0; v < SHAPE::VECTORS; v++) {
-            if (valid && my.inside(v)) rf_add<SHAPE>(ring[u][v], v, scale, to);
+            if (valid && columns.inside(v)) rf_add<SHAPE>(ring[u][v], v, scale, to);
         }
     }
 };
@@ -79,20 +79,20 @@ template <class SHAPE> struct rf_in_local_memory {
     int zero;
 
     RF_INLINE rf_in_local_memory(rf_u8 *) { asm volatile("mov.u32 %0, 0;" : "=r"(zero)); }
-    template <class ROW> RF_INLINE void fetch(const rf_columns<SHAPE> &my, int u, ROW row, bool valid) {
-        const rf_u8 *from = my.address(row);
+    template <class ROW> RF_INLINE void fetch(const rf_columns<SHAPE> &columns, int u, ROW row, bool valid) {
+        const rf_u8 *from = columns.address(row);
 #pragma unroll
         for (int v = 0; v < SHAPE::VECTORS; v++) {
-            if (valid && my.inside(v))
+            if (valid && columns.inside(v))
                 ring[u + zero][v] = rf_load((const typename SHAPE::vector *)from + v * SHAPE::LANES);
         }
     }
     template <class ROW>
-    RF_INLINE void add(const rf_columns<SHAPE> &my, int u, ROW, bool valid, float scale,
+    RF_INLINE void add(const rf_columns<SHAPE> &columns, int u, ROW, bool valid, float scale,
                        typename SHAPE::sums &to) {
 #pragma unroll
         for (int v = 0; v < SHAPE::VECTORS; v++) {
-            if (valid && my.inside(v)) rf_add<SHAPE>(ring[u + zero][v], v, scale, to);
+            if (valid && columns.inside(v)) rf_add<SHAPE>(ring[u + zero][v], v, scale, to);
         }
     }
 };
@@ -102,11 +102,11 @@ template <class SHAPE> struct rf_in_l1 {
     enum { ROLLING = 1 };
 
     RF_INLINE rf_in_l1(rf_u8 *) {}
-    template <class ROW> RF_INLINE void fetch(const rf_columns<SHAPE> &my, int, ROW row, bool valid) {
-        const rf_u8 *from = my.address(row);
+    template <class ROW> RF_INLINE void fetch(const rf_columns<SHAPE> &columns, int, ROW row, bool valid) {
+        const rf_u8 *from = columns.address(row);
 #pragma unroll
         for (int v = 0; v < SHAPE::VECTORS; v++) {
-            if (valid && my.inside(v)) {
+            if (valid && columns.inside(v)) {
                 asm volatile("prefetch.global.L1 [%0];" ::"l"(from + v * SHAPE::LANES * SHAPE::ALIGN));
             }
         }
@@ -114,12 +114,12 @@ template <class SHAPE> struct rf_in_l1 {
     RF_INLINE void fetched() {}
     RF_INLINE void wait() {}
     template <class ROW>
-    RF_INLINE void add(const rf_columns<SHAPE> &my, int, ROW row, bool valid, float scale,
+    RF_INLINE void add(const rf_columns<SHAPE> &columns, int, ROW row, bool valid, float scale,
                        typename SHAPE::sums &to) {
-        const rf_u8 *from = my.address(row);
+        const rf_u8 *from = columns.address(row);
 #pragma unroll
         for (int v = 0; v < SHAPE::VECTORS; v++) {
-            if (valid && my.inside(v)) {
+            if (valid && columns.inside(v)) {
                 rf_add<SHAPE>(rf_load((const typename SHAPE::vector *)from + v * SHAPE::LANES), v, scale, to);
             }
         }
@@ -129,19 +129,19 @@ template <class SHAPE> struct rf_in_l1 {
 /* Shared memory, by asynchronous copies of a lane's own columns: [distance][vectors][threads]. */
 template <class SHAPE> struct rf_in_shared_memory {
     enum { ROLLING = 1 };
-    typename SHAPE::vector *mine;
+    typename SHAPE::vector *ring; /* this thread's part */
 
-    RF_INLINE rf_in_shared_memory(rf_u8 *shared) : mine((typename SHAPE::vector *)shared + threadIdx.x) {}
-    RF_INLINE typename SHAPE::vector *place(int u, int v) {
-        return mine + (u * SHAPE::VECTORS + v) * SHAPE::BLOCK;
+    RF_INLINE rf_in_shared_memory(rf_u8 *shared) : ring((typename SHAPE::vector *)shared + threadIdx.x) {}
+    RF_INLINE typename SHAPE::vector *at(int u, int v) {
+        return ring + (u * SHAPE::VECTORS + v) * SHAPE::BLOCK;
     }
-    template <class ROW> RF_INLINE void fetch(const rf_columns<SHAPE> &my, int u, ROW row, bool valid) {
-        const rf_u8 *from = my.address(row);
+    template <class ROW> RF_INLINE void fetch(const rf_columns<SHAPE> &columns, int u, ROW row, bool valid) {
+        const rf_u8 *from = columns.address(row);
 #pragma unroll
         for (int v = 0; v < SHAPE::VECTORS; v++) {
-            if (valid && my.inside(v)) {
+            if (valid && columns.inside(v)) {
                 asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(
-                                 (rf_u32)__cvta_generic_to_shared(place(u, v))),
+                                 (rf_u32)__cvta_generic_to_shared(at(u, v))),
                              "l"(from + v * SHAPE::LANES * SHAPE::ALIGN), "n"((int)SHAPE::ALIGN)
                              : "memory");
             }
@@ -151,11 +151,11 @@ template <class SHAPE> struct rf_in_shared_memory {
     RF_INLINE void fetched() { asm volatile("cp.async.commit_group;" ::: "memory"); }
     RF_INLINE void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(SHAPE::AHEAD - 1) : "memory"); }
     template <class ROW>
-    RF_INLINE void add(const rf_columns<SHAPE> &my, int u, ROW, bool valid, float scale,
+    RF_INLINE void add(const rf_columns<SHAPE> &columns, int u, ROW, bool valid, float scale,
                        typename SHAPE::sums &to) {
 #pragma unroll
         for (int v = 0; v < SHAPE::VECTORS; v++) {
-            if (valid && my.inside(v)) rf_add<SHAPE>(*place(u, v), v, scale, to);
+            if (valid && columns.inside(v)) rf_add<SHAPE>(*at(u, v), v, scale, to);
         }
     }
 };

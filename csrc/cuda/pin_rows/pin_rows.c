@@ -7,28 +7,22 @@
 
 #include "cuda/driver/check.h"
 #include "cuda/jit/jit.h"
+#include "cuda/pin_rows/args.h"
 
 static const rf__kernel_source source = {"pin_rows/pin_rows.cu", "rf_pin_rows"};
 
-typedef struct variant {
+typedef struct pin_rows_variant {
     int32_t index_type, keep;
-} variant;
+} pin_rows_variant;
 
-/* As in pin_rows.cu. */
-typedef struct arguments {
-    const void *weight, *hot_rows;
-    int64_t rows, row_bytes, row_pitch, n_hot_rows, lines;
-    rf_error_word errors;
-} arguments;
-
-enum { BLOCK = 256, LINE = 128 };
+enum { BLOCK = 256 };
 
 static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
     (void)device;
-    const variant *made = key;
+    const pin_rows_variant *variant = key;
     options->dynamic_shared = 0;
     snprintf(options->defines, sizeof options->defines, "-DRF_INDEX=%s -DRF_KEEP=%d",
-             rf__kernel_integer(made->index_type), (int)made->keep);
+             rf__kernel_integer(variant->index_type), (int)variant->keep);
     return RF_OK;
 }
 
@@ -39,76 +33,67 @@ static rf__cuda_error_word error_word(const rf__cuda_device *device, const rf_pi
 
 rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_params *params, bool keep,
                               void *stream) {
-    rf_status status = RF_OK;
     const rf__kernel *kernel = NULL;
     if (params->n_hot_rows == 0 || params->row_bytes == 0) return RF_OK;
-    const variant made = {(int32_t)params->index_type, keep};
-    RF_TRY(rf__jit_kernel(device, &source, &made, sizeof made, describe, &kernel));
+    const pin_rows_variant variant = {(int32_t)params->index_type, keep};
+    RF_CHECK(rf__jit_kernel(device, &source, &variant, sizeof variant, describe, &kernel));
     /* A row that begins inside a line reaches into one more. */
-    const bool aligned = ((uintptr_t)params->weight | (uint64_t)params->row_pitch) % LINE == 0;
-    const int64_t lines = (params->row_bytes + LINE - 1) / LINE + !aligned;
+    const bool aligned = ((uintptr_t)params->weight | (uint64_t)params->row_pitch) % RF_PIN_LINE_BYTES == 0;
+    const int64_t lines = (params->row_bytes + RF_PIN_LINE_BYTES - 1) / RF_PIN_LINE_BYTES + !aligned;
     int64_t blocks = 0;
-    if (__builtin_mul_overflow(params->n_hot_rows, lines, &blocks) || blocks > (int64_t)INT32_MAX * BLOCK) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.pin_rows: %" PRId64 " rows of %" PRId64 " bytes are more than any L2 holds",
-                        params->n_hot_rows, params->row_bytes);
-    }
+    RF_FAIL_IF(
+        __builtin_mul_overflow(params->n_hot_rows, lines, &blocks) || blocks > (int64_t)INT32_MAX * BLOCK,
+        RF_ERR_VALUE, "recfuse.pin_rows: %" PRId64 " rows of %" PRId64 " bytes are more than any L2 holds",
+        params->n_hot_rows, params->row_bytes);
     blocks = (blocks + BLOCK - 1) / BLOCK;
-    arguments values = {.weight = params->weight,
-                        .hot_rows = params->hot_rows,
-                        .rows = params->rows,
-                        .row_bytes = params->row_bytes,
-                        .row_pitch = params->row_pitch,
-                        .n_hot_rows = params->n_hot_rows,
-                        .lines = lines,
-                        .errors = error_word(device, params).on_device};
+    const rf_pin_rows_args args = {.weight = params->weight,
+                                   .hot_rows = params->hot_rows,
+                                   .rows = params->rows,
+                                   .row_bytes = params->row_bytes,
+                                   .row_pitch = params->row_pitch,
+                                   .n_hot_rows = params->n_hot_rows,
+                                   .lines = lines,
+                                   .errors = error_word(device, params).on_device};
     const rf__launch_config launch = {
         .function = kernel->function, .grid = {(uint32_t)blocks}, .block = {BLOCK}, .stream = stream};
-    RF_TRY(rf__launch(device, &launch, &values));
-out:
-    return status;
+    return rf__launch(device, &launch, &args);
 }
 
 rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf_cuda_stream *stream) {
-    rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
     int64_t bytes = 0;
-    if (params->rows < 0 || params->row_bytes < 0 || params->row_pitch < 0 || params->n_hot_rows < 0 ||
-        __builtin_mul_overflow(params->rows, params->row_pitch, &bytes) ||
-        (params->weight == NULL && params->rows > 0 && params->row_bytes > 0) ||
-        (params->hot_rows == NULL && params->n_hot_rows > 0)) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.pin_rows: sizes must be 0 or more, fit int64 together, and pointers not be "
-                        "NULL; found %" PRId64 " rows of %" PRId64 " bytes, %" PRId64
-                        " bytes apart, and %" PRId64 " hot rows",
-                        params->rows, params->row_bytes, params->row_pitch, params->n_hot_rows);
-    }
-    if (params->index_type != RF_INT32 && params->index_type != RF_INT64) {
-        return rf__fail(RF_ERR_TYPE, "recfuse.pin_rows: index_type is %d; allowed are RF_INT32 and RF_INT64",
-                        (int)params->index_type);
-    }
-    RF_TRY(rf__cuda_device_get(stream->device, &device));
-    RF_TRY(rf__cuda_check_word(device, error_word(device, params), stream->stream));
-    RF_TRY(rf__cuda_enter(device));
-    status = rf__pin_rows_launch(device, params, keep, stream->stream);
+    RF_FAIL_IF(params->rows < 0 || params->row_bytes < 0 || params->row_pitch < 0 || params->n_hot_rows < 0 ||
+                   __builtin_mul_overflow(params->rows, params->row_pitch, &bytes) ||
+                   (params->weight == NULL && params->rows > 0 && params->row_bytes > 0) ||
+                   (params->hot_rows == NULL && params->n_hot_rows > 0),
+               RF_ERR_VALUE,
+               "recfuse.pin_rows: sizes must be 0 or more, fit int64 together, and pointers not be "
+               "NULL; found %" PRId64 " rows of %" PRId64 " bytes, %" PRId64 " bytes apart, and %" PRId64
+               " hot rows",
+               params->rows, params->row_bytes, params->row_pitch, params->n_hot_rows);
+    RF_FAIL_IF(params->index_type != RF_INT32 && params->index_type != RF_INT64, RF_ERR_TYPE,
+               "recfuse.pin_rows: index_type is %d; allowed are RF_INT32 and RF_INT64",
+               (int)params->index_type);
+    RF_CHECK(rf__cuda_device_get(stream->device, &device));
+    RF_CHECK(rf__cuda_check_word(device, error_word(device, params), stream->stream));
+    RF_CHECK(rf__cuda_enter(device));
+    const rf_status status = rf__pin_rows_launch(device, params, keep, stream->stream);
     rf__cuda_leave();
-out:
     return status;
 }
 
 rf_status rf_unpin_all_cuda(int32_t device_ordinal) {
-    rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
-    RF_TRY(rf__cuda_device_get(device_ordinal, &device));
-    RF_TRY(rf__cuda_enter(device));
-    status = rf__cuda_status(device->driver->cuCtxResetPersistingL2Cache(), "cuCtxResetPersistingL2Cache");
+    RF_CHECK(rf__cuda_device_get(device_ordinal, &device));
+    RF_CHECK(rf__cuda_enter(device));
+    const rf_status status =
+        rf__cuda_status(device->driver->cuCtxResetPersistingL2Cache(), "cuCtxResetPersistingL2Cache");
     rf__cuda_leave();
-out:
     return status;
 }
 
 rf_status rf__pin_rows_compile(const char *arch) {
-    static const variant every[] = {{RF_INT32, 0}, {RF_INT32, 1}, {RF_INT64, 0}, {RF_INT64, 1}};
+    static const pin_rows_variant every[] = {{RF_INT32, 0}, {RF_INT32, 1}, {RF_INT64, 0}, {RF_INT64, 1}};
     return rf__jit_compile_each(&source, every, sizeof every[0], sizeof every / sizeof every[0], describe,
                                 arch);
 }
