@@ -25,7 +25,7 @@ def ops(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = Path(torch.__file__).parent / "lib"
     flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fexceptions", "-pthread"]
     flags += ["-fvisibility=hidden", "-Wl,-z,nodelete", f"-I{ROOT}/include", f"-I{ROOT}/csrc"]
-    command = [COMPILER, *flags, "tests/c/torch_values.c", *SOURCES, "-o", str(library)]
+    command = [COMPILER, *flags, "tests/c/torch/values.c", *SOURCES, "-o", str(library)]
     command += [f"-L{folder}", f"-Wl,-rpath,{folder}", "-ltorch_cpu"]
     subprocess.run(command, cwd=ROOT, check=True)
     torch.ops.load_library(str(library))
