@@ -85,7 +85,7 @@ static rf_status check_fused_feature(const rf_fused_embedding_bag_params *params
                   "; it must lie in weights[" RF__I64 "], which has " RF__I64 " elements",
                   at, feature->rows, feature->dim, feature->weight_offset, feature->buffer, numel);
     RF__REFUSE_IF(feature->output_column != column, RF_ERR_VALUE,
-                  "features[" RF__I64 "] begins at column " RF__I64 "; its output_column must be " RF__I64
+                  "features[" RF__I64 "] has output_column " RF__I64 "; it must begin at column " RF__I64
                   ", where the feature before ends",
                   at, feature->output_column, column);
     RF__REFUSE_IF(feature->dim > params->output_dim - column, RF_ERR_VALUE,

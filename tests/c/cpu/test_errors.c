@@ -186,7 +186,7 @@ void test_fused_embedding_bag_errors(void) {
     FUSED(RF_ERR_VALUE, "features[1]|column", features[1].output_column = 3);
     FUSED(RF_ERR_VALUE, "features[1]|column", features[1].output_column = -1);
     FUSED(RF_ERR_VALUE, "features[1]|column", features[1].output_column = INT64_MAX);
-    FUSED(RF_ERR_VALUE, "output_column must be 2", features[1].output_column = 0);
+    FUSED(RF_ERR_VALUE, "output_column 0|begin at column 2", features[1].output_column = 0);
     FUSED(RF_ERR_UNSUPPORTED, "sum|feature 1", call.sample_weights = samples; features[1].pooling = RF_MEAN);
 
     /* Nothing to do. */

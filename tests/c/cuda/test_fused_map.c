@@ -234,11 +234,11 @@ void fused_map_bad(char **arguments) {
     REFUSED(RF_ERR_VALUE, "-1 features", one.params.n_features = -1);
     REFUSED(RF_ERR_TYPE, "offset", one.params.offset_type = (rf_int_type)7);
     REFUSED(RF_ERR_VALUE, "offsets", one.params.offsets = NULL);
-    REFUSED(RF_ERR_VALUE, "buffers", one.features[2].buffer = 2);
-    REFUSED(RF_ERR_VALUE, "must lie in buffer", one.features[2].rows = 1 << 20);
+    REFUSED(RF_ERR_VALUE, "there are 2 weights", one.features[2].buffer = 2);
+    REFUSED(RF_ERR_VALUE, "must lie in weights[0]", one.features[2].rows = 1 << 20);
     REFUSED(RF_ERR_VALUE, "begin at column", one.features[2].output_column++);
     REFUSED(RF_ERR_VALUE, "padding", one.features[2].padding_idx = 100000);
-    REFUSED(RF_ERR_VALUE, "the stride", one.params.output_stride--);
+    REFUSED(RF_ERR_VALUE, "output_stride is", one.params.output_stride--);
     REFUSED(RF_ERR_TYPE, "dtype", one.params.output_dtype = (rf_dtype)9);
     REFUSED(RF_ERR_VALUE, "kind is 4", one.schedules[0].kind = 4);
     REFUSED(RF_ERR_VALUE, "kind is -1", one.schedules[0].kind = -1);
