@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 static _Thread_local char last_error[4096];
 
@@ -15,14 +16,14 @@ static const struct {
 #undef RF__STATUS_ROW
 };
 
-static bool status_known(rf_status status) { return (size_t)status < sizeof statuses / sizeof statuses[0]; }
+static bool is_status(rf_status status) { return (size_t)status < sizeof statuses / sizeof statuses[0]; }
 
 const char *rf_status_text(rf_status status) {
-    return status_known(status) ? statuses[status].text : "an unknown status";
+    return is_status(status) ? statuses[status].text : "an unknown status";
 }
 
 const char *rf_status_python(rf_status status) {
-    return status_known(status) ? statuses[status].python : statuses[RF_ERR_INTERNAL].python;
+    return is_status(status) ? statuses[status].python : statuses[RF_ERR_INTERNAL].python;
 }
 
 const char *rf_last_error(void) { return last_error; }
@@ -57,10 +58,12 @@ static void make_utf8(char *text) {
 }
 
 rf_status rf__fail(rf_status status, const char *format, ...) {
+    char message[sizeof last_error]; /* the last one may be an argument */
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(last_error, sizeof last_error, format, arguments);
+    vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    make_utf8(last_error);
+    make_utf8(message);
+    memcpy(last_error, message, strlen(message) + 1);
     return status;
 }

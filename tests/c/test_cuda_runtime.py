@@ -35,7 +35,7 @@ def test_without_a_driver(cuda_program: Program, tmp_path: Path) -> None:
 
 def test_devices_are_described(cuda_program: Program, tmp_path: Path) -> None:
     first, second = (cuda_program.run("device", ordinal, cache=tmp_path, gpu=True) for ordinal in "01")
-    assert "name=Fake 0 arch=sm_90a sms=1016 l2=1038 persisting=1108 registers=1082 threads=1039" in first
+    assert "name=Fake 0 arch=sm_90a sms=1016 l2=1038 registers=1082 threads=1039" in first
     assert "blocks=1106 shared=1081 optin=1097 reserved=1111" in first
     assert "ordinal=1 name=Fake 1 arch=sm_80 " in second
 

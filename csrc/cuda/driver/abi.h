@@ -70,14 +70,10 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 82)     \
     X(DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 97)    \
     X(DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 106)       \
-    X(DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE, 108)        \
     X(DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, 111)    \
-    X(FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 0)                   \
     X(FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, 1)                       \
-    X(FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, 3)                        \
     X(FUNC_ATTRIBUTE_NUM_REGS, 4)                                \
     X(FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 8)           \
-    X(FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 9)        \
     X(STREAM_CAPTURE_STATUS_NONE, 0)                             \
     X(STREAM_CAPTURE_STATUS_INVALIDATED, 2)                      \
     X(STREAM_CAPTURE_MODE_RELAXED, 2)                            \
@@ -89,7 +85,6 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(LAUNCH_ATTRIBUTE_COOPERATIVE, 2)                           \
     X(LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, 4)                     \
     X(LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 6)     \
-    X(TENSOR_MAP_DATA_TYPE_UINT8, 0)                             \
     X(TENSOR_MAP_DATA_TYPE_FLOAT16, 6)                           \
     X(TENSOR_MAP_DATA_TYPE_FLOAT32, 7)                           \
     X(TENSOR_MAP_DATA_TYPE_BFLOAT16, 9)                          \

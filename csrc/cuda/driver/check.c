@@ -87,17 +87,14 @@ static rf_status raise_first(const rf__cuda_device *device) {
     for (int32_t i = 0; i < RF__CUDA_ERROR_WORDS; i++) {
         rf_error_record *other = &device->errors.records[i];
         if (!is_ready(other)) continue;
-        if (first == NULL)
-            first = other;
-        else
-            more++;
+        more += first != NULL;
+        if (first == NULL) first = other;
     }
     if (first == NULL || !record_take(first, &record)) return RF_OK;
     const rf_status status = raise_record(&record);
     if (more == 0) return status;
-    char text[1024];
-    snprintf(text, sizeof text, "%s", rf_last_error());
-    return rf__fail(status, "%s; calls with other tables left %d more: check again", text, (int)more);
+    return rf__fail(status, "%s; calls with other tables left %d more: check again", rf_last_error(),
+                    (int)more);
 }
 
 rf_status rf_cuda_check(int32_t device_ordinal) {

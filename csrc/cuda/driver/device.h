@@ -12,8 +12,7 @@ typedef struct rf__cuda_device {
     int32_t ordinal, sms, cc_major, cc_minor;
     char arch[16]; /* what its kernels are compiled for: "sm_80", "sm_90a" */
     char name[96];
-    int64_t l2_bytes, persisting_l2_bytes;
-    int64_t shared_per_sm, shared_per_block_optin, reserved_shared_per_block, registers_per_sm;
+    int64_t l2_bytes, shared_per_sm, shared_per_block_optin, reserved_shared_per_block, registers_per_sm;
     int32_t threads_per_sm, blocks_per_sm;
     rf__cu_context context; /* the primary one, which torch uses too */
     rf__cuda_error_words errors;

@@ -22,7 +22,7 @@ typedef struct rf__kernel_options {
 /* A kernel that is loaded on a device; lives as long as the process. */
 typedef struct rf__kernel {
     rf__cu_function function;
-    int32_t registers, local_bytes, static_shared, dynamic_shared, max_threads;
+    int32_t registers, static_shared, dynamic_shared; /* a thread; bytes a block */
 } rf__kernel;
 
 /* Compiles for `arch` ("sm_90a") or takes it from the cache on disk; needs no GPU. *cubin [*cubin_bytes] is the

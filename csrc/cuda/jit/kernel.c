@@ -2,7 +2,6 @@
 #define _GNU_SOURCE /* strdup */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,9 +71,7 @@ static rf_status load_here(const rf__cuda_driver *driver, const char *entry, int
 #define RF__READ(field, name) \
     RF__CUDA_TRY(driver->cuFuncGetAttribute(&kernel->field, RF__CU_FUNC_ATTRIBUTE_##name, kernel->function));
     RF__READ(registers, NUM_REGS)
-    RF__READ(local_bytes, LOCAL_SIZE_BYTES)
     RF__READ(static_shared, SHARED_SIZE_BYTES)
-    RF__READ(max_threads, MAX_THREADS_PER_BLOCK)
 #undef RF__READ
     if (dynamic_shared > 0)
         RF__CUDA_TRY(driver->cuFuncSetAttribute(
@@ -94,12 +91,10 @@ static rf_status load(const rf__cuda_device *device, const rf__kernel_source *so
         (void)rf__cuda_capture_mode(driver, mode);
         rf__cuda_leave();
     }
-    if (status == RF_OK) return RF_OK;
-    char reason[512];
-    snprintf(reason, sizeof reason, "%s", rf_last_error());
-    return rf__fail(status,
-                    "loading the GPU kernel %s of %s for %s with %d bytes of dynamic shared memory: %s",
-                    source->entry, source->file, device->arch, (int)options->dynamic_shared, reason);
+    RF_FAIL_IF(status != RF_OK, status,
+               "loading the GPU kernel %s of %s for %s with %d bytes of dynamic shared memory: %s",
+               source->entry, source->file, device->arch, (int)options->dynamic_shared, rf_last_error());
+    return RF_OK;
 }
 
 static rf_status make(const rf__cuda_device *device, const rf__kernel_source *source, const void *key,

@@ -415,8 +415,6 @@ rf__cu_result cuFuncGetAttribute(int *value, rf__cu_function_attribute attribute
 
 rf__cu_result cuFuncSetAttribute(rf__cu_function function, rf__cu_function_attribute attribute, int value) {
     CALL_IN_CONTEXT(cuFuncSetAttribute);
-    if (attribute == RF__CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT)
-        return value >= -1 && value <= 100 ? RF__CU_SUCCESS : INVALID_VALUE;
     if (attribute != RF__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value > 232448)
         return INVALID_VALUE;
     function->dynamic_shared = value;
