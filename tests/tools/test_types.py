@@ -31,6 +31,12 @@ def test_a_function_takes_as_many_arguments_as_the_stub_says(name):
             getattr(_C, name)(*[None] * count)
 
 
+def test_the_stub_has_the_keys_of_a_record():
+    (record,) = (node for node in STUB.body if isinstance(node, ast.ClassDef) and node.name == "JitStatus")
+    keys = {node.target.id for node in record.body if isinstance(node, ast.AnnAssign)}
+    assert keys == set(_C.jit_status())
+
+
 def test_a_checker_knows_the_types_of_public_names():
     pytest.importorskip("mypy")
     root = Path(__file__).parents[2]
