@@ -38,7 +38,8 @@ typedef struct rf_kernel_info {
 } rf_kernel_info;
 
 /* Waits for the device, then raises one of the errors that its kernels have found (RF_ERR_INDEX, RF_ERR_VALUE) and says
- * how many are left, of calls with other tables: RF_OK once all are raised. Not while a stream is captured. */
+ * how many are left, of calls with other tables: RF_OK once all are raised. Not while a stream is captured.
+ * Also RF_ERR_NO_DEVICE, RF_ERR_CUDA. */
 RF_API rf_status rf_cuda_check(int32_t device);
 
 RF_END_DECLARATIONS

@@ -29,8 +29,9 @@ typedef struct rf_embedding_bag_params {
     int64_t output_stride; /* elements from one bag to the next, >= dim */
 } rf_embedding_bag_params;
 
-/* Pools into `output`. Empty bags give zeros. `executor` may be NULL: the caller's thread.
- * RF_ERR_VALUE, RF_ERR_INDEX: see rf_last_error; `output` is then undefined. */
+/* Pools into `output`. Empty bags give zeros. `executor` may be NULL: the caller's thread. Returns when all is written;
+ * allocates nothing. RF_ERR_VALUE, RF_ERR_TYPE, RF_ERR_INDEX, RF_ERR_UNSUPPORTED (sample weights of a mean or maximum),
+ * RF_ERR_INTERNAL (the executor failed): see rf_last_error; `output` is then undefined. */
 RF_API rf_status rf_embedding_bag_cpu(const rf_embedding_bag_params *params, const rf_executor *executor);
 
 /* Where rows in flight wait until they are summed (Jain et al., MICRO'24, section IV-B): name, text. */
@@ -72,7 +73,8 @@ RF_API void rf_embedding_bag_schedule_print(const rf_embedding_bag_schedule *sch
 
 /* Pools on a GPU; pointers of `params` are of that device, prefetch_distance is not used. The work is put
  * into the stream and not waited for; it may be captured in a CUDA graph. The kernel is compiled at its first
- * use, or comes from the cache. `schedule` may be NULL: all defaults.
+ * use, or comes from the cache: a call waits for that, once a variant, and never for the device. At most 65,535 * 64
+ * columns and 2^31 - 1 blocks of bags: else RF_ERR_UNSUPPORTED. `schedule` may be NULL: all defaults.
  *
  * Bad contents: a bad index or offset counts as an empty row or bag, and the kernel keeps the first one. The first
  * later call with the same table (its address and rows; of a fused call the first buffer and the shape) that begins

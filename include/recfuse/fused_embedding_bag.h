@@ -85,7 +85,8 @@ typedef struct rf_fused_plan {
     const rf_cuda_allocator *allocator; /* [1], NULL: the driver, which waits for the device to free */
 } rf_fused_plan;
 
-/* Bytes of device memory that the call below wants to work in. */
+/* Bytes of device memory that the call below wants to work in; 0 is possible. Makes what that call needs, so it may wait
+ * for a kernel to be compiled, as the call would. */
 RF_API rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_params *params,
                                                   const rf_fused_plan *plan, const rf_cuda_stream *stream,
                                                   int64_t *bytes);
