@@ -1,11 +1,11 @@
 """Builds recfuse/librecfuse.so (operators for torch) and recfuse/_C.abi3.so (tools, linked against it).
 
-Needs a C11 compiler, Python's and NumPy's headers; no torch, no CUDA.
-    DEBUG=1      no optimisation, assertions and symbols
-    SANITIZE=1   address and undefined-behaviour sanitizers (preload libasan to import the result)
+Needs a C11 compiler, Python's and NumPy's headers; no torch, no CUDA. DEBUG=1: no optimisation,
+assertions and symbols; SANITIZE=1: address and undefined-behaviour sanitizers (preload libasan to import it).
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
-STUB = "csrc/torch/stub/libtorch_cpu.c"
 MODES = [switch for switch in ("DEBUG", "SANITIZE") if os.environ.get(switch)]
 CFLAGS = ["-std=c11", "-O3", "-g0", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread"]
 CFLAGS += ["-fexceptions", "-fvisibility=hidden", "-ffp-contract=off"]
@@ -25,7 +24,7 @@ if "DEBUG" in MODES:
 if "SANITIZE" in MODES:
     LDFLAGS += ["-fsanitize=address,undefined"]
     CFLAGS += ["-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", LDFLAGS[-1]]
-
+COMMON = {"include_dirs": ["include", "csrc", "csrc/cuda", numpy.get_include()], "extra_compile_args": CFLAGS}
 # Instruction sets by file name; such files are empty on other machines. The CPU is asked at run time.
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, *["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]]
@@ -56,14 +55,16 @@ class BuildExt(build_ext):
         """Compiles what changed, with its instruction set's flags; links the operators against the stub."""
         self.build_temp = os.path.join(self.build_temp, *MODES)
         self.force = True  # links again: the last build may have been of another mode
-        compile_one = self.compiler._compile
+        compile_one, compile_all = self.compiler._compile, self.compiler.compile
+        pool, jobs = ThreadPoolExecutor(os.cpu_count()), []  # whose results are waited for
 
         def compile_if_changed(obj, src, ext, cc_args, postargs, pp_opts):  # type: ignore[no-untyped-def]
             if not is_current(obj):
-                isa = next((flags for suffix, flags in ISA_FLAGS.items() if src.endswith(suffix)), [])
-                compile_one(obj, src, ext, cc_args, [*postargs, *isa, "-MMD", "-MF", obj + ".d"], pp_opts)
+                flags = [*postargs, *ISA_FLAGS.get("_" + src.split("_")[-1], []), "-MMD", "-MF", obj + ".d"]
+                jobs.append(pool.submit(compile_one, obj, src, ext, cc_args, flags, pp_opts))
 
         self.compiler._compile = compile_if_changed
+        self.compiler.compile = lambda *a, **k: (compile_all(*a, **k), [job.result() for job in jobs])[0]
         # Python's own link flags may carry its folder on the building machine.
         self.compiler.linker_so = [flag for flag in self.compiler.linker_so if "-rpath" not in flag]
         OPERATORS.extra_objects = [self.build_stub()]
@@ -73,7 +74,8 @@ class BuildExt(build_ext):
     def build_stub(self) -> str:
         """A libtorch_cpu.so that holds the names of csrc/torch/abi.h alone; returns its path."""
         path = os.path.join(self.build_temp, "stub", "libtorch_cpu.so")
-        objects = self.compiler.compile([STUB], self.build_temp, None, ["csrc"], extra_postargs=["-fPIC"])
+        source = "csrc/torch/stub/libtorch_cpu.c"
+        objects = self.compiler.compile([source], self.build_temp, None, ["csrc"], extra_postargs=["-fPIC"])
         self.compiler.link_shared_object(objects, path, extra_postargs=["-Wl,-soname,libtorch_cpu.so"])
         return path
 
@@ -81,17 +83,15 @@ class BuildExt(build_ext):
 OPERATORS = Extension(
     "recfuse.librecfuse",
     sources("csrc/base/*.c", "csrc/cpu/**/*.c", "csrc/cuda/**/*.c", "csrc/torch/*.c"),
-    include_dirs=["include", "csrc", "csrc/cuda"],
-    extra_compile_args=CFLAGS,
     extra_link_args=[*LDFLAGS, *LIBRARY],
+    **COMMON,
 )
 TOOLS = Extension(
     "recfuse._C",
     sources("csrc/python/*.c", "csrc/tools/*.c"),
-    include_dirs=["include", "csrc", "csrc/cuda", numpy.get_include()],
-    extra_compile_args=CFLAGS,
     extra_link_args=[*LDFLAGS, "-Wl,-rpath,$ORIGIN"],
     py_limited_api=True,
+    **COMMON,
 )
 
 if __name__ == "__main__":
