@@ -62,16 +62,15 @@ class FusedEmbeddingBagList(PackedModule):
 
     def __getitem__(self, number: int | slice) -> PackedTable | list[PackedTable]:
         """A table, or several."""
+        if isinstance(number, slice):
+            return [PackedTable(self, spec) for spec in self.layout.tables[number]]
         try:
-            specs = self.layout.tables[number]
+            return PackedTable(self, self.layout.tables[number])
         except IndexError:
             raise IndexError(
                 f"recfuse.nn.FusedEmbeddingBagList: there is no table {number}, allowed is {-len(self)} to "
                 f"{len(self) - 1}"
             ) from None
-        if isinstance(number, slice):
-            return [PackedTable(self, spec) for spec in specs]
-        return PackedTable(self, specs)
 
     def __getattr__(self, name: str) -> Any:
         """A table under its name in the state_dict, as of a ModuleList."""

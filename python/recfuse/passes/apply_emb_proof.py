@@ -246,7 +246,10 @@ def _same(found: Any, expected: Tensor) -> bool:
 
 @contextmanager
 def _unchanged_random_state() -> Iterator[None]:
-    sources = [(torch.get_rng_state, torch.set_rng_state), (random.getstate, random.setstate)]
+    sources: list[tuple[Any, Any]] = [
+        (torch.get_rng_state, torch.set_rng_state),
+        (random.getstate, random.setstate),
+    ]
     if torch.cuda.is_initialized():
         sources.append((torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all))
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -292,9 +295,9 @@ def _unchanged_model(model: torch.nn.Module) -> Iterator[None]:
                 value.clear()
                 (value.extend if isinstance(value, list) else value.update)(before)
         with torch.no_grad():
-            for buffer, version, before in buffers:
+            for buffer, version, copied in buffers:
                 if buffer._version != version:
-                    buffer.copy_(before)
+                    buffer.copy_(copied)
 
 
 def _identities(container: Any) -> Any:

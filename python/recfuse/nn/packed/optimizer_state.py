@@ -48,7 +48,7 @@ class Entry:
         return self.kind, self.value.dtype, self.value.device, content
 
 
-def kinds_of(value: Any, weight: Parameter) -> list[str]:
+def kinds_of(value: Any, weight: Tensor) -> list[str]:
     """What an entry of a Parameter's state may be; the first that fits all Parameters is taken."""
     if isinstance(value, _SCALARS):
         return ["scalar"]

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMappin
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -44,7 +45,7 @@ class Move:
         tags: one a weight; only weights with equal tags may be packed into one Parameter.
     """
 
-    def __init__(self, optimizers: Iterable[Optimizer], weights: Sequence[Parameter], what: str) -> None:
+    def __init__(self, optimizers: Iterable[Optimizer], weights: Sequence[Tensor], what: str) -> None:
         """Plans the move of the optimizers that may hold ``weights``, of which one may occur several times;
         ``what`` asks, for the errors. Changes nothing.
 
@@ -168,7 +169,7 @@ class Move:
             for number, values in found.items()
         }
 
-    def _gradient(self, weight: Parameter) -> Entry | None:
+    def _gradient(self, weight: Tensor) -> Entry | None:
         gradient = weight.grad
         if gradient is None:
             return None
