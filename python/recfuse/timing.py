@@ -289,6 +289,6 @@ def read_bandwidth(*, size: int = 256 << 20, rounds: int = 7) -> float:
     import numpy as np
 
     words = torch.from_numpy(np.full(size // 8, 1, dtype=np.int64))
-    readers = {"sum": words.sum, "max": words.view(torch.int32).amax}
+    readers: dict[str, Callable[..., Any]] = {"sum": words.sum, "max": words.view(torch.int32).amax}
     result = compare(readers, rounds=rounds, progress=False)
     return words.nbytes / min(min(timing.samples) for timing in result.timings.values())

@@ -59,8 +59,10 @@ class Jagged(NamedTuple):
 
     def lookups(self, features: int) -> NDArray[np.int64]:
         """Of each feature."""
-        bounds = self.host_offsets[:: self.bags] if self.bags else np.zeros(features + 1)
-        return np.diff(bounds.astype(np.int64))
+        if not self.bags:
+            return np.zeros(features, np.int64)
+        bounds = self.host_offsets[:: self.bags].astype(np.int64)
+        return bounds[1:] - bounds[:-1]
 
 
 def jagged_batches(

@@ -123,7 +123,7 @@ def of_tuple(batch: Any, features: int, where: str, others: str = "") -> Lookups
             batch,
             f"a tuple (indices, offsets) or (indices, offsets, per_sample_weights) of tensors{others}",
         )
-    return _checked(Lookups(*(*given, None)[:3]), features, where)
+    return _checked(Lookups(given[0], given[1], given[2] if len(given) > 2 else None), features, where)
 
 
 def of_torchrec(batch: Any, feature_names: Sequence[str], weighted: bool, where: str) -> Lookups:

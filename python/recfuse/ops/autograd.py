@@ -29,7 +29,7 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """``function.apply``, which of itself looks up signatures: that costs more than a small bag. And it would
     begin again at the outermost of torch.func's transforms, which the dispatcher brings here level by level.
     """
-    inherited = super(torch.autograd.Function, function).apply
+    inherited = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     if not torch._C._are_functorch_transforms_active():
         return inherited(*arguments)
     with enable_single_level_autograd_function():

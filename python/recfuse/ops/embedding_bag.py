@@ -112,13 +112,13 @@ def embedding_bag(
     Source: Jain et al., MICRO 2024 (software prefetching of embedding rows).
     """
     if has_torch_function_variadic(input, weight, offsets, per_sample_weights):
-        options = {"mode": mode, "sparse": sparse, "per_sample_weights": per_sample_weights}
+        options: dict[str, Any] = {"mode": mode, "sparse": sparse, "per_sample_weights": per_sample_weights}
         options |= {"include_last_offset": include_last_offset, "padding_idx": padding_idx}
         options |= {"prefetch_distance": prefetch_distance, "bounds_check": bounds_check}
-        norm = {"max_norm": max_norm, "norm_type": norm_type, "scale_grad_by_freq": scale_grad_by_freq}
+        options |= {"max_norm": max_norm, "norm_type": norm_type, "scale_grad_by_freq": scale_grad_by_freq}
         tensors = input, weight, offsets, per_sample_weights
         return handle_torch_function(
-            embedding_bag, tensors, input, weight, offsets=offsets, **norm, **options, schedule=schedule
+            embedding_bag, tensors, input, weight, offsets=offsets, **options, schedule=schedule
         )
     check_tensors(input, weight, offsets, per_sample_weights)
     check_integers(input, weight, offsets)
@@ -130,9 +130,9 @@ def embedding_bag(
                 "float32, float16 or bfloat16, input and offsets int32 or int64; pass such tensors, or "
                 'schedule=""'
             )
-        norm = max_norm, norm_type, scale_grad_by_freq
-        rest = mode, sparse, per_sample_weights, include_last_offset, padding_idx
-        return torch.nn.functional.embedding_bag(input, weight, offsets, *norm, *rest)
+        rest: tuple[Any, ...] = max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights
+        rest += include_last_offset, padding_idx
+        return torch.nn.functional.embedding_bag(input, weight, offsets, *rest)
     check_arguments(input, weight, offsets, per_sample_weights, mode, scale_grad_by_freq, sparse)
     if input.dim() == 2:
         offsets = torch.arange(input.shape[0], dtype=torch.int64, device=input.device) * input.shape[1]
@@ -143,8 +143,8 @@ def embedding_bag(
     if max_norm is not None:
         renormalise(weight.detach(), input, max_norm, norm_type, bounds_check)
     row = padding_row(padding_idx, weight)
-    arguments = weight, input, offsets, mode, per_sample_weights, include_last_offset, row
-    arguments += scale_grad_by_freq, sparse
+    options_of_bags = mode, per_sample_weights, include_last_offset, row
+    arguments: tuple[Any, ...] = weight, input, offsets, *options_of_bags, scale_grad_by_freq, sparse
     if schedule or prefetch_distance != -1 or bounds_check != "on":  # parsing them takes time
         arguments += prefetch_distance, bounds_check, schedule
     if is_transformed():
@@ -205,7 +205,7 @@ def _bag_winners(
     *_: Any,
 ) -> Tensor:
     """The rows that win each element of a bag of mode max."""
-    feature = _feature_of(*weight.shape, MAX, padding_idx)
+    feature = _feature_of(weight.shape[0], weight.shape[1], MAX, padding_idx)
     ends = _ends_of(offsets, indices, include_last_offset)
     return call_below_autograd(find_winners, [weight.contiguous()], feature, indices, ends, weight.shape[1])
 
@@ -270,8 +270,9 @@ class EmbeddingBag(torch.autograd.Function):
         feature = _feature_of(rows, dim, MODES.index(ctx.mode), ctx.padding_idx)
         lookups = feature, indices, _ends_of(offsets, indices, ctx.include_last_offset)
         if ctx.needs_input_grad[0]:
-            group = 0, rows, dim, dtype, sample_weights, winners, ctx.by_freq
-            grads[0] = weight_grad(ctx, WeightGradCall(grad, *lookups, *group), ctx.sparse, 0)
+            factors = sample_weights, winners, ctx.by_freq
+            call = WeightGradCall(grad, *lookups, 0, rows, dim, dtype, *factors)
+            grads[0] = weight_grad(ctx, call, ctx.sparse, 0)
         if ctx.needs_input_grad[4]:
             grads[4] = sample_weights_grad(grad, [weight], lookups, sample_weights.dtype)
         return tuple(grads)

@@ -113,7 +113,7 @@ def fused_embedding_bag(
                 "gradient; pass sparse=False"
             )
     arguments = features, indices, offsets, output_dim, per_sample_weights, sparse
-    options = prefetch_distance, bounds_check, schedules, warps, mapping, any_max
+    options: tuple[Any, ...] = prefetch_distance, bounds_check, schedules, warps, mapping, any_max
     if is_transformed():
         return _fused_embedding_bag(weights, *arguments, *options)
     try:
@@ -225,9 +225,9 @@ class FusedEmbeddingBag(torch.autograd.Function):
         if grad is None:
             return tuple(grads)
         lookups, count = (features, indices, offsets), len(ctx.groups)
-        for group, table in enumerate(ctx.groups):
+        for group, (rows, dim, dtype) in enumerate(ctx.groups):
             if ctx.needs_input_grad[group - count]:
-                call = WeightGradCall(grad, *lookups, group, *table, sample_weights, winners)
+                call = WeightGradCall(grad, *lookups, group, rows, dim, dtype, sample_weights, winners)
                 grads[group - count] = weight_grad(ctx, call, ctx.sparse, group - count)
         if ctx.needs_input_grad[4]:
             grads[4] = sample_weights_grad(grad, weights, lookups, sample_weights.dtype)

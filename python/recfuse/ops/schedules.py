@@ -110,8 +110,8 @@ class FusedSchedule(ScheduleText):
     @classmethod
     def of_row(cls, row: Sequence[int]) -> FusedSchedule:
         """The schedule of a row of schedules, without the lookups that it expects."""
-        values = {field.name: int(value) or None for field, value in zip(fields(cls), row, strict=False)}
-        return cls(**values | {"kind": (None, *KINDS)[int(row[0])]})
+        kind, threads, distance, split, *_ = (int(value) or None for value in row)
+        return cls(None if kind is None else KINDS[kind - 1], threads, distance, split)
 
     def row(self, expected_sixteenths: int = 0) -> tuple[int, int, int, int, int]:
         """As the operator takes it: kind, threads, distance, split, expected lookups of a bag in

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,7 +105,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             return
         try:
             with gzip.GzipFile(fileobj=counted) as unpacked:
-                yield unpacked
+                yield cast(BinaryIO, unpacked)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"traces: {path} is a damaged or cut gzip file: {error}") from error
 
