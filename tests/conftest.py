@@ -16,14 +16,17 @@ from support.cuda_program import cuda_build, cuda_program  # noqa: F401  (fixtur
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives inductor a cache of its own: what it keeps does not know the operators' schemas, so what another
-    version has left there would fail here. Before any test module is imported, since inductor sets the
-    variable itself.
+    """Makes the folder of the session, which all its processes share: what tests compile is compiled once.
+    Inductor's cache is there too: what it keeps does not know the operators' schemas, so what another version
+    has left would fail here. Before any test module is imported, since inductor sets the variable itself.
     """
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        folder = TemporaryDirectory()
-        config.add_cleanup(folder.cleanup)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
+    if hasattr(config, "workerinput"):
+        torch.set_num_threads(1)  # as many processes as cores
+        return
+    folder = TemporaryDirectory(prefix="recfuse-tests-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["RECFUSE_TEST_SESSION"] = folder.name
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder.name}/inductor"
 
 
 @pytest.fixture(autouse=True)

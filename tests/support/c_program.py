@@ -1,24 +1,29 @@
-"""What C tests are compiled with, and a run of one."""
+"""What C tests are compiled with, and programs that a session of tests compiles once."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread"]
+FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread"]
+FLAGS += [f"-I{ROOT / name}" for name in ("include", "csrc", "csrc/cuda", "tests/c", "tests/c/cuda")]
 SANITIZERS = {
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"],
     "thread": ["-fsanitize=thread"],
 }
 
 
-def run(command: list[str | Path], **environment: str) -> subprocess.CompletedProcess[str]:
+def run(command: Iterable[str | Path], **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(part) for part in command],
         env={**os.environ, **environment},
@@ -29,11 +34,60 @@ def run(command: list[str | Path], **environment: str) -> subprocess.CompletedPr
     )
 
 
-def skip_unless_links(folder: Path, compiler: str, flags: list[str]) -> None:
-    """Skips where an empty program with the sanitizer cannot be linked or started."""
-    source, program = folder / "empty.c", folder / "empty"
-    source.write_text("int main(void) { return 0; }\n")
-    for command in ([compiler, *flags, source, "-o", program], [program]):
-        done = run(command)
-        if done.returncode != 0:
-            pytest.skip(f"no working sanitizer here: {done.stderr.strip()[:200]}")
+def make_once(command: Sequence[str | Path], suffix: str, make: Callable[[Path], object]) -> Path:
+    """The file that a command makes, in the folder that all processes of the session share. Its name is a
+    hash of the command; the first process to ask calls `make` with a path to write, the others wait for it.
+    """
+    key = hashlib.sha256("\0".join(map(str, command)).encode()).hexdigest()[:32]
+    path = Path(os.environ["RECFUSE_TEST_SESSION"]) / f"{key}{suffix}"
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            part = path.with_suffix(".part")
+            make(part)
+            part.rename(path)
+    return path
+
+
+def _made_by(command: Sequence[str | Path], suffix: str) -> Path:
+    def make(path: Path) -> None:
+        done = run([*command, "-o", path])
+        assert done.returncode == 0, done.stderr
+
+    return make_once(command, suffix, make)
+
+
+def build_program(
+    sources: Sequence[Path],
+    flags: list[str],
+    also: dict[str, list[str]] | None = None,
+    last: Sequence[str] = ("-ldl", "-lm"),
+    compiler: str | None = COMPILER,
+) -> Path:
+    """Compiles every file, two at a time, and links the objects; returns the program. `also`: flags of the
+    files whose names end so; `last`: of the linker.
+    """
+    assert compiler is not None
+
+    def compile_one(source: Path) -> Path:
+        more = next((more for ending, more in (also or {}).items() if source.name.endswith(ending)), [])
+        return _made_by([compiler, *FLAGS, *flags, *more, "-c", source], ".o")
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_one, sources))
+    return _made_by([compiler, *flags, "-pthread", *objects, *last], "")
+
+
+def flags_of(kind: str) -> list[str]:
+    """What a key of SANITIZERS is compiled with; skips where an empty program with it does not run."""
+    flags = ["-O1", "-g", *SANITIZERS[kind]]
+    assert COMPILER is not None
+    empty = make_once(["empty"], ".c", lambda path: path.write_text("int main(void) { return 0; }\n"))
+    try:
+        done = run([_made_by([COMPILER, *flags, empty], "")])
+        reason = (done.stderr or "it crashes") if done.returncode else ""
+    except AssertionError as error:
+        reason = str(error) or "it does not link"
+    if reason:
+        pytest.skip(f"no working sanitizer here: {reason.strip()[:200]}")
+    return flags

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from support.c_program import COMPILER, SANITIZERS, WARNINGS, skip_unless_links
+from support.c_program import ROOT, build_program, flags_of
 
-ROOT = Path(__file__).resolve().parents[2]
 OWN = ("test_cuda", "test_driver", "test_fused", "test_fused_map", "test_fused_kept", "fused_case", "program")
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
 
@@ -43,21 +42,11 @@ def nvrtc_folder() -> Path | None:
     return next((folder for folder in folders if list(folder.glob("libnvrtc.so.1[23]"))), None)
 
 
-def compile_c(flags: list[str], sources: list[Path], target: Path) -> None:
-    includes = [f"-I{ROOT / name}" for name in ("include", "csrc", "csrc/cuda", "tests/c", "tests/c/cuda")]
-    command = [str(COMPILER), *WARNINGS, *includes, *flags, *map(str, sources), "-ldl", "-lm"]
-    done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 class Program:
     """One build of the program, in the layout of an installed package."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        flags = ["-O1", "-g", *(SANITIZERS[kind] if kind != "plain" else [])]
-        assert COMPILER is not None
-        if kind != "plain":
-            skip_unless_links(folder, COMPILER, flags)
+        flags = ["-O1", "-g"] if kind == "plain" else flags_of(kind)
         self.packages = folder / "site-packages"
         self.path = self.packages / "recfuse" / "test_cuda"
         self.kernels = self.path.with_name("kernels")
@@ -68,11 +57,12 @@ class Program:
         runtime = [*ROOT.glob("csrc/cuda/**/*.c"), *ROOT.glob("csrc/base/*.c")]
         own = [ROOT / "tests/c/cuda" / f"{name}.c" for name in OWN]
         shared = [ROOT / "tests/c/check.c", ROOT / "tests/c/elements.c"]
-        compile_c(flags, [*own, *shared, *runtime], self.path)
+        shutil.copy2(build_program([*own, *shared, *runtime], flags), self.path)
         self.driver = folder / "driver"
         self.driver.mkdir()
         fake = [ROOT / "tests/c/cuda" / name for name in ("fake_cuda.c", "fake_cuda_rest.c")]
-        compile_c(["-O1", "-g", "-fPIC", "-shared"], fake, self.driver / "libcuda.so.1")
+        driver = build_program(fake, ["-O1", "-g", "-fPIC"], last=["-shared"])
+        shutil.copy2(driver, self.driver / "libcuda.so.1")
 
     def beside_own_kernels(self) -> Program:
         """The same build in a folder of its own, with the kernels of the package."""
