@@ -143,8 +143,9 @@ def embedding_bag(
     if max_norm is not None:
         renormalise(weight.detach(), input, max_norm, norm_type, bounds_check)
     row = padding_row(padding_idx, weight)
-    options_of_bags = mode, per_sample_weights, include_last_offset, row
-    arguments: tuple[Any, ...] = weight, input, offsets, *options_of_bags, scale_grad_by_freq, sparse
+    arguments: tuple[Any, ...] = (
+        weight, input, offsets, mode, per_sample_weights, include_last_offset, row, scale_grad_by_freq, sparse
+    )  # fmt: skip
     if schedule or prefetch_distance != -1 or bounds_check != "on":  # parsing them takes time
         arguments += prefetch_distance, bounds_check, schedule
     if is_transformed():

@@ -11,6 +11,8 @@ from recfuse._codes import DTYPES, INTEGERS, MODES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError, NotATensorError
 from recfuse.ops.library import HAS_CUDA_KERNELS, is_readable
 
+_DTYPES, _INTEGERS = frozenset(DTYPES), frozenset(INTEGERS)  # which each call looks into
+
 
 def fail(detail: str) -> NoReturn:
     """Raises ValueError."""
@@ -40,7 +42,7 @@ def check_tensors(input: Any, weight: Any, offsets: Any, per_sample_weights: Any
 
 def check_integers(input: Tensor, weight: Tensor, offsets: Tensor | None) -> None:
     """Raises where indices or offsets are no integers."""
-    if input.dtype in INTEGERS and (offsets is None or offsets.dtype in INTEGERS):
+    if input.dtype in _INTEGERS and (offsets is None or offsets.dtype in _INTEGERS):
         return
     if not weight.dtype.is_floating_point:  # torch's function takes input and weight in either order
         return
@@ -59,12 +61,12 @@ def has_kernel(
     device = weight.device
     return (
         (weight.is_cpu or (weight.is_cuda and HAS_CUDA_KERNELS))
-        and weight.dtype in DTYPES
+        and weight.dtype in _DTYPES
         and weight.layout is torch.strided
-        and input.dtype in INTEGERS
+        and input.dtype in _INTEGERS
         and input.device == device
         and not input.is_nested
-        and (offsets is None or (offsets.dtype in INTEGERS and offsets.device == device))
+        and (offsets is None or (offsets.dtype in _INTEGERS and offsets.device == device))
         and (per_sample_weights is None or per_sample_weights.device == device)
     )
 
