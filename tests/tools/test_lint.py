@@ -30,7 +30,8 @@ NM = shutil.which("nm")
 # Which rooms the files of a room may include: include <- base <- cpu, driver <- jit <- tune <- a family
 # <- torch, python. A room is a folder of csrc, or of csrc/cuda; a family's folders are one room.
 BELOW = {"include", "base", "device"}  # device: here the headers that host C and kernels both read
-FAMILIES = {"embedding_bag", "bag_lookups", "pin_rows", "fused_embedding_bag"}
+SHARED = {"driver", "jit", "tune", "device"}
+FAMILIES = {path.name for path in (ROOT / "csrc" / "cuda").iterdir() if path.is_dir()} - SHARED
 MAY_INCLUDE = {
     "include": {"include"},
     "base": {"include", "base"},
