@@ -33,7 +33,6 @@ def test_a_kernel_compiles_once(cuda_program: Program, tmp_path: Path, arch: str
     assert first["registers"] > 0 and first["spill"] == 0 and first["stack"] == 0 and first["shared"] == 128
     assert (first["cached"], second["cached"]) == (0, 1)
     assert (first["nvrtc"], second["nvrtc"]) == (1, 0), "a hit needs no compiler"
-    assert second["seconds"] < 0.02 < first["seconds"] * 10
     for name in ("registers", "spill", "stack", "shared", "bytes", "path"):
         assert first[name] == second[name]
     assert entries(tmp_path) == [Path(first["path"])]

@@ -409,25 +409,3 @@ def test_kernels_compiled_ahead_run_where_compiling_is_forbidden(tmp_path: Path)
     """
     environment = {"RECFUSE_CACHE_DIR": str(tmp_path), "RECFUSE_JIT": "off"}
     assert gpu.run_alone(script, *schedules, environment=environment) == "fine\n"
-
-
-FIRST_CALL = """
-    import time
-    import torch
-    import recfuse
-    table, indices = torch.randn(1000, 64, device="cuda"), torch.zeros(640, dtype=torch.int64, device="cuda")
-    offsets = torch.arange(0, 640, 10, device="cuda")
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    recfuse.embedding_bag(indices, table, offsets, mode="sum")
-    torch.cuda.synchronize()
-    print(1e3 * (time.perf_counter() - start))
-"""
-
-
-def test_the_first_call_of_a_process_is_quick(tmp_path: Path) -> None:
-    """With the kernel in the cache on disk: milliseconds from the call to its result."""
-    environment = {"RECFUSE_CACHE_DIR": str(tmp_path)}
-    cold, *warm = [float(gpu.run_alone(FIRST_CALL, environment=environment)) for _ in range(3)]
-    print(f"first call: {cold:.1f} ms without the kernel in the cache, with it {sorted(warm)} ms")
-    assert min(warm) < 20

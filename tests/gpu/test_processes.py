@@ -167,13 +167,13 @@ def _sanitizer() -> tuple[list[str], bool]:
     return [program], False
 
 
-@pytest.mark.parametrize("script", ("gpu_sanitizer.py", "gpu_fused_sanitizer.py"))
+@pytest.mark.parametrize("script", ("sanitizer.py", "fused_sanitizer.py"))
 @pytest.mark.parametrize("tool", ("memcheck", "racecheck", "initcheck"))
 def test_the_sanitizer_finds_nothing(tool: str, script: str) -> None:
     command, ours_alone = _sanitizer()
     if tool == "initcheck" and not ours_alone:
         pytest.skip("this compute-sanitizer cannot leave torch's own kernels out")
-    path = str(gpu.ROOT / "tests" / "support" / script)
+    path = str(gpu.ROOT / "tests" / "gpu" / script)
     done = subprocess.run(
         [*command, "--tool", tool, "--error-exitcode", "9", sys.executable, path, tool],
         capture_output=True, text=True, timeout=500,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from recfuse.tuner.collection.problem import FusedProblem
-from support.fused_gpu import best_rows, calls, collection_of, install
+from support.modelled_gpu import best_rows, calls, collection_of, install
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -1,5 +1,5 @@
-"""Files of plans that are damaged, hostile or of somebody else: refused in one way, quickly and in little
-memory, or read as plans that can be printed, saved, plotted and applied.
+"""Files of plans that are damaged, hostile or of somebody else: refused in one way and in little memory, or
+read as plans that can be printed, saved, plotted and applied.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import time
 import tracemalloc
 import warnings
 
@@ -24,7 +23,7 @@ from recfuse.plan.table import Pinned
 from support import bag_plan, collection_plan
 from support.bag_plan import at
 
-SECONDS, BYTES = 5.0, 64 << 20  # that reading a file may take
+BYTES = 64 << 20  # that reading a file may take
 
 
 @pytest.fixture(params=("table", "collection"))
@@ -45,13 +44,11 @@ def made(kind):
 
 
 def refused(path, words=""):
-    """That reading a file raises the one class, quickly and in little memory."""
+    """That reading a file raises the one class, in little memory."""
     tracemalloc.start()
-    start = time.monotonic()
     try:
         with pytest.raises(ArgumentValueError) as raised:
             Plan.load(path)
-        assert time.monotonic() - start < SECONDS
         assert tracemalloc.get_traced_memory()[1] < BYTES
     finally:
         tracemalloc.stop()
@@ -179,11 +176,9 @@ def test_a_plan_of_the_largest_size_is_read_and_printed(tmp_path):
     plan.schedule_of, plan.table_of, plan.expected = [0, 1] * (number // 2), [0] * number, [16] * number
     plan.decisions = plan.decisions[:1] * 5000
     plan.save(tmp_path / "plan.json")
-    start = time.monotonic()
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded == plan and loaded.rows().shape == (number, 5)
     assert "and 3,000 more, in decisions of the plan" in str(loaded)
-    assert time.monotonic() - start < 4 * SECONDS
 
 
 def test_a_plan_whose_time_is_zero_is_printed():

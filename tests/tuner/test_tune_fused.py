@@ -16,7 +16,7 @@ from recfuse.ops.schedules import FusedSchedule
 from recfuse.tuner.collection import local_stage, search
 from recfuse.tuner.collection.candidates import _LONGEST_SLOT, classes_of, mixtures, units_of
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
-from support.fused_gpu import (
+from support.modelled_gpu import (
     BEST_WARPS,
     COLUMNS,
     POOL,

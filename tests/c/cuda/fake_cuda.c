@@ -64,7 +64,9 @@ static int *count_of(const char *name) {
 
 int fake_cuda_calls(const char *name) {
     pthread_mutex_lock(&lock);
-    const int calls = *count_of(name);
+    int calls = 0;
+    if (name != NULL) calls = *count_of(name);
+    for (int i = 0; name == NULL && counts[i].name != NULL; i++) calls += counts[i].calls;
     pthread_mutex_unlock(&lock);
     return calls;
 }

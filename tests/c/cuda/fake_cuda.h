@@ -10,7 +10,7 @@
 #include "cuda/driver/abi.h"
 
 /* How often a function was called. */
-int fake_cuda_calls(const char *name);
+int fake_cuda_calls(const char *name); /* NULL: of all functions */
 /* Blocks of device memory, streams and modules that were made and are still there. */
 int fake_cuda_live(void);
 /* Contexts on this thread's stack. */

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -23,12 +22,6 @@
 enum { KEYS = 12, ROUNDS = 2000, CHILDREN = 12 };
 
 static const rf__kernel_source kernel_file = {"scale.cu", "rf_scale"};
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
 
 /* compile FILE ENTRY ARCH DEFINES: one line with what rf_kernel_info says, or the status and the message. */
 static void compile(char **arguments) {
@@ -181,7 +174,7 @@ static void *use_kernels(void *argument) {
     return NULL;
 }
 
-/* kernels: many threads ask for the kernels of two devices; each is made once. Then the time of a hit. */
+/* kernels: many threads ask for the kernels of two devices; each is made once. A hit asks nothing of the driver. */
 static void kernels(char **arguments) {
     (void)arguments;
     run_threads(use_kernels, NULL);
@@ -191,21 +184,20 @@ static void kernels(char **arguments) {
     CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
     const rf__kernel *kernel = NULL;
     factor_key key = {"3"};
-    const double start = now();
-    for (int i = 0; i < 1000000; i++)
+    const int calls = driver_calls(NULL);
+    for (int i = 0; i < 1000; i++)
         if (rf__jit_kernel(gpu, &kernel_file, &key, sizeof key, describe_factor, &kernel) != RF_OK) break;
-    printf("hit_ns=%.1f\n", (now() - start) * 1e3);
     CHECK(kernel == first_seen[0][3], "another kernel");
+    CHECK(driver_calls(NULL) == calls && atomic_load(&described) == 2 * KEYS, "a hit costs a call");
 }
 
-/* long_keys: keys as long as those of large collections that differ at their ends alone; the time of a hit. */
+/* long_keys: keys as long as those of large collections that differ at their ends alone. */
 static void long_keys(char **arguments) {
     (void)arguments;
-    enum { LONG_BYTES = 7168, HITS = 2000, RUNS = 50 };
+    enum { LONG_BYTES = 7168 };
     static char keys[2][LONG_BYTES];
     const rf__cuda_device *gpu = NULL;
     const rf__kernel *found[2] = {NULL, NULL}, *again = NULL;
-    double best = 1e9;
     CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
     for (int i = 0; i < 2; i++) {
         snprintf(keys[i], sizeof keys[i], "%d", 3);
@@ -214,26 +206,9 @@ static void long_keys(char **arguments) {
               "%s", rf_last_error());
     }
     CHECK(found[0] != found[1], "one kernel for two keys");
-    for (int run = 0; run < RUNS; run++) {
-        const double start = now();
-        for (int i = 0; i < HITS; i++)
-            if (rf__jit_kernel(gpu, &kernel_file, keys[0], LONG_BYTES, describe_factor, &again) != RF_OK)
-                break;
-        const double nanoseconds = (now() - start) * 1e9 / HITS;
-        if (nanoseconds < best) best = nanoseconds;
-    }
+    CHECK(rf__jit_kernel(gpu, &kernel_file, keys[0], LONG_BYTES, describe_factor, &again) == RF_OK, "%s",
+          rf_last_error());
     CHECK(again == found[0] && atomic_load(&described) == 2, "another kernel");
-    printf("hit_ns=%.1f\n", best);
-}
-
-/* first_call: the time of the first kernel of a process, from the opening of the driver on. */
-static void first_call(char **arguments) {
-    (void)arguments;
-    const rf__kernel *kernel = NULL;
-    const double start = now();
-    const rf_status status = kernel_get(0, 3, &kernel);
-    printf("first_ms=%.3f\n", (now() - start) * 1e3);
-    CHECK(status == RF_OK, "%s", rf_last_error());
 }
 
 static void *fail_kernel(void *argument) {
@@ -335,7 +310,6 @@ static const command commands[] = {
     {"trim", 2, trim},
     {"device", 1, device},
     {"kernels", 0, kernels},
-    {"first_call", 0, first_call},
     {"kernel_failure", 1, kernel_failure},
     {"kernel", 2, kernel},
     {"long_keys", 0, long_keys},

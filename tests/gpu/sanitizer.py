@@ -1,7 +1,7 @@
 """Tiny calls of every kind of kernel, for compute-sanitizer:
 
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=python:tests
-    compute-sanitizer --tool memcheck python3 tests/support/gpu_sanitizer.py
+    compute-sanitizer --tool memcheck python3 tests/gpu/sanitizer.py
 
 Or racecheck, initcheck. Exits with 1 where a result is wrong. Whatever our kernels read has come by copies
 from the CPU, which initcheck sees also where it leaves torch's own kernels out.

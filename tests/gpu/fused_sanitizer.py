@@ -1,7 +1,7 @@
-"""Tiny fused calls of every kind of schedule, for compute-sanitizer; as gpu_sanitizer.py otherwise:
+"""Tiny fused calls of every kind of schedule, for compute-sanitizer; as sanitizer.py otherwise:
 
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=python:tests
-compute-sanitizer --tool memcheck python3 tests/support/gpu_fused_sanitizer.py
+compute-sanitizer --tool memcheck python3 tests/gpu/fused_sanitizer.py
 """
 
 from __future__ import annotations
