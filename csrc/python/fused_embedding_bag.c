@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "cuda/fused_embedding_bag/measure.h"
+#include "cuda/fused_embedding_bag/fused.h"
 #include "base/validate.h"
 
 RF__PY_METHOD(fused_embedding_bag_candidates) {

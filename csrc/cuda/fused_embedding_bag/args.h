@@ -31,7 +31,13 @@ enum {
     RF_FUSED_BUCKETS = 8, /* of mean bag lengths, each with a default schedule */
     RF_FUSED_FEW_BAGS = 256, /* of a feature: up to so many, two warps share a long one */
     RF_FUSED_MOST_CLASSES = 128,
-    RF_FUSED_PARTIAL_FLOATS = 32 /* partial sums are counted in so many */
+    RF_FUSED_PARTIAL_FLOATS = 32, /* partial sums are counted in so many */
+    /* Of a block of staged/staged.cu. */
+    RF_FUSED_STAGED_BLOCK = 640, /* threads that pool */
+    RF_FUSED_STAGED_HELPERS = 128, /* producer threads, that load tables for them */
+    RF_FUSED_STAGED_BAGS = 512, /* of a task, at most */
+    RF_FUSED_STAGED_RING = 210944, /* bytes of shared memory for tables */
+    RF_FUSED_STAGED_SHARED = RF_FUSED_STAGED_RING + 15360 /* and lists of bags */
 };
 
 /* The bucket of a mean bag length: bags up to so many lookups are of a bucket, the last one has the longer ones. */
@@ -103,7 +109,7 @@ typedef struct rf_fused_args {
     RF_FUSED_ADDRESS(const rf_fused_task) tasks;
     RF_FUSED_ADDRESS(const int) n_tasks; /* NULL: as many as blocks */
     RF_FUSED_ADDRESS(const rf_fused_lane) lanes; /* [tiles][32] */
-    RF_FUSED_ADDRESS(float) partials; /* of tasks that share bags: see rf_shared_bags in pool.cuh */
+    RF_FUSED_ADDRESS(float) partials; /* of tasks that share bags: see rf_shared_bags in pool/pool.cuh */
     RF_FUSED_ADDRESS(rf_u32) arrived; /* [groups], zero before and after */
     RF_FUSED_ADDRESS(rf_u64) cycles; /* [features], with RF_TIMED */
     rf_error_word errors;

@@ -1,9 +1,8 @@
-/* What mappings need to know of features, own once for all batches. */
+/* What mappings need to know of features, made once for all batches. */
 #include <inttypes.h>
 #include <stdlib.h>
 
 #include "base/validate.h"
-#include "cuda/fused_embedding_bag/describe.h"
 #include "cuda/fused_embedding_bag/schedule.h"
 
 static uint64_t hash_fields(uint64_t hash, const int32_t *fields, size_t bytes) {

@@ -10,15 +10,13 @@
  *   partition/cut.c, write.c, check.c, cost.c
  *                           which block works on what, on the host: tasks cut, written, looked at
  *   kernel.c                variants of kernels: options, occupancy, compilation
- *   describe.c              features, checked, with their schedules
- *   schedule.c              schedules: defaults and what a feature can run
+ *   schedule.c, describe.c  schedules: defaults and what a feature can run; features with theirs
  *   staged/staged.c         which tables are copied to shared memory, and which SM pools them
- *   geometry.c              vectors, lanes and slices of a feature's rows; limits
- *   args.h, partition/args.h, staged/args.h
- *                           what kernels know too
+ *   geometry.c              vectors, lanes and slices of a feature's rows; limits (features.h)
+ *   args.h, partition/args.h  what kernels know too
  *
- * On the device: fused_embedding_bag.cu (pool.cuh with indices.cuh, columns.cuh with column_rows.cuh), partition/map.cu,
- * staged/staged.cu (producer.cuh, ring.cuh); fused.cuh is what they share. */
+ * On the device: fused_embedding_bag.cu (pool/pool.cuh with indices.cuh, pool/columns.cuh with column_rows.cuh),
+ * partition/map.cu, staged/staged.cu (producer.cuh, ring.cuh); fused.cuh is what they share. */
 #ifndef RECFUSE_CUDA_FUSED_H
 #define RECFUSE_CUDA_FUSED_H
 
@@ -37,5 +35,22 @@ rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready 
 /* Raises what earlier calls with these tables left. */
 rf_status rf__fused_pending(const rf__cuda_device *device, const rf_fused_embedding_bag_params *params,
                             void *stream);
+
+/* Timing sets of schedules; see measure.c. */
+typedef struct rf__fused_measurement {
+    const rf_fused_embedding_bag_params *batches; /* [n_batches], of the same features and buffers */
+    const void *const *host_offsets; /* [n_batches], each NULL or offsets on the host, to map by */
+    int64_t n_batches;
+    const rf_fused_schedule *schedules; /* [n_sets, n_features] */
+    int64_t n_sets;
+    int32_t warps;
+    int64_t rounds;
+} rf__fused_measurement;
+
+/* Not timed: result [n_sets, rounds], seconds a batch, sets in turns, each with a kernel of its own. Timed: result
+ * [n_sets, n_features], clock cycles of the blocks that worked on a feature, over all rounds and batches, by one
+ * kernel that has the schedules of all sets. An untimed round comes first. Waits for the device. */
+RF__SHARED rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, double *result,
+                                       const rf_cuda_stream *stream);
 
 #endif

@@ -8,7 +8,7 @@
  *
  *   X(number, kind, dtype, align, store, lanes, vectors, whole, pooling, padded, threads, distance, split)
  *
- *   kind      RF_FUSED_CLASS_POOL (pool.cuh) or _COLUMNS (columns.cuh)
+ *   kind      RF_FUSED_CLASS_POOL (pool/pool.cuh) or _COLUMNS (pool/columns.cuh)
  *   align     bytes of a vector that a lane loads; store: bytes that a vector's place in the output is aligned to
  *   lanes     that read a row, `vectors` times; rows that are wider are cut into slices
  *   whole     1: rows of lanes * align bytes, close to each other; 0: any, and the feature says
@@ -25,8 +25,8 @@
  *
  * Source: Pan et al., RecFlex, SC'24: one schedule a feature (IV-B), branches of a block on it, mapping at run time.
  */
-#include "fused_embedding_bag/columns.cuh"
-#include "fused_embedding_bag/pool.cuh"
+#include "fused_embedding_bag/pool/columns.cuh"
+#include "fused_embedding_bag/pool/pool.cuh"
 
 #ifndef RF_SCHEDULES
 #define RF_SCHEDULES(X) \

@@ -1,7 +1,7 @@
 /* What the features of a fused call are like, for kernels: vectors, lanes, slices. */
 #include <inttypes.h>
 
-#include "cuda/fused_embedding_bag/geometry.h"
+#include "cuda/fused_embedding_bag/features.h"
 #include "base/validate.h"
 
 enum { MOST_VECTOR = 16, HALF_VECTOR = 8, MOST_VECTORS = 2 };

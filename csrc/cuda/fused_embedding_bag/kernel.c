@@ -5,7 +5,6 @@
 
 #include "cuda/fused_embedding_bag/kernel.h"
 #include "cuda/tune/occupancy.h"
-#include "fused_embedding_bag/staged/args.h"
 
 static const rf__kernel_source source = {"fused_embedding_bag/fused_embedding_bag.cu",
                                          "rf_fused_embedding_bag"};
@@ -28,8 +27,8 @@ static size_t key_bytes(const rf__fused_classes *classes) {
     return sizeof(rf__fused_variant) + (size_t)classes->count * sizeof(rf__fused_class);
 }
 
-/* Row numbers that a warp hands out at once, at most: those of all its slots, as indices.cuh says, or those of a tile, each
- * with its weight, as column_rows.cuh does where no tables are staged. */
+/* Row numbers that a warp hands out at once, at most: those of all its slots, as pool/indices.cuh says, or those of a tile, each
+ * with its weight, as pool/column_rows.cuh does where no tables are staged. */
 static int32_t rows_of_warp(const rf__fused_variant *variant, const rf__fused_class *classes, int32_t count) {
     int32_t most = 0;
     for (int32_t i = 0; i < count; i++) {
@@ -54,13 +53,13 @@ static rf_status options_write(const void *key, bool staged, rf__kernel_options 
         to, (size_t)(end - to),
         "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_POSITION=%s -DRF_OUTPUT=%d -DRF_WIDE_ROWS=%d -DRF_WEIGHTED=%d "
         "-DRF_CHECK=%d -DRF_TIMED=%d -DRF_BLOCK=%d -DRF_MIN_BLOCKS=%d -DRF_WITH_STAGED=%d "
-        "-DRF_EXACT_END=%d -DRF_CALLERS_MAPPING=%d -DRF_ROWS=%d "
+        "-DRF_CALLERS_MAPPING=%d -DRF_ROWS=%d "
         "-DRF_SCHEDULES(X)=",
         rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type),
         rf__kernel_integer(variant->wide_positions ? RF_INT64 : RF_INT32), (int)variant->output_dtype,
         (int)variant->wide_rows, (int)variant->weighted, (int)variant->check, (int)variant->timed,
         staged ? (int)RF_FUSED_STAGED_BLOCK : (int)RF_FUSED_BLOCK, (int)variant->min_blocks,
-        (int)variant->with_staged, (int)variant->exact_end, (int)variant->callers_mapping,
+        (int)variant->with_staged, (int)variant->callers_mapping,
         staged ? 0 : (int)rows_of_warp(variant, classes, variant->n_classes));
     for (int32_t i = 0; i < variant->n_classes && to < end; i++) {
         const rf__fused_class *one = &classes[i];
@@ -88,8 +87,8 @@ static rf_status describe_staged(const void *key, const rf__cuda_device *device,
     return options_write(key, true, options);
 }
 
-/* Where lanes leave row numbers for each other, and behind it warps that share a bag their sums, as indices.cuh and
- * pool.cuh lay them out. */
+/* Where lanes leave row numbers for each other, and behind it warps that share a bag their sums, as pool/indices.cuh and
+ * pool/pool.cuh lay them out. */
 static int32_t shared_bytes(const rf__fused_variant *variant, const rf__fused_classes *classes) {
     const int64_t row_bytes = variant->wide_rows ? sizeof(uint64_t) : sizeof(uint32_t);
     int32_t most = 0;
@@ -174,9 +173,7 @@ rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *va
     if (may_stage(arch, variant, classes)) {
         rf__fused_variant staged = staged_variant(variant), others = *variant;
         rf__fused_with_staged(&others, classes);
-        for (staged.exact_end = 0; staged.exact_end <= 1;
-             staged.exact_end++) /* where a batch ends in memory decides */
-            RF_TRY(compile(arch, &staged, classes, true, info));
+        RF_TRY(compile(arch, &staged, classes, true, info));
         RF_TRY(compile(arch, &others, classes, false, info));
     }
     RF_TRY(compile(arch, variant, classes, false, info));

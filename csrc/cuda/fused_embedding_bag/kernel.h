@@ -17,7 +17,6 @@ typedef struct rf__fused_variant {
     int32_t min_blocks, dynamic_shared;
     int32_t n_classes;
     int32_t with_staged; /* 1: runs while the kernel of staged tables does */
-    int32_t exact_end; /* 1: memory may end exactly with the last index; of staged tables alone */
     int32_t callers_mapping; /* 1: the mapping is the caller's, and tasks are checked */
 } rf__fused_variant;
 

@@ -1,13 +1,11 @@
 /* rf__fused_measure: sets of schedules on the user's batches, timed by events of the device; or inside the kernel,
  * block by block, with the candidates of all sets in one kernel (Pan et al., RecFlex, SC'24, section IV-A2). */
-#include "cuda/fused_embedding_bag/measure.h"
+#include "cuda/fused_embedding_bag/fused.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/driver/memory.h"
-#include "cuda/fused_embedding_bag/fused.h"
-#include "cuda/fused_embedding_bag/schedule.h"
 #include "cuda/tune/timer.h"
 #include "base/validate.h"
 

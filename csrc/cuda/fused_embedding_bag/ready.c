@@ -158,21 +158,6 @@ out:
     return status;
 }
 
-/* Whether the aligned word that the last index lies in may reach beyond the memory of the indices. */
-static bool indices_end_memory(const rf__cuda_device *device, const rf_fused_embedding_bag_params *params) {
-    const uint64_t index_bytes = params->index_type == RF_INT64 ? 8 : 4;
-    const uint64_t end = (uintptr_t)params->indices + (uint64_t)params->lookups * index_bytes;
-    const uint64_t beyond = (end + 4 * index_bytes - 1) / (4 * index_bytes) * (4 * index_bytes);
-    rf__cu_pointer base = 0;
-    size_t bytes = 0;
-    if (beyond == end || params->lookups == 0) return false;
-    if (rf__cuda_enter(device) != RF_OK) return true;
-    const rf__cu_result result =
-        device->driver->cuMemGetAddressRange_v2(&base, &bytes, (uintptr_t)params->indices);
-    rf__cuda_leave();
-    return result != RF__CU_SUCCESS || beyond > base + bytes;
-}
-
 static rf__fused_variant variant_of(const rf__fused_call *call, const rf_fused_embedding_bag_params *params) {
     return (rf__fused_variant){.index_type = (int32_t)params->index_type,
                                .offset_type = (int32_t)params->offset_type,
@@ -224,9 +209,7 @@ rf_status rf__fused_prepare(const rf__cuda_store *store, const rf_fused_embeddin
         ready->mapping.n_tasks = ready->map.most_tasks;
     }
     if (ready->staged.depth > 0) {
-        rf__fused_variant staged = variant;
-        staged.exact_end = indices_end_memory(store->device, params);
-        RF_TRY(kernel_find(call, &staged, true, &ready->staged_kernel));
+        RF_TRY(kernel_find(call, &variant, true, &ready->staged_kernel));
         rf__fused_with_staged(&variant, &call->described->classes);
     }
     if (ready->mapping.n_tasks > 0) { /* else all tables are staged */

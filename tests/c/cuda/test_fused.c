@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "cuda/fused_embedding_bag/fused.h"
-#include "cuda/fused_embedding_bag/measure.h"
+#include "cuda/fused_embedding_bag/fused.h"
 #include "fused_case.h"
 #include "program.h"
 

@@ -2,6 +2,7 @@
  * nothing else: a bag that no task has would be left as it was in fresh memory, and no kernel can see that. */
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cuda/fused_embedding_bag/partition/cut.h"
 
@@ -39,17 +40,22 @@ static uint64_t bits_of(int64_t at, int64_t from, int64_t to) {
     return from > at ? above & ~UINT64_C(0) << (from - at) : above;
 }
 
-/* Notes that bags of a vector are written; false if one has been before. */
-static bool write_bags(coverage *cover, int64_t feature, int64_t column, int32_t first_bag,
-                       int32_t last_bag) {
+/* Notes that a task's bags of a vector are written; false if one has been before. */
+static bool bags_write(coverage *cover, const rf_fused_task *task, int64_t feature, int64_t column) {
     const int64_t begin = cover->first[feature] + column * cover->mapping->bags;
-    const int64_t from = begin + first_bag, to = begin + last_bag;
+    const int64_t from = begin + task->first_bag, to = begin + task->last_bag;
     for (int64_t at = from / 64 * 64; at < to; at += 64) {
         const uint64_t bits = bits_of(at, from, to);
         if ((cover->written[at / 64] & bits) != 0) return false;
         cover->written[at / 64] |= bits;
     }
     return true;
+}
+
+/* The same of the vectors column..end of a task's feature. */
+static bool columns_write(coverage *cover, const rf_fused_task *task, int32_t column, int32_t end) {
+    while (column < end && bags_write(cover, task, task->feature, column)) column++;
+    return column == end;
 }
 
 static bool has_class(const int32_t *classes, int32_t number) {
@@ -68,44 +74,29 @@ static bool can_pool(const coverage *cover, int32_t feature, int32_t number) {
     return has_class(of->classes, number) || has_class(of->classes_of_few, number);
 }
 
-/* Tasks that share bags come one after another, as their parts are numbered, with sums of their own. */
-static bool group_follows(coverage *cover, const rf_fused_task *task, const rf__fused_class *schedule) {
-    const int32_t shares = rf_fused_shares(task->share), share = rf_fused_share_of(task->share);
-    if (shares != schedule->split || share >= shares) return false;
-    if (shares == 1) return true;
-    if (share > 0) {
-        const rf_fused_task *before = task - 1; /* there is one: the first task of all is no later part */
-        return rf_fused_share_of(before->share) == share - 1 && rf_fused_shares(before->share) == shares &&
-               before->group == task->group && before->partials == task->partials &&
-               before->feature == task->feature && before->slice == task->slice &&
-               before->schedule == task->schedule && before->first_bag == task->first_bag &&
-               before->last_bag == task->last_bag;
+/* The tasks from here on that share bags, which follow one another, with sums of their own: how many; 0: one is wrong. */
+static int32_t group_of(coverage *cover, const rf_fused_task *task, const rf__fused_class *schedule,
+                        const rf_fused_task *end) {
+    const int32_t shares = rf_fused_shares(task->share);
+    if (shares != schedule->split || rf_fused_share_of(task->share) != 0 || end - task < shares) return 0;
+    if (shares == 1) return 1;
+    for (int32_t i = 1; i < shares; i++) {
+        rf_fused_task wanted = *task;
+        wanted.share += i;
+        if (memcmp(&task[i], &wanted, sizeof wanted) != 0) return 0;
     }
-    if (task->group != cover->last_group + 1 || task->partials < cover->last_partials) return false;
+    if (task->group != cover->last_group + 1 || task->partials < cover->last_partials) return 0;
     cover->last_group = task->group;
     cover->last_partials = task->partials + rf__fused_partials(schedule, task->last_bag - task->first_bag);
-    return true;
+    return shares;
 }
 
-/* Whether the task that follows is the next part, where there is one more. */
-static bool group_goes_on(const rf_fused_task *task, const rf_fused_task *end) {
-    const int32_t shares = rf_fused_shares(task->share), share = rf_fused_share_of(task->share);
-    return share + 1 == shares || (task + 1 < end && rf_fused_share_of(task[1].share) == share + 1);
-}
-
-static bool pool_write(coverage *cover, const rf_fused_task *task, const rf__fused_class *schedule,
-                       const rf_fused_task *end) {
+static bool pool_write(coverage *cover, const rf_fused_task *task) {
     if (!is_feature(cover, task->feature) || !can_pool(cover, task->feature, task->schedule)) return false;
     const rf__fused_geometry *shape = &cover->what->features[task->feature].shape;
     if (task->slice < 0 || task->slice >= shape->slices) return false;
-    if (!group_follows(cover, task, schedule) || !group_goes_on(task, end)) return false;
-    if (rf_fused_share_of(task->share) > 0) return true; /* the first stands for all */
-    const int32_t wide = shape->lanes * shape->vectors;
-    const int32_t last =
-        (task->slice + 1) * wide < shape->columns ? (task->slice + 1) * wide : shape->columns;
-    for (int32_t column = task->slice * wide; column < last; column++)
-        if (!write_bags(cover, task->feature, column, task->first_bag, task->last_bag)) return false;
-    return true;
+    const int32_t wide = shape->lanes * shape->vectors, first = task->slice * wide, last = first + wide;
+    return columns_write(cover, task, first, last < shape->columns ? last : shape->columns);
 }
 
 static bool tile_write(coverage *cover, const rf_fused_task *task) {
@@ -118,7 +109,7 @@ static bool tile_write(coverage *cover, const rf_fused_task *task) {
         if (lane->feature == -1) continue;
         if (!is_feature(cover, lane->feature) || !can_pool(cover, lane->feature, task->schedule) ||
             lane->column < 0 || lane->column >= cover->what->features[lane->feature].shape.columns ||
-            !write_bags(cover, lane->feature, lane->column, task->first_bag, task->last_bag))
+            !bags_write(cover, task, lane->feature, lane->column))
             return false;
     }
     return true;
@@ -132,13 +123,14 @@ static bool has_bags(const coverage *cover, const rf_fused_task *task) {
 
 static bool tasks_write(coverage *cover) {
     const rf_fused_task *tasks = rf__fused_tasks(cover->mapping), *end = tasks + cover->mapping->n_tasks;
-    for (const rf_fused_task *task = tasks; task < end; task++) {
-        if (!has_bags(cover, task) || (task == tasks && rf_fused_share_of(task->share) > 0)) return false;
+    int32_t count = 1;
+    for (const rf_fused_task *task = tasks; task < end; task += count) {
+        if (!has_bags(cover, task)) return false;
         const rf__fused_class *schedule = &cover->what->classes->of[task->schedule];
         if (schedule->kind == RF_FUSED_CLASS_STAGED) return false;
-        if (schedule->kind == RF_FUSED_CLASS_COLUMNS ? !tile_write(cover, task)
-                                                     : !pool_write(cover, task, schedule, end))
-            return false;
+        const bool tiled = schedule->kind == RF_FUSED_CLASS_COLUMNS;
+        count = tiled ? 1 : group_of(cover, task, schedule, end);
+        if (count == 0 || !(tiled ? tile_write(cover, task) : pool_write(cover, task))) return false;
     }
     return cover->last_group + 1 == cover->mapping->n_groups &&
            cover->last_partials <= cover->mapping->partials;
@@ -156,11 +148,9 @@ static bool lists_write(coverage *cover, int64_t rows) {
             if (task->feature < 0) break;
             if (!is_feature(cover, task->feature) || !has_bags(cover, task) ||
                 !has_class(cover->what->features[task->feature].classes_staged, task->schedule) ||
-                task->last_bag - task->first_bag > RF_FUSED_STAGED_BAGS)
+                task->last_bag - task->first_bag > RF_FUSED_STAGED_BAGS ||
+                !columns_write(cover, task, 0, cover->what->features[task->feature].shape.columns))
                 return false;
-            const int32_t columns = cover->what->features[task->feature].shape.columns;
-            for (int32_t column = 0; column < columns; column++)
-                if (!write_bags(cover, task->feature, column, task->first_bag, task->last_bag)) return false;
         }
         if (turn == staged.depth) return false;
     }
@@ -179,12 +169,8 @@ static rf_status look_at_all(const rf__fused_mappable *what, const rf__fused_map
     rf_status status = RF_OK;
     coverage cover = {.what = what, .mapping = mapping, .last_group = -1};
     int64_t left = -1, feature = 0;
-    cover.first = malloc(((size_t)what->n_features + 1) * sizeof *cover.first);
-    if (cover.first == NULL) {
-        status = rf__fail(RF_ERR_MEMORY, "no memory to check a mapping");
-        goto out;
-    }
-    cover.first[0] = 0;
+    cover.first = calloc((size_t)what->n_features + 1, sizeof *cover.first);
+    if (cover.first == NULL) return rf__fail(RF_ERR_MEMORY, "no memory to check a mapping");
     for (int64_t f = 0; f < what->n_features; f++)
         cover.first[f + 1] = cover.first[f] + (int64_t)what->features[f].shape.columns * mapping->bags;
     const int64_t bits = cover.first[what->n_features];
@@ -197,7 +183,7 @@ static rf_status look_at_all(const rf__fused_mappable *what, const rf__fused_map
     if (!tasks_write(&cover) || !lists_write(&cover, rows)) {
         status = rf__fail(RF_ERR_VALUE,
                           "recfuse.fused_embedding_bag: mapping has a task that no call has, or one that "
-                          "writes what another does; it was changed after it was schedule: make it anew");
+                          "writes what another does; it was changed after it was made: make it anew");
         goto out;
     }
     left = first_left(&cover);

@@ -10,7 +10,6 @@
 #define RECFUSE_FUSED_RING_CUH
 
 #include "fused_embedding_bag/fused.cuh"
-#include "fused_embedding_bag/staged/args.h"
 
 constexpr int SLOTS = 2; /* tables that are in the ring at once, or on their way */
 constexpr rf_u32 COPY = 16384; /* bytes of one copy */
@@ -48,7 +47,7 @@ struct ring {
     staged_task tasks[SLOTS];
     int claims[2 * SLOTS]; /* of bags, in as many turns: see lay_out */
 };
-static_assert(sizeof(ring) <= RF_FUSED_STAGED_SHARED, "as staged/args.h says");
+static_assert(sizeof(ring) <= RF_FUSED_STAGED_SHARED, "as args.h says");
 static_assert(LENGTHS == HELPERS && MOST_BAGS % HELPERS == 0, "each helper has as much to do");
 static_assert(RF_FUSED_STAGED_RING % LINE == 0, "so that rows lie in one piece");
 static_assert(sizeof(RF_POSITION) == 4, "calls with more lookups have no tables staged");

@@ -23,11 +23,8 @@
  * Launch: grid [lists], block [RF_BLOCK + HELPERS], dynamic shared memory: sizeof(ring). Compute capability 9.0.
  */
 #include "fused_embedding_bag/staged/producer.cuh"
-#include "fused_embedding_bag/pool.cuh"
+#include "fused_embedding_bag/pool/pool.cuh"
 
-#ifndef RF_EXACT_END
-#define RF_EXACT_END 0 /* memory may end with the last index: see load_indices */
-#endif
 #ifndef RF_SCHEDULES
 #define RF_SCHEDULES(X) X(0, 2, 0, 16, 16, 1, 2, 1, 0, 0, 16, 4, 1)
 #endif
@@ -70,18 +67,15 @@ struct __align__(16) four_indices {
     RF_INDEX index[4];
 };
 
-/* Four of args.indices, from a multiple of four on. Those outside the lookups lie in an aligned word of 16 bytes (32, for
- * wide indices) with one that is inside: they are read and not used. Memory begins with a whole word; where it may not end
- * with one, the host asks for RF_EXACT_END (ready.c). */
+/* Four of args.indices, from a multiple of four on. Those before the first lookup lie in an aligned word with it, and are
+ * read and not used; memory may end with the last. */
 RF_INLINE void load_indices(const rf_fused_args &args, const RF_INDEX *from, four_indices &to) {
-    if constexpr (RF_EXACT_END) {
-        const RF_POSITION position = (RF_POSITION)(from - args.indices);
-        if (position + 4 > (RF_POSITION)args.end) {
+    const RF_POSITION position = (RF_POSITION)(from - args.indices);
+    if (position + 4 > (RF_POSITION)args.end) {
 #pragma unroll
-            for (int k = 0; k < 4; k++)
-                to.index[k] = position + k < (RF_POSITION)args.end ? rf_load(from + k) : 0;
-            return;
-        }
+        for (int k = 0; k < 4; k++)
+            to.index[k] = position + k < (RF_POSITION)args.end ? rf_load(from + k) : 0;
+        return;
     }
     rf_load_words(to.index, from);
 }

@@ -8,7 +8,6 @@
 
 #include "cuda/driver/device.h"
 #include "cuda/fused_embedding_bag/features.h"
-#include "fused_embedding_bag/staged/args.h"
 
 /* What follows lanes in a mapping with staged tables: this row, then `depth` times `lists` tasks, each list ended by one
  * of feature -1. */

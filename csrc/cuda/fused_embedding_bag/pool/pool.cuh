@@ -15,7 +15,7 @@
 #ifndef RECFUSE_FUSED_POOL_CUH
 #define RECFUSE_FUSED_POOL_CUH
 
-#include "fused_embedding_bag/indices.cuh"
+#include "fused_embedding_bag/pool/indices.cuh"
 
 template <int DTYPE, int ALIGN_, int STORE_, int LANES_, int VECTORS_, int WHOLE_, int POOLING_, int PADDED_,
           int THREADS_, int DISTANCE_, int SPLIT_>

@@ -12,7 +12,7 @@
 #ifndef RECFUSE_FUSED_COLUMNS_CUH
 #define RECFUSE_FUSED_COLUMNS_CUH
 
-#include "fused_embedding_bag/column_rows.cuh"
+#include "fused_embedding_bag/pool/column_rows.cuh"
 
 template <int DTYPE, int ALIGN_, int STORE_, int POOLING_> struct rf_columns_shape {
     typedef rf_element<DTYPE> element;
