@@ -21,69 +21,63 @@ typedef struct call_lists {
 static call_lists devices[RF__CUDA_MOST_DEVICES];
 
 static call_lists *lists_of(const rf__cuda_store *store) { return &devices[store->device->ordinal]; }
+static rf__fused_call **list_of(const rf__cuda_store *store) {
+    return store->resident ? &lists_of(store)->resident : &lists_of(store)->calls;
+}
 
-static int32_t alignment_of(const void *address) {
-    const uint64_t bits = (uintptr_t)address | 16;
-    return (int32_t)(bits & -bits);
+/* All but pointers to more. */
+static rf__fused_call_key key_of(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params) {
+    const uint64_t address = (uintptr_t)params->output | 16;
+    return (rf__fused_call_key){.stream_id = store->stream_id,
+                                .allocate = (uintptr_t)store->allocator.allocate,
+                                .n_features = params->n_features,
+                                .n_buffers = params->n_buffers,
+                                .output_dim = params->output_dim,
+                                .output_stride = params->output_stride,
+                                .output_alignment = (int64_t)(address & -address),
+                                .output_dtype = (int32_t)params->output_dtype,
+                                .weighted = params->sample_weights != NULL};
 }
 
 /* Field by field: there is padding. */
 static bool same_buffers(const rf__fused_call *call, const rf_fused_embedding_bag_params *params) {
-    for (int64_t i = 0; i < call->n_buffers; i++) {
+    for (int64_t i = 0; i < call->key.n_buffers; i++) {
         const rf_buffer *was = &call->buffers[i], *is = &params->buffers[i];
         if (was->data != is->data || was->numel != is->numel || was->dtype != is->dtype) return false;
     }
     return true;
 }
 
-static bool is_for(const rf__fused_call *call, const rf__cuda_store *store,
+static bool is_for(const rf__fused_call *call, const rf__fused_call_key *key,
                    const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules) {
     const size_t n = (size_t)params->n_features;
-    return call->store.stream_id == store->stream_id &&
-           call->store.allocator.allocate == store->allocator.allocate &&
-           call->n_features == params->n_features && call->n_buffers == params->n_buffers &&
-           call->output_dim == params->output_dim && call->output_stride == params->output_stride &&
-           call->output_alignment == alignment_of(params->output) &&
-           call->output_dtype == (int32_t)params->output_dtype &&
-           call->weighted == (params->sample_weights != NULL) &&
-           (call->schedules == NULL) == (schedules == NULL) && same_buffers(call, params) &&
+    return memcmp(&call->key, key, sizeof *key) == 0 && (call->schedules == NULL) == (schedules == NULL) &&
+           same_buffers(call, params) &&
            memcmp(call->given, params->features, n * sizeof *params->features) == 0 &&
            (schedules == NULL || memcmp(call->schedules, schedules, n * sizeof *schedules) == 0);
 }
 
+/* These free a chain; NULL is fine. */
 static void mapped_free(rf__fused_mapped *mapped) {
-    if (mapped == NULL) return;
-    rf__cuda_block_free(&mapped->store, &mapped->block);
-    free(mapped);
-}
-
-/* A chain of them. */
-static void mapped_free_all(rf__fused_mapped *mapped) {
-    while (mapped != NULL) {
-        rf__fused_mapped *next = mapped->next;
-        mapped_free(mapped);
-        mapped = next;
+    for (rf__fused_mapped *next; mapped != NULL; mapped = next) {
+        next = mapped->next;
+        rf__cuda_block_free(&mapped->store, &mapped->block);
+        free(mapped);
     }
 }
 
 static void call_free(rf__fused_call *call) {
-    if (call == NULL) return;
-    mapped_free_all(call->mapped);
-    rf__fused_map_table_free(&call->store, call->map_table);
-    rf__cuda_block_free(&call->store, &call->features);
-    free(call->described);
-    free(call->columns);
-    free(call->buffers);
-    free(call->schedules);
-    free(call->given);
-    free(call);
-}
-
-static void call_free_all(rf__fused_call *call) {
-    while (call != NULL) {
-        rf__fused_call *next = call->next;
-        call_free(call);
-        call = next;
+    for (rf__fused_call *next; call != NULL; call = next) {
+        next = call->next;
+        mapped_free(call->mapped);
+        rf__fused_map_table_free(&call->store, call->map_table);
+        rf__cuda_block_free(&call->store, &call->features);
+        free(call->described);
+        free(call->columns);
+        free(call->buffers);
+        free(call->schedules);
+        free(call->given);
+        free(call);
     }
 }
 
@@ -101,10 +95,10 @@ static int32_t shape_code(const rf__fused_geometry *shape) {
 /* Writes what kernels read of features, and puts it on the device. */
 static rf_status features_upload(rf__fused_call *call, const rf_fused_embedding_bag_params *params) {
     rf_status status = RF_OK;
-    const size_t bytes = (size_t)call->n_features * sizeof(rf_fused_descriptor);
+    const size_t bytes = (size_t)call->key.n_features * sizeof(rf_fused_descriptor);
     rf_fused_descriptor *table = calloc(1, bytes + 1);
-    if (table == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for %" PRId64 " features", call->n_features);
-    for (int64_t f = 0; f < call->n_features; f++) {
+    RF_FAIL_IF(table == NULL, RF_ERR_MEMORY, "no memory for %" PRId64 " features", call->key.n_features);
+    for (int64_t f = 0; f < call->key.n_features; f++) {
         const rf_feature *feature = &params->features[f];
         const rf_buffer *buffer = &params->buffers[feature->buffer];
         const int64_t element = rf__dtype_bytes(buffer->dtype);
@@ -130,16 +124,10 @@ static rf_status call_new(const rf__cuda_store *store, const rf_fused_embedding_
     rf_status status = RF_OK;
     const size_t n = (size_t)params->n_features;
     rf__fused_call *call = calloc(1, sizeof *call);
-    if (call == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for a call of %zu features", n);
+    RF_FAIL_IF(call == NULL, RF_ERR_MEMORY, "no memory for a call of %zu features", n);
     RF_TRY(rf__fused_describe(params, schedules, &call->described));
     call->store = *store;
-    call->n_features = params->n_features;
-    call->n_buffers = params->n_buffers;
-    call->output_dim = params->output_dim;
-    call->output_stride = params->output_stride;
-    call->output_alignment = alignment_of(params->output);
-    call->output_dtype = (int32_t)params->output_dtype;
-    call->weighted = params->sample_weights != NULL;
+    call->key = key_of(store, params);
     call->given = copy_of(params->features, n * sizeof *params->features);
     call->buffers = copy_of(params->buffers, (size_t)params->n_buffers * sizeof *params->buffers);
     call->columns = calloc((size_t)params->n_buffers + 1, sizeof *call->columns);
@@ -164,11 +152,11 @@ out:
 /* The call for these, now the first of its list and with one user more; NULL: there is none. Under the lock. */
 static rf__fused_call *call_find(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
                                  const rf_fused_schedule *schedules) {
-    call_lists *lists = lists_of(store);
-    rf__fused_call **first = store->resident ? &lists->resident : &lists->calls;
+    const rf__fused_call_key key = key_of(store, params);
+    rf__fused_call **first = list_of(store);
     for (rf__fused_call **at = first; *at != NULL; at = &(*at)->next) {
         rf__fused_call *found = *at;
-        if (!is_for(found, store, params, schedules)) continue;
+        if (!is_for(found, &key, params, schedules)) continue;
         *at = found->next;
         found->next = *first;
         *first = found;
@@ -184,19 +172,11 @@ static void call_drop(call_lists *lists, rf__fused_call **at, rf__fused_call **u
     *at = old->next;
     old->next = NULL;
     old->dropped = true;
-    for (rf__fused_mapped *at_call = old->mapped; at_call != NULL; at_call = at_call->next)
-        lists->mapped_bytes -= at_call->bytes;
+    for (rf__fused_mapped *mapped = old->mapped; mapped != NULL; mapped = mapped->next)
+        lists->mapped_bytes -= mapped->bytes;
     if (old->users > 0) return;
     old->next = *unused;
     *unused = old;
-}
-
-/* Drops the calls that are too many; those that nobody uses are returned. Under the lock. */
-static rf__fused_call *calls_drop(call_lists *lists) {
-    rf__fused_call *unused = NULL, **at = &lists->calls;
-    for (int32_t i = 0; i < MOST_CALLS && *at != NULL; i++) at = &(*at)->next;
-    while (*at != NULL) call_drop(lists, at, &unused);
-    return unused;
 }
 
 void rf__fused_forget(const rf__cuda_store *store) {
@@ -211,32 +191,31 @@ void rf__fused_forget(const rf__cuda_store *store) {
         }
     }
     rf__cuda_unlock(store->device);
-    call_free_all(unused);
+    call_free(unused);
 }
 
 rf_status rf__fused_call_acquire(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
                                  const rf_fused_plan *plan, rf__fused_call **call) {
     const rf_fused_schedule *schedules = plan != NULL ? plan->schedules : NULL;
-    call_lists *lists = lists_of(store);
     rf__fused_call *own = NULL, *unused = NULL;
     rf__cuda_lock(store->device);
     *call = call_find(store, params, schedules);
     rf__cuda_unlock(store->device);
     if (*call != NULL) return RF_OK;
-    const rf_status status = call_new(store, params, schedules, &own);
-    if (status != RF_OK) return status;
+    RF_CHECK(call_new(store, params, schedules, &own));
     rf__cuda_lock(store->device);
     *call = call_find(store, params, schedules);
     if (*call == NULL) {
-        rf__fused_call **first = store->resident ? &lists->resident : &lists->calls;
+        rf__fused_call **first = list_of(store);
         own->next = *first;
         *first = *call = own;
         own->users = 1;
         own = NULL;
-        if (!store->resident) unused = calls_drop(lists);
+        for (int32_t i = 0; i < MOST_CALLS && *first != NULL; i++) first = &(*first)->next;
+        while (!store->resident && *first != NULL) call_drop(lists_of(store), first, &unused);
     }
     rf__cuda_unlock(store->device);
-    call_free_all(unused);
+    call_free(unused);
     call_free(own);
     return RF_OK;
 }
@@ -296,7 +275,7 @@ rf__fused_mapped *rf__fused_mapped_add(rf__fused_call *call, rf__fused_mapped *m
         }
     }
     rf__cuda_unlock(call->store.device);
-    mapped_free_all(unused);
+    mapped_free(unused);
     return mapped;
 }
 
@@ -304,7 +283,7 @@ rf_status rf__fused_mapped_new(const rf__fused_call *call, const rf__fused_mappi
                                bool lasts, rf__fused_mapped **new_mapped) {
     rf_status status = RF_OK;
     rf__fused_mapped *mapped = calloc(1, sizeof *mapped);
-    if (mapped == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for a mapping");
+    RF_FAIL_IF(mapped == NULL, RF_ERR_MEMORY, "no memory for a mapping");
     mapped->store = call->store;
     mapped->head = *mapping;
     mapped->staged = rf__fused_staged_of(mapping, rows);

@@ -31,6 +31,13 @@ typedef struct rf__fused_kernel_slot {
     const rf__kernel *kernel;
 } rf__fused_kernel_slot;
 
+/* What a description is made for, but for what pointers lead to; without padding. */
+typedef struct rf__fused_call_key {
+    uint64_t stream_id, allocate;
+    int64_t n_features, n_buffers, output_dim, output_stride, output_alignment;
+    int32_t output_dtype, weighted;
+} rf__fused_call_key;
+
 /* A description. What it is made for and of never changes; lists and counts are under the device's lock. */
 struct rf__fused_call {
     rf__fused_call *next; /* used less recently */
@@ -41,9 +48,7 @@ struct rf__fused_call {
     rf_feature *given; /* [n_features] */
     rf_fused_schedule *schedules; /* [n_features], or NULL */
     rf_buffer *buffers; /* [n_buffers] */
-    int64_t n_features, n_buffers, output_dim, output_stride;
-    int32_t output_alignment, output_dtype;
-    bool weighted;
+    rf__fused_call_key key;
     /* What was made of it. */
     rf__fused_described *described; /* features and their classes */
     bool all_expected, wide_rows;

@@ -10,7 +10,9 @@ static uint64_t hash_fields(uint64_t hash, const int32_t *fields, size_t bytes) 
     return hash ^ hash >> 32;
 }
 
-int32_t rf__fused_signature(const rf__fused_feature *features, int64_t n_features,
+/* Of classes, and of which of them features have and how wide they are: two mappings of the same one fit each other's
+ * calls. */
+static int32_t signature_of(const rf__fused_feature *features, int64_t n_features,
                             const rf__fused_classes *classes) {
     uint64_t hash = hash_fields((uint64_t)classes->count, (const int32_t *)classes->of,
                                 (size_t)classes->count * sizeof classes->of[0]);
@@ -37,11 +39,11 @@ rf_status rf__fused_describe(const rf_fused_embedding_bag_params *params, const 
         goto out;
     }
     RF_TRY(rf__fused_features(params, schedules, 1, &own->classes, own->features));
-    own->what = (rf__fused_mappable){
-        .features = own->features,
-        .n_features = params->n_features,
-        .classes = &own->classes,
-        .signature = rf__fused_signature(own->features, params->n_features, &own->classes)};
+    own->what =
+        (rf__fused_mappable){.features = own->features,
+                             .n_features = params->n_features,
+                             .classes = &own->classes,
+                             .signature = signature_of(own->features, params->n_features, &own->classes)};
 out:
     if (status != RF_OK) {
         free(own);

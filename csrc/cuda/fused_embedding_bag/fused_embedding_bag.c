@@ -92,11 +92,12 @@ out:
 
 /* What may differ from call to call, also where the rest is found. */
 static rf_status check_plan(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan) {
-    if (params->output == NULL && params->bags > 0 && params->output_dim > 0)
-        return rf__fail(RF_ERR_VALUE, "recfuse.fused_embedding_bag: output is NULL");
+    RF_FAIL_IF(params->output == NULL && params->bags > 0 && params->output_dim > 0, RF_ERR_VALUE,
+               "recfuse.fused_embedding_bag: output is NULL");
     if (plan == NULL) return RF_OK;
-    if (plan->allocator != NULL && (plan->allocator->allocate == NULL || plan->allocator->release == NULL))
-        return rf__fail(RF_ERR_VALUE, "recfuse.fused_embedding_bag: a function of the allocator is NULL");
+    RF_FAIL_IF(plan->allocator != NULL &&
+                   (plan->allocator->allocate == NULL || plan->allocator->release == NULL),
+               RF_ERR_VALUE, "recfuse.fused_embedding_bag: a function of the allocator is NULL");
     return rf__check_fused_warps(plan->warps);
 }
 
@@ -104,18 +105,15 @@ static rf_status check_plan(const rf_fused_embedding_bag_params *params, const r
  * released, also where it fails. */
 static rf_status begin(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
                        const rf_cuda_stream *stream, const rf__cuda_device **device, rf__fused_ready *ready) {
-    rf_status status = RF_OK;
     rf__cuda_store store;
     memset(ready, 0, sizeof *ready);
-    RF_TRY(rf__check_fused_call(params));
-    RF_TRY(rf__fused_check_limits(params));
-    RF_TRY(check_plan(params, plan));
-    RF_TRY(rf__cuda_device_get(stream->device, device));
+    RF_CHECK(rf__check_fused_call(params));
+    RF_CHECK(rf__fused_check_limits(params));
+    RF_CHECK(check_plan(params, plan));
+    RF_CHECK(rf__cuda_device_get(stream->device, device));
     if (params->bags == 0 || params->output_dim == 0) return rf__check_fused_features(params);
-    RF_TRY(rf__cuda_store_of(*device, stream->stream, plan != NULL ? plan->allocator : NULL, &store));
-    RF_TRY(rf__fused_prepare(&store, params, plan, ready));
-out:
-    return status;
+    RF_CHECK(rf__cuda_store_of(*device, stream->stream, plan != NULL ? plan->allocator : NULL, &store));
+    return rf__fused_prepare(&store, params, plan, ready);
 }
 
 rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_params *params,

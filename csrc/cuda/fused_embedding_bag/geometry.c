@@ -13,12 +13,10 @@ rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int
     const rf_feature *feature = &params->features[at];
     const rf_buffer *buffer = &params->buffers[feature->buffer];
     const int64_t bytes = rf__dtype_bytes(buffer->dtype), out_bytes = rf__dtype_bytes(params->output_dtype);
-    if (feature->dim > INT32_MAX / 4 || feature->rows > INT64_MAX / 4) {
-        return rf__fail(RF_ERR_UNSUPPORTED,
-                        "recfuse.fused_embedding_bag: features[%" PRId64 "] has a table of %" PRId64
-                        " x %" PRId64 "; on a GPU rows are at most %d wide",
-                        at, feature->rows, feature->dim, INT32_MAX / 4);
-    }
+    RF_FAIL_IF(feature->dim > INT32_MAX / 4 || feature->rows > INT64_MAX / 4, RF_ERR_UNSUPPORTED,
+               "recfuse.fused_embedding_bag: features[%" PRId64 "] has a table of %" PRId64 " x %" PRId64
+               "; on a GPU rows are at most %d wide",
+               at, feature->rows, feature->dim, INT32_MAX / 4);
     /* 16 bytes of halves are 8 sums, which take the registers that rows in flight wait in. */
     const uint64_t widest = bytes == 2 ? HALF_VECTOR : MOST_VECTOR;
     const uint64_t start = (uintptr_t)buffer->data + (uint64_t)(feature->weight_offset * bytes);
@@ -41,12 +39,10 @@ rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int
 
 rf_status rf__fused_check_limits(const rf_fused_embedding_bag_params *params) {
     enum { MOST_COLUMNS = INT32_MAX / 4 };
-    if (params->output_stride > MOST_COLUMNS) {
-        return rf__fail(RF_ERR_UNSUPPORTED,
-                        "recfuse.fused_embedding_bag: an output of %" PRId64
-                        " columns; on a GPU at most %d are supported",
-                        params->output_stride, MOST_COLUMNS);
-    }
+    RF_FAIL_IF(params->output_stride > MOST_COLUMNS, RF_ERR_UNSUPPORTED,
+               "recfuse.fused_embedding_bag: an output of %" PRId64
+               " columns; on a GPU at most %d are supported",
+               params->output_stride, MOST_COLUMNS);
     if (params->bags <= INT32_MAX / 2 && params->n_features <= INT32_MAX / 2) return RF_OK;
     return rf__fail(RF_ERR_UNSUPPORTED,
                     "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64

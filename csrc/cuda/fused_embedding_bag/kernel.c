@@ -149,7 +149,7 @@ static rf_status compile(const char *arch, const rf__fused_variant *variant, con
     rf_status status = RF_OK;
     kernel_key key;
     rf__kernel_options *options = malloc(sizeof *options);
-    if (options == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for the options of a kernel");
+    RF_FAIL_IF(options == NULL, RF_ERR_MEMORY, "no memory for the options of a kernel");
     key_set(variant, classes, &key);
     RF_TRY(options_write(&key, staged, options));
     RF_TRY(rf__jit_compile(staged ? &staged_source : &source, options, arch, NULL, NULL, info));
@@ -169,14 +169,11 @@ static bool may_stage(const char *arch, const rf__fused_variant *variant, const 
 
 rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *variant,
                                    const rf__fused_classes *classes, rf_kernel_info *info) {
-    rf_status status = RF_OK;
     if (may_stage(arch, variant, classes)) {
         rf__fused_variant staged = staged_variant(variant), others = *variant;
         rf__fused_with_staged(&others, classes);
-        RF_TRY(compile(arch, &staged, classes, true, info));
-        RF_TRY(compile(arch, &others, classes, false, info));
+        RF_CHECK(compile(arch, &staged, classes, true, info));
+        RF_CHECK(compile(arch, &others, classes, false, info));
     }
-    RF_TRY(compile(arch, variant, classes, false, info));
-out:
-    return status;
+    return compile(arch, variant, classes, false, info);
 }

@@ -2,8 +2,8 @@
  * block by block, with the candidates of all sets in one kernel (Pan et al., RecFlex, SC'24, section IV-A2). */
 #include "cuda/fused_embedding_bag/fused.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "cuda/driver/memory.h"
 #include "cuda/tune/timer.h"
@@ -73,8 +73,7 @@ typedef struct timed_sets {
     rf__fused_feature *features; /* [n_sets, n_features] */
     rf__fused_ready common; /* holds the description that all of them work by */
     rf__fused_ready *ready; /* [n_sets, n_batches] */
-    scratch workspace;
-    rf__cu_pointer cycles; /* [n_sets, n_features] */
+    scratch workspace, cycles; /* cycles: [n_sets, n_features] */
     uint64_t *found; /* the same on the host */
 } timed_sets;
 
@@ -85,9 +84,7 @@ static rf_status set_prepare(const rf__cuda_device *device, const rf__fused_meas
     rf__fused_ready *ready = &sets->ready[set * work->n_batches + b];
     rf__fused_mapping *mapping = NULL;
     int64_t rows = 0;
-    const rf__fused_feature *features = sets->features + set * n_features;
-    const rf__fused_mappable what = {features, n_features, &sets->classes,
-                                     rf__fused_signature(features, n_features, &sets->classes)};
+    const rf__fused_mappable what = {sets->features + set * n_features, n_features, &sets->classes, 0};
     const rf__fused_batch batch = {.bags = work->batches[b].bags,
                                    .offsets = work->host_offsets[b],
                                    .offset_type = work->batches[b].offset_type};
@@ -102,67 +99,58 @@ out:
     return status;
 }
 
-static rf_status timed_new(const rf__cuda_store *store, const rf__fused_measurement *work, timed_sets *sets) {
-    rf_status status = RF_OK;
-    const rf_fused_embedding_bag_params *first = &work->batches[0];
-    const size_t all = (size_t)(work->n_sets * first->n_features);
-    const rf_fused_plan plan = {.schedules = set_of(work, 0), .warps = work->warps};
-    sets->features = calloc(all + 1, sizeof *sets->features);
-    sets->found = calloc(all + 1, sizeof *sets->found);
-    sets->ready = calloc((size_t)(work->n_sets * work->n_batches) + 1, sizeof *sets->ready);
-    if (sets->features == NULL || sets->found == NULL || sets->ready == NULL) {
-        status = rf__fail(RF_ERR_MEMORY, "no memory to time %zu schedules", all);
-        goto out;
+/* Once over all batches by all sets. */
+static rf_status run_round(const rf__cuda_store *store, const rf__fused_measurement *work,
+                           const timed_sets *sets) {
+    const uint64_t set_bytes = sizeof(uint64_t) * (uint64_t)work->batches[0].n_features;
+    for (int64_t i = 0; i < work->n_sets * work->n_batches; i++) {
+        const uint64_t set = (uint64_t)(i / work->n_batches);
+        RF_CHECK(rf__fused_launch(store->device, &sets->ready[i], &work->batches[i % work->n_batches],
+                                  (void *)(uintptr_t)sets->workspace.memory,
+                                  sets->cycles.memory + set * set_bytes, store->stream));
     }
-    RF_TRY(rf__fused_features(first, work->schedules, work->n_sets, &sets->classes, sets->features));
-    RF_TRY(rf__fused_prepare_timed(store, first, &plan, &sets->classes, &sets->common));
-    for (int64_t s = 0; s < work->n_sets; s++) {
-        for (int64_t b = 0; b < work->n_batches; b++) RF_TRY(set_prepare(store->device, work, s, b, sets));
-    }
-    RF_TRY(rf__cuda_upload(store->device, sets->found, all * sizeof *sets->found, &sets->cycles));
-out:
-    return status;
-}
-
-static void timed_free(const rf__cuda_device *device, const rf__fused_measurement *work, timed_sets *sets) {
-    for (int64_t i = 0; sets->ready != NULL && i < work->n_sets * work->n_batches; i++)
-        rf__cuda_memory_free(device, sets->ready[i].mapping_on_device);
-    rf__cuda_memory_free(device, sets->workspace.memory);
-    rf__cuda_memory_free(device, sets->cycles);
-    rf__fused_release(&sets->common);
-    free(sets->ready);
-    free(sets->found);
-    free(sets->features);
+    return RF_OK;
 }
 
 static rf_status measure_blocks(const rf__cuda_store *store, const rf__fused_measurement *work,
                                 double *cycles) {
     const rf__cuda_device *device = store->device;
     const rf__cuda_driver *driver = device->driver;
-    void *stream = store->stream;
+    const rf_fused_embedding_bag_params *first = &work->batches[0];
+    const int64_t all = work->n_sets * first->n_features, n_ready = work->n_sets * work->n_batches;
+    const rf_fused_plan plan = {.schedules = work->schedules, .warps = work->warps};
     rf_status status = RF_OK;
-    const int64_t n_features = work->batches[0].n_features, all = work->n_sets * n_features;
     timed_sets *sets = calloc(1, sizeof *sets);
-    if (sets == NULL) return rf__fail(RF_ERR_MEMORY, "no memory to time schedules");
-    RF_TRY(timed_new(store, work, sets));
-    for (int64_t round = -1; round < work->rounds; round++) { /* the first does not count */
-        if (round == 0) RF__CUDA_TRY(driver->cuMemsetD32Async(sets->cycles, 0, (size_t)(2 * all), stream));
-        for (int64_t s = 0; s < work->n_sets; s++) {
-            for (int64_t b = 0; b < work->n_batches; b++) {
-                RF_TRY(rf__fused_launch(device, &sets->ready[s * work->n_batches + b], &work->batches[b],
-                                        (void *)(uintptr_t)sets->workspace.memory,
-                                        sets->cycles + sizeof(uint64_t) * (uint64_t)(s * n_features),
-                                        stream));
-            }
-        }
+    RF_FAIL_IF(sets == NULL, RF_ERR_MEMORY, "no memory to time schedules");
+    sets->features = calloc((size_t)all + 1, sizeof *sets->features);
+    sets->found = calloc((size_t)all + 1, sizeof *sets->found);
+    sets->ready = calloc((size_t)n_ready + 1, sizeof *sets->ready);
+    if (sets->features == NULL || sets->found == NULL || sets->ready == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory to time %" PRId64 " schedules", all);
+        goto out;
     }
-    RF__CUDA_TRY(
-        driver->cuMemcpyDtoHAsync_v2(sets->found, sets->cycles, (size_t)all * sizeof *sets->found, stream));
-    RF__CUDA_TRY(driver->cuStreamSynchronize(stream));
+    RF_TRY(rf__fused_features(first, work->schedules, work->n_sets, &sets->classes, sets->features));
+    RF_TRY(rf__fused_prepare_timed(store, first, &plan, &sets->classes, &sets->common));
+    for (int64_t i = 0; i < n_ready; i++)
+        RF_TRY(set_prepare(device, work, i / work->n_batches, i % work->n_batches, sets));
+    RF_TRY(scratch_grow(device, &sets->cycles, (all + 1) * (int64_t)sizeof *sets->found));
+    RF_TRY(run_round(store, work, sets)); /* does not count */
+    RF__CUDA_TRY(driver->cuMemsetD32Async(sets->cycles.memory, 0, (size_t)(2 * all), store->stream));
+    for (int64_t round = 0; round < work->rounds; round++) RF_TRY(run_round(store, work, sets));
+    RF__CUDA_TRY(driver->cuMemcpyDtoHAsync_v2(sets->found, sets->cycles.memory,
+                                              (size_t)all * sizeof *sets->found, store->stream));
+    RF__CUDA_TRY(driver->cuStreamSynchronize(store->stream));
     for (int64_t i = 0; i < all; i++) cycles[i] = (double)sets->found[i];
 out:
-    (void)driver->cuStreamSynchronize(stream);
-    timed_free(device, work, sets);
+    (void)driver->cuStreamSynchronize(store->stream);
+    for (int64_t i = 0; sets->ready != NULL && i < n_ready; i++)
+        rf__cuda_memory_free(device, sets->ready[i].mapping_on_device);
+    rf__cuda_memory_free(device, sets->workspace.memory);
+    rf__cuda_memory_free(device, sets->cycles.memory);
+    rf__fused_release(&sets->common);
+    free(sets->ready);
+    free(sets->found);
+    free(sets->features);
     free(sets);
     return status;
 }
@@ -173,14 +161,13 @@ rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, doubl
     const rf__cuda_device *device = NULL;
     rf__cuda_store store;
     rf__cu_capture_mode mode = RF__CU_STREAM_CAPTURE_MODE_RELAXED; /* others may capture streams meanwhile */
-    if (work->n_batches <= 0 || work->n_sets <= 0 || work->rounds < 0) {
-        return rf__fail(RF_ERR_VALUE, "measure: needs a batch, a set of schedules, and rounds of 0 or more");
-    }
+    RF_FAIL_IF(work->n_batches <= 0 || work->n_sets <= 0 || work->rounds < 0, RF_ERR_VALUE,
+               "measure: needs a batch, a set of schedules, and rounds of 0 or more");
     RF_TRY(rf__check_fused_warps(work->warps));
     for (int64_t b = 0; b < work->n_batches; b++) {
         RF_TRY(rf__check_fused_call(&work->batches[b]));
         RF_TRY(rf__check_fused_features(&work->batches[b]));
-        if (work->batches[b].bags <= 0) return rf__fail(RF_ERR_VALUE, "measure: a batch has no bags");
+        RF_FAIL_IF(work->batches[b].bags <= 0, RF_ERR_VALUE, "measure: a batch has no bags");
     }
     RF_TRY(rf__cuda_device_get(stream->device, &device));
     RF_TRY(rf__cuda_store_of(device, stream->stream, NULL, &store));

@@ -38,22 +38,20 @@ static rf_status callers_mapping_check(const rf__fused_call *call,
                                        const rf_fused_embedding_bag_params *params,
                                        const rf_fused_plan *plan) {
     const rf__fused_mapping *head = (const rf__fused_mapping *)plan->mapping;
-    if (plan->mapping_rows < 1 || head->n_tasks < 0 || head->n_tiles < 0 || head->n_groups < 0 ||
-        head->partials < 0 || !rf__fused_whole(head, plan->mapping_rows) || head->bags != params->bags ||
-        head->n_features != params->n_features || head->signature != call->described->what.signature) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.fused_embedding_bag: mapping is not one for %" PRId64 " features of %" PRId64
-                        " bags with these schedules; make it anew with the same features, schedules and "
-                        "offsets",
-                        params->n_features, params->bags);
-    }
+    RF_FAIL_IF(plan->mapping_rows < 1 || head->n_tasks < 0 || head->n_tiles < 0 || head->n_groups < 0 ||
+                   head->partials < 0 || !rf__fused_whole(head, plan->mapping_rows) ||
+                   head->bags != params->bags || head->n_features != params->n_features ||
+                   head->signature != call->described->what.signature,
+               RF_ERR_VALUE,
+               "recfuse.fused_embedding_bag: mapping is not one for %" PRId64 " features of %" PRId64
+               " bags with these schedules; make it anew with the same features, schedules and "
+               "offsets",
+               params->n_features, params->bags);
     const rf__fused_staged staged = rf__fused_staged_of(head, plan->mapping_rows);
-    if (staged.depth > 0 && !rf__fused_can_stage(call->store.device, params->lookups)) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.fused_embedding_bag: mapping has staged tables, which GPU %d cannot for "
-                        "%" PRId64 " lookups; make it with stage=False",
-                        (int)call->store.device->ordinal, params->lookups);
-    }
+    RF_FAIL_IF(staged.depth > 0 && !rf__fused_can_stage(call->store.device, params->lookups), RF_ERR_VALUE,
+               "recfuse.fused_embedding_bag: mapping has staged tables, which GPU %d cannot for "
+               "%" PRId64 " lookups; make it with stage=False",
+               (int)call->store.device->ordinal, params->lookups);
     return rf__fused_mapping_check(&call->described->what, head, plan->mapping_rows);
 }
 
@@ -61,12 +59,11 @@ static rf_status callers_mapping_check(const rf__fused_call *call,
 static rf_status callers_mapping_copy(rf__fused_call *call, const rf_fused_plan *plan,
                                       rf__fused_mapped **mapped) {
     const rf__fused_mapping *head = (const rf__fused_mapping *)plan->mapping;
-    rf_status status = RF_OK;
     rf__fused_mapped *own = NULL;
     const bool lasts = call->store.resident;
     *mapped = lasts ? rf__fused_mapped_find(call, -1, false, head) : NULL;
     if (*mapped != NULL) return RF_OK;
-    RF_TRY(rf__fused_mapped_new(call, head, plan->mapping_rows, lasts, &own));
+    RF_CHECK(rf__fused_mapped_new(call, head, plan->mapping_rows, lasts, &own));
     own->bags = -1;
     if (lasts) {
         *mapped = rf__fused_mapped_add(call, own);
@@ -75,20 +72,18 @@ static rf_status callers_mapping_copy(rf__fused_call *call, const rf_fused_plan 
         own->users = 1;
         *mapped = own;
     }
-out:
-    return status;
+    return RF_OK;
 }
 
 /* The mapping of a launch, if it is made before. */
 static rf_status mapping_find(rf__fused_call *call, const rf_fused_embedding_bag_params *params,
                               const rf_fused_plan *plan, rf__fused_ready *ready) {
-    rf_status status = RF_OK;
     if (plan == NULL || plan->mapping == NULL) {
-        RF_TRY(map_bags(call, params->bags, rf__fused_can_stage(call->store.device, params->lookups),
-                        &ready->mapped));
+        RF_CHECK(map_bags(call, params->bags, rf__fused_can_stage(call->store.device, params->lookups),
+                          &ready->mapped));
     } else {
-        RF_TRY(callers_mapping_check(call, params, plan));
-        if (plan->mapping_on_device == NULL) RF_TRY(callers_mapping_copy(call, plan, &ready->mapped));
+        RF_CHECK(callers_mapping_check(call, params, plan));
+        if (plan->mapping_on_device == NULL) RF_CHECK(callers_mapping_copy(call, plan, &ready->mapped));
     }
     if (ready->mapped != NULL) {
         ready->mapping = ready->mapped->head;
@@ -99,21 +94,19 @@ static rf_status mapping_find(rf__fused_call *call, const rf_fused_embedding_bag
         ready->staged = rf__fused_staged_of((const rf__fused_mapping *)plan->mapping, plan->mapping_rows);
         ready->mapping_on_device = (uintptr_t)plan->mapping_on_device;
     }
-out:
-    return status;
+    return RF_OK;
 }
 
 /* The mapping is made on the device, from a table that the call has from then on. */
 static rf_status map_on_device(rf__fused_call *call, const rf_fused_embedding_bag_params *params,
                                rf__fused_device_map *map) {
-    rf_status status = RF_OK;
     rf__fused_map_table *own = NULL;
     rf__cuda_lock(call->store.device);
     const rf__fused_map_table *table = call->map_table;
     rf__cuda_unlock(call->store.device);
     if (table == NULL) {
-        RF_TRY(rf__fused_map_table_new(&call->store, call->described->features, call->n_features,
-                                       &call->described->classes, &own));
+        RF_CHECK(rf__fused_map_table_new(&call->store, call->described->features, call->key.n_features,
+                                         &call->described->classes, &own));
         rf__cuda_lock(call->store.device);
         if (call->map_table == NULL) {
             call->map_table = own;
@@ -123,9 +116,7 @@ static rf_status map_on_device(rf__fused_call *call, const rf_fused_embedding_ba
         rf__cuda_unlock(call->store.device);
         rf__fused_map_table_free(&call->store, own);
     }
-    RF_TRY(rf__fused_map_prepare(call->store.device, table, params, map));
-out:
-    return status;
+    return rf__fused_map_prepare(call->store.device, table, params, map);
 }
 
 /* Partial sums of tasks that share bags, then a counter for each group of them. */
@@ -139,7 +130,6 @@ static rf_status kernel_find(rf__fused_call *call, const rf__fused_variant *vari
                              const rf__kernel **kernel) {
     enum { SLOTS = sizeof call->kernels / sizeof call->kernels[0] };
     const rf__cuda_device *device = call->store.device;
-    rf_status status = RF_OK;
     *kernel = NULL;
     rf__cuda_lock(device);
     for (uint32_t i = 0; i < SLOTS && i < call->n_kernels; i++) {
@@ -149,13 +139,12 @@ static rf_status kernel_find(rf__fused_call *call, const rf__fused_variant *vari
     }
     rf__cuda_unlock(device);
     if (*kernel != NULL) return RF_OK;
-    RF_TRY(rf__fused_kernel(device, variant, staged, &call->described->classes, kernel));
+    RF_CHECK(rf__fused_kernel(device, variant, staged, &call->described->classes, kernel));
     rf__cuda_lock(device);
     call->kernels[call->n_kernels % SLOTS] = (rf__fused_kernel_slot){*variant, staged, *kernel};
     call->n_kernels = call->n_kernels + 1 < 2 * SLOTS ? call->n_kernels + 1 : SLOTS;
     rf__cuda_unlock(device);
-out:
-    return status;
+    return RF_OK;
 }
 
 static rf__fused_variant variant_of(const rf__fused_call *call, const rf_fused_embedding_bag_params *params) {
@@ -183,8 +172,7 @@ rf_status rf__fused_check_rows(const rf__fused_ready *ready, const rf_fused_embe
     const bool checked = call->rows_checked && memcmp(call->columns, columns, bytes) == 0;
     rf__cuda_unlock(call->store.device);
     if (checked) return RF_OK;
-    const rf_status status = rf__check_fused_rows(params, columns);
-    if (status != RF_OK) return status;
+    RF_CHECK(rf__check_fused_rows(params, columns));
     rf__cuda_lock(call->store.device);
     memcpy(call->columns, columns, bytes);
     call->rows_checked = true;
@@ -194,47 +182,43 @@ rf_status rf__fused_check_rows(const rf__fused_ready *ready, const rf_fused_embe
 
 rf_status rf__fused_prepare(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
                             const rf_fused_plan *plan, rf__fused_ready *ready) {
-    rf_status status = RF_OK;
     const bool callers_mapping = plan != NULL && plan->mapping != NULL;
     memset(ready, 0, sizeof *ready);
-    RF_TRY(rf__fused_call_acquire(store, params, plan, &ready->call));
+    RF_CHECK(rf__fused_call_acquire(store, params, plan, &ready->call));
     rf__fused_call *call = ready->call;
     rf__fused_variant variant = variant_of(call, params);
     variant.callers_mapping = callers_mapping;
     rf__fused_occupancy(store->device, plan != NULL ? plan->warps : 0, &variant, &call->described->classes);
     if (callers_mapping || call->all_expected) {
-        RF_TRY(mapping_find(call, params, plan, ready));
+        RF_CHECK(mapping_find(call, params, plan, ready));
     } else {
-        RF_TRY(map_on_device(call, params, &ready->map));
+        RF_CHECK(map_on_device(call, params, &ready->map));
         ready->mapping.n_tasks = ready->map.most_tasks;
     }
     if (ready->staged.depth > 0) {
-        RF_TRY(kernel_find(call, &variant, true, &ready->staged_kernel));
+        RF_CHECK(kernel_find(call, &variant, true, &ready->staged_kernel));
         rf__fused_with_staged(&variant, &call->described->classes);
     }
     if (ready->mapping.n_tasks > 0) { /* else all tables are staged */
-        RF_TRY(kernel_find(call, &variant, false, &ready->kernel));
+        RF_CHECK(kernel_find(call, &variant, false, &ready->kernel));
         ready->shared_bytes =
             rf__fused_shared_bytes(store->device, &variant, &call->described->classes, ready->kernel);
     }
     ready->features = call->features.memory;
     ready->workspace_bytes = rf__fused_workspace(&ready->mapping) + ready->map.workspace_bytes;
-out:
-    return status;
+    return RF_OK;
 }
 
 rf_status rf__fused_prepare_timed(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
                                   const rf_fused_plan *plan, const rf__fused_classes *classes,
                                   rf__fused_ready *ready) {
-    rf_status status = RF_OK;
     memset(ready, 0, sizeof *ready);
-    RF_TRY(rf__fused_call_acquire(store, params, plan, &ready->call));
+    RF_CHECK(rf__fused_call_acquire(store, params, plan, &ready->call));
     rf__fused_variant variant = variant_of(ready->call, params);
     variant.timed = true;
     rf__fused_occupancy(store->device, plan->warps, &variant, classes);
     ready->features = ready->call->features.memory;
-    RF_TRY(rf__fused_kernel(store->device, &variant, false, classes, &ready->kernel));
+    RF_CHECK(rf__fused_kernel(store->device, &variant, false, classes, &ready->kernel));
     ready->shared_bytes = rf__fused_shared_bytes(store->device, &variant, classes, ready->kernel);
-out:
-    return status;
+    return RF_OK;
 }

@@ -138,8 +138,7 @@ typedef enum variety { BY_LENGTH, ONE_A_SHAPE, COLUMNS_ALONE } variety;
 /* The class that a feature has for bags of a bucket, by a schedule that is completed; -1: there is no room. */
 static rf_status class_find(const rf__fused_geometry *shape, rf_fused_schedule schedule, int32_t bucket,
                             bool few, rf__fused_classes *classes, int32_t *number) {
-    const rf_status status = complete(shape, bucket, few, &schedule);
-    if (status != RF_OK) return status;
+    RF_CHECK(complete(shape, bucket, few, &schedule));
     const rf__fused_class wanted = class_from(shape, &schedule);
     *number = class_number(classes, &wanted);
     return RF_OK;
@@ -156,7 +155,6 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
                               bool stageable, rf__fused_classes *classes, rf__fused_feature *feature,
                               bool *full) {
     static const rf_fused_schedule defaults = {0};
-    rf_status status = RF_OK;
     if (given == NULL) given = &defaults;
     const bool is_default = given->kind == RF_FUSED_KIND_DEFAULT;
     feature->shape = *shape;
@@ -165,13 +163,10 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
     feature->staging = given->kind == RF_FUSED_KIND_STAGED  ? RF__STAGE_ALWAYS
                        : is_default && is_open && stageable ? RF__STAGE_WHERE_IT_PAYS
                                                             : RF__STAGE_NEVER;
-    if (feature->staging == RF__STAGE_ALWAYS && !stageable) {
-        return rf__fail(
-            RF_ERR_VALUE,
-            "recfuse.fused_embedding_bag: a schedule's kind is 3 (staged) for a table that cannot be: its "
-            "rows must be of 4, 8, 16 or 32 bytes, and the table at most %d bytes and aligned to 16",
-            (int)RF_FUSED_STAGED_RING);
-    }
+    RF_FAIL_IF(feature->staging == RF__STAGE_ALWAYS && !stageable, RF_ERR_VALUE,
+               "recfuse.fused_embedding_bag: a schedule's kind is 3 (staged) for a table that cannot be: its "
+               "rows must be of 4, 8, 16 or 32 bytes, and the table at most %d bytes and aligned to 16",
+               (int)RF_FUSED_STAGED_RING);
     for (int32_t b = 0; b < RF_FUSED_BUCKETS; b++) {
         feature->classes_staged[b] = -1;
         const int32_t bucket = level == ONE_A_SHAPE ? RF_FUSED_BUCKETS / 2 : bucket_for(given, b);
@@ -186,29 +181,27 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
         if (feature->staging == RF__STAGE_ALWAYS) schedule = (rf_fused_schedule){.kind = RF_FUSED_KIND_POOL};
         if (is_default && level == COLUMNS_ALONE) schedule.kind = RF_FUSED_KIND_COLUMNS;
         if (is_default && level == ONE_A_SHAPE) schedule.kind = RF_FUSED_KIND_POOL;
-        RF_TRY(class_find(shape, schedule, bucket, false, classes, &feature->classes[b]));
-        RF_TRY(class_find(shape, schedule, bucket, level == BY_LENGTH, classes, &feature->classes_of_few[b]));
+        RF_CHECK(class_find(shape, schedule, bucket, false, classes, &feature->classes[b]));
+        RF_CHECK(
+            class_find(shape, schedule, bucket, level == BY_LENGTH, classes, &feature->classes_of_few[b]));
         *full |= feature->classes[b] < 0 || feature->classes_of_few[b] < 0;
     }
-out:
-    return status;
+    return RF_OK;
 }
 
 /* The classes of one whose table may be staged; where there is no room, it is not, unless its schedule says so. */
 static rf_status staged_fill(const rf_fused_schedule *given, rf__fused_classes *classes,
                              rf__fused_feature *feature, bool *full) {
-    rf_status status = RF_OK;
     rf_fused_schedule schedule = given != NULL ? *given : (rf_fused_schedule){0};
     schedule.kind = RF_FUSED_KIND_STAGED;
     for (int32_t b = 0; b < RF_FUSED_BUCKETS && feature->staging != RF__STAGE_NEVER; b++) {
         const int32_t bucket = bucket_for(&schedule, b);
-        RF_TRY(class_find(&feature->shape, schedule, bucket, false, classes, &feature->classes_staged[b]));
+        RF_CHECK(class_find(&feature->shape, schedule, bucket, false, classes, &feature->classes_staged[b]));
         if (feature->classes_staged[b] >= 0) continue;
         *full |= feature->staging == RF__STAGE_ALWAYS;
         feature->staging = RF__STAGE_NEVER;
     }
-out:
-    return status;
+    return RF_OK;
 }
 
 static const rf_fused_schedule *schedule_at(const rf_fused_schedule *schedules, int64_t place) {
@@ -230,7 +223,6 @@ static rf_status staged_fill_all(const rf_fused_schedule *schedules, int64_t cou
 static rf_status set_fill(const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules,
                           variety level, rf__fused_classes *classes, rf__fused_feature *features,
                           bool *full) {
-    rf_status status = RF_OK;
     for (int64_t f = 0; f < params->n_features && !*full; f++) {
         rf__fused_geometry shape;
         if (params->features[f].dim == 0) { /* nothing to write */
@@ -239,18 +231,18 @@ static rf_status set_fill(const rf_fused_embedding_bag_params *params, const rf_
                 features[f].classes[b] = features[f].classes_of_few[b] = features[f].classes_staged[b] = -1;
             continue;
         }
-        RF_TRY(rf__fused_geometry_of(params, f, &shape));
+        RF_CHECK(rf__fused_geometry_of(params, f, &shape));
         const rf_feature *feature = &params->features[f];
         const uint64_t weight =
             (uintptr_t)params->buffers[feature->buffer].data +
             (uint64_t)feature->weight_offset * (uint64_t)shape.row_bytes / (uint64_t)feature->dim;
         features[f].rows = feature->rows;
         features[f].table_bytes = feature->rows * shape.row_bytes;
-        RF_TRY(feature_fill(&shape, schedule_at(schedules, f), level,
-                            rf__fused_stageable(&shape, weight, feature->rows), classes, &features[f], full));
+        RF_CHECK(feature_fill(&shape, schedule_at(schedules, f), level,
+                              rf__fused_stageable(&shape, weight, feature->rows), classes, &features[f],
+                              full));
     }
-out:
-    return status;
+    return RF_OK;
 }
 
 rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const rf_fused_schedule *schedules,

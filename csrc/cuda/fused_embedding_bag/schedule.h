@@ -32,9 +32,4 @@ typedef struct rf__fused_described {
 /* Checks features and describes them; to be freed with free(). `schedules` may be NULL. */
 RF__SHARED rf_status rf__fused_describe(const rf_fused_embedding_bag_params *params,
                                         const rf_fused_schedule *schedules, rf__fused_described **described);
-/* Of classes, and of which of them features have and how wide they are: two mappings of the same one fit each other's
- * calls. */
-int32_t rf__fused_signature(const rf__fused_feature *features, int64_t n_features,
-                            const rf__fused_classes *classes);
-
 #endif

@@ -170,7 +170,7 @@ static rf_status look_at_all(const rf__fused_mappable *what, const rf__fused_map
     coverage cover = {.what = what, .mapping = mapping, .last_group = -1};
     int64_t left = -1, feature = 0;
     cover.first = calloc((size_t)what->n_features + 1, sizeof *cover.first);
-    if (cover.first == NULL) return rf__fail(RF_ERR_MEMORY, "no memory to check a mapping");
+    RF_FAIL_IF(cover.first == NULL, RF_ERR_MEMORY, "no memory to check a mapping");
     for (int64_t f = 0; f < what->n_features; f++)
         cover.first[f + 1] = cover.first[f] + (int64_t)what->features[f].shape.columns * mapping->bags;
     const int64_t bits = cover.first[what->n_features];

@@ -21,11 +21,9 @@ static int64_t offset_at(const rf__fused_batch *batch, int64_t place) {
 
 static rf_status count_lookups(rf__fused_cut *cut, const rf__fused_batch *batch) {
     int64_t begin = batch->offsets != NULL ? offset_at(batch, 0) : 0;
-    if (begin != 0) {
-        return rf__fail(
-            RF_ERR_VALUE,
-            "recfuse.fused_embedding_bag: offsets[0] is %" PRId64 "; the first bag must begin at 0", begin);
-    }
+    RF_FAIL_IF(begin != 0, RF_ERR_VALUE,
+               "recfuse.fused_embedding_bag: offsets[0] is %" PRId64 "; the first bag must begin at 0",
+               begin);
     for (int64_t f = 0; f < cut->what.n_features; f++) {
         if (batch->offsets == NULL) {
             const int32_t expected = cut->what.features[f].expected_sixteenths;
@@ -33,13 +31,10 @@ static rf_status count_lookups(rf__fused_cut *cut, const rf__fused_batch *batch)
             continue;
         }
         const int64_t end = offset_at(batch, (f + 1) * batch->bags);
-        if (end < begin) {
-            return rf__fail(RF_ERR_VALUE,
-                            "recfuse.fused_embedding_bag: offsets[%" PRId64 "] is %" PRId64
-                            ", less than %" PRId64 " where feature %" PRId64
-                            " begins; offsets must not decrease",
-                            (f + 1) * batch->bags, end, begin, f);
-        }
+        RF_FAIL_IF(end < begin, RF_ERR_VALUE,
+                   "recfuse.fused_embedding_bag: offsets[%" PRId64 "] is %" PRId64 ", less than %" PRId64
+                   " where feature %" PRId64 " begins; offsets must not decrease",
+                   (f + 1) * batch->bags, end, begin, f);
         cut->lookups[f] = (double)(end - begin);
         begin = end;
     }
@@ -195,15 +190,12 @@ out:
 rf_status rf__fused_cut_new(const rf__fused_mappable *what, const rf__fused_batch *batch, int32_t sms,
                             int32_t blocks_per_sm, rf__fused_cut **result, int64_t *rows) {
     *result = NULL;
-    if (batch->bags <= 0 || sms <= 0 || batch->bags > INT32_MAX - RF_FUSED_BLOCK) {
-        return rf__fail(RF_ERR_VALUE,
-                        "recfuse.fused_embedding_bag: a mapping for %" PRId64
-                        " bags and %d SMs; both must be 1 or more, and bags less than 2^31",
-                        batch->bags, (int)sms);
-    }
+    RF_FAIL_IF(batch->bags <= 0 || sms <= 0 || batch->bags > INT32_MAX - RF_FUSED_BLOCK, RF_ERR_VALUE,
+               "recfuse.fused_embedding_bag: a mapping for %" PRId64
+               " bags and %d SMs; both must be 1 or more, and bags less than 2^31",
+               batch->bags, (int)sms);
     rf__fused_cut *cut = calloc(1, sizeof *cut);
-    if (cut == NULL)
-        return rf__fail(RF_ERR_MEMORY, "no memory to map %" PRId64 " features", what->n_features);
+    RF_FAIL_IF(cut == NULL, RF_ERR_MEMORY, "no memory to map %" PRId64 " features", what->n_features);
     cut->what = *what;
     cut->bags = (int32_t)batch->bags;
     const rf_status status = cut_all(cut, batch, sms, blocks_per_sm);

@@ -54,14 +54,11 @@ static rf_status feature_count(const rf__fused_feature *feature, int64_t number,
         double runs;
         if (at < 0) continue;
         const rf__fused_class *schedule = &classes->of[at];
-        if (schedule->split > 1) {
-            return rf__fail(
-                RF_ERR_VALUE,
-                "recfuse.fused_embedding_bag: schedules[%" PRId64 "] has split=%d, and how long bags are "
-                "is not known ahead; must be 1 then: or give each feature's expected lookups, or a "
-                "mapping",
-                number, (int)schedule->split);
-        }
+        RF_FAIL_IF(schedule->split > 1, RF_ERR_VALUE,
+                   "recfuse.fused_embedding_bag: schedules[%" PRId64 "] has split=%d, and how long bags are "
+                   "is not known ahead; must be 1 then: or give each feature's expected lookups, or a "
+                   "mapping",
+                   number, (int)schedule->split);
         const double blocks = blocks_a_bag(&feature->shape, schedule, &runs);
         table->blocks_a_bag[b][at] += blocks;
         if (runs > most_runs) most_runs = runs;
@@ -81,9 +78,9 @@ static rf_status feature_count(const rf__fused_feature *feature, int64_t number,
 
 static rf_status count(const rf__fused_feature *features, int64_t n_features,
                        const rf__fused_classes *classes, rf__fused_map_table *table, int64_t *tiles) {
-    rf_status status = RF_OK;
     int64_t columns[RF_FUSED_MOST_CLASSES] = {0}, all = 0;
-    for (int64_t f = 0; f < n_features; f++) RF_TRY(feature_count(&features[f], f, classes, table, columns));
+    for (int64_t f = 0; f < n_features; f++)
+        RF_CHECK(feature_count(&features[f], f, classes, table, columns));
     for (int32_t i = 0; i < classes->count; i++) {
         tiles[i] = (columns[i] + RF_FUSED_TILE - 1) / RF_FUSED_TILE;
         all += tiles[i];
@@ -91,16 +88,12 @@ static rf_status count(const rf__fused_feature *features, int64_t n_features,
         table->runs += 1; /* the last one, which is not full */
         table->tasks_a_bag += 1.0 / RF_FUSED_TILE_BAGS;
     }
-    if (all > INT32_MAX / RF_FUSED_TILE) {
-        status = rf__fail(RF_ERR_UNSUPPORTED,
-                          "recfuse.fused_embedding_bag: %" PRId64
-                          " features have so wide rows that the GPU cannot "
-                          "share their work out; give their expected lookups, or fewer features a call",
-                          n_features);
-    }
+    RF_FAIL_IF(all > INT32_MAX / RF_FUSED_TILE, RF_ERR_UNSUPPORTED,
+               "recfuse.fused_embedding_bag: %" PRId64 " features have so wide rows that the GPU cannot "
+               "share their work out; give their expected lookups, or fewer features a call",
+               n_features);
     table->n_tiles = (int32_t)all;
-out:
-    return status;
+    return RF_OK;
 }
 
 /* A byte for each class of a feature, by bucket. */
@@ -144,7 +137,7 @@ rf_status rf__fused_map_table_new(const rf__cuda_store *store, const rf__fused_f
     int64_t tiles[RF_FUSED_MOST_CLASSES] = {0};
     void *memory = NULL;
     rf__fused_map_table *table = calloc(1, sizeof *table);
-    if (table == NULL) return rf__fail(RF_ERR_MEMORY, "no memory to map %" PRId64 " features", n_features);
+    RF_FAIL_IF(table == NULL, RF_ERR_MEMORY, "no memory to map %" PRId64 " features", n_features);
     table->n_classes = classes->count;
     table->all = *classes;
     RF_TRY(count(features, n_features, classes, table, tiles));
@@ -202,7 +195,6 @@ static double most_cuts(const rf__cuda_device *device, const rf__fused_map_table
 
 rf_status rf__fused_map_prepare(const rf__cuda_device *device, const rf__fused_map_table *table,
                                 const rf_fused_embedding_bag_params *params, rf__fused_device_map *map) {
-    rf_status status = RF_OK;
     const variant key = {(int32_t)params->offset_type, 0};
     const double cuts = most_cuts(device, table, params->bags, params->lookups, params->n_features);
     /* A run of some work has less than work / target + 1 tasks; `work` and so the sum are rounded in float32. No run
@@ -210,13 +202,10 @@ rf_status rf__fused_map_prepare(const rf__cuda_device *device, const rf__fused_m
     const double by_work = cuts * (1 + 1.0 / 1024) + table->runs + 2;
     const double by_bags = (double)params->bags * table->tasks_a_bag + table->runs + 2;
     const double most = by_work < by_bags ? by_work : by_bags;
-    if (most > INT32_MAX / 2) {
-        return rf__fail(RF_ERR_UNSUPPORTED,
-                        "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64
-                        " bags make up to %.0f tasks; "
-                        "at most %d are supported",
-                        params->n_features, params->bags, most, INT32_MAX / 2);
-    }
+    RF_FAIL_IF(most > INT32_MAX / 2, RF_ERR_UNSUPPORTED,
+               "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64 " bags make up to %.0f tasks; "
+               "at most %d are supported",
+               params->n_features, params->bags, most, INT32_MAX / 2);
     *map = (rf__fused_device_map){.table = table, .most_tasks = (int32_t)most, .most_cuts = cuts};
     map->blocks = map->most_tasks / TASKS_OF_BLOCK;
     if (map->blocks > MOST_BLOCKS) map->blocks = MOST_BLOCKS;
@@ -225,15 +214,12 @@ rf_status rf__fused_map_prepare(const rf__cuda_device *device, const rf__fused_m
     map->workspace_bytes = 16 + (int64_t)sizeof(rf_fused_task) * map->most_tasks +
                            (int64_t)table->n_tiles * (RF_FUSED_TILE * (int64_t)sizeof(rf_fused_lane) +
                                                       map->blocks * (int64_t)sizeof(uint32_t));
-    RF_TRY(rf__jit_kernel(device, &source, &key, sizeof key, describe, &map->kernel));
-out:
-    return status;
+    return rf__jit_kernel(device, &source, &key, sizeof key, describe, &map->kernel);
 }
 
 rf_status rf__fused_map_launch(const rf__cuda_device *device, const rf__fused_device_map *map,
                                const rf_fused_embedding_bag_params *params, void *workspace, void *stream,
                                rf__fused_device_mapping *mapping) {
-    rf_status status = RF_OK;
     const rf__fused_map_table *table = map->table;
     mapping->n_tasks = (uintptr_t)workspace;
     mapping->tasks = mapping->n_tasks + 16;
@@ -260,7 +246,5 @@ rf_status rf__fused_map_launch(const rf__cuda_device *device, const rf__fused_de
                                       .block = {RF_FUSED_MAP_BLOCK},
                                       .programmatic = true,
                                       .stream = stream};
-    RF_TRY(rf__launch(device, &launch, &values));
-out:
-    return status;
+    return rf__launch(device, &launch, &values);
 }
