@@ -40,12 +40,10 @@ class Table(Protocol):
     @property
     def rows(self) -> int:
         """Rows."""
-        ...
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row."""
-        ...
 
 
 class Jagged(NamedTuple):
@@ -84,8 +82,6 @@ def jagged_batches(
     for where, batch in each_batch(batches, function):
         given = of_tuple(batch, features, where) if lookups_of is None else lookups_of(batch, where)
         found.append(_jagged(given, features, device, where))
-    if not found:
-        raise ArgumentValueError(f"{function}: batches is empty, must have at least one")
     return found
 
 
@@ -97,9 +93,7 @@ def _jagged(given: Lookups, features: int, device: torch.device | None, where: s
             f"{where} has offsets from {on_host[0]} to {on_host[-1]}, must rise from 0 to the {lookups} "
             "lookups"
         )
-    weights = None if given.weights is None else moved(given.weights, device)
-    bags = (on_host.size - 1) // features
-    return Jagged(moved(given.indices, device), moved(given.offsets, device), weights, on_host, bags)
+    return Jagged(*moved(given, device), on_host, (on_host.size - 1) // features)
 
 
 def mean_lengths(batches: Sequence[Jagged], features: int) -> NDArray[np.float64]:

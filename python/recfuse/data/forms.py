@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -45,8 +45,11 @@ class Lookups(NamedTuple):
     weights: Tensor | None  # [lookups]
 
 
+AnyLookups = TypeVar("AnyLookups", BagLookups, Lookups)
+
+
 def each_batch(batches: Iterable[Any], function: str = "recfuse") -> Iterator[tuple[str, Any]]:
-    """Batches, and what an error calls each; TypeError where they are no iterable, but one batch."""
+    """Batches, and what an error calls each; TypeError where they are one batch, ValueError for none."""
     one = isinstance(batches, (str, bytes)) or hasattr(batches, "keys")
     several = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
     if one or not several or (isinstance(batches, Tensor) and batches.dim() < 3):
@@ -54,13 +57,19 @@ def each_batch(batches: Iterable[Any], function: str = "recfuse") -> Iterator[tu
             f"{function}: batches is a {type(batches).__name__}, must be an iterable of batches; "
             "for a single one pass [batch]"
         )
+    number = -1
     for number, batch in enumerate(batches):
         yield f"{function}: batches[{number}]", batch
+    if number < 0:
+        raise ArgumentValueError(f"{function}: batches is empty, must have at least one")
 
 
-def moved(tensor: Tensor, device: torch.device | None) -> Tensor:
-    """A tensor of a batch on `device` (None: where it is), without gradient and gaps."""
-    return tensor.detach().to(device).contiguous()
+def moved(given: AnyLookups, device: torch.device | None) -> AnyLookups:
+    """Lookups on `device` (None: where they are), without gradients and gaps."""
+    tensors = {name: getattr(given, name) for name in ("indices", "offsets", "weights")}
+    return given._replace(
+        **{name: t.detach().to(device).contiguous() for name, t in tensors.items() if t is not None}
+    )
 
 
 def of_embedding_bag(batch: Any, include_last_offset: bool, where: str) -> BagLookups:
@@ -70,19 +79,14 @@ def of_embedding_bag(batch: Any, include_last_offset: bool, where: str) -> BagLo
             raise ArgumentValueError(f"{where} has the keys {batch.keys()[:8]}, must have one for one table")
         found = _checked(of_keys(batch, batch.keys(), where), 1, where)
         return BagLookups(found.indices, found.offsets, True, found.weights)
-    given = (batch,) if isinstance(batch, Tensor) else batch
+    given = (batch,) if isinstance(batch, Tensor) else _items(batch)
     if not (
-        isinstance(given, (tuple, list))
-        and 1 <= len(given) <= 3
+        1 <= len(given) <= 3
         and isinstance(given[0], Tensor)
         and all(one is None or isinstance(one, Tensor) for one in given)
     ):
-        _fail_type(
-            where,
-            batch,
-            "a tensor [bags, n] or a tuple (input, offsets) or (input, offsets, per_sample_weights) of "
-            "tensors, or a KeyedJaggedTensor",
-        )
+        must = "a tensor [bags, n] or a tuple (input, offsets) or (input, offsets, per_sample_weights) of "
+        _fail_type(where, batch, must + "tensors, or a KeyedJaggedTensor")
     indices, offsets, weights = (*given, None, None)[:3]
     if indices.dim() == 2 and offsets is None:
         bags, size = indices.shape
@@ -95,10 +99,7 @@ def of_embedding_bag(batch: Any, include_last_offset: bool, where: str) -> BagLo
         )
     _check_types(where, indices, offsets, weights, "input")
     if weights is not None and weights.numel() != indices.numel():
-        raise ArgumentValueError(
-            f"{where} has per_sample_weights {list(weights.shape)}, must have one for each of the "
-            f"{indices.numel()} lookups"
-        )
+        _fail_weights(where, weights, indices)
     weights = None if weights is None else weights.reshape(-1)
     return BagLookups(indices.reshape(-1), offsets, include_last_offset, weights)
 
@@ -113,17 +114,13 @@ def of_collection(batch: Any, feature_names: Sequence[str], where: str) -> Looku
 def of_tuple(batch: Any, features: int, where: str, others: str = "") -> Lookups:
     """(indices, offsets) or (indices, offsets, per_sample_weights), feature by feature."""
     given = [torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in _items(batch)]
-    if not (
-        2 <= len(given) <= 3
-        and all(isinstance(one, Tensor) for one in given[:2])
-        and (len(given) == 2 or given[2] is None or isinstance(given[2], Tensor))
+    indices, offsets, weights = (*given, None)[:3] if len(given) in (2, 3) else (None, None, None)
+    if not (isinstance(indices, Tensor) and isinstance(offsets, Tensor)) or not (
+        weights is None or isinstance(weights, Tensor)
     ):
-        _fail_type(
-            where,
-            batch,
-            f"a tuple (indices, offsets) or (indices, offsets, per_sample_weights) of tensors{others}",
-        )
-    return _checked(Lookups(given[0], given[1], given[2] if len(given) > 2 else None), features, where)
+        must = "a tuple (indices, offsets) or (indices, offsets, per_sample_weights) of tensors"
+        _fail_type(where, batch, must + others)
+    return _checked(Lookups(indices, offsets, weights), features, where)
 
 
 def of_torchrec(batch: Any, feature_names: Sequence[str], weighted: bool, where: str) -> Lookups:
@@ -171,12 +168,10 @@ def of_list(batch: Any, tables: int, where: str) -> Lookups:
     """What `FusedEmbeddingBagList.pool` takes."""
     given = _items(batch)
     if not 2 <= len(given) <= 3 or not all(_are_tensors(one) for one in given[:2]):
-        _fail_type(
-            where,
-            batch,
+        must = (
             "a tuple (offsets, indices) or (offsets, indices, row_weights) as pool takes it: each a tensor "
-            "or a list of tensors",
         )
+        _fail_type(where, batch, must + "or a list of tensors")
     return _checked(of_tables(*given, tables=tables, where=where), tables, where)
 
 
@@ -220,18 +215,14 @@ def _feature_major(
 
 
 def _moved_on_gpu(offsets: Tensor, ends: Tensor) -> Tensor:
-    """A first offset that is not 0 becomes a negative one, which the kernel finds and survives; asking for
-    it here would wait for the GPU.
-    """
+    """Makes a first offset other than 0 negative, which the kernel reports; asking would wait for the GPU."""
     first, starts = offsets[:, :1], ends[:-1, None]
     first = torch.where(first == 0, starts, -first.abs())
     return torch.cat((torch.cat((first, offsets[:, 1:] + starts), dim=1).reshape(-1), ends[-1:]))
 
 
 def _check_first(offsets: Tensor, where: str) -> None:
-    """The kernel sees offsets of all tables in a row, where a first one above 0 would look like lookups of
-    the table before; the other ways to be wrong it finds by itself. For the CPU.
-    """
+    """Raises where a table's first offset is not 0: to the kernel it would end the table before."""
     first = offsets[:, :1]
     if torch.compiler.is_compiling():
         torch._assert_async(torch.all(first == 0), f"{where}: offsets must begin with 0")
@@ -265,9 +256,7 @@ def _sample_weights(
 
 
 def _gathered(weights: Tensor, rows: Tensor) -> Tensor:
-    """A weight a row. Of a row that does not exist torch's GPU kernel would end the process's use of the GPU;
-    ours reports it later.
-    """
+    """A weight a row; of a row that is not there any one, as torch's GPU kernel would end its context."""
     if not rows.is_cuda:
         return weights.gather(0, rows)
     if weights.shape[0] == 0:
@@ -295,10 +284,7 @@ def _checked(found: Lookups, features: int, where: str) -> Lookups:
             f"[lookups] and [features * bags + 1] with {features} features"
         )
     if weights is not None and weights.shape != indices.shape:
-        raise ArgumentValueError(
-            f"{where} has per_sample_weights {list(weights.shape)}, must have one for each of the "
-            f"{indices.numel()} lookups"
-        )
+        _fail_weights(where, weights, indices)
     return found
 
 
@@ -311,6 +297,11 @@ def _check_types(where: str, indices: Tensor, offsets: Tensor, weights: Tensor |
         raise ArgumentTypeError(
             f"{where} has {weights.dtype} per_sample_weights, must have a floating-point dtype"
         )
+
+
+def _fail_weights(where: str, weights: Tensor, indices: Tensor) -> NoReturn:
+    must = f"must have one for each of the {indices.numel()} lookups"
+    raise ArgumentValueError(f"{where} has per_sample_weights {list(weights.shape)}, {must}")
 
 
 def _fail_type(where: str, batch: Any, must: str) -> NoReturn:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from recfuse.data.forms import BagLookups, each_batch, moved, of_embedding_bag
-from recfuse.errors import ArgumentValueError
 
 _TOP = 0.1  # share of a batch's rows that its coverage is of
 
@@ -27,15 +26,10 @@ def batches_of(
     Raises:
         TypeError, ValueError: something else, or no batches.
     """
-    found = []
-    for where, batch in each_batch(batches, function):
-        given = of_embedding_bag(batch, include_last_offset, where)
-        indices, offsets = moved(given.indices, device), moved(given.offsets, device)
-        weights = None if given.weights is None else moved(given.weights, device)
-        found.append(BagLookups(indices, offsets, given.include_last_offset, weights))
-    if not found:
-        raise ArgumentValueError(f"{function}: batches is empty, must have at least one")
-    return found
+    return [
+        moved(of_embedding_bag(batch, include_last_offset, where), device)
+        for where, batch in each_batch(batches, function)
+    ]
 
 
 @dataclass(frozen=True)

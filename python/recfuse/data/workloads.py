@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ NAMES = ("A", "B", "C", "D", "E", "F")
 """The published models."""
 
 _DIMS = (4, 8, 16, 32, 64, 128)
-_ONE_HOT_ROWS, _MULTI_HOT_ROWS, _ONE_SIDE_ROWS = 1024, 4096, 4 * 4096
+_ROWS = {"one-hot": 1024, "multi-hot": 4096, "static": 4096, "one-side": 4 * 4096}
 _MAX_ROWS = 2**31 - 1
 _MAX_COUNT = 2**31 - 1  # samples of a batch, or batches
 _VARIANT = re.compile(r"(?P<base>[A-F])(-zipf(?P<skew>\d+(\.\d+)?))?(-rows(?P<rows>\d+))?")
@@ -115,9 +115,8 @@ class Model:
         try:
             dtype = np.dtype(dtype)
         except TypeError as error:
-            raise ArgumentTypeError(
-                f"workloads: dtype is {dtype!r}, must be NumPy's int32 or int64"
-            ) from error
+            text = f"workloads: dtype is {dtype!r}, must be NumPy's int32 or int64"
+            raise ArgumentTypeError(text) from error
         if dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
             raise ArgumentValueError(f"workloads: dtype is {dtype}, allowed are int32 and int64")
         lengths = self.lengths(size, seed)
@@ -171,11 +170,14 @@ def model(name: str, seed: int = 0, skew: float | None = None, rows_scale: int |
     if not 0 <= skew <= 16:
         raise ArgumentValueError(f"workloads: skew is {skew}, allowed is [0, 16]")
     base = match["base"]
-    groups = _groups(base)
-    largest = _MAX_ROWS // max(group.rows for group in groups)
+    largest = _MAX_ROWS // max(_ROWS[kind] for _, groups in _GROUPS[base] for kind, *_ in groups)
     rows_scale = int(match["rows"] or 1) if rows_scale is None else rows_scale
     rows_scale = integer("workloads: rows_scale", rows_scale, 1, largest)
-    groups = [Group(**{**vars(group), "rows": group.rows * rows_scale}) for group in groups]
+    groups = [
+        Group(kind, features, _ROWS[kind] * rows_scale, *lengths)
+        for features, described in _GROUPS[base]
+        for kind, *lengths in described
+    ]
     variant = (f"-zipf{skew:g}" if skew else "") + (f"-rows{rows_scale}" if rows_scale > 1 else "")
     return Model(
         name=base + variant,
@@ -206,102 +208,78 @@ def _seed(seed: int) -> int:
     return integer("workloads: seed", seed, 0, 2**64 - 1)
 
 
-def _one_hot(features: int) -> list[Group]:
-    return [Group("one-hot", features, _ONE_HOT_ROWS, 1)] * 10
-
-
-def _multi_hot(features: int, mean: float, deviation: float, maximum: float, coverage: float) -> Group:
-    return Group("multi-hot", features, _MULTI_HOT_ROWS, mean, deviation, maximum, coverage)
-
-
-def _static(features: int, length: int, coverage: float) -> Group:
-    return Group("static", features, _MULTI_HOT_ROWS, length, coverage=coverage)
-
-
-def _one_side(features: int, mean: float, deviation: float, coverage: float) -> Group:
-    return Group("one-side", features, _ONE_SIDE_ROWS, mean, deviation, inf, coverage)
-
-
-def _groups(base: str) -> list[Group]:
-    if base == "A":
-        return [
-            *_one_hot(50),
-            _multi_hot(50, 10, 10, 50, 0.8),
-            _multi_hot(50, 50, 10, 100, 0.8),
-            _multi_hot(50, 50, 10, 100, 0.3),
-            _multi_hot(50, 100, 50, 200, 0.8),
-            _multi_hot(50, 100, 100, 500, 0.3),
-            _static(50, 10, 1),
-            _static(50, 50, 1),
-            _static(50, 50, 0.8),
-            _one_side(50, 100, 50, 0.5),
-            _one_side(50, 200, 100, 0.3),
-        ]
-    if base == "B":
-        return [*_one_hot(100), _multi_hot(100, 20, 10, 100, 0.8), _multi_hot(100, 20, 50, 100, 0.5)]
-    if base == "C":
-        return [
-            _static(100, 10, 1),
-            _static(100, 20, 1),
-            _static(100, 50, 0.3),
-            _multi_hot(100, 10, 10, 50, 0.8),
-            _multi_hot(100, 50, 10, 100, 0.8),
-            _multi_hot(100, 50, 10, 100, 0.3),
-            _one_side(100, 10, 20, 0.5),
-            _one_side(100, 50, 50, 0.2),
-        ]
-    sizes = (50, 450) if base == "F" else (50,)
-    return [group for features in sizes for group in _groups_of_d(features)]
-
-
-def _groups_of_d(features: int) -> list[Group]:
-    return [
-        *_one_hot(features),
-        _multi_hot(features, 10, 10, 50, 0.8),
-        _multi_hot(features, 50, 10, 100, 0.8),
-        _multi_hot(features, 50, 10, 100, 0.3),
-        _multi_hot(features, 100, 50, 200, 0.8),
-        _multi_hot(features, 100, 100, 1024, 0),
-        _static(features, 10, 1),
-        _static(features, 50, 1),
-        _static(features, 50, 0.8),
-        _multi_hot(features, 100, 100, 500, 0.3),
-        _multi_hot(features, 100, 100, 1024, 0.5),
-    ]
-
+# Of each group but for its features: its kind, then the mean, the deviation, the maximum and the coverage.
+_ONE_HOT: list[tuple[Any, ...]] = [("one-hot", 1)] * 10
+_MULTI_HOT: list[tuple[Any, ...]] = [
+    ("multi-hot", 10, 10, 50, 0.8),
+    ("multi-hot", 50, 10, 100, 0.8),
+    ("multi-hot", 50, 10, 100, 0.3),
+    ("multi-hot", 100, 50, 200, 0.8),
+]
+_STATIC: list[tuple[Any, ...]] = [("static", 10), ("static", 50), ("static", 50, 0, inf, 0.8)]
+_GROUPS_A = [
+    *_ONE_HOT,
+    *_MULTI_HOT,
+    ("multi-hot", 100, 100, 500, 0.3),
+    *_STATIC,
+    ("one-side", 100, 50, inf, 0.5),
+    ("one-side", 200, 100, inf, 0.3),
+]
+_GROUPS_B = [*_ONE_HOT, ("multi-hot", 20, 10, 100, 0.8), ("multi-hot", 20, 50, 100, 0.5)]
+_GROUPS_C = [
+    ("static", 10),
+    ("static", 20),
+    ("static", 50, 0, inf, 0.3),
+    *_MULTI_HOT[:3],
+    ("one-side", 10, 20, inf, 0.5),
+    ("one-side", 50, 50, inf, 0.2),
+]
+_GROUPS_D = [
+    *_ONE_HOT,
+    *_MULTI_HOT,
+    ("multi-hot", 100, 100, 1024, 0),
+    *_STATIC,
+    ("multi-hot", 100, 100, 500, 0.3),
+    ("multi-hot", 100, 100, 1024, 0.5),
+]
+_GROUPS = {
+    "A": [(50, _GROUPS_A)],
+    "B": [(100, _GROUPS_B)],
+    "C": [(100, _GROUPS_C)],
+    "D": [(50, _GROUPS_D)],
+    "E": [(50, _GROUPS_D)],
+    "F": [(50, _GROUPS_D), (450, _GROUPS_D)],
+}
+"""Groups of a model, by the features of each."""
 
 # How many tables of dimension 4, 8, ... 128 the published models have: over all one-hot features, then in
 # each of the other groups. They were drawn once, with weights 8:8:4:2:1:1 (one-hot) and 2:2:2:1:1:1;
 # another draw moves the bytes a sample gathers by several percent, so the draw is part of the model.
-_DIM_COUNTS: dict[str, tuple[tuple[int, ...], Sequence[tuple[int, ...]]]] = {
+_DIM_COUNTS: dict[str, Sequence[tuple[int, ...]]] = {
     "A": (
         (170, 164, 83, 43, 17, 23),
-        (
-            (8, 10, 12, 4, 9, 7),
-            (11, 11, 14, 2, 7, 5),
-            (13, 12, 11, 7, 4, 3),
-            (12, 9, 8, 6, 7, 8),
-            (14, 9, 12, 1, 9, 5),
-            (8, 13, 12, 3, 8, 6),
-            (15, 5, 9, 6, 10, 5),
-            (13, 15, 7, 5, 5, 5),
-            (12, 10, 10, 5, 8, 5),
-            (7, 8, 17, 9, 4, 5),
-        ),
+        (8, 10, 12, 4, 9, 7),
+        (11, 11, 14, 2, 7, 5),
+        (13, 12, 11, 7, 4, 3),
+        (12, 9, 8, 6, 7, 8),
+        (14, 9, 12, 1, 9, 5),
+        (8, 13, 12, 3, 8, 6),
+        (15, 5, 9, 6, 10, 5),
+        (13, 15, 7, 5, 5, 5),
+        (12, 10, 10, 5, 8, 5),
+        (7, 8, 17, 9, 4, 5),
     ),
-    "B": ((320, 355, 177, 79, 42, 27), ((25, 23, 21, 10, 11, 10), (21, 30, 14, 10, 10, 15))),
+    "B": ((320, 355, 177, 79, 42, 27), (25, 23, 21, 10, 11, 10), (21, 30, 14, 10, 10, 15)),
     "C": (
         (0, 0, 0, 0, 0, 0),
-        (
-            (24, 20, 16, 17, 13, 10),
-            (14, 23, 22, 10, 16, 15),
-            (21, 22, 25, 15, 6, 11),
-            (17, 27, 24, 15, 10, 7),
-            (24, 22, 19, 14, 12, 9),
-            (20, 22, 19, 19, 8, 12),
-            (11, 23, 26, 10, 22, 8),
-            (23, 30, 15, 12, 14, 6),
-        ),
+        (24, 20, 16, 17, 13, 10),
+        (14, 23, 22, 10, 16, 15),
+        (21, 22, 25, 15, 6, 11),
+        (17, 27, 24, 15, 10, 7),
+        (24, 22, 19, 14, 12, 9),
+        (20, 22, 19, 19, 8, 12),
+        (11, 23, 26, 10, 22, 8),
+        (23, 30, 15, 12, 14, 6),
     ),
 }
 _FIXED_DIM = {"D": 8, "E": 32, "F": 8}
@@ -310,9 +288,8 @@ _FIXED_DIM = {"D": 8, "E": 32, "F": 8}
 def _dims(base: str, groups: Sequence[Group], seed: int) -> tuple[int, ...]:
     if base in _FIXED_DIM:
         return (_FIXED_DIM[base],) * sum(group.features for group in groups)
-    one_hot, others = _DIM_COUNTS[base]
     dims: list[int] = []
-    for number, counts in enumerate((one_hot, *others)):
+    for number, counts in enumerate(_DIM_COUNTS[base]):
         pool = np.repeat(_DIMS, counts)
         dims += pool[_C.permutation(len(pool), seed ^ (number << 56))].tolist()
     return tuple(dims)

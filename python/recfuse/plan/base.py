@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recfuse._arguments import path_of
@@ -38,6 +38,7 @@ class Match:
             warnings.warn(f"recfuse.Plan: made for something else: {'; '.join(self.reasons)}", stacklevel=3)
 
 
+@dataclass(kw_only=True)
 class BasePlan:
     """A plan; classes of plans are dataclasses whose fields are those of the file."""
 
@@ -45,10 +46,13 @@ class BasePlan:
     """What plans of the class are for, in their files."""
     device: Device
     default_us: float
+    """Microseconds a batch by the defaults."""
     best_us: float
+    """The same by the plan, in the same run."""
     seconds: float
+    """That tuning took."""
     created: str
-    decisions: list[Decision]
+    decisions: list[Decision] = field(default_factory=list)
 
     @property
     def speedup(self) -> float:
@@ -79,8 +83,8 @@ class BasePlan:
 
     def _record(self) -> dict[str, Any]:
         """The fields as the file has them."""
-        record: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
-        return record
+        record = asdict(self)
+        return record | {"decisions": record.pop("decisions")}  # which are long, at the end
 
     @classmethod
     def _decoded(cls, record: Mapping[str, Any], path: str) -> dict[str, Any]:

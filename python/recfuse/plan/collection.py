@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,10 +25,10 @@ from recfuse.nn.collection_view import CollectionView, native_call_of, view_of
 from recfuse.ops.schedules import ALWAYS_EMPTY, FIELDS, SIXTEENTHS, FusedSchedule, expectations
 from recfuse.plan import figures
 from recfuse.plan.base import BasePlan, Match, check_sizes, unique_drift
-from recfuse.plan.device import Device, describe_device
+from recfuse.plan.device import describe_device
 from recfuse.plan.features import CallForm, FeatureTable, Occupancy, of_runs, runs, tables_of
 from recfuse.plan.file import PlanError, read_file
-from recfuse.plan.report import Decision, Line
+from recfuse.plan.report import Line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,17 +77,8 @@ class CollectionPlan(BasePlan):
     """[features]: the position in `tables` of each feature's."""
     form: CallForm
     trace: CollectionTrace
-    device: Device
-    default_us: float
-    """Microseconds a batch by the defaults."""
-    best_us: float
-    """The same by the plan, in the same run."""
-    seconds: float
-    """That tuning took."""
-    created: str
     occupancies: list[Occupancy] = field(default_factory=list)
     """What was timed at each number of warps an SM."""
-    decisions: list[Decision] = field(default_factory=list)
 
     @property
     def features(self) -> int:
@@ -131,9 +122,8 @@ class CollectionPlan(BasePlan):
             (f"{form.offsets} offsets", form.offsets, INTEGER_NAMES),
         ):
             if value not in allowed:
-                raise PlanError(
-                    f"recfuse.Plan: there is no kernel for {name}, there is for {', '.join(allowed)}"
-                )
+                there = f"there is for {', '.join(allowed)}"
+                raise PlanError(f"recfuse.Plan: there is no kernel for {name}, {there}")
         call = native_call_of([table.form for table in self.feature_tables])
         integers = INTEGER_NAMES.index(form.indices), INTEGER_NAMES.index(form.offsets)
         return call, *integers, form.weighted, check, self.rows()[None], self.warps, False, mapped, huge
@@ -145,7 +135,7 @@ class CollectionPlan(BasePlan):
         return cls.of_record(read_file(path), path)
 
     def _record(self) -> dict[str, Any]:
-        record = asdict(self)
+        record = super()._record()
         return record | {name: runs(record[name]) for name in _PER_FEATURE}
 
     @classmethod
@@ -163,9 +153,8 @@ class CollectionPlan(BasePlan):
             ("table_of", self.table_of, "tables", len(self.tables)),
         ):
             if items > self.features:
-                raise ValueError(
-                    f"{what} has {items} items, must have {self.features} at most: one a feature"
-                )
+                most = f"must have {self.features} at most: one a feature"
+                raise ValueError(f"{what} has {items} items, {most}")
             if wrong := [number for number in numbers if not 0 <= number < items]:
                 raise ValueError(f"{name} has {wrong[0]}, must be below {items}")
         if wrong := [value for value in self.expected if value < ALWAYS_EMPTY or value >= 2**31]:
@@ -214,20 +203,19 @@ class CollectionPlan(BasePlan):
     def matches(self, collection: torch.nn.Module) -> Match:
         """Whether the plan was made for tables like this collection's, on a device like its one."""
         view = view_of(collection, "recfuse.Plan.matches")
-        reasons = []
+        device = self.device.differences(describe_device(view.device))
         if view.features != self.features:
-            reasons = [f"features was {self.features}, is {view.features}"]
-        else:
-            pairs = zip(self.feature_tables, tables_of(view), strict=True)
-            changed = [(number, *pair) for number, pair in enumerate(pairs) if pair[0] != pair[1]]
-            more = f" ({len(changed)} features differ)" if len(changed) > 1 else ""
-            for number, before, now in changed[:1]:
-                reasons = [
-                    f"{name} of feature {number} was {value}, is {getattr(now, name)}{more}"
-                    for name, value in vars(before).items()
-                    if value != getattr(now, name)
-                ]
-        return Match(reasons + self.device.differences(describe_device(view.device)))
+            return Match([f"features was {self.features}, is {view.features}", *device])
+        pairs = zip(self.feature_tables, tables_of(view), strict=True)
+        changed = [(number, *pair) for number, pair in enumerate(pairs) if pair[0] != pair[1]]
+        more = f" ({len(changed)} features differ)" if len(changed) > 1 else ""
+        reasons = [
+            f"{name} of feature {number} was {value}, is {getattr(now, name)}{more}"
+            for number, before, now in changed[:1]
+            for name, value in vars(before).items()
+            if value != getattr(now, name)
+        ]
+        return Match(reasons + device)
 
     def drift(self, batches: Iterable[Any], collection: torch.nn.Module | None = None) -> CollectionDrift:
         """Whether batches have moved enough to tune again.

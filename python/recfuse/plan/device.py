@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 import torch
 
+from recfuse import info
+from recfuse._clock import describe
+
 
 @dataclass(frozen=True)
 class Device:
@@ -34,8 +37,6 @@ class Device:
 
 def describe_device(device: torch.device) -> Device:
     """The device that a plan is for, with the versions at hand."""
-    from recfuse import info
-
     kind: Any = device.type
     versions = {"recfuse": torch.ops.recfuse.library_version(), "torch": str(torch.__version__)}
     if kind != "cuda":
@@ -47,8 +48,6 @@ def describe_device(device: torch.device) -> Device:
 @functools.cache
 def _driver(device: torch.device) -> str:
     """Version of the driver; asking takes a second."""
-    from recfuse._clock import describe
-
     return str(describe(device).get("gpu_driver_version", "unknown"))
 
 

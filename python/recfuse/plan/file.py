@@ -78,16 +78,12 @@ def read_file(path: str) -> dict[str, Any]:
     version = record.get("recfuse_plan") if isinstance(record, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise PlanError(f'recfuse.Plan: {path} has no number under "recfuse_plan": it is no plan')
+    if 1 <= version <= VERSION:
+        return record
+    must = f"must be from 1 to {VERSION}; tune again"
     if version > VERSION:
-        raise PlanError(
-            f"recfuse.Plan: {path} is of format {shown(version)}, this recfuse knows up to "
-            f"{VERSION}; update recfuse, or tune again with this one"
-        )
-    if version < 1:
-        raise PlanError(
-            f"recfuse.Plan: {path} is of format {shown(version)}, must be from 1 to {VERSION}; tune again"
-        )
-    return record
+        must = f"this recfuse knows up to {VERSION}; update recfuse, or tune again with this one"
+    raise PlanError(f"recfuse.Plan: {path} is of format {shown(version)}, {must}")
 
 
 def write_file(path: str, record: dict[str, Any], function: str = "recfuse.Plan.save") -> None:
@@ -102,10 +98,9 @@ def write_file(path: str, record: dict[str, Any], function: str = "recfuse.Plan.
         with os.fdopen(handle, "w") as file:
             try:
                 json.dump(record, file, indent=2, allow_nan=False)
-            except ValueError as error:
-                raise ArgumentValueError(f"{function}: {path} is not written: {error}") from error
-            except TypeError as error:
-                raise ArgumentTypeError(f"{function}: {path} is not written: {error}") from error
+            except (ValueError, TypeError) as error:
+                kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentValueError
+                raise kind(f"{function}: {path} is not written: {error}") from error
             file.write("\n")
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from recfuse._arguments import path_of
-from recfuse._codes import DType, Integer, Mode
+from recfuse._codes import Integer
 from recfuse.data.table import Hotness, batches_of, hotness
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn import EmbeddingBag
@@ -24,10 +24,10 @@ from recfuse.ops.schedules import Schedule
 from recfuse.plan import figures
 from recfuse.plan.base import BasePlan, Match, check_sizes, unique_drift
 from recfuse.plan.collection import CollectionPlan
-from recfuse.plan.device import Device, describe_device
-from recfuse.plan.features import dtype_name
+from recfuse.plan.device import describe_device
+from recfuse.plan.features import FeatureTable, dtype_name
 from recfuse.plan.file import PlanError, read_file, shown
-from recfuse.plan.report import Decision, Line
+from recfuse.plan.report import Line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,14 +38,9 @@ _SIZE_DRIFT = 2.0  # of the number of lookups, as a factor
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(FeatureTable):
     """The table, and the form of its calls."""
 
-    rows: int
-    dim: int
-    dtype: DType
-    mode: Mode
-    padded: bool
     weighted: bool
     indices: Integer
     offsets: Integer
@@ -81,18 +76,9 @@ class Plan(BasePlan):
     """See :func:`recfuse.embedding_bag`; "" where the defaults won."""
     table: Table
     trace: Hotness
-    device: Device
-    default_us: float
-    """Microseconds a batch by the defaults."""
-    best_us: float
-    """The same by the plan, in the same run."""
     floor_us: float | None
     """What moving each byte once would take at the speed of a copy; None: not known."""
-    seconds: float
-    """That tuning took."""
-    created: str
     pinned: Pinned | None = None
-    decisions: list[Decision] = field(default_factory=list)
     hottest: Any = field(default=None, repr=False, compare=False)
     """The rows behind `pinned`, where this process found them; not saved."""
 
@@ -121,9 +107,7 @@ class Plan(BasePlan):
         return (cls if kind == cls.KIND else CollectionPlan).of_record(record, path)
 
     def _record(self) -> dict[str, Any]:
-        record = asdict(self)
-        del record["hottest"]
-        return record
+        return {name: value for name, value in super()._record().items() if name != "hottest"}
 
     def _check(self) -> None:
         super()._check()
@@ -202,32 +186,22 @@ class Plan(BasePlan):
 
     def _summary(self) -> list[Line]:
         table, trace = self.table, self.trace
-        extras = [name for name, there in (("padding", table.padded), ("weights", table.weighted)) if there]
+        sizes = f"{table.rows:,} x {table.dim} {table.dtype}, {table.mode}"
+        form = f"{table.indices} indices, {table.offsets} offsets"
+        extras = ", padding" * table.padded + ", weights" * table.weighted
         pinned = "no rows"
         if self.pinned is not None:
             share = f"{self.pinned.l2_fraction:.0%} of L2"
             pinned = f"the hottest {self.pinned.rows:,} rows, at most {share}, before every call"
         times = self._times(2)
         if self.floor_us and self.best_us:
-            times += (
-                f"; each byte once at copy speed {self.floor_us:.2f} us ({self.floor_us / self.best_us:.0%})"
-            )
+            floor_share = self.floor_us / self.best_us
+            times += f"; each byte once at copy speed {self.floor_us:.2f} us ({floor_share:.0%})"
         return [
             ("schedule", self.schedule or "the defaults"),
             ("pinned", pinned),
             ("a batch", times),
-            (
-                "table",
-                ", ".join(
-                    [
-                        f"{table.rows:,} x {table.dim} {table.dtype}",
-                        table.mode,
-                        f"{table.indices} indices",
-                        f"{table.offsets} offsets",
-                        *extras,
-                    ]
-                ),
-            ),
+            ("table", f"{sizes}, {form}{extras}"),
             (
                 "trace",
                 f"{trace.batches} batches of {trace.lookups:,.0f} lookups in {trace.bags:,.0f} bags; "

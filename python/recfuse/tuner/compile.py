@@ -18,10 +18,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Compiler:
-    """Compiles kernels for the disk cache, as many at once as there are cores, the urgent ones first.
-
-    To be left as a context: no thread outlives it, however it ends.
-    """
+    """Compiles kernels into the disk cache, on all cores; no thread outlives its context."""
 
     def __init__(
         self, *, deadline: float | None = None, progress: bool | None = False, label: str = "compiling"
@@ -51,9 +48,7 @@ class Compiler:
         self._pool.submit(self._compile_next)
 
     def result(self, name: Hashable) -> Any:
-        """What the compiler said of a kernel, or the exception that ended it; waits for it. None: it was
-        not begun in time.
-        """
+        """Waits for what the compiler says, or the exception that ends it; None: not begun in time."""
         return self._results[name].result()
 
     def _compile_next(self) -> None:
@@ -75,9 +70,7 @@ def compile_all(
     progress: bool | None = False,
     label: str = "kernels",
 ) -> dict[Name, Any]:
-    """For each kernel what the compiler said, or the exception that ended it; without those that were not
-    begun by `deadline`.
-    """
+    """What the compiler said of each kernel, or its exception; without those not begun by `deadline`."""
     with Compiler(deadline=deadline, progress=progress, label=f"compiling, {label}") as compiler:
         for name, job in jobs.items():
             compiler.submit(name, job)

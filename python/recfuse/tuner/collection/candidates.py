@@ -79,18 +79,14 @@ def classes_of(problem: FusedProblem, bench: FusedBench) -> list[FeatureClass]:
             name += "'"
         names.add(name)
         found.append(_class(problem, name, features, np.frombuffer(key[-1], np.int32), key[4]))
-    return sorted(found, key=lambda own: -_gathered(problem, own.features))
+    work = problem.expected_sixteenths * [table.row_bytes for table in problem.tables]
+    return sorted(found, key=lambda own: -float(work[own.features].sum()))
 
 
 def _class_name(key: tuple[object, ...]) -> str:
     dim, dtype, mode, padded, align, store, _ = key
     extras = (f"align {align}", align != 16), (f"store {store}", store != 16), ("padded", padded)
     return " ".join([f"{dim} {dtype} {mode}", *(text for text, there in extras if there)])
-
-
-def _gathered(problem: FusedProblem, features: Sequence[int]) -> float:
-    work = (problem.expected_sixteenths[number] * problem.tables[number].row_bytes for number in features)
-    return float(sum(work))
 
 
 def _class(
@@ -127,10 +123,8 @@ def _worth_a_try(rows: NDArray[np.int32], length: float, lanes: int, reused: boo
             fits = fits and (blocks == 1 or longest / blocks >= _LEAST_PART)
         elif kind == _COLUMNS:
             fits = length <= _LONGEST_COLUMN
-        elif kind == _STAGED:
-            fits = reused
         else:
-            fits = False
+            fits = kind == _STAGED and reused
         if fits:
             found.append(choice)
     return found
@@ -149,11 +143,7 @@ def _fits(row: NDArray[np.int32], align: int, warps: int) -> bool:
 
 
 def units_of(classes: Sequence[FeatureClass], warps: int, most: int) -> list[list[Unit]]:
-    """Kernels for an occupancy, each with at most `most` candidates of one class or several.
-
-    All candidates of a class share a kernel where they can; else each part has the default too, by which
-    parts are compared.
-    """
+    """Kernels for an occupancy, each of at most `most` candidates; every part of a class has the default."""
     kernels: list[list[Unit]] = []
     for own in classes:
         allowed = own.at(warps)
@@ -162,14 +152,11 @@ def units_of(classes: Sequence[FeatureClass], warps: int, most: int) -> list[lis
         for start in range(0, len(used), step):
             chosen = {0, *used[start : start + step]}
             unit = Unit(own, [[choice for choice in choices if choice in chosen] for choices in allowed])
-            room = [
-                kernel
-                for kernel in kernels
-                if sum(other.variants for other in kernel) + unit.variants <= most
-                and all(other.own is not own for other in kernel)
-            ]
-            if room:
-                room[0].append(unit)
+            for kernel in kernels:
+                fits = sum(other.variants for other in kernel) + unit.variants <= most
+                if fits and all(other.own is not own for other in kernel):
+                    kernel.append(unit)
+                    break
             else:
                 kernels.append([unit])
     return kernels
@@ -178,15 +165,11 @@ def units_of(classes: Sequence[FeatureClass], warps: int, most: int) -> list[lis
 def mixtures(
     units: Sequence[Unit], defaults: NDArray[np.int32], seed: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Sets of schedules in which every feature takes each of its candidates, and neighbours in a class take
-    different ones: a Latin square, so that all are timed amid the same traffic.
-
-    Features of other classes have the default. A few neighbours that may take columns, which work on
-    several features at once, take the same.
+    """Sets of schedules, a Latin square: all candidates of a feature are timed amid the same traffic.
 
     Returns:
-        The sets, int32 ``[sets, features, 5]``, and which candidate a feature has, ``[sets, features]``; -1
-        for those of other classes.
+        The sets, int32 ``[sets, features, 5]``, and which candidate a feature has, ``[sets, features]``; -1,
+        and the default, for those of other classes.
     """
     number = max(len(choices) for unit in units for choices in unit.choices)
     sets = np.repeat(defaults[None], number, axis=0)
@@ -200,7 +183,7 @@ def mixtures(
 
 
 def _first_choices(unit: Unit, seed: int) -> NDArray[np.int64]:
-    """Which of its candidates each feature of a class begins with: the next one's is another."""
+    """The candidate each feature begins with: another than the one before, but in a tile of columns."""
     kinds = unit.own.candidates[:, 0]
     firsts, tile = [-1], 0  # features of the tile so far
     for choices in unit.choices:

@@ -72,9 +72,7 @@ def in_turns(
 
 
 def refine(state: State, best: Contestant, groups: list[Group], deadline: float) -> Contestant:
-    """Tries the next best schedules of groups of features in the whole kernel, those with most cycles first,
-    and keeps what makes it faster by more than noise, as long as there is time.
-    """
+    """Tries the next best schedules of groups in the whole kernel, those with most cycles first, in time."""
     queue = [
         (group, row)
         for rank in range(max((len(group.ranked) for group in groups), default=0))
@@ -95,8 +93,7 @@ def refine(state: State, best: Contestant, groups: list[Group], deadline: float)
         best = _try(state, f"refine {round_number}", best, now)
         round_number += 1
     if queue:
-        left_over = f"{len(queue)} schedules"
-        state.note("refine", left_over, None, False, "not tried: the budget is spent")
+        state.note("refine", f"{len(queue)} schedules", None, False, "not tried: the budget is spent")
     return best
 
 
@@ -146,15 +143,13 @@ def _against(state: State, best: Contestant, others: Mapping[str, Contestant]) -
 
 
 def confirm(state: State, best: Contestant | None) -> tuple[Contestant, float, float]:
-    """The winner against the defaults, once more: it must be worth it. The better one, its microseconds, and
-    those of the defaults.
-    """
+    """The better one of the winner and the defaults in a last run, its microseconds, the defaults' ones."""
     defaults = Contestant(state.defaults, 0)
     contestants = {"": defaults} if best is None else {"": defaults, "plan": best}
     us = in_turns(state, "confirm", contestants, _CONFIRM_TURNS)
     default_us = us[""]
     if best is None or "plan" not in us:
         state.note("confirm", "", default_us, True, "nothing was faster than the defaults")
-        return defaults, default_us, default_us
-    won = state.confirm(f"plan, {best.warps} warps", us["plan"], default_us)
-    return (best, us["plan"], default_us) if won else (defaults, default_us, default_us)
+    elif state.confirm(f"plan, {best.warps} warps", us["plan"], default_us):
+        return best, us["plan"], default_us
+    return defaults, default_us, default_us

@@ -80,26 +80,23 @@ class LocalStage:
         local = Local(self._warps, self._state.defaults.copy())
         samples: dict[str, list[NDArray[np.float64]]] = {}
         for number in range(len(self._kernels)):
-            if reason := self._compiled(number):
-                self._leave_out(local, number, reason)
-            elif time.monotonic() > deadline:
-                self._leave_out(local, number, "not timed: the budget is spent")
-            else:
+            reason = self._compiled(number)
+            if reason is None and time.monotonic() > deadline:
+                reason = "not timed: the budget is spent"
+            if reason is None:
                 try:
                     self._time(number, samples)
                 except Exception as error:  # the classes of other kernels can be timed all the same
-                    self._leave_out(local, number, f"does not run: {first_line(error)}")
-        costs = {}
-        for own in self._classes:
-            if parts := samples.get(own.name):
-                costs[own.name] = self._choose(local, own, parts)
-        self._share(local, costs)
+                    reason = f"does not run: {first_line(error)}"
+            if reason is not None:
+                local.whole = False
+                self._note(self._names(number), False, reason)
+        measured = [own for own in self._classes if own.name in samples]
+        self._share(local, {own.name: self._choose(local, own, samples[own.name]) for own in measured})
         return local
 
     def _share(self, local: Local, costs: dict[str, NDArray[np.float64]]) -> None:
-        """Has features take the best of the schedules that cost most cycles, where a kernel would need too
-        many different ones.
-        """
+        """Where a kernel would need too many schedules: features take the best of those with most cycles."""
         weights: dict[tuple[str, int], float] = {}
         chosen = {own.name: _choices_of(own, local.schedules) for own in self._classes if own.name in costs}
         for name, choices in chosen.items():
@@ -122,10 +119,6 @@ class LocalStage:
         why = f"a kernel has at most {_MOST_CHOSEN}: those with the fewest cycles are left out"
         self._note(f"{len(weights)} schedules", False, why)
 
-    def _leave_out(self, local: Local, number: int, reason: str) -> None:
-        local.whole = False
-        self._note(self._names(number), False, reason)
-
     def _note(self, candidate: str, kept: bool, why: str) -> None:
         self._state.note(f"local {self._warps}", candidate, None, kept, why)
 
@@ -134,20 +127,15 @@ class LocalStage:
         return ", ".join(unit.own.name for unit in self._kernels[number])
 
     def _compiled(self, number: int) -> str | None:
-        """Waits for a kernel; why it cannot be timed, None if it can. Candidates that spill pay for it in
-        cycles of their own.
-        """
+        """Waits for a kernel; why it cannot be timed, None if it can. Cycles tell what spills cost."""
         result = self._state.compiler.result(("local", self._warps, number))
-        if why := missing(result):
-            return why
-        if bytes_spilled := spilled(result):
+        why = missing(result)
+        if why is None and (bytes_spilled := spilled(result)):
             self._note(self._names(number), True, f"some candidates spill, {bytes_spilled}")
-        return None
+        return why
 
     def _time(self, number: int, samples: dict[str, list[NDArray[np.float64]]]) -> None:
-        """Adds cycles `[repeats, features of the class, candidates]` of each class of a kernel; NaN for what
-        a feature has not taken.
-        """
+        """Adds cycles `[repeats, features of the class, candidates]` of each class; NaN: not taken."""
         state, units = self._state, self._kernels[number]
         sets, taken = mixtures(units, state.defaults, state.seed)
         batches = state.problem.some_batches(_BATCHES)
@@ -180,10 +168,8 @@ class LocalStage:
                 count = int((chosen == choice).sum())
                 if count or choice == order[min(1, len(order) - 1)]:
                     text = str(FusedSchedule.of_row(own.candidates[choice])) or "default"
-                    why = (
-                        f"{votes[choice] / least:.3f}x the fewest cycles, {count} of {len(members)} features"
-                    )
-                    self._note(f"{name}: {text}", count > 0, why)
+                    why = f"{votes[choice] / least:.3f}x the fewest cycles"
+                    self._note(f"{name}: {text}", count > 0, f"{why}, {count} of {len(members)} features")
             if len(order) > 1:
                 worst = f"up to {votes[order[-1]] / least:.2f}x the fewest cycles"
                 self._note(name, False, f"{len(order)} candidates timed, {worst}")
@@ -209,9 +195,7 @@ def _merged(parts: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     scales = np.array([np.nansum(part[:, :, 0]) for part in parts])
     if len(parts) > 1 and (scales > 0).all():
         parts = [part * (scales.mean() / scale) for part, scale in zip(parts, scales, strict=True)]
-    merged = parts[0].copy()
-    for part in parts[1:]:
-        merged = np.where(np.isnan(merged), part, merged)
+    merged: NDArray[np.float64] = np.fmax.reduce(parts)  # every other candidate is in one part alone
     merged[:, :, 0] = np.mean([part[:, :, 0] for part in parts], axis=0)
     return merged
 
@@ -254,6 +238,4 @@ def _own_choice(cost: NDArray[np.float64], common: int, least_gain: float) -> in
     if np.isnan(cost).all():
         return 0
     best = int(np.nanargmin(cost))
-    if np.isnan(cost[common]):
-        return best
-    return best if cost[best] < (1 - least_gain) * cost[common] else common
+    return common if cost[best] >= (1 - least_gain) * cost[common] else best  # best where common has none

@@ -40,12 +40,7 @@ class FusedProblem:
 
     @classmethod
     def of(cls, collection: torch.nn.Module, batches: Iterable[Any]) -> FusedProblem:
-        """The problem that a collection on a GPU and calls of it are.
-
-        Raises:
-            NotImplementedError: no kernel to tune. TypeError, ValueError: bad batches, or nothing to do.
-            IndexError: an index outside its table.
-        """
+        """The problem that a collection on a GPU and calls of it are; raises what `recfuse.tune` does."""
         view = view_of(collection, "recfuse.tune")
         _check_kernel(view)
         tables = tables_of(view)
@@ -60,17 +55,13 @@ class FusedProblem:
             raise ArgumentValueError("recfuse.tune: all of the batches are empty; nothing to time")
         expected = expectations(mean_lengths(given, len(tables)))
         problem = cls(view.weights, view.feature_rows, tables, given, expected, view.output_dim)
-        problem._check()
-        return problem
-
-    def _check(self) -> None:
-        """Raises a bad index of the batches."""
-        features, schedules = torch.from_numpy(self.features), torch.from_numpy(self.defaults())
+        features, schedules = torch.from_numpy(problem.features), torch.from_numpy(problem.defaults())
         with torch.no_grad():
-            for batch in self.batches:
-                tensors = batch.indices, batch.offsets, self.output_dim, batch.weights
-                fused_embedding_bag(self.buffers, features, *tensors, schedules=schedules)
-        check(self.device)
+            for batch in given:
+                tensors = batch.indices, batch.offsets, problem.output_dim, batch.weights
+                fused_embedding_bag(problem.buffers, features, *tensors, schedules=schedules)
+        check(problem.device)  # raises a bad index of theirs
+        return problem
 
     @property
     def device(self) -> torch.device:
@@ -179,23 +170,19 @@ class FusedBench:
         numbers: Sequence[int],
         timed: bool = False,
     ) -> NDArray[np.float64]:
-        """Seconds a batch `[sets, rounds]` of sets of schedules `[sets, features, 5]`, in turns; over the
-        batches of these numbers. `timed`: see `cycles`.
-        """
+        """Seconds a batch `[sets, rounds]` of sets `[sets, features, 5]`, in turns, over some batches."""
         batches = [self._batches[number] for number in numbers]
         stream = stream_of(self.problem.device)
         return _C.fused_embedding_bag_measure(*stream, self.call, batches, _sets(sets), warps, rounds, timed)
 
     def cycles(self, sets: NDArray[np.int32], warps: int, numbers: Sequence[int]) -> NDArray[np.float64]:
-        """Clock cycles `[sets, features]` of the blocks of each feature, the schedules of all sets in one
-        kernel; over the batches of these numbers.
-        """
+        """Clock cycles `[sets, features]` of each feature's blocks, all sets in one kernel."""
         return self.seconds(sets, warps, 1, numbers, True)
 
 
 def _form(batch: Jagged) -> CallForm:
-    names = (INTEGER_NAMES[code] for code in integer_codes(batch))
-    return CallForm(next(names), next(names), batch.weights is not None)
+    indices, offsets = (INTEGER_NAMES[code] for code in integer_codes(batch))
+    return CallForm(indices, offsets, batch.weights is not None)
 
 
 def _sets(sets: NDArray[np.int32]) -> NDArray[np.int32]:

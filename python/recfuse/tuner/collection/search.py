@@ -105,9 +105,7 @@ def _compile_default(state: State) -> dict[str, Any]:
 
 
 def _occupancies(state: State, result: dict[str, Any]) -> dict[int, float]:
-    """Microseconds of the defaults by warps an SM, 0 for their own choice of it: those worth tuning, the
-    fastest first.
-    """
+    """Microseconds of the defaults by warps an SM, 0: their own choice; those worth tuning, fastest first."""
     step = "occupancy"
     defaults = Contestant(state.defaults, 0)
     contestants = {f"default, {warps} warps": Contestant(state.defaults, warps) for warps in _WARPS}
@@ -164,9 +162,7 @@ def _resumed(state: State, finished: Finished, warps: int) -> Local | None:
 
 
 def _with_staged_tables(state: State, contestants: dict[str, Contestant]) -> dict[str, Contestant]:
-    """The same with the tables staged that are by default. Only whole kernels can be compared: that of staged
-    tables runs beside the others'.
-    """
+    """The same with the tables staged that are by default, whose kernel runs beside the others'."""
     staged = state.bench.staged()
     changed = {}
     for name, contestant in contestants.items():
@@ -179,9 +175,7 @@ def _with_staged_tables(state: State, contestants: dict[str, Contestant]) -> dic
 def _global_stage(
     state: State, locals_: dict[int, Local], with_default: dict[int, float]
 ) -> tuple[Contestant | None, dict[int, float]]:
-    """The fastest of the tuned kernels and of the defaults at each occupancy, and the tuned ones' times by
-    warps; None where that is what runs without a plan.
-    """
+    """The fastest kernel, None where it is what runs without a plan; and times of tuned ones by warps."""
     state.compiler.deadline = state.by(_GLOBAL)
     contestants = {
         f"tuned, {warps} warps": Contestant(local.schedules, warps) for warps, local in locals_.items()

@@ -60,11 +60,7 @@ class Finished:
     """Finished measurements in a file, by what they were made for; without a path nothing is kept."""
 
     def __init__(self, path: str | os.PathLike[str] | None, identity: str) -> None:
-        """Reads the file, if there is one.
-
-        Raises:
-            ValueError: a file of something else is there, which is not to be overwritten.
-        """
+        """Reads the file, if there is one; ValueError for one of something else, which is left alone."""
         self._path = None if path is None else path_of(path, "recfuse.tune: resume")
         self._identity = identity
         self._records: dict[str, Any] = {}

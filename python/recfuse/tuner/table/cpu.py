@@ -23,22 +23,18 @@ _CONFIRM_ROUNDS = 15
 _SAMPLE_S = 5e-3  # least seconds of a sample, for which a small batch is called several times
 
 
+@torch.no_grad()
 def search(
     problem: Problem, trace: Hotness, deadline: float, *, progress: bool | None, pin: bool | None, seed: int
 ) -> Found:
     """Finds the best prefetch distance for a problem on the CPU, by the deadline of `time.monotonic`."""
     del trace, pin  # pinning is the GPU's
-    with torch.no_grad():
-        return _search(problem, deadline, progress, random.Random(seed))
-
-
-def _search(problem: Problem, deadline: float, progress: bool | None, order: random.Random) -> Found:
     start = time.monotonic()
     decisions: list[Decision] = []
     default_us = _compare(problem, [_DEFAULT], 1, progress, sample_s=0)[_DEFAULT]
     decisions.append(Decision("default", "", default_us, True, "what runs without a plan"))
     us = {_DEFAULT: default_us}
-    running = [_DEFAULT, *order.sample(_DISTANCES, len(_DISTANCES))]
+    running = [_DEFAULT, *random.Random(seed).sample(_DISTANCES, len(_DISTANCES))]
     for rounds, limit, share in _HEATS:
         rounds = min(rounds, _rounds_until(start + share * (deadline - start), len(running), default_us))
         if rounds < 1:

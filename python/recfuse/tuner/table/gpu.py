@@ -74,9 +74,7 @@ def _least_bytes(problem: Problem, batch: BagLookups) -> int:
 
 
 def _sweep(state: Search, beyond_l2: bool) -> None:
-    """(ii) to (vi): warps an SM, stations and distances at the best of those, threads and blocks, the order
-    in which a table that L2 does not hold is read, and at last the neighbours of the best.
-    """
+    """(ii) to (vi): warps an SM, stations and distances, threads and blocks, parts, neighbours."""
     most = candidates.most_warps(state.problem.weight.device)
     state.step("occupancy", candidates.occupancies(most))
     warps = [_best_warps(state, station) for station in ("none", "register")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recfuse import _C
-from recfuse._clock import clock
+from recfuse import _C, timing
 from recfuse._codes import DTYPES, MODES
 from recfuse.tuner.log import first_line
 from recfuse.tuner.native import address, float_weights, lookups, stream_of
@@ -47,8 +47,7 @@ class Bench:
         self._output = torch.empty((bags, weight.shape[1]), dtype=weight.dtype, device=device)
         self._weights = float_weights(problem.batches)
         self._problem = problem
-        table = weight.data_ptr(), *weight.shape, weight.stride(0), DTYPES.index(weight.dtype)
-        self._table: Any = table
+        self._table: Any = (weight.data_ptr(), *weight.shape, weight.stride(0), DTYPES.index(weight.dtype))
         self._batches = [
             (*lookups(batch), batch.include_last_offset, address(weights), self._output.data_ptr())
             for batch, weights in zip(problem.batches, self._weights, strict=True)
@@ -57,12 +56,9 @@ class Bench:
     def measure(
         self, schedules: Sequence[str], rounds: int, pinned: Tensor | None = None
     ) -> NDArray[np.float64]:
-        """Seconds a batch `[schedules, rounds]`, candidates in turns. With `pinned`, int64 rows on the
-        device, these are pinned again before each batch, inside the time.
-        """
-        stream, rows = stream_of(self._problem.weight.device), None
-        if pinned is not None:
-            rows = pinned.data_ptr(), pinned.numel()
+        """Seconds a batch `[schedules, rounds]`, in turns; pinning `pinned`, int64 rows, is inside of it."""
+        stream = stream_of(self._problem.weight.device)
+        rows = None if pinned is None else (pinned.data_ptr(), pinned.numel())
         form: Any = MODES.index(self._problem.mode), self._problem.padding_idx, True
         return _C.embedding_bag_measure(
             *stream, self._table, self._batches, *form, list(schedules), rounds, rows
@@ -72,10 +68,7 @@ class Bench:
 def race(
     measure: Measure, schedules: Sequence[str], deadline: float
 ) -> tuple[dict[str, Result], dict[str, str]]:
-    """Times candidates, dropping the slow ones after a few rounds: results, and errors of those that failed.
-
-    At least the first heat is run, whatever the time.
-    """
+    """Times candidates, one heat at least, and drops slow ones: results, and errors of those that failed."""
     results: dict[str, Result] = {}
     errors: dict[str, str] = {}
     samples: dict[str, NDArray[np.float64]] = {}
@@ -119,12 +112,6 @@ def copy_bandwidth(device: torch.device) -> float:
     free, _ = torch.cuda.mem_get_info(device)
     size = min(_COPY_BYTES, free // 4) // 8
     source = torch.zeros(size, dtype=torch.int64, device=device)
-    target = torch.empty_like(source)
-    watch, seconds = clock(device), []
-    for _ in range(8):
-        start = watch.mark()
-        target.copy_(source)
-        end = watch.mark()
-        watch.finish()
-        seconds.append(watch.seconds(start, end))
-    return 2 * source.nbytes / min(seconds)
+    copy = {"copy": partial(torch.empty_like(source).copy_, source)}
+    timed = timing.compare(copy, rounds=8, device=device, progress=False)
+    return 2 * source.nbytes / min(timed["copy"].samples)

@@ -46,12 +46,7 @@ class Problem:
 
     @classmethod
     def of(cls, module: torch.nn.EmbeddingBag, batches: Iterable[Any]) -> Problem:
-        """The problem that a module and calls of it are.
-
-        Raises:
-            NotImplementedError: no kernel takes this weight. TypeError, ValueError: bad batches, or nothing
-                to do.
-        """
+        """The problem that a module and calls of it are; raises what `recfuse.tune` does."""
         weight = module.weight.detach()
         if weight.dtype not in DTYPES or not (weight.is_cpu or (weight.is_cuda and HAS_CUDA_KERNELS)):
             raise NotImplementedError(
@@ -63,9 +58,8 @@ class Problem:
         padding_idx = -1 if module.padding_idx is None else module.padding_idx
         calls = batches_of(batches, module.include_last_offset, weight.device, "recfuse.tune")
         if not weight.numel() or not any(batch.indices.numel() for batch in calls):
-            raise ArgumentValueError(
-                "recfuse.tune: the table or all of the batches are empty; nothing to time"
-            )
+            text = "the table or all of the batches are empty; nothing to time"
+            raise ArgumentValueError(f"recfuse.tune: {text}")
         return cls(weight, MODES[MODES.index(module.mode)], padding_idx, calls)
 
     @property

@@ -52,9 +52,7 @@ class Search(Log):
         return self.us[""]
 
     def step(self, name: str, candidates: Iterable[Schedule], keep: int = 1) -> list[Schedule]:
-        """Tries candidates beside the best one so far; the `keep` fastest of all of those, the fastest
-        first.
-        """
+        """Tries candidates beside the best one so far; the `keep` fastest of all, the fastest first."""
         texts = [str(candidate) for candidate in candidates]
         self._random.shuffle(texts)
         fresh = self._compile(name, texts)
@@ -85,10 +83,8 @@ class Search(Log):
             left = f"{len(new) - len(results)} candidates"
             self.note(step, left, None, False, "not compiled: the budget is spent")
         for text, result in results.items():
-            why = missing(result)
-            if why is None and (bytes_spilled := spilled(result)):
-                why = f"spills {bytes_spilled}"
-            if why is not None:
+            why = missing(result) or (spilled(result) and f"spills {spilled(result)}")
+            if why:
                 self._complete[text] = None
                 self.note(step, text, None, False, why)
             else:
