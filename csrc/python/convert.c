@@ -3,7 +3,9 @@
 
 #include "base/status.h"
 
-PyObject *rf__py_raise(rf_status status, const char *function) {
+PyObject *rf__py_result(void *result, rf_status status, const char *function) {
+    if (status == RF_OK) return result;
+    Py_XDECREF((PyObject *)result);
     PyObject *errors = PyImport_ImportModule("recfuse.errors"), *classes = NULL, *exception = NULL;
     if (errors != NULL) classes = PyObject_GetAttrString(errors, "BY_NAME");
     if (classes != NULL) exception = PyMapping_GetItemString(classes, rf_status_python(status));
@@ -16,10 +18,9 @@ PyObject *rf__py_raise(rf_status status, const char *function) {
     return NULL;
 }
 
-PyObject *rf__py_result(PyObject *result, rf_status status, const char *function) {
-    if (status == RF_OK) return result;
-    Py_XDECREF(result);
-    return rf__py_raise(status, function);
+PyArrayObject *rf__py_new(int type, npy_intp rows, npy_intp columns) {
+    npy_intp shape[2] = {rows, columns};
+    return (PyArrayObject *)PyArray_SimpleNew(columns < 0 ? 1 : 2, shape, type);
 }
 
 PyArrayObject *rf__py_array(PyObject *object, int type, int dimensions, const char *function,
@@ -29,16 +30,12 @@ PyArrayObject *rf__py_array(PyObject *object, int type, int dimensions, const ch
     if (given == NULL) return NULL;
     PyArray_Descr *descr = PyArray_DescrFromType(type);
     if (descr == NULL) goto out;
-    if (!PyArray_CanCastSafely(PyArray_TYPE(given), type)) {
-        PyErr_Format(PyExc_TypeError, "%s: %s is of %S, which cannot be converted safely to %S", function,
-                     argument, PyArray_DESCR(given), descr);
-        goto out;
-    }
-    if (PyArray_NDIM(given) != dimensions) {
-        PyErr_Format(PyExc_ValueError, "%s: %s has %d dimensions, needed is an array of %d", function,
-                     argument, PyArray_NDIM(given), dimensions);
-        goto out;
-    }
+    RF__PY_REFUSE_IF(!PyArray_CanCastSafely(PyArray_TYPE(given), type), PyExc_TypeError,
+                     "%s: %s is of %S, which cannot be converted safely to %S", function, argument,
+                     PyArray_DESCR(given), descr);
+    RF__PY_REFUSE_IF(PyArray_NDIM(given) != dimensions, PyExc_ValueError,
+                     "%s: %s has %d dimensions, needed is an array of %d", function, argument,
+                     PyArray_NDIM(given), dimensions);
     Py_INCREF(descr); /* PyArray_FromArray takes a reference */
     array = (PyArrayObject *)PyArray_FromArray(given, descr, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);
 out:
@@ -52,11 +49,8 @@ int rf__py_batch(PyObject *object, rf_embedding_bag_params *batch, const void **
     unsigned long long indices, offsets, sample_weights, output, on_host;
     long long lookups, bags;
     int index_type, offset_type, include_last_offset = true;
-    if (!PyTuple_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "%sembedding_bag_measure: a batch must be a tuple",
-                     fused ? "fused_" : "");
-        return -1;
-    }
+    RF__PY_REFUSE_IF(!PyTuple_Check(object), PyExc_TypeError,
+                     "%sembedding_bag_measure: a batch must be a tuple", fused ? "fused_" : "");
     const int parsed =
         fused
             ? PyArg_ParseTuple(object, "KLiKLiKKK:fused_embedding_bag_measure", &indices, &lookups,
@@ -75,6 +69,8 @@ int rf__py_batch(PyObject *object, rf_embedding_bag_params *batch, const void **
     batch->output = rf__py_pointer(output);
     if (fused) *host_offsets = rf__py_pointer(on_host);
     return 0;
+out:
+    return -1;
 }
 
 PyObject *rf__py_kernel(const rf_kernel_info *info, PyObject *more) {

@@ -8,27 +8,23 @@
 
 RF__PY_METHOD(fused_embedding_bag_candidates) {
     enum { MOST = 128 };
+    static const char function[] = "fused_embedding_bag_candidates";
     rf__py_fused_call call = {0};
     rf__fused_geometry shape;
     rf_fused_schedule found[MOST];
     PyObject *call_object, *list = NULL;
+    rf_status status = RF_OK;
     long long feature;
+    int32_t count = 0;
     if (!PyArg_ParseTuple(arguments, "OL:fused_embedding_bag_candidates", &call_object, &feature))
         return NULL;
-    if (rf__py_call_read(call_object, "fused_embedding_bag_candidates", &call) != 0) goto out;
-    if (feature < 0 || feature >= call.params.n_features) {
-        PyErr_Format(PyExc_IndexError, "fused_embedding_bag_candidates: feature is %lld, must be 0 to %lld",
-                     feature, (long long)call.params.n_features - 1);
-        goto out;
-    }
-    int32_t count = 0;
+    if (rf__py_call_read(call_object, function, &call) != 0) goto out;
+    RF__PY_REFUSE_IF(feature < 0 || feature >= call.params.n_features, PyExc_IndexError,
+                     "%s: feature is %lld, must be 0 to %lld", function, feature,
+                     (long long)call.params.n_features - 1);
     if (call.params.features[feature].dim != 0) {
-        rf_status status = rf__check_fused_features(&call.params);
-        if (status == RF_OK) status = rf__fused_geometry_of(&call.params, feature, &shape);
-        if (status != RF_OK) {
-            rf__py_raise(status, "fused_embedding_bag_candidates");
-            goto out;
-        }
+        RF_TRY(rf__check_fused_features(&call.params));
+        RF_TRY(rf__fused_geometry_of(&call.params, feature, &shape));
         count = rf__fused_candidates(&shape, found, MOST);
     }
     list = PyList_New(count);
@@ -40,7 +36,7 @@ RF__PY_METHOD(fused_embedding_bag_candidates) {
     }
 out:
     rf__py_call_free(&call);
-    return list;
+    return rf__py_result(list, status, function);
 }
 
 RF__PY_METHOD(fused_embedding_bag_compile) {
@@ -56,25 +52,17 @@ RF__PY_METHOD(fused_embedding_bag_compile) {
     rf_status status = RF_OK;
     if (!PyArg_ParseTuple(arguments, "sOiippOip|pp:fused_embedding_bag_compile", &arch, &call_object,
                           &index_type, &offset_type, &weighted, &check, &schedules_object, &warps, &timed,
-                          &mapped, &huge)) {
+                          &mapped, &huge))
         return NULL;
-    }
     if (rf__py_call_read(call_object, function, &call) != 0) goto out;
     schedules = rf__py_schedules(schedules_object, 3, &call, function);
     if (schedules == NULL) goto out;
     const int64_t sets = PyArray_DIM(schedules, 0);
-    if (sets == 0) {
-        PyErr_Format(PyExc_ValueError, "%s: schedules has no set", function);
-        goto out;
-    }
+    RF__PY_REFUSE_IF(sets == 0, PyExc_ValueError, "%s: schedules has no set", function);
     call.params.index_type = (rf_int_type)index_type;
     call.params.offset_type = (rf_int_type)offset_type;
     call.params.sample_weights = weighted ? call.params.output : NULL; /* not looked at */
-    status = rf__py_call_check(&call.params, warps);
-    if (status != RF_OK) {
-        rf__py_raise(status, function);
-        goto out;
-    }
+    RF_TRY(rf__py_call_check(&call.params, warps));
     classes = calloc(1, sizeof *classes);
     features = calloc((size_t)(sets * call.params.n_features) + 1, sizeof *features);
     if (classes == NULL || features == NULL) {
@@ -91,23 +79,20 @@ RF__PY_METHOD(fused_embedding_bag_compile) {
                                  .wide_positions = huge};
     for (int64_t f = 0; f < call.params.n_features; f++)
         variant.wide_rows |= call.params.features[f].rows > UINT32_MAX;
-    Py_BEGIN_ALLOW_THREADS status =
-        rf__fused_features(&call.params, PyArray_DATA(schedules), sets, classes, features);
+    Py_BEGIN_ALLOW_THREADS;
+    status = rf__fused_features(&call.params, PyArray_DATA(schedules), sets, classes, features);
     if (status == RF_OK) {
         rf__fused_occupancy(NULL, warps, &variant, classes);
         status = rf__fused_kernel_compile(arch, &variant, classes, &info);
     }
-    Py_END_ALLOW_THREADS if (status != RF_OK) {
-        rf__py_raise(status, function);
-        goto out;
-    }
-    result = rf__py_kernel(&info, Py_BuildValue("{s:i}", "classes", classes->count));
+    Py_END_ALLOW_THREADS;
+    if (status == RF_OK) result = rf__py_kernel(&info, Py_BuildValue("{s:i}", "classes", classes->count));
 out:
     free(features);
     free(classes);
     Py_XDECREF(schedules);
     rf__py_call_free(&call);
-    return result;
+    return rf__py_result(result, status, function);
 }
 
 RF__PY_METHOD(fused_embedding_bag_measure) {
@@ -115,8 +100,8 @@ RF__PY_METHOD(fused_embedding_bag_measure) {
     rf__py_fused_call call = {0};
     rf__fused_measurement work = {0};
     rf_cuda_stream stream = {0};
-    PyObject *call_object, *list, *schedules_object, *result = NULL;
-    PyArrayObject *schedules = NULL;
+    PyObject *call_object, *list, *schedules_object;
+    PyArrayObject *schedules = NULL, *result = NULL;
     rf_fused_embedding_bag_params *batches = NULL;
     const void **host_offsets = NULL;
     unsigned long long stream_address;
@@ -124,10 +109,8 @@ RF__PY_METHOD(fused_embedding_bag_measure) {
     int timed;
     rf_status status = RF_OK;
     if (!PyArg_ParseTuple(arguments, "iKOO!OiLp:fused_embedding_bag_measure", &stream.device, &stream_address,
-                          &call_object, &PyList_Type, &list, &schedules_object, &work.warps, &rounds,
-                          &timed)) {
+                          &call_object, &PyList_Type, &list, &schedules_object, &work.warps, &rounds, &timed))
         return NULL;
-    }
     if (rf__py_call_read(call_object, function, &call) != 0) goto out;
     schedules = rf__py_schedules(schedules_object, 3, &call, function);
     if (schedules == NULL) goto out;
@@ -157,17 +140,14 @@ RF__PY_METHOD(fused_embedding_bag_measure) {
     work.n_sets = PyArray_DIM(schedules, 0);
     work.rounds = rounds > 0 ? rounds : 0;
     stream.stream = rf__py_pointer(stream_address);
-    npy_intp shape[2] = {(npy_intp)work.n_sets,
-                         timed ? (npy_intp)call.params.n_features : (npy_intp)work.rounds};
-    result = PyArray_SimpleNew(2, shape, NPY_DOUBLE);
+    result = rf__py_new(NPY_DOUBLE, (npy_intp)work.n_sets,
+                        (npy_intp)(timed ? call.params.n_features : work.rounds));
     if (result == NULL) goto out;
-    double *values = PyArray_DATA((PyArrayObject *)result);
-    Py_BEGIN_ALLOW_THREADS status = rf__fused_measure(&work, timed, values, &stream);
-    Py_END_ALLOW_THREADS result = rf__py_result(result, status, function);
+    RF__PY_UNLOCKED(status = rf__fused_measure(&work, timed, PyArray_DATA(result), &stream));
 out:
     free(host_offsets);
     free(batches);
     Py_XDECREF(schedules);
     rf__py_call_free(&call);
-    return result;
+    return rf__py_result(result, status, function);
 }

@@ -13,6 +13,7 @@ RF__PY_METHOD(fused_embedding_bag_describe) {
     PyObject *call_object, *schedules_object, *result = NULL;
     PyArrayObject *schedules = NULL;
     rf__fused_described *described = NULL;
+    rf_status status = RF_OK;
     int warps;
     if (!PyArg_ParseTuple(arguments, "OOi:fused_embedding_bag_describe", &call_object, &schedules_object,
                           &warps))
@@ -20,29 +21,24 @@ RF__PY_METHOD(fused_embedding_bag_describe) {
     if (rf__py_call_read(call_object, function, &call) != 0) goto out;
     schedules = rf__py_schedules(schedules_object, 2, &call, function);
     if (schedules == NULL) goto out;
-    rf_status status = rf__py_call_check(&call.params, warps);
-    if (status == RF_OK) status = rf__fused_describe(&call.params, PyArray_DATA(schedules), &described);
-    if (status != RF_OK) {
-        rf__py_raise(status, function);
-        goto out;
-    }
+    RF_TRY(rf__py_call_check(&call.params, warps));
+    RF_TRY(rf__fused_describe(&call.params, PyArray_DATA(schedules), &described));
     result = PyCapsule_New(described, described_name, described_free);
     if (result == NULL) free(described);
 out:
     Py_XDECREF(schedules);
     rf__py_call_free(&call);
-    return result;
+    return rf__py_result(result, status, function);
 }
 
 /* An array [rows, 8] in `memory`, if that is not None, else a new one; a new reference. */
 static PyArrayObject *rows_new(PyObject *memory, int64_t rows, const char *function) {
     enum { FIELDS = sizeof(rf__fused_mapping) / sizeof(int32_t) };
-    npy_intp shape[2] = {(npy_intp)rows, FIELDS};
-    if (memory == Py_None) return (PyArrayObject *)PyArray_SimpleNew(2, shape, NPY_INT32);
+    if (memory == Py_None) return rf__py_new(NPY_INT32, (npy_intp)rows, FIELDS);
     PyArrayObject *array = (PyArrayObject *)PyObject_CallFunction(memory, "L", (long long)rows);
     if (array == NULL) return NULL;
     if (PyArray_Check(array) && PyArray_TYPE(array) == NPY_INT32 && PyArray_ISCARRAY(array) &&
-        PyArray_NDIM(array) == 2 && PyArray_DIM(array, 0) == shape[0] && PyArray_DIM(array, 1) == shape[1])
+        PyArray_NDIM(array) == 2 && PyArray_DIM(array, 0) == rows && PyArray_DIM(array, 1) == FIELDS)
         return array;
     PyErr_Format(PyExc_TypeError, "%s: memory must give an int32 array [%lld, %d] to write to", function,
                  (long long)rows, FIELDS);
@@ -87,17 +83,10 @@ RF__PY_METHOD(fused_embedding_bag_map) {
     rf__fused_cut *cut = NULL;
     int64_t rows = 0;
     rf_status status = RF_OK;
-    Py_BEGIN_ALLOW_THREADS status =
-        rf__fused_cut_new(&described->what, &batch, sms, RF__FUSED_BLOCKS, &cut, &rows);
-    Py_END_ALLOW_THREADS if (status != RF_OK) {
-        rf__py_raise(status, function);
-        goto out;
-    }
-    result = rows_new(memory, rows, function);
-    if (result == NULL) goto out;
-    rf__fused_mapping *to = PyArray_DATA(result);
-    Py_BEGIN_ALLOW_THREADS rf__fused_cut_write(cut, to);
-    Py_END_ALLOW_THREADS out : rf__fused_cut_free(cut);
+    RF__PY_UNLOCKED(status = rf__fused_cut_new(&described->what, &batch, sms, RF__FUSED_BLOCKS, &cut, &rows));
+    if (status == RF_OK) result = rows_new(memory, rows, function);
+    if (result != NULL) RF__PY_UNLOCKED(rf__fused_cut_write(cut, PyArray_DATA(result)));
+    rf__fused_cut_free(cut);
     Py_DECREF(offsets);
-    return (PyObject *)result;
+    return rf__py_result(result, status, function);
 }

@@ -90,15 +90,31 @@
 RF__PYTHON_METHODS(RF__PYTHON_DECLARE)
 #undef RF__PYTHON_DECLARE
 
-/* Raises what `status` (not RF_OK) stands for, with the text "<function>: <detail>"; returns NULL. */
-PyObject *rf__py_raise(rf_status status, const char *function);
-/* `result` where `status` is RF_OK; else drops it and raises. */
-PyObject *rf__py_result(PyObject *result, rf_status status, const char *function);
+/* Where the condition holds, raises and jumps to the label `out`. */
+#define RF__PY_REFUSE_IF(condition, exception, ...) \
+    do {                                            \
+        if (condition) {                            \
+            PyErr_Format(exception, __VA_ARGS__);   \
+            goto out;                               \
+        }                                           \
+    } while (0)
+/* Runs a statement while other threads may run Python. */
+#define RF__PY_UNLOCKED(statement)        \
+    do {                                  \
+        Py_BEGIN_ALLOW_THREADS statement; \
+        Py_END_ALLOW_THREADS              \
+    } while (0)
+/* `result` (NULL: an exception is set) where `status` is RF_OK; else drops it, and raises what `status` stands for with
+ * the text "<function>: <detail>". An object or an array. */
+PyObject *rf__py_result(void *result, rf_status status, const char *function);
 
 /* `object` as a C-contiguous array of the type and number of dimensions, converted by NumPy's safe
  * casts alone; a new reference, or NULL with TypeError or ValueError. */
 PyArrayObject *rf__py_array(PyObject *object, int type, int dimensions, const char *function,
                             const char *argument);
+
+/* A new array [rows, columns], or [rows] where `columns` is -1; NULL with an exception. */
+PyArrayObject *rf__py_new(int type, npy_intp rows, npy_intp columns);
 
 /* An address on a GPU, or none: 0. */
 static inline void *rf__py_pointer(unsigned long long address) { return (void *)(uintptr_t)address; }

@@ -6,31 +6,27 @@ RF__PY_METHOD(permutation) {
     long long count;
     unsigned long long seed;
     if (!PyArg_ParseTuple(arguments, "LK:permutation", &count, &seed)) return NULL;
-    if (count < 0 || count > INT32_MAX) {
+    if (count < 0 || count > INT32_MAX)
         return PyErr_Format(PyExc_ValueError, "permutation: count is %lld, allowed is [0, 2^31)", count);
-    }
-    npy_intp length = (npy_intp)count;
-    PyObject *order = PyArray_SimpleNew(1, &length, NPY_INT64);
+    PyArrayObject *order = rf__py_new(NPY_INT64, (npy_intp)count, -1);
     if (order == NULL) return NULL;
     rf__random random = rf__random_stream(seed, RF__FOR_PERMUTATION, 0);
-    rf__random_permutation(&random, PyArray_DATA((PyArrayObject *)order), count);
-    return order;
+    rf__random_permutation(&random, PyArray_DATA(order), count);
+    return (PyObject *)order;
 }
 
 RF__PY_METHOD(uniform) {
     long long count, bound;
     unsigned long long seed;
     if (!PyArg_ParseTuple(arguments, "LLK:uniform", &count, &bound, &seed)) return NULL;
-    if (count < 0 || bound < 1 || bound > INT32_MAX) {
+    if (count < 0 || bound < 1 || bound > INT32_MAX)
         return PyErr_Format(PyExc_ValueError,
                             "uniform: count is %lld and bound is %lld, allowed are >= 0 and [1, 2^31)", count,
                             bound);
-    }
-    npy_intp length = (npy_intp)count;
-    PyObject *numbers = PyArray_SimpleNew(1, &length, NPY_INT64);
+    PyArrayObject *numbers = rf__py_new(NPY_INT64, (npy_intp)count, -1);
     if (numbers == NULL) return NULL;
-    int64_t *data = PyArray_DATA((PyArrayObject *)numbers);
+    int64_t *data = PyArray_DATA(numbers);
     rf__random random = rf__random_stream(seed, RF__FOR_UNIFORM, 0);
     for (long long i = 0; i < count; i++) data[i] = rf__random_below(&random, bound);
-    return numbers;
+    return (PyObject *)numbers;
 }
