@@ -13,6 +13,12 @@
 
 static inline int64_t rf__dtype_bytes(rf_dtype dtype) { return dtype == RF_FLOAT32 ? 4 : 2; }
 
+/* Initializers of the fields that every params struct of lookups has, from `params`. */
+#define RF__LOOKUPS_OF(params)                                                                        \
+    .indices = (params)->indices, .lookups = (params)->lookups, .offsets = (params)->offsets,         \
+    .bags = (params)->bags, .index_type = (params)->index_type, .offset_type = (params)->offset_type, \
+    .sample_weights = (params)->sample_weights
+
 /* `indices` and `offsets` may be NULL only when there are none. */
 rf_status rf__check_call(const char *operator_name, int64_t lookups, int64_t bags, rf_int_type index_type,
                          rf_int_type offset_type, int32_t prefetch_distance, const void *indices,

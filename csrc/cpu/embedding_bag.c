@@ -3,8 +3,7 @@
 #include "base/validate.h"
 
 rf_status rf_embedding_bag_cpu(const rf_embedding_bag_params *params, const rf_executor *executor) {
-    rf_status status = rf__check_embedding_bag(params);
-    if (status != RF_OK) return status;
+    RF_CHECK(rf__check_embedding_bag(params));
     const rf_buffer table = {params->weight, params->rows * params->weight_stride, params->dtype};
     const rf_feature feature = {.rows = params->rows,
                                 .dim = params->dim,
@@ -16,14 +15,8 @@ rf_status rf_embedding_bag_cpu(const rf_embedding_bag_params *params, const rf_e
         .features = &feature,
         .n_features = 1,
         .pitch = params->weight_stride * rf__dtype_bytes(params->dtype),
-        .bags = params->bags,
-        .indices = params->indices,
-        .offsets = params->offsets,
+        RF__LOOKUPS_OF(params),
         .n_offsets = params->bags + (params->include_last_offset ? 1 : 0),
-        .lookups = params->lookups,
-        .index_type = params->index_type,
-        .offset_type = params->offset_type,
-        .sample_weights = params->sample_weights,
         .output = params->output,
         .output_dtype = params->dtype,
         .output_pitch = params->output_stride * rf__dtype_bytes(params->dtype),

@@ -63,10 +63,17 @@ rf_status rf__call_output_text(rf__call *call, int output, const char *text) {
     return RF_OK;
 }
 
-rf_status rf__call_integers(rf__call *call, int argument, rf__tensor *integers, rf_int_type *type) {
-    RF_CHECK(rf__call_tensor(call, argument, 1, integers));
-    RF_CHECK(rf__tensor_int_type(integers, type));
-    return rf__call_contiguous(call, integers, integers->dtype);
+rf_status rf__call_integers(rf__call *call, int argument, const void **data, int64_t *count,
+                            rf_int_type *type) {
+    rf__tensor tensor;
+    RF_CHECK(rf__call_tensor(call, argument, 1, &tensor));
+    *type = tensor.dtype == aoti_torch_dtype_int64() ? RF_INT64 : RF_INT32;
+    RF_FAIL_IF(*type == RF_INT32 && tensor.dtype != aoti_torch_dtype_int32(), RF_ERR_TYPE,
+               "%s is %s, must be int32 or int64", tensor.argument, rf__torch_dtype_name(tensor.dtype));
+    RF_CHECK(rf__call_contiguous(call, &tensor, tensor.dtype));
+    *data = tensor.data;
+    *count = tensor.sizes[0];
+    return RF_OK;
 }
 
 rf_status rf__call_text(rf__call *call, int argument, const char **text) {

@@ -9,16 +9,11 @@ static rf_status run(rf__call *call) {
     const rf__value *values = call->values;
     rf__bag_lookups_params params = {.rows = values[ROWS].integer,
                                      .padding_idx = values[PADDING_IDX].integer};
-    rf__tensor indices, offsets;
     rf_cuda_stream stream;
     void *data = NULL;
     RF_CHECK(rf__call_device(call, INDICES));
-    RF_CHECK(rf__call_integers(call, INDICES, &indices, &params.index_type));
-    RF_CHECK(rf__call_integers(call, OFFSETS, &offsets, &params.offset_type));
-    params.indices = indices.data;
-    params.lookups = indices.sizes[0];
-    params.offsets = offsets.data;
-    params.n_offsets = offsets.sizes[0];
+    RF_CHECK(rf__call_integers(call, INDICES, &params.indices, &params.lookups, &params.index_type));
+    RF_CHECK(rf__call_integers(call, OFFSETS, &params.offsets, &params.n_offsets, &params.offset_type));
     params.bags = params.n_offsets - values[INCLUDE_LAST_OFFSET].boolean;
     RF_FAIL_IF(params.bags < 0, RF_ERR_VALUE, "offsets is empty, must have at least one element");
     const int64_t sizes[2] = {1, 2 * params.lookups + params.bags};
@@ -28,11 +23,10 @@ static rf_status run(rf__call *call) {
     params.sizes = params.bag_of + params.lookups;
     if (rf__device_is_cpu(call->device)) {
         rf__bag_lookups_cpu(&params);
-    } else {
-        RF_CHECK(rf__call_stream(call, &stream));
-        RF_CHECK(rf__bag_lookups_cuda(&params, &stream));
+        return RF_OK;
     }
-    return RF_OK;
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf__bag_lookups_cuda(&params, &stream);
 }
 
 const rf__operator rf__torch__bag_lookups = {

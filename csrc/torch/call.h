@@ -62,8 +62,9 @@ rf_status rf__call_tensor(rf__call *call, int argument, int64_t dim, rf__tensor 
 rf_status rf__call_host_tensor(rf__call *call, int argument, int64_t dim, rf__tensor *tensor);
 /* Replaces `tensor` by a contiguous copy as `dtype`, unless it is that. */
 rf_status rf__call_contiguous(rf__call *call, rf__tensor *tensor, int32_t dtype);
-/* Contiguous int32 or int64 [n]. */
-rf_status rf__call_integers(rf__call *call, int argument, rf__tensor *integers, rf_int_type *type);
+/* Contiguous int32 or int64 [count]. */
+rf_status rf__call_integers(rf__call *call, int argument, const void **data, int64_t *count,
+                            rf_int_type *type);
 /* Text without a zero inside, borrowed; which of `choices` (up to NULL) it is. RF_ERR_VALUE otherwise. */
 rf_status rf__call_text(rf__call *call, int argument, const char **text);
 rf_status rf__call_choice(rf__call *call, int argument, const char *const *choices, int *chosen);

@@ -63,19 +63,17 @@ static rf_status run(rf__call *call) {
     rf_embedding_bag_params params = {.include_last_offset = values[INCLUDE_LAST_OFFSET].boolean,
                                       .padding_idx = values[PADDING_IDX].integer};
     rf_embedding_bag_schedule schedule;
-    rf__tensor weight, indices, offsets;
+    int64_t n_offsets;
+    rf__tensor weight;
     rf_executor executor;
     rf_cuda_stream stream;
     RF_CHECK(rf__call_device(call, WEIGHT));
     RF_CHECK(weight_read(call, &weight, &params));
-    RF_CHECK(rf__call_integers(call, INDICES, &indices, &params.index_type));
-    params.indices = indices.data;
-    params.lookups = indices.sizes[0];
-    RF_CHECK(rf__call_integers(call, OFFSETS, &offsets, &params.offset_type));
-    params.offsets = offsets.data;
-    RF_FAIL_IF(params.include_last_offset && offsets.sizes[0] == 0, RF_ERR_VALUE,
+    RF_CHECK(rf__call_integers(call, INDICES, &params.indices, &params.lookups, &params.index_type));
+    RF_CHECK(rf__call_integers(call, OFFSETS, &params.offsets, &n_offsets, &params.offset_type));
+    RF_FAIL_IF(params.include_last_offset && n_offsets == 0, RF_ERR_VALUE,
                "offsets is empty, must have at least one element with include_last_offset");
-    params.bags = offsets.sizes[0] - params.include_last_offset;
+    params.bags = n_offsets - params.include_last_offset;
     RF_CHECK(pooling_read(call, &params.pooling));
     RF_CHECK(rf__call_bounds_check(call, BOUNDS_CHECK, &params.check_bounds));
     RF_CHECK(schedule_read(call, &params, &schedule));
@@ -85,12 +83,10 @@ static rf_status run(rf__call *call) {
     RF_CHECK(rf__call_output(call, 0, 2, sizes, weight.dtype, &params.output));
     if (rf__device_is_cpu(call->device)) {
         RF_CHECK(rf__call_executor(&executor));
-        RF_CHECK(rf_embedding_bag_cpu(&params, &executor));
-    } else {
-        RF_CHECK(rf__call_stream(call, &stream));
-        RF_CHECK(rf_embedding_bag_cuda(&params, &schedule, &stream));
+        return rf_embedding_bag_cpu(&params, &executor);
     }
-    return RF_OK;
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf_embedding_bag_cuda(&params, &schedule, &stream);
 }
 
 const rf__operator rf__torch_embedding_bag = {

@@ -25,9 +25,10 @@ rf_status rf__fused_features_read(rf__call *call, int argument, const rf_feature
 static rf_status weight_read(const char *argument, AtenTensorHandle handle, rf__torch_device device,
                              rf_buffer *buffer, int64_t *dim) {
     rf__tensor tensor;
-    int64_t dims = 0;
-    RF__TORCH_CHECK(aoti_torch_get_dim(handle, &dims));
-    RF_CHECK(rf__tensor_read(argument, handle, dims == 1 ? 1 : 2, device, &tensor));
+    RF_CHECK(rf__tensor_read(argument, handle, RF__ANY_DIM, device, &tensor));
+    const int64_t dims = tensor.dim;
+    RF_FAIL_IF(dims != 1 && dims != 2, RF_ERR_VALUE, "%s has %lld dimensions, must have 2", argument,
+               (long long)dims);
     RF_CHECK(rf__tensor_dtype(&tensor, &buffer->dtype));
     RF_FAIL_IF(!rf__tensor_is_contiguous(&tensor), RF_ERR_VALUE,
                "a tensor of weights has stride %lld, must be contiguous: pass tensor.contiguous()",
@@ -64,16 +65,13 @@ rf_status rf__fused_weights_read(rf__call *call, int argument, const int64_t **c
 
 rf_status rf__fused_lookups_read(rf__call *call, int indices, int offsets,
                                  rf_fused_embedding_bag_params *params) {
-    rf__tensor tensor;
-    RF_CHECK(rf__call_integers(call, indices, &tensor, &params->index_type));
-    params->indices = tensor.data;
-    params->lookups = tensor.sizes[0];
-    RF_CHECK(rf__call_integers(call, offsets, &tensor, &params->offset_type));
-    params->offsets = tensor.data;
-    const int64_t features = params->n_features, bags = tensor.sizes[0] - 1; /* of all features */
+    int64_t n_offsets;
+    RF_CHECK(rf__call_integers(call, indices, &params->indices, &params->lookups, &params->index_type));
+    RF_CHECK(rf__call_integers(call, offsets, &params->offsets, &n_offsets, &params->offset_type));
+    const int64_t features = params->n_features, bags = n_offsets - 1; /* of all features */
     RF_FAIL_IF(bags < 0 || (features > 0 ? bags % features != 0 : bags != 0), RF_ERR_VALUE,
                "offsets has %lld elements, must have features * bags + 1 with %lld features",
-               (long long)bags + 1, (long long)features);
+               (long long)n_offsets, (long long)features);
     params->bags = features > 0 ? bags / features : 0;
     return RF_OK;
 }

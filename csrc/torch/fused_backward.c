@@ -35,35 +35,30 @@ static rf_status params_read(rf__call *call, rf_fused_backward_params *params) {
     rf_fused_embedding_bag_params lookups = {0};
     rf__tensor grad;
     RF_CHECK(rf__call_device(call, GRAD));
-    RF_CHECK(rf__fused_features_read(call, FEATURES, &params->features, &params->n_features));
-    lookups.n_features = params->n_features;
+    RF_CHECK(rf__fused_features_read(call, FEATURES, &lookups.features, &lookups.n_features));
     RF_CHECK(rf__fused_lookups_read(call, INDICES, OFFSETS, &lookups));
-    params->indices = lookups.indices;
-    params->lookups = lookups.lookups;
-    params->offsets = lookups.offsets;
-    params->bags = lookups.bags;
-    params->index_type = lookups.index_type;
-    params->offset_type = lookups.offset_type;
-    RF_CHECK(rf__call_sample_weights(call, SAMPLE_WEIGHTS, params->lookups, &params->sample_weights));
+    RF_CHECK(rf__call_sample_weights(call, SAMPLE_WEIGHTS, lookups.lookups, &lookups.sample_weights));
+    *params = (rf_fused_backward_params){.features = lookups.features,
+                                         .n_features = lookups.n_features,
+                                         RF__LOOKUPS_OF(&lookups),
+                                         .group = values[GROUP].integer,
+                                         .rows = values[ROWS].integer,
+                                         .dim = values[DIM].integer,
+                                         .scale_grad_by_freq = values[SCALE_GRAD_BY_FREQ].boolean};
     RF_CHECK(rf__fused_grad_read(call, GRAD, params->bags, &grad, &params->grad_dtype));
     params->grad = grad.data;
     params->output_dim = grad.sizes[1];
     RF_CHECK(winners_read(call, &grad, &params->winners));
-    params->group = values[GROUP].integer;
-    params->rows = values[ROWS].integer;
-    params->dim = values[DIM].integer;
     const int64_t dtype = values[DTYPE].integer;
     RF_FAIL_IF(dtype < RF_FLOAT32 || dtype > RF_BFLOAT16, RF_ERR_TYPE,
                "dtype is %lld, must be 0 (float32), 1 (float16) or 2 (bfloat16)", (long long)dtype);
     params->dtype = (rf_dtype)dtype;
-    params->scale_grad_by_freq = values[SCALE_GRAD_BY_FREQ].boolean;
-    RF_CHECK(
-        rf__check_fused_backward("fused_embedding_bag_backward", params)); /* before memory is asked for */
-    return RF_OK;
+    /* Before memory is asked for. */
+    return rf__check_fused_backward("fused_embedding_bag_backward", params);
 }
 
 static rf_status dense_run(rf__call *call) {
-    rf_fused_backward_params params = {0};
+    rf_fused_backward_params params;
     rf_executor executor;
     void *output = NULL;
     RF_CHECK(params_read(call, &params));
@@ -89,7 +84,7 @@ static rf_status sparse_allocate(void *context, int64_t count, int64_t **rows, v
 }
 
 static rf_status sparse_run(rf__call *call) {
-    rf_fused_backward_params params = {0};
+    rf_fused_backward_params params;
     rf_executor executor;
     sparse_context context = {call, &params};
     const rf_sparse_output output = {sparse_allocate, &context};

@@ -100,14 +100,10 @@ static rf_status run(rf__call *call) {
                (long long)params.output_dim);
     const int64_t sizes[2] = {params.bags, params.output_dim};
     RF_CHECK(rf__call_output(call, 0, 2, sizes, rf__torch_dtype(params.output_dtype), &params.output));
-    if (rf__device_is_cpu(call->device)) {
-        RF_CHECK(rf__check_fused_rows(&params, columns));
-        RF_CHECK(rf__call_executor(&executor));
-        RF_CHECK(rf_fused_embedding_bag_cpu(&params, &executor));
-    } else {
-        RF_CHECK(pool_on_gpu(call, &params, columns));
-    }
-    return RF_OK;
+    if (!rf__device_is_cpu(call->device)) return pool_on_gpu(call, &params, columns);
+    RF_CHECK(rf__check_fused_rows(&params, columns));
+    RF_CHECK(rf__call_executor(&executor));
+    return rf_fused_embedding_bag_cpu(&params, &executor);
 }
 
 const rf__operator rf__torch_fused_embedding_bag = {

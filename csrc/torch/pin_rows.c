@@ -6,7 +6,7 @@ enum { WEIGHT, ROWS };
 
 static rf_status pin(rf__call *call, bool keep) {
     rf_pin_rows_params params = {0};
-    rf__tensor weight, rows;
+    rf__tensor weight;
     rf_cuda_stream stream;
     rf_dtype dtype;
     RF_CHECK(rf__call_device(call, WEIGHT));
@@ -16,13 +16,11 @@ static rf_status pin(rf__call *call, bool keep) {
     RF_FAIL_IF(weight.sizes[1] > 1 && weight.strides[1] != 1, RF_ERR_VALUE,
                "weight has rows of stride %lld, must have rows whose elements lie side by side",
                (long long)weight.strides[1]);
-    RF_CHECK(rf__call_integers(call, ROWS, &rows, &params.index_type));
+    RF_CHECK(rf__call_integers(call, ROWS, &params.hot_rows, &params.n_hot_rows, &params.index_type));
     params.weight = weight.data;
     params.rows = weight.sizes[0];
     params.row_bytes = weight.sizes[1] * rf__dtype_bytes(dtype);
     params.row_pitch = weight.strides[0] * rf__dtype_bytes(dtype);
-    params.hot_rows = rows.data;
-    params.n_hot_rows = rows.sizes[0];
     RF_CHECK(rf__call_stream(call, &stream));
     return rf_pin_rows_cuda(&params, keep, &stream);
 }

@@ -176,14 +176,9 @@ rf_status rf__tensor_refuse(const rf__tensor *tensor, rf_status code, const char
 }
 
 int32_t rf__torch_dtype(rf_dtype dtype) {
-    switch (dtype) {
-    case RF_FLOAT16:
-        return aoti_torch_dtype_float16();
-    case RF_BFLOAT16:
-        return aoti_torch_dtype_bfloat16();
-    default:
-        return aoti_torch_dtype_float32();
-    }
+    return dtype == RF_FLOAT16    ? aoti_torch_dtype_float16()
+           : dtype == RF_BFLOAT16 ? aoti_torch_dtype_bfloat16()
+                                  : aoti_torch_dtype_float32();
 }
 
 const char *rf__torch_dtype_name(int32_t dtype) {
@@ -199,11 +194,4 @@ rf_status rf__tensor_dtype(const rf__tensor *tensor, rf_dtype *dtype) {
         if (tensor->dtype == rf__torch_dtype(*dtype)) return RF_OK;
     return rf__fail(RF_ERR_TYPE, "%s is %s, must be float32, float16 or bfloat16", tensor->argument,
                     rf__torch_dtype_name(tensor->dtype));
-}
-
-rf_status rf__tensor_int_type(const rf__tensor *tensor, rf_int_type *type) {
-    *type = tensor->dtype == aoti_torch_dtype_int64() ? RF_INT64 : RF_INT32;
-    RF_FAIL_IF(*type == RF_INT32 && tensor->dtype != aoti_torch_dtype_int32(), RF_ERR_TYPE,
-               "%s is %s, must be int32 or int64", tensor->argument, rf__torch_dtype_name(tensor->dtype));
-    return RF_OK;
 }

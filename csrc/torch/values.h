@@ -78,9 +78,8 @@ void rf__tensor_free(AtenTensorHandle tensor);
 rf_status rf__tensor_refuse(const rf__tensor *tensor, rf_status code, const char *format, ...)
     RF__PRINTF(3, 4);
 
-/* Element types; RF_ERR_TYPE names the argument, what was found and what is allowed. */
+/* The element type; RF_ERR_TYPE names the argument, what was found and what is allowed. */
 rf_status rf__tensor_dtype(const rf__tensor *tensor, rf_dtype *dtype);
-rf_status rf__tensor_int_type(const rf__tensor *tensor, rf_int_type *type);
 int32_t rf__torch_dtype(rf_dtype dtype);
 /* "float64" and so on; "another dtype" for codes that are not in RF__TORCH_DTYPE_LIST. */
 const char *rf__torch_dtype_name(int32_t dtype);
