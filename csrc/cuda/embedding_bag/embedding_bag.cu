@@ -26,6 +26,7 @@
  * csrc/cuda/embedding_bag.c adds it up: the lists, the sums of warps, the ring of the station shared.
  *
  * Sources: Jain et al., MICRO'24: stations and distance (IV-B), occupancy by registers (III-C).
+ * Long, and one file because all steps share the lists in shared memory and the registers of a lane.
  */
 
 #ifndef RF_DTYPE
