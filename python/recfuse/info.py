@@ -134,16 +134,13 @@ def environment() -> dict[str, Any]:
 
 def _gpus(libcuda: str | None) -> list[str]:
     """Names of the GPUs that the driver reports; [] without driver or GPU. Creates no CUDA context."""
-    if libcuda is None:
-        return []
+    count, names = ctypes.c_int(0), list[str]()
     try:
-        driver = ctypes.CDLL(libcuda)
+        driver = None if libcuda is None else ctypes.CDLL(libcuda)
     except OSError:
-        return []
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return []
-    names = []
+        return names
+    if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return names
     for ordinal in range(count.value):
         device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
         if driver.cuDeviceGet(ctypes.byref(device), ordinal) == 0:

@@ -145,21 +145,17 @@ def _sweeper(device: str | torch.device) -> Callable[[], Any]:
     return buffer.sum
 
 
-class _LoadMeter:
-    """How many cores other processes keep busy, from now until it is read."""
+def _other_load_since() -> Callable[[], float | None]:
+    """What says how many cores other processes kept busy from now until it is called; None: not known."""
+    busy_before, own_before, wall_before = info.busy_seconds(), time.process_time(), time.perf_counter()
 
-    def __init__(self) -> None:
-        self._start = self._now()
-
-    @staticmethod
-    def _now() -> tuple[float | None, float, float]:
-        return info.busy_seconds(), time.process_time(), time.perf_counter()
-
-    def read(self) -> float | None:
-        (busy, own, wall), (busy_before, own_before, wall_before) = self._now(), self._start
+    def read() -> float | None:
+        busy, own, wall = info.busy_seconds(), time.process_time(), time.perf_counter()
         if busy is None or busy_before is None:
             return None
         return max(0.0, ((busy - busy_before) - (own - own_before)) / (wall - wall_before))
+
+    return read
 
 
 def compare(
@@ -228,7 +224,7 @@ def compare(
     expected = rounds * (calls + 1) * sum(estimates)
     timings = {name: Timing(name) for name in names}
 
-    meter = _LoadMeter()
+    other_load = _other_load_since()
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -246,7 +242,7 @@ def compare(
     finally:
         if collecting:
             gc.enable()
-    return Comparison(timings, cache, len(inputs), calls, str(device), meter.read(), environment(device))
+    return Comparison(timings, cache, len(inputs), calls, str(device), other_load(), environment(device))
 
 
 def graphed(call: Callable[[], Any], device: str | torch.device) -> Callable[[], Any]:

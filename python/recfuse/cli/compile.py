@@ -183,9 +183,7 @@ def _of_combinations(arguments: argparse.Namespace, arch: str) -> Iterator[tuple
 
 
 def _shape(dim: int, dtype: DType, indices: Integer, offsets: Integer, mode: Mode) -> tuple[Any, ...]:
-    """The arguments of `_C.embedding_bag_compile` from dim to pooling, for a table whose rows lie side by
-    side, in memory as torch allocates it.
-    """
+    """Arguments of `_C.embedding_bag_compile` from dim to pooling, for a table as torch allocates it."""
     from recfuse.plan.base import row_bytes
     from recfuse.tuner.native import alignment
 

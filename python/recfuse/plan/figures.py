@@ -113,14 +113,13 @@ def _bars(axes: Axes, by_class: Mapping[str, Counter[str]]) -> None:
         most = set(sorted(by_class, key=lambda name: -by_class[name].total())[:_MOST_CLASSES])
         by_class = {name: counts for name, counts in by_class.items() if name in most}
     named = [text for text, _ in total.most_common(_MOST_NAMED)]
-    layers: list[tuple[str, str | None, list[int]]] = []
-    for text in named:
-        layers.append((text or "default", None, [counts[text] for counts in by_class.values()]))
+    layers = {text or "default": [counts[text] for counts in by_class.values()] for text in named}
     others = [sum(n for text, n in counts.items() if text not in named) for counts in by_class.values()]
     if any(others):
-        layers.append(("others", "lightgray", others))
+        layers["others"] = others
     below = [0] * len(by_class)
-    for label, color, heights in layers:
+    for label, heights in layers.items():
+        color = "lightgray" if heights is others else None
         axes.bar(list(by_class), heights, bottom=below, label=label, color=color)
         below = [sum(pair) for pair in zip(below, heights, strict=True)]
     axes.set(ylabel="features", title=title)

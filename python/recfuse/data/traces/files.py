@@ -175,11 +175,8 @@ def _read_tuple(path: Path) -> list[Table]:
             f"traces: {path} has {len(offsets)} offsets and lengths {lengths.shape}; needed are "
             f"{lengths.size + 1} offsets"
         )
-    if (
-        offsets[0] != 0
-        or offsets[-1] != len(indices)
-        or not np.array_equal(np.diff(offsets), lengths.ravel())
-    ):
+    rises = np.array_equal(np.diff(offsets), lengths.ravel())
+    if offsets[0] != 0 or offsets[-1] != len(indices) or not rises:
         raise ValueError(
             f"traces: {path}: offsets go from {offsets[0]} to {offsets[-1]}; they must begin at 0, rise by "
             f"lengths and end at the {len(indices)} indices"
@@ -189,11 +186,9 @@ def _read_tuple(path: Path) -> list[Table]:
     if len(indices) and indices.min() < 0:
         wrong = int(np.argmax(indices < 0))
         raise ValueError(f"traces: {path}: indices[{wrong}] is {indices[wrong]}, allowed is >= 0")
-    tables = []
-    for number in range(len(lengths)):
-        ends = offsets[number * lengths.shape[1] : (number + 1) * lengths.shape[1] + 1]
-        tables.append(Table(indices[ends[0] : ends[-1]], ends - ends[0]))
-    return tables
+    batch = lengths.shape[1]
+    ends_of = (offsets[number * batch : (number + 1) * batch + 1] for number in range(len(lengths)))
+    return [Table(indices[ends[0] : ends[-1]], ends - ends[0]) for ends in ends_of]
 
 
 def _integers(path: Path, name: str, value: Tensor) -> NDArray[np.int64]:

@@ -163,13 +163,13 @@ def _resumed(state: State, finished: Finished, warps: int) -> Local | None:
 
 def _with_staged_tables(state: State, contestants: dict[str, Contestant]) -> dict[str, Contestant]:
     """The same with the tables staged that are by default, whose kernel runs beside the others'."""
-    staged = state.bench.staged()
     changed = {}
-    for name, contestant in contestants.items():
-        schedules = contestant.schedules.copy()
-        schedules[staged, :-1] = 0
-        changed[f"{name}, {len(staged)} tables staged"] = Contestant(schedules, contestant.warps)
-    return changed if staged else {}
+    if staged := state.bench.staged():
+        for name, contestant in contestants.items():
+            schedules = contestant.schedules.copy()
+            schedules[staged, :-1] = 0
+            changed[f"{name}, {len(staged)} tables staged"] = Contestant(schedules, contestant.warps)
+    return changed
 
 
 def _global_stage(
