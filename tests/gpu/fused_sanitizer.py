@@ -35,7 +35,7 @@ def problems() -> Iterator[tuple[Copied, bool]]:
         yield Copied(Problem(specs, every_mode(specs))), False
         rows = [[0, 0, 0, 0, 40]] * (len(specs) + 2)
         yield Copied(Problem(specs, every_mode(specs)), rows, (0, 8, 64)[number]), False
-        for kind in ([2, 0, 0, 0, 0], [1, 64, 2, 0, 1], [1, 64, 16, 0, 4], [1, 0, 1, 0, 1]):
+        for kind in ([2, 0, 0, 0], [1, 64, 2, 1], [1, 64, 16, 4], [1, 0, 1, 1]):
             tables = [Feature(n, ("sum", "mean")[n % 2], 1 if n == 2 else None) for n in range(3)]
             few = Problem([(7, dim, dtype) for dim in DIMS[:3]], tables)
             yield Copied(few, [[*kind, 40]] * 3), False
