@@ -49,6 +49,11 @@ def real(where: str, value: Any) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
+def wrong_type(where: str, value: Any, needed: str) -> ArgumentTypeError:
+    """The error about a value, named by `where`, that is of another type than needed."""
+    return ArgumentTypeError(f"{where} is a {type(value).__name__}, must be {needed}")
+
+
 def row_indices(where: str, values: Any) -> NDArray[np.integer]:
     """A one-dimensional array of integers.
 

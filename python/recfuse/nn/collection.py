@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recfuse._arguments import wrong_type
 from recfuse._codes import MODES
 from recfuse.data.forms import Lookups, is_keyed, of_collection, of_keys
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
-from recfuse.nn.packed.fusable import why_not_fusable
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.pooling import refuse_proxy
@@ -37,9 +37,7 @@ class Table:
 
     @staticmethod
     def of(config: Any) -> Table:
-        """From a Table, a ``(num_embeddings, embedding_dim)`` pair, or an object like TorchRec's
-        EmbeddingBagConfig.
-        """
+        """From a Table, a ``(num_embeddings, embedding_dim)`` pair, or TorchRec's EmbeddingBagConfig."""
         if isinstance(config, Table):
             return config
         if isinstance(config, (tuple, list)) and len(config) == 2:
@@ -51,10 +49,8 @@ class Table:
             )
         fields = ("num_embeddings", "embedding_dim", "name", "feature_names")
         if not all(hasattr(config, name) for name in fields):
-            raise _type_error(
-                f"a table is a {type(config).__name__}, must be a recfuse.nn.Table, a (num_embeddings, "
-                "embedding_dim) pair or an EmbeddingBagConfig"
-            )
+            needed = "a recfuse.nn.Table, a (num_embeddings, embedding_dim) pair or an EmbeddingBagConfig"
+            raise wrong_type(f"{_WHERE}: a table", config, needed)
         data_type = getattr(getattr(config, "data_type", None), "value", "FP32")
         if data_type not in _DATA_TYPES:
             raise _value_error(f"data_type of {config.name} is {data_type}, must be {', '.join(_DATA_TYPES)}")
@@ -118,10 +114,8 @@ class FusedEmbeddingBagCollection(PackedModule):
         """Makes new tables; see the class."""
         super().__init__()
         if not isinstance(tables, Iterable):
-            raise _type_error(
-                f"tables is a {type(tables).__name__}, must be an iterable of recfuse.nn.Table, "
-                "(num_embeddings, embedding_dim) pairs or EmbeddingBagConfigs"
-            )
+            needed = "recfuse.nn.Table, (num_embeddings, embedding_dim) pairs or EmbeddingBagConfigs"
+            raise wrong_type(f"{_WHERE}: tables", tables, f"an iterable of {needed}")
         configs = list(tables)
         new = [Table.of(config) for config in configs]
         names = [table.name if table.name is not None else f"t{number}" for number, table in enumerate(new)]
@@ -132,9 +126,15 @@ class FusedEmbeddingBagCollection(PackedModule):
             TableSpec(name, t.num_embeddings, t.embedding_dim, t.mode, _padding_row(t))
             for name, t in zip(names, new, strict=True)
         ]
-        table_of_feature = self._name_features(names, new)
+        features = [
+            (feature, number)
+            for number, (name, table) in enumerate(zip(names, new, strict=True))
+            for feature in tuple(table.feature_names) or (name,)
+        ]
         where = torch.empty(0, device=device).device
-        self._pack_new(specs, [table.dtype for table in new], where, table_of_feature, sparse)
+        self._pack_new(specs, [table.dtype for table in new], where, [table for _, table in features], sparse)
+        self.feature_names = [feature for feature, _ in features]
+        self.feature_dims = list(self.layout.dims)
         self.reset_parameters()
         for config, packed in zip(configs, self.tables.values(), strict=True):
             if callable(init := getattr(config, "init_fn", None)):
@@ -170,27 +170,12 @@ class FusedEmbeddingBagCollection(PackedModule):
             raise _value_error(f"{len(names)} names for {len(bags)} tables")
         own_names = list(names) if names is not None else [f"t{number}" for number in range(len(bags))]
         _check_names(own_names)
-        if reason := why_not_fusable(bags):
-            raise _value_error(f"{reason}; use recfuse.nn.EmbeddingBag for it")
         collection = cls.__new__(cls)
         torch.nn.Module.__init__(collection)
-        features = collection._name_features(
-            own_names, [Table(bag.num_embeddings, bag.embedding_dim) for bag in bags]
-        )
-        collection._pack(own_names, bags, features, optimizers)
+        collection._pack(own_names, bags, range(len(bags)), optimizers)
+        collection.feature_names = own_names
+        collection.feature_dims = list(collection.layout.dims)
         return collection
-
-    def _name_features(self, names: Sequence[str], tables: Sequence[Table]) -> list[int]:
-        """Sets names and dims of the features; the table of each."""
-        self.feature_names: list[str] = []
-        self.feature_dims: list[int] = []
-        table_of_feature: list[int] = []
-        for number, (name, table) in enumerate(zip(names, tables, strict=True)):
-            for feature in tuple(table.feature_names) or (name,):
-                self.feature_names.append(feature)
-                self.feature_dims.append(table.embedding_dim)
-                table_of_feature.append(number)
-        return table_of_feature
 
     @property
     def embedding_bags(self) -> Tables:
@@ -241,9 +226,7 @@ class FusedEmbeddingBagCollection(PackedModule):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         refuse_proxy(keyed)
         if not is_keyed(keyed):
-            raise _type_error(
-                f"indices is a {type(keyed).__name__}, must be a torch.Tensor or a KeyedJaggedTensor"
-            )
+            raise wrong_type(f"{_WHERE}: indices", keyed, "a torch.Tensor or a KeyedJaggedTensor")
         if offsets is not None or per_sample_weights is not None:
             raise _value_error(
                 "offsets and per_sample_weights must be None with a KeyedJaggedTensor, which has its own"
@@ -296,7 +279,7 @@ def _check_table(name: str, table: Table, sparse: bool) -> None:
     for field in ("num_embeddings", "embedding_dim"):
         value = getattr(table, field)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise _type_error(f"{field} of {name} is a {type(value).__name__}, must be an int")
+            raise wrong_type(f"{_WHERE}: {field} of {name}", value, "an int")
         if value < 0:
             raise _value_error(f"{field} of {name} is {value}, must be >= 0")
 

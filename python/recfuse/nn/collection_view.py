@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES
 from recfuse.data.forms import Lookups
-from recfuse.errors import ArgumentTypeError
 from recfuse.nn.collection import FusedEmbeddingBagCollection
 from recfuse.nn.packed.layout import (
     Layout,
@@ -64,67 +64,26 @@ class FeatureForm(NamedTuple):
     padded: bool
 
 
-class CollectionView:
-    """A collection as plans and the tuner see it; holds nothing of its own."""
+class CollectionView(NamedTuple):
+    """A collection as plans and the tuner see it, at the moment of :func:`view_of`."""
 
-    def __init__(self, module: PackedModule) -> None:
-        """Of this module; see :func:`view_of`."""
-        self._module = module
-
-    @property
-    def features(self) -> int:
-        """Number of features."""
-        return len(self._module.layout.dims)
-
-    @property
-    def tables(self) -> list[FeatureForm]:
-        """The table of each feature."""
-        layout, weights = self._module.layout, self.weights
-        specs = [layout.tables[number] for number in layout.table_of_feature]
-        return [
-            FeatureForm(
-                spec.num_embeddings,
-                spec.embedding_dim,
-                weights[spec.matrix].dtype,
-                spec.mode,
-                spec.padding_idx is not None,
-            )
-            for spec in specs
-        ]
-
-    @property
-    def weights(self) -> list[Tensor]:
-        """The packed matrices, without gradients."""
-        return [weight.detach() for weight in self._module.packed_weights()]
-
-    @property
-    def feature_rows(self) -> NDArray[np.int64]:
-        """``[features, 7]``, as of :func:`recfuse.fused_embedding_bag`."""
-        return self._module.layout.features.numpy()
-
-    @property
-    def output_dim(self) -> int:
-        """Columns of the output."""
-        return self._module.layout.output_dim
-
-    @property
-    def device(self) -> torch.device:
-        """Where the first matrix is."""
-        return self._module.packed_weights()[0].device
-
-    @property
-    def has_kernel(self) -> bool:
-        """Whether one call pools all tables."""
-        return self._module.has_kernel
+    module: PackedModule
+    features: int  # how many
+    tables: list[FeatureForm]  # of each feature
+    weights: list[Tensor]  # the packed matrices, without gradients
+    feature_rows: NDArray[np.int64]  # [features, 7], as of recfuse.fused_embedding_bag
+    output_dim: int
+    device: torch.device  # of the first matrix
+    has_kernel: bool  # whether one call pools all tables
 
     def lookups_of(self, batch: Any, where: str) -> Lookups:
         """A batch in the form that the module's call takes; TypeError, ValueError where it is none."""
-        return self._module._lookups_of(batch, where)
+        return self.module._lookups_of(batch, where)
 
     def set_plan(self, plan: Any, schedules: Any, warps: int) -> None:
         """Makes the module run by a plan's schedules, int32 ``[features, 5]``, and notes the plan."""
-        self._module.set_plan(schedules, warps)
-        self._module.plan = plan
+        self.module.set_plan(schedules, warps)
+        self.module.plan = plan
 
 
 def is_collection(module: Any) -> bool:
@@ -135,17 +94,21 @@ def is_collection(module: Any) -> bool:
 def view_of(module: Any, function: str) -> CollectionView:
     """A collection's view; TypeError, which names ``function``, for another module."""
     if not isinstance(module, PackedModule):
-        raise ArgumentTypeError(
-            f"{function}: module is a {type(module).__name__}, must be a "
-            "recfuse.nn.FusedEmbeddingBagCollection or FusedEmbeddingBagList"
-        )
-    return CollectionView(module)
+        needed = "a recfuse.nn.FusedEmbeddingBagCollection or FusedEmbeddingBagList"
+        raise wrong_type(f"{function}: module", module, needed)
+    layout, weights = module.layout, [weight.detach() for weight in module.packed_weights()]
+    tables = [
+        FeatureForm(*spec[1:3], weights[spec.matrix].dtype, spec.mode, spec.padding_idx is not None)
+        for spec in (layout.tables[number] for number in layout.table_of_feature)
+    ]
+    rows, device = layout.features.numpy(), weights[0].device
+    return CollectionView(
+        module, len(tables), tables, weights, rows, layout.output_dim, device, module.has_kernel
+    )
 
 
 def native_call_of(tables: Sequence[FeatureForm]) -> NativeCall:
-    """As `native_call` for tables that do not exist, a feature each, packed as a collection packs them: to
-    compile a kernel for them, with no memory behind it.
-    """
+    """As `native_call` for tables, a feature each, that do not exist: to compile a kernel for them."""
     cpu = torch.device("cpu")
     matrices = arrange([WeightForm(table.rows, table.dim, table.dtype, cpu) for table in tables])
     specs = [TableSpec("", *table[:2], table.mode, 0 if table.padded else None) for table in tables]

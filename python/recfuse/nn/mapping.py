@@ -90,9 +90,7 @@ class Mapper:
         offsets: Any,
         device: torch.device | None,
     ) -> Mapping:
-        """As :meth:`PackedModule.map`; ``call`` is what the C library wants to know of the tables, ``device``
-        the GPU that has them.
-        """
+        """As :meth:`PackedModule.map`, with the tables' native call and the GPU that has them, if one has."""
         batch = _checked(offsets, tuning.features)
         if tuning.schedules is None:
             tuning.learn(torch.from_numpy(batch))

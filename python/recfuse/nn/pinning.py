@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recfuse._arguments import integer, real, row_indices
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse._arguments import integer, real, row_indices, wrong_type
+from recfuse.errors import ArgumentValueError
 from recfuse.ops.pin_rows import check_weight, on_gpu, pin_rows, unpin
 
 _CACHE_LINE = 128  # bytes
@@ -191,10 +191,8 @@ def _choice(weight: Tensor, trace: Any, statistics: Any, rows: Any) -> Tensor:
         rows = traces.hottest(row_indices("recfuse.PinnedRows: trace", trace))
     elif statistics is not None:
         if not hasattr(statistics, "hottest"):
-            raise ArgumentTypeError(
-                f"recfuse.PinnedRows: statistics is a {type(statistics).__name__}, must be what "
-                "recfuse.traces.statistics gave"
-            )
+            needed = "what recfuse.traces.statistics gave"
+            raise wrong_type("recfuse.PinnedRows: statistics", statistics, needed)
         rows = statistics.hottest
     chosen = torch.from_numpy(row_indices("recfuse.PinnedRows: rows", rows).astype(np.int64))
     if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < weight.shape[0]:

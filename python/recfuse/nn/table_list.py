@@ -11,7 +11,6 @@ from torch import Tensor
 from recfuse.data.forms import Lookups, of_list, of_tables
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.mapping import Mapping
-from recfuse.nn.packed.fusable import why_not_fusable
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.table import PackedTable
 
@@ -44,10 +43,6 @@ class FusedEmbeddingBagList(PackedModule):
         if not bags:
             raise ArgumentValueError(
                 "recfuse.nn.FusedEmbeddingBagList: embedding_bags is empty, must have at least one"
-            )
-        if reason := why_not_fusable(bags):
-            raise ArgumentValueError(
-                f"recfuse.nn.FusedEmbeddingBagList: {reason}; use recfuse.nn.EmbeddingBag for it"
             )
         self._pack([str(number) for number in range(len(bags))], bags, range(len(bags)), optimizers)
 

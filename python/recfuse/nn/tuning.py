@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recfuse._arguments import wrong_type
 from recfuse._codes import INTEGERS
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.ops.schedules import FIELDS, FusedSchedule, expectations
@@ -26,10 +27,8 @@ class Lengths:
         self.bags = 0
 
     def add(self, offsets: Tensor) -> bool:
-        """Adds a batch, ``[features * bags + 1]`` on any device, for which this waits.
-
-        Returns:
-            Whether it did: not where the batch has no lookups, or its offsets cannot be right.
+        """Adds a batch, ``[features * bags + 1]`` on any device, for which this waits. False, and it does
+        not, where the batch has no lookups or its offsets cannot be right.
         """
         if offsets.dim() != 1 or offsets.dtype not in INTEGERS or not self.features:
             return False
@@ -45,9 +44,7 @@ class Lengths:
         return True
 
     def mean_sixteenths(self) -> Tensor:
-        """int32 ``[features]``: mean lookups of a bag in sixteenths. At least 1: where these batches have
-        none, others may have some.
-        """
+        """int32 ``[features]``: mean lookups of a bag in sixteenths, at least 1: other batches have some."""
         sixteenths = expectations(self.lookups.numpy() / max(self.bags, 1))
         return torch.from_numpy(np.maximum(sixteenths, 1))
 
@@ -64,9 +61,7 @@ class Tuning:
         self._tables: list[tuple[int, torch.dtype]] | None = None
 
     def fit(self, tables: list[tuple[int, torch.dtype]]) -> None:
-        """Dims and dtypes of the features now. Where they are others than before, the schedules are
-        forgotten, but for the lookups that are expected.
-        """
+        """Notes dims and dtypes of the features; if they changed, of the schedules only expectations stay."""
         if self._tables not in (None, tables) and self.schedules is not None:
             self._expect(None, self.schedules[:, -1])
             self.warps, self.plan = 0, None
@@ -75,7 +70,7 @@ class Tuning:
     def set(self, schedules: Any, warps: int = 0) -> None:
         """As :meth:`PackedModule.set_plan`."""
         if isinstance(warps, bool) or not isinstance(warps, int):
-            raise ArgumentTypeError(f"recfuse: warps is a {type(warps).__name__}, must be an int")
+            raise wrong_type("recfuse: warps", warps, "an int")
         if warps < 0:
             raise ArgumentValueError(f"recfuse: warps is {warps}, must be >= 0")
         self.schedules = None if schedules is None else self._rows(schedules)
@@ -128,20 +123,18 @@ class Tuning:
 def _parsed(schedules: Any) -> list[list[int]]:
     """Rows of schedules that are given as texts, or parsed."""
     if not isinstance(schedules, Sequence) or isinstance(schedules, str):
-        raise ArgumentTypeError(
-            f"recfuse: schedules is a {type(schedules).__name__}, must be an int32 tensor or array, or a "
-            "sequence of texts, one a feature"
-        )
+        needed = "an int32 tensor or array, or a sequence of texts, one a feature"
+        raise wrong_type("recfuse: schedules", schedules, needed)
     rows = []
     for number, item in enumerate(schedules):
         try:
             schedule = FusedSchedule.parse(item) if isinstance(item, str) else item
             rows.append(list(schedule.row()))
         except AttributeError as error:
-            raise ArgumentTypeError(
-                f"recfuse: schedules[{number}] is a {type(item).__name__}, must be a text such as "
-                '"kind=pool threads=16", or an int32 tensor or array must be given for all'
-            ) from error
+            needed = (
+                'a text such as "kind=pool threads=16", or an int32 tensor or array must be given for all'
+            )
+            raise wrong_type(f"recfuse: schedules[{number}]", item, needed) from error
         except ValueError as error:
             raise ArgumentValueError(f"recfuse: schedules[{number}]: {error}") from error
     return rows

@@ -77,9 +77,7 @@ def has_fused_method(module: torch.nn.Module) -> bool:
 
 
 class FusedApplyEmb:
-    """A DLRM's ``apply_emb``: one call for all tables, as long as ``emb_l`` is the packed list and the flags
-    of the model that the method reads are what they were.
-    """
+    """A DLRM's ``apply_emb``: one call, while ``emb_l`` is packed and the flags it reads are as before."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         """For this model, whose class has the ``apply_emb`` to go back to."""
@@ -143,9 +141,7 @@ def _flags(model: torch.nn.Module) -> tuple[dict[str, Any], tuple[str, ...], fro
 
 
 def _read_names(code: Any, owner: type, names: set[str]) -> None:
-    """Adds the names in a function: those of attributes, and texts that getattr may take; also of functions
-    inside it, as comprehensions are, and of the class's methods that it may call.
-    """
+    """Adds names that a function may read, also through getattr, inner functions and the class's methods."""
     if code is None:
         return
     new = {*code.co_names, *(constant for constant in code.co_consts if isinstance(constant, str))} - names

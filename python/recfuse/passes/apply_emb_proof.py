@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import inspect
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,13 +56,12 @@ def defaults_of(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def why_not_proven(model: torch.nn.Module, tables: Sequence[torch.nn.EmbeddingBag]) -> str | None:
-    """Runs a model's ``apply_emb`` on probe batches, and says why it may not be replaced; None if it may.
-
-    Leaves the model, random states and gradients as they were; the tables' weights are not read.
+    """Why a model's ``apply_emb``, run on probe batches, may not be replaced; None if it may. Leaves the
+    model, random states and gradients as they were.
     """
     if "apply_emb" in vars(model):
         return "its apply_emb was replaced on the object"
-    if tables[0].weight.device.type == "meta":
+    if tables[0].weight.is_meta:
         return (
             "its tables are on the meta device, where apply_emb cannot be tried; swap when they have weights"
         )
@@ -169,7 +168,7 @@ class _Proof:
         weighted = [
             self.row_weights(table) if table.num_embeddings <= _MOST_ROW_WEIGHTS else None for table in tables
         ]
-        if not any(weights is not None for weights in weighted):
+        if all(weights is None for weights in weighted):
             smallest = min(range(len(tables)), key=lambda number: tables[number].num_embeddings)
             weighted[smallest] = self.row_weights(tables[smallest])
         none = [None] * len(tables)
@@ -246,54 +245,43 @@ def _same(found: Any, expected: Tensor) -> bool:
 
 @contextmanager
 def _unchanged_random_state() -> Iterator[None]:
-    sources: list[tuple[Any, Any]] = [
-        (torch.get_rng_state, torch.set_rng_state),
-        (random.getstate, random.setstate),
-    ]
-    if torch.cuda.is_initialized():
-        sources.append((torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all))
-    if (numpy := sys.modules.get("numpy")) is not None:
-        sources.append((numpy.random.get_state, numpy.random.set_state))
-    states = [read() for read, _ in sources]
+    devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    python, numpy = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
-        for (_, write), state in zip(sources, states, strict=True):
-            write(state)
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 @contextmanager
 def _unchanged_model(model: torch.nn.Module) -> Iterator[None]:
     """Puts attributes and buffers back; raises _Refused where any but ``training`` was changed."""
-    modules = [(vars(module), vars(module).copy()) for module in model.modules()]
-    contents = [
-        (value, value.copy(), _identities(value))
-        for _, attributes in modules
-        for value in attributes.values()
-        if isinstance(value, (list, dict, set))
+    modules = [vars(module) for module in model.modules()]
+    values = (value for now in modules for value in now.values() if isinstance(value, (list, dict, set)))
+    contents: list[tuple[Any, Any, Any]] = [
+        (now, now.copy(), _identities(now)) for now in (*modules, *values)
     ]
     buffers = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
         changed = None
-        for now, attributes in modules:
-            for name in {*attributes, *now} - {"training"}:
-                if now.get(name, _MISSING) is not attributes.get(name, _MISSING):
+        for now, before, _ in contents[: len(modules)]:
+            for name in {*before, *now} - {"training"}:
+                if now.get(name, _MISSING) is not before.get(name, _MISSING):
                     changed = name
-        if changed is None and any(_identities(value) != before for value, _, before in contents):
+        if changed is None and any(_identities(now) != old for now, _, old in contents[len(modules) :]):
             changed = "a list or dictionary of it"
         if changed is None and any(buffer._version != version for buffer, version, _ in buffers):
             changed = "a buffer of it"
         if changed is not None:
             raise _Refused(f"changes the model ({changed})")
     finally:
-        for now, attributes in modules:
-            now.clear()
-            now.update(attributes)
-        for value, before, identities in contents:
-            if _identities(value) != identities:
-                value.clear()
-                (value.extend if isinstance(value, list) else value.update)(before)
+        for now, before, identities in contents:
+            if _identities(now) != identities:
+                now.clear()
+                (now.extend if isinstance(now, list) else now.update)(before)
         with torch.no_grad():
             for buffer, version, copied in buffers:
                 if buffer._version != version:
@@ -302,7 +290,6 @@ def _unchanged_model(model: torch.nn.Module) -> Iterator[None]:
 
 def _identities(container: Any) -> Any:
     """What is in a list, dictionary or set, by identity."""
-    items = [id(item) for item in container]
-    if isinstance(container, set):
-        return frozenset(items)
-    return items + [id(value) for value in container.values()] if isinstance(container, dict) else items
+    if isinstance(container, dict):
+        return [(id(key), id(value)) for key, value in container.items()]
+    return (set if isinstance(container, set) else list)(map(id, container))

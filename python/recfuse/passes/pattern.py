@@ -13,9 +13,7 @@ class Pattern(ABC):
     """Tables that ``swap`` can pool in one call, or has, which ``unswap`` undoes."""
 
     def __init__(self, path: str, owner: Any, holder: Any) -> None:
-        """The module ``owner`` has the tables, at ``path`` in the model ("" is the model); they are the
-        children of ``holder``, where they are not packed.
-        """
+        """``owner``, at ``path`` ("" is the model), has the tables: children of ``holder``, if not packed."""
         self.path, self.owner, self.holder = path, owner, holder
 
     @classmethod

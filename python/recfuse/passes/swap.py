@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch.nn import Parameter
 
+from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES
-from recfuse.errors import ArgumentTypeError
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.memory import advise_huge_pages
 from recfuse.nn.packed.fusable import gradient_hooks, has_hooks, why_not_fusable
@@ -66,7 +66,7 @@ def swap(
             not handed over, or an optimizer cannot be moved. Nothing was changed.
     """
     if not isinstance(model, torch.nn.Module):
-        raise ArgumentTypeError(f"recfuse.swap: model is a {type(model).__name__}, must be a torch.nn.Module")
+        raise wrong_type("recfuse.swap: model", model, "a torch.nn.Module")
     optimizers = check_optimizers(optimizers, "recfuse.swap")
     report = SwapReport()
     if fuse:

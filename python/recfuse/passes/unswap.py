@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch.nn import Parameter
 
-from recfuse.errors import ArgumentTypeError
+from recfuse._arguments import wrong_type
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.packed.layout import table_rows
 from recfuse.nn.packed.module import PackedModule
@@ -38,23 +38,19 @@ def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer
         TypeError, ValueError: as :func:`recfuse.swap`. Nothing was changed.
     """
     if not isinstance(model, torch.nn.Module):
-        raise ArgumentTypeError(
-            f"recfuse.unswap: model is a {type(model).__name__}, must be a torch.nn.Module"
-        )
+        raise wrong_type("recfuse.unswap: model", model, "a torch.nn.Module")
     report = SwapReport()
     patterns = _fused_patterns(model, report)
     matrices = [matrix for pattern in patterns for matrix in pattern.owner.packed_weights()]
     move = Move(optimizers, matrices, "recfuse.unswap")
-    first = 0
-    bags: list[list[torch.nn.EmbeddingBag]] = []
     targets: list[Target] = []
+    bags, first = [], 0
     for pattern in patterns:
         bags.append(_unpacked(pattern.owner, first, targets))
         first += len(pattern.owner.packed_weights())
     move.apply(targets)
     for pattern, own_bags in zip(patterns, bags, strict=True):
-        kind = pattern.kind
-        report.add(pattern.path, kind, "restored", pattern.restore(own_bags))
+        report.add(pattern.path, pattern.kind, "restored", pattern.restore(own_bags))
     for name, module in model.named_modules():
         if has_fused_method(module):  # of a model that gave its packed tables up
             del module.apply_emb
@@ -79,9 +75,7 @@ def _fused_patterns(model: torch.nn.Module, report: SwapReport) -> list[Pattern]
 
 
 def _unpacked(owner: PackedModule, first_matrix: int, targets: list[Target]) -> list[torch.nn.EmbeddingBag]:
-    """torch's modules for the tables; adds to ``targets`` what each one's Parameter is made of. Tables that
-    shared a weight share one again.
-    """
+    """torch's modules, with shared weights as before; adds to ``targets`` what each Parameter is made of."""
     matrices = owner.packed_weights()
     parameters: dict[tuple[int, int, int], Parameter] = {}
     bags = []

@@ -54,19 +54,7 @@ def _why_not_packable(table: Any) -> str | None:
 
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether a call of the module does more than its forward, or its state_dict is another than it seems."""
-    return any(
-        getattr(module, name, None)
-        for name in (
-            "_forward_hooks",
-            "_forward_pre_hooks",
-            "_backward_hooks",
-            "_backward_pre_hooks",
-            "_state_dict_hooks",
-            "_state_dict_pre_hooks",
-            "_load_state_dict_pre_hooks",
-            "_load_state_dict_post_hooks",
-        )
-    )
+    return any(value for name, value in vars(module).items() if name.endswith("_hooks"))
 
 
 def gradient_hooks(weight: Tensor) -> str | None:

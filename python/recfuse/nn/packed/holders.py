@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from recfuse._arguments import wrong_type
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 
 _DEPTH = 3  # containers inside one another that an optimizer's attributes are searched through
@@ -19,9 +20,7 @@ _DEPTH = 3  # containers inside one another that an optimizer's attributes are s
 def check_optimizers(optimizers: Iterable[Optimizer], what: str) -> tuple[Optimizer, ...]:
     """The argument ``optimizers``, which is read several times; TypeError where it is no sequence of some."""
     if isinstance(optimizers, Optimizer) or not isinstance(optimizers, Iterable):
-        raise ArgumentTypeError(
-            f"{what}: optimizers is a {type(optimizers).__name__}, must be a sequence of optimizers"
-        )
+        raise wrong_type(f"{what}: optimizers", optimizers, "a sequence of optimizers")
     found = tuple(optimizers)
     for optimizer in found:
         if not isinstance(optimizer, Optimizer):
@@ -39,7 +38,7 @@ def with_wrapped(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
         if not isinstance(value, Optimizer) or id(value) in found:
             return
         found[id(value)] = value
-        for _, attribute in attributes(value):
+        for attribute in attributes(value).values():
             add(attribute)
             for container in containers(attribute):
                 for item in items(container):
@@ -50,11 +49,9 @@ def with_wrapped(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
     return list(found.values())
 
 
-def attributes(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
-    """Names and values of what an optimizer has besides param groups and state."""
-    for name, value in vars(optimizer).items():
-        if name not in ("param_groups", "state"):
-            yield name, value
+def attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimizer has besides param groups and state."""
+    return {name: value for name, value in vars(optimizer).items() if name not in ("param_groups", "state")}
 
 
 def containers(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
@@ -80,10 +77,7 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def check_holders(weights: Sequence[Tensor], optimizers: Iterable[Optimizer], what: str) -> None:
-    """Looks through the process for optimizers and parallel wrappers that would go on with old Parameters.
-
-    ValueError where one holds a weight; ``optimizers``, with all that they wrap, may.
-    """
+    """ValueError where an optimizer, other than ``optimizers``, or a parallel wrapper holds a weight."""
     numbers = {id(weight): number for number, weight in enumerate(weights)}
     handed_over = {id(group["params"]) for optimizer in optimizers for group in groups_of(optimizer)}
     if _first_holder(numbers, handed_over) is None:
@@ -95,31 +89,27 @@ def check_holders(weights: Sequence[Tensor], optimizers: Iterable[Optimizer], wh
     shape = tuple(weights[number].shape)
     kind = type(holder).__name__
     if not isinstance(holder, Optimizer):
-        raise ArgumentValueError(
-            f"{what}: a {kind} wraps a module with the weight of table {number}, of shape {shape}, which is "
-            f"about to be replaced; call {what} first, then wrap the model"
-        )
-    if any(applied is holder for applied in getattr(weights[number], "_in_backward_optimizers", ())):
-        raise ArgumentValueError(
-            f"{what}: {kind} was applied in the backward to the weight of table {number}, of shape {shape}, "
-            f"which is about to be replaced; call {what} first, then apply it"
-        )
-    raise ArgumentValueError(
-        f"{what}: an optimizer, {kind}, holds the weight of table {number}, of shape {shape}, which is about "
-        "to be replaced, and would go on with the old one; hand it over (optimizers=[optimizer]), or make it "
-        f"after {what}"
-    )
+        does, advice = f"a {kind} wraps a module with", f"; call {what} first, then wrap the model"
+    elif any(applied is holder for applied in getattr(weights[number], "_in_backward_optimizers", ())):
+        does, advice = f"{kind} was applied in the backward to", f"; call {what} first, then apply it"
+    else:
+        does = f"an optimizer, {kind}, holds"
+        advice = ", and would go on with the old one; hand it over (optimizers=[optimizer]), or make it after"
+        advice += f" {what}"
+    which = f"the weight of table {number}, of shape {shape}, which is about to be replaced"
+    raise ArgumentValueError(f"{what}: {does} {which}{advice}")
 
 
 def _first_holder(numbers: Mapping[int, int], handed_over: set[int]) -> tuple[Any, int] | None:
     """An optimizer or wrapper with one of the weights, and which; None: there is none."""
-    wrappers = _wrappers()
+    parallel = torch.nn.parallel.DistributedDataParallel
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", parallel)
     for candidate in gc.get_objects():
         kind = type(candidate)  # not isinstance, which asks proxies for their __class__
         if issubclass(kind, Optimizer):
             groups = (group["params"] for group in groups_of(candidate))
             entries = [entry for group in groups if id(group) not in handed_over for entry in group]
-        elif issubclass(kind, wrappers):
+        elif issubclass(kind, (parallel, sharded)):
             entries = list(candidate.parameters())
         else:
             continue
@@ -127,12 +117,3 @@ def _first_holder(numbers: Mapping[int, int], handed_over: set[int]) -> tuple[An
             if id(entry) in numbers:
                 return candidate, numbers[id(entry)]
     return None
-
-
-def _wrappers() -> tuple[type, ...]:
-    """Classes that note the Parameters of the module they wrap."""
-    found = [torch.nn.parallel.DistributedDataParallel]
-    module = sys.modules.get("torch.distributed.fsdp")
-    if (sharded := getattr(module, "FullyShardedDataParallel", None)) is not None:
-        found.append(sharded)
-    return tuple(found)

@@ -14,7 +14,7 @@ from recfuse.data.forms import Lookups, each_batch
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.mapping import Mapper, Mapping
 from recfuse.nn.packed import state_dict as state_dicts
-from recfuse.nn.packed.layout import Layout, NativeCall, native_call
+from recfuse.nn.packed.layout import Layout, native_call
 from recfuse.nn.packed.parameters import PackedParameters
 from recfuse.nn.packed.pooling import check_mapping, has_kernel, on_gpu, pool_one_by_one
 from recfuse.nn.packed.table import Tables
@@ -193,11 +193,9 @@ class PackedModule(PackedParameters):
                 "must be on the CPU or on one CUDA device, and float32, float16 or bfloat16"
             )
         device = weights[0].device if on_gpu(weights) else None
-        return self._mapper.map(self._tuning, self.native_call(), self.layout.features, offsets, device)
-
-    def native_call(self) -> NativeCall:
-        """What the C library wants to know of the tables."""
-        return native_call(self.packed_weights(), self.layout.features.numpy(), self.layout.output_dim)
+        features = self.layout.features
+        call = native_call(weights, features.numpy(), self.layout.output_dim)
+        return self._mapper.map(self._tuning, call, features, offsets, device)
 
     def _lookups_of(self, batch: Any, where: str) -> Lookups:
         """A batch, in the form that a call of this class takes; TypeError, ValueError where it is none."""

@@ -68,9 +68,7 @@ def kinds_of(value: Any, weight: Tensor) -> list[str]:
 
 
 def gathered(target: Target, entries: Any) -> Any:
-    """One entry of a new Parameter: rows of ``entries``, by the old Parameters' numbers, at their new rows,
-    zeros between them. None where the first has none.
-    """
+    """An entry of rows of the old Parameters' ``entries``, zeros between; None where the first has none."""
     parts = [(piece, entries[piece.source]) for piece in sorted(target.pieces, key=lambda p: p.row)]
     first = parts[0][1] if parts else None
     if first is None:

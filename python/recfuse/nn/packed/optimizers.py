@@ -7,6 +7,7 @@ along.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse._arguments import wrong_type
+from recfuse.errors import ArgumentValueError
 from recfuse.nn.packed.holders import (
     attributes,
     check_holders,
@@ -46,8 +48,7 @@ class Move:
     """
 
     def __init__(self, optimizers: Iterable[Optimizer], weights: Sequence[Tensor], what: str) -> None:
-        """Plans the move of the optimizers that may hold ``weights``, of which one may occur several times;
-        ``what`` asks, for the errors. Changes nothing.
+        """Plans it; a weight may occur several times, ``what`` is who asks, for the errors. Changes nothing.
 
         Raises:
             ValueError, TypeError: an optimizer or state that cannot be moved, named with entry and shape; an
@@ -73,19 +74,16 @@ class Move:
             self._check_optimizer(optimizer, group)
         self._groups = [group for _, group in lists.values()]
         self._states = [state for _, state in states.values()]
-        self._named = [
-            mapping for optimizer in self._optimizers for mapping in self._named_parameters(optimizer)
-        ]
+        self._named = list(itertools.chain(*map(self._named_parameters, self._optimizers)))
         self._entries = [self._entries_of(optimizer, state) for optimizer, state in states.values()]
         self._gradients = [self._gradient(weight) for weight in self._weights]
         self.tags: list[Hashable] = [self._tag(number) for number in range(len(self._weights))]
         check_holders(self._weights, self._optimizers, what)
 
     def apply(self, targets: Sequence[Target]) -> None:
-        """Moves everything to the new Parameters. Those of one param group come in the order of ``targets``,
-        where the first of the old ones was. The old ones' ``grad`` goes along.
-
-        New state is complete before the first optimizer changes, which takes the memory of both for a moment.
+        """Moves everything, ``grad`` too. In a param group the new Parameters come in the order of
+        ``targets``, where the first old one was. New state is complete before an optimizer changes, which
+        takes the memory of both for a moment.
         """
         with torch.no_grad():
             states = [self._new_state(entries, targets) for entries in self._entries]
@@ -121,15 +119,13 @@ class Move:
                 "over all its Parameters at once; make a new one afterwards"
             )
         if not isinstance(group["params"], list):
-            raise ArgumentTypeError(
-                f"{self._what}: params of a param group of {kind.__name__} is a "
-                f"{type(group['params']).__name__}, must be a list"
-            )
+            where = f"{self._what}: params of a param group of {kind.__name__}"
+            raise wrong_type(where, group["params"], "a list")
 
     def _named_parameters(self, optimizer: Optimizer) -> Iterator[MutableMapping[str, Any]]:
         """Dictionaries from names to Parameters, as TorchRec's KeyedOptimizer has; refuses other places."""
         lists = {id(group["params"]) for group in groups_of(optimizer)}
-        for attribute, value in attributes(optimizer):
+        for attribute, value in attributes(optimizer).items():
             for container in containers(value):
                 is_key = isinstance(container, Mapping) and any(map(self._is_old, container))
                 if id(container) in lists or not (is_key or any(map(self._is_old, items(container)))):
@@ -149,10 +145,8 @@ class Move:
             if not (values := state.get(weight)):
                 continue
             if not isinstance(values, dict):
-                raise ArgumentTypeError(
-                    f"{self._what}: the state that {type(optimizer).__name__} keeps of a Parameter is a "
-                    f"{type(values).__name__}, must be a dict"
-                )
+                where = f"{self._what}: the state that {type(optimizer).__name__} keeps of a Parameter"
+                raise wrong_type(where, values, "a dict")
             found[number] = values
             for key, value in values.items():
                 possible = kinds_of(value, weight)
@@ -206,9 +200,7 @@ class Move:
         }
 
     def _replace(self, group: dict[str, Any], targets: Sequence[Target]) -> None:
-        """Puts the new Parameters where the first old one was; the list stays the same object, for those
-        who share it.
-        """
+        """Puts the new Parameters where the first old one was, in the same list, which others may share."""
         old, names = list(group["params"]), group.get("param_names")
         sources = {self._numbers[id(entry)] for entry in old if self._is_old(entry)}
         new = [target for target in targets if any(piece.source in sources for piece in target.pieces)]
@@ -247,9 +239,7 @@ def _exchange(mapping: MutableMapping[Any, Any], old_keys: set[Any], new: Mappin
 
 
 def _renamed(old: str, name: str) -> str:
-    """A name in a module that held, or will hold, a table ``old``, as ``ebc.embedding_bags.t1.weight``; a
-    packed Parameter ``ebc.packed_dim16`` has no "weight" in its name.
-    """
+    """``name`` in the module that has a Parameter ``old``: a table's, or a packed ``ebc.packed_dim16``."""
     parts = old.split(".")
     if parts[-1] == "weight":
         parts = parts[:-2]

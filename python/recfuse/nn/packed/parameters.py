@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from recfuse.errors import ArgumentValueError
 from recfuse.nn.memory import advise_huge_pages
+from recfuse.nn.packed.fusable import why_not_fusable
 from recfuse.nn.packed.layout import (
     Layout,
     Matrix,
@@ -52,13 +54,16 @@ class PackedParameters(torch.nn.Module):
         them, matrix by matrix, so that little is there twice. ``optimizers`` go on with the new Parameters.
 
         Raises:
-            ValueError: an optimizer that cannot go on, or one that holds an old Parameter and was not given;
-                nothing has changed then.
+            ValueError: a table that cannot be packed; an optimizer that cannot go on, or that holds an old
+                Parameter and was not given. Nothing has changed then.
         """
+        where = f"recfuse.nn.{type(self).__name__}"
+        if reason := why_not_fusable(bags):
+            raise ArgumentValueError(f"{where}: {reason}; use recfuse.nn.EmbeddingBag for it")
         old_weights = [bag.weight for bag in bags]
         weights = list({id(weight): weight for weight in old_weights}.values())
         numbers = {id(weight): number for number, weight in enumerate(weights)}
-        move = Move(optimizers, weights, f"recfuse.nn.{type(self).__name__}")
+        move = Move(optimizers, weights, where)
         matrices = arrange(
             [
                 WeightForm(*weight.shape, weight.dtype, weight.device, weight.requires_grad, tag)

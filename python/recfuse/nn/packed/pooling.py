@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
@@ -92,9 +93,7 @@ def table_call(
     offsets: Tensor | None,
     per_sample_weights: Tensor | None,
 ) -> Tensor:
-    """One table of a matrix, called as a ``torch.nn.EmbeddingBag``. Its gradient is the matrix's, dense or
-    sparse.
-    """
+    """One table of a matrix, called as a ``torch.nn.EmbeddingBag``; the gradient is the matrix's."""
     if not matrix.requires_grad or not torch.is_grad_enabled() or not has_kernel([matrix]):
         return embedding_bag(
             input,
@@ -135,9 +134,7 @@ def table_call(
 def check_mapping(mapping: Mapping, layout: Layout, offsets: Tensor) -> None:
     """Raises where a mapping is none, or of other tables or another batch."""
     if not isinstance(mapping, Mapping):
-        raise ArgumentTypeError(
-            f"recfuse: mapping is a {type(mapping).__name__}, must be what map(offsets) of this module gave"
-        )
+        raise wrong_type("recfuse: mapping", mapping, "what map(offsets) of this module gave")
     count = len(layout.dims)
     bags = (offsets.numel() - 1) // max(count, 1)
     if mapping.bags != bags or mapping.features.shape[0] != count:

@@ -33,10 +33,8 @@ def load(
     local_metadata: dict[str, Any],
     error_msgs: list[str],
 ) -> list[str]:
-    """Copies tables into their rows. With ``assign`` the matrices take device and dtype of what is loaded.
-
-    Returns:
-        The entries of all tables, whether they were there or not.
+    """Copies tables into their rows; with ``assign`` the matrices take device and dtype of what is loaded.
+    Returns the keys of all tables, whether they were there or not.
     """
     keys = table_keys(module, prefix)
     loaded, wrong = [], False

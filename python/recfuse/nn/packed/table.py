@@ -63,14 +63,11 @@ class TableWeight(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         """A Parameter of its own, without the model."""
-        return self._copy()
+        return Parameter(self.detach().clone(), requires_grad=self.requires_grad)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A Parameter of its own, without the model."""
-        return self._copy().__reduce_ex__(protocol)
-
-    def _copy(self) -> Parameter:
-        return Parameter(self.detach().clone(), requires_grad=self.requires_grad)
+        return self.__deepcopy__({}).__reduce_ex__(protocol)
 
     def requires_grad_(self, requires_grad: bool = True) -> NoReturn:
         """Refuses: tables of one packed matrix are trained or frozen together."""
@@ -126,22 +123,20 @@ class PackedTable:
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
+        where = f"recfuse: the weight of table {self.name!r}"
         if not isinstance(value, Tensor):
-            raise ArgumentTypeError(
-                f"recfuse: the weight of table {self.name!r} is set to a {type(value).__name__}, must be a "
-                "tensor"
-            )
+            raise ArgumentTypeError(f"{where} is set to a {type(value).__name__}, must be a tensor")
         shape = [self.num_embeddings, self.embedding_dim]
         if list(value.shape) != shape:
             raise ArgumentValueError(
-                f"recfuse: the weight of table {self.name!r} is set to shape {list(value.shape)}, must have "
-                f"{shape}: it is a part of a packed matrix"
+                f"{where} is set to shape {list(value.shape)}, must have {shape}: it is a part of a packed "
+                "matrix"
             )
         name = self._module.layout.parameter_names[self._spec.matrix]
         if name not in self._module._parameters:
             raise ArgumentValueError(
-                f"recfuse: the weight of table {self.name!r} cannot be set: its packed matrix {name} is "
-                "computed (parametrized or pruned) at each call; set what it is computed from"
+                f"{where} cannot be set: its packed matrix {name} is computed (parametrized or pruned) at "
+                "each call; set what it is computed from"
             )
         with torch.no_grad():
             table_rows(self._spec, self.matrix).copy_(value)
