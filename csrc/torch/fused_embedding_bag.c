@@ -81,7 +81,7 @@ static rf_status pool_on_gpu(rf__call *call, const rf_fused_embedding_bag_params
     RF_CHECK(rf__call_stream(call, &stream));
     RF_CHECK(schedules_read(call, params->n_features, &plan));
     RF_CHECK(mapping_read(call, params->bags, &stream, &plan));
-    return rf__fused_run_call(params, columns, &plan, &stream);
+    return rf__fused_run_call(params, columns, &plan, NULL, 0, &stream);
 }
 
 static rf_status run(rf__call *call) {

@@ -72,7 +72,7 @@ typedef struct rf_fused_schedule {
                       * to 32 */
     int32_t distance; /* pool: rows in flight a thread: 1, 2, 4, 8 or 16 */
     int32_t split; /* pool: blocks that share a bag, 1 ... 64 */
-    int32_t expected; /* lookups of a bag times 16, -1: none; 0: not known */
+    int32_t expected; /* mean lookups of a bag, in sixteenths of a lookup; -1: none; 0: not known */
 } rf_fused_schedule;
 
 /* How a GPU works on a fused call. */

@@ -251,22 +251,39 @@ static rf__fused_mapped *mapped_drop(call_lists *lists) {
     return old;
 }
 
-rf__fused_mapped *rf__fused_mapped_add(rf__fused_call *call, rf__fused_mapped *mapped) {
+rf_status rf__fused_mapped_add(rf__fused_call *call, int64_t bags, bool may_stage,
+                               const rf__fused_mapping *mapping, int64_t rows, rf__fused_mapped **mapped) {
     call_lists *lists = lists_of(&call->store);
+    const rf__fused_mapping *head = bags < 0 ? mapping : NULL;
+    const bool alone = bags < 0 && !call->store.resident;
     rf__fused_mapped *unused = NULL;
-    rf__fused_mapped *other =
-        rf__fused_mapped_find(call, mapped->bags, mapped->may_stage, mapped->bags < 0 ? &mapped->head : NULL);
-    if (other != NULL) {
-        mapped_free(mapped);
-        return other;
+    *mapped = bags < 0 && !alone ? rf__fused_mapped_find(call, bags, may_stage, head) : NULL;
+    if (*mapped != NULL) return RF_OK;
+    rf__fused_mapped *own = calloc(1, sizeof *own);
+    RF_FAIL_IF(own == NULL, RF_ERR_MEMORY, "no memory for a mapping");
+    *own = (rf__fused_mapped){.store = call->store,
+                              .head = *mapping,
+                              .staged = rf__fused_staged_of(mapping, rows),
+                              .bags = bags,
+                              .may_stage = may_stage,
+                              .alone = alone,
+                              .users = 1,
+                              .bytes = rows * (int64_t)sizeof *mapping};
+    const rf_status status =
+        rf__cuda_block_new(&own->store, mapping, (size_t)own->bytes, !alone, &own->block);
+    if (status == RF_OK && !alone) *mapped = rf__fused_mapped_find(call, bags, may_stage, head);
+    if (status != RF_OK || *mapped != NULL) {
+        mapped_free(own);
+        return status;
     }
+    *mapped = own;
+    if (alone) return RF_OK;
     rf__cuda_lock(call->store.device);
-    mapped->users = 1;
-    mapped->used = ++lists->clock;
-    mapped->next = call->mapped;
-    call->mapped = mapped;
+    own->used = ++lists->clock;
+    own->next = call->mapped;
+    call->mapped = own;
     if (!call->store.resident && !call->dropped) {
-        lists->mapped_bytes += mapped->bytes;
+        lists->mapped_bytes += own->bytes;
         while (lists->mapped_bytes > MOST_MAPPED_BYTES) {
             rf__fused_mapped *old = mapped_drop(lists);
             if (old == NULL) break;
@@ -276,26 +293,7 @@ rf__fused_mapped *rf__fused_mapped_add(rf__fused_call *call, rf__fused_mapped *m
     }
     rf__cuda_unlock(call->store.device);
     mapped_free(unused);
-    return mapped;
-}
-
-rf_status rf__fused_mapped_new(const rf__fused_call *call, const rf__fused_mapping *mapping, int64_t rows,
-                               bool lasts, rf__fused_mapped **new_mapped) {
-    rf_status status = RF_OK;
-    rf__fused_mapped *mapped = calloc(1, sizeof *mapped);
-    RF_FAIL_IF(mapped == NULL, RF_ERR_MEMORY, "no memory for a mapping");
-    mapped->store = call->store;
-    mapped->head = *mapping;
-    mapped->staged = rf__fused_staged_of(mapping, rows);
-    mapped->bytes = rows * (int64_t)sizeof *mapping;
-    RF_TRY(rf__cuda_block_new(&mapped->store, mapping, (size_t)mapped->bytes, lasts, &mapped->block));
-out:
-    if (status != RF_OK) {
-        free(mapped);
-        mapped = NULL;
-    }
-    *new_mapped = mapped;
-    return status;
+    return RF_OK;
 }
 
 void rf__fused_call_release(rf__fused_call *call, rf__fused_mapped *mapped) {

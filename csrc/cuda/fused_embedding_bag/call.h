@@ -27,7 +27,6 @@ typedef struct rf__fused_mapped rf__fused_mapped;
 
 typedef struct rf__fused_kernel_slot {
     rf__fused_variant variant;
-    bool staged;
     const rf__kernel *kernel;
 } rf__fused_kernel_slot;
 
@@ -81,12 +80,10 @@ struct rf__fused_mapped {
  * is none. */
 rf__fused_mapped *rf__fused_mapped_find(rf__fused_call *call, int64_t bags, bool may_stage,
                                         const rf__fused_mapping *head);
-/* Adds a new one of the call's store and holds it, or else the one that another thread has added; drops what is too
- * much. */
-rf__fused_mapped *rf__fused_mapped_add(rf__fused_call *call, rf__fused_mapped *mapped);
-/* Copies a mapping of so many rows to the device; in no list yet. */
-rf_status rf__fused_mapped_new(const rf__fused_call *call, const rf__fused_mapping *mapping, int64_t rows,
-                               bool lasts, rf__fused_mapped **mapped);
+/* Copies a mapping of so many rows to the device, adds it to the call and holds it; or the one like it that is there. A
+ * caller's (bags -1) is of this launch alone, unless the call is resident. Drops what is too much. */
+rf_status rf__fused_mapped_add(rf__fused_call *call, int64_t bags, bool may_stage,
+                               const rf__fused_mapping *mapping, int64_t rows, rf__fused_mapped **mapped);
 /* Finds or makes the description of these, and holds it. */
 rf_status rf__fused_call_acquire(const rf__cuda_store *store, const rf_fused_embedding_bag_params *params,
                                  const rf_fused_plan *plan, rf__fused_call **call);

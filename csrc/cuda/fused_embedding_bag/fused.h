@@ -22,9 +22,10 @@
 
 #include "cuda/fused_embedding_bag/ready.h"
 
-/* rf_fused_embedding_bag_cuda with an allocator, and rf__check_fused_rows. */
+/* rf_fused_embedding_bag_cuda, and rf__check_fused_rows where columns are not NULL. */
 rf_status rf__fused_run_call(const rf_fused_embedding_bag_params *params, const int64_t *columns,
-                             const rf_fused_plan *plan, const rf_cuda_stream *stream);
+                             const rf_fused_plan *plan, void *workspace, int64_t workspace_bytes,
+                             const rf_cuda_stream *stream);
 
 /* Puts the work into the stream, in the device's context. `cycles`: uint64_t [n_features] on the device, if blocks are
  * timed. */

@@ -138,10 +138,9 @@ static rf_status check_workspace(const void *workspace, int64_t bytes, int64_t n
                     workspace, bytes, needed, (int)ALIGNMENT);
 }
 
-/* `columns` may be NULL. */
-static rf_status pool(const rf_fused_embedding_bag_params *params, const int64_t *columns,
-                      const rf_fused_plan *plan, void *workspace, int64_t workspace_bytes,
-                      const rf_cuda_stream *stream) {
+rf_status rf__fused_run_call(const rf_fused_embedding_bag_params *params, const int64_t *columns,
+                             const rf_fused_plan *plan, void *workspace, int64_t workspace_bytes,
+                             const rf_cuda_stream *stream) {
     const rf_cuda_allocator *allocator = plan != NULL && workspace == NULL ? plan->allocator : NULL;
     const rf__cuda_device *device = NULL;
     rf__fused_ready ready;
@@ -171,12 +170,7 @@ out:
 rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,
                                       void *workspace, int64_t workspace_bytes,
                                       const rf_cuda_stream *stream) {
-    return pool(params, NULL, plan, workspace, workspace_bytes, stream);
-}
-
-rf_status rf__fused_run_call(const rf_fused_embedding_bag_params *params, const int64_t *columns,
-                             const rf_fused_plan *plan, const rf_cuda_stream *stream) {
-    return pool(params, columns, plan, NULL, 0, stream);
+    return rf__fused_run_call(params, NULL, plan, workspace, workspace_bytes, stream);
 }
 
 rf_status rf_fused_embedding_bag_map(const rf_fused_embedding_bag_params *params, const rf_fused_plan *plan,

@@ -6,8 +6,9 @@
 #include "cuda/fused_embedding_bag/kernel.h"
 #include "cuda/tune/occupancy.h"
 
-static const rf__kernel_source source = {"fused_embedding_bag/fused_embedding_bag.cu",
-                                         "rf_fused_embedding_bag"};
+static const rf__kernel_source sources[] = {
+    {"fused_embedding_bag/fused_embedding_bag.cu", "rf_fused_embedding_bag"},
+    {"fused_embedding_bag/staged/staged.cu", "rf_fused_staged"}}; /* by variant->staged */
 
 enum { WARP = 32, FLOAT = 4 };
 
@@ -20,6 +21,10 @@ typedef struct kernel_key {
 static void key_set(const rf__fused_variant *variant, const rf__fused_classes *classes, kernel_key *key) {
     key->variant = *variant;
     key->variant.n_classes = classes->count;
+    if (variant->staged) { /* what its code does not depend on is left out */
+        key->variant.with_staged = key->variant.timed = key->variant.min_blocks = 0;
+        key->variant.dynamic_shared = RF_FUSED_STAGED_SHARED;
+    }
     memcpy(key->classes, classes->of, (size_t)classes->count * sizeof classes->of[0]);
 }
 
@@ -44,8 +49,10 @@ static int32_t rows_of_warp(const rf__fused_variant *variant, const rf__fused_cl
 }
 
 /* Options of either kernel: of all classes, those of its kinds. */
-static rf_status options_write(const void *key, bool staged, rf__kernel_options *options) {
+static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
+    (void)device;
     const rf__fused_variant *variant = key;
+    const bool staged = variant->staged;
     const rf__fused_class *classes = (const void *)(variant + 1);
     char *to = options->defines, *end = to + sizeof options->defines;
     options->dynamic_shared = variant->dynamic_shared;
@@ -74,17 +81,6 @@ static rf_status options_write(const void *key, bool staged, rf__kernel_options 
     if (to < end) return RF_OK;
     return rf__fail(RF_ERR_INTERNAL, "the options of a kernel need more than %zu bytes",
                     sizeof options->defines);
-}
-
-static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
-    (void)device;
-    return options_write(key, false, options);
-}
-
-static rf_status describe_staged(const void *key, const rf__cuda_device *device,
-                                 rf__kernel_options *options) {
-    (void)device;
-    return options_write(key, true, options);
 }
 
 /* Where lanes leave row numbers for each other, and behind it warps that share a bag their sums, as pool/indices.cuh and
@@ -125,34 +121,22 @@ int32_t rf__fused_shared_bytes(const rf__cuda_device *device, const rf__fused_va
     return by_registers <= variant->min_blocks ? shared_bytes(variant, classes) : variant->dynamic_shared;
 }
 
-static const rf__kernel_source staged_source = {"fused_embedding_bag/staged/staged.cu", "rf_fused_staged"};
-
-/* What its code does not depend on is left out of the key. */
-static rf__fused_variant staged_variant(const rf__fused_variant *variant) {
-    rf__fused_variant own = *variant;
-    own.with_staged = own.timed = own.min_blocks = 0;
-    own.dynamic_shared = RF_FUSED_STAGED_SHARED;
-    return own;
-}
-
-rf_status rf__fused_kernel(const rf__cuda_device *device, const rf__fused_variant *variant, bool staged,
+rf_status rf__fused_kernel(const rf__cuda_device *device, const rf__fused_variant *variant,
                            const rf__fused_classes *classes, const rf__kernel **kernel) {
     kernel_key key;
-    const rf__fused_variant own = staged ? staged_variant(variant) : *variant;
-    key_set(&own, classes, &key);
-    return rf__jit_kernel(device, staged ? &staged_source : &source, &key, key_bytes(classes),
-                          staged ? describe_staged : describe, kernel);
+    key_set(variant, classes, &key);
+    return rf__jit_kernel(device, &sources[variant->staged], &key, key_bytes(classes), describe, kernel);
 }
 
 static rf_status compile(const char *arch, const rf__fused_variant *variant, const rf__fused_classes *classes,
-                         bool staged, rf_kernel_info *info) {
+                         rf_kernel_info *info) {
     rf_status status = RF_OK;
     kernel_key key;
     rf__kernel_options *options = malloc(sizeof *options);
     RF_FAIL_IF(options == NULL, RF_ERR_MEMORY, "no memory for the options of a kernel");
     key_set(variant, classes, &key);
-    RF_TRY(options_write(&key, staged, options));
-    RF_TRY(rf__jit_compile(staged ? &staged_source : &source, options, arch, NULL, NULL, info));
+    RF_TRY(describe(&key, NULL, options));
+    RF_TRY(rf__jit_compile(&sources[variant->staged], options, arch, NULL, NULL, info));
 out:
     free(options);
     return status;
@@ -170,10 +154,11 @@ static bool may_stage(const char *arch, const rf__fused_variant *variant, const 
 rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *variant,
                                    const rf__fused_classes *classes, rf_kernel_info *info) {
     if (may_stage(arch, variant, classes)) {
-        rf__fused_variant staged = staged_variant(variant), others = *variant;
+        rf__fused_variant staged = *variant, others = *variant;
+        staged.staged = 1;
         rf__fused_with_staged(&others, classes);
-        RF_CHECK(compile(arch, &staged, classes, true, info));
-        RF_CHECK(compile(arch, &others, classes, false, info));
+        RF_CHECK(compile(arch, &staged, classes, info));
+        RF_CHECK(compile(arch, &others, classes, info));
     }
-    return compile(arch, variant, classes, false, info);
+    return compile(arch, variant, classes, info);
 }

@@ -16,6 +16,7 @@ typedef struct rf__fused_variant {
     int32_t wide_positions, wide_rows, weighted, check, timed;
     int32_t min_blocks, dynamic_shared;
     int32_t n_classes;
+    int32_t staged; /* 1: the kernel of staged tables instead */
     int32_t with_staged; /* 1: runs while the kernel of staged tables does */
     int32_t callers_mapping; /* 1: the mapping is the caller's, and tasks are checked */
 } rf__fused_variant;
@@ -28,8 +29,8 @@ void rf__fused_with_staged(rf__fused_variant *variant, const rf__fused_classes *
 /* Of a block, at launch. */
 int32_t rf__fused_shared_bytes(const rf__cuda_device *device, const rf__fused_variant *variant,
                                const rf__fused_classes *classes, const rf__kernel *kernel);
-/* The kernel of a variant; `staged`: instead that of staged tables. */
-rf_status rf__fused_kernel(const rf__cuda_device *device, const rf__fused_variant *variant, bool staged,
+/* The kernel of a variant. */
+rf_status rf__fused_kernel(const rf__cuda_device *device, const rf__fused_variant *variant,
                            const rf__fused_classes *classes, const rf__kernel **kernel);
 /* That kernel for an architecture, of which `info` tells, and those that batches with staged tables need. */
 RF__SHARED rf_status rf__fused_kernel_compile(const char *arch, const rf__fused_variant *variant,

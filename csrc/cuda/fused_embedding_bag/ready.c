@@ -17,17 +17,13 @@ static int64_t rounded(int64_t bags) {
 static rf_status map_bags(rf__fused_call *call, int64_t bags, bool may_stage, rf__fused_mapped **mapped) {
     rf_status status = RF_OK;
     rf__fused_mapping *mapping = NULL;
-    rf__fused_mapped *own = NULL;
     int64_t rows = 0;
     const rf__fused_batch batch = {.bags = rounded(bags), .may_stage = may_stage};
     *mapped = rf__fused_mapped_find(call, batch.bags, may_stage, NULL);
     if (*mapped != NULL) return RF_OK;
     RF_TRY(rf__fused_map(&call->described->what, &batch, call->store.device->sms, RF__FUSED_BLOCKS, &mapping,
                          &rows));
-    RF_TRY(rf__fused_mapped_new(call, mapping, rows, true, &own));
-    own->bags = batch.bags;
-    own->may_stage = may_stage;
-    *mapped = rf__fused_mapped_add(call, own);
+    RF_TRY(rf__fused_mapped_add(call, batch.bags, may_stage, mapping, rows, mapped));
 out:
     free(mapping);
     return status;
@@ -55,43 +51,25 @@ static rf_status callers_mapping_check(const rf__fused_call *call,
     return rf__fused_mapping_check(&call->described->what, head, plan->mapping_rows);
 }
 
-/* A copy of the caller's mapping: of this launch, or of a graph, where one with the same head does the same work. */
-static rf_status callers_mapping_copy(rf__fused_call *call, const rf_fused_plan *plan,
-                                      rf__fused_mapped **mapped) {
-    const rf__fused_mapping *head = (const rf__fused_mapping *)plan->mapping;
-    rf__fused_mapped *own = NULL;
-    const bool lasts = call->store.resident;
-    *mapped = lasts ? rf__fused_mapped_find(call, -1, false, head) : NULL;
-    if (*mapped != NULL) return RF_OK;
-    RF_CHECK(rf__fused_mapped_new(call, head, plan->mapping_rows, lasts, &own));
-    own->bags = -1;
-    if (lasts) {
-        *mapped = rf__fused_mapped_add(call, own);
-    } else {
-        own->alone = true;
-        own->users = 1;
-        *mapped = own;
-    }
-    return RF_OK;
-}
-
 /* The mapping of a launch, if it is made before. */
 static rf_status mapping_find(rf__fused_call *call, const rf_fused_embedding_bag_params *params,
                               const rf_fused_plan *plan, rf__fused_ready *ready) {
-    if (plan == NULL || plan->mapping == NULL) {
+    const rf__fused_mapping *head = plan != NULL ? (const rf__fused_mapping *)plan->mapping : NULL;
+    if (head == NULL) {
         RF_CHECK(map_bags(call, params->bags, rf__fused_can_stage(call->store.device, params->lookups),
                           &ready->mapped));
     } else {
         RF_CHECK(callers_mapping_check(call, params, plan));
-        if (plan->mapping_on_device == NULL) RF_CHECK(callers_mapping_copy(call, plan, &ready->mapped));
+        if (plan->mapping_on_device == NULL)
+            RF_CHECK(rf__fused_mapped_add(call, -1, false, head, plan->mapping_rows, &ready->mapped));
     }
     if (ready->mapped != NULL) {
         ready->mapping = ready->mapped->head;
         ready->staged = ready->mapped->staged;
         ready->mapping_on_device = ready->mapped->block.memory;
     } else {
-        ready->mapping = *(const rf__fused_mapping *)plan->mapping;
-        ready->staged = rf__fused_staged_of((const rf__fused_mapping *)plan->mapping, plan->mapping_rows);
+        ready->mapping = *head;
+        ready->staged = rf__fused_staged_of(head, plan->mapping_rows);
         ready->mapping_on_device = (uintptr_t)plan->mapping_on_device;
     }
     return RF_OK;
@@ -126,7 +104,7 @@ int64_t rf__fused_workspace(const rf__fused_mapping *mapping) {
 }
 
 /* The kernel of a variant, found without a look at all of its classes where it was used before. */
-static rf_status kernel_find(rf__fused_call *call, const rf__fused_variant *variant, bool staged,
+static rf_status kernel_find(rf__fused_call *call, const rf__fused_variant *variant,
                              const rf__kernel **kernel) {
     enum { SLOTS = sizeof call->kernels / sizeof call->kernels[0] };
     const rf__cuda_device *device = call->store.device;
@@ -134,14 +112,13 @@ static rf_status kernel_find(rf__fused_call *call, const rf__fused_variant *vari
     rf__cuda_lock(device);
     for (uint32_t i = 0; i < SLOTS && i < call->n_kernels; i++) {
         const rf__fused_kernel_slot *slot = &call->kernels[i];
-        if (slot->staged == staged && memcmp(&slot->variant, variant, sizeof *variant) == 0)
-            *kernel = slot->kernel;
+        if (memcmp(&slot->variant, variant, sizeof *variant) == 0) *kernel = slot->kernel;
     }
     rf__cuda_unlock(device);
     if (*kernel != NULL) return RF_OK;
-    RF_CHECK(rf__fused_kernel(device, variant, staged, &call->described->classes, kernel));
+    RF_CHECK(rf__fused_kernel(device, variant, &call->described->classes, kernel));
     rf__cuda_lock(device);
-    call->kernels[call->n_kernels % SLOTS] = (rf__fused_kernel_slot){*variant, staged, *kernel};
+    call->kernels[call->n_kernels % SLOTS] = (rf__fused_kernel_slot){*variant, *kernel};
     call->n_kernels = call->n_kernels + 1 < 2 * SLOTS ? call->n_kernels + 1 : SLOTS;
     rf__cuda_unlock(device);
     return RF_OK;
@@ -196,11 +173,13 @@ rf_status rf__fused_prepare(const rf__cuda_store *store, const rf_fused_embeddin
         ready->mapping.n_tasks = ready->map.most_tasks;
     }
     if (ready->staged.depth > 0) {
-        RF_CHECK(kernel_find(call, &variant, true, &ready->staged_kernel));
+        variant.staged = 1;
+        RF_CHECK(kernel_find(call, &variant, &ready->staged_kernel));
+        variant.staged = 0;
         rf__fused_with_staged(&variant, &call->described->classes);
     }
     if (ready->mapping.n_tasks > 0) { /* else all tables are staged */
-        RF_CHECK(kernel_find(call, &variant, false, &ready->kernel));
+        RF_CHECK(kernel_find(call, &variant, &ready->kernel));
         ready->shared_bytes =
             rf__fused_shared_bytes(store->device, &variant, &call->described->classes, ready->kernel);
     }
@@ -218,7 +197,7 @@ rf_status rf__fused_prepare_timed(const rf__cuda_store *store, const rf_fused_em
     variant.timed = true;
     rf__fused_occupancy(store->device, plan->warps, &variant, classes);
     ready->features = ready->call->features.memory;
-    RF_CHECK(rf__fused_kernel(store->device, &variant, false, classes, &ready->kernel));
+    RF_CHECK(rf__fused_kernel(store->device, &variant, classes, &ready->kernel));
     ready->shared_bytes = rf__fused_shared_bytes(store->device, &variant, classes, ready->kernel);
     return RF_OK;
 }

@@ -151,11 +151,14 @@ static int32_t bucket_for(const rf_fused_schedule *given, int32_t b) {
     return rf_fused_bucket(given->expected > 0 ? given->expected / 16.0 : 0);
 }
 
+/* A feature's; all defaults where there are none. */
+static rf_fused_schedule schedule_at(const rf_fused_schedule *schedules, int64_t feature) {
+    return schedules != NULL ? schedules[feature] : (rf_fused_schedule){0};
+}
+
 static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_schedule *given, variety level,
                               bool stageable, rf__fused_classes *classes, rf__fused_feature *feature,
                               bool *full) {
-    static const rf_fused_schedule defaults = {0};
-    if (given == NULL) given = &defaults;
     const bool is_default = given->kind == RF_FUSED_KIND_DEFAULT;
     feature->shape = *shape;
     feature->expected_sixteenths = given->expected;
@@ -189,34 +192,23 @@ static rf_status feature_fill(const rf__fused_geometry *shape, const rf_fused_sc
     return RF_OK;
 }
 
-/* The classes of one whose table may be staged; where there is no room, it is not, unless its schedule says so. */
-static rf_status staged_fill(const rf_fused_schedule *given, rf__fused_classes *classes,
-                             rf__fused_feature *feature, bool *full) {
-    rf_fused_schedule schedule = given != NULL ? *given : (rf_fused_schedule){0};
-    schedule.kind = RF_FUSED_KIND_STAGED;
-    for (int32_t b = 0; b < RF_FUSED_BUCKETS && feature->staging != RF__STAGE_NEVER; b++) {
-        const int32_t bucket = bucket_for(&schedule, b);
-        RF_CHECK(class_find(&feature->shape, schedule, bucket, false, classes, &feature->classes_staged[b]));
-        if (feature->classes_staged[b] >= 0) continue;
-        *full |= feature->staging == RF__STAGE_ALWAYS;
-        feature->staging = RF__STAGE_NEVER;
+/* The staged classes of all features that are staged in this way; where there is no room for one's, it is not, unless its
+ * schedule says so: then it stops. */
+static rf_status staged_fill(const rf_fused_schedule *schedules, int64_t count, rf__fused_staging staging,
+                             rf__fused_classes *classes, rf__fused_feature *features, bool *full) {
+    for (int64_t i = 0; i < count && !*full; i++) {
+        rf__fused_feature *feature = &features[i];
+        rf_fused_schedule schedule = schedule_at(schedules, i);
+        schedule.kind = RF_FUSED_KIND_STAGED;
+        for (int32_t b = 0; b < RF_FUSED_BUCKETS && feature->staging == staging; b++) {
+            int32_t *number = &feature->classes_staged[b];
+            RF_CHECK(class_find(&feature->shape, schedule, bucket_for(&schedule, b), false, classes, number));
+            if (*number >= 0) continue;
+            *full |= staging == RF__STAGE_ALWAYS;
+            feature->staging = RF__STAGE_NEVER;
+        }
     }
     return RF_OK;
-}
-
-static const rf_fused_schedule *schedule_at(const rf_fused_schedule *schedules, int64_t place) {
-    return schedules != NULL ? &schedules[place] : NULL;
-}
-
-/* Of all features that are staged in this way; stops where there is no room for another class. */
-static rf_status staged_fill_all(const rf_fused_schedule *schedules, int64_t count, rf__fused_staging staging,
-                                 rf__fused_classes *classes, rf__fused_feature *features, bool *full) {
-    rf_status status = RF_OK;
-    for (int64_t i = 0; i < count && !*full && status == RF_OK; i++) {
-        if (features[i].staging == staging)
-            status = staged_fill(schedule_at(schedules, i), classes, &features[i], full);
-    }
-    return status;
 }
 
 /* One set of schedules; stops where there is no room for another class. */
@@ -238,9 +230,9 @@ static rf_status set_fill(const rf_fused_embedding_bag_params *params, const rf_
             (uint64_t)feature->weight_offset * (uint64_t)shape.row_bytes / (uint64_t)feature->dim;
         features[f].rows = feature->rows;
         features[f].table_bytes = feature->rows * shape.row_bytes;
-        RF_CHECK(feature_fill(&shape, schedule_at(schedules, f), level,
-                              rf__fused_stageable(&shape, weight, feature->rows), classes, &features[f],
-                              full));
+        const rf_fused_schedule given = schedule_at(schedules, f);
+        RF_CHECK(feature_fill(&shape, &given, level, rf__fused_stageable(&shape, weight, feature->rows),
+                              classes, &features[f], full));
     }
     return RF_OK;
 }
@@ -252,17 +244,15 @@ rf_status rf__fused_features(const rf_fused_embedding_bag_params *params, const 
         classes->count = 0;
         for (int64_t set = 0; set < n_sets && !full; set++) {
             const int64_t first = set * params->n_features;
-            const rf_status status = set_fill(params, schedules != NULL ? schedules + first : NULL, level,
-                                              classes, features + first, &full);
-            if (status != RF_OK) return status;
+            RF_CHECK(set_fill(params, schedules != NULL ? schedules + first : NULL, level, classes,
+                              features + first, &full));
         }
         /* Behind all others, so that the kernel of those is the same whether tables are staged or not; and those that
          * must have one before those that may. */
         const int64_t all = n_sets * params->n_features;
-        rf_status status = staged_fill_all(schedules, all, RF__STAGE_ALWAYS, classes, features, &full);
-        if (status == RF_OK)
-            status = staged_fill_all(schedules, all, RF__STAGE_WHERE_IT_PAYS, classes, features, &full);
-        if (status != RF_OK || !full) return status;
+        RF_CHECK(staged_fill(schedules, all, RF__STAGE_ALWAYS, classes, features, &full));
+        RF_CHECK(staged_fill(schedules, all, RF__STAGE_WHERE_IT_PAYS, classes, features, &full));
+        if (!full) return RF_OK;
     }
     return rf__fail(
         RF_ERR_VALUE,

@@ -125,7 +125,7 @@ void fused_rows(char **arguments) {
             one.params.output_dim = one.params.output_stride = 8;
             one.features[0].weight_offset = turns[i].offset;
             const rf_status status =
-                rf__fused_run_call(&one.params, &turns[i].columns, &one.plan, &streams[0]);
+                rf__fused_run_call(&one.params, &turns[i].columns, &one.plan, NULL, 0, &streams[0]);
             CHECK(status == turns[i].want, "%d bags, turn %d: %s", bags, (int)i, rf_last_error());
             CHECK(status == RF_OK || strstr(rf_last_error(), "whole rows of weights[0]") != NULL, "%s",
                   rf_last_error());

@@ -15,9 +15,8 @@
  *
  * The kernel of the other features runs with this one, on what registers and shared memory are left (RF_WITH_STAGED).
  *
- * Measured on an H200: bank conflicts (rows are read in random order) and the wait for indices bind it, about evenly. Indices
- * two turns ahead in registers: a tenth slower. All indices of a task brought to L2 at once, or copies of tables that L2
- * keeps as other lines: 2 to 4 % slower. 24 warps with fewer registers: a tenth slower.
+ * On an H200 bank conflicts (rows are read in random order) and the wait for indices bind it, about evenly. Indices further
+ * ahead, tables that stay in L2, and more warps with fewer registers are all slower.
  *
  * Shapes: those of rf_fused_args (args.h); tasks are lists [limit][grid], each ended by one of feature -1.
  * Launch: grid [lists], block [RF_BLOCK + HELPERS], dynamic shared memory: sizeof(ring). Compute capability 9.0.
