@@ -13,11 +13,7 @@
 
 #include "recfuse.h"
 
-#if defined(__GNUC__)
 #define RF__PRINTF(text, first) __attribute__((format(printf, text, first)))
-#else
-#define RF__PRINTF(text, first)
-#endif
 
 /* An internal function that recfuse._C calls: the library exports it, with no promise to others. */
 #define RF__SHARED RF_API

@@ -55,7 +55,7 @@ def test_a_device_that_is_not_there(cuda_program: Program, tmp_path: Path, ordin
         ("cuDeviceGetAttribute:1", ["CudaError", "cuDeviceGetAttribute of"]),
         ("cuDevicePrimaryCtxRetain:2", ["MemoryError", "CUDA_ERROR_OUT_OF_MEMORY"]),
         ("cuMemAlloc_v2:2", ["MemoryError", "cuMemAlloc"]),
-        ("cuMemsetD32Async:700", ["CudaError", "cuMemsetD32Async", "700"]),
+        ("cuMemcpyHtoDAsync_v2:700", ["CudaError", "cuMemcpyHtoDAsync", "700"]),
         ("cuCtxPushCurrent_v2:201", ["CudaError", "cuCtxPushCurrent"]),
     ],
 )

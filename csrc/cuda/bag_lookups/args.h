@@ -4,11 +4,6 @@
 
 #include "device/types.h"
 
-#ifndef __CUDACC__ /* a kernel knows their types */
-#define RF_INDEX void
-#define RF_OFFSET void
-#endif
-
 typedef struct rf_bag_lookups_args {
     const RF_INDEX *indices; /* [lookups] */
     const RF_OFFSET *offsets; /* [n_offsets] */
@@ -18,10 +13,5 @@ typedef struct rf_bag_lookups_args {
     rf_i64 position_blocks; /* that write row and bag_of */
 } rf_bag_lookups_args;
 RF_SIZE_IS(rf_bag_lookups_args, 88);
-
-#ifndef __CUDACC__
-#undef RF_INDEX
-#undef RF_OFFSET
-#endif
 
 #endif

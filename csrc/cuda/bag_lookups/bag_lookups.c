@@ -15,10 +15,8 @@ typedef struct bag_lookups_variant {
 
 enum { BLOCK = 256, WARP = 32 };
 
-static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
-    (void)device;
+static rf_status describe(const void *key, rf__kernel_options *options) {
     const bag_lookups_variant *variant = key;
-    options->dynamic_shared = 0;
     snprintf(options->defines, sizeof options->defines, "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_BLOCK=%d",
              rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type), (int)BLOCK);
     return RF_OK;
@@ -51,9 +49,7 @@ rf_status rf__bag_lookups_cuda(const rf__bag_lookups_params *params, const rf_cu
     const rf__launch_config launch = {
         .function = kernel->function, .grid = {(uint32_t)blocks}, .block = {BLOCK}, .stream = stream->stream};
     RF_CHECK(rf__cuda_enter(device));
-    const rf_status status = rf__launch(device, &launch, &args);
-    rf__cuda_leave();
-    return status;
+    return rf__cuda_leave_with(rf__launch(device, &launch, &args));
 }
 
 rf_status rf__bag_lookups_compile(const char *arch) {

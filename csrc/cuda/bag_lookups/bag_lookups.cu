@@ -1,4 +1,4 @@
-/* Which lookups count, and in which bag (csrc/base/bag_lookups.h).
+/* Which lookups count, and in which bag (base/bag_lookups.h).
  *
  * Blocks 0 ... position_blocks - 1: a thread a lookup, which finds its bag among the offsets by bisection. The
  * blocks behind them: a warp a bag, which counts. Nothing is written twice and nothing left out, whatever
@@ -6,12 +6,6 @@
  * Launch: grid [position_blocks + ceil(bags / (RF_BLOCK / 32))], block [RF_BLOCK].
  */
 
-#ifndef RF_INDEX
-#define RF_INDEX rf_i64
-#endif
-#ifndef RF_OFFSET
-#define RF_OFFSET rf_i64
-#endif
 #ifndef RF_BLOCK
 #define RF_BLOCK 256
 #endif

@@ -12,18 +12,11 @@
 #define RF_FULL_WARP 0xffffffffu
 
 /* 2, 4, 8 or 16 bytes, moved by one instruction. */
-template <int BYTES> struct rf_bytes;
+template <int BYTES> struct __align__(BYTES) rf_bytes {
+    rf_u32 word[BYTES / 4];
+};
 template <> struct __align__(2) rf_bytes<2> {
     rf_u16 word[1];
-};
-template <> struct __align__(4) rf_bytes<4> {
-    rf_u32 word[1];
-};
-template <> struct __align__(8) rf_bytes<8> {
-    rf_u32 word[2];
-};
-template <> struct __align__(16) rf_bytes<16> {
-    rf_u32 word[4];
 };
 
 /* A read through the cache for constant data: tables do not change while a kernel runs. */
@@ -139,7 +132,7 @@ RF_INLINE void rf_report(const rf_error_word &errors, const rf_offender &found, 
     record->ready = RF_ERROR_READY;
 }
 
-/* Launches that follow each other in a stream may overlap (csrc/cuda/embedding_bag.c says when): a kernel
+/* Launches that follow each other in a stream may overlap (embedding_bag/embedding_bag.c says when): a kernel
  * waits here until what ran before has finished and its writes can be seen, and lets the next one be set up
  * meanwhile, but not the one after. */
 RF_INLINE void rf_wait_for_previous_kernel() {

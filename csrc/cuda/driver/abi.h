@@ -109,69 +109,65 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(DEVICEMAP, 2)
 
 /* In every driver that recfuse works with. X(result, name, parameters) */
-#define RF__CUDA_LIST(X)                                                                                     \
-    X(rf__cu_result, cuInit, (unsigned int flags))                                                           \
-    X(rf__cu_result, cuGetErrorName, (rf__cu_result error, const char **name))                               \
-    X(rf__cu_result, cuGetErrorString, (rf__cu_result error, const char **text))                             \
-    /* devices and contexts */                                                                               \
-    X(rf__cu_result, cuDeviceGetCount, (int *count))                                                         \
-    X(rf__cu_result, cuDeviceGet, (rf__cu_device * device, int ordinal))                                     \
-    X(rf__cu_result, cuDeviceGetName, (char *name, int bytes, rf__cu_device device))                         \
-    X(rf__cu_result, cuDeviceGetAttribute,                                                                   \
-      (int *value, rf__cu_device_attribute attribute, rf__cu_device device))                                 \
-    X(rf__cu_result, cuDevicePrimaryCtxRetain, (rf__cu_context * context, rf__cu_device device))             \
-    X(rf__cu_result, cuDevicePrimaryCtxRelease_v2, (rf__cu_device device))                                   \
-    X(rf__cu_result, cuCtxPushCurrent_v2, (rf__cu_context context))                                          \
-    X(rf__cu_result, cuCtxPopCurrent_v2, (rf__cu_context * context))                                         \
-    X(rf__cu_result, cuCtxSynchronize, (void))                                                               \
-    X(rf__cu_result, cuCtxResetPersistingL2Cache, (void))                                                    \
-    /* memory */                                                                                             \
-    X(rf__cu_result, cuMemAlloc_v2, (rf__cu_pointer * memory, size_t bytes))                                 \
-    X(rf__cu_result, cuMemGetAddressRange_v2, (rf__cu_pointer * base, size_t *bytes, rf__cu_pointer inside)) \
-    X(rf__cu_result, cuMemFree_v2, (rf__cu_pointer memory))                                                  \
-    X(rf__cu_result, cuMemHostAlloc, (void **memory, size_t bytes, unsigned int flags))                      \
-    X(rf__cu_result, cuMemFreeHost, (void *memory))                                                          \
-    X(rf__cu_result, cuMemHostGetDevicePointer_v2,                                                           \
-      (rf__cu_pointer * on_device, void *memory, unsigned int flags))                                        \
-    X(rf__cu_result, cuPointerGetAttributes,                                                                 \
-      (unsigned int count, rf__cu_pointer_attribute *attributes, void **values, rf__cu_pointer inside))      \
-    X(rf__cu_result, cuMemsetD32Async,                                                                       \
-      (rf__cu_pointer memory, unsigned int value, size_t count, rf__cu_stream stream))                       \
-    X(rf__cu_result, cuMemcpyHtoDAsync_v2,                                                                   \
-      (rf__cu_pointer to, const void *from, size_t bytes, rf__cu_stream stream))                             \
-    X(rf__cu_result, cuMemcpyDtoHAsync_v2,                                                                   \
-      (void *to, rf__cu_pointer from, size_t bytes, rf__cu_stream stream))                                   \
-    /* streams and events */                                                                                 \
-    X(rf__cu_result, cuStreamIsCapturing, (rf__cu_stream stream, rf__cu_capture_status * status))            \
-    X(rf__cu_result, cuStreamCreate, (rf__cu_stream * stream, unsigned int flags))                           \
-    X(rf__cu_result, cuStreamGetId, (rf__cu_stream stream, unsigned long long *number))                      \
-    X(rf__cu_result, cuStreamDestroy_v2, (rf__cu_stream stream))                                             \
-    X(rf__cu_result, cuThreadExchangeStreamCaptureMode, (rf__cu_capture_mode * mode))                        \
-    X(rf__cu_result, cuStreamSynchronize, (rf__cu_stream stream))                                            \
-    X(rf__cu_result, cuEventCreate, (rf__cu_event * event, unsigned int flags))                              \
-    X(rf__cu_result, cuEventDestroy_v2, (rf__cu_event event))                                                \
-    X(rf__cu_result, cuEventRecord, (rf__cu_event event, rf__cu_stream stream))                              \
-    X(rf__cu_result, cuEventSynchronize, (rf__cu_event event))                                               \
-    X(rf__cu_result, cuEventQuery, (rf__cu_event event))                                                     \
-    X(rf__cu_result, cuEventElapsedTime, (float *milliseconds, rf__cu_event from, rf__cu_event to))          \
-    /* kernels */                                                                                            \
-    X(rf__cu_result, cuModuleLoadData, (rf__cu_module * module, const void *image))                          \
-    X(rf__cu_result, cuModuleUnload, (rf__cu_module module))                                                 \
-    X(rf__cu_result, cuModuleGetFunction,                                                                    \
-      (rf__cu_function * function, rf__cu_module module, const char *name))                                  \
-    X(rf__cu_result, cuFuncGetAttribute,                                                                     \
-      (int *value, rf__cu_function_attribute attribute, rf__cu_function function))                           \
-    X(rf__cu_result, cuFuncSetAttribute,                                                                     \
-      (rf__cu_function function, rf__cu_function_attribute attribute, int value))                            \
-    X(rf__cu_result, cuLaunchKernelEx,                                                                       \
-      (const rf__cu_launch_config *config, rf__cu_function function, void **arguments, void **extra))
-
-/* NULL where the driver has none. X(result, name, parameters) */
-#define RF__CUDA_NEWER_LIST(X)                                                                     \
-    X(rf__cu_result, cuTensorMapEncodeTiled,                                                       \
-      (rf__cu_tensor_map * map, rf__cu_tensor_type type, unsigned int dimensions, void *data,      \
-       const uint64_t *sizes, const uint64_t *pitches, const uint32_t *box, const uint32_t *steps, \
-       rf__cu_tensor_interleave interleave, rf__cu_tensor_swizzle swizzle,                         \
+#define RF__CUDA_LIST(X)                                                                                \
+    X(rf__cu_result, cuInit, (unsigned int flags))                                                      \
+    X(rf__cu_result, cuGetErrorName, (rf__cu_result error, const char **name))                          \
+    X(rf__cu_result, cuGetErrorString, (rf__cu_result error, const char **text))                        \
+    /* devices and contexts */                                                                          \
+    X(rf__cu_result, cuDeviceGetCount, (int *count))                                                    \
+    X(rf__cu_result, cuDeviceGet, (rf__cu_device * device, int ordinal))                                \
+    X(rf__cu_result, cuDeviceGetName, (char *name, int bytes, rf__cu_device device))                    \
+    X(rf__cu_result, cuDeviceGetAttribute,                                                              \
+      (int *value, rf__cu_device_attribute attribute, rf__cu_device device))                            \
+    X(rf__cu_result, cuDevicePrimaryCtxRetain, (rf__cu_context * context, rf__cu_device device))        \
+    X(rf__cu_result, cuDevicePrimaryCtxRelease_v2, (rf__cu_device device))                              \
+    X(rf__cu_result, cuCtxPushCurrent_v2, (rf__cu_context context))                                     \
+    X(rf__cu_result, cuCtxPopCurrent_v2, (rf__cu_context * context))                                    \
+    X(rf__cu_result, cuCtxSynchronize, (void))                                                          \
+    X(rf__cu_result, cuCtxResetPersistingL2Cache, (void))                                               \
+    /* memory */                                                                                        \
+    X(rf__cu_result, cuMemAlloc_v2, (rf__cu_pointer * memory, size_t bytes))                            \
+    X(rf__cu_result, cuMemFree_v2, (rf__cu_pointer memory))                                             \
+    X(rf__cu_result, cuMemHostAlloc, (void **memory, size_t bytes, unsigned int flags))                 \
+    X(rf__cu_result, cuMemFreeHost, (void *memory))                                                     \
+    X(rf__cu_result, cuMemHostGetDevicePointer_v2,                                                      \
+      (rf__cu_pointer * on_device, void *memory, unsigned int flags))                                   \
+    X(rf__cu_result, cuPointerGetAttributes,                                                            \
+      (unsigned int count, rf__cu_pointer_attribute *attributes, void **values, rf__cu_pointer inside)) \
+    X(rf__cu_result, cuMemsetD32Async,                                                                  \
+      (rf__cu_pointer memory, unsigned int value, size_t count, rf__cu_stream stream))                  \
+    X(rf__cu_result, cuMemcpyHtoDAsync_v2,                                                              \
+      (rf__cu_pointer to, const void *from, size_t bytes, rf__cu_stream stream))                        \
+    X(rf__cu_result, cuMemcpyDtoHAsync_v2,                                                              \
+      (void *to, rf__cu_pointer from, size_t bytes, rf__cu_stream stream))                              \
+    /* streams and events */                                                                            \
+    X(rf__cu_result, cuStreamIsCapturing, (rf__cu_stream stream, rf__cu_capture_status * status))       \
+    X(rf__cu_result, cuStreamCreate, (rf__cu_stream * stream, unsigned int flags))                      \
+    X(rf__cu_result, cuStreamGetId, (rf__cu_stream stream, unsigned long long *number))                 \
+    X(rf__cu_result, cuStreamDestroy_v2, (rf__cu_stream stream))                                        \
+    X(rf__cu_result, cuThreadExchangeStreamCaptureMode, (rf__cu_capture_mode * mode))                   \
+    X(rf__cu_result, cuStreamSynchronize, (rf__cu_stream stream))                                       \
+    X(rf__cu_result, cuEventCreate, (rf__cu_event * event, unsigned int flags))                         \
+    X(rf__cu_result, cuEventDestroy_v2, (rf__cu_event event))                                           \
+    X(rf__cu_result, cuEventRecord, (rf__cu_event event, rf__cu_stream stream))                         \
+    X(rf__cu_result, cuEventSynchronize, (rf__cu_event event))                                          \
+    X(rf__cu_result, cuEventQuery, (rf__cu_event event))                                                \
+    X(rf__cu_result, cuEventElapsedTime, (float *milliseconds, rf__cu_event from, rf__cu_event to))     \
+    /* kernels */                                                                                       \
+    X(rf__cu_result, cuModuleLoadData, (rf__cu_module * module, const void *image))                     \
+    X(rf__cu_result, cuModuleUnload, (rf__cu_module module))                                            \
+    X(rf__cu_result, cuModuleGetFunction,                                                               \
+      (rf__cu_function * function, rf__cu_module module, const char *name))                             \
+    X(rf__cu_result, cuFuncGetAttribute,                                                                \
+      (int *value, rf__cu_function_attribute attribute, rf__cu_function function))                      \
+    X(rf__cu_result, cuFuncSetAttribute,                                                                \
+      (rf__cu_function function, rf__cu_function_attribute attribute, int value))                       \
+    X(rf__cu_result, cuLaunchKernelEx,                                                                  \
+      (const rf__cu_launch_config *config, rf__cu_function function, void **arguments, void **extra))   \
+    X(rf__cu_result, cuTensorMapEncodeTiled,                                                            \
+      (rf__cu_tensor_map * map, rf__cu_tensor_type type, unsigned int dimensions, void *data,           \
+       const uint64_t *sizes, const uint64_t *pitches, const uint32_t *box, const uint32_t *steps,      \
+       rf__cu_tensor_interleave interleave, rf__cu_tensor_swizzle swizzle,                              \
        rf__cu_tensor_promotion promotion, rf__cu_tensor_fill fill))
 
 /* X(result, name, parameters) */

@@ -8,21 +8,26 @@
 #include "cuda/driver/device.h"
 #include "base/fork.h"
 
-static _Atomic(const rf__cuda_device *)
-    devices[RF__CUDA_MOST_DEVICES]; /* atomic; each is set once, under the lock */
+/* Atomic; each is set once, under the lock. */
+static _Atomic(const rf__cuda_device *) devices[RF__CUDA_MOST_DEVICES]; /* atomic */
 
 /* The locks of opening each, which may wait for the device; taken inside a fork guard, so that a child finds them free. */
 static pthread_mutex_t opening[RF__CUDA_MOST_DEVICES] = {[0 ... RF__CUDA_MOST_DEVICES - 1] =
                                                              PTHREAD_MUTEX_INITIALIZER};
 
 rf_status rf__cuda_enter(const rf__cuda_device *device) {
-    return rf__cuda_status(device->driver->cuCtxPushCurrent_v2(device->context), "cuCtxPushCurrent");
+    return RF__CUDA_CALL(device->driver->cuCtxPushCurrent_v2(device->context));
 }
 
 void rf__cuda_leave(void) {
     const rf__cuda_driver *driver = NULL;
     rf__cu_context context;
     if (rf__cuda_driver_get(&driver) == RF_OK) (void)driver->cuCtxPopCurrent_v2(&context);
+}
+
+rf_status rf__cuda_leave_with(rf_status status) {
+    rf__cuda_leave();
+    return status;
 }
 
 static rf_status attributes_read(rf__cu_device handle, rf__cuda_device *device) {
@@ -74,7 +79,7 @@ static rf_status device_open(const rf__cuda_driver *driver, int32_t ordinal, rf_
     retained = true;
     RF_TRY(rf__cuda_enter(device));
     mode = rf__cuda_capture_mode(driver, mode);
-    status = rf__cuda_error_words_new(driver, &device->errors);
+    status = rf__cuda_error_words_new(device, &device->errors);
     (void)rf__cuda_capture_mode(driver, mode);
     rf__cuda_leave();
 out:

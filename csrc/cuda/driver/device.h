@@ -18,12 +18,14 @@ typedef struct rf__cuda_device {
     rf__cuda_error_words errors;
 } rf__cuda_device;
 
-/* Device `ordinal` with its primary context retained; made at the first call, which may wait for the device, and kept
- * for ever. RF_ERR_VALUE: there is none of this number. */
+/* Device `ordinal` with its primary context retained; made at the first call, which may wait for the device, and others
+ * for it; kept for ever. RF_ERR_VALUE: there is none of this number. */
 rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device);
 
 /* Makes the device's context current on this thread until rf__cuda_leave. */
 rf_status rf__cuda_enter(const rf__cuda_device *device);
 void rf__cuda_leave(void);
+/* The same at the end of a function: return rf__cuda_leave_with(rf__launch(...)). Returns `status`. */
+rf_status rf__cuda_leave_with(rf_status status);
 
 #endif

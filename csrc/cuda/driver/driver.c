@@ -52,13 +52,10 @@ static rf_status fail_after_fork(void) {
 
 /* Looks up every function; NULL, or the name of the first that an old driver lacks. */
 static const char *look_up(void *library) {
-#define RF__LOOK_UP(result, name, parameters) *(void **)&functions.name = dlsym(library, #name);
-#define RF__LOOK_UP_NEEDED(result, name, parameters) \
-    RF__LOOK_UP(result, name, parameters)            \
+#define RF__LOOK_UP(result, name, parameters)          \
+    *(void **)&functions.name = dlsym(library, #name); \
     if (functions.name == NULL) return #name;
-    RF__CUDA_LIST(RF__LOOK_UP_NEEDED)
-    RF__CUDA_NEWER_LIST(RF__LOOK_UP)
-#undef RF__LOOK_UP_NEEDED
+    RF__CUDA_LIST(RF__LOOK_UP)
 #undef RF__LOOK_UP
     return NULL;
 }

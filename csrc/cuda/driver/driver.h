@@ -7,11 +7,10 @@
 
 typedef struct rf__cuda_driver {
     RF__CUDA_LIST(RF__CUDA_MEMBER)
-    RF__CUDA_NEWER_LIST(RF__CUDA_MEMBER)
 } rf__cuda_driver;
 
-/* The driver with cuInit done. RF_ERR_NO_DEVICE: no driver or no GPU. RF_ERR_UNSUPPORTED: an old driver, or
- * CUDA was started before a fork. */
+/* The driver with cuInit done; the first call opens it, and others wait for that. RF_ERR_NO_DEVICE: no driver or no GPU.
+ * RF_ERR_UNSUPPORTED: an old driver, or CUDA was started before a fork. */
 rf_status rf__cuda_driver_get(const rf__cuda_driver **driver);
 
 /* Makes rf__cuda_driver_get, and so every function that works on a GPU, fail with this text: for a second copy of the
@@ -26,7 +25,8 @@ rf__cu_capture_mode rf__cuda_capture_mode(const rf__cuda_driver *driver, rf__cu_
  * error; RF_ERR_OUT_OF_MEMORY when memory ran out, else RF_ERR_CUDA. Only after rf__cuda_driver_get. */
 rf_status rf__cuda_status(rf__cu_result result, const char *call);
 
-/* RF_TRY for a function of the driver: RF__CUDA_TRY(driver->cuMemFree_v2(memory)). */
-#define RF__CUDA_TRY(call) RF_TRY(rf__cuda_status((call), #call))
+/* The status of a function of the driver, RF__CUDA_CALL(driver->cuMemFree_v2(memory)); and RF_TRY for it. */
+#define RF__CUDA_CALL(call) rf__cuda_status((call), #call)
+#define RF__CUDA_TRY(call) RF_TRY(RF__CUDA_CALL(call))
 
 #endif

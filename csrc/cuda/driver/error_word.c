@@ -1,11 +1,13 @@
-#include "cuda/driver/error_word.h"
+#include "cuda/driver/memory.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-rf_status rf__cuda_error_words_new(const rf__cuda_driver *driver, rf__cuda_error_words *words) {
+rf_status rf__cuda_error_words_new(const rf__cuda_device *device, rf__cuda_error_words *words) {
+    const rf__cuda_driver *driver = device->driver;
     rf_status status = RF_OK;
-    rf__cu_stream stream = NULL;
     rf__cu_pointer claimed = 0, records = 0;
     const size_t bytes = RF__CUDA_ERROR_WORDS * sizeof *words->records;
     memset(words, 0, sizeof *words);
@@ -15,23 +17,16 @@ rf_status rf__cuda_error_words_new(const rf__cuda_driver *driver, rf__cuda_error
                                         RF__CU_MEMHOSTALLOC_PORTABLE | RF__CU_MEMHOSTALLOC_DEVICEMAP));
     memset(words->records, 0, bytes);
     RF__CUDA_TRY(driver->cuMemHostGetDevicePointer_v2(&records, words->records, 0));
-    RF__CUDA_TRY(driver->cuMemAlloc_v2(&claimed, RF__CUDA_ERROR_WORDS * sizeof *words->first.claimed));
+    /* As many zeros as there are words: no table owns one yet. */
+    RF_TRY(rf__cuda_upload(device, words->owners, RF__CUDA_ERROR_WORDS * sizeof *words->first.claimed,
+                           &claimed));
     words->first = (rf_error_word){(rf_u32 *)(uintptr_t)claimed, (rf_error_record *)(uintptr_t)records};
-    /* A stream of its own: the default one must not be used while others are captured. */
-    RF__CUDA_TRY(driver->cuStreamCreate(&stream, RF__CU_STREAM_NON_BLOCKING));
-    RF__CUDA_TRY(driver->cuMemsetD32Async(claimed, 0, RF__CUDA_ERROR_WORDS, stream));
-    RF__CUDA_TRY(driver->cuStreamSynchronize(stream));
 out:
-    if (stream != NULL) (void)driver->cuStreamDestroy_v2(stream);
-    if (status != RF_OK) rf__cuda_error_words_free(driver, words);
+    if (status != RF_OK) {
+        if (words->records != NULL) (void)driver->cuMemFreeHost(words->records);
+        free(words->owners);
+    }
     return status;
-}
-
-void rf__cuda_error_words_free(const rf__cuda_driver *driver, rf__cuda_error_words *words) {
-    if (words->first.claimed != NULL) (void)driver->cuMemFree_v2((uintptr_t)words->first.claimed);
-    if (words->records != NULL) (void)driver->cuMemFreeHost(words->records);
-    free(words->owners);
-    memset(words, 0, sizeof *words);
 }
 
 /* Spreads every bit over all (the finaliser of a 64-bit hash). */
@@ -61,4 +56,109 @@ rf__cuda_error_word rf__cuda_error_word_of(const rf__cuda_error_words *words, co
     const uint64_t table = mix((uintptr_t)weight ^ mix(shape + 1));
     const uint32_t at = word_number(words, table != 0 ? table : 1);
     return (rf__cuda_error_word){{words->first.claimed + at, words->first.record + at}, &words->records[at]};
+}
+
+static rf_status raise_record(const rf_error_record *record) {
+    static const char *const operators[] = {
+#define RF_OPERATOR(name) #name,
+        RF_OPERATOR_LIST(RF_OPERATOR)
+#undef RF_OPERATOR
+    };
+    static const struct {
+        const char *name, *counted, *none;
+        rf_rule rule;
+    } arguments[] = {
+#define RF_ARGUMENT(name, rule, counted, none) [RF_ARGUMENT_##name] = {#name, counted, none, RF_RULE_##rule},
+        RF_ARGUMENT_LIST(RF_ARGUMENT)
+#undef RF_ARGUMENT
+    };
+    static const char when[] =
+        "(found on the GPU by an earlier call with these tables, whose output is wrong)";
+    const bool readable = record->operator_number < sizeof operators / sizeof operators[0] &&
+                          record->argument < sizeof arguments / sizeof arguments[0] &&
+                          arguments[record->argument].name != NULL;
+    RF_FAIL_IF(!readable, RF_ERR_INTERNAL,
+               "a GPU kernel left an error that nobody knows: argument %u of operator %u",
+               (unsigned)record->argument, (unsigned)record->operator_number);
+    const char *name = arguments[record->argument].name, *counted = arguments[record->argument].counted;
+    char bag[80] = "", found[256];
+    if (record->bag >= 0 && record->feature >= 0) {
+        snprintf(bag, sizeof bag, ", for feature %" PRId32 ", bag %" PRId64, record->feature, record->bag);
+    } else if (record->bag >= 0) {
+        snprintf(bag, sizeof bag, ", for bag %" PRId64, record->bag);
+    }
+    snprintf(found, sizeof found, "recfuse.%s: %s[%" PRId64 "] is %" PRId64,
+             operators[record->operator_number], name, record->position, record->value);
+    if (arguments[record->argument].rule == RF_RULE_INDEX) {
+        RF_FAIL_IF(record->limit <= 0, RF_ERR_INDEX, "%s%s; %s, which allows no index %s", found, bag,
+                   arguments[record->argument].none, when);
+        return rf__fail(RF_ERR_INDEX, "%s%s; allowed is 0 to %" PRId64 ", less than the %" PRId64 " %s %s",
+                        found, bag, record->limit - 1, record->limit, counted, when);
+    }
+    RF_FAIL_IF(record->position == 0, RF_ERR_VALUE, "%s; the first bag must begin at 0 %s", found, when);
+    return rf__fail(RF_ERR_VALUE,
+                    "%s%s; allowed is %" PRId64
+                    " (where the bag before begins; %s must not decrease) to %" PRId64
+                    " (the number of indices) %s",
+                    found, bag, record->limit, name, record->lookups, when);
+}
+
+static bool is_ready(const rf_error_record *record) {
+    return __atomic_load_n(&record->ready, __ATOMIC_ACQUIRE) == RF_ERROR_READY;
+}
+
+/* Copies a record and frees its word; false where another thread was first. */
+static bool record_take(rf_error_record *record, rf_error_record *copy) {
+    rf_u32 ready = RF_ERROR_READY;
+    if (!__atomic_compare_exchange_n(&record->ready, &ready, RF_ERROR_TAKEN, false, __ATOMIC_ACQUIRE,
+                                     __ATOMIC_RELAXED))
+        return false;
+    *copy = *record;
+    /* In this order: it is empty, and then a kernel may write the next one. */
+    __atomic_store_n(&record->ready, RF_ERROR_NONE, __ATOMIC_RELEASE);
+    __atomic_store_n(&record->raised, copy->raised + 1, __ATOMIC_RELEASE);
+    return true;
+}
+
+rf_status rf__cuda_check_word(const rf__cuda_device *device, rf__cuda_error_word word, void *stream) {
+    if (!is_ready(word.record)) return RF_OK;
+    rf_status status = RF_OK;
+    rf_error_record record;
+    rf__cu_capture_status capturing = RF__CU_STREAM_CAPTURE_STATUS_NONE;
+    RF_TRY(rf__cuda_enter(device));
+    /* It also fails where the default stream may not be asked because another is captured. */
+    if (device->driver->cuStreamIsCapturing(stream, &capturing) == RF__CU_SUCCESS &&
+        capturing == RF__CU_STREAM_CAPTURE_STATUS_NONE && record_take(word.record, &record))
+        status = raise_record(&record);
+    rf__cuda_leave();
+out:
+    return status;
+}
+
+/* Raises the first record that there is, and says how many others are left. */
+static rf_status raise_first(const rf__cuda_device *device) {
+    rf_error_record record, *first = NULL;
+    int32_t more = 0;
+    for (int32_t i = 0; i < RF__CUDA_ERROR_WORDS; i++) {
+        rf_error_record *other = &device->errors.records[i];
+        if (!is_ready(other)) continue;
+        more += first != NULL;
+        if (first == NULL) first = other;
+    }
+    if (first == NULL || !record_take(first, &record)) return RF_OK;
+    const rf_status status = raise_record(&record);
+    if (more == 0) return status;
+    return rf__fail(status, "%s; calls with other tables left %d more: check again", rf_last_error(),
+                    (int)more);
+}
+
+rf_status rf_cuda_check(int32_t device_ordinal) {
+    rf_status status = RF_OK;
+    const rf__cuda_device *device = NULL;
+    RF_TRY(rf__cuda_device_get(device_ordinal, &device));
+    RF_TRY(rf__cuda_enter(device));
+    status = rf__cuda_leave_with(RF__CUDA_CALL(device->driver->cuCtxSynchronize()));
+    if (status == RF_OK) status = raise_first(device);
+out:
+    return status;
 }

@@ -1,5 +1,5 @@
-/* The error words of a device (device/error_word.h): their memory, and which one is a table's. cuda/driver/check.h raises
- * what is in them. */
+/* The error words of a device (device/error_word.h): their memory, which one is a table's, and raising what kernels have
+ * left in them; rf_cuda_check is here too. */
 #ifndef RECFUSE_CUDA_DRIVER_ERROR_WORD_H
 #define RECFUSE_CUDA_DRIVER_ERROR_WORD_H
 
@@ -15,10 +15,10 @@ typedef struct rf__cuda_error_words {
     uint64_t *owners; /* [RF__CUDA_ERROR_WORDS] hashes of tables, 0: nobody's; atomic */
 } rf__cuda_error_words;
 
-/* Makes them, zeroed, in the current context; waits for its own memset. RF_ERR_MEMORY, RF_ERR_OUT_OF_MEMORY. */
-rf_status rf__cuda_error_words_new(const rf__cuda_driver *driver, rf__cuda_error_words *words);
-/* Frees what there is of them. */
-void rf__cuda_error_words_free(const rf__cuda_driver *driver, rf__cuda_error_words *words);
+struct rf__cuda_device;
+
+/* Makes them, zeroed, in the current context; waits for its own copy. RF_ERR_MEMORY, RF_ERR_OUT_OF_MEMORY. */
+rf_status rf__cuda_error_words_new(const struct rf__cuda_device *device, rf__cuda_error_words *words);
 
 /* One word: what kernels get, and the host's view of its record. */
 typedef struct rf__cuda_error_word {
@@ -30,5 +30,9 @@ typedef struct rf__cuda_error_word {
  * else does. The same for ever. Where thousands are in use already, some share theirs. Takes no lock. */
 rf__cuda_error_word rf__cuda_error_word_of(const rf__cuda_error_words *words, const void *weight,
                                            uint64_t shape);
+
+/* Raises what a kernel has recorded in `word`, once: RF_ERR_INDEX or RF_ERR_VALUE with its message. RF_OK when there is
+ * nothing, or when `stream` is capturing. Costs one read of host memory when there is nothing. Never waits. */
+rf_status rf__cuda_check_word(const struct rf__cuda_device *device, rf__cuda_error_word word, void *stream);
 
 #endif

@@ -11,8 +11,8 @@ typedef struct rf__launch_config {
     uint32_t cluster[3];        /* blocks that run together on one GPC; all 0: no clusters */
     uint32_t shared_bytes;      /* dynamic; at most what the kernel was loaded with (rf__kernel_options) */
     bool cooperative;           /* all blocks run at once, or the launch fails */
-    bool
-        programmatic; /* before the stream's last kernel has ended, where the GPU can: rf_wait_for_previous_kernel */
+    /* Begins before the stream's last kernel has ended, where the GPU can: rf_wait_for_previous_kernel. */
+    bool programmatic;
     void *stream;
 } rf__launch_config;
 

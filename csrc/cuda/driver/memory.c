@@ -27,10 +27,14 @@ void rf__cuda_lock(const rf__cuda_device *device) { pthread_mutex_lock(&pools[de
 
 void rf__cuda_unlock(const rf__cuda_device *device) { pthread_mutex_unlock(&pools[device->ordinal].lock); }
 
-static rf_status upload_here(const rf__cuda_driver *driver, const void *from, size_t bytes,
-                             rf__cu_pointer *memory) {
+rf_status rf__cuda_upload(const rf__cuda_device *device, const void *from, size_t bytes,
+                          rf__cu_pointer *memory) {
+    const rf__cuda_driver *driver = device->driver;
     rf_status status = RF_OK;
     rf__cu_stream stream = NULL;
+    *memory = 0;
+    if (bytes == 0) return RF_OK;
+    const rf__cu_capture_mode mode = rf__cuda_capture_mode(driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
     RF__CUDA_TRY(driver->cuMemAlloc_v2(memory, bytes));
     /* A stream of its own: the default one must not be used while others are captured. */
     RF__CUDA_TRY(driver->cuStreamCreate(&stream, RF__CU_STREAM_NON_BLOCKING));
@@ -38,30 +42,20 @@ static rf_status upload_here(const rf__cuda_driver *driver, const void *from, si
     RF__CUDA_TRY(driver->cuStreamSynchronize(stream));
 out:
     if (stream != NULL) (void)driver->cuStreamDestroy_v2(stream);
-    return status;
-}
-
-rf_status rf__cuda_upload(const rf__cuda_device *device, const void *from, size_t bytes,
-                          rf__cu_pointer *memory) {
-    *memory = 0;
-    if (bytes == 0) return RF_OK;
-    const rf__cu_capture_mode mode =
-        rf__cuda_capture_mode(device->driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
-    const rf_status status = upload_here(device->driver, from, bytes, memory);
     if (status != RF_OK) {
         rf__cuda_memory_free(device, *memory);
         *memory = 0;
     }
-    (void)rf__cuda_capture_mode(device->driver, mode);
+    (void)rf__cuda_capture_mode(driver, mode);
     return status;
 }
 
 void rf__cuda_memory_free(const rf__cuda_device *device, rf__cu_pointer memory) {
     if (memory == 0) return;
-    const rf__cu_capture_mode mode =
-        rf__cuda_capture_mode(device->driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
-    (void)device->driver->cuMemFree_v2(memory);
-    (void)rf__cuda_capture_mode(device->driver, mode);
+    const rf__cuda_driver *driver = device->driver;
+    const rf__cu_capture_mode mode = rf__cuda_capture_mode(driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
+    (void)driver->cuMemFree_v2(memory);
+    (void)rf__cuda_capture_mode(driver, mode);
 }
 
 /* In the device's context. */
@@ -77,13 +71,9 @@ out:
 }
 
 rf_status rf__cuda_is_capturing(const rf__cuda_device *device, void *stream, bool *capturing) {
-    rf_status status = RF_OK;
     *capturing = false;
-    RF_TRY(rf__cuda_enter(device));
-    status = capturing_read(device->driver, stream, capturing);
-    rf__cuda_leave();
-out:
-    return status;
+    RF_CHECK(rf__cuda_enter(device));
+    return rf__cuda_leave_with(capturing_read(device->driver, stream, capturing));
 }
 
 bool rf__cuda_is_page_locked(const rf__cuda_device *device, const void *memory) {
@@ -104,19 +94,16 @@ static const unsigned long long DEFAULT_STREAM = ~0ULL;
 
 rf_status rf__cuda_store_of(const rf__cuda_device *device, void *stream, const rf_cuda_allocator *allocator,
                             rf__cuda_store *store) {
-    rf_status status = RF_OK;
     memset(store, 0, sizeof *store);
     store->device = device;
     store->stream = stream;
     if (allocator != NULL) store->allocator = *allocator;
-    RF_TRY(rf__cuda_enter(device));
-    status = capturing_read(device->driver, stream, &store->resident);
+    RF_CHECK(rf__cuda_enter(device));
+    rf_status status = capturing_read(device->driver, stream, &store->resident);
     if (!store->resident) store->stream_id = DEFAULT_STREAM;
     if (status == RF_OK && !store->resident && stream != NULL)
-        status = rf__cuda_status(device->driver->cuStreamGetId(stream, &store->stream_id), "cuStreamGetId");
-    rf__cuda_leave();
-out:
-    return status;
+        status = RF__CUDA_CALL(device->driver->cuStreamGetId(stream, &store->stream_id));
+    return rf__cuda_leave_with(status);
 }
 
 /* Takes staging memory of so many bytes whose last copy is done, or makes some. In the device's context. */
@@ -174,38 +161,31 @@ static void staging_give_back(const rf__cuda_device *device, staging *used, bool
 /* Copies on the stream, from memory that the caller need not keep. In the device's context. */
 static rf_status copy(const rf__cuda_store *store, const void *from, size_t bytes, rf__cu_pointer to) {
     const rf__cuda_driver *driver = store->device->driver;
-    rf_status status = RF_OK;
     staging *through = NULL;
-    RF_TRY(staging_take(store->device, bytes, &through));
+    RF_CHECK(staging_take(store->device, bytes, &through));
     memcpy(through->memory, from, bytes);
-    status = rf__cuda_status(driver->cuMemcpyHtoDAsync_v2(to, through->memory, bytes, store->stream),
-                             "cuMemcpyHtoDAsync_v2");
+    rf_status status = RF__CUDA_CALL(driver->cuMemcpyHtoDAsync_v2(to, through->memory, bytes, store->stream));
     const bool begun = status == RF_OK;
-    if (begun)
-        status = rf__cuda_status(driver->cuEventRecord(through->copied, store->stream), "cuEventRecord");
+    if (begun) status = RF__CUDA_CALL(driver->cuEventRecord(through->copied, store->stream));
     staging_give_back(store->device, through, begun && status != RF_OK);
-out:
     return status;
 }
 
 static rf_status allocate(const rf__cuda_store *store, size_t bytes, bool lasts, rf__cuda_block *block) {
-    rf_status status = RF_OK;
+    const rf__cuda_driver *driver = store->device->driver;
     if (store->allocator.allocate != NULL) {
         const rf_cuda_stream stream = {store->device->ordinal, store->stream};
         void *memory = NULL;
-        RF_TRY(store->allocator.allocate(store->allocator.context, (int64_t)bytes, lasts, &stream, &memory,
-                                         &block->handle));
+        RF_CHECK(store->allocator.allocate(store->allocator.context, (int64_t)bytes, lasts, &stream, &memory,
+                                           &block->handle));
         block->memory = (uintptr_t)memory;
         return RF_OK;
     }
-    RF_TRY(rf__cuda_enter(store->device));
-    const rf__cu_capture_mode mode =
-        rf__cuda_capture_mode(store->device->driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
-    status = rf__cuda_status(store->device->driver->cuMemAlloc_v2(&block->memory, bytes), "cuMemAlloc_v2");
-    (void)rf__cuda_capture_mode(store->device->driver, mode);
-    rf__cuda_leave();
-out:
-    return status;
+    RF_CHECK(rf__cuda_enter(store->device));
+    const rf__cu_capture_mode mode = rf__cuda_capture_mode(driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
+    const rf_status status = RF__CUDA_CALL(driver->cuMemAlloc_v2(&block->memory, bytes));
+    (void)rf__cuda_capture_mode(driver, mode);
+    return rf__cuda_leave_with(status);
 }
 
 rf_status rf__cuda_block_new(const rf__cuda_store *store, const void *from, size_t bytes, bool lasts,

@@ -15,8 +15,8 @@
 typedef struct rf__cuda_store {
     const rf__cuda_device *device;
     void *stream;
-    unsigned long long
-        stream_id; /* handles are used again for other streams, and one of them is a stream for each thread */
+    /* Handles are used again for other streams, and one of them is a stream for each thread. */
+    unsigned long long stream_id;
     bool resident; /* for CUDA graphs; else for `stream` alone */
     rf_cuda_allocator allocator; /* allocate NULL: the driver */
 } rf__cuda_store;

@@ -27,15 +27,17 @@ static rf_status dimension_check(const rf__tensor_map_params *params, int32_t i,
 
 rf_status rf__tensor_map_encode(const rf__cuda_driver *driver, const rf__tensor_map_params *params,
                                 rf__cu_tensor_map *map) {
-    enum { MOST = RF__TENSOR_MAP_MOST_DIMENSIONS };
     static const rf__cu_tensor_type types[] = {[RF_FLOAT32] = RF__CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
                                                [RF_FLOAT16] = RF__CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
                                                [RF_BFLOAT16] = RF__CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};
+    static const int32_t swizzles[] = {[RF__CU_TENSOR_MAP_SWIZZLE_NONE] = 0,
+                                       [RF__CU_TENSOR_MAP_SWIZZLE_32B] = 32,
+                                       [RF__CU_TENSOR_MAP_SWIZZLE_64B] = 64,
+                                       [RF__CU_TENSOR_MAP_SWIZZLE_128B] = 128};
+    enum { MOST = RF__TENSOR_MAP_MOST_DIMENSIONS, SWIZZLES = sizeof swizzles / sizeof swizzles[0] };
     uint64_t sizes[MOST] = {0}, pitches[MOST] = {0};
     uint32_t box[MOST] = {0}, steps[MOST] = {1, 1, 1, 1, 1};
-    rf__cu_tensor_swizzle swizzle = RF__CU_TENSOR_MAP_SWIZZLE_NONE;
-    RF_FAIL_IF(driver->cuTensorMapEncodeTiled == NULL, RF_ERR_UNSUPPORTED,
-               "the CUDA driver has no cuTensorMapEncodeTiled; tensor copies need a newer one");
+    rf__cu_tensor_swizzle swizzle = 0;
     RF_FAIL_IF((uint32_t)params->dtype >= sizeof types / sizeof types[0], RF_ERR_TYPE,
                "tensor map: dtype is %d; allowed are RF_FLOAT32, RF_FLOAT16 and RF_BFLOAT16",
                (int)params->dtype);
@@ -43,33 +45,17 @@ rf_status rf__tensor_map_encode(const rf__cuda_driver *driver, const rf__tensor_
                "tensor map: %d dimensions, must be 1 to %d", (int)params->dimensions, MOST);
     RF_FAIL_IF(params->data == NULL || (uintptr_t)params->data % GRAIN != 0, RF_ERR_VALUE,
                "tensor map: data is at %p, must be aligned to %d bytes", params->data, GRAIN);
-    switch (params->swizzle) {
-    case 0:
-        break;
-    case 32:
-        swizzle = RF__CU_TENSOR_MAP_SWIZZLE_32B;
-        break;
-    case 64:
-        swizzle = RF__CU_TENSOR_MAP_SWIZZLE_64B;
-        break;
-    case 128:
-        swizzle = RF__CU_TENSOR_MAP_SWIZZLE_128B;
-        break;
-    default:
-        return rf__fail(RF_ERR_VALUE, "tensor map: swizzle is %d bytes, must be 0, 32, 64 or 128",
-                        (int)params->swizzle);
-    }
+    while (swizzle < SWIZZLES && swizzles[swizzle] != params->swizzle) swizzle++;
+    RF_FAIL_IF(swizzle == SWIZZLES, RF_ERR_VALUE, "tensor map: swizzle is %d bytes, must be 0, 32, 64 or 128",
+               (int)params->swizzle);
     for (int32_t i = 0; i < params->dimensions; i++) {
-        const rf_status status = dimension_check(params, i, params->dtype == RF_FLOAT32 ? 4 : 2);
-        if (status != RF_OK) return status;
+        RF_CHECK(dimension_check(params, i, params->dtype == RF_FLOAT32 ? 4 : 2));
         sizes[i] = (uint64_t)params->sizes[i];
         box[i] = (uint32_t)params->box[i];
         if (i > 0) pitches[i - 1] = (uint64_t)params->pitches[i];
     }
-    return rf__cuda_status(driver->cuTensorMapEncodeTiled(
-                               map, types[params->dtype], (unsigned int)params->dimensions,
-                               (void *)(uintptr_t)params->data, sizes, pitches, box, steps,
-                               RF__CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                               RF__CU_TENSOR_MAP_L2_PROMOTION_L2_256B, RF__CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-                           "cuTensorMapEncodeTiled");
+    return RF__CUDA_CALL(driver->cuTensorMapEncodeTiled(
+        map, types[params->dtype], (unsigned int)params->dimensions, (void *)(uintptr_t)params->data, sizes,
+        pitches, box, steps, RF__CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+        RF__CU_TENSOR_MAP_L2_PROMOTION_L2_256B, RF__CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
 }

@@ -12,19 +12,17 @@ typedef struct rf__tensor_map_params {
     rf_dtype dtype;
     int32_t dimensions; /* 1 ... 5 */
     int64_t sizes[RF__TENSOR_MAP_MOST_DIMENSIONS]; /* elements, 1 ... 2^32 */
-    int64_t pitches
-        [RF__TENSOR_MAP_MOST_DIMENSIONS]; /* bytes from one index of the dimension to the next: multiples of
-                                                      * 16 below 2^40; [0] is the element's, whatever it says */
+    /* Bytes from one index of the dimension to the next: multiples of 16 below 2^40; [0] is not read. */
+    int64_t pitches[RF__TENSOR_MAP_MOST_DIMENSIONS];
     int32_t
         box[RF__TENSOR_MAP_MOST_DIMENSIONS]; /* elements, 1 ... 256; box[0] takes a multiple of 16 bytes */
-    int32_t
-        swizzle; /* bytes in shared memory that box[0] fits into, 32, 64 or 128, whose 16-byte pieces change places
-                      * from row to row, so that columns have no bank conflicts; 0: they lie as they are */
+    /* Bytes in shared memory that box[0] fits into, 32, 64 or 128, whose 16-byte pieces change places from row to row,
+     * so that columns have no bank conflicts; 0: they lie as they are. */
+    int32_t swizzle;
 } rf__tensor_map_params;
 
 /* Writes the map, on the host: nothing is put into a stream. Elements of a box that are outside the tensor are zeros.
- * RF_ERR_UNSUPPORTED: the driver knows no tensor maps; RF_ERR_VALUE: a limit above, with what was found; RF_ERR_CUDA:
- * the driver refuses. */
+ * RF_ERR_VALUE, RF_ERR_TYPE: a limit above, with what was found; RF_ERR_CUDA: the driver refuses. */
 rf_status rf__tensor_map_encode(const rf__cuda_driver *driver, const rf__tensor_map_params *params,
                                 rf__cu_tensor_map *map);
 

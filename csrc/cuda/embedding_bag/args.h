@@ -4,11 +4,6 @@
 
 #include "device/error_word.h"
 
-#ifndef __CUDACC__ /* a kernel knows their types */
-#define RF_INDEX void
-#define RF_OFFSET void
-#endif
-
 typedef struct rf_embedding_bag_args {
     const rf_u8 *weight; /* [rows, RF_DIM], RF_STRIDE elements from row to row */
     const RF_INDEX *indices; /* [lookups] */
@@ -21,10 +16,5 @@ typedef struct rf_embedding_bag_args {
     rf_error_word errors;
 } rf_embedding_bag_args;
 RF_SIZE_IS(rf_embedding_bag_args, 120);
-
-#ifndef __CUDACC__
-#undef RF_INDEX
-#undef RF_OFFSET
-#endif
 
 #endif

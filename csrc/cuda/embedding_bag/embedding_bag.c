@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/driver/check.h"
 #include "cuda/embedding_bag/args.h"
 #include "cuda/embedding_bag/schedule.h"
 #include "cuda/jit/jit.h"
@@ -72,27 +71,26 @@ static int64_t shared_bytes(const bag_variant *variant, const rf__bag_shape *sha
 
 static bag_variant variant_of(const rf_embedding_bag_params *params, const rf__bag_shape *shape,
                               const rf_embedding_bag_schedule *schedule) {
-    bag_variant variant;
-    memset(&variant, 0, sizeof variant);
-    variant.dim = params->dim;
-    variant.stride = params->weight_stride;
-    variant.alignment = shape->alignment;
-    variant.dtype = (int32_t)params->dtype;
-    variant.index_type = (int32_t)params->index_type;
-    variant.offset_type = (int32_t)params->offset_type;
-    variant.pooling = (int32_t)params->pooling;
-    variant.wide_rows = params->rows > INT32_MAX;
-    variant.weighted = params->sample_weights != NULL;
-    variant.padded = params->padding_idx >= 0;
-    variant.check = params->check_bounds;
-    variant.station = (int32_t)schedule->station;
-    variant.distance = schedule->distance;
-    variant.threads = schedule->threads;
-    variant.block = schedule->block;
     const int32_t warps = schedule->warps != 0 ? schedule->warps : rf__bag_warps(shape);
-    variant.min_blocks = warps * WARP / schedule->block > 0 ? warps * WARP / schedule->block : 1;
-    variant.parts = schedule->parts;
-    variant.segment = schedule->segment;
+    const int32_t min_blocks = warps * WARP / schedule->block;
+    bag_variant variant = {.dim = params->dim,
+                           .stride = params->weight_stride,
+                           .alignment = shape->alignment,
+                           .dtype = (int32_t)params->dtype,
+                           .index_type = (int32_t)params->index_type,
+                           .offset_type = (int32_t)params->offset_type,
+                           .pooling = (int32_t)params->pooling,
+                           .wide_rows = params->rows > INT32_MAX,
+                           .weighted = params->sample_weights != NULL,
+                           .padded = params->padding_idx >= 0,
+                           .check = params->check_bounds,
+                           .station = (int32_t)schedule->station,
+                           .distance = schedule->distance,
+                           .threads = schedule->threads,
+                           .block = schedule->block,
+                           .min_blocks = min_blocks > 0 ? min_blocks : 1,
+                           .parts = schedule->parts,
+                           .segment = schedule->segment};
     variant.dynamic_shared = (int32_t)shared_bytes(&variant, shape);
     return variant;
 }
@@ -104,9 +102,11 @@ static void limit_blocks(const rf__cuda_device *device, bag_variant *variant) {
     variant->dynamic_shared = rf__occupancy_limit(device, variant->min_blocks, variant->dynamic_shared);
 }
 
-static rf_status defines_write(const bag_variant *variant, char *text, size_t bytes) {
+static rf_status describe(const void *key, rf__kernel_options *options) {
+    const bag_variant *variant = key;
+    options->dynamic_shared = variant->dynamic_shared;
     const int length = snprintf(
-        text, bytes,
+        options->defines, sizeof options->defines,
         "-DRF_DTYPE=%d -DRF_DIM=%" PRId64 " -DRF_STRIDE=%" PRId64
         " -DRF_ALIGN=%d -DRF_INDEX=%s -DRF_OFFSET=%s "
         "-DRF_ROW=%s -DRF_POOLING=%d -DRF_WEIGHTED=%d -DRF_PADDED=%d -DRF_CHECK=%d -DRF_STATION=%d "
@@ -116,23 +116,16 @@ static rf_status defines_write(const bag_variant *variant, char *text, size_t by
         rf__kernel_integer(variant->wide_rows ? RF_INT64 : RF_INT32), variant->pooling, variant->weighted,
         variant->padded, variant->check, variant->station, variant->distance, variant->threads,
         variant->block, variant->min_blocks, variant->parts, variant->segment);
-    if (length > 0 && (size_t)length < bytes) return RF_OK;
-    return rf__fail(RF_ERR_INTERNAL, "the options of a kernel need %d bytes, there are %zu", length, bytes);
-}
-
-static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
-    (void)device;
-    const bag_variant *variant = key;
-    options->dynamic_shared = variant->dynamic_shared;
-    return defines_write(variant, options->defines, sizeof options->defines);
+    RF_FAIL_IF(length < 0 || (size_t)length >= sizeof options->defines, RF_ERR_INTERNAL,
+               "the options of a kernel need %d bytes, there are %zu", length, sizeof options->defines);
+    return RF_OK;
 }
 
 static rf_status check_limits(const rf_embedding_bag_params *params) {
-    if (params->dim <= MOST_DIM) return RF_OK;
-    return rf__fail(RF_ERR_UNSUPPORTED,
-                    "recfuse.embedding_bag: weight has %" PRId64 " columns; on a GPU at most %d "
-                    "are supported",
-                    params->dim, MOST_DIM);
+    RF_FAIL_IF(params->dim > MOST_DIM, RF_ERR_UNSUPPORTED,
+               "recfuse.embedding_bag: weight has %" PRId64 " columns; on a GPU at most %d are supported",
+               params->dim, MOST_DIM);
+    return RF_OK;
 }
 
 static rf__cuda_error_word error_word(const rf__cuda_device *device, const rf_embedding_bag_params *params) {
@@ -205,9 +198,7 @@ rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     if (params->check_bounds) RF_CHECK(rf__embedding_bag_pending(device, params, stream->stream));
     RF_CHECK(rf__cuda_enter(device));
-    const rf_status status = rf__embedding_bag_launch(device, params, schedule, stream->stream);
-    rf__cuda_leave();
-    return status;
+    return rf__cuda_leave_with(rf__embedding_bag_launch(device, params, schedule, stream->stream));
 }
 
 /* SMs and L2 of the server GPUs that an arch stands for: what defaults are chosen by without one at hand. */
@@ -231,7 +222,7 @@ rf_status rf__embedding_bag_compile_for(const rf_embedding_bag_params *params,
                                         const char *arch, int32_t sms, int64_t l2_bytes, rf_kernel_info *info,
                                         rf_embedding_bag_schedule *complete) {
     int64_t table_bytes;
-    rf__kernel_options options;
+    rf__kernel_options options = {0};
     rf_embedding_bag_schedule filled = {0};
     RF_CHECK(check_limits(params));
     RF_FAIL_IF(
@@ -255,8 +246,7 @@ rf_status rf__embedding_bag_compile_for(const rf_embedding_bag_params *params,
     if (schedule != NULL) filled = *schedule;
     RF_CHECK(rf__bag_schedule_complete(&shape, &filled));
     const bag_variant variant = variant_of(params, &shape, &filled);
-    options.dynamic_shared = variant.dynamic_shared;
-    RF_CHECK(defines_write(&variant, options.defines, sizeof options.defines));
+    RF_CHECK(describe(&variant, &options));
     if (complete != NULL) *complete = filled;
     RF_CHECK(rf__jit_compile(&source, &options, arch, NULL, NULL, info));
     if (info != NULL) info->shared_bytes += variant.dynamic_shared;

@@ -23,65 +23,31 @@
  * and left out of the list, as padding is: the loops over rows meet valid ones alone.
  *
  * Launch: grid [ceil(bags / (RF_BLOCK / RF_THREADS)), slices], block [RF_BLOCK]. Dynamic shared memory, as
- * csrc/cuda/embedding_bag.c adds it up: the lists, the sums of warps, the ring of the station shared.
+ * embedding_bag.c adds it up: the lists, the sums of warps, the ring of the station shared.
  *
  * Sources: Jain et al., MICRO'24: stations and distance (IV-B), occupancy by registers (III-C).
  * Long, and one file because all steps share the lists in shared memory and the registers of a lane.
  */
 
-#ifndef RF_DTYPE
+#ifndef RF_DTYPE /* what is specialised, compiled without options */
 #define RF_DTYPE 0 /* rf_dtype */
-#endif
-#ifndef RF_DIM
 #define RF_DIM 128
-#endif
-#ifndef RF_STRIDE
 #define RF_STRIDE RF_DIM
-#endif
-#ifndef RF_ALIGN
 #define RF_ALIGN 16 /* bytes that all addresses of rows and outputs are a multiple of */
-#endif
-#ifndef RF_INDEX
-#define RF_INDEX rf_i64
-#endif
-#ifndef RF_OFFSET
-#define RF_OFFSET rf_i64
-#endif
-#ifndef RF_ROW
 #define RF_ROW int /* holds a row index; rf_i64 for tables of 2^31 rows and more */
-#endif
-#ifndef RF_POOLING
 #define RF_POOLING 0 /* rf_pooling */
-#endif
-#ifndef RF_WEIGHTED
 #define RF_WEIGHTED 0
-#endif
-#ifndef RF_PADDED
 #define RF_PADDED 0 /* there is a padding_idx */
-#endif
-#ifndef RF_CHECK
 #define RF_CHECK 1
+#define RF_PARTS 1 /* of the table: row >> part_shift, the last one taking the rest */
+#define RF_SEGMENT 128 /* a multiple of the lanes of a warp that share a bag */
+#define RF_THREADS 64
+#define RF_BLOCK 512
+#define RF_MIN_BLOCKS 2 /* blocks of an SM that registers must suffice for */
 #endif
 #ifndef RF_STATION
 #define RF_STATION 2 /* rf_station */
-#endif
-#ifndef RF_DISTANCE
 #define RF_DISTANCE 8
-#endif
-#ifndef RF_PARTS
-#define RF_PARTS 1 /* of the table: row >> part_shift, the last one taking the rest */
-#endif
-#ifndef RF_SEGMENT
-#define RF_SEGMENT 128 /* a multiple of the lanes of a warp that share a bag */
-#endif
-#ifndef RF_THREADS
-#define RF_THREADS 64
-#endif
-#ifndef RF_BLOCK
-#define RF_BLOCK 512
-#endif
-#ifndef RF_MIN_BLOCKS
-#define RF_MIN_BLOCKS 2 /* blocks of an SM that registers must suffice for */
 #endif
 
 #include "device/common.cuh"
@@ -184,9 +150,7 @@ RF_INLINE int make_list(const rf_embedding_bag_args &args, rf_i64 bag, const raw
     const rf_u32 before = group & ((1u << threadIdx.x % 32) - 1u);
     RF_ROW row[shape::INDICES]; /* -1: not there */
     bool any_bad = false;
-#if RF_WEIGHTED
     float scale[shape::INDICES];
-#endif
 #pragma unroll
     for (int i = 0; i < shape::INDICES; i++) {
         const rf_i64 position = begin + i * shape::GROUP + lane, index = raw.index[i];
@@ -194,9 +158,7 @@ RF_INLINE int make_list(const rf_embedding_bag_args &args, rf_i64 bag, const raw
         const bool bad = RF_CHECK && wanted && (rf_u64)index >= (rf_u64)args.rows;
         any_bad |= bad;
         if (RF_PADDED) counted += wanted && !padding;
-#if RF_WEIGHTED
-        scale[i] = wanted ? rf_load(args.sample_weights + position) : 0.0f;
-#endif
+        if (RF_WEIGHTED) scale[i] = wanted ? rf_load(args.sample_weights + position) : 0.0f;
         row[i] = wanted && !bad && !padding ? (RF_ROW)index : -1;
     }
     if (any_bad) report_index(args, bag, begin + lane, end);
@@ -370,11 +332,11 @@ RF_INLINE part_of_bag part_of(rf_i64 begin, rf_i64 end, int warp) {
 }
 
 #if RF_STATION == 1 || RF_STATION == 2 /* none is register with a distance of 1 */
-typedef rf_in_registers<shape> station_type;
+typedef rf_in_thread<shape, false> station_type;
 #elif RF_STATION == 3
 typedef rf_in_shared_memory<shape> station_type;
 #elif RF_STATION == 4
-typedef rf_in_local_memory<shape> station_type;
+typedef rf_in_thread<shape, true> station_type;
 #elif RF_STATION == 5
 typedef rf_in_l1<shape> station_type;
 #else

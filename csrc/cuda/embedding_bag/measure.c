@@ -30,7 +30,6 @@ rf_status rf_embedding_bag_measure(const rf_embedding_bag_measurement *work, con
                                .rounds = work->rounds,
                                .seconds = work->seconds};
     RF_CHECK(rf__cuda_enter(device));
-    const rf_status status = rf__time(device, stream->stream, &timing);
-    rf__cuda_leave();
-    return status != RF_OK ? status : rf__embedding_bag_pending(device, &work->batches[0], stream->stream);
+    RF_CHECK(rf__cuda_leave_with(rf__time(device, stream->stream, &timing)));
+    return rf__embedding_bag_pending(device, &work->batches[0], stream->stream);
 }

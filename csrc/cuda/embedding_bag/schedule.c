@@ -146,8 +146,7 @@ static rf_status check(const rf__bag_shape *shape, const rf_embedding_bag_schedu
 
 rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag_schedule *schedule) {
     const int64_t mean = (shape->lookups + larger(shape->bags, 1) - 1) / larger(shape->bags, 1);
-    const rf_status status = rf__schedule_check(fields, schedule);
-    if (status != RF_OK) return status;
+    RF_CHECK(rf__schedule_check(fields, schedule));
     if (schedule->station == RF_STATION_DEFAULT) schedule->station = RF_STATION_REGISTER;
     if (schedule->threads == 0) {
         schedule->threads = default_threads(shape, mean);

@@ -48,43 +48,23 @@ RF_INLINE void rf_add(const typename SHAPE::vector &from, int v, float scale, ty
     }
 }
 
-/* Registers; with a distance of 1 this is the plain loop. */
-template <class SHAPE> struct rf_in_registers {
-    enum { ROLLING = 0 };
-    typename SHAPE::vector ring[SHAPE::AHEAD][SHAPE::VECTORS];
-
-    RF_INLINE rf_in_registers(rf_u8 *) {}
-    template <class ROW> RF_INLINE void fetch(const rf_columns<SHAPE> &columns, int u, ROW row, bool valid) {
-        const rf_u8 *from = columns.address(row);
-#pragma unroll
-        for (int v = 0; v < SHAPE::VECTORS; v++) {
-            if (valid && columns.inside(v))
-                ring[u][v] = rf_load((const typename SHAPE::vector *)from + v * SHAPE::LANES);
-        }
-    }
-    template <class ROW>
-    RF_INLINE void add(const rf_columns<SHAPE> &columns, int u, ROW, bool valid, float scale,
-                       typename SHAPE::sums &to) {
-#pragma unroll
-        for (int v = 0; v < SHAPE::VECTORS; v++) {
-            if (valid && columns.inside(v)) rf_add<SHAPE>(ring[u][v], v, scale, to);
-        }
-    }
-};
-
-/* Local memory: a place that the compiler cannot know keeps the ring out of registers. */
-template <class SHAPE> struct rf_in_local_memory {
+/* Registers; with a distance of 1 this is the plain loop. LOCAL: local memory, since a place that the compiler cannot
+ * know keeps the ring out of registers. */
+template <class SHAPE, bool LOCAL> struct rf_in_thread {
     enum { ROLLING = 0 };
     typename SHAPE::vector ring[SHAPE::AHEAD][SHAPE::VECTORS];
     int zero;
 
-    RF_INLINE rf_in_local_memory(rf_u8 *) { asm volatile("mov.u32 %0, 0;" : "=r"(zero)); }
+    RF_INLINE rf_in_thread(rf_u8 *) {
+        if (LOCAL) asm volatile("mov.u32 %0, 0;" : "=r"(zero));
+    }
     template <class ROW> RF_INLINE void fetch(const rf_columns<SHAPE> &columns, int u, ROW row, bool valid) {
         const rf_u8 *from = columns.address(row);
 #pragma unroll
         for (int v = 0; v < SHAPE::VECTORS; v++) {
             if (valid && columns.inside(v))
-                ring[u + zero][v] = rf_load((const typename SHAPE::vector *)from + v * SHAPE::LANES);
+                ring[LOCAL ? u + zero : u][v] =
+                    rf_load((const typename SHAPE::vector *)from + v * SHAPE::LANES);
         }
     }
     template <class ROW>
@@ -92,7 +72,7 @@ template <class SHAPE> struct rf_in_local_memory {
                        typename SHAPE::sums &to) {
 #pragma unroll
         for (int v = 0; v < SHAPE::VECTORS; v++) {
-            if (valid && columns.inside(v)) rf_add<SHAPE>(ring[u + zero][v], v, scale, to);
+            if (valid && columns.inside(v)) rf_add<SHAPE>(ring[LOCAL ? u + zero : u][v], v, scale, to);
         }
     }
 };

@@ -8,12 +8,6 @@
 
 #include "device/common.cuh"
 
-#ifndef RF_INDEX
-#define RF_INDEX int
-#endif
-#ifndef RF_OFFSET
-#define RF_OFFSET int
-#endif
 #ifndef RF_POSITION
 #define RF_POSITION int /* holds a position; rf_i64 for 2^31 lookups and more */
 #endif

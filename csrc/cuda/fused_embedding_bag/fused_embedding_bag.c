@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/driver/check.h"
 #include "cuda/fused_embedding_bag/fused.h"
 #include "base/validate.h"
 

@@ -49,8 +49,7 @@ static int32_t rows_of_warp(const rf__fused_variant *variant, const rf__fused_cl
 }
 
 /* Options of either kernel: of all classes, those of its kinds. */
-static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
-    (void)device;
+static rf_status describe(const void *key, rf__kernel_options *options) {
     const rf__fused_variant *variant = key;
     const bool staged = variant->staged;
     const rf__fused_class *classes = (const void *)(variant + 1);
@@ -135,7 +134,7 @@ static rf_status compile(const char *arch, const rf__fused_variant *variant, con
     rf__kernel_options *options = malloc(sizeof *options);
     RF_FAIL_IF(options == NULL, RF_ERR_MEMORY, "no memory for the options of a kernel");
     key_set(variant, classes, &key);
-    RF_TRY(describe(&key, NULL, options));
+    RF_TRY(describe(&key, options));
     RF_TRY(rf__jit_compile(&sources[variant->staged], options, arch, NULL, NULL, info));
 out:
     free(options);

@@ -19,9 +19,6 @@
 #include "base/file.h"
 #include "base/status.h"
 
-enum { RF__CACHE_HASH_DIGITS = 32 };
-#define RF__CACHE_ENDING ".cubin"
-#define RF__CACHE_TEMPORARY ".tmp" /* behind an entry's name; six random characters follow */
 /* The least recently used entries go when the folder holds more than this. */
 #define RF__CACHE_MOST_BYTES ((int64_t)256 << 20)
 

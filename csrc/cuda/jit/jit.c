@@ -1,5 +1,5 @@
 /* From a kernel's source to a cubin: out of the cache on disk, or through the compiler and into it. */
-#define _GNU_SOURCE /* clock_gettime */
+#define _GNU_SOURCE /* clock_gettime, strtok_r */
 #include "cuda/jit/jit.h"
 
 #include <stdio.h>
@@ -38,17 +38,13 @@ static rf_status options_set(option_list *list, const char *file, const char *ar
     const int length = snprintf(list->text, sizeof list->text,
                                 "-arch=%s --std=c++17 -default-device --ptxas-options=-v %s", arch, defines);
     bool fits = length >= 0 && (size_t)length < sizeof list->text;
-    list->count = 0;
-    for (char *at = list->text; fits && *at != '\0';) {
-        const size_t word = strcspn(at, " ");
-        const bool last = at[word] == '\0';
-        if (word > 0 && list->count == RF__NVRTC_MOST_OPTIONS) fits = false;
-        if (word > 0 && fits) list->options[list->count++] = at;
-        at[word] = '\0';
-        at += word + !last;
+    char *rest = NULL, *word = strtok_r(list->text, " ", &rest);
+    for (list->count = 0; fits && word != NULL; word = strtok_r(NULL, " ", &rest)) {
+        fits = list->count < RF__NVRTC_MOST_OPTIONS;
+        if (fits) list->options[list->count++] = word;
     }
-    if (fits) return RF_OK;
-    return rf__fail(RF_ERR_VALUE, "%s: too many options for the compiler: %s", file, defines);
+    RF_FAIL_IF(!fits, RF_ERR_VALUE, "%s: too many options for the compiler: %s", file, defines);
+    return RF_OK;
 }
 
 /* All that the code depends on as one text: the parts, each with the zero at its end. */
@@ -115,15 +111,7 @@ static void report_read(const char *log, const char *entry, rf__cache_report *re
 static rf_status compile(const rf__kernel_source *kernel, const rf__source *source,
                          const option_list *options, rf__cache_entry *entry) {
     rf__nvrtc_output output;
-    const rf__nvrtc_input input = {.name = kernel->file,
-                                   .source = source->text,
-                                   .headers = (const char *const *)source->headers,
-                                   .header_names = (const char *const *)source->header_names,
-                                   .n_headers = source->n_headers,
-                                   .options = options->options,
-                                   .n_options = options->count};
-    const rf_status status = rf__nvrtc_compile(&input, &output);
-    if (status != RF_OK) return status;
+    RF_CHECK(rf__nvrtc_compile(kernel->file, source, options->options, options->count, &output));
     report_read(output.log, kernel->entry, &entry->report);
     entry->cubin = output.cubin;
     entry->cubin_bytes = output.cubin_bytes;
@@ -165,11 +153,7 @@ rf_status rf__jit_compile(const rf__kernel_source *kernel, const rf__kernel_opti
     /* Without a compiler of its own, a machine takes what any has made. */
     cached = rf__cache_read(&key, found == RF_OK ? compiler : NULL, &entry, path);
     if (!cached) {
-        if (!allowed) {
-            status = fail_forbidden(kernel, arch, options->defines);
-            goto out;
-        }
-        RF_TRY(found);
+        RF_TRY(allowed ? found : fail_forbidden(kernel, arch, options->defines));
         RF_TRY(compile(kernel, &source, &list, &entry));
         (void)rf__cache_write(&key, compiler, &entry, path);
     }
@@ -197,14 +181,12 @@ out:
 
 rf_status rf__jit_compile_each(const rf__kernel_source *source, const void *keys, size_t key_size, int32_t n,
                                rf__kernel_describe describe, const char *arch) {
-    rf_status status = RF_OK;
     for (int32_t i = 0; i < n; i++) {
-        rf__kernel_options options;
-        RF_TRY(describe((const char *)keys + (size_t)i * key_size, NULL, &options));
-        RF_TRY(rf__jit_compile(source, &options, arch, NULL, NULL, NULL));
+        rf__kernel_options options = {0};
+        RF_CHECK(describe((const char *)keys + (size_t)i * key_size, &options));
+        RF_CHECK(rf__jit_compile(source, &options, arch, NULL, NULL, NULL));
     }
-out:
-    return status;
+    return RF_OK;
 }
 
 const char *rf__kernel_integer(int32_t int_type) { return int_type == RF_INT64 ? "rf_i64" : "int"; }

@@ -7,7 +7,7 @@
 #include "cuda/driver/device.h"
 #include "cuda/driver/launch.h"
 
-/* One kernel of a file in the folder kernels/ beside the shared object that this code is in. */
+/* One kernel of a file under kernels/, the folder beside this library. */
 typedef struct rf__kernel_source {
     const char *file;  /* "embedding_bag/embedding_bag.cu" */
     const char *entry; /* "rf_embedding_bag", extern "C" */
@@ -25,24 +25,23 @@ typedef struct rf__kernel {
     int32_t registers, static_shared, dynamic_shared; /* a thread; bytes a block */
 } rf__kernel;
 
-/* Compiles for `arch` ("sm_90a") or takes it from the cache on disk; needs no GPU. *cubin [*cubin_bytes] is the
+/* Compiles for `arch` ("sm_90a"), which takes seconds, or takes it from the cache on disk; needs no GPU. *cubin [*cubin_bytes] is the
  * caller's to free; `cubin` and `info` may be NULL. RF_ERR_UNSUPPORTED: it is not in the cache, and there is no
  * compiler or RECFUSE_JIT=off forbids it; RF_ERR_COMPILE: it does not compile, with the compiler's text. */
 rf_status rf__jit_compile(const rf__kernel_source *source, const rf__kernel_options *options,
                           const char *arch, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info);
 
-/* Turns a key into options; called at a miss only. */
-typedef rf_status (*rf__kernel_describe)(const void *key, const rf__cuda_device *device,
-                                         rf__kernel_options *options);
+/* Turns a key into options, which are zeros; called at a miss only. */
+typedef rf_status (*rf__kernel_describe)(const void *key, rf__kernel_options *options);
 
 /* The kernel for `key`, a small struct that is compared bytewise, so with its padding zeroed; `source` and
  * `device` are compared by address. Of many threads that ask for one kernel at once one makes it and the
- * others wait; other kernels are made meanwhile. A failure is not remembered. */
+ * others wait; other kernels are made meanwhile. A failure is not remembered. What is loaded
+ * already is found without a lock; else this compiles, which takes seconds, and loads, which may wait for the device. */
 rf_status rf__jit_kernel(const rf__cuda_device *device, const rf__kernel_source *source, const void *key,
                          size_t key_size, rf__kernel_describe describe, const rf__kernel **kernel);
 
-/* Compiles the kernel of each of `n` keys, key_size bytes apart, into the cache; needs no GPU. `describe` gets
- * no device. */
+/* Compiles the kernel of each of `n` keys, key_size bytes apart, into the cache; needs no GPU. */
 rf_status rf__jit_compile_each(const rf__kernel_source *source, const void *keys, size_t key_size, int32_t n,
                                rf__kernel_describe describe, const char *arch);
 

@@ -103,7 +103,7 @@ static rf_status make(const rf__cuda_device *device, const rf__kernel_source *so
     rf__kernel_options options = {0};
     void *cubin = NULL;
     int64_t cubin_bytes = 0;
-    RF_TRY(describe(key, device, &options));
+    RF_TRY(describe(key, &options));
     RF_TRY(rf__jit_compile(source, &options, device->arch, &cubin, &cubin_bytes, NULL));
     RF_TRY(load(device, source, &options, cubin, kernel));
 out:

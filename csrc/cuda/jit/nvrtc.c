@@ -81,63 +81,65 @@ static char *log_of(const nvrtc_functions *nvrtc, rf__nvrtc_program program) {
     return log;
 }
 
-static rf_status fail_compiling(const nvrtc_functions *nvrtc, rf__nvrtc_result result,
-                                const rf__nvrtc_input *input, const char *log) {
-    char options[1024] = "";
+static rf_status fail_compiling(const nvrtc_functions *nvrtc, rf__nvrtc_result result, const char *file,
+                                const char *const *options, int32_t n_options, const char *log) {
+    char text[1024] = "";
     size_t used = 0;
-    for (int32_t i = 0; i < input->n_options && used < sizeof options; i++)
-        used += (size_t)snprintf(options + used, sizeof options - used, " %s", input->options[i]);
-    return rf__fail(RF_ERR_COMPILE, "compiling %s with%s failed: %s, by NVRTC %d.%d (%s)\n%s", input->name,
-                    options, nvrtc->nvrtcGetErrorString(result), (int)found.major, (int)found.minor,
-                    found.path, log != NULL ? log : "");
+    for (int32_t i = 0; i < n_options && used < sizeof text; i++)
+        used += (size_t)snprintf(text + used, sizeof text - used, " %s", options[i]);
+    return rf__fail(RF_ERR_COMPILE, "compiling %s with%s failed: %s, by NVRTC %d.%d (%s)\n%s", file, text,
+                    nvrtc->nvrtcGetErrorString(result), (int)found.major, (int)found.minor, found.path,
+                    log != NULL ? log : "");
 }
 
-static rf_status compile(const nvrtc_functions *nvrtc, const rf__nvrtc_input *input,
-                         rf__nvrtc_output *output) {
+static rf_status compile(const nvrtc_functions *nvrtc, const char *file, const rf__source *source,
+                         const char *const *options, int32_t n_options, rf__nvrtc_output *output) {
     rf_status status = RF_OK;
     rf__nvrtc_program program = NULL;
     rf__nvrtc_result result = 0;
     size_t bytes = 0;
     /* What comes from NVRTC's own cache, on machines with a GPU, lacks the report on registers. */
     const bool has_cache = found.major > 12 || (found.major == 12 && found.minor >= 9);
-    const char *options[RF__NVRTC_MOST_OPTIONS + 1];
-    RF_FAIL_IF(input->n_options > RF__NVRTC_MOST_OPTIONS, RF_ERR_VALUE,
-               "%s: %d options for the compiler; allowed are %d", input->name, (int)input->n_options,
+    const char *all_options[RF__NVRTC_MOST_OPTIONS + 1];
+    RF_FAIL_IF(n_options > RF__NVRTC_MOST_OPTIONS, RF_ERR_VALUE,
+               "%s: %d options for the compiler; allowed are %d", file, (int)n_options,
                RF__NVRTC_MOST_OPTIONS);
-    for (int32_t i = 0; i < input->n_options; i++) options[i] = input->options[i];
-    options[input->n_options] = "--no-cache";
-    result = nvrtc->nvrtcCreateProgram(&program, input->source, input->name, input->n_headers, input->headers,
-                                       input->header_names);
+    for (int32_t i = 0; i < n_options; i++) all_options[i] = options[i];
+    all_options[n_options] = "--no-cache";
+    result = nvrtc->nvrtcCreateProgram(&program, source->text, file, source->n_headers,
+                                       (const char *const *)source->headers,
+                                       (const char *const *)source->header_names);
     if (result == 0) {
-        result = nvrtc->nvrtcCompileProgram(program, input->n_options + has_cache, options);
+        result = nvrtc->nvrtcCompileProgram(program, n_options + has_cache, all_options);
         output->log = log_of(nvrtc, program);
     }
     if (result == 0) result = nvrtc->nvrtcGetCUBINSize(program, &bytes);
     if (result != 0) {
-        status = fail_compiling(nvrtc, result, input, output->log);
+        status = fail_compiling(nvrtc, result, file, options, n_options, output->log);
         goto out;
     }
     output->cubin = malloc(bytes);
     output->cubin_bytes = (int64_t)bytes;
     if (output->log == NULL || output->cubin == NULL) {
-        status =
-            rf__fail(RF_ERR_MEMORY, "no memory for the %zu bytes that %s compiled to", bytes, input->name);
+        status = rf__fail(RF_ERR_MEMORY, "no memory for the %zu bytes that %s compiled to", bytes, file);
         goto out;
     }
     result = nvrtc->nvrtcGetCUBIN(program, output->cubin);
-    if (result != 0 || bytes == 0) status = fail_compiling(nvrtc, result, input, output->log);
+    if (result != 0 || bytes == 0)
+        status = fail_compiling(nvrtc, result, file, options, n_options, output->log);
 out:
     if (status != RF_OK) rf__nvrtc_output_free(output);
     if (program != NULL) (void)nvrtc->nvrtcDestroyProgram(&program);
     return status;
 }
 
-rf_status rf__nvrtc_compile(const rf__nvrtc_input *input, rf__nvrtc_output *output) {
+rf_status rf__nvrtc_compile(const char *file, const rf__source *source, const char *const *options,
+                            int32_t n_options, rf__nvrtc_output *output) {
     const nvrtc_functions *nvrtc = NULL;
     memset(output, 0, sizeof *output);
     rf__fork_guard_begin();
     rf_status status = nvrtc_get(&nvrtc);
-    if (status == RF_OK) status = compile(nvrtc, input, output);
+    if (status == RF_OK) status = compile(nvrtc, file, source, options, n_options, output);
     rf__fork_guard_end();
     return status;
 }

@@ -5,6 +5,7 @@
 #include "cuda/driver/abi.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "cuda/jit/source.h"
 
 enum { RF__NVRTC_MOST_OPTIONS = 64 };
 
@@ -14,17 +15,6 @@ typedef struct rf__nvrtc_library {
     char path[RF__PATH_BYTES], builtins[RF__PATH_BYTES];
     int32_t major, minor;
 } rf__nvrtc_library;
-
-/* What is compiled. */
-typedef struct rf__nvrtc_input {
-    const char *name;           /* of the file, for messages */
-    const char *source;
-    const char *const *headers; /* [n_headers] their texts */
-    const char *const *header_names; /* [n_headers] as #include has them */
-    int32_t n_headers;
-    const char *const *options; /* [n_options] */
-    int32_t n_options;
-} rf__nvrtc_input;
 
 /* What it is compiled to. */
 typedef struct rf__nvrtc_output {
@@ -40,9 +30,10 @@ RF__SHARED rf_status rf__nvrtc_find(const rf__nvrtc_library **library);
 /* The search itself. */
 rf_status rf__nvrtc_search(rf__nvrtc_library *library);
 
-/* Compiles to a cubin. On success `output` is the caller's to free, with the function below. RF_ERR_COMPILE:
- * it does not compile; the message has file, options and NVRTC's text. */
-rf_status rf__nvrtc_compile(const rf__nvrtc_input *input, rf__nvrtc_output *output);
+/* Compiles a file with options [n_options] to a cubin. On success `output` is the caller's to free, with the function
+ * below. RF_ERR_COMPILE: it does not compile; the message has file, options and NVRTC's text. */
+rf_status rf__nvrtc_compile(const char *file, const rf__source *source, const char *const *options,
+                            int32_t n_options, rf__nvrtc_output *output);
 void rf__nvrtc_output_free(rf__nvrtc_output *output);
 
 #endif

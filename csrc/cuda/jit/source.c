@@ -41,16 +41,13 @@ static rf_status headers_add(const char *folder, const char *text, rf__source *s
         const char *name = line + sizeof word - 1;
         const size_t length = strcspn(name, "\"\n");
         if (name[length] != '"' || has_header(source, name, length)) continue;
-        if (source->n_headers == RF__MOST_HEADERS) {
-            return rf__fail(RF_ERR_INTERNAL, "%s: a kernel includes more than %d headers", folder,
-                            RF__MOST_HEADERS);
-        }
+        RF_FAIL_IF(source->n_headers == RF__MOST_HEADERS, RF_ERR_INTERNAL,
+                   "%s: a kernel includes more than %d headers", folder, RF__MOST_HEADERS);
         char *copy = strndup(name, length);
-        if (copy == NULL) return rf__fail(RF_ERR_MEMORY, "no memory for the name of a header");
+        RF_FAIL_IF(copy == NULL, RF_ERR_MEMORY, "no memory for the name of a header");
         const int32_t added = source->n_headers++;
         source->header_names[added] = copy;
-        const rf_status status = text_read(folder, copy, &source->headers[added]);
-        if (status != RF_OK) return status;
+        RF_CHECK(text_read(folder, copy, &source->headers[added]));
     }
     return RF_OK;
 }
@@ -59,12 +56,10 @@ rf_status rf__source_read(const char *file, rf__source *source) {
     rf_status status = RF_OK;
     char folder[RF__PATH_BYTES];
     memset(source, 0, sizeof *source);
-    if (!kernels_folder(folder)) {
-        return rf__fail(RF_ERR_INTERNAL,
-                        "the folder of the GPU kernels, kernels/ beside this library, has "
-                        "a path that is longer than %d bytes",
-                        RF__PATH_BYTES - 1);
-    }
+    RF_FAIL_IF(!kernels_folder(folder), RF_ERR_INTERNAL,
+               "the folder of the GPU kernels, kernels/ beside this library, has a path that is longer than "
+               "%d bytes",
+               RF__PATH_BYTES - 1);
     RF_TRY(text_read(folder, file, &source->text));
     RF_TRY(headers_add(folder, source->text, source));
     for (int32_t i = 0; i < source->n_headers; i++) { /* n_headers grows meanwhile */

@@ -1,4 +1,4 @@
-/* The texts of kernels: files under the folder kernels/ beside the shared object that this code is in. */
+/* The texts of kernels: files under kernels/ beside this library, which is csrc/cuda in a source tree. */
 #ifndef RECFUSE_CUDA_SOURCE_H
 #define RECFUSE_CUDA_SOURCE_H
 

@@ -6,10 +6,6 @@
 
 enum { RF_PIN_LINE_BYTES = 128 }; /* that a thread asks for */
 
-#ifndef __CUDACC__ /* a kernel knows its type */
-#define RF_INDEX void
-#endif
-
 typedef struct rf_pin_rows_args {
     const rf_u8 *weight; /* [rows, row_bytes], row_pitch bytes apart */
     const RF_INDEX *hot_rows; /* [n_hot_rows] */
@@ -18,9 +14,5 @@ typedef struct rf_pin_rows_args {
     rf_error_word errors;
 } rf_pin_rows_args;
 RF_SIZE_IS(rf_pin_rows_args, 72);
-
-#ifndef __CUDACC__
-#undef RF_INDEX
-#endif
 
 #endif

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/driver/check.h"
 #include "cuda/jit/jit.h"
 #include "cuda/pin_rows/args.h"
 
@@ -17,10 +16,8 @@ typedef struct pin_rows_variant {
 
 enum { BLOCK = 256 };
 
-static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
-    (void)device;
+static rf_status describe(const void *key, rf__kernel_options *options) {
     const pin_rows_variant *variant = key;
-    options->dynamic_shared = 0;
     snprintf(options->defines, sizeof options->defines, "-DRF_INDEX=%s -DRF_KEEP=%d",
              rf__kernel_integer(variant->index_type), (int)variant->keep);
     return RF_OK;
@@ -77,19 +74,14 @@ rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     RF_CHECK(rf__cuda_check_word(device, error_word(device, params), stream->stream));
     RF_CHECK(rf__cuda_enter(device));
-    const rf_status status = rf__pin_rows_launch(device, params, keep, stream->stream);
-    rf__cuda_leave();
-    return status;
+    return rf__cuda_leave_with(rf__pin_rows_launch(device, params, keep, stream->stream));
 }
 
 rf_status rf_unpin_all_cuda(int32_t device_ordinal) {
     const rf__cuda_device *device = NULL;
     RF_CHECK(rf__cuda_device_get(device_ordinal, &device));
     RF_CHECK(rf__cuda_enter(device));
-    const rf_status status =
-        rf__cuda_status(device->driver->cuCtxResetPersistingL2Cache(), "cuCtxResetPersistingL2Cache");
-    rf__cuda_leave();
-    return status;
+    return rf__cuda_leave_with(RF__CUDA_CALL(device->driver->cuCtxResetPersistingL2Cache()));
 }
 
 rf_status rf__pin_rows_compile(const char *arch) {

@@ -6,9 +6,6 @@
  * Source: Jain et al., MICRO'24, section IV-C.
  */
 
-#ifndef RF_INDEX
-#define RF_INDEX rf_i64
-#endif
 #ifndef RF_KEEP
 #define RF_KEEP 1
 #endif

@@ -65,13 +65,12 @@ static rf_status field_read(rf__schedule_fields fields, const char *text, int le
 }
 
 rf_status rf__schedule_parse(rf__schedule_fields fields, const char *text, void *schedule) {
-    rf_status status = RF_OK;
-    while (status == RF_OK && text != NULL && *text != '\0') {
+    while (text != NULL && *text != '\0') {
         const int length = (int)strcspn(text, " ");
-        if (length > 0) status = field_read(fields, text, length, schedule);
+        if (length > 0) RF_CHECK(field_read(fields, text, length, schedule));
         text += length + (text[length] == ' ');
     }
-    return status;
+    return RF_OK;
 }
 
 void rf__schedule_print(rf__schedule_fields fields, const void *schedule, char *text, size_t bytes) {
@@ -90,10 +89,9 @@ void rf__schedule_print(rf__schedule_fields fields, const void *schedule, char *
 }
 
 rf_status rf__schedule_check(rf__schedule_fields fields, const void *schedule) {
-    rf_status status = RF_OK;
-    for (int32_t i = 0; i < fields.count && status == RF_OK; i++) {
+    for (int32_t i = 0; i < fields.count; i++) {
         const int32_t value = *value_of(&fields.fields[i], schedule);
-        if (value != 0) status = value_check(&fields.fields[i], value);
+        if (value != 0) RF_CHECK(value_check(&fields.fields[i], value));
     }
-    return status;
+    return RF_OK;
 }

@@ -1,10 +1,8 @@
 #include "cuda/tune/timer.h"
 
 static rf_status run(const rf__timing *timing, int64_t variant) {
-    rf_status status = RF_OK;
-    for (int64_t b = 0; b < timing->n_batches && status == RF_OK; b++)
-        status = timing->run(timing->context, variant, b);
-    return status;
+    for (int64_t b = 0; b < timing->n_batches; b++) RF_CHECK(timing->run(timing->context, variant, b));
+    return RF_OK;
 }
 
 rf_status rf__time(const rf__cuda_device *device, void *stream, const rf__timing *timing) {

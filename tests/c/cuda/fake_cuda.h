@@ -45,6 +45,5 @@ rf__cu_result fake_cuda_call(const char *name);
 
 #define FAKE_CUDA_DECLARE(result, name, parameters) result name parameters;
 RF__CUDA_LIST(FAKE_CUDA_DECLARE)
-RF__CUDA_NEWER_LIST(FAKE_CUDA_DECLARE)
 
 #endif

@@ -5,4 +5,3 @@
 #define DEFINE(result, name, parameters) \
     __attribute__((weak)) result name parameters { return fake_cuda_call(#name); }
 RF__CUDA_LIST(DEFINE)
-RF__CUDA_NEWER_LIST(DEFINE)

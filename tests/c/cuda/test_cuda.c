@@ -132,9 +132,8 @@ typedef struct factor_key {
 
 static atomic_int described;
 
-static rf_status describe_factor(const void *key, const rf__cuda_device *gpu, rf__kernel_options *options) {
+static rf_status describe_factor(const void *key, rf__kernel_options *options) {
     const factor_key *factor = key;
-    (void)gpu;
     atomic_fetch_add(&described, 1);
     snprintf(options->defines, sizeof options->defines, "-DRF_FACTOR=%s", factor->factor);
     options->dynamic_shared = 1024;

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "../check.h"
-#include "cuda/driver/check.h"
 #include "cuda/driver/launch.h"
 #include "cuda/driver/tensor_map.h"
 #include "program.h"
@@ -236,9 +235,6 @@ static void tensor_map(char **arguments) {
     REFUSED(RF_ERR_VALUE, "the box is 128 bytes wide", params.box[0] = 64);
     REFUSED(RF_ERR_VALUE, "swizzle is 16 bytes", params.swizzle = 16);
     CHECK(driver_calls("cuTensorMapEncodeTiled") == calls, "the driver was asked");
-    rf__cuda_driver old = *driver;
-    old.cuTensorMapEncodeTiled = NULL;
-    CHECK(rf__tensor_map_encode(&old, &good, &map) == RF_ERR_UNSUPPORTED, "%s", rf_last_error());
     params = (rf__tensor_map_params){.data = data, .dimensions = 1, .sizes = {8}, .box = {4}};
     CHECK(rf__tensor_map_encode(driver, &params, &map) == RF_OK && got->dimensions == 1 &&
               got->swizzle == 0 && got->type == RF__CU_TENSOR_MAP_DATA_TYPE_FLOAT32,

@@ -19,8 +19,7 @@ typedef struct variant {
     int32_t offset_type, unused;
 } variant;
 
-static rf_status describe(const void *key, const rf__cuda_device *device, rf__kernel_options *options) {
-    (void)device;
+static rf_status describe(const void *key, rf__kernel_options *options) {
     const variant *variant_of_key = key;
     options->dynamic_shared = 0;
     snprintf(options->defines, sizeof options->defines, "-DRF_OFFSET=%s -DRF_BLOCK=%d",
