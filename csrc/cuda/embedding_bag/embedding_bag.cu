@@ -150,7 +150,9 @@ RF_INLINE int make_list(const rf_embedding_bag_args &args, rf_i64 bag, const raw
     const rf_u32 before = group & ((1u << threadIdx.x % 32) - 1u);
     RF_ROW row[shape::INDICES]; /* -1: not there */
     bool any_bad = false;
+#if RF_WEIGHTED
     float scale[shape::INDICES];
+#endif
 #pragma unroll
     for (int i = 0; i < shape::INDICES; i++) {
         const rf_i64 position = begin + i * shape::GROUP + lane, index = raw.index[i];
@@ -158,7 +160,9 @@ RF_INLINE int make_list(const rf_embedding_bag_args &args, rf_i64 bag, const raw
         const bool bad = RF_CHECK && wanted && (rf_u64)index >= (rf_u64)args.rows;
         any_bad |= bad;
         if (RF_PADDED) counted += wanted && !padding;
-        if (RF_WEIGHTED) scale[i] = wanted ? rf_load(args.sample_weights + position) : 0.0f;
+#if RF_WEIGHTED
+        scale[i] = wanted ? rf_load(args.sample_weights + position) : 0.0f;
+#endif
         row[i] = wanted && !bad && !padding ? (RF_ROW)index : -1;
     }
     if (any_bad) report_index(args, bag, begin + lane, end);
