@@ -3,6 +3,7 @@ PYTHON ?= python3
 ARGS ?=
 CLANG_FORMAT ?= $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('scripts'))")/clang-format
 C_FILES = $(shell find include csrc tests/c benchmarks/kernels -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
+GPU_TESTS = tests/gpu tests/tools/test_timing.py $(wildcard tests/tools/test_cuda_*.py)
 IN_PLACE = PYTHONPATH=python $(PYTHON)
 BENCHMARKS = $(filter-out benchmarks/show.py benchmarks/tables.py,$(wildcard benchmarks/[a-z]*.py))
 
@@ -14,33 +15,33 @@ help: ## this list
 build: ## compile into python/recfuse, for use with PYTHONPATH=python
 	$(PYTHON) setup.py -q build_ext --inplace
 
-test: build ## every test; ARGS='tests/passes/test_swap.py -k NAME' for some
+test: build ## every test; ARGS='tests/passes/test_swap.py -k NAME' for some, ARGS='-n 4 --dist loadfile' in processes
 	$(IN_PLACE) -m pytest $(ARGS)
 
 bench: build ## every benchmark; ARGS=--help and the like go to each
 	set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(IN_PLACE) $$script $(ARGS); done
 
 sanitize: build ## the C tests under the address, undefined-behaviour and thread sanitizers
-	$(IN_PLACE) -m pytest tests/c -v -rs -k "sanitizer or address or thread" $(ARGS)
+	$(IN_PLACE) -m pytest tests/c/test_c_api.py tests/c/test_cuda_*.py -v -rs -k "sanitizer or address or thread" $(ARGS)
 
 neon: build ## the C tests for aarch64 in an emulator (Debian: gcc-aarch64-linux-gnu qemu-user)
 	command -v aarch64-linux-gnu-gcc
 	command -v qemu-aarch64 || command -v qemu-aarch64-static
 	$(IN_PLACE) -m pytest tests/c/test_c_api.py -v -rs -k neon_emulated $(ARGS)
 
-gpu: build ## the tests that need a GPU
-	$(IN_PLACE) -m pytest tests/gpu -v -rs $(ARGS)
+gpu: build ## the tests that need a GPU, or two
+	$(IN_PLACE) -m pytest $(GPU_TESTS) -v -rs $(ARGS)
 
 format: ## rewrite C and Python in the project's form
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 	$(CLANG_FORMAT) -i $(C_FILES)
 
-lint: build ## what format would change, and the lint of the C source
+lint: build ## what format would change, and the rules for C source, rooms and documents
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(CLANG_FORMAT) --dry-run --Werror $(C_FILES)
-	$(IN_PLACE) -m pytest tests/tools/test_lint.py $(ARGS)
+	$(IN_PLACE) -m pytest tests/tools/test_lint.py tests/tools/test_rooms.py $(ARGS)
 
 clean: ## remove what builds and tests leave
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis python/*.egg-info python/recfuse/*.so
