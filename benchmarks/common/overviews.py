@@ -13,7 +13,7 @@ LOOP = "nn.EmbeddingBag in a loop"
 
 def fused_overview() -> Table:
     """Models A to E at 512 on the H200, and over the published sizes."""
-    (run,), (peers,) = (read_runs(RESULTS / f"h200/fused_{name}.json") for name in ("models", "peers"))
+    (run,), (peers,) = (read_runs(RESULTS / f"h200/fused_embedding_bag/fused_{name}.json") for name in ("models", "peers"))
     columns = ["model", LOOP, "FBGEMM", "recfuse", "over FBGEMM", "over it on the published sizes"]
     table, ratios = Table("", columns), []
     for model, sizes in run["sizes"].items():
@@ -59,7 +59,7 @@ def dlrm_overview() -> Table:
 
 def host_overview() -> Table:
     """What the host spends on a call, in each process."""
-    runs = read_runs(RESULTS / "h200/fused_host.json")
+    runs = read_runs(RESULTS / "h200/fused_embedding_bag/fused_host.json")
     table = Table("", ["us of the host, median (least)", *(f"process {n}" for n in range(1, len(runs) + 1))])
     for rows in zip(*(run["tables"][0]["rows"] for run in runs), strict=True):
         table.rows.append([rows[0][0], *(f"{median} ({least})" for _, median, _, least in rows)])
