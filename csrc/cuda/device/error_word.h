@@ -45,8 +45,8 @@ typedef enum rf_argument {
 #undef RF_ARGUMENT
 } rf_argument;
 
-/* States of a record: none, written, being read by a thread of the host. */
-enum { RF_ERROR_NONE, RF_ERROR_READY, RF_ERROR_TAKEN };
+/* States of a record: none, written. */
+enum { RF_ERROR_NONE, RF_ERROR_READY };
 
 typedef struct rf_error_record {
     rf_u32 ready; /* RF_ERROR_... */

@@ -1,6 +1,7 @@
 #include "cuda/driver/memory.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -107,17 +108,22 @@ static bool is_ready(const rf_error_record *record) {
     return __atomic_load_n(&record->ready, __ATOMIC_ACQUIRE) == RF_ERROR_READY;
 }
 
+/* The lock of taking a record, so that one thread raises it; nothing waits under it. A child, which has no CUDA, never
+ * comes here. */
+static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
+
 /* Copies a record and frees its word; false where another thread was first. */
 static bool record_take(rf_error_record *record, rf_error_record *copy) {
-    rf_u32 ready = RF_ERROR_READY;
-    if (!__atomic_compare_exchange_n(&record->ready, &ready, RF_ERROR_TAKEN, false, __ATOMIC_ACQUIRE,
-                                     __ATOMIC_RELAXED))
-        return false;
-    *copy = *record;
-    /* In this order: it is empty, and then a kernel may write the next one. */
-    __atomic_store_n(&record->ready, RF_ERROR_NONE, __ATOMIC_RELEASE);
-    __atomic_store_n(&record->raised, copy->raised + 1, __ATOMIC_RELEASE);
-    return true;
+    pthread_mutex_lock(&taking);
+    const bool taken = is_ready(record);
+    if (taken) {
+        *copy = *record;
+        /* In this order: it is empty, and then a kernel may write the next one. */
+        __atomic_store_n(&record->ready, RF_ERROR_NONE, __ATOMIC_RELEASE);
+        __atomic_store_n(&record->raised, copy->raised + 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&taking);
+    return taken;
 }
 
 rf_status rf__cuda_check_word(const rf__cuda_device *device, rf__cuda_error_word word, void *stream) {
