@@ -13,7 +13,8 @@ LOOP = "nn.EmbeddingBag in a loop"
 
 def fused_overview() -> Table:
     """Models A to E at 512 on the H200, and over the published sizes."""
-    (run,), (peers,) = (read_runs(RESULTS / f"h200/fused_embedding_bag/fused_{name}.json") for name in ("models", "peers"))
+    folder = RESULTS / "h200" / "fused_embedding_bag"
+    (run,), (peers,) = (read_runs(folder / f"fused_{name}.json") for name in ("models", "peers"))
     columns = ["model", LOOP, "FBGEMM", "recfuse", "over FBGEMM", "over it on the published sizes"]
     table, ratios = Table("", columns), []
     for model, sizes in run["sizes"].items():
