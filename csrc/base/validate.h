@@ -11,7 +11,9 @@
 #define RF__REFUSE_IF(condition, code, text, ...) \
     RF_FAIL_IF(condition, code, "recfuse.%s: " text, operator_name, __VA_ARGS__)
 
-static inline int64_t rf__dtype_bytes(rf_dtype dtype) { return dtype == RF_FLOAT32 ? 4 : 2; }
+static inline int64_t rf__dtype_bytes(rf_dtype dtype) {
+    return dtype == RF_FLOAT32 ? 4 : dtype == RF_FLOAT64 ? 8 : 2;
+}
 
 /* Initializers of the fields that every params struct of lookups has, from `params`. */
 #define RF__LOOKUPS_OF(params)                                                                        \
@@ -39,6 +41,9 @@ RF__SHARED rf_status rf__check_fused_warps(int32_t warps);
 
 /* The whole params struct of a weight's gradient; of offsets and indices not the contents. */
 rf_status rf__check_fused_backward(const char *operator_name, const rf_fused_backward_params *params);
+
+/* Of the broadcast sum, on whichever device: all but the contents of `parent`. */
+rf_status rf__check_ikbo_add(const rf_ikbo_add_params *params);
 
 /* The whole params struct of the operator of one table, whichever device its pointers are of. */
 rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params);

@@ -76,6 +76,9 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
     X(int32_t, aoti_torch_empty_strided,                                                                   \
       (int64_t dim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device_type,      \
        int32_t device_index, AtenTensorHandle *tensor))                                                    \
+    X(int32_t, aoti_torch__reinterpret_tensor,                                                             \
+      (AtenTensorHandle self, int64_t dim, const int64_t *sizes, const int64_t *strides,                   \
+       int64_t more_offset, AtenTensorHandle *view))                                                       \
     X(int32_t, aoti_torch_copy_, (AtenTensorHandle self, AtenTensorHandle source, int32_t non_blocking))   \
     X(int32_t, aoti_torch_delete_tensor_object, (AtenTensorHandle tensor))                                 \
     /* threads; the body must not throw */                                                                 \

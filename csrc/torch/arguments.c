@@ -65,8 +65,14 @@ rf_status rf__call_output_text(rf__call *call, int output, const char *text) {
 
 rf_status rf__call_integers(rf__call *call, int argument, const void **data, int64_t *count,
                             rf_int_type *type) {
+    return rf__call_integers_of(call, name_of(call, argument), call->values[argument].tensor, data, count,
+                                type);
+}
+
+rf_status rf__call_integers_of(rf__call *call, const char *argument, AtenTensorHandle handle,
+                               const void **data, int64_t *count, rf_int_type *type) {
     rf__tensor tensor;
-    RF_CHECK(rf__call_tensor(call, argument, 1, &tensor));
+    RF_CHECK(rf__tensor_read(argument, handle, 1, call->device, &tensor));
     *type = tensor.dtype == aoti_torch_dtype_int64() ? RF_INT64 : RF_INT32;
     RF_FAIL_IF(*type == RF_INT32 && tensor.dtype != aoti_torch_dtype_int32(), RF_ERR_TYPE,
                "%s is %s, must be int32 or int64", tensor.argument, rf__torch_dtype_name(tensor.dtype));

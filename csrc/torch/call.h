@@ -8,7 +8,7 @@
 
 #include "torch/values.h"
 
-enum { RF__MAX_ARGUMENTS = 16, RF__MAX_OUTPUTS = 4, RF__MAX_TEMPORARIES = 8, RF__NAME_BYTES = 32 };
+enum { RF__MAX_ARGUMENTS = 16, RF__MAX_OUTPUTS = 4, RF__MAX_TEMPORARIES = 24, RF__NAME_BYTES = 32 };
 
 typedef struct rf__call rf__call;
 
@@ -65,6 +65,9 @@ rf_status rf__call_contiguous(rf__call *call, rf__tensor *tensor, int32_t dtype)
 /* Contiguous int32 or int64 [count]. */
 rf_status rf__call_integers(rf__call *call, int argument, const void **data, int64_t *count,
                             rf_int_type *type);
+/* The same of a tensor of a list; `argument` names it. */
+rf_status rf__call_integers_of(rf__call *call, const char *argument, AtenTensorHandle handle,
+                               const void **data, int64_t *count, rf_int_type *type);
 /* Text without a zero inside, borrowed; which of `choices` (up to NULL) it is. RF_ERR_VALUE otherwise. */
 rf_status rf__call_text(rf__call *call, int argument, const char **text);
 rf_status rf__call_choice(rf__call *call, int argument, const char *const *choices, int *chosen);

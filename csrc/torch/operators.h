@@ -14,6 +14,10 @@
     X(fused_embedding_bag_sparse_backward)         \
     X(fused_embedding_bag_winners)                 \
     X(fused_embedding_bag_sample_weights_backward) \
+    X(ikbo_linear)                                 \
+    X(ikbo_linear_chain)                           \
+    X(_ikbo_linear_path)                           \
+    X(_ikbo_linear_chain_path)                     \
     X(check)                                       \
     X(cpu_isa)                                     \
     X(library_version)                             \

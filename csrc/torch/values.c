@@ -178,6 +178,7 @@ rf_status rf__tensor_refuse(const rf__tensor *tensor, rf_status code, const char
 int32_t rf__torch_dtype(rf_dtype dtype) {
     return dtype == RF_FLOAT16    ? aoti_torch_dtype_float16()
            : dtype == RF_BFLOAT16 ? aoti_torch_dtype_bfloat16()
+           : dtype == RF_FLOAT64  ? aoti_torch_dtype_float64()
                                   : aoti_torch_dtype_float32();
 }
 

@@ -9,7 +9,8 @@
 
 RF_BEGIN_DECLARATIONS
 
-typedef enum rf_dtype { RF_FLOAT32, RF_FLOAT16, RF_BFLOAT16 } rf_dtype;
+/* Tables have one of the first three. */
+typedef enum rf_dtype { RF_FLOAT32, RF_FLOAT16, RF_BFLOAT16, RF_FLOAT64 } rf_dtype;
 typedef enum rf_int_type { RF_INT32, RF_INT64 } rf_int_type;
 /* The numbers are those of ATen's _embedding_bag. */
 typedef enum rf_pooling { RF_SUM, RF_MEAN, RF_MAX } rf_pooling;

@@ -64,7 +64,7 @@ RF__SUM_ROW(f32, RF_FLOAT32)
 RF__SUM_ROW(f16, RF_FLOAT16)
 RF__SUM_ROW(bf16, RF_BFLOAT16)
 
-/* `columns` elements, BLOCK at most, as floats. */
+/* `columns` elements as floats. */
 static void load_block(const char *from, rf_dtype dtype, int64_t columns, float *block) {
     const int64_t bytes = rf__dtype_bytes(dtype);
     int64_t at = 0;

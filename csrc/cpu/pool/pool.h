@@ -105,12 +105,18 @@ typedef void (*rf__winners_kernel)(const rf_fused_embedding_bag_params *params, 
 typedef float (*rf__dot_kernel)(const char *one, rf_dtype one_dtype, const char *other, rf_dtype other_dtype,
                                 int64_t count);
 
+/* `count` elements, few at a time, as floats and back. */
+typedef void (*rf__load_kernel)(const char *from, rf_dtype dtype, int64_t count, float *to);
+typedef void (*rf__store_kernel)(char *to, rf_dtype dtype, int64_t count, const float *from);
+
 typedef struct rf__pool_kernels {
     rf__pool_kernel pool[3][2][RF__POOL_OPS]; /* [rf_dtype][rf_int_type][op] */
     rf__row_kernel sum_row[3]; /* [rf_dtype of grad] */
     rf__mixed_row_kernel mixed_row;
     rf__winners_kernel winners;
     rf__dot_kernel dot;
+    rf__load_kernel load;
+    rf__store_kernel store;
 } rf__pool_kernels;
 
 extern const rf__pool_kernels rf__pool_avx512, rf__pool_avx2, rf__pool_neon, rf__pool_scalar;

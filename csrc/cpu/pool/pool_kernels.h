@@ -170,4 +170,6 @@ const rf__pool_kernels RF__TABLE = {.pool = {{RF__ENTRY(f32_i32), RF__ENTRY(f32_
                                     .sum_row = {sum_row_f32, sum_row_f16, sum_row_bf16},
                                     .mixed_row = mixed_row,
                                     .winners = bag_winners,
-                                    .dot = dot};
+                                    .dot = dot,
+                                    .load = load_block,
+                                    .store = store_block};

@@ -7,6 +7,7 @@
     X(RF_FLOAT32, 0)          \
     X(RF_FLOAT16, 1)          \
     X(RF_BFLOAT16, 2)         \
+    X(RF_FLOAT64, 3)          \
     X(RF_SUM, 0)              \
     X(RF_MEAN, 1)             \
     X(RF_MAX, 2)              \
@@ -14,7 +15,11 @@
     X(RF_STATION_REGISTER, 2) \
     X(RF_STATION_SHARED, 3)   \
     X(RF_STATION_LOCAL, 4)    \
-    X(RF_STATION_L1, 5)
+    X(RF_STATION_L1, 5)       \
+    X(RF_ACTIVATION_NONE, 0)  \
+    X(RF_ACTIVATION_RELU, 1)  \
+    X(RF_ACTIVATION_GELU, 2)  \
+    X(RF_ACTIVATION_SILU, 3)
 
 #ifdef __CUDACC__
 #define RF_CODE(name, number) name = number,

@@ -18,7 +18,9 @@
 #define RF_OPERATOR_LIST(X) \
     X(embedding_bag)        \
     X(pin_rows)             \
-    X(fused_embedding_bag)
+    X(fused_embedding_bag)  \
+    X(ikbo_linear)          \
+    X(ikbo_linear_chain)
 
 typedef enum rf_operator {
 #define RF_OPERATOR(name) RF_OPERATOR_##name,
@@ -33,10 +35,12 @@ typedef enum rf_rule {
 } rf_rule;
 
 /* Arguments, by their names in messages: X(name, rule, what the limit of an index counts, what a limit of 0 means). */
-#define RF_ARGUMENT_LIST(X)                                         \
-    X(indices, INDEX, "rows of its table", "its table has no rows") \
-    X(offsets, OFFSET, "", "")                                      \
-    X(rows, INDEX, "rows of its table", "its table has no rows")
+#define RF_ARGUMENT_LIST(X)                                          \
+    X(indices, INDEX, "rows of its table", "its table has no rows")  \
+    X(offsets, OFFSET, "", "")                                       \
+    X(rows, INDEX, "rows of its table", "its table has no rows")     \
+    X(cand_to_user, INDEX, "items of x_user", "x_user has no items") \
+    X(maps, INDEX, "items of its inputs[i]", "inputs[i] has no items")
 
 typedef enum rf_argument {
     RF_ARGUMENT_none,
@@ -52,7 +56,7 @@ typedef struct rf_error_record {
     rf_u32 ready; /* RF_ERROR_... */
     rf_u32 argument; /* rf_argument */
     rf_u32 operator_number; /* rf_operator */
-    rf_i32 feature; /* -1: the operator has none */
+    rf_i32 feature; /* -1: the operator has none; of maps: which of them */
     rf_i64 position; /* in the argument */
     rf_i64 bag; /* -1: the argument has none */
     rf_i64 value; /* what was found there */

@@ -110,6 +110,16 @@ static void errors(char **arguments) {
     record.limit = 10, record.bag = -1, record.argument = RF_ARGUMENT_rows;
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_INDEX, "rows[70] is 12; allowed is 0 to 9");
+    record.operator_number = RF_OPERATOR_ikbo_linear_chain, record.argument = RF_ARGUMENT_maps,
+    record.feature = 1;
+    CHECK(record_write(&word, record), "not recorded");
+    expect_error(gpu, &word, RF_ERR_INDEX,
+                 "recfuse.ikbo_linear_chain: maps[1][70] is 12; allowed is 0 to 9, less than the 10 items");
+    record.operator_number = RF_OPERATOR_ikbo_linear, record.argument = RF_ARGUMENT_cand_to_user;
+    record.feature = -1, record.limit = 0;
+    CHECK(record_write(&word, record), "not recorded");
+    expect_error(gpu, &word, RF_ERR_INDEX,
+                 "recfuse.ikbo_linear: cand_to_user[70] is 12; x_user has no items, which allows no index");
     record = (rf_error_record){.argument = RF_ARGUMENT_offsets, .feature = -1, .value = 5, .lookups = 100};
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_VALUE, "offsets[0] is 5; the first bag must begin at 0");

@@ -1,0 +1,117 @@
+/* Broadcast-add: each candidate's product plus its user's, the bias and the activation, in place.
+ *
+ *     out[c] = activation(out[c] + base[parent[c]] + bias), or without out[c] with RF_REPLACE: a gather
+ *
+ * out [count, item], base [parents, item], an item rows * columns elements in vectors of RF_VECTOR bytes. A thread owns
+ * RF_STEPS vectors, RF_BLOCK apart, which its block has one after another: neighbours read neighbouring vectors of one
+ * candidate and of one user. An element is read once and written once, so that the kernel runs at the memory's speed; users
+ * stay in L2 while their candidates follow each other. Sums are in float32 (float64 for it) and rounded once. A parent that
+ * does not exist counts as zeros, and the thread of the item's first vector reports it.
+ * No shared memory. Launch: grid [ceil(count * item_vectors / (RF_BLOCK * RF_STEPS))], block [RF_BLOCK].
+ * Source: the broadcast fusion of IKBO (in-kernel broadcast optimization), section 2.
+ */
+
+#ifndef RF_DTYPE
+#define RF_DTYPE 1
+#define RF_VECTOR 16
+#endif
+#ifndef RF_ACTIVATION
+#define RF_ACTIVATION 0
+#endif
+#ifndef RF_BIAS
+#define RF_BIAS 1
+#endif
+#ifndef RF_REPLACE
+#define RF_REPLACE 0
+#endif
+#ifndef RF_BLOCK
+#define RF_BLOCK 256
+#endif
+#ifndef RF_STEPS
+#define RF_STEPS 4
+#endif
+
+#include "ikbo_linear/activation.cuh"
+#include "ikbo_linear/args.h"
+
+#if RF_DTYPE == 3
+typedef double sum_t;
+typedef rf_bytes<8> element_t;
+RF_INLINE double get(const rf_bytes<RF_VECTOR> &from, int i) {
+    return __hiloint2double((int)from.word[2 * i + 1], (int)from.word[2 * i]);
+}
+RF_INLINE double get_one(const rf_bytes<8> &from) {
+    return __hiloint2double((int)from.word[1], (int)from.word[0]);
+}
+RF_INLINE void set(rf_bytes<RF_VECTOR> &to, int i, double value) {
+    to.word[2 * i] = (rf_u32)__double2loint(value);
+    to.word[2 * i + 1] = (rf_u32)__double2hiint(value);
+}
+#else
+typedef float sum_t;
+typedef rf_bytes<rf_element<RF_DTYPE>::BYTES> element_t;
+RF_INLINE float get(const rf_bytes<RF_VECTOR> &from, int i) { return rf_element<RF_DTYPE>::get(from, i); }
+RF_INLINE float get_one(const element_t &from) { return rf_element<RF_DTYPE>::get(from, 0); }
+RF_INLINE void set(rf_bytes<RF_VECTOR> &to, int i, float value) { rf_element<RF_DTYPE>::set(to, i, value); }
+#endif
+typedef rf_bytes<RF_VECTOR> vector_t;
+enum { ELEMENTS = RF_VECTOR / (int)sizeof(element_t) }; /* of a vector */
+
+RF_INLINE sum_t bias_of(const rf_broadcast_add_args &args, rf_u32 at) {
+    return get_one(rf_load((const element_t *)args.bias + at));
+}
+
+RF_INLINE void report(const rf_broadcast_add_args &args, rf_i64 item, rf_i64 parent) {
+    if (args.map < 0) {
+        rf_report<RF_OPERATOR_ikbo_linear>(
+            args.errors, {RF_ARGUMENT_cand_to_user, item, -1, parent, args.parents, args.count});
+    } else {
+        rf_report<RF_OPERATOR_ikbo_linear_chain>(
+            args.errors, {RF_ARGUMENT_maps, item, -1, parent, args.parents, args.count}, args.map);
+    }
+}
+
+/* Vector `at` of an item. */
+RF_INLINE void add(const rf_broadcast_add_args &args, rf_i64 item, rf_u32 at) {
+    const rf_i64 parent = args.parent == nullptr ? item : rf_load(args.parent + item);
+    const bool good = (rf_u64)parent < (rf_u64)args.parents;
+    if (!good && at == 0 && args.report) report(args, item, parent);
+    vector_t *out = (vector_t *)args.out + item * args.item_vectors + at;
+    vector_t base = {}, old = {}, sum;
+    if (good) base = rf_load((const vector_t *)args.base + parent * args.item_vectors + at);
+    if (!RF_REPLACE) old = *out;
+    rf_u32 row = 0, column = 0;
+    if (RF_BIAS != RF_BIAS_NONE) {
+        row = at * ELEMENTS / args.columns;
+        column = at * ELEMENTS - row * args.columns;
+    }
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++) {
+        sum_t value = get(base, i);
+        if (!RF_REPLACE) value += get(old, i);
+        if (RF_BIAS != RF_BIAS_NONE) {
+            value += bias_of(args, RF_BIAS == RF_BIAS_ROW ? row : column);
+            if (++column == args.columns) {
+                column = 0;
+                row++;
+            }
+        }
+        set(sum, i, rf_activate<RF_ACTIVATION>(value));
+    }
+    *out = sum;
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BLOCK)
+    rf_broadcast_add(const __grid_constant__ rf_broadcast_add_args args) {
+    rf_wait_for_previous_kernel();
+    const rf_i64 first = (rf_i64)blockIdx.x * (RF_BLOCK * RF_STEPS);
+    /* One long division a thread, of the block's first vector; the rest are short ones. */
+    const rf_i64 first_item = first / args.item_vectors;
+    const rf_u32 first_at = (rf_u32)(first - first_item * args.item_vectors);
+#pragma unroll
+    for (int step = 0; step < RF_STEPS; step++) {
+        const rf_u32 at = first_at + step * RF_BLOCK + threadIdx.x;
+        const rf_u32 items = at / args.item_vectors;
+        if (first_item + items < args.count) add(args, first_item + items, at - items * args.item_vectors);
+    }
+}

@@ -1,0 +1,240 @@
+/* recfuse::ikbo_linear and recfuse::ikbo_linear_chain on CPU and GPU.
+ *
+ * Four ways to the same result, the stages of the paper: "decomposed" has a matmul of torch for each level, the users'
+ * products gathered for their candidates into memory, and an addition; "aligned" the same with rows of weights padded to 16
+ * bytes, which tensor cores want; "broadcast" adds from the users' products in one kernel; "fused" is one launch in all.
+ * A level's products go to a temporary, the last one's to the output. torch's matmuls are called by the operators that
+ * write to a given tensor: autocast, which would change the type, leaves them alone.
+ */
+#include "base/validate.h"
+#include "torch/arguments.h"
+#include "torch/operators.h"
+
+/* A view of some tensor, or of a copy that belongs to the call. */
+typedef struct operand {
+    AtenTensorHandle of;
+    int64_t sizes[3], strides[3];
+} operand;
+
+/* A new handle, for a stack of arguments. */
+static rf_status view(const operand *operand, int64_t dim, AtenTensorHandle *handle) {
+    RF__TORCH_CHECK(
+        aoti_torch__reinterpret_tensor(operand->of, dim, operand->sizes, operand->strides, 0, handle));
+    return RF_OK;
+}
+
+/* out = left . right by aten::mm or aten::bmm. */
+static rf_status multiply(const operand *left, const operand *right, const operand *out, int64_t dim) {
+    rf_status status = RF_OK;
+    AtenTensorHandle handles[3] = {NULL, NULL, NULL};
+    RF_TRY(view(left, dim, &handles[0]));
+    RF_TRY(view(right, dim, &handles[1]));
+    RF_TRY(view(out, dim, &handles[2]));
+    StableIValue stack[3];
+    for (int i = 0; i < 3; i++) stack[i] = (StableIValue)(uintptr_t)handles[i];
+    handles[0] = handles[1] = handles[2] = NULL; /* the call frees them */
+    RF_TRY(rf__torch_status(
+        torch_call_dispatcher(dim == 2 ? "aten::mm" : "aten::bmm", "out", stack, RF__TORCH_BUILD_VERSION),
+        dim == 2 ? "aten::mm" : "aten::bmm"));
+    rf__tensor_free((AtenTensorHandle)(uintptr_t)stack[0]);
+out:
+    for (int i = 0; i < 3; i++) rf__tensor_free(handles[i]);
+    return status;
+}
+
+/* Whether tensor cores can read a weight as it lies: rows or columns in whole units of 16 bytes. */
+static bool is_aligned(const rf__tensor *weight, int64_t bytes) {
+    enum { UNIT = 16 };
+    const bool by_rows = weight->strides[1] == 1 && weight->strides[0] * bytes % UNIT == 0;
+    const bool by_columns = weight->strides[0] == 1 && weight->strides[1] * bytes % UNIT == 0;
+    return (by_rows || by_columns) && (uintptr_t)weight->data % UNIT == 0;
+}
+
+/* A weight [m, k], or a copy of it whose rows are padded to a multiple of 8 elements. The padding is never read. */
+static rf_status weight_operand(rf__call *call, const rf__tensor *weight, bool aligned, operand *found) {
+    const int64_t m = weight->sizes[0], k = weight->sizes[1];
+    *found = (operand){weight->handle, {m, k}, {weight->strides[0], weight->strides[1]}};
+    if (!aligned || m * k == 0 || rf__device_is_cpu(call->device) ||
+        is_aligned(weight, (int64_t)aoti_torch_dtype_element_size(weight->dtype)))
+        return RF_OK;
+    const int64_t padded[2] = {m, (k + 7) / 8 * 8};
+    AtenTensorHandle copy = NULL;
+    void *data = NULL;
+    RF_CHECK(rf__call_temporary(call, 2, padded, weight->dtype, &found->of, &data));
+    found->strides[0] = padded[1];
+    found->strides[1] = 1;
+    RF_CHECK(view(found, 2, &copy));
+    const rf_status status =
+        rf__torch_status(aoti_torch_copy_(copy, weight->handle, true), "aoti_torch_copy_");
+    rf__tensor_free(copy);
+    return status;
+}
+
+/* The products of a level, into `out` [count, m, n] or [count, m]. */
+static rf_status level_multiply(rf__call *call, const rf__ikbo_layer *layer, int32_t l,
+                                AtenTensorHandle out) {
+    const rf__tensor *input = &layer->inputs[l];
+    const int64_t count = input->sizes[0], k = input->sizes[1], m = layer->m, n = layer->n;
+    operand weight;
+    RF_CHECK(weight_operand(call, &layer->weights[l], layer->path != RF__IKBO_DECOMPOSED, &weight));
+    const int64_t *strides = input->strides;
+    if (!layer->matrices) {
+        const operand x = {input->handle, {count, k}, {strides[0], strides[1]}};
+        const operand transposed = {weight.of, {k, m}, {weight.strides[1], weight.strides[0]}};
+        return multiply(&x, &transposed, &(operand){out, {count, m}, {m, 1}}, 2);
+    }
+    const operand x = {input->handle, {count, k, n}, {strides[0], strides[1], strides[2]}};
+    const operand same = {weight.of, {count, m, k}, {0, weight.strides[0], weight.strides[1]}};
+    return multiply(&same, &x, &(operand){out, {count, m, n}, {m * n, n, 1}}, 3);
+}
+
+static rf_status add(const rf__call *call, const rf_ikbo_add_params *params) {
+    rf_executor executor;
+    rf_cuda_stream stream;
+    if (rf__device_is_cpu(call->device)) {
+        RF_CHECK(rf__call_executor(&executor));
+        return rf_ikbo_add_cpu(params, &executor);
+    }
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf_ikbo_add_cuda(params, &stream);
+}
+
+/* Adds the products of level l - 1 to those of level l. */
+static rf_status level_add(rf__call *call, const rf__ikbo_layer *layer, int32_t l, const void *base,
+                           void *out) {
+    const bool last = l == layer->n_levels - 1;
+    rf_ikbo_add_params params = {.out = out,
+                                 .count = layer->inputs[l].sizes[0],
+                                 .m = layer->matrices ? layer->m : 1,
+                                 .n = layer->matrices ? layer->n : layer->m,
+                                 .dtype = layer->dtype,
+                                 .base = base,
+                                 .parents = layer->inputs[l - 1].sizes[0],
+                                 .parent = layer->maps[l],
+                                 .parent_type = layer->map_types[l],
+                                 .bias = last ? layer->bias : NULL,
+                                 .bias_on_n = last && layer->bias != NULL && !layer->matrices,
+                                 .activation = last ? layer->activation : RF_ACTIVATION_NONE,
+                                 .check_bounds = layer->check_bounds,
+                                 .map = layer->chain ? l - 1 : -1,
+                                 .weight = layer->weights[layer->n_levels - 1].data};
+    if (layer->path == RF__IKBO_BROADCAST) return add(call, &params);
+    rf_ikbo_add_params gather = params;
+    AtenTensorHandle gathered = NULL;
+    const int64_t sizes[3] = {params.count, params.m, params.n};
+    RF_CHECK(rf__call_temporary(call, 3, sizes, rf__torch_dtype(layer->dtype), &gathered, &gather.out));
+    gather.replace = true;
+    gather.bias = NULL;
+    gather.bias_on_n = false;
+    gather.activation = RF_ACTIVATION_NONE;
+    RF_CHECK(add(call, &gather));
+    params.base = gather.out;
+    params.parent = NULL;
+    params.parents = params.count;
+    return add(call, &params);
+}
+
+static rf_status run_levels(rf__call *call, const rf__ikbo_layer *layer, AtenTensorHandle output,
+                            void *data) {
+    const void *base = NULL;
+    for (int32_t l = 0; l < layer->n_levels; l++) {
+        AtenTensorHandle products = output;
+        void *out = data;
+        const int64_t sizes[3] = {layer->inputs[l].sizes[0], layer->m, layer->n};
+        if (l < layer->n_levels - 1)
+            RF_CHECK(rf__call_temporary(call, 2 + layer->matrices, sizes, rf__torch_dtype(layer->dtype),
+                                        &products, &out));
+        RF_CHECK(level_multiply(call, layer, l, products));
+        if (l > 0) RF_CHECK(level_add(call, layer, l, base, out));
+        base = out;
+    }
+    return RF_OK;
+}
+
+/* The arguments of the one launch. It wants rows whose elements lie side by side: a weight is copied where they do not, and
+ * an input where `copy` says so; else *fits is false. */
+static rf_status fused_params(rf__call *call, rf__ikbo_layer *layer, const rf_cuda_allocator *allocator,
+                              bool copy, rf_ikbo_linear_params *params, bool *fits) {
+    *fits = true;
+    *params = (rf_ikbo_linear_params){.n_levels = layer->n_levels,
+                                      .dtype = layer->dtype,
+                                      .m = layer->m,
+                                      .n = layer->n,
+                                      .bias = layer->bias,
+                                      .activation = layer->activation,
+                                      .check_bounds = layer->check_bounds,
+                                      .chain = layer->chain,
+                                      .allocator = allocator};
+    for (int32_t l = 0; l < layer->n_levels; l++) {
+        rf__tensor *weight = &layer->weights[l], *input = &layer->inputs[l];
+        if (weight->sizes[1] > 1 && weight->strides[1] != 1)
+            RF_CHECK(rf__call_contiguous(call, weight, weight->dtype));
+        const bool side_by_side = !layer->matrices || layer->n <= 1 || input->strides[2] == 1;
+        if (!side_by_side && !copy) *fits = false;
+        if (!side_by_side && copy) RF_CHECK(rf__call_contiguous(call, input, input->dtype));
+        params->levels[l] = (rf_ikbo_level){.weight = weight->data,
+                                            .weight_pitch = weight->strides[0],
+                                            .x = input->data,
+                                            .x_pitch = {input->strides[0], input->strides[1]},
+                                            .count = input->sizes[0],
+                                            .k = input->sizes[1],
+                                            .parent = layer->maps[l],
+                                            .parent_type = layer->map_types[l]};
+    }
+    return RF_OK;
+}
+
+/* What "auto" is for this call; `params` is filled where it is or may be the one launch. */
+static rf_status path_choose(rf__call *call, rf__ikbo_layer *layer, const rf_cuda_allocator *allocator,
+                             rf_ikbo_linear_params *params) {
+    const bool on_cpu = rf__device_is_cpu(call->device), asked = layer->path == RF__IKBO_FUSED;
+    bool fits = false;
+    if (!asked && layer->path != RF__IKBO_AUTO) return RF_OK;
+    RF_FAIL_IF(asked && on_cpu, RF_ERR_UNSUPPORTED,
+               "path is \"fused\", which is a kernel of GPUs, with tensors on the CPU; use \"auto\" or "
+               "\"broadcast\"");
+    if (!on_cpu) RF_CHECK(fused_params(call, layer, allocator, asked, params, &fits));
+    if (asked) return RF_OK;
+    fits = fits && rf_ikbo_linear_takes(params, call->device.index);
+    layer->path = fits ? RF__IKBO_FUSED : RF__IKBO_BROADCAST;
+    return RF_OK;
+}
+
+static rf_status run_layer(rf__call *call, bool chain) {
+    rf__ikbo_layer layer;
+    rf_ikbo_linear_params params;
+    rf_cuda_stream stream;
+    void *data = NULL;
+    RF_CHECK(rf__ikbo_layer_read(call, chain, &layer));
+    const rf_cuda_allocator allocator = rf__call_allocator(call);
+    RF_CHECK(path_choose(call, &layer, &allocator, &params));
+    const int64_t sizes[3] = {layer.inputs[layer.n_levels - 1].sizes[0], layer.m, layer.n};
+    RF_CHECK(rf__call_output(call, 0, 2 + layer.matrices, sizes, rf__torch_dtype(layer.dtype), &data));
+    if (layer.path != RF__IKBO_FUSED) return run_levels(call, &layer, call->outputs[0].tensor, data);
+    params.out = data;
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf_ikbo_linear_cuda(&params, &stream);
+}
+
+/* Gives the number of the path that such a call takes. */
+static rf_status tell_path(rf__call *call, bool chain) {
+    rf__ikbo_layer layer;
+    rf_ikbo_linear_params params;
+    RF_CHECK(rf__ikbo_layer_read(call, chain, &layer));
+    RF_CHECK(path_choose(call, &layer, NULL, &params));
+    call->outputs[0].integer = layer.path;
+    call->outputs[0].given = true;
+    return RF_OK;
+}
+
+static rf_status run(rf__call *call) { return run_layer(call, false); }
+static rf_status run_chain(rf__call *call) { return run_layer(call, true); }
+static rf_status path_run(rf__call *call) { return tell_path(call, false); }
+static rf_status chain_path_run(rf__call *call) { return tell_path(call, true); }
+
+const rf__operator rf__torch_ikbo_linear = {RF__IKBO_ARGUMENTS " -> Tensor", RF__CPU | RF__CUDA, run};
+const rf__operator rf__torch_ikbo_linear_chain = {RF__IKBO_CHAIN_ARGUMENTS " -> Tensor", RF__CPU | RF__CUDA,
+                                                  run_chain};
+const rf__operator rf__torch__ikbo_linear_path = {RF__IKBO_ARGUMENTS " -> int", RF__CPU | RF__CUDA, path_run};
+const rf__operator rf__torch__ikbo_linear_chain_path = {RF__IKBO_CHAIN_ARGUMENTS " -> int",
+                                                        RF__CPU | RF__CUDA, chain_path_run};
