@@ -56,7 +56,7 @@ typedef struct rf__ikbo_layer {
 } rf__ikbo_layer;
 
 #define RF__IKBO_OPTIONS                                                     \
-    "*, Tensor? bias=None, str activation=\"none\", str path=\"auto\", str " \
+    "Tensor? bias=None, *, str activation=\"none\", str path=\"auto\", str " \
     "bounds_check=\"on\")"
 #define RF__IKBO_ARGUMENTS \
     "(Tensor w_user, Tensor w_cand, Tensor x_user, Tensor x_cand, Tensor cand_to_user, " RF__IKBO_OPTIONS

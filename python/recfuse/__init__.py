@@ -15,7 +15,17 @@ from recfuse._library import library_path
 # isort: split
 from recfuse import nn  # the library is first
 from recfuse.nn.pinning import PinnedRows
-from recfuse.ops import check, embedding_bag, fused_embedding_bag, pin_rows, unpin
+from recfuse.ops import (
+    check,
+    embedding_bag,
+    fused_embedding_bag,
+    ikbo_linear,
+    ikbo_linear_chain,
+    ikbo_linear_chain_path,
+    ikbo_linear_path,
+    pin_rows,
+    unpin,
+)
 from recfuse.passes.swap import SwapReport, swap, unswap
 
 if TYPE_CHECKING:
@@ -35,6 +45,10 @@ __all__ = [
     "cli",
     "embedding_bag",
     "fused_embedding_bag",
+    "ikbo_linear",
+    "ikbo_linear_chain",
+    "ikbo_linear_chain_path",
+    "ikbo_linear_path",
     "info",
     "library_path",
     "nn",

@@ -3,6 +3,12 @@
 from recfuse.ops import gradients_cuda  # noqa: F401  (registers kernels)
 from recfuse.ops.embedding_bag import embedding_bag
 from recfuse.ops.fused_embedding_bag import fused_dtype, fused_embedding_bag
+from recfuse.ops.ikbo_linear import (
+    ikbo_linear,
+    ikbo_linear_chain,
+    ikbo_linear_chain_path,
+    ikbo_linear_path,
+)
 from recfuse.ops.library import HAS_CUDA_KERNELS, check
 from recfuse.ops.pin_rows import pin_rows, unpin
 
@@ -12,6 +18,10 @@ __all__ = [
     "embedding_bag",
     "fused_dtype",
     "fused_embedding_bag",
+    "ikbo_linear",
+    "ikbo_linear_chain",
+    "ikbo_linear_chain_path",
+    "ikbo_linear_path",
     "pin_rows",
     "unpin",
 ]

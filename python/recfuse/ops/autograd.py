@@ -87,10 +87,12 @@ def register(name: str, autograd: Callable[..., Any] | None = None) -> None:
     operator = getattr(torch.ops.recfuse, name).default
     library.impl(name, autograd or once_differentiable(operator), "Autograd")
 
-    def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+    def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any, **options: Any) -> Any:
         if info.batch_size == 0:
             raise NotImplementedError(f"{operator} has no vmap over a dimension of size 0")
-        found = [operator(*_sliced(arguments, in_dims, number)) for number in range(info.batch_size)]
+        found = [
+            operator(*_sliced(arguments, in_dims, number), **options) for number in range(info.batch_size)
+        ]
         if isinstance(found[0], Tensor):
             return torch.stack(found), 0
         return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])

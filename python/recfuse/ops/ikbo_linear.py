@@ -1,0 +1,391 @@
+"""``ikbo_linear``: a linear layer over users and their candidates, each user computed once; its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+from recfuse.errors import NotATensorError
+from recfuse.ops.autograd import apply, refuse_forward_mode, register
+from recfuse.ops.library import (
+    below_autograd,
+    call_below_autograd,
+    is_transformed,
+    library,
+    needs_derivatives,
+    raise_translated,
+)
+
+_ops = torch.ops.recfuse
+_linear = _ops.ikbo_linear.default
+_chain = _ops.ikbo_linear_chain.default
+
+Path = Literal["decomposed", "aligned", "broadcast", "fused"]
+"""How a call is computed, in the order of the operator's numbers."""
+PATHS: tuple[Path, ...] = get_args(Path)
+Activation = Literal["none", "relu", "gelu", "silu"]
+"""What is made of the sum; gelu is the exact one, torch's default."""
+
+_ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+
+
+def ikbo_linear(
+    w_user: Tensor,
+    w_cand: Tensor,
+    x_user: Tensor,
+    x_cand: Tensor,
+    cand_to_user: Tensor,
+    *,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    path: str = "auto",
+    bounds_check: str = "on",
+) -> Tensor:
+    """A linear layer over the features of users and of candidates, where a user has many candidates.
+
+    ``activation(w_cand @ x_cand[b] + w_user @ x_user[cand_to_user[b]] + bias)``: what
+    ``torch.cat((w_user, w_cand), 1) @ torch.cat((x_user[cand_to_user], x_cand), 1)`` is, with each user's
+    part computed once and added to all of its candidates'. float16, bfloat16, float32 (on a GPU in TF32 where
+    torch's own matmul is) and float64, all tensors of one dtype (autocast brings them to one), on the CPU or
+    on one CUDA device. Any strides.
+
+    Args:
+        w_user: ``[M, Ku]``, of any strides: two views of one weight ``[M, Ku + Kc]`` will do.
+        w_cand: ``[M, Kc]``.
+        x_user: ``[U, Ku, N]``, or ``[U, Ku]``.
+        x_cand: ``[B, Kc, N]``, or ``[B, Kc]``.
+        cand_to_user: int32 or int64 ``[B]``: the user of each candidate, in any order; users may have none.
+        bias: ``[M]``, or None.
+        activation: "none", "relu", "gelu" (exact) or "silu", of the sum.
+        path: how it is computed; the results agree up to rounding. "decomposed": a matmul of torch each for
+            users and candidates, the users' part written out for each candidate, an addition; "aligned": the
+            same with rows of the weights padded to 16 bytes on a GPU; "broadcast": these matmuls and one
+            kernel that adds from the users' part; "fused": one kernel in all, on GPUs that have it, else
+            refused. "auto": the best of those that take the call; :func:`ikbo_linear_path` says which.
+        bounds_check: "on" checks ``cand_to_user``; "off" trusts it: a bad one is then undefined behaviour.
+
+    Returns:
+        ``[B, M, N]``, or ``[B, M]`` for inputs of two dimensions, contiguous, of the inputs' dtype. Sums are
+        in float32 or better; "broadcast" rounds the users' part and the candidates' part to the dtype first.
+
+    Raises:
+        ValueError, TypeError: a bad argument.
+        IndexError: an element of ``cand_to_user`` outside ``[0, U)``. On a GPU it counts as a user of zeros
+            with no gradient, and is raised by a later call with that weight, or by :func:`check`.
+        NotImplementedError: ``path="fused"`` where it is not possible; forward-mode derivatives.
+
+    Gradients are torch's matmuls, and sums over each user's candidates in float32; they can be differentiated
+    again. With gradients wanted, the activation is torch's own, applied to the rounded sum.
+
+    Source: IKBO (in-kernel broadcast optimization), section 2, linear compression.
+    """
+    tensors = w_user, w_cand, x_user, x_cand, cand_to_user, bias
+    options = _options(activation, path, bounds_check)
+    if has_torch_function(tensors):
+        return handle_torch_function(ikbo_linear, tensors, *tensors[:5], bias=bias, **options)
+    _check_tensors("ikbo_linear", ("w_user", "w_cand", "x_user", "x_cand", "cand_to_user", "bias"), tensors)
+    if torch.is_autocast_enabled(x_cand.device.type):
+        w_user, w_cand, x_user, x_cand, bias = _autocast((w_user, w_cand, x_user, x_cand, bias))
+    if is_transformed():
+        return _linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
+    try:
+        return _autograd(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
+    except RuntimeError as error:
+        raise_translated(error)
+
+
+def ikbo_linear_chain(
+    weights: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    maps: Sequence[Tensor],
+    *,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    path: str = "auto",
+    bounds_check: str = "on",
+) -> Tensor:
+    """:func:`ikbo_linear` over two to four levels, the broadest first: users, vendors, items, say.
+
+    Args:
+        weights: ``[M, K_l]`` for each level.
+        inputs: ``[count_l, K_l, N]`` for each level, or all ``[count_l, K_l]``.
+        maps: int32 or int64 ``[count_l+1]`` for each level but the last: ``maps[l]`` gives each item of level
+            ``l + 1`` its item of level ``l``.
+        bias, activation, path, bounds_check: as of :func:`ikbo_linear`.
+
+    Returns:
+        ``[count of the last level, M, N]`` or ``[.., M]``. Every level's sum is rounded to the dtype, but
+        with ``path="fused"``.
+
+    Raises:
+        As :func:`ikbo_linear`.
+    """
+    weights, inputs, maps = list(weights), list(inputs), list(maps)
+    tensors = *weights, *inputs, *maps, bias
+    options = _options(activation, path, bounds_check)
+    if has_torch_function(tensors):
+        return handle_torch_function(ikbo_linear_chain, tensors, weights, inputs, maps, bias=bias, **options)
+    names = [f"{name}[{at}]" for name, given in (("weights", weights), ("inputs", inputs), ("maps", maps))
+             for at in range(len(given))]  # fmt: skip
+    _check_tensors("ikbo_linear_chain", (*names, "bias"), tensors)
+    if inputs and torch.is_autocast_enabled(inputs[0].device.type):
+        *both, bias = _autocast((*weights, *inputs, bias))
+        weights, inputs = both[: len(weights)], both[len(weights) :]
+    if is_transformed():
+        return _chain(weights, inputs, maps, bias, **options)
+    try:
+        return _chain_autograd(weights, inputs, maps, bias, **options)
+    except RuntimeError as error:
+        raise_translated(error)
+
+
+def ikbo_linear_path(
+    w_user: Tensor,
+    w_cand: Tensor,
+    x_user: Tensor,
+    x_cand: Tensor,
+    cand_to_user: Tensor,
+    *,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    path: str = "auto",
+    bounds_check: str = "on",
+) -> Path:
+    """The path that :func:`ikbo_linear` takes with these arguments; raises as it does, and runs nothing."""
+    options = _options(activation, path, bounds_check)
+    return _path(_ops._ikbo_linear_path, w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
+
+
+def ikbo_linear_chain_path(
+    weights: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    maps: Sequence[Tensor],
+    *,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    path: str = "auto",
+    bounds_check: str = "on",
+) -> Path:
+    """The path that :func:`ikbo_linear_chain` takes with these arguments."""
+    options = _options(activation, path, bounds_check)
+    return _path(_ops._ikbo_linear_chain_path, list(weights), list(inputs), list(maps), bias, **options)
+
+
+def _path(operator: Any, *arguments: Any, **options: str) -> Path:
+    try:
+        return PATHS[operator(*arguments, **options)]
+    except RuntimeError as error:
+        raise_translated(error)
+
+
+def _options(activation: str, path: str, bounds_check: str) -> dict[str, str]:
+    """Those that are not the defaults: the operator takes time to read them."""
+    options = {}
+    if activation != "none":
+        options["activation"] = activation
+    if path != "auto":
+        options["path"] = path
+    if bounds_check != "on":
+        options["bounds_check"] = bounds_check
+    return options
+
+
+def _check_tensors(operator: str, names: Sequence[str], tensors: Sequence[Any]) -> None:
+    """Raises where one is no tensor; the last may be None."""
+    for name, tensor in zip(names, tensors, strict=True):
+        if not isinstance(tensor, Tensor) and (tensor is not None or name != "bias"):
+            raise NotATensorError(
+                f"recfuse.{operator}: {name} is a {type(tensor).__name__}, must be a torch.Tensor"
+            )
+
+
+def _autocast(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """As autocast has torch's linear layers: float64 stays."""
+    return [
+        tensor.to(torch.get_autocast_dtype(tensor.device.type))
+        if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+        else tensor
+        for tensor in tensors
+    ]
+
+
+# ---- shapes
+
+
+def _shape(weights: Sequence[Tensor], inputs: Sequence[Tensor], maps: Sequence[Tensor]) -> Tensor:
+    torch._check(
+        2 <= len(weights) <= 4 and len(inputs) == len(weights) == len(maps) + 1,
+        lambda: (
+            f"recfuse.ikbo_linear_chain: {len(weights)} weights, {len(inputs)} inputs and {len(maps)} maps, "
+            "must be 2 to 4 weights, as many inputs and one map less"
+        ),
+    )
+    dims = inputs[0].dim()
+    for level, (weight, given) in enumerate(zip(weights, inputs, strict=True)):
+        torch._check(
+            weight.dim() == 2 and given.dim() == dims and dims in (2, 3),
+            lambda: (
+                "recfuse.ikbo_linear: a weight must have 2 dimensions, inputs 2 or 3, all as many; one has "
+                f"{weight.dim()} and {given.dim()}"  # noqa: B023  (called at once)
+            ),
+        )
+        torch._check(weight.shape[0] == weights[0].shape[0])
+        torch._check(weight.shape[1] == given.shape[1])
+        torch._check(given.shape[2:] == inputs[0].shape[2:])
+        if level > 0:
+            torch._check(maps[level - 1].dim() == 1)
+            torch._check(maps[level - 1].shape[0] == given.shape[0])
+    return inputs[-1].new_empty((inputs[-1].shape[0], weights[0].shape[0], *inputs[-1].shape[2:]))
+
+
+@torch.library.register_fake("recfuse::ikbo_linear", lib=library)
+def _(
+    w_user: Tensor, w_cand: Tensor, x_user: Tensor, x_cand: Tensor, cand_to_user: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    return _shape((w_user, w_cand), (x_user, x_cand), (cand_to_user,))
+
+
+@torch.library.register_fake("recfuse::ikbo_linear_chain", lib=library)
+def _(
+    weights: Sequence[Tensor], inputs: Sequence[Tensor], maps: Sequence[Tensor], *_: Any, **__: Any
+) -> Tensor:
+    return _shape(weights, inputs, maps)
+
+
+# ---- gradients
+
+
+class IKBOLinear(torch.autograd.Function):
+    """Both operators, without an activation, with their gradients.
+
+    ``tensors``: weights, inputs and maps of `levels` levels, and the bias; each an argument, since only these
+    have gradients.
+    """
+
+    @staticmethod
+    def forward(chain: bool, levels: int, options: dict[str, str], *tensors: Tensor | None) -> Tensor:
+        """Calls the operator."""
+        *rest, bias = tensors
+        if not chain:
+            return call_below_autograd(_linear, *rest, bias, **options)
+        lists = rest[:levels], rest[levels : 2 * levels], rest[2 * levels :]
+        return call_below_autograd(_chain, *lists, bias, **options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps the factors of what needs a gradient."""
+        _, levels, options, *tensors = inputs
+        needs = ctx.needs_input_grad[3:]
+        kept: list[Tensor | None] = list(tensors[:-1])
+        for level in range(levels):
+            if not needs[levels + level]:
+                kept[level] = None
+            if not needs[level]:
+                kept[levels + level] = None
+        ctx.save_for_backward(*kept)
+        ctx.levels, ctx.checked = levels, options.get("bounds_check", "on") == "on"
+        ctx.items = [given.shape[0] for given in tensors[levels : 2 * levels]]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of weights, inputs and bias, from the last level to the first."""
+        levels, needs = ctx.levels, ctx.needs_input_grad[3:]
+        saved = ctx.saved_tensors
+        weights, inputs, maps = saved[:levels], saved[levels : 2 * levels], saved[2 * levels :]
+        grads: list[Tensor | None] = [None] * len(needs)
+        if needs[-1]:
+            grads[-1] = grad.sum((0, 2) if grad.dim() == 3 else 0)
+        dtype, total = grad.dtype, grad
+        for level in reversed(range(levels)):
+            of_products = total.to(dtype)
+            if needs[level]:
+                grads[level] = _weight_grad(of_products, inputs[level])
+            if needs[levels + level]:
+                grads[levels + level] = _input_grad(of_products, weights[level])
+            if not any(needs[:level]) and not any(needs[levels : levels + level]):
+                break
+            total = _sum_of_children(total, maps[level - 1], ctx.items[level - 1], ctx.checked)
+        return None, None, None, *grads
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> NoReturn:
+        """Refuses."""
+        refuse_forward_mode("ikbo_linear")
+
+
+def _weight_grad(grad: Tensor, given: Tensor) -> Tensor:
+    """[M, K] from [items, M, N] and [items, K, N], or without N."""
+    if grad.dim() == 2:
+        return grad.t() @ given
+    return torch.tensordot(grad, given, dims=([0, 2], [0, 2]))
+
+
+def _input_grad(grad: Tensor, weight: Tensor) -> Tensor:
+    """[items, K, N] from [items, M, N] and [M, K], or without N."""
+    if grad.dim() == 2:
+        return grad @ weight
+    # Not matmul: beside a weight that requires a gradient it copies `grad` transposed.
+    return torch.bmm(weight.t().expand(grad.shape[0], -1, -1), grad)
+
+
+def _sum_of_children(grad: Tensor, parent: Tensor, items: int, checked: bool) -> Tensor:
+    """[items, ...] sums of grad [children, ...] over the children of each item, in float32 or better."""
+    if grad.dtype in (torch.float16, torch.bfloat16):
+        grad = grad.float()
+    if checked and not grad.is_cpu:  # bad ones, which the forward pass has reported, go to a row of their own
+        parent = torch.where((parent >= 0) & (parent < items), parent, items)
+        return grad.new_zeros((items + 1, *grad.shape[1:])).index_add(0, parent, grad)[:items]
+    return grad.new_zeros((items, *grad.shape[1:])).index_add(0, parent, grad)
+
+
+def _differentiable(
+    chain: bool, levels: int, tensors: Sequence[Tensor | None], options: dict[str, str]
+) -> Any:
+    """A call of the Function, and torch's activation."""
+    options = dict(options)
+    activate = _ACTIVATIONS.get(options.get("activation", "none"))
+    if activate is None:  # none, or one that the operator refuses
+        return apply(IKBOLinear, chain, levels, options, *tensors)
+    options.pop("activation")
+    return activate(apply(IKBOLinear, chain, levels, options, *tensors))
+
+
+def _autograd(
+    w_user: Tensor,
+    w_cand: Tensor,
+    x_user: Tensor,
+    x_cand: Tensor,
+    cand_to_user: Tensor,
+    bias: Tensor | None = None,
+    **options: str,
+) -> Any:
+    """The autograd kernel of `ikbo_linear`."""
+    tensors = w_user, w_cand, x_user, x_cand, cand_to_user, bias
+    if needs_derivatives(tensors):
+        return _differentiable(False, 2, tensors, options)
+    with below_autograd():
+        return _linear(*tensors, **options)
+
+
+def _chain_autograd(
+    weights: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    maps: Sequence[Tensor],
+    bias: Tensor | None = None,
+    **options: str,
+) -> Any:
+    """The autograd kernel of `ikbo_linear_chain`."""
+    tensors = *weights, *inputs, *maps, bias
+    if needs_derivatives(tensors) and 2 <= len(weights) == len(inputs) == len(maps) + 1:
+        return _differentiable(True, len(weights), tensors, options)
+    with below_autograd():
+        return _chain(weights, inputs, maps, bias, **options)
+
+
+register("ikbo_linear", _autograd)
+register("ikbo_linear_chain", _chain_autograd)
