@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 
 from recfuse import timing
+from recfuse._clock import clock
 
 Input = TypeVar("Input")
 
@@ -45,16 +48,20 @@ def time_calls(
     slow: Sequence[str] = (),
     cache: timing.Cache = "warm",
     after: Callable[[], object] | None = None,
+    least_sample: float | None = None,
 ) -> tuple[timing.Comparison, dict[str, str]]:
     """Times `graphs_and_calls` in turns, each sample with another input.
 
     `slow`: candidates that take their turns apart from others, with samples of single calls: what needs
     milliseconds would else be called as often as the fastest. `after`: is called after each sample.
+    `least_sample`: seconds of a sample of the others; None: enough for what the device's events resolve.
     Returns the comparison, in seconds a call, and why a run has no graph.
     """
     candidates, failures = graphs_and_calls(runs, inputs, device, eager)
     results = []
-    for apart, least in ((False, LEAST_SAMPLE if device.type == "cuda" else 0.0), (True, 0.0)):
+    if least_sample is None:
+        least_sample = LEAST_SAMPLE if device.type == "cuda" else 0.0
+    for apart, least in ((False, least_sample), (True, 0.0)):
         group = {
             name: call for name, call in candidates.items() if (name.removesuffix(EAGER) in slow) == apart
         }
@@ -68,3 +75,27 @@ def time_calls(
     for other in results[1:]:
         results[0].timings.update(other.timings)
     return results[0], failures
+
+
+def host_seconds(
+    call: Callable[[int], object], device: torch.device, rounds: int, calls: int = 50
+) -> list[float]:
+    """Seconds of the host on each of `rounds` times `calls` calls, after the device was let finish."""
+    finish = clock(device).finish
+    samples = []
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for number in range(calls):
+            call(number)
+        for _ in range(rounds):
+            finish()
+            for number in range(calls):
+                start = time.perf_counter()
+                call(number)
+                samples.append(time.perf_counter() - start)
+        finish()
+    finally:
+        if collecting:
+            gc.enable()
+    return samples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import geometric_mean
+from typing import Any
 
 from common.results import RESULTS, read_runs
 from common.table import Table, times
@@ -67,9 +68,39 @@ def host_overview() -> Table:
     return table
 
 
+def ikbo_overview() -> Table:
+    """The linear layer over users and candidates on the H200: the paper's shape, and the least of sweeps."""
+    columns = ["type, mode", "broadcast + concat", "best torch", "Triton", "recfuse", "of a matmul's rate"]
+    sweeps = ("batches", "ratios", "shapes")
+    least = (f"least over torch, {sweep}" for sweep in sweeps)
+    table = Table("", [*columns, "over torch", "over Triton", *least])
+    for path in sorted((RESULTS / "h200" / "ikbo_linear").glob("*.json")):
+        (run,) = read_runs(path)
+        for dtype, point in run["main"].items():
+            for mode, us in point["us"].items():
+                best = us[point["best_torch"][mode]]
+                share = point["flop"] / us["recfuse"] * 1e6 / point["matmul_flop_per_s"][mode]
+                spent = us["broadcast + concat"], best, us["Triton"], us["recfuse"]
+                lowest = (_least_over_torch(run, sweep, dtype, mode) for sweep in sweeps)
+                ratios = [best / us["recfuse"], us["Triton"] / us["recfuse"], *lowest]
+                cells = [*(f"{cell:.0f}" for cell in spent), f"{share:.0%}", *map(times, ratios)]
+                table.rows.append([f"{dtype}, {mode}", *cells])
+    return table
+
+
+def _least_over_torch(run: dict[str, Any], figure: str, dtype: str, mode: str) -> float | None:
+    """Of the points of a sweep; None where the run has it not."""
+    ratios = [
+        point["us"][mode][point["best_torch"][mode]] / point["us"][mode]["recfuse"]
+        for point in run.get(figure, {}).get(dtype, {}).values()
+    ]
+    return min(ratios, default=None)
+
+
 OVERVIEWS: dict[str, Callable[[], Table]] = {
     "fused": fused_overview,
     "bag": bag_overview,
     "dlrm": dlrm_overview,
     "host": host_overview,
+    "ikbo": ikbo_overview,
 }

@@ -14,6 +14,7 @@ import torch
 from common.table import Table
 from recfuse import timing
 
+MOST_LEVEL_LABELS = 8
 # title -> series -> label on the axis -> how many times faster
 Panels = dict[str, dict[str, dict[str, float]]]
 
@@ -128,6 +129,8 @@ def plot_ratios(path: Path, panels: Mapping[str, Mapping[str, Mapping[str, float
             lefts = [left + number * width for left in range(len(ratios))]
             axis.bar(lefts, list(ratios.values()), width, label=label)
             axis.set_xticks([left + 0.4 - width / 2 for left in range(len(ratios))], list(ratios))
+            if len(ratios) > MOST_LEVEL_LABELS:
+                axis.tick_params(axis="x", rotation=90)
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set(title=title, xlabel=lines)
         axis.margins(y=0.25)  # room for the legend

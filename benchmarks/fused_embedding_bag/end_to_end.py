@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from common.calls import EAGER, time_calls
+from common.calls import EAGER, host_seconds, time_calls
 from common.checks import relative_error
 from common.report import Figure, Panels, Row, load_notes
 from common.settings import fail
@@ -33,7 +33,7 @@ from fused_embedding_bag.candidates import (
 )
 from fused_embedding_bag.runs import compiled_run
 from fused_embedding_bag.setting import Batch, FusedSetting, Subject
-from fused_embedding_bag.streams import Run, host_seconds
+from fused_embedding_bag.streams import Run
 
 MLP = (1024, 256, 128)
 """Hidden units behind the concatenation, as published."""

@@ -1,4 +1,4 @@
-"""How calls are timed in a stream of different batches, and what the host spends on a call."""
+"""How calls are timed in a stream of different batches."""
 
 from __future__ import annotations
 
@@ -102,26 +102,3 @@ def _backlogged(run: Run, batches: Sequence[Batch], device: torch.device, queued
 def _finish(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def host_seconds(
-    call: Callable[[int], object], device: torch.device, rounds: int, calls: int = 50
-) -> list[float]:
-    """Seconds of the host on each of `rounds` times `calls` calls, after the device was let finish."""
-    samples = []
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for number in range(calls):
-            call(number)
-        for _ in range(rounds):
-            _finish(device)
-            for number in range(calls):
-                start = time.perf_counter()
-                call(number)
-                samples.append(time.perf_counter() - start)
-        _finish(device)
-    finally:
-        if collecting:
-            gc.enable()
-    return samples

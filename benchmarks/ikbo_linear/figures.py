@@ -1,0 +1,246 @@
+"""The figures: one shape with every contestant, sweeps from it, and what the host spends on a call."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from statistics import geometric_mean
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from common.calls import EAGER, host_seconds
+from common.checks import left_out
+from common.report import Figure, Panels, load_notes
+from common.table import Table, times
+from ikbo_linear.forms import (
+    BADDBMM,
+    BROADCAST,
+    COMPILABLE,
+    COMPILED,
+    CONCATENATED,
+    DECOMPOSED,
+    IN_CALL,
+    MEANINGS,
+    NAMES,
+    PADDED,
+    PATHS,
+    RECFUSE,
+    TRITON,
+    make_runs,
+)  # fmt: skip
+from ikbo_linear.measure import DTYPES, IkboSetting, Point, error_ratio, over
+from ikbo_linear.problem import Problem, Shape
+
+BEST = "best torch"
+# Candidates of the figure `host`: so few that the device is never what a call waits for.
+_HOST_CANDIDATES, _HOST_RATIO = 8, 4
+
+
+def figure_main(setting: IkboSetting) -> Figure:
+    """The shape of the command line, with every contestant."""
+    arguments = setting.arguments
+    compiled = [COMPILED + name for name in COMPILABLE if arguments.compile]
+    tables: list[Table] = []
+    stages: list[Table] = []
+    panels: Panels = {}
+    record = {}
+    for dtype in tqdm(arguments.dtypes, desc="main", leave=False):
+        point = setting.point(setting.shape, dtype, eager=True, names=compiled)
+        record[dtype] = point.to_json()
+        panels[f"{dtype}: times faster than {BROADCAST}"] = panel = {}
+        for mode in point.results:
+            tables.append(_contestants(point, mode))
+            stages.append(_stages(point, mode))
+            panel[mode] = _stage_speeds(point, mode)
+    tables[0].notes += [f"{name}: {meaning}." for name, meaning in MEANINGS.items()]
+    return Figure([*tables, *stages], panels, record)
+
+
+def _contestants(point: Point, mode: str) -> Table:
+    """Every contestant of one shape and type."""
+    result, rate, bound = point.results[mode], point.matmul_rate(mode), point.bound(mode)
+    table = Table(
+        f"Contestants, {point.dtype}, {mode}: {point.shape}",
+        [
+            "contestant", "us", "as called, us", "TFLOP/s", "of the matmul rate", "of the bound",
+            "recfuse over it", "error", "of concatenated's",
+        ],
+    )  # fmt: skip
+    for name in [name for name in NAMES if name in result.timings]:
+        taken, speed = result[name], point.shape.flop / result[name].median
+        called = point.seconds(mode, name + EAGER)
+        table.rows.append(
+            [
+                name, f"{taken.median * 1e6:.1f} ± {taken.iqr * 1e6:.1f}",
+                "-" if called is None else f"{called * 1e6:.1f}", tera(speed),
+                f"{speed / rate:.0%}", f"{bound / taken.median:.0%}", times(over(point, mode, name)),
+                f"{point.errors[name]:.2e}", times(error_ratio(point, name)),
+            ]
+        )  # fmt: skip
+    table.notes = [
+        f"recfuse takes the path {point.path!r}. Matmul in the same turns: {tera(rate)} TFLOP/s; copy "
+        f"speed {point.copy_speed / 1e12:.2f} TB/s; bound {bound * 1e6:.1f} us: {point.shape.flop / 1e9:.1f} "
+        f"GFLOP at that rate, or {point.shape.least_bytes(DTYPES[point.dtype]) / 1e6:.0f} MB.",
+        "TFLOP/s count the least operations, also for forms that need more.",
+        *load_notes([result]),
+        *point.notes,
+    ]
+    return table
+
+
+def _stage_speeds(point: Point, mode: str) -> dict[str, float]:
+    """Times faster than the concatenated form, by stage."""
+    spent = {name: point.seconds(mode, name) for name in (BROADCAST, *PATHS)}
+    whole = spent.pop(BROADCAST)
+    return {name: whole / taken for name, taken in spent.items() if whole is not None and taken is not None}
+
+
+def _stages(point: Point, mode: str) -> Table:
+    """recfuse's paths as the paper's stages, each over the one before."""
+    table = Table(
+        f"Stages, {point.dtype}, {mode}: us", ["stage", "us", f"over {BROADCAST}", "over the stage before"]
+    )
+    first = before = None
+    for name in (BROADCAST, *PATHS):
+        taken = point.seconds(mode, name)
+        if taken is None:
+            table.notes.append(f"{name} does not run here.")
+            continue
+        first, before = first or taken, before or taken
+        table.rows.append([name, f"{taken * 1e6:.1f}", times(first / taken), times(before / taken)])
+        before = taken
+    return table
+
+
+def batches(setting: IkboSetting) -> dict[str, Shape]:
+    """Numbers of candidates at the ratio of the command line."""
+    return {str(count): replace(setting.shape, candidates=count) for count in setting.arguments.batches}
+
+
+def ratios(setting: IkboSetting) -> dict[str, Shape]:
+    """Candidates a user at the number of candidates of the command line."""
+    return {str(ratio): replace(setting.shape, ratio=ratio) for ratio in setting.arguments.ratios}
+
+
+def shapes(setting: IkboSetting) -> dict[str, Shape]:
+    """Shapes of other models."""
+    found = {}
+    for m, n, k_user, k_cand in setting.arguments.shapes:
+        shape = replace(setting.shape, m=m, n=n, k_user=k_user, k_cand=k_cand)
+        found[f"{m} x {n}, K {k_user} + {k_cand}"] = shape
+    return found
+
+
+def figure_sweep(setting: IkboSetting, title: str, axis: str, wanted: Mapping[str, Shape]) -> Figure:
+    """Each shape in each type and mode. `axis`: what the labels of `wanted` say."""
+    arguments = setting.arguments
+    tables: list[Table] = []
+    panels: Panels = {}
+    record = {}
+    for dtype in arguments.dtypes:
+        points = {
+            label: setting.point(shape, dtype)
+            for label, shape in tqdm(wanted.items(), desc=f"{title}, {dtype}", leave=False)
+        }
+        record[dtype] = {label: point.to_json() for label, point in points.items()}
+        tables += [_sweep(f"{title}, {dtype}, {mode}: us", axis, points, mode) for mode in arguments.modes]
+        panels[f"{dtype}, {arguments.modes[0]}: over the {BEST} form"] = _speeds(points, arguments.modes[0])
+    return Figure(tables, panels, record)
+
+
+def _sweep(title: str, axis: str, points: Mapping[str, Point], mode: str) -> Table:
+    peers = (BEST, TRITON, BROADCAST, CONCATENATED)
+    table = Table(
+        title,
+        [
+            axis, BROADCAST, CONCATENATED, BEST, "which", TRITON, RECFUSE, "path", "TFLOP/s",
+            "of the matmul rate", "of the bound", *(f"over {name}" for name in peers),
+        ],
+    )  # fmt: skip
+    gains: dict[str, list[float]] = {name: [] for name in peers}
+    for label, point in points.items():
+        best, ours = point.best_torch(mode), point.results[mode][RECFUSE].median
+        ratios = {name: over(point, mode, best if name == BEST else name) for name in peers}
+        for name, ratio in ratios.items():
+            gains[name] += [] if ratio is None else [ratio]
+        speed = point.shape.flop / ours
+        us = {name: _us(point.seconds(mode, name)) for name in (BROADCAST, CONCATENATED, best, TRITON)}
+        table.rows.append(
+            [
+                label, us[BROADCAST], us[CONCATENATED], us[best], best, us[TRITON], _us(ours), point.path,
+                tera(speed), f"{speed / point.matmul_rate(mode):.0%}",
+                f"{point.bound(mode) / ours:.0%}", *(times(ratio) for ratio in ratios.values()),
+            ]
+        )  # fmt: skip
+    for label, summary in (("geometric mean", geometric_mean), ("least", min)):
+        cells = [times(summary(found)) if found else "-" for found in gains.values()]
+        table.rows.append([label, *[""] * (len(table.columns) - 1 - len(cells)), *cells])
+    notes = [note for point in points.values() for note in point.notes]
+    table.notes = [*load_notes(point.results[mode] for point in points.values()), *dict.fromkeys(notes)]
+    return table
+
+
+def tera(rate: float) -> str:
+    """FLOP/s in TFLOP/s, in three digits."""
+    return f"{rate / 1e12:.3g}"
+
+
+def _us(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e6:.1f}"
+
+
+def _speeds(points: Mapping[str, Point], mode: str) -> dict[str, dict[str, float]]:
+    """By contestant and label, times faster than the fastest of torch's forms."""
+    series: dict[str, dict[str, float]] = {}
+    for name in (RECFUSE, TRITON, CONCATENATED, BROADCAST):
+        found = {}
+        for label, point in points.items():
+            taken, best = point.seconds(mode, name), point.seconds(mode, point.best_torch(mode))
+            if taken is not None and best is not None:
+                found[label] = best / taken
+        if len(found) == len(points):
+            series[name] = found
+    return series
+
+
+@torch.inference_mode()
+def figure_host(setting: IkboSetting) -> Figure:
+    """What the host spends on a call, from Python's call to its return."""
+    arguments = setting.arguments
+    shape = replace(setting.shape, candidates=_HOST_CANDIDATES, ratio=_HOST_RATIO)
+    problem = Problem(shape, DTYPES[arguments.dtypes[0]], setting.device, arguments.seed)
+    names = [DECOMPOSED, PADDED, PADDED + BADDBMM, IN_CALL, TRITON, *PATHS, RECFUSE]
+    runs = make_runs(problem, [name for name in names if name in arguments.contestants])
+    table = Table(f"us of the host: {shape}", ["", "median", "p90", "least"])
+    record = {}
+    for name, run in runs.items():
+        try:
+            run(problem.inputs[0])
+        except Exception as error:
+            table.notes.append(left_out("host", name, error))
+            continue
+        samples = host_seconds(
+            lambda number, run=run: run(problem.inputs[0]), setting.device, arguments.rounds
+        )
+        cells = [statistics.median(samples), float(np.quantile(samples, 0.9)), min(samples)]
+        table.rows.append([name, *(f"{cell * 1e6:.1f}" for cell in cells)])
+        record[name] = {"samples_s": samples}
+    return Figure([table], {}, record)
+
+
+def matmul_rates(points: Iterable[Point]) -> Table:
+    """The large matmul at each point: what the shares are of."""
+    table = Table(
+        "The large matmul beside the contestants: TFLOP/s", ["type", "mode", "median", "least", "most"]
+    )
+    rates: dict[tuple[str, str], list[float]] = {}
+    for point in points:
+        for mode in point.results:
+            rates.setdefault((point.dtype, mode), []).append(point.matmul_rate(mode))
+    for (dtype, mode), found in rates.items():
+        cells = statistics.median(found), min(found), max(found)
+        table.rows.append([dtype, mode, *map(tera, cells)])
+    return table

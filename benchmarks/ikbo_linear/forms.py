@@ -1,0 +1,156 @@
+"""What is compared, by name: torch's forms of the same product, Triton's kernel, and recfuse's paths.
+
+"NAME baddbmm": the candidates' product is added to the gathered user part by torch.baddbmm, in place of a
+product and an addition. "compiled NAME": the form under torch.compile(mode="max-autotune-no-cudagraphs");
+every contestant is replayed as a CUDA graph by the harness.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+import recfuse
+from ikbo_linear.problem import Inputs, Problem, padded_columns
+
+Run = Callable[[Inputs], Tensor]
+
+BROADCAST, CONCATENATED = "broadcast + concat", "concatenated"
+DECOMPOSED, PADDED, IN_CALL, PITCHED = "decomposed", "padded", "padded in call", "pitched"
+TRITON, RECFUSE = "Triton", "recfuse"
+PATHS = {f"path {name}": name for name in ("decomposed", "aligned", "broadcast", "fused")}
+
+BADDBMM = " baddbmm"
+DECOMPOSITIONS = tuple(
+    name + suffix for name in (DECOMPOSED, PADDED, IN_CALL, PITCHED) for suffix in ("", BADDBMM)
+)
+FORMS = (BROADCAST, CONCATENATED, *DECOMPOSITIONS)
+COMPILABLE = (BROADCAST, CONCATENATED, DECOMPOSED, PADDED, PADDED + BADDBMM, IN_CALL)
+COMPILED = "compiled "
+NAMES = (*FORMS, *(COMPILED + name for name in COMPILABLE), TRITON, *PATHS, RECFUSE)
+"""In the order in which they are shown."""
+
+MEANINGS = {
+    BROADCAST: "users' rows are repeated and concatenated in the call, then one matmul",
+    CONCATENATED: "one matmul; its input is concatenated before the call, and that is not counted",
+    DECOMPOSED: "two matmuls, the user part gathered and added",
+    PADDED: "the same with K padded to a multiple of 8: inputs by their producer, weights ahead of the call",
+    IN_CALL: "the same with weights padded in the call, so that they are never stale",
+    PITCHED: "no padding of K: rows of the weights start at 16 bytes, made ahead of the call",
+}
+
+
+def is_separate(name: str) -> bool:
+    """Whether a form of torch's takes users and candidates apart, as recfuse does."""
+    return name.removeprefix(COMPILED) in (BROADCAST, *DECOMPOSITIONS)
+
+
+def added(weights: tuple[Tensor, Tensor], x_user: Tensor, x_cand: Tensor, users: Tensor) -> Tensor:
+    """A product each, and an addition."""
+    return torch.matmul(weights[1], x_cand) + torch.matmul(weights[0], x_user)[users]
+
+
+def accumulated(weights: tuple[Tensor, Tensor], x_user: Tensor, x_cand: Tensor, users: Tensor) -> Tensor:
+    """The candidates' product added to the gathered user part."""
+    gathered = torch.matmul(weights[0], x_user)[users]
+    return gathered.baddbmm_(weights[1].expand(len(x_cand), -1, -1), x_cand)
+
+
+def torch_form(name: str, problem: Problem) -> Run:
+    """One of `FORMS`."""
+    weights = problem.weights
+    if name == BROADCAST:
+        whole = weights.whole
+        return lambda i: torch.matmul(whole, torch.cat((i.x_user[i.cand_to_user], i.x_cand), 1))
+    if name == CONCATENATED:
+        whole = weights.whole
+        return lambda i: torch.matmul(whole, i.concatenated)
+    kind = name.removesuffix(BADDBMM)
+    product = accumulated if name.endswith(BADDBMM) else added
+    pair = {PADDED: weights.padded, PITCHED: weights.pitched}.get(kind, (weights.user, weights.cand))
+    if kind in (DECOMPOSED, PITCHED):
+        return lambda i: product(pair, i.x_user, i.x_cand, i.cand_to_user)
+    if kind == PADDED:
+        return lambda i: product(pair, *i.padded, i.cand_to_user)
+    return lambda i: product((padded_columns(pair[0]), padded_columns(pair[1])), *i.padded, i.cand_to_user)
+
+
+def compiled_form(name: str, problem: Problem) -> Run:
+    """A form under torch.compile; what it is given ahead is an argument, as it is there."""
+    weights = problem.weights
+
+    def compiled(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return torch.compile(dynamic=False, mode="max-autotune-no-cudagraphs")(call)
+
+    if name == BROADCAST:
+        joined = compiled(lambda w, user, cand, users: torch.matmul(w, torch.cat((user[users], cand), 1)))
+        return lambda i: joined(weights.whole, i.x_user, i.x_cand, i.cand_to_user)
+    if name == CONCATENATED:
+        whole = compiled(torch.matmul)
+        return lambda i: whole(weights.whole, i.concatenated)
+    if name == DECOMPOSED:
+        split = compiled(added)
+        return lambda i: split((weights.user, weights.cand), i.x_user, i.x_cand, i.cand_to_user)
+    if name == IN_CALL:
+        padding = compiled(lambda w, *rest: added((padded_columns(w[0]), padded_columns(w[1])), *rest))
+        return lambda i: padding((weights.user, weights.cand), *i.padded, i.cand_to_user)
+    product = compiled(accumulated if name.endswith(BADDBMM) else added)
+    return lambda i: product(weights.padded, *i.padded, i.cand_to_user)
+
+
+def triton_form(problem: Problem) -> Run:
+    """The kernel of `triton_peer.py`."""
+    from ikbo_linear.triton_peer import triton_run
+
+    return triton_run(problem)
+
+
+def recfuse_form(path: str, problem: Problem) -> Run:
+    """recfuse's operator by one of its paths; it takes weights and inputs as they are."""
+    weights = problem.weights
+    return lambda i: recfuse.ikbo_linear(
+        weights.user, weights.cand, i.x_user, i.x_cand, i.cand_to_user, path=path
+    )
+
+
+def path_taken(problem: Problem) -> str:
+    """The path that path="auto" takes."""
+    weights, inputs = problem.weights, problem.inputs[0]
+    return recfuse.ikbo_linear_path(
+        weights.user, weights.cand, inputs.x_user, inputs.x_cand, inputs.cand_to_user
+    )
+
+
+def make_runs(problem: Problem, names: Iterable[str]) -> dict[str, Run]:
+    """Contestants by name. What cannot run here raises when it is called."""
+    makers: dict[str, Callable[[Problem], Run]] = {
+        TRITON: triton_form,
+        RECFUSE: functools.partial(recfuse_form, "auto"),
+        **{name: functools.partial(recfuse_form, path) for name, path in PATHS.items()},
+        **{name: functools.partial(torch_form, name) for name in FORMS},
+        **{COMPILED + name: functools.partial(compiled_form, name) for name in COMPILABLE},
+    }
+    if any(name.startswith(COMPILED) for name in names):
+        torch.compiler.reset()  # else shapes seen before count against the number of recompilations
+        with contextlib.suppress(ImportError, AttributeError):
+            from torch._inductor import config, select_algorithm
+
+            select_algorithm.PRINT_AUTOTUNE = False  # a table of candidates for each product
+            config.max_autotune_report_choices_stats = False
+    return {name: _made_at_first_call(makers[name], problem) for name in names}
+
+
+def _made_at_first_call(make: Callable[[Problem], Run], problem: Problem) -> Run:
+    """A contestant that fails to be made is left out like one that fails to run."""
+    kept: list[Run] = []
+
+    def run(inputs: Inputs) -> Tensor:
+        if not kept:
+            kept.append(make(problem))
+        return kept[0](inputs)
+
+    return run
