@@ -27,14 +27,19 @@ from typing import Any
 from common.report import Figure, Report
 from common.settings import apply_quick, check_choices, check_plot, comma_list, make_parser, positive, start
 from ikbo_linear.figures import batches, figure_host, figure_main, figure_sweep, matmul_rates, ratios, shapes
-from ikbo_linear.forms import COMPILED, FORMS, NAMES, RECFUSE
+from ikbo_linear.forms import COMPILABLE, COMPILED, FORMS, NAMES, RECFUSE
 from ikbo_linear.measure import DTYPES, MODES, IkboSetting
 from ikbo_linear.problem import MAPPINGS
 from ikbo_linear.roofline import figure_roofline
 
 FIGURES: dict[str, Callable[[IkboSetting], Figure]] = {
     "main": figure_main,
-    "batches": lambda setting: figure_sweep(setting, "Batches", "candidates", batches(setting)),
+    "batches": lambda setting: figure_sweep(
+        setting, "Batches", "candidates", batches(setting, setting.arguments.batches)
+    ),
+    "small": lambda setting: figure_sweep(
+        setting, "Small batches", "candidates", batches(setting, setting.arguments.small), eager=True
+    ),
     "ratios": lambda setting: figure_sweep(setting, "Ratios", "candidates a user", ratios(setting)),
     "shapes": lambda setting: figure_sweep(setting, "Shapes", "M x N", shapes(setting)),
     "host": figure_host,
@@ -49,18 +54,19 @@ SHAPES = [
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cuda": {
         "dtypes": ["float16", "bfloat16"], "modes": list(MODES), "matmul": 8192,
-        "candidates": 1024, "n": 256, "batches": [512, 1024, 1536, 2048, 2560, 3072],
+        "candidates": 1024, "n": 256, "small": [1, 8, 64, 256],
+        "batches": [512, 1024, 1536, 2048, 2560, 3072],
         "ratios": [1, 2, 5, 10, 50, 70, 100, 1000], "shapes": SHAPES,
     },
     "cpu": {
         "dtypes": ["float32"], "modes": ["back to back"], "matmul": 1024,
-        "candidates": 140, "n": 16, "batches": [70, 140, 280],
+        "candidates": 140, "n": 16, "batches": [70, 140, 280], "small": [1, 8],
         "ratios": [1, 2, 10, 70, 140], "shapes": [(64, 64, 1178, 866), (433, 16, 256, 256)],
     },
 }  # fmt: skip
 # What --quick changes: to see whether everything runs, not to be quoted.
-QUICK: dict[str, Any] = {"rounds": 3, "compile": False}
-QUICK_LISTS = {"dtypes": 1, "batches": 2, "ratios": 2, "shapes": 2}
+QUICK: dict[str, Any] = {"rounds": 3}
+QUICK_LISTS = {"dtypes": 1, "batches": 2, "small": 2, "ratios": 2, "shapes": 2}
 """How many of each list it takes."""
 
 
@@ -76,11 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--dtypes", type=comma_list, help=f"of {', '.join(DTYPES)} (default: float16,bfloat16; CPU: float32)")
     add("--modes", type=comma_list, help=f"of {', '.join(MODES)} (default: all; CPU: the first)")
-    add(
-        "--compile",
-        action="store_true",
-        help="figure main: torch.compile of torch's forms too: a minute and more",
-    )
+    text = f"figure main: of {', '.join(COMPILABLE)}, or all, under torch.compile: 20 s each (default: none)"
+    add("--compile", type=comma_list, default=[], metavar="FORMS", help=text)
     add("--candidates", type=positive, help="default: 1024; CPU: 140")
     add("--ratio", type=positive, default=70, help="candidates a user (default: 70)")
     add("--m", type=positive, default=433, help="rows of the weights and of an output (default: 433)")
@@ -93,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_integers,
         help="of the figure batches (default: 512 to 3072; CPU: 70 to 280)",
     )
+    add("--small", type=_integers, help="of the figure small (default: 1 to 256; CPU: 1, 8)")
     add("--ratios", type=_integers, help="of the figure ratios (default: 1 to 1000; CPU: 1 to 140)")
     add(
         "--shapes",
@@ -102,11 +106,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--matmul", type=positive, help="rows and columns of the large matmul (default: 8192; CPU: 1024)")
     add("--plots", type=Path, metavar="FOLDER", help="write each figure, and a roofline, as a PNG")
-    add("--quick", action="store_true", help="fewer shapes, types and rounds, nothing compiled: a trial run")
+    add("--quick", action="store_true", help="fewer shapes, types and rounds: a trial run")
 
 
 def _integers(text: str) -> list[int]:
     return [positive(part) for part in comma_list(text)]
+
+
+def _any(given: list[Any]) -> tuple[list[str], list[str]]:
+    """For `check_choices`, where all but an empty list will do."""
+    return list(map(str, given)), list(map(str, given))
 
 
 def _shapes(text: str) -> list[tuple[int, ...]]:
@@ -129,6 +138,8 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     apply_quick(parser, arguments, QUICK)
     if arguments.figures == ["all"]:
         arguments.figures = list(FIGURES)
+    if arguments.compile == ["all"]:
+        arguments.compile = list(COMPILABLE)
     arguments.figures = arguments.figures or list(FIGURES if arguments.device == "cuda" else CPU_FIGURES)
     check_choices(
         parser,
@@ -137,7 +148,8 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
             "--contestants": (arguments.contestants, NAMES),
             "--dtypes": (arguments.dtypes, DTYPES),
             "--modes": (arguments.modes, MODES),
-            "--batches": (list(map(str, arguments.batches)), list(map(str, arguments.batches))),
+            "--compile": (arguments.compile or COMPILABLE, COMPILABLE),
+            **{f"--{name}": _any(getattr(arguments, name)) for name in QUICK_LISTS if name != "dtypes"},
         },
     )
     if RECFUSE not in arguments.contestants or not set(FORMS[2:]) & set(arguments.contestants):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean
 
@@ -18,7 +18,6 @@ from common.table import Table, times
 from ikbo_linear.forms import (
     BADDBMM,
     BROADCAST,
-    COMPILABLE,
     COMPILED,
     CONCATENATED,
     DECOMPOSED,
@@ -42,7 +41,7 @@ _HOST_CANDIDATES, _HOST_RATIO = 8, 4
 def figure_main(setting: IkboSetting) -> Figure:
     """The shape of the command line, with every contestant."""
     arguments = setting.arguments
-    compiled = [COMPILED + name for name in COMPILABLE if arguments.compile]
+    compiled = [COMPILED + name for name in arguments.compile]
     tables: list[Table] = []
     stages: list[Table] = []
     panels: Panels = {}
@@ -115,9 +114,9 @@ def _stages(point: Point, mode: str) -> Table:
     return table
 
 
-def batches(setting: IkboSetting) -> dict[str, Shape]:
+def batches(setting: IkboSetting, counts: Sequence[int]) -> dict[str, Shape]:
     """Numbers of candidates at the ratio of the command line."""
-    return {str(count): replace(setting.shape, candidates=count) for count in setting.arguments.batches}
+    return {str(count): replace(setting.shape, candidates=count) for count in counts}
 
 
 def ratios(setting: IkboSetting) -> dict[str, Shape]:
@@ -134,19 +133,23 @@ def shapes(setting: IkboSetting) -> dict[str, Shape]:
     return found
 
 
-def figure_sweep(setting: IkboSetting, title: str, axis: str, wanted: Mapping[str, Shape]) -> Figure:
-    """Each shape in each type and mode. `axis`: what the labels of `wanted` say."""
+def figure_sweep(
+    setting: IkboSetting, title: str, axis: str, wanted: Mapping[str, Shape], *, eager: bool = False
+) -> Figure:
+    """Each shape in each type and mode. `axis`: what the labels of `wanted` say. `eager`: calls as well."""
     arguments = setting.arguments
     tables: list[Table] = []
     panels: Panels = {}
     record = {}
     for dtype in arguments.dtypes:
         points = {
-            label: setting.point(shape, dtype)
+            label: setting.point(shape, dtype, eager=eager)
             for label, shape in tqdm(wanted.items(), desc=f"{title}, {dtype}", leave=False)
         }
         record[dtype] = {label: point.to_json() for label, point in points.items()}
         tables += [_sweep(f"{title}, {dtype}, {mode}: us", axis, points, mode) for mode in arguments.modes]
+        if eager and setting.has_graphs:
+            tables.append(_called(f"{title}, {dtype}, as called: us", axis, points, arguments.modes[0]))
         panels[f"{dtype}, {arguments.modes[0]}: over the {BEST} form"] = _speeds(points, arguments.modes[0])
     return Figure(tables, panels, record)
 
@@ -180,6 +183,17 @@ def _sweep(title: str, axis: str, points: Mapping[str, Point], mode: str) -> Tab
         table.rows.append([label, *[""] * (len(table.columns) - 1 - len(cells)), *cells])
     notes = [note for point in points.values() for note in point.notes]
     table.notes = [*load_notes(point.results[mode] for point in points.values()), *dict.fromkeys(notes)]
+    return table
+
+
+def _called(title: str, axis: str, points: Mapping[str, Point], mode: str) -> Table:
+    """Calls without a graph, host included."""
+    table = Table(title, [axis, BEST, "which", RECFUSE, "path", f"over {BEST}"])
+    for label, point in points.items():
+        best = point.best_torch(mode, EAGER)
+        theirs, ours = point.seconds(mode, best), point.seconds(mode, RECFUSE + EAGER)
+        cells = [_us(theirs), best.removesuffix(EAGER), _us(ours), point.path, times(theirs / ours)]
+        table.rows.append([label, *cells])
     return table
 
 

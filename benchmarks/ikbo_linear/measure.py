@@ -24,7 +24,9 @@ MATMUL = "matmul"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _ROUNDINGS = 3
 """The decomposed forms round each part and the sum to the output's type."""
-_LARGE_FLOP = 30e9
+# FLOP of a call, and by what a sample is shorter from there on than its mode says: the large matmul is called
+# as often as the shortest call.
+_SAMPLES = {30e9: 1, 3e9: 4, 0: 16}
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,10 @@ class Point:
         least_bytes = self.shape.least_bytes(DTYPES[self.dtype])
         return max(self.shape.flop / self.matmul_rate(mode), least_bytes / self.copy_speed)
 
-    def best_torch(self, mode: str) -> str:
+    def best_torch(self, mode: str, suffix: str = "") -> str:
         """The fastest of torch's forms, compiled or not, that take users and candidates apart."""
-        names = [name for name in self.results[mode].timings if is_separate(name)]
-        return self.results[mode].fastest(names)
+        names = [name for name in self.results[mode].timings if name.endswith(suffix)]
+        return self.results[mode].fastest(name for name in names if is_separate(name.removesuffix(suffix)))
 
     def to_json(self) -> dict[str, Any]:
         """Figures and every sample."""
@@ -100,6 +102,11 @@ class IkboSetting(Setting):
     def copy_speed(self) -> float:
         """Bytes a second; on the CPU, of reading alone."""
         return copy_speed(self.device) if self.device.type == "cuda" else timing.read_bandwidth()
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether a call and its replay are two things."""
+        return self.device.type == "cuda"
 
     @property
     def shape(self) -> Shape:
@@ -135,11 +142,10 @@ def measure(setting: IkboSetting, shape: Shape, dtype: str, names: Sequence[str]
     point = Point(shape, dtype, path_taken(problem), setting.copy_speed, 2 * size**3, errors)
     for mode in arguments.modes:
         least, pause = MODES[mode].sample, MODES[mode].pause
-        if setting.device.type != "cuda" or shape.flop < _LARGE_FLOP:
-            least /= 4  # else the large matmul takes as many turns as the shortest call
+        least /= next(part for flop, part in _SAMPLES.items() if shape.flop >= flop)
         result, failures = time_calls(
             calls, problem.inputs, setting.device, rounds=arguments.rounds,
-            eager=eager and mode == arguments.modes[0] and setting.device.type == "cuda",
+            eager=eager and mode == arguments.modes[0] and setting.has_graphs,
             after=(lambda pause=pause: time.sleep(pause)) if pause else None,
             least_sample=least if setting.device.type == "cuda" else 0.0,
         )  # fmt: skip

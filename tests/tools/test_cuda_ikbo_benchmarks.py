@@ -13,10 +13,10 @@ import recfuse
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = [
     "--device", "cuda", "--candidates", "12", "--ratio", "5", "--m", "9", "--n", "8", "--k-user", "13",
-    "--k-cand", "11", "--matmul", "16", "--rounds", "2", "--batches", "4,12", "--ratios", "1,12",
-    "--shapes", "8x8x16x8,3x1x5x7", "--dtypes", "float32",
+    "--k-cand", "11", "--matmul", "16", "--rounds", "2", "--batches", "4,12", "--small", "1",
+    "--ratios", "1,12", "--shapes", "8x8x16x8,3x1x5x7", "--dtypes", "float32",
 ]  # fmt: skip
-FIGURES = ["main", "batches", "ratios", "shapes", "host"]
+FIGURES = ["main", "batches", "small", "ratios", "shapes", "host"]
 FORMS = [
     "broadcast + concat", "concatenated", "decomposed", "decomposed baddbmm", "padded", "padded baddbmm",
     "padded in call", "padded in call baddbmm", "pitched", "pitched baddbmm",
@@ -37,6 +37,7 @@ def ikbo(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
     monkeypatch.setattr(measure.IkboSetting, "copy_speed", 1e9)
+    monkeypatch.setattr(measure.IkboSetting, "has_graphs", True)
     monkeypatch.setitem(measure.MODES, "with pauses", measure.Mode(1e-3, 1e-6))
     monkeypatch.setitem(sys.modules, "triton", None)  # it would look for a GPU
     threads = torch.get_num_threads()
@@ -64,21 +65,26 @@ def results(ikbo, tmp_path, *options):
 
 def test_every_figure_runs(ikbo, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    record = results(ikbo, tmp_path, "--plots", tmp_path, "--compile", "--markdown")
+    record = results(ikbo, tmp_path, "--plots", tmp_path, "--compile", "all", "--markdown")
     output = capsys.readouterr().out
     assert {*FIGURES, "roofline", "matmul"} <= set(record)
     plotted = {path.stem for path in tmp_path.glob("*.png")}
     assert plotted == {f"ikbo_{name}" for name in (*FIGURES[:-1], "roofline")}
     assert "Triton is left out" in output and "path fused is left out" in output
     assert "| geometric mean |" in output and "| least |" in output
+    assert (
+        "**Small batches, float32, as called: us**" in output
+        and "**Batches, float32, as called" not in output
+    )
     entry = record["main"]["float32"]
     compiled = {name for name in entry["relative_error"] if name.startswith("compiled ")}
     assert set(entry["relative_error"]) == {*FORMS, *compiled, *PATHS, "recfuse"} and len(compiled) == 6
     assert 0 < max(entry["relative_error"].values()) < 1e-6
     assert [list(record[name]["float32"]) for name in ("batches", "ratios")] == [["4", "12"], ["1", "12"]]
     assert entry["path"] in PATHS_OF_AUTO
-    for mode in ("back to back", "with pauses"):
-        assert set(entry["us"][mode]) == {*entry["relative_error"], "matmul"}
+    for mode, called in (("back to back", True), ("with pauses", False)):
+        names = {*entry["relative_error"], "matmul"}
+        assert set(entry["us"][mode]) == names | {f"{name}, eager" for name in names if called}
         assert entry["us"][mode][entry["best_torch"][mode]] <= entry["us"][mode]["padded"]
         median = entry["measured"][mode]["timings"]["recfuse"]["median_s"]
         assert entry["us"][mode]["recfuse"] == pytest.approx(median * 1e6)
@@ -92,7 +98,7 @@ def test_every_figure_runs(ikbo, tmp_path, capsys):
     }
     # A shape that two figures have is measured once.
     assert record["batches"]["float32"]["12"]["us"] == record["main"]["float32"]["us"]
-    assert len(record["roofline"]["back to back"]) == 1 + 1 + 2 + 2
+    assert len(record["roofline"]["back to back"]) == 1 + 1 + 1 + 2 + 2
 
 
 def test_the_least_work_is_the_paper_s(ikbo):
@@ -179,6 +185,7 @@ def test_recfuse_itself_must_run(ikbo, monkeypatch):
         (["--dtypes", "int8"], "--dtypes: found 'int8'"),
         (["--modes", "asleep"], "--modes: found 'asleep'"),
         (["--batches", ""], "--batches: found ''"),
+        (["--compile", "pitched"], "--compile: found 'pitched', allowed are broadcast"),
         (["--shapes", "64x64"], "needs shapes of four integers joined by x"),
         (["--plots", "/nowhere"], "/nowhere is not a folder"),
     ],
