@@ -183,7 +183,7 @@ void fused_bounded(char **arguments) {
     fused_case_fixed(&one, MANY);
     for (int f = 0; f < FIXED_FEATURES; f++) one.schedules[f].expected = 160000; /* as many tasks as may be */
     int64_t bags = 1 << 14, peak = 0;
-    for (int i = 0; i < 600; i++, bags += 1 << 11) {
+    for (int i = 0; i < 300; i++, bags += 1 << 12) {
         int64_t bytes = 0;
         bags_set(&one, bags);
         CHECK(rf_fused_embedding_bag_workspace(&one.params, &one.plan, &streams[0], &bytes) == RF_OK, "%s",
