@@ -101,8 +101,8 @@ STATES = (
 
 @pytest.mark.parametrize("dtype", (FLOAT32, FLOAT16, BFLOAT16), ids=("float32", "float16", "bfloat16"))
 def test_every_kind_of_call_without_spills(compile_all: Compile, dtype: int) -> None:
-    """The full product of types and options for one shape and arch, half of it in float16 and the other half in
-    bfloat16, which take the same registers; samples of it for the others.
+    """The full product of types and options for one shape and arch, half of it in float16 and the other half
+    in bfloat16, which take the same registers; samples of it for the others.
     """
     jobs = []
     kinds = itertools.product((INT32, INT64), STATES, (False, True), (False, True))
