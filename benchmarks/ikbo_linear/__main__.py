@@ -27,7 +27,7 @@ from typing import Any
 from common.report import Figure, Report
 from common.settings import apply_quick, check_choices, check_plot, comma_list, make_parser, positive, start
 from ikbo_linear.figures import batches, figure_host, figure_main, figure_sweep, matmul_rates, ratios, shapes
-from ikbo_linear.forms import COMPILABLE, COMPILED, FORMS, NAMES, RECFUSE
+from ikbo_linear.forms import COMPILABLE, COMPILED, DECOMPOSITIONS, IN_SWEEPS, NAMES, RECFUSE
 from ikbo_linear.measure import DTYPES, MODES, IkboSetting
 from ikbo_linear.problem import MAPPINGS
 from ikbo_linear.roofline import figure_roofline
@@ -65,7 +65,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 # What --quick changes: to see whether everything runs, not to be quoted.
-QUICK: dict[str, Any] = {"rounds": 3}
+QUICK: dict[str, Any] = {"rounds": 3, "sweep_rounds": 3}
 QUICK_LISTS = {"dtypes": 1, "batches": 2, "small": 2, "ratios": 2, "shapes": 2}
 """How many of each list it takes."""
 
@@ -80,9 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contestants", type=comma_list, default=usual, metavar="NAMES",
         help=f"of {', '.join(usual)} (default: all)",
     )  # fmt: skip
+    add(
+        "--in-sweeps", type=comma_list, default=list(IN_SWEEPS), metavar="NAMES",
+        help=f"contestants of all figures but main (default: {','.join(IN_SWEEPS)})",
+    )  # fmt: skip
+    add("--sweep-rounds", type=positive, default=5, help="samples of each of them (default: 5)")
     add("--dtypes", type=comma_list, help=f"of {', '.join(DTYPES)} (default: float16,bfloat16; CPU: float32)")
     add("--modes", type=comma_list, help=f"of {', '.join(MODES)} (default: all; CPU: the first)")
-    text = f"figure main: of {', '.join(COMPILABLE)}, or all, under torch.compile: 20 s each (default: none)"
+    text = f"figure main, first type: of {', '.join(COMPILABLE)}, or all, under torch.compile; 20 s each"
     add("--compile", type=comma_list, default=[], metavar="FORMS", help=text)
     add("--candidates", type=positive, help="default: 1024; CPU: 140")
     add("--ratio", type=positive, default=70, help="candidates a user (default: 70)")
@@ -146,15 +151,19 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         {
             "--figures": (arguments.figures, FIGURES),
             "--contestants": (arguments.contestants, NAMES),
+            "--in-sweeps": (arguments.in_sweeps, NAMES),
             "--dtypes": (arguments.dtypes, DTYPES),
             "--modes": (arguments.modes, MODES),
             "--compile": (arguments.compile or COMPILABLE, COMPILABLE),
             **{f"--{name}": _any(getattr(arguments, name)) for name in QUICK_LISTS if name != "dtypes"},
         },
     )
-    if RECFUSE not in arguments.contestants or not set(FORMS[2:]) & set(arguments.contestants):
-        parser.error(f"--contestants: needs {RECFUSE} and one of {', '.join(FORMS[2:])}")
-    arguments.contestants = [name for name in NAMES if name in arguments.contestants]
+    for flag in ("contestants", "in_sweeps"):
+        given = getattr(arguments, flag)
+        if RECFUSE not in given or not set(DECOMPOSITIONS) & set(given):
+            needs = f"needs {RECFUSE} and one of {', '.join(DECOMPOSITIONS)}"
+            parser.error(f"--{flag.replace('_', '-')}: {needs}")
+        setattr(arguments, flag, [name for name in NAMES if name in given])
     check_plot(parser, arguments.plots and arguments.plots / "figure.png", "--plots")
     return parser, arguments
 

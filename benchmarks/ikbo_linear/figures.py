@@ -41,13 +41,15 @@ _HOST_CANDIDATES, _HOST_RATIO = 8, 4
 def figure_main(setting: IkboSetting) -> Figure:
     """The shape of the command line, with every contestant."""
     arguments = setting.arguments
-    compiled = [COMPILED + name for name in arguments.compile]
     tables: list[Table] = []
     stages: list[Table] = []
     panels: Panels = {}
     record = {}
     for dtype in tqdm(arguments.dtypes, desc="main", leave=False):
-        point = setting.point(setting.shape, dtype, eager=True, names=compiled)
+        # Compilers take their time: for the first type alone.
+        compiled = {COMPILED + name for name in arguments.compile if dtype == arguments.dtypes[0]}
+        names = [name for name in NAMES if name in compiled.union(arguments.contestants)]
+        point = setting.point(setting.shape, dtype, names, arguments.rounds, eager=True)
         record[dtype] = point.to_json()
         panels[f"{dtype}: times faster than {BROADCAST}"] = panel = {}
         for mode in point.results:
@@ -143,7 +145,7 @@ def figure_sweep(
     record = {}
     for dtype in arguments.dtypes:
         points = {
-            label: setting.point(shape, dtype, eager=eager)
+            label: setting.point(shape, dtype, arguments.in_sweeps, arguments.sweep_rounds, eager)
             for label, shape in tqdm(wanted.items(), desc=f"{title}, {dtype}", leave=False)
         }
         record[dtype] = {label: point.to_json() for label, point in points.items()}

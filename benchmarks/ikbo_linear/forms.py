@@ -33,6 +33,9 @@ COMPILABLE = (BROADCAST, CONCATENATED, DECOMPOSED, PADDED, PADDED + BADDBMM, IN_
 COMPILED = "compiled "
 NAMES = (*FORMS, *(COMPILED + name for name in COMPILABLE), TRITON, *PATHS, RECFUSE)
 """In the order in which they are shown."""
+IN_SWEEPS = (
+    BROADCAST, CONCATENATED, PADDED, PADDED + BADDBMM, PITCHED, PITCHED + BADDBMM, TRITON, RECFUSE,
+)  # fmt: skip
 
 MEANINGS = {
     BROADCAST: "users' rows are repeated and concatenated in the call, then one matmul",

@@ -37,7 +37,7 @@ class Mode:
     pause: float  # seconds of sleep between samples, of whatever contestant
 
 
-MODES = {"back to back": Mode(8e-3, 0.0), "with pauses": Mode(1e-3, 0.02)}
+MODES = {"back to back": Mode(5e-3, 0.0), "with pauses": Mode(1e-3, 0.02)}
 """Under a constant load the power limit sets the GPU's clock; after a pause it starts at its highest."""
 
 
@@ -51,6 +51,7 @@ class Point:
     copy_speed: float
     matmul_flop: int
     errors: dict[str, float]  # of all outputs together, relative to their norm, against float64
+    names: frozenset[str]  # contestants that were asked for
     eager: bool  # whether calls were timed as well as graph replays
     results: dict[str, timing.Comparison] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -115,27 +116,24 @@ class IkboSetting(Setting):
         given = self.arguments
         return Shape(given.candidates, given.ratio, given.m, given.n, given.k_user, given.k_cand)
 
-    def point(self, shape: Shape, dtype: str, *, eager: bool = False, names: Sequence[str] = ()) -> Point:
-        """A shape that was measured before is not measured again. `names`: contestants besides the usual.
+    def point(self, shape: Shape, dtype: str, names: Sequence[str], rounds: int, eager: bool) -> Point:
+        """A shape that was measured before with as much as is asked for is not measured again.
 
-        `eager`: times calls as well as graph replays.
+        `names`: contestants. `eager`: times calls as well as graph replays.
         """
         before = self.points.get((shape, dtype))
-        if before is None or (eager and not before.eager):
-            usual = self.arguments.contestants
-            order = [*usual[:-1], *names, usual[-1]]
-            self.points[shape, dtype] = measure(self, shape, dtype, order, eager)
+        if before is None or not set(names) <= before.names or (eager and not before.eager):
+            self.points[shape, dtype] = measure(self, shape, dtype, names, rounds, eager)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
         return self.points[shape, dtype]
 
 
 @torch.inference_mode()
-def measure(setting: IkboSetting, shape: Shape, dtype: str, names: Sequence[str], eager: bool) -> Point:
-    """Ends the program where an output is wrong; a peer that does not run is left out, and a note says so.
-
-    `eager`: times calls as well as graph replays.
-    """
+def measure(
+    setting: IkboSetting, shape: Shape, dtype: str, names: Sequence[str], rounds: int, eager: bool
+) -> Point:
+    """Ends the program where an output is wrong; a peer that does not run is left out, and a note says so."""
     arguments, label = setting.arguments, f"{dtype}, {shape}"
     problem = Problem(shape, DTYPES[dtype], setting.device, arguments.seed, arguments.mapping)
     runs = make_runs(problem, names)
@@ -144,12 +142,14 @@ def measure(setting: IkboSetting, shape: Shape, dtype: str, names: Sequence[str]
     size = arguments.matmul
     left, right = (torch.randn(size, size, device=setting.device).to(problem.dtype) for _ in range(2))
     calls = {MATMUL: lambda inputs: torch.matmul(left, right), **runs}
-    point = Point(shape, dtype, path_taken(problem), setting.copy_speed, 2 * size**3, errors, eager)
+    point = Point(
+        shape, dtype, path_taken(problem), setting.copy_speed, 2 * size**3, errors, frozenset(names), eager
+    )
     for mode in arguments.modes:
         least, pause = MODES[mode].sample, MODES[mode].pause
         least /= next(part for flop, part in _SAMPLES.items() if shape.flop >= flop)
         result, failures = time_calls(
-            calls, problem.inputs, setting.device, rounds=arguments.rounds,
+            calls, problem.inputs, setting.device, rounds=rounds,
             eager=eager and mode == arguments.modes[0] and setting.has_graphs,
             after=(lambda pause=pause: time.sleep(pause)) if pause else None,
             least_sample=least if setting.device.type == "cuda" else 0.0,
@@ -171,7 +171,7 @@ def _check(
     inputs, right = problem.inputs[0], problem.right
     norms: dict[str, float] = {}
     # Of the whole output, so that a tile that is not written or goes elsewhere shows.
-    whole = runs[DECOMPOSITIONS[0]](inputs) if DECOMPOSITIONS[0] in runs else None
+    whole = next(run for name, run in runs.items() if name in DECOMPOSITIONS)(inputs)
 
     def error_of(name: str, output: Tensor) -> float:
         shape = problem.shape
@@ -180,8 +180,6 @@ def _check(
         found = output[problem.checked].double()
         norms[name] = ((found - right).norm() / right.norm()).item()
         error = relative_error(found, right)
-        if whole is None:
-            return error
         apart = (output - whole).abs_().max().double() / whole.abs().max().double()
         return torch.stack((torch.tensor(error), apart.cpu() / 2)).max().item()
 

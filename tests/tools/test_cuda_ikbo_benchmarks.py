@@ -13,7 +13,8 @@ import recfuse
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = [
     "--device", "cuda", "--candidates", "12", "--ratio", "5", "--m", "9", "--n", "8", "--k-user", "13",
-    "--k-cand", "11", "--matmul", "16", "--rounds", "2", "--batches", "4,12", "--small", "4",
+    "--k-cand", "11", "--matmul", "16", "--rounds", "2", "--sweep-rounds", "1",
+    "--batches", "4,12", "--small", "4",
     "--ratios", "1,12", "--shapes", "8x8x16x8,3x1x5x7", "--dtypes", "float32",
 ]  # fmt: skip
 FIGURES = ["main", "batches", "small", "ratios", "shapes", "host"]
@@ -21,6 +22,7 @@ FORMS = [
     "broadcast + concat", "concatenated", "decomposed", "decomposed baddbmm", "padded", "padded baddbmm",
     "padded in call", "padded in call baddbmm", "pitched", "pitched baddbmm",
 ]  # fmt: skip
+SWEPT = [*FORMS[:2], "padded", "padded baddbmm", "pitched", "pitched baddbmm", "recfuse"]
 PATHS = ["path decomposed", "path aligned", "path broadcast"]
 PATHS_OF_AUTO = [name.removeprefix("path ") for name in PATHS]
 
@@ -98,6 +100,8 @@ def test_every_figure_runs(ikbo, tmp_path, capsys):
     }
     # A shape that two figures have is measured once.
     assert record["batches"]["float32"]["12"]["us"] == record["main"]["float32"]["us"]
+    swept = record["ratios"]["float32"]["1"]
+    assert set(swept["us"]["with pauses"]) == {*SWEPT, "matmul"} == {*swept["relative_error"], "matmul"}
     assert len(record["roofline"]["back to back"]) == 1 + 1 + 2 + 2
 
 
@@ -181,6 +185,7 @@ def test_recfuse_itself_must_run(ikbo, monkeypatch):
             ["--contestants", "recfuse,cutlass"],
             "--contestants: found 'recfuse,cutlass', allowed are broadcast",
         ),
+        (["--in-sweeps", "padded"], "--in-sweeps: needs recfuse and one of decomposed"),
         (["--contestants", "recfuse,concatenated"], "--contestants: needs recfuse and one of decomposed"),
         (["--dtypes", "int8"], "--dtypes: found 'int8'"),
         (["--modes", "asleep"], "--modes: found 'asleep'"),
