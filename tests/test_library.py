@@ -59,6 +59,11 @@ def test_works_without_the_python_package() -> None:
         ends = torch.cat([offsets, torch.tensor([90])])
         fused = ops.fused_embedding_bag([table.view(-1)], features, indices, ends, 16)
         torch.testing.assert_close(fused, found)
+        w, users, candidates = torch.randn(4, 16), torch.randn(2, 16), torch.randn(6, 16)
+        found, bias = torch.arange(6) % 2, torch.randn(4)
+        linear = ops.ikbo_linear(w, 2 * w, users, candidates, found, bias, activation="relu")
+        want = torch.relu(candidates @ (2 * w).t() + (users @ w.t())[found] + bias)
+        torch.testing.assert_close(linear, want)
         try:
             ops.embedding_bag(table, indices + 50, offsets)
         except RuntimeError as error:

@@ -83,6 +83,28 @@ def test_no_leak(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert_no_leak(OPS.embedding_bag, one_table(**changes), fails=name in ONE_TABLE_ERRORS)
 
 
+IKBO_CALLS: dict[str, Inputs] = {
+    "broadcast": {},
+    "decomposed": {"path": "decomposed", "bias": torch.zeros(7), "activation": "silu"},
+    "rows": {"x_user": torch.zeros(4, 5), "x_cand": torch.zeros(9, 3)},
+    "strided": {"cand_to_user": torch.zeros(18).long()[::2], "bias": torch.zeros(14)[::2]},
+    "map's length": {"cand_to_user": torch.zeros(8).long()},
+    "index": {"cand_to_user": torch.full((9,), 4)},
+    "path": {"path": "fused"},
+}
+
+
+@pytest.mark.parametrize("name", IKBO_CALLS)
+def test_no_leak_ikbo(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    given: Inputs = {"w_user": torch.zeros(7, 5), "w_cand": torch.zeros(7, 3), "x_user": torch.zeros(4, 5, 6)}
+    given |= {"x_cand": torch.zeros(9, 3, 6), "cand_to_user": torch.zeros(9).long(), **IKBO_CALLS[name]}
+    fails = name in ("map's length", "index", "path")
+    assert_no_leak(OPS.ikbo_linear, given, fails)
+    if len(given) == 5:  # no options
+        lists: Inputs = {"weights": [given["w_user"], given["w_cand"]], "maps": [given["cand_to_user"]]}
+        assert_no_leak(OPS.ikbo_linear_chain, {**lists, "inputs": [given["x_user"], given["x_cand"]]}, fails)
+
+
 @pytest.mark.parametrize("name", ["", *TWO_TABLES_ERRORS])
 def test_no_leak_fused(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     changes = TWO_TABLES_ERRORS[name][0] if name else {}

@@ -31,7 +31,8 @@ rf_status rf__check_ikbo_add(const rf_ikbo_add_params *params) {
                       (params->out == NULL || (params->base == NULL && params->parents > 0)),
                   RF_ERR_VALUE, "%s is NULL; it must point to its elements",
                   params->out == NULL ? "out" : "base");
-    RF__REFUSE_IF(params->parent == NULL && params->parents != params->count, RF_ERR_VALUE,
+    RF__REFUSE_IF(params->parent == NULL && params->count > 0 && params->parents != params->count,
+                  RF_ERR_VALUE,
                   "parent is NULL with " RF__I64 " items and " RF__I64 " parents; they must be as many",
                   params->count, params->parents);
     return RF_OK;

@@ -17,6 +17,8 @@ from recfuse import _C, CollectionPlan, PinnedRows, Plan, SwapReport, info, nn, 
 def operators(weight: Tensor, indices: Tensor, offsets: Tensor, features: Tensor) -> None:
     assert_type(recfuse.embedding_bag(indices, weight, offsets, mode="sum"), Tensor)
     assert_type(recfuse.fused_embedding_bag([weight], features, indices, offsets, 4), Tensor)
+    assert_type(recfuse.ikbo_linear(weight, weight, weight, weight, indices, activation="gelu"), Tensor)
+    assert_type(recfuse.ikbo_linear_chain([weight, weight], [weight, weight], [indices]), Tensor)
     assert_type(recfuse.check(), None)
     assert_type(recfuse.library_path(), str)
     assert_type(recfuse.__version__, str)
@@ -30,6 +32,9 @@ def modules(indices: Tensor, offsets: Tensor) -> None:
     assert_type(collection.feature_names, list[str])
     assert_type(nn.FusedEmbeddingBagCollection.from_embedding_bags([bag]), nn.FusedEmbeddingBagCollection)
     assert_type(collection.forward(indices, offsets), Tensor)
+    linear = nn.IKBOLinear.from_linear(torch.nn.Linear(6, 4), in_features=(4, 2))
+    assert_type(linear, nn.IKBOLinear)
+    assert_type(nn.LinearCompression((3, 2), 4).forward(bag.weight, bag.weight, indices), Tensor)
 
 
 def plans(bag: nn.EmbeddingBag, collection: nn.FusedEmbeddingBagCollection, calls: list[Any]) -> None:

@@ -1,8 +1,19 @@
-"""Modules: drop-in embedding bags, and collections of tables that are pooled in one call."""
+"""Modules: drop-in embedding bags, collections of tables that are pooled in one call, and linear layers over
+users and their candidates.
+"""
 
 from recfuse.nn.collection import FusedEmbeddingBagCollection, Table
 from recfuse.nn.embedding_bag import EmbeddingBag
+from recfuse.nn.linear_compression import IKBOLinear, LinearCompression
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.table_list import FusedEmbeddingBagList
 
-__all__ = ["EmbeddingBag", "FusedEmbeddingBagCollection", "FusedEmbeddingBagList", "Mapping", "Table"]
+__all__ = [
+    "EmbeddingBag",
+    "FusedEmbeddingBagCollection",
+    "FusedEmbeddingBagList",
+    "IKBOLinear",
+    "LinearCompression",
+    "Mapping",
+    "Table",
+]

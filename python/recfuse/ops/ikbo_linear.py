@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from recfuse.errors import NotATensorError
-from recfuse.ops.autograd import apply, refuse_forward_mode, register
-from recfuse.ops.library import (
-    below_autograd,
-    call_below_autograd,
-    is_transformed,
-    library,
-    needs_derivatives,
-    raise_translated,
-)
+from recfuse.errors import ArgumentValueError, NotATensorError
+from recfuse.ops.ikbo_gradients import call_chain, call_linear
+from recfuse.ops.library import is_transformed, library, raise_translated
 
 _ops = torch.ops.recfuse
 _linear = _ops.ikbo_linear.default
@@ -30,8 +22,6 @@ Path = Literal["decomposed", "aligned", "broadcast", "fused"]
 PATHS: tuple[Path, ...] = get_args(Path)
 Activation = Literal["none", "relu", "gelu", "silu"]
 """What is made of the sum; gelu is the exact one, torch's default."""
-
-_ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
 def ikbo_linear(
@@ -94,7 +84,7 @@ def ikbo_linear(
     if is_transformed():
         return _linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
     try:
-        return _autograd(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
+        return call_linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
     except RuntimeError as error:
         raise_translated(error)
 
@@ -133,13 +123,18 @@ def ikbo_linear_chain(
     names = [f"{name}[{at}]" for name, given in (("weights", weights), ("inputs", inputs), ("maps", maps))
              for at in range(len(given))]  # fmt: skip
     _check_tensors("ikbo_linear_chain", (*names, "bias"), tensors)
+    if not weights:  # of which the dispatcher would know no device
+        raise ArgumentValueError(
+            "recfuse.ikbo_linear_chain: weights has 0 tensors, must have 2 to 4: one for each level, the "
+            "broadest first"
+        )
     if inputs and torch.is_autocast_enabled(inputs[0].device.type):
         *both, bias = _autocast((*weights, *inputs, bias))
         weights, inputs = both[: len(weights)], both[len(weights) :]
     if is_transformed():
         return _chain(weights, inputs, maps, bias, **options)
     try:
-        return _chain_autograd(weights, inputs, maps, bias, **options)
+        return call_chain(weights, inputs, maps, bias, **options)
     except RuntimeError as error:
         raise_translated(error)
 
@@ -255,137 +250,3 @@ def _(
     weights: Sequence[Tensor], inputs: Sequence[Tensor], maps: Sequence[Tensor], *_: Any, **__: Any
 ) -> Tensor:
     return _shape(weights, inputs, maps)
-
-
-# ---- gradients
-
-
-class IKBOLinear(torch.autograd.Function):
-    """Both operators, without an activation, with their gradients.
-
-    ``tensors``: weights, inputs and maps of `levels` levels, and the bias; each an argument, since only these
-    have gradients.
-    """
-
-    @staticmethod
-    def forward(chain: bool, levels: int, options: dict[str, str], *tensors: Tensor | None) -> Tensor:
-        """Calls the operator."""
-        *rest, bias = tensors
-        if not chain:
-            return call_below_autograd(_linear, *rest, bias, **options)
-        lists = rest[:levels], rest[levels : 2 * levels], rest[2 * levels :]
-        return call_below_autograd(_chain, *lists, bias, **options)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps the factors of what needs a gradient."""
-        _, levels, options, *tensors = inputs
-        needs = ctx.needs_input_grad[3:]
-        kept: list[Tensor | None] = list(tensors[:-1])
-        for level in range(levels):
-            if not needs[levels + level]:
-                kept[level] = None
-            if not needs[level]:
-                kept[levels + level] = None
-        ctx.save_for_backward(*kept)
-        ctx.levels, ctx.checked = levels, options.get("bounds_check", "on") == "on"
-        ctx.items = [given.shape[0] for given in tensors[levels : 2 * levels]]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of weights, inputs and bias, from the last level to the first."""
-        levels, needs = ctx.levels, ctx.needs_input_grad[3:]
-        saved = ctx.saved_tensors
-        weights, inputs, maps = saved[:levels], saved[levels : 2 * levels], saved[2 * levels :]
-        grads: list[Tensor | None] = [None] * len(needs)
-        if needs[-1]:
-            grads[-1] = grad.sum((0, 2) if grad.dim() == 3 else 0)
-        dtype, total = grad.dtype, grad
-        for level in reversed(range(levels)):
-            of_products = total.to(dtype)
-            if needs[level]:
-                grads[level] = _weight_grad(of_products, inputs[level])
-            if needs[levels + level]:
-                grads[levels + level] = _input_grad(of_products, weights[level])
-            if not any(needs[:level]) and not any(needs[levels : levels + level]):
-                break
-            total = _sum_of_children(total, maps[level - 1], ctx.items[level - 1], ctx.checked)
-        return None, None, None, *grads
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> NoReturn:
-        """Refuses."""
-        refuse_forward_mode("ikbo_linear")
-
-
-def _weight_grad(grad: Tensor, given: Tensor) -> Tensor:
-    """[M, K] from [items, M, N] and [items, K, N], or without N."""
-    if grad.dim() == 2:
-        return grad.t() @ given
-    return torch.tensordot(grad, given, dims=([0, 2], [0, 2]))
-
-
-def _input_grad(grad: Tensor, weight: Tensor) -> Tensor:
-    """[items, K, N] from [items, M, N] and [M, K], or without N."""
-    if grad.dim() == 2:
-        return grad @ weight
-    # Not matmul: beside a weight that requires a gradient it copies `grad` transposed.
-    return torch.bmm(weight.t().expand(grad.shape[0], -1, -1), grad)
-
-
-def _sum_of_children(grad: Tensor, parent: Tensor, items: int, checked: bool) -> Tensor:
-    """[items, ...] sums of grad [children, ...] over the children of each item, in float32 or better."""
-    if grad.dtype in (torch.float16, torch.bfloat16):
-        grad = grad.float()
-    if checked and not grad.is_cpu:  # bad ones, which the forward pass has reported, go to a row of their own
-        parent = torch.where((parent >= 0) & (parent < items), parent, items)
-        return grad.new_zeros((items + 1, *grad.shape[1:])).index_add(0, parent, grad)[:items]
-    return grad.new_zeros((items, *grad.shape[1:])).index_add(0, parent, grad)
-
-
-def _differentiable(
-    chain: bool, levels: int, tensors: Sequence[Tensor | None], options: dict[str, str]
-) -> Any:
-    """A call of the Function, and torch's activation."""
-    options = dict(options)
-    activate = _ACTIVATIONS.get(options.get("activation", "none"))
-    if activate is None:  # none, or one that the operator refuses
-        return apply(IKBOLinear, chain, levels, options, *tensors)
-    options.pop("activation")
-    return activate(apply(IKBOLinear, chain, levels, options, *tensors))
-
-
-def _autograd(
-    w_user: Tensor,
-    w_cand: Tensor,
-    x_user: Tensor,
-    x_cand: Tensor,
-    cand_to_user: Tensor,
-    bias: Tensor | None = None,
-    **options: str,
-) -> Any:
-    """The autograd kernel of `ikbo_linear`."""
-    tensors = w_user, w_cand, x_user, x_cand, cand_to_user, bias
-    if needs_derivatives(tensors):
-        return _differentiable(False, 2, tensors, options)
-    with below_autograd():
-        return _linear(*tensors, **options)
-
-
-def _chain_autograd(
-    weights: Sequence[Tensor],
-    inputs: Sequence[Tensor],
-    maps: Sequence[Tensor],
-    bias: Tensor | None = None,
-    **options: str,
-) -> Any:
-    """The autograd kernel of `ikbo_linear_chain`."""
-    tensors = *weights, *inputs, *maps, bias
-    if needs_derivatives(tensors) and 2 <= len(weights) == len(inputs) == len(maps) + 1:
-        return _differentiable(True, len(weights), tensors, options)
-    with below_autograd():
-        return _chain(weights, inputs, maps, bias, **options)
-
-
-register("ikbo_linear", _autograd)
-register("ikbo_linear_chain", _chain_autograd)

@@ -57,14 +57,14 @@ def needs_derivatives(tensors: Sequence[Tensor | None]) -> bool:
     return False
 
 
-def call_below_autograd(operator: Callable[..., Any], *arguments: Any) -> Any:
+def call_below_autograd(operator: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Calls an operator from a Function's forward."""
     if not torch._C._are_functorch_transforms_active():
         with below_autograd():
-            return operator(*arguments)
+            return operator(*arguments, **options)
     # Forward runs without gradients, but an outer transform may want its own.
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), below_autograd():
-        return operator(*arguments)
+        return operator(*arguments, **options)
 
 
 def raise_translated(error: RuntimeError) -> NoReturn:
