@@ -51,11 +51,14 @@ def figure_main(setting: IkboSetting) -> Figure:
         names = [name for name in NAMES if name in compiled.union(arguments.contestants)]
         point = setting.point(setting.shape, dtype, names, arguments.rounds, eager=True)
         record[dtype] = point.to_json()
-        panels[f"{dtype}: times faster than {BROADCAST}"] = panel = {}
+        panel = {}
         for mode in point.results:
             tables.append(_contestants(point, mode))
             stages.append(_stages(point, mode))
-            panel[mode] = _stage_speeds(point, mode)
+            if speeds := _stage_speeds(point, mode):
+                panel[mode] = speeds
+        if panel:
+            panels[f"{dtype}: times faster than {BROADCAST}"] = panel
     tables[0].notes += [f"{name}: {meaning}." for name, meaning in MEANINGS.items()]
     return Figure([*tables, *stages], panels, record)
 
@@ -96,7 +99,9 @@ def _stage_speeds(point: Point, mode: str) -> dict[str, float]:
     """Times faster than the concatenated form, by stage."""
     spent = {name: point.seconds(mode, name) for name in (BROADCAST, *PATHS)}
     whole = spent.pop(BROADCAST)
-    return {name: whole / taken for name, taken in spent.items() if whole is not None and taken is not None}
+    if whole is None:
+        return {}
+    return {PATHS[name]: whole / taken for name, taken in spent.items() if taken is not None}
 
 
 def _stages(point: Point, mode: str) -> Table:
