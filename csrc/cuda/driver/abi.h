@@ -11,6 +11,8 @@
 #include <stdint.h>
 
 #ifndef RF__CUDA_LISTS_ONLY
+#include "device/tensor_map.h"
+
 typedef int rf__cu_result;
 typedef int rf__cu_device;
 typedef int rf__cu_device_attribute;
@@ -32,9 +34,7 @@ typedef int rf__cu_tensor_promotion;
 typedef int rf__cu_tensor_fill;
 
 /* What tensor copies of a kernel go by: in a parameter of it (__grid_constant__), or in its memory. */
-typedef struct rf__cu_tensor_map {
-    _Alignas(128) uint64_t opaque[16];
-} rf__cu_tensor_map;
+typedef rf_tensor_map rf__cu_tensor_map;
 
 typedef struct rf__cu_launch_attribute {
     int id; /* RF__CU_LAUNCH_ATTRIBUTE_... */
@@ -93,6 +93,7 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(TENSOR_MAP_SWIZZLE_32B, 1)                                 \
     X(TENSOR_MAP_SWIZZLE_64B, 2)                                 \
     X(TENSOR_MAP_SWIZZLE_128B, 3)                                \
+    X(TENSOR_MAP_L2_PROMOTION_L2_128B, 2)                        \
     X(TENSOR_MAP_L2_PROMOTION_L2_256B, 3)                        \
     X(TENSOR_MAP_FLOAT_OOB_FILL_NONE, 0)
 
@@ -164,6 +165,8 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
       (rf__cu_function function, rf__cu_function_attribute attribute, int value))                       \
     X(rf__cu_result, cuLaunchKernelEx,                                                                  \
       (const rf__cu_launch_config *config, rf__cu_function function, void **arguments, void **extra))   \
+    X(rf__cu_result, cuOccupancyMaxActiveClusters,                                                      \
+      (int *clusters, rf__cu_function function, const rf__cu_launch_config *config))                    \
     X(rf__cu_result, cuTensorMapEncodeTiled,                                                            \
       (rf__cu_tensor_map * map, rf__cu_tensor_type type, unsigned int dimensions, void *data,           \
        const uint64_t *sizes, const uint64_t *pitches, const uint32_t *box, const uint32_t *steps,      \

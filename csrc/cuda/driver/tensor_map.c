@@ -54,8 +54,11 @@ rf_status rf__tensor_map_encode(const rf__cuda_driver *driver, const rf__tensor_
         box[i] = (uint32_t)params->box[i];
         if (i > 0) pitches[i - 1] = (uint64_t)params->pitches[i];
     }
+    /* L2 reads ahead no further than a box is wide: other columns are perhaps wanted long after they have left L2. */
+    const bool narrow = box[0] * (params->dtype == RF_FLOAT32 ? 4u : 2u) <= 128;
     return RF__CUDA_CALL(driver->cuTensorMapEncodeTiled(
         map, types[params->dtype], (unsigned int)params->dimensions, (void *)(uintptr_t)params->data, sizes,
         pitches, box, steps, RF__CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-        RF__CU_TENSOR_MAP_L2_PROMOTION_L2_256B, RF__CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+        narrow ? RF__CU_TENSOR_MAP_L2_PROMOTION_L2_128B : RF__CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        RF__CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
 }

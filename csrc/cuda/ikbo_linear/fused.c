@@ -1,14 +1,284 @@
-/* rf_ikbo_linear_cuda. */
-#include "cuda/ikbo_linear/ikbo_linear.h"
+/* rf_ikbo_linear_cuda: one launch of fused.cu, behind one of pack.cu. */
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
 
-bool rf_ikbo_linear_takes(const rf_ikbo_linear_params *params, int32_t device) {
-    (void)params, (void)device;
-    return false;
+#include "base/validate.h"
+#include "cuda/driver/tensor_map.h"
+#include "cuda/ikbo_linear/args.h"
+#include "cuda/ikbo_linear/ikbo_linear.h"
+#include "cuda/jit/jit.h"
+
+static const rf__kernel_source fused_source = {"ikbo_linear/fused.cu", "rf_ikbo_linear"};
+static const rf__kernel_source pack_source = {"ikbo_linear/pack.cu", "rf_ikbo_pack"};
+
+enum { BLOCK = 256, MOST_SLOTS = 12, GRAIN = 16, WORKSPACE_GRAIN = 256, MOST_RANKS = 2 };
+
+/* All of it int32_t: compared bytewise. */
+typedef struct fused_variant {
+    int32_t dtype, activation, index_type, rows, ranks, slots;
+} fused_variant;
+typedef struct pack_variant {
+    int32_t dtype, rows, ranks;
+} pack_variant;
+
+static rf_status fused_describe(const void *key, rf__kernel_options *options) {
+    const fused_variant *variant = key;
+    snprintf(options->defines, sizeof options->defines,
+             "-DRF_DTYPE=%d -DRF_ACTIVATION=%d -DRF_INDEX=%s -DRF_ROWS=%d -DRF_RANKS=%d -DRF_SLOTS=%d",
+             (int)variant->dtype, (int)variant->activation, rf__kernel_integer(variant->index_type),
+             (int)variant->rows, (int)variant->ranks, (int)variant->slots);
+    options->dynamic_shared = RF_FUSED_SHARED_BYTES(variant->rows, variant->slots);
+    return RF_OK;
+}
+
+static rf_status pack_describe(const void *key, rf__kernel_options *options) {
+    const pack_variant *variant = key;
+    snprintf(options->defines, sizeof options->defines,
+             "-DRF_DTYPE=%d -DRF_ROWS=%d -DRF_RANKS=%d -DRF_BLOCK=%d", (int)variant->dtype,
+             (int)variant->rows, (int)variant->ranks, (int)BLOCK);
+    return RF_OK;
+}
+
+static int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+/* How the rows are cut: one block has all of them, or the two of a cluster half each; and what fits into shared memory. */
+static fused_variant variant_of(const rf_ikbo_linear_params *params, int64_t shared) {
+    const int32_t ranks = params->m > RF_FUSED_MOST_ROWS ? MOST_RANKS : 1;
+    const int32_t least = 2 * RF_FUSED_PART;
+    int32_t rows = (int32_t)round_up((params->m + ranks - 1) / ranks, RF_FUSED_PART);
+    if (rows < least) rows = least;
+    int64_t slots = (shared - RF_FUSED_SHARED_BYTES(rows, 0)) / RF_FUSED_SLOT_BYTES(rows);
+    if (slots > MOST_SLOTS) slots = MOST_SLOTS;
+    return (fused_variant){(int32_t)params->dtype,
+                           (int32_t)params->activation,
+                           (int32_t)params->levels[1].parent_type,
+                           rows,
+                           ranks,
+                           (int32_t)slots};
+}
+
+static int64_t strips_of(const rf_ikbo_linear_params *params) {
+    return (params->n + RF_FUSED_COLUMNS - 1) / RF_FUSED_COLUMNS;
+}
+
+static bool level_fits(const rf_ikbo_linear_params *params, const rf_ikbo_level *level) {
+    const int64_t bytes = rf__dtype_bytes(params->dtype), most_pitch = (int64_t)1 << 40;
+    if (level->count < 1 || level->k < 1 || level->k > INT32_MAX / 2 || (uintptr_t)level->x % GRAIN != 0)
+        return false;
+    for (int i = 0; i < 2; i++) {
+        const int64_t size = i == 0 ? level->count : level->k, pitch = level->x_pitch[i] * bytes;
+        if (size > 1 && (pitch <= 0 || pitch % GRAIN != 0 || pitch >= most_pitch)) return false;
+    }
+    return (level->count + 1) * strips_of(params) <= INT32_MAX / MOST_RANKS;
+}
+
+/* NULL, or what keeps the kernel from taking the call. */
+static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_device *device) {
+    if (device->cc_major != 9 || device->cc_minor != 0) return "the GPU is not one of compute capability 9.0";
+    if (params->dtype != RF_FLOAT16 && params->dtype != RF_BFLOAT16)
+        return "the dtype is neither float16 nor bfloat16";
+    if (params->m < 1 || params->m > MOST_RANKS * RF_FUSED_MOST_ROWS)
+        return "out has no rows or more than 448";
+    if (params->n < 1 || params->n * rf__dtype_bytes(params->dtype) % GRAIN != 0)
+        return "out has no columns or a number of them that is no multiple of 8";
+    if ((uintptr_t)params->out % GRAIN != 0) return "out is not aligned to 16 bytes";
+    for (int32_t l = 0; l < params->n_levels; l++) {
+        if (!level_fits(params, &params->levels[l]))
+            return "an input has no items, or is not aligned to 16 bytes, or has rows or items that are not "
+                   "a positive "
+                   "multiple of 16 bytes apart";
+        if (l > 1 && params->levels[l].parent_type != params->levels[1].parent_type)
+            return "the maps are not all of one type";
+    }
+    if (variant_of(params, device->shared_per_block_optin).slots < 2)
+        return "a block has too little shared memory";
+    return NULL;
+}
+
+bool rf_ikbo_linear_takes(const rf_ikbo_linear_params *params, int32_t ordinal) {
+    const rf__cuda_device *device = NULL;
+    return rf__cuda_device_get(ordinal, &device) == RF_OK && refusal(params, device) == NULL;
+}
+
+/* Slots of a level's k: whole pairs. */
+static int32_t slots_of(const rf_ikbo_level *level) {
+    return (int32_t)(round_up(level->k, 2 * RF_FUSED_K) / RF_FUSED_K);
+}
+
+/* What of the workspace is a level's: bytes from its start. */
+typedef struct level_places {
+    int64_t weight, sums, done;
+} level_places;
+
+static int64_t places_of(const rf_ikbo_linear_params *params, const fused_variant *variant,
+                         level_places *places) {
+    int64_t bytes = 0;
+    for (int32_t l = 0; l < params->n_levels; l++) {
+        const rf_ikbo_level *level = &params->levels[l];
+        places[l].weight = bytes;
+        bytes += slots_of(level) * variant->ranks * (int64_t)RF_FUSED_WEIGHT_BYTES(variant->rows);
+        bytes = round_up(bytes, WORKSPACE_GRAIN);
+        if (l == params->n_levels - 1) break;
+        places[l].done = bytes;
+        bytes += WORKSPACE_GRAIN; /* a counter has lines of its own */
+        places[l].sums = bytes;
+        bytes += (level->count + 1) * strips_of(params) * variant->ranks *
+                 (int64_t)RF_FUSED_SUMS_BYTES(variant->rows);
+    }
+    return bytes;
+}
+
+static rf_status map_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params, const void *data,
+                        const int64_t *sizes, const int64_t *pitches, int32_t box_rows, rf_tensor_map *map) {
+    const int64_t bytes = rf__dtype_bytes(params->dtype);
+    rf__tensor_map_params tensor = {.data = data,
+                                    .dtype = params->dtype,
+                                    .dimensions = 3,
+                                    .sizes = {params->n, sizes[1], sizes[0]},
+                                    .pitches = {0, pitches[1] * bytes, pitches[0] * bytes},
+                                    .box = {RF_FUSED_COLUMNS, box_rows, 1},
+                                    .swizzle = RF_FUSED_COLUMNS * 2};
+    for (int i = 1; i < 3; i++) /* of one alone, what is not used may be anything */
+        if (tensor.sizes[i] == 1) tensor.pitches[i] = round_up(params->n * bytes, GRAIN);
+    return rf__tensor_map_encode(device->driver, &tensor, map);
+}
+
+/* Arguments of both kernels. */
+static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
+                         const fused_variant *variant, uint8_t *workspace, const level_places *places,
+                         rf_fused_args *fused, rf_pack_args *pack) {
+    const rf_ikbo_level *last = &params->levels[params->n_levels - 1];
+    fused->n_levels = pack->n_levels = params->n_levels;
+    fused->strips = pack->strips = (int32_t)strips_of(params);
+    fused->chain = params->chain;
+    fused->report = params->check_bounds;
+    fused->errors = rf__ikbo_linear_error_word(device, last->weight, params->m).on_device;
+    pack->bias = params->bias;
+    pack->m = (int32_t)params->m;
+    for (int32_t l = 0; l < params->n_levels; l++) {
+        const rf_ikbo_level *level = &params->levels[l];
+        const bool inner = l < params->n_levels - 1;
+        uint8_t *weight = workspace + places[l].weight;
+        const int64_t sums = places[l].sums,
+                      item = fused->strips * variant->ranks * (int64_t)RF_FUSED_SUMS_BYTES(variant->rows);
+        uint32_t *done = inner ? (uint32_t *)(void *)(workspace + places[l].done) : NULL;
+        fused->levels[l].weight = weight;
+        fused->levels[l].parent = level->parent;
+        fused->levels[l].sums = inner ? (float *)(void *)(workspace + sums) : NULL;
+        fused->levels[l].done = done;
+        fused->levels[l].count = (int32_t)level->count;
+        fused->levels[l].slots = slots_of(level);
+        fused->levels[l].cost = (int32_t)((level->k + 15) / 16);
+        pack->levels[l] =
+            (rf_pack_level){.weight = level->weight,
+                            .pitch = level->weight_pitch,
+                            .packed = weight,
+                            .bias = inner ? (float *)(void *)(workspace + sums + level->count * item) : NULL,
+                            .done = done,
+                            .k = (int32_t)level->k,
+                            .slots = slots_of(level)};
+        const int64_t sizes[2] = {level->count, level->k};
+        RF_CHECK(map_of(device, params, level->x, sizes, level->x_pitch, RF_FUSED_K / variant->ranks,
+                        &fused->levels[l].x));
+    }
+    const int64_t sizes[2] = {last->count, params->m}, pitches[2] = {params->m * params->n, params->n};
+    return map_of(device, params, params->out, sizes, pitches, RF_FUSED_PART, &fused->out);
+}
+
+/* Clusters of a kernel that run at once: all SMs, but where those of a GPC are not a whole number of clusters. */
+static rf_status clusters_at_once(const rf__cuda_device *device, const fused_variant *variant,
+                                  const rf__kernel *kernel, int32_t *clusters) {
+    static _Atomic int32_t known[RF__CUDA_MOST_DEVICES]; /* of clusters of two; 0: not asked yet */
+    *clusters = device->sms;
+    if (variant->ranks == 1) return RF_OK;
+    *clusters = atomic_load_explicit(&known[device->ordinal], memory_order_relaxed);
+    if (*clusters > 0) return RF_OK;
+    rf__cu_launch_attribute pair = {.id = RF__CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                                    .value.cluster = {MOST_RANKS, 1, 1}};
+    const rf__cu_launch_config config = {.grid = {(uint32_t)device->sms / MOST_RANKS * MOST_RANKS, 1, 1},
+                                         .block = {RF_FUSED_THREADS, 1, 1},
+                                         .shared_bytes = (uint32_t)kernel->dynamic_shared,
+                                         .attributes = &pair,
+                                         .n_attributes = 1};
+    RF_CHECK(
+        RF__CUDA_CALL(device->driver->cuOccupancyMaxActiveClusters(clusters, kernel->function, &config)));
+    RF_FAIL_IF(*clusters < 1, RF_ERR_UNSUPPORTED,
+               "recfuse.ikbo_linear: this GPU runs no cluster of two blocks; use path "
+               "\"broadcast\"");
+    atomic_store_explicit(&known[device->ordinal], *clusters, memory_order_relaxed);
+    return RF_OK;
+}
+
+static rf_status launch_pack(const rf__cuda_device *device, const fused_variant *variant,
+                             const rf_pack_args *args, void *stream) {
+    const pack_variant key = {variant->dtype, variant->rows, variant->ranks};
+    const rf__kernel *kernel = NULL;
+    int64_t most = (int64_t)args->strips * RF_FUSED_COLUMNS; /* floats of a row's bias */
+    RF_CHECK(rf__jit_kernel(device, &pack_source, &key, sizeof key, pack_describe, &kernel));
+    for (int32_t l = 0; l < args->n_levels; l++) {
+        const int64_t pieces = args->levels[l].slots * (int64_t)(RF_FUSED_K / 8);
+        if (pieces > most) most = pieces;
+    }
+    most *= variant->rows * variant->ranks;
+    const rf__launch_config launch = {
+        .function = kernel->function,
+        .grid = {(uint32_t)((most + BLOCK - 1) / BLOCK), (uint32_t)args->n_levels},
+        .block = {BLOCK},
+        .stream = stream};
+    return rf__launch(device, &launch, args);
+}
+
+static rf_status launch_fused(const rf__cuda_device *device, const fused_variant *variant,
+                              const rf__kernel *kernel, const rf_fused_args *args, void *stream) {
+    int64_t strips = 0;
+    int32_t clusters = 0;
+    RF_CHECK(clusters_at_once(device, variant, kernel, &clusters));
+    for (int32_t l = 0; l < args->n_levels; l++) strips += (int64_t)args->levels[l].count * args->strips;
+    if (clusters > strips) clusters = (int32_t)strips;
+    rf__launch_config launch = {.function = kernel->function,
+                                .grid = {(uint32_t)(clusters * variant->ranks)},
+                                .block = {RF_FUSED_THREADS},
+                                .shared_bytes = (uint32_t)kernel->dynamic_shared,
+                                .cooperative = true,
+                                .stream = stream};
+    if (variant->ranks > 1) launch.cluster[0] = (uint32_t)variant->ranks;
+    return rf__launch(device, &launch, args);
+}
+
+static rf_status run(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
+                     const rf_cuda_stream *stream) {
+    const fused_variant variant = variant_of(params, device->shared_per_block_optin);
+    const rf_cuda_allocator *allocator = params->allocator;
+    const rf__kernel *kernel = NULL;
+    level_places places[RF_IKBO_MOST_LEVELS] = {{0, 0, 0}};
+    rf_fused_args fused = {0};
+    rf_pack_args pack = {0};
+    void *workspace = NULL, *block = NULL;
+    rf_status status = RF_OK;
+    RF_CHECK(rf__jit_kernel(device, &fused_source, &variant, sizeof variant, fused_describe, &kernel));
+    const int64_t bytes = places_of(params, &variant, places);
+    RF_CHECK(allocator->allocate(allocator->context, bytes, false, stream, &workspace, &block));
+    RF_TRY(args_of(device, params, &variant, workspace, places, &fused, &pack));
+    RF_TRY(rf__cuda_enter(device));
+    status = launch_pack(device, &variant, &pack, stream->stream);
+    if (status == RF_OK) status = launch_fused(device, &variant, kernel, &fused, stream->stream);
+    rf__cuda_leave();
+out:
+    allocator->release(allocator->context, block);
+    return status;
 }
 
 rf_status rf_ikbo_linear_cuda(const rf_ikbo_linear_params *params, const rf_cuda_stream *stream) {
-    (void)params, (void)stream;
-    return rf__fail(RF_ERR_UNSUPPORTED,
-                    "the one-launch kernel (path \"fused\") does not take this call; use path \"auto\" or "
-                    "\"broadcast\"");
+    const rf__cuda_device *device = NULL;
+    RF_CHECK(rf__cuda_device_get(stream->device, &device));
+    const char *reason = refusal(params, device);
+    RF_FAIL_IF(
+        reason != NULL, RF_ERR_UNSUPPORTED,
+        "recfuse.ikbo_linear: path \"fused\" does not take this call: %s; use path \"auto\" or \"broadcast\"",
+        reason);
+    const void *weight = params->levels[params->n_levels - 1].weight;
+    RF_CHECK(
+        rf__cuda_check_word(device, rf__ikbo_linear_error_word(device, weight, params->m), stream->stream));
+    return run(device, params, stream);
 }

@@ -211,7 +211,7 @@ static void tensor_map(char **arguments) {
     const fake_tensor_map *got = driver_last_tensor_map();
     CHECK(got->type == RF__CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 && got->dimensions == 5 && got->data == data &&
               got->swizzle == RF__CU_TENSOR_MAP_SWIZZLE_64B && got->interleave == 0 && got->fill == 0 &&
-              got->promotion == RF__CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+              got->promotion == RF__CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
           "not as given");
     for (int i = 0; i < 5; i++) {
         CHECK(got->sizes[i] == (uint64_t)good.sizes[i] && got->box[i] == (uint32_t)good.box[i] &&
@@ -220,6 +220,14 @@ static void tensor_map(char **arguments) {
         CHECK(i == 4 || got->pitches[i] == (uint64_t)good.pitches[i + 1], "pitch of dimension %d", i + 1);
     }
     rf__tensor_map_params params = good;
+    params.box[0] = 128;
+    params.sizes[0] = 128;
+    params.pitches[1] = 256;
+    params.swizzle = 0;
+    CHECK(rf__tensor_map_encode(driver, &params, &map) == RF_OK &&
+              driver_last_tensor_map()->promotion == RF__CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+          "L2 reads whole boxes ahead");
+    params = good;
     const int calls = driver_calls("cuTensorMapEncodeTiled");
 #define REFUSED(want, words, change)                                  \
     do {                                                              \

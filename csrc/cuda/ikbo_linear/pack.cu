@@ -1,0 +1,60 @@
+/* Weights, and the bias, in the order in which fused.cu reads them; and its counters set to 0.
+ *
+ * A level's weight [m, k] becomes images of its slots: [slot, rank, row, 32 of k], zeros beyond m and k, a row's four pieces
+ * of 16 bytes in the order that the tensor cores' swizzle of 64 bytes wants: piece c of row r lies at c ^ (r / 2 % 4). Made in
+ * every call, since nothing tells when a weight has changed: 1.6 MB take 3 microseconds. The bias fills the sums of an item
+ * that is nobody's, which parentless items add.
+ * A thread owns one piece of 16 bytes of a level (blockIdx.y), then one float of its bias item.
+ * Launch: grid [ceil(most pieces or floats of a level / RF_BLOCK), levels], block [RF_BLOCK].
+ */
+#include "device/common.cuh"
+#include "ikbo_linear/args.h"
+
+#ifndef RF_DTYPE
+#define RF_DTYPE 1
+#endif
+#ifndef RF_ROWS
+#define RF_ROWS 224
+#define RF_RANKS 2
+#endif
+#ifndef RF_BLOCK
+#define RF_BLOCK 256
+#endif
+
+enum { PIECE = 8, PIECES = RF_FUSED_K / PIECE }; /* elements of a piece; pieces of a row */
+
+RF_INLINE void pack(const rf_pack_level &level, int m, int at) {
+    const int piece = at % PIECES, row = at / PIECES % RF_ROWS, half = at / (PIECES * RF_ROWS);
+    const int out_row = half % RF_RANKS * RF_ROWS + row, k = half / RF_RANKS * RF_FUSED_K + piece * PIECE;
+    const rf_u16 *from = level.weight + out_row * level.pitch + k;
+    rf_bytes<16> to;
+#pragma unroll
+    for (int i = 0; i < PIECE; i += 2) {
+        const rf_u32 low = out_row < m && k + i < level.k ? from[i] : 0u;
+        const rf_u32 high = out_row < m && k + i + 1 < level.k ? from[i + 1] : 0u;
+        to.word[i / 2] = low | high << 16;
+    }
+    const int place = (half * RF_ROWS + row) * PIECES + (piece ^ (row / 2 % PIECES));
+    ((rf_bytes<16> *)level.packed)[place] = to;
+}
+
+/* Float `at` of [strips, rank, RF_ROWS / 8, 128 threads, 4]: rows as fused.cu's ROW_OF says. */
+RF_INLINE float bias_of(const rf_pack_args &args, int at) {
+    const int rank = at / (RF_ROWS * RF_FUSED_COLUMNS) % RF_RANKS;
+    const int inside = at % (RF_ROWS * RF_FUSED_COLUMNS);
+    const int row = rank * RF_ROWS + inside / 512 * 8 + inside / 4 % 4 * 2 + inside % 2;
+    if (args.bias == nullptr || row >= args.m) return 0.0f;
+    rf_bytes<2> bits;
+    bits.word[0] = args.bias[row];
+    return rf_element<RF_DTYPE>::get(bits, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BLOCK)
+    rf_ikbo_pack(const __grid_constant__ rf_pack_args args) {
+    const rf_pack_level &level = args.levels[blockIdx.y];
+    const int at = blockIdx.x * RF_BLOCK + threadIdx.x;
+    if (at < level.slots * RF_RANKS * RF_ROWS * PIECES) pack(level, args.m, at);
+    if (level.bias == nullptr) return;
+    if (at < args.strips * RF_RANKS * RF_ROWS * RF_FUSED_COLUMNS) level.bias[at] = bias_of(args, at);
+    if (at == 0) *level.done = 0;
+}
