@@ -130,7 +130,7 @@ needs_nvrtc_h = pytest.mark.skipif(NVRTC_H is None, reason="no nvrtc.h here")
 
 def compile_errors(text: str, abi: Path = ABI) -> str:
     """What the compiler says of `text` beside CUDA's headers; "" when nothing."""
-    folders = [f"-I{folder}" for folder in (CUDA_H, NVRTC_H) if folder is not None]
+    folders = [f"-I{folder}" for folder in (CUDA_H, NVRTC_H, ROOT / "csrc/cuda") if folder is not None]
     done = subprocess.run(
         [str(COMPILER), "-std=gnu11", "-fsyntax-only", "-fmax-errors=0", *folders, "-x", "c", "-"],
         input=text.replace("{abi}", str(abi)),
