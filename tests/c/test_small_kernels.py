@@ -34,6 +34,10 @@ VARIANTS = [
         ("fused_embedding_bag/partition/map.cu", f"-DRF_OFFSET={offset} -DRF_BLOCK=1024")
         for offset in INTEGERS
     ),
+    *(  # a vector of many elements, and of one
+        ("ikbo_linear/broadcast_add.cu", f"-DRF_DTYPE={dtype} -DRF_VECTOR={vector} -DRF_INDEX={index}")
+        for dtype, vector, index in ((0, 16, "int"), (1, 16, "rf_i64"), (2, 2, "int"), (3, 16, "rf_i64"))
+    ),
 ]
 
 

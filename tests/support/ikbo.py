@@ -136,6 +136,13 @@ class Problem:
             return recfuse.ikbo_linear_chain(self.weights, self.inputs, self.maps, **given)
         return recfuse.ikbo_linear(*self.weights, *self.inputs, *self.maps, **given)
 
+    def path(self, **options: Any) -> str:
+        """Which one "auto" is."""
+        given = {"bias": self.bias, "activation": self.case.activation, **options}
+        if self.case.chain:
+            return recfuse.ikbo_linear_chain_path(self.weights, self.inputs, self.maps, **given)
+        return recfuse.ikbo_linear_path(*self.weights, *self.inputs, *self.maps, **given)
+
     def expected(self, magnitude: bool = False) -> Tensor:
         """The reference in float64 on the CPU, or that of the absolute values."""
 

@@ -5,22 +5,23 @@
 #include "device/error_word.h"
 #include "device/tensor_map.h"
 
-/* Which bias an element has. */
-enum { RF_BIAS_NONE, RF_BIAS_ROW, RF_BIAS_COLUMN };
-
 typedef struct rf_broadcast_add_args {
-    rf_u8 *out;         /* [count, item_vectors] vectors */
-    const rf_u8 *base;  /* [parents, item_vectors] vectors */
+    rf_u8 *out;             /* [count, item_vectors] vectors */
+    const rf_u8 *base;      /* [parents, item_vectors] vectors */
     const RF_INDEX *parent; /* [count], NULL: each item its own */
-    const rf_u8 *bias;  /* [rows] or [columns] elements, NULL where RF_BIAS is RF_BIAS_NONE */
+    const rf_u8 *bias;      /* [rows], or [columns] with bias_on_columns, elements; NULL: none */
     rf_i64 count, parents;
     rf_u32 item_vectors; /* of an item: rows * columns elements */
     rf_u32 columns;
-    rf_i32 map;    /* as in rf_ikbo_add_params */
-    rf_i32 report; /* whether a bad parent is recorded */
+    rf_i32 bias_on_columns;
+    rf_i32 activation; /* rf_activation */
+    rf_i32 replace;    /* out is not read */
+    rf_i32 map;        /* as in rf_ikbo_add_params */
+    rf_i32 report;     /* whether a bad parent is recorded */
+    rf_i32 unused;
     rf_error_word errors;
 } rf_broadcast_add_args;
-RF_SIZE_IS(rf_broadcast_add_args, 80);
+RF_SIZE_IS(rf_broadcast_add_args, 96);
 
 /* The shape of fused.cu's work. A strip is 64 columns of an item's matrix; a warpgroup has one at a time, RF_FUSED_GROUPS of
  * them share a block's rows of the weight, RF_ROWS of a block and RF_RANKS blocks to a cluster. */

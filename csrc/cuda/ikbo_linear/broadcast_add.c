@@ -11,7 +11,7 @@ static const rf__kernel_source source = {"ikbo_linear/broadcast_add.cu", "rf_bro
 
 /* All of it int32_t: compared bytewise. */
 typedef struct broadcast_add_variant {
-    int32_t dtype, vector, parent_type, activation, bias, replace;
+    int32_t dtype, vector, parent_type;
 } broadcast_add_variant;
 
 enum { BLOCK = 256, STEPS = 4, MOST_BYTES = 16 };
@@ -19,10 +19,8 @@ enum { BLOCK = 256, STEPS = 4, MOST_BYTES = 16 };
 static rf_status describe(const void *key, rf__kernel_options *options) {
     const broadcast_add_variant *variant = key;
     snprintf(options->defines, sizeof options->defines,
-             "-DRF_DTYPE=%d -DRF_VECTOR=%d -DRF_INDEX=%s -DRF_ACTIVATION=%d -DRF_BIAS=%d -DRF_REPLACE=%d "
-             "-DRF_BLOCK=%d -DRF_STEPS=%d",
-             (int)variant->dtype, (int)variant->vector, rf__kernel_integer(variant->parent_type),
-             (int)variant->activation, (int)variant->bias, (int)variant->replace, (int)BLOCK, (int)STEPS);
+             "-DRF_DTYPE=%d -DRF_VECTOR=%d -DRF_INDEX=%s -DRF_BLOCK=%d -DRF_STEPS=%d", (int)variant->dtype,
+             (int)variant->vector, rf__kernel_integer(variant->parent_type), (int)BLOCK, (int)STEPS);
     return RF_OK;
 }
 
@@ -42,15 +40,8 @@ static rf_status launch_add(const rf__cuda_device *device, const rf_ikbo_add_par
                             rf_error_word errors, void *stream) {
     const rf__kernel *kernel = NULL;
     const int64_t item_bytes = params->m * params->n * rf__dtype_bytes(params->dtype);
-    const int32_t bias = params->bias == NULL ? RF_BIAS_NONE
-                         : params->bias_on_n  ? RF_BIAS_COLUMN
-                                              : RF_BIAS_ROW;
-    const broadcast_add_variant variant = {(int32_t)params->dtype,
-                                           vector_bytes(params, item_bytes),
-                                           (int32_t)params->parent_type,
-                                           (int32_t)params->activation,
-                                           bias,
-                                           params->replace};
+    const broadcast_add_variant variant = {(int32_t)params->dtype, vector_bytes(params, item_bytes),
+                                           (int32_t)params->parent_type};
     const int64_t item_vectors = item_bytes / variant.vector;
     const int64_t blocks = (params->count * item_vectors + BLOCK * STEPS - 1) / (BLOCK * STEPS);
     RF_FAIL_IF(blocks > INT32_MAX, RF_ERR_UNSUPPORTED,
@@ -65,6 +56,9 @@ static rf_status launch_add(const rf__cuda_device *device, const rf_ikbo_add_par
                                         .parents = params->parents,
                                         .item_vectors = (uint32_t)item_vectors,
                                         .columns = (uint32_t)params->n,
+                                        .bias_on_columns = params->bias_on_n,
+                                        .activation = (int32_t)params->activation,
+                                        .replace = params->replace,
                                         .map = params->map,
                                         .report = params->check_bounds,
                                         .errors = errors};

@@ -1,6 +1,6 @@
 /* Broadcast-add: each candidate's product plus its user's, the bias and the activation, in place.
  *
- *     out[c] = activation(out[c] + base[parent[c]] + bias), or without out[c] with RF_REPLACE: a gather
+ *     out[c] = activation(out[c] + base[parent[c]] + bias), or without out[c] where args.replace says so: a gather
  *
  * out [count, item], base [parents, item], an item rows * columns elements in vectors of RF_VECTOR bytes. A thread owns
  * RF_STEPS vectors, RF_BLOCK apart, which its block has one after another: neighbours read neighbouring vectors of one
@@ -14,15 +14,6 @@
 #ifndef RF_DTYPE
 #define RF_DTYPE 1
 #define RF_VECTOR 16
-#endif
-#ifndef RF_ACTIVATION
-#define RF_ACTIVATION 0
-#endif
-#ifndef RF_BIAS
-#define RF_BIAS 1
-#endif
-#ifndef RF_REPLACE
-#define RF_REPLACE 0
 #endif
 #ifndef RF_BLOCK
 #define RF_BLOCK 256
@@ -71,34 +62,43 @@ RF_INLINE void report(const rf_broadcast_add_args &args, rf_i64 item, rf_i64 par
     }
 }
 
-/* Vector `at` of an item. */
+template <int ACTIVATION> RF_INLINE void activate(sum_t (&sum)[ELEMENTS]) {
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++) sum[i] = rf_activate<ACTIVATION>(sum[i]);
+}
+
+/* The elements of vector `at` of an item: their rows and columns rise with it. */
+RF_INLINE void add_bias(const rf_broadcast_add_args &args, rf_u32 at, sum_t (&sum)[ELEMENTS]) {
+    rf_u32 row = at * ELEMENTS / args.columns, column = at * ELEMENTS - row * args.columns;
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++) {
+        sum[i] += bias_of(args, args.bias_on_columns ? column : row);
+        if (++column == args.columns) {
+            column = 0;
+            row++;
+        }
+    }
+}
+
+/* Vector `at` of an item. What branches on the arguments does so in all threads at once, and costs nothing beside memory. */
 RF_INLINE void add(const rf_broadcast_add_args &args, rf_i64 item, rf_u32 at) {
     const rf_i64 parent = args.parent == nullptr ? item : rf_load(args.parent + item);
     const bool good = (rf_u64)parent < (rf_u64)args.parents;
     if (!good && at == 0 && args.report) report(args, item, parent);
     vector_t *out = (vector_t *)args.out + item * args.item_vectors + at;
-    vector_t base = {}, old = {}, sum;
+    vector_t base = {}, old = {}, result;
     if (good) base = rf_load((const vector_t *)args.base + parent * args.item_vectors + at);
-    if (!RF_REPLACE) old = *out;
-    rf_u32 row = 0, column = 0;
-    if (RF_BIAS != RF_BIAS_NONE) {
-        row = at * ELEMENTS / args.columns;
-        column = at * ELEMENTS - row * args.columns;
-    }
+    if (!args.replace) old = *out;
+    sum_t sum[ELEMENTS];
 #pragma unroll
-    for (int i = 0; i < ELEMENTS; i++) {
-        sum_t value = get(base, i);
-        if (!RF_REPLACE) value += get(old, i);
-        if (RF_BIAS != RF_BIAS_NONE) {
-            value += bias_of(args, RF_BIAS == RF_BIAS_ROW ? row : column);
-            if (++column == args.columns) {
-                column = 0;
-                row++;
-            }
-        }
-        set(sum, i, rf_activate<RF_ACTIVATION>(value));
-    }
-    *out = sum;
+    for (int i = 0; i < ELEMENTS; i++) sum[i] = get(base, i) + get(old, i);
+    if (args.bias != nullptr) add_bias(args, at, sum);
+    if (args.activation == RF_ACTIVATION_RELU) activate<RF_ACTIVATION_RELU>(sum);
+    if (args.activation == RF_ACTIVATION_GELU) activate<RF_ACTIVATION_GELU>(sum);
+    if (args.activation == RF_ACTIVATION_SILU) activate<RF_ACTIVATION_SILU>(sum);
+#pragma unroll
+    for (int i = 0; i < ELEMENTS; i++) set(result, i, sum[i]);
+    *out = result;
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BLOCK)
