@@ -176,7 +176,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     points = list(setting.points.values())
     if points:
         plot = arguments.plots and arguments.plots / "ikbo_roofline.png"
-        report.add_figure("roofline", figure_roofline(points, arguments.modes, plot), "")
+        report.add_figure("roofline", figure_roofline(points, arguments.modes, plot, setting.shape), "")
         report.add("matmul", [matmul_rates(points)], None)
 
 

@@ -12,8 +12,9 @@ from common.report import Figure
 from common.table import Table
 from ikbo_linear.forms import RECFUSE, TRITON
 from ikbo_linear.measure import DTYPES, Point
+from ikbo_linear.problem import Shape
 
-BEST = "best torch form"
+BEST = "best torch"
 
 
 def places(points: Sequence[Point], mode: str) -> list[dict[str, Any]]:
@@ -36,8 +37,11 @@ def places(points: Sequence[Point], mode: str) -> list[dict[str, Any]]:
     return found
 
 
-def figure_roofline(points: Sequence[Point], modes: Sequence[str], path: Path | None) -> Figure:
-    """A table, and a PNG where there is a path. Each mode has its own roof: that of its matmul."""
+def figure_roofline(points: Sequence[Point], modes: Sequence[str], path: Path | None, named: Shape) -> Figure:
+    """A table, and a PNG where there is a path. Each mode has its own roof: that of its matmul.
+
+    `named`: whose places are labelled.
+    """
     table = Table(
         "Share of the roofline bound that recfuse reaches",
         ["type", "mode", "shapes", "least", "median", "most"],
@@ -49,16 +53,17 @@ def figure_roofline(points: Sequence[Point], modes: Sequence[str], path: Path | 
             cells = [f"{cell:.0%}" for cell in (min(shares), float(np.median(shares)), max(shares))]
             table.rows.append([dtype, mode, str(len(shares)), *cells])
     if path is not None:
-        plot(path, record)
+        plot(path, record, str(named))
     return Figure([table], {}, record)
 
 
-def plot(path: Path, record: dict[str, list[dict[str, Any]]]) -> None:
+def plot(path: Path, record: dict[str, list[dict[str, Any]]], named: str) -> None:
     """A panel a mode, both axes by powers of ten."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib import ticker
 
     figure, axes = plt.subplots(1, len(record), figsize=(6 * len(record), 4.5), squeeze=False, sharey=True)
     for axis, (mode, found) in zip(axes[0], record.items(), strict=True):
@@ -75,7 +80,15 @@ def plot(path: Path, record: dict[str, list[dict[str, Any]]]) -> None:
                 reached = [place["reached"][label] / 1e12 for place in shown]
                 intensity = [place["flop_per_byte"] for place in shown]
                 axis.scatter(intensity, reached, s=22, marker=marker, alpha=0.7, label=label)
+        place = next((place for place in found if place["shape"] == named), None)
+        for label, reached in place["reached"].items() if place else ():
+            text = f"{label}: {reached / 1e12:.3g}"
+            axis.text(span[-1], reached / 1e12, text, ha="right", va="center", fontsize="x-small")
         axis.set(xscale="log", yscale="log", title=mode, xlabel="least FLOP a byte")
+        for line in (axis.xaxis, axis.yaxis):
+            line.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            line.set_major_formatter(ticker.FormatStrFormatter("%g"))
+            line.set_minor_locator(ticker.NullLocator())
         axis.legend(fontsize="small", loc="lower right")
     axes[0][0].set_ylabel("TFLOP/s")
     figure.savefig(path, dpi=150, bbox_inches="tight")

@@ -240,7 +240,7 @@ def test_the_triton_kernel_is_right(monkeypatch, dtype, sizes):
     x_user, x_cand = inputs.padded
     base = torch.matmul(problem.padded_columns(made.weights.user), x_user)
     weight = problem.padded_columns(made.weights.cand)
-    for config in peer.CONFIGS:
+    for config in peer.CONFIGS[:: 1 if sizes[3] == 256 else 4]:
         output = peer.launch(config, weight, x_cand, base, inputs.cand_to_user, 132)
         error = module("common.checks").relative_error(output, made.right)
         assert error <= 3 * module("common.checks").TOLERANCES[dtype], str(config)
