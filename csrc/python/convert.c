@@ -23,12 +23,6 @@ PyArrayObject *rf__py_new(int type, npy_intp rows, npy_intp columns) {
     return (PyArrayObject *)PyArray_SimpleNew(columns < 0 ? 1 : 2, shape, type);
 }
 
-PyObject *rf__py_result(PyObject *result, rf_status status, const char *function) {
-    if (status == RF_OK) return result;
-    Py_XDECREF(result);
-    return rf__py_raise(status, function);
-}
-
 PyArrayObject *rf__py_array(PyObject *object, int type, int dimensions, const char *function,
                             const char *argument) {
     PyArrayObject *array = NULL;
