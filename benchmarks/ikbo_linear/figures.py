@@ -54,8 +54,8 @@ def figure_main(setting: IkboSetting) -> Figure:
         panel = {}
         for mode in point.results:
             tables.append(_contestants(point, mode))
-            stages.append(_stages(point, mode))
             if speeds := _stage_speeds(point, mode):
+                stages.append(_stages(point, mode))
                 panel[mode] = speeds
         if panel:
             panels[f"{dtype}: times faster than {BROADCAST}"] = panel
