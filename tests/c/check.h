@@ -47,6 +47,7 @@ void *region_at_start(const region *memory, size_t bytes);
 size_t element_size(rf_dtype dtype);
 double element_get(const void *data, int64_t at, rf_dtype dtype);
 void element_set(void *data, int64_t at, rf_dtype dtype, double value);
+/* Not of RF_FLOAT64. */
 uint32_t element_bits(const void *data, int64_t at, rf_dtype dtype);
 const char *dtype_name(rf_dtype dtype);
 

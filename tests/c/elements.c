@@ -39,10 +39,11 @@ static double format_decode(format16 format, uint16_t bits) {
     return sign * ldexp(mantissa + leading, scale);
 }
 
-size_t element_size(rf_dtype dtype) { return dtype == RF_FLOAT32 ? 4 : 2; }
+size_t element_size(rf_dtype dtype) { return dtype == RF_FLOAT64 ? 8 : dtype == RF_FLOAT32 ? 4 : 2; }
 
 const char *dtype_name(rf_dtype dtype) {
-    return dtype == RF_FLOAT32 ? "float32" : dtype == RF_FLOAT16 ? "float16" : "bfloat16";
+    static const char *const names[] = {"float32", "float16", "bfloat16", "float64"};
+    return names[dtype];
 }
 
 uint32_t element_bits(const void *data, int64_t at, rf_dtype dtype) {
@@ -54,15 +55,19 @@ uint32_t element_bits(const void *data, int64_t at, rf_dtype dtype) {
 }
 
 double element_get(const void *data, int64_t at, rf_dtype dtype) {
-    const uint32_t bits = element_bits(data, at, dtype);
     float single;
+    double wide;
+    if (dtype == RF_FLOAT64) return memcpy(&wide, (const char *)data + at * 8, sizeof wide), wide;
+    const uint32_t bits = element_bits(data, at, dtype);
     if (dtype == RF_FLOAT32) return memcpy(&single, &bits, sizeof single), single;
     return format_decode(dtype == RF_FLOAT16 ? float16 : bfloat16, (uint16_t)bits);
 }
 
 void element_set(void *data, int64_t at, rf_dtype dtype, double value) {
     unsigned char *to = (unsigned char *)data + at * (int64_t)element_size(dtype);
-    if (dtype == RF_FLOAT32) {
+    if (dtype == RF_FLOAT64) {
+        memcpy(to, &value, sizeof value);
+    } else if (dtype == RF_FLOAT32) {
         const float single = (float)value;
         memcpy(to, &single, sizeof single);
     } else {

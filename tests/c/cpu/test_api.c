@@ -26,6 +26,8 @@
     X(fused_backward_random)      \
     X(fused_backward_repeats)     \
     X(fused_backward_errors)      \
+    X(ikbo_add_random)            \
+    X(ikbo_add_errors)            \
     X(huge_pages)                 \
     X(threads)
 
