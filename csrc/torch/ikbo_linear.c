@@ -151,77 +151,88 @@ static rf_status run_levels(rf__call *call, const rf__ikbo_layer *layer, AtenTen
     return RF_OK;
 }
 
-/* The arguments of the one launch. It wants rows whose elements lie side by side: a weight is copied where they do not, and
- * an input where `copy` says so; else *fits is false. */
-static rf_status fused_params(rf__call *call, rf__ikbo_layer *layer, const rf_cuda_allocator *allocator,
-                              bool copy, rf_ikbo_linear_params *params, bool *fits) {
-    *fits = true;
-    *params = (rf_ikbo_linear_params){.n_levels = layer->n_levels,
-                                      .dtype = layer->dtype,
-                                      .m = layer->m,
-                                      .n = layer->n,
-                                      .bias = layer->bias,
-                                      .activation = layer->activation,
-                                      .check_bounds = layer->check_bounds,
-                                      .chain = layer->chain,
-                                      .allocator = allocator};
+/* The arguments of the one launch, but for `out`. */
+static rf_ikbo_linear_params fused_params(const rf__ikbo_layer *layer, const rf_cuda_allocator *allocator) {
+    rf_ikbo_linear_params params = {.n_levels = layer->n_levels,
+                                    .dtype = layer->dtype,
+                                    .m = layer->m,
+                                    .n = layer->n,
+                                    .bias = layer->bias,
+                                    .activation = layer->activation,
+                                    .check_bounds = layer->check_bounds,
+                                    .chain = layer->chain,
+                                    .allocator = allocator};
+    for (int32_t l = 0; l < layer->n_levels; l++) {
+        const rf__tensor *weight = &layer->weights[l], *input = &layer->inputs[l];
+        params.levels[l] = (rf_ikbo_level){.weight = weight->data,
+                                           .weight_pitch = weight->strides[0],
+                                           .x = input->data,
+                                           .x_pitch = {input->strides[0], input->strides[1]},
+                                           .count = input->sizes[0],
+                                           .k = input->sizes[1],
+                                           .parent = layer->maps[l],
+                                           .parent_type = layer->map_types[l]};
+    }
+    return params;
+}
+
+/* Whether the elements of an input's rows lie side by side, as the one launch wants them. */
+static bool has_rows(const rf__ikbo_layer *layer, int32_t l) {
+    return !layer->matrices || layer->n <= 1 || layer->inputs[l].strides[2] == 1;
+}
+
+/* Copies weights and inputs whose rows do not lie side by side. */
+static rf_status make_rows(rf__call *call, rf__ikbo_layer *layer) {
     for (int32_t l = 0; l < layer->n_levels; l++) {
         rf__tensor *weight = &layer->weights[l], *input = &layer->inputs[l];
         if (weight->sizes[1] > 1 && weight->strides[1] != 1)
             RF_CHECK(rf__call_contiguous(call, weight, weight->dtype));
-        const bool side_by_side = !layer->matrices || layer->n <= 1 || input->strides[2] == 1;
-        if (!side_by_side && !copy) *fits = false;
-        if (!side_by_side && copy) RF_CHECK(rf__call_contiguous(call, input, input->dtype));
-        params->levels[l] = (rf_ikbo_level){.weight = weight->data,
-                                            .weight_pitch = weight->strides[0],
-                                            .x = input->data,
-                                            .x_pitch = {input->strides[0], input->strides[1]},
-                                            .count = input->sizes[0],
-                                            .k = input->sizes[1],
-                                            .parent = layer->maps[l],
-                                            .parent_type = layer->map_types[l]};
+        if (!has_rows(layer, l)) RF_CHECK(rf__call_contiguous(call, input, input->dtype));
     }
     return RF_OK;
 }
 
-/* What "auto" is for this call; `params` is filled where it is or may be the one launch. */
-static rf_status path_choose(rf__call *call, rf__ikbo_layer *layer, const rf_cuda_allocator *allocator,
-                             rf_ikbo_linear_params *params) {
-    const bool on_cpu = rf__device_is_cpu(call->device), asked = layer->path == RF__IKBO_FUSED;
-    bool fits = false;
-    if (!asked && layer->path != RF__IKBO_AUTO) return RF_OK;
-    RF_FAIL_IF(asked && on_cpu, RF_ERR_UNSUPPORTED,
+/* What "auto" is for this call. Weights may be copied for the one launch, but inputs only where it is asked for. */
+static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer) {
+    const bool on_cpu = rf__device_is_cpu(call->device);
+    RF_FAIL_IF(layer->path == RF__IKBO_FUSED && on_cpu, RF_ERR_UNSUPPORTED,
                "path is \"fused\", which is a kernel of GPUs, with tensors on the CPU; use \"auto\" or "
                "\"broadcast\"");
-    if (!on_cpu) RF_CHECK(fused_params(call, layer, allocator, asked, params, &fits));
-    if (asked) return RF_OK;
-    fits = fits && rf_ikbo_linear_takes(params, call->device.index);
+    if (layer->path != RF__IKBO_AUTO) return RF_OK;
+    const rf_ikbo_linear_params params = fused_params(layer, NULL);
+    bool fits = !on_cpu;
+    for (int32_t l = 0; l < layer->n_levels; l++) fits = fits && has_rows(layer, l);
+    fits = fits && rf_ikbo_linear_takes(&params, call->device.index);
     layer->path = fits ? RF__IKBO_FUSED : RF__IKBO_BROADCAST;
     return RF_OK;
 }
 
-static rf_status run_layer(rf__call *call, bool chain) {
-    rf__ikbo_layer layer;
-    rf_ikbo_linear_params params;
-    rf_cuda_stream stream;
-    void *data = NULL;
-    RF_CHECK(rf__ikbo_layer_read(call, chain, &layer));
+static rf_status run_fused(rf__call *call, rf__ikbo_layer *layer, void *out) {
     const rf_cuda_allocator allocator = rf__call_allocator(call);
-    RF_CHECK(path_choose(call, &layer, &allocator, &params));
-    const int64_t sizes[3] = {layer.inputs[layer.n_levels - 1].sizes[0], layer.m, layer.n};
-    RF_CHECK(rf__call_output(call, 0, 2 + layer.matrices, sizes, rf__torch_dtype(layer.dtype), &data));
-    if (layer.path != RF__IKBO_FUSED) return run_levels(call, &layer, call->outputs[0].tensor, data);
-    params.out = data;
+    rf_cuda_stream stream;
+    RF_CHECK(make_rows(call, layer));
+    rf_ikbo_linear_params params = fused_params(layer, &allocator);
+    params.out = out;
     RF_CHECK(rf__call_stream(call, &stream));
     return rf_ikbo_linear_cuda(&params, &stream);
+}
+
+static rf_status run_layer(rf__call *call, bool chain) {
+    rf__ikbo_layer layer;
+    void *data = NULL;
+    RF_CHECK(rf__ikbo_layer_read(call, chain, &layer));
+    RF_CHECK(path_choose(call, &layer));
+    const int64_t sizes[3] = {layer.inputs[layer.n_levels - 1].sizes[0], layer.m, layer.n};
+    RF_CHECK(rf__call_output(call, 0, 2 + layer.matrices, sizes, rf__torch_dtype(layer.dtype), &data));
+    if (layer.path == RF__IKBO_FUSED) return run_fused(call, &layer, data);
+    return run_levels(call, &layer, call->outputs[0].tensor, data);
 }
 
 /* Gives the number of the path that such a call takes. */
 static rf_status tell_path(rf__call *call, bool chain) {
     rf__ikbo_layer layer;
-    rf_ikbo_linear_params params;
     RF_CHECK(rf__ikbo_layer_read(call, chain, &layer));
-    RF_CHECK(path_choose(call, &layer, NULL, &params));
+    RF_CHECK(path_choose(call, &layer));
     call->outputs[0].integer = layer.path;
     call->outputs[0].given = true;
     return RF_OK;

@@ -78,7 +78,8 @@ def test_random_layers_around_tiles(dtype: torch.dtype) -> None:
         users, candidates = draw.choice(((1, 1), (1, 50), (7, 33), (40, 40), (5, 300)))
         case = random_case(
             draw, dtype=dtype, m=near[0], n=near[1], features=(near[2], near[3]), items=(users, candidates),
-            chain=False, input_layout=draw.choice(("plain", "plain", "odd", "poisoned", "transposed")),
+            input_layout=draw.choice(("plain", "plain", "odd", "poisoned", "transposed")),
+            chain=False, activation="none", map_dtype=torch.int64,  # each is another kernel to compile
         )  # fmt: skip
         problem = on_gpu(case)
         for path in paths_of(problem):
