@@ -44,6 +44,7 @@ rf_status rf__check_fused_backward(const char *operator_name, const rf_fused_bac
 
 /* Of the broadcast sum, on whichever device: all but the contents of `parent`. */
 rf_status rf__check_ikbo_add(const rf_ikbo_add_params *params);
+rf_status rf__check_ikbo_linear(const rf_ikbo_linear_params *params);
 
 /* The whole params struct of the operator of one table, whichever device its pointers are of. */
 rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params);

@@ -37,3 +37,36 @@ rf_status rf__check_ikbo_add(const rf_ikbo_add_params *params) {
                   params->count, params->parents);
     return RF_OK;
 }
+
+static rf_status check_level(const rf_ikbo_linear_params *params, int32_t l, const char *operator_name) {
+    const rf_ikbo_level *level = &params->levels[l];
+    RF__REFUSE_IF(level->count < 0 || level->k < 0, RF_ERR_VALUE,
+                  "level %d has " RF__I64 " items of " RF__I64 " rows; sizes are 0 or more", (int)l,
+                  level->count, level->k);
+    RF__REFUSE_IF(params->m > 0 && level->k > 0 && level->weight == NULL, RF_ERR_VALUE,
+                  "weight of level %d is NULL; it must point to [m, k]", (int)l);
+    RF__REFUSE_IF(level->count > 0 && level->k > 0 && params->n > 0 && level->x == NULL, RF_ERR_VALUE,
+                  "x of level %d is NULL; it must point to [count, k, n]", (int)l);
+    if (l == 0) return RF_OK;
+    RF__REFUSE_IF(level->parent_type != RF_INT32 && level->parent_type != RF_INT64, RF_ERR_TYPE,
+                  "parent_type of level %d is %d; allowed are RF_INT32 and RF_INT64", (int)l,
+                  (int)level->parent_type);
+    RF__REFUSE_IF(level->count > 0 && level->parent == NULL, RF_ERR_VALUE,
+                  "parent of level %d is NULL; it must point to [count]", (int)l);
+    return RF_OK;
+}
+
+rf_status rf__check_ikbo_linear(const rf_ikbo_linear_params *params) {
+    const char *operator_name = params->chain ? "ikbo_linear_chain" : "ikbo_linear";
+    RF__REFUSE_IF(params->n_levels < 2 || params->n_levels > RF_IKBO_MOST_LEVELS, RF_ERR_VALUE,
+                  "n_levels is %d; must be 2 to %d", (int)params->n_levels, (int)RF_IKBO_MOST_LEVELS);
+    RF__REFUSE_IF(params->dtype < RF_FLOAT32 || params->dtype > RF_FLOAT64, RF_ERR_TYPE,
+                  "dtype is %d; allowed are RF_FLOAT32, RF_FLOAT16, RF_BFLOAT16 and RF_FLOAT64",
+                  (int)params->dtype);
+    RF__REFUSE_IF(params->activation < RF_ACTIVATION_NONE || params->activation > RF_ACTIVATION_SILU,
+                  RF_ERR_VALUE, "activation is %d; allowed is 0 (none) to 3 (silu)", (int)params->activation);
+    RF__REFUSE_IF(params->m < 0 || params->n < 0, RF_ERR_VALUE,
+                  "m is " RF__I64 " and n " RF__I64 "; sizes are 0 or more", params->m, params->n);
+    for (int32_t l = 0; l < params->n_levels; l++) RF_CHECK(check_level(params, l, operator_name));
+    return RF_OK;
+}

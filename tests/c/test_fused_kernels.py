@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import subprocess
@@ -19,7 +18,19 @@ from numpy.typing import NDArray
 from recfuse import _C
 from recfuse.data import workloads
 from support.cuda_program import Program
-from support.kernels import ARCHS, BFLOAT16, FLOAT16, FLOAT32, INT32, INT64, MAX, MEAN, SUM, standalone
+from support.kernels import (
+    ARCHS,
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    INT32,
+    INT64,
+    MAX,
+    MEAN,
+    SUM,
+    disassembler,
+    standalone,
+)
 from support.partition import features_of
 
 PLACE = 1 << 20  # an address: nothing is read there
@@ -138,7 +149,7 @@ def disassembled(cubin: Path) -> list[Instruction]:
 
     Source: Jia et al., Dissecting the NVIDIA Volta GPU architecture via microbenchmarking, 2018, section 2.1.
     """
-    command = [_disassembler(), "-hex", cubin]
+    command = [disassembler(), "-hex", cubin]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     words = r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;?\s*/\* 0x[0-9a-f]{16} \*/\s*/\* 0x([0-9a-f]{16}) \*/"
     found = []
@@ -187,17 +198,6 @@ def test_rows_in_flight_are_asked_for_before_any_is_waited_for(kernel_cache: Pat
                 if one.asks_for_a_row:
                     missing[one.sets] = missing.get(one.sets, 0) + 1
         assert late <= len(loops) // 4, job
-
-
-def _disassembler() -> str:
-    try:
-        files = importlib.metadata.files("nvidia-cuda-nvdisasm") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    found = [str(file.locate()) for file in files if file.name == "nvdisasm"]
-    if not found:
-        pytest.skip("no nvdisasm here; pip install '.[test]' brings it")
-    return found[0]
 
 
 def test_kernels_for_staged_tables_are_compiled_with_the_others(kernel_cache: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -50,3 +51,15 @@ def standalone(source: str, arch: str, defines: dict[str, str], folder: Path) ->
         pytest.skip(f"nvcc finds no host compiler that it takes: {output.splitlines()[0]}")
     assert done.returncode == 0, output
     return output
+
+
+def disassembler() -> str:
+    """The path of nvdisasm; skips where there is none."""
+    try:
+        files = importlib.metadata.files("nvidia-cuda-nvdisasm") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    found = [str(file.locate()) for file in files if file.name == "nvdisasm"]
+    if not found:
+        pytest.skip("no nvdisasm here; pip install '.[test]' brings it")
+    return found[0]

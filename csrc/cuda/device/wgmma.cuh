@@ -15,13 +15,12 @@ template <int N> RF_INLINE void rf_wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* The descriptor of B in rows of 64 bytes (32 elements of 2 bytes) with the swizzle of 64 bytes: eight rows are 512 bytes
- * apart. +1 is 16 bytes: a step of 16 elements along K is +2. */
-RF_INLINE rf_u64 rf_wgmma_rows_of_64_bytes(rf_u32 address) {
-    return 32ull << 32 | 2ull << 62 | (rf_u64)(address >> 4);
-}
+/* The descriptor of B in rows of 64 bytes (32 elements of 2 bytes) with the swizzle of 64 bytes, where eight rows are 512
+ * bytes apart: its lower word is the address / 16, so +1 is 16 bytes, and a step of 16 elements along K is +2. */
+RF_INLINE rf_u32 rf_wgmma_rows_of_64_bytes(rf_u32 address) { return address >> 4; }
+#define RF_WGMMA_ROWS_OF_64_BYTES "0x80000020" /* the upper word */
 
-/* rf_wgmma<DTYPE>(float (&sums)[N / 2], const rf_u32 (&a)[4], rf_u64 b) */
+/* rf_wgmma<DTYPE>(float (&sums)[N / 2], const rf_u32 (&a)[4], rf_u32 b) */
 #define RF_SUMS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define RF_SUMS_24 RF_SUMS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define RF_SUMS_32 RF_SUMS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
@@ -46,23 +45,24 @@ RF_INLINE rf_u64 rf_wgmma_rows_of_64_bytes(rf_u32 address) {
 #define RF_SUMS_OUT_56(s)                                                                            \
     RF_SUMS_OUT_48(s), "+f"(s[48]), "+f"(s[49]), "+f"(s[50]), "+f"(s[51]), "+f"(s[52]), "+f"(s[53]), \
         "+f"(s[54]), "+f"(s[55])
-#define RF_WGMMA_PRODUCT(columns, half, type, inputs)                                                      \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" RF_SUMS_##half \
-                 "}, " inputs ", 1, 1, 1, 0;"                                                              \
-                 : RF_SUMS_OUT_##half(sums)                                                                \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define RF_WGMMA(columns, half, inputs)                                                                \
-    template <int DTYPE> RF_INLINE void rf_wgmma(float (&sums)[half], const rf_u32(&a)[4], rf_u64 b) { \
+#define RF_WGMMA_PRODUCT(columns, half, type, inputs, last)                               \
+    asm volatile("{ .reg .b64 b; mov.b64 b, {" last ", " RF_WGMMA_ROWS_OF_64_BYTES        \
+                 "}; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type \
+                 " {" RF_SUMS_##half "}, " inputs ", b, 1, 1, 1, 0; }"                    \
+                 : RF_SUMS_OUT_##half(sums)                                               \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b))
+#define RF_WGMMA(columns, half, inputs, last)                                                          \
+    template <int DTYPE> RF_INLINE void rf_wgmma(float (&sums)[half], const rf_u32(&a)[4], rf_u32 b) { \
         if (DTYPE == RF_FLOAT16)                                                                       \
-            RF_WGMMA_PRODUCT(columns, half, "f16", inputs);                                            \
+            RF_WGMMA_PRODUCT(columns, half, "f16", inputs, last);                                      \
         else                                                                                           \
-            RF_WGMMA_PRODUCT(columns, half, "bf16", inputs);                                           \
+            RF_WGMMA_PRODUCT(columns, half, "bf16", inputs, last);                                     \
     }
-RF_WGMMA(32, 16, "{%16, %17, %18, %19}, %20")
-RF_WGMMA(48, 24, "{%24, %25, %26, %27}, %28")
-RF_WGMMA(64, 32, "{%32, %33, %34, %35}, %36")
-RF_WGMMA(80, 40, "{%40, %41, %42, %43}, %44")
-RF_WGMMA(96, 48, "{%48, %49, %50, %51}, %52")
-RF_WGMMA(112, 56, "{%56, %57, %58, %59}, %60")
+RF_WGMMA(32, 16, "{%16, %17, %18, %19}", "%20")
+RF_WGMMA(48, 24, "{%24, %25, %26, %27}", "%28")
+RF_WGMMA(64, 32, "{%32, %33, %34, %35}", "%36")
+RF_WGMMA(80, 40, "{%40, %41, %42, %43}", "%44")
+RF_WGMMA(96, 48, "{%48, %49, %50, %51}", "%52")
+RF_WGMMA(112, 56, "{%56, %57, %58, %59}", "%60")
 
 #endif

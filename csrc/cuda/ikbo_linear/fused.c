@@ -98,7 +98,8 @@ static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_d
 
 bool rf_ikbo_linear_takes(const rf_ikbo_linear_params *params, int32_t ordinal) {
     const rf__cuda_device *device = NULL;
-    return rf__cuda_device_get(ordinal, &device) == RF_OK && refusal(params, device) == NULL;
+    return rf__check_ikbo_linear(params) == RF_OK && rf__cuda_device_get(ordinal, &device) == RF_OK &&
+           refusal(params, device) == NULL;
 }
 
 /* Slots of a level's k: whole pairs. */
@@ -271,6 +272,9 @@ out:
 
 rf_status rf_ikbo_linear_cuda(const rf_ikbo_linear_params *params, const rf_cuda_stream *stream) {
     const rf__cuda_device *device = NULL;
+    RF_CHECK(rf__check_ikbo_linear(params));
+    RF_FAIL_IF(params->allocator == NULL || params->out == NULL, RF_ERR_VALUE,
+               "recfuse.ikbo_linear: %s is NULL", params->out == NULL ? "out" : "allocator");
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     const char *reason = refusal(params, device);
     RF_FAIL_IF(

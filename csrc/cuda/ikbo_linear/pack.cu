@@ -51,6 +51,7 @@ RF_INLINE float bias_of(const rf_pack_args &args, int at) {
 
 extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     rf_ikbo_pack(const __grid_constant__ rf_pack_args args) {
+    rf_wait_for_previous_kernel();
     const rf_pack_level &level = args.levels[blockIdx.y];
     const int at = blockIdx.x * RF_BLOCK + threadIdx.x;
     if (at < level.slots * RF_RANKS * RF_ROWS * PIECES) pack(level, args.m, at);

@@ -1,0 +1,120 @@
+/* The warps of fused.cu that copy: one for each warpgroup's strips, one for weights and parents' sums. */
+#ifndef RECFUSE_IKBO_LINEAR_FUSED_COPY_CUH
+#define RECFUSE_IKBO_LINEAR_FUSED_COPY_CUH
+
+#include "ikbo_linear/fused.cuh"
+
+/* One thread: the boxes of one warpgroup's strips. */
+RF_INLINE void copy_strips(const rf_fused_args &args, const shared_t &at, int group, int rank) {
+    ring_t ring = {0, 1};
+    for (int l = 0; l < args.n_levels; l++) {
+        const rf_fused_level &level = args.levels[l];
+        const int2 range = range_of(at, l);
+        for (int first = range.x; first < range.y; first += GROUPS) {
+            const int strip = first + group, column = strip / level.count,
+                      item = strip - column * level.count;
+            const bool any = strip < range.y;
+            for (int k = 0; k < level.slots; k++, ring.next()) {
+                const rf_u32 full = at.full + ring.slot * 8;
+                rf_barrier_wait(at.empty + ring.slot * 8, ring.parity);
+                if (!any) {
+                    rf_barrier_arrive(full);
+                    continue;
+                }
+                const rf_u32 to =
+                    at.slots + ring.slot * SLOT_BYTES + group * X_BYTES + rank * (X_BYTES / RF_RANKS);
+                const int x = column * RF_FUSED_COLUMNS, y = k * RF_FUSED_K + rank * (RF_FUSED_K / RF_RANKS);
+                rf_barrier_expect(full, X_BYTES);
+                if (RF_RANKS == 1)
+                    rf_copy_box(to, &level.x, x, y, item, full, RF_L2_NORMAL);
+                else
+                    rf_copy_box_to_both(to, &level.x, x, y, item, full, RF_L2_NORMAL);
+            }
+        }
+    }
+}
+
+/* The strip at `number` of a level, without flags; a bad parent is that item of nobody's. */
+RF_INLINE strip_t strip_at(const rf_fused_args &args, int l, int number, int end, bool reports) {
+    const rf_fused_level &level = args.levels[l];
+    strip_t s = {-1, 0, -1, 0};
+    if (number >= end) return s;
+    s.column = number / level.count;
+    s.item = number - s.column * level.count;
+    if (l == 0) {
+        s.parent = level.count * args.strips + s.column;
+        return s;
+    }
+    const rf_i64 parent = level.parent[s.item];
+    const rf_i32 parents = args.levels[l - 1].count;
+    const bool good = (rf_u64)parent < (rf_u64)parents;
+    s.parent = (good ? (rf_i32)parent : parents) * args.strips + s.column;
+    if (!good && reports && s.column == 0 && args.report) {
+        if (args.chain) {
+            rf_report<RF_OPERATOR_ikbo_linear_chain>(
+                args.errors, {RF_ARGUMENT_maps, s.item, -1, parent, parents, level.count}, l - 1);
+        } else {
+            rf_report<RF_OPERATOR_ikbo_linear>(
+                args.errors, {RF_ARGUMENT_cand_to_user, s.item, -1, parent, parents, level.count});
+        }
+    }
+    return s;
+}
+
+/* The sums of a parent, for a turn's strips. */
+RF_INLINE void copy_sums(const rf_fused_level &up, const shared_t &at, int parent, int rank) {
+    const rf_u8 *sums = (const rf_u8 *)up.sums + ((rf_i64)parent * RF_RANKS + rank) * SUMS_BYTES;
+    rf_barrier_expect(at.sums_full, SUMS_BYTES);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        rf_copy(at.sums + i * (SUMS_BYTES / 4), sums + i * (SUMS_BYTES / 4), SUMS_BYTES / 4, at.sums_full,
+                RF_L2_LAST);
+}
+
+/* One warp: the weights, the sums of parents, and what the warpgroups need to know of their strips: lane i of strip i. */
+RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int lane, int rank) {
+    ring_t ring = {0, 1};
+    int held = -1, turn = 0;
+    rf_u32 parity = 1;
+    for (int l = 0; l < args.n_levels; l++) {
+        const rf_fused_level &level = args.levels[l], &up = args.levels[l > 0 ? l - 1 : 0];
+        const int2 range = range_of(at, l);
+        bool ready = l == 0, begins = true; /* ready: the sums of parents can be read */
+        strip_t next = strip_at(args, l, lane < GROUPS ? range.x + lane : range.y, range.y, rank == 0);
+        for (int first = range.x; first < range.y; first += GROUPS, turn++) {
+            const int parent = __shfl_sync(RF_FULL_WARP, next.parent, 0);
+            const bool change = parent != held || begins;
+            next.flags = (next.parent == parent ? HERE : 0) | (change && held >= 0 ? CHANGED : 0) |
+                         (change == (parity == 0) ? PARITY : 0);
+            if (lane < GROUPS) strip_write(at, turn, lane, next);
+            __syncwarp();
+            held = parent;
+            begins = false;
+            /* Ahead, since it waits for memory. */
+            next = strip_at(args, l, lane < GROUPS ? first + GROUPS + lane : range.y, range.y, rank == 0);
+            for (int k = 0; k < level.slots; k++, ring.next()) {
+                if (lane > 0) continue;
+                if (change && k == min((int)LATE, level.slots - 1)) {
+                    if (!ready) {
+                        rf_count_wait(up.done, (rf_u32)up.count * args.strips * RF_RANKS);
+                        rf_async_fence_global();
+                    }
+                    rf_barrier_wait(at.sums_empty, parity);
+                    copy_sums(up, at, parent, rank);
+                }
+                rf_barrier_wait(at.empty + ring.slot * 8, ring.parity);
+                rf_barrier_expect(at.full + ring.slot * 8, WEIGHT_BYTES);
+                rf_copy(at.slots + ring.slot * SLOT_BYTES + GROUPS * X_BYTES,
+                        level.weight + (rf_i64)(k * RF_RANKS + rank) * WEIGHT_BYTES, WEIGHT_BYTES,
+                        at.full + ring.slot * 8, RF_L2_LAST);
+            }
+            if (change) {
+                parity ^= 1;
+                ready = true;
+            }
+            __syncwarp();
+        }
+    }
+}
+
+#endif

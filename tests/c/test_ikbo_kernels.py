@@ -1,0 +1,48 @@
+"""The kernels of the one-launch linear layer: what the compiler makes of them decides their speed. No GPU needed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from support.kernels import BFLOAT16, FLOAT16, disassembler, standalone
+
+# dtype, activation, index, rows of a block, blocks of a cluster, slots
+VARIANTS = [
+    (FLOAT16, 0, "rf_i64", 224, 2, 5),
+    (BFLOAT16, 0, "int", 224, 2, 5),
+    (FLOAT16, 2, "int", 224, 2, 5),
+    (BFLOAT16, 3, "rf_i64", 192, 2, 6),
+    (FLOAT16, 1, "int", 160, 1, 7),
+    (FLOAT16, 0, "rf_i64", 96, 1, 10),
+    (BFLOAT16, 0, "rf_i64", 64, 1, 12),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(map(str, variant)))
+def test_products_run_on_tensor_cores_one_behind_the_other(
+    variant: tuple[int, int, str, int, int, int], tmp_path: Path
+) -> None:
+    """wgmma and the tensor memory accelerator; nothing spilled, and no product made to wait for the last (C75xx)."""
+    names = ("RF_DTYPE", "RF_ACTIVATION", "RF_INDEX", "RF_ROWS", "RF_RANKS", "RF_SLOTS")
+    defines = dict(zip(names, map(str, variant), strict=True))
+    log = standalone("ikbo_linear/fused.cu", "sm_90a", defines, tmp_path)
+    assert re.findall(r"(\d+) bytes spill stores", log) == ["0"], log
+    assert re.search(r"C75\d\d|C76\d\d", log) is None, log
+    cubin = str(tmp_path / "out.cubin")
+    text = subprocess.run([disassembler(), "-c", cubin], capture_output=True, text=True, check=True).stdout
+    found = Counter(re.findall(r"\b(HGMMA|UTMALDG|UTMASTG|UBLKCP|LDSM|STSM|USETMAXREG)\b", text))
+    assert found["HGMMA"] == 8  # two slots of two steps for two halves
+    assert {"UTMALDG", "UTMASTG", "UBLKCP", "LDSM", "USETMAXREG"} <= set(found), found
+    rows = variant[3]
+    assert f"HGMMA.64x{rows // 2}x16.F32" in text
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16])
+def test_packing_needs_no_stack(dtype: int, tmp_path: Path) -> None:
+    log = standalone("ikbo_linear/pack.cu", "sm_90a", {"RF_DTYPE": str(dtype)}, tmp_path)
+    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")], log
