@@ -1,4 +1,4 @@
-"""The kernels of the one-launch linear layer: what the compiler makes of them decides their speed. No GPU needed."""
+"""The kernels of the one-launch linear layer: what the compiler makes of them. No GPU needed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VARIANTS = [
 def test_products_run_on_tensor_cores_one_behind_the_other(
     variant: tuple[int, int, str, int, int, int], tmp_path: Path
 ) -> None:
-    """wgmma and the tensor memory accelerator; nothing spilled, and no product made to wait for the last (C75xx)."""
+    """wgmma and the tensor memory accelerator; nothing spilled, no product waits for the last (C75xx)."""
     names = ("RF_DTYPE", "RF_ACTIVATION", "RF_INDEX", "RF_ROWS", "RF_RANKS", "RF_SLOTS")
     defines = dict(zip(names, map(str, variant), strict=True))
     log = standalone("ikbo_linear/fused.cu", "sm_90a", defines, tmp_path)
