@@ -117,15 +117,16 @@ class _SplitLinear(torch.nn.Module):
         With two levels ``x_user``, ``x_cand`` and ``cand_to_user``; with any number two lists, of inputs and
         of maps, as :func:`recfuse.ikbo_linear_chain` has them.
         """
-        weights = self.weight.split(self.in_features, 1)
-        options: dict[str, Any] = {"bias": self.bias, "activation": self.activation, "path": self.path}
+        weights = self.weight.split_with_sizes(self.in_features, 1)
         if cand_to_user is None:
             if isinstance(x_user, Tensor) or isinstance(x_cand, Tensor):
                 raise ArgumentTypeError(
                     f"{type(self).__name__}: cand_to_user is None, must be a tensor; or pass two lists, of "
                     "inputs and of maps"
                 )
-            return ikbo_linear_chain(weights, x_user, x_cand, **options)
+            return ikbo_linear_chain(
+                weights, x_user, x_cand, bias=self.bias, activation=self.activation, path=self.path
+            )
         if len(weights) != 2 or not isinstance(x_user, Tensor) or not isinstance(x_cand, Tensor):
             raise ArgumentTypeError(
                 f"{type(self).__name__}: x_user, x_cand and cand_to_user are of two levels, the layer has "
@@ -133,7 +134,17 @@ class _SplitLinear(torch.nn.Module):
                 if len(weights) != 2
                 else f"{type(self).__name__}: x_user and x_cand must be tensors beside cand_to_user"
             )
-        return ikbo_linear(*weights, x_user, x_cand, cand_to_user, **options)
+        w_user, w_cand = weights
+        return ikbo_linear(
+            w_user,
+            w_cand,
+            x_user,
+            x_cand,
+            cand_to_user,
+            bias=self.bias,
+            activation=self.activation,
+            path=self.path,
+        )
 
     def extra_repr(self) -> str:
         """What the layer is, for ``print``."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_variadic
 
 from recfuse.errors import ArgumentValueError, NotATensorError
 from recfuse.ops.ikbo_gradients import call_chain, call_linear
@@ -69,19 +69,30 @@ def ikbo_linear(
             with no gradient, and is raised by a later call with that weight, or by :func:`check`.
         NotImplementedError: ``path="fused"`` where it is not possible; forward-mode derivatives.
 
-    Gradients are torch's matmuls, and sums over each user's candidates in float32; they can be differentiated
-    again. With gradients wanted, the activation is torch's own, applied to the rounded sum.
+    Gradients are torch's matmuls, and sums over each user's candidates in float32 by its ``index_add``, which
+    is deterministic on a GPU where ``torch.use_deterministic_algorithms`` asks for it; they can be
+    differentiated again. With gradients wanted, the activation is torch's own, applied to the rounded sum.
 
     Source: IKBO (in-kernel broadcast optimization), section 2, linear compression.
     """
-    tensors = w_user, w_cand, x_user, x_cand, cand_to_user, bias
     options = _options(activation, path, bounds_check)
-    if has_torch_function(tensors):
+    if has_torch_function_variadic(w_user, w_cand, x_user, x_cand, cand_to_user, bias):
+        tensors = w_user, w_cand, x_user, x_cand, cand_to_user, bias
         return handle_torch_function(ikbo_linear, tensors, *tensors[:5], bias=bias, **options)
-    _check_tensors("ikbo_linear", ("w_user", "w_cand", "x_user", "x_cand", "cand_to_user", "bias"), tensors)
-    if torch.is_autocast_enabled(x_cand.device.type):
+    if not (
+        isinstance(w_user, Tensor)
+        and isinstance(w_cand, Tensor)
+        and isinstance(x_user, Tensor)
+        and isinstance(x_cand, Tensor)
+        and isinstance(cand_to_user, Tensor)
+        and (bias is None or isinstance(bias, Tensor))
+    ):
+        names = "w_user", "w_cand", "x_user", "x_cand", "cand_to_user", "bias"
+        _check_tensors("ikbo_linear", names, (w_user, w_cand, x_user, x_cand, cand_to_user, bias))
+    transformed = is_transformed()
+    if (transformed or torch._C._is_any_autocast_enabled()) and torch.is_autocast_enabled(x_cand.device.type):
         w_user, w_cand, x_user, x_cand, bias = _autocast((w_user, w_cand, x_user, x_cand, bias))
-    if is_transformed():
+    if transformed:
         return _linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
     try:
         return call_linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
@@ -180,6 +191,8 @@ def _path(operator: Any, *arguments: Any, **options: str) -> Path:
 
 def _options(activation: str, path: str, bounds_check: str) -> dict[str, str]:
     """Those that are not the defaults: the operator takes time to read them."""
+    if activation == "none" and path == "auto" and bounds_check == "on":
+        return {}
     options = {}
     if activation != "none":
         options["activation"] = activation
