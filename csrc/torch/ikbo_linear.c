@@ -7,6 +7,7 @@
  * write to a given tensor: autocast, which would change the type, leaves them alone.
  */
 #include "base/validate.h"
+#include "cuda/ikbo_linear/ikbo_linear.h"
 #include "torch/arguments.h"
 #include "torch/operators.h"
 
@@ -88,6 +89,17 @@ static rf_status level_multiply(rf__call *call, const rf__ikbo_layer *layer, int
     return multiply(&same, &x, &(operand){out, {count, m, n}, {m * n, n, 1}}, 3);
 }
 
+/* Rows of an item as the sum has them: without n, an item is one row. */
+static int64_t item_rows(const rf__ikbo_layer *layer) { return layer->matrices ? layer->m : 1; }
+
+/* Raises what calls with this weight have left on a GPU. */
+static rf_status check_earlier(const rf__call *call, const rf__ikbo_layer *layer) {
+    rf_cuda_stream stream;
+    if (rf__device_is_cpu(call->device)) return RF_OK;
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf__ikbo_linear_check(layer->weights[layer->n_levels - 1].data, item_rows(layer), &stream);
+}
+
 static rf_status add(const rf__call *call, const rf_ikbo_add_params *params) {
     rf_executor executor;
     rf_cuda_stream stream;
@@ -96,7 +108,7 @@ static rf_status add(const rf__call *call, const rf_ikbo_add_params *params) {
         return rf_ikbo_add_cpu(params, &executor);
     }
     RF_CHECK(rf__call_stream(call, &stream));
-    return rf_ikbo_add_cuda(params, &stream);
+    return rf__ikbo_add_launch(params, &stream);
 }
 
 /* Adds the products of level l - 1 to those of level l. */
@@ -105,7 +117,7 @@ static rf_status level_add(rf__call *call, const rf__ikbo_layer *layer, int32_t 
     const bool last = l == layer->n_levels - 1;
     rf_ikbo_add_params params = {.out = out,
                                  .count = layer->inputs[l].sizes[0],
-                                 .m = layer->matrices ? layer->m : 1,
+                                 .m = item_rows(layer),
                                  .n = layer->matrices ? layer->n : layer->m,
                                  .dtype = layer->dtype,
                                  .base = base,
@@ -137,6 +149,7 @@ static rf_status level_add(rf__call *call, const rf__ikbo_layer *layer, int32_t 
 static rf_status run_levels(rf__call *call, const rf__ikbo_layer *layer, AtenTensorHandle output,
                             void *data) {
     const void *base = NULL;
+    RF_CHECK(check_earlier(call, layer));
     for (int32_t l = 0; l < layer->n_levels; l++) {
         AtenTensorHandle products = output;
         void *out = data;

@@ -157,18 +157,19 @@ def test_what_is_not_finite_stays_with_its_own(dtype: torch.dtype, wrong: float)
 
 
 def test_float32_follows_torchs_setting() -> None:
-    case = Case(m=96, n=64, features=(512, 256), items=(4, 30))
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        problem = on_gpu(case)
-        for path in PATHS:
-            problem.check(problem.run(path=path), TF32_UNIT)
-        with pytest.raises(AssertionError, match="elements are wrong"):
-            problem.check(problem.run(path="broadcast"))
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = False
+    problem = on_gpu(Case(m=96, n=64, features=(512, 256), items=(4, 30)))
+    want = problem.expected()
     for path in PATHS:
-        problem.check(problem.run(path=path))
+        errors = []
+        for allow in (False, True):
+            torch.backends.cuda.matmul.allow_tf32 = allow
+            try:
+                got = problem.run(path=path)
+            finally:
+                torch.backends.cuda.matmul.allow_tf32 = False
+            problem.check(got, TF32_UNIT if allow else None)
+            errors.append(float((got.cpu() - want).abs().mean()))
+        assert errors[1] > 20 * errors[0]
 
 
 def test_the_same_bits_from_run_to_run() -> None:

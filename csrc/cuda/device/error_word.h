@@ -40,7 +40,7 @@ typedef enum rf_rule {
     X(offsets, OFFSET, "", "")                                       \
     X(rows, INDEX, "rows of its table", "its table has no rows")     \
     X(cand_to_user, INDEX, "items of x_user", "x_user has no items") \
-    X(maps, INDEX, "items of its inputs[i]", "inputs[i] has no items")
+    X(maps, INDEX, "items of the level before", "the level before has no items")
 
 typedef enum rf_argument {
     RF_ARGUMENT_none,

@@ -69,12 +69,23 @@ static rf_status launch_add(const rf__cuda_device *device, const rf_ikbo_add_par
     return rf__cuda_leave_with(rf__launch(device, &launch, &args));
 }
 
-rf_status rf_ikbo_add_cuda(const rf_ikbo_add_params *params, const rf_cuda_stream *stream) {
+rf_status rf__ikbo_linear_check(const void *weight, int64_t m, const rf_cuda_stream *stream) {
+    const rf__cuda_device *device = NULL;
+    RF_CHECK(rf__cuda_device_get(stream->device, &device));
+    return rf__cuda_check_word(device, rf__ikbo_linear_error_word(device, weight, m), stream->stream);
+}
+
+rf_status rf__ikbo_add_launch(const rf_ikbo_add_params *params, const rf_cuda_stream *stream) {
     const rf__cuda_device *device = NULL;
     RF_CHECK(rf__check_ikbo_add(params));
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
-    const rf__cuda_error_word word = rf__ikbo_linear_error_word(device, params->weight, params->m);
-    RF_CHECK(rf__cuda_check_word(device, word, stream->stream));
     if (params->count == 0 || params->m == 0 || params->n == 0) return RF_OK;
-    return launch_add(device, params, word.on_device, stream->stream);
+    const rf_error_word word = rf__ikbo_linear_error_word(device, params->weight, params->m).on_device;
+    return launch_add(device, params, word, stream->stream);
+}
+
+rf_status rf_ikbo_add_cuda(const rf_ikbo_add_params *params, const rf_cuda_stream *stream) {
+    RF_CHECK(rf__check_ikbo_add(params));
+    RF_CHECK(rf__ikbo_linear_check(params->weight, params->m, stream));
+    return rf__ikbo_add_launch(params, stream);
 }
