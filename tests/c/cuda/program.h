@@ -14,6 +14,8 @@ typedef struct command {
 
 extern const command fused_commands[]; /* of test_fused.c */
 extern const int n_fused_commands;
+extern const command ikbo_commands[]; /* of test_ikbo_linear.c */
+extern const int n_ikbo_commands;
 extern const command driver_commands[]; /* of test_driver.c */
 extern const int n_driver_commands;
 

@@ -1,7 +1,7 @@
 /* csrc/cuda called from C: `test_cuda COMMAND ARGUMENTS`. The kernels are in kernels/ beside the program; with
  * the fake driver on the loader's path there are GPUs. Ends with status 0 when no check failed, with 2 where there is
- * no such command. Launches and errors are in test_driver.c, the fused
- * operator in test_fused.c and test_fused_map.c. */
+ * no such command. Launches and errors are in test_driver.c, the fused operator in test_fused.c and test_fused_map.c, the
+ * layers over users and candidates in test_ikbo_linear.c. */
 #define _GNU_SOURCE /* usleep */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -321,5 +321,6 @@ int main(int argc, char **argv) {
     const int n_commands = (int)(sizeof commands / sizeof commands[0]);
     int status = command_run(commands, n_commands, argc, argv);
     if (status == NO_COMMAND) status = command_run(driver_commands, n_driver_commands, argc, argv);
+    if (status == NO_COMMAND) status = command_run(ikbo_commands, n_ikbo_commands, argc, argv);
     return status != NO_COMMAND ? status : command_run(fused_commands, n_fused_commands, argc, argv);
 }

@@ -1,0 +1,133 @@
+/* Commands about csrc/cuda/ikbo_linear: what is launched how, and what the one launch takes. */
+#include <stdio.h>
+#include <string.h>
+
+#include "check.h"
+#include "program.h"
+
+/* One call of the broadcast sum on device 0, and the grid that it must have; 0: no launch. */
+static void expect_grid(const char *what, rf_ikbo_add_params params, int32_t blocks) {
+    const rf_cuda_stream stream = {0, NULL};
+    const int launches = driver_calls("cuLaunchKernelEx");
+    CHECK(rf_ikbo_add_cuda(&params, &stream) == RF_OK, "%s: %s", what, rf_last_error());
+    CHECK(driver_calls("cuLaunchKernelEx") == launches + (blocks > 0), "%s: launches", what);
+    if (blocks == 0) return;
+    const fake_launch *got = driver_last_launch();
+    CHECK(got->config.grid[0] == (unsigned)blocks && got->config.grid[1] == 1 && got->config.block[0] == 256,
+          "%s: %u blocks", what, got->config.grid[0]);
+    CHECK(memcmp(got->first_word, &params.out, sizeof params.out) == 0, "%s: another out", what);
+}
+
+/* ikbo_add: a vector is as wide as sizes and addresses allow, a block has 1,024 of them. */
+static void ikbo_add(char **arguments) {
+    (void)arguments;
+    static _Alignas(16) char memory[2][64];
+    static const int64_t parent[4];
+    const rf_cuda_stream stream = {0, NULL};
+    rf_ikbo_add_params params = {.out = memory[0],
+                                 .count = 1000,
+                                 .m = 433,
+                                 .n = 256,
+                                 .dtype = RF_BFLOAT16,
+                                 .base = memory[1],
+                                 .parents = 10,
+                                 .parent = parent,
+                                 .parent_type = RF_INT64,
+                                 .check_bounds = true,
+                                 .map = -1,
+                                 .weight = memory};
+    expect_grid("16 bytes", params, (433 * 256 / 8 * 1000 + 1023) / 1024);
+    params.n = 255; /* 433 * 255 elements: only 2 bytes divide them */
+    expect_grid("an odd item", params, (433 * 255 * 1000 + 1023) / 1024);
+    params.n = 256, params.base = memory[1] + 8;
+    expect_grid("an odd address", params, (433 * 64 * 1000 + 1023) / 1024);
+    params.base = memory[1], params.count = 1, params.m = params.n = 1;
+    expect_grid("one element", params, 1);
+    params.count = 0;
+    expect_grid("no items", params, 0);
+    params.count = 5, params.m = 0;
+    expect_grid("no rows", params, 0);
+    params.m = INT32_MAX, params.count = INT64_C(1) << 24;
+    CHECK(rf_ikbo_add_cuda(&params, &stream) == RF_ERR_UNSUPPORTED &&
+              strstr(rf_last_error(), "cut the batch"),
+          "%s", rf_last_error());
+    params.activation = (rf_activation)4;
+    CHECK(rf_ikbo_add_cuda(&params, &stream) == RF_ERR_VALUE, "%s", rf_last_error());
+    CHECK(context_depth() == 0, "a context was left on the stack");
+}
+
+static rf_status no_memory(void *context, int64_t bytes, bool lasts, const rf_cuda_stream *stream,
+                           void **memory, void **block) {
+    (void)context, (void)bytes, (void)lasts, (void)stream, (void)memory, (void)block;
+    CHECK(false, "a layer that is refused asked for memory");
+    return RF_ERR_OUT_OF_MEMORY;
+}
+
+static void nothing(void *context, void *block) { (void)context, (void)block; }
+
+static rf_ikbo_linear_params layer_of(void *memory) {
+    static const rf_cuda_allocator allocator = {NULL, no_memory, nothing};
+    static const int64_t parent[4];
+    rf_ikbo_linear_params params = {
+        .n_levels = 2, .dtype = RF_BFLOAT16, .m = 433, .n = 256, .out = memory, .allocator = &allocator};
+    for (int l = 0; l < 2; l++)
+        params.levels[l] = (rf_ikbo_level){.weight = memory,
+                                           .weight_pitch = 100,
+                                           .x = memory,
+                                           .x_pitch = {100 * 256, 256},
+                                           .count = 4,
+                                           .k = 100,
+                                           .parent = l > 0 ? parent : NULL,
+                                           .parent_type = RF_INT64};
+    return params;
+}
+
+/* A good layer, changed by a statement, is refused with a status, and a message that says why. */
+#define REFUSED_AS(want, ordinal, words, change)                                                          \
+    do {                                                                                                  \
+        rf_ikbo_linear_params layer = layer_of(memory);                                                   \
+        const rf_cuda_stream stream = {ordinal, NULL};                                                    \
+        change;                                                                                           \
+        CHECK(rf_ikbo_linear_cuda(&layer, &stream) == (want) && strstr(rf_last_error(), words), "%s: %s", \
+              #change, rf_last_error());                                                                  \
+        if ((want) == RF_ERR_UNSUPPORTED)                                                                 \
+            CHECK(!rf_ikbo_linear_takes(&layer, ordinal), "%s: is taken", #change);                       \
+    } while (0)
+#define REFUSED(ordinal, words, change) REFUSED_AS(RF_ERR_UNSUPPORTED, ordinal, words, change)
+
+/* ikbo_takes: what the one launch takes, on a GPU of compute capability 9.0 and on another. */
+static void ikbo_takes(char **arguments) {
+    (void)arguments;
+    static _Alignas(16) char memory[64];
+    const rf_ikbo_linear_params good = layer_of(memory);
+    CHECK(!rf_ikbo_linear_takes(&good, 77), "on a GPU that is not there");
+    /* The last thing that is asked is shared memory, of which the fake GPU has too little for any. */
+    REFUSED(0, "too little shared memory", (void)0);
+    REFUSED(0, "too little shared memory", (layer.levels[0].count = 1, layer.levels[0].x_pitch[0] = 3));
+    REFUSED(1, "compute capability 9.0", (void)0);
+    REFUSED(0, "the dtype is neither", layer.dtype = RF_FLOAT32);
+    REFUSED(0, "out has no rows", layer.m = 0);
+    REFUSED(0, "out has no columns", layer.n = 0);
+    REFUSED(0, "no multiple of 8", layer.n = 250);
+    REFUSED(0, "out is not aligned", layer.out = memory + 8);
+    REFUSED(0, "an input has no items", layer.levels[1].count = 0);
+    REFUSED(0, "an input has no items", layer.levels[0].count = 0);
+    REFUSED(0, "is not aligned to 16 bytes", layer.levels[0].x = memory + 2);
+    REFUSED(0, "multiple of 16 bytes apart", layer.levels[1].x_pitch[0] = 0);
+    REFUSED(0, "multiple of 16 bytes apart", layer.levels[1].x_pitch[1] = 257);
+    REFUSED_AS(RF_ERR_VALUE, 0, "n_levels is 1; must be 2 to 4", layer.n_levels = 1);
+    REFUSED_AS(RF_ERR_VALUE, 0, "n_levels is 5; must be 2 to 4", layer.n_levels = 5);
+    REFUSED_AS(RF_ERR_TYPE, 0, "dtype is 9", layer.dtype = (rf_dtype)9);
+    REFUSED_AS(RF_ERR_VALUE, 0, "activation is -1", layer.activation = (rf_activation)-1);
+    REFUSED_AS(RF_ERR_VALUE, 0, "sizes are 0 or more", layer.m = -1);
+    REFUSED_AS(RF_ERR_VALUE, 0, "level 1 has -1 items", layer.levels[1].count = -1);
+    REFUSED_AS(RF_ERR_VALUE, 0, "weight of level 0 is NULL", layer.levels[0].weight = NULL);
+    REFUSED_AS(RF_ERR_VALUE, 0, "x of level 1 is NULL", layer.levels[1].x = NULL);
+    REFUSED_AS(RF_ERR_VALUE, 0, "parent of level 1 is NULL", layer.levels[1].parent = NULL);
+    REFUSED_AS(RF_ERR_TYPE, 0, "parent_type of level 1 is 4", layer.levels[1].parent_type = (rf_int_type)4);
+    REFUSED_AS(RF_ERR_VALUE, 0, "out is NULL", layer.out = NULL);
+    REFUSED_AS(RF_ERR_VALUE, 0, "allocator is NULL", layer.allocator = NULL);
+}
+
+const command ikbo_commands[] = {{"ikbo_add", 0, ikbo_add}, {"ikbo_takes", 0, ikbo_takes}};
+const int n_ikbo_commands = (int)(sizeof ikbo_commands / sizeof ikbo_commands[0]);
