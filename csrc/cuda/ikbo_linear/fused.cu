@@ -162,6 +162,7 @@ RF_INLINE void start(float (&sums)[2][SUMS / 2], const float *parents, rf_i64 nu
 RF_INLINE void finish(float (&sums)[2][SUMS / 2], const rf_fused_args &args, const shared_t &at, int l,
                       int turn, rf_u32 offset, int group, int rank, int thread) {
     const strip_t s = strip_read(at, turn, group);
+    rf_barrier_arrive(at.strips_empty + turn % RF_FUSED_ENTRIES * 8);
     if (s.flags & HERE) rf_barrier_wait(at.sums_full, s.flags & PARITY ? 1 : 0);
     if (l == args.n_levels - 1)
         store(sums, args, at, s, turn, offset, group, rank, thread);
@@ -184,7 +185,7 @@ RF_INLINE void multiply_strips(const rf_fused_args &args, const shared_t &at, in
         for (int turns = turns_of(range_of(at, l)); turns > 0; turns--, turn++) {
             rf_barrier_wait(at.full + ring.slot * 8, ring.parity);
             const strip_t s = strip_read(at, turn, group);
-            if (s.flags & CHANGED && thread == 0) rf_barrier_arrive(at.sums_empty);
+            if (s.flags & CHANGED) rf_barrier_arrive(at.sums_empty);
             if (s.item < 0) { /* one warp passes slots on: the others could fall a lap behind it */
                 for (int k = 0; k < level.slots; k++, ring.next()) {
                     if (thread >= 32) continue;
@@ -192,6 +193,7 @@ RF_INLINE void multiply_strips(const rf_fused_args &args, const shared_t &at, in
                     slot_free(at, ring.slot, thread);
                 }
                 rf_group_sync(group + 1, WARPGROUP);
+                rf_barrier_arrive(at.strips_empty + turn % RF_FUSED_ENTRIES * 8);
                 continue;
             }
             if (!(s.flags & HERE) && !ready) {
@@ -217,7 +219,9 @@ extern "C" __global__ void __launch_bounds__(RF_FUSED_THREADS, 1)
             rf_barrier_init(at.empty + i * 8, GROUPS * RF_RANKS);
         }
         rf_barrier_init(at.sums_full, 1);
-        rf_barrier_init(at.sums_empty, GROUPS);
+        rf_barrier_init(at.sums_empty, GROUPS * WARPGROUP);
+        for (int i = 0; i < RF_FUSED_ENTRIES; i++)
+            rf_barrier_init(at.strips_empty + i * 8, GROUPS * WARPGROUP);
         cut(args, at, blockIdx.x / RF_RANKS, gridDim.x / RF_RANKS);
         rf_barriers_ready();
     }

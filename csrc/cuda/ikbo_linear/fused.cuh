@@ -36,6 +36,7 @@ struct shared_t {
     rf_u32 slots, sums, stages;
     rf_u32 full, empty; /* [RF_SLOTS] barriers each */
     rf_u32 sums_full, sums_empty; /* barriers */
+    rf_u32 strips_empty; /* [RF_FUSED_ENTRIES] barriers */
     rf_u32 strips; /* strip_t [RF_FUSED_ENTRIES, GROUPS] */
     rf_u32 ranges; /* [RF_FUSED_MOST_LEVELS, 2] */
 };
@@ -51,6 +52,7 @@ RF_INLINE shared_t shared_of(const void *memory) {
     at.empty = at.full + RF_SLOTS * 8;
     at.sums_full = at.empty + RF_SLOTS * 8;
     at.sums_empty = at.sums_full + 8;
+    at.strips_empty = at.sums_empty + 8;
     return at;
 }
 
@@ -66,6 +68,10 @@ RF_INLINE void strip_write(const shared_t &at, int turn, int group, const strip_
     asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(
                      at.strips + (turn % RF_FUSED_ENTRIES * GROUPS + group) * (rf_u32)sizeof(strip_t)),
                  "r"(s.item), "r"(s.column), "r"(s.parent), "r"(s.flags)
+                 : "memory");
+}
+RF_INLINE void range_write(const shared_t &at, int level, int from, int to) {
+    asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(at.ranges + level * 8), "r"(from), "r"(to)
                  : "memory");
 }
 /* The strips of a level that this cluster has, [x, y). */
@@ -91,24 +97,28 @@ struct ring_t {
     RF_INLINE int before() const { return slot > 0 ? slot - 1 : RF_SLOTS - 1; }
 };
 
-/* Cuts the work of every level into ranges of equal cost: the last level's make up for what the others leave uneven. */
+/* Cuts the strips of every level into a range for each cluster: those of the last level make up for what the others leave
+ * uneven, unless one cluster has more than its share of those already. */
 RF_INLINE void cut(const rf_fused_args &args, const shared_t &at, int cluster, int clusters) {
-    rf_i64 all = 0, before = 0, after = 0;
-    for (int l = 0; l < args.n_levels; l++)
-        all += (rf_i64)args.levels[l].count * args.strips * args.levels[l].cost;
-    for (int l = 0; l < args.n_levels; l++) {
+    const int last = args.n_levels - 1;
+    rf_i64 all = 0, most = 0, before = 0, after = 0;
+    for (int l = 0; l <= last; l++) {
         const rf_i64 n = (rf_i64)args.levels[l].count * args.strips, cost = args.levels[l].cost;
-        rf_i64 from = n * cluster / clusters, to = n * (cluster + 1) / clusters;
-        if (l == args.n_levels - 1) {
-            from = min(max((all * cluster / clusters - before + cost / 2) / cost, 0ll), n);
-            to = min(max((all * (cluster + 1) / clusters - after + cost / 2) / cost, from), n);
-            if (cluster == clusters - 1) to = n;
-        }
+        const rf_i64 from = n * cluster / clusters, to = n * (cluster + 1) / clusters;
+        all += n * cost;
+        if (l == last) break;
+        most += (n + clusters - 1) / clusters * cost;
         before += from * cost;
         after += to * cost;
-        asm volatile("st.shared.v2.s32 [%0], {%1, %2};" ::"r"(at.ranges + l * 8), "r"((int)from), "r"((int)to)
-                     : "memory");
+        range_write(at, l, (int)from, (int)to);
     }
+    const rf_i64 n = (rf_i64)args.levels[last].count * args.strips, cost = args.levels[last].cost;
+    rf_i64 from = n * cluster / clusters, to = n * (cluster + 1) / clusters;
+    if (most <= all / clusters) {
+        from = (all * cluster / clusters - before + cost / 2) / cost;
+        to = (all * (cluster + 1) / clusters - after + cost / 2) / cost;
+    }
+    range_write(at, last, (int)min(from, n), cluster == clusters - 1 ? (int)n : (int)min(to, n));
 }
 
 RF_INLINE int turns_of(int2 range) { return (range.y - range.x + GROUPS - 1) / GROUPS; }

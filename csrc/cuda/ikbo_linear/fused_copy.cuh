@@ -71,6 +71,19 @@ RF_INLINE void copy_sums(const rf_fused_level &up, const shared_t &at, int paren
                 RF_L2_LAST);
 }
 
+/* Describes a turn's strips, of lanes 0 ... GROUPS - 1, to the warpgroups: by lane 0, whose next arrival at a slot's barrier
+ * publishes them. */
+RF_INLINE void strips_write(const shared_t &at, int turn, const strip_t &own, int lane) {
+    const rf_u32 lap = turn / RF_FUSED_ENTRIES;
+    if (lane == 0) rf_barrier_wait(at.strips_empty + turn % RF_FUSED_ENTRIES * 8, (lap & 1) ^ 1);
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++) {
+        const strip_t s = {__shfl_sync(RF_FULL_WARP, own.item, i), __shfl_sync(RF_FULL_WARP, own.column, i),
+                           __shfl_sync(RF_FULL_WARP, own.parent, i), __shfl_sync(RF_FULL_WARP, own.flags, i)};
+        if (lane == 0) strip_write(at, turn, i, s);
+    }
+}
+
 /* One warp: the weights, the sums of parents, and what the warpgroups need to know of their strips: lane i of strip i. */
 RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int lane, int rank) {
     ring_t ring = {0, 1};
@@ -86,8 +99,7 @@ RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int l
             const bool change = parent != held || begins;
             next.flags = (next.parent == parent ? HERE : 0) | (change && held >= 0 ? CHANGED : 0) |
                          (change == (parity == 0) ? PARITY : 0);
-            if (lane < GROUPS) strip_write(at, turn, lane, next);
-            __syncwarp();
+            strips_write(at, turn, next, lane);
             held = parent;
             begins = false;
             /* Ahead, since it waits for memory. */
