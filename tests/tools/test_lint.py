@@ -9,8 +9,10 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import recfuse
 
@@ -350,9 +352,11 @@ def test_the_examples_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> N
     examples = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE
     )
-    assert len(examples) == 3
+    assert len(examples) == 4
+    names: dict[str, Any] = {"__name__": "readme"}
     for example in examples:
-        exec(example.replace("path/to/librecfuse.so", recfuse.library_path()), {"__name__": "readme"})
+        exec(example.replace("path/to/librecfuse.so", recfuse.library_path()), names)
+    torch.testing.assert_close(names["out"], names["same"])
     assert "26 tables in one call" in capsys.readouterr().out
 
 
