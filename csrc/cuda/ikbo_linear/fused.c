@@ -13,6 +13,8 @@ static const rf__kernel_source fused_source = {"ikbo_linear/fused.cu", "rf_ikbo_
 static const rf__kernel_source pack_source = {"ikbo_linear/pack.cu", "rf_ikbo_pack"};
 
 enum { BLOCK = 256, MOST_SLOTS = 12, GRAIN = 16, WORKSPACE_GRAIN = 256, MOST_RANKS = 2 };
+/* Beyond these pack.cu's numbers of pieces and of floats would not fit 31 bits. */
+enum { MOST_K = 1 << 24, MOST_N = 1 << 20 };
 
 /* All of it int32_t: compared bytewise. */
 typedef struct fused_variant {
@@ -64,7 +66,7 @@ static int64_t strips_of(const rf_ikbo_linear_params *params) {
 
 static bool level_fits(const rf_ikbo_linear_params *params, const rf_ikbo_level *level) {
     const int64_t bytes = rf__dtype_bytes(params->dtype), most_pitch = (int64_t)1 << 40;
-    if (level->count < 1 || level->k < 1 || level->k > INT32_MAX / 2 || (uintptr_t)level->x % GRAIN != 0)
+    if (level->count < 1 || level->k < 1 || level->k > MOST_K || (uintptr_t)level->x % GRAIN != 0)
         return false;
     for (int i = 0; i < 2; i++) {
         const int64_t size = i == 0 ? level->count : level->k, pitch = level->x_pitch[i] * bytes;
@@ -82,12 +84,13 @@ static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_d
         return "out has no rows or more than 448";
     if (params->n < 1 || params->n * rf__dtype_bytes(params->dtype) % GRAIN != 0)
         return "out has no columns or a number of them that is no multiple of 8";
+    if (params->n > MOST_N) return "out has more than 2^20 columns";
     if ((uintptr_t)params->out % GRAIN != 0) return "out is not aligned to 16 bytes";
     for (int32_t l = 0; l < params->n_levels; l++) {
         if (!level_fits(params, &params->levels[l]))
-            return "an input has no items, or is not aligned to 16 bytes, or has rows or items that are not "
-                   "a positive "
-                   "multiple of 16 bytes apart";
+            return "an input has no items, no rows or more than 2^24 of them, is not aligned to 16 bytes, or "
+                   "has "
+                   "rows or items that are not a positive multiple of 16 bytes apart";
         if (l > 1 && params->levels[l].parent_type != params->levels[1].parent_type)
             return "the maps are not all of one type";
     }
