@@ -222,10 +222,12 @@ static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer) {
 
 static rf_status run_fused(rf__call *call, rf__ikbo_layer *layer, void *out) {
     const rf_cuda_allocator allocator = rf__call_allocator(call);
+    const void *weight = layer->weights[layer->n_levels - 1].data;
     rf_cuda_stream stream;
     RF_CHECK(make_rows(call, layer));
     rf_ikbo_linear_params params = fused_params(layer, &allocator);
     params.out = out;
+    params.weight = weight;
     RF_CHECK(rf__call_stream(call, &stream));
     return rf_ikbo_linear_cuda(&params, &stream);
 }

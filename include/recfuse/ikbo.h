@@ -81,10 +81,13 @@ typedef struct rf_ikbo_linear_params {
     bool check_bounds; /* off: a bad parent is not reported */
     bool chain; /* messages name "maps[i]" of ikbo_linear_chain; else "cand_to_user" of ikbo_linear */
     const rf_cuda_allocator *allocator; /* [1]: gives the workspace of the call */
+    /* The last level's weight as the caller knows it, where levels[] has a copy: calls with its address and m raise what
+     * this one finds. NULL: levels[] has it. */
+    const void *weight;
 } rf_ikbo_linear_params;
 
-/* Whether rf_ikbo_linear_cuda takes these sizes, types and addresses on a device. Never waits; false also where there is
- * no such device. */
+/* Whether rf_ikbo_linear_cuda takes these sizes, types and addresses on a device, and its workspace is no more than a GiB or
+ * eight times the products of all levels but the last. Never waits; false also where there is no such device. */
 RF_API bool rf_ikbo_linear_takes(const rf_ikbo_linear_params *params, int32_t device);
 
 /* Computes a layer in the stream, which is not waited for and may be captured. RF_ERR_UNSUPPORTED, with the reason, where

@@ -114,6 +114,21 @@ def test_chains(dtype: torch.dtype, levels: int) -> None:
         check_every_path(on_gpu(case))
 
 
+@pytest.mark.skipif(not HOPPER, reason="the one-launch kernel is for compute capability 9.0")
+@pytest.mark.parametrize("items", ((300, 20_000), (15, 3, 20_000), (7, 1, 2, 9_000)), ids=str)
+def test_many_turns_of_every_cluster(items: tuple[int, ...]) -> None:
+    """Users in any order: what is held of them changes in nearly every turn."""
+    features = (600, 40, 64, 200)[: len(items) - 1]
+    features = (*features, 200)
+    problem = on_gpu(
+        Case(433, 64, features, items, torch.bfloat16, torch.int32, bias=True, chain=len(items) > 2)
+    )
+    got, want = problem.run(path="fused"), problem.run(path="broadcast")
+    scale = want.float().abs().mean().item()
+    assert ((got.float() - want.float()).abs() <= 2**-7 * want.float().abs() + 2**-5 * scale).all()
+    assert torch.equal(got, problem.run(path="fused"))
+
+
 def test_nothing_of_something() -> None:
     for n, dtype in itertools.product((None, 3), (torch.float32, torch.bfloat16)):
         for changes in (

@@ -49,11 +49,19 @@ def _odd(values: Tensor) -> Tensor:
     return storage[1:].view(values.shape)
 
 
+def _framed(values: Tensor) -> Tensor:
+    """The same, in whole units of 16 bytes: rows and items that are further apart than they are long."""
+    storage = values.new_full([*(size + 3 for size in values.shape[:-1]), values.shape[-1] + 16], torch.nan)
+    return storage[(*(slice(1, 1 + size) for size in values.shape[:-1]), slice(8, -8))].copy_(values)
+
+
 LAYOUTS = {
     "plain": lambda values: values,
     "transposed": lambda values: values.mT.contiguous().mT,
     "items last": lambda values: values.movedim(0, -1).contiguous().movedim(-1, 0),
     "poisoned": _poisoned,
+    "framed": _framed,
+    "rows first": lambda values: values.transpose(0, 1).contiguous().transpose(0, 1),
     "spread": _spread,
     "odd": _odd,
     "expanded": lambda values: values[:1].expand_as(values) if values.shape[0] else values,

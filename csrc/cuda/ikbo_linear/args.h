@@ -86,6 +86,8 @@ typedef struct rf_pack_args {
     const rf_u16 *bias; /* [m] or NULL */
     rf_i32 n_levels, m, strips, unused;
 } rf_pack_args;
+RF_SIZE_IS(rf_fused_level, 256);
+RF_SIZE_IS(rf_fused_args, 1280);
 RF_SIZE_IS(rf_pack_level, 48);
 RF_SIZE_IS(rf_pack_args, 216);
 

@@ -16,6 +16,8 @@ enum { BLOCK = 256, MOST_SLOTS = 12, GRAIN = 16, WORKSPACE_GRAIN = 256, MOST_RAN
 /* Beyond these pack.cu's numbers of pieces and of floats would not fit 31 bits. */
 enum { MOST_K = 1 << 24, MOST_N = 1 << 20 };
 
+_Static_assert((int)RF_FUSED_MOST_LEVELS == (int)RF_IKBO_MOST_LEVELS, "the levels of a call");
+
 /* All of it int32_t: compared bytewise. */
 typedef struct fused_variant {
     int32_t dtype, activation, index_type, rows, ranks, slots;
@@ -64,15 +66,20 @@ static int64_t strips_of(const rf_ikbo_linear_params *params) {
     return (params->n + RF_FUSED_COLUMNS - 1) / RF_FUSED_COLUMNS;
 }
 
-static bool level_fits(const rf_ikbo_linear_params *params, const rf_ikbo_level *level) {
+/* NULL, or what keeps the kernel from taking a level. */
+static const char *level_refusal(const rf_ikbo_linear_params *params, const rf_ikbo_level *level) {
     const int64_t bytes = rf__dtype_bytes(params->dtype), most_pitch = (int64_t)1 << 40;
-    if (level->count < 1 || level->k < 1 || level->k > MOST_K || (uintptr_t)level->x % GRAIN != 0)
-        return false;
+    if (level->count < 1 || level->k < 1) return "an input has no items or no rows";
+    if (level->k > MOST_K) return "an input has items of more than 2^24 rows";
+    if (level->count >= INT32_MAX / MOST_RANKS / strips_of(params))
+        return "an input has more items than 2^30 strips of 64 columns";
+    if ((uintptr_t)level->x % GRAIN != 0) return "an input is not aligned to 16 bytes";
     for (int i = 0; i < 2; i++) {
         const int64_t size = i == 0 ? level->count : level->k, pitch = level->x_pitch[i] * bytes;
-        if (size > 1 && (pitch <= 0 || pitch % GRAIN != 0 || pitch >= most_pitch)) return false;
+        if (size > 1 && (pitch <= 0 || pitch % GRAIN != 0 || pitch >= most_pitch))
+            return "an input has rows or items that are not a positive multiple of 16 bytes apart";
     }
-    return (level->count + 1) * strips_of(params) <= INT32_MAX / MOST_RANKS;
+    return NULL;
 }
 
 /* NULL, or what keeps the kernel from taking the call. */
@@ -87,22 +94,14 @@ static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_d
     if (params->n > MOST_N) return "out has more than 2^20 columns";
     if ((uintptr_t)params->out % GRAIN != 0) return "out is not aligned to 16 bytes";
     for (int32_t l = 0; l < params->n_levels; l++) {
-        if (!level_fits(params, &params->levels[l]))
-            return "an input has no items, no rows or more than 2^24 of them, is not aligned to 16 bytes, or "
-                   "has "
-                   "rows or items that are not a positive multiple of 16 bytes apart";
+        const char *reason = level_refusal(params, &params->levels[l]);
+        if (reason != NULL) return reason;
         if (l > 1 && params->levels[l].parent_type != params->levels[1].parent_type)
             return "the maps are not all of one type";
     }
     if (variant_of(params, device->shared_per_block_optin).slots < 2)
         return "a block has too little shared memory";
     return NULL;
-}
-
-bool rf_ikbo_linear_takes(const rf_ikbo_linear_params *params, int32_t ordinal) {
-    const rf__cuda_device *device = NULL;
-    return rf__check_ikbo_linear(params) == RF_OK && rf__cuda_device_get(ordinal, &device) == RF_OK &&
-           refusal(params, device) == NULL;
 }
 
 /* Slots of a level's k: whole pairs. */
@@ -133,6 +132,24 @@ static int64_t places_of(const rf_ikbo_linear_params *params, const fused_varian
     return bytes;
 }
 
+/* Sums are in float32, and in whole strips and rows of blocks: of small items much more than the products in `dtype`. */
+static bool is_thrifty(const rf_ikbo_linear_params *params, const rf__cuda_device *device) {
+    enum { MOST_TIMES = 8 };
+    const fused_variant variant = variant_of(params, device->shared_per_block_optin);
+    level_places places[RF_IKBO_MOST_LEVELS] = {{0, 0, 0}};
+    int64_t products = 0;
+    for (int32_t l = 0; l < params->n_levels - 1; l++)
+        products += params->levels[l].count * params->m * params->n * rf__dtype_bytes(params->dtype);
+    const int64_t bytes = places_of(params, &variant, places);
+    return bytes <= (int64_t)1 << 30 || bytes <= MOST_TIMES * products;
+}
+
+bool rf_ikbo_linear_takes(const rf_ikbo_linear_params *params, int32_t ordinal) {
+    const rf__cuda_device *device = NULL;
+    return rf__check_ikbo_linear(params) == RF_OK && rf__cuda_device_get(ordinal, &device) == RF_OK &&
+           refusal(params, device) == NULL && is_thrifty(params, device);
+}
+
 static rf_status map_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params, const void *data,
                         const int64_t *sizes, const int64_t *pitches, int32_t box_rows, rf_tensor_map *map) {
     const int64_t bytes = rf__dtype_bytes(params->dtype);
@@ -148,6 +165,11 @@ static rf_status map_of(const rf__cuda_device *device, const rf_ikbo_linear_para
     return rf__tensor_map_encode(device->driver, &tensor, map);
 }
 
+/* What the call's errors are known by. */
+static const void *weight_of(const rf_ikbo_linear_params *params) {
+    return params->weight != NULL ? params->weight : params->levels[params->n_levels - 1].weight;
+}
+
 /* Arguments of both kernels. */
 static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
                          const fused_variant *variant, uint8_t *workspace, const level_places *places,
@@ -157,7 +179,7 @@ static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_linear_par
     fused->strips = pack->strips = (int32_t)strips_of(params);
     fused->chain = params->chain;
     fused->report = params->check_bounds;
-    fused->errors = rf__ikbo_linear_error_word(device, last->weight, params->m).on_device;
+    fused->errors = rf__ikbo_linear_error_word(device, weight_of(params), params->m).on_device;
     pack->bias = params->bias;
     pack->m = (int32_t)params->m;
     for (int32_t l = 0; l < params->n_levels; l++) {
@@ -284,8 +306,7 @@ rf_status rf_ikbo_linear_cuda(const rf_ikbo_linear_params *params, const rf_cuda
         reason != NULL, RF_ERR_UNSUPPORTED,
         "recfuse.ikbo_linear: path \"fused\" does not take this call: %s; use path \"auto\" or \"broadcast\"",
         reason);
-    const void *weight = params->levels[params->n_levels - 1].weight;
-    RF_CHECK(
-        rf__cuda_check_word(device, rf__ikbo_linear_error_word(device, weight, params->m), stream->stream));
+    RF_CHECK(rf__cuda_check_word(device, rf__ikbo_linear_error_word(device, weight_of(params), params->m),
+                                 stream->stream));
     return run(device, params, stream);
 }

@@ -186,7 +186,9 @@ RF_INLINE void multiply_strips(const rf_fused_args &args, const shared_t &at, in
             rf_barrier_wait(at.full + ring.slot * 8, ring.parity);
             const strip_t s = strip_read(at, turn, group);
             if (s.flags & CHANGED) rf_barrier_arrive(at.sums_empty);
-            if (s.item < 0) { /* one warp passes slots on: the others could fall a lap behind it */
+            if (s.item <
+                0) { /* one warp passes slots on, when no other waits for the first: it would fall behind */
+                rf_group_sync(group + 1, WARPGROUP);
                 for (int k = 0; k < level.slots; k++, ring.next()) {
                     if (thread >= 32) continue;
                     rf_barrier_wait(at.full + ring.slot * 8, ring.parity);

@@ -38,7 +38,7 @@ RF_INLINE void pack(const rf_pack_level &level, int m, int at) {
     ((rf_bytes<16> *)level.packed)[place] = to;
 }
 
-/* Float `at` of [strips, rank, RF_ROWS / 8, 128 threads, 4]: rows as fused.cu's ROW_OF says. */
+/* Float `at` of [strips, rank, RF_ROWS / 8, 128 threads, 4]: rows as at the head of fused.cu. */
 RF_INLINE float bias_of(const rf_pack_args &args, int at) {
     const int rank = at / (RF_ROWS * RF_FUSED_COLUMNS) % RF_RANKS;
     const int inside = at % (RF_ROWS * RF_FUSED_COLUMNS);
@@ -51,7 +51,6 @@ RF_INLINE float bias_of(const rf_pack_args &args, int at) {
 
 extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     rf_ikbo_pack(const __grid_constant__ rf_pack_args args) {
-    rf_wait_for_previous_kernel();
     const rf_pack_level &level = args.levels[blockIdx.y];
     const int at = blockIdx.x * RF_BLOCK + threadIdx.x;
     if (at < level.slots * RF_RANKS * RF_ROWS * PIECES) pack(level, args.m, at);

@@ -110,6 +110,9 @@ static void ikbo_takes(char **arguments) {
     REFUSED(0, "out has no columns", layer.n = 0);
     REFUSED(0, "no multiple of 8", layer.n = 250);
     REFUSED(0, "out is not aligned", layer.out = memory + 8);
+    REFUSED(0, "more than 2^24 rows", layer.levels[0].k = (1 << 24) + 1);
+    REFUSED(0, "more than 2^20 columns", layer.n = (1 << 20) + 8);
+    REFUSED(0, "more items than 2^30 strips", layer.levels[0].count = (int64_t)1 << 30);
     REFUSED(0, "an input has no items", layer.levels[1].count = 0);
     REFUSED(0, "an input has no items", layer.levels[0].count = 0);
     REFUSED(0, "is not aligned to 16 bytes", layer.levels[0].x = memory + 2);
