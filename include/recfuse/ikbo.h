@@ -81,9 +81,8 @@ typedef struct rf_ikbo_linear_params {
     bool check_bounds; /* off: a bad parent is not reported */
     bool chain; /* messages name "maps[i]" of ikbo_linear_chain; else "cand_to_user" of ikbo_linear */
     const rf_cuda_allocator *allocator; /* [1]: gives the workspace of the call */
-    /* The last level's weight as the caller knows it, where levels[] has a copy: calls with its address and m raise what
-     * this one finds. NULL: levels[] has it. */
-    const void *weight;
+    const void *weight; /* [m, k] of the last level as the caller has it, where levels[] has a copy; may be NULL.
+                         * Calls with its address and m raise what this one finds */
 } rf_ikbo_linear_params;
 
 /* Whether rf_ikbo_linear_cuda takes these sizes, types and addresses on a device, and its workspace is no more than a GiB or
