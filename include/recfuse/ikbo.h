@@ -81,8 +81,9 @@ typedef struct rf_ikbo_linear_params {
     bool check_bounds; /* off: a bad parent is not reported */
     bool chain; /* messages name "maps[i]" of ikbo_linear_chain; else "cand_to_user" of ikbo_linear */
     const rf_cuda_allocator *allocator; /* [1]: gives the workspace of the call */
-    const void *weight; /* [m, k] of the last level as the caller has it, where levels[] has a copy; may be NULL.
-                         * Calls with its address and m raise what this one finds */
+    /* Where levels[] has a copy of the last level's weight; else NULL. Calls with its address and m raise what this one
+     * finds. */
+    const void *weight; /* [m, k], the caller's; may be NULL */
 } rf_ikbo_linear_params;
 
 /* Whether rf_ikbo_linear_cuda takes these sizes, types and addresses on a device, and its workspace is no more than a GiB or
