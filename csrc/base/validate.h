@@ -15,6 +15,9 @@ static inline int64_t rf__dtype_bytes(rf_dtype dtype) {
     return dtype == RF_FLOAT32 ? 4 : dtype == RF_FLOAT64 ? 8 : 2;
 }
 
+/* The least multiple of `to` that is not below `value`. */
+static inline int64_t rf__round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
 /* Initializers of the fields that every params struct of lookups has, from `params`. */
 #define RF__LOOKUPS_OF(params)                                                                        \
     .indices = (params)->indices, .lookups = (params)->lookups, .offsets = (params)->offsets,         \

@@ -2,16 +2,21 @@
 
 #include <stddef.h>
 
+/* What both params structs have. */
+static rf_status check_result(const char *operator_name, rf_dtype dtype, rf_activation activation) {
+    RF__REFUSE_IF(dtype < RF_FLOAT32 || dtype > RF_FLOAT64, RF_ERR_TYPE,
+                  "dtype is %d; allowed are RF_FLOAT32, RF_FLOAT16, RF_BFLOAT16 and RF_FLOAT64", (int)dtype);
+    RF__REFUSE_IF(activation < RF_ACTIVATION_NONE || activation > RF_ACTIVATION_SILU, RF_ERR_VALUE,
+                  "activation is %d; allowed is 0 (none) to 3 (silu)", (int)activation);
+    return RF_OK;
+}
+
 rf_status rf__check_ikbo_add(const rf_ikbo_add_params *params) {
     const char *operator_name = params->map < 0 ? "ikbo_linear" : "ikbo_linear_chain";
     int64_t item, elements, bytes;
-    RF__REFUSE_IF(params->dtype < RF_FLOAT32 || params->dtype > RF_FLOAT64, RF_ERR_TYPE,
-                  "dtype is %d; allowed are RF_FLOAT32, RF_FLOAT16, RF_BFLOAT16 and RF_FLOAT64",
-                  (int)params->dtype);
+    RF_CHECK(check_result(operator_name, params->dtype, params->activation));
     RF__REFUSE_IF(params->parent_type != RF_INT32 && params->parent_type != RF_INT64, RF_ERR_TYPE,
                   "parent_type is %d; allowed are RF_INT32 and RF_INT64", (int)params->parent_type);
-    RF__REFUSE_IF(params->activation < RF_ACTIVATION_NONE || params->activation > RF_ACTIVATION_SILU,
-                  RF_ERR_VALUE, "activation is %d; allowed is 0 (none) to 3 (silu)", (int)params->activation);
     RF__REFUSE_IF(params->count < 0 || params->parents < 0 || params->m < 0 || params->n < 0, RF_ERR_VALUE,
                   RF__I64 " items of " RF__I64 " x " RF__I64 " and " RF__I64 " parents; sizes are 0 or more",
                   params->count, params->m, params->n, params->parents);
@@ -60,11 +65,7 @@ rf_status rf__check_ikbo_linear(const rf_ikbo_linear_params *params) {
     const char *operator_name = params->chain ? "ikbo_linear_chain" : "ikbo_linear";
     RF__REFUSE_IF(params->n_levels < 2 || params->n_levels > RF_IKBO_MOST_LEVELS, RF_ERR_VALUE,
                   "n_levels is %d; must be 2 to %d", (int)params->n_levels, (int)RF_IKBO_MOST_LEVELS);
-    RF__REFUSE_IF(params->dtype < RF_FLOAT32 || params->dtype > RF_FLOAT64, RF_ERR_TYPE,
-                  "dtype is %d; allowed are RF_FLOAT32, RF_FLOAT16, RF_BFLOAT16 and RF_FLOAT64",
-                  (int)params->dtype);
-    RF__REFUSE_IF(params->activation < RF_ACTIVATION_NONE || params->activation > RF_ACTIVATION_SILU,
-                  RF_ERR_VALUE, "activation is %d; allowed is 0 (none) to 3 (silu)", (int)params->activation);
+    RF_CHECK(check_result(operator_name, params->dtype, params->activation));
     RF__REFUSE_IF(params->m < 0 || params->n < 0, RF_ERR_VALUE,
                   "m is " RF__I64 " and n " RF__I64 "; sizes are 0 or more", params->m, params->n);
     for (int32_t l = 0; l < params->n_levels; l++) RF_CHECK(check_level(params, l, operator_name));

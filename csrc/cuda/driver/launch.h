@@ -21,4 +21,8 @@ typedef struct rf__launch_config {
  * 2^31 - 1, 65,535 and 65,535 blocks, or one that is not whole clusters. */
 rf_status rf__launch(const rf__cuda_device *device, const rf__launch_config *config, const void *arguments);
 
+/* How many of a launch's clusters the device runs at once. In its context; the same errors. */
+rf_status rf__launch_clusters(const rf__cuda_device *device, const rf__launch_config *config,
+                              int32_t *clusters);
+
 #endif

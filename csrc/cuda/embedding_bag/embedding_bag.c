@@ -52,16 +52,15 @@ static rf__bag_shape shape_of(const rf_embedding_bag_params *params, int32_t ali
                                          params->pooling != RF_SUM};
 }
 
-static int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
-
 /* Bytes of shared memory a block, as the kernel lays it out: lists of rows, sums of warps, rows in flight. */
 static int64_t shared_bytes(const bag_variant *variant, const rf__bag_shape *shape) {
     const int64_t group = variant->threads < WARP ? variant->threads : WARP;
     const int64_t index_bytes = (variant->wide_rows ? 8 : 4) + (variant->weighted ? 4 : 0);
-    const int64_t lists = variant->block / group * round_up(variant->segment * index_bytes, 16);
+    const int64_t lists = variant->block / group * rf__round_up(variant->segment * index_bytes, 16);
     const int64_t floats =
         (int64_t)rf__bag_vectors(shape) * shape->alignment / shape->element_bytes * rf__bag_lanes(shape);
-    const int64_t sums = variant->threads > WARP ? variant->block / WARP * round_up(floats * 4 + 8, 16) : 0;
+    const int64_t sums =
+        variant->threads > WARP ? variant->block / WARP * rf__round_up(floats * 4 + 8, 16) : 0;
     const int64_t ring =
         variant->station == RF_STATION_SHARED
             ? (int64_t)variant->distance * rf__bag_vectors(shape) * variant->block * shape->alignment

@@ -44,13 +44,11 @@ static rf_status pack_describe(const void *key, rf__kernel_options *options) {
     return RF_OK;
 }
 
-static int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
-
 /* How the rows are cut: one block has all of them, or the two of a cluster half each; and what fits into shared memory. */
 static fused_variant variant_of(const rf_ikbo_linear_params *params, int64_t shared) {
     const int32_t ranks = params->m > RF_FUSED_MOST_ROWS ? MOST_RANKS : 1;
     const int32_t least = 2 * RF_FUSED_PART;
-    int32_t rows = (int32_t)round_up((params->m + ranks - 1) / ranks, RF_FUSED_PART);
+    int32_t rows = (int32_t)rf__round_up((params->m + ranks - 1) / ranks, RF_FUSED_PART);
     if (rows < least) rows = least;
     int64_t slots = (shared - RF_FUSED_SHARED_BYTES(rows, 0)) / RF_FUSED_SLOT_BYTES(rows);
     if (slots > MOST_SLOTS) slots = MOST_SLOTS;
@@ -106,7 +104,12 @@ static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_d
 
 /* Slots of a level's k: whole pairs. */
 static int32_t slots_of(const rf_ikbo_level *level) {
-    return (int32_t)(round_up(level->k, 2 * RF_FUSED_K) / RF_FUSED_K);
+    return (int32_t)(rf__round_up(level->k, 2 * RF_FUSED_K) / RF_FUSED_K);
+}
+
+/* Bytes of an item's sums. */
+static int64_t sums_bytes(const rf_ikbo_linear_params *params, const fused_variant *variant) {
+    return strips_of(params) * variant->ranks * (int64_t)RF_FUSED_SUMS_BYTES(variant->rows);
 }
 
 /* What of the workspace is a level's: bytes from its start. */
@@ -121,13 +124,12 @@ static int64_t places_of(const rf_ikbo_linear_params *params, const fused_varian
         const rf_ikbo_level *level = &params->levels[l];
         places[l].weight = bytes;
         bytes += slots_of(level) * variant->ranks * (int64_t)RF_FUSED_WEIGHT_BYTES(variant->rows);
-        bytes = round_up(bytes, WORKSPACE_GRAIN);
+        bytes = rf__round_up(bytes, WORKSPACE_GRAIN);
         if (l == params->n_levels - 1) break;
         places[l].done = bytes;
         bytes += WORKSPACE_GRAIN; /* a counter has lines of its own */
         places[l].sums = bytes;
-        bytes += (level->count + 1) * strips_of(params) * variant->ranks *
-                 (int64_t)RF_FUSED_SUMS_BYTES(variant->rows);
+        bytes += (level->count + 1) * sums_bytes(params, variant);
     }
     return bytes;
 }
@@ -161,7 +163,7 @@ static rf_status map_of(const rf__cuda_device *device, const rf_ikbo_linear_para
                                     .box = {RF_FUSED_COLUMNS, box_rows, 1},
                                     .swizzle = RF_FUSED_COLUMNS * 2};
     for (int i = 1; i < 3; i++) /* of one alone, what is not used may be anything */
-        if (tensor.sizes[i] == 1) tensor.pitches[i] = round_up(params->n * bytes, GRAIN);
+        if (tensor.sizes[i] == 1) tensor.pitches[i] = rf__round_up(params->n * bytes, GRAIN);
     return rf__tensor_map_encode(device->driver, &tensor, map);
 }
 
@@ -186,24 +188,23 @@ static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_linear_par
         const rf_ikbo_level *level = &params->levels[l];
         const bool inner = l < params->n_levels - 1;
         uint8_t *weight = workspace + places[l].weight;
-        const int64_t sums = places[l].sums,
-                      item = fused->strips * variant->ranks * (int64_t)RF_FUSED_SUMS_BYTES(variant->rows);
+        float *sums = inner ? (float *)(void *)(workspace + places[l].sums) : NULL;
+        const int64_t item_floats = sums_bytes(params, variant) / (int64_t)sizeof *sums;
         uint32_t *done = inner ? (uint32_t *)(void *)(workspace + places[l].done) : NULL;
         fused->levels[l].weight = weight;
         fused->levels[l].parent = level->parent;
-        fused->levels[l].sums = inner ? (float *)(void *)(workspace + sums) : NULL;
+        fused->levels[l].sums = sums;
         fused->levels[l].done = done;
         fused->levels[l].count = (int32_t)level->count;
         fused->levels[l].slots = slots_of(level);
         fused->levels[l].cost = (int32_t)((level->k + 15) / 16);
-        pack->levels[l] =
-            (rf_pack_level){.weight = level->weight,
-                            .pitch = level->weight_pitch,
-                            .packed = weight,
-                            .bias = inner ? (float *)(void *)(workspace + sums + level->count * item) : NULL,
-                            .done = done,
-                            .k = (int32_t)level->k,
-                            .slots = slots_of(level)};
+        pack->levels[l] = (rf_pack_level){.weight = level->weight,
+                                          .pitch = level->weight_pitch,
+                                          .packed = weight,
+                                          .bias = inner ? sums + level->count * item_floats : NULL,
+                                          .done = done,
+                                          .k = (int32_t)level->k,
+                                          .slots = slots_of(level)};
         const int64_t sizes[2] = {level->count, level->k};
         RF_CHECK(map_of(device, params, level->x, sizes, level->x_pitch, RF_FUSED_K / variant->ranks,
                         &fused->levels[l].x));
@@ -220,15 +221,12 @@ static rf_status clusters_at_once(const rf__cuda_device *device, const fused_var
     if (variant->ranks == 1) return RF_OK;
     *clusters = atomic_load_explicit(&known[device->ordinal], memory_order_relaxed);
     if (*clusters > 0) return RF_OK;
-    rf__cu_launch_attribute pair = {.id = RF__CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-                                    .value.cluster = {MOST_RANKS, 1, 1}};
-    const rf__cu_launch_config config = {.grid = {(uint32_t)device->sms / MOST_RANKS * MOST_RANKS, 1, 1},
-                                         .block = {RF_FUSED_THREADS, 1, 1},
-                                         .shared_bytes = (uint32_t)kernel->dynamic_shared,
-                                         .attributes = &pair,
-                                         .n_attributes = 1};
-    RF_CHECK(
-        RF__CUDA_CALL(device->driver->cuOccupancyMaxActiveClusters(clusters, kernel->function, &config)));
+    const rf__launch_config config = {.function = kernel->function,
+                                      .grid = {(uint32_t)device->sms / MOST_RANKS * MOST_RANKS},
+                                      .block = {RF_FUSED_THREADS},
+                                      .cluster = {MOST_RANKS},
+                                      .shared_bytes = (uint32_t)kernel->dynamic_shared};
+    RF_CHECK(rf__launch_clusters(device, &config, clusters));
     RF_FAIL_IF(*clusters < 1, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_linear: this GPU runs no cluster of two blocks; use path "
                "\"broadcast\"");
@@ -306,7 +304,6 @@ rf_status rf_ikbo_linear_cuda(const rf_ikbo_linear_params *params, const rf_cuda
         reason != NULL, RF_ERR_UNSUPPORTED,
         "recfuse.ikbo_linear: path \"fused\" does not take this call: %s; use path \"auto\" or \"broadcast\"",
         reason);
-    RF_CHECK(rf__cuda_check_word(device, rf__ikbo_linear_error_word(device, weight_of(params), params->m),
-                                 stream->stream));
+    RF_CHECK(rf__ikbo_linear_check(weight_of(params), params->m, stream));
     return run(device, params, stream);
 }

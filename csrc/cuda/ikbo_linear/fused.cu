@@ -199,7 +199,7 @@ RF_INLINE void multiply_strips(const rf_fused_args &args, const shared_t &at, in
                 continue;
             }
             if (!(s.flags & HERE) && !ready) {
-                rf_count_wait(up.done, (rf_u32)up.count * args.strips * RF_RANKS);
+                sums_wait(args, up);
                 ready = true;
             }
             start(sums, s.flags & HERE ? nullptr : up.sums, (rf_i64)s.parent * RF_RANKS + rank, thread);

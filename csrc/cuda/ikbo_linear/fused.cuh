@@ -121,6 +121,11 @@ RF_INLINE void cut(const rf_fused_args &args, const shared_t &at, int cluster, i
     range_write(at, last, (int)min(from, n), cluster == clusters - 1 ? (int)n : (int)min(to, n));
 }
 
+/* Until the sums of all items of a level can be read. */
+RF_INLINE void sums_wait(const rf_fused_args &args, const rf_fused_level &level) {
+    rf_count_wait(level.done, (rf_u32)level.count * args.strips * RF_RANKS);
+}
+
 RF_INLINE int turns_of(int2 range) { return (range.y - range.x + GROUPS - 1) / GROUPS; }
 
 #endif

@@ -108,7 +108,7 @@ RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int l
                 if (lane > 0) continue;
                 if (change && k == min((int)LATE, level.slots - 1)) {
                     if (!ready) {
-                        rf_count_wait(up.done, (rf_u32)up.count * args.strips * RF_RANKS);
+                        sums_wait(args, up);
                         rf_async_fence_global();
                     }
                     rf_barrier_wait(at.sums_empty, parity);
