@@ -12,9 +12,8 @@ from torch import Tensor
 from recfuse._arguments import integer, wrong_type
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.ops import ikbo_linear, ikbo_linear_chain
-from recfuse.ops.ikbo_linear import Activation
+from recfuse.ops.ikbo_linear import MOST_LEVELS, Activation
 
-_MOST_LEVELS = 4
 _Layer = TypeVar("_Layer", bound="_SplitLinear")
 
 
@@ -43,9 +42,9 @@ class _SplitLinear(torch.nn.Module):
         name = type(self).__name__
         if not isinstance(in_features, Sequence) or isinstance(in_features, str):
             raise wrong_type(f"{name}: in_features", in_features, "a tuple: the features of each level")
-        if not 2 <= len(in_features) <= _MOST_LEVELS:
+        if not 2 <= len(in_features) <= MOST_LEVELS:
             raise ArgumentValueError(
-                f"{name}: in_features has {len(in_features)} levels, must have 2 to {_MOST_LEVELS}: those of "
+                f"{name}: in_features has {len(in_features)} levels, must have 2 to {MOST_LEVELS}: those of "
                 "users, then of candidates"
             )
         self.in_features = tuple(
@@ -127,12 +126,14 @@ class _SplitLinear(torch.nn.Module):
             return ikbo_linear_chain(
                 weights, x_user, x_cand, bias=self.bias, activation=self.activation, path=self.path
             )
-        if len(weights) != 2 or not isinstance(x_user, Tensor) or not isinstance(x_cand, Tensor):
+        if len(weights) != 2:
             raise ArgumentTypeError(
                 f"{type(self).__name__}: x_user, x_cand and cand_to_user are of two levels, the layer has "
                 f"{len(weights)}; pass two lists, of inputs and of maps"
-                if len(weights) != 2
-                else f"{type(self).__name__}: x_user and x_cand must be tensors beside cand_to_user"
+            )
+        if not isinstance(x_user, Tensor) or not isinstance(x_cand, Tensor):
+            raise ArgumentTypeError(
+                f"{type(self).__name__}: x_user and x_cand must be tensors beside cand_to_user"
             )
         w_user, w_cand = weights
         return ikbo_linear(

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from recfuse._arguments import integer, real, row_indices, wrong_type
 from recfuse.errors import ArgumentValueError
-from recfuse.ops.pin_rows import check_weight, on_gpu, pin_rows, unpin
+from recfuse.ops.library import check_tensor
+from recfuse.ops.pin_rows import on_gpu, pin_rows, unpin
 
 _CACHE_LINE = 128  # bytes
 
@@ -68,7 +69,7 @@ class PinnedRows:
         Raises:
             ValueError: not one of trace, statistics and rows; a row outside the table; a bad number.
         """
-        check_weight("PinnedRows", weight)
+        check_tensor("PinnedRows", "weight", weight)
         if weight.dim() != 2:
             _fail(f"weight has shape {list(weight.shape)}, must have [rows, dim]")
         l2_fraction = real("recfuse.PinnedRows: l2_fraction", l2_fraction)

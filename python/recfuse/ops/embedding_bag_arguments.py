@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from recfuse._codes import DTYPES, INTEGERS, MODES
-from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError, NotATensorError
-from recfuse.ops.library import HAS_CUDA_KERNELS, is_readable
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError
+from recfuse.ops.library import HAS_CUDA_KERNELS, check_tensor, is_readable
 
 _DTYPES, _INTEGERS = frozenset(DTYPES), frozenset(INTEGERS)  # which each call looks into
 
@@ -34,10 +34,8 @@ def check_tensors(input: Any, weight: Any, offsets: Any, per_sample_weights: Any
         return
     given = {"input": input, "weight": weight, "offsets": offsets, "per_sample_weights": per_sample_weights}
     for name, value in given.items():
-        if not isinstance(value, Tensor) and (value is not None or name in ("input", "weight")):
-            raise NotATensorError(
-                f"recfuse.embedding_bag: {name} is a {type(value).__name__}, must be a torch.Tensor"
-            )
+        if value is not None or name in ("input", "weight"):
+            check_tensor("embedding_bag", name, value)
 
 
 def check_integers(input: Tensor, weight: Tensor, offsets: Tensor | None) -> None:

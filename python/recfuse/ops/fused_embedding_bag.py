@@ -23,6 +23,7 @@ from recfuse.ops.library import (
     below_autograd,
     call_below_autograd,
     check_1d,
+    check_tensor,
     dtype_code,
     is_readable,
     is_traced,
@@ -143,10 +144,7 @@ def _check_tensors(weights: Any, features: Any, indices: Any, offsets: Any, samp
     if sample_weights is not None:
         given["per_sample_weights"] = sample_weights
     for name, value in given.items():
-        if not isinstance(value, Tensor):
-            raise NotATensorError(
-                f"recfuse.fused_embedding_bag: {name} is a {type(value).__name__}, must be a torch.Tensor"
-            ) from None
+        check_tensor("fused_embedding_bag", name, value)
 
 
 # ---- shape, and gradients

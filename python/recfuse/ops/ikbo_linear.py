@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_variadic
 
-from recfuse.errors import ArgumentValueError, NotATensorError
+from recfuse.errors import ArgumentValueError
 from recfuse.ops.ikbo_gradients import call_chain, call_linear
-from recfuse.ops.library import is_transformed, library, raise_translated
+from recfuse.ops.library import check_tensor, is_transformed, library, raise_translated
 
 _ops = torch.ops.recfuse
 _linear = _ops.ikbo_linear.default
@@ -20,6 +20,8 @@ _chain = _ops.ikbo_linear_chain.default
 Path = Literal["decomposed", "aligned", "broadcast", "fused"]
 """How a call is computed, in the order of the operator's numbers."""
 PATHS: tuple[Path, ...] = get_args(Path)
+MOST_LEVELS = 4
+"""Of a chain; as many as the library's RF_IKBO_MOST_LEVELS."""
 Activation = Literal["none", "relu", "gelu", "silu"]
 """What is made of the sum; gelu is the exact one, torch's default."""
 
@@ -136,8 +138,8 @@ def ikbo_linear_chain(
     _check_tensors("ikbo_linear_chain", (*names, "bias"), tensors)
     if not weights:  # of which the dispatcher would know no device
         raise ArgumentValueError(
-            "recfuse.ikbo_linear_chain: weights has 0 tensors, must have 2 to 4: one for each level, the "
-            "broadest first"
+            f"recfuse.ikbo_linear_chain: weights has 0 tensors, must have 2 to {MOST_LEVELS}: one for each "
+            "level, the broadest first"
         )
     if inputs and torch.is_autocast_enabled(inputs[0].device.type):
         *both, bias = _autocast((*weights, *inputs, bias))
@@ -191,8 +193,6 @@ def _path(operator: Any, *arguments: Any, **options: str) -> Path:
 
 def _options(activation: str, path: str, bounds_check: str) -> dict[str, str]:
     """Those that are not the defaults: the operator takes time to read them."""
-    if activation == "none" and path == "auto" and bounds_check == "on":
-        return {}
     options = {}
     if activation != "none":
         options["activation"] = activation
@@ -206,10 +206,8 @@ def _options(activation: str, path: str, bounds_check: str) -> dict[str, str]:
 def _check_tensors(operator: str, names: Sequence[str], tensors: Sequence[Any]) -> None:
     """Raises where one is no tensor; the last may be None."""
     for name, tensor in zip(names, tensors, strict=True):
-        if not isinstance(tensor, Tensor) and (tensor is not None or name != "bias"):
-            raise NotATensorError(
-                f"recfuse.{operator}: {name} is a {type(tensor).__name__}, must be a torch.Tensor"
-            )
+        if tensor is not None or name != "bias":
+            check_tensor(operator, name, tensor)
 
 
 def _autocast(tensors: Sequence[Tensor | None]) -> list[Any]:
@@ -227,10 +225,10 @@ def _autocast(tensors: Sequence[Tensor | None]) -> list[Any]:
 
 def _shape(weights: Sequence[Tensor], inputs: Sequence[Tensor], maps: Sequence[Tensor]) -> Tensor:
     torch._check(
-        2 <= len(weights) <= 4 and len(inputs) == len(weights) == len(maps) + 1,
+        2 <= len(weights) <= MOST_LEVELS and len(inputs) == len(weights) == len(maps) + 1,
         lambda: (
             f"recfuse.ikbo_linear_chain: {len(weights)} weights, {len(inputs)} inputs and {len(maps)} maps, "
-            "must be 2 to 4 weights, as many inputs and one map less"
+            f"must be 2 to {MOST_LEVELS} weights, as many inputs and one map less"
         ),
     )
     dims = inputs[0].dim()

@@ -11,13 +11,21 @@ from torch.autograd import forward_ad
 
 from recfuse import _library  # noqa: F401  (registers the operators)
 from recfuse._codes import DTYPES
-from recfuse.errors import ArgumentTypeError, translate
+from recfuse.errors import ArgumentTypeError, NotATensorError, translate
 
 HAS_CUDA_KERNELS = torch.version.hip is None  # on ROCm too, torch calls the device "cuda"
 
 # Kept alive for the life of the process: dropping it would take the operators away.
 library = torch.library.Library("recfuse", "FRAGMENT")
 below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+def check_tensor(function: str, name: str, value: Any) -> None:
+    """Raises where an argument is no tensor."""
+    if not isinstance(value, Tensor):
+        raise NotATensorError(
+            f"recfuse.{function}: {name} is a {type(value).__name__}, must be a torch.Tensor"
+        ) from None
 
 
 def is_transformed() -> bool:

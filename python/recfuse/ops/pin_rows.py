@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recfuse.errors import NotATensorError
-from recfuse.ops.library import HAS_CUDA_KERNELS, raise_translated
+from recfuse.ops.library import HAS_CUDA_KERNELS, check_tensor, raise_translated
 
 
 def pin_rows(weight: Tensor, rows: Any) -> None:
@@ -22,7 +21,7 @@ def pin_rows(weight: Tensor, rows: Any) -> None:
         ValueError, TypeError: a bad argument. IndexError: a row outside the table, found on the GPU, so
             raised by a later call, or by :func:`recfuse.check`.
     """
-    check_weight("pin_rows", weight)
+    check_tensor("pin_rows", "weight", weight)
     if on_gpu(weight):
         _call(torch.ops.recfuse.pin_rows, weight.detach(), torch.as_tensor(rows, device=weight.device))
 
@@ -32,18 +31,10 @@ def unpin(weight: Tensor, rows: Any = None) -> None:
 
     Arguments and errors are those of :func:`pin_rows`.
     """
-    check_weight("unpin", weight)
+    check_tensor("unpin", "weight", weight)
     if on_gpu(weight):
         rows = None if rows is None else torch.as_tensor(rows, device=weight.device)
         _call(torch.ops.recfuse.unpin, weight.detach(), rows)
-
-
-def check_weight(function: str, weight: Any) -> None:
-    """Raises where it is no tensor."""
-    if not isinstance(weight, Tensor):
-        raise NotATensorError(
-            f"recfuse.{function}: weight is a {type(weight).__name__}, must be a torch.Tensor"
-        )
 
 
 def on_gpu(weight: Tensor) -> bool:
