@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.library import opcheck
 
 import recfuse
-from support.ikbo import ACTIVATIONS, DTYPES, LAYOUTS, Case, Problem, random_case, reference
+from support.ikbo import ACTIVATIONS, DTYPES, LAYOUTS, NOTHING, Case, Problem, random_case, reference
 from support.reference import assert_close_to_reference
 
 OPS = torch.ops.recfuse
@@ -69,17 +69,7 @@ def test_every_map():
 @pytest.mark.parametrize("n", (None, 3))
 @pytest.mark.parametrize("path", PATHS)
 def test_nothing_of_something(path, n):
-    for changes in (
-        {"items": (4, 0)},
-        {"items": (0, 0)},
-        {"m": 0},
-        {"features": (0, 3)},
-        {"features": (5, 0)},
-        {"features": (0, 0)},
-        {"features": (0, 2, 0), "items": (2, 3, 4), "chain": True},
-        {"items": (0, 0, 0), "features": (2, 2, 2), "chain": True},
-        {"items": (1, 1), "m": 1, "features": (1, 1)},
-    ):
+    for changes in NOTHING:
         for bias in (False, True):
             problem = Problem(Case(**{"n": n, "bias": bias, **changes}))
             problem.check(problem.run(path=path))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fused_embedding_bag.setting import Batch
+from recfuse._clock import clock
 
 Run = Callable[[Batch], Tensor]
 # A second of the device in clock cycles, or a little less.
@@ -72,12 +73,13 @@ def time_stream(
 
 def _called(run: Run, batches: Sequence[Batch], device: torch.device) -> tuple[float, float]:
     """Seconds that the host needs to queue a pass, and until the device is done with it."""
-    _finish(device)
+    finish = clock(device).finish
+    finish()
     start = time.perf_counter()
     for batch in batches:
         run(batch)
     queued = time.perf_counter() - start
-    _finish(device)
+    finish()
     return queued, time.perf_counter() - start
 
 
@@ -95,10 +97,5 @@ def _backlogged(run: Run, batches: Sequence[Batch], device: torch.device, queued
     for batch, event in zip(batches, events[1:], strict=True):
         run(batch)
         event.record()
-    _finish(device)
+    clock(device).finish()
     return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -17,7 +17,7 @@ from torch import Tensor
 import recfuse
 from recfuse.nn import IKBOLinear, LinearCompression
 from support import gpu
-from support.ikbo import ACTIVATIONS, DTYPES, LAYOUTS, Case, Problem, random_case, reference
+from support.ikbo import ACTIVATIONS, DTYPES, LAYOUTS, NOTHING, Case, Problem, random_case, reference
 from support.reference import assert_close_to_reference
 
 pytestmark = gpu.MARKS
@@ -131,16 +131,7 @@ def test_many_turns_of_every_cluster(items: tuple[int, ...]) -> None:
 
 def test_nothing_of_something() -> None:
     for n, dtype in itertools.product((None, 3), (torch.float32, torch.bfloat16)):
-        for changes in (
-            {"items": (4, 0)},
-            {"items": (0, 0)},
-            {"m": 0},
-            {"features": (0, 3)},
-            {"features": (5, 0)},
-            {"features": (0, 0)},
-            {"features": (0, 2, 0), "items": (2, 3, 4), "chain": True},
-            {"items": (1, 1), "m": 1, "features": (1, 1)},
-        ):
+        for changes in NOTHING:
             for bias in (False, True):
                 check_every_path(on_gpu(Case(**{"n": n, "dtype": dtype, "bias": bias, **changes})))
 

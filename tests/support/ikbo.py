@@ -112,6 +112,20 @@ def random_case(draw: random.Random, largest: int = 20, **fixed: Any) -> Case:
     return Case(**{**given, **fixed})
 
 
+NOTHING: tuple[dict[str, Any], ...] = (
+    {"items": (4, 0)},
+    {"items": (0, 0)},
+    {"m": 0},
+    {"features": (0, 3)},
+    {"features": (5, 0)},
+    {"features": (0, 0)},
+    {"features": (0, 2, 0), "items": (2, 3, 4), "chain": True},
+    {"items": (0, 0, 0), "features": (2, 2, 2), "chain": True},
+    {"items": (1, 1), "m": 1, "features": (1, 1)},
+)
+"""What of a case is empty; the last has one of everything."""
+
+
 class Problem:
     """The tensors of a case."""
 
