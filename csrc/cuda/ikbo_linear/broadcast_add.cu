@@ -24,6 +24,7 @@
 
 #include "ikbo_linear/activation.cuh"
 #include "ikbo_linear/args.h"
+#include "ikbo_linear/parent.cuh"
 
 #if RF_DTYPE == 3
 typedef double sum_t;
@@ -52,16 +53,6 @@ RF_INLINE sum_t bias_of(const rf_broadcast_add_args &args, rf_u32 at) {
     return get_one(rf_load((const element_t *)args.bias + at));
 }
 
-RF_INLINE void report(const rf_broadcast_add_args &args, rf_i64 item, rf_i64 parent) {
-    if (args.map < 0) {
-        rf_report<RF_OPERATOR_ikbo_linear>(
-            args.errors, {RF_ARGUMENT_cand_to_user, item, -1, parent, args.parents, args.count});
-    } else {
-        rf_report<RF_OPERATOR_ikbo_linear_chain>(
-            args.errors, {RF_ARGUMENT_maps, item, -1, parent, args.parents, args.count}, args.map);
-    }
-}
-
 template <int ACTIVATION> RF_INLINE void activate(sum_t (&sum)[ELEMENTS]) {
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) sum[i] = rf_activate<ACTIVATION>(sum[i]);
@@ -84,7 +75,8 @@ RF_INLINE void add_bias(const rf_broadcast_add_args &args, rf_u32 at, sum_t (&su
 RF_INLINE void add(const rf_broadcast_add_args &args, rf_i64 item, rf_u32 at) {
     const rf_i64 parent = args.parent == nullptr ? item : rf_load(args.parent + item);
     const bool good = (rf_u64)parent < (rf_u64)args.parents;
-    if (!good && at == 0 && args.report) report(args, item, parent);
+    if (!good && at == 0 && args.report)
+        rf_report_parent(args.errors, args.map, item, parent, args.parents, args.count);
     vector_t *out = (vector_t *)args.out + item * args.item_vectors + at;
     vector_t base = {}, old = {}, result;
     if (good) base = rf_load((const vector_t *)args.base + parent * args.item_vectors + at);

@@ -131,8 +131,8 @@ RF_INLINE void store(float (&sums)[2][SUMS / 2], const rf_fused_args &args, cons
 /* Sums of a level that is not the last go to global memory, and are counted. */
 RF_INLINE void keep(float (&sums)[2][SUMS / 2], const rf_fused_args &args, const rf_fused_level &level,
                     const shared_t &at, const strip_t &s, int group, int rank, int thread) {
-    const rf_i64 number = ((rf_i64)s.item * args.strips + s.column) * RF_RANKS + rank;
-    float4 *to = (float4 *)level.sums + number * (SUMS_BYTES / 16) + thread;
+    const rf_i64 number = (rf_i64)s.item * args.strips + s.column;
+    float4 *to = (float4 *)sums_of(level.sums, number, rank) + thread;
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
         if (s.flags & HERE) add_part(sums, at, part, thread);
@@ -144,10 +144,10 @@ RF_INLINE void keep(float (&sums)[2][SUMS / 2], const rf_fused_args &args, const
     if (thread == 0) rf_count_up(level.done);
 }
 
-/* Sums begin as those of item `number` of `parents`, or as zeros. Loads under a branch would make the compiler let each
- * product wait for the last (its warning C7512). */
-RF_INLINE void start(float (&sums)[2][SUMS / 2], const float *parents, rf_i64 number, int thread) {
-    const float4 *from = (const float4 *)parents + number * (SUMS_BYTES / 16) + thread;
+/* Sums begin as strip `number` of `parents`, or as zeros where that is NULL. Loads under a branch would make the compiler
+ * let each product wait for the last (its warning C7512). */
+RF_INLINE void start(float (&sums)[2][SUMS / 2], float *parents, int number, int rank, int thread) {
+    const float4 *from = (const float4 *)sums_of(parents, number, rank) + thread;
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4)
         asm volatile("{ .reg .pred p; setp.ne.b64 p, %4, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000; "
@@ -202,7 +202,7 @@ RF_INLINE void multiply_strips(const rf_fused_args &args, const shared_t &at, in
                 sums_wait(args, up);
                 ready = true;
             }
-            start(sums, s.flags & HERE ? nullptr : up.sums, (rf_i64)s.parent * RF_RANKS + rank, thread);
+            start(sums, s.flags & HERE ? nullptr : up.sums, s.parent, rank, thread);
             multiply(sums, at, ring, level.slots, group * X_BYTES + offset, thread);
             finish(sums, args, at, l, turn, offset, group, rank, thread);
         }

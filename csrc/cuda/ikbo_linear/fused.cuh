@@ -126,6 +126,11 @@ RF_INLINE void sums_wait(const rf_fused_args &args, const rf_fused_level &level)
     rf_count_wait(level.done, (rf_u32)level.count * args.strips * RF_RANKS);
 }
 
+/* Where a level's sums of a strip are, for block `rank`; number: item * strips + column. */
+RF_INLINE float *sums_of(float *sums, rf_i64 number, int rank) {
+    return sums + (number * RF_RANKS + rank) * (SUMS_BYTES / (rf_i64)sizeof *sums);
+}
+
 RF_INLINE int turns_of(int2 range) { return (range.y - range.x + GROUPS - 1) / GROUPS; }
 
 #endif

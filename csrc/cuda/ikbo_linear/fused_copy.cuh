@@ -3,6 +3,7 @@
 #define RECFUSE_IKBO_LINEAR_FUSED_COPY_CUH
 
 #include "ikbo_linear/fused.cuh"
+#include "ikbo_linear/parent.cuh"
 
 /* One thread: the boxes of one warpgroup's strips. */
 RF_INLINE void copy_strips(const rf_fused_args &args, const shared_t &at, int group, int rank) {
@@ -49,21 +50,14 @@ RF_INLINE strip_t strip_at(const rf_fused_args &args, int l, int number, int end
     const rf_i32 parents = args.levels[l - 1].count;
     const bool good = (rf_u64)parent < (rf_u64)parents;
     s.parent = (good ? (rf_i32)parent : parents) * args.strips + s.column;
-    if (!good && reports && s.column == 0 && args.report) {
-        if (args.chain) {
-            rf_report<RF_OPERATOR_ikbo_linear_chain>(
-                args.errors, {RF_ARGUMENT_maps, s.item, -1, parent, parents, level.count}, l - 1);
-        } else {
-            rf_report<RF_OPERATOR_ikbo_linear>(
-                args.errors, {RF_ARGUMENT_cand_to_user, s.item, -1, parent, parents, level.count});
-        }
-    }
+    if (!good && reports && s.column == 0 && args.report)
+        rf_report_parent(args.errors, args.chain ? l - 1 : -1, s.item, parent, parents, level.count);
     return s;
 }
 
 /* The sums of a parent, for a turn's strips. */
 RF_INLINE void copy_sums(const rf_fused_level &up, const shared_t &at, int parent, int rank) {
-    const rf_u8 *sums = (const rf_u8 *)up.sums + ((rf_i64)parent * RF_RANKS + rank) * SUMS_BYTES;
+    const rf_u8 *sums = (const rf_u8 *)sums_of(up.sums, parent, rank);
     rf_barrier_expect(at.sums_full, SUMS_BYTES);
 #pragma unroll
     for (int i = 0; i < 4; i++)
