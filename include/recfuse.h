@@ -15,6 +15,7 @@
 #include "recfuse/fused_embedding_bag.h"
 #include "recfuse/fused_embedding_bag_backward.h"
 #include "recfuse/ikbo.h"
+#include "recfuse/ikbo_attention.h"
 #include "recfuse/pin_rows.h"
 #include "recfuse/status.h"
 #include "recfuse/types.h"

@@ -48,6 +48,9 @@ rf_status rf__check_fused_backward(const char *operator_name, const rf_fused_bac
 /* Of the broadcast sum, on whichever device: all but the contents of `parent`. */
 rf_status rf__check_ikbo_add(const rf_ikbo_add_params *params);
 rf_status rf__check_ikbo_linear(const rf_ikbo_linear_params *params);
+/* All but contents; and of it what holds before there are outputs. */
+rf_status rf__check_ikbo_attention(const rf_ikbo_attention_params *params);
+rf_status rf__check_ikbo_attention_sizes(const rf_ikbo_attention_params *params);
 
 /* The whole params struct of the operator of one table, whichever device its pointers are of. */
 rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params);

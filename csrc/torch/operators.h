@@ -18,6 +18,11 @@
     X(ikbo_linear_chain)                           \
     X(_ikbo_linear_path)                           \
     X(_ikbo_linear_chain_path)                     \
+    X(ikbo_attention)                              \
+    X(ikbo_attention_lse)                          \
+    X(ikbo_attention_self)                         \
+    X(ikbo_attention_self_lse)                     \
+    X(_ikbo_attention_path)                        \
     X(check)                                       \
     X(cpu_isa)                                     \
     X(library_version)                             \

@@ -1,0 +1,40 @@
+/* What the files of ikbo_attention share. One reader of arguments serves its five operators. */
+#ifndef RECFUSE_TORCH_IKBO_ATTENTION_H
+#define RECFUSE_TORCH_IKBO_ATTENTION_H
+
+#include "torch/call.h"
+
+/* How a call is computed: name, text. The last is none of its own, but the best of the others. */
+#define RF__ATTENTION_PATH_LIST(X)    \
+    X(RF__ATTENTION_PACKED, "packed") \
+    X(RF__ATTENTION_FUSED, "fused")   \
+    X(RF__ATTENTION_AUTO, "auto")
+
+typedef enum rf__attention_path {
+#define RF__ATTENTION_PATH_ENUM(name, text) name,
+    RF__ATTENTION_PATH_LIST(RF__ATTENTION_PATH_ENUM)
+#undef RF__ATTENTION_PATH_ENUM
+} rf__attention_path;
+
+/* One call, looked at and checked but for contents. The dims of a head lie side by side in all four tensors. */
+typedef struct rf__attention {
+    bool self; /* q_user is there */
+    rf__tensor q, q_user; /* [count, queries, heads, dim] */
+    rf__tensor k, v; /* [users, positions, kv_heads, dim], or [positions, kv_heads, dim] */
+    rf_ikbo_attention_params params; /* but for outputs and allocator */
+    rf__attention_path path;
+} rf__attention;
+
+#define RF__ATTENTION_ARGUMENTS                                                                          \
+    "Tensor q, Tensor k, Tensor v, Tensor cand_to_user, float? scale=None, Tensor? kv_lengths=None, *, " \
+    "Tensor? kv_offsets=None, str path=\"auto\", str bounds_check=\"on\")"
+#define RF__ATTENTION_SELF_ARGUMENTS "Tensor q_user, " RF__ATTENTION_ARGUMENTS
+
+/* Reads the arguments of RF__ATTENTION_ARGUMENTS or, with `self`, of RF__ATTENTION_SELF_ARGUMENTS. */
+rf_status rf__attention_read(rf__call *call, bool self, rf__attention *attention);
+
+/* Computes both sets of queries; the outputs are in params. On the CPU: torch's attention for each user, over the queries
+ * of all of its candidates. */
+rf_status rf__attention_packed_cpu(rf__call *call, const rf__attention *attention);
+
+#endif
