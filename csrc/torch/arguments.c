@@ -100,12 +100,13 @@ rf_status rf__call_choice(rf__call *call, int argument, const char *const *choic
     for (int i = 0; choices[i] != NULL; i++) {
         *chosen = i;
         if (strcmp(text, choices[i]) == 0) return RF_OK;
+    }
+    for (int i = 0; choices[i] != NULL; i++)
         length += (size_t)snprintf(allowed + length, sizeof allowed - length, "%s\"%s\"",
                                    i == 0                   ? ""
                                    : choices[i + 1] == NULL ? " or "
                                                             : ", ",
                                    choices[i]);
-    }
     return rf__fail(RF_ERR_VALUE, "%s is \"%s\", must be %s", name_of(call, argument), text, allowed);
 }
 

@@ -123,7 +123,7 @@ def test_what_a_kernel_recorded_is_raised_once(
 
 
 @pytest.mark.parametrize("kind", ["plain", "address"])
-@pytest.mark.parametrize("command", ["launch", "tensor_map"])
+@pytest.mark.parametrize("command", ["launch", "tensor_map", "tensor_map_kept"])
 def test_the_driver_gets_what_it_can_do(cuda_build: Build, tmp_path: Path, kind: str, command: str) -> None:
     cuda_build(kind).run(command, cache=tmp_path, gpu=True)
 

@@ -1,8 +1,17 @@
 #include "cuda/driver/tensor_map.h"
 
 #include <inttypes.h>
+#include <string.h>
 
-enum { GRAIN = 16, MOST_BOX = 256 };
+enum { GRAIN = 16, MOST_BOX = 256, KEPT = 16 };
+
+/* This thread's last maps. A map is a function of its params alone, and its bytes hold whatever becomes of the memory: so a
+ * kept one is never stale, and layers called again with the same memory spare the driver's work. */
+static _Thread_local struct {
+    rf__tensor_map_params params; /* data NULL: none; without padding, so compared bytewise */
+    rf__cu_tensor_map map;
+} kept[KEPT];
+static _Thread_local uint32_t kept_next; /* the oldest */
 
 static rf_status dimension_check(const rf__tensor_map_params *params, int32_t i, int64_t element_bytes) {
     static const int64_t most_size = INT64_C(1) << 32, most_pitch = INT64_C(1) << 40;
@@ -25,8 +34,8 @@ static rf_status dimension_check(const rf__tensor_map_params *params, int32_t i,
     return RF_OK;
 }
 
-rf_status rf__tensor_map_encode(const rf__cuda_driver *driver, const rf__tensor_map_params *params,
-                                rf__cu_tensor_map *map) {
+static rf_status encode(const rf__cuda_driver *driver, const rf__tensor_map_params *params,
+                        rf__cu_tensor_map *map) {
     static const rf__cu_tensor_type types[] = {[RF_FLOAT32] = RF__CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
                                                [RF_FLOAT16] = RF__CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
                                                [RF_BFLOAT16] = RF__CU_TENSOR_MAP_DATA_TYPE_BFLOAT16};
@@ -61,4 +70,19 @@ rf_status rf__tensor_map_encode(const rf__cuda_driver *driver, const rf__tensor_
         pitches, box, steps, RF__CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
         narrow ? RF__CU_TENSOR_MAP_L2_PROMOTION_L2_128B : RF__CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         RF__CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+}
+
+rf_status rf__tensor_map_encode(const rf__cuda_driver *driver, const rf__tensor_map_params *params,
+                                rf__cu_tensor_map *map) {
+    for (uint32_t i = 0; i < KEPT && params->data != NULL; i++) {
+        if (kept[i].params.data != params->data || memcmp(&kept[i].params, params, sizeof *params) != 0)
+            continue;
+        *map = kept[i].map;
+        return RF_OK;
+    }
+    RF_CHECK(encode(driver, params, map));
+    kept[kept_next].params = *params;
+    kept[kept_next].map = *map;
+    kept_next = (kept_next + 1) % KEPT;
+    return RF_OK;
 }

@@ -21,7 +21,7 @@ typedef struct rf__tensor_map_params {
     int32_t swizzle;
 } rf__tensor_map_params;
 
-/* Writes the map, on the host: nothing is put into a stream. Elements of a box that are outside the tensor are zeros.
+/* Writes the map, on the host: nothing is put into a stream. A thread's last maps are kept, and not made again. Elements of a box that are outside the tensor are zeros.
  * RF_ERR_VALUE, RF_ERR_TYPE: a limit above, with what was found; RF_ERR_CUDA: the driver refuses. */
 rf_status rf__tensor_map_encode(const rf__cuda_driver *driver, const rf__tensor_map_params *params,
                                 rf__cu_tensor_map *map);

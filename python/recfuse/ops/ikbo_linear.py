@@ -11,11 +11,19 @@ from torch.overrides import handle_torch_function, has_torch_function, has_torch
 
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.ikbo_gradients import call_chain, call_linear
-from recfuse.ops.library import check_tensor, is_transformed, library, raise_translated
+from recfuse.ops.library import (
+    below_autograd,
+    check_tensor,
+    is_transformed,
+    library,
+    needs_derivatives,
+    raise_translated,
+)
 
 _ops = torch.ops.recfuse
 _linear = _ops.ikbo_linear.default
 _chain = _ops.ikbo_linear_chain.default
+_call_linear = _linear._op  # what calling _linear does, without its frame in Python
 
 Path = Literal["decomposed", "aligned", "broadcast", "fused"]
 """How a call is computed, in the order of the operator's numbers."""
@@ -97,7 +105,10 @@ def ikbo_linear(
     if transformed:
         return _linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
     try:
-        return call_linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
+        if needs_derivatives((w_user, w_cand, x_user, x_cand, cand_to_user, bias)):
+            return call_linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
+        with below_autograd():
+            return _call_linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
     except RuntimeError as error:
         raise_translated(error)
 

@@ -260,10 +260,47 @@ static void tensor_map(char **arguments) {
 #undef REFUSED
 }
 
+/* tensor_map_kept: what was encoded is the same again, without the driver; anything else is encoded. */
+static void tensor_map_kept(char **arguments) {
+    (void)arguments;
+    enum { MAPS = 20 }; /* more than are kept */
+    static _Alignas(16) char data[MAPS][16];
+    const rf__cuda_driver *driver = NULL;
+    rf__cu_tensor_map map;
+    rf__tensor_map_params params = {.data = data,
+                                    .dtype = RF_FLOAT16,
+                                    .dimensions = 2,
+                                    .sizes = {64, 100},
+                                    .pitches = {0, 128},
+                                    .box = {64, 32},
+                                    .swizzle = 128};
+    const rf__tensor_map_params good = params;
+    CHECK(rf__cuda_driver_get(&driver) == RF_OK, "%s", rf_last_error());
+#define ENCODED(want, change)                                                                       \
+    do {                                                                                            \
+        const int calls = driver_calls("cuTensorMapEncodeTiled");                                   \
+        change;                                                                                     \
+        memset(&map, 0, sizeof map);                                                                \
+        CHECK(rf__tensor_map_encode(driver, &params, &map) == RF_OK, "%s", rf_last_error());        \
+        CHECK(driver_calls("cuTensorMapEncodeTiled") == calls + (want) && *(const char *)&map == 1, \
+              "%s: not %d calls, or no map", #change, want);                                        \
+    } while (0)
+    ENCODED(1, (void)0);
+    ENCODED(0, (void)0);
+    ENCODED(1, params.sizes[1] = 101);
+    ENCODED(1, params.pitches[1] = 256);
+    ENCODED(1, params.box[1] = 16);
+    ENCODED(1, params.dtype = RF_BFLOAT16);
+    ENCODED(1, params.swizzle = 0);
+    ENCODED(0, params = good);
+    for (int i = 1; i < MAPS; i++) ENCODED(1, params.data = data[i]);
+    ENCODED(0, params.data = data[MAPS - 2]);
+    ENCODED(1, params = good);
+#undef ENCODED
+}
+
 const command driver_commands[] = {
-    {"errors", 0, errors},
-    {"errors_of_two", 0, errors_of_two},
-    {"launch", 0, launch},
-    {"tensor_map", 0, tensor_map},
+    {"errors", 0, errors},         {"errors_of_two", 0, errors_of_two},     {"launch", 0, launch},
+    {"tensor_map", 0, tensor_map}, {"tensor_map_kept", 0, tensor_map_kept},
 };
 const int n_driver_commands = (int)(sizeof driver_commands / sizeof driver_commands[0]);
