@@ -82,7 +82,7 @@ class BuildExt(build_ext):
 
 OPERATORS = Extension(
     "recfuse.librecfuse",
-    sources("csrc/base/*.c", "csrc/cpu/**/*.c", "csrc/cuda/**/*.c", "csrc/torch/*.c"),
+    sources("csrc/base/*.c", "csrc/cpu/**/*.c", "csrc/cuda/**/*.c", "csrc/torch/*.c", "csrc/torch/ikbo/*.c"),
     extra_link_args=[*LDFLAGS, *LIBRARY],
     **COMMON,
 )

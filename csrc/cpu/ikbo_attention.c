@@ -1,4 +1,4 @@
-#include "cpu/ikbo_attention.h"
+#include "base/ikbo_attention.h"
 
 #include <stddef.h>
 

@@ -1,6 +1,6 @@
-/* What the contents of ikbo_attention's arguments say, read on the host. */
-#ifndef RECFUSE_CPU_IKBO_ATTENTION_H
-#define RECFUSE_CPU_IKBO_ATTENTION_H
+/* What the contents of ikbo_attention's arguments say, read on the host: csrc/cpu/ikbo_attention.c. */
+#ifndef RECFUSE_IKBO_ATTENTION_H
+#define RECFUSE_IKBO_ATTENTION_H
 
 #include "recfuse.h"
 

@@ -3,7 +3,7 @@
 
 #include "base/validate.h"
 #include "torch/arguments.h"
-#include "torch/ikbo_attention.h"
+#include "torch/ikbo/ikbo_attention.h"
 
 /* The type of all tensors is that of q. */
 static rf_status dtype_read(const rf__tensor *tensor, bool first, rf_dtype *dtype) {

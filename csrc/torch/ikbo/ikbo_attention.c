@@ -3,7 +3,7 @@
  * Two ways to the same result: "packed" is torch's own attention over each user's candidates as one long query, on any
  * device; "fused" is one launch (rf_ikbo_attention_cuda).
  */
-#include "torch/ikbo_attention.h"
+#include "torch/ikbo/ikbo_attention.h"
 #include "torch/operators.h"
 
 static rf_status path_choose(const rf__call *call, rf__attention *attention) {

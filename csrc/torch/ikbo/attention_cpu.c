@@ -9,10 +9,9 @@
 #include <string.h>
 
 #include "base/validate.h"
-#include "cpu/ikbo_attention.h"
-#include "cpu/tasks.h"
+#include "base/ikbo_attention.h"
 #include "torch/dispatch.h"
-#include "torch/ikbo_attention.h"
+#include "torch/ikbo/ikbo_attention.h"
 
 static const char sdpa[] = "aten::_scaled_dot_product_flash_attention_for_cpu";
 
@@ -50,9 +49,8 @@ static int64_t row_of(const user_part *part, int64_t in_group, int64_t at, int64
     return (in_group * part->n_items + at) * part->set->queries->queries + query;
 }
 
-/* Item number `at` of the part; the task of one thread. */
-static void gather_item(void *context, int64_t at) {
-    const user_part *part = context;
+/* Item number `at` of the part. */
+static void gather_item(const user_part *part, int64_t at) {
     const rf_ikbo_attention_params *params = part->set->params;
     const rf_ikbo_queries *queries = part->set->queries;
     const int64_t group = params->heads / params->kv_heads, element = rf__dtype_bytes(params->dtype);
@@ -73,8 +71,7 @@ static float lse_at(const user_part *part, int64_t kv_head, int64_t row) {
     return part->lse_is_double ? (float)*(const double *)at : *(const float *)at;
 }
 
-static void scatter_item(void *context, int64_t at) {
-    const user_part *part = context;
+static void scatter_item(const user_part *part, int64_t at) {
     const rf_ikbo_attention_params *params = part->set->params;
     const rf_ikbo_queries *queries = part->set->queries;
     const int64_t group = params->heads / params->kv_heads, item = item_of(part, at);
@@ -97,13 +94,32 @@ static void scatter_item(void *context, int64_t at) {
     }
 }
 
-static rf_status for_each_item(user_part *part, void (*run)(void *context, int64_t task)) {
+/* A part's items, and what is done with each. */
+typedef struct item_loop {
+    const user_part *part;
+    void (*run)(const user_part *part, int64_t at);
+} item_loop;
+
+static void run_items(int64_t from, int64_t to, void *context) {
+    const item_loop *loop = context;
+    for (int64_t at = from; at < to; at++) loop->run(loop->part, at);
+}
+
+/* On as many threads as have some ten microseconds of copying each. */
+static rf_status for_each_item(const user_part *part, void (*run)(const user_part *part, int64_t at)) {
+    enum { THREAD_BYTES = 1 << 16 };
     const rf_ikbo_attention_params *params = part->set->params;
-    const int64_t item_bytes =
-        part->set->queries->queries * params->heads * params->dim * rf__dtype_bytes(params->dtype);
-    return rf__tasks_run("ikbo_attention", part->n_items,
-                         rf__tasks_workers(&part->set->executor, 2 * part->n_items * item_bytes), run, part,
-                         &part->set->executor);
+    const int64_t rows = part->set->queries->queries * params->heads;
+    const int64_t bytes = rows * (params->dim * rf__dtype_bytes(params->dtype) + (int64_t)sizeof(float));
+    item_loop loop = {part, run};
+    if (part->set->executor.threads <= 1 || part->n_items * bytes < 2 * THREAD_BYTES) {
+        run_items(0, part->n_items, &loop);
+        return RF_OK;
+    }
+    RF_FAIL_IF(part->set->executor.parallel_for(0, part->n_items, THREAD_BYTES / (bytes + 1) + 1, run_items,
+                                                &loop) != 0,
+               RF_ERR_INTERNAL, "the thread pool failed");
+    return RF_OK;
 }
 
 static rf_status keys_pass(rf__dispatch *call, const rf_ikbo_attention_params *params,
