@@ -27,6 +27,7 @@ class Figure:
     panels: Panels
     record: Any
     lines: str = ""  # the axis, where its labels are numbers and points are joined by lines
+    unit: str = "times faster"  # of what panels show
 
 
 @dataclass
@@ -109,11 +110,16 @@ class Report:
         """The same with a figure, plotted as `plot`.png where --plots is given and there is what to plot."""
         self.add(name, figure.tables, figure.record)
         if self._arguments.plots is not None and figure.panels:
-            plot_ratios(self._arguments.plots / f"{plot}.png", figure.panels, figure.lines)
+            plot_ratios(self._arguments.plots / f"{plot}.png", figure.panels, figure.lines, figure.unit)
 
 
-def plot_ratios(path: Path, panels: Mapping[str, Mapping[str, Mapping[str, float]]], lines: str = "") -> None:
-    """A PNG of panels: grouped bars, or lines over `lines`."""
+def plot_ratios(
+    path: Path,
+    panels: Mapping[str, Mapping[str, Mapping[str, float]]],
+    lines: str = "",
+    unit: str = "times faster",
+) -> None:
+    """A PNG of panels: grouped bars of ratios, or lines over `lines`."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -135,6 +141,6 @@ def plot_ratios(path: Path, panels: Mapping[str, Mapping[str, Mapping[str, float
         axis.set(title=title, xlabel=lines)
         axis.margins(y=0.25)  # room for the legend
         axis.legend(fontsize="small", ncols=2)
-    axes[0][0].set_ylabel("times faster")
+    axes[0][0].set_ylabel(unit)
     figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)

@@ -24,13 +24,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from common.points import DTYPES, MODES, matmul_rates
 from common.report import Figure, Report
+from common.roofline import figure_roofline
 from common.settings import apply_quick, check_choices, check_plot, comma_list, make_parser, positive, start
-from ikbo_linear.figures import batches, figure_host, figure_main, figure_sweep, matmul_rates, ratios, shapes
-from ikbo_linear.forms import COMPILABLE, COMPILED, DECOMPOSITIONS, IN_SWEEPS, NAMES, RECFUSE
-from ikbo_linear.measure import DTYPES, MODES, IkboSetting
+from ikbo_linear.figures import BEST, batches, figure_main, figure_sweep, host, ratios, shapes
+from ikbo_linear.forms import COMPILABLE, COMPILED, DECOMPOSITIONS, IN_SWEEPS, NAMES, RECFUSE, TRITON
+from ikbo_linear.measure import IkboSetting
 from ikbo_linear.problem import MAPPINGS
-from ikbo_linear.roofline import figure_roofline
 
 FIGURES: dict[str, Callable[[IkboSetting], Figure]] = {
     "main": figure_main,
@@ -42,7 +43,7 @@ FIGURES: dict[str, Callable[[IkboSetting], Figure]] = {
     ),
     "ratios": lambda setting: figure_sweep(setting, "Ratios", "candidates a user", ratios(setting)),
     "shapes": lambda setting: figure_sweep(setting, "Shapes", "M x N", shapes(setting)),
-    "host": figure_host,
+    "host": host,
 }
 CPU_FIGURES = ("main", "ratios")
 SHAPES = [
@@ -176,7 +177,11 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     points = list(setting.points.values())
     if points:
         plot = arguments.plots and arguments.plots / "ikbo_roofline.png"
-        report.add_figure("roofline", figure_roofline(points, arguments.modes, plot, setting.shape), "")
+        roofline = figure_roofline(
+            points, arguments.modes, plot, str(setting.shape),
+            lambda point, mode: {BEST: point.best_torch(mode), TRITON: TRITON},
+        )  # fmt: skip
+        report.add_figure("roofline", roofline, "")
         report.add("matmul", [matmul_rates(points)], None)
 
 

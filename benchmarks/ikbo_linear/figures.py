@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
-from common.calls import EAGER, host_seconds
-from common.checks import left_out
+from common.calls import EAGER
+from common.host import figure_host
+from common.points import DTYPES, micro, tera
 from common.report import Figure, Panels, load_notes
 from common.table import Table, times
 from ikbo_linear.forms import (
@@ -30,7 +30,7 @@ from ikbo_linear.forms import (
     TRITON,
     make_runs,
 )  # fmt: skip
-from ikbo_linear.measure import DTYPES, IkboSetting, Point, error_ratio, over
+from ikbo_linear.measure import IkboSetting, LinearPoint, error_ratio
 from ikbo_linear.problem import Problem, Shape
 
 BEST = "best torch"
@@ -63,7 +63,7 @@ def figure_main(setting: IkboSetting) -> Figure:
     return Figure([*tables, *stages], panels, record)
 
 
-def _contestants(point: Point, mode: str) -> Table:
+def _contestants(point: LinearPoint, mode: str) -> Table:
     """Every contestant of one shape and type."""
     result, rate, bound = point.results[mode], point.matmul_rate(mode), point.bound(mode)
     table = Table(
@@ -80,7 +80,7 @@ def _contestants(point: Point, mode: str) -> Table:
             [
                 name, f"{taken.median * 1e6:.1f} ± {taken.iqr * 1e6:.1f}",
                 "-" if called is None else f"{called * 1e6:.1f}", tera(speed),
-                f"{speed / rate:.0%}", f"{bound / taken.median:.0%}", times(over(point, mode, name)),
+                f"{speed / rate:.0%}", f"{bound / taken.median:.0%}", times(point.over(mode, name)),
                 f"{point.errors[name]:.2e}", times(error_ratio(point, name)),
             ]
         )  # fmt: skip
@@ -95,7 +95,7 @@ def _contestants(point: Point, mode: str) -> Table:
     return table
 
 
-def _stage_speeds(point: Point, mode: str) -> dict[str, float]:
+def _stage_speeds(point: LinearPoint, mode: str) -> dict[str, float]:
     """Times faster than the concatenated form, by stage."""
     spent = {name: point.seconds(mode, name) for name in (BROADCAST, *PATHS)}
     whole = spent.pop(BROADCAST)
@@ -104,7 +104,7 @@ def _stage_speeds(point: Point, mode: str) -> dict[str, float]:
     return {PATHS[name]: whole / taken for name, taken in spent.items() if taken is not None}
 
 
-def _stages(point: Point, mode: str) -> Table:
+def _stages(point: LinearPoint, mode: str) -> Table:
     """recfuse's paths as the paper's stages, each over the one before."""
     table = Table(
         f"Stages, {point.dtype}, {mode}: us", ["stage", "us", f"over {BROADCAST}", "over the stage before"]
@@ -161,7 +161,7 @@ def figure_sweep(
     return Figure(tables, panels, record)
 
 
-def _sweep(title: str, axis: str, points: Mapping[str, Point], mode: str) -> Table:
+def _sweep(title: str, axis: str, points: Mapping[str, LinearPoint], mode: str) -> Table:
     peers = (BEST, TRITON, BROADCAST, CONCATENATED)
     table = Table(
         title,
@@ -173,14 +173,14 @@ def _sweep(title: str, axis: str, points: Mapping[str, Point], mode: str) -> Tab
     gains: dict[str, list[float]] = {name: [] for name in peers}
     for label, point in points.items():
         best, ours = point.best_torch(mode), point.results[mode][RECFUSE].median
-        ratios = {name: over(point, mode, best if name == BEST else name) for name in peers}
+        ratios = {name: point.over(mode, best if name == BEST else name) for name in peers}
         for name, ratio in ratios.items():
             gains[name] += [] if ratio is None else [ratio]
         speed = point.shape.flop / ours
-        us = {name: _us(point.seconds(mode, name)) for name in (BROADCAST, CONCATENATED, best, TRITON)}
+        us = {name: micro(point.seconds(mode, name)) for name in (BROADCAST, CONCATENATED, best, TRITON)}
         table.rows.append(
             [
-                label, us[BROADCAST], us[CONCATENATED], us[best], best, us[TRITON], _us(ours), point.path,
+                label, us[BROADCAST], us[CONCATENATED], us[best], best, us[TRITON], micro(ours), point.path,
                 tera(speed), f"{speed / point.matmul_rate(mode):.0%}",
                 f"{point.bound(mode) / ours:.0%}", *(times(ratio) for ratio in ratios.values()),
             ]
@@ -193,27 +193,18 @@ def _sweep(title: str, axis: str, points: Mapping[str, Point], mode: str) -> Tab
     return table
 
 
-def _called(title: str, axis: str, points: Mapping[str, Point], mode: str) -> Table:
+def _called(title: str, axis: str, points: Mapping[str, LinearPoint], mode: str) -> Table:
     """Calls without a graph, host included."""
     table = Table(title, [axis, BEST, "which", RECFUSE, "path", f"over {BEST}"])
     for label, point in points.items():
         best = point.best_torch(mode, EAGER)
         theirs, ours = point.seconds(mode, best), point.seconds(mode, RECFUSE + EAGER)
-        cells = [_us(theirs), best.removesuffix(EAGER), _us(ours), point.path, times(theirs / ours)]
+        cells = [micro(theirs), best.removesuffix(EAGER), micro(ours), point.path, times(theirs / ours)]
         table.rows.append([label, *cells])
     return table
 
 
-def tera(rate: float) -> str:
-    """FLOP/s in TFLOP/s, in three digits."""
-    return f"{rate / 1e12:.3g}"
-
-
-def _us(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e6:.1f}"
-
-
-def _speeds(points: Mapping[str, Point], mode: str) -> dict[str, dict[str, float]]:
+def _speeds(points: Mapping[str, LinearPoint], mode: str) -> dict[str, dict[str, float]]:
     """By contestant and label, times faster than the fastest of torch's forms."""
     series: dict[str, dict[str, float]] = {}
     for name in (RECFUSE, TRITON, CONCATENATED, BROADCAST):
@@ -228,40 +219,12 @@ def _speeds(points: Mapping[str, Point], mode: str) -> dict[str, dict[str, float
 
 
 @torch.inference_mode()
-def figure_host(setting: IkboSetting) -> Figure:
-    """What the host spends on a call, from Python's call to its return."""
+def host(setting: IkboSetting) -> Figure:
+    """What the host spends on a call."""
     arguments = setting.arguments
     shape = replace(setting.shape, candidates=_HOST_CANDIDATES, ratio=_HOST_RATIO)
     problem = Problem(shape, DTYPES[arguments.dtypes[0]], setting.device, arguments.seed)
     names = [DECOMPOSED, PADDED, PADDED + BADDBMM, IN_CALL, TRITON, *PATHS, RECFUSE]
     runs = make_runs(problem, [name for name in names if name in arguments.contestants])
-    table = Table(f"us of the host: {shape}", ["", "median", "p90", "least"])
-    record = {}
-    for name, run in runs.items():
-        try:
-            run(problem.inputs[0])
-        except Exception as error:
-            table.notes.append(left_out("host", name, error))
-            continue
-        samples = host_seconds(
-            lambda number, run=run: run(problem.inputs[0]), setting.device, arguments.rounds
-        )
-        cells = [statistics.median(samples), float(np.quantile(samples, 0.9)), min(samples)]
-        table.rows.append([name, *(f"{cell * 1e6:.1f}" for cell in cells)])
-        record[name] = {"samples_s": samples}
-    return Figure([table], {}, record)
-
-
-def matmul_rates(points: Iterable[Point]) -> Table:
-    """The large matmul at each point: what the shares are of."""
-    table = Table(
-        "The large matmul beside the contestants: TFLOP/s", ["type", "mode", "median", "least", "most"]
-    )
-    rates: dict[tuple[str, str], list[float]] = {}
-    for point in points:
-        for mode in point.results:
-            rates.setdefault((point.dtype, mode), []).append(point.matmul_rate(mode))
-    for (dtype, mode), found in rates.items():
-        cells = statistics.median(found), min(found), max(found)
-        table.rows.append([dtype, mode, *map(tera, cells)])
-    return table
+    calls = {name: functools.partial(run, problem.inputs[0]) for name, run in runs.items()}
+    return figure_host(str(shape), calls, setting.device, arguments.rounds)

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 import recfuse
+from common.points import RECFUSE, made_at_first_call
 from ikbo_linear.problem import Inputs, Problem, padded_columns
 
 Run = Callable[[Inputs], Tensor]
 
 BROADCAST, CONCATENATED = "broadcast + concat", "concatenated"
 DECOMPOSED, PADDED, IN_CALL, PITCHED = "decomposed", "padded", "padded in call", "pitched"
-TRITON, RECFUSE = "Triton", "recfuse"
+TRITON = "Triton"
 PATHS = {f"path {name}": name for name in ("decomposed", "aligned", "broadcast", "fused")}
 
 BADDBMM = " baddbmm"
@@ -144,16 +145,4 @@ def make_runs(problem: Problem, names: Iterable[str]) -> dict[str, Run]:
 
             select_algorithm.PRINT_AUTOTUNE = False  # a table of candidates for each product
             config.max_autotune_report_choices_stats = False
-    return {name: _made_at_first_call(makers[name], problem) for name in names}
-
-
-def _made_at_first_call(make: Callable[[Problem], Run], problem: Problem) -> Run:
-    """A contestant that fails to be made is left out like one that fails to run."""
-    kept: list[Run] = []
-
-    def run(inputs: Inputs) -> Tensor:
-        if not kept:
-            kept.append(make(problem))
-        return kept[0](inputs)
-
-    return run
+    return {name: made_at_first_call(functools.partial(makers[name], problem)) for name in names}

@@ -40,7 +40,8 @@ def ikbo(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
     monkeypatch.setattr(measure.IkboSetting, "copy_speed", 1e9)
     monkeypatch.setattr(measure.IkboSetting, "has_graphs", True)
-    monkeypatch.setitem(measure.MODES, "with pauses", measure.Mode(1e-3, 1e-6))
+    points = module("common.points")
+    monkeypatch.setitem(points.MODES, "with pauses", points.Mode(1e-3, 1e-6))
     monkeypatch.setitem(sys.modules, "triton", None)  # it would look for a GPU
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # products this small wait for each other's threads else

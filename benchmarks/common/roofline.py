@@ -2,58 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from common.points import DTYPES, RECFUSE, Point
 from common.report import Figure
 from common.table import Table
-from ikbo_linear.forms import RECFUSE, TRITON
-from ikbo_linear.measure import DTYPES, Point
-from ikbo_linear.problem import Shape
 
-BEST = "best torch"
+MARKERS = "s^Dv"
+# Contestants shown besides recfuse at a point, in a mode: label -> name.
+Shown = Callable[[Any, str], Mapping[str, "str | None"]]
 
 
-def places(points: Sequence[Point], mode: str) -> list[dict[str, Any]]:
+def places(points: Sequence[Point], mode: str, others: Shown) -> list[dict[str, Any]]:
     """Of each point its FLOP a byte, the roof above it and what contestants reached, in FLOP/s."""
     found = []
     for point in points:
-        names = {RECFUSE: RECFUSE, TRITON: TRITON, BEST: point.best_torch(mode)}
-        spent = {label: point.seconds(mode, name) for label, name in names.items()}
+        names = {**others(point, mode), RECFUSE: RECFUSE}
+        rates = {label: point.rate(mode, name or "") for label, name in names.items()}
         found.append(
             {
                 "shape": str(point.shape), "dtype": point.dtype, "mode": mode,
                 "flop_per_byte": point.shape.flop / point.shape.least_bytes(DTYPES[point.dtype]),
                 "roof": point.shape.flop / point.bound(mode), "matmul": point.matmul_rate(mode),
                 "copy_speed": point.copy_speed,
-                "reached": {
-                    label: point.shape.flop / taken for label, taken in spent.items() if taken is not None
-                },
+                "reached": {label: rate for label, rate in rates.items() if rate is not None},
             }
         )  # fmt: skip
     return found
 
 
-def figure_roofline(points: Sequence[Point], modes: Sequence[str], path: Path | None, named: Shape) -> Figure:
+def figure_roofline(
+    points: Sequence[Point], modes: Sequence[str], path: Path | None, named: str, others: Shown
+) -> Figure:
     """A table, and a PNG where there is a path. Each mode has its own roof: that of its matmul.
 
-    `named`: whose places are labelled.
+    `named`: the shape whose places are labelled. `others`: what is shown besides recfuse.
     """
     table = Table(
         "Share of the roofline bound that recfuse reaches",
         ["type", "mode", "shapes", "least", "median", "most"],
     )
-    record = {mode: places(points, mode) for mode in modes}
+    record = {mode: places(points, mode, others) for mode in modes}
     for mode, found in record.items():
         for dtype in dict.fromkeys(place["dtype"] for place in found):
-            shares = [place["reached"][RECFUSE] / place["roof"] for place in found if place["dtype"] == dtype]
+            shares = [
+                place["reached"][RECFUSE] / place["roof"]
+                for place in found
+                if place["dtype"] == dtype and RECFUSE in place["reached"]
+            ]
+            if not shares:
+                continue
             cells = [f"{cell:.0%}" for cell in (min(shares), float(np.median(shares)), max(shares))]
             table.rows.append([dtype, mode, str(len(shares)), *cells])
     if path is not None:
-        plot(path, record, str(named))
+        plot(path, record, named)
     return Figure([table], {}, record)
 
 
@@ -74,12 +80,12 @@ def plot(path: Path, record: dict[str, list[dict[str, Any]]], named: str) -> Non
         axis.plot(
             span, np.minimum(peak, span * speed) / 1e12, color="black", linewidth=1, label="copy, matmul"
         )
-        for label, marker in ((BEST, "s"), (TRITON, "^"), (RECFUSE, "o")):
+        labels = dict.fromkeys(label for place in found for label in place["reached"] if label != RECFUSE)
+        for label, marker in zip([*labels, RECFUSE], [*MARKERS[: len(labels)], "o"], strict=True):
             shown = [place for place in found if label in place["reached"]]
-            if shown:
-                reached = [place["reached"][label] / 1e12 for place in shown]
-                intensity = [place["flop_per_byte"] for place in shown]
-                axis.scatter(intensity, reached, s=22, marker=marker, alpha=0.7, label=label)
+            reached = [place["reached"][label] / 1e12 for place in shown]
+            intensity = [place["flop_per_byte"] for place in shown]
+            axis.scatter(intensity, reached, s=22, marker=marker, alpha=0.7, label=label)
         place = next((place for place in found if place["shape"] == named), None)
         for label, reached in place["reached"].items() if place else ():
             text = f"{label}: {reached / 1e12:.3g}"
