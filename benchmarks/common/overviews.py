@@ -98,10 +98,31 @@ def _least_over_torch(run: dict[str, Any], figure: str, dtype: str, mode: str) -
     return min(ratios, default=None)
 
 
+def attention_overview() -> Table:
+    """TFLOP/s of attention to users' histories on the H200, and times faster than the best peer."""
+    cells: dict[str, dict[str, str]] = {}
+    for path in sorted((RESULTS / "h200" / "ikbo_attention").glob("*.json")):
+        (run,) = read_runs(path)
+        for dtype, sweeps in run.get("main", {}).items():
+            for title, points in sweeps.items():
+                for kv, point in points.items():
+                    for mode, us in point["us"].items():
+                        peer = point["best_peer"][mode]
+                        if "recfuse" in us and peer:
+                            rate = point["flop"] / us["recfuse"] / 1e6
+                            text = f"{rate:.0f} ({times(us[peer] / us['recfuse'])})"
+                            cells.setdefault(f"{title}, {dtype}, {mode}", {})[kv] = text
+    columns = sorted({kv for row in cells.values() for kv in row}, key=int)
+    table = Table("", ["TFLOP/s (over the best peer) at kv", *columns])
+    table.rows = [[label, *(row.get(kv, "-") for kv in columns)] for label, row in cells.items()]
+    return table
+
+
 OVERVIEWS: dict[str, Callable[[], Table]] = {
     "fused": fused_overview,
     "bag": bag_overview,
     "dlrm": dlrm_overview,
     "host": host_overview,
     "ikbo": ikbo_overview,
+    "attention": attention_overview,
 }

@@ -1,0 +1,1 @@
+"""Attention of candidates over the keys and values of their user, against its peers."""

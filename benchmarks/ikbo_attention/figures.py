@@ -1,0 +1,251 @@
+"""The figures: sweeps of TFLOP/s over one property of a shape, and what the host spends on a call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from common.host import figure_host
+from common.points import DTYPES, RECFUSE, micro, tera
+from common.report import Figure, Panels, load_notes
+from common.table import Table, times
+from ikbo_attention.forms import (
+    BY_FIGURE,
+    FA3_VARLEN,
+    IN_SWEEPS,
+    MEANINGS,
+    NAMES,
+    ON_THE_CPU,
+    TRITON,
+    TWO_CALLS,
+    VARLEN,
+    make_runs,
+    takes,
+)
+from ikbo_attention.measure import AttentionPoint, AttentionSetting
+from ikbo_attention.problem import Problem, Shape, as_even
+
+UNIT = "of the rate of a large matmul"
+RATIOS = (FA3_VARLEN, VARLEN, TRITON, TWO_CALLS)
+"""Contestants over which recfuse's gain is shown, beside the fastest of all."""
+# What the figure `host` takes: so little that the device is never what a call waits for.
+_HOST = {"candidates": 8, "group": "4", "queries": 16, "kv": 128}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Shapes by the label of their column."""
+
+    title: str
+    axis: str
+    shapes: Mapping[str, Shape]
+    # What recfuse's rate is set against: what that is, and the shape beside each.
+    against: tuple[str, Callable[[Shape], Shape]] | None = None
+    names: Sequence[str] | None = None  # contestants, where not the figure's
+
+
+def main_sweeps(setting: AttentionSetting) -> list[Sweep]:
+    """Numbers of keys, for each group."""
+    even = "even groups", as_even
+    return [
+        Sweep(
+            f"{group} candidates a user", "kv",
+            {str(kv): replace(setting.shape, group=group, kv=kv) for kv in setting.arguments.kv},
+            even if as_even(replace(setting.shape, group=group)).group != group else None,
+        )
+        for group in setting.arguments.groups
+    ]  # fmt: skip
+
+
+def ratio_sweeps(setting: AttentionSetting) -> list[Sweep]:
+    """Candidates of a user."""
+    usual = as_even(setting.shape)
+    shapes = {group: replace(setting.shape, group=group) for group in setting.arguments.ratios}
+    text = f"{usual.group} a user"
+    return [Sweep(f"Ratios, kv {usual.kv}", "candidates a user", shapes, (text, lambda shape: usual))]
+
+
+def query_sweeps(setting: AttentionSetting) -> list[Sweep]:
+    """Queries of a candidate, for each group and some numbers of keys."""
+    most = max(setting.arguments.queries)
+    against = f"q {most}", lambda shape: replace(shape, queries=most)
+    return [
+        Sweep(
+            f"Queries, kv {kv}, {group} candidates a user", "queries",
+            {
+                str(q): replace(setting.shape, group=group, kv=kv, queries=q)
+                for q in setting.arguments.queries
+            },
+            against,
+        )
+        for kv in setting.arguments.sweep_kv
+        for group in setting.arguments.groups
+    ]  # fmt: skip
+
+
+def ragged_sweeps(setting: AttentionSetting) -> list[Sweep]:
+    """Histories of 50 to 100 % of a number of keys, and, for recfuse, all of that number."""
+    wanted = [kv for kv in setting.arguments.kv if kv <= setting.arguments.ragged_most]
+    full = {str(kv): replace(setting.shape, kv=kv) for kv in wanted}
+    ragged = {label: replace(shape, least_kv=50) for label, shape in full.items()}
+    against = "histories of one length", lambda shape: replace(shape, least_kv=100)
+    return [
+        Sweep("Ragged kv, all of it", "kv", full, None, (VARLEN, FA3_VARLEN, RECFUSE)),
+        Sweep("Ragged kv, 50 to 100 %", "at most kv", ragged, against),
+    ]
+
+
+def self_sweeps(setting: AttentionSetting) -> list[Sweep]:
+    """Each user's keys as queries as well."""
+    shapes = {str(kv): replace(setting.shape, kv=kv, own=kv) for kv in setting.arguments.self_kv}
+    return [Sweep("Self and target", "kv", shapes)]
+
+
+SWEEPS: dict[str, Callable[[AttentionSetting], list[Sweep]]] = {
+    "main": main_sweeps,
+    "ratios": ratio_sweeps,
+    "queries": query_sweeps,
+    "ragged": ragged_sweeps,
+    "self": self_sweeps,
+}
+
+
+def contestants(setting: AttentionSetting, figure: str) -> list[str]:
+    """Of a figure, in the order of tables."""
+    names = BY_FIGURE.get(figure, IN_SWEEPS)
+    if setting.device.type == "cpu" and figure != "host":
+        names = (*ON_THE_CPU[:4], *names)
+    return [name for name in NAMES if name in names]
+
+
+def figure_sweeps(setting: AttentionSetting, figure: str) -> Figure:
+    """Every sweep of a figure, in each type and mode."""
+    arguments = setting.arguments
+    rounds = arguments.rounds if figure == "main" else arguments.sweep_rounds
+    sweeps = SWEEPS[figure](setting)
+    tables: list[Table] = []
+    panels: Panels = {}
+    record: dict[str, dict[str, object]] = {}
+    for dtype in arguments.dtypes:
+        record[dtype] = {}
+        for sweep in sweeps:
+            points = {}
+            for label, shape in sweep.shapes.items():
+                names = sweep.names or contestants(setting, figure)
+                if point := setting.point(shape, dtype, names, rounds):
+                    points[label] = point
+            if not points:
+                continue
+            record[dtype][sweep.title] = {label: point.to_json() for label, point in points.items()}
+            for mode in arguments.modes:
+                tables.append(_rates(setting, sweep, dtype, points, mode))
+            for mode in arguments.modes:
+                tables.append(_times(sweep, dtype, points, mode))
+            tables.append(_errors(sweep, dtype, points))
+            panels[f"{sweep.title}, {dtype}"] = _shares(points, arguments.modes[0])
+    if tables and figure == "main":
+        tables[0].notes += [f"{name}: {meaning}." for name, meaning in MEANINGS.items()]
+    return Figure(tables, panels, record, unit=UNIT)
+
+
+def _title(sweep: Sweep, *words: str) -> str:
+    return ", ".join((sweep.title, *words))
+
+
+def _rates(
+    setting: AttentionSetting, sweep: Sweep, dtype: str, points: Mapping[str, AttentionPoint], mode: str
+) -> Table:
+    """TFLOP/s by contestant, then what they say of recfuse."""
+    table = Table(
+        f"{_title(sweep, dtype, mode)}: TFLOP/s. {next(iter(points.values())).shape}", [sweep.axis, *points]
+    )
+
+    def row(name: str, cell: Callable[[AttentionPoint], str]) -> None:
+        cells = [cell(point) for point in points.values()]
+        if set(cells) != {"-"}:
+            table.rows.append([name, *cells])
+
+    for name in NAMES:
+        row(name, lambda point, name=name: tera(point.rate(mode, name)))
+    row("matmul", lambda point: tera(point.matmul_rate(mode)))
+    row("recfuse, of the matmul", lambda point: _percent(point.rate(mode, RECFUSE), point.matmul_rate(mode)))
+    row("recfuse, of the bound", lambda point: _percent(point.bound(mode), point.seconds(mode, RECFUSE)))
+    row("best peer", lambda point: point.best_peer(mode) or "-")
+    row("recfuse over the best peer", lambda point: times(point.over(mode, point.best_peer(mode))))
+    for name in RATIOS:
+        row(f"recfuse over {name}", lambda point, name=name: times(point.over(mode, name)))
+    if sweep.against is not None:
+        text, beside = sweep.against
+
+        def of_it(point: AttentionPoint) -> str:
+            found = setting.points.get((beside(point.shape), dtype))
+            return _percent(point.rate(mode, RECFUSE), found.rate(mode, RECFUSE)) if found else "-"
+
+        row(f"recfuse, of {text}", of_it)
+    row("path", lambda point: point.path)
+    table.notes = [
+        "TFLOP/s count the least operations: of each user's own keys.",
+        *load_notes(point.results[mode] for point in points.values()),
+        *dict.fromkeys(note for point in points.values() for note in point.notes),
+    ]
+    return table
+
+
+def _times(sweep: Sweep, dtype: str, points: Mapping[str, AttentionPoint], mode: str) -> Table:
+    table = Table(f"{_title(sweep, dtype, mode)}: us", [sweep.axis, *points])
+    for name in NAMES:
+        cells = []
+        for point in points.values():
+            timing = point.results[mode].timings.get(name)
+            cells.append(f"{micro(timing.median)} ± {micro(timing.iqr)}" if timing else "-")
+        if set(cells) != {"-"}:
+            table.rows.append([name, *cells])
+    return table
+
+
+def _errors(sweep: Sweep, dtype: str, points: Mapping[str, AttentionPoint]) -> Table:
+    """Against float64, and times FlashAttention's."""
+    table = Table(f"{_title(sweep, dtype)}: error (of FlashAttention's)", [sweep.axis, *points])
+    for name in NAMES:
+        if any(name in point.errors for point in points.values()):
+            cells = [
+                f"{point.errors[name]:.2e} ({times(point.error_ratio(name))})"
+                if name in point.errors
+                else "-"
+                for point in points.values()
+            ]
+            table.rows.append([name, *cells])
+    return table
+
+
+def _percent(part: float | None, whole: float | None) -> str:
+    return f"{part / whole:.0%}" if part and whole else "-"
+
+
+def _shares(points: Mapping[str, AttentionPoint], mode: str) -> dict[str, dict[str, float]]:
+    """By contestant and label, of the large matmul's rate; of those that ran at every point."""
+    series: dict[str, dict[str, float]] = {}
+    for name in NAMES:
+        rates = {label: point.rate(mode, name) for label, point in points.items()}
+        if None not in rates.values():
+            series[name] = {label: rates[label] / point.matmul_rate(mode) for label, point in points.items()}
+    return series
+
+
+@torch.inference_mode()
+def host(setting: AttentionSetting) -> Figure:
+    """What the host spends on a call."""
+    arguments = setting.arguments
+    shape = replace(setting.shape, **_HOST)
+    problem = Problem(shape, DTYPES[arguments.dtypes[0]], setting.device, arguments.seed)
+    names = [
+        name
+        for name in contestants(setting, "host")
+        if name in arguments.contestants and takes(name, shape, setting.device.type == "cuda")
+    ]
+    runs = make_runs(problem, names)
+    calls = {name: functools.partial(run, problem.inputs[0]) for name, run in runs.items()}
+    return figure_host(str(shape), calls, setting.device, arguments.rounds)

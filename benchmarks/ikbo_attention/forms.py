@@ -1,0 +1,224 @@
+"""What is compared, by name: torch's attention in every form, FlashAttention-3, Triton's kernel, recfuse.
+
+"repeated NAME": SDPA by a backend of torch over keys and values repeated for each candidate beforehand;
+"broadcast + NAME": the same with the repetition in the call. "packed NAME": all candidates of a user as one
+long query, which batch forms take where users have as many candidates and keys. Where a shape has
+self-attention, each form runs once for users and once for candidates, unless its name says otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import recfuse
+from common.points import RECFUSE, made_at_first_call
+from ikbo_attention.problem import Inputs, Output, Problem, Shape
+
+Run = Callable[[Inputs], Output]
+Attend = Callable[[Inputs], Tensor]
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+}  # fmt: skip
+REPEATED = {f"repeated {name}": backend for name, backend in BACKENDS.items()}
+BROADCAST = {f"broadcast + {name}": backend for name, backend in BACKENDS.items()}
+PACKED = {f"packed {name}": backend for name, backend in BACKENDS.items() if name != "efficient"}
+LOOP, VARLEN, TRITON = "user by user", "varlen_attn", "Triton"
+FA3_BATCH, FA3_VARLEN, FA3_JOINED = "FA3 batch", "FA3 varlen", "FA3 varlen joined"
+PATHS = {f"path {name}": name for name in ("packed", "fused")}
+JAGGED, TWO_CALLS = "recfuse jagged", "recfuse two calls"
+
+COPIES = (*REPEATED, *BROADCAST)
+"""Forms that hold keys and values once a candidate."""
+TORCH = (*COPIES, *PACKED, VARLEN, LOOP)
+FA3 = (FA3_BATCH, FA3_VARLEN, FA3_JOINED)
+OURS = (*PATHS, JAGGED, TWO_CALLS, RECFUSE)
+NAMES = (*TORCH, *FA3, TRITON, *OURS)
+"""In the order in which they are shown."""
+PEERS = (*TORCH, *FA3, TRITON)
+
+# Default contestants by figure; of a figure that is not listed, the first line's. Of the figure `host`, those
+# whose call is no more than their operator's: a backend of SDPA is chosen by a context manager.
+IN_SWEEPS = (*PACKED, VARLEN, FA3_BATCH, FA3_VARLEN, TRITON, RECFUSE)
+BY_FIGURE = {
+    "main": (*COPIES, *IN_SWEEPS[:-1], *PATHS, RECFUSE),
+    "ragged": (*IN_SWEEPS[:-1], JAGGED, RECFUSE),
+    "self": (*IN_SWEEPS[:-1], FA3_JOINED, TWO_CALLS, RECFUSE),
+    "host": (VARLEN, FA3_BATCH, FA3_VARLEN, TRITON, *PATHS, RECFUSE),
+}
+ON_THE_CPU = ("repeated flash", "broadcast + flash", "packed flash", LOOP, "path packed", *OURS[2:])
+"""Forms that run there; the first four in every figure."""
+
+MEANINGS = {
+    "repeated NAME": "keys and values repeated for each candidate before the call, and that is not counted",
+    "broadcast + NAME": "repeated in the call",
+    "packed NAME": "a user's candidates as one long query in a batch: even groups alone",
+    VARLEN: "torch's variable-length attention on that long query, its offsets made before the call",
+    FA3_VARLEN: "FlashAttention-3's, in the same form",
+    RECFUSE: "the operator as called: it groups the candidates by the map in every call",
+}
+
+
+def takes(name: str, shape: Shape, on_gpu: bool) -> bool:
+    """Whether a form is meant for a shape and device."""
+    if not on_gpu and name not in ON_THE_CPU:
+        return False
+    if name in COPIES:
+        return not shape.is_ragged  # else SDPA would need a mask
+    return shape.is_even or name not in (*PACKED, FA3_BATCH)
+
+
+def by_backend(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q [batch, queries, heads, dim], k and v [batch, kv, kv_heads, dim]: as q."""
+    with sdpa_kernel(backend):
+        turned = (each.transpose(1, 2) for each in (q, k, v))
+        return scaled_dot_product_attention(*turned, enable_gqa=q.shape[2] != k.shape[2]).transpose(1, 2)
+
+
+def repeated_form(backend: SDPBackend, counted: bool) -> Attend:
+    """SDPA with keys and values once a candidate; `counted`: repeated in the call."""
+
+    def attend(i: Inputs) -> Tensor:
+        users = i.cand_to_user
+        return by_backend(backend, i.q, *((i.k[users], i.v[users]) if counted else i.repeated))
+
+    return attend
+
+
+def in_a_batch(batch: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Attend:
+    """A batch form of attention on the long queries of users."""
+
+    def attend(i: Inputs) -> Tensor:
+        q = i.grouped().unflatten(0, (len(i.k), -1))
+        return i.ungrouped(batch(q, i.k, i.v).reshape(i.q.shape))
+
+    return attend
+
+
+def user_by_user(i: Inputs) -> Tensor:
+    """SDPA for one user after another."""
+    outputs = []
+    rows = i.grouped().split([count * i.q.shape[1] for count in i.counts])
+    for user, (q, length) in enumerate(zip(rows, i.lengths, strict=True)):
+        k, v = (each[user, :length].transpose(0, 1) for each in (i.k, i.v))
+        gqa = q.shape[1] != k.shape[0]
+        outputs.append(scaled_dot_product_attention(q.transpose(0, 1), k, v, enable_gqa=gqa).transpose(0, 1))
+    return i.ungrouped(torch.cat(outputs))
+
+
+def torch_varlen() -> Attend:
+    """torch.nn.attention.varlen."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    def attend(i: Inputs) -> Tensor:
+        k, v = i.jagged
+        options = {"enable_gqa": True} if i.q.shape[2] != k.shape[1] else {}
+        lengths = i.row_cuts, i.key_cuts, i.most_rows, max(i.lengths)
+        return i.ungrouped(varlen_attn(i.grouped(), k, v, *lengths, **options))
+
+    return attend
+
+
+def _first(found: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return found[0] if isinstance(found, tuple) else found
+
+
+def fa3_batch() -> Attend:
+    """FlashAttention-3's batch form, of the package fa3-fwd."""
+    from fa3_fwd_interface import flash_attn_func
+
+    return in_a_batch(lambda q, k, v: _first(flash_attn_func(q, k, v)))
+
+
+def fa3_varlen() -> Attend:
+    """Its form for different lengths."""
+    from fa3_fwd_interface import flash_attn_varlen_func
+
+    def attend(i: Inputs) -> Tensor:
+        lengths = i.row_cuts, i.key_cuts, i.most_rows, max(i.lengths)
+        return i.ungrouped(_first(flash_attn_varlen_func(i.grouped(), *i.jagged, *lengths)))
+
+    return attend
+
+
+def fa3_joined() -> Run:
+    """One call for users and candidates, whose queries and outputs lie together: [rows, heads, dim]."""
+    from fa3_fwd_interface import flash_attn_varlen_func
+
+    def attend(i: Inputs) -> Tensor:
+        q, cuts, most = i.joined
+        return _first(flash_attn_varlen_func(q, *i.jagged, cuts, i.key_cuts, most, max(i.lengths)))
+
+    return attend
+
+
+def triton_form(problem: Problem) -> Attend:
+    """The kernel of `triton_peer.py`."""
+    from ikbo_attention.triton_peer import triton_run
+
+    return triton_run(problem)
+
+
+def recfuse_form(path: str, i: Inputs) -> Tensor:
+    """recfuse's operator by one of its paths."""
+    return recfuse.ikbo_attention(i.q, i.k, i.v, i.cand_to_user, kv_lengths=i.kv_lengths, path=path)
+
+
+def recfuse_self(path: str, i: Inputs) -> Output:
+    """Users and candidates in one launch."""
+    return recfuse.ikbo_attention(
+        i.q, i.k, i.v, i.cand_to_user, kv_lengths=i.kv_lengths, q_user=i.q_user, path=path
+    )
+
+
+def recfuse_jagged(i: Inputs) -> Tensor:
+    """Keys and values without gaps."""
+    return recfuse.ikbo_attention(i.q, *i.jagged, i.cand_to_user, kv_offsets=i.key_cuts)
+
+
+def path_taken(problem: Problem) -> str:
+    """The path that path="auto" takes."""
+    i = problem.inputs[0]
+    return recfuse.ikbo_attention_path(i.q, i.k, i.v, i.cand_to_user, kv_lengths=i.kv_lengths)
+
+
+def twice(attend: Attend) -> Run:
+    """One call for users, one for candidates."""
+    return lambda i: (attend(i.own), attend(i))
+
+
+def make_runs(problem: Problem, names: Iterable[str]) -> dict[str, Run]:
+    """Contestants by name. What cannot run here raises when it is called."""
+    makers: dict[str, Callable[[], Attend]] = {
+        **{name: functools.partial(repeated_form, each, False) for name, each in REPEATED.items()},
+        **{name: functools.partial(repeated_form, each, True) for name, each in BROADCAST.items()},
+        **{
+            name: functools.partial(in_a_batch, functools.partial(by_backend, each))
+            for name, each in PACKED.items()
+        },
+        LOOP: lambda: user_by_user,
+        VARLEN: torch_varlen,
+        FA3_BATCH: fa3_batch,
+        FA3_VARLEN: fa3_varlen,
+        TRITON: functools.partial(triton_form, problem),
+        JAGGED: lambda: recfuse_jagged,
+        TWO_CALLS: lambda: functools.partial(recfuse_form, "auto"),
+    }
+    whole: dict[str, Callable[[], Run]] = {FA3_JOINED: fa3_joined}
+    for name, path in ((RECFUSE, "auto"), *PATHS.items()):
+        form = recfuse_self if problem.shape.own else recfuse_form
+        whole[name] = functools.partial(functools.partial, form, path)
+
+    def make(name: str) -> Run:
+        if name in whole:
+            return whole[name]()
+        return twice(makers[name]()) if problem.shape.own else makers[name]()
+
+    return {name: made_at_first_call(functools.partial(make, name)) for name in names}
