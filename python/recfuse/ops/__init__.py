@@ -3,6 +3,7 @@
 from recfuse.ops import gradients_cuda  # noqa: F401  (registers kernels)
 from recfuse.ops.embedding_bag import embedding_bag
 from recfuse.ops.fused_embedding_bag import fused_dtype, fused_embedding_bag
+from recfuse.ops.ikbo_attention import ikbo_attention, ikbo_attention_path
 from recfuse.ops.ikbo_linear import (
     ikbo_linear,
     ikbo_linear_chain,
@@ -18,6 +19,8 @@ __all__ = [
     "embedding_bag",
     "fused_dtype",
     "fused_embedding_bag",
+    "ikbo_attention",
+    "ikbo_attention_path",
     "ikbo_linear",
     "ikbo_linear_chain",
     "ikbo_linear_chain_path",

@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function, has_torch
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.ikbo_gradients import call_chain, call_linear
 from recfuse.ops.library import (
+    autocast,
     below_autograd,
     check_tensor,
     is_transformed,
@@ -101,7 +102,7 @@ def ikbo_linear(
         _check_tensors("ikbo_linear", names, (w_user, w_cand, x_user, x_cand, cand_to_user, bias))
     transformed = is_transformed()
     if (transformed or torch._C._is_any_autocast_enabled()) and torch.is_autocast_enabled(x_cand.device.type):
-        w_user, w_cand, x_user, x_cand, bias = _autocast((w_user, w_cand, x_user, x_cand, bias))
+        w_user, w_cand, x_user, x_cand, bias = autocast((w_user, w_cand, x_user, x_cand, bias))
     if transformed:
         return _linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
     try:
@@ -153,7 +154,7 @@ def ikbo_linear_chain(
             "level, the broadest first"
         )
     if inputs and torch.is_autocast_enabled(inputs[0].device.type):
-        *both, bias = _autocast((*weights, *inputs, bias))
+        *both, bias = autocast((*weights, *inputs, bias))
         weights, inputs = both[: len(weights)], both[len(weights) :]
     if is_transformed():
         return _chain(weights, inputs, maps, bias, **options)
@@ -219,16 +220,6 @@ def _check_tensors(operator: str, names: Sequence[str], tensors: Sequence[Any]) 
     for name, tensor in zip(names, tensors, strict=True):
         if tensor is not None or name != "bias":
             check_tensor(operator, name, tensor)
-
-
-def _autocast(tensors: Sequence[Tensor | None]) -> list[Any]:
-    """As autocast has torch's linear layers: float64 stays."""
-    return [
-        tensor.to(torch.get_autocast_dtype(tensor.device.type))
-        if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
-        else tensor
-        for tensor in tensors
-    ]
 
 
 # ---- shapes

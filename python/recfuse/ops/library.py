@@ -28,6 +28,16 @@ def check_tensor(function: str, name: str, value: Any) -> None:
         ) from None
 
 
+def autocast(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """As autocast has torch's matmuls: float64 stays."""
+    return [
+        tensor.to(torch.get_autocast_dtype(tensor.device.type))
+        if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+        else tensor
+        for tensor in tensors
+    ]
+
+
 def is_transformed() -> bool:
     """Whether the call must be that of the operator itself: for the compiler, torch.jit.trace, torch.func."""
     return (

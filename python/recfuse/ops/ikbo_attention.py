@@ -1,0 +1,225 @@
+"""``ikbo_attention``: candidates' queries over the keys and values of their users, which nothing copies for them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args, overload
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from recfuse._arguments import real
+from recfuse.ops.ikbo_attention_gradients import call_attention
+from recfuse.ops.library import autocast, check_tensor, is_transformed, library, raise_translated
+
+_ops = torch.ops.recfuse
+_TENSORS = "q", "k", "v", "cand_to_user", "kv_lengths", "kv_offsets", "q_user"
+_OPTIONAL = 4
+"""From which on they may be None."""
+
+AttentionPath = Literal["packed", "fused"]
+"""How a call is computed, in the order of the operator's numbers."""
+ATTENTION_PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+
+
+@overload
+def ikbo_attention(
+    q: Tensor, k: Tensor, v: Tensor, cand_to_user: Tensor, *, scale: float | None = ...,
+    kv_lengths: Tensor | None = ..., kv_offsets: Tensor | None = ..., q_user: None = ...,
+    return_lse: Literal[False] = ..., path: str = ..., bounds_check: str = ...,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def ikbo_attention(
+    q: Tensor, k: Tensor, v: Tensor, cand_to_user: Tensor, *, scale: float | None = ...,
+    kv_lengths: Tensor | None = ..., kv_offsets: Tensor | None = ..., q_user: Tensor | None = ...,
+    return_lse: bool = ..., path: str = ..., bounds_check: str = ...,
+) -> Any: ...  # fmt: skip
+
+
+def ikbo_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cand_to_user: Tensor,
+    *,
+    scale: float | None = None,
+    kv_lengths: Tensor | None = None,
+    kv_offsets: Tensor | None = None,
+    q_user: Tensor | None = None,
+    return_lse: bool = False,
+    path: str = "auto",
+    bounds_check: str = "on",
+) -> Any:
+    """Attention of each candidate over the keys and values of its user, which many candidates share.
+
+    ``softmax(scale * q[b] . k[cand_to_user[b]]^T) . v[cand_to_user[b]]`` for each head, without a mask: what
+    ``scaled_dot_product_attention`` gives for keys and values that are gathered for each candidate, which are
+    not made here. float16, bfloat16, float32 and float64 (on the CPU), all tensors of one dtype (autocast brings them
+    to one), on the CPU or on one CUDA device. Any strides.
+
+    Args:
+        q: ``[B, Sq, H, D]``: ``Sq`` queries of each candidate.
+        k, v: ``[U, Skv, Hkv, D]``, or with ``kv_offsets`` ``[total, Hkv, D]``. ``Hkv`` divides ``H``: query head
+            ``h`` has key head ``h // (H // Hkv)``.
+        cand_to_user: int32 or int64 ``[B]``: the user of each candidate, in any order; users may have none.
+        scale: of the scores; by default ``1 / sqrt(D)``.
+        kv_lengths: int32 or int64 ``[U]``, each in ``[0, Skv]``: how many keys a user has; by default ``Skv``.
+            What lies behind them is not looked at.
+        kv_offsets: int32 or int64 ``[U + 1]``, ascending: where each user's keys begin and end in ``k`` and
+            ``v``; not beside ``kv_lengths``.
+        q_user: ``[U, Su, H, D]``: queries of the users themselves, in the same launch (self and target attention).
+        return_lse: whether the log-sum-exp of the scores is wanted.
+        path: how it is computed; the results agree up to rounding. "packed": torch's variable-length attention,
+            a user's candidates as one long query; "fused": one kernel, on GPUs that have it, else
+            refused. "auto": the faster of those that take the call; :func:`ikbo_attention_path` says which.
+        bounds_check: "on" checks ``cand_to_user``, ``kv_lengths`` and ``kv_offsets``; "off" trusts them: a bad one is
+            then undefined behaviour.
+
+    Returns:
+        ``[B, Sq, H, D]``, contiguous, of the inputs' dtype, zeros where the user has no keys. With ``q_user``
+        the pair of ``[U, Su, H, D]`` and that. With ``return_lse`` the log-sum-exps follow, float32
+        ``[U, H, Su]`` and ``[B, H, Sq]``: natural logarithms, -inf where there are no keys.
+
+    Raises:
+        ValueError, TypeError: a bad argument.
+        IndexError, ValueError: bad contents. On a GPU :func:`check` raises it; the rows of a candidate with a
+            bad user are zeros, a length counts as the nearest that is allowed, and a user with bad offsets has no keys.
+        NotImplementedError: ``path="fused"`` where it is not possible; forward-mode and second derivatives.
+
+    Gradients are those of torch's variable-length attention on a GPU, deterministic where
+    ``torch.use_deterministic_algorithms`` asks for it; the sums over a user's candidates are in float32.
+
+    Source: IKBO (in-kernel broadcast optimization), section 3, target attention.
+    """
+    options: dict[str, Any] = {}
+    if path != "auto":
+        options["path"] = path
+    if bounds_check != "on":
+        options["bounds_check"] = bounds_check
+    tensors = q, k, v, cand_to_user, kv_lengths, kv_offsets, q_user
+    if has_torch_function_variadic(*tensors):
+        named = dict(zip(_TENSORS[_OPTIONAL:], tensors[_OPTIONAL:], strict=True))
+        return handle_torch_function(
+            ikbo_attention,
+            tensors,
+            *tensors[:_OPTIONAL],
+            scale=scale,
+            return_lse=return_lse,
+            **named,
+            **options,
+        )
+    scale = _check(tensors, scale)
+    transformed = is_transformed()
+    if (transformed or torch._C._is_any_autocast_enabled()) and torch.is_autocast_enabled(q.device.type):
+        q, k, v, q_user = autocast((q, k, v, q_user))
+    given = q, k, v, cand_to_user, scale, kv_lengths, kv_offsets
+    if transformed:
+        return _operator(q_user, return_lse)(*(given if q_user is None else (q_user, *given)), **options)
+    try:
+        return call_attention(bool(return_lse), q_user, *given, **options)
+    except RuntimeError as error:
+        raise_translated(error)
+
+
+def ikbo_attention_path(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cand_to_user: Tensor,
+    *,
+    scale: float | None = None,
+    kv_lengths: Tensor | None = None,
+    kv_offsets: Tensor | None = None,
+    q_user: Tensor | None = None,
+    path: str = "auto",
+    bounds_check: str = "on",
+) -> AttentionPath:
+    """The path that :func:`ikbo_attention` takes with these arguments; raises as it does, and runs nothing."""
+    scale = _check((q, k, v, cand_to_user, kv_lengths, kv_offsets, q_user), scale)
+    try:
+        return ATTENTION_PATHS[
+            _ops._ikbo_attention_path(
+                q, k, v, cand_to_user, scale, kv_lengths, kv_offsets, path=path, bounds_check=bounds_check
+            )
+        ]
+    except RuntimeError as error:
+        raise_translated(error)
+
+
+def _operator(q_user: Tensor | None, return_lse: bool) -> Any:
+    if q_user is None:
+        return _ops.ikbo_attention_lse if return_lse else _ops.ikbo_attention
+    return _ops.ikbo_attention_self_lse if return_lse else _ops.ikbo_attention_self
+
+
+def _check(tensors: tuple[Any, ...], scale: Any) -> float | None:
+    """Raises where one is no tensor, or the scale no number."""
+    for number, (name, tensor) in enumerate(zip(_TENSORS, tensors, strict=True)):
+        if not isinstance(tensor, Tensor) and (number < _OPTIONAL or tensor is not None):
+            check_tensor("ikbo_attention", name, tensor)
+    if scale is None or isinstance(scale, (float, torch.SymFloat)):
+        return scale  # type: ignore[return-value]
+    return real("recfuse.ikbo_attention: scale", scale)
+
+
+# ---- shapes
+
+
+def _shapes(
+    q_user: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cand_to_user: Tensor,
+    scale: float | None = None,
+    kv_lengths: Tensor | None = None,
+    kv_offsets: Tensor | None = None,
+    *_: str,
+) -> list[Tensor]:
+    """Outputs of users' queries and of candidates', then their log-sum-exps."""
+    dims = 4 if kv_offsets is None else 3
+    torch._check(
+        q.dim() == 4 and k.dim() == dims and v.dim() == dims and cand_to_user.dim() == 1,
+        lambda: (
+            f"recfuse.ikbo_attention: q, k, v and cand_to_user have {q.dim()}, {k.dim()}, {v.dim()} and "
+            f"{cand_to_user.dim()} dimensions, must have 4, {dims}, {dims} and 1"
+        ),
+    )
+    torch._check(cand_to_user.shape[0] == q.shape[0])
+    for one, other in zip(v.shape, k.shape, strict=True):
+        torch._check(one == other)
+    torch._check(k.shape[-1] == q.shape[-1])
+    torch._check(kv_lengths is None or kv_offsets is None)
+    if kv_lengths is not None:
+        torch._check(kv_lengths.dim() == 1 and kv_lengths.shape[0] == k.shape[0])
+    if kv_offsets is not None:
+        torch._check(kv_offsets.dim() == 1 and kv_offsets.shape[0] >= 1)
+    queries = [q]
+    if q_user is not None:
+        torch._check(q_user.dim() == 4)
+        torch._check(q_user.shape[0] == (k.shape[0] if kv_offsets is None else kv_offsets.shape[0] - 1))
+        torch._check(q_user.shape[2] == q.shape[2])
+        torch._check(q_user.shape[3] == q.shape[3])
+        queries = [q_user, q]
+    sums = [(one.shape[0], one.shape[2], one.shape[1]) for one in queries]
+    return [
+        *(one.new_empty(one.shape) for one in queries),
+        *(q.new_empty(size, dtype=torch.float32) for size in sums),
+    ]
+
+
+def _register_fake(name: str, with_self: bool, with_lse: bool) -> None:
+    def fake(*arguments: Any, **_: Any) -> Any:
+        found = _shapes(*(arguments if with_self else (None, *arguments)))
+        found = found if with_lse else found[: len(found) // 2]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    torch.library.register_fake(f"recfuse::{name}", fake, lib=library)
+
+
+_register_fake("ikbo_attention", False, False)
+_register_fake("ikbo_attention_lse", False, True)
+_register_fake("ikbo_attention_self", True, False)
+_register_fake("ikbo_attention_self_lse", True, True)

@@ -1,0 +1,139 @@
+"""The autograd kernels of ``ikbo_attention`` and its kin: one Function for all four."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from recfuse.ops import ikbo_attention_backward  # noqa: F401  (registers the operator)
+from recfuse.ops.autograd import apply, refuse_forward_mode, register
+from recfuse.ops.library import below_autograd, call_below_autograd, needs_derivatives
+
+_ops = torch.ops.recfuse
+# [with users' own queries][with log-sum-exps]
+_OPERATORS = (
+    (_ops.ikbo_attention.default, _ops.ikbo_attention_lse.default),
+    (_ops.ikbo_attention_self.default, _ops.ikbo_attention_self_lse.default),
+)
+
+
+class IKBOAttention(torch.autograd.Function):
+    """The operators that give log-sum-exps, which their gradients need."""
+
+    @staticmethod
+    def forward(
+        scale: float | None,
+        options: dict[str, str],
+        q_user: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cand_to_user: Tensor,
+        kv_lengths: Tensor | None,
+        kv_offsets: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """Calls the operator; outputs of users' queries and of candidates', and their log-sum-exps."""
+        queries = (q,) if q_user is None else (q_user, q)
+        return call_below_autograd(
+            _OPERATORS[len(queries) - 1][1], *queries, k, v, cand_to_user, scale, kv_lengths,
+            kv_offsets=kv_offsets, **options,
+        )  # fmt: skip
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Keeps all of them."""
+        scale, _, *tensors = inputs
+        dim = tensors[1].shape[-1]
+        ctx.scale = scale if scale is not None else dim**-0.5 if dim else 1.0
+        ctx.save_for_backward(*tensors, *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Gradients of queries, keys and values, all in one call: queries as rows that each have a user."""
+        q_user, q, k, v, cand_to_user, kv_lengths, kv_offsets, *outputs = ctx.saved_tensors
+        sides = len(outputs) // 2
+        queries, owners = [q], [cand_to_user]
+        if q_user is not None:
+            queries, owners = [q_user, q], [torch.arange(q_user.shape[0], device=q.device), cand_to_user]
+        sizes = [one.shape[:2] for one in queries]
+        users = [
+            one.long()[:, None].expand(size).reshape(-1) for one, size in zip(owners, sizes, strict=True)
+        ]
+        dq, dk, dv = _ops._ikbo_attention_backward(
+            _rows(grads[:sides], outputs[:sides]),
+            _rows(_moved(grads[sides:]), _moved(outputs[sides:])),
+            _rows(queries, queries),
+            k,
+            v,
+            torch.cat(users),
+            _rows(outputs[:sides], outputs[:sides]),
+            _rows(_moved(outputs[sides:]), _moved(outputs[sides:])),
+            ctx.scale,
+            kv_lengths,
+            kv_offsets,
+        )
+        parts = dq.split([size.numel() for size in sizes])
+        *of_users, of_candidates = (part.unflatten(0, size) for part, size in zip(parts, sizes, strict=True))
+        return None, None, *(of_users or (None,)), of_candidates, dk, dv, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> NoReturn:
+        """Refuses."""
+        refuse_forward_mode("ikbo_attention")
+
+
+def _moved(sums: Any) -> list[Tensor | None]:
+    """[items, queries, heads] of log-sum-exps, which have heads before queries."""
+    return [None if one is None else one.transpose(1, 2) for one in sums]
+
+
+def _rows(given: Any, like: Any) -> Tensor | None:
+    """[rows, ...] of all sides' [items, queries, ...]; zeros for None, and None where all are."""
+    if all(one is None for one in given):
+        return None
+    pairs = zip(given, like, strict=True)
+    return torch.cat(
+        [(torch.zeros_like(other) if one is None else one).flatten(0, 1) for one, other in pairs]
+    )
+
+
+def call_attention(
+    with_lse: bool,
+    q_user: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cand_to_user: Tensor,
+    scale: float | None = None,
+    kv_lengths: Tensor | None = None,
+    kv_offsets: Tensor | None = None,
+    **options: str,
+) -> Any:
+    """One of the operators, with gradients where they are wanted: its autograd kernel."""
+    queries = (q,) if q_user is None else (q_user, q)
+    if needs_derivatives((*queries, k, v)):
+        given = q_user, q, k, v, cand_to_user, kv_lengths, kv_offsets
+        found = apply(IKBOAttention, scale, options, *given)
+        if with_lse:
+            return found
+        return found[0] if q_user is None else found[:2]
+    with below_autograd():
+        return _OPERATORS[len(queries) - 1][with_lse](
+            *queries, k, v, cand_to_user, scale, kv_lengths, kv_offsets=kv_offsets, **options
+        )
+
+
+def _register(name: str, with_self: bool, with_lse: bool) -> None:
+    def autograd(*arguments: Any, **options: Any) -> Any:
+        return call_attention(with_lse, *(arguments if with_self else (None, *arguments)), **options)
+
+    register(name, autograd)
+
+
+_register("ikbo_attention", False, False)
+_register("ikbo_attention_lse", False, True)
+_register("ikbo_attention_self", True, False)
+_register("ikbo_attention_self_lse", True, True)
