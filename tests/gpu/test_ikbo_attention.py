@@ -1,6 +1,7 @@
 """ikbo_attention on a GPU, by every path that takes a call: its values.
 
-In pieces: -k random, dims, queries, "heads or maps or lengths or layouts", real, rest, each in less than 90 s on an H200.
+In pieces: -k random, dims, queries, "heads or maps or lengths or layouts", real, rest; each takes less than
+90 s on an H200.
 """
 
 from __future__ import annotations

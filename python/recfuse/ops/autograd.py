@@ -58,7 +58,8 @@ class _Once(torch.autograd.Function):
     def backward(ctx: Any, *_: Any) -> NoReturn:
         """Refuses."""
         raise NotImplementedError(
-            "recfuse: second derivatives of embedding_bag, fused_embedding_bag and ikbo_attention are not implemented"
+            "recfuse: second derivatives of embedding_bag, fused_embedding_bag and ikbo_attention are not "
+            "implemented"
         )
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""``ikbo_attention``: candidates' queries over the keys and values of their users, which nothing copies for them."""
+"""``ikbo_attention``: candidates' queries over the keys and values of their users, not copied for them."""
 
 from __future__ import annotations
 
@@ -56,26 +56,27 @@ def ikbo_attention(
 
     ``softmax(scale * q[b] . k[cand_to_user[b]]^T) . v[cand_to_user[b]]`` for each head, without a mask: what
     ``scaled_dot_product_attention`` gives for keys and values that are gathered for each candidate, which are
-    not made here. float16, bfloat16, float32 and float64 (on the CPU), all tensors of one dtype (autocast brings them
-    to one), on the CPU or on one CUDA device. Any strides.
+    not made here. float16, bfloat16, float32 and, on the CPU, float64; all tensors of one dtype (autocast
+    brings them to one), on the CPU or on one CUDA device. Any strides.
 
     Args:
         q: ``[B, Sq, H, D]``: ``Sq`` queries of each candidate.
-        k, v: ``[U, Skv, Hkv, D]``, or with ``kv_offsets`` ``[total, Hkv, D]``. ``Hkv`` divides ``H``: query head
-            ``h`` has key head ``h // (H // Hkv)``.
+        k, v: ``[U, Skv, Hkv, D]``, or with ``kv_offsets`` ``[total, Hkv, D]``. ``Hkv`` divides ``H``: query
+            head ``h`` has key head ``h // (H // Hkv)``.
         cand_to_user: int32 or int64 ``[B]``: the user of each candidate, in any order; users may have none.
-        scale: of the scores; by default ``1 / sqrt(D)``.
-        kv_lengths: int32 or int64 ``[U]``, each in ``[0, Skv]``: how many keys a user has; by default ``Skv``.
-            What lies behind them is not looked at.
+        scale: of the scores, positive; by default ``1 / sqrt(D)``.
+        kv_lengths: int32 or int64 ``[U]``, each in ``[0, Skv]``: how many keys a user has; by default
+            ``Skv``. What lies behind them is not looked at.
         kv_offsets: int32 or int64 ``[U + 1]``, ascending: where each user's keys begin and end in ``k`` and
             ``v``; not beside ``kv_lengths``.
-        q_user: ``[U, Su, H, D]``: queries of the users themselves, in the same launch (self and target attention).
+        q_user: ``[U, Su, H, D]``: queries of the users themselves, in the same launch (self and target
+            attention).
         return_lse: whether the log-sum-exp of the scores is wanted.
-        path: how it is computed; the results agree up to rounding. "packed": torch's variable-length attention,
-            a user's candidates as one long query; "fused": one kernel, on GPUs that have it, else
+        path: how it is computed; the results agree up to rounding. "packed": torch's variable-length
+            attention, a user's candidates as one long query; "fused": one kernel, on GPUs that have it, else
             refused. "auto": the faster of those that take the call; :func:`ikbo_attention_path` says which.
-        bounds_check: "on" checks ``cand_to_user``, ``kv_lengths`` and ``kv_offsets``; "off" trusts them: a bad one is
-            then undefined behaviour.
+        bounds_check: "on" checks ``cand_to_user``, ``kv_lengths`` and ``kv_offsets``; "off" trusts them:
+            a bad one is then undefined behaviour.
 
     Returns:
         ``[B, Sq, H, D]``, contiguous, of the inputs' dtype, zeros where the user has no keys. With ``q_user``
@@ -85,7 +86,8 @@ def ikbo_attention(
     Raises:
         ValueError, TypeError: a bad argument.
         IndexError, ValueError: bad contents. On a GPU :func:`check` raises it; the rows of a candidate with a
-            bad user are zeros, a length counts as the nearest that is allowed, and a user with bad offsets has no keys.
+            bad user are zeros, a length counts as the nearest that is allowed, and a user with bad offsets
+            has no keys.
         NotImplementedError: ``path="fused"`` where it is not possible; forward-mode and second derivatives.
 
     Gradients are those of torch's variable-length attention on a GPU, deterministic where
@@ -136,7 +138,7 @@ def ikbo_attention_path(
     path: str = "auto",
     bounds_check: str = "on",
 ) -> AttentionPath:
-    """The path that :func:`ikbo_attention` takes with these arguments; raises as it does, and runs nothing."""
+    """The path that :func:`ikbo_attention` takes with these arguments; raises as it does, runs nothing."""
     scale = _check((q, k, v, cand_to_user, kv_lengths, kv_offsets, q_user), scale)
     try:
         return ATTENTION_PATHS[

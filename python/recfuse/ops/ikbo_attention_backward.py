@@ -1,9 +1,10 @@
 """``_ikbo_attention_backward``: the gradients of attention whose queries share their users' keys and values.
 
-Queries are rows here, of candidates and of users' own alike: sorted by user, a user's rows are one long query. On the CPU
-each user is a few matmuls of torch. On a GPU all users are one call of torch's variable-length backward, with
-the rows sorted and counted on the device: nothing waits for it. So a user's gradients of keys and values are sums over
-all of its rows in float32, and no key or value is copied for a row. The query heads of a key head are rows as well.
+Queries are rows here, of candidates and of users alike: sorted by user, a user's rows are one long query.
+On the CPU each user is a few matmuls of torch. On a GPU all users are one call of torch's variable-length
+backward, with the rows sorted and counted on the device: nothing waits for it. So a user's gradients of keys
+and values are sums over all of its rows in float32, and no key or value is copied for a row. The query heads
+that share a head of keys are rows as well.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _Gradients = tuple[Tensor, Tensor, Tensor]
 _MOST_SCORES = 2**24
 """Of one matmul on the CPU."""
 _MOST_LSE = 2**26
-"""Elements of the log-sum-exps that torch's memory-efficient backward wants for a call: [sequences, heads, rows]."""
+"""Log-sum-exps that torch's memory-efficient backward has in a call: [sequences, heads, rows]."""
 _MOST_SEQUENCES = 2**16 - 1
 """Of a call: blocks in the second dimension of a grid."""
 _MOST_FLASH = 256
@@ -30,8 +31,9 @@ _UNIT = 8
 """Elements that torch's kernels have the dims of a head in multiples of."""
 
 library.define(
-    "_ikbo_attention_backward(Tensor? grad, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor row_to_user, "
-    "Tensor out, Tensor lse, float scale, Tensor? kv_lengths, Tensor? kv_offsets) -> (Tensor, Tensor, Tensor)"
+    "_ikbo_attention_backward(Tensor? grad, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, "
+    "Tensor row_to_user, Tensor out, Tensor lse, float scale, Tensor? kv_lengths, Tensor? kv_offsets) "
+    "-> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -43,8 +45,8 @@ def _(
 
 
 def _ranges(k: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Where each user's keys begin and end, int64 [users], in rows of k [positions, heads, dim] or of k flattened
-    to that; what the forward pass reports as bad counts as it does there."""
+    """Where each user's keys begin and end, int64 [users], in k [positions, heads, dim] or flattened to that.
+    What the forward pass reports as bad counts as it does there."""
     if offsets is None:
         users, positions = k.shape[:2]
         begins = torch.arange(users, device=k.device) * positions
@@ -147,7 +149,7 @@ def _on_cuda(
         return rows[order].unflatten(1, (heads, share)).transpose(1, 2).flatten(0, 1)
 
     grad = torch.zeros_like(out) if grad is None else grad
-    # The gradient of the log-sum-exp adds to that of each score: as one more dim of `grad`, of values that are 1.
+    # The gradient of the log-sum-exp adds to each weight's: as one more dim of `grad`, where values are 1.
     width = _rounded_up(dim + (grad_lse is not None))
     packed = _Packed(
         *(_padded(by_head(one), width) for one in (grad, q)),
@@ -178,8 +180,8 @@ def _on_cuda(
 
 
 class _Packed(NamedTuple):
-    """Rows in the order of their users, [rows, heads, width], and keys and values [positions, heads, width], as
-    kernels want them: contiguous, aligned to 16 bytes and the call's own."""
+    """Rows in the order of their users, [rows, heads, width], and keys and values [positions, heads, width],
+    as kernels want them: contiguous, aligned to 16 bytes, and the call's own."""
 
     grad: Tensor
     q: Tensor
@@ -193,7 +195,7 @@ class _Packed(NamedTuple):
     scale: float
 
     def most_users(self) -> int:
-        """In a call of the memory-efficient kernel: it has as many log-sum-exps for each as there are rows."""
+        """In a call of the memory-efficient kernel, which has log-sum-exps of all rows for each."""
         return max(min(_MOST_LSE // (self.lse.numel() + 32), _MOST_SEQUENCES) // 2, 1)
 
 
@@ -209,15 +211,15 @@ def _rounded_up(dim: int) -> int:
 
 
 def _sequences(begins: Tensor, ends: Tensor, row_ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Bounds int32 [2 * users + 1] of rows and of positions: of a user's rows and keys, then of no row and of the
-    positions up to the next user's keys."""
+    """Bounds int32 [2 * users + 1] of rows and of positions: of a user's rows and keys, then of no row and of
+    the positions up to the next user's keys."""
     of_rows = row_ends.repeat_interleave(2)[1:]
     of_keys = torch.cat((torch.stack((begins, ends), 1).flatten(), ends[-1:]))
     return of_rows.int(), of_keys.int()
 
 
 def _written(packed: _Packed, begins: Tensor, ends: Tensor, row_ends: Tensor) -> Iterator[Tensor]:
-    """Which rows, keys and values have gradients of users with both rows and keys: the rest is not written."""
+    """Which rows, keys and values are of users with both rows and keys: no others are written."""
     has_both = (ends > begins) & (row_ends[1:] > row_ends[:-1])
     for count, first, last in (
         (packed.q.shape[0], row_ends[:-1], row_ends[1:]),
