@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from support import gpu
-from support.gpu_ikbo_attention import HALF_DTYPES, ONLY_HOPPER, check_every_path, on_gpu, paths_of, results
 from support.ikbo import LAYOUTS
 from support.ikbo_attention import DTYPES, HALVES, KV_LAYOUTS, MAPS, NOTHING, Case, random_case
+from support.ikbo_attention.gpu import HALF_DTYPES, ONLY_HOPPER, check_every_path, on_gpu, paths_of, results
 
 pytestmark = gpu.MARKS
 
