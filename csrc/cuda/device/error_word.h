@@ -20,7 +20,8 @@
     X(pin_rows)             \
     X(fused_embedding_bag)  \
     X(ikbo_linear)          \
-    X(ikbo_linear_chain)
+    X(ikbo_linear_chain)    \
+    X(ikbo_attention)
 
 typedef enum rf_operator {
 #define RF_OPERATOR(name) RF_OPERATOR_##name,
@@ -32,19 +33,24 @@ typedef enum rf_operator {
 typedef enum rf_rule {
     RF_RULE_INDEX,  /* in [0, limit) */
     RF_RULE_OFFSET, /* 0 at position 0, else in [limit, lookups], limit being the one before */
+    RF_RULE_RANGE,  /* in [limit, lookups] */
 } rf_rule;
 
-/* Arguments, by their names in messages: X(name, rule, what the limit of an index counts, what a limit of 0 means). */
-#define RF_ARGUMENT_LIST(X)                                          \
-    X(indices, INDEX, "rows of its table", "its table has no rows")  \
-    X(offsets, OFFSET, "", "")                                       \
-    X(rows, INDEX, "rows of its table", "its table has no rows")     \
-    X(cand_to_user, INDEX, "items of x_user", "x_user has no items") \
-    X(maps, INDEX, "items of the level before", "the level before has no items")
+/* Arguments: X(name, its name in messages, rule, what the limit of an index counts or what a range ends with, what a limit
+ * of 0 means). */
+#define RF_ARGUMENT_LIST(X)                                                              \
+    X(indices, "indices", INDEX, "rows of its table", "its table has no rows")           \
+    X(offsets, "offsets", OFFSET, "", "")                                                \
+    X(rows, "rows", INDEX, "rows of its table", "its table has no rows")                 \
+    X(cand_to_user, "cand_to_user", INDEX, "items of x_user", "x_user has no items")     \
+    X(maps, "maps", INDEX, "items of the level before", "the level before has no items") \
+    X(attending_to, "cand_to_user", INDEX, "users of k", "k has no users")               \
+    X(kv_lengths, "kv_lengths", RANGE, "the positions of a user of k", "")               \
+    X(kv_offsets, "kv_offsets", RANGE, "the positions of k, from the offset before on", "")
 
 typedef enum rf_argument {
     RF_ARGUMENT_none,
-#define RF_ARGUMENT(name, rule, counted, none) RF_ARGUMENT_##name,
+#define RF_ARGUMENT(name, text, rule, counted, none) RF_ARGUMENT_##name,
     RF_ARGUMENT_LIST(RF_ARGUMENT)
 #undef RF_ARGUMENT
 } rf_argument;

@@ -69,7 +69,8 @@ static rf_status raise_record(const rf_error_record *record) {
         const char *name, *counted, *none;
         rf_rule rule;
     } arguments[] = {
-#define RF_ARGUMENT(name, rule, counted, none) [RF_ARGUMENT_##name] = {#name, counted, none, RF_RULE_##rule},
+#define RF_ARGUMENT(name, text, rule, counted, none) \
+    [RF_ARGUMENT_##name] = {text, counted, none, RF_RULE_##rule},
         RF_ARGUMENT_LIST(RF_ARGUMENT)
 #undef RF_ARGUMENT
     };
@@ -98,6 +99,9 @@ static rf_status raise_record(const rf_error_record *record) {
         return rf__fail(RF_ERR_INDEX, "%s%s; allowed is 0 to %" PRId64 ", less than the %" PRId64 " %s %s",
                         found, bag, record->limit - 1, record->limit, counted, when);
     }
+    if (arguments[record->argument].rule == RF_RULE_RANGE)
+        return rf__fail(RF_ERR_VALUE, "%s; allowed is %" PRId64 " to %" PRId64 ", %s %s", found,
+                        record->limit, record->lookups, counted, when);
     RF_FAIL_IF(record->position == 0, RF_ERR_VALUE, "%s; the first bag must begin at 0 %s", found, when);
     return rf__fail(RF_ERR_VALUE,
                     "%s%s; allowed is %" PRId64

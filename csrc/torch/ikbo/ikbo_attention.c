@@ -48,7 +48,7 @@ static rf_status run_call(rf__call *call, bool self, bool with_lse) {
     RF_CHECK(outputs_new(call, params, sets - 1, with_lse ? 2 * sets - 1 : -1, &params->candidates));
     if (attention.path == RF__ATTENTION_FUSED) return run_fused(call, &attention);
     if (rf__device_is_cpu(call->device)) return rf__attention_packed_cpu(call, &attention);
-    return rf__fail(RF_ERR_UNSUPPORTED, "path \"packed\" on a GPU");
+    return rf__attention_packed_cuda(call, &attention);
 }
 
 /* Gives the number of the path that such a call takes. */

@@ -37,5 +37,7 @@ rf_status rf__attention_read(rf__call *call, bool self, rf__attention *attention
 /* Computes both sets of queries; the outputs are in params. On the CPU: torch's attention for each user, over the queries
  * of all of its candidates. */
 rf_status rf__attention_packed_cpu(rf__call *call, const rf__attention *attention);
+/* The same on a GPU: torch's attention of sequences of many lengths. Waits for nothing. */
+rf_status rf__attention_packed_cuda(rf__call *call, const rf__attention *attention);
 
 #endif

@@ -1,0 +1,152 @@
+/* How packed.cu's kernels are launched. */
+#include "ikbo_attention/packed/packed.h"
+
+#include <stdio.h>
+
+#include "base/validate.h"
+#include "cuda/ikbo_attention/ikbo_attention.h"
+#include "cuda/jit/jit.h"
+
+enum { BLOCK = 256, STEPS = 4, MOST_VECTOR = 16 };
+
+static const rf__kernel_source prepare_source = {"ikbo_attention/packed/packed.cu", "rf_attention_prepare"};
+static const rf__kernel_source cut_source = {"ikbo_attention/packed/packed.cu", "rf_attention_cut"};
+static const rf__kernel_source pack_source = {"ikbo_attention/packed/packed.cu", "rf_attention_pack"};
+static const rf__kernel_source unpack_source = {"ikbo_attention/packed/packed.cu", "rf_attention_unpack"};
+
+/* `key`: bytes of a vector. */
+static rf_status describe(const void *key, rf__kernel_options *options) {
+    snprintf(options->defines, sizeof options->defines, "-DRF_VECTOR=%d -DRF_BLOCK=%d -DRF_STEPS=%d",
+             (int)*(const int32_t *)key, (int)BLOCK, (int)STEPS);
+    return RF_OK;
+}
+
+/* A thread for each of `threads`, which is not 0. */
+static rf_status launch(const rf__kernel_source *source, int32_t vector, int64_t threads,
+                        const void *arguments, const rf_cuda_stream *stream) {
+    const rf__cuda_device *device = NULL;
+    const rf__kernel *kernel = NULL;
+    const int64_t blocks = (threads - 1) / BLOCK + 1;
+    RF_FAIL_IF(blocks > INT32_MAX, RF_ERR_UNSUPPORTED,
+               "recfuse.ikbo_attention: " RF__I64
+               " elements need 2^31 blocks of threads or more; cut the batch",
+               threads);
+    RF_CHECK(rf__cuda_device_get(stream->device, &device));
+    RF_CHECK(rf__jit_kernel(device, source, &vector, sizeof vector, describe, &kernel));
+    const rf__launch_config config = {
+        .function = kernel->function, .grid = {(uint32_t)blocks}, .block = {BLOCK}, .stream = stream->stream};
+    RF_CHECK(rf__cuda_enter(device));
+    return rf__cuda_leave_with(rf__launch(device, &config, arguments));
+}
+
+rf_attention_users rf__attention_users_of(const rf_ikbo_attention_params *params, int64_t pitch) {
+    return (rf_attention_users){
+        .lengths = {params->kv_lengths, params->kv_lengths_type == RF_INT64},
+        .offsets = {params->kv_offsets, params->kv_offsets_type == RF_INT64},
+        .count = params->n_users,
+        .positions = params->positions,
+        .pitch = pitch,
+    };
+}
+
+rf_status rf__attention_prepare(const rf_ikbo_attention_params *params, int32_t *users,
+                                const rf_cuda_stream *stream) {
+    const rf__cuda_device *device = NULL;
+    RF_CHECK(rf__cuda_device_get(stream->device, &device));
+    const bool contents = params->kv_lengths != NULL || params->kv_offsets != NULL;
+    const int64_t items = params->candidates.count, lengths = contents ? params->n_users + 1 : 0;
+    if (items == 0 && lengths == 0) return RF_OK;
+    const rf_attention_prepare_args args = {
+        .map = {params->cand_to_user, params->cand_to_user_type == RF_INT64},
+        .users = users,
+        .n_items = items,
+        .keys = rf__attention_users_of(params, 0),
+        .report = params->check_bounds,
+        .errors = rf__ikbo_attention_error_word(device, params).on_device};
+    return launch(&prepare_source, MOST_VECTOR, items > lengths ? items : lengths, &args, stream);
+}
+
+rf_status rf__attention_cut(const rf_attention_items *items, const rf_attention_users *keys, int32_t *chunks,
+                            const rf_cuda_stream *stream) {
+    const int64_t count = rf_attention_chunks(items);
+    const rf_attention_cut_args args = {.items = *items,
+                                        .keys = *keys,
+                                        .rows = chunks,
+                                        .first = chunks + count + 1,
+                                        .lengths = chunks + 2 * (count + 1)};
+    return count == 0 ? RF_OK : launch(&cut_source, MOST_VECTOR, count, &args, stream);
+}
+
+/* The widest vector that divides all of these: addresses and numbers of bytes, or-ed. */
+static int32_t vector_of(uint64_t all) {
+    int32_t vector = MOST_VECTOR;
+    while (vector > 2 && all % (uint64_t)vector != 0) vector /= 2;
+    return vector;
+}
+
+/* Vectors of an item, which kernels count in 32 bits. */
+static rf_status item_size(int64_t queries, int64_t heads, int64_t vectors, int64_t *size) {
+    RF_FAIL_IF(__builtin_mul_overflow(queries, heads, size) || __builtin_mul_overflow(*size, vectors, size) ||
+                   *size >= INT32_MAX - BLOCK * STEPS,
+               RF_ERR_UNSUPPORTED,
+               "recfuse.ikbo_attention: an item of " RF__I64 " rows of " RF__I64
+               " heads has 2^31 vectors or more",
+               queries, heads);
+    return RF_OK;
+}
+
+rf_status rf__attention_pack(const rf__attention_rows *from, const int64_t *order, void *to, int64_t padded,
+                             const rf_cuda_stream *stream) {
+    int64_t item = 0;
+    uint64_t all = (uintptr_t)from->data | (uintptr_t)to | (uint64_t)(from->dim * from->element);
+    for (int i = 0; i < 3; i++) all |= (uint64_t)(from->pitch[i] * from->element);
+    const int32_t vector = vector_of(all | (uint64_t)(padded * from->element));
+    const int64_t head_vectors = padded * from->element / vector;
+    RF_CHECK(item_size(from->queries, from->heads, head_vectors, &item));
+    if (item == 0 || from->count == 0) return RF_OK;
+    rf_attention_pack_args args = {.to = to,
+                                   .from = from->data,
+                                   .order = (const rf_i64 *)order,
+                                   .count = from->count,
+                                   .item_vectors = (uint32_t)item,
+                                   .heads = (uint32_t)from->heads,
+                                   .group = (uint32_t)from->group,
+                                   .head_vectors = (uint32_t)head_vectors,
+                                   .used_vectors = (uint32_t)(from->dim * from->element / vector)};
+    for (int i = 0; i < 3; i++) args.pitch[i] = from->pitch[i] * from->element / vector;
+    return launch(&pack_source, vector, (from->count * item - 1) / STEPS + 1, &args, stream);
+}
+
+rf_status rf__attention_unpack(const rf_ikbo_attention_params *params, const rf_ikbo_queries *queries,
+                               const rf_attention_items *items, const int64_t *order, const int32_t *rows,
+                               const rf__attention_result *from, const rf_cuda_stream *stream) {
+    const int64_t element = rf__dtype_bytes(params->dtype);
+    int64_t item = 0;
+    uint64_t all = (uintptr_t)queries->out | (uint64_t)(params->dim * element);
+    if (from->out != NULL)
+        all |= (uintptr_t)from->out | (uint64_t)((from->out_pitch[0] | from->out_pitch[1]) * element);
+    const int32_t vector = vector_of(all);
+    const int64_t head_vectors = params->dim * element / vector;
+    RF_CHECK(item_size(queries->queries, params->heads, head_vectors > 0 ? head_vectors : 1, &item));
+    if (item == 0 || items->count == 0) return RF_OK;
+    const rf_attention_unpack_args args = {
+        .out = queries->out,
+        .from = from->out,
+        .from_pitch = {from->out_pitch[0] * element / vector, from->out_pitch[1] * element / vector},
+        .order = (const rf_i64 *)order,
+        .items = *items,
+        .keys = rf__attention_users_of(params, 0),
+        .rows = rows,
+        .first_chunk = from->first_chunk,
+        .end_chunk = from->end_chunk,
+        .lse = queries->lse,
+        .lse_from = from->lse,
+        .lse_pitch = {from->lse_pitch[0], from->lse_pitch[1], from->lse_pitch[2]},
+        .lse_by_chunk = from->lse_by_chunk,
+        .queries = (uint32_t)queries->queries,
+        .heads = (uint32_t)params->heads,
+        .group = (uint32_t)(params->heads / params->kv_heads),
+        .head_vectors = (uint32_t)head_vectors,
+        .item_pieces = (uint32_t)item};
+    return launch(&unpack_source, vector, (items->count * item - 1) / STEPS + 1, &args, stream);
+}
