@@ -107,9 +107,10 @@ def user_by_user(i: Inputs) -> Tensor:
     outputs = []
     rows = i.grouped().split([count * i.q.shape[1] for count in i.counts])
     for user, (q, length) in enumerate(zip(rows, i.lengths, strict=True)):
-        k, v = (each[user, :length].transpose(0, 1) for each in (i.k, i.v))
-        gqa = q.shape[1] != k.shape[0]
-        outputs.append(scaled_dot_product_attention(q.transpose(0, 1), k, v, enable_gqa=gqa).transpose(0, 1))
+        # With a batch of one: the fast backends take four dims alone.
+        turned = (each[None].transpose(1, 2) for each in (q, i.k[user, :length], i.v[user, :length]))
+        out = scaled_dot_product_attention(*turned, enable_gqa=q.shape[1] != i.k.shape[2])
+        outputs.append(out.transpose(1, 2)[0])
     return i.ungrouped(torch.cat(outputs))
 
 

@@ -53,13 +53,13 @@ CONFIGS = (
 @triton.jit
 def accumulated(x, k, v, user, column, step, length, scale, high, total, out,
                 block_n: tl.constexpr, dim: tl.constexpr, masked: tl.constexpr):  # fmt: skip
-    """One block of keys into the running maximum `high`, the sum of weights `total`, and `out`."""
+    """One block of keys into the running maximum `high` (scaled), the sum of weights `total`, and `out`."""
     keys = k.load([user, step, column]).reshape(block_n, dim)
-    scores = tl.dot(x, keys.T) * scale
+    scores = tl.dot(x, keys.T)
     if masked:
         scores = tl.where(step + tl.arange(0, block_n)[None, :] < length, scores, float("-inf"))
-    higher = tl.maximum(high, tl.max(scores, 1))
-    weights = tl.math.exp2(scores - higher[:, None])
+    higher = tl.maximum(high, tl.max(scores, 1) * scale)
+    weights = tl.math.exp2(scores * scale - higher[:, None])  # one multiply-add each
     shrink = tl.math.exp2(high - higher)
     total = total * shrink + tl.sum(weights, 1)
     values = v.load([user, step, column]).reshape(block_n, dim)
