@@ -129,12 +129,6 @@ def test_the_driver_gets_what_it_can_do(cuda_build: Build, tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize("kind", ["plain", "address"])
-def test_a_stream_with_few_sms_is_named(cuda_build: Build, tmp_path: Path, kind: str) -> None:
-    run = cuda_build(kind).run
-    run("launch_of_few_sms", cache=tmp_path, gpu=True, FAKE_CUDA_FAIL="cuLaunchKernelEx:720")
-
-
-@pytest.mark.parametrize("kind", ["plain", "address"])
 @pytest.mark.parametrize("command", ["fork_device", "fork_first"])
 def test_a_child_has_no_cuda_and_hears_why(
     cuda_build: Build, warm_cache: Path, kind: str, command: str

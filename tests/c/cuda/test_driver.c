@@ -192,19 +192,6 @@ static void launch(char **arguments) {
     CHECK(context_depth() == 0, "a context was left on the stack");
 }
 
-/* launch_of_few_sms: FAKE_CUDA_FAIL has the driver refuse a cooperative launch as it does in a green context. */
-static void launch_of_few_sms(char **arguments) {
-    (void)arguments;
-    const rf__cuda_device *device = NULL;
-    const rf__launch_config config = {.grid = {66, 2}, .block = {32}, .cooperative = true};
-    const int64_t argument = 0;
-    CHECK(rf__cuda_device_get(0, &device) == RF_OK && rf__cuda_enter(device) == RF_OK, "%s", rf_last_error());
-    CHECK(rf__launch(device, &config, &argument) == RF_ERR_UNSUPPORTED &&
-              strstr(rf_last_error(), "cannot run the kernel's 132 blocks at once"),
-          "%s", rf_last_error());
-    rf__cuda_leave();
-}
-
 /* tensor_map: the driver gets the tensor as it is, and never one beyond its limits. */
 static void tensor_map(char **arguments) {
     (void)arguments;
@@ -313,8 +300,7 @@ static void tensor_map_kept(char **arguments) {
 }
 
 const command driver_commands[] = {
-    {"errors", 0, errors},         {"errors_of_two", 0, errors_of_two},
-    {"launch", 0, launch},         {"launch_of_few_sms", 0, launch_of_few_sms},
+    {"errors", 0, errors},         {"errors_of_two", 0, errors_of_two},     {"launch", 0, launch},
     {"tensor_map", 0, tensor_map}, {"tensor_map_kept", 0, tensor_map_kept},
 };
 const int n_driver_commands = (int)(sizeof driver_commands / sizeof driver_commands[0]);
