@@ -91,8 +91,7 @@ typedef struct rf_ikbo_linear_params {
 RF_API bool rf_ikbo_linear_takes(const rf_ikbo_linear_params *params, int32_t device);
 
 /* Computes a layer in the stream, which is not waited for and may be captured. RF_ERR_UNSUPPORTED, with the reason, where
- * rf_ikbo_linear_takes says no, and in a stream that has fewer SMs than the device (of a green context), whose blocks would
- * not run all at once. Bad parents are treated as by rf_ikbo_add_cuda. */
+ * rf_ikbo_linear_takes says no. Bad parents are treated as by rf_ikbo_add_cuda. */
 RF_API rf_status rf_ikbo_linear_cuda(const rf_ikbo_linear_params *params, const rf_cuda_stream *stream);
 
 RF_END_DECLARATIONS

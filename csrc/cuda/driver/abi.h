@@ -98,13 +98,12 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(TENSOR_MAP_FLOAT_OOB_FILL_NONE, 0)
 
 /* The same for CUDA_name, and for CU_MEMHOSTALLOC_name. */
-#define RF__CU_RESULT_LIST(X)                  \
-    X(SUCCESS, 0)                              \
-    X(ERROR_OUT_OF_MEMORY, 2)                  \
-    X(ERROR_NOT_INITIALIZED, 3)                \
-    X(ERROR_NO_DEVICE, 100)                    \
-    X(ERROR_NOT_READY, 600)                    \
-    X(ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, 720) \
+#define RF__CU_RESULT_LIST(X)   \
+    X(SUCCESS, 0)               \
+    X(ERROR_OUT_OF_MEMORY, 2)   \
+    X(ERROR_NOT_INITIALIZED, 3) \
+    X(ERROR_NO_DEVICE, 100)     \
+    X(ERROR_NOT_READY, 600)     \
     X(ERROR_STREAM_CAPTURE_INVALIDATED, 901)
 #define RF__CU_HOST_MEMORY_LIST(X) \
     X(PORTABLE, 1)                 \

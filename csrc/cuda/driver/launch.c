@@ -41,13 +41,7 @@ rf_status rf__launch(const rf__cuda_device *device, const rf__launch_config *con
     rf__cu_launch_config all;
     void *parameters[] = {(void *)(uintptr_t)arguments};
     RF_CHECK(config_of(device, config, attributes, &all));
-    const rf__cu_result result = device->driver->cuLaunchKernelEx(&all, config->function, parameters, NULL);
-    RF_FAIL_IF(result == RF__CU_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, RF_ERR_UNSUPPORTED,
-               "the stream's SMs cannot run the kernel's %u blocks at once, which the GPU's %d could: is it "
-               "a stream "
-               "of a green context, or of a process with a share of the SMs?",
-               (unsigned)(all.grid[0] * all.grid[1] * all.grid[2]), (int)device->sms);
-    return rf__cuda_status(result, "cuLaunchKernelEx");
+    return RF__CUDA_CALL(device->driver->cuLaunchKernelEx(&all, config->function, parameters, NULL));
 }
 
 rf_status rf__launch_clusters(const rf__cuda_device *device, const rf__launch_config *config,

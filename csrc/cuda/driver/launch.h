@@ -17,8 +17,7 @@ typedef struct rf__launch_config {
 } rf__launch_config;
 
 /* Launches a kernel whose one parameter is the struct `arguments`, which is copied. In the device's context; never waits.
- * RF_ERR_UNSUPPORTED: clusters before compute capability 9.0; cooperative, in a stream with fewer SMs than the device, where
- * the driver tells. RF_ERR_CUDA: the driver refuses, say for a grid beyond
+ * RF_ERR_UNSUPPORTED: clusters before compute capability 9.0. RF_ERR_CUDA: the driver refuses, say for a grid beyond
  * 2^31 - 1, 65,535 and 65,535 blocks, or one that is not whole clusters. */
 rf_status rf__launch(const rf__cuda_device *device, const rf__launch_config *config, const void *arguments);
 

@@ -267,10 +267,7 @@ static rf_status launch_fused(const rf__cuda_device *device, const fused_variant
                                 .cooperative = true,
                                 .stream = stream};
     if (variant->ranks > 1) launch.cluster[0] = (uint32_t)variant->ranks;
-    const rf_status status = rf__launch(device, &launch, args);
-    RF_FAIL_IF(status == RF_ERR_UNSUPPORTED, status, "recfuse.ikbo_linear: %s; use path \"broadcast\" there",
-               rf_last_error());
-    return status;
+    return rf__launch(device, &launch, args);
 }
 
 static rf_status run(const rf__cuda_device *device, const rf_ikbo_linear_params *params,

@@ -78,8 +78,7 @@ def ikbo_linear(
         ValueError, TypeError: a bad argument.
         IndexError: an element of ``cand_to_user`` outside ``[0, U)``. On a GPU it counts as a user of zeros
             with no gradient, and is raised by a later call with that weight, or by :func:`check`.
-        NotImplementedError: ``path="fused"`` where it is not possible; a stream with fewer SMs than its GPU,
-            of a green context, in which "fused" cannot run: ask for "broadcast"; forward-mode derivatives.
+        NotImplementedError: ``path="fused"`` where it is not possible; forward-mode derivatives.
 
     Gradients are torch's matmuls, and sums over each user's candidates in float32 by its ``index_add``, which
     is deterministic on a GPU where ``torch.use_deterministic_algorithms`` asks for it; they can be
