@@ -14,11 +14,13 @@ from common.report import Figure, Panels, load_notes
 from common.table import Table, times
 from ikbo_attention.forms import (
     BY_FIGURE,
+    COPIES,
     FA3_VARLEN,
     IN_SWEEPS,
     MEANINGS,
     NAMES,
     ON_THE_CPU,
+    PATHS,
     TRITON,
     TWO_CALLS,
     VARLEN,
@@ -129,6 +131,8 @@ def figure_sweeps(setting: AttentionSetting, figure: str) -> Figure:
     tables: list[Table] = []
     panels: Panels = {}
     record: dict[str, dict[str, object]] = {}
+    # One type is enough for a plot; FlashAttention-3 runs in bfloat16.
+    plotted = "bfloat16" if "bfloat16" in arguments.dtypes else arguments.dtypes[0]
     for dtype in arguments.dtypes:
         record[dtype] = {}
         for sweep in sweeps:
@@ -145,7 +149,9 @@ def figure_sweeps(setting: AttentionSetting, figure: str) -> Figure:
             for mode in arguments.modes:
                 tables.append(_times(sweep, dtype, points, mode))
             tables.append(_errors(sweep, dtype, points))
-            panels[f"{sweep.title}, {dtype}"] = _shares(points, arguments.modes[0])
+            shares = _shares(points, arguments.modes[0])
+            if shares and dtype == plotted:
+                panels[f"{sweep.title}, {dtype}"] = shares
     if tables and figure == "main":
         tables[0].notes += [f"{name}: {meaning}." for name, meaning in MEANINGS.items()]
     return Figure(tables, panels, record, unit=UNIT)
@@ -226,9 +232,11 @@ def _percent(part: float | None, whole: float | None) -> str:
 
 
 def _shares(points: Mapping[str, AttentionPoint], mode: str) -> dict[str, dict[str, float]]:
-    """By contestant and label, of the large matmul's rate; of those that ran at every point."""
+    """By contestant and label, of the large matmul's rate; of the faster forms that ran at every point."""
     series: dict[str, dict[str, float]] = {}
     for name in NAMES:
+        if name in (*COPIES, *PATHS, "packed flash"):
+            continue
         rates = {label: point.rate(mode, name) for label, point in points.items()}
         if None not in rates.values():
             series[name] = {label: rates[label] / point.matmul_rate(mode) for label, point in points.items()}
