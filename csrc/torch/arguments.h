@@ -25,11 +25,12 @@ rf_status rf__fused_grad_read(rf__call *call, int argument, int64_t bags, rf__te
 /* Of ikbo_linear and ikbo_linear_chain, which is the same for two levels and for up to four. */
 
 /* How a call is computed: name, text. The last is none of its own, but the best of the others. */
-#define RF__IKBO_PATH_LIST(X)            \
-    X(RF__IKBO_DECOMPOSED, "decomposed") \
-    X(RF__IKBO_ALIGNED, "aligned")       \
-    X(RF__IKBO_BROADCAST, "broadcast")   \
-    X(RF__IKBO_FUSED, "fused")           \
+#define RF__IKBO_PATH_LIST(X)                \
+    X(RF__IKBO_DECOMPOSED, "decomposed")     \
+    X(RF__IKBO_ALIGNED, "aligned")           \
+    X(RF__IKBO_BROADCAST, "broadcast")       \
+    X(RF__IKBO_FUSED, "fused")               \
+    X(RF__IKBO_CONCATENATED, "concatenated") \
     X(RF__IKBO_AUTO, "auto")
 
 typedef enum rf__ikbo_path {
@@ -64,5 +65,11 @@ typedef struct rf__ikbo_layer {
 
 /* Reads the arguments of RF__IKBO_ARGUMENTS or, with `chain`, of RF__IKBO_CHAIN_ARGUMENTS. */
 rf_status rf__ikbo_layer_read(rf__call *call, bool chain, rf__ikbo_layer *layer);
+
+/* NULL, or what keeps a call from the concatenated form; whether that is what "auto" is; and its run. */
+const char *rf__ikbo_concatenated_refusal(const rf__call *call, const rf__ikbo_layer *layer);
+rf_status rf__ikbo_concatenated_is_best(const rf__call *call, const rf__ikbo_layer *layer, bool *best);
+rf_status rf__ikbo_concatenated_run(rf__call *call, const rf__ikbo_layer *layer, AtenTensorHandle output,
+                                    void *data);
 
 #endif

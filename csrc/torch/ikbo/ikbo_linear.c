@@ -3,6 +3,7 @@
  * Four ways to the same result, the stages of the paper: "decomposed" has a matmul of torch for each level, the users'
  * products gathered for their candidates into memory, and an addition; "aligned" the same with rows of weights padded to 16
  * bytes, which tensor cores want; "broadcast" adds from the users' products in one kernel; "fused" is one launch in all.
+ * A fifth, "concatenated" (linear_concatenated.c), is for users of one candidate each.
  * A level's products go to a temporary, the last one's to the output. torch's matmuls are called by the operators that
  * write to a given tensor: autocast, which would change the type, leaves them alone.
  */
@@ -211,9 +212,22 @@ static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer) {
     RF_FAIL_IF(layer->path == RF__IKBO_FUSED && on_cpu, RF_ERR_UNSUPPORTED,
                "path is \"fused\", which is a kernel of GPUs, with tensors on the CPU; use \"auto\" or "
                "\"broadcast\"");
+    const char *reason =
+        layer->path == RF__IKBO_CONCATENATED ? rf__ikbo_concatenated_refusal(call, layer) : NULL;
+    RF_FAIL_IF(
+        reason != NULL, RF_ERR_UNSUPPORTED,
+        "path is \"concatenated\", which is for two levels of two dimensions on the CPU: %s; use \"auto\" "
+        "or \"broadcast\"",
+        reason);
     if (layer->path != RF__IKBO_AUTO) return RF_OK;
+    if (on_cpu) {
+        bool best = false;
+        RF_CHECK(rf__ikbo_concatenated_is_best(call, layer, &best));
+        layer->path = best ? RF__IKBO_CONCATENATED : RF__IKBO_BROADCAST;
+        return RF_OK;
+    }
     const rf_ikbo_linear_params params = fused_params(layer, NULL);
-    bool fits = !on_cpu;
+    bool fits = true;
     for (int32_t l = 0; l < layer->n_levels; l++) fits = fits && has_rows(layer, l);
     fits = fits && rf_ikbo_linear_takes(&params, call->device.index);
     layer->path = fits ? RF__IKBO_FUSED : RF__IKBO_BROADCAST;
@@ -240,6 +254,8 @@ static rf_status run_layer(rf__call *call, bool chain) {
     const int64_t sizes[3] = {layer.inputs[layer.n_levels - 1].sizes[0], layer.m, layer.n};
     RF_CHECK(rf__call_output(call, 0, 2 + layer.matrices, sizes, rf__torch_dtype(layer.dtype), &data));
     if (layer.path == RF__IKBO_FUSED) return run_fused(call, &layer, data);
+    if (layer.path == RF__IKBO_CONCATENATED)
+        return rf__ikbo_concatenated_run(call, &layer, call->outputs[0].tensor, data);
     return run_levels(call, &layer, call->outputs[0].tensor, data);
 }
 

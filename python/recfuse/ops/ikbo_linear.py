@@ -26,7 +26,7 @@ _linear = _ops.ikbo_linear.default
 _chain = _ops.ikbo_linear_chain.default
 _call_linear = _linear._op  # what calling _linear does, without its frame in Python
 
-Path = Literal["decomposed", "aligned", "broadcast", "fused"]
+Path = Literal["decomposed", "aligned", "broadcast", "fused", "concatenated"]
 """How a call is computed, in the order of the operator's numbers."""
 PATHS: tuple[Path, ...] = get_args(Path)
 MOST_LEVELS = 4
@@ -67,7 +67,9 @@ def ikbo_linear(
             users and candidates, the users' part written out for each candidate, an addition; "aligned": the
             same with rows of the weights padded to 16 bytes on a GPU; "broadcast": these matmuls and one
             kernel that adds from the users' part; "fused": one kernel in all, on GPUs that have it, else
-            refused. "auto": the best of those that take the call; :func:`ikbo_linear_path` says which.
+            refused; "concatenated": users' features copied beside their candidates' and one matmul of torch,
+            on the CPU and for inputs of two dimensions. "auto": the best of those that take the call;
+            :func:`ikbo_linear_path` says which.
         bounds_check: "on" checks ``cand_to_user``; "off" trusts it: a bad one is then undefined behaviour.
 
     Returns:
