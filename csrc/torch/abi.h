@@ -97,6 +97,17 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
     /* text of this thread's last failure inside libtorch */       \
     X(const char *, torch_exception_get_what_without_backtrace, (void))
 
+/* In libtorch_cuda, which need not be there: found at run time (cuda.c). Handles are borrowed, NULL is None.
+ * X(result, name, parameters) */
+#define RF__TORCH_CUDA_LIST(X)                                                                         \
+    X(int32_t, aoti_torch_cuda__efficient_attention_forward,                                           \
+      (AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle * bias,  \
+       AtenTensorHandle * cu_seqlens_q, AtenTensorHandle * cu_seqlens_k, int64_t *max_seqlen_q,        \
+       int64_t *max_seqlen_k, double dropout_p, int64_t custom_mask_type, int32_t compute_log_sumexp,  \
+       double *scale, AtenTensorHandle *seqlen_k, int64_t *window_size, AtenTensorHandle *output,      \
+       AtenTensorHandle *logsumexp, AtenTensorHandle *seed, AtenTensorHandle *offset, int64_t *most_q, \
+       int64_t *most_k))
+
 #ifndef RF__TORCH_LISTS_ONLY
 #define RF__TORCH_DECLARE(result, name, parameters) result name parameters;
 #define RF__TORCH_DECLARE_WEAK(result, name, parameters) __attribute__((weak)) result name parameters;
@@ -104,6 +115,10 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
 RF__TORCH_LIST(RF__TORCH_DECLARE)
 RF__TORCH_NEWER_LIST(RF__TORCH_DECLARE_WEAK)
 RF__TORCH_DTYPE_LIST(RF__TORCH_DECLARE_DTYPE)
+
+/* name_type: the type of such a function. */
+#define RF__TORCH_TYPE(result, name, parameters) typedef result name##_type parameters;
+RF__TORCH_CUDA_LIST(RF__TORCH_TYPE)
 
 /* The C++ operators new and delete of libtorch's runtime: they hold boxed optionals on torch < 2.13. */
 __attribute__((weak)) void *rf__cxx_new(size_t bytes) __asm__("_Znwm");

@@ -84,6 +84,9 @@ rf_status rf__call_output_text(rf__call *call, int output, const char *text);
 rf_status rf__call_executor(rf_executor *executor);
 /* torch's current stream of the call's GPU. RF_ERR_UNSUPPORTED: this torch has no CUDA. */
 rf_status rf__call_stream(const rf__call *call, rf_cuda_stream *stream);
+/* torch's memory-efficient attention, by its function in libtorch_cuda: torch_call_dispatcher takes results of several
+ * types, which the operator has, in the wrong order. RF_ERR_UNSUPPORTED: this torch has none. */
+rf_status rf__call_efficient_attention(aoti_torch_cuda__efficient_attention_forward_type **function);
 /* torch's caching allocator of that GPU. Blocks are tensors. Memory that lasts is made on a thread of its own: see
  * cuda.c. */
 rf_cuda_allocator rf__call_allocator(const rf__call *call);

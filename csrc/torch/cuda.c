@@ -15,6 +15,7 @@ typedef struct torch_cuda {
     int32_t (*current_stream)(int32_t device, void **stream);
     int32_t (*create_stream_guard)(void *stream, int32_t device, stream_guard *guard);
     int32_t (*delete_stream_guard)(stream_guard guard);
+    aoti_torch_cuda__efficient_attention_forward_type *efficient_attention; /* NULL where there is none */
 } torch_cuda;
 
 /* Filled under the lock, and read once `found` says so. */
@@ -26,13 +27,14 @@ static pthread_mutex_t finding =
 static rf_status torch_cuda_get(const torch_cuda **cuda) {
     *cuda = &functions;
     if (atomic_load_explicit(&found, memory_order_acquire)) return RF_OK;
-    torch_cuda all = {NULL, NULL, NULL};
+    torch_cuda all = {NULL, NULL, NULL, NULL};
     /* A tensor on a GPU has come: torch has loaded it. */
     void *library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
     if (library != NULL) {
         *(void **)&all.current_stream = dlsym(library, "aoti_torch_get_current_cuda_stream");
         *(void **)&all.create_stream_guard = dlsym(library, "aoti_torch_create_cuda_stream_guard");
         *(void **)&all.delete_stream_guard = dlsym(library, "aoti_torch_delete_cuda_stream_guard");
+        *(void **)&all.efficient_attention = dlsym(library, "aoti_torch_cuda__efficient_attention_forward");
     }
     RF_FAIL_IF(all.current_stream == NULL || all.create_stream_guard == NULL ||
                    all.delete_stream_guard == NULL,
@@ -52,6 +54,16 @@ rf_status rf__call_stream(const rf__call *call, rf_cuda_stream *stream) {
     RF_CHECK(torch_cuda_get(&cuda));
     stream->device = call->device.index;
     RF__TORCH_CHECK(cuda->current_stream(stream->device, &stream->stream));
+    return RF_OK;
+}
+
+rf_status rf__call_efficient_attention(aoti_torch_cuda__efficient_attention_forward_type **function) {
+    const torch_cuda *cuda = NULL;
+    RF_CHECK(torch_cuda_get(&cuda));
+    RF_FAIL_IF(cuda->efficient_attention == NULL, RF_ERR_UNSUPPORTED,
+               "this torch has no memory-efficient attention that recfuse can find (libtorch_cuda.so with "
+               "aoti_torch_cuda__efficient_attention_forward); use float16 or bfloat16, or the CPU");
+    *function = cuda->efficient_attention;
     return RF_OK;
 }
 

@@ -63,6 +63,24 @@ def names(list_name: str) -> set[str]:
     return set(re.findall(r"\bX\([\w *]+?,\s*(\w+),", body[1]))
 
 
+CUDA_HEADER = "#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>\n"
+
+
+@pytest.mark.skipif(CXX is None, reason="no C++ compiler to read torch's headers with")
+@pytest.mark.parametrize("wrong", [False, True])
+def test_prototypes_of_what_is_found_at_run_time(tmp_path: Path, wrong: bool) -> None:
+    """Functions of libtorch_cuda, whose header is there without it too."""
+    text = HOLDS.format(abi=ABI) + "RF__TORCH_CUDA_LIST(HOLDS)\n"
+    if wrong:
+        text = text.replace("result parameters>", "long parameters>")
+    source = tmp_path / "cuda.cpp"
+    source.write_text(CUDA_HEADER + text)
+    command = [str(CXX), "-std=c++20", "-fsyntax-only", f"-I{TORCH / 'include'}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode != 0) == wrong, done.stderr
+    assert not wrong or "aoti_torch_cuda__efficient_attention_forward" in done.stderr, done.stderr
+
+
 REQUIRED = names("RF__TORCH_LIST") | names("RF__TORCH_DTYPE_LIST")
 OPTIONAL = names("RF__TORCH_NEWER_LIST")
 

@@ -13,9 +13,13 @@
 #include "torch/dispatch.h"
 #include "torch/ikbo/ikbo_attention.h"
 
+#ifndef RF__MOST_SEQUENCES
+#define RF__MOST_SEQUENCES 65535 /* of a launch: a grid's dimension; tests have fewer */
+#endif
+
 enum {
     CHUNK_ROWS = 1024, /* about as many in a chunk: some tiles of each kernel, and few of them empty */
-    MOST_SEQUENCES = 65535, /* of a launch: a grid's dimension */
+    MOST_HEADS = 65535,
     MOST_FLASH_DIM = 256,
     PADDED = 8, /* elements: heads that the kernels take are multiples of it */
     ALIGNED = 16 /* bytes: of addresses and pitches that they read by */
@@ -144,24 +148,41 @@ static rf_status queries_pack(packed_call *packed, AtenTensorHandle handle, pack
     return rf__attention_pack(&rows, set->order, to, packed->padded, &packed->stream);
 }
 
-/* Passes [rows, kv_heads, padded], with a dimension of 1 before them for the memory-efficient kernel. */
-static rf_status rows_pass(const packed_call *packed, rf__dispatch *call, AtenTensorHandle tensor,
-                           int64_t rows, const int64_t pitch[2]) {
+/* A view [rows, kv_heads, padded], with a dimension of 1 before them for the memory-efficient kernel. */
+static rf_status rows_view(const packed_call *packed, AtenTensorHandle tensor, int64_t rows,
+                           const int64_t pitch[2], AtenTensorHandle *view) {
     const int64_t sizes[4] = {1, rows, packed->params->kv_heads, packed->padded};
     const int64_t strides[4] = {rows * pitch[0], pitch[0], pitch[1], 1};
     const int first = packed->flash;
-    AtenTensorHandle view = NULL;
-    RF_CHECK(rf__tensor_view(tensor, 4 - first, sizes + first, strides + first, 0, &view));
-    rf__pass_tensor(call, view);
-    return RF_OK;
+    return rf__tensor_view(tensor, 4 - first, sizes + first, strides + first, 0, view);
 }
 
-static rf_status integers_pass(rf__dispatch *call, const packed_set *set, int64_t offset, int64_t count) {
-    const int64_t stride = 1;
-    AtenTensorHandle view = NULL;
-    RF_CHECK(rf__tensor_view(set->chunks, 1, &count, &stride, offset, &view));
-    rf__pass_optional_tensor(call, view);
-    return RF_OK;
+/* What both kernels read. */
+typedef struct operands {
+    AtenTensorHandle q, k, v, rows, first, lengths;
+} operands;
+
+static void operands_free(operands *views) {
+    rf__tensor_free(views->q);
+    rf__tensor_free(views->k);
+    rf__tensor_free(views->v);
+    rf__tensor_free(views->rows);
+    rf__tensor_free(views->first);
+    rf__tensor_free(views->lengths);
+    *views = (operands){NULL, NULL, NULL, NULL, NULL, NULL};
+}
+
+static rf_status operands_view(const packed_call *packed, const packed_set *set, int64_t first, int64_t end,
+                               operands *views) {
+    const packed_keys *keys = &packed->keys;
+    const int64_t chunks = rf_attention_chunks(&set->items), stride = 1;
+    const int64_t count = end - first, count_and_end = count + 1;
+    RF_CHECK(rows_view(packed, set->q, set->items.count * set->items.rows, set->q_pitch, &views->q));
+    RF_CHECK(rows_view(packed, keys->k, keys->rows, keys->k_pitch, &views->k));
+    RF_CHECK(rows_view(packed, keys->v, keys->rows, keys->v_pitch, &views->v));
+    RF_CHECK(rf__tensor_view(set->chunks, 1, &count_and_end, &stride, first, &views->rows));
+    RF_CHECK(rf__tensor_view(set->chunks, 1, &count_and_end, &stride, chunks + 1 + first, &views->first));
+    return rf__tensor_view(set->chunks, 1, &count, &stride, 2 * (chunks + 1) + first, &views->lengths);
 }
 
 static int64_t most_rows(const packed_set *set) {
@@ -169,40 +190,54 @@ static int64_t most_rows(const packed_set *set) {
     return (items < set->items.count ? items : set->items.count) * set->items.rows;
 }
 
-/* aten::_flash_attention_forward and aten::_efficient_attention_forward of the chunks from `first` to before `end`. */
+static rf_status attend_by_flash(const packed_call *packed, int64_t most, operands *views,
+                                 rf__dispatch *call) {
+    rf__pass_tensor(call, views->q);
+    rf__pass_tensor(call, views->k);
+    rf__pass_tensor(call, views->v);
+    rf__pass_optional_tensor(call, views->rows);
+    rf__pass_optional_tensor(call, views->first);
+    rf__pass_integer(call, most);
+    rf__pass_integer(call, packed->params->positions);
+    rf__pass_number(call, 0); /* dropout_p */
+    rf__pass_boolean(call, false); /* is_causal */
+    rf__pass_boolean(call, false); /* return_debug_mask */
+    rf__pass_optional_number(call, packed->params->scale);
+    rf__pass_none(call); /* window_size_left */
+    rf__pass_none(call); /* window_size_right */
+    rf__pass_optional_tensor(call, views->lengths);
+    *views = (operands){NULL, NULL, NULL, NULL, NULL, NULL}; /* the call's */
+    return rf__dispatch_run(call, 5);
+}
+
+static rf_status attend_efficiently(const packed_call *packed, bool with_lse, int64_t most, operands *views,
+                                    rf__dispatch *call) {
+    aoti_torch_cuda__efficient_attention_forward_type *function = NULL;
+    int64_t most_keys = packed->params->positions, most_found[2];
+    double scale = packed->params->scale;
+    AtenTensorHandle *results = call->results;
+    RF_CHECK(rf__call_efficient_attention(&function));
+    const int32_t code = function(views->q, views->k, views->v, NULL, &views->rows, &views->first, &most,
+                                  &most_keys, 0, 0, with_lse, &scale, &views->lengths, NULL, &results[0],
+                                  &results[1], &results[2], &results[3], &most_found[0], &most_found[1]);
+    RF_CHECK(rf__torch_status(code, call->name));
+    call->n_results = 4;
+    return RF_OK;
+}
+
+/* torch's attention of the chunks from `first` to before `end`; its results are the call's. */
 static rf_status attend(const packed_call *packed, const packed_set *set, int64_t first, int64_t end,
                         rf__dispatch *call) {
-    const int64_t chunks = rf_attention_chunks(&set->items), count = end - first;
-    const int64_t lengths = 2 * (chunks + 1) + first;
-    const bool flash = packed->flash;
-    *call =
-        rf__dispatch_of(flash ? "aten::_flash_attention_forward" : "aten::_efficient_attention_forward", "");
-    RF_CHECK(rows_pass(packed, call, set->q, set->items.count * set->items.rows, set->q_pitch));
-    RF_CHECK(rows_pass(packed, call, packed->keys.k, packed->keys.rows, packed->keys.k_pitch));
-    RF_CHECK(rows_pass(packed, call, packed->keys.v, packed->keys.rows, packed->keys.v_pitch));
-    if (!flash) rf__pass_none(call); /* bias */
-    RF_CHECK(integers_pass(call, set, first, count + 1)); /* where queries begin */
-    RF_CHECK(integers_pass(call, set, chunks + 1 + first, count + 1)); /* where keys begin */
-    if (flash) {
-        rf__pass_integer(call, most_rows(set));
-        rf__pass_integer(call, packed->params->positions);
-        rf__pass_number(call, 0); /* dropout_p */
-        rf__pass_boolean(call, false); /* is_causal */
-        rf__pass_boolean(call, false); /* return_debug_mask */
-        rf__pass_optional_number(call, packed->params->scale);
-        rf__pass_none(call); /* window_size_left */
-        rf__pass_none(call); /* window_size_right */
-        RF_CHECK(integers_pass(call, set, lengths, count));
-    } else {
-        rf__pass_optional_integer(call, most_rows(set));
-        rf__pass_optional_integer(call, packed->params->positions);
-        rf__pass_number(call, 0); /* dropout_p */
-        rf__pass_integer(call, 0); /* custom_mask_type */
-        rf__pass_boolean(call, set->queries->lse != NULL);
-        rf__pass_optional_number(call, packed->params->scale);
-        RF_CHECK(integers_pass(call, set, lengths, count));
-    }
-    return rf__dispatch_run(call, flash ? 5 : 4);
+    operands views = {NULL, NULL, NULL, NULL, NULL, NULL};
+    const int64_t most = most_rows(set);
+    *call = rf__dispatch_of(
+        packed->flash ? "aten::_flash_attention_forward" : "aten::_efficient_attention_forward", "");
+    rf_status status = operands_view(packed, set, first, end, &views);
+    if (status == RF_OK)
+        status = packed->flash ? attend_by_flash(packed, most, &views, call)
+                               : attend_efficiently(packed, set->queries->lse != NULL, most, &views, call);
+    operands_free(&views);
+    return status;
 }
 
 /* Reads what torch gave, and writes outputs from it. */
@@ -237,7 +272,7 @@ static rf_status results_write(const packed_call *packed, const packed_set *set,
 /* As many chunks at once as a launch takes, and the memory-efficient kernel counts log-sum-exps of in 32 bits. */
 static int64_t chunks_at_once(const packed_call *packed, const packed_set *set) {
     const int64_t most = INT32_MAX / (rf__round_up(most_rows(set), 32) * packed->params->kv_heads);
-    return packed->flash || most >= MOST_SEQUENCES ? MOST_SEQUENCES : most > 0 ? most : 1;
+    return packed->flash || most >= RF__MOST_SEQUENCES ? RF__MOST_SEQUENCES : most > 0 ? most : 1;
 }
 
 static rf_status chunks_run(packed_call *packed, AtenTensorHandle handle, packed_set *set) {
@@ -331,9 +366,9 @@ static rf_status kernel_choose(packed_call *packed) {
     RF_CHECK(rf__cuda_device_get(packed->stream.device, &device));
     RF_FAIL_IF(dtype == RF_BFLOAT16 && device->cc_major < 8, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_attention: q is bfloat16, which needs a GPU of compute capability 8.0 or newer");
-    RF_FAIL_IF(packed->params->kv_heads > MOST_SEQUENCES, RF_ERR_UNSUPPORTED,
+    RF_FAIL_IF(packed->params->kv_heads > MOST_HEADS, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_attention: k has " RF__I64 " heads; path \"packed\" takes up to %d",
-               packed->params->kv_heads, (int)MOST_SEQUENCES);
+               packed->params->kv_heads, (int)MOST_HEADS);
     packed->flash = dtype != RF_FLOAT32 && device->cc_major >= 8 && packed->padded <= MOST_FLASH_DIM;
     return RF_OK;
 }

@@ -120,6 +120,18 @@ static void errors(char **arguments) {
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_INDEX,
                  "recfuse.ikbo_linear: cand_to_user[70] is 12; x_user has no items, which allows no index");
+    record.operator_number = RF_OPERATOR_ikbo_attention, record.argument = RF_ARGUMENT_attending_to;
+    CHECK(record_write(&word, record), "not recorded");
+    expect_error(gpu, &word, RF_ERR_INDEX,
+                 "recfuse.ikbo_attention: cand_to_user[70] is 12; k has no users, which allows no index");
+    record.argument = RF_ARGUMENT_kv_lengths, record.lookups = 9;
+    CHECK(record_write(&word, record), "not recorded");
+    expect_error(gpu, &word, RF_ERR_VALUE,
+                 "kv_lengths[70] is 12; allowed is 0 to 9, the positions of a user of k (found on the GPU");
+    record.argument = RF_ARGUMENT_kv_offsets, record.position = 0, record.limit = 4;
+    CHECK(record_write(&word, record), "not recorded");
+    expect_error(gpu, &word, RF_ERR_VALUE,
+                 "kv_offsets[0] is 12; allowed is 4 to 9, the positions of k, from the offset before on (");
     record = (rf_error_record){.argument = RF_ARGUMENT_offsets, .feature = -1, .value = 5, .lookups = 100};
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_VALUE, "offsets[0] is 5; the first bag must begin at 0");
