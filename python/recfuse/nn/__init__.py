@@ -1,5 +1,5 @@
-"""Modules: drop-in embedding bags, collections of tables that are pooled in one call, and linear layers over
-users and their candidates.
+"""Modules: drop-in embedding bags, collections of tables that are pooled in one call, and linear layers and
+attention over users and their candidates.
 """
 
 from recfuse.nn.collection import FusedEmbeddingBagCollection, Table
@@ -7,6 +7,7 @@ from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.linear_compression import IKBOLinear, LinearCompression
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.table_list import FusedEmbeddingBagList
+from recfuse.nn.target_attention import TargetAttention
 
 __all__ = [
     "EmbeddingBag",
@@ -16,4 +17,5 @@ __all__ = [
     "LinearCompression",
     "Mapping",
     "Table",
+    "TargetAttention",
 ]

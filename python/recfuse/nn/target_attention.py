@@ -1,0 +1,162 @@
+"""Attention of candidates over their users' histories: ``TargetAttention``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfuse._arguments import integer
+from recfuse.errors import ArgumentValueError
+from recfuse.ops import ikbo_attention
+from recfuse.ops.library import check_tensor
+
+_MOST = 2**31 - 1
+
+
+class TargetAttention(torch.nn.Module):
+    """Multi-head attention of candidates over the history of their user, which many candidates share.
+
+    What ``torch.nn.MultiheadAttention`` gives for histories that are gathered for each candidate,
+    ``x_user[cand_to_user]``; a history is projected once for all candidates of its user, and no key or value
+    is copied for one.
+
+    Args:
+        embed_dim: features ``E`` of a candidate's queries and of the result.
+        num_heads: of queries.
+        kv_heads: of keys and values, a divisor of ``num_heads``; by default as many.
+        head_dim: dims of a head; by default ``embed_dim // num_heads``.
+        kdim: features ``Ek`` of a history's positions; by default ``E``.
+        vdim: features ``Ev`` of ``x_values``; by default ``kdim``.
+        bias: whether projections have one.
+        path: as of :func:`recfuse.ikbo_attention`.
+        device, dtype: of the parameters.
+
+    ``q_proj``, ``k_proj``, ``v_proj`` and ``out_proj`` are ``torch.nn.Linear`` modules, drawn as those of
+    ``MultiheadAttention``. There is no dropout and no mask but lengths.
+
+    Source: IKBO (in-kernel broadcast optimization), section 3, target attention.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        bias: bool = True,
+        *,
+        path: str = "auto",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Makes the parameters.
+
+        Raises:
+            ValueError, TypeError: sizes that do not fit each other, or are none.
+        """
+        super().__init__()
+        self.embed_dim, self.num_heads = _size("embed_dim", embed_dim), _size("num_heads", num_heads)
+        self.kv_heads = self.num_heads if kv_heads is None else _size("kv_heads", kv_heads)
+        if self.num_heads % self.kv_heads:
+            raise ArgumentValueError(
+                f"TargetAttention: kv_heads is {self.kv_heads}, must divide num_heads, {self.num_heads}"
+            )
+        if head_dim is None and self.embed_dim % self.num_heads:
+            raise ArgumentValueError(
+                f"TargetAttention: num_heads is {self.num_heads}, must divide embed_dim, {self.embed_dim}; "
+                "or say head_dim"
+            )
+        self.head_dim = self.embed_dim // self.num_heads if head_dim is None else _size("head_dim", head_dim)
+        self.kdim = self.embed_dim if kdim is None else _size("kdim", kdim)
+        self.vdim = self.kdim if vdim is None else _size("vdim", vdim)
+        self.path = path
+        of_q, of_kv = self.num_heads * self.head_dim, self.kv_heads * self.head_dim
+        options: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.q_proj = torch.nn.Linear(self.embed_dim, of_q, **options)
+        self.k_proj = torch.nn.Linear(self.kdim, of_kv, **options)
+        self.v_proj = torch.nn.Linear(self.vdim, of_kv, **options)
+        self.out_proj = torch.nn.Linear(of_q, self.embed_dim, **options)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws weights as ``torch.nn.MultiheadAttention`` does; biases are zeros."""
+        for linear in (self.q_proj, self.k_proj, self.v_proj):
+            torch.nn.init.xavier_uniform_(linear.weight)
+        self.out_proj.reset_parameters()
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            if linear.bias is not None:
+                torch.nn.init.zeros_(linear.bias)
+
+    def forward(
+        self,
+        x_cand: Tensor,
+        x_user: Tensor,
+        cand_to_user: Tensor,
+        kv_lengths: Tensor | None = None,
+        kv_offsets: Tensor | None = None,
+        x_values: Tensor | None = None,
+        x_user_queries: Tensor | None = None,
+    ) -> Any:
+        """Applies the layer.
+
+        Args:
+            x_cand: ``[B, Sq, E]``, what the candidates ask.
+            x_user: ``[U, Skv, Ek]``, the users' histories; with ``kv_offsets`` ``[total, Ek]``.
+            cand_to_user: int32 or int64 ``[B]``: the user of each candidate.
+            kv_lengths, kv_offsets: as of :func:`recfuse.ikbo_attention`. What lies behind a length has no
+                effect on the result; in training it must be finite all the same, or the gradients of the
+                projections are NaN.
+            x_values: ``[U, Skv, Ev]`` or ``[total, Ev]``, from which values are made; by default ``x_user``.
+            x_user_queries: ``[U, Su, E]``, queries of the users themselves, answered in the same launch.
+
+        Returns:
+            ``[B, Sq, E]``; with ``x_user_queries`` the pair of ``[U, Su, E]`` and that.
+
+        Raises:
+            As :func:`recfuse.ikbo_attention`.
+        """
+        of_history = "users, positions" if kv_offsets is None else "positions"
+        x_values = x_user if x_values is None else x_values
+        _check("x_cand", x_cand, "candidates, queries", self.embed_dim)
+        _check("x_user", x_user, of_history, self.kdim)
+        _check("x_values", x_values, of_history, self.vdim)
+        q_user = None
+        if x_user_queries is not None:
+            _check("x_user_queries", x_user_queries, "users, queries", self.embed_dim)
+            q_user = self.q_proj(x_user_queries).unflatten(-1, (self.num_heads, self.head_dim))
+        kv = self.kv_heads, self.head_dim
+        found = ikbo_attention(
+            self.q_proj(x_cand).unflatten(-1, (self.num_heads, self.head_dim)),
+            self.k_proj(x_user).unflatten(-1, kv),
+            self.v_proj(x_values).unflatten(-1, kv),
+            cand_to_user,
+            kv_lengths=kv_lengths,
+            kv_offsets=kv_offsets,
+            q_user=q_user,
+            path=self.path,
+        )
+        if q_user is None:
+            return self.out_proj(found.flatten(2))
+        return tuple(self.out_proj(one.flatten(2)) for one in found)
+
+    def extra_repr(self) -> str:
+        """What the layer is, for ``print``."""
+        shown = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, kv_heads={self.kv_heads}, "
+        return f"{shown}head_dim={self.head_dim}"
+
+
+def _size(name: str, value: Any) -> int:
+    return integer(f"TargetAttention: {name}", value, 1, _MOST)
+
+
+def _check(name: str, given: Any, sizes: str, features: int) -> None:
+    """Raises where an input is not a tensor of these sizes and features."""
+    check_tensor("nn.TargetAttention", name, given)
+    if given.dim() != sizes.count(",") + 2 or given.shape[-1] != features:
+        raise ArgumentValueError(
+            f"TargetAttention: {name} is {list(given.shape)}, must be [{sizes}, {features}]"
+        )
