@@ -75,7 +75,7 @@ class IKBOAttention(torch.autograd.Function):
             kv_lengths,
             kv_offsets,
         )
-        parts = dq.split([size.numel() for size in sizes])
+        parts = dq.split([items * rows for items, rows in sizes])  # numel() would fix them
         *of_users, of_candidates = (part.unflatten(0, size) for part, size in zip(parts, sizes, strict=True))
         return None, None, *(of_users or (None,)), of_candidates, dk, dv, None, None, None
 
