@@ -43,8 +43,8 @@ typedef struct rf_ikbo_attention_params {
     const rf_cuda_allocator *allocator; /* [1]: gives the workspace of the call */
 } rf_ikbo_attention_params;
 
-/* Whether rf_ikbo_attention_cuda takes these sizes, types and addresses on a device. Never waits; false also where there is
- * no such device. */
+/* Whether rf_ikbo_attention_cuda takes these sizes, types and addresses on a device; outputs and allocator may be NULL. Never
+ * waits; false also where there is no such device. */
 RF_API bool rf_ikbo_attention_takes(const rf_ikbo_attention_params *params, int32_t device);
 
 /* Computes in one launch, behind a small one that groups candidates by user; pointers are of the device. The stream is not

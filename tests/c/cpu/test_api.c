@@ -28,6 +28,9 @@
     X(fused_backward_errors)      \
     X(ikbo_add_random)            \
     X(ikbo_add_errors)            \
+    X(ikbo_attention_groups)      \
+    X(ikbo_attention_keys)        \
+    X(ikbo_attention_errors)      \
     X(huge_pages)                 \
     X(threads)
 
