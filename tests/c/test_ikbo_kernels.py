@@ -46,3 +46,12 @@ def test_products_run_on_tensor_cores_one_behind_the_other(
 def test_packing_needs_no_stack(dtype: int, tmp_path: Path) -> None:
     log = standalone("ikbo_linear/pack.cu", "sm_90a", {"RF_DTYPE": str(dtype)}, tmp_path)
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")], log
+
+
+@pytest.mark.parametrize("tail", [0, 1])
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16])
+def test_adding_needs_no_stack(dtype: int, tail: int, tmp_path: Path) -> None:
+    """With the products of the last rows of k and without."""
+    defines = {"RF_DTYPE": str(dtype), "RF_VECTOR": "16", "RF_INDEX": "int", "RF_TAIL": str(tail)}
+    log = standalone("ikbo_linear/broadcast_add.cu", "sm_80", defines, tmp_path)
+    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")], log

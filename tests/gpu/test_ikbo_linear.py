@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,6 +104,22 @@ def test_layouts(weight_layout: str, input_layout: str) -> None:
         problem = on_gpu(Case(m=48, n=n, features=(40, 24), items=(4, 30), dtype=dtype, bias=True, **layouts))
         problem.maps = [torch.stack((problem.maps[0], problem.maps[0] + 10**6), 1)[:, 0]]
         check_every_path(problem)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_rows_of_k_beyond_whole_units(dtype: torch.dtype) -> None:
+    """Those that path "broadcast" leaves to the kernel that adds; and layouts for which it does not."""
+    layouts = ("plain", "framed", "rows first", "expanded", "odd", "transposed", "poisoned")
+    for rest, layout, n in itertools.product((1, 2, 7, 8), layouts, (64, 72, 12)):
+        case = Case(
+            m=57, n=n, features=(48 + rest, 8 + rest), items=(3, 20), dtype=dtype, input_layout=layout
+        )
+        problem = on_gpu(replace(case, bias=rest > 1, activation="gelu" if rest == 7 else "none"))
+        problem.check(problem.run(path="broadcast"))
+    chain = Case(40, 64, (11, 13, 22), (3, 10, 40), dtype, torch.int32, chain=True)
+    for weight_layout in ("plain", "transposed", "poisoned"):
+        problem = on_gpu(replace(chain, weight_layout=weight_layout))
+        problem.check(problem.run(path="broadcast"))
 
 
 @pytest.mark.parametrize("levels", (2, 3, 4))

@@ -18,10 +18,13 @@ typedef struct rf_broadcast_add_args {
     rf_i32 replace;    /* out is not read */
     rf_i32 map;        /* as in rf_ikbo_add_params */
     rf_i32 report;     /* whether a bad parent is recorded */
-    rf_i32 unused;
+    rf_i32 tail;       /* rows of k that the products in `out` lack, 0 to 7 */
     rf_error_word errors;
+    /* Of these rows, as of rf__ikbo_tail; `columns` and x are in whole vectors. */
+    const rf_u8 *tail_weight, *tail_x;
+    rf_i64 tail_weight_pitch[2], tail_x_pitch[2]; /* elements */
 } rf_broadcast_add_args;
-RF_SIZE_IS(rf_broadcast_add_args, 96);
+RF_SIZE_IS(rf_broadcast_add_args, 144);
 
 /* The shape of fused.cu's work. A strip is 64 columns of an item's matrix; a warpgroup has one at a time, RF_FUSED_GROUPS of
  * them share a block's rows of the weight, RF_ROWS of a block and RF_RANKS blocks to a cluster. */

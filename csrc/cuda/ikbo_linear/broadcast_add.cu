@@ -1,6 +1,7 @@
 /* Broadcast-add: each candidate's product plus its user's, the bias and the activation, in place.
  *
- *     out[c] = activation(out[c] + base[parent[c]] + bias), or without out[c] where args.replace says so: a gather
+ *     out[c] = activation(out[c] + base[parent[c]] + bias), or without out[c] where args.replace says so: a gather;
+ *     RF_TAIL: and the products of the last rows of k, which those in `out` lack
  *
  * out [count, item], base [parents, item], an item rows * columns elements in vectors of RF_VECTOR bytes. A thread owns
  * RF_STEPS vectors, RF_BLOCK apart, which its block has one after another: neighbours read neighbouring vectors of one
@@ -20,6 +21,9 @@
 #endif
 #ifndef RF_STEPS
 #define RF_STEPS 4
+#endif
+#ifndef RF_TAIL
+#define RF_TAIL 0
 #endif
 
 #include "ikbo_linear/activation.cuh"
@@ -71,6 +75,20 @@ RF_INLINE void add_bias(const rf_broadcast_add_args &args, rf_u32 at, sum_t (&su
     }
 }
 
+/* The products of the last rows of k; a vector lies in one row of m. Neighbouring threads read
+ * the same weights. */
+RF_INLINE void add_tail(const rf_broadcast_add_args &args, rf_i64 item, rf_u32 at, sum_t (&sum)[ELEMENTS]) {
+    const rf_u32 row = at * ELEMENTS / args.columns, column = at * ELEMENTS - row * args.columns;
+    const element_t *weight = (const element_t *)args.tail_weight + row * args.tail_weight_pitch[0];
+    const element_t *x = (const element_t *)args.tail_x + item * args.tail_x_pitch[0] + column;
+    for (int k = 0; k < args.tail; k++) {
+        const sum_t factor = get_one(rf_load(weight + k * args.tail_weight_pitch[1]));
+        const vector_t values = rf_load((const vector_t *)(x + k * args.tail_x_pitch[1]));
+#pragma unroll
+        for (int i = 0; i < ELEMENTS; i++) sum[i] += factor * get(values, i);
+    }
+}
+
 /* Vector `at` of an item. What branches on the arguments does so in all threads at once, and costs nothing beside memory. */
 RF_INLINE void add(const rf_broadcast_add_args &args, rf_i64 item, rf_u32 at) {
     const rf_i64 parent = args.parent == nullptr ? item : rf_load(args.parent + item);
@@ -84,6 +102,7 @@ RF_INLINE void add(const rf_broadcast_add_args &args, rf_i64 item, rf_u32 at) {
     sum_t sum[ELEMENTS];
 #pragma unroll
     for (int i = 0; i < ELEMENTS; i++) sum[i] = get(base, i) + get(old, i);
+    if (RF_TAIL) add_tail(args, item, at, sum);
     if (args.bias != nullptr) add_bias(args, at, sum);
     if (args.activation == RF_ACTIVATION_RELU) activate<RF_ACTIVATION_RELU>(sum);
     if (args.activation == RF_ACTIVATION_GELU) activate<RF_ACTIVATION_GELU>(sum);

@@ -10,7 +10,22 @@ rf__cuda_error_word rf__ikbo_linear_error_word(const rf__cuda_device *device, co
 /* Raises what earlier calls with this weight have left. */
 rf_status rf__ikbo_linear_check(const void *weight, int64_t m, const rf_cuda_stream *stream);
 
-/* rf_ikbo_add_cuda without that: of a call that adds several times, and must not raise what it finds itself. */
-rf_status rf__ikbo_add_launch(const rf_ikbo_add_params *params, const rf_cuda_stream *stream);
+enum { RF__IKBO_TAIL_UNIT = 8 };
+
+/* The last rows of k, which the products that are added to lack: tensor cores want k in whole units, and slow down by half
+ * where it is not. In `dtype`, of 16 bits. */
+typedef struct rf__ikbo_tail {
+    int32_t rows; /* 1 to RF__IKBO_TAIL_UNIT - 1 */
+    const void *weight; /* [m, rows] */
+    int64_t weight_pitch[2]; /* elements from one row of m, and from one of k, to the next */
+    const void *
+        x; /* [count, rows, n], n a multiple of RF__IKBO_TAIL_UNIT, aligned to 16 bytes, so are its pitches */
+    int64_t x_pitch[2]; /* elements from one item, and from one row of k, to the next */
+} rf__ikbo_tail;
+
+/* rf_ikbo_add_cuda without that: of a call that adds several times, and must not raise what it finds itself. The products
+ * of `tail` are added too, unless it is NULL. */
+rf_status rf__ikbo_add_launch(const rf_ikbo_add_params *params, const rf__ikbo_tail *tail,
+                              const rf_cuda_stream *stream);
 
 #endif

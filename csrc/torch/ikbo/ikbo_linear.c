@@ -2,7 +2,8 @@
  *
  * Four ways to the same result, the stages of the paper: "decomposed" has a matmul of torch for each level, the users'
  * products gathered for their candidates into memory, and an addition; "aligned" the same with rows of weights padded to 16
- * bytes, which tensor cores want; "broadcast" adds from the users' products in one kernel; "fused" is one launch in all.
+ * bytes, which tensor cores want; "broadcast" adds from the users' products in one kernel, which also has what
+ * is left of a k that is no multiple of 8; "fused" is one launch in all.
  * A fifth, "concatenated" (linear_concatenated.c), is for users of one candidate each.
  * A level's products go to a temporary, the last one's to the output. torch's matmuls are called by the operators that
  * write to a given tensor: autocast, which would change the type, leaves them alone.
@@ -72,11 +73,28 @@ static rf_status weight_operand(rf__call *call, const rf__tensor *weight, bool a
     return status;
 }
 
-/* The products of a level, into `out` [count, m, n] or [count, m]. */
+/* Rows of k that are left to the kernel that adds: where torch's matmul would be slow for them alone. Level 0 has no such
+ * kernel, and few items. */
+static int64_t tail_rows(const rf__call *call, const rf__ikbo_layer *layer, int32_t l) {
+    enum { UNIT = RF__IKBO_TAIL_UNIT };
+    const rf__tensor *input = &layer->inputs[l];
+    const int64_t k = input->sizes[1], rows = k % UNIT;
+    const bool narrow = layer->dtype == RF_FLOAT16 || layer->dtype == RF_BFLOAT16;
+    const bool fits = layer->path == RF__IKBO_BROADCAST && l > 0 && narrow && layer->matrices && k > UNIT &&
+                      !rf__device_is_cpu(call->device);
+    return fits && layer->n > 0 && layer->n % UNIT == 0 && input->strides[2] == 1 &&
+                   input->strides[0] % UNIT == 0 && input->strides[1] % UNIT == 0 &&
+                   (uintptr_t)input->data % 16 == 0
+               ? rows
+               : 0;
+}
+
+/* The products of a level, into `out` [count, m, n] or [count, m], but for those of tail_rows. */
 static rf_status level_multiply(rf__call *call, const rf__ikbo_layer *layer, int32_t l,
                                 AtenTensorHandle out) {
     const rf__tensor *input = &layer->inputs[l];
-    const int64_t count = input->sizes[0], k = input->sizes[1], m = layer->m, n = layer->n;
+    const int64_t count = input->sizes[0], k = input->sizes[1] - tail_rows(call, layer, l);
+    const int64_t m = layer->m, n = layer->n;
     operand weight;
     RF_CHECK(weight_operand(call, &layer->weights[l], layer->path != RF__IKBO_DECOMPOSED, &weight));
     const int64_t *strides = input->strides;
@@ -101,7 +119,7 @@ static rf_status check_earlier(const rf__call *call, const rf__ikbo_layer *layer
     return rf__ikbo_linear_check(layer->weights[layer->n_levels - 1].data, item_rows(layer), &stream);
 }
 
-static rf_status add(const rf__call *call, const rf_ikbo_add_params *params) {
+static rf_status add(const rf__call *call, const rf_ikbo_add_params *params, const rf__ikbo_tail *tail) {
     rf_executor executor;
     rf_cuda_stream stream;
     if (rf__device_is_cpu(call->device)) {
@@ -109,7 +127,18 @@ static rf_status add(const rf__call *call, const rf_ikbo_add_params *params) {
         return rf_ikbo_add_cpu(params, &executor);
     }
     RF_CHECK(rf__call_stream(call, &stream));
-    return rf__ikbo_add_launch(params, &stream);
+    return rf__ikbo_add_launch(params, tail, &stream);
+}
+
+static rf__ikbo_tail tail_of(const rf__call *call, const rf__ikbo_layer *layer, int32_t l) {
+    const rf__tensor *weight = &layer->weights[l], *input = &layer->inputs[l];
+    const int64_t rows = tail_rows(call, layer, l), first = input->sizes[1] - rows;
+    const int64_t bytes = rf__dtype_bytes(layer->dtype);
+    return (rf__ikbo_tail){.rows = (int32_t)rows,
+                           .weight = (const char *)weight->data + first * weight->strides[1] * bytes,
+                           .weight_pitch = {weight->strides[0], weight->strides[1]},
+                           .x = (const char *)input->data + first * input->strides[1] * bytes,
+                           .x_pitch = {input->strides[0], input->strides[1]}};
 }
 
 /* Adds the products of level l - 1 to those of level l. */
@@ -131,7 +160,10 @@ static rf_status level_add(rf__call *call, const rf__ikbo_layer *layer, int32_t 
                                  .check_bounds = layer->check_bounds,
                                  .map = layer->chain ? l - 1 : -1,
                                  .weight = layer->weights[layer->n_levels - 1].data};
-    if (layer->path == RF__IKBO_BROADCAST) return add(call, &params);
+    if (layer->path == RF__IKBO_BROADCAST) {
+        const rf__ikbo_tail tail = tail_of(call, layer, l);
+        return add(call, &params, tail.rows > 0 ? &tail : NULL);
+    }
     rf_ikbo_add_params gather = params;
     AtenTensorHandle gathered = NULL;
     const int64_t sizes[3] = {params.count, params.m, params.n};
@@ -140,11 +172,11 @@ static rf_status level_add(rf__call *call, const rf__ikbo_layer *layer, int32_t 
     gather.bias = NULL;
     gather.bias_on_n = false;
     gather.activation = RF_ACTIVATION_NONE;
-    RF_CHECK(add(call, &gather));
+    RF_CHECK(add(call, &gather, NULL));
     params.base = gather.out;
     params.parent = NULL;
     params.parents = params.count;
-    return add(call, &params);
+    return add(call, &params, NULL);
 }
 
 static rf_status run_levels(rf__call *call, const rf__ikbo_layer *layer, AtenTensorHandle output,
