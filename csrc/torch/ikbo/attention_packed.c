@@ -148,96 +148,37 @@ static rf_status queries_pack(packed_call *packed, AtenTensorHandle handle, pack
     return rf__attention_pack(&rows, set->order, to, packed->padded, &packed->stream);
 }
 
-/* A view [rows, kv_heads, padded], with a dimension of 1 before them for the memory-efficient kernel. */
-static rf_status rows_view(const packed_call *packed, AtenTensorHandle tensor, int64_t rows,
-                           const int64_t pitch[2], AtenTensorHandle *view) {
-    const int64_t sizes[4] = {1, rows, packed->params->kv_heads, packed->padded};
-    const int64_t strides[4] = {rows * pitch[0], pitch[0], pitch[1], 1};
-    const int first = packed->flash;
-    return rf__tensor_view(tensor, 4 - first, sizes + first, strides + first, 0, view);
-}
-
-/* What both kernels read. */
-typedef struct operands {
-    AtenTensorHandle q, k, v, rows, first, lengths;
-} operands;
-
-static void operands_free(operands *views) {
-    rf__tensor_free(views->q);
-    rf__tensor_free(views->k);
-    rf__tensor_free(views->v);
-    rf__tensor_free(views->rows);
-    rf__tensor_free(views->first);
-    rf__tensor_free(views->lengths);
-    *views = (operands){NULL, NULL, NULL, NULL, NULL, NULL};
-}
-
-static rf_status operands_view(const packed_call *packed, const packed_set *set, int64_t first, int64_t end,
-                               operands *views) {
-    const packed_keys *keys = &packed->keys;
-    const int64_t chunks = rf_attention_chunks(&set->items), stride = 1;
-    const int64_t count = end - first, count_and_end = count + 1;
-    RF_CHECK(rows_view(packed, set->q, set->items.count * set->items.rows, set->q_pitch, &views->q));
-    RF_CHECK(rows_view(packed, keys->k, keys->rows, keys->k_pitch, &views->k));
-    RF_CHECK(rows_view(packed, keys->v, keys->rows, keys->v_pitch, &views->v));
-    RF_CHECK(rf__tensor_view(set->chunks, 1, &count_and_end, &stride, first, &views->rows));
-    RF_CHECK(rf__tensor_view(set->chunks, 1, &count_and_end, &stride, chunks + 1 + first, &views->first));
-    return rf__tensor_view(set->chunks, 1, &count, &stride, 2 * (chunks + 1) + first, &views->lengths);
-}
-
 static int64_t most_rows(const packed_set *set) {
     const int64_t items = set->items.most == 0 ? 1 : set->items.most;
     return (items < set->items.count ? items : set->items.count) * set->items.rows;
 }
 
-static rf_status attend_by_flash(const packed_call *packed, int64_t most, operands *views,
-                                 rf__dispatch *call) {
-    rf__pass_tensor(call, views->q);
-    rf__pass_tensor(call, views->k);
-    rf__pass_tensor(call, views->v);
-    rf__pass_optional_tensor(call, views->rows);
-    rf__pass_optional_tensor(call, views->first);
-    rf__pass_integer(call, most);
-    rf__pass_integer(call, packed->params->positions);
-    rf__pass_number(call, 0); /* dropout_p */
-    rf__pass_boolean(call, false); /* is_causal */
-    rf__pass_boolean(call, false); /* return_debug_mask */
-    rf__pass_optional_number(call, packed->params->scale);
-    rf__pass_none(call); /* window_size_left */
-    rf__pass_none(call); /* window_size_right */
-    rf__pass_optional_tensor(call, views->lengths);
-    *views = (operands){NULL, NULL, NULL, NULL, NULL, NULL}; /* the call's */
-    return rf__dispatch_run(call, 5);
-}
-
-static rf_status attend_efficiently(const packed_call *packed, bool with_lse, int64_t most, operands *views,
-                                    rf__dispatch *call) {
-    aoti_torch_cuda__efficient_attention_forward_type *function = NULL;
-    int64_t most_keys = packed->params->positions, most_found[2];
-    double scale = packed->params->scale;
-    AtenTensorHandle *results = call->results;
-    RF_CHECK(rf__call_efficient_attention(&function));
-    const int32_t code = function(views->q, views->k, views->v, NULL, &views->rows, &views->first, &most,
-                                  &most_keys, 0, 0, with_lse, &scale, &views->lengths, NULL, &results[0],
-                                  &results[1], &results[2], &results[3], &most_found[0], &most_found[1]);
-    RF_CHECK(rf__torch_status(code, call->name));
-    call->n_results = 4;
-    return RF_OK;
-}
-
 /* torch's attention of the chunks from `first` to before `end`; its results are the call's. */
 static rf_status attend(const packed_call *packed, const packed_set *set, int64_t first, int64_t end,
                         rf__dispatch *call) {
-    operands views = {NULL, NULL, NULL, NULL, NULL, NULL};
-    const int64_t most = most_rows(set);
-    *call = rf__dispatch_of(
-        packed->flash ? "aten::_flash_attention_forward" : "aten::_efficient_attention_forward", "");
-    rf_status status = operands_view(packed, set, first, end, &views);
-    if (status == RF_OK)
-        status = packed->flash ? attend_by_flash(packed, most, &views, call)
-                               : attend_efficiently(packed, set->queries->lse != NULL, most, &views, call);
-    operands_free(&views);
-    return status;
+    const packed_keys *keys = &packed->keys;
+    const int64_t chunks = rf_attention_chunks(&set->items);
+    const rf__attention_sequences sequences = {.q = set->q,
+                                               .k = keys->k,
+                                               .v = keys->v,
+                                               .q_pitch = {set->q_pitch[0], set->q_pitch[1]},
+                                               .k_pitch = {keys->k_pitch[0], keys->k_pitch[1]},
+                                               .v_pitch = {keys->v_pitch[0], keys->v_pitch[1]},
+                                               .q_rows = set->items.count * set->items.rows,
+                                               .k_rows = keys->rows,
+                                               .heads = packed->params->kv_heads,
+                                               .dim = packed->padded,
+                                               .count = end - first,
+                                               .integers = set->chunks,
+                                               .rows_at = first,
+                                               .keys_at = chunks + 1 + first,
+                                               .lengths_at = 2 * (chunks + 1) + first,
+                                               .most_rows = most_rows(set),
+                                               .most_keys = packed->params->positions,
+                                               .scale = packed->params->scale,
+                                               .flash = packed->flash,
+                                               .with_lse = set->queries->lse != NULL};
+    return rf__attention_by_torch(&sequences, call);
 }
 
 /* Reads what torch gave, and writes outputs from it. */

@@ -3,6 +3,7 @@
 #define RECFUSE_TORCH_IKBO_ATTENTION_H
 
 #include "torch/call.h"
+#include "torch/dispatch.h"
 
 /* How a call is computed: name, text. The last is none of its own, but the best of the others. */
 #define RF__ATTENTION_PATH_LIST(X)    \
@@ -39,5 +40,27 @@ rf_status rf__attention_read(rf__call *call, bool self, rf__attention *attention
 rf_status rf__attention_packed_cpu(rf__call *call, const rf__attention *attention);
 /* The same on a GPU: torch's attention of sequences of many lengths. Waits for nothing. */
 rf_status rf__attention_packed_cuda(rf__call *call, const rf__attention *attention);
+
+/* Sequences of queries and of their keys, as torch's kernels for GPUs take them: rows of `heads` heads of `dim`, with
+ * pitches from row to row and from head to head, which are multiples of 16 bytes. */
+typedef struct rf__attention_sequences {
+    AtenTensorHandle q, k, v; /* whose first elements the rows begin with */
+    int64_t q_pitch[2], k_pitch[2], v_pitch[2];
+    int64_t q_rows, k_rows, heads, dim;
+    int64_t count; /* sequences */
+    AtenTensorHandle integers; /* int32, which has at element ... */
+    int64_t rows_at; /* [count + 1]: where queries begin, ascending */
+    int64_t keys_at; /* [count + 1]: where keys begin, in any order; the last is not used */
+    int64_t lengths_at; /* [count] of keys */
+    int64_t most_rows, most_keys; /* of a sequence, or more */
+    double scale;
+    bool flash; /* by aten::_flash_attention_forward, else aten::_efficient_attention_forward */
+    bool with_lse;
+} rf__attention_sequences;
+
+/* Runs it. Of the call's results the first is [rows, heads, dim], for the second kernel [1, rows, heads, dim], and the second
+ * the log-sum-exp: [heads, rows], for the second kernel [count, heads, most_rows or more], where that is wanted. Rows
+ * without keys are undefined. */
+rf_status rf__attention_by_torch(const rf__attention_sequences *sequences, rf__dispatch *call);
 
 #endif
