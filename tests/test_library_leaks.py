@@ -105,6 +105,27 @@ def test_no_leak_ikbo(name: str, capfd: pytest.CaptureFixture[str]) -> None:
         assert_no_leak(OPS.ikbo_linear_chain, {**lists, "inputs": [given["x_user"], given["x_cand"]]}, fails)
 
 
+ATTENTION_CALLS: dict[str, Inputs] = {
+    "dense": {"scale": 0.5},
+    "lengths": {"kv_lengths": torch.tensor([3, 0, 5])},
+    "jagged": {"k": torch.ones(9, 2, 8), "v": torch.ones(9, 2, 8), "kv_offsets": torch.tensor([0, 4, 4, 9])},
+    "strided": {"q": torch.ones(7, 2, 4, 16)[..., ::2], "v": torch.ones(3, 5, 2, 16)[..., ::2]},
+    "index": {"cand_to_user": torch.full((7,), 3)},
+    "scale": {"scale": -1.0},
+    "path": {"path": "fused"},
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION_CALLS)
+@pytest.mark.parametrize("operator", ["ikbo_attention_lse", "ikbo_attention_self_lse"])
+def test_no_leak_ikbo_attention(operator: str, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    given: Inputs = {"q": torch.ones(7, 2, 4, 8), "k": torch.ones(3, 5, 2, 8), "v": torch.ones(3, 5, 2, 8)}
+    given |= {"cand_to_user": torch.tensor([2, 0, 1, 0, 2, 2, 1]), **ATTENTION_CALLS[name]}
+    if operator == "ikbo_attention_self_lse":
+        given["q_user"] = torch.ones(3, 1, 4, 8)
+    assert_no_leak(getattr(OPS, operator), given, fails=name in ("index", "scale", "path"))
+
+
 @pytest.mark.parametrize("name", ["", *TWO_TABLES_ERRORS])
 def test_no_leak_fused(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     changes = TWO_TABLES_ERRORS[name][0] if name else {}

@@ -26,10 +26,10 @@ typedef struct rf__attention {
     rf__attention_path path;
 } rf__attention;
 
-/* None by name alone: torch's vmap has no rule for such tensors. */
+/* No tensor by name alone: torch's vmap has no rule for such ones. */
 #define RF__ATTENTION_ARGUMENTS                                                                       \
     "Tensor q, Tensor k, Tensor v, Tensor cand_to_user, float? scale=None, Tensor? kv_lengths=None, " \
-    "Tensor? kv_offsets=None, str path=\"auto\", str bounds_check=\"on\")"
+    "Tensor? kv_offsets=None, *, str path=\"auto\", str bounds_check=\"on\")"
 #define RF__ATTENTION_SELF_ARGUMENTS "Tensor q_user, " RF__ATTENTION_ARGUMENTS
 
 /* Reads the arguments of RF__ATTENTION_ARGUMENTS or, with `self`, of RF__ATTENTION_SELF_ARGUMENTS. */
