@@ -11,6 +11,7 @@ import torch._dynamo.testing
 from torch.library import opcheck
 
 import recfuse
+from recfuse.ops import ikbo_attention_backward as backward
 from support.ikbo_attention import DTYPES, HALVES, Case, Problem, random_case, reference
 
 OPS = torch.ops.recfuse
@@ -115,8 +116,6 @@ def test_no_gradient_comes_from_behind_a_users_keys(form):
 
 
 def test_many_keys_are_worked_through_in_parts(monkeypatch):
-    from recfuse.ops import ikbo_attention_backward as backward
-
     problem = leaves(Problem(Case(dtype=torch.float64, candidates=40, lengths=True)))
     want = torch.autograd.grad(problem.run().square().sum(), problem.tensors())
     monkeypatch.setattr(backward, "_MOST_SCORES", 100)
@@ -298,3 +297,98 @@ def test_fakes_raise_where_the_kernel_would():
                 OPS.ikbo_attention(*bad, **options)
         with pytest.raises(RuntimeError):
             OPS.ikbo_attention_self(q, q, k, k, users)
+
+
+# ---- what a GPU is given
+
+
+def varlen_backward(packed, of_rows, of_keys):
+    """As torch's kernels compute it, sequence by sequence; what they do not write is NaN."""
+    assert all(one.dtype == torch.int32 and one.is_contiguous() for one in (of_rows, of_keys))
+    found = [torch.full_like(one, torch.nan) for one in (packed.q, packed.k, packed.v)]
+    bounds = zip(*(itertools.pairwise(one.tolist()) for one in (of_rows, of_keys)), strict=True)
+    for (first, last), (start, end) in bounds:
+        assert 0 <= first <= last <= len(packed.q) and end - start <= packed.longest
+        if last == first or end <= start:
+            continue
+        q, grad, out = (
+            one[first:last].float().transpose(0, 1) for one in (packed.q, packed.grad, packed.out)
+        )
+        k, v = (one[start:end].float().transpose(0, 1) for one in (packed.k, packed.v))
+        weights = (packed.scale * q @ k.mT - packed.lse[first:last].t()[..., None]).exp()
+        slopes = weights * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) * packed.scale
+        found[0][first:last] = (slopes @ k).transpose(0, 1)
+        found[1][start:end] = (slopes.mT @ q).transpose(0, 1)
+        found[2][start:end] = (weights.mT @ grad).transpose(0, 1)
+    return found
+
+
+@pytest.mark.parametrize("most_users", (None, 1, 2))
+@pytest.mark.parametrize("kernel", ("_flash", "_efficient"))
+def test_rows_are_packed_for_a_gpu(kernel, most_users, monkeypatch):
+    """By the CPU, with torch's kernel replaced: whatever it leaves unwritten is zero at the end."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    calls = []
+    for name in ("_flash", "_efficient"):
+        replaced = lambda *given, name=name: calls.append(name) or varlen_backward(*given)  # noqa: E731
+        monkeypatch.setattr(backward, name, replaced)
+    if most_users is not None:
+        monkeypatch.setattr(backward, "_MOST_SEQUENCES", 2 * most_users + 1)
+    dtype = torch.float32 if kernel == "_efficient" else torch.bfloat16
+    draw = random.Random(kernel)
+    for number in range(30):
+        case = random_case(draw, largest=8, dtype=dtype, peak=1.0, scale=None)
+        problem = Problem(case.but(self_queries=None))
+        q, share = problem.q.flatten(0, 1), case.sq
+        users = problem.map.repeat_interleave(share)
+        ((out, lse),) = problem.expected()
+        grad, lse_rows = torch.randn_like(q), lse.transpose(1, 2).flatten(0, 1)
+        grad_lse = torch.randn_like(lse_rows).float() if number % 2 and case.dim < 256 else None
+        given = grad, grad_lse, q, problem.k, problem.v, users, out.to(dtype).flatten(0, 1), lse_rows.float()
+        rest = case.dim**-0.5, problem.lengths, problem.offsets
+        got, want = backward._on_cuda(*given, *rest), backward._on_cpu(*given, *rest)
+        for one, other in zip(got, want, strict=True):
+            largest = float(other.abs().max()) if other.numel() else 0.0
+            assert one.shape == other.shape and one.dtype == dtype
+            units = 1e-5 if dtype == torch.float32 else 0.03
+            torch.testing.assert_close(one, other, rtol=0, atol=units * (1 + largest))
+    assert set(calls) == {kernel}
+
+
+def test_bad_contents_have_no_gradient_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(backward, "_efficient", varlen_backward)
+    for changes in ({"lengths": True}, {"jagged": True}):
+        problem = Problem(Case(sq=1, users=3, candidates=12, **changes))
+        problem.map[4], problem.map[5] = -1, 10**6
+        kept = (problem.map >= 0) & (problem.map < 3)
+        if problem.lengths is not None:
+            problem.lengths[1] = -5
+        else:
+            problem.offsets[1:3] = torch.tensor([10**6, -1])  # leaves no user any keys
+        out, lse = torch.randn(12, 4, 32), torch.randn(12, 4)
+        q, grad = problem.q.flatten(0, 1), torch.randn_like(out)
+        given = grad, None, q, problem.k, problem.v, problem.map, out, lse
+        dq, dk, dv = backward._on_cuda(*given, 0.3, problem.lengths, problem.offsets)
+        assert not dq[~kept].any() and not dq[problem.map == 1].any()
+        if problem.offsets is not None:
+            assert not dq.any() and not dk.any() and not dv.any()
+        assert all(one.isfinite().all() for one in (dq, dk, dv))
+
+
+def test_torchs_kernel_takes_what_it_is_given(monkeypatch):
+    """Shapes and types, without elements. The memory-efficient kernel has no such function that is right."""
+    dtype = torch.bfloat16
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with torch.device("meta"):
+        q, k = torch.empty(30, 4, 40, dtype=dtype), torch.empty(5, 6, 2, 40, dtype=dtype)
+        users, lse = torch.empty(30, dtype=torch.int64), torch.empty(30, 4)
+        for grad_lse in (None, lse):
+            for keys, offsets in ((k, None), (k[0], torch.empty(6, dtype=torch.int32))):
+                given = q, grad_lse, q, keys, keys, users, q, lse, 0.3, None, offsets
+                found = backward._on_cuda(*given)
+                assert [one.shape for one in found] == [q.shape, keys.shape, keys.shape]
+                assert all(one.dtype == dtype for one in found)
+    double = torch.zeros(2, 2, 8, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match=r"^recfuse\.ikbo_attention: gradients of float64 on a GPU"):
+        given = double, None, double, double[None], double[None], MAP[:2], double, double
+        backward._on_cuda(*given, 1.0, None, None)
