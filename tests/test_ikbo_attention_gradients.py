@@ -99,7 +99,9 @@ def test_every_set_of_gradients():
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_sums_over_candidates_are_in_float32(dtype):
+@pytest.mark.parametrize("most_scores", (2**24, 1))
+def test_sums_over_candidates_are_in_float32(most_scores, dtype, monkeypatch):
+    monkeypatch.setattr(backward, "_MOST_SCORES", most_scores)
     q = torch.zeros(4096, 1, 1, 1, dtype=dtype)
     k, v = (torch.zeros(2, 1, 1, 1, dtype=dtype, requires_grad=True) for _ in range(2))
     recfuse.ikbo_attention(q, k, v, torch.zeros(4096).long()).sum().backward()
@@ -278,7 +280,7 @@ def test_compiled_by_inductor():
 
 def test_fakes_raise_where_the_kernel_would():
     with torch._subclasses.FakeTensorMode():
-        q, k, users = torch.zeros(9, 3, 4, 8), torch.zeros(5, 6, 2, 8), torch.zeros(9, dtype=torch.int32)
+        q, k, users = torch.zeros(9, 3, 4, 8).half(), torch.zeros(5, 6, 2, 8).half(), torch.zeros(9).int()
         sizes, ends = torch.zeros(5, dtype=torch.int32), torch.zeros(6, dtype=torch.int32)
         out, lse = OPS.ikbo_attention_lse(q, k, k, users)
         assert (out.shape, lse.shape, lse.dtype) == ((9, 3, 4, 8), (9, 4, 3), torch.float32)

@@ -1,7 +1,7 @@
 """ikbo_attention on a GPU, by every path that takes a call: its values.
 
-In pieces: -k random, dims, queries, "heads or maps or lengths or layouts", real, rest; each takes less than
-90 s on an H200.
+In pieces, each of less than 90 s on an H200: -k chunk0 and so on to chunk9 (random calls), dims, queries,
+"heads or maps", lengths, layouts, real, rest, "compiled or autocast".
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import recfuse
 from support import gpu
 from support.ikbo import LAYOUTS
 from support.ikbo_attention import DTYPES, HALVES, KV_LAYOUTS, MAPS, NOTHING, Case, random_case
@@ -51,7 +52,7 @@ AROUND_TILES = (
 # ---- values
 
 
-@pytest.mark.parametrize("chunk", range(RANDOM_CHUNKS))
+@pytest.mark.parametrize("chunk", range(RANDOM_CHUNKS), ids="chunk{}".format)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_random_small_calls(dtype: torch.dtype, chunk: int) -> None:
     draw = random.Random(f"{dtype} {chunk}")
@@ -249,8 +250,9 @@ def test_real_sizes(dtype: torch.dtype, positions: int, order: str) -> None:
 @pytest.mark.parametrize("sq", (1, 16, 32, 64))
 @pytest.mark.parametrize("positions", (64, 512))
 def test_real_sizes_of_one_candidate_a_user(positions: int, sq: int) -> None:
+    one_each = {"users": 700, "candidates": 700, "map": "cyclic"}
     for changes in ({}, {"lengths": True}, {"self_queries": sq}):
-        check_every_path(on_gpu(REAL.but(sq=sq, users=2048, positions=positions, map="cyclic", **changes)))
+        check_every_path(on_gpu(REAL.but(sq=sq, **{**one_each, "positions": positions, **changes})))
 
 
 def test_real_long_histories() -> None:
@@ -284,3 +286,50 @@ def test_real_outputs_beyond_2_to_the_31_elements() -> None:
         rows = torch.tensor([0, 1, candidates // 2, candidates - 2, candidates - 1], device=gpu.DEVICE)
         problem.q, problem.map = problem.q[rows], problem.map[rows]
         problem.check(got[rows])
+
+
+# ---- modules, the compiler, autocast
+
+
+@pytest.mark.parametrize("mode", ("default", "reduce-overhead"))
+def test_compiled_modules_follow_their_weights(mode: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = recfuse.nn.TargetAttention(
+            48, 4, kv_heads=2, head_dim=32, kdim=40, device=gpu.DEVICE, dtype=dtype
+        )
+        x_cand, x_user = (
+            torch.randn(*sizes, device=gpu.DEVICE, dtype=dtype) for sizes in ((30, 5, 48), (4, 70, 40))
+        )
+        found = torch.randint(0, 4, (30,), device=gpu.DEVICE)
+        compiled = torch.compile(layer, fullgraph=True, mode=mode)
+        with torch.no_grad():
+            for _ in range(4):
+                got, want = compiled(x_cand, x_user, found), layer(x_cand, x_user, found)
+                torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
+                layer.q_proj.weight.mul_(-2)
+
+
+def test_training_of_compiled_modules() -> None:
+    layer = recfuse.nn.TargetAttention(64, 4, device=gpu.DEVICE, dtype=torch.bfloat16)
+    x_cand, x_user = (
+        torch.randn(*s, device=gpu.DEVICE, dtype=torch.bfloat16) for s in ((30, 5, 64), (4, 70, 64))
+    )
+    found = torch.randint(0, 4, (30,), device=gpu.DEVICE)
+    compiled = torch.compile(layer, fullgraph=True)
+    grads = []
+    for function in (compiled, layer):
+        layer.zero_grad()
+        function(x_cand, x_user, found).float().square().sum().backward()
+        grads.append([p.grad.clone() for p in layer.parameters()])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.1, atol=0.05 * float(other.abs().max()) + 1e-3)
+
+
+def test_autocast() -> None:
+    problem = on_gpu(Case(dim=64, self_queries=3))
+    narrow = on_gpu(Case(dim=64, self_queries=3))
+    narrow.map = problem.map
+    narrow.q, narrow.k, narrow.v, narrow.q_user = (tensor.bfloat16() for tensor in problem.tensors())
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        got = problem.run()
+    assert all(torch.equal(one, other) for one, other in zip(got, narrow.run(), strict=True))

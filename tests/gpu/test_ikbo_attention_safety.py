@@ -1,4 +1,7 @@
-"""ikbo_attention on a GPU: bad contents, graphs, streams, memory; gradients, modules, the compiler."""
+"""ikbo_attention on a GPU: bad contents, graphs, streams, memory; gradients.
+
+In pieces, each of less than 90 s on an H200: -k gradients, "not gradients".
+"""
 
 from __future__ import annotations
 
@@ -369,47 +372,3 @@ def test_gradients_wait_for_nothing_and_can_be_captured() -> None:
             graph.replay()
             for one, other in zip(got, want, strict=True):
                 torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2, equal_nan=True)
-
-
-@pytest.mark.parametrize("mode", ("default", "reduce-overhead"))
-def test_compiled_modules_follow_their_weights(mode: str) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        layer = recfuse.nn.TargetAttention(
-            48, 4, kv_heads=2, head_dim=32, kdim=40, device=gpu.DEVICE, dtype=dtype
-        )
-        x_cand, x_user = (
-            torch.randn(*sizes, device=gpu.DEVICE, dtype=dtype) for sizes in ((30, 5, 48), (4, 70, 40))
-        )
-        found = torch.randint(0, 4, (30,), device=gpu.DEVICE)
-        compiled = torch.compile(layer, fullgraph=True, mode=mode)
-        with torch.no_grad():
-            for _ in range(4):
-                got, want = compiled(x_cand, x_user, found), layer(x_cand, x_user, found)
-                torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
-                layer.q_proj.weight.mul_(-2)
-
-
-def test_training_of_compiled_modules() -> None:
-    layer = recfuse.nn.TargetAttention(64, 4, device=gpu.DEVICE, dtype=torch.bfloat16)
-    x_cand, x_user = (
-        torch.randn(*s, device=gpu.DEVICE, dtype=torch.bfloat16) for s in ((30, 5, 64), (4, 70, 64))
-    )
-    found = torch.randint(0, 4, (30,), device=gpu.DEVICE)
-    compiled = torch.compile(layer, fullgraph=True)
-    grads = []
-    for function in (compiled, layer):
-        layer.zero_grad()
-        function(x_cand, x_user, found).float().square().sum().backward()
-        grads.append([p.grad.clone() for p in layer.parameters()])
-    for one, other in zip(*grads, strict=True):
-        torch.testing.assert_close(one, other, rtol=0.1, atol=0.05 * float(other.abs().max()) + 1e-3)
-
-
-def test_autocast() -> None:
-    problem = on_gpu(Case(dim=64, self_queries=3))
-    narrow = on_gpu(Case(dim=64, self_queries=3))
-    narrow.map = problem.map
-    narrow.q, narrow.k, narrow.v, narrow.q_user = (tensor.bfloat16() for tensor in problem.tensors())
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        got = problem.run()
-    assert all(torch.equal(one, other) for one, other in zip(got, narrow.run(), strict=True))

@@ -28,6 +28,7 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     text = "".join(output.get("text", "") for output in shown)
     assert "indices[70] is 500000" in text
     assert "the same results" in text and "times as fast, by the path '" in text
+    assert "attention of recfuse is" in text
     assert list(tmp_path.iterdir()) == []
 
 

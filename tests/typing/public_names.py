@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ def operators(weight: Tensor, indices: Tensor, offsets: Tensor, features: Tensor
     assert_type(recfuse.fused_embedding_bag([weight], features, indices, offsets, 4), Tensor)
     assert_type(recfuse.ikbo_linear(weight, weight, weight, weight, indices, activation="gelu"), Tensor)
     assert_type(recfuse.ikbo_linear_chain([weight, weight], [weight, weight], [indices]), Tensor)
+    assert_type(recfuse.ikbo_attention(weight, weight, weight, indices, kv_offsets=offsets), Tensor)
+    assert_type(recfuse.ikbo_attention_path(weight, weight, weight, indices), Literal["packed", "fused"])
     assert_type(recfuse.check(), None)
     assert_type(recfuse.library_path(), str)
     assert_type(recfuse.__version__, str)
@@ -34,6 +36,7 @@ def modules(indices: Tensor, offsets: Tensor) -> None:
     assert_type(collection.forward(indices, offsets), Tensor)
     linear = nn.IKBOLinear.from_linear(torch.nn.Linear(6, 4), in_features=(4, 2))
     assert_type(linear, nn.IKBOLinear)
+    assert_type(nn.TargetAttention(8, 2, kv_heads=1).q_proj, torch.nn.Linear)
     assert_type(nn.LinearCompression((3, 2), 4).forward(bag.weight, bag.weight, indices), Tensor)
 
 

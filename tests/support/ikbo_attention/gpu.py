@@ -40,8 +40,9 @@ def paths_of(problem: Problem) -> list[str]:
 def check_every_path(problem: Problem) -> list[str]:
     """Compares each path, with and without log-sum-exps, and "auto" with what it is."""
     paths = paths_of(problem)
+    specified = problem.specified() if paths else []
     for path in paths:
-        problem.check_all(path=path)
+        problem.check_all(specified, path=path)
     if paths:
         chosen, automatic = problem.run(path=problem.path()), problem.run()
         for one, other in zip(results(chosen), results(automatic), strict=True):
