@@ -167,7 +167,10 @@ def _sanitizer() -> tuple[list[str], bool]:
     return [program], False
 
 
-@pytest.mark.parametrize("script", ("sanitizer.py", "fused_sanitizer.py", "ikbo_sanitizer.py"))
+SANITIZED = "sanitizer.py", "fused_sanitizer.py", "ikbo_sanitizer.py", "ikbo_attention_sanitizer.py"
+
+
+@pytest.mark.parametrize("script", SANITIZED)
 @pytest.mark.parametrize("tool", ("memcheck", "racecheck", "initcheck"))
 def test_the_sanitizer_finds_nothing(tool: str, script: str) -> None:
     command, ours_alone = _sanitizer()
