@@ -76,6 +76,15 @@ RF_INLINE void rf_copy_box(rf_u32 to, const rf_tensor_map *map, int x, int y, in
         "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(policy)
         : "memory");
 }
+/* The same of four dimensions. */
+RF_INLINE void rf_copy_box(rf_u32 to, const rf_tensor_map *map, int x, int y, int z, int w, rf_u32 barrier,
+                           rf_u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+        : "memory");
+}
 RF_INLINE void rf_copy_box_to_both(rf_u32 to, const rf_tensor_map *map, int x, int y, int z, rf_u32 barrier,
                                    rf_u64 policy) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -89,6 +98,13 @@ RF_INLINE void rf_store_box(const rf_tensor_map *map, int x, int y, int z, rf_u3
     asm volatile(
         "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
         "r"(from), "r"(x), "r"(y), "r"(z)
+        : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+RF_INLINE void rf_store_box(const rf_tensor_map *map, int x, int y, int z, int w, rf_u32 from) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+        "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

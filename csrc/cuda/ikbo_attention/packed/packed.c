@@ -39,16 +39,6 @@ static rf_status launch(const rf__kernel_source *source, int32_t vector, int64_t
     return rf__cuda_leave_with(rf__launch(device, &config, arguments));
 }
 
-rf_attention_users rf__attention_users_of(const rf_ikbo_attention_params *params, int64_t pitch) {
-    return (rf_attention_users){
-        .lengths = {params->kv_lengths, params->kv_lengths_type == RF_INT64},
-        .offsets = {params->kv_offsets, params->kv_offsets_type == RF_INT64},
-        .count = params->n_users,
-        .positions = params->positions,
-        .pitch = pitch,
-    };
-}
-
 rf_status rf__attention_prepare(const rf_ikbo_attention_params *params, int32_t *users,
                                 const rf_cuda_stream *stream) {
     const rf__cuda_device *device = NULL;

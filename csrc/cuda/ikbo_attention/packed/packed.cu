@@ -23,39 +23,20 @@
 #define RF_STEPS 4
 #endif
 
-#include "device/common.cuh"
+#include "ikbo_attention/contents.cuh"
 #include "ikbo_attention/packed/args.h"
 
 typedef rf_bytes<RF_VECTOR> vector_t;
 
-RF_INLINE void report(const rf_attention_prepare_args &args, rf_argument argument, rf_i64 at, rf_i64 value,
-                      rf_i64 limit, rf_i64 end) {
-    if (args.report)
-        rf_report<RF_OPERATOR_ikbo_attention>(args.errors, {argument, at, -1, value, limit, end});
-}
-
 extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     rf_attention_prepare(const __grid_constant__ rf_attention_prepare_args args) {
     const rf_i64 at = (rf_i64)blockIdx.x * RF_BLOCK + threadIdx.x;
-    const rf_attention_users &keys = args.keys;
+    const reporter_t to = {args.errors, args.report != 0};
     if (at < args.n_items) {
-        const rf_i64 user = rf_integer_at(&args.map, at);
-        const bool good = (rf_u64)user < (rf_u64)keys.count;
-        args.users[at] = (rf_i32)(good ? user : keys.count);
-        if (!good) report(args, RF_ARGUMENT_attending_to, at, user, keys.count, args.n_items);
+        args.users[at] = user_at(args.map, args.keys, at);
+        check_map(args.map, args.keys, at, args.n_items, to);
     }
-    if (keys.lengths.data != nullptr && at < keys.count) {
-        const rf_i64 length = rf_integer_at(&keys.lengths, at);
-        if (length < 0 || length > keys.positions)
-            report(args, RF_ARGUMENT_kv_lengths, at, length, 0, keys.positions);
-    }
-    if (keys.offsets.data != nullptr && at <= keys.count) {
-        const rf_i64 offset = rf_integer_at(&keys.offsets, at);
-        rf_i64 before = at > 0 ? rf_integer_at(&keys.offsets, at - 1) : 0;
-        if (before < 0 || before > keys.positions) before = 0; /* which is reported itself */
-        if (offset < before || offset > keys.positions)
-            report(args, RF_ARGUMENT_kv_offsets, at, offset, before, keys.positions);
-    }
+    check_keys(args.keys, at, to);
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BLOCK)

@@ -2,11 +2,8 @@
 #ifndef RECFUSE_CUDA_IKBO_ATTENTION_PACKED_H
 #define RECFUSE_CUDA_IKBO_ATTENTION_PACKED_H
 
-#include "cuda/driver/device.h"
+#include "cuda/ikbo_attention/ikbo_attention.h"
 #include "ikbo_attention/packed/args.h"
-
-/* Where the keys of a call are, for kernels; `pitch`: positions from user to user. */
-rf_attention_users rf__attention_users_of(const rf_ikbo_attention_params *params, int64_t pitch);
 
 /* Writes users [candidates.count] and records bad contents. */
 rf_status rf__attention_prepare(const rf_ikbo_attention_params *params, int32_t *users,

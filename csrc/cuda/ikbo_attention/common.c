@@ -1,4 +1,4 @@
-/* The error word of a layer's calls. */
+/* What the two paths on a GPU share on the host: the error word of a layer's calls, and where keys are. */
 #include "cuda/ikbo_attention/ikbo_attention.h"
 
 rf__cuda_error_word rf__ikbo_attention_error_word(const rf__cuda_device *device,
@@ -13,4 +13,14 @@ rf_status rf__ikbo_attention_check_earlier(const rf_ikbo_attention_params *param
     const rf__cuda_device *device = NULL;
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     return rf__cuda_check_word(device, rf__ikbo_attention_error_word(device, params), stream->stream);
+}
+
+rf_attention_users rf__attention_users_of(const rf_ikbo_attention_params *params, int64_t pitch) {
+    return (rf_attention_users){
+        .lengths = {params->kv_lengths, params->kv_lengths_type == RF_INT64},
+        .offsets = {params->kv_offsets, params->kv_offsets_type == RF_INT64},
+        .count = params->n_users,
+        .positions = params->positions,
+        .pitch = pitch,
+    };
 }

@@ -1,0 +1,118 @@
+/* Groups candidates by their users and cuts the work into tiles; one block, since a call's maps are small beside its keys.
+ *
+ * A user's candidates get side by side in `members`, in any order (no row's answer depends on another's), and users with
+ * the most keys come first, so that the last tiles are the shortest. Candidates of nobody (a bad map) form one more user
+ * that has no keys.
+ *
+ * A thread: every RF_BLOCK-th candidate or user. Shared memory: static. Launch: grid [1], block [RF_BLOCK].
+ */
+
+#ifndef RF_BLOCK
+#define RF_BLOCK 1024
+#endif
+
+#include "ikbo_attention/args.h"
+#include "ikbo_attention/contents.cuh"
+
+enum { BUCKETS = 32, WARPS = RF_BLOCK / 32, NEAR = 4096 };
+
+/* Inclusive sums over the block of two numbers each. */
+RF_INLINE int2 block_sums(int2 own, int2 *of_warps) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int step = 1; step < 32; step *= 2) {
+        const int x = __shfl_up_sync(RF_FULL_WARP, own.x, step),
+                  y = __shfl_up_sync(RF_FULL_WARP, own.y, step);
+        if (lane >= step) own.x += x, own.y += y;
+    }
+    if (lane == 31) of_warps[warp] = own;
+    __syncthreads();
+    int2 before = make_int2(0, 0);
+    for (int i = 0; i < warp; i++) before.x += of_warps[i].x, before.y += of_warps[i].y;
+    return make_int2(own.x + before.x, own.y + before.y);
+}
+
+/* Counts each user's candidates and numbers them; those of a user in one warp are counted at once. */
+RF_INLINE void count(const rf_attention_group_args &args, int *counts) {
+    const reporter_t to = {args.errors, args.report != 0};
+    for (int start = 0; start < args.candidates; start += RF_BLOCK) {
+        const int i = start + (int)threadIdx.x;
+        const bool any = i < args.candidates;
+        const int user = any ? user_at(args.map, args.keys, i) : -1;
+        if (any) check_map(args.map, args.keys, i, args.candidates, to);
+        const rf_u32 same = __match_any_sync(RF_FULL_WARP, user);
+        const int leader = __ffs(same) - 1, before = __popc(same & ((1u << threadIdx.x % 32) - 1));
+        int base = 0;
+        if (any && before == 0) base = atomicAdd(&counts[user], __popc(same));
+        base = __shfl_sync(RF_FULL_WARP, base, leader);
+        if (any) args.ranks[i] = base + before;
+    }
+}
+
+/* Users with the most keys come first, by buckets of 1/31 of the most. */
+RF_INLINE int bucket_of(const rf_attention_group_args &args, int user, int most) {
+    const rf_i64 keys = rf_attention_keys_of(&args.keys, user).count;
+    return BUCKETS - 1 - (int)(keys * (BUCKETS - 1) / (most > 0 ? most : 1));
+}
+
+/* What is known of a user but for places; `rows` gives tiles. */
+RF_INLINE rf_attention_work work_of(const rf_attention_group_args &args, int user, int candidates) {
+    const rf_attention_keys keys = rf_attention_keys_of(&args.keys, user);
+    rf_attention_work work = {user, 0, candidates, (rf_i32)keys.first, (rf_i32)keys.count, 0, 0, 0};
+    work.rows = candidates * args.candidate_rows + (user < args.keys.count ? args.user_rows : 0);
+    return work;
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BLOCK)
+    rf_ikbo_attention_group(const __grid_constant__ rf_attention_group_args args) {
+    __shared__ int near[NEAR];
+    __shared__ int2 of_warps[WARPS], total;
+    __shared__ int buckets[BUCKETS + 1], most;
+    const int users = (int)args.keys.count + 1, thread = threadIdx.x;
+    const reporter_t to = {args.errors, args.report != 0};
+    int *counts = users <= NEAR ? near : args.counts;
+    for (int u = thread; u < users; u += RF_BLOCK) counts[u] = 0;
+    if (thread <= BUCKETS) buckets[thread] = 0;
+    if (thread == 0) most = 0;
+    __syncthreads();
+    count(args, counts);
+    for (int u = thread; u < users; u += RF_BLOCK) {
+        check_keys(args.keys, u, to);
+        atomicMax(&most, (int)rf_attention_keys_of(&args.keys, u).count);
+    }
+    __syncthreads();
+    for (int u = thread; u < users; u += RF_BLOCK) atomicAdd(&buckets[bucket_of(args, u, most) + 1], 1);
+    __syncthreads();
+    if (thread == 0)
+        for (int i = 1; i <= BUCKETS; i++) buckets[i] += buckets[i - 1];
+    __syncthreads();
+    for (int u = thread; u < users; u += RF_BLOCK)
+        args.order[atomicAdd(&buckets[bucket_of(args, u, most)], 1)] = u;
+    __syncthreads();
+    int2 done = make_int2(0, 0); /* candidates, tiles */
+    for (int start = 0; start < users; start += RF_BLOCK) {
+        const int i = start + thread;
+        rf_attention_work work = {0, 0, 0, 0, 0, 0, 0, 0};
+        int2 own = make_int2(0, 0);
+        if (i < users) {
+            const int user = args.order[i];
+            work = work_of(args, user, counts[user]);
+            own.x = work.candidates;
+            own.y = (work.rows + RF_ATTENTION_TILE_ROWS - 1) / RF_ATTENTION_TILE_ROWS * args.kv_heads;
+        }
+        const int2 sum = block_sums(own, of_warps);
+        if (i < users) {
+            work.first = done.x + sum.x - own.x;
+            work.tile = done.y + sum.y - own.y;
+            args.work[i] = work;
+            counts[work.user] = work.first;
+        }
+        if (thread == RF_BLOCK - 1) total = sum;
+        __syncthreads();
+        done.x += total.x;
+        done.y += total.y;
+        __syncthreads();
+    }
+    if (thread == 0) *args.plan = {done.y, 0, {0, 0}};
+    for (int i = thread; i < args.candidates; i += RF_BLOCK)
+        args.members[counts[user_at(args.map, args.keys, i)] + args.ranks[i]] = i;
+}

@@ -1,0 +1,161 @@
+/* A warpgroup's rows between the products: their maxima and sums, weights, and the way out. */
+#ifndef RECFUSE_IKBO_ATTENTION_SOFTMAX_CUH
+#define RECFUSE_IKBO_ATTENTION_SOFTMAX_CUH
+
+#include "ikbo_attention/fused_rows.cuh"
+
+enum {
+    SCORES = KEYS / 2,
+    SUMS = RF_DIM / 2,
+};
+
+RF_INLINE float power_of_two(float x) {
+    float y;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Of the four lanes that share rows. */
+RF_INLINE float row_most(float x) {
+    x = fmaxf(x, __shfl_xor_sync(RF_FULL_WARP, x, 1));
+    return fmaxf(x, __shfl_xor_sync(RF_FULL_WARP, x, 2));
+}
+RF_INLINE float row_sum(float x) {
+    x += __shfl_xor_sync(RF_FULL_WARP, x, 1);
+    return x + __shfl_xor_sync(RF_FULL_WARP, x, 2);
+}
+
+#define RF_MINUS_INFINITY __int_as_float((int)0xff800000)
+
+/* Of a thread's two rows. Weights are 2^(scale * (score - most)), so the common factor cancels at the end. */
+struct row_state_t {
+    float most[2], sum[2]; /* sum: of this lane's columns */
+
+    RF_INLINE void begin() {
+        most[0] = most[1] = RF_MINUS_INFINITY;
+        sum[0] = sum[1] = 0;
+    }
+    /* Takes a block's scores into account: what is taken off their exponents, and the factor of earlier sums. */
+    RF_INLINE void raise(const float (&scores)[SCORES], float scale, float (&shift)[2], float (&factor)[2]) {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            float high[2] = {scores[2 * row], scores[2 * row + 1]};
+#pragma unroll
+            for (int i = 4; i < SCORES; i += 4) {
+                high[0] = fmaxf(high[0], scores[i + 2 * row]);
+                high[1] = fmaxf(high[1], scores[i + 2 * row + 1]);
+            }
+            const float now = fmaxf(most[row], row_most(fmaxf(high[0], high[1])));
+            shift[row] = now == RF_MINUS_INFINITY ? 0 : now * scale;
+            factor[row] = power_of_two(most[row] * scale - shift[row]);
+            most[row] = now;
+            sum[row] *= factor[row];
+        }
+    }
+    /* Scores from number FROM to TO of a block become weights. */
+    template <int FROM, int TO>
+    RF_INLINE void take(float (&scores)[SCORES], float scale, const float (&shift)[2]) {
+#pragma unroll
+        for (int i = FROM; i < TO; i++) scores[i] = power_of_two(scores[i] * scale - shift[i / 2 % 2]);
+        float own[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int i = FROM; i < TO; i++) own[i % 4] += scores[i];
+        sum[0] += own[0] + own[1];
+        sum[1] += own[2] + own[3];
+    }
+};
+
+RF_INLINE void rescale(float (&sums)[SUMS], const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) sums[i] *= factor[i / 2 % 2];
+}
+
+/* Keys from number `keys` of a block on do not count. */
+RF_INLINE void mask(float (&scores)[SCORES], int keys, int lane) {
+#pragma unroll
+    for (int i = 0; i < SCORES; i++)
+        if (i / 4 * 8 + lane % 4 * 2 + i % 2 >= keys) scores[i] = RF_MINUS_INFINITY;
+}
+
+RF_INLINE rf_u32 pack_two(float low, float high) {
+    rf_u32 two;
+    if (RF_DTYPE == RF_FLOAT16)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+    return two;
+}
+
+/* Weights in the order of the tensor cores' A. */
+template <int FROM, int TO>
+RF_INLINE void convert(rf_u32 (&weights)[KEYS / 16][4], const float (&scores)[SCORES]) {
+#pragma unroll
+    for (int i = FROM; i < TO; i += 2) weights[i / 8][i / 2 % 4] = pack_two(scores[i], scores[i + 1]);
+}
+
+/* The logarithm of the sum of a row of a tile. */
+RF_INLINE void store_lse(const rf_attention_args &args, const shared_t &at, int slot, int row, float lse) {
+    const int number = at.rows[slot * SEGMENTS + row / RF_SEGMENT];
+    if (number == NO_ROW) return;
+    const rf_attention_queries &to = number >= 0 ? args.candidates : args.self;
+    const int place = (number >= 0 ? number : ~number) + row % RF_SEGMENT * args.heads,
+              position = place / args.heads, head = place - position * args.heads,
+              item = position / to.queries;
+    if (to.lse != nullptr)
+        to.lse[((rf_i64)item * args.heads + head) * to.queries + (position - item * to.queries)] = lse;
+}
+
+/* A warp's answers are in a slot; copy_rows sends them on. */
+RF_INLINE void slot_done(const shared_t &at, int slot, int lane) {
+    rf_async_fence();
+    __syncwarp();
+    if (lane == 0) rf_barrier_arrive(at.q_empty + slot * 8);
+}
+
+/* A warp's answers take the place of the queries that they are of. */
+RF_INLINE void store(const rf_attention_args &args, const shared_t &at, float (&sums)[SUMS],
+                     const row_state_t &state, int group, int slot, int thread) {
+    const int lane = thread % 32, warp = thread / 32;
+    const rf_u32 to = at.q + (slot * GROUPS + group) * Q_BYTES + warp * 16 * ATOM_BYTES;
+    float total[2], factor[2];
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        total[row] = row_sum(state.sum[row]);
+        factor[row] = __frcp_rn(total[row]);
+    }
+    const int own = lane % 8 + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int i = 0; i < RF_DIM / 16; i++) {
+        const int chunk = i * 2 + lane / 16;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         to + chunk / 8 * Q_ATOM + own * ATOM_BYTES + (chunk % 8 ^ own % 8) * 16),
+                     "r"(pack_two(sums[8 * i] * factor[0], sums[8 * i + 1] * factor[0])),
+                     "r"(pack_two(sums[8 * i + 2] * factor[1], sums[8 * i + 3] * factor[1])),
+                     "r"(pack_two(sums[8 * i + 4] * factor[0], sums[8 * i + 5] * factor[0])),
+                     "r"(pack_two(sums[8 * i + 6] * factor[1], sums[8 * i + 7] * factor[1]))
+                     : "memory");
+    }
+    if ((args.candidates.lse != nullptr || args.self.lse != nullptr) && lane % 4 == 0) {
+#pragma unroll
+        for (int row = 0; row < 2; row++)
+            store_lse(args, at, slot, group * ROWS + warp * 16 + lane / 4 + row * 8,
+                      (state.most[row] * args.scale + __log2f(total[row])) * 0.69314718f);
+    }
+    slot_done(at, slot, lane);
+}
+
+/* The same of rows without keys. */
+RF_INLINE void store_zeros(const rf_attention_args &args, const shared_t &at, int group, int slot,
+                           int thread) {
+    const int lane = thread % 32, warp = thread / 32;
+    const rf_u32 to = at.q + (slot * GROUPS + group) * Q_BYTES + warp * 16 * ATOM_BYTES;
+    for (int i = lane; i < 16 * 8; i += 32)
+#pragma unroll
+        for (int atom = 0; atom < ATOMS; atom++)
+            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to + atom * Q_ATOM + i * 16), "r"(0)
+                         : "memory");
+    if (lane < 16) store_lse(args, at, slot, group * ROWS + warp * 16 + lane, RF_MINUS_INFINITY);
+    slot_done(at, slot, lane);
+}
+
+#endif

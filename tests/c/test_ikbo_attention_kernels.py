@@ -1,0 +1,49 @@
+"""The kernels of the one-launch attention: what the compiler makes of them. No GPU needed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from support.kernels import BFLOAT16, FLOAT16, disassembler, standalone
+
+# dtype, columns, keys of a block, slots of keys and of values, queries that move together
+VARIANTS = [
+    (FLOAT16, 128, 128, 3, 2, 64),
+    (BFLOAT16, 128, 128, 3, 2, 8),
+    (FLOAT16, 128, 128, 3, 2, 1),
+    (BFLOAT16, 32, 128, 4, 4, 16),
+    (FLOAT16, 64, 128, 4, 4, 1),
+    (BFLOAT16, 96, 128, 3, 2, 32),
+    (FLOAT16, 192, 64, 3, 2, 64),
+    (BFLOAT16, 256, 48, 2, 2, 1),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(map(str, variant)))
+def test_products_run_on_tensor_cores_one_behind_the_other(
+    variant: tuple[int, int, int, int, int, int], tmp_path: Path
+) -> None:
+    """wgmma and the tensor memory accelerator; nothing spilled, no product waits for the last (C75xx)."""
+    names = ("RF_DTYPE", "RF_DIM", "RF_KEYS", "RF_K_SLOTS", "RF_V_SLOTS", "RF_SEGMENT")
+    defines = dict(zip(names, map(str, variant), strict=True))
+    log = standalone("ikbo_attention/fused.cu", "sm_90a", defines, tmp_path)
+    assert re.findall(r"(\d+) bytes spill stores", log) == ["0"], log
+    assert re.search(r"C75\d\d|C76\d\d", log) is None, log
+    cubin = str(tmp_path / "out.cubin")
+    text = subprocess.run([disassembler(), "-c", cubin], capture_output=True, text=True, check=True).stdout
+    dim, keys, segment = variant[1], variant[2], variant[5]
+    products = Counter(re.findall(r"HGMMA\.(64x\d+x16)", text))
+    assert products[f"64x{keys}x16"] >= dim // 16, products
+    assert products[f"64x{dim}x16"] >= keys // 16, products
+    moves = "UTMASTG" if segment > 1 else "LDGSTS"
+    assert {"UTMALDG", "STSM", "USETMAXREG", moves} <= set(re.findall(r"\b[A-Z]{4,10}\b", text))
+
+
+def test_grouping_needs_no_stack(tmp_path: Path) -> None:
+    log = standalone("ikbo_attention/group.cu", "sm_90a", {"RF_BLOCK": "1024"}, tmp_path)
+    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")], log
