@@ -25,7 +25,7 @@ CPP_COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++
 SOURCES = ["tests/c/torch/attention.c", "csrc/base/status.c", "csrc/base/validate_ikbo_attention.c"]
 SOURCES += [f"csrc/torch/{name}.c" for name in ("call", "arguments", "values", "dispatch")]
 SOURCES += [f"csrc/torch/ikbo/attention_{name}.c" for name in ("arguments", "packed", "kernels")]
-SOURCES += ["csrc/cuda/ikbo_attention/errors.c", "csrc/cuda/ikbo_attention/packed/packed.c"]
+SOURCES += ["csrc/cuda/ikbo_attention/common.c", "csrc/cuda/ikbo_attention/packed/packed.c"]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 pytestmark = pytest.mark.skipif(
