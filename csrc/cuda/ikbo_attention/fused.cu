@@ -188,8 +188,9 @@ extern "C" __global__ void __launch_bounds__(RF_ATTENTION_THREADS, 1)
     if (threadIdx.x == 0) barriers_init(at);
     __syncthreads();
     rf_wait_for_previous_kernel();
+    /* 40 and twice 232 are three times the 168 that a thread of so many starts with; with more, all would wait for ever. */
     if (group == GROUPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         const int warp = threadIdx.x / 32 % 4;
         if (warp == 0 && lane == 0) copy_keys(args, at);
         if (warp == 1) take_tiles(args, at, lane);

@@ -88,7 +88,7 @@ RF_INLINE rf_u32 piece_at(rf_u32 place, int row, int chunk) {
 
 /* 32 rows of answers, each lane's number being that of one, go to `out`. */
 RF_INLINE void store_rows(const rf_attention_args &args, rf_u32 place, int number, int lane) {
-#pragma unroll 2
+#pragma unroll(CHUNKS > 8 ? 2 : 1)
     for (int i = lane; i < CHUNKS * 32; i += 32) {
         const int row = i / CHUNKS, chunk = i % CHUNKS, own = __shfl_sync(RF_FULL_WARP, number, row);
         uint4 piece;
@@ -104,7 +104,7 @@ RF_INLINE void store_rows(const rf_attention_args &args, rf_u32 place, int numbe
 
 /* 32 rows of queries, each lane knowing where one is, come to shared memory; zeros where there is none. */
 RF_INLINE void load_rows(const rf_attention_args &args, rf_u32 place, rf_u64 from, int lane) {
-#pragma unroll 2
+#pragma unroll(CHUNKS > 8 ? 2 : 1)
     for (int i = lane; i < CHUNKS * 32; i += 32) {
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         const rf_u64 source = __shfl_sync(RF_FULL_WARP, from, row);
