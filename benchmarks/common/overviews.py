@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import geometric_mean
 from typing import Any
 
@@ -74,25 +74,27 @@ def ikbo_overview() -> Table:
     sweeps = ("batches", "ratios", "shapes")
     least = (f"least over torch, {sweep}" for sweep in sweeps)
     table = Table("", [*columns, "over torch", "over Triton", *least])
-    for path in sorted((RESULTS / "h200" / "ikbo_linear").glob("*.json")):
-        (run,) = read_runs(path)
-        # Runs of the main shape alone have no part in it.
-        for dtype, point in run["main"].items() if "batches" in run else ():
+    paths = sorted((RESULTS / "h200" / "ikbo_linear").glob("*.json"))
+    runs = [run for path in paths for run in read_runs(path)]
+    # Some sweeps have a run of their own, with the main shape in it again.
+    for run in (run for run in runs if "batches" in run):
+        for dtype, point in run["main"].items():
             for mode, us in point["us"].items():
                 best = us[point["best_torch"][mode]]
                 share = point["flop"] / us["recfuse"] * 1e6 / point["matmul_flop_per_s"][mode]
                 spent = us["broadcast + concat"], best, us["Triton"], us["recfuse"]
-                lowest = (_least_over_torch(run, sweep, dtype, mode) for sweep in sweeps)
+                lowest = (_least_over_torch(runs, sweep, dtype, mode) for sweep in sweeps)
                 ratios = [best / us["recfuse"], us["Triton"] / us["recfuse"], *lowest]
                 cells = [*(f"{cell:.0f}" for cell in spent), f"{share:.0%}", *map(times, ratios)]
                 table.rows.append([f"{dtype}, {mode}", *cells])
     return table
 
 
-def _least_over_torch(run: dict[str, Any], figure: str, dtype: str, mode: str) -> float | None:
-    """Of the points of a sweep; None where the run has it not."""
+def _least_over_torch(runs: Sequence[dict[str, Any]], figure: str, dtype: str, mode: str) -> float | None:
+    """Of the points of a sweep; None where no run has it."""
     ratios = [
         point["us"][mode][point["best_torch"][mode]] / point["us"][mode]["recfuse"]
+        for run in runs
         for point in run.get(figure, {}).get(dtype, {}).values()
     ]
     return min(ratios, default=None)

@@ -13,6 +13,7 @@ from common.report import Figure
 from common.table import Table
 
 MARKERS = "s^Dv"
+LABEL_STEP = 1.16  # from one label up to the next, so that they do not overlap
 # Contestants shown besides recfuse at a point, in a mode: label -> name.
 Shown = Callable[[Any, str], Mapping[str, "str | None"]]
 
@@ -87,9 +88,11 @@ def plot(path: Path, record: dict[str, list[dict[str, Any]]], named: str) -> Non
             intensity = [place["flop_per_byte"] for place in shown]
             axis.scatter(intensity, reached, s=22, marker=marker, alpha=0.7, label=label)
         place = next((place for place in found if place["shape"] == named), None)
-        for label, reached in place["reached"].items() if place else ():
+        height = 0.0
+        for label, reached in sorted(place["reached"].items(), key=lambda pair: pair[1]) if place else ():
+            height = max(reached / 1e12, height * LABEL_STEP)
             text = f"{label}: {reached / 1e12:.3g}"
-            axis.text(span[-1], reached / 1e12, text, ha="right", va="center", fontsize="x-small")
+            axis.text(span[-1], height, text, ha="right", va="center", fontsize="x-small")
         axis.set(xscale="log", yscale="log", title=mode, xlabel="least FLOP a byte")
         for line in (axis.xaxis, axis.yaxis):
             line.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))

@@ -208,7 +208,7 @@ def test_quick_leaves_alone_what_was_given(ikbo, monkeypatch):
     assert (seen[0].rounds, seen[0].batches, seen[0].figures) == (2, [4, 12], FIGURES)
 
 
-def test_the_overview_joins_the_types(ikbo, monkeypatch, tmp_path):
+def test_the_overview_joins_types_and_runs(ikbo, monkeypatch, tmp_path):
     record = results(ikbo, tmp_path, "--figures", "main,batches")
     for point in (record["main"]["float32"], *record["batches"]["float32"].values()):
         point["us"] = {"back to back": {"broadcast + concat": 40, "padded": 12, "Triton": 9, "recfuse": 8}}
@@ -218,11 +218,14 @@ def test_the_overview_joins_the_types(ikbo, monkeypatch, tmp_path):
     folder = tmp_path / "h200" / "ikbo_linear"
     folder.mkdir(parents=True)
     (folder / "ikbo_float32.json").write_text(json.dumps(record))
+    points = record.pop("batches")["float32"]
+    points["4"]["us"]["back to back"]["padded"] = 7
+    (folder / "ikbo_shapes.json").write_text(json.dumps({**record, "shapes": {"float32": points}}))
     overviews = module("common.overviews")
     monkeypatch.setattr(overviews, "RESULTS", tmp_path)
     (row,) = overviews.OVERVIEWS["ikbo"]().rows
     assert row == [
-        "float32, back to back", "40", "12", "9", "8", "50%", "1.50x", "1.12x", "1.25x", "-", "-",
+        "float32, back to back", "40", "12", "9", "8", "50%", "1.50x", "1.12x", "1.25x", "-", "0.88x",
     ]  # fmt: skip
 
 
