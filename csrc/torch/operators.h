@@ -23,6 +23,7 @@
     X(ikbo_attention_self)                         \
     X(ikbo_attention_self_lse)                     \
     X(_ikbo_attention_path)                        \
+    X(_ikbo_attention_self_path)                   \
     X(check)                                       \
     X(cpu_isa)                                     \
     X(library_version)                             \

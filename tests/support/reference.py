@@ -107,7 +107,7 @@ def assert_close_to_reference(actual: Tensor, expected: Tensor, allowed: Tensor 
     got, want = actual.detach().double(), expected.detach().double()
     same = (got == want) | (got.isnan() & want.isnan())
     error = torch.where(same, 0.0, (got - want).abs())
-    allowed = torch.as_tensor(allowed, dtype=torch.float64).expand_as(error)
+    allowed = torch.as_tensor(allowed, dtype=torch.float64, device=error.device).expand_as(error)
     # Written so that a NaN in any of the three is a failure.
     excess = torch.where((error <= allowed) & want.isfinite() | same, 0.0, error - allowed)
     excess = torch.where(excess.isnan(), torch.inf, excess)

@@ -84,7 +84,7 @@ typedef struct rf_attention_args {
     const rf_i32 *members;
     rf_attention_queries candidates, self;
     rf_i32 n_users, dim, heads, kv_heads;
-    rf_i32 jagged; /* all keys are those of one user of the maps */
+    rf_i32 one_user; /* of the maps of k and v: jagged, or the same for all */
     float scale; /* times log2(e) */
     rf_i32 unused[2];
 } rf_attention_args;

@@ -87,6 +87,11 @@ static int32_t segment_of(const rf_ikbo_attention_params *params) {
     return segment < LEAST_SEGMENT ? 1 : segment;
 }
 
+/* Whether k and v have one user for tensor maps: they are jagged, or the same for all users. */
+static bool has_one_user(const rf_ikbo_attention_params *params) {
+    return params->kv_offsets != NULL || (params->k_pitch[0] == 0 && params->v_pitch[0] == 0);
+}
+
 /* Rows that an item gives to one head of keys. */
 static int64_t rows_of(const rf_ikbo_attention_params *params, const rf_ikbo_queries *queries) {
     return queries->queries * (params->heads / params->kv_heads);
@@ -101,9 +106,9 @@ static int64_t tiles_most(const rf_ikbo_attention_params *params) {
 
 /* NULL, or what keeps the kernel from taking the call. */
 static const char *refusal(const rf_ikbo_attention_params *params, const rf__cuda_device *device) {
-    const bool jagged = params->kv_offsets != NULL;
     const int64_t bytes = rf__dtype_bytes(params->dtype), most = INT32_MAX / 2;
-    const int64_t sizes[3] = {jagged ? 1 : params->n_users, params->positions, params->kv_heads};
+    const int64_t sizes[3] = {has_one_user(params) ? 1 : params->n_users, params->positions,
+                              params->kv_heads};
     const rf_ikbo_queries *sets[2] = {&params->candidates, &params->users};
     if (device->cc_major != 9 || device->cc_minor != 0) return "the GPU is not one of compute capability 9.0";
     if (params->dtype != RF_FLOAT16 && params->dtype != RF_BFLOAT16)
@@ -195,9 +200,9 @@ static rf_status queries_of(const rf__cuda_device *device, const rf_ikbo_attenti
 static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_attention_params *params,
                          int32_t segment, uint8_t *workspace, rf_attention_args *args) {
     static const double log2_e = 1.4426950408889634;
-    const bool jagged = params->kv_offsets != NULL;
+    const bool one_user = has_one_user(params);
     const int32_t keys = shape_of(params->dim)->keys;
-    const int64_t sizes[3] = {jagged ? 1 : params->n_users, params->positions, params->kv_heads};
+    const int64_t sizes[3] = {one_user ? 1 : params->n_users, params->positions, params->kv_heads};
     const places at = places_of(params);
     args->plan = (rf_attention_plan *)(void *)(workspace + at.plan);
     args->work = (const rf_attention_work *)(const void *)(workspace + at.work);
@@ -206,7 +211,7 @@ static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_attention_
     args->dim = (int32_t)params->dim;
     args->heads = (int32_t)params->heads;
     args->kv_heads = (int32_t)params->kv_heads;
-    args->jagged = jagged;
+    args->one_user = one_user;
     args->scale = (float)(params->scale * log2_e);
     RF_CHECK(map_of(device, params, params->k, sizes, params->k_pitch, keys, &args->k));
     RF_CHECK(map_of(device, params, params->v, sizes, params->v_pitch, keys, &args->v));

@@ -38,9 +38,12 @@ enum {
     SOONER = SCORES / 2, /* scores that become weights while the products with values run */
 };
 
+/* The same in all lanes, as the compiler does not see: descriptors are then made in uniform registers, not moved to them. */
+RF_INLINE rf_u32 same(rf_u32 x) { return __shfl_sync(RF_FULL_WARP, x, 0); }
+
 /* scores = queries . keys^T: begun. */
 RF_INLINE void multiply_keys(float (&scores)[SCORES], rf_u32 q, rf_u32 k) {
-    const rf_u32 a = rf_wgmma_rows_of_128_bytes(q), b = rf_wgmma_rows_of_128_bytes(k);
+    const rf_u32 a = same(rf_wgmma_rows_of_128_bytes(q)), b = same(rf_wgmma_rows_of_128_bytes(k));
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
         rf_wgmma_shared<RF_DTYPE>(scores, a + (i / 4 * Q_ATOM + i % 4 * 32) / 16,
@@ -51,7 +54,7 @@ RF_INLINE void multiply_keys(float (&scores)[SCORES], rf_u32 q, rf_u32 k) {
 /* sums += weights . values, or without what they were: begun. */
 RF_INLINE void multiply_values(float (&sums)[SUMS], const rf_u32 (&weights)[KEYS / 16][4], rf_u32 v,
                                int add) {
-    const rf_u32 b = rf_wgmma_columns_of_128_bytes(v, KV_ATOM);
+    const rf_u32 b = same(rf_wgmma_columns_of_128_bytes(v, KV_ATOM));
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++)
         rf_wgmma_columns<RF_DTYPE>(sums, weights[i], b + i * 128, i > 0 ? 1 : add);
@@ -126,7 +129,8 @@ RF_INLINE void attend(const rf_attention_args &args, const shared_t &at, int gro
         if (tile.keys < KEYS) mask(scores, tile.keys, lane);
         state.begin();
         state.raise(scores, args.scale, shift, factor);
-        state.take<0, SCORES>(scores, args.scale, shift);
+        state.take<0, SOONER>(scores, args.scale, shift); /* in the order of the loop: the same bits */
+        state.take<SOONER, SCORES>(scores, args.scale, shift);
         convert<0, SCORES>(weights, scores);
         rf_barrier_wait(at.v_full + v.slot * 8, v.parity);
         int add = 0, left = blocks - 1; /* blocks of this tile beyond the one whose weights there are */

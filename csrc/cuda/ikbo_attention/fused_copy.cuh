@@ -8,7 +8,7 @@
 RF_INLINE void copy_block(const rf_attention_args &args, const shared_t &at, const rf_tensor_map *map, int n,
                           int block, rf_u32 to, rf_u32 barrier) {
     const volatile tile_t *tile = &at.tiles[n % TILES];
-    const int first = tile->key + block * KEYS, head = tile->head, user = args.jagged ? 0 : tile->user;
+    const int first = tile->key + block * KEYS, head = tile->head, user = args.one_user ? 0 : tile->user;
     rf_barrier_expect(barrier, KV_BYTES);
 #pragma unroll
     for (int i = 0; i < ATOMS; i++)

@@ -52,15 +52,17 @@ static rf_status run_call(rf__call *call, bool self, bool with_lse) {
 }
 
 /* Gives the number of the path that such a call takes. */
-static rf_status path_run(rf__call *call) {
+static rf_status tell_path(rf__call *call, bool self) {
     rf__attention attention;
-    RF_CHECK(rf__attention_read(call, false, &attention));
+    RF_CHECK(rf__attention_read(call, self, &attention));
     RF_CHECK(path_choose(call, &attention));
     call->outputs[0].integer = attention.path;
     call->outputs[0].given = true;
     return RF_OK;
 }
 
+static rf_status path_run(rf__call *call) { return tell_path(call, false); }
+static rf_status self_path_run(rf__call *call) { return tell_path(call, true); }
 static rf_status run(rf__call *call) { return run_call(call, false, false); }
 static rf_status run_lse(rf__call *call) { return run_call(call, false, true); }
 static rf_status run_self(rf__call *call) { return run_call(call, true, false); }
@@ -76,3 +78,5 @@ const rf__operator rf__torch_ikbo_attention_self_lse = {
     "(" RF__ATTENTION_SELF_ARGUMENTS " -> (Tensor, Tensor, Tensor, Tensor)", DEVICES, run_self_lse};
 const rf__operator rf__torch__ikbo_attention_path = {"(" RF__ATTENTION_ARGUMENTS " -> int", DEVICES,
                                                      path_run};
+const rf__operator rf__torch__ikbo_attention_self_path = {"(" RF__ATTENTION_SELF_ARGUMENTS " -> int", DEVICES,
+                                                          self_path_run};

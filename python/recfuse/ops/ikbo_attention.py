@@ -140,12 +140,12 @@ def ikbo_attention_path(
 ) -> AttentionPath:
     """The path that :func:`ikbo_attention` takes with these arguments; raises as it does, runs nothing."""
     scale = _check((q, k, v, cand_to_user, kv_lengths, kv_offsets, q_user), scale)
+    given = (q, k, v, cand_to_user, scale, kv_lengths, kv_offsets)
+    options = {"path": path, "bounds_check": bounds_check}
     try:
-        return ATTENTION_PATHS[
-            _ops._ikbo_attention_path(
-                q, k, v, cand_to_user, scale, kv_lengths, kv_offsets, path=path, bounds_check=bounds_check
-            )
-        ]
+        if q_user is not None:
+            return ATTENTION_PATHS[_ops._ikbo_attention_self_path(q_user, *given, **options)]
+        return ATTENTION_PATHS[_ops._ikbo_attention_path(*given, **options)]
     except RuntimeError as error:
         raise_translated(error)
 
