@@ -167,6 +167,8 @@ def _sanitizer() -> tuple[list[str], bool]:
     return [program], False
 
 
+# Ends with an internal error of the tool where torch's kernels are left out.
+NEEDS_ALL_KERNELS = ("racecheck", "ikbo_sanitizer.py")
 SANITIZED = "sanitizer.py", "fused_sanitizer.py", "ikbo_sanitizer.py", "ikbo_attention_sanitizer.py"
 
 
@@ -176,6 +178,8 @@ def test_the_sanitizer_finds_nothing(tool: str, script: str) -> None:
     command, ours_alone = _sanitizer()
     if tool == "initcheck" and not ours_alone:
         pytest.skip("this compute-sanitizer cannot leave torch's own kernels out")
+    if (tool, script) == NEEDS_ALL_KERNELS:
+        command = command[:1]
     path = str(gpu.ROOT / "tests" / "gpu" / script)
     done = subprocess.run(
         [*command, "--tool", tool, "--error-exitcode", "9", sys.executable, path, tool],
