@@ -105,7 +105,9 @@ def test_checkpoints_load_before_and_after_a_swap():
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model.double().float()):
         assert torch.equal(other(features).values(), before)
         assert other.has_kernel
-    assert recfuse.swap(model).entries == []
+    again = recfuse.swap(model)
+    assert [(entry.name, entry.detail) for entry in again.entries] == [("", "already swapped")]
+    assert repr(model).startswith("FusedKeyedEmbeddingBagCollection(")
     fresh = EmbeddingBagCollection(tables=configs())
     fresh.load_state_dict(model.state_dict())
     torch.testing.assert_close(fresh(features).values(), before)

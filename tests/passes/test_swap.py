@@ -188,7 +188,38 @@ def test_every_embedding_bag_at_any_depth():
     assert len(seen) == 2
     assert not model["frozen"].training
     assert not model["frozen"].weight.requires_grad
-    assert recfuse.swap(model).entries == []
+    again = recfuse.swap(model)
+    assert {entry.name: entry.detail for entry in again.already} == dict.fromkeys(
+        ("deep.0.0", "tied", "frozen"), "already swapped"
+    )
+    assert again.replaced == again.fused == again.left == []
+
+
+def test_a_second_swap_says_so_and_changes_nothing():
+    model = nn.ModuleDict({"dlrm": DLRM_Net(), "one": nn.EmbeddingBag(6, 3)})
+    first = str(recfuse.swap(model))
+    assert "already" not in first
+    state, modules = copy.deepcopy(model.state_dict()), [type(module) for module in model.modules()]
+    report = recfuse.swap(model)
+    assert {entry.name for entry in report.already} == {"dlrm.emb_l", "one"} == report.names()
+    assert "0 replaced, 0 fused, 0 left, 2 already swapped" in str(report)
+    assert [type(module) for module in model.modules()] == modules
+    assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
+    model["late"] = nn.EmbeddingBag(4, 2)
+    assert "1 replaced, 0 fused, 0 left, 2 already swapped" in str(recfuse.swap(model))
+
+
+def test_a_swapped_model_shows_it():
+    model = nn.ModuleDict({"dlrm": DLRM_Net(), "one": nn.EmbeddingBag(6, 3, mode="sum")})
+    before = str(model)
+    assert "(one): EmbeddingBag(6, 3, mode='sum')\n" in before
+    recfuse.swap(model)
+    assert "(one): EmbeddingBag(6, 3, mode='sum', recfuse)\n" in str(model)
+    assert "(emb_l): FusedEmbeddingBagList(" in str(model)
+    model["one"].schedule = "distance=4"
+    assert "mode='sum', recfuse, schedule='distance=4')" in str(model)
+    recfuse.unswap(model)
+    assert str(model) == before
 
 
 def test_the_model_may_be_the_table():

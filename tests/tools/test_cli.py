@@ -1,8 +1,10 @@
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import recfuse
 from recfuse import _C, cli, info
 from support.bag_plan import plan_for
 
+ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--dim", "8", "--batch", "8", "--pooling", "5", "--batches", "2", "--index", "int32"]
 
 
@@ -31,6 +34,16 @@ def test_info_of_the_module_prints_what_it_runs_on():
         "GPU",
     ):
         assert text in result.stdout
+
+
+def test_info_is_not_wrapped_off_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    lines = run("info").stdout.splitlines()
+    (library,) = [line for line in lines if line.startswith("library ")]
+    assert len(library) > 30 and library.endswith(str(recfuse.library_path()))
+    assert [line for line in lines if line != line.rstrip()] == []
+    found = {line.split("  ")[0] for line in lines if not line.startswith(" ")}
+    assert {"library", "CPU", "instruction set"} <= found
 
 
 def test_info_as_json(capsys):
@@ -74,6 +87,11 @@ def test_bad_command_lines_end_with_status_2(capsys, arguments):
             ["tune", "--trace", "low", "--out", "/absent/plan.json", *TINY],
             "'/absent' is missing or not writable",
         ),
+        (
+            ["compile", "--arch", "sm_70", "--dim", "8"],
+            "--arch is 'sm_70', must be sm_80 or newer, such as sm_80,",
+        ),
+        (["compile", "--arch", "hopper", "--dim", "8"], "--arch is 'hopper', must be sm_80 or newer"),
         (["compile", "--arch", "sm_90a"], "nothing to compile: give --plan FILE, or --dim"),
         (["compile", "--arch", "sm_90a", "--dim", "-4"], "--dim is -4"),
         (["compile", "--arch", "sm_90a", "--plan", "absent.json"], "absent.json"),
@@ -107,7 +125,9 @@ def test_tune_writes_a_plan(capsys, tmp_path):
     plan = recfuse.Plan.load(out)
     assert (plan.table.rows, plan.table.dim, plan.table.indices) == (50, 8, "int32")
     assert (plan.trace.batches, plan.trace.lookups) == (2, 40.0)
-    assert "what runs without a plan" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert any("what runs without a plan" in line for line in lines)
+    assert lines[-1].startswith("winner: ")
     with pytest.raises(SystemExit):
         cli.main(["tune", "--trace", str(trace), "--rows", "49", *TINY])
     assert "--rows is 49, but the trace has row 49" in capsys.readouterr().err
@@ -130,8 +150,8 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
     def compile(*arguments):
         asked.append(arguments)
         folders.add(os.environ["RECFUSE_CACHE_DIR"])
-        if arguments[0] == "sm_1":
-            raise ValueError("recfuse: arch is sm_1")
+        if arguments[0] == "sm_99":
+            raise ValueError("recfuse: arch is sm_99")
         return {
             "schedule": arguments[13] or "station=register", "registers": 40, "spill_bytes": 0,
             "cubin_bytes": 12345, "cached": arguments[1] == 6, "seconds": 0.5, "path": "here",
@@ -215,10 +235,31 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
         60 << 20,
     ) in asked
     assert folders == {str(cache)} and cache.is_dir() and "RECFUSE_CACHE_DIR" not in os.environ
-    assert cli.main(["compile", "--arch", "sm_1", "--dim", "8", "--out", str(cache)]) == 1
+    assert cli.main(["compile", "--arch", "sm_99", "--dim", "8", "--out", str(cache)]) == 1
     assert (
-        "sm_1 8 float32 sum int64 2048x150: recfuse: arch is sm_1\n1 of 2 failed" in capsys.readouterr().err
+        "sm_99 8 float32 sum int64 2048x150: recfuse: arch is sm_99\n1 of 2 failed" in capsys.readouterr().err
     )
+
+
+def test_a_missing_nvrtc_is_one_line(capsys, monkeypatch, tmp_path):
+    """In the words of the C source, which is where the command line knows it by."""
+    source = (ROOT / "csrc/cuda/jit/nvrtc_find.c").read_text()
+    words = re.search(r'rf__fail\(RF_ERR_UNSUPPORTED,\s*((?:"[^"]*"\s*)+)', source)
+    message = "".join(re.findall(r'"([^"]*)"', words[1])).replace("\\n", "\n")
+    message %= "\n  /opt/toolkit/lib64\n  /usr/local/cuda/lib64"
+
+    def fail(*arguments):
+        raise NotImplementedError(f"embedding_bag_compile: {message}")
+
+    monkeypatch.setattr(_C, "embedding_bag_compile", fail)
+    monkeypatch.setattr(_C, "small_kernels_compile", fail)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["compile", "--arch", "sm_90a", "--dim", "8", "16", "--out", str(tmp_path)])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("recfuse compile: error: NVRTC (libnvrtc.so.13 or ")
+    assert "looked in /opt/toolkit/lib64, /usr/local/cuda/lib64, the loader's search path. Install" in error
+    assert "pip install nvidia-cuda-nvrtc" in error
 
 
 @pytest.mark.parametrize("gpu", ["132", "0:60", "a:b", "132:-1"])

@@ -7,8 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,22 +22,40 @@ PACKAGE = Path(recfuse.__file__).parent
 needs_readelf = pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
 
 
+class Builds(NamedTuple):
+    """What a release consists of."""
+
+    sources: set[str]  # files of the checkout that it was built from
+    wheel: Path
+    sdist: Path
+
+
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of a copy of this checkout, built without isolation; objects of earlier builds are reused."""
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    """Of a copy of this checkout, without isolation; objects of earlier builds are reused."""
     pytest.importorskip("setuptools", "77")
     copy = tmp_path_factory.mktemp("wheel") / "recfuse"
-    unwanted = shutil.ignore_patterns(
-        ".git", ".venv", ".*_cache", "__pycache__", "results", "lib.*", "bdist.*"
-    )
-    shutil.copytree(ROOT, copy, ignore=unwanted)
+    unwanted = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", "lib.*", "bdist.*")
+    shutil.copytree(ROOT, copy, ignore=unwanted, symlinks=True)
     for built in copy.glob("python/recfuse/*.so"):
         built.unlink()
-    command = [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", "wheels"]
+    sources = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel", "-d", "dist", "sdist", "-d", "dist"]
     done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (found,) = (copy / "wheels").iterdir()
-    return found
+    (wheel,), (sdist,) = (copy / "dist").glob("*.whl"), (copy / "dist").glob("*.tar.gz")
+    return Builds(sources, wheel, sdist)
+
+
+@pytest.fixture(scope="session")
+def wheel(builds: Builds) -> Path:
+    return builds.wheel
+
+
+def kernel_files() -> set[str]:
+    """What NVRTC reads, relative to the package, whose folder `kernels` is a link in a checkout."""
+    patterns = ("kernels/**/*.cu*", "kernels/**/args.h", "kernels/device/*.h")
+    return {str(path.relative_to(SOURCES)) for pattern in patterns for path in SOURCES.glob(pattern)}
 
 
 def test_wheel_is_for_every_python_from_3_10(wheel: Path) -> None:
@@ -44,9 +64,7 @@ def test_wheel_is_for_every_python_from_3_10(wheel: Path) -> None:
 
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     expected = {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.rglob("*.py")}
-    expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("kernels/**/*.cu*")}
-    expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("kernels/**/args.h")}
-    expected |= {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.glob("kernels/device/*.h")}
+    expected |= {f"recfuse/{name}" for name in kernel_files()}
     expected |= {"recfuse/py.typed", "recfuse/_C.pyi", "recfuse/librecfuse.so", "recfuse/_C.abi3.so"}
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == expected
@@ -66,6 +84,34 @@ def test_wheel_metadata(wheel: Path) -> None:
     }
     assert {"Provides-Extra: test", "Provides-Extra: bench", "Provides-Extra: dev"} <= set(lines)
     assert "recfuse = recfuse.cli:main" in entries
+    assert "Author: recfuse contributors" in lines
+    classifiers = {line.partition(": ")[2] for line in lines if line.startswith("Classifier: ")}
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)} <= classifiers
+    assert {f"Environment :: GPU :: NVIDIA CUDA :: {major}" for major in (12, 13)} <= classifiers
+
+
+def test_wheel_has_no_other_metadata(wheel: Path) -> None:
+    names = {name.partition(".dist-info/")[2] for name in zipfile.ZipFile(wheel).namelist()} - {""}
+    listed = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt"}
+    assert names == listed | {"licenses/LICENSE"}
+
+
+def test_sdist_holds_sources_and_documents_and_no_measurements(builds: Builds) -> None:
+    with tarfile.open(builds.sdist) as archive:
+        files = {member.name.partition("/")[2] for member in archive if not member.isdir()}
+    made = {"PKG-INFO", "setup.cfg"} | {name for name in files if ".egg-info/" in name}
+    root = {"setup.py", "pyproject.toml", "MANIFEST.in", "Makefile", ".clang-format", "LICENSE"}
+    root |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md"}
+    folders = ("benchmarks/", "csrc/", "docs/", "examples/", "include/", "python/", "tests/")
+    expected = root | {name for name in builds.sources if name.startswith(folders)}
+    expected |= {f"python/recfuse/{name}" for name in kernel_files()}
+    expected -= {name for name in expected if name.endswith((".so", ".pyc"))}
+    measured = {name for name in expected if name.startswith("benchmarks/") and name.endswith(".json")}
+    assert measured and not measured & files  # megabytes that the repository keeps
+    expected -= measured | {name for name in expected if ".egg-info/" in name}
+    assert files - made == expected
+    assert {"csrc/torch/abi.h", "include/recfuse.h", "python/recfuse/_C.pyi"} <= expected
+    assert builds.sdist.stat().st_size < 8 << 20
 
 
 def test_building_needs_neither_torch_nor_cuda() -> None:

@@ -207,7 +207,7 @@ def test_statistics_of_batches():
 def test_the_report_tells_the_whole_story(collection):
     text = str(plan_for(collection))
     for words in (
-        "default 200.00 us, plan 160.00 us: 1.250x",
+        "default 200.00 µs, plan 160.00 µs: 1.250x as fast",
         "warps an SM  40",
         "5, 2 kinds of tables, 400 rows, 32 columns; int64 indices, int64 offsets",
         "3 batches of 610 lookups",
@@ -216,6 +216,10 @@ def test_the_report_tells_the_whole_story(collection):
         "what runs without a plan, 64 registers",
     ):
         assert words in text
+    assert text.split("\n")[-1] == (
+        "winner: 2 schedules beside the default, 40 warps an SM: 1.25x as fast as the defaults "
+        "(160.00 µs a batch, the defaults 200.00 µs)"
+    )
     assert not any(line.endswith(" ") for line in text.split("\n"))
 
 

@@ -9,6 +9,7 @@ import recfuse
 from recfuse import Plan
 from recfuse.data.table import batches_of, hotness
 from recfuse.nn import EmbeddingBag
+from recfuse.plan.report import Decision
 from recfuse.plan.table import Pinned
 from support.bag_plan import at, batches, plan_for
 
@@ -142,10 +143,30 @@ def test_the_report_tells_the_whole_story(module):
         "spills 8 bytes",
         "100 x 4 float32",
         "3 batches of 100 lookups",
-        "each byte once at copy speed 8.00 us (80%)",
+        "each byte once at copy speed 8.00 µs (80%)",
+        "default 20.00 µs, plan 10.00 µs: 2.00x as fast",
     ):
         assert words in text
     assert not any(line.endswith(" ") for line in text.split("\n"))
+
+
+def test_the_report_names_the_winner_above_and_below_the_table(module):
+    schedule = "station=register distance=4 warps=32"
+    decisions = [
+        Decision("prefetch", schedule, 10.0, True, "the fastest"),
+        Decision("confirm", schedule, 10.0, True, "2.000x as fast as the defaults"),
+        Decision("confirm", "", 20.0, False, "the defaults"),
+    ]
+    lines = str(plan_for(module, schedule=schedule, decisions=decisions)).split("\n")
+    won = f"{schedule}: 2.00x as fast as the defaults (10.00 µs a batch, the defaults 20.00 µs)"
+    assert lines[0].split(maxsplit=1) == ["winner", won]
+    assert lines[-1] == f"winner: {won}"
+    results = [line.split("│")[4].strip() for line in lines if line.startswith("│")]
+    assert results == ["kept", "won", ""]
+    pinned = str(plan_for(module, schedule="", pinned=Pinned(1234, 0.5, "abc")))
+    assert "winner: the hottest 1,234 rows pinned in L2: 2.00x as fast" in pinned
+    stayed = str(plan_for(module, schedule="", best_us=20.0)).split("\n")
+    assert stayed[-1] == "winner: the defaults: nothing that was tried is faster by more than 1 %"
 
 
 @pytest.mark.parametrize("kind", ("cpu", "cuda"))

@@ -186,7 +186,7 @@ def test_a_plan_whose_time_is_zero_is_printed():
     for kind in ("table", "collection"):
         plan = made(kind)[1]
         plan.best_us = 0.0
-        assert "plan 0.00 us" in str(plan)
+        assert "plan 0.00 µs" in str(plan)
 
 
 def test_a_report_has_no_control_characters():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,10 @@ _GPUS = {
     "sm_90a": ((132, 60), (132, 50), (114, 50), (78, 60)),
     "sm_100": ((148, 126),),
 }
+
+_ARCH = re.compile(r"sm_(\d+)[af]?")
+_LEAST_ARCH = 80  # kernels prefetch into L2 with an eviction priority, which older GPUs do not have
+_NO_COMPILER = re.compile(r"NVRTC \(.*is not here; looked in")  # of an error of csrc/cuda/jit/nvrtc_find.c
 
 
 def add_parser(commands: Any) -> None:
@@ -90,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--{name} is {lowest}, must be >= {least}")
     plans = _plans(arguments.plan)
     archs = list(dict.fromkeys(arguments.arch))
+    for arch in archs:
+        _check_arch(arch)
     jobs = {
         f"{arch} {name}": job
         for arch in archs
@@ -103,9 +110,11 @@ def run(arguments: argparse.Namespace) -> int:
         cache = _C.jit_status()
         folder = cache["folder"] or "there is none: no RECFUSE_CACHE_DIR and no HOME"
         folder += f", which is not used: {cache['refused']}" if cache["refused"] else ""
-    failed = 0
+    failed, without_compiler = 0, None
     for name, result in results.items():
-        if isinstance(result, Exception):
+        if isinstance(result, Exception) and _NO_COMPILER.search(str(result)):
+            without_compiler = result
+        elif isinstance(result, Exception):
             failed += 1
             print(f"{name}: {result}", file=sys.stderr)
         elif not result:
@@ -115,9 +124,28 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{name}: compiled, but not written to the cache ({folder})", file=sys.stderr)
         else:
             print(f"{name}: {_line(result)}")
+    if without_compiler is not None:  # the same for every kernel that the cache does not have
+        raise NotImplementedError(_in_one_line(without_compiler)) from without_compiler
     if failed:
         print(f"{failed} of {len(results)} failed", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _check_arch(arch: str) -> None:
+    """Raises ValueError for what is no architecture, or one that recfuse has no kernels for."""
+    form = _ARCH.fullmatch(arch)
+    if form is None or int(form[1]) < _LEAST_ARCH:
+        allowed = f"sm_{_LEAST_ARCH} or newer, such as {', '.join(_GPUS)}"
+        raise ValueError(f"--arch is {arch!r}, must be {allowed}")
+
+
+def _in_one_line(error: Exception) -> str:
+    """That NVRTC is missing: what is, the folders that were looked in, and what to install."""
+    head, *lines = str(error).splitlines()
+    folders = [line.strip() for line in lines if line.startswith("  ")]
+    advice = [line for line in lines if not line.startswith("  ")]
+    head = head[_NO_COMPILER.search(head).start() :]  # without the function that failed first
+    return ". ".join([f"{head} {', '.join(folders)}", *advice])
 
 
 def _small_kernels(arch: str) -> dict[str, Any]:

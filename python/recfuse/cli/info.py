@@ -57,6 +57,14 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def _print_unwrapped(rows: list[tuple[str, str]]) -> None:
+    """For a file or a pipe, such as a bug report or grep: no line is folded, whatever its length."""
+    width = max(len(what) for what, _ in rows)
+    for what, found in rows:
+        for number, line in enumerate(found.split("\n")):
+            print(f"{'' if number else what:<{width}} {line}".rstrip())
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Prints them."""
     from recfuse import info
@@ -64,6 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     record = info.collect()
     if arguments.json:
         print(json.dumps(record, indent=2))
+        return 0
+    if not sys.stdout.isatty():
+        _print_unwrapped(_rows(record))
         return 0
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)

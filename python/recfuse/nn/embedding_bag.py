@@ -38,6 +38,11 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         advise_huge_pages(self.weight.detach())
         super().reset_parameters()
 
+    def extra_repr(self) -> str:
+        """As torch's, then that this is recfuse's, and what a plan has set: the class has torch's name."""
+        schedule = f", schedule={self.schedule!r}" if self.schedule else ""
+        return f"{super().extra_repr()}, recfuse{schedule}" + ", pinned" * (self.pinned is not None)
+
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:

@@ -17,7 +17,7 @@ class SwapEntry:
 
     name: str  # as in model.named_modules(); "" is the model
     kind: str  # its class before
-    action: str  # "replaced", "fused", "left"; "restored" by unswap
+    action: str  # "replaced", "fused", "left"; "already", by an earlier swap; "restored" by unswap
     detail: str  # what it is now, or why it was left
 
 
@@ -47,6 +47,11 @@ class SwapReport:
         return [entry for entry in self.entries if entry.action == "left"]
 
     @property
+    def already(self) -> list[SwapEntry]:
+        """Modules that were recfuse's before, by an earlier swap or made by hand; nothing was changed."""
+        return [entry for entry in self.entries if entry.action == "already"]
+
+    @property
     def restored(self) -> list[SwapEntry]:
         """Modules that are torch's or TorchRec's again, by :func:`recfuse.unswap`."""
         return [entry for entry in self.entries if entry.action == "restored"]
@@ -69,7 +74,9 @@ class SwapReport:
         ]
         if self.restored:
             return "\n".join([*lines, f"{len(self.restored)} restored, {len(self.left)} left"])
-        lines.append(f"{len(self.replaced)} replaced, {len(self.fused)} fused, {len(self.left)} left")
-        if self.replaced or self.fused:
+        already = f", {len(self.already)} already swapped" if self.already else ""
+        numbers = f"{len(self.replaced)} replaced, {len(self.fused)} fused, {len(self.left)} left"
+        lines.append(numbers + already)
+        if self.replaced or self.fused or self.already:
             lines.append(_TOOLS)
         return "\n".join(lines)

@@ -44,8 +44,8 @@ def swap(
     ``state_dict`` keeps its names, so checkpoints load before and after. A reference to an old weight goes on
     showing the table's values, but has no gradient.
 
-    What cannot be swapped is left, with the reason. Swapping again changes nothing. :func:`unswap` gives
-    torch's and TorchRec's own modules back.
+    What cannot be swapped is left, with the reason. Swapping again changes nothing, and says so: "already
+    swapped". :func:`unswap` gives torch's and TorchRec's own modules back.
 
     Tables are pooled together on the CPU, or on one CUDA device; packing them takes the memory of two copies
     for a moment. Tables on several devices are replaced one by one.
@@ -69,6 +69,7 @@ def swap(
         raise wrong_type("recfuse.swap: model", model, "a torch.nn.Module")
     optimizers = check_optimizers(optimizers, "recfuse.swap")
     report = SwapReport()
+    already = [named for named in model.named_modules() if isinstance(named[1], (EmbeddingBag, PackedModule))]
     if fuse:
         patterns = list(_fusable_patterns(model, report))
         weights = [table.weight for pattern in patterns for table in pattern.tables]
@@ -78,6 +79,8 @@ def swap(
         _report_other_lists(model, report)
     for name, module in model.named_modules():
         _replace(name, module, report)
+    for name, module in already:
+        report.add(name, type(module).__name__, "already", "already swapped")
     return report
 
 

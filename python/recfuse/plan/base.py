@@ -99,8 +99,19 @@ class BasePlan:
                 raise PlanError(f"{name} is {us}, must be above 0")
 
     def _times(self, digits: int) -> str:
-        times = f"default {self.default_us:.2f} us, plan {self.best_us:.2f} us"
-        return f"{times}: {self.speedup:.{digits}f}x"
+        """How long a batch takes by the defaults and by the plan; above 1: the plan is faster."""
+        times = f"default {self.default_us:.2f} µs, plan {self.best_us:.2f} µs"
+        return f"{times}: {self.speedup:.{digits}f}x as fast"
+
+    def _chosen(self) -> str:
+        """What won, in a few words; "" where the defaults did."""
+        raise NotImplementedError
+
+    def _winner(self) -> str:
+        if not (chosen := self._chosen()):
+            return "the defaults: nothing that was tried is faster by more than 1 %"
+        times = f"{self.best_us:.2f} µs a batch, the defaults {self.default_us:.2f} µs"
+        return f"{chosen}: {self.speedup:.2f}x as fast as the defaults ({times})"
 
     def _origin(self) -> list[Line]:
         device, versions = self.device, f"recfuse {self.device.recfuse}, torch {self.device.torch}"
@@ -115,7 +126,8 @@ class BasePlan:
 
     def report(self) -> str:
         """All of it as text: the result, what it was measured on, and every decision in order."""
-        return render(self._summary(), self.decisions)
+        winner: Line = ("winner", self._winner())
+        return render([winner, *self._summary()], self.decisions, winner)
 
     def __str__(self) -> str:
         """The report."""

@@ -261,6 +261,13 @@ class CollectionPlan(BasePlan):
             found.setdefault(name, Counter())[self.schedules[schedule]] += 1
         return {name: found[row_bytes, name] for row_bytes, name in sorted(found)}
 
+    def _chosen(self) -> str:
+        if self.best_us == self.default_us:
+            return ""
+        own = [text for text in self.schedules if text]
+        warps = f"{self.warps} warps an SM" if self.warps else "the default warps an SM"
+        return f"{len(own)} schedule{'s' * (len(own) != 1)} beside the default, {warps}"
+
     def _summary(self) -> list[Line]:
         form, trace, tables = self.form, self.trace, self.feature_tables
         rows, columns = sum(table.rows for table in tables), sum(table.dim for table in tables)

@@ -57,7 +57,7 @@ def of_table(
     lines(first, "rows in flight" if on_gpu else "lookups ahead", lambda schedule: schedule.distance)
     for axes in second:
         lines(axes, "warps an SM", lambda schedule: schedule.warps)
-    first.set_ylabel("us a batch")
+    first.set_ylabel("µs a batch")
     first.legend(fontsize="small")
     return figure
 
@@ -97,7 +97,7 @@ def of_collection(
             curve.plot(*zip(*timed, strict=True), "o-", label=label)
     curve.axhline(default_us, color="gray", linestyle="--", label="default")
     _mark(curve, warps or None, best_us)
-    curve.set(xlabel="warps an SM", ylabel="us a batch", title="occupancy")
+    curve.set(xlabel="warps an SM", ylabel="µs a batch", title="occupancy")
     curve.grid(alpha=0.3)
     curve.legend(fontsize="small")
     return figure

@@ -13,6 +13,7 @@ Line: TypeAlias = tuple[str, str]
 
 _WIDTH = 140  # columns of the report
 _MOST_DECISIONS = 2000  # that a report lists
+_CONFIRM = "confirm"  # the step that compares the winner with the defaults, once more
 # Control characters, which a terminal would obey, and halves of surrogate pairs, which have no UTF-8.
 _UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -29,8 +30,8 @@ class Decision:
     why: str
 
 
-def render(summary: Iterable[Line], decisions: Sequence[Decision]) -> str:
-    """Lines of name and text, and a table of decisions, as text."""
+def render(summary: Iterable[Line], decisions: Sequence[Decision], last: Line) -> str:
+    """Lines of name and text, a table of decisions, and below it one line again, as text."""
     from rich.console import Console
     from rich.table import Table
 
@@ -39,14 +40,14 @@ def render(summary: Iterable[Line], decisions: Sequence[Decision]) -> str:
     head.add_column(overflow="fold")
     for name, line in summary:
         head.add_row(name, _printable(line))
-    steps = Table("step", "candidate", "us", "kept", "why", title="decisions")
+    steps = Table("step", "candidate", "µs", "result", "why", title="decisions")
     steps.columns[2].justify = "right"
     for decision in decisions[:_MOST_DECISIONS]:
         steps.add_row(
             _printable(decision.step),
             _printable(decision.candidate) or "default",
             "" if decision.us is None else f"{decision.us:.2f}",
-            "kept" if decision.kept else "",
+            _result(decision),
             _printable(decision.why),
         )
     text = io.StringIO()
@@ -56,7 +57,14 @@ def render(summary: Iterable[Line], decisions: Sequence[Decision]) -> str:
         console.print(steps)
     if len(decisions) > _MOST_DECISIONS:
         console.print(f"and {len(decisions) - _MOST_DECISIONS:,} more, in decisions of the plan")
+    if decisions:  # below a long table, where a terminal stands at the end
+        console.print(f"{last[0]}: {_printable(last[1])}")
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip().split("\n"))
+
+
+def _result(decision: Decision) -> str:
+    """What became of the candidate: the last run decides who won, every other step who goes on."""
+    return ("won" if decision.step == _CONFIRM else "kept") if decision.kept else ""
 
 
 def _printable(text: str) -> str:

@@ -184,6 +184,10 @@ class Plan(BasePlan):
             )
         return Drift(bool(reasons), reasons, before, now)
 
+    def _chosen(self) -> str:
+        pinned = [] if self.pinned is None else [f"the hottest {self.pinned.rows:,} rows pinned in L2"]
+        return ", ".join([*filter(None, [self.schedule]), *pinned])
+
     def _summary(self) -> list[Line]:
         table, trace = self.table, self.trace
         sizes = f"{table.rows:,} x {table.dim} {table.dtype}, {table.mode}"
@@ -196,7 +200,7 @@ class Plan(BasePlan):
         times = self._times(2)
         if self.floor_us and self.best_us:
             floor_share = self.floor_us / self.best_us
-            times += f"; each byte once at copy speed {self.floor_us:.2f} us ({floor_share:.0%})"
+            times += f"; each byte once at copy speed {self.floor_us:.2f} µs ({floor_share:.0%})"
         return [
             ("schedule", self.schedule or "the defaults"),
             ("pinned", pinned),

@@ -34,6 +34,11 @@ class Log:
         return won
 
 
+def counted(rounds: int) -> str:
+    """A number of rounds, as text."""
+    return "1 round" if rounds == 1 else f"{rounds} rounds"
+
+
 def now() -> str:
     """When a plan is made, for its file."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -168,10 +168,10 @@ class LocalStage:
                 count = int((chosen == choice).sum())
                 if count or choice == order[min(1, len(order) - 1)]:
                     text = str(FusedSchedule.of_row(own.candidates[choice])) or "default"
-                    why = f"{votes[choice] / least:.3f}x the fewest cycles"
+                    why = f"{least / votes[choice]:.3f}x as fast as the best, by cycles"
                     self._note(f"{name}: {text}", count > 0, f"{why}, {count} of {len(members)} features")
             if len(order) > 1:
-                worst = f"up to {votes[order[-1]] / least:.2f}x the fewest cycles"
+                worst = f"the slowest {least / votes[order[-1]]:.2f}x as fast as the best, by cycles"
                 self._note(name, False, f"{len(order)} candidates timed, {worst}")
         return cost
 

@@ -117,7 +117,7 @@ def _occupancies(state: State, result: dict[str, Any]) -> dict[int, float]:
     for name in sorted(ready, key=lambda name: us.get(name, np.inf)):
         if name in us:
             near = us[name] <= _FAR_OFF * least
-            why = f"{us[name] / least:.2f}x the fastest" + ("" if near else ": not tuned")
+            why = f"{us[''] / us[name]:.2f}x as fast as the defaults" + ("" if near else ": not tuned")
             state.note(step, name, us[name], near, why)
             if near:
                 kept[ready[name].warps] = us[name]

@@ -12,7 +12,7 @@ from recfuse import timing
 from recfuse.data.table import Hotness
 from recfuse.ops.schedules import Schedule
 from recfuse.plan.report import Decision
-from recfuse.tuner.log import WORTH
+from recfuse.tuner.log import WORTH, counted
 from recfuse.tuner.table.problem import Found, Problem
 
 _DISTANCES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -38,26 +38,31 @@ def search(
     for rounds, limit, share in _HEATS:
         rounds = min(rounds, _rounds_until(start + share * (deadline - start), len(running), default_us))
         if rounds < 1:
-            decisions.append(Decision("prefetch", "", None, True, "the budget is spent: the default stays"))
-            return Found("", us[_DEFAULT], us[_DEFAULT], decisions=decisions)
+            return _default(us[_DEFAULT], "the budget is spent: the default stays", decisions)
         us = _compare(problem, running, rounds, progress)
         fastest = min(us.values())
         running = [d for d in running if us[d] <= limit * fastest or d == _DEFAULT]
         for distance in sorted(us):
-            why = "the fastest" if us[distance] == fastest else f"{us[distance] / fastest:.2f}x the fastest"
-            why += f", {rounds} rounds"
+            why = f"{us[_DEFAULT] / us[distance]:.2f}x as fast as the default, {counted(rounds)}"
+            why += ": the fastest" * (us[distance] == fastest)
             decisions.append(Decision("prefetch", _text(distance), us[distance], distance in running, why))
     best = min(us, key=us.__getitem__)
-    if best != _DEFAULT:
-        rounds = max(1, min(_CONFIRM_ROUNDS, _rounds_until(deadline, 2, default_us)))
-        us = _compare(problem, [best, _DEFAULT], rounds, progress)
-        won = us[best] * WORTH < us[_DEFAULT]
-        why = f"{us[_DEFAULT] / us[best]:.3f}x as fast as the default, {rounds} rounds"
-        decisions.append(Decision("confirm", _text(best), us[best], won, why))
-        decisions.append(Decision("confirm", "", us[_DEFAULT], not won, "the default"))
-        if won:
-            return Found(_text(best), us[_DEFAULT], us[best], decisions=decisions)
+    if best == _DEFAULT:
+        return _default(us[best], "nothing was faster than the default", decisions)
+    rounds = max(1, min(_CONFIRM_ROUNDS, _rounds_until(deadline, 2, default_us)))
+    us = _compare(problem, [best, _DEFAULT], rounds, progress)
+    won = us[best] * WORTH < us[_DEFAULT]
+    why = f"{us[_DEFAULT] / us[best]:.3f}x as fast as the default, {counted(rounds)}"
+    decisions.append(Decision("confirm", _text(best), us[best], won, why))
+    decisions.append(Decision("confirm", "", us[_DEFAULT], not won, "the default"))
+    if won:
+        return Found(_text(best), us[_DEFAULT], us[best], decisions=decisions)
     return Found("", us[_DEFAULT], us[_DEFAULT], decisions=decisions)
+
+
+def _default(us: float, why: str, decisions: list[Decision]) -> Found:
+    """The default wins without a last run."""
+    return Found("", us, us, decisions=[*decisions, Decision("confirm", "", us, True, why)])
 
 
 def _text(distance: int) -> str:

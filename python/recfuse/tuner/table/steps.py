@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from recfuse.ops.schedules import Schedule
 from recfuse.tuner.compile import compile_all
-from recfuse.tuner.log import Log, missing, spilled
+from recfuse.tuner.log import Log, counted, missing, spilled
 from recfuse.tuner.table.measure import Bench, race
 from recfuse.tuner.table.problem import Problem
 
@@ -65,8 +65,8 @@ class Search(Log):
             ranked = sorted(results, key=self.us.__getitem__)
             self.best = ranked[0]
             for rank, text in enumerate(ranked):
-                why = f"{self.us[text] / self.us[ranked[0]]:.2f}x the fastest" if rank else "the fastest"
-                why += f", {results[text].rounds} rounds"
+                slower = f"{self.us[ranked[0]] / self.us[text]:.2f}x as fast as the fastest"
+                why = f"{slower if rank else 'the fastest'}, {counted(results[text].rounds)}"
                 self.note(name, text, self.us[text], rank < keep, why)
         elif fresh:
             self.note(name, f"{len(fresh)} candidates", None, False, "not timed: the budget is spent")
