@@ -68,9 +68,11 @@ rf_status rf__check_ikbo_attention_sizes(const rf_ikbo_attention_params *params)
                   "keys of " RF__I64 " users, " RF__I64 " positions, " RF__I64 " heads and " RF__I64
                   " dims; their size in bytes must fit int64",
                   params->n_users, params->positions, params->kv_heads, params->dim);
-    /* Not of a number that is none either. Kernels take the greatest score before they multiply by it. */
-    RF__REFUSE_IF(!(scale >= FLT_MIN && scale <= FLT_MAX), RF_ERR_VALUE,
-                  "scale is %g, must be positive, and a normal number of float32", params->scale);
+    /* Not of a number that is none either. Kernels take the greatest score before they
+     * multiply by it, times log2(e). */
+    RF__REFUSE_IF(!(scale >= FLT_MIN && scale <= FLT_MAX / 2), RF_ERR_VALUE,
+                  "scale is %g, must be positive, and a normal number of float32 up to %g", params->scale,
+                  (double)(FLT_MAX / 2));
     return RF_OK;
 }
 

@@ -37,7 +37,7 @@ typedef struct rf_ikbo_attention_params {
     rf_int_type kv_offsets_type;
     const void *cand_to_user; /* [candidates.count], each in [0, n_users), in any order */
     rf_int_type cand_to_user_type;
-    double scale; /* of the scores; positive, and a normal number of float32 too */
+    double scale; /* of the scores; positive, and a normal number of float32 too, up to half the greatest */
     rf_dtype dtype; /* of q, k, v and out */
     bool check_bounds; /* off: bad contents are not reported by a GPU */
     const rf_cuda_allocator *allocator; /* [1]: gives the workspace of the call */

@@ -123,13 +123,15 @@ static const char *refusal(const rf_ikbo_attention_params *params, const rf__cud
     if (!is_even(params->k, params->k_pitch, sizes, bytes, false) ||
         !is_even(params->v, params->v_pitch, sizes, bytes, false))
         return "the heads of k or v do not lie a multiple of 16 bytes apart";
+    int64_t left = most; /* a user may have all rows of both sets */
     for (int i = 0; i < 2; i++) {
         if (i == 1 && !has_self(params)) continue;
         const rf_ikbo_queries *set = sets[i];
         int64_t rows;
-        if (__builtin_mul_overflow(set->count, set->queries, &rows) ||
-            __builtin_mul_overflow(rows, params->heads, &rows) || rows > most)
-            return "q has 2^30 queries of a head or more";
+        if (set->count > most || __builtin_mul_overflow(set->count, set->queries, &rows) ||
+            __builtin_mul_overflow(rows, params->heads, &rows) || rows > left)
+            return "q has 2^30 candidates or queries of a head, or more";
+        left -= rows;
         if (set->count > 0 && set->queries > 0 && !is_even_queries(params, set))
             return "the heads of q do not lie a multiple of 16 bytes apart";
     }

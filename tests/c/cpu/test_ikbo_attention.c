@@ -134,6 +134,7 @@ void test_ikbo_attention_errors(void) {
     BAD(RF_ERR_VALUE, "must be positive", call.scale = (double)NAN);
     BAD(RF_ERR_VALUE, "normal number of float32", call.scale = 1e-40);
     BAD(RF_ERR_VALUE, "normal number of float32", call.scale = 1e40);
+    BAD(RF_ERR_VALUE, "up to 1.7", call.scale = 2e38); /* times log2(e) it is none */
     BAD(RF_ERR_VALUE, "-1 candidates of 1 queries", call.candidates.count = -1);
     BAD(RF_ERR_VALUE, "fit int64", call.candidates.queries = INT64_MAX / 4);
     BAD(RF_ERR_VALUE, "q of candidates is NULL", call.candidates.q = NULL);
