@@ -60,13 +60,8 @@ class Row:
 
 def load_notes(comparisons: Iterable[timing.Comparison]) -> list[str]:
     """A warning where other processes used a tenth of a core or more while something was measured."""
-    load = max((comparison.other_load or 0.0 for comparison in comparisons), default=0.0)
-    if load < 0.1:
-        return []
-    return [
-        f"Not a quiet machine: other processes kept up to {load:.1f} cores busy. A loop of parallel "
-        "operators suffers from that most of all; measure again."
-    ]
+    loudest = max(comparisons, key=lambda comparison: comparison.other_load or 0.0, default=None)
+    return [loudest.disturbance] if loudest is not None and loudest.disturbance else []
 
 
 def write_results(

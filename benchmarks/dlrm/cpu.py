@@ -14,7 +14,18 @@ from common.checks import check_agreement
 from common.report import load_notes, texts, write_results
 from common.table import Table, milliseconds, times
 from common.traces import table_traces
-from dlrm.model import BASELINE, CANDIDATE, DLRM, TOLERANCE, MiniBatch, Staged, largest_differences, swap_note
+from common.verdict import verdict
+from dlrm.model import (
+    AGAINST,
+    BASELINE,
+    CANDIDATE,
+    DLRM,
+    TOLERANCE,
+    MiniBatch,
+    Staged,
+    largest_differences,
+    swap_note,
+)
 from recfuse import timing
 from recfuse.data import traces
 
@@ -38,10 +49,8 @@ def make_batches(
     return batches
 
 
-def tabulate(
-    arguments: argparse.Namespace, rows: list[int], result: timing.Comparison, memory: dict[str, int]
-) -> Table:
-    """The table of stages, total and memory."""
+def tabulate(arguments: argparse.Namespace, rows: list[int], result: timing.Comparison) -> Table:
+    """The table of stages and their total."""
     table = Table(
         f"DLRM, {len(rows)} tables, batch {arguments.mini_batch_size} x {arguments.num_indices_per_lookup} "
         f"lookups a table, dim {arguments.arch_sparse_feature_size}, trace {Path(arguments.trace).name}, "
@@ -54,15 +63,6 @@ def tabulate(
         table.rows.append([stage, milliseconds(baseline), milliseconds(candidate), ratio])
     total = [milliseconds(result[name]) for name in (BASELINE, CANDIDATE)]
     table.rows.append(["total", *total, times(result.ratio(CANDIDATE, BASELINE))])
-    mega = {name: count / 1e6 for name, count in memory.items()}
-    table.rows.append(
-        [
-            "memory of the model, MB",
-            f"{mega[BASELINE]:.0f}",
-            f"{mega[CANDIDATE]:.0f}",
-            times(mega[BASELINE] / mega[CANDIDATE]),
-        ]
-    )
     return table
 
 
@@ -90,14 +90,18 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         progress=True, label="mini-batches",
     )  # fmt: skip
     memory = {name: parameter_bytes(model) for name, model in models.items()}
-    table = tabulate(arguments, rows, result, memory)
+    differences = [output_difference, embedding_difference]
+    table = tabulate(arguments, rows, result)
     table.notes += [
+        f"Memory of the model: {memory[BASELINE] / 1e6:,.0f} MB with {BASELINE}, "
+        f"{memory[CANDIDATE] / 1e6:,.0f} MB with {CANDIDATE}.",
         f"Largest difference of the outputs {output_difference:.1e}, of the pooled embeddings "
         f"{embedding_difference:.1e} of the largest value, on {len(batches)} mini-batches.",
         swap_note(report),
     ]
     table.notes += load_notes([result])
     table.show(arguments.markdown)
+    line = verdict({"": result}, CANDIDATE, BASELINE, AGAINST, differences)
     results = {
         "arguments": texts(arguments),
         "ratio": {
@@ -107,9 +111,11 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
                 for stage in result[BASELINE].stages
             },
         },
+        "verdict": line,
         "model_bytes": memory,
         "difference": {"outputs": output_difference, "embeddings_relative": embedding_difference},
         "measured": result.to_json(environment=False),
     }
     write_results(arguments.json, [table], results)
-    check_agreement(parser, [output_difference, embedding_difference], TOLERANCE)
+    check_agreement(parser, differences, TOLERANCE)
+    print(line)

@@ -23,7 +23,18 @@ from common.report import load_notes, texts, write_results
 from common.settings import check_choices, comma_list
 from common.table import Table, milliseconds, times
 from common.traces import MIXES, mix_levels
-from dlrm.model import BASELINE, CANDIDATE, DLRM, TOLERANCE, MiniBatch, Staged, largest_differences, swap_note
+from common.verdict import verdict
+from dlrm.model import (
+    AGAINST,
+    BASELINE,
+    CANDIDATE,
+    DLRM,
+    TOLERANCE,
+    MiniBatch,
+    Staged,
+    largest_differences,
+    swap_note,
+)
 from recfuse import timing
 from recfuse.data import traces
 
@@ -35,6 +46,20 @@ DIFFERENT_BATCHES = 2
 # 250 tables have 31,000 products of pooled embeddings: their rounding, 1e-6 of the largest, has grown a
 # hundredfold when it reaches the sigmoid. The embeddings themselves are held to the tolerance of rounding.
 OUTPUT_TOLERANCE = 1e-2
+
+
+MOST_TABLES = 250  # the paper's
+
+
+def default_tables(arguments: argparse.Namespace, free: int) -> int:
+    """The paper's 250 tables, or as many as `free` bytes of the GPU's memory hold."""
+    table = 4 * arguments.arch_embedding_size[0] * arguments.arch_sparse_feature_size
+    lookups = arguments.mini_batch_size * arguments.num_indices_per_lookup
+    # A table twice while it is packed; indices of int64, and what stages leave in between, with room.
+    pooled = 4 * arguments.mini_batch_size * arguments.arch_sparse_feature_size
+    each = 2 * table + 8 * lookups * DIFFERENT_BATCHES + 16 * pooled
+    reserve = 2 << 30  # the context, workspaces, compiled code
+    return max(1, min(MOST_TABLES, (free - reserve) // each))
 
 
 def check_levels(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -190,3 +215,4 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     tables[0].notes += load_notes(results.values())
     for table in tables:
         table.show(arguments.markdown)
+    print(verdict(results, CANDIDATE, BASELINE, AGAINST, worst))

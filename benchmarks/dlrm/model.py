@@ -17,6 +17,7 @@ from common.checks import difference, largest
 from recfuse import timing
 
 BASELINE, CANDIDATE = "nn.EmbeddingBag", "recfuse"
+AGAINST = "nn.EmbeddingBag in a loop"
 TOLERANCE = 1e-4
 """Sums of float32 in another order; the last layer is a sigmoid."""
 

@@ -122,6 +122,16 @@ class Comparison:
         """The one of `names` with the least median."""
         return min(names, key=lambda name: self.timings[name].median)
 
+    @property
+    def disturbance(self) -> str:
+        """A warning where other processes kept a tenth of a core or more busy meanwhile, else ""."""
+        if (self.other_load or 0.0) < 0.1:
+            return ""
+        return (
+            f"Not a quiet machine: other processes kept up to {self.other_load:.1f} cores busy. A loop of "
+            "parallel operators suffers from that most of all; measure again."
+        )
+
     def to_json(self, *, environment: bool = True) -> dict[str, Any]:
         """Every sample and what it was measured with, as plain JSON values."""
         record = {

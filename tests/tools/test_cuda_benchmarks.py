@@ -263,6 +263,7 @@ def dlrm(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     script = module("dlrm.__main__")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
     monkeypatch.setattr(torch, "compile", lambda call, **options: call)
 
     def run(*options):
@@ -290,6 +291,7 @@ def test_the_whole_model_at_every_hotness_and_mix(dlrm, tmp_path, capsys):
         assert set(timings["recfuse"]["stages"]) == {"bottom MLP", "embeddings", "interaction", "top MLP"}
         assert all(difference < 1e-5 for difference in record["differences"][level])
     assert "recfuse over nn.EmbeddingBag compiled" in output and "| mix3 |" in output
+    assert "nn.EmbeddingBag in a loop in 8 cases, outputs " in output.rstrip().splitlines()[-1]
 
 
 def test_the_two_models_share_one_set_of_weights(dlrm):

@@ -15,6 +15,8 @@ import recfuse.data.workloads
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY_DLRM = [
+    "--device",
+    "cpu",
     "--arch-embedding-size",
     "50-60-70",
     "--arch-sparse-feature-size",
@@ -78,7 +80,83 @@ def test_dlrm_as_a_program_prints_one_table_and_writes_the_same_figures(tmp_path
     assert {len(timings[name]["samples_s"]) for name in ("nn.EmbeddingBag", "recfuse")} == {2}
     for name, size in record["model_bytes"].items():
         assert size >= 4 * 8 * (50 + 60 + 70), name
-    assert record["environment"]["command"].startswith("dlrm.py --arch-embedding-size 50-60-70")
+    assert record["environment"]["command"].startswith("dlrm.py --device cpu --arch-embedding-size 50-60")
+    assert result.stdout.startswith("Running on ")
+    last = result.stdout.rstrip().splitlines()[-1]
+    assert last == record["verdict"] and "nn.EmbeddingBag in a loop" in last and "outputs " in last
+    assert not any(
+        "memory" in cell.lower() for table in record["tables"] for row in table["rows"] for cell in row
+    )
+    assert "Memory of the model: " in result.stdout
+
+
+def compared(baseline, candidate, load=0.0):
+    """A comparison with these samples."""
+    result = recfuse.timing.compare({"recfuse": lambda: None, "torch": lambda: None}, rounds=1)
+    result.timings["torch"].samples[:], result.timings["recfuse"].samples[:] = baseline, candidate
+    return dataclasses.replace(result, other_load=load)
+
+
+@pytest.mark.parametrize(
+    "cases, differences, expected",
+    [
+        ([([4.0] * 9, [3.0] * 9)], [0.0, 0.0], "recfuse: 1.33x faster than torch, outputs identical"),
+        ([([3.0] * 9, [4.0] * 9)], [0.0, 2e-7], "recfuse: 1.33x slower than torch, outputs within 2e-07"),
+        ([([4.0] * 9, [4.04] * 9)], [0.0], "recfuse: level with torch (0.99x), outputs identical"),
+        # Faster by its median, but as often slower.
+        (
+            [([3.0, 5.0] * 4 + [4.4], [4.0] * 9)],
+            [0.0],
+            "recfuse: level with torch (1.10x), outputs identical",
+        ),
+        (
+            [([4.0], [2.0]), ([9.0], [3.0])],
+            [0.0],
+            "recfuse: 2.00x to 3.00x faster than torch in 2 cases, outputs",
+        ),
+        (
+            [([2.0], [4.0]), ([3.0], [9.0])],
+            [0.0],
+            "recfuse: 2.00x to 3.00x slower than torch in 2 cases, outputs",
+        ),
+        (
+            [([2.0], [4.0]), ([9.0], [3.0])],
+            [0.0],
+            "recfuse: 0.50x to 3.00x as fast as torch in 2 cases, outputs",
+        ),
+    ],
+)
+def test_the_verdict_is_honest(monkeypatch, cases, differences, expected):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from common.verdict import verdict
+
+    for load, doubt in ((0.0, ""), (0.5, " (not a quiet machine: measure again)")):
+        results = {str(number): compared(*case, load) for number, case in enumerate(cases)}
+        line = verdict(results, "recfuse", "torch", "torch", differences)
+        assert line.startswith(expected) and line.endswith(doubt) and "\n" not in line
+        assert ("quiet" in line) == bool(doubt)
+
+
+@pytest.mark.parametrize(
+    "gpu, expected", [(False, "torch finds no GPU."), (True, "--device cpu runs on the CPU.")]
+)
+def test_dlrm_takes_the_gpu_where_there_is_one(monkeypatch, capsys, gpu, expected):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from dlrm.__main__ import parse_arguments
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (24 << 30, 24 << 30))
+    monkeypatch.setattr(sys, "argv", ["dlrm.py"])
+    _, arguments = parse_arguments()
+    output = capsys.readouterr().out
+    assert arguments.device == ("cuda" if gpu else "cpu") and expected in output
+    tables = len(arguments.arch_embedding_size)
+    # A table of 256 MB twice, while the tables are packed.
+    assert (20 < tables < 48 and f"{tables} tables of 250" in output) if gpu else tables == 26
+    monkeypatch.setattr(sys, "argv", ["dlrm.py", "--device", "cpu"])
+    assert parse_arguments()[1].device == "cpu"
+    assert capsys.readouterr().out.startswith("Running on ")
 
 
 @pytest.mark.parametrize("hotness", ["one_item", "medium", "random"])
