@@ -15,8 +15,18 @@ from torch import Tensor
 import recfuse
 from support import gpu
 from support.ikbo import LAYOUTS
-from support.ikbo_attention import DTYPES, HALVES, KV_LAYOUTS, MAPS, NOTHING, Case, random_case
+from support.ikbo_attention import (
+    DTYPES,
+    HALVES,
+    KV_LAYOUTS,
+    MAPS,
+    NOTHING,
+    Case,
+    random_case,
+    reference,
+)
 from support.ikbo_attention.gpu import HALF_DTYPES, ONLY_HOPPER, check_every_path, on_gpu, paths_of, results
+from support.reference import assert_close_to_reference
 
 pytestmark = gpu.MARKS
 
@@ -184,6 +194,22 @@ def test_rest_great_and_steep_scores(dtype: torch.dtype) -> None:
         problem.q.fill_(value)
         problem.k.fill_(17.0)
         check_every_path(problem)
+
+
+@ONLY_HOPPER
+@HALF_DTYPES
+def test_rest_sums_do_not_drift_with_blocks(dtype: torch.dtype) -> None:
+    """Great scores whose maximum stays: what is off by a block must not come back with each of 128 blocks."""
+    generator = torch.Generator(gpu.DEVICE).manual_seed(0)
+    q = torch.full((1, 64, 1, 64), 16.0, device=gpu.DEVICE).to(dtype)
+    noise = torch.randint(-2, 3, (1, 16384, 1, 64), device=gpu.DEVICE, generator=generator)
+    k = (10 + noise / 64).to(dtype)
+    v = torch.ones_like(k)
+    v[:, 8192:] = -1
+    users = torch.zeros(1, dtype=torch.int64, device=gpu.DEVICE)
+    want = reference(q.double(), k.double(), v.double(), users, scale=1.0)[0]
+    found = recfuse.ikbo_attention(q, k, v, users, scale=1.0, path="fused")
+    assert_close_to_reference(found, want, 4e-3)
 
 
 @pytest.mark.parametrize("wrong", (torch.nan, torch.inf, -torch.inf))

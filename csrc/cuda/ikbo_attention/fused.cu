@@ -89,8 +89,10 @@ RF_INLINE void pass(const shared_t &at, int blocks, ring_t<RF_K_SLOTS> &k, ring_
     for (int block = 0; block < blocks; block++, k.next(), v.next()) {
         if (thread >= 32) continue;
         rf_barrier_wait(at.k_full + k.slot * 8, k.parity);
+        __syncwarp();
         slot_free(at.k_empty, k.slot, thread);
         rf_barrier_wait(at.v_full + v.slot * 8, v.parity);
+        __syncwarp();
         slot_free(at.v_empty, v.slot, thread);
     }
     rf_group_sync(group + 1, WARPGROUP);

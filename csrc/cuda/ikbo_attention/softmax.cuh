@@ -47,7 +47,8 @@ struct row_state_t {
             }
             const float now = fmaxf(most[row], row_most(fmaxf(high[0], high[1])));
             shift[row] = now == RF_MINUS_INFINITY ? 0 : now * scale;
-            factor[row] = power_of_two(most[row] * scale - shift[row]);
+            /* Not fused, so that it is 1 where the maximum stays: an error here would come back with each block. */
+            factor[row] = power_of_two(__fmul_rn(most[row], scale) - shift[row]);
             most[row] = now;
             sum[row] *= factor[row];
         }
@@ -139,7 +140,7 @@ RF_INLINE void store(const rf_attention_args &args, const shared_t &at, float (&
 #pragma unroll
         for (int row = 0; row < 2; row++)
             store_lse(args, at, slot, group * ROWS + warp * 16 + lane / 4 + row * 8,
-                      (state.most[row] * args.scale + __log2f(total[row])) * 0.69314718f);
+                      (__fmul_rn(state.most[row], args.scale) + __log2f(total[row])) * 0.69314718f);
     }
     slot_done(at, slot, lane);
 }
