@@ -1,7 +1,7 @@
-"""Builds recfuse/librecfuse.so (operators for torch) and recfuse/_C.abi3.so (tools, linked against it).
-
-Needs a C11 compiler, Python's and NumPy's headers; no torch, no CUDA. DEBUG=1: no optimisation,
-assertions and symbols; SANITIZE=1: address and undefined-behaviour sanitizers (preload libasan to import it).
+"""Builds recfuse/librecfuse.so (operators for torch), recfuse/_C.abi3.so (tools, linked against it) and
+recfuse/librecfuse_core.so (the same without csrc/torch, for programs without torch). Needs a C11 compiler,
+Python's and NumPy's headers; no torch, no CUDA. DEBUG=1: no optimisation, assertions and symbols;
+SANITIZE=1: address and undefined-behaviour sanitizers (preload libasan to import it).
 """
 
 import os
@@ -19,8 +19,8 @@ CFLAGS = ["-std=c11", "-O3", "-g0", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pt
 CFLAGS += ["-fexceptions", "-fvisibility=hidden", "-ffp-contract=off"]
 LDFLAGS = ["-pthread", "-Wl,-z,nodelete", "-Wl,--as-needed", "-lm", "-ldl"]
 LIBRARY = ["-Wl,--no-undefined", "-Wl,-soname,librecfuse.so", "-Wl,-rpath,$ORIGIN/../torch/lib"]
-if "DEBUG" in MODES:
-    CFLAGS += ["-O0", "-g", "-UNDEBUG"]
+CORE_LIBRARY = "-Wl,--no-undefined,-soname,librecfuse_core.so"
+CFLAGS += ["-O0", "-g", "-UNDEBUG"] if "DEBUG" in MODES else []
 if "SANITIZE" in MODES:
     LDFLAGS += ["-fsanitize=address,undefined"]
     CFLAGS += ["-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", LDFLAGS[-1]]
@@ -44,12 +44,12 @@ def is_current(obj: str) -> bool:
 
 
 class BuildExt(build_ext):
-    """build_ext for two plain-C objects, one of which is no Python module."""
+    """build_ext for plain-C objects, of which one is a Python module."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """librecfuse.so without a Python tag; the module with abi3's."""
+        """The libraries without a Python tag; the module with abi3's."""
         path = super().get_ext_filename(fullname)
-        return path.split(".")[0] + ".so" if fullname.endswith("librecfuse") else path
+        return path.split(".")[0] + ".so" if "librecfuse" in fullname else path
 
     def build_extensions(self) -> None:
         """Compiles what changed, with its instruction set's flags; links the operators against the stub."""
@@ -80,12 +80,10 @@ class BuildExt(build_ext):
         return path
 
 
-OPERATORS = Extension(
-    "recfuse.librecfuse",
-    sources("csrc/base/*.c", "csrc/cpu/**/*.c", "csrc/cuda/**/*.c", "csrc/torch/*.c", "csrc/torch/ikbo/*.c"),
-    extra_link_args=[*LDFLAGS, *LIBRARY],
-    **COMMON,
-)
+CORE_SOURCES = sources("csrc/base/*.c", "csrc/cpu/**/*.c", "csrc/cuda/**/*.c")
+CORE = Extension("recfuse.librecfuse_core", CORE_SOURCES, extra_link_args=[*LDFLAGS, CORE_LIBRARY], **COMMON)
+ALL_SOURCES = [*CORE_SOURCES, *sources("csrc/torch/*.c", "csrc/torch/ikbo/*.c")]
+OPERATORS = Extension("recfuse.librecfuse", ALL_SOURCES, extra_link_args=[*LDFLAGS, *LIBRARY], **COMMON)
 TOOLS = Extension(
     "recfuse._C",
     sources("csrc/python/*.c", "csrc/tools/*.c"),
@@ -96,4 +94,4 @@ TOOLS = Extension(
 
 if __name__ == "__main__":
     options = {"bdist_wheel": {"py_limited_api": "cp310"}, "build_ext": {"parallel": 0}}
-    setup(ext_modules=[OPERATORS, TOOLS], cmdclass={"build_ext": BuildExt}, options=options)
+    setup(ext_modules=[CORE, OPERATORS, TOOLS], cmdclass={"build_ext": BuildExt}, options=options)

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from recfuse._library import VERSION as __version__
-from recfuse._library import library_path
+from recfuse._library import include_dir, library_path
 
 # isort: split
 from recfuse import nn  # the library is first
@@ -53,6 +53,7 @@ __all__ = [
     "ikbo_linear_chain",
     "ikbo_linear_chain_path",
     "ikbo_linear_path",
+    "include_dir",
     "info",
     "library_path",
     "nn",

@@ -16,6 +16,15 @@ def library_path() -> str:
     return os.environ.get("RECFUSE_LIBRARY") or str(Path(__file__).with_name("librecfuse.so"))
 
 
+def include_dir() -> str:
+    """Folder of ``recfuse.h``, the C API, for a compiler's ``-I``.
+
+    Programs link ``librecfuse_core.so``, which lies in the folder above and needs no torch, or, in a process
+    with torch, ``librecfuse.so``: never both in one process.
+    """
+    return str(Path(__file__).with_name("include"))
+
+
 def _load() -> str:
     """Registers the operators; returns the library's version.
 

@@ -52,9 +52,9 @@ def wheel(builds: Builds) -> Path:
     return builds.wheel
 
 
-def kernel_files() -> set[str]:
-    """What NVRTC reads, relative to the package, whose folder `kernels` is a link in a checkout."""
-    patterns = ("kernels/**/*.cu*", "kernels/**/args.h", "kernels/device/*.h")
+def linked_files() -> set[str]:
+    """What NVRTC and C programs read, relative to the package: of folders that are links in a checkout."""
+    patterns = ("kernels/**/*.cu*", "kernels/**/args.h", "kernels/device/*.h", "include/**/*.h")
     return {str(path.relative_to(SOURCES)) for pattern in patterns for path in SOURCES.glob(pattern)}
 
 
@@ -64,8 +64,9 @@ def test_wheel_is_for_every_python_from_3_10(wheel: Path) -> None:
 
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     expected = {f"recfuse/{path.relative_to(SOURCES)}" for path in SOURCES.rglob("*.py")}
-    expected |= {f"recfuse/{name}" for name in kernel_files()}
-    expected |= {"recfuse/py.typed", "recfuse/_C.pyi", "recfuse/librecfuse.so", "recfuse/_C.abi3.so"}
+    expected |= {f"recfuse/{name}" for name in linked_files()}
+    expected |= {"recfuse/py.typed", "recfuse/_C.pyi", "recfuse/_C.abi3.so"}
+    expected |= {"recfuse/librecfuse.so", "recfuse/librecfuse_core.so"}
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == expected
 
@@ -104,7 +105,7 @@ def test_sdist_holds_sources_and_documents_and_no_measurements(builds: Builds) -
     root |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md"}
     folders = ("benchmarks/", "csrc/", "docs/", "examples/", "include/", "python/", "tests/")
     expected = root | {name for name in builds.sources if name.startswith(folders)}
-    expected |= {f"python/recfuse/{name}" for name in kernel_files()}
+    expected |= {f"python/recfuse/{name}" for name in linked_files()}
     expected -= {name for name in expected if name.endswith((".so", ".pyc"))}
     measured = {name for name in expected if name.startswith("benchmarks/") and name.endswith(".json")}
     assert measured and not measured & files  # megabytes that the repository keeps
@@ -130,7 +131,12 @@ def dynamic_section(library: Path, tag: str) -> list[str]:
 
 @needs_readelf
 @pytest.mark.parametrize(
-    ("name", "also"), [("librecfuse.so", {"libtorch_cpu.so"}), ("_C.abi3.so", {"librecfuse.so"})]
+    ("name", "also"),
+    [
+        ("librecfuse.so", {"libtorch_cpu.so"}),
+        ("librecfuse_core.so", set()),
+        ("_C.abi3.so", {"librecfuse.so"}),
+    ],
 )
 def test_libraries_need_only_the_system(name: str, also: set[str]) -> None:
     needed = dynamic_section(PACKAGE / name, "NEEDED")
@@ -142,7 +148,9 @@ def test_libraries_need_only_the_system(name: str, also: set[str]) -> None:
 def test_run_path_is_relative() -> None:
     assert dynamic_section(PACKAGE / "librecfuse.so", "RUNPATH") == ["$ORIGIN/../torch/lib"]
     assert dynamic_section(PACKAGE / "_C.abi3.so", "RUNPATH") == ["$ORIGIN"]
-    assert dynamic_section(PACKAGE / "librecfuse.so", "SONAME") == ["librecfuse.so"]
+    assert dynamic_section(PACKAGE / "librecfuse_core.so", "RUNPATH") == []
+    for name in ("librecfuse.so", "librecfuse_core.so"):
+        assert dynamic_section(PACKAGE / name, "SONAME") == [name]
 
 
 @needs_readelf

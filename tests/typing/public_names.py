@@ -23,6 +23,7 @@ def operators(weight: Tensor, indices: Tensor, offsets: Tensor, features: Tensor
     assert_type(recfuse.ikbo_attention_path(weight, weight, weight, indices), Literal["packed", "fused"])
     assert_type(recfuse.check(), None)
     assert_type(recfuse.library_path(), str)
+    assert_type(recfuse.include_dir(), str)
     assert_type(recfuse.__version__, str)
 
 

@@ -1,0 +1,57 @@
+"""Swap the tables of a DLRM, and write what serves it: `python export.py FOLDER`.
+
+- model.pt2: the exported program, graph and weights, for `torch.export.load` (serve.py)
+- package.pt2: the same, compiled by AOTInductor for this machine, for C++ (serve.cpp) or Python
+- inputs.pt: a batch, as a list of tensors; expected.pt: what the model answers
+- weights.pt: new weights by name, of the model that was trained on; expected_new.pt: what that answers
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from model import DLRM, batch, fingerprint
+from torch.export import Dim
+
+import recfuse
+
+
+def exported(model: torch.nn.Module) -> torch.export.ExportedProgram:
+    """The program of a swapped model, for any number of bags and of lookups."""
+    bags, lookups = Dim("bags", min=2), Dim("lookups", min=2)
+    sizes = {"dense": {0: bags}, "lS_o": {1: bags}, "lS_i": {1: lookups}}
+    return torch.export.export(model, batch(8), dynamic_shapes=sizes)
+
+
+@torch.no_grad()
+def main(folder: Path) -> None:
+    """Writes the files of the list on top into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = DLRM().eval()
+    print(recfuse.swap(model))
+    program = exported(model)
+    torch.export.save(program, folder / "model.pt2")
+
+    settings = {
+        # The package has its own copy of the weights. Their fingerprint beside them says whose they are.
+        "aot_inductor.metadata": {"weights": fingerprint(dict(model.named_parameters()))},
+        # Without this, parameters of up to 8 elements become numbers in the code, which nothing can replace.
+        "always_keep_tensor_constants": True,
+    }
+    package = str(folder / "package.pt2")
+    torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=settings)
+
+    given = batch(64, seed=1)  # another size than the one that was exported
+    torch.save(list(given), folder / "inputs.pt")
+    torch.save(model(*given), folder / "expected.pt")
+    for parameter in model.parameters():  # in the place of more training
+        parameter.mul_(1.5)
+    # Plain tensors by the names of the packed Parameters: what load_constants and a program's own state take.
+    torch.save({name: value.detach() for name, value in model.named_parameters()}, folder / "weights.pt")
+    torch.save(model(*given), folder / "expected_new.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,146 @@
+"""The example of serving: what is exported runs without the Python package, in Python and in C++, with the
+weights that it holds or with new ones; and the C library runs without torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import recfuse
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "serving"
+PACKAGE = Path(recfuse.__file__).parent
+HAS_TOOLS = shutil.which("make") and shutil.which("cc") and shutil.which("c++")
+# Compiled quickly; an in-place build is found by the child too.
+QUICK = {"AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+ENVIRONMENT = {**os.environ, **QUICK, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path))}
+
+pytestmark = pytest.mark.skipif(not HAS_TOOLS, reason="no make, C compiler (cc) or C++ compiler (c++)")
+
+
+def make(folder: Path) -> list[str]:
+    command = ["make", "-C", str(EXAMPLE), f"PYTHON={sys.executable}", f"OUT={folder}"]
+    return [*command, "CXXFLAGS=-O0", "CFLAGS=-Wall -Wextra -Werror -pedantic"]
+
+
+def run(*command: str | Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With what export.py writes, and the compiled programs; all are made at once."""
+    folder = tmp_path_factory.mktemp("serving")
+    with subprocess.Popen(
+        make(folder), env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as compiler:
+        done = run(sys.executable, EXAMPLE / "export.py", folder, environment=ENVIRONMENT)
+        _, said = compiler.communicate(timeout=300)
+    assert compiler.returncode == 0, said
+    assert done.returncode == 0, done.stderr
+    assert "6 tables in one call" in done.stdout
+    return folder
+
+
+def serve_python(folder: Path, *weights: Path) -> str:
+    """By serve.py in a process whose Python does not know the package."""
+    given = [recfuse.library_path(), folder, folder / "output.pt", *weights]
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = run(sys.executable, EXAMPLE / "serve.py", *given, environment=alone)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_cpp(folder: Path, inputs: str, *weights: Path) -> subprocess.CompletedProcess[str]:
+    given = [recfuse.library_path(), folder / "package.pt2", folder / inputs, folder / "output.pt"]
+    return run(folder / "serve", *given, *weights)
+
+
+def serve_cpp(folder: Path, *weights: Path) -> str:
+    done = run_cpp(folder, "inputs.pt", *weights)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("serve", (serve_python, serve_cpp))
+def test_what_is_served_has_the_weights_of_the_export_until_it_is_given_others(serve, folder):
+    old, new = torch.load(folder / "expected.pt"), torch.load(folder / "expected_new.pt")
+    assert not torch.allclose(old, new, atol=1e-3)
+    serve(folder, folder / "weights.pt")
+    torch.testing.assert_close(torch.load(folder / "output.pt"), new)
+    serve(folder)  # the files are as they were
+    torch.testing.assert_close(torch.load(folder / "output.pt"), old)
+
+
+def test_a_package_says_whose_weights_it_holds(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    import model
+
+    module = model.DLRM()
+    recfuse.swap(module)
+    state, saved = dict(module.named_parameters()), torch.load(folder / "weights.pt")
+    assert set(saved) == set(state) and model.fingerprint(saved) != model.fingerprint(state)
+    said = serve_cpp(folder, folder / "weights.pt").splitlines()
+    assert said == [
+        f"package holds weights {model.fingerprint(state)}",
+        f"replaced by {folder / 'weights.pt'}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "renamed, said",
+    [((), "Cannot find constants emb_l_packed_dim16"), (("emb_l.packed_dim32",), "Constant not found")],
+)
+def test_weights_of_another_model_are_refused(renamed, said, folder):
+    weights = torch.load(folder / "weights.pt")
+    moved = weights.pop("emb_l.packed_dim16")
+    torch.save({**weights, **dict.fromkeys(renamed, moved)}, folder / "bad.pt")
+    done = run_cpp(folder, "inputs.pt", folder / "bad.pt")
+    assert done.returncode == 1 and said in done.stderr
+
+
+def test_an_index_out_of_range_is_an_exception_of_the_program(folder):
+    dense, offsets, indices = torch.load(folder / "inputs.pt")
+    indices[0, 7] = 40
+    torch.save([dense, offsets, indices], folder / "bad_inputs.pt")
+    done = run_cpp(folder, "bad_inputs.pt")
+    assert done.returncode == 1 and "indices[7] is 40" in done.stderr
+
+
+def test_a_c_program_needs_no_torch(folder):
+    done = run(folder / "pool")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"recfuse {recfuse.__version__}, {torch.ops.recfuse.cpu_isa()}",
+        *("101 202 303 404 ", "0 0 0 0 ", "21 42 63 84 "),
+        "recfuse.embedding_bag: indices[1] is 2, for feature 0, bag 0; allowed is 0 to 1, less than "
+        "the 2 rows of its table",
+    ]
+    if shutil.which("ldd"):
+        needed = re.findall(r"^\s*(\S+)", run("ldd", folder / "pool").stdout, flags=re.MULTILINE)
+        system = re.compile(r"linux-vdso.*|.*ld-linux.*|lib(c|m|pthread|dl)\.so\.\d+")
+        assert {name for name in needed if not system.fullmatch(name)} == {"librecfuse_core.so"}
+
+
+def test_headers_of_the_package_are_those_of_the_project():
+    include = Path(recfuse.include_dir())
+    found = {path.relative_to(include): path.read_text() for path in include.glob("**/*.h")}
+    wanted = ROOT / "include"
+    assert found == {path.relative_to(wanted): path.read_text() for path in wanted.glob("**/*.h")}
+
+
+def test_the_page_quotes_the_example():
+    page = (ROOT / "docs" / "serving.md").read_text()
+    sources = "".join(path.read_text() for path in sorted(EXAMPLE.iterdir()) if path.is_file())
+    lines = {line.strip() for line in sources.splitlines()}
+    quoted = re.findall(r"^```(?:python|cpp|c)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    assert len(quoted) >= 3
+    assert [line for block in quoted for line in block.splitlines() if line.strip() not in lines] == []
