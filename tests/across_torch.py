@@ -22,8 +22,8 @@ DESCRIBE = "import platform, torch; print('python', platform.python_version(), '
 
 
 def fingerprint() -> str:
-    """The beginning of one hash over the two built libraries."""
-    libraries = [PACKAGE / "librecfuse.so", PACKAGE / "_C.abi3.so"]
+    """The beginning of one hash over the built libraries."""
+    libraries = [PACKAGE / name for name in ("librecfuse.so", "librecfuse_core.so", "_C.abi3.so")]
     missing = [str(library) for library in libraries if not library.exists()]
     if missing:
         sys.exit(f"not built: {', '.join(missing)}; run python setup.py build_ext --inplace")

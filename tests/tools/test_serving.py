@@ -18,12 +18,13 @@ import recfuse
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "serving"
 PACKAGE = Path(recfuse.__file__).parent
-HAS_TOOLS = shutil.which("make") and shutil.which("cc") and shutil.which("c++")
+TOOLS = ("make", os.environ.get("CC", "cc"), os.environ.get("CXX", "g++"))
+MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
 # Compiled quickly; an in-place build is found by the child too.
 QUICK = {"AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
 ENVIRONMENT = {**os.environ, **QUICK, "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, sys.path))}
 
-pytestmark = pytest.mark.skipif(not HAS_TOOLS, reason="no make, C compiler (cc) or C++ compiler (c++)")
+pytestmark = pytest.mark.skipif(MISSING != [], reason=f"no {', '.join(MISSING)}")
 
 
 def make(folder: Path) -> list[str]:
