@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+MOVED = {"embedding_bag"}  # a line that says where its cells are
+NOTEBOOKS = sorted(path for path in FOLDER.glob("*.ipynb") if path.stem not in MOVED)
 SAYS = {
     "ikbo": ["256 candidates of 4 users", "by the path '", "x the speed of gathered"],
     "quickstart": [
