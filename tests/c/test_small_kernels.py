@@ -47,7 +47,7 @@ def compile_log(file: str, arch: str, defines: str) -> str:
     ctypes.CDLL(NVRTC["builtins"], ctypes.RTLD_GLOBAL)
     nvrtc = ctypes.CDLL(NVRTC["nvrtc"])
     program = ctypes.c_void_p()
-    headers = sorted([*KERNELS.rglob("*.cuh"), *KERNELS.rglob("args.h"), *KERNELS.glob("device/*.h")])
+    headers = sorted([*KERNELS.rglob("*.cuh"), *KERNELS.rglob("*.h")])
     texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers))
     names = (ctypes.c_char_p * len(headers))(
         *(header.relative_to(KERNELS).as_posix().encode() for header in headers)
