@@ -6,6 +6,7 @@ which the compiler, exported programs and calls of a bare operator come through.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -29,11 +30,20 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """``function.apply``, which of itself looks up signatures: that costs more than a small bag. And it would
     begin again at the outermost of torch.func's transforms, which the dispatcher brings here level by level.
     """
-    inherited = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     if not torch._C._are_functorch_transforms_active():
-        return inherited(*arguments)
+        return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
     with enable_single_level_autograd_function():
-        return inherited(*arguments)
+        return _single_level(function).apply(*arguments)
+
+
+@functools.cache
+def _single_level(function: type[torch.autograd.Function]) -> Any:
+    """The same for one level of torch.func's transforms: since torch 2.14 an `autograd.Function` itself
+    begins at the outermost, whichever `apply` is called.
+    """
+    methods = ("forward", "setup_context", "backward", "jvp")
+    own = {name: staticmethod(getattr(function, name)) for name in methods}
+    return type(function.__name__, (torch.autograd.function._SingleLevelFunction,), own)
 
 
 def pooled(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
