@@ -118,6 +118,16 @@ rf_status rf__call_bounds_check(rf__call *call, int argument, bool *check) {
     return status;
 }
 
+rf_status rf__dtype_read(const rf__tensor *tensor, bool first, const char *like, rf_dtype *dtype) {
+    if (!first && tensor->dtype == rf__torch_dtype(*dtype)) return RF_OK;
+    RF_FAIL_IF(!first, RF_ERR_TYPE, "%s is %s, must be %s as %s", tensor->argument,
+               rf__torch_dtype_name(tensor->dtype), rf__torch_dtype_name(rf__torch_dtype(*dtype)), like);
+    for (*dtype = RF_FLOAT32; *dtype <= RF_FLOAT64; ++*dtype)
+        if (tensor->dtype == rf__torch_dtype(*dtype)) return RF_OK;
+    return rf__fail(RF_ERR_TYPE, "%s is %s, must be float16, bfloat16, float32 or float64", tensor->argument,
+                    rf__torch_dtype_name(tensor->dtype));
+}
+
 rf_status rf__call_prefetch_distance(rf__call *call, int argument, int32_t *distance) {
     const int64_t value = call->values[argument].integer;
     RF_FAIL_IF(value < -1 || value > INT32_MAX, RF_ERR_VALUE,

@@ -5,6 +5,8 @@
 #include "torch/call.h"
 
 rf_status rf__call_bounds_check(rf__call *call, int argument, bool *check);
+/* The type of a tensor: of the first one any of the four of floats; of others the same, which `like` says: "q is". */
+rf_status rf__dtype_read(const rf__tensor *tensor, bool first, const char *like, rf_dtype *dtype);
 rf_status rf__call_prefetch_distance(rf__call *call, int argument, int32_t *distance);
 /* per_sample_weights [lookups] as contiguous float32; NULL: there are none. */
 rf_status rf__call_sample_weights(rf__call *call, int argument, int64_t lookups, const float **weights);

@@ -77,6 +77,15 @@ void rf__dispatch_free(rf__dispatch *dispatch) {
     dispatch->n_arguments = dispatch->n_results = 0;
 }
 
+rf_status rf__matmul_into(AtenTensorHandle left, AtenTensorHandle right, AtenTensorHandle out, bool items) {
+    const char *name = items ? "aten::bmm" : "aten::mm";
+    StableIValue stack[3] = {(StableIValue)(uintptr_t)left, (StableIValue)(uintptr_t)right,
+                             (StableIValue)(uintptr_t)out};
+    RF_CHECK(rf__torch_status(torch_call_dispatcher(name, "out", stack, RF__TORCH_BUILD_VERSION), name));
+    rf__tensor_free((AtenTensorHandle)(uintptr_t)stack[0]);
+    return RF_OK;
+}
+
 rf_status rf__tensor_view(AtenTensorHandle of, int64_t dim, const int64_t *sizes, const int64_t *strides,
                           int64_t offset, AtenTensorHandle *view) {
     RF__TORCH_CHECK(aoti_torch__reinterpret_tensor(of, dim, sizes, strides, offset, view));

@@ -33,6 +33,9 @@ void rf__pass_none(rf__dispatch *dispatch);
 rf_status rf__dispatch_run(rf__dispatch *dispatch, int32_t n_results);
 void rf__dispatch_free(rf__dispatch *dispatch);
 
+/* out = left . right by aten::mm, or aten::bmm where all three have items. Takes the handles, whatever comes of it. */
+rf_status rf__matmul_into(AtenTensorHandle left, AtenTensorHandle right, AtenTensorHandle out, bool items);
+
 /* A new handle to elements of a tensor's storage, `offset` elements behind its first. */
 rf_status rf__tensor_view(AtenTensorHandle of, int64_t dim, const int64_t *sizes, const int64_t *strides,
                           int64_t offset, AtenTensorHandle *view);

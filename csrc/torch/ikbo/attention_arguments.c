@@ -5,17 +5,6 @@
 #include "torch/arguments.h"
 #include "torch/ikbo/ikbo_attention.h"
 
-/* The type of all tensors is that of q. */
-static rf_status dtype_read(const rf__tensor *tensor, bool first, rf_dtype *dtype) {
-    if (!first && tensor->dtype == rf__torch_dtype(*dtype)) return RF_OK;
-    RF_FAIL_IF(!first, RF_ERR_TYPE, "%s is %s, must be %s as q is", tensor->argument,
-               rf__torch_dtype_name(tensor->dtype), rf__torch_dtype_name(rf__torch_dtype(*dtype)));
-    for (*dtype = RF_FLOAT32; *dtype <= RF_FLOAT64; ++*dtype)
-        if (tensor->dtype == rf__torch_dtype(*dtype)) return RF_OK;
-    return rf__fail(RF_ERR_TYPE, "%s is %s, must be float16, bfloat16, float32 or float64", tensor->argument,
-                    rf__torch_dtype_name(tensor->dtype));
-}
-
 /* A tensor whose last dimension lies side by side, copied unless it does, and the pitches of those before it [3]; of three
  * dimensions the first is 0. Where a dimension has one element, torch's stride may be anything; here it is the natural
  * one. */
@@ -38,7 +27,7 @@ static rf_status queries_read(rf__call *call, int argument, rf__attention *atten
     rf_ikbo_attention_params *params = &attention->params;
     const bool first = q == &attention->q;
     RF_CHECK(rf__call_tensor(call, argument, RF__ANY_DIM, q));
-    RF_CHECK(dtype_read(q, first, &params->dtype));
+    RF_CHECK(rf__dtype_read(q, first, "q is", &params->dtype));
     if (q->dim != 4) return rf__tensor_refuse(q, RF_ERR_VALUE, "[items, queries, heads, dim]");
     if (first) {
         params->heads = q->sizes[2];
@@ -60,8 +49,8 @@ static rf_status keys_read(rf__call *call, int argument, bool jagged, rf__attent
     const int64_t dim = jagged ? 3 : 4;
     RF_CHECK(rf__call_tensor(call, argument, RF__ANY_DIM, k));
     RF_CHECK(rf__call_tensor(call, argument + 1, RF__ANY_DIM, v));
-    RF_CHECK(dtype_read(k, false, &params->dtype));
-    RF_CHECK(dtype_read(v, false, &params->dtype));
+    RF_CHECK(rf__dtype_read(k, false, "q is", &params->dtype));
+    RF_CHECK(rf__dtype_read(v, false, "q is", &params->dtype));
     if (k->dim != dim || k->sizes[dim - 1] != params->dim)
         return rf__tensor_refuse(k, RF_ERR_VALUE, "[%s, kv_heads, %lld]: %s, and q has such heads",
                                  jagged ? "positions" : "users, positions", (long long)params->dim,

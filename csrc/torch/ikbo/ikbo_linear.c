@@ -11,6 +11,7 @@
 #include "base/validate.h"
 #include "cuda/ikbo_linear/ikbo_linear.h"
 #include "torch/arguments.h"
+#include "torch/dispatch.h"
 #include "torch/operators.h"
 
 /* A view of some tensor, or of a copy that belongs to the call. */
@@ -19,27 +20,18 @@ typedef struct operand {
     int64_t sizes[3], strides[3];
 } operand;
 
-/* A new handle, for a stack of arguments. */
 static rf_status view(const operand *operand, int64_t dim, AtenTensorHandle *handle) {
-    RF__TORCH_CHECK(
-        aoti_torch__reinterpret_tensor(operand->of, dim, operand->sizes, operand->strides, 0, handle));
-    return RF_OK;
+    return rf__tensor_view(operand->of, dim, operand->sizes, operand->strides, 0, handle);
 }
 
-/* out = left . right by aten::mm or aten::bmm. */
+/* out = left . right, of `dim` dimensions. */
 static rf_status multiply(const operand *left, const operand *right, const operand *out, int64_t dim) {
     rf_status status = RF_OK;
     AtenTensorHandle handles[3] = {NULL, NULL, NULL};
     RF_TRY(view(left, dim, &handles[0]));
     RF_TRY(view(right, dim, &handles[1]));
     RF_TRY(view(out, dim, &handles[2]));
-    StableIValue stack[3];
-    for (int i = 0; i < 3; i++) stack[i] = (StableIValue)(uintptr_t)handles[i];
-    handles[0] = handles[1] = handles[2] = NULL; /* the call frees them */
-    RF_TRY(rf__torch_status(
-        torch_call_dispatcher(dim == 2 ? "aten::mm" : "aten::bmm", "out", stack, RF__TORCH_BUILD_VERSION),
-        dim == 2 ? "aten::mm" : "aten::bmm"));
-    rf__tensor_free((AtenTensorHandle)(uintptr_t)stack[0]);
+    return rf__matmul_into(handles[0], handles[1], handles[2], dim == 3);
 out:
     for (int i = 0; i < 3; i++) rf__tensor_free(handles[i]);
     return status;

@@ -61,29 +61,18 @@ static rf_status handles_read(const rf__call *call, bool chain, level_handles *h
     return list_read(call, MAPS, *n_levels - 1, handles + 1, offsetof(level_handles, map));
 }
 
-/* The type of all tensors is the first weight's. */
-static rf_status dtype_read(const rf__tensor *tensor, bool first, rf_dtype *dtype) {
-    if (!first && tensor->dtype == rf__torch_dtype(*dtype)) return RF_OK;
-    RF_FAIL_IF(!first, RF_ERR_TYPE, "%s is %s, must be %s as the first weight is", tensor->argument,
-               rf__torch_dtype_name(tensor->dtype), rf__torch_dtype_name(rf__torch_dtype(*dtype)));
-    for (*dtype = RF_FLOAT32; *dtype <= RF_FLOAT64; ++*dtype)
-        if (tensor->dtype == rf__torch_dtype(*dtype)) return RF_OK;
-    return rf__fail(RF_ERR_TYPE, "%s is %s, must be float16, bfloat16, float32 or float64", tensor->argument,
-                    rf__torch_dtype_name(tensor->dtype));
-}
-
 static rf_status level_read(rf__call *call, const level_names *names, const level_handles *handles, int32_t l,
                             rf__ikbo_layer *layer) {
     rf__tensor *weight = &layer->weights[l], *input = &layer->inputs[l];
     int64_t mapped = 0;
     RF_CHECK(rf__tensor_read(names->weight, handles->weight, 2, call->device, weight));
-    RF_CHECK(dtype_read(weight, l == 0, &layer->dtype));
+    RF_CHECK(rf__dtype_read(weight, l == 0, "the first weight is", &layer->dtype));
     if (l == 0) layer->m = weight->sizes[0];
     RF_FAIL_IF(weight->sizes[0] != layer->m, RF_ERR_VALUE,
                "%s has %lld rows, must have %lld as the first weight has", names->weight,
                (long long)weight->sizes[0], (long long)layer->m);
     RF_CHECK(rf__tensor_read(names->input, handles->input, RF__ANY_DIM, call->device, input));
-    RF_CHECK(dtype_read(input, false, &layer->dtype));
+    RF_CHECK(rf__dtype_read(input, false, "the first weight is", &layer->dtype));
     if (l == 0) layer->matrices = input->dim == 3;
     if (input->dim != 2 + layer->matrices)
         return rf__tensor_refuse(input, RF_ERR_VALUE, "%s",
@@ -112,7 +101,7 @@ static rf_status bias_read(rf__call *call, int argument, rf__ikbo_layer *layer) 
     rf__tensor bias;
     if (!call->values[argument].given) return RF_OK;
     RF_CHECK(rf__call_tensor(call, argument, 1, &bias));
-    RF_CHECK(dtype_read(&bias, false, &layer->dtype));
+    RF_CHECK(rf__dtype_read(&bias, false, "the first weight is", &layer->dtype));
     RF_FAIL_IF(bias.sizes[0] != layer->m, RF_ERR_VALUE,
                "bias has %lld elements, must have the %lld rows of "
                "the weights",

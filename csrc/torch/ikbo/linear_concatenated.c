@@ -115,17 +115,6 @@ static rf_status whole_input(rf__call *call, const rf__ikbo_layer *layer, AtenTe
     return columns(joined, k, 0, (const int64_t[]){count, k}, handle);
 }
 
-/* out = input . weight, whose handles are taken. */
-static rf_status multiply(AtenTensorHandle input, AtenTensorHandle weight, AtenTensorHandle out) {
-    rf__dispatch product = rf__dispatch_of("aten::mm", "out");
-    rf__pass_tensor(&product, input);
-    rf__pass_tensor(&product, weight);
-    rf__pass_tensor(&product, out);
-    const rf_status status = rf__dispatch_run(&product, 1);
-    rf__dispatch_free(&product);
-    return status;
-}
-
 rf_status rf__ikbo_concatenated_run(rf__call *call, const rf__ikbo_layer *layer, AtenTensorHandle output,
                                     void *data) {
     const int64_t count = layer->inputs[1].sizes[0], m = layer->m, sizes[2] = {count, m};
@@ -141,7 +130,7 @@ rf_status rf__ikbo_concatenated_run(rf__call *call, const rf__ikbo_layer *layer,
     RF_TRY(whole_input(call, layer, &input));
     RF_TRY(whole_weight(call, layer, &weight));
     RF_TRY(rf__tensor_view(output, 2, sizes, (const int64_t[]){m, 1}, 0, &out));
-    status = multiply(input, weight, out);
+    status = rf__matmul_into(input, weight, out, false);
     input = weight = out = NULL;
     if (status != RF_OK || !finishes) goto out;
     const rf_ikbo_add_params finish = {.out = data,
