@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from recfuse._arguments import real
-from recfuse.ops.ikbo_attention_gradients import call_attention
+from recfuse.ops.ikbo_attention_gradients import call_attention, operator_of
 from recfuse.ops.library import autocast, check_tensor, is_transformed, library, raise_translated
 
 _ops = torch.ops.recfuse
@@ -118,7 +118,9 @@ def ikbo_attention(
         q, k, v, q_user = autocast((q, k, v, q_user))
     given = q, k, v, cand_to_user, scale, kv_lengths, kv_offsets
     if transformed:
-        return _operator(q_user, return_lse)(*(given if q_user is None else (q_user, *given)), **options)
+        return operator_of(q_user, bool(return_lse))(
+            *(given if q_user is None else (q_user, *given)), **options
+        )
     try:
         return call_attention(bool(return_lse), q_user, *given, **options)
     except RuntimeError as error:
@@ -148,12 +150,6 @@ def ikbo_attention_path(
         return ATTENTION_PATHS[_ops._ikbo_attention_path(*given, **options)]
     except RuntimeError as error:
         raise_translated(error)
-
-
-def _operator(q_user: Tensor | None, return_lse: bool) -> Any:
-    if q_user is None:
-        return _ops.ikbo_attention_lse if return_lse else _ops.ikbo_attention
-    return _ops.ikbo_attention_self_lse if return_lse else _ops.ikbo_attention_self
 
 
 def _check(tensors: tuple[Any, ...], scale: Any) -> float | None:

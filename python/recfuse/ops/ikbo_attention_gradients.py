@@ -12,11 +12,15 @@ from recfuse.ops.autograd import apply, refuse_forward_mode, register
 from recfuse.ops.library import below_autograd, call_below_autograd, needs_derivatives
 
 _ops = torch.ops.recfuse
-# [with users' own queries][with log-sum-exps]
 _OPERATORS = (
     (_ops.ikbo_attention.default, _ops.ikbo_attention_lse.default),
     (_ops.ikbo_attention_self.default, _ops.ikbo_attention_self_lse.default),
 )
+
+
+def operator_of(q_user: Tensor | None, with_lse: bool) -> Any:
+    """The operator with users' own queries or without, with log-sum-exps or without."""
+    return _OPERATORS[q_user is not None][with_lse]
 
 
 class IKBOAttention(torch.autograd.Function):
@@ -37,7 +41,7 @@ class IKBOAttention(torch.autograd.Function):
         """Calls the operator; outputs of users' queries and of candidates', and their log-sum-exps."""
         queries = (q,) if q_user is None else (q_user, q)
         return call_below_autograd(
-            _OPERATORS[len(queries) - 1][1], *queries, k, v, cand_to_user, scale, kv_lengths,
+            operator_of(q_user, True), *queries, k, v, cand_to_user, scale, kv_lengths,
             kv_offsets=kv_offsets, **options,
         )  # fmt: skip
 
@@ -121,7 +125,7 @@ def call_attention(
             return found
         return found[0] if q_user is None else found[:2]
     with below_autograd():
-        return _OPERATORS[len(queries) - 1][with_lse](
+        return operator_of(q_user, with_lse)(
             *queries, k, v, cand_to_user, scale, kv_lengths, kv_offsets=kv_offsets, **options
         )
 
