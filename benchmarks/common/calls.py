@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 import torch
 
@@ -99,3 +100,21 @@ def host_seconds(
         if collecting:
             gc.enable()
     return samples
+
+
+def fastest_config(
+    run: Callable[[Any], object], configs: Sequence[Any], device: torch.device, min_time: float
+) -> Any:
+    """Of a Triton kernel's configurations, dataclasses, that run here; RuntimeError where none does."""
+    usable, failures = {}, []
+    for config in configs:
+        try:
+            run(config)
+            usable[str(config)] = config
+        except Exception as error:  # too much shared memory, say
+            failures.append(f"{asdict(config)}: {error}")
+    if not usable:
+        raise RuntimeError(f"no configuration of the Triton kernel runs here: {failures[0]}")
+    calls = {name: lambda config=config: run(config) for name, config in usable.items()}
+    result = timing.compare(calls, rounds=3, min_time=min_time, device=device, progress=False)
+    return usable[result.fastest(calls)]

@@ -33,6 +33,11 @@ def comma_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def integers(text: str) -> list[int]:
+    """A comma list of positive integers."""
+    return [positive(part) for part in comma_list(text)]
+
+
 def make_parser(description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
     """A parser with the flags that every benchmark has; `--rounds` only where a default is given."""
     parser = argparse.ArgumentParser(
@@ -97,6 +102,21 @@ def check_choices(
     for flag, (given, allowed) in choices.items():
         if not given or set(given) - set(allowed):
             parser.error(f"{flag}: found {','.join(given)!r}, allowed are {', '.join(allowed)}")
+
+
+def any_of(given: Collection[Any]) -> tuple[list[str], list[str]]:
+    """For :func:`check_choices`, where all but an empty list will do."""
+    return list(map(str, given)), list(map(str, given))
+
+
+def apply_defaults(
+    arguments: argparse.Namespace, defaults: Mapping[str, Any], quick_lists: Mapping[str, int]
+) -> None:
+    """What was not given; of lists in ``quick_lists`` as many with --quick."""
+    for name, value in defaults.items():
+        if getattr(arguments, name) is None:
+            short = quick_lists.get(name) if arguments.quick else None
+            setattr(arguments, name, value[:short] if isinstance(value, list) else value)
 
 
 def apply_quick(

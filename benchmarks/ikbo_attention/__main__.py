@@ -29,11 +29,14 @@ from common.points import DTYPES, MODES, matmul_rates
 from common.report import Figure, Report
 from common.roofline import figure_roofline
 from common.settings import (
+    any_of,
+    apply_defaults,
     apply_quick,
     check_choices,
     check_plot,
     comma_list,
     fail,
+    integers,
     make_parser,
     positive,
     start,
@@ -87,13 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--groups", type=_groups, help=f"{text}; the last is that of other figures")
     add("--ratios", type=_groups, help="the same for the figure ratios")
     add("--q", type=positive, help="queries of a candidate (default: 64; CPU: 16)")
-    add("--queries", type=_integers, help="of the figure queries (default: 1,16,32,64; CPU: 1,16)")
-    add(
-        "--kv", type=_integers, help="of the figures main and ragged (default: 512 to 16384; CPU: 64 to 1024)"
-    )
+    add("--queries", type=integers, help="of the figure queries (default: 1,16,32,64; CPU: 1,16)")
+    add("--kv", type=integers, help="of the figures main and ragged (default: 512 to 16384; CPU: 64 to 1024)")
     text = "of the figure queries, the first also of ratios (default: 1024,4096; CPU: 256)"
-    add("--sweep-kv", type=_integers, help=text)
-    add("--self-kv", type=_integers, help="of the figure self (default: 512,1024,2048; CPU: 64,256)")
+    add("--sweep-kv", type=integers, help=text)
+    add("--self-kv", type=integers, help="of the figure self (default: 512,1024,2048; CPU: 64,256)")
     add("--ragged-most", type=positive, default=8192, help="greatest kv of the figure ragged (default: 8192)")
     add("--heads", type=positive, default=2, help="default: 2")
     add("--kv-heads", type=positive, help="default: as many")
@@ -106,10 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="fewer shapes, types and rounds: a trial run")
 
 
-def _integers(text: str) -> list[int]:
-    return [positive(part) for part in comma_list(text)]
-
-
 def _groups(text: str) -> list[str]:
     groups = comma_list(text)
     for group in groups:
@@ -120,21 +117,13 @@ def _groups(text: str) -> list[str]:
     return groups
 
 
-def _any(given: list[Any]) -> tuple[list[str], list[str]]:
-    """For `check_choices`, where all but an empty list will do."""
-    return list(map(str, given)), list(map(str, given))
-
-
 def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """The command line, checked."""
     parser = make_parser(__doc__, rounds=5)
     add_arguments(parser)
     arguments = parser.parse_args()
     start(parser, arguments)
-    for name, value in DEFAULTS[arguments.device].items():
-        if getattr(arguments, name) is None:
-            short = QUICK_LISTS.get(name) if arguments.quick else None
-            setattr(arguments, name, value[:short] if isinstance(value, list) else value)
+    apply_defaults(arguments, DEFAULTS[arguments.device], QUICK_LISTS)
     apply_quick(parser, arguments, QUICK)
     if arguments.figures == ["all"]:
         arguments.figures = list(FIGURES)
@@ -150,7 +139,7 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
             "--dtypes": (arguments.dtypes, DTYPES),
             "--modes": (arguments.modes, MODES),
             **{
-                f"--{name.replace('_', '-')}": _any(getattr(arguments, name))
+                f"--{name.replace('_', '-')}": any_of(getattr(arguments, name))
                 for name in lists
                 if name != "dtypes"
             },

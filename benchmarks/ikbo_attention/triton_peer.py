@@ -14,8 +14,8 @@ each shape, and the fastest is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -23,8 +23,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from common.calls import fastest_config
 from ikbo_attention.problem import Inputs, Problem
-from recfuse import timing
 
 
 @dataclass(frozen=True)
@@ -147,22 +147,7 @@ def check(problem: Problem) -> None:
 def triton_run(problem: Problem) -> Callable[[Inputs], Tensor]:
     """The kernel in its best configuration."""
     check(problem)
-    best = fastest(problem.inputs[0], problem.device)
+    inputs, device = problem.inputs[0], problem.device
+    best = fastest_config(lambda config: launch(config, inputs), CONFIGS, device, min_time=5e-4)
     problem.notes.append(f"Triton: {best}")
     return lambda inputs: launch(best, inputs)
-
-
-def fastest(inputs: Inputs, device: torch.device, configs: Sequence[Config] = CONFIGS) -> Config:
-    """Of those that run here; RuntimeError where none does."""
-    usable, failures = {}, []
-    for config in configs:
-        try:
-            launch(config, inputs)
-            usable[str(config)] = config
-        except Exception as error:  # too much shared memory, say
-            failures.append(f"{asdict(config)}: {error}")
-    if not usable:
-        raise RuntimeError(f"no configuration of the Triton kernel runs here: {failures[0]}")
-    calls = {name: lambda config=config: launch(config, inputs) for name, config in usable.items()}
-    result = timing.compare(calls, rounds=3, min_time=5e-4, device=device, progress=False)
-    return usable[result.fastest(calls)]

@@ -27,7 +27,18 @@ from typing import Any
 from common.points import DTYPES, MODES, matmul_rates
 from common.report import Figure, Report
 from common.roofline import figure_roofline
-from common.settings import apply_quick, check_choices, check_plot, comma_list, make_parser, positive, start
+from common.settings import (
+    any_of,
+    apply_defaults,
+    apply_quick,
+    check_choices,
+    check_plot,
+    comma_list,
+    integers,
+    make_parser,
+    positive,
+    start,
+)
 from ikbo_linear.figures import BEST, batches, figure_main, figure_sweep, host, ratios, shapes
 from ikbo_linear.forms import COMPILABLE, COMPILED, DECOMPOSITIONS, IN_SWEEPS, NAMES, RECFUSE, TRITON
 from ikbo_linear.measure import IkboSetting
@@ -99,11 +110,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mapping", choices=MAPPINGS, default="sorted", help="order of the candidates (default: sorted)")
     add(
         "--batches",
-        type=_integers,
+        type=integers,
         help="of the figure batches (default: 512 to 3072; CPU: 70 to 280)",
     )
-    add("--small", type=_integers, help="of the figure small (default: 1 to 256; CPU: 1, 8)")
-    add("--ratios", type=_integers, help="of the figure ratios (default: 1 to 1000; CPU: 1 to 140)")
+    add("--small", type=integers, help="of the figure small (default: 1 to 256; CPU: 1, 8)")
+    add("--ratios", type=integers, help="of the figure ratios (default: 1 to 1000; CPU: 1 to 140)")
     add(
         "--shapes",
         type=_shapes,
@@ -113,15 +124,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--matmul", type=positive, help="rows and columns of the large matmul (default: 8192; CPU: 1024)")
     add("--plots", type=Path, metavar="FOLDER", help="write each figure, and a roofline, as a PNG")
     add("--quick", action="store_true", help="fewer shapes, types and rounds: a trial run")
-
-
-def _integers(text: str) -> list[int]:
-    return [positive(part) for part in comma_list(text)]
-
-
-def _any(given: list[Any]) -> tuple[list[str], list[str]]:
-    """For `check_choices`, where all but an empty list will do."""
-    return list(map(str, given)), list(map(str, given))
 
 
 def _shapes(text: str) -> list[tuple[int, ...]]:
@@ -137,10 +139,7 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     add_arguments(parser)
     arguments = parser.parse_args()
     start(parser, arguments)
-    for name, value in DEFAULTS[arguments.device].items():
-        if getattr(arguments, name) is None:
-            short = QUICK_LISTS.get(name) if arguments.quick else None
-            setattr(arguments, name, value[:short] if isinstance(value, list) else value)
+    apply_defaults(arguments, DEFAULTS[arguments.device], QUICK_LISTS)
     apply_quick(parser, arguments, QUICK)
     if arguments.figures == ["all"]:
         arguments.figures = list(FIGURES)
@@ -156,7 +155,7 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
             "--dtypes": (arguments.dtypes, DTYPES),
             "--modes": (arguments.modes, MODES),
             "--compile": (arguments.compile or COMPILABLE, COMPILABLE),
-            **{f"--{name}": _any(getattr(arguments, name)) for name in QUICK_LISTS if name != "dtypes"},
+            **{f"--{name}": any_of(getattr(arguments, name)) for name in QUICK_LISTS if name != "dtypes"},
         },
     )
     for flag in ("contestants", "in_sweeps"):

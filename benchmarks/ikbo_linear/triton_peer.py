@@ -17,8 +17,8 @@ fastest is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -26,8 +26,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from common.calls import fastest_config
 from ikbo_linear.problem import ALIGNED, Inputs, Problem, padded_columns
-from recfuse import timing
 
 
 @dataclass(frozen=True)
@@ -126,27 +126,7 @@ def triton_run(problem: Problem) -> Callable[[Inputs], Tensor]:
         base = torch.matmul(padded_columns(weights.user), x_user)
         return launch(config, padded_columns(weights.cand), x_cand, base, inputs.cand_to_user, programs)
 
-    best = fastest(run, problem.inputs[0], problem.device)
+    inputs, device = problem.inputs[0], problem.device
+    best = fastest_config(lambda config: run(config, inputs), CONFIGS, device, min_time=1e-3)
     problem.notes.append(f"Triton: {best}")
     return lambda inputs: run(best, inputs)
-
-
-def fastest(
-    run: Callable[[Config, Inputs], Tensor],
-    inputs: Inputs,
-    device: torch.device,
-    configs: Sequence[Config] = CONFIGS,
-) -> Config:
-    """Of those that run here; RuntimeError where none does."""
-    usable, failures = {}, []
-    for config in configs:
-        try:
-            run(config, inputs)
-            usable[str(config)] = config
-        except Exception as error:  # too much shared memory, say
-            failures.append(f"{asdict(config)}: {error}")
-    if not usable:
-        raise RuntimeError(f"no configuration of the Triton kernel runs here: {failures[0]}")
-    calls = {name: lambda config=config: run(config, inputs) for name, config in usable.items()}
-    result = timing.compare(calls, rounds=3, min_time=1e-3, device=device, progress=False)
-    return usable[result.fastest(calls)]

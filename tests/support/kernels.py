@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -63,3 +64,13 @@ def disassembler() -> str:
     if not found:
         pytest.skip("no nvdisasm here; pip install '.[test]' brings it")
     return found[0]
+
+
+def pipelined(source: str, defines: dict[str, str], folder: Path) -> str:
+    """The machine code of a kernel for sm_90a, in which nothing is spilled and no product waits for the last
+    (the compiler's notes C75xx and C76xx)."""
+    log = standalone(source, "sm_90a", defines, folder)
+    assert re.findall(r"(\d+) bytes spill stores", log) == ["0"], log
+    assert re.search(r"C75\d\d|C76\d\d", log) is None, log
+    command = [disassembler(), "-c", str(folder / "out.cubin")]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

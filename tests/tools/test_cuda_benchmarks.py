@@ -14,7 +14,7 @@ import torch
 
 import recfuse
 from recfuse import info, timing
-from support.nvrtc import compiler_log
+from support.gpu_benchmark import compiler_log
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = [

@@ -15,7 +15,7 @@ import torch
 import recfuse
 from recfuse import _C
 from recfuse.data import workloads
-from support.nvrtc import compiler_log
+from support.gpu_benchmark import compiler_log
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FIGURES = [

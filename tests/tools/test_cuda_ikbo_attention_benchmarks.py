@@ -4,15 +4,14 @@ import importlib
 import json
 import sys
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import recfuse
+from support.gpu_benchmark import BENCHMARKS, on_the_cpu
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = [
     "--device", "cuda", "--candidates", "8", "--groups", "3,3+1", "--q", "2", "--dim", "8", "--heads", "2",
     "--kv", "4,6", "--sweep-kv", "6", "--self-kv", "5", "--ratios", "1,3,1..4", "--queries", "1,2",
@@ -30,28 +29,9 @@ def module(name):
 @pytest.fixture
 def benchmark(monkeypatch):
     """Runs ikbo_attention.py with the options of a GPU on the CPU; returns its exit status."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script, measure = module("ikbo_attention.__main__"), module("ikbo_attention.measure")
-    points = module("common.points")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(measure.AttentionSetting, "copy_speed", 1e9)
-    monkeypatch.setitem(points.MODES, "with pauses", points.Mode(1e-3, 1e-6))
-    monkeypatch.setitem(sys.modules, "triton", None)  # it would look for a GPU
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # products this small wait for each other's threads else
-
-    def run(*options):
-        monkeypatch.setattr(sys, "argv", ["ikbo_attention.py", *TINY, *map(str, options)])
-        try:
-            parser, arguments = script.parse_arguments()
-            arguments.device = "cpu"
-            script.run(parser, arguments)
-        except SystemExit as stopped:
-            return stopped.code
-        return 0
-
-    yield run
-    torch.set_num_threads(threads)
+    with on_the_cpu(monkeypatch, "ikbo_attention", TINY) as run:
+        monkeypatch.setattr(module("ikbo_attention.measure").AttentionSetting, "copy_speed", 1e9)
+        yield run
 
 
 def results(benchmark, tmp_path, *options):

@@ -2,15 +2,13 @@
 
 import importlib
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import recfuse
+from support.gpu_benchmark import BENCHMARKS, on_the_cpu
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = [
     "--device", "cuda", "--candidates", "12", "--ratio", "5", "--m", "9", "--n", "8", "--k-user", "13",
     "--k-cand", "11", "--matmul", "16", "--rounds", "2", "--sweep-rounds", "1",
@@ -34,30 +32,12 @@ def module(name):
 @pytest.fixture
 def ikbo(monkeypatch):
     """Runs ikbo_linear.py's GPU part on the CPU; returns its exit status."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    script, measure = module("ikbo_linear.__main__"), module("ikbo_linear.measure")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
-    monkeypatch.setattr(measure.IkboSetting, "copy_speed", 1e9)
-    monkeypatch.setattr(measure.IkboSetting, "has_graphs", True)
-    points = module("common.points")
-    monkeypatch.setitem(points.MODES, "with pauses", points.Mode(1e-3, 1e-6))
-    monkeypatch.setitem(sys.modules, "triton", None)  # it would look for a GPU
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # products this small wait for each other's threads else
-
-    def run(*options):
-        monkeypatch.setattr(sys, "argv", ["ikbo_linear.py", *TINY, *map(str, options)])
-        try:
-            parser, arguments = script.parse_arguments()
-            arguments.device = "cpu"
-            script.run(parser, arguments)
-        except SystemExit as stopped:
-            return stopped.code
-        return 0
-
-    yield run
-    torch.set_num_threads(threads)
+    with on_the_cpu(monkeypatch, "ikbo_linear", TINY) as run:
+        measure = module("ikbo_linear.measure")
+        monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
+        monkeypatch.setattr(measure.IkboSetting, "copy_speed", 1e9)
+        monkeypatch.setattr(measure.IkboSetting, "has_graphs", True)
+        yield run
 
 
 def results(ikbo, tmp_path, *options):
