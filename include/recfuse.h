@@ -14,6 +14,7 @@
 #include "recfuse/embedding_bag.h"
 #include "recfuse/fused_embedding_bag.h"
 #include "recfuse/fused_embedding_bag_backward.h"
+#include "recfuse/fused_embedding_bag_update.h"
 #include "recfuse/ikbo.h"
 #include "recfuse/ikbo_attention.h"
 #include "recfuse/pin_rows.h"

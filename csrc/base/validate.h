@@ -45,6 +45,12 @@ RF__SHARED rf_status rf__check_fused_warps(int32_t warps);
 /* The whole params struct of a weight's gradient; of offsets and indices not the contents. */
 rf_status rf__check_fused_backward(const char *operator_name, const rf_fused_backward_params *params);
 
+/* Of updates the whole params structs; of indices, offsets, rows and numbers not the contents. */
+rf_status rf__check_fused_update(const char *operator_name, const rf_fused_update_params *params);
+rf_status rf__check_rows_update(const char *operator_name, const rf_rows_update_params *params);
+/* The gradient that the update of one matrix follows, in float32. */
+rf_fused_backward_params rf__fused_update_gradient(const rf_fused_update_params *params, int64_t matrix);
+
 /* Of the broadcast sum, on whichever device: all but the contents of `parent`. */
 rf_status rf__check_ikbo_add(const rf_ikbo_add_params *params);
 rf_status rf__check_ikbo_linear(const rf_ikbo_linear_params *params);

@@ -35,6 +35,12 @@ typedef struct rf_fused_backward_params {
 RF_API rf_status rf_fused_embedding_bag_backward_cpu(const rf_fused_backward_params *params, void *output,
                                                      const rf_executor *executor);
 
+/* The same on a GPU, whose memory all pointers but features are of. The work is put into the stream and not waited for;
+ * it may be captured in a CUDA graph. Its workspace is the allocator's, NULL: the driver's. */
+RF_API rf_status rf_fused_embedding_bag_backward_cuda(const rf_fused_backward_params *params, void *output,
+                                                      const rf_cuda_allocator *allocator,
+                                                      const rf_cuda_stream *stream);
+
 /* Where a sparse gradient goes. */
 typedef struct rf_sparse_output {
     /* Called once at most, with the number of rows that have a gradient: gives *rows [count] and *values [count, dim]
@@ -48,16 +54,33 @@ RF_API rf_status rf_fused_embedding_bag_sparse_backward_cpu(const rf_fused_backw
                                                             const rf_sparse_output *output,
                                                             const rf_executor *executor);
 
+/* The same on a GPU, as above, but that it waits for the stream once: the number of rows is only there when it has been
+ * counted. So it cannot be captured: RF_ERR_UNSUPPORTED. What output->allocate gives is memory of that device. */
+RF_API rf_status rf_fused_embedding_bag_sparse_backward_cuda(const rf_fused_backward_params *params,
+                                                             const rf_sparse_output *output,
+                                                             const rf_cuda_allocator *allocator,
+                                                             const rf_cuda_stream *stream);
+
 /* Which row of its table won each column of each bag of each feature of pooling RF_MAX: winners [bags, output_dim], -1
  * where no lookup counts and in the columns of other features. params->output is not looked at. */
 RF_API rf_status rf_fused_embedding_bag_winners_cpu(const rf_fused_embedding_bag_params *params,
                                                     int64_t *winners, const rf_executor *executor);
+
+/* The same on a GPU: of pointers, features and buffers themselves are on the host. Put into the stream. */
+RF_API rf_status rf_fused_embedding_bag_winners_cuda(const rf_fused_embedding_bag_params *params,
+                                                     int64_t *winners, const rf_cuda_allocator *allocator,
+                                                     const rf_cuda_stream *stream);
 
 /* The gradient of the sample weights of a call whose features are all RF_SUM, from grad [bags, output_dim] of grad_dtype:
  * output [lookups], 0 where a lookup does not count. params->output and sample_weights are not looked at. */
 RF_API rf_status rf_fused_embedding_bag_sample_weights_backward_cpu(
     const rf_fused_embedding_bag_params *params, const void *grad, rf_dtype grad_dtype, float *output,
     const rf_executor *executor);
+
+/* The same on a GPU, as the winners there. */
+RF_API rf_status rf_fused_embedding_bag_sample_weights_backward_cuda(
+    const rf_fused_embedding_bag_params *params, const void *grad, rf_dtype grad_dtype, float *output,
+    const rf_cuda_allocator *allocator, const rf_cuda_stream *stream);
 
 RF_END_DECLARATIONS
 

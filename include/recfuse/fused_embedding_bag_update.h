@@ -1,0 +1,103 @@
+/* Fused optimizers: what follows a gradient of a fused call, without the gradient. */
+#ifndef RECFUSE_API_FUSED_EMBEDDING_BAG_UPDATE_H
+#define RECFUSE_API_FUSED_EMBEDDING_BAG_UPDATE_H
+
+#include "recfuse/fused_embedding_bag_backward.h"
+
+RF_BEGIN_DECLARATIONS
+
+/* Only rows with a lookup that counts change, and so do their states. With w the row as float32, s the float32 sum of its
+ * gradients, all else from rf_update_number: g = s * GRAD_SCALE + WEIGHT_DECAY * w, then
+ *   RF_SGD              w -= LR * g
+ *   RF_ADAGRAD          sum += g^2; w -= LR * g / (sqrt(sum) + EPS)           (torch.optim.Adagrad, sparse gradients)
+ *   RF_ROWWISE_ADAGRAD  sum += mean(g^2), one number a row; w as above         (FBGEMM's EXACT_ROWWISE_ADAGRAD)
+ *   RF_ADAM             m += (1 - BETA1) * (g - m); v += (1 - BETA2) * (g^2 - v);
+ *                       w -= LR * sqrt(1 - BETA2^STEP) / (1 - BETA1^STEP) * m / (sqrt(v) + EPS)  (torch.optim.SparseAdam)
+ * A gradient that is not finite goes into its own row alone. */
+typedef enum rf_optimizer { RF_SGD, RF_ADAGRAD, RF_ROWWISE_ADAGRAD, RF_ADAM } rf_optimizer;
+
+/* Float32 numbers that an update reads when it runs, so that a CUDA graph sees what was written since its capture. */
+typedef enum rf_update_number {
+    RF_UPDATE_LR,
+    RF_UPDATE_WEIGHT_DECAY,
+    RF_UPDATE_EPS,
+    RF_UPDATE_BETA1,
+    RF_UPDATE_BETA2,
+    RF_UPDATE_STEP, /* of this update, from 1 */
+    RF_UPDATE_GRAD_SCALE, /* gradients are multiplied by it */
+    RF_UPDATE_SKIP, /* not 0: nothing changes */
+    RF_UPDATE_NUMBERS
+} rf_update_number;
+
+/* A weight and the optimizer's states of it, all contiguous and on one device. Two of a call do not overlap. */
+typedef struct rf_update_matrix {
+    void *weight; /* [rows, dim] of dtype; NULL: it is left as it is, and features in it are not looked at */
+    float
+        *states[2]; /* Adagrad: sum [rows, dim]; row-wise: sum [rows]; Adam: m and v [rows, dim]; else NULL */
+    int64_t rows, dim;
+    rf_dtype dtype; /* float32, float16 or bfloat16; states and what is computed are float32 */
+} rf_update_matrix;
+
+typedef struct rf_update {
+    rf_optimizer optimizer;
+    const float *numbers; /* [RF_UPDATE_NUMBERS] in memory of the matrices' device */
+    /* Of float16 and bfloat16: rounded up or down at random, with the chances that keep the mean; else to nearest. The
+     * random bits depend on seed, STEP, row and column alone, and are the same on every device. */
+    bool stochastic_rounding;
+    uint64_t seed;
+} rf_update;
+
+/* The update of all weights of a fused call. The contents of indices and offsets may be bad: such lookups do not
+ * count. */
+typedef struct rf_fused_update_params {
+    const rf_feature
+        *features; /* [n_features]; `buffer` is the number of a matrix; the table is whole rows of it */
+    int64_t n_features;
+    const void *indices; /* [lookups] of index_type */
+    int64_t lookups;
+    const void *offsets; /* [n_features * bags + 1] of offset_type */
+    int64_t bags; /* a feature */
+    rf_int_type index_type;
+    rf_int_type offset_type;
+    const float *sample_weights; /* [lookups], may be NULL; then every pooling is RF_SUM */
+    const void *grad; /* [bags, output_dim] of grad_dtype: the gradient of the call's output */
+    int64_t output_dim;
+    rf_dtype grad_dtype;
+    const int64_t *winners; /* [bags, output_dim], may be NULL if no feature is RF_MAX */
+    const rf_update_matrix *matrices; /* [n_matrices] */
+    int64_t n_matrices;
+    rf_update update;
+} rf_fused_update_params;
+
+/* Sums the gradients of each row and updates the row, in one pass: no gradient is written. The same bits for any
+ * executor, which may be NULL: the caller's thread. RF_ERR_VALUE, RF_ERR_TYPE: nothing has changed; RF_ERR_MEMORY,
+ * RF_ERR_INTERNAL: some rows may have. */
+RF_API rf_status rf_fused_embedding_bag_update_cpu(const rf_fused_update_params *params,
+                                                   const rf_executor *executor);
+
+/* The same on a GPU, whose memory all pointers but features and matrices are of. The work is put into the stream and not
+ * waited for; it may be captured in a CUDA graph. Its workspace is the allocator's, NULL: the driver's. */
+RF_API rf_status rf_fused_embedding_bag_update_cuda(const rf_fused_update_params *params,
+                                                    const rf_cuda_allocator *allocator,
+                                                    const rf_cuda_stream *stream);
+
+/* The update of one weight from summed gradients, as a coalesced COO gradient has them: of a step that comes later than
+ * the backward pass. */
+typedef struct rf_rows_update_params {
+    const int64_t *rows; /* [count], each once; a row that the matrix does not have is passed over */
+    const void *sums; /* [count, matrix.dim] of sums_dtype */
+    int64_t count;
+    rf_dtype sums_dtype;
+    rf_update_matrix matrix;
+    rf_update update;
+} rf_rows_update_params;
+
+/* Updates the rows. As rf_fused_embedding_bag_update_cpu otherwise. */
+RF_API rf_status rf_rows_update_cpu(const rf_rows_update_params *params, const rf_executor *executor);
+
+/* The same on a GPU, put into the stream; without a workspace. */
+RF_API rf_status rf_rows_update_cuda(const rf_rows_update_params *params, const rf_cuda_stream *stream);
+
+RF_END_DECLARATIONS
+
+#endif
