@@ -55,6 +55,7 @@ RF_LOADER(rf_load, int, "s32", "=r")
 RF_LOADER(rf_load, rf_i64, "s64", "=l")
 RF_LOADER(rf_load, float, "f32", "=f")
 RF_LOADER(rf_load, rf_u32, "u32", "=r")
+RF_LOADER(rf_load, rf_u64, "u64", "=l")
 RF_INLINE const rf_u8 *rf_load(const rf_u8 *const *from) {
     return (const rf_u8 *)rf_load((const rf_i64 *)from);
 }

@@ -1,0 +1,153 @@
+/* What the backward's host C and its kernels both know: numbers of kinds, features, matrices, the arguments of launches. Read
+ * by C11 and by NVRTC, as "fused_embedding_bag/backward/args.h" on both sides. In kernels RF_INDEX and RF_OFFSET are the
+ * types of indices and offsets, RF_KEY and RF_VALUE those of entries. */
+#ifndef RECFUSE_CUDA_BACKWARD_ARGS_H
+#define RECFUSE_CUDA_BACKWARD_ARGS_H
+
+#include "device/codes.h"
+#include "device/types.h"
+
+#ifdef __CUDACC__
+#define RF_BACKWARD_ADDRESS(type) type *
+#ifndef RF_KEY
+#define RF_KEY rf_u32
+#endif
+#ifndef RF_VALUE
+#define RF_VALUE rf_u32
+#endif
+#else
+#define RF_BACKWARD_ADDRESS(type) rf_u64 /* on the device */
+#define RF_KEY void
+#define RF_VALUE void
+#endif
+
+enum {
+    RF_BACKWARD_BLOCK = 256, /* threads */
+    RF_BACKWARD_ITEMS = 16, /* entries a thread of keys.cu and sort.cu */
+    RF_BACKWARD_CHUNK = RF_BACKWARD_BLOCK * RF_BACKWARD_ITEMS, /* entries a block of them */
+    RF_BACKWARD_MOST_PASSES = 6, /* of the sort */
+    RF_BACKWARD_MOST_DIGIT_BITS = 11, /* of a pass */
+    RF_BACKWARD_MOST_ROWS_CHUNK = 1024, /* entries a block of rows.cu, at most */
+    RF_BACKWARD_MOST_MATRICES = 16, /* of a launch */
+    RF_BACKWARD_LANES = 32, /* most that share a row */
+    /* What becomes of a row's sum: an optimizer's number plus one, or: */
+    RF_EMIT_GRADIENT = 0, /* it is written, to row `row` of a matrix */
+    /* How entries are counted into their rows. */
+    RF_ENTRIES_DIRECT = 0, /* a value is an element of grad; the factor is 1 */
+    RF_ENTRIES_INDIRECT = 1, /* a value is a lookup, which has an element of grad and a factor */
+    RF_ENTRIES_MIXED = 2, /* the same, and a factor of -(feature + 1) says: by maximum. No sample weights */
+    RF_BACKWARD_MOST_FEATURES = 1 << 24 /* so many that a float32 tells them apart */
+};
+
+/* What the host writes of a feature. Rows are counted over all matrices of the launch. */
+typedef struct rf_backward_feature {
+    rf_i64 first_row, rows, padding_idx; /* -1: none */
+    rf_i32 output_column;
+    rf_i32 pooling; /* rf_pooling; -1: it is not of this launch */
+} rf_backward_feature;
+RF_SIZE_IS(rf_backward_feature, 32);
+
+/* Where the entries of a feature's lookups are, if not all features have some: shifts.cu. */
+typedef struct rf_backward_listing {
+    rf_i64 first_lookup, count, first_entry;
+} rf_backward_listing;
+RF_SIZE_IS(rf_backward_listing, 24);
+
+/* A weight, or where its gradient is written. */
+typedef struct rf_backward_matrix {
+    RF_BACKWARD_ADDRESS(rf_u8) weight; /* [rows, dim] */
+    RF_BACKWARD_ADDRESS(float) states[2];
+    rf_i64 first_row; /* of all matrices */
+    rf_i64 rows;
+    rf_i32 dim, unused;
+} rf_backward_matrix;
+RF_SIZE_IS(rf_backward_matrix, 48);
+
+/* What emit.cuh does by. */
+typedef struct rf_emit_args {
+    RF_BACKWARD_ADDRESS(const float) numbers; /* RF_UPDATE_...; NULL: gradients */
+    rf_u64 seed;
+} rf_emit_args;
+RF_SIZE_IS(rf_emit_args, 16);
+
+/* keys.cu */
+typedef struct rf_backward_keys_args {
+    RF_BACKWARD_ADDRESS(const RF_INDEX) indices; /* [lookups] */
+    RF_BACKWARD_ADDRESS(const RF_OFFSET) offsets; /* [slots + 1] */
+    RF_BACKWARD_ADDRESS(const float) sample_weights; /* [lookups], or NULL */
+    RF_BACKWARD_ADDRESS(const rf_backward_feature) features;
+    RF_BACKWARD_ADDRESS(RF_KEY) keys; /* [lookups] */
+    RF_BACKWARD_ADDRESS(RF_VALUE) sources; /* [lookups]: elements of grad; where entries are direct their values */
+    RF_BACKWARD_ADDRESS(float) factors; /* [lookups]; NULL where entries are direct */
+    RF_BACKWARD_ADDRESS(float) bag_factors; /* [slots], of features with RF_MEAN; NULL: there are none */
+    RF_BACKWARD_ADDRESS(rf_u32) digits; /* [passes][digits], zeros: afterwards where the entries of a digit begin */
+    RF_BACKWARD_ADDRESS(rf_u32) arrived; /* [2], zeros: blocks, entries */
+    RF_BACKWARD_ADDRESS(const rf_backward_listing) listings; /* [features]; NULL: lookup i is entry i */
+    RF_BACKWARD_ADDRESS(const rf_i64) count; /* [1] entries; NULL: as many as lookups */
+    rf_i64 lookups, output_dim, trash; /* the key of lookups that do not count */
+    rf_u32 slots, bags; /* features * bags */
+    rf_i32 n_features, passes;
+} rf_backward_keys_args;
+RF_SIZE_IS(rf_backward_keys_args, 136);
+
+/* shifts.cu */
+typedef struct rf_backward_shifts_args {
+    RF_BACKWARD_ADDRESS(const RF_OFFSET) offsets;
+    RF_BACKWARD_ADDRESS(const rf_backward_feature) features;
+    RF_BACKWARD_ADDRESS(rf_backward_listing) listings;
+    RF_BACKWARD_ADDRESS(rf_i64) count; /* [1] */
+    rf_i64 lookups, bags;
+    rf_i32 n_features, unused;
+} rf_backward_shifts_args;
+RF_SIZE_IS(rf_backward_shifts_args, 56);
+
+/* One pass of sort.cu. */
+typedef struct rf_backward_sort_args {
+    RF_BACKWARD_ADDRESS(const RF_KEY) keys;
+    RF_BACKWARD_ADDRESS(const RF_VALUE) values; /* NULL: an entry's value is its number */
+    RF_BACKWARD_ADDRESS(RF_KEY) sorted_keys;
+    RF_BACKWARD_ADDRESS(RF_VALUE) sorted_values;
+    RF_BACKWARD_ADDRESS(const rf_u32) digits; /* [digits]: where the entries of a digit begin */
+    RF_BACKWARD_ADDRESS(rf_u32) states; /* [chunks][digits], zeros */
+    RF_BACKWARD_ADDRESS(rf_u32) taken; /* [1], zero: chunks that blocks have taken */
+    RF_BACKWARD_ADDRESS(const rf_i64) count;
+    rf_i64 lookups;
+    rf_i32 shift, unused; /* of the pass's digit in a key */
+} rf_backward_sort_args;
+RF_SIZE_IS(rf_backward_sort_args, 80);
+
+/* Shared memory of a block of sort.cu: counts a warp and digit, or entries; two numbers a digit; a few. */
+#define RF_BACKWARD_SORT_SHARED(digits, entry_bytes)                                                     \
+    ((RF_BACKWARD_BLOCK / 32 * 2 * (digits) > RF_BACKWARD_CHUNK * (entry_bytes)                          \
+          ? RF_BACKWARD_BLOCK / 32 * 2 * (digits)                                                        \
+          : RF_BACKWARD_CHUNK * (entry_bytes)) +                                                         \
+     2 * 4 * (digits) + RF_BACKWARD_BLOCK / 32 * 4 + 16)
+
+/* Shared memory of a block of rows.cu: keys, values and factors of a chunk, rows found before each; parts of sums. */
+#define RF_BACKWARD_ROWS_SHARED(chunk, key_bytes, value_bytes, vectors)                                      \
+    (((chunk) + 4) * (key_bytes) + (chunk) * ((value_bytes) + 4 + 4) + 16 + RF_BACKWARD_BLOCK / 32 * 4 + \
+     2 * RF_BACKWARD_BLOCK * 16 * (vectors))
+
+/* unique.cu, rows.cu, joins.cu */
+typedef struct rf_backward_rows_args {
+    RF_BACKWARD_ADDRESS(const RF_KEY) keys; /* [count], rising */
+    RF_BACKWARD_ADDRESS(const RF_VALUE) values;
+    RF_BACKWARD_ADDRESS(const RF_VALUE) sources; /* [lookups]; NULL where entries are direct */
+    RF_BACKWARD_ADDRESS(const float) factors;
+    RF_BACKWARD_ADDRESS(const rf_u8) grad; /* [bags, output_dim] */
+    RF_BACKWARD_ADDRESS(const rf_i64) winners; /* as grad; NULL: no feature pools by maximum */
+    RF_BACKWARD_ADDRESS(const rf_backward_feature) features;
+    RF_BACKWARD_ADDRESS(float) partials; /* [chunks][2][pitch]: sums of the first and the last run of a chunk */
+    RF_BACKWARD_ADDRESS(rf_u32) bases; /* [chunks + 1]: rows found before a chunk; NULL: not asked for */
+    RF_BACKWARD_ADDRESS(rf_i64) rows; /* [rows found]; NULL: sums are not listed */
+    RF_BACKWARD_ADDRESS(const rf_i64) count;
+    rf_i64 lookups, trash;
+    rf_i32 chunk, chunks; /* entries a block; blocks */
+    rf_i32 pitch, n_matrices;
+    rf_i32 by_frequency, unused; /* a row's sum is divided by the number of its entries */
+    rf_emit_args emit;
+    rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
+} rf_backward_rows_args;
+RF_SIZE_IS(rf_backward_rows_args, 912);
+
+#endif

@@ -1,0 +1,137 @@
+/* What rows.cu and joins.cu share: entries of a chunk, groups of lanes that pool a row, the matrix of a key. */
+#ifndef RECFUSE_CUDA_BACKWARD_POOL_CUH
+#define RECFUSE_CUDA_BACKWARD_POOL_CUH
+
+#include "fused_embedding_bag/backward/emit.cuh"
+
+#ifndef RF_GRAD_DTYPE
+#define RF_GRAD_DTYPE RF_FLOAT32
+#endif
+#ifndef RF_ENTRIES
+#define RF_ENTRIES RF_ENTRIES_DIRECT
+#endif
+#ifndef RF_VECTORS
+#define RF_VECTORS 1 /* of four columns, a lane, at once */
+#endif
+
+enum { BLOCK = RF_BACKWARD_BLOCK, GRAD_BYTES = rf_element<RF_GRAD_DTYPE>::BYTES };
+
+/* How the threads of a block share rows of one matrix: groups of `lanes` have a row each. A lane's vector v is four columns
+ * from column_of(groups, v) on. */
+struct groups_t {
+    int lanes, count, group, lane;
+    int dim;
+    rf_u32 mask; /* of the group's lanes in its warp */
+};
+
+RF_INLINE groups_t groups_of(int dim) {
+    groups_t groups = {1, 0, 0, 0, dim, 0};
+    while (groups.lanes < RF_BACKWARD_LANES && 4 * groups.lanes < dim) groups.lanes *= 2;
+    groups.count = BLOCK / groups.lanes;
+    groups.group = (int)threadIdx.x / groups.lanes;
+    groups.lane = (int)threadIdx.x % groups.lanes;
+    groups.mask = (groups.lanes == 32 ? RF_FULL_WARP : (1u << groups.lanes) - 1)
+                  << (threadIdx.x % 32 - groups.lane);
+    return groups;
+}
+
+RF_INLINE int column_of(const groups_t &groups, int v) {
+    return 4 * (groups.lane + (v + (int)blockIdx.y * RF_VECTORS) * groups.lanes);
+}
+RF_INLINE int valid_of(const groups_t &groups, int v) {
+    return min(max(groups.dim - column_of(groups, v), 0), 4);
+}
+
+/* Four columns of partial sums, in shared or global memory. */
+RF_INLINE void part_store(float *to, const four_t &from) {
+    *(rf_bytes<16> *)to = *(const rf_bytes<16> *)from.of;
+}
+RF_INLINE void part_add(const float *from, four_t &to) {
+    const rf_bytes<16> found = *(const rf_bytes<16> *)from;
+#pragma unroll
+    for (int i = 0; i < 4; i++) to.of[i] += __uint_as_float(found.word[i]);
+}
+
+/* Where a chunk's sums of its first run (0) and its last one (1) are, of runs that go on in other chunks. */
+RF_INLINE float *partial_of(const rf_backward_rows_args &args, rf_i64 chunk, int which, int column) {
+    return args.partials + (chunk * 2 + which) * args.pitch + column;
+}
+
+/* The matrix that has row `key` of all. */
+RF_INLINE int matrix_of(const rf_backward_rows_args &args, rf_i64 key) {
+    int at = 0;
+    while (at + 1 < args.n_matrices && args.matrices[at + 1].first_row <= key) at++;
+    return at;
+}
+
+RF_INLINE rf_i64 count_of(const rf_backward_rows_args &args) {
+    return args.count != nullptr ? rf_load(args.count) : args.lookups;
+}
+
+/* The first entry of [first, behind) whose key is `key` or more. */
+RF_INLINE rf_i64 entries_before(const RF_KEY *keys, rf_i64 first, rf_i64 behind, rf_i64 key) {
+    while (first < behind) {
+        const rf_i64 middle = first + (behind - first) / 2;
+        if ((rf_i64)keys[middle] < key) {
+            first = middle + 1;
+        } else {
+            behind = middle;
+        }
+    }
+    return first;
+}
+
+/* What a row's sum is multiplied by. */
+RF_INLINE float frequency_of(const rf_backward_rows_args &args, rf_i64 key) {
+    if (!args.by_frequency) return 1.0f;
+    const rf_i64 count = count_of(args), first = entries_before(args.keys, 0, count, key);
+    return 1.0f / (float)(entries_before(args.keys, first, count, key + 1) - first);
+}
+
+/* A row's columns of one lane, and what is read of it early. */
+struct row_t {
+    rf_emit_ahead_t ahead[RF_VECTORS];
+    float state; /* of row-wise Adagrad */
+};
+
+RF_INLINE void row_load(const rf_backward_matrix &matrix, const groups_t &groups, rf_i64 key, row_t &to) {
+    const rf_i64 row = key - matrix.first_row;
+#pragma unroll
+    for (int v = 0; v < RF_VECTORS; v++) {
+        const int valid = valid_of(groups, v);
+        if (valid > 0) rf_emit_load(matrix, row, column_of(groups, v), valid, to.ahead[v]);
+    }
+    if (EMIT_ROWWISE) to.state = matrix.states[0][row];
+}
+
+/* A row's sums become what the launch is for: `found` is its number among the rows that are listed. By a whole group. */
+RF_INLINE void row_emit(const rf_backward_rows_args &args, const rf_emit_t &emit,
+                        const rf_backward_matrix &matrix, const groups_t &groups, rf_i64 key, rf_i64 found,
+                        row_t &row, four_t *sums) {
+    const rf_i64 number = key - matrix.first_row;
+    const float frequency = frequency_of(args, key);
+    float squares = 0, factor = 0;
+#pragma unroll
+    for (int v = 0; v < RF_VECTORS; v++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[v].of[i] *= frequency;
+        squares += rf_emit_gradient(emit, row.ahead[v], valid_of(groups, v), sums[v]);
+    }
+    if (EMIT_ROWWISE) {
+        for (int apart = groups.lanes / 2; apart > 0; apart /= 2)
+            squares += __shfl_xor_sync(groups.mask, squares, apart);
+        __syncwarp(groups.mask); /* all have read the state */
+        factor = rf_emit_row_factor(emit, matrix, number, row.state, squares, groups.lane == 0);
+    }
+    const bool listed = args.rows != nullptr;
+    if (listed && groups.lane == 0 && blockIdx.y == 0) args.rows[found] = number;
+#pragma unroll
+    for (int v = 0; v < RF_VECTORS; v++) {
+        const int valid = valid_of(groups, v);
+        if (valid > 0)
+            rf_emit_store(emit, matrix, listed ? found : number, column_of(groups, v), valid, row.ahead[v],
+                          sums[v], factor);
+    }
+}
+
+#endif
