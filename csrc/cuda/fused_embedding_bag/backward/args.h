@@ -77,10 +77,12 @@ typedef struct rf_backward_keys_args {
     RF_BACKWARD_ADDRESS(const float) sample_weights; /* [lookups], or NULL */
     RF_BACKWARD_ADDRESS(const rf_backward_feature) features;
     RF_BACKWARD_ADDRESS(RF_KEY) keys; /* [lookups] */
-    RF_BACKWARD_ADDRESS(RF_VALUE) sources; /* [lookups]: elements of grad; where entries are direct their values */
+    RF_BACKWARD_ADDRESS(RF_VALUE)
+    sources; /* [lookups]: elements of grad; where entries are direct their values */
     RF_BACKWARD_ADDRESS(float) factors; /* [lookups]; NULL where entries are direct */
     RF_BACKWARD_ADDRESS(float) bag_factors; /* [slots], of features with RF_MEAN; NULL: there are none */
-    RF_BACKWARD_ADDRESS(rf_u32) digits; /* [passes][digits], zeros: afterwards where the entries of a digit begin */
+    RF_BACKWARD_ADDRESS(rf_u32)
+    digits; /* [passes][digits], zeros: afterwards where the entries of a digit begin */
     RF_BACKWARD_ADDRESS(rf_u32) arrived; /* [2], zeros: blocks, entries */
     RF_BACKWARD_ADDRESS(const rf_backward_listing) listings; /* [features]; NULL: lookup i is entry i */
     RF_BACKWARD_ADDRESS(const rf_i64) count; /* [1] entries; NULL: as many as lookups */
@@ -117,14 +119,14 @@ typedef struct rf_backward_sort_args {
 RF_SIZE_IS(rf_backward_sort_args, 80);
 
 /* Shared memory of a block of sort.cu: counts a warp and digit, or entries; two numbers a digit; a few. */
-#define RF_BACKWARD_SORT_SHARED(digits, entry_bytes)                                                     \
-    ((RF_BACKWARD_BLOCK / 32 * 2 * (digits) > RF_BACKWARD_CHUNK * (entry_bytes)                          \
-          ? RF_BACKWARD_BLOCK / 32 * 2 * (digits)                                                        \
-          : RF_BACKWARD_CHUNK * (entry_bytes)) +                                                         \
+#define RF_BACKWARD_SORT_SHARED(digits, entry_bytes)                            \
+    ((RF_BACKWARD_BLOCK / 32 * 2 * (digits) > RF_BACKWARD_CHUNK * (entry_bytes) \
+          ? RF_BACKWARD_BLOCK / 32 * 2 * (digits)                               \
+          : RF_BACKWARD_CHUNK * (entry_bytes)) +                                \
      2 * 4 * (digits) + RF_BACKWARD_BLOCK / 32 * 4 + 16)
 
 /* Shared memory of a block of rows.cu: keys, values and factors of a chunk, rows found before each; parts of sums. */
-#define RF_BACKWARD_ROWS_SHARED(chunk, key_bytes, value_bytes, vectors)                                      \
+#define RF_BACKWARD_ROWS_SHARED(chunk, key_bytes, value_bytes, vectors)                                  \
     (((chunk) + 4) * (key_bytes) + (chunk) * ((value_bytes) + 4 + 4) + 16 + RF_BACKWARD_BLOCK / 32 * 4 + \
      2 * RF_BACKWARD_BLOCK * 16 * (vectors))
 
@@ -137,7 +139,8 @@ typedef struct rf_backward_rows_args {
     RF_BACKWARD_ADDRESS(const rf_u8) grad; /* [bags, output_dim] */
     RF_BACKWARD_ADDRESS(const rf_i64) winners; /* as grad; NULL: no feature pools by maximum */
     RF_BACKWARD_ADDRESS(const rf_backward_feature) features;
-    RF_BACKWARD_ADDRESS(float) partials; /* [chunks][2][pitch]: sums of the first and the last run of a chunk */
+    RF_BACKWARD_ADDRESS(float)
+    partials; /* [chunks][2][pitch]: sums of the first and the last run of a chunk */
     RF_BACKWARD_ADDRESS(rf_u32) bases; /* [chunks + 1]: rows found before a chunk; NULL: not asked for */
     RF_BACKWARD_ADDRESS(rf_i64) rows; /* [rows found]; NULL: sums are not listed */
     RF_BACKWARD_ADDRESS(const rf_i64) count;

@@ -30,7 +30,9 @@
 #endif
 
 enum {
-    EMIT_STATES = RF_EMIT == RF_ADAGRAD + 1 ? 1 : RF_EMIT == RF_ADAM + 1 ? 2 : 0, /* of a row's columns */
+    EMIT_STATES = RF_EMIT == RF_ADAGRAD + 1 ? 1
+                  : RF_EMIT == RF_ADAM + 1  ? 2
+                                            : 0, /* of a row's columns */
     EMIT_ROWWISE = RF_EMIT == RF_ROWWISE_ADAGRAD + 1,
     EMIT_READS = RF_EMIT != RF_EMIT_GRADIENT,
     WEIGHT_BYTES = rf_element<RF_WEIGHT_DTYPE>::BYTES

@@ -18,12 +18,7 @@
 #include "device/common.cuh"
 #include "fused_embedding_bag/backward/args.h"
 
-enum {
-    BLOCK = RF_BACKWARD_BLOCK,
-    ITEMS = RF_BACKWARD_ITEMS,
-    CHUNK = RF_BACKWARD_CHUNK,
-    DIGITS = 1 << RF_DIGIT_BITS
-};
+enum { BLOCK = RF_BACKWARD_BLOCK, CHUNK = RF_BACKWARD_CHUNK, DIGITS = 1 << RF_DIGIT_BITS };
 
 /* A slot is a bag of a feature: number feature * bags + bag. The last one that begins at `position` or before among those
  * of [0, slots); by a warp, which looks at 32 places at once. */
@@ -115,12 +110,6 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     const int thread = threadIdx.x, passes = args.passes;
     const rf_i64 first = (rf_i64)blockIdx.x * CHUNK;
     const int size = (int)min((rf_i64)CHUNK, args.lookups - first);
-    RF_INDEX indices[ITEMS];
-#pragma unroll
-    for (int i = 0; i < ITEMS; i++) {
-        const int at = i * BLOCK + thread;
-        indices[i] = at < size ? rf_load(args.indices + first + at) : (RF_INDEX)-1;
-    }
     for (int i = thread; i < passes * DIGITS; i += BLOCK) counts[i] = 0;
     if (thread < 64) {
         const rf_u32 slot = slot_search(args, thread < 32 ? first : first + size - 1);
@@ -141,17 +130,15 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     }
     bad = __syncthreads_or(bad) != 0;
     int written = 0;
-#pragma unroll
-    for (int i = 0; i < ITEMS; i++) {
-        const int at = i * BLOCK + thread;
-        if (at >= size) continue;
+#pragma unroll 4
+    for (int at = thread; at < size; at += BLOCK) {
         const rf_i64 position = first + at;
         const rf_u32 slot = is_near ? first_slot + near_slot(begins, (int)(last_slot - first_slot) + 1, at)
                                     : far_slot(args, first_slot, last_slot, position);
         const rf_u32 number = slot / args.bags, bag = slot - number * args.bags;
         const rf_backward_feature *feature = args.features + number;
         rf_i64 entry = position, key = args.trash;
-        const rf_i64 index = (rf_i64)indices[i];
+        const rf_i64 index = (rf_i64)rf_load(args.indices + position);
         if (args.listings != nullptr) {
             const rf_backward_listing *listing = args.listings + number;
             const rf_i64 from = position - rf_load(&listing->first_lookup);
@@ -185,9 +172,11 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    if (args.listings != nullptr && thread < passes) { /* entries that nobody wrote are trash, as the host left them */
+    if (args.listings != nullptr &&
+        thread < passes) { /* entries that nobody wrote are trash, as the host left them */
         const rf_u32 others = (rf_u32)rf_load(args.count) - __ldcg(args.arrived + 1);
-        atomicAdd(args.digits + thread * DIGITS + (int)(args.trash >> (thread * RF_DIGIT_BITS) & (DIGITS - 1)),
+        atomicAdd(args.digits + thread * DIGITS +
+                      (int)(args.trash >> (thread * RF_DIGIT_BITS) & (DIGITS - 1)),
                   others);
         __threadfence();
     }

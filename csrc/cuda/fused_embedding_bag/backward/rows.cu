@@ -15,7 +15,7 @@
 
 enum { AT_ONCE = RF_VECTORS == 1 ? 4 : RF_VECTORS == 2 ? 2 : 1 }; /* entries that a group loads at once */
 
-#define NO_KEY ((RF_KEY)-1) /* of no row: there are fewer */
+#define NO_KEY ((RF_KEY) - 1) /* of no row: there are fewer */
 
 /* The chunk of a block. Entry i has key[i + 1]: key[0] is that of the entry before the chunk, and one more follows. */
 struct chunk_t {
@@ -134,8 +134,7 @@ RF_INLINE void entry_load(const rf_backward_rows_args &args, const chunk_t &chun
 
 /* Where a group leaves the sum of its first run (0), which began before its share, or its last one (1), which goes on. */
 RF_INLINE float *part_of(const chunk_t &chunk, const groups_t &groups, int which, int group, int v) {
-    return chunk.parts +
-           4 * (((which * RF_VECTORS + v) * groups.count + group) * groups.lanes + groups.lane);
+    return chunk.parts + 4 * (((which * RF_VECTORS + v) * groups.count + group) * groups.lanes + groups.lane);
 }
 
 /* A group's share: entries [first, behind) of one matrix. */
