@@ -35,17 +35,17 @@ static rf_status check_matrix(const char *operator_name, rf_optimizer optimizer,
         matrix->rows < 0 || matrix->dim < 0 || __builtin_mul_overflow(matrix->rows, matrix->dim, &size) ||
             __builtin_mul_overflow(size, 4, &size),
         RF_ERR_VALUE,
-        "matrix " RF__I64 " is " RF__I64 " x " RF__I64 "; sizes are 0 or more, and their product fits int64",
+        "weight " RF__I64 " is " RF__I64 " x " RF__I64 "; sizes are 0 or more, and their product fits int64",
         at, matrix->rows, matrix->dim);
     RF_CHECK(rf__check_dtype(operator_name, "dtype", matrix->dtype));
     for (int32_t i = 0; i < states; i++)
         RF__REFUSE_IF(matrix->states[i] == NULL && matrix->weight != NULL && size > 0, RF_ERR_VALUE,
-                      "state %d of matrix " RF__I64 " is NULL; it must point to its elements", (int)i, at);
+                      "state %d of weight " RF__I64 " is NULL; it must point to its elements", (int)i, at);
     return RF_OK;
 }
 
 rf_status rf__check_fused_update(const char *operator_name, const rf_fused_update_params *params) {
-    RF__REFUSE_IF(params->n_matrices < 0, RF_ERR_VALUE, RF__I64 " matrices, must be 0 or more",
+    RF__REFUSE_IF(params->n_matrices < 0, RF_ERR_VALUE, RF__I64 " weights, must be 0 or more",
                   params->n_matrices);
     RF_CHECK(check_update(operator_name, &params->update));
     for (int64_t i = 0; i < params->n_matrices; i++) {
@@ -57,9 +57,10 @@ rf_status rf__check_fused_update(const char *operator_name, const rf_fused_updat
     }
     for (int64_t f = 0; f < params->n_features; f++) {
         const int64_t buffer = params->features[f].buffer;
-        RF__REFUSE_IF(buffer < 0 || buffer >= params->n_matrices, RF_ERR_VALUE,
-                      "features[" RF__I64 "] is in matrix " RF__I64 "; there are " RF__I64, f, buffer,
-                      params->n_matrices);
+        RF__REFUSE_IF(buffer < -1 || buffer >= params->n_matrices, RF_ERR_VALUE,
+                      "features[" RF__I64 "] is in weight " RF__I64 "; there are " RF__I64
+                      " (-1: it is in none of them)",
+                      f, buffer, params->n_matrices);
     }
     return RF_OK;
 }

@@ -23,6 +23,8 @@ rf_status rf__fused_lookups_read(rf__call *call, int indices, int offsets,
                                  rf_fused_embedding_bag_params *params);
 /* grad: [bags, columns] of any float type, contiguous. */
 rf_status rf__fused_grad_read(rf__call *call, int argument, int64_t bags, rf__tensor *grad, rf_dtype *dtype);
+/* int64 of the shape of grad, contiguous; NULL: they are not given. */
+rf_status rf__call_winners(rf__call *call, int argument, const rf__tensor *grad, const int64_t **winners);
 
 /* Of ikbo_linear and ikbo_linear_chain, which is the same for two levels and for up to four. */
 

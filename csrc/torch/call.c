@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Reads a type, as in "Tensor[]? "; returns what follows it, NULL where it is not supported. */
+/* Reads a type, as in "Tensor[]? " or "Tensor(a!) "; returns what follows it, NULL where it is not supported. */
 static const char *type_read(const char *text, rf__type *type) {
     static const struct {
         const char *name;
@@ -13,11 +13,12 @@ static const char *type_read(const char *text, rf__type *type) {
     } kinds[] = {{"Tensor", RF__TENSOR},  {"str", RF__STRING},  {"int", RF__INTEGER},
                  {"SymInt", RF__INTEGER}, {"float", RF__FLOAT}, {"ScalarType", RF__INTEGER},
                  {"bool", RF__BOOLEAN}};
-    const size_t length = strcspn(text, "[? ,)");
+    const size_t length = strcspn(text, "([? ,)");
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         if (strlen(kinds[i].name) != length || strncmp(text, kinds[i].name, length) != 0) continue;
         *type = (rf__type){.kind = kinds[i].kind};
         text += length;
+        if (*text == '(') text += strcspn(text, ")") + 1; /* it is written */
         if (*text == '[') {
             type->list = true;
             text += strcspn(text, "]") + 1;

@@ -84,3 +84,17 @@ rf_status rf__fused_grad_read(rf__call *call, int argument, int64_t bags, rf__te
                (long long)grad->sizes[0], (long long)bags);
     return rf__call_contiguous(call, grad, grad->dtype);
 }
+
+rf_status rf__call_winners(rf__call *call, int argument, const rf__tensor *grad, const int64_t **winners) {
+    rf__tensor tensor;
+    *winners = NULL;
+    if (!call->values[argument].given) return RF_OK;
+    RF_CHECK(rf__call_tensor(call, argument, 2, &tensor));
+    if (tensor.dtype != aoti_torch_dtype_int64() || tensor.sizes[0] != grad->sizes[0] ||
+        tensor.sizes[1] != grad->sizes[1])
+        return rf__tensor_refuse(&tensor, RF_ERR_VALUE, "int64 [%lld, %lld], as grad is",
+                                 (long long)grad->sizes[0], (long long)grad->sizes[1]);
+    RF_CHECK(rf__call_contiguous(call, &tensor, tensor.dtype));
+    *winners = tensor.data;
+    return RF_OK;
+}

@@ -17,19 +17,6 @@ enum {
     SCALE_GRAD_BY_FREQ
 };
 
-static rf_status winners_read(rf__call *call, const rf__tensor *grad, const int64_t **winners) {
-    rf__tensor tensor;
-    if (!call->values[WINNERS].given) return RF_OK;
-    RF_CHECK(rf__call_tensor(call, WINNERS, 2, &tensor));
-    if (tensor.dtype != aoti_torch_dtype_int64() || tensor.sizes[0] != grad->sizes[0] ||
-        tensor.sizes[1] != grad->sizes[1])
-        return rf__tensor_refuse(&tensor, RF_ERR_VALUE, "int64 [%lld, %lld], as grad is",
-                                 (long long)grad->sizes[0], (long long)grad->sizes[1]);
-    RF_CHECK(rf__call_contiguous(call, &tensor, tensor.dtype));
-    *winners = tensor.data;
-    return RF_OK;
-}
-
 static rf_status params_read(rf__call *call, rf_fused_backward_params *params) {
     const rf__value *values = call->values;
     rf_fused_embedding_bag_params lookups = {0};
@@ -48,7 +35,7 @@ static rf_status params_read(rf__call *call, rf_fused_backward_params *params) {
     RF_CHECK(rf__fused_grad_read(call, GRAD, params->bags, &grad, &params->grad_dtype));
     params->grad = grad.data;
     params->output_dim = grad.sizes[1];
-    RF_CHECK(winners_read(call, &grad, &params->winners));
+    RF_CHECK(rf__call_winners(call, WINNERS, &grad, &params->winners));
     const int64_t dtype = values[DTYPE].integer;
     RF_FAIL_IF(dtype < RF_FLOAT32 || dtype > RF_BFLOAT16, RF_ERR_TYPE,
                "dtype is %lld, must be 0 (float32), 1 (float16) or 2 (bfloat16)", (long long)dtype);

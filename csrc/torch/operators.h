@@ -14,6 +14,8 @@
     X(fused_embedding_bag_sparse_backward)         \
     X(fused_embedding_bag_winners)                 \
     X(fused_embedding_bag_sample_weights_backward) \
+    X(fused_embedding_bag_update)                  \
+    X(rows_update)                                 \
     X(ikbo_linear)                                 \
     X(ikbo_linear_chain)                           \
     X(_ikbo_linear_path)                           \

@@ -50,8 +50,8 @@ typedef struct rf_update {
 /* The update of all weights of a fused call. The contents of indices and offsets may be bad: such lookups do not
  * count. */
 typedef struct rf_fused_update_params {
-    const rf_feature
-        *features; /* [n_features]; `buffer` is the number of a matrix; the table is whole rows of it */
+    /* [n_features]; `buffer`: the matrix of whose rows the table is, by its number; -1: not looked at */
+    const rf_feature *features; /* [n_features] */
     int64_t n_features;
     const void *indices; /* [lookups] of index_type */
     int64_t lookups;

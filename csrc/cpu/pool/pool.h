@@ -97,6 +97,20 @@ typedef void (*rf__row_kernel)(const rf_fused_backward_params *params, const rf_
 typedef void (*rf__mixed_row_kernel)(const rf_fused_backward_params *params, const rf__entry *first,
                                      const rf__entry *last, int64_t number, float divisor, char *row);
 
+/* The numbers of an update, as its rows need them. */
+typedef struct rf__step {
+    float lr, weight_decay, eps, grad_scale;
+    float one_minus_beta1, one_minus_beta2;
+    float corrected_lr; /* Adam's, with both corrections */
+    float number; /* RF_UPDATE_STEP */
+    bool stochastic_rounding;
+    uint64_t seed;
+} rf__step;
+
+/* Updates one row of a matrix, and its states, by `sum` [dim] of its gradients. */
+typedef void (*rf__update_kernel)(const rf__step *step, const rf_update_matrix *matrix, int64_t row,
+                                  const float *sum);
+
 /* Winners of one bag of pooling max: winners [dim], -1 where no lookup counts. */
 typedef void (*rf__winners_kernel)(const rf_fused_embedding_bag_params *params, int64_t feature, int64_t bag,
                                    int64_t *winners);
@@ -113,6 +127,7 @@ typedef struct rf__pool_kernels {
     rf__pool_kernel pool[3][2][RF__POOL_OPS]; /* [rf_dtype][rf_int_type][op] */
     rf__row_kernel sum_row[3]; /* [rf_dtype of grad] */
     rf__mixed_row_kernel mixed_row;
+    rf__update_kernel update_row[3][4]; /* [rf_dtype of the matrix][rf_optimizer] */
     rf__winners_kernel winners;
     rf__dot_kernel dot;
     rf__load_kernel load;

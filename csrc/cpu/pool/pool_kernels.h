@@ -1,11 +1,13 @@
 /* The kernels of one instruction set. Each pool_ISA.c defines RF__TABLE (the name of its table of kernels)
  * and RF__WIDEST (floats in its widest vector) and includes this.
  */
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
 #include "cpu/pool/half.h"
 #include "cpu/pool/pool.h"
+#include "device/rounding.h"
 
 #define RF__INLINE inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -162,6 +164,7 @@ RF__KERNELS(bf16, RF_BFLOAT16, i32, RF_INT32)
 RF__KERNELS(bf16, RF_BFLOAT16, i64, RF_INT64)
 
 #include "cpu/pool/gradient_kernels.h"
+#include "cpu/pool/update_kernels.h"
 
 #define RF__ENTRY(name) {pool_sum_##name, pool_weighted_##name, pool_max_##name}
 const rf__pool_kernels RF__TABLE = {.pool = {{RF__ENTRY(f32_i32), RF__ENTRY(f32_i64)},
@@ -169,6 +172,7 @@ const rf__pool_kernels RF__TABLE = {.pool = {{RF__ENTRY(f32_i32), RF__ENTRY(f32_
                                              {RF__ENTRY(bf16_i32), RF__ENTRY(bf16_i64)}},
                                     .sum_row = {sum_row_f32, sum_row_f16, sum_row_bf16},
                                     .mixed_row = mixed_row,
+                                    .update_row = {RF__UPDATES(f32), RF__UPDATES(f16), RF__UPDATES(bf16)},
                                     .winners = bag_winners,
                                     .dot = dot,
                                     .load = load_block,

@@ -96,6 +96,19 @@ static RF__INLINE void RF__N(store_part)(char *to, int64_t n, RF__N(vec) value, 
     memcpy(to, &half, (size_t)n * 2);
 }
 
+static RF__INLINE RF__N(vec) RF__N(square_root)(RF__N(vec) value) {
+#if RF__W == 16 && defined(__AVX512F__)
+    return (vec16)_mm512_sqrt_ps((__m512)value);
+#elif RF__W == 8 && defined(__AVX2__)
+    return (vec8)_mm256_sqrt_ps((__m256)value);
+#elif RF__W == 4 && defined(RF__NEON)
+    return (vec4)vsqrtq_f32((float32x4_t)value);
+#else
+    for (int i = 0; i < RF__W; i++) value[i] = sqrtf(value[i]);
+    return value;
+#endif
+}
+
 /* The larger, and the older one where either is NaN: torch's maximum pooling. */
 static RF__INLINE RF__N(vec) RF__N(larger)(RF__N(vec) candidate, RF__N(vec) older) {
     RF__N(ivec) take = (RF__N(ivec))(candidate > older);
