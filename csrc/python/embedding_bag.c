@@ -7,6 +7,7 @@
 
 #include "base/bag_lookups.h"
 #include "cuda/embedding_bag/embedding_bag.h"
+#include "cuda/fused_embedding_bag/backward/backward.h"
 #include "cuda/fused_embedding_bag/partition/device.h"
 #include "cuda/pin_rows/pin_rows.h"
 #include "base/validate.h"
@@ -63,6 +64,15 @@ RF__PY_METHOD(small_kernels_compile) {
     Py_END_ALLOW_THREADS;
     Py_INCREF(Py_None);
     return rf__py_result(Py_None, status, "small_kernels_compile");
+}
+
+RF__PY_METHOD(backward_kernels_compile) {
+    const char *arch;
+    rf_status status = RF_OK;
+    if (!PyArg_ParseTuple(arguments, "s:backward_kernels_compile", &arch)) return NULL;
+    RF__PY_UNLOCKED(status = rf__backward_compile(arch));
+    Py_INCREF(Py_None);
+    return rf__py_result(Py_None, status, "backward_kernels_compile");
 }
 
 /* The batches and schedules of a measurement, which the caller frees; false: *status or an exception says why. */

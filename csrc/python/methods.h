@@ -51,6 +51,8 @@
       "schedule: str, rows: int = lookups, sms: int, l2_bytes: int = a typical GPU's) -> dict: the "         \
       "complete schedule, and what the compiler says "                                                       \
       "about its GPU kernel")                                                                                \
+    X(backward_kernels_compile,                                                                              \
+      "backward_kernels_compile(arch: str): the kernels of gradients and updates of float32 tables")         \
     X(small_kernels_compile,                                                                                 \
       "small_kernels_compile(arch: str): the kernels of pinning, gradients and mappings")                    \
     X(embedding_bag_measure,                                                                                 \

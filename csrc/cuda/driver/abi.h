@@ -135,6 +135,8 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
       (rf__cu_pointer * on_device, void *memory, unsigned int flags))                                   \
     X(rf__cu_result, cuPointerGetAttributes,                                                            \
       (unsigned int count, rf__cu_pointer_attribute *attributes, void **values, rf__cu_pointer inside)) \
+    X(rf__cu_result, cuMemsetD8Async,                                                                   \
+      (rf__cu_pointer memory, unsigned char value, size_t count, rf__cu_stream stream))                 \
     X(rf__cu_result, cuMemsetD32Async,                                                                  \
       (rf__cu_pointer memory, unsigned int value, size_t count, rf__cu_stream stream))                  \
     X(rf__cu_result, cuMemcpyHtoDAsync_v2,                                                              \

@@ -210,14 +210,29 @@ out:
     return status;
 }
 
-void rf__cuda_block_free(const rf__cuda_store *store, rf__cuda_block *block) {
+static void release(const rf__cuda_store *store, rf__cuda_block *block) {
     const rf__cuda_block old = *block;
     *block = (rf__cuda_block){0};
-    if (old.memory == 0 || store->resident) return;
+    if (old.memory == 0) return;
     if (store->allocator.allocate != NULL) {
         store->allocator.release(store->allocator.context, old.handle);
     } else if (rf__cuda_enter(store->device) == RF_OK) {
         rf__cuda_memory_free(store->device, old.memory);
         rf__cuda_leave();
     }
+}
+
+void rf__cuda_block_free(const rf__cuda_store *store, rf__cuda_block *block) {
+    if (!store->resident) release(store, block);
+    *block = (rf__cuda_block){0};
+}
+
+rf_status rf__cuda_room_new(const rf__cuda_store *store, size_t bytes, rf__cuda_block *block) {
+    *block = (rf__cuda_block){0};
+    return bytes == 0 ? RF_OK : allocate(store, bytes, false, block);
+}
+
+void rf__cuda_room_free(const rf__cuda_store *store, rf__cuda_block *block) {
+    if (!store->resident || store->allocator.allocate != NULL) release(store, block);
+    *block = (rf__cuda_block){0};
 }

@@ -44,6 +44,11 @@ rf_status rf__cuda_block_new(const rf__cuda_store *store, const void *from, size
 /* Gives it back, and leaves none; of a resident store it stays. No lock is held. */
 void rf__cuda_block_free(const rf__cuda_store *store, rf__cuda_block *block);
 
+/* New memory of a call, of whatever contents; none for 0. What comes from the driver for a resident store is never freed,
+ * since graphs work in it. */
+rf_status rf__cuda_room_new(const rf__cuda_store *store, size_t bytes, rf__cuda_block *block);
+void rf__cuda_room_free(const rf__cuda_store *store, rf__cuda_block *block);
+
 /* New memory of the driver's with these bytes, which are there when the call returns, for any stream; also while a
  * stream is captured. Waits for its own copy. In the device's context. */
 rf_status rf__cuda_upload(const rf__cuda_device *device, const void *from, size_t bytes,

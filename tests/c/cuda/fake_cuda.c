@@ -287,6 +287,14 @@ rf__cu_result cuMemHostGetDevicePointer_v2(rf__cu_pointer *on_device, void *memo
     return flags == 0 ? RF__CU_SUCCESS : INVALID_VALUE;
 }
 
+rf__cu_result cuMemsetD8Async(rf__cu_pointer memory, unsigned char value, size_t count,
+                              rf__cu_stream stream) {
+    CALL_IN_CONTEXT(cuMemsetD8Async);
+    if (stream == &capturing) return CAPTURE_UNSUPPORTED;
+    memset((void *)(uintptr_t)memory, value, count);
+    return RF__CU_SUCCESS;
+}
+
 rf__cu_result cuMemsetD32Async(rf__cu_pointer memory, unsigned int value, size_t count,
                                rf__cu_stream stream) {
     CALL_IN_CONTEXT(cuMemsetD32Async);

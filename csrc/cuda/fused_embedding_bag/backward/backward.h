@@ -1,0 +1,76 @@
+/* The backward of fused calls on a GPU: the forward transposed (DESIGN's decision 10).
+ *
+ * From file to file: entry.c, the functions of recfuse.h; problem.c, what is looked up and what becomes of a row; backward.c,
+ * sizes, workspace and the order of launches; kernel.c, variants of kernels; small.c, tables that fit in shared memory.
+ * On the device, general path: keys.cu (and shifts.cu) makes entries of lookups, sort.cu sorts them by row, rows.cu and
+ * joins.cu pool them row by row (unique.cu counts the rows of a listed gradient). Small tables: lists.cu, staged.cu. Either
+ * ends in emit.cuh. */
+#ifndef RECFUSE_CUDA_BACKWARD_H
+#define RECFUSE_CUDA_BACKWARD_H
+
+#include "cuda/driver/memory.h"
+#include "cuda/fused_embedding_bag/backward/args.h"
+#include "cuda/jit/jit.h"
+
+/* What is pooled: all features of a call whose buffers are among the matrices. */
+typedef struct rf__backward_problem {
+    rf_fused_backward_params call; /* of `rows`, `dim`, `dtype` and `group` nothing is read */
+    const int32_t *
+        matrix_of; /* [buffers]: number of the matrix, -1: not of this launch; NULL: 0 of buffer call.group */
+    rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES]; /* first_row is written by rf__backward_run */
+    int32_t n_matrices;
+    rf_dtype dtype; /* of the matrices */
+    int32_t emit; /* RF_EMIT_GRADIENT or optimizer + 1 */
+    bool stochastic_rounding;
+    rf_emit_args emit_args;
+    const rf_sparse_output
+        *listed; /* rows and sums are listed there; NULL: they are written to the matrices */
+} rf__backward_problem;
+
+/* Puts the work into the stream; with `listed` waits for the number of rows. */
+rf_status rf__backward_run(const char *operator_name, rf__backward_problem *problem,
+                           const rf_cuda_allocator *allocator, const rf_cuda_stream *stream);
+
+/* Kernels. */
+typedef enum rf__backward_kernel {
+    RF__BACKWARD_SHIFTS,
+    RF__BACKWARD_BAG_FACTORS,
+    RF__BACKWARD_KEYS,
+    RF__BACKWARD_SORT,
+    RF__BACKWARD_COUNT_ROWS,
+    RF__BACKWARD_SUM_ROWS,
+    RF__BACKWARD_ROWS,
+    RF__BACKWARD_JOINS,
+    RF__BACKWARD_KERNELS
+} rf__backward_kernel;
+
+/* What specialises them; a kernel's code does not depend on all of it. */
+typedef struct rf__backward_variant {
+    int32_t kernel; /* rf__backward_kernel */
+    int32_t index_type, offset_type;
+    int32_t wide_keys, wide_values; /* of 64 bits */
+    int32_t digit_bits, entries; /* RF_ENTRIES_... */
+    int32_t grad_dtype, weight_dtype, emit, round, aligned, vectors;
+    int32_t dynamic_shared;
+} rf__backward_variant;
+
+/* The kernel of a variant. */
+rf_status rf__backward_kernel_get(const rf__cuda_device *device, const rf__backward_variant *variant,
+                                  rf__backward_kernel number, const rf__kernel **kernel);
+/* Compiles what training with float32 tables takes, into the cache. */
+RF__SHARED rf_status rf__backward_compile(const char *arch);
+
+/* Elements of the features' descriptions, on the device. */
+typedef struct rf__backward_features {
+    rf_backward_feature *features; /* [n_features] */
+    int64_t rows; /* of all matrices */
+    int64_t count; /* features that are of this launch */
+    int32_t entries; /* RF_ENTRIES_... */
+    bool any_mean, aligned;
+    int32_t dim; /* the widest */
+} rf__backward_features;
+
+/* Describes features; to be freed, also where it fails. Writes the matrices' first_row. */
+rf_status rf__backward_describe(rf__backward_problem *problem, rf__backward_features *described);
+
+#endif

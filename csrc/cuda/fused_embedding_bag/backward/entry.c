@@ -1,0 +1,98 @@
+/* The backward's functions of recfuse.h: arguments -> rf__backward_problem. */
+#include <stdlib.h>
+
+#include "base/validate.h"
+#include "cuda/fused_embedding_bag/backward/backward.h"
+
+static rf_status zeros_write(const rf_cuda_stream *stream, void *output, int64_t bytes) {
+    rf_status status = RF_OK;
+    const rf__cuda_device *device = NULL;
+    if (bytes == 0) return RF_OK;
+    RF_CHECK(rf__cuda_device_get(stream->device, &device));
+    RF_CHECK(rf__cuda_enter(device));
+    RF__CUDA_TRY(
+        device->driver->cuMemsetD8Async((uintptr_t)output, 0, (size_t)bytes, (rf__cu_stream)stream->stream));
+out:
+    return rf__cuda_leave_with(status);
+}
+
+static rf__backward_problem gradient_of(const rf_fused_backward_params *params, void *output) {
+    return (rf__backward_problem){
+        .call = *params,
+        .matrices = {{.weight = (uintptr_t)output, .rows = params->rows, .dim = (int32_t)params->dim}},
+        .n_matrices = 1,
+        .dtype = params->dtype,
+        .emit = RF_EMIT_GRADIENT};
+}
+
+rf_status rf_fused_embedding_bag_backward_cuda(const rf_fused_backward_params *params, void *output,
+                                               const rf_cuda_allocator *allocator,
+                                               const rf_cuda_stream *stream) {
+    static const char operator_name[] = "fused_embedding_bag_backward";
+    RF_CHECK(rf__check_fused_backward(operator_name, params));
+    if (params->rows == 0 || params->dim == 0) return RF_OK;
+    RF__REFUSE_IF(output == NULL, RF_ERR_VALUE, "%s is NULL; it must point to its elements", "output");
+    RF_CHECK(zeros_write(stream, output, params->rows * params->dim * rf__dtype_bytes(params->dtype)));
+    rf__backward_problem problem = gradient_of(params, output);
+    return rf__backward_run(operator_name, &problem, allocator, stream);
+}
+
+rf_status rf_fused_embedding_bag_sparse_backward_cuda(const rf_fused_backward_params *params,
+                                                      const rf_sparse_output *output,
+                                                      const rf_cuda_allocator *allocator,
+                                                      const rf_cuda_stream *stream) {
+    static const char operator_name[] = "fused_embedding_bag_sparse_backward";
+    RF_CHECK(rf__check_fused_backward(operator_name, params));
+    rf__backward_problem problem = gradient_of(params, NULL);
+    problem.listed = output;
+    return rf__backward_run(operator_name, &problem, allocator, stream);
+}
+
+/* The matrices of one dtype from number *first on, as many as one launch takes. */
+static void matrices_take(const rf_fused_update_params *params, rf_dtype dtype, int64_t *first,
+                          int32_t *matrix_of, rf__backward_problem *problem) {
+    problem->n_matrices = 0;
+    for (int64_t i = 0; i < params->n_matrices; i++) matrix_of[i] = -1;
+    for (; *first < params->n_matrices && problem->n_matrices < RF_BACKWARD_MOST_MATRICES; ++*first) {
+        const rf_update_matrix *from = &params->matrices[*first];
+        if (from->dtype != dtype || from->weight == NULL || from->rows == 0 || from->dim == 0) continue;
+        matrix_of[*first] = problem->n_matrices;
+        problem->matrices[problem->n_matrices++] =
+            (rf_backward_matrix){.weight = (uintptr_t)from->weight,
+                                 .states = {(uintptr_t)from->states[0], (uintptr_t)from->states[1]},
+                                 .rows = from->rows,
+                                 .dim = (int32_t)from->dim};
+    }
+}
+
+rf_status rf_fused_embedding_bag_update_cuda(const rf_fused_update_params *params,
+                                             const rf_cuda_allocator *allocator,
+                                             const rf_cuda_stream *stream) {
+    static const char operator_name[] = "fused_embedding_bag_update";
+    rf_status status = RF_OK;
+    int32_t *matrix_of = NULL;
+    RF_CHECK(rf__check_fused_update(operator_name, params));
+    matrix_of = malloc(((size_t)params->n_matrices + 1) * sizeof *matrix_of);
+    RF__REFUSE_IF(matrix_of == NULL, RF_ERR_MEMORY, "no memory for " RF__I64 " matrices", params->n_matrices);
+    rf__backward_problem problem = {.call = {.features = params->features,
+                                             .n_features = params->n_features,
+                                             RF__LOOKUPS_OF(params),
+                                             .grad = params->grad,
+                                             .output_dim = params->output_dim,
+                                             .grad_dtype = params->grad_dtype,
+                                             .winners = params->winners},
+                                    .matrix_of = matrix_of,
+                                    .emit = (int32_t)params->update.optimizer + 1,
+                                    .stochastic_rounding = params->update.stochastic_rounding,
+                                    .emit_args = {(uintptr_t)params->update.numbers, params->update.seed}};
+    for (int32_t dtype = RF_FLOAT32; dtype <= RF_BFLOAT16; dtype++) {
+        for (int64_t first = 0; first < params->n_matrices;) {
+            problem.dtype = (rf_dtype)dtype;
+            matrices_take(params, problem.dtype, &first, matrix_of, &problem);
+            if (problem.n_matrices > 0) RF_TRY(rf__backward_run(operator_name, &problem, allocator, stream));
+        }
+    }
+out:
+    free(matrix_of);
+    return status;
+}

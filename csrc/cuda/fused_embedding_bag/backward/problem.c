@@ -1,0 +1,64 @@
+/* Features as the kernels of the backward see them. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/validate.h"
+#include "cuda/fused_embedding_bag/backward/backward.h"
+
+enum { VECTOR = 4 /* columns */ };
+
+static int32_t matrix_of(const rf__backward_problem *problem, const rf_feature *feature) {
+    if (problem->matrix_of != NULL) return problem->matrix_of[feature->buffer];
+    return feature->buffer == problem->call.group ? 0 : -1;
+}
+
+/* Whether vectors of four columns can be read and written at once. */
+static bool matrices_aligned(const rf__backward_problem *problem) {
+    const rf_fused_backward_params *call = &problem->call;
+    const uint64_t grad_bytes = VECTOR * (uint64_t)rf__dtype_bytes(call->grad_dtype);
+    const uint64_t weight_bytes = VECTOR * (uint64_t)rf__dtype_bytes(problem->dtype);
+    bool aligned = (uintptr_t)call->grad % grad_bytes == 0 && call->output_dim % VECTOR == 0;
+    for (int32_t i = 0; i < problem->n_matrices; i++) {
+        const rf_backward_matrix *matrix = &problem->matrices[i];
+        aligned &= matrix->dim % VECTOR == 0 && matrix->weight % weight_bytes == 0;
+        for (int32_t state = 0; state < 2 && problem->emit != RF_ROWWISE_ADAGRAD + 1; state++)
+            aligned &= matrix->states[state] % (VECTOR * sizeof(float)) == 0;
+    }
+    return aligned;
+}
+
+rf_status rf__backward_describe(rf__backward_problem *problem, rf__backward_features *described) {
+    const rf_fused_backward_params *call = &problem->call;
+    *described = (rf__backward_features){.entries = call->sample_weights != NULL ? RF_ENTRIES_INDIRECT
+                                                                                 : RF_ENTRIES_DIRECT,
+                                         .aligned = matrices_aligned(problem)};
+    described->features = calloc((size_t)call->n_features + 1, sizeof *described->features);
+    RF_FAIL_IF(described->features == NULL, RF_ERR_MEMORY, "no memory for %" PRId64 " features",
+               call->n_features);
+    for (int32_t i = 0; i < problem->n_matrices; i++) {
+        rf_backward_matrix *matrix = &problem->matrices[i];
+        matrix->first_row = described->rows;
+        described->rows += matrix->rows;
+        if (matrix->dim > described->dim) described->dim = matrix->dim;
+    }
+    for (int64_t f = 0; f < call->n_features; f++) {
+        const rf_feature *feature = &call->features[f];
+        const int32_t number = matrix_of(problem, feature);
+        rf_backward_feature *to = &described->features[f];
+        *to = (rf_backward_feature){.pooling = -1};
+        if (number < 0 || feature->rows == 0) continue;
+        const rf_backward_matrix *matrix = &problem->matrices[number];
+        *to = (rf_backward_feature){.first_row = matrix->first_row + feature->weight_offset / matrix->dim,
+                                    .rows = feature->rows,
+                                    .padding_idx = feature->padding_idx,
+                                    .output_column = (int32_t)feature->output_column,
+                                    .pooling = (int32_t)feature->pooling};
+        described->count++;
+        described->aligned &= feature->output_column % VECTOR == 0;
+        described->any_mean |= feature->pooling == RF_MEAN;
+        if (feature->pooling == RF_MAX) described->entries = RF_ENTRIES_MIXED;
+        if (feature->pooling == RF_MEAN && described->entries == RF_ENTRIES_DIRECT)
+            described->entries = RF_ENTRIES_INDIRECT;
+    }
+    return RF_OK;
+}
