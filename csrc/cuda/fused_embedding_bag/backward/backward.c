@@ -22,6 +22,7 @@ typedef struct layout {
     rf__backward_variant variant;
     int64_t lookups, slots, trash;
     int32_t passes, chunks; /* of the sort */
+    int32_t keys_chunk;
     int32_t rows_chunk, rows_chunks, slices, pitch;
     int64_t keys[2], values[2], sources, factors, bag_factors, partials, bases;
     int64_t zeros, digits, arrived, taken, states, zero_bytes;
@@ -43,6 +44,13 @@ static void digits_cut(layout *to) {
     to->passes = (bits + DIGIT_BITS - 1) / DIGIT_BITS;
     if ((bits + most - 1) / most < to->passes) to->passes = (bits + most - 1) / most;
     to->variant.digit_bits = (bits + to->passes - 1) / to->passes;
+}
+
+/* Entries a block, a power of two, so that there are as many blocks as wanted if it can be. */
+static int32_t chunk_of(int64_t lookups, int64_t wanted, int32_t most, int32_t least) {
+    int32_t chunk = most;
+    while (chunk > least && lookups / chunk < wanted) chunk /= 2;
+    return chunk;
 }
 
 static rf_status layout_of(const char *operator_name, const rf__backward_problem *problem,
@@ -80,8 +88,8 @@ static rf_status layout_of(const char *operator_name, const rf__backward_problem
     const int64_t key_bytes = variant->wide_keys ? 8 : 4, value_bytes = variant->wide_values ? 8 : 4;
     const int64_t digits = INT64_C(1) << variant->digit_bits, wanted = (int64_t)device->sms * BLOCKS_AN_SM;
     to->chunks = (int32_t)((to->lookups + RF_BACKWARD_CHUNK - 1) / RF_BACKWARD_CHUNK);
-    to->rows_chunk = RF_BACKWARD_MOST_ROWS_CHUNK;
-    while (to->rows_chunk > LEAST_CHUNK && to->lookups / to->rows_chunk < wanted) to->rows_chunk /= 2;
+    to->keys_chunk = chunk_of(to->lookups, wanted, RF_BACKWARD_CHUNK, RF_BACKWARD_BLOCK);
+    to->rows_chunk = chunk_of(to->lookups, wanted, RF_BACKWARD_MOST_ROWS_CHUNK, LEAST_CHUNK);
     to->rows_chunks = (int32_t)((to->lookups + to->rows_chunk - 1) / to->rows_chunk);
     to->pitch = (described->dim + 3) / 4 * 4;
     for (int32_t i = 0; i < 2; i++) {
@@ -150,11 +158,13 @@ static rf_status entries_make(launcher *by, const layout *sizes, const rf_fused_
         .slots = (uint32_t)sizes->slots,
         .bags = (uint32_t)call->bags,
         .n_features = (int32_t)call->n_features,
-        .passes = sizes->passes};
+        .passes = sizes->passes,
+        .chunk = sizes->keys_chunk};
     enum { BAGS = RF_BACKWARD_BLOCK / 8 };
     if (keys.bag_factors != 0)
         RF_CHECK(launch(by, RF__BACKWARD_BAG_FACTORS, (sizes->slots + BAGS - 1) / BAGS, 1, 0, &keys));
-    RF_CHECK(launch(by, RF__BACKWARD_KEYS, sizes->chunks, 1, 0, &keys));
+    RF_CHECK(launch(by, RF__BACKWARD_KEYS, (sizes->lookups + sizes->keys_chunk - 1) / sizes->keys_chunk, 1, 0,
+                    &keys));
     const int64_t digits = INT64_C(1) << sizes->variant.digit_bits;
     const int64_t entry_bytes = (sizes->variant.wide_keys ? 8 : 4) + (sizes->variant.wide_values ? 8 : 4);
     for (int32_t pass = 0; pass < sizes->passes; pass++) {
@@ -227,8 +237,9 @@ static rf_status rows_pool(launcher *by, const layout *sizes, const rf__backward
     const int64_t shared =
         RF_BACKWARD_ROWS_SHARED(sizes->rows_chunk, sizes->variant.wide_keys ? 8 : 4,
                                 sizes->variant.wide_values ? 8 : 4, sizes->variant.vectors);
+    enum { WARPS = RF_BACKWARD_BLOCK / 32 };
     RF_CHECK(launch(by, RF__BACKWARD_ROWS, sizes->rows_chunks, sizes->slices, shared, &args));
-    return launch(by, RF__BACKWARD_JOINS, sizes->rows_chunks, sizes->slices, 0, &args);
+    return launch(by, RF__BACKWARD_JOINS, (sizes->rows_chunks + WARPS - 1) / WARPS, sizes->slices, 0, &args);
 }
 
 /* In the device's context. */

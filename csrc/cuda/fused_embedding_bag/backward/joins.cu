@@ -1,57 +1,126 @@
 /* Runs of equal keys that go over the border of chunks: the parts that rows.cu left are added up, and the row is emitted.
  *
- * A block: the run, if there is one, that begins in its chunk and goes on in the next; groups of lanes as in rows.cu add up
- * the parts of neighbouring chunks each, then the first group the groups'. Shared memory: static.
- * Launch: grid [chunks, slices], block [RF_BACKWARD_BLOCK].
+ * A warp: the run, if there is one, that begins in its chunk and goes on in the next. A run of more than FEW chunks is left
+ * to the block, whose groups of lanes add up the parts of neighbouring chunks each, and then the first group theirs: so
+ * the order of additions is one by the number of chunks alone.
+ * Shared memory: static. Launch: grid [ceil(chunks / warps), slices], block [RF_BACKWARD_BLOCK].
  */
 #include "fused_embedding_bag/backward/pool.cuh"
 
-extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
-    rf_backward_joins(const __grid_constant__ rf_backward_rows_args args) {
-    __shared__ __align__(16) float parts[BLOCK * 4 * RF_VECTORS];
-    rf_wait_for_previous_kernel();
-    const rf_i64 count = count_of(args), chunk = blockIdx.x;
+enum { WARPS = BLOCK / 32, FEW = 32, AHEAD = 4 };
+
+/* The key of the run that begins in a chunk and goes on; -1: there is none. */
+RF_INLINE rf_i64 run_of(const rf_backward_rows_args &args, rf_i64 count, rf_i64 chunk) {
     const rf_i64 first = chunk * args.chunk, behind = first + args.chunk;
-    if (behind >= count) return;
-    const RF_KEY key = args.keys[behind];
-    if ((rf_i64)key >= args.trash || args.keys[behind - 1] != key) return;
-    if (first > 0 && args.keys[first - 1] == key) return; /* it began earlier */
-    const rf_emit_t emit = rf_emit_of(args.emit);
-    if (emit.skip) return;
-    /* The chunks that the run goes on in: each begins with it. */
+    if (behind >= count) return -1;
+    const RF_KEY key = args.keys[behind], last = args.keys[behind - 1];
+    const bool earlier = first > 0 && args.keys[first - 1] == key;
+    return (rf_i64)key >= args.trash || last != key || earlier ? -1 : (rf_i64)key;
+}
+
+RF_INLINE bool goes_on(const rf_backward_rows_args &args, rf_i64 count, rf_i64 chunk, rf_i64 key) {
+    const rf_i64 at = chunk * args.chunk;
+    return at < count && (rf_i64)args.keys[at] == key;
+}
+
+/* Adds the first sums of chunks [first, behind). */
+RF_INLINE void parts_add(const rf_backward_rows_args &args, const groups_t &groups, rf_i64 first,
+                         rf_i64 behind, four_t *sums) {
+    for (rf_i64 chunk = first; chunk < behind; chunk += AHEAD) {
+        four_t parts[AHEAD][RF_VECTORS] = {};
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+#pragma unroll
+            for (int v = 0; v < RF_VECTORS; v++)
+                if (chunk + i < behind && valid_of(groups, v) > 0)
+                    part_add(partial_of(args, chunk + i, 0, column_of(groups, v)), parts[i][v]);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+#pragma unroll
+            for (int v = 0; v < RF_VECTORS; v++) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) sums[v].of[k] += parts[i][v].of[k];
+            }
+        }
+    }
+}
+
+/* By one group. */
+RF_INLINE void run_emit(const rf_backward_rows_args &args, const rf_emit_t &emit, const groups_t &groups,
+                        const rf_backward_matrix &matrix, rf_i64 chunk, rf_i64 key, row_t &row,
+                        const four_t *others) {
+    four_t sums[RF_VECTORS] = {};
+#pragma unroll
+    for (int v = 0; v < RF_VECTORS; v++) {
+        if (valid_of(groups, v) > 0) part_add(partial_of(args, chunk, 1, column_of(groups, v)), sums[v]);
+#pragma unroll
+        for (int k = 0; k < 4; k++) sums[v].of[k] += others[v].of[k];
+    }
+    row_emit(args, emit, matrix, groups, key, args.bases != nullptr ? args.bases[chunk + 1] - 1 : 0, row,
+             sums);
+}
+
+/* A run in so many other chunks, by the block. */
+RF_INLINE void long_run(const rf_backward_rows_args &args, const rf_emit_t &emit, float *parts, rf_i64 count,
+                        rf_i64 chunk, rf_i64 key) {
     int others = 0;
     for (int more = BLOCK; more == BLOCK;) {
-        const rf_i64 at = (chunk + 1 + others + (int)threadIdx.x) * args.chunk;
-        more = __syncthreads_count(at < count && args.keys[at] == key);
+        more = __syncthreads_count(goes_on(args, count, chunk + 1 + others + (int)threadIdx.x, key));
         others += more;
     }
-    const rf_backward_matrix &matrix = args.matrices[matrix_of(args, (rf_i64)key)];
+    const rf_backward_matrix &matrix = args.matrices[matrix_of(args, key)];
     const groups_t groups = groups_of(matrix.dim);
     const int share = (others + groups.count - 1) / groups.count;
+    const int first = min(groups.group * share, others), behind = min(first + share, others);
     four_t sums[RF_VECTORS] = {};
-    for (int i = groups.group * share; i < min((groups.group + 1) * share, others); i++) {
-#pragma unroll
-        for (int v = 0; v < RF_VECTORS; v++)
-            if (valid_of(groups, v) > 0)
-                part_add(partial_of(args, chunk + 1 + i, 0, column_of(groups, v)), sums[v]);
-    }
+    parts_add(args, groups, chunk + 1 + first, chunk + 1 + behind, sums);
 #pragma unroll
     for (int v = 0; v < RF_VECTORS; v++)
         part_store(parts + 4 * ((v * groups.count + groups.group) * groups.lanes + groups.lane), sums[v]);
     __syncthreads();
-    if (groups.group != 0) return;
-    row_t row;
-    row_load(matrix, groups, (rf_i64)key, row);
+    if (groups.group == 0) {
+        row_t row;
+        row_load(matrix, groups, key, row);
 #pragma unroll
-    for (int v = 0; v < RF_VECTORS; v++) {
-        sums[v] = four_t{};
-        if (valid_of(groups, v) > 0) part_add(partial_of(args, chunk, 1, column_of(groups, v)), sums[v]);
-    }
-    for (int group = 0; group < groups.count && group * share < others; group++) {
+        for (int v = 0; v < RF_VECTORS; v++) sums[v] = four_t{};
+        for (int group = 0; group < groups.count && group * share < others; group++) {
 #pragma unroll
-        for (int v = 0; v < RF_VECTORS; v++)
-            part_add(parts + 4 * ((v * groups.count + group) * groups.lanes + groups.lane), sums[v]);
+            for (int v = 0; v < RF_VECTORS; v++)
+                part_add(parts + 4 * ((v * groups.count + group) * groups.lanes + groups.lane), sums[v]);
+        }
+        run_emit(args, emit, groups, matrix, chunk, key, row, sums);
     }
-    row_emit(args, emit, matrix, groups, (rf_i64)key, args.bases != nullptr ? args.bases[chunk + 1] - 1 : 0,
-             row, sums);
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
+    rf_backward_joins(const __grid_constant__ rf_backward_rows_args args) {
+    __shared__ __align__(16) float parts[BLOCK * 4 * RF_VECTORS];
+    __shared__ rf_i64 left[WARPS]; /* keys of runs that the block does; -1: none */
+    rf_wait_for_previous_kernel();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const rf_i64 count = count_of(args), chunk = (rf_i64)blockIdx.x * WARPS + warp;
+    const rf_emit_t emit = rf_emit_of(args.emit);
+    if (emit.skip) return;
+    const rf_i64 key = run_of(args, count, chunk);
+    int others = 0;
+    if (key >= 0)
+        others = __popc(__ballot_sync(RF_FULL_WARP, goes_on(args, count, chunk + 1 + lane, key)));
+    if (lane == 0) left[warp] = others == FEW ? key : -1;
+    if (others > 0 && others < FEW) {
+        const rf_backward_matrix &matrix = args.matrices[matrix_of(args, key)];
+        const groups_t groups = groups_of(matrix.dim);
+        if (lane < groups.lanes) {
+            row_t row;
+            row_load(matrix, groups, key, row);
+            four_t sums[RF_VECTORS] = {};
+            parts_add(args, groups, chunk + 1, chunk + 1 + others, sums);
+            run_emit(args, emit, groups, matrix, chunk, key, row, sums);
+        }
+    }
+    __syncthreads();
+    for (int other = 0; other < WARPS; other++)
+        if (left[other] >= 0)
+            long_run(args, emit, parts, count, (rf_i64)blockIdx.x * WARPS + other, left[other]);
 }

@@ -2,10 +2,10 @@
  * its bag and feature begin. Lookups that do not count (a bad index or bag, padding, a feature of another launch) have
  * the key `trash`, behind all rows.
  *
- * A block: RF_BACKWARD_CHUNK neighbouring lookups; their bags are found among the offsets by one search of a warp, then
- * by bisection in shared memory. Besides, digits of keys are counted for all passes of the sort at once; the block that
- * comes last turns the counts into where each digit begins (as Adinets and Merrill do in "Onesweep", 2022).
- * Shared memory: static. Launch: grid [ceil(lookups / RF_BACKWARD_CHUNK)], block [RF_BACKWARD_BLOCK]. The second kernel: a
+ * A block: args.chunk neighbouring lookups, at most RF_BACKWARD_CHUNK; their bags are found among the offsets by one search of a warp, then
+ * by bisection in shared memory. Besides, digits of keys are counted for all passes of the sort at once (as Adinets and
+ * Merrill do in "Onesweep", 2022).
+ * Shared memory: static. Launch: grid [ceil(lookups / chunk)], block [RF_BACKWARD_BLOCK]. The second kernel: a
  * group of 8 lanes a bag, grid [ceil(slots / 32)], block [RF_BACKWARD_BLOCK].
  */
 #ifndef RF_DIGIT_BITS
@@ -70,46 +70,16 @@ RF_INLINE bool holds(const rf_backward_keys_args &args, rf_u32 slot, rf_i64 posi
     return is_bag(args, slot, from, to) && from <= position && position < to;
 }
 
-/* Counts of digits -> where each begins, by one block. */
-RF_INLINE void digits_scan(rf_u32 *counts, rf_u32 *of_warps) {
-    enum { EACH = (DIGITS + BLOCK - 1) / BLOCK };
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    rf_u32 own[EACH], sum = 0;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int digit = thread * EACH + i;
-        own[i] = digit < DIGITS ? __ldcg(counts + digit) : 0;
-        sum += own[i];
-    }
-    rf_u32 upto = sum;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const rf_u32 other = __shfl_up_sync(RF_FULL_WARP, upto, step);
-        if (lane >= step) upto += other;
-    }
-    __syncthreads(); /* of the pass before */
-    if (lane == 31) of_warps[warp] = upto;
-    __syncthreads();
-    rf_u32 before = upto - sum;
-    for (int i = 0; i < warp; i++) before += of_warps[i];
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int digit = thread * EACH + i;
-        if (digit < DIGITS) counts[digit] = before;
-        before += own[i];
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     rf_backward_keys(const __grid_constant__ rf_backward_keys_args args) {
     __shared__ rf_u32 counts[RF_BACKWARD_MOST_PASSES * (DIGITS < 1024 ? DIGITS : 1024)];
     __shared__ int begins[CHUNK];
-    __shared__ rf_u32 ends[2], of_warps[BLOCK / 32];
+    __shared__ rf_u32 ends[2];
     __shared__ bool is_last;
     rf_wait_for_previous_kernel();
     const int thread = threadIdx.x, passes = args.passes;
-    const rf_i64 first = (rf_i64)blockIdx.x * CHUNK;
-    const int size = (int)min((rf_i64)CHUNK, args.lookups - first);
+    const rf_i64 first = (rf_i64)blockIdx.x * args.chunk;
+    const int size = (int)min((rf_i64)args.chunk, args.lookups - first);
     for (int i = thread; i < passes * DIGITS; i += BLOCK) counts[i] = 0;
     if (thread < 64) {
         const rf_u32 slot = slot_search(args, thread < 32 ? first : first + size - 1);
@@ -165,23 +135,17 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     __syncthreads();
     for (int i = thread; i < passes * DIGITS; i += BLOCK)
         if (counts[i] != 0) atomicAdd(args.digits + i, counts[i]);
-    if (args.listings != nullptr) atomicAdd(args.arrived + 1, (rf_u32)written);
+    if (args.listings == nullptr) return;
+    atomicAdd(args.arrived + 1, (rf_u32)written);
     __threadfence();
     __syncthreads();
     if (thread == 0) is_last = atomicAdd(args.arrived, 1u) == gridDim.x - 1;
     __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    if (args.listings != nullptr &&
-        thread < passes) { /* entries that nobody wrote are trash, as the host left them */
-        const rf_u32 others = (rf_u32)rf_load(args.count) - __ldcg(args.arrived + 1);
-        atomicAdd(args.digits + thread * DIGITS +
-                      (int)(args.trash >> (thread * RF_DIGIT_BITS) & (DIGITS - 1)),
-                  others);
-        __threadfence();
-    }
-    __syncthreads();
-    for (int pass = 0; pass < passes; pass++) digits_scan(args.digits + pass * DIGITS, of_warps);
+    if (!is_last || thread >= passes) return;
+    __threadfence(); /* entries that nobody wrote are trash, as the host left them */
+    const rf_u32 others = (rf_u32)rf_load(args.count) - __ldcg(args.arrived + 1);
+    atomicAdd(args.digits + thread * DIGITS + (int)(args.trash >> (thread * RF_DIGIT_BITS) & (DIGITS - 1)),
+              others);
 }
 
 /* One over the lookups of a bag that count, where its feature pools by mean. */

@@ -1,5 +1,5 @@
-/* One pass of a stable radix sort of entries by key: they go by RF_DIGIT_BITS bits of it, all digits' places being known
- * from keys.cu. One sweep over the entries: a chunk's counts of digits become places by looking back at the chunks before
+/* One pass of a stable radix sort of entries by key: they go by RF_DIGIT_BITS bits of it, all digits being counted by
+ * keys.cu. One sweep over the entries: a chunk's counts of digits become places by looking back at the chunks before
  * (Adinets and Merrill, "Onesweep: a faster least significant digit radix sort for GPUs", 2022; decoupled look-back:
  * Merrill and Garland, 2016). The order is that of any stable sort, so it does not depend on which block was first.
  *
@@ -20,7 +20,8 @@ enum {
     ITEMS = RF_BACKWARD_ITEMS,
     CHUNK = RF_BACKWARD_CHUNK,
     DIGITS = 1 << RF_DIGIT_BITS,
-    EACH = (DIGITS + BLOCK - 1) / BLOCK /* digits a thread */
+    EACH = (DIGITS + BLOCK - 1) / BLOCK, /* digits a thread */
+    WINDOW = EACH <= 2 ? 8 : EACH <= 4 ? 4 : 2
 };
 
 /* A state: of a chunk and digit, how many entries this chunk has, or all up to it. */
@@ -61,42 +62,70 @@ RF_INLINE rf_u32 block_before(rf_u32 own, rf_u32 *of_warps) {
     return before;
 }
 
-/* Entries of a digit in the chunks before this one: thread t asks for digits t, t + BLOCK, ... */
+/* Entries of a digit in the chunks before this one: thread t asks for digits t, t + BLOCK, ... Chunks that run at once know
+ * only their own counts for a while, so WINDOW of them are asked at a time. */
 RF_INLINE void look_back(const rf_backward_sort_args &args, rf_u32 chunk, const rf_u32 *counts,
                          rf_u32 *before) {
-    bool known[EACH];
-    rf_u32 at[EACH];
-    int open = 0;
+    volatile rf_u32 *const own = (volatile rf_u32 *)args.states + (rf_i64)chunk * DIGITS;
+    int at[EACH]; /* the chunk that is asked next; -1: all is known */
+    bool open = false;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int digit = i * BLOCK + threadIdx.x;
         before[i] = 0;
-        at[i] = chunk;
-        known[i] = digit >= DIGITS || chunk == 0;
-        open += !known[i];
-        if (digit < DIGITS)
-            ((volatile rf_u32 *)args.states)[(rf_i64)chunk * DIGITS + digit] =
-                counts[i] | (chunk == 0 ? STATE_TOTAL : STATE_COUNT);
+        at[i] = digit < DIGITS ? (int)chunk - 1 : -1;
+        open |= at[i] >= 0;
+        if (digit < DIGITS) own[digit] = counts[i] | (chunk == 0 ? STATE_TOTAL : STATE_COUNT);
     }
-    while (open > 0) {
+    while (open) {
+        rf_u32 states[EACH][WINDOW];
+        open = false;
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            if (known[i]) continue;
-            const int digit = i * BLOCK + threadIdx.x;
-            const rf_u32 state = ((volatile rf_u32 *)args.states)[(rf_i64)(at[i] - 1) * DIGITS + digit];
-            if (state == 0) continue;
-            before[i] += state & STATE_VALUE;
-            at[i]--;
-            known[i] = (state & STATE_TOTAL) != 0;
-            open -= known[i];
+#pragma unroll
+            for (int w = 0; w < WINDOW; w++) {
+                const rf_i64 from = (rf_i64)(at[i] - w) * DIGITS + i * BLOCK + threadIdx.x;
+                states[i][w] = at[i] >= w ? ((volatile rf_u32 *)args.states)[from] : 0;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            bool goes_on = at[i] >= 0;
+#pragma unroll
+            for (int w = 0; w < WINDOW; w++) {
+                if (!goes_on || states[i][w] == 0) {
+                    goes_on = false;
+                    continue;
+                }
+                before[i] += states[i][w] & STATE_VALUE;
+                at[i] = states[i][w] & STATE_TOTAL ? -1 : at[i] - 1;
+                goes_on = at[i] >= 0;
+            }
+            open |= at[i] >= 0;
         }
     }
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int digit = i * BLOCK + threadIdx.x;
-        if (digit < DIGITS && chunk > 0)
-            ((volatile rf_u32 *)args.states)[(rf_i64)chunk * DIGITS + digit] =
-                (before[i] + counts[i]) | STATE_TOTAL;
+        if (digit < DIGITS && chunk > 0) own[digit] = (before[i] + counts[i]) | STATE_TOTAL;
+    }
+}
+
+/* Sums of all digits before each one, in shared memory; `counts` in shared or global memory. A barrier follows. */
+RF_INLINE void digits_scan(const rf_u32 *counts, rf_u32 *begins, rf_u32 *of_warps) {
+    rf_u32 own[EACH], sum = 0; /* of neighbouring digits: thread * EACH + i */
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int digit = threadIdx.x * EACH + i;
+        own[i] = digit < DIGITS ? counts[digit] : 0;
+        sum += own[i];
+    }
+    rf_u32 begin = block_before(sum, of_warps);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int digit = threadIdx.x * EACH + i;
+        if (digit < DIGITS) begins[digit] = begin;
+        begin += own[i];
     }
 }
 
@@ -125,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
         values[i] = (RF_VALUE)(first + at);
         if (args.values != nullptr && at < size) values[i] = rf_load(args.values + first + at);
     }
+    digits_scan(args.digits, shared.places, shared.of_warps); /* where a digit's entries begin in all */
     /* Ranks among the entries of the same warp and digit. */
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
@@ -158,20 +188,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
         counts[i] = sum;
     }
     __syncthreads();
-    rf_u32 own[EACH], sum = 0; /* of neighbouring digits: thread * EACH + i */
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int digit = thread * EACH + i;
-        own[i] = digit < DIGITS ? shared.begins[digit] : 0;
-        sum += own[i];
-    }
-    rf_u32 begin = block_before(sum, shared.of_warps);
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int digit = thread * EACH + i;
-        if (digit < DIGITS) shared.begins[digit] = begin;
-        begin += own[i];
-    }
+    digits_scan(shared.begins, shared.begins, shared.of_warps);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
@@ -184,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     for (int i = 0; i < EACH; i++) {
         const int digit = i * BLOCK + thread;
         if (digit < DIGITS)
-            shared.places[digit] = rf_load(args.digits + digit) + before[i] - shared.begins[digit];
+            shared.places[digit] += before[i] - shared.begins[digit];
     }
     __syncthreads(); /* nobody needs counts any more */
 #pragma unroll
