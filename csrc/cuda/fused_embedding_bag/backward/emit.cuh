@@ -43,6 +43,22 @@ struct four_t {
     float of[4];
 };
 
+/* Rows are read and written once: they are to leave the caches before gradients do. */
+RF_INLINE rf_bytes<16> streamed_load(const rf_bytes<16> *from) {
+    const uint4 found = __ldcs((const uint4 *)from);
+    return {{found.x, found.y, found.z, found.w}};
+}
+RF_INLINE rf_bytes<8> streamed_load(const rf_bytes<8> *from) {
+    const uint2 found = __ldcs((const uint2 *)from);
+    return {{found.x, found.y}};
+}
+RF_INLINE void streamed_store(rf_bytes<16> *to, const rf_bytes<16> &from) {
+    __stcs((uint4 *)to, make_uint4(from.word[0], from.word[1], from.word[2], from.word[3]));
+}
+RF_INLINE void streamed_store(rf_bytes<8> *to, const rf_bytes<8> &from) {
+    __stcs((uint2 *)to, make_uint2(from.word[0], from.word[1]));
+}
+
 /* Four columns at `from`, of which `valid` are there; others are 0. Tables change while a kernel runs, gradients do not:
  * those may come through the cache for constant data. */
 template <int DTYPE, bool CONSTANT> RF_INLINE four_t four_load(const rf_u8 *from, int valid) {
@@ -51,7 +67,8 @@ template <int DTYPE, bool CONSTANT> RF_INLINE four_t four_load(const rf_u8 *from
 #if RF_ALIGNED
     if (valid > 0) {
         typedef rf_bytes<4 * BYTES> vector_t;
-        const vector_t found = CONSTANT ? rf_load((const vector_t *)from) : *(const vector_t *)from;
+        const vector_t found =
+            CONSTANT ? rf_load((const vector_t *)from) : streamed_load((const vector_t *)from);
 #pragma unroll
         for (int i = 0; i < 4; i++) to.of[i] = rf_element<DTYPE>::get(found, i);
     }
@@ -70,7 +87,7 @@ template <int DTYPE> RF_INLINE void four_store(rf_u8 *to, const four_t &from, in
         rf_bytes<4 * BYTES> found;
 #pragma unroll
         for (int i = 0; i < 4; i++) rf_element<DTYPE>::set(found, i, from.of[i]);
-        *(rf_bytes<4 * BYTES> *)to = found;
+        streamed_store((rf_bytes<4 * BYTES> *)to, found);
     }
 #else
 #pragma unroll

@@ -105,8 +105,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     if (emit.skip) return;
     const rf_i64 key = run_of(args, count, chunk);
     int others = 0;
-    if (key >= 0)
-        others = __popc(__ballot_sync(RF_FULL_WARP, goes_on(args, count, chunk + 1 + lane, key)));
+    if (key >= 0) others = __popc(__ballot_sync(RF_FULL_WARP, goes_on(args, count, chunk + 1 + lane, key)));
     if (lane == 0) left[warp] = others == FEW ? key : -1;
     if (others > 0 && others < FEW) {
         const rf_backward_matrix &matrix = args.matrices[matrix_of(args, key)];

@@ -21,7 +21,9 @@ enum {
     CHUNK = RF_BACKWARD_CHUNK,
     DIGITS = 1 << RF_DIGIT_BITS,
     EACH = (DIGITS + BLOCK - 1) / BLOCK, /* digits a thread */
-    WINDOW = EACH <= 2 ? 8 : EACH <= 4 ? 4 : 2
+    WINDOW = EACH <= 2   ? 8
+             : EACH <= 4 ? 4
+                         : 2
 };
 
 /* A state: of a chunk and digit, how many entries this chunk has, or all up to it. */
@@ -200,8 +202,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int digit = i * BLOCK + thread;
-        if (digit < DIGITS)
-            shared.places[digit] += before[i] - shared.begins[digit];
+        if (digit < DIGITS) shared.places[digit] += before[i] - shared.begins[digit];
     }
     __syncthreads(); /* nobody needs counts any more */
 #pragma unroll
