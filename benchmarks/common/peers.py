@@ -116,6 +116,46 @@ def fbgemm_module(
     return split
 
 
+def fbgemm_trainer(
+    weights: Sequence[Tensor], index_dtype: torch.dtype, optimizer: str, learning_rate: float, eps: float
+) -> torch.nn.Module:
+    """FBGEMM's training module, a feature for each table [rows, dim] of float32, with its EmbOptimType.
+
+    Updates happen in the backward pass. Where the tables lie one behind another, the module trains them
+    themselves, else copies of them. Called with indices and offsets of `index_dtype`.
+    """
+    with _quiet():
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        cuda = weights[0].device.type == "cuda"
+        location = EmbeddingLocation.DEVICE if cuda else EmbeddingLocation.HOST
+        compute = ComputeDevice.CUDA if cuda else ComputeDevice.CPU
+        index_types = {"embedding_table_index_type": index_dtype, "embedding_table_offset_type": index_dtype}
+        module = SplitTableBatchedEmbeddingBagsCodegen(
+            [(*weight.shape, location, compute) for weight in weights],
+            optimizer=getattr(EmbOptimType, optimizer),
+            learning_rate=learning_rate,
+            eps=eps,
+            stochastic_rounding=False,
+            bounds_check_mode=BoundsCheckMode.NONE,
+            device=weights[0].device,
+            **({} if cuda else index_types),
+        )
+    ends = [weight.data_ptr() + weight.nbytes for weight in weights]
+    if all(end == weight.data_ptr() for end, weight in zip(ends, weights[1:], strict=False)):
+        flat = weights[0].as_strided((sum(weight.numel() for weight in weights),), (1,))
+        (module.weights_dev if cuda else module.weights_host).data = flat
+    else:
+        for table, weight in zip(module.split_embedding_weights(), weights, strict=True):
+            table.detach().copy_(weight)
+    return module
+
+
 def _stay_on_one_thread() -> None:
     """Let this Python thread, alone, run parallel operators by itself."""
     torch.set_num_threads(1)

@@ -1,212 +1,169 @@
-"""Steps of both sides: what is compared, how it is timed, and its tables."""
+"""Whole training steps of the sides, beside one another: measured, and as tables."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from statistics import geometric_mean
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
-from tqdm import tqdm
 
-import recfuse
-from common.checks import check_agreement, relative_error
-from common.report import load_notes, write_results
-from common.table import Table, milliseconds, times
+from common import checks
+from common.calls import EAGER, time_calls
+from common.report import Row, load_notes
+from common.settings import Setting
+from common.table import Table, times
 from recfuse import timing
+from training import stages
+from training.lookups import Batch, Subject
+from training.sides import FBGEMM, LOOP, OPTIMIZERS, PLAIN, RECFUSE, SLOW, Side, make_sides
 
-LEARNING_RATE = 0.01
-LEAST_SAMPLE = 2e-3  # seconds: shorter steps are averaged
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Equal tables, and a batch of each."""
-
-    tables: int
-    batch: int  # bags of a table
-    lookups: int  # of a bag
-    rows: int
-    dim: int
-
-    def __str__(self) -> str:
-        """As in the table."""
-        return f"{self.tables} x {self.batch} x {self.lookups}, {self.rows:,} x {self.dim}"
+FORWARD = ", forward"
+TOLERANCE = 1e-4
+"""Of the changes of the first step, in their norm: sums of float32 in another order, added to values near
+1."""
+PROFILED_STEPS = 8
 
 
 @dataclass
-class Batch:
-    """One batch in the form that each side takes; cut outside of the timed region."""
+class StepRow(Row):
+    """One subject and optimizer."""
 
-    indices: list[Tensor]  # a table each: [batch * lookups] int64
-    offsets: Tensor  # [batch]
-    all_indices: Tensor
-    all_offsets: Tensor  # [tables * batch + 1]
-    grad: Tensor  # [batch, tables * dim], of the output
+    least: stages.Least
+    stages: dict[str, dict[str, float]]
 
-
-def make_batch(shape: Shape, device: str) -> Batch:
-    """Uniform indices."""
-    count = shape.batch * shape.lookups
-    indices = [torch.randint(shape.rows, (count,), device=device) for _ in range(shape.tables)]
-    return Batch(
-        indices,
-        torch.arange(0, count, shape.lookups, device=device),
-        torch.cat(indices),
-        torch.arange(0, shape.tables * count + 1, shape.lookups, device=device),
-        torch.randn(shape.batch, shape.tables * shape.dim, device=device),
-    )
+    def best(self, name: str) -> str:
+        """A graph's replays where there is a graph, else calls."""
+        return name if name in self.result.timings else name + EAGER
 
 
-@dataclass
-class Side:
-    """One of the two that are compared."""
-
-    step: Callable[[Batch], None]
-    weights: Callable[[], Tensor]  # of all tables, [tables * rows, dim]
-
-
-def make_side(
-    forward: Callable[[Batch], Tensor], module: torch.nn.Module, weights: Callable[[], Tensor]
-) -> Side:
-    """A side whose module is trained by SGD."""
-    optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
-
-    def step(batch: Batch) -> None:
-        optimizer.zero_grad()
-        forward(batch).backward(batch.grad)
-        optimizer.step()
-
-    return Side(step, weights)
-
-
-def make_bags(
-    shape: Shape,
-    mode: str,
-    sparse: bool,
-    arguments: argparse.Namespace,
-    kind: type[torch.nn.EmbeddingBag] = torch.nn.EmbeddingBag,
-) -> torch.nn.ModuleList:
-    """Equal tables, the same for every side."""
-    torch.manual_seed(arguments.seed)
-    bags = [
-        kind(shape.rows, shape.dim, mode=mode, sparse=sparse, device=arguments.device)
-        for _ in range(shape.tables)
-    ]
-    return torch.nn.ModuleList(bags)
-
-
-def make_loop(shape: Shape, sparse: bool, arguments: argparse.Namespace) -> Side:
-    """A loop over torch's modules."""
-    bags = make_bags(shape, "sum", sparse, arguments)
-
-    def forward(batch: Batch) -> Tensor:
-        pooled = [bag(indices, batch.offsets) for bag, indices in zip(bags, batch.indices, strict=True)]
-        return torch.cat(pooled, 1)
-
-    return make_side(forward, bags, lambda: torch.cat([bag.weight.detach() for bag in bags]))
-
-
-def make_collection(shape: Shape, sparse: bool, arguments: argparse.Namespace) -> Side:
-    """The same tables as a collection."""
-    bags = make_bags(shape, "sum", sparse, arguments)
-    fused = recfuse.nn.FusedEmbeddingBagCollection.from_embedding_bags(bags)
-    return make_side(
-        lambda batch: fused(batch.all_indices, batch.all_offsets),
-        fused,
-        lambda: torch.cat([table.weight.detach() for table in fused.tables.values()]),
-    )
-
-
-def make_bag(
-    shape: Shape, sparse: bool, arguments: argparse.Namespace, kind: type[torch.nn.EmbeddingBag]
-) -> Side:
-    """One table alone."""
-    bag = make_bags(shape, "mean", sparse, arguments, kind)[0]
-    return make_side(
-        lambda batch: bag(batch.indices[0], batch.offsets), bag, lambda: bag.weight.detach().clone()
-    )
-
-
-def measure(shape: Shape, sparse: bool, alone: bool, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one shape, as it goes into the JSON file."""
-    if alone:
-        sides = {
-            "torch": make_bag(shape, sparse, arguments, torch.nn.EmbeddingBag),
-            "recfuse": make_bag(shape, sparse, arguments, recfuse.nn.EmbeddingBag),
-        }
-    else:
-        sides = {
-            "torch": make_loop(shape, sparse, arguments),
-            "recfuse": make_collection(shape, sparse, arguments),
-        }
-    torch.manual_seed(arguments.seed + 1)
-    batches = [make_batch(shape, arguments.device) for _ in range(arguments.num_batches)]
-    before = sides["torch"].weights()
-    for side in sides.values():
-        side.step(batches[0])
-    right, found = (sides[name].weights() - before for name in ("torch", "recfuse"))
-    error = relative_error(found, right)
-    del before, right, found
-    result = timing.compare(
-        {name: side.step for name, side in sides.items()}, inputs=[(batch,) for batch in batches],
-        rounds=arguments.rounds, min_time=LEAST_SAMPLE, device=arguments.device, progress=False,
+def measure(
+    subject: Subject, kind: str, batches: Sequence[Batch], setting: Setting
+) -> tuple[StepRow, list[str]]:
+    """One subject with one optimizer, with notes."""
+    arguments, device, optimizer = setting.arguments, setting.device, OPTIMIZERS[kind]
+    label = f"{subject.name}, {kind}"
+    sides, notes = make_sides(subject, kind, arguments.sides, device, batches[0].indices.dtype)
+    right = stages.right_changes(subject, batches[0], optimizer)
+    errors, more = checks.checked(
+        setting.parser, label,
+        {name: partial(stages.first_step_error, side, batches[0], right) for name, side in sides.items()},
+        lambda name, error: error, lambda name: TOLERANCE,
     )  # fmt: skip
-    return {
-        **asdict(shape),
-        "sparse": sparse,
-        "alone": alone,
-        "relative_difference": error,
-        "ratio": result.ratio("recfuse", "torch"),
+    del right
+    sides = {name: sides[name] for name in errors}
+    result, failures = time_sides(sides, batches, device, arguments.rounds)
+    kernels = {name: stages.profile(side.step, batches, PROFILED_STEPS) for name, side in sides.items()}
+    row = StepRow(
+        label, result, {}, stages.least(subject, batches, optimizer),
+        {name: stages.by_stage(found) for name, found in kernels.items()},
+    )  # fmt: skip
+    row.record = {
+        "subject": subject.name,
+        "optimizer": kind,
+        "features": len(subject.rows),
+        "rows": sum(subject.rows),
+        "least": row.least.to_json(),
+        "us": {name: timing_.median * 1e6 for name, timing_ in result.timings.items()},
+        "relative_error": errors,
+        "without_graph": failures,
+        "stages_us": {
+            name: {stage: seconds * 1e6 for stage, seconds in found.items()}
+            for name, found in row.stages.items()
+        },
+        "kernels_us": {
+            name: {kernel: seconds * 1e6 for kernel, seconds in found.items()}
+            for name, found in kernels.items()
+        },
         "measured": result.to_json(environment=False),
-        "_name": str(shape),
-        "_comparison": result,
     }
+    return row, [*notes, *more, *(f"{label}, {name}: no graph: {why}" for name, why in failures.items())]
 
 
-def tabulate(records: list[dict[str, Any]], arguments: argparse.Namespace) -> list[Table]:
-    """The table of every shape, and that of the geometric means and the least."""
-    threads = f", {torch.get_num_threads()} threads" if arguments.device == "cpu" else ""
-    each = Table(
-        f"A training step with SGD on {arguments.device}{threads}: ms (median ± IQR of {arguments.rounds})",
-        ["tables x batch x lookups, size of a table", "gradients", "torch", "recfuse", "ratio"],
+def time_sides(
+    sides: dict[str, Side], batches: Sequence[Batch], device: torch.device, rounds: int
+) -> tuple[timing.Comparison, dict[str, str]]:
+    """Steps as graphs and as called, forward passes as graphs; and why there is no graph of something.
+
+    Sides that wait for the device are only called, and take their turns among themselves.
+    """
+    results, failures = [], {}
+    slow = {name: side.step for name, side in sides.items() if name in SLOW}
+    fast = {name: side.step for name, side in sides.items() if name not in SLOW}
+    forward = {name + FORWARD: sides[name].forward for name in fast}
+    if fast:
+        found, failures = time_calls({**fast, **forward}, batches, device, rounds=rounds)
+        results.append(found)
+    if slow:
+        results.append(
+            timing.compare(
+                {name + EAGER: step for name, step in slow.items()}, inputs=[(batch,) for batch in batches],
+                rounds=rounds, device=device, progress=False,
+            )
+        )  # fmt: skip
+    for other in results[1:]:
+        results[0].timings.update(other.timings)
+    return results[0], failures
+
+
+def tabulate(rows: Sequence[StepRow], notes: Sequence[str], rounds: int, speed: float) -> list[Table]:
+    """Steps, ratios, stages and limits."""
+    spread = f"(median ± IQR of {rounds})"
+    columns = {
+        f"{LOOP}, as called": LOOP + EAGER,
+        f"{PLAIN}, as called": PLAIN + EAGER,
+        f"{FBGEMM}, as called": FBGEMM + EAGER,
+        f"{RECFUSE}, as called": RECFUSE + EAGER,
+        FBGEMM: FBGEMM,
+        RECFUSE: RECFUSE,
+    }
+    steps = Table(f"us a step as a CUDA graph, and as called {spread}", ["subject, optimizer", *columns])
+    pairs = {
+        f"{RECFUSE} over {FBGEMM}": (RECFUSE, FBGEMM),
+        f"{RECFUSE} over {FBGEMM}, as called": (RECFUSE + EAGER, FBGEMM + EAGER),
+        f"{PLAIN} over {LOOP}": (PLAIN + EAGER, LOOP + EAGER),
+        f"{RECFUSE} over {LOOP}": (RECFUSE + EAGER, LOOP + EAGER),
+    }
+    faster = Table("How many times faster is a step", ["subject, optimizer", *pairs])
+    parts = Table(
+        f"us of kernels by stage, in {PROFILED_STEPS} steps",
+        ["subject, optimizer", "side", *stages.STAGES, "sum"],
     )
-    comparisons = [record.pop("_comparison") for record in records]
-    for record, result in zip(records, comparisons, strict=True):
-        name = ("one bag: " if record["alone"] else "") + record.pop("_name")
-        each.rows.append(
-            [
-                name,
-                "sparse" if record["sparse"] else "dense",
-                *(milliseconds(result[side]) for side in ("torch", "recfuse")),
-                times(record["ratio"]),
-            ]
-        )
-    worst = max(record["relative_difference"] for record in records)
-    each.notes = [f"Largest difference between two first steps: {worst:.1e} of the largest change."]
-    each.notes += load_notes(comparisons)
-    means = Table("recfuse is faster", ["", "geometric mean", "least"])
-    for name, alone in (("collections", False), ("one bag", True)):
-        ratios = [record["ratio"] for record in records if record["alone"] == alone]
-        if ratios:
-            means.rows.append([name, times(geometric_mean(ratios)), times(min(ratios))])
-    return [each, means]
-
-
-def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Run the comparison."""
-    cases = [
-        (shape, sparse, alone)
-        for alone, shapes in ((False, arguments.shapes), (True, arguments.alone))
-        for shape in shapes
-        for sparse in (False, True)
+    limits = Table(
+        f"The limit: least bytes at copy speed, {speed / 1e12:.2f} TB/s",
+        ["subject, optimizer", "side", "lookups", "rows in use", "MB forward", "MB backward",
+         "us, least, backward", "us backward", "share, backward", "share, step"],
+    )  # fmt: skip
+    for row in rows:
+        steps.rows.append([row.label, *(row.cell(name) for name in columns.values())])
+        faster.rows.append([row.label, *(times(row.ratio(*pair)) for pair in pairs.values())])
+        for name, found in row.stages.items():
+            if found:
+                cells = [*found.values(), sum(found.values())]
+                parts.rows.append([row.label, name, *(f"{cell * 1e6:.1f}" for cell in cells)])
+        limits.rows += [
+            limit_cells(row, name, speed)
+            for name in (RECFUSE, FBGEMM)
+            if row.best(name) in row.result.timings
+        ]
+    steps.notes = [
+        f"{PLAIN}: recfuse's collection with sparse gradients and torch's own optimizer. It and {LOOP} wait "
+        "for the device in each step, and have no graph.",
+        *dict.fromkeys(notes),
+        *load_notes(row.result for row in rows),
     ]
-    records = [measure(*case, arguments) for case in tqdm(cases, desc="shapes", leave=False)]
-    tables = tabulate(records, arguments)
-    for table in tables:
-        table.show(arguments.markdown)
-    write_results(arguments.json, tables, {"measured": records}, arguments.device)
-    check_agreement(parser, [record["relative_difference"] for record in records], 1e-3)
+    limits.notes = ["us backward: of a step less those of its forward pass, both as graphs where there are."]
+    return [steps, faster, *([parts] if parts.rows else []), limits]
+
+
+def limit_cells(row: StepRow, name: str, speed: float) -> list[str]:
+    """A row of the table of limits."""
+    step, forward = (row.us(row.best(each)) for each in (name, name + FORWARD))
+    least, backward = row.least, step - forward
+    bound = least.backward_bytes / speed * 1e6
+    whole = (least.forward_bytes + least.backward_bytes) / speed * 1e6
+    return [
+        row.label, name, f"{least.lookups:,.0f}", f"{least.unique_rows:,.0f}",
+        *(f"{size / 1e6:.1f}" for size in (least.forward_bytes, least.backward_bytes)),
+        f"{bound:.1f}", f"{backward:.1f}", f"{bound / backward:.0%}", f"{whole / step:.0%}",
+    ]  # fmt: skip

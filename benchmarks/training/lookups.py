@@ -1,0 +1,155 @@
+"""Tables and batches of the training benchmark on a GPU, by name: NAME-SIZE, the size that of a batch.
+
+A-512, D-512      models of RecFlex, int32 indices
+mlperf-2048       MLPerf's 26 tables of Criteo, several lookups a sample, int64 indices
+dynamicemb-104857 ten tables, one lookup a sample, int64 indices
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from common.peers import Part
+from recfuse.data import workloads
+
+MLPERF_ROWS = (
+    40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155,
+    4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
+)  # fmt: skip
+MLPERF_LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+"""A sample, of each table."""
+MLPERF_SKEW = 5  # rank = u ** 5 * rows
+DYNAMICEMB_TABLES = 10
+DYNAMICEMB_EXPONENT = 1.079
+"""Published: a power law of 1.05 over 25 million rows a table, and 350,280 different rows in a batch. Among 8
+million rows this exponent gives as many."""
+DIM = 128  # of both
+_SCATTER = 2654435761  # a prime: ranks times it, modulo the rows, are the rows in another order
+
+
+@dataclass
+class Batch:
+    """One batch, feature by feature, and the gradient of its output."""
+
+    indices: Tensor  # [lookups]
+    offsets: Tensor  # [features * size + 1], of the same type
+    lookups: list[int]  # of each feature
+    size: int
+    grad: Tensor  # [size, columns] float32
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """Of each feature the indices and offsets [size], counted from its own first lookup."""
+        starts = self.offsets[:-1].view(-1, self.size)
+        return list(zip(self.indices.split(self.lookups), (starts - starts[:, :1]).unbind(), strict=True))
+
+
+class Subject:
+    """Tables, one a feature, and batches for them."""
+
+    def __init__(self, name: str, rows: Sequence[int], dims: Sequence[int], size: int) -> None:
+        """`size`: samples of a batch."""
+        self.name, self.rows, self.dims, self.size = name, list(rows), list(dims), size
+
+    def lookups(self, seed: int, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
+        """indices, offsets and the lookups of each feature of a batch."""
+        raise NotImplementedError
+
+    def batches(self, count: int, seed: int, device: torch.device) -> list[Batch]:
+        """Different ones; on one seed the same."""
+        with ThreadPoolExecutor(min(count, os.cpu_count() or 1)) as pool:
+            found = list(pool.map(lambda number: self.lookups(seed + number, device), range(count)))
+        generator = torch.Generator(device).manual_seed(seed)
+        shape = self.size, sum(self.dims)
+        grads = [torch.randn(shape, device=device, generator=generator) for _ in found]
+        return [Batch(*each, self.size, grad) for each, grad in zip(found, grads, strict=True)]
+
+
+class ModelSubject(Subject):
+    """One of RecFlex's models."""
+
+    def __init__(self, name: str, size: int, seed: int) -> None:
+        """`name`: as `recfuse.workloads.model` takes it."""
+        self._model = workloads.model(name, seed=seed)
+        super().__init__(f"{name}-{size}", self._model.rows, self._model.dims, size)
+
+    def lookups(self, seed: int, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
+        """Of the published lengths."""
+        arrays = self._model.batch(self.size, seed)
+        indices, offsets = (torch.from_numpy(array).to(device) for array in arrays)
+        firsts = arrays.offsets[:: self.size]
+        return indices, offsets, (firsts[1:] - firsts[:-1]).tolist()
+
+
+class RankedSubject(Subject):
+    """Tables whose bags have a fixed number of lookups; which rows are hot is scattered over a table."""
+
+    def __init__(self, name: str, rows: Sequence[int], pooling: Sequence[int], size: int) -> None:
+        """`pooling`: lookups a sample, of each table."""
+        super().__init__(f"{name}-{size}", rows, [DIM] * len(rows), size)
+        self._pooling = list(pooling)
+
+    def ranks(self, uniform: Tensor, rows: int) -> Tensor:
+        """How hot the rows of lookups are, from 0, of uniform numbers in [0, 1)."""
+        raise NotImplementedError
+
+    def lookups(self, seed: int, device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
+        """Made on the device."""
+        generator = torch.Generator(device).manual_seed(seed)
+        counts = [self.size * each for each in self._pooling]
+        parts = []
+        for rows, count in zip(self.rows, counts, strict=True):
+            uniform = torch.rand(count, device=device, generator=generator, dtype=torch.float64)
+            ranks = self.ranks(uniform, rows).long().clamp_(0, rows - 1)
+            parts.append(ranks * _SCATTER % rows)
+        lengths = torch.tensor(self._pooling, device=device).repeat_interleave(self.size)
+        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        return torch.cat(parts), offsets, counts
+
+
+class MlperfSubject(RankedSubject):
+    """MLPerf's DLRM with several lookups a sample."""
+
+    def __init__(self, size: int, most_rows: int) -> None:
+        """`most_rows`: of a table."""
+        rows = [min(each, most_rows) for each in MLPERF_ROWS]
+        super().__init__("mlperf", rows, MLPERF_LOOKUPS, size)
+
+    def ranks(self, uniform: Tensor, rows: int) -> Tensor:
+        """Skewed."""
+        return uniform**MLPERF_SKEW * rows
+
+
+class DynamicembSubject(RankedSubject):
+    """The case that NVIDIA publishes of dynamicemb: not pooled."""
+
+    def __init__(self, size: int, rows: int) -> None:
+        """`rows`: of a table."""
+        super().__init__("dynamicemb", [rows] * DYNAMICEMB_TABLES, [1] * DYNAMICEMB_TABLES, size)
+
+    def ranks(self, uniform: Tensor, rows: int) -> Tensor:
+        """A power law's quantiles."""
+        power = 1 - DYNAMICEMB_EXPONENT
+        return (1 + uniform * math.expm1(power * math.log(rows))) ** (1 / power) - 1
+
+
+def make_subject(text: str, seed: int, rows_cap: int, dynamicemb_rows: int) -> Subject:
+    """The subject of a name; ValueError where there is none."""
+    name, _, size = text.rpartition("-")
+    if not (size.isascii() and size.isdigit() and int(size) > 0):
+        raise ValueError(
+            f"subject is {text!r}, must be NAME-SIZE, such as A-512, mlperf-2048, dynamicemb-104857"
+        )
+    if name == "mlperf":
+        return MlperfSubject(int(size), rows_cap)
+    if name == "dynamicemb":
+        return DynamicembSubject(int(size), dynamicemb_rows)
+    return ModelSubject(name, int(size), seed)
