@@ -6,6 +6,9 @@ same mini-batches, in inference mode, and their outputs are compared. It runs on
 
 On a GPU: the model of Jain et al. (MICRO'24) with 250 tables at every level of hotness and in their
 mixes, eager and under torch.compile.
+
+--train: training steps instead, with SGD, before and after recfuse.swap, and with the optimizer of the tables
+fused into the backward pass.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 import torch
 
 from common.settings import dashed, make_parser, positive, start
-from dlrm import cpu, gpu
+from dlrm import cpu, gpu, train
 from recfuse import info
 from recfuse.data import traces
 
@@ -47,6 +50,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+# The same with --train: fewer lookups, whose gradients torch keeps one by one; on a GPU MLPerf's layers.
+TRAIN_DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {"num_indices_per_lookup": 20, "num_batches": 21},
+    "cuda": {
+        "arch_embedding_size": [1_000_000] * 26,
+        "arch_mlp_bot": [13, 512, 256, 128],
+        "arch_mlp_top": [1024, 1024, 512, 256, 1],
+        "num_indices_per_lookup": 20,
+        "trace": "medium",
+    },
+}
 # What to say where the device was chosen for the user.
 OTHER = {"cpu": "torch finds no GPU.", "cuda": "--device cpu runs on the CPU."}
 
@@ -91,6 +105,11 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         help=f"on a GPU: how many tables (default: {gpu.MOST_TABLES}, or as many as its memory holds)",
     )  # fmt: skip
     parser.add_argument("--no-compile", action="store_true", help="on a GPU: leave torch.compile out")
+    parser.add_argument(
+        "--train",
+        action="store_true",
+        help="time training steps (defaults: 20 lookups, on a GPU 26 tables)",
+    )
     parser.set_defaults(device=None)
     arguments = parser.parse_args()
     chosen = arguments.device is None
@@ -98,7 +117,8 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         arguments.device = "cuda" if torch.cuda.is_available() else "cpu"
     start(parser, arguments)
     print(f"Running on {device_name(arguments.device)}" + (f"; {OTHER[arguments.device]}" if chosen else ""))
-    for name, value in DEFAULTS[arguments.device].items():
+    defaults = {**DEFAULTS[arguments.device], **(TRAIN_DEFAULTS[arguments.device] if arguments.train else {})}
+    for name, value in defaults.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
     if arguments.device == "cuda":
@@ -120,7 +140,7 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
 def main() -> None:
     """Run the benchmark."""
     parser, arguments = parse_arguments()
-    room = gpu if arguments.device == "cuda" else cpu
+    room = train if arguments.train else gpu if arguments.device == "cuda" else cpu
     room.run(parser, arguments)
 
 

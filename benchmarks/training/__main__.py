@@ -58,7 +58,8 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     add_num_batches(parser)
     parser.add_argument(
         "--figures", type=comma_list,
-        help=f"what to measure, of {', '.join(FIGURES)}; host: on a GPU (default: steps; on a GPU steps,host)",
+        help=f"what to measure, of {', '.join(FIGURES)} (default: steps; on a GPU, which alone has host, "
+        "steps,host)",
     )  # fmt: skip
     parser.add_argument("--steps", type=positive, default=1000, help="of convergence (default: 1000)")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write each figure as a PNG")
@@ -67,8 +68,7 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         "--shapes",
         type=comma_list,
         default="26x128x1,26x2048x1,26x512x20,26x512x20x100000,500x256x1",
-        help="tables x bags x lookups of a bag (x rows of a table), with commas between "
-        "(default: %(default)s)",
+        help="tables x bags x lookups of a bag (x rows of a table), commas between (default: %(default)s)",
     )
     group.add_argument("--rows", type=positive, default=10_000, help="of a table (default: 10000)")
     group.add_argument("--dim", type=positive, default=64, help="default: 64")

@@ -158,7 +158,8 @@ def tabulate(rows: Sequence[StepRow], notes: Sequence[str], rounds: int, speed: 
 
 def limit_cells(row: StepRow, name: str, speed: float) -> list[str]:
     """A row of the table of limits."""
-    step, forward = (row.us(row.best(each)) for each in (name, name + FORWARD))
+    mode = row.best(name).removeprefix(name)  # of both: the difference is the backward pass
+    step, forward = (row.us(each + mode) for each in (name, name + FORWARD))
     least, backward = row.least, step - forward
     bound = least.backward_bytes / speed * 1e6
     whole = (least.forward_bytes + least.backward_bytes) / speed * 1e6

@@ -271,7 +271,7 @@ def dlrm(monkeypatch):
         try:
             parser, arguments = script.parse_arguments()
             arguments.device = "cpu"
-            module("dlrm.gpu").run(parser, arguments)
+            module("dlrm.train" if arguments.train else "dlrm.gpu").run(parser, arguments)
         except SystemExit as stopped:
             return stopped.code
         return 0
@@ -308,6 +308,20 @@ def test_the_two_models_share_one_set_of_weights(dlrm):
     for name in ("bot_l", "top_l"):
         pairs = zip(getattr(model, name).parameters(), getattr(swapped, name).parameters(), strict=True)
         assert all(one is other for one, other in pairs)
+
+
+def test_training_steps_at_every_trace(dlrm, tmp_path, capsys):
+    target = tmp_path / "train.json"
+    assert dlrm("--train", "--trace", "low,mix2", "--json", target, "--markdown") == 0
+    output, record = capsys.readouterr().out, json.loads(target.read_text())
+    assert list(record["measured"]) == ["low", "mix2"]
+    for level, found in record["measured"].items():
+        timings = found["timings"]
+        assert list(timings) == ["nn.EmbeddingBag", "recfuse, torch.optim", "recfuse", "recfuse graph"]
+        assert list(timings["recfuse"]["stages"]) == ["forward", "backward", "optimizer"]
+        assert record["differences"][level] < 1e-5
+    assert "| mix2, optimizer |" in output and "| low, step |" in output
+    assert "nn.EmbeddingBag in a loop, training in 2 cases, outputs " in output.rstrip().splitlines()[-1]
 
 
 def test_a_model_that_computes_something_else_ends_the_run(dlrm, monkeypatch, tmp_path):

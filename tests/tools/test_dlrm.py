@@ -179,6 +179,31 @@ def test_dlrm_ends_with_status_1_when_the_outputs_differ(run, capsys, monkeypatc
     assert "the outputs do not agree" in capsys.readouterr().err
 
 
+def test_dlrm_trains(run, tmp_path, capsys):
+    target = tmp_path / "train.json"
+    assert run("dlrm", *TINY_DLRM, "--train", "--markdown", "--json", target) == 0
+    output, record = capsys.readouterr().out, json.loads(target.read_text())
+    for stage in ("forward", "backward", "optimizer", "step"):
+        assert f"| medium, {stage} |" in output
+    timings = record["measured"]["medium"]["timings"]
+    assert set(timings) == {"nn.EmbeddingBag", "recfuse, torch.optim", "recfuse"}
+    assert record["differences"]["medium"] < 1e-5
+    assert "nn.EmbeddingBag in a loop, training, outputs " in output.rstrip().splitlines()[-1]
+
+
+def test_dlrm_says_when_a_model_learns_something_else(run, capsys, monkeypatch):
+    real_swap = recfuse.swap
+
+    def bad_swap(model, optimizers, **options):
+        report = real_swap(model, optimizers=optimizers, **options)
+        optimizers[0].param_groups[0]["lr"] *= 2
+        return report
+
+    monkeypatch.setattr(recfuse, "swap", bad_swap)
+    assert run("dlrm", *TINY_DLRM, "--train") == 1
+    assert "the outputs do not agree" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -281,7 +306,7 @@ def test_fused_embedding_bag_compares_models(run, small_models, tmp_path, capsys
     assert "geometric mean" in capsys.readouterr().out
 
 
-TINY_TRAINING = ["--shapes", "3x4x1,2x5x3", "--rows", 40, "--dim", 4, "--bag", "3x7", "--bag-rows", "30"]
+TINY_TRAINING = ["--shapes", "3x4x1,2x5x3x50", "--rows", 40, "--dim", 4, "--bag", "3x7", "--bag-rows", "30"]
 
 
 def test_training_compares_steps(run, tmp_path, capsys):
@@ -292,14 +317,19 @@ def test_training_compares_steps(run, tmp_path, capsys):
     assert found == [
         (3, 40, False, False),
         (3, 40, True, False),
-        (2, 40, False, False),
-        (2, 40, True, False),
+        (2, 50, False, False),
+        (2, 50, True, False),
         (1, 30, False, True),
         (1, 30, True, True),
     ]
     for entry in entries:
         assert 0 <= entry["relative_difference"] < 1e-3
-        assert entry["ratio"] > 0
+        sides = {
+            "torch",
+            "recfuse, torch.optim",
+            *(["recfuse"] if entry["sparse"] and hasattr(recfuse, "optim") else []),
+        }
+        assert set(entry["measured"]["timings"]) == sides == {"torch", *entry["ratios"]}
         assert {len(side["samples_s"]) for side in entry["measured"]["timings"].values()} == {2}
     output = capsys.readouterr().out
     assert "geometric mean" in output and "one bag: 1 x 3 x 7, 30 x 4" in output
@@ -341,7 +371,7 @@ def test_a_missing_peer_is_reported_and_left_out(run, monkeypatch, capsys):
         ("fused_embedding_bag", ["--models", "Z"], "--models: "),
         ("fused_embedding_bag", ["--plot", "/nowhere/a.png"], "/nowhere is not a folder"),
         ("training", ["--device", "cuda"], "torch finds no GPU"),
-        ("training", ["--shapes", "3x4"], "needs 3 integers"),
+        ("training", ["--shapes", "3x4"], "needs 3 or 4 integers"),
         ("training", ["--bag", "3xA"], "needs an integer of at least 1"),
         ("training", ["--shapes", "", "--bag-rows", ""], "both empty"),
         ("show", [__file__], "not a result file"),
