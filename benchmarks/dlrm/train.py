@@ -116,8 +116,11 @@ def measure(
         name: lambda number, side=side: side(*inputs[number]) for name, side in sides.items()
     }
     if not isinstance(arguments.trace, str):
-        graphs = [sides[CANDIDATE].graphed(*each) for each in inputs]
-        timed[GRAPH] = lambda number: graphs[number]()
+        try:
+            graphs = [sides[CANDIDATE].graphed(*each) for each in inputs]
+            timed[GRAPH] = lambda number: graphs[number]()
+        except RuntimeError as error:
+            print(f"No graph of a step: {str(error).partition(chr(10))[0]}")
     result = timing.compare(
         timed, inputs=[(number,) for number in range(len(inputs))], rounds=arguments.num_batches,
         device=arguments.device, label=f"DLRM training {level}",

@@ -82,7 +82,7 @@ def fitting_rows(wanted: int, kind: str, sides: Sequence[str], device: torch.dev
     holders = [name for name in sides if there[name]]
     # All train the same tables; FBGEMM allocates its own before it is given these.
     floats = DIM * (2 if FBGEMM in holders else 1) + optimizer.states(DIM) * len(holders)
-    free = torch.cuda.mem_get_info(device)[0] - (16 << 30)  # batches, outputs, gradients
+    free = torch.cuda.mem_get_info(device)[0] - (24 << 30)  # batches, graphs' outputs, gradients
     return max(1, min(wanted, free // (4 * floats * DYNAMICEMB_TABLES)))
 
 
@@ -90,15 +90,17 @@ def figure_steps(setting: Setting, speed: float, report: Report) -> Figure:
     """Every subject with every optimizer; what was measured is kept after each."""
     arguments, rows, notes = setting.arguments, [], []
     for name in tqdm(arguments.subjects, desc="subjects", leave=False):
+        batches, batches_rows = [], None
         for kind in arguments.optimizers:
             fits = fitting_rows(arguments.dynamicemb_rows, kind, arguments.sides, setting.device)
             subject = make_subject(name, arguments.seed, arguments.rows_cap, fits)
-            batches = subject.batches(arguments.num_batches, arguments.seed + 1, setting.device)
+            if subject.rows != batches_rows:
+                batches = subject.batches(arguments.num_batches, arguments.seed + 1, setting.device)
+                batches_rows = subject.rows
             row, more = measure(subject, kind, batches, setting)
             rows.append(row)
             notes += more
             report.add(row.label, [], row.record)
-            del batches
             release(setting.device)
     return Figure(tabulate(rows, notes, arguments.rounds, speed), {}, [row.label for row in rows])
 
