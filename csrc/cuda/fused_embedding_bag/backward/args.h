@@ -23,8 +23,10 @@
 
 enum {
     RF_BACKWARD_BLOCK = 256, /* threads */
-    RF_BACKWARD_ITEMS = 16, /* entries a thread of keys.cu and sort.cu */
-    RF_BACKWARD_CHUNK = RF_BACKWARD_BLOCK * RF_BACKWARD_ITEMS, /* entries a block of them */
+    RF_BACKWARD_SORT_BLOCK = 512, /* threads of sort.cu */
+    RF_BACKWARD_ITEMS = 8, /* entries of each */
+    RF_BACKWARD_CHUNK =
+        RF_BACKWARD_SORT_BLOCK * RF_BACKWARD_ITEMS, /* entries a block of it, and of keys.cu at most */
     RF_BACKWARD_MOST_PASSES = 6, /* of the sort */
     RF_BACKWARD_MOST_DIGIT_BITS = 11, /* of a pass */
     RF_BACKWARD_MOST_ROWS_CHUNK = 1024, /* entries a block of rows.cu, at most */
@@ -120,11 +122,11 @@ typedef struct rf_backward_sort_args {
 RF_SIZE_IS(rf_backward_sort_args, 80);
 
 /* Shared memory of a block of sort.cu: counts a warp and digit, or entries; two numbers a digit; a few. */
-#define RF_BACKWARD_SORT_SHARED(digits, entry_bytes)                            \
-    ((RF_BACKWARD_BLOCK / 32 * 2 * (digits) > RF_BACKWARD_CHUNK * (entry_bytes) \
-          ? RF_BACKWARD_BLOCK / 32 * 2 * (digits)                               \
-          : RF_BACKWARD_CHUNK * (entry_bytes)) +                                \
-     2 * 4 * (digits) + RF_BACKWARD_BLOCK / 32 * 4 + 16)
+#define RF_BACKWARD_SORT_SHARED(digits, entry_bytes)                                 \
+    ((RF_BACKWARD_SORT_BLOCK / 32 * 2 * (digits) > RF_BACKWARD_CHUNK * (entry_bytes) \
+          ? RF_BACKWARD_SORT_BLOCK / 32 * 2 * (digits)                               \
+          : RF_BACKWARD_CHUNK * (entry_bytes)) +                                     \
+     2 * 4 * (digits) + RF_BACKWARD_SORT_BLOCK / 32 * 4 + 16)
 
 /* Shared memory of a block of rows.cu: keys, values and factors of a chunk, rows found before each; parts of sums. */
 #define RF_BACKWARD_ROWS_SHARED(chunk, key_bytes, value_bytes, vectors)                                  \
@@ -153,5 +155,15 @@ typedef struct rf_backward_rows_args {
     rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
 } rf_backward_rows_args;
 RF_SIZE_IS(rf_backward_rows_args, 912);
+
+/* listed.cu */
+typedef struct rf_backward_listed_args {
+    RF_BACKWARD_ADDRESS(const rf_i64) rows; /* [count] */
+    RF_BACKWARD_ADDRESS(const rf_u8) sums; /* [count, dim] */
+    rf_i64 count;
+    rf_emit_args emit;
+    rf_backward_matrix matrix; /* first_row 0 */
+} rf_backward_listed_args;
+RF_SIZE_IS(rf_backward_listed_args, 88);
 
 #endif

@@ -127,12 +127,13 @@ static rf_status launch(launcher *by, rf__backward_kernel number, int64_t blocks
     rf__backward_variant variant = *by->variant;
     variant.dynamic_shared = (int32_t)shared_bytes;
     RF_CHECK(rf__backward_kernel_get(by->device, &variant, number, &kernel));
-    const rf__launch_config config = {.function = kernel->function,
-                                      .grid = {(uint32_t)blocks, (uint32_t)slices},
-                                      .block = {RF_BACKWARD_BLOCK},
-                                      .shared_bytes = (uint32_t)shared_bytes,
-                                      .programmatic = by->behind,
-                                      .stream = by->stream};
+    const rf__launch_config config = {
+        .function = kernel->function,
+        .grid = {(uint32_t)blocks, (uint32_t)slices},
+        .block = {number == RF__BACKWARD_SORT ? RF_BACKWARD_SORT_BLOCK : RF_BACKWARD_BLOCK},
+        .shared_bytes = (uint32_t)shared_bytes,
+        .programmatic = by->behind,
+        .stream = by->stream};
     by->behind = true;
     return rf__launch(by->device, &config, args);
 }

@@ -3,7 +3,8 @@
  * From file to file: entry.c, the functions of recfuse.h; problem.c, what is looked up and what becomes of a row; backward.c,
  * sizes, workspace and the order of launches; kernel.c, variants of kernels; small.c, tables that fit in shared memory.
  * On the device, general path: keys.cu (and shifts.cu) makes entries of lookups, sort.cu sorts them by row, rows.cu and
- * joins.cu pool them row by row (unique.cu counts the rows of a listed gradient). Small tables: lists.cu, staged.cu. Either
+ * joins.cu pool them row by row (unique.cu counts the rows of a listed gradient).
+ * listed.cu updates rows whose sums are given. Small tables: lists.cu, staged.cu. Either
  * ends in emit.cuh. */
 #ifndef RECFUSE_CUDA_BACKWARD_H
 #define RECFUSE_CUDA_BACKWARD_H
@@ -41,6 +42,7 @@ typedef enum rf__backward_kernel {
     RF__BACKWARD_SUM_ROWS,
     RF__BACKWARD_ROWS,
     RF__BACKWARD_JOINS,
+    RF__BACKWARD_LISTED,
     RF__BACKWARD_KERNELS
 } rf__backward_kernel;
 
@@ -50,7 +52,8 @@ typedef struct rf__backward_variant {
     int32_t index_type, offset_type;
     int32_t wide_keys, wide_values; /* of 64 bits */
     int32_t digit_bits, entries; /* RF_ENTRIES_... */
-    int32_t grad_dtype, weight_dtype, emit, round, aligned, vectors;
+    int32_t grad_dtype, weight_dtype, emit, round, aligned;
+    int32_t vectors; /* 0: the kernel knows */
     int32_t dynamic_shared;
 } rf__backward_variant;
 
@@ -59,6 +62,9 @@ rf_status rf__backward_kernel_get(const rf__cuda_device *device, const rf__backw
                                   rf__backward_kernel number, const rf__kernel **kernel);
 /* Compiles what training with float32 tables takes, into the cache. */
 RF__SHARED rf_status rf__backward_compile(const char *arch);
+
+/* Whether a matrix and its states can be read and written by four columns at once; optimizer -1: a gradient. */
+bool rf__backward_aligned(const rf_backward_matrix *matrix, rf_dtype dtype, int32_t optimizer);
 
 /* Elements of the features' descriptions, on the device. */
 typedef struct rf__backward_features {

@@ -96,3 +96,42 @@ out:
     free(matrix_of);
     return status;
 }
+
+rf_status rf_rows_update_cuda(const rf_rows_update_params *params, const rf_cuda_stream *stream) {
+    static const char operator_name[] = "rows_update";
+    const rf__cuda_device *device = NULL;
+    const rf__kernel *kernel = NULL;
+    const rf_update_matrix *matrix = &params->matrix;
+    RF_CHECK(rf__check_rows_update(operator_name, params));
+    if (params->count == 0 || matrix->rows == 0 || matrix->dim == 0) return RF_OK;
+    RF_CHECK(rf__cuda_device_get(stream->device, &device));
+    const rf_backward_listed_args args = {
+        .rows = (uintptr_t)params->rows,
+        .sums = (uintptr_t)params->sums,
+        .count = params->count,
+        .emit = {(uintptr_t)params->update.numbers, params->update.seed},
+        .matrix = {.weight = (uintptr_t)matrix->weight,
+                   .states = {(uintptr_t)matrix->states[0], (uintptr_t)matrix->states[1]},
+                   .rows = matrix->rows,
+                   .dim = (int32_t)matrix->dim}};
+    const int64_t sums_bytes = 4 * rf__dtype_bytes(params->sums_dtype);
+    const rf__backward_variant variant = {
+        .grad_dtype = (int32_t)params->sums_dtype,
+        .weight_dtype = (int32_t)matrix->dtype,
+        .emit = (int32_t)params->update.optimizer + 1,
+        .round = params->update.stochastic_rounding && matrix->dtype != RF_FLOAT32,
+        .aligned = rf__backward_aligned(&args.matrix, matrix->dtype, params->update.optimizer) &&
+                   (uintptr_t)params->sums % (uint64_t)sums_bytes == 0};
+    int64_t lanes = 1;
+    while (lanes < RF_BACKWARD_LANES && 4 * lanes < matrix->dim) lanes *= 2;
+    const int64_t groups = RF_BACKWARD_BLOCK / lanes, blocks = (params->count + groups - 1) / groups;
+    RF__REFUSE_IF(blocks > INT32_MAX, RF_ERR_UNSUPPORTED, RF__I64 " rows of " RF__I64 " columns at once",
+                  params->count, matrix->dim);
+    RF_CHECK(rf__backward_kernel_get(device, &variant, RF__BACKWARD_LISTED, &kernel));
+    const rf__launch_config launch = {.function = kernel->function,
+                                      .grid = {(uint32_t)blocks},
+                                      .block = {RF_BACKWARD_BLOCK},
+                                      .stream = stream->stream};
+    RF_CHECK(rf__cuda_enter(device));
+    return rf__cuda_leave_with(rf__launch(device, &launch, &args));
+}

@@ -46,19 +46,19 @@ RF_INLINE void parts_add(const rf_backward_rows_args &args, const groups_t &grou
     }
 }
 
-/* By one group. */
+/* By one group; `others`: sums of the chunks behind. */
 RF_INLINE void run_emit(const rf_backward_rows_args &args, const rf_emit_t &emit, const groups_t &groups,
-                        const rf_backward_matrix &matrix, rf_i64 chunk, rf_i64 key, row_t &row,
-                        const four_t *others) {
-    four_t sums[RF_VECTORS] = {};
+                        const rf_backward_matrix &matrix, rf_i64 chunk, rf_i64 key, const four_t *others) {
+    ready_t<1> ready = {};
 #pragma unroll
     for (int v = 0; v < RF_VECTORS; v++) {
-        if (valid_of(groups, v) > 0) part_add(partial_of(args, chunk, 1, column_of(groups, v)), sums[v]);
+        if (valid_of(groups, v) > 0)
+            part_add(partial_of(args, chunk, 1, column_of(groups, v)), ready.sums[0][v]);
 #pragma unroll
-        for (int k = 0; k < 4; k++) sums[v].of[k] += others[v].of[k];
+        for (int k = 0; k < 4; k++) ready.sums[0][v].of[k] += others[v].of[k];
     }
-    row_emit(args, emit, matrix, groups, key, args.bases != nullptr ? args.bases[chunk + 1] - 1 : 0, row,
-             sums);
+    row_emit(args, emit, matrix, groups, (RF_KEY)key, args.bases != nullptr ? args.bases[chunk + 1] - 1 : 0,
+             ready);
 }
 
 /* A run in so many other chunks, by the block. */
@@ -80,8 +80,6 @@ RF_INLINE void long_run(const rf_backward_rows_args &args, const rf_emit_t &emit
         part_store(parts + 4 * ((v * groups.count + groups.group) * groups.lanes + groups.lane), sums[v]);
     __syncthreads();
     if (groups.group == 0) {
-        row_t row;
-        row_load(matrix, groups, key, row);
 #pragma unroll
         for (int v = 0; v < RF_VECTORS; v++) sums[v] = four_t{};
         for (int group = 0; group < groups.count && group * share < others; group++) {
@@ -89,7 +87,7 @@ RF_INLINE void long_run(const rf_backward_rows_args &args, const rf_emit_t &emit
             for (int v = 0; v < RF_VECTORS; v++)
                 part_add(parts + 4 * ((v * groups.count + group) * groups.lanes + groups.lane), sums[v]);
         }
-        run_emit(args, emit, groups, matrix, chunk, key, row, sums);
+        run_emit(args, emit, groups, matrix, chunk, key, sums);
     }
     __syncthreads();
 }
@@ -111,11 +109,9 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
         const rf_backward_matrix &matrix = args.matrices[matrix_of(args, key)];
         const groups_t groups = groups_of(matrix.dim);
         if (lane < groups.lanes) {
-            row_t row;
-            row_load(matrix, groups, key, row);
             four_t sums[RF_VECTORS] = {};
             parts_add(args, groups, chunk + 1, chunk + 1 + others, sums);
-            run_emit(args, emit, groups, matrix, chunk, key, row, sums);
+            run_emit(args, emit, groups, matrix, chunk, key, sums);
         }
     }
     __syncthreads();

@@ -14,6 +14,7 @@ static const rf__kernel_source sources[RF__BACKWARD_KERNELS] = {
     [RF__BACKWARD_SUM_ROWS] = {FOLDER "unique.cu", "rf_backward_sum_rows"},
     [RF__BACKWARD_ROWS] = {FOLDER "rows.cu", "rf_backward_rows"},
     [RF__BACKWARD_JOINS] = {FOLDER "joins.cu", "rf_backward_joins"},
+    [RF__BACKWARD_LISTED] = {FOLDER "listed.cu", "rf_backward_listed"},
 };
 
 static rf_status describe(const void *key, rf__kernel_options *options) {
@@ -22,12 +23,15 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
     options->dynamic_shared = variant->dynamic_shared;
     snprintf(options->defines, sizeof options->defines,
              "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_KEY=%s -DRF_VALUE=%s -DRF_DIGIT_BITS=%d -DRF_ENTRIES=%d "
-             "-DRF_GRAD_DTYPE=%d -DRF_WEIGHT_DTYPE=%d -DRF_EMIT=%d -DRF_ROUND=%d -DRF_ALIGNED=%d "
-             "-DRF_VECTORS=%d",
+             "-DRF_GRAD_DTYPE=%d -DRF_WEIGHT_DTYPE=%d -DRF_EMIT=%d -DRF_ROUND=%d -DRF_ALIGNED=%d",
              rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type),
              words[variant->wide_keys], words[variant->wide_values], (int)variant->digit_bits,
              (int)variant->entries, (int)variant->grad_dtype, (int)variant->weight_dtype, (int)variant->emit,
-             (int)variant->round, (int)variant->aligned, (int)variant->vectors);
+             (int)variant->round, (int)variant->aligned);
+    const size_t length = strlen(options->defines);
+    if (variant->vectors > 0)
+        snprintf(options->defines + length, sizeof options->defines - length, " -DRF_VECTORS=%d",
+                 (int)variant->vectors);
     return RF_OK;
 }
 
@@ -39,11 +43,11 @@ static rf__backward_variant only_what_matters(const rf__backward_variant *from, 
     to.kernel = number;
     if (!reads_lookups) to.index_type = to.offset_type = 0;
     if (!is_keys && !sorts) to.digit_bits = RF_BACKWARD_MOST_DIGIT_BITS;
-    if (!is_keys && !pools) to.entries = 0;
-    if (number == RF__BACKWARD_JOINS || number == RF__BACKWARD_BAG_FACTORS) to.entries = 0;
+    if (!is_keys && number != RF__BACKWARD_ROWS) to.entries = 0;
     if (!pools) to.grad_dtype = to.weight_dtype = to.emit = to.round = to.aligned = to.vectors = 0;
-    if (!pools && !sorts) to.dynamic_shared = 0;
-    if (number == RF__BACKWARD_JOINS) to.dynamic_shared = to.grad_dtype = 0;
+    if (!sorts && number != RF__BACKWARD_ROWS) to.dynamic_shared = 0;
+    if (number == RF__BACKWARD_JOINS) to.grad_dtype = 0;
+    if (number == RF__BACKWARD_LISTED) to.wide_keys = to.wide_values = to.vectors = 0;
     return to;
 }
 

@@ -70,7 +70,7 @@ RF_INLINE bool holds(const rf_backward_keys_args &args, rf_u32 slot, rf_i64 posi
     return is_bag(args, slot, from, to) && from <= position && position < to;
 }
 
-extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, 6)
     rf_backward_keys(const __grid_constant__ rf_backward_keys_args args) {
     __shared__ rf_u32 counts[RF_BACKWARD_MOST_PASSES * (DIGITS < 1024 ? DIGITS : 1024)];
     __shared__ int begins[CHUNK];

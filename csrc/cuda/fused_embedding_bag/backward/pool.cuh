@@ -81,9 +81,8 @@ RF_INLINE rf_i64 entries_before(const RF_KEY *keys, rf_i64 first, rf_i64 behind,
     return first;
 }
 
-/* What a row's sum is multiplied by. */
+/* One over the entries of a row. */
 RF_INLINE float frequency_of(const rf_backward_rows_args &args, rf_i64 key) {
-    if (!args.by_frequency) return 1.0f;
     const rf_i64 count = count_of(args), first = entries_before(args.keys, 0, count, key);
     return 1.0f / (float)(entries_before(args.keys, first, count, key + 1) - first);
 }
@@ -104,34 +103,71 @@ RF_INLINE void row_load(const rf_backward_matrix &matrix, const groups_t &groups
     if (EMIT_ROWWISE) to.state = matrix.states[0][row];
 }
 
-/* A row's sums become what the launch is for: `found` is its number among the rows that are listed. By a whole group. */
-RF_INLINE void row_emit(const rf_backward_rows_args &args, const rf_emit_t &emit,
-                        const rf_backward_matrix &matrix, const groups_t &groups, rf_i64 key, rf_i64 found,
-                        row_t &row, four_t *sums) {
-    const rf_i64 number = key - matrix.first_row;
-    const float frequency = frequency_of(args, key);
-    float squares = 0, factor = 0;
+/* The rows of a group that are ready at once: a key where `emits`, the row's number among those that are listed, its sums. */
+template <int N> struct ready_t {
+    bool emits[N];
+    RF_KEY keys[N];
+    rf_u32 found[N];
+    row_t rows[N];
+    four_t sums[N][RF_VECTORS];
+};
+
+/* Sums become what the launch is for. By a whole group. Rows are worked on side by side, so that one need not wait for
+ * another's. */
+template <int N>
+RF_INLINE void rows_emit(const rf_backward_rows_args &args, const rf_emit_t &emit,
+                         const rf_backward_matrix &matrix, const groups_t &groups, ready_t<N> &ready) {
+    float squares[N], factors[N];
 #pragma unroll
-    for (int v = 0; v < RF_VECTORS; v++) {
+    for (int n = 0; n < N; n++) {
+        squares[n] = factors[n] = 0;
+        const float frequency =
+            args.by_frequency && ready.emits[n] ? frequency_of(args, (rf_i64)ready.keys[n]) : 1.0f;
 #pragma unroll
-        for (int i = 0; i < 4; i++) sums[v].of[i] *= frequency;
-        squares += rf_emit_gradient(emit, row.ahead[v], valid_of(groups, v), sums[v]);
+        for (int v = 0; v < RF_VECTORS; v++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) ready.sums[n][v].of[i] *= frequency;
+            squares[n] +=
+                rf_emit_gradient(emit, ready.rows[n].ahead[v], valid_of(groups, v), ready.sums[n][v]);
+        }
     }
     if (EMIT_ROWWISE) {
-        for (int apart = groups.lanes / 2; apart > 0; apart /= 2)
-            squares += __shfl_xor_sync(groups.mask, squares, apart);
-        __syncwarp(groups.mask); /* all have read the state */
-        factor = rf_emit_row_factor(emit, matrix, number, row.state, squares, groups.lane == 0);
+        for (int apart = groups.lanes / 2; apart > 0; apart /= 2) {
+#pragma unroll
+            for (int n = 0; n < N; n++) squares[n] += __shfl_xor_sync(groups.mask, squares[n], apart);
+        }
+        __syncwarp(groups.mask); /* all have read the states */
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            if (ready.emits[n])
+                factors[n] = rf_emit_row_factor(emit, matrix, (rf_i64)ready.keys[n] - matrix.first_row,
+                                                ready.rows[n].state, squares[n], groups.lane == 0);
     }
     const bool listed = args.rows != nullptr;
-    if (listed && groups.lane == 0 && blockIdx.y == 0) args.rows[found] = number;
 #pragma unroll
-    for (int v = 0; v < RF_VECTORS; v++) {
-        const int valid = valid_of(groups, v);
-        if (valid > 0)
-            rf_emit_store(emit, matrix, listed ? found : number, column_of(groups, v), valid, row.ahead[v],
-                          sums[v], factor);
+    for (int n = 0; n < N; n++) {
+        if (!ready.emits[n]) continue;
+        const rf_i64 number = (rf_i64)ready.keys[n] - matrix.first_row;
+        if (listed && groups.lane == 0 && blockIdx.y == 0) args.rows[ready.found[n]] = number;
+#pragma unroll
+        for (int v = 0; v < RF_VECTORS; v++) {
+            const int valid = valid_of(groups, v);
+            if (valid > 0)
+                rf_emit_store(emit, matrix, listed ? ready.found[n] : number, column_of(groups, v), valid,
+                              ready.rows[n].ahead[v], ready.sums[n][v], factors[n]);
+        }
     }
+}
+
+/* The same of one row that was not asked for before. */
+RF_INLINE void row_emit(const rf_backward_rows_args &args, const rf_emit_t &emit,
+                        const rf_backward_matrix &matrix, const groups_t &groups, RF_KEY key, rf_u32 found,
+                        ready_t<1> &ready) {
+    ready.emits[0] = true;
+    ready.keys[0] = key;
+    ready.found[0] = found;
+    row_load(matrix, groups, (rf_i64)key, ready.rows[0]);
+    rows_emit(args, emit, matrix, groups, ready);
 }
 
 #endif

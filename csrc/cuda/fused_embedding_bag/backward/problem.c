@@ -12,18 +12,20 @@ static int32_t matrix_of(const rf__backward_problem *problem, const rf_feature *
     return feature->buffer == problem->call.group ? 0 : -1;
 }
 
-/* Whether vectors of four columns can be read and written at once. */
-static bool matrices_aligned(const rf__backward_problem *problem) {
+bool rf__backward_aligned(const rf_backward_matrix *matrix, rf_dtype dtype, int32_t optimizer) {
+    bool aligned =
+        matrix->dim % VECTOR == 0 && matrix->weight % (VECTOR * (uint64_t)rf__dtype_bytes(dtype)) == 0;
+    for (int32_t state = 0; state < 2 && optimizer != RF_ROWWISE_ADAGRAD; state++)
+        aligned &= matrix->states[state] % (VECTOR * sizeof(float)) == 0;
+    return aligned;
+}
+
+static bool all_aligned(const rf__backward_problem *problem) {
     const rf_fused_backward_params *call = &problem->call;
     const uint64_t grad_bytes = VECTOR * (uint64_t)rf__dtype_bytes(call->grad_dtype);
-    const uint64_t weight_bytes = VECTOR * (uint64_t)rf__dtype_bytes(problem->dtype);
     bool aligned = (uintptr_t)call->grad % grad_bytes == 0 && call->output_dim % VECTOR == 0;
-    for (int32_t i = 0; i < problem->n_matrices; i++) {
-        const rf_backward_matrix *matrix = &problem->matrices[i];
-        aligned &= matrix->dim % VECTOR == 0 && matrix->weight % weight_bytes == 0;
-        for (int32_t state = 0; state < 2 && problem->emit != RF_ROWWISE_ADAGRAD + 1; state++)
-            aligned &= matrix->states[state] % (VECTOR * sizeof(float)) == 0;
-    }
+    for (int32_t i = 0; i < problem->n_matrices; i++)
+        aligned &= rf__backward_aligned(&problem->matrices[i], problem->dtype, problem->emit - 1);
     return aligned;
 }
 
@@ -31,7 +33,7 @@ rf_status rf__backward_describe(rf__backward_problem *problem, rf__backward_feat
     const rf_fused_backward_params *call = &problem->call;
     *described = (rf__backward_features){.entries = call->sample_weights != NULL ? RF_ENTRIES_INDIRECT
                                                                                  : RF_ENTRIES_DIRECT,
-                                         .aligned = matrices_aligned(problem)};
+                                         .aligned = all_aligned(problem)};
     described->features = calloc((size_t)call->n_features + 1, sizeof *described->features);
     RF_FAIL_IF(described->features == NULL, RF_ERR_MEMORY, "no memory for %" PRId64 " features",
                call->n_features);

@@ -13,7 +13,12 @@
  */
 #include "fused_embedding_bag/backward/pool.cuh"
 
-enum { AT_ONCE = RF_VECTORS == 1 ? 4 : RF_VECTORS == 2 ? 2 : 1 }; /* entries that a group loads at once */
+enum {
+    AT_ONCE = RF_VECTORS == 1 ? 2 : 1, /* entries that a group loads at once */
+    BLOCKS = RF_VECTORS == 4                      ? 2
+             : EMIT_STATES > 0 || RF_VECTORS == 2 ? 3
+                                                  : 4 /* an SM, by registers */
+};
 
 #define NO_KEY ((RF_KEY) - 1) /* of no row: there are fewer */
 
@@ -95,7 +100,7 @@ RF_INLINE void chunk_load(const rf_backward_rows_args &args, rf_i64 first, rf_i6
 
 /* An entry's gradient is added to a row's sums. */
 RF_INLINE void entry_add(const rf_backward_rows_args &args, const chunk_t &chunk, const groups_t &groups,
-                         rf_i64 first_row, int at, const four_t *gradient, four_t *sums) {
+                         int at, const four_t *gradient, four_t *sums) {
     const float factor = RF_ENTRIES == RF_ENTRIES_DIRECT ? 1.0f : chunk.factors[at];
     if (RF_ENTRIES == RF_ENTRIES_MIXED && factor < 0) {
         if (isinf(factor)) return;
@@ -143,37 +148,37 @@ RF_INLINE void share_pool(const rf_backward_rows_args &args, const rf_emit_t &em
     four_t sums[RF_VECTORS] = {};
     bool began = first < behind && chunk.keys[first] != chunk.keys[first + 1];
     for (int i = first; i < behind; i += AT_ONCE) {
-        four_t gradients[AT_ONCE][RF_VECTORS];
-        row_t rows[AT_ONCE];
+        ready_t<AT_ONCE> ready; /* sums are gradients before */
         bool whole = began;
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
             const int at = i + u;
             if (at >= behind) continue;
-            entry_load(args, chunk, groups, at, gradients[u]);
+            entry_load(args, chunk, groups, at, ready.sums[u]);
             if (chunk.keys[at + 1] == chunk.keys[at + 2]) continue;
-            if (whole) row_load(matrix, groups, (rf_i64)chunk.keys[at + 1], rows[u]);
+            if (whole) row_load(matrix, groups, (rf_i64)chunk.keys[at + 1], ready.rows[u]);
             whole = true;
         }
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
             const int at = i + u;
+            ready.emits[u] = false;
             if (at >= behind) continue;
-            entry_add(args, chunk, groups, matrix.first_row, at, gradients[u], sums);
+            entry_add(args, chunk, groups, at, ready.sums[u], sums);
             const bool ends = chunk.keys[at + 1] != chunk.keys[at + 2];
             if (!ends && at != behind - 1) continue;
-            if (ends && began) {
-                row_emit(args, emit, matrix, groups, (rf_i64)chunk.keys[at + 1],
-                         args.bases != nullptr ? chunk.found[at] : 0, rows[u], sums);
-            } else {
+            ready.emits[u] = ends && began;
+            ready.keys[u] = chunk.keys[at + 1];
+            ready.found[u] = args.bases != nullptr ? chunk.found[at] : 0;
 #pragma unroll
-                for (int v = 0; v < RF_VECTORS; v++)
-                    part_store(part_of(chunk, groups, began, groups.group, v), sums[v]);
+            for (int v = 0; v < RF_VECTORS; v++) {
+                if (!ready.emits[u]) part_store(part_of(chunk, groups, began, groups.group, v), sums[v]);
+                ready.sums[u][v] = sums[v];
+                sums[v] = four_t{};
             }
-#pragma unroll
-            for (int v = 0; v < RF_VECTORS; v++) sums[v] = four_t{};
             began = true;
         }
+        rows_emit(args, emit, matrix, groups, ready);
     }
 }
 
@@ -184,7 +189,8 @@ RF_INLINE void run_join(const rf_backward_rows_args &args, const rf_emit_t &emit
                         int share, bool start) {
     const int first = segment + groups.group * share, behind = min(first + share, end);
     const RF_KEY key = chunk.keys[(start ? first : behind - 1) + 1];
-    four_t sums[RF_VECTORS] = {};
+    ready_t<1> ready = {};
+    four_t *const sums = ready.sums[0];
 #pragma unroll
     for (int v = 0; v < RF_VECTORS; v++) part_add(part_of(chunk, groups, !start, groups.group, v), sums[v]);
     int at = behind, other = groups.group + 1;
@@ -195,10 +201,7 @@ RF_INLINE void run_join(const rf_backward_rows_args &args, const rf_emit_t &emit
         other++;
     }
     if (!start && chunk.keys[at + 1] != key) {
-        row_t row;
-        row_load(matrix, groups, (rf_i64)key, row);
-        row_emit(args, emit, matrix, groups, (rf_i64)key, args.bases != nullptr ? chunk.found[behind - 1] : 0,
-                 row, sums);
+        row_emit(args, emit, matrix, groups, key, args.bases != nullptr ? chunk.found[behind - 1] : 0, ready);
         return;
     }
 #pragma unroll
@@ -207,7 +210,7 @@ RF_INLINE void run_join(const rf_backward_rows_args &args, const rf_emit_t &emit
             part_store(partial_of(args, blockIdx.x, !start, column_of(groups, v)), sums[v]);
 }
 
-extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, BLOCKS)
     rf_backward_rows(const __grid_constant__ rf_backward_rows_args args) {
     extern __shared__ __align__(16) rf_u8 memory[];
     __shared__ rf_u32 of_warps[BLOCK / 32];

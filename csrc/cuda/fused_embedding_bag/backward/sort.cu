@@ -5,7 +5,7 @@
  *
  * A block: the next chunk of RF_BACKWARD_CHUNK entries that nobody has taken; a warp: RF_BACKWARD_ITEMS * 32 of them in
  * order; a thread: every 32nd of those. Shared memory: counts a warp and digit, then the chunk's entries in their new
- * order. Launch: grid [chunks], block [RF_BACKWARD_BLOCK].
+ * order. Launch: grid [chunks], block [RF_BACKWARD_SORT_BLOCK].
  */
 #ifndef RF_DIGIT_BITS
 #define RF_DIGIT_BITS 8
@@ -15,7 +15,7 @@
 #include "fused_embedding_bag/backward/args.h"
 
 enum {
-    BLOCK = RF_BACKWARD_BLOCK,
+    BLOCK = RF_BACKWARD_SORT_BLOCK,
     WARPS = BLOCK / 32,
     ITEMS = RF_BACKWARD_ITEMS,
     CHUNK = RF_BACKWARD_CHUNK,
@@ -131,7 +131,7 @@ RF_INLINE void digits_scan(const rf_u32 *counts, rf_u32 *begins, rf_u32 *of_warp
     }
 }
 
-extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     rf_backward_sort(const __grid_constant__ rf_backward_sort_args args) {
     extern __shared__ __align__(16) rf_u8 memory[];
     shared_t &shared = *(shared_t *)memory;
