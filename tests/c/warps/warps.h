@@ -1,20 +1,21 @@
 /* One block of threads on the host, for kernels that are compiled for it: a thread is a context that runs until a barrier or
- * an exchange of its warp, and the next one to run is drawn anew each time. An atomic operation may let others go first.
- * With tests/c/torch/host before csrc/cuda among the folders of headers. */
+ * an exchange of its warp or of some lanes of it, and the next one to run is drawn anew each time. An atomic operation may
+ * let others go first. Blocks of a launch run one after another. With tests/c/torch/host or tests/c/warps/host before
+ * csrc/cuda among the folders of headers. */
 #ifndef TESTS_WARPS_H
 #define TESTS_WARPS_H
 
 #include <ucontext.h>
 
-#include "device/common.cuh"
+#include "device/common.cuh" /* one of the host */
 
 #undef RF_INLINE
 #define RF_INLINE inline /* of a struct's functions too */
 #define _Alignas alignas /* of headers in C */
-#define __shared__ static
+#define __shared__ thread_local /* of the one thread that plays all: may be static or extern */
 #define RF_FULL_WARP 0xffffffffu
 
-enum { MOST_THREADS = 128, STACK = 1 << 16 };
+enum { MOST_THREADS = 512, STACK = 1 << 16, LEVELS = 6 /* 1, 2 ... 32 lanes that meet */ };
 
 struct int2 {
     int x, y;
@@ -35,11 +36,12 @@ static struct {
     const void *args;
     ucontext_t host, context[MOST_THREADS];
     bool ended[MOST_THREADS];
-    meeting_t block, warp[MOST_THREADS / 32];
-    rf_u64 given[2][MOST_THREADS]; /* of this exchange and the one before */
+    meeting_t block, lanes[LEVELS][MOST_THREADS]; /* by the first */
+    rf_u64 given[LEVELS][2][MOST_THREADS]; /* of this exchange and the one before */
+    unsigned found[2]; /* by threads of the block, at this barrier and the one before */
     alignas(16) char stack[MOST_THREADS][STACK];
 } simulated;
-static host_index gridDim = {1};
+static host_index gridDim = {};
 
 static inline unsigned drawn(unsigned below) {
     simulated.random = simulated.random * 6364136223846793005u + 1442695040888963407u;
@@ -66,26 +68,47 @@ static inline void meet(meeting_t &meeting, unsigned all) {
     }
 }
 static inline void __syncthreads() { meet(simulated.block, simulated.threads); }
+static inline int __syncthreads_count(int own) {
+    const unsigned turn = simulated.block.times % 2;
+    if (simulated.block.here == 0) simulated.found[turn] = 0;
+    simulated.found[turn] += own != 0;
+    __syncthreads();
+    return (int)simulated.found[turn];
+}
+static inline int __syncthreads_or(int own) { return __syncthreads_count(own) != 0; }
 
-/* What the lanes of this thread's warp gave, by lane. */
-template <typename T> static inline const rf_u64 *exchanged(T own) {
-    const unsigned thread = threadIdx.x, warp = thread / 32;
-    rf_u64 *given = simulated.given[simulated.warp[warp].times % 2];
-    given[thread] = (rf_u64)own;
-    meet(simulated.warp[warp], 32);
-    return given + warp * 32;
+/* What the lanes of a mask gave, by lane; they are neighbours, and as many as a power of two. */
+template <typename T> static inline const rf_u64 *exchanged(T own, rf_u32 mask = RF_FULL_WARP) {
+    const unsigned thread = threadIdx.x, warp = thread / 32 * 32;
+    const unsigned first = warp + (unsigned)__builtin_ctz(mask), count = (unsigned)__builtin_popcount(mask);
+    const unsigned level = (unsigned)__builtin_ctz(count);
+    meeting_t &meeting = simulated.lanes[level][first];
+    rf_u64 *given = simulated.given[level][meeting.times % 2];
+    memcpy(&(given[thread] = 0), &own, sizeof own);
+    meet(meeting, count);
+    return given + warp;
 }
-static inline void __syncwarp() { exchanged(0); }
-static inline int __shfl_sync(rf_u32, int own, int lane) { return (int)exchanged(own)[lane]; }
-static inline rf_u64 __shfl_sync(rf_u32, rf_u64 own, int lane) { return exchanged(own)[lane]; }
-static inline int __shfl_up_sync(rf_u32, int own, int step) {
+template <typename T> static inline T exchanged_as(rf_u32 mask, T own, unsigned lane) {
+    memcpy(&own, exchanged(own, mask) + lane, sizeof own);
+    return own;
+}
+static inline void __syncwarp(rf_u32 mask = RF_FULL_WARP) { exchanged(0, mask); }
+template <typename T> static inline T __shfl_sync(rf_u32 mask, T own, int lane) {
+    return exchanged_as(mask, own, (unsigned)lane);
+}
+template <typename T> static inline T __shfl_up_sync(rf_u32 mask, T own, int step) {
     const int lane = (int)threadIdx.x % 32;
-    return (int)exchanged(own)[lane < step ? lane : lane - step];
+    return exchanged_as(mask, own, (unsigned)(lane < step ? lane : lane - step));
 }
-static inline rf_u32 __match_any_sync(rf_u32, int own) {
+template <typename T> static inline T __shfl_xor_sync(rf_u32 mask, T own, int apart) {
+    return exchanged_as(mask, own, threadIdx.x % 32 ^ (unsigned)apart);
+}
+template <typename T> static inline rf_u32 __match_any_sync(rf_u32, T own) {
+    rf_u64 bits = 0;
+    memcpy(&bits, &own, sizeof own);
     const rf_u64 *all = exchanged(own);
     rf_u32 same = 0;
-    for (int i = 0; i < 32; i++) same |= (rf_u32)((int)all[i] == own) << i;
+    for (int i = 0; i < 32; i++) same |= (rf_u32)(all[i] == bits) << i;
     return same;
 }
 static inline rf_u32 __ballot_sync(rf_u32, bool own) {
@@ -98,19 +121,29 @@ static inline int __ffs(rf_u32 x) { return __builtin_ffs((int)x); }
 static inline int __popc(rf_u32 x) { return __builtin_popcount(x); }
 static inline int __clz(rf_u32 x) { return x != 0 ? __builtin_clz(x) : 32; }
 
-static inline int atomicAdd(int *to, int more) {
+template <typename T> static inline T atomic_before(T *to, T after) {
+    const T before = *to;
+    *to = after;
+    return before;
+}
+template <typename T, typename M> static inline T atomicAdd(T *to, M more) {
     if (drawn(4) == 0) yield_to_any();
-    const int before = *to;
-    *to += more;
-    return before;
+    return atomic_before(to, (T)(*to + (T)more));
 }
-static inline int atomicMax(int *to, int other) {
-    const int before = *to;
-    if (other > before) *to = other;
-    return before;
+template <typename T> static inline T atomicMax(T *to, T other) {
+    return atomic_before(to, other > *to ? other : *to);
 }
-static inline int min(int a, int b) { return a < b ? a : b; }
-static inline int max(int a, int b) { return a > b ? a : b; }
+template <typename T> static inline T atomicMin(T *to, T other) {
+    return atomic_before(to, other < *to ? other : *to);
+}
+template <typename T> static inline T __ldcg(const T *from) { return *from; }
+static inline void __threadfence() {}
+template <typename A, typename B> static inline auto min(A a, B b) -> decltype(a + b) {
+    return a < b ? a : b;
+}
+template <typename A, typename B> static inline auto max(A a, B b) -> decltype(a + b) {
+    return a > b ? a : b;
+}
 
 static inline void thread_main() {
     simulated.kernel(simulated.args);
@@ -125,13 +158,14 @@ static inline void thread_main() {
 
 /* Runs a block of threads, whole warps of them. */
 static inline void run_block(void (*kernel)(const void *), const void *args, unsigned threads, rf_u64 seed) {
+    if (gridDim.x == 0) gridDim.x = 1;
     simulated.kernel = kernel;
     simulated.args = args;
     simulated.threads = threads;
     simulated.random = seed;
     simulated.block = {0, 0};
+    memset(simulated.lanes, 0, sizeof simulated.lanes);
     for (unsigned i = 0; i < threads; i++) {
-        simulated.warp[i / 32] = {0, 0};
         simulated.ended[i] = false;
         getcontext(&simulated.context[i]);
         simulated.context[i].uc_stack.ss_sp = simulated.stack[i];
@@ -140,6 +174,17 @@ static inline void run_block(void (*kernel)(const void *), const void *args, uns
     }
     simulated.current = threadIdx.x = drawn(threads);
     swapcontext(&simulated.host, &simulated.context[simulated.current]);
+}
+
+/* Runs the blocks of a launch, in any order. */
+static inline void run_blocks(void (*kernel)(const void *), const void *args, unsigned blocks,
+                              unsigned threads, rf_u64 seed) {
+    const unsigned first = blocks > 0 ? (unsigned)(seed % blocks) : 0;
+    gridDim.x = blocks;
+    for (unsigned i = 0; i < blocks; i++) {
+        blockIdx.x = (first + i) % blocks;
+        run_block(kernel, args, threads, seed + i);
+    }
 }
 
 #endif

@@ -1,0 +1,275 @@
+/* Sorts the lookups of small features by row: a stable counting sort in the shared memory of a block, which lists, row after
+ * row, the bags that looked the row up. Nothing but the list and where rows begin in it goes to memory.
+ *
+ * A block: rows [first_row, last_row) of one feature (small.h: rf_small_list). It goes through all of the feature's lookups
+ * twice. First they are counted, by row and by part: a part is a run of neighbouring lookups, parts follow each other.
+ * Summed up, row by row and in a row part by part, the counts say where each part's lookups of a row begin in the list.
+ * Then a warp has a part and goes through it in order, 32 lookups at once; their places are what counters were before.
+ * Within a step, lookups of one row and different bags must keep their order: the lanes that have the same row find each
+ * other (__match_any_sync), and one of them counts for all. Lookups of one bag have no order, since the list says no more
+ * than the bag: where all lanes have one bag, each counts for itself. So the list is that of a stable sort.
+ * Counters have 16 bits where a feature's lookups allow it; how many parts there are is what shared memory allows.
+ * The list is formed in shared memory and copied from there, by as many rows at a time as there is room for; a row that is
+ * too long, and a feature with many more lookups than there is room for, is written to memory at once.
+ *
+ * The bag of a lookup is found by bisection between the bags of its piece of the lookups and of the next, which are marked
+ * before. Where a bag's offsets are bad, between all bags, and it is asked whether the bag holds the lookup.
+ * Mean: a block with first row 0 also writes one over the lookups of each bag that count; integers are counted, so the
+ * order of atomic operations does not matter.
+ *
+ * Shapes: rf_small_lists_args. Shared memory: dynamic, args.shared_bytes, RF_SMALL_LISTS_LEAST_SHARED at least.
+ * Launch: grid [tasks], block [RF_SMALL_LISTS_BLOCK].
+ */
+#include "fused_embedding_bag/backward/lists.cuh"
+
+/* Bags' lookups, from which those that do not count are taken away. */
+RF_INLINE void counts_begin(const feature_t &feature, int *counts) {
+    for (int bag = threadIdx.x; bag < feature.bags; bag += BLOCK) {
+        const rf_i64 from = rf_load(feature.offsets + bag), to = rf_load(feature.offsets + bag + 1);
+        counts[bag] = is_bag(feature, from, to) ? (int)(to - from) : 0;
+    }
+}
+RF_INLINE void counts_end(const feature_t &feature, float *factors) {
+    for (int bag = threadIdx.x; bag < feature.bags; bag += BLOCK) {
+        const int count = __ldcg((const int *)factors + bag);
+        factors[bag] = count > 1 ? 1.0f / (float)count : 1.0f;
+    }
+}
+RF_INLINE void count_less(const feature_t &feature, const room_t &room, rf_u32 position,
+                          const rf_u32 (&rows)[STEPS], int *counts) {
+    rf_u32 there[STEPS];
+    bool any = false;
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        there[k] = position + k * 32 < feature.count ? 0 : NO_ROW;
+        any |= rows[k] == NO_ROW && there[k] == 0;
+    }
+    if (!any) return;
+    int bags[STEPS];
+    if (feature.sound) {
+        bags_find<false>(feature, room, position, 0, feature.bags, bags);
+    } else {
+        bags_find<false>(feature, room, position, 0, feature.bags, bags);
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            const rf_i64 at = feature.first + (rf_i64)position + k * 32;
+            const rf_i64 from = rf_load(feature.offsets + bags[k]);
+            const rf_i64 to = rf_load(feature.offsets + bags[k] + 1);
+            if (!is_bag(feature, from, to) || at < from || at >= to) there[k] = NO_ROW;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < STEPS; k++)
+        if (rows[k] == NO_ROW && there[k] == 0) atomicAdd(counts + bags[k], -1);
+}
+
+/* Counts all lookups. Returns how many this thread has seen of rows before the block's. */
+RF_INLINE rf_u32 rows_count(const feature_t &feature, const room_t &room, rf_u32 first_row, rf_u32 n_rows,
+                            int *counts) {
+    const rf_u32 lane = threadIdx.x % 32, units = (feature.count + UNIT - 1) / UNIT;
+    rf_u32 before = 0, part = 0, part_end = room.part_units;
+    for (rf_u32 unit = threadIdx.x / 32; unit < units; unit += WARPS) {
+        const rf_u32 position = unit * UNIT + lane;
+        rf_u32 rows[STEPS];
+        rows_load(feature, position, rows);
+        if (counts != nullptr) count_less(feature, room, position, rows, counts);
+        if (!feature.sound) {
+            int bags[STEPS];
+            bags_load(feature, room, position, rows, bags);
+        }
+        while (unit >= part_end) {
+            part++;
+            part_end += room.part_units;
+        }
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            const rf_u32 row = rows[k] - first_row;
+            const bool own = rows[k] != NO_ROW && row < n_rows;
+            before += rows[k] < first_row;
+            if (n_rows <= FEW_ROWS) {
+                const rf_u32 same = __match_any_sync(RF_FULL_WARP, own ? (int)row : -1);
+                if (own && (rf_u32)__ffs(same) == lane + 1)
+                    cell_add(room, row * room.parts + part, __popc(same));
+            } else if (own) {
+                cell_add(room, row * room.parts + part, 1);
+            }
+        }
+    }
+    return before;
+}
+
+/* The sum of four words of counters. */
+RF_INLINE rf_u32 word_sum(const room_t &room, rf_u32 word) {
+    return room.cell_bytes == 4 ? word : (word & 0xffffu) + (word >> 16);
+}
+/* A word of counters becomes one of places; `at` goes on. */
+RF_INLINE rf_u32 word_places(const room_t &room, rf_u32 word, rf_u32 &at) {
+    const rf_u32 first = at;
+    at += word_sum(room, word);
+    if (room.cell_bytes == 4) return first;
+    return first | (first + (word & 0xffffu)) << 16;
+}
+
+/* Counters become places: how many lookups there are in all counters before. Returns the number of all. */
+RF_INLINE rf_u32 cells_sum(const room_t &room, rf_u32 *of_warps) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tiles = room.cells_bytes / TILE;
+    const int each = (tiles + WARPS - 1) / WARPS, first = warp * each, behind = min(first + each, tiles);
+    rf_bytes<16> *words = (rf_bytes<16> *)room.cells;
+    rf_u32 sum = 0;
+    for (int tile = first; tile < behind; tile++) {
+        const rf_bytes<16> found = words[tile * 32 + lane];
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum += word_sum(room, found.word[i]);
+    }
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(RF_FULL_WARP, sum, apart);
+    if (lane == 0) of_warps[warp] = sum;
+    __syncthreads();
+    rf_u32 before = 0, all = 0;
+    for (int i = 0; i < WARPS; i++) {
+        before += i < warp ? of_warps[i] : 0;
+        all += of_warps[i];
+    }
+    for (int tile = first; tile < behind; tile++) {
+        rf_bytes<16> found = words[tile * 32 + lane];
+        rf_u32 own = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) own += word_sum(room, found.word[i]);
+        rf_u32 upto = own;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const rf_u32 other = __shfl_up_sync(RF_FULL_WARP, upto, step);
+            if (lane >= step) upto += other;
+        }
+        rf_u32 at = before + upto - own;
+#pragma unroll
+        for (int i = 0; i < 4; i++) found.word[i] = word_places(room, found.word[i], at);
+        words[tile * 32 + lane] = found;
+        before += __shfl_sync(RF_FULL_WARP, upto, 31);
+    }
+    __syncthreads();
+    return all;
+}
+
+/* Rows [first, last) of the block's, which are listed together: from place `from` to `to`. */
+struct span_t {
+    rf_u32 first, last, from, to;
+    bool kept; /* in the window */
+};
+RF_INLINE span_t span_of(const room_t &room, rf_u32 first, rf_u32 rows, rf_u32 all) {
+    enum { MOST_TURNS = 4 };
+    span_t span = {first, rows, cell_at(room, first * room.parts), all, false};
+    if (all / MOST_TURNS > room.window_size) return span;
+    span.kept = all - span.from <= room.window_size;
+    if (span.kept) return span;
+    rf_u32 behind = rows; /* the first row that does not fit is in (first, behind) */
+    span.last = first;
+    while (behind - span.last > 1) {
+        const rf_u32 middle = span.last + (behind - span.last) / 2;
+        if (cell_at(room, middle * room.parts) - span.from <= room.window_size) {
+            span.last = middle;
+        } else {
+            behind = middle;
+        }
+    }
+    span.kept = span.last > first;
+    if (!span.kept) span.last = first + 1;
+    span.to = span.last < rows ? cell_at(room, span.last * room.parts) : all;
+    return span;
+}
+
+/* A warp lists the lookups of its part whose rows are of the span; place p of the list is to[p]. */
+RF_INLINE void part_list(const feature_t &feature, const room_t &room, rf_u32 first_row, const span_t &span,
+                         rf_u16 *to) {
+    const rf_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, before = (1u << lane) - 1;
+    const rf_u32 units = (feature.count + UNIT - 1) / UNIT;
+    const rf_u32 behind = min((warp + 1) * room.part_units, units);
+    rf_u32 unit = warp * room.part_units;
+    if (warp >= (rf_u32)room.parts || unit >= behind) return;
+    rf_u32 coming[STEPS];
+    rows_load(feature, unit * UNIT + lane, coming);
+#pragma unroll 1
+    for (; unit < behind; unit++) {
+        rf_u32 rows[STEPS];
+        int bags[STEPS];
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) rows[k] = coming[k];
+        if (unit + 1 < behind) rows_load(feature, (unit + 1) * UNIT + lane, coming);
+        const bool one_bag = bags_load(feature, room, unit * UNIT + lane, rows, bags);
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            const rf_u32 row = rows[k] - first_row;
+            const bool own = rows[k] != NO_ROW && row >= span.first && row < span.last;
+            const rf_u32 cell = row * room.parts + warp;
+            rf_u32 place = 0;
+            const bool no_order = one_bag || (feature.sound && __shfl_sync(RF_FULL_WARP, bags[k], 0) ==
+                                                                   __shfl_sync(RF_FULL_WARP, bags[k], 31));
+            if (no_order) {
+                if (own) place = cell_add(room, cell, 1);
+            } else {
+                const rf_u32 same = __match_any_sync(RF_FULL_WARP, own ? (int)row : -1);
+                const int leader = __ffs(same) - 1;
+                if (own && (int)lane == leader) place = cell_add(room, cell, __popc(same));
+                place = __shfl_sync(RF_FULL_WARP, place, leader) + __popc(same & before);
+            }
+            if (own) to[place] = (rf_u16)bags[k];
+            __syncwarp();
+        }
+    }
+}
+
+/* Copies the window to the list; both begin at the same place in 16 bytes. */
+RF_INLINE void window_copy(const rf_u16 *from, rf_u16 *to, rf_u32 count) {
+    const rf_u32 lead = min((rf_u32)((16 - (rf_u64)to % 16) % 16 / 2), count);
+    const rf_u32 vectors = (count - lead) / 8, tail = lead + vectors * 8;
+    if (threadIdx.x < lead) to[threadIdx.x] = from[threadIdx.x];
+    if (threadIdx.x < count - tail) to[tail + threadIdx.x] = from[tail + threadIdx.x];
+    for (rf_u32 i = threadIdx.x; i < vectors; i += BLOCK)
+        ((rf_bytes<16> *)(to + lead))[i] = ((const rf_bytes<16> *)(from + lead))[i];
+}
+
+extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LISTS_BLOCKS)
+    rf_small_lists(const __grid_constant__ rf_small_lists_args args) {
+    extern __shared__ __align__(16) rf_u8 memory[];
+    __shared__ rf_u32 of_warps[WARPS], before_all;
+    __shared__ unsigned long long bounds[2];
+    rf_wait_for_previous_kernel();
+    const rf_small_list task = args.tasks[blockIdx.x];
+    const rf_small_feature small = args.features[task.feature];
+    const rf_u32 first_row = task.first_row, rows = task.last_row - task.first_row;
+    const feature_t feature = feature_of(args, small, bounds);
+    const room_t room = room_of(feature, memory, args.shared_bytes, (int)rows);
+    float *factors = small.factors >= 0 && first_row == 0 ? args.factors + small.factors : nullptr;
+    for (int i = threadIdx.x; i < room.cells_bytes / 16; i += BLOCK)
+        ((rf_bytes<16> *)room.cells)[i] = rf_bytes<16>{};
+    if (threadIdx.x == 0) before_all = 0;
+    marks_write(feature, room);
+    if (factors != nullptr) counts_begin(feature, (int *)factors);
+    __syncthreads();
+    rf_u32 before = rows_count(feature, room, first_row, rows, (int *)factors);
+    if (first_row > 0) {
+#pragma unroll
+        for (int apart = 16; apart > 0; apart /= 2) before += __shfl_xor_sync(RF_FULL_WARP, before, apart);
+        if (threadIdx.x % 32 == 0) atomicAdd(&before_all, before);
+    }
+    __syncthreads();
+    if (factors != nullptr) counts_end(feature, factors);
+    const rf_u32 all = cells_sum(room, of_warps);
+    before = before_all;
+    rf_u32 *starts = args.starts + small.start;
+    for (rf_u32 row = threadIdx.x; row < rows; row += BLOCK)
+        starts[first_row + row] = before + cell_at(room, row * room.parts);
+    if (threadIdx.x == 0 && task.last_row == small.rows) starts[small.rows] = before + all;
+    if (threadIdx.x == 0 && first_row == 0) args.bases[task.feature] = feature.first;
+    rf_u16 *list = args.list + feature.first + before;
+    for (rf_u32 next = 0; next < rows && all > 0;) {
+        const span_t span = span_of(room, next, rows, all);
+        rf_u16 *to = list + span.from;
+        rf_u16 *window = room.window + (rf_u64)to % 16 / 2;
+        __syncthreads(); /* all have seen where the span ends, and copied the one before */
+        part_list(feature, room, first_row, span, span.kept ? window - span.from : list);
+        __syncthreads();
+        if (span.kept) window_copy(window, to, span.to - span.from);
+        next = span.last;
+    }
+}

@@ -1,0 +1,202 @@
+/* What lists.cu goes through: a feature's lookups, with their rows and bags; and how it divides shared memory. */
+#ifndef RECFUSE_CUDA_BACKWARD_LISTS_CUH
+#define RECFUSE_CUDA_BACKWARD_LISTS_CUH
+
+#include "device/common.cuh"
+#include "fused_embedding_bag/backward/small.h"
+
+enum {
+    BLOCK = RF_SMALL_LISTS_BLOCK,
+    WARPS = BLOCK / 32,
+    STEPS = 4, /* lookups that a lane loads at once */
+    UNIT = STEPS * 32, /* neighbouring lookups that a warp takes at once */
+    UNIT_BITS = 7,
+    MOST_MARKS = 1024,
+    NEAR_BAGS = 4096, /* whose ends are kept in shared memory */
+    TILE = 512, /* bytes of counters that a warp sums up at once */
+    FEW_ROWS = 128 /* so few that many lanes count the same */
+};
+static_assert(UNIT == 1 << UNIT_BITS && (int)WARPS >= (int)RF_SMALL_LISTS_PARTS, "a warp for each part");
+#define NO_ROW 0xffffffffu
+
+/* What a block works on. */
+struct feature_t {
+    const RF_INDEX *indices; /* from its first lookup on */
+    const RF_OFFSET *offsets; /* [bags + 1] */
+    rf_i64 first; /* lookup; where offsets are bad, the first that a bag has */
+    rf_i64 lookups; /* of the call */
+    rf_u32 count, rows;
+    int padding_idx, bags;
+    bool sound; /* all its bags are: they hold all lookups, in order */
+};
+
+/* Shared memory. */
+struct room_t {
+    rf_u32 *cells; /* counters [rows][parts], of 2 or 4 bytes */
+    rf_u16 *marks; /* the bag of the first lookup of each piece, and behind them the last bag */
+    rf_u32 *ends; /* of bags; nullptr: there are too many */
+    rf_u16 *window; /* of the list */
+    int cell_bytes, cells_bytes, parts;
+    int piece_bits; /* of the lookups in a piece, UNIT_BITS or more */
+    rf_u32 part_units; /* in a part */
+    rf_u32 window_size;
+};
+
+RF_INLINE bool is_bag(const feature_t &feature, rf_i64 from, rf_i64 to) {
+    return from >= 0 && from <= to && to <= feature.lookups;
+}
+
+/* Finds where the feature's lookups are, by the whole block. */
+RF_INLINE feature_t feature_of(const rf_small_lists_args &args, const rf_small_feature &small,
+                               unsigned long long *bounds) {
+    feature_t feature;
+    feature.offsets = args.offsets + (rf_i64)small.number * args.bags;
+    feature.lookups = args.lookups;
+    feature.rows = small.rows;
+    feature.padding_idx = small.padding_idx;
+    feature.bags = args.bags;
+    if (threadIdx.x == 0) {
+        bounds[0] = args.lookups;
+        bounds[1] = 0;
+    }
+    bool bad = false;
+    for (int bag = threadIdx.x; bag < args.bags; bag += BLOCK)
+        bad |= !is_bag(feature, rf_load(feature.offsets + bag), rf_load(feature.offsets + bag + 1));
+    feature.sound = __syncthreads_or(bad) == 0;
+    rf_i64 first = rf_load(feature.offsets), end = rf_load(feature.offsets + args.bags);
+    if (!feature.sound) {
+        for (int bag = threadIdx.x; bag < args.bags; bag += BLOCK) {
+            const rf_i64 from = rf_load(feature.offsets + bag), to = rf_load(feature.offsets + bag + 1);
+            if (!is_bag(feature, from, to) || from == to) continue;
+            atomicMin(&bounds[0], (unsigned long long)from);
+            atomicMax(&bounds[1], (unsigned long long)to);
+        }
+        __syncthreads();
+        first = (rf_i64)bounds[0];
+        end = (rf_i64)bounds[1];
+    }
+    feature.first = first;
+    feature.indices = args.indices + first;
+    feature.count = end > first ? (rf_u32)(end - first) : 0;
+    return feature;
+}
+
+RF_INLINE int rounded_up(int bytes, int to) { return (bytes + to - 1) / to * to; }
+
+/* Divides shared memory: counters up to five eighths of it, then the list. */
+RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int rows) {
+    enum { WORTH = 256 }; /* lookups of a part */
+    room_t room;
+    room.cell_bytes = feature.count > 65535 ? 4 : 2;
+    room.parts = 1;
+    while (room.parts < RF_SMALL_LISTS_PARTS && (rf_u32)room.parts * WORTH < feature.count &&
+           rows * room.parts * 2 * room.cell_bytes <= bytes / 8 * 5)
+        room.parts *= 2;
+    room.cells_bytes = rounded_up(rows * room.parts * room.cell_bytes, TILE);
+    room.piece_bits = UNIT_BITS;
+    while (feature.count >> room.piece_bits >= MOST_MARKS) room.piece_bits++;
+    const rf_u32 pieces = (feature.count + (1u << room.piece_bits) - 1) >> room.piece_bits;
+    const rf_u32 units = (feature.count + UNIT - 1) / UNIT;
+    room.part_units = (units + room.parts - 1) / room.parts;
+    room.cells = (rf_u32 *)memory;
+    int used = room.cells_bytes;
+    room.marks = (rf_u16 *)(memory + used);
+    used += rounded_up(((int)pieces + 1) * 2, 16);
+    room.ends = nullptr;
+    if (feature.sound && feature.bags <= NEAR_BAGS) {
+        room.ends = (rf_u32 *)(memory + used);
+        used += rounded_up(feature.bags * 4, 16);
+    }
+    room.window = (rf_u16 *)(memory + used);
+    room.window_size = (rf_u32)max((bytes - used) / 2 - 8, 0); /* it begins where the list is aligned alike */
+    return room;
+}
+
+RF_INLINE rf_u32 cell_at(const room_t &room, rf_u32 cell) {
+    return room.cell_bytes == 4 ? room.cells[cell] : (rf_u32)((const rf_u16 *)room.cells)[cell];
+}
+/* Adds to a counter; returns what it was. A counter of 16 bits shares its word with another, which stays as it is: none
+ * counts beyond what it can hold. */
+RF_INLINE rf_u32 cell_add(const room_t &room, rf_u32 cell, rf_u32 more) {
+    if (room.cell_bytes == 4) return atomicAdd(room.cells + cell, more);
+    const rf_u32 shift = cell % 2 * 16;
+    return atomicAdd(room.cells + cell / 2, more << shift) >> shift & 0xffffu;
+}
+
+/* The last bag in [first, first + span) that a lookup may be in: the first whose end is behind it. */
+template <bool NEAR>
+RF_INLINE void bags_find(const feature_t &feature, const room_t &room, rf_u32 position, int first, int span,
+                         int (&bags)[STEPS]) {
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) bags[k] = first;
+    while (span > 1) {
+        const int half = span / 2;
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            const int last = bags[k] + half - 1;
+            const rf_u32 at = position + k * 32;
+            const bool ended =
+                NEAR ? room.ends[last] <= at
+                     : (rf_i64)rf_load(feature.offsets + last + 1) <= feature.first + (rf_i64)at;
+            bags[k] += ended ? half : 0;
+        }
+        span -= half;
+    }
+}
+
+/* Loads a lane's rows of a unit: the first at `position`; NO_ROW where there is none. */
+RF_INLINE void rows_load(const feature_t &feature, rf_u32 position, rf_u32 (&rows)[STEPS]) {
+    RF_INDEX indices[STEPS];
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        indices[k] = -1;
+        if (position + k * 32 < feature.count) indices[k] = rf_load(feature.indices + position + k * 32);
+    }
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        const bool is_row =
+            (rf_u64)indices[k] < (rf_u64)feature.rows && (rf_i64)indices[k] != feature.padding_idx;
+        rows[k] = is_row ? (rf_u32)indices[k] : NO_ROW;
+    }
+}
+
+/* The bags of a lane's lookups. Where offsets are bad, lookups that no bag holds have no row. Returns whether all bags of
+ * all lanes are one. */
+RF_INLINE bool bags_load(const feature_t &feature, const room_t &room, rf_u32 position, rf_u32 (&rows)[STEPS],
+                         int (&bags)[STEPS]) {
+    if (feature.sound) {
+        const rf_u32 piece = (position - threadIdx.x % 32) >> room.piece_bits;
+        const int first = room.marks[piece], last = room.marks[piece + 1];
+        if (room.ends != nullptr) {
+            bags_find<true>(feature, room, position, first, last - first + 1, bags);
+        } else {
+            bags_find<false>(feature, room, position, first, last - first + 1, bags);
+        }
+        return first == last;
+    }
+    bags_find<false>(feature, room, position, 0, feature.bags, bags);
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+        const rf_i64 at = feature.first + (rf_i64)position + k * 32;
+        const rf_i64 from = rf_load(feature.offsets + bags[k]), to = rf_load(feature.offsets + bags[k] + 1);
+        if (!is_bag(feature, from, to) || at < from || at >= to) rows[k] = NO_ROW;
+    }
+    return false;
+}
+
+/* Which bag each piece begins in, and where bags end; nothing where offsets are bad. */
+RF_INLINE void marks_write(const feature_t &feature, const room_t &room) {
+    if (!feature.sound) return;
+    const rf_u32 size = 1u << room.piece_bits;
+    for (int bag = threadIdx.x; bag < feature.bags; bag += BLOCK) {
+        const rf_u32 from = (rf_u32)(rf_load(feature.offsets + bag) - feature.first);
+        const rf_u32 to = (rf_u32)(rf_load(feature.offsets + bag + 1) - feature.first);
+        if (room.ends != nullptr) room.ends[bag] = to;
+        for (rf_u32 piece = (from + size - 1) >> room.piece_bits; piece << room.piece_bits < to; piece++)
+            room.marks[piece] = (rf_u16)bag;
+    }
+    if (threadIdx.x == 0)
+        room.marks[(feature.count + size - 1) >> room.piece_bits] = (rf_u16)(feature.bags - 1);
+}
+
+#endif

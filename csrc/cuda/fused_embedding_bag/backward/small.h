@@ -1,0 +1,89 @@
+/* The small path of the backward, for tables of few rows that one feature alone looks up: what its host C and its kernels,
+ * lists.cu and staged.cu, both know. Read by C11 and by NVRTC, as "fused_embedding_bag/backward/small.h" on both sides.
+ *
+ * lists.cu sorts the lookups of each such feature by row, in one block's shared memory; staged.cu pools the rows from the
+ * lists and makes of the sums what emit.cuh says. No keys, no sort of all lookups, no partial sums in memory. */
+#ifndef RECFUSE_CUDA_BACKWARD_SMALL_H
+#define RECFUSE_CUDA_BACKWARD_SMALL_H
+
+#include "fused_embedding_bag/backward/args.h"
+
+enum {
+    /* A feature is small if its table has so many rows and the call so many bags a feature, if its columns are a multiple
+     * of four and it is a sum or a mean without sample weights. */
+    RF_SMALL_MOST_ROWS = 16384,
+    RF_SMALL_MOST_BAGS = 65535,
+    /* lists.cu */
+    RF_SMALL_LISTS_BLOCK = 512,
+    RF_SMALL_LISTS_ROWS = 8192, /* of a task, at most */
+    RF_SMALL_LISTS_PARTS = 16, /* of a feature's lookups, each of which a warp orders, at most */
+    RF_SMALL_LISTS_BLOCKS = 2, /* of an SM */
+    RF_SMALL_LISTS_LEAST_SHARED = 48 << 10, /* bytes */
+    /* staged.cu */
+    RF_SMALL_BLOCK =
+        512, /* threads; where a row's state takes registers, and where gradients are gathered: */
+    RF_SMALL_ADAM_BLOCK = 384,
+    RF_SMALL_GATHER_BLOCK = 256,
+    RF_SMALL_COLUMNS = 32, /* of a task whose gradients are staged, at most; a power of two */
+    RF_SMALL_WHOLE_COLUMNS = 128, /* the same where they are gathered; and of row-wise Adagrad's rows */
+    RF_SMALL_LONG = 256 /* lookups of a row; those with more are pooled by the whole block */
+};
+
+/* What the host writes of a small feature. */
+typedef struct rf_small_feature {
+    rf_i64 row; /* of its matrix, where its table begins */
+    rf_i64 start; /* where in `starts` it has rows + 1 numbers */
+    rf_i64 factors; /* where in `factors` it has one a bag; -1: it is a sum */
+    rf_i32 number; /* among the features of the call */
+    rf_i32 rows, padding_idx; /* -1: none */
+    rf_i32 output_column;
+    rf_i32 matrix, dim;
+} rf_small_feature;
+RF_SIZE_IS(rf_small_feature, 48);
+
+/* What a block of lists.cu does: rows [first_row, last_row) of a small feature. */
+typedef struct rf_small_list {
+    rf_i32 feature, first_row, last_row, unused;
+} rf_small_list;
+RF_SIZE_IS(rf_small_list, 16);
+
+/* What a block of staged.cu does: so many columns from `column` on of those rows. */
+typedef struct rf_small_task {
+    rf_i32 feature, first_row, last_row, column, columns, unused;
+} rf_small_task;
+RF_SIZE_IS(rf_small_task, 24);
+
+/* lists.cu */
+typedef struct rf_small_lists_args {
+    RF_BACKWARD_ADDRESS(const RF_INDEX) indices; /* [lookups] */
+    RF_BACKWARD_ADDRESS(const RF_OFFSET) offsets; /* [features * bags + 1] */
+    RF_BACKWARD_ADDRESS(const rf_small_feature) features;
+    RF_BACKWARD_ADDRESS(const rf_small_list) tasks; /* [grid] */
+    RF_BACKWARD_ADDRESS(rf_u16) list; /* [lookups]: bags, each feature's from where its lookups begin */
+    RF_BACKWARD_ADDRESS(rf_u32) starts; /* where a row's bags begin in its feature's part of the list */
+    RF_BACKWARD_ADDRESS(rf_i64) bases; /* [small features]: where that part begins */
+    RF_BACKWARD_ADDRESS(float) factors; /* one over the lookups of a bag that count; NULL: all are sums */
+    rf_i64 lookups;
+    rf_i32 bags;
+    rf_i32 shared_bytes; /* of a block, dynamic */
+} rf_small_lists_args;
+RF_SIZE_IS(rf_small_lists_args, 80);
+
+/* staged.cu */
+typedef struct rf_small_args {
+    RF_BACKWARD_ADDRESS(const rf_u8) grad; /* [bags, output_dim] */
+    RF_BACKWARD_ADDRESS(const rf_small_feature) features;
+    RF_BACKWARD_ADDRESS(const rf_small_task) tasks; /* [grid] */
+    RF_BACKWARD_ADDRESS(const rf_u16) list; /* as above */
+    RF_BACKWARD_ADDRESS(const rf_u32) starts;
+    RF_BACKWARD_ADDRESS(const rf_i64) bases;
+    RF_BACKWARD_ADDRESS(const float) factors;
+    rf_i64 output_dim;
+    rf_i32 bags;
+    rf_i32 by_frequency; /* a row's sum is divided by the number of its lookups */
+    rf_emit_args emit;
+    rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
+} rf_small_args;
+RF_SIZE_IS(rf_small_args, 856);
+
+#endif

@@ -1,0 +1,366 @@
+"""The small path of the backward, without a GPU: lists.cu and staged.cu as blocks of threads on the host, beside a model.
+
+Threads run in random order."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from support.c_program import ROOT, make_once
+
+CPP_COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+SUM, MEAN = range(2)
+GRADIENT, SGD, ADAGRAD, ROWWISE, ADAM = range(5)  # RF_EMIT
+FLOAT32, FLOAT16, BFLOAT16 = range(3)
+MOST_LIST_ROWS, LEAST_SHARED, NUMBERS = 8192, 48 << 10, 8
+FEATURE = np.dtype(
+    [("row", "i8"), ("start", "i8"), ("factors", "i8"), ("number", "i4"), ("rows", "i4"), ("padding", "i4"),
+     ("column", "i4"), ("matrix", "i4"), ("dim", "i4")]
+)  # fmt: skip
+TASK = np.dtype([(name, "i4") for name in ("feature", "first", "last", "column", "columns", "unused")])
+
+pytestmark = pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("states", ctypes.c_void_p * 2),
+        ("first_row", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("dim", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
+
+
+class ListsArgs(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("indices", "offsets", "features", "tasks", "list")),
+        *((name, ctypes.c_void_p) for name in ("starts", "bases", "factors")),
+        ("lookups", ctypes.c_int64),
+        ("bags", ctypes.c_int32),
+        ("shared_bytes", ctypes.c_int32),
+    )
+
+
+class RowsArgs(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("grad", "features", "tasks", "list", "starts", "bases")),
+        ("factors", ctypes.c_void_p),
+        ("output_dim", ctypes.c_int64),
+        ("bags", ctypes.c_int32),
+        ("by_frequency", ctypes.c_int32),
+        ("numbers", ctypes.c_void_p),
+        ("seed", ctypes.c_uint64),
+        ("matrices", Matrix * 16),
+    )
+
+
+def library(**defines: Any) -> ctypes.CDLL:
+    options = [f"-D{name}={value}" for name, value in defines.items()]
+
+    def build(path: Path) -> None:
+        command = [CPP_COMPILER, "-x", "c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC"]
+        command += ["-Wno-unknown-pragmas", "-fvisibility=hidden", "-shared", *options]
+        rooms = ("tests/c/warps", "tests/c/warps/host", "csrc/cuda")
+        command += [*(f"-I{ROOT / room}" for room in rooms), "tests/c/warps/backward_small.cu", "-o", path]
+        subprocess.run([str(part) for part in command], cwd=ROOT, check=True)
+
+    return ctypes.CDLL(str(make_once(["small backward on the host", *options], ".so", build)))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Features of a call; all are small."""
+
+    rows: tuple[int, ...] = (5, 70, 300)
+    dims: tuple[int, ...] = (4, 8, 32)
+    bags: int = 40
+    longest: int = 9
+    wide: bool = False  # 64 bits
+    bad: str = ""  # what is wrong with the lookups
+    hot: float = 0.0  # of the lookups that are of row 1
+    shared: int = LEAST_SHARED
+    seed: int = 0
+
+    def lookups(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        draw = np.random.default_rng(self.seed)
+        integer = np.int64 if self.wide else np.int32
+        lengths = draw.integers(0, self.longest + 1, (len(self.rows), self.bags))
+        lengths[draw.random(lengths.shape) < 0.2] = 0
+        offsets = np.concatenate([[0], lengths.reshape(-1).cumsum()]).astype(integer)
+        parts = [draw.integers(0, rows, own) for rows, own in zip(self.rows, lengths.sum(1), strict=True)]
+        indices = np.concatenate(parts).astype(integer)
+        indices[draw.random(indices.size) < self.hot] = 1
+        if "index" in self.bad:
+            wrong = draw.random(indices.size) < 0.1
+            indices[wrong] = draw.choice([-1, 2**31 - 1, -(2**31), 10**6], int(wrong.sum()))
+        if "offset" in self.bad:
+            for place in draw.integers(0, offsets.size, 3):
+                offsets[place] = draw.choice([-5, 2**30, offsets[place] + 20, offsets[place] - 20])
+        return indices, offsets
+
+
+def features_of(problem: Problem, pooling: int, padded: bool) -> NDArray[Any]:
+    features = np.zeros(len(problem.rows), FEATURE)
+    start = column = row = 0
+    for number, (rows, dim) in enumerate(zip(problem.rows, problem.dims, strict=True)):
+        factors = number * problem.bags if pooling == MEAN else -1
+        padding = rows // 2 if padded and number % 2 == 0 else -1
+        features[number] = (row, start, factors, number, rows, padding, column, number, dim)
+        start, column = start + rows + 1, column + dim
+    return features
+
+
+def tasks_of(features: NDArray[Any], most: int, columns: int) -> NDArray[Any]:
+    tasks = [
+        (number, first, min(first + most, feature["rows"]), column, min(columns, feature["dim"] - column), 0)
+        for number, feature in enumerate(features)
+        for first in range(0, feature["rows"], most)
+        for column in range(0, feature["dim"], columns)
+    ]
+    return np.array(tasks, TASK)
+
+
+def aligned(shape: Any, dtype: Any) -> NDArray[Any]:
+    """Zeros at a multiple of 16 bytes."""
+    count = int(np.prod(shape))
+    memory = np.zeros(count * np.dtype(dtype).itemsize + 16, np.uint8)
+    lead = -memory.ctypes.data % 16
+    return memory[lead : lead + count * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+
+
+@dataclass
+class Listed:
+    lists: list[list[list[int]]]  # of each feature and row
+    factors: NDArray[np.float32]
+    memory: dict[str, NDArray[Any]]
+
+
+def run_lists(problem: Problem, features: NDArray[Any], list_rows: int, seed: int) -> Listed:
+    indices, offsets = problem.lookups()
+    tasks = np.zeros(0, TASK)
+    tasks = tasks_of(features, list_rows, 10**9)
+    short = np.zeros((tasks.size, 4), np.int32)
+    for place, name in enumerate(("feature", "first", "last")):
+        short[:, place] = tasks[name]
+    memory = {
+        "list": aligned(indices.size + 8, np.uint16),
+        "starts": np.full(int((features["rows"] + 1).sum()) + 1, 77, np.uint32),
+        "bases": np.full(features.size + 1, -7, np.int64),
+        "factors": np.full(features.size * problem.bags + 1, 5, np.float32),
+    }
+    args = ListsArgs(lookups=indices.size, bags=problem.bags, shared_bytes=problem.shared)
+    given = {"indices": indices, "offsets": offsets, "features": features, "tasks": short, **memory}
+    for name, values in given.items():
+        setattr(args, name, values.ctypes.data)
+    integer = "rf_i64" if problem.wide else "int"
+    lib = library(RF_INDEX=integer, RF_OFFSET=integer)
+    lib.small_lists(ctypes.byref(args), len(short), ctypes.c_uint64(seed))
+    lists = []
+    for feature, base in zip(features, memory["bases"], strict=False):
+        starts = memory["starts"][feature["start"] : feature["start"] + feature["rows"] + 1].astype(np.int64)
+        found = memory["list"][base + starts[0] : base + starts[-1]].tolist()
+        lists.append([found[a - starts[0] : b - starts[0]] for a, b in itertools.pairwise(starts)])
+        assert starts[0] == 0
+    assert memory["starts"][-1] == 77 and memory["bases"][-1] == -7 and memory["factors"][-1] == 5
+    return Listed(lists, memory["factors"], memory)
+
+
+def expected_lists(problem: Problem, features: NDArray[Any]) -> tuple[list[list[list[int]]], NDArray[Any]]:
+    indices, offsets = problem.lookups()
+    lists = [[[] for _ in range(feature["rows"])] for feature in features]
+    factors = np.full(features.size * problem.bags + 1, 5, np.float32)
+    for number, feature in enumerate(features):
+        for bag in range(problem.bags):
+            first, end = offsets[number * problem.bags + bag : number * problem.bags + bag + 2].tolist()
+            count = 0
+            for row in indices[first:end].tolist() if 0 <= first <= end <= indices.size else ():
+                if 0 <= row < feature["rows"] and row != feature["padding"]:
+                    lists[number][row].append(bag)
+                    count += 1
+            if feature["factors"] >= 0:
+                factors[feature["factors"] + bag] = 1 / max(count, 1)
+    return lists, factors
+
+
+PROBLEMS = {
+    "few": Problem(),
+    "wide integers, bad indices": Problem(wide=True, bad="index", seed=1),
+    "one lookup a bag": Problem(bags=600, longest=1, rows=(3, 140, 1000), seed=2),
+    "long bags": Problem(bags=5, longest=900, rows=(3, 200, 1500), seed=3),
+    "one row": Problem(bags=70, longest=60, hot=1.0, rows=(2, 200, 4000), seed=4),
+    "a hot row": Problem(bags=300, longest=40, hot=0.3, rows=(9, 150, 5000), seed=5),
+    "many bags": Problem(bags=5000, longest=2, rows=(4, 1200), dims=(8, 4), seed=6),
+    "one bag": Problem(bags=1, longest=4000, rows=(4, 1200), dims=(8, 4), seed=7),
+    "empty": Problem(bags=3, longest=0, seed=8),
+    "counters of 32 bits": Problem(bags=200, longest=900, rows=(300,), dims=(4,), hot=0.6, seed=9),
+    "a list in parts": Problem(bags=60, longest=600, rows=(6000,), dims=(4,), hot=0.1, seed=10),
+}
+
+
+@pytest.mark.parametrize("pooling", (SUM, MEAN))
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_lists(name: str, pooling: int) -> None:
+    problem = PROBLEMS[name]
+    features = features_of(problem, pooling, padded=pooling == MEAN)
+    for turn, list_rows in enumerate((MOST_LIST_ROWS, 137)):
+        found = run_lists(problem, features, list_rows, 11 * turn + 5)
+        want, factors = expected_lists(problem, features)
+        assert found.lists == want
+        np.testing.assert_allclose(found.factors, factors, rtol=1e-6)
+        if sum(problem.rows) > 5000:
+            break
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bad_offsets_do_no_harm(seed: int) -> None:
+    """Every lookup that is listed is in its bag; features whose offsets are good are complete."""
+    problem = replace(PROBLEMS["few"], bad="offset, index", wide=seed % 2 == 1, seed=20 + seed, bags=90)
+    features = features_of(problem, MEAN, padded=True)
+    want, _ = expected_lists(problem, features)
+    found = run_lists(problem, features, MOST_LIST_ROWS, seed)
+    offsets = problem.lookups()[1].tolist()
+    if all(a <= b for a, b in itertools.pairwise(offsets)):
+        assert found.lists == want
+    assert np.isfinite(found.factors).all()
+    overlap = sorted(found.memory["bases"][:-1].tolist()) != found.memory["bases"][:-1].tolist()
+    for own, good in zip(found.lists, want, strict=True):
+        for row, bags in enumerate(own):
+            assert all(0 <= bag < problem.bags for bag in bags)
+            assert overlap or len(bags) <= len(good[row])
+
+
+def rounded(values: NDArray[Any], dtype: int) -> NDArray[Any]:
+    """As memory of a dtype."""
+    if dtype == FLOAT32:
+        return values.astype(np.float32)
+    if dtype == FLOAT16:
+        return values.astype(np.float16)
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def floats(values: NDArray[Any], dtype: int) -> NDArray[Any]:
+    if dtype == BFLOAT16:
+        return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return values.astype(np.float64)
+
+
+def updated(
+    emit: int, weight: NDArray[Any], states: list[NDArray[Any]], total: NDArray[Any], numbers: NDArray[Any]
+) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+    """One row, by the header's formulas."""
+    lr, decay, eps, beta1, beta2, step, scale, _ = numbers.tolist()
+    if emit == GRADIENT:
+        return total, []
+    g = total * scale + decay * weight
+    if emit == SGD:
+        return weight - lr * g, []
+    if emit == ADAGRAD:
+        state = states[0] + g * g
+        return weight - lr * g / (np.sqrt(state) + eps), [state]
+    if emit == ROWWISE:
+        state = states[0] + (g * g).mean()
+        return weight - lr * g / (np.sqrt(state) + eps), [state]
+    m, v = states[0] + (1 - beta1) * (g - states[0]), states[1] + (1 - beta2) * (g * g - states[1])
+    size = lr * np.sqrt(1 - beta2**step) / (1 - beta1**step)
+    return weight - size * m / (np.sqrt(v) + eps), [m, v]
+
+
+def check_rows(
+    problem: Problem, pooling: int, emit: int, grad_dtype: int, dtype: int, staged: bool, **options: Any
+) -> None:
+    draw = np.random.default_rng(problem.seed + 100)
+    features = features_of(problem, pooling, padded=True)
+    listed = run_lists(problem, features, MOST_LIST_ROWS, 3)
+    want_lists, _ = expected_lists(problem, features)
+    integer = "rf_i64" if problem.wide else "int"
+    lib = library(
+        RF_INDEX=integer, RF_OFFSET=integer, RF_EMIT=emit, RF_GRAD_DTYPE=grad_dtype, RF_WEIGHT_DTYPE=dtype,
+        RF_STAGED=int(staged),
+    )  # fmt: skip
+    output_dim = sum(problem.dims)
+    grad = rounded(draw.standard_normal((problem.bags, output_dim)), grad_dtype)
+    memory = aligned(grad.shape, grad.dtype)
+    memory[...] = grad
+    numbers = np.array([0.1, 0.01, 1e-3, 0.9, 0.99, 3, 2.0, options.get("skip", 0)], np.float32)
+    columns = options.get("columns", 32 if staged else 128)
+    tasks = tasks_of(features, options.get("range", 130), columns)
+    args = RowsArgs(output_dim=output_dim, bags=problem.bags, by_frequency=options.get("by_frequency", 0))
+    given = {"grad": memory, "features": features, "tasks": tasks, "numbers": numbers, **listed.memory}
+    for name, values in given.items():
+        setattr(args, name, values.ctypes.data)
+    weights, states = [], []
+    n_states = {ADAGRAD: 1, ROWWISE: 1, ADAM: 2}.get(emit, 0)
+    for number, (rows, dim) in enumerate(zip(problem.rows, problem.dims, strict=True)):
+        values = rounded(draw.standard_normal((rows, dim)), dtype)
+        weight = aligned(values.shape, values.dtype)
+        weight[...] = 0 if emit == GRADIENT else values
+        own = [aligned((rows,) if emit == ROWWISE else (rows, dim), np.float32) for _ in range(n_states)]
+        for state in own:
+            state[...] = draw.random(state.shape)
+        weights.append(weight)
+        states.append(own)
+        pointers = [state.ctypes.data for state in own] + [None] * (2 - n_states)
+        args.matrices[number] = Matrix(weight.ctypes.data, tuple(pointers), 0, rows, dim)
+    before = [floats(weight, dtype) for weight in weights]
+    before_states = [[state.astype(np.float64) for state in own] for own in states]
+    lib.small_rows(ctypes.byref(args), len(tasks), ctypes.c_uint64(problem.seed))
+
+    wide = floats(grad, grad_dtype)
+    for number, feature in enumerate(features):
+        slice_of = wide[:, feature["column"] : feature["column"] + feature["dim"]]
+        for row, bags in enumerate(want_lists[number]):
+            old, old_states = before[number][row], [state[row] for state in before_states[number]]
+            if bags and not options.get("skip"):
+                factors = listed.factors[feature["factors"] + np.array(bags)] if pooling == MEAN else 1.0
+                total = (slice_of[bags] * np.reshape(factors, (-1, 1))).sum(0)
+                if options.get("by_frequency"):
+                    total = total / len(bags)
+                old, old_states = updated(emit, old, old_states, total, numbers.astype(np.float64))
+            loose = {FLOAT32: 2e-5, FLOAT16: 2e-3, BFLOAT16: 1e-2}[dtype] * (1 + len(bags) ** 0.5)
+            np.testing.assert_allclose(floats(weights[number][row], dtype), old, rtol=loose, atol=loose)
+            for state, wanted in zip(states[number], old_states, strict=True):
+                np.testing.assert_allclose(state[row], wanted, rtol=1e-4, atol=1e-4)
+
+
+HOT = Problem(bags=50, longest=30, hot=0.5, rows=(3, 7, 40), dims=(4, 16, 64), seed=30)
+
+
+@pytest.mark.parametrize("staged", (True, False))
+@pytest.mark.parametrize("emit", (GRADIENT, SGD, ADAGRAD, ROWWISE, ADAM))
+def test_rows(emit: int, staged: bool) -> None:
+    wide = emit != ROWWISE or not staged
+    few = replace(PROBLEMS["few"], dims=(4, 20, 48 if wide else 32), rows=(5, 70, 150))
+    check_rows(few, SUM, emit, FLOAT32, FLOAT32, staged)
+    check_rows(replace(HOT, dims=HOT.dims if wide else (4, 16, 28)), MEAN, emit, FLOAT32, FLOAT32, staged)
+
+
+@pytest.mark.parametrize("emit", (GRADIENT, SGD, ADAM))
+@pytest.mark.parametrize("dtype", (FLOAT16, BFLOAT16))
+def test_rows_of_halves(dtype: int, emit: int) -> None:
+    check_rows(PROBLEMS["few"], MEAN, emit, dtype, dtype, staged=emit != SGD)
+    check_rows(HOT, SUM, emit, FLOAT32, dtype, staged=True, columns=16)
+
+
+@pytest.mark.parametrize("staged", (True, False))
+def test_long_rows(staged: bool) -> None:
+    problem = Problem(bags=120, longest=40, hot=0.9, rows=(3, 9, 40), dims=(4, 8, 40), seed=31)
+    check_rows(problem, MEAN, GRADIENT, FLOAT32, FLOAT32, staged, by_frequency=1)
+    check_rows(replace(problem, hot=0.0, seed=32), SUM, SGD, FLOAT32, FLOAT32, staged)
+
+
+def test_a_step_that_is_skipped() -> None:
+    check_rows(PROBLEMS["few"], SUM, SGD, FLOAT32, FLOAT32, True, skip=1)

@@ -1,0 +1,12 @@
+/* device/shared.cuh on the host: an address of shared memory is a distance in the block's dynamic one. */
+#ifndef RECFUSE_SHARED_CUH
+#define RECFUSE_SHARED_CUH
+
+#include "device/common.cuh"
+
+extern thread_local rf_u8 memory[];
+
+inline rf_u32 rf_shared_kept(const void *address) { return (rf_u32)((const rf_u8 *)address - memory); }
+inline rf_bytes<16> rf_shared_load(rf_u32 from) { return rf_load((const rf_bytes<16> *)(memory + from)); }
+
+#endif
