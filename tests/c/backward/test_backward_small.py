@@ -1,6 +1,6 @@
-"""The small path of the backward, without a GPU: lists.cu and staged.cu as blocks of threads on the host, beside a model.
+"""The small path of the backward, without a GPU: lists.cu and staged.cu beside a model.
 
-Threads run in random order."""
+They run on the host as blocks of threads, in random order."""
 
 from __future__ import annotations
 

@@ -20,10 +20,15 @@ enum { MOST_THREADS = 512, STACK = 1 << 16, LEVELS = 6 /* 1, 2 ... 32 lanes that
 struct int2 {
     int x, y;
 };
+struct alignas(8) uint2 {
+    rf_u32 x, y;
+};
 struct uint4 {
     rf_u32 x, y, z, w;
 };
 static inline int2 make_int2(int x, int y) { return {x, y}; }
+static inline uint2 make_uint2(rf_u32 x, rf_u32 y) { return {x, y}; }
+static inline uint4 make_uint4(rf_u32 x, rf_u32 y, rf_u32 z, rf_u32 w) { return {x, y, z, w}; }
 
 /* All who meet; one may be there again only when the last has come. */
 struct meeting_t {
@@ -137,6 +142,8 @@ template <typename T> static inline T atomicMin(T *to, T other) {
     return atomic_before(to, other < *to ? other : *to);
 }
 template <typename T> static inline T __ldcg(const T *from) { return *from; }
+template <typename T> static inline T __ldcs(const T *from) { return *from; }
+template <typename T> static inline void __stcs(T *to, T value) { *to = value; }
 static inline void __threadfence() {}
 template <typename A, typename B> static inline auto min(A a, B b) -> decltype(a + b) {
     return a < b ? a : b;

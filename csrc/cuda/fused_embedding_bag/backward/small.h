@@ -20,14 +20,15 @@ enum {
     RF_SMALL_LISTS_BLOCKS = 2, /* of an SM */
     RF_SMALL_LISTS_LEAST_SHARED = 48 << 10, /* bytes */
     /* staged.cu */
-    RF_SMALL_BLOCK =
-        512, /* threads; where a row's state takes registers, and where gradients are gathered: */
-    RF_SMALL_ADAM_BLOCK = 384,
-    RF_SMALL_GATHER_BLOCK = 256,
     RF_SMALL_COLUMNS = 32, /* of a task whose gradients are staged, at most; a power of two */
     RF_SMALL_WHOLE_COLUMNS = 128, /* the same where they are gathered; and of row-wise Adagrad's rows */
     RF_SMALL_LONG = 256 /* lookups of a row; those with more are pooled by the whole block */
 };
+
+/* Threads of a block of staged.cu: as many as have their registers. Two blocks of an SM, three where gradients are gathered
+ * but for Adam. */
+#define RF_SMALL_THREADS(staged, emit) \
+    (!(staged) ? 256 : (emit) == RF_ADAM + 1 ? 320 : (emit) > RF_SGD + 1 ? 384 : 512)
 
 /* What the host writes of a small feature. */
 typedef struct rf_small_feature {

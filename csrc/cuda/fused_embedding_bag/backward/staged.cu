@@ -15,7 +15,7 @@
  * blocks (a cluster) would hold the gradients of wider rows, but its blocks would wait for each other at every few rows.
  *
  * Shapes: rf_small_args. Shared memory: dynamic, 4 bytes a bag and column of the widest task; none if not RF_STAGED.
- * Launch: grid [tasks], block [BLOCK].
+ * Launch: grid [tasks], block [RF_SMALL_THREADS].
  */
 #include "fused_embedding_bag/backward/emit.cuh"
 #include "fused_embedding_bag/backward/small.h"
@@ -30,10 +30,8 @@
 static_assert(RF_ALIGNED, "small features are");
 
 enum {
-    BLOCK = !RF_STAGED               ? RF_SMALL_GATHER_BLOCK
-            : RF_EMIT == RF_ADAM + 1 ? RF_SMALL_ADAM_BLOCK
-                                     : RF_SMALL_BLOCK,
-    BLOCKS = RF_STAGED ? 2 : 3, /* of an SM */
+    BLOCK = RF_SMALL_THREADS(RF_STAGED, RF_EMIT),
+    BLOCKS = RF_STAGED || RF_EMIT == RF_ADAM + 1 ? 2 : 3, /* of an SM */
     WARPS = BLOCK / 32,
     GRAD_BYTES = rf_element<RF_GRAD_DTYPE>::BYTES,
     MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS,
@@ -72,6 +70,18 @@ RF_INLINE place_t place_of(const rf_small_args &args, const rf_small_feature &fe
     return place;
 }
 
+/* Four columns in shared memory. */
+RF_INLINE void sums_keep(float *to, const four_t &from) {
+    *(rf_bytes<16> *)to = *(const rf_bytes<16> *)from.of;
+}
+RF_INLINE four_t sums_kept(rf_u32 from) {
+    const rf_bytes<16> found = rf_shared_load(from);
+    four_t to;
+#pragma unroll
+    for (int i = 0; i < 4; i++) to.of[i] = __uint_as_float(found.word[i]);
+    return to;
+}
+
 /* Copies the task's columns of all bags to shared memory. */
 RF_INLINE void grad_stage(int bags, int columns, float *staged, place_t &place) {
     for (int first = place.group; first < bags; first += AT_ONCE * place.groups) {
@@ -89,7 +99,7 @@ RF_INLINE void grad_stage(int bags, int columns, float *staged, place_t &place) 
             const float factor = place.factors != nullptr ? rf_load(place.factors + bag) : 1.0f;
 #pragma unroll
             for (int i = 0; i < 4; i++) found[k].of[i] *= factor;
-            four_store<RF_FLOAT32>((rf_u8 *)(staged + bag * columns + 4 * place.lane), found[k], 4);
+            sums_keep(staged + bag * columns + 4 * place.lane, found[k]);
         }
     }
     place.staged = rf_shared_kept(staged + 4 * place.lane);
@@ -99,11 +109,7 @@ RF_INLINE void grad_stage(int bags, int columns, float *staged, place_t &place) 
 /* Four columns of a bag's gradient. */
 RF_INLINE four_t grad_load(const place_t &place, rf_u32 bag) {
     if (!RF_STAGED) return four_load<RF_GRAD_DTYPE, true>(place.grad + (rf_i64)bag * place.pitch, 4);
-    const rf_bytes<16> found = rf_shared_load(place.staged + bag * place.staged_pitch);
-    four_t to;
-#pragma unroll
-    for (int i = 0; i < 4; i++) to.of[i] = __uint_as_float(found.word[i]);
-    return to;
+    return sums_kept(place.staged + bag * place.staged_pitch);
 }
 
 /* The bags of a row: places of the list. */
@@ -253,12 +259,11 @@ RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit,
         for (int i = 0; i < 4; i++) sums.of[i] += __shfl_xor_sync(RF_FULL_WARP, sums.of[i], apart);
     }
     if (threadIdx.x % 32 < (rf_u32)place.lanes)
-        four_store<RF_FLOAT32>((rf_u8 *)(parts + 4 * (warp * place.lanes + place.lane)), sums, 4);
+        sums_keep(parts + 4 * (warp * place.lanes + place.lane), sums);
     __syncthreads();
     if (place.group == 0) {
         for (int other = 1; other < WARPS; other++) {
-            const four_t part = four_load<RF_FLOAT32, false>(
-                (const rf_u8 *)(parts + 4 * (other * place.lanes + place.lane)), 4);
+            const four_t part = sums_kept(rf_shared_kept(parts + 4 * (other * place.lanes + place.lane)));
 #pragma unroll
             for (int i = 0; i < 4; i++) sums.of[i] += part.of[i];
         }

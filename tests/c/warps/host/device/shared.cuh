@@ -1,4 +1,4 @@
-/* device/shared.cuh on the host: an address of shared memory is a distance in the block's dynamic one. */
+/* device/shared.cuh on the host: an address of shared memory is a distance from the block's dynamic one. */
 #ifndef RECFUSE_SHARED_CUH
 #define RECFUSE_SHARED_CUH
 
@@ -6,7 +6,11 @@
 
 extern thread_local rf_u8 memory[];
 
-inline rf_u32 rf_shared_kept(const void *address) { return (rf_u32)((const rf_u8 *)address - memory); }
-inline rf_bytes<16> rf_shared_load(rf_u32 from) { return rf_load((const rf_bytes<16> *)(memory + from)); }
+inline rf_u32 rf_shared_kept(const void *address) {
+    return (rf_u32)(rf_i32)((const rf_u8 *)address - memory);
+}
+inline rf_bytes<16> rf_shared_load(rf_u32 from) {
+    return rf_load((const rf_bytes<16> *)(memory + (rf_i32)from));
+}
 
 #endif
