@@ -13,7 +13,7 @@ from recfuse._library import VERSION as __version__
 from recfuse._library import include_dir, library_path
 
 # isort: split
-from recfuse import nn  # the library is first
+from recfuse import nn, optim  # the library is first
 from recfuse.nn.pinning import PinnedRows
 from recfuse.ops import (
     check,
@@ -57,6 +57,7 @@ __all__ = [
     "info",
     "library_path",
     "nn",
+    "optim",
     "pin_rows",
     "swap",
     "timing",

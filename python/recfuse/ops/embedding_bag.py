@@ -32,12 +32,16 @@ from recfuse.ops.library import (
     call_below_autograd,
     check_1d,
     dtype_code,
+    is_compiled,
     is_traced,
     is_transformed,
     library,
     needs_derivatives,
     raise_translated,
 )
+from recfuse.ops.updated_calls import Lookups, updated_call
+from recfuse.ops.updated_traces import Family, Updates, define_updated
+from recfuse.ops.updates import updates_of
 
 _ops = torch.ops.recfuse
 _embedding_bag = _ops.embedding_bag.default
@@ -148,9 +152,20 @@ def embedding_bag(
     )  # fmt: skip
     if schedule or prefetch_distance != -1 or bounds_check != "on":  # parsing them takes time
         arguments += prefetch_distance, bounds_check, schedule
+    updates = updates_of((weight,))
+    if updates is not None and scale_grad_by_freq:
+        fail(
+            "scale_grad_by_freq is True and weight belongs to an optimizer of recfuse.optim, which has no such "
+            "gradient; pass scale_grad_by_freq=False"
+        )
     if is_transformed():
+        if updates is not None and is_compiled():
+            return _embedding_bag_updated(*Updates.of(updates), *arguments)
         return _embedding_bag(*arguments)
     try:
+        if updates is not None:
+            weights, lookups, factors = _lookups_of(*arguments)
+            return updated_call(_embedding_bag, arguments, lookups, updates, factors, weights)
         if needs_derivatives((weight, per_sample_weights)):
             return pooled(EmbeddingBag, *arguments)
         with below_autograd():
@@ -297,3 +312,18 @@ def _autograd(*given: Any) -> Tensor:
 
 
 register("embedding_bag", _autograd)
+
+
+# ---- with a weight that a fused optimizer updates
+
+
+def _lookups_of(*call: Any) -> tuple[tuple[Tensor], Lookups, Tensor | None]:
+    arguments = call + _DEFAULTS[len(call) :]
+    weight, indices, offsets, mode, sample_weights, last, padding_idx, _, sparse, *_ = arguments
+    features = _feature_of(weight.shape[0], weight.shape[1], MODES.index(mode), padding_idx)
+    ends = _ends_of(offsets, indices, last)
+    return (weight,), Lookups(features, indices, ends, weight.shape[1], mode == "max", sparse), sample_weights
+
+
+_family = Family(_embedding_bag, _embedding_bag_with_winners, _lookups_of)
+_embedding_bag_updated = define_updated("embedding_bag", _family, _shape)

@@ -25,6 +25,7 @@ from recfuse.ops.library import (
     check_1d,
     check_tensor,
     dtype_code,
+    is_compiled,
     is_readable,
     is_traced,
     is_transformed,
@@ -32,6 +33,9 @@ from recfuse.ops.library import (
     needs_derivatives,
     raise_translated,
 )
+from recfuse.ops.updated_calls import Lookups, updated_call
+from recfuse.ops.updated_traces import Family, Updates, define_updated
+from recfuse.ops.updates import updates_of
 
 _DEFAULTS = (-1, "on", 0)
 _fused_embedding_bag = torch.ops.recfuse.fused_embedding_bag.default
@@ -102,6 +106,7 @@ def fused_embedding_bag(
     """
     try:
         derivatives = needs_derivatives((*weights, per_sample_weights))
+        updates = updates_of(weights) if derivatives else None
         look = any_max and (derivatives or sparse) and is_readable(features)
     except (TypeError, AttributeError):
         _check_tensors(weights, features, indices, offsets, per_sample_weights)
@@ -116,8 +121,14 @@ def fused_embedding_bag(
     arguments = features, indices, offsets, output_dim, per_sample_weights, sparse
     options: tuple[Any, ...] = prefetch_distance, bounds_check, schedules, warps, mapping, any_max
     if is_transformed():
+        if updates is not None and is_compiled():
+            return _fused_embedding_bag_updated(*Updates.of(updates), weights, *arguments, *options)
         return _fused_embedding_bag(weights, *arguments, *options)
     try:
+        if updates is not None:
+            call = weights, *arguments, *options
+            lookups = Lookups(features, indices, offsets, output_dim, any_max, sparse)
+            return updated_call(_fused_embedding_bag, call, lookups, updates, per_sample_weights, weights)
         if derivatives:
             return pooled(FusedEmbeddingBag, *arguments, any_max, options, *weights)
         if schedules is None and mapping is None and (prefetch_distance, bounds_check, warps) == _DEFAULTS:
@@ -253,3 +264,17 @@ def _autograd(*given: Any) -> Tensor:
 
 
 register("fused_embedding_bag", _autograd)
+
+
+# ---- with weights that a fused optimizer updates, in compiled programs
+
+
+def _lookups_of(*call: Any) -> tuple[Sequence[Tensor], Lookups, Tensor | None]:
+    weights, features, indices, offsets, output_dim, sample_weights, sparse, *_, any_max = (
+        call + _SCHEMA_DEFAULTS[len(call) :]
+    )
+    return weights, Lookups(features, indices, offsets, output_dim, any_max, sparse), sample_weights
+
+
+_family = Family(_fused_embedding_bag, _fused_embedding_bag_with_winners, _lookups_of)
+_fused_embedding_bag_updated = define_updated("fused_embedding_bag", _family, _shape)

@@ -47,6 +47,11 @@ def is_transformed() -> bool:
     )
 
 
+def is_compiled() -> bool:
+    """Whether torch.compile follows the call: not torch.export, whose programs have no optimizer."""
+    return torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+
+
 def is_traced() -> bool:
     """Whether a program is being recorded, but not by torch.func's transforms."""
     return bool(torch._C._len_torch_dispatch_stack()) and not torch._C._are_functorch_transforms_active()

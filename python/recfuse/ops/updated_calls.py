@@ -1,0 +1,226 @@
+"""Calls of tables that a fused optimizer updates: the backward pass updates their rows instead of giving gradients.
+
+Eager: what a backward pass asks for is done at its end, when nothing in it reads a weight any more: not the
+recomputed forward of torch.utils.checkpoint, and not a second call of the same tables. A Parameter of one call is
+updated by one operator; one of several calls (two towers, tied tables) by their sparse gradients, summed first, as
+torch would.
+
+Compiled: the call is another operator, whose arguments have what the optimizer keeps, and the update is a part of
+the backward graph. There it is refused that two calls look rows up in one Parameter.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recfuse.errors import ArgumentValueError
+from recfuse.ops.autograd import apply
+from recfuse.ops.gradients import WeightGradCall, find_winners, sample_weights_grad, weight_grad
+from recfuse.ops.library import call_below_autograd, dtype_code
+from recfuse.ops.updates import Update, fused_update, matrices_only, rows_update
+
+_FLOAT32 = 0  # its code
+
+
+class Lookups(NamedTuple):
+    """What a call looks up, in the form of fused calls."""
+
+    features: Tensor
+    indices: Tensor
+    offsets: Tensor
+    output_dim: int
+    any_max: bool
+    sparse: bool  # of weights without an optimizer here
+
+
+class Forms(NamedTuple):
+    """Shape and code of the dtype of a weight."""
+
+    rows: int
+    dim: int
+    dtype: int
+
+
+def forms_of(weights: Sequence[Tensor]) -> list[Forms]:
+    """The form of each weight."""
+    return [Forms(*weight.shape, dtype_code(weight, "fused_embedding_bag", "weights")) for weight in weights]
+
+
+def check_hooks(weights: Sequence[Tensor], updates: Sequence[Update | None]) -> None:
+    """Raises where a weight without a gradient has a hook that waits for one."""
+    for weight, update in zip(weights, updates, strict=True):
+        if update is None or update.updater.deferred:
+            continue
+        if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+            raise ArgumentValueError(
+                "recfuse.optim: a Parameter that a fused optimizer updates inside backward() has a hook, which would "
+                "never run, since the Parameter has no gradient: remove it, or make the optimizer with deferred=True"
+            )
+
+
+# ---- eager
+
+
+def updated_call(
+    operator: Callable[..., Tensor],
+    call: tuple[Any, ...],
+    lookups: Lookups,
+    updates: Sequence[Update | None],
+    sample_weights: Tensor | None,
+    weights: Sequence[Tensor],
+) -> Tensor:
+    """Calls an operator with the arguments ``call``; see the Function."""
+    check_hooks(weights, updates)
+    return apply(UpdatedCall, operator, call, lookups, updates, sample_weights, *weights)
+
+
+class UpdatedCall(torch.autograd.Function):
+    """A call of one of the operators, in whose backward pass some weights are updated."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        operator: Callable[..., Tensor],
+        call: tuple[Any, ...],
+        lookups: Lookups,
+        updates: Sequence[Update | None],
+        sample_weights: Tensor | None,
+        *weights: Tensor,
+    ) -> Tensor:
+        """Pools; ``call`` are the operator's arguments."""
+        output = call_below_autograd(operator, *call)
+        where = lookups[:3]
+        winners = None
+        if lookups.any_max:
+            winners = call_below_autograd(find_winners, weights, *where, lookups.output_dim)
+        kept = weights if ctx.needs_input_grad[4] else []
+        ctx.save_for_backward(*where, sample_weights, winners, *kept)
+        ctx.weights, ctx.updates, ctx.sparse = weights, updates, lookups.sparse
+        ctx.forms = forms_of(weights)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Gradients of the other weights and of per_sample_weights; asks for the updates."""
+        features, indices, offsets, sample_weights, winners, *kept = ctx.saved_tensors
+        grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        lookups, count = (features, indices, offsets), len(ctx.weights)
+        direct: dict[int, tuple[Tensor, Update]] = {}
+        for group, (weight, update) in enumerate(zip(ctx.weights, ctx.updates, strict=True)):
+            at = group - count
+            if not ctx.needs_input_grad[at]:
+                continue
+            if update is not None and not update.updater.deferred:
+                if _is_wanted(ctx.next_functions[at][0]):
+                    update.check()
+                    direct[group] = weight, update
+                continue
+            call = WeightGradCall(grad, *lookups, group, *ctx.forms[group], sample_weights, winners)
+            grads[at] = weight_grad(ctx, call, ctx.sparse or update is not None, at)
+        if ctx.needs_input_grad[4]:
+            grads[4] = sample_weights_grad(grad, kept, lookups, sample_weights.dtype)
+        if direct:
+            stream = torch.cuda.current_stream(grad.device) if grad.is_cuda else None
+            _ask(_Asked(grad, *lookups, sample_weights, winners, direct, count, stream))
+        return tuple(grads)
+
+
+def _is_wanted(node: Any) -> bool:
+    """Whether this pass would bring a gradient to a Parameter: not one of torch.autograd.grad, or of
+    backward(inputs=...) for others.
+    """
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # torch.autograd.grad, of leaves
+        return False
+
+
+class _Asked(NamedTuple):
+    """Updates of one call."""
+
+    grad: Tensor
+    features: Tensor
+    indices: Tensor
+    offsets: Tensor
+    sample_weights: Tensor | None
+    winners: Tensor | None
+    weights: dict[int, tuple[Tensor, Update]]  # by their numbers in the call
+    count: int  # weights of the call
+    stream: Any  # of the GPU, which has the gradient
+
+    def bring_here(self) -> None:
+        """Makes the current stream wait for the gradient, where another one has it."""
+        if self.stream is None or self.stream == (here := torch.cuda.current_stream(self.grad.device)):
+            return
+        here.wait_stream(self.stream)
+        for tensor in (self.grad, self.indices, self.offsets, self.sample_weights, self.winners):
+            if tensor is not None:
+                tensor.record_stream(here)
+
+    def run(self, numbers: Sequence[int]) -> None:
+        """Updates some of the weights, which share an updater."""
+        features = self.features
+        if len(numbers) < self.count:
+            features = matrices_only(features, numbers)
+        weights, updates = zip(*(self.weights[number] for number in numbers), strict=True)
+        lookups = features, self.indices, self.offsets
+        fused_update(self.grad, weights, updates, lookups, self.sample_weights, self.winners)
+
+    def gradient(self, number: int) -> Tensor:
+        """The sparse gradient of one weight, in float32."""
+        weight, _ = self.weights[number]
+        rest = *weight.shape, _FLOAT32, self.sample_weights, self.winners
+        call = WeightGradCall(self.grad, self.features, self.indices, self.offsets, number, *rest)
+        with torch.no_grad():
+            return weight_grad(None, call, sparse=True, argument=0)
+
+
+class _Pass:
+    """A backward pass, and the updates that its end is to make."""
+
+    def __init__(self) -> None:
+        self.asked: list[_Asked] = []
+
+    def finish(self) -> None:
+        """Makes the updates. The engine calls it, on the caller's stream, unless the pass has failed."""
+        asked, self.asked = self.asked, []
+        uses: dict[int, list[tuple[_Asked, int]]] = {}
+        for call in asked:
+            call.bring_here()
+            for number, (weight, update) in call.weights.items():
+                update.check()
+                uses.setdefault(id(weight), []).append((call, number))
+        for call in asked:
+            groups: dict[int, list[int]] = {}
+            for number, (weight, update) in call.weights.items():
+                if len(uses[id(weight)]) == 1:
+                    groups.setdefault(id(update.updater), []).append(number)
+            for numbers in groups.values():
+                call.run(numbers)
+        for several in uses.values():
+            if len(several) > 1:
+                weight, update = several[0][0].weights[several[0][1]]
+                total = functools.reduce(torch.add, (call.gradient(number) for call, number in several)).coalesce()
+                rows_update(weight, update, total.indices()[0], total.values())
+
+
+# The passes that run now, by the engine's number of them; the engine keeps each until its end.
+_passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
+
+
+def _ask(call: _Asked) -> None:
+    """Asks the running backward pass to make updates at its end."""
+    task = torch._C._current_graph_task_id()
+    running = _passes.get(task)
+    if running is None:
+        _passes[task] = running = _Pass()
+        torch.autograd.Variable._execution_engine.queue_callback(running.finish)
+    for _, update in call.weights.values():
+        update.updater.owner._before_update(update)
+    running.asked.append(call)

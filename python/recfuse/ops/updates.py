@@ -1,0 +1,279 @@
+"""The update operators (`recfuse::fused_embedding_bag_update`, `recfuse::rows_update`), and what a Parameter knows
+of the fused optimizer that updates it.
+
+Neither operator declares what it writes where autograd could see it: a backward pass that is said to write to a
+tensor which requires a gradient is refused by the compiler. `fused_embedding_bag_update` returns an empty tensor
+instead, the gradient of an "anchor" of the optimizer, so that no pass of the compiler may leave the call out.
+FBGEMM's table-batched embedding hides its update in the same way.
+"""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfuse.errors import ArgumentValueError
+from recfuse.ops.autograd import register
+from recfuse.ops.library import below_autograd, library
+
+_ops = torch.ops.recfuse
+_fused_update = _ops.fused_embedding_bag_update.default
+_rows_update = _ops.rows_update.default
+
+OPTIMIZERS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam")  # in the order of rf_optimizer
+STATES = (0, 1, 1, 2)  # tensors that each keeps of a weight
+OPTIONS = 3  # numbers that say how an updater works: kind, stochastic_rounding, seed
+LR, WEIGHT_DECAY, EPS, BETA1, BETA2, STEP, GRAD_SCALE, SKIP = range(8)  # rf_update_number
+_ATTRIBUTE = "_recfuse_update"  # of a Parameter; the compiler guards on it
+
+
+class Updater:
+    """What Parameters have in common that one optimizer updates in one call: the same numbers, the same step.
+
+    Attributes:
+        kind: a position in OPTIMIZERS.
+        numbers: float32 ``[8]`` on the Parameters' device, which the kernels read when they run; see LR and those
+            behind it. STEP is that of the next update.
+        deferred: the backward pass leaves sparse gradients, instead of updating.
+        owner: the optimizer; None once it is deleted.
+    """
+
+    def __init__(
+        self, owner: Any, kind: int, device: torch.device, deferred: bool, rounding: tuple[bool, int]
+    ) -> None:
+        """Numbers that change nothing: an lr of 0."""
+        self.kind, self.deferred = kind, deferred
+        self.stochastic_rounding, self.seed = rounding
+        self.options = kind, int(self.stochastic_rounding), self.seed
+        self._owner = weakref.ref(owner)
+        self._made = 0
+        self._written = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0]
+        with torch.inference_mode(False):
+            self.numbers = torch.tensor(self._written, dtype=torch.float32, device=device)
+
+    @property
+    def owner(self) -> Any:
+        """The optimizer, or None."""
+        return self._owner()
+
+    @property
+    def counts_on_device(self) -> bool:
+        """Whether kernels read the number of the step."""
+        return OPTIMIZERS[self.kind] == "Adam" or self.stochastic_rounding
+
+    def write(self, number: int, value: float) -> None:
+        """Writes a number, asynchronously, unless it is that already."""
+        if self._written[number] != value:
+            self._written[number] = value
+            self._put(number, value)
+
+    def _put(self, number: int, value: float | Tensor) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            self.numbers[number].fill_(value)
+
+    def set_steps(self, made: int) -> None:
+        """Says how many steps were made."""
+        self._made = made
+        self._put(STEP, made + 1)
+
+    def steps_made(self) -> int:
+        """How many steps were made; waits for the device, where it counts them."""
+        return round(self.numbers[STEP].item()) - 1 if self.counts_on_device else self._made
+
+    def tick(self, found_inf: Tensor | None = None) -> None:
+        """Counts a step, unless ``found_inf`` says that it was none."""
+        self._made += 1
+        if self.counts_on_device:
+            with torch.inference_mode(False), torch.no_grad():
+                if found_inf is None:
+                    self.numbers[STEP].add_(1)
+                else:
+                    self.numbers[STEP].add_(found_inf.to(self.numbers.device, non_blocking=True).reshape(()) == 0)
+
+    def scale(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        """What a gradient scaler has found out: gradients are divided by ``grad_scale``, and not used at all where
+        ``found_inf`` is not 0. None: neither.
+        """
+        device, sign = self.numbers.device, self._written[GRAD_SCALE]
+        if grad_scale is not None:
+            self._put(GRAD_SCALE, (sign / grad_scale.to(device, non_blocking=True)).reshape(()))
+        else:
+            self._put(GRAD_SCALE, sign)
+        self._put(SKIP, 0.0 if found_inf is None else found_inf.to(device, non_blocking=True).reshape(()))
+
+
+class Update:
+    """The update of one Parameter, an attribute of it, which copies of it do not have.
+
+    Attributes:
+        states: what the kernels write beside the weight; float32, on its device.
+        anchor: an empty leaf, whose gradient is what a compiled update returns. None where it is deferred.
+        updated: whether a backward pass has updated the Parameter since the last step of its optimizer.
+        captured: whether that was in a CUDA graph.
+    """
+
+    def __init__(self, weight: Tensor, updater: Updater, states: Sequence[Tensor]) -> None:
+        """Of ``weight``, whose attribute it is not yet."""
+        self.updater, self.states = updater, list(states)
+        self.updated = self.captured = False
+        self._weight = weakref.ref(weight)
+        self.anchor: Tensor | None = None
+        if updater.deferred:
+            return
+        with torch.inference_mode(False):
+            self.anchor = torch.zeros(0, device=weight.device, requires_grad=True)
+        self.anchor.register_post_accumulate_grad_hook(_Compiled(self))
+
+    def check(self) -> None:
+        """Raises where an update now would not be the one that the user meant."""
+        owner = self.updater.owner
+        if owner is None:
+            raise ArgumentValueError(
+                "recfuse.optim: the optimizer that the tables of this forward pass belonged to is gone; call the "
+                "model again, or keep the optimizer until after backward()"
+            )
+        if self.updated:
+            raise ArgumentValueError(
+                "recfuse.optim: a second backward() before step(). A fused optimizer updates the tables inside "
+                "backward(), so gradients do not accumulate: call step() after each backward(), or make the "
+                f"optimizer with deferred=True: recfuse.optim.{type(owner).__name__}(..., deferred=True)"
+            )
+
+    def storage(self) -> list[int]:
+        """Where the states are."""
+        return [state.data_ptr() for state in self.states]
+
+    def note(self, weight: Tensor) -> None:
+        """Notes that a backward pass has updated ``weight``: a graph that kept it must not read it any more."""
+        self.updated = True
+        self.captured = weight.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not weight.is_inference():
+            torch.autograd.graph.increment_version(weight)
+
+    @property
+    def weight(self) -> Tensor | None:
+        """The Parameter, or None once it is deleted."""
+        return self._weight()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What a pickled Parameter has instead: nothing, of a class that torch.load allows."""
+        return collections.OrderedDict, ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a Parameter belongs to no optimizer."""
+
+
+class _Compiled:
+    """What follows the update of a compiled backward pass, in which no Python runs."""
+
+    def __init__(self, update: Update) -> None:
+        self._update = weakref.ref(update)
+
+    def __call__(self, anchor: Tensor) -> None:
+        """Notes it; raises, too late for this Parameter, where it was a second one."""
+        anchor.grad = None
+        update = self._update()
+        if update is None:
+            return
+        weight = update.weight
+        if weight is not None:
+            update.check()
+            if (owner := update.updater.owner) is not None:
+                owner._before_update(update)
+            update.note(weight)
+
+
+def set_update(weight: Tensor, update: Update | None) -> None:
+    """Says how ``weight`` is updated; None: by nobody, so it has gradients as any Parameter."""
+    if update is not None:
+        setattr(weight, _ATTRIBUTE, update)
+    elif hasattr(weight, _ATTRIBUTE):
+        delattr(weight, _ATTRIBUTE)
+
+
+def update_of(weight: Tensor) -> Update | None:
+    """How ``weight`` is updated, None: by nobody."""
+    return getattr(weight, _ATTRIBUTE, None) or None
+
+
+def updates_of(weights: Sequence[Tensor]) -> list[Update | None] | None:
+    """The same of each weight that requires a gradient; None where there is none at all."""
+    found = False
+    for weight in weights:  # a plain loop, since each training call comes here
+        if getattr(weight, _ATTRIBUTE, None) and weight.requires_grad:
+            found = True
+    if not found or not torch.is_grad_enabled():
+        return None
+    return [update_of(weight) if weight.requires_grad else None for weight in weights]
+
+
+def fused_update(
+    grad: Tensor,
+    weights: Sequence[Tensor],
+    updates: Sequence[Update],
+    lookups: tuple[Tensor, Tensor, Tensor],
+    sample_weights: Tensor | None,
+    winners: Tensor | None,
+) -> None:
+    """Updates weights that share an updater by a call's gradient; ``lookups``: features, whose first column are
+    numbers of ``weights`` or -1, indices, offsets.
+    """
+    updater = updates[0].updater
+    states = [state for update in updates for state in update.states]
+    rounding = updater.stochastic_rounding, updater.seed
+    with torch.no_grad(), below_autograd():
+        _fused_update(
+            grad, weights, states, *lookups, sample_weights, winners, updater.numbers, [], updater.kind, *rounding
+        )
+    for weight, update in zip(weights, updates, strict=True):
+        update.note(weight)
+
+
+def rows_update(weight: Tensor, update: Update, rows: Tensor, sums: Tensor) -> None:
+    """Updates rows, each of which occurs once, by their summed gradients."""
+    updater = update.updater
+    rounding = updater.stochastic_rounding, updater.seed
+    with torch.no_grad(), below_autograd():
+        _rows_update(weight, update.states, rows, sums, updater.numbers, updater.kind, *rounding)
+    update.note(weight)
+
+
+def matrices_only(features: Tensor, numbers: Sequence[int]) -> Tensor:
+    """Features, those in the matrices ``numbers`` renumbered by their place there, the others with -1."""
+    return _ops._features_of(features, list(numbers))
+
+
+def _features_of(features: Tensor, numbers: list[int]) -> Tensor:
+    own = features.clone()
+    own[:, 0] = -1
+    for place, number in enumerate(numbers):
+        own[features[:, 0] == number, 0] = place
+    return own
+
+
+library.define("_features_of(Tensor features, int[] numbers) -> Tensor")
+library.impl("_features_of", _features_of, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("recfuse::_features_of", lib=library)
+def _(features: Tensor, numbers: list[int]) -> Tensor:
+    return torch.empty_like(features)
+
+
+@torch.library.register_fake("recfuse::fused_embedding_bag_update", lib=library)
+def _(grad: Tensor, *_: Any) -> Tensor:
+    return grad.new_empty((0,), dtype=torch.float32)
+
+
+@torch.library.register_fake("recfuse::rows_update", lib=library)
+def _(weight: Tensor, states: Sequence[Tensor], rows: Tensor, *_: Any) -> None:
+    return None
+
+
+for _name in ("fused_embedding_bag_update", "rows_update"):
+    register(_name)

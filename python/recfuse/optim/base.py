@@ -1,0 +1,309 @@
+"""``FusedOptimizer``: what the optimizers of this package have in common."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from recfuse._arguments import integer
+from recfuse.errors import ArgumentValueError
+from recfuse.nn.memory import advise_huge_pages
+from recfuse.ops.updates import (
+    BETA1,
+    BETA2,
+    EPS,
+    GRAD_SCALE,
+    LR,
+    OPTIMIZERS,
+    STATES,
+    WEIGHT_DECAY,
+    Update,
+    Updater,
+    set_update,
+    update_of,
+)
+from recfuse.optim.groups import ParamGroup, check_betas, check_number, check_off
+from recfuse.optim.parameters import check_parameter, parameters_of
+from recfuse.optim.steps import deferred_step, direct_step
+from recfuse.optim.surroundings import check_surroundings
+
+_NUMBERS = {"lr": LR, "weight_decay": WEIGHT_DECAY, "eps": EPS}
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """An optimizer of embedding tables, whose step a kernel makes row by row; see :mod:`recfuse.optim`."""
+
+    _step_supports_amp_scaling = True  # for torch.amp.GradScaler: step() reads found_inf on the device
+    _row_state = False  # a number a row, instead of one an element
+    _step_type: Any = None  # of the entry "step" of the state; None: there is none
+
+    def __init__(
+        self, params: Any, defaults: dict[str, Any], deferred: bool, stochastic_rounding: bool, seed: int
+    ) -> None:
+        """Of Parameters, param groups, or a module; see the classes."""
+        where = self._where
+        self._settings = bool(deferred), bool(stochastic_rounding), integer(f"{where}: seed", seed, 0, 2**63 - 1)
+        self._begin()
+        for key, value in defaults.items():
+            self._check_option(key, value)
+        super().__init__(parameters_of(params, where), defaults)
+
+    def _begin(self) -> None:
+        self._updaters: list[tuple[ParamGroup, Updater]] = []
+        self._surroundings_checked = False
+        self._held: list[weakref.ref[Any]] = []
+        weakref.finalize(self, _release, self._held).atexit = False
+
+    @property
+    def _where(self) -> str:
+        return f"recfuse.optim.{type(self).__name__}"
+
+    @property
+    def _kind(self) -> int:
+        return OPTIMIZERS.index(type(self).__name__)
+
+    @property
+    def deferred(self) -> bool:
+        """Whether rows are updated in ``step()``; else in ``backward()``."""
+        return self._settings[0]
+
+    # ---- groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, as of any optimizer. Its tables have the optimizer from now on, if they had another."""
+        for key, value in param_group.items():
+            if key != "params":
+                self._check_option(key, value)
+        super().add_param_group(param_group)
+        group = ParamGroup(self.param_groups[-1], self)
+        try:
+            for parameter in group["params"]:
+                check_parameter(parameter, self._where)
+        except Exception:
+            self.param_groups.pop()
+            raise
+        self.param_groups[-1] = group
+        for parameter in group["params"]:
+            self.state[parameter] = self._new_state(parameter, group)
+        self._arrange(group, dict.fromkeys(group["params"], 0))
+
+    def _check_option(self, key: str, value: Any) -> None:
+        if key in (*_NUMBERS, "initial_accumulator_value"):
+            check_number(self._where, key, value)
+        elif key == "betas":
+            check_betas(self._where, value)
+        else:
+            check_off(self._where, key, value)
+
+    def _group_changed(self, group: ParamGroup) -> None:
+        """Writes what has changed to the devices of its tables."""
+        for own, updater in self._updaters:
+            if own is group:
+                self._write(group, updater)
+
+    def _write(self, group: Mapping[str, Any], updater: Updater) -> None:
+        for key, number in _NUMBERS.items():
+            updater.write(number, float(group.get(key, 0)))
+        for number, beta in zip((BETA1, BETA2), group.get("betas", (0, 0)), strict=True):
+            updater.write(number, float(beta))
+        updater.write(GRAD_SCALE, -1.0 if group.get("maximize") else 1.0)
+
+    # ---- state
+
+    def _new_state(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        shape = (parameter.shape[0], 1) if self._row_state else parameter.shape
+        found: dict[str, Any] = {}
+        with torch.inference_mode(False):
+            for name in self._state_names:
+                found[name] = torch.empty(shape, dtype=torch.float32, device=parameter.device)
+                advise_huge_pages(found[name])
+                found[name].fill_(group.get("initial_accumulator_value", 0))
+        return found
+
+    @property
+    def _state_names(self) -> tuple[str, ...]:
+        return {0: (), 1: ("sum",), 2: ("exp_avg", "exp_avg_sq")}[STATES[self._kind]]
+
+    def _arrange(self, group: ParamGroup, steps: Mapping[Tensor, int]) -> None:
+        """Gives each Parameter of a group its update: those with as many steps behind them share an updater, so that
+        one call makes the step of all. Numbers keep their memory where they can, for graphs that have captured it.
+        """
+        spare = [updater for own, updater in self._updaters if own is group]
+        self._updaters = [(own, updater) for own, updater in self._updaters if own is not group]
+        together: dict[tuple[torch.device, int], list[Tensor]] = {}
+        for parameter in group["params"]:
+            together.setdefault((parameter.device, steps[parameter]), []).append(parameter)
+        for (device, made), parameters in together.items():
+            updater = next((old for old in spare if old.numbers.device == device), None)
+            if updater is None:
+                deferred, *rounding = self._settings
+                updater = Updater(self, self._kind, device, deferred, tuple(rounding))
+            else:
+                spare.remove(updater)
+            updater.set_steps(made)
+            self._write(group, updater)
+            self._updaters.append((group, updater))
+            for parameter in parameters:
+                self._attach(parameter, updater)
+
+    def _attach(self, parameter: Tensor, updater: Updater) -> None:
+        state = self.state[parameter]
+        states = [state[name].view(-1) if self._row_state else state[name] for name in self._state_names]
+        old = update_of(parameter)
+        if old is None or old.updater is not updater or old.storage() != [one.data_ptr() for one in states]:
+            set_update(parameter, Update(parameter, updater, states))
+        if not any(held() is parameter for held in self._held):
+            self._held.append(weakref.ref(parameter))
+
+    def _own(self) -> Iterable[tuple[ParamGroup, Parameter, Update]]:
+        """Each Parameter with its update, which no other optimizer has taken over."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                update = update_of(parameter)
+                if update is None or update.updater.owner is not self:
+                    raise ArgumentValueError(
+                        f"{self._where}: a Parameter of shape {list(parameter.shape)} belongs to another optimizer of "
+                        "recfuse.optim by now, which was made of it later"
+                    )
+                yield group, parameter, update
+
+    # ---- steps
+
+    def _before_update(self, update: Update) -> None:
+        """Looks, before a Parameter is updated, at what no backward pass can see."""
+        weight = update.weight
+        if weight is not None and weight.device != update.updater.numbers.device:
+            raise ArgumentValueError(
+                f"{self._where}: a Parameter is on {weight.device}, its optimizer on {update.updater.numbers.device}; "
+                "make the optimizer after the module was moved"
+            )
+        if not self._surroundings_checked:
+            check_surroundings([held for ref in self._held if (held := ref()) is not None], self._where)
+            self._surroundings_checked = True
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Ends a step: of tables that ``backward()`` has updated the step's number is raised; with ``deferred``, it
+        is here that their rows are updated, by ``.grad``.
+
+        Args:
+            closure: computes the loss, and calls ``backward()``.
+
+        Returns:
+            What ``closure`` returns.
+
+        Raises:
+            ValueError: a Parameter has a gradient that is not one of its lookups alone; see :mod:`recfuse.optim`.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        (deferred_step if self.deferred else direct_step)(self)
+        return loss
+
+    # ---- dictionaries and copies
+
+    def _note_steps(self) -> None:
+        """Brings the steps' number into the state, where torch's optimizers have it."""
+        if self._step_type is not None or self._settings[1]:
+            for _, parameter, update in self._own():
+                made = update.updater.steps_made()
+                self.state[parameter]["step"] = made if self._step_type is None else self._step_type(made)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of torch's optimizer of the same name, which can load it. Waits for the tables' device."""
+        self._note_steps()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes a ``state_dict`` of this class, or of torch's of the same name. States keep their memory, so that a
+        CUDA graph that was captured before goes on with what is loaded.
+
+        Raises:
+            ValueError: groups of other Parameters, options that must be off, states of another shape.
+        """
+        before = [dict(group) for group in self.param_groups]
+        states = {parameter: dict(self.state[parameter]) for _, parameter, _ in self._own()}
+        saved = state_dict.get("state", {})
+        numbers = chain.from_iterable(group["params"] for group in state_dict.get("param_groups", ()))
+        raw = dict(zip(states, (saved.get(number, {}) for number in numbers), strict=False))
+        for group in state_dict.get("param_groups", ()):
+            for key, value in group.items():
+                if key not in ("params", "param_names"):
+                    self._check_option(key, value)
+        for parameter, own in states.items():
+            self._check_loaded(raw.get(parameter, {}), own)
+        super().load_state_dict(state_dict)
+        groups = [ParamGroup({**old, **new}, self) for old, new in zip(before, self.param_groups, strict=True)]
+        self._updaters = [
+            (groups[number], updater)
+            for own, updater in self._updaters
+            for number, old in enumerate(before)
+            if own["params"] is old["params"]
+        ]
+        self.param_groups = groups
+        for group in groups:
+            for parameter in group["params"]:
+                self._load(parameter, group, states[parameter], raw.get(parameter, {}))
+            self._arrange(group, {p: int(self.state[p].get("step", 0)) for p in group["params"]})
+
+    def _check_loaded(self, loaded: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        for name in self._state_names:
+            if name in loaded and loaded[name].numel() != own[name].numel():
+                raise ArgumentValueError(
+                    f"{self._where}: {name} in the state_dict has shape {list(loaded[name].shape)}, must have "
+                    f"{list(own[name].shape)}"
+                )
+
+    def _load(
+        self, parameter: Tensor, group: Mapping[str, Any], own: dict[str, Any], loaded: Mapping[str, Any]
+    ) -> None:
+        """Copies a loaded state into the tensors that are there; without one, that of a new optimizer."""
+        with torch.no_grad():
+            for name in self._state_names:
+                if name in loaded:
+                    own[name].copy_(loaded[name].view(own[name].shape))
+                else:
+                    own[name].fill_(group.get("initial_accumulator_value", 0))
+        self.state[parameter] = {**own, **({"step": loaded["step"]} if "step" in loaded else {"step": 0})}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With the steps' number in the state."""
+        self._note_steps()
+        return {**super().__getstate__(), "_settings": self._settings}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy: gives its Parameters their updates."""
+        super().__setstate__(state)
+        if "_settings" in state:
+            self._begin()
+            self._parameters_changed()
+
+    def _parameters_changed(self, old: Iterable[Tensor] = ()) -> None:
+        """After Parameters and their state were replaced in the groups: their updates anew, none for the old."""
+        for parameter in old:
+            update = update_of(parameter)
+            if update is not None and update.updater.owner is self:
+                set_update(parameter, None)
+        groups = [
+            group if isinstance(group, ParamGroup) else ParamGroup(group, self) for group in self.param_groups
+        ]
+        self.param_groups = groups
+        for group in groups:
+            self._arrange(group, {p: int(self.state[p].get("step", 0)) for p in group["params"]})
+
+
+def _release(held: list[weakref.ref[Any]]) -> None:
+    """Gives Parameters of an optimizer that is gone their gradients back."""
+    for ref in held:
+        parameter = ref()
+        update = None if parameter is None else update_of(parameter)
+        if update is not None and update.updater.owner is None:
+            set_update(parameter, None)

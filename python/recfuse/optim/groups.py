@@ -1,0 +1,111 @@
+"""Param groups that tell their optimizer what changes in them, and the options that no fused optimizer has."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from recfuse._arguments import real, wrong_type
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
+
+# Options of torch's optimizers that change how a step is computed, not what it gives; a state_dict may have any value.
+HOW = ("foreach", "fused", "capturable")
+# Those that change what a step gives, and the value that means: not at all.
+OFF: dict[str, Any] = {
+    "momentum": 0,
+    "dampening": 0,
+    "nesterov": False,
+    "lr_decay": 0,
+    "amsgrad": False,
+    "differentiable": False,
+    "decoupled_weight_decay": False,
+}
+_WHY = {
+    "momentum": "momentum moves rows that a batch does not look up",
+    "lr_decay": "use a scheduler of torch.optim.lr_scheduler",
+    "amsgrad": "torch.optim.SparseAdam has none either",
+    "differentiable": "a step has no gradient",
+}
+
+
+class ParamGroup(dict[str, Any]):
+    """A param group; what is written to it reaches the kernels at once, whoever writes it."""
+
+    def __init__(self, group: Mapping[str, Any], watcher: Any) -> None:
+        """With the entries of ``group``; ``watcher`` has ``_check_option(key, value)`` and ``_group_changed(group)``."""
+        super().__init__(group)
+        self._watcher = weakref.ref(watcher)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Checks and sets an option."""
+        watcher = self._watcher()
+        if watcher is not None:
+            watcher._check_option(key, value)
+        super().__setitem__(key, value)
+        if watcher is not None:
+            watcher._group_changed(self)
+
+    def update(self, *given: Any, **options: Any) -> None:
+        """Sets several."""
+        for key, value in dict(*given, **options).items():
+            self[key] = value
+
+    def __ior__(self, other: Any) -> ParamGroup:  # type: ignore[override,misc]
+        """Sets several."""
+        self.update(other)
+        return self
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Sets one that is not there."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is a plain one, which an optimizer that gets it makes its own."""
+        return dict, (dict(self),)
+
+
+def refuse(where: str, options: Mapping[str, Any]) -> None:
+    """Raises for options of torch's optimizers that ask for what these have not, and for unknown ones."""
+    for key, value in options.items():
+        if key in HOW:
+            if value:
+                raise ArgumentValueError(
+                    f"{where}: {key} is {value!r}: the step of all tables is one call of a kernel already, which a CUDA "
+                    "graph may capture; leave the option out"
+                )
+        elif key not in OFF:
+            raise ArgumentTypeError(f"{where}: there is no option {key!r}")
+        else:
+            check_off(where, key, value)
+
+
+def check_off(where: str, key: str, value: Any) -> None:
+    """Raises where an option that must be off is not."""
+    if key in OFF and (isinstance(value, Tensor) or value != OFF[key]):
+        why = f": {_WHY[key]}" if key in _WHY else ""
+        raise ArgumentValueError(f"{where}: {key} is {value!r}, must be {OFF[key]!r}{why}")
+
+
+def check_number(where: str, key: str, value: Any) -> None:
+    """Raises unless a number of a group is one, and not negative."""
+    if isinstance(value, Tensor):
+        raise ArgumentTypeError(
+            f"{where}: {key} is a Tensor, must be a number: each change is written to the tables' device, so that a CUDA "
+            "graph sees it too; lr_scheduler's classes work on it as it is"
+        )
+    if real(f"{where}: {key}", value) < 0:
+        raise ArgumentValueError(f"{where}: {key} is {value!r}, must be >= 0")
+
+
+def check_betas(where: str, value: Any) -> None:
+    """Raises unless betas are two numbers in [0, 1)."""
+    if isinstance(value, (str, Tensor)) or not isinstance(value, Iterable) or len(betas := list(value)) != 2:
+        raise wrong_type(f"{where}: betas", value, "two numbers")
+    for number, beta in enumerate(betas):
+        if isinstance(beta, Tensor) or not 0 <= real(f"{where}: betas[{number}]", beta) < 1:
+            raise ArgumentValueError(f"{where}: betas[{number}] is {beta!r}, must be a number in [0, 1)")

@@ -1,0 +1,94 @@
+"""What ``step()`` does: the end of a step whose rows ``backward()`` has updated, and the whole of a deferred one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from recfuse.errors import ArgumentValueError
+from recfuse.ops.updated_calls import check_hooks
+from recfuse.ops.updates import Update, rows_update
+
+if TYPE_CHECKING:
+    from recfuse.optim.base import FusedOptimizer
+
+
+def direct_step(optimizer: FusedOptimizer) -> None:
+    """Checks that ``backward()`` could do all, and raises the number of the step."""
+    where, own = optimizer._where, list(optimizer._own())
+    if hasattr(optimizer, "grad_scale"):  # set by a GradScaler around its call of step()
+        raise ArgumentValueError(
+            f"{where}: step() is called by a GradScaler, whose scaled gradients the tables were updated with inside "
+            "backward(): make the optimizer with deferred=True"
+        )
+    for _, parameter, update in own:
+        check_hooks([parameter], [update])
+        if parameter.grad is not None:
+            raise ArgumentValueError(
+                f"{where}: a Parameter of shape {list(parameter.shape)} has a gradient, where backward() should have "
+                "updated its rows: it is used outside of the calls of recfuse's modules (in a penalty on the weight, "
+                "in a module of torch, under torch.func or in an exported program), or had its gradient before the "
+                "optimizer was made. Set the gradient to None if it is old; else use deferred=True with lookups alone, "
+                "or an optimizer of torch"
+            )
+    if not _capturing():
+        for _, _, update in own:
+            if update.captured and update.updater.counts_on_device:
+                raise ArgumentValueError(
+                    f"{where}: backward() was captured in a CUDA graph, step() was not, which raises the number of the "
+                    "step: capture both in one graph"
+                )
+    _advance(optimizer, own)
+
+
+def deferred_step(optimizer: FusedOptimizer) -> None:
+    """Updates rows by the sparse gradients that are there."""
+    where, own = optimizer._where, list(optimizer._own())
+    given = [(parameter, update, parameter.grad) for _, parameter, update in own if parameter.grad is not None]
+    for parameter, _, grad in given:
+        if grad.layout is not torch.sparse_coo or grad.sparse_dim() != 1:
+            raise ArgumentValueError(
+                f"{where}: the gradient of a Parameter of shape {list(parameter.shape)} is {grad.layout}, must be sparse "
+                "by rows: the Parameter is used outside of the calls of recfuse's modules; give it to an optimizer of "
+                "torch"
+            )
+    scaled = hasattr(optimizer, "grad_scale")
+    found_inf = getattr(optimizer, "found_inf", None)
+    found_inf = found_inf if isinstance(found_inf, Tensor) else None
+    updaters = {id(update.updater): update.updater for _, update, _ in given}.values()
+    if scaled:
+        for updater in updaters:
+            updater.scale(getattr(optimizer, "grad_scale", None), found_inf)
+    for parameter, update, grad in given:
+        whole = grad.coalesce()
+        rows_update(parameter, update, whole.indices()[0], whole.values())
+    if scaled:
+        for updater in updaters:
+            updater.scale(None, None)
+    _advance(optimizer, own, found_inf)
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _advance(optimizer: FusedOptimizer, own: list[tuple[Any, Any, Update]], found_inf: Tensor | None = None) -> None:
+    """Raises the number of the step of what was updated, as torch does, Parameter by Parameter. Where only some that
+    share an updater were updated, they part.
+    """
+    for group, updater in list(optimizer._updaters):
+        members = [(parameter, update) for _, parameter, update in own if update.updater is updater]
+        updated = {id(parameter) for parameter, update in members if update.updated}
+        for _, update in members:
+            update.updated = update.captured = False
+        if not updated:
+            continue
+        if len(updated) == len(members) or not updater.counts_on_device:
+            updater.tick(found_inf)
+            continue
+        made, skipped = updater.steps_made(), found_inf is not None and bool(found_inf)
+        steps = {p: u.updater.steps_made() for g, p, u in own if g is group and u.updater is not updater}
+        steps |= {p: made + (id(p) in updated and not skipped) for p, _ in members}
+        optimizer._arrange(group, steps)
