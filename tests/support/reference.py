@@ -120,3 +120,43 @@ def assert_close_to_reference(actual: Tensor, expected: Tensor, allowed: Tensor 
             f"got {got.reshape(-1)[worst]:.9g}, reference {want.reshape(-1)[worst]:.9g}, "
             f"allowed error {allowed.reshape(-1)[worst]:.3g}"
         )
+
+
+class Hyper(NamedTuple):
+    """Numbers of an optimizer's step."""
+
+    lr: float = 0.1
+    weight_decay: float = 0.0
+    eps: float = 1e-8
+    betas: tuple[float, float] = (0.9, 0.999)
+
+
+def updated(
+    kind: str,
+    weight: Tensor,
+    states: Sequence[Tensor],
+    grad: Tensor,
+    looked_up: Tensor,
+    step: int = 1,
+    hyper: Hyper = Hyper(),  # noqa: B008  (never changes)
+) -> tuple[Tensor, list[Tensor]]:
+    """Weight [rows, dim] and states after a step of SGD, Adagrad, RowWiseAdagrad or Adam, in float64.
+
+    ``grad``: [rows, dim]; ``looked_up``: [rows], whether a lookup of the row counts. Other rows stay.
+    """
+    old, g = weight.double(), grad.double() + hyper.weight_decay * weight.double()
+    before = [state.double() for state in states]
+    if kind == "SGD":
+        change, after = g, []
+    elif kind == "Adam":
+        (b1, b2), (m, v) = hyper.betas, before
+        after = [b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g]
+        correction = (1 - b2**step) ** 0.5 / (1 - b1**step)
+        change = correction * after[0] / (after[1].sqrt() + hyper.eps)
+    else:
+        square = (g * g).mean(1, keepdim=True) if kind == "RowWiseAdagrad" else g * g
+        after = [before[0] + square]
+        change = g / (after[0].sqrt() + hyper.eps)
+    own = looked_up[:, None]
+    kept = [torch.where(own, new, state) for new, state in zip(after, before, strict=True)]
+    return torch.where(own, old - hyper.lr * change, old), kept

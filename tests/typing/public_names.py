@@ -11,7 +11,19 @@ from torch import Tensor
 from typing_extensions import assert_type
 
 import recfuse
-from recfuse import _C, CollectionPlan, PinnedRows, Plan, SwapReport, info, nn, timing, traces, workloads
+from recfuse import (
+    _C,
+    CollectionPlan,
+    PinnedRows,
+    Plan,
+    SwapReport,
+    info,
+    nn,
+    optim,
+    timing,
+    traces,
+    workloads,
+)
 
 
 def operators(weight: Tensor, indices: Tensor, offsets: Tensor, features: Tensor) -> None:
@@ -67,6 +79,15 @@ def passes(model: torch.nn.Module, bag: nn.EmbeddingBag) -> None:
     recfuse.unswap(model)
     recfuse.pin_rows(bag.weight, torch.tensor([1]))
     assert_type(PinnedRows(bag.weight, rows=torch.tensor([1]), l2_fraction=0.5).rows, Tensor)
+
+
+def optimizers(collection: nn.FusedEmbeddingBagCollection) -> None:
+    assert_type(optim.SGD(collection, lr=0.1), optim.SGD)
+    assert_type(optim.RowWiseAdagrad(collection, deferred=True).deferred, bool)
+    assert_type(optim.embedding_parameters(collection), list[torch.nn.Parameter])
+    assert_type(optim.clip_grad_norm_(collection.parameters(), 1.0), Tensor)
+    torch.optim.lr_scheduler.ExponentialLR(optim.Adam(collection, betas=(0.9, 0.99)), 0.5)
+    assert_type(optim.Adagrad(collection).state_dict(), dict[str, Any])
 
 
 def tools() -> None:

@@ -155,8 +155,8 @@ def embedding_bag(
     updates = updates_of((weight,))
     if updates is not None and scale_grad_by_freq:
         fail(
-            "scale_grad_by_freq is True and weight belongs to an optimizer of recfuse.optim, which has no such "
-            "gradient; pass scale_grad_by_freq=False"
+            "scale_grad_by_freq is True and weight belongs to an optimizer of recfuse.optim, which has no "
+            "such gradient; pass scale_grad_by_freq=False"
         )
     if is_transformed():
         if updates is not None and is_compiled():

@@ -1,12 +1,13 @@
-"""Calls of tables that a fused optimizer updates: the backward pass updates their rows instead of giving gradients.
+"""Calls of tables that a fused optimizer updates: the backward pass updates their rows instead of giving
+gradients.
 
 Eager: what a backward pass asks for is done at its end, when nothing in it reads a weight any more: not the
-recomputed forward of torch.utils.checkpoint, and not a second call of the same tables. A Parameter of one call is
-updated by one operator; one of several calls (two towers, tied tables) by their sparse gradients, summed first, as
-torch would.
+recomputed forward of torch.utils.checkpoint, and not a second call of the same tables. A Parameter of one
+call is updated by one operator; one of several calls (two towers, tied tables) by their sparse gradients,
+summed first, as torch would.
 
-Compiled: the call is another operator, whose arguments have what the optimizer keeps, and the update is a part of
-the backward graph. There it is refused that two calls look rows up in one Parameter.
+Compiled: the call is another operator, whose arguments have what the optimizer keeps, and the update is a
+part of the backward graph. There it is refused that two calls look rows up in one Parameter.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def check_hooks(weights: Sequence[Tensor], updates: Sequence[Update | None]) -> 
             continue
         if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
             raise ArgumentValueError(
-                "recfuse.optim: a Parameter that a fused optimizer updates inside backward() has a hook, which would "
-                "never run, since the Parameter has no gradient: remove it, or make the optimizer with deferred=True"
+                "recfuse.optim: a Parameter that a fused optimizer updates inside backward() has a hook, "
+                "which would never run, since the Parameter has no gradient: remove it, or make the "
+                "optimizer with deferred=True"
             )
 
 
@@ -151,7 +153,7 @@ class _Asked(NamedTuple):
     sample_weights: Tensor | None
     winners: Tensor | None
     weights: dict[int, tuple[Tensor, Update]]  # by their numbers in the call
-    count: int  # weights of the call
+    matrices: int  # weights of the call
     stream: Any  # of the GPU, which has the gradient
 
     def bring_here(self) -> None:
@@ -166,7 +168,7 @@ class _Asked(NamedTuple):
     def run(self, numbers: Sequence[int]) -> None:
         """Updates some of the weights, which share an updater."""
         features = self.features
-        if len(numbers) < self.count:
+        if len(numbers) < self.matrices:
             features = matrices_only(features, numbers)
         weights, updates = zip(*(self.weights[number] for number in numbers), strict=True)
         lookups = features, self.indices, self.offsets
@@ -206,7 +208,9 @@ class _Pass:
         for several in uses.values():
             if len(several) > 1:
                 weight, update = several[0][0].weights[several[0][1]]
-                total = functools.reduce(torch.add, (call.gradient(number) for call, number in several)).coalesce()
+                total = functools.reduce(
+                    torch.add, (call.gradient(number) for call, number in several)
+                ).coalesce()
                 rows_update(weight, update, total.indices()[0], total.values())
 
 

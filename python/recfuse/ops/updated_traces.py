@@ -1,10 +1,11 @@
 """The operators that compiled programs have for calls of tables that a fused optimizer updates.
 
-``recfuse::_fused_embedding_bag_updated`` and ``recfuse::_embedding_bag_updated`` take what the optimizer keeps, then
-the arguments of the operators whose names they have, and give what those give. In their backward pass
-``fused_embedding_bag_update`` stands among the other operators. Its arguments order it behind all in that pass that
-reads the weights: the forward pass where it is recomputed (torch.utils.checkpoint), and the gradient of the sample
-weights.
+``recfuse::_fused_embedding_bag_updated`` and ``recfuse::_embedding_bag_updated`` take what the optimizer
+keeps, then the arguments of the operators whose names they have, and give what those give. In their backward
+pass ``fused_embedding_bag_update`` stands among the other operators. Its arguments order it behind all in
+that pass that
+reads the weights: the forward pass where it is recomputed (torch.utils.checkpoint), and the gradient of the
+sample weights.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import apply, refuse_forward_mode
-from recfuse.ops.gradients import WeightGradCall, find_winners, sample_weights_grad, weight_grad
+from recfuse.ops.gradients import WeightGradCall, sample_weights_grad, weight_grad
 from recfuse.ops.library import below_autograd, call_below_autograd, library, needs_derivatives
-from recfuse.ops.updated_calls import Forms, Lookups, forms_of
-from recfuse.ops.updates import OPTIONS, Update, Updater, matrices_only
+from recfuse.ops.updated_calls import Lookups, forms_of
+from recfuse.ops.updates import OPTIONS, STATES, Update, Updater, matrices_only
 
 _ops = torch.ops.recfuse
 _fused_update = _ops.fused_embedding_bag_update.default
@@ -170,8 +171,9 @@ def _once_a_graph(anchor: Any) -> None:
     task = torch._C._current_graph_task_id()
     if anchor.metadata.get("recfuse") == task:
         raise ArgumentValueError(
-            "recfuse.optim: two calls of one compiled program look rows up in the same Parameter, which the compiled "
-            "backward would update twice: make the optimizer with deferred=True, or do not compile these calls"
+            "recfuse.optim: two calls of one compiled program look rows up in the same Parameter, which the "
+            "compiled backward would update twice: make the optimizer with deferred=True, or do not compile "
+            "these calls"
         )
     anchor.metadata["recfuse"] = task
 
@@ -185,7 +187,9 @@ def define_updated(name: str, family: Family, shape: Callable[..., Tensor]) -> A
     def run(states: Any, numbers: Any, anchors: Any, updater_of: Any, options: Any, *call: Any) -> Tensor:
         return family.operator(*call)
 
-    def autograd(states: Any, numbers: Any, anchors: Any, updater_of: Any, options: Any, *call: Any) -> Tensor:
+    def autograd(
+        states: Any, numbers: Any, anchors: Any, updater_of: Any, options: Any, *call: Any
+    ) -> Tensor:
         weights, lookups, sample_weights = family.lookups_of(*call)
         if not needs_derivatives((*weights, sample_weights)):
             with below_autograd():

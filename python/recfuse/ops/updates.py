@@ -1,10 +1,10 @@
-"""The update operators (`recfuse::fused_embedding_bag_update`, `recfuse::rows_update`), and what a Parameter knows
-of the fused optimizer that updates it.
+"""The update operators (`recfuse::fused_embedding_bag_update`, `recfuse::rows_update`), and what a Parameter
+knows of the fused optimizer that updates it.
 
-Neither operator declares what it writes where autograd could see it: a backward pass that is said to write to a
-tensor which requires a gradient is refused by the compiler. `fused_embedding_bag_update` returns an empty tensor
-instead, the gradient of an "anchor" of the optimizer, so that no pass of the compiler may leave the call out.
-FBGEMM's table-batched embedding hides its update in the same way.
+Neither operator declares what it writes where autograd could see it: a backward pass that is said to write to
+a tensor which requires a gradient is refused by the compiler. `fused_embedding_bag_update` returns an empty
+tensor instead, the gradient of an "anchor" of the optimizer, so that no pass of the compiler may leave the
+call out. FBGEMM's table-batched embedding hides its update in the same way.
 """
 
 from __future__ import annotations
@@ -37,18 +37,24 @@ class Updater:
 
     Attributes:
         kind: a position in OPTIMIZERS.
-        numbers: float32 ``[8]`` on the Parameters' device, which the kernels read when they run; see LR and those
-            behind it. STEP is that of the next update.
+        numbers: float32 ``[8]`` on the Parameters' device, which the kernels read when they run; see LR and
+            those behind it. STEP is that of the next update.
         deferred: the backward pass leaves sparse gradients, instead of updating.
         owner: the optimizer; None once it is deleted.
     """
 
     def __init__(
-        self, owner: Any, kind: int, device: torch.device, deferred: bool, rounding: tuple[bool, int]
+        self,
+        owner: Any,
+        kind: int,
+        device: torch.device,
+        deferred: bool,
+        stochastic_rounding: bool,
+        seed: int,
     ) -> None:
         """Numbers that change nothing: an lr of 0."""
         self.kind, self.deferred = kind, deferred
-        self.stochastic_rounding, self.seed = rounding
+        self.stochastic_rounding, self.seed = stochastic_rounding, seed
         self.options = kind, int(self.stochastic_rounding), self.seed
         self._owner = weakref.ref(owner)
         self._made = 0
@@ -93,11 +99,13 @@ class Updater:
                 if found_inf is None:
                     self.numbers[STEP].add_(1)
                 else:
-                    self.numbers[STEP].add_(found_inf.to(self.numbers.device, non_blocking=True).reshape(()) == 0)
+                    self.numbers[STEP].add_(
+                        found_inf.to(self.numbers.device, non_blocking=True).reshape(()) == 0
+                    )
 
     def scale(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        """What a gradient scaler has found out: gradients are divided by ``grad_scale``, and not used at all where
-        ``found_inf`` is not 0. None: neither.
+        """What a gradient scaler has found out: gradients are divided by ``grad_scale``, and not used at all
+        where ``found_inf`` is not 0. None: neither.
         """
         device, sign = self.numbers.device, self._written[GRAD_SCALE]
         if grad_scale is not None:
@@ -134,14 +142,15 @@ class Update:
         owner = self.updater.owner
         if owner is None:
             raise ArgumentValueError(
-                "recfuse.optim: the optimizer that the tables of this forward pass belonged to is gone; call the "
-                "model again, or keep the optimizer until after backward()"
+                "recfuse.optim: the optimizer that the tables of this forward pass belonged to is gone; call "
+                "the model again, or keep the optimizer until after backward()"
             )
         if self.updated:
             raise ArgumentValueError(
-                "recfuse.optim: a second backward() before step(). A fused optimizer updates the tables inside "
-                "backward(), so gradients do not accumulate: call step() after each backward(), or make the "
-                f"optimizer with deferred=True: recfuse.optim.{type(owner).__name__}(..., deferred=True)"
+                "recfuse.optim: a second backward() before step(). A fused optimizer updates the tables "
+                "inside backward(), so gradients do not accumulate: call step() after each backward(), or "
+                f"make the optimizer with deferred=True: recfuse.optim.{type(owner).__name__}(..., "
+                "deferred=True)"
             )
 
     def storage(self) -> list[int]:
@@ -149,7 +158,9 @@ class Update:
         return [state.data_ptr() for state in self.states]
 
     def note(self, weight: Tensor) -> None:
-        """Notes that a backward pass has updated ``weight``: a graph that kept it must not read it any more."""
+        """Notes that a backward pass has updated ``weight``: a graph that kept it must not read it any
+        more.
+        """
         self.updated = True
         self.captured = weight.is_cuda and torch.cuda.is_current_stream_capturing()
         if not weight.is_inference():
@@ -220,15 +231,24 @@ def fused_update(
     sample_weights: Tensor | None,
     winners: Tensor | None,
 ) -> None:
-    """Updates weights that share an updater by a call's gradient; ``lookups``: features, whose first column are
-    numbers of ``weights`` or -1, indices, offsets.
+    """Updates weights that share an updater by a call's gradient; ``lookups``: features, whose first column
+    are numbers of ``weights`` or -1, indices, offsets.
     """
     updater = updates[0].updater
     states = [state for update in updates for state in update.states]
     rounding = updater.stochastic_rounding, updater.seed
     with torch.no_grad(), below_autograd():
         _fused_update(
-            grad, weights, states, *lookups, sample_weights, winners, updater.numbers, [], updater.kind, *rounding
+            grad,
+            weights,
+            states,
+            *lookups,
+            sample_weights,
+            winners,
+            updater.numbers,
+            [],
+            updater.kind,
+            *rounding,
         )
     for weight, update in zip(weights, updates, strict=True):
         update.note(weight)

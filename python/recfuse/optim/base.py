@@ -48,14 +48,18 @@ class FusedOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Of Parameters, param groups, or a module; see the classes."""
         where = self._where
-        self._settings = bool(deferred), bool(stochastic_rounding), integer(f"{where}: seed", seed, 0, 2**63 - 1)
+        self._settings = (
+            bool(deferred),
+            bool(stochastic_rounding),
+            integer(f"{where}: seed", seed, 0, 2**63 - 1),
+        )
         self._begin()
         for key, value in defaults.items():
             self._check_option(key, value)
         super().__init__(parameters_of(params, where), defaults)
 
     def _begin(self) -> None:
-        self._updaters: list[tuple[ParamGroup, Updater]] = []
+        self._updaters: list[tuple[Mapping[str, Any], Updater]] = []
         self._surroundings_checked = False
         self._held: list[weakref.ref[Any]] = []
         weakref.finalize(self, _release, self._held).atexit = False
@@ -76,7 +80,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     # ---- groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, as of any optimizer. Its tables have the optimizer from now on, if they had another."""
+        """Adds a group, as of any optimizer. Its tables have the optimizer from now on, if they had
+        another.
+        """
         for key, value in param_group.items():
             if key != "params":
                 self._check_option(key, value)
@@ -130,9 +136,10 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _state_names(self) -> tuple[str, ...]:
         return {0: (), 1: ("sum",), 2: ("exp_avg", "exp_avg_sq")}[STATES[self._kind]]
 
-    def _arrange(self, group: ParamGroup, steps: Mapping[Tensor, int]) -> None:
-        """Gives each Parameter of a group its update: those with as many steps behind them share an updater, so that
-        one call makes the step of all. Numbers keep their memory where they can, for graphs that have captured it.
+    def _arrange(self, group: Mapping[str, Any], steps: Mapping[Tensor, int]) -> None:
+        """Gives each Parameter of a group its update: those with as many steps behind them share an updater,
+        so that one call makes the step of all. Numbers keep their memory where they can, for graphs that have
+        captured it.
         """
         spare = [updater for own, updater in self._updaters if own is group]
         self._updaters = [(own, updater) for own, updater in self._updaters if own is not group]
@@ -142,8 +149,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for (device, made), parameters in together.items():
             updater = next((old for old in spare if old.numbers.device == device), None)
             if updater is None:
-                deferred, *rounding = self._settings
-                updater = Updater(self, self._kind, device, deferred, tuple(rounding))
+                updater = Updater(self, self._kind, device, *self._settings)
             else:
                 spare.remove(updater)
             updater.set_steps(made)
@@ -161,15 +167,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         if not any(held() is parameter for held in self._held):
             self._held.append(weakref.ref(parameter))
 
-    def _own(self) -> Iterable[tuple[ParamGroup, Parameter, Update]]:
+    def _own(self) -> Iterable[tuple[dict[str, Any], Parameter, Update]]:
         """Each Parameter with its update, which no other optimizer has taken over."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 update = update_of(parameter)
                 if update is None or update.updater.owner is not self:
                     raise ArgumentValueError(
-                        f"{self._where}: a Parameter of shape {list(parameter.shape)} belongs to another optimizer of "
-                        "recfuse.optim by now, which was made of it later"
+                        f"{self._where}: a Parameter of shape {list(parameter.shape)} belongs to another "
+                        "optimizer of recfuse.optim by now, which was made of it later"
                     )
                 yield group, parameter, update
 
@@ -180,8 +186,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         weight = update.weight
         if weight is not None and weight.device != update.updater.numbers.device:
             raise ArgumentValueError(
-                f"{self._where}: a Parameter is on {weight.device}, its optimizer on {update.updater.numbers.device}; "
-                "make the optimizer after the module was moved"
+                f"{self._where}: a Parameter is on {weight.device}, its optimizer on "
+                f"{update.updater.numbers.device}; make the optimizer after the module was moved"
             )
         if not self._surroundings_checked:
             check_surroundings([held for ref in self._held if (held := ref()) is not None], self._where)
@@ -189,8 +195,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Ends a step: of tables that ``backward()`` has updated the step's number is raised; with ``deferred``, it
-        is here that their rows are updated, by ``.grad``.
+        """Ends a step: of tables that ``backward()`` has updated the step's number is raised; with
+        ``deferred``, it is here that their rows are updated, by ``.grad``.
 
         Args:
             closure: computes the loss, and calls ``backward()``.
@@ -199,7 +205,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             What ``closure`` returns.
 
         Raises:
-            ValueError: a Parameter has a gradient that is not one of its lookups alone; see :mod:`recfuse.optim`.
+            ValueError: a Parameter has a gradient that is not one of its lookups alone; see
+                :mod:`recfuse.optim`.
         """
         loss = None
         if closure is not None:
@@ -223,8 +230,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a ``state_dict`` of this class, or of torch's of the same name. States keep their memory, so that a
-        CUDA graph that was captured before goes on with what is loaded.
+        """Takes a ``state_dict`` of this class, or of torch's of the same name. States keep their memory, so
+        that a CUDA graph that was captured before goes on with what is loaded.
 
         Raises:
             ValueError: groups of other Parameters, options that must be off, states of another shape.
@@ -241,7 +248,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         for parameter, own in states.items():
             self._check_loaded(raw.get(parameter, {}), own)
         super().load_state_dict(state_dict)
-        groups = [ParamGroup({**old, **new}, self) for old, new in zip(before, self.param_groups, strict=True)]
+        groups = [
+            ParamGroup({**old, **new}, self) for old, new in zip(before, self.param_groups, strict=True)
+        ]
         self._updaters = [
             (groups[number], updater)
             for own, updater in self._updaters
@@ -258,8 +267,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         for name in self._state_names:
             if name in loaded and loaded[name].numel() != own[name].numel():
                 raise ArgumentValueError(
-                    f"{self._where}: {name} in the state_dict has shape {list(loaded[name].shape)}, must have "
-                    f"{list(own[name].shape)}"
+                    f"{self._where}: {name} in the state_dict has shape {list(loaded[name].shape)}, must "
+                    f"have {list(own[name].shape)}"
                 )
 
     def _load(
@@ -287,12 +296,14 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._parameters_changed()
 
     def _parameters_changed(self, old: Iterable[Tensor] = ()) -> None:
-        """After Parameters and their state were replaced in the groups: their updates anew, none for the old."""
+        """After Parameters and their state were replaced in the groups: their updates anew, none for the
+        old.
+        """
         for parameter in old:
             update = update_of(parameter)
             if update is not None and update.updater.owner is self:
                 set_update(parameter, None)
-        groups = [
+        groups: list[dict[str, Any]] = [
             group if isinstance(group, ParamGroup) else ParamGroup(group, self) for group in self.param_groups
         ]
         self.param_groups = groups
@@ -304,6 +315,8 @@ def _release(held: list[weakref.ref[Any]]) -> None:
     """Gives Parameters of an optimizer that is gone their gradients back."""
     for ref in held:
         parameter = ref()
-        update = None if parameter is None else update_of(parameter)
+        if parameter is None:
+            continue
+        update = update_of(parameter)
         if update is not None and update.updater.owner is None:
             set_update(parameter, None)

@@ -1,4 +1,6 @@
-"""Param groups that tell their optimizer what changes in them, and the options that no fused optimizer has."""
+"""Param groups that tell their optimizer what changes in them, and the options that no fused optimizer
+has.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from torch import Tensor
 from recfuse._arguments import real, wrong_type
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 
-# Options of torch's optimizers that change how a step is computed, not what it gives; a state_dict may have any value.
+# Options of torch's optimizers that change how a step is computed, not what it gives; a state_dict may have
+# any value.
 HOW = ("foreach", "fused", "capturable")
 # Those that change what a step gives, and the value that means: not at all.
 OFF: dict[str, Any] = {
@@ -35,7 +38,9 @@ class ParamGroup(dict[str, Any]):
     """A param group; what is written to it reaches the kernels at once, whoever writes it."""
 
     def __init__(self, group: Mapping[str, Any], watcher: Any) -> None:
-        """With the entries of ``group``; ``watcher`` has ``_check_option(key, value)`` and ``_group_changed(group)``."""
+        """With the entries of ``group``; ``watcher`` has ``_check_option(key, value)`` and
+        ``_group_changed(group)``.
+        """
         super().__init__(group)
         self._watcher = weakref.ref(watcher)
 
@@ -75,8 +80,8 @@ def refuse(where: str, options: Mapping[str, Any]) -> None:
         if key in HOW:
             if value:
                 raise ArgumentValueError(
-                    f"{where}: {key} is {value!r}: the step of all tables is one call of a kernel already, which a CUDA "
-                    "graph may capture; leave the option out"
+                    f"{where}: {key} is {value!r}: the step of all tables is one call of a kernel already, "
+                    "which a CUDA graph may capture; leave the option out"
                 )
         elif key not in OFF:
             raise ArgumentTypeError(f"{where}: there is no option {key!r}")
@@ -95,8 +100,8 @@ def check_number(where: str, key: str, value: Any) -> None:
     """Raises unless a number of a group is one, and not negative."""
     if isinstance(value, Tensor):
         raise ArgumentTypeError(
-            f"{where}: {key} is a Tensor, must be a number: each change is written to the tables' device, so that a CUDA "
-            "graph sees it too; lr_scheduler's classes work on it as it is"
+            f"{where}: {key} is a Tensor, must be a number: each change is written to the tables' device, so "
+            "that a CUDA graph sees it too; lr_scheduler's classes work on it as it is"
         )
     if real(f"{where}: {key}", value) < 0:
         raise ArgumentValueError(f"{where}: {key} is {value!r}, must be >= 0")

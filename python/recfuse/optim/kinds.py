@@ -18,7 +18,8 @@ def _step_tensor(steps: int) -> Tensor:
 
 
 class SGD(FusedOptimizer):
-    """``w -= lr * (g + weight_decay * w)``; state_dict and options of :class:`torch.optim.SGD` without momentum.
+    """``w -= lr * (g + weight_decay * w)``; state_dict and options of :class:`torch.optim.SGD` without
+    momentum.
 
     Args:
         params: Parameters or param groups, as of any optimizer; or a module that has tables alone.
@@ -31,7 +32,8 @@ class SGD(FusedOptimizer):
         options: of torch's optimizer, that are off.
 
     Raises:
-        ValueError, TypeError: no tables, options that have no meaning here. See :mod:`recfuse.optim` for the rest.
+        ValueError, TypeError: no tables, options that have no meaning here. See :mod:`recfuse.optim` for the
+            rest.
     """
 
     def __init__(
@@ -54,8 +56,9 @@ class SGD(FusedOptimizer):
 
 
 class Adagrad(FusedOptimizer):
-    """``sum += g^2; w -= lr * g / (sqrt(sum) + eps)``, with ``g + weight_decay * w`` for g; ``sum`` has the table's shape,
-    in float32. state_dict and options of :class:`torch.optim.Adagrad`, with sparse gradients. Duchi et al., 2011.
+    """``sum += g^2; w -= lr * g / (sqrt(sum) + eps)``, with ``g + weight_decay * w`` for g; ``sum`` has the
+    table's shape, in float32. state_dict and options of :class:`torch.optim.Adagrad`, with sparse gradients.
+    Duchi et al., 2011.
 
     Args:
         initial_accumulator_value: what ``sum`` begins with.
@@ -87,8 +90,9 @@ class Adagrad(FusedOptimizer):
 
 
 class RowWiseAdagrad(Adagrad):
-    """``sum[row] += mean(g^2); w -= lr * g / (sqrt(sum[row]) + eps)``: Adagrad with one number a row, ``sum`` ``[rows, 1]``.
-    state_dict and arguments of ``torchrec.optim.RowWiseAdagrad``; FBGEMM calls it EXACT_ROWWISE_ADAGRAD.
+    """``sum[row] += mean(g^2); w -= lr * g / (sqrt(sum[row]) + eps)``: Adagrad with one number a row, ``sum``
+    ``[rows, 1]``. state_dict and arguments of ``torchrec.optim.RowWiseAdagrad``; FBGEMM calls it
+    EXACT_ROWWISE_ADAGRAD.
 
     Source: Gupta et al., "Training Recommender Systems at Scale", 2020 (row-wise Adagrad).
     """
@@ -97,9 +101,9 @@ class RowWiseAdagrad(Adagrad):
 
 
 class Adam(FusedOptimizer):
-    """Adam of the rows that are looked up alone: :class:`torch.optim.SparseAdam`, whose state_dict it has. Moments of
-    other rows do not decay, as those of torch.optim.Adam do. ``exp_avg`` and ``exp_avg_sq`` have the table's shape, in
-    float32. Kingma and Ba, 2015.
+    """Adam of the rows that are looked up alone: :class:`torch.optim.SparseAdam`, whose state_dict it has.
+    Moments of other rows do not decay, as those of torch.optim.Adam do. ``exp_avg`` and ``exp_avg_sq`` have
+    the table's shape, in float32. Kingma and Ba, 2015.
 
     Args:
         betas: of the averages of g and of g^2.

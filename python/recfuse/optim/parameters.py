@@ -16,8 +16,8 @@ from recfuse.ops import HAS_CUDA_KERNELS
 
 
 def embedding_parameters(model: torch.nn.Module) -> list[Parameter]:
-    """The Parameters of a model's embedding tables that run on recfuse: what an optimizer of ``recfuse.optim`` takes,
-    in the order of ``model.parameters()``. The others belong to one of torch.
+    """The Parameters of a model's embedding tables that run on recfuse: what an optimizer of
+    ``recfuse.optim`` takes, in the order of ``model.parameters()``. The others belong to one of torch.
     """
     owners = (module for module in model.modules() if isinstance(module, (EmbeddingBag, PackedParameters)))
     tables = {id(parameter) for owner in owners for parameter in owner.parameters(recurse=False)}
@@ -34,15 +34,20 @@ def parameters_of(params: Any, where: str) -> Any:
         return params
     found = embedding_parameters(params)
     own = {id(parameter) for parameter in found}
-    others = [name for name, value in params.named_parameters() if value.requires_grad and id(value) not in own]
+    others = [
+        name for name, value in params.named_parameters() if value.requires_grad and id(value) not in own
+    ]
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise ArgumentValueError(
-            f"{where}: the module has Parameters that are no embedding tables of recfuse ({others[0]}{more}) and would "
-            "not be trained: pass recfuse.optim.embedding_parameters(model), and the others to an optimizer of torch"
+            f"{where}: the module has Parameters that are no embedding tables of recfuse ({others[0]}{more}) "
+            "and would not be trained: pass recfuse.optim.embedding_parameters(model), and the others to an "
+            "optimizer of torch"
         )
     if not found:
-        raise ArgumentValueError(f"{where}: the module has no embedding tables of recfuse; call recfuse.swap(model) first")
+        raise ArgumentValueError(
+            f"{where}: the module has no embedding tables of recfuse; call recfuse.swap(model) first"
+        )
     return found
 
 
@@ -51,16 +56,18 @@ def check_parameter(parameter: Tensor, where: str) -> None:
     shape = list(parameter.shape)
     if not parameter.is_leaf or type(parameter) not in (Tensor, Parameter):
         raise ArgumentTypeError(
-            f"{where}: a {type(parameter).__name__} of shape {shape} is no Parameter of its own; pass the module's "
-            "Parameters: of packed tables those are the packed matrices"
+            f"{where}: a {type(parameter).__name__} of shape {shape} is no Parameter of its own; pass the "
+            "module's Parameters: of packed tables those are the packed matrices"
         )
     if parameter.dim() != 2 or parameter.dtype not in DTYPES:
         raise ArgumentValueError(
-            f"{where}: a Parameter is {str(parameter.dtype).removeprefix('torch.')} {shape}, must be an embedding table "
-            "[rows, dim] of float32, float16 or bfloat16"
+            f"{where}: a Parameter is {str(parameter.dtype).removeprefix('torch.')} {shape}, must be an "
+            "embedding table [rows, dim] of float32, float16 or bfloat16"
         )
     device = parameter.device.type
     if device != "cpu" and not (device == "cuda" and HAS_CUDA_KERNELS):
-        raise ArgumentValueError(f"{where}: a Parameter of shape {shape} is on {parameter.device}, must be on CPU or CUDA")
+        raise ArgumentValueError(
+            f"{where}: a Parameter of shape {shape} is on {parameter.device}, must be on CPU or CUDA"
+        )
     if not parameter.is_contiguous():
         raise ArgumentValueError(f"{where}: a Parameter of shape {shape} is not contiguous")

@@ -1,8 +1,10 @@
-"""What ``step()`` does: the end of a step whose rows ``backward()`` has updated, and the whole of a deferred one."""
+"""What ``step()`` does: the end of a step whose rows ``backward()`` has updated, and the whole of a deferred
+one.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,48 +13,47 @@ from recfuse.errors import ArgumentValueError
 from recfuse.ops.updated_calls import check_hooks
 from recfuse.ops.updates import Update, rows_update
 
-if TYPE_CHECKING:
-    from recfuse.optim.base import FusedOptimizer
 
-
-def direct_step(optimizer: FusedOptimizer) -> None:
+def direct_step(optimizer: Any) -> None:
     """Checks that ``backward()`` could do all, and raises the number of the step."""
     where, own = optimizer._where, list(optimizer._own())
     if hasattr(optimizer, "grad_scale"):  # set by a GradScaler around its call of step()
         raise ArgumentValueError(
-            f"{where}: step() is called by a GradScaler, whose scaled gradients the tables were updated with inside "
-            "backward(): make the optimizer with deferred=True"
+            f"{where}: step() is called by a GradScaler, whose scaled gradients the tables were updated with "
+            "inside backward(): make the optimizer with deferred=True"
         )
     for _, parameter, update in own:
         check_hooks([parameter], [update])
         if parameter.grad is not None:
             raise ArgumentValueError(
-                f"{where}: a Parameter of shape {list(parameter.shape)} has a gradient, where backward() should have "
-                "updated its rows: it is used outside of the calls of recfuse's modules (in a penalty on the weight, "
-                "in a module of torch, under torch.func or in an exported program), or had its gradient before the "
-                "optimizer was made. Set the gradient to None if it is old; else use deferred=True with lookups alone, "
-                "or an optimizer of torch"
+                f"{where}: a Parameter of shape {list(parameter.shape)} has a gradient, where backward() "
+                "should have updated its rows: it is used outside of the calls of recfuse's modules (in a "
+                "penalty on the weight, in a module of torch, under torch.func or in an exported program), "
+                "or had its gradient before the optimizer was made. Set the gradient to None if it is old; "
+                "else use deferred=True with lookups alone, or an optimizer of torch"
             )
     if not _capturing():
         for _, _, update in own:
             if update.captured and update.updater.counts_on_device:
                 raise ArgumentValueError(
-                    f"{where}: backward() was captured in a CUDA graph, step() was not, which raises the number of the "
-                    "step: capture both in one graph"
+                    f"{where}: backward() was captured in a CUDA graph, step() was not, which raises the "
+                    "number of the step: capture both in one graph"
                 )
     _advance(optimizer, own)
 
 
-def deferred_step(optimizer: FusedOptimizer) -> None:
+def deferred_step(optimizer: Any) -> None:
     """Updates rows by the sparse gradients that are there."""
     where, own = optimizer._where, list(optimizer._own())
-    given = [(parameter, update, parameter.grad) for _, parameter, update in own if parameter.grad is not None]
+    given = [
+        (parameter, update, parameter.grad) for _, parameter, update in own if parameter.grad is not None
+    ]
     for parameter, _, grad in given:
         if grad.layout is not torch.sparse_coo or grad.sparse_dim() != 1:
             raise ArgumentValueError(
-                f"{where}: the gradient of a Parameter of shape {list(parameter.shape)} is {grad.layout}, must be sparse "
-                "by rows: the Parameter is used outside of the calls of recfuse's modules; give it to an optimizer of "
-                "torch"
+                f"{where}: the gradient of a Parameter of shape {list(parameter.shape)} is {grad.layout}, "
+                "must be sparse by rows: the Parameter is used outside of the calls of recfuse's modules; "
+                "give it to an optimizer of torch"
             )
     scaled = hasattr(optimizer, "grad_scale")
     found_inf = getattr(optimizer, "found_inf", None)
@@ -74,9 +75,9 @@ def _capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _advance(optimizer: FusedOptimizer, own: list[tuple[Any, Any, Update]], found_inf: Tensor | None = None) -> None:
-    """Raises the number of the step of what was updated, as torch does, Parameter by Parameter. Where only some that
-    share an updater were updated, they part.
+def _advance(optimizer: Any, own: list[tuple[Any, Any, Update]], found_inf: Tensor | None = None) -> None:
+    """Raises the number of the step of what was updated, as torch does, Parameter by Parameter. Where only
+    some that share an updater were updated, they part.
     """
     for group, updater in list(optimizer._updaters):
         members = [(parameter, update) for _, parameter, update in own if update.updater is updater]
