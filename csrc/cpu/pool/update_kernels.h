@@ -49,10 +49,10 @@ static void store_rounded(const rf__step *step, char *to, int64_t row, int64_t c
     uint16_t halves[RF__WIDEST];
     float values[RF__WIDEST];
     memcpy(values, &value, sizeof values);
-    for (int i = 0; i < RF__WIDEST; i++) {
-        const uint32_t bits = rf_rounding_bits(key, (uint32_t)column + (uint32_t)i);
-        halves[i] = dtype == RF_FLOAT16 ? rf_round_f16(values[i], bits) : rf_round_bf16(values[i], bits);
-    }
+    for (int i = 0; i < RF__WIDEST && dtype == RF_FLOAT16; i++)
+        halves[i] = rf_round_f16(values[i], rf_rounding_bits(key, (uint32_t)(column + i)));
+    for (int i = 0; i < RF__WIDEST && dtype != RF_FLOAT16; i++)
+        halves[i] = rf_round_bf16(values[i], rf_rounding_bits(key, (uint32_t)(column + i)));
     memcpy(to, halves, (size_t)columns * sizeof *halves);
 }
 

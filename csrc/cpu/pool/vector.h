@@ -10,6 +10,7 @@
 
 typedef float RF__N(vec) __attribute__((vector_size(4 * RF__W)));
 typedef int32_t RF__N(ivec) __attribute__((vector_size(4 * RF__W)));
+typedef uint32_t RF__N(uvec) __attribute__((vector_size(4 * RF__W)));
 typedef uint16_t RF__N(hvec) __attribute__((vector_size(2 * RF__W)));
 
 static RF__INLINE RF__N(vec) RF__N(from_f16_)(RF__N(hvec) half) {
@@ -42,9 +43,10 @@ static RF__INLINE RF__N(hvec) RF__N(to_f16_)(RF__N(vec) value) {
 
 /* Rounds to nearest even; a NaN stays one. */
 static RF__INLINE RF__N(hvec) RF__N(to_bf16_)(RF__N(vec) value) {
-    RF__N(hvec) half;
-    for (int i = 0; i < RF__W; i++) half[i] = rf__f32_to_bf16(value[i]);
-    return half;
+    const RF__N(uvec) bits = (RF__N(uvec))value, quiet = bits >> 16 | 0x40u;
+    const RF__N(uvec) rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    const RF__N(uvec) nan = (RF__N(uvec))((bits & 0x7fffffffu) > 0x7f800000u);
+    return __builtin_convertvector((quiet & nan) | (rounded & ~nan), RF__N(hvec));
 }
 
 static RF__INLINE RF__N(vec) RF__N(load)(const char *from, rf_dtype dtype) {
@@ -93,7 +95,11 @@ static RF__INLINE void RF__N(store_part)(char *to, int64_t n, RF__N(vec) value, 
         return;
     }
     RF__N(hvec) half = dtype == RF_FLOAT16 ? RF__N(to_f16_)(value) : RF__N(to_bf16_)(value);
-    memcpy(to, &half, (size_t)n * 2);
+    if (n == RF__W) {
+        memcpy(to, &half, sizeof half);
+    } else {
+        memcpy(to, &half, (size_t)n * 2);
+    }
 }
 
 static RF__INLINE RF__N(vec) RF__N(square_root)(RF__N(vec) value) {
