@@ -1,4 +1,4 @@
-/* Gradients of a weight of fused calls on the CPU, dense and sparse: tensors -> rf_fused_backward_params. */
+/* Gradients of a weight of fused calls, dense and sparse: tensors -> rf_fused_backward_params. */
 #include "base/validate.h"
 #include "torch/arguments.h"
 #include "torch/operators.h"
@@ -47,12 +47,18 @@ static rf_status params_read(rf__call *call, rf_fused_backward_params *params) {
 static rf_status dense_run(rf__call *call) {
     rf_fused_backward_params params;
     rf_executor executor;
+    rf_cuda_stream stream;
     void *output = NULL;
     RF_CHECK(params_read(call, &params));
-    RF_CHECK(rf__call_executor(&executor));
     const int64_t sizes[2] = {params.rows, params.dim};
     RF_CHECK(rf__call_output(call, 0, 2, sizes, rf__torch_dtype(params.dtype), &output));
-    return rf_fused_embedding_bag_backward_cpu(&params, output, &executor);
+    if (rf__device_is_cpu(call->device)) {
+        RF_CHECK(rf__call_executor(&executor));
+        return rf_fused_embedding_bag_backward_cpu(&params, output, &executor);
+    }
+    const rf_cuda_allocator allocator = rf__call_allocator(call);
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf_fused_embedding_bag_backward_cuda(&params, output, &allocator, &stream);
 }
 
 /* Where the outputs of the sparse gradient are made. */
@@ -73,17 +79,24 @@ static rf_status sparse_allocate(void *context, int64_t count, int64_t **rows, v
 static rf_status sparse_run(rf__call *call) {
     rf_fused_backward_params params;
     rf_executor executor;
+    rf_cuda_stream stream;
     sparse_context context = {call, &params};
     const rf_sparse_output output = {sparse_allocate, &context};
     RF_CHECK(params_read(call, &params));
-    RF_CHECK(rf__call_executor(&executor));
-    return rf_fused_embedding_bag_sparse_backward_cpu(&params, &output, &executor);
+    if (rf__device_is_cpu(call->device)) {
+        RF_CHECK(rf__call_executor(&executor));
+        return rf_fused_embedding_bag_sparse_backward_cpu(&params, &output, &executor);
+    }
+    const rf_cuda_allocator allocator = rf__call_allocator(call);
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf_fused_embedding_bag_sparse_backward_cuda(&params, &output, &allocator, &stream);
 }
 
 #define ARGUMENTS                                                                             \
     "(Tensor grad, Tensor features, Tensor indices, Tensor offsets, int group, SymInt rows, " \
     "SymInt dim, int dtype, Tensor? per_sample_weights, Tensor? winners, "                    \
     "bool scale_grad_by_freq=False) -> "
-const rf__operator rf__torch_fused_embedding_bag_backward = {ARGUMENTS "Tensor", RF__CPU, dense_run};
-const rf__operator rf__torch_fused_embedding_bag_sparse_backward = {ARGUMENTS "(Tensor, Tensor)", RF__CPU,
-                                                                    sparse_run};
+const rf__operator rf__torch_fused_embedding_bag_backward = {ARGUMENTS "Tensor", RF__CPU | RF__CUDA,
+                                                             dense_run};
+const rf__operator rf__torch_fused_embedding_bag_sparse_backward = {ARGUMENTS "(Tensor, Tensor)",
+                                                                    RF__CPU | RF__CUDA, sparse_run};

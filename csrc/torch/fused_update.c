@@ -112,6 +112,7 @@ static rf_status fused_run(rf__call *call) {
     rf_fused_embedding_bag_params lookups = {0};
     rf_fused_update_params params = {0};
     rf_executor executor;
+    rf_cuda_stream stream;
     rf__tensor grad;
     void *empty = NULL;
     RF_CHECK(rf__call_device(call, GRAD));
@@ -128,8 +129,13 @@ static rf_status fused_run(rf__call *call) {
     params.output_dim = grad.sizes[1];
     RF_CHECK(rf__call_winners(call, WINNERS, &grad, &params.winners));
     RF_CHECK(rf__call_output(call, 0, 1, &none, aoti_torch_dtype_float32(), &empty));
-    RF_CHECK(rf__call_executor(&executor));
-    return rf_fused_embedding_bag_update_cpu(&params, &executor);
+    if (rf__device_is_cpu(call->device)) {
+        RF_CHECK(rf__call_executor(&executor));
+        return rf_fused_embedding_bag_update_cpu(&params, &executor);
+    }
+    const rf_cuda_allocator allocator = rf__call_allocator(call);
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf_fused_embedding_bag_update_cuda(&params, &allocator, &stream);
 }
 
 static rf_status rows_run(rf__call *call) {
@@ -166,7 +172,7 @@ static rf_status rows_run(rf__call *call) {
 const rf__operator rf__torch_fused_embedding_bag_update = {
     "(Tensor grad, Tensor[] weights, Tensor[] states, Tensor features, Tensor indices, Tensor offsets, "
     "Tensor? per_sample_weights, Tensor? winners, Tensor numbers, Tensor[] after, " SETTINGS "Tensor",
-    RF__CPU, fused_run};
+    RF__CPU | RF__CUDA, fused_run};
 const rf__operator rf__torch_rows_update = {
     "(Tensor(a!) weight, Tensor(b!)[] states, Tensor rows, Tensor sums, Tensor numbers, " SETTINGS "()",
     RF__CPU, rows_run};

@@ -145,8 +145,6 @@ def _row_products(grads: Tensor, grad_row: Tensor, weight: Tensor, row: Tensor) 
 
 
 for _name, _kernel in (
-    ("backward", weight_grad),
-    ("sparse_backward", sparse_weight_grad),
     ("winners", winners),
     ("sample_weights_backward", sample_weights_grad),
 ):
