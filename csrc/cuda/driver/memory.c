@@ -13,9 +13,18 @@ typedef struct staging {
     rf__cu_event copied;
 } staging;
 
+/* Bytes of a resident store that several graphs may read. */
+typedef struct shared_bytes {
+    struct shared_bytes *next;
+    rf__cu_pointer memory;
+    size_t bytes;
+    unsigned char copy[];
+} shared_bytes;
+
 /* That of one device. */
 typedef struct staging_pool {
     pthread_mutex_t lock;
+    shared_bytes *shared; /* under the lock; never freed, since graphs read them */
     staging *idle, *lost; /* under the lock; of those lost nobody knows when their copies are done */
 } staging_pool;
 
@@ -235,4 +244,40 @@ rf_status rf__cuda_room_new(const rf__cuda_store *store, size_t bytes, rf__cuda_
 void rf__cuda_room_free(const rf__cuda_store *store, rf__cuda_block *block) {
     if (!store->resident || store->allocator.allocate != NULL) release(store, block);
     *block = (rf__cuda_block){0};
+}
+
+/* Under the lock. */
+static const shared_bytes *shared_find(const rf__cuda_device *device, const void *from, size_t bytes) {
+    const shared_bytes *at = pools[device->ordinal].shared;
+    while (at != NULL && (at->bytes != bytes || memcmp(at->copy, from, bytes) != 0)) at = at->next;
+    return at;
+}
+
+rf_status rf__cuda_block_shared(const rf__cuda_store *store, const void *from, size_t bytes,
+                                rf__cuda_block *block) {
+    if (!store->resident || bytes == 0) return rf__cuda_block_new(store, from, bytes, false, block);
+    const rf__cuda_device *device = store->device;
+    *block = (rf__cuda_block){0};
+    rf__cuda_lock(device);
+    const shared_bytes *found = shared_find(device, from, bytes);
+    rf__cuda_unlock(device);
+    if (found == NULL) {
+        shared_bytes *own = malloc(sizeof *own + bytes);
+        RF_FAIL_IF(own == NULL, RF_ERR_MEMORY, "no memory for %zu bytes that a CUDA graph reads", bytes);
+        *own = (shared_bytes){.bytes = bytes};
+        memcpy(own->copy, from, bytes);
+        const rf_status status = rf__cuda_block_new(store, from, bytes, true, block);
+        if (status != RF_OK) {
+            free(own);
+            return status;
+        }
+        own->memory = block->memory;
+        rf__cuda_lock(device);
+        own->next = pools[device->ordinal].shared;
+        pools[device->ordinal].shared = own;
+        rf__cuda_unlock(device);
+        return RF_OK;
+    }
+    block->memory = found->memory;
+    return RF_OK;
 }

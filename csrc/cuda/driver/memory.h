@@ -41,6 +41,10 @@ typedef struct rf__cuda_block {
  * store's stream; of a resident store for any work. No lock is held. */
 rf_status rf__cuda_block_new(const rf__cuda_store *store, const void *from, size_t bytes, bool lasts,
                              rf__cuda_block *block);
+/* The same of bytes that no kernel writes, for a call that may be captured again and again: of a resident store equal bytes
+ * are there once. */
+rf_status rf__cuda_block_shared(const rf__cuda_store *store, const void *from, size_t bytes,
+                                rf__cuda_block *block);
 /* Gives it back, and leaves none; of a resident store it stays. No lock is held. */
 void rf__cuda_block_free(const rf__cuda_store *store, rf__cuda_block *block);
 

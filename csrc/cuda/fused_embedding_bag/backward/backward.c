@@ -285,8 +285,8 @@ rf_status rf__backward_run(const char *operator_name, rf__backward_problem *prob
         goto out;
     }
     RF_TRY(layout_of(operator_name, problem, &described, device, &sizes));
-    RF_TRY(rf__cuda_block_new(&store, described.features,
-                              (size_t)call->n_features * sizeof *described.features, false, &features));
+    RF_TRY(rf__cuda_block_shared(&store, described.features,
+                                 (size_t)call->n_features * sizeof *described.features, &features));
     RF_TRY(rf__cuda_room_new(&store, (size_t)sizes.bytes, &workspace));
     RF_TRY(rf__cuda_enter(device));
     status = run_there(problem, &sizes, &store, workspace.memory, features.memory);
