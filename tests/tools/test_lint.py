@@ -154,11 +154,15 @@ FUSED = ROOT / "csrc" / "cuda" / "fused_embedding_bag"
 FUSED_ORDER = (
     *("args.h", "partition/args.h", "features.h", "staged/staged.h", "schedule.h", "kernel.h"),
     *("partition/cost.h", "partition/partition.h", "partition/cut.h", "partition/device.h"),
-    *("call.h", "ready.h", "fused.h", "backward/args.h", "backward/backward.h"),
+    *("call.h", "ready.h", "fused.h"),
+    *("backward/args.h", "backward/small/args.h", "backward/small/small.h", "backward/backward.h"),
 )
 FUSED_FILES = dict.fromkeys(("fused_embedding_bag.c", "measure.c"), "fused.h")
 FUSED_FILES |= {"geometry.c": "features.h", "describe.c": "schedule.h"}
-FUSED_FILES |= {f"backward/{file}.c": "backward/backward.h" for file in ("entry", "kernel", "problem")}
+FUSED_FILES |= {
+    f"backward/{file}.c": "backward/backward.h" for file in ("entry", "kernel", "problem", "bags")
+}
+FUSED_FILES |= {f"backward/small/{file}.c": "backward/small/small.h" for file in ("launch", "tasks")}
 FUSED_FILES |= {f"partition/{file}.c": "partition/cut.h" for file in ("cost", "cut", "write", "check")}
 
 

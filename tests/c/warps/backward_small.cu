@@ -6,15 +6,15 @@
 thread_local __align__(16) rf_u8 memory[256 << 10]; /* a block's dynamic shared memory */
 
 #include "fused_embedding_bag/backward/emit.cuh"
-#include "fused_embedding_bag/backward/small.h"
+#include "fused_embedding_bag/backward/small/args.h"
 
 /* Names of one are not seen by the other. */
 namespace lists {
-#include "fused_embedding_bag/backward/lists.cu"
+#include "fused_embedding_bag/backward/small/lists.cu"
 }
 #undef NO_ROW
 namespace staged {
-#include "fused_embedding_bag/backward/staged.cu"
+#include "fused_embedding_bag/backward/small/staged.cu"
 }
 
 static void lists_block(const void *args) {

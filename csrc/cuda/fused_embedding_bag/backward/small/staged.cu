@@ -1,7 +1,7 @@
 /* Sums of the rows of small features from the lists of lists.cu -> what emit.cuh makes of them. Each row that was looked up
  * is read and written once.
  *
- * A block: up to RF_SMALL_COLUMNS columns of some rows of a feature (small.h: rf_small_task). In the backward the small
+ * A block: up to RF_SMALL_COLUMNS columns of some rows of a feature (args.h: rf_small_task). In the backward the small
  * table is the gradient: the block copies its columns of all bags to shared memory first, times the factors of a mean, and
  * gathers from there (RF_STAGED). Batches that do not fit, and rows that must be whole (row-wise Adagrad) and are wider,
  * are gathered from L2, of up to RF_SMALL_WHOLE_COLUMNS columns.
@@ -18,7 +18,7 @@
  * Launch: grid [tasks], block [RF_SMALL_THREADS].
  */
 #include "fused_embedding_bag/backward/emit.cuh"
-#include "fused_embedding_bag/backward/small.h"
+#include "fused_embedding_bag/backward/small/args.h"
 #include "device/shared.cuh"
 
 #ifndef RF_GRAD_DTYPE

@@ -3,7 +3,7 @@
 #define RECFUSE_CUDA_BACKWARD_LISTS_CUH
 
 #include "device/common.cuh"
-#include "fused_embedding_bag/backward/small.h"
+#include "fused_embedding_bag/backward/small/args.h"
 
 enum {
     BLOCK = RF_SMALL_LISTS_BLOCK,

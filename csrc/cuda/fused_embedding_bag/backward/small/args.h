@@ -1,10 +1,10 @@
 /* The small path of the backward, for tables of few rows that one feature alone looks up: what its host C and its kernels,
- * lists.cu and staged.cu, both know. Read by C11 and by NVRTC, as "fused_embedding_bag/backward/small.h" on both sides.
+ * lists.cu and staged.cu, both know. Read by C11 and by NVRTC, as "fused_embedding_bag/backward/small/args.h" on both sides.
  *
  * lists.cu sorts the lookups of each such feature by row, in one block's shared memory; staged.cu pools the rows from the
  * lists and makes of the sums what emit.cuh says. No keys, no sort of all lookups, no partial sums in memory. */
-#ifndef RECFUSE_CUDA_BACKWARD_SMALL_H
-#define RECFUSE_CUDA_BACKWARD_SMALL_H
+#ifndef RECFUSE_CUDA_BACKWARD_SMALL_ARGS_H
+#define RECFUSE_CUDA_BACKWARD_SMALL_ARGS_H
 
 #include "fused_embedding_bag/backward/args.h"
 

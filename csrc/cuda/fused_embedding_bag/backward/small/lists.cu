@@ -1,7 +1,7 @@
 /* Sorts the lookups of small features by row: a stable counting sort in the shared memory of a block, which lists, row after
  * row, the bags that looked the row up. Nothing but the list and where rows begin in it goes to memory.
  *
- * A block: rows [first_row, last_row) of one feature (small.h: rf_small_list). It goes through all of the feature's lookups
+ * A block: rows [first_row, last_row) of one feature (args.h: rf_small_list). It goes through all of the feature's lookups
  * twice. First they are counted, by row and by part: a part is a run of neighbouring lookups, parts follow each other.
  * Summed up, row by row and in a row part by part, the counts say where each part's lookups of a row begin in the list.
  * Then a warp has a part and goes through it in order, 32 lookups at once; their places are what counters were before.
@@ -20,7 +20,7 @@
  * Shapes: rf_small_lists_args. Shared memory: dynamic, args.shared_bytes, RF_SMALL_LISTS_LEAST_SHARED at least.
  * Launch: grid [tasks], block [RF_SMALL_LISTS_BLOCK].
  */
-#include "fused_embedding_bag/backward/lists.cuh"
+#include "fused_embedding_bag/backward/small/lists.cuh"
 
 /* Bags' lookups, from which those that do not count are taken away. */
 RF_INLINE void counts_begin(const feature_t &feature, int *counts) {

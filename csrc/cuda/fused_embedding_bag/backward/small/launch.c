@@ -1,0 +1,111 @@
+/* The launches of small features' kernels. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda/fused_embedding_bag/backward/small/small.h"
+
+static const rf__kernel_source sources[] = {
+    {"fused_embedding_bag/backward/small/lists.cu", "rf_small_lists"},
+    {"fused_embedding_bag/backward/small/staged.cu", "rf_small_rows"},
+};
+typedef struct small_variant {
+    int32_t pools; /* which of the two */
+    int32_t index_type, offset_type;
+    int32_t staged, emit, grad_dtype, weight_dtype, round;
+    int32_t dynamic_shared;
+} small_variant;
+
+static rf_status describe(const void *key, rf__kernel_options *options) {
+    const small_variant *variant = key;
+    options->dynamic_shared = variant->dynamic_shared;
+    if (variant->pools == 0) {
+        snprintf(options->defines, sizeof options->defines, "-DRF_INDEX=%s -DRF_OFFSET=%s",
+                 rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type));
+        return RF_OK;
+    }
+    snprintf(options->defines, sizeof options->defines,
+             "-DRF_STAGED=%d -DRF_EMIT=%d -DRF_GRAD_DTYPE=%d -DRF_WEIGHT_DTYPE=%d -DRF_ROUND=%d",
+             (int)variant->staged, (int)variant->emit, (int)variant->grad_dtype, (int)variant->weight_dtype,
+             (int)variant->round);
+    return RF_OK;
+}
+
+static rf_status launch(const rf__backward_small_call *call, const small_variant *variant,
+                        rf__launch_config *config, const void *args) {
+    const rf__kernel *kernel = NULL;
+    RF_CHECK(
+        rf__jit_kernel(call->device, &sources[variant->pools], variant, sizeof *variant, describe, &kernel));
+    config->function = kernel->function;
+    RF_CHECK(rf__launch(call->device, config, args));
+    config->programmatic = true;
+    return RF_OK;
+}
+
+static rf_status rows_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
+                             const rf_small_lists_args *lists, uint64_t tasks, rf__launch_config *config) {
+    rf_small_args args = {.grad = (uintptr_t)call->grad,
+                          .features = lists->features,
+                          .list = lists->list,
+                          .starts = lists->starts,
+                          .bases = lists->bases,
+                          .factors = lists->factors,
+                          .output_dim = call->output_dim,
+                          .bags = (int32_t)call->bags,
+                          .by_frequency = call->by_frequency,
+                          .emit = call->emit_args};
+    memcpy(args.matrices, call->matrices, (size_t)call->n_matrices * sizeof *call->matrices);
+    for (int32_t staged = 1; staged >= 0; staged--) {
+        const int32_t count = staged ? plan->n_staged : plan->n_gathered;
+        const small_variant variant = {.pools = 1,
+                                       .staged = staged,
+                                       .emit = call->emit,
+                                       .grad_dtype = call->grad_dtype,
+                                       .weight_dtype = call->weight_dtype,
+                                       .round = call->round,
+                                       .dynamic_shared = staged ? plan->most_staged_shared : 0};
+        args.tasks = tasks + (staged ? 0 : (uint64_t)plan->n_staged * sizeof(rf_small_task));
+        config->grid[0] = (uint32_t)count;
+        config->block[0] = (uint32_t)RF_SMALL_THREADS(staged, call->emit);
+        config->shared_bytes = staged ? (uint32_t)plan->staged_shared : 0;
+        if (count > 0) RF_CHECK(launch(call, &variant, config, &args));
+    }
+    return RF_OK;
+}
+
+rf_status rf__backward_small_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
+                                    uint64_t description, uint64_t workspace, bool behind, void *stream) {
+    if (plan->n_features == 0) return RF_OK;
+    const rf_small_lists_args lists = {.indices = (uintptr_t)call->indices,
+                                       .offsets = (uintptr_t)call->offsets,
+                                       .features = description,
+                                       .tasks = description + (uint64_t)plan->lists_at,
+                                       .list = workspace + (uint64_t)plan->list_at,
+                                       .starts = workspace + (uint64_t)plan->starts_at,
+                                       .bases = workspace + (uint64_t)plan->bases_at,
+                                       .factors = plan->any_mean ? workspace + (uint64_t)plan->factors_at : 0,
+                                       .lookups = call->lookups,
+                                       .bags = (int32_t)call->bags,
+                                       .shared_bytes = plan->lists_shared};
+    const small_variant variant = {.index_type = call->index_type,
+                                   .offset_type = call->offset_type,
+                                   .dynamic_shared = plan->lists_shared};
+    rf__launch_config config = {.grid = {(uint32_t)plan->n_lists},
+                                .block = {RF_SMALL_LISTS_BLOCK},
+                                .shared_bytes = (uint32_t)plan->lists_shared,
+                                .programmatic = behind,
+                                .stream = stream};
+    RF_CHECK(launch(call, &variant, &config, &lists));
+    return rows_launch(call, plan, &lists, description + (uint64_t)plan->tasks_at, &config);
+}
+
+rf_status rf__backward_small_compile(const char *arch) {
+    const small_variant lists[] = {{.index_type = RF_INT32, .offset_type = RF_INT32},
+                                   {.index_type = RF_INT64, .offset_type = RF_INT64}};
+    small_variant rows[2 * (RF_ADAM + 2)] = {{0}};
+    int32_t count = 0;
+    for (int32_t staged = 0; staged < 2; staged++)
+        for (int32_t emit = RF_EMIT_GRADIENT; emit <= RF_ADAM + 1; emit++)
+            rows[count++] = (small_variant){.pools = 1, .staged = staged, .emit = emit};
+    RF_CHECK(rf__jit_compile_each(&sources[0], lists, sizeof lists[0], 2, describe, arch));
+    return rf__jit_compile_each(&sources[1], rows, sizeof rows[0], count, describe, arch);
+}

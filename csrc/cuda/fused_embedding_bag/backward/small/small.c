@@ -1,0 +1,215 @@
+/* Small features of the backward: which they are, and their description. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/validate.h"
+#include "cuda/fused_embedding_bag/backward/small/small.h"
+
+enum {
+    ALIGNMENT = 16, /* of parts of the workspace */
+    VECTOR = 4, /* columns of a lane */
+    LISTS_STATIC = 1024, /* bytes of shared memory, about, that kernels have besides */
+    ROWS_STATIC = 4096,
+    BLOCKS = 2 /* of an SM */
+};
+
+static int64_t rounded_up(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+
+/* Shared memory of each of two blocks of an SM; `own`: what the kernel has besides. */
+static int32_t shared_bytes(const rf__cuda_device *device, int64_t own) {
+    const int64_t half = device->shared_per_sm / BLOCKS - device->reserved_shared_per_block;
+    const int64_t most = half < device->shared_per_block_optin ? half : device->shared_per_block_optin;
+    const int64_t bytes = (most - own) / 1024 * 1024;
+    return (int32_t)(bytes > RF_SMALL_LISTS_LEAST_SHARED ? bytes : RF_SMALL_LISTS_LEAST_SHARED);
+}
+
+/* Whether four columns of a matrix's rows can be read and written at once. */
+static bool matrix_fits(const rf__backward_small_call *call, const rf_backward_matrix *matrix) {
+    const uint64_t weight_bytes = VECTOR * (uint64_t)rf__dtype_bytes((rf_dtype)call->weight_dtype);
+    if (matrix->dim <= 0 || matrix->dim % VECTOR != 0 || matrix->weight % weight_bytes != 0) return false;
+    if (call->emit == RF_ROWWISE_ADAGRAD + 1) return matrix->dim <= RF_SMALL_WHOLE_COLUMNS;
+    return matrix->states[0] % ALIGNMENT == 0 && matrix->states[1] % ALIGNMENT == 0;
+}
+
+/* The matrix that has row `row` of all. */
+static int32_t matrix_of(const rf__backward_small_call *call, int64_t row) {
+    int32_t at = 0;
+    while (at + 1 < call->n_matrices && call->matrices[at + 1].first_row <= row) at++;
+    return at;
+}
+
+/* The call as a whole; what it allows. */
+static bool call_fits(const rf__backward_small_call *call) {
+    const uint64_t grad_bytes = VECTOR * (uint64_t)rf__dtype_bytes((rf_dtype)call->grad_dtype);
+    return !call->weighted && call->bags > 0 && call->bags <= RF_SMALL_MOST_BAGS &&
+           call->lookups <= INT32_MAX && call->n_features <= INT32_MAX && call->output_dim % VECTOR == 0 &&
+           (uintptr_t)call->grad % grad_bytes == 0;
+}
+
+static bool feature_fits(const rf__backward_small_call *call, const rf_backward_feature *feature) {
+    return (feature->pooling == RF_SUM || feature->pooling == RF_MEAN) && feature->rows > 0 &&
+           feature->rows <= RF_SMALL_MOST_ROWS && feature->output_column % VECTOR == 0 &&
+           matrix_fits(call, &call->matrices[matrix_of(call, feature->first_row)]);
+}
+
+/* A feature's rows among all; features are in the order of first rows where they overlap or not is asked. */
+typedef struct rows_t {
+    int64_t first, behind;
+    int64_t feature;
+} rows_t;
+
+static int rows_compare(const void *a, const void *b) {
+    const rows_t *one = a, *other = b;
+    return (one->first > other->first) - (one->first < other->first);
+}
+
+/* Marks features that are alone with their rows: alone [n_features]. `rows` [n_features] is room. */
+static void mark_alone(const rf__backward_small_call *call, const rf_backward_feature *features, rows_t *rows,
+                       bool *alone) {
+    int64_t count = 0, behind = -1, last = -1;
+    bool sorted = true;
+    for (int64_t f = 0; f < call->n_features; f++) {
+        alone[f] = features[f].pooling >= 0;
+        if (!alone[f]) continue;
+        rows[count] = (rows_t){features[f].first_row, features[f].first_row + features[f].rows, f};
+        sorted &= count == 0 || rows[count - 1].first <= rows[count].first;
+        count++;
+    }
+    if (!sorted) qsort(rows, (size_t)count, sizeof *rows, rows_compare);
+    for (int64_t i = 0; i < count; i++) {
+        if (rows[i].first < behind) alone[rows[i].feature] = alone[last] = false;
+        if (rows[i].behind > behind) {
+            behind = rows[i].behind;
+            last = rows[i].feature;
+        }
+    }
+}
+
+/* Describes the small ones: to [n_features]. Returns how many they are. */
+static int64_t features_take(const rf__backward_small_call *call, rf_backward_feature *features,
+                             const bool *alone, rf_small_feature *to, int64_t *starts, int64_t *factors) {
+    int64_t count = 0;
+    for (int64_t f = 0; f < call->n_features; f++) {
+        rf_backward_feature *from = &features[f];
+        if (!alone[f] || !feature_fits(call, from)) continue;
+        const int32_t matrix = matrix_of(call, from->first_row);
+        to[count++] = (rf_small_feature){.row = from->first_row - call->matrices[matrix].first_row,
+                                         .start = *starts,
+                                         .factors = from->pooling == RF_MEAN ? *factors : -1,
+                                         .number = (int32_t)f,
+                                         .rows = (int32_t)from->rows,
+                                         .padding_idx = (int32_t)from->padding_idx,
+                                         .output_column = from->output_column,
+                                         .matrix = matrix,
+                                         .dim = call->matrices[matrix].dim};
+        *starts += from->rows + 1;
+        if (from->pooling == RF_MEAN) *factors += call->bags;
+        from->pooling = -1;
+    }
+    return count;
+}
+
+static int32_t lists_of(const rf_small_feature *feature) {
+    return (feature->rows + RF_SMALL_LISTS_ROWS - 1) / RF_SMALL_LISTS_ROWS;
+}
+
+/* The tasks of lists.cu, those of many rows first; how many they are. `to` may be NULL. */
+static int32_t lists_write(const rf_small_feature *features, int64_t n_features, rf_small_list *to) {
+    enum { CLASSES = 15 };
+    int32_t count = 0;
+    for (int32_t class = CLASSES - 1; class >= 0; class --) {
+        for (int64_t f = 0; f < n_features; f++) {
+            const int32_t parts = lists_of(&features[f]), rows = features[f].rows / parts;
+            if (31 - __builtin_clz((uint32_t)rows) != class) continue;
+            for (int32_t part = 0; part < parts; part++, count++) {
+                if (to == NULL) continue;
+                to[count] = (rf_small_list){.feature = (int32_t)f,
+                                            .first_row = features[f].rows * part / parts,
+                                            .last_row = features[f].rows * (part + 1) / parts};
+            }
+        }
+    }
+    return count;
+}
+
+/* Where the parts of the workspace are. */
+static void layout(const rf__backward_small_call *call, int64_t starts, int64_t factors,
+                   rf__backward_small_plan *plan) {
+    /* The list is read by vectors. */
+    plan->starts_at = plan->list_at + rounded_up((call->lookups + ALIGNMENT) * (int64_t)sizeof(rf_u16));
+    plan->bases_at = plan->starts_at + rounded_up(starts * (int64_t)sizeof(rf_u32));
+    plan->factors_at = plan->bases_at + rounded_up(plan->n_features * (int64_t)sizeof(rf_i64));
+    plan->workspace_bytes = plan->factors_at + rounded_up(factors * (int64_t)sizeof(float));
+    plan->any_mean = factors > 0;
+}
+
+/* Puts everything that kernels read into one piece of memory. */
+static rf_status description_write(const rf__backward_small_call *call, const rf_small_feature *features,
+                                   rf__backward_small_plan *plan) {
+    rf_status status = RF_OK;
+    rf_small_task *tasks = NULL;
+    const rf__backward_small_sizes sizes = {.bags = call->bags,
+                                            .sms = call->device->sms,
+                                            .lookups = (double)call->lookups / (double)call->n_features,
+                                            .staged_bytes = plan->most_staged_shared,
+                                            .emit = call->emit,
+                                            .weight_bytes =
+                                                (int32_t)rf__dtype_bytes((rf_dtype)call->weight_dtype)};
+    RF_TRY(rf__backward_small_tasks(&sizes, features, plan->n_features, &tasks, &plan->n_staged,
+                                    &plan->n_gathered));
+    plan->n_lists = lists_write(features, plan->n_features, NULL);
+    const size_t features_bytes = (size_t)plan->n_features * sizeof *features;
+    const size_t tasks_bytes = ((size_t)plan->n_staged + (size_t)plan->n_gathered) * sizeof *tasks;
+    plan->lists_at = rounded_up((int64_t)features_bytes);
+    plan->tasks_at = plan->lists_at + plan->n_lists * (int64_t)sizeof(rf_small_list);
+    plan->description_bytes = plan->tasks_at + (int64_t)tasks_bytes;
+    plan->description = malloc((size_t)plan->description_bytes + 1);
+    if (plan->description == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory for %" PRId64 " bytes", plan->description_bytes);
+        goto out;
+    }
+    char *to = plan->description;
+    memcpy(to, features, features_bytes);
+    lists_write(features, plan->n_features, (rf_small_list *)(void *)(to + plan->lists_at));
+    memcpy(to + plan->tasks_at, tasks, tasks_bytes);
+    for (int32_t i = 0; i < plan->n_staged; i++) {
+        const int32_t bytes = (int32_t)(call->bags * tasks[i].columns * (int64_t)sizeof(float));
+        if (bytes > plan->staged_shared) plan->staged_shared = bytes;
+    }
+out:
+    free(tasks);
+    return status;
+}
+
+rf_status rf__backward_small_take(const rf__backward_small_call *call, rf_backward_feature *features,
+                                  rf__backward_small_plan *plan) {
+    rf_status status = RF_OK;
+    int64_t starts = 0, factors = 0;
+    const size_t count = (size_t)call->n_features + 1;
+    *plan = (rf__backward_small_plan){.lists_shared = shared_bytes(call->device, LISTS_STATIC),
+                                      .most_staged_shared = shared_bytes(call->device, ROWS_STATIC)};
+    if (!call_fits(call)) return RF_OK;
+    rf_small_feature *small = malloc(count * sizeof *small);
+    rows_t *rows = malloc(count * sizeof *rows);
+    bool *alone = malloc(count * sizeof *alone);
+    if (small == NULL || rows == NULL || alone == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory for %" PRId64 " features", call->n_features);
+        goto out;
+    }
+    mark_alone(call, features, rows, alone);
+    plan->n_features = features_take(call, features, alone, small, &starts, &factors);
+    if (plan->n_features == 0) goto out;
+    layout(call, starts, factors, plan);
+    RF_TRY(description_write(call, small, plan));
+out:
+    free(alone);
+    free(rows);
+    free(small);
+    return status;
+}
+
+void rf__backward_small_free(rf__backward_small_plan *plan) {
+    free(plan->description);
+    plan->description = NULL;
+}

@@ -1,0 +1,66 @@
+/* The small path of the backward on the host: which features take it (small.c), what blocks do (tasks.c), launches
+ * (launch.c). */
+#ifndef RECFUSE_CUDA_BACKWARD_SMALL_H
+#define RECFUSE_CUDA_BACKWARD_SMALL_H
+
+#include "cuda/fused_embedding_bag/backward/small/args.h"
+#include "cuda/jit/jit.h"
+
+/* What the small path reads of a call. Addresses are of the device. */
+typedef struct rf__backward_small_call {
+    const rf__cuda_device *device;
+    const void *indices, *offsets;
+    int64_t lookups, bags, n_features;
+    int32_t index_type, offset_type;
+    const void *grad; /* [bags, output_dim] of grad_dtype */
+    int64_t output_dim;
+    const rf_backward_matrix *matrices; /* [n_matrices], of weight_dtype; with their first rows */
+    int32_t n_matrices;
+    int32_t grad_dtype, weight_dtype;
+    int32_t emit; /* RF_EMIT_GRADIENT, into matrices that are zeros; or optimizer + 1 */
+    bool round; /* stochastically */
+    bool weighted; /* there are sample weights: then nothing is small */
+    bool by_frequency;
+    rf_emit_args emit_args;
+} rf__backward_small_call;
+
+/* What is done, decided from features and sizes. */
+typedef struct rf__backward_small_plan {
+    int64_t n_features; /* that are small; 0: nothing else of the plan counts */
+    /* Features, lists and tasks, to be copied to the device, where they are aligned to 16 bytes. */
+    void *description; /* [description_bytes] */
+    int64_t description_bytes, lists_at, tasks_at;
+    int32_t n_lists, n_staged, n_gathered; /* tasks: those that stage gradients come first */
+    int32_t lists_shared, staged_shared, most_staged_shared; /* bytes a block */
+    int64_t list_at, starts_at, bases_at, factors_at, workspace_bytes; /* aligned to 16 bytes */
+    bool any_mean;
+} rf__backward_small_plan;
+
+/* Takes the small features out of `features` [call->n_features]: their pooling becomes -1. The plan is to be freed, also
+ * where this fails. RF_ERR_MEMORY. */
+rf_status rf__backward_small_take(const rf__backward_small_call *call, rf_backward_feature *features,
+                                  rf__backward_small_plan *plan);
+void rf__backward_small_free(rf__backward_small_plan *plan);
+
+/* Puts the kernels into the stream, in the device's context. `behind`: a kernel of this call comes before. */
+rf_status rf__backward_small_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
+                                    uint64_t description, uint64_t workspace, bool behind, void *stream);
+/* Compiles what training with float32 tables takes, into the cache. */
+RF__SHARED rf_status rf__backward_small_compile(const char *arch);
+
+/* What blocks of staged.cu do with features, and how many columns at once. */
+typedef struct rf__backward_small_sizes {
+    int64_t bags, sms;
+    double lookups; /* a feature, about */
+    int64_t staged_bytes; /* of shared memory a block */
+    int32_t emit, weight_bytes;
+} rf__backward_small_sizes;
+/* The columns of a task, of a feature of `dim` columns; *staged: whether their gradients are. */
+int32_t rf__backward_small_columns(const rf__backward_small_sizes *sizes, int32_t dim, bool *staged);
+/* Tasks of like size, the heavy ones first, those that are staged before the others. *tasks is to be freed with free().
+ * RF_ERR_MEMORY. */
+RF__SHARED rf_status rf__backward_small_tasks(const rf__backward_small_sizes *sizes,
+                                              const rf_small_feature *features, int64_t n_features,
+                                              rf_small_task **tasks, int32_t *n_staged, int32_t *n_gathered);
+
+#endif
