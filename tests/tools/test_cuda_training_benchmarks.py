@@ -50,6 +50,7 @@ def training(monkeypatch):
     """Runs training.py's GPU part on the CPU; returns its exit status."""
     with on_the_cpu(monkeypatch, "training", ["--device", "cuda", *TINY]) as run:
         gpu = module("training.gpu")
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(workloads, "model", tiny_model)
         monkeypatch.setattr(gpu, "copy_speed", lambda device: 1e9)
         monkeypatch.setattr(module("training.__main__"), "run", gpu.run, raising=False)
