@@ -37,7 +37,7 @@ WINDOW = 25  # steps that a point of the plot is the mean of
 KINDS: dict[str, tuple[str, dict[str, float]]] = {
     "SGD": ("SGD", {"lr": 2.0}),
     "Adagrad": ("Adagrad", {"lr": 0.05, "eps": 1e-6}),
-    "SparseAdam": ("Adam", {"lr": 0.005, "eps": 1e-6}),
+    "SparseAdam": ("Adam", {"lr": 0.003, "eps": 1e-5}),
 }
 
 
