@@ -168,11 +168,11 @@ def make_sides(shape: Shape, sparse: bool, alone: bool, arguments: argparse.Name
             LOOP: make_bag(*settings, torch.nn.EmbeddingBag, sgd),
             PLAIN: make_bag(*settings, recfuse.nn.EmbeddingBag, sgd),
         }
-        if sparse and hasattr(recfuse, "optim"):
+        if sparse:
             sides[RECFUSE] = make_bag(*settings, recfuse.nn.EmbeddingBag, fused_sgd)
         return sides
     sides = {LOOP: make_loop(*settings), PLAIN: make_collection(*settings, sgd)}
-    if sparse and hasattr(recfuse, "optim"):
+    if sparse:
         sides[RECFUSE] = make_collection(*settings, fused_sgd)
     return sides
 

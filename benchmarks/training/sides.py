@@ -136,13 +136,10 @@ def make_sides(
         makers[PLAIN] = lambda: collection_side(
             collection, lambda own: optimizer.torch(own.parameters(), **options)
         )
+    makers[RECFUSE] = lambda: collection_side(
+        collection, lambda own: getattr(recfuse.optim, optimizer.ours)(own, **options)
+    )
     notes = []
-    if hasattr(recfuse, "optim"):
-        makers[RECFUSE] = lambda: collection_side(
-            collection, lambda own: getattr(recfuse.optim, optimizer.ours)(own, **options)
-        )
-    else:
-        notes.append("recfuse is left out: it has no optimizers")
     if FBGEMM in names and optimizer.fbgemm is not None:
         missing = fbgemm_missing("fbgemm-gpu")
         if missing is None:

@@ -11,8 +11,6 @@ import torch
 from recfuse.data import workloads
 from support.gpu_benchmark import on_the_cpu
 
-pytest.importorskip("recfuse.optim")  # without it recfuse has nothing to compare
-
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = [
     "--num-batches",
