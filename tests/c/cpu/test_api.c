@@ -26,6 +26,9 @@
     X(fused_backward_random)      \
     X(fused_backward_repeats)     \
     X(fused_backward_errors)      \
+    X(fused_update_random)        \
+    X(fused_update_repeats)       \
+    X(fused_update_errors)        \
     X(ikbo_add_random)            \
     X(ikbo_add_errors)            \
     X(ikbo_attention_groups)      \
