@@ -143,6 +143,7 @@ static rf_status rows_run(rf__call *call) {
     rf_rows_update_params params = {0};
     rf_int_type row_type;
     rf_executor executor;
+    rf_cuda_stream stream;
     rf__tensor sums;
     size_t n_states = 0;
     const void *rows = NULL;
@@ -164,8 +165,12 @@ static rf_status rows_run(rf__call *call) {
                                  (long long)params.count, (long long)params.matrix.dim);
     RF_CHECK(rf__call_contiguous(call, &sums, sums.dtype));
     params.sums = sums.data;
-    RF_CHECK(rf__call_executor(&executor));
-    return rf_rows_update_cpu(&params, &executor);
+    if (rf__device_is_cpu(call->device)) {
+        RF_CHECK(rf__call_executor(&executor));
+        return rf_rows_update_cpu(&params, &executor);
+    }
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf_rows_update_cuda(&params, &stream);
 }
 
 #define SETTINGS "int optimizer, bool stochastic_rounding=False, int seed=0) -> "
@@ -175,4 +180,4 @@ const rf__operator rf__torch_fused_embedding_bag_update = {
     RF__CPU | RF__CUDA, fused_run};
 const rf__operator rf__torch_rows_update = {
     "(Tensor(a!) weight, Tensor(b!)[] states, Tensor rows, Tensor sums, Tensor numbers, " SETTINGS "()",
-    RF__CPU, rows_run};
+    RF__CPU | RF__CUDA, rows_run};
