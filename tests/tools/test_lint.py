@@ -155,12 +155,18 @@ FUSED_ORDER = (
     *("args.h", "partition/args.h", "features.h", "staged/staged.h", "schedule.h", "kernel.h"),
     *("partition/cost.h", "partition/partition.h", "partition/cut.h", "partition/device.h"),
     *("call.h", "ready.h", "fused.h"),
-    *("backward/args.h", "backward/small/args.h", "backward/small/small.h", "backward/backward.h"),
+    *(
+        "backward/args.h",
+        "backward/small/args.h",
+        "backward/small/small.h",
+        "backward/bags/args.h",
+        "backward/backward.h",
+    ),
 )
 FUSED_FILES = dict.fromkeys(("fused_embedding_bag.c", "measure.c"), "fused.h")
 FUSED_FILES |= {"geometry.c": "features.h", "describe.c": "schedule.h"}
 FUSED_FILES |= {
-    f"backward/{file}.c": "backward/backward.h" for file in ("entry", "kernel", "problem", "bags")
+    f"backward/{file}.c": "backward/backward.h" for file in ("entry", "kernel", "problem", "bags/bags")
 }
 FUSED_FILES |= {f"backward/small/{file}.c": "backward/small/small.h" for file in ("launch", "tasks")}
 FUSED_FILES |= {f"partition/{file}.c": "partition/cut.h" for file in ("cost", "cut", "write", "check")}
