@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import recfuse
 from recfuse.data import workloads
-from support.c_program import ROOT, make_once
+from support.c_program import COMPILER, FLAGS, ROOT, make_once
 
 CPP_COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 SUM, MEAN = range(2)
@@ -379,9 +378,21 @@ class Sizes(ctypes.Structure):
     )
 
 
+def host_library() -> ctypes.CDLL:
+    """The host's part that shares out tasks."""
+
+    def build(path: Path) -> None:
+        folder = ROOT / "csrc"
+        sources = [folder / "cuda/fused_embedding_bag/backward/small/tasks.c", folder / "base/status.c"]
+        command = [COMPILER, *FLAGS, "-O1", "-fPIC", "-shared", *sources, "-o", path]
+        subprocess.run([str(part) for part in command], check=True)
+
+    return ctypes.CDLL(str(make_once(["tasks of small tables"], ".so", build)))
+
+
 def shared_out(features: NDArray[Any], bags: int, emit: int, lookups: float) -> tuple[NDArray[Any], int]:
     """Tasks as a call has them on a GPU of 132 SMs; how many are staged."""
-    core = ctypes.CDLL(str(Path(recfuse.__file__).parent / "librecfuse_core.so"))
+    core = host_library()
     sizes = Sizes(bags, 132, lookups, 108 << 10, emit, 4)
     tasks, staged, gathered = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
     given = ctypes.byref(sizes), features.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(features.size)

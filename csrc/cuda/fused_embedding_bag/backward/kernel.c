@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cuda/fused_embedding_bag/backward/backward.h"
+#include "cuda/fused_embedding_bag/backward/small/small.h"
 
 #define FOLDER "fused_embedding_bag/backward/"
 static const rf__kernel_source sources[RF__BACKWARD_KERNELS] = {
@@ -69,5 +70,5 @@ rf_status rf__backward_compile(const char *arch) {
         }
         RF_CHECK(rf__jit_compile_each(&sources[number], variants, sizeof variants[0], count, describe, arch));
     }
-    return RF_OK;
+    return rf__backward_small_compile(arch);
 }

@@ -46,7 +46,7 @@ void rf__backward_small_free(rf__backward_small_plan *plan);
 rf_status rf__backward_small_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
                                     uint64_t description, uint64_t workspace, bool behind, void *stream);
 /* Compiles what training with float32 tables takes, into the cache. */
-RF__SHARED rf_status rf__backward_small_compile(const char *arch);
+rf_status rf__backward_small_compile(const char *arch);
 
 /* What blocks of staged.cu do with features, and how many columns at once. */
 typedef struct rf__backward_small_sizes {
@@ -59,8 +59,8 @@ typedef struct rf__backward_small_sizes {
 int32_t rf__backward_small_columns(const rf__backward_small_sizes *sizes, int32_t dim, bool *staged);
 /* Tasks of like size, the heavy ones first, those that are staged before the others. *tasks is to be freed with free().
  * RF_ERR_MEMORY. */
-RF__SHARED rf_status rf__backward_small_tasks(const rf__backward_small_sizes *sizes,
-                                              const rf_small_feature *features, int64_t n_features,
-                                              rf_small_task **tasks, int32_t *n_staged, int32_t *n_gathered);
+rf_status rf__backward_small_tasks(const rf__backward_small_sizes *sizes, const rf_small_feature *features,
+                                   int64_t n_features, rf_small_task **tasks, int32_t *n_staged,
+                                   int32_t *n_gathered);
 
 #endif
