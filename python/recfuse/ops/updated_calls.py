@@ -118,6 +118,8 @@ class UpdatedCall(torch.autograd.Function):
             at = group - count
             if not ctx.needs_input_grad[at]:
                 continue
+            if update is not None and (owner := update.updater.owner) is not None:
+                owner._before_update(update)
             if update is not None and not update.updater.deferred:
                 if _is_wanted(ctx.next_functions[at][0]):
                     update.check()
@@ -225,6 +227,4 @@ def _ask(call: _Asked) -> None:
     if running is None:
         _passes[task] = running = _Pass()
         torch.autograd.Variable._execution_engine.queue_callback(running.finish)
-    for _, update in call.weights.values():
-        update.updater.owner._before_update(update)
     running.asked.append(call)

@@ -130,6 +130,10 @@ class Update:
         self.updater, self.states = updater, list(states)
         self.updated = self.captured = False
         self._weight = weakref.ref(weight)
+        for tensor in (updater.numbers, *self.states):
+            # As torch._dynamo.mark_static_address, which takes a second to import: inductor's CUDA graphs
+            # would copy other inputs, and the update be that of the copies.
+            tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
         self.anchor: Tensor | None = None
         if updater.deferred:
             return

@@ -25,9 +25,9 @@ the step: call it after each ``backward()``, as of any optimizer.
   asynchronously: outside of the graph, between its replays.
 
 **deferred=True**: ``backward()`` leaves a sparse gradient in ``.grad``, which accumulates, can be clipped
-(:func:`clip_grad_norm_`), averaged by DistributedDataParallel and unscaled by a GradScaler; ``step()``
-updates its rows. It costs the gradient's memory, and a wait for the number of its rows on a GPU, so that it
-cannot be captured.
+(:func:`clip_grad_norm_`), averaged over processes (:func:`average_gradients`) and unscaled by a GradScaler;
+``step()`` updates its rows. It costs the gradient's memory, and a wait for the number of its rows on a GPU,
+so that it cannot be captured.
 
 Sources: FBGEMM's table-batched embedding (updates in the backward pass); Gupta et al., 2020 (row-wise
 Adagrad); Zamani et al., "High-Accuracy Low-Precision Training", 2018, and FBGEMM (stochastic rounding).
@@ -35,6 +35,15 @@ Adagrad); Zamani et al., "High-Accuracy Low-Precision Training", 2018, and FBGEM
 
 from recfuse.optim.clipping import clip_grad_norm_
 from recfuse.optim.kinds import SGD, Adagrad, Adam, RowWiseAdagrad
+from recfuse.optim.parallel import average_gradients
 from recfuse.optim.parameters import embedding_parameters
 
-__all__ = ["SGD", "Adagrad", "Adam", "RowWiseAdagrad", "clip_grad_norm_", "embedding_parameters"]
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "RowWiseAdagrad",
+    "average_gradients",
+    "clip_grad_norm_",
+    "embedding_parameters",
+]

@@ -190,7 +190,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 f"{update.updater.numbers.device}; make the optimizer after the module was moved"
             )
         if not self._surroundings_checked:
-            check_surroundings([held for ref in self._held if (held := ref()) is not None], self._where)
+            held = [parameter for ref in self._held if (parameter := ref()) is not None]
+            check_surroundings(held, self._where, self.deferred)
             self._surroundings_checked = True
 
     @torch.no_grad()
@@ -217,7 +218,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     # ---- dictionaries and copies
 
-    def _note_steps(self) -> None:
+    def _before_move(self) -> None:
         """Brings the steps' number into the state, where torch's optimizers have it."""
         if self._step_type is not None or self._settings[1]:
             for _, parameter, update in self._own():
@@ -226,7 +227,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As of torch's optimizer of the same name, which can load it. Waits for the tables' device."""
-        self._note_steps()
+        self._before_move()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -285,7 +286,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """With the steps' number in the state."""
-        self._note_steps()
+        self._before_move()
         return {**super().__getstate__(), "_settings": self._settings}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -293,9 +294,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         if "_settings" in state:
             self._begin()
-            self._parameters_changed()
+            self._after_move()
 
-    def _parameters_changed(self, old: Iterable[Tensor] = ()) -> None:
+    def _after_move(self, old: Iterable[Tensor] = ()) -> None:
         """After Parameters and their state were replaced in the groups: their updates anew, none for the
         old.
         """

@@ -11,28 +11,39 @@ from torch import Tensor
 from recfuse.errors import ArgumentValueError
 
 
-def check_surroundings(parameters: Sequence[Tensor], where: str) -> None:
-    """Raises where a gradient scaler has scaled the loss, or DistributedDataParallel waits for the
-    gradients.
+def check_surroundings(parameters: Sequence[Tensor], where: str, deferred: bool) -> None:
+    """Raises where a gradient scaler has scaled the loss of tables that are updated inside ``backward()``, or
+    DistributedDataParallel waits for gradients that it will not have, or not as they are.
     """
     own = {id(parameter) for parameter in parameters}
-    deferred = f"make the optimizer with deferred=True: {where}(..., deferred=True)"
+    instead = f"make the optimizer with deferred=True: {where}(..., deferred=True)"
+    ignored = (
+        "name them in DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names) "
+        "before it wraps the model"
+    )
     for candidate in gc.get_objects():
         kind = type(candidate)  # not isinstance, which asks proxies for their __class__
-        if issubclass(kind, torch.amp.GradScaler) and _is_used(candidate):
+        if issubclass(kind, torch.amp.GradScaler) and not deferred and _is_used(candidate):
             raise ArgumentValueError(
                 f"{where}: a GradScaler is in use. The tables are updated inside backward(), before it could "
-                f"unscale the gradients and look for infinities: {deferred}, or train in bfloat16 without a "
+                f"unscale the gradients and look for infinities: {instead}, or train in bfloat16 without a "
                 "scaler"
             )
-        if issubclass(kind, torch.nn.parallel.DistributedDataParallel) and _has(candidate, own):
-            raise ArgumentValueError(
-                f"{where}: a DistributedDataParallel has the tables. They are updated inside backward() by "
-                f"the gradients of this process alone: {deferred}, so that the gradients of all are averaged "
-                "first; or, for tables that differ from process to process, name them in "
-                "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names) before it "
-                "wraps the model"
-            )
+        if issubclass(kind, torch.nn.parallel.DistributedDataParallel):
+            waits = _waits_for(candidate, own, deferred)
+            if waits and deferred:
+                raise ArgumentValueError(
+                    f"{where}: a DistributedDataParallel has tables whose gradients are sparse, which it "
+                    f"expects of torch.nn.EmbeddingBag with sparse=True alone: {ignored}, and call "
+                    "recfuse.optim.average_gradients(parameters) before step()"
+                )
+            if waits:
+                raise ArgumentValueError(
+                    f"{where}: a DistributedDataParallel has the tables. They are updated inside backward() "
+                    f"by the gradients of this process alone: {ignored}; for tables that shall be the same "
+                    f"on all processes, also {instead}, and call recfuse.optim.average_gradients(parameters) "
+                    "before step()"
+                )
 
 
 def _is_used(scaler: torch.amp.GradScaler) -> bool:
@@ -40,6 +51,14 @@ def _is_used(scaler: torch.amp.GradScaler) -> bool:
     return bool(vars(scaler).get("_enabled")) and vars(scaler).get("_scale") is not None
 
 
-def _has(parallel: torch.nn.Module, own: set[int]) -> bool:
-    """Whether it reduces one of the gradients."""
-    return any(id(p) in own and not getattr(p, "_ddp_ignored", False) for p in parallel.parameters())
+def _waits_for(parallel: torch.nn.Module, own: set[int], deferred: bool) -> bool:
+    """Whether it reduces one of the gradients, and does not know that it is sparse."""
+    known = [
+        id(module.weight)
+        for module in parallel.modules()
+        if deferred and isinstance(module, torch.nn.EmbeddingBag) and module.sparse
+    ]
+    return any(
+        id(p) in own and id(p) not in known and p.requires_grad and not getattr(p, "_ddp_ignored", False)
+        for p in parallel.parameters()
+    )

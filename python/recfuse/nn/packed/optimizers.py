@@ -58,6 +58,9 @@ class Move:
         self._numbers = {id(weight): number for number, weight in reversed(list(enumerate(weights)))}
         self._what = what
         self._optimizers = with_wrapped(check_optimizers(optimizers, what))
+        for optimizer in self._optimizers:  # those of recfuse.optim have two methods for this class
+            if hasattr(optimizer, "_before_move"):
+                optimizer._before_move()
         # Lists of Parameters and states, each once, however many optimizers share it; the innermost has it.
         lists = {
             id(group["params"]): (optimizer, group)
@@ -101,6 +104,8 @@ class Move:
         for optimizer in self._optimizers:
             if hasattr(optimizer, "_numel_cache"):  # LBFGS counts its elements once
                 optimizer._numel_cache = None
+            if hasattr(optimizer, "_after_move"):
+                optimizer._after_move(self._weights)
 
     def _is_old(self, entry: Any) -> bool:
         return id(entry) in self._numbers

@@ -1,0 +1,70 @@
+"""``average_gradients``: sparse gradients of several processes, as DistributedDataParallel averages dense
+ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recfuse.errors import ArgumentValueError
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[Tensor], group: Any = None) -> None:
+    """Averages sparse gradients over processes; call it on all of them between ``backward()`` and ``step()``.
+
+    DistributedDataParallel expects sparse gradients of ``torch.nn.EmbeddingBag`` alone, and of those NCCL
+    reduces none. So tables that each process has a copy of are named in
+    ``DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)`` before it wraps the
+    model, begin with the same values, and have their gradients averaged here. Rows and values of all
+    processes are gathered, in the order of ranks, so that the result is the same on each, bit by bit.
+
+    Args:
+        parameters: in the same order on each process. A ``grad`` that is None counts as one without rows.
+        group: a process group; None: the default one.
+
+    Raises:
+        ValueError: a dense gradient, which DistributedDataParallel averages itself.
+    """
+    given = list(parameters)
+    grads = [_coalesced(parameter) for parameter in given]
+    if not given:
+        return
+    world = dist.get_world_size(group)
+    own = torch.tensor([0 if grad is None else grad._nnz() for grad in grads], device=given[0].device)
+    gathered = [torch.empty_like(own) for _ in range(world)]
+    dist.all_gather(gathered, own, group=group)
+    for number, counts in enumerate(torch.stack(gathered, dim=1).tolist()):
+        if most := max(counts):
+            given[number].grad = _average(given[number], grads[number], counts, most, group)
+
+
+def _coalesced(parameter: Tensor) -> Tensor | None:
+    grad = parameter.grad
+    if grad is not None and grad.layout is not torch.sparse_coo:
+        raise ArgumentValueError(
+            f"recfuse.optim.average_gradients: the gradient of a Parameter of shape {list(parameter.shape)} "
+            f"is {grad.layout}, must be sparse: leave dense ones to DistributedDataParallel"
+        )
+    return None if grad is None else grad.coalesce()
+
+
+def _average(parameter: Tensor, grad: Tensor | None, counts: list[int], most: int, group: Any) -> Tensor:
+    rows = torch.zeros(most, dtype=torch.int64, device=parameter.device)
+    values = torch.zeros((most, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
+    if grad is not None:
+        rows[: grad._nnz()] = grad.indices()[0]
+        values[: grad._nnz()] = grad.values() / len(counts)
+    found = []
+    for own in (rows, values):
+        parts = [torch.empty_like(own) for _ in counts]
+        dist.all_gather(parts, own, group=group)
+        found.append(torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]))
+    return torch.sparse_coo_tensor(
+        found[0][None], found[1], parameter.shape, check_invariants=False
+    ).coalesce()

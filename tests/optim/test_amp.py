@@ -1,0 +1,127 @@
+"""Gradient scalers, clipping and accumulation: of deferred optimizers; direct ones refuse or say so."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from recfuse import optim
+from recfuse.ops.updates import GRAD_SCALE, SKIP, update_of
+from support.collection import collection_of, lookups_of
+
+close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)
+SPECS = [(20, 4), (9, 8)]
+
+
+@pytest.fixture
+def collection():
+    return collection_of(SPECS, sparse=True)
+
+
+@pytest.fixture
+def scaler():
+    yield torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    gc.collect()
+
+
+@pytest.mark.parametrize("unscaled", (False, True))
+@pytest.mark.parametrize("kind", ("SGD", "Adagrad", "Adam"))
+def test_a_scaler(collection, scaler, kind, unscaled):
+    theirs = {"SGD": torch.optim.SGD, "Adagrad": torch.optim.Adagrad, "Adam": torch.optim.SparseAdam}
+    twin = copy.deepcopy(collection)
+    optimizer = getattr(optim, kind)(collection, lr=0.1, deferred=True)
+    other = theirs[kind](list(twin.parameters()), lr=0.1)
+    for step in range(6):
+        given = lookups_of(collection)
+        bad = step in (1, 4)
+        scaler.scale(collection(*given).square().sum() * (torch.inf if bad else 1)).backward()
+        if unscaled:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if not bad:
+            twin(*given).square().sum().backward()
+            other.step()
+            other.zero_grad()
+        for one, reference in zip(collection.parameters(), twin.parameters(), strict=True):
+            close(one, reference)
+        numbers = update_of(next(collection.parameters())).updater.numbers
+        assert numbers[[GRAD_SCALE, SKIP]].tolist() == [1, 0]
+    assert scaler.get_scale() == 1024 / 4
+    if kind == "Adam":
+        assert optimizer.state_dict()["state"][0]["step"] == 4
+
+
+def test_a_scaler_is_refused_before_it_does_harm(collection, scaler):
+    optimizer = optim.SGD(collection, lr=0.1)
+    before = copy.deepcopy(collection.state_dict())
+    with pytest.raises(ValueError, match=r"a GradScaler is in use.*deferred=True"):
+        scaler.scale(collection(*lookups_of(collection)).sum()).backward()
+    for name, value in collection.state_dict().items():
+        assert torch.equal(value, before[name])
+    with pytest.raises(ValueError, match=r"step\(\) is called by a GradScaler"):
+        scaler.step(optimizer)
+
+
+def test_a_scaler_that_is_off_does_no_harm(collection):
+    optimizer = optim.SGD(collection, lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler.scale(collection(*lookups_of(collection)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("norm_type", (2.0, 1.0, torch.inf))
+@pytest.mark.parametrize("max_norm", (0.5, 1e6))
+def test_clipping(collection, norm_type, max_norm):
+    dense = nn.Linear(12, 2)
+    twins = copy.deepcopy((collection, dense))
+    for parameter in twins[0].parameters():
+        parameter.requires_grad_()
+    twins[0].layout = twins[0].layout._replace(sparse=False)
+    optimizer = optim.SGD(collection, lr=0.1, deferred=True)
+    given = [lookups_of(collection) for _ in range(2)]
+    for table, top in ((collection, dense), twins):
+        for one in given:  # accumulates
+            top(table(*one)).square().sum().backward()
+    own = [*collection.parameters(), *dense.parameters()]
+    theirs = [*twins[0].parameters(), *twins[1].parameters()]
+    norm = optim.clip_grad_norm_(own, max_norm, norm_type)
+    close(norm, torch.nn.utils.clip_grad_norm_(theirs, max_norm, norm_type))
+    for one, other in zip(own, theirs, strict=True):
+        close(one.grad.to_dense(), other.grad, rtol=1e-4, atol=1e-5)
+    before = [parameter.detach().clone() for parameter in collection.parameters()]
+    optimizer.step()
+    for old, new, other in zip(before, collection.parameters(), theirs, strict=False):
+        close(new.detach(), old - 0.1 * other.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_clipping_of_a_norm_that_is_not_finite():
+    parameter = nn.Parameter(torch.zeros(3, 2))
+    assert optim.clip_grad_norm_(parameter, 1.0) == 0
+    parameter.grad = torch.sparse_coo_tensor([[1, 1]], torch.full((2, 2), torch.inf), (3, 2))
+    with pytest.raises(RuntimeError, match="non-finite"):
+        optim.clip_grad_norm_([parameter], 1.0, error_if_nonfinite=True)
+
+
+def test_gradients_accumulate(collection):
+    twin = copy.deepcopy(collection)
+    pairs = [
+        (collection, optim.Adagrad(collection, lr=0.1, deferred=True)),
+        (twin, torch.optim.Adagrad(twin.parameters(), lr=0.1)),
+    ]
+    for _ in range(2):
+        given = [lookups_of(collection) for _ in range(3)]
+        for module, optimizer in pairs:
+            optimizer.zero_grad()
+            for one in given:
+                module(*one).square().mean().backward()
+            optimizer.step()
+    for one, other in zip(collection.parameters(), twin.parameters(), strict=True):
+        close(one, other)
