@@ -83,17 +83,12 @@ typedef struct rf_backward_keys_args {
     sources; /* [lookups]: elements of grad; where entries are direct their values */
     RF_BACKWARD_ADDRESS(float) factors; /* [lookups]; NULL where entries are direct */
     RF_BACKWARD_ADDRESS(float) bag_factors; /* [slots], of features with RF_MEAN; NULL: there are none */
-    RF_BACKWARD_ADDRESS(rf_u32)
-    digits; /* [passes][digits], zeros: afterwards the entries of a digit */
-    RF_BACKWARD_ADDRESS(rf_u32) arrived; /* [2], zeros: blocks, entries */
     RF_BACKWARD_ADDRESS(const rf_backward_listing) listings; /* [features]; NULL: lookup i is entry i */
-    RF_BACKWARD_ADDRESS(const rf_i64) count; /* [1] entries; NULL: as many as lookups */
     rf_i64 lookups, output_dim, trash; /* the key of lookups that do not count */
     rf_u32 slots, bags; /* features * bags */
-    rf_i32 n_features, passes;
-    rf_i32 chunk, unused; /* lookups a block */
+    rf_i32 n_features, chunk; /* lookups a block */
 } rf_backward_keys_args;
-RF_SIZE_IS(rf_backward_keys_args, 144);
+RF_SIZE_IS(rf_backward_keys_args, 112);
 
 /* shifts.cu */
 typedef struct rf_backward_shifts_args {
@@ -112,14 +107,14 @@ typedef struct rf_backward_sort_args {
     RF_BACKWARD_ADDRESS(const RF_VALUE) values; /* NULL: an entry's value is its number */
     RF_BACKWARD_ADDRESS(RF_KEY) sorted_keys;
     RF_BACKWARD_ADDRESS(RF_VALUE) sorted_values;
-    RF_BACKWARD_ADDRESS(const rf_u32) digits; /* [digits]: entries of a digit */
-    RF_BACKWARD_ADDRESS(rf_u32) states; /* [chunks][digits], zeros */
-    RF_BACKWARD_ADDRESS(rf_u32) taken; /* [1], zero: chunks that blocks have taken */
+    RF_BACKWARD_ADDRESS(rf_u32) digits; /* [digits], zeros: afterwards entries of each */
+    RF_BACKWARD_ADDRESS(rf_u32) places; /* [digits][chunks]: entries, then where the first of them goes */
     RF_BACKWARD_ADDRESS(const rf_i64) count;
     rf_i64 lookups;
-    rf_i32 shift, unused; /* of the pass's digit in a key */
+    rf_i32 shift; /* of the pass's digit in a key */
+    rf_i32 chunks;
 } rf_backward_sort_args;
-RF_SIZE_IS(rf_backward_sort_args, 80);
+RF_SIZE_IS(rf_backward_sort_args, 72);
 
 /* Shared memory of a block of sort.cu: counts a warp and digit, or entries; two numbers a digit; a few. */
 #define RF_BACKWARD_SORT_SHARED(digits, entry_bytes)                                 \

@@ -11,11 +11,13 @@ enum {
     ALIGNMENT = 256, /* of parts of the workspace */
     DIGIT_BITS = 10, /* of a pass; 11 where that spares one */
     LEAST_CHUNK = 64, /* entries a block of rows.cu */
-    BLOCKS_AN_SM = 8,
+    KEYS_BLOCKS = 4, /* of an SM, wanted */
+    ROWS_BLOCKS = 8,
+    WARPS = RF_BACKWARD_BLOCK / 32,
     WIDEST_VECTORS = 4, /* that a lane has at once */
     COLUMNS = 4 * RF_BACKWARD_LANES /* of a vector of each lane of a warp */
 };
-static const int64_t MOST_ENTRIES = (INT64_C(1) << 30) - 1; /* what a state of sort.cu can count */
+static const int64_t MOST_ENTRIES = INT64_C(1) << 31; /* their places are numbers of 32 bits */
 
 /* Sizes, and where the parts of the workspace are. */
 typedef struct layout {
@@ -25,7 +27,7 @@ typedef struct layout {
     int32_t keys_chunk;
     int32_t rows_chunk, rows_chunks, slices, pitch;
     int64_t keys[2], values[2], sources, factors, bag_factors, partials, bases;
-    int64_t zeros, digits, arrived, taken, states, zero_bytes;
+    int64_t digits, digits_bytes, places;
     int64_t bytes;
 } layout;
 
@@ -64,7 +66,7 @@ static rf_status layout_of(const char *operator_name, const rf__backward_problem
                       call->n_features > RF_BACKWARD_MOST_FEATURES,
                   RF_ERR_UNSUPPORTED,
                   RF__I64 " lookups in " RF__I64 " bags of " RF__I64
-                          " features; on a GPU fewer than 2^30, 2^32 and 2^24; split the batch",
+                          " features; on a GPU at most 2^31, 2^32 and 2^24; split the batch",
                   call->lookups, to->slots, call->n_features);
     *variant = (rf__backward_variant){.index_type = (int32_t)call->index_type,
                                       .offset_type = (int32_t)call->offset_type,
@@ -86,10 +88,10 @@ static rf_status layout_of(const char *operator_name, const rf__backward_problem
                   (int)described->dim, (int)(COLUMNS * WIDEST_VECTORS));
     digits_cut(to);
     const int64_t key_bytes = variant->wide_keys ? 8 : 4, value_bytes = variant->wide_values ? 8 : 4;
-    const int64_t digits = INT64_C(1) << variant->digit_bits, wanted = (int64_t)device->sms * BLOCKS_AN_SM;
+    const int64_t digits = INT64_C(1) << variant->digit_bits, sms = device->sms;
     to->chunks = (int32_t)((to->lookups + RF_BACKWARD_CHUNK - 1) / RF_BACKWARD_CHUNK);
-    to->keys_chunk = chunk_of(to->lookups, wanted, RF_BACKWARD_CHUNK, RF_BACKWARD_BLOCK);
-    to->rows_chunk = chunk_of(to->lookups, wanted, RF_BACKWARD_MOST_ROWS_CHUNK, LEAST_CHUNK);
+    to->keys_chunk = chunk_of(to->lookups, sms * KEYS_BLOCKS, RF_BACKWARD_CHUNK, RF_BACKWARD_BLOCK);
+    to->rows_chunk = chunk_of(to->lookups, sms * ROWS_BLOCKS, RF_BACKWARD_MOST_ROWS_CHUNK, LEAST_CHUNK);
     to->rows_chunks = (int32_t)((to->lookups + to->rows_chunk - 1) / to->rows_chunk);
     to->pitch = (described->dim + 3) / 4 * 4;
     for (int32_t i = 0; i < 2; i++) {
@@ -104,12 +106,9 @@ static rf_status layout_of(const char *operator_name, const rf__backward_problem
     if (described->any_mean) to->bag_factors = part(to, to->slots * (int64_t)sizeof(float));
     to->partials = part(to, (int64_t)to->rows_chunks * 2 * to->pitch * (int64_t)sizeof(float));
     to->bases = part(to, ((int64_t)to->rows_chunks + 1) * (int64_t)sizeof(uint32_t));
-    to->zeros = to->bytes;
-    to->arrived = part(to, 2 * sizeof(uint32_t));
-    to->taken = part(to, RF_BACKWARD_MOST_PASSES * sizeof(uint32_t));
-    to->digits = part(to, to->passes * digits * (int64_t)sizeof(uint32_t));
-    to->states = part(to, to->passes * digits * to->chunks * (int64_t)sizeof(uint32_t));
-    to->zero_bytes = to->bytes - to->zeros;
+    to->digits_bytes = to->passes * digits * (int64_t)sizeof(uint32_t);
+    to->digits = part(to, to->digits_bytes);
+    to->places = part(to, digits * to->chunks * (int64_t)sizeof(uint32_t));
     return RF_OK;
 }
 
@@ -127,13 +126,14 @@ static rf_status launch(launcher *by, rf__backward_kernel number, int64_t blocks
     rf__backward_variant variant = *by->variant;
     variant.dynamic_shared = (int32_t)shared_bytes;
     RF_CHECK(rf__backward_kernel_get(by->device, &variant, number, &kernel));
-    const rf__launch_config config = {
-        .function = kernel->function,
-        .grid = {(uint32_t)blocks, (uint32_t)slices},
-        .block = {number == RF__BACKWARD_SORT ? RF_BACKWARD_SORT_BLOCK : RF_BACKWARD_BLOCK},
-        .shared_bytes = (uint32_t)shared_bytes,
-        .programmatic = by->behind,
-        .stream = by->stream};
+    const rf__launch_config config = {.function = kernel->function,
+                                      .grid = {(uint32_t)blocks, (uint32_t)slices},
+                                      .block = {number == RF__BACKWARD_SORT || number == RF__BACKWARD_COUNT
+                                                    ? RF_BACKWARD_SORT_BLOCK
+                                                    : RF_BACKWARD_BLOCK},
+                                      .shared_bytes = (uint32_t)shared_bytes,
+                                      .programmatic = by->behind,
+                                      .stream = by->stream};
     by->behind = true;
     return rf__launch(by->device, &config, args);
 }
@@ -151,15 +151,12 @@ static rf_status entries_make(launcher *by, const layout *sizes, const rf_fused_
         .sources = workspace + (uint64_t)sizes->sources,
         .factors = direct ? 0 : workspace + (uint64_t)sizes->factors,
         .bag_factors = sizes->bag_factors == 0 ? 0 : workspace + (uint64_t)sizes->bag_factors,
-        .digits = workspace + (uint64_t)sizes->digits,
-        .arrived = workspace + (uint64_t)sizes->arrived,
         .lookups = sizes->lookups,
         .output_dim = call->output_dim,
         .trash = sizes->trash,
         .slots = (uint32_t)sizes->slots,
         .bags = (uint32_t)call->bags,
         .n_features = (int32_t)call->n_features,
-        .passes = sizes->passes,
         .chunk = sizes->keys_chunk};
     enum { BAGS = RF_BACKWARD_BLOCK / 8 };
     if (keys.bag_factors != 0)
@@ -175,12 +172,13 @@ static rf_status entries_make(launcher *by, const layout *sizes, const rf_fused_
             .values = pass == 0 && !direct ? 0 : workspace + (uint64_t)sizes->values[from],
             .sorted_keys = workspace + (uint64_t)sizes->keys[to],
             .sorted_values = workspace + (uint64_t)sizes->values[to],
-            .digits = keys.digits + (uint64_t)(pass * digits) * sizeof(uint32_t),
-            .states = workspace + (uint64_t)sizes->states +
-                      (uint64_t)(pass * digits * sizes->chunks) * sizeof(uint32_t),
-            .taken = workspace + (uint64_t)sizes->taken + (uint64_t)pass * sizeof(uint32_t),
+            .digits = workspace + (uint64_t)sizes->digits + (uint64_t)(pass * digits) * sizeof(uint32_t),
+            .places = workspace + (uint64_t)sizes->places,
             .lookups = sizes->lookups,
-            .shift = pass * sizes->variant.digit_bits};
+            .shift = pass * sizes->variant.digit_bits,
+            .chunks = sizes->chunks};
+        RF_CHECK(launch(by, RF__BACKWARD_COUNT, sizes->chunks, 1, 0, &sort));
+        RF_CHECK(launch(by, RF__BACKWARD_PLACES, (digits + WARPS - 1) / WARPS, 1, 0, &sort));
         RF_CHECK(launch(by, RF__BACKWARD_SORT, sizes->chunks, 1, RF_BACKWARD_SORT_SHARED(digits, entry_bytes),
                         &sort));
     }
@@ -238,7 +236,6 @@ static rf_status rows_pool(launcher *by, const layout *sizes, const rf__backward
     const int64_t shared =
         RF_BACKWARD_ROWS_SHARED(sizes->rows_chunk, sizes->variant.wide_keys ? 8 : 4,
                                 sizes->variant.wide_values ? 8 : 4, sizes->variant.vectors);
-    enum { WARPS = RF_BACKWARD_BLOCK / 32 };
     RF_CHECK(launch(by, RF__BACKWARD_ROWS, sizes->rows_chunks, sizes->slices, shared, &args));
     return launch(by, RF__BACKWARD_JOINS, (sizes->rows_chunks + WARPS - 1) / WARPS, sizes->slices, 0, &args);
 }
@@ -250,8 +247,9 @@ static rf_status run_there(const rf__backward_problem *problem, const layout *si
     const rf__cuda_device *device = store->device;
     launcher by = {.device = device, .stream = store->stream, .variant = &sizes->variant};
     int32_t sorted = 0;
-    RF__CUDA_TRY(device->driver->cuMemsetD32Async(
-        workspace + (uint64_t)sizes->zeros, 0, (size_t)sizes->zero_bytes / sizeof(uint32_t), store->stream));
+    RF__CUDA_TRY(device->driver->cuMemsetD32Async(workspace + (uint64_t)sizes->digits, 0,
+                                                  (size_t)sizes->digits_bytes / sizeof(uint32_t),
+                                                  store->stream));
     RF_TRY(entries_make(&by, sizes, &problem->call, workspace, features, &sorted));
     RF_TRY(rows_pool(&by, sizes, problem, workspace, features, sorted));
 out:

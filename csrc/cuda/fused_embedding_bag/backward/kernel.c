@@ -10,6 +10,8 @@ static const rf__kernel_source sources[RF__BACKWARD_KERNELS] = {
     [RF__BACKWARD_SHIFTS] = {FOLDER "shifts.cu", "rf_backward_shifts"},
     [RF__BACKWARD_BAG_FACTORS] = {FOLDER "keys.cu", "rf_backward_bag_factors"},
     [RF__BACKWARD_KEYS] = {FOLDER "keys.cu", "rf_backward_keys"},
+    [RF__BACKWARD_COUNT] = {FOLDER "sort.cu", "rf_backward_count"},
+    [RF__BACKWARD_PLACES] = {FOLDER "sort.cu", "rf_backward_places"},
     [RF__BACKWARD_SORT] = {FOLDER "sort.cu", "rf_backward_sort"},
     [RF__BACKWARD_COUNT_ROWS] = {FOLDER "unique.cu", "rf_backward_count_rows"},
     [RF__BACKWARD_SUM_ROWS] = {FOLDER "unique.cu", "rf_backward_sum_rows"},
@@ -39,14 +41,15 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
 /* Leaves out what the kernel's code does not depend on, so that fewer are compiled. */
 static rf__backward_variant only_what_matters(const rf__backward_variant *from, rf__backward_kernel number) {
     rf__backward_variant to = *from;
-    const bool reads_lookups = number <= RF__BACKWARD_KEYS, is_keys = number == RF__BACKWARD_KEYS;
-    const bool sorts = number == RF__BACKWARD_SORT, pools = number >= RF__BACKWARD_ROWS;
+    const bool reads_lookups = number <= RF__BACKWARD_KEYS, pools = number >= RF__BACKWARD_ROWS;
+    const bool sorts = number >= RF__BACKWARD_COUNT && number <= RF__BACKWARD_SORT;
     to.kernel = number;
     if (!reads_lookups) to.index_type = to.offset_type = 0;
-    if (!is_keys && !sorts) to.digit_bits = RF_BACKWARD_MOST_DIGIT_BITS;
-    if (!is_keys && number != RF__BACKWARD_ROWS) to.entries = 0;
+    if (!sorts) to.digit_bits = RF_BACKWARD_MOST_DIGIT_BITS;
+    if (number != RF__BACKWARD_KEYS && number != RF__BACKWARD_ROWS) to.entries = 0;
     if (!pools) to.grad_dtype = to.weight_dtype = to.emit = to.round = to.aligned = to.vectors = 0;
-    if (!sorts && number != RF__BACKWARD_ROWS) to.dynamic_shared = 0;
+    if (number != RF__BACKWARD_SORT && number != RF__BACKWARD_ROWS) to.dynamic_shared = 0;
+    if (number == RF__BACKWARD_COUNT || number == RF__BACKWARD_PLACES) to.wide_values = 0;
     if (number == RF__BACKWARD_JOINS) to.grad_dtype = 0;
     if (number == RF__BACKWARD_LISTED) to.wide_keys = to.wide_values = to.vectors = 0;
     return to;

@@ -3,14 +3,10 @@
  * the key `trash`, behind all rows.
  *
  * A block: args.chunk neighbouring lookups, at most RF_BACKWARD_CHUNK; their bags are found among the offsets by one search of a warp, then
- * by bisection in shared memory. Besides, digits of keys are counted for all passes of the sort at once (as Adinets and
- * Merrill do in "Onesweep", 2022).
+ * by bisection in shared memory.
  * Shared memory: static. Launch: grid [ceil(lookups / chunk)], block [RF_BACKWARD_BLOCK]. The second kernel: a
  * group of 8 lanes a bag, grid [ceil(slots / 32)], block [RF_BACKWARD_BLOCK].
  */
-#ifndef RF_DIGIT_BITS
-#define RF_DIGIT_BITS 8
-#endif
 #ifndef RF_ENTRIES
 #define RF_ENTRIES RF_ENTRIES_INDIRECT
 #endif
@@ -18,7 +14,7 @@
 #include "device/common.cuh"
 #include "fused_embedding_bag/backward/args.h"
 
-enum { BLOCK = RF_BACKWARD_BLOCK, CHUNK = RF_BACKWARD_CHUNK, DIGITS = 1 << RF_DIGIT_BITS };
+enum { BLOCK = RF_BACKWARD_BLOCK, CHUNK = RF_BACKWARD_CHUNK };
 
 /* A slot is a bag of a feature: number feature * bags + bag. The last one that begins at `position` or before among those
  * of [0, slots); by a warp, which looks at 32 places at once. */
@@ -72,15 +68,12 @@ RF_INLINE bool holds(const rf_backward_keys_args &args, rf_u32 slot, rf_i64 posi
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, 6)
     rf_backward_keys(const __grid_constant__ rf_backward_keys_args args) {
-    __shared__ rf_u32 counts[RF_BACKWARD_MOST_PASSES * (DIGITS < 1024 ? DIGITS : 1024)];
     __shared__ int begins[CHUNK];
     __shared__ rf_u32 ends[2];
-    __shared__ bool is_last;
     rf_wait_for_previous_kernel();
-    const int thread = threadIdx.x, passes = args.passes;
+    const int thread = threadIdx.x;
     const rf_i64 first = (rf_i64)blockIdx.x * args.chunk;
     const int size = (int)min((rf_i64)args.chunk, args.lookups - first);
-    for (int i = thread; i < passes * DIGITS; i += BLOCK) counts[i] = 0;
     if (thread < 64) {
         const rf_u32 slot = slot_search(args, thread < 32 ? first : first + size - 1);
         if (thread % 32 == 0) ends[thread / 32] = slot;
@@ -99,7 +92,6 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, 6)
         }
     }
     bad = __syncthreads_or(bad) != 0;
-    int written = 0;
 #pragma unroll 4
     for (int at = thread; at < size; at += BLOCK) {
         const rf_i64 position = first + at;
@@ -115,7 +107,6 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, 6)
             if ((rf_u64)from >= (rf_u64)rf_load(&listing->count)) continue;
             entry = rf_load(&listing->first_entry) + from;
         }
-        written++;
         const int pooling = rf_load(&feature->pooling);
         const bool counts_here = pooling >= 0 && (rf_u64)index < (rf_u64)rf_load(&feature->rows) &&
                                  index != rf_load(&feature->padding_idx) &&
@@ -129,23 +120,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, 6)
             if (pooling == RF_MAX) factor = -(float)(number + 1);
             args.factors[entry] = factor;
         }
-        for (int pass = 0; pass < passes; pass++)
-            atomicAdd(&counts[pass * DIGITS + (int)(key >> (pass * RF_DIGIT_BITS) & (DIGITS - 1))], 1u);
     }
-    __syncthreads();
-    for (int i = thread; i < passes * DIGITS; i += BLOCK)
-        if (counts[i] != 0) atomicAdd(args.digits + i, counts[i]);
-    if (args.listings == nullptr) return;
-    atomicAdd(args.arrived + 1, (rf_u32)written);
-    __threadfence();
-    __syncthreads();
-    if (thread == 0) is_last = atomicAdd(args.arrived, 1u) == gridDim.x - 1;
-    __syncthreads();
-    if (!is_last || thread >= passes) return;
-    __threadfence(); /* entries that nobody wrote are trash, as the host left them */
-    const rf_u32 others = (rf_u32)rf_load(args.count) - __ldcg(args.arrived + 1);
-    atomicAdd(args.digits + thread * DIGITS + (int)(args.trash >> (thread * RF_DIGIT_BITS) & (DIGITS - 1)),
-              others);
 }
 
 /* One over the lookups of a bag that count, where its feature pools by mean. */

@@ -1,11 +1,13 @@
-/* One pass of a stable radix sort of entries by key: they go by RF_DIGIT_BITS bits of it, all digits being counted by
- * keys.cu. One sweep over the entries: a chunk's counts of digits become places by looking back at the chunks before
- * (Adinets and Merrill, "Onesweep: a faster least significant digit radix sort for GPUs", 2022; decoupled look-back:
- * Merrill and Garland, 2016). The order is that of any stable sort, so it does not depend on which block was first.
+/* One pass of a stable radix sort of entries by key: they go by RF_DIGIT_BITS bits of it. Three launches, each over chunks of
+ * RF_BACKWARD_CHUNK entries: rf_backward_count counts the digits of each chunk, rf_backward_places makes of them where a
+ * chunk's entries of a digit go, rf_backward_sort takes them there. (One sweep with decoupled look-back, as in Adinets and
+ * Merrill, "Onesweep", 2022, is slower here: all chunks run at once, so each would look back at all before it.)
+ * The order is that of any stable sort.
  *
- * A block: the next chunk of RF_BACKWARD_CHUNK entries that nobody has taken; a warp: RF_BACKWARD_ITEMS * 32 of them in
- * order; a thread: every 32nd of those. Shared memory: counts a warp and digit, then the chunk's entries in their new
- * order. Launch: grid [chunks], block [RF_BACKWARD_SORT_BLOCK].
+ * A block of the first and the last: a chunk; a warp: RF_BACKWARD_ITEMS * 32 entries of it in order; a thread: every 32nd of
+ * those. Shared memory of the last: counts a warp and digit, then the chunk's entries in their new order.
+ * Launch: grid [chunks], block [RF_BACKWARD_SORT_BLOCK]; of rf_backward_places, a warp a digit: grid [digits / 8], block
+ * [RF_BACKWARD_BLOCK].
  */
 #ifndef RF_DIGIT_BITS
 #define RF_DIGIT_BITS 8
@@ -20,16 +22,8 @@ enum {
     ITEMS = RF_BACKWARD_ITEMS,
     CHUNK = RF_BACKWARD_CHUNK,
     DIGITS = 1 << RF_DIGIT_BITS,
-    EACH = (DIGITS + BLOCK - 1) / BLOCK, /* digits a thread */
-    WINDOW = EACH <= 2   ? 8
-             : EACH <= 4 ? 4
-                         : 2
+    EACH = (DIGITS + BLOCK - 1) / BLOCK /* digits a thread */
 };
-
-/* A state: of a chunk and digit, how many entries this chunk has, or all up to it. */
-#define STATE_COUNT 0x40000000u
-#define STATE_TOTAL 0x80000000u
-#define STATE_VALUE 0x3fffffffu
 
 struct entries_t {
     RF_KEY keys[CHUNK];
@@ -42,7 +36,7 @@ struct shared_t {
     };
     rf_u32 begins[DIGITS]; /* where a digit's entries begin in the chunk */
     rf_u32 places[DIGITS]; /* and in the sorted order, less that */
-    rf_u32 of_warps[WARPS], chunk;
+    rf_u32 of_warps[WARPS];
 };
 static_assert(sizeof(shared_t) <= RF_BACKWARD_SORT_SHARED(DIGITS, sizeof(RF_KEY) + sizeof(RF_VALUE)),
               "as the host counts");
@@ -64,55 +58,6 @@ RF_INLINE rf_u32 block_before(rf_u32 own, rf_u32 *of_warps) {
     return before;
 }
 
-/* Entries of a digit in the chunks before this one: thread t asks for digits t, t + BLOCK, ... Chunks that run at once know
- * only their own counts for a while, so WINDOW of them are asked at a time. */
-RF_INLINE void look_back(const rf_backward_sort_args &args, rf_u32 chunk, const rf_u32 *counts,
-                         rf_u32 *before) {
-    volatile rf_u32 *const own = (volatile rf_u32 *)args.states + (rf_i64)chunk * DIGITS;
-    int at[EACH]; /* the chunk that is asked next; -1: all is known */
-    bool open = false;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int digit = i * BLOCK + threadIdx.x;
-        before[i] = 0;
-        at[i] = digit < DIGITS ? (int)chunk - 1 : -1;
-        open |= at[i] >= 0;
-        if (digit < DIGITS) own[digit] = counts[i] | (chunk == 0 ? STATE_TOTAL : STATE_COUNT);
-    }
-    while (open) {
-        rf_u32 states[EACH][WINDOW];
-        open = false;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-#pragma unroll
-            for (int w = 0; w < WINDOW; w++) {
-                const rf_i64 from = (rf_i64)(at[i] - w) * DIGITS + i * BLOCK + threadIdx.x;
-                states[i][w] = at[i] >= w ? ((volatile rf_u32 *)args.states)[from] : 0;
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            bool goes_on = at[i] >= 0;
-#pragma unroll
-            for (int w = 0; w < WINDOW; w++) {
-                if (!goes_on || states[i][w] == 0) {
-                    goes_on = false;
-                    continue;
-                }
-                before[i] += states[i][w] & STATE_VALUE;
-                at[i] = states[i][w] & STATE_TOTAL ? -1 : at[i] - 1;
-                goes_on = at[i] >= 0;
-            }
-            open |= at[i] >= 0;
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int digit = i * BLOCK + threadIdx.x;
-        if (digit < DIGITS && chunk > 0) own[digit] = (before[i] + counts[i]) | STATE_TOTAL;
-    }
-}
-
 /* Sums of all digits before each one, in shared memory; `counts` in shared or global memory. A barrier follows. */
 RF_INLINE void digits_scan(const rf_u32 *counts, rf_u32 *begins, rf_u32 *of_warps) {
     rf_u32 own[EACH], sum = 0; /* of neighbouring digits: thread * EACH + i */
@@ -131,21 +76,96 @@ RF_INLINE void digits_scan(const rf_u32 *counts, rf_u32 *begins, rf_u32 *of_warp
     }
 }
 
+RF_INLINE rf_i64 count_of(const rf_backward_sort_args &args) {
+    return args.count != nullptr ? rf_load(args.count) : args.lookups;
+}
+RF_INLINE int digit_of(const rf_backward_sort_args &args, RF_KEY key) {
+    return (int)(key >> args.shift & (DIGITS - 1));
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
+    rf_backward_count(const __grid_constant__ rf_backward_sort_args args) {
+    __shared__ rf_u32 counts[DIGITS];
+    rf_wait_for_previous_kernel();
+    const int thread = threadIdx.x;
+    const rf_i64 first = (rf_i64)blockIdx.x * CHUNK, count = count_of(args);
+    RF_KEY keys[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const rf_i64 at = first + i * BLOCK + thread;
+        keys[i] = at < count ? rf_load(args.keys + at) : (RF_KEY)0;
+    }
+    for (int digit = thread; digit < DIGITS; digit += BLOCK) counts[digit] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++)
+        if (first + i * BLOCK + thread < count) atomicAdd(&counts[digit_of(args, keys[i])], 1u);
+    __syncthreads();
+    for (int digit = thread; digit < DIGITS; digit += BLOCK) {
+        args.places[(rf_i64)digit * args.chunks + blockIdx.x] = counts[digit];
+        if (counts[digit] != 0) atomicAdd(args.digits + digit, counts[digit]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
+    rf_backward_places(const __grid_constant__ rf_backward_sort_args args) {
+    enum { EACH_LANE = 8, PLACES_WARPS = RF_BACKWARD_BLOCK / 32 };
+    __shared__ rf_u32 of_warps[PLACES_WARPS];
+    rf_wait_for_previous_kernel();
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int first = (int)blockIdx.x * PLACES_WARPS, digit = first + warp;
+    rf_u32 before = 0; /* entries of digits before the block's, then before the warp's */
+    for (int i = thread; i < first; i += RF_BACKWARD_BLOCK) before += args.digits[i];
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) before += __shfl_xor_sync(RF_FULL_WARP, before, apart);
+    if (lane == 0) of_warps[warp] = before;
+    __syncthreads();
+    if (digit >= DIGITS) return;
+    before = 0;
+    for (int w = 0; w < PLACES_WARPS; w++) before += of_warps[w];
+    for (int i = first; i < digit; i++) before += args.digits[i];
+    rf_u32 *places = args.places + (rf_i64)digit * args.chunks;
+    for (int start = 0; start < args.chunks; start += 32 * EACH_LANE) {
+        rf_u32 own[EACH_LANE], sum = 0;
+#pragma unroll
+        for (int i = 0; i < EACH_LANE; i++) {
+            const int at = start + lane * EACH_LANE + i;
+            own[i] = at < args.chunks ? places[at] : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < EACH_LANE; i++) sum += own[i];
+        rf_u32 upto = sum;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const rf_u32 other = __shfl_up_sync(RF_FULL_WARP, upto, step);
+            if (lane >= step) upto += other;
+        }
+        rf_u32 place = before + upto - sum;
+#pragma unroll
+        for (int i = 0; i < EACH_LANE; i++) {
+            const int at = start + lane * EACH_LANE + i;
+            if (at < args.chunks) places[at] = place;
+            place += own[i];
+        }
+        before += __shfl_sync(RF_FULL_WARP, upto, 31);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     rf_backward_sort(const __grid_constant__ rf_backward_sort_args args) {
     extern __shared__ __align__(16) rf_u8 memory[];
     shared_t &shared = *(shared_t *)memory;
     rf_wait_for_previous_kernel();
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    if (thread == 0) shared.chunk = atomicAdd(args.taken, 1u);
-    for (int i = thread; i < WARPS * DIGITS; i += BLOCK) (&shared.counts[0][0])[i] = 0;
-    __syncthreads();
-    const rf_u32 chunk = shared.chunk;
-    const rf_i64 count = args.count != nullptr ? rf_load(args.count) : args.lookups;
-    const rf_i64 first = (rf_i64)chunk * CHUNK;
-    if (first >= count) return; /* as do all chunks behind: nobody looks back at it */
+    const rf_i64 first = (rf_i64)blockIdx.x * CHUNK, count = count_of(args);
+    if (first >= count) return;
     const int size = (int)min((rf_i64)CHUNK, count - first);
-
+    rf_u32 places[EACH]; /* of digits t, t + BLOCK, ... */
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int digit = i * BLOCK + thread;
+        places[i] = digit < DIGITS ? rf_load(args.places + (rf_i64)digit * args.chunks + blockIdx.x) : 0;
+    }
     RF_KEY keys[ITEMS];
     RF_VALUE values[ITEMS];
     rf_u16 ranks[ITEMS];
@@ -156,12 +176,14 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
         values[i] = (RF_VALUE)(first + at);
         if (args.values != nullptr && at < size) values[i] = rf_load(args.values + first + at);
     }
-    digits_scan(args.digits, shared.places, shared.of_warps); /* where a digit's entries begin in all */
+    rf_u32 *const zeros = (rf_u32 *)&shared.counts[0][0];
+    for (int i = thread; i < WARPS * DIGITS / 2; i += BLOCK) zeros[i] = 0;
+    __syncthreads();
     /* Ranks among the entries of the same warp and digit. */
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const bool any = warp * (ITEMS * 32) + i * 32 + lane < size;
-        const int digit = any ? (int)(keys[i] >> args.shift & (DIGITS - 1)) : -1;
+        const int digit = any ? digit_of(args, keys[i]) : -1;
         const rf_u32 same = __match_any_sync(RF_FULL_WARP, digit);
         const rf_u32 before = __popc(same & ((1u << lane) - 1));
         rf_u32 base = 0;
@@ -173,7 +195,6 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     }
     __syncthreads();
     /* A digit's count, and of each warp those of warps before: digits t, t + BLOCK, ... are a thread's. */
-    rf_u32 counts[EACH], before[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int digit = i * BLOCK + thread;
@@ -187,7 +208,6 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
             }
             shared.begins[digit] = sum;
         }
-        counts[i] = sum;
     }
     __syncthreads();
     digits_scan(shared.begins, shared.begins, shared.of_warps);
@@ -195,14 +215,13 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const bool any = warp * (ITEMS * 32) + i * 32 + lane < size;
-        const int digit = any ? (int)(keys[i] >> args.shift & (DIGITS - 1)) : 0;
+        const int digit = any ? digit_of(args, keys[i]) : 0;
         ranks[i] += (rf_u16)(shared.counts[warp][digit] + shared.begins[digit]);
     }
-    look_back(args, chunk, counts, before);
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int digit = i * BLOCK + thread;
-        if (digit < DIGITS) shared.places[digit] += before[i] - shared.begins[digit];
+        if (digit < DIGITS) shared.places[digit] = places[i] - shared.begins[digit];
     }
     __syncthreads(); /* nobody needs counts any more */
 #pragma unroll
@@ -214,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     __syncthreads();
     for (int at = thread; at < size; at += BLOCK) {
         const RF_KEY key = shared.entries.keys[at];
-        const rf_i64 to = (rf_i64)shared.places[(int)(key >> args.shift & (DIGITS - 1))] + at;
+        const rf_i64 to = (rf_i64)shared.places[digit_of(args, key)] + at;
         args.sorted_keys[to] = key;
         args.sorted_values[to] = shared.entries.values[at];
     }
