@@ -124,9 +124,8 @@ RF_SIZE_IS(rf_backward_sort_args, 72);
      2 * 4 * (digits) + RF_BACKWARD_SORT_BLOCK / 32 * 4 + 16)
 
 /* Shared memory of a block of rows.cu: keys, values and factors of a chunk, rows found before each; parts of sums. */
-#define RF_BACKWARD_ROWS_SHARED(chunk, key_bytes, value_bytes, vectors)                                  \
-    (((chunk) + 4) * (key_bytes) + (chunk) * ((value_bytes) + 4 + 4) + 16 + RF_BACKWARD_BLOCK / 32 * 4 + \
-     2 * RF_BACKWARD_BLOCK * 16 * (vectors))
+#define RF_BACKWARD_ROWS_SHARED(chunk, entry_bytes, vectors) \
+    (((chunk) + 2) * (entry_bytes) + (chunk) * (4 + 4) + 2 * RF_BACKWARD_BLOCK * 16 * (vectors))
 
 /* unique.cu, rows.cu, joins.cu */
 typedef struct rf_backward_rows_args {

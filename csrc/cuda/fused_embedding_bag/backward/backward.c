@@ -70,7 +70,7 @@ static rf_status layout_of(const char *operator_name, const rf__backward_problem
                   call->lookups, to->slots, call->n_features);
     *variant = (rf__backward_variant){.index_type = (int32_t)call->index_type,
                                       .offset_type = (int32_t)call->offset_type,
-                                      .wide_keys = described->rows >= UINT32_MAX,
+                                      .wide_keys = described->rows >= INT32_MAX,
                                       .wide_values = call->bags * call->output_dim >= UINT32_MAX,
                                       .entries = described->entries,
                                       .grad_dtype = (int32_t)call->grad_dtype,
@@ -233,9 +233,9 @@ static rf_status rows_pool(launcher *by, const layout *sizes, const rf__backward
         args.rows = (uintptr_t)rows;
         args.matrices[0].weight = (uintptr_t)values;
     }
-    const int64_t shared =
-        RF_BACKWARD_ROWS_SHARED(sizes->rows_chunk, sizes->variant.wide_keys ? 8 : 4,
-                                sizes->variant.wide_values ? 8 : 4, sizes->variant.vectors);
+    const int64_t shared = RF_BACKWARD_ROWS_SHARED(
+        sizes->rows_chunk, sizes->variant.wide_keys || sizes->variant.wide_values ? 16 : 8,
+        sizes->variant.vectors);
     RF_CHECK(launch(by, RF__BACKWARD_ROWS, sizes->rows_chunks, sizes->slices, shared, &args));
     return launch(by, RF__BACKWARD_JOINS, (sizes->rows_chunks + WARPS - 1) / WARPS, sizes->slices, 0, &args);
 }

@@ -139,14 +139,18 @@ RF_INLINE rf_i64 rf_emit_element(const rf_backward_matrix &matrix, rf_i64 row, i
     return row * matrix.dim + column;
 }
 
-RF_INLINE void rf_emit_load(const rf_backward_matrix &matrix, rf_i64 row, int column, int valid,
-                            rf_emit_ahead_t &ahead) {
+RF_INLINE void rf_emit_load_at(const rf_backward_matrix &matrix, rf_i64 element, int valid,
+                               rf_emit_ahead_t &ahead) {
     if (!EMIT_READS) return;
-    const rf_i64 element = rf_emit_element(matrix, row, column);
     ahead.weight = four_load<RF_WEIGHT_DTYPE, false>(matrix.weight + element * WEIGHT_BYTES, valid);
 #pragma unroll
     for (int i = 0; i < EMIT_STATES; i++)
         ahead.states[i] = four_load<RF_FLOAT32, false>((const rf_u8 *)(matrix.states[i] + element), valid);
+}
+
+RF_INLINE void rf_emit_load(const rf_backward_matrix &matrix, rf_i64 row, int column, int valid,
+                            rf_emit_ahead_t &ahead) {
+    rf_emit_load_at(matrix, rf_emit_element(matrix, row, column), valid, ahead);
 }
 
 /* Sums become gradients; returns the sum of their squares. */
@@ -170,10 +174,10 @@ RF_INLINE float rf_emit_row_factor(const rf_emit_t &emit, const rf_backward_matr
     return emit.lr / (sqrtf(sum) + emit.eps);
 }
 
-/* Writes four columns: `factor` of row-wise Adagrad. */
-RF_INLINE void rf_emit_store(const rf_emit_t &emit, const rf_backward_matrix &matrix, rf_i64 row, int column,
-                             int valid, rf_emit_ahead_t &ahead, const four_t &gradient, float factor) {
-    const rf_i64 element = rf_emit_element(matrix, row, column);
+/* Writes four columns, where `element` is: `factor` of row-wise Adagrad. */
+RF_INLINE void rf_emit_store_at(const rf_emit_t &emit, const rf_backward_matrix &matrix, rf_i64 element,
+                                rf_i64 row, int column, int valid, rf_emit_ahead_t &ahead,
+                                const four_t &gradient, float factor) {
     four_t result = gradient;
 #pragma unroll
     for (int i = 0; i < 4 && EMIT_READS; i++) {
@@ -209,6 +213,12 @@ RF_INLINE void rf_emit_store(const rf_emit_t &emit, const rf_backward_matrix &ma
 #else
     four_store<RF_WEIGHT_DTYPE>(to, result, valid);
 #endif
+}
+
+RF_INLINE void rf_emit_store(const rf_emit_t &emit, const rf_backward_matrix &matrix, rf_i64 row, int column,
+                             int valid, rf_emit_ahead_t &ahead, const four_t &gradient, float factor) {
+    rf_emit_store_at(emit, matrix, rf_emit_element(matrix, row, column), row, column, valid, ahead, gradient,
+                     factor);
 }
 
 #endif

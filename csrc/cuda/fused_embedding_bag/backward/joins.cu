@@ -70,7 +70,7 @@ RF_INLINE void long_run(const rf_backward_rows_args &args, const rf_emit_t &emit
         others += more;
     }
     const rf_backward_matrix &matrix = args.matrices[matrix_of(args, key)];
-    const groups_t groups = groups_of(matrix.dim);
+    const groups_t groups = groups_of(matrix);
     const int share = (others + groups.count - 1) / groups.count;
     const int first = min(groups.group * share, others), behind = min(first + share, others);
     four_t sums[RF_VECTORS] = {};
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     if (lane == 0) left[warp] = others == FEW ? key : -1;
     if (others > 0 && others < FEW) {
         const rf_backward_matrix &matrix = args.matrices[matrix_of(args, key)];
-        const groups_t groups = groups_of(matrix.dim);
+        const groups_t groups = groups_of(matrix);
         if (lane < groups.lanes) {
             four_t sums[RF_VECTORS] = {};
             parts_add(args, groups, chunk + 1, chunk + 1 + others, sums);

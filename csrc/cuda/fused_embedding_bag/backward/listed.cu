@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     rf_backward_listed(const __grid_constant__ rf_backward_listed_args args) {
     rf_wait_for_previous_kernel();
     const rf_emit_t emit = rf_emit_of(args.emit);
-    const groups_t groups = groups_of(args.matrix.dim);
+    const groups_t groups = groups_of(args.matrix);
     const rf_i64 number = (rf_i64)blockIdx.x * groups.count + groups.group;
     if (emit.skip || number >= args.count) return;
     const rf_i64 row = rf_load(args.rows + number);

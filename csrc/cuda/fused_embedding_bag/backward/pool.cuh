@@ -22,19 +22,27 @@ struct groups_t {
     int lanes, count, group, lane;
     int dim;
     rf_u32 mask; /* of the group's lanes in its warp */
+    rf_i64 first_element; /* of the lane's first column, less that of its row: see element_of */
 };
 
-RF_INLINE groups_t groups_of(int dim) {
-    groups_t groups = {1, 0, 0, 0, dim, 0};
+RF_INLINE groups_t groups_of(const rf_backward_matrix &matrix) {
+    const int dim = matrix.dim;
+    groups_t groups = {1, 0, 0, 0, dim, 0, 0};
     while (groups.lanes < RF_BACKWARD_LANES && 4 * groups.lanes < dim) groups.lanes *= 2;
     groups.count = BLOCK / groups.lanes;
     groups.group = (int)threadIdx.x / groups.lanes;
     groups.lane = (int)threadIdx.x % groups.lanes;
     groups.mask = (groups.lanes == 32 ? RF_FULL_WARP : (1u << groups.lanes) - 1)
                   << (threadIdx.x % 32 - groups.lane);
+    groups.first_element =
+        4 * (groups.lane + (int)blockIdx.y * RF_VECTORS * groups.lanes) - matrix.first_row * dim;
     return groups;
 }
 
+/* Element of the lane's first column of row `key` of all; vectors are 4 * lanes apart. */
+RF_INLINE rf_i64 element_of(const groups_t &groups, rf_i64 key) {
+    return (rf_i64)((rf_u64)key * (rf_u32)groups.dim) + groups.first_element;
+}
 RF_INLINE int column_of(const groups_t &groups, int v) {
     return 4 * (groups.lane + (v + (int)blockIdx.y * RF_VECTORS) * groups.lanes);
 }
@@ -94,13 +102,13 @@ struct row_t {
 };
 
 RF_INLINE void row_load(const rf_backward_matrix &matrix, const groups_t &groups, rf_i64 key, row_t &to) {
-    const rf_i64 row = key - matrix.first_row;
+    const rf_i64 element = element_of(groups, key);
 #pragma unroll
     for (int v = 0; v < RF_VECTORS; v++) {
         const int valid = valid_of(groups, v);
-        if (valid > 0) rf_emit_load(matrix, row, column_of(groups, v), valid, to.ahead[v]);
+        if (valid > 0) rf_emit_load_at(matrix, element + 4 * v * groups.lanes, valid, to.ahead[v]);
     }
-    if (EMIT_ROWWISE) to.state = matrix.states[0][row];
+    if (EMIT_ROWWISE) to.state = matrix.states[0][key - matrix.first_row];
 }
 
 /* The rows of a group that are ready at once: a key where `emits`, the row's number among those that are listed, its sums. */
@@ -147,14 +155,15 @@ RF_INLINE void rows_emit(const rf_backward_rows_args &args, const rf_emit_t &emi
 #pragma unroll
     for (int n = 0; n < N; n++) {
         if (!ready.emits[n]) continue;
-        const rf_i64 number = (rf_i64)ready.keys[n] - matrix.first_row;
-        if (listed && groups.lane == 0 && blockIdx.y == 0) args.rows[ready.found[n]] = number;
+        const rf_i64 key = (rf_i64)ready.keys[n], row = key - matrix.first_row;
+        if (listed && groups.lane == 0 && blockIdx.y == 0) args.rows[ready.found[n]] = row;
+        const rf_i64 element = element_of(groups, listed ? ready.found[n] + matrix.first_row : key);
 #pragma unroll
         for (int v = 0; v < RF_VECTORS; v++) {
             const int valid = valid_of(groups, v);
             if (valid > 0)
-                rf_emit_store(emit, matrix, listed ? ready.found[n] : number, column_of(groups, v), valid,
-                              ready.rows[n].ahead[v], ready.sums[n][v], factors[n]);
+                rf_emit_store_at(emit, matrix, element + 4 * v * groups.lanes, row, column_of(groups, v),
+                                 valid, ready.rows[n].ahead[v], ready.sums[n][v], factors[n]);
         }
     }
 }

@@ -20,24 +20,30 @@ enum {
                                                   : 4 /* an SM, by registers */
 };
 
-#define NO_KEY ((RF_KEY) - 1) /* of no row: there are fewer */
+/* An entry in shared memory: bit ENDS of its key says that the next one has another. Rows need one bit less. */
+struct entry_t {
+    RF_KEY key;
+    RF_VALUE value;
+};
+#define ENDS ((RF_KEY)1 << (8 * sizeof(RF_KEY) - 1))
+#define NO_KEY (ENDS - 1) /* of no row: there are fewer */
 
-/* The chunk of a block. Entry i has key[i + 1]: key[0] is that of the entry before the chunk, and one more follows. */
+/* The chunk of a block. Entry 0 is that before the chunk, and one more follows it. */
 struct chunk_t {
-    RF_KEY *keys;
-    RF_VALUE *values;
+    entry_t *entries;
     float *factors;
     rf_u32 *found; /* rows of the launch that are found up to an entry, less one */
     float *parts;
     int size; /* entries that count */
+    RF_INLINE RF_KEY key(int at) const { return entries[at + 1].key & NO_KEY; }
+    RF_INLINE bool ends(int at) const { return (entries[at + 1].key & ENDS) != 0; }
 };
 
 RF_INLINE chunk_t chunk_of(rf_u8 *memory, int size) {
     chunk_t chunk;
     chunk.parts = (float *)memory; /* aligned best */
-    chunk.keys = (RF_KEY *)(memory + 2 * BLOCK * 16 * RF_VECTORS);
-    chunk.values = (RF_VALUE *)(chunk.keys + (size + 4) / 2 * 2);
-    chunk.factors = (float *)(chunk.values + size);
+    chunk.entries = (entry_t *)(memory + 2 * BLOCK * 16 * RF_VECTORS);
+    chunk.factors = (float *)(chunk.entries + size + 2);
     chunk.found = (rf_u32 *)(chunk.factors + size);
     chunk.size = 0;
     return chunk;
@@ -65,18 +71,20 @@ RF_INLINE void chunk_load(const rf_backward_rows_args &args, rf_i64 first, rf_i6
     for (int i = thread; i < args.chunk + 2; i += BLOCK) {
         const rf_i64 at = first + i - 1;
         const RF_KEY key = key_at(args, at, count);
-        chunk.keys[i] = key;
-        if (i == 0 || i > args.chunk || key == NO_KEY) continue;
-        valid++;
-        RF_VALUE value = rf_load(args.values + at);
-        if (RF_ENTRIES != RF_ENTRIES_DIRECT) {
-            float factor = rf_load(args.factors + value);
-            value = rf_load(args.sources + value);
-            if (is_repeated(args, at, key_at(args, at - 1, count), key, factor, value))
-                factor = -__int_as_float(0x7f800000); /* it adds nothing */
-            chunk.factors[i - 1] = factor;
+        entry_t entry = {key, 0};
+        if (i > 0 && i <= args.chunk && key != NO_KEY) {
+            valid++;
+            if (key != key_at(args, at + 1, count)) entry.key |= ENDS;
+            entry.value = rf_load(args.values + at);
+            if (RF_ENTRIES != RF_ENTRIES_DIRECT) {
+                float factor = rf_load(args.factors + entry.value);
+                entry.value = rf_load(args.sources + entry.value);
+                if (is_repeated(args, at, key_at(args, at - 1, count), key, factor, entry.value))
+                    factor = -__int_as_float(0x7f800000); /* it adds nothing */
+                chunk.factors[i - 1] = factor;
+            }
         }
-        chunk.values[i - 1] = value;
+        chunk.entries[i] = entry;
     }
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) valid += __shfl_xor_sync(RF_FULL_WARP, valid, apart);
@@ -89,7 +97,7 @@ RF_INLINE void chunk_load(const rf_backward_rows_args &args, rf_i64 first, rf_i6
     const int each = (args.chunk + BLOCK / 32 - 1) / (BLOCK / 32);
     for (int i = 0; i < min((warp + 1) * each, chunk.size); i += 32) {
         const int at = i + lane;
-        const bool begins = at < chunk.size && chunk.keys[at] != chunk.keys[at + 1];
+        const bool begins = at < chunk.size && chunk.key(at - 1) != chunk.key(at);
         const rf_u32 all = __ballot_sync(RF_FULL_WARP, begins);
         if (at < chunk.size && at >= warp * each && at < (warp + 1) * each)
             chunk.found[at] = before + __popc(all & (0xffffffffu >> (31 - lane))) - 1;
@@ -100,15 +108,15 @@ RF_INLINE void chunk_load(const rf_backward_rows_args &args, rf_i64 first, rf_i6
 
 /* An entry's gradient is added to a row's sums. */
 RF_INLINE void entry_add(const rf_backward_rows_args &args, const chunk_t &chunk, const groups_t &groups,
-                         int at, const four_t *gradient, four_t *sums) {
+                         int at, const entry_t &entry, const four_t *gradient, four_t *sums) {
     const float factor = RF_ENTRIES == RF_ENTRIES_DIRECT ? 1.0f : chunk.factors[at];
     if (RF_ENTRIES == RF_ENTRIES_MIXED && factor < 0) {
         if (isinf(factor)) return;
         const rf_backward_feature *feature = args.features + ((int)-factor - 1);
-        const rf_i64 row = (rf_i64)chunk.keys[at + 1] - rf_load(&feature->first_row);
+        const rf_i64 row = (rf_i64)(entry.key & NO_KEY) - rf_load(&feature->first_row);
 #pragma unroll
         for (int v = 0; v < RF_VECTORS; v++) {
-            const rf_i64 *winners = args.winners + (rf_i64)chunk.values[at] + column_of(groups, v);
+            const rf_i64 *winners = args.winners + (rf_i64)entry.value + column_of(groups, v);
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 if (i < valid_of(groups, v) && rf_load(winners + i) == row)
@@ -125,18 +133,6 @@ RF_INLINE void entry_add(const rf_backward_rows_args &args, const chunk_t &chunk
     }
 }
 
-RF_INLINE void entry_load(const rf_backward_rows_args &args, const chunk_t &chunk, const groups_t &groups,
-                          int at, four_t *gradient) {
-    const rf_u8 *from = args.grad + (rf_i64)chunk.values[at] * GRAD_BYTES;
-#pragma unroll
-    for (int v = 0; v < RF_VECTORS; v++) {
-        const int valid = valid_of(groups, v);
-        gradient[v] = four_t{};
-        if (valid > 0)
-            gradient[v] = four_load<RF_GRAD_DTYPE, true>(from + column_of(groups, v) * GRAD_BYTES, valid);
-    }
-}
-
 /* Where a group leaves the sum of its first run (0), which began before its share, or its last one (1), which goes on. */
 RF_INLINE float *part_of(const chunk_t &chunk, const groups_t &groups, int which, int group, int v) {
     return chunk.parts + 4 * (((which * RF_VECTORS + v) * groups.count + group) * groups.lanes + groups.lane);
@@ -145,30 +141,37 @@ RF_INLINE float *part_of(const chunk_t &chunk, const groups_t &groups, int which
 /* A group's share: entries [first, behind) of one matrix. */
 RF_INLINE void share_pool(const rf_backward_rows_args &args, const rf_emit_t &emit, const chunk_t &chunk,
                           const rf_backward_matrix &matrix, const groups_t &groups, int first, int behind) {
+    if (first >= behind) return;
+    const rf_u8 *const grad = args.grad + column_of(groups, 0) * GRAD_BYTES;
     four_t sums[RF_VECTORS] = {};
-    bool began = first < behind && chunk.keys[first] != chunk.keys[first + 1];
+    bool began = chunk.key(first - 1) != chunk.key(first);
     for (int i = first; i < behind; i += AT_ONCE) {
+        entry_t entries[AT_ONCE];
         ready_t<AT_ONCE> ready; /* sums are gradients before */
         bool whole = began;
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
-            const int at = i + u;
-            if (at >= behind) continue;
-            entry_load(args, chunk, groups, at, ready.sums[u]);
-            if (chunk.keys[at + 1] == chunk.keys[at + 2]) continue;
-            if (whole) row_load(matrix, groups, (rf_i64)chunk.keys[at + 1], ready.rows[u]);
+            entries[u] = chunk.entries[i + u + 1];
+            if (u > 0 && i + u >= behind) continue;
+#pragma unroll
+            for (int v = 0; v < RF_VECTORS; v++)
+                ready.sums[u][v] = four_load<RF_GRAD_DTYPE, true>(
+                    grad + ((rf_i64)entries[u].value + 4 * v * groups.lanes) * GRAD_BYTES,
+                    valid_of(groups, v));
+            if ((entries[u].key & ENDS) == 0) continue;
+            if (whole) row_load(matrix, groups, (rf_i64)(entries[u].key & NO_KEY), ready.rows[u]);
             whole = true;
         }
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
             const int at = i + u;
             ready.emits[u] = false;
-            if (at >= behind) continue;
-            entry_add(args, chunk, groups, at, ready.sums[u], sums);
-            const bool ends = chunk.keys[at + 1] != chunk.keys[at + 2];
+            if (u > 0 && at >= behind) continue;
+            entry_add(args, chunk, groups, at, entries[u], ready.sums[u], sums);
+            const bool ends = (entries[u].key & ENDS) != 0;
             if (!ends && at != behind - 1) continue;
             ready.emits[u] = ends && began;
-            ready.keys[u] = chunk.keys[at + 1];
+            ready.keys[u] = entries[u].key & NO_KEY;
             ready.found[u] = args.bases != nullptr ? chunk.found[at] : 0;
 #pragma unroll
             for (int v = 0; v < RF_VECTORS; v++) {
@@ -188,19 +191,19 @@ RF_INLINE void run_join(const rf_backward_rows_args &args, const rf_emit_t &emit
                         const rf_backward_matrix &matrix, const groups_t &groups, int segment, int end,
                         int share, bool start) {
     const int first = segment + groups.group * share, behind = min(first + share, end);
-    const RF_KEY key = chunk.keys[(start ? first : behind - 1) + 1];
+    const RF_KEY key = chunk.key(start ? first : behind - 1);
     ready_t<1> ready = {};
     four_t *const sums = ready.sums[0];
 #pragma unroll
     for (int v = 0; v < RF_VECTORS; v++) part_add(part_of(chunk, groups, !start, groups.group, v), sums[v]);
     int at = behind, other = groups.group + 1;
-    while (at < end && chunk.keys[at + 1] == key) {
+    while (at < end && chunk.key(at) == key) {
 #pragma unroll
         for (int v = 0; v < RF_VECTORS; v++) part_add(part_of(chunk, groups, 0, other, v), sums[v]);
         at = min(at + share, end);
         other++;
     }
-    if (!start && chunk.keys[at + 1] != key) {
+    if (!start && chunk.key(at) != key) {
         row_emit(args, emit, matrix, groups, key, args.bases != nullptr ? chunk.found[behind - 1] : 0, ready);
         return;
     }
@@ -221,22 +224,30 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, BLOCKS)
     chunk_t chunk = chunk_of(memory, args.chunk);
     chunk_load(args, start, count, chunk, of_warps);
     for (int segment = 0; segment < chunk.size;) {
-        const int number = matrix_of(args, (rf_i64)chunk.keys[segment + 1]);
-        const rf_backward_matrix &matrix = args.matrices[number];
-        const groups_t groups = groups_of(matrix.dim);
-        const int end = number + 1 == args.n_matrices
-                            ? chunk.size
-                            : (int)entries_before(chunk.keys + 1, segment, chunk.size,
-                                                  args.matrices[number + 1].first_row);
+        const int number = matrix_of(args, (rf_i64)chunk.key(segment));
+        const rf_backward_matrix matrix = args.matrices[number];
+        const groups_t groups = groups_of(matrix);
+        int end = chunk.size;
+        if (number + 1 < args.n_matrices) {
+            const rf_i64 next = args.matrices[number + 1].first_row;
+            int known = segment; /* entries up to it are of the matrix */
+            while (end - known > 1) {
+                const int middle = (known + end) / 2;
+                if ((rf_i64)chunk.key(middle) < next) {
+                    known = middle;
+                } else {
+                    end = middle;
+                }
+            }
+        }
         const int share = max((end - segment + groups.count - 1) / groups.count, AT_ONCE);
         const int first = segment + groups.group * share, behind = min(first + share, end);
         share_pool(args, emit, chunk, matrix, groups, first, behind);
         __syncthreads();
         if (first < behind) {
-            const RF_KEY last = chunk.keys[behind];
-            if (first == 0 && chunk.keys[0] == chunk.keys[1])
+            if (first == 0 && chunk.key(-1) == chunk.key(0))
                 run_join(args, emit, chunk, matrix, groups, segment, end, share, true);
-            if (last == chunk.keys[behind + 1] && last != chunk.keys[first])
+            if (!chunk.ends(behind - 1) && chunk.key(behind - 1) != chunk.key(first - 1))
                 run_join(args, emit, chunk, matrix, groups, segment, end, share, false);
         }
         segment = end;
