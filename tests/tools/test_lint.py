@@ -161,6 +161,7 @@ FUSED_ORDER = (
         "backward/small/small.h",
         "backward/bags/args.h",
         "backward/backward.h",
+        "backward/general.h",
     ),
 )
 FUSED_FILES = dict.fromkeys(("fused_embedding_bag.c", "measure.c"), "fused.h")
@@ -168,6 +169,7 @@ FUSED_FILES |= {"geometry.c": "features.h", "describe.c": "schedule.h"}
 FUSED_FILES |= {
     f"backward/{file}.c": "backward/backward.h" for file in ("entry", "kernel", "problem", "bags/bags")
 }
+FUSED_FILES["backward/backward.c"] = "backward/general.h"
 FUSED_FILES |= {f"backward/small/{file}.c": "backward/small/small.h" for file in ("launch", "tasks")}
 FUSED_FILES |= {f"partition/{file}.c": "partition/cut.h" for file in ("cost", "cut", "write", "check")}
 

@@ -1,297 +1,126 @@
-/* The order of the backward's launches, and the memory that they work in. */
-#include "cuda/fused_embedding_bag/backward/backward.h"
-
-#include <inttypes.h>
+/* A backward on a GPU: small tables by the small path, others by the general one. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/validate.h"
+#include "cuda/fused_embedding_bag/backward/general.h"
+#include "cuda/fused_embedding_bag/backward/small/small.h"
 
 enum {
     ALIGNMENT = 256, /* of parts of the workspace */
-    DIGIT_BITS = 10, /* of a pass; 11 where that spares one */
-    LEAST_CHUNK = 64, /* entries a block of rows.cu */
-    KEYS_BLOCKS = 4, /* of an SM, wanted */
-    ROWS_BLOCKS = 8,
-    WARPS = RF_BACKWARD_BLOCK / 32,
-    WIDEST_VECTORS = 4, /* that a lane has at once */
-    COLUMNS = 4 * RF_BACKWARD_LANES /* of a vector of each lane of a warp */
+    MANY_FEATURES = 64, /* so many fill a GPU, a block each */
+    MANY_LOOKUPS = 65536, /* of a feature, about: too many for a block */
+    FEW_LOOKUPS = 4096 /* so few that the launches of the general path cost more than one block's work */
 };
-static const int64_t MOST_ENTRIES = INT64_C(1) << 31; /* their places are numbers of 32 bits */
 
-/* Sizes, and where the parts of the workspace are. */
-typedef struct layout {
-    rf__backward_variant variant;
-    int64_t lookups, slots, trash;
-    int32_t passes, chunks; /* of the sort */
-    int32_t keys_chunk;
-    int32_t rows_chunk, rows_chunks, slices, pitch;
-    int64_t keys[2], values[2], sources, factors, bag_factors, partials, bases;
-    int64_t digits, digits_bytes, places;
-    int64_t bytes;
-} layout;
-
-static int64_t part(layout *to, int64_t bytes) {
-    const int64_t at = to->bytes;
-    to->bytes += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    return at;
-}
-
-static int32_t bits_of(uint64_t number) { return number == 0 ? 0 : 64 - __builtin_clzll(number); }
-
-/* How the keys are cut into digits. */
-static void digits_cut(layout *to) {
-    const int32_t bits = bits_of((uint64_t)to->trash);
-    const int32_t most = RF_BACKWARD_MOST_DIGIT_BITS;
-    to->passes = (bits + DIGIT_BITS - 1) / DIGIT_BITS;
-    if ((bits + most - 1) / most < to->passes) to->passes = (bits + most - 1) / most;
-    to->variant.digit_bits = (bits + to->passes - 1) / to->passes;
-}
-
-/* Entries a block, a power of two, so that there are as many blocks as wanted if it can be. */
-static int32_t chunk_of(int64_t lookups, int64_t wanted, int32_t most, int32_t least) {
-    int32_t chunk = most;
-    while (chunk > least && lookups / chunk < wanted) chunk /= 2;
-    return chunk;
-}
-
-static rf_status layout_of(const char *operator_name, const rf__backward_problem *problem,
-                           const rf__backward_features *described, const rf__cuda_device *device,
-                           layout *to) {
+static rf__backward_small_call small_call(const rf__backward_problem *problem,
+                                          const rf__cuda_device *device) {
     const rf_fused_backward_params *call = &problem->call;
-    rf__backward_variant *variant = &to->variant;
-    *to =
-        (layout){.lookups = call->lookups, .slots = call->n_features * call->bags, .trash = described->rows};
-    RF__REFUSE_IF(call->lookups > MOST_ENTRIES || to->slots > UINT32_MAX ||
-                      call->n_features > RF_BACKWARD_MOST_FEATURES,
-                  RF_ERR_UNSUPPORTED,
-                  RF__I64 " lookups in " RF__I64 " bags of " RF__I64
-                          " features; on a GPU at most 2^31, 2^32 and 2^24; split the batch",
-                  call->lookups, to->slots, call->n_features);
-    *variant = (rf__backward_variant){.index_type = (int32_t)call->index_type,
-                                      .offset_type = (int32_t)call->offset_type,
-                                      .wide_keys = described->rows >= INT32_MAX,
-                                      .wide_values = call->bags * call->output_dim >= UINT32_MAX,
-                                      .entries = described->entries,
-                                      .grad_dtype = (int32_t)call->grad_dtype,
-                                      .weight_dtype = (int32_t)problem->dtype,
-                                      .emit = problem->emit,
-                                      .round = problem->stochastic_rounding && problem->dtype != RF_FLOAT32,
-                                      .aligned = described->aligned,
-                                      .vectors = 1};
-    while (variant->vectors < WIDEST_VECTORS && COLUMNS * variant->vectors < described->dim)
-        variant->vectors *= 2;
-    to->slices = (described->dim + COLUMNS * variant->vectors - 1) / (COLUMNS * variant->vectors);
-    RF__REFUSE_IF(problem->emit == RF_ROWWISE_ADAGRAD + 1 && to->slices > 1, RF_ERR_UNSUPPORTED,
-                  "row-wise Adagrad in the backward pass of rows of %d columns; it takes up to %d on a GPU; "
-                  "pass deferred=True",
-                  (int)described->dim, (int)(COLUMNS * WIDEST_VECTORS));
-    digits_cut(to);
-    const int64_t key_bytes = variant->wide_keys ? 8 : 4, value_bytes = variant->wide_values ? 8 : 4;
-    const int64_t digits = INT64_C(1) << variant->digit_bits, sms = device->sms;
-    to->chunks = (int32_t)((to->lookups + RF_BACKWARD_CHUNK - 1) / RF_BACKWARD_CHUNK);
-    to->keys_chunk = chunk_of(to->lookups, sms * KEYS_BLOCKS, RF_BACKWARD_CHUNK, RF_BACKWARD_BLOCK);
-    to->rows_chunk = chunk_of(to->lookups, sms * ROWS_BLOCKS, RF_BACKWARD_MOST_ROWS_CHUNK, LEAST_CHUNK);
-    to->rows_chunks = (int32_t)((to->lookups + to->rows_chunk - 1) / to->rows_chunk);
-    to->pitch = (described->dim + 3) / 4 * 4;
-    for (int32_t i = 0; i < 2; i++) {
-        to->keys[i] = part(to, to->lookups * key_bytes);
-        to->values[i] = part(to, to->lookups * value_bytes);
-    }
-    to->sources = to->values[0];
-    if (variant->entries != RF_ENTRIES_DIRECT) {
-        to->sources = part(to, to->lookups * value_bytes);
-        to->factors = part(to, to->lookups * (int64_t)sizeof(float));
-    }
-    if (described->any_mean) to->bag_factors = part(to, to->slots * (int64_t)sizeof(float));
-    to->partials = part(to, (int64_t)to->rows_chunks * 2 * to->pitch * (int64_t)sizeof(float));
-    to->bases = part(to, ((int64_t)to->rows_chunks + 1) * (int64_t)sizeof(uint32_t));
-    to->digits_bytes = to->passes * digits * (int64_t)sizeof(uint32_t);
-    to->digits = part(to, to->digits_bytes);
-    to->places = part(to, digits * to->chunks * (int64_t)sizeof(uint32_t));
-    return RF_OK;
+    return (rf__backward_small_call){.device = device,
+                                     .indices = call->indices,
+                                     .offsets = call->offsets,
+                                     .lookups = call->lookups,
+                                     .bags = call->bags,
+                                     .n_features = call->n_features,
+                                     .index_type = (int32_t)call->index_type,
+                                     .offset_type = (int32_t)call->offset_type,
+                                     .grad = call->grad,
+                                     .output_dim = call->output_dim,
+                                     .matrices = problem->matrices,
+                                     .n_matrices = problem->n_matrices,
+                                     .grad_dtype = (int32_t)call->grad_dtype,
+                                     .weight_dtype = (int32_t)problem->dtype,
+                                     .emit = problem->emit,
+                                     .round = problem->stochastic_rounding && problem->dtype != RF_FLOAT32,
+                                     .weighted = call->sample_weights != NULL,
+                                     .by_frequency = call->scale_grad_by_freq,
+                                     .emit_args = problem->emit_args};
 }
 
-/* A launch behind another of this call. */
-typedef struct launcher {
-    const rf__cuda_device *device;
-    void *stream;
-    const rf__backward_variant *variant;
-    bool behind; /* another kernel of this call */
-} launcher;
-
-static rf_status launch(launcher *by, rf__backward_kernel number, int64_t blocks, int32_t slices,
-                        int64_t shared_bytes, const void *args) {
-    const rf__kernel *kernel = NULL;
-    rf__backward_variant variant = *by->variant;
-    variant.dynamic_shared = (int32_t)shared_bytes;
-    RF_CHECK(rf__backward_kernel_get(by->device, &variant, number, &kernel));
-    const rf__launch_config config = {.function = kernel->function,
-                                      .grid = {(uint32_t)blocks, (uint32_t)slices},
-                                      .block = {number == RF__BACKWARD_SORT || number == RF__BACKWARD_COUNT
-                                                    ? RF_BACKWARD_SORT_BLOCK
-                                                    : RF_BACKWARD_BLOCK},
-                                      .shared_bytes = (uint32_t)shared_bytes,
-                                      .programmatic = by->behind,
-                                      .stream = by->stream};
-    by->behind = true;
-    return rf__launch(by->device, &config, args);
+/* Whether the small path pays: a feature there is a block's work, and two paths are more launches than one. */
+static bool small_pays(const rf__backward_problem *problem, const rf__backward_features *described) {
+    const int64_t lookups = problem->call.lookups / described->count;
+    if (problem->listed != NULL || described->rows >= INT32_MAX || lookups > MANY_LOOKUPS) return false;
+    if (described->count >= MANY_FEATURES) return true;
+    bool all_small = lookups <= FEW_LOOKUPS;
+    for (int64_t f = 0; f < problem->call.n_features; f++)
+        all_small &= described->features[f].pooling < 0 || described->features[f].rows <= RF_SMALL_MOST_ROWS;
+    return all_small;
 }
 
-/* Entries, sorted; returns which of the two pairs of arrays has them. */
-static rf_status entries_make(launcher *by, const layout *sizes, const rf_fused_backward_params *call,
-                              uint64_t workspace, uint64_t features, int32_t *sorted) {
-    const bool direct = sizes->variant.entries == RF_ENTRIES_DIRECT;
-    const rf_backward_keys_args keys = {
-        .indices = (uintptr_t)call->indices,
-        .offsets = (uintptr_t)call->offsets,
-        .sample_weights = (uintptr_t)call->sample_weights,
-        .features = features,
-        .keys = workspace + (uint64_t)sizes->keys[0],
-        .sources = workspace + (uint64_t)sizes->sources,
-        .factors = direct ? 0 : workspace + (uint64_t)sizes->factors,
-        .bag_factors = sizes->bag_factors == 0 ? 0 : workspace + (uint64_t)sizes->bag_factors,
-        .lookups = sizes->lookups,
-        .output_dim = call->output_dim,
-        .trash = sizes->trash,
-        .slots = (uint32_t)sizes->slots,
-        .bags = (uint32_t)call->bags,
-        .n_features = (int32_t)call->n_features,
-        .chunk = sizes->keys_chunk};
-    enum { BAGS = RF_BACKWARD_BLOCK / 8 };
-    if (keys.bag_factors != 0)
-        RF_CHECK(launch(by, RF__BACKWARD_BAG_FACTORS, (sizes->slots + BAGS - 1) / BAGS, 1, 0, &keys));
-    RF_CHECK(launch(by, RF__BACKWARD_KEYS, (sizes->lookups + sizes->keys_chunk - 1) / sizes->keys_chunk, 1, 0,
-                    &keys));
-    const int64_t digits = INT64_C(1) << sizes->variant.digit_bits;
-    const int64_t entry_bytes = (sizes->variant.wide_keys ? 8 : 4) + (sizes->variant.wide_values ? 8 : 4);
-    for (int32_t pass = 0; pass < sizes->passes; pass++) {
-        const int32_t from = pass % 2, to = 1 - from;
-        const rf_backward_sort_args sort = {
-            .keys = workspace + (uint64_t)sizes->keys[from],
-            .values = pass == 0 && !direct ? 0 : workspace + (uint64_t)sizes->values[from],
-            .sorted_keys = workspace + (uint64_t)sizes->keys[to],
-            .sorted_values = workspace + (uint64_t)sizes->values[to],
-            .digits = workspace + (uint64_t)sizes->digits + (uint64_t)(pass * digits) * sizeof(uint32_t),
-            .places = workspace + (uint64_t)sizes->places,
-            .lookups = sizes->lookups,
-            .shift = pass * sizes->variant.digit_bits,
-            .chunks = sizes->chunks};
-        RF_CHECK(launch(by, RF__BACKWARD_COUNT, sizes->chunks, 1, 0, &sort));
-        RF_CHECK(launch(by, RF__BACKWARD_PLACES, (digits + WARPS - 1) / WARPS, 1, 0, &sort));
-        RF_CHECK(launch(by, RF__BACKWARD_SORT, sizes->chunks, 1, RF_BACKWARD_SORT_SHARED(digits, entry_bytes),
-                        &sort));
-    }
-    *sorted = sizes->passes % 2;
-    return RF_OK;
+/* What a run holds. */
+typedef struct held {
+    rf__cuda_store store;
+    rf__backward_features described;
+    rf__backward_small_plan plan;
+    rf__cuda_block features, description, workspace;
+} held;
+
+static void release(held *run) {
+    rf__cuda_room_free(&run->store, &run->workspace);
+    rf__cuda_block_free(&run->store, &run->description);
+    rf__cuda_block_free(&run->store, &run->features);
+    rf__backward_small_free(&run->plan);
+    free(run->described.features);
 }
 
-/* How many rows there are; waits for the stream. */
-static rf_status rows_count(launcher *by, const layout *sizes, const rf_backward_rows_args *args,
-                            int64_t *count) {
+/* Descriptions to the device, the workspace, the launches. */
+static rf_status run_paths(const char *operator_name, const rf__backward_problem *problem,
+                           const rf__cuda_device *device, const rf_cuda_stream *stream, held *run) {
     rf_status status = RF_OK;
-    uint32_t found = 0;
-    RF_TRY(launch(by, RF__BACKWARD_COUNT_ROWS, sizes->rows_chunks, 1, 0, args));
-    RF_TRY(launch(by, RF__BACKWARD_SUM_ROWS, 1, 1, 0, args));
-    const rf__cu_pointer total = args->bases + (uint64_t)sizes->rows_chunks * sizeof(uint32_t);
-    RF__CUDA_TRY(by->device->driver->cuMemcpyDtoHAsync_v2(&found, total, sizeof found, by->stream));
-    RF__CUDA_TRY(by->device->driver->cuStreamSynchronize(by->stream));
-    *count = found;
-    by->behind = false;
-out:
-    return status;
-}
-
-static rf_status rows_pool(launcher *by, const layout *sizes, const rf__backward_problem *problem,
-                           uint64_t workspace, uint64_t features, int32_t sorted) {
-    const rf_fused_backward_params *call = &problem->call;
-    const bool direct = sizes->variant.entries == RF_ENTRIES_DIRECT;
-    rf_backward_rows_args args = {.keys = workspace + (uint64_t)sizes->keys[sorted],
-                                  .values = workspace + (uint64_t)sizes->values[sorted],
-                                  .sources = direct ? 0 : workspace + (uint64_t)sizes->sources,
-                                  .factors = direct ? 0 : workspace + (uint64_t)sizes->factors,
-                                  .grad = (uintptr_t)call->grad,
-                                  .winners = (uintptr_t)call->winners,
-                                  .features = features,
-                                  .partials = workspace + (uint64_t)sizes->partials,
-                                  .lookups = sizes->lookups,
-                                  .trash = sizes->trash,
-                                  .chunk = sizes->rows_chunk,
-                                  .chunks = sizes->rows_chunks,
-                                  .pitch = sizes->pitch,
-                                  .n_matrices = problem->n_matrices,
-                                  .by_frequency = call->scale_grad_by_freq,
-                                  .emit = problem->emit_args};
-    memcpy(args.matrices, problem->matrices, sizeof args.matrices);
-    if (problem->listed != NULL) {
-        int64_t count = 0, *rows = NULL;
-        void *values = NULL;
-        args.bases = workspace + (uint64_t)sizes->bases;
-        RF_CHECK(rows_count(by, sizes, &args, &count));
-        RF_CHECK(problem->listed->allocate(problem->listed->context, count, &rows, &values));
-        if (count == 0) return RF_OK;
-        args.rows = (uintptr_t)rows;
-        args.matrices[0].weight = (uintptr_t)values;
+    const bool general = run->described.count > 0;
+    const rf__backward_small_call small = small_call(problem, device);
+    rf__backward_layout sizes = {.bytes = ALIGNMENT + rf__round_up(run->plan.workspace_bytes, ALIGNMENT)};
+    if (general) {
+        RF_CHECK(
+            rf__backward_layout_of(operator_name, problem, &run->described, device, sizes.bytes, &sizes));
+        RF_CHECK(rf__cuda_block_shared(&run->store, run->described.features,
+                                       (size_t)problem->call.n_features * sizeof(rf_backward_feature),
+                                       &run->features));
     }
-    const int64_t shared = RF_BACKWARD_ROWS_SHARED(
-        sizes->rows_chunk, sizes->variant.wide_keys || sizes->variant.wide_values ? 16 : 8,
-        sizes->variant.vectors);
-    RF_CHECK(launch(by, RF__BACKWARD_ROWS, sizes->rows_chunks, sizes->slices, shared, &args));
-    return launch(by, RF__BACKWARD_JOINS, (sizes->rows_chunks + WARPS - 1) / WARPS, sizes->slices, 0, &args);
+    if (run->plan.n_features > 0)
+        RF_CHECK(rf__cuda_block_shared(&run->store, run->plan.description,
+                                       (size_t)run->plan.description_bytes, &run->description));
+    RF_CHECK(rf__cuda_room_new(&run->store, (size_t)sizes.bytes, &run->workspace));
+    const uint64_t workspace = run->workspace.memory;
+    RF_CHECK(rf__cuda_enter(device));
+    RF_TRY(rf__backward_small_launch(&small, &run->plan, run->description.memory, workspace + ALIGNMENT,
+                                     false, stream->stream));
+    if (general)
+        RF_TRY(rf__backward_general_launch(problem, &sizes, &run->store, workspace, run->features.memory));
+out:
+    return rf__cuda_leave_with(status);
 }
 
-/* In the device's context. */
-static rf_status run_there(const rf__backward_problem *problem, const layout *sizes,
-                           const rf__cuda_store *store, uint64_t workspace, uint64_t features) {
-    rf_status status = RF_OK;
-    const rf__cuda_device *device = store->device;
-    launcher by = {.device = device, .stream = store->stream, .variant = &sizes->variant};
-    int32_t sorted = 0;
-    RF__CUDA_TRY(device->driver->cuMemsetD32Async(workspace + (uint64_t)sizes->digits, 0,
-                                                  (size_t)sizes->digits_bytes / sizeof(uint32_t),
-                                                  store->stream));
-    RF_TRY(entries_make(&by, sizes, &problem->call, workspace, features, &sorted));
-    RF_TRY(rows_pool(&by, sizes, problem, workspace, features, sorted));
-out:
-    return status;
+static rf_status nothing_listed(const rf__backward_problem *problem) {
+    int64_t *rows;
+    void *values;
+    if (problem->listed == NULL) return RF_OK;
+    return problem->listed->allocate(problem->listed->context, 0, &rows, &values);
 }
 
 rf_status rf__backward_run(const char *operator_name, rf__backward_problem *problem,
                            const rf_cuda_allocator *allocator, const rf_cuda_stream *stream) {
     rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
-    rf__cuda_store store;
-    rf__backward_features described = {0};
-    rf__cuda_block features = {0}, workspace = {0};
-    layout sizes;
     const rf_fused_backward_params *call = &problem->call;
-    RF_TRY(rf__cuda_device_get(stream->device, &device));
-    RF_TRY(rf__cuda_store_of(device, stream->stream, allocator, &store));
-    RF_TRY(rf__backward_describe(problem, &described));
-    if (described.count == 0 || call->bags == 0 || call->lookups == 0 || described.dim == 0) {
-        int64_t *rows;
-        void *values;
-        if (problem->listed != NULL)
-            status = problem->listed->allocate(problem->listed->context, 0, &rows, &values);
+    held run = {0};
+    RF_CHECK(rf__cuda_device_get(stream->device, &device));
+    RF_CHECK(rf__cuda_store_of(device, stream->stream, allocator, &run.store));
+    RF__REFUSE_IF(run.store.resident && problem->listed != NULL, RF_ERR_UNSUPPORTED, "%s",
+                  "a sparse gradient's size is not known while a CUDA graph is captured; use dense "
+                  "gradients (sparse=False) or an optimizer of recfuse.optim");
+    RF_TRY(rf__backward_describe(problem, &run.described));
+    if (run.described.count == 0 || call->bags == 0 || call->lookups == 0 || run.described.dim == 0) {
+        status = nothing_listed(problem);
         goto out;
     }
-    if (store.resident && problem->listed != NULL) {
-        status = rf__fail(RF_ERR_UNSUPPORTED,
-                          "recfuse.%s: a sparse gradient's size is not known while a CUDA graph is captured; "
-                          "use dense gradients (sparse=False) or an optimizer of recfuse.optim",
-                          operator_name);
-        goto out;
+    if (small_pays(problem, &run.described)) {
+        const rf__backward_small_call small = small_call(problem, device);
+        RF_TRY(rf__backward_small_take(&small, run.described.features, &run.plan));
+        rf__backward_summarise(problem, &run.described);
     }
-    RF_TRY(layout_of(operator_name, problem, &described, device, &sizes));
-    RF_TRY(rf__cuda_block_shared(&store, described.features,
-                                 (size_t)call->n_features * sizeof *described.features, &features));
-    RF_TRY(rf__cuda_room_new(&store, (size_t)sizes.bytes, &workspace));
-    RF_TRY(rf__cuda_enter(device));
-    status = run_there(problem, &sizes, &store, workspace.memory, features.memory);
-    rf__cuda_leave();
+    RF_TRY(run_paths(operator_name, problem, device, stream, &run));
 out:
-    rf__cuda_room_free(&store, &workspace);
-    rf__cuda_block_free(&store, &features);
-    free(described.features);
+    release(&run);
     return status;
 }

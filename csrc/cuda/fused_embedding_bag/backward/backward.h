@@ -1,7 +1,8 @@
 /* The backward of fused calls on a GPU: the forward transposed (DESIGN's decision 10).
  *
  * From file to file: entry.c, the functions of recfuse.h; problem.c, what is looked up and what becomes of a row; backward.c,
- * sizes, workspace and the order of launches; kernel.c, variants of kernels; small.c, tables that fit in shared memory.
+ * which features take which path; general.c, its sizes, workspace and launches; kernel.c, variants of its kernels;
+ * small/small.c, tables that fit in shared memory.
  * On the device, general path: keys.cu (and shifts.cu) makes entries of lookups, sort.cu sorts them by row, rows.cu and
  * joins.cu pool them row by row (unique.cu counts the rows of a listed gradient).
  * listed.cu updates rows whose sums are given. Small tables: lists.cu, staged.cu. Either
@@ -73,6 +74,7 @@ typedef struct rf__backward_features {
     rf_backward_feature *features; /* [n_features] */
     int64_t rows; /* of all matrices */
     int64_t count; /* features that are of this launch */
+    int64_t others; /* and those that are not: their lookups become no entries */
     int32_t entries; /* RF_ENTRIES_... */
     bool any_mean, aligned;
     int32_t dim; /* the widest */
@@ -80,5 +82,7 @@ typedef struct rf__backward_features {
 
 /* Describes features; to be freed, also where it fails. Writes the matrices' first_row. */
 rf_status rf__backward_describe(rf__backward_problem *problem, rf__backward_features *described);
+/* Counts the features whose pooling is not -1, and what they have in common: all but `rows` and `dim`. */
+void rf__backward_summarise(const rf__backward_problem *problem, rf__backward_features *described);
 
 #endif

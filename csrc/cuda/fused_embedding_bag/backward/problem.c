@@ -29,11 +29,30 @@ static bool all_aligned(const rf__backward_problem *problem) {
     return aligned;
 }
 
+void rf__backward_summarise(const rf__backward_problem *problem, rf__backward_features *described) {
+    const rf_fused_backward_params *call = &problem->call;
+    described->count = described->others = 0;
+    described->any_mean = false;
+    described->entries = call->sample_weights != NULL ? RF_ENTRIES_INDIRECT : RF_ENTRIES_DIRECT;
+    described->aligned = all_aligned(problem);
+    for (int64_t f = 0; f < call->n_features; f++) {
+        const rf_backward_feature *feature = &described->features[f];
+        if (feature->pooling < 0) {
+            described->others++;
+            continue;
+        }
+        described->count++;
+        described->aligned &= feature->output_column % VECTOR == 0;
+        described->any_mean |= feature->pooling == RF_MEAN;
+        if (feature->pooling == RF_MAX) described->entries = RF_ENTRIES_MIXED;
+        if (feature->pooling == RF_MEAN && described->entries == RF_ENTRIES_DIRECT)
+            described->entries = RF_ENTRIES_INDIRECT;
+    }
+}
+
 rf_status rf__backward_describe(rf__backward_problem *problem, rf__backward_features *described) {
     const rf_fused_backward_params *call = &problem->call;
-    *described = (rf__backward_features){.entries = call->sample_weights != NULL ? RF_ENTRIES_INDIRECT
-                                                                                 : RF_ENTRIES_DIRECT,
-                                         .aligned = all_aligned(problem)};
+    *described = (rf__backward_features){0};
     described->features = calloc((size_t)call->n_features + 1, sizeof *described->features);
     RF_FAIL_IF(described->features == NULL, RF_ERR_MEMORY, "no memory for %" PRId64 " features",
                call->n_features);
@@ -55,12 +74,7 @@ rf_status rf__backward_describe(rf__backward_problem *problem, rf__backward_feat
                                     .padding_idx = feature->padding_idx,
                                     .output_column = (int32_t)feature->output_column,
                                     .pooling = (int32_t)feature->pooling};
-        described->count++;
-        described->aligned &= feature->output_column % VECTOR == 0;
-        described->any_mean |= feature->pooling == RF_MEAN;
-        if (feature->pooling == RF_MAX) described->entries = RF_ENTRIES_MIXED;
-        if (feature->pooling == RF_MEAN && described->entries == RF_ENTRIES_DIRECT)
-            described->entries = RF_ENTRIES_INDIRECT;
     }
+    rf__backward_summarise(problem, described);
     return RF_OK;
 }

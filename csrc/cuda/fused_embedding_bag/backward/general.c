@@ -1,0 +1,275 @@
+/* The general path of the backward: sizes, the memory that it works in, its launches. */
+#include "cuda/fused_embedding_bag/backward/general.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/validate.h"
+
+enum {
+    ALIGNMENT = 256, /* of parts of the workspace */
+    DIGIT_BITS = 10, /* of a pass; 11 where that spares one */
+    LEAST_CHUNK = 64, /* entries a block of rows.cu */
+    KEYS_BLOCKS = 4, /* of an SM, wanted */
+    ROWS_BLOCKS = 8,
+    WARPS = RF_BACKWARD_BLOCK / 32,
+    WIDEST_VECTORS = 4, /* that a lane has at once */
+    COLUMNS = 4 * RF_BACKWARD_LANES /* of a vector of each lane of a warp */
+};
+static const int64_t MOST_ENTRIES = INT64_C(1) << 31; /* their places are numbers of 32 bits */
+
+static int64_t part(rf__backward_layout *to, int64_t bytes) {
+    const int64_t at = to->bytes;
+    to->bytes += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return at;
+}
+
+static int32_t bits_of(uint64_t number) { return number == 0 ? 0 : 64 - __builtin_clzll(number); }
+
+/* How the keys are cut into digits. */
+static void digits_cut(rf__backward_layout *to) {
+    const int32_t bits = bits_of((uint64_t)to->trash);
+    const int32_t most = RF_BACKWARD_MOST_DIGIT_BITS;
+    to->passes = (bits + DIGIT_BITS - 1) / DIGIT_BITS;
+    if ((bits + most - 1) / most < to->passes) to->passes = (bits + most - 1) / most;
+    to->variant.digit_bits = (bits + to->passes - 1) / to->passes;
+}
+
+/* Entries a block, a power of two, so that there are as many blocks as wanted if it can be. */
+static int32_t chunk_of(int64_t lookups, int64_t wanted, int32_t most, int32_t least) {
+    int32_t chunk = most;
+    while (chunk > least && lookups / chunk < wanted) chunk /= 2;
+    return chunk;
+}
+
+rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_problem *problem,
+                                 const rf__backward_features *described, const rf__cuda_device *device,
+                                 int64_t room, rf__backward_layout *to) {
+    const rf_fused_backward_params *call = &problem->call;
+    rf__backward_variant *variant = &to->variant;
+    *to = (rf__backward_layout){.lookups = call->lookups,
+                                .slots = call->n_features * call->bags,
+                                .trash = described->rows,
+                                .bytes = room};
+    RF__REFUSE_IF(call->lookups > MOST_ENTRIES || to->slots > UINT32_MAX ||
+                      call->n_features > RF_BACKWARD_MOST_FEATURES,
+                  RF_ERR_UNSUPPORTED,
+                  RF__I64 " lookups in " RF__I64 " bags of " RF__I64
+                          " features; on a GPU at most 2^31, 2^32 and 2^24; split the batch",
+                  call->lookups, to->slots, call->n_features);
+    *variant = (rf__backward_variant){.index_type = (int32_t)call->index_type,
+                                      .offset_type = (int32_t)call->offset_type,
+                                      .wide_keys = described->rows >= INT32_MAX,
+                                      .wide_values = call->bags * call->output_dim >= UINT32_MAX,
+                                      .entries = described->entries,
+                                      .grad_dtype = (int32_t)call->grad_dtype,
+                                      .weight_dtype = (int32_t)problem->dtype,
+                                      .emit = problem->emit,
+                                      .round = problem->stochastic_rounding && problem->dtype != RF_FLOAT32,
+                                      .aligned = described->aligned,
+                                      .vectors = 1};
+    while (variant->vectors < WIDEST_VECTORS && COLUMNS * variant->vectors < described->dim)
+        variant->vectors *= 2;
+    to->slices = (described->dim + COLUMNS * variant->vectors - 1) / (COLUMNS * variant->vectors);
+    RF__REFUSE_IF(problem->emit == RF_ROWWISE_ADAGRAD + 1 && to->slices > 1, RF_ERR_UNSUPPORTED,
+                  "row-wise Adagrad in the backward pass of rows of %d columns; it takes up to %d on a GPU; "
+                  "pass deferred=True",
+                  (int)described->dim, (int)(COLUMNS * WIDEST_VECTORS));
+    digits_cut(to);
+    const int64_t key_bytes = variant->wide_keys ? 8 : 4, value_bytes = variant->wide_values ? 8 : 4;
+    const int64_t digits = INT64_C(1) << variant->digit_bits, sms = device->sms;
+    to->chunks = (int32_t)((to->lookups + RF_BACKWARD_CHUNK - 1) / RF_BACKWARD_CHUNK);
+    to->keys_chunk = chunk_of(to->lookups, sms * KEYS_BLOCKS, RF_BACKWARD_CHUNK, RF_BACKWARD_BLOCK);
+    to->rows_chunk = chunk_of(to->lookups, sms * ROWS_BLOCKS, RF_BACKWARD_MOST_ROWS_CHUNK, LEAST_CHUNK);
+    to->rows_chunks = (int32_t)((to->lookups + to->rows_chunk - 1) / to->rows_chunk);
+    to->pitch = (described->dim + 3) / 4 * 4;
+    for (int32_t i = 0; i < 2; i++) {
+        to->keys[i] = part(to, to->lookups * key_bytes);
+        to->values[i] = part(to, to->lookups * value_bytes);
+    }
+    to->sources = to->values[0];
+    if (variant->entries != RF_ENTRIES_DIRECT) {
+        to->sources = part(to, to->lookups * value_bytes);
+        to->factors = part(to, to->lookups * (int64_t)sizeof(float));
+    }
+    if (described->others) {
+        to->listings = part(to, call->n_features * (int64_t)sizeof(rf_backward_listing));
+        to->count = part(to, sizeof(int64_t));
+    }
+    if (described->any_mean) to->bag_factors = part(to, to->slots * (int64_t)sizeof(float));
+    to->partials = part(to, (int64_t)to->rows_chunks * 2 * to->pitch * (int64_t)sizeof(float));
+    to->bases = part(to, ((int64_t)to->rows_chunks + 1) * (int64_t)sizeof(uint32_t));
+    to->digits_bytes = to->passes * digits * (int64_t)sizeof(uint32_t);
+    to->digits = part(to, to->digits_bytes);
+    to->places = part(to, digits * to->chunks * (int64_t)sizeof(uint32_t));
+    return RF_OK;
+}
+
+/* A launch behind another of this call. */
+typedef struct launcher {
+    const rf__cuda_device *device;
+    void *stream;
+    const rf__backward_variant *variant;
+    bool behind; /* another kernel of this call */
+} launcher;
+
+static rf_status launch(launcher *by, rf__backward_kernel number, int64_t blocks, int32_t slices,
+                        int64_t shared_bytes, const void *args) {
+    const rf__kernel *kernel = NULL;
+    rf__backward_variant variant = *by->variant;
+    variant.dynamic_shared = (int32_t)shared_bytes;
+    RF_CHECK(rf__backward_kernel_get(by->device, &variant, number, &kernel));
+    const rf__launch_config config = {.function = kernel->function,
+                                      .grid = {(uint32_t)blocks, (uint32_t)slices},
+                                      .block = {number == RF__BACKWARD_SORT || number == RF__BACKWARD_COUNT
+                                                    ? RF_BACKWARD_SORT_BLOCK
+                                                    : RF_BACKWARD_BLOCK},
+                                      .shared_bytes = (uint32_t)shared_bytes,
+                                      .programmatic = by->behind,
+                                      .stream = by->stream};
+    by->behind = true;
+    return rf__launch(by->device, &config, args);
+}
+
+/* Entries, sorted; returns which of the two pairs of arrays has them. */
+static rf_status entries_make(launcher *by, const rf__backward_layout *sizes,
+                              const rf_fused_backward_params *call, uint64_t workspace, uint64_t features,
+                              int32_t *sorted) {
+    const bool direct = sizes->variant.entries == RF_ENTRIES_DIRECT;
+    const rf_backward_keys_args keys = {
+        .indices = (uintptr_t)call->indices,
+        .offsets = (uintptr_t)call->offsets,
+        .sample_weights = (uintptr_t)call->sample_weights,
+        .features = features,
+        .keys = workspace + (uint64_t)sizes->keys[0],
+        .sources = workspace + (uint64_t)sizes->sources,
+        .factors = direct ? 0 : workspace + (uint64_t)sizes->factors,
+        .listings = sizes->count == 0 ? 0 : workspace + (uint64_t)sizes->listings,
+        .bag_factors = sizes->bag_factors == 0 ? 0 : workspace + (uint64_t)sizes->bag_factors,
+        .lookups = sizes->lookups,
+        .output_dim = call->output_dim,
+        .trash = sizes->trash,
+        .slots = (uint32_t)sizes->slots,
+        .bags = (uint32_t)call->bags,
+        .n_features = (int32_t)call->n_features,
+        .chunk = sizes->keys_chunk};
+    enum { BAGS = RF_BACKWARD_BLOCK / 8 };
+    if (keys.bag_factors != 0)
+        RF_CHECK(launch(by, RF__BACKWARD_BAG_FACTORS, (sizes->slots + BAGS - 1) / BAGS, 1, 0, &keys));
+    RF_CHECK(launch(by, RF__BACKWARD_KEYS, (sizes->lookups + sizes->keys_chunk - 1) / sizes->keys_chunk, 1, 0,
+                    &keys));
+    const int64_t digits = INT64_C(1) << sizes->variant.digit_bits;
+    const int64_t entry_bytes = (sizes->variant.wide_keys ? 8 : 4) + (sizes->variant.wide_values ? 8 : 4);
+    for (int32_t pass = 0; pass < sizes->passes; pass++) {
+        const int32_t from = pass % 2, to = 1 - from;
+        const rf_backward_sort_args sort = {
+            .keys = workspace + (uint64_t)sizes->keys[from],
+            .values = pass == 0 && !direct ? 0 : workspace + (uint64_t)sizes->values[from],
+            .sorted_keys = workspace + (uint64_t)sizes->keys[to],
+            .sorted_values = workspace + (uint64_t)sizes->values[to],
+            .digits = workspace + (uint64_t)sizes->digits + (uint64_t)(pass * digits) * sizeof(uint32_t),
+            .places = workspace + (uint64_t)sizes->places,
+            .count = sizes->count == 0 ? 0 : workspace + (uint64_t)sizes->count,
+            .lookups = sizes->lookups,
+            .shift = pass * sizes->variant.digit_bits,
+            .chunks = sizes->chunks};
+        RF_CHECK(launch(by, RF__BACKWARD_COUNT, sizes->chunks, 1, 0, &sort));
+        RF_CHECK(launch(by, RF__BACKWARD_PLACES, (digits + WARPS - 1) / WARPS, 1, 0, &sort));
+        RF_CHECK(launch(by, RF__BACKWARD_SORT, sizes->chunks, 1, RF_BACKWARD_SORT_SHARED(digits, entry_bytes),
+                        &sort));
+    }
+    *sorted = sizes->passes % 2;
+    return RF_OK;
+}
+
+/* How many rows there are; waits for the stream. */
+static rf_status rows_count(launcher *by, const rf__backward_layout *sizes, const rf_backward_rows_args *args,
+                            int64_t *count) {
+    rf_status status = RF_OK;
+    uint32_t found = 0;
+    RF_TRY(launch(by, RF__BACKWARD_COUNT_ROWS, sizes->rows_chunks, 1, 0, args));
+    RF_TRY(launch(by, RF__BACKWARD_SUM_ROWS, 1, 1, 0, args));
+    const rf__cu_pointer total = args->bases + (uint64_t)sizes->rows_chunks * sizeof(uint32_t);
+    RF__CUDA_TRY(by->device->driver->cuMemcpyDtoHAsync_v2(&found, total, sizeof found, by->stream));
+    RF__CUDA_TRY(by->device->driver->cuStreamSynchronize(by->stream));
+    *count = found;
+    by->behind = false;
+out:
+    return status;
+}
+
+static rf_status rows_pool(launcher *by, const rf__backward_layout *sizes,
+                           const rf__backward_problem *problem, uint64_t workspace, uint64_t features,
+                           int32_t sorted) {
+    const rf_fused_backward_params *call = &problem->call;
+    const bool direct = sizes->variant.entries == RF_ENTRIES_DIRECT;
+    rf_backward_rows_args args = {.keys = workspace + (uint64_t)sizes->keys[sorted],
+                                  .values = workspace + (uint64_t)sizes->values[sorted],
+                                  .sources = direct ? 0 : workspace + (uint64_t)sizes->sources,
+                                  .factors = direct ? 0 : workspace + (uint64_t)sizes->factors,
+                                  .grad = (uintptr_t)call->grad,
+                                  .winners = (uintptr_t)call->winners,
+                                  .features = features,
+                                  .partials = workspace + (uint64_t)sizes->partials,
+                                  .count = sizes->count == 0 ? 0 : workspace + (uint64_t)sizes->count,
+                                  .lookups = sizes->lookups,
+                                  .trash = sizes->trash,
+                                  .chunk = sizes->rows_chunk,
+                                  .chunks = sizes->rows_chunks,
+                                  .pitch = sizes->pitch,
+                                  .n_matrices = problem->n_matrices,
+                                  .by_frequency = call->scale_grad_by_freq,
+                                  .emit = problem->emit_args};
+    memcpy(args.matrices, problem->matrices, sizeof args.matrices);
+    if (problem->listed != NULL) {
+        int64_t count = 0, *rows = NULL;
+        void *values = NULL;
+        args.bases = workspace + (uint64_t)sizes->bases;
+        RF_CHECK(rows_count(by, sizes, &args, &count));
+        RF_CHECK(problem->listed->allocate(problem->listed->context, count, &rows, &values));
+        if (count == 0) return RF_OK;
+        args.rows = (uintptr_t)rows;
+        args.matrices[0].weight = (uintptr_t)values;
+    }
+    const int64_t shared = RF_BACKWARD_ROWS_SHARED(
+        sizes->rows_chunk, sizes->variant.wide_keys || sizes->variant.wide_values ? 16 : 8,
+        sizes->variant.vectors);
+    RF_CHECK(launch(by, RF__BACKWARD_ROWS, sizes->rows_chunks, sizes->slices, shared, &args));
+    return launch(by, RF__BACKWARD_JOINS, (sizes->rows_chunks + WARPS - 1) / WARPS, sizes->slices, 0, &args);
+}
+
+/* Where the entries are of features that have some, and trash for those that no lookup becomes. */
+static rf_status entries_list(launcher *by, const rf__backward_layout *sizes,
+                              const rf_fused_backward_params *call, uint64_t workspace, uint64_t features) {
+    rf_status status = RF_OK;
+    const rf_backward_shifts_args shifts = {.offsets = (uintptr_t)call->offsets,
+                                            .features = features,
+                                            .listings = workspace + (uint64_t)sizes->listings,
+                                            .count = workspace + (uint64_t)sizes->count,
+                                            .lookups = sizes->lookups,
+                                            .bags = call->bags,
+                                            .n_features = (int32_t)call->n_features};
+    RF__CUDA_TRY(by->device->driver->cuMemsetD32Async(
+        workspace + (uint64_t)sizes->keys[0], (uint32_t)sizes->trash, (size_t)sizes->lookups, by->stream));
+    by->behind = false;
+    RF_TRY(launch(by, RF__BACKWARD_SHIFTS, 1, 1, 0, &shifts));
+out:
+    return status;
+}
+
+rf_status rf__backward_general_launch(const rf__backward_problem *problem, const rf__backward_layout *sizes,
+                                      const rf__cuda_store *store, uint64_t workspace, uint64_t features) {
+    rf_status status = RF_OK;
+    const rf__cuda_device *device = store->device;
+    launcher by = {.device = device, .stream = store->stream, .variant = &sizes->variant};
+    int32_t sorted = 0;
+    RF__CUDA_TRY(device->driver->cuMemsetD32Async(workspace + (uint64_t)sizes->digits, 0,
+                                                  (size_t)sizes->digits_bytes / sizeof(uint32_t),
+                                                  store->stream));
+    if (sizes->count != 0) RF_TRY(entries_list(&by, sizes, &problem->call, workspace, features));
+    RF_TRY(entries_make(&by, sizes, &problem->call, workspace, features, &sorted));
+    RF_TRY(rows_pool(&by, sizes, problem, workspace, features, sorted));
+out:
+    return status;
+}
