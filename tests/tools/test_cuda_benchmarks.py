@@ -265,6 +265,7 @@ def dlrm(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
     monkeypatch.setattr(torch, "compile", lambda call, **options: call)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
     def run(*options):
         monkeypatch.setattr(sys, "argv", ["dlrm.py", *TINY_DLRM, *map(str, options)])
