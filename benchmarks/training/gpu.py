@@ -19,7 +19,7 @@ from common.ceilings import copy_speed
 from common.report import Figure, Report
 from common.settings import Setting, apply_quick, check_choices, comma_list, positive
 from training.convergence import figure_convergence
-from training.lookups import DIM, DYNAMICEMB_TABLES, make_subject
+from training.lookups import DIM, DYNAMICEMB_TABLES, Batch, make_subject
 from training.sides import FBGEMM, LOOP, NAMES, OPTIMIZERS, PLAIN, RECFUSE, make_sides
 from training.steps import measure, tabulate
 
@@ -87,21 +87,21 @@ def fitting_rows(wanted: int, kind: str, sides: Sequence[str], device: torch.dev
 
 
 def figure_steps(setting: Setting, speed: float, report: Report) -> Figure:
-    """Every subject with every optimizer; what was measured is kept after each."""
+    """Every optimizer on every subject; what was measured is kept after each."""
     arguments, rows, notes = setting.arguments, [], []
-    for name in tqdm(arguments.subjects, desc="subjects", leave=False):
-        batches, batches_rows = [], None
-        for kind in arguments.optimizers:
-            fits = fitting_rows(arguments.dynamicemb_rows, kind, arguments.sides, setting.device)
-            subject = make_subject(name, arguments.seed, arguments.rows_cap, fits)
-            if subject.rows != batches_rows:
-                batches = subject.batches(arguments.num_batches, arguments.seed + 1, setting.device)
-                batches_rows = subject.rows
-            row, more = measure(subject, kind, batches, setting)
-            rows.append(row)
-            notes += more
-            report.add(row.label, [], row.record)
-            release(setting.device)
+    batches: dict[tuple[str, int], list[Batch]] = {}
+    cases = [(kind, name) for kind in arguments.optimizers for name in arguments.subjects]
+    for kind, name in tqdm(cases, desc="subjects", leave=False):
+        fits = fitting_rows(arguments.dynamicemb_rows, kind, arguments.sides, setting.device)
+        subject = make_subject(name, arguments.seed, arguments.rows_cap, fits)
+        key = name, max(subject.rows)
+        if key not in batches:
+            batches[key] = subject.batches(arguments.num_batches, arguments.seed + 1, setting.device)
+        row, more = measure(subject, kind, batches[key], setting)
+        rows.append(row)
+        notes += more
+        report.add(row.label, [], row.record)
+        release(setting.device)
     return Figure(tabulate(rows, notes, arguments.rounds, speed), {}, [row.label for row in rows])
 
 

@@ -76,7 +76,7 @@ def test_every_subject_and_optimizer_is_measured_and_right(training, tmp_path, c
             assert {name for name in entry["us"] if "fbgemm" not in name} == names
             least = entry["least"]
             assert 0 < least["unique_rows"] <= least["lookups"]
-    assert record["steps"] == [f"{s}, {k}" for s in SUBJECTS for k in module("training.sides").OPTIMIZERS]
+    assert record["steps"] == [f"{s}, {k}" for k in module("training.sides").OPTIMIZERS for s in SUBJECTS]
     assert [table["title"].split(" (")[0] for table in record["tables"]] == [
         "us a step as a CUDA graph, and as called",
         "How many times faster is a step",
