@@ -70,11 +70,7 @@ CASES = [
     (False, "bag", "averaged"),
     (False, "collection", "averaged"),
 ]
-OTHERS = [
-    (False, "collection", "direct"),
-    (False, "collection", "deferred"),
-    (False, "collection", "ignored"),
-]
+OTHERS = [(False, "collection", form) for form in ("direct", "deferred", "ignored")]
 
 
 def result(rank, sparse, kind, form):

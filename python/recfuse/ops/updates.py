@@ -41,6 +41,7 @@ class Updater:
             those behind it. STEP is that of the next update.
         deferred: the backward pass leaves sparse gradients, instead of updating.
         owner: the optimizer; None once it is deleted.
+        made: steps that were made, as the host has counted them.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Updater:
         self.stochastic_rounding, self.seed = stochastic_rounding, seed
         self.options = kind, int(self.stochastic_rounding), self.seed
         self._owner = weakref.ref(owner)
-        self._made = 0
+        self.made = 0
         self._written = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0]
         with torch.inference_mode(False):
             self.numbers = torch.tensor(self._written, dtype=torch.float32, device=device)
@@ -84,16 +85,16 @@ class Updater:
 
     def set_steps(self, made: int) -> None:
         """Says how many steps were made."""
-        self._made = made
+        self.made = made
         self._put(STEP, made + 1)
 
     def steps_made(self) -> int:
         """How many steps were made; waits for the device, where it counts them."""
-        return round(self.numbers[STEP].item()) - 1 if self.counts_on_device else self._made
+        return round(self.numbers[STEP].item()) - 1 if self.counts_on_device else self.made
 
     def tick(self, found_inf: Tensor | None = None) -> None:
         """Counts a step, unless ``found_inf`` says that it was none."""
-        self._made += 1
+        self.made += 1
         if self.counts_on_device:
             with torch.inference_mode(False), torch.no_grad():
                 if found_inf is None:

@@ -239,9 +239,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         before = [dict(group) for group in self.param_groups]
         states = {parameter: dict(self.state[parameter]) for _, parameter, _ in self._own()}
-        saved = state_dict.get("state", {})
-        numbers = chain.from_iterable(group["params"] for group in state_dict.get("param_groups", ()))
-        raw = dict(zip(states, (saved.get(number, {}) for number in numbers), strict=False))
+        raw = states_by_parameter(state_dict, self.param_groups)
         for group in state_dict.get("param_groups", ()):
             for key, value in group.items():
                 if key not in ("params", "param_names"):
@@ -249,7 +247,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for parameter, own in states.items():
             self._check_loaded(raw.get(parameter, {}), own)
         super().load_state_dict(state_dict)
-        groups = [
+        groups: list[dict[str, Any]] = [
             ParamGroup({**old, **new}, self) for old, new in zip(before, self.param_groups, strict=True)
         ]
         self._updaters = [
@@ -259,9 +257,16 @@ class FusedOptimizer(torch.optim.Optimizer):
             if own["params"] is old["params"]
         ]
         self.param_groups = groups
-        for group in groups:
+        self.state.update(states)
+        self._take_states(raw)
+
+    def _take_states(self, states: Mapping[Any, Mapping[str, Any]]) -> None:
+        """Copies states into the tensors that are there; of a Parameter without one, that of a new
+        optimizer.
+        """
+        for group in self.param_groups:
             for parameter in group["params"]:
-                self._load(parameter, group, states[parameter], raw.get(parameter, {}))
+                self._load(parameter, group, dict(self.state[parameter]), states.get(parameter, {}))
             self._arrange(group, {p: int(self.state[p].get("step", 0)) for p in group["params"]})
 
     def _check_loaded(self, loaded: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -321,3 +326,13 @@ def _release(held: list[weakref.ref[Any]]) -> None:
         update = update_of(parameter)
         if update is not None and update.updater.owner is None:
             set_update(parameter, None)
+
+
+def states_by_parameter(
+    state_dict: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]
+) -> dict[Any, Mapping[str, Any]]:
+    """The states in a ``state_dict`` as they are: of half-precision Parameters torch rounds them."""
+    saved = state_dict.get("state", {})
+    numbers = chain.from_iterable(group["params"] for group in state_dict.get("param_groups", ()))
+    parameters = chain.from_iterable(group["params"] for group in groups)
+    return {parameter: saved.get(number, {}) for parameter, number in zip(parameters, numbers, strict=False)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from recfuse.optim.base import FusedOptimizer
+
 _TOOLS = (
     "Tools that look for torch's or TorchRec's own classes need recfuse.unswap(model) first: "
     "torch.ao.quantization.quantize_dynamic; TorchRec's sharding (DistributedModelParallel), "
@@ -17,7 +19,9 @@ class SwapEntry:
 
     name: str  # as in model.named_modules(); "" is the model
     kind: str  # its class before
-    action: str  # "replaced", "fused", "left"; "already", by an earlier swap; "restored" by unswap
+    action: (
+        str  # "replaced", "fused", "left"; "optimizer"; "already", by an earlier swap; "restored" by unswap
+    )
     detail: str  # what it is now, or why it was left
 
 
@@ -26,6 +30,8 @@ class SwapReport:
     """What :func:`recfuse.swap` or :func:`recfuse.unswap` did, module by module. ``print`` it for a table."""
 
     entries: list[SwapEntry] = field(default_factory=list)
+    fused_optimizers: list[FusedOptimizer] = field(default_factory=list)
+    """With ``fuse_optimizers``: of each optimizer that has tables, the one that updates them."""
 
     def add(self, name: str, kind: str, action: str, detail: str) -> None:
         """Adds a line."""

@@ -9,12 +9,15 @@ from torch.nn import Parameter
 
 from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES
+from recfuse.errors import ArgumentValueError
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.memory import advise_huge_pages
 from recfuse.nn.packed.fusable import gradient_hooks, has_hooks, why_not_fusable
 from recfuse.nn.packed.holders import check_optimizers
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizers import Move
+from recfuse.optim.adoption import adopt, check_adoptable
+from recfuse.optim.parameters import embedding_parameters
 from recfuse.passes.apply_emb import BY_HAND, ApplyEmb
 from recfuse.passes.pattern import Pattern
 from recfuse.passes.report import SwapEntry, SwapReport
@@ -28,7 +31,11 @@ _Owners = dict[int, list[tuple[str, torch.nn.Module]]]
 
 
 def swap(
-    model: torch.nn.Module, *, fuse: bool = True, optimizers: Iterable[torch.optim.Optimizer] = ()
+    model: torch.nn.Module,
+    *,
+    fuse: bool = True,
+    optimizers: Iterable[torch.optim.Optimizer] = (),
+    fuse_optimizers: bool = False,
 ) -> SwapReport:
     """Makes a model run on recfuse's operators, in place.
 
@@ -56,22 +63,31 @@ def swap(
         optimizers: those that hold the tables' Parameters. Their entries and state go to the new Parameters,
             so that training continues as it would have. An optimizer whose state is not one number, or an
             element or row of it for each of the Parameter, is refused.
+        fuse_optimizers: the tables of ``optimizers`` are updated inside ``backward()``, in the same pass over
+            the lookups, and have no gradient. The script goes on with its optimizers as they are: ``step()``,
+            ``zero_grad()``, schedulers, ``state_dict()`` and ``load_state_dict()`` mean what they meant, and
+            the results are the same. What it may not do, since the gradients are not there, stands in
+            :mod:`recfuse.optim` under "Direct"; clipping has an effect on other Parameters alone. Of
+            torch.optim.SGD without momentum, Adagrad without lr_decay and SparseAdam, without weight decay.
 
     Returns:
-        What became of each module that is, or is named as, an embedding bag.
+        What became of each module that is, or is named as, an embedding bag; ``fused_optimizers``.
 
     Raises:
         TypeError: ``model`` is not a torch.nn.Module, ``optimizers`` are none.
         ValueError: an optimizer or DistributedDataParallel holds a Parameter that would be replaced and was
-            not handed over, or an optimizer cannot be moved. Nothing was changed.
+            not handed over, an optimizer cannot be moved, or the steps of one cannot be fused: those of
+            torch.optim.Adam and AdamW move rows that no lookup has. Nothing was changed.
     """
     if not isinstance(model, torch.nn.Module):
         raise wrong_type("recfuse.swap: model", model, "a torch.nn.Module")
     optimizers = check_optimizers(optimizers, "recfuse.swap")
     report = SwapReport()
     already = [named for named in model.named_modules() if isinstance(named[1], (EmbeddingBag, PackedModule))]
+    patterns = list(_fusable_patterns(model, report)) if fuse else []
+    if fuse_optimizers:
+        _check_optimizers(model, patterns, optimizers)
     if fuse:
-        patterns = list(_fusable_patterns(model, report))
         weights = [table.weight for pattern in patterns for table in pattern.tables]
         Move(optimizers, weights, "recfuse.swap")  # raises before anything has changed
         for pattern in patterns:
@@ -81,7 +97,41 @@ def swap(
         _replace(name, module, report)
     for name, module in already:
         report.add(name, type(module).__name__, "already", "already swapped")
+    if fuse_optimizers:
+        _fuse_optimizers(model, optimizers, report)
     return report
+
+
+def _check_optimizers(
+    model: torch.nn.Module, patterns: Sequence[Pattern], optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """Raises where the steps of an optimizer cannot be fused of tables that will be recfuse's."""
+    if not optimizers:
+        raise ArgumentValueError(
+            "recfuse.swap: fuse_optimizers is True without optimizers, must have those of the tables; or "
+            "make one of recfuse.optim afterwards"
+        )
+    weights: list[torch.Tensor] = [table.weight for pattern in patterns for table in pattern.tables]
+    weights += embedding_parameters(model)
+    weights += [
+        module.weight
+        for module in model.modules()
+        if type(module) is torch.nn.EmbeddingBag and _why_not_replaceable(module) is None
+    ]
+    check_adoptable(optimizers, weights, "recfuse.swap")
+
+
+def _fuse_optimizers(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], report: SwapReport
+) -> None:
+    parameters = embedding_parameters(model)
+    for number, optimizer in enumerate(optimizers):
+        fused = adopt(optimizer, parameters, "recfuse.swap")
+        if fused is not None:
+            report.fused_optimizers.append(fused)
+            count = sum(len(group["params"]) for group in fused.param_groups)
+            detail = f"updates {count} Parameter{'s' * (count > 1)} of tables inside backward()"
+            report.add(f"optimizers[{number}]", type(optimizer).__name__, "optimizer", detail)
 
 
 def _fusable_patterns(model: torch.nn.Module, report: SwapReport) -> Iterator[Pattern]:

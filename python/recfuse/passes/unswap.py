@@ -9,10 +9,12 @@ from torch.nn import Parameter
 
 from recfuse._arguments import wrong_type
 from recfuse.nn.embedding_bag import EmbeddingBag
+from recfuse.nn.packed.holders import check_optimizers
 from recfuse.nn.packed.layout import table_rows
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizer_state import Piece, Target
 from recfuse.nn.packed.optimizers import Move
+from recfuse.optim.adoption import release
 from recfuse.passes.apply_emb import ApplyEmb, has_fused_method
 from recfuse.passes.pattern import Pattern
 from recfuse.passes.report import SwapReport
@@ -29,7 +31,7 @@ def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer
     Args:
         model: what was swapped.
         optimizers: those that hold the packed Parameters. Their entries and state go to the tables'
-            Parameters.
+            Parameters; where swap has fused their steps, they make them themselves again.
 
     Returns:
         What became of each module.
@@ -39,9 +41,12 @@ def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer
     """
     if not isinstance(model, torch.nn.Module):
         raise wrong_type("recfuse.unswap: model", model, "a torch.nn.Module")
+    optimizers = check_optimizers(optimizers, "recfuse.unswap")
     report = SwapReport()
     patterns = _fused_patterns(model, report)
     matrices = [matrix for pattern in patterns for matrix in pattern.owner.packed_weights()]
+    for optimizer in optimizers:
+        release(optimizer)
     move = Move(optimizers, matrices, "recfuse.unswap")
     targets: list[Target] = []
     bags, first = [], 0
