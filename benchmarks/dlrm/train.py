@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from dlrm.model import AGAINST, BASELINE, CANDIDATE, DLRM, MiniBatch, swap_note
 from recfuse import timing
 
 LEARNING_RATE = 1.0
-FUSING = "fuse_optimizers" in inspect.signature(recfuse.swap).parameters
 UNFUSED, GRAPH = f"{CANDIDATE}, torch.optim", f"{CANDIDATE} graph"
 CHECKED_STEPS = 3
 TOLERANCE = 1e-5
@@ -78,7 +76,7 @@ def make_sides(arguments: argparse.Namespace) -> dict[str, Trained]:
     swaps: dict[str, dict[str, Any] | None] = {
         BASELINE: None,
         UNFUSED: {},
-        CANDIDATE: {"fuse_optimizers": True} if FUSING else {},
+        CANDIDATE: {"fuse_optimizers": True},
     }
     return {name: Trained(copy.deepcopy(model), arguments.device, swap) for name, swap in swaps.items()}
 
