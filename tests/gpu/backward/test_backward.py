@@ -1,0 +1,198 @@
+"""Gradients and updates of fused calls on a GPU: against the CPU's functions and a float64 reference."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+import recfuse  # noqa: F401 (loads the operators)
+from recfuse.data import workloads
+from support import gpu
+from support.backward.calls import BAD, KINDS, Call, features_of, numbers_of, there
+from support.fused import Groups
+from support.reference import DTYPES, Feature
+
+pytestmark = gpu.MARKS
+
+OPS = torch.ops.recfuse
+SPECS = {
+    "one": [(torch.float32, 8, (9, 30, 4))],
+    "dims": [(torch.float32, dim, (5 + dim % 7, 12)) for dim in (1, 3, 4, 20, 32, 64, 100, 128, 300)],
+    "aligned": [(torch.float32, dim, (5 + dim % 7, 40)) for dim in (4, 8, 20, 32, 48, 64, 128, 160)],
+    "half": [(torch.float16, 12, (9, 7)), (torch.float16, 40, (6, 5))],
+    "bfloat16": [(torch.bfloat16, 12, (9, 7)), (torch.bfloat16, 64, (6, 5))],
+    "mixed": [(torch.float32, 8, (9, 7)), (torch.bfloat16, 20, (6,)), (torch.float16, 5, (6, 5))],
+    "empty": [(torch.float32, 0, (4, 0)), (torch.float32, 8, (0, 9)), (torch.float32, 4, ())],
+}
+
+
+def problem_of(name: str, kind: str) -> Groups:
+    tables = sum(len(sizes) for _, _, sizes in SPECS[name])
+    return Groups(SPECS[name], features_of(tables, kind != "modes"))
+
+
+@pytest.mark.parametrize("kind", ("sum", "modes", "weighted"))
+@pytest.mark.parametrize("name", SPECS)
+def test_gradients(name: str, kind: str) -> None:
+    problem = problem_of(name, kind)
+    for integer, bags, grad_dtype in ((torch.int64, 7, 0), (torch.int32, 33, 1), (torch.int64, 0, 0)):
+        indices, offsets = problem.lookups(bags, integer=integer)
+        grad = torch.randn(bags, problem.output_dim).to(DTYPES[grad_dtype])
+        factors = torch.randn(indices.numel()) if kind == "weighted" else None
+        call = Call(problem, grad, indices, offsets, factors)
+        call.check_gradients(by_freq=bags == 33)
+        if kind == "weighted":
+            lookups = problem.rows, call.indices, call.offsets
+            found = OPS.fused_embedding_bag_sample_weights_backward(call.grad, call.weights, *lookups)
+            want = OPS.fused_embedding_bag_sample_weights_backward(
+                grad, problem.weights, problem.rows, indices, offsets
+            )
+            torch.testing.assert_close(found.cpu(), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("grad_dtype", DTYPES, ids=str)
+def test_gradients_of_any_dtype(grad_dtype: torch.dtype) -> None:
+    problem = problem_of("aligned", "sum")
+    call = Call(problem, torch.randn(50, problem.output_dim).to(grad_dtype), *problem.lookups(50))
+    call.check_gradients(sparse=False)
+
+
+def test_winners_are_the_cpus() -> None:
+    problem = problem_of("mixed", "modes")
+    for weight in problem.weights:
+        weight[torch.rand_like(weight, dtype=torch.float32) < 0.3] = 0.5
+        weight[torch.rand_like(weight, dtype=torch.float32) < 0.05] = torch.nan
+    indices, offsets = problem.lookups(200)
+    call = Call(problem, torch.zeros(200, problem.output_dim), indices, offsets)
+    assert torch.equal(call.winners.cpu(), problem.winners(indices, offsets))
+
+
+@pytest.mark.parametrize("kind", range(4), ids=KINDS)
+@pytest.mark.parametrize("name", ("dims", "aligned", "mixed", "bfloat16", "empty"))
+def test_updates(name: str, kind: int) -> None:
+    for pooling in ("sum", "modes"):
+        problem = problem_of(name, pooling)
+        call = Call(problem, torch.randn(60, problem.output_dim), *problem.lookups(60))
+        call.check_update(kind)
+
+
+CHUNKS, CASES = 10, 1000
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_random_cases(chunk: int) -> None:
+    """Few variants of kernels a chunk: what varies is sizes, sharing, poolings, padding, lookups."""
+    draw = random.Random(chunk)
+    dims = (4, 8, 16, 32, 64, 128) if chunk % 2 else (1, 3, 17, 32)
+    dtype, integer = DTYPES[chunk % 3], (torch.int64, torch.int32)[chunk // 5]
+    weighted, most_rows = chunk in (3, 6), (600, 2000, 5000)[chunk % 3]
+    for number in range(CASES):
+        torch.manual_seed(CASES * chunk + number)
+        sizes = [draw.choice((1, 2, 3, 9, 40)) for _ in range(draw.randint(1, 4))]
+        spec = [(dtype, draw.choice(dims), (*sizes, most_rows))]
+        tables = range(len(sizes))
+        modes = ("sum",) if weighted else ("sum", "mean", "max") if chunk % 4 == 2 else ("sum", "mean")
+        features = [
+            Feature(draw.choice(tables), draw.choice(modes), draw.choice((None, None, 0)))
+            for _ in range(draw.randint(1, 6))
+        ]
+        problem, bags = Groups(spec, features), draw.randint(1, 20)
+        indices, offsets = problem.lookups(bags, draw.choice((1, 2, 12)), integer)
+        if draw.random() < 0.2:
+            indices.zero_()
+        factors = torch.randn(indices.numel()) if weighted else None
+        call = Call(problem, torch.randn(bags, problem.output_dim), indices, offsets, factors)
+        call.check_gradients(sparse=number % 10 == 0)
+        call.check_update(number % 4)
+
+
+@pytest.mark.parametrize("kind", ("sum", "modes"))
+@pytest.mark.parametrize("name", BAD)
+def test_bad_contents_do_no_harm(name: str, kind: str) -> None:
+    problem = problem_of("one", kind)
+    indices, offsets = problem.lookups(9)
+    BAD[name](indices, offsets)
+    call = Call(problem, torch.randn(9, problem.output_dim), indices, offsets)
+    if name in ("negative", "beyond", "largest"):
+        call.check_gradients()
+    for dense, (rows, values) in zip(call.gradients(False), call.gradients(True), strict=True):
+        assert dense.isfinite().all() and values.isfinite().all() and (rows.diff() > 0).all()
+    states = call.states(3)
+    call.update(3, states, numbers_of())
+    tables = [there(problem.weights)[0].isfinite(), call.weights[0].isfinite()]
+    assert torch.equal(*tables) and all(state.isfinite().all() for state in states)
+    if kind == "sum":
+        OPS.fused_embedding_bag_sample_weights_backward(
+            call.grad, call.weights, problem.rows, call.indices, call.offsets
+        )
+    gpu.synchronize()
+
+
+@pytest.mark.parametrize("kind", range(4), ids=KINDS)
+@pytest.mark.parametrize("rows", (5, 100_000))
+def test_a_million_lookups_of_one_row(rows: int, kind: int) -> None:
+    """In bags of many lengths, beside rows that few look up."""
+    problem = Groups([(torch.float32, 8, (rows, 40))], [Feature(0, "mean", None), Feature(1, "sum", None)])
+    bags, count = 2000, 1_000_000
+    ends = torch.cat((torch.randint(count, (bags - 1,)).sort().values, torch.tensor([count])))
+    indices = torch.cat((torch.full((count,), 3), torch.randint(40, (bags,))))
+    offsets = torch.cat((torch.tensor([0]), ends, torch.arange(1, bags + 1) + count))
+    call = Call(problem, torch.randn(bags, 16), indices, offsets)
+    call.check_gradients()
+    call.check_update(kind)
+
+
+SHAPES = {  # rows, dims, bags, longest bag: either side of what decides how a table is worked on
+    "short batch": ((40, 16_384, 16_385), (32, 8), 3, 900),
+    "staged by sixteen columns": ((50, 3000, 9000), (64, 4), 1500, 12),
+    "gathered": ((3, 700, 16_384), (128, 20), 4000, 6),
+    "many bags": ((3, 5000), (8,), 66_000, 3),
+    "long list": ((4096, 20_000), (16, 32), 600, 260),
+    "wide rows": ((30, 600), (256, 516), 40, 30),
+    "one lookup": ((10, 976, 12_000), (128,), 16_384, 1),
+}
+
+
+@pytest.mark.parametrize("pooling", ("sum", "mean"))
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes(name: str, pooling: str) -> None:
+    sizes, dims, bags, longest = SHAPES[name]
+    problem = Groups(
+        [(torch.float32, dim, sizes) for dim in dims],
+        [Feature(table, pooling, None) for table in range(len(sizes) * len(dims))],
+    )
+    indices, offsets = problem.lookups(bags, longest)
+    call = Call(problem, torch.randn(bags, problem.output_dim), indices, offsets)
+    call.check_gradients()
+    for kind in (0, 2, 3):
+        if name != "wide rows" or KINDS[kind] != "RowWiseAdagrad":
+            call.check_update(kind)
+
+
+@pytest.mark.parametrize("kind", (0, 2), ids=("SGD", "RowWiseAdagrad"))
+@pytest.mark.parametrize("model", ("A", "D"))
+def test_models(model: str, kind: int) -> None:
+    """A thousand tables in one call; and the same bits each time."""
+    described = workloads.model(model)
+    groups: dict[int, list[int]] = {}
+    for number, dim in enumerate(described.dims):
+        groups.setdefault(int(dim), []).append(number)
+    batch = described.batch(100, seed=3)
+    spec = [(torch.float32, dim, [int(described.rows[n]) for n in own]) for dim, own in groups.items()]
+    table_of = {number: at for at, number in enumerate(itertools.chain(*groups.values()))}
+    problem = Groups(spec, [Feature(table_of[n], "sum", None) for n in range(described.features)])
+    indices, offsets = (torch.from_numpy(one) for one in (batch.indices, batch.offsets))
+    grad = torch.randn(100, problem.output_dim)
+    call = Call(problem, grad, indices, offsets)
+    before, states = [weight.clone() for weight in call.weights], call.states(kind)
+    call.check_update(kind)
+    again = Call(problem, grad, indices, offsets)
+    assert all(
+        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(again.weights, before, strict=True)
+    )
+    again.update(kind, states, numbers_of(step=3))
+    for one, same in zip(call.weights, again.weights, strict=True):
+        assert torch.equal(one.nan_to_num(), same.nan_to_num())
