@@ -49,7 +49,13 @@ def library(**defines: Any) -> ctypes.CDLL:
 
     def build(path: Path) -> None:
         command = [CPP_COMPILER, "-x", "c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC"]
-        command += ["-Wno-unknown-pragmas", "-fvisibility=hidden", "-shared", *options]
+        command += [
+            "-Wno-unknown-pragmas",
+            "-Wno-unused-parameter",
+            "-fvisibility=hidden",
+            "-shared",
+            *options,
+        ]
         rooms = ("tests/c/warps", "tests/c/warps/host", "csrc/cuda")
         command += [*(f"-I{ROOT / room}" for room in rooms), "tests/c/warps/backward_bags.cu", "-o", path]
         subprocess.run([str(part) for part in command], cwd=ROOT, check=True)
