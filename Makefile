@@ -3,7 +3,7 @@ PYTHON ?= python3
 ARGS ?=
 CLANG_FORMAT ?= $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('scripts'))")/clang-format
 C_FILES = $(shell find include csrc tests/c benchmarks/kernels examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
-GPU_TESTS = tests/gpu tests/tools/test_timing.py $(wildcard tests/tools/test_cuda_*.py)
+GPU_TESTS = tests/gpu tests/optim/test_gpu.py tests/tools/test_timing.py $(wildcard tests/tools/test_cuda_*.py)
 IN_PLACE = PYTHONPATH=python $(PYTHON)
 BENCHMARKS = $(filter-out benchmarks/show.py benchmarks/tables.py,$(wildcard benchmarks/[a-z]*.py))
 
