@@ -63,12 +63,31 @@ rf_status rf__fused_weights_read(rf__call *call, int argument, const int64_t **c
     return RF_OK;
 }
 
-rf_status rf__fused_lookups_read(rf__call *call, int indices, int offsets,
+/* Adds the number of indices to offsets [count]. */
+static rf_status offsets_complete(rf__call *call, int64_t count, rf_fused_embedding_bag_params *params) {
+    const int64_t sizes[1] = {count + 1};
+    AtenTensorHandle tensor;
+    void *data = NULL;
+    RF_CHECK(rf__call_temporary(call, 1, sizes, aoti_torch_dtype_int64(), &tensor, &data));
+    int64_t *complete = data;
+    for (int64_t i = 0; i < count; i++)
+        complete[i] = params->offset_type == RF_INT32 ? ((const int32_t *)params->offsets)[i]
+                                                      : ((const int64_t *)params->offsets)[i];
+    complete[count] = params->lookups;
+    params->offsets = complete;
+    params->offset_type = RF_INT64;
+    return RF_OK;
+}
+
+rf_status rf__fused_lookups_read(rf__call *call, int indices, int offsets, int64_t known_bags,
                                  rf_fused_embedding_bag_params *params) {
     int64_t n_offsets;
     RF_CHECK(rf__call_integers(call, indices, &params->indices, &params->lookups, &params->index_type));
     RF_CHECK(rf__call_integers(call, offsets, &params->offsets, &n_offsets, &params->offset_type));
-    const int64_t features = params->n_features, bags = n_offsets - 1; /* of all features */
+    const int64_t features = params->n_features;
+    if (known_bags >= 0 && n_offsets == features * known_bags && rf__device_is_cpu(call->device))
+        RF_CHECK(offsets_complete(call, n_offsets++, params));
+    const int64_t bags = n_offsets - 1; /* of all features */
     RF_FAIL_IF(bags < 0 || (features > 0 ? bags % features != 0 : bags != 0), RF_ERR_VALUE,
                "offsets has %lld elements, must have features * bags + 1 with %lld features",
                (long long)n_offsets, (long long)features);

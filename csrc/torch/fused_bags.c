@@ -9,7 +9,7 @@ static rf_status call_read(rf__call *call, int first, rf_fused_embedding_bag_par
     RF_CHECK(rf__fused_features_read(call, first + 1, &params->features, &params->n_features));
     RF_CHECK(rf__fused_weights_read(call, first, &columns, params));
     RF_CHECK(rf__check_fused_rows(params, columns));
-    RF_CHECK(rf__fused_lookups_read(call, first + 2, first + 3, params));
+    RF_CHECK(rf__fused_lookups_read(call, first + 2, first + 3, -1, params));
     for (int64_t f = 0; f < params->n_features; f++) {
         const int64_t dim = params->features[f].dim;
         RF_FAIL_IF(__builtin_add_overflow(params->output_dim, dim, &params->output_dim), RF_ERR_VALUE,

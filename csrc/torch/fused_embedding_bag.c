@@ -92,7 +92,7 @@ static rf_status run(rf__call *call) {
     RF_CHECK(rf__call_device(call, INDICES));
     RF_CHECK(rf__fused_features_read(call, FEATURES, &params.features, &params.n_features));
     RF_CHECK(rf__fused_weights_read(call, WEIGHTS, &columns, &params));
-    RF_CHECK(rf__fused_lookups_read(call, INDICES, OFFSETS, &params));
+    RF_CHECK(rf__fused_lookups_read(call, INDICES, OFFSETS, -1, &params));
     RF_CHECK(rf__call_bounds_check(call, BOUNDS_CHECK, &params.check_bounds));
     RF_CHECK(rf__call_prefetch_distance(call, PREFETCH_DISTANCE, &params.prefetch_distance));
     RF_CHECK(rf__call_sample_weights(call, SAMPLE_WEIGHTS, params.lookups, &params.sample_weights));

@@ -16,6 +16,20 @@ def sparse_call(weight):
     )
 
 
+@pytest.fixture(autouse=True)
+def none_are_few(monkeypatch):
+    """Gradients of these tests are marked as large ones are."""
+    monkeypatch.setattr(gradients, "_FEW_ELEMENTS", 0)
+
+
+def test_a_small_gradient_has_each_row_once(monkeypatch):
+    monkeypatch.setattr(gradients, "_FEW_ELEMENTS", 12)
+    weight = torch.nn.Parameter(torch.randn(7, 4))
+    sparse_call(weight).sum().backward()
+    assert not weight.grad.is_coalesced() and weight.grad._indices().tolist() == [[1, 3, 5]]
+    torch.optim.SparseAdam([weight]).step()
+
+
 @pytest.fixture
 def made_values(monkeypatch):
     """Where the values of sparse gradients were written."""

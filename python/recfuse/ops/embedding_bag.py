@@ -284,7 +284,8 @@ class EmbeddingBag(torch.autograd.Function):
         indices, offsets, sample_weights, winners, weight = ctx.saved_tensors
         rows, dim, dtype = ctx.table
         feature = _feature_of(rows, dim, MODES.index(ctx.mode), ctx.padding_idx)
-        lookups = feature, indices, _ends_of(offsets, indices, ctx.include_last_offset)
+        complete = ctx.include_last_offset or (indices.is_cpu and not ctx.needs_input_grad[4])
+        lookups = feature, indices, _ends_of(offsets, indices, complete)
         if ctx.needs_input_grad[0]:
             factors = sample_weights, winners, ctx.by_freq
             call = WeightGradCall(grad, *lookups, 0, rows, dim, dtype, *factors)

@@ -28,13 +28,17 @@ _sample_weights_grad = _ops.fused_embedding_bag_sample_weights_backward.default
 find_winners = _ops.fused_embedding_bag_winners.default
 
 
+# Of a sparse gradient: to mark it would cost a small step more than it saves an optimizer that coalesces.
+_FEW_ELEMENTS = 1 << 15
+
+
 class WeightGradCall(NamedTuple):
     """Arguments of the gradient of one group: a matrix whose rows are those of tables."""
 
     grad: Tensor  # [bags, columns]
     features: Tensor  # [features, 7], as fused_embedding_bag has them
     indices: Tensor
-    offsets: Tensor  # [features * bags + 1]
+    offsets: Tensor  # [features * bags + 1]; on the CPU the last one may be left out
     group: int
     rows: int
     dim: int
@@ -70,7 +74,7 @@ def weight_grad(ctx: Any, call: WeightGradCall, sparse: bool, argument: int) -> 
     rows, values = _gradient(_sparse_weight_grad, *call)
     shape = call.rows, call.dim
     found = torch.sparse_coo_tensor(rows[None], values, shape, check_invariants=False, is_coalesced=True)
-    if hasattr(ctx, "next_functions") and is_readable(values):
+    if hasattr(ctx, "next_functions") and is_readable(values) and values.numel() > _FEW_ELEMENTS:
         leaf = getattr(ctx.next_functions[argument][0], "variable", None)  # of an AccumulateGrad
         if leaf is not None:
             torch.autograd.Variable._execution_engine.queue_callback(
