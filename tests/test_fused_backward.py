@@ -224,3 +224,52 @@ def test_lookups_behind_the_last_offset_belong_to_no_bag(mode, padding):
             indices, weight, offsets, mode="sum", include_last_offset=True
         )
         torch.testing.assert_close(got, pooled)
+
+
+@pytest.mark.parametrize("rows", (0, 1, 5))
+def test_any_contents_have_a_finite_gradient(rows):
+    for _ in range(50):
+        indices, offsets = torch.randint(-4, rows + 5, (11,)), torch.randint(-4, 16, (5,))
+        weight, grad = torch.randn(rows, 3), torch.randn(4, 3)
+        bad = (indices < 0) | (indices >= rows)
+        for pooling in POOLING.values():
+            features = torch.tensor([[0, 0, rows, 3, pooling, -1, 0]])
+            call = features, indices, offsets
+            winners = _ops.fused_embedding_bag_winners([weight], *call, 3)
+            assert ((winners >= -1) & (winners < max(rows, 1))).all()
+            rest = 0, rows, 3, 0, None, winners
+            assert _ops.fused_embedding_bag_backward(grad, *call, *rest).isfinite().all()
+            found = _ops.fused_embedding_bag_sparse_backward(grad, *call, *rest)[0]
+            assert len(found) <= int((~bad).sum())
+        features[0, 4] = POOLING["sum"]
+        factors = _ops.fused_embedding_bag_sample_weights_backward(grad, [weight], features, indices, offsets)
+        assert not factors[bad].any()
+
+
+def test_a_bad_lookup_adds_no_nan():
+    features, grad = torch.tensor([[0, 0, 3, 1, 0, -1, 0]]), torch.tensor([[1.0], [torch.nan]])
+    call = features, torch.tensor([2, 0, 7]), torch.tensor([0, 2, 3])
+    found = _ops.fused_embedding_bag_backward(grad, *call, 0, 3, 1, 0, None, None)
+    assert found.tolist() == [[1.0], [0.0], [1.0]]
+
+
+def test_a_mean_of_more_lookups_than_float16_has():
+    count = 70_000
+    features, offsets = torch.tensor([[0, 0, count, 4, POOLING["mean"], -1, 0]]), torch.tensor([0, count])
+    grad = torch.full((1, 4), 8.0, dtype=torch.float16)
+    call = features, torch.arange(count), offsets
+    found = _ops.fused_embedding_bag_backward(grad, *call, 0, count, 4, 1, None, None)
+    torch.testing.assert_close(found, torch.full((count, 4), 8 / count, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("sparse", (False, True))
+def test_the_last_offset_of_one_feature_may_be_left_out(sparse):
+    problem = Groups([(torch.float32, 4, (9,))], [Feature(0, "mean", None)])
+    for integer in (torch.int64, torch.int32):
+        indices, offsets = problem.lookups(6, integer=integer)
+        grad, call = torch.randn(6, 4), (0, *problem.weights[0].shape, 0, None, None)
+        name = "fused_embedding_bag_sparse_backward" if sparse else "fused_embedding_bag_backward"
+        found, want = (
+            getattr(_ops, name)(grad, problem.rows, indices, ends, *call) for ends in (offsets[:-1], offsets)
+        )
+        assert torch.equal(found[1], want[1]) and torch.equal(found[0], want[0])

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/bag_lookups.h"
 #include "cuda/embedding_bag/embedding_bag.h"
 #include "cuda/fused_embedding_bag/backward/backward.h"
 #include "cuda/fused_embedding_bag/partition/device.h"
@@ -59,7 +58,6 @@ RF__PY_METHOD(small_kernels_compile) {
     if (!PyArg_ParseTuple(arguments, "s:small_kernels_compile", &arch)) return NULL;
     Py_BEGIN_ALLOW_THREADS;
     status = rf__pin_rows_compile(arch);
-    if (status == RF_OK) status = rf__bag_lookups_compile(arch);
     if (status == RF_OK) status = rf__fused_map_compile(arch);
     Py_END_ALLOW_THREADS;
     Py_INCREF(Py_None);

@@ -19,7 +19,7 @@ rf_status rf__fused_features_read(rf__call *call, int argument, const rf_feature
 rf_status rf__fused_weights_read(rf__call *call, int argument, const int64_t **columns,
                                  rf_fused_embedding_bag_params *params);
 /* indices and offsets of a call whose features are read. `bags` of a feature, where they are known (else -1): then
- * offsets on the CPU may lack the last one, which is the number of indices. */
+ * offsets of one feature on the CPU may lack the last one, which is the number of indices. */
 rf_status rf__fused_lookups_read(rf__call *call, int indices, int offsets, int64_t bags,
                                  rf_fused_embedding_bag_params *params);
 /* grad: [bags, columns] of any float type, contiguous. */

@@ -85,7 +85,7 @@ rf_status rf__fused_lookups_read(rf__call *call, int indices, int offsets, int64
     RF_CHECK(rf__call_integers(call, indices, &params->indices, &params->lookups, &params->index_type));
     RF_CHECK(rf__call_integers(call, offsets, &params->offsets, &n_offsets, &params->offset_type));
     const int64_t features = params->n_features;
-    if (known_bags >= 0 && n_offsets == features * known_bags && rf__device_is_cpu(call->device))
+    if (features == 1 && n_offsets == known_bags && rf__device_is_cpu(call->device))
         RF_CHECK(offsets_complete(call, n_offsets++, params));
     const int64_t bags = n_offsets - 1; /* of all features */
     RF_FAIL_IF(bags < 0 || (features > 0 ? bags % features != 0 : bags != 0), RF_ERR_VALUE,

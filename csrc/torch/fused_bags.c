@@ -1,4 +1,4 @@
-/* What else the gradients of fused calls need on the CPU: winners of maxima, and the sample weights' gradient. */
+/* What else the gradients of fused calls need: winners of maxima, and the sample weights' gradient. */
 #include "base/validate.h"
 #include "torch/arguments.h"
 #include "torch/operators.h"
@@ -24,6 +24,7 @@ static rf_status winners_run(rf__call *call) {
     enum { WEIGHTS, INDICES = 2, OUTPUT_DIM = 4 };
     rf_fused_embedding_bag_params params = {0};
     rf_executor executor;
+    rf_cuda_stream stream;
     void *winners = NULL;
     RF_CHECK(rf__call_device(call, INDICES));
     RF_CHECK(call_read(call, WEIGHTS, &params));
@@ -32,14 +33,20 @@ static rf_status winners_run(rf__call *call) {
                (long long)call->values[OUTPUT_DIM].integer, (long long)params.output_dim);
     const int64_t sizes[2] = {params.bags, params.output_dim};
     RF_CHECK(rf__call_output(call, 0, 2, sizes, aoti_torch_dtype_int64(), &winners));
-    RF_CHECK(rf__call_executor(&executor));
-    return rf_fused_embedding_bag_winners_cpu(&params, winners, &executor);
+    if (rf__device_is_cpu(call->device)) {
+        RF_CHECK(rf__call_executor(&executor));
+        return rf_fused_embedding_bag_winners_cpu(&params, winners, &executor);
+    }
+    const rf_cuda_allocator allocator = rf__call_allocator(call);
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf_fused_embedding_bag_winners_cuda(&params, winners, &allocator, &stream);
 }
 
 static rf_status sample_weights_run(rf__call *call) {
     enum { GRAD, WEIGHTS };
     rf_fused_embedding_bag_params params = {0};
     rf_executor executor;
+    rf_cuda_stream stream;
     rf__tensor grad;
     rf_dtype grad_dtype;
     void *output = NULL;
@@ -50,14 +57,20 @@ static rf_status sample_weights_run(rf__call *call) {
                "grad has %lld columns, must have the %lld of the features", (long long)grad.sizes[1],
                (long long)params.output_dim);
     RF_CHECK(rf__call_output(call, 0, 1, &params.lookups, aoti_torch_dtype_float32(), &output));
-    RF_CHECK(rf__call_executor(&executor));
-    return rf_fused_embedding_bag_sample_weights_backward_cpu(&params, grad.data, grad_dtype, output,
-                                                              &executor);
+    if (rf__device_is_cpu(call->device)) {
+        RF_CHECK(rf__call_executor(&executor));
+        return rf_fused_embedding_bag_sample_weights_backward_cpu(&params, grad.data, grad_dtype, output,
+                                                                  &executor);
+    }
+    const rf_cuda_allocator allocator = rf__call_allocator(call);
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf_fused_embedding_bag_sample_weights_backward_cuda(&params, grad.data, grad_dtype, output,
+                                                               &allocator, &stream);
 }
 
 const rf__operator rf__torch_fused_embedding_bag_winners = {
     "(Tensor[] weights, Tensor features, Tensor indices, Tensor offsets, SymInt output_dim) -> Tensor",
-    RF__CPU, winners_run};
+    RF__CPU | RF__CUDA, winners_run};
 const rf__operator rf__torch_fused_embedding_bag_sample_weights_backward = {
-    "(Tensor grad, Tensor[] weights, Tensor features, Tensor indices, Tensor offsets) -> Tensor", RF__CPU,
-    sample_weights_run};
+    "(Tensor grad, Tensor[] weights, Tensor features, Tensor indices, Tensor offsets) -> Tensor",
+    RF__CPU | RF__CUDA, sample_weights_run};

@@ -6,7 +6,6 @@
 
 #define RF__TORCH_OPERATORS(X)                     \
     X(embedding_bag)                               \
-    X(_bag_lookups)                                \
     X(pin_rows)                                    \
     X(unpin)                                       \
     X(fused_embedding_bag)                         \

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 import re
 from pathlib import Path
@@ -25,10 +24,6 @@ VARIANTS = [
         ("pin_rows/pin_rows.cu", f"-DRF_INDEX={index} -DRF_KEEP={keep}")
         for index in INTEGERS
         for keep in (0, 1)
-    ),
-    *(
-        ("bag_lookups/bag_lookups.cu", f"-DRF_INDEX={index} -DRF_OFFSET={offset}")
-        for index, offset in itertools.product(INTEGERS, INTEGERS)
     ),
     *(
         ("fused_embedding_bag/partition/map.cu", f"-DRF_OFFSET={offset} -DRF_BLOCK=1024")

@@ -1,6 +1,5 @@
 """The operators as Python functions, a file each. Importing this registers their Python side with torch."""
 
-from recfuse.ops import gradients_cuda  # noqa: F401  (registers kernels)
 from recfuse.ops.embedding_bag import embedding_bag
 from recfuse.ops.fused_embedding_bag import fused_dtype, fused_embedding_bag
 from recfuse.ops.ikbo_attention import ikbo_attention, ikbo_attention_path

@@ -1,9 +1,8 @@
 """The gradient operators (`recfuse::fused_embedding_bag_*`) as backward passes call them, and their shapes.
 
 There is one set for both operators: `embedding_bag` is a fused call of one feature. They are operators
-themselves, so that the compiler takes them as they are: in C on the CPU, in `gradients_cuda` on a GPU. They
-have no gradients, and say so. Winners, the rows that win a bag of mode max, come from the forward pass, so
-that the backward pass needs no weights.
+themselves, so that the compiler takes them as they are. They have no gradients, and say so. Winners, the rows
+that win a bag of mode max, come from the forward pass, so that the backward pass needs no weights.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class WeightGradCall(NamedTuple):
     grad: Tensor  # [bags, columns]
     features: Tensor  # [features, 7], as fused_embedding_bag has them
     indices: Tensor
-    offsets: Tensor  # [features * bags + 1]; on the CPU the last one may be left out
+    offsets: Tensor  # [features * bags + 1]; [bags] of one feature on the CPU
     group: int
     rows: int
     dim: int
