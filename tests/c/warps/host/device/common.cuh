@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include <cmath>
+using std::isinf;
 
 #define __CUDACC__
 #define __device__

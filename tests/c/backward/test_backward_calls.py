@@ -1,0 +1,264 @@
+"""Whole gradients and updates of fused calls as a GPU computes them, without one, against the reference.
+
+The host's code runs with a driver whose kernels are blocks of threads on the host, in random order."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import recfuse  # noqa: F401 (loads the operators)
+from support import gpu
+from support.backward.calls import BAD, KINDS, STATES, Call, features_of, numbers_of
+from support.c_program import COMPILER, FLAGS, ROOT, make_once
+from support.fused import Groups
+from support.gpu import INTEGERS
+from support.reference import DTYPES, Feature
+
+CPP_COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+
+pytestmark = pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
+
+LOOKUPS = (
+    ("features", ctypes.c_void_p),
+    ("n_features", ctypes.c_int64),
+    ("indices", ctypes.c_void_p),
+    ("lookups", ctypes.c_int64),
+    ("offsets", ctypes.c_void_p),
+    ("bags", ctypes.c_int64),
+    ("index_type", ctypes.c_int32),
+    ("offset_type", ctypes.c_int32),
+    ("sample_weights", ctypes.c_void_p),
+    ("grad", ctypes.c_void_p),
+    ("output_dim", ctypes.c_int64),
+    ("grad_dtype", ctypes.c_int32),
+    ("winners", ctypes.c_void_p),
+)
+ALLOCATE = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_void_p),
+)
+
+
+class Gradient(ctypes.Structure):
+    """rf_fused_backward_params."""
+
+    _fields_ = (
+        *LOOKUPS,
+        *((name, ctypes.c_int64) for name in ("group", "rows", "dim")),
+        ("dtype", ctypes.c_int32),
+        ("scale_grad_by_freq", ctypes.c_bool),
+    )
+
+
+class Sparse(ctypes.Structure):
+    _fields_ = (("allocate", ALLOCATE), ("context", ctypes.c_void_p))
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("states", ctypes.c_void_p * 2),
+        ("rows", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+class Rule(ctypes.Structure):
+    _fields_ = (
+        ("optimizer", ctypes.c_int32),
+        ("numbers", ctypes.c_void_p),
+        ("stochastic_rounding", ctypes.c_bool),
+        ("seed", ctypes.c_uint64),
+    )
+
+
+class Update(ctypes.Structure):
+    """rf_fused_update_params."""
+
+    _fields_ = (*LOOKUPS, ("matrices", ctypes.c_void_p), ("n_matrices", ctypes.c_int64), ("update", Rule))
+
+
+class Stream(ctypes.Structure):
+    _fields_ = (("device", ctypes.c_int32), ("stream", ctypes.c_void_p))
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    """The host's code of the backward and the driver of tests/c/warps/gpu.c."""
+    backward = ROOT / "csrc/cuda/fused_embedding_bag/backward"
+    sources = [*backward.rglob("*.c"), *(ROOT / "csrc/base").glob("validate*.c"), ROOT / "csrc/base/status.c"]
+
+    def build(path: Path) -> None:
+        command = [
+            COMPILER,
+            *FLAGS,
+            "-O1",
+            "-fPIC",
+            "-shared",
+            *sources,
+            ROOT / "tests/c/warps/gpu.c",
+            "-ldl",
+        ]
+        subprocess.run([str(part) for part in [*command, "-o", path]], check=True)
+
+    loaded = ctypes.CDLL(str(make_once(["the backward's host code on the host"], ".so", build)))
+    command = [CPP_COMPILER, "-x", "c++", "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden"]
+    rooms = ("tests/c/warps", "tests/c/warps/host", "csrc/cuda")
+    command += [*(f"-I{ROOT / room}" for room in rooms), ROOT / "tests/c/warps/kernel.cu"]
+    folder = tempfile.mkdtemp(dir=os.environ["RECFUSE_TEST_SESSION"])
+    words = shlex.join(str(part) for part in command)
+    loaded.gpu_begin(words.encode(), folder.encode(), ctypes.c_uint64(1))
+    loaded.rf_last_error.restype = ctypes.c_char_p
+    return loaded
+
+
+@pytest.fixture(autouse=True)
+def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "DEVICE", torch.device("cpu"))
+
+
+def place(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+class Simulated(Call):
+    """A call by the GPU's functions of the C library."""
+
+    library: ctypes.CDLL
+
+    def lookups(self) -> dict[str, Any]:
+        self.rows = self.problem.rows.contiguous()
+        return {
+            "features": place(self.rows),
+            "n_features": len(self.rows),
+            "indices": place(self.indices),
+            "lookups": self.indices.numel(),
+            "offsets": place(self.offsets),
+            "bags": self.grad.shape[0],
+            "index_type": INTEGERS.index(self.indices.dtype),
+            "offset_type": INTEGERS.index(self.offsets.dtype),
+            "sample_weights": place(self.factors),
+            "grad": place(self.grad),
+            "output_dim": self.problem.output_dim,
+            "grad_dtype": DTYPES.index(self.grad.dtype),
+            "winners": place(self.winners),
+        }
+
+    def run(self, name: str, *arguments: Any) -> None:
+        status = getattr(self.library, f"rf_fused_embedding_bag_{name}_cuda")(
+            *arguments, None, ctypes.byref(Stream())
+        )
+        assert status == 0, self.library.rf_last_error().decode()
+
+    def gradients(self, sparse: bool, by_freq: bool = False) -> list[Any]:
+        found: list[Any] = []
+        for at, weight in enumerate(self.weights):
+            dtype = DTYPES.index(weight.dtype)
+            params = Gradient(
+                **self.lookups(), group=at, rows=weight.shape[0], dim=weight.shape[1], dtype=dtype,
+                scale_grad_by_freq=by_freq,
+            )  # fmt: skip
+            if not sparse:
+                found.append(torch.full_like(weight, torch.nan))
+                self.run("backward", ctypes.byref(params), ctypes.c_void_p(found[-1].data_ptr()))
+                continue
+            made: list[Tensor] = []
+
+            def allocate(_, count, rows, values, weight=weight, made=made):  # type: ignore[no-untyped-def]
+                made += [torch.full((count,), -9), torch.full((count, weight.shape[1]), torch.nan)]
+                made[1] = made[1].to(weight.dtype)
+                rows[0], values[0] = made[0].data_ptr(), made[1].data_ptr()
+                return 0
+
+            self.run("sparse_backward", ctypes.byref(params), ctypes.byref(Sparse(ALLOCATE(allocate))))
+            found.append(tuple(made))
+        return found
+
+    def update(self, kind: int, states: list[Tensor], numbers: Tensor, *rounding: Any) -> None:
+        matrices = (Matrix * max(len(self.weights), 1))()
+        for at, weight in enumerate(self.weights):
+            own = [place(state) for state in states[at * STATES[kind] : (at + 1) * STATES[kind]]]
+            pointers = (ctypes.c_void_p * 2)(*own, *[None] * (2 - len(own)))
+            matrices[at] = Matrix(place(weight), pointers, *weight.shape, DTYPES.index(weight.dtype))
+        rule = Rule(kind, place(numbers), *(rounding or (False, 0)))
+        params = Update(
+            **self.lookups(), matrices=ctypes.addressof(matrices), n_matrices=len(self.weights), update=rule
+        )
+        self.run("update", ctypes.byref(params))
+
+
+@pytest.fixture
+def call_of(library: ctypes.CDLL) -> Any:
+    Simulated.library = library
+    return Simulated
+
+
+FLOAT32 = torch.float32
+SPECS = {
+    "small tables": [(FLOAT32, 8, (5, 40)), (FLOAT32, 36, (30,))],
+    "a large table": [(FLOAT32, 8, (9, 40, 17_000))],
+    "both paths": [(FLOAT32, 8, (*[3, 8] * 33, 17_000))],
+    "unaligned": [(FLOAT32, 5, (6, 30))],
+}
+
+
+@pytest.mark.parametrize("kind", ("sum", "modes", "weighted"))
+@pytest.mark.parametrize("name", ("small tables", "a large table", "unaligned"))
+def test_gradients(name: str, kind: str, call_of: Any) -> None:
+    torch.manual_seed(1)
+    tables = sum(len(sizes) for _, _, sizes in SPECS[name])
+    problem = Groups(SPECS[name], features_of(tables, kind != "modes"))
+    for bags, longest in ((7, 6), (40, 12)):
+        indices, offsets = problem.lookups(bags, longest)
+        factors = torch.randn(indices.numel()) if kind == "weighted" else None
+        call = call_of(problem, torch.randn(bags, problem.output_dim), indices, offsets, factors)
+        call.check_gradients(by_freq=bags == 40)
+
+
+@pytest.mark.parametrize("kind", range(4), ids=KINDS)
+def test_updates(kind: int, call_of: Any) -> None:
+    torch.manual_seed(2)
+    for name in ("small tables", "a large table", "both paths"):
+        tables = sum(len(sizes) for _, _, sizes in SPECS[name])
+        problem = Groups(SPECS[name], features_of(tables, False))
+        call = call_of(problem, torch.randn(30, problem.output_dim), *problem.lookups(30, 9))
+        call.check_update(kind)
+
+
+def test_a_row_that_all_lookups_want(call_of: Any) -> None:
+    torch.manual_seed(3)
+    for rows in (40, 17_000):
+        problem = Groups([(FLOAT32, 8, (rows, 30))], [Feature(0, "sum", None), Feature(1, "mean", None)])
+        indices, offsets = problem.lookups(60, 150)
+        indices[torch.rand(indices.shape) < 0.9] = 2
+        call = call_of(problem, torch.randn(60, 16), indices, offsets)
+        call.check_gradients()
+        call.check_update(0)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_contents_do_no_harm(name: str, call_of: Any) -> None:
+    problem = Groups([(FLOAT32, 8, (9, 40, 17_000))], features_of(3, True))
+    indices, offsets = problem.lookups(9)
+    BAD[name](indices, offsets)
+    call = call_of(problem, torch.randn(9, 24), indices, offsets)
+    if name in ("negative", "beyond", "largest"):
+        call.check_gradients()
+    (dense,), ((rows, values),) = call.gradients(False), call.gradients(True)
+    assert dense.isfinite().all() and values.isfinite().all() and (rows.diff() > 0).all()
+    call.update(0, [], numbers_of())
