@@ -5,6 +5,7 @@ The kernel that groups runs on the host as one block of threads in random order,
 from __future__ import annotations
 
 import ctypes
+import heapq
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ BLOCK, TILE_ROWS, BUCKETS, NOBODY = 64, 128, 32, -(2**31)
 NEAR = 4096  # users who are counted in shared memory
 CAND_TO_USER, KV_LENGTHS, KV_OFFSETS = 6, 7, 8  # rf_argument
 NONE, LENGTHS, OFFSETS = range(3)
+KEYS, GRID, GROUPS, MOST_PARTS, SPLIT_TIMES = 128, 132, 2, 8, 2
 
 pytestmark = pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
 
@@ -46,8 +48,11 @@ class Args(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("plan", "work", "counts", "order", "ranks", "members")),
         *(
             (name, ctypes.c_int32)
-            for name in ("candidates", "user_rows", "candidate_rows", "kv_heads", "report", "unused")
+            for name in ("candidates", "user_rows", "candidate_rows", "kv_heads", "report", "block_keys")
         ),
+        ("ended", ctypes.c_void_p),
+        ("grid", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
         ("errors", ctypes.c_void_p * 2),
     )
 
@@ -99,7 +104,7 @@ def random_case(draw: random.Random, users: int | None = None, candidates: int |
     wide, form = draw.random() < 0.5, draw.randrange(3)
     most = 2**62 if wide else 2**31 - 1
     bad = draw.choice((0, 0, 0.02, 0.3))
-    positions = draw.choice((1, 2, 100, 2**30 - 1))
+    positions = draw.choice((1, 2, 100, 1024, 5000, 2**30 - 1))
     wrong = (-1, -most, most, n_users, n_users + 1, positions + 1)
     contents: list[int] = []
     if form == LENGTHS:
@@ -158,6 +163,9 @@ def check(library: ctypes.CDLL, case: Case, seed: int) -> None:
     ):
         setattr(args, name, ctypes.addressof(place))
     args.candidates, args.kv_heads, args.report = items, case.kv_heads, seed % 2
+    ended = (ctypes.c_int32 * (SPLIT_TIMES * GRID * GROUPS + 1))(*[7] * (SPLIT_TIMES * GRID * GROUPS + 1))
+    args.block_keys, args.grid = KEYS, GRID
+    args.ended = ctypes.addressof(ended) if seed % 3 else None
     args.user_rows, args.candidate_rows = case.own_queries * case.share, case.queries * case.share
     offender = (ctypes.c_int64 * 3)()
     library.plan_group(ctypes.byref(args), offender, ctypes.c_uint64(seed))
@@ -169,7 +177,7 @@ def check(library: ctypes.CDLL, case: Case, seed: int) -> None:
         of_user[user if 0 <= user < users else users].append(item)
     most = max(case.keys_of(user)[1] for user in range(users)) or 1
     candidates = tiles = 0
-    last = BUCKETS
+    last = (-BUCKETS, 0)
     seen = set()
     for at in range(users + 1):
         user, first, count, key, keys, tile, rows, _ = work[8 * at : 8 * at + 8]
@@ -177,29 +185,64 @@ def check(library: ctypes.CDLL, case: Case, seed: int) -> None:
         assert (count, first, tile) == (len(of_user[user]), candidates, tiles)
         assert (key, keys) == case.keys_of(user)
         assert sorted(members[first : first + count]) == of_user[user]
-        assert keys * (BUCKETS - 1) // most <= last
-        last = keys * (BUCKETS - 1) // most
+        bucket = keys * (BUCKETS - 1) // most
+        assert (-bucket, user) > last
+        last = (-bucket, user)
         assert rows == case.share * (count * case.queries + (case.own_queries if user < users else 0))
         candidates += count
         tiles += -(-rows // TILE_ROWS) * case.kv_heads
     assert seen == set(range(users + 1)) and plan[:2] == [tiles, 0] and members[items] == -5
-    check_tiles(library, case, args, tiles, of_user)
+    whole, parts = plan[2:]
+    if parts == 1:
+        assert whole == tiles
+    else:
+        firsts = [work[8 * at + 5] for at in range(users + 1)]
+        assert args.ended and not any(ended[:-1]) and ended[-1] == 7
+        assert whole == max(first for first in firsts if first <= tiles - tiles % GRID)
+        assert 1 < parts <= MOST_PARTS and 0 < (tiles - whole) * parts <= SPLIT_TIMES * GRID
+        durations = [1.0] * whole + [1 / parts] * (tiles - whole) * parts
+        assert makespan(durations) < -(-tiles // GRID)
+    check_tiles(library, case, args, (tiles, whole, parts), of_user)
+
+
+def makespan(durations: list[float]) -> float:
+    """When the last of GRID workers ends, each of whom takes the next piece when free."""
+    free = [0.0] * GRID
+    for taken in durations:
+        heapq.heapreplace(free, free[0] + taken)
+    return max(free)
 
 
 def check_tiles(
-    library: ctypes.CDLL, case: Case, args: Args, tiles: int, of_user: dict[int, list[int]]
+    library: ctypes.CDLL, case: Case, args: Args, plan: tuple[int, int, int], of_user: dict[int, list[int]]
 ) -> None:
-    """Every row of every user and head is in one tile, beside its own keys."""
+    """Every row of every user and head is in one tile, beside its own keys, of which each is in one part."""
     heads = case.kv_heads * case.share
-    of_tiles, of_rows = (ctypes.c_int32 * (8 * tiles + 8))(), (ctypes.c_int32 * (TILE_ROWS * tiles + 1))()
+    tiles, whole, parts = plan
+    pieces = whole + (tiles - whole) * parts
+    of_tiles, of_rows = (ctypes.c_int32 * (8 * pieces + 8))(), (ctypes.c_int32 * (TILE_ROWS * pieces + 1))()
     library.plan_tiles(ctypes.byref(args), heads, case.queries, case.own_queries, of_tiles, of_rows)
-    assert of_tiles[8 * tiles + 1] == -1
+    assert of_tiles[8 * pieces + 1] == -1
     owner = {item: user for user, owned in of_user.items() for item in owned}
     seen: set[int] = set()
-    for number in range(tiles):
-        rows, keys, user, head, key = of_tiles[8 * number : 8 * number + 5]
+    end, before = 0, [0]  # of the piece of work before: its last key, and its rows
+    for number in range(pieces):
+        rows, keys, user, head, key, _, _, split = of_tiles[8 * number : 8 * number + 8]
         found = of_rows[TILE_ROWS * number : TILE_ROWS * (number + 1)]
-        assert 0 < rows <= TILE_ROWS and (key, keys) == case.keys_of(user)
+        item = number - whole
+        if item >= 0 and item % parts > 0:
+            if rows == 0:  # a tile of fewer parts
+                assert keys == split == 0 and all(row == NOBODY for row in found)
+                continue
+            assert split >> 8 == item and split >> 4 & 15 == item % parts and key == end
+            end += keys
+            assert end <= sum(case.keys_of(user)) and found == before
+            assert (split & 15 == item % parts + 1) == (end == sum(case.keys_of(user)))
+            continue
+        assert 0 < rows <= TILE_ROWS and key == case.keys_of(user)[0]
+        assert split or keys == case.keys_of(user)[1]
+        assert not split or (split >> 8, split >> 4 & 15) == (item, 0)
+        end, before = key + keys, found
         assert all(row == NOBODY for row in found[rows:])
         for row in found[:rows]:
             place, queries = (row, case.queries) if row >= 0 else (~row, case.own_queries)

@@ -165,6 +165,29 @@ def test_layouts(kv_layout: str, q_layout: str) -> None:
         check_every_path(on_gpu(case.but(lengths=form == "lengths", jagged=form == "jagged", **layouts)))
 
 
+@ONLY_HOPPER
+@HALF_DTYPES
+@pytest.mark.parametrize("dim", (32, 64, 96, 128, 192, 256))
+def test_lengths_in_parts(dim: int, dtype: torch.dtype) -> None:
+    """Few tiles, whose keys several blocks share: parts of all sizes, of some tiles or all, in any order."""
+    for users, candidates, sq, positions in (
+        (1, 1, 1, 513),
+        (2, 9, 1, 1100),
+        (1, 3, 64, 5000),
+        (9, 40, 16, 900),
+        (30, 300, 16, 640),
+        (70, 140, 64, 1030),
+    ):
+        case = Case(sq=sq, dim=dim, heads=2, kv_heads=2, dtype=dtype, users=users, candidates=candidates)
+        for changes in ({}, {"lengths": True}, {"jagged": True}, {"self_queries": 3}):
+            problem = on_gpu(case.but(positions=positions, **changes))
+            problem.check_all(path="fused")
+            first = results(problem.run(path="fused", return_lse=True))
+            for _ in range(3):
+                again = results(problem.run(path="fused", return_lse=True))
+                assert all(map(torch.equal, first, again))
+
+
 def test_layouts_of_the_same_keys_and_values_for_all() -> None:
     for path in paths_of(problem := on_gpu(Case(dtype=torch.float16, dim=64, users=9, candidates=40))):
         problem.k, problem.v = problem.k[:1].expand(9, -1, -1, -1), problem.k[:1].expand(9, -1, -1, -1)

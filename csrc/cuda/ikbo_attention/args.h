@@ -15,6 +15,9 @@ enum {
     RF_ATTENTION_ATOM = 64, /* columns of a row of shared memory of 128 bytes */
     RF_ATTENTION_Q_SLOTS = 2, /* tiles whose queries are kept */
     RF_ATTENTION_TILES = 4, /* tiles that are described ahead */
+    RF_ATTENTION_MOST_PARTS = 8, /* of a tile's keys */
+    RF_ATTENTION_LEAST_BLOCKS = 2, /* of keys, of a part */
+    RF_ATTENTION_SPLIT_TIMES = 2, /* parts of tiles: up to so many for each block of the grid */
     RF_ATTENTION_SMALL_BYTES = 3072, /* barriers, tiles, rows, and up to 1,024 bytes for alignment */
 };
 
@@ -22,6 +25,8 @@ enum {
 #define RF_ATTENTION_BLOCK_BYTES(atoms, keys) ((atoms) * (keys) * RF_ATTENTION_ATOM * 2)
 #define RF_ATTENTION_Q_BYTES(atoms) \
     (RF_ATTENTION_Q_SLOTS * RF_ATTENTION_BLOCK_BYTES(atoms, RF_ATTENTION_TILE_ROWS))
+/* Of a part of a tile's keys: its sums, maxima and sums of weights, in float32. */
+#define RF_ATTENTION_PART_BYTES(dim) (RF_ATTENTION_TILE_ROWS * ((dim) + 8) * 4)
 #define RF_ATTENTION_SHARED_BYTES(atoms, keys, slots) \
     (RF_ATTENTION_SMALL_BYTES + RF_ATTENTION_Q_BYTES(atoms) + (slots) * RF_ATTENTION_BLOCK_BYTES(atoms, keys))
 
@@ -41,8 +46,10 @@ RF_SIZE_IS(rf_attention_work, 32);
 /* What the launches of a call tell each other; written anew by group.cu each time. */
 typedef struct rf_attention_plan {
     rf_i32 tiles; /* in all */
-    rf_i32 taken; /* tiles that blocks have taken beyond their first */
-    rf_i32 unused[2];
+    rf_i32 taken; /* tiles, or parts, that blocks have taken beyond their first */
+    rf_i32
+        whole; /* tiles before this one have all keys of their user in one piece of work; the others have `parts` */
+    rf_i32 parts;
 } rf_attention_plan;
 RF_SIZE_IS(rf_attention_plan, 16);
 
@@ -70,10 +77,14 @@ typedef struct rf_attention_group_args {
     rf_i32 user_rows, candidate_rows; /* rows that one user or one candidate gives to a head of keys */
     rf_i32 kv_heads;
     rf_i32 report; /* whether bad contents are recorded */
+    rf_i32 block_keys; /* of a block of keys */
+    rf_i32 *
+        ended; /* [RF_ATTENTION_SPLIT_TIMES * grid * RF_ATTENTION_GROUPS]: parts that have ended; NULL: no tile has parts */
+    rf_i32 grid; /* of fused.cu */
     rf_i32 unused;
     rf_error_word errors;
 } rf_attention_group_args;
-RF_SIZE_IS(rf_attention_group_args, 160);
+RF_SIZE_IS(rf_attention_group_args, 176);
 
 typedef struct rf_attention_args {
     rf_tensor_map k, v; /* [users, positions, heads, dim]; boxes of RF_KEYS positions x RF_ATTENTION_ATOM */
@@ -87,6 +98,8 @@ typedef struct rf_attention_args {
     rf_i32 one_user; /* of the maps of k and v: jagged, or the same for all */
     float scale; /* times log2(e) */
     rf_i32 unused[2];
+    float *parts; /* [RF_ATTENTION_SPLIT_TIMES * grid], of RF_ATTENTION_PART_BYTES each */
+    rf_i32 *ended; /* as above */
 } rf_attention_args;
 RF_SIZE_IS(rf_attention_args, 1024);
 

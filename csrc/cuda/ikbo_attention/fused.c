@@ -147,10 +147,26 @@ bool rf_ikbo_attention_takes(const rf_ikbo_attention_params *params, int32_t ord
 
 /* What of the workspace is for what: bytes from its start. */
 typedef struct places {
-    int64_t plan, work, counts, order, ranks, members, end;
+    int64_t plan, work, counts, order, ranks, members, ended, parts,
+        end; /* ended: 0 where no tile has parts */
 } places;
 
-static places places_of(const rf_ikbo_attention_params *params) {
+/* Whether the last tiles' keys may be cut, so that all blocks end at once: they must be many, and the tiles few beside which
+ * those count. `grid`: of blocks. */
+static bool may_split(const rf_ikbo_attention_params *params, int32_t grid) {
+    enum { MOST_TURNS = 32 };
+    return params->positions >= 2 * RF_ATTENTION_LEAST_BLOCKS * (int64_t)shape_of(params->dim)->keys &&
+           tiles_most(params) <= (int64_t)MOST_TURNS * grid;
+}
+
+static int32_t grid_of(const rf_ikbo_attention_params *params, const rf__cuda_device *device) {
+    const int64_t tiles = tiles_most(params) * (may_split(params, device->sms) ? RF_ATTENTION_MOST_PARTS : 1);
+    return tiles < device->sms ? (int32_t)tiles : device->sms;
+}
+
+static places places_of(const rf_ikbo_attention_params *params, const rf__cuda_device *device) {
+    const int64_t items =
+        may_split(params, device->sms) ? RF_ATTENTION_SPLIT_TIMES * (int64_t)grid_of(params, device) : 0;
     const int64_t users = params->n_users + 1, candidates = params->candidates.count,
                   number = sizeof(int32_t);
     places at = {0};
@@ -160,6 +176,10 @@ static places places_of(const rf_ikbo_attention_params *params) {
     at.ranks = at.order + users * number;
     at.members = at.ranks + candidates * number;
     at.end = at.members + candidates * number;
+    if (items == 0) return at;
+    at.ended = at.end;
+    at.parts = rf__round_up(at.ended + items * RF_ATTENTION_GROUPS * number, WORKSPACE_GRAIN);
+    at.end = at.parts + items * RF_ATTENTION_PART_BYTES(shape_of(params->dim)->dim);
     return at;
 }
 
@@ -205,10 +225,14 @@ static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_attention_
     const bool one_user = has_one_user(params);
     const int32_t keys = shape_of(params->dim)->keys;
     const int64_t sizes[3] = {one_user ? 1 : params->n_users, params->positions, params->kv_heads};
-    const places at = places_of(params);
+    const places at = places_of(params, device);
     args->plan = (rf_attention_plan *)(void *)(workspace + at.plan);
     args->work = (const rf_attention_work *)(const void *)(workspace + at.work);
     args->members = (const int32_t *)(const void *)(workspace + at.members);
+    if (at.ended > 0) {
+        args->parts = (float *)(void *)(workspace + at.parts);
+        args->ended = (int32_t *)(void *)(workspace + at.ended);
+    }
     args->n_users = (int32_t)params->n_users;
     args->dim = (int32_t)params->dim;
     args->heads = (int32_t)params->heads;
@@ -227,7 +251,7 @@ static rf_status launch_group(const rf__cuda_device *device, const rf_ikbo_atten
                               uint8_t *workspace, void *stream) {
     static const int32_t block = GROUP_BLOCK;
     const rf__kernel *kernel = NULL;
-    const places at = places_of(params);
+    const places at = places_of(params, device);
     const rf_attention_group_args args = {
         .map = {params->cand_to_user, params->cand_to_user_type == RF_INT64},
         .keys = rf__attention_users_of(params, 0),
@@ -242,6 +266,9 @@ static rf_status launch_group(const rf__cuda_device *device, const rf_ikbo_atten
         .candidate_rows = (int32_t)rows_of(params, &params->candidates),
         .kv_heads = (int32_t)params->kv_heads,
         .report = params->check_bounds,
+        .block_keys = shape_of(params->dim)->keys,
+        .ended = at.ended > 0 ? (int32_t *)(void *)(workspace + at.ended) : NULL,
+        .grid = grid_of(params, device),
         .errors = rf__ikbo_attention_error_word(device, params).on_device};
     RF_CHECK(rf__jit_kernel(device, &group_source, &block, sizeof block, group_describe, &kernel));
     const rf__launch_config launch = {
@@ -254,20 +281,20 @@ static rf_status run(const rf__cuda_device *device, const rf_ikbo_attention_para
     const rf_cuda_allocator *allocator = params->allocator;
     const int32_t segment = segment_of(params);
     const fused_variant variant = {(int32_t)params->dtype, shape_of(params->dim)->dim, segment};
-    const int64_t tiles = tiles_most(params);
+    const bool any = params->candidates.queries > 0 || has_self(params);
     const rf__kernel *kernel = NULL;
     rf_attention_args args = {0};
     void *workspace = NULL, *block = NULL;
     rf_status status = RF_OK;
     RF_CHECK(rf__jit_kernel(device, &fused_source, &variant, sizeof variant, fused_describe, &kernel));
-    RF_CHECK(
-        allocator->allocate(allocator->context, places_of(params).end, false, stream, &workspace, &block));
-    RF_TRY(args_of(device, params, segment, workspace, &args));
-    RF_TRY(rf__cuda_enter(device));
-    status = launch_group(device, params, workspace, stream->stream);
-    if (status == RF_OK) {
+    RF_CHECK(allocator->allocate(allocator->context, places_of(params, device).end, false, stream, &workspace,
+                                 &block));
+    RF_TRY(rf__cuda_enter(device)); /* also for the tensor maps: a thread may have no context yet */
+    status = args_of(device, params, segment, workspace, &args);
+    if (status == RF_OK) status = launch_group(device, params, workspace, stream->stream);
+    if (status == RF_OK && any) {
         const rf__launch_config launch = {.function = kernel->function,
-                                          .grid = {(uint32_t)(tiles < device->sms ? tiles : device->sms)},
+                                          .grid = {(uint32_t)grid_of(params, device)},
                                           .block = {RF_ATTENTION_THREADS},
                                           .shared_bytes = (uint32_t)kernel->dynamic_shared,
                                           .programmatic = true,
@@ -291,6 +318,5 @@ rf_status rf_ikbo_attention_cuda(const rf_ikbo_attention_params *params, const r
                "\"packed\"",
                reason);
     RF_CHECK(rf__ikbo_attention_check_earlier(params, stream));
-    const bool any = params->candidates.count > 0 && params->candidates.queries > 0;
-    return any || has_self(params) ? run(device, params, stream) : RF_OK;
+    return params->candidates.count > 0 || has_self(params) ? run(device, params, stream) : RF_OK;
 }

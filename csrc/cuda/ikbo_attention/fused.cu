@@ -70,15 +70,16 @@ RF_INLINE void slot_free(rf_u32 empty, int slot, int thread) {
 struct work_t {
     int rows; /* 0 or less: none */
     int keys; /* below 0: there are no more tiles */
+    int split; /* tile_t */
     RF_INLINE int blocks() const { return keys > 0 ? (keys + KEYS - 1) / KEYS : 0; }
 };
 
 /* The next tile, when its queries are there. */
-RF_INLINE work_t next_tile(const shared_t &at, tiles_t &tiles, int group, int lane) {
+RF_INLINE work_t next_tile(const shared_t &at, tiles_t &tiles, int group) {
     const volatile tile_t *tile = tiles.wait(at);
-    const work_t work = {tile->rows - group * ROWS, tile->keys};
+    const work_t work = {tile->rows - group * ROWS, tile->keys, tile->split};
     if (work.keys >= 0) rf_barrier_wait(at.q_full + tiles.number % Q_SLOTS * 8, tiles.number / Q_SLOTS & 1);
-    tiles.done(at, lane);
+    tiles.done(at);
     return work;
 }
 
@@ -113,13 +114,13 @@ RF_INLINE void attend(const rf_attention_args &args, const shared_t &at, int gro
     ring_t<RF_K_SLOTS> k = {0, 0};
     ring_t<RF_V_SLOTS> v = {0, 0};
     tiles_t tiles = {0};
-    work_t tile = next_tile(at, tiles, group, lane);
+    work_t tile = next_tile(at, tiles, group);
     while (tile.keys >= 0) {
         int blocks = tile.blocks();
         if (tile.rows <= 0 || blocks == 0) { /* nothing to multiply */
             pass(at, blocks, k, v, group, thread);
             store_zeros(args, at, group, (tiles.number - 1) % Q_SLOTS, thread);
-            tile = next_tile(at, tiles, group, lane);
+            tile = next_tile(at, tiles, group);
             continue;
         }
         rf_barrier_wait(at.k_full + k.slot * 8, k.parity);
@@ -135,16 +136,21 @@ RF_INLINE void attend(const rf_attention_args &args, const shared_t &at, int gro
         state.take<SOONER, SCORES>(scores, args.scale, shift);
         convert<0, SCORES>(weights, scores);
         rf_barrier_wait(at.v_full + v.slot * 8, v.parity);
+        int last = 0; /* tile_t's split of the tile whose sums these are, at the end */
         int add = 0, left = blocks - 1; /* blocks of this tile beyond the one whose weights there are */
         if (left > 0) rf_barrier_wait(at.k_full + k.slot * 8, k.parity);
         for (;;) {
             const bool ends = left == 0;
+            const int split = tile.split;
             int keys = tile.keys - (blocks - left) * KEYS; /* of the next block and those behind it */
             if (ends) {
-                tile = next_tile(at, tiles, group, lane);
+                tile = next_tile(at, tiles, group);
                 blocks = left = tile.blocks();
                 keys = tile.keys;
-                if (tile.rows <= 0 || blocks == 0) break;
+                if (tile.rows <= 0 || blocks == 0) {
+                    last = split;
+                    break;
+                }
                 rf_barrier_wait(at.k_full + k.slot * 8, k.parity);
             }
             rf_wgmma_begin();
@@ -168,7 +174,7 @@ RF_INLINE void attend(const rf_attention_args &args, const shared_t &at, int gro
             rf_wgmma_wait<0>();
             slot_free(at.v_empty, read, thread);
             if (ends) {
-                store(args, at, sums, ended, group, tiles.number % Q_SLOTS, thread);
+                store(args, at, sums, ended, split, group, tiles.number % Q_SLOTS, thread);
                 factor[0] = factor[1] = 0;
             }
             add = !ends;
@@ -182,7 +188,7 @@ RF_INLINE void attend(const rf_attention_args &args, const shared_t &at, int gro
         rf_wgmma_wait<0>();
         slot_free(at.v_empty, v.slot, thread);
         v.next();
-        store(args, at, sums, state, group, tiles.number % Q_SLOTS, thread);
+        store(args, at, sums, state, last, group, tiles.number % Q_SLOTS, thread);
     }
 }
 

@@ -30,16 +30,26 @@ struct tile_t {
     int keys; /* below 0: there are no more tiles */
     int user, head, key; /* where keys are */
     int first, row; /* its rows begin with number `row` of the user, whose candidates begin at `first` */
-    int unused;
+    int split; /* 0: all of the user's keys; else they are a part, see split_t */
 };
 
-/* Addresses in shared memory. Barriers, of which there are two a slot: it has been filled; all have read it. */
+/* A part of a tile's keys, one of `parts` from number `part` 0 on; `item`: of all parts of tiles. In an int, which is 0 where
+ * there is one part. */
+struct split_t {
+    int item, part, parts;
+    RF_INLINE int packed() const { return parts > 1 ? (item << 8 | part << 4 | parts) : 0; }
+    static RF_INLINE split_t of(int packed) { return {packed >> 8, packed >> 4 & 15, packed & 15}; }
+};
+
+/* Addresses in shared memory. Barriers, of which there are two a slot: it has been filled; all have read it. Where ordinary
+ * accesses are what a barrier orders, every thread arrives for its own. */
 struct shared_t {
     rf_u32 q, k, v;
     rf_u32 q_full, q_empty, k_full, k_empty, v_full, v_empty;
     rf_u32 v_raw; /* values are there whose rows beyond the last key are not yet zeros */
     rf_u32 tile_full, tile_empty;
     int *rows; /* [Q_SLOTS][SEGMENTS]: numbers of their first rows (row_t) */
+    int *kept; /* [Q_SLOTS][GROUPS]: what is there are no answers, as others have the rest of the keys */
     tile_t *tiles; /* [TILES] */
 };
 
@@ -54,6 +64,8 @@ RF_INLINE shared_t shared_of(rf_u8 *memory) {
     next += TILES * sizeof(tile_t);
     at.rows = (int *)(memory + (next - start));
     next += Q_SLOTS * SEGMENTS * 4;
+    at.kept = (int *)(memory + (next - start));
+    next += Q_SLOTS * GROUPS * 4;
     at.q_full = next;
     at.q_empty = at.q_full + Q_SLOTS * 8;
     at.k_full = at.q_empty + Q_SLOTS * 8;
@@ -69,7 +81,7 @@ RF_INLINE shared_t shared_of(rf_u8 *memory) {
 RF_INLINE void barriers_init(const shared_t &at) {
     for (int i = 0; i < Q_SLOTS; i++) {
         rf_barrier_init(at.q_full + i * 8, LOADERS * 32);
-        rf_barrier_init(at.q_empty + i * 8, GROUPS * 4);
+        rf_barrier_init(at.q_empty + i * 8, GROUPS * WARPGROUP);
     }
     for (int i = 0; i < RF_K_SLOTS; i++) {
         rf_barrier_init(at.k_full + i * 8, 1);
@@ -82,7 +94,7 @@ RF_INLINE void barriers_init(const shared_t &at) {
     }
     for (int i = 0; i < TILES; i++) {
         rf_barrier_init(at.tile_full + i * 8, 1);
-        rf_barrier_init(at.tile_empty + i * 8, GROUPS * 4 + LOADERS + 2);
+        rf_barrier_init(at.tile_empty + i * 8, GROUPS * WARPGROUP + LOADERS * 32 + 32 + 1);
     }
     rf_barriers_ready();
 }
@@ -103,10 +115,9 @@ struct tiles_t {
         rf_barrier_wait(at.tile_full + number % TILES * 8, number / TILES & 1);
         return &at.tiles[number % TILES];
     }
-    /* This warp has read it. */
-    RF_INLINE void done(const shared_t &at, int lane) {
-        __syncwarp();
-        if (lane == 0) rf_barrier_arrive(at.tile_empty + number % TILES * 8);
+    /* This thread has read it. */
+    RF_INLINE void done(const shared_t &at) {
+        rf_barrier_arrive(at.tile_empty + number % TILES * 8);
         number++;
     }
 };

@@ -15,11 +15,28 @@ RF_INLINE void copy_block(const rf_attention_args &args, const shared_t &at, con
         rf_copy_box(to + i * KV_ATOM, map, i * RF_ATTENTION_ATOM, head, first, user, barrier, RF_L2_NORMAL);
 }
 
-/* Describes the tile with this number, by all lanes; keys below 0: there are no more. The last user whose tiles do not begin
- * behind it is found by 32 tries at once. */
+/* Leaves of a tile's keys those of a part; a tile of few blocks has fewer parts, and the others are nothing. */
+RF_INLINE void cut_keys(tile_t &tile, int item, int part, int parts) {
+    const int blocks = (tile.keys + KEYS - 1) / KEYS;
+    parts = max(min(parts, blocks / RF_ATTENTION_LEAST_BLOCKS), 1);
+    if (part >= parts) {
+        tile.rows = tile.keys = 0;
+        return;
+    }
+    const int from = blocks * part / parts * KEYS, to = min(blocks * (part + 1) / parts * KEYS, tile.keys);
+    tile.key += from;
+    tile.keys = to - from;
+    tile.split = split_t{item, part, parts}.packed();
+}
+
+/* Describes the piece of work with this number, by all lanes; keys below 0: there are no more. The last user whose tiles do
+ * not begin behind it is found by 32 tries at once. */
 RF_INLINE void tile_write(const rf_attention_args &args, tile_t *tile, int number, int lane) {
     tile_t own = {0, -1, 0, 0, 0, 0, 0, 0};
-    if (number < args.plan->tiles) {
+    const rf_attention_plan &plan = *args.plan;
+    const int item = number - plan.whole, parts = plan.parts, part = item > 0 ? item % parts : 0;
+    if (item > 0) number = plan.whole + item / parts;
+    if (number < plan.tiles) {
         int low = 0;
         for (int size = args.n_users + 1; size > 1;) {
             const int stride = (size + 31) / 32, at = lane * stride;
@@ -37,6 +54,7 @@ RF_INLINE void tile_write(const rf_attention_args &args, tile_t *tile, int numbe
         own.key = user.key;
         own.user = user.user;
         own.first = user.first;
+        if (item >= 0 && parts > 1) cut_keys(own, item, part, parts);
     }
     if (lane == 0) *tile = own;
 }
@@ -82,8 +100,7 @@ RF_INLINE void take_tiles(const rf_attention_args &args, const shared_t &at, int
         if (keys < 0) return;
         blocks += (keys + KEYS - 1) / KEYS;
         if (keys % KEYS != 0) clear_values(at, keys, blocks - 1, parities, lane);
-        __syncwarp();
-        if (lane == 0) rf_barrier_arrive(at.tile_empty + entry * 8);
+        rf_barrier_arrive(at.tile_empty + entry * 8);
     }
 }
 

@@ -47,13 +47,12 @@ RF_INLINE void copy_rows(const rf_attention_args &args, const shared_t &at, int 
             const volatile tile_t *tile = tiles.wait(at);
             more = tile->keys >= 0;
             if (lane < SEGMENTS) now = row_at(args, tile, lane * RF_SEGMENT);
-            __syncwarp();
-            if (lane == 0) rf_barrier_arrive(at.tile_empty + tiles.number % TILES * 8);
+            rf_barrier_arrive(at.tile_empty + tiles.number % TILES * 8);
         }
         if (tiles.number >= Q_SLOTS) {
             rf_barrier_wait(at.q_empty + slot * 8, (tiles.number / Q_SLOTS & 1) ^ 1);
             const row_t before = rows[0];
-            if (before.number != NO_ROW) {
+            if (before.number != NO_ROW && !at.kept[slot * GROUPS + lane * RF_SEGMENT / ROWS]) {
                 const rf_tensor_map *out = before.number >= 0 ? &args.out : &args.self_out;
 #pragma unroll
                 for (int i = 0; i < ATOMS; i++)
@@ -135,7 +134,7 @@ RF_INLINE void copy_rows(const rf_attention_args &args, const shared_t &at, int 
         for (int row = warp * 32; row < TILE_ROWS; row += LOADERS * 32) {
             const rf_u32 place = at.q + (slot * GROUPS + row / ROWS) * Q_BYTES + row % ROWS * ATOM_BYTES;
             int *number = &at.rows[slot * SEGMENTS + row + lane];
-            if (n >= Q_SLOTS) store_rows(args, place, *number, lane);
+            if (n >= Q_SLOTS && !at.kept[slot * GROUPS + row / ROWS]) store_rows(args, place, *number, lane);
             if (!more) continue;
             const row_t own = row_at(args, tile, row + lane);
             __syncwarp();
@@ -146,7 +145,7 @@ RF_INLINE void copy_rows(const rf_attention_args &args, const shared_t &at, int 
             tiles.number++;
             continue;
         }
-        tiles.done(at, lane);
+        tiles.done(at);
         asm volatile("cp.async.wait_all;" ::: "memory");
         rf_async_fence();
         rf_barrier_arrive(at.q_full + slot * 8);

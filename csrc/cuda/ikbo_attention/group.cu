@@ -1,8 +1,8 @@
 /* Groups candidates by their users and cuts the work into tiles; one block, since a call's maps are small beside its keys.
  *
  * A user's candidates get side by side in `members`, in any order (no row's answer depends on another's), and users with
- * the most keys come first, so that the last tiles are the shortest. Candidates of nobody (a bad map) form one more user
- * that has no keys.
+ * the most keys come first, so that the last tiles are the shortest. Of the last users, at whose tiles' end some blocks would
+ * have no work, the keys may be cut into parts. Candidates of nobody (a bad map) form one more user that has no keys.
  *
  * A thread: every RF_BLOCK-th candidate or user. Shared memory: static. Launch: grid [1], block [RF_BLOCK].
  */
@@ -62,17 +62,66 @@ RF_INLINE rf_attention_work work_of(const rf_attention_group_args &args, int use
     return work;
 }
 
+/* Into how many parts the keys of the last `left` tiles are cut, behind `whole` others: 1 for none. Tiles and parts go to
+ * blocks as they come free; the one that ends last must do so sooner, by more than parts cost that leave and come back in
+ * float32: some three blocks of keys. Lengths are taken to be the same. */
+RF_INLINE int parts_of(const rf_attention_group_args &args, int whole, int left, int most) {
+    enum { COST = 3 };
+    const int grid = args.grid, blocks = (most + args.block_keys - 1) / args.block_keys;
+    const int turns = (whole + left + grid - 1) / grid, full = whole / grid, busy = whole - full * grid;
+    int best = 1;
+    float least = (float)(turns * blocks - COST);
+    for (int parts = 2; parts <= RF_ATTENTION_MOST_PARTS; parts++) {
+        const int pieces = left * parts;
+        if (pieces > RF_ATTENTION_SPLIT_TIMES * grid || parts * RF_ATTENTION_LEAST_BLOCKS > blocks) break;
+        /* In so many parts' time blocks that are free from then on, and the busy ones a tile later, do all. */
+        int steps = (pieces + grid - busy - 1) / (grid - busy);
+        if (steps > parts) steps = (pieces + busy * parts + grid - 1) / grid;
+        if (busy > 0 && steps < parts) steps = parts;
+        const float until = (full + (float)steps / parts) * blocks;
+        if (until < least) least = until, best = parts;
+    }
+    return best;
+}
+
+/* Users by their buckets, those of one in their order: so that the same calls cut the same users' keys. `buckets`: where each
+ * begins; of_warps: zeros. */
+RF_INLINE void order_users(const rf_attention_group_args &args, int users, int most, int *buckets,
+                           int (*of_warps)[BUCKETS]) {
+    const int thread = threadIdx.x, warp = thread / 32;
+    for (int start = 0; start < users; start += RF_BLOCK) {
+        const int u = start + thread, bucket = u < users ? bucket_of(args, u, most) : BUCKETS;
+        const rf_u32 same = __match_any_sync(RF_FULL_WARP, bucket);
+        const int before = __popc(same & ((1u << thread % 32) - 1));
+        if (bucket < BUCKETS && before == 0) of_warps[warp][bucket] = __popc(same);
+        __syncthreads();
+        if (bucket < BUCKETS) {
+            int at = buckets[bucket] + before;
+            for (int w = 0; w < warp; w++) at += of_warps[w][bucket];
+            args.order[at] = u;
+        }
+        __syncthreads();
+        if (thread < BUCKETS)
+            for (int w = 0; w < WARPS; w++) {
+                buckets[thread] += of_warps[w][thread];
+                of_warps[w][thread] = 0;
+            }
+        __syncthreads();
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     rf_ikbo_attention_group(const __grid_constant__ rf_attention_group_args args) {
     __shared__ int near[NEAR];
     __shared__ int2 of_warps[WARPS], total;
-    __shared__ int buckets[BUCKETS + 1], most;
+    __shared__ int buckets[BUCKETS + 1], of_buckets[WARPS][BUCKETS], most, whole;
     const int users = (int)args.keys.count + 1, thread = threadIdx.x;
     const reporter_t to = {args.errors, args.report != 0};
     int *counts = users <= NEAR ? near : args.counts;
     for (int u = thread; u < users; u += RF_BLOCK) counts[u] = 0;
     if (thread <= BUCKETS) buckets[thread] = 0;
-    if (thread == 0) most = 0;
+    for (int i = thread; i < WARPS * BUCKETS; i += RF_BLOCK) of_buckets[i / BUCKETS][i % BUCKETS] = 0;
+    if (thread == 0) most = whole = 0;
     __syncthreads();
     count(args, counts);
     for (int u = thread; u < users; u += RF_BLOCK) {
@@ -85,9 +134,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     if (thread == 0)
         for (int i = 1; i <= BUCKETS; i++) buckets[i] += buckets[i - 1];
     __syncthreads();
-    for (int u = thread; u < users; u += RF_BLOCK)
-        args.order[atomicAdd(&buckets[bucket_of(args, u, most)], 1)] = u;
-    __syncthreads();
+    order_users(args, users, most, buckets, of_buckets);
     int2 done = make_int2(0, 0); /* candidates, tiles */
     for (int start = 0; start < users; start += RF_BLOCK) {
         const int i = start + thread;
@@ -107,12 +154,22 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
             counts[work.user] = work.first;
         }
         if (thread == RF_BLOCK - 1) total = sum;
-        __syncthreads();
+        __syncthreads(); /* and the next one's sums write `total` behind another */
         done.x += total.x;
         done.y += total.y;
+    }
+    const int left = args.ended != nullptr ? done.y % args.grid : 0; /* tiles of the last turn */
+    if (left > 0) {
+        for (int i = thread; i < RF_ATTENTION_SPLIT_TIMES * args.grid * RF_ATTENTION_GROUPS; i += RF_BLOCK)
+            args.ended[i] = 0;
+        for (int i = thread; i < users; i += RF_BLOCK) /* which this thread has written */
+            if (args.work[i].tile <= done.y - left) atomicMax(&whole, args.work[i].tile);
         __syncthreads();
     }
-    if (thread == 0) *args.plan = {done.y, 0, {0, 0}};
+    if (thread == 0) {
+        const int parts = left > 0 ? parts_of(args, whole, done.y - whole, most) : 1;
+        *args.plan = {done.y, 0, parts > 1 ? whole : done.y, parts};
+    }
     for (int i = thread; i < args.candidates; i += RF_BLOCK)
         args.members[counts[user_at(args.map, args.keys, i)] + args.ranks[i]] = i;
 }

@@ -106,17 +106,80 @@ RF_INLINE void store_lse(const rf_attention_args &args, const shared_t &at, int 
         to.lse[((rf_i64)item * args.heads + head) * to.queries + (position - item * to.queries)] = lse;
 }
 
-/* A warp's answers are in a slot; copy_rows sends them on. */
-RF_INLINE void slot_done(const shared_t &at, int slot, int lane) {
+/* A thread's answers are in a slot; copy_rows sends them on. */
+RF_INLINE void slot_done(const shared_t &at, int slot) {
     rf_async_fence();
-    __syncwarp();
-    if (lane == 0) rf_barrier_arrive(at.q_empty + slot * 8);
+    rf_barrier_arrive(at.q_empty + slot * 8);
+}
+
+/* What is kept of a part: of each thread its sums, and of its rows the maxima and sums. */
+RF_INLINE float4 *part_at(const rf_attention_args &args, int item, int group, int thread) {
+    enum { EACH = (SUMS / 4 + 1) * WARPGROUP };
+    return (float4 *)args.parts + (rf_i64)(item * GROUPS + group) * EACH + thread;
+}
+
+/* A warpgroup's part of the keys of its rows. True in the last of them to end, which has the sums of all then: in the order of
+ * the parts, so that a result does not depend on which that is. In the others `kept` is set: nothing goes to `out`. */
+RF_INLINE bool join_parts(const rf_attention_args &args, const shared_t &at, float (&sums)[SUMS],
+                          row_state_t &state, const split_t &split, int group, int slot, int thread) {
+    float4 *own = part_at(args, split.item, group, thread);
+    int *kept = &at.kept[slot * GROUPS + group];
+    const float total[2] = {row_sum(state.sum[0]), row_sum(state.sum[1])};
+#pragma unroll
+    for (int i = 0; i < SUMS; i += 4)
+        __stcg(own + i / 4 * WARPGROUP, make_float4(sums[i], sums[i + 1], sums[i + 2], sums[i + 3]));
+    __stcg(own + SUMS / 4 * WARPGROUP, make_float4(state.most[0], total[0], state.most[1], total[1]));
+    __threadfence();
+    rf_group_sync(group + 1, WARPGROUP);
+    const int first = split.item - split.part;
+    if (thread == 0) {
+        *kept = atomicAdd(&args.ended[first * GROUPS + group], 1) != split.parts - 1;
+        __threadfence();
+    }
+    rf_group_sync(group + 1, WARPGROUP);
+    if (*(volatile int *)kept) return false;
+    float shift[2];
+    state.begin();
+    for (int part = 0; part < split.parts; part++) {
+        const float4 rows = __ldcg(part_at(args, first + part, group, thread) + SUMS / 4 * WARPGROUP);
+        state.most[0] = fmaxf(state.most[0], rows.x);
+        state.most[1] = fmaxf(state.most[1], rows.z);
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++)
+        shift[row] = state.most[row] == RF_MINUS_INFINITY ? 0 : __fmul_rn(state.most[row], args.scale);
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) sums[i] = 0;
+#pragma unroll 1
+    for (int part = 0; part < split.parts; part++) {
+        const float4 *from = part_at(args, first + part, group, thread);
+        const float4 rows = __ldcg(from + SUMS / 4 * WARPGROUP);
+        const float factor[2] = {power_of_two(__fmul_rn(rows.x, args.scale) - shift[0]),
+                                 power_of_two(__fmul_rn(rows.z, args.scale) - shift[1])};
+        state.sum[0] += rows.y * factor[0];
+        state.sum[1] += rows.w * factor[1];
+#pragma unroll
+        for (int i = 0; i < SUMS; i += 4) {
+            const float4 more = __ldcg(from + i / 4 * WARPGROUP);
+            sums[i] += more.x * factor[0];
+            sums[i + 1] += more.y * factor[0];
+            sums[i + 2] += more.z * factor[1];
+            sums[i + 3] += more.w * factor[1];
+        }
+    }
+    if (thread % 4 != 0) state.sum[0] = state.sum[1] = 0; /* each row's four lanes have its whole sum */
+    return true;
 }
 
 /* A warp's answers take the place of the queries that they are of. */
 RF_INLINE void store(const rf_attention_args &args, const shared_t &at, float (&sums)[SUMS],
-                     const row_state_t &state, int group, int slot, int thread) {
+                     row_state_t state, int split, int group, int slot, int thread) {
     const int lane = thread % 32, warp = thread / 32;
+    if (split != 0 && !join_parts(args, at, sums, state, split_t::of(split), group, slot, thread)) {
+        slot_done(at, slot);
+        return;
+    }
+    if (split == 0 && thread == 0) at.kept[slot * GROUPS + group] = 0;
     const rf_u32 to = at.q + (slot * GROUPS + group) * Q_BYTES + warp * 16 * ATOM_BYTES;
     float total[2], factor[2];
 #pragma unroll
@@ -142,7 +205,7 @@ RF_INLINE void store(const rf_attention_args &args, const shared_t &at, float (&
             store_lse(args, at, slot, group * ROWS + warp * 16 + lane / 4 + row * 8,
                       (__fmul_rn(state.most[row], args.scale) + __log2f(total[row])) * 0.69314718f);
     }
-    slot_done(at, slot, lane);
+    slot_done(at, slot);
 }
 
 /* The same of rows without keys. */
@@ -156,7 +219,8 @@ RF_INLINE void store_zeros(const rf_attention_args &args, const shared_t &at, in
             asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to + atom * Q_ATOM + i * 16), "r"(0)
                          : "memory");
     if (lane < 16) store_lse(args, at, slot, group * ROWS + warp * 16 + lane, RF_MINUS_INFINITY);
-    slot_done(at, slot, lane);
+    if (thread == 0) at.kept[slot * GROUPS + group] = 0;
+    slot_done(at, slot);
 }
 
 #endif

@@ -29,7 +29,7 @@ extern "C" __attribute__((visibility("default"))) void plan_group(rf_attention_g
     offender[2] = record.value;
 }
 
-/* Of a launch behind it: tiles [number][8] as tile_t has them, one more than there are, and of their rows
+/* Of a launch behind it: pieces of work [number][8] as tile_t has them, one more than there are, and of their rows
  * [number][TILE_ROWS] the numbers in out (row_t). */
 struct plan_tiles_args {
     rf_attention_args attention;
@@ -38,7 +38,8 @@ struct plan_tiles_args {
 
 static void describe(const void *from) {
     const plan_tiles_args &args = *static_cast<const plan_tiles_args *>(from);
-    const int lane = (int)threadIdx.x, count = args.attention.plan->tiles;
+    const rf_attention_plan &plan = *args.attention.plan;
+    const int lane = (int)threadIdx.x, count = plan.whole + (plan.tiles - plan.whole) * plan.parts;
     for (int number = 0; number <= count; number++) {
         tile_t *tile = (tile_t *)(args.tiles + number * 8);
         tile_write(args.attention, tile, number, lane);
