@@ -20,7 +20,7 @@ _OPERATORS = (
 
 def operator_of(q_user: Tensor | None, with_lse: bool) -> Any:
     """The operator with users' own queries or without, with log-sum-exps or without."""
-    return _OPERATORS[q_user is not None][with_lse]
+    return _OPERATORS[int(q_user is not None)][int(with_lse)]  # int: Dynamo indexes a tuple by no bool
 
 
 class IKBOAttention(torch.autograd.Function):
