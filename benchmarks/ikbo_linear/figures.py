@@ -27,6 +27,7 @@ from ikbo_linear.forms import (
     PADDED,
     PATHS,
     RECFUSE,
+    STAGES,
     TRITON,
     make_runs,
 )  # fmt: skip
@@ -97,11 +98,11 @@ def _contestants(point: LinearPoint, mode: str) -> Table:
 
 def _stage_speeds(point: LinearPoint, mode: str) -> dict[str, float]:
     """Times faster than the concatenated form, by stage."""
-    spent = {name: point.seconds(mode, name) for name in (BROADCAST, *PATHS)}
+    spent = {name: point.seconds(mode, name) for name in (BROADCAST, *STAGES)}
     whole = spent.pop(BROADCAST)
     if whole is None:
         return {}
-    return {PATHS[name]: whole / taken for name, taken in spent.items() if taken is not None}
+    return {STAGES[name]: whole / taken for name, taken in spent.items() if taken is not None}
 
 
 def _stages(point: LinearPoint, mode: str) -> Table:
@@ -110,7 +111,7 @@ def _stages(point: LinearPoint, mode: str) -> Table:
         f"Stages, {point.dtype}, {mode}: us", ["stage", "us", f"over {BROADCAST}", "over the stage before"]
     )
     first = before = None
-    for name in (BROADCAST, *PATHS):
+    for name in (BROADCAST, *STAGES):
         taken = point.seconds(mode, name)
         if taken is None:
             table.notes.append(f"{name} does not run here.")
@@ -155,6 +156,11 @@ def figure_sweep(
         }
         record[dtype] = {label: point.to_json() for label, point in points.items()}
         tables += [_sweep(f"{title}, {dtype}, {mode}: us", axis, points, mode) for mode in arguments.modes]
+        if set(PATHS) & set(arguments.in_sweeps):
+            tables += [
+                _paths(f"{title}, {dtype}, {mode}, by path: us", axis, points, mode)
+                for mode in arguments.modes
+            ]
         if eager and setting.has_graphs:
             tables.append(_called(f"{title}, {dtype}, as called: us", axis, points, arguments.modes[0]))
         panels[f"{dtype}, {arguments.modes[0]}: over the {BEST} form"] = _speeds(points, arguments.modes[0])
@@ -190,6 +196,17 @@ def _sweep(title: str, axis: str, points: Mapping[str, LinearPoint], mode: str) 
         table.rows.append([label, *[""] * (len(table.columns) - 1 - len(cells)), *cells])
     notes = [note for point in points.values() for note in point.notes]
     table.notes = [*load_notes(point.results[mode] for point in points.values()), *dict.fromkeys(notes)]
+    return table
+
+
+def _paths(title: str, axis: str, points: Mapping[str, LinearPoint], mode: str) -> Table:
+    """recfuse by each path that was measured, beside the one that it chooses."""
+    names = [name for name in PATHS if any(name in point.results[mode].timings for point in points.values())]
+    table = Table(title, [axis, BEST, *names, RECFUSE, "path", f"over {BEST}"])
+    for label, point in points.items():
+        best, ours = point.best_torch(mode), point.seconds(mode, RECFUSE)
+        cells = [micro(point.seconds(mode, name)) for name in (best, *names, RECFUSE)]
+        table.rows.append([label, *cells, point.path, times(point.seconds(mode, best) / ours)])
     return table
 
 

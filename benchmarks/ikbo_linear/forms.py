@@ -23,7 +23,9 @@ Run = Callable[[Inputs], Tensor]
 BROADCAST, CONCATENATED = "broadcast + concat", "concatenated"
 DECOMPOSED, PADDED, IN_CALL, PITCHED = "decomposed", "padded", "padded in call", "pitched"
 TRITON = "Triton"
-PATHS = {f"path {name}": name for name in ("decomposed", "aligned", "broadcast", "fused")}
+STAGES = {f"path {name}": name for name in ("decomposed", "aligned", "broadcast", "fused")}
+"""recfuse's paths that are the paper's stages."""
+PATHS = {**STAGES, "path small": "small"}
 
 BADDBMM = " baddbmm"
 DECOMPOSITIONS = tuple(
