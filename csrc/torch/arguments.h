@@ -36,6 +36,7 @@ rf_status rf__call_winners(rf__call *call, int argument, const rf__tensor *grad,
     X(RF__IKBO_BROADCAST, "broadcast")       \
     X(RF__IKBO_FUSED, "fused")               \
     X(RF__IKBO_CONCATENATED, "concatenated") \
+    X(RF__IKBO_SMALL, "small")               \
     X(RF__IKBO_AUTO, "auto")
 
 typedef enum rf__ikbo_path {

@@ -69,6 +69,13 @@ typedef struct rf_ikbo_level {
     rf_int_type parent_type;
 } rf_ikbo_level;
 
+/* The kernels of a whole layer: one launch whose blocks stay, for many items; one of many small pieces, for few. */
+typedef enum rf_ikbo_kernel {
+    RF_IKBO_KERNEL_BEST,
+    RF_IKBO_KERNEL_FUSED,
+    RF_IKBO_KERNEL_SMALL,
+} rf_ikbo_kernel;
+
 /* A whole layer in one launch. Pointers are of the device. */
 typedef struct rf_ikbo_linear_params {
     rf_ikbo_level levels[RF_IKBO_MOST_LEVELS];
@@ -80,6 +87,7 @@ typedef struct rf_ikbo_linear_params {
     rf_activation activation;
     bool check_bounds; /* off: a bad parent is not reported */
     bool chain; /* messages name "maps[i]" of ikbo_linear_chain; else "cand_to_user" of ikbo_linear */
+    rf_ikbo_kernel kernel;
     const rf_cuda_allocator *allocator; /* [1]: gives the workspace of the call */
     /* Where levels[] has a copy of the last level's weight; else NULL. Calls with its address and m raise what this one
      * finds. */
@@ -89,6 +97,9 @@ typedef struct rf_ikbo_linear_params {
 /* Whether rf_ikbo_linear_cuda takes these sizes, types and addresses on a device, and its workspace is no more than a GiB or
  * eight times the products of all levels but the last. Never waits; false also where there is no such device. */
 RF_API bool rf_ikbo_linear_takes(const rf_ikbo_linear_params *params, int32_t device);
+
+/* The kernel that RF_IKBO_KERNEL_BEST is for such a call, which it takes. */
+RF_API rf_ikbo_kernel rf_ikbo_linear_kernel(const rf_ikbo_linear_params *params, int32_t device);
 
 /* Computes a layer in the stream, which is not waited for and may be captured. RF_ERR_UNSUPPORTED, with the reason, where
  * rf_ikbo_linear_takes says no. Bad parents are treated as by rf_ikbo_add_cuda. */

@@ -12,7 +12,7 @@ import torch
 
 import recfuse
 from support.gpu import DEVICE, MISSING
-from support.ikbo import Case, Problem
+from support.ikbo import Case, Problem, kernels_of
 
 CASES = (
     Case(m=40, n=64, features=(72, 40), items=(2, 5), dtype=torch.float16, bias=True, activation="gelu"),
@@ -33,7 +33,7 @@ def main(tool: str) -> int:
     count = wrong = 0
     for case in CASES:
         problem = Problem(case, DEVICE)
-        paths = {"fused"} if problem.path() == "fused" else set()
+        paths = set(kernels_of(problem))
         if tool != "initcheck":  # which does not see what torch's matmuls write
             paths |= {"decomposed", "broadcast"}
         for path in sorted(paths):

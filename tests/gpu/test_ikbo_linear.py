@@ -1,6 +1,6 @@
 """ikbo_linear on a GPU, by every path: values, bad contents, graphs, streams, gradients, the compiler.
 
-`recfuse.ikbo_linear_path` says where the one-launch kernel takes a call; there it is compared too.
+Paths "small" and "fused" are compared where they take the call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from torch import Tensor
 import recfuse
 from recfuse.nn import IKBOLinear, LinearCompression
 from support import gpu
-from support.ikbo import ACTIVATIONS, DTYPES, LAYOUTS, NOTHING, Case, Problem, random_case, reference
+from support.ikbo import (
+    ACTIVATIONS,
+    DTYPES,
+    LAYOUTS,
+    NOTHING,
+    Case,
+    Problem,
+    kernels_of,
+    random_case,
+    reference,
+)
 from support.reference import assert_close_to_reference
 
 pytestmark = gpu.MARKS
@@ -35,8 +45,8 @@ def on_gpu(case: Case) -> Problem:
 
 
 def paths_of(problem: Problem) -> list[str]:
-    """Those that take the call."""
-    return [*PATHS, *(["fused"] if problem.path() == "fused" else [])]
+    """Those that take the call; runs it."""
+    return [*PATHS, *kernels_of(problem)]
 
 
 def check_every_path(problem: Problem) -> list[str]:
@@ -44,7 +54,7 @@ def check_every_path(problem: Problem) -> list[str]:
     paths = paths_of(problem)
     for path in paths:
         problem.check(problem.run(path=path))
-    assert torch.equal(problem.run(), problem.run(path=paths[-1] if paths[-1] == "fused" else "broadcast"))
+    assert torch.equal(problem.run(), problem.run(path=problem.path()))
     return paths
 
 
@@ -59,7 +69,22 @@ def test_the_one_launch_kernel_is_taken_and_right(dtype: torch.dtype) -> None:
         {"bias": True, "activation": "gelu"},
     ):
         problem = on_gpu(Case(**{**vars(PAPER), "dtype": dtype, **changes}))
-        assert check_every_path(problem)[-1] == "fused"
+        assert check_every_path(problem)[-2:] == ["small", "fused"]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_few_items_take_the_small_kernel(dtype: torch.dtype) -> None:
+    for changes in (
+        {"items": (1, 1)},
+        {"items": (1, 8)},
+        {"items": (2, 8), "bias": True, "activation": "relu"},
+        {"m": 1000, "n": 200, "items": (1, 3)},
+        {"features": (1176, 872), "items": (1, 4)},
+        {"features": (2048, 512), "items": (3, 4), "weight_layout": "rows first"},
+    ):
+        problem = on_gpu(Case(**{**vars(PAPER), "dtype": dtype, **changes}))
+        assert "small" in check_every_path(problem)
+        assert problem.path() == "small"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -257,8 +282,9 @@ def test_bad_contents_of_a_chain() -> None:
     case = Case(64, 64, (64, 64, 64), (3, 10, 40), torch.bfloat16, bias=True, chain=True)
     for level, (position, parents) in enumerate(((7, 3), (33, 10))):
         problem = on_gpu(case)
+        paths = paths_of(problem)
         problem.maps[level][position] = 10**6
-        for path in paths_of(problem):
+        for path in paths:
             problem.run(path=path)
             with raises(rf"ikbo_linear_chain: maps\[{level}\]", position, 10**6, parents):
                 recfuse.check()
@@ -337,7 +363,7 @@ def test_a_replay_leaves_its_errors() -> None:
         problem.maps[0].copy_(good)
 
 
-@pytest.mark.parametrize("path", (*PATHS, "auto"))
+@pytest.mark.parametrize("path", (*PATHS, "small", "auto"))
 def test_many_streams_and_threads(path: str) -> None:
     problems = [
         on_gpu(
@@ -355,7 +381,7 @@ def test_many_streams_and_threads(path: str) -> None:
         assert all(torch.equal(expected, one) for one in found)
 
 
-@pytest.mark.parametrize("path", (*PATHS, "auto"))
+@pytest.mark.parametrize("path", (*PATHS, "small", "auto"))
 def test_memory_does_not_grow(path: str) -> None:
     problem = on_gpu(PAPER)
     gc.collect()  # what earlier tests have left

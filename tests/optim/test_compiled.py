@@ -178,22 +178,6 @@ def test_programs_follow_the_optimizer():
     close(bag.weight.grad[1:3], torch.ones(2, 4))
 
 
-@pytest.mark.parametrize("compiled", (False, True))
-def test_compiled_autograd_is_refused(compiled):
-    from torch._dynamo import compiled_autograd
-
-    bag = recfuse.nn.EmbeddingBag(9, 4, mode="sum")
-    optimizer = optim.SGD(bag, lr=0.1)
-    call = torch.compile(bag, backend="aot_eager") if compiled else bag
-    loss = call(torch.tensor([[1, 2]])).sum()
-    with (
-        pytest.raises(NotImplementedError, match="compiled autograd cannot follow"),
-        compiled_autograd._enable(torch.compile(backend="eager")),
-    ):
-        loss.backward()
-    optimizer.step()
-
-
 def test_an_exported_program_has_no_optimizer():
     bag = recfuse.nn.EmbeddingBag(9, 4, mode="sum")
     optimizer = optim.SGD(bag, lr=0.1)

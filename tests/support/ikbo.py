@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -191,3 +192,13 @@ class Problem:
         """Compares with the reference."""
         assert got.dtype == self.case.dtype and got.is_contiguous()
         assert_close_to_reference(got.cpu(), self.expected(), self.allowed(unit))
+
+
+def kernels_of(problem: Problem) -> list[str]:
+    """The paths of this library's kernels alone that take a problem on a GPU; runs it."""
+    found = []
+    for path in ("small", "fused"):
+        with contextlib.suppress(NotImplementedError):
+            problem.run(path=path)
+            found.append(path)
+    return found

@@ -142,5 +142,12 @@ RF_INLINE void rf_wait_for_previous_kernel() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+/* The next kernel may begin beside this one: where that one waits for this one before it reads or writes what this one
+ * writes or reads, and reads until then nothing that the kernel before this one writes, unless this one has waited. */
+RF_INLINE void rf_begin_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 #endif

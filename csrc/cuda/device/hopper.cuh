@@ -120,10 +120,13 @@ RF_INLINE void rf_async_fence_global() { asm volatile("fence.proxy.async;" ::: "
 RF_INLINE void rf_count_up(rf_u32 *count) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
 }
+RF_INLINE rf_u32 rf_count(const rf_u32 *count) {
+    rf_u32 found;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
+    return found;
+}
 RF_INLINE void rf_count_wait(const rf_u32 *count, rf_u32 least) {
-    rf_u32 found = 0;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
-    while (found < least);
+    while (rf_count(count) < least) continue;
 }
 
 #endif

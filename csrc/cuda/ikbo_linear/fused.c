@@ -1,4 +1,4 @@
-/* rf_ikbo_linear_cuda: one launch of fused.cu, behind one of pack.cu. */
+/* rf_ikbo_linear_cuda: one launch of fused.cu behind one of pack.cu, or those of small.c. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 static const rf__kernel_source fused_source = {"ikbo_linear/fused.cu", "rf_ikbo_linear"};
 static const rf__kernel_source pack_source = {"ikbo_linear/pack.cu", "rf_ikbo_pack"};
 
-enum { BLOCK = 256, MOST_SLOTS = 12, GRAIN = 16, WORKSPACE_GRAIN = 256, MOST_RANKS = 2 };
+enum { BLOCK = 256, GRAIN = 16, WORKSPACE_GRAIN = 256, MOST_RANKS = RF__IKBO_MOST_RANKS };
 /* Beyond these pack.cu's numbers of pieces and of floats would not fit 31 bits. */
 enum { MOST_K = 1 << 24, MOST_N = 1 << 20 };
 
@@ -44,25 +44,16 @@ static rf_status pack_describe(const void *key, rf__kernel_options *options) {
     return RF_OK;
 }
 
-/* How the rows are cut: one block has all of them, or the two of a cluster half each; and what fits into shared memory. */
-static fused_variant variant_of(const rf_ikbo_linear_params *params, int64_t shared) {
-    const int32_t ranks = params->m > RF_FUSED_MOST_ROWS ? MOST_RANKS : 1;
-    const int32_t least = 2 * RF_FUSED_PART;
-    int32_t rows = (int32_t)rf__round_up((params->m + ranks - 1) / ranks, RF_FUSED_PART);
-    if (rows < least) rows = least;
-    int64_t slots = (shared - RF_FUSED_SHARED_BYTES(rows, 0)) / RF_FUSED_SLOT_BYTES(rows);
-    if (slots > MOST_SLOTS) slots = MOST_SLOTS;
+static fused_variant variant_of(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape) {
     return (fused_variant){(int32_t)params->dtype,
                            (int32_t)params->activation,
                            (int32_t)params->levels[1].parent_type,
-                           rows,
-                           ranks,
-                           (int32_t)slots};
+                           shape->rows,
+                           shape->ranks,
+                           shape->slots};
 }
 
-static int64_t strips_of(const rf_ikbo_linear_params *params) {
-    return (params->n + RF_FUSED_COLUMNS - 1) / RF_FUSED_COLUMNS;
-}
+static int64_t strips_of(const rf_ikbo_linear_params *params) { return rf__ikbo_strips(params); }
 
 /* NULL, or what keeps the kernel from taking a level. */
 static const char *level_refusal(const rf_ikbo_linear_params *params, const rf_ikbo_level *level) {
@@ -85,8 +76,7 @@ static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_d
     if (device->cc_major != 9 || device->cc_minor != 0) return "the GPU is not one of compute capability 9.0";
     if (params->dtype != RF_FLOAT16 && params->dtype != RF_BFLOAT16)
         return "the dtype is neither float16 nor bfloat16";
-    if (params->m < 1 || params->m > MOST_RANKS * RF_FUSED_MOST_ROWS)
-        return "out has no rows or more than 448";
+    if (params->m < 1 || params->m > RF__IKBO_SMALL_MOST_ROWS) return "out has no rows or more than 2^20";
     if (params->n < 1 || params->n * rf__dtype_bytes(params->dtype) % GRAIN != 0)
         return "out has no columns or a number of them that is no multiple of 8";
     if (params->n > MOST_N) return "out has more than 2^20 columns";
@@ -97,14 +87,11 @@ static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_d
         if (l > 1 && params->levels[l].parent_type != params->levels[1].parent_type)
             return "the maps are not all of one type";
     }
-    if (variant_of(params, device->shared_per_block_optin).slots < 2)
-        return "a block has too little shared memory";
-    return NULL;
-}
-
-/* Slots of a level's k: whole pairs. */
-static int32_t slots_of(const rf_ikbo_level *level) {
-    return (int32_t)(rf__round_up(level->k, 2 * RF_FUSED_K) / RF_FUSED_K);
+    const rf__ikbo_shape shape = rf__ikbo_shape_of(params, device, params->kernel);
+    if (shape.groups == 0 && params->m > MOST_RANKS * RF_FUSED_MOST_ROWS) return "out has more than 448 rows";
+    if (shape.groups > 0 && rf__ikbo_small_grain(params) == 0)
+        return "rows of a weight do not start at a multiple of 4 bytes";
+    return shape.slots < 2 ? "a block has too little shared memory" : NULL;
 }
 
 /* Bytes of an item's sums. */
@@ -123,7 +110,7 @@ static int64_t places_of(const rf_ikbo_linear_params *params, const fused_varian
     for (int32_t l = 0; l < params->n_levels; l++) {
         const rf_ikbo_level *level = &params->levels[l];
         places[l].weight = bytes;
-        bytes += slots_of(level) * variant->ranks * (int64_t)RF_FUSED_WEIGHT_BYTES(variant->rows);
+        bytes += rf__ikbo_slots(level) * variant->ranks * (int64_t)RF_FUSED_WEIGHT_BYTES(variant->rows);
         bytes = rf__round_up(bytes, WORKSPACE_GRAIN);
         if (l == params->n_levels - 1) break;
         places[l].done = bytes;
@@ -137,7 +124,8 @@ static int64_t places_of(const rf_ikbo_linear_params *params, const fused_varian
 /* Sums are in float32, and in whole strips and rows of blocks: of small items much more than the products in `dtype`. */
 static bool is_thrifty(const rf_ikbo_linear_params *params, const rf__cuda_device *device) {
     enum { MOST_TIMES = 8 };
-    const fused_variant variant = variant_of(params, device->shared_per_block_optin);
+    const rf__ikbo_shape shape = rf__ikbo_shape_of(params, device, params->kernel);
+    const fused_variant variant = variant_of(params, &shape);
     level_places places[RF_IKBO_MOST_LEVELS] = {{0, 0, 0}};
     int64_t products = 0;
     for (int32_t l = 0; l < params->n_levels - 1; l++)
@@ -152,8 +140,18 @@ bool rf_ikbo_linear_takes(const rf_ikbo_linear_params *params, int32_t ordinal) 
            refusal(params, device) == NULL && is_thrifty(params, device);
 }
 
-static rf_status map_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params, const void *data,
-                        const int64_t *sizes, const int64_t *pitches, int32_t box_rows, rf_tensor_map *map) {
+rf_ikbo_kernel rf_ikbo_linear_kernel(const rf_ikbo_linear_params *params, int32_t ordinal) {
+    const rf__cuda_device *device = NULL;
+    if (params->kernel != RF_IKBO_KERNEL_BEST) return params->kernel;
+    return rf__cuda_device_get(ordinal, &device) == RF_OK &&
+                   rf__ikbo_shape_of(params, device, RF_IKBO_KERNEL_BEST).groups > 0
+               ? RF_IKBO_KERNEL_SMALL
+               : RF_IKBO_KERNEL_FUSED;
+}
+
+rf_status rf__ikbo_map_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
+                          const void *data, const int64_t *sizes, const int64_t *pitches, int32_t box_rows,
+                          rf_tensor_map *map) {
     const int64_t bytes = rf__dtype_bytes(params->dtype);
     rf__tensor_map_params tensor = {.data = data,
                                     .dtype = params->dtype,
@@ -167,8 +165,7 @@ static rf_status map_of(const rf__cuda_device *device, const rf_ikbo_linear_para
     return rf__tensor_map_encode(device->driver, &tensor, map);
 }
 
-/* What the call's errors are known by. */
-static const void *weight_of(const rf_ikbo_linear_params *params) {
+const void *rf__ikbo_weight_of(const rf_ikbo_linear_params *params) {
     return params->weight != NULL ? params->weight : params->levels[params->n_levels - 1].weight;
 }
 
@@ -181,7 +178,7 @@ static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_linear_par
     fused->strips = pack->strips = (int32_t)strips_of(params);
     fused->chain = params->chain;
     fused->report = params->check_bounds;
-    fused->errors = rf__ikbo_linear_error_word(device, weight_of(params), params->m).on_device;
+    fused->errors = rf__ikbo_linear_error_word(device, rf__ikbo_weight_of(params), params->m).on_device;
     pack->bias = params->bias;
     pack->m = (int32_t)params->m;
     for (int32_t l = 0; l < params->n_levels; l++) {
@@ -196,7 +193,7 @@ static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_linear_par
         fused->levels[l].sums = sums;
         fused->levels[l].done = done;
         fused->levels[l].count = (int32_t)level->count;
-        fused->levels[l].slots = slots_of(level);
+        fused->levels[l].slots = rf__ikbo_slots(level);
         fused->levels[l].cost = (int32_t)((level->k + 15) / 16);
         pack->levels[l] = (rf_pack_level){.weight = level->weight,
                                           .pitch = level->weight_pitch,
@@ -204,13 +201,13 @@ static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_linear_par
                                           .bias = inner ? sums + level->count * item_floats : NULL,
                                           .done = done,
                                           .k = (int32_t)level->k,
-                                          .slots = slots_of(level)};
+                                          .slots = rf__ikbo_slots(level)};
         const int64_t sizes[2] = {level->count, level->k};
-        RF_CHECK(map_of(device, params, level->x, sizes, level->x_pitch, RF_FUSED_K / variant->ranks,
-                        &fused->levels[l].x));
+        RF_CHECK(rf__ikbo_map_of(device, params, level->x, sizes, level->x_pitch, RF_FUSED_K / variant->ranks,
+                                 &fused->levels[l].x));
     }
     const int64_t sizes[2] = {last->count, params->m}, pitches[2] = {params->m * params->n, params->n};
-    return map_of(device, params, params->out, sizes, pitches, RF_FUSED_PART, &fused->out);
+    return rf__ikbo_map_of(device, params, params->out, sizes, pitches, RF_FUSED_PART, &fused->out);
 }
 
 /* Clusters of a kernel that run at once: all SMs, but where those of a GPC are not a whole number of clusters. */
@@ -271,8 +268,8 @@ static rf_status launch_fused(const rf__cuda_device *device, const fused_variant
 }
 
 static rf_status run(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
-                     const rf_cuda_stream *stream) {
-    const fused_variant variant = variant_of(params, device->shared_per_block_optin);
+                     const rf__ikbo_shape *shape, const rf_cuda_stream *stream) {
+    const fused_variant variant = variant_of(params, shape);
     const rf_cuda_allocator *allocator = params->allocator;
     const rf__kernel *kernel = NULL;
     level_places places[RF_IKBO_MOST_LEVELS] = {{0, 0, 0}};
@@ -283,9 +280,9 @@ static rf_status run(const rf__cuda_device *device, const rf_ikbo_linear_params 
     RF_CHECK(rf__jit_kernel(device, &fused_source, &variant, sizeof variant, fused_describe, &kernel));
     const int64_t bytes = places_of(params, &variant, places);
     RF_CHECK(allocator->allocate(allocator->context, bytes, false, stream, &workspace, &block));
-    RF_TRY(args_of(device, params, &variant, workspace, places, &fused, &pack));
-    RF_TRY(rf__cuda_enter(device));
-    status = launch_pack(device, &variant, &pack, stream->stream);
+    RF_TRY(rf__cuda_enter(device)); /* also for the tensor maps: a thread may have no context yet */
+    status = args_of(device, params, &variant, workspace, places, &fused, &pack);
+    if (status == RF_OK) status = launch_pack(device, &variant, &pack, stream->stream);
     if (status == RF_OK) status = launch_fused(device, &variant, kernel, &fused, stream->stream);
     rf__cuda_leave();
 out:
@@ -296,14 +293,17 @@ out:
 rf_status rf_ikbo_linear_cuda(const rf_ikbo_linear_params *params, const rf_cuda_stream *stream) {
     const rf__cuda_device *device = NULL;
     RF_CHECK(rf__check_ikbo_linear(params));
-    RF_FAIL_IF(params->allocator == NULL || params->out == NULL, RF_ERR_VALUE,
-               "recfuse.ikbo_linear: %s is NULL", params->out == NULL ? "out" : "allocator");
+    const bool any = params->m > 0 && params->n > 0 && params->levels[params->n_levels - 1].count > 0;
+    RF_FAIL_IF(params->allocator == NULL || (params->out == NULL && any), RF_ERR_VALUE,
+               "recfuse.ikbo_linear: %s is NULL", params->allocator == NULL ? "allocator" : "out");
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
     const char *reason = refusal(params, device);
     RF_FAIL_IF(
         reason != NULL, RF_ERR_UNSUPPORTED,
-        "recfuse.ikbo_linear: path \"fused\" does not take this call: %s; use path \"auto\" or \"broadcast\"",
-        reason);
-    RF_CHECK(rf__ikbo_linear_check(weight_of(params), params->m, stream));
-    return run(device, params, stream);
+        "recfuse.ikbo_linear: path \"%s\" does not take this call: %s; use path \"auto\" or \"broadcast\"",
+        params->kernel == RF_IKBO_KERNEL_SMALL ? "small" : "fused", reason);
+    RF_CHECK(rf__ikbo_linear_check(rf__ikbo_weight_of(params), params->m, stream));
+    const rf__ikbo_shape shape = rf__ikbo_shape_of(params, device, params->kernel);
+    return shape.groups > 0 ? rf__ikbo_small_run(device, params, &shape, stream)
+                            : run(device, params, &shape, stream);
 }

@@ -12,7 +12,7 @@ enum {
     PARTS = RF_ROWS / RF_FUSED_PART,
     PART_SUMS = RF_FUSED_PART / 2,
     SUMS = RF_ROWS / 2, /* of a thread */
-    /* Slot of a turn in which its parent's sums are fetched: those of the turn before are read by then. */
+    /* Slot of a turn from which on its parent's sums are fetched: those of the turn before are read by then. */
     LATE = 8,
     X_BYTES = RF_FUSED_X_BYTES,
     WEIGHT_BYTES = RF_FUSED_WEIGHT_BYTES(RF_ROWS),
@@ -98,7 +98,8 @@ struct ring_t {
 };
 
 /* Cuts the strips of every level into a range for each cluster: those of the last level make up for what the others leave
- * uneven, unless one cluster has more than its share of those already. */
+ * uneven, unless one cluster has more than its share of those already. Candidates so few that clusters without a user have
+ * them in one turn are left to these: who waits for a user's sums does so beside them. */
 RF_INLINE void cut(const rf_fused_args &args, const shared_t &at, int cluster, int clusters) {
     const int last = args.n_levels - 1;
     rf_i64 all = 0, most = 0, before = 0, after = 0;
@@ -114,16 +115,27 @@ RF_INLINE void cut(const rf_fused_args &args, const shared_t &at, int cluster, i
     }
     const rf_i64 n = (rf_i64)args.levels[last].count * args.strips, cost = args.levels[last].cost;
     rf_i64 from = n * cluster / clusters, to = n * (cluster + 1) / clusters;
-    if (most <= all / clusters) {
+    const rf_i64 users = (rf_i64)args.levels[0].count * args.strips, idle = clusters - users;
+    if (last == 1 && idle >= users && n <= GROUPS * idle) {
+        const rf_i64 place = cluster - users * cluster / clusters; /* among those without a user */
+        from = n * place / idle;
+        to = after > before ? from : n * (place + 1) / idle;
+    } else if (most <= all / clusters) {
         from = (all * cluster / clusters - before + cost / 2) / cost;
         to = (all * (cluster + 1) / clusters - after + cost / 2) / cost;
     }
-    range_write(at, last, (int)min(from, n), cluster == clusters - 1 ? (int)n : (int)min(to, n));
+    if (cluster == clusters - 1) to = n;
+    range_write(at, last, (int)min(from, n), (int)min(to, n));
 }
 
 /* Until the sums of all items of a level can be read. */
 RF_INLINE void sums_wait(const rf_fused_args &args, const rf_fused_level &level) {
     rf_count_wait(level.done, (rf_u32)level.count * args.strips * RF_RANKS);
+}
+
+/* Whether they can; asks once. */
+RF_INLINE bool sums_done(const rf_fused_args &args, const rf_fused_level &level) {
+    return rf_count(level.done) >= (rf_u32)level.count * args.strips * RF_RANKS;
 }
 
 /* Where a level's sums of a strip are, for block `rank`; number: item * strips + column. */

@@ -98,15 +98,19 @@ RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int l
             begins = false;
             /* Ahead, since it waits for memory. */
             next = strip_at(args, l, lane < GROUPS ? first + GROUPS + lane : range.y, range.y, rank == 0);
+            bool due = change;
             for (int k = 0; k < level.slots; k++, ring.next()) {
                 if (lane > 0) continue;
-                if (change && k == min((int)LATE, level.slots - 1)) {
+                if (due && k >= min((int)LATE, level.slots - 1) &&
+                    (ready || k == level.slots - 1 || (k % 4 == 0 && sums_done(args, up)))) {
                     if (!ready) {
                         sums_wait(args, up);
                         rf_async_fence_global();
+                        ready = true;
                     }
                     rf_barrier_wait(at.sums_empty, parity);
                     copy_sums(up, at, parent, rank);
+                    due = false;
                 }
                 rf_barrier_wait(at.empty + ring.slot * 8, ring.parity);
                 rf_barrier_expect(at.full + ring.slot * 8, WEIGHT_BYTES);
@@ -114,10 +118,7 @@ RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int l
                         level.weight + (rf_i64)(k * RF_RANKS + rank) * WEIGHT_BYTES, WEIGHT_BYTES,
                         at.full + ring.slot * 8, RF_L2_LAST);
             }
-            if (change) {
-                parity ^= 1;
-                ready = true;
-            }
+            if (change) parity ^= 1;
             __syncwarp();
         }
     }

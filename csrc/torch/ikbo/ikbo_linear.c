@@ -4,7 +4,7 @@
  * products gathered for their candidates into memory, and an addition; "aligned" the same with rows of weights padded to 16
  * bytes, which tensor cores want; "broadcast" adds from the users' products in one kernel, which also has what
  * is left of a k that is no multiple of 8; "fused" is one launch in all.
- * A fifth, "concatenated" (linear_concatenated.c), is for users of one candidate each.
+ * A fifth, "concatenated" (linear_concatenated.c), is for users of one candidate each; a sixth, "small", for few items of a GPU.
  * A level's products go to a temporary, the last one's to the output. torch's matmuls are called by the operators that
  * write to a given tensor: autocast, which would change the type, leaves them alone.
  */
@@ -233,9 +233,10 @@ static rf_status make_rows(rf__call *call, rf__ikbo_layer *layer) {
 /* What "auto" is for this call. Weights may be copied for the one launch, but inputs only where it is asked for. */
 static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer) {
     const bool on_cpu = rf__device_is_cpu(call->device);
-    RF_FAIL_IF(layer->path == RF__IKBO_FUSED && on_cpu, RF_ERR_UNSUPPORTED,
-               "path is \"fused\", which is a kernel of GPUs, with tensors on the CPU; use \"auto\" or "
-               "\"broadcast\"");
+    RF_FAIL_IF((layer->path == RF__IKBO_FUSED || layer->path == RF__IKBO_SMALL) && on_cpu, RF_ERR_UNSUPPORTED,
+               "path is \"%s\", which is a kernel of GPUs, with tensors on the CPU; use \"auto\" or "
+               "\"broadcast\"",
+               layer->path == RF__IKBO_FUSED ? "fused" : "small");
     const char *reason =
         layer->path == RF__IKBO_CONCATENATED ? rf__ikbo_concatenated_refusal(call, layer) : NULL;
     RF_FAIL_IF(
@@ -254,11 +255,13 @@ static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer) {
     bool fits = true;
     for (int32_t l = 0; l < layer->n_levels; l++) fits = fits && has_rows(layer, l);
     fits = fits && rf_ikbo_linear_takes(&params, call->device.index);
-    layer->path = fits ? RF__IKBO_FUSED : RF__IKBO_BROADCAST;
+    const bool small = fits && rf_ikbo_linear_kernel(&params, call->device.index) == RF_IKBO_KERNEL_SMALL;
+    layer->path = small ? RF__IKBO_SMALL : fits ? RF__IKBO_FUSED : RF__IKBO_BROADCAST;
     return RF_OK;
 }
 
-static rf_status run_fused(rf__call *call, rf__ikbo_layer *layer, void *out) {
+/* By one of the paths that are kernels of this library alone. */
+static rf_status run_kernels(rf__call *call, rf__ikbo_layer *layer, void *out) {
     const rf_cuda_allocator allocator = rf__call_allocator(call);
     const void *weight = layer->weights[layer->n_levels - 1].data;
     rf_cuda_stream stream;
@@ -266,6 +269,7 @@ static rf_status run_fused(rf__call *call, rf__ikbo_layer *layer, void *out) {
     rf_ikbo_linear_params params = fused_params(layer, &allocator);
     params.out = out;
     params.weight = weight;
+    params.kernel = layer->path == RF__IKBO_SMALL ? RF_IKBO_KERNEL_SMALL : RF_IKBO_KERNEL_FUSED;
     RF_CHECK(rf__call_stream(call, &stream));
     return rf_ikbo_linear_cuda(&params, &stream);
 }
@@ -277,7 +281,7 @@ static rf_status run_layer(rf__call *call, bool chain) {
     RF_CHECK(path_choose(call, &layer));
     const int64_t sizes[3] = {layer.inputs[layer.n_levels - 1].sizes[0], layer.m, layer.n};
     RF_CHECK(rf__call_output(call, 0, 2 + layer.matrices, sizes, rf__torch_dtype(layer.dtype), &data));
-    if (layer.path == RF__IKBO_FUSED) return run_fused(call, &layer, data);
+    if (layer.path == RF__IKBO_FUSED || layer.path == RF__IKBO_SMALL) return run_kernels(call, &layer, data);
     if (layer.path == RF__IKBO_CONCATENATED)
         return rf__ikbo_concatenated_run(call, &layer, call->outputs[0].tensor, data);
     return run_levels(call, &layer, call->outputs[0].tensor, data);

@@ -26,7 +26,7 @@ _linear = _ops.ikbo_linear.default
 _chain = _ops.ikbo_linear_chain.default
 _call_linear = _linear._op  # what calling _linear does, without its frame in Python
 
-Path = Literal["decomposed", "aligned", "broadcast", "fused", "concatenated"]
+Path = Literal["decomposed", "aligned", "broadcast", "fused", "concatenated", "small"]
 """How a call is computed, in the order of the operator's numbers."""
 PATHS: tuple[Path, ...] = get_args(Path)
 MOST_LEVELS = 4
@@ -67,8 +67,9 @@ def ikbo_linear(
             users and candidates, the users' part written out for each candidate, an addition; "aligned": the
             same with rows of the weights padded to 16 bytes on a GPU; "broadcast": these matmuls and one
             kernel that adds from the users' part; "fused": one kernel in all, on GPUs that have it, else
-            refused; "concatenated": users' features copied beside their candidates' and one matmul of torch,
-            on the CPU and for inputs of two dimensions. "auto": the best of those that take the call;
+            refused; "small": a kernel for each of users and candidates that cuts k, for few items of a GPU,
+            else refused; "concatenated": users' features copied beside their candidates' and one matmul of
+            torch, on the CPU and for inputs of two dimensions. "auto": the best of those that take the call;
             :func:`ikbo_linear_path` says which.
         bounds_check: "on" checks ``cand_to_user``; "off" trusts it: a bad one is then undefined behaviour.
 
@@ -80,7 +81,7 @@ def ikbo_linear(
         ValueError, TypeError: a bad argument.
         IndexError: an element of ``cand_to_user`` outside ``[0, U)``. On a GPU it counts as a user of zeros
             with no gradient, and is raised by a later call with that weight, or by :func:`check`.
-        NotImplementedError: ``path="fused"`` where it is not possible; forward-mode derivatives.
+        NotImplementedError: ``path="fused"`` or "small" where it is not possible; forward-mode derivatives.
 
     Gradients are torch's matmuls, and sums over each user's candidates in float32 by its ``index_add``, which
     is deterministic on a GPU where ``torch.use_deterministic_algorithms`` asks for it; they can be

@@ -24,7 +24,7 @@ from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import apply
 from recfuse.ops.gradients import WeightGradCall, find_winners, sample_weights_grad, weight_grad
 from recfuse.ops.library import call_below_autograd, dtype_code
-from recfuse.ops.updates import Update, fused_update, matrices_only, refuse_compiled_autograd, rows_update
+from recfuse.ops.updates import Update, fused_update, matrices_only, rows_update
 
 _FLOAT32 = 0  # its code
 
@@ -110,7 +110,6 @@ class UpdatedCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Gradients of the other weights and of per_sample_weights; asks for the updates."""
-        refuse_compiled_autograd()
         features, indices, offsets, sample_weights, winners, *kept = ctx.saved_tensors
         grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         lookups, count = (features, indices, offsets), len(ctx.weights)

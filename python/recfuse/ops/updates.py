@@ -10,7 +10,6 @@ call out. FBGEMM's table-batched embedding hides its update in the same way.
 from __future__ import annotations
 
 import collections
-import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -193,7 +192,6 @@ class _Compiled:
 
     def __call__(self, anchor: Tensor) -> None:
         """Notes it; raises, too late for this Parameter, where it was a second one."""
-        refuse_compiled_autograd()
         anchor.grad = None
         update = self._update()
         if update is None:
@@ -204,16 +202,6 @@ class _Compiled:
             if (owner := update.updater.owner) is not None:
                 owner._before_update(update)
             update.note(weight)
-
-
-def refuse_compiled_autograd() -> None:
-    """Raises where a backward pass is compiled as a whole, which would leave out what Python notes in it."""
-    module = sys.modules.get("torch._dynamo.compiled_autograd")
-    if getattr(module, "in_compiled_autograd_region", False):
-        raise NotImplementedError(
-            "recfuse.optim: compiled autograd cannot follow updates inside backward(); compile the model "
-            "alone, whose backward pass is then compiled too, or use an optimizer of torch"
-        )
 
 
 def set_update(weight: Tensor, update: Update | None) -> None:

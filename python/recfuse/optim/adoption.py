@@ -8,7 +8,7 @@ hooks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.updates import set_update, update_of
 from recfuse.optim.base import FusedOptimizer, states_by_parameter
-from recfuse.optim.groups import ParamGroup, check_number, check_off
+from recfuse.optim.groups import OFF, ParamGroup, check_number, check_off
 from recfuse.optim.kinds import SGD, Adagrad, Adam
 
-_FUSED: dict[type[Optimizer], Callable[..., FusedOptimizer]] = {
+_FUSED: dict[type[Optimizer], type[FusedOptimizer]] = {
     torch.optim.SGD: SGD,
     torch.optim.Adagrad: Adagrad,
     torch.optim.SparseAdam: Adam,
@@ -31,7 +31,6 @@ _DENSE_ADAM = (
     "torch.optim.SparseAdam for the tables (with sparse=True), or make recfuse.optim.Adam of them"
 )
 _WHY_NOT = {torch.optim.Adam: _DENSE_ADAM, torch.optim.AdamW: _DENSE_ADAM}
-_SHARED = ("lr", "eps", "betas", "maximize")  # options of a group that both have
 _ATTRIBUTE = "_recfuse_adoption"  # of the optimizer of torch
 
 
@@ -65,9 +64,10 @@ class Adoption:
 
     # ---- groups
 
-    @staticmethod
-    def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: group[name] for name in (*_SHARED, "initial_accumulator_value") if name in group}
+    def _options(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        names = set(self.fused.defaults) if hasattr(self, "fused") else set()
+        names |= {"lr", "eps", "betas", "maximize", "initial_accumulator_value"}
+        return {name: group[name] for name in names if name in group and name not in OFF}
 
     def _check_option(self, key: str, value: Any) -> None:
         _check_option(self._what, key, value)
@@ -75,7 +75,7 @@ class Adoption:
     def _group_changed(self, group: Mapping[str, Any]) -> None:
         for number, own in zip(self._numbers, self.fused.param_groups, strict=True):
             if self._optimizer.param_groups[number] is group:
-                for name in _SHARED:
+                for name in ("lr", "eps", "betas", "maximize"):
                     if name in group:
                         own[name] = group[name]
 

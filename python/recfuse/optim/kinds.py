@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recfuse.ops.updates import OPTIMIZERS
 from recfuse.optim.base import FusedOptimizer
 from recfuse.optim.groups import refuse
 
@@ -36,8 +35,6 @@ class SGD(FusedOptimizer):
         ValueError, TypeError: no tables, options that have no meaning here. See :mod:`recfuse.optim` for the
             rest.
     """
-
-    _kind = OPTIMIZERS.index("SGD")
 
     def __init__(
         self,
@@ -69,7 +66,6 @@ class Adagrad(FusedOptimizer):
         params, lr, weight_decay, maximize, deferred, stochastic_rounding, seed, options: as of :class:`SGD`.
     """
 
-    _kind = OPTIMIZERS.index("Adagrad")
     _step_type = staticmethod(_step_tensor)
 
     def __init__(
@@ -101,7 +97,6 @@ class RowWiseAdagrad(Adagrad):
     Source: Gupta et al., "Training Recommender Systems at Scale", 2020 (row-wise Adagrad).
     """
 
-    _kind = OPTIMIZERS.index("RowWiseAdagrad")
     _row_state = True
 
 
@@ -116,7 +111,6 @@ class Adam(FusedOptimizer):
         params, lr, weight_decay, maximize, deferred, stochastic_rounding, seed, options: as of :class:`SGD`.
     """
 
-    _kind = OPTIMIZERS.index("Adam")
     _step_type = int
 
     def __init__(
