@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 from pathlib import Path
 
 import pytest
 
-from recfuse import _C
-
-KERNELS = Path(__file__).resolve().parents[2] / "csrc" / "cuda"
-NVRTC = _C.jit_status()
+from support.kernels import NVRTC, compile_log
 
 pytestmark = pytest.mark.skipif(
     NVRTC["nvrtc"] is None and "CI" not in os.environ, reason=f"no NVRTC: {NVRTC['missing']}"
@@ -37,39 +33,6 @@ VARIANTS = [
 ]
 
 
-def compile_log(file: str, arch: str, defines: str) -> str:
-    """What the compiler says; fails where it does not compile."""
-    ctypes.CDLL(NVRTC["builtins"], ctypes.RTLD_GLOBAL)
-    nvrtc = ctypes.CDLL(NVRTC["nvrtc"])
-    program = ctypes.c_void_p()
-    headers = sorted([*KERNELS.rglob("*.cuh"), *KERNELS.rglob("*.h")])
-    texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers))
-    names = (ctypes.c_char_p * len(headers))(
-        *(header.relative_to(KERNELS).as_posix().encode() for header in headers)
-    )
-    text = (KERNELS / file).read_bytes()
-    made = ctypes.byref(program), text, file.encode(), len(headers), texts, names
-    assert nvrtcs(nvrtc.nvrtcCreateProgram, *made) == 0
-    options = [f"-arch={arch}", "--std=c++17", "-default-device", "--ptxas-options=-v", *defines.split()]
-    if (NVRTC["major"], NVRTC["minor"]) >= (12, 9):
-        options.append("--no-cache")  # what it has compiled before it does not report on
-    given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    status = nvrtcs(nvrtc.nvrtcCompileProgram, program, len(options), given)
-    size = ctypes.c_size_t()
-    nvrtcs(nvrtc.nvrtcGetProgramLogSize, program, ctypes.byref(size))
-    log = ctypes.create_string_buffer(size.value + 1)
-    nvrtcs(nvrtc.nvrtcGetProgramLog, program, log)
-    nvrtcs(nvrtc.nvrtcDestroyProgram, ctypes.byref(program))
-    assert status == 0, log.value.decode()
-    return log.value.decode()
-
-
-def nvrtcs(function: ctypes._CFuncPtr, *arguments: object) -> int:
-    """Calls a function of NVRTC."""
-    function.restype = ctypes.c_int
-    return int(function(*arguments))
-
-
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90a", "sm_100"))
 @pytest.mark.parametrize(("file", "defines"), VARIANTS)
 def test_without_spills(file: str, defines: str, arch: str) -> None:
@@ -77,9 +40,8 @@ def test_without_spills(file: str, defines: str, arch: str) -> None:
     assert set(re.findall(r"(\d+) bytes spill stores", log)) == {"0"}  # of each kernel in the file
 
 
-def test_a_wrong_kernel_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "KERNELS", tmp_path)
+def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
     (tmp_path / "common.cuh").write_text("")
     (tmp_path / "wrong.cu").write_text("__global__ void wrong() { undeclared(); }")
     with pytest.raises(AssertionError, match="undeclared"):
-        compile_log("wrong.cu", "sm_90a", "")
+        compile_log("wrong.cu", "sm_90a", "", tmp_path)

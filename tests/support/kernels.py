@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import re
@@ -11,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from recfuse import _C
+
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "csrc" / "cuda"
 ARCHS = ("sm_80", "sm_90a", "sm_100")
 FLOAT32, FLOAT16, BFLOAT16 = range(3)
 INT32, INT64 = range(2)
 SUM, MEAN, MAX = range(3)
+NVRTC = _C.jit_status()
 
 
 def nvcc() -> str | None:
@@ -74,3 +78,36 @@ def pipelined(source: str, defines: dict[str, str], folder: Path) -> str:
     assert re.search(r"C75\d\d|C76\d\d", log) is None, log
     command = [disassembler(), "-c", str(folder / "out.cubin")]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def compile_log(file: str, arch: str, defines: str, folder: Path = KERNELS) -> str:
+    """What NVRTC says of a kernel; fails where it does not compile."""
+    ctypes.CDLL(NVRTC["builtins"], ctypes.RTLD_GLOBAL)
+    nvrtc = ctypes.CDLL(NVRTC["nvrtc"])
+    program = ctypes.c_void_p()
+    headers = sorted([*folder.rglob("*.cuh"), *folder.rglob("*.h")])
+    texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers))
+    names = (ctypes.c_char_p * len(headers))(
+        *(header.relative_to(folder).as_posix().encode() for header in headers)
+    )
+    text = (folder / file).read_bytes()
+    made = ctypes.byref(program), text, file.encode(), len(headers), texts, names
+    assert nvrtcs(nvrtc.nvrtcCreateProgram, *made) == 0
+    options = [f"-arch={arch}", "--std=c++17", "-default-device", "--ptxas-options=-v", *defines.split()]
+    if (NVRTC["major"], NVRTC["minor"]) >= (12, 9):
+        options.append("--no-cache")  # what it has compiled before it does not report on
+    given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    status = nvrtcs(nvrtc.nvrtcCompileProgram, program, len(options), given)
+    size = ctypes.c_size_t()
+    nvrtcs(nvrtc.nvrtcGetProgramLogSize, program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value + 1)
+    nvrtcs(nvrtc.nvrtcGetProgramLog, program, log)
+    nvrtcs(nvrtc.nvrtcDestroyProgram, ctypes.byref(program))
+    assert status == 0, log.value.decode()
+    return log.value.decode()
+
+
+def nvrtcs(function: ctypes._CFuncPtr, *arguments: object) -> int:
+    """Calls a function of NVRTC."""
+    function.restype = ctypes.c_int
+    return int(function(*arguments))

@@ -1,0 +1,76 @@
+"""The backward's kernels compile for what they may be asked for, without spilling. Needs no GPU."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from support.kernels import BFLOAT16, FLOAT16, FLOAT32, NVRTC, compile_log
+
+FOLDER = "fused_embedding_bag/backward"
+GRADIENT = 0  # RF_EMIT
+EMITS = range(5)
+DTYPES = ((FLOAT32, FLOAT32, 0), (FLOAT16, FLOAT16, 1), (FLOAT32, BFLOAT16, 1), (BFLOAT16, FLOAT32, 0))
+INTEGERS = [f"-DRF_INDEX={index} -DRF_OFFSET={offset}" for index, offset in
+            itertools.product(("int", "rf_i64"), repeat=2)]  # fmt: skip
+
+pytestmark = pytest.mark.skipif(
+    NVRTC["nvrtc"] is None and "CI" not in os.environ, reason=f"no NVRTC: {NVRTC['missing']}"
+)
+
+
+def emitting(emit: int, grad: int, weight: int, stochastic: int) -> str:
+    stochastic = stochastic if emit != GRADIENT else 0
+    return f"-DRF_EMIT={emit} -DRF_GRAD_DTYPE={grad} -DRF_WEIGHT_DTYPE={weight} -DRF_ROUND={stochastic}"
+
+
+def wide(key: str, value: str) -> str:
+    return f"-DRF_KEY=rf_{key} -DRF_VALUE=rf_{value}"
+
+
+FILES = {
+    "small/lists.cu": INTEGERS,
+    "small/staged.cu": [
+        f"{emitting(emit, *DTYPES[(emit + staged + other) % 4])} -DRF_STAGED={staged}"
+        for emit, staged, other in itertools.product(EMITS, (0, 1), (0, 1))
+    ],
+    "bags/winners.cu": INTEGERS,
+    "bags/sample_weights.cu": [f"{INTEGERS[dtype]} -DRF_GRAD_DTYPE={dtype}" for dtype in range(3)],
+    "keys.cu": [
+        f"{INTEGERS[entries]} {wide(*words)} -DRF_ENTRIES={entries}"
+        for entries, words in itertools.product(range(3), (("u32", "u32"), ("u64", "u64")))
+    ],
+    "sort.cu": [
+        f"{wide(*words)} -DRF_DIGIT_BITS={bits}"
+        for bits, words in itertools.product((1, 8, 10, 11), (("u32", "u32"), ("u64", "u64")))
+    ],
+    "rows.cu": [
+        f"{emitting(emit, *dtypes)} {wide('u32', 'u32')} -DRF_ENTRIES={entries}"
+        for emit, (entries, dtypes) in itertools.product(EMITS, ((0, DTYPES[0]), (1, DTYPES[2])))
+    ],
+    "joins.cu": [emitting(emit, *DTYPES[emit % 3]) for emit in EMITS],
+    "listed.cu": [emitting(emit, *DTYPES[emit % 3]) for emit in EMITS if emit != GRADIENT],
+    "unique.cu": [wide("u32", "u32"), wide("u64", "u32")],
+    "shifts.cu": INTEGERS[::3],
+}
+
+
+FEW = {"sort.cu": 32}  # bytes that may be spilled: entries of 64 bits, once a chunk
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))
+@pytest.mark.parametrize("file", FILES)
+def test_without_spills(file: str, arch: str) -> None:
+    every = FILES[file] if arch == "sm_90a" else FILES[file][::3]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        logs = list(pool.map(lambda defines: compile_log(f"{FOLDER}/{file}", arch, defines), every))
+    spilling = [
+        (defines, found)
+        for defines, log in zip(every, logs, strict=True)
+        if max(map(int, found := re.findall(r"(\d+) bytes spill stores", log))) > FEW.get(file, 0)
+    ]
+    assert spilling == []
