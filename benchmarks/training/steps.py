@@ -153,7 +153,7 @@ def tabulate(rows: Sequence[StepRow], notes: Sequence[str], rounds: int, speed: 
         ]
     steps.notes = [
         f"{PLAIN}: recfuse's collection with sparse gradients and torch's own optimizer. It and {LOOP} wait "
-        "for the device in each step, and have no graph.",
+        "for the device in each step, have no graph, and are timed in a third of the rounds.",
         *dict.fromkeys(notes),
         *load_notes(row.result for row in rows),
     ]
