@@ -163,8 +163,9 @@ def tabulate(rows: Sequence[StepRow], notes: Sequence[str], rounds: int, speed: 
 
 def limit_cells(row: StepRow, name: str, speed: float) -> list[str]:
     """A row of the table of limits."""
-    mode = row.best(name).removeprefix(name)  # of both: the difference is the backward pass
-    step, forward = (row.us(each + mode) for each in (name, name + FORWARD))
+    pair = name, name + FORWARD  # in one mode: the difference is the backward pass
+    mode = "" if set(pair) <= set(row.result.timings) else EAGER
+    step, forward = (row.us(each + mode) for each in pair)
     least, backward = row.least, step - forward
     bound = least.backward_bytes / speed * 1e6
     whole = (least.forward_bytes + least.backward_bytes) / speed * 1e6
