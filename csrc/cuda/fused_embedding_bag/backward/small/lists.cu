@@ -4,7 +4,7 @@
  * A block: rows [first_row, last_row) of one feature (args.h: rf_small_list). It goes through all of the feature's lookups
  * twice. First they are counted, by row and by part: a part is a run of neighbouring lookups, parts follow each other.
  * Summed up, row by row and in a row part by part, the counts say where each part's lookups of a row begin in the list.
- * Then a warp has a part and goes through it in order, 32 lookups at once; their places are what counters were before.
+ * (Where shared memory does not allow a part for each warp: short_rows.cuh.) Then a warp has a part and goes through it in order, 32 lookups at once; their places are what counters were before.
  * Within a step, lookups of one row and different bags must keep their order: the lanes that have the same row find each
  * other (__match_any_sync), and one of them counts for all. Lookups of one bag have no order, since the list says no more
  * than the bag: where all lanes have one bag, each counts for itself. So the list is that of a stable sort.
@@ -20,7 +20,7 @@
  * Shapes: rf_small_lists_args. Shared memory: dynamic, args.shared_bytes, RF_SMALL_LISTS_LEAST_SHARED at least.
  * Launch: grid [tasks], block [RF_SMALL_LISTS_BLOCK].
  */
-#include "fused_embedding_bag/backward/small/lists.cuh"
+#include "fused_embedding_bag/backward/small/short_rows.cuh"
 
 /* Bags' lookups, from which those that do not count are taken away. */
 RF_INLINE void counts_begin(const feature_t &feature, int *counts) {
@@ -98,6 +98,11 @@ RF_INLINE rf_u32 rows_count(const feature_t &feature, const room_t &room, rf_u32
     return before;
 }
 
+RF_INLINE void cells_clear(const room_t &room) {
+    for (int i = threadIdx.x; i < room.cells_bytes / 16; i += BLOCK)
+        ((rf_bytes<16> *)room.cells)[i] = rf_bytes<16>{};
+}
+
 /* The sum of four words of counters. */
 RF_INLINE rf_u32 word_sum(const room_t &room, rf_u32 word) {
     return room.cell_bytes == 4 ? word : (word & 0xffffu) + (word >> 16);
@@ -151,15 +156,10 @@ RF_INLINE rf_u32 cells_sum(const room_t &room, rf_u32 *of_warps) {
     return all;
 }
 
-/* Rows [first, last) of the block's, which are listed together: from place `from` to `to`. */
-struct span_t {
-    rf_u32 first, last, from, to;
-    bool kept; /* in the window */
-};
+/* The rows from `first` on that are listed together. */
 RF_INLINE span_t span_of(const room_t &room, rf_u32 first, rf_u32 rows, rf_u32 all) {
-    enum { MOST_TURNS = 4 };
     span_t span = {first, rows, cell_at(room, first * room.parts), all, false};
-    if (all / MOST_TURNS > room.window_size) return span;
+    if (all > MOST_TURNS * room.window_size) return span;
     span.kept = all - span.from <= room.window_size;
     if (span.kept) return span;
     rf_u32 behind = rows; /* the first row that does not fit is in (first, behind) */
@@ -232,17 +232,21 @@ extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LIST
     rf_small_lists(const __grid_constant__ rf_small_lists_args args) {
     extern __shared__ __align__(16) rf_u8 memory[];
     __shared__ rf_u32 of_warps[WARPS], before_all;
+    __shared__ long_rows_t many;
     __shared__ unsigned long long bounds[2];
     rf_wait_for_previous_kernel();
     const rf_small_list task = args.tasks[blockIdx.x];
     const rf_small_feature small = args.features[task.feature];
     const rf_u32 first_row = task.first_row, rows = task.last_row - task.first_row;
     const feature_t feature = feature_of(args, small, bounds);
-    const room_t room = room_of(feature, memory, args.shared_bytes, (int)rows);
+    room_t room = room_of(feature, memory, args.shared_bytes, (int)rows, false);
+    bool is_short = feature.sound && room.parts < (int)WARPS;
+    if (is_short) room = room_of(feature, memory, args.shared_bytes, (int)rows, true);
+    is_short &= feature.count <= MOST_TURNS * room.window_size;
+    if (!is_short) room = room_of(feature, memory, args.shared_bytes, (int)rows, false);
     float *factors = small.factors >= 0 && first_row == 0 ? args.factors + small.factors : nullptr;
-    for (int i = threadIdx.x; i < room.cells_bytes / 16; i += BLOCK)
-        ((rf_bytes<16> *)room.cells)[i] = rf_bytes<16>{};
     if (threadIdx.x == 0) before_all = 0;
+    cells_clear(room);
     marks_write(feature, room);
     if (factors != nullptr) counts_begin(feature, (int *)factors);
     __syncthreads();
@@ -254,6 +258,16 @@ extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LIST
     }
     __syncthreads();
     if (factors != nullptr) counts_end(feature, factors);
+    if (is_short) long_rows_find(room, rows, many);
+    if (is_short && many.count > MOST_LONG) {
+        is_short = false;
+        room = room_of(feature, memory, args.shared_bytes, (int)rows, false);
+        cells_clear(room);
+        marks_write(feature, room);
+        __syncthreads();
+        (void)rows_count(feature, room, first_row, rows, nullptr);
+        __syncthreads();
+    }
     const rf_u32 all = cells_sum(room, of_warps);
     before = before_all;
     rf_u32 *starts = args.starts + small.start;
@@ -267,7 +281,12 @@ extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LIST
         rf_u16 *to = list + span.from;
         rf_u16 *window = room.window + (rf_u64)to % 16 / 2;
         __syncthreads(); /* all have seen where the span ends, and copied the one before */
-        part_list(feature, room, first_row, span, span.kept ? window - span.from : list);
+        rf_u16 *const places = span.kept ? window - span.from : list;
+        if (is_short) {
+            span_list(feature, room, first_row, span, many, places, of_warps);
+        } else {
+            part_list(feature, room, first_row, span, places);
+        }
         __syncthreads();
         if (span.kept) window_copy(window, to, span.to - span.from);
         next = span.last;

@@ -14,6 +14,7 @@ enum {
     MOST_MARKS = 1024,
     NEAR_BAGS = 4096, /* whose ends are kept in shared memory */
     TILE = 512, /* bytes of counters that a warp sums up at once */
+    MOST_TURNS = 4, /* that list what does not fit at once */
     FEW_ROWS = 128 /* so few that many lanes count the same */
 };
 static_assert(UNIT == 1 << UNIT_BITS && (int)WARPS >= (int)RF_SMALL_LISTS_PARTS, "a warp for each part");
@@ -83,13 +84,13 @@ RF_INLINE feature_t feature_of(const rf_small_lists_args &args, const rf_small_f
 
 RF_INLINE int rounded_up(int bytes, int to) { return (bytes + to - 1) / to * to; }
 
-/* Divides shared memory: counters up to five eighths of it, then the list. */
-RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int rows) {
+/* Divides shared memory: counters up to five eighths of it, then the list. `single`: a counter of 32 bits a row. */
+RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int rows, bool single) {
     enum { WORTH = 256 }; /* lookups of a part */
     room_t room;
-    room.cell_bytes = feature.count > 65535 ? 4 : 2;
+    room.cell_bytes = single || feature.count > 65535 ? 4 : 2;
     room.parts = 1;
-    while (room.parts < RF_SMALL_LISTS_PARTS && (rf_u32)room.parts * WORTH < feature.count &&
+    while (!single && room.parts < RF_SMALL_LISTS_PARTS && (rf_u32)room.parts * WORTH < feature.count &&
            rows * room.parts * 2 * room.cell_bytes <= bytes / 8 * 5)
         room.parts *= 2;
     room.cells_bytes = rounded_up(rows * room.parts * room.cell_bytes, TILE);
@@ -144,6 +145,12 @@ RF_INLINE void bags_find(const feature_t &feature, const room_t &room, rf_u32 po
     }
 }
 
+/* The row of an index; NO_ROW where it does not count. */
+RF_INLINE rf_u32 row_of(const feature_t &feature, RF_INDEX index) {
+    const bool is_row = (rf_u64)index < (rf_u64)feature.rows && (rf_i64)index != feature.padding_idx;
+    return is_row ? (rf_u32)index : NO_ROW;
+}
+
 /* Loads a lane's rows of a unit: the first at `position`; NO_ROW where there is none. */
 RF_INLINE void rows_load(const feature_t &feature, rf_u32 position, rf_u32 (&rows)[STEPS]) {
     RF_INDEX indices[STEPS];
@@ -153,11 +160,7 @@ RF_INLINE void rows_load(const feature_t &feature, rf_u32 position, rf_u32 (&row
         if (position + k * 32 < feature.count) indices[k] = rf_load(feature.indices + position + k * 32);
     }
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) {
-        const bool is_row =
-            (rf_u64)indices[k] < (rf_u64)feature.rows && (rf_i64)indices[k] != feature.padding_idx;
-        rows[k] = is_row ? (rf_u32)indices[k] : NO_ROW;
-    }
+    for (int k = 0; k < STEPS; k++) rows[k] = row_of(feature, indices[k]);
 }
 
 /* The bags of a lane's lookups. Where offsets are bad, lookups that no bag holds have no row. Returns whether all bags of
