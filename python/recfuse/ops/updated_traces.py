@@ -21,7 +21,7 @@ from recfuse.ops.autograd import apply, refuse_forward_mode
 from recfuse.ops.gradients import WeightGradCall, sample_weights_grad, weight_grad
 from recfuse.ops.library import below_autograd, call_below_autograd, library, needs_derivatives
 from recfuse.ops.updated_calls import Lookups, forms_of
-from recfuse.ops.updates import OPTIONS, STATES, Update, Updater, matrices_only
+from recfuse.ops.updates import OPTIONS, STATES, Update, Updater
 
 _ops = torch.ops.recfuse
 _fused_update = _ops.fused_embedding_bag_update.default
@@ -126,7 +126,7 @@ class TracedCall(torch.autograd.Function):
         states_of = _shared_out(states, updated, updates)
         for updater, own_numbers in enumerate(numbers):
             groups = [group for group in updated if updates.updater_of[group] == updater]
-            own = features if len(groups) == len(weights) else matrices_only(features, groups)
+            own = features if len(groups) == len(weights) else _ops._features_of(features, groups)
             kind, *rounding = updates.options[updater * OPTIONS : (updater + 1) * OPTIONS]
             with below_autograd():
                 token = _fused_update(

@@ -268,9 +268,23 @@ def rows_update(weight: Tensor, update: Update, rows: Tensor, sums: Tensor) -> N
     update.note(weight)
 
 
+_CACHED = 256  # of the features below; more than the collections of a model
+_cache: dict[tuple[int, tuple[int, ...]], tuple[weakref.ref[Tensor], Tensor]] = {}
+
+
 def matrices_only(features: Tensor, numbers: Sequence[int]) -> Tensor:
-    """Features, those in the matrices ``numbers`` renumbered by their place there, the others with -1."""
-    return _ops._features_of(features, list(numbers))
+    """Features, those in the matrices ``numbers`` renumbered by their place there, the others with -1. Kept
+    for the next call of the same features, which belong to a layout and never change.
+    """
+    key = id(features), tuple(numbers)
+    found = _cache.get(key)
+    if found is not None and found[0]() is features:
+        return found[1]
+    own = _ops._features_of(features, list(numbers))
+    if len(_cache) >= _CACHED:
+        _cache.clear()
+    _cache[key] = weakref.ref(features), own
+    return own
 
 
 def _features_of(features: Tensor, numbers: list[int]) -> Tensor:
