@@ -289,7 +289,7 @@ class EmbeddingBag(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             factors = sample_weights, winners, ctx.by_freq
             call = WeightGradCall(grad, *lookups, 0, rows, dim, dtype, *factors)
-            grads[0] = weight_grad(ctx, call, ctx.sparse, 0)
+            grads[0] = weight_grad(ctx, call, ctx.sparse, 0, mark_small=False)
         if ctx.needs_input_grad[4]:
             grads[4] = sample_weights_grad(grad, [weight], lookups, sample_weights.dtype)
         return tuple(grads)

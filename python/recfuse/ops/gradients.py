@@ -27,7 +27,7 @@ _sample_weights_grad = _ops.fused_embedding_bag_sample_weights_backward.default
 find_winners = _ops.fused_embedding_bag_winners.default
 
 
-# Of a sparse gradient: to mark it would cost a small step more than it saves an optimizer that coalesces.
+# Of a single bag's sparse gradient: a mark would cost a step more than it saves optimizers that coalesce.
 _FEW_ELEMENTS = 1 << 15
 
 
@@ -59,9 +59,11 @@ def _gradient(operator: Callable[..., Any], *arguments: Any) -> Any:
         return operator(*arguments)
 
 
-def weight_grad(ctx: Any, call: WeightGradCall, sparse: bool, argument: int) -> Tensor:
+def weight_grad(
+    ctx: Any, call: WeightGradCall, sparse: bool, argument: int, mark_small: bool = True
+) -> Tensor:
     """Gradient of a group, dense or coalesced COO; of the tensor `argument` of the Function, among those that
-    are tensors.
+    are tensors. `mark_small`: a Parameter's is marked as coalesced even where it has few elements.
     """
     if not sparse:
         return _gradient(_dense_weight_grad, *call)
@@ -73,7 +75,11 @@ def weight_grad(ctx: Any, call: WeightGradCall, sparse: bool, argument: int) -> 
     rows, values = _gradient(_sparse_weight_grad, *call)
     shape = call.rows, call.dim
     found = torch.sparse_coo_tensor(rows[None], values, shape, check_invariants=False, is_coalesced=True)
-    if hasattr(ctx, "next_functions") and is_readable(values) and values.numel() > _FEW_ELEMENTS:
+    if (
+        hasattr(ctx, "next_functions")
+        and is_readable(values)
+        and (mark_small or values.numel() > _FEW_ELEMENTS)
+    ):
         leaf = getattr(ctx.next_functions[argument][0], "variable", None)  # of an AccumulateGrad
         if leaf is not None:
             torch.autograd.Variable._execution_engine.queue_callback(
