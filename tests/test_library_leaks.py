@@ -160,12 +160,16 @@ def gradient_inputs(operator: str, **changes: Any) -> Inputs:
         return {**grad, "weights": weights, **call, **changes}
     sparse = operator == "sparse_backward"
     winners = None if sparse else OPS.fused_embedding_bag_winners(weights, **call, output_dim=16)
+    if operator == "update":
+        states = {"weights": weights, "states": [torch.ones(50, 4), torch.ones(30, 8)], "optimizer": 1}
+        states |= {"numbers": torch.zeros(8), "after": [torch.ones(3)]}
+        return {**grad, **states, **call, "per_sample_weights": None, "winners": winners, **changes}
     group = {"group": 0, "rows": 50, "dim": 4, "dtype": 0} if sparse else {}
     group = group or {"group": 1, "rows": 30, "dim": 8, "dtype": 1}
     return {**grad, **call, **group, "per_sample_weights": None, "winners": winners, **changes}
 
 
-GRADIENTS = ("backward", "sparse_backward", "winners", "sample_weights_backward")
+GRADIENTS = ("backward", "sparse_backward", "winners", "sample_weights_backward", "update")
 GRADIENT_ERRORS: dict[str, Inputs] = {
     "features": {"features": torch.zeros(3, 6).long()},
     "features freed": {"features": freed(torch.zeros(3, 7).long())},
@@ -186,6 +190,11 @@ GRADIENT_ERRORS: dict[str, Inputs] = {
     "weights freed": {"weights": [torch.randn(50, 4), freed(torch.randn(30, 8))]},
     "weights number": {"weights": [torch.randn(50, 4)]},
     "output_dim": {"output_dim": 15},
+    "states": {"states": [torch.ones(50, 4), torch.ones(30, 7)]},
+    "states number": {"states": [torch.ones(50, 4)]},
+    "states freed": {"states": [torch.ones(50, 4), freed(torch.ones(30, 8))]},
+    "numbers": {"numbers": torch.zeros(7)},
+    "optimizer": {"optimizer": 4},
 }
 GRADIENT_LAYOUTS: dict[str, Inputs] = {
     "contiguous": {},
@@ -221,6 +230,13 @@ def test_no_leak_of_gradients(
 ) -> None:
     call = getattr(OPS, f"fused_embedding_bag_{operator}")
     assert_no_leak(call, arguments, fails=name in GRADIENT_ERRORS)
+
+
+@pytest.mark.parametrize("fails", (False, True))
+def test_no_leak_of_an_update_of_rows(fails: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = {"weight": torch.randn(9, 4), "states": [torch.ones(9)], "rows": torch.tensor([2, 5])}
+    arguments |= {"sums": torch.randn(4, 4 + fails)[::2], "numbers": torch.zeros(8), "optimizer": 2}
+    assert_no_leak(OPS.rows_update, arguments, fails)
 
 
 @pytest.mark.parametrize("operator", [OPS.cpu_isa, OPS.library_version])
