@@ -30,43 +30,43 @@ RF_INLINE void long_rows_find(const room_t &room, rf_u32 n_rows, long_rows_t &fo
     __syncthreads();
 }
 
-/* Lanes that share a bag, so that a lane has about STEPS of its lookups. */
+/* Lanes that share a bag of a long row, so that a lane has about STEPS of its lookups. */
 RF_INLINE rf_u32 lanes_of(const feature_t &feature) {
     rf_u32 lanes = 1;
     while (lanes < 32 && lanes * STEPS * (rf_u32)feature.bags < feature.count) lanes *= 2;
     return lanes;
 }
 
-/* Writes the span's lookups to the window. Afterwards a counter says where its row ends. */
+/* Writes the span's lookups to the window. Afterwards a counter says where its row ends. Warps take units in turns, and load
+ * the next one before they work on this. */
 RF_INLINE void bags_list(const feature_t &feature, const room_t &room, rf_u32 first_row, const span_t &span,
                          rf_u16 *to) {
-    const rf_u32 lanes = lanes_of(feature), lane = threadIdx.x % lanes;
-    for (int bag = (int)(threadIdx.x / lanes); bag < feature.bags; bag += (int)(BLOCK / lanes)) {
-        const rf_u32 first = (rf_u32)(rf_load(feature.offsets + bag) - feature.first);
-        const rf_u32 behind = (rf_u32)(rf_load(feature.offsets + bag + 1) - feature.first);
-        for (rf_u32 at = first + lane; at < behind; at += STEPS * lanes) {
-            RF_INDEX indices[STEPS];
-            rf_u32 places[STEPS];
+    const rf_u32 lane = threadIdx.x % 32, units = (feature.count + UNIT - 1) / UNIT;
+    rf_u32 unit = threadIdx.x / 32, coming[STEPS];
+    if (unit >= units) return;
+    rows_load(feature, unit * UNIT + lane, coming);
+#pragma unroll 1
+    for (; unit < units; unit += WARPS) {
+        rf_u32 rows[STEPS], places[STEPS];
+        int bags[STEPS];
 #pragma unroll
-            for (int k = 0; k < STEPS; k++) {
-                indices[k] = -1;
-                if (at + k * lanes < behind) indices[k] = rf_load(feature.indices + at + k * lanes);
-            }
+        for (int k = 0; k < STEPS; k++) rows[k] = coming[k];
+        if (unit + WARPS < units) rows_load(feature, (unit + WARPS) * UNIT + lane, coming);
+        (void)bags_load(feature, room, unit * UNIT + lane, rows, bags);
 #pragma unroll
-            for (int k = 0; k < STEPS; k++) {
-                const rf_u32 row = row_of(feature, indices[k]);
-                places[k] = NO_ROW;
-                if (row != NO_ROW && row - first_row >= span.first && row - first_row < span.last)
-                    places[k] = atomicAdd(room.cells + (row - first_row), 1u);
-            }
-#pragma unroll
-            for (int k = 0; k < STEPS; k++)
-                if (places[k] != NO_ROW) to[places[k]] = (rf_u16)bag;
+        for (int k = 0; k < STEPS; k++) {
+            const rf_u32 row = rows[k] - first_row;
+            places[k] = NO_ROW;
+            if (rows[k] != NO_ROW && row >= span.first && row < span.last)
+                places[k] = atomicAdd(room.cells + row, 1u);
         }
+#pragma unroll
+        for (int k = 0; k < STEPS; k++)
+            if (places[k] != NO_ROW) to[places[k]] = (rf_u16)bags[k];
     }
 }
 
-/* Sorts the bags of each row of the span. Neighbouring bags are listed at about the same time, so little is out of order. */
+/* Sorts the bags of each row of the span. Neighbouring units are listed at about the same time, so little is out of order. */
 RF_INLINE void rows_sort(const room_t &room, const span_t &span, rf_u16 *list) {
     for (rf_u32 row = span.first + threadIdx.x; row < span.last; row += BLOCK) {
         const rf_u32 first = row > span.first ? room.cells[row - 1] : span.from, behind = room.cells[row];
