@@ -53,7 +53,7 @@ enum {
 
 typedef struct rf_fused_level {
     rf_tensor_map x; /* [count, k, n]; boxes of RF_FUSED_COLUMNS x RF_FUSED_K / RF_RANKS */
-    const rf_u8 *weight; /* packed by pack.cu: [slots, RF_RANKS, RF_ROWS, RF_FUSED_K] */
+    const rf_u8 *weight; /* packed by pack.cu: [slots, ranks, RF_ROWS, RF_FUSED_K] */
     const RF_INDEX *parent; /* [count], NULL at level 0 */
     /* [count + 1, strips, RF_RANKS, RF_ROWS * RF_FUSED_COLUMNS] of all levels but the last: an item's sums with those of
      * its parents, in the order of a warpgroup's registers. The last one is an item of nobody's: the bias alone. */
@@ -75,7 +75,8 @@ typedef struct rf_fused_args {
     rf_error_word errors;
     rf_i32
         tickets; /* of small.cu: pieces are taken by a ticket; else they are the blocks', which all run at once */
-    rf_i32 unused[3];
+    rf_i32 ranks; /* of small.cu: blocks that have all rows */
+    rf_i32 unused[2];
 } rf_fused_args;
 
 typedef struct rf_pack_level {
@@ -83,14 +84,14 @@ typedef struct rf_pack_level {
     rf_i64 pitch;
     rf_u8 *packed; /* see rf_fused_level */
     float *bias; /* the item of nobody's in `sums`; NULL at the last level */
-    rf_u32 *done; /* set to 0; NULL at the last level */
+    rf_u32 *done; /* set to 0, and the ticket behind it; NULL at the last level */
     rf_i32 k, slots;
 } rf_pack_level;
 
 typedef struct rf_pack_args {
     rf_pack_level levels[RF_FUSED_MOST_LEVELS];
     const rf_u16 *bias; /* [m] or NULL */
-    rf_i32 n_levels, m, strips, unused;
+    rf_i32 n_levels, m, strips, ranks;
 } rf_pack_args;
 RF_SIZE_IS(rf_fused_level, 256);
 RF_SIZE_IS(rf_fused_args, 1280);
@@ -98,30 +99,10 @@ RF_SIZE_IS(rf_pack_level, 48);
 RF_SIZE_IS(rf_pack_args, 216);
 
 /* Of small.cu: a block has RF_ROWS rows of a weight for RF_GROUPS strips. */
+enum { RF_SMALL_TICKET = 32 }; /* where the next piece's number is, behind the first level's counter */
 #define RF_SMALL_SLOT_BYTES(rows, groups) (RF_FUSED_WEIGHT_BYTES(rows) + (groups) * RF_FUSED_X_BYTES)
 #define RF_SMALL_SHARED_BYTES(rows, groups, slots)                        \
     (RF_FUSED_SMALL_BYTES + (slots) * RF_SMALL_SLOT_BYTES(rows, groups) + \
      (groups) * (rows) * RF_FUSED_COLUMNS * 2)
-
-/* One level of small.cu. */
-typedef struct rf_small_args {
-    rf_tensor_map x; /* [count, k, n]; boxes of RF_FUSED_COLUMNS x RF_FUSED_K */
-    rf_tensor_map out; /* of the last level: [count, m, n]; boxes of RF_FUSED_COLUMNS x RF_ROWS */
-    const rf_u8 *weight; /* [m, k], rows weight_pitch bytes apart */
-    rf_i64 weight_pitch;
-    const RF_INDEX *parent; /* [count]; NULL at level 0 */
-    /* [count, strips, ranks, RF_ROWS * RF_FUSED_COLUMNS] of the level before, and of this one, of all but the last: sums with
-     * those of parents, in the order of a warpgroup's registers. */
-    const float *base;
-    float *sums;
-    const rf_u16 *bias; /* [m] or NULL; at the last level */
-    rf_i32 count, parents; /* items; of the level before */
-    rf_i32 m, k, slots; /* slots: of k, a multiple of 2 */
-    rf_i32 strips, ranks; /* of an item; blocks that have all rows */
-    rf_i32 last;
-    rf_i32 map, report; /* as in rf_broadcast_add_args */
-    rf_error_word errors;
-} rf_small_args;
-RF_SIZE_IS(rf_small_args, 384);
 
 #endif

@@ -1,4 +1,4 @@
-/* rf_ikbo_linear_cuda: one launch of fused.cu behind one of pack.cu, or those of small.c. */
+/* rf_ikbo_linear_cuda: one launch of fused.cu, or of small.cu, behind one of pack.cu. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -10,6 +10,7 @@
 #include "cuda/jit/jit.h"
 
 static const rf__kernel_source fused_source = {"ikbo_linear/fused.cu", "rf_ikbo_linear"};
+static const rf__kernel_source small_source = {"ikbo_linear/small.cu", "rf_ikbo_small"};
 static const rf__kernel_source pack_source = {"ikbo_linear/pack.cu", "rf_ikbo_pack"};
 
 enum { BLOCK = 256, GRAIN = 16, WORKSPACE_GRAIN = 256, MOST_RANKS = RF__IKBO_MOST_RANKS };
@@ -20,37 +21,41 @@ _Static_assert((int)RF_FUSED_MOST_LEVELS == (int)RF_IKBO_MOST_LEVELS, "the level
 
 /* All of it int32_t: compared bytewise. */
 typedef struct fused_variant {
-    int32_t dtype, activation, index_type, rows, ranks, slots;
+    int32_t dtype, activation, index_type, rows, ranks, slots, groups; /* groups: 0 for fused.cu */
 } fused_variant;
 typedef struct pack_variant {
-    int32_t dtype, rows, ranks;
+    int32_t dtype, rows;
 } pack_variant;
 
 static rf_status fused_describe(const void *key, rf__kernel_options *options) {
     const fused_variant *variant = key;
     snprintf(options->defines, sizeof options->defines,
-             "-DRF_DTYPE=%d -DRF_ACTIVATION=%d -DRF_INDEX=%s -DRF_ROWS=%d -DRF_RANKS=%d -DRF_SLOTS=%d",
+             "-DRF_DTYPE=%d -DRF_ACTIVATION=%d -DRF_INDEX=%s -DRF_ROWS=%d -DRF_RANKS=%d -DRF_SLOTS=%d "
+             "-DRF_GROUPS=%d",
              (int)variant->dtype, (int)variant->activation, rf__kernel_integer(variant->index_type),
-             (int)variant->rows, (int)variant->ranks, (int)variant->slots);
-    options->dynamic_shared = RF_FUSED_SHARED_BYTES(variant->rows, variant->slots);
+             (int)variant->rows, (int)variant->ranks, (int)variant->slots, (int)variant->groups);
+    options->dynamic_shared = variant->groups > 0
+                                  ? RF_SMALL_SHARED_BYTES(variant->rows, variant->groups, variant->slots)
+                                  : RF_FUSED_SHARED_BYTES(variant->rows, variant->slots);
     return RF_OK;
 }
 
 static rf_status pack_describe(const void *key, rf__kernel_options *options) {
     const pack_variant *variant = key;
-    snprintf(options->defines, sizeof options->defines,
-             "-DRF_DTYPE=%d -DRF_ROWS=%d -DRF_RANKS=%d -DRF_BLOCK=%d", (int)variant->dtype,
-             (int)variant->rows, (int)variant->ranks, (int)BLOCK);
+    snprintf(options->defines, sizeof options->defines, "-DRF_DTYPE=%d -DRF_ROWS=%d -DRF_BLOCK=%d",
+             (int)variant->dtype, (int)variant->rows, (int)BLOCK);
     return RF_OK;
 }
 
-static fused_variant variant_of(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape) {
+static fused_variant variant_of(const rf_ikbo_linear_params *params, const rf__cuda_device *device) {
+    const rf__ikbo_shape shape = rf__ikbo_shape_of(params, device, params->kernel);
     return (fused_variant){(int32_t)params->dtype,
                            (int32_t)params->activation,
                            (int32_t)params->levels[1].parent_type,
-                           shape->rows,
-                           shape->ranks,
-                           shape->slots};
+                           shape.rows,
+                           shape.ranks,
+                           shape.slots,
+                           shape.groups};
 }
 
 static int64_t strips_of(const rf_ikbo_linear_params *params) { return rf__ikbo_strips(params); }
@@ -76,7 +81,7 @@ static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_d
     if (device->cc_major != 9 || device->cc_minor != 0) return "the GPU is not one of compute capability 9.0";
     if (params->dtype != RF_FLOAT16 && params->dtype != RF_BFLOAT16)
         return "the dtype is neither float16 nor bfloat16";
-    if (params->m < 1 || params->m > RF__IKBO_SMALL_MOST_ROWS) return "out has no rows or more than 2^20";
+    if (params->m < 1 || params->m > RF__IKBO_SMALL_MOST_ROWS) return "out has no rows or more than 4096";
     if (params->n < 1 || params->n * rf__dtype_bytes(params->dtype) % GRAIN != 0)
         return "out has no columns or a number of them that is no multiple of 8";
     if (params->n > MOST_N) return "out has more than 2^20 columns";
@@ -87,11 +92,10 @@ static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_d
         if (l > 1 && params->levels[l].parent_type != params->levels[1].parent_type)
             return "the maps are not all of one type";
     }
-    const rf__ikbo_shape shape = rf__ikbo_shape_of(params, device, params->kernel);
-    if (shape.groups == 0 && params->m > MOST_RANKS * RF_FUSED_MOST_ROWS) return "out has more than 448 rows";
-    if (shape.groups > 0 && rf__ikbo_small_grain(params) == 0)
-        return "rows of a weight do not start at a multiple of 4 bytes";
-    return shape.slots < 2 ? "a block has too little shared memory" : NULL;
+    const fused_variant variant = variant_of(params, device);
+    if (variant.groups == 0 && params->m > MOST_RANKS * RF_FUSED_MOST_ROWS)
+        return "out has more than 448 rows";
+    return variant.slots < 2 ? "a block has too little shared memory" : NULL;
 }
 
 /* Bytes of an item's sums. */
@@ -124,8 +128,7 @@ static int64_t places_of(const rf_ikbo_linear_params *params, const fused_varian
 /* Sums are in float32, and in whole strips and rows of blocks: of small items much more than the products in `dtype`. */
 static bool is_thrifty(const rf_ikbo_linear_params *params, const rf__cuda_device *device) {
     enum { MOST_TIMES = 8 };
-    const rf__ikbo_shape shape = rf__ikbo_shape_of(params, device, params->kernel);
-    const fused_variant variant = variant_of(params, &shape);
+    const fused_variant variant = variant_of(params, device);
     level_places places[RF_IKBO_MOST_LEVELS] = {{0, 0, 0}};
     int64_t products = 0;
     for (int32_t l = 0; l < params->n_levels - 1; l++)
@@ -143,15 +146,13 @@ bool rf_ikbo_linear_takes(const rf_ikbo_linear_params *params, int32_t ordinal) 
 rf_ikbo_kernel rf_ikbo_linear_kernel(const rf_ikbo_linear_params *params, int32_t ordinal) {
     const rf__cuda_device *device = NULL;
     if (params->kernel != RF_IKBO_KERNEL_BEST) return params->kernel;
-    return rf__cuda_device_get(ordinal, &device) == RF_OK &&
-                   rf__ikbo_shape_of(params, device, RF_IKBO_KERNEL_BEST).groups > 0
+    return rf__cuda_device_get(ordinal, &device) == RF_OK && variant_of(params, device).groups > 0
                ? RF_IKBO_KERNEL_SMALL
                : RF_IKBO_KERNEL_FUSED;
 }
 
-rf_status rf__ikbo_map_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
-                          const void *data, const int64_t *sizes, const int64_t *pitches, int32_t box_rows,
-                          rf_tensor_map *map) {
+static rf_status map_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params, const void *data,
+                        const int64_t *sizes, const int64_t *pitches, int32_t box_rows, rf_tensor_map *map) {
     const int64_t bytes = rf__dtype_bytes(params->dtype);
     rf__tensor_map_params tensor = {.data = data,
                                     .dtype = params->dtype,
@@ -165,7 +166,8 @@ rf_status rf__ikbo_map_of(const rf__cuda_device *device, const rf_ikbo_linear_pa
     return rf__tensor_map_encode(device->driver, &tensor, map);
 }
 
-const void *rf__ikbo_weight_of(const rf_ikbo_linear_params *params) {
+/* What the call's errors are known by. */
+static const void *weight_of(const rf_ikbo_linear_params *params) {
     return params->weight != NULL ? params->weight : params->levels[params->n_levels - 1].weight;
 }
 
@@ -175,10 +177,11 @@ static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_linear_par
                          rf_fused_args *fused, rf_pack_args *pack) {
     const rf_ikbo_level *last = &params->levels[params->n_levels - 1];
     fused->n_levels = pack->n_levels = params->n_levels;
+    fused->ranks = pack->ranks = variant->ranks;
     fused->strips = pack->strips = (int32_t)strips_of(params);
     fused->chain = params->chain;
     fused->report = params->check_bounds;
-    fused->errors = rf__ikbo_linear_error_word(device, rf__ikbo_weight_of(params), params->m).on_device;
+    fused->errors = rf__ikbo_linear_error_word(device, weight_of(params), params->m).on_device;
     pack->bias = params->bias;
     pack->m = (int32_t)params->m;
     for (int32_t l = 0; l < params->n_levels; l++) {
@@ -203,11 +206,12 @@ static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_linear_par
                                           .k = (int32_t)level->k,
                                           .slots = rf__ikbo_slots(level)};
         const int64_t sizes[2] = {level->count, level->k};
-        RF_CHECK(rf__ikbo_map_of(device, params, level->x, sizes, level->x_pitch, RF_FUSED_K / variant->ranks,
-                                 &fused->levels[l].x));
+        RF_CHECK(map_of(device, params, level->x, sizes, level->x_pitch,
+                        variant->groups > 0 ? RF_FUSED_K : RF_FUSED_K / variant->ranks, &fused->levels[l].x));
     }
     const int64_t sizes[2] = {last->count, params->m}, pitches[2] = {params->m * params->n, params->n};
-    return rf__ikbo_map_of(device, params, params->out, sizes, pitches, RF_FUSED_PART, &fused->out);
+    return map_of(device, params, params->out, sizes, pitches,
+                  variant->groups > 0 ? variant->rows : RF_FUSED_PART, &fused->out);
 }
 
 /* Clusters of a kernel that run at once: all SMs, but where those of a GPC are not a whole number of clusters. */
@@ -233,7 +237,7 @@ static rf_status clusters_at_once(const rf__cuda_device *device, const fused_var
 
 static rf_status launch_pack(const rf__cuda_device *device, const fused_variant *variant,
                              const rf_pack_args *args, void *stream) {
-    const pack_variant key = {variant->dtype, variant->rows, variant->ranks};
+    const pack_variant key = {variant->dtype, variant->rows};
     const rf__kernel *kernel = NULL;
     int64_t most = (int64_t)args->strips * RF_FUSED_COLUMNS; /* floats of a row's bias */
     RF_CHECK(rf__jit_kernel(device, &pack_source, &key, sizeof key, pack_describe, &kernel));
@@ -267,9 +271,29 @@ static rf_status launch_fused(const rf__cuda_device *device, const fused_variant
     return rf__launch(device, &launch, args);
 }
 
+/* Small pieces, as many blocks as there are; begun beside pack.cu. */
+static rf_status launch_small(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
+                              const fused_variant *variant, const rf__kernel *kernel, rf_fused_args *args,
+                              void *stream) {
+    const rf__ikbo_shape shape = {variant->rows, variant->ranks, variant->slots, variant->groups};
+    int64_t pieces = 0;
+    for (int32_t l = 0; l < args->n_levels; l++) pieces += rf__ikbo_pieces(params, &shape, l);
+    RF_FAIL_IF(pieces > INT32_MAX, RF_ERR_UNSUPPORTED,
+               "recfuse.ikbo_linear: path \"small\" would need more than 2^31 - 1 blocks; use path \"auto\"");
+    args->tickets = pieces > device->sms;
+    const rf__launch_config launch = {.function = kernel->function,
+                                      .grid = {(uint32_t)pieces},
+                                      .block = {(uint32_t)(variant->groups + 1) * 128},
+                                      .shared_bytes = (uint32_t)kernel->dynamic_shared,
+                                      .cooperative = !args->tickets,
+                                      .programmatic = true,
+                                      .stream = stream};
+    return rf__launch(device, &launch, args);
+}
+
 static rf_status run(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
-                     const rf__ikbo_shape *shape, const rf_cuda_stream *stream) {
-    const fused_variant variant = variant_of(params, shape);
+                     const rf_cuda_stream *stream) {
+    const fused_variant variant = variant_of(params, device);
     const rf_cuda_allocator *allocator = params->allocator;
     const rf__kernel *kernel = NULL;
     level_places places[RF_IKBO_MOST_LEVELS] = {{0, 0, 0}};
@@ -277,13 +301,19 @@ static rf_status run(const rf__cuda_device *device, const rf_ikbo_linear_params 
     rf_pack_args pack = {0};
     void *workspace = NULL, *block = NULL;
     rf_status status = RF_OK;
-    RF_CHECK(rf__jit_kernel(device, &fused_source, &variant, sizeof variant, fused_describe, &kernel));
+    const bool small = variant.groups > 0;
+    fused_variant key = variant;
+    if (small) key.ranks = 0; /* for any number */
+    RF_CHECK(rf__jit_kernel(device, small ? &small_source : &fused_source, &key, sizeof key, fused_describe,
+                            &kernel));
     const int64_t bytes = places_of(params, &variant, places);
     RF_CHECK(allocator->allocate(allocator->context, bytes, false, stream, &workspace, &block));
     RF_TRY(rf__cuda_enter(device)); /* also for the tensor maps: a thread may have no context yet */
     status = args_of(device, params, &variant, workspace, places, &fused, &pack);
     if (status == RF_OK) status = launch_pack(device, &variant, &pack, stream->stream);
-    if (status == RF_OK) status = launch_fused(device, &variant, kernel, &fused, stream->stream);
+    if (status == RF_OK)
+        status = small ? launch_small(device, params, &variant, kernel, &fused, stream->stream)
+                       : launch_fused(device, &variant, kernel, &fused, stream->stream);
     rf__cuda_leave();
 out:
     allocator->release(allocator->context, block);
@@ -302,8 +332,6 @@ rf_status rf_ikbo_linear_cuda(const rf_ikbo_linear_params *params, const rf_cuda
         reason != NULL, RF_ERR_UNSUPPORTED,
         "recfuse.ikbo_linear: path \"%s\" does not take this call: %s; use path \"auto\" or \"broadcast\"",
         params->kernel == RF_IKBO_KERNEL_SMALL ? "small" : "fused", reason);
-    RF_CHECK(rf__ikbo_linear_check(rf__ikbo_weight_of(params), params->m, stream));
-    const rf__ikbo_shape shape = rf__ikbo_shape_of(params, device, params->kernel);
-    return shape.groups > 0 ? rf__ikbo_small_run(device, params, &shape, stream)
-                            : run(device, params, &shape, stream);
+    RF_CHECK(rf__ikbo_linear_check(weight_of(params), params->m, stream));
+    return run(device, params, stream);
 }

@@ -3,7 +3,6 @@
 #define RECFUSE_CUDA_IKBO_LINEAR_H
 
 #include "cuda/driver/device.h"
-#include "device/tensor_map.h"
 
 /* The word of calls with this weight [m, k] of the last level. */
 rf__cuda_error_word rf__ikbo_linear_error_word(const rf__cuda_device *device, const void *weight, int64_t m);
@@ -36,7 +35,7 @@ typedef struct rf__ikbo_shape {
     int32_t groups; /* of small.cu: strips of a block; 0: fused.cu */
 } rf__ikbo_shape;
 
-enum { RF__IKBO_MOST_RANKS = 2, RF__IKBO_SMALL_MOST_ROWS = 1 << 20 };
+enum { RF__IKBO_MOST_RANKS = 2, RF__IKBO_SMALL_MOST_ROWS = 4096 };
 
 /* The shape of a kernel for a call that has rows and columns: RF_IKBO_KERNEL_BEST is what is faster. Slots below 2: a block
  * has too little shared memory. */
@@ -47,20 +46,5 @@ rf__ikbo_shape rf__ikbo_shape_of(const rf_ikbo_linear_params *params, const rf__
 int64_t rf__ikbo_strips(const rf_ikbo_linear_params *params);
 int32_t rf__ikbo_slots(const rf_ikbo_level *level);
 int64_t rf__ikbo_pieces(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape, int32_t l);
-
-/* What a call's errors are known by. */
-const void *rf__ikbo_weight_of(const rf_ikbo_linear_params *params);
-
-/* A map of [sizes[0], sizes[1], n], pitches in elements, whose boxes are 64 columns of box_rows rows. In the device's context. */
-rf_status rf__ikbo_map_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
-                          const void *data, const int64_t *sizes, const int64_t *pitches, int32_t box_rows,
-                          rf_tensor_map *map);
-
-/* Bytes of which rows of all weights start at a multiple, as small.cu copies them: 16 or 4; 0: neither. */
-int32_t rf__ikbo_small_grain(const rf_ikbo_linear_params *params);
-
-/* A call that was checked, by small.cu. */
-rf_status rf__ikbo_small_run(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
-                             const rf__ikbo_shape *shape, const rf_cuda_stream *stream);
 
 #endif

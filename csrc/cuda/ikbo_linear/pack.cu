@@ -1,4 +1,4 @@
-/* Weights, and the bias, in the order in which fused.cu reads them; and its counters set to 0.
+/* Weights, and the bias, in the order in which fused.cu and small.cu read them; and their counters set to 0.
  *
  * A level's weight [m, k] becomes images of its slots: [slot, rank, row, 32 of k], zeros beyond m and k, a row's four pieces
  * of 16 bytes in the order that the tensor cores' swizzle of 64 bytes wants: piece c of row r lies at c ^ (r / 2 % 4). Made in
@@ -15,7 +15,6 @@
 #endif
 #ifndef RF_ROWS
 #define RF_ROWS 224
-#define RF_RANKS 2
 #endif
 #ifndef RF_BLOCK
 #define RF_BLOCK 256
@@ -23,9 +22,9 @@
 
 enum { PIECE = 8, PIECES = RF_FUSED_K / PIECE }; /* elements of a piece; pieces of a row */
 
-RF_INLINE void pack(const rf_pack_level &level, int m, int at) {
-    const int piece = at % PIECES, row = at / PIECES % RF_ROWS, half = at / (PIECES * RF_ROWS);
-    const int out_row = half % RF_RANKS * RF_ROWS + row, k = half / RF_RANKS * RF_FUSED_K + piece * PIECE;
+RF_INLINE void pack(const rf_pack_level &level, int m, int ranks, int at) {
+    const int piece = at % PIECES, row = at / PIECES % RF_ROWS, part = at / (PIECES * RF_ROWS);
+    const int out_row = part % ranks * RF_ROWS + row, k = part / ranks * RF_FUSED_K + piece * PIECE;
     const rf_u16 *from = level.weight + out_row * level.pitch + k;
     rf_bytes<16> to;
 #pragma unroll
@@ -34,13 +33,13 @@ RF_INLINE void pack(const rf_pack_level &level, int m, int at) {
         const rf_u32 high = out_row < m && k + i + 1 < level.k ? from[i + 1] : 0u;
         to.word[i / 2] = low | high << 16;
     }
-    const int place = (half * RF_ROWS + row) * PIECES + (piece ^ (row / 2 % PIECES));
+    const int place = (part * RF_ROWS + row) * PIECES + (piece ^ (row / 2 % PIECES));
     ((rf_bytes<16> *)level.packed)[place] = to;
 }
 
 /* Float `at` of [strips, rank, RF_ROWS / 8, 128 threads, 4]: rows as at the head of fused.cu. */
 RF_INLINE float bias_of(const rf_pack_args &args, int at) {
-    const int rank = at / (RF_ROWS * RF_FUSED_COLUMNS) % RF_RANKS;
+    const int rank = at / (RF_ROWS * RF_FUSED_COLUMNS) % args.ranks;
     const int inside = at % (RF_ROWS * RF_FUSED_COLUMNS);
     const int row = rank * RF_ROWS + inside / 512 * 8 + inside / 4 % 4 * 2 + inside % 2;
     if (args.bias == nullptr || row >= args.m) return 0.0f;
@@ -51,10 +50,11 @@ RF_INLINE float bias_of(const rf_pack_args &args, int at) {
 
 extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     rf_ikbo_pack(const __grid_constant__ rf_pack_args args) {
+    rf_begin_next_kernel();
     const rf_pack_level &level = args.levels[blockIdx.y];
     const int at = blockIdx.x * RF_BLOCK + threadIdx.x;
-    if (at < level.slots * RF_RANKS * RF_ROWS * PIECES) pack(level, args.m, at);
+    if (at < level.slots * args.ranks * RF_ROWS * PIECES) pack(level, args.m, args.ranks, at);
     if (level.bias == nullptr) return;
-    if (at < args.strips * RF_RANKS * RF_ROWS * RF_FUSED_COLUMNS) level.bias[at] = bias_of(args, at);
-    if (at == 0) *level.done = 0;
+    if (at < args.strips * args.ranks * RF_ROWS * RF_FUSED_COLUMNS) level.bias[at] = bias_of(args, at);
+    if (at == 0) level.done[0] = level.done[RF_SMALL_TICKET] = 0;
 }

@@ -33,11 +33,11 @@ static const struct {
     int32_t rows, groups, slot_time;
 } small_shapes[] = {{64, 1, 79}, {64, 2, 97}, {112, 2, 142}, {112, 3, 208}};
 
-/* Nanoseconds of a call, as on an H200: what does not depend on the size, the longest first piece, and those that follow on an
- * SM. */
+/* Nanoseconds of a call, as on an H200: what does not depend on the size, the more for pieces that do not all begin at once;
+ * the longest first piece, and the pieces that follow on an SM. */
 static int64_t small_time(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape, int64_t slot_time,
                           int32_t sms) {
-    enum { BASE = 6500, TURN = 4500 };
+    enum { BASE = 8300, LATER = 4000, TURN = 4500 };
     const int64_t last = slot_time * rf__ikbo_slots(&params->levels[params->n_levels - 1]);
     int64_t pieces = 0, longest = 0;
     for (int32_t l = 0; l < params->n_levels; l++) {
@@ -46,7 +46,7 @@ static int64_t small_time(const rf_ikbo_linear_params *params, const rf__ikbo_sh
         if (time > longest) longest = time;
     }
     const int64_t turns = (pieces + sms - 1) / sms;
-    return BASE + longest + (turns - 1) * (last + TURN);
+    return BASE + (turns > 1 ? LATER : 0) + longest + (turns - 1) * (last + TURN);
 }
 
 /* The same of fused.cu: of what does not depend on the size, with clusters and without; of a slot of a strip with 448 rows. */
@@ -83,6 +83,5 @@ rf__ikbo_shape rf__ikbo_shape_of(const rf_ikbo_linear_params *params, const rf__
     if (kernel == RF_IKBO_KERNEL_FUSED) return fused_shape(params, shared);
     const rf__ikbo_shape small = small_shape(params, device, &time);
     if (kernel == RF_IKBO_KERNEL_SMALL) return small;
-    if (rf__ikbo_small_grain(params) == 0) return fused_shape(params, shared);
     return time < fused_time(params, device->sms) ? small : fused_shape(params, shared);
 }

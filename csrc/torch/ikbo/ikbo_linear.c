@@ -4,7 +4,8 @@
  * products gathered for their candidates into memory, and an addition; "aligned" the same with rows of weights padded to 16
  * bytes, which tensor cores want; "broadcast" adds from the users' products in one kernel, which also has what
  * is left of a k that is no multiple of 8; "fused" is one launch in all.
- * A fifth, "concatenated" (linear_concatenated.c), is for users of one candidate each; a sixth, "small", for few items of a GPU.
+ * A fifth, "concatenated" (linear_concatenated.c), is for users of one candidate each; a sixth, "small", is one launch of many small
+ * pieces, for few items of a GPU.
  * A level's products go to a temporary, the last one's to the output. torch's matmuls are called by the operators that
  * write to a given tensor: autocast, which would change the type, leaves them alone.
  */

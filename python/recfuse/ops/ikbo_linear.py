@@ -67,9 +67,9 @@ def ikbo_linear(
             users and candidates, the users' part written out for each candidate, an addition; "aligned": the
             same with rows of the weights padded to 16 bytes on a GPU; "broadcast": these matmuls and one
             kernel that adds from the users' part; "fused": one kernel in all, on GPUs that have it, else
-            refused; "small": a kernel for each of users and candidates that cuts k, for few items of a GPU,
-            else refused; "concatenated": users' features copied beside their candidates' and one matmul of
-            torch, on the CPU and for inputs of two dimensions. "auto": the best of those that take the call;
+            refused; "small": the same in many small pieces, for few items; "concatenated": users' features
+            copied beside their candidates' and one matmul of torch, on the CPU and for inputs of two
+            dimensions. "auto": the best of those that take the call;
             :func:`ikbo_linear_path` says which.
         bounds_check: "on" checks ``cand_to_user``; "off" trusts it: a bad one is then undefined behaviour.
 
