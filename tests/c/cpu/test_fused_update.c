@@ -135,7 +135,7 @@ static void check_matrix(const update_case *drawn, int m, const bool *looked_up,
     }
     for (int s = 0; s < states_of(optimizer); s++)
         for (int64_t i = 0; i < state_elements(optimizer, matrix); i++)
-            CHECK(fabs((double)matrix->states[s][i] - want[1 + s][i]) <= 0x1p-18 * (1 + want[1 + s][i]),
+            CHECK(fabs((double)matrix->states[s][i] - want[1 + s][i]) <= 0x1p-18 * (1 + fabs(want[1 + s][i])),
                   "%s: state %d of %d at %lld: %.9g, not %.9g", label, s, m, (long long)i,
                   (double)matrix->states[s][i], want[1 + s][i]);
 }
