@@ -19,7 +19,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["plain", "address"])
-@pytest.mark.parametrize("command", ["ikbo_add", "ikbo_takes"])
+@pytest.mark.parametrize("command", ["ikbo_add", "ikbo_takes", "ikbo_kernel"])
 def test_launches_and_refusals(cuda_build: Build, cache: Path, kind: str, command: str) -> None:
     program = cuda_build(kind).beside_own_kernels()
     program.add_nvrtc()

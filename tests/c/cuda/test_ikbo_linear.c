@@ -132,5 +132,26 @@ static void ikbo_takes(char **arguments) {
     REFUSED_AS(RF_ERR_VALUE, 0, "allocator is NULL", layer.allocator = NULL);
 }
 
-const command ikbo_commands[] = {{"ikbo_add", 0, ikbo_add}, {"ikbo_takes", 0, ikbo_takes}};
+/* The kernel that a layer of so many users, candidates and rows would have. */
+static rf_ikbo_kernel kernel_of(int64_t users, int64_t candidates, int64_t m, rf_ikbo_kernel asked) {
+    static _Alignas(16) char memory[64];
+    rf_ikbo_linear_params layer = layer_of(memory);
+    layer.levels[0].count = users, layer.levels[1].count = candidates, layer.m = m, layer.kernel = asked;
+    return rf_ikbo_linear_kernel(&layer, 0);
+}
+
+/* ikbo_kernel: few items have small pieces, many the blocks that stay, whatever is asked for has what is asked for. */
+static void ikbo_kernel(char **arguments) {
+    (void)arguments;
+    const rf_ikbo_kernel best = RF_IKBO_KERNEL_BEST, fused = RF_IKBO_KERNEL_FUSED,
+                         small = RF_IKBO_KERNEL_SMALL;
+    CHECK(kernel_of(1, 1, 433, best) == small, "one candidate");
+    CHECK(kernel_of(2, 4, 64, best) == small, "four candidates");
+    CHECK(kernel_of(20, 5000, 433, best) == fused, "5,000 candidates");
+    CHECK(kernel_of(20, 50000, 64, best) == fused, "50,000 candidates of 64 rows");
+    CHECK(kernel_of(20, 5000, 433, small) == small && kernel_of(1, 1, 433, fused) == fused, "as asked");
+}
+
+const command ikbo_commands[] = {
+    {"ikbo_add", 0, ikbo_add}, {"ikbo_takes", 0, ikbo_takes}, {"ikbo_kernel", 0, ikbo_kernel}};
 const int n_ikbo_commands = (int)(sizeof ikbo_commands / sizeof ikbo_commands[0]);
