@@ -93,8 +93,10 @@ def test_compiled_training_is_eager_training(backend, kind):
     assert all(parameter.grad is None for parameter in optim.embedding_parameters(model))
 
 
-@pytest.mark.parametrize("form", ("checkpointed", "frozen", "deferred", "partly"))
-@pytest.mark.parametrize("backend", BACKENDS[1:])
+FORMS = [("aot_eager", form) for form in ("checkpointed", "frozen", "deferred", "partly")]
+
+
+@pytest.mark.parametrize(("backend", "form"), FORMS + [(name, "checkpointed") for name in BACKENDS[2:]])
 def test_forms_of_compiled_training(backend, form):
     model = Model(form == "checkpointed")
     if form == "frozen":

@@ -73,7 +73,8 @@ class FusedEmbeddingBagCollection(PackedModule):
 
     Args:
         tables: a :class:`Table` (or a ``(rows, dim)`` pair, or TorchRec's EmbeddingBagConfig) a table.
-        sparse: gradients of the Parameters are sparse COO tensors, coalesced. Not with mode "max".
+        sparse: gradients of the Parameters are sparse COO tensors, coalesced. Not with mode "max". The
+            optimizers of :mod:`recfuse.optim` need it not.
         device: where the tables are. On the CPU, and on a CUDA device, they are pooled in one call;
             elsewhere one by one, by torch.
 
