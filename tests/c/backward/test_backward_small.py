@@ -48,7 +48,7 @@ class Matrix(ctypes.Structure):
 class ListsArgs(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("indices", "offsets", "features", "tasks", "list")),
-        *((name, ctypes.c_void_p) for name in ("starts", "bases", "factors")),
+        *((name, ctypes.c_void_p) for name in ("starts", "factors")),
         ("lookups", ctypes.c_int64),
         ("bags", ctypes.c_int32),
         ("shared_bytes", ctypes.c_int32),
@@ -57,7 +57,7 @@ class ListsArgs(ctypes.Structure):
 
 class RowsArgs(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("grad", "features", "tasks", "list", "starts", "bases")),
+        *((name, ctypes.c_void_p) for name in ("grad", "features", "tasks", "list", "starts")),
         ("factors", ctypes.c_void_p),
         ("output_dim", ctypes.c_int64),
         ("bags", ctypes.c_int32),
@@ -165,7 +165,6 @@ def run_lists(problem: Problem, features: NDArray[Any], list_rows: int, seed: in
     memory = {
         "list": aligned(indices.size + 8, np.uint16),
         "starts": np.full(int((features["rows"] + 1).sum()) + 1, 77, np.uint32),
-        "bases": np.full(features.size + 1, -7, np.int64),
         "factors": np.full(features.size * problem.bags + 1, 5, np.float32),
     }
     args = ListsArgs(lookups=indices.size, bags=problem.bags, shared_bytes=problem.shared)
@@ -176,12 +175,11 @@ def run_lists(problem: Problem, features: NDArray[Any], list_rows: int, seed: in
     lib = library(RF_INDEX=integer, RF_OFFSET=integer)
     lib.small_lists(ctypes.byref(args), len(short), ctypes.c_uint64(seed))
     lists = []
-    for feature, base in zip(features, memory["bases"], strict=False):
+    for feature in features:
         starts = memory["starts"][feature["start"] : feature["start"] + feature["rows"] + 1].astype(np.int64)
-        found = memory["list"][base + starts[0] : base + starts[-1]].tolist()
+        found = memory["list"][starts[0] : starts[-1]].tolist()
         lists.append([found[a - starts[0] : b - starts[0]] for a, b in itertools.pairwise(starts)])
-        assert starts[0] == 0
-    assert memory["starts"][-1] == 77 and memory["bases"][-1] == -7 and memory["factors"][-1] == 5
+    assert memory["starts"][-1] == 77 and memory["factors"][-1] == 5
     return Listed(lists, memory["factors"], memory)
 
 
@@ -242,7 +240,8 @@ def test_bad_offsets_do_no_harm(seed: int) -> None:
     if all(a <= b for a, b in itertools.pairwise(offsets)):
         assert found.lists == want
     assert np.isfinite(found.factors).all()
-    overlap = sorted(found.memory["bases"][:-1].tolist()) != found.memory["bases"][:-1].tolist()
+    begins = [int(found.memory["starts"][feature["start"]]) for feature in features]
+    overlap = sorted(begins) != begins
     for own, good in zip(found.lists, want, strict=True):
         for row, bags in enumerate(own):
             assert all(0 <= bag < problem.bags for bag in bags)

@@ -61,14 +61,13 @@ typedef struct rf_small_lists_args {
     RF_BACKWARD_ADDRESS(const rf_small_feature) features;
     RF_BACKWARD_ADDRESS(const rf_small_list) tasks; /* [grid] */
     RF_BACKWARD_ADDRESS(rf_u16) list; /* [lookups]: bags, each feature's from where its lookups begin */
-    RF_BACKWARD_ADDRESS(rf_u32) starts; /* where a row's bags begin in its feature's part of the list */
-    RF_BACKWARD_ADDRESS(rf_i64) bases; /* [small features]: where that part begins */
+    RF_BACKWARD_ADDRESS(rf_u32) starts; /* where in the list a row's bags begin */
     RF_BACKWARD_ADDRESS(float) factors; /* one over the lookups of a bag that count; NULL: all are sums */
     rf_i64 lookups;
     rf_i32 bags;
     rf_i32 shared_bytes; /* of a block, dynamic */
 } rf_small_lists_args;
-RF_SIZE_IS(rf_small_lists_args, 80);
+RF_SIZE_IS(rf_small_lists_args, 72);
 
 /* staged.cu */
 typedef struct rf_small_args {
@@ -77,7 +76,6 @@ typedef struct rf_small_args {
     RF_BACKWARD_ADDRESS(const rf_small_task) tasks; /* [grid] */
     RF_BACKWARD_ADDRESS(const rf_u16) list; /* as above */
     RF_BACKWARD_ADDRESS(const rf_u32) starts;
-    RF_BACKWARD_ADDRESS(const rf_i64) bases;
     RF_BACKWARD_ADDRESS(const float) factors;
     rf_i64 output_dim;
     rf_i32 bags;
@@ -85,6 +83,6 @@ typedef struct rf_small_args {
     rf_emit_args emit;
     rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
 } rf_small_args;
-RF_SIZE_IS(rf_small_args, 856);
+RF_SIZE_IS(rf_small_args, 848);
 
 #endif

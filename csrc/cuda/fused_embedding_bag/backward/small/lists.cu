@@ -275,11 +275,11 @@ extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LIST
     const rf_u32 all = cells_sum(room, of_warps);
     before = before_all;
     rf_u32 *starts = args.starts + small.start;
+    const rf_u32 place = (rf_u32)feature.first + before;
     for (rf_u32 row = threadIdx.x; row < rows; row += BLOCK)
-        starts[first_row + row] = before + cell_at(room, row * room.parts);
-    if (threadIdx.x == 0 && task.last_row == small.rows) starts[small.rows] = before + all;
-    if (threadIdx.x == 0 && first_row == 0) args.bases[task.feature] = feature.first;
-    rf_u16 *list = args.list + feature.first + before;
+        starts[first_row + row] = place + cell_at(room, row * room.parts);
+    if (threadIdx.x == 0 && task.last_row == small.rows) starts[small.rows] = place + all;
+    rf_u16 *list = args.list + place;
     for (rf_u32 next = 0; next < rows && all > 0;) {
         const span_t span = span_of(room, next, rows, all);
         rf_u16 *to = list + span.from;

@@ -138,8 +138,7 @@ static void layout(const rf__backward_small_call *call, int64_t starts, int64_t 
                    rf__backward_small_plan *plan) {
     /* The list is read by vectors. */
     plan->starts_at = plan->list_at + rounded_up((call->lookups + ALIGNMENT) * (int64_t)sizeof(rf_u16));
-    plan->bases_at = plan->starts_at + rounded_up(starts * (int64_t)sizeof(rf_u32));
-    plan->factors_at = plan->bases_at + rounded_up(plan->n_features * (int64_t)sizeof(rf_i64));
+    plan->factors_at = plan->starts_at + rounded_up(starts * (int64_t)sizeof(rf_u32));
     plan->workspace_bytes = plan->factors_at + rounded_up(factors * (int64_t)sizeof(float));
     plan->any_mean = factors > 0;
 }

@@ -32,7 +32,7 @@ typedef struct rf__backward_small_plan {
     int64_t description_bytes, lists_at, tasks_at;
     int32_t n_lists, n_staged, n_gathered; /* tasks: those that stage gradients come first */
     int32_t lists_shared, staged_shared, most_staged_shared; /* bytes a block */
-    int64_t list_at, starts_at, bases_at, factors_at, workspace_bytes; /* aligned to 16 bytes */
+    int64_t list_at, starts_at, factors_at, workspace_bytes; /* aligned to 16 bytes */
     bool any_mean;
 } rf__backward_small_plan;
 

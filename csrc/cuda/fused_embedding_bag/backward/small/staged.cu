@@ -187,14 +187,13 @@ RF_INLINE void row_emit(const rf_small_args &args, const rf_emit_t &emit, const 
 /* What a block has of a task. */
 struct rows_t {
     const rf_u32 *starts; /* of the feature's row 0 */
-    const rf_u16 *list; /* of all features */
-    rf_u32 base; /* where the feature's begins */
+    const rf_u16 *list; /* of all features; starts are places in it */
     rf_i64 row; /* where its table begins in the matrix */
     int first, last;
 
     RF_INLINE span_t span(int number) const {
         span_t found = {0, 0};
-        if (number < last) found = {base + rf_load(starts + number), base + rf_load(starts + number + 1)};
+        if (number < last) found = {rf_load(starts + number), rf_load(starts + number + 1)};
         return found;
     }
 };
@@ -300,12 +299,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS)
     const rf_small_feature feature = args.features[task.feature];
     const rf_backward_matrix &matrix = args.matrices[feature.matrix];
     place_t place = place_of(args, feature, task);
-    const rows_t rows = {args.starts + feature.start,
-                         args.list,
-                         (rf_u32)args.bases[task.feature],
-                         feature.row,
-                         task.first_row,
-                         task.last_row};
+    const rows_t rows = {args.starts + feature.start, args.list, feature.row, task.first_row, task.last_row};
     if (RF_STAGED) {
         grad_stage(args.bags, task.columns, (float *)memory, place);
         __syncthreads();
