@@ -98,6 +98,7 @@ class Problem:
     wide: bool = False  # 64 bits
     bad: str = ""  # what is wrong with the lookups
     hot: float = 0.0  # of the lookups that are of row 1
+    few: int = 10**9  # rows that are looked up
     shared: int = LEAST_SHARED
     seed: int = 0
 
@@ -107,7 +108,10 @@ class Problem:
         lengths = draw.integers(0, self.longest + 1, (len(self.rows), self.bags))
         lengths[draw.random(lengths.shape) < 0.2] = 0
         offsets = np.concatenate([[0], lengths.reshape(-1).cumsum()]).astype(integer)
-        parts = [draw.integers(0, rows, own) for rows, own in zip(self.rows, lengths.sum(1), strict=True)]
+        parts = [
+            draw.integers(0, min(rows, self.few), own)
+            for rows, own in zip(self.rows, lengths.sum(1), strict=True)
+        ]
         indices = np.concatenate(parts).astype(integer)
         indices[draw.random(indices.size) < self.hot] = 1
         if "index" in self.bad:
@@ -211,6 +215,8 @@ PROBLEMS = {
     "one bag": Problem(bags=1, longest=4000, rows=(4, 1200), dims=(8, 4), seed=7),
     "empty": Problem(bags=3, longest=0, seed=8),
     "counters of 32 bits": Problem(bags=200, longest=900, rows=(300,), dims=(4,), hot=0.6, seed=9),
+    "many hot rows": Problem(bags=120, longest=50, rows=(5000, 2500), dims=(4, 8), few=30, seed=12),
+    "some hot rows": Problem(bags=120, longest=50, rows=(5000, 2500), dims=(4, 8), few=6, seed=13),
     "a list in parts": Problem(bags=60, longest=600, rows=(6000,), dims=(4,), hot=0.1, seed=10),
 }
 
