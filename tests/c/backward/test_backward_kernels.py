@@ -59,7 +59,8 @@ FILES = {
 }
 
 
-FEW = {"sort.cu": 32, "small/lists.cu": 8}  # bytes that may be spilled, outside of loops over lookups
+# Bytes that may be spilled: of entries of 64 bits, once a chunk; and what is seldom needed of a feature.
+FEW = {("sort.cu", "sm_80"): 32, ("sort.cu", "sm_90a"): 32, ("small/lists.cu", "sm_80"): 48}
 
 
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))
@@ -71,6 +72,6 @@ def test_without_spills(file: str, arch: str) -> None:
     spilling = [
         (defines, found)
         for defines, log in zip(every, logs, strict=True)
-        if max(map(int, found := re.findall(r"(\d+) bytes spill stores", log))) > FEW.get(file, 0)
+        if max(map(int, found := re.findall(r"(\d+) bytes spill stores", log))) > FEW.get((file, arch), 0)
     ]
     assert spilling == []
