@@ -67,15 +67,15 @@ RF_INLINE void count_less(const feature_t &feature, const room_t &room, rf_u32 p
 RF_INLINE rf_u32 rows_count(const feature_t &feature, const room_t &room, rf_u32 first_row, rf_u32 n_rows,
                             int *counts) {
     const rf_u32 lane = threadIdx.x % 32, units = (feature.count + UNIT - 1) / UNIT;
-    rf_u32 before = 0, part = 0, part_end = room.part_units, coming[STEPS];
-    if (threadIdx.x / 32 < units) rows_load(feature, threadIdx.x / 32 * UNIT + lane, coming);
+    rf_u32 before = 0, part = 0, part_end = room.part_units;
+    RF_INDEX coming[STEPS];
+    indices_load(feature, threadIdx.x / 32 * UNIT + lane, coming);
 #pragma unroll 1
     for (rf_u32 unit = threadIdx.x / 32; unit < units; unit += WARPS) {
         const rf_u32 position = unit * UNIT + lane;
         rf_u32 rows[STEPS];
-#pragma unroll
-        for (int k = 0; k < STEPS; k++) rows[k] = coming[k];
-        if (unit + WARPS < units) rows_load(feature, position + WARPS * UNIT, coming);
+        rows_of(feature, coming, rows);
+        indices_load(feature, position + WARPS * UNIT, coming);
         if (counts != nullptr) count_less(feature, room, position, rows, counts);
         if (!feature.sound) {
             int bags[STEPS];
@@ -190,15 +190,14 @@ RF_INLINE void part_list(const feature_t &feature, const room_t &room, rf_u32 fi
     const rf_u32 behind = min((warp + 1) * room.part_units, units);
     rf_u32 unit = warp * room.part_units;
     if (warp >= (rf_u32)room.parts || unit >= behind) return;
-    rf_u32 coming[STEPS];
-    rows_load(feature, unit * UNIT + lane, coming);
+    RF_INDEX coming[STEPS];
+    indices_load(feature, unit * UNIT + lane, coming);
 #pragma unroll 1
     for (; unit < behind; unit++) {
         rf_u32 rows[STEPS];
         int bags[STEPS];
-#pragma unroll
-        for (int k = 0; k < STEPS; k++) rows[k] = coming[k];
-        if (unit + 1 < behind) rows_load(feature, (unit + 1) * UNIT + lane, coming);
+        rows_of(feature, coming, rows);
+        indices_load(feature, (unit + 1) * UNIT + lane, coming);
         const bool one_bag = bags_load(feature, room, unit * UNIT + lane, rows, bags);
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {

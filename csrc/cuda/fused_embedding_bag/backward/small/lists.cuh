@@ -151,14 +151,16 @@ RF_INLINE rf_u32 row_of(const feature_t &feature, RF_INDEX index) {
     return is_row ? (rf_u32)index : NO_ROW;
 }
 
-/* Loads a lane's rows of a unit: the first at `position`; NO_ROW where there is none. */
-RF_INLINE void rows_load(const feature_t &feature, rf_u32 position, rf_u32 (&rows)[STEPS]) {
-    RF_INDEX indices[STEPS];
+/* Asks for a lane's indices of a unit, the first at `position`; -1 where there is none. They are looked at by rows_of, apart
+ * from this, so that nobody waits for what is asked for ahead. */
+RF_INLINE void indices_load(const feature_t &feature, rf_u32 position, RF_INDEX (&indices)[STEPS]) {
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
         indices[k] = -1;
         if (position + k * 32 < feature.count) indices[k] = rf_load(feature.indices + position + k * 32);
     }
+}
+RF_INLINE void rows_of(const feature_t &feature, const RF_INDEX (&indices)[STEPS], rf_u32 (&rows)[STEPS]) {
 #pragma unroll
     for (int k = 0; k < STEPS; k++) rows[k] = row_of(feature, indices[k]);
 }

@@ -42,16 +42,15 @@ RF_INLINE rf_u32 lanes_of(const feature_t &feature) {
 RF_INLINE void bags_list(const feature_t &feature, const room_t &room, rf_u32 first_row, const span_t &span,
                          rf_u16 *to) {
     const rf_u32 lane = threadIdx.x % 32, units = (feature.count + UNIT - 1) / UNIT;
-    rf_u32 unit = threadIdx.x / 32, coming[STEPS];
-    if (unit >= units) return;
-    rows_load(feature, unit * UNIT + lane, coming);
+    rf_u32 unit = threadIdx.x / 32;
+    RF_INDEX coming[STEPS];
+    indices_load(feature, unit * UNIT + lane, coming);
 #pragma unroll 1
     for (; unit < units; unit += WARPS) {
         rf_u32 rows[STEPS], places[STEPS];
         int bags[STEPS];
-#pragma unroll
-        for (int k = 0; k < STEPS; k++) rows[k] = coming[k];
-        if (unit + WARPS < units) rows_load(feature, (unit + WARPS) * UNIT + lane, coming);
+        rows_of(feature, coming, rows);
+        indices_load(feature, (unit + WARPS) * UNIT + lane, coming);
         (void)bags_load(feature, room, unit * UNIT + lane, rows, bags);
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
