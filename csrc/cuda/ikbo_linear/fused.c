@@ -47,15 +47,14 @@ static rf_status pack_describe(const void *key, rf__kernel_options *options) {
     return RF_OK;
 }
 
-static fused_variant variant_of(const rf_ikbo_linear_params *params, const rf__cuda_device *device) {
-    const rf__ikbo_shape shape = rf__ikbo_shape_of(params, device, params->kernel);
+static fused_variant variant_of(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape) {
     return (fused_variant){(int32_t)params->dtype,
                            (int32_t)params->activation,
                            (int32_t)params->levels[1].parent_type,
-                           shape.rows,
-                           shape.ranks,
-                           shape.slots,
-                           shape.groups};
+                           shape->rows,
+                           shape->ranks,
+                           shape->slots,
+                           shape->groups};
 }
 
 static int64_t strips_of(const rf_ikbo_linear_params *params) { return rf__ikbo_strips(params); }
@@ -76,8 +75,9 @@ static const char *level_refusal(const rf_ikbo_linear_params *params, const rf_i
     return NULL;
 }
 
-/* NULL, or what keeps the kernel from taking the call. */
-static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_device *device) {
+/* NULL, with the shape that takes the call; or what keeps the kernel from it. */
+static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_device *device,
+                           rf__ikbo_shape *shape) {
     if (device->cc_major != 9 || device->cc_minor != 0) return "the GPU is not one of compute capability 9.0";
     if (params->dtype != RF_FLOAT16 && params->dtype != RF_BFLOAT16)
         return "the dtype is neither float16 nor bfloat16";
@@ -92,10 +92,10 @@ static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_d
         if (l > 1 && params->levels[l].parent_type != params->levels[1].parent_type)
             return "the maps are not all of one type";
     }
-    const fused_variant variant = variant_of(params, device);
-    if (variant.groups == 0 && params->m > MOST_RANKS * RF_FUSED_MOST_ROWS)
+    *shape = rf__ikbo_shape_of(params, device, params->kernel);
+    if (shape->groups == 0 && params->m > MOST_RANKS * RF_FUSED_MOST_ROWS)
         return "out has more than 448 rows";
-    return variant.slots < 2 ? "a block has too little shared memory" : NULL;
+    return shape->slots < 2 ? "a block has too little shared memory" : NULL;
 }
 
 /* Bytes of an item's sums. */
@@ -126,9 +126,9 @@ static int64_t places_of(const rf_ikbo_linear_params *params, const fused_varian
 }
 
 /* Sums are in float32, and in whole strips and rows of blocks: of small items much more than the products in `dtype`. */
-static bool is_thrifty(const rf_ikbo_linear_params *params, const rf__cuda_device *device) {
+static bool is_thrifty(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape) {
     enum { MOST_TIMES = 8 };
-    const fused_variant variant = variant_of(params, device);
+    const fused_variant variant = variant_of(params, shape);
     level_places places[RF_IKBO_MOST_LEVELS] = {{0, 0, 0}};
     int64_t products = 0;
     for (int32_t l = 0; l < params->n_levels - 1; l++)
@@ -137,16 +137,22 @@ static bool is_thrifty(const rf_ikbo_linear_params *params, const rf__cuda_devic
     return bytes <= (int64_t)1 << 30 || bytes <= MOST_TIMES * products;
 }
 
-bool rf_ikbo_linear_takes(const rf_ikbo_linear_params *params, int32_t ordinal) {
+bool rf__ikbo_linear_shape(const rf_ikbo_linear_params *params, int32_t ordinal, rf__ikbo_shape *shape) {
     const rf__cuda_device *device = NULL;
     return rf__check_ikbo_linear(params) == RF_OK && rf__cuda_device_get(ordinal, &device) == RF_OK &&
-           refusal(params, device) == NULL && is_thrifty(params, device);
+           refusal(params, device, shape) == NULL && is_thrifty(params, shape);
+}
+
+bool rf_ikbo_linear_takes(const rf_ikbo_linear_params *params, int32_t ordinal) {
+    rf__ikbo_shape shape;
+    return rf__ikbo_linear_shape(params, ordinal, &shape);
 }
 
 rf_ikbo_kernel rf_ikbo_linear_kernel(const rf_ikbo_linear_params *params, int32_t ordinal) {
     const rf__cuda_device *device = NULL;
     if (params->kernel != RF_IKBO_KERNEL_BEST) return params->kernel;
-    return rf__cuda_device_get(ordinal, &device) == RF_OK && variant_of(params, device).groups > 0
+    return rf__cuda_device_get(ordinal, &device) == RF_OK &&
+                   rf__ikbo_shape_of(params, device, params->kernel).groups > 0
                ? RF_IKBO_KERNEL_SMALL
                : RF_IKBO_KERNEL_FUSED;
 }
@@ -271,29 +277,31 @@ static rf_status launch_fused(const rf__cuda_device *device, const fused_variant
     return rf__launch(device, &launch, args);
 }
 
-/* Small pieces, as many blocks as there are; begun beside pack.cu. */
+/* Small pieces, as many blocks as there are; begun beside pack.cu. All at once where they may be, which takes no ticket; the
+ * stream may have fewer SMs than the device, which the driver knows. */
 static rf_status launch_small(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
-                              const fused_variant *variant, const rf__kernel *kernel, rf_fused_args *args,
+                              const rf__ikbo_shape *shape, const rf__kernel *kernel, rf_fused_args *args,
                               void *stream) {
-    const rf__ikbo_shape shape = {variant->rows, variant->ranks, variant->slots, variant->groups};
     int64_t pieces = 0;
-    for (int32_t l = 0; l < args->n_levels; l++) pieces += rf__ikbo_pieces(params, &shape, l);
+    for (int32_t l = 0; l < args->n_levels; l++) pieces += rf__ikbo_pieces(params, shape, l);
     RF_FAIL_IF(pieces > INT32_MAX, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_linear: path \"small\" would need more than 2^31 - 1 blocks; use path \"auto\"");
-    args->tickets = pieces > device->sms;
-    const rf__launch_config launch = {.function = kernel->function,
-                                      .grid = {(uint32_t)pieces},
-                                      .block = {(uint32_t)(variant->groups + 1) * 128},
-                                      .shared_bytes = (uint32_t)kernel->dynamic_shared,
-                                      .cooperative = !args->tickets,
-                                      .programmatic = true,
-                                      .stream = stream};
+    rf__launch_config launch = {.function = kernel->function,
+                                .grid = {(uint32_t)pieces},
+                                .block = {(uint32_t)(shape->groups + 1) * 128},
+                                .shared_bytes = (uint32_t)kernel->dynamic_shared,
+                                .cooperative = pieces <= device->sms,
+                                .programmatic = true,
+                                .stream = stream};
+    if (launch.cooperative && rf__launch(device, &launch, args) == RF_OK) return RF_OK;
+    launch.cooperative = false;
+    args->tickets = true;
     return rf__launch(device, &launch, args);
 }
 
 static rf_status run(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
-                     const rf_cuda_stream *stream) {
-    const fused_variant variant = variant_of(params, device);
+                     const rf__ikbo_shape *shape, const rf_cuda_stream *stream) {
+    const fused_variant variant = variant_of(params, shape);
     const rf_cuda_allocator *allocator = params->allocator;
     const rf__kernel *kernel = NULL;
     level_places places[RF_IKBO_MOST_LEVELS] = {{0, 0, 0}};
@@ -312,7 +320,7 @@ static rf_status run(const rf__cuda_device *device, const rf_ikbo_linear_params 
     status = args_of(device, params, &variant, workspace, places, &fused, &pack);
     if (status == RF_OK) status = launch_pack(device, &variant, &pack, stream->stream);
     if (status == RF_OK)
-        status = small ? launch_small(device, params, &variant, kernel, &fused, stream->stream)
+        status = small ? launch_small(device, params, shape, kernel, &fused, stream->stream)
                        : launch_fused(device, &variant, kernel, &fused, stream->stream);
     rf__cuda_leave();
 out:
@@ -320,18 +328,26 @@ out:
     return status;
 }
 
+rf_status rf__ikbo_linear_run(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape,
+                              const rf_cuda_stream *stream) {
+    const rf__cuda_device *device = NULL;
+    RF_CHECK(rf__cuda_device_get(stream->device, &device));
+    RF_CHECK(rf__ikbo_linear_check(weight_of(params), params->m, stream));
+    return run(device, params, shape, stream);
+}
+
 rf_status rf_ikbo_linear_cuda(const rf_ikbo_linear_params *params, const rf_cuda_stream *stream) {
     const rf__cuda_device *device = NULL;
+    rf__ikbo_shape shape;
     RF_CHECK(rf__check_ikbo_linear(params));
     const bool any = params->m > 0 && params->n > 0 && params->levels[params->n_levels - 1].count > 0;
     RF_FAIL_IF(params->allocator == NULL || (params->out == NULL && any), RF_ERR_VALUE,
                "recfuse.ikbo_linear: %s is NULL", params->allocator == NULL ? "allocator" : "out");
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
-    const char *reason = refusal(params, device);
+    const char *reason = refusal(params, device, &shape);
     RF_FAIL_IF(
         reason != NULL, RF_ERR_UNSUPPORTED,
         "recfuse.ikbo_linear: path \"%s\" does not take this call: %s; use path \"auto\" or \"broadcast\"",
         params->kernel == RF_IKBO_KERNEL_SMALL ? "small" : "fused", reason);
-    RF_CHECK(rf__ikbo_linear_check(weight_of(params), params->m, stream));
-    return run(device, params, stream);
+    return rf__ikbo_linear_run(params, &shape, stream);
 }

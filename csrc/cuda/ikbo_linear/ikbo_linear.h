@@ -47,4 +47,10 @@ int64_t rf__ikbo_strips(const rf_ikbo_linear_params *params);
 int32_t rf__ikbo_slots(const rf_ikbo_level *level);
 int64_t rf__ikbo_pieces(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape, int32_t l);
 
+/* rf_ikbo_linear_takes, with the shape; and rf_ikbo_linear_cuda of what that takes, without looking at it again. `out` and the
+ * allocator may be given in between. */
+bool rf__ikbo_linear_shape(const rf_ikbo_linear_params *params, int32_t ordinal, rf__ikbo_shape *shape);
+rf_status rf__ikbo_linear_run(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape,
+                              const rf_cuda_stream *stream);
+
 #endif

@@ -231,8 +231,9 @@ static rf_status make_rows(rf__call *call, rf__ikbo_layer *layer) {
     return RF_OK;
 }
 
-/* What "auto" is for this call. Weights may be copied for the one launch, but inputs only where it is asked for. */
-static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer) {
+/* What "auto" is for this call. Weights may be copied for the one launch, but inputs only where it is asked for. `shape`: given where it is
+ * one of this library's kernels alone. */
+static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer, rf__ikbo_shape *shape) {
     const bool on_cpu = rf__device_is_cpu(call->device);
     RF_FAIL_IF((layer->path == RF__IKBO_FUSED || layer->path == RF__IKBO_SMALL) && on_cpu, RF_ERR_UNSUPPORTED,
                "path is \"%s\", which is a kernel of GPUs, with tensors on the CPU; use \"auto\" or "
@@ -255,14 +256,13 @@ static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer) {
     const rf_ikbo_linear_params params = fused_params(layer, NULL);
     bool fits = true;
     for (int32_t l = 0; l < layer->n_levels; l++) fits = fits && has_rows(layer, l);
-    fits = fits && rf_ikbo_linear_takes(&params, call->device.index);
-    const bool small = fits && rf_ikbo_linear_kernel(&params, call->device.index) == RF_IKBO_KERNEL_SMALL;
-    layer->path = small ? RF__IKBO_SMALL : fits ? RF__IKBO_FUSED : RF__IKBO_BROADCAST;
+    fits = fits && rf__ikbo_linear_shape(&params, call->device.index, shape);
+    layer->path = !fits ? RF__IKBO_BROADCAST : shape->groups > 0 ? RF__IKBO_SMALL : RF__IKBO_FUSED;
     return RF_OK;
 }
 
-/* By one of the paths that are kernels of this library alone. */
-static rf_status run_kernels(rf__call *call, rf__ikbo_layer *layer, void *out) {
+/* By one of the paths that are kernels of this library alone. `shape`: of path_choose; NULL: the path was asked for. */
+static rf_status run_kernels(rf__call *call, rf__ikbo_layer *layer, const rf__ikbo_shape *shape, void *out) {
     const rf_cuda_allocator allocator = rf__call_allocator(call);
     const void *weight = layer->weights[layer->n_levels - 1].data;
     rf_cuda_stream stream;
@@ -272,17 +272,21 @@ static rf_status run_kernels(rf__call *call, rf__ikbo_layer *layer, void *out) {
     params.weight = weight;
     params.kernel = layer->path == RF__IKBO_SMALL ? RF_IKBO_KERNEL_SMALL : RF_IKBO_KERNEL_FUSED;
     RF_CHECK(rf__call_stream(call, &stream));
-    return rf_ikbo_linear_cuda(&params, &stream);
+    return shape != NULL ? rf__ikbo_linear_run(&params, shape, &stream)
+                         : rf_ikbo_linear_cuda(&params, &stream);
 }
 
 static rf_status run_layer(rf__call *call, bool chain) {
     rf__ikbo_layer layer;
+    rf__ikbo_shape shape;
     void *data = NULL;
     RF_CHECK(rf__ikbo_layer_read(call, chain, &layer));
-    RF_CHECK(path_choose(call, &layer));
+    const bool chosen = layer.path == RF__IKBO_AUTO;
+    RF_CHECK(path_choose(call, &layer, &shape));
     const int64_t sizes[3] = {layer.inputs[layer.n_levels - 1].sizes[0], layer.m, layer.n};
     RF_CHECK(rf__call_output(call, 0, 2 + layer.matrices, sizes, rf__torch_dtype(layer.dtype), &data));
-    if (layer.path == RF__IKBO_FUSED || layer.path == RF__IKBO_SMALL) return run_kernels(call, &layer, data);
+    if (layer.path == RF__IKBO_FUSED || layer.path == RF__IKBO_SMALL)
+        return run_kernels(call, &layer, chosen ? &shape : NULL, data);
     if (layer.path == RF__IKBO_CONCATENATED)
         return rf__ikbo_concatenated_run(call, &layer, call->outputs[0].tensor, data);
     return run_levels(call, &layer, call->outputs[0].tensor, data);
@@ -291,8 +295,9 @@ static rf_status run_layer(rf__call *call, bool chain) {
 /* Gives the number of the path that such a call takes. */
 static rf_status tell_path(rf__call *call, bool chain) {
     rf__ikbo_layer layer;
+    rf__ikbo_shape shape;
     RF_CHECK(rf__ikbo_layer_read(call, chain, &layer));
-    RF_CHECK(path_choose(call, &layer));
+    RF_CHECK(path_choose(call, &layer, &shape));
     call->outputs[0].integer = layer.path;
     call->outputs[0].given = true;
     return RF_OK;
