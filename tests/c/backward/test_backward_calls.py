@@ -23,7 +23,7 @@ from support.backward.calls import BAD, KINDS, STATES, Call, features_of, number
 from support.c_program import COMPILER, FLAGS, ROOT, make_once
 from support.fused import Groups
 from support.gpu import INTEGERS
-from support.reference import DTYPES, Feature
+from support.reference import DTYPES, Feature, Hyper
 
 CPP_COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 
@@ -262,3 +262,12 @@ def test_bad_contents_do_no_harm(name: str, call_of: Any) -> None:
     (dense,), ((rows, values),) = call.gradients(False), call.gradients(True)
     assert dense.isfinite().all() and values.isfinite().all() and (rows.diff() > 0).all()
     call.update(0, [], numbers_of())
+
+
+def test_without_decay_a_weight_that_is_not_finite_stays_as_it_is(call_of: Any) -> None:
+    for rows in (6, 17_000):
+        problem = Groups([(FLOAT32, 8, (rows,))], [Feature(0, "sum", None)])
+        problem.weights[0][:, 0] = torch.inf
+        call = call_of(problem, torch.ones(5, 8), torch.tensor([1, 2, 3, 3, 1]), torch.arange(6))
+        call.update(0, [], numbers_of(Hyper()))
+        assert (call.weights[0][:, 0] == torch.inf).all() and call.problem.tables[0].isfinite()[:, 1:].all()

@@ -160,7 +160,9 @@ RF_INLINE float rf_emit_gradient(const rf_emit_t &emit, const rf_emit_ahead_t &a
     if (!EMIT_READS) return 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        sums.of[i] = sums.of[i] * emit.scale + emit.decay * ahead.weight.of[i];
+        /* Without decay a weight that is not finite has no part in it. */
+        const float decayed = emit.decay != 0.0f ? emit.decay * ahead.weight.of[i] : 0.0f;
+        sums.of[i] = sums.of[i] * emit.scale + decayed;
         if (i < valid) squares += sums.of[i] * sums.of[i];
     }
     return squares;
