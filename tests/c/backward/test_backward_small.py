@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recfuse.data import workloads
-from support.c_program import COMPILER, FLAGS, ROOT, make_once
+from support.c_program import ROOT, make_once
 
 CPP_COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 SUM, MEAN = range(2)
@@ -376,68 +375,3 @@ def test_long_rows(staged: bool) -> None:
 
 def test_a_step_that_is_skipped() -> None:
     check_rows(PROBLEMS["few"], SUM, SGD, FLOAT32, FLOAT32, True, skip=1)
-
-
-class Sizes(ctypes.Structure):
-    _fields_ = (
-        ("bags", ctypes.c_int64),
-        ("sms", ctypes.c_int64),
-        ("lookups", ctypes.c_double),
-        ("staged_bytes", ctypes.c_int64),
-        ("emit", ctypes.c_int32),
-        ("weight_bytes", ctypes.c_int32),
-    )
-
-
-def host_library() -> ctypes.CDLL:
-    """The host's part that shares out tasks."""
-
-    def build(path: Path) -> None:
-        folder = ROOT / "csrc"
-        sources = [folder / "cuda/fused_embedding_bag/backward/small/tasks.c", folder / "base/status.c"]
-        command = [COMPILER, *FLAGS, "-O1", "-fPIC", "-shared", *sources, "-o", path]
-        subprocess.run([str(part) for part in command], check=True)
-
-    return ctypes.CDLL(str(make_once(["tasks of small tables"], ".so", build)))
-
-
-def shared_out(features: NDArray[Any], bags: int, emit: int, lookups: float) -> tuple[NDArray[Any], int]:
-    """Tasks as a call has them on a GPU of 132 SMs; how many are staged."""
-    core = host_library()
-    sizes = Sizes(bags, 132, lookups, 108 << 10, emit, 4)
-    tasks, staged, gathered = ctypes.c_void_p(), ctypes.c_int32(), ctypes.c_int32()
-    given = ctypes.byref(sizes), features.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(features.size)
-    made = ctypes.byref(tasks), ctypes.byref(staged), ctypes.byref(gathered)
-    assert core.rf__backward_small_tasks(*given, *made) == 0
-    count = staged.value + gathered.value
-    found = np.frombuffer(ctypes.string_at(tasks, count * TASK.itemsize), TASK)
-    ctypes.CDLL(None).free(tasks)
-    return found, staged.value
-
-
-@pytest.mark.parametrize("emit", (SGD, ROWWISE, ADAM))
-@pytest.mark.parametrize(("model", "bags"), (("A", 512), ("D", 512), ("A", 1000), ("B", 20_000), ("C", 1)))
-def test_tasks(model: str, bags: int, emit: int) -> None:
-    """Every column of every row is in one task, and tasks are about equally long."""
-    given = workloads.model(model)
-    rows, dims = np.asarray(given.rows), np.asarray(given.dims)
-    features = np.zeros(rows.size, FEATURE)
-    features["rows"], features["dim"] = rows, dims
-    tasks, staged = shared_out(features, bags, emit, lookups=20 * bags)
-    for number in range(rows.size):
-        own = tasks[tasks["feature"] == number]
-        seen = np.zeros((rows[number], dims[number] // 4), np.int32)
-        for task in own:
-            first, columns = task["column"] // 4, task["columns"] // 4
-            assert task["columns"] % 4 == 0 and columns > 0
-            seen[task["first"] : task["last"], first : first + columns] += 1
-        assert (seen == 1).all(), (number, own)
-    width = tasks["columns"]
-    assert (width[:staged] <= 32).all() and (width * bags * 4 <= 108 << 10)[:staged].all()
-    assert (width[staged:] <= 128).all()
-    if emit == ROWWISE:
-        assert (width == dims[tasks["feature"]]).all()
-    size = (tasks["last"] - tasks["first"]) * width
-    if (model, bags, emit) == ("A", 512, SGD):
-        assert staged == tasks.size and 1500 < tasks.size < 8000, tasks.size
-        assert size.max() < 24 * size.mean() and size[: tasks.size // 4].mean() > size.mean()
