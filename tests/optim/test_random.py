@@ -7,8 +7,10 @@ import random
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import recfuse
 from recfuse import optim
 from recfuse.nn import FusedEmbeddingBagCollection, Table
 
@@ -79,3 +81,25 @@ def test_steps_are_torchs(seed):
         if choose.random() < 0.3:
             taker, giver = choose.sample(optimizers, 2)
             taker.load_state_dict(copy.deepcopy(giver.state_dict()))
+
+
+@pytest.mark.parametrize("deferred", (False, True))
+def test_tables_that_take_part_in_some_steps_count_their_own(deferred):
+    draw = torch.Generator().manual_seed(7)
+    ours = [recfuse.nn.EmbeddingBag(6, 3, mode="sum") for _ in range(5)]
+    theirs = [nn.EmbeddingBag(6, 3, mode="sum", sparse=True) for _ in range(5)]
+    for own, other in zip(ours, theirs, strict=True):
+        other.load_state_dict(own.state_dict())
+    optimizer = optim.Adam([bag.weight for bag in ours], lr=0.1, deferred=deferred)
+    reference = torch.optim.SparseAdam([bag.weight for bag in theirs], lr=0.1)
+    for _ in range(12):
+        used = [number for number in range(5) if torch.rand(1, generator=draw) < 0.5] or [0]
+        indices = torch.randint(0, 6, (4, 3), generator=draw)
+        for bags, stepping in ((ours, optimizer), (theirs, reference)):
+            stepping.zero_grad()
+            sum(bags[number](indices).square().sum() for number in used).backward()
+            stepping.step()
+    steps = {number: int(state["step"]) for number, state in reference.state_dict()["state"].items()}
+    assert {number: state["step"] for number, state in optimizer.state_dict()["state"].items()} == steps
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own.weight, other.weight, rtol=1e-4, atol=1e-5)

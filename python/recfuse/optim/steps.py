@@ -77,9 +77,10 @@ def _capturing() -> bool:
 
 def _advance(optimizer: Any, own: list[tuple[Any, Any, Update]], found_inf: Tensor | None = None) -> None:
     """Raises the number of the step of what was updated, as torch does, Parameter by Parameter. Where only
-    some that share an updater were updated, they part.
+    some that share an updater were updated, they part: once all others were counted, since they may join.
     """
-    for group, updater in list(optimizer._updaters):
+    parted: dict[int, dict[Any, int]] = {}
+    for group, updater in optimizer._updaters:
         members = [(parameter, update) for _, parameter, update in own if update.updater is updater]
         updated = {id(parameter) for parameter, update in members if update.updated}
         for _, update in members:
@@ -90,6 +91,9 @@ def _advance(optimizer: Any, own: list[tuple[Any, Any, Update]], found_inf: Tens
             updater.tick(found_inf)
             continue
         made, skipped = updater.steps_made(), found_inf is not None and bool(found_inf)
-        steps = {p: u.updater.steps_made() for g, p, u in own if g is group and u.updater is not updater}
-        steps |= {p: made + (id(p) in updated and not skipped) for p, _ in members}
-        optimizer._arrange(group, steps)
+        steps = {parameter: made + (id(parameter) in updated and not skipped) for parameter, _ in members}
+        parted.setdefault(id(group), {}).update(steps)
+    for group in optimizer.param_groups:
+        if id(group) in parted:
+            steps = {p: update.updater.steps_made() for g, p, update in own if g is group}
+            optimizer._arrange(group, steps | parted[id(group)])
