@@ -7,7 +7,9 @@
 
 enum { VECTOR = 4 /* columns */ };
 
+/* -1: the feature is not of this launch. A feature with buffer -1 is of none. */
 static int32_t matrix_of(const rf__backward_problem *problem, const rf_feature *feature) {
+    if (feature->buffer < 0 || feature->rows == 0 || feature->dim == 0) return -1;
     if (problem->matrix_of != NULL) return problem->matrix_of[feature->buffer];
     return feature->buffer == problem->call.group ? 0 : -1;
 }
@@ -67,7 +69,7 @@ rf_status rf__backward_describe(rf__backward_problem *problem, rf__backward_feat
         const int32_t number = matrix_of(problem, feature);
         rf_backward_feature *to = &described->features[f];
         *to = (rf_backward_feature){.pooling = -1};
-        if (number < 0 || feature->rows == 0) continue;
+        if (number < 0) continue;
         const rf_backward_matrix *matrix = &problem->matrices[number];
         *to = (rf_backward_feature){.first_row = matrix->first_row + feature->weight_offset / matrix->dim,
                                     .rows = feature->rows,
