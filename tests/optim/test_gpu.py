@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.library import opcheck
 from torch.nn.parallel import DistributedDataParallel
+from torch.torch_version import TorchVersion
 
 import recfuse
 from recfuse import optim
@@ -257,6 +258,9 @@ if gpu.MISSING is None and shutil.which("cc"):
     BACKENDS += [{"backend": "inductor"}, {"mode": "reduce-overhead"}]
 
 
+@pytest.mark.skipif(
+    TorchVersion("2.13") > torch.__version__, reason="this torch compiles no step of a fused optimizer"
+)
 @pytest.mark.parametrize("how", BACKENDS, ids=str)
 @pytest.mark.parametrize("kind", ("SGD", "Adam"))
 def test_compiled_training(kind: str, how: dict[str, Any]) -> None:
@@ -317,10 +321,7 @@ def test_one_process_of_nccl(tmp_path: Path) -> None:
     try:
         for deferred in (False, True):
             torch.manual_seed(3)
-            model = nn.ModuleDict(
-                {"tables": FusedEmbeddingBagCollection([(20, 4), (9, 8)]), "top": nn.Linear(12, 1)}
-            )
-            model.forward = lambda *given, own=model: own["top"](own["tables"](*given))  # type: ignore[method-assign]
+            model = Net()
             twin = copy.deepcopy(model)
             model.to(gpu.DEVICE)
             names = [name for name, _ in model.named_parameters() if name.startswith("tables.")]
