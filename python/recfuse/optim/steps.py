@@ -28,10 +28,10 @@ def direct_step(optimizer: Any) -> None:
             raise ArgumentValueError(
                 f"{where}: a Parameter of shape {list(parameter.shape)} has a gradient, where backward() "
                 "should have updated its rows: it is used outside of the calls of recfuse's modules (in a "
-                "penalty on the weight, in a module of torch, under torch.func, in an exported program, or in one "
-                "that a torch before 2.13 compiled), "
-                "or had its gradient before the optimizer was made. Set the gradient to None if it is old; "
-                "else use deferred=True with lookups alone, or an optimizer of torch"
+                "penalty on the weight, in a module of torch, under torch.func, in an exported program, "
+                "or in one that a torch before 2.13 compiled), or had its gradient before the optimizer was "
+                "made. Set the gradient to None if it is old; else use deferred=True with lookups "
+                "alone, or an optimizer of torch"
             )
     if not _capturing():
         for _, _, update in own:
