@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import recfuse
 from recfuse import optim
 from recfuse.ops.updates import GRAD_SCALE, SKIP, update_of
 from support.collection import collection_of, lookups_of
@@ -125,3 +126,20 @@ def test_gradients_accumulate(collection):
             optimizer.step()
     for one, other in zip(collection.parameters(), twin.parameters(), strict=True):
         close(one, other)
+
+
+def test_a_scaler_that_begins_later_is_refused_by_a_swapped_optimizer():
+    model = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recfuse.swap(model, optimizers=[optimizer], fuse_optimizers=True)
+    indices = torch.tensor([[1, 2], [3, 3]])
+    model(indices).sum().backward()
+    optimizer.step()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(indices).sum()).backward()
+    before = model[1].weight.detach().clone()
+    with pytest.raises(ValueError, match="called by a GradScaler"):
+        scaler.step(optimizer)
+    assert torch.equal(model[1].weight, before)
+    recfuse.unswap(model, optimizers=[optimizer])
+    assert not hasattr(optimizer, "_step_supports_amp_scaling")

@@ -103,3 +103,13 @@ def test_tables_that_take_part_in_some_steps_count_their_own(deferred):
     assert {number: state["step"] for number, state in optimizer.state_dict()["state"].items()} == steps
     for own, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own.weight, other.weight, rtol=1e-4, atol=1e-5)
+
+
+def test_a_table_that_is_frozen_after_its_forward_pass_stays_as_it_is():
+    bag = recfuse.nn.EmbeddingBag(6, 3)
+    optimizer, before = optim.SGD(bag, lr=0.1), bag.weight.detach().clone()
+    output = bag(torch.tensor([[1, 2]]))
+    bag.weight.requires_grad_(False)
+    output.sum().backward()
+    optimizer.step()
+    assert torch.equal(bag.weight, before)

@@ -121,7 +121,7 @@ class UpdatedCall(torch.autograd.Function):
             if update is not None and (owner := update.updater.owner) is not None:
                 owner._before_update(update)
             if update is not None and not update.updater.deferred:
-                if _is_wanted(ctx.next_functions[at][0]):
+                if weight.requires_grad and _is_wanted(ctx.next_functions[at][0]):  # may be frozen by now
                     update.check()
                     direct[group] = weight, update
                 continue

@@ -20,6 +20,7 @@ from recfuse.ops.updates import set_update, update_of
 from recfuse.optim.base import FusedOptimizer, states_by_parameter
 from recfuse.optim.groups import OFF, ParamGroup, check_number, check_off
 from recfuse.optim.kinds import SGD, Adagrad, Adam
+from recfuse.optim.surroundings import check_scaler
 
 _FUSED: dict[type[Optimizer], type[FusedOptimizer]] = {
     torch.optim.SGD: SGD,
@@ -32,6 +33,7 @@ _DENSE_ADAM = (
 )
 _WHY_NOT = {torch.optim.Adam: _DENSE_ADAM, torch.optim.AdamW: _DENSE_ADAM}
 _ATTRIBUTE = "_recfuse_adoption"  # of the optimizer of torch
+_AMP = "_step_supports_amp_scaling"
 
 
 class Adoption:
@@ -54,7 +56,10 @@ class Adoption:
         )
         self._loaded: Mapping[Any, Any] | None = None
         self._take({parameter: optimizer.state.get(parameter, {}) for parameter in self.parameters})
+        self._amp = vars(optimizer).get(_AMP)
+        setattr(optimizer, _AMP, True)  # a GradScaler then shows itself, around its call of step()
         self._handles = [
+            optimizer.register_step_pre_hook(lambda *_: check_scaler(optimizer, self._what)),
             optimizer.register_step_post_hook(lambda *_: self._stepped()),
             optimizer.register_state_dict_pre_hook(lambda *_: self._note_steps(exact=True)),
             optimizer.register_load_state_dict_pre_hook(lambda _, state_dict: self._before_load(state_dict)),
@@ -128,6 +133,9 @@ class Adoption:
         for handle in self._handles:
             handle.remove()
         delattr(self._optimizer, _ATTRIBUTE)
+        delattr(self._optimizer, _AMP)
+        if self._amp is not None:
+            setattr(self._optimizer, _AMP, self._amp)
         self._optimizer.param_groups = [dict(group) for group in self._optimizer.param_groups]
         for parameter in self.parameters:
             set_update(parameter, None)

@@ -12,16 +12,13 @@ from torch import Tensor
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.updated_calls import check_hooks
 from recfuse.ops.updates import Update, rows_update
+from recfuse.optim.surroundings import check_scaler
 
 
 def direct_step(optimizer: Any) -> None:
     """Checks that ``backward()`` could do all, and raises the number of the step."""
     where, own = optimizer._where, list(optimizer._own())
-    if hasattr(optimizer, "grad_scale"):  # set by a GradScaler around its call of step()
-        raise ArgumentValueError(
-            f"{where}: step() is called by a GradScaler, whose scaled gradients the tables were updated with "
-            "inside backward(): make the optimizer with deferred=True"
-        )
+    check_scaler(optimizer, where)
     for _, parameter, update in own:
         check_hooks([parameter], [update])
         if parameter.grad is not None:

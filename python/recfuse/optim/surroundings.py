@@ -46,6 +46,15 @@ def check_surroundings(parameters: Sequence[Tensor], where: str, deferred: bool)
                 )
 
 
+def check_scaler(optimizer: torch.optim.Optimizer, where: str) -> None:
+    """Raises where ``step()`` is called by a gradient scaler, too late for the tables of a direct one."""
+    if hasattr(optimizer, "grad_scale"):  # set by a GradScaler around its call of step()
+        raise ArgumentValueError(
+            f"{where}: step() is called by a GradScaler, whose scaled gradients the tables were updated with "
+            "inside backward(): make the optimizer with deferred=True"
+        )
+
+
 def _is_used(scaler: torch.amp.GradScaler) -> bool:
     """Whether it has scaled something."""
     return bool(vars(scaler).get("_enabled")) and vars(scaler).get("_scale") is not None
