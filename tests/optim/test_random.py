@@ -113,3 +113,22 @@ def test_a_table_that_is_frozen_after_its_forward_pass_stays_as_it_is():
     output.sum().backward()
     optimizer.step()
     assert torch.equal(bag.weight, before)
+
+
+@pytest.mark.parametrize("fused", (False, True))
+def test_states_that_were_replaced_by_hand_are_refused(fused):
+    model = nn.Sequential(nn.EmbeddingBag(6, 3))
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    recfuse.swap(model, optimizers=[optimizer], fuse_optimizers=fused)
+    if not fused:
+        optimizer = optim.Adagrad(model, lr=0.1)
+    own = optimizer.state[model[0].weight]
+    own["sum"].fill_(2.0)
+    model(torch.tensor([[1, 2]])).sum().backward()
+    optimizer.step()
+    assert own["sum"][1, 0] > 2
+    own["sum"] = own["sum"].clone()
+    with pytest.raises(ValueError, match="sum in the state of a Parameter was removed or replaced"):
+        optimizer.step()
+    with pytest.raises(ValueError, match="was removed or replaced"):
+        optimizer.state_dict()

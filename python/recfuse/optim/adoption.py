@@ -108,9 +108,10 @@ class Adoption:
         if kind is None:
             return
         for parameter in self.parameters:
-            updater = update_of(parameter).updater  # type: ignore[union-attr]
-            made = updater.steps_made() if exact else updater.made
-            state = self._optimizer.state[parameter]
+            update, state = update_of(parameter), self._optimizer.state[parameter]
+            assert update is not None
+            self.fused._check_shared(state, update)
+            made = update.updater.steps_made() if exact else update.updater.made
             if int(state["step"]) != made or type(state["step"]) is not type(kind(made)):
                 state["step"] = kind(made)
 

@@ -177,7 +177,19 @@ class FusedOptimizer(torch.optim.Optimizer):
                         f"{self._where}: a Parameter of shape {list(parameter.shape)} belongs to another "
                         "optimizer of recfuse.optim by now, which was made of it later"
                     )
+                self._check_shared(self.state[parameter], update)
                 yield group, parameter, update
+
+    def _check_shared(self, state: Mapping[str, Any], update: Update) -> None:
+        """Raises where an entry of a state is not what the kernels write to."""
+        for name, own in zip(self._state_names, update.states, strict=True):
+            found = state.get(name)
+            if found is not own and (found is None or found.data_ptr() != own.data_ptr()):
+                raise ArgumentValueError(
+                    f"{self._where}: {name} in the state of a Parameter was removed or replaced by another "
+                    "tensor, which backward() would not know of: write into it with copy_(), or call "
+                    "load_state_dict()"
+                )
 
     # ---- steps
 
