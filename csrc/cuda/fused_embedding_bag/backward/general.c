@@ -93,7 +93,7 @@ rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_p
         to->sources = part(to, to->lookups * value_bytes);
         to->factors = part(to, to->lookups * (int64_t)sizeof(float));
     }
-    if (described->others) {
+    if (described->others > 0 && !variant->wide_keys) { /* wide keys cannot be set to trash at once */
         to->listings = part(to, call->n_features * (int64_t)sizeof(rf_backward_listing));
         to->count = part(to, sizeof(int64_t));
     }

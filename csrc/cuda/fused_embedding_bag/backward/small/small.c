@@ -69,12 +69,15 @@ static void mark_alone(const rf__backward_small_call *call, const rf_backward_fe
                        bool *alone) {
     int64_t count = 0, behind = -1, last = -1;
     bool sorted = true;
-    for (int64_t f = 0; f < call->n_features; f++) {
-        alone[f] = features[f].pooling >= 0;
-        if (!alone[f]) continue;
-        rows[count] = (rows_t){features[f].first_row, features[f].first_row + features[f].rows, f};
-        sorted &= count == 0 || rows[count - 1].first <= rows[count].first;
-        count++;
+    for (int64_t f = 0; f < call->n_features; f++) alone[f] = features[f].pooling >= 0;
+    for (int32_t m = 0; m < call->n_matrices; m++) { /* inside a matrix they mostly are in order */
+        const int64_t first = call->matrices[m].first_row, end = first + call->matrices[m].rows;
+        for (int64_t f = 0; f < call->n_features; f++) {
+            if (!alone[f] || features[f].first_row < first || features[f].first_row >= end) continue;
+            rows[count] = (rows_t){features[f].first_row, features[f].first_row + features[f].rows, f};
+            sorted &= count == 0 || rows[count - 1].first <= rows[count].first;
+            count++;
+        }
     }
     if (!sorted) qsort(rows, (size_t)count, sizeof *rows, rows_compare);
     for (int64_t i = 0; i < count; i++) {
@@ -114,23 +117,32 @@ static int32_t lists_of(const rf_small_feature *feature) {
     return (feature->rows + RF_SMALL_LISTS_ROWS - 1) / RF_SMALL_LISTS_ROWS;
 }
 
-/* The tasks of lists.cu, those of many rows first; how many they are. `to` may be NULL. */
-static int32_t lists_write(const rf_small_feature *features, int64_t n_features, rf_small_list *to) {
-    enum { CLASSES = 15 };
-    int32_t count = 0;
-    for (int32_t class = CLASSES - 1; class >= 0; class --) {
-        for (int64_t f = 0; f < n_features; f++) {
-            const int32_t parts = lists_of(&features[f]), rows = features[f].rows / parts;
-            if (31 - __builtin_clz((uint32_t)rows) != class) continue;
-            for (int32_t part = 0; part < parts; part++, count++) {
-                if (to == NULL) continue;
-                to[count] = (rf_small_list){.feature = (int32_t)f,
-                                            .first_row = features[f].rows * part / parts,
-                                            .last_row = features[f].rows * (part + 1) / parts};
-            }
-        }
+/* Which powers of two the rows of a feature's lists are between; those of many rows come first. */
+enum { LIST_CLASSES = 16 };
+static int32_t list_class(const rf_small_feature *feature) {
+    return LIST_CLASSES - 1 - (31 - __builtin_clz((uint32_t)(feature->rows / lists_of(feature))));
+}
+
+/* How many tasks lists.cu has. Of class c and those before: places[c + 1]. */
+static int32_t lists_count(const rf_small_feature *features, int64_t n_features,
+                           int32_t places[LIST_CLASSES + 1]) {
+    memset(places, 0, (LIST_CLASSES + 1) * sizeof *places);
+    for (int64_t f = 0; f < n_features; f++) places[list_class(&features[f]) + 1] += lists_of(&features[f]);
+    for (int32_t class = 0; class < LIST_CLASSES; class ++) places[class + 1] += places[class];
+    return places[LIST_CLASSES];
+}
+
+/* Writes them; `places` as counted. */
+static void lists_write(const rf_small_feature *features, int64_t n_features, int32_t *places,
+                        rf_small_list *to) {
+    for (int64_t f = 0; f < n_features; f++) {
+        const int32_t parts = lists_of(&features[f]);
+        int32_t *place = &places[list_class(&features[f])];
+        for (int32_t part = 0; part < parts; part++)
+            to[(*place)++] = (rf_small_list){.feature = (int32_t)f,
+                                             .first_row = features[f].rows * part / parts,
+                                             .last_row = features[f].rows * (part + 1) / parts};
     }
-    return count;
 }
 
 /* Where the parts of the workspace are. */
@@ -148,6 +160,7 @@ static rf_status description_write(const rf__backward_small_call *call, const rf
                                    rf__backward_small_plan *plan) {
     rf_status status = RF_OK;
     rf_small_task *tasks = NULL;
+    int32_t places[LIST_CLASSES + 1];
     const rf__backward_small_sizes sizes = {.bags = call->bags,
                                             .sms = call->device->sms,
                                             .lookups = (double)call->lookups / (double)call->n_features,
@@ -157,7 +170,7 @@ static rf_status description_write(const rf__backward_small_call *call, const rf
                                                 (int32_t)rf__dtype_bytes((rf_dtype)call->weight_dtype)};
     RF_TRY(rf__backward_small_tasks(&sizes, features, plan->n_features, &tasks, &plan->n_staged,
                                     &plan->n_gathered));
-    plan->n_lists = lists_write(features, plan->n_features, NULL);
+    plan->n_lists = lists_count(features, plan->n_features, places);
     const size_t features_bytes = (size_t)plan->n_features * sizeof *features;
     const size_t tasks_bytes = ((size_t)plan->n_staged + (size_t)plan->n_gathered) * sizeof *tasks;
     plan->lists_at = rounded_up((int64_t)features_bytes);
@@ -170,7 +183,7 @@ static rf_status description_write(const rf__backward_small_call *call, const rf
     }
     char *to = plan->description;
     memcpy(to, features, features_bytes);
-    lists_write(features, plan->n_features, (rf_small_list *)(void *)(to + plan->lists_at));
+    lists_write(features, plan->n_features, places, (rf_small_list *)(void *)(to + plan->lists_at));
     memcpy(to + plan->tasks_at, tasks, tasks_bytes);
     for (int32_t i = 0; i < plan->n_staged; i++) {
         const int32_t bytes = (int32_t)(call->bags * tasks[i].columns * (int64_t)sizeof(float));

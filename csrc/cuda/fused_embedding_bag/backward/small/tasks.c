@@ -9,7 +9,7 @@ enum {
     LEAST_COLUMNS = 16, /* of a slice */
     TASKS_AN_SM = 12,
     BUCKETS = 128, /* of costs, */
-    AN_OCTAVE = 4, /* so many to a factor of two */
+    AN_OCTAVE = 4, /* so many to a factor of two: bucket_of */
     STAGING_SHARE = 3, /* a task's rows cost so many times its gradients */
     LANE_COLUMNS = 4
 };
@@ -34,10 +34,14 @@ static double row_cost(const rf__backward_small_sizes *sizes, const rf_small_fea
     return 8 + found * row_bytes + lookups * (2 + columns * (staged ? 1 : 2));
 }
 
+/* AN_OCTAVE to a factor of two, from LEAST_COST on. */
 static int32_t bucket_of(double cost) {
-    int32_t bucket = 0;
-    for (double bound = 1024; bound < cost && bucket < BUCKETS - 1; bucket++) bound *= 1.0 + 1.0 / AN_OCTAVE;
-    return bucket;
+    enum { LEAST_COST = 1024 };
+    if (cost <= LEAST_COST) return 0;
+    const uint64_t units = (uint64_t)(cost / (LEAST_COST / AN_OCTAVE)); /* AN_OCTAVE or more */
+    const int32_t octave = 63 - __builtin_clzll(units) - 2; /* 4 is 2^2 */
+    const int32_t bucket = octave * AN_OCTAVE + (int32_t)(units >> octave & (AN_OCTAVE - 1)) + 1;
+    return bucket < BUCKETS ? bucket : BUCKETS - 1;
 }
 
 /* How a feature is cut. */
