@@ -188,7 +188,8 @@ def test_dlrm_trains(run, tmp_path, capsys):
     timings = record["measured"]["medium"]["timings"]
     assert set(timings) == {"nn.EmbeddingBag", "recfuse, torch.optim", "recfuse"}
     assert record["differences"]["medium"] < 1e-5
-    assert "nn.EmbeddingBag in a loop, training, outputs " in output.rstrip().splitlines()[-1]
+    verdict = output.rstrip().splitlines()[-1]  # how much faster is the machine's affair
+    assert "nn.EmbeddingBag in a loop, training" in verdict and "outputs identical" in verdict
 
 
 def test_dlrm_says_when_a_model_learns_something_else(run, capsys, monkeypatch):

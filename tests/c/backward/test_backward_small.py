@@ -359,8 +359,7 @@ def test_rows(emit: int, staged: bool) -> None:
     check_rows(replace(HOT, dims=HOT.dims if wide else (4, 16, 28)), MEAN, emit, FLOAT32, FLOAT32, staged)
 
 
-@pytest.mark.parametrize("emit", (GRADIENT, SGD, ADAM))
-@pytest.mark.parametrize("dtype", (FLOAT16, BFLOAT16))
+@pytest.mark.parametrize(("dtype", "emit"), ((FLOAT16, GRADIENT), (FLOAT16, ADAM), (BFLOAT16, SGD)))
 def test_rows_of_halves(dtype: int, emit: int) -> None:
     check_rows(PROBLEMS["few"], MEAN, emit, dtype, dtype, staged=emit != SGD)
     check_rows(HOT, SUM, emit, FLOAT32, dtype, staged=True, columns=16)
