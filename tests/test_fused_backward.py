@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import recfuse
+from support.backward.calls import BAD
 from support.fused import Groups
 from support.reference import DTYPES, Feature, assert_close_to_reference
 from support.reference import fused_embedding_bag as reference
@@ -107,16 +108,6 @@ def test_a_row_that_wins_twice_counts_once():
     problem = Groups([(torch.float32, 4, (5,))], [Feature(0, "max", None), Feature(0, "max", None)])
     grad = torch.randn(2, 8)
     problem.check(grad, torch.tensor([2, 2, 2, 1, 1, 2, 2]), torch.tensor([0, 3, 4, 6, 7]))
-
-
-BAD = {
-    "negative": lambda i, o: i.__setitem__(3, -7),
-    "beyond": lambda i, o: i.__setitem__(5, 2**40),
-    "largest": lambda i, o: i.__setitem__(5, 2**63 - 1),
-    "falling": lambda i, o: o.__setitem__(4, 10**6),
-    "below": lambda i, o: o.__setitem__(4, -3),
-    "last": lambda i, o: o.__setitem__(-1, 10**9),
-}
 
 
 @pytest.mark.parametrize("name", BAD)

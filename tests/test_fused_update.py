@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import recfuse  # noqa: F401  (loads the operators)
+from support.backward.calls import BAD
 from support.fused import Groups
 from support.reference import DTYPES, Feature, Hyper, assert_close_to_reference, updated
 
@@ -315,16 +316,6 @@ def test_features_that_are_not_looked_at():
     changed = [not torch.equal(w.nan_to_num(), b.nan_to_num()) for w, b in
                zip(problem.weights, before, strict=True)]  # fmt: skip
     assert changed == [False, True, False]
-
-
-BAD = {
-    "negative": lambda i, o: i.__setitem__(3, -7),
-    "beyond": lambda i, o: i.__setitem__(5, 2**40),
-    "largest": lambda i, o: i.__setitem__(5, 2**63 - 1),
-    "falling": lambda i, o: o.__setitem__(4, 10**6),
-    "below": lambda i, o: o.__setitem__(4, -3),
-    "last": lambda i, o: o.__setitem__(-1, 10**9),
-}
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -5,21 +5,16 @@ They run on the host as blocks of threads, in random order."""
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import recfuse  # noqa: F401 (loads the operators)
-from support.c_program import ROOT, make_once
+from support.backward.simulated import CPP_COMPILER, simulated
 from support.fused import Groups
 from support.reference import DTYPES, Feature
 
-CPP_COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 OPS = torch.ops.recfuse
 BLOCK = 128
 
@@ -42,25 +37,6 @@ class Args(ctypes.Structure):
         ("winners", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("lookups", "bags", "n_features", "output_dim")),
     )
-
-
-def library(**defines: Any) -> ctypes.CDLL:
-    options = [f"-D{name}={value}" for name, value in defines.items()]
-
-    def build(path: Path) -> None:
-        command = [CPP_COMPILER, "-x", "c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC"]
-        command += [
-            "-Wno-unknown-pragmas",
-            "-Wno-unused-parameter",
-            "-fvisibility=hidden",
-            "-shared",
-            *options,
-        ]
-        rooms = ("tests/c/warps", "tests/c/warps/host", "csrc/cuda")
-        command += [*(f"-I{ROOT / room}" for room in rooms), "tests/c/warps/backward_bags.cu", "-o", path]
-        subprocess.run([str(part) for part in command], cwd=ROOT, check=True)
-
-    return ctypes.CDLL(str(make_once(["bags' kernels on the host", *options], ".so", build)))
 
 
 def described(problem: Groups, bags: int) -> tuple[Any, int]:
@@ -104,7 +80,7 @@ def test_winners(name: str, integer: torch.dtype) -> None:
         weight[torch.rand_like(weight, dtype=torch.float32) < 0.3] = 0.5
         weight[torch.rand_like(weight, dtype=torch.float32) < 0.05] = torch.nan
     word = "rf_i64" if integer == torch.int64 else "int"
-    lib = library(RF_INDEX=word, RF_OFFSET=word)
+    lib = simulated("backward_bags.cu", RF_INDEX=word, RF_OFFSET=word)
     for turn, (bad, change) in enumerate(BAD.items()):
         bags = (1, 9, 40)[turn % 3] if bad == "nothing" else 9
         indices, offsets = problem.lookups(bags, 7, integer)
@@ -130,7 +106,9 @@ def test_gradients_of_sample_weights(name: str, dtype: torch.dtype) -> None:
     tables = sum(len(sizes) for _, _, sizes in GROUPS[name])
     features = [Feature(n, "sum", (None, 0)[n % 2]) for n in range(tables)]
     problem = Groups(GROUPS[name], [*features, Feature(0, "sum", None)])
-    lib = library(RF_INDEX="rf_i64", RF_OFFSET="rf_i64", RF_GRAD_DTYPE=DTYPES.index(dtype))
+    lib = simulated(
+        "backward_bags.cu", RF_INDEX="rf_i64", RF_OFFSET="rf_i64", RF_GRAD_DTYPE=DTYPES.index(dtype)
+    )
     for turn, (bad, change) in enumerate(BAD.items()):
         bags, longest = (9, 7) if turn != 0 else (3, 90)
         indices, offsets = problem.lookups(bags, longest)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 import os
 import shlex
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -20,12 +19,11 @@ from torch import Tensor
 import recfuse  # noqa: F401 (loads the operators)
 from support import gpu
 from support.backward.calls import BAD, KINDS, STATES, Call, features_of, numbers_of
+from support.backward.simulated import CPP_COMPILER, ROOMS
 from support.c_program import COMPILER, FLAGS, ROOT, make_once
 from support.fused import Groups
 from support.gpu import INTEGERS
 from support.reference import DTYPES, Feature, Hyper
-
-CPP_COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 
 pytestmark = pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
 
@@ -118,8 +116,7 @@ def library() -> ctypes.CDLL:
 
     loaded = ctypes.CDLL(str(make_once(["the backward's host code on the host"], ".so", build)))
     command = [CPP_COMPILER, "-x", "c++", "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden"]
-    rooms = ("tests/c/warps", "tests/c/warps/host", "csrc/cuda")
-    command += [*(f"-I{ROOT / room}" for room in rooms), ROOT / "tests/c/warps/kernel.cu"]
+    command += [*(f"-I{ROOT / room}" for room in ROOMS), ROOT / "tests/c/warps/kernel.cu"]
     folder = tempfile.mkdtemp(dir=os.environ["RECFUSE_TEST_SESSION"])
     words = shlex.join(str(part) for part in command)
     loaded.gpu_begin(words.encode(), folder.encode(), ctypes.c_uint64(1))

@@ -6,20 +6,15 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
-import shutil
-import subprocess
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support.c_program import ROOT, make_once
+from support.backward.simulated import CPP_COMPILER, simulated
 
-CPP_COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 SUM, MEAN = range(2)
 GRADIENT, SGD, ADAGRAD, ROWWISE, ADAM = range(5)  # RF_EMIT
 FLOAT32, FLOAT16, BFLOAT16 = range(3)
@@ -65,25 +60,6 @@ class RowsArgs(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("matrices", Matrix * 16),
     )
-
-
-def library(**defines: Any) -> ctypes.CDLL:
-    options = [f"-D{name}={value}" for name, value in defines.items()]
-
-    def build(path: Path) -> None:
-        command = [CPP_COMPILER, "-x", "c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC"]
-        command += [
-            "-Wno-unknown-pragmas",
-            "-Wno-unused-parameter",
-            "-fvisibility=hidden",
-            "-shared",
-            *options,
-        ]
-        rooms = ("tests/c/warps", "tests/c/warps/host", "csrc/cuda")
-        command += [*(f"-I{ROOT / room}" for room in rooms), "tests/c/warps/backward_small.cu", "-o", path]
-        subprocess.run([str(part) for part in command], cwd=ROOT, check=True)
-
-    return ctypes.CDLL(str(make_once(["small backward on the host", *options], ".so", build)))
 
 
 @dataclass(frozen=True)
@@ -175,7 +151,7 @@ def run_lists(problem: Problem, features: NDArray[Any], list_rows: int, seed: in
     for name, values in given.items():
         setattr(args, name, values.ctypes.data)
     integer = "rf_i64" if problem.wide else "int"
-    lib = library(RF_INDEX=integer, RF_OFFSET=integer)
+    lib = simulated("backward_small.cu", RF_INDEX=integer, RF_OFFSET=integer)
     lib.small_lists(ctypes.byref(args), len(short), ctypes.c_uint64(seed))
     lists = []
     for feature in features:
@@ -298,7 +274,7 @@ def check_rows(
     listed = run_lists(problem, features, MOST_LIST_ROWS, 3)
     want_lists, _ = expected_lists(problem, features)
     integer = "rf_i64" if problem.wide else "int"
-    lib = library(
+    lib = simulated("backward_small.cu",
         RF_INDEX=integer, RF_OFFSET=integer, RF_EMIT=emit, RF_GRAD_DTYPE=grad_dtype, RF_WEIGHT_DTYPE=dtype,
         RF_STAGED=int(staged),
     )  # fmt: skip
