@@ -7,6 +7,7 @@
 #define RECFUSE_FUSED_CUH
 
 #include "device/common.cuh"
+#include "device/sums.cuh"
 
 #ifndef RF_POSITION
 #define RF_POSITION int /* holds a position; rf_i64 for 2^31 lookups and more */
@@ -150,16 +151,6 @@ static __device__ __noinline__ void rf_report_task(const rf_fused_args &args, bo
     const int number = rf_load(&task->feature);
     const int feature = tiled ? args.lanes[(rf_i64)number * 32 + threadIdx.x % 32].feature : number;
     rf_report_bags(args, feature, rf_load(&task->first_bag), min(rf_load(&task->last_bag), args.bags), 1);
-}
-
-/* Of all lanes up to this one. */
-RF_INLINE int rf_sum_of_lanes_to(int value) {
-#pragma unroll
-    for (int apart = 1; apart < 32; apart *= 2) {
-        const int lower = __shfl_up_sync(RF_FULL_WARP, value, apart);
-        if ((int)threadIdx.x % 32 >= apart) value += lower;
-    }
-    return value;
 }
 
 /* The quotient to the last bit but one at worst; without the call that a division is. */

@@ -27,7 +27,6 @@ enum {
     RF_BACKWARD_ITEMS = 8, /* entries of each */
     RF_BACKWARD_CHUNK =
         RF_BACKWARD_SORT_BLOCK * RF_BACKWARD_ITEMS, /* entries a block of it, and of keys.cu at most */
-    RF_BACKWARD_MOST_PASSES = 6, /* of the sort */
     RF_BACKWARD_MOST_DIGIT_BITS = 11, /* of a pass */
     RF_BACKWARD_MOST_ROWS_CHUNK = 1024, /* entries a block of rows.cu, at most */
     RF_BACKWARD_MOST_MATRICES = 16, /* of a launch */
@@ -86,7 +85,7 @@ typedef struct rf_backward_keys_args {
     RF_BACKWARD_ADDRESS(const rf_backward_listing) listings; /* [features]; NULL: lookup i is entry i */
     rf_i64 lookups, output_dim, trash; /* the key of lookups that do not count */
     rf_u32 slots, bags; /* features * bags */
-    rf_i32 n_features, chunk; /* lookups a block */
+    rf_i32 chunk, unused; /* lookups a block */
 } rf_backward_keys_args;
 RF_SIZE_IS(rf_backward_keys_args, 112);
 

@@ -65,10 +65,10 @@ static void release(held *run) {
 
 /* Descriptions to the device, the workspace, the launches. */
 static rf_status run_paths(const char *operator_name, const rf__backward_problem *problem,
-                           const rf__cuda_device *device, const rf_cuda_stream *stream, held *run) {
+                           const rf__backward_small_call *small, held *run) {
     rf_status status = RF_OK;
+    const rf__cuda_device *device = run->store.device;
     const bool general = run->described.count > 0;
-    const rf__backward_small_call small = small_call(problem, device);
     rf__backward_layout sizes = {.bytes = ALIGNMENT + rf__round_up(run->plan.workspace_bytes, ALIGNMENT)};
     if (general) {
         RF_CHECK(
@@ -83,8 +83,8 @@ static rf_status run_paths(const char *operator_name, const rf__backward_problem
     RF_CHECK(rf__cuda_room_new(&run->store, (size_t)sizes.bytes, &run->workspace));
     const uint64_t workspace = run->workspace.memory;
     RF_CHECK(rf__cuda_enter(device));
-    RF_TRY(rf__backward_small_launch(&small, &run->plan, run->description.memory, workspace + ALIGNMENT,
-                                     false, stream->stream));
+    RF_TRY(rf__backward_small_launch(small, &run->plan, run->description.memory, workspace + ALIGNMENT, false,
+                                     run->store.stream));
     if (general)
         RF_TRY(rf__backward_general_launch(problem, &sizes, &run->store, workspace, run->features.memory));
 out:
@@ -114,12 +114,12 @@ rf_status rf__backward_run(const char *operator_name, rf__backward_problem *prob
         status = nothing_listed(problem);
         goto out;
     }
+    const rf__backward_small_call small = small_call(problem, device);
     if (small_pays(problem, &run.described)) {
-        const rf__backward_small_call small = small_call(problem, device);
         RF_TRY(rf__backward_small_take(&small, run.described.features, &run.plan));
         rf__backward_summarise(problem, &run.described);
     }
-    RF_TRY(run_paths(operator_name, problem, device, stream, &run));
+    RF_TRY(run_paths(operator_name, problem, &small, &run));
 out:
     release(&run);
     return status;

@@ -152,7 +152,6 @@ static rf_status entries_make(launcher *by, const rf__backward_layout *sizes,
         .trash = sizes->trash,
         .slots = (uint32_t)sizes->slots,
         .bags = (uint32_t)call->bags,
-        .n_features = (int32_t)call->n_features,
         .chunk = sizes->keys_chunk};
     enum { BAGS = RF_BACKWARD_BLOCK / 8 };
     if (keys.bag_factors != 0)

@@ -2,8 +2,8 @@
  * its bag and feature begin. Lookups that do not count (a bad index or bag, padding, a feature of another launch) have
  * the key `trash`, behind all rows.
  *
- * A block: args.chunk neighbouring lookups, at most RF_BACKWARD_CHUNK; their bags are found among the offsets by one search of a warp, then
- * by bisection in shared memory.
+ * A block: args.chunk neighbouring lookups, at most RF_BACKWARD_CHUNK; their bags are found among the offsets by one search
+ * of a warp, then by bisection in shared memory.
  * Shared memory: static. Launch: grid [ceil(lookups / chunk)], block [RF_BACKWARD_BLOCK]. The second kernel: a
  * group of 8 lanes a bag, grid [ceil(slots / 32)], block [RF_BACKWARD_BLOCK].
  */

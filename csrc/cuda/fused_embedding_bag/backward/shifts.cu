@@ -2,7 +2,7 @@
  * whose offsets are bad has none. The last number is that of all entries.
  *
  * A thread: every RF_BACKWARD_BLOCK-th feature. Launch: grid [1], block [RF_BACKWARD_BLOCK]. */
-#include "device/common.cuh"
+#include "device/sums.cuh"
 #include "fused_embedding_bag/backward/args.h"
 
 enum { BLOCK = RF_BACKWARD_BLOCK };
@@ -11,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     rf_backward_shifts(const __grid_constant__ rf_backward_shifts_args args) {
     __shared__ rf_i64 of_warps[BLOCK / 32];
     rf_wait_for_previous_kernel();
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int thread = threadIdx.x;
     rf_i64 before = 0;
     for (int start = 0; start < args.n_features; start += BLOCK) {
         const int number = start + thread;
@@ -21,22 +21,10 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
             own = rf_load(args.offsets + (rf_i64)(number + 1) * args.bags) - first;
             if (first < 0 || own < 0 || own > args.lookups - first) own = 0;
         }
-        rf_i64 upto = own;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const rf_i64 other = __shfl_up_sync(RF_FULL_WARP, upto, step);
-            if (lane >= step) upto += other;
-        }
+        rf_i64 all;
         __syncthreads();
-        if (lane == 31) of_warps[warp] = upto;
-        __syncthreads();
-        rf_i64 all = 0;
-        for (int w = 0; w < BLOCK / 32; w++) {
-            upto += w < warp ? of_warps[w] : 0;
-            all += of_warps[w];
-        }
+        const rf_i64 entry = before + rf_sum_of_block_before<BLOCK / 32>(own, of_warps, all);
         /* Bad offsets of several features may add up to more than there is room for. */
-        const rf_i64 entry = before + upto - own;
         if (own > args.lookups - entry) own = 0;
         if (number < args.n_features) args.listings[number] = {first, own, own > 0 ? entry : 0};
         before += all;

@@ -13,7 +13,7 @@
 #define RF_DIGIT_BITS 8
 #endif
 
-#include "device/common.cuh"
+#include "device/sums.cuh"
 #include "fused_embedding_bag/backward/args.h"
 
 enum {
@@ -41,33 +41,16 @@ struct shared_t {
 static_assert(sizeof(shared_t) <= RF_BACKWARD_SORT_SHARED(DIGITS, sizeof(RF_KEY) + sizeof(RF_VALUE)),
               "as the host counts");
 
-/* Exclusive sum over the block. */
-RF_INLINE rf_u32 block_before(rf_u32 own, rf_u32 *of_warps) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    rf_u32 upto = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const rf_u32 other = __shfl_up_sync(RF_FULL_WARP, upto, step);
-        if (lane >= step) upto += other;
-    }
-    if (lane == 31) of_warps[warp] = upto;
-    __syncthreads();
-    rf_u32 before = upto - own;
-#pragma unroll
-    for (int i = 0; i < WARPS; i++) before += i < warp ? of_warps[i] : 0;
-    return before;
-}
-
-/* Sums of all digits before each one, in shared memory; `counts` in shared or global memory. A barrier follows. */
-RF_INLINE void digits_scan(const rf_u32 *counts, rf_u32 *begins, rf_u32 *of_warps) {
-    rf_u32 own[EACH], sum = 0; /* of neighbouring digits: thread * EACH + i */
+/* Counts of digits become what all digits before have, in shared memory. A barrier follows. */
+RF_INLINE void digits_scan(rf_u32 *begins, rf_u32 *of_warps) {
+    rf_u32 own[EACH], sum = 0, all; /* of neighbouring digits: thread * EACH + i */
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int digit = threadIdx.x * EACH + i;
-        own[i] = digit < DIGITS ? counts[digit] : 0;
+        own[i] = digit < DIGITS ? begins[digit] : 0;
         sum += own[i];
     }
-    rf_u32 begin = block_before(sum, of_warps);
+    rf_u32 begin = rf_sum_of_block_before<WARPS>(sum, of_warps, all);
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int digit = threadIdx.x * EACH + i;
@@ -134,12 +117,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
         }
 #pragma unroll
         for (int i = 0; i < EACH_LANE; i++) sum += own[i];
-        rf_u32 upto = sum;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const rf_u32 other = __shfl_up_sync(RF_FULL_WARP, upto, step);
-            if (lane >= step) upto += other;
-        }
+        const rf_u32 upto = rf_sum_of_lanes_to(sum);
         rf_u32 place = before + upto - sum;
 #pragma unroll
         for (int i = 0; i < EACH_LANE; i++) {
@@ -210,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
         }
     }
     __syncthreads();
-    digits_scan(shared.begins, shared.begins, shared.of_warps);
+    digits_scan(shared.begins, shared.of_warps);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {

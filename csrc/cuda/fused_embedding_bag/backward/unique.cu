@@ -1,6 +1,6 @@
 /* Rows found before each chunk of rows.cu, for gradients that are listed. The first kernel counts the rows that begin in a
  * chunk: grid [chunks], block [RF_BACKWARD_BLOCK]; the second sums them up, behind the last chunk all: grid [1]. */
-#include "device/common.cuh"
+#include "device/sums.cuh"
 #include "fused_embedding_bag/backward/args.h"
 
 enum { BLOCK = RF_BACKWARD_BLOCK };
@@ -27,26 +27,15 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     rf_backward_sum_rows(const __grid_constant__ rf_backward_rows_args args) {
     __shared__ rf_u32 of_warps[BLOCK / 32];
     rf_wait_for_previous_kernel();
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int thread = threadIdx.x;
     rf_u32 before = 0;
     for (int start = 0; start <= args.chunks; start += BLOCK) {
         const int at = start + thread;
         const rf_u32 own = at < args.chunks ? args.bases[at] : 0;
-        rf_u32 upto = own;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const rf_u32 other = __shfl_up_sync(RF_FULL_WARP, upto, step);
-            if (lane >= step) upto += other;
-        }
+        rf_u32 all;
         __syncthreads();
-        if (lane == 31) of_warps[warp] = upto;
-        __syncthreads();
-        rf_u32 all = 0;
-        for (int w = 0; w < BLOCK / 32; w++) {
-            upto += w < warp ? of_warps[w] : 0;
-            all += of_warps[w];
-        }
-        if (at <= args.chunks) args.bases[at] = before + upto - own;
+        const rf_u32 first = rf_sum_of_block_before<BLOCK / 32>(own, of_warps, all);
+        if (at <= args.chunks) args.bases[at] = before + first;
         before += all;
     }
 }

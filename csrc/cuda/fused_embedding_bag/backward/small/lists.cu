@@ -4,8 +4,8 @@
  * A block: rows [first_row, last_row) of one feature (args.h: rf_small_list). It goes through all of the feature's lookups
  * twice. First they are counted, by row and by part: a part is a run of neighbouring lookups, parts follow each other.
  * Summed up, row by row and in a row part by part, the counts say where each part's lookups of a row begin in the list.
- * (Where shared memory does not allow a part for each warp: short_rows.cuh.) Then a warp has a part and goes through it in order, 32 lookups at once; their places are what counters were before.
- * Within a step, lookups of one row and different bags must keep their order: the lanes that have the same row find each
+ * (Where shared memory does not allow a part for each warp: short_rows.cuh.) Then a warp has a part and goes through it in
+ * order, 32 lookups at once; their places are what counters were before. Within a step, lookups of one row and different bags must keep their order: the lanes that have the same row find each
  * other (__match_any_sync), and one of them counts for all. Lookups of one bag have no order, since the list says no more
  * than the bag: where all lanes have one bag, each counts for itself. So the list is that of a stable sort.
  * Counters have 16 bits where a feature's lookups allow it; how many parts there are is what shared memory allows.
@@ -46,10 +46,8 @@ RF_INLINE void count_less(const feature_t &feature, const room_t &room, rf_u32 p
     }
     if (!any) return;
     int bags[STEPS];
-    if (feature.sound) {
-        bags_find<false>(feature, room, position, 0, feature.bags, bags);
-    } else {
-        bags_find<false>(feature, room, position, 0, feature.bags, bags);
+    bags_find<false>(feature, room, position, 0, feature.bags, bags);
+    if (!feature.sound) {
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
             const rf_i64 at = feature.first + (rf_i64)position + k * 32;
@@ -144,12 +142,7 @@ RF_INLINE rf_u32 cells_sum(const room_t &room, rf_u32 *of_warps) {
         rf_u32 own = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) own += word_sum(room, found.word[i]);
-        rf_u32 upto = own;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const rf_u32 other = __shfl_up_sync(RF_FULL_WARP, upto, step);
-            if (lane >= step) upto += other;
-        }
+        const rf_u32 upto = rf_sum_of_lanes_to(own);
         rf_u32 at = before + upto - own;
 #pragma unroll
         for (int i = 0; i < 4; i++) found.word[i] = word_places(room, found.word[i], at);
@@ -243,10 +236,10 @@ extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LIST
     const rf_u32 first_row = task.first_row, rows = task.last_row - task.first_row;
     const feature_t feature = feature_of(args, small, bounds);
     room_t room = room_of(feature, memory, args.shared_bytes, (int)rows, false);
-    bool is_short = feature.sound && room.parts < (int)WARPS;
-    if (is_short) room = room_of(feature, memory, args.shared_bytes, (int)rows, true);
-    is_short &= feature.count <= MOST_TURNS * room.window_size;
-    if (!is_short) room = room_of(feature, memory, args.shared_bytes, (int)rows, false);
+    const room_t single = room_of(feature, memory, args.shared_bytes, (int)rows, true);
+    bool is_short =
+        feature.sound && room.parts < (int)WARPS && feature.count <= MOST_TURNS * single.window_size;
+    if (is_short) room = single;
     float *factors = small.factors >= 0 && first_row == 0 ? args.factors + small.factors : nullptr;
     if (threadIdx.x == 0) before_all = 0;
     cells_clear(room);

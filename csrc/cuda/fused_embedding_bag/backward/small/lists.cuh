@@ -2,7 +2,7 @@
 #ifndef RECFUSE_CUDA_BACKWARD_LISTS_CUH
 #define RECFUSE_CUDA_BACKWARD_LISTS_CUH
 
-#include "device/common.cuh"
+#include "device/sums.cuh"
 #include "fused_embedding_bag/backward/small/args.h"
 
 enum {

@@ -91,20 +91,10 @@ RF_INLINE void long_row_list(const feature_t &feature, rf_u32 row, rf_u16 *to, r
             for (rf_u32 at = first + lane; at < behind; at += lanes)
                 own += row_of(feature, rf_load(feature.indices + at)) == row;
         }
-        rf_u32 upto = own; /* each lane's part of a bag, one behind the other */
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const rf_u32 other = __shfl_up_sync(RF_FULL_WARP, upto, step);
-            if ((int)threadIdx.x % 32 >= step) upto += other;
-        }
+        rf_u32 all;
         __syncthreads();
-        if (threadIdx.x % 32 == 31) of_warps[threadIdx.x / 32] = upto;
-        __syncthreads();
-        rf_u32 place = upto - own, all = 0;
-        for (int w = 0; w < (int)WARPS; w++) {
-            place += w < (int)threadIdx.x / 32 ? of_warps[w] : 0;
-            all += of_warps[w];
-        }
+        /* Each lane's part of a bag, one behind the other. */
+        const rf_u32 place = rf_sum_of_block_before<(int)WARPS>(own, of_warps, all);
         for (rf_u32 i = 0; i < own; i++) to[place + i] = (rf_u16)bag;
         to += all;
     }
