@@ -22,7 +22,11 @@ def pytest_configure(config: pytest.Config) -> None:
     has left would fail here. Before any test module is imported, since inductor sets the variable itself.
     """
     if hasattr(config, "workerinput"):
-        torch.set_num_threads(1)  # as many processes as cores
+        # As many processes as cores. Inductor's compiler, and what tests start, take one core each too:
+        # OpenMP's threads wait for one another by running.
+        torch.set_num_threads(1)
+        for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
+            os.environ.setdefault(name, "1")
         return
     folder = TemporaryDirectory(prefix="recfuse-tests-")
     config.add_cleanup(folder.cleanup)

@@ -47,7 +47,7 @@ def test_opcheck_fused_embedding_bag(gradients):
         factors = torch.rand(indices.numel()) if not problem.rows[:, 4].any() else None
         sample = (problem.weights, problem.rows, indices, offsets, problem.output_dim, factors, sparse)
         opcheck(OPERATORS.fused_embedding_bag.default, with_gradients(sample, gradients))
-        opcheck(OPERATORS.fused_embedding_bag.default, with_gradients(sample[:5], gradients))
+    opcheck(OPERATORS.fused_embedding_bag.default, with_gradients(sample[:5], gradients))
 
 
 def test_fakes_raise_where_the_kernel_would():
@@ -146,7 +146,10 @@ def test_the_size_of_a_sparse_gradient_is_not_known_in_a_trace():
     given = [mode.from_tensor(tensor) for tensor in given]
     with mode:
         rows, values = OPERATORS.fused_embedding_bag_sparse_backward(*given, 0, 9, 4, 0, None, None)
+        found = OPERATORS.fused_embedding_bag_sparse_gradients(*given, [0], [9], [4], [1], None, None)
     assert free_unbacked_symbols(rows.shape[0]) and values.shape == (rows.shape[0], 4)
+    assert free_unbacked_symbols(found[0].shape[0]) and found[1].shape == (found[0].shape[0], 4)
+    assert found[1].dtype == torch.float16
 
 
 def test_compiled_dlrm():

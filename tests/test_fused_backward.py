@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import recfuse
+from recfuse.ops import gradients
 from support.backward.calls import BAD
 from support.fused import Groups
 from support.reference import DTYPES, Feature, assert_close_to_reference
@@ -264,3 +265,57 @@ def test_the_last_offset_of_one_feature_may_be_left_out(sparse):
             getattr(_ops, name)(grad, problem.rows, indices, ends, *call) for ends in (offsets[:-1], offsets)
         )
         assert torch.equal(found[1], want[1]) and torch.equal(found[0], want[0])
+
+
+def several(problem, grad, indices, offsets, factors=None):
+    """The sparse gradients of a problem's weights, asked for at once and in another order."""
+    order = list(range(len(problem.weights)))[::-1]
+    forms = [(at, *problem.weights[at].shape, DTYPES.index(problem.weights[at].dtype)) for at in order]
+    lists = zip(*forms, strict=True)
+    call = grad, problem.rows, indices, offsets, *map(list, lists), factors, None
+    found = _ops.fused_embedding_bag_sparse_gradients(*call)
+    assert len(found) == 2 * len(order)
+    return dict(zip(order, zip(found[::2], found[1::2], strict=True), strict=True))
+
+
+@pytest.mark.parametrize("weighted", (False, True))
+def test_sparse_gradients_at_once_are_those_one_by_one(weighted):
+    specs = [(torch.float32, 8, (9, 40)), (torch.float16, 5, (30,)), (torch.float32, 3, (0, 7))]
+    kinds = ("sum",) if weighted else ("sum", "mean")
+    problem = Groups(specs, [Feature(table, kinds[table % len(kinds)], None) for table in range(5)])
+    indices, offsets = problem.lookups(6)
+    grad, factors = torch.randn(6, problem.output_dim), torch.rand(len(indices)) if weighted else None
+    found = several(problem, grad, indices, offsets, factors)
+    for number, (rows, values) in enumerate(problem.sparse(grad, indices, offsets, factors)):
+        assert torch.equal(found[number][0], rows) and torch.equal(found[number][1], values)
+    assert _ops.fused_embedding_bag_sparse_gradients(
+        grad, problem.rows, indices, offsets, [], [], [], [], factors, None
+    ) == []  # fmt: skip
+
+
+def test_a_collection_asks_for_its_sparse_gradients_at_once(monkeypatch):
+    """One call of the operator of several, whose results are marked as coalesced; gradients of a second call
+    are added.
+    """
+    asked = []
+    operator = gradients._sparse_weight_grads
+    monkeypatch.setattr(
+        gradients, "_sparse_weight_grads", lambda *call: asked.append(call) or operator(*call)
+    )
+    collection = recfuse.nn.FusedEmbeddingBagCollection([(50, 4), (60, 8), (70, 8), (80, 16)], sparse=True)
+    frozen = collection.packed_weights()[0].requires_grad_(False)
+    indices, offsets = torch.randint(0, 50, (40,)), torch.arange(0, 41, 2)
+    want = [torch.zeros_like(weight) for weight in collection.packed_weights()]
+    for _ in range(2):
+        grad = torch.randn(5, 36)
+        collection(indices, offsets).backward(grad)
+        first = 4
+        for rows, dim, weight in ((60, 8, 1), (70, 8, 1), (80, 16, 2)):
+            feature, offset = {60: 1, 70: 2, 80: 3}[rows], 60 * (rows == 70)
+            own = indices[10 * feature : 10 * (feature + 1)] + offset
+            want[weight].index_add_(0, own, grad[:, first : first + dim].repeat_interleave(2, 0))
+            first += dim
+    assert [list(call[4]) for call in asked] == [[1, 2]] * 2 and frozen.grad is None
+    for weight, right in list(zip(collection.packed_weights(), want, strict=True))[1:]:
+        assert weight.grad.layout is torch.sparse_coo
+        torch.testing.assert_close(weight.grad.to_dense(), right)

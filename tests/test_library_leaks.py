@@ -158,18 +158,29 @@ def gradient_inputs(operator: str, **changes: Any) -> Inputs:
         return {"weights": weights, **call, "output_dim": 16, **changes}
     if operator == "sample_weights_backward":
         return {**grad, "weights": weights, **call, **changes}
-    sparse = operator == "sparse_backward"
+    sparse = operator.startswith("sparse")
     winners = None if sparse else OPS.fused_embedding_bag_winners(weights, **call, output_dim=16)
     if operator == "update":
         states = {"weights": weights, "states": [torch.ones(50, 4), torch.ones(30, 8)], "optimizer": 1}
         states |= {"numbers": torch.zeros(8), "after": [torch.ones(3)]}
         return {**grad, **states, **call, "per_sample_weights": None, "winners": winners, **changes}
+    if operator == "sparse_gradients":
+        features[1, 4] = 0
+        groups = {"groups": [1, 0], "row_counts": [30, 50], "dims": [8, 4], "dtypes": [1, 0]}
+        return {**grad, **call, **groups, "per_sample_weights": None, "winners": None, **changes}
     group = {"group": 0, "rows": 50, "dim": 4, "dtype": 0} if sparse else {}
     group = group or {"group": 1, "rows": 30, "dim": 8, "dtype": 1}
     return {**grad, **call, **group, "per_sample_weights": None, "winners": winners, **changes}
 
 
-GRADIENTS = ("backward", "sparse_backward", "winners", "sample_weights_backward", "update")
+GRADIENTS = (
+    "backward",
+    "sparse_backward",
+    "sparse_gradients",
+    "winners",
+    "sample_weights_backward",
+    "update",
+)
 GRADIENT_ERRORS: dict[str, Inputs] = {
     "features": {"features": torch.zeros(3, 6).long()},
     "features freed": {"features": freed(torch.zeros(3, 7).long())},
@@ -195,6 +206,8 @@ GRADIENT_ERRORS: dict[str, Inputs] = {
     "states freed": {"states": [torch.ones(50, 4), freed(torch.ones(30, 8))]},
     "numbers": {"numbers": torch.zeros(7)},
     "optimizer": {"optimizer": 4},
+    "a list": {"dims": [8]},
+    "an item": {"dtypes": [1, 3]},
 }
 GRADIENT_LAYOUTS: dict[str, Inputs] = {
     "contiguous": {},

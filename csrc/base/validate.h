@@ -44,6 +44,10 @@ RF__SHARED rf_status rf__check_fused_warps(int32_t warps);
 
 /* The whole params struct of a weight's gradient; of offsets and indices not the contents. */
 rf_status rf__check_fused_backward(const char *operator_name, const rf_fused_backward_params *params);
+/* The two parts of it: all but features; and one feature, by number, of the weight. */
+rf_status rf__check_backward_sizes(const char *operator_name, const rf_fused_backward_params *params);
+rf_status rf__check_backward_feature(const char *operator_name, const rf_fused_backward_params *params,
+                                     int64_t at);
 
 /* Of updates the whole params structs; of indices, offsets, rows and numbers not the contents. */
 rf_status rf__check_fused_update(const char *operator_name, const rf_fused_update_params *params);

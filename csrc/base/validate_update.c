@@ -53,14 +53,20 @@ rf_status rf__check_fused_update(const char *operator_name, const rf_fused_updat
         RF_CHECK(check_matrix(operator_name, params->update.optimizer, matrix, i));
         if (matrix->weight == NULL) continue;
         const rf_fused_backward_params gradient = rf__fused_update_gradient(params, i);
-        RF_CHECK(rf__check_fused_backward(operator_name, &gradient));
+        RF_CHECK(rf__check_backward_sizes(operator_name, &gradient));
     }
+    rf_fused_backward_params gradient = {0};
+    if (params->n_matrices > 0) gradient = rf__fused_update_gradient(params, 0);
     for (int64_t f = 0; f < params->n_features; f++) {
         const int64_t buffer = params->features[f].buffer;
         RF__REFUSE_IF(buffer < -1 || buffer >= params->n_matrices, RF_ERR_VALUE,
                       "features[" RF__I64 "] is in weight " RF__I64 "; there are " RF__I64
                       " (-1: it is in none of them)",
                       f, buffer, params->n_matrices);
+        if (buffer < 0 || params->matrices[buffer].weight == NULL) continue;
+        gradient.rows = params->matrices[buffer].rows;
+        gradient.dim = params->matrices[buffer].dim;
+        RF_CHECK(rf__check_backward_feature(operator_name, &gradient, f));
     }
     return RF_OK;
 }

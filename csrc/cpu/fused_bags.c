@@ -78,7 +78,7 @@ static void multiply_rows(void *context, int64_t task) {
         const int64_t from = rf__load_int(params->offsets, params->offset_type, number * params->bags + bag);
         const int64_t to =
             rf__load_int(params->offsets, params->offset_type, number * params->bags + bag + 1);
-        if (from < 0 || from > to || to > params->lookups) continue;
+        if (!rf__is_bag(number * params->bags + bag, from, to, params->lookups)) continue;
         const char *grad = call->grad + (bag * params->output_dim + feature->output_column) * grad_bytes;
         for (int64_t i = from; i < to; i++) {
             const int64_t index = rf__load_int(params->indices, params->index_type, i);

@@ -49,7 +49,7 @@ static inline __attribute__((always_inline)) void walk(const rf__transpose *tran
         for (int64_t bag = first_bag; bag < last_bag; bag++) {
             const int64_t from = rf__load_int(params->offsets, params->offset_type, number * bags + bag);
             const int64_t to = rf__load_int(params->offsets, params->offset_type, number * bags + bag + 1);
-            if (from < 0 || from > to || to > params->lookups) continue;
+            if (!rf__is_bag(number * bags + bag, from, to, params->lookups)) continue;
             const float factor = write ? bag_factor(params, feature, from, to) : 1.0f;
             for (int64_t i = from; i < to; i++) {
                 const int64_t index = rf__load_int(params->indices, index_type, i);

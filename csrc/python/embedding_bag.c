@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "cuda/embedding_bag/embedding_bag.h"
-#include "cuda/fused_embedding_bag/backward/backward.h"
+#include "cuda/embedding_columns/embedding_columns.h"
 #include "cuda/fused_embedding_bag/partition/device.h"
 #include "cuda/pin_rows/pin_rows.h"
 #include "base/validate.h"
@@ -64,13 +64,16 @@ RF__PY_METHOD(small_kernels_compile) {
     return rf__py_result(Py_None, status, "small_kernels_compile");
 }
 
-RF__PY_METHOD(backward_kernels_compile) {
+RF__PY_METHOD(columns_kernels_compile) {
     const char *arch;
     rf_status status = RF_OK;
-    if (!PyArg_ParseTuple(arguments, "s:backward_kernels_compile", &arch)) return NULL;
-    RF__PY_UNLOCKED(status = rf__backward_compile(arch));
+    if (!PyArg_ParseTuple(arguments, "s:columns_kernels_compile", &arch)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    status = rf__columns_compile(arch);
+    if (status == RF_OK) status = rf__columns_lookups_compile(arch);
+    Py_END_ALLOW_THREADS;
     Py_INCREF(Py_None);
-    return rf__py_result(Py_None, status, "backward_kernels_compile");
+    return rf__py_result(Py_None, status, "columns_kernels_compile");
 }
 
 /* The batches and schedules of a measurement, which the caller frees; false: *status or an exception says why. */

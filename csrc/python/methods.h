@@ -40,6 +40,17 @@
       "seed: int) -> float64 [sum of counts]")                                                               \
     X(trace_reuse,                                                                                           \
       "trace_reuse(rows: int64 [lookups], n_rows: int) -> (gaps, distances), int64 [lookups] each")          \
+    X(hash_strings, "hash_strings(bytes: int, n_bytes: int, offsets: int, offset_type: int, count: int, "    \
+                    "seed: int, threads: int) -> int64 [count]; bytes and offsets are addresses")            \
+    X(hash_padded_strings, "hash_padded_strings(strings: S or U [count], contiguous and native, seed: int, " \
+                           "threads: int) -> int64 [count]")                                                 \
+    X(hash_string_objects,                                                                                   \
+      "hash_string_objects(strings: list of str, bytes, None or NaN, seed: int, threads: int) -> (hashes: "  \
+      "int64 [present], offsets: int64 [strings + 1]), of which string i has one hash or none")              \
+    X(embedding_columns_program,                                                                             \
+      "embedding_columns_program(columns: int64 [n, 17], sources: int64 [n, 5], steps: int64 [n, 3], "       \
+      "boundaries: float32 [n], vocabulary: int64 [n]) -> int64 [words]; fields as in "                      \
+      "recfuse/embedding_columns.h")                                                                         \
     X(jit_status, "jit_status() -> dict: nvrtc and builtins (paths or None), major, minor, missing (text "   \
                   "or None), folder of "                                                                     \
                   "the cache (or None), entries and bytes in it, allowed (to compile), refused (why the "    \
@@ -51,8 +62,8 @@
       "schedule: str, rows: int = lookups, sms: int, l2_bytes: int = a typical GPU's) -> dict: the "         \
       "complete schedule, and what the compiler says "                                                       \
       "about its GPU kernel")                                                                                \
-    X(backward_kernels_compile,                                                                              \
-      "backward_kernels_compile(arch: str): the kernels of gradients and updates of float32 tables")         \
+    X(columns_kernels_compile,                                                                               \
+      "columns_kernels_compile(arch: str): the kernels of embedding columns and of their lookups")           \
     X(small_kernels_compile,                                                                                 \
       "small_kernels_compile(arch: str): the kernels of pinning, gradients and mappings")                    \
     X(embedding_bag_measure,                                                                                 \
@@ -61,6 +72,10 @@
       "sample_weights, "                                                                                     \
       "output)], pooling: int, padding_idx: int, check: bool, schedules: list[str], rounds: int, pinned: "   \
       "(rows, count, index_type = int64) | None) -> float64 [schedules, rounds], seconds a batch")           \
+    X(fused_embedding_bag_training_compile,                                                                  \
+      "fused_embedding_bag_training_compile(arch: str, call, index_type: int, offset_type: int, weighted: "  \
+      "bool, optimizer: int, stochastic_rounding: bool): the kernels of gradients (optimizer -1) or of "     \
+      "updates")                                                                                             \
     X(fused_embedding_bag_describe,                                                                          \
       "fused_embedding_bag_describe(call, schedules: int32 [features, 5], warps: int) -> what "              \
       "fused_embedding_bag_map wants; call: (buffers: list[(address, numel, dtype)], features: int64 "       \

@@ -55,6 +55,8 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
     /* lists and strings */                                                                                \
     X(int32_t, torch_list_size, (StableListHandle list, size_t *size))                                     \
     X(int32_t, torch_list_get_item, (StableListHandle list, size_t index, StableIValue *item))             \
+    X(int32_t, torch_new_list_reserve_size, (size_t size, StableListHandle *list))                         \
+    X(int32_t, torch_list_push_back, (StableListHandle list, StableIValue item))                           \
     X(int32_t, torch_delete_list, (StableListHandle list))                                                 \
     X(int32_t, torch_new_string_handle, (const char *data, size_t length, StringHandle *string))           \
     X(int32_t, torch_string_c_str, (StringHandle string, const char **data))                               \

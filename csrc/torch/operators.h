@@ -11,6 +11,7 @@
     X(fused_embedding_bag)                         \
     X(fused_embedding_bag_backward)                \
     X(fused_embedding_bag_sparse_backward)         \
+    X(fused_embedding_bag_sparse_gradients)        \
     X(fused_embedding_bag_winners)                 \
     X(fused_embedding_bag_sample_weights_backward) \
     X(fused_embedding_bag_update)                  \
@@ -25,6 +26,8 @@
     X(ikbo_attention_self_lse)                     \
     X(_ikbo_attention_path)                        \
     X(_ikbo_attention_self_path)                   \
+    X(embedding_columns)                           \
+    X(_embedding_columns_lookups)                  \
     X(check)                                       \
     X(cpu_isa)                                     \
     X(library_version)                             \

@@ -36,7 +36,8 @@ RF_API rf_status rf_fused_embedding_bag_backward_cpu(const rf_fused_backward_par
                                                      const rf_executor *executor);
 
 /* The same on a GPU, whose memory all pointers but features are of. The work is put into the stream and not waited for;
- * it may be captured in a CUDA graph. Its workspace is the allocator's, NULL: the driver's. */
+ * it may be captured in a CUDA graph. Its workspace is the allocator's, NULL: the driver's. What describes features to the
+ * kernels is kept, as rf_fused_embedding_bag_update_cuda says. */
 RF_API rf_status rf_fused_embedding_bag_backward_cuda(const rf_fused_backward_params *params, void *output,
                                                       const rf_cuda_allocator *allocator,
                                                       const rf_cuda_stream *stream);
@@ -60,6 +61,13 @@ RF_API rf_status rf_fused_embedding_bag_sparse_backward_cuda(const rf_fused_back
                                                              const rf_sparse_output *output,
                                                              const rf_cuda_allocator *allocator,
                                                              const rf_cuda_stream *stream);
+
+/* The same of several weights at once, whose lookups are sorted together: params [n] are of one call, and differ in group,
+ * rows, dim and dtype alone; outputs [n]. Waits once for every 16 weights of a dtype. */
+RF_API rf_status rf_fused_embedding_bag_sparse_gradients_cuda(const rf_fused_backward_params *params,
+                                                              const rf_sparse_output *outputs, int64_t n,
+                                                              const rf_cuda_allocator *allocator,
+                                                              const rf_cuda_stream *stream);
 
 /* Which row of its table won each column of each bag of each feature of pooling RF_MAX: winners [bags, output_dim], -1
  * where no lookup counts and in the columns of other features. params->output is not looked at. */

@@ -3,7 +3,7 @@ alive. Codes of dtypes, integer types and pooling are positions in the tuples of
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NewType, TypeAlias, TypedDict, overload
+from typing import Any, Literal, NewType, TypeAlias, TypedDict, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +101,23 @@ def trace_times(
     counts: NDArray[np.int64], length: float, burst: float, median: float, sigma: float, seed: int, /
 ) -> NDArray[np.float64]: ...
 def trace_reuse(rows: NDArray[np.int64], n_rows: int, /) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+def hash_strings(
+    bytes: int, n_bytes: int, offsets: int, offset_type: int, count: int, seed: int, threads: int, /
+) -> NDArray[np.int64]: ...
+def hash_padded_strings(
+    strings: NDArray[np.str_] | NDArray[np.bytes_], seed: int, threads: int, /
+) -> NDArray[np.int64]: ...
+def hash_string_objects(
+    strings: list[Any], seed: int, threads: int, /
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+def embedding_columns_program(
+    columns: NDArray[np.int64],
+    sources: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    boundaries: NDArray[np.float32],
+    vocabulary: NDArray[np.int64],
+    /,
+) -> NDArray[np.int64]: ...
 def jit_status() -> JitStatus: ...
 def embedding_bag_compile(
     arch: str,
@@ -123,7 +140,7 @@ def embedding_bag_compile(
     /,
 ) -> BagKernel: ...
 def small_kernels_compile(arch: str, /) -> None: ...
-def backward_kernels_compile(arch: str, /) -> None: ...
+def columns_kernels_compile(arch: str, /) -> None: ...
 def embedding_bag_measure(
     device: int,
     stream: int,
@@ -161,6 +178,16 @@ def fused_embedding_bag_compile(
     huge: bool = ...,
     /,
 ) -> FusedKernel: ...
+def fused_embedding_bag_training_compile(
+    arch: str,
+    call: Call,
+    index_type: int,
+    offset_type: int,
+    weighted: bool,
+    optimizer: int,
+    stochastic_rounding: bool,
+    /,
+) -> None: ...
 def fused_embedding_bag_measure(
     device: int,
     stream: int,

@@ -33,6 +33,7 @@ from recfuse.passes.swap import SwapReport, swap, unswap
 if TYPE_CHECKING:
     from recfuse import cli, info, timing
     from recfuse.data import traces, workloads
+    from recfuse.passes.graph.compiling import backend
     from recfuse.plan.collection import CollectionPlan
     from recfuse.plan.table import Plan
     from recfuse.tuner import tune
@@ -43,6 +44,7 @@ __all__ = [
     "Plan",
     "SwapReport",
     "__version__",
+    "backend",
     "check",
     "cli",
     "embedding_bag",
@@ -71,6 +73,7 @@ __all__ = [
 _AT_FIRST_USE = {  # names above, and the module that each is, or is in
     "CollectionPlan": "recfuse.plan.collection",
     "Plan": "recfuse.plan.table",
+    "backend": "recfuse.passes.graph.compiling",
     "cli": "recfuse.cli",
     "info": "recfuse.info",
     "timing": "recfuse.timing",

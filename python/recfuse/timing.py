@@ -258,7 +258,7 @@ def compare(
 def graphed(call: Callable[[], Any], device: str | torch.device) -> Callable[[], Any]:
     """`call` captured as a CUDA graph: a callable that replays it and returns the output of the capture.
 
-    Every replay writes to the same output and reads the same inputs. The call runs a few times beforehand,
+    Every replay writes to the same output and reads the same inputs. The call runs a few times before,
     so that what it compiles or caches is there. On the CPU, which has no graphs, it is `call` itself.
     """
     if torch.device(device).type != "cuda":

@@ -10,11 +10,12 @@ from support.inputs import ragged
 
 def embedding_bag_samples():
     indices, offsets = ragged(12, 7, 5)
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for mode in ("sum", "mean", "max"):
-            for sparse, padding_idx, last in ((False, -1, True), (False, 3, False), (mode != "max", 3, True)):
-                own = offsets if last else offsets[:-1]
-                yield torch.randn(12, 5).to(dtype), indices, own, mode, None, last, padding_idx, False, sparse
+    options = ((False, -1, True), (False, 3, False), (True, 3, True))  # sparse, padding_idx, last
+    for number, dtype in enumerate((torch.float32, torch.float16, torch.bfloat16)):
+        for other, mode in enumerate(("sum", "mean", "max")):
+            sparse, padding_idx, last = options[(number + other) % 3]
+            own, sparse = offsets if last else offsets[:-1], sparse and mode != "max"
+            yield torch.randn(12, 5).to(dtype), indices, own, mode, None, last, padding_idx, False, sparse
     yield (
         torch.randn(12, 5),
         indices.int(),

@@ -16,7 +16,7 @@ import pytest
 from support.c_program import ROOT, build_program, flags_of
 
 OWN = ("test_cuda", "test_driver", "test_fused", "test_fused_map", "test_fused_kept", "test_ikbo_linear")
-OWN += ("fused_case", "program")
+OWN += ("test_backward", "fused_case", "allocator", "program", "test_columns")
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
 
 KERNEL = """#include "scale.cuh"

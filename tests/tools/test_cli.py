@@ -190,7 +190,7 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
     assert cli.main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(asked) == 2 * (5 + 1)
-    assert lines[-1] == "sm_90a pinning and gradients: compiled"
+    assert lines[-1] == "sm_90a small kernels: compiled"
     assert lines[1] == (
         "sm_80 6 float32 sum int64 2048x150 on 132 SMs, 60 MiB: 40 registers, 0 bytes spilled, 12,345 bytes, "
         "cached, 0.50 s; station=register"
@@ -239,6 +239,27 @@ def test_compile_prints_a_line_a_kernel(capsys, monkeypatch, tmp_path):
     assert (
         "sm_99 8 float32 sum int64 2048x150: recfuse: arch is sm_99\n1 of 2 failed" in capsys.readouterr().err
     )
+
+
+def test_compile_of_what_training_takes(capsys, monkeypatch, tmp_path):
+    """Of each table, or each plan, for each optimizer: its form, and what there is no table for."""
+    asked = []
+    monkeypatch.setattr(_C, "embedding_bag_compile", lambda *arguments: None)
+    monkeypatch.setattr(_C, "small_kernels_compile", lambda arch: None)
+    monkeypatch.setattr(_C, "fused_embedding_bag_training_compile", lambda *call: asked.append(call))
+    plan = plan_for(recfuse.nn.EmbeddingBag(100, 4, mode="mean"))
+    object.__setattr__(plan.device, "type", "cuda")
+    plan.save(tmp_path / "plan.json")
+    given = ["--plan", str(tmp_path / "plan.json"), "--dim", "16", "--rows", "70", "--dtype", "float16"]
+    given += ["--index", "int32", "--weighted", "--stochastic-rounding", "--out", str(tmp_path)]
+    assert cli.main(["compile", "--arch", "sm_90a", *given]) == 0 and not asked
+    assert cli.main(["compile", "--arch", "sm_90a", *given, "--training", "gradients", "adam"]) == 0
+    found = {(buffers[0][1:], tuple(features[0, 2:5]), output, *rest) for _, (buffers, features, output, _),
+             *rest in asked}  # fmt: skip
+    want = {((400, 0), (100, 4, 1), 0, 1, 1, False, number, True) for number in (-1, 3)}
+    want |= {((70 * 16, 1), (70, 16, 0), 1, 0, 0, True, number, True) for number in (-1, 3)}
+    assert found == want and {call[0] for call in asked} == {"sm_90a"}
+    assert "sm_90a 16 float16 sum int32, adam: compiled" in capsys.readouterr().out.splitlines()
 
 
 def test_a_missing_nvrtc_is_one_line(capsys, monkeypatch, tmp_path):

@@ -56,7 +56,7 @@ def test_every_figure_runs(ikbo, tmp_path, capsys):
     assert "Triton is left out" in output and "path fused is left out" in output
     assert "| geometric mean |" in output and "| least |" in output
     assert (
-        "**Small batches, float32, as called: us**" in output
+        "**Small batches, float32, as called: µs**" in output
         and "**Batches, float32, as called" not in output
     )
     entry = record["main"]["float32"]

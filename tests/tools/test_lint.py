@@ -9,10 +9,8 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 import recfuse
 
@@ -37,7 +35,7 @@ SHARED = {"driver", "jit", "tune", "device"}
 FAMILIES = {path.name for path in (ROOT / "csrc" / "cuda").iterdir() if path.is_dir()} - SHARED
 MAY_INCLUDE = {
     "include": {"include"},
-    "base": {"include", "base"},
+    "base": {"include", "base", "device"},
     "device": {"include", "device"},
     "tools": BELOW | {"tools"},
     "cpu": BELOW | {"cpu"},
@@ -162,14 +160,13 @@ FUSED_ORDER = (
         "backward/bags/args.h",
         "backward/backward.h",
         "backward/general.h",
+        "backward/call.h",
     ),
 )
 FUSED_FILES = dict.fromkeys(("fused_embedding_bag.c", "measure.c"), "fused.h")
 FUSED_FILES |= {"geometry.c": "features.h", "describe.c": "schedule.h"}
-FUSED_FILES |= {
-    f"backward/{file}.c": "backward/backward.h" for file in ("entry", "kernel", "problem", "bags/bags")
-}
-FUSED_FILES["backward/backward.c"] = "backward/general.h"
+FUSED_FILES |= {f"backward/{file}.c": "backward/backward.h" for file in ("entry", "problem", "bags/bags")}
+FUSED_FILES |= {f"backward/{file}.c": "backward/call.h" for file in ("backward", "call", "kernel")}
 FUSED_FILES |= {f"backward/small/{file}.c": "backward/small/small.h" for file in ("launch", "tasks")}
 FUSED_FILES |= {f"partition/{file}.c": "partition/cut.h" for file in ("cost", "cut", "write", "check")}
 
@@ -362,18 +359,6 @@ def test_documents_name_files_that_exist() -> None:
         folders = (ROOT, (ROOT / document).parent)  # of names and of links
         missing = [path for path in named if not any((folder / path).exists() for folder in folders)]
         assert missing == [], document
-
-
-def test_the_examples_of_the_readme_run(capsys: pytest.CaptureFixture[str]) -> None:
-    examples = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE
-    )
-    assert len(examples) == 4
-    names: dict[str, Any] = {"__name__": "readme"}
-    for example in examples:
-        exec(example.replace("path/to/librecfuse.so", recfuse.library_path()), names)
-    torch.testing.assert_close(names["out"], names["same"])
-    assert "26 tables in one call" in capsys.readouterr().out
 
 
 def test_versions_agree() -> None:

@@ -24,6 +24,7 @@ from recfuse import (
     traces,
     workloads,
 )
+from recfuse.data import hash_string_lists, hash_strings
 
 
 def operators(weight: Tensor, indices: Tensor, offsets: Tensor, features: Tensor) -> None:
@@ -39,6 +40,11 @@ def operators(weight: Tensor, indices: Tensor, offsets: Tensor, features: Tensor
     assert_type(recfuse.__version__, str)
 
 
+def strings(texts: list[str]) -> None:
+    assert_type(hash_strings(texts, seed=1, threads=2), Tensor)
+    assert_type(hash_string_lists(texts).offsets, Tensor)
+
+
 def modules(indices: Tensor, offsets: Tensor) -> None:
     bag = nn.EmbeddingBag(10, 4, mode="sum")
     assert_type(bag.schedule, str)
@@ -51,6 +57,24 @@ def modules(indices: Tensor, offsets: Tensor) -> None:
     assert_type(linear, nn.IKBOLinear)
     assert_type(nn.TargetAttention(8, 2, kv_heads=1).q_proj, torch.nn.Linear)
     assert_type(nn.LinearCompression((3, 2), 4).forward(bag.weight, bag.weight, indices), Tensor)
+
+
+def columns(batch: dict[str, Tensor]) -> None:
+    specs = [
+        nn.columns.Bucketize("age", [18, 35, 65], 8, preprocess=[nn.columns.Clip(0, 99)], pooling="sum"),
+        nn.columns.Hash("city", 100, 8, invalid="drop", empty=0),
+        nn.columns.Vocabulary("word", [5, -7], 4, fill_value=0.5),
+        nn.columns.Cross("both", ("city", nn.columns.Key("age", [nn.columns.Cast()])), 50, 4),
+        nn.columns.Identity("tags", 10, 4, weights="tag_weights", slice=(0, 2)),
+        nn.columns.Numeric("price", preprocess=[nn.columns.Log1p()]),
+    ]
+    module = nn.EmbeddingColumns(specs, host_tables="1GiB")
+    assert_type(module.forward(batch), Tensor)
+    assert_type(module.pack(batch).to("cpu", non_blocking=True), nn.columns.PackedColumns)
+    assert_type(module.columns["age"], slice)
+    assert_type(module.to_torch(), nn.columns.ReferenceColumns)
+    assert_type(nn.EmbeddingColumns.from_json(module.to_json()), nn.EmbeddingColumns)
+    assert_type(module.memory_report().saved, float)
 
 
 def plans(bag: nn.EmbeddingBag, collection: nn.FusedEmbeddingBagCollection, calls: list[Any]) -> None:
@@ -76,6 +100,7 @@ def plans(bag: nn.EmbeddingBag, collection: nn.FusedEmbeddingBagCollection, call
 def passes(model: torch.nn.Module, bag: nn.EmbeddingBag) -> None:
     report = recfuse.swap(model)
     assert_type(report, SwapReport)
+    assert_type(recfuse.backend("eager").reports, list[SwapReport])
     recfuse.unswap(model)
     recfuse.pin_rows(bag.weight, torch.tensor([1]))
     assert_type(PinnedRows(bag.weight, rows=torch.tensor([1]), l2_fraction=0.5).rows, Tensor)

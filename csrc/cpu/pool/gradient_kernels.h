@@ -122,7 +122,7 @@ static void bag_winners(const rf_fused_embedding_bag_params *params, int64_t num
     const int64_t bytes = rf__dtype_bytes(buffer->dtype);
     const int64_t from = rf__load_int(params->offsets, params->offset_type, number * params->bags + bag);
     const int64_t to = rf__load_int(params->offsets, params->offset_type, number * params->bags + bag + 1);
-    const bool good = from >= 0 && from <= to && to <= params->lookups;
+    const bool good = rf__is_bag(number * params->bags + bag, from, to, params->lookups);
     for (int64_t column = 0; column < feature->dim; column += BLOCK) {
         const int64_t columns = feature->dim - column < BLOCK ? feature->dim - column : BLOCK;
         float best[BLOCK] = {0}, value[BLOCK];

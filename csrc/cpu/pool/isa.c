@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu/columns/columns.h"
+
 static bool always(void) { return true; }
 
 #if defined(__x86_64__)
@@ -22,12 +24,12 @@ static bool has_avx512(void) {
 /* Best first; the last one runs everywhere. */
 static const rf__isa isas[] = {
 #if defined(__x86_64__)
-    {"avx512", &rf__pool_avx512, has_avx512},
-    {"avx2", &rf__pool_avx2, has_avx2},
+    {"avx512", &rf__pool_avx512, &rf__column_avx512, has_avx512},
+    {"avx2", &rf__pool_avx2, &rf__column_avx2, has_avx2},
 #elif defined(__aarch64__)
-    {"neon", &rf__pool_neon, always},
+    {"neon", &rf__pool_neon, &rf__column_plain, always},
 #endif
-    {"scalar", &rf__pool_scalar, always},
+    {"scalar", &rf__pool_scalar, &rf__column_plain, always},
 };
 
 /* Written once, under pthread_once. */

@@ -7,6 +7,7 @@
 typedef struct rf__isa {
     const char *name;
     const rf__pool_kernels *kernels; /* NULL where this build has none */
+    const struct rf__column_kernels *columns; /* of embedding columns */
     bool (*present)(void);           /* does this CPU run them? */
 } rf__isa;
 

@@ -143,6 +143,11 @@ static inline int64_t rf__load_int(const void *array, rf_int_type type, int64_t 
     return type == RF_INT32 ? ((const int32_t *)array)[at] : ((const int64_t *)array)[at];
 }
 
+/* Whether lookups [from, to) are bag `number` of all bags of a call: the first begins with lookup 0. As device/bags.cuh. */
+static inline bool rf__is_bag(int64_t number, int64_t from, int64_t to, int64_t lookups) {
+    return from >= 0 && from <= to && to <= lookups && (number != 0 || from == 0);
+}
+
 /* Where bag `bag` of feature `feature` begins; `bag` may be call->bags: where the last one ends. */
 static inline int64_t rf__bag_start(const rf__pool_call *call, int64_t feature, int64_t bag) {
     int64_t at = feature * call->bags + bag;

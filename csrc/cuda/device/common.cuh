@@ -43,7 +43,36 @@ RF_INLINE rf_bytes<16> rf_load(const rf_bytes<16> *from) {
     return to;
 }
 
-/* The same for one number, `how`: the rest of the instruction. Not __ldg: a compiler may move that one above
+/* A read that stays before the stores that follow it: the assembler moves those above down to their uses, which leaves
+ * fewer of them in flight. */
+RF_INLINE rf_bytes<2> rf_load_first(const rf_bytes<2> *from) {
+    rf_bytes<2> to;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(to.word[0]) : "l"(from) : "memory");
+    return to;
+}
+RF_INLINE rf_bytes<4> rf_load_first(const rf_bytes<4> *from) {
+    rf_bytes<4> to;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(to.word[0]) : "l"(from) : "memory");
+    return to;
+}
+RF_INLINE rf_bytes<8> rf_load_first(const rf_bytes<8> *from) {
+    rf_bytes<8> to;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(to.word[0]), "=r"(to.word[1])
+                 : "l"(from)
+                 : "memory");
+    return to;
+}
+RF_INLINE rf_bytes<16> rf_load_first(const rf_bytes<16> *from) {
+    rf_bytes<16> to;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to.word[0]), "=r"(to.word[1]), "=r"(to.word[2]), "=r"(to.word[3])
+                 : "l"(from)
+                 : "memory");
+    return to;
+}
+
+/* As rf_load for one number, `how`: the rest of the instruction. Not __ldg: a compiler may move that one above
  * rf_wait_for_previous_kernel. */
 #define RF_LOADER(name, number, how, result)                                     \
     RF_INLINE number name(const number *from) {                                  \

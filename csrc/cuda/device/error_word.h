@@ -21,7 +21,8 @@
     X(fused_embedding_bag)  \
     X(ikbo_linear)          \
     X(ikbo_linear_chain)    \
-    X(ikbo_attention)
+    X(ikbo_attention)       \
+    X(embedding_columns)
 
 typedef enum rf_operator {
 #define RF_OPERATOR(name) RF_OPERATOR_##name,
@@ -38,15 +39,17 @@ typedef enum rf_rule {
 
 /* Arguments: X(name, its name in messages, rule, what the limit of an index counts or what a range ends with, what a limit
  * of 0 means). */
-#define RF_ARGUMENT_LIST(X)                                                              \
-    X(indices, "indices", INDEX, "rows of its table", "its table has no rows")           \
-    X(offsets, "offsets", OFFSET, "", "")                                                \
-    X(rows, "rows", INDEX, "rows of its table", "its table has no rows")                 \
-    X(cand_to_user, "cand_to_user", INDEX, "items of x_user", "x_user has no items")     \
-    X(maps, "maps", INDEX, "items of the level before", "the level before has no items") \
-    X(attending_to, "cand_to_user", INDEX, "users of k", "k has no users")               \
-    X(kv_lengths, "kv_lengths", RANGE, "the positions of a user of k", "")               \
-    X(kv_offsets, "kv_offsets", RANGE, "the positions of k, from the offset before on", "")
+#define RF_ARGUMENT_LIST(X)                                                                     \
+    X(indices, "indices", INDEX, "rows of its table", "its table has no rows")                  \
+    X(offsets, "offsets", OFFSET, "", "")                                                       \
+    X(rows, "rows", INDEX, "rows of its table", "its table has no rows")                        \
+    X(cand_to_user, "cand_to_user", INDEX, "items of x_user", "x_user has no items")            \
+    X(maps, "maps", INDEX, "items of the level before", "the level before has no items")        \
+    X(attending_to, "cand_to_user", INDEX, "users of k", "k has no users")                      \
+    X(kv_lengths, "kv_lengths", RANGE, "the positions of a user of k", "")                      \
+    X(kv_offsets, "kv_offsets", RANGE, "the positions of k, from the offset before on", "")     \
+    X(column_index, "the index of values", INDEX, "rows of its table", "its table has no rows") \
+    X(column_offsets, "offsets", OFFSET, "", "")
 
 typedef enum rf_argument {
     RF_ARGUMENT_none,
@@ -62,8 +65,8 @@ typedef struct rf_error_record {
     rf_u32 ready; /* RF_ERROR_... */
     rf_u32 argument; /* rf_argument */
     rf_u32 operator_number; /* rf_operator */
-    rf_i32 feature; /* -1: the operator has none; of maps: which of them */
-    rf_i64 position; /* in the argument */
+    rf_i32 feature; /* -1: the operator has none; of maps: which of them; of columns: which */
+    rf_i64 position; /* in the argument; -1: it is not known */
     rf_i64 bag; /* -1: the argument has none */
     rf_i64 value; /* what was found there */
     rf_i64 limit; /* see rf_rule */

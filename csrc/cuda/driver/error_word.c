@@ -83,16 +83,20 @@ static rf_status raise_record(const rf_error_record *record) {
                "a GPU kernel left an error that nobody knows: argument %u of operator %u",
                (unsigned)record->argument, (unsigned)record->operator_number);
     const char *name = arguments[record->argument].name, *counted = arguments[record->argument].counted;
-    char bag[80] = "", list[16] = "", found[256];
-    if (record->bag >= 0 && record->feature >= 0) {
+    char bag[80] = "", list[16] = "", place[24] = "", found[256];
+    if (record->operator_number == RF_OPERATOR_embedding_columns) {
+        snprintf(bag, sizeof bag, ", of column %" PRId32 " and sample %" PRId64, record->feature,
+                 record->bag);
+    } else if (record->bag >= 0 && record->feature >= 0) {
         snprintf(bag, sizeof bag, ", for feature %" PRId32 ", bag %" PRId64, record->feature, record->bag);
     } else if (record->bag >= 0) {
         snprintf(bag, sizeof bag, ", for bag %" PRId64, record->bag);
     } else if (record->argument == RF_ARGUMENT_maps) {
         snprintf(list, sizeof list, "[%" PRId32 "]", record->feature);
     }
-    snprintf(found, sizeof found, "recfuse.%s: %s%s[%" PRId64 "] is %" PRId64,
-             operators[record->operator_number], name, list, record->position, record->value);
+    if (record->position >= 0) snprintf(place, sizeof place, "[%" PRId64 "]", record->position);
+    snprintf(found, sizeof found, "recfuse.%s: %s%s%s is %" PRId64, operators[record->operator_number], name,
+             list, place, record->value);
     if (arguments[record->argument].rule == RF_RULE_INDEX) {
         RF_FAIL_IF(record->limit <= 0, RF_ERR_INDEX, "%s%s; %s, which allows no index %s", found, bag,
                    arguments[record->argument].none, when);

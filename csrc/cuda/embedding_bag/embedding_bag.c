@@ -174,7 +174,7 @@ rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embed
                                   .mean_lookups = params->lookups / params->bags,
                                   .errors = error_word(device, params).on_device};
     while (complete.parts > 1 && (params->rows - 1) >> args.part_shift >= complete.parts) args.part_shift++;
-    /* Two launches that follow each other may overlap, which hides the start of the second (0.7 us on an H200).
+    /* Two launches that follow each other may overlap, which hides the start of the second (0.7 µs on an H200).
      * But its blocks then go where the first leaves room, and those SMs would have more than their share of
      * it: so only where a block of the second takes the place of one of the first, or has an SM to itself. */
     const int64_t waves = (blocks * slices + device->sms - 1) / device->sms;

@@ -1,1 +1,5 @@
-"""Batches and where they come from: forms of batches, traces, workloads."""
+"""Batches and where they come from: forms of batches, strings, traces, workloads."""
+
+from recfuse.data.strings import StringLists, hash_string_lists, hash_strings
+
+__all__ = ["StringLists", "hash_string_lists", "hash_strings"]

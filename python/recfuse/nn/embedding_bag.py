@@ -33,7 +33,7 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         return super().from_pretrained(embeddings, *args, **kwargs)
 
     def reset_parameters(self) -> None:
-        """Draws the weights anew. Asks first for huge pages behind a large table: its rows lie on as many
+        """Draws new weights. Asks first for huge pages behind a large table: its rows lie on as many
         pages, and with small ones most lookups miss the TLB too."""
         advise_huge_pages(self.weight.detach())
         super().reset_parameters()

@@ -4,7 +4,7 @@
 >>> module.pinned = pinned                                 # refreshed before every call of the module
 
 A pinned row is brought into L2 and marked to leave it last. The mark is a preference of the hardware's, not
-a promise: other work wears it down, hence the refreshing. One L2 serves all tables of a device, so what
+a promise: other work wears it down, so it is refreshed. One L2 serves all tables of a device, so what
 pays for one table alone may not pay for fifty: measure (:func:`recfuse.tune` does, with the cost of the
 refresh inside).
 

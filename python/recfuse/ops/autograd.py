@@ -56,21 +56,19 @@ class _Once(torch.autograd.Function):
     """A gradient operator, which refuses derivatives of its own. Arguments flat, as pytree has them."""
 
     @staticmethod
-    def forward(operator: Callable[..., Any], tree: Any, *flat: Any) -> Any:
+    def forward(operator: Callable[..., Any], refusal: str, tree: Any, *flat: Any) -> Any:
         """Calls the operator."""
         return call_below_autograd(operator, *pytree.tree_unflatten(flat, tree))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps nothing."""
+        """Keeps what to say."""
+        ctx.refusal = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> NoReturn:
         """Refuses."""
-        raise NotImplementedError(
-            "recfuse: second derivatives of embedding_bag, fused_embedding_bag and ikbo_attention are not "
-            "implemented"
-        )
+        raise NotImplementedError(ctx.refusal)
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> NoReturn:
@@ -78,13 +76,18 @@ class _Once(torch.autograd.Function):
         refuse_forward_mode("embedding_bag")
 
 
-def once_differentiable(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """The autograd kernel of an operator that has no gradient."""
+_SECOND = (
+    "recfuse: second derivatives of embedding_bag, fused_embedding_bag and ikbo_attention are not implemented"
+)
+
+
+def once_differentiable(operator: Callable[..., Any], refusal: str = _SECOND) -> Callable[..., Any]:
+    """The autograd kernel of an operator that has no gradient; ``refusal`` says so in ``backward``."""
 
     def autograd(*arguments: Any) -> Any:
         flat, tree = pytree.tree_flatten(arguments)
         if needs_derivatives([value for value in flat if isinstance(value, Tensor)]):
-            return apply(_Once, operator, tree, *flat)
+            return apply(_Once, operator, refusal, tree, *flat)
         with below_autograd():
             return operator(*arguments)
 

@@ -17,7 +17,7 @@ from recfuse.ops.gradients import (
     define_with_winners,
     find_winners,
     sample_weights_grad,
-    weight_grad,
+    weight_grads,
 )
 from recfuse.ops.library import (
     below_autograd,
@@ -234,11 +234,16 @@ class FusedEmbeddingBag(torch.autograd.Function):
         if grad is None:
             return tuple(grads)
         lookups, count = (features, indices, offsets), len(ctx.groups)
-        for group, (rows, dim, dtype) in enumerate(ctx.groups):
-            if ctx.needs_input_grad[group - count]:
-                call = WeightGradCall(grad, *lookups, group, rows, dim, dtype, sample_weights, winners)
-                grads[group - count] = weight_grad(ctx, call, ctx.sparse, group - count)
-        if ctx.needs_input_grad[4]:
+        needed = ctx.needs_input_grad  # made anew each time that it is read
+        places = [group - count for group in range(count) if needed[group - count]]
+        calls = [
+            WeightGradCall(grad, *lookups, place + count, *ctx.groups[place], sample_weights, winners)
+            for place in places
+        ]
+        found = weight_grads(ctx, calls, [ctx.sparse] * len(calls), places)
+        for place, gradient in zip(places, found, strict=True):
+            grads[place] = gradient
+        if needed[4]:
             grads[4] = sample_weights_grad(grad, weights, lookups, sample_weights.dtype)
         return tuple(grads)
 

@@ -23,6 +23,7 @@ from recfuse.ops.library import below_autograd, is_readable, library
 _ops = torch.ops.recfuse
 _dense_weight_grad = _ops.fused_embedding_bag_backward.default
 _sparse_weight_grad = _ops.fused_embedding_bag_sparse_backward.default
+_sparse_weight_grads = _ops.fused_embedding_bag_sparse_gradients.default
 _sample_weights_grad = _ops.fused_embedding_bag_sample_weights_backward.default
 find_winners = _ops.fused_embedding_bag_winners.default
 
@@ -72,7 +73,35 @@ def weight_grad(
             "recfuse.embedding_bag: scale_grad_by_freq is True with sparse, which has no such gradient; pass "
             "sparse=False"
         )
-    rows, values = _gradient(_sparse_weight_grad, *call)
+    return _listed(ctx, call, *_gradient(_sparse_weight_grad, *call), argument, mark_small)
+
+
+def weight_grads(
+    ctx: Any, calls: Sequence[WeightGradCall], sparse: Sequence[bool], arguments: Sequence[int]
+) -> list[Tensor]:
+    """Gradients of several groups of one call, as `weight_grad` gives them. A GPU sorts the lookups of all
+    sparse ones at once; in a program that is traced each is an operator of its own, whose outputs have sizes
+    that only the contents tell.
+    """
+    together = [number for number, is_sparse in enumerate(sparse) if is_sparse]
+    if len(together) < 2 or not is_readable(calls[0].grad):
+        return [weight_grad(ctx, *each) for each in zip(calls, sparse, arguments, strict=True)]
+    first, *forms = calls[0], *zip(*(calls[number][4:8] for number in together), strict=True)
+    lookups = first.grad, first.features, first.indices, first.offsets
+    found = _gradient(_sparse_weight_grads, *lookups, *forms, first.per_sample_weights, first.winners)
+    listed = dict(zip(together, zip(found[::2], found[1::2], strict=True), strict=True))
+    return [
+        _listed(ctx, call, *listed[number], arguments[number])
+        if number in listed
+        else weight_grad(ctx, call, False, arguments[number])
+        for number, call in enumerate(calls)
+    ]
+
+
+def _listed(
+    ctx: Any, call: WeightGradCall, rows: Tensor, values: Tensor, argument: int, mark_small: bool = True
+) -> Tensor:
+    """Rows and values as a coalesced tensor, see `weight_grad`."""
     shape = call.rows, call.dim
     found = torch.sparse_coo_tensor(rows[None], values, shape, check_invariants=False, is_coalesced=True)
     if (
@@ -174,5 +203,21 @@ def bags_of(features: Tensor, offsets: Tensor) -> int:
     return (offsets.shape[0] - 1) // count if count else 0
 
 
-for _operator in (_dense_weight_grad, _sparse_weight_grad, _sample_weights_grad, find_winners):
+@torch.library.register_fake("recfuse::fused_embedding_bag_sparse_gradients", lib=library)
+def _(grad: Tensor, features: Tensor, indices: Tensor, offsets: Tensor, *call: Any) -> list[Tensor]:
+    found = []
+    for dim, dtype in zip(call[2], call[3], strict=True):
+        count = _rows_found(indices)
+        found += [grad.new_empty((count,), dtype=torch.int64)]
+        found += [grad.new_empty((count, dim), dtype=DTYPES[dtype])]
+    return found
+
+
+for _operator in (
+    _dense_weight_grad,
+    _sparse_weight_grad,
+    _sparse_weight_grads,
+    _sample_weights_grad,
+    find_winners,
+):
     register(_operator._schema.name.removeprefix("recfuse::"))

@@ -72,7 +72,7 @@ def _on_cpu(
     kv_lengths: Tensor | None,
     kv_offsets: Tensor | None,
 ) -> _Gradients:
-    """Softmaxes are computed anew: lse is less exact than float64."""
+    """Softmaxes are computed again: lse is less exact than float64."""
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     heads, dim = k.shape[-2:]
     keys, values = k.reshape(-1, heads, dim), v.reshape(-1, heads, dim)

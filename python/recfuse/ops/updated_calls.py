@@ -22,7 +22,13 @@ from torch import Tensor
 
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import apply
-from recfuse.ops.gradients import WeightGradCall, find_winners, sample_weights_grad, weight_grad
+from recfuse.ops.gradients import (
+    WeightGradCall,
+    find_winners,
+    sample_weights_grad,
+    weight_grad,
+    weight_grads,
+)
 from recfuse.ops.library import call_below_autograd, dtype_code
 from recfuse.ops.updates import Update, fused_update, matrices_only, rows_update
 
@@ -104,30 +110,38 @@ class UpdatedCall(torch.autograd.Function):
         kept = weights if ctx.needs_input_grad[4] else []
         ctx.save_for_backward(*where, sample_weights, winners, *kept)
         ctx.weights, ctx.updates, ctx.sparse = weights, updates, lookups.sparse
-        ctx.forms = forms_of(weights)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Gradients of the other weights and of per_sample_weights; asks for the updates."""
         features, indices, offsets, sample_weights, winners, *kept = ctx.saved_tensors
-        grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        needed, nodes = ctx.needs_input_grad, ctx.next_functions  # made again each time that they are read
+        grads: list[Tensor | None] = [None] * len(needed)
         lookups, count = (features, indices, offsets), len(ctx.weights)
         direct: dict[int, tuple[Tensor, Update]] = {}
+        calls: list[WeightGradCall] = []
+        sparse: list[bool] = []
         for group, (weight, update) in enumerate(zip(ctx.weights, ctx.updates, strict=True)):
             at = group - count
-            if not ctx.needs_input_grad[at]:
+            if not needed[at]:
                 continue
-            if update is not None and (owner := update.updater.owner) is not None:
-                owner._before_update(update)
-            if update is not None and not update.updater.deferred:
-                if weight.requires_grad and _is_wanted(ctx.next_functions[at][0]):  # may be frozen by now
-                    update.check()
-                    direct[group] = weight, update
-                continue
-            call = WeightGradCall(grad, *lookups, group, *ctx.forms[group], sample_weights, winners)
-            grads[at] = weight_grad(ctx, call, ctx.sparse or update is not None, at)
-        if ctx.needs_input_grad[4]:
+            if update is not None:
+                updater = update.updater
+                if (owner := updater.owner) is not None:
+                    owner._before_update(weight, updater)
+                if not updater.deferred:
+                    if weight.requires_grad and _is_wanted(nodes[at][0]):  # may be frozen by now
+                        update.check()
+                        direct[group] = weight, update
+                    continue
+            form = forms_of([weight])[0]
+            calls.append(WeightGradCall(grad, *lookups, group, *form, sample_weights, winners))
+            sparse.append(ctx.sparse or update is not None)
+        places = [call.group - count for call in calls]
+        for at, found in zip(places, weight_grads(ctx, calls, sparse, places), strict=True):
+            grads[at] = found
+        if needed[4]:
             grads[4] = sample_weights_grad(grad, kept, lookups, sample_weights.dtype)
         if direct:
             stream = torch.cuda.current_stream(grad.device) if grad.is_cuda else None
@@ -194,26 +208,26 @@ class _Pass:
     def finish(self) -> None:
         """Makes the updates. The engine calls it, on the caller's stream, unless the pass has failed."""
         asked, self.asked = self.asked, []
-        uses: dict[int, list[tuple[_Asked, int]]] = {}
+        uses: dict[int, int] = {}
         for call in asked:
             call.bring_here()
-            for number, (weight, update) in call.weights.items():
+            for weight, update in call.weights.values():
                 update.check()
-                uses.setdefault(id(weight), []).append((call, number))
+                uses[id(weight)] = uses.get(id(weight), 0) + 1
+        several: dict[int, list[tuple[_Asked, int]]] = {}
         for call in asked:
             groups: dict[int, list[int]] = {}
             for number, (weight, update) in call.weights.items():
-                if len(uses[id(weight)]) == 1:
+                if uses[id(weight)] == 1:
                     groups.setdefault(id(update.updater), []).append(number)
+                else:
+                    several.setdefault(id(weight), []).append((call, number))
             for numbers in groups.values():
                 call.run(numbers)
-        for several in uses.values():
-            if len(several) > 1:
-                weight, update = several[0][0].weights[several[0][1]]
-                total = functools.reduce(
-                    torch.add, (call.gradient(number) for call, number in several)
-                ).coalesce()
-                rows_update(weight, update, total.indices()[0], total.values())
+        for calls in several.values():
+            weight, update = calls[0][0].weights[calls[0][1]]
+            total = functools.reduce(torch.add, (call.gradient(number) for call, number in calls)).coalesce()
+            rows_update(weight, update, total.indices()[0], total.values())
 
 
 # The passes that run now, by the engine's number of them; the engine keeps each until its end.

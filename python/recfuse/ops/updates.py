@@ -41,6 +41,7 @@ class Updater:
             those behind it. STEP is that of the next update.
         deferred: the backward pass leaves sparse gradients, instead of updating.
         owner: the optimizer; None once it is deleted.
+        device: of ``numbers``.
         made: steps that were made, as the host has counted them.
     """
 
@@ -59,6 +60,7 @@ class Updater:
         self.options = kind, int(self.stochastic_rounding), self.seed
         self._owner = weakref.ref(owner)
         self.made = 0
+        self.device = device
         self._written = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0]
         with torch.inference_mode(False):
             self.numbers = torch.tensor(self._written, dtype=torch.float32, device=device)
@@ -100,15 +102,13 @@ class Updater:
                 if found_inf is None:
                     self.numbers[STEP].add_(1)
                 else:
-                    self.numbers[STEP].add_(
-                        found_inf.to(self.numbers.device, non_blocking=True).reshape(()) == 0
-                    )
+                    self.numbers[STEP].add_(found_inf.to(self.device, non_blocking=True).reshape(()) == 0)
 
     def scale(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
         """What a gradient scaler has found out: gradients are divided by ``grad_scale``, and not used at all
         where ``found_inf`` is not 0. None: neither.
         """
-        device, sign = self.numbers.device, self._written[GRAD_SCALE]
+        device, sign = self.device, self._written[GRAD_SCALE]
         if grad_scale is not None:
             self._put(GRAD_SCALE, (sign / grad_scale.to(device, non_blocking=True)).reshape(()))
         else:
@@ -162,15 +162,6 @@ class Update:
         """Where the states are."""
         return [state.data_ptr() for state in self.states]
 
-    def note(self, weight: Tensor) -> None:
-        """Notes that a backward pass has updated ``weight``: a graph that kept it must not read it any
-        more.
-        """
-        self.updated = True
-        self.captured = weight.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not weight.is_inference():
-            torch.autograd.graph.increment_version(weight)
-
     @property
     def weight(self) -> Tensor | None:
         """The Parameter, or None once it is deleted."""
@@ -200,8 +191,18 @@ class _Compiled:
         if weight is not None:
             update.check()
             if (owner := update.updater.owner) is not None:
-                owner._before_update(update)
-            update.note(weight)
+                owner._before_update(weight, update.updater)
+            note([weight], [update])
+
+
+def note(weights: Sequence[Tensor], updates: Sequence[Update]) -> None:
+    """Notes that a backward pass has updated ``weights``, of one device: a graph that kept one must not read
+    it any more.
+    """
+    captured = weights[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    for update in updates:
+        update.updated, update.captured = True, captured
+    torch.autograd.graph.increment_version([weight for weight in weights if not weight.is_inference()])
 
 
 def set_update(weight: Tensor, update: Update | None) -> None:
@@ -255,8 +256,7 @@ def fused_update(
             updater.kind,
             *rounding,
         )
-    for weight, update in zip(weights, updates, strict=True):
-        update.note(weight)
+    note(weights, updates)
 
 
 def rows_update(weight: Tensor, update: Update, rows: Tensor, sums: Tensor) -> None:
@@ -265,7 +265,7 @@ def rows_update(weight: Tensor, update: Update, rows: Tensor, sums: Tensor) -> N
     rounding = updater.stochastic_rounding, updater.seed
     with torch.no_grad(), below_autograd():
         _rows_update(weight, update.states, rows, sums, updater.numbers, updater.kind, *rounding)
-    update.note(weight)
+    note([weight], [update])
 
 
 _CACHED = 256  # of the features below; more than the collections of a model

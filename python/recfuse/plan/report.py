@@ -20,7 +20,7 @@ _UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Decision:
-    """One step of the tuner: a candidate, its time, what became of it and why."""
+    """One step of the tuner: a candidate, its time, what happened to it and why."""
 
     step: str
     candidate: str
@@ -63,7 +63,7 @@ def render(summary: Iterable[Line], decisions: Sequence[Decision], last: Line) -
 
 
 def _result(decision: Decision) -> str:
-    """What became of the candidate: the last run decides who won, every other step who goes on."""
+    """What happened to the candidate: the last run decides who won, every other step who goes on."""
     return ("won" if decision.step == _CONFIRM else "kept") if decision.kept else ""
 
 

@@ -11,30 +11,40 @@
 #include "check.h"
 
 /* Every test, in the order they run. `first_use` must come first: it races the choice of the ISA. */
-#define TEST_LIST(X)              \
-    X(first_use)                  \
-    X(status)                     \
-    X(embedding_bag_dims)         \
-    X(embedding_bag_random)       \
-    X(embedding_bag_exact)        \
-    X(embedding_bag_repeats)      \
-    X(embedding_bag_errors)       \
-    X(executor_failure)           \
-    X(fused_embedding_bag_random) \
-    X(fused_embedding_bag_reuse)  \
-    X(fused_embedding_bag_errors) \
-    X(fused_backward_random)      \
-    X(fused_backward_repeats)     \
-    X(fused_backward_errors)      \
-    X(fused_update_random)        \
-    X(fused_update_repeats)       \
-    X(fused_update_errors)        \
-    X(ikbo_add_random)            \
-    X(ikbo_add_errors)            \
-    X(ikbo_attention_groups)      \
-    X(ikbo_attention_keys)        \
-    X(ikbo_attention_errors)      \
-    X(huge_pages)                 \
+#define TEST_LIST(X)               \
+    X(first_use)                   \
+    X(status)                      \
+    X(embedding_bag_dims)          \
+    X(embedding_bag_random)        \
+    X(embedding_bag_exact)         \
+    X(embedding_bag_repeats)       \
+    X(embedding_bag_errors)        \
+    X(executor_failure)            \
+    X(fused_embedding_bag_random)  \
+    X(fused_embedding_bag_reuse)   \
+    X(fused_embedding_bag_errors)  \
+    X(fused_backward_random)       \
+    X(fused_backward_repeats)      \
+    X(fused_backward_errors)       \
+    X(fused_update_random)         \
+    X(fused_update_repeats)        \
+    X(fused_update_errors)         \
+    X(ikbo_add_random)             \
+    X(ikbo_add_errors)             \
+    X(ikbo_attention_groups)       \
+    X(ikbo_attention_keys)         \
+    X(ikbo_attention_errors)       \
+    X(hash_strings_vectors)        \
+    X(hash_strings_integers)       \
+    X(hash_strings_random)         \
+    X(hash_strings_errors)         \
+    X(embedding_columns_random)    \
+    X(embedding_columns_repeats)   \
+    X(embedding_columns_lookups)   \
+    X(embedding_columns_corrupted) \
+    X(embedding_columns_long_bags) \
+    X(embedding_columns_errors)    \
+    X(huge_pages)                  \
     X(threads)
 
 #define TEST_DECLARE(name) void test_##name(void);

@@ -14,8 +14,12 @@ typedef struct command {
 
 extern const command fused_commands[]; /* of test_fused.c */
 extern const int n_fused_commands;
+extern const command backward_commands[]; /* of test_backward.c */
+extern const int n_backward_commands;
 extern const command ikbo_commands[]; /* of test_ikbo_linear.c */
 extern const int n_ikbo_commands;
+extern const command columns_commands[]; /* of test_columns.c */
+extern const int n_columns_commands;
 extern const command driver_commands[]; /* of test_driver.c */
 extern const int n_driver_commands;
 

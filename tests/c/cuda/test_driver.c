@@ -104,7 +104,13 @@ static void errors(char **arguments) {
     record.feature = 4;
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_INDEX, "indices[70] is 12, for feature 4, bag 3; allowed");
-    record.limit = 0;
+    record.operator_number = RF_OPERATOR_embedding_columns, record.argument = RF_ARGUMENT_column_index;
+    record.position = -1;
+    CHECK(record_write(&word, record), "not recorded");
+    expect_error(gpu, &word, RF_ERR_INDEX,
+                 "embedding_columns: the index of values is 12, of column 4 and sample 3; allowed is 0 to 9");
+    record.operator_number = RF_OPERATOR_embedding_bag, record.argument = RF_ARGUMENT_indices;
+    record.position = 70, record.limit = 0;
     CHECK(record_write(&word, record), "not recorded");
     expect_error(gpu, &word, RF_ERR_INDEX, "its table has no rows, which allows no index");
     record.limit = 10, record.bag = -1, record.argument = RF_ARGUMENT_rows;

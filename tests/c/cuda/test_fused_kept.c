@@ -2,78 +2,24 @@
  * much of it there is, and that nobody waits for the device. */
 #define _GNU_SOURCE /* alarm */
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cuda/fused_embedding_bag/fused.h"
+#include "allocator.h"
 #include "program.h"
 #include "test_fused.h"
 
-enum { MOST_CALLS = 128, MANY = 400, MOST_BLOCKS = 4096, SECONDS = 60 };
-
-/* Allocators of streams, that note what they give. */
-typedef struct block {
-    void *memory;
-    void *stream;
-    bool lasts, free;
-} block;
-
-static struct {
-    pthread_mutex_t lock;
-    block blocks[MOST_BLOCKS];
-    int n_blocks, lasting, brief; /* blocks that were made */
-    int live; /* that were not released yet */
-    rf_status status; /* what the next allocation gives */
-} given = {.lock = PTHREAD_MUTEX_INITIALIZER}; /* under its lock */
-
-static rf_status allocate(void *context, int64_t bytes, bool lasts, const rf_cuda_stream *stream,
-                          void **memory, void **handle) {
-    CHECK(context == &given && context_depth() == 0, "a context is entered while memory is made");
-    pthread_mutex_lock(&given.lock);
-    const rf_status status = given.n_blocks < MOST_BLOCKS ? given.status : RF_ERR_MEMORY;
-    if (status == RF_OK) {
-        block *one = &given.blocks[given.n_blocks++];
-        *one = (block){malloc((size_t)bytes), stream->stream, lasts, false};
-        if (one->memory == NULL) exit(1);
-        memset(one->memory, 0xee, (size_t)bytes);
-        *memory = one->memory;
-        *handle = one;
-        given.live++;
-        *(lasts ? &given.lasting : &given.brief) += 1;
-    }
-    pthread_mutex_unlock(&given.lock);
-    return status;
-}
-
-static void release(void *context, void *handle) {
-    block *one = handle;
-    CHECK(context == &given && context_depth() == 0, "a context is entered while memory is released");
-    pthread_mutex_lock(&given.lock);
-    CHECK(!one->free, "released twice");
-    one->free = true;
-    free(one->memory);
-    given.live--;
-    pthread_mutex_unlock(&given.lock);
-}
-
-static const rf_cuda_allocator allocator = {&given, allocate, release};
+enum { MOST_CALLS = 128, MANY = 400, SECONDS = 60 };
 
 /* A fixed case by that allocator. */
 static rf_status pool_given(int number, const rf_cuda_stream *stream) {
     fused_case one;
     fused_case_fixed(&one, number);
-    one.plan.allocator = &allocator;
+    one.plan.allocator = &noting_allocator;
     if (stream->stream == capturing_stream()) one.schedules[3].split = 1; /* the fake captures no memset */
     return rf_fused_embedding_bag_cuda(&one.params, &one.plan, NULL, 0, stream);
-}
-
-/* Calls of the driver that may wait for the device. */
-static int waits(void) {
-    return driver_calls("cuMemFree_v2") + driver_calls("cuStreamSynchronize") +
-           driver_calls("cuCtxSynchronize") + driver_calls("cuEventSynchronize") +
-           driver_calls("cuMemFreeHost") + driver_calls("cuModuleUnload");
 }
 
 /* fused_allocator: descriptions and workspace are the caller's, once and each time; where there is none, nothing is
@@ -98,7 +44,7 @@ void fused_allocator(char **arguments) {
     CHECK(pool_given(1, &streams[0]) == RF_OK && given.live == 4, "%s", rf_last_error());
     CHECK(costs_now().live == before.live, "%d things more of the driver's", costs_now().live - before.live);
     fused_case one;
-    rf_cuda_allocator half = allocator;
+    rf_cuda_allocator half = noting_allocator;
     fused_case_fixed(&one, 0);
     half.release = NULL;
     one.plan.allocator = &half;
@@ -119,7 +65,7 @@ void fused_rows(char **arguments) {
         for (size_t i = 0; i < sizeof turns / sizeof turns[0]; i++) {
             fused_case one;
             fused_case_fixed(&one, 0);
-            one.plan.allocator = &allocator;
+            one.plan.allocator = &noting_allocator;
             one.params.n_features = 1;
             one.params.bags = bags;
             one.params.output_dim = one.params.output_stride = 8;
@@ -157,7 +103,7 @@ void fused_streams(char **arguments) {
 
 static void bags_set(fused_case *one, int64_t bags) {
     one->params.bags = bags;
-    one->plan.allocator = &allocator;
+    one->plan.allocator = &noting_allocator;
 }
 
 /* fused_bounded: the calls used last stay, and their mappings used last; nobody waits meanwhile. */
@@ -223,7 +169,7 @@ void fused_graphs(char **arguments) {
     fused_case_fixed(&one, 0);
     one.schedules[3].split = 1;
     one.params.offsets = offsets;
-    one.plan.allocator = &allocator;
+    one.plan.allocator = &noting_allocator;
     CHECK(rf_fused_embedding_bag_map(&one.params, &one.plan, 132, false, &mapping, &one.plan.mapping_rows) ==
               RF_OK,
           "%s", rf_last_error());
@@ -244,7 +190,7 @@ void fused_graphs(char **arguments) {
     before = costs_now();
     for (int i = 0; i < 20; i++) {
         fused_case_fixed(&one, MANY + 1 + i);
-        one.plan.allocator = &allocator;
+        one.plan.allocator = &noting_allocator;
         setenv("FAKE_CUDA_FAIL", "cuStreamIsCapturing:906", 1);
         CHECK(rf_fused_embedding_bag_cuda(&one.params, &one.plan, NULL, 0, &streams[0]) != RF_OK &&
                   strstr(rf_last_error(), "cuStreamIsCapturing") != NULL,

@@ -23,6 +23,8 @@ static struct {
     } kernels[MOST_KERNELS];
     int n_kernels;
     uint64_t seed;
+    rf_u32 claimed;
+    rf_error_record record;
 } gpu;
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -89,6 +91,11 @@ rf_status rf__cuda_store_of(const rf__cuda_device *device, void *stream, const r
     *store = (rf__cuda_store){.device = device, .stream = stream};
     return RF_OK;
 }
+rf_status rf__cuda_is_capturing(const rf__cuda_device *device, void *stream, bool *capturing) {
+    (void)device, (void)stream;
+    *capturing = false;
+    return RF_OK;
+}
 rf_status rf__cuda_room_new(const rf__cuda_store *store, size_t bytes, rf__cuda_block *block) {
     (void)store;
     *block = (rf__cuda_block){0};
@@ -111,12 +118,28 @@ rf_status rf__cuda_block_new(const rf__cuda_store *store, const void *from, size
     if (bytes > 0) memcpy((void *)(uintptr_t)block->memory, from, bytes);
     return RF_OK;
 }
-rf_status rf__cuda_block_shared(const rf__cuda_store *store, const void *from, size_t bytes,
-                                rf__cuda_block *block) {
-    return rf__cuda_block_new(store, from, bytes, true, block);
-}
+void rf__cuda_lock(const rf__cuda_device *device) { (void)device; }
+void rf__cuda_unlock(const rf__cuda_device *device) { (void)device; }
 void rf__cuda_block_free(const rf__cuda_store *store, rf__cuda_block *block) {
     rf__cuda_room_free(store, block);
+}
+
+/* One word for all tables; it is raised by gpu_error alone. */
+rf__cuda_error_word rf__cuda_error_word_of(const rf__cuda_error_words *words, const void *weight,
+                                           uint64_t shape) {
+    (void)words, (void)weight, (void)shape;
+    return (rf__cuda_error_word){{&gpu.claimed, &gpu.record}, &gpu.record};
+}
+rf_status rf__cuda_check_word(const rf__cuda_device *device, rf__cuda_error_word word, void *stream) {
+    (void)device, (void)word, (void)stream;
+    return RF_OK;
+}
+/* What the kernels have reported first since the last time; false: nothing. */
+EXPORTED bool gpu_error(rf_error_record *record) {
+    *record = gpu.record;
+    gpu.record = (rf_error_record){0};
+    gpu.claimed = 0;
+    return record->ready == RF_ERROR_READY;
 }
 
 const char *rf__kernel_integer(int32_t int_type) { return int_type == RF_INT64 ? "rf_i64" : "int"; }

@@ -44,6 +44,13 @@ class Call:
             self.winners = OPS.fused_embedding_bag_winners(self.weights, *lookups)
 
     def gradients(self, sparse: bool, by_freq: bool = False) -> list[Any]:
+        """Sparse ones of all weights at once, where they can be."""
+        if sparse and not by_freq:
+            forms = [(at, *w.shape, DTYPES.index(w.dtype)) for at, w in enumerate(self.weights)]
+            lists = [list(of) for of in zip(*forms, strict=True)]
+            lookups = self.grad, self.problem.rows, self.indices, self.offsets
+            found = OPS.fused_embedding_bag_sparse_gradients(*lookups, *lists, self.factors, self.winners)
+            return list(zip(found[::2], found[1::2], strict=True))
         name = "fused_embedding_bag_sparse_backward" if sparse else "fused_embedding_bag_backward"
         given = self.grad, self.problem.rows, self.indices, self.offsets
         return [

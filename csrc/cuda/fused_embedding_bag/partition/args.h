@@ -1,7 +1,7 @@
 /* The partition's numbers, cost model and the arguments of partition/map.cu. Read by C11 and by NVRTC.
  *
- * Cost is counted in batches of rows in flight that are in L2: 0.6 us on an H200 with all its SMs at work. By when tasks
- * began and ended there: 1.1 us to begin one, 0.2 us for a KB of rows from memory, 4 us for eight bags of a tile whose
+ * Cost is counted in batches of rows in flight that are in L2: 0.6 µs on an H200 with all its SMs at work. By when tasks
+ * began and ended there: 1.1 µs to begin one, 0.2 µs for a KB of rows from memory, 4 µs for eight bags of a tile whose
  * lanes go through them by themselves. That is right to 18 % for tasks of the benchmark's models. */
 #ifndef RECFUSE_CUDA_FUSED_PARTITION_ARGS_H
 #define RECFUSE_CUDA_FUSED_PARTITION_ARGS_H

@@ -1,4 +1,4 @@
-"""Which schedules are worth a try for which features, and in which mixtures they are timed together.
+"""Which schedules are worth trying for which features, and in which mixtures they are timed together.
 
 A class is the features that can run the same schedules in the same code: of one dim, dtype, pooling and
 alignment. Before anything is compiled, rules take away what cannot win at a feature's mean bag length:
@@ -39,7 +39,7 @@ class FeatureClass:
     name: str
     features: list[int]
     candidates: NDArray[np.int32]  # [candidates, 5]; the default is the first
-    allowed: list[list[int]]  # [features]: numbers of candidates worth a try, the default first
+    allowed: list[list[int]]  # [features]: numbers of candidates worth trying, the default first
     align: int  # bytes of the widest load of a lane
 
     def at(self, warps: int) -> list[list[int]]:

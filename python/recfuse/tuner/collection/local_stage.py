@@ -28,7 +28,7 @@ _REPEATS = 3
 _BATCHES = 4
 _ALIKE = 1.1  # features of a class whose mean bags differ by less decide as one
 _LEAST_GAIN = 0.03  # by which a feature's own best must beat that of those alike
-_RANKED = 4  # candidates of a group that are worth a try in the whole kernel
+_RANKED = 4  # candidates of a group that are worth trying in the whole kernel
 
 
 @dataclass

@@ -54,7 +54,7 @@ def tune_collection(
             arch, deadline = architecture(device), start + budget_s
             state = State(problem, FusedBench(problem), compiler, arch, deadline, progress, seed)
             if finished.stale:
-                state.note("resume", str(resume), None, False, "was made for something else: begun anew")
+                state.note("resume", str(resume), None, False, "was made for something else: started again")
             best, best_us, default_us, occupancies = _search(state, finished)
     tables, table_of = distinct(problem.tables)
     schedules, schedule_of = distinct(str(FusedSchedule.of_row(row)) for row in best.schedules)

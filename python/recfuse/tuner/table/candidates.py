@@ -1,4 +1,4 @@
-"""Which schedules are worth a try, step by step."""
+"""Which schedules are worth trying, step by step."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _AT_THE_FLOOR = 1.03  # how close to each byte once at copy speed the defaults n
 _CONFIRM_ROUNDS = 31
 _PIN_ROUNDS, _PIN_TURNS = 3, 5
 _L2_FRACTIONS = (0.25, 0.5, 0.75)
-_HOT = 1.3  # how much more often than their share hot rows must be read to be worth a try
+_HOT = 1.3  # how much more often than their share hot rows must be read to be worth trying
 
 
 def search(

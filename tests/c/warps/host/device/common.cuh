@@ -18,6 +18,7 @@ using std::isinf;
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
+#define __noinline__
 #define RF_INLINE inline
 #define RF_FULL_WARP 0xffffffffu
 
@@ -33,6 +34,12 @@ static inline float __uint_as_float(unsigned bits) {
     return number;
 }
 static inline float __int_as_float(int bits) { return __uint_as_float((unsigned)bits); }
+
+static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
 
 #include "device/codes.h"
 #include "device/error_word.h"
@@ -61,6 +68,8 @@ template <class T> inline T rf_load(const T *from) {
     aligned_or_abort(from);
     return *from;
 }
+
+template <class T> inline T rf_load_first(const T *from) { return rf_load(from); }
 
 template <int DTYPE> struct rf_element;
 template <> struct rf_element<RF_FLOAT32> {
@@ -107,5 +116,27 @@ template <> struct rf_element<RF_FLOAT16> : half_element<false> {};
 template <> struct rf_element<RF_BFLOAT16> : half_element<true> {};
 
 inline void rf_wait_for_previous_kernel() {}
+
+struct rf_offender {
+    rf_argument argument;
+    rf_i64 position, bag, value, limit, lookups;
+};
+
+/* Of one thread at a time: the first is kept. */
+template <rf_operator OPERATOR>
+void rf_report(const rf_error_word &errors, const rf_offender &found, int feature = -1) {
+    if ((*errors.claimed)++ != errors.record->raised) return;
+    *errors.record = {RF_ERROR_READY,
+                      found.argument,
+                      OPERATOR,
+                      feature,
+                      found.position,
+                      found.bag,
+                      found.value,
+                      found.limit,
+                      found.lookups,
+                      errors.record->raised,
+                      0};
+}
 
 #endif
