@@ -3,8 +3,8 @@
 
 #include "base/validate.h"
 
-static rf_status check_feature(const char *operator_name, const rf_fused_backward_params *params,
-                               int64_t at) {
+rf_status rf__check_backward_feature(const char *operator_name, const rf_fused_backward_params *params,
+                                     int64_t at) {
     const rf_feature *feature = &params->features[at];
     const int64_t dim = params->dim;
     const int64_t first = dim > 0 && feature->weight_offset >= 0 ? feature->weight_offset / dim : 0;
@@ -28,7 +28,7 @@ static rf_status check_feature(const char *operator_name, const rf_fused_backwar
                              params->sample_weights != NULL);
 }
 
-rf_status rf__check_fused_backward(const char *operator_name, const rf_fused_backward_params *params) {
+rf_status rf__check_backward_sizes(const char *operator_name, const rf_fused_backward_params *params) {
     int64_t size;
     RF__REFUSE_IF(params->n_features < 0 || params->n_features > UINT32_MAX || params->rows < 0 ||
                       params->dim < 0 || params->output_dim < 0 || params->bags < 0 ||
@@ -47,7 +47,13 @@ rf_status rf__check_fused_backward(const char *operator_name, const rf_fused_bac
     RF_CHECK(rf__check_dtype(operator_name, "dtype", params->dtype));
     RF__REFUSE_IF(params->grad == NULL && params->bags > 0 && params->output_dim > 0, RF_ERR_VALUE,
                   "%s is NULL; it must point to its elements", "grad");
+    return RF_OK;
+}
+
+rf_status rf__check_fused_backward(const char *operator_name, const rf_fused_backward_params *params) {
+    RF_CHECK(rf__check_backward_sizes(operator_name, params));
     for (int64_t i = 0; i < params->n_features; i++)
-        if (params->features[i].buffer == params->group) RF_CHECK(check_feature(operator_name, params, i));
+        if (params->features[i].buffer == params->group)
+            RF_CHECK(rf__check_backward_feature(operator_name, params, i));
     return RF_OK;
 }

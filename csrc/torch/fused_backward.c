@@ -1,4 +1,6 @@
-/* Gradients of a weight of fused calls, dense and sparse: tensors -> rf_fused_backward_params. */
+/* Gradients of weights of fused calls, dense and sparse: tensors -> rf_fused_backward_params. */
+#include <stdlib.h>
+
 #include "base/validate.h"
 #include "torch/arguments.h"
 #include "torch/operators.h"
@@ -17,8 +19,8 @@ enum {
     SCALE_GRAD_BY_FREQ
 };
 
-static rf_status params_read(rf__call *call, rf_fused_backward_params *params) {
-    const rf__value *values = call->values;
+/* All but what a weight's gradient has of its own. */
+static rf_status call_read(rf__call *call, rf_fused_backward_params *params) {
     rf_fused_embedding_bag_params lookups = {0};
     rf__tensor grad;
     RF_CHECK(rf__call_device(call, GRAD));
@@ -26,23 +28,32 @@ static rf_status params_read(rf__call *call, rf_fused_backward_params *params) {
     RF_CHECK(rf__call_tensor(call, GRAD, 2, &grad));
     RF_CHECK(rf__fused_lookups_read(call, INDICES, OFFSETS, grad.sizes[0], &lookups));
     RF_CHECK(rf__call_sample_weights(call, SAMPLE_WEIGHTS, lookups.lookups, &lookups.sample_weights));
-    *params = (rf_fused_backward_params){.features = lookups.features,
-                                         .n_features = lookups.n_features,
-                                         RF__LOOKUPS_OF(&lookups),
-                                         .group = values[GROUP].integer,
-                                         .rows = values[ROWS].integer,
-                                         .dim = values[DIM].integer,
-                                         .scale_grad_by_freq = values[SCALE_GRAD_BY_FREQ].boolean};
+    *params = (rf_fused_backward_params){
+        .features = lookups.features, .n_features = lookups.n_features, RF__LOOKUPS_OF(&lookups)};
     RF_CHECK(rf__fused_grad_read(call, GRAD, params->bags, &grad, &params->grad_dtype));
     params->grad = grad.data;
     params->output_dim = grad.sizes[1];
-    RF_CHECK(rf__call_winners(call, WINNERS, &grad, &params->winners));
-    const int64_t dtype = values[DTYPE].integer;
+    return rf__call_winners(call, WINNERS, &grad, &params->winners);
+}
+
+/* Those of the call, with a weight. Checked before memory is asked for. */
+static rf_status weight_set(rf_fused_backward_params *params, int64_t group, int64_t rows, int64_t dim,
+                            int64_t dtype) {
     RF_FAIL_IF(dtype < RF_FLOAT32 || dtype > RF_BFLOAT16, RF_ERR_TYPE,
                "dtype is %lld, must be 0 (float32), 1 (float16) or 2 (bfloat16)", (long long)dtype);
+    params->group = group;
+    params->rows = rows;
+    params->dim = dim;
     params->dtype = (rf_dtype)dtype;
-    /* Before memory is asked for. */
     return rf__check_fused_backward("fused_embedding_bag_backward", params);
+}
+
+static rf_status params_read(rf__call *call, rf_fused_backward_params *params) {
+    const rf__value *values = call->values;
+    RF_CHECK(call_read(call, params));
+    params->scale_grad_by_freq = values[SCALE_GRAD_BY_FREQ].boolean;
+    return weight_set(params, values[GROUP].integer, values[ROWS].integer, values[DIM].integer,
+                      values[DTYPE].integer);
 }
 
 static rf_status dense_run(rf__call *call) {
@@ -93,6 +104,98 @@ static rf_status sparse_run(rf__call *call) {
     return rf_fused_embedding_bag_sparse_backward_cuda(&params, &output, &allocator, &stream);
 }
 
+/* Of one of several weights: the tensors that list its gradient. */
+typedef struct listed {
+    rf__call *call;
+    const rf_fused_backward_params *params;
+    AtenTensorHandle rows, values;
+} listed;
+
+static rf_status listed_allocate(void *context, int64_t count, int64_t **rows, void **values) {
+    listed *to = context;
+    const rf__torch_device device = to->call->device;
+    const int64_t sizes[2] = {count, to->params->dim};
+    void *data = NULL;
+    RF_CHECK(rf__tensor_new(1, sizes, aoti_torch_dtype_int64(), device, &to->rows, &data));
+    *rows = data;
+    return rf__tensor_new(2, sizes, rf__torch_dtype(to->params->dtype), device, &to->values, values);
+}
+
+static rf_status integer_read(rf__call *call, int argument, size_t at, int64_t *integer) {
+    rf__value item = {0};
+    RF__TORCH_CHECK(torch_list_get_item(call->values[argument].list, at, &item.bits));
+    *integer = item.integer;
+    return RF_OK;
+}
+
+static rf_status several_compute(rf__call *call, const rf_fused_backward_params *params,
+                                 const rf_sparse_output *outputs, int64_t n) {
+    rf_executor executor;
+    rf_cuda_stream stream;
+    if (!rf__device_is_cpu(call->device)) {
+        const rf_cuda_allocator allocator = rf__call_allocator(call);
+        RF_CHECK(rf__call_stream(call, &stream));
+        return rf_fused_embedding_bag_sparse_gradients_cuda(params, outputs, n, &allocator, &stream);
+    }
+    RF_CHECK(rf__call_executor(&executor));
+    for (int64_t i = 0; i < n; i++)
+        RF_CHECK(rf_fused_embedding_bag_sparse_backward_cpu(&params[i], &outputs[i], &executor));
+    return RF_OK;
+}
+
+/* What is listed becomes the output, in the order of the weights. */
+static rf_status list_give(rf__call *call, listed *found, size_t n) {
+    rf__value *output = &call->outputs[0];
+    RF__TORCH_CHECK(torch_new_list_reserve_size(2 * n, &output->list));
+    output->given = true;
+    for (size_t i = 0; i < n; i++) {
+        AtenTensorHandle *const tensors[2] = {&found[i].rows, &found[i].values};
+        for (int which = 0; which < 2; which++) {
+            const rf__value item = {.tensor = *tensors[which]};
+            RF__TORCH_CHECK(torch_list_push_back(output->list, item.bits));
+            *tensors[which] = NULL; /* the list's now */
+        }
+    }
+    return RF_OK;
+}
+
+static rf_status several_run(rf__call *call) {
+    enum { LISTS = 4 };
+    rf_status status = RF_OK;
+    rf_fused_backward_params common;
+    size_t n = 0;
+    RF_CHECK(call_read(call, &common));
+    RF__TORCH_CHECK(torch_list_size(call->values[GROUP].list, &n));
+    for (int list = GROUP + 1; list < GROUP + LISTS; list++) {
+        size_t size = 0;
+        RF__TORCH_CHECK(torch_list_size(call->values[list].list, &size));
+        RF_FAIL_IF(size != n, RF_ERR_VALUE, "%s has %zu items, must have %zu, as groups",
+                   call->registered->signature.names[list], size, n);
+    }
+    rf_fused_backward_params *params =
+        calloc(n + 1, sizeof *params + sizeof(rf_sparse_output) + sizeof(listed));
+    RF_FAIL_IF(params == NULL, RF_ERR_MEMORY, "no memory for %zu weights", n);
+    call->scratch = params;
+    rf_sparse_output *outputs = (rf_sparse_output *)(params + n);
+    listed *found = (listed *)(outputs + n);
+    for (size_t i = 0; i < n; i++) {
+        int64_t of[LISTS];
+        for (int list = 0; list < LISTS; list++) RF_CHECK(integer_read(call, GROUP + list, i, &of[list]));
+        params[i] = common;
+        RF_CHECK(weight_set(&params[i], of[0], of[1], of[2], of[3]));
+        found[i] = (listed){.call = call, .params = &params[i]};
+        outputs[i] = (rf_sparse_output){listed_allocate, &found[i]};
+    }
+    RF_TRY(several_compute(call, params, outputs, (int64_t)n));
+    RF_TRY(list_give(call, found, n));
+out:
+    for (size_t i = 0; i < n; i++) {
+        rf__tensor_free(found[i].rows);
+        rf__tensor_free(found[i].values);
+    }
+    return status;
+}
+
 #define ARGUMENTS                                                                             \
     "(Tensor grad, Tensor features, Tensor indices, Tensor offsets, int group, SymInt rows, " \
     "SymInt dim, int dtype, Tensor? per_sample_weights, Tensor? winners, "                    \
@@ -101,3 +204,8 @@ const rf__operator rf__torch_fused_embedding_bag_backward = {ARGUMENTS "Tensor",
                                                              dense_run};
 const rf__operator rf__torch_fused_embedding_bag_sparse_backward = {ARGUMENTS "(Tensor, Tensor)",
                                                                     RF__CPU | RF__CUDA, sparse_run};
+/* Rows and values of each weight in turn. */
+const rf__operator rf__torch_fused_embedding_bag_sparse_gradients = {
+    "(Tensor grad, Tensor features, Tensor indices, Tensor offsets, int[] groups, SymInt[] row_counts, "
+    "SymInt[] dims, int[] dtypes, Tensor? per_sample_weights, Tensor? winners) -> Tensor[]",
+    RF__CPU | RF__CUDA, several_run};

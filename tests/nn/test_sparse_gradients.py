@@ -40,7 +40,15 @@ def made_values(monkeypatch):
         places.append(values.data_ptr())
         return rows, values
 
+    made_together = gradients._sparse_weight_grads
+
+    def watched_together(*arguments):
+        pairs = made_together(*arguments)
+        places.extend(values.data_ptr() for values in pairs[1::2])
+        return pairs
+
     monkeypatch.setattr(gradients, "_sparse_weight_grad", watched)
+    monkeypatch.setattr(gradients, "_sparse_weight_grads", watched_together)
     return places
 
 

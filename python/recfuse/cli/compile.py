@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from recfuse._codes import DTYPE_NAMES, INTEGER_NAMES, MODES, DType, Integer, Mo
 
 if TYPE_CHECKING:
     from recfuse.plan import CollectionPlan, Plan
+    from recfuse.plan.features import CallForm, FeatureTable
     from recfuse.tuner.compile import Job
 
 # SMs and MiB of L2 of the server GPUs of an architecture, on which defaults depend; a typical one first.
@@ -27,6 +28,9 @@ _GPUS = {
     "sm_90a": ((132, 60), (132, 50), (114, 50), (78, 60)),
     "sm_100": ((148, 126),),
 }
+
+# Gradients, then the optimizers of rf_optimizer.
+TRAINING = ("gradients", "sgd", "adagrad", "rowwise_adagrad", "adam")
 
 _ARCH = re.compile(r"sm_(\d+)[af]?")
 _LEAST_ARCH = 80  # kernels prefetch into L2 with an eviction priority, which older GPUs do not have
@@ -42,9 +46,10 @@ def add_parser(commands: Any) -> None:
         "Needs no GPU, only NVRTC. What is compiled: for each --plan its own kernel, and for a collection's "
         "that of calls with a mapping; for every combination of --dim, --dtype, --mode, --index, --batch and "
         "--pooling the kernel that runs without a plan (it depends on the GPU and the size of a batch; a "
-        "plan, or a --schedule with all its fields, does not); and the kernels of pinning and of gradients. "
-        "A folder filled by --out can be shipped: set RECFUSE_CACHE_DIR to it, and RECFUSE_JIT=off where "
-        "nothing may be compiled.",
+        "plan, or a --schedule with all its fields, does not); the small kernels that any call may need; "
+        "with --training those of training steps; and with --columns those of embedding columns, of any "
+        "columns. A folder filled by --out can be shipped: set "
+        "RECFUSE_CACHE_DIR to it, and RECFUSE_JIT=off where nothing may be compiled.",
     )
     arch = "what to compile for: sm_80, sm_86, sm_89, sm_90a, sm_100; may be repeated"
     parser.add_argument("--arch", action="append", required=True, metavar="SM", help=arch)
@@ -66,11 +71,15 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--rows", type=int, default=500_000, help="of the table (default: %(default)s)")
     schedule = "for the combinations (default: the kernel's defaults)"
     parser.add_argument("--schedule", default="", help=schedule)
+    several("--training", [], "what else to compile: gradients for optimizers of torch, and the steps of "
+            "recfuse.optim's", choices=TRAINING)  # fmt: skip
     for name, help in (
         ("--weighted", "with per-sample weights (mode sum)"),
         ("--padded", "with a padding_idx"),
         ("--huge-batches", "plans also for batches of 2**30 lookups and more"),
         ("--unchecked", 'for calls with bounds_check="off"'),
+        ("--stochastic-rounding", "of float16 and bfloat16 tables, in --training"),
+        ("--columns", "also the kernels of embedding columns"),
     ):
         parser.add_argument(name, action="store_true", help=help)
     parser.add_argument("--out", metavar="FOLDER", help="the cache to fill (default: the user's own)")
@@ -102,11 +111,23 @@ def run(arguments: argparse.Namespace) -> int:
         for arch in archs
         for name, job in (*_of_plans(plans, arguments, arch), *_of_combinations(arguments, arch))
     }
-    if not jobs:
-        raise ValueError("nothing to compile: give --plan FILE, or --dim with --dtype, --mode and --index")
-    small = {f"{arch} pinning and gradients": partial(_small_kernels, arch) for arch in archs}
+    if not jobs and not arguments.columns:
+        raise ValueError(
+            "nothing to compile: give --plan FILE, or --dim with --dtype, --mode and --index, or --columns"
+        )
+    others = {f"{arch} small kernels": partial(_no_figures, _C.small_kernels_compile, arch) for arch in archs}
+    others |= {
+        f"{arch} {name}": partial(_no_figures, _C.fused_embedding_bag_training_compile, arch, *job)
+        for arch in archs
+        for name, job in _of_training(plans, arguments)
+    }
+    if arguments.columns:
+        others |= {
+            f"{arch} embedding columns": partial(_no_figures, _C.columns_kernels_compile, arch)
+            for arch in archs
+        }
     with _cache_folder(arguments.out):
-        results = compile_all(jobs, progress=None) | compile_all(small)
+        results = compile_all(jobs, progress=None) | compile_all(others)
         cache = _C.jit_status()
         folder = cache["folder"] or "there is none: no RECFUSE_CACHE_DIR and no HOME"
         folder += f", which is not used: {cache['refused']}" if cache["refused"] else ""
@@ -148,9 +169,9 @@ def _in_one_line(error: Exception) -> str:
     return ". ".join([f"{head} {', '.join(folders)}", *advice])
 
 
-def _small_kernels(arch: str) -> dict[str, Any]:
-    """What plans and combinations need besides."""
-    _C.small_kernels_compile(arch)
+def _no_figures(compile: Callable[..., None], *arguments: Any) -> dict[str, Any]:
+    """Several kernels at once, of which nothing is told."""
+    compile(*arguments)
     return {}
 
 
@@ -208,6 +229,43 @@ def _of_combinations(arguments: argparse.Namespace, arch: str) -> Iterator[tuple
         job = *_shape(dim, dtype, index, index, mode), *form, arguments.schedule, arguments.rows, *on_gpu
         name += f" on {gpu[0]} SMs, {gpu[1]} MiB" if gpu else ""
         yield name, partial(_C.embedding_bag_compile, arch, *job)
+
+
+def _of_training(
+    plans: Mapping[str, Plan | CollectionPlan], arguments: argparse.Namespace
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Names, and arguments of `_C.fused_embedding_bag_training_compile` but for the architecture."""
+    if not arguments.training:
+        return
+    from recfuse.nn.collection_view import native_call_of
+
+    for name, tables, form in _trained(plans, arguments):
+        integers = INTEGER_NAMES.index(form.indices), INTEGER_NAMES.index(form.offsets)
+        call = native_call_of([table.form for table in tables])
+        for kind in arguments.training:
+            number = TRAINING.index(kind) - 1  # -1: gradients; as recfuse.ops.updates.OPTIMIZERS has them
+            rounding = arguments.stochastic_rounding
+            yield f"{name}, {kind}", (call, *integers, form.weighted, number, rounding)
+
+
+def _trained(
+    plans: Mapping[str, Plan | CollectionPlan], arguments: argparse.Namespace
+) -> Iterator[tuple[str, list[FeatureTable], CallForm]]:
+    """Names, tables and types of what is trained. Batches do not matter."""
+    from recfuse.plan import Plan
+    from recfuse.plan.features import CallForm, FeatureTable
+
+    for path, plan in plans.items():
+        if not isinstance(plan, Plan):
+            yield path, plan.feature_tables, plan.form
+            continue
+        table = plan.table
+        yield path, [table], CallForm(table.indices, table.offsets, table.weighted)
+    lists = (getattr(arguments, name) for name in ("dim", "dtype", "mode", "index"))
+    for dim, dtype, mode, index in itertools.product(*lists):
+        own = FeatureTable(arguments.rows, dim, dtype, mode, arguments.padded)
+        weighted = arguments.weighted and mode == "sum"
+        yield f"{dim} {dtype} {mode} {index}", [own], CallForm(index, index, weighted)
 
 
 def _shape(dim: int, dtype: DType, indices: Integer, offsets: Integer, mode: Mode) -> tuple[Any, ...]:

@@ -147,7 +147,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for parameter in group["params"]:
             together.setdefault((parameter.device, steps[parameter]), []).append(parameter)
         for (device, made), parameters in together.items():
-            updater = next((old for old in spare if old.numbers.device == device), None)
+            updater = next((old for old in spare if old.device == device), None)
             if updater is None:
                 updater = Updater(self, self._kind, device, *self._settings)
             else:
@@ -177,7 +177,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                         f"{self._where}: a Parameter of shape {list(parameter.shape)} belongs to another "
                         "optimizer of recfuse.optim by now, which was made of it later"
                     )
-                self._check_shared(self.state[parameter], update)
+                if update.states:
+                    self._check_shared(self.state[parameter], update)
                 yield group, parameter, update
 
     def _check_shared(self, state: Mapping[str, Any], update: Update) -> None:
@@ -193,20 +194,18 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     # ---- steps
 
-    def _before_update(self, update: Update) -> None:
+    def _before_update(self, weight: Tensor, updater: Updater) -> None:
         """Looks, before a Parameter is updated, at what no backward pass can see."""
-        weight = update.weight
-        if weight is not None and weight.device != update.updater.numbers.device:
+        if weight.device != updater.device:
             raise ArgumentValueError(
-                f"{self._where}: a Parameter is on {weight.device}, its optimizer on "
-                f"{update.updater.numbers.device}; make the optimizer after the module was moved"
+                f"{self._where}: a Parameter is on {weight.device}, its optimizer on {updater.device}; make "
+                "the optimizer after the module was moved"
             )
         if not self._surroundings_checked:
             held = [parameter for ref in self._held if (parameter := ref()) is not None]
             check_surroundings(held, self._where, self.deferred)
             self._surroundings_checked = True
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Ends a step: of tables that ``backward()`` has updated the step's number is raised; with
         ``deferred``, it is here that their rows are updated, by ``.grad``.
@@ -314,7 +313,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._after_move()
 
     def _after_move(self, old: Iterable[Tensor] = ()) -> None:
-        """After Parameters and their state were replaced in the groups: their updates anew, none for the
+        """After Parameters and their state were replaced in the groups: their updates again, none for the
         old.
         """
         for parameter in old:

@@ -19,8 +19,8 @@ def direct_step(optimizer: Any) -> None:
     """Checks that ``backward()`` could do all, and raises the number of the step."""
     where, own = optimizer._where, list(optimizer._own())
     check_scaler(optimizer, where)
-    for _, parameter, update in own:
-        check_hooks([parameter], [update])
+    check_hooks([parameter for _, parameter, _ in own], [update for _, _, update in own])
+    for _, parameter, _ in own:
         if parameter.grad is not None:
             raise ArgumentValueError(
                 f"{where}: a Parameter of shape {list(parameter.shape)} has a gradient, where backward() "
@@ -30,16 +30,16 @@ def direct_step(optimizer: Any) -> None:
                 "made. Set the gradient to None if it is old; else use deferred=True with lookups "
                 "alone, or an optimizer of torch"
             )
-    if not _capturing():
-        for _, _, update in own:
-            if update.captured and update.updater.counts_on_device:
-                raise ArgumentValueError(
-                    f"{where}: backward() was captured in a CUDA graph, step() was not, which raises the "
-                    "number of the step: capture both in one graph"
-                )
+    captured = any(update.captured and update.updater.counts_on_device for _, _, update in own)
+    if captured and not torch.cuda.is_current_stream_capturing():
+        raise ArgumentValueError(
+            f"{where}: backward() was captured in a CUDA graph, step() was not, which raises the number of "
+            "the step: capture both in one graph"
+        )
     _advance(optimizer, own)
 
 
+@torch.no_grad()
 def deferred_step(optimizer: Any) -> None:
     """Updates rows by the sparse gradients that are there."""
     where, own = optimizer._where, list(optimizer._own())
@@ -67,10 +67,6 @@ def deferred_step(optimizer: Any) -> None:
         for updater in updaters:
             updater.scale(None, None)
     _advance(optimizer, own, found_inf)
-
-
-def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _advance(optimizer: Any, own: list[tuple[Any, Any, Update]], found_inf: Tensor | None = None) -> None:

@@ -65,6 +65,7 @@ BAD = {
     "far indices": lambda i, o: i.index_fill_(0, torch.arange(0, i.numel(), 7), 2**31 - 1),
     "an offset": lambda i, o: o.__setitem__(4, 10**6),
     "a negative offset": lambda i, o: o.__setitem__(7, -3),
+    "the first offset": lambda i, o: o.__setitem__(0, min(1, int(o[1]))),
 }
 
 

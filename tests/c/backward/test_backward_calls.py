@@ -163,28 +163,32 @@ class Simulated(Call):
         assert status == 0, self.library.rf_last_error().decode()
 
     def gradients(self, sparse: bool, by_freq: bool = False) -> list[Any]:
-        found: list[Any] = []
+        """Sparse ones of all weights at once."""
+        count = len(self.weights)
+        params = (Gradient * count)()
         for at, weight in enumerate(self.weights):
-            dtype = DTYPES.index(weight.dtype)
-            params = Gradient(
-                **self.lookups(), group=at, rows=weight.shape[0], dim=weight.shape[1], dtype=dtype,
-                scale_grad_by_freq=by_freq,
+            params[at] = Gradient(
+                **self.lookups(), group=at, rows=weight.shape[0], dim=weight.shape[1],
+                dtype=DTYPES.index(weight.dtype), scale_grad_by_freq=by_freq,
             )  # fmt: skip
-            if not sparse:
-                found.append(torch.full_like(weight, torch.nan))
-                self.run("backward", ctypes.byref(params), ctypes.c_void_p(found[-1].data_ptr()))
-                continue
-            made: list[Tensor] = []
+        if not sparse:
+            dense = [torch.full_like(weight, torch.nan) for weight in self.weights]
+            for at, gradient in enumerate(dense):
+                self.run("backward", ctypes.byref(params[at]), ctypes.c_void_p(gradient.data_ptr()))
+            return dense
+        made: dict[int, tuple[Tensor, Tensor]] = {}
 
-            def allocate(_, count, rows, values, weight=weight, made=made):  # type: ignore[no-untyped-def]
-                made += [torch.full((count,), -9), torch.full((count, weight.shape[1]), torch.nan)]
-                made[1] = made[1].to(weight.dtype)
-                rows[0], values[0] = made[0].data_ptr(), made[1].data_ptr()
-                return 0
+        def allocate(at: int | None, rows: int, to_rows: Any, to_values: Any) -> int:
+            weight = self.weights[at or 0]
+            values = torch.full((rows, weight.shape[1]), torch.nan, dtype=weight.dtype)
+            made[at or 0] = torch.full((rows,), -9), values
+            to_rows[0], to_values[0] = (tensor.data_ptr() for tensor in made[at or 0])
+            return 0
 
-            self.run("sparse_backward", ctypes.byref(params), ctypes.byref(Sparse(ALLOCATE(allocate))))
-            found.append(tuple(made))
-        return found
+        callback = ALLOCATE(allocate)
+        outputs = (Sparse * count)(*(Sparse(callback, at) for at in range(count)))
+        self.run("sparse_gradients", params, outputs, ctypes.c_int64(count))
+        return [made[at] for at in range(count)]
 
     def update(self, kind: int, states: list[Tensor], numbers: Tensor, *rounding: Any) -> None:
         matrices = (Matrix * max(len(self.weights), 1))()
@@ -211,11 +215,17 @@ SPECS = {
     "a large table": [(FLOAT32, 8, (9, 40, 17_000))],
     "both paths": [(FLOAT32, 8, (*[3, 8] * 33, 17_000))],
     "unaligned": [(FLOAT32, 5, (6, 30))],
+    "several matrices": [
+        (FLOAT32, 8, (9, 40)),
+        (FLOAT32, 260, (30,)),
+        (torch.float16, 8, (20,)),
+        (FLOAT32, 36, (17_000, 12)),
+    ],
 }
 
 
 @pytest.mark.parametrize("kind", ("sum", "modes", "weighted"))
-@pytest.mark.parametrize("name", ("small tables", "a large table", "unaligned"))
+@pytest.mark.parametrize("name", ("small tables", "a large table", "unaligned", "several matrices"))
 def test_gradients(name: str, kind: str, call_of: Any) -> None:
     torch.manual_seed(1)
     tables = sum(len(sizes) for _, _, sizes in SPECS[name])
@@ -259,6 +269,28 @@ def test_bad_contents_do_no_harm(name: str, call_of: Any) -> None:
     (dense,), ((rows, values),) = call.gradients(False), call.gradients(True)
     assert dense.isfinite().all() and values.isfinite().all() and (rows.diff() > 0).all()
     call.update(0, [], numbers_of())
+
+
+@pytest.mark.parametrize("name", ("small tables", "a large table"))
+def test_a_call_begins_with_its_first_lookup(name: str, call_of: Any) -> None:
+    """The first bag has no lookups where its offset is not 0, as in the forward pass."""
+    torch.manual_seed(5)
+    tables = sum(len(sizes) for _, _, sizes in SPECS[name])
+    problem = Groups(
+        SPECS[name], [Feature(table, ("mean", "sum")[table % 2], None) for table in range(tables)]
+    )
+    indices, offsets = problem.lookups(9)
+    offsets[1:3] = offsets[1:3].clamp(min=3)
+    grad = torch.randn(9, problem.output_dim)
+    without, late = indices.clone(), offsets.clone()
+    without[: offsets[1]] = -1
+    late[0] = 2
+    want = call_of(problem, grad, without, offsets).gradients(False)
+    for found in (call_of(problem, grad, indices, late).gradients(sparse) for sparse in (False, True)):
+        for gradient, right in zip(found, want, strict=True):
+            if not isinstance(gradient, Tensor):
+                gradient = torch.zeros_like(right).index_add_(0, *gradient)
+            torch.testing.assert_close(gradient, right)
 
 
 def test_without_decay_a_weight_that_is_not_finite_stays_as_it_is(call_of: Any) -> None:

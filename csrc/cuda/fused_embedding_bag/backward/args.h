@@ -54,10 +54,14 @@ typedef struct rf_backward_listing {
 } rf_backward_listing;
 RF_SIZE_IS(rf_backward_listing, 24);
 
-/* A weight, or where its gradient is written. */
+/* A weight, or where its gradient is written. Of a gradient that is listed, row n of those that are found in all matrices
+ * is row n from `weight` on, and its number is listed[n]: both begin so much before the matrix's own memory. */
 typedef struct rf_backward_matrix {
     RF_BACKWARD_ADDRESS(rf_u8) weight; /* [rows, dim] */
-    RF_BACKWARD_ADDRESS(float) states[2];
+    union {
+        RF_BACKWARD_ADDRESS(float) states[2];
+        RF_BACKWARD_ADDRESS(rf_i64) listed; /* NULL: the gradient is not listed */
+    };
     rf_i64 first_row; /* of all matrices */
     rf_i64 rows;
     rf_i32 dim, unused;
@@ -137,8 +141,9 @@ typedef struct rf_backward_rows_args {
     RF_BACKWARD_ADDRESS(const rf_backward_feature) features;
     RF_BACKWARD_ADDRESS(float)
     partials; /* [chunks][2][pitch]: sums of the first and the last run of a chunk */
-    RF_BACKWARD_ADDRESS(rf_u32) bases; /* [chunks + 1]: rows found before a chunk; NULL: not asked for */
-    RF_BACKWARD_ADDRESS(rf_i64) rows; /* [rows found]; NULL: sums are not listed */
+    /* [chunks + 1 + n_matrices]: rows found before a chunk, all that are, those before a matrix; NULL: sums are not
+     * listed. */
+    RF_BACKWARD_ADDRESS(rf_u32) bases;
     RF_BACKWARD_ADDRESS(const rf_i64) count;
     rf_i64 lookups, trash;
     rf_i32 chunk, chunks; /* entries a block; blocks */
@@ -147,7 +152,7 @@ typedef struct rf_backward_rows_args {
     rf_emit_args emit;
     rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
 } rf_backward_rows_args;
-RF_SIZE_IS(rf_backward_rows_args, 912);
+RF_SIZE_IS(rf_backward_rows_args, 904);
 
 /* listed.cu */
 typedef struct rf_backward_listed_args {

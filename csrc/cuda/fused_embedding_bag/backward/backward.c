@@ -1,9 +1,7 @@
 /* A backward on a GPU: small tables by the small path, others by the general one. */
-#include <stdlib.h>
-
 #include "base/validate.h"
+#include "cuda/fused_embedding_bag/backward/call.h"
 #include "cuda/fused_embedding_bag/backward/general.h"
-#include "cuda/fused_embedding_bag/backward/small/small.h"
 
 enum {
     ALIGNMENT = 256, /* of parts of the workspace */
@@ -12,8 +10,8 @@ enum {
     FEW_LOOKUPS = 4096 /* so few that the launches of the general path cost more than one block's work */
 };
 
-static rf__backward_small_call small_call(const rf__backward_problem *problem,
-                                          const rf__cuda_device *device) {
+rf__backward_small_call rf__backward_small_call_of(const rf__backward_problem *problem,
+                                                   const rf__cuda_device *device) {
     const rf_fused_backward_params *call = &problem->call;
     return (rf__backward_small_call){.device = device,
                                      .indices = call->indices,
@@ -47,80 +45,68 @@ static bool small_pays(const rf__backward_problem *problem, const rf__backward_f
     return all_small;
 }
 
-/* What a run holds. */
-typedef struct held {
-    rf__cuda_store store;
-    rf__backward_features described;
-    rf__backward_small_plan plan;
-    rf__cuda_block features, description, workspace;
-} held;
-
-static void release(held *run) {
-    rf__cuda_room_free(&run->store, &run->workspace);
-    rf__cuda_block_free(&run->store, &run->description);
-    rf__cuda_block_free(&run->store, &run->features);
-    rf__backward_small_free(&run->plan);
-    free(run->described.features);
+rf_status rf__backward_paths(const rf__cuda_device *device, const rf__backward_problem *problem,
+                             rf__backward_features *described, rf__backward_small_plan *plan) {
+    if (described->count == 0 || !small_pays(problem, described)) return RF_OK;
+    const rf__backward_small_call small = rf__backward_small_call_of(problem, device);
+    RF_CHECK(rf__backward_small_take(&small, described->features, plan));
+    rf__backward_summarise(problem, described);
+    return RF_OK;
 }
 
-/* Descriptions to the device, the workspace, the launches. */
+/* The workspace and the launches. */
 static rf_status run_paths(const char *operator_name, const rf__backward_problem *problem,
-                           const rf__backward_small_call *small, held *run) {
+                           const rf__cuda_store *store, const rf__backward_call *call) {
     rf_status status = RF_OK;
-    const rf__cuda_device *device = run->store.device;
-    const bool general = run->described.count > 0;
-    rf__backward_layout sizes = {.bytes = ALIGNMENT + rf__round_up(run->plan.workspace_bytes, ALIGNMENT)};
-    if (general) {
-        RF_CHECK(
-            rf__backward_layout_of(operator_name, problem, &run->described, device, sizes.bytes, &sizes));
-        RF_CHECK(rf__cuda_block_shared(&run->store, run->described.features,
-                                       (size_t)problem->call.n_features * sizeof(rf_backward_feature),
-                                       &run->features));
-    }
-    if (run->plan.n_features > 0)
-        RF_CHECK(rf__cuda_block_shared(&run->store, run->plan.description,
-                                       (size_t)run->plan.description_bytes, &run->description));
-    RF_CHECK(rf__cuda_room_new(&run->store, (size_t)sizes.bytes, &run->workspace));
-    const uint64_t workspace = run->workspace.memory;
-    RF_CHECK(rf__cuda_enter(device));
-    RF_TRY(rf__backward_small_launch(small, &run->plan, run->description.memory, workspace + ALIGNMENT, false,
-                                     run->store.stream));
+    const rf__cuda_device *device = store->device;
+    const rf__backward_small_call small = rf__backward_small_call_of(problem, device);
+    const int64_t small_bytes = rf__backward_small_workspace(&call->plan, problem->call.lookups);
+    const bool general = call->described.count > 0;
+    rf__backward_layout sizes = {.bytes = ALIGNMENT + rf__round_up(small_bytes, ALIGNMENT)};
+    rf__cuda_block room;
     if (general)
-        RF_TRY(rf__backward_general_launch(problem, &sizes, &run->store, workspace, run->features.memory));
+        RF_CHECK(
+            rf__backward_layout_of(operator_name, problem, &call->described, device, sizes.bytes, &sizes));
+    RF_CHECK(rf__cuda_room_new(store, (size_t)sizes.bytes, &room));
+    RF_TRY(rf__cuda_enter(device));
+    status = rf__backward_small_launch(&small, &call->plan, call->description.memory, room.memory + ALIGNMENT,
+                                       false, store->stream);
+    if (status == RF_OK && general)
+        status = rf__backward_general_launch(problem, &sizes, store, room.memory, call->features.memory);
+    status = rf__cuda_leave_with(status);
 out:
-    return rf__cuda_leave_with(status);
+    rf__cuda_room_free(store, &room);
+    return status;
 }
 
 static rf_status nothing_listed(const rf__backward_problem *problem) {
-    int64_t *rows;
-    void *values;
-    if (problem->listed == NULL) return RF_OK;
-    return problem->listed->allocate(problem->listed->context, 0, &rows, &values);
+    for (int32_t i = 0; problem->listed != NULL && i < problem->n_matrices; i++) {
+        int64_t *rows;
+        void *values;
+        RF_CHECK(problem->listed[i]->allocate(problem->listed[i]->context, 0, &rows, &values));
+    }
+    return RF_OK;
 }
 
 rf_status rf__backward_run(const char *operator_name, rf__backward_problem *problem,
                            const rf_cuda_allocator *allocator, const rf_cuda_stream *stream) {
     rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
-    const rf_fused_backward_params *call = &problem->call;
-    held run = {0};
+    rf__backward_call *call = NULL;
+    rf__cuda_store store;
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
-    RF_CHECK(rf__cuda_store_of(device, stream->stream, allocator, &run.store));
-    RF__REFUSE_IF(run.store.resident && problem->listed != NULL, RF_ERR_UNSUPPORTED, "%s",
+    RF_CHECK(rf__cuda_store_of(device, stream->stream, allocator, &store));
+    RF__REFUSE_IF(store.resident && problem->listed != NULL, RF_ERR_UNSUPPORTED, "%s",
                   "a sparse gradient's size is not known while a CUDA graph is captured; use dense "
                   "gradients (sparse=False) or an optimizer of recfuse.optim");
-    RF_TRY(rf__backward_describe(problem, &run.described));
-    if (run.described.count == 0 || call->bags == 0 || call->lookups == 0 || run.described.dim == 0) {
+    if (problem->call.bags == 0 || problem->call.lookups == 0) return nothing_listed(problem);
+    rf__backward_place_matrices(problem);
+    RF_CHECK(rf__backward_call_acquire(&store, problem, &call));
+    if (call->described.dim == 0 || (call->described.count == 0 && call->plan.n_features == 0)) {
         status = nothing_listed(problem);
-        goto out;
+    } else {
+        status = run_paths(operator_name, problem, &store, call);
     }
-    const rf__backward_small_call small = small_call(problem, device);
-    if (small_pays(problem, &run.described)) {
-        RF_TRY(rf__backward_small_take(&small, run.described.features, &run.plan));
-        rf__backward_summarise(problem, &run.described);
-    }
-    RF_TRY(run_paths(operator_name, problem, &small, &run));
-out:
-    release(&run);
+    rf__backward_call_release(call);
     return status;
 }

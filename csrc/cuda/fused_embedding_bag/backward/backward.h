@@ -1,8 +1,8 @@
 /* The backward of fused calls on a GPU: the forward transposed (DESIGN's decision 10).
  *
  * From file to file: entry.c, the functions of recfuse.h; problem.c, what is looked up and what becomes of a row; backward.c,
- * which features take which path; general.c, its sizes, workspace and launches; kernel.c, variants of its kernels;
- * small/small.c, tables that fit in shared memory.
+ * which features take which path; call.c, what is kept of a call for the next one; general.c, sizes, workspace and launches
+ * of the general path; kernel.c, variants of its kernels; small/small.c, tables that fit in shared memory.
  * On the device, general path: keys.cu (and shifts.cu) makes entries of lookups, sort.cu sorts them by row, rows.cu and
  * joins.cu pool them row by row (unique.cu counts the rows of a listed gradient).
  * listed.cu updates rows whose sums are given. Small tables: lists.cu, staged.cu. Either
@@ -17,16 +17,15 @@
 /* What is pooled: all features of a call whose buffers are among the matrices. */
 typedef struct rf__backward_problem {
     rf_fused_backward_params call; /* of `rows`, `dim`, `dtype` and `group` nothing is read */
-    const int32_t *
-        matrix_of; /* [buffers]: number of the matrix, -1: not of this launch; NULL: 0 of buffer call.group */
     rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES]; /* first_row is written by rf__backward_run */
+    int64_t buffers[RF_BACKWARD_MOST_MATRICES]; /* of which features have them */
     int32_t n_matrices;
     rf_dtype dtype; /* of the matrices */
     int32_t emit; /* RF_EMIT_GRADIENT or optimizer + 1 */
     bool stochastic_rounding;
     rf_emit_args emit_args;
-    const rf_sparse_output
-        *listed; /* rows and sums are listed there; NULL: they are written to the matrices */
+    /* [n_matrices]: rows and sums are listed there; NULL: sums are written to the matrices. */
+    const rf_sparse_output *const *listed;
 } rf__backward_problem;
 
 /* Puts the work into the stream; with `listed` waits for the number of rows. */
@@ -43,6 +42,7 @@ typedef enum rf__backward_kernel {
     RF__BACKWARD_SORT,
     RF__BACKWARD_COUNT_ROWS,
     RF__BACKWARD_SUM_ROWS,
+    RF__BACKWARD_SPLIT_ROWS,
     RF__BACKWARD_ROWS,
     RF__BACKWARD_JOINS,
     RF__BACKWARD_LISTED,
@@ -63,8 +63,14 @@ typedef struct rf__backward_variant {
 /* The kernel of a variant. */
 rf_status rf__backward_kernel_get(const rf__cuda_device *device, const rf__backward_variant *variant,
                                   rf__backward_kernel number, const rf__kernel **kernel);
-/* Compiles what training with float32 tables takes, into the cache. */
-RF__SHARED rf_status rf__backward_compile(const char *arch);
+/* Compiles into the cache what training takes after calls with these features, buffers (not their data), types and
+ * output; in collections, whose buffers are aligned matrices. `emit`: RF_EMIT_GRADIENT, dense and sparse gradients;
+ * optimizer + 1, its updates, in the backward pass or of rows (of those alone where rows are too wide for the first). Needs
+ * no GPU. */
+RF__SHARED rf_status rf__backward_compile(const char *arch, const rf_fused_embedding_bag_params *params,
+                                          int32_t emit, bool stochastic_rounding);
+/* The same of winners.cu and sample_weights.cu, as far as such calls take them. */
+rf_status rf__bags_compile(const char *arch, const rf_fused_embedding_bag_params *params);
 
 /* Whether a matrix and its states can be read and written by four columns at once; optimizer -1: a gradient. */
 bool rf__backward_aligned(const rf_backward_matrix *matrix, rf_dtype dtype, int32_t optimizer);
@@ -80,8 +86,10 @@ typedef struct rf__backward_features {
     int32_t dim; /* the widest */
 } rf__backward_features;
 
-/* Describes features; to be freed, also where it fails. Writes the matrices' first_row. */
-rf_status rf__backward_describe(rf__backward_problem *problem, rf__backward_features *described);
+/* Writes the matrices' first_row. */
+void rf__backward_place_matrices(rf__backward_problem *problem);
+/* Describes features; to be freed, also where it fails. */
+rf_status rf__backward_describe(const rf__backward_problem *problem, rf__backward_features *described);
 /* Counts the features whose pooling is not -1, and what they have in common: all but `rows` and `dim`. */
 void rf__backward_summarise(const rf__backward_problem *problem, rf__backward_features *described);
 

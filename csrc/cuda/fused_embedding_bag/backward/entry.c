@@ -1,6 +1,4 @@
 /* The backward's functions of recfuse.h: arguments -> rf__backward_problem. */
-#include <stdlib.h>
-
 #include "base/validate.h"
 #include "cuda/fused_embedding_bag/backward/backward.h"
 
@@ -16,15 +14,6 @@ out:
     return rf__cuda_leave_with(status);
 }
 
-static rf__backward_problem gradient_of(const rf_fused_backward_params *params, void *output) {
-    return (rf__backward_problem){
-        .call = *params,
-        .matrices = {{.weight = (uintptr_t)output, .rows = params->rows, .dim = (int32_t)params->dim}},
-        .n_matrices = 1,
-        .dtype = params->dtype,
-        .emit = RF_EMIT_GRADIENT};
-}
-
 rf_status rf_fused_embedding_bag_backward_cuda(const rf_fused_backward_params *params, void *output,
                                                const rf_cuda_allocator *allocator,
                                                const rf_cuda_stream *stream) {
@@ -33,35 +22,71 @@ rf_status rf_fused_embedding_bag_backward_cuda(const rf_fused_backward_params *p
     if (params->rows == 0 || params->dim == 0) return RF_OK;
     RF__REFUSE_IF(output == NULL, RF_ERR_VALUE, "%s is NULL; it must point to its elements", "output");
     RF_CHECK(zeros_write(stream, output, params->rows * params->dim * rf__dtype_bytes(params->dtype)));
-    rf__backward_problem problem = gradient_of(params, output);
+    rf__backward_problem problem = {
+        .call = *params,
+        .matrices = {{.weight = (uintptr_t)output, .rows = params->rows, .dim = (int32_t)params->dim}},
+        .buffers = {params->group},
+        .n_matrices = 1,
+        .dtype = params->dtype,
+        .emit = RF_EMIT_GRADIENT};
     return rf__backward_run(operator_name, &problem, allocator, stream);
+}
+
+/* Adds a matrix to a problem. */
+static void matrix_add(rf__backward_problem *problem, int64_t buffer, const rf_backward_matrix *matrix) {
+    problem->buffers[problem->n_matrices] = buffer;
+    problem->matrices[problem->n_matrices++] = *matrix;
+}
+
+rf_status rf_fused_embedding_bag_sparse_gradients_cuda(const rf_fused_backward_params *params,
+                                                       const rf_sparse_output *outputs, int64_t n,
+                                                       const rf_cuda_allocator *allocator,
+                                                       const rf_cuda_stream *stream) {
+    static const char operator_name[] = "fused_embedding_bag_sparse_backward";
+    for (int64_t i = 0; i < n; i++) {
+        RF_CHECK(rf__check_fused_backward(operator_name, &params[i]));
+        for (int64_t other = 0; other < i; other++)
+            RF__REFUSE_IF(params[other].group == params[i].group, RF_ERR_VALUE,
+                          "weight " RF__I64 " is given twice", params[i].group);
+    }
+    for (int32_t dtype = RF_FLOAT32; dtype <= RF_BFLOAT16; dtype++) {
+        for (int64_t next = 0; next < n;) {
+            const rf_sparse_output *listed[RF_BACKWARD_MOST_MATRICES];
+            rf__backward_problem problem = {
+                .call = params[0], .dtype = (rf_dtype)dtype, .emit = RF_EMIT_GRADIENT, .listed = listed};
+            for (; next < n && problem.n_matrices < RF_BACKWARD_MOST_MATRICES; next++) {
+                if (params[next].dtype != (rf_dtype)dtype) continue;
+                listed[problem.n_matrices] = &outputs[next];
+                matrix_add(
+                    &problem, params[next].group,
+                    &(rf_backward_matrix){.rows = params[next].rows, .dim = (int32_t)params[next].dim});
+            }
+            if (problem.n_matrices > 0)
+                RF_CHECK(rf__backward_run(operator_name, &problem, allocator, stream));
+        }
+    }
+    return RF_OK;
 }
 
 rf_status rf_fused_embedding_bag_sparse_backward_cuda(const rf_fused_backward_params *params,
                                                       const rf_sparse_output *output,
                                                       const rf_cuda_allocator *allocator,
                                                       const rf_cuda_stream *stream) {
-    static const char operator_name[] = "fused_embedding_bag_sparse_backward";
-    RF_CHECK(rf__check_fused_backward(operator_name, params));
-    rf__backward_problem problem = gradient_of(params, NULL);
-    problem.listed = output;
-    return rf__backward_run(operator_name, &problem, allocator, stream);
+    return rf_fused_embedding_bag_sparse_gradients_cuda(params, output, 1, allocator, stream);
 }
 
-/* The matrices of one dtype from number *first on, as many as one launch takes. */
-static void matrices_take(const rf_fused_update_params *params, rf_dtype dtype, int64_t *first,
-                          int32_t *matrix_of, rf__backward_problem *problem) {
+/* The matrices of one dtype from number *next on, as many as one launch takes. */
+static void matrices_take(const rf_fused_update_params *params, rf_dtype dtype, int64_t *next,
+                          rf__backward_problem *problem) {
     problem->n_matrices = 0;
-    for (int64_t i = 0; i < params->n_matrices; i++) matrix_of[i] = -1;
-    for (; *first < params->n_matrices && problem->n_matrices < RF_BACKWARD_MOST_MATRICES; ++*first) {
-        const rf_update_matrix *from = &params->matrices[*first];
+    for (; *next < params->n_matrices && problem->n_matrices < RF_BACKWARD_MOST_MATRICES; ++*next) {
+        const rf_update_matrix *from = &params->matrices[*next];
         if (from->dtype != dtype || from->weight == NULL || from->rows == 0 || from->dim == 0) continue;
-        matrix_of[*first] = problem->n_matrices;
-        problem->matrices[problem->n_matrices++] =
-            (rf_backward_matrix){.weight = (uintptr_t)from->weight,
-                                 .states = {(uintptr_t)from->states[0], (uintptr_t)from->states[1]},
-                                 .rows = from->rows,
-                                 .dim = (int32_t)from->dim};
+        matrix_add(problem, *next,
+                   &(rf_backward_matrix){.weight = (uintptr_t)from->weight,
+                                         .states = {(uintptr_t)from->states[0], (uintptr_t)from->states[1]},
+                                         .rows = from->rows,
+                                         .dim = (int32_t)from->dim});
     }
 }
 
@@ -69,11 +94,7 @@ rf_status rf_fused_embedding_bag_update_cuda(const rf_fused_update_params *param
                                              const rf_cuda_allocator *allocator,
                                              const rf_cuda_stream *stream) {
     static const char operator_name[] = "fused_embedding_bag_update";
-    rf_status status = RF_OK;
-    int32_t *matrix_of = NULL;
     RF_CHECK(rf__check_fused_update(operator_name, params));
-    matrix_of = malloc(((size_t)params->n_matrices + 1) * sizeof *matrix_of);
-    RF__REFUSE_IF(matrix_of == NULL, RF_ERR_MEMORY, "no memory for " RF__I64 " matrices", params->n_matrices);
     rf__backward_problem problem = {.call = {.features = params->features,
                                              .n_features = params->n_features,
                                              RF__LOOKUPS_OF(params),
@@ -81,20 +102,18 @@ rf_status rf_fused_embedding_bag_update_cuda(const rf_fused_update_params *param
                                              .output_dim = params->output_dim,
                                              .grad_dtype = params->grad_dtype,
                                              .winners = params->winners},
-                                    .matrix_of = matrix_of,
                                     .emit = (int32_t)params->update.optimizer + 1,
                                     .stochastic_rounding = params->update.stochastic_rounding,
                                     .emit_args = {(uintptr_t)params->update.numbers, params->update.seed}};
     for (int32_t dtype = RF_FLOAT32; dtype <= RF_BFLOAT16; dtype++) {
-        for (int64_t first = 0; first < params->n_matrices;) {
+        for (int64_t next = 0; next < params->n_matrices;) {
             problem.dtype = (rf_dtype)dtype;
-            matrices_take(params, problem.dtype, &first, matrix_of, &problem);
-            if (problem.n_matrices > 0) RF_TRY(rf__backward_run(operator_name, &problem, allocator, stream));
+            matrices_take(params, problem.dtype, &next, &problem);
+            if (problem.n_matrices > 0)
+                RF_CHECK(rf__backward_run(operator_name, &problem, allocator, stream));
         }
     }
-out:
-    free(matrix_of);
-    return status;
+    return RF_OK;
 }
 
 rf_status rf_rows_update_cuda(const rf_rows_update_params *params, const rf_cuda_stream *stream) {

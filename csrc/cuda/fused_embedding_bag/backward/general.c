@@ -99,7 +99,7 @@ rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_p
     }
     if (described->any_mean) to->bag_factors = part(to, to->slots * (int64_t)sizeof(float));
     to->partials = part(to, (int64_t)to->rows_chunks * 2 * to->pitch * (int64_t)sizeof(float));
-    to->bases = part(to, ((int64_t)to->rows_chunks + 1) * (int64_t)sizeof(uint32_t));
+    to->bases = part(to, ((int64_t)to->rows_chunks + 1 + problem->n_matrices) * (int64_t)sizeof(uint32_t));
     to->digits_bytes = to->passes * digits * (int64_t)sizeof(uint32_t);
     to->digits = part(to, to->digits_bytes);
     to->places = part(to, digits * to->chunks * (int64_t)sizeof(uint32_t));
@@ -182,20 +182,43 @@ static rf_status entries_make(launcher *by, const rf__backward_layout *sizes,
     return RF_OK;
 }
 
-/* How many rows there are; waits for the stream. */
+/* How many rows there are, of each matrix those before it; behind them all. Waits for the stream. */
 static rf_status rows_count(launcher *by, const rf__backward_layout *sizes, const rf_backward_rows_args *args,
-                            int64_t *count) {
+                            int64_t firsts[RF_BACKWARD_MOST_MATRICES + 1]) {
     rf_status status = RF_OK;
-    uint32_t found = 0;
+    uint32_t found[1 + RF_BACKWARD_MOST_MATRICES] = {0}; /* all, and those before each matrix */
+    const int32_t n = args->n_matrices;
     RF_TRY(launch(by, RF__BACKWARD_COUNT_ROWS, sizes->rows_chunks, 1, 0, args));
     RF_TRY(launch(by, RF__BACKWARD_SUM_ROWS, 1, 1, 0, args));
+    if (n > 1) RF_TRY(launch(by, RF__BACKWARD_SPLIT_ROWS, n, 1, 0, args));
     const rf__cu_pointer total = args->bases + (uint64_t)sizes->rows_chunks * sizeof(uint32_t);
-    RF__CUDA_TRY(by->device->driver->cuMemcpyDtoHAsync_v2(&found, total, sizeof found, by->stream));
+    const size_t bytes = (n > 1 ? 1 + (size_t)n : 1) * sizeof found[0];
+    RF__CUDA_TRY(by->device->driver->cuMemcpyDtoHAsync_v2(found, total, bytes, by->stream));
     RF__CUDA_TRY(by->device->driver->cuStreamSynchronize(by->stream));
-    *count = found;
+    for (int32_t i = 0; i < n; i++) firsts[i] = found[1 + i];
+    firsts[n] = found[0];
     by->behind = false;
 out:
     return status;
+}
+
+/* Has the rows found listed: memory for those of each matrix. Returns how many they are. */
+static rf_status rows_list(launcher *by, const rf__backward_layout *sizes,
+                           const rf__backward_problem *problem, rf_backward_rows_args *args, int64_t *count) {
+    int64_t firsts[RF_BACKWARD_MOST_MATRICES + 1];
+    RF_CHECK(rows_count(by, sizes, args, firsts));
+    for (int32_t i = 0; i < problem->n_matrices; i++) {
+        rf_backward_matrix *matrix = &args->matrices[i];
+        const rf_sparse_output *output = problem->listed[i];
+        const int64_t row_bytes = matrix->dim * rf__dtype_bytes(problem->dtype);
+        int64_t *rows = NULL;
+        void *values = NULL;
+        RF_CHECK(output->allocate(output->context, firsts[i + 1] - firsts[i], &rows, &values));
+        matrix->weight = (uintptr_t)values - (uint64_t)(firsts[i] * row_bytes);
+        matrix->listed = (uintptr_t)rows - (uint64_t)firsts[i] * sizeof *rows;
+    }
+    *count = firsts[problem->n_matrices];
+    return RF_OK;
 }
 
 static rf_status rows_pool(launcher *by, const rf__backward_layout *sizes,
@@ -222,14 +245,10 @@ static rf_status rows_pool(launcher *by, const rf__backward_layout *sizes,
                                   .emit = problem->emit_args};
     memcpy(args.matrices, problem->matrices, sizeof args.matrices);
     if (problem->listed != NULL) {
-        int64_t count = 0, *rows = NULL;
-        void *values = NULL;
+        int64_t count = 0;
         args.bases = workspace + (uint64_t)sizes->bases;
-        RF_CHECK(rows_count(by, sizes, &args, &count));
-        RF_CHECK(problem->listed->allocate(problem->listed->context, count, &rows, &values));
+        RF_CHECK(rows_list(by, sizes, problem, &args, &count));
         if (count == 0) return RF_OK;
-        args.rows = (uintptr_t)rows;
-        args.matrices[0].weight = (uintptr_t)values;
     }
     const int64_t shared = RF_BACKWARD_ROWS_SHARED(
         sizes->rows_chunk, sizes->variant.wide_keys || sizes->variant.wide_values ? 16 : 8,

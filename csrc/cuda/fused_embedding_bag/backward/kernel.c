@@ -1,9 +1,10 @@
 /* Variants of the backward's kernels. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "cuda/fused_embedding_bag/backward/backward.h"
-#include "cuda/fused_embedding_bag/backward/small/small.h"
+#include "cuda/fused_embedding_bag/backward/call.h"
+#include "cuda/fused_embedding_bag/backward/general.h"
 
 #define FOLDER "fused_embedding_bag/backward/"
 static const rf__kernel_source sources[RF__BACKWARD_KERNELS] = {
@@ -15,6 +16,7 @@ static const rf__kernel_source sources[RF__BACKWARD_KERNELS] = {
     [RF__BACKWARD_SORT] = {FOLDER "sort.cu", "rf_backward_sort"},
     [RF__BACKWARD_COUNT_ROWS] = {FOLDER "unique.cu", "rf_backward_count_rows"},
     [RF__BACKWARD_SUM_ROWS] = {FOLDER "unique.cu", "rf_backward_sum_rows"},
+    [RF__BACKWARD_SPLIT_ROWS] = {FOLDER "unique.cu", "rf_backward_split_rows"},
     [RF__BACKWARD_ROWS] = {FOLDER "rows.cu", "rf_backward_rows"},
     [RF__BACKWARD_JOINS] = {FOLDER "joins.cu", "rf_backward_joins"},
     [RF__BACKWARD_LISTED] = {FOLDER "listed.cu", "rf_backward_listed"},
@@ -61,17 +63,130 @@ rf_status rf__backward_kernel_get(const rf__cuda_device *device, const rf__backw
     return rf__jit_kernel(device, &sources[number], &key, sizeof key, describe, kernel);
 }
 
-rf_status rf__backward_compile(const char *arch) {
-    rf__backward_variant common = {
-        .index_type = RF_INT64, .offset_type = RF_INT64, .digit_bits = 9, .aligned = 1, .vectors = 1};
-    for (int32_t number = 0; number < RF__BACKWARD_KERNELS; number++) {
-        rf__backward_variant variants[RF_ADAM + 2];
-        int32_t count = 0;
-        for (common.emit = RF_EMIT_GRADIENT; common.emit <= RF_ADAM + 1; common.emit++) {
-            variants[count] = only_what_matters(&common, (rf__backward_kernel)number);
-            if (count == 0 || memcmp(&variants[count], &variants[0], sizeof variants[0]) != 0) count++;
+/* ---- ahead of time */
+
+enum { ALIGNED = 256 }; /* an address that nobody looks behind */
+
+static rf_status compile(const char *arch, const rf__backward_variant *variant, rf__backward_kernel number) {
+    const rf__backward_variant key = only_what_matters(variant, number);
+    return rf__jit_compile_each(&sources[number], &key, sizeof key, 1, describe, arch);
+}
+
+/* The kernels of the general path, of entries of two kinds: of all features, and of those that the small path leaves. */
+static rf_status general_compile(const char *arch, const rf__backward_problem *problem,
+                                 rf__backward_variant variant, bool any_mean, const int32_t entries[2]) {
+    for (int32_t number = 0; number < RF__BACKWARD_LISTED; number++) {
+        const bool lists = number >= RF__BACKWARD_COUNT_ROWS && number <= RF__BACKWARD_SPLIT_ROWS;
+        if ((lists && problem->listed == NULL) || (number == RF__BACKWARD_BAG_FACTORS && !any_mean)) continue;
+        for (int32_t i = 0; i < 1 + (entries[0] != entries[1]); i++) {
+            variant.entries = entries[i];
+            RF_CHECK(compile(arch, &variant, (rf__backward_kernel)number));
         }
-        RF_CHECK(rf__jit_compile_each(&sources[number], variants, sizeof variants[0], count, describe, arch));
     }
-    return rf__backward_small_compile(arch);
+    return RF_OK;
+}
+
+/* All kernels that a problem may take, whatever the sizes of batches. */
+static rf_status problem_compile(const char *arch, rf__backward_problem *problem) {
+    static const char operator_name[] = "fused_embedding_bag_backward";
+    const rf__cuda_device typical = {.sms = 132};
+    const rf__backward_small_call small = rf__backward_small_call_of(problem, &typical);
+    rf_status status = RF_OK;
+    rf__backward_features described;
+    rf__backward_small_plan plan = {0};
+    rf__backward_layout sizes;
+    int32_t entries[2];
+    rf__backward_place_matrices(problem);
+    RF_TRY(rf__backward_describe(problem, &described));
+    if (described.count == 0) goto out;
+    const bool any_mean = described.any_mean;
+    entries[0] = entries[1] = described.entries;
+    status = rf__backward_layout_of(operator_name, problem, &described, &typical, ALIGNED, &sizes);
+    if (status == RF_ERR_UNSUPPORTED)
+        status = RF_OK; /* as the call itself will say */
+    else if (status == RF_OK) {
+        if (problem->listed == NULL) {
+            RF_TRY(rf__backward_small_take(&small, described.features, &plan));
+            rf__backward_summarise(problem, &described);
+            if (described.count > 0) entries[1] = described.entries;
+        }
+        if (plan.n_features > 0) RF_TRY(rf__backward_small_compile(&small, arch));
+        RF_TRY(general_compile(arch, problem, sizes.variant, any_mean, entries));
+    }
+out:
+    rf__backward_small_free(&plan);
+    free(described.features);
+    return status;
+}
+
+/* Updates of rows whose sums are given: in the weight's dtype, or in float32 where several calls were summed. */
+static rf_status listed_compile(const char *arch, const rf__backward_problem *problem) {
+    for (int32_t i = 0; i < problem->n_matrices; i++) {
+        rf__backward_variant variant = {
+            .weight_dtype = (int32_t)problem->dtype,
+            .emit = problem->emit,
+            .round = problem->stochastic_rounding && problem->dtype != RF_FLOAT32,
+            .aligned = rf__backward_aligned(&problem->matrices[i], problem->dtype, problem->emit - 1)};
+        for (int32_t half = 0; half < 1 + (problem->dtype != RF_FLOAT32); half++) {
+            variant.grad_dtype = half ? variant.weight_dtype : RF_FLOAT32;
+            RF_CHECK(compile(arch, &variant, RF__BACKWARD_LISTED));
+        }
+    }
+    return RF_OK;
+}
+
+/* The matrices of one dtype from buffer *next on, as many as one launch takes. */
+static void matrices_take(const rf_fused_embedding_bag_params *params, int64_t *next,
+                          rf__backward_problem *problem) {
+    for (; *next < params->n_buffers && problem->n_matrices < RF_BACKWARD_MOST_MATRICES; ++*next) {
+        int64_t f = 0;
+        while (f < params->n_features && params->features[f].buffer != *next) f++;
+        if (f == params->n_features || params->features[f].dim == 0 ||
+            params->buffers[*next].dtype != problem->dtype)
+            continue;
+        const int64_t dim = params->features[f].dim;
+        problem->buffers[problem->n_matrices] = *next;
+        problem->matrices[problem->n_matrices++] =
+            (rf_backward_matrix){.weight = ALIGNED,
+                                 .states = {ALIGNED, ALIGNED},
+                                 .rows = params->buffers[*next].numel / dim,
+                                 .dim = (int32_t)dim};
+    }
+}
+
+rf_status rf__backward_compile(const char *arch, const rf_fused_embedding_bag_params *params, int32_t emit,
+                               bool stochastic_rounding) {
+    static const rf_sparse_output *const listed[RF_BACKWARD_MOST_MATRICES];
+    for (int32_t dtype = RF_FLOAT32; dtype <= RF_BFLOAT16; dtype++) {
+        for (int64_t next = 0; next < params->n_buffers;) {
+            rf__backward_problem problem = {.call = {.features = params->features,
+                                                     .n_features = params->n_features,
+                                                     .lookups = 1,
+                                                     .bags = 1,
+                                                     .index_type = params->index_type,
+                                                     .offset_type = params->offset_type,
+                                                     .sample_weights = params->sample_weights,
+                                                     .grad = (const void *)(uintptr_t)ALIGNED,
+                                                     .output_dim = params->output_dim,
+                                                     .grad_dtype = params->output_dtype},
+                                            .dtype = (rf_dtype)dtype,
+                                            .emit = emit,
+                                            .stochastic_rounding = stochastic_rounding,
+                                            .listed = emit == RF_EMIT_GRADIENT ? listed : NULL};
+            matrices_take(params, &next, &problem);
+            if (problem.n_matrices == 0) continue;
+            if (emit != RF_EMIT_GRADIENT) RF_CHECK(listed_compile(arch, &problem));
+            RF_CHECK(problem_compile(arch, &problem));
+            for (int32_t i = 0; emit == RF_EMIT_GRADIENT && i < problem.n_matrices; i++) { /* one by one */
+                rf__backward_problem one = problem;
+                one.matrices[0] = problem.matrices[i];
+                one.buffers[0] = problem.buffers[i];
+                one.n_matrices = 1;
+                RF_CHECK(problem_compile(arch, &one));
+                one.listed = NULL;
+                RF_CHECK(problem_compile(arch, &one));
+            }
+        }
+    }
+    return rf__bags_compile(arch, params);
 }

@@ -11,7 +11,7 @@
 #define RF_ENTRIES RF_ENTRIES_INDIRECT
 #endif
 
-#include "device/common.cuh"
+#include "device/bags.cuh"
 #include "fused_embedding_bag/backward/args.h"
 
 enum { BLOCK = RF_BACKWARD_BLOCK, CHUNK = RF_BACKWARD_CHUNK };
@@ -57,13 +57,9 @@ RF_INLINE rf_u32 far_slot(const rf_backward_keys_args &args, rf_u32 first, rf_u3
     return first;
 }
 
-/* Whether a bag's offsets are those of a bag. */
-RF_INLINE bool is_bag(const rf_backward_keys_args &args, rf_u32 slot, rf_i64 from, rf_i64 to) {
-    return from >= 0 && from <= to && to <= args.lookups && (slot != 0 || from == 0);
-}
 RF_INLINE bool holds(const rf_backward_keys_args &args, rf_u32 slot, rf_i64 position) {
     const rf_i64 from = rf_load(args.offsets + slot), to = rf_load(args.offsets + slot + 1);
-    return is_bag(args, slot, from, to) && from <= position && position < to;
+    return rf_is_bag(slot == 0, from, to, args.lookups) && from <= position && position < to;
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, 6)
@@ -86,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, 6)
         for (rf_u32 i = thread; i <= last_slot - first_slot; i += BLOCK) {
             const rf_u32 slot = first_slot + i;
             const rf_i64 from = rf_load(args.offsets + slot), to = rf_load(args.offsets + slot + 1);
-            bad |= !is_bag(args, slot, from, to) || (i == 0 && from > first) ||
+            bad |= !rf_is_bag(slot == 0, from, to, args.lookups) || (i == 0 && from > first) ||
                    (slot == last_slot && to < first + size);
             begins[i] = (int)min(max(to - first, (rf_i64)0), (rf_i64)CHUNK);
         }
@@ -135,7 +131,8 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     if (any && rf_load(&feature->pooling) == RF_MEAN) {
         const rf_i64 rows = rf_load(&feature->rows), padding_idx = rf_load(&feature->padding_idx);
         const rf_i64 from = rf_load(args.offsets + slot), to = rf_load(args.offsets + slot + 1);
-        for (rf_i64 i = is_bag(args, slot, from, to) ? from + threadIdx.x % LANES : to; i < to; i += LANES) {
+        for (rf_i64 i = rf_is_bag(slot == 0, from, to, args.lookups) ? from + threadIdx.x % LANES : to;
+             i < to; i += LANES) {
             const rf_i64 index = (rf_i64)rf_load(args.indices + i);
             count += (rf_u64)index < (rf_u64)rows && index != padding_idx;
         }

@@ -3,6 +3,7 @@
 #define RECFUSE_CUDA_BACKWARD_POOL_CUH
 
 #include "fused_embedding_bag/backward/emit.cuh"
+#include "fused_embedding_bag/backward/entries.cuh"
 
 #ifndef RF_GRAD_DTYPE
 #define RF_GRAD_DTYPE RF_FLOAT32
@@ -72,23 +73,6 @@ RF_INLINE int matrix_of(const rf_backward_rows_args &args, rf_i64 key) {
     return at;
 }
 
-RF_INLINE rf_i64 count_of(const rf_backward_rows_args &args) {
-    return args.count != nullptr ? rf_load(args.count) : args.lookups;
-}
-
-/* The first entry of [first, behind) whose key is `key` or more. */
-RF_INLINE rf_i64 entries_before(const RF_KEY *keys, rf_i64 first, rf_i64 behind, rf_i64 key) {
-    while (first < behind) {
-        const rf_i64 middle = first + (behind - first) / 2;
-        if ((rf_i64)keys[middle] < key) {
-            first = middle + 1;
-        } else {
-            behind = middle;
-        }
-    }
-    return first;
-}
-
 /* One over the entries of a row. */
 RF_INLINE float frequency_of(const rf_backward_rows_args &args, rf_i64 key) {
     const rf_i64 count = count_of(args), first = entries_before(args.keys, 0, count, key);
@@ -151,12 +135,12 @@ RF_INLINE void rows_emit(const rf_backward_rows_args &args, const rf_emit_t &emi
                 factors[n] = rf_emit_row_factor(emit, matrix, (rf_i64)ready.keys[n] - matrix.first_row,
                                                 ready.rows[n].state, squares[n], groups.lane == 0);
     }
-    const bool listed = args.rows != nullptr;
+    const bool listed = args.bases != nullptr;
 #pragma unroll
     for (int n = 0; n < N; n++) {
         if (!ready.emits[n]) continue;
         const rf_i64 key = (rf_i64)ready.keys[n], row = key - matrix.first_row;
-        if (listed && groups.lane == 0 && blockIdx.y == 0) args.rows[ready.found[n]] = row;
+        if (listed && groups.lane == 0 && blockIdx.y == 0) matrix.listed[ready.found[n]] = row;
         const rf_i64 element = element_of(groups, listed ? ready.found[n] + matrix.first_row : key);
 #pragma unroll
         for (int v = 0; v < RF_VECTORS; v++) {

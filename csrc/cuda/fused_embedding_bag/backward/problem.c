@@ -7,11 +7,12 @@
 
 enum { VECTOR = 4 /* columns */ };
 
-/* -1: the feature is not of this launch. A feature with buffer -1 is of none. */
+/* The number of its matrix; -1: the feature is not of this launch. */
 static int32_t matrix_of(const rf__backward_problem *problem, const rf_feature *feature) {
     if (feature->buffer < 0 || feature->rows == 0 || feature->dim == 0) return -1;
-    if (problem->matrix_of != NULL) return problem->matrix_of[feature->buffer];
-    return feature->buffer == problem->call.group ? 0 : -1;
+    for (int32_t i = 0; i < problem->n_matrices; i++)
+        if (problem->buffers[i] == feature->buffer) return i;
+    return -1;
 }
 
 bool rf__backward_aligned(const rf_backward_matrix *matrix, rf_dtype dtype, int32_t optimizer) {
@@ -52,16 +53,23 @@ void rf__backward_summarise(const rf__backward_problem *problem, rf__backward_fe
     }
 }
 
-rf_status rf__backward_describe(rf__backward_problem *problem, rf__backward_features *described) {
+void rf__backward_place_matrices(rf__backward_problem *problem) {
+    int64_t rows = 0;
+    for (int32_t i = 0; i < problem->n_matrices; i++) {
+        problem->matrices[i].first_row = rows;
+        rows += problem->matrices[i].rows;
+    }
+}
+
+rf_status rf__backward_describe(const rf__backward_problem *problem, rf__backward_features *described) {
     const rf_fused_backward_params *call = &problem->call;
     *described = (rf__backward_features){0};
     described->features = calloc((size_t)call->n_features + 1, sizeof *described->features);
     RF_FAIL_IF(described->features == NULL, RF_ERR_MEMORY, "no memory for %" PRId64 " features",
                call->n_features);
     for (int32_t i = 0; i < problem->n_matrices; i++) {
-        rf_backward_matrix *matrix = &problem->matrices[i];
-        matrix->first_row = described->rows;
-        described->rows += matrix->rows;
+        const rf_backward_matrix *matrix = &problem->matrices[i];
+        described->rows = matrix->first_row + matrix->rows;
         if (matrix->dim > described->dim) described->dim = matrix->dim;
     }
     for (int64_t f = 0; f < call->n_features; f++) {

@@ -1,24 +1,26 @@
 /* Rows found before each chunk of rows.cu, for gradients that are listed. The first kernel counts the rows that begin in a
- * chunk: grid [chunks], block [RF_BACKWARD_BLOCK]; the second sums them up, behind the last chunk all: grid [1]. */
+ * chunk: grid [chunks], block [RF_BACKWARD_BLOCK]; the second sums them up, behind the last chunk all: grid [1]; the third
+ * counts those before a matrix, where there are several: grid [matrices], block [32]. */
 #include "device/sums.cuh"
-#include "fused_embedding_bag/backward/args.h"
+#include "fused_embedding_bag/backward/entries.cuh"
 
 enum { BLOCK = RF_BACKWARD_BLOCK };
+
+/* Whether an entry is the first of a row. */
+RF_INLINE bool row_begins(const rf_backward_rows_args &args, rf_i64 at) {
+    const RF_KEY key = args.keys[at];
+    return (rf_i64)key < args.trash && (at == 0 || args.keys[at - 1] != key);
+}
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     rf_backward_count_rows(const __grid_constant__ rf_backward_rows_args args) {
     rf_wait_for_previous_kernel();
-    const rf_i64 count = args.count != nullptr ? rf_load(args.count) : args.lookups;
-    const rf_i64 first = (rf_i64)blockIdx.x * args.chunk;
+    const rf_i64 count = count_of(args), first = (rf_i64)blockIdx.x * args.chunk;
     int total = 0;
     for (int start = 0; start < args.chunk; start += BLOCK) {
         const rf_i64 at = first + start + threadIdx.x;
-        bool begins = start + (int)threadIdx.x < args.chunk && at < count;
-        if (begins) {
-            const RF_KEY key = args.keys[at];
-            begins = (rf_i64)key < args.trash && (at == 0 || args.keys[at - 1] != key);
-        }
-        total += __syncthreads_count(begins);
+        const bool counts = start + (int)threadIdx.x < args.chunk && at < count;
+        total += __syncthreads_count(counts && row_begins(args, at));
     }
     if (threadIdx.x == 0) args.bases[blockIdx.x] = (rf_u32)total;
 }
@@ -38,4 +40,17 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
         if (at <= args.chunks) args.bases[at] = before + first;
         before += all;
     }
+}
+
+extern "C" __global__ void __launch_bounds__(32)
+    rf_backward_split_rows(const __grid_constant__ rf_backward_rows_args args) {
+    rf_wait_for_previous_kernel();
+    const rf_i64 behind = entries_before(args.keys, 0, count_of(args), args.matrices[blockIdx.x].first_row);
+    const rf_i64 chunk = behind / args.chunk;
+    rf_u32 before = args.bases[chunk];
+    for (rf_i64 first = chunk * args.chunk; first < behind; first += 32) {
+        const rf_i64 at = first + threadIdx.x;
+        before += __popc(__ballot_sync(RF_FULL_WARP, at < behind && row_begins(args, at)));
+    }
+    if (threadIdx.x == 0) args.bases[args.chunks + 1 + blockIdx.x] = before;
 }

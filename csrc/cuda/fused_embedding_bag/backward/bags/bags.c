@@ -6,6 +6,7 @@
 
 #include "base/validate.h"
 #include "cuda/driver/memory.h"
+#include "cuda/fused_embedding_bag/backward/backward.h"
 #include "cuda/fused_embedding_bag/backward/bags/args.h"
 #include "cuda/jit/jit.h"
 
@@ -176,4 +177,16 @@ rf_status rf_fused_embedding_bag_sample_weights_backward_cuda(const rf_fused_emb
                       .grad_dtype = grad_dtype,
                       .args = {.grad = (uintptr_t)grad, .output = (uintptr_t)output}};
     return run(&call, allocator, stream);
+}
+
+rf_status rf__bags_compile(const char *arch, const rf_fused_embedding_bag_params *params) {
+    bags_variant variant = {.index_type = (int32_t)params->index_type,
+                            .offset_type = (int32_t)params->offset_type};
+    bool any_max = false;
+    for (int64_t f = 0; f < params->n_features; f++) any_max |= params->features[f].pooling == RF_MAX;
+    if (any_max)
+        RF_CHECK(rf__jit_compile_each(&sources[WINNERS], &variant, sizeof variant, 1, describe, arch));
+    if (params->sample_weights == NULL) return RF_OK;
+    variant.grad_dtype = (int32_t)params->output_dtype;
+    return rf__jit_compile_each(&sources[SAMPLE_WEIGHTS], &variant, sizeof variant, 1, describe, arch);
 }

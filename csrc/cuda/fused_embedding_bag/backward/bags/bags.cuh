@@ -2,7 +2,7 @@
 #ifndef RECFUSE_CUDA_BACKWARD_BAGS_CUH
 #define RECFUSE_CUDA_BACKWARD_BAGS_CUH
 
-#include "device/common.cuh"
+#include "device/bags.cuh"
 #include "fused_embedding_bag/backward/bags/args.h"
 
 enum { BLOCK = RF_BAGS_BLOCK, LANE_COLUMNS = 4 };
@@ -47,7 +47,7 @@ struct bag_t {
 RF_INLINE bag_t bag_of(const rf_bags_args &args, rf_i64 feature, rf_i64 bag) {
     const RF_OFFSET *offsets = args.offsets + feature * args.bags + bag;
     const rf_i64 from = rf_load(offsets), to = rf_load(offsets + 1);
-    if (from < 0 || from > to || to > args.lookups) return {0, 0};
+    if (!rf_is_bag(feature == 0 && bag == 0, from, to, args.lookups)) return {0, 0};
     return {from, to};
 }
 

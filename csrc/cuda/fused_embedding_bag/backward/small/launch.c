@@ -79,7 +79,7 @@ rf_status rf__backward_small_launch(const rf__backward_small_call *call, const r
                                        .features = description,
                                        .tasks = description + (uint64_t)plan->lists_at,
                                        .list = workspace + (uint64_t)plan->list_at,
-                                       .starts = workspace + (uint64_t)plan->starts_at,
+                                       .starts = workspace,
                                        .factors = plan->any_mean ? workspace + (uint64_t)plan->factors_at : 0,
                                        .lookups = call->lookups,
                                        .bags = (int32_t)call->bags,
@@ -96,14 +96,16 @@ rf_status rf__backward_small_launch(const rf__backward_small_call *call, const r
     return rows_launch(call, plan, &lists, description + (uint64_t)plan->tasks_at, &config);
 }
 
-rf_status rf__backward_small_compile(const char *arch) {
-    const small_variant lists[] = {{.index_type = RF_INT32, .offset_type = RF_INT32},
-                                   {.index_type = RF_INT64, .offset_type = RF_INT64}};
-    small_variant rows[2 * (RF_ADAM + 2)] = {{0}};
-    int32_t count = 0;
+rf_status rf__backward_small_compile(const rf__backward_small_call *call, const char *arch) {
+    const small_variant lists = {.index_type = call->index_type, .offset_type = call->offset_type};
+    small_variant rows[2];
     for (int32_t staged = 0; staged < 2; staged++)
-        for (int32_t emit = RF_EMIT_GRADIENT; emit <= RF_ADAM + 1; emit++)
-            rows[count++] = (small_variant){.pools = 1, .staged = staged, .emit = emit};
-    RF_CHECK(rf__jit_compile_each(&sources[0], lists, sizeof lists[0], 2, describe, arch));
-    return rf__jit_compile_each(&sources[1], rows, sizeof rows[0], count, describe, arch);
+        rows[staged] = (small_variant){.pools = 1,
+                                       .staged = staged,
+                                       .emit = call->emit,
+                                       .grad_dtype = call->grad_dtype,
+                                       .weight_dtype = call->weight_dtype,
+                                       .round = call->round};
+    RF_CHECK(rf__jit_compile_each(&sources[0], &lists, sizeof lists, 1, describe, arch));
+    return rf__jit_compile_each(&sources[1], rows, sizeof rows[0], 2, describe, arch);
 }

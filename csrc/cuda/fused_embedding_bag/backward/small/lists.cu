@@ -26,7 +26,7 @@
 RF_INLINE void counts_begin(const feature_t &feature, int *counts) {
     for (int bag = threadIdx.x; bag < feature.bags; bag += BLOCK) {
         const rf_i64 from = rf_load(feature.offsets + bag), to = rf_load(feature.offsets + bag + 1);
-        counts[bag] = is_bag(feature, from, to) ? (int)(to - from) : 0;
+        counts[bag] = is_bag(feature, bag, from, to) ? (int)(to - from) : 0;
     }
 }
 RF_INLINE void counts_end(const feature_t &feature, float *factors) {
@@ -53,7 +53,7 @@ RF_INLINE void count_less(const feature_t &feature, const room_t &room, rf_u32 p
             const rf_i64 at = feature.first + (rf_i64)position + k * 32;
             const rf_i64 from = rf_load(feature.offsets + bags[k]);
             const rf_i64 to = rf_load(feature.offsets + bags[k] + 1);
-            if (!is_bag(feature, from, to) || at < from || at >= to) there[k] = NO_ROW;
+            if (!is_bag(feature, bags[k], from, to) || at < from || at >= to) there[k] = NO_ROW;
         }
     }
 #pragma unroll

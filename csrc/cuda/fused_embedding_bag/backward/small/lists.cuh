@@ -2,6 +2,7 @@
 #ifndef RECFUSE_CUDA_BACKWARD_LISTS_CUH
 #define RECFUSE_CUDA_BACKWARD_LISTS_CUH
 
+#include "device/bags.cuh"
 #include "device/sums.cuh"
 #include "fused_embedding_bag/backward/small/args.h"
 
@@ -28,6 +29,7 @@ struct feature_t {
     rf_i64 lookups; /* of the call */
     rf_u32 count, rows;
     int padding_idx, bags;
+    bool is_first; /* of the call */
     bool sound; /* all its bags are: they hold all lookups, in order */
 };
 
@@ -43,8 +45,8 @@ struct room_t {
     rf_u32 window_size;
 };
 
-RF_INLINE bool is_bag(const feature_t &feature, rf_i64 from, rf_i64 to) {
-    return from >= 0 && from <= to && to <= feature.lookups;
+RF_INLINE bool is_bag(const feature_t &feature, int bag, rf_i64 from, rf_i64 to) {
+    return rf_is_bag(feature.is_first && bag == 0, from, to, feature.lookups);
 }
 
 /* Finds where the feature's lookups are, by the whole block. */
@@ -56,19 +58,20 @@ RF_INLINE feature_t feature_of(const rf_small_lists_args &args, const rf_small_f
     feature.rows = small.rows;
     feature.padding_idx = small.padding_idx;
     feature.bags = args.bags;
+    feature.is_first = small.number == 0;
     if (threadIdx.x == 0) {
         bounds[0] = args.lookups;
         bounds[1] = 0;
     }
     bool bad = false;
     for (int bag = threadIdx.x; bag < args.bags; bag += BLOCK)
-        bad |= !is_bag(feature, rf_load(feature.offsets + bag), rf_load(feature.offsets + bag + 1));
+        bad |= !is_bag(feature, bag, rf_load(feature.offsets + bag), rf_load(feature.offsets + bag + 1));
     feature.sound = __syncthreads_or(bad) == 0;
     rf_i64 first = rf_load(feature.offsets), end = rf_load(feature.offsets + args.bags);
     if (!feature.sound) {
         for (int bag = threadIdx.x; bag < args.bags; bag += BLOCK) {
             const rf_i64 from = rf_load(feature.offsets + bag), to = rf_load(feature.offsets + bag + 1);
-            if (!is_bag(feature, from, to) || from == to) continue;
+            if (!is_bag(feature, bag, from, to) || from == to) continue;
             atomicMin(&bounds[0], (unsigned long long)from);
             atomicMax(&bounds[1], (unsigned long long)to);
         }
@@ -184,7 +187,7 @@ RF_INLINE bool bags_load(const feature_t &feature, const room_t &room, rf_u32 po
     for (int k = 0; k < STEPS; k++) {
         const rf_i64 at = feature.first + (rf_i64)position + k * 32;
         const rf_i64 from = rf_load(feature.offsets + bags[k]), to = rf_load(feature.offsets + bags[k] + 1);
-        if (!is_bag(feature, from, to) || at < from || at >= to) rows[k] = NO_ROW;
+        if (!is_bag(feature, bags[k], from, to) || at < from || at >= to) rows[k] = NO_ROW;
     }
     return false;
 }

@@ -146,13 +146,16 @@ static void lists_write(const rf_small_feature *features, int64_t n_features, in
 }
 
 /* Where the parts of the workspace are. */
-static void layout(const rf__backward_small_call *call, int64_t starts, int64_t factors,
-                   rf__backward_small_plan *plan) {
-    /* The list is read by vectors. */
-    plan->starts_at = plan->list_at + rounded_up((call->lookups + ALIGNMENT) * (int64_t)sizeof(rf_u16));
-    plan->factors_at = plan->starts_at + rounded_up(starts * (int64_t)sizeof(rf_u32));
-    plan->workspace_bytes = plan->factors_at + rounded_up(factors * (int64_t)sizeof(float));
+static void layout(int64_t starts, int64_t factors, rf__backward_small_plan *plan) {
+    plan->factors_at = rounded_up(starts * (int64_t)sizeof(rf_u32));
+    plan->list_at = plan->factors_at + rounded_up(factors * (int64_t)sizeof(float));
     plan->any_mean = factors > 0;
+}
+
+int64_t rf__backward_small_workspace(const rf__backward_small_plan *plan, int64_t lookups) {
+    if (plan->n_features == 0) return 0;
+    /* The list is read by vectors. */
+    return plan->list_at + rounded_up((lookups + ALIGNMENT) * (int64_t)sizeof(rf_u16));
 }
 
 /* Puts everything that kernels read into one piece of memory. */
@@ -212,7 +215,7 @@ rf_status rf__backward_small_take(const rf__backward_small_call *call, rf_backwa
     mark_alone(call, features, rows, alone);
     plan->n_features = features_take(call, features, alone, small, &starts, &factors);
     if (plan->n_features == 0) goto out;
-    layout(call, starts, factors, plan);
+    layout(starts, factors, plan);
     RF_TRY(description_write(call, small, plan));
 out:
     free(alone);

@@ -24,7 +24,7 @@ typedef struct rf__backward_small_call {
     rf_emit_args emit_args;
 } rf__backward_small_call;
 
-/* What is done, decided from features and sizes. */
+/* What is done, decided from features and sizes; of lookups from about how many there are. */
 typedef struct rf__backward_small_plan {
     int64_t n_features; /* that are small; 0: nothing else of the plan counts */
     /* Features, lists and tasks, to be copied to the device, where they are aligned to 16 bytes. */
@@ -32,7 +32,7 @@ typedef struct rf__backward_small_plan {
     int64_t description_bytes, lists_at, tasks_at;
     int32_t n_lists, n_staged, n_gathered; /* tasks: those that stage gradients come first */
     int32_t lists_shared, staged_shared, most_staged_shared; /* bytes a block */
-    int64_t list_at, starts_at, factors_at, workspace_bytes; /* aligned to 16 bytes */
+    int64_t factors_at, list_at; /* in the workspace, aligned to 16 bytes; starts are in front of them */
     bool any_mean;
 } rf__backward_small_plan;
 
@@ -41,12 +41,14 @@ typedef struct rf__backward_small_plan {
 rf_status rf__backward_small_take(const rf__backward_small_call *call, rf_backward_feature *features,
                                   rf__backward_small_plan *plan);
 void rf__backward_small_free(rf__backward_small_plan *plan);
+/* Bytes of workspace that a call with so many lookups takes. */
+int64_t rf__backward_small_workspace(const rf__backward_small_plan *plan, int64_t lookups);
 
 /* Puts the kernels into the stream, in the device's context. `behind`: a kernel of this call comes before. */
 rf_status rf__backward_small_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
                                     uint64_t description, uint64_t workspace, bool behind, void *stream);
-/* Compiles what training with float32 tables takes, into the cache. */
-rf_status rf__backward_small_compile(const char *arch);
+/* Compiles the kernels of a call into the cache. */
+rf_status rf__backward_small_compile(const rf__backward_small_call *call, const char *arch);
 
 /* What blocks of staged.cu do with features, and how many columns at once. */
 typedef struct rf__backward_small_sizes {
