@@ -6,7 +6,7 @@
  *
  * So a warp waits for offsets and for indices once for all of these bags, and never for one kind of loads while it waits
  * for another: an instruction waits for loads by one of six barriers, and rows that share one with offsets wait for
- * those. Where lanes looked at four bags at a time by themselves, eight bags of a tile took 4 us, most of them for that.
+ * those. Where lanes looked at four bags at a time by themselves, eight bags of a tile took 4 µs, most of them for that.
  */
 #ifndef RECFUSE_FUSED_COLUMN_ROWS_CUH
 #define RECFUSE_FUSED_COLUMN_ROWS_CUH

@@ -1,4 +1,4 @@
 """What modules with packed tables stand on. From below: ``layout`` (where tables lie), ``optimizer_state``,
 ``holders`` and ``optimizers`` (what else has the Parameters), ``parameters`` (which makes them), ``pooling``,
-``state_dict`` and ``table`` (which speak of tables), ``module``.
+``state_dict``, ``table`` and ``tables`` (which speak of tables), ``module``.
 """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,21 +13,15 @@ from torch import Tensor
 from recfuse.data.forms import Lookups, each_batch
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.mapping import Mapper, Mapping
-from recfuse.nn.packed import state_dict as state_dicts
 from recfuse.nn.packed.layout import Layout, native_call
-from recfuse.nn.packed.parameters import PackedParameters
 from recfuse.nn.packed.pooling import check_mapping, has_kernel, on_gpu, pool_one_by_one
-from recfuse.nn.packed.table import Tables
+from recfuse.nn.packed.tables import PackedTables
 from recfuse.nn.tuning import Tuning
 from recfuse.ops import fused_embedding_bag
 
 
-class PackedModule(PackedParameters):
-    """Mixin for modules that pool packed tables in one call.
-
-    Calls, compiled and exported programs and optimizers all read and write the packed Parameters alone.
-    ``state_dict`` and ``load_state_dict`` speak of tables, by the names that they had before.
-    """
+class PackedModule(PackedTables):
+    """Mixin for modules that pool packed tables in one call."""
 
     def _set_layout(self, layout: Layout) -> None:
         super()._set_layout(layout)
@@ -41,39 +35,6 @@ class PackedModule(PackedParameters):
         dtypes = [weights[self.layout.tables[number].matrix].dtype for number in self.layout.table_of_feature]
         self._tuning.fit(list(zip(self.layout.dims, dtypes, strict=True)))
         self._mapper.use(weights[0].device if self.on_cuda else None)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """As of any module; what the class computes, such as ``tables``, is not hidden behind a module."""
-        if isinstance(value, torch.nn.Module) and isinstance(getattr(type(self), name, None), property):
-            raise AttributeError(
-                f"recfuse: {name} of a {type(self).__name__} cannot be set: calls would not use it. Assign "
-                f"to the weights, as in {name}[key].weight = ..., or recfuse.unswap(model) first"
-            )
-        super().__setattr__(name, value)
-
-    @property
-    def tables(self) -> Tables:
-        """The tables by name, each with ``weight`` (a view), rows, dim and mode."""
-        return Tables(self)
-
-    @property
-    def has_kernel(self) -> bool:
-        """Whether one call can pool all tables: on one device that has kernels for their dtypes."""
-        return has_kernel(self.packed_weights())
-
-    @property
-    def on_cuda(self) -> bool:
-        """Whether they are all on one CUDA device."""
-        weights = self.packed_weights()
-        return on_gpu(weights) and has_kernel(weights)
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Draws the tables anew, in order, from a normal distribution; padding rows are zero."""
-        for table in self.tables.values():
-            torch.nn.init.normal_(table.weight)
-            if table.padding_idx is not None:
-                table.weight[table.padding_idx].fill_(0)
 
     def _pool(
         self,
@@ -200,45 +161,6 @@ class PackedModule(PackedParameters):
     def _lookups_of(self, batch: Any, where: str) -> Lookups:
         """A batch, in the form that a call of this class takes; TypeError, ValueError where it is none."""
         raise NotImplementedError
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedModule:
-        super()._apply(fn, recurse)
-        self._weights_changed()
-        return self
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        state_dicts.save(self, destination, prefix, keep_vars)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        missing: list[str] = []
-        unexpected: list[str] = []
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing, unexpected, error_msgs
-        )
-        tables = state_dicts.load(self, state_dict, prefix, local_metadata, error_msgs)
-        packed, own = {prefix + name for name in self.layout.parameter_names}, set(tables)
-        missing_keys.extend(key for key in missing if key not in packed)
-        unexpected_keys.extend(key for key in unexpected if key not in own)
-        if strict:
-            missing_keys.extend(key for key in tables if key not in state_dict)
-        self._weights_changed()
-
-    def __prepare_scriptable__(self) -> NoReturn:
-        """Refuses, where torch.jit.script would fail at some line of this class."""
-        raise NotImplementedError(
-            f"recfuse: a {type(self).__name__} cannot be scripted; recfuse.unswap(model) gives modules back "
-            "that can, and torch.jit.trace, torch.export and torch.compile take it as it is"
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         """State without what belongs to this process."""

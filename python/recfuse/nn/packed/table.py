@@ -172,7 +172,7 @@ class PackedTable:
             return
         raise AttributeError(
             f"recfuse: {name} of the packed table {self.name!r} cannot be set; it is fixed when tables are "
-            "packed: recfuse.unswap(model) gives modules back that can be changed; or make the module anew"
+            "packed: recfuse.unswap(model) gives modules back that can be changed; or make a new module"
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -1,0 +1,6 @@
+"""Embedding columns, from raw values to pooled rows: the benchmark in the folder embedding_columns."""
+
+from embedding_columns.__main__ import main
+
+if __name__ == "__main__":
+    main()

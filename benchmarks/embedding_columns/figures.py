@@ -1,0 +1,179 @@
+"""The figures of columns: how many, models, and what each part of the fusion is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from common.calls import EAGER
+from common.report import Figure, Panels, load_notes
+from common.table import Table, times
+from embedding_columns.forms import (
+    ABLATIONS,
+    BAGS,
+    BY_HAND,
+    COMPILED_BY_HAND,
+    COMPILED_RECFUSE,
+    HASHED,
+    NEED_COMPILER,
+    RECFUSE,
+)
+from embedding_columns.measure import ColumnsSetting, Point, measure, ours_over
+from embedding_columns.models import Model, Subject, bucketize, model_kinds
+
+
+def figure_micro(setting: ColumnsSetting) -> Figure:
+    """Equal bucketize columns, as in figure 17 of the paper."""
+    arguments, points = setting.arguments, []
+    size = arguments.batch
+    for count in tqdm(arguments.columns, desc="columns", leave=False):
+        subject = Subject(f"{count} columns", [bucketize(count)], setting)
+        names = [name for name in chosen(setting, size) if name not in (HASHED, COMPILED_RECFUSE)]
+        points.append(measure(setting, subject, size, names))
+        release(setting)
+    title = f"bucketize columns, 101 x 8 tables, batch {size}"
+    labels = [str(count) for count in arguments.columns]
+    tables = tabulated(title, "columns", labels, points, setting)
+    ratios = {label: ours_over(point, point.peer) for label, point in zip(labels, points, strict=True)}
+    return Figure(tables, panels("bucketize columns", ratios), [point.to_json() for point in points])
+
+
+def figure_models(setting: ColumnsSetting) -> Figure:
+    """E and F over sizes of batches, the columns alone and whole models."""
+    arguments, tables, records = setting.arguments, [], []
+    lines: Panels = {}
+    for name in tqdm(arguments.models, desc="models", leave=False):
+        subject = model_subject(name, setting)
+        model = Model(name, subject.output_dim, setting.device, arguments.seed)
+        for part, follows in (("columns", None), ("whole model", model)):
+            points = []
+            for size in tqdm(arguments.batches, desc=f"{name}, {part}", leave=False):
+                names = chosen(setting, size)
+                if follows is not None:
+                    names = [one for one in names if one not in (BAGS, BY_HAND, COMPILED_BY_HAND)]
+                points.append(measure(setting, subject, size, names, follows))
+            labels = [str(size) for size in arguments.batches]
+            tables += tabulated(f"{name}, {part}", "batch", labels, points, setting)
+            ratios = {
+                label: ours_over(point, point.peer) for label, point in zip(labels, points, strict=True)
+            }
+            lines |= panels(f"{name}, {part}", ratios)
+            records.append({"model": name, "part": part, "points": [point.to_json() for point in points]})
+        del subject, model
+        release(setting)
+    return Figure(tables, lines, records)
+
+
+def figure_ablations(setting: ColumnsSetting) -> Figure:
+    """recfuse with and without parts of its fusion."""
+    arguments, points, labels = setting.arguments, [], []
+    subjects = [("1,000 bucketize", [bucketize(max(arguments.columns))])]
+    for name in arguments.models:
+        subjects.append((name, model_subject_kinds(name, setting)))
+    for label, kinds in tqdm(subjects, desc="ablations", leave=False):
+        subject = Subject(label, kinds, setting)
+        points.append(measure(setting, subject, arguments.batch, [RECFUSE, *ABLATIONS]))
+        labels.append(f"{len(subject.columns):,} columns" if label not in arguments.models else label)
+        release(setting)
+    table = Table(
+        f"Parts of the fusion, batch {arguments.batch}: µs (median ± IQR of {arguments.rounds})",
+        ["", RECFUSE, *(cell for name in ABLATIONS for cell in (name, "times slower"))],
+    )
+    for label, point in zip(labels, points, strict=True):
+        cells = [point.row.cell(RECFUSE)]
+        for name in ABLATIONS:
+            cells += [point.row.cell(name), times(point.row.ratio(RECFUSE, name))]
+        table.rows.append([label, *cells])
+    table.notes = load_notes(point.row.result for point in points)
+    return Figure([table], {}, [point.to_json() for point in points])
+
+
+def model_subject_kinds(name: str, setting: ColumnsSetting) -> list[Any]:
+    """Of E or F, as the command line has it."""
+    return model_kinds(name, setting.arguments.large_rows, setting.arguments.part)
+
+
+def model_subject(name: str, setting: ColumnsSetting) -> Subject:
+    """E or F."""
+    return Subject(name, model_subject_kinds(name, setting), setting)
+
+
+def chosen(setting: ColumnsSetting, size: int) -> list[str]:
+    """Contestants at a size: the compiler's only where it was asked for."""
+    arguments = setting.arguments
+    with_compiler = size in arguments.compiled_at
+    return [name for name in arguments.contestants if with_compiler or name not in NEED_COMPILER]
+
+
+def release(setting: ColumnsSetting) -> None:
+    """Gives back what a subject's contestants hold."""
+    torch._dynamo.reset()
+    if setting.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def panels(title: str, ratios: dict[str, float | None]) -> Panels:
+    """One line, of what was measured."""
+    found = {label: ratio for label, ratio in ratios.items() if ratio is not None}
+    return {title: {"recfuse over the best of torch's": found}} if found else {}
+
+
+def tabulated(
+    title: str, first: str, labels: Sequence[str], points: Sequence[Point], setting: ColumnsSetting
+) -> list[Table]:
+    """Times as graphs and, on a GPU, as called; and what they say."""
+    names = measured(points, setting.arguments.contestants)
+    spread = f"(median ± IQR of {setting.arguments.rounds})"
+    forms = {"": "µs" if setting.device.type == "cpu" else "µs as a CUDA graph"}
+    if setting.device.type == "cuda":
+        forms[EAGER] = "µs as called, host included"
+    tables = []
+    for suffix, how in forms.items():
+        table = Table(f"{title}: {how} {spread}", [first, *names])
+        for label, point in zip(labels, points, strict=True):
+            table.rows.append([label, *(point.row.cell(name + suffix) for name in names)])
+        tables.append(table)
+    summary = Table(
+        f"{title}: recfuse",
+        [
+            first,
+            "µs",
+            "best of torch's",
+            "times faster",
+            "than alike ones by hand",
+            "limit, µs",
+            "share of limit",
+        ],
+    )
+    for label, point in zip(labels, points, strict=True):
+        peer = point.peer
+        summary.rows.append(
+            [
+                label, f"{point.row.us(RECFUSE):.1f}", peer or "-", times(ours_over(point, peer)),
+                times(ours_over(point, point.by_hand)), f"{point.limit_s * 1e6:.1f}",
+                f"{point.limit_s / point.row.result[RECFUSE].median:.0%}",
+            ]
+        )  # fmt: skip
+    notes = list(dict.fromkeys(note for point in points for note in point.notes))
+    summary.notes = [*notes, *compile_notes(labels, points), *load_notes(p.row.result for p in points)]
+    return [*tables, summary]
+
+
+def measured(points: Iterable[Point], names: Sequence[str]) -> list[str]:
+    """Contestants that were measured somewhere, in order."""
+    found = {name for point in points for name in point.row.result.timings}
+    return [name for name in names if name in found]
+
+
+def compile_notes(labels: Sequence[str], points: Sequence[Point]) -> list[str]:
+    """What compiled ones needed for their first call."""
+    spent = {
+        label: ", ".join(
+            f"{name} {seconds:.0f} s" for name, seconds in point.first_call.items() if name in NEED_COMPILER
+        )
+        for label, point in zip(labels, points, strict=True)
+    }
+    return [f"First call at {label}: {text}." for label, text in spent.items() if text]

@@ -1,0 +1,135 @@
+"""What only a GPU has: batches that come from the host's memory, and large tables that stay there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.checks import check_agreement, largest_difference
+from common.report import Figure, Row, load_notes
+from common.table import Table, times
+from embedding_columns.figures import model_subject, model_subject_kinds, release
+from embedding_columns.forms import make_columns, named, specifications
+from embedding_columns.measure import ColumnsSetting
+from embedding_columns.models import Batch, Subject, bucketize
+from recfuse import timing
+from recfuse.nn.columns import Column, EmbeddingColumns
+from recfuse.nn.columns.packed import pack
+
+MEMCPY, PACKED, PINNED = "memcpy", "one copy, pageable", "one copy, pinned"
+PACK, EACH = "packed here, one copy", "a copy a column"
+ON_DEVICE, ON_HOST = "tables on the GPU", "large tables on the host"
+
+
+def figure_transfers(setting: ColumnsSetting) -> Figure:
+    """From the host's memory to the output, with merged copies and without."""
+    arguments, records = setting.arguments, []
+    subjects: list[tuple[str, Any]] = [
+        (f"{max(arguments.columns):,} bucketize", [bucketize(max(arguments.columns))])
+    ]
+    subjects += [(name, model_subject_kinds(name, setting)) for name in arguments.models]
+    names = [MEMCPY, PACKED, PINNED, PACK, EACH]
+    table = Table(
+        f"From the host's memory, batch {arguments.batch}: µs as called (median ± IQR of {arguments.rounds})",
+        ["", "KB", *names, f"{PACKED} over {MEMCPY}", f"{EACH} over {PACKED}"],
+    )
+    results = []
+    for label, kinds in subjects:
+        subject = Subject(label, kinds, setting)
+        row, differences = _transferred(subject, arguments.batch, arguments.rounds)
+        check_agreement(setting.parser, differences, 0.0)
+        cells = [times(row.ratio(MEMCPY, PACKED)), times(row.ratio(PACKED, EACH))]
+        table.rows.append([label, f"{row.record['bytes'] / 1e3:.0f}", *map(row.cell, names), *cells])
+        records.append({"subject": label, **row.record, "measured": row.result.to_json(environment=False)})
+        results.append(row.result)
+        release(setting)
+    table.notes = [
+        "memcpy: one copy of the same bytes from pageable memory, alone; the others end with the output.",
+        *load_notes(results),
+    ]
+    return Figure([table], {}, records)
+
+
+def _transferred(subject: Subject, size: int, rounds: int) -> tuple[Row, list[float]]:
+    module, device = make_columns(subject), subject.device
+    on_host = [batch.to("cpu") for batch in subject.batches(size)]
+    packed = {id(batch): module.pack(named(batch.features)) for batch in on_host}
+    pageable = {key: torch.empty(own.nbytes, dtype=torch.uint8) for key, own in packed.items()}
+    target = torch.empty(max(own.nbytes for own in packed.values()), dtype=torch.uint8, device=device)
+    unpinned = {
+        id(batch): pack(module._reader.read(named(batch.features)), module._reader.uses) for batch in on_host
+    }
+
+    def copied(batch: Batch) -> Tensor:
+        source = pageable[id(batch)]
+        return target[: source.numel()].copy_(source)
+
+    calls: dict[str, Callable[[Batch], Tensor]] = {
+        PACKED: lambda batch: module(unpinned[id(batch)].to(device)),
+        PINNED: lambda batch: module(packed[id(batch)].to(device, non_blocking=True)),
+        PACK: lambda batch: module(module.pack(named(batch.features)).to(device, non_blocking=True)),
+        EACH: lambda batch: module(named(batch.to(device).features)),
+    }
+    with torch.inference_mode():
+        differences = [largest_difference(calls, on_host[0], PACKED)]
+        result = timing.compare(
+            {MEMCPY: copied, **calls}, inputs=[(batch,) for batch in on_host], rounds=rounds, min_time=1e-3,
+            device=device, progress=False,
+        )  # fmt: skip
+    return Row(subject.name, result, {"bytes": next(iter(packed.values())).nbytes}), differences
+
+
+def placed(specs: Sequence[Column], subject: Subject, placement: str) -> list[Column]:
+    """The large tables at a place."""
+    return [
+        replace(spec, placement=placement) if kind.name == "large" else spec  # type: ignore[call-arg]
+        for spec, kind in zip(specs, subject.columns, strict=True)
+    ]
+
+
+def figure_host_tables(setting: ColumnsSetting) -> Figure:
+    """E and F with their large tables on the host: memory saved, time lost."""
+    arguments, records, results = setting.arguments, [], []
+    table = Table(
+        f"Large tables on the host, batch {arguments.batch}: µs as called "
+        f"(median ± IQR of {arguments.rounds})",
+        ["", ON_DEVICE, ON_HOST, "time", "MB on the GPU", "of them left"],
+    )
+    for name in arguments.models:
+        subject = model_subject(name, setting)
+        batches = subject.batches(arguments.batch)
+        calls, memory = {}, {}
+        for label, placement in ((ON_DEVICE, "device"), (ON_HOST, "host")):
+            specs = placed(specifications(subject), subject, placement)
+            module = EmbeddingColumns(specs, device=setting.device).requires_grad_(False)
+            with torch.no_grad():
+                for view, given in zip(module.tables.values(), subject.tables, strict=True):
+                    view.weight.copy_(given)
+            memory[label] = sum(
+                one.nbytes for one in module.parameters() if one.device.type == setting.device.type
+            )
+            calls[label] = lambda batch, module=module: module(module.pack(named(batch.features)))
+        with torch.inference_mode():
+            check_agreement(setting.parser, [largest_difference(calls, batches[0], ON_DEVICE)], 1e-6)
+            result = timing.compare(
+                calls, inputs=[(batch,) for batch in batches], rounds=arguments.rounds, min_time=1e-3,
+                device=setting.device, progress=False,
+            )  # fmt: skip
+        row = Row(name, result, {})
+        left = memory[ON_HOST] / memory[ON_DEVICE]
+        table.rows.append(
+            [
+                name, row.cell(ON_DEVICE), row.cell(ON_HOST), times(1 / result.ratio(ON_HOST, ON_DEVICE)),
+                f"{memory[ON_DEVICE] / 1e6:,.0f}", f"{left:.1%}",
+            ]
+        )  # fmt: skip
+        records.append({"model": name, "bytes": memory, "measured": result.to_json(environment=False)})
+        results.append(result)
+        del calls
+        release(setting)
+    table.notes = load_notes(results)
+    return Figure([table], {}, records)

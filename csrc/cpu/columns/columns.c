@@ -1,0 +1,86 @@
+/* rf_embedding_columns_cpu: the output is cut into tiles, runs of neighbouring columns of some samples. */
+#include "cpu/columns/pool.h"
+#include "cpu/columns/rows.h"
+#include "cpu/tasks.h"
+
+#include <stdlib.h>
+
+enum {
+    TILE_COLUMNS = RF__COLUMN_NEIGHBOURS,
+    RUN_BYTES = 8192, /* that a sample of a tile reads and writes, about, where it has several columns */
+    TILE_BYTES = 1 << 21, /* that a tile does */
+    LEAST_SAMPLES = 32, /* of a tile */
+    TILES_PER_WORKER = 8, /* at least, where there are samples for them */
+};
+
+typedef struct tiles {
+    rf__columns_call *call;
+    int32_t *starts; /* [n_runs + 1] of runs of columns */
+    int64_t n_runs;
+    int64_t samples; /* of a tile */
+    int64_t n_pieces; /* tiles of a run */
+} tiles;
+
+static void write_tile(void *context, int64_t number) {
+    const tiles *tiles = context;
+    const int64_t run = number / tiles->n_pieces, batch = tiles->call->params->batch;
+    const int64_t first = number % tiles->n_pieces * tiles->samples;
+    const int64_t last = batch - first < tiles->samples ? batch : first + tiles->samples;
+    const rf_columns_column *columns = tiles->call->program.columns;
+    for (int32_t c = tiles->starts[run], end; c < tiles->starts[run + 1]; c = end) {
+        for (end = c; end < tiles->starts[run + 1] && rf__column_copies(tiles->call, &columns[end]); end++) {
+        }
+        if (end > c) {
+            rf__columns_copy(tiles->call, c, end - c, first, last);
+            continue;
+        }
+        const rf__column column = rf__column_of(tiles->call, end++);
+        rf__column_write(tiles->call, &column, first, last);
+    }
+}
+
+/* Runs of columns about as heavy as each other; *bytes: of all. */
+static void cut_columns(tiles *tiles, int64_t *bytes) {
+    const rf__columns_call *call = tiles->call;
+    int64_t in_run = 0;
+    *bytes = 0;
+    for (int32_t c = 0; c < call->program.header->n_columns; c++) {
+        const int64_t cost = rf__columns_cost(call, c);
+        const bool is_full = tiles->n_runs > 0 && (c - tiles->starts[tiles->n_runs - 1] == TILE_COLUMNS ||
+                                                   in_run + cost > RUN_BYTES);
+        if (tiles->n_runs == 0 || is_full) {
+            tiles->starts[tiles->n_runs++] = c;
+            in_run = 0;
+        }
+        in_run += cost;
+        *bytes += cost * call->params->batch;
+    }
+    tiles->starts[tiles->n_runs] = (int32_t)call->program.header->n_columns;
+}
+
+static rf_status run(rf__columns_call *call, const rf_executor *executor) {
+    static const char operator_name[] = "embedding_columns";
+    const int64_t n_columns = call->program.header->n_columns, batch = call->params->batch;
+    tiles tiles = {.call = call};
+    int64_t bytes;
+    if (n_columns == 0 || batch == 0) return RF_OK;
+    tiles.starts = malloc(((size_t)n_columns + 1) * sizeof *tiles.starts);
+    RF__REFUSE_IF(tiles.starts == NULL, RF_ERR_MEMORY, "no memory for " RF__I64 " columns", n_columns);
+    cut_columns(&tiles, &bytes);
+    const int64_t workers = rf__tasks_workers(executor, bytes);
+    const int64_t by_bytes = bytes / TILE_BYTES / tiles.n_runs + 1;
+    const int64_t by_workers = workers > 1 ? TILES_PER_WORKER * workers / tiles.n_runs + 1 : 1;
+    const int64_t pieces = by_bytes > by_workers ? by_bytes : by_workers;
+    tiles.samples = batch / pieces > LEAST_SAMPLES ? (batch + pieces - 1) / pieces : LEAST_SAMPLES;
+    tiles.n_pieces = (batch + tiles.samples - 1) / tiles.samples;
+    const rf_status status =
+        rf__tasks_run(operator_name, tiles.n_runs * tiles.n_pieces, workers, write_tile, &tiles, executor);
+    free(tiles.starts);
+    return status;
+}
+
+rf_status rf_embedding_columns_cpu(const rf_embedding_columns_params *params, const rf_executor *executor) {
+    rf__columns_call call;
+    RF_CHECK(rf__columns_begin(params, true, &call));
+    return rf__columns_end(&call, run(&call, executor));
+}

@@ -1,0 +1,75 @@
+/* What the host gives the kernels of embedding columns, besides the program. */
+#ifndef RECFUSE_CUDA_EMBEDDING_COLUMNS_ARGS_H
+#define RECFUSE_CUDA_EMBEDDING_COLUMNS_ARGS_H
+
+#include "device/column_program.h"
+#include "device/error_word.h"
+
+enum {
+    RF_COLUMNS_BLOCK = 128, /* threads */
+    RF_COLUMNS_MOST_SAMPLES = 64, /* of a block */
+    RF_COLUMNS_LISTED = 512, /* lookups that a block of a bag's task has looked at before it reads rows */
+    RF_COLUMNS_LONG = 128, /* lookups; a longer bag has the whole block */
+    RF_COLUMNS_BAGS_BYTES = 12832 /* of shared memory behind a bag's body: rf_column_bags */
+};
+
+/* An input or a buffer. They travel in the kernel's parameters: nothing is copied ahead of a call, and a captured call has
+ * its own. */
+typedef struct rf_columns_tensor {
+    const rf_u8 *values; /* of an input; the data of a buffer */
+    const rf_u8 *offsets; /* jagged; else NULL */
+    const float *weights; /* NULL: none */
+    rf_i64 sample_stride; /* dense: elements; jagged: lookups */
+    rf_i64 value_stride; /* dense */
+    rf_i32 type; /* rf_column_type; of a buffer rf_dtype */
+    rf_i32 offset_type; /* rf_int_type */
+} rf_columns_tensor;
+RF_SIZE_IS(rf_columns_tensor, 48);
+
+/* Kernels are compiled for so many tensors at most; parameters of more than 4,096 bytes need CUDA 12.1. */
+#define RF_COLUMNS_FEW_TENSORS 16
+#define RF_COLUMNS_SOME_TENSORS 80
+#define RF_COLUMNS_MANY_TENSORS 512
+#ifndef RF_TENSORS
+#define RF_TENSORS RF_COLUMNS_MANY_TENSORS
+#endif
+
+typedef struct rf_columns_args {
+    const rf_i64 *program; /* on the device */
+    const rf_columns_task *tasks; /* the first that this launch does, in the program */
+    rf_u8 *output;
+    rf_i64 output_pitch; /* bytes from one sample to the next */
+    rf_i64 batch;
+    const float *boundaries;
+    const rf_i64 *vocabulary; /* both in the program */
+    rf_i32 samples; /* of a block: a power of two, at most RF_COLUMNS_MOST_SAMPLES */
+    rf_i32 tiles; /* blocks that share a task */
+    rf_i32
+        vector; /* elements of a table's dtype and of the output that all addresses allow to be moved at once: 1, 2, 4 */
+    rf_i32 n_inputs;
+    rf_error_word errors;
+    rf_columns_tensor tensors[RF_TENSORS]; /* inputs, then buffers */
+} rf_columns_args;
+RF_SIZE_IS(rf_columns_args, 88 + 48 * RF_TENSORS);
+
+/* Of lookups.cu: table column t's bag of sample s is number t * batch + s. Counts are where their sums will be: that of a
+ * bag is offsets[bag + 1]. */
+typedef struct rf_columns_lookups_args {
+    rf_i64 *offsets; /* [bags + 1]: written where lookups are counted, else read */
+    rf_i64 *indices; /* [capacity] */
+    float *factors; /* [capacity], or NULL */
+    rf_i64 capacity;
+    rf_columns_args call; /* tables and the output are not looked at; last, since it ends with tensors */
+} rf_columns_lookups_args;
+RF_SIZE_IS(rf_columns_lookups_args, sizeof(rf_columns_args) + 32);
+
+/* Of scan.cu: values [count] become their sums up to each, in place. */
+enum { RF_COLUMNS_SCAN_BLOCK = 256, RF_COLUMNS_SCAN_VALUES = 2048 /* of a block */ };
+typedef struct rf_columns_scan_args {
+    rf_i64 *values;
+    rf_i64 *sums; /* [blocks], of each block's values */
+    rf_i64 count;
+} rf_columns_scan_args;
+RF_SIZE_IS(rf_columns_scan_args, 24);
+
+#endif

@@ -1,0 +1,126 @@
+/* What a call's kernels are given: checks, tensors, how samples are cut. */
+#include <inttypes.h>
+
+#include "base/validate.h"
+#include "cuda/embedding_columns/embedding_columns.h"
+
+static const char operator_name[] = "embedding_columns";
+
+enum { LEAST_SAMPLES = 8, BLOCKS_OF_SM = 3 /* that keep it busy */, MOST_SHARED = 48 << 10 };
+
+static rf_status check_limits(const rf_embedding_columns_params *params, const rf__columns *columns,
+                              const int64_t *program_on_device) {
+    const rf_columns_header *header = columns->header;
+    const int64_t task_words = sizeof(rf_columns_task) / sizeof(int64_t);
+    RF__REFUSE_IF(params->n_inputs > RF_COLUMN_MOST_TENSORS || params->n_buffers > RF_COLUMN_MOST_TENSORS,
+                  RF_ERR_UNSUPPORTED,
+                  RF__I64 " inputs and " RF__I64 " buffers; a GPU takes %d of each: pack them into fewer",
+                  params->n_inputs, params->n_buffers, (int)RF_COLUMN_MOST_TENSORS);
+    RF__REFUSE_IF(params->output_stride > UINT32_MAX / 8, RF_ERR_UNSUPPORTED,
+                  "output_stride is " RF__I64 "; a GPU takes at most %u", params->output_stride,
+                  (unsigned)(UINT32_MAX / 8));
+    RF__REFUSE_IF(program_on_device == NULL || (uintptr_t)program_on_device % 16 != 0, RF_ERR_VALUE,
+                  "program_on_device is %p; it must be a copy of the program, aligned to 16 bytes",
+                  (const void *)program_on_device);
+    RF__REFUSE_IF(header->tasks_at < 0 || header->tasks_at > header->words || header->n_tasks < 0 ||
+                      header->n_tasks > (header->words - header->tasks_at) / task_words ||
+                      header->n_bag_tasks < 0 || header->n_bag_tasks > header->n_tasks ||
+                      header->body_words < 0 || header->body_words > header->words ||
+                      header->task_columns < 0 || header->task_columns > RF_COLUMNS_LANES,
+                  RF_ERR_VALUE, "%s", "program has tasks beyond its words: it was changed after it was made");
+    return RF_OK;
+}
+
+/* The elements of each table, and of the output, that all addresses allow to be moved at once. */
+static int32_t vector_of(const rf_embedding_columns_params *params) {
+    const int64_t element = rf__dtype_bytes(params->output_dtype);
+    int32_t vector = RF_COLUMNS_MOST_VECTOR;
+    while (vector > 1 && ((uintptr_t)params->output % (uint64_t)(vector * element) != 0 ||
+                          params->output_stride % vector != 0))
+        vector /= 2;
+    for (int64_t i = 0; i < params->n_buffers; i++)
+        while (vector > 1 && (uintptr_t)params->buffers[i].data %
+                                     (uint64_t)(vector * rf__dtype_bytes(params->buffers[i].dtype)) !=
+                                 0)
+            vector /= 2;
+    return vector;
+}
+
+/* As many samples of a block as leave each SM some blocks. */
+static int32_t samples_of(const rf__cuda_device *device, int64_t tasks, int64_t batch) {
+    int32_t samples = RF_COLUMNS_MOST_SAMPLES;
+    while (samples > LEAST_SAMPLES &&
+           (batch + samples - 1) / samples * tasks < (int64_t)BLOCKS_OF_SM * device->sms)
+        samples /= 2;
+    return samples;
+}
+
+static void tensors_put(const rf_embedding_columns_params *params, rf_columns_tensor *tensors) {
+    for (int64_t i = 0; i < params->n_inputs; i++) {
+        const rf_column_input *input = &params->inputs[i];
+        tensors[i] =
+            (rf_columns_tensor){.values = input->values,
+                                .offsets = input->offsets,
+                                .weights = input->weights,
+                                .sample_stride = input->width > 0 ? input->sample_stride : input->lookups,
+                                .value_stride = input->width > 0 ? input->value_stride : 1,
+                                .type = (rf_i32)input->type,
+                                .offset_type = (rf_i32)input->offset_type};
+    }
+    for (int64_t i = 0; i < params->n_buffers; i++)
+        tensors[params->n_inputs + i] =
+            (rf_columns_tensor){.values = params->buffers[i].data, .type = (rf_i32)params->buffers[i].dtype};
+}
+
+/* A program has its own word for each set of tables. */
+static rf__cuda_error_word error_word(const rf__cuda_device *device,
+                                      const rf_embedding_columns_params *params) {
+    const void *first = params->n_buffers > 0 ? params->buffers[0].data : params->program;
+    return rf__cuda_error_word_of(&device->errors, first, (uint64_t)params->program_words);
+}
+
+rf_status rf__columns_prepare(const rf_embedding_columns_params *params, const int64_t *program_on_device,
+                              bool with_output, const rf_cuda_stream *stream, const rf__cuda_device **device,
+                              rf__columns_launch *launch, rf_columns_args *args) {
+    rf__columns *columns = &launch->columns;
+    RF_CHECK(rf__check_columns(params, with_output, columns));
+    RF_CHECK(check_limits(params, columns, program_on_device));
+    RF_CHECK(rf__cuda_device_get(stream->device, device));
+    const rf_columns_header *header = columns->header;
+    const rf__cuda_error_word word = error_word(*device, params);
+    if (params->check_bounds) RF_CHECK(rf__cuda_check_word(*device, word, stream->stream));
+    launch->blocks = 0;
+    if (params->batch == 0 || header->n_tasks == 0) return RF_OK;
+    args->program = program_on_device;
+    args->tasks = (const rf_columns_task *)(program_on_device + header->tasks_at);
+    args->output = params->output;
+    args->output_pitch = params->output_stride * rf__dtype_bytes(params->output_dtype);
+    args->batch = params->batch;
+    args->boundaries = (const float *)(program_on_device + header->boundaries_at);
+    args->vocabulary = program_on_device + header->vocabulary_at;
+    args->samples = samples_of(*device, header->n_tasks, params->batch);
+    const int64_t tiles = (params->batch + args->samples - 1) / args->samples;
+    RF__REFUSE_IF(tiles * header->n_tasks > INT32_MAX, RF_ERR_UNSUPPORTED,
+                  RF__I64 " samples of " RF__I64 " columns need more than 2^31 - 1 blocks; cut the batch",
+                  params->batch, header->n_columns);
+    args->tiles = (rf_i32)tiles;
+    args->vector = with_output ? vector_of(params) : RF_COLUMNS_MOST_VECTOR;
+    args->n_inputs = (rf_i32)params->n_inputs;
+    args->errors = word.on_device;
+    tensors_put(params, args->tensors);
+    const int64_t n_tensors = params->n_inputs + params->n_buffers;
+    launch->tensors = n_tensors <= RF_COLUMNS_FEW_TENSORS    ? RF_COLUMNS_FEW_TENSORS
+                      : n_tensors <= RF_COLUMNS_SOME_TENSORS ? RF_COLUMNS_SOME_TENSORS
+                                                             : RF_COLUMNS_MANY_TENSORS;
+    int64_t left = header->task_columns * (args->samples + 1) * (int64_t)sizeof(uint64_t);
+    if (header->n_bag_tasks > 0 && left < RF_COLUMNS_BAGS_BYTES) left = RF_COLUMNS_BAGS_BYTES;
+    const int64_t shared =
+        (int64_t)sizeof(rf_columns_task) + header->body_words * (int64_t)sizeof(int64_t) + left;
+    RF__REFUSE_IF(shared > MOST_SHARED, RF_ERR_UNSUPPORTED,
+                  "a column has so many steps that a block needs " RF__I64 " bytes of shared memory; at most "
+                  "%d are supported",
+                  shared, (int)MOST_SHARED);
+    launch->shared_bytes = (int32_t)shared;
+    launch->blocks = (uint32_t)(tiles * header->n_tasks);
+    return RF_OK;
+}

@@ -1,0 +1,190 @@
+/* What embedding_columns and _embedding_columns_lookups are given. */
+#include <stdlib.h>
+
+#include "torch/arguments.h"
+#include "torch/columns/columns.h"
+
+/* The lists of a call; NULL where it has none. */
+typedef struct tensor_lists {
+    StableListHandle weights, dense, values, offsets, value_weights;
+    size_t n_weights, n_dense, n_values, n_offsets, n_value_weights;
+} tensor_lists;
+
+static rf_status list_of(const rf__call *call, int argument, StableListHandle *list, size_t *count) {
+    if (argument < 0) return RF_OK;
+    *list = call->values[argument].list;
+    RF__TORCH_CHECK(torch_list_size(*list, count));
+    return RF_OK;
+}
+
+static rf_status item_of(StableListHandle list, size_t at, AtenTensorHandle *handle) {
+    rf__value item = {0};
+    RF__TORCH_CHECK(torch_list_get_item(list, at, &item.bits));
+    *handle = item.tensor;
+    return RF_OK;
+}
+
+static rf_status lists_read(const rf__call *call, const rf__columns_arguments *at, tensor_lists *lists) {
+    RF_CHECK(list_of(call, at->weights, &lists->weights, &lists->n_weights));
+    RF_CHECK(list_of(call, at->dense, &lists->dense, &lists->n_dense));
+    RF_CHECK(list_of(call, at->values, &lists->values, &lists->n_values));
+    RF_CHECK(list_of(call, at->offsets, &lists->offsets, &lists->n_offsets));
+    RF_CHECK(list_of(call, at->value_weights, &lists->value_weights, &lists->n_value_weights));
+    RF_FAIL_IF(
+        lists->n_offsets != lists->n_values ||
+            (lists->n_value_weights != 0 && lists->n_value_weights != lists->n_values),
+        RF_ERR_VALUE,
+        "values has %zu tensors, offsets %zu and value_weights %zu; there must be offsets for each, and "
+        "weights for each or none",
+        lists->n_values, lists->n_offsets, lists->n_value_weights);
+    return RF_OK;
+}
+
+/* The device of the first tensor that is not the program. */
+static rf_status device_find(rf__call *call, const tensor_lists *lists) {
+    AtenTensorHandle first = NULL;
+    call->device = rf__device_cpu();
+    if (lists->n_weights > 0) {
+        RF_CHECK(item_of(lists->weights, 0, &first));
+    } else if (lists->n_dense > 0) {
+        RF_CHECK(item_of(lists->dense, 0, &first));
+    } else if (lists->n_values > 0) {
+        RF_CHECK(item_of(lists->values, 0, &first));
+    }
+    return first != NULL ? rf__tensor_device(first, &call->device) : RF_OK;
+}
+
+static rf_status type_of(const rf__tensor *tensor, rf_column_type *type) {
+    const int32_t codes[] = {aoti_torch_dtype_float32(), aoti_torch_dtype_int32(), aoti_torch_dtype_int64()};
+    for (*type = RF_COLUMN_FLOAT32; *type <= RF_COLUMN_INT64; ++*type)
+        if (tensor->dtype == codes[*type]) return RF_OK;
+    return rf__fail(RF_ERR_TYPE, "%s is %s, must be float32, int32 or int64", tensor->argument,
+                    rf__torch_dtype_name(tensor->dtype));
+}
+
+/* Batches are large and come in many tensors: a copy of one would cost more than it helps, so none is made. */
+static rf_status contiguous_check(const rf__tensor *tensor) {
+    RF_FAIL_IF(!rf__tensor_is_contiguous(tensor), RF_ERR_VALUE,
+               "%s has stride %lld, must be contiguous: pass tensor.contiguous()", tensor->argument,
+               (long long)tensor->strides[0]);
+    return RF_OK;
+}
+
+static rf_status dense_read(const rf__call *call, const tensor_lists *lists, size_t at, int64_t batch,
+                            rf_column_input *input) {
+    AtenTensorHandle handle = NULL;
+    rf__tensor tensor;
+    RF_CHECK(item_of(lists->dense, at, &handle));
+    RF_CHECK(rf__tensor_read("dense", handle, RF__ANY_DIM, call->device, &tensor));
+    if (tensor.dim < 1 || tensor.dim > 2 || tensor.sizes[0] != batch ||
+        (tensor.dim == 2 && tensor.sizes[1] == 0))
+        return rf__tensor_refuse(&tensor, RF_ERR_VALUE, "[%lld] or [%lld, values a sample]", (long long)batch,
+                                 (long long)batch);
+    RF_CHECK(type_of(&tensor, &input->type));
+    input->values = tensor.data;
+    input->width = tensor.dim == 2 ? tensor.sizes[1] : 1;
+    input->sample_stride = tensor.strides[0];
+    input->value_stride = tensor.dim == 2 ? tensor.strides[1] : 1;
+    return RF_OK;
+}
+
+static rf_status offsets_read(const rf__call *call, const tensor_lists *lists, size_t at, int64_t batch,
+                              rf_column_input *input) {
+    AtenTensorHandle handle = NULL;
+    rf__tensor tensor;
+    RF_CHECK(item_of(lists->offsets, at, &handle));
+    RF_CHECK(rf__tensor_read("offsets", handle, 1, call->device, &tensor));
+    input->offset_type = tensor.dtype == aoti_torch_dtype_int64() ? RF_INT64 : RF_INT32;
+    RF_FAIL_IF(input->offset_type == RF_INT32 && tensor.dtype != aoti_torch_dtype_int32(), RF_ERR_TYPE,
+               "%s is %s, must be int32 or int64", tensor.argument, rf__torch_dtype_name(tensor.dtype));
+    RF_CHECK(contiguous_check(&tensor));
+    const int64_t bags = tensor.sizes[0] - 1;
+    RF_FAIL_IF(bags < 0 || (batch > 0 ? bags % batch != 0 : bags != 0), RF_ERR_VALUE,
+               "%s has %lld elements, must have features * batch + 1 with a batch of %lld", tensor.argument,
+               (long long)bags + 1, (long long)batch);
+    input->offsets = tensor.data;
+    input->features = batch > 0 ? bags / batch : INT32_MAX; /* of no samples: as many as are asked for */
+    return RF_OK;
+}
+
+static rf_status jagged_read(const rf__call *call, const tensor_lists *lists, size_t at, int64_t batch,
+                             rf_column_input *input) {
+    AtenTensorHandle handle = NULL;
+    rf__tensor tensor;
+    RF_CHECK(item_of(lists->values, at, &handle));
+    RF_CHECK(rf__tensor_read("values", handle, 1, call->device, &tensor));
+    RF_CHECK(type_of(&tensor, &input->type));
+    RF_CHECK(contiguous_check(&tensor));
+    input->values = tensor.data;
+    input->lookups = tensor.sizes[0];
+    RF_CHECK(offsets_read(call, lists, at, batch, input));
+    if (lists->n_value_weights == 0) return RF_OK;
+    RF_CHECK(item_of(lists->value_weights, at, &handle));
+    RF_CHECK(rf__tensor_read("value_weights", handle, 1, call->device, &tensor));
+    if (tensor.sizes[0] == 0) return RF_OK;
+    if (tensor.dtype != aoti_torch_dtype_float32() || tensor.sizes[0] != input->lookups)
+        return rf__tensor_refuse(&tensor, RF_ERR_VALUE, "float32 [%lld], one for each value, or empty",
+                                 (long long)input->lookups);
+    RF_CHECK(contiguous_check(&tensor));
+    input->weights = tensor.data;
+    return RF_OK;
+}
+
+/* Weights are whole models: no copy is made of them either. */
+static rf_status weight_read(const rf__call *call, const tensor_lists *lists, size_t at, rf_buffer *buffer) {
+    AtenTensorHandle handle = NULL;
+    rf__tensor tensor;
+    RF_CHECK(item_of(lists->weights, at, &handle));
+    RF_CHECK(rf__tensor_read("weights", handle, RF__ANY_DIM, call->device, &tensor));
+    RF_CHECK(rf__tensor_dtype(&tensor, &buffer->dtype));
+    RF_CHECK(contiguous_check(&tensor));
+    buffer->data = tensor.data;
+    buffer->numel = 1;
+    for (int64_t d = 0; d < tensor.dim; d++) buffer->numel *= tensor.sizes[d];
+    return RF_OK;
+}
+
+static rf_status program_read(rf__call *call, int argument, rf_embedding_columns_params *params) {
+    rf__tensor program;
+    RF_CHECK(rf__call_host_tensor(call, argument, 1, &program));
+    if (program.dtype != aoti_torch_dtype_int64() || !rf__tensor_is_contiguous(&program))
+        return rf__tensor_refuse(&program, RF_ERR_TYPE, "contiguous int64, as made from columns");
+    params->program = program.data;
+    params->program_words = program.sizes[0];
+    return RF_OK;
+}
+
+/* Says which tensor of its list failed. A name for each that does not would take longer than to read it. */
+static rf_status numbered(rf_status status, size_t at) {
+    return status == RF_OK ? RF_OK : rf__fail(status, "%s (tensor %zu of its list)", rf_last_error(), at);
+}
+
+rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
+                           rf_embedding_columns_params *params) {
+    tensor_lists lists = {0};
+    params->batch = call->values[at->batch].integer;
+    RF_FAIL_IF(params->batch < 0, RF_ERR_VALUE, "batch is %lld, must be >= 0", (long long)params->batch);
+    RF_CHECK(lists_read(call, at, &lists));
+    RF_CHECK(device_find(call, &lists));
+    RF_CHECK(program_read(call, at->program, params));
+    const size_t n_inputs = lists.n_dense + lists.n_values;
+    rf_column_input *inputs = calloc(n_inputs + lists.n_weights + 1, sizeof *inputs + sizeof(rf_buffer));
+    RF_FAIL_IF(inputs == NULL, RF_ERR_MEMORY, "no memory for %zu tensors", n_inputs + lists.n_weights);
+    call->scratch = inputs;
+    rf_buffer *buffers = (rf_buffer *)(inputs + n_inputs);
+    for (size_t i = 0; i < lists.n_dense; i++)
+        RF_CHECK(numbered(dense_read(call, &lists, i, params->batch, &inputs[i]), i));
+    for (size_t i = 0; i < lists.n_values; i++)
+        RF_CHECK(numbered(jagged_read(call, &lists, i, params->batch, &inputs[lists.n_dense + i]), i));
+    params->output_dtype = RF_FLOAT32;
+    for (size_t i = 0; i < lists.n_weights; i++) {
+        RF_CHECK(numbered(weight_read(call, &lists, i, &buffers[i]), i));
+        if (i == 0) params->output_dtype = buffers[0].dtype;
+        if (buffers[i].dtype != params->output_dtype) params->output_dtype = RF_FLOAT32;
+    }
+    params->inputs = inputs;
+    params->n_inputs = (int64_t)n_inputs;
+    params->buffers = buffers;
+    params->n_buffers = (int64_t)lists.n_weights;
+    return rf__call_bounds_check(call, at->bounds_check, &params->check_bounds);
+}

@@ -1,0 +1,53 @@
+/* recfuse::embedding_columns: tensors -> rf_embedding_columns_params. */
+#include "torch/columns/columns.h"
+#include "torch/operators.h"
+
+enum {
+    WEIGHTS,
+    PROGRAM,
+    DENSE,
+    VALUES,
+    OFFSETS,
+    VALUE_WEIGHTS,
+    BATCH,
+    OUTPUT_DIM,
+    PROGRAM_ON_DEVICE,
+    BOUNDS_CHECK
+};
+
+static rf_status run_on_gpu(rf__call *call, const rf_embedding_columns_params *params) {
+    rf_status status = RF_OK;
+    rf__columns_program program;
+    RF_CHECK(rf__columns_program_read(call, PROGRAM_ON_DEVICE, params, &program));
+    status = rf_embedding_columns_cuda(params, program.words, &program.stream);
+    rf__cuda_block_free(&program.store, &program.copy);
+    return status;
+}
+
+static rf_status run(rf__call *call) {
+    static const rf__columns_arguments at = {.weights = WEIGHTS,
+                                             .program = PROGRAM,
+                                             .dense = DENSE,
+                                             .values = VALUES,
+                                             .offsets = OFFSETS,
+                                             .value_weights = VALUE_WEIGHTS,
+                                             .batch = BATCH,
+                                             .bounds_check = BOUNDS_CHECK};
+    rf_embedding_columns_params params = {.output_dim = call->values[OUTPUT_DIM].integer,
+                                          .output_stride = call->values[OUTPUT_DIM].integer};
+    rf_executor executor;
+    RF_CHECK(rf__columns_read(call, &at, &params));
+    RF_FAIL_IF(params.output_dim < 0, RF_ERR_VALUE, "output_dim is %lld, must be >= 0",
+               (long long)params.output_dim);
+    const int64_t sizes[2] = {params.batch, params.output_dim};
+    RF_CHECK(rf__call_output(call, 0, 2, sizes, rf__torch_dtype(params.output_dtype), &params.output));
+    if (!rf__device_is_cpu(call->device)) return run_on_gpu(call, &params);
+    RF_CHECK(rf__call_executor(&executor));
+    return rf_embedding_columns_cpu(&params, &executor);
+}
+
+const rf__operator rf__torch_embedding_columns = {
+    "(Tensor[] weights, Tensor program, Tensor[] dense, Tensor[] values, Tensor[] offsets, "
+    "Tensor[] value_weights, SymInt batch, SymInt output_dim, Tensor? program_on_device=None, "
+    "str bounds_check=\"on\") -> Tensor",
+    RF__CPU | RF__CUDA, run};

@@ -1,0 +1,232 @@
+"""What columns take, brought to the operator's inputs: entries by name, keyed ones, one packed batch.
+
+An entry of a mapping is
+
+| a sample has | an entry |
+| --- | --- |
+| one value | a tensor ``[batch]`` |
+| ``width`` values | a tensor ``[batch, width]`` |
+| any number of values | a jagged ``torch.nested`` tensor, a TorchRec JaggedTensor, ``(values, offsets)``, |
+| | ``(values, offsets, weights)``, or a mapping with "values", "offsets" or "lengths", and "weights" |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfuse._arguments import wrong_type
+from recfuse.data.forms import is_keyed
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.nn.columns.inputs import Inputs, Jagged, offsets_of, widened
+from recfuse.nn.columns.lowering import Place
+from recfuse.nn.columns.packed import PackedColumns
+from recfuse.nn.columns.specs import Use
+
+_MAPPING = "a mapping of names to tensors, a KeyedJaggedTensor or recfuse.nn.columns.PackedColumns"
+
+
+def entry_of(value: Any, where: str) -> Tensor | Jagged:
+    """One entry of a mapping: dense ``[batch]`` or ``[batch, width]``, or jagged.
+
+    Raises:
+        TypeError, ValueError: it is of no form that is known; ``where`` names it.
+    """
+    if isinstance(value, Tensor):
+        if value.layout is torch.jagged:
+            if value.lengths() is not None or value.dim() != 2:
+                raise ArgumentValueError(f"{where} is a nested tensor with gaps, or of {value.dim()} "
+                                         "dimensions; must have 2 and none: call .contiguous()")  # fmt: skip
+            return Jagged(value.values(), value.offsets())
+        if value.layout is not torch.strided or value.is_nested:
+            raise ArgumentTypeError(f"{where} is a {value.layout} tensor, must be a dense or a jagged one")
+        if value.dim() not in (1, 2):
+            raise ArgumentValueError(f"{where} is {list(value.shape)}, must be [batch] or [batch, width]")
+        return value
+    if isinstance(value, Jagged):
+        return value
+    if is_keyed(value) and len(value.keys()) != 1:
+        raise ArgumentValueError(
+            f"{where} is a KeyedJaggedTensor with the keys {value.keys()[:8]}, must have one, or be the "
+            "whole batch"
+        )
+    if all(hasattr(value, name) for name in ("values", "offsets", "weights_or_none")):
+        return Jagged(value.values(), value.offsets(), value.weights_or_none())
+    if isinstance(value, Mapping):
+        unknown = sorted(set(value) - {"values", "offsets", "lengths", "weights"})
+        if unknown or "values" not in value or ("offsets" in value) == ("lengths" in value):
+            raise ArgumentValueError(
+                f'{where} is a mapping with {sorted(value)}, must have "values", one of "offsets" and '
+                '"lengths", and may have "weights"'
+            )
+        offsets = value["offsets"] if "offsets" in value else offsets_of(value["lengths"])
+        value = value["values"], offsets, value.get("weights")
+    if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
+        raise wrong_type(
+            where, value, "a tensor, a jagged one, or (values, offsets) or (values, offsets, weights)"
+        )
+    if not all(isinstance(one, Tensor) or (at == 2 and one is None) for at, one in enumerate(value)):
+        raise ArgumentTypeError(f"{where} is a {type(value).__name__} of something else than tensors")
+    return Jagged(*value)
+
+
+class Reader:
+    """Reads batches for the columns of one module; remembers the form of the last."""
+
+    def __init__(self, uses: Sequence[Use], users: Mapping[Use, str]) -> None:
+        """``users``: the name of a column that reads it, for each use."""
+        self.uses = tuple(uses)
+        self._users = dict(users)
+        self._names = tuple(use.feature for use in uses)
+        self._all_dense = tuple(Place(number, 0, 1) for number in range(len(self.uses)))
+        self._plain = all(use.weights is None and not use.weighted for use in self.uses)
+        self._keys: tuple[list[str], tuple[Place, ...]] | None = None
+        self._interned: dict[tuple[Place, ...], tuple[Place, ...]] = {self._all_dense: self._all_dense}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what it remembers."""
+        return {"uses": self.uses, "_users": self._users}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begins anew."""
+        self.__init__(state["uses"], state["_users"])  # type: ignore[misc]
+
+    def read(self, batch: Any, dense: Mapping[str, Any] | None = None) -> Inputs:
+        """The operator's inputs.
+
+        Raises:
+            TypeError, ValueError: no batch, or a feature is missing; names feature and column.
+        """
+        if dense is None and type(batch) is dict and self._plain and not torch.compiler.is_compiling():
+            try:
+                given = [batch[name] for name in self._names]
+                if set(map(Tensor.dim, given)) == {1}:
+                    return Inputs(self._all_dense, len(given[0]), given)
+            except (KeyError, TypeError):  # said below
+                pass
+        if isinstance(batch, PackedColumns):
+            if dense is not None:
+                raise ArgumentValueError(
+                    "recfuse.nn.EmbeddingColumns: dense must be None with a packed batch"
+                )
+            return batch.inputs(self.uses)
+        if is_keyed(batch):
+            return self._of_keys(batch, {} if dense is None else dense)
+        if not isinstance(batch, Mapping):
+            raise wrong_type("recfuse.nn.EmbeddingColumns: batch", batch, _MAPPING)
+        if dense is not None:
+            batch = {**batch, **dense}
+        return self._gather([self._entry(batch, use) for use in self.uses])
+
+    def _gather(self, entries: Sequence[Tensor | Jagged]) -> Inputs:
+        places, dense, jagged = [], [], []
+        n_dense = sum(isinstance(entry, Tensor) for entry in entries)
+        for entry in entries:
+            if isinstance(entry, Tensor):
+                width = _width(entry)
+                places.append(Place(len(dense), 0, width))
+                dense.append(widened(entry))
+            else:
+                places.append(Place(n_dense + len(jagged), 0, 0))
+                jagged.append(entry)
+        return self._inputs(places, dense, jagged, [1] * len(jagged))
+
+    def _inputs(
+        self,
+        places: Sequence[Place],
+        dense: list[Tensor],
+        jagged: Sequence[Jagged],
+        features: Sequence[int],
+    ) -> Inputs:
+        batch = dense[0].shape[0] if dense else (jagged[0].offsets.shape[0] - 1) // max(features[0], 1)
+        weights = []
+        if any(entry.weights is not None for entry in jagged):
+            weights = [
+                entry.values.new_empty(0, dtype=torch.float32) if entry.weights is None else entry.weights
+                for entry in jagged
+            ]
+        kept = tuple(places)
+        if not torch.compiler.is_compiling():
+            kept = self._interned.setdefault(kept, kept)
+        weights = [one.contiguous() for one in weights]
+        values = [widened(entry.values).contiguous() for entry in jagged]
+        offsets = [entry.offsets.contiguous() for entry in jagged]
+        return Inputs(kept, batch, dense, values, offsets, weights)
+
+    def _of_keys(self, keyed: Any, others: Mapping[str, Any]) -> Inputs:
+        """Of a KeyedJaggedTensor, whose keys are slots of one input, and what else there is by name."""
+        if keyed.variable_stride_per_key():
+            raise ArgumentValueError(
+                "recfuse.nn.EmbeddingColumns: a KeyedJaggedTensor with a batch size per key, must have one "
+                "for all"
+            )
+        keys = keyed.keys()
+        slots = {key: number for number, key in enumerate(keys)}
+        whole = Jagged(keyed.values(), keyed.offsets(), keyed.weights_or_none())
+        entries: list[Tensor | Jagged | int] = []
+        for use in self.uses:
+            if use.feature not in slots:
+                entries.append(self._entry(others, use, f"; the KeyedJaggedTensor has {keys[:8]}"))
+            elif use.weights is not None:
+                values = self._weighted(entry_of(keyed[use.feature], self._where(use)), others, use)
+                entries.append(values)
+            else:
+                if use.weighted and whole.weights is None:
+                    self._fail_weights(use)
+                entries.append(slots[use.feature])
+        dense = [widened(entry) for entry in entries if isinstance(entry, Tensor)]
+        jagged, features, places = [whole], [len(keys)], []
+        for entry in entries:
+            if isinstance(entry, Tensor):
+                width = _width(entry)
+                places.append(Place(sum(place.width > 0 for place in places), 0, width))
+            elif isinstance(entry, Jagged):
+                places.append(Place(len(dense) + len(jagged), 0, 0))
+                jagged.append(entry)
+                features.append(1)
+            else:
+                places.append(Place(len(dense), entry, 0))
+        return self._inputs(places, dense, jagged, features)
+
+    def _entry(self, batch: Mapping[str, Any], use: Use, more: str = "") -> Tensor | Jagged:
+        """What a use reads of a mapping."""
+        if use.feature not in batch:
+            raise ArgumentValueError(f"{self._where(use)} is not in the batch{more}")
+        entry = entry_of(batch[use.feature], self._where(use))
+        if use.weights is None and not use.weighted:
+            return entry._replace(weights=None) if isinstance(entry, Jagged) else entry
+        return self._weighted(entry, batch, use)
+
+    def _weighted(self, entry: Tensor | Jagged, batch: Mapping[str, Any], use: Use) -> Jagged:
+        """The same with its weights; a dense one becomes jagged."""
+        if isinstance(entry, Tensor):
+            width = 1 if entry.dim() == 1 else entry.shape[1]
+            ends = torch.arange(entry.shape[0] + 1, device=entry.device) * width
+            entry = Jagged(entry.reshape(-1), ends)
+        if use.weights is None:
+            if entry.weights is None:
+                self._fail_weights(use)
+            return entry
+        if use.weights not in batch:
+            raise ArgumentValueError(
+                f"{self._where(use)}: its weights, {use.weights!r}, are not in the batch"
+            )
+        found = entry_of(batch[use.weights], f"{self._where(use)}: its weights, {use.weights!r}")
+        weights = found.values if isinstance(found, Jagged) else found.reshape(-1)
+        return entry._replace(weights=widened(weights))
+
+    def _where(self, use: Use) -> str:
+        return f"recfuse.nn.EmbeddingColumns: feature {use.feature!r} of column {self._users[use]!r}"
+
+    def _fail_weights(self, use: Use) -> None:
+        raise ArgumentValueError(
+            f"{self._where(use)} brings no weights, which its column has as weighted=True"
+        )
+
+
+def _width(dense: Tensor) -> int:
+    """How many values a sample has; ``range`` makes the compiler take it for a constant."""
+    return 1 if dense.dim() == 1 else len(range(dense.shape[1]))

@@ -1,0 +1,64 @@
+"""The operator's inputs, as columns read a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recfuse.nn.columns.lowering import Place
+
+TYPES = (torch.float32, torch.int32, torch.int64)
+"""Of values, as the operator takes them."""
+_WIDENED = {  # without loss
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.bool: torch.int32,
+    torch.uint8: torch.int32,
+    torch.int8: torch.int32,
+    torch.int16: torch.int32,
+}
+
+
+class Jagged(NamedTuple):
+    """Values of samples that have any number of them."""
+
+    values: Tensor  # [values]
+    offsets: Tensor  # [features * batch + 1], from 0
+    weights: Tensor | None = None  # [values]
+
+
+class Inputs(NamedTuple):
+    """What the operator takes of a batch."""
+
+    places: tuple[Place, ...]  # one a use
+    batch: int
+    dense: Sequence[Tensor]  # [batch] or [batch, values]
+    values: Sequence[Tensor] = ()
+    offsets: Sequence[Tensor] = ()
+    weights: Sequence[Tensor] = ()  # none, or one an entry of values; of no elements: there are none
+
+    @property
+    def device(self) -> torch.device:
+        """Of the first tensor."""
+        return (*self.dense[:1], *self.values[:1])[0].device
+
+    def jagged(self, number: int) -> Jagged:
+        """An entry of values."""
+        weights = self.weights[number] if self.weights else None
+        if weights is not None and weights.numel() == 0 and self.values[number].numel() > 0:
+            weights = None
+        return Jagged(self.values[number], self.offsets[number], weights)
+
+
+def offsets_of(lengths: Tensor) -> Tensor:
+    """From lengths."""
+    return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Of a type that the operator takes, without loss; one that it does not take is left to it."""
+    wider = _WIDENED.get(tensor.dtype)
+    return tensor if wider is None else tensor.to(wider)

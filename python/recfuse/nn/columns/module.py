@@ -1,0 +1,368 @@
+"""``EmbeddingColumns``: raw values of features to pooled rows, all columns in one call."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from recfuse._arguments import wrong_type
+from recfuse._codes import DTYPES, MODES
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.nn.columns import json
+from recfuse.nn.columns.batch import Reader
+from recfuse.nn.columns.host import MemoryReport, Split, moved, size_of, stays
+from recfuse.nn.columns.inputs import Inputs, widened
+from recfuse.nn.columns.kinds import Numeric
+from recfuse.nn.columns.packed import PackedColumns, pack
+from recfuse.nn.columns.parts import Part
+from recfuse.nn.columns.reference import ReferenceColumns, evaluate
+from recfuse.nn.columns.specs import Column, TableColumn, Use
+from recfuse.nn.packed.layout import TableSpec, WeightForm, arrange, layout_of
+from recfuse.nn.packed.pooling import has_kernel, on_gpu, refuse_proxy
+from recfuse.nn.packed.tables import PackedTables
+
+_WHERE = "recfuse.nn.EmbeddingColumns"
+
+
+class EmbeddingColumns(PackedTables):
+    """Feature columns, from raw values to pooled rows, computed in one call and written side by side.
+
+    A column takes a sample's values of a feature through a few steps to rows of its table, and pools these.
+
+    >>> from recfuse.nn.columns import Bucketize, Hash, Identity, Numeric
+    >>> columns = EmbeddingColumns([
+    ...     Bucketize("age", boundaries=[18, 25, 35, 50, 65], embedding_dim=8),
+    ...     Hash("city", num_embeddings=1000, embedding_dim=8),
+    ...     Identity("tags", num_embeddings=5000, embedding_dim=16, pooling="sum", invalid="drop"),
+    ...     Numeric("price"),
+    ... ])
+
+    Tables of one dtype and dim lie in one Parameter ``[rows, dim]``, as those of
+    :class:`FusedEmbeddingBagCollection`: ``tables[name].weight`` is a view, and the ``state_dict`` has an
+    entry a table, ``tables.<name>.weight``.
+
+    Args:
+        columns: specifications of :mod:`recfuse.nn.columns`, in the order of the output.
+        sparse: gradients of the Parameters are sparse COO tensors, coalesced. Not with pooling "max". The
+            optimizers of :mod:`recfuse.optim` need it not.
+        device: where the tables are.
+        dtype: of tables whose column says none: float32, float16 or bfloat16.
+        bounds_check: "on" checks indices that must be rows, and offsets; "off" drops such indices, and trusts
+            offsets.
+        host_tables: a table of more bytes than this, a number or a text, stays in the host's memory when the
+            module moves to a GPU, unless its column's ``placement`` says otherwise; None: none does. CPU
+            threads look its rows up while the GPU computes the other columns. See :meth:`memory_report`.
+
+    Attributes:
+        specs: the columns.
+        columns: the slice of the output that each column has, by name.
+        output_dim: columns of the output.
+        tables: the tables by name, in order.
+
+    The first batch of each form (which features are dense, jagged, keys of one KeyedJaggedTensor) makes a
+    program; the batch's size is no part of that. Values become rows exactly as in plain PyTorch: see
+    :meth:`to_torch`, which is the specification. Values have no gradient.
+
+    New tables are drawn from a normal distribution, as in torch.nn.Embedding.
+
+    Raises:
+        ValueError, TypeError: names that occur twice, columns that name one table with different sizes.
+
+    Source: Pan et al., RECom, ASPLOS 2023.
+    """
+
+    _table_prefix = "tables."
+
+    def __init__(
+        self,
+        columns: Iterable[Column],
+        *,
+        sparse: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        bounds_check: str = "on",
+        host_tables: str | int | None = "256MiB",
+    ) -> None:
+        """Makes new tables; see the class."""
+        super().__init__()
+        if not isinstance(columns, Iterable) or isinstance(columns, (str, bytes)):
+            needed = "an iterable of columns; from_json reads a list of mappings"
+            raise wrong_type(f"{_WHERE}: columns", columns, needed)
+        self.specs: tuple[Column, ...] = tuple(columns)
+        self.bounds_check = bounds_check
+        _check_columns(self.specs, sparse)
+        if dtype not in DTYPES:
+            raise ArgumentTypeError(
+                f"{_WHERE}: dtype is {dtype!r}, must be torch.float32, torch.float16 or torch.bfloat16"
+            )
+        threshold = size_of(host_tables, f"{_WHERE}: host_tables")
+        tables = _tables(self.specs)
+        where = torch.empty(0, device=device).device
+        forms = []
+        for first in tables.values():
+            own = first.dtype or dtype
+            on_host = stays(first, first.rows * first.embedding_dim * own.itemsize, threshold)
+            tag = _Tag(first.pooling == "max", on_host)
+            device_of = torch.device("cpu") if on_host and where.type == "cuda" else where
+            forms.append(WeightForm(first.rows, first.embedding_dim, own, device_of, first.trainable, tag))
+        matrices = arrange(forms)
+        for _ in self._allocate(matrices):
+            pass
+        specs = [
+            TableSpec(name, first.rows, first.embedding_dim, _mode(first), None)
+            for name, first in tables.items()
+        ]
+        number_of = {name: number for number, name in enumerate(tables)}
+        of_columns = [number_of[one.table_name] for one in self.specs if isinstance(one, TableColumn)]
+        self._host_matrices = [at for at, one in enumerate(matrices) if one.form.tag.on_host]
+        if self._host_matrices:  # knows where the module is, whatever its tables say
+            self.register_buffer("_home", torch.empty(0, device=where), persistent=False)
+        self._set_layout(layout_of(specs, range(len(specs)), of_columns, matrices, sparse))
+        self._prepare()
+        self.reset_parameters()
+
+    def _prepare(self) -> None:
+        """What follows from specifications and layout."""
+        self._whole = Part(self.specs, self.layout.tables)
+        users: dict[Use, str] = {}
+        for column in self.specs:
+            for source in column.sources():
+                users.setdefault(source.use, column.name)
+        self._reader = Reader(self._whole.programs.uses, users)
+        self._differentiable = _differentiable(self.specs, self._reader.uses)
+        self._split: Split | None = None
+        if self._host_matrices:
+            self._split = Split(self.specs, self.layout.tables, self._host_matrices, self._reader.uses)
+        self._always_split = False  # tests: with both parts on one device
+        self.output_dim = self._whole.output_dim
+
+    @property
+    def columns(self) -> dict[str, slice]:
+        """The slice of the output that each column has, by name, in order."""
+        ends = list(itertools.accumulate((one.output_dim for one in self.specs), initial=0))
+        return {one.name: slice(*own) for one, own in zip(self.specs, itertools.pairwise(ends), strict=True)}
+
+    def forward(self, batch: Any, dense: Mapping[str, Any] | None = None) -> Tensor:
+        """Computes all columns.
+
+        Args:
+            batch: a mapping with an entry a feature; a TorchRec KeyedJaggedTensor; or a packed batch of
+                :meth:`pack`. An entry is a tensor ``[batch]`` or ``[batch, width]``, a jagged
+                ``torch.nested`` tensor, a TorchRec JaggedTensor, ``(values, offsets)``,
+                ``(values, offsets, weights)``, or a mapping with "values", "offsets" or "lengths", and
+                "weights". Values are float32, int32 or int64, or of a type that becomes one of these without
+                loss.
+            dense: entries that a KeyedJaggedTensor has not.
+
+        Returns:
+            ``[batch, output_dim]``, side by side; of the tables' dtype where they agree, else float32.
+
+        Raises:
+            ValueError, TypeError: a bad batch; names feature and column. IndexError: an index that is no row,
+                of a column with ``invalid="error"``. On a GPU, bad contents are raised by a later call, or by
+                :func:`recfuse.check`. NotImplementedError: numbers or weights in the batch need a gradient.
+        """
+        refuse_proxy(batch)
+        on_host = batch.on_host if isinstance(batch, PackedColumns) else None
+        return self._computed(self._reader.read(batch, dense), on_host)
+
+    def _computed(self, given: Inputs, on_host: Inputs | None) -> Tensor:
+        if torch.is_grad_enabled() and self._differentiable:
+            self._check_values(given)
+        if torch.compiler.is_compiling():
+            return self._call(given, on_host)
+        try:
+            return self._call(given, on_host)
+        except TypeError:  # types that become others are not looked at before
+            wider = [widened(one) for one in given.dense]
+            if not any(map(operator.is_not, wider, given.dense)):
+                raise
+        return self._call(given._replace(dense=wider), on_host)
+
+    def _call(self, given: Inputs, on_host: Inputs | None) -> Tensor:
+        weights = self.packed_weights()
+        if self._split is not None and self._is_split(weights):
+            device = self._home.device
+            return self._split(weights, given, on_host, device, self.layout.sparse, self.bounds_check)
+        if not has_kernel(weights):
+            tables = {name: table.weight for name, table in self.tables.items()}
+            return evaluate(self.specs, self._reader.uses, tables, given)
+        if on_gpu(weights):
+            given = moved(given, self._reader.uses, weights[0].device)
+        return self._whole(weights, given, self.layout.sparse, self.bounds_check)
+
+    def _is_split(self, weights: Sequence[Tensor]) -> bool:
+        """Whether some tables are on the host, and the module elsewhere."""
+        on_host = all(weights[number].is_cpu for number in self._host_matrices)
+        return on_host and (self._always_split or self._home.device.type == "cuda")
+
+    def _check_values(self, given: Inputs) -> None:
+        """Raises where the batch has something whose gradient would be missing."""
+        for number in self._differentiable:
+            place, use = given.places[number], self._reader.uses[number]
+            if place.width:
+                tensors = given.dense[place.input : place.input + 1]
+            else:
+                jagged = place.input - len(given.dense)
+                tensors = (*given.values[jagged : jagged + 1], *given.weights[jagged : jagged + 1])
+            if any(tensor.requires_grad for tensor in tensors):
+                raise NotImplementedError(
+                    f"{_WHERE}: feature {use.feature!r} needs a gradient, which columns have for their "
+                    "tables alone: detach() it, or concatenate it to the output yourself"
+                )
+
+    def pack(self, batch: Any, dense: Mapping[str, Any] | None = None) -> PackedColumns:
+        """What the columns read of a batch, in one buffer, page-locked where there is a GPU.
+
+        Best in the thread that loads batches: ``packed.to("cuda", non_blocking=True)`` is then one copy.
+
+        Args:
+            batch, dense: as of :meth:`forward`.
+
+        Raises:
+            ValueError, TypeError: as :meth:`forward`; samples are not as many everywhere.
+        """
+        given = self._reader.read(batch, dense)
+        pin = given.device.type == "cpu" and torch.cuda.is_available()
+        return pack(given, self._reader.uses, pin and not torch.compiler.is_compiling())
+
+    def memory_report(self) -> MemoryReport:
+        """How many bytes of tables are where, and what the host's tables save a GPU."""
+        sizes, names = [0, 0], []
+        weights = self.packed_weights()
+        for spec in self.layout.tables:
+            on_host = spec.matrix in self._host_matrices
+            itemsize = weights[spec.matrix].dtype.itemsize
+            sizes[on_host] += spec.num_embeddings * spec.embedding_dim * itemsize
+            if on_host:
+                names.append(spec.name)
+        home = self._home.device if self._host_matrices else weights[0].device if weights else "cpu"
+        return MemoryReport(str(home), *sizes, tuple(names))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingColumns:
+        """As of any module; tables that stay on the host take the dtype alone when the others go to a GPU."""
+        own = [weight for at, weight in enumerate(self.packed_weights()) if at in self._host_matrices]
+        kept = {
+            id(one) for weight in own if weight.is_cpu for one in (weight, weight.grad) if one is not None
+        }
+
+        def moved_or_kept(tensor: Tensor) -> Tensor:
+            if id(tensor) not in kept:
+                return fn(tensor)
+            probe = fn(torch.empty(0, dtype=tensor.dtype))
+            return tensor.to(probe.dtype) if probe.is_cuda else fn(tensor)
+
+        super()._apply(moved_or_kept if kept else fn, recurse)
+        return self
+
+    def to_torch(self) -> ReferenceColumns:
+        """The same columns in plain PyTorch, with copies of the tables: what this module must give, to
+        compare with, or to run where recfuse is not. Batches and state_dict are the same.
+        """
+        tables = {name: table.weight for name, table in self.tables.items()}
+        return ReferenceColumns(self.specs, self._reader, tables).train(self.training)
+
+    @classmethod
+    def from_json(cls, columns: str | Path | Sequence[Mapping[str, Any]], **options: Any) -> EmbeddingColumns:
+        """From a JSON list of columns: a path of a file, or the list; see :mod:`recfuse.nn.columns.json`.
+
+        Args:
+            columns: a mapping a column: its "kind" and the fields of its class.
+            options: as of the class.
+
+        Raises:
+            ValueError, TypeError: a field that is wrong; names the column. OSError: no such file.
+        """
+        return cls(json.read(columns), **options)
+
+    def to_json(self, path: str | Path | None = None) -> list[dict[str, Any]]:
+        """The columns as a JSON list, which :meth:`from_json` reads; written to a file, if one is named."""
+        return json.write(self.specs, path)
+
+    def extra_repr(self) -> str:
+        """Sizes of the whole."""
+        rows = sum(table.num_embeddings for table in self.layout.tables)
+        size = sum(weight.nbytes for weight in self.packed_weights())
+        return f"columns={len(self.specs)}, rows={rows}, output_dim={self.output_dim}, bytes={size}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without what follows from it."""
+        own = self.__dict__.copy()
+        for name in ("_whole", "_reader", "_split", "_differentiable"):
+            del own[name]
+        return own
+
+    def __setstate__(self, own: dict[str, Any]) -> None:
+        """Takes the state."""
+        super().__setstate__(own)
+        self._prepare()
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuses, where torch.jit.script would fail at some line of this class."""
+        raise NotImplementedError(
+            "recfuse: an EmbeddingColumns cannot be scripted; torch.export and torch.compile take it as it is"
+        )
+
+
+def _mode(column: TableColumn) -> str:
+    """How ``tables[name](...)`` pools."""
+    return column.pooling if column.pooling in MODES else "sum"
+
+
+def _check_columns(columns: Sequence[Column], sparse: bool) -> None:
+    if not columns:
+        raise ArgumentValueError(f"{_WHERE}: columns is empty, must have at least one")
+    names: set[str] = set()
+    for number, column in enumerate(columns):
+        if not isinstance(column, Column):
+            raise wrong_type(f"{_WHERE}: columns[{number}]", column, "a column of recfuse.nn.columns")
+        if column.name in names:
+            raise ArgumentValueError(f"{_WHERE}: two columns are named {column.name!r}")
+        names.add(column.name)
+        if sparse and isinstance(column, TableColumn) and column.pooling == "max":
+            raise ArgumentValueError(
+                f'{_WHERE}: sparse is True and pooling of column {column.name!r} is "max", which has no '
+                "sparse gradient; pass sparse=False"
+            )
+
+
+class _Tag(NamedTuple):
+    """What tables of one matrix have in common, besides their form."""
+
+    is_max: bool  # pooled by max, in a call of their own where they have gradients
+    on_host: bool
+
+
+def _tables(columns: Sequence[Column]) -> dict[str, TableColumn]:
+    """By name the first column that has it; ValueError where those that share one do not agree."""
+    found: dict[str, TableColumn] = {}
+    for column in columns:
+        if not isinstance(column, TableColumn):
+            continue
+        first = found.setdefault(column.table_name, column)
+        for field in ("rows", "embedding_dim", "dtype", "trainable", "placement"):
+            if getattr(first, field) != getattr(column, field):
+                shown = {"rows": "num_embeddings"}.get(field, field)
+                raise ArgumentValueError(
+                    f"{_WHERE}: columns {first.name!r} and {column.name!r} share table {first.table_name!r}, "
+                    f"but {shown} is {getattr(first, field)} of one and {getattr(column, field)} of the other"
+                )
+    return found
+
+
+def _differentiable(columns: Sequence[Column], uses: Sequence[Use]) -> list[int]:
+    """Numbers of the uses on which the output depends smoothly: numeric values, and weights."""
+    number_of = {use: number for number, use in enumerate(uses)}
+    found = []
+    for column in columns:
+        for source in column.sources():
+            use = source.use
+            if isinstance(column, Numeric) or use.weighted or use.weights is not None:
+                found.append(number_of[use])
+    return sorted(set(found))

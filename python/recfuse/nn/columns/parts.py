@@ -1,0 +1,79 @@
+"""``Part``: columns that one call computes, with or without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfuse.nn.columns.inputs import Inputs
+from recfuse.nn.columns.lowering import Lowered, Place, TablePlace
+from recfuse.nn.columns.programs import Programs
+from recfuse.nn.columns.specs import Column, TableColumn, Use
+from recfuse.nn.columns.training import Training
+from recfuse.nn.packed.layout import TableSpec
+from recfuse.ops.library import needs_derivatives
+
+
+class Part:
+    """Some columns of a module.
+
+    Attributes:
+        columns: their specifications, in the order of the output.
+        matrices: which of the module's packed matrices have their tables.
+        programs: of calls without gradients.
+    """
+
+    def __init__(
+        self, columns: Sequence[Column], tables: Sequence[TableSpec], uses: Sequence[Use] = ()
+    ) -> None:
+        """``tables``: of the whole module; ``uses``: those that come first, in the order of places."""
+        self.columns = tuple(columns)
+        spec_of = {spec.name: spec for spec in tables}
+        own = [spec_of[one.table_name] for one in self.columns if isinstance(one, TableColumn)]
+        self.matrices = sorted({spec.matrix for spec in own})
+        place_of = {
+            spec.name: TablePlace(
+                self.matrices.index(spec.matrix),
+                spec.first_row * spec.embedding_dim,
+                spec.num_embeddings,
+                spec.embedding_dim,
+            )
+            for spec in own
+        }
+        lowered = Lowered(self.columns, place_of, uses)
+        self.programs = Programs([column.name for column in self.columns], lowered)
+        self._training = Training(self.columns, place_of, self.programs)
+
+    @property
+    def output_dim(self) -> int:
+        """Columns of the output."""
+        return self.programs.output_dim
+
+    def used(self) -> set[Use]:
+        """What the columns read of a batch."""
+        return {source.use for column in self.columns for source in column.sources()}
+
+    def __call__(self, weights: Sequence[Tensor], given: Inputs, sparse: bool, bounds_check: str) -> Tensor:
+        """``[batch, output_dim]``; ``weights``: all of the module's, ``given``: on their device."""
+        own = [weights[number] for number in self.matrices]
+        if needs_derivatives(own):
+            return self._training(own, given, sparse, bounds_check)
+        return self.programs.compute(own, given, bounds_check)
+
+
+def restricted(given: Inputs, uses: Sequence[Use], wanted: set[Use], device: torch.device) -> Inputs:
+    """What some of the uses read, on a device; places of the others stand for nothing."""
+    numbers = sorted({place.input for use, place in zip(uses, given.places, strict=True) if use in wanted})
+    n_dense = len(given.dense)
+    new = {number: at for at, number in enumerate(numbers)}
+    jagged = [number - n_dense for number in numbers if number >= n_dense]
+    places = tuple(
+        place._replace(input=new[place.input]) if use in wanted else Place(0, 0, 1)
+        for use, place in zip(uses, given.places, strict=True)
+    )
+    lists: list[list[Any]] = [[given.dense[number] for number in numbers if number < n_dense]]
+    lists += [[each[number] for number in jagged] if each else [] for each in given[3:]]
+    return Inputs(places, given.batch, *([one.to(device) for one in each] for each in lists))

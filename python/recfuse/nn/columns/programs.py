@@ -1,0 +1,139 @@
+"""Programs of columns: one for each form in which batches come, made when the first such batch does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from recfuse import _C
+from recfuse.nn.columns.inputs import Inputs
+from recfuse.nn.columns.lowering import Lowered, Place
+from recfuse.nn.columns.specs import Use
+from recfuse.ops.embedding_columns import embedding_columns, embedding_columns_lookups
+
+
+def static(tensor: Tensor) -> Tensor:
+    """The same, whose size the compiler takes for a constant: ``torch._dynamo.mark_static``, without
+    importing the compiler, and before it sees the tensor: it takes equal sizes of two tensors for one.
+    """
+    tensor._dynamo_static_indices = set(range(tensor.dim()))  # type: ignore[attr-defined]
+    tensor._has_dynamo_dim_marking = True  # type: ignore[attr-defined]
+    return tensor
+
+
+class Programs:
+    """Those of some columns, in the order of the output.
+
+    Attributes:
+        output_dim: columns of the output.
+    """
+
+    def __init__(self, names: Sequence[str], lowered: Lowered) -> None:
+        """``names``: of the columns."""
+        self._names, self._lowered = list(names), lowered
+        self.output_dim = lowered.output_dim
+        self._made: dict[Any, Tensor] = {}
+        self._attributes: dict[Any, str] = {}
+        self._last: tuple[Any, Any, Any] = (None, None, None)
+
+    def chosen(self, numbers: Sequence[int]) -> Programs:
+        """Those of some of the columns, with the same uses."""
+        return Programs([self._names[number] for number in numbers], self._lowered.chosen(numbers))
+
+    @property
+    def uses(self) -> list[Use]:
+        """What is read of a batch."""
+        return self._lowered.uses
+
+    def compute(self, weights: Sequence[Tensor], given: Inputs, bounds_check: str) -> Tensor:
+        """``[batch, output_dim]`` of a batch, by the operator; its errors have the columns' names."""
+        program, on_device = self.of(given.places, given.device)
+        inputs = given.dense, given.values, given.offsets, given.weights, given.batch
+        try:
+            return embedding_columns(weights, program, *inputs, self.output_dim, on_device, bounds_check)
+        except (ValueError, TypeError, IndexError) as error:
+            if torch.compiler.is_compiling():
+                raise
+            raise type(error)(self._named(str(error))) from None
+
+    def look_up(self, given: Inputs, bounds_check: str) -> tuple[Tensor, Tensor, Tensor]:
+        """indices, offsets and factors of a batch's lookups, by the operator."""
+        program, on_device = self.of(given.places, given.device)
+        inputs = given.dense, given.values, given.offsets, given.weights, given.batch
+        try:
+            return embedding_columns_lookups(program, *inputs, on_device, bounds_check)
+        except (ValueError, TypeError, IndexError) as error:
+            if torch.compiler.is_compiling():
+                raise
+            raise type(error)(self._named(str(error))) from None
+
+    def of(self, places: tuple[Place, ...], device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """The program on the host, and its copy on a GPU; None: the device is none."""
+        if torch.compiler.is_dynamo_compiling():
+            flat = tuple(number for place in places for number in place)
+            name = _attribute(self, flat, str(device) if device.type == "cuda" else "")
+            program = getattr(self, name)
+            return program, getattr(self, f"{name}_on_device") if device.type == "cuda" else None
+        last_places, last_device, found = self._last
+        if last_places is not places or last_device != device:
+            found = self.tensor(places, None), self.tensor(places, device) if device.type == "cuda" else None
+            self._last = places, device, found
+        return found
+
+    def tensor(self, places: tuple[Place, ...], device: torch.device | None) -> Tensor:
+        """The program on a device, or on the host."""
+        key = places, device
+        if key not in self._made:
+            with _disable_current_modes(), torch.inference_mode(False):
+                if device is None:
+                    self._made[key] = static(torch.from_numpy(self._words(places)))
+                else:
+                    self._made[key] = static(self.tensor(places, None).to(device))
+        return self._made[key]
+
+    def _words(self, places: tuple[Place, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        try:
+            return _C.embedding_columns_program(*self._lowered.arrays(places))
+        except (ValueError, TypeError) as error:
+            raise type(error)(self._named(str(error))) from None
+
+    def _named(self, text: str) -> str:
+        """The text of an error, with the names of the columns that it numbers."""
+
+        def name(match: re.Match[str]) -> str:
+            number = int(match[1])
+            return f"column {self._names[number]!r}" if number < len(self._names) else match[0]
+
+        return re.sub(r"\bcolumn (\d+)\b", name, text)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was made."""
+        kept = {name: value for name, value in vars(self).items() if not name.startswith("program_")}
+        return {**kept, "_made": {}, "_attributes": {}, "_last": (None, None, None)}
+
+    def __deepcopy__(self, memo: Any) -> Programs:
+        """The same object: what it was made of never changes."""
+        return self
+
+
+def _attribute(programs: Programs, flat: tuple[int, ...], device: str) -> str:
+    """The name of the attribute that has the program, where the compiler finds it; ``flat``: all numbers of
+    places. A copy on a device is the attribute ``<name>_on_device``.
+    """
+    places = tuple(Place(*flat[at : at + 3]) for at in range(0, len(flat), 3))
+    names = programs._attributes
+    name = names.setdefault((places, device), f"program_{len(names)}")
+    setattr(programs, name, programs.tensor(places, None))
+    if device:
+        setattr(programs, f"{name}_on_device", programs.tensor(places, torch.device(device)))
+    return name
+
+
+# What torch.compiler.assume_constant_result does, which would import the compiler here.
+_attribute._dynamo_marked_constant = True  # type: ignore[attr-defined]

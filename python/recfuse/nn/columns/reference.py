@@ -1,0 +1,328 @@
+"""Columns in plain PyTorch: the specification of ``recfuse.nn.EmbeddingColumns``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError
+from recfuse.nn.columns.batch import Reader
+from recfuse.nn.columns.inputs import TYPES, Inputs, widened
+from recfuse.nn.columns.kinds import Cross, Numeric
+from recfuse.nn.columns.specs import Column, Source, TableColumn, Use
+from recfuse.nn.columns.steps import (
+    LEAST,
+    MOST,
+    Affine,
+    Cast,
+    Clip,
+    ClipInteger,
+    Modulo,
+    Step,
+    ToBucket,
+    ToHash,
+    ToWord,
+)
+
+# ---- the hash: XXH64 (specification of xxHash) of one or two integers, in int64 that wrap around
+
+_PRIMES = (
+    0x9E3779B185EBCA87 - 2**64,
+    0xC2B2AE3D27D4EB4F - 2**64,
+    0x165667B19E3779F9,
+    0x85EBCA77C2B2AE63 - 2**64,
+    0x27D4EB2F165667C5,
+)
+
+
+def _shifted(bits: Tensor, by: int) -> Tensor:
+    """To the right, as of an unsigned integer."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)
+
+
+def _rotated(bits: Tensor, by: int) -> Tensor:
+    return (bits << by) | _shifted(bits, 64 - by)
+
+
+def hash_integers(words: Sequence[Tensor], seed: int) -> Tensor:
+    """XXH64 of the 8 bytes of each of one to three int64, low byte first: the bits as int64."""
+    start = (seed + _PRIMES[4] + 8 * len(words)) % 2**64
+    found = torch.full_like(words[0], start - 2**64 if start >= 2**63 else start)
+    for word in words:
+        found = found ^ (_rotated(word * _PRIMES[1], 31) * _PRIMES[0])
+        found = _rotated(found, 27) * _PRIMES[0] + _PRIMES[3]
+    found = (found ^ _shifted(found, 33)) * _PRIMES[1]
+    found = (found ^ _shifted(found, 29)) * _PRIMES[2]
+    return found ^ _shifted(found, 32)
+
+
+def scaled(bits: Tensor, buckets: int) -> Tensor:
+    """The high half of the product of an unsigned 64-bit integer and ``buckets``, below 2^31."""
+    high, low = _shifted(bits, 32), bits & 0xFFFFFFFF
+    return (high * buckets + ((low * buckets) >> 32)) >> 32
+
+
+# ---- steps
+
+
+def stepped(step: Step, values: Tensor) -> Tensor:
+    """What a step makes of values, float32 or int64.
+
+    Raises:
+        TypeError: floats, where it takes integers.
+    """
+    if isinstance(step, (ClipInteger, Modulo, ToHash, ToWord)):
+        if values.is_floating_point():
+            raise ArgumentTypeError(f"step {step.kind} takes integers, not floats: put a Cast before it")
+        return _integers(step, values)
+    if isinstance(step, Cast):
+        return _cast(values)
+    floats = values.to(torch.float32)
+    if isinstance(step, Affine):
+        scale, offset = torch.tensor([step.scale, step.offset], dtype=torch.float32, device=values.device)
+        return floats * scale + offset
+    if isinstance(step, Clip):
+        least, most = step.bounds()
+        return torch.clamp(floats, least, most)
+    if isinstance(step, ToBucket):
+        boundaries = torch.from_numpy(step.float32).to(values.device)
+        return torch.bucketize(floats, boundaries, right=step.right)
+    return torch.log1p(floats.double()).float()
+
+
+def _integers(step: Step, values: Tensor) -> Tensor:
+    if isinstance(step, ClipInteger):
+        least, most = step.bounds()
+        return values.clamp(min=least).clamp(max=most)
+    if isinstance(step, Modulo):
+        return torch.remainder(values, step.divisor)
+    if isinstance(step, ToHash):
+        return scaled(hash_integers([values], step.seed), step.num_buckets)
+    words = torch.from_numpy(step.int64).to(values.device)  # type: ignore[attr-defined]
+    if words.numel() == 0:
+        return torch.full_like(values, -1)
+    rising, places = words.sort()
+    at = torch.searchsorted(rising, values).clamp(max=words.numel() - 1)
+    return torch.where(rising[at] == values, places[at], -1)
+
+
+def _cast(values: Tensor) -> Tensor:
+    if not values.is_floating_point():
+        return values
+    inside = (values >= -(2.0**63)) & (values < 2.0**63)
+    cast = torch.where(inside, values, 0.0).to(torch.int64)
+    return torch.where(inside, cast, torch.where(values >= 2.0**63, MOST, LEAST))
+
+
+# ---- bags
+
+
+class Bags(NamedTuple):
+    """Values of samples: those of sample b are from ``offsets[b]`` to ``offsets[b + 1]``."""
+
+    values: Tensor  # [values] float32 or int64
+    offsets: Tensor  # [batch + 1] int64
+    weights: Tensor | None
+
+    def lengths(self) -> Tensor:
+        """How many values each sample has."""
+        return self.offsets.diff()
+
+    def samples(self) -> Tensor:
+        """The sample of each value."""
+        lengths = self.lengths()
+        samples = torch.arange(lengths.numel(), device=lengths.device)
+        return samples.repeat_interleave(lengths, output_size=self.values.numel())
+
+
+def _bags(given: Inputs, number: int) -> Bags:
+    """What a use reads, before the steps."""
+    place = given.places[number]
+    if place.width:
+        dense = given.dense[place.input]
+        own = dense[:, None] if dense.dim() == 1 else dense[:, place.slot : place.slot + place.width]
+        ends = torch.arange(given.batch + 1, device=own.device) * place.width
+        return Bags(_of_type(own.reshape(-1)), ends, None)
+    entry = given.jagged(place.input - len(given.dense))
+    bounds = entry.offsets[place.slot * given.batch : (place.slot + 1) * given.batch + 1].long()
+    first, end = (int(bound) for bound in bounds[[0, -1]])
+    own = slice(first, end)
+    weights = None if entry.weights is None else entry.weights[own].float()
+    return Bags(_of_type(entry.values[own]), bounds - first, weights)
+
+
+def _of_type(values: Tensor) -> Tensor:
+    values = widened(values)
+    if values.dtype not in TYPES:
+        raise ArgumentTypeError(f"values are {values.dtype}, must be float32, int32 or int64")
+    return values if values.is_floating_point() else values.to(torch.int64)
+
+
+def _crossed(left: Bags, right: Bags) -> tuple[Tensor, Tensor, Tensor]:
+    """Each pair of values of a sample: left ones, right ones, and the offsets of samples."""
+    samples = left.samples()
+    partners = right.lengths()[samples]  # of each left value
+    ends = partners.cumsum(0)
+    pairs = int(ends[-1]) if ends.numel() else 0
+    of_left = torch.arange(samples.numel(), device=samples.device).repeat_interleave(
+        partners, output_size=pairs
+    )
+    nth = torch.arange(pairs, device=samples.device) - (ends - partners)[of_left]
+    of_right = right.offsets[samples[of_left]] + nth
+    offsets = functional.pad((left.lengths() * right.lengths()).cumsum(0), (1, 0))
+    return left.values[of_left], right.values[of_right], offsets
+
+
+# ---- columns
+
+
+class _Tables(torch.nn.Module):
+    """Modules of any names, put into ``_modules``: ``add_module`` and a ModuleDict refuse some."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As of any object, although a module may have the name."""
+        object.__setattr__(self, name, value)
+
+
+class ReferenceColumns(torch.nn.Module):
+    """The columns of an ``EmbeddingColumns`` in plain PyTorch, made by its ``to_torch``.
+
+    The same batches, the same state_dict. ``.double()`` sums in float64; values before the tables are float32
+    and int64 in any case.
+    """
+
+    def __init__(self, columns: Sequence[Column], reader: Reader, weights: Mapping[str, Tensor]) -> None:
+        """``weights``: of each table, whose values are copied."""
+        super().__init__()
+        self._columns, self._reader = tuple(columns), reader
+        self.tables = _Tables()
+        for name, weight in weights.items():
+            table = torch.nn.Embedding(*weight.shape, _weight=weight.detach().clone())
+            table.weight.requires_grad_(weight.requires_grad)
+            self.tables._modules[name] = table
+
+    def forward(self, batch: Any, dense: Mapping[str, Any] | None = None) -> Tensor:
+        """As ``EmbeddingColumns.forward``."""
+        weights = {name: table.weight for name, table in self.tables._modules.items()}
+        return evaluate(self._columns, self._reader.uses, weights, self._reader.read(batch, dense))
+
+
+def evaluate(
+    columns: Sequence[Column], uses: Sequence[Use], weights: Mapping[str, Tensor], given: Inputs
+) -> Tensor:
+    """``[batch, output_dim]``: the columns side by side.
+
+    Raises:
+        IndexError: an index that is no row, of a column with ``invalid="error"``. TypeError: floats where
+            integers are needed.
+    """
+    number_of = {use: number for number, use in enumerate(uses)}
+    read: dict[Use, Bags] = {}
+    found: dict[Source, Bags] = {}
+
+    def bags_of(source: Source) -> Bags:
+        if source not in found:
+            if source.use not in read:
+                read[source.use] = _bags(given, number_of[source.use])
+            bags = read[source.use]
+            for step in source.steps:
+                bags = bags._replace(values=stepped(step, bags.values))
+            found[source] = bags
+        return found[source]
+
+    dtypes = {weight.dtype for weight in weights.values()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    dtype = torch.float64 if torch.float64 in dtypes else dtype
+    pieces = []
+    for column in columns:
+        try:
+            sources = [bags_of(source) for source in column.sources()]
+            if isinstance(column, TableColumn):
+                pieces.append(_looked_up(column, sources, weights[column.table_name], given.batch).to(dtype))
+            else:
+                pieces.append(_numeric(column, sources[0], given).to(dtype))
+        except (TypeError, ValueError, IndexError) as error:
+            raise type(error)(f"recfuse.nn.EmbeddingColumns: column {column.name!r}: {error}") from None
+    return torch.cat(pieces, dim=1)
+
+
+def _numeric(column: Column, bags: Bags, given: Inputs) -> Tensor:
+    assert isinstance(column, Numeric)
+    place_width = bags.values.numel() // max(given.batch, 1)
+    if given.batch and place_width != column.width:
+        raise ArgumentValueError(f"a sample has {place_width} values, must have {column.width}")
+    return bags.values.float().reshape(given.batch, column.width)
+
+
+def _looked_up(column: TableColumn, sources: Sequence[Bags], table: Tensor, batch: int) -> Tensor:
+    """One column with a table."""
+    if isinstance(column, Cross):
+        for bags in sources:
+            _check_integers(bags.values)
+        left, right, offsets = _crossed(*sources)
+        indices = scaled(hash_integers([left, right], column.seed), column.buckets)
+        bags = Bags(indices, offsets, None)
+    else:
+        (bags,) = sources
+        _check_integers(bags.values)
+        if not (column.weighted or column.weights is not None):  # type: ignore[attr-defined]
+            bags = bags._replace(weights=None)
+    bags = _safe(column, bags)
+    pooled, empty = _pooled(column, bags, table), (bags.lengths() == 0)[:, None]
+    if isinstance(column.empty, int):
+        pooled = torch.where(empty, table[column.empty], pooled)
+    first, end = column.dims
+    scale = torch.tensor(column.scale, dtype=torch.float32, device=pooled.device).to(pooled.dtype)
+    out = pooled[:, first:end] * scale
+    if column.empty == "fill":
+        fill = torch.tensor(column.fill_value, dtype=torch.float32, device=pooled.device).to(pooled.dtype)
+        out = torch.where(empty, fill, out)
+    return out
+
+
+def _check_integers(values: Tensor) -> None:
+    if values.is_floating_point():
+        raise ArgumentTypeError("its values are floats, which are no indices: put a Cast into preprocess")
+
+
+def _safe(column: TableColumn, bags: Bags) -> Bags:
+    """Indices that are all rows."""
+    indices = bags.values
+    valid = (indices >= 0) & (indices < column.rows)
+    if isinstance(column.invalid, int):
+        return bags._replace(values=torch.where(valid, indices, column.invalid))
+    if column.invalid == "error":
+        if not bool(valid.all()):
+            at = int((~valid).nonzero()[0])
+            raise IndexRangeError(
+                f"index {int(indices[at])} of sample {int(bags.samples()[at])} is none of {column.rows} rows"
+            )
+        return bags
+    kept = functional.pad(valid.cumsum(0), (1, 0))
+    weights = None if bags.weights is None else bags.weights[valid]
+    return Bags(indices[valid], kept[bags.offsets], weights)
+
+
+def _pooled(column: TableColumn, bags: Bags, table: Tensor) -> Tensor:
+    """[batch, dim]; zeros where there is nothing."""
+    mode = {"sqrtn": "sum"}.get(column.pooling, column.pooling)
+    weights = bags.weights
+    if weights is not None:
+        weights, mode = weights.to(table.dtype), "sum"
+    if bags.values.numel() == 0:
+        return (table.sum() * 0).expand(bags.offsets.numel() - 1, column.embedding_dim)
+    pooled = functional.embedding_bag(
+        bags.values, table, bags.offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
+    )
+    if column.pooling == "sqrtn" or (column.pooling == "mean" and weights is not None):
+        each = torch.ones_like(bags.values, dtype=table.dtype) if weights is None else weights
+        each = each * each if column.pooling == "sqrtn" else each
+        count = torch.zeros(pooled.shape[0], dtype=table.dtype, device=table.device)
+        count = count.index_add(0, bags.samples(), each)
+        count = torch.where(bags.lengths() == 0, 1.0, count)
+        pooled = pooled / (count.sqrt() if column.pooling == "sqrtn" else count)[:, None]
+    return pooled

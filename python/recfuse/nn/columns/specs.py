@@ -1,0 +1,250 @@
+"""What all specifications of columns share: small frozen dataclasses that say what a column is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from recfuse._arguments import integer, real, wrong_type
+from recfuse._codes import DTYPES
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.nn.columns.steps import Step
+
+Pooling = Literal["sum", "mean", "max", "sqrtn"]
+POOLINGS: tuple[Pooling, ...] = ("sum", "mean", "max", "sqrtn")
+"""In the order of the operator's numbers."""
+PLACEMENTS = ("auto", "device", "host")
+_MOST_ROWS = 2**48
+MOST_DIM = 2**24
+_MOST_FLOAT = float(np.finfo(np.float32).max)
+
+
+class Use(NamedTuple):
+    """What a column reads of a batch: an entry, and the weights of its values."""
+
+    feature: str
+    weights: str | None = None  # another entry, which has them
+    weighted: bool = False  # they come with the entry
+
+
+class Source(NamedTuple):
+    """An entry of a batch and the steps that its values go through."""
+
+    use: Use
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One of the two features of a :class:`Cross`: its values after ``preprocess`` must be integers."""
+
+    feature: str
+    preprocess: Sequence[Step] = ()
+
+    def __post_init__(self) -> None:
+        """Raises TypeError, ValueError for what is no name, or no steps."""
+        check_name("feature", self.feature)
+        object.__setattr__(self, "preprocess", checked_steps(self.preprocess))
+
+
+@dataclass(frozen=True)
+class Column:
+    """What all columns have: a name, which is its feature's too unless that is said."""
+
+    name: str
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        """Checks the fields; errors name the column."""
+        try:
+            check_name("name", self.name)
+            self._check()
+        except (TypeError, ValueError) as error:
+            kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentValueError
+            raise kind(f"recfuse.nn.columns.{type(self).__name__} {self.name!r}: {error}") from None
+
+    def _check(self) -> None:
+        raise NotImplementedError
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def sources(self) -> tuple[Source, ...]:
+        """One, or the two of a cross."""
+        raise NotImplementedError
+
+    @property
+    def output_dim(self) -> int:
+        """How many columns of the output it has."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TableColumn(Column):
+    """What columns with a table have.
+
+    Args:
+        embedding_dim: columns of the table.
+        num_embeddings: rows of the table.
+        pooling: "sum", "mean", "sqrtn" (the sum divided by the square root of the number of rows) or "max" of
+            a sample's rows. Of weighted rows, mean is divided by the sum of weights, sqrtn by the square root
+            of the sum of their squares.
+        invalid: what becomes of an index that is no row: "error" raises, "drop" leaves it out, a number is
+            the row that is read instead.
+        empty: what a sample has that has no index, or only dropped ones: "fill" writes ``fill_value``, a
+            number is the row that it reads.
+        fill_value: not scaled.
+        slice: ``(start, stop)``: which of the table's columns are written; None: all.
+        scale: the pooled row is multiplied by it.
+        table: name of the table, in the state_dict too; columns that name the same one share it. None: the
+            column's name.
+        dtype: of the table: float32, float16 or bfloat16; None: the module's.
+        trainable: False: the table has no gradient.
+        placement: "device": the table goes where the module goes; "host": it stays in the host's memory;
+            "auto": that depends on its size.
+    """
+
+    _: KW_ONLY
+    pooling: Pooling = "mean"
+    invalid: Literal["error", "drop"] | int = "error"
+    empty: Literal["fill"] | int = "fill"
+    fill_value: float = 0.0
+    slice: tuple[int, int] | None = None
+    scale: float = 1.0
+    table: str | None = None
+    dtype: torch.dtype | None = None
+    trainable: bool = True
+    placement: Literal["auto", "device", "host"] = "auto"
+
+    if TYPE_CHECKING:  # fields of each class, in its own order
+        embedding_dim: ClassVar[int]
+        num_embeddings: ClassVar[Any]
+
+    @property
+    def table_name(self) -> str:
+        """Of its table."""
+        return self.name if self.table is None else self.table
+
+    @property
+    def rows(self) -> int:
+        """Of its table."""
+        return int(self.num_embeddings)
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """The columns of the table that are written: the first, and the one behind the last."""
+        return (0, self.embedding_dim) if self.slice is None else self.slice
+
+    @property
+    def output_dim(self) -> int:
+        """How many columns of the output it has."""
+        first, end = self.dims
+        return end - first
+
+    def _check(self) -> None:
+        self._set("embedding_dim", integer("embedding_dim", self.embedding_dim, 0, MOST_DIM))
+        self._set("num_embeddings", integer("num_embeddings", self.num_embeddings, 0, _MOST_ROWS))
+        if self.table is not None:
+            check_name("table", self.table)
+        if "." in self.table_name:
+            raise ValueError(
+                f"the table's name is {self.table_name!r}, must have no dot, since it is a part of a name in "
+                "the state_dict; pass table="
+            )
+        _one_of("pooling", self.pooling, POOLINGS)
+        _one_of("placement", self.placement, PLACEMENTS)
+        for name, word in (("invalid", ("error", "drop")), ("empty", ("fill",))):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                _one_of(name, value, word, " or the number of a row")
+            else:
+                self._set(name, integer(name, value, 0, self.rows - 1))
+        for name in ("fill_value", "scale"):
+            self._set(name, real(name, getattr(self, name)))
+            if not -_MOST_FLOAT <= getattr(self, name) <= _MOST_FLOAT:
+                raise ValueError(f"{name} is {getattr(self, name)}, must be finite (float32)")
+        if self.empty != "fill" and self.fill_value != 0:
+            raise ValueError(f'fill_value is {self.fill_value} with empty={self.empty}, needs empty="fill"')
+        if self.slice is not None:
+            self._set("slice", self._checked_slice(self.slice))
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise TypeError(
+                f"dtype is {self.dtype!r}, must be torch.float32, torch.float16 or torch.bfloat16"
+            )
+        if not isinstance(self.trainable, bool):
+            raise TypeError(f"trainable is a {type(self.trainable).__name__}, must be a bool")
+
+    def _checked_slice(self, given: Any) -> tuple[int, int]:
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise TypeError("slice must be (start, stop)")
+        first = integer("slice's start", given[0], 0, self.embedding_dim)
+        return first, integer("slice's stop", given[1], first, self.embedding_dim)
+
+
+@dataclass(frozen=True)
+class FeatureColumn(TableColumn):
+    """What columns with a table and one feature have besides.
+
+    Args:
+        feature: the batch's entry that it reads; None: the one of the column's name.
+        preprocess: steps before the column's own.
+        weights: the batch's entry with a weight for each value; not with pooling "max".
+        weighted: the entry brings the weights of its values itself.
+    """
+
+    _: KW_ONLY
+    feature: str | None = None
+    preprocess: Sequence[Step] = ()
+    weights: str | None = None
+    weighted: bool = False
+
+    def sources(self) -> tuple[Source, ...]:
+        """The one."""
+        own = self._step()
+        steps = tuple(self.preprocess) if own is None else (*self.preprocess, own)
+        return (Source(Use(self.feature or self.name, self.weights, self.weighted), steps),)
+
+    def _step(self) -> Step | None:
+        """The column's own, behind those of ``preprocess``."""
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        super()._check()
+        self._set("preprocess", checked_steps(self.preprocess))
+        for name in ("feature", "weights"):
+            if getattr(self, name) is not None:
+                check_name(name, getattr(self, name))
+        if not isinstance(self.weighted, bool):
+            raise TypeError(f"weighted is a {type(self.weighted).__name__}, must be a bool")
+        if self.weighted and self.weights is not None:
+            raise ValueError(f"weighted is True and weights is {self.weights!r}, must be one of the two")
+        if self.pooling == "max" and (self.weighted or self.weights is not None):
+            raise ValueError('pooling is "max", which takes no weights')
+
+
+def check_name(where: str, value: Any) -> None:
+    """TypeError, ValueError unless it is a str that is not empty."""
+    if not isinstance(value, str):
+        raise wrong_type(where, value, "a str")
+    if not value:
+        raise ArgumentValueError(f"{where} is empty")
+
+
+def _one_of(where: str, value: Any, allowed: Sequence[str], more: str = "") -> None:
+    if value not in allowed:
+        words = ", ".join(f'"{one}"' for one in allowed)
+        raise ArgumentValueError(f"{where} is {value!r}, must be {words}{more}")
+
+
+def checked_steps(given: Any) -> tuple[Step, ...]:
+    """As a tuple; TypeError where something is no step."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise wrong_type("preprocess", given, "a sequence of steps (recfuse.nn.columns.Affine, ...)")
+    for step in given:
+        if not isinstance(step, Step):
+            raise wrong_type("a step of preprocess", step, "recfuse.nn.columns.Affine, Log1p, Clip, ...")
+    return tuple(given)

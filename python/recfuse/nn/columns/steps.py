@@ -1,0 +1,201 @@
+"""Steps: what is made of each value of a feature before it is a row, in order.
+
+A value is a float32 or an int64. Steps that take a float first round an integer to the nearest float32; those
+that take an integer refuse a float: put :class:`Cast` before them. Numbers of a step that are floats are
+rounded to float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recfuse._arguments import integer, real
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
+
+LEAST, MOST = -(2**63), 2**63 - 1  # of int64
+MOST_BUCKETS = 2**31 - 1
+MOST_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step. ``kind`` is its name in JSON and in the operator."""
+
+    kind: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class Affine(Step):
+    """A float: ``value * scale + offset``, rounded after each of the two."""
+
+    scale: float = 1.0
+    offset: float = 0.0
+    kind: ClassVar[str] = "affine"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a number that is not finite in float32."""
+        for name in ("scale", "offset"):
+            value = _float32(f"Affine: {name}", getattr(self, name))
+            if not math.isfinite(value):
+                raise ArgumentValueError(f"Affine: {name} is {getattr(self, name)}, must be finite (float32)")
+
+
+@dataclass(frozen=True)
+class Log1p(Step):
+    """A float: ``log(1 + value)``."""
+
+    kind: ClassVar[str] = "log1p"
+
+
+@dataclass(frozen=True)
+class Clip(Step):
+    """A float: at least ``min``, at most ``max`` (None: no bound); a NaN stays one, as in ``torch.clamp``."""
+
+    min: float | None = None
+    max: float | None = None
+    kind: ClassVar[str] = "clip"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a NaN."""
+        for name, value in zip(("min", "max"), self.bounds(), strict=True):
+            if math.isnan(value):
+                raise ArgumentValueError(f"Clip: {name} is NaN, must be a number or None")
+
+    def bounds(self) -> tuple[float, float]:
+        """Both as float32; infinite where there is none."""
+        least = -math.inf if self.min is None else _float32("Clip: min", self.min)
+        return least, math.inf if self.max is None else _float32("Clip: max", self.max)
+
+
+@dataclass(frozen=True)
+class Cast(Step):
+    """To an integer, toward zero; beyond int64 the nearest one; a NaN is the least int64."""
+
+    kind: ClassVar[str] = "cast"
+
+
+@dataclass(frozen=True)
+class ClipInteger(Step):
+    """An integer: at least ``min``, at most ``max`` (None: no bound)."""
+
+    min: int | None = None
+    max: int | None = None
+    kind: ClassVar[str] = "clip_integer"
+
+    def __post_init__(self) -> None:
+        """Raises TypeError, ValueError for what is no int64."""
+        self.bounds()
+
+    def bounds(self) -> tuple[int, int]:
+        """Both; those of int64 where there is none."""
+        least = LEAST if self.min is None else integer("ClipInteger: min", self.min, LEAST, MOST)
+        return least, MOST if self.max is None else integer("ClipInteger: max", self.max, LEAST, MOST)
+
+
+@dataclass(frozen=True)
+class Modulo(Step):
+    """An integer: the remainder of the division by ``divisor``, in [0, divisor), of a negative one too."""
+
+    divisor: int
+    kind: ClassVar[str] = "modulo"
+
+    def __post_init__(self) -> None:
+        """Raises TypeError, ValueError unless the divisor is at least 1."""
+        object.__setattr__(self, "divisor", integer("Modulo: divisor", self.divisor, 1, MOST))
+
+
+@dataclass(frozen=True)
+class ToBucket(Step):
+    """A float: how many of the rising boundaries are less than it (``right``: not greater), as
+    ``torch.bucketize``; a NaN has the last bucket.
+    """
+
+    boundaries: Sequence[float]
+    right: bool = False
+    kind: ClassVar[str] = "bucketize"
+    float32: NDArray[np.float32] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises TypeError, ValueError unless the boundaries are numbers that rise, or stay."""
+        found = np.atleast_1d(_array("boundaries", self.boundaries))
+        if found.size and (found.dtype.kind not in "iuf" or found.ndim != 1):
+            raise ArgumentTypeError("boundaries must be a sequence of numbers")
+        values = found.astype(np.float32)
+        rises = values[1:] >= values[:-1]
+        if np.isnan(values).any() or not rises.all():
+            at = int(np.isnan(values).argmax() if np.isnan(values).any() else rises.argmin() + 1)
+            raise ArgumentValueError(
+                f"boundaries[{at}] is {found[at]}, must be a number not less than the one before it"
+            )
+        _flag("right", self.right)
+        object.__setattr__(self, "boundaries", tuple(found.tolist()))
+        object.__setattr__(self, "float32", values)
+
+
+@dataclass(frozen=True)
+class ToHash(Step):
+    """An integer: ``XXH64(its 8 bytes, seed) * num_buckets / 2^64``, in [0, num_buckets)."""
+
+    num_buckets: int
+    seed: int = 0
+    kind: ClassVar[str] = "hash"
+
+    def __post_init__(self) -> None:
+        """Raises TypeError, ValueError for numbers out of range."""
+        object.__setattr__(self, "num_buckets", integer("num_buckets", self.num_buckets, 1, MOST_BUCKETS))
+        object.__setattr__(self, "seed", integer("seed", self.seed, 0, MOST_SEED))
+
+
+@dataclass(frozen=True)
+class ToWord(Step):
+    """An integer: its place in the vocabulary; -1, which is no row, if it is not there."""
+
+    vocabulary: Sequence[int]
+    kind: ClassVar[str] = "vocabulary"
+    int64: NDArray[np.int64] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises TypeError, ValueError unless the words are int64 that differ."""
+        found = np.atleast_1d(_array("vocabulary", self.vocabulary))
+        if found.size and (found.dtype.kind not in "iu" or found.ndim != 1):
+            raise ArgumentTypeError("vocabulary must be a sequence of integers (hash strings first)")
+        if found.dtype == np.uint64 and found.size and int(found.max()) > MOST:
+            raise ArgumentValueError(f"vocabulary has {int(found.max())}, must be int64")
+        values = found.astype(np.int64)
+        words, counts = np.unique(values, return_counts=True)
+        if len(words) < len(values):
+            raise ArgumentValueError(f"vocabulary has {int(words[counts.argmax()])} twice, words must differ")
+        object.__setattr__(self, "vocabulary", tuple(values.tolist()))
+        object.__setattr__(self, "int64", values)
+
+
+STEPS: dict[str, type[Step]] = {
+    kind.kind: kind for kind in (Affine, Log1p, Clip, Cast, ClipInteger, Modulo, ToBucket, ToHash, ToWord)
+}
+"""By the name in JSON."""
+
+
+def _float32(where: str, value: Any) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float32(real(where, value)))
+
+
+def _flag(where: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(f"{where} is a {type(value).__name__}, must be a bool")
+
+
+def _array(name: str, values: Any) -> NDArray[Any]:
+    if isinstance(values, (str, bytes)):
+        raise ArgumentTypeError(f"{name} is a {type(values).__name__}, must be a sequence of numbers")
+    try:
+        return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise ArgumentTypeError(f"{name} must be a sequence of numbers: {error}") from None

@@ -1,0 +1,183 @@
+"""Columns with gradients: the rows that they look up, pooled by ``fused_embedding_bag``, whose autograd,
+sparse gradients and optimizers are theirs then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recfuse._codes import MAX, SUM
+from recfuse.nn.columns.inputs import Inputs
+from recfuse.nn.columns.lowering import Place, TablePlace
+from recfuse.nn.columns.programs import Programs, static
+from recfuse.nn.columns.specs import Column, FeatureColumn, TableColumn, Use
+from recfuse.ops.fused_embedding_bag import fused_dtype, fused_embedding_bag
+
+
+class _Group(NamedTuple):
+    """Columns that one fused call pools: by max, or by sums of rows times factors."""
+
+    programs: Programs
+    features: Tensor  # int64 [columns, 7]
+    count: int  # of columns
+    matrices: tuple[int, ...]  # of the weights those that have their tables
+    dim: int
+    is_max: bool
+    weighted: bool
+    divided: list[tuple[int, ...]]  # numbers of the uses of each column whose sum is divided
+
+    def has_factors(self, places: Sequence[Place]) -> bool:
+        """Whether lookups have factors: weights, or a division by more than one row."""
+        return self.weighted or any(places[use].width != 1 for uses in self.divided for use in uses)
+
+
+class _Constants(NamedTuple):
+    """What makes the output of what was pooled: tables' whole dims, then numeric columns."""
+
+    order: Tensor | None  # int64 [output_dim]: which column; None: all, in order
+    scale: Tensor | None  # float32 [output_dim]; None: ones
+    fill: Tensor | None  # float32 [output_dim] of samples without lookups; None: zeros
+    bags: Tensor | None  # int64 [output_dim]: which column of a table decides that
+
+
+class Training:
+    """The calls of columns whose tables have gradients."""
+
+    def __init__(
+        self, columns: Sequence[Column], place_of: Mapping[str, TablePlace], programs: Programs
+    ) -> None:
+        """``place_of``: where tables lie, ``programs``: of all columns."""
+        kinds: tuple[list[int], list[int], list[int]] = [], [], []  # pooled by sums, by max, numeric
+        for number, column in enumerate(columns):
+            is_max = isinstance(column, TableColumn) and column.pooling == "max"
+            kinds[is_max if isinstance(column, TableColumn) else 2].append(number)
+        uses = {use: number for number, use in enumerate(programs.uses)}
+        self._groups = [
+            _group([columns[number] for number in kind], programs.chosen(kind), place_of, uses, is_max)
+            for is_max, kind in ((False, kinds[0]), (True, kinds[1]))
+            if kind
+        ]
+        self._numeric = programs.chosen(kinds[2]) if kinds[2] else None
+        self._constants = {torch.device("cpu"): _constants(columns, [*kinds[0], *kinds[1], *kinds[2]])}
+
+    def __call__(self, weights: Sequence[Tensor], given: Inputs, sparse: bool, bounds_check: str) -> Tensor:
+        """``[batch, output_dim]``, as the operator's."""
+        pieces: list[Tensor] = []
+        ends: list[tuple[Tensor, int]] = []  # offsets, and of how many columns
+        for group in self._groups:
+            indices, offsets, factors = group.programs.look_up(given, bounds_check)
+            has_factors = group.has_factors(given.places)
+            if torch.compiler.is_compiling():
+                torch._check(offsets.shape[0] == group.count * given.batch + 1)
+                torch._check(factors.shape[0] == (indices.shape[0] if has_factors else 0))
+            own = [weights[number] for number in group.matrices]
+            pooled = fused_embedding_bag(
+                own,
+                group.features,
+                indices,
+                offsets,
+                group.dim,
+                factors if has_factors else None,
+                sparse=sparse,
+                any_max=group.is_max,
+            )
+            pieces.append(pooled)
+            ends.append((offsets, group.count))
+        if self._numeric is not None:
+            pieces.append(self._numeric.compute([], given, bounds_check))
+        dtype = fused_dtype([weight.dtype for weight in weights])
+        return self._assembled(pieces, ends, given.batch, given.device).to(dtype)
+
+    def _assembled(
+        self, pieces: list[Tensor], ends: list[tuple[Tensor, int]], batch: int, device: torch.device
+    ) -> Tensor:
+        constants = self._on(device)
+        found = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+        if constants.order is not None:
+            found = found.index_select(1, constants.order)
+        if constants.scale is not None:
+            found = found * constants.scale
+        if constants.fill is not None and constants.bags is not None:
+            empty = torch.cat([(own.diff() == 0).view(count, batch) for own, count in ends])
+            empty = empty.t().index_select(1, constants.bags)
+            found = torch.where(empty & (constants.fill != 0), constants.fill, found)
+        return found
+
+    def _on(self, device: torch.device) -> _Constants:
+        host = self._constants[torch.device("cpu")]
+        if device.type == "cpu":
+            return host
+        if torch.compiler.is_compiling():
+            return _Constants(*(None if one is None else one.to(device) for one in host))
+        if device not in self._constants:
+            self._constants[device] = _Constants(*(None if one is None else one.to(device) for one in host))
+        return self._constants[device]
+
+    def __deepcopy__(self, memo: Any) -> Training:
+        """The same object: it never changes."""
+        return self
+
+
+def _group(
+    columns: Sequence[Any],
+    programs: Programs,
+    place_of: Mapping[str, TablePlace],
+    number_of: Mapping[Use, int],
+    is_max: bool,
+) -> _Group:
+    places = [place_of[column.table_name] for column in columns]
+    matrices = sorted({place.buffer for place in places})
+    rows, at = [], 0
+    for place in places:
+        matrix, mode = matrices.index(place.buffer), MAX if is_max else SUM
+        rows.append([matrix, place.offset, place.rows, place.dim, mode, -1, at])
+        at += place.dim
+    features = torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, 7))  # no view of another tensor
+    divided = [
+        tuple(number_of[source.use] for source in column.sources())
+        for column in columns
+        if column.pooling in ("mean", "sqrtn")
+    ]
+    weighted = any(_is_weighted(column) for column in columns)
+    return _Group(programs, static(features), len(places), tuple(matrices), at, is_max, weighted, divided)
+
+
+def _is_weighted(column: TableColumn) -> bool:
+    return isinstance(column, FeatureColumn) and (column.weighted or column.weights is not None)
+
+
+def _constants(columns: Sequence[Column], pooled: Sequence[int]) -> _Constants:
+    """``pooled``: numbers of the columns in the order in which they are computed: tables' ones first."""
+    first = [0] * len(columns)
+    bag_of = [0] * len(columns)
+    at = 0
+    for bag, number in enumerate(pooled):
+        column = columns[number]
+        first[number], bag_of[number] = at, bag
+        at += column.embedding_dim if isinstance(column, TableColumn) else column.output_dim
+    order, scale, fill, bags = [], [], [], []
+    for number, column in enumerate(columns):
+        count, begin = column.output_dim, first[number]
+        factor, empty = 1.0, 0.0
+        if isinstance(column, TableColumn):
+            begin, factor, empty = begin + column.dims[0], column.scale, column.fill_value
+        order.extend(range(begin, begin + count))
+        scale.extend([factor] * count)
+        fill.extend([empty] * count)
+        bags.extend([bag_of[number] if empty else 0] * count)
+    in_order = order == list(range(at))
+    return _Constants(
+        None if in_order else _tensor(order, torch.int64),
+        _tensor(scale, torch.float32) if set(scale) - {1.0} else None,
+        _tensor(fill, torch.float32) if any(fill) else None,
+        _tensor(bags, torch.int64) if any(fill) else None,
+    )
+
+
+def _tensor(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+    return static(torch.tensor(values, dtype=dtype, device="cpu"))

@@ -1,0 +1,163 @@
+"""``embedding_columns``: raw values of features to pooled rows, many columns in one call.
+
+The calls of :class:`recfuse.nn.EmbeddingColumns`, which makes their arguments from specifications of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._library.fake_impl import allocate_size
+
+from recfuse.ops.autograd import once_differentiable, register
+from recfuse.ops.fused_embedding_bag import fused_dtype
+from recfuse.ops.library import (
+    below_autograd,
+    is_transformed,
+    library,
+    needs_derivatives,
+    raise_translated,
+)
+
+_columns = torch.ops.recfuse.embedding_columns.default
+_lookups = torch.ops.recfuse._embedding_columns_lookups.default
+MOST_TENSORS = 256
+"""Inputs, or weights, of a call on a GPU; as many as the library's RF_COLUMN_MOST_TENSORS."""
+
+
+def embedding_columns(
+    weights: Sequence[Tensor],
+    program: Tensor,
+    dense: Sequence[Tensor],
+    values: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    value_weights: Sequence[Tensor],
+    batch: int,
+    output_dim: int,
+    program_on_device: Tensor | None = None,
+    bounds_check: str = "on",
+) -> Tensor:
+    """Computes all columns of a program.
+
+    All tensors are on the CPU, or all on one CUDA device but for ``program``. Inputs are numbered from 0,
+    dense ones first.
+
+    Args:
+        weights: contiguous float32, float16 or bfloat16 tensors that have the tables.
+        program: int64 ``[words]`` on the CPU, of ``recfuse._C.embedding_columns_program``.
+        dense: float32, int32 or int64 ``[batch]`` or ``[batch, values]``, of any strides.
+        values: float32, int32 or int64 ``[values]`` each.
+        offsets: int32 or int64 ``[features * batch + 1]``, one for each of ``values``.
+        value_weights: none, or one for each of ``values``: float32 ``[values]``, or of no elements.
+        batch: samples.
+        output_dim: columns of the output, as the program's columns add up to.
+        program_on_device: a copy of ``program`` on the GPU; None: each call makes one.
+        bounds_check: "off" takes an index that would be an error for a dropped one, and trusts offsets.
+
+    Returns:
+        ``[batch, output_dim]``; of the weights' dtype where they agree, else float32.
+
+    Raises:
+        ValueError, TypeError: a bad argument, or a program that does not fit. IndexError: an index that is no
+            row. On a GPU bad contents are raised by a later call, or by :func:`recfuse.check`.
+        NotImplementedError: in ``backward``: the module's calls have gradients.
+
+    Source: Pan et al., RECom, ASPLOS 2023.
+    """
+    given = weights, program, dense, values, offsets, value_weights, batch, output_dim
+    options = (
+        (program_on_device, bounds_check) if program_on_device is not None or bounds_check != "on" else ()
+    )
+    return _call(_columns, weights, given + options)
+
+
+def embedding_columns_lookups(
+    program: Tensor,
+    dense: Sequence[Tensor],
+    values: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    value_weights: Sequence[Tensor],
+    batch: int,
+    program_on_device: Tensor | None = None,
+    bounds_check: str = "on",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows that a program's columns look up, as one call of :func:`recfuse.fused_embedding_bag` has them.
+
+    Args:
+        As :func:`embedding_columns`.
+
+    Returns:
+        indices int64 ``[lookups]``, offsets int64 ``[columns with a table * batch + 1]``, and the factor of
+        each lookup, float32 ``[lookups]``: of no elements where all are 1. Samples that are filled have no
+        lookup.
+    """
+    given = program, dense, values, offsets, value_weights, batch, program_on_device, bounds_check
+    found: tuple[Tensor, Tensor, Tensor] = _call(_lookups, (), given)
+    return found
+
+
+def _call(operator: Any, weights: Sequence[Tensor], arguments: tuple[Any, ...]) -> Any:
+    if is_transformed():
+        return operator(*arguments)
+    try:
+        if needs_derivatives(weights):
+            return operator(*arguments)
+        with below_autograd():
+            return operator(*arguments)
+    except RuntimeError as error:
+        raise_translated(error)
+
+
+@torch.library.register_fake("recfuse::embedding_columns", lib=library)
+def _(
+    weights: Sequence[Tensor],
+    program: Tensor,
+    dense: Sequence[Tensor],
+    values: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    value_weights: Sequence[Tensor],
+    batch: int,
+    output_dim: int,
+    *_: Any,
+) -> Tensor:
+    like = (*weights[:1], *dense[:1], *values[:1], program)[0]
+    return like.new_empty((batch, output_dim), dtype=fused_dtype([weight.dtype for weight in weights]))
+
+
+@torch.library.register_fake("recfuse::_embedding_columns_lookups", lib=library)
+def _(
+    program: Tensor,
+    dense: Sequence[Tensor],
+    values: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    value_weights: Sequence[Tensor],
+    batch: int,
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    like = (*dense[:1], *values[:1], program)[0]
+    lookups, ends, factors = (_unknown_size() for _ in range(3))
+    return (
+        like.new_empty((lookups,), dtype=torch.int64),
+        like.new_empty((ends,), dtype=torch.int64),
+        like.new_empty((factors,), dtype=torch.float32),
+    )
+
+
+def _unknown_size() -> Any:
+    """One that only the contents tell."""
+    try:
+        shape_env = torch.library.get_ctx()._shape_env
+    except RuntimeError:  # a meta tensor
+        shape_env = None
+    return 0 if shape_env is None else allocate_size(shape_env)
+
+
+_TRAIN = (
+    "recfuse.embedding_columns has no gradient: call it under torch.no_grad(), or call "
+    "recfuse.nn.EmbeddingColumns, which has one"
+)
+register("embedding_columns", once_differentiable(_columns, _TRAIN))
+register("_embedding_columns_lookups", once_differentiable(_lookups, _TRAIN))

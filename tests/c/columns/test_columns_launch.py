@@ -1,0 +1,26 @@
+"""Embedding columns on the host of a GPU, with a driver that has no GPU (tests/c/cuda)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.c_program import COMPILER
+from support.cuda_program import Build
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first build leaves its kernels to the other."""
+    return tmp_path_factory.mktemp("columns_kernels")
+
+
+@pytest.mark.parametrize("kind", ["plain", "address"])
+@pytest.mark.parametrize("command", ["columns_launch", "columns_refusals", "columns_time"])
+def test_launches_and_refusals(cuda_build: Build, cache: Path, kind: str, command: str) -> None:
+    program = cuda_build(kind).beside_own_kernels()
+    program.add_nvrtc()
+    print(program.run(command, cache=cache, gpu=True))

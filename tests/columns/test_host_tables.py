@@ -1,0 +1,144 @@
+"""Tables that stay on the host: without a GPU the two parts are computed on the CPU and compared with one."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+import recfuse
+from recfuse.nn import EmbeddingColumns
+from recfuse.nn.columns import Identity, Numeric, TableColumn
+from support.columns.inputs import COLUMNS, mapping, parts
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled():
+    """The compiler counts how often a function is compiled, whatever module it is of."""
+    torch.compiler.reset()
+
+
+def placed(names):
+    """The columns with the tables of some on the host."""
+    return [
+        dataclasses.replace(one, placement="host" if one.table_name in names else "device")
+        if isinstance(one, TableColumn)
+        else one
+        for one in COLUMNS
+    ]
+
+
+def pair(names, **options):
+    """The same columns in two parts, and in one."""
+    split = EmbeddingColumns(placed(names), **options)
+    split._always_split = True
+    whole = EmbeddingColumns(COLUMNS, **options)
+    whole.load_state_dict(split.state_dict())
+    return split, whole
+
+
+PLACES = {
+    "first": ("age",),
+    "shared": ("tags",),
+    "several": ("city", "pairs", "many"),
+    "all": ("age", "city", "tags", "pairs", "many"),
+}
+
+
+@pytest.mark.parametrize("names", PLACES.values(), ids=PLACES)
+def test_two_parts_are_one_module(names):
+    split, whole = pair(names)
+    assert list(split.state_dict()) == list(whole.state_dict())
+    batch = mapping(parts())
+    for given in (batch, split.pack(batch)):
+        with torch.no_grad():
+            assert torch.equal(split(given), whole(given))
+        torch.testing.assert_close(split(given), whole(given))
+    other = copy.deepcopy(split)
+    other._always_split = True
+    with torch.no_grad():
+        assert torch.equal(other(batch), whole(batch))
+
+
+@pytest.mark.parametrize("names", PLACES.values(), ids=PLACES)
+def test_all_tables_are_trained(names):
+    split, whole = pair(names)
+    optimizers = [recfuse.optim.SGD(one, lr=0.1) for one in (split, whole)]
+    for seed in range(3):
+        batch = mapping(parts(seed))
+        for module, optimizer in zip((split, whole), optimizers, strict=True):
+            optimizer.zero_grad()
+            module(batch).square().sum().backward()
+            optimizer.step()
+    for name, one in split.state_dict().items():
+        torch.testing.assert_close(one, whole.state_dict()[name])
+
+
+def test_two_parts_compiled():
+    split, whole = pair(("tags", "age"))
+    compiled = torch.compile(split, fullgraph=True, backend="aot_eager")
+    batch = mapping(parts())
+    with torch.no_grad():
+        assert torch.equal(compiled(batch), whole(batch))
+    torch.testing.assert_close(compiled(batch), whole(batch))
+
+
+def test_errors_have_the_columns_names():
+    columns = [Numeric("n"), Identity("a", 5, 4), Identity("b", 5, 4, placement="host"), Identity("c", 5, 4)]
+    module = EmbeddingColumns(columns)
+    module._always_split = True
+    good = torch.tensor([1, 2, 3])
+    for name in "abc":
+        batch = {"n": good, "a": good, "b": good, "c": good, name: torch.tensor([1, 2, 9])}
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad), pytest.raises(IndexError, match=f"'{name}'.*9"):
+                module(batch)
+
+
+def test_large_tables_stay():
+    """By their size, or as the column says; a GPU's part is what is left."""
+    columns = [
+        Identity("small", 100, 4),
+        Identity("large", 1000, 16),
+        Identity("kept", 1000, 16, placement="device"),
+        Identity("sent", 10, 4, placement="host"),
+    ]
+    both, sent = ("large", "sent"), ("sent",)
+    for bound, names in ((16000, both), ("62KiB", both), ("1MiB", sent), (None, sent)):
+        module = EmbeddingColumns(columns, host_tables=bound)
+        report = module.memory_report()
+        assert report.host_tables == names
+        sizes = {"small": 1600, "large": 64000, "kept": 64000, "sent": 160}
+        assert report.host_bytes == sum(sizes[name] for name in names)
+        assert report.device_bytes == sum(sizes.values()) - report.host_bytes
+        assert report.saved == report.host_bytes / sum(sizes.values())
+        assert all(name in str(report) for name in names)
+    assert EmbeddingColumns(columns[:1]).memory_report().saved == 0
+    assert EmbeddingColumns([Numeric("a")]).memory_report().device_bytes == 0
+
+
+class _Fake(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_moves_leave_the_hosts_tables_where_they_are():
+    """What `cuda()` and `to()` hand to every tensor does nothing to them but change the dtype."""
+    module = EmbeddingColumns(placed(("tags",)))
+    host = [module.packed_weights()[at] for at in module._host_matrices]
+    seen = []
+
+    def to_gpu(tensor):
+        seen.append(tensor)
+        return tensor.detach().half().as_subclass(_Fake) if tensor.numel() == 0 else tensor
+
+    module._apply(to_gpu)
+    assert all(weight.dtype == torch.float16 and weight.is_cpu for weight in host)
+    assert not any(one is weight for one in seen for weight in host)
+    assert module.tables["age"].weight.dtype == torch.float32
+    module.float()
+    module.to("meta")
+    assert all(weight.is_meta for weight in module.packed_weights())

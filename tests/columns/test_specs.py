@@ -1,0 +1,218 @@
+"""Specifications of columns: what they refuse, and how they come from JSON and go there."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+import torch
+
+from recfuse.nn import EmbeddingColumns
+from recfuse.nn.columns import (
+    Affine,
+    Bucketize,
+    Clip,
+    ClipInteger,
+    Cross,
+    Hash,
+    Identity,
+    Key,
+    Log1p,
+    Modulo,
+    Numeric,
+    ToBucket,
+    ToHash,
+    ToWord,
+    Vocabulary,
+)
+from support.columns.random_programs import random_case
+
+BAD_COLUMNS = {
+    "no name": (lambda: Numeric(3), TypeError, "name is a int, must be a str"),
+    "empty name": (lambda: Numeric(""), ValueError, "name is empty"),
+    "rows": (lambda: Identity("a", -1, 4), ValueError, "'a': num_embeddings is -1"),
+    "rows' type": (lambda: Identity("a", 2.5, 4), TypeError, "'a': num_embeddings is a float"),
+    "dim": (lambda: Identity("a", 5, True), TypeError, "'a': embedding_dim is a bool"),
+    "pooling": (
+        lambda: Identity("a", 5, 4, pooling="avg"),
+        ValueError,
+        r"'a': pooling is 'avg', must be \"sum\"",
+    ),
+    "invalid": (lambda: Identity("a", 5, 4, invalid="no"), ValueError, "'a': invalid is 'no'"),
+    "invalid row": (lambda: Identity("a", 5, 4, invalid=5), ValueError, "'a': invalid is 5"),
+    "empty": (lambda: Identity("a", 5, 4, empty="zero"), ValueError, "'a': empty is 'zero'"),
+    "empty row": (lambda: Identity("a", 0, 4, empty=0), ValueError, "'a': empty is 0"),
+    "fill and row": (lambda: Identity("a", 5, 4, empty=1, fill_value=2), ValueError, "'a': fill_value is 2"),
+    "fill": (lambda: Identity("a", 5, 4, fill_value=math.nan), ValueError, "'a': fill_value is nan"),
+    "scale": (lambda: Identity("a", 5, 4, scale=1e39), ValueError, r"'a': scale is 1e\+39"),
+    "slice": (lambda: Identity("a", 5, 4, slice=(2, 5)), ValueError, "'a': slice's stop is 5"),
+    "slice's type": (lambda: Identity("a", 5, 4, slice=3), TypeError, "'a': slice must be"),
+    "dot": (lambda: Identity("a.b", 5, 4), ValueError, "'a.b': the table's name"),
+    "dtype": (lambda: Identity("a", 5, 4, dtype=torch.float64), TypeError, "'a': dtype is torch.float64"),
+    "weights and weighted": (
+        lambda: Identity("a", 5, 4, weights="w", weighted=True),
+        ValueError,
+        "'a': weighted is True and weights is 'w'",
+    ),
+    "weighted max": (
+        lambda: Identity("a", 5, 4, weighted=True, pooling="max"),
+        ValueError,
+        "'a': pooling is \"max\"",
+    ),
+    "placement": (lambda: Identity("a", 5, 4, placement="gpu"), ValueError, "'a': placement is 'gpu'"),
+    "step": (lambda: Identity("a", 5, 4, preprocess=[3]), TypeError, "'a': a step of preprocess is a int"),
+    "boundaries fall": (lambda: Bucketize("a", [1, 3, 2], 4), ValueError, r"'a': boundaries\[2\] is 2"),
+    "boundary NaN": (lambda: Bucketize("a", [1, math.nan], 4), ValueError, r"'a': boundaries\[1\] is nan"),
+    "boundaries' type": (lambda: Bucketize("a", "123", 4), TypeError, "'a': boundaries is a str"),
+    "words": (lambda: Vocabulary("a", [1, 2, 1], 4), ValueError, "'a': vocabulary has 1 twice"),
+    "words' type": (
+        lambda: Vocabulary("a", ["x"], 4),
+        TypeError,
+        "'a': vocabulary must be a sequence of int",
+    ),
+    "large word": (
+        lambda: Vocabulary("a", [2**63], 4),
+        ValueError,
+        "'a': vocabulary has 9223372036854775808",
+    ),
+    "buckets": (lambda: Hash("a", 0, 4), ValueError, "'a': num_buckets is 0"),
+    "many buckets": (lambda: Hash("a", 2**31, 4), ValueError, "'a': num_buckets is 2147483648"),
+    "seed": (lambda: Hash("a", 5, 4, seed=-1), ValueError, "'a': seed is -1"),
+    "keys": (lambda: Cross("a", ("b",), 5, 4), TypeError, "'a': keys must be two"),
+    "key": (lambda: Cross("a", ("b", 3), 5, 4), TypeError, "'a': a key is a int"),
+    "width": (lambda: Numeric("a", 0), ValueError, "'a': width is 0"),
+    "affine": (lambda: Affine(math.inf), ValueError, "Affine: scale is inf"),
+    "clip": (lambda: Clip(math.nan), ValueError, "Clip: min is NaN"),
+    "clip_integer": (lambda: ClipInteger(0.5), TypeError, "ClipInteger: min is a float"),
+    "modulo": (lambda: Modulo(0), ValueError, "Modulo: divisor is 0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_COLUMNS)
+def test_bad_columns_say_what_is_wrong(name):
+    make, kind, words = BAD_COLUMNS[name]
+    with pytest.raises(kind, match=words):
+        make()
+
+
+def two(**changes):
+    return [
+        Identity("a", 5, 4, table="t"),
+        Identity("b", **{"num_embeddings": 5, "embedding_dim": 4, "table": "t", **changes}),
+    ]
+
+
+BAD_MODULES = {
+    "none": ([], ValueError, "columns is empty"),
+    "no columns": (3, TypeError, "columns is a int"),
+    "no column": ([Numeric("a"), "b"], TypeError, r"columns\[1\] is a str"),
+    "twice": ([Numeric("a"), Identity("a", 3, 4)], ValueError, "two columns are named 'a'"),
+    "rows": (two(num_embeddings=6), ValueError, "'a' and 'b' share table 't', but num_embeddings is 5"),
+    "dims": (two(embedding_dim=3), ValueError, "share table 't', but embedding_dim is 4 of one and 3"),
+    "dtypes": (two(dtype=torch.float16), ValueError, "but dtype is None of one and torch.float16"),
+    "trainable": (two(trainable=False), ValueError, "but trainable is True of one and False"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_MODULES)
+def test_bad_lists_say_what_is_wrong(name):
+    columns, kind, words = BAD_MODULES[name]
+    with pytest.raises(kind, match=words):
+        EmbeddingColumns(columns)
+
+
+def test_options_are_checked():
+    with pytest.raises(ValueError, match=r"sparse is True and pooling of column 'a' is \"max\""):
+        EmbeddingColumns([Identity("a", 5, 4, pooling="max")], sparse=True)
+    with pytest.raises(TypeError, match=r"dtype is torch.float64"):
+        EmbeddingColumns([Numeric("a")], dtype=torch.float64)
+    for wrong in ("many", "12 XB", "-1"):
+        with pytest.raises(ValueError, match="host_tables is"):
+            EmbeddingColumns([Numeric("a")], host_tables=wrong)
+
+
+COLUMNS = [
+    Bucketize("age", [18, 25.5, 35], 8, right=True, preprocess=[Affine(2, -1), Clip(0), Log1p()]),
+    Hash("city", 100, 8, num_buckets=50, seed=2**64 - 1, invalid=3, scale=0.5, slice=(1, 4)),
+    Identity("tags", 50, 16, dtype=torch.float16, weights="tag_weights", pooling="sqrtn", trainable=False),
+    Identity(
+        "more", 50, 16, dtype=torch.float16, weighted=True, table="tags", trainable=False, invalid="drop"
+    ),
+    Vocabulary("word", [5, -7, 2**63 - 1], 4, empty=1, preprocess=[ClipInteger(-9), Modulo(7)]),
+    Cross("x", ("city", Key("age", [ToBucket([20, 40])])), 30, 4, fill_value=2.5, placement="host"),
+    Cross("y", (Key("city", [ToHash(9, 1)]), Key("city", [ToWord([1, 2])])), 30, 4),
+    Numeric("price", 2, feature="prices"),
+]
+
+
+def test_json_keeps_everything(tmp_path):
+    module = EmbeddingColumns(COLUMNS)
+    path = tmp_path / "columns.json"
+    listed = module.to_json(path)
+    assert json.loads(path.read_text()) == listed == json.loads(json.dumps(listed))
+    for given in (path, str(path), listed):
+        again = EmbeddingColumns.from_json(given, sparse=True)
+        assert again.specs == module.specs == tuple(COLUMNS)
+        assert again.layout.sparse
+    assert listed[0]["kind"] == "bucketize" and "pooling" not in listed[0]
+
+
+def test_json_of_random_columns():
+    for seed in range(200):
+        columns = random_case(random.Random(seed)).columns
+        listed = json.loads(json.dumps(EmbeddingColumns(columns).to_json()))
+        assert EmbeddingColumns.from_json(listed).specs == tuple(columns)
+
+
+NUMERIC = {"kind": "numeric", "name": "n"}
+BAD_JSON = {
+    "no list": (3, TypeError, "columns is a int"),
+    "no mapping": ([3], TypeError, r"columns\[0\] is a int"),
+    "no kind": ([{"name": "a"}], ValueError, r"columns\[0\] \('a'\): kind is None, must be one of identity"),
+    "kind": ([{"kind": "text", "name": "a"}], ValueError, r"\('a'\): kind is 'text'"),
+    "unknown": ([{"kind": "numeric", "name": "a", "dim": 3}], ValueError, "there is no field 'dim'"),
+    "missing": ([{"kind": "hash", "name": "a"}], TypeError, r"\('a'\): .*missing 2 required"),
+    "value": (
+        [{**NUMERIC}, {"kind": "hash", "name": "a", "num_embeddings": 0, "embedding_dim": 1}],
+        ValueError,
+        r"columns\[1\] \('a'\): .*num_buckets is 0",
+    ),
+    "dtype": (
+        [{"kind": "identity", "name": "a", "num_embeddings": 2, "embedding_dim": 4, "dtype": "half"}],
+        ValueError,
+        "dtype is 'half', must be one of float32",
+    ),
+    "step": (
+        [{"kind": "numeric", "name": "a", "preprocess": [{"step": "sqrt"}]}],
+        ValueError,
+        r"\('a'\): step is 'sqrt', must be one of affine",
+    ),
+    "step's field": (
+        [{"kind": "numeric", "name": "a", "preprocess": [{"step": "modulo", "divisor": 0}]}],
+        ValueError,
+        r"\('a'\): Modulo: divisor is 0",
+    ),
+    "steps": ([{"kind": "numeric", "name": "a", "preprocess": "log1p"}], TypeError, "preprocess is a str"),
+    "no step": ([{"kind": "numeric", "name": "a", "preprocess": ["log1p"]}], TypeError, "a step of pre"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_JSON)
+def test_bad_json_says_what_is_wrong(name, tmp_path):
+    given, kind, words = BAD_JSON[name]
+    with pytest.raises(kind, match=words):
+        EmbeddingColumns.from_json(given)
+    path = tmp_path / "columns.json"
+    path.write_text(json.dumps(given))
+    with pytest.raises(kind, match=words):
+        EmbeddingColumns.from_json(path)
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(OSError, match="absent"):
+        EmbeddingColumns.from_json(tmp_path / "absent.json")
+    (tmp_path / "bad.json").write_text("[{]")
+    with pytest.raises(ValueError, match=r"bad\.json is no JSON"):
+        EmbeddingColumns.from_json(tmp_path / "bad.json")

@@ -1,0 +1,1 @@
+"""What the tests of gradients and updates on a GPU share."""
