@@ -271,6 +271,7 @@ def test_what_is_left_and_why():
 def test_without_fusing():
     model = DLRM_Net()
     report = recfuse.swap(model, fuse=False)
+    assert "one by one" in str(report) and "one by one" not in str(recfuse.swap(DLRM_Net()))
     assert len(report.replaced) == 4
     assert report.fused == []
     assert type(model.emb_l) is nn.ModuleList

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from recfuse.optim.base import FusedOptimizer
 
@@ -12,10 +12,15 @@ _TOOLS = (
     "quantize_embeddings and IR serializer; torch.jit.script; torch.onnx.export; torch.fx.symbolic_trace."
 )
 
+_ONE_BY_ONE = (
+    "Replaced bags are pooled one by one. For one call, as docs/swap.md shows: "
+    "recfuse.nn.FusedEmbeddingBagList(bags) and its pool(offsets, indices)."
+)
+
 
 @dataclass(frozen=True)
 class SwapEntry:
-    """What became of one module."""
+    """What happened to one module."""
 
     name: str  # as in model.named_modules(); "" is the model
     kind: str  # its class before
@@ -23,6 +28,7 @@ class SwapEntry:
         str  # "replaced", "fused", "left"; "optimizer"; "already", by an earlier swap; "restored" by unswap
     )
     detail: str  # what it is now, or why it was left
+    pattern: str = ""  # of a graph: which pattern has found it; action is "swapped" or "left"
 
 
 @dataclass
@@ -33,9 +39,26 @@ class SwapReport:
     fused_optimizers: list[FusedOptimizer] = field(default_factory=list)
     """With ``fuse_optimizers``: of each optimizer that has tables, the one that updates them."""
 
-    def add(self, name: str, kind: str, action: str, detail: str) -> None:
+    def add(self, name: str, kind: str, action: str, detail: str, pattern: str = "") -> None:
         """Adds a line."""
-        self.entries.append(SwapEntry(name, kind, action, detail))
+        self.entries.append(SwapEntry(name, kind, action, detail, pattern))
+
+    def leave(self, reason: str) -> None:
+        """What was swapped has been undone."""
+        self.entries = [
+            entry if entry.action in ("left", "already") else replace(entry, action="left", detail=reason)
+            for entry in self.entries
+        ]
+        self.fused_optimizers.clear()
+
+    def found(self, pattern: str) -> list[SwapEntry]:
+        """Of a graph: what a pattern has found, swapped and left."""
+        return [entry for entry in self.entries if entry.pattern == pattern]
+
+    @property
+    def swapped(self) -> list[SwapEntry]:
+        """Parts of a graph that recfuse's operators now compute."""
+        return [entry for entry in self.entries if entry.action == "swapped"]
 
     @property
     def replaced(self) -> list[SwapEntry]:
@@ -82,7 +105,11 @@ class SwapReport:
             return "\n".join([*lines, f"{len(self.restored)} restored, {len(self.left)} left"])
         already = f", {len(self.already)} already swapped" if self.already else ""
         numbers = f"{len(self.replaced)} replaced, {len(self.fused)} fused, {len(self.left)} left"
+        if any(entry.pattern for entry in self.entries):
+            return "\n".join([*lines, f"{len(self.swapped)} swapped, {len(self.left)} left"])
         lines.append(numbers + already)
+        if len(self.replaced) > 1:
+            lines.append(_ONE_BY_ONE)
         if self.replaced or self.fused or self.already:
             lines.append(_TOOLS)
         return "\n".join(lines)

@@ -1,8 +1,10 @@
-"""``swap``: puts recfuse's modules into a model, in place; ``unswap`` takes them out again."""
+"""``swap``: puts recfuse's modules into a model, or its operators into a graph, in place."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import Parameter
@@ -24,6 +26,9 @@ from recfuse.passes.report import SwapEntry, SwapReport
 from recfuse.passes.torchrec_collection import TorchRecCollection
 from recfuse.passes.unswap import unswap
 
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
 __all__ = ["SwapEntry", "SwapReport", "swap", "unswap"]
 
 _PATTERNS: tuple[type[Pattern], ...] = (TorchRecCollection, ApplyEmb)
@@ -31,13 +36,20 @@ _Owners = dict[int, list[tuple[str, torch.nn.Module]]]
 
 
 def swap(
-    model: torch.nn.Module,
+    model: torch.nn.Module | ExportedProgram,
     *,
     fuse: bool = True,
     optimizers: Iterable[torch.optim.Optimizer] = (),
     fuse_optimizers: bool = False,
+    check: Iterable[Any] = (),
+    patterns: Sequence[str] | None = None,
 ) -> SwapReport:
-    """Makes a model run on recfuse's operators, in place.
+    """Makes a model, or an exported program, run on recfuse's operators, in place.
+
+    Of an ``ExportedProgram``, or a ``torch.fx.GraphModule`` of ATen operators, the graph itself is rewritten
+    (``exported.graph_module``): what docs/passes.md lists is found in it, however the model was written.
+    Weights stay where they are. For torch.compile there is :func:`recfuse.backend`. Of another model, modules
+    are replaced:
 
     - Every ``torch.nn.EmbeddingBag`` on the CPU or a CUDA device becomes a :class:`recfuse.nn.EmbeddingBag`.
     - With ``fuse``, every unsharded ``torchrec.EmbeddingBagCollection`` pools all its tables in one call.
@@ -58,7 +70,7 @@ def swap(
     for a moment. Tables on several devices are replaced one by one.
 
     Args:
-        model: any module; may itself be one of those above.
+        model: any module; may itself be one of those above. Or a graph, as above.
         fuse: pool tables together where the model allows it.
         optimizers: those that hold the tables' Parameters. Their entries and state go to the new Parameters,
             so that training continues as it would have. An optimizer whose state is not one number, or an
@@ -69,9 +81,15 @@ def swap(
             the results are the same. What it may not do, since the gradients are not there, stands in
             :mod:`recfuse.optim` under "Direct"; clipping has an effect on other Parameters alone. Of
             torch.optim.SGD without momentum, Adagrad without lr_decay and SparseAdam, without weight decay.
+        check: batches, each a tuple of the model's arguments (or a dict of them by name, or a pair of
+            both). The model runs on copies of them before and after, without gradients, in eval mode.
+            Of a graph, a match that changes a result by more than the order of sums does is left, and the
+            report says so; of a module, everything is undone.
+        patterns: of a graph: the kinds to look for; by default all.
 
     Returns:
-        What became of each module that is, or is named as, an embedding bag; ``fused_optimizers``.
+        What happened to each module that is, or is named as, an embedding bag; ``fused_optimizers``. Of a
+        graph: each match, whether it was swapped or left, and why.
 
     Raises:
         TypeError: ``model`` is not a torch.nn.Module, ``optimizers`` are none.
@@ -79,9 +97,50 @@ def swap(
             not handed over, an optimizer cannot be moved, or the steps of one cannot be fused: those of
             torch.optim.Adam and AdamW move rows that no lookup has. Nothing was changed.
     """
+    if _is_graph(model):
+        from recfuse.passes.graph.entry import swap_graph
+
+        if list(optimizers) or fuse_optimizers or not fuse:
+            raise ArgumentValueError(
+                "recfuse.swap: fuse, optimizers and fuse_optimizers are of modules; a graph keeps its "
+                "Parameters, and its optimizers stay as they are"
+            )
+        return swap_graph(model, patterns, check)
     if not isinstance(model, torch.nn.Module):
-        raise wrong_type("recfuse.swap: model", model, "a torch.nn.Module")
+        raise wrong_type("recfuse.swap: model", model, "a torch.nn.Module or a torch.export.ExportedProgram")
+    if patterns is not None:
+        raise ArgumentValueError("recfuse.swap: patterns is of graphs; a module has none, pass None")
     optimizers = check_optimizers(optimizers, "recfuse.swap")
+    batches = list(check)
+    if not batches:
+        return _swap_modules(model, fuse, optimizers, fuse_optimizers)
+    from recfuse.passes.graph.checks import Checked
+
+    checked = Checked(model, batches)
+    report = _swap_modules(model, fuse, optimizers, fuse_optimizers)
+    if not checked.agrees():
+        unswap(model, optimizers=optimizers)
+        report.leave("the model's result differs from the original's on the batches of check")
+    return report
+
+
+def _is_graph(model: Any) -> bool:
+    """Whether it is an exported program or a graph of ATen operators: their rooms are imported only then."""
+    exported = getattr(sys.modules.get("torch.export"), "ExportedProgram", None)
+    if exported is not None and isinstance(model, exported):
+        return True
+    if not isinstance(model, torch.fx.GraphModule):
+        return False
+    return any(isinstance(node.target, torch._ops.OpOverload) for node in model.graph.nodes)
+
+
+def _swap_modules(
+    model: torch.nn.Module,
+    fuse: bool,
+    optimizers: Sequence[torch.optim.Optimizer],
+    fuse_optimizers: bool,
+) -> SwapReport:
+    """Replaces modules."""
     report = SwapReport()
     already = [named for named in model.named_modules() if isinstance(named[1], (EmbeddingBag, PackedModule))]
     patterns = list(_fusable_patterns(model, report)) if fuse else []

@@ -34,7 +34,7 @@ def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer
             Parameters; where swap has fused their steps, they make them themselves again.
 
     Returns:
-        What became of each module.
+        What happened to each module.
 
     Raises:
         TypeError, ValueError: as :func:`recfuse.swap`. Nothing was changed.

@@ -1,0 +1,169 @@
+"""Graph passes: plain models eager, compiled, compiled with recfuse.backend(), and written by hand.
+
+Two models. "bags": many tables of torch.nn.EmbeddingBag before one cat. "ranking": a user tower, candidates
+of each user, linear compression and target attention; nothing in it says recfuse. All candidates hold the
+same weights, run in turns on the same batches, in inference mode, and their outputs are compared.
+
+"pass": seconds of recfuse.backend() alone, for a graph of many columns; torch.compile's own time is apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import recfuse
+from common.checks import check_agreement, relative_error
+from common.report import load_notes, texts, write_results
+from common.settings import check_choices, comma_list, make_parser, positive, start
+from common.table import Table, milliseconds, times
+from passes.models import Problem, bags, ranking
+from recfuse import timing
+
+EAGER, COMPILED, PASSED, BY_HAND = "eager", "torch.compile", "recfuse.backend()", "by hand, compiled"
+FIGURES = ("bags", "ranking", "pass")
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2}
+# Flags whose defaults depend on the device.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {"tables": 100, "rows": 100_000, "batch": 256, "users": 4},
+    "cuda": {"tables": 1000, "rows": 500_000, "batch": 512, "users": 32},
+}
+
+
+def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """The command line, checked."""
+    parser = make_parser(__doc__, rounds=21)
+    add = parser.add_argument
+    add("--figures", type=comma_list, default=list(FIGURES), help=f"of {', '.join(FIGURES)} (default: all)")
+    add("--tables", type=positive, help="of bags (default: 100; on a GPU 1000)")
+    add("--rows", type=positive, help="of each table (default: 100000; on a GPU 500000)")
+    add("--dim", type=positive, default=16, help="of each table (default: 16)")
+    add("--batch", type=positive, help="samples of bags (default: 256; on a GPU 512)")
+    add("--lookups", type=positive, default=8, help="of each bag (default: 8)")
+    add("--users", type=positive, help="of ranking (default: 4; on a GPU 32)")
+    add("--ratio", type=positive, default=70, help="candidates of each (default: 70)")
+    add("--columns", type=positive, default=1000, help="of the graph whose pass is timed (default: 1000)")
+    add("--num-batches", type=positive, default=4, help="batches to rotate through (default: 4)")
+    arguments = parser.parse_args()
+    start(parser, arguments)
+    check_choices(parser, {"--figures": (arguments.figures, FIGURES)})
+    for name, value in DEFAULTS[arguments.device].items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    return parser, arguments
+
+
+def measure(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, problem: Problem
+) -> tuple[Table, timing.Comparison]:
+    """All forms of one model in turns."""
+    backend = recfuse.backend()
+    forms: dict[str, Callable[..., Tensor]] = {
+        EAGER: problem.model,
+        COMPILED: torch.compile(problem.model),
+        PASSED: torch.compile(problem.model, backend=backend),
+        BY_HAND: torch.compile(problem.by_hand),
+    }
+    right = problem.model(*problem.batches[0])
+    errors = [relative_error(form(*problem.batches[0]), right) for form in forms.values()]
+    check_agreement(parser, errors, TOLERANCE[right.dtype])
+    result = timing.compare(
+        forms, inputs=problem.batches, rounds=arguments.rounds, device=arguments.device, label=problem.title
+    )
+    swapped = backend.reports[-1].swapped
+    table = Table(problem.title, ["form", "ms (median ± IQR)", "over torch.compile", "over by hand"])
+    for name in forms:
+        ratios = [times(result.ratio(name, other)) for other in (COMPILED, BY_HAND)]
+        table.rows.append([name, milliseconds(result[name]), *ratios])
+    kinds = {entry.pattern: 0 for entry in swapped}
+    for entry in swapped:
+        kinds[entry.pattern] += 1
+    table.notes.append(
+        f"Swapped: {', '.join(f'{count} {kind}' for kind, count in kinds.items()) or 'nothing'}."
+    )
+    table.notes += load_notes([result])
+    return table, result
+
+
+class Columns(nn.Module):
+    """Columns that guard an index and look it up."""
+
+    def __init__(self, columns: int) -> None:
+        """Small tables: what counts is the graph."""
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(11 + number % 7, 4) for number in range(columns))
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """[batch, columns] to [batch, 4 * columns]."""
+        found = [
+            table((indices[:, number] % table.num_embeddings).clamp(0, table.num_embeddings - 1))
+            for number, table in enumerate(self.tables)
+        ]
+        return torch.cat(found, 1)
+
+
+def measure_pass(columns: int) -> tuple[Table, dict[str, float]]:
+    """Seconds of the pass over a graph that torch.compile has captured, and over an exported program."""
+    model, indices = Columns(columns).eval(), torch.randint(0, 10**6, (64, columns))
+    spent: dict[str, float] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        begin, processor = time.perf_counter(), time.process_time()
+        found = work()
+        spent[name] = time.perf_counter() - begin
+        spent[f"{name}, processor"] = time.process_time() - processor
+        return found
+
+    backend = recfuse.backend("eager")
+    torch.compiler.reset()
+
+    def compile_with(module: Any, inputs: Any) -> Any:
+        return timed("recfuse.backend()", lambda: backend(module, inputs))
+
+    with torch.no_grad():
+        compiled = torch.compile(model, backend=compile_with, fullgraph=True)
+        timed("torch.compile, with it", lambda: compiled(indices))
+        batch = torch.export.Dim("batch", min=2)
+        options: Any = {"dynamic_shapes": ({0: batch},), "strict": False}
+        program = timed("torch.export", lambda: torch.export.export(model, (indices,), **options))
+        timed("recfuse.swap(program)", lambda: recfuse.swap(program))
+    table = Table(f"pass over {columns} columns", ["what", "seconds", "of the processor"])
+    for name in [name for name in spent if not name.endswith(", processor")]:
+        table.rows.append([name, f"{spent[name]:.1f}", f"{spent[f'{name}, processor']:.1f}"])
+    return table, spent
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser, arguments = parse_arguments()
+    torch.manual_seed(arguments.seed)
+    sizes = arguments.tables, arguments.rows, arguments.dim, arguments.batch, arguments.lookups
+    rest = arguments.num_batches, arguments.device
+    dtype = torch.float16 if arguments.device == "cuda" else torch.float32
+    problems = {
+        "bags": lambda: bags(*sizes, *rest),
+        "ranking": lambda: ranking(arguments.users, arguments.ratio, dtype, *rest),
+    }
+    tables, records = [], {}
+    with torch.inference_mode():
+        for name in (name for name in arguments.figures if name in problems):
+            table, result = measure(parser, arguments, problems[name]())
+            table.show(arguments.markdown)
+            tables.append(table)
+            records[name] = result.to_json(environment=False)
+    if "pass" in arguments.figures:
+        table, spent = measure_pass(arguments.columns)
+        table.show(arguments.markdown)
+        tables.append(table)
+        records["pass"] = spent
+    results = {"arguments": texts(arguments), "measured": records}
+    write_results(arguments.json, tables, results, arguments.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""``Bag``: an embedding bag of a graph, by whichever operators; and one call for many, feature by feature."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from recfuse._codes import MODES
+from recfuse.passes.graph.nodes import aten, tensor_of, value_of
+from recfuse.passes.graph.program import Program
+
+FIXED, JAGGED, LAST = "fixed", "jagged", "jagged, with the last offset"
+
+
+@dataclass(frozen=True)
+class Bag:
+    """What a graph pools of one table: ``result[b]`` is the sum, mean or maximum of the rows of bag ``b``."""
+
+    result: Node  # [bags, dim]
+    weight: Node  # [rows, dim]
+    indices: Node  # [lookups], or of any shape with `length` lookups a bag
+    mode: str
+    found: str  # how the graph does it
+    inside: tuple[Node, ...]  # nodes between indices and result
+    form: str  # of FIXED, JAGGED, LAST
+    length: int = 0  # FIXED: lookups of each bag
+    offsets: Node | None = None  # where bags begin; None: `indices` is [bags, lookups of each]
+    counted: Node | None = None  # without offsets: a tensor that has as many rows as there are bags
+    weights: Node | None = None  # a factor a lookup, of the shape of indices
+    padding_idx: int = -1
+    sparse: bool = False
+
+    @property
+    def table(self) -> Tensor:
+        """The fake tensor of the weight."""
+        return tensor_of(self.weight)  # type: ignore[return-value]
+
+    @property
+    def dim(self) -> int:
+        """Columns of the result."""
+        return int(self.table.shape[1])
+
+
+def emit_call(program: Program, bags: Sequence[Bag]) -> Node:
+    """One call for features with as many bags, of one dtype: ``[bags, sum of dims]``, in their order. Those
+    with a last offset have all one.
+    """
+    weights = list(dict.fromkeys(bag.weight for bag in bags))
+    buffer = {weight: number for number, weight in enumerate(weights)}
+    rows, column = [], 0
+    for bag in bags:
+        row = [
+            buffer[bag.weight],
+            0,
+            int(bag.table.shape[0]),
+            bag.dim,
+            MODES.index(bag.mode),
+            bag.padding_idx,
+        ]
+        rows.append([*row, column])
+        column += bag.dim
+    features = program.constant(rows, "cpu")
+    offsets = (_fixed_offsets if all(bag.form == FIXED for bag in bags) else _jagged_offsets)(program, bags)
+    factors = None
+    if bags[0].weights is not None:
+        factors = _joined(program, [_flat(program, bag.weights) for bag in bags])
+    indices = _joined(program, [_flat(program, bag.indices) for bag in bags])
+    call = weights, features, indices, offsets, column, factors, bags[0].sparse
+    found = program.emit(torch.ops.recfuse.fused_embedding_bag.default, *call)
+    if bags[0].form == LAST:  # what lies behind the last offset is a bag of its own, which nobody wants
+        found = program.emit(aten.slice.Tensor, found, 0, 0, -1)
+    return found
+
+
+def _flat(program: Program, node: Node | None) -> Node:
+    assert node is not None
+    return node if value_of(node).dim() == 1 else program.emit(aten.reshape.default, node, [-1])
+
+
+def _joined(program: Program, nodes: Sequence[Node]) -> Node:
+    return nodes[0] if len(nodes) == 1 else program.emit(aten.cat.default, list(nodes))
+
+
+def _arithmetic(program: Program, function: Any, a: Any, b: Any) -> Any:
+    """Of sizes: numbers or nodes."""
+    return program.emit(function, a, b) if isinstance(a, Node) or isinstance(b, Node) else function(a, b)
+
+
+def _integers(bag: Bag) -> dict[str, Any]:
+    return {"dtype": torch.int64, "device": bag.table.device, "pin_memory": False}
+
+
+def _fixed_offsets(program: Program, bags: Sequence[Bag]) -> Node:
+    """Bags of one length each: a feature's, one behind the other."""
+    options, lengths = _integers(bags[0]), [bag.length for bag in bags]
+    count = program.size(bags[0].counted, 0)
+    if len(set(lengths)) == 1:
+        ends = _arithmetic(program, operator.mul, count, len(bags))
+        numbers = program.emit(aten.arange.default, _arithmetic(program, operator.add, ends, 1), **options)
+        return numbers if lengths[0] == 1 else program.emit(aten.mul.Tensor, numbers, lengths[0])
+    before, total = [], 0
+    for length in lengths:
+        before.append([total])
+        total += length
+    numbers = program.emit(aten.arange.default, count, **options)
+    first = program.emit(aten.mul.Tensor, program.constant(before, bags[0].table.device), count)
+    steps = program.constant([[length] for length in lengths], bags[0].table.device)
+    starts = program.emit(aten.add.Tensor, program.emit(aten.mul.Tensor, steps, numbers), first)
+    end = program.emit(aten.full.default, [1], _arithmetic(program, operator.mul, count, total), **options)
+    return program.emit(aten.cat.default, [program.emit(aten.reshape.default, starts, [-1]), end])
+
+
+def _jagged_offsets(program: Program, bags: Sequence[Bag]) -> Node:
+    """Each feature's own offsets, moved behind the lookups of the features before."""
+    options = _integers(bags[0])
+    stacked = program.emit(aten.stack.default, [_own_offsets(program, bag) for bag in bags])
+    starts: list[Any] = [0]
+    for bag in bags:
+        starts.append(_arithmetic(program, operator.add, starts[-1], _lookups(program, bag.indices)))
+    if any(isinstance(start, Node) for start in starts):
+        one_by_one = [program.emit(aten.full.default, [1], start, **options) for start in starts]
+        all_starts = program.emit(aten.cat.default, one_by_one)
+    else:
+        all_starts = program.constant(starts, bags[0].table.device)
+    column = program.emit(aten.slice.Tensor, all_starts, 0, 0, -1)
+    column = program.emit(aten.unsqueeze.default, column, 1)
+    end = program.emit(aten.slice.Tensor, all_starts, 0, -1)
+    first = program.emit(aten.slice.Tensor, stacked, 1, 0, 1)
+    good = program.emit(aten.eq.Scalar, first, 0)
+    moved = program.emit(aten.add.Tensor, stacked, column)
+    if bags[0].table.device.type == "cpu":
+        message = "recfuse.fused_embedding_bag: offsets of each table must begin with 0"
+        program.emit(aten._assert_async.msg, program.emit(aten.all.default, good), message)
+    else:  # where asking would wait: a negative offset is what the kernel reports
+        wrong = program.emit(aten.neg.default, program.emit(aten.abs.default, first))
+        first = program.emit(aten.where.self, good, column, wrong)
+        rest = program.emit(aten.slice.Tensor, moved, 1, 1)
+        moved = program.emit(aten.cat.default, [first, rest], 1)
+    return program.emit(aten.cat.default, [program.emit(aten.reshape.default, moved, [-1]), end])
+
+
+def _lookups(program: Program, indices: Node) -> Any:
+    """How many there are, as an argument."""
+    shape = value_of(indices).shape
+    if all(isinstance(size, int) for size in shape):
+        return math.prod(shape)
+    return program.size(indices, 0) if len(shape) == 1 else program.emit(aten.sym_numel.default, indices)
+
+
+def _own_offsets(program: Program, bag: Bag) -> Node:
+    """int64 ``[bags]``: where each bag begins among the lookups of its own feature."""
+    if bag.offsets is None:
+        numbers = program.emit(aten.arange.default, program.size(bag.counted, 0), **_integers(bag))
+        length = bag.length or program.size(bag.indices, 1)
+        return program.emit(aten.mul.Tensor, numbers, length)
+    if value_of(bag.offsets).dtype is torch.int64:
+        return bag.offsets
+    return program.emit(aten.to.dtype, bag.offsets, torch.int64)

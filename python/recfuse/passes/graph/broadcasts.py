@@ -1,0 +1,241 @@
+"""``Broadcasts``: which nodes hold for each candidate what its user has; and how to compute it for users.
+
+A broadcast copies rows of users to candidates. What is computed row by row from copies could be computed
+from the users' rows and copied later, or never: ``lift`` follows such computations, dimension by dimension.
+
+Source: IKBO (in-kernel broadcast optimization), the inference-time transformation.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.nn import Parameter
+
+from recfuse._codes import INTEGERS
+from recfuse.passes.graph.lifting import RULES, lifted_call
+from recfuse.passes.graph.nodes import arguments_of, aten, hint, is_call, operator_of, tensor_of, value_of
+from recfuse.passes.graph.program import Program
+
+_WORTH = 2
+"""Fewest candidates a user: with fewer, copies are not what costs."""
+
+
+@dataclass(frozen=True)
+class Map:
+    """Which user a candidate has; equal maps have equal keys."""
+
+    key: tuple[Any, ...]
+    users: Node  # a tensor whose size in `dim` is the number of users
+    dim: int
+    emit: Callable[[], Node]  # int32 or int64 [candidates]
+    pays: bool  # whether the example has more than one candidate a user
+
+
+@dataclass(frozen=True)
+class Lift:
+    """A node that is a copy for each candidate along ``dim``, where each has ``block`` rows side by side."""
+
+    map: Map
+    dim: int
+    block: int = 1
+    source: Node | None = None  # of a broadcast itself: what it copies
+    computes: bool = False  # whether more than a view has followed the broadcast
+
+
+class Broadcasts:
+    """The broadcasts of a program, found when they are asked for."""
+
+    def __init__(self, program: Program) -> None:
+        """Of this program, as long as no other pattern rewrites it."""
+        self.program = program
+        self._lifts: dict[Node, Lift | None] = {}
+        self._users: dict[Node, Node] = {}
+        self._maps: dict[tuple[Any, ...], Node] = {}
+
+    def lift(self, node: Any) -> Lift | None:
+        """How a node is a copy of what users have; None where it is none."""
+        if not isinstance(node, Node):
+            return None
+        if node not in self._lifts:
+            self._lifts[node] = None  # also while it is looked at
+            self._lifts[node] = self._find(node)
+        return self._lifts[node]
+
+    def _find(self, node: Node) -> Lift | None:
+        called, tensor = operator_of(node), tensor_of(node)
+        if called is None or tensor is None or self.program.effects.is_written(node):
+            return None
+        found = _broadcast(self.program, node)
+        if found is not None:
+            return found if self._is_free(node, found) else None
+        inputs = {item: lift for item in node.all_input_nodes if (lift := self.lift(item)) is not None}
+        if not inputs or len({(lift.map.key) for lift in inputs.values()}) != 1:
+            return None
+        rule = RULES.get(called.overloadpacket)
+        if rule is None and torch.Tag.pointwise in called.tags and not _is_random(called):
+            rule = RULES["pointwise"]
+        place = rule(node, inputs) if rule else None
+        if place is None or self.program.effects.why_not((node, *inputs)):
+            return None
+        first = next(iter(inputs.values()))
+        is_view = called.is_view or called.overloadpacket in (aten.reshape, aten.contiguous)
+        computes = not is_view or any(lift.computes for lift in inputs.values())
+        return Lift(first.map, *place, computes=computes)
+
+    def _is_free(self, node: Node, found: Lift) -> bool:
+        """Whether a broadcast may be computed elsewhere, and copies no table."""
+        source = found.source
+        assert source is not None
+        if isinstance(value_of(source), Parameter) or self.program.weight_is_parameter(source):
+            return False
+        return not self.program.effects.why_not((node, *node.all_input_nodes))
+
+    # ---- rewriting: inside `program.at`
+
+    def of_users(self, node: Node) -> Node:
+        """A new node that has, for users, what a lifted one has for candidates."""
+        if node not in self._users:
+            lift = self.lift(node)
+            assert lift is not None
+            if lift.source is not None:
+                self._users[node] = lift.source
+            else:
+                inputs = {item: self.of_users(item) for item in node.all_input_nodes if self.lift(item)}
+                self._users[node] = lifted_call(self.program, node, lift, inputs)
+        return self._users[node]
+
+    def map_of(self, lift: Lift) -> Node:
+        """The map ``[candidates]`` as a node."""
+        if lift.map.key not in self._maps:
+            self._maps[lift.map.key] = lift.map.emit()
+        return self._maps[lift.map.key]
+
+
+def _is_random(operator: torch._ops.OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in operator.tags
+
+
+def _broadcast(program: Program, node: Node) -> Lift | None:
+    """The broadcast that a node is itself."""
+    if is_call(node, aten.index_select):
+        given = arguments_of(node)
+        return _by_index(program, node, given["self"], given["dim"], given["index"], wraps=False)
+    if is_call(node, aten.index):
+        source, indices = node.args[0], list(node.args[1])  # type: ignore[arg-type]
+        given = [item for item in indices if item is not None]
+        if len(given) != 1:
+            return None
+        return _by_index(program, node, source, indices.index(given[0]), given[0], wraps=True)
+    if is_call(node, aten.repeat_interleave) and len(node.args) > 1 and isinstance(node.args[1], int):
+        given = arguments_of(node)
+        return (
+            _repeated(program, node, given["self"], given["dim"], int(given["repeats"]))
+            if given["dim"] is not None
+            else None
+        )
+    if is_call(node, aten.repeat, aten.tile):
+        return _tiled(program, node)
+    if is_call(node, aten.expand):
+        return _of_one_user(program, node)
+    return _expanded(program, node) if is_call(node, aten.reshape, aten.view) else None
+
+
+def _lift(node: Node, key: tuple[Any, ...], source: Any, dim: int, emit: Callable[[], Node]) -> Lift | None:
+    dim %= max(value_of(source).dim(), 1)
+    users, candidates = (hint(value_of(item).shape[dim]) for item in (source, node))
+    if not value_of(source).is_floating_point():
+        return None
+    pays = users is None or candidates is None or candidates >= _WORTH * users
+    return Lift(Map(key, source, dim, emit, pays), dim, source=source)
+
+
+def _by_index(program: Program, node: Node, source: Any, dim: int, index: Any, *, wraps: bool) -> Lift | None:
+    given = tensor_of(index)
+    if given is None or given.dim() != 1 or given.dtype not in INTEGERS or tensor_of(source) is None:
+        return None
+    if program.effects.is_written(index):
+        return None
+
+    def emit() -> Node:
+        if not wraps:
+            return index  # type: ignore[no-any-return]
+        negative = program.emit(aten.lt.Scalar, index, 0)  # as x[-1] is the last row
+        from_end = program.emit(aten.add.Tensor, index, program.size(source, dim))
+        return program.emit(aten.where.self, negative, from_end, index)
+
+    size = value_of(source).shape[dim]
+    return _lift(node, ("index", wraps, index, str(size)), source, dim, emit)
+
+
+def _repeated(program: Program, node: Node, source: Any, dim: int, times: int) -> Lift | None:
+    if tensor_of(source) is None or times < 1:
+        return None
+
+    def emit() -> Node:
+        return program.emit(
+            aten.div.Tensor_mode, _numbers(program, source, dim, times), times, rounding_mode="floor"
+        )
+
+    return _lift(node, ("repeat", times, str(value_of(source).shape[dim])), source, dim, emit)
+
+
+def _tiled(program: Program, node: Node) -> Lift | None:
+    source, times = node.args[0], list(node.args[1])  # type: ignore[arg-type]
+    tensor = tensor_of(source)
+    if tensor is None or tensor.dim() != len(times) or not isinstance(times[0], int):
+        return None
+    if times[0] < 1 or any(time != 1 for time in times[1:]):
+        return None
+
+    def emit() -> Node:
+        numbers = _numbers(program, source, 0, times[0])
+        return program.emit(aten.remainder.Scalar, numbers, program.size(source, 0))  # type: ignore[arg-type]
+
+    return _lift(node, ("tile", times[0], str(tensor.shape[0])), source, 0, emit)
+
+
+def _of_one_user(program: Program, node: Node) -> Lift | None:
+    source, sizes = node.args[0], list(node.args[1])  # type: ignore[arg-type]
+    before, after = value_of(source).shape, value_of(node).shape
+    if len(before) != len(after) or not len(before) or before[0] != 1 or after[0] == 1:
+        return None
+    if any(not (a is b or str(a) == str(b)) for a, b in zip(before[1:], after[1:], strict=True)):
+        return None
+
+    def emit() -> Node:
+        options = {"dtype": torch.int64, "device": value_of(node).device, "pin_memory": False}
+        return program.emit(aten.full.default, [sizes[0]], 0, **options)
+
+    return _lift(node, ("one", str(after[0])), source, 0, emit)
+
+
+def _expanded(program: Program, node: Node) -> Lift | None:
+    """``x[:, None].expand(users, n, ...).reshape(users * n, ...)``."""
+    wide = node.args[0]
+    if not is_call(wide, aten.expand):
+        return None
+    narrow = wide.args[0]  # type: ignore[union-attr]
+    if not is_call(narrow, aten.unsqueeze) or arguments_of(narrow)["dim"] != 1:
+        return None
+    source, times = narrow.args[0], value_of(wide).shape[1]
+    before, after = value_of(source).shape, value_of(node).shape
+    if not isinstance(times, int) or len(before) != len(after):
+        return None
+    if str(before[0] * times) != str(after[0]) or list(map(str, before[1:])) != list(map(str, after[1:])):
+        return None
+    return _repeated(program, node, source, 0, times)
+
+
+def _numbers(program: Program, source: Any, dim: int, times: int) -> Node:
+    """0 to the number of candidates."""
+    users = program.size(source, dim)
+    count = program.emit(operator.mul, users, times) if isinstance(users, Node) else math.prod((users, times))
+    options = {"dtype": torch.int64, "device": value_of(source).device, "pin_memory": False}
+    return program.emit(aten.arange.default, count, **options)

@@ -1,0 +1,93 @@
+"""``backend``: graph passes as a backend of torch.compile, before inductor or any other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from recfuse.errors import ArgumentTypeError
+from recfuse.passes.graph.rewrite import rewrite
+from recfuse.passes.graph.tracing import recorded, why_not_recorded
+from recfuse.passes.report import SwapReport
+
+_log = logging.getLogger("recfuse")
+
+
+class Backend:
+    """What :func:`recfuse.backend` returns: a backend of torch.compile with a report of each graph."""
+
+    def __init__(self, inner: Any, patterns: Sequence[str] | None, options: dict[str, Any]) -> None:
+        """See :func:`recfuse.backend`."""
+        self.inner, self.patterns, self.options = inner, patterns, options
+        self.__name__ = "recfuse"  # in torch's messages
+        self.reports: list[SwapReport] = []
+        """One for each graph that was compiled, the latest last."""
+
+    def __call__(self, module: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+        """Rewrites a captured graph and compiles it."""
+        report = SwapReport()
+        self.reports.append(report)
+        swapped = self._swapped(module, inputs, report)
+        return _inner_backend(self.inner, {**self.options, **options})(swapped, inputs)
+
+    def _swapped(self, module: GraphModule, inputs: Sequence[Any], report: SwapReport) -> GraphModule:
+        """The rewritten graph; the captured one where nothing was found."""
+        if reason := why_not_recorded(module):
+            report.add("(graph)", "graph", "left", reason)
+            return module
+        try:
+            with recorded(module, inputs) as program:
+                rewrite(program, report, self.patterns)
+        except Exception as error:  # of the tracer: a graph that it cannot record is compiled as it is
+            _log.warning("recfuse.backend: a graph is compiled as it is: %s", error, exc_info=True)
+            report.entries.clear()
+            report.add("(graph)", "graph", "left", f"it cannot be rewritten: {type(error).__name__}: {error}")
+            return module
+        return program.module if program.changed else module
+
+    def __str__(self) -> str:
+        """The reports."""
+        return "\n\n".join(map(str, self.reports)) or "recfuse.backend: nothing has been compiled yet"
+
+
+def backend(inner: Any = "inductor", *, patterns: Sequence[str] | None = None, **options: Any) -> Backend:
+    """A backend of torch.compile that swaps recfuse's operators into the graphs it is given.
+
+    ``torch.compile(model, backend=recfuse.backend())`` leaves the model as it is: its Parameters stay where
+    they are, and every call reads them, so no weight can go stale. Gradients are the rewritten graph's.
+    Training, ``torch.no_grad`` and dynamic shapes work as without it, and no shape is guarded on that torch
+    would not guard on. A graph that cannot be read is compiled as it is; ``print(backend)`` says so.
+
+    Args:
+        inner: what compiles the rewritten graph: the name of a backend of torch ("inductor", "aot_eager",
+            "eager", ...), or a callable ``inner(graph_module, example_inputs)``.
+        patterns: the kinds of patterns to look for; by default all: see docs/passes.md.
+        options: of ``inner``: ``mode`` and ``options`` of inductor, as torch.compile has them.
+
+    Returns:
+        The backend. ``.reports`` has a :class:`recfuse.SwapReport` for each graph that was compiled.
+
+    Raises:
+        TypeError, ValueError: ``inner`` is no backend; a pattern has another name.
+    """
+    if not callable(inner) and not isinstance(inner, str):
+        raise ArgumentTypeError(
+            f"recfuse.backend: inner is a {type(inner).__name__}, must be the name of a backend or a callable"
+        )
+    from recfuse.passes.graph.rewrite import chosen
+
+    chosen(patterns, "recfuse.backend")
+    return Backend(inner, None if patterns is None else tuple(patterns), options)
+
+
+def _inner_backend(inner: Any, options: dict[str, Any]) -> Callable[..., Any]:
+    if inner == "inductor":
+        return torch._TorchCompileInductorWrapper(
+            options.pop("mode", None), options.pop("options", None), None
+        )
+    found = torch._dynamo.lookup_backend(inner) if isinstance(inner, str) else inner
+    return lambda module, inputs: found(module, inputs, **options)

@@ -1,0 +1,81 @@
+"""``ExportedGraph``: the graph of an ``ExportedProgram``, whose signature moves along."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx import Node
+
+from recfuse.passes.graph.program import Program
+
+_OF_STATE = (InputKind.PARAMETER, InputKind.BUFFER)
+
+
+class ExportedGraph(Program):
+    """As a Program. Constants are constants of the exported program; nothing of its state changes."""
+
+    def __init__(self, exported: ExportedProgram) -> None:
+        """Reads an exported program's graph. ValueError where it cannot be read."""
+        self.exported = exported
+        module = exported.graph_module
+        by_name = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
+        inputs = []
+        for spec in exported.graph_signature.input_specs:
+            node = by_name.get(getattr(spec.arg, "name", ""))
+            if node is None:
+                continue
+            if spec.kind is InputKind.USER_INPUT:
+                inputs.append(node)
+            elif spec.kind in _OF_STATE:
+                weight = exported.state_dict.get(str(spec.target))
+                node.meta["recfuse_name"] = spec.target
+                node.meta["recfuse_requires_grad"] = weight is not None and weight.requires_grad
+        super().__init__(module, inputs)
+        self.gradients = True  # a user's call may want them
+        self._constants_of = {
+            spec.arg.name: str(spec.target)
+            for spec in exported.graph_signature.input_specs
+            if spec.kind is InputKind.CONSTANT_TENSOR
+        }
+
+    def _constant_at(self, node: Node) -> Tensor | None:
+        found = self.exported.constants.get(self._constants_of.get(node.name, ""))
+        return found if isinstance(found, Tensor) else None
+
+    def _keep(self, name: str, tensor: Tensor) -> Node:
+        exported, specs = self.exported, self.exported.graph_signature.input_specs
+        while name in exported.constants:
+            name += "_"
+        first = next((at for at, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT), len(specs))
+        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+        before = placeholders[first] if first < len(placeholders) else self._first_call()
+        with self.graph.inserting_before(before):
+            node = self.graph.placeholder(name)
+        spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=node.name), node.name)
+        specs.insert(first, spec)
+        exported.constants[node.name] = tensor
+        self._order[node] = (self._order[before][0] - 0.5, next(self._numbers))
+        self.effects.region[node] = 0
+        self.changed = True
+        return node
+
+    def _first_call(self) -> Node:
+        return next(node for node in self.graph.nodes if node.op != "placeholder")
+
+    def replace(self, old: Node, new: Node) -> None:
+        """As of a Program; outputs have the new name."""
+        super().replace(old, new)
+        self.exported.graph_signature.replace_all_uses(old.name, new.name)
+
+    def finish(self) -> None:
+        """As of a Program; checks the exported program."""
+        changed = self.changed
+        super().finish()
+        if changed:
+            for node in self.graph.nodes:
+                node.meta.pop("recfuse_name", None)
+                node.meta.pop("recfuse_requires_grad", None)
+            with torch._guards.tracing(None):
+                self.exported.validate()

@@ -1,0 +1,102 @@
+"""Results that become columns of one tensor: what used them, and what joined them, gets its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, value_of
+from recfuse.passes.graph.program import Program
+
+
+def join(program: Program, results: Sequence[tuple[Node, int]], call: Callable[[Sequence[int]], Node]) -> str:
+    """Puts columns of one call in the place of results ``[B, dim]``; says where they go, for the report.
+
+    Args:
+        program: to be rewritten.
+        results: nodes, and how many columns each has.
+        call: makes the call for results in the order of the numbers that it is given.
+    """
+    number = {node: at for at, (node, _) in enumerate(results)}
+    joins = _joins(program, number)
+    order: dict[int, None] = {}
+    for node in joins:
+        for item in node.args[0]:  # type: ignore[union-attr]
+            if item in number:
+                order.setdefault(number[item])
+    order |= dict.fromkeys(range(len(results)))
+    with program.at(results[min(order)][0]):
+        whole = call(list(order))
+        columns, end = {}, 0
+        for at in order:
+            node, dim = results[at]
+            columns[node] = (end, end + dim)
+            end += dim
+        for node in joins:
+            _rejoin(program, node, whole, columns, end)
+        for node, _ in results:
+            if any(user not in joins for user in node.users):
+                program.replace(node, _piece(program, whole, columns[node], end, copy=True))
+            else:
+                program.forget(node)
+    return ", which is the cat" if any(not node.users for node in joins) else ""
+
+
+def _joins(program: Program, number: dict[Node, int]) -> list[Node]:
+    """What puts results beside each other: cats of columns, and stacks."""
+    found: dict[Node, None] = {}
+    for result in number:
+        for user in result.users:
+            if not is_join(user) or program.effects.is_written(user):
+                continue
+            if is_call(user, aten.cat) or all(item in number for item in user.args[0]):  # type: ignore[union-attr]
+                found.setdefault(user)
+    return list(found)
+
+
+def is_join(node: Node) -> bool:
+    """Whether a node puts results ``[B, dim]`` beside each other: a cat of columns, or a stack."""
+    if not is_call(node, aten.cat, aten.stack):
+        return False
+    first = value_of(node.args[0][0])  # type: ignore[index]
+    return first.dim() == 2 and arguments_of(node)["dim"] in ((1, -1) if is_call(node, aten.cat) else (1, -2))
+
+
+def _piece(program: Program, whole: Node, columns: tuple[int, int], end: int, *, copy: bool = False) -> Node:
+    """Some columns of the call's result: itself where they are all; ``copy``: contiguous."""
+    if columns == (0, end):
+        return whole
+    found = program.emit(aten.slice.Tensor, whole, 1, *columns)
+    return program.emit(aten.clone.default, found, memory_format=torch.contiguous_format) if copy else found
+
+
+def _rejoin(
+    program: Program, node: Node, whole: Node, columns: dict[Node, tuple[int, int]], end: int
+) -> None:
+    """A cat or a stack of columns of the call's result, and of others."""
+    runs = _runs(node.args[0], columns)  # type: ignore[arg-type]
+    items = [_piece(program, whole, run, end) if isinstance(run, tuple) else run for run in runs]
+    if is_call(node, aten.stack):
+        joined = items[0] if len(items) == 1 else program.emit(aten.cat.default, items, 1)
+        shape = [-1, *value_of(node).shape[1:]]
+        program.replace(node, program.emit(aten.reshape.default, joined, shape))
+    elif items == [whole]:
+        program.replace(node, whole)
+    else:
+        program.set_args(node, (items, 1))
+
+
+def _runs(items: Sequence[Node], columns: dict[Node, tuple[int, int]]) -> list[Any]:
+    """The items of a cat; those that are columns side by side are one range."""
+    found: list[Any] = []
+    for item in items:
+        if item not in columns:
+            found.append(item)
+        elif found and isinstance(found[-1], tuple) and found[-1][1] == columns[item][0]:
+            found[-1] = (found[-1][0], columns[item][1])
+        else:
+            found.append(columns[item])
+    return found

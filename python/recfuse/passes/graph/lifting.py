@@ -1,0 +1,250 @@
+"""Which operators work row by row, and how a call on copies for candidates becomes one on users' rows.
+
+A rule takes a node and the lifted ones among its inputs, and gives the dimension of candidates in the
+result, and how many rows of it each has side by side; None where rows of candidates meet.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, value_of
+from recfuse.passes.graph.program import Program
+
+
+class _Lift(Protocol):
+    @property
+    def dim(self) -> int: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def map(self) -> Any: ...
+
+
+Place = tuple[int, int]  # dimension, and rows side by side
+Rule = Callable[[Node, Mapping[Node, Any]], Place | None]
+
+
+def _pointwise(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
+    """All lifted inputs have candidates in one dimension, counted from the last; others have size 1 there."""
+    places = {(value_of(item).dim() - lift.dim, lift.block) for item, lift in inputs.items()}
+    if len(places) != 1:
+        return None
+    from_end, block = places.pop()
+    for item in node.all_input_nodes:
+        shape = getattr(value_of(item), "shape", ())
+        if item not in inputs and len(shape) >= from_end and shape[-from_end] != 1:
+            return None
+    return value_of(node).dim() - from_end, block
+
+
+def _of_input(node: Node, inputs: Mapping[Node, _Lift]) -> tuple[Node, _Lift] | None:
+    """The one lifted input, which is the first argument."""
+    first = node.args[0]
+    return (first, inputs[first]) if len(inputs) == 1 and first in inputs else None  # type: ignore[return-value,index]
+
+
+def _keeps_rows(*dims: int | str) -> Rule:
+    """Rows stay where they are, unless they lie in one of these dimensions (or in that of an argument)."""
+
+    def rule(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
+        found = _of_input(node, inputs)
+        if found is None:
+            return None
+        item, lift = found
+        rank, given = value_of(item).dim(), arguments_of(node)
+        closed = {(given[dim] if isinstance(dim, str) else dim) % rank for dim in dims}
+        return None if lift.dim in closed else (lift.dim, lift.block)
+
+    return rule
+
+
+def _layer_norm(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
+    found = _of_input(node, inputs)
+    if found is None:
+        return None
+    item, lift = found
+    free = value_of(item).dim() - len(arguments_of(node)["normalized_shape"])
+    return (lift.dim, lift.block) if lift.dim < free else None
+
+
+def _dropout(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
+    given = arguments_of(node)
+    return _keeps_rows()(node, inputs) if given["train"] is False else None
+
+
+def _permuted(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
+    found = _of_input(node, inputs)
+    if found is None:
+        return None
+    item, lift = found
+    order, given = list(range(value_of(item).dim())), arguments_of(node)
+    if is_call(node, aten.permute):
+        order = [dim % len(order) for dim in given["dims"]]
+    elif is_call(node, aten.transpose):
+        a, b = given["dim0"] % len(order), given["dim1"] % len(order)
+        order[a], order[b] = order[b], order[a]
+    else:
+        order.reverse()
+    return order.index(lift.dim), lift.block
+
+
+def _unsqueezed(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
+    found = _of_input(node, inputs)
+    if found is None:
+        return None
+    _, lift = found
+    new = arguments_of(node)["dim"] % value_of(node).dim()
+    return lift.dim + (new <= lift.dim), lift.block
+
+
+def _without(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
+    """select, squeeze: a dimension goes."""
+    found = _of_input(node, inputs)
+    if found is None:
+        return None
+    item, lift = found
+    given, rank = arguments_of(node), value_of(item).dim()
+    if "dim" not in given or not isinstance(given["dim"], int) or value_of(node).dim() != rank - 1:
+        return None
+    gone = given["dim"] % rank
+    return None if gone == lift.dim else (lift.dim - (gone < lift.dim), lift.block)
+
+
+def _reduced(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
+    """sum, mean, amax: over dimensions that candidates do not lie in."""
+    found = _of_input(node, inputs)
+    given = arguments_of(node)
+    if found is None or not given.get("dim"):
+        return None
+    item, lift = found
+    dims = given["dim"] if isinstance(given["dim"], (list, tuple)) else [given["dim"]]
+    gone = {dim % value_of(item).dim() for dim in dims}
+    if lift.dim in gone:
+        return None
+    before = 0 if given["keepdim"] else sum(dim < lift.dim for dim in gone)
+    return lift.dim - before, lift.block
+
+
+def _cat(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
+    items = node.args[0]
+    places = {(lift.dim, lift.block) for lift in inputs.values()}
+    if len(places) != 1 or any(item not in inputs for item in items):  # type: ignore[union-attr,operator]
+        return None
+    place = places.pop()
+    return None if arguments_of(node)["dim"] % value_of(node).dim() == place[0] else place
+
+
+def _matmul(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
+    """By a matrix that all rows share."""
+    found = _of_input(node, inputs)
+    if found is None or value_of(node.args[1]).dim() != 2:
+        return None
+    item, lift = found
+    return None if lift.dim == value_of(item).dim() - 1 else (lift.dim, lift.block)
+
+
+def _viewed(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
+    """Another shape of the same elements: rows of a candidate stay side by side, behind as many others."""
+    found = _of_input(node, inputs)
+    if found is None:
+        return None
+    item, lift = found
+    before, after = value_of(item).shape, value_of(node).shape
+    ahead, behind = math.prod(before[: lift.dim]), lift.block * math.prod(before[lift.dim + 1 :])
+    for dim in range(len(after)):
+        if not same(math.prod(after[:dim]), ahead):
+            continue
+        inner = math.prod(after[dim + 1 :])
+        block = _quotient(behind, inner)
+        if block is not None and same(after[dim] * lift.block, before[lift.dim] * block):
+            others = [size for number, size in enumerate(after) if number != dim]
+            return (dim, block) if _sizes(node, dim) is not None or not others else None
+    return None
+
+
+def _quotient(a: Any, b: Any) -> int | None:
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b and a % b == 0 else None
+    for times in (1, *range(2, 129)):
+        if same(a, b * times):
+            return times
+    return None
+
+
+def _sizes(node: Node, dim: int) -> list[Any] | None:
+    """The sizes of a view, None for that of candidates; None where another one is not to be had."""
+    given = arguments_of(node)
+    shape = value_of(node).shape
+    spelled = given.get("size", given.get("shape"))
+    spelled = spelled if spelled is not None and len(spelled) == len(shape) else [-1] * len(shape)
+    sizes: list[Any] = []
+    for number, (size, written) in enumerate(zip(shape, spelled, strict=True)):
+        if number == dim:
+            sizes.append(None)
+        elif isinstance(size, int):
+            sizes.append(size)
+        elif isinstance(written, Node) or (written == -1 and -1 not in sizes):
+            sizes.append(written)
+        else:
+            return None
+    return sizes
+
+
+_VIEWS = (aten.view, aten.reshape, aten._unsafe_view, aten.unflatten, aten.flatten)
+
+RULES: dict[Any, Rule] = {
+    "pointwise": _pointwise,
+    aten.linear: _keeps_rows(-1),
+    aten.matmul: _matmul,
+    aten.mm: _matmul,
+    aten.layer_norm: _layer_norm,
+    aten.softmax: _keeps_rows("dim"),
+    aten._softmax: _keeps_rows("dim"),
+    aten.slice: _keeps_rows("dim"),
+    aten.contiguous: _keeps_rows(),
+    aten.clone: _keeps_rows(),
+    aten.to: _keeps_rows(),
+    aten._to_copy: _keeps_rows(),
+    aten.dropout: _dropout,
+    aten.transpose: _permuted,
+    aten.permute: _permuted,
+    aten.t: _permuted,
+    aten.unsqueeze: _unsqueezed,
+    aten.select: _without,
+    aten.squeeze: _without,
+    aten.cat: _cat,
+    aten.sum: _reduced,
+    aten.mean: _reduced,
+    aten.amax: _reduced,
+    **dict.fromkeys(_VIEWS, _viewed),
+}
+"""By operator; "pointwise" is for all that torch marks so."""
+
+
+def _rows(program: Program, lift: _Lift) -> Any:
+    """Users, times the rows that each has side by side."""
+    users = program.size(lift.map.users, lift.map.dim)
+    if isinstance(users, Node) and lift.block > 1:
+        return program.emit(operator.mul, users, lift.block)
+    return users if lift.block == 1 else users * lift.block
+
+
+def lifted_call(program: Program, node: Node, lift: _Lift, inputs: Mapping[Node, Node]) -> Node:
+    """The call of a node with users' rows in the place of candidates'."""
+    if is_call(node, *_VIEWS):
+        sizes = _sizes(node, lift.dim)
+        assert sizes is not None
+        sizes[lift.dim] = _rows(program, lift) if -1 in sizes else -1
+        return program.emit(aten.reshape.default, inputs[node.args[0]], sizes)  # type: ignore[index]
+
+    def swapped(item: Node) -> Node:
+        return inputs.get(item, item)
+
+    return program.emit(node.target, *map_arg(node.args, swapped), **map_arg(node.kwargs, swapped))  # type: ignore[arg-type]

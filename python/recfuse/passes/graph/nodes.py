@@ -1,0 +1,82 @@
+"""What a node of a graph of ATen operators computes, and with which arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+
+def operator_of(node: Any) -> OpOverload | None:
+    """The operator that a node calls; None where it calls none."""
+    if isinstance(node, Node) and node.op == "call_function" and isinstance(node.target, OpOverload):
+        return node.target
+    return None
+
+
+def is_call(node: Any, *packets: Any) -> bool:
+    """Whether a node calls an overload of one of these operators, as in ``is_call(node, aten.cat)``."""
+    operator = operator_of(node)
+    return operator is not None and operator.overloadpacket in packets
+
+
+@functools.cache
+def _arguments(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
+    return tuple((argument.name, argument.default_value) for argument in operator._schema.arguments)
+
+
+def arguments_of(node: Node) -> dict[str, Any]:
+    """A call's arguments by their names in the schema; those that are not given have their defaults."""
+    names = _arguments(node.target)  # type: ignore[arg-type]
+    found = {
+        name: node.args[at] if at < len(node.args) else default for at, (name, default) in enumerate(names)
+    }
+    return found | node.kwargs
+
+
+def value_of(node: Any) -> Any:
+    """The fake value of a node; what is no node is its own value."""
+    return node.meta.get("val") if isinstance(node, Node) else node
+
+
+def tensor_of(node: Any) -> Tensor | None:
+    """The fake tensor of a node; None where it has another value."""
+    value = value_of(node) if isinstance(node, Node) else None
+    return value if isinstance(value, Tensor) else None
+
+
+def tensors_of(node: Node) -> Iterator[Tensor]:
+    """The fake tensors that a node returns: one, several or none."""
+    value = node.meta.get("val")
+    for item in value if isinstance(value, (tuple, list)) else (value,):
+        if isinstance(item, Tensor):
+            yield item
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Which memory a fake tensor lies in: views have their base's."""
+    return tensor.untyped_storage()._cdata
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal, whatever the batch, by torch's ShapeEnv; adds no guard."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(a == b))
+
+
+def hint(size: Any) -> int | None:
+    """A size of the example that a program was recorded with; None where it is not known."""
+    if isinstance(size, int):
+        return size
+    found = size.node.hint
+    return int(found) if found is not None else None

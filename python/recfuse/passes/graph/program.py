@@ -1,0 +1,273 @@
+"""``Program``: a graph of ATen operators that patterns read and rewrite."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from recfuse.errors import ArgumentValueError
+from recfuse.passes.graph.effects import Effects
+from recfuse.passes.graph.nodes import aten, is_call, operator_of, value_of
+
+_COPIES = (aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone, aten.alias)
+_NEEDED = "ATen operators and fake values, as torch.export and recfuse.backend() record them"
+
+
+class Program:
+    """A graph of ATen operators with fake values in ``node.meta["val"]``: what torch.export gives, and what
+    ``recfuse.backend`` makes of a graph of torch.compile.
+
+    New nodes may be made at any place: ``finish`` brings all nodes into an order that keeps every effect.
+    Sizes are those of torch's ShapeEnv; nothing here guards on one.
+    """
+
+    def __init__(self, module: GraphModule, user_inputs: Iterable[Node] | None = None) -> None:
+        """Reads a graph. Raises ValueError where it is no such program."""
+        self.module, self.graph = module, module.graph
+        nodes = list(self.graph.nodes)
+        for node in nodes:
+            if node.op in ("call_module", "call_method"):
+                raise _unreadable(f"{node.name} calls a {node.op.removeprefix('call_')}")
+            called = operator_of(node)
+            if called is not None and called._schema.returns and "val" not in node.meta:
+                raise _unreadable(f"{node.name} has no value")
+        self.mode = torch._guards.detect_fake_mode([node.meta.get("val") for node in nodes])
+        if self.mode is None:
+            raise _unreadable("it has no fake values")
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        self._name_attributes(nodes)
+        inputs = placeholders if user_inputs is None else list(user_inputs)
+        self.user_inputs = set(inputs)
+        self.effects = Effects(self.graph, inputs)
+        self.changed = False
+        self.gradients = torch.is_grad_enabled()
+        self._order: dict[Node, tuple[float, int]] = {node: (at, 0) for at, node in enumerate(nodes)}
+        self._numbers = itertools.count(1)
+        self._cursor: Node | None = None
+        self._sizes: dict[tuple[Node, int], Node] = {}
+        self._dead: list[Node] = []
+        self._constants = 0
+
+    def _name_attributes(self, nodes: list[Node]) -> None:
+        """Gives tensors of the module that nodes read a fake value."""
+        for node in nodes:
+            if node.op == "get_attr" and "val" not in node.meta:
+                found: Any = self.module
+                for name in str(node.target).split("."):
+                    found = getattr(found, name)
+                if isinstance(found, Tensor):
+                    node.meta["val"] = self.mode.from_tensor(found, static_shapes=True)
+
+    # ---- what it is
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """The nodes, in order, but for those that a rewrite has taken away by then."""
+        return (node for node in list(self.graph.nodes) if not node._erased)
+
+    def order_of(self, node: Node) -> tuple[float, int]:
+        """Rises along the program."""
+        return self._order[node]
+
+    def name(self, node: Node) -> str:
+        """What a report calls a node: a Parameter by its own name."""
+        return str(node.meta.get("recfuse_name") or (node.target if node.op == "get_attr" else node.name))
+
+    def weight_is_parameter(self, node: Node) -> bool:
+        """Whether a node is a Parameter or a buffer of the model."""
+        if node.op == "get_attr" or node.meta.get("recfuse_is_parameter"):
+            return True
+        return node.op == "placeholder" and node not in self.user_inputs
+
+    def trains(self, node: Node) -> bool:
+        """Whether a weight may be given a gradient."""
+        tensor = node.meta.get("recfuse_requires_grad", value_of(node))
+        return bool(getattr(tensor, "requires_grad", tensor))
+
+    def may_train(self, node: Node) -> bool:
+        """Whether a call may have to give a weight a gradient: not under torch.no_grad()."""
+        return self.gradients and (node.op not in ("placeholder", "get_attr") or self.trains(node))
+
+    def constant_value(self, node: Node) -> Tensor | None:
+        """The values of what is a constant of the program itself, which no user can change."""
+        while is_call(node, *_COPIES):
+            node = node.args[0]  # type: ignore[assignment]
+        return self._constant_at(node)
+
+    def _constant_at(self, node: Node) -> Tensor | None:
+        is_constant = node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
+        return getattr(self.module, str(node.target)) if is_constant else None
+
+    def depths(self, marked: Callable[[Node], bool]) -> dict[Node, int]:
+        """For each marked node, how many marked ones stand one behind the other before it; effects count."""
+        before: dict[Node, list[Node]] = {}
+        for chain in self.effects.orders():
+            for first, second in itertools.pairwise(chain):
+                before.setdefault(second, []).append(first)
+        depths: dict[Node, int] = {}
+        for node in self.graph.nodes:
+            depth = 0
+            for needed in (*node.all_input_nodes, *before.get(node, ())):
+                depth = max(depth, depths.get(needed, 0) + marked(needed))
+            depths[node] = depth
+        return {node: depth for node, depth in depths.items() if marked(node)}
+
+    # ---- rewriting
+
+    @contextmanager
+    def at(self, node: Node) -> Iterator[None]:
+        """Nodes made inside belong before this one."""
+        before, self._cursor = self._cursor, node
+        try:
+            with torch.no_grad(), self.mode:
+                yield
+        finally:
+            self._cursor = before
+
+    def emit(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        """A new call. Its shapes are checked here, by running it on fake values."""
+        assert self._cursor is not None
+        with self.graph.inserting_before(self._cursor):
+            node = self.graph.call_function(target, args, kwargs)
+        try:
+            node.meta["val"] = target(*map_arg(args, value_of), **map_arg(kwargs, value_of))
+        except BaseException:
+            self.graph.erase_node(node)
+            raise
+        if trace := self._cursor.meta.get("stack_trace"):
+            node.meta["stack_trace"] = trace
+        self._place(node)
+        return node
+
+    def _place(self, node: Node) -> None:
+        assert self._cursor is not None
+        at, _ = self._order[self._cursor]
+        self._order[node] = (at - 0.5 if at == int(at) else at, next(self._numbers))
+        self.effects.region[node] = self.effects.region[self._cursor]
+        self.changed = True
+
+    def size(self, node: Node, dim: int) -> Any:
+        """A size as an argument of a call: a number, or the node that has it."""
+        value = value_of(node).shape[dim]
+        if isinstance(value, int):
+            return value
+        key = (node, dim)
+        if key not in self._sizes or self._order[self._sizes[key]] > self._order[self._cursor]:  # type: ignore[index]
+            self._sizes[key] = self.emit(aten.sym_size.int, node, dim)
+        return self._sizes[key]
+
+    def constant(self, values: Sequence[Any], device: torch.device | str) -> Node:
+        """An int64 tensor that the program keeps."""
+        with unset_fake_temporarily():
+            tensor = torch.tensor(values, dtype=torch.int64, device=device)
+        while hasattr(self.module, name := f"recfuse_constant_{self._constants}"):
+            self._constants += 1
+        node = self._keep(name, tensor)
+        self._constants += 1
+        node.meta["val"] = self.mode.from_tensor(tensor, static_shapes=True)
+        return node
+
+    def _keep(self, name: str, tensor: Tensor) -> Node:
+        self.module.register_buffer(name, tensor, persistent=False)
+        first = next(iter(self.graph.nodes))
+        with self.graph.inserting_before(first):
+            node = self.graph.get_attr(name)
+        self._order[node] = (-1.0, next(self._numbers))
+        self.effects.region[node] = 0
+        self.changed = True
+        return node
+
+    def replace(self, old: Node, new: Node) -> None:
+        """Everything that used a node uses another one; the old one goes."""
+        old.replace_all_uses_with(new, propagate_meta=False)
+        self._dead.append(old)
+        self.changed = True
+
+    def set_args(self, node: Node, args: tuple[Any, ...]) -> None:
+        """Gives a call other arguments with the same result; the old ones go where nobody needs them."""
+        self._dead += node.all_input_nodes
+        node.args = args
+        node.kwargs = {}
+
+    def forget(self, node: Node) -> None:
+        """A node goes where nobody needs it any more."""
+        self._dead.append(node)
+
+    def finish(self) -> None:
+        """Takes away what nobody needs any more, brings nodes into order and compiles the module."""
+        if not self.changed:
+            return
+        self.erase_dead()
+        self._sort()
+        self.graph.lint()
+        self.module.recompile()
+
+    def erase_dead(self) -> None:
+        """Takes away what nobody needs any more."""
+        while self._dead:
+            node = self._dead.pop()
+            for item in [user for user in node.users if user.target is operator.getitem and not user.users]:
+                self.graph.erase_node(item)
+                del self._order[item]
+            if node.users or node.op in ("placeholder", "output") or node not in self._order:
+                continue
+            if node.is_impure() and operator_of(node) is not None and node.target._schema.is_mutable:  # type: ignore[union-attr]
+                continue
+            needed = node.all_input_nodes
+            self.graph.erase_node(node)
+            del self._order[node]
+            self._dead += needed
+
+    def _sort(self) -> None:
+        """Brings nodes into the first order that their inputs, effects and regions allow."""
+        alive = [node for node in self.graph.nodes]
+        waiting = dict.fromkeys(alive, 0)
+        behind: dict[Node, list[Node]] = {}
+
+        def edge(first: Node, second: Node) -> None:
+            behind.setdefault(first, []).append(second)
+            waiting[second] += 1
+
+        for node in alive:
+            for needed in node.all_input_nodes:
+                edge(needed, node)
+        for chain in self.effects.orders():
+            kept = [node for node in chain if node in waiting]
+            for first, second in itertools.pairwise(kept):
+                edge(first, second)
+        region = self.effects.region
+
+        def key(node: Node) -> tuple[int, tuple[float, int]]:
+            outside = node.op in ("placeholder", "get_attr")
+            last = node.op == "output"
+            return (-1 if outside else 2**31 if last else region[node], self._order[node])
+
+        by_key = {key(node): node for node in alive}
+        ready = [key(node) for node in alive if not waiting[node]]
+        heapq.heapify(ready)
+        ordered = []
+        while ready:
+            node = by_key[heapq.heappop(ready)]
+            ordered.append(node)
+            for other in behind.get(node, ()):
+                waiting[other] -= 1
+                if not waiting[other]:
+                    heapq.heappush(ready, key(other))
+        if len(ordered) != len(alive):
+            raise AssertionError("recfuse: a rewritten graph has a cycle")
+        for node in ordered:
+            self.graph._root.prepend(node)  # to the end
+
+
+def _unreadable(reason: str) -> ArgumentValueError:
+    return ArgumentValueError(f"recfuse: the graph cannot be read: {reason}; needed are {_NEEDED}")

@@ -1,0 +1,205 @@
+"""``Ranges``: between which bounds the integers of a node lie, whatever the batch.
+
+Only tensors of integers have bounds: a float may be NaN, which no comparison holds for and no clamp stops.
+
+Source: Pan et al., RECom, ASPLOS 2023, appendix D (the patterns map, keep and replace).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, tensor_of, value_of
+from recfuse.passes.graph.program import Program
+
+
+class Range(NamedTuple):
+    """All of [low, high]."""
+
+    low: int
+    high: int
+
+    def within(self, other: Range) -> bool:
+        """Whether the other one has all of this one."""
+        return other.low <= self.low and self.high <= other.high
+
+    def join(self, other: Range) -> Range:
+        """What has both."""
+        return Range(min(self.low, other.low), max(self.high, other.high))
+
+    def meet(self, other: Range) -> Range:
+        """What both have; where that is nothing, this one."""
+        low, high = max(self.low, other.low), min(self.high, other.high)
+        return Range(low, high) if low <= high else self
+
+
+_COMPARED: dict[Any, Callable[[Range, int], bool | None]] = {
+    aten.ge: lambda r, n: True if r.low >= n else False if r.high < n else None,
+    aten.gt: lambda r, n: True if r.low > n else False if r.high <= n else None,
+    aten.le: lambda r, n: True if r.high <= n else False if r.low > n else None,
+    aten.lt: lambda r, n: True if r.high < n else False if r.low >= n else None,
+    aten.eq: lambda r, n: True if r.low == r.high == n else False if not r.low <= n <= r.high else None,
+    aten.ne: lambda r, n: False if r.low == r.high == n else True if not r.low <= n <= r.high else None,
+}
+_OPPOSITE = {aten.ge: aten.lt, aten.gt: aten.le, aten.eq: aten.ne}
+_OPPOSITE |= {b: a for a, b in _OPPOSITE.items()}
+_AND = (aten.logical_and, aten.bitwise_and, aten.__and__)
+_OR = (aten.logical_or, aten.bitwise_or, aten.__or__)
+_ARITHMETIC = ((aten.add, operator.add), (aten.sub, operator.sub), (aten.mul, operator.mul))
+_KEEP = (
+    aten.view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.slice, aten.select, aten.expand, aten.flatten,
+    aten.contiguous, aten.clone, aten.transpose, aten.permute, aten.t, aten.detach, aten.alias,
+    aten.unflatten, aten.repeat, aten.repeat_interleave, aten.index_select, aten.index, aten.flip, aten.roll,
+    aten.narrow,
+)  # fmt: skip
+
+
+class Ranges:
+    """The ranges of a program's nodes, found when they are asked for."""
+
+    def __init__(self, program: Program) -> None:
+        """Of this program."""
+        self.program = program
+        self._found: dict[Node, Range] = {}
+
+    def of(self, node: Any) -> Range | None:
+        """The range of a tensor of integers or of a number; None where it has none."""
+        if isinstance(node, (bool, int)):
+            return Range(int(node), int(node))
+        tensor = tensor_of(node)
+        if tensor is None or tensor.is_floating_point() or tensor.is_complex():
+            return None
+        if node not in self._found:
+            every = _every(tensor.dtype)
+            self._found[node] = every  # also while it is looked at
+            if not self.program.effects.is_written(node):
+                found = self._find(node)
+                self._found[node] = found if found is not None and found.within(every) else every
+        return self._found[node]
+
+    def truth(self, node: Any) -> bool | None:
+        """What a condition always is; None: it depends."""
+        if isinstance(node, bool):
+            return node
+        if is_call(node, *_COMPARED):
+            number, found = node.args[1], self.of(node.args[0])
+            if found is None or not isinstance(number, int) or self.program.effects.is_written(node):
+                return None
+            return _COMPARED[operator_of(node).overloadpacket](found, number)  # type: ignore[union-attr]
+        if is_call(node, aten.logical_not, aten.bitwise_not):
+            inner = self.truth(node.args[0])
+            return None if inner is None else not inner
+        if is_call(node, *_AND, *_OR):
+            if value_of(node).dtype is not torch.bool:
+                return None
+            both = [self.truth(item) for item in node.args[:2]]
+            decisive = is_call(node, *_OR)
+            return decisive if decisive in both else None if None in both else not decisive
+        return None
+
+    def given(self, node: Any, condition: Any, holds: bool) -> Range | None:
+        """The range of a node where a condition holds, or does not."""
+        found = self.of(node)
+        if found is None or not isinstance(condition, Node) or self.program.effects.is_written(condition):
+            return found
+        if is_call(condition, aten.logical_not, aten.bitwise_not):
+            return self.given(node, condition.args[0], not holds)
+        if is_call(condition, *(_AND if holds else _OR)):
+            for part in condition.args[:2]:
+                found = found.meet(self.given(node, part, holds) or found)
+            return found
+        if not is_call(condition, *_COMPARED) or condition.args[0] is not node:
+            return found
+        number = condition.args[1]
+        packet = operator_of(condition).overloadpacket  # type: ignore[union-attr]
+        packet = packet if holds else _OPPOSITE[packet]
+        if not isinstance(number, int):
+            return found
+        bounds = {
+            aten.ge: (number, found.high), aten.gt: (number + 1, found.high), aten.le: (found.low, number),
+            aten.lt: (found.low, number - 1), aten.eq: (number, number),
+        }.get(packet)  # fmt: skip
+        return found.meet(Range(*bounds)) if bounds else found
+
+    def _find(self, node: Node) -> Range | None:
+        if operator_of(node) is None:
+            return None
+        given = arguments_of(node)
+        if is_call(node, *_KEEP):
+            return self.of(node.args[0])
+        if is_call(node, aten.bucketize, aten.searchsorted):
+            edges = given.get("boundaries", given.get("sorted_sequence"))
+            size = value_of(edges).shape[-1] if isinstance(edges, Node) else None
+            return Range(0, size) if isinstance(size, int) else None
+        if is_call(node, aten.clamp, aten.clamp_min, aten.clamp_max, aten.clip):
+            return self._clamped(node, given)
+        if is_call(node, aten.where):
+            return _joined(self.given(given["self"], given["condition"], True),
+                           self.given(given["other"], given["condition"], False))  # fmt: skip
+        if is_call(node, aten.masked_fill):
+            return _joined(self.given(given["self"], given["mask"], False), self.of(given["value"]))
+        if is_call(node, aten.cat, aten.stack):
+            found = [self.of(item) for item in given["tensors"]]
+            return _joined(*found)
+        if is_call(node, aten.to, aten._to_copy):
+            return self.of(node.args[0])
+        if is_call(node, aten.full, aten.full_like, aten.zeros, aten.ones, aten.zeros_like, aten.ones_like):
+            return self.of(given.get("fill_value", int("ones" in str(node.target))))
+        return self._computed(node, given)
+
+    def _clamped(self, node: Node, given: dict[str, Any]) -> Range | None:
+        found, low, high = self.of(given["self"]), given.get("min"), given.get("max")
+        if found is None or any(not isinstance(bound, (int, type(None))) for bound in (low, high)):
+            return None
+        a, b = found
+        if low is not None:
+            a, b = max(a, low), max(b, low)
+        if high is not None:
+            a, b = min(a, high), min(b, high)
+        return Range(a, b)
+
+    def _computed(self, node: Node, given: dict[str, Any]) -> Range | None:
+        """Arithmetic with a number."""
+        found, other = self.of(node.args[0]) if node.args else None, given.get("other")
+        if found is None:
+            return None
+        if is_call(node, aten.abs):
+            ends = sorted(map(abs, found))
+            return Range(0 if found.low <= 0 <= found.high else ends[0], ends[1])
+        if is_call(node, aten.relu):
+            return Range(max(found.low, 0), max(found.high, 0))
+        if not isinstance(other, int) or isinstance(other, bool) or given.get("alpha", 1) != 1:
+            return None
+        if is_call(node, aten.remainder) and other > 0:
+            return found if found.low >= 0 and found.high < other else Range(0, other - 1)
+        if is_call(node, aten.bitwise_and) and other >= 0:
+            return Range(0, other)
+        if is_call(node, aten.floor_divide) and other > 0:
+            return Range(found.low // other, found.high // other)
+        for packet, function in (
+            (aten.add, operator.add),
+            (aten.sub, operator.sub),
+            (aten.mul, operator.mul),
+        ):
+            if is_call(node, packet):
+                return Range(*sorted((function(found.low, other), function(found.high, other))))
+        return None
+
+
+def _joined(*ranges: Range | None) -> Range | None:
+    found = [one for one in ranges if one is not None]
+    if len(found) < len(ranges) or not found:
+        return None
+    return Range(min(one.low for one in found), max(one.high for one in found))
+
+
+def _every(dtype: torch.dtype) -> Range:
+    if dtype is torch.bool:
+        return Range(0, 1)
+    limits = torch.iinfo(dtype)
+    return Range(limits.min, limits.max)

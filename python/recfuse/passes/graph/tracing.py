@@ -1,0 +1,85 @@
+"""A graph that torch.compile has captured, recorded again as ATen operators, before autograd.
+
+Torch's own tracer does what a table of functions, methods and modules would have to do: it brings every
+spelling of a computation to one operator, and each operator's schema says what it writes to. The graph of a
+backend comes before AOTAutograd: gradients are made of the rewritten graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._guards import TracingContext
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from recfuse.passes.graph.program import Program
+
+
+def why_not_recorded(module: GraphModule) -> str:
+    """Why a captured graph is better left as it is; "" if nothing speaks against it."""
+    for node in module.graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return f"it has {node.target}, whose own graphs and gradients are not looked into"
+        if node.op == "get_attr" and not isinstance(getattr(module, str(node.target), None), Tensor):
+            return f"it has the part {node.target}, which is no tensor"
+    return ""
+
+
+@contextlib.contextmanager
+def recorded(module: GraphModule, inputs: Sequence[Any]) -> Iterator[Program]:
+    """A captured graph as a Program, with the same inputs and outputs and the same symbols for sizes."""
+    context = TracingContext.try_get()
+    captured = (context.fake_mode if context else None) or torch._guards.detect_fake_mode(inputs)
+    # A mode of its own: what a trace does to its fake tensors is not seen by those that come after.
+    shapes = captured.shape_env if captured is not None else None
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True, static_shapes=shapes is None)
+    fakes = [_faked(mode, item, context) for item in inputs]
+    patch = mock.patch.object(context, "fake_mode", mode) if context else contextlib.nullcontext()
+    with patch, mode:
+        trace = make_fx(module, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)
+        found = trace(*fakes)
+        _keep_what_torch_knows(module, found, inputs)
+    with patch:
+        yield Program(found)
+
+
+def _faked(mode: FakeTensorMode, item: Any, context: TracingContext | None) -> Any:
+    if not isinstance(item, Tensor):
+        return item
+    if isinstance(item, FakeTensor):  # as of AOTAutograd's own inputs
+        return mode.from_tensor(item, static_shapes=False)
+    symbols = context.tensor_to_context.get(item) if context is not None else None
+    return mode.from_tensor(item, symbolic_context=symbols, source=getattr(symbols, "tensor_source", None))
+
+
+def _keep_what_torch_knows(before: GraphModule, after: GraphModule, inputs: Sequence[Any]) -> None:
+    """What AOTAutograd and inductor read of a graph's inputs: where they come from, which never move."""
+    after.meta.update(before.meta)
+    olds = [node for node in before.graph.nodes if node.op == "placeholder"]
+    news = [node for node in after.graph.nodes if node.op == "placeholder"]
+    for old, new, given in zip(olds, news, inputs, strict=True):
+        new.meta = {**old.meta, **new.meta}
+        new.meta["recfuse_name"] = _spelled(old.meta.get("grapharg"), old.name)
+        new.meta["recfuse_is_parameter"] = isinstance(given, torch.nn.Parameter)
+        new.meta["recfuse_requires_grad"] = isinstance(given, Tensor) and given.requires_grad
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+
+
+def _spelled(argument: Any, name: str) -> str:
+    """An input as the model spells it: ``tables.0.weight``."""
+    try:
+        text = argument.source.name
+        text = text() if callable(text) else text
+    except AttributeError:
+        return name
+    for part in ("_modules", "_parameters", "_buffers"):
+        text = text.replace(f".{part}[", "[")
+    return text.replace("L['self']", "").replace("']['", ".").replace("']", "").replace("['", "").lstrip(".")

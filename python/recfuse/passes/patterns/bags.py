@@ -1,0 +1,253 @@
+"""Embedding bags that can be pooled in one call.
+
+Before, for each of many tables::
+
+    bag_k  = embedding_bag(weight_k, indices_k, offsets_k, mode)        # F.embedding_bag, nn.EmbeddingBag
+    bag_k  = sum or mean(embedding(weight_k, indices_k [B, L]), 1)      # nn.Embedding and a reduction
+    bag_k  = embedding(weight_k, indices_k [B])                         # a bag of one lookup
+    out    = cat([bag_1, ..., bag_n], 1)  or  stack([bag_1, ...], 1)
+
+After, for all of one number of bags that do not depend on each other::
+
+    indices = cat([indices_1, ...]);  offsets = cat([offsets_1, offsets_2 + len(indices_1), ...])
+    out     = recfuse::fused_embedding_bag([weight_1, ...], features, indices, offsets, ...)
+
+The cat is what the call returns; what uses a bag otherwise gets a copy of its columns. Weights stay where
+they are: the call takes a list of them.
+
+Source: Pan et al., RecFlex, SC 2024 (one kernel for heterogeneous features); RECom, ASPLOS 2023, 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from recfuse._codes import DTYPES, INTEGERS, MODES
+from recfuse.ops import HAS_CUDA_KERNELS
+from recfuse.passes.graph.bags import FIXED, JAGGED, LAST, Bag, emit_call
+from recfuse.passes.graph.joins import is_join, join
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, tensor_of, value_of
+from recfuse.passes.graph.pattern import GraphPattern, Match, Part
+from recfuse.passes.graph.program import Program
+
+_POOLED = (aten.embedding_bag, aten._embedding_bag, aten._embedding_bag_forward_only)
+_FORM = 4  # its place in the key of a group
+_REDUCED = {aten.sum: "sum", aten.mean: "mean"}
+
+
+def find(program: Program) -> Iterator[Match]:
+    """Groups of bags, and the bags that are left."""
+    bags = []
+    for bag, reason in bags_of(program):
+        if reason:
+            yield Match([_part(program, bag)], why_not=reason)
+        else:
+            bags.append(bag)
+    for group in groups_of(program, bags):
+        yield _match(program, group)
+
+
+def bags_of(program: Program) -> Iterator[tuple[Bag, str]]:
+    """The bags of a program, and why recfuse's operators cannot take their places; "" where they can."""
+    for node in program.nodes:
+        bag = _bag_at(node) if node.users else None
+        if bag is not None:
+            yield bag, _why_not(program, bag)
+
+
+def groups_of(program: Program, bags: Sequence[Bag]) -> Iterable[list[Bag]]:
+    """Bags that one call can pool: as many samples each, and none depends on another."""
+    results = {bag.result for bag in bags}
+    depths = program.depths(results.__contains__)
+    equal = _equal_counts(bags)
+    groups: dict[tuple[object, ...], list[Bag]] = {}
+    for bag in bags:
+        table = bag.table
+        key = (
+            depths[bag.result], program.effects.region[bag.result], table.device, table.dtype,
+            bag.form, bag.weights is not None, bag.sparse, equal[_count(bag.result)],
+        )  # fmt: skip
+        groups.setdefault(key, []).append(bag)
+    for key in list(groups):
+        other = (*key[:_FORM], JAGGED, *key[_FORM + 1 :])
+        if key[_FORM] == FIXED and other in groups:
+            groups[other] = groups.pop(key) + groups[other]
+    return groups.values()
+
+
+def _match(program: Program, group: Sequence[Bag]) -> Match:
+    parts = [_part(program, bag) for bag in group]
+    if len(group) == 1 and is_call(group[0].result, aten.embedding):
+        return Match(
+            parts, why_not="a single lookup a sample, and no other table with as many to be joined with"
+        )
+
+    def apply() -> str:
+        where = join(
+            program, [(bag.result, bag.dim) for bag in group], lambda order: _call(program, group, order)
+        )
+        tables = len({bag.weight for bag in group})
+        return f"{len(group)} bags of {tables} table{'s' * (tables > 1)} in one call{where}"
+
+    return Match(parts, apply, key=group[0].result.name)
+
+
+def _call(program: Program, group: Sequence[Bag], order: Sequence[int]) -> Node:
+    return emit_call(program, [group[number] for number in order])
+
+
+def _equal_counts(bags: Sequence[Bag]) -> dict[object, object]:
+    """For each number of bags one that is equal to it: those of results that stand side by side in a cat."""
+    equal = {_count(bag.result): _count(bag.result) for bag in bags}
+
+    def first(size: object) -> object:
+        while equal.setdefault(size, size) != size:
+            size = equal[size]
+        return size
+
+    for side_by_side in {user: None for bag in bags for user in bag.result.users if is_join(user)}:
+        sizes = [first(_count(item)) for item in side_by_side.args[0]]  # type: ignore[union-attr]
+        for size in sizes:
+            equal[first(size)] = first(sizes[0])
+    return {size: first(size) for size in list(equal)}
+
+
+def _count(node: Node) -> object:
+    return _symbol(value_of(node).shape[0])
+
+
+def _symbol(size: object) -> object:
+    """A number of bags: equal ones are known to be equal, by torch's ShapeEnv."""
+    return size if isinstance(size, int) else str(size.node.expr)  # type: ignore[attr-defined]
+
+
+def _part(program: Program, bag: Bag) -> Part:
+    return Part(program.name(bag.weight), bag.found)
+
+
+# ---- what is a bag
+
+
+def _bag_at(node: Node) -> Bag | None:
+    """The bag whose result a node is."""
+    if is_call(node, *_POOLED):
+        return _pooled(node)
+    if is_call(node, aten.embedding):
+        return _of_one(node)
+    called = operator_of(node)
+    mode = _REDUCED.get(called.overloadpacket) if called is not None else None
+    return _reduced(node, mode) if mode else None
+
+
+def _pooled(node: Node) -> Bag | None:
+    """``embedding_bag``, of whose four results the first alone is used."""
+    used = [user for user in node.users if user.users]
+    if len(used) != 1 or used[0].args[1:] != (0,):
+        return None
+    given = arguments_of(node)
+    offsets, padding_idx = given["offsets"], given.get("padding_idx")
+    rows = value_of(given["weight"]).shape[0]
+    padding_idx = -1 if padding_idx is None else padding_idx
+    if (
+        padding_idx < 0
+        and given.get("padding_idx") is not None
+        and node.target is aten.embedding_bag.padding_idx
+    ):
+        padding_idx += rows
+    mode = MODES[given["mode"]]  # torch's numbers are recfuse's too
+    length = _length(offsets, given["indices"])
+    form = LAST if given["include_last_offset"] else FIXED if length else JAGGED
+    inputs = _input_of(given["indices"], offsets) if form == FIXED else None
+    return Bag(
+        used[0], given["weight"], inputs or given["indices"], mode, f"embedding_bag, {mode}", (node,), form,
+        length or 0, None if form == FIXED else offsets, inputs or offsets, given["per_sample_weights"],
+        padding_idx, bool(given["sparse"]),
+    )  # fmt: skip
+
+
+def _length(offsets: Node, indices: Node) -> int | None:
+    """Lookups of each bag where offsets are ``arange(0, lookups, length)``: an input ``[bags, length]``."""
+    if not is_call(offsets, aten.arange) or offsets.target is not aten.arange.start_step:
+        return None
+    start, end, step = offsets.args
+    if start != 0 or not isinstance(step, int) or step < 1:
+        return None
+    lookups = value_of(indices).shape[0]
+    is_all = (
+        value_of(end) == lookups if isinstance(lookups, int) else _symbol(value_of(end)) == _symbol(lookups)
+    )
+    return step if is_all else None
+
+
+def _input_of(indices: Node, offsets: Node) -> Node | None:
+    """The input ``[bags, length]`` of which indices are the flat form."""
+    given = indices.args[0] if is_call(indices, aten.reshape, aten.view) else None
+    shape = tensor_of(given).shape if tensor_of(given) is not None else ()  # type: ignore[union-attr]
+    is_input = len(shape) == 2 and _symbol(shape[0]) == _symbol(value_of(offsets).shape[0])
+    return given if is_input else None  # type: ignore[return-value]
+
+
+def _of_one(node: Node) -> Bag | None:
+    given = arguments_of(node)
+    if value_of(given["indices"]).dim() != 1:
+        return None
+    return Bag(
+        node, given["weight"], given["indices"], "sum", "embedding", (), FIXED, 1, counted=given["indices"],
+        sparse=bool(given["sparse"]),
+    )  # fmt: skip
+
+
+def _reduced(node: Node, mode: str) -> Bag | None:
+    """``embedding(weight, indices [B, L])``, summed over L."""
+    given = arguments_of(node)
+    rows = given["self"]
+    if not is_call(rows, aten.embedding) or given.get("dim") not in ([1], [-2], (1,), (-2,)):
+        return None
+    looked_up = arguments_of(rows)
+    shape = value_of(looked_up["indices"]).shape
+    if len(shape) != 2 or given["keepdim"] or len(rows.users) > 1:
+        return None
+    if given["dtype"] not in (None, value_of(rows).dtype) or not statically_known_true(shape[1] > 0):
+        return None
+    form, length = (FIXED, shape[1]) if isinstance(shape[1], int) else (JAGGED, 0)
+    return Bag(
+        node, looked_up["weight"], looked_up["indices"], mode, f"embedding + {mode}", (rows,), form,
+        length, counted=looked_up["indices"], sparse=bool(looked_up["sparse"]),
+    )  # fmt: skip
+
+
+def _why_not(program: Program, bag: Bag) -> str:
+    """Why recfuse's operator cannot take a bag's place; "" if it can."""
+    table, lookup = bag.table, bag.inside[0] if bag.inside else bag.result
+    given = arguments_of(lookup)
+    if table.dtype not in DTYPES or table.layout is not torch.strided:
+        return f"a weight of {table.dtype}; float32, float16 and bfloat16 have a kernel"
+    if table.device.type not in ("cpu", "cuda") or (table.is_cuda and not HAS_CUDA_KERNELS):
+        return f"its weight is on {table.device}, where there are no kernels"
+    if not all(isinstance(size, int) for size in table.shape) or not table.is_contiguous():
+        return "a weight of symbolic sizes, or not contiguous"
+    if given["scale_grad_by_freq"]:
+        return "scale_grad_by_freq divides gradients by how often a row occurs in a call"
+    if is_call(lookup, aten.embedding) and given["padding_idx"] >= 0 and program.trains(bag.weight):
+        return (
+            "the padding_idx of an embedding is read but has no gradient, as no bag has it; freeze the "
+            "weight (requires_grad_(False)), or use an EmbeddingBag"
+        )
+    tensors = [tensor_of(node) for node in (bag.indices, bag.offsets) if node is not None]
+    if any(
+        tensor is None or tensor.dtype not in INTEGERS or tensor.device != table.device for tensor in tensors
+    ):
+        return "indices or offsets that are not int32 or int64 on the weight's device"
+    if bag.weights is not None and (bag.mode != "sum" or value_of(bag.weights).dtype != table.dtype):
+        return "per_sample_weights of another dtype, or in another mode than sum"
+    read = [node for node in (bag.weight, bag.indices, bag.offsets, bag.weights) if node is not None]
+    if any(program.effects.is_written(node) for node in read):
+        return "a tensor that it reads is written to in place"
+    return program.effects.why_not((*bag.inside, bag.result))
+
+
+PATTERN = GraphPattern("bags", 50, find)

@@ -1,0 +1,94 @@
+"""Checks of indices that always hold: what a translation before them has made sure of.
+
+Before::
+
+    bucket = bucketize(x, boundaries)                  # in [0, len(boundaries)]
+    index  = clamp(bucket, 0, rows - 1)                # or where(bucket < rows, bucket, 0), masked_fill,
+                                                       # remainder, with rows > len(boundaries)
+
+After::
+
+    index  = bucketize(x, boundaries)
+
+Ranges go through bucketize, clamp, remainder, where, masks and arithmetic with numbers: ``graph/ranges.py``.
+
+Source: Pan et al., RECom, ASPLOS 2023, section 5.1 and appendix D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import Node
+
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, value_of
+from recfuse.passes.graph.pattern import GraphPattern, Match, Part
+from recfuse.passes.graph.program import Program
+from recfuse.passes.graph.ranges import Ranges
+
+_GUARDS = (aten.clamp, aten.clamp_min, aten.clamp_max, aten.where, aten.masked_fill, aten.remainder)
+
+
+def find(program: Program) -> Iterator[Match]:
+    """Guards of indices."""
+    ranges = Ranges(program)
+    for node in program.nodes:
+        if not is_call(node, *_GUARDS) or not node.users:
+            continue
+        kept = _kept(ranges, node)
+        if kept is None or not _is_same(node, kept):
+            continue
+        part = [Part(node.name, f"guard, {node.target._schema.name.removeprefix('aten::')}")]  # type: ignore[union-attr]
+        if reason := _why_not(program, node, kept):
+            yield Match(part, why_not=reason)
+            continue
+
+        def apply(node: Node = node, kept: Node = kept) -> str:
+            program.replace(node, kept)
+            return f"always holds: {kept.name} is in {list(ranges.of(kept) or ())}"
+
+        yield Match(part, apply, key=node.name)
+
+
+def _kept(ranges: Ranges, node: Node) -> Node | None:
+    """The argument that a guard always returns."""
+    given = arguments_of(node)
+    found: Any = None
+    if is_call(node, aten.where):
+        truth = ranges.truth(given["condition"])
+        found = None if truth is None else given["self" if truth else "other"]
+    elif is_call(node, aten.masked_fill):
+        found = given["self"] if ranges.truth(given["mask"]) is False else None
+    else:
+        before = ranges.of(given["self"])
+        if before is not None and _changes_nothing(node, given, before):
+            found = given["self"]
+    return found if isinstance(found, Node) and ranges.of(found) is not None else None
+
+
+def _changes_nothing(node: Node, given: dict[str, Any], before: tuple[int, int]) -> bool:
+    low, high = before
+    if is_call(node, aten.remainder):
+        other = given["other"]
+        return isinstance(other, int) and low >= 0 and high < other
+    bounds = given.get("min"), given.get("max")
+    if any(not isinstance(bound, (int, type(None))) for bound in bounds):
+        return False
+    return (bounds[0] is None or bounds[0] <= low) and (bounds[1] is None or high <= bounds[1])
+
+
+def _is_same(node: Node, kept: Node) -> bool:
+    a, b = value_of(node), value_of(kept)
+    return a.dtype == b.dtype and a.dim() == b.dim() and all(map(same, a.shape, b.shape))
+
+
+def _why_not(program: Program, node: Node, kept: Node) -> str:
+    if any(user.op == "output" for user in node.users):
+        return "its result is returned, and must not be its argument"
+    if program.effects.is_written(kept):
+        return "what it guards is written to in place"
+    return program.effects.why_not((node,))
+
+
+PATTERN = GraphPattern("guards", 30, find)

@@ -1,0 +1,145 @@
+"""A linear layer over users' features that were copied to candidates, beside candidates' own.
+
+Before::
+
+    copied = x_user[cand_to_user]          # or index_select, repeat_interleave, tile, expand
+    y      = linear(cat([copied, x_cand], 1), weight, bias)          # [B, Ku], [B, Kc]
+    y      = matmul(weight, cat([copied, x_cand], 1))                # [B, Ku, N], [B, Kc, N]
+
+After::
+
+    y      = recfuse::ikbo_linear(weight[:, :Ku], weight[:, Ku:], x_user, x_cand, cand_to_user, bias)
+
+The weight is split by views. What was computed row by row between the copy and the cat is computed for users.
+
+Source: IKBO (in-kernel broadcast optimization), section 2, and its inference-time transformation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from recfuse.passes.graph.broadcasts import Broadcasts, Lift
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, value_of
+from recfuse.passes.graph.pattern import GraphPattern, Match, Part
+from recfuse.passes.graph.program import Program
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def find(program: Program) -> Iterator[Match]:
+    """Layers whose input is a cat with a broadcast in it."""
+    broadcasts = Broadcasts(program)
+    for node in program.nodes:
+        parts = _parts(node)
+        if parts is None or not node.users:
+            continue
+        joined, weight, bias = parts
+        lifts = [broadcasts.lift(item) for item in joined.args[0]]  # type: ignore[union-attr]
+        maps = [lift.map.key for lift in lifts if lift is not None and lift.dim == 0 and lift.block == 1]
+        if not maps or (all(lift is not None for lift in lifts) and len(set(maps)) == 1):
+            continue  # no broadcast, or nothing else: the whole layer is the users'
+        key = max(maps, key=maps.count)
+        of_users = [lift is not None and lift.map.key == key for lift in lifts]
+        lift = next(lift for lift in lifts if lift is not None and lift.map.key == key)
+        part = [Part(program.name(weight), "linear over a broadcast")]
+        if reason := _why_not(program, node, joined, weight, bias, lift):
+            yield Match(part, why_not=reason)
+            continue
+
+        def apply(
+            node: Node = node,
+            joined: Node = joined,
+            weight: Node = weight,
+            bias: Any = bias,
+            of_users: list[bool] = of_users,
+            lift: Lift = lift,
+        ) -> str:
+            return _swap(program, broadcasts, node, joined, weight, bias, of_users, lift)
+
+        yield Match(part, apply, key=node.name)
+
+
+def _parts(node: Node) -> tuple[Node, Node, Any] | None:
+    """The cat, the weight and the bias of a layer."""
+    if is_call(node, aten.linear):
+        given = arguments_of(node)
+        joined, weight, bias, rank = given["input"], given["weight"], given["bias"], 2
+    elif is_call(node, aten.addmm) and is_call(node.args[2], aten.t, aten.permute):
+        if len(node.args) > 3 or node.kwargs:
+            return None
+        bias, joined, turned = node.args
+        weight, rank = turned.args[0], 2  # type: ignore[union-attr]
+    elif is_call(node, aten.matmul):
+        weight, joined = node.args
+        bias, rank = None, 3
+    else:
+        return None
+    if not is_call(joined, aten.cat) or value_of(joined).dim() != rank or value_of(weight).dim() != 2:
+        return None
+    dim = arguments_of(joined)["dim"] % rank  # type: ignore[arg-type]
+    return (joined, weight, bias) if dim == 1 else None  # type: ignore[return-value]
+
+
+def _why_not(program: Program, node: Node, joined: Node, weight: Node, bias: Any, lift: Lift) -> str:
+    tensors = [value_of(item) for item in (*joined.args[0], weight, bias) if item is not None]  # type: ignore[misc]
+    if not lift.map.pays:
+        return "the example has hardly more candidates than users"
+    if len({tensor.dtype for tensor in tensors}) > 1 or tensors[0].dtype not in _DTYPES:
+        return "tensors of several dtypes, or of one without a kernel"
+    if program.effects.has_autocast:
+        return "autocast is on"
+    if any(not isinstance(item.shape[1], int) for item in tensors[: len(joined.args[0])]):  # type: ignore[arg-type]
+        return "a number of features that is not fixed"
+    inputs = [item for item in (*joined.args[0], weight, bias) if isinstance(item, Node)]  # type: ignore[misc]
+    if any(program.effects.is_written(item) for item in inputs):
+        return "a tensor that it reads is written to in place"
+    return (
+        program.effects.why_not((joined, node))
+        if not program.effects.is_written(node)
+        else "it is written to in place"
+    )
+
+
+def _swap(
+    program: Program,
+    broadcasts: Broadcasts,
+    node: Node,
+    joined: Node,
+    weight: Node,
+    bias: Any,
+    of_users: list[bool],
+    lift: Lift,
+) -> str:
+    items = list(zip(joined.args[0], of_users, strict=True))  # type: ignore[arg-type]
+    with program.at(node):
+        columns: dict[bool, list[Node]] = {True: [], False: []}
+        end = 0
+        for is_user, run in groupby(items, lambda item: item[1]):
+            start, end = end, end + sum(value_of(item).shape[1] for item, _ in run)
+            columns[is_user].append(program.emit(aten.slice.Tensor, weight, 1, start, end))
+        users = [broadcasts.of_users(item) for item, is_user in items if is_user]
+        candidates = [item for item, is_user in items if not is_user]
+        found = program.emit(
+            torch.ops.recfuse.ikbo_linear.default,
+            _beside(program, columns[True]),
+            _beside(program, columns[False]),
+            _beside(program, users),
+            _beside(program, candidates),
+            broadcasts.map_of(lift),
+            bias,
+        )
+    program.replace(node, found)
+    return f"recfuse::ikbo_linear, {sum(of_users)} of {len(items)} inputs for users alone"
+
+
+def _beside(program: Program, nodes: list[Node]) -> Node:
+    return nodes[0] if len(nodes) == 1 else program.emit(aten.cat.default, nodes, 1)
+
+
+PATTERN = GraphPattern("ikbo_linear", 60, find)

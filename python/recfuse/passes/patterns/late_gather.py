@@ -1,0 +1,85 @@
+"""What is computed row by row from users' rows that were copied to candidates.
+
+Before::
+
+    y = f(x_user[cand_to_user])            # f: elementwise, linear, layer_norm, views, ... of each row
+
+After::
+
+    y = f(x_user)[cand_to_user]
+
+Where ``f`` returns no more than it takes: what reads ``y``, a dot interaction or an elementwise operator
+with candidates' features, gets the copied operand as late as possible.
+
+Source: IKBO (in-kernel broadcast optimization), the inference-time transformation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Node
+
+from recfuse.passes.graph.broadcasts import Broadcasts, Lift
+from recfuse.passes.graph.nodes import aten, hint, is_call, value_of
+from recfuse.passes.graph.pattern import GraphPattern, Match, Part
+from recfuse.passes.graph.program import Program
+
+
+def find(program: Program) -> Iterator[Match]:
+    """The last nodes of what is computed from a broadcast alone."""
+    broadcasts = Broadcasts(program)
+    for node in program.nodes:
+        lift = broadcasts.lift(node)
+        if lift is None or not lift.computes or lift.block != 1 or not node.users:
+            continue
+        if all(broadcasts.lift(user) is not None for user in node.users):
+            continue
+        part = [Part(node.name, "computed from a broadcast")]
+        if reason := _why_not(program, node, lift, _source(broadcasts, node)):
+            yield Match(part, why_not=reason)
+            continue
+
+        def apply(node: Node = node, lift: Lift = lift) -> str:
+            with program.at(node):
+                rows, index = broadcasts.of_users(node), broadcasts.map_of(lift)
+                found = program.emit(aten.index_select.default, rows, lift.dim, index)
+            program.replace(node, found)
+            return f"computed for users, then copied to candidates ({index.name})"
+
+        yield Match(part, apply, key=node.name)
+
+
+def _source(broadcasts: Broadcasts, node: Node) -> Node:
+    """The largest broadcast that a node is computed from."""
+    lift = broadcasts.lift(node)
+    if lift is not None and lift.source is not None:
+        return node
+    found = [_source(broadcasts, item) for item in node.all_input_nodes if broadcasts.lift(item)]
+    return max(found, key=_elements)
+
+
+def _elements(node: Node) -> int:
+    return math.prod(hint(size) or 1 for size in value_of(node).shape)
+
+
+def _why_not(program: Program, node: Node, lift: Lift, source: Node) -> str:
+    if not lift.map.pays:
+        return "the example has hardly more candidates than users"
+    has_matmul = any(
+        is_call(item, aten.linear, aten.matmul, aten.mm) for item in (node, *node.all_input_nodes)
+    )
+    if _elements(node) > _elements(source) and not has_matmul:
+        return "it returns more than it takes: copied later, more would be copied"
+    if value_of(node).dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        return f"its result is {value_of(node).dtype}"
+    if program.effects.has_autocast:
+        return "autocast is on"
+    if program.effects.is_written(node):
+        return "it is written to in place"
+    return "" if value_of(node).is_contiguous() else "its result is not contiguous"
+
+
+PATTERN = GraphPattern("late_gather", 80, find)

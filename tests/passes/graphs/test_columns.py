@@ -1,0 +1,124 @@
+"""Embedding columns of graphs: found, folded, and zeros where there is no value."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from support.graphs import assert_same, passed
+
+
+class Columns(nn.Module):
+    """A feature-column list: every form of column before one cat."""
+
+    def __init__(self, columns):
+        super().__init__()
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(13, 4, mode=("sum", "mean", "max")[k % 3]) if k % 5 == 4 else nn.Embedding(13, 4)
+            for k in range(columns)
+        )
+        self.top = nn.Linear(4 * columns, 2)
+
+    def column(self, k, floats, integers):
+        table, raw, number = self.tables[k], floats[:, k], integers[:, k]
+        if k % 5 == 0:
+            boundaries = torch.tensor([-1.0, -0.5, 0.25, 0.5, 2.0])
+            return table(torch.bucketize((raw * 0.7 + 0.1).clamp(-3, 3), boundaries, right=k % 2 == 0))
+        if k % 5 == 1:
+            return table(number % 13)
+        if k % 5 == 2:
+            return table(number.clamp(0, 12))
+        if k % 5 == 3:
+            found = torch.where(number > 0, number % 13, -1)
+            rows = table(found.clamp(min=0))
+            return torch.where((found >= 0).unsqueeze(1), rows, 0.0)
+        return table(integers[:, :3] % 13)
+
+    def forward(self, floats, integers):
+        found = [self.column(k, floats, integers) for k in range(len(self.tables))]
+        return self.top(torch.cat(found, 1))
+
+    def batch(self, samples):
+        columns = len(self.tables)
+        return torch.randn(samples, columns) * 2, torch.randint(-50, 10**9, (samples, columns))
+
+
+@pytest.mark.parametrize(
+    "way, columns", (("eager", 30), ("aot_eager", 30), ("inductor", 10), ("exported", 300))
+)
+def test_columns_of_every_form(way, columns):
+    model = Columns(columns).requires_grad_(False)
+    options = {}
+    if way == "exported":
+        size = torch.export.Dim("samples", min=2, max=1 << 16)
+        options["dynamic_shapes"] = ({0: size}, {0: size})
+    swapped, report = passed(model, model.batch(8), way, **options)
+    assert len(report.found("columns")) == columns
+    assert not report.left and {entry.pattern for entry in report.swapped} == {"columns"}
+    for samples in (8, 100):
+        batch = model.batch(samples)
+        assert_same(swapped(*batch), model(*batch))
+
+
+def test_steps_are_folded():
+    model = Columns(10).requires_grad_(False)
+    swapped, report = passed(model, model.batch(8), "exported")
+    names = [str(node.target) for node in swapped.graph.nodes if node.op == "call_function"]
+    assert sum("embedding_columns" in name for name in names) == 1
+    for folded in ("bucketize", "clamp", "aten.embedding"):
+        assert not any(folded in name for name in names), names
+    assert "columns in one call" in report.swapped[0].detail
+
+
+def test_trained_columns_are_bags():
+    model = Columns(10)
+    batch = model.batch(8)
+    _, report = passed(model, batch, "eager")
+    assert len(report.found("bags")) == 10 and not report.found("columns")
+    with torch.no_grad():
+        swapped, report = passed(model, batch, "eager")
+        assert len(report.found("columns")) == 10
+        assert_same(swapped(*batch), model(*batch))
+        for table in model.tables:
+            table.weight.mul_(-1)
+        assert_same(swapped(*batch), model(*batch))
+
+
+def test_boundaries_that_may_change_are_read_at_each_call():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables = nn.ModuleList(nn.Embedding(9, 4) for _ in range(3))
+            self.register_buffer("boundaries", torch.linspace(-1, 1, 8))
+
+        def forward(self, x):
+            rows = [t(torch.bucketize(x[:, k], self.boundaries) % 9) for k, t in enumerate(self.tables)]
+            return torch.cat(rows, 1)
+
+    model = Model().requires_grad_(False)
+    x = torch.randn(20, 3)
+    swapped, report = passed(model, (x,), "aot_eager")
+    before = model(x)
+    model.boundaries.add_(0.5)
+    assert report.swapped and not torch.equal(model(x), before)
+    assert_same(swapped(x), model(x))
+
+
+def test_an_index_that_is_no_row_raises():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables = nn.ModuleList(nn.Embedding(9, 4) for _ in range(2))
+
+        def forward(self, x):
+            first = torch.where((x >= 0).unsqueeze(1), self.tables[0](x.clamp(min=0)), 0.0)
+            return torch.cat([first, self.tables[1](x.clamp(0, 8))], 1)
+
+    model = Model().requires_grad_(False)
+    x = torch.tensor([3, -1, 8])
+    swapped, report = passed(model, (x,), "eager")
+    assert report.swapped
+    assert_same(swapped(x), model(x))
+    with pytest.raises(RuntimeError, match=r"9"):
+        swapped(torch.tensor([3, 9, 1]))
