@@ -5,8 +5,11 @@ A page marks what is written, up to the next <!-- end -->:
   <!-- table FILE TITLE [columns=A;B] [rows=REGEX] [number=N] -->   the table whose title begins with TITLE
   <!-- overview NAME -->                                          a join of several (common/overviews.py)
   <!-- runs FILE... -->                                           machine, versions, commit and command
+  <!-- cell FILE TITLE ROW COLUMN -->                             a figure in a sentence: that of one cell
+  <!-- least|most FILE TITLE COLUMN [rows=REGEX] -->              the least or the most of a column
 
-FILE lies in results/. Words with spaces are quoted.
+FILE lies in results/; of an overview FILE is "overview" and TITLE its name. Words with spaces are quoted.
+Of a cell with several figures `part=N` takes the Nth. ROW is a row's first cell, or its first two.
 """
 
 from __future__ import annotations
@@ -16,12 +19,19 @@ import re
 import shlex
 from pathlib import Path
 
-from common.overviews import OVERVIEWS
+from common.overviews import OVERVIEWS, WORDED
 from common.results import RESULTS, find_table, read_runs, select
+from common.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "benchmarks").glob("**/*.md"))]
-MARK = re.compile(r"(<!-- (table|overview|runs) (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("**/*.md")),
+]
+MARK = re.compile(r"(<!-- (table|overview|runs|cell|least|most) (.*?) -->\n?)(.*?)(<!-- end -->)", re.DOTALL)
+FIGURE = re.compile(r"\d[\d,.]*(?:e-\d+)?[x%]?")
+OPTIONS = {"columns", "rows", "number", "part"}
 
 
 def described(name: str) -> str:
@@ -47,14 +57,35 @@ def generated(kind: str, words: list[str]) -> str:
         (name,) = words
         if name not in OVERVIEWS:
             raise ValueError(f"overview {name!r}: allowed are {', '.join(OVERVIEWS)}")
-        return OVERVIEWS[name]().grid()
-    file, title, *rest = words
-    options = dict(word.split("=", 1) for word in rest)
-    if unknown := set(options) - {"columns", "rows", "number"}:
+        return OVERVIEWS[name]().grid(words=name in WORDED)
+    options = dict(word.split("=", 1) for word in words if re.match(r"\w+=", word))
+    file, title, *rest = (word for word in words if not re.match(r"\w+=", word))
+    if unknown := set(options) - OPTIONS:
         raise ValueError(f"unknown option {sorted(unknown)}")
-    table = find_table(file, title, int(options.get("number", 1)))
+    number = int(options.get("number", 1))
+    table = OVERVIEWS[title]() if file == "overview" else find_table(file, title, number)
+    if kind != "table":
+        return figure(table, kind, rest, options.get("rows", ""), int(options.get("part", 1)))
     columns = options["columns"].split(";") if "columns" in options else None
     return select(table, columns, options.get("rows", "")).grid()
+
+
+def figure(table: Table, kind: str, words: list[str], rows: str, part: int) -> str:
+    """One figure of a table, as it stands there: of a cell, or the least or the most of a column."""
+    *row, column = words
+    select(table, [column])  # raises where there is no such column
+    number = list(table.columns).index(column)
+    named = f"^{re.escape(row[0])}$" if row else rows
+    cells = [
+        line[number]
+        for line in table.rows
+        if re.search(named, " ".join(line[:2])) or (row and re.search(named, line[0]))
+    ]
+    found = [figures[part - 1] for cell in cells if len(figures := FIGURE.findall(cell)) >= part]
+    if not found or (kind == "cell" and (len(found) > 1 or len(row) != 1)):
+        raise ValueError(f"{table.title!r} has {len(found)} figures for {kind} {words}, rows {rows!r}")
+    pick = max if kind == "most" else min
+    return pick(found, key=lambda text: float(text.rstrip("x%").replace(",", "")))
 
 
 def rewritten(text: str) -> str:

@@ -6,10 +6,60 @@ from collections.abc import Callable, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from common.results import RESULTS, read_runs
+from common.results import RESULTS, find_table, read_runs, select
 from common.table import Table, times
 
 LOOP = "nn.EmbeddingBag in a loop"
+
+
+def first_overview() -> Table:
+    """A figure for each kind of machine and work, and beside it the case in which there is least to win."""
+    table = Table("", ["", "compared with", "times faster", "where it gains least"])
+    fused, cpu = "h200/fused_embedding_bag/fused_", "fused_embedding_bag.json"
+    bags = _span("embedding_bag.json", "Geometric mean", "over torch")
+    model = _span("dlrm.json", "DLRM", "ratio", "^total")
+    weak = {LOOP: f"one table {bags}, a whole DLRM {model}"}
+    for peer, column in ((LOOP, "nn.EmbeddingBag"), ("FBGEMM on all cores", "FBGEMM, a thread each")):
+        ratio = _span(cpu, "recfuse is faster than", column, "^geo")
+        least = _span(cpu, "recfuse is faster than", column).partition(" to ")[0]
+        table.rows.append(["CPU: 750 to 1,200 tables", peer, ratio, weak.get(peer, f"model A: {least}")])
+    over = [row[4] for row in fused_overview().rows]
+    equal = _span(f"{fused}equal_skewed.json", "recfuse, float32", "over fbgemm v2", "2048 recfuse$")
+    whole = _span(f"{fused}end_to_end.json", "ms of a whole model as a CUDA graph", "recfuse over fbgemm v2")
+    table.rows.append(
+        ["H200: the same models", "FBGEMM", over[-1], f"equal tables {equal}, whole models {whole}"]
+    )
+    steps = "h200/training.json", "How many times faster is a step"
+    first = _span(*steps, "recfuse over fbgemm", "^A-512, sgd")
+    least = _span(*steps, "recfuse over fbgemm", "^mlperf-16384, sgd")
+    called = _span(*steps, "recfuse over fbgemm, as called", "sgd")
+    table.rows.append(["H200: a training step, SGD", "FBGEMM", f"{first} (A)",
+                       f"MLPerf's tables, batch 16384: {least}; without a CUDA graph {called}"])  # fmt: skip
+    linear = ikbo_overview().rows
+    least = min((cell for row in linear for cell in row[8:]), key=lambda cell: float(cell.rstrip("x")))
+    work, weak = (
+        "H200: linear layer over candidates",
+        f"one candidate a user, long rows: {least}; small batches are slower",
+    )
+    table.rows.append([work, "torch's best form", linear[0][6], weak])
+    rows = [row for row in attention_overview().rows if "bfloat16" in row[0]]
+    uneven = sorted(_ratio(row[1]) for row in rows if row[0].startswith("64+1"))
+    weak = f"16,384 events: {times(min(_ratio(row[-1]) for row in rows))}"
+    work = "H200: attention over 512 events, uneven groups"
+    table.rows.append([work, "FlashAttention-3", " to ".join(map(times, uneven)), weak])
+    return table
+
+
+def _ratio(cell: str) -> float:
+    """Times faster, of a cell with a rate before it."""
+    return float(cell.partition("(")[2].rstrip("x)"))
+
+
+def _span(file: str, title: str, column: str, rows: str = "") -> str:
+    """The least and the most of a column, or the one that there is, but for means of several rows."""
+    found = select(find_table(file, title), [column], rows).rows
+    ratios = sorted(float(row[1].rstrip("x")) for row in found if rows or not row[0].startswith("geo"))
+    return " to ".join(times(ratio) for ratio in dict.fromkeys((ratios[0], ratios[-1])))
 
 
 def fused_overview() -> Table:
@@ -121,6 +171,7 @@ def attention_overview() -> Table:
 
 
 OVERVIEWS: dict[str, Callable[[], Table]] = {
+    "first": first_overview,
     "fused": fused_overview,
     "bag": bag_overview,
     "dlrm": dlrm_overview,
@@ -128,3 +179,5 @@ OVERVIEWS: dict[str, Callable[[], Table]] = {
     "ikbo": ikbo_overview,
     "attention": attention_overview,
 }
+WORDED = {"first"}
+"""Those whose cells are words."""

@@ -150,7 +150,7 @@ def tera(rate: float | None) -> str:
 
 
 def micro(seconds: float | None) -> str:
-    """Seconds in us."""
+    """Seconds in µs."""
     return "-" if seconds is None else f"{seconds * 1e6:.1f}"
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from common.plots import TIMES_FASTER, draw_panels, machine
 from common.table import Table
 from recfuse import timing
 
-MOST_LEVEL_LABELS = 8
 # title -> series -> label on the axis -> how many times faster
 Panels = dict[str, dict[str, dict[str, float]]]
 
@@ -27,7 +27,7 @@ class Figure:
     panels: Panels
     record: Any
     lines: str = ""  # the axis, where its labels are numbers and points are joined by lines
-    unit: str = "times faster"  # of what panels show
+    unit: str = TIMES_FASTER  # of what panels show
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Row:
         return self.result[name].median * 1e6 / self.unit
 
     def cell(self, name: str) -> str:
-        """Median and spread in us; a dash where there is none."""
+        """Median and spread in µs; a dash where there is none."""
         if name not in self.result.timings:
             return "-"
         spread = self.result[name].iqr * 1e6 / self.unit
@@ -105,37 +105,18 @@ class Report:
         """The same with a figure, plotted as `plot`.png where --plots is given and there is what to plot."""
         self.add(name, figure.tables, figure.record)
         if self._arguments.plots is not None and figure.panels:
-            plot_ratios(self._arguments.plots / f"{plot}.png", figure.panels, figure.lines, figure.unit)
+            title, device = f"{plot.replace('_', ' ')}: {figure.unit}", self._arguments.device
+            path = self._arguments.plots / f"{plot}.png"
+            plot_ratios(path, figure.panels, figure.lines, figure.unit, title, device)
 
 
 def plot_ratios(
     path: Path,
-    panels: Mapping[str, Mapping[str, Mapping[str, float]]],
+    panels: Panels,
     lines: str = "",
-    unit: str = "times faster",
+    unit: str = TIMES_FASTER,
+    title: str = "",
+    device: str = "cpu",
 ) -> None:
     """A PNG of panels: grouped bars of ratios, or lines over `lines`."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(panels), figsize=(6 * len(panels), 4), squeeze=False, sharey=True)
-    for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
-        width = 0.8 / len(series)
-        for number, (label, ratios) in enumerate(series.items()):
-            if lines:
-                axis.plot(list(map(float, ratios)), list(ratios.values()), marker="o", label=label)
-                continue
-            lefts = [left + number * width for left in range(len(ratios))]
-            axis.bar(lefts, list(ratios.values()), width, label=label)
-            axis.set_xticks([left + 0.4 - width / 2 for left in range(len(ratios))], list(ratios))
-            if len(ratios) > MOST_LEVEL_LABELS:
-                axis.tick_params(axis="x", rotation=90)
-        axis.axhline(1, color="black", linewidth=0.8)
-        axis.set(title=title, xlabel=lines)
-        axis.margins(y=0.25)  # room for the legend
-        axis.legend(fontsize="small", ncols=2)
-    axes[0][0].set_ylabel(unit)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-    plt.close(figure)
+    draw_panels(path, panels, title=title, note=machine(timing.environment(device)), lines=lines, unit=unit)

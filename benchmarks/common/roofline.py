@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from common.plots import colours, drawn, finish, machine
 from common.points import DTYPES, RECFUSE, Point
 from common.report import Figure
 from common.table import Table
+from recfuse import timing
 
 MARKERS = "s^Dv"
-LABEL_STEP = 1.16  # from one label up to the next, so that they do not overlap
 # Contestants shown besides recfuse at a point, in a mode: label -> name.
 Shown = Callable[[Any, str], Mapping[str, "str | None"]]
 
@@ -37,7 +38,12 @@ def places(points: Sequence[Point], mode: str, others: Shown) -> list[dict[str, 
 
 
 def figure_roofline(
-    points: Sequence[Point], modes: Sequence[str], path: Path | None, named: str, others: Shown
+    points: Sequence[Point],
+    modes: Sequence[str],
+    path: Path | None,
+    named: str,
+    others: Shown,
+    device: str = "cpu",
 ) -> Figure:
     """A table, and a PNG where there is a path. Each mode has its own roof: that of its matmul.
 
@@ -60,45 +66,51 @@ def figure_roofline(
             cells = [f"{cell:.0%}" for cell in (min(shares), float(np.median(shares)), max(shares))]
             table.rows.append([dtype, mode, str(len(shares)), *cells])
     if path is not None:
-        plot(path, record, named)
+        plot(path, record, named, "Roofline: every measured shape", machine(timing.environment(device)))
     return Figure([table], {}, record)
 
 
-def plot(path: Path, record: dict[str, list[dict[str, Any]]], named: str) -> None:
-    """A panel a mode, both axes by powers of ten."""
-    import matplotlib
+def plot(path: Path, record: dict[str, list[dict[str, Any]]], named: str, title: str, note: str) -> None:
+    """A panel a mode, both axes by powers of ten. The places of the shape `named` are ringed."""
+    with drawn(path, [record, named, title, note]) as plt:
+        from matplotlib import ticker
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib import ticker
-
-    figure, axes = plt.subplots(1, len(record), figsize=(6 * len(record), 4.5), squeeze=False, sharey=True)
-    for axis, (mode, found) in zip(axes[0], record.items(), strict=True):
-        peak = float(np.median([place["matmul"] for place in found]))
-        speed = found[0]["copy_speed"]
-        at = [place["flop_per_byte"] for place in found]
-        span = np.geomspace(min(*at, peak / speed) / 2, max(*at, peak / speed) * 2, 100)
-        axis.plot(
-            span, np.minimum(peak, span * speed) / 1e12, color="black", linewidth=1, label="copy, matmul"
+        size = (5.6 * len(record) + (1.2 if len(record) == 1 else 0), 4.6)
+        figure, axes = plt.subplots(
+            1, len(record), figsize=size, squeeze=False, sharey=True, layout="constrained"
         )
-        labels = dict.fromkeys(label for place in found for label in place["reached"] if label != RECFUSE)
-        for label, marker in zip([*labels, RECFUSE], [*MARKERS[: len(labels)], "o"], strict=True):
-            shown = [place for place in found if label in place["reached"]]
-            reached = [place["reached"][label] / 1e12 for place in shown]
-            intensity = [place["flop_per_byte"] for place in shown]
-            axis.scatter(intensity, reached, s=22, marker=marker, alpha=0.7, label=label)
-        place = next((place for place in found if place["shape"] == named), None)
-        height = 0.0
-        for label, reached in sorted(place["reached"].items(), key=lambda pair: pair[1]) if place else ():
-            height = max(reached / 1e12, height * LABEL_STEP)
-            text = f"{label}: {reached / 1e12:.3g}"
-            axis.text(span[-1], height, text, ha="right", va="center", fontsize="x-small")
-        axis.set(xscale="log", yscale="log", title=mode, xlabel="least FLOP a byte")
-        for line in (axis.xaxis, axis.yaxis):
-            line.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-            line.set_major_formatter(ticker.FormatStrFormatter("%g"))
-            line.set_minor_locator(ticker.NullLocator())
-        axis.legend(fontsize="small", loc="lower right")
-    axes[0][0].set_ylabel("TFLOP/s")
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-    plt.close(figure)
+        every = [label for found in record.values() for place in found for label in place["reached"]]
+        labels = [*(label for label in dict.fromkeys(every) if label != RECFUSE), RECFUSE]
+        colour = colours(dict.fromkeys(labels))
+        for axis, (mode, found) in zip(axes[0], record.items(), strict=True):
+            peak = float(np.median([place["matmul"] for place in found]))
+            speed = found[0]["copy_speed"]
+            at = [place["flop_per_byte"] for place in found]
+            span = np.geomspace(min(*at, peak / speed) / 2, max(*at, peak / speed) * 2, 100)
+            roof = "limit: copy speed, matmul"
+            axis.plot(span, np.minimum(peak, span * speed) / 1e12, color="black", linewidth=1, label=roof)
+            for label, marker in zip(labels, [*MARKERS[: len(labels) - 1], "o"], strict=True):
+                shown = [place for place in found if label in place["reached"]]
+                reached = [place["reached"][label] / 1e12 for place in shown]
+                intensity = [place["flop_per_byte"] for place in shown]
+                axis.scatter(
+                    intensity, reached, s=24, marker=marker, alpha=0.75, label=label, color=colour[label]
+                )
+            for place in (place for place in found if place["shape"] == named):
+                high = max(place["reached"].values()) / 1e12
+                fastest = sorted(place["reached"].items(), key=lambda pair: -pair[1])
+                text = "\n".join(
+                    ["the main shape:", *(f"{label} {rate / 1e12:.3g}" for label, rate in fastest)]
+                )
+                axis.annotate(
+                    text, (place["flop_per_byte"], high), (0.03, 0.97), textcoords="axes fraction",
+                    va="top", fontsize=9, arrowprops={"arrowstyle": "-", "color": "#888888"},
+                )  # fmt: skip
+                break
+            axis.set(xscale="log", yscale="log", title=mode, xlabel="least FLOP a byte")
+            for line in (axis.xaxis, axis.yaxis):
+                line.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+                line.set_major_formatter(ticker.FormatStrFormatter("%g"))
+                line.set_minor_locator(ticker.NullLocator())
+        axes[0][0].set_ylabel("TFLOP/s")
+        finish(figure, title, note)

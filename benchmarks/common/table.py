@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,11 @@ from rich.table import Table as RichTable
 from recfuse import timing
 
 
+def readable(text: str) -> str:
+    """As people read it: result files say us for microseconds."""
+    return re.sub(r"\bus\b", "µs", text)
+
+
 @dataclass
 class Table:
     """A table of strings with a title and notes below it."""
@@ -22,15 +28,19 @@ class Table:
     rows: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def grid(self) -> str:
-        """Columns and rows alone, in Markdown."""
-        lines = ["| " + " | ".join(self.columns) + " |", "| --- |" + " ---: |" * (len(self.columns) - 1)]
+    def grid(self, words: bool = False) -> str:
+        """Columns and rows alone, in Markdown. `words`: cells are no numbers, and begin at the left."""
+        side = " --- |" if words else " ---: |"
+        lines = [
+            "| " + " | ".join(map(readable, self.columns)) + " |",
+            "| --- |" + side * (len(self.columns) - 1),
+        ]
         return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in self.rows)]) + "\n"
 
     def markdown(self) -> str:
         """Everything in Markdown."""
-        notes = "".join(f"{note}  \n" for note in self.notes)
-        return f"**{self.title}**\n\n{self.grid()}" + (f"\n{notes}" if notes else "")
+        notes = "".join(f"{readable(note)}  \n" for note in self.notes)
+        return f"**{readable(self.title)}**\n\n{self.grid()}" + (f"\n{notes}" if notes else "")
 
     def show(self, markdown: bool = False) -> None:
         """Print for a terminal, or in Markdown."""
@@ -39,15 +49,15 @@ class Table:
             return
         table = RichTable(box=box.SIMPLE_HEAD)
         for number, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if number else "left")
+            table.add_column(readable(column), justify="right" if number else "left")
         for row in self.rows:
             table.add_row(*row)
         # Where output goes to a file there is no width to fit.
         console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
-        console.print(self.title)
+        console.print(readable(self.title))
         console.print(table)
         for note in self.notes:
-            console.print(note)
+            console.print(readable(note))
 
 
 def milliseconds(timing_: timing.Timing) -> str:

@@ -181,5 +181,5 @@ def run(
             }
             for family in records[0]["ratio"]
         }
-        plot_ratios(arguments.plot, panels)
+        plot_ratios(arguments.plot, panels, title="One table: times faster than each peer")
     check_agreement(parser, [record["relative_difference"] for record in records], 1e-5)

@@ -102,7 +102,8 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, trace: T
             report.add(f"main {row.label}", [], row.record)
         report.add("main", tabulate(rows, notes, setting, speed), [row.label for row in rows])
         if arguments.plots is not None:
-            plot_ratios(arguments.plots / "main.png", over_torch(rows))
+            title = "One table: times faster than torch"
+            plot_ratios(arguments.plots / "main.png", over_torch(rows), title=title, device=arguments.device)
     figures = Figures(setting, lambda: BagSetting(parser, arguments, arguments.mix_tables, trace))
     for name in arguments.figures:
         if name in FIGURES:

@@ -21,7 +21,7 @@ LAUNCH = "launch"
 
 @dataclass
 class HotnessRow(Row):
-    """One hotness, in us a table: what was measured, and what it is compared with."""
+    """One hotness, in µs a table: what was measured, and what it is compared with."""
 
     workload: Workload
     candidates: dict[str, Candidate]

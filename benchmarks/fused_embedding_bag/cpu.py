@@ -187,5 +187,6 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
             f"over {FAMILIES[family]}": {record["model"]: record["ratio"][family] for record in records}
             for family in records[0]["ratio"]
         }
-        plot_ratios(arguments.plot, {f"recfuse, batch {arguments.batch_size}": series})
+        panels = {f"recfuse, batch {arguments.batch_size}": series}
+        plot_ratios(arguments.plot, panels, title="Many tables: times faster than each peer")
     check_agreement(parser, [record["relative_difference"] for record in records], 1e-5)

@@ -25,7 +25,7 @@ HALF_OUTPUTS = ", fp32 out"  # FBGEMM with half tables, its default output
 
 @dataclass
 class SubjectRow(Row):
-    """One subject and batch size, in us a call."""
+    """One subject and batch size, in µs a call."""
 
     runs: dict[str, Run]
     limit: Limit

@@ -165,6 +165,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
             lambda point, mode: {
                 "best peer": point.best_peer(mode), FA3_VARLEN: FA3_VARLEN, TRITON: TRITON,
             },
+            arguments.device,
         )  # fmt: skip
         report.add_figure("roofline", roofline, "")
         report.add("matmul", [matmul_rates(points)], None)

@@ -179,6 +179,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
         roofline = figure_roofline(
             points, arguments.modes, plot, str(setting.shape),
             lambda point, mode: {BEST: point.best_torch(mode), TRITON: TRITON},
+            arguments.device,
         )  # fmt: skip
         report.add_figure("roofline", roofline, "")
         report.add("matmul", [matmul_rates(points)], None)

@@ -20,9 +20,11 @@ from tqdm import tqdm
 
 import recfuse
 from common.checks import check_agreement
+from common.plots import colours, drawn, finish, machine
 from common.report import Figure
 from common.settings import Setting
 from common.table import Table
+from recfuse import timing
 from training.lookups import MLPERF_ROWS
 
 DENSE, DIM, BATCH = 13, 16, 256
@@ -169,7 +171,7 @@ def figure_convergence(setting: Setting) -> Figure:
         cells = [mean(found["torch"][:tenth]), *(mean(each[-tenth:]) for each in found.values())]
         table.rows.append([kind, *(f"{cell:.4f}" for cell in cells), f"{differences[-1]:.1e}"])
     if arguments.plots is not None:
-        plot(arguments.plots / "training_losses.png", losses)
+        plot(arguments.plots / "training_losses.png", losses, machine(timing.environment(arguments.device)))
     check_agreement(setting.parser, differences, TOLERANCE)
     rounded = {
         kind: {side: [round(loss, 7) for loss in each] for side, each in found.items()}
@@ -178,28 +180,22 @@ def figure_convergence(setting: Setting) -> Figure:
     return Figure([table], {}, rounded)
 
 
-def plot(path: Path, losses: dict[str, dict[str, list[float]]]) -> None:
+def plot(path: Path, losses: dict[str, dict[str, list[float]]], note: str) -> None:
     """A panel a kind: both curves above, and how far they are apart below."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    size = {"figsize": (5 * len(losses), 6), "height_ratios": (3, 1), "sharex": True, "squeeze": False}
-    figure, axes = plt.subplots(2, len(losses), sharey="row", **size)
-    for (kind, found), above, below in zip(losses.items(), *axes, strict=True):
-        ticks = range(WINDOW, len(found["torch"]) + 1)
-        for side, style in (("torch", {"linewidth": 5, "alpha": 0.4}), ("recfuse", {"linewidth": 1.3})):
-            smooth = [mean(found[side][end - WINDOW : end]) for end in ticks]
-            above.plot(list(ticks), smooth, label=f"{side}.optim", **style)
-        apart = [abs(one - other) for one, other in zip(found["torch"], found["recfuse"], strict=True)]
-        below.plot(range(1, len(apart) + 1), apart, color="black", linewidth=0.8)
-        above.set_title(kind, fontsize="large")
-        above.legend(fontsize="large")
-        below.set(xlabel="step", yscale="symlog" if not any(apart) else "log")
-    axes[0][0].set_ylabel(f"log loss, mean of {WINDOW} steps", fontsize="large")
-    axes[1][0].set_ylabel("difference", fontsize="large")
-    figure.suptitle("Log loss with recfuse.optim, baseline: torch.optim on nn.EmbeddingBag(sparse=True)")
-    figure.tight_layout()
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-    plt.close(figure)
+    with drawn(path, [losses, note]) as plt:
+        size = {"figsize": (4 * len(losses), 5.2), "height_ratios": (3, 1), "sharex": True, "squeeze": False}
+        figure, axes = plt.subplots(2, len(losses), sharey="row", layout="constrained", **size)
+        colour = colours({"torch": None, "recfuse": None})
+        for (kind, found), above, below in zip(losses.items(), *axes, strict=True):
+            ticks = range(WINDOW, len(found["torch"]) + 1)
+            for side, style in (("torch", {"linewidth": 5}), ("recfuse", {"linewidth": 1.3})):
+                smooth = [mean(found[side][end - WINDOW : end]) for end in ticks]
+                above.plot(list(ticks), smooth, label=f"{side}.optim", color=colour[side], **style)
+            apart = [abs(one - other) for one, other in zip(found["torch"], found["recfuse"], strict=True)]
+            below.plot(range(1, len(apart) + 1), apart, color="black", linewidth=0.8)
+            above.set_title(kind)
+            below.set(xlabel="step", yscale="symlog" if not any(apart) else "log")
+        axes[0][0].set_ylabel(f"log loss, mean of {WINDOW} steps")
+        axes[1][0].set_ylabel("difference")
+        title = "Log loss with recfuse.optim, baseline: torch.optim on nn.EmbeddingBag(sparse=True)"
+        finish(figure, title, note)

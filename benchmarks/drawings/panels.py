@@ -1,0 +1,94 @@
+"""Panels of plots from the tables of result files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from common.plots import TIMES_FASTER, Draw, Panels, draw_panels, machine
+from common.results import RESULTS, find_table, read_runs
+from common.table import Table
+
+NUMBER = re.compile(r"\d[\d,.]*(?:e-\d+)?")
+RESULTS_PATH = "benchmarks/results"
+MEANS = "geometric mean"
+
+
+def value(cell: str, part: int = 1) -> float | None:
+    """The figure of a cell, or the `part`th; None where it has none."""
+    found = NUMBER.findall(cell)
+    return float(found[part - 1].replace(",", "")) if len(found) >= part else None
+
+
+def by_rows(table: Table, rows: str = "", columns: str = "", part: int = 1) -> dict[str, dict[str, float]]:
+    """A series a row, whose labels are the columns. `rows`, `columns`: expressions for what is shown."""
+    found: dict[str, dict[str, float]] = {}
+    for row in table.rows:
+        cells = dict(zip(table.columns[1:], row[1:], strict=True))
+        kept = {name: value(cell, part) for name, cell in cells.items() if re.search(columns, name)}
+        if re.search(rows, row[0]) and any(each is not None for each in kept.values()):
+            found[row[0]] = {name: each for name, each in kept.items() if each is not None}
+    return found
+
+
+def by_columns(
+    table: Table, columns: Mapping[str, str], rows: str = "", part: int = 1
+) -> dict[str, dict[str, float]]:
+    """A series a column, whose labels are the rows. `columns`: column -> name of its series."""
+    return {
+        shown: {
+            row[0]: found
+            for row in table.rows
+            if row[0] != MEANS
+            and re.search(rows, " ".join(row[:2]))
+            and (found := value(row[list(table.columns).index(column)], part)) is not None
+        }
+        for column, shown in columns.items()
+    }
+
+
+def over(series: Mapping[str, Mapping[str, float]], name: str) -> dict[str, dict[str, float]]:
+    """How many times less the others are than the series `name`."""
+    base = series[name]
+    return {
+        each: {label: base[label] / found for label, found in values.items()}
+        for each, values in series.items()
+        if each != name
+    }
+
+
+def renamed(
+    series: Mapping[str, Mapping[str, float]], pattern: str, to: str = ""
+) -> dict[str, dict[str, float]]:
+    """With shorter labels."""
+    return {
+        name: {re.sub(pattern, to, label): each for label, each in found.items()}
+        for name, found in series.items()
+    }
+
+
+def picture(
+    file: str,
+    title: str,
+    panels: Callable[[], Panels],
+    *,
+    words: str = "",
+    lines: str = "",
+    unit: str = TIMES_FASTER,
+    logarithmic: bool = False,
+    columns: int = 2,
+) -> Draw:
+    """A picture of the panels. `file`: its machine stands below. `words`: what names mean."""
+    looks = {"lines": lines, "unit": unit, "logarithmic": logarithmic, "columns": columns}
+
+    def draw(path: Path) -> None:
+        note = f"{machine(read_runs(RESULTS / file)[0]['environment'])} {words}".strip()
+        draw_panels(path, panels(), title=title, note=note, **looks)
+
+    return draw
+
+
+def table_of(file: str, title: str, number: int = 1) -> Callable[[], Table]:
+    """The table, when it is asked for."""
+    return lambda: find_table(file, title, number)

@@ -1,0 +1,147 @@
+"""README and the pages of docs: they are short, their examples run, their figures are the result files'."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import recfuse
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+MOST_WORDS = 1200
+OTHERS = {"serving.md", "training.md"}  # tested beside what they describe
+EXAMPLES = [page for page in (README, *DOCS) if BLOCK.search(page.read_text()) and page.name not in OTHERS]
+HEADINGS = ["When it wins, and when not", "Shapes", "Errors", "Figures", "Source"]
+FAMILIES = sorted(set(re.findall(r"^\| \[`\w+`\]\((docs/\w+\.md)\)", README.read_text(), re.MULTILINE)))
+
+# What counts as a measured figure: a number with a unit of time, speed, memory or comparison, and one with a
+# fraction. Versions are none.
+VERSION = re.compile(
+    r"(?:torch|FBGEMM|C?Python|capability|CUDA)(?: >=| from)? \d+(?:\.\d+)*(?: (?:and|or) \d+\.\d+)?"
+)
+TIMES, UNIT = "x|%", r"times|%|[µumn]?s|seconds?|minutes?|hours?|[TG]?FLOP/s|[GMKT]i?B(?:/s)?|gigabytes?"
+FIGURE = re.compile(
+    rf"(?<![\w.,^])(?:\d+(?:,\d{{3}})*(?:\.\d+)?(?:{TIMES}|\s(?:{UNIT}))(?![\w-])|\d+\.\d+(?![\w.]))"
+)
+CONSTANTS = {  # of the code, not measured: page, text, file that has it, and how it is written there
+    ("docs/tuning.md", "1 %"): ("python/recfuse/tuner/__init__.py", "more than 1 % faster"),
+    ("docs/tuning.md", "64 MiB"): (
+        "csrc/cuda/fused_embedding_bag/call.c",
+        "MOST_MAPPED_BYTES = INT64_C(64) << 20;",
+    ),
+}
+
+
+def name(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def prose(text, tables):
+    """A page without code, without links' targets, and without what is written from the result files."""
+    text = tables.MARK.sub(" ", text)
+    text = re.sub(r"^```.*?^```", " ", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^    .*$", " ", text, flags=re.MULTILINE)
+    return re.sub(r"`[^`\n]*`|\]\([^)]*\)", " ", text)
+
+
+def unsourced(text, tables):
+    """Figures that stand in the text itself."""
+    return FIGURE.findall(VERSION.sub(" ", prose(text, tables)))
+
+
+@pytest.fixture
+def tables(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("tables")
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text().split()) <= MOST_WORDS, "move topics to a page of docs"
+
+
+@pytest.mark.parametrize("page", [README, *DOCS], ids=name)
+def test_figures_come_from_result_files(page, tables):
+    allowed = {text for (of, text) in CONSTANTS if of == name(page)}
+    found = [figure for figure in unsourced(page.read_text(), tables) if figure not in allowed]
+    assert found == [], (
+        "take them from a result file: <!-- cell FILE TITLE ROW COLUMN --> (benchmarks/tables.py)"
+    )
+
+
+@pytest.mark.parametrize("page, text", CONSTANTS, ids=str)
+def test_constants_are_those_of_the_code(page, text):
+    file, written = CONSTANTS[page, text]
+    assert text in (ROOT / page).read_text() and written in (ROOT / file).read_text()
+
+
+@pytest.mark.parametrize(
+    "text, figures",
+    [
+        ("It is 3.5 times faster, on torch 2.11 and CUDA 13.0.", ["3.5 times"]),
+        ("It takes 12 µs, 4 GB or 20 % of `7 ms`, for 26 tables of 512 rows.", ["12 µs", "4 GB", "20 %"]),
+        (
+            "<!-- cell dlrm.json DLRM total ratio -->1.37x<!-- end --> and 1.4x of [2.0](a/3.0x.md)",
+            ["1.4x", "2.0"],
+        ),
+        ("```\n5 ms\n```\nHeads of 128, compute capability 9.0, float32, sm_90a, 8192^3, Python 3.10.", []),
+    ],
+)
+def test_a_figure_without_a_source_is_found(text, figures, tables):
+    assert unsourced(text, tables) == figures
+
+
+def test_a_cell_is_written_and_compared(tables):
+    mark = "<!-- cell dlrm.json DLRM total ratio -->{}<!-- end -->"
+    (right,) = tables.MARK.findall(tables.rewritten(mark.format("9.99x")))
+    table = tables.find_table("dlrm.json", "DLRM")
+    assert right[3] == dict((row[0], row[-1]) for row in table.rows)["total"] != "9.99x"
+    bag = 'embedding_bag.json "Geometric mean over dimensions" "over torch"'
+    column = [float(row[1].rstrip("x")) for row in tables.find_table("embedding_bag.json", "Geometric").rows]
+    for kind, pick in (("least", min), ("most", max)):
+        (found,) = tables.MARK.findall(tables.rewritten(f"<!-- {kind} {bag} --><!-- end -->"))
+        assert float(found[3].rstrip("x")) == pick(column)
+
+
+@pytest.mark.parametrize(
+    "words", ["total speed", "totals ratio", "total ratio part=2", "ratio", "total ratio extra"]
+)
+def test_a_cell_that_is_not_there_is_said(words, tables):
+    with pytest.raises(ValueError, match="DLRM"):
+        tables.rewritten(f"<!-- cell dlrm.json DLRM {words} --><!-- end -->")
+
+
+@pytest.mark.parametrize("page", [README, *DOCS], ids=name)
+def test_no_line_begins_with_a_figure_of_a_result_file(page):
+    """Markdown takes a line that begins with a comment for HTML."""
+    assert not re.search(r"^\s*<!-- (cell|least|most) ", page.read_text(), flags=re.MULTILINE)
+
+
+def test_every_operator_has_a_page():
+    assert len(FAMILIES) >= 4
+
+
+@pytest.mark.parametrize("page", FAMILIES)
+def test_a_page_of_an_operator_says_everything(page):
+    headings = re.findall(r"^## (.*)$", (ROOT / page).read_text(), flags=re.MULTILINE)
+    assert [heading for heading in headings if heading in HEADINGS] == HEADINGS
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=name)
+def test_the_examples_of_a_page_run(page, capsys):
+    text = page.read_text()
+    if "torchrec" in text and page != README:
+        pytest.importorskip("torchrec", reason="TorchRec is not installed")
+    names = {"__name__": "page", "torch": torch, "recfuse": recfuse}
+    for example in BLOCK.findall(text):
+        example = example.replace("path/to/librecfuse.so", recfuse.library_path())
+        exec(compile(example, str(page), "exec"), names)
+    printed = capsys.readouterr().out
+    for said in re.findall(r'print\(.*# .*"(.*)"$', text, flags=re.MULTILINE):
+        assert said in printed
+    if "same" in names:
+        torch.testing.assert_close(names["out"], names["same"])
