@@ -54,7 +54,13 @@ def wheel(builds: Builds) -> Path:
 
 def linked_files() -> set[str]:
     """What NVRTC and C programs read, relative to the package: of folders that are links in a checkout."""
-    patterns = ("kernels/**/*.cu*", "kernels/**/args.h", "kernels/device/*.h", "include/**/*.h")
+    patterns = (
+        "kernels/**/*.cu*",
+        "kernels/**/args.h",
+        "kernels/**/keys.h",
+        "kernels/device/*.h",
+        "include/**/*.h",
+    )
     return {str(path.relative_to(SOURCES)) for pattern in patterns for path in SOURCES.glob(pattern)}
 
 
@@ -69,6 +75,17 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     expected |= {"recfuse/librecfuse.so", "recfuse/librecfuse_core.so"}
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == expected
+
+
+def test_wheel_holds_what_its_kernels_include(wheel: Path) -> None:
+    """NVRTC is given the folder `kernels`, and finds there what a kernel's source names."""
+    with zipfile.ZipFile(wheel) as archive:
+        sources = {name for name in archive.namelist() if name.startswith("recfuse/kernels/")}
+        kernels = [name for name in sources if name.endswith((".cu", ".cuh", "args.h"))]
+        for name in kernels:
+            included = re.findall(r'#include "([^"]+)"', archive.read(name).decode())
+            assert {f"recfuse/kernels/{other}" for other in included} <= sources, name
+    assert len(kernels) > 50
 
 
 def test_wheel_metadata(wheel: Path) -> None:
