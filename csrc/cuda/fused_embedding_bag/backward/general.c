@@ -190,7 +190,7 @@ static rf_status rows_count(launcher *by, const rf__backward_layout *sizes, cons
     const int32_t n = args->n_matrices;
     RF_TRY(launch(by, RF__BACKWARD_COUNT_ROWS, sizes->rows_chunks, 1, 0, args));
     RF_TRY(launch(by, RF__BACKWARD_SUM_ROWS, 1, 1, 0, args));
-    if (n > 1) RF_TRY(launch(by, RF__BACKWARD_SPLIT_ROWS, n, 1, 0, args));
+    if (n > 1) RF_TRY(launch(by, RF__BACKWARD_SPLIT_ROWS, (n + WARPS - 1) / WARPS, 1, 0, args));
     const rf__cu_pointer total = args->bases + (uint64_t)sizes->rows_chunks * sizeof(uint32_t);
     const size_t bytes = (n > 1 ? 1 + (size_t)n : 1) * sizeof found[0];
     RF__CUDA_TRY(by->device->driver->cuMemcpyDtoHAsync_v2(found, total, bytes, by->stream));

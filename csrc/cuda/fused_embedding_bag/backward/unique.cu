@@ -1,6 +1,6 @@
 /* Rows found before each chunk of rows.cu, for gradients that are listed. The first kernel counts the rows that begin in a
- * chunk: grid [chunks], block [RF_BACKWARD_BLOCK]; the second sums them up, behind the last chunk all: grid [1]; the third
- * counts those before a matrix, where there are several: grid [matrices], block [32]. */
+ * chunk: grid [chunks]; the second sums them up, behind the last chunk all: grid [1]; the third counts those before a matrix,
+ * where there are several, a warp each: grid [matrices / warps of a block]. Blocks: [RF_BACKWARD_BLOCK]. */
 #include "device/sums.cuh"
 #include "fused_embedding_bag/backward/entries.cuh"
 
@@ -42,15 +42,17 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32)
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     rf_backward_split_rows(const __grid_constant__ rf_backward_rows_args args) {
     rf_wait_for_previous_kernel();
-    const rf_i64 behind = entries_before(args.keys, 0, count_of(args), args.matrices[blockIdx.x].first_row);
+    const int lane = threadIdx.x % 32, matrix = blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
+    if (matrix >= args.n_matrices) return;
+    const rf_i64 behind = entries_before(args.keys, 0, count_of(args), args.matrices[matrix].first_row);
     const rf_i64 chunk = behind / args.chunk;
     rf_u32 before = args.bases[chunk];
     for (rf_i64 first = chunk * args.chunk; first < behind; first += 32) {
-        const rf_i64 at = first + threadIdx.x;
+        const rf_i64 at = first + lane;
         before += __popc(__ballot_sync(RF_FULL_WARP, at < behind && row_begins(args, at)));
     }
-    if (threadIdx.x == 0) args.bases[args.chunks + 1 + blockIdx.x] = before;
+    if (lane == 0) args.bases[args.chunks + 1 + matrix] = before;
 }
