@@ -170,7 +170,8 @@ def test_kernels_compiled_ahead_run_where_compiling_is_forbidden(tmp_path: Path)
     collection = on_gpu()
     given = [batch(collection, 40) for _ in range(2)]
     recfuse.tune(collection, given, budget_s=2, progress=False).save(plan)
-    printed = gpu.run_command("compile", "--arch", gpu.arch(), "--plan", str(plan), "--out", str(kernels))
+    printed = gpu.run_command("compile", "--arch", gpu.arch(), "--plan", str(plan), "--out", str(kernels),
+                              "--training", "gradients")  # fmt: skip
     assert printed.count("schedules") == 2, printed
     script = """
         import sys

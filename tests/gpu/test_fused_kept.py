@@ -145,7 +145,9 @@ def test_what_a_graph_reads_stays(mapped: bool) -> None:
         one.run(*others, schedules=schedules(expected))
     for _ in range(3):
         out.fill_(torch.nan)
-        with torch.cuda.stream(torch.cuda.Stream(gpu.DEVICE)):
+        stream = torch.cuda.Stream(gpu.DEVICE)
+        stream.wait_stream(torch.cuda.current_stream(gpu.DEVICE))
+        with torch.cuda.stream(stream):
             graph.replay()
         gpu.synchronize()
         torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-4)

@@ -381,6 +381,7 @@ def test_kernels_compiled_ahead_run_where_compiling_is_forbidden(tmp_path: Path)
     command = ["compile", "--arch", gpu.arch(), "--out", str(tmp_path)]
     command += ["--dim", "64", "--batch", "128", "--pooling", "20", "--mode", "sum", "max"]
     properties = torch.cuda.get_device_properties(gpu.DEVICE)
+    command += ["--training", "gradients", "--rows", "1000"]
     command += ["--gpu", f"{properties.multi_processor_count}:{properties.L2_cache_size >> 20}"]
     schedules = ["station=register distance=4 threads=32 block=128 parts=1 segment=64", ""]
     for schedule in schedules:
