@@ -13,9 +13,9 @@ float64 first:
 On a GPU each is replayed as a CUDA graph, and called. The limit is the least bytes at the copy speed of the
 same run.
 
-The figures: micro, models (the columns alone, and with the layers that follow them), ablations, ready (what
-it takes to construct and compile), strings (the hash of strings on the host); on a GPU also transfers (from
-pageable host memory) and host_tables (large tables that stay on the host).
+The figures: micro, mixed (columns of many kinds), models (the columns alone, and with the layers that follow
+them), ablations, ready (what it takes to construct and compile), strings (the hash of strings on the host);
+on a GPU also transfers (from pageable host memory) and host_tables (large tables that stay on the host).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from common.settings import (
     positive,
     start,
 )
-from embedding_columns.figures import figure_ablations, figure_micro, figure_models
+from embedding_columns.figures import figure_ablations, figure_micro, figure_mixed, figure_models
 from embedding_columns.forms import COMPILED, NAMES, NEED_COMPILER, PEERS, RECFUSE
 from embedding_columns.measure import ColumnsSetting
 from embedding_columns.ready import figure_ready
@@ -50,6 +50,7 @@ from embedding_columns.transfers import figure_host_tables, figure_transfers
 
 FIGURES: dict[str, Callable[[ColumnsSetting], Figure]] = {
     "micro": figure_micro,
+    "mixed": figure_mixed,
     "models": figure_models,
     "ablations": figure_ablations,
     "ready": figure_ready,
@@ -72,7 +73,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 # What --quick changes: to see whether everything runs, not to be quoted.
-QUICK: dict[str, Any] = {"rounds": 3, "num_batches": 2, "part": 25, "strings": 2000}
+QUICK: dict[str, Any] = {"mixed": 15, "rounds": 3, "num_batches": 2, "part": 25, "strings": 2000}
 QUICK_LISTS = {"batches": 2}
 
 
@@ -92,6 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--contestants", type=names, metavar="NAMES", help=f"joined by ;, of {'; '.join(NAMES)}")
     add("--columns", type=integers, default=[10, 50, 100, 500, 1000], help="of micro (default: 10 to 1000)")
+    add("--mixed", type=positive, default=300, help="columns of the figure mixed (default: 300)")
     add("--models", type=comma_list, default=["E", "F"], help="default: E,F")
     add("--batch", type=positive, default=256, help="of all figures but models (default: 256)")
     add("--batches", type=integers, help="of models (default: 32 to 2048)")

@@ -15,14 +15,16 @@ from embedding_columns.forms import (
     ABLATIONS,
     BAGS,
     BY_HAND,
+    COLLECTION,
     COMPILED_BY_HAND,
+    COMPILED_COLLECTION,
     COMPILED_RECFUSE,
     HASHED,
     NEED_COMPILER,
     RECFUSE,
 )
 from embedding_columns.measure import ColumnsSetting, Point, measure, ours_over
-from embedding_columns.models import Model, Subject, bucketize, model_kinds
+from embedding_columns.models import Model, Subject, bucketize, mixed, model_kinds
 
 
 def figure_micro(setting: ColumnsSetting) -> Figure:
@@ -39,6 +41,19 @@ def figure_micro(setting: ColumnsSetting) -> Figure:
     tables = tabulated(title, "columns", labels, points, setting)
     ratios = {label: ours_over(point, point.peer) for label, point in zip(labels, points, strict=True)}
     return Figure(tables, panels("bucketize columns", ratios), [point.to_json() for point in points])
+
+
+def figure_mixed(setting: ColumnsSetting) -> Figure:
+    """Columns of many kinds, and numbers among them."""
+    arguments = setting.arguments
+    size, count = arguments.batch, arguments.mixed
+    subject = Subject(f"{count} mixed columns", mixed(count), setting)
+    without = (COLLECTION, COMPILED_COLLECTION, COMPILED_RECFUSE)
+    names = [name for name in chosen(setting, size) if name not in without]
+    point = measure(setting, subject, size, names)
+    release(setting)
+    tables = tabulated(f"mixed columns, batch {size}", "columns", [str(count)], [point], setting)
+    return Figure(tables, {}, point.to_json())
 
 
 def figure_models(setting: ColumnsSetting) -> Figure:

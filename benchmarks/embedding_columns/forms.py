@@ -14,7 +14,7 @@ from torch.nn import functional
 import recfuse
 from embedding_columns.models import BOUNDARIES, Batch, Jagged, Kind, Subject, rows_of
 from recfuse._clock import clock
-from recfuse.nn.columns import Bucketize, Column, EmbeddingColumns, Hash, Identity, Modulo
+from recfuse.nn.columns import Bucketize, Column, EmbeddingColumns, Hash, Identity, Modulo, Numeric
 
 TORCH, BAGS, BY_HAND = "torch", "torch, bags", "torch, alike ones by hand"
 COMPILED, TUNED, COMPILED_BY_HAND = "compiled", "compiled, max-autotune", "compiled, alike ones by hand"
@@ -63,7 +63,9 @@ class Separate(torch.nn.Module):
         for kind, table, rows, feature in zip(
             self.kinds, self.tables, self.rows(features), features, strict=True
         ):
-            if isinstance(feature, tuple):
+            if kind.numeric:
+                pooled.append(rows[:, None])
+            elif isinstance(feature, tuple):
                 pooled.append(
                     functional.embedding_bag(
                         rows, table, feature[1], mode=kind.pooling, include_last_offset=True
@@ -99,7 +101,9 @@ class ByHand:
         for kind, first, table, given in zip(
             self.subject.kinds, self.first, self.subject.stacked, inputs, strict=True
         ):
-            if isinstance(given, tuple):
+            if kind.numeric:
+                parts.append(given)
+            elif isinstance(given, tuple):
                 values, offsets = given
                 size = (offsets.shape[0] - 1) // kind.count
                 bags = offsets[::size].diff()
@@ -149,6 +153,8 @@ def specifications(subject: Subject, hashed: bool = False, translated: bool = Fa
     """The columns for recfuse. `hashed`: integers by XXH64, not modulo; `translated`: values are rows."""
 
     def column(name: str, kind: Kind) -> Column:
+        if kind.numeric:
+            return Numeric(name)
         if translated:
             return Identity(name, kind.rows, kind.dim, pooling=kind.pooling)
         if kind.buckets:
@@ -166,8 +172,8 @@ def make_columns(subject: Subject, **how: bool) -> EmbeddingColumns:
     if key not in subject.kept:
         module = EmbeddingColumns(specifications(subject, **how), device=subject.device)
         with torch.no_grad():
-            for view, table in zip(module.tables.values(), subject.tables, strict=True):
-                view.weight.copy_(table)
+            for name, view in module.tables.items():
+                view.weight.copy_(subject.tables[int(name[1:])])
         subject.kept[key] = module.requires_grad_(False).eval()
     return subject.kept[key]
 

@@ -73,7 +73,7 @@ class Point:
 
 def hashed_rows(kind: Kind, values: Tensor, boundaries: Tensor) -> Tensor:
     """As `rows_of`, integers by XXH64."""
-    if kind.buckets:
+    if kind.buckets or kind.numeric:
         return rows_of(kind, values, boundaries)
     return scaled(hash_integers([values.long()], 0), kind.rows)
 
@@ -85,6 +85,9 @@ def right_output(subject: Subject, batch: Batch, hashed: bool = False) -> Tensor
         values, offsets = feature if isinstance(feature, tuple) else (feature, None)
         if offsets is None:
             offsets = torch.arange(batch.size + 1, device=subject.device)
+        if kind.numeric:
+            pooled.append(values.double()[:, None])
+            continue
         find = hashed_rows if hashed else rows_of
         rows, numbers = find(kind, values, subject.boundaries).unique(return_inverse=True)
         pooled.append(

@@ -49,8 +49,13 @@ class Kind:
 
     @property
     def buckets(self) -> bool:
-        """Whether its values are floats."""
+        """Whether its values are floats that become rows."""
         return self.name == "bucketize"
+
+    @property
+    def numeric(self) -> bool:
+        """Whether its values are floats that are written as they are."""
+        return self.name == "numeric"
 
     @property
     def output_dim(self) -> int:
@@ -61,6 +66,17 @@ class Kind:
 def bucketize(count: int) -> Kind:
     """Columns of floats."""
     return Kind("bucketize", count, len(BOUNDARIES) + 1, 8, "mean")
+
+
+def mixed(count: int) -> list[Kind]:
+    """Columns of many kinds: thirds of buckets and of hashed strings, a fifth of tags, and numbers."""
+    third, fifth = -(-count // 3), -(-count // 5)
+    return [
+        bucketize(third),
+        Kind("string", third, 10_000, 8, "mean"),
+        Kind("strings", fifth, 10_000, 16, "sum", several=True),
+        Kind("numeric", max(count - 2 * third - fifth, 1), 0, 1, "sum"),
+    ]
 
 
 def model_kinds(name: str, large_rows: int, part: int = 1) -> list[Kind]:
@@ -131,8 +147,11 @@ class Subject:
     @cached_property
     def tables(self) -> list[Tensor]:
         """[rows, dim] of each column."""
-        split = [whole.split(kind.rows) for kind, whole in zip(self.kinds, self.stacked, strict=True)]
-        return [table for part in split for table in part]
+        return [
+            whole[number * kind.rows : (number + 1) * kind.rows]
+            for kind, whole in zip(self.kinds, self.stacked, strict=True)
+            for number in range(kind.count)
+        ]
 
     @property
     def output_dim(self) -> int:
@@ -155,13 +174,17 @@ class Subject:
         """What must move at least: values and offsets once, each row in use once, the output once."""
         rows = 0
         for kind, feature in zip(self.columns, batch.features, strict=True):
+            if kind.numeric:
+                continue
             values = feature[0] if isinstance(feature, tuple) else feature
             rows += rows_of(kind, values, self.boundaries).unique().numel() * kind.dim * 4
         return rows + batch.nbytes + 4 * batch.size * self.output_dim
 
 
 def rows_of(kind: Kind, values: Tensor, boundaries: Tensor) -> Tensor:
-    """The rows of a column's values."""
+    """The rows of a column's values; of a numeric one the values."""
+    if kind.numeric:
+        return values
     return torch.bucketize(values, boundaries) if kind.buckets else torch.remainder(values, kind.rows)
 
 
@@ -181,7 +204,7 @@ def make_batch(kinds: list[Kind], size: int, seed: int) -> Batch:
 
 
 def _values(kind: Kind, count: int, random: np.random.Generator) -> np.ndarray[Any, Any]:
-    if kind.buckets:
+    if kind.buckets or kind.numeric:
         return random.random(count, np.float32) * 100
     return random.integers(0, _NUMBERS if kind.name.startswith("string") else kind.rows, count)
 

@@ -28,6 +28,8 @@ SMALL = [
 SMALL += [
     "--large-rows",
     "50",
+    "--mixed",
+    "15",
     "--rounds",
     "2",
     "--num-batches",
@@ -112,17 +114,19 @@ def test_the_least_bytes_count_rows_in_use_once(columns):
 
 def test_every_figure_runs(columns, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    figures = "micro,models,ablations,strings,transfers,host_tables"
+    figures = "micro,mixed,models,ablations,strings,transfers,host_tables"
     record = results(columns, tmp_path, "--figures", figures, "--plots", tmp_path)
     assert [point["subject"] for point in record["micro"]] == ["2 columns", "3 columns"]
     assert set(record["micro"][0]["us"]) == EAGER | {"recfuse", "recfuse, dict"}
+    assert set(record["mixed"]["us"]) == (EAGER | OURS) - {"collection behind torch"}
     columns_alone, whole = record["models"]
     assert [point["size"] for point in columns_alone["points"]] == [5, 8]
     assert set(columns_alone["points"][0]["us"]) == EAGER | OURS
     assert "recfuse" in whole["points"][1]["us"] and "torch, bags" not in whole["points"][1]["us"]
     assert [point["subject"] for point in record["ablations"]] == ["1,000 bucketize", "E"]
     assert [point["subject"] for point in record["transfers"]] == ["3 bucketize", "E"]
-    assert [point["model"] for point in record["host_tables"]] == ["E"]
+    parts = [(point["model"], point["part"]) for point in record["host_tables"]]
+    assert parts == [("E", "columns"), ("E", "whole model")]
     assert record["copy_speed"] == {"bytes_per_s": 1e9}
     for plot in ("columns_micro.png", "columns_models.png"):
         assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
@@ -171,7 +175,7 @@ def test_an_element_that_is_not_written_ends_the_run(columns, monkeypatch, capsy
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--figures", "micro,all"], "--figures: found 'micro,all', allowed are micro, models"),
+        (["--figures", "micro,all"], "--figures: found 'micro,all', allowed are micro, mixed"),
         (["--contestants", "torch; fbgemm"], "--contestants: found 'torch,fbgemm', allowed are torch"),
         (["--contestants", "recfuse"], "--contestants: needs recfuse and one of torch"),
         (["--models", "G"], "--models: found 'G', allowed are E, F"),

@@ -17,6 +17,7 @@ from recfuse.errors import ArgumentValueError
 from recfuse.nn.columns.inputs import Inputs
 from recfuse.nn.columns.packed import pack
 from recfuse.nn.columns.parts import Part, restricted
+from recfuse.nn.columns.programs import is_captured
 from recfuse.nn.columns.specs import Column, TableColumn, Use
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.ops.embedding_columns import MOST_TENSORS
@@ -112,6 +113,7 @@ class Split:
         if self.device is not None:
             pieces[False] = self.device(weights, moved(given, self._uses, device), sparse, bounds_check)
         if self.host is not None:
+            _refuse_capture(device, "tables are on the host: keep them on the GPU (host_tables=None)")
             near = restricted(given if on_host is None else on_host, self._uses, self._wanted, cpu)
             pieces[True] = _sent(self.host(weights, near, sparse, bounds_check), device)
         dtypes = {weight.dtype for weight in weights}
@@ -128,8 +130,16 @@ def moved(given: Inputs, uses: tuple[Use, ...], device: torch.device) -> Inputs:
     many = len(given.dense) + len(given.values) > MOST_TENSORS and device.type == "cuda"
     if given.device == device and not many:
         return given
+    if given.device.type == "cpu":
+        _refuse_capture(device, "the batch is on the host: move it to the GPU before")
     pin = device.type == "cuda" and given.device.type == "cpu" and not torch.compiler.is_compiling()
     return pack(given, uses, pin).to(device, non_blocking=pin).inputs(uses)
+
+
+def _refuse_capture(device: torch.device, why: str) -> None:
+    """A graph would copy what the host has now, each time: the host's work is no part of it."""
+    if device.type == "cuda" and not torch.compiler.is_compiling() and is_captured():
+        raise ArgumentValueError(f"recfuse.nn.EmbeddingColumns: a CUDA graph is being captured, and {why}")
 
 
 def _sent(found: Tensor, device: torch.device) -> Tensor:

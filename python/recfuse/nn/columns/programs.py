@@ -27,6 +27,11 @@ def static(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def is_captured() -> bool:
+    """Whether a CUDA graph is captured in the current stream."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 class Programs:
     """Those of some columns, in the order of the output.
 
@@ -82,6 +87,8 @@ class Programs:
             return program, getattr(self, f"{name}_on_device") if device.type == "cuda" else None
         last_places, last_device, found = self._last
         if last_places is not places or last_device != device:
+            if device.type == "cuda" and (places, device) not in self._made and is_captured():
+                return self.tensor(places, None), None  # the operator makes a copy that the graph keeps
             found = self.tensor(places, None), self.tensor(places, device) if device.type == "cuda" else None
             self._last = places, device, found
         return found

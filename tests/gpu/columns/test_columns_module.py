@@ -1,0 +1,217 @@
+"""EmbeddingColumns on a GPU: random programs beside their reference, forms of a batch, graphs, training."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import recfuse
+from recfuse.nn import EmbeddingColumns
+from recfuse.nn.columns import Bucketize, Hash, Identity, Numeric, TableColumn
+from support import gpu
+from support.columns.compare import REFUSED, magnitude, want_dtype
+from support.columns.inputs import COLUMNS, SUMS, mapping, parts
+from support.columns.random_programs import random_case
+from support.reference import assert_close_to_reference, tolerance
+
+pytestmark = [*gpu.MARKS, pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")]
+
+
+def on_gpu(batch: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, entry in batch.items():
+        if isinstance(entry, dict):
+            found[name] = {key: one.to(gpu.DEVICE) for key, one in entry.items()}
+        else:
+            found[name] = entry.to(gpu.DEVICE) if isinstance(entry, Tensor) else gpu.moved(entry)
+    return found
+
+
+def check(seed: int) -> str:
+    """A random program: dict on the GPU, dict on the host, packed; gradients now and then."""
+    draw = Random(seed)
+    case = random_case(draw)
+    module, batch = case.module(), case.batch(draw)
+    reference = module.to_torch().double()
+    allowed = want = None
+    try:
+        want = reference(case.batch())
+    except REFUSED as error:
+        kind = type(error)
+    module.to(gpu.DEVICE)
+    if want is None:
+        with torch.no_grad(), pytest.raises(REFUSED if issubclass(kind, IndexError) else TypeError):
+            module(on_gpu(batch))
+            recfuse.check(gpu.DEVICE)
+        gpu.forget_errors()
+        return kind.__name__
+    rounded = want.to(want_dtype(module)).double()
+    want = torch.where(rounded.isinf(), rounded, want)
+    allowed = tolerance(magnitude(case.module(), case.absolute()), case.lookups, want_dtype(module))
+    with torch.no_grad():
+        for given in (on_gpu(batch), batch, module.pack(batch), module.pack(on_gpu(batch))):
+            assert_close_to_reference(module(given).cpu(), want, allowed)
+    if seed % 4 == 0:
+        out = module(on_gpu(batch))
+        assert_close_to_reference(out.detach().cpu(), want, allowed * 3)
+        if out.requires_grad:
+            out.sum().backward()
+    recfuse.check(gpu.DEVICE)
+    return "compared"
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_random_programs(first: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ends = [check(seed) for seed in range(first, first + 50)]
+    assert ends.count("compared") > 30
+
+
+def many(count: int) -> list[Any]:
+    """More features than a call takes tensors."""
+    kinds = (
+        lambda name: Bucketize(name, [float(one) for one in range(9)], 8),
+        lambda name: Hash(name, 50, 4),
+        lambda name: Identity(name, 30, 16, pooling="sum"),
+        lambda name: Numeric(name, 3),
+    )
+    return [kinds[number % 4](f"c{number}") for number in range(count)]
+
+
+def many_batch(count: int, size: int, seed: int = 0) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, Any] = {}
+    for number in range(count):
+        lengths = torch.randint(0, 4, (size,), generator=generator)
+        offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+        found[f"c{number}"] = (
+            lambda: torch.rand(size, generator=generator) * 10,
+            lambda: torch.randint(-(2**60), 2**60, (size,), generator=generator),
+            lambda offsets=offsets: (torch.randint(0, 30, (int(offsets[-1]),), generator=generator), offsets),
+            lambda: torch.rand(size, 3, generator=generator),
+        )[number % 4]()
+    return found
+
+
+@pytest.mark.parametrize("where", ("device", "host", "packed", "packed there"))
+def test_more_features_than_tensors_of_a_call(where: str) -> None:
+    module = EmbeddingColumns(many(700))
+    batches = [many_batch(700, size, size) for size in (1, 33, 256, 33)]
+    reference = module.to_torch()
+    want = [reference(batch) for batch in batches]
+    module.to(gpu.DEVICE)
+    with torch.no_grad():
+        for batch, right in zip(batches, want, strict=True):
+            given: Any = batch
+            if where == "device":
+                given = on_gpu(batch)
+            elif where == "packed":
+                given = module.pack(batch).to(gpu.DEVICE, non_blocking=True)
+            elif where == "packed there":
+                given = module.pack(on_gpu(batch))
+            torch.testing.assert_close(module(given).cpu(), right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("packed", (False, True))
+@pytest.mark.parametrize("warm", (False, True))
+def test_captured(packed: bool, warm: bool) -> None:
+    """Also where the first call of all is captured; replays read new contents."""
+    module = EmbeddingColumns(many(40), device=gpu.DEVICE)
+    batches = [on_gpu(many_batch(40, 64)) for _ in range(2)]
+    static: Any = module.pack(batches[0]) if packed else batches[0]
+    with torch.no_grad():
+        if warm:
+            module(static)
+        gpu.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = module(static)
+        for _ in range(2):
+            tensors = (
+                static._inputs.dense
+                if packed
+                else [one for one in static.values() if isinstance(one, Tensor)]
+            )
+            for tensor in tensors:
+                if tensor.is_floating_point():
+                    tensor.uniform_(0, 10)
+            for parameter in module.parameters():
+                parameter.normal_()
+            graph.replay()
+            assert torch.equal(found, module(static))
+
+
+def test_what_a_graph_cannot_hold_is_refused() -> None:
+    """The host's memory is read when a graph is captured, and not when it is replayed."""
+    batch = many_batch(8, 16)
+    module = EmbeddingColumns(many(8), device=gpu.DEVICE)
+    host = [dataclasses.replace(one, placement="host") if isinstance(one, Hash) else one for one in many(8)]
+    split = EmbeddingColumns(host, device=gpu.DEVICE)
+    for call, given, text in ((module, batch, "batch.*on the host"), (split, on_gpu(batch), "tables.*host")):
+        with torch.no_grad():
+            call(given)
+            gpu.synchronize()
+            with pytest.raises(ValueError, match=text), torch.cuda.graph(torch.cuda.CUDAGraph()):
+                call(given)
+            gpu.synchronize()
+            call(given)
+
+
+@pytest.mark.parametrize("columns", (COLUMNS, SUMS), ids=("all", "sums"))
+def test_training_is_that_of_the_reference(columns: Any) -> None:
+    module = EmbeddingColumns(columns)
+    reference = module.to_torch()
+    module.to(gpu.DEVICE)
+    for kind in (torch.optim.SGD, torch.optim.Adagrad):
+        own, theirs = kind(module.parameters(), 0.1), kind(reference.parameters(), 0.1)
+        for seed in range(3):
+            batch = mapping(parts(seed, 40))
+            for one, optimizer, given in ((module, own, on_gpu(batch)), (reference, theirs, batch)):
+                optimizer.zero_grad()
+                one(given).square().sum().backward()
+                optimizer.step()
+    for name, table in reference.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name].cpu(), table, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+def test_compiled(backend: str) -> None:
+    torch.compiler.reset()
+    module = EmbeddingColumns(COLUMNS)
+    reference = module.to_torch()
+    module.to(gpu.DEVICE)
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    for seed, size in enumerate((6, 9, 31)):
+        batch = mapping(parts(seed, size))
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(on_gpu(batch)).cpu(), reference(batch), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("names", (("tags",), ("age", "city"), ("age", "city", "tags", "pairs", "many")))
+def test_tables_that_stay_on_the_host(names: tuple[str, ...]) -> None:
+    columns = [
+        dataclasses.replace(one, placement="host")
+        if isinstance(one, TableColumn) and one.table_name in names
+        else one
+        for one in COLUMNS
+    ]
+    module = EmbeddingColumns(columns)
+    reference = module.to_torch()
+    module.to(gpu.DEVICE)
+    assert {name for name, table in module.tables.items() if table.weight.is_cpu} == set(names)
+    for seed in range(4):
+        batch = mapping(parts(seed, 50))
+        want = reference(batch)
+        with torch.no_grad():
+            for given in (batch, on_gpu(batch), module.pack(batch), module.pack(batch).to(gpu.DEVICE)):
+                torch.testing.assert_close(module(given).cpu(), want, rtol=1e-5, atol=1e-5)
+        out = module(on_gpu(batch))
+        torch.testing.assert_close(out.detach().cpu(), want, rtol=1e-5, atol=1e-5)
+        out.sum().backward()
