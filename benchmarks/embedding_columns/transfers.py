@@ -18,7 +18,6 @@ from embedding_columns.measure import ColumnsSetting
 from embedding_columns.models import Batch, Model, Subject, bucketize
 from recfuse import timing
 from recfuse.nn.columns import Column, EmbeddingColumns
-from recfuse.nn.columns.packed import pack
 
 MEMCPY, PACKED, PINNED = "memcpy", "one copy, pageable", "one copy, pinned"
 PACK, EACH = "packed here, one copy", "a copy a column"
@@ -62,7 +61,7 @@ def _transferred(subject: Subject, size: int, rounds: int) -> tuple[Row, list[fl
     pageable = {key: torch.empty(own.nbytes, dtype=torch.uint8) for key, own in packed.items()}
     target = torch.empty(max(own.nbytes for own in packed.values()), dtype=torch.uint8, device=device)
     unpinned = {
-        id(batch): pack(module._reader.read(named(batch.features)), module._reader.uses) for batch in on_host
+        id(batch): module._reader.packer(module._reader.read(named(batch.features))) for batch in on_host
     }
 
     def copied(batch: Batch) -> Tensor:

@@ -28,6 +28,13 @@ rf_status rf__check_columns_kinds(const rf__columns *columns);
 rf_status rf__check_columns(const rf_embedding_columns_params *params, bool with_output,
                             rf__columns *columns);
 
+/* Of all that rf__check_columns looks at besides pointers and the output's form; never 0. And whether such a call was found
+ * right before. */
+uint64_t rf__columns_digest(const rf_embedding_columns_params *params, bool with_output,
+                            const rf__columns *columns);
+bool rf__columns_is_known(uint64_t digest);
+void rf__columns_remember(uint64_t digest);
+
 /* Adds the tasks to a program that has all else: *words words, from malloc, which it makes longer; fills in the header's
  * fields of tasks, and `words`. On failure *program is still the caller's. */
 rf_status rf__columns_tasks(int64_t **program, int64_t *words);

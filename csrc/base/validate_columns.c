@@ -331,10 +331,14 @@ rf_status rf__check_columns(const rf_embedding_columns_params *params, bool with
                   " buffers; sizes are 0 or more",
                   params->batch, params->n_inputs, params->n_buffers);
     RF_CHECK(rf__columns_open(params->program, params->program_words, columns));
-    RF_CHECK(rf__check_columns_program(columns));
     for (int64_t i = 0; i < params->n_inputs; i++) RF_CHECK(check_input(params, i));
+    const uint64_t digest = rf__columns_digest(params, with_output, columns);
+    const bool is_known = rf__columns_is_known(digest);
+    if (!is_known) RF_CHECK(rf__check_columns_program(columns));
     if (with_output) RF_CHECK(check_call_output(params, columns));
+    if (is_known) return RF_OK;
     for (int32_t at = 0; at < columns->header->n_columns; at++)
         RF_CHECK(check_call_column(columns, params, with_output, at));
+    rf__columns_remember(digest);
     return RF_OK;
 }

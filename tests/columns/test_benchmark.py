@@ -47,10 +47,10 @@ OURS = {"recfuse", "recfuse, dict", "recfuse, XXH64"}
 def columns(monkeypatch):
     with on_the_cpu(monkeypatch, "embedding_columns", SMALL) as run:
         monkeypatch.setattr(module("embedding_columns.measure"), "copy_speed", lambda *_: 1e9)
-        packing = module("recfuse.nn.columns.module")
-        pack = packing.pack
+        packing = module("recfuse.nn.columns.packing")
+        pack = packing.Packer.__call__
         monkeypatch.setattr(
-            packing, "pack", lambda given, uses, pin=False: pack(given, uses)
+            packing.Packer, "__call__", lambda self, given, pin=False: pack(self, given)
         )  # no GPU's memory
         yield run
 

@@ -201,3 +201,23 @@ def test_checks_of_torch():
     torch.library.opcheck(torch.ops.recfuse.embedding_columns.default, tuple(given.values()))
     inputs = [given[name] for name in ("program", "dense", "values", "offsets", "value_weights", "batch")]
     torch.library.opcheck(torch.ops.recfuse._embedding_columns_lookups.default, tuple(inputs))
+
+
+def test_a_program_that_changes_is_checked_again():
+    """Calls remember what they found right: any other word, or another form of inputs, is looked at anew."""
+    given = call()
+    embedding_columns(**given)
+    good, refused = given["program"].clone(), 0
+    columns_at, steps_at, n_steps = (int(good[word]) for word in (4, 8, 7))
+    for word in range(columns_at, steps_at + 3 * n_steps):
+        given["program"].copy_(good)
+        given["program"][word] = 0x7FFF_FFFF_7FFF_FFFF
+        try:
+            embedding_columns(**given)
+        except (ValueError, TypeError, IndexError, NotImplementedError):
+            refused += 1
+    assert refused > (steps_at - columns_at) // 2
+    given["program"].copy_(good)
+    torch.testing.assert_close(embedding_columns(**given), expected(given))
+    with pytest.raises(ValueError, match="it must lie in buffer 0, which has 27"):
+        embedding_columns(**{**given, "weights": [given["weights"][0].flatten()[:27]]})

@@ -13,7 +13,7 @@ An entry of a mapping is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,9 +21,10 @@ from torch import Tensor
 from recfuse._arguments import wrong_type
 from recfuse.data.forms import is_keyed
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
-from recfuse.nn.columns.inputs import Inputs, Jagged, offsets_of, widened
+from recfuse.nn.columns.inputs import Inputs, Jagged, offsets_of, widened, width_of
 from recfuse.nn.columns.lowering import Place
 from recfuse.nn.columns.packed import PackedColumns
+from recfuse.nn.columns.packing import Packer
 from recfuse.nn.columns.specs import Use
 
 _MAPPING = "a mapping of names to tensors, a KeyedJaggedTensor or recfuse.nn.columns.PackedColumns"
@@ -73,18 +74,32 @@ def entry_of(value: Any, where: str) -> Tensor | Jagged:
     return Jagged(*value)
 
 
+class _Layout(NamedTuple):
+    """Which entries of a mapping are tensors, and which are pairs of them."""
+
+    types: list[type]
+    dense: list[int]
+    jagged: list[int]
+    places: tuple[Place, ...]  # where tensors are [batch]
+
+
 class Reader:
-    """Reads batches for the columns of one module; remembers the form of the last."""
+    """Reads batches for the columns of one module; remembers the form of the last.
+
+    Attributes:
+        uses: what the columns read.
+        packer: brings what was read into one buffer.
+    """
 
     def __init__(self, uses: Sequence[Use], users: Mapping[Use, str]) -> None:
         """``users``: the name of a column that reads it, for each use."""
         self.uses = tuple(uses)
+        self.packer = Packer(self.uses)
         self._users = dict(users)
         self._names = tuple(use.feature for use in uses)
-        self._all_dense = tuple(Place(number, 0, 1) for number in range(len(self.uses)))
         self._plain = all(use.weights is None and not use.weighted for use in self.uses)
-        self._keys: tuple[list[str], tuple[Place, ...]] | None = None
-        self._interned: dict[tuple[Place, ...], tuple[Place, ...]] = {self._all_dense: self._all_dense}
+        self._layout: _Layout | None = None  # of the last mapping
+        self._interned: dict[tuple[Place, ...], tuple[Place, ...]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what it remembers."""
@@ -101,12 +116,9 @@ class Reader:
             TypeError, ValueError: no batch, or a feature is missing; names feature and column.
         """
         if dense is None and type(batch) is dict and self._plain and not torch.compiler.is_compiling():
-            try:
-                given = [batch[name] for name in self._names]
-                if set(map(Tensor.dim, given)) == {1}:
-                    return Inputs(self._all_dense, len(given[0]), given)
-            except (KeyError, TypeError):  # said below
-                pass
+            found = self._read_plain(batch)
+            if found is not None:
+                return found
         if isinstance(batch, PackedColumns):
             if dense is not None:
                 raise ArgumentValueError(
@@ -121,12 +133,49 @@ class Reader:
             batch = {**batch, **dense}
         return self._gather([self._entry(batch, use) for use in self.uses])
 
+    def _read_plain(self, batch: dict[str, Any]) -> Inputs | None:
+        """Of tensors and pairs of them, all at once: a thousand entries are read one by one in a millisecond.
+        None: the batch has something else, or something wrong, which is then found.
+        """
+        try:
+            given = [batch[name] for name in self._names]
+        except KeyError:
+            return None
+        types, layout = list(map(type, given)), self._layout
+        if layout is None or types != layout.types:
+            if not {Tensor, tuple}.issuperset(types):
+                return None
+            layout = self._layout = self._layout_of(types)
+        dense = [given[number] for number in layout.dense] if layout.jagged else given
+        pairs = [given[number] for number in layout.jagged]
+        dims = set(map(Tensor.dim, dense))
+        if not dims <= {1, 2} or not {2}.issuperset(map(len, pairs)):
+            return None
+        values, offsets = [one[0] for one in pairs], [one[1] for one in pairs]
+        if not {Tensor}.issuperset(map(type, [*values, *offsets])):
+            return None
+        places = layout.places
+        if 2 in dims:
+            widths = dict(zip(layout.dense, map(width_of, dense), strict=True))
+            wide = tuple(place._replace(width=widths.get(at, 0)) for at, place in enumerate(layout.places))
+            places = self._interned.setdefault(wide, wide)
+        size = dense[0].shape[0] if dense else offsets[0].shape[0] - 1
+        values = [widened(one).contiguous() for one in values]
+        return Inputs(places, size, dense, values, [one.contiguous() for one in offsets])
+
+    def _layout_of(self, types: list[type]) -> _Layout:
+        dense = [number for number, kind in enumerate(types) if kind is Tensor]
+        jagged = [number for number, kind in enumerate(types) if kind is tuple]
+        input_of = {number: at for at, number in enumerate([*dense, *jagged])}
+        places = tuple(Place(input_of[at], 0, int(kind is Tensor)) for at, kind in enumerate(types))
+        return _Layout(types, dense, jagged, self._interned.setdefault(places, places))
+
     def _gather(self, entries: Sequence[Tensor | Jagged]) -> Inputs:
         places, dense, jagged = [], [], []
         n_dense = sum(isinstance(entry, Tensor) for entry in entries)
         for entry in entries:
             if isinstance(entry, Tensor):
-                width = _width(entry)
+                width = width_of(entry)
                 places.append(Place(len(dense), 0, width))
                 dense.append(widened(entry))
             else:
@@ -181,7 +230,7 @@ class Reader:
         jagged, features, places = [whole], [len(keys)], []
         for entry in entries:
             if isinstance(entry, Tensor):
-                width = _width(entry)
+                width = width_of(entry)
                 places.append(Place(sum(place.width > 0 for place in places), 0, width))
             elif isinstance(entry, Jagged):
                 places.append(Place(len(dense) + len(jagged), 0, 0))
@@ -225,8 +274,3 @@ class Reader:
         raise ArgumentValueError(
             f"{self._where(use)} brings no weights, which its column has as weighted=True"
         )
-
-
-def _width(dense: Tensor) -> int:
-    """How many values a sample has; ``range`` makes the compiler take it for a constant."""
-    return 1 if dense.dim() == 1 else len(range(dense.shape[1]))

@@ -15,10 +15,11 @@ from torch import Tensor
 from recfuse._arguments import integer
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.columns.inputs import Inputs
-from recfuse.nn.columns.packed import pack
-from recfuse.nn.columns.parts import Part, restricted
+from recfuse.nn.columns.packed import PackedColumns
+from recfuse.nn.columns.packing import Packer
+from recfuse.nn.columns.parts import Part, Restriction
 from recfuse.nn.columns.programs import is_captured
-from recfuse.nn.columns.specs import Column, TableColumn, Use
+from recfuse.nn.columns.specs import Column, TableColumn
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.ops.embedding_columns import MOST_TENSORS
 
@@ -80,18 +81,18 @@ class Split:
         columns: Sequence[Column],
         tables: Sequence[TableSpec],
         matrices: Sequence[int],
-        uses: Sequence[Use],
+        packer: Packer,
     ) -> None:
-        """``matrices``: those on the host."""
+        """``matrices``: those on the host; ``packer``: of the module's uses."""
         on_host = {spec.name for spec in tables if spec.matrix in matrices}
         is_host = [isinstance(one, TableColumn) and one.table_name in on_host for one in columns]
         kinds = [
             [one for one, host in zip(columns, is_host, strict=True) if host == kind]
             for kind in (False, True)
         ]
-        self._uses = tuple(uses)
-        self.device, self.host = (Part(kind, tables, self._uses) if kind else None for kind in kinds)
-        self._wanted = self.host.used() if self.host is not None else set()
+        self._packer = packer
+        self.device, self.host = (Part(kind, tables, packer.uses) if kind else None for kind in kinds)
+        self._near = Restriction(packer.uses, self.host.used() if self.host is not None else set())
         widths = [(host, one.output_dim) for one, host in zip(columns, is_host, strict=True)]
         self._runs = [
             (kind, sum(width for _, width in run))
@@ -111,10 +112,10 @@ class Split:
         cpu = torch.device("cpu")
         pieces: dict[bool, Tensor] = {}
         if self.device is not None:
-            pieces[False] = self.device(weights, moved(given, self._uses, device), sparse, bounds_check)
+            pieces[False] = self.device(weights, moved(given, self._packer, device), sparse, bounds_check)
         if self.host is not None:
             _refuse_capture(device, "tables are on the host: keep them on the GPU (host_tables=None)")
-            near = restricted(given if on_host is None else on_host, self._uses, self._wanted, cpu)
+            near = self._near(given if on_host is None else on_host, cpu)
             pieces[True] = _sent(self.host(weights, near, sparse, bounds_check), device)
         dtypes = {weight.dtype for weight in weights}
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
@@ -125,7 +126,16 @@ class Split:
         return slices[0] if len(slices) == 1 else torch.cat(slices, dim=1)
 
 
-def moved(given: Inputs, uses: tuple[Use, ...], device: torch.device) -> Inputs:
+def sent(packed: PackedColumns, device: torch.device) -> PackedColumns:
+    """A packed batch on the device, if that is a GPU."""
+    if device.type != "cuda":
+        return packed
+    if packed.device.type == "cpu":
+        _refuse_capture(device, "the batch is on the host: move it to the GPU before")
+    return packed.to(device, non_blocking=True)
+
+
+def moved(given: Inputs, packer: Packer, device: torch.device) -> Inputs:
     """The inputs on a device: packed, and copied at once, where they are elsewhere, or too many."""
     many = len(given.dense) + len(given.values) > MOST_TENSORS and device.type == "cuda"
     if given.device == device and not many:
@@ -133,7 +143,7 @@ def moved(given: Inputs, uses: tuple[Use, ...], device: torch.device) -> Inputs:
     if given.device.type == "cpu":
         _refuse_capture(device, "the batch is on the host: move it to the GPU before")
     pin = device.type == "cuda" and given.device.type == "cpu" and not torch.compiler.is_compiling()
-    return pack(given, uses, pin).to(device, non_blocking=pin).inputs(uses)
+    return packer(given, pin).to(device, non_blocking=pin).inputs(packer.uses)
 
 
 def _refuse_capture(device: torch.device, why: str) -> None:

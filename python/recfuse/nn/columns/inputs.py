@@ -58,6 +58,11 @@ def offsets_of(lengths: Tensor) -> Tensor:
     return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
 
 
+def width_of(dense: Tensor) -> int:
+    """How many values a sample has; ``range`` makes the compiler take it for a constant."""
+    return 1 if dense.dim() == 1 else len(range(dense.shape[1]))
+
+
 def widened(tensor: Tensor) -> Tensor:
     """Of a type that the operator takes, without loss; one that it does not take is left to it."""
     wider = _WIDENED.get(tensor.dtype)

@@ -16,10 +16,10 @@ from recfuse._codes import DTYPES, MODES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.columns import json
 from recfuse.nn.columns.batch import Reader
-from recfuse.nn.columns.host import MemoryReport, Split, moved, size_of, stays
+from recfuse.nn.columns.host import MemoryReport, Split, moved, sent, size_of, stays
 from recfuse.nn.columns.inputs import Inputs, widened
 from recfuse.nn.columns.kinds import Numeric
-from recfuse.nn.columns.packed import PackedColumns, pack
+from recfuse.nn.columns.packed import PackedColumns
 from recfuse.nn.columns.parts import Part
 from recfuse.nn.columns.reference import ReferenceColumns, evaluate
 from recfuse.nn.columns.specs import Column, TableColumn, Use
@@ -138,7 +138,7 @@ class EmbeddingColumns(PackedTables):
         self._differentiable = _differentiable(self.specs, self._reader.uses)
         self._split: Split | None = None
         if self._host_matrices:
-            self._split = Split(self.specs, self.layout.tables, self._host_matrices, self._reader.uses)
+            self._split = Split(self.specs, self.layout.tables, self._host_matrices, self._reader.packer)
         self._always_split = False  # tests: with both parts on one device
         self.output_dim = self._whole.output_dim
 
@@ -169,8 +169,19 @@ class EmbeddingColumns(PackedTables):
                 :func:`recfuse.check`. NotImplementedError: numbers or weights in the batch need a gradient.
         """
         refuse_proxy(batch)
-        on_host = batch.on_host if isinstance(batch, PackedColumns) else None
+        on_host = None
+        if isinstance(batch, PackedColumns):
+            if not torch.compiler.is_compiling():
+                batch = self._brought(batch)
+            on_host = batch.on_host
         return self._computed(self._reader.read(batch, dense), on_host)
+
+    def _brought(self, batch: PackedColumns) -> PackedColumns:
+        """A packed batch where the columns are computed: its buffer is copied as it is."""
+        if self._host_matrices:
+            return sent(batch, self._home.device)
+        weights = self.packed_weights()
+        return sent(batch, weights[0].device) if weights else batch
 
     def _computed(self, given: Inputs, on_host: Inputs | None) -> Tensor:
         if torch.is_grad_enabled() and self._differentiable:
@@ -194,7 +205,7 @@ class EmbeddingColumns(PackedTables):
             tables = {name: table.weight for name, table in self.tables.items()}
             return evaluate(self.specs, self._reader.uses, tables, given)
         if on_gpu(weights):
-            given = moved(given, self._reader.uses, weights[0].device)
+            given = moved(given, self._reader.packer, weights[0].device)
         return self._whole(weights, given, self.layout.sparse, self.bounds_check)
 
     def _is_split(self, weights: Sequence[Tensor]) -> bool:
@@ -230,7 +241,7 @@ class EmbeddingColumns(PackedTables):
         """
         given = self._reader.read(batch, dense)
         pin = given.device.type == "cpu" and torch.cuda.is_available()
-        return pack(given, self._reader.uses, pin and not torch.compiler.is_compiling())
+        return self._reader.packer(given, pin and not torch.compiler.is_compiling())
 
     def memory_report(self) -> MemoryReport:
         """How many bytes of tables are where, and what the host's tables save a GPU."""

@@ -64,16 +64,35 @@ class Part:
         return self.programs.compute(own, given, bounds_check)
 
 
-def restricted(given: Inputs, uses: Sequence[Use], wanted: set[Use], device: torch.device) -> Inputs:
-    """What some of the uses read, on a device; places of the others stand for nothing."""
-    numbers = sorted({place.input for use, place in zip(uses, given.places, strict=True) if use in wanted})
-    n_dense = len(given.dense)
-    new = {number: at for at, number in enumerate(numbers)}
-    jagged = [number - n_dense for number in numbers if number >= n_dense]
-    places = tuple(
-        place._replace(input=new[place.input]) if use in wanted else Place(0, 0, 1)
-        for use, place in zip(uses, given.places, strict=True)
-    )
-    lists: list[list[Any]] = [[given.dense[number] for number in numbers if number < n_dense]]
-    lists += [[each[number] for number in jagged] if each else [] for each in given[3:]]
-    return Inputs(places, given.batch, *([one.to(device) for one in each] for each in lists))
+class Restriction:
+    """What some of a batch's uses read; remembers the form of the last batch."""
+
+    def __init__(self, uses: Sequence[Use], wanted: set[Use]) -> None:
+        """``wanted``: of the uses."""
+        self._wanted = [use in wanted for use in uses]
+        self._last: tuple[tuple[Place, ...], list[int], tuple[Place, ...]] = ((), [], ())
+
+    def __call__(self, given: Inputs, device: torch.device) -> Inputs:
+        """On a device; places of the other uses stand for nothing."""
+        if torch.compiler.is_compiling():
+            numbers, places = self._chosen(given.places)
+        else:
+            last, numbers, places = self._last
+            if last is not given.places:
+                numbers, places = self._chosen(given.places)
+                self._last = given.places, numbers, places
+        n_dense = len(given.dense)
+        jagged = [number - n_dense for number in numbers if number >= n_dense]
+        lists: list[list[Any]] = [[given.dense[number] for number in numbers if number < n_dense]]
+        lists += [[each[number] for number in jagged] if each else [] for each in given[3:]]
+        return Inputs(places, given.batch, *([one.to(device) for one in each] for each in lists))
+
+    def _chosen(self, places: Sequence[Place]) -> tuple[list[int], tuple[Place, ...]]:
+        """The inputs that are read, and where uses are among them."""
+        both = list(zip(self._wanted, places, strict=True))
+        numbers = sorted({place.input for is_wanted, place in both if is_wanted})
+        new = {number: at for at, number in enumerate(numbers)}
+        return numbers, tuple(
+            place._replace(input=new[place.input]) if is_wanted else Place(0, 0, 1)
+            for is_wanted, place in both
+        )
