@@ -1,8 +1,9 @@
 """Graph passes: plain models eager, compiled, compiled with recfuse.backend(), and written by hand.
 
-Two models. "bags": many tables of torch.nn.EmbeddingBag before one cat. "ranking": a user tower, candidates
+"bags": many tables of torch.nn.EmbeddingBag before one cat. "ranking": a user tower, candidates
 of each user, linear compression and target attention; nothing in it says recfuse. All candidates hold the
-same weights, run in turns on the same batches, in inference mode, and their outputs are compared.
+same weights, run in turns on the same batches, in inference mode, and their outputs are compared. "E" and "F":
+RECom's models, column by column, against recfuse.nn.EmbeddingColumns; on a GPU as CUDA graphs and called.
 
 "pass": seconds of recfuse.backend() alone, for a graph of many columns; torch.compile's own time is apart.
 """
@@ -19,19 +20,21 @@ from torch import Tensor, nn
 
 import recfuse
 from common.checks import check_agreement, relative_error
-from common.report import load_notes, texts, write_results
+from common.report import texts, write_results
 from common.settings import check_choices, comma_list, make_parser, positive, start
-from common.table import Table, milliseconds, times
+from common.table import Table
+from passes.columns import measure_columns
+from passes.measure import measure_forms
 from passes.models import Problem, bags, ranking
 from recfuse import timing
 
 EAGER, COMPILED, PASSED, BY_HAND = "eager", "torch.compile", "recfuse.backend()", "by hand, compiled"
-FIGURES = ("bags", "ranking", "pass")
+FIGURES = ("bags", "ranking", "E", "F", "pass")
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2}
 # Flags whose defaults depend on the device.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "cpu": {"tables": 100, "rows": 100_000, "batch": 256, "users": 4},
-    "cuda": {"tables": 1000, "rows": 500_000, "batch": 512, "users": 32},
+    "cpu": {"tables": 100, "rows": 100_000, "batch": 256, "users": 4, "large_rows": 2**18},
+    "cuda": {"tables": 1000, "rows": 500_000, "batch": 512, "users": 32, "large_rows": 2**23},
 }
 
 
@@ -48,6 +51,9 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     add("--users", type=positive, help="of ranking (default: 4; on a GPU 32)")
     add("--ratio", type=positive, default=70, help="candidates of each (default: 70)")
     add("--columns", type=positive, default=1000, help="of the graph whose pass is timed (default: 1000)")
+    add("--samples", type=positive, default=256, help="of E and F (default: 256)")
+    add("--part", type=positive, default=1, help="every n-th column of E and F (default: 1, all)")
+    add("--large-rows", type=positive, help="of their large tables (default: 2^18; on a GPU 2^23)")
     add("--num-batches", type=positive, default=4, help="batches to rotate through (default: 4)")
     arguments = parser.parse_args()
     start(parser, arguments)
@@ -72,21 +78,15 @@ def measure(
     right = problem.model(*problem.batches[0])
     errors = [relative_error(form(*problem.batches[0]), right) for form in forms.values()]
     check_agreement(parser, errors, TOLERANCE[right.dtype])
-    result = timing.compare(
-        forms, inputs=problem.batches, rounds=arguments.rounds, device=arguments.device, label=problem.title
-    )
+    runs = {name: lambda number, form=form: form(*problem.batches[number]) for name, form in forms.items()}
+    table, result = measure_forms(arguments, problem.title, runs, len(problem.batches), (COMPILED, BY_HAND))
     swapped = backend.reports[-1].swapped
-    table = Table(problem.title, ["form", "ms (median ± IQR)", "over torch.compile", "over by hand"])
-    for name in forms:
-        ratios = [times(result.ratio(name, other)) for other in (COMPILED, BY_HAND)]
-        table.rows.append([name, milliseconds(result[name]), *ratios])
     kinds = {entry.pattern: 0 for entry in swapped}
     for entry in swapped:
         kinds[entry.pattern] += 1
     table.notes.append(
         f"Swapped: {', '.join(f'{count} {kind}' for kind, count in kinds.items()) or 'nothing'}."
     )
-    table.notes += load_notes([result])
     return table, result
 
 
@@ -153,6 +153,11 @@ def main() -> None:
     with torch.inference_mode():
         for name in (name for name in arguments.figures if name in problems):
             table, result = measure(parser, arguments, problems[name]())
+            table.show(arguments.markdown)
+            tables.append(table)
+            records[name] = result.to_json(environment=False)
+        for name in (name for name in arguments.figures if name in ("E", "F")):
+            table, result = measure_columns(parser, arguments, name)
             table.show(arguments.markdown)
             tables.append(table)
             records[name] = result.to_json(environment=False)

@@ -13,25 +13,29 @@ enum {
     RF_COLUMNS_BAGS_BYTES = 12832 /* of shared memory behind a bag's body: rf_column_bags */
 };
 
-/* An input or a buffer. They travel in the kernel's parameters: nothing is copied ahead of a call, and a captured call has
- * its own. */
+/* An input. They travel in the kernel's parameters: nothing is copied ahead of a call, and a captured call has its own. */
 typedef struct rf_columns_tensor {
-    const rf_u8 *values; /* of an input; the data of a buffer */
+    const rf_u8 *values;
     const rf_u8 *offsets; /* jagged; else NULL */
     const float *weights; /* NULL: none */
     rf_i64 sample_stride; /* dense: elements; jagged: lookups */
     rf_i64 value_stride; /* dense */
-    rf_i32 type; /* rf_column_type; of a buffer rf_dtype */
+    rf_i32 type; /* rf_column_type */
     rf_i32 offset_type; /* rf_int_type */
 } rf_columns_tensor;
 RF_SIZE_IS(rf_columns_tensor, 48);
 
+/* A buffer: its data, and the rf_dtype in the high byte, which no address of a process has. Six have the room of an input. */
+typedef rf_u64 rf_columns_buffer;
+enum { RF_COLUMNS_BUFFER_DTYPE = 56, RF_COLUMNS_BUFFERS_OF_TENSOR = 6 };
+
 /* Kernels are compiled for so many tensors at most; parameters of more than 4,096 bytes need CUDA 12.1. */
 #define RF_COLUMNS_FEW_TENSORS 16
 #define RF_COLUMNS_SOME_TENSORS 80
-#define RF_COLUMNS_MANY_TENSORS 512
+#define RF_COLUMNS_MANY_TENSORS 256
+#define RF_COLUMNS_MOST_TENSORS 600
 #ifndef RF_TENSORS
-#define RF_TENSORS RF_COLUMNS_MANY_TENSORS
+#define RF_TENSORS RF_COLUMNS_MOST_TENSORS
 #endif
 
 typedef struct rf_columns_args {
@@ -48,7 +52,7 @@ typedef struct rf_columns_args {
         vector; /* elements of a table's dtype and of the output that all addresses allow to be moved at once: 1, 2, 4 */
     rf_i32 n_inputs;
     rf_error_word errors;
-    rf_columns_tensor tensors[RF_TENSORS]; /* inputs, then buffers */
+    rf_columns_tensor tensors[RF_TENSORS]; /* inputs; behind them rf_columns_buffer [n_buffers] */
 } rf_columns_args;
 RF_SIZE_IS(rf_columns_args, 88 + 48 * RF_TENSORS);
 

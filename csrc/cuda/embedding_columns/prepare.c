@@ -12,10 +12,11 @@ static rf_status check_limits(const rf_embedding_columns_params *params, const r
                               const int64_t *program_on_device) {
     const rf_columns_header *header = columns->header;
     const int64_t task_words = sizeof(rf_columns_task) / sizeof(int64_t);
-    RF__REFUSE_IF(params->n_inputs > RF_COLUMN_MOST_TENSORS || params->n_buffers > RF_COLUMN_MOST_TENSORS,
+    RF__REFUSE_IF(params->n_inputs > RF_COLUMN_MOST_INPUTS || params->n_buffers > RF_COLUMN_MOST_BUFFERS,
                   RF_ERR_UNSUPPORTED,
-                  RF__I64 " inputs and " RF__I64 " buffers; a GPU takes %d of each: pack them into fewer",
-                  params->n_inputs, params->n_buffers, (int)RF_COLUMN_MOST_TENSORS);
+                  RF__I64 " inputs and " RF__I64 " buffers; a GPU takes %d and %d: pack them into fewer",
+                  params->n_inputs, params->n_buffers, (int)RF_COLUMN_MOST_INPUTS,
+                  (int)RF_COLUMN_MOST_BUFFERS);
     RF__REFUSE_IF(params->output_stride > UINT32_MAX / 8, RF_ERR_UNSUPPORTED,
                   "output_stride is " RF__I64 "; a GPU takes at most %u", params->output_stride,
                   (unsigned)(UINT32_MAX / 8));
@@ -67,9 +68,20 @@ static void tensors_put(const rf_embedding_columns_params *params, rf_columns_te
                                 .type = (rf_i32)input->type,
                                 .offset_type = (rf_i32)input->offset_type};
     }
+    rf_columns_buffer *buffers = (rf_columns_buffer *)(tensors + params->n_inputs);
     for (int64_t i = 0; i < params->n_buffers; i++)
-        tensors[params->n_inputs + i] =
-            (rf_columns_tensor){.values = params->buffers[i].data, .type = (rf_i32)params->buffers[i].dtype};
+        buffers[i] = (rf_columns_buffer)(uintptr_t)params->buffers[i].data |
+                     (rf_columns_buffer)params->buffers[i].dtype << RF_COLUMNS_BUFFER_DTYPE;
+}
+
+/* The least room that kernels are compiled for and that has all tensors. */
+static int32_t room_of(const rf_embedding_columns_params *params) {
+    static const int32_t rooms[] = {RF_COLUMNS_FEW_TENSORS, RF_COLUMNS_SOME_TENSORS, RF_COLUMNS_MANY_TENSORS};
+    const int64_t of_buffers =
+        (params->n_buffers + RF_COLUMNS_BUFFERS_OF_TENSOR - 1) / RF_COLUMNS_BUFFERS_OF_TENSOR;
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++)
+        if (params->n_inputs + of_buffers <= rooms[i]) return rooms[i];
+    return RF_COLUMNS_MOST_TENSORS;
 }
 
 /* A program has its own word for each set of tables. */
@@ -108,10 +120,7 @@ rf_status rf__columns_prepare(const rf_embedding_columns_params *params, const i
     args->n_inputs = (rf_i32)params->n_inputs;
     args->errors = word.on_device;
     tensors_put(params, args->tensors);
-    const int64_t n_tensors = params->n_inputs + params->n_buffers;
-    launch->tensors = n_tensors <= RF_COLUMNS_FEW_TENSORS    ? RF_COLUMNS_FEW_TENSORS
-                      : n_tensors <= RF_COLUMNS_SOME_TENSORS ? RF_COLUMNS_SOME_TENSORS
-                                                             : RF_COLUMNS_MANY_TENSORS;
+    launch->tensors = room_of(params);
     int64_t left = header->task_columns * (args->samples + 1) * (int64_t)sizeof(uint64_t);
     if (header->n_bag_tasks > 0 && left < RF_COLUMNS_BAGS_BYTES) left = RF_COLUMNS_BAGS_BYTES;
     const int64_t shared =

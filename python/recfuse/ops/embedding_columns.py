@@ -24,8 +24,8 @@ from recfuse.ops.library import (
 
 _columns = torch.ops.recfuse.embedding_columns.default
 _lookups = torch.ops.recfuse._embedding_columns_lookups.default
-MOST_TENSORS = 256
-"""Inputs, or weights, of a call on a GPU; as many as the library's RF_COLUMN_MOST_TENSORS."""
+MOST_INPUTS, MOST_WEIGHTS = 256, 2048
+"""Of a call on a GPU; as many as the library's RF_COLUMN_MOST_INPUTS and RF_COLUMN_MOST_BUFFERS."""
 
 
 def embedding_columns(

@@ -121,11 +121,11 @@ static void columns_launch(char **arguments) {
 static void columns_refusals(char **arguments) {
     (void)arguments;
     static rf_column_input inputs[257];
-    static rf_buffer buffers[257];
+    static rf_buffer buffers[2049];
     REFUSED(RF_ERR_VALUE, "aligned to 16 bytes", program = NULL);
     REFUSED(RF_ERR_VALUE, "aligned to 16 bytes", program += 1);
     REFUSED(RF_ERR_UNSUPPORTED, "pack them into fewer",
-            (of->params.buffers = buffers, of->params.n_buffers = 257, buffers[0] = of->buffer));
+            (of->params.buffers = buffers, of->params.n_buffers = 2049, buffers[0] = of->buffer));
     for (int i = 0; i < 257; i++)
         inputs[i] = (rf_column_input){
             .values = buffers, .width = COLUMNS, .sample_stride = COLUMNS, .value_stride = 1};

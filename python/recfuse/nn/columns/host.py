@@ -21,7 +21,7 @@ from recfuse.nn.columns.parts import Part, Restriction
 from recfuse.nn.columns.programs import is_captured
 from recfuse.nn.columns.specs import Column, TableColumn
 from recfuse.nn.packed.layout import TableSpec
-from recfuse.ops.embedding_columns import MOST_TENSORS
+from recfuse.ops.embedding_columns import MOST_INPUTS
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -137,7 +137,7 @@ def sent(packed: PackedColumns, device: torch.device) -> PackedColumns:
 
 def moved(given: Inputs, packer: Packer, device: torch.device) -> Inputs:
     """The inputs on a device: packed, and copied at once, where they are elsewhere, or too many."""
-    many = len(given.dense) + len(given.values) > MOST_TENSORS and device.type == "cuda"
+    many = len(given.dense) + len(given.values) > MOST_INPUTS and device.type == "cuda"
     if given.device == device and not many:
         return given
     if given.device.type == "cpu":

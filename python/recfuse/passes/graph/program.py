@@ -11,15 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from recfuse.errors import ArgumentValueError
 from recfuse.passes.graph.effects import Effects
-from recfuse.passes.graph.nodes import aten, is_call, operator_of, value_of
+from recfuse.passes.graph.nodes import aten, is_call, operator_of, tensor_of, value_of
 
-_COPIES = (aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone, aten.alias)
+_COPIES = (
+    aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone, aten.alias, aten.to, aten._to_copy,
+)  # fmt: skip
 _NEEDED = "ATen operators and fake values, as torch.export and recfuse.backend() record them"
 
 
@@ -54,6 +56,7 @@ class Program:
         self._order: dict[Node, tuple[float, int]] = {node: (at, 0) for at, node in enumerate(nodes)}
         self._numbers = itertools.count(1)
         self._cursor: Node | None = None
+        self._gradient_nodes: set[Node] | None = None
         self._sizes: dict[tuple[Node, int], Node] = {}
         self._dead: list[Node] = []
         self._constants = 0
@@ -91,18 +94,32 @@ class Program:
 
     def trains(self, node: Node) -> bool:
         """Whether a weight may be given a gradient."""
-        tensor = node.meta.get("recfuse_requires_grad", value_of(node))
-        return bool(getattr(tensor, "requires_grad", tensor))
+        given, tensor = node.meta.get("recfuse_requires_grad"), tensor_of(node)
+        return bool(tensor is not None and tensor.requires_grad if given is None else given)
 
     def may_train(self, node: Node) -> bool:
-        """Whether a call may have to give a weight a gradient: not under torch.no_grad()."""
-        return self.gradients and (node.op not in ("placeholder", "get_attr") or self.trains(node))
+        """Whether a call may have to give a tensor a gradient: not under torch.no_grad()."""
+        return self.gradients and node in self._trained()
+
+    def _trained(self) -> set[Node]:
+        """The nodes that depend on a tensor with a gradient."""
+        if self._gradient_nodes is None:
+            self._gradient_nodes = found = set()
+            for node in self.graph.nodes:
+                is_given = node.op in ("placeholder", "get_attr")
+                if self.trains(node) if is_given else any(item in found for item in node.all_input_nodes):
+                    found.add(node)
+        return self._gradient_nodes
 
     def constant_value(self, node: Node) -> Tensor | None:
         """The values of what is a constant of the program itself, which no user can change."""
+        dtype = getattr(value_of(node), "dtype", None)
         while is_call(node, *_COPIES):
             node = node.args[0]  # type: ignore[assignment]
-        return self._constant_at(node)
+            if getattr(value_of(node), "dtype", None) != dtype:
+                return None
+        found = self._constant_at(node)
+        return found.constant if isinstance(found, FakeTensor) else found
 
     def _constant_at(self, node: Node) -> Tensor | None:
         is_constant = node.op == "get_attr" and str(node.target).startswith("_tensor_constant")

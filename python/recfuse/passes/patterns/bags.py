@@ -59,8 +59,11 @@ def bags_of(program: Program) -> Iterator[tuple[Bag, str]]:
             yield bag, _why_not(program, bag)
 
 
-def groups_of(program: Program, bags: Sequence[Bag]) -> Iterable[list[Bag]]:
-    """Bags that one call can pool: as many samples each, and none depends on another."""
+def groups_of(program: Program, bags: Sequence[Bag], *, mixed: bool = False) -> Iterable[list[Bag]]:
+    """Bags that one call can pool: as many samples each, and none depends on another.
+
+    ``mixed``: the call takes bags of every form, weighted or not.
+    """
     results = {bag.result for bag in bags}
     depths = program.depths(results.__contains__)
     equal = _equal_counts(bags)
@@ -69,7 +72,8 @@ def groups_of(program: Program, bags: Sequence[Bag]) -> Iterable[list[Bag]]:
         table = bag.table
         key = (
             depths[bag.result], program.effects.region[bag.result], table.device, table.dtype,
-            bag.form, bag.weights is not None, bag.sparse, equal[_count(bag.result)],
+            *((None,) * 3 if mixed else (bag.form, bag.weights is not None, bag.sparse)),
+            equal[_count(bag.result)],
         )  # fmt: skip
         groups.setdefault(key, []).append(bag)
     for key in list(groups):
@@ -173,10 +177,12 @@ def _length(offsets: Node, indices: Node) -> int | None:
     """Lookups of each bag where offsets are ``arange(0, lookups, length)``: an input ``[bags, length]``."""
     if not is_call(offsets, aten.arange) or offsets.target is not aten.arange.start_step:
         return None
-    start, end, step = offsets.args
-    if start != 0 or not isinstance(step, int) or step < 1:
+    given = arguments_of(offsets)
+    end, step, lookups = given["end"], given["step"], value_of(indices).shape[0]
+    if given["start"] != 0 or not isinstance(step, int) or step < 1:
         return None
-    lookups = value_of(indices).shape[0]
+    if not statically_known_true(lookups % step == 0):  # else the last bag is a shorter one
+        return None
     is_all = (
         value_of(end) == lookups if isinstance(lookups, int) else _symbol(value_of(end)) == _symbol(lookups)
     )

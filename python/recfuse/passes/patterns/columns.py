@@ -25,11 +25,11 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
-from recfuse.ops.embedding_columns import MOST_TENSORS
-from recfuse.passes.graph.bags import FIXED
-from recfuse.passes.graph.column_chain import DROPPED, Column, chain_of, words_of
+from recfuse.passes.graph.bags import FIXED, JAGGED, Bag
+from recfuse.passes.graph.column_call import DROPPED, Column, emit_columns, pieces
+from recfuse.passes.graph.column_chain import chain_of
 from recfuse.passes.graph.joins import join
-from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, value_of
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.ranges import Ranges
@@ -41,26 +41,34 @@ _BELOW_ZERO = {aten.ge: 0, aten.gt: -1}  # x >= 0, x > -1
 def find(program: Program) -> Iterator[Match]:
     """Groups of columns, in calls of as many tensors as the operator takes."""
     ranges = Ranges(program)
-    bags = [bag for bag, reason in bags_of(program) if not reason and bag.form == FIXED]
     columns = {}
-    for bag in bags:
-        if bag.weights is not None or bag.padding_idx >= 0 or program.may_train(bag.weight):
+    for bag, reason in bags_of(program):
+        if reason or not _is_taken(program, bag):
             continue
         chain = chain_of(program, bag)
         if chain is not None:
             columns[bag.result] = _zeroed(program, ranges, Column(bag, chain, bag.result))
-    for group in groups_of(program, [column.bag for column in columns.values()]):
-        for start in range(0, len(group), MOST_TENSORS):
-            part = [columns[bag.result] for bag in group[start : start + MOST_TENSORS]]
-            if any(column.chain.folded for column in part):
-                yield _match(program, part)
+    for group in groups_of(program, [column.bag for column in columns.values()], mixed=True):
+        for piece in pieces([columns[bag.result] for bag in group]):
+            if any(column.chain.folded or column.folded for column in piece):
+                yield _match(program, piece)
+
+
+def _is_taken(program: Program, bag: Bag) -> bool:
+    """Whether the operator has bags of such a kind, and no gradient is wanted."""
+    if bag.padding_idx >= 0 or program.may_train(bag.weight):
+        return False
+    if bag.form == JAGGED and bag.offsets is None:
+        return False
+    is_weighted = bag.weights is not None
+    return not is_weighted or (bag.table.dtype is torch.float32 and not program.may_train(bag.weights))
 
 
 def _match(program: Program, columns: Sequence[Column]) -> Match:
     def apply() -> str:
         results = [(column.result, column.bag.dim) for column in columns]
-        where = join(program, results, lambda order: _call(program, [columns[at] for at in order]))
-        folded = sum(column.chain.folded for column in columns)
+        where = join(program, results, lambda order: emit_columns(program, [columns[at] for at in order]))
+        folded = sum(column.chain.folded + column.folded for column in columns)
         return f"{len(columns)} columns in one call, {folded} operators folded{where}"
 
     parts = [Part(program.name(column.bag.weight), _found(column)) for column in columns]
@@ -71,22 +79,11 @@ def _found(column: Column) -> str:
     return f"column, {column.bag.found}, {len(column.chain.steps)} steps"
 
 
-def _call(program: Program, columns: list[Column]) -> Node:
-    inputs = list(dict.fromkeys(column.chain.input for column in columns))
-    weights = list(dict.fromkeys(column.bag.weight for column in columns))
-    words = words_of(columns, inputs, weights).tolist()
-    device = columns[0].bag.table.device
-    constant = program.constant(words, "cpu")
-    call = weights, constant, inputs, [], [], [], program.size(inputs[0], 0), sum(c.bag.dim for c in columns)
-    on_device = (program.constant(words, device),) if device.type == "cuda" else ()
-    return program.emit(torch.ops.recfuse.embedding_columns.default, *call, *on_device)
-
-
 def _zeroed(program: Program, ranges: Ranges, column: Column) -> Column:
     """A column whose rows are zeros where the value is negative: such values are dropped instead."""
     result = column.bag.result
     chain = column.chain
-    if len(result.users) != 1 or chain.width != 1 or chain.steps[1:]:
+    if len(result.users) != 1 or chain.width != 1 or chain.steps[1:] or column.bag.form != FIXED:
         return column
     user = next(iter(result.users))
     if not is_call(user, aten.where) or arguments_of(user)["self"] is not result:
@@ -99,16 +96,18 @@ def _zeroed(program: Program, ranges: Ranges, column: Column) -> Column:
     packet = getattr(operator_of(compared), "overloadpacket", None)
     if _BELOW_ZERO.get(packet, object()) != compared.args[1] or not _is_zero(given["other"]):
         return column
+    if value_of(user).shape != value_of(result).shape or value_of(user).dtype != value_of(result).dtype:
+        return column
     clips = [step for step in chain.steps if step == (4, 0, 2**63 - 1, ())]  # clamp(min=0)
     if len(clips) != len(chain.steps) or not chain.steps or compared.args[0] is not _raw(column):
         return column
     bounds = ranges.of(compared.args[0])
     if bounds is None or bounds.high >= column.bag.table.shape[0]:  # which must raise, not be dropped
         return column
-    if program.effects.is_written(user) or program.effects.why_not((result, user, compared)):
+    others = [node for node in (given["other"],) if isinstance(node, Node)]
+    if program.effects.is_written(user) or program.effects.why_not((result, user, compared, *others)):
         return column
-    folded = chain.folded + 3
-    return replace(column, chain=replace(chain, steps=(), invalid=DROPPED, folded=folded), result=user)
+    return replace(column, chain=replace(chain, steps=()), invalid=DROPPED, result=user, folded=3)
 
 
 def _raw(column: Column) -> Node | None:

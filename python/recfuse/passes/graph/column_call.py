@@ -1,0 +1,166 @@
+"""``Column``: a bag with the steps that make its indices; and the call for many columns."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.fx import Node
+
+from recfuse import _C
+from recfuse._codes import MODES
+from recfuse.ops.embedding_columns import MOST_INPUTS, MOST_WEIGHTS
+from recfuse.passes.graph.bags import FIXED, LAST, Bag
+from recfuse.passes.graph.column_chain import BUCKETIZE, BUCKETIZE_RIGHT, Chain, bits
+from recfuse.passes.graph.nodes import aten, value_of
+from recfuse.passes.graph.program import Program
+
+ERROR, DROPPED = -2, -1
+FILLED = -1
+
+
+@dataclass(frozen=True)
+class Column:
+    """An embedding bag with the chain of its indices, and the node that has its result."""
+
+    bag: Bag
+    chain: Chain
+    result: Node = field(repr=False)
+    invalid: int = ERROR  # what becomes of an index that is no row
+    empty: int = FILLED  # what a sample without an index has: a row, or
+    fill: float = 0.0
+    folded: int = 0  # nodes behind the bag that are no more
+
+
+class _Input(NamedTuple):
+    """What the operator reads: equal ones are read once."""
+
+    values: Node
+    lookups_of: int
+    offsets: Node | None = None  # jagged
+    last: bool = False  # whether offsets have the last one
+    length: int = 0  # jagged of so many values a sample
+    weights: Node | None = None
+
+
+def _input_of(column: Column) -> _Input:
+    chain, bag = column.chain, column.bag
+    if chain.width:
+        return _Input(chain.input, chain.lookups_of)
+    length = bag.length if bag.form == FIXED else 0
+    offsets = bag.counted if length else bag.offsets
+    return _Input(chain.input, 0, offsets, bag.form == LAST, length, bag.weights)
+
+
+def pieces(columns: Sequence[Column]) -> Iterator[list[Column]]:
+    """As many columns at a time as one call takes on a GPU."""
+    piece: list[Column] = []
+    inputs: set[_Input] = set()
+    weights: set[Node] = set()
+    for column in columns:
+        inputs.add(_input_of(column))
+        weights.add(column.bag.weight)
+        if piece and (len(inputs) > MOST_INPUTS or len(weights) > MOST_WEIGHTS):
+            yield piece
+            piece, inputs, weights = [], {_input_of(column)}, {column.bag.weight}
+        piece.append(column)
+    if piece:
+        yield piece
+
+
+def emit_columns(program: Program, columns: Sequence[Column]) -> Node:
+    """One call for columns of as many samples, of one dtype: ``[samples, sum of dims]``, in their order."""
+    inputs = sorted(dict.fromkeys(map(_input_of, columns)), key=lambda each: each.offsets is not None)
+    weights = list(dict.fromkeys(column.bag.weight for column in columns))
+    words = _words(columns, {each: at for at, each in enumerate(inputs)}, weights).tolist()
+    dense = [_values(program, each) for each in inputs if each.offsets is None]
+    jagged = [each for each in inputs if each.offsets is not None]
+    values = [_flat(program, each.values) for each in jagged]
+    device = columns[0].bag.table.device
+    offsets = [_offsets(program, each, device) for each in jagged]
+    factors = _factors(program, jagged, device)
+    batch = program.size(dense[0], 0) if dense else _samples(program, jagged[0])
+    host = program.constant(words, "cpu")
+    call = weights, host, dense, values, offsets, factors, batch, sum(column.bag.dim for column in columns)
+    on_device = (program.constant(words, device),) if device.type == "cuda" else ()
+    return program.emit(torch.ops.recfuse.embedding_columns.default, *call, *on_device)
+
+
+def _values(program: Program, each: _Input) -> Node:
+    if each.lookups_of:
+        return program.emit(aten.reshape.default, each.values, [-1, each.lookups_of])
+    return each.values
+
+
+def _flat(program: Program, node: Node) -> Node:
+    """``[lookups]``, contiguous: the operator copies nothing."""
+    tensor = value_of(node)
+    found = node if tensor.dim() == 1 else program.emit(aten.reshape.default, node, [-1])
+    return program.emit(aten.contiguous.default, found)
+
+
+def _offsets(program: Program, each: _Input, device: torch.device) -> Node:
+    """``[samples + 1]``."""
+    assert each.offsets is not None
+    if each.last:
+        return program.emit(aten.contiguous.default, each.offsets)
+    samples = program.size(each.offsets, 0)
+    if each.length:
+        ends = program.emit(operator.add, samples, 1) if isinstance(samples, Node) else samples + 1
+        options: dict[str, Any] = {"dtype": torch.int64, "device": device, "pin_memory": False}
+        numbers = program.emit(aten.arange.default, ends, **options)
+        return program.emit(aten.mul.Tensor, numbers, each.length)
+    options = {"dtype": value_of(each.offsets).dtype, "device": device, "pin_memory": False}
+    end = program.emit(aten.full.default, [1], program.size(each.values, 0), **options)
+    return program.emit(aten.cat.default, [each.offsets, end])
+
+
+def _samples(program: Program, each: _Input) -> Any:
+    assert each.offsets is not None
+    found = program.size(each.offsets, 0)
+    if not each.last:
+        return found
+    return program.emit(operator.sub, found, 1) if isinstance(found, Node) else found - 1
+
+
+def _factors(program: Program, jagged: Sequence[_Input], device: torch.device) -> list[Node]:
+    if all(each.weights is None for each in jagged):
+        return []
+    options: dict[str, Any] = {"dtype": torch.float32, "device": device, "pin_memory": False}
+    none = program.emit(aten.full.default, [0], 0.0, **options)
+    return [none if each.weights is None else _flat(program, each.weights) for each in jagged]
+
+
+def _words(
+    columns: Sequence[Column], number: dict[_Input, int], weights: Sequence[Node]
+) -> NDArray[np.int64]:
+    """The program of columns, in the order of the output; fields are those of recfuse/embedding_columns.h."""
+    rows, sources, steps, edges = [], [], [], []
+    buffer = {weight: at for at, weight in enumerate(weights)}
+    column_at = 0
+    for column in columns:
+        chain, bag = column.chain, column.bag
+        sources.append([number[_input_of(column)], chain.slot, chain.width, len(steps), len(chain.steps)])
+        for step in chain.steps:
+            if step.operation in (BUCKETIZE, BUCKETIZE_RIGHT):
+                steps.append([step.operation, len(edges), len(step.boundaries)])
+                edges.extend(step.boundaries)
+            else:
+                steps.append([step.operation, step.a, step.b])
+        table = buffer[bag.weight], 0, int(bag.table.shape[0]), bag.dim
+        pooling = MODES.index(bag.mode), int(bag.weights is not None)
+        rest = column.invalid, column.empty, bits(column.fill), 0, bag.dim, bits(1.0), column_at
+        rows.append([len(sources) - 1, -1, 0, 0, *table, *pooling, *rest])
+        column_at += bag.dim
+    return _C.embedding_columns_program(
+        np.array(rows, np.int64).reshape(-1, 17),
+        np.array(sources, np.int64).reshape(-1, 5),
+        np.array(steps, np.int64).reshape(-1, 3),
+        np.array(edges, np.float32),
+        np.empty(0, np.int64),
+    )
