@@ -1,11 +1,12 @@
 """Graph passes: plain models eager, compiled, compiled with recfuse.backend(), and written by hand.
 
-"bags": many tables of torch.nn.EmbeddingBag before one cat. "ranking": a user tower, candidates
-of each user, linear compression and target attention; nothing in it says recfuse. All candidates hold the
-same weights, run in turns on the same batches, in inference mode, and their outputs are compared. "E" and "F":
-RECom's models, column by column, against recfuse.nn.EmbeddingColumns; on a GPU as CUDA graphs and called.
+"bags": many tables of torch.nn.EmbeddingBag before one cat. "ranking": a user tower, candidates of each user,
+linear compression and target attention; nothing in it says recfuse. "E" and "F": RECom's models, column by
+column, against recfuse.nn.EmbeddingColumns. All candidates hold the same weights, run in turns on the same
+batches, in inference mode, and their outputs are compared; on a GPU as CUDA graphs and as called.
 
-"pass": seconds of recfuse.backend() alone, for a graph of many columns; torch.compile's own time is apart.
+"pass": seconds of recfuse.backend() alone, for a graph of many columns of several kinds and any batch;
+torch.compile's own time is apart.
 """
 
 from __future__ import annotations
@@ -91,25 +92,37 @@ def measure(
 
 
 class Columns(nn.Module):
-    """Columns that guard an index and look it up."""
+    """Columns of three kinds: bucketized floats, remainders, integers that are clamped."""
 
     def __init__(self, columns: int) -> None:
         """Small tables: what counts is the graph."""
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(11 + number % 7, 4) for number in range(columns))
+        self.requires_grad_(False)
 
-    def forward(self, indices: Tensor) -> Tensor:
-        """[batch, columns] to [batch, 4 * columns]."""
-        found = [
-            table((indices[:, number] % table.num_embeddings).clamp(0, table.num_embeddings - 1))
-            for number, table in enumerate(self.tables)
-        ]
+    def forward(self, floats: Tensor, integers: Tensor) -> Tensor:
+        """[batch, columns] each to [batch, 4 * columns]."""
+        found = []
+        for number, table in enumerate(self.tables):
+            rows = table.num_embeddings
+            if number % 3 == 0:
+                boundaries = torch.tensor([0.1 * step for step in range(rows - 1)])
+                index = torch.bucketize(floats[:, number].clamp(0, 1), boundaries)
+            elif number % 3 == 1:
+                index = (integers[:, number] % rows).clamp(0, rows - 1)
+            else:
+                index = integers[:, number].clamp(0, rows - 1)
+            found.append(table(index))
         return torch.cat(found, 1)
 
 
 def measure_pass(columns: int) -> tuple[Table, dict[str, float]]:
     """Seconds of the pass over a graph that torch.compile has captured, and over an exported program."""
-    model, indices = Columns(columns).eval(), torch.randint(0, 10**6, (64, columns))
+    model = Columns(columns).eval()
+
+    def batch_of(samples: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(samples, columns), torch.randint(0, 10**6, (samples, columns))
+
     spent: dict[str, float] = {}
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
@@ -126,16 +139,22 @@ def measure_pass(columns: int) -> tuple[Table, dict[str, float]]:
         return timed("recfuse.backend()", lambda: backend(module, inputs))
 
     with torch.no_grad():
-        compiled = torch.compile(model, backend=compile_with, fullgraph=True)
-        timed("torch.compile, with it", lambda: compiled(indices))
+        compiled = torch.compile(model, backend=compile_with, fullgraph=True, dynamic=True)
+        timed("torch.compile, with it", lambda: compiled(*batch_of(32)))
+        for samples in (256, 2048):
+            compiled(*batch_of(samples))
         batch = torch.export.Dim("batch", min=2)
-        options: Any = {"dynamic_shapes": ({0: batch},), "strict": False}
-        program = timed("torch.export", lambda: torch.export.export(model, (indices,), **options))
+        options: Any = {"dynamic_shapes": ({0: batch}, {0: batch}), "strict": False}
+        program = timed("torch.export", lambda: torch.export.export(model, batch_of(64), **options))
         timed("recfuse.swap(program)", lambda: recfuse.swap(program))
     table = Table(f"pass over {columns} columns", ["what", "seconds", "of the processor"])
     for name in [name for name in spent if not name.endswith(", processor")]:
         table.rows.append([name, f"{spent[name]:.1f}", f"{spent[f'{name}, processor']:.1f}"])
-    return table, spent
+    swapped = len(backend.reports[-1].found("columns"))
+    table.notes.append(
+        f"Columns swapped: {swapped}. Graphs compiled for batches of 32, 256 and 2,048: {len(backend.reports)}."
+    )
+    return table, {**spent, "graphs": len(backend.reports)}
 
 
 def main() -> None:

@@ -97,8 +97,8 @@ def _step(program: Program, node: Node, bag: Bag) -> tuple[Step | None, Node] | 
 
 
 _VIEWS = (
-    aten.unsqueeze, aten.squeeze, aten.view, aten.reshape, aten.flatten, aten.contiguous, aten.slice, aten.alias,
-    aten.detach,
+    aten.unsqueeze, aten.squeeze, aten.view, aten.reshape, aten.flatten, aten.contiguous, aten.slice,
+    aten.alias, aten.detach,
 )  # fmt: skip
 _KNOWN = (
     aten.bucketize, aten.clamp, aten.clamp_min, aten.clamp_max, aten.remainder, aten.mul, aten.add, aten.sub,

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule
 
 from recfuse.errors import ArgumentTypeError
+from recfuse.passes.graph.progress import uncollected
 from recfuse.passes.graph.rewrite import rewrite
 from recfuse.passes.graph.tracing import recorded, why_not_recorded
 from recfuse.passes.report import SwapReport
@@ -31,7 +32,8 @@ class Backend:
         """Rewrites a captured graph and compiles it."""
         report = SwapReport()
         self.reports.append(report)
-        swapped = self._swapped(module, inputs, report)
+        with uncollected():
+            swapped = self._swapped(module, inputs, report)
         return _inner_backend(self.inner, {**self.options, **options})(swapped, inputs)
 
     def _swapped(self, module: GraphModule, inputs: Sequence[Any], report: SwapReport) -> GraphModule:

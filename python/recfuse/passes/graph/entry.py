@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from recfuse.passes.graph.checks import agrees, call_of, outputs_of
 from recfuse.passes.graph.exported import ExportedGraph
 from recfuse.passes.graph.program import Program
+from recfuse.passes.graph.progress import uncollected
 from recfuse.passes.graph.rewrite import chosen, rewrite
 from recfuse.passes.report import SwapReport
 
@@ -26,7 +27,8 @@ def swap_graph(
     batches = [call_of(batch) for batch in check]
     report = SwapReport()
     if not batches:
-        rewrite(_program(given), report, patterns)
+        with uncollected():
+            rewrite(_program(given), report, patterns)
         return report
     expected = [outputs_of(_callable(given), batch) for batch in batches]
     refused = _refused(given, batches, expected, patterns)

@@ -20,7 +20,8 @@ from recfuse.passes.graph.effects import Effects
 from recfuse.passes.graph.nodes import aten, is_call, operator_of, tensor_of, value_of
 
 _COPIES = (
-    aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone, aten.alias, aten.to, aten._to_copy,
+    aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone, aten.alias, aten.to,
+    aten._to_copy,
 )  # fmt: skip
 _NEEDED = "ATen operators and fake values, as torch.export and recfuse.backend() record them"
 

@@ -1,7 +1,10 @@
-"""``Progress``: a bar for what may last, shown after two seconds."""
+"""What may last: ``Progress``, a bar that is shown after two seconds, and ``uncollected``."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from types import TracebackType
 
 from tqdm import tqdm
@@ -12,9 +15,9 @@ _SECONDS = 2.0
 class Progress:
     """A tqdm bar that appears only where the work lasts longer than two seconds."""
 
-    def __init__(self, what: str, total: int) -> None:
-        """``total`` steps at most."""
-        self._bar = tqdm(desc=what, total=total, delay=_SECONDS, leave=False, unit=" matches")
+    def __init__(self, what: str, total: int | None = None, unit: str = "matches") -> None:
+        """``total`` steps at most; None: nobody knows."""
+        self._bar = tqdm(desc=what, total=total, delay=_SECONDS, leave=False, unit=f" {unit}")
 
     def __enter__(self) -> Progress:
         """Itself."""
@@ -31,3 +34,17 @@ class Progress:
     def update(self, steps: int) -> None:
         """Some steps are done."""
         self._bar.update(steps)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Python's collector of cycles waits: nodes of a graph all live on, and looking at them takes a fifth of a
+    pass.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
