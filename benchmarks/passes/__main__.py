@@ -152,7 +152,7 @@ def measure_pass(columns: int) -> tuple[Table, dict[str, float]]:
         table.rows.append([name, f"{spent[name]:.1f}", f"{spent[f'{name}, processor']:.1f}"])
     swapped = len(backend.reports[-1].found("columns"))
     table.notes.append(
-        f"Columns swapped: {swapped}. Graphs compiled for batches of 32, 256 and 2,048: {len(backend.reports)}."
+        f"Columns swapped: {swapped}. Graphs for batches of 32, 256 and 2,048: {len(backend.reports)}."
     )
     return table, {**spent, "graphs": len(backend.reports)}
 

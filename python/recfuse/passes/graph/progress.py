@@ -38,9 +38,7 @@ class Progress:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Python's collector of cycles waits: nodes of a graph all live on, and looking at them takes a fifth of a
-    pass.
-    """
+    """Python's collector of cycles waits: to look at the nodes of a graph takes a fifth of a pass."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
