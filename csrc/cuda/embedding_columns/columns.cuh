@@ -224,12 +224,12 @@ struct rf_column_table {
     int dtype;
 };
 RF_INLINE rf_column_table rf_column_table_of(const rf_columns_args &args, const rf_columns_column &column) {
-    const rf_columns_buffer buffer = ((const rf_columns_buffer *)(args.tensors + args.n_inputs))[column.buffer];
+    const rf_columns_buffer buffer =
+        ((const rf_columns_buffer *)(args.tensors + args.n_inputs))[column.buffer];
     const int dtype = RF_TABLES >= 0 ? RF_TABLES : (int)(buffer >> RF_COLUMNS_BUFFER_DTYPE);
     const int bytes = dtype == RF_FLOAT32 ? 4 : 2;
     const rf_u8 *data = (const rf_u8 *)(buffer & (((rf_u64)1 << RF_COLUMNS_BUFFER_DTYPE) - 1));
-    return {data + (column.weight_offset + column.first_dim) * bytes, (rf_i64)column.dim * bytes,
-            dtype};
+    return {data + (column.weight_offset + column.first_dim) * bytes, (rf_i64)column.dim * bytes, dtype};
 }
 
 /* The indices of N lookups, which need not be of rows: of a value, or of what two are hashed to. where(right, source, at)
