@@ -32,7 +32,7 @@ COMMANDS = (
 def cache(cuda_build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kernels of all commands, compiled by the first one that wants them."""
     folder = tmp_path_factory.mktemp("fused_kernels")
-    plain = cuda_build("plain").beside_own_kernels()
+    plain = cuda_build("plain").beside_empty_kernels()
     plain.add_nvrtc()
     for command in COMMANDS:
         plain.run(command, cache=folder, gpu=True)
@@ -42,7 +42,7 @@ def cache(cuda_build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["plain", *SANITIZERS])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_fused_calls(cuda_build: Build, cache: Path, kind: str, command: str) -> None:
-    cuda_build(kind).beside_own_kernels().run(command, cache=cache, gpu=True, RECFUSE_JIT="off")
+    cuda_build(kind).beside_empty_kernels().run(command, cache=cache, gpu=True, RECFUSE_JIT="off")
 
 
 @pytest.mark.parametrize("kind", ["plain", "address"])

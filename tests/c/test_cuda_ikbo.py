@@ -21,6 +21,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["plain", "address"])
 @pytest.mark.parametrize("command", ["ikbo_add", "ikbo_takes", "ikbo_kernel"])
 def test_launches_and_refusals(cuda_build: Build, cache: Path, kind: str, command: str) -> None:
-    program = cuda_build(kind).beside_own_kernels()
+    program = cuda_build(kind).beside_empty_kernels()
     program.add_nvrtc()
     program.run(command, cache=cache, gpu=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.c_program import ROOT, build_program, flags_of
+from support.c_program import ROOT, build_program, flags_of, make_once
 
 OWN = ("test_cuda", "test_driver", "test_fused", "test_fused_map", "test_fused_kept", "test_ikbo_linear")
 OWN += ("test_backward", "fused_case", "allocator", "program", "test_columns")
@@ -43,6 +44,22 @@ def nvrtc_folder() -> Path | None:
     return next((folder for folder in folders if list(folder.glob("libnvrtc.so.1[23]"))), None)
 
 
+def empty_kernels() -> Path:
+    """The package's folder of kernels, where each has its name and no body: to compile one takes milliseconds."""
+
+    def make(folder: Path) -> None:
+        for source in (ROOT / "csrc" / "cuda").rglob("*.cu"):
+            definitions = source.read_text().split("__global__")[1:]
+            entries = [re.search(r"\brf_\w+(?=\()", definition) for definition in definitions]
+            empty = folder / source.relative_to(ROOT / "csrc" / "cuda")
+            empty.parent.mkdir(parents=True, exist_ok=True)
+            empty.write_text(
+                "".join(f'extern "C" __global__ void {entry[0]}() {{}}\n' for entry in entries if entry)
+            )
+
+    return make_once(["empty kernels"], "", make)
+
+
 class Program:
     """One build of the program, in the layout of an installed package."""
 
@@ -67,13 +84,20 @@ class Program:
 
     def beside_own_kernels(self) -> Program:
         """The same build in a folder of its own, with the kernels of the package."""
+        return self._beside(ROOT / "csrc" / "cuda", "own")
+
+    def beside_empty_kernels(self) -> Program:
+        """The same with kernels of these names that do nothing, for launches that the fake driver does not run."""
+        return self._beside(empty_kernels(), "empty")
+
+    def _beside(self, kernels: Path, name: str) -> Program:
         other = copy.copy(self)
-        other.path = self.packages / "fused" / self.path.name
+        other.path = self.packages / name / self.path.name
         other.kernels = other.path.with_name("kernels")
         if not other.path.exists():
             other.path.parent.mkdir()
             shutil.copy2(self.path, other.path)
-            other.kernels.symlink_to(ROOT / "csrc" / "cuda")
+            other.kernels.symlink_to(kernels)
         return other
 
     def add_nvrtc(self) -> None:

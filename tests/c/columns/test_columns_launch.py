@@ -21,6 +21,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["plain", "address"])
 @pytest.mark.parametrize("command", ["columns_launch", "columns_refusals", "columns_time"])
 def test_launches_and_refusals(cuda_build: Build, cache: Path, kind: str, command: str) -> None:
-    program = cuda_build(kind).beside_own_kernels()
+    program = cuda_build(kind).beside_empty_kernels()
     program.add_nvrtc()
     print(program.run(command, cache=cache, gpu=True))
