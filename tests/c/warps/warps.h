@@ -5,6 +5,7 @@
 #ifndef TESTS_WARPS_H
 #define TESTS_WARPS_H
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include "device/common.cuh" /* one of the host */
@@ -39,8 +40,10 @@ static struct {
     rf_u64 random;
     void (*kernel)(const void *);
     const void *args;
-    ucontext_t host, context[MOST_THREADS];
-    bool ended[MOST_THREADS];
+    jmp_buf host,
+        place[MOST_THREADS]; /* where each goes on, without the system's call that a change of context is */
+    ucontext_t context[MOST_THREADS]; /* in which each began */
+    bool begun[MOST_THREADS], ended[MOST_THREADS];
     meeting_t block, lanes[LEVELS][MOST_THREADS]; /* by the first */
     rf_u64 given[LEVELS][2][MOST_THREADS]; /* of this exchange and the one before */
     unsigned found[2]; /* by threads of the block, at this barrier and the one before */
@@ -53,14 +56,40 @@ static inline unsigned drawn(unsigned below) {
     return (unsigned)(simulated.random >> 33) % below;
 }
 
+static void thread_main();
+
+/* Another thread begins or goes on, in place of who calls. */
+[[noreturn, gnu::noinline]] static void go_to(unsigned thread) {
+    simulated.current = threadIdx.x = thread;
+    if (simulated.begun[thread]) _longjmp(simulated.place[thread], 1);
+    simulated.begun[thread] = true;
+    ucontext_t &context = simulated.context[thread];
+    getcontext(&context);
+    context.uc_stack.ss_sp = simulated.stack[thread];
+    context.uc_stack.ss_size = STACK;
+    makecontext(&context, thread_main, 0);
+    setcontext(&context);
+    abort();
+}
+
+/* The same, and returns where another thread or a block comes back to this one. */
+[[gnu::noinline]] static void leave_for(unsigned thread) {
+    if (_setjmp(simulated.place[simulated.current]) != 0) return;
+    if (simulated.ended[thread]) _longjmp(simulated.host, 1);
+    go_to(thread);
+}
+
+/* The first thread from one on that has not ended; that one where all have. */
+static inline unsigned running_from(unsigned thread) {
+    for (unsigned i = 0; i < simulated.threads && simulated.ended[thread]; i++)
+        thread = (thread + 1) % simulated.threads;
+    return thread;
+}
+
 /* Goes on with another thread, or with this one. */
 static inline void yield_to_any() {
-    const unsigned own = simulated.current;
-    unsigned next = drawn(simulated.threads);
-    while (simulated.ended[next]) next = (next + 1) % simulated.threads;
-    if (next == own) return;
-    simulated.current = threadIdx.x = next;
-    swapcontext(&simulated.context[own], &simulated.context[next]);
+    const unsigned next = running_from(drawn(simulated.threads));
+    if (next != simulated.current) leave_for(next);
 }
 
 static inline void meet(meeting_t &meeting, unsigned all) {
@@ -152,15 +181,13 @@ template <typename A, typename B> static inline auto max(A a, B b) -> decltype(a
     return a > b ? a : b;
 }
 
-static inline void thread_main() {
-    simulated.kernel(simulated.args);
-    unsigned next = simulated.current;
-    simulated.ended[next] = true;
-    for (unsigned i = 0; i < simulated.threads && simulated.ended[next]; i++)
-        next = (next + 1) % simulated.threads;
-    if (simulated.ended[next]) setcontext(&simulated.host);
-    simulated.current = threadIdx.x = next;
-    setcontext(&simulated.context[next]);
+/* A thread of every block that is run, one after another. */
+static void thread_main() {
+    for (;;) {
+        simulated.kernel(simulated.args);
+        simulated.ended[simulated.current] = true;
+        leave_for(running_from(simulated.current));
+    }
 }
 
 /* Runs a block of threads, whole warps of them. */
@@ -172,15 +199,8 @@ static inline void run_block(void (*kernel)(const void *), const void *args, uns
     simulated.random = seed;
     simulated.block = {0, 0};
     memset(simulated.lanes, 0, sizeof simulated.lanes);
-    for (unsigned i = 0; i < threads; i++) {
-        simulated.ended[i] = false;
-        getcontext(&simulated.context[i]);
-        simulated.context[i].uc_stack.ss_sp = simulated.stack[i];
-        simulated.context[i].uc_stack.ss_size = STACK;
-        makecontext(&simulated.context[i], thread_main, 0);
-    }
-    simulated.current = threadIdx.x = drawn(threads);
-    swapcontext(&simulated.host, &simulated.context[simulated.current]);
+    for (unsigned i = 0; i < threads; i++) simulated.ended[i] = false;
+    if (_setjmp(simulated.host) == 0) go_to(drawn(threads));
 }
 
 /* Runs the blocks of a launch, in any order. */
