@@ -455,7 +455,7 @@ def test_autocast_leaves_it_alone_as_it_leaves_torchs(dtype):
 
 
 def test_every_instruction_set_agrees():
-    """Each kernel that this CPU can run gives the reference: the best here, others in processes of their own."""
+    """Each kernel that this CPU can run gives the reference: the best here, others each in a process."""
     known = ("scalar", "avx2", "avx512") if platform.machine() == "x86_64" else ("scalar", "neon")
     own = torch.ops.recfuse.cpu_isa()
     program = (

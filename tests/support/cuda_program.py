@@ -45,7 +45,7 @@ def nvrtc_folder() -> Path | None:
 
 
 def empty_kernels() -> Path:
-    """The package's folder of kernels, where each has its name and no body: to compile one takes milliseconds."""
+    """The package's folder of kernels, where each has its name and no body: compiled in milliseconds."""
 
     def make(folder: Path) -> None:
         for source in (ROOT / "csrc" / "cuda").rglob("*.cu"):
@@ -87,7 +87,7 @@ class Program:
         return self._beside(ROOT / "csrc" / "cuda", "own")
 
     def beside_empty_kernels(self) -> Program:
-        """The same with kernels of these names that do nothing, for launches that the fake driver does not run."""
+        """The same with kernels of these names that do nothing: the fake driver runs none."""
         return self._beside(empty_kernels(), "empty")
 
     def _beside(self, kernels: Path, name: str) -> Program:
