@@ -46,15 +46,17 @@ typedef struct rf_columns_args {
     rf_i64 batch;
     const float *boundaries;
     const rf_i64 *vocabulary; /* both in the program */
-    rf_i32 samples; /* of a block: a power of two, at most RF_COLUMNS_MOST_SAMPLES */
-    rf_i32 tiles; /* blocks that share a task */
+    /* Samples of a block, a power of two, at most RF_COLUMNS_MOST_SAMPLES, and blocks that share a task; the same of tasks
+     * of bags, which come first. */
+    rf_i32 samples, tiles;
+    rf_i32 bag_samples, bag_tiles, bag_tasks, unused;
     rf_i32
         vector; /* elements of a table's dtype and of the output that all addresses allow to be moved at once: 1, 2, 4 */
     rf_i32 n_inputs;
     rf_error_word errors;
     rf_columns_tensor tensors[RF_TENSORS]; /* inputs; behind them rf_columns_buffer [n_buffers] */
 } rf_columns_args;
-RF_SIZE_IS(rf_columns_args, 88 + 48 * RF_TENSORS);
+RF_SIZE_IS(rf_columns_args, 104 + 48 * RF_TENSORS);
 
 /* Of lookups.cu: table column t's bag of sample s is number t * batch + s. Counts are where their sums will be: that of a
  * bag is offsets[bag + 1]. */

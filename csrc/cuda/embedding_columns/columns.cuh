@@ -27,6 +27,7 @@ struct rf_column_work {
     const rf_u8 *shared; /* the task, then the body */
     rf_i64 first; /* sample */
     int samples;
+    int most; /* samples of any block with a task of this kind */
 
     RF_INLINE const rf_columns_task &task() const { return *(const rf_columns_task *)shared; }
     RF_INLINE const rf_u8 *body() const { return shared + sizeof(rf_columns_task); }
@@ -46,8 +47,12 @@ struct rf_column_work {
  * after another. */
 RF_INLINE rf_column_work rf_column_work_of(const rf_columns_args &args, rf_u8 *shared) {
     enum { AT_ONCE = 4, HEAD = sizeof(rf_columns_task) / 16 };
-    const int number = (int)(blockIdx.x / (rf_u32)args.tiles), tile = (int)(blockIdx.x - number * args.tiles);
-    const rf_columns_task *task = args.tasks + number;
+    const rf_u32 bag_blocks = (rf_u32)(args.bag_tasks * args.bag_tiles);
+    const bool of_bags = blockIdx.x < bag_blocks;
+    const rf_u32 block = of_bags ? blockIdx.x : blockIdx.x - bag_blocks;
+    const rf_u32 tiles = (rf_u32)(of_bags ? args.bag_tiles : args.tiles);
+    const int number = (int)(block / tiles), tile = (int)(block - number * tiles);
+    const rf_columns_task *task = args.tasks + (of_bags ? 0 : args.bag_tasks) + number;
     const rf_bytes<16> *body = (const rf_bytes<16> *)(args.program + rf_load(&task->body_at));
     const int pieces = rf_load(&task->words) / 2;
     rf_bytes<16> *to = (rf_bytes<16> *)shared + HEAD;
@@ -63,9 +68,10 @@ RF_INLINE rf_column_work rf_column_work_of(const rf_columns_args &args, rf_u8 *s
         for (int i = 0; i < AT_ONCE; i++)
             if (at + i * BLOCK < pieces) to[at + i * BLOCK] = part[i];
     }
-    const rf_i64 first = (rf_i64)tile * args.samples;
+    const int most = of_bags ? args.bag_samples : args.samples;
+    const rf_i64 first = (rf_i64)tile * most;
     __syncthreads();
-    return {shared, first, (int)min(args.batch - first, (rf_i64)args.samples)};
+    return {shared, first, (int)min(args.batch - first, (rf_i64)most), most};
 }
 
 /* Where the values of a source are: value i of them, of a sample or a bag or a batch, is `stride` bytes behind the one

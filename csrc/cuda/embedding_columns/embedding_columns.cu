@@ -25,7 +25,7 @@
  * Results do not depend on the order of threads: sums are of lanes, slots and groups in a fixed order.
  *
  * Shared memory, dynamic: the longest body, and behind it addresses [columns][samples + 1] or rf_column_bags.
- * Launch: grid [tasks * tiles], block [BLOCK].
+ * Launch: grid [bag_tasks * bag_tiles + other tasks * tiles], block [BLOCK].
  *
  * Source: Pan et al., RECom, ASPLOS'23: one kernel for all columns, sections 3 and 5.
  */

@@ -6,7 +6,7 @@
  * Factors are weights, divided as the pooling says by a sum of the warp's lanes, in a fixed order.
  *
  * RF_WRITE 0: counts; 1: indices and factors, from the counts' sums. Nothing is written beyond `capacity`.
- * Shared memory, dynamic: the longest body. Launch: grid [tasks * tiles], block [BLOCK].
+ * Shared memory, dynamic: the longest body. Launch: grid [bag_tasks * bag_tiles + other tasks * tiles], block [BLOCK].
  */
 #ifndef RF_WRITE
 #define RF_WRITE 1

@@ -29,11 +29,11 @@ struct rf_column_sum {
 struct rf_column_group {
     int lanes, slots, threads, lane, slot, number;
 
-    RF_INLINE rf_column_group(const rf_columns_args &args, const rf_column_work &work) {
+    RF_INLINE rf_column_group(const rf_column_work &work) {
         const int n_lanes = work.task().n_lanes;
         const bool one_slot = work.column(0).pooling == RF_COLUMN_MAX;
         lanes = n_lanes > 1 ? 1 << (32 - __clz(n_lanes - 1)) : 1;
-        slots = one_slot ? 1 : max(1, min(BLOCK / (lanes * args.samples), 32 / lanes));
+        slots = one_slot ? 1 : max(1, min(BLOCK / (lanes * work.most), 32 / lanes));
         threads = lanes * slots;
         lane = (int)threadIdx.x % lanes;
         slot = (int)threadIdx.x / lanes % slots;
@@ -136,7 +136,7 @@ struct rf_column_pool {
     /* `part`: of each lane's elements, from which one on. */
     RF_INLINE rf_column_pool(const rf_columns_args &args_, const rf_column_work &work_, rf_column_bags &bags_,
                              int part)
-        : args(args_), work(work_), bags(bags_), column(work_.column(0)), group(args_, work_) {
+        : args(args_), work(work_), bags(bags_), column(work_.column(0)), group(work_) {
         vector = rf_column_width(args, work);
         dtype = rf_column_table_of(args, column).dtype;
         active = group.lane < work.task().n_lanes;

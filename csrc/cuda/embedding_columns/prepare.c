@@ -6,7 +6,12 @@
 
 static const char operator_name[] = "embedding_columns";
 
-enum { LEAST_SAMPLES = 8, BLOCKS_OF_SM = 3 /* that keep it busy */, MOST_SHARED = 48 << 10 };
+enum {
+    LEAST_SAMPLES = 8,
+    BLOCKS_OF_SM = 3 /* that keep it busy */,
+    BAG_BLOCKS_OF_SM = 4,
+    MOST_SHARED = 48 << 10
+};
 
 static rf_status check_limits(const rf_embedding_columns_params *params, const rf__columns *columns,
                               const int64_t *program_on_device) {
@@ -55,6 +60,17 @@ static int32_t samples_of(const rf__cuda_device *device, int64_t tasks, int64_t 
         samples /= 2;
     return samples;
 }
+
+/* Of tasks of bags as few as let all of these blocks run at once, beside the others: a bag's lookups follow one another, and
+ * so do the bags of a group of threads. */
+static int32_t bag_samples_of(const rf__cuda_device *device, int64_t tasks, int64_t batch, int32_t samples) {
+    while (samples > LEAST_SAMPLES &&
+           (batch + samples / 2 - 1) / (samples / 2) * tasks <= (int64_t)BAG_BLOCKS_OF_SM * device->sms)
+        samples /= 2;
+    return samples;
+}
+
+static int64_t tiles_of(int64_t batch, int32_t samples) { return (batch + samples - 1) / samples; }
 
 static void tensors_put(const rf_embedding_columns_params *params, rf_columns_tensor *tensors) {
     for (int64_t i = 0; i < params->n_inputs; i++) {
@@ -111,11 +127,16 @@ rf_status rf__columns_prepare(const rf_embedding_columns_params *params, const i
     args->boundaries = (const float *)(program_on_device + header->boundaries_at);
     args->vocabulary = program_on_device + header->vocabulary_at;
     args->samples = samples_of(*device, header->n_tasks, params->batch);
-    const int64_t tiles = (params->batch + args->samples - 1) / args->samples;
-    RF__REFUSE_IF(tiles * header->n_tasks > INT32_MAX, RF_ERR_UNSUPPORTED,
+    args->bag_samples = bag_samples_of(*device, header->n_bag_tasks, params->batch, args->samples);
+    const int64_t tiles = tiles_of(params->batch, args->samples);
+    const int64_t bag_tiles = tiles_of(params->batch, args->bag_samples);
+    RF__REFUSE_IF(bag_tiles * header->n_tasks > INT32_MAX, RF_ERR_UNSUPPORTED,
                   RF__I64 " samples of " RF__I64 " columns need more than 2^31 - 1 blocks; cut the batch",
                   params->batch, header->n_columns);
     args->tiles = (rf_i32)tiles;
+    args->bag_tiles = (rf_i32)bag_tiles;
+    args->bag_tasks = (rf_i32)header->n_bag_tasks;
+    args->unused = 0;
     args->vector = with_output ? vector_of(params) : RF_COLUMNS_MOST_VECTOR;
     args->n_inputs = (rf_i32)params->n_inputs;
     args->errors = word.on_device;
@@ -130,6 +151,7 @@ rf_status rf__columns_prepare(const rf_embedding_columns_params *params, const i
                   "%d are supported",
                   shared, (int)MOST_SHARED);
     launch->shared_bytes = (int32_t)shared;
-    launch->blocks = (uint32_t)(tiles * header->n_tasks);
+    launch->blocks =
+        (uint32_t)(tiles * (header->n_tasks - header->n_bag_tasks) + bag_tiles * header->n_bag_tasks);
     return RF_OK;
 }

@@ -65,7 +65,7 @@ struct rf_column_copy {
     template <int V, int DTYPE> RF_INLINE void run() const {
         typedef rf_element<DTYPE> of;
         typedef typename rf_column_vector<V, DTYPE>::type vector;
-        const rf_u8 *const *addresses = rf_column_addresses(left, args.samples, mine);
+        const rf_u8 *const *addresses = rf_column_addresses(left, work.most, mine);
         const int warp = threadIdx.x / 32;
 #pragma unroll 1
         for (int e = element; e < element + work.task().vector; e += V) {
@@ -102,8 +102,7 @@ struct rf_column_copy {
 RF_INLINE void rf_column_rows(const rf_columns_args &args, const rf_column_work &work, rf_u8 *left) {
     rf_column_find_rows(args, work, [&](const rf_columns_column &found, int mine, int at, rf_i64 row) {
         const rf_column_table table = rf_column_table_of(args, found);
-        rf_column_addresses(left, args.samples, mine)[at] =
-            row < 0 ? nullptr : table.rows + row * table.pitch;
+        rf_column_addresses(left, work.most, mine)[at] = row < 0 ? nullptr : table.rows + row * table.pitch;
     });
     __syncthreads();
     const int n_lanes = work.task().n_lanes;

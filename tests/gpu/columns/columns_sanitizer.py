@@ -6,6 +6,7 @@ compute-sanitizer --tool memcheck python3 tests/gpu/columns/columns_sanitizer.py
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import torch
@@ -28,7 +29,8 @@ def main() -> int:
         given = arguments(problem, gpu.DEVICE)
         torch.ops.recfuse.embedding_columns(*given)
         gpu.forget_errors()  # of bad contents, which the next call would raise
-        torch.ops.recfuse._embedding_columns_lookups(given[1], *given[2:-1])
+        with contextlib.suppress(RuntimeError):  # bad contents that it finds while it counts
+            torch.ops.recfuse._embedding_columns_lookups(given[1], *given[2:-1])
         gpu.forget_errors()
     torch.cuda.synchronize()
     print("done")
