@@ -139,11 +139,17 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     like = (*dense[:1], *values[:1], program)[0]
     lookups, ends, factors = (_unknown_size() for _ in range(3))
+    if isinstance(ends, int) and ends == 0:  # a meta tensor's call, whose program is there
+        ends = int(program[_N_TABLES]) * batch + 1
     return (
         like.new_empty((lookups,), dtype=torch.int64),
         like.new_empty((ends,), dtype=torch.int64),
         like.new_empty((factors,), dtype=torch.float32),
     )
+
+
+_N_TABLES = 13
+"""The word of a program that says how many columns have a table: n_tables of rf_columns_header."""
 
 
 def _unknown_size() -> Any:

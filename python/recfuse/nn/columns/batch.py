@@ -13,7 +13,7 @@ An entry of a mapping is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -154,12 +154,18 @@ class Reader:
         values, offsets = [one[0] for one in pairs], [one[1] for one in pairs]
         if not {Tensor}.issuperset(map(type, [*values, *offsets])):
             return None
+        size = dense[0].shape[0] if dense else offsets[0].shape[0] - 1
+        if any(one.shape != (size + 1,) for one in offsets):  # the operator would take more for more features
+            return None
+        if not {1}.issuperset(map(Tensor.dim, values)):
+            return None
         places = layout.places
         if 2 in dims:
             widths = dict(zip(layout.dense, map(width_of, dense), strict=True))
+            if 0 in widths.values():
+                return None
             wide = tuple(place._replace(width=widths.get(at, 0)) for at, place in enumerate(layout.places))
             places = self._interned.setdefault(wide, wide)
-        size = dense[0].shape[0] if dense else offsets[0].shape[0] - 1
         values = [widened(one).contiguous() for one in values]
         return Inputs(places, size, dense, values, [one.contiguous() for one in offsets])
 
@@ -190,11 +196,19 @@ class Reader:
         jagged: Sequence[Jagged],
         features: Sequence[int],
     ) -> Inputs:
-        batch = dense[0].shape[0] if dense else (jagged[0].offsets.shape[0] - 1) // max(features[0], 1)
+        if dense:
+            batch = dense[0].shape[0]
+        else:
+            whole = next((at for at, count in enumerate(features) if count > 0), 0)
+            batch = (jagged[whole].offsets.shape[0] - 1) // max(features[whole], 1)
+        if not torch.compiler.is_exporting():  # an exported program would be of no single sample
+            self._check_sizes(places, dense, jagged, features, batch)
         weights = []
         if any(entry.weights is not None for entry in jagged):
             weights = [
-                entry.values.new_empty(0, dtype=torch.float32) if entry.weights is None else entry.weights
+                entry.values.new_empty(0, dtype=torch.float32)
+                if entry.weights is None
+                else widened(entry.weights)
                 for entry in jagged
             ]
         kept = tuple(places)
@@ -204,6 +218,37 @@ class Reader:
         values = [widened(entry.values).contiguous() for entry in jagged]
         offsets = [entry.offsets.contiguous() for entry in jagged]
         return Inputs(kept, batch, dense, values, offsets, weights)
+
+    def _check_sizes(
+        self,
+        places: Sequence[Place],
+        dense: Sequence[Tensor],
+        jagged: Sequence[Jagged],
+        features: Sequence[int],
+        batch: int,
+    ) -> None:
+        """Raises ValueError where an entry has another number of samples; ``features``: of jagged ones."""
+
+        def refuse(number: int, text: str) -> NoReturn:
+            use = next(use for use, place in zip(self.uses, places, strict=True) if place.input == number)
+            raise ArgumentValueError(f"{self._where(use)} {text}")
+
+        for number, one in enumerate(dense):
+            if one.shape[0] != batch:
+                refuse(number, f"has {one.shape[0]} samples, the batch has {batch}")
+            if one.dim() == 2 and one.shape[1] == 0:
+                refuse(number, f"is {list(one.shape)}, must have a value a sample or more")
+        for number, (entry, count) in enumerate(zip(jagged, features, strict=True), len(dense)):
+            shape = entry.offsets.shape
+            if entry.values.dim() != 1:
+                refuse(number, f"has values {list(entry.values.shape)}, must be [values]")
+            if len(shape) != 1 or shape[0] != count * batch + 1:
+                refuse(
+                    number, f"has offsets {list(shape)}, must be [{count * batch + 1}] for {batch} samples"
+                )
+            if entry.weights is not None and entry.weights.shape != entry.values.shape:
+                given, wanted = list(entry.weights.shape), list(entry.values.shape)
+                refuse(number, f"has weights {given}, must be {wanted}, one for each value")
 
     def _of_keys(self, keyed: Any, others: Mapping[str, Any]) -> Inputs:
         """Of a KeyedJaggedTensor, whose keys are slots of one input, and what else there is by name."""
@@ -251,6 +296,7 @@ class Reader:
 
     def _weighted(self, entry: Tensor | Jagged, batch: Mapping[str, Any], use: Use) -> Jagged:
         """The same with its weights; a dense one becomes jagged."""
+        shape = entry.shape if isinstance(entry, Tensor) else None
         if isinstance(entry, Tensor):
             width = 1 if entry.dim() == 1 else entry.shape[1]
             ends = torch.arange(entry.shape[0] + 1, device=entry.device) * width
@@ -263,9 +309,14 @@ class Reader:
             raise ArgumentValueError(
                 f"{self._where(use)}: its weights, {use.weights!r}, are not in the batch"
             )
-        found = entry_of(batch[use.weights], f"{self._where(use)}: its weights, {use.weights!r}")
-        weights = found.values if isinstance(found, Jagged) else found.reshape(-1)
-        return entry._replace(weights=widened(weights))
+        where = f"{self._where(use)}: its weights, {use.weights!r}"
+        found = entry_of(batch[use.weights], where)
+        if isinstance(found, Jagged):
+            _check_offsets(found.offsets, entry.offsets, where)
+            return entry._replace(weights=widened(found.values))
+        if found.dim() == 2 and found.shape != shape:
+            raise ArgumentValueError(f"{where}, are {list(found.shape)}, must be as the feature's values are")
+        return entry._replace(weights=widened(found.reshape(-1)))
 
     def _where(self, use: Use) -> str:
         return f"recfuse.nn.EmbeddingColumns: feature {use.feature!r} of column {self._users[use]!r}"
@@ -274,3 +325,12 @@ class Reader:
         raise ArgumentValueError(
             f"{self._where(use)} brings no weights, which its column has as weighted=True"
         )
+
+
+def _check_offsets(own: Tensor, wanted: Tensor, where: str) -> None:
+    """Raises where samples have other numbers of weights than of values. A GPU is asked for sizes alone."""
+    same = own.shape == wanted.shape
+    if same and own is not wanted and own.is_cpu and wanted.is_cpu and not torch.compiler.is_compiling():
+        same = torch.equal(own.to(torch.int64), wanted.to(torch.int64))
+    if not same:
+        raise ArgumentValueError(f"{where}, have other offsets than its values")

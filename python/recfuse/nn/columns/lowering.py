@@ -101,6 +101,12 @@ class Lowered:
         found.output_dim = int(widths.sum())
         return found
 
+    def reader_of(self, use: int) -> int | None:
+        """The first column that reads a use."""
+        sources = np.flatnonzero(self._source_rows[:, 0] == use)
+        columns = np.flatnonzero(np.isin(self._columns[:, :2], sources).any(axis=1))
+        return int(columns[0]) if columns.size else None
+
     def arrays(self, places: Sequence[Place]) -> Arrays:
         """What the program of batches with these places is made of; a place a use."""
         own = np.array(places, dtype=np.int64).reshape(-1, 3)

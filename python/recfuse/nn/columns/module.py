@@ -97,6 +97,8 @@ class EmbeddingColumns(PackedTables):
         self.specs: tuple[Column, ...] = tuple(columns)
         self.bounds_check = bounds_check
         _check_columns(self.specs, sparse)
+        if bounds_check not in ("on", "off"):
+            raise ArgumentValueError(f'{_WHERE}: bounds_check is {bounds_check!r}, must be "on" or "off"')
         if dtype not in DTYPES:
             raise ArgumentTypeError(
                 f"{_WHERE}: dtype is {dtype!r}, must be torch.float32, torch.float16 or torch.bfloat16"

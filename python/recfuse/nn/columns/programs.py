@@ -65,7 +65,7 @@ class Programs:
         except (ValueError, TypeError, IndexError) as error:
             if torch.compiler.is_compiling():
                 raise
-            raise type(error)(self._named(str(error))) from None
+            raise type(error)(self._named(str(error), given)) from None
 
     def look_up(self, given: Inputs, bounds_check: str) -> tuple[Tensor, Tensor, Tensor]:
         """indices, offsets and factors of a batch's lookups, by the operator."""
@@ -76,7 +76,7 @@ class Programs:
         except (ValueError, TypeError, IndexError) as error:
             if torch.compiler.is_compiling():
                 raise
-            raise type(error)(self._named(str(error))) from None
+            raise type(error)(self._named(str(error), given)) from None
 
     def of(self, places: tuple[Place, ...], device: torch.device) -> tuple[Tensor, Tensor | None]:
         """The program on the host, and its copy on a GPU; None: the device is none."""
@@ -108,10 +108,28 @@ class Programs:
         try:
             return _C.embedding_columns_program(*self._lowered.arrays(places))
         except (ValueError, TypeError) as error:
-            raise type(error)(self._named(str(error))) from None
+            text = str(error).removeprefix("embedding_columns_program: ")
+            raise type(error)(self._named(text)) from None
 
-    def _named(self, text: str) -> str:
-        """The text of an error, with the names of the columns that it numbers."""
+    def _named(self, text: str, given: Inputs | None = None) -> str:
+        """The text of an error, with the names of the columns that it numbers, and of the feature that a
+        tensor of ``given`` is of.
+        """
+
+        def feature(match: re.Match[str]) -> str:
+            number = int(match[2]) + (0 if match[1] == "dense" else len(given.dense))  # type: ignore[union-attr]
+            whole = match[0][: match.start(2) - match.start() - len("(tensor ")]
+            for use, place in enumerate(given.places):  # type: ignore[union-attr]
+                if place.input == number:
+                    column = self._lowered.reader_of(use)
+                    of = "" if column is None else f" of column {self._names[column]!r}"
+                    return f"{whole}(feature {self.uses[use].feature!r}{of})"
+            return match[0]
+
+        if given is not None:
+            text = re.sub(
+                r"\b(dense|values|offsets|value_weights)\b.*\(tensor (\d+) of its list\)", feature, text
+            )
 
         def name(match: re.Match[str]) -> str:
             number = int(match[1])

@@ -218,8 +218,14 @@ def evaluate(
 
     Raises:
         IndexError: an index that is no row, of a column with ``invalid="error"``. TypeError: floats where
-            integers are needed.
+            integers are needed. ValueError: an entry has another number of samples.
     """
+    for use, place in zip(uses, given.places, strict=True):
+        if place.width and given.dense[place.input].shape[0] != given.batch:
+            raise ArgumentValueError(
+                f"recfuse.nn.EmbeddingColumns: feature {use.feature!r} has "
+                f"{given.dense[place.input].shape[0]} samples, the batch has {given.batch}"
+            )
     number_of = {use: number for number, use in enumerate(uses)}
     read: dict[Use, Bags] = {}
     found: dict[Source, Bags] = {}

@@ -40,7 +40,8 @@ class _Constants(NamedTuple):
     """What makes the output of what was pooled: tables' whole dims, then numeric columns."""
 
     order: Tensor | None  # int64 [output_dim]: which column; None: all, in order
-    scale: Tensor | None  # float32 [output_dim]; None: ones
+    factors: Tensor | None  # float32 [columns pooled by sums] of their lookups; None: ones
+    scale: Tensor | None  # float32 [output_dim] of the others; None: ones
     fill: Tensor | None  # float32 [output_dim] of samples without lookups; None: zeros
     bags: Tensor | None  # int64 [output_dim]: which column of a table decides that
 
@@ -54,8 +55,7 @@ class Training:
         """``place_of``: where tables lie, ``programs``: of all columns."""
         kinds: tuple[list[int], list[int], list[int]] = [], [], []  # pooled by sums, by max, numeric
         for number, column in enumerate(columns):
-            is_max = isinstance(column, TableColumn) and column.pooling == "max"
-            kinds[is_max if isinstance(column, TableColumn) else 2].append(number)
+            kinds[_is_max(column) if isinstance(column, TableColumn) else 2].append(number)
         uses = {use: number for number, use in enumerate(programs.uses)}
         self._groups = [
             _group([columns[number] for number in kind], programs.chosen(kind), place_of, uses, is_max)
@@ -69,12 +69,17 @@ class Training:
         """``[batch, output_dim]``, as the operator's."""
         pieces: list[Tensor] = []
         ends: list[tuple[Tensor, int]] = []  # offsets, and of how many columns
+        constants = self._on(given.device)
         for group in self._groups:
             indices, offsets, factors = group.programs.look_up(given, bounds_check)
             has_factors = group.has_factors(given.places)
             if torch.compiler.is_compiling():
                 torch._check(offsets.shape[0] == group.count * given.batch + 1)
                 torch._check(factors.shape[0] == (indices.shape[0] if has_factors else 0))
+            if not group.is_max and constants.factors is not None and given.batch > 0:
+                scales = _of_lookups(constants.factors, offsets, given.batch, indices.shape[0])
+                factors = factors * scales if has_factors else scales
+                has_factors = True
             own = [weights[number] for number in group.matrices]
             pooled = fused_embedding_bag(
                 own,
@@ -91,12 +96,11 @@ class Training:
         if self._numeric is not None:
             pieces.append(self._numeric.compute([], given, bounds_check))
         dtype = fused_dtype([weight.dtype for weight in weights])
-        return self._assembled(pieces, ends, given.batch, given.device).to(dtype)
+        return self._assembled(pieces, ends, given.batch, constants).to(dtype)
 
     def _assembled(
-        self, pieces: list[Tensor], ends: list[tuple[Tensor, int]], batch: int, device: torch.device
+        self, pieces: list[Tensor], ends: list[tuple[Tensor, int]], batch: int, constants: _Constants
     ) -> Tensor:
-        constants = self._on(device)
         found = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
         if constants.order is not None:
             found = found.index_select(1, constants.order)
@@ -147,8 +151,19 @@ def _group(
     return _Group(programs, static(features), len(places), tuple(matrices), at, is_max, weighted, divided)
 
 
+def _of_lookups(of_columns: Tensor, offsets: Tensor, batch: int, lookups: int) -> Tensor:
+    """A column's number for each of its lookups: float16 sums are rounded once if they are scaled before."""
+    ends = offsets[::batch][1:-1].contiguous()
+    numbers = torch.arange(lookups, device=offsets.device)
+    return of_columns[torch.bucketize(numbers, ends, right=True)]
+
+
 def _is_weighted(column: TableColumn) -> bool:
     return isinstance(column, FeatureColumn) and (column.weighted or column.weights is not None)
+
+
+def _is_max(column: TableColumn) -> bool:
+    return column.pooling == "max"
 
 
 def _constants(columns: Sequence[Column], pooled: Sequence[int]) -> _Constants:
@@ -161,11 +176,14 @@ def _constants(columns: Sequence[Column], pooled: Sequence[int]) -> _Constants:
         first[number], bag_of[number] = at, bag
         at += column.embedding_dim if isinstance(column, TableColumn) else column.output_dim
     order, scale, fill, bags = [], [], [], []
+    sums = [one for number in pooled if isinstance(one := columns[number], TableColumn) and not _is_max(one)]
+    factors = [column.scale for column in sums]
     for number, column in enumerate(columns):
         count, begin = column.output_dim, first[number]
         factor, empty = 1.0, 0.0
         if isinstance(column, TableColumn):
-            begin, factor, empty = begin + column.dims[0], column.scale, column.fill_value
+            begin, empty = begin + column.dims[0], column.fill_value
+            factor = column.scale if _is_max(column) else 1.0
         order.extend(range(begin, begin + count))
         scale.extend([factor] * count)
         fill.extend([empty] * count)
@@ -173,6 +191,7 @@ def _constants(columns: Sequence[Column], pooled: Sequence[int]) -> _Constants:
     in_order = order == list(range(at))
     return _Constants(
         None if in_order else _tensor(order, torch.int64),
+        _tensor(factors, torch.float32) if set(factors) - {1.0} else None,
         _tensor(scale, torch.float32) if set(scale) - {1.0} else None,
         _tensor(fill, torch.float32) if any(fill) else None,
         _tensor(bags, torch.int64) if any(fill) else None,
