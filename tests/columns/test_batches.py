@@ -85,7 +85,11 @@ def test_torchrec(columns):
     dense = {name: plain[name] for name in ("age", "price", "many", "w")}
     check(columns, keyed, given, dense)
     alone = EmbeddingColumns([COLUMNS[1]])
-    assert alone(keyed).shape == (BATCH, 4)
+    want = alone(plain)
+    lengths = torch.cat((given["lengths"][0], torch.full((BATCH,), 2)))
+    other = jagged.KeyedJaggedTensor(["place", "unread"], torch.cat((given["place"], more)), lengths=lengths)
+    for one in (keyed, keyed, other, other, keyed):  # the last one's keys are remembered
+        assert torch.equal(alone(one), want)
     with pytest.raises(ValueError, match=r"feature 'age' of column 'age' is not in the batch; the Keyed"):
         columns(keyed)
     with pytest.raises(ValueError, match="'place' of column 'city' is a KeyedJaggedTensor with the keys"):

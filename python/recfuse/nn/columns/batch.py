@@ -99,6 +99,7 @@ class Reader:
         self._names = tuple(use.feature for use in uses)
         self._plain = all(use.weights is None and not use.weighted for use in self.uses)
         self._layout: _Layout | None = None  # of the last mapping
+        self._keys: tuple[list[str], tuple[Place, ...]] | None = None  # of the last that had all features
         self._interned: dict[tuple[Place, ...], tuple[Place, ...]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -211,8 +212,8 @@ class Reader:
                 else widened(entry.weights)
                 for entry in jagged
             ]
-        kept = tuple(places)
-        if not torch.compiler.is_compiling():
+        kept = places if isinstance(places, tuple) else tuple(places)
+        if kept is not places and not torch.compiler.is_compiling():
             kept = self._interned.setdefault(kept, kept)
         weights = [one.contiguous() for one in weights]
         values = [widened(entry.values).contiguous() for entry in jagged]
@@ -258,8 +259,10 @@ class Reader:
                 "for all"
             )
         keys = keyed.keys()
+        if self._keys is not None and not torch.compiler.is_compiling() and self._keys[0] == keys:
+            return self._inputs(self._keys[1], [], [_whole(keyed)._replace(weights=None)], [len(keys)])
         slots = {key: number for number, key in enumerate(keys)}
-        whole = Jagged(keyed.values(), keyed.offsets(), keyed.weights_or_none())
+        whole = _whole(keyed)
         entries: list[Tensor | Jagged | int] = []
         for use in self.uses:
             if use.feature not in slots:
@@ -273,17 +276,21 @@ class Reader:
                 entries.append(slots[use.feature])
         dense = [widened(entry) for entry in entries if isinstance(entry, Tensor)]
         jagged, features, places = [whole], [len(keys)], []
+        n_dense = 0
         for entry in entries:
             if isinstance(entry, Tensor):
-                width = width_of(entry)
-                places.append(Place(sum(place.width > 0 for place in places), 0, width))
+                places.append(Place(n_dense, 0, width_of(entry)))
+                n_dense += 1
             elif isinstance(entry, Jagged):
                 places.append(Place(len(dense) + len(jagged), 0, 0))
                 jagged.append(entry)
                 features.append(1)
             else:
                 places.append(Place(len(dense), entry, 0))
-        return self._inputs(places, dense, jagged, features)
+        given = self._inputs(places, dense, jagged, features)
+        if self._plain and len(jagged) == 1 and not dense and not torch.compiler.is_compiling():
+            self._keys = list(keys), given.places
+        return given
 
     def _entry(self, batch: Mapping[str, Any], use: Use, more: str = "") -> Tensor | Jagged:
         """What a use reads of a mapping."""
@@ -325,6 +332,10 @@ class Reader:
         raise ArgumentValueError(
             f"{self._where(use)} brings no weights, which its column has as weighted=True"
         )
+
+
+def _whole(keyed: Any) -> Jagged:
+    return Jagged(keyed.values(), keyed.offsets(), keyed.weights_or_none())
 
 
 def _check_offsets(own: Tensor, wanted: Tensor, where: str) -> None:
