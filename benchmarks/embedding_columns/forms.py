@@ -170,7 +170,8 @@ def make_columns(subject: Subject, **how: bool) -> EmbeddingColumns:
     """The module, with copies of the subject's tables; made once."""
     key = f"columns {sorted(how.items())}"
     if key not in subject.kept:
-        module = EmbeddingColumns(specifications(subject, **how), device=subject.device)
+        # Tables stay where contestants' are; figure host_tables moves them.
+        module = EmbeddingColumns(specifications(subject, **how), device=subject.device, host_tables=None)
         with torch.no_grad():
             for name, view in module.tables.items():
                 view.weight.copy_(subject.tables[int(name[1:])])
