@@ -157,3 +157,20 @@ def test_meta():
 def test_torch_fx_is_refused():
     with pytest.raises(TypeError, match="symbolic_trace"):
         torch.fx.symbolic_trace(torch.nn.Sequential(EmbeddingColumns(SUMS)))
+
+
+def test_another_module_of_the_same_class_has_its_own_program():
+    """What was compiled for one module is not taken for another one's batches of another form."""
+    specs = [Identity("a", 5, 2, pooling="sum"), Identity("b", 7, 2, pooling="sum")]
+    modules = [EmbeddingColumns(specs) for _ in range(2)]
+    jagged = torch.tensor([4, 1, 2]), torch.tensor([0, 1, 3])
+    forms = [
+        {"a": torch.tensor([[1, 2], [3, 4]]), "b": jagged},
+        {"a": jagged, "b": torch.tensor([[1, 2], [3, 4]])},
+    ]
+    compiled = [torch.compile(module, backend="eager") for module in modules]
+    with torch.no_grad():
+        for order in ((0, 1), (1, 0)):
+            for number in order:
+                for batch in forms[:: 1 if number else -1]:
+                    assert torch.equal(compiled[number](batch), modules[number](batch))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Programs:
         self._names, self._lowered = list(names), lowered
         self.output_dim = lowered.output_dim
         self._made: dict[Any, Tensor] = {}
-        self._attributes: dict[Any, str] = {}
+        self._name_of = _namer(self)
         self._last: tuple[Any, Any, Any] = (None, None, None)
 
     def chosen(self, numbers: Sequence[int]) -> Programs:
@@ -82,7 +83,7 @@ class Programs:
         """The program on the host, and its copy on a GPU; None: the device is none."""
         if torch.compiler.is_dynamo_compiling():
             flat = tuple(number for place in places for number in place)
-            name = _attribute(self, flat, str(device) if device.type == "cuda" else "")
+            name = self._name_of(flat, str(device) if device.type == "cuda" else "")
             program = getattr(self, name)
             return program, getattr(self, f"{name}_on_device") if device.type == "cuda" else None
         last_places, last_device, found = self._last
@@ -140,25 +141,37 @@ class Programs:
     def __getstate__(self) -> dict[str, Any]:
         """Without what was made."""
         kept = {name: value for name, value in vars(self).items() if not name.startswith("program_")}
-        return {**kept, "_made": {}, "_attributes": {}, "_last": (None, None, None)}
+        del kept["_name_of"]
+        return {**kept, "_made": {}, "_last": (None, None, None)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes the state."""
+        self.__dict__.update(state)
+        self._name_of = _namer(self)
 
     def __deepcopy__(self, memo: Any) -> Programs:
         """The same object: what it was made of never changes."""
         return self
 
 
-def _attribute(programs: Programs, flat: tuple[int, ...], device: str) -> str:
-    """The name of the attribute that has the program, where the compiler finds it; ``flat``: all numbers of
-    places. A copy on a device is the attribute ``<name>_on_device``.
+def _namer(programs: Programs) -> Callable[[tuple[int, ...], str], str]:
+    """A function that gives the name of the attribute that has a program, where the compiler finds it; of all
+    numbers of places and a device's name. A copy on a device is the attribute ``<name>_on_device``.
+
+    The name tells the form: what was compiled for one object may be called with another one of its class,
+    which has no such attribute unless it is of the same form. Older compilers take no object for a constant,
+    so the function holds it.
     """
-    places = tuple(Place(*flat[at : at + 3]) for at in range(0, len(flat), 3))
-    names = programs._attributes
-    name = names.setdefault((places, device), f"program_{len(names)}")
-    setattr(programs, name, programs.tensor(places, None))
-    if device:
-        setattr(programs, f"{name}_on_device", programs.tensor(places, torch.device(device)))
-    return name
 
+    def name_of(flat: tuple[int, ...], device: str) -> str:
+        text = f"{device} {' '.join(map(str, flat))}"
+        name = f"program_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+        places = tuple(Place(*flat[at : at + 3]) for at in range(0, len(flat), 3))
+        setattr(programs, name, programs.tensor(places, None))
+        if device:
+            setattr(programs, f"{name}_on_device", programs.tensor(places, torch.device(device)))
+        return name
 
-# What torch.compiler.assume_constant_result does, which would import the compiler here.
-_attribute._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    # What torch.compiler.assume_constant_result does, which would import the compiler here.
+    name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return name_of
