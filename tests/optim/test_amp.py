@@ -70,6 +70,20 @@ def test_a_scaler_is_refused_before_it_does_harm(collection, scaler):
         scaler.step(optimizer)
 
 
+@pytest.mark.parametrize("made_before", (False, True))
+def test_a_scaler_that_begins_after_the_first_step_is_refused(collection, made_before):
+    scaler = torch.amp.GradScaler("cpu") if made_before else None
+    optimizer = optim.SGD(collection, lr=0.1)
+    for _ in range(2):
+        collection(*lookups_of(collection)).sum().backward()
+        optimizer.step()  # by hand, as below
+    before = [parameter.detach().clone() for parameter in collection.parameters()]
+    scaler = scaler or torch.amp.GradScaler("cpu")
+    with pytest.raises(ValueError, match="a GradScaler is in use"):
+        scaler.scale(collection(*lookups_of(collection)).sum()).backward()
+    assert all(map(torch.equal, collection.parameters(), before))
+
+
 def test_a_scaler_that_is_off_does_no_harm(collection):
     optimizer = optim.SGD(collection, lr=0.1)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -136,10 +150,11 @@ def test_a_scaler_that_begins_later_is_refused_by_a_swapped_optimizer():
     model(indices).sum().backward()
     optimizer.step()
     scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(model(indices).sum()).backward()
-    before = model[1].weight.detach().clone()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(ValueError, match="a GradScaler is in use"):
+        scaler.scale(model(indices).sum()).backward()
     with pytest.raises(ValueError, match="called by a GradScaler"):
         scaler.step(optimizer)
-    assert torch.equal(model[1].weight, before)
+    assert all(map(torch.equal, model.parameters(), before))
     recfuse.unswap(model, optimizers=[optimizer])
     assert not hasattr(optimizer, "_step_supports_amp_scaling")

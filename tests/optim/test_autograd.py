@@ -95,6 +95,22 @@ def test_checkpoint(collection, reentrant):
     train(twins(collection), loss)
 
 
+@pytest.mark.parametrize("detached", (False, True))
+def test_a_reentrant_checkpoint_that_would_recompute_from_updated_rows_is_refused(collection, detached):
+    optimizer, start = optim.SGD(collection, lr=0.5), torch.ones(1, requires_grad=True)
+    given = lookups_of(collection)
+
+    def part(scale):
+        pooled = collection(*given)
+        return (pooled.detach() if detached else pooled) * scale
+
+    middle = checkpoint(part, start, use_reentrant=True).mean()
+    loss = checkpoint(lambda scale: collection(*given) * scale, middle, use_reentrant=True).square().sum()
+    with pytest.raises(ValueError, match=r"would read rows that the same backward.*use_reentrant=False"):
+        loss.backward()
+    del optimizer
+
+
 def test_checkpointed_calls_of_one_collection_are_recomputed_from_the_old_weights(collection):
     def loss(module, indices, offsets):
         def part(factor):

@@ -117,6 +117,16 @@ def test_forms_of_compiled_training(backend, form):
         close(ours, theirs)
 
 
+def test_a_table_that_is_frozen_before_its_compiled_backward_raises():
+    bag = recfuse.nn.EmbeddingBag(9, 4, mode="sum")
+    optimizer = optim.SGD(bag, lr=0.5)
+    loss = torch.compile(bag, backend="aot_eager", fullgraph=True)(torch.tensor([[1, 2]])).sum()
+    bag.weight.requires_grad_(False)
+    with pytest.raises(ValueError, match="was frozen between the forward and the backward pass"):
+        loss.backward()
+    del optimizer
+
+
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_gradients_of_factors_are_those_of_the_old_weights(backend):
     collection = FusedEmbeddingBagCollection([(9, 4), (9, 8)])

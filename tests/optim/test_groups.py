@@ -50,6 +50,77 @@ def test_what_is_written_to_a_group_reaches_the_kernels(collection):
     assert optimizer.param_groups[0].setdefault("name", "tables") == "tables" and own[LR] == 1
 
 
+@pytest.mark.parametrize("fused", (False, True))
+def test_groups_that_were_replaced_are_refused_before_anything_changes(fused):
+    model = nn.Sequential(nn.EmbeddingBag(9, 4, mode="sum", sparse=True), nn.Linear(4, 1))
+    indices = torch.tensor([[1, 2], [3, 3]])
+    if fused:
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.5)
+        recfuse.swap(model, optimizers=[optimizer], fuse_optimizers=True)
+    else:
+        recfuse.swap(model)
+        optimizer = optim.Adagrad(optim.embedding_parameters(model), lr=0.5)
+    for replace in (
+        lambda: [dict(group, lr=0.0) for group in optimizer.param_groups],
+        lambda: copy.deepcopy(optimizer.param_groups),
+    ):
+        kept, before = optimizer.param_groups, [p.detach().clone() for p in model.parameters()]
+        optimizer.param_groups = replace()
+        with pytest.raises(ValueError, match="param_groups was replaced"):
+            model(indices).sum().backward()
+        with pytest.raises(ValueError, match="param_groups was replaced"):
+            optimizer.step()
+        assert all(map(torch.equal, model.parameters(), before))
+        optimizer.param_groups = list(kept)
+        model.zero_grad()
+        model(indices).sum().backward()
+        optimizer.step()
+        assert not torch.equal(next(model.parameters()), before[0])
+
+
+def test_options_of_a_group_cannot_be_removed(collection):
+    optimizer = optim.Adam(collection, lr=0.5)
+    (group,) = optimizer.param_groups
+    for remove in (lambda: group.pop("lr"), lambda: group.__delitem__("betas"), group.clear, group.popitem):
+        with pytest.raises(ValueError, match="cannot be removed from a param group"):
+            remove()
+    group["name"] = "tables"
+    assert group.pop("name") == "tables" and group.pop("name", None) is None and group["lr"] == 0.5
+
+
+@pytest.mark.parametrize("kind", ("Adam", "Adagrad"))
+def test_the_number_of_the_step_is_not_set_by_hand(collection, kind):
+    given, optimizer = lookups_of(collection), getattr(optim, kind)(collection, lr=0.1)
+    step(collection, optimizer, given)
+    parameter = next(collection.parameters())
+    for _ in range(2):  # with the entry that state_dict() leaves, and without
+        saved = copy.deepcopy(optimizer.state_dict())
+        optimizer.state[parameter]["step"] = 7
+        for use in (optimizer.step, optimizer.state_dict):
+            with pytest.raises(ValueError, match=r"was set to 7 by hand.*load_state_dict"):
+                use()
+        saved["state"][0]["step"] = saved["state"][1]["step"] = 7
+        optimizer.load_state_dict(saved)
+        step(collection, optimizer, given)
+        assert optimizer.state_dict()["state"][0]["step"] == 8
+        step(collection, optimizer, given)
+        assert "step" not in optimizer.state[parameter], "it would be old"
+
+
+def test_the_number_of_the_step_of_a_swapped_optimizer_is_not_set_by_hand():
+    model = nn.Sequential(nn.EmbeddingBag(9, 4, mode="sum", sparse=True))
+    optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+    recfuse.swap(model, optimizers=[optimizer], fuse_optimizers=True)
+    state, indices = optimizer.state[next(model.parameters())], torch.tensor([[1, 2], [3, 3]])
+    for _ in range(2):
+        step(model, optimizer, (indices,))
+    assert state["step"] == 2
+    state["step"] = 1
+    for use in (optimizer.step, optimizer.state_dict):
+        with pytest.raises(ValueError, match="was set to 1 by hand"):
+            use()
+
+
 SCHEDULERS = {
     "StepLR": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
     "CosineAnnealingLR": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5),

@@ -71,6 +71,7 @@ CASES = [
     (False, "collection", "averaged"),
 ]
 OTHERS = [(False, "collection", form) for form in ("direct", "deferred", "ignored")]
+OTHERS.append((False, "bag", "wrapped later"))
 
 
 def result(rank, sparse, kind, form):
@@ -78,9 +79,12 @@ def result(rank, sparse, kind, form):
     if form in ("ignored", "averaged"):
         names = [name for name, _ in model.named_parameters() if name.startswith("tables.")]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    optimizers = optimizers_of(model, form)
+    if form == "wrapped later":
+        train(model, model, optimizers, [rank])
     parallel = DistributedDataParallel(model)
     try:
-        return train(model, parallel, optimizers_of(model, form), [rank], form == "averaged")
+        return train(model, parallel, optimizers, [rank], form == "averaged")
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -108,7 +112,7 @@ def test_gradients_are_averaged(results, case):
         torch.testing.assert_close(one, reference, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", OTHERS[:2], ids=str)
+@pytest.mark.parametrize("case", [*OTHERS[:2], OTHERS[3]], ids=str)
 def test_what_it_cannot_do_is_refused(results, case):
     for found in results:
         assert found[case].startswith("ArgumentValueError: recfuse.optim.SGD: a DistributedDataParallel has")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 
 import pytest
 import torch
@@ -191,6 +192,27 @@ def test_stochastic_rounding_keeps_the_mean_and_repeats_itself(deferred):
     assert torch.equal(first[1], torch.ones(2048, dtype=torch.bfloat16))
     assert abs(float(first[[0, 2]].double().mean()) - (1 - 2**-7)) < 2**-10
     assert torch.equal(trained(5, stochastic=False), torch.ones(4, 2048, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("deferred", (False, True))
+def test_stochastic_rounding_goes_on_where_float32_has_no_next_number(deferred):
+    """By bits of the number of the step, which would stay 2^24."""
+    bag = recfuse.nn.EmbeddingBag(1, 512, mode="sum", dtype=torch.bfloat16)
+    nn.init.ones_(bag.weight)
+    optimizer = optim.Adam(bag, lr=2.0**-12, stochastic_rounding=True, deferred=deferred)
+    for made in (2**24 - 3, 2**24 + 5):
+        saved = optimizer.state_dict()
+        state = {"step": made, "exp_avg": torch.ones(1, 512), "exp_avg_sq": torch.ones(1, 512)}
+        optimizer.load_state_dict({**saved, "state": {0: state}})
+        rounded = []
+        for _ in range(6):
+            nn.init.ones_(bag.weight)
+            optimizer.zero_grad()
+            bag(torch.tensor([[0]])).sum().backward()
+            optimizer.step()
+            rounded.append(bag.weight.detach().clone())
+        assert all(not torch.equal(one, other) for one, other in itertools.combinations(rounded, 2))
+        assert optimizer.state_dict()["state"][0]["step"] == made + 6
 
 
 def test_a_gradient_that_is_not_finite_stays_in_its_row():

@@ -102,6 +102,8 @@ class UpdatedCall(torch.autograd.Function):
         *weights: Tensor,
     ) -> Tensor:
         """Pools; ``call`` are the operator's arguments."""
+        if torch._C._current_graph_task_id() != -1:
+            _check_recomputed(updates)
         output = call_below_autograd(operator, *call)
         where = lookups[:3]
         winners = None
@@ -147,6 +149,19 @@ class UpdatedCall(torch.autograd.Function):
             stream = torch.cuda.current_stream(grad.device) if grad.is_cuda else None
             _ask(_Asked(grad, *lookups, sample_weights, winners, direct, count, stream))
         return tuple(grads)
+
+
+def _check_recomputed(updates: Sequence[Update | None]) -> None:
+    """Raises where a forward pass inside a backward pass would read rows that this has updated already. What
+    torch.utils.checkpoint recomputes with use_reentrant=True has a backward pass of its own, at whose end it
+    updates, while the outer one may recompute more.
+    """
+    if any(update is not None and update.updated for update in updates):
+        raise ArgumentValueError(
+            "recfuse.optim: a forward pass inside a backward pass would read rows that the same backward() "
+            "has updated already. If this is torch.utils.checkpoint, use use_reentrant=False; else make the "
+            "optimizer with deferred=True"
+        )
 
 
 def _is_wanted(node: Any) -> bool:

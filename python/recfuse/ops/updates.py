@@ -27,6 +27,7 @@ _rows_update = _ops.rows_update.default
 
 OPTIMIZERS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam")  # in the order of rf_optimizer
 STATES = (0, 1, 1, 2)  # tensors that each keeps of a weight
+_WHOLE = 1 << 24  # float32 has every whole number up to it
 OPTIONS = 3  # numbers that say how an updater works: kind, stochastic_rounding, seed
 LR, WEIGHT_DECAY, EPS, BETA1, BETA2, STEP, GRAD_SCALE, SKIP = range(8)  # rf_update_number
 _ATTRIBUTE = "_recfuse_update"  # of a Parameter; the compiler guards on it
@@ -88,21 +89,31 @@ class Updater:
     def set_steps(self, made: int) -> None:
         """Says how many steps were made."""
         self.made = made
-        self._put(STEP, made + 1)
+        self._put(STEP, made + 1 if made < _WHOLE else _WHOLE // 2 + (made + 1) % (_WHOLE // 2))
 
     def steps_made(self) -> int:
-        """How many steps were made; waits for the device, where it counts them."""
-        return round(self.numbers[STEP].item()) - 1 if self.counts_on_device else self.made
+        """How many steps were made; waits for the device, where it counts them. Beyond 2^24 the host's
+        count, which has not those of replayed graphs.
+        """
+        if not self.counts_on_device:
+            return self.made
+        counted = round(self.numbers[STEP].item()) - 1
+        return counted if counted < _WHOLE // 2 else max(counted, self.made)
 
     def tick(self, found_inf: Tensor | None = None) -> None:
         """Counts a step, unless ``found_inf`` says that it was none."""
         self.made += 1
         if self.counts_on_device:
             with torch.inference_mode(False), torch.no_grad():
+                step = self.numbers[STEP]
                 if found_inf is None:
-                    self.numbers[STEP].add_(1)
+                    step.add_(1)
                 else:
-                    self.numbers[STEP].add_(found_inf.to(self.device, non_blocking=True).reshape(()) == 0)
+                    step.add_(found_inf.to(self.device, non_blocking=True).reshape(()) == 0)
+                if self.stochastic_rounding:
+                    # A step that stays what it is would round with the same bits for ever. Half of 2^24 steps
+                    # behind its first bits are enough, and Adam's corrections are 1 there.
+                    step.add_(step >= _WHOLE, alpha=-(_WHOLE // 2))
 
     def scale(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
         """What a gradient scaler has found out: gradients are divided by ``grad_scale``, and not used at all
@@ -124,12 +135,14 @@ class Update:
         anchor: an empty leaf, whose gradient is what a compiled update returns. None where it is deferred.
         updated: whether a backward pass has updated the Parameter since the last step of its optimizer.
         captured: whether that was in a CUDA graph.
+        step_in_state: the entry "step" that its optimizer has written into its state; None: there is none.
     """
 
     def __init__(self, weight: Tensor, updater: Updater, states: Sequence[Tensor]) -> None:
         """Of ``weight``, whose attribute it is not yet."""
         self.updater, self.states = updater, list(states)
         self.updated = self.captured = False
+        self.step_in_state: int | None = None
         self._weight = weakref.ref(weight)
         for tensor in (updater.numbers, *self.states):
             # As torch._dynamo.mark_static_address, which takes a second to import: inductor's CUDA graphs
@@ -193,6 +206,12 @@ class _Compiled:
             if (owner := update.updater.owner) is not None:
                 owner._before_update(weight, update.updater)
             note([weight], [update])
+            if not weight.requires_grad:
+                raise ArgumentValueError(
+                    f"recfuse.optim: a Parameter of shape {list(weight.shape)} was frozen between the "
+                    "forward and the backward pass of a compiled program, which has updated its rows: freeze "
+                    "tables before the forward pass"
+                )
 
 
 def note(weights: Sequence[Tensor], updates: Sequence[Update]) -> None:

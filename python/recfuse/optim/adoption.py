@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.updates import set_update, update_of
-from recfuse.optim.base import FusedOptimizer, states_by_parameter
-from recfuse.optim.groups import OFF, ParamGroup, check_number, check_off
+from recfuse.optim.base import FusedOptimizer, states_by_parameter, step_was_set
+from recfuse.optim.groups import OFF, ParamGroup, check_groups, check_number, check_off
 from recfuse.optim.kinds import SGD, Adagrad, Adam
 from recfuse.optim.surroundings import check_scaler
 
@@ -54,12 +54,14 @@ class Adoption:
         self.fused: FusedOptimizer = _FUSED[type(optimizer)](
             [{"params": own, **self._options(optimizer.param_groups[number])} for number, own in groups]
         )
+        self.fused._also_check = self._check_groups
         self._loaded: Mapping[Any, Any] | None = None
+        self._noted: dict[Tensor, int] = {}  # the number of the step that torch's state has
         self._take({parameter: optimizer.state.get(parameter, {}) for parameter in self.parameters})
         self._amp = vars(optimizer).get(_AMP)
         setattr(optimizer, _AMP, True)  # a GradScaler then shows itself, around its call of step()
         self._handles = [
-            optimizer.register_step_pre_hook(lambda *_: check_scaler(optimizer, self._what)),
+            optimizer.register_step_pre_hook(lambda *_: self._before_step()),
             optimizer.register_step_post_hook(lambda *_: self._stepped()),
             optimizer.register_state_dict_pre_hook(lambda *_: self._note_steps(exact=True)),
             optimizer.register_load_state_dict_pre_hook(lambda _, state_dict: self._before_load(state_dict)),
@@ -100,6 +102,7 @@ class Adoption:
             own = {name: value for name, value in self.fused.state[parameter].items() if name != "step"}
             if own:
                 self._optimizer.state[parameter] = {"step": 0, **own}
+        self._noted = {}
         self._note_steps(exact=False)
 
     def _note_steps(self, exact: bool) -> None:
@@ -111,9 +114,22 @@ class Adoption:
             update, state = update_of(parameter), self._optimizer.state[parameter]
             assert update is not None
             self.fused._check_shared(state, update)
+            found = state.get("step")
+            if parameter in self._noted and (found is None or int(found) != self._noted[parameter]):
+                raise step_was_set(self._what, found)
             made = update.updater.steps_made() if exact else update.updater.made
             if int(state["step"]) != made or type(state["step"]) is not type(kind(made)):
                 state["step"] = kind(made)
+            self._noted[parameter] = made
+
+    def _check_groups(self) -> None:
+        groups = self._optimizer.param_groups
+        check_groups([groups[number] for number in self._numbers], self, self._what)
+
+    def _before_step(self) -> None:
+        check_scaler(self._optimizer, self._what)
+        self._check_groups()
+        self._note_steps(exact=False)
 
     def _stepped(self) -> None:
         self.fused.step()

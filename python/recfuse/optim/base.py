@@ -28,10 +28,10 @@ from recfuse.ops.updates import (
     set_update,
     update_of,
 )
-from recfuse.optim.groups import ParamGroup, check_betas, check_number, check_off
+from recfuse.optim.groups import ParamGroup, check_betas, check_groups, check_number, check_off
 from recfuse.optim.parameters import check_parameter, parameters_of
 from recfuse.optim.steps import deferred_step, direct_step
-from recfuse.optim.surroundings import check_surroundings
+from recfuse.optim.surroundings import Surroundings
 
 _NUMBERS = {"lr": LR, "weight_decay": WEIGHT_DECAY, "eps": EPS}
 
@@ -60,7 +60,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _begin(self) -> None:
         self._updaters: list[tuple[Mapping[str, Any], Updater]] = []
-        self._surroundings_checked = False
+        self._surroundings, self._is_checked = Surroundings(), False
         self._held: list[weakref.ref[Any]] = []
         weakref.finalize(self, _release, self._held).atexit = False
 
@@ -161,14 +161,28 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _attach(self, parameter: Tensor, updater: Updater) -> None:
         state = self.state[parameter]
         states = [state[name].view(-1) if self._row_state else state[name] for name in self._state_names]
-        old = update_of(parameter)
-        if old is None or old.updater is not updater or old.storage() != [one.data_ptr() for one in states]:
-            set_update(parameter, Update(parameter, updater, states))
+        update = update_of(parameter)
+        if (
+            update is None
+            or update.updater is not updater
+            or update.storage() != [one.data_ptr() for one in states]
+        ):
+            update = Update(parameter, updater, states)
+            set_update(parameter, update)
+        update.step_in_state = updater.made if "step" in state else None
         if not any(held() is parameter for held in self._held):
             self._held.append(weakref.ref(parameter))
 
+    def _check_groups(self) -> None:
+        check_groups(self.param_groups, self, self._where)
+        self._also_check()
+
+    def _also_check(self) -> None:
+        """What stands in front of this optimizer looks at its own groups here."""
+
     def _own(self) -> Iterable[tuple[dict[str, Any], Parameter, Update]]:
         """Each Parameter with its update, which no other optimizer has taken over."""
+        self._check_groups()
         for group in self.param_groups:
             for parameter in group["params"]:
                 update = update_of(parameter)
@@ -180,6 +194,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if update.states:
                     self._check_shared(self.state[parameter], update)
                 yield group, parameter, update
+
+    def _check_step(self, parameter: Tensor, update: Update) -> None:
+        """Raises where the number of the step in the state was changed by hand."""
+        found = self.state[parameter].get("step")
+        if found is not None and int(found) != update.step_in_state:
+            raise step_was_set(self._where, found)
 
     def _check_shared(self, state: Mapping[str, Any], update: Update) -> None:
         """Raises where an entry of a state is not what the kernels write to."""
@@ -201,10 +221,11 @@ class FusedOptimizer(torch.optim.Optimizer):
                 f"{self._where}: a Parameter is on {weight.device}, its optimizer on {updater.device}; make "
                 "the optimizer after the module was moved"
             )
-        if not self._surroundings_checked:
+        if not self._is_checked:  # since the last step
+            self._check_groups()
             held = [parameter for ref in self._held if (parameter := ref()) is not None]
-            check_surroundings(held, self._where, self.deferred)
-            self._surroundings_checked = True
+            self._surroundings.check(held, self._where, self.deferred)
+            self._is_checked = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Ends a step: of tables that ``backward()`` has updated the step's number is raised; with
@@ -233,8 +254,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Brings the steps' number into the state, where torch's optimizers have it."""
         if self._step_type is not None or self._settings[1]:
             for _, parameter, update in self._own():
+                self._check_step(parameter, update)
                 made = update.updater.steps_made()
                 self.state[parameter]["step"] = made if self._step_type is None else self._step_type(made)
+                update.step_in_state = made
 
     def state_dict(self) -> dict[str, Any]:
         """As of torch's optimizer of the same name, which can load it. Waits for the tables' device."""
@@ -337,6 +360,14 @@ def _release(held: list[weakref.ref[Any]]) -> None:
         update = update_of(parameter)
         if update is not None and update.updater.owner is None:
             set_update(parameter, None)
+
+
+def step_was_set(where: str, found: Any) -> ArgumentValueError:
+    """The error for a number of the step that was written into a state by hand."""
+    return ArgumentValueError(
+        f"{where}: step in the state of a Parameter was set to {found} by hand, which no kernel reads: they "
+        "count steps themselves; set it in a state_dict(), and call load_state_dict()"
+    )
 
 
 def states_by_parameter(

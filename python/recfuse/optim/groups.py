@@ -26,6 +26,7 @@ OFF: dict[str, Any] = {
     "differentiable": False,
     "decoupled_weight_decay": False,
 }
+_READ = ("params", "lr", "eps", "betas", "weight_decay", "maximize")  # by kernels, of a group
 _WHY = {
     "momentum": "momentum moves rows that a batch does not look up",
     "lr_decay": "use a scheduler of torch.optim.lr_scheduler",
@@ -52,6 +53,36 @@ class ParamGroup(dict[str, Any]):
         super().__setitem__(key, value)
         if watcher is not None:
             watcher._group_changed(self)
+
+    def __delitem__(self, key: str) -> None:
+        """Removes what is no option of a step."""
+        if key in _READ and self._watcher() is not None:
+            raise ArgumentValueError(
+                f"recfuse.optim: {key} cannot be removed from a param group, which kernels read: set it"
+            )
+        super().__delitem__(key)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Removes what is no option of a step."""
+        if key not in self and default:
+            return default[0]
+        value = self[key]
+        del self[key]
+        return value
+
+    def popitem(self) -> tuple[str, Any]:
+        """Removes the last entry, where it is no option of a step."""
+        key = next(reversed(self))
+        return key, self.pop(key)
+
+    def clear(self) -> None:
+        """Raises: a group has options."""
+        for key in list(self):
+            del self[key]
+
+    def belongs_to(self, watcher: Any) -> bool:
+        """Whether what is written here reaches ``watcher``."""
+        return self._watcher() is watcher
 
     def update(self, *given: Any, **options: Any) -> None:
         """Sets several."""
@@ -114,3 +145,14 @@ def check_betas(where: str, value: Any) -> None:
     for number, beta in enumerate(betas):
         if isinstance(beta, Tensor) or not 0 <= real(f"{where}: betas[{number}]", beta) < 1:
             raise ArgumentValueError(f"{where}: betas[{number}] is {beta!r}, must be a number in [0, 1)")
+
+
+def check_groups(groups: Iterable[Any], watcher: Any, where: str) -> None:
+    """Raises where param groups were replaced by others, whose changes would reach no kernel."""
+    for group in groups:
+        if not (isinstance(group, ParamGroup) and group.belongs_to(watcher)):
+            raise ArgumentValueError(
+                f"{where}: param_groups was replaced, or one of its groups, and nothing of the new one would "
+                "reach the kernels that update the tables: change the groups that are there "
+                "(group['lr'] = ...), or call load_state_dict()"
+            )

@@ -19,6 +19,7 @@ def direct_step(optimizer: Any) -> None:
     """Checks that ``backward()`` could do all, and raises the number of the step."""
     where, own = optimizer._where, list(optimizer._own())
     check_scaler(optimizer, where)
+    _check_steps(optimizer, own)
     check_hooks([parameter for _, parameter, _ in own], [update for _, _, update in own])
     for _, parameter, _ in own:
         if parameter.grad is not None:
@@ -43,6 +44,7 @@ def direct_step(optimizer: Any) -> None:
 def deferred_step(optimizer: Any) -> None:
     """Updates rows by the sparse gradients that are there."""
     where, own = optimizer._where, list(optimizer._own())
+    _check_steps(optimizer, own)
     given = [
         (parameter, update, parameter.grad) for _, parameter, update in own if parameter.grad is not None
     ]
@@ -69,10 +71,21 @@ def deferred_step(optimizer: Any) -> None:
     _advance(optimizer, own, found_inf)
 
 
+def _check_steps(optimizer: Any, own: list[tuple[Any, Any, Update]]) -> None:
+    for _, parameter, update in own:
+        if "step" in optimizer.state[parameter]:
+            optimizer._check_step(parameter, update)
+
+
 def _advance(optimizer: Any, own: list[tuple[Any, Any, Update]], found_inf: Tensor | None = None) -> None:
     """Raises the number of the step of what was updated, as torch does, Parameter by Parameter. Where only
     some that share an updater were updated, they part: once all others were counted, since they may join.
     """
+    optimizer._is_checked = False
+    for _, parameter, update in own:
+        if update.step_in_state is not None:  # it is old now; state_dict() writes it again
+            optimizer.state[parameter] = {k: v for k, v in optimizer.state[parameter].items() if k != "step"}
+            update.step_in_state = None
     parted: dict[int, dict[Any, int]] = {}
     for group, updater in optimizer._updaters:
         members = [(parameter, update) for _, parameter, update in own if update.updater is updater]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,10 +13,42 @@ from torch import Tensor
 from recfuse.errors import ArgumentValueError
 
 
-def check_surroundings(parameters: Sequence[Tensor], where: str, deferred: bool) -> None:
+class Surroundings:
+    """Scalers and wrappers around an optimizer's tables, looked for when there may be new ones."""
+
+    def __init__(self) -> None:
+        """Nothing was looked for yet."""
+        self._references = 0
+        self._idle: list[weakref.ref[torch.amp.GradScaler]] = []
+
+    def check(self, parameters: Sequence[Tensor], where: str, deferred: bool) -> None:
+        """As :func:`check_surroundings`, in microseconds where nothing is new: an instance refers to its
+        class, so that with a new one the class has more references.
+        """
+        references = sum(map(sys.getrefcount, _watched()))
+        used = any((scaler := ref()) is not None and _is_used(scaler) for ref in self._idle)
+        if references != self._references or used:
+            self._idle = check_surroundings(parameters, where, deferred)
+            self._references = references
+
+
+def _watched(
+    kinds: Sequence[type] = (torch.amp.GradScaler, torch.nn.parallel.DistributedDataParallel),
+) -> Iterator[type]:
+    """The classes with all subclasses of theirs."""
+    for kind in kinds:
+        yield kind
+        yield from _watched(kind.__subclasses__())
+
+
+def check_surroundings(
+    parameters: Sequence[Tensor], where: str, deferred: bool
+) -> list[weakref.ref[torch.amp.GradScaler]]:
     """Raises where a gradient scaler has scaled the loss of tables that are updated inside ``backward()``, or
-    DistributedDataParallel waits for gradients that it will not have, or not as they are.
+    DistributedDataParallel waits for gradients that it will not have, or not as they are. Returns the scalers
+    that have scaled nothing yet.
     """
+    idle = []
     own = {id(parameter) for parameter in parameters}
     instead = f"make the optimizer with deferred=True: {where}(..., deferred=True)"
     ignored = (
@@ -23,7 +57,10 @@ def check_surroundings(parameters: Sequence[Tensor], where: str, deferred: bool)
     )
     for candidate in gc.get_objects():
         kind = type(candidate)  # not isinstance, which asks proxies for their __class__
-        if issubclass(kind, torch.amp.GradScaler) and not deferred and _is_used(candidate):
+        if issubclass(kind, torch.amp.GradScaler) and not deferred:
+            if not _is_used(candidate):
+                idle.append(weakref.ref(candidate))
+                continue
             raise ArgumentValueError(
                 f"{where}: a GradScaler is in use. The tables are updated inside backward(), before it could "
                 f"unscale the gradients and look for infinities: {instead}, or train in bfloat16 without a "
@@ -44,6 +81,7 @@ def check_surroundings(parameters: Sequence[Tensor], where: str, deferred: bool)
                     f"on all processes, also {instead}, and call recfuse.optim.average_gradients(parameters) "
                     "before step()"
                 )
+    return idle
 
 
 def check_scaler(optimizer: torch.optim.Optimizer, where: str) -> None:
