@@ -41,7 +41,7 @@ from common.settings import (
     positive,
     start,
 )
-from embedding_columns.figures import figure_ablations, figure_micro, figure_mixed, figure_models
+from embedding_columns.figures import PARTS, figure_ablations, figure_micro, figure_mixed, figure_models
 from embedding_columns.forms import COMPILED, NAMES, NEED_COMPILER, PEERS, RECFUSE
 from embedding_columns.measure import ColumnsSetting
 from embedding_columns.ready import figure_ready
@@ -95,6 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--columns", type=integers, default=[10, 50, 100, 500, 1000], help="of micro (default: 10 to 1000)")
     add("--mixed", type=positive, default=300, help="columns of the figure mixed (default: 300)")
     add("--models", type=comma_list, default=["E", "F"], help="default: E,F")
+    add("--parts", type=comma_list, default=list(PARTS), help="of models (default: columns,whole model)")
     add("--batch", type=positive, default=256, help="of all figures but models (default: 256)")
     add("--batches", type=integers, help="of models (default: 32 to 2048)")
     add("--compiled-at", type=integers, help="batches that compiled ones are measured at (default: 32, "
@@ -123,6 +124,7 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
             "--figures": (arguments.figures, figures),
             "--contestants": (arguments.contestants, NAMES),
             "--models": (arguments.models, ("E", "F")),
+            "--parts": (arguments.parts, PARTS),
             **{f"--{name}": any_of(getattr(arguments, name)) for name in ("columns", "batches")},
         },
     )

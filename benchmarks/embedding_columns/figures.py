@@ -26,6 +26,9 @@ from embedding_columns.forms import (
 from embedding_columns.measure import ColumnsSetting, Point, measure, ours_over
 from embedding_columns.models import Model, Subject, bucketize, mixed, model_kinds
 
+PARTS = ("columns", "whole model")
+"""Of models: the columns alone, and with the layers that follow them."""
+
 
 def figure_micro(setting: ColumnsSetting) -> Figure:
     """Equal bucketize columns, as in figure 17 of the paper."""
@@ -63,7 +66,9 @@ def figure_models(setting: ColumnsSetting) -> Figure:
     for name in tqdm(arguments.models, desc="models", leave=False):
         subject = model_subject(name, setting)
         model = Model(name, subject.output_dim, setting.device, arguments.seed)
-        for part, follows in (("columns", None), ("whole model", model)):
+        for part, follows in zip(PARTS, (None, model), strict=True):
+            if part not in arguments.parts:
+                continue
             points = []
             for size in tqdm(arguments.batches, desc=f"{name}, {part}", leave=False):
                 names = chosen(setting, size)
