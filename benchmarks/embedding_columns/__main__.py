@@ -21,7 +21,7 @@ on a GPU also transfers (from pageable host memory) and host_tables (large table
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ from embedding_columns.ready import figure_ready
 from embedding_columns.strings import figure_strings
 from embedding_columns.transfers import figure_host_tables, figure_transfers
 
-FIGURES: dict[str, Callable[[ColumnsSetting], Figure]] = {
+FIGURES: dict[str, Callable[[ColumnsSetting], Figure | Iterator[Figure]]] = {
     "micro": figure_micro,
     "mixed": figure_mixed,
     "models": figure_models,
@@ -142,9 +142,10 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     torch._dynamo.config.accumulated_recompile_limit = 10_000
     report, setting = Report(arguments), ColumnsSetting(parser, arguments)
     for name in arguments.figures:
-        figure = FIGURES[name](setting)
-        figure.lines = LINES.get(name, "")
-        report.add_figure(name, figure, f"columns_{name}")
+        made = FIGURES[name](setting)
+        for figure in [made] if isinstance(made, Figure) else made:
+            figure.lines = LINES.get(name, "")
+            report.add_figure(name, figure, f"columns_{name}")
     report.add("copy_speed", [], {"bytes_per_s": setting.copy_speed})
 
 

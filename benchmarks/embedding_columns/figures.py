@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -59,12 +59,15 @@ def figure_mixed(setting: ColumnsSetting) -> Figure:
     return Figure(tables, {}, point.to_json())
 
 
-def figure_models(setting: ColumnsSetting) -> Figure:
-    """E and F over sizes of batches, the columns alone and whole models."""
-    arguments, tables, records = setting.arguments, [], []
+def figure_models(setting: ColumnsSetting) -> Iterator[Figure]:
+    """E and F over sizes of batches, the columns alone and whole models. After each model its tables, with
+    the lines and records of all so far.
+    """
+    arguments = setting.arguments
+    records: list[Any] = []
     lines: Panels = {}
     for name in tqdm(arguments.models, desc="models", leave=False):
-        subject = model_subject(name, setting)
+        subject, tables = model_subject(name, setting), []
         model = Model(name, subject.output_dim, setting.device, arguments.seed)
         for part, follows in zip(PARTS, (None, model), strict=True):
             if part not in arguments.parts:
@@ -84,7 +87,7 @@ def figure_models(setting: ColumnsSetting) -> Figure:
             records.append({"model": name, "part": part, "points": [point.to_json() for point in points]})
         del subject, model
         release(setting)
-    return Figure(tables, lines, records)
+        yield Figure(tables, dict(lines), list(records))
 
 
 def figure_ablations(setting: ColumnsSetting) -> Figure:
