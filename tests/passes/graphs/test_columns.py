@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from support.graphs import assert_same, passed
+from support.graphs import assert_same, jagged, passed
 
 
 class Columns(nn.Module):
@@ -122,3 +123,53 @@ def test_an_index_that_is_no_row_raises():
     assert_same(swapped(x), model(x))
     with pytest.raises(RuntimeError, match=r"9"):
         swapped(torch.tensor([3, 9, 1]))
+
+
+class One(nn.Module):
+    """A bag with its last offset and what stands behind it, beside a column that has a step."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.table, self.other, self.end = nn.Embedding(9, 4), nn.Embedding(9, 4), end
+
+    def forward(self, values, lengths, beside):
+        offsets = F.pad(lengths.cumsum(0), (1, 0))
+        weight = self.table.weight
+        pooled = F.embedding_bag(values % 9, weight, offsets, mode="mean", include_last_offset=True)
+        return torch.cat([self.end(pooled, offsets, lengths, weight), self.other(beside % 9)], 1)
+
+
+def written_zeros(pooled, lengths):
+    zeros = torch.zeros_like(pooled)
+    zeros.add_(1)
+    return torch.where((lengths > 0).unsqueeze(1), pooled, zeros)
+
+
+FOLDED_ENDS = {
+    "zeros": lambda p, o, n, w: torch.where((n > 0)[:, None], p, 0.0),
+    "zeros_like": lambda p, o, n, w: torch.where(~(n >= 1)[:, None], torch.zeros_like(p), p),
+    "number": lambda p, o, n, w: p.masked_fill((o.diff() == 0).unsqueeze(1), 2.5),
+    "row": lambda p, o, n, w: torch.where((o[1:] - o[:-1] < 1).unsqueeze(-1), w[2], p),
+    "last row": lambda p, o, n, w: torch.where((n != 0).unsqueeze(1), p, w[-1]),
+}
+LEFT_ENDS = {
+    "other lengths": lambda p, o, n, w: torch.where((n.flip(0) > 0)[:, None], p, 1.0),
+    "more than empty": lambda p, o, n, w: torch.where((n > 1)[:, None], p, 1.0),
+    "the other way": lambda p, o, n, w: torch.where((n < 1)[:, None], p, 1.0),
+    "written": lambda p, o, n, w: written_zeros(p, n),
+    "used again": lambda p, o, n, w: torch.where((n > 0)[:, None], p, 1.0) + p,
+    "other differences": lambda p, o, n, w: torch.where((o[:-1] - o[1:] < 1).unsqueeze(-1), w[2], p),
+}
+
+
+@pytest.mark.parametrize("way", ("eager", "exported"))
+@pytest.mark.parametrize("end", (*FOLDED_ENDS, *LEFT_ENDS))
+def test_defaults_of_empty_samples(end, way):
+    model = One({**FOLDED_ENDS, **LEFT_ENDS}[end]).requires_grad_(False)
+    values, offsets = jagged(8, 10**6, last=True)
+    batch = values, offsets.diff(), torch.randint(0, 10**6, (8,))
+    swapped, report = passed(model, batch, way)
+    assert len(report.found("columns")) == 2
+    assert ("5 operators" if end in FOLDED_ENDS else "2 operators") in report.found("columns")[0].detail
+    assert (batch[1] == 0).any()
+    assert_same(swapped(*batch), model(*batch))

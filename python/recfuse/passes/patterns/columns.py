@@ -20,22 +20,18 @@ Source: Pan et al., RECom, ASPLOS 2023, sections 3.1.2 and 5.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
-from torch.fx import Node
 
-from recfuse.passes.graph.bags import FIXED, JAGGED, Bag
-from recfuse.passes.graph.column_call import DROPPED, Column, emit_columns, pieces
+from recfuse.passes.graph.bags import JAGGED, Bag
+from recfuse.passes.graph.column_call import Column, emit_columns, pieces
 from recfuse.passes.graph.column_chain import chain_of
+from recfuse.passes.graph.column_ends import with_end
 from recfuse.passes.graph.joins import join
-from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, value_of
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.ranges import Ranges
 from recfuse.passes.patterns.bags import bags_of, groups_of
-
-_BELOW_ZERO = {aten.ge: 0, aten.gt: -1}  # x >= 0, x > -1
 
 
 def find(program: Program) -> Iterator[Match]:
@@ -47,7 +43,7 @@ def find(program: Program) -> Iterator[Match]:
             continue
         chain = chain_of(program, bag)
         if chain is not None:
-            columns[bag.result] = _zeroed(program, ranges, Column(bag, chain, bag.result))
+            columns[bag.result] = with_end(program, ranges, Column(bag, chain, bag.result))
     for group in groups_of(program, [column.bag for column in columns.values()], mixed=True):
         for piece in pieces([columns[bag.result] for bag in group]):
             if any(column.chain.folded or column.folded for column in piece):
@@ -77,53 +73,6 @@ def _match(program: Program, columns: Sequence[Column]) -> Match:
 
 def _found(column: Column) -> str:
     return f"column, {column.bag.found}, {len(column.chain.steps)} steps"
-
-
-def _zeroed(program: Program, ranges: Ranges, column: Column) -> Column:
-    """A column whose rows are zeros where the value is negative: such values are dropped instead."""
-    result = column.bag.result
-    chain = column.chain
-    if len(result.users) != 1 or chain.width != 1 or chain.steps[1:] or column.bag.form != FIXED:
-        return column
-    user = next(iter(result.users))
-    if not is_call(user, aten.where) or arguments_of(user)["self"] is not result:
-        return column
-    given = arguments_of(user)
-    condition = given["condition"]
-    if not is_call(condition, aten.unsqueeze) or arguments_of(condition)["dim"] not in (1, -1):
-        return column
-    compared = condition.args[0]
-    packet = getattr(operator_of(compared), "overloadpacket", None)
-    if _BELOW_ZERO.get(packet, object()) != compared.args[1] or not _is_zero(given["other"]):
-        return column
-    if value_of(user).shape != value_of(result).shape or value_of(user).dtype != value_of(result).dtype:
-        return column
-    clips = [step for step in chain.steps if step == (4, 0, 2**63 - 1, ())]  # clamp(min=0)
-    if len(clips) != len(chain.steps) or not chain.steps or compared.args[0] is not _raw(column):
-        return column
-    bounds = ranges.of(compared.args[0])
-    if bounds is None or bounds.high >= column.bag.table.shape[0]:  # which must raise, not be dropped
-        return column
-    others = [node for node in (given["other"],) if isinstance(node, Node)]
-    if program.effects.is_written(user) or program.effects.why_not((result, user, compared, *others)):
-        return column
-    return replace(column, chain=replace(chain, steps=()), invalid=DROPPED, result=user, folded=3)
-
-
-def _raw(column: Column) -> Node | None:
-    """The values before the steps."""
-    node = column.bag.indices
-    for _ in column.chain.steps:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
-
-
-def _is_zero(node: object) -> bool:
-    if isinstance(node, (int, float)):
-        return node == 0
-    if is_call(node, aten.zeros_like, aten.zeros, aten.new_zeros):
-        return True
-    return is_call(node, aten.full, aten.scalar_tensor) and node.args[-1] == 0  # type: ignore[attr-defined]
 
 
 PATTERN = GraphPattern("columns", 40, find)

@@ -1,0 +1,192 @@
+"""``with_end``: zeros, or a default, where a sample has nothing, which a model puts behind a column's bag."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from recfuse.passes.graph.bags import FIXED, LAST, Bag
+from recfuse.passes.graph.column_call import DROPPED, Column
+from recfuse.passes.graph.column_chain import CLIP_INTEGER
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, same, tensor_of
+from recfuse.passes.graph.program import Program
+from recfuse.passes.graph.ranges import Ranges
+
+_HOLDS_BELOW = {aten.lt: 0, aten.le: -1}
+"""``x < bound``: of a comparison with a number what is added to the number, to have such a bound."""
+_FAILS_BELOW = {aten.ge: 0, aten.gt: 1}
+_NOT = (aten.logical_not, aten.bitwise_not)
+_MOST = 2**63 - 1
+
+
+def with_end(program: Program, ranges: Ranges, column: Column) -> Column:
+    """A column with the ``where`` or ``masked_fill`` behind it, where it does that itself; else as it was."""
+    result = column.bag.result
+    users = [user for user in result.users if not is_call(user, aten.zeros_like)]
+    if len(users) != 1:
+        return column
+    (user,) = users
+    choice = _choice(user, result)
+    if choice is None or not _like(user, result):
+        return column
+    condition, other, has_value = choice
+    compared = _below(condition)
+    if compared is None:
+        return column
+    values, bound, holds_below = compared
+    if holds_below == has_value:  # the pooled row must be what is taken above the bound
+        return column
+    found = _dropped(ranges, column, values, bound, other) or _filled(column, values, bound, other)
+    if any(list(other.users) != [user] for other in result.users if other is not user):
+        return column
+    read = [node for node in (condition, other, values) if isinstance(node, Node)]
+    if found is None or program.effects.why_not((result, user, *read)):
+        return column
+    return replace(found, result=user, folded=column.folded + 3)
+
+
+def _like(node: Node, result: Node) -> bool:
+    a, b = tensor_of(node), tensor_of(result)
+    if a is None or b is None or a.dtype != b.dtype or a.dim() != 2:
+        return False
+    return all(map(same, a.shape, b.shape))
+
+
+def _choice(user: Node, result: Node) -> tuple[Node, Any, bool] | None:
+    """A condition, the other value, and whether the result is taken where the condition holds."""
+    if is_call(user, aten.masked_fill):
+        given = arguments_of(user)
+        return (given["mask"], given["value"], False) if given["self"] is result else None
+    if not is_call(user, aten.where) or "condition" not in (given := arguments_of(user)):
+        return None
+    if (given["self"] is result) == (given["other"] is result):
+        return None
+    has_value = given["self"] is result
+    return given["condition"], given["other" if has_value else "self"], has_value
+
+
+def _below(condition: Any) -> tuple[Node, int, bool] | None:
+    """Of a condition ``[batch, 1]``: values ``[batch]``, a bound, and whether it holds below it."""
+    holds, tensor = True, tensor_of(condition)
+    if tensor is None or tensor.dim() != 2 or not same(tensor.shape[1], 1):
+        return None
+    has_view = False
+    while is_call(condition, *_NOT) or (not has_view and is_call(condition, aten.unsqueeze)):
+        if is_call(condition, aten.unsqueeze):
+            if arguments_of(condition)["dim"] not in (1, -1):
+                return None
+            has_view = True
+        else:
+            holds = not holds
+        condition = condition.args[0]
+    called = operator_of(condition)
+    if called is None or not has_view or len(condition.args) != 2:
+        return None
+    values, number = condition.args
+    tensor = tensor_of(values)
+    if tensor is None or tensor.is_floating_point() or tensor.dim() != 1:
+        return None
+    if not isinstance(number, int) or isinstance(number, bool):
+        return None
+    packet = called.overloadpacket
+    if packet in _HOLDS_BELOW:
+        return values, number - _HOLDS_BELOW[packet], holds
+    if packet in _FAILS_BELOW:
+        return values, number + _FAILS_BELOW[packet], not holds
+    is_equal = packet is aten.eq
+    if number != 0 or not (is_equal or packet is aten.ne):
+        return None
+    return values, 1, holds == is_equal  # of lengths, which are never below 0
+
+
+def _dropped(ranges: Ranges, column: Column, values: Node, bound: int, other: Any) -> Column | None:
+    """Zeros where the value is negative, which is clamped to a row: such values are no lookups instead."""
+    chain, bag, zero = column.chain, column.bag, _number(other)
+    if bound != 0 or bag.form != FIXED or chain.width != 1 or len(chain.steps) != 1 or zero != 0:
+        return None
+    if chain.steps[0][:3] != (CLIP_INTEGER, 0, _MOST) or _clamped(bag.indices) is not values:
+        return None
+    bounds = ranges.of(values)
+    if bounds is None or bounds.high >= bag.table.shape[0]:  # which must raise, not be dropped
+        return None
+    return replace(column, chain=replace(chain, steps=()), invalid=DROPPED, fill=float(zero))
+
+
+def _clamped(node: Node) -> Node | None:
+    """What is clamped, before nothing but views."""
+    while not is_call(node, aten.clamp, aten.clamp_min) and node.args and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node.args[0] if is_call(node, aten.clamp, aten.clamp_min) else None  # type: ignore[return-value]
+
+
+def _filled(column: Column, values: Node, bound: int, other: Any) -> Column | None:
+    """A number, or a row of the table, where a sample has no values."""
+    bag = column.bag
+    if bound != 1 or bag.form != LAST or not _are_lengths(values, bag):
+        return None
+    number, dtype = _number(other), bag.table.dtype
+    if number is not None:
+        is_exact = dtype is torch.float32 or float(torch.tensor(number, dtype=dtype)) == number
+        return replace(column, fill=float(number)) if is_exact else None
+    if not is_call(other, aten.select):
+        return None
+    given = arguments_of(other)
+    row, rows = given["index"], int(bag.table.shape[0])
+    if given["self"] is not bag.weight or given["dim"] != 0 or not isinstance(row, int):
+        return None
+    return replace(column, empty=row % rows) if -rows <= row < rows else None
+
+
+def _are_lengths(node: Any, bag: Bag) -> bool:
+    """Whether a node has the number of lookups of each bag, by its offsets alone."""
+    offsets = bag.offsets
+    if is_call(node, aten.diff):
+        given = arguments_of(node)
+        return given["self"] is offsets and given["n"] == 1 and given["prepend"] is given["append"] is None
+    if is_call(node, aten.sub) and len(node.args) == 2:
+        return _is_slice(node.args[0], offsets, 1, None) and _is_slice(node.args[1], offsets, 0, -1)
+    sums = _behind_zero(offsets)
+    return is_call(sums, aten.cumsum) and sums.args[0] is node and arguments_of(sums)["dim"] in (0, -1)
+
+
+def _is_slice(node: Any, of: Any, start: int, end: int | None) -> bool:
+    if not is_call(node, aten.slice):
+        return False
+    given = arguments_of(node)
+    ends = (None, _MOST) if end is None else (end,)
+    return (
+        given["self"] is of
+        and (given["dim"], given["start"] or 0, given["step"]) == (0, start, 1)
+        and given["end"] in ends
+    )
+
+
+def _behind_zero(offsets: Any) -> Any:
+    """What offsets are behind their first element, which is 0; None where that is not known."""
+    if is_call(offsets, aten.pad, aten.constant_pad_nd):
+        given = arguments_of(offsets)
+        is_zero = given.get("mode", "constant") == "constant" and not given["value"]
+        return given["self"] if list(given["pad"]) == [1, 0] and is_zero else None
+    if is_call(offsets, aten.cat) and len(offsets.args[0]) == 2 and arguments_of(offsets)["dim"] == 0:
+        first, rest = offsets.args[0]
+        tensor = tensor_of(first)
+        return rest if tensor is not None and tuple(tensor.shape) == (1,) and _number(first) == 0 else None
+    return None
+
+
+def _number(node: Any) -> float | None:
+    """The number that every element is; None where it is not known."""
+    if isinstance(node, bool):
+        return None
+    if isinstance(node, (int, float)):
+        return node
+    if is_call(node, aten.zeros, aten.zeros_like, aten.new_zeros):
+        return 0
+    if is_call(node, aten.full, aten.full_like, aten.new_full):
+        return _number(arguments_of(node)["fill_value"])
+    if is_call(node, aten.scalar_tensor):
+        return _number(node.args[0])
+    return None
