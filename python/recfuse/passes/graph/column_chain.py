@@ -69,12 +69,13 @@ def _step(program: Program, node: Node, bag: Bag) -> tuple[Step | None, Node] | 
         return None
     if bag.form == FIXED and bag.length == 1 and is_call(node, *_VIEWS):  # of one value a sample
         given = tensor_of(node.args[0])
-        is_same = given is not None and _is_column(tensor) and _is_column(given)
+        is_same = given is not None and tensor.dtype == given.dtype
+        is_same = is_same and _is_column(tensor) and _is_column(given)  # type: ignore[arg-type]
         return (None, node.args[0]) if is_same and same(tensor.shape[0], given.shape[0]) else None  # type: ignore[union-attr,return-value]
     given = arguments_of(node) if is_call(node, *_KNOWN) else {}
     if is_call(node, aten.bucketize):
         boundaries = _constant(program, given["boundaries"])
-        if boundaries is None or value_of(given["self"]).dtype is not torch.float32:
+        if boundaries is None or getattr(value_of(given["self"]), "dtype", None) is not torch.float32:
             return None
         edges = boundaries.astype(np.float32)
         if not np.array_equal(edges, boundaries) or np.isnan(edges).any() or (edges[1:] < edges[:-1]).any():

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.fx import Graph, Node
 
-from recfuse.passes.graph.nodes import operator_of, storage_of, tensors_of
+from recfuse.passes.graph.nodes import arguments_of, operator_of, storage_of, tensors_of
 
 _PURE_MODULES = {"_operator", "operator", "math", "builtins", "torch", "torch.fx.experimental.sym_node"}
 
@@ -66,6 +66,16 @@ class Effects:
         """Lists of nodes that keep their order."""
         yield self._ordered
         yield from self._touching.values()
+
+
+def draws(node: Node) -> bool:
+    """Whether a call draws random numbers: dropout of no element does not."""
+    called = operator_of(node)
+    if called is None or torch.Tag.nondeterministic_seeded not in called.tags:
+        return False
+    given = arguments_of(node)
+    is_off = given.get("dropout_p", 1) == 0 or given.get("train") is False or given.get("training") is False
+    return not is_off
 
 
 def _is_pure(node: Node) -> bool:

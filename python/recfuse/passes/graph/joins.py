@@ -35,11 +35,16 @@ def join(program: Program, results: Sequence[tuple[Node, int]], call: Callable[[
             node, dim = results[at]
             columns[node] = (end, end + dim)
             end += dim
+        is_free = True  # whether nobody has the whole result itself: results of their own share no memory
         for node in joins:
-            _rejoin(program, node, whole, columns, end)
+            is_free = not _rejoin(program, node, whole, columns, end, is_free) and is_free
         for node, _ in results:
             if any(user not in joins for user in node.users):
-                program.replace(node, _piece(program, whole, columns[node], end, copy=True))
+                piece = _piece(program, whole, columns[node], end)
+                if piece is not whole or not is_free:
+                    piece = program.emit(aten.clone.default, piece, memory_format=torch.contiguous_format)
+                is_free = False
+                program.replace(node, piece)
             else:
                 program.forget(node)
     return ", which is the cat" if any(not node.users for node in joins) else ""
@@ -65,28 +70,32 @@ def is_join(node: Node) -> bool:
     return first.dim() == 2 and arguments_of(node)["dim"] in ((1, -1) if is_call(node, aten.cat) else (1, -2))
 
 
-def _piece(program: Program, whole: Node, columns: tuple[int, int], end: int, *, copy: bool = False) -> Node:
-    """Some columns of the call's result: itself where they are all; ``copy``: contiguous."""
-    if columns == (0, end):
-        return whole
-    found = program.emit(aten.slice.Tensor, whole, 1, *columns)
-    return program.emit(aten.clone.default, found, memory_format=torch.contiguous_format) if copy else found
+def _piece(program: Program, whole: Node, columns: tuple[int, int], end: int) -> Node:
+    """Some columns of the call's result: itself where they are all."""
+    return whole if columns == (0, end) else program.emit(aten.slice.Tensor, whole, 1, *columns)
 
 
 def _rejoin(
-    program: Program, node: Node, whole: Node, columns: dict[Node, tuple[int, int]], end: int
-) -> None:
-    """A cat or a stack of columns of the call's result, and of others."""
+    program: Program,
+    node: Node,
+    whole: Node,
+    columns: dict[Node, tuple[int, int]],
+    end: int,
+    is_free: bool,
+) -> bool:
+    """A cat or a stack of columns of the call's result, and of others; whether it is the result itself."""
     runs = _runs(node.args[0], columns)  # type: ignore[arg-type]
     items = [_piece(program, whole, run, end) if isinstance(run, tuple) else run for run in runs]
+    is_whole = items == [whole] and is_free
     if is_call(node, aten.stack):
-        joined = items[0] if len(items) == 1 else program.emit(aten.cat.default, items, 1)
+        joined = whole if is_whole else program.emit(aten.cat.default, items, 1)  # which copies
         shape = [-1, *value_of(node).shape[1:]]
         program.replace(node, program.emit(aten.reshape.default, joined, shape))
-    elif items == [whole]:
+    elif is_whole:
         program.replace(node, whole)
     else:
         program.set_args(node, (items, 1))
+    return is_whole
 
 
 def _runs(items: Sequence[Node], columns: dict[Node, tuple[int, int]]) -> list[Any]:

@@ -156,6 +156,8 @@ def _viewed(node: Node, inputs: Mapping[Node, _Lift]) -> Place | None:
     if found is None:
         return None
     item, lift = found
+    if value_of(item).dtype != value_of(node).dtype:  # the same bits, of another type
+        return None
     before, after = value_of(item).shape, value_of(node).shape
     ahead, behind = math.prod(before[: lift.dim]), lift.block * math.prod(before[lift.dim + 1 :])
     for dim in range(len(after)):

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from recfuse.errors import ArgumentValueError
-from recfuse.passes.graph.effects import Effects
+from recfuse.passes.graph.effects import Effects, draws
 from recfuse.passes.graph.nodes import aten, is_call, operator_of, tensor_of, value_of
 
 _COPIES = (
@@ -58,6 +58,7 @@ class Program:
         self._numbers = itertools.count(1)
         self._cursor: Node | None = None
         self._gradient_nodes: set[Node] | None = None
+        self._random_nodes: set[Node] | None = None
         self._sizes: dict[tuple[Node, int], Node] = {}
         self._dead: list[Node] = []
         self._constants = 0
@@ -115,10 +116,12 @@ class Program:
     def constant_value(self, node: Node) -> Tensor | None:
         """The values of what is a constant of the program itself, which no user can change."""
         dtype = getattr(value_of(node), "dtype", None)
-        while is_call(node, *_COPIES):
+        while is_call(node, *_COPIES) and not self.effects.is_written(node):
             node = node.args[0]  # type: ignore[assignment]
             if getattr(value_of(node), "dtype", None) != dtype:
                 return None
+        if self.effects.is_written(node):
+            return None
         found = self._constant_at(node)
         return found.constant if isinstance(found, FakeTensor) else found
 
@@ -139,6 +142,15 @@ class Program:
                 depth = max(depth, depths.get(needed, 0) + marked(needed))
             depths[node] = depth
         return {node: depth for node, depth in depths.items() if marked(node)}
+
+    def depends_on_random(self, node: Node) -> bool:
+        """Whether random numbers are drawn for what a node computes."""
+        if self._random_nodes is None:
+            self._random_nodes = found = set()
+            for other in self.graph.nodes:
+                if draws(other) or any(item in found for item in other.all_input_nodes):
+                    found.add(other)
+        return node in self._random_nodes
 
     # ---- rewriting
 
@@ -239,12 +251,19 @@ class Program:
                 del self._order[item]
             if node.users or node.op in ("placeholder", "output") or node not in self._order:
                 continue
-            if node.is_impure() and operator_of(node) is not None and node.target._schema.is_mutable:  # type: ignore[union-attr]
+            if self._must_stay(node):
                 continue
             needed = node.all_input_nodes
             self.graph.erase_node(node)
             del self._order[node]
             self._dead += needed
+
+    def _must_stay(self, node: Node) -> bool:
+        """Whether a call counts though nobody uses its result: it writes, or draws random numbers."""
+        called = operator_of(node)
+        if called is None:
+            return False
+        return draws(node) or (node.is_impure() and called._schema.is_mutable)
 
     def _sort(self) -> None:
         """Brings nodes into the first order that their inputs, effects and regions allow."""

@@ -88,7 +88,7 @@ class Ranges:
             return node
         if is_call(node, *_COMPARED):
             number, found = node.args[1], self.of(node.args[0])
-            if found is None or not isinstance(number, int) or self.program.effects.is_written(node):
+            if found is None or not is_of(node.args[0], number) or self.program.effects.is_written(node):
                 return None
             return _COMPARED[operator_of(node).overloadpacket](found, number)  # type: ignore[union-attr]
         if is_call(node, aten.logical_not, aten.bitwise_not):
@@ -104,8 +104,10 @@ class Ranges:
 
     def given(self, node: Any, condition: Any, holds: bool) -> Range | None:
         """The range of a node where a condition holds, or does not."""
-        found = self.of(node)
-        if found is None or not isinstance(condition, Node) or self.program.effects.is_written(condition):
+        found, is_written = self.of(node), self.program.effects.is_written
+        if found is None or not isinstance(condition, Node) or not isinstance(node, Node):
+            return found
+        if is_written(condition) or is_written(node):
             return found
         if is_call(condition, aten.logical_not, aten.bitwise_not):
             return self.given(node, condition.args[0], not holds)
@@ -118,7 +120,7 @@ class Ranges:
         number = condition.args[1]
         packet = operator_of(condition).overloadpacket  # type: ignore[union-attr]
         packet = packet if holds else _OPPOSITE[packet]
-        if not isinstance(number, int):
+        if not is_of(node, number):
             return found
         bounds = {
             aten.ge: (number, found.high), aten.gt: (number + 1, found.high), aten.le: (found.low, number),
@@ -131,7 +133,9 @@ class Ranges:
             return None
         given = arguments_of(node)
         if is_call(node, *_KEEP):
-            return self.of(node.args[0])
+            is_count = node.target is aten.repeat_interleave.Tensor  # whose argument says how often
+            is_same = value_of(node).dtype == getattr(value_of(node.args[0]), "dtype", None)  # no other bits
+            return self.of(node.args[0]) if is_same and not is_count else None
         if is_call(node, aten.bucketize, aten.searchsorted):
             edges = given.get("boundaries", given.get("sorted_sequence"))
             size = value_of(edges).shape[-1] if isinstance(edges, Node) else None
@@ -154,7 +158,9 @@ class Ranges:
 
     def _clamped(self, node: Node, given: dict[str, Any]) -> Range | None:
         found, low, high = self.of(given["self"]), given.get("min"), given.get("max")
-        if found is None or any(not isinstance(bound, (int, type(None))) for bound in (low, high)):
+        if found is None or any(
+            bound is not None and not is_of(given["self"], bound) for bound in (low, high)
+        ):
             return None
         a, b = found
         if low is not None:
@@ -173,7 +179,7 @@ class Ranges:
             return Range(0 if found.low <= 0 <= found.high else ends[0], ends[1])
         if is_call(node, aten.relu):
             return Range(max(found.low, 0), max(found.high, 0))
-        if not isinstance(other, int) or isinstance(other, bool) or given.get("alpha", 1) != 1:
+        if isinstance(other, bool) or not is_of(node.args[0], other) or given.get("alpha", 1) != 1:
             return None
         if is_call(node, aten.remainder) and other > 0:
             return found if found.low >= 0 and found.high < other else Range(0, other - 1)
@@ -189,6 +195,14 @@ class Ranges:
             if is_call(node, packet):
                 return Range(*sorted((function(found.low, other), function(found.high, other))))
         return None
+
+
+def is_of(node: Any, number: Any) -> bool:
+    """Whether a number is one that a tensor's type has; torch takes others for numbers that it has."""
+    tensor = tensor_of(node)
+    if not isinstance(number, int) or tensor is None or tensor.is_floating_point() or tensor.is_complex():
+        return False
+    return Range(int(number), int(number)).within(_every(tensor.dtype))
 
 
 def _joined(*ranges: Range | None) -> Range | None:

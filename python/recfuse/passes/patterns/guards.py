@@ -22,10 +22,10 @@ from typing import Any
 
 from torch.fx import Node
 
-from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, value_of
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, storage_of, tensors_of, value_of
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
-from recfuse.passes.graph.ranges import Ranges
+from recfuse.passes.graph.ranges import Ranges, is_of
 
 _GUARDS = (aten.clamp, aten.clamp_min, aten.clamp_max, aten.where, aten.masked_fill, aten.remainder)
 
@@ -71,9 +71,9 @@ def _changes_nothing(node: Node, given: dict[str, Any], before: tuple[int, int])
     low, high = before
     if is_call(node, aten.remainder):
         other = given["other"]
-        return isinstance(other, int) and low >= 0 and high < other
+        return is_of(given["self"], other) and low >= 0 and high < other
     bounds = given.get("min"), given.get("max")
-    if any(not isinstance(bound, (int, type(None))) for bound in bounds):
+    if any(bound is not None and not is_of(given["self"], bound) for bound in bounds):
         return False
     return (bounds[0] is None or bounds[0] <= low) and (bounds[1] is None or high <= bounds[1])
 
@@ -83,9 +83,17 @@ def _is_same(node: Node, kept: Node) -> bool:
     return a.dtype == b.dtype and a.dim() == b.dim() and all(map(same, a.shape, b.shape))
 
 
+def _returned(program: Program) -> set[int]:
+    """The memory of what the program returns, views included."""
+    output = next(iter(reversed(program.graph.nodes)))
+    return {storage_of(tensor) for item in output.all_input_nodes for tensor in tensors_of(item)}
+
+
 def _why_not(program: Program, node: Node, kept: Node) -> str:
-    if any(user.op == "output" for user in node.users):
+    if storage_of(value_of(node)) in _returned(program):
         return "its result is returned, and must not be its argument"
+    if any(program.depends_on_random(item) for item in node.all_input_nodes if item is not kept):
+        return "random numbers are drawn for what it never takes; later ones would be others without them"
     if program.effects.is_written(kept):
         return "what it guards is written to in place"
     return program.effects.why_not((node,))

@@ -25,7 +25,7 @@ import torch
 from torch.fx import Node
 
 from recfuse.passes.graph.broadcasts import Broadcasts, Lift
-from recfuse.passes.graph.nodes import arguments_of, aten, is_call, value_of
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, value_of
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
 
@@ -75,6 +75,8 @@ def _parts(node: Node) -> tuple[Node, Node, Any] | None:
             return None
         bias, joined, turned = node.args
         weight, rank = turned.args[0], 2  # type: ignore[union-attr]
+        if is_call(turned, aten.permute) and [dim % 2 for dim in turned.args[1]] != [1, 0]:  # type: ignore[union-attr]
+            return None
     elif is_call(node, aten.matmul):
         weight, joined = node.args
         bias, rank = None, 3
@@ -92,6 +94,10 @@ def _why_not(program: Program, node: Node, joined: Node, weight: Node, bias: Any
         return "the example has hardly more candidates than users"
     if len({tensor.dtype for tensor in tensors}) > 1 or tensors[0].dtype not in _DTYPES:
         return "tensors of several dtypes, or of one without a kernel"
+    if bias is not None and (
+        value_of(bias).dim() != 1 or not same(value_of(bias).shape[0], tensors[-2].shape[0])
+    ):
+        return "a bias that is not one number for each row of the weight"
     if program.effects.has_autocast:
         return "autocast is on"
     if any(not isinstance(item.shape[1], int) for item in tensors[: len(joined.args[0])]):  # type: ignore[arg-type]
