@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import recfuse
 from common.checks import check_agreement, relative_error
-from common.report import texts, write_results
+from common.report import Report
 from common.settings import check_choices, comma_list, make_parser, positive, start
 from common.table import Table
 from passes.columns import measure_columns
@@ -168,25 +168,17 @@ def main() -> None:
         "bags": lambda: bags(*sizes, *rest),
         "ranking": lambda: ranking(arguments.users, arguments.ratio, dtype, *rest),
     }
-    tables, records = [], {}
+    report = Report(arguments)
     with torch.inference_mode():
-        for name in (name for name in arguments.figures if name in problems):
-            table, result = measure(parser, arguments, problems[name]())
-            table.show(arguments.markdown)
-            tables.append(table)
-            records[name] = result.to_json(environment=False)
-        for name in (name for name in arguments.figures if name in ("E", "F")):
-            table, result = measure_columns(parser, arguments, name)
-            table.show(arguments.markdown)
-            tables.append(table)
-            records[name] = result.to_json(environment=False)
+        for name in (name for name in arguments.figures if name != "pass"):
+            if name in problems:
+                table, result = measure(parser, arguments, problems[name]())
+            else:
+                table, result = measure_columns(parser, arguments, name)
+            report.add(name, [table], result.to_json(environment=False))
     if "pass" in arguments.figures:
         table, spent = measure_pass(arguments.columns)
-        table.show(arguments.markdown)
-        tables.append(table)
-        records["pass"] = spent
-    results = {"arguments": texts(arguments), "measured": records}
-    write_results(arguments.json, tables, results, arguments.device)
+        report.add("pass", [table], spent)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ def test_columns_of_every_form(way, columns):
         options["dynamic_shapes"] = ({0: size}, {0: size})
     swapped, report = passed(model, model.batch(8), way, **options)
     assert len(report.found("columns")) == columns
+    assert f"{columns // 5 * 11} operators" in report.swapped[0].detail
     assert not report.left and {entry.pattern for entry in report.swapped} == {"columns"}
     for samples in (8, 100):
         batch = model.batch(samples)

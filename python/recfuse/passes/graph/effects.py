@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.fx import Graph, Node
 
-from recfuse.passes.graph.nodes import arguments_of, operator_of, storage_of, tensors_of
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, storage_of, tensors_of
 
 _PURE_MODULES = {"_operator", "operator", "math", "builtins", "torch", "torch.fx.experimental.sym_node"}
 
@@ -95,6 +95,8 @@ def _written_by(node: Node) -> set[int]:
     schema = node.target._schema  # type: ignore[union-attr]
     if not schema.is_mutable:
         return set()
+    if is_call(node, aten.detach_) and is_call(node.args[0], aten.lift_fresh_copy, aten.lift_fresh):
+        return set()  # of a constant, which torch.tensor takes out of autograd: its elements stay
     found: set[int] = set()
     for at, argument in enumerate(schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
