@@ -56,16 +56,24 @@ RF_INLINE bool rf_wanted(RF_INDEX index, rf_rows rows, RF_INDEX padding, bool &b
 template <int PART>
 RF_INLINE bool rf_leave_part(const rf_fused_args &args, const rf_slots &slots, int place, int first, int last,
                              rf_column_rows *numbers, bool &bad) {
+    /* As many lookups as bags are most often one each: those are loaded beside the offsets, which then say so. */
+    const bool maybe_one_each = args.end - args.lead == (rf_i64)args.n_features * args.bags;
     RF_OFFSET begin[PART], end[PART];
-    bool there[PART], any = false, longer = false;
+    RF_POSITION bag[PART]; /* of all features */
+    RF_INDEX index[PART] = {};
+    bool there[PART], any = false, longer = false, one_each = maybe_one_each;
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         const int at = first + (place + i * 32 & (1 << slots.log_bags) - 1);
         const int feature = __shfl_sync(RF_FULL_WARP, slots.feature, place + i * 32 >> slots.log_bags);
         there[i] = feature >= 0 && at < last;
-        const RF_OFFSET *from = args.offsets + (there[i] ? (rf_i64)feature * args.bags + at : 0);
-        begin[i] = rf_load(from);
-        end[i] = rf_load(from + 1);
+        bag[i] = there[i] ? (RF_POSITION)feature * args.bags + at : 0;
+        begin[i] = rf_load(args.offsets + bag[i]);
+        end[i] = rf_load(args.offsets + bag[i] + 1);
+    }
+    if (maybe_one_each) {
+#pragma unroll
+        for (int i = 0; i < PART; i++) index[i] = rf_load(args.indices + args.lead + bag[i]);
     }
     /* Here, so that offsets do not wait for it. */
     const rf_fused_descriptor &feature_of_slot = args.features[max(slots.feature, 0)];
@@ -79,11 +87,11 @@ RF_INLINE bool rf_leave_part(const rf_fused_args &args, const rf_slots &slots, i
         any |= there[i];
         longer |= there[i] && end[i] - begin[i] > 1;
         begin[i] = there[i] ? begin[i] : 0;
+        one_each &= !there[i] || begin[i] == (RF_OFFSET)bag[i];
     }
     if (__any_sync(RF_FULL_WARP, longer)) return false;
-    RF_INDEX index[PART] = {};
     float scale[PART] = {};
-    if (__any_sync(RF_FULL_WARP, any)) {
+    if (__any_sync(RF_FULL_WARP, any && (RF_WEIGHTED || !one_each))) {
 #pragma unroll
         for (int i = 0; i < PART; i++) {
             index[i] = rf_load(args.indices + args.lead + begin[i]);

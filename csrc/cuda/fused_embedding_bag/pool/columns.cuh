@@ -33,10 +33,12 @@ struct rf_column {
     rf_u32 pitch;
 };
 
-template <class S> RF_INLINE rf_column rf_column_of(const rf_fused_args &args, const rf_fused_lane &lane) {
+/* `pitch`: of the rows; it lies apart from the rest of its descriptor, and is loaded long before it is needed. */
+template <class S>
+RF_INLINE rf_column rf_column_of(const rf_fused_args &args, const rf_fused_lane &lane, rf_u32 pitch) {
     const rf_fused_descriptor &feature = args.features[max(lane.feature, 0)];
     rf_column column;
-    column.pitch = rf_load(&feature.pitch);
+    column.pitch = pitch;
     column.table = rf_load(&feature.weight) + (rf_i64)lane.column * S::ALIGN;
     column.output = args.output + rf_load(&feature.output_offset) +
                     (rf_i64)lane.column * S::ELEMENTS * rf_element<RF_OUTPUT>::BYTES;
@@ -64,10 +66,10 @@ RF_INLINE void rf_store_bag(const rf_fused_args &args, const rf_column &column, 
 
 /* Bags [first, last) of one lookup or none, whose row numbers are there, from place `from` on. */
 template <class S>
-RF_INLINE void rf_read_rows(const rf_fused_args &args, const rf_fused_lane &lane, int first, int last,
-                            rf_column_rows *numbers, int from) {
+RF_INLINE void rf_read_rows(const rf_fused_args &args, const rf_fused_lane &lane, rf_u32 pitch, int first,
+                            int last, rf_column_rows *numbers, int from) {
     typedef typename S::vector vector;
-    const rf_column column = rf_column_of<S>(args, lane);
+    const rf_column column = rf_column_of<S>(args, lane, pitch);
 #pragma unroll 1
     for (; first < last; first += S::BATCH, from += S::BATCH) {
         rf_row_number number[S::BATCH];
@@ -133,11 +135,11 @@ template <class S> struct rf_longer_bags {
 /* Bags [first, last) of any lengths: their lanes sum each alone, row after row. The first rows of some are read at
  * once; offsets and first indices of the next ones are loaded while those are on their way. */
 template <class S>
-RF_INLINE void rf_read_longer(const rf_fused_args &args, const rf_fused_lane &lane, int first, int last,
-                              bool &bad) {
+RF_INLINE void rf_read_longer(const rf_fused_args &args, const rf_fused_lane &lane, rf_u32 pitch, int first,
+                              int last, bool &bad) {
     typedef typename S::vector vector;
     if (lane.feature < 0) return;
-    const rf_column column = rf_column_of<S>(args, lane);
+    const rf_column column = rf_column_of<S>(args, lane, pitch);
     const rf_fused_descriptor &feature = args.features[lane.feature];
     const rf_rows rows = rf_rows_of(feature);
     const RF_INDEX padding = (RF_INDEX)rf_load(&feature.padding_idx);
@@ -211,6 +213,7 @@ RF_INLINE void rf_pool_columns(const rf_fused_args &args, const rf_fused_task &t
     if (first >= last) return;
     rf_fused_lane lane = args.lanes[(rf_i64)task.feature * 32 + threadIdx.x % 32];
     if (RF_CALLERS_MAPPING && !rf_is_lane<S>(args, lane)) lane = {-1, 0};
+    const rf_u32 pitch = rf_load(&args.features[max(lane.feature, 0)].pitch);
     bool bad = false;
     if (!RF_WITH_STAGED && task.slice == 0) {
         const rf_slots slots(lane.feature, last - first, numbers->number);
@@ -218,11 +221,11 @@ RF_INLINE void rf_pool_columns(const rf_fused_args &args, const rf_fused_task &t
         while (first < last && rf_leave_rows(args, slots, first, last, numbers, bad)) {
             const int next = min(first + (1 << slots.log_bags), last);
             rf_look_at_start(args, slots, first, numbers, bad);
-            rf_read_rows<S>(args, lane, first, next, numbers, slots.own << slots.log_bags);
+            rf_read_rows<S>(args, lane, pitch, first, next, numbers, slots.own << slots.log_bags);
             first = next;
         }
     }
-    if (first < last) rf_read_longer<S>(args, lane, first, last, bad);
+    if (first < last) rf_read_longer<S>(args, lane, pitch, first, last, bad);
     if (RF_CHECK && __any_sync(RF_FULL_WARP, bad) && lane.feature >= 0) rf_report_task(args, true);
 }
 
