@@ -68,17 +68,19 @@ def gather(shape: Shape, table: Tensor, indices: Tensor, checksum: Tensor | None
     kernel(grid=grid, block=(THREADS, 1, 1), args=[table, indices, len(indices), checksum])
 
 
-def fastest_shape(requests: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> tuple[Shape, float]:
+def fastest_shape(
+    requests: Sequence[tuple[Tensor, Tensor]], device: torch.device, shapes: Sequence[Shape] = SHAPES
+) -> tuple[Shape, float]:
     """The shape that gathers these (table, indices), one after another, fastest; and its seconds."""
 
     def gather_all(shape: Shape) -> None:
         for table, indices in requests:
             gather(shape, table, indices)
 
-    graphs = {str(shape): timing.graphed(lambda s=shape: gather_all(s), device) for shape in SHAPES}
+    graphs = {str(shape): timing.graphed(lambda s=shape: gather_all(s), device) for shape in shapes}
     result = timing.compare(graphs, rounds=7, min_time=1e-3, device=device, progress=False)
     best = result.fastest(graphs)
-    return next(shape for shape in SHAPES if str(shape) == best), result[best].median
+    return next(shape for shape in shapes if str(shape) == best), result[best].median
 
 
 def copy_speed(device: torch.device, size: int = 1 << 30) -> float:

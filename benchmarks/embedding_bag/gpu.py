@@ -19,6 +19,7 @@ from embedding_bag.main_table import measure, over_torch, tabulate
 from embedding_bag.random_rows import gather_ceilings
 from embedding_bag.schemes import figure_12, figure_15, figure_16, figure_17
 from embedding_bag.setting import BagSetting, Trace
+from embedding_bag.short_bags import figure_short
 from embedding_bag.sweeps import Figures, figure_6, figure_9, figure_11
 
 FIGURES: dict[str, Callable[[Figures], Figure]] = {
@@ -29,6 +30,7 @@ FIGURES: dict[str, Callable[[Figures], Figure]] = {
     "15": figure_15,
     "16": figure_16,
     "17": figure_17,
+    "short": lambda figures: figure_short(figures.setting.parser, figures.setting.arguments),
 }
 PARTS = ("ceilings", "main", *FIGURES)
 # What --quick changes: to see whether everything runs, not to be quoted.
@@ -44,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--figures", type=comma_list, default=["main"], metavar="LIST",
         help=f"what to measure, of {', '.join(PARTS)}, or all: what the GPU can do at best, the main table, "
-        "figures of the paper (12 with table IX) (default: main)",
+        "figures of the paper (12 with table IX), short bags of one table (default: main)",
     )  # fmt: skip
     group.add_argument("--tables", type=positive, default=16, help="looked up in turn (default: 16)")
     group.add_argument("--mix-tables", type=positive, default=40, help="of figure 17 (default: 40, of 250)")

@@ -35,7 +35,7 @@ def bag(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
     monkeypatch.setattr(gpu, "copy_speed", lambda device: 1e9)
-    for place in ("common.ceilings", "embedding_bag.main_table"):
+    for place in ("common.ceilings", "embedding_bag.main_table", "embedding_bag.short_bags"):
         monkeypatch.setattr(module(place), "gather", lambda shape, table, rows, checksum=None: table[rows])
     monkeypatch.setattr(
         module("embedding_bag.sweeps"), "pinned_beside", module("embedding_bag.pinning").pinned_before
@@ -114,6 +114,26 @@ def test_a_peer_that_does_not_run_here_is_left_out_with_its_reason(bag, monkeypa
 
 
 FIGURES = ["6", "9", "11", "12", "15", "16", "17"]
+
+
+def test_short_bags(bag, monkeypatch, tmp_path):
+    figure = module("embedding_bag.short_bags")
+    monkeypatch.setattr(figure, "ROWS", (300, 10**6))
+    monkeypatch.setattr(figure, "BAGS", (5, 40, 1000))
+    assert bag("--figures", "short", "--quick", "--json", tmp_path / "short.json") == 0
+    record = json.loads((tmp_path / "short.json").read_text())
+    cells = record["figure short"]
+    assert [cell["alpha"] for cell in cells[:3]] == [0.0, 1.05, 1.15] and len(cells) == 2 * 2 * 2 * 3
+    for cell in cells:
+        assert ("index_select" in cell["us"]) == (cell["pooling"] == 1)
+        assert {"torch", "recfuse", "recfuse fp16", "recfuse bf16"} < set(cell["us"])
+        assert set(cell["gathers"]) == {f"gather {2 * cell['dim']} B", f"gather {4 * cell['dim']} B"}
+        assert 0 < cell["unique_rows"] <= min(cell["rows"], cell["bags"] * cell["pooling"])
+    skewed = [cell["unique_rows"] for cell in cells if cell["bags"] == 40 and cell["pooling"] == 16]
+    assert skewed[0] > skewed[1]
+    summary, times = record["tables"]
+    assert [row[0] for row in summary["rows"]] == ["5 x 1", "5 x 16", "40 x 1", "40 x 16", "all"]
+    assert len(times["rows"]) == 8 and all(cell.count("/") in (0, 2) for cell in times["rows"][0][1:])
 
 
 def test_the_figures_of_the_paper(bag, monkeypatch, tmp_path, capsys):

@@ -1,0 +1,213 @@
+"""Short bags: NVIDIA cuEmbed's sweep of one table, from one lookup a bag to 64, beside a plain gather.
+
+Rows are looked up by a power law, rank ** -alpha (0: uniformly), in a random order of the table's rows;
+bags are equally long, and their offsets are there. A sample has several batches, one after another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from statistics import geometric_mean
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from common.calls import time_calls
+from common.ceilings import SHAPES, fastest_shape, gather
+from common.checks import checked
+from common.report import Figure, Row
+from common.settings import Setting
+from common.table import Table
+from embedding_bag.candidates import Candidate, make_candidates
+from embedding_bag.setting import Part, Pass, each, error_of_pass
+
+ROWS, DIMS, BAGS, POOLINGS = (10**6, 10**7), (32, 128), (1024, 32768, 131072), (1, 16, 64)
+ALPHAS = (0.0, 1.05, 1.15)
+NAMES = ("torch", "fbgemm v1", "fbgemm v2", "recfuse", "recfuse fp16", "recfuse bf16")
+SELECT = "index_select"
+"""Of bags of one lookup: torch's gather, which writes rows as they are."""
+BATCHES, FEW_BATCHES, MANY_LOOKUPS = 8, 3, 1 << 21
+ROUNDS = 7
+_SHAPES = [shape for shape in SHAPES if shape.l1 and shape.in_flight < 16]
+"""Of the gather: those that come first in these cells."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A point of the sweep."""
+
+    rows: int
+    dim: int
+    bags: int
+    pooling: int
+    alpha: float
+
+    @property
+    def shape(self) -> str:
+        """All but the law."""
+        return f"{self.rows // 10**6}M x {self.dim}, {self.bags} x {self.pooling}"
+
+    @property
+    def kind(self) -> str:
+        """What bags there are."""
+        return f"{self.bags} x {self.pooling}"
+
+
+class TableSetting(Setting):
+    """One table, and batches for it."""
+
+    def __init__(
+        self, parser: argparse.ArgumentParser, arguments: argparse.Namespace, rows: int, dim: int
+    ) -> None:
+        """`arguments`: the benchmark's."""
+        super().__init__(parser, arguments)
+        self._generator = torch.Generator(self.device).manual_seed(arguments.seed)
+        self.weights = [torch.randn(rows, dim, device=self.device, generator=self._generator)]
+        self._order = torch.randperm(rows, device=self.device, generator=self._generator)
+
+    def part(self, cell: Cell) -> Part:
+        """One batch."""
+        uniform = torch.rand(
+            cell.bags * cell.pooling, device=self.device, generator=self._generator, dtype=torch.float64
+        )
+        if cell.alpha == 0:
+            rank = uniform * cell.rows
+        else:
+            power = 1 - cell.alpha
+            rank = (uniform * ((cell.rows + 1) ** power - 1) + 1) ** (1 / power) - 1
+        indices = self._order[rank.long().clamp_(0, cell.rows - 1)]
+        return indices, torch.arange(0, len(indices) + 1, cell.pooling, device=self.device)
+
+    def measure(self, cell: Cell, candidates: dict[str, Candidate], rounds: int) -> CellRow:
+        """All candidates and the ceilings in turns, after their outputs are checked."""
+        count = BATCHES if cell.bags * cell.pooling < MANY_LOOKUPS else FEW_BATCHES
+        requests = [(0, self.part(cell)) for _ in range(count)]
+        passes = {name: candidate.run for name, candidate in candidates.items()}
+        if cell.pooling == 1:
+            passes[SELECT] = each(lambda table, indices, offsets: self.weights[0].index_select(0, indices))
+        errors, notes = checked(
+            self.parser, f"{cell.shape}, alpha {cell.alpha}",
+            {name: partial(run, requests[:1]) for name, run in passes.items()},
+            lambda name, outputs: error_of_pass(
+                outputs, candidates[name].weights if name in candidates else self.weights, requests[:1]
+            ),
+            lambda name: candidates[name].tolerance if name in candidates else 0.0,
+        )  # fmt: skip
+        passes = {name: passes[name] for name in errors}
+        gathers = {}
+        for weight in (candidate.weights[0] for candidate in candidates.values()):
+            name = f"gather {weight.shape[1] * weight.element_size()} B"
+            if name not in gathers:
+                passes[name], gathers[name] = _gather(weight, requests, self.device)
+        result, failures = time_calls(passes, [requests], self.device, rounds=rounds, eager=False)
+        record = {
+            **vars(cell), "relative_error": errors, "gathers": gathers, "without_graph": failures,
+            "notes": notes, "unique_rows": len(requests[0][1][0].unique()),
+            "measured": result.to_json(environment=False),
+        }  # fmt: skip
+        row = CellRow(cell.shape, result, record, cell, count)
+        record["us"] = {name: row.us(name) for name in result.timings}
+        return row
+
+
+@dataclass
+class CellRow(Row):
+    """A cell, in µs a batch."""
+
+    point: Cell
+    batches: int
+
+    digits = 2
+
+    @property
+    def unit(self) -> int:
+        """Batches of a sample."""
+        return self.batches
+
+    @property
+    def peer(self) -> str | None:
+        """The fastest of FBGEMM's kernels."""
+        names = [name for name in NAMES if "fbgemm" in name and name in self.result.timings]
+        return self.result.fastest(names) if names else None
+
+    def of_gather(self, name: str) -> float:
+        """The time of the fastest plain gather of the rows of the same type, over that of a candidate."""
+        row_bytes = self.point.dim * (2 if name.endswith("16") else 4)
+        return self.us(f"gather {row_bytes} B") / self.us(name)
+
+
+def _gather(weight: Tensor, requests: list[tuple[int, Part]], device: torch.device) -> tuple[Pass, str]:
+    shape, _ = fastest_shape([(weight, part[0]) for _, part in requests[:2]], device, _SHAPES)
+    return each(lambda table, indices, offsets: gather(shape, weight, indices)), str(shape)
+
+
+def figure_short(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Figure:
+    """The sweep."""
+    quick = arguments.quick
+    rows: list[CellRow] = []
+    for size, dim in itertools.product(ROWS[:1] if quick else ROWS, DIMS):
+        setting = TableSetting(parser, arguments, size, dim)
+        candidates, notes = make_candidates(setting, NAMES)
+        points = itertools.product(BAGS[:2] if quick else BAGS, POOLINGS[:2] if quick else POOLINGS, ALPHAS)
+        for point in tqdm(list(points), desc=f"{size} x {dim}", leave=False):
+            rows.append(setting.measure(Cell(size, dim, *point), candidates, 3 if quick else ROUNDS))
+        del setting, candidates
+        torch.cuda.empty_cache()
+    notes += dict.fromkeys(note for row in rows for note in row.record["notes"])
+    return Figure([_summary(rows), _times(rows, notes)], {}, [row.record for row in rows])
+
+
+def _mean_and_least(ratios: Iterable[float | None]) -> str:
+    """Of the cells of a kind; a dash where a peer is missing."""
+    found = [ratio for ratio in ratios if ratio is not None]
+    return f"{geometric_mean(found):.2f}x ({min(found):.2f})" if found else "-"
+
+
+def _summary(rows: list[CellRow]) -> Table:
+    """By kind of bags: geometric mean and least over tables and laws."""
+    table = Table(
+        "Short bags, times faster: geometric mean (least) over tables and laws",
+        ["bags x lookups", "over torch", "over FBGEMM's best", f"over {SELECT}", "over the gather",
+         "fp16 over its gather", "bf16 over its gather"],
+    )  # fmt: skip
+    kinds = dict.fromkeys(row.point.kind for row in rows)
+    for kind in (*kinds, "all"):
+        of_kind = [row for row in rows if kind in (row.point.kind, "all")]
+        table.rows.append(
+            [kind]
+            + [_mean_and_least(row.ratio("recfuse", "torch") for row in of_kind)]
+            + [_mean_and_least(row.peer and row.ratio("recfuse", row.peer) for row in of_kind)]
+            + [_mean_and_least(row.ratio("recfuse", SELECT) for row in of_kind)]
+            + [
+                _mean_and_least(row.of_gather(name) for row in of_kind if name in row.result.timings)
+                for name in NAMES
+                if name.startswith("recfuse")
+            ]
+        )
+    table.notes = ["The gather reads the same rows in the same order, and writes nothing."]
+    return table
+
+
+def _times(rows: list[CellRow], notes: list[str]) -> Table:
+    """Each table and kind of bags, with the laws in one cell."""
+    columns = ["recfuse", "FBGEMM's best", "torch", SELECT, "gather", "recfuse fp16", "recfuse bf16"]
+    laws = " / ".join(f"{alpha:g}" for alpha in ALPHAS)
+    title = f"Short bags, us a batch as a CUDA graph, alpha {laws}"
+    table = Table(title, ["table, bags x lookups", *columns])
+    for shape in dict.fromkeys(row.label for row in rows):
+        line = [row for row in rows if row.label == shape]
+        cells = [" / ".join(_us(row, name) for row in line) for name in columns]
+        table.rows.append([shape, *cells])
+    table.notes = notes
+    return table
+
+
+def _us(row: CellRow, column: str) -> str:
+    name: Any = {"FBGEMM's best": row.peer, "gather": f"gather {row.point.dim * 4} B"}.get(column, column)
+    return f"{row.us(name):.2f}" if name in row.result.timings else "-"
