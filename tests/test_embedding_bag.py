@@ -123,6 +123,25 @@ def test_two_dimensional_input():
     check(table, weight, mode="sum", per_sample_weights=torch.rand(5, 4))
     assert torch.equal(recfuse.embedding_bag(table[:, :0], weight), torch.zeros(5, 6))
     assert recfuse.embedding_bag(table[:0], weight).shape == (0, 6)
+    with pytest.raises(IndexError, match=r"input\[5\] is 30, must lie in \[0, 30\)"):
+        recfuse.embedding_bag(torch.tensor([[1, 2, 3], [4, 5, 30]]), weight, max_norm=1.0)
+
+
+def test_the_operator_without_offsets():
+    """Its indices have a row a bag; so has a program that was compiled or exported."""
+    weight, table = torch.randn(30, 6), torch.randint(0, 30, (50, 4))
+    operator = torch.ops.recfuse.embedding_bag
+    for mode in MODES:
+        torch.library.opcheck(operator.default, (weight, table, None, mode))
+        ends = torch.arange(0, 201, 4)
+        want = operator(weight, table.reshape(-1), ends, mode, None, True)
+        assert torch.equal(operator(weight, table, None, mode), want)
+    with pytest.raises(RuntimeError, match="indices has 1 dimensions, must have 2"):
+        operator(weight, table.reshape(-1), None)
+    with pytest.raises(RuntimeError, match="include_last_offset is True without offsets, must be False"):
+        operator(weight, table, None, "sum", None, True)
+    with pytest.raises(RuntimeError, match=r"indices\[7\] is 30, for feature 0, bag 1"):
+        operator(weight, torch.tensor([[1, 2, 3, 4], [5, 6, 7, 30]]), None)
 
 
 def test_lookups_behind_the_last_offset_are_not_used():

@@ -43,9 +43,13 @@ rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t 
 rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params) {
     static const char operator_name[] = "embedding_bag";
     int64_t elements, bytes;
+    const bool even = params->offsets == NULL && !params->include_last_offset;
+    RF__REFUSE_IF(even && params->bags > 0 && params->lookups % params->bags != 0, RF_ERR_VALUE,
+                  RF__I64 " lookups and " RF__I64 " bags without offsets; all bags must be equally long",
+                  params->lookups, params->bags);
     RF_CHECK(rf__check_call(operator_name, params->lookups, params->bags, params->index_type,
                             params->offset_type, params->prefetch_distance, params->indices,
-                            params->bags + params->include_last_offset > 0 ? params->offsets : ""));
+                            even ? "" : params->offsets));
     RF_CHECK(rf__check_dtype(operator_name, "dtype", params->dtype));
     RF__REFUSE_IF(params->rows < 0 || params->dim < 0, RF_ERR_VALUE,
                   "weight is " RF__I64 " x " RF__I64 "; sizes are 0 or more", params->rows, params->dim);

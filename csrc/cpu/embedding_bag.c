@@ -17,6 +17,7 @@ rf_status rf_embedding_bag_cpu(const rf_embedding_bag_params *params, const rf_e
         .pitch = params->weight_stride * rf__dtype_bytes(params->dtype),
         RF__LOOKUPS_OF(params),
         .n_offsets = params->bags + (params->include_last_offset ? 1 : 0),
+        .even_lookups = params->bags > 0 ? params->lookups / params->bags : 0,
         .output = params->output,
         .output_dtype = params->dtype,
         .output_pitch = params->output_stride * rf__dtype_bytes(params->dtype),

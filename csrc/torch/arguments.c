@@ -69,16 +69,32 @@ rf_status rf__call_integers(rf__call *call, int argument, const void **data, int
                                 type);
 }
 
-rf_status rf__call_integers_of(rf__call *call, const char *argument, AtenTensorHandle handle,
-                               const void **data, int64_t *count, rf_int_type *type) {
+/* `sizes` [dim]. */
+static rf_status integers_read(rf__call *call, const char *argument, AtenTensorHandle handle, int64_t dim,
+                               const void **data, int64_t *sizes, rf_int_type *type) {
     rf__tensor tensor;
-    RF_CHECK(rf__tensor_read(argument, handle, 1, call->device, &tensor));
+    RF_CHECK(rf__tensor_read(argument, handle, dim, call->device, &tensor));
     *type = tensor.dtype == aoti_torch_dtype_int64() ? RF_INT64 : RF_INT32;
     RF_FAIL_IF(*type == RF_INT32 && tensor.dtype != aoti_torch_dtype_int32(), RF_ERR_TYPE,
                "%s is %s, must be int32 or int64", tensor.argument, rf__torch_dtype_name(tensor.dtype));
     RF_CHECK(rf__call_contiguous(call, &tensor, tensor.dtype));
     *data = tensor.data;
-    *count = tensor.sizes[0];
+    memcpy(sizes, tensor.sizes, (size_t)dim * sizeof *sizes);
+    return RF_OK;
+}
+
+rf_status rf__call_integers_of(rf__call *call, const char *argument, AtenTensorHandle handle,
+                               const void **data, int64_t *count, rf_int_type *type) {
+    return integers_read(call, argument, handle, 1, data, count, type);
+}
+
+rf_status rf__call_integer_rows(rf__call *call, int argument, const void **data, int64_t *rows,
+                                int64_t *columns, rf_int_type *type) {
+    int64_t sizes[2];
+    RF_CHECK(
+        integers_read(call, name_of(call, argument), call->values[argument].tensor, 2, data, sizes, type));
+    *rows = sizes[0];
+    *columns = sizes[1];
     return RF_OK;
 }
 

@@ -68,6 +68,9 @@ rf_status rf__call_integers(rf__call *call, int argument, const void **data, int
 /* The same of a tensor of a list; `argument` names it. */
 rf_status rf__call_integers_of(rf__call *call, const char *argument, AtenTensorHandle handle,
                                const void **data, int64_t *count, rf_int_type *type);
+/* Contiguous int32 or int64 [rows, columns]. */
+rf_status rf__call_integer_rows(rf__call *call, int argument, const void **data, int64_t *rows,
+                                int64_t *columns, rf_int_type *type);
 /* Text without a zero inside, borrowed; which of `choices` (up to NULL) it is. RF_ERR_VALUE otherwise. */
 rf_status rf__call_text(rf__call *call, int argument, const char **text);
 rf_status rf__call_choice(rf__call *call, int argument, const char *const *choices, int *chosen);

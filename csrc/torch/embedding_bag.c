@@ -39,6 +39,26 @@ static rf_status weight_read(rf__call *call, rf__tensor *weight, rf_embedding_ba
     return RF_OK;
 }
 
+/* Without offsets indices is [bags, n], and bags are its rows. */
+static rf_status lookups_read(rf__call *call, rf_embedding_bag_params *params) {
+    int64_t n_offsets = 0, columns = 0;
+    if (!call->values[OFFSETS].given) {
+        RF_FAIL_IF(params->include_last_offset, RF_ERR_VALUE,
+                   "include_last_offset is True without offsets, must be False");
+        RF_CHECK(rf__call_integer_rows(call, INDICES, &params->indices, &params->bags, &columns,
+                                       &params->index_type));
+        params->lookups = params->bags * columns;
+        params->offset_type = params->index_type;
+        return RF_OK;
+    }
+    RF_CHECK(rf__call_integers(call, INDICES, &params->indices, &params->lookups, &params->index_type));
+    RF_CHECK(rf__call_integers(call, OFFSETS, &params->offsets, &n_offsets, &params->offset_type));
+    RF_FAIL_IF(params->include_last_offset && n_offsets == 0, RF_ERR_VALUE,
+               "offsets is empty, must have at least one element with include_last_offset");
+    params->bags = n_offsets - params->include_last_offset;
+    return RF_OK;
+}
+
 /* The schedule, and the distance in it where prefetch_distance is given: 0 is a plain loop. */
 static rf_status schedule_read(rf__call *call, rf_embedding_bag_params *params,
                                rf_embedding_bag_schedule *schedule) {
@@ -63,17 +83,12 @@ static rf_status run(rf__call *call) {
     rf_embedding_bag_params params = {.include_last_offset = values[INCLUDE_LAST_OFFSET].boolean,
                                       .padding_idx = values[PADDING_IDX].integer};
     rf_embedding_bag_schedule schedule;
-    int64_t n_offsets;
     rf__tensor weight;
     rf_executor executor;
     rf_cuda_stream stream;
     RF_CHECK(rf__call_device(call, WEIGHT));
     RF_CHECK(weight_read(call, &weight, &params));
-    RF_CHECK(rf__call_integers(call, INDICES, &params.indices, &params.lookups, &params.index_type));
-    RF_CHECK(rf__call_integers(call, OFFSETS, &params.offsets, &n_offsets, &params.offset_type));
-    RF_FAIL_IF(params.include_last_offset && n_offsets == 0, RF_ERR_VALUE,
-               "offsets is empty, must have at least one element with include_last_offset");
-    params.bags = n_offsets - params.include_last_offset;
+    RF_CHECK(lookups_read(call, &params));
     RF_CHECK(pooling_read(call, &params.pooling));
     RF_CHECK(rf__call_bounds_check(call, BOUNDS_CHECK, &params.check_bounds));
     RF_CHECK(schedule_read(call, &params, &schedule));
@@ -90,7 +105,7 @@ static rf_status run(rf__call *call) {
 }
 
 const rf__operator rf__torch_embedding_bag = {
-    "(Tensor weight, Tensor indices, Tensor offsets, str mode=\"mean\", "
+    "(Tensor weight, Tensor indices, Tensor? offsets, str mode=\"mean\", "
     "Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1, "
     "bool scale_grad_by_freq=False, bool sparse=False, int prefetch_distance=-1, "
     "str bounds_check=\"on\", str schedule=\"\") -> Tensor",

@@ -33,6 +33,7 @@ typedef struct rf__pool_call {
     const void *indices;
     const void *offsets;
     int64_t n_offsets; /* n_features * bags, or one more: without it the last bag ends at `lookups` */
+    int64_t even_lookups; /* of each bag, where offsets is NULL */
     int64_t lookups;
     rf_int_type index_type, offset_type;
     const float *sample_weights; /* may be NULL */
@@ -151,6 +152,7 @@ static inline bool rf__is_bag(int64_t number, int64_t from, int64_t to, int64_t 
 /* Where bag `bag` of feature `feature` begins; `bag` may be call->bags: where the last one ends. */
 static inline int64_t rf__bag_start(const rf__pool_call *call, int64_t feature, int64_t bag) {
     int64_t at = feature * call->bags + bag;
+    if (call->offsets == NULL) return at * call->even_lookups;
     return at < call->n_offsets ? rf__load_int(call->offsets, call->offset_type, at) : call->lookups;
 }
 

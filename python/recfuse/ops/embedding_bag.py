@@ -92,7 +92,8 @@ def embedding_bag(
         schedule: how the kernel works, ``field=value`` with spaces between: station (where rows in flight
             wait: none, register, shared, local or l1), distance (how many there are), threads (of a bag),
             block (threads of one), warps (the most an SM runs at once), parts (of the table that bags sweep
-            through together), segment (lookups listed at a time). Fields left out have good defaults;
+            through together), segment (lookups listed at a time); or, for sums and means of short bags, bags
+            (of a warp), with no other field but block and warps. Fields left out have good defaults;
             :func:`recfuse.tune` finds better ones. On the CPU only distance matters, where
             ``prefetch_distance`` is -1.
 
@@ -139,13 +140,11 @@ def embedding_bag(
         return torch.nn.functional.embedding_bag(input, weight, offsets, *rest)
     check_arguments(input, weight, offsets, per_sample_weights, mode, scale_grad_by_freq, sparse)
     if input.dim() == 2:
-        offsets = torch.arange(input.shape[0], dtype=torch.int64, device=input.device) * input.shape[1]
         include_last_offset = False
-        input = input.reshape(-1)
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.reshape(-1)
     if max_norm is not None:
-        renormalise(weight.detach(), input, max_norm, norm_type, bounds_check)
+        renormalise(weight.detach(), input.reshape(-1), max_norm, norm_type, bounds_check)
     row = padding_row(padding_idx, weight)
     arguments: tuple[Any, ...] = (
         weight, input, offsets, mode, per_sample_weights, include_last_offset, row, scale_grad_by_freq, sparse
@@ -177,8 +176,11 @@ def embedding_bag(
 # ---- winners: a bag of mode max as a fused call of one feature
 
 
-def _ends_of(offsets: Tensor, indices: Tensor, include_last_offset: bool) -> Tensor:
+def _ends_of(offsets: Tensor | None, indices: Tensor, include_last_offset: bool) -> Tensor:
     """[bags + 1] where bags begin, and where the last one ends."""
+    if offsets is None:
+        bags, lookups = indices.shape
+        return torch.arange(bags + 1, dtype=torch.int64, device=indices.device) * lookups
     if include_last_offset:
         return offsets
     return torch.cat((offsets, offsets.new_full((1,), indices.shape[0])))
@@ -213,7 +215,7 @@ def _feature_of(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
 def _bag_winners(
     weight: Tensor,
     indices: Tensor,
-    offsets: Tensor,
+    offsets: Tensor | None,
     mode: str,
     sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
@@ -223,7 +225,8 @@ def _bag_winners(
     """The rows that win each element of a bag of mode max."""
     feature = _feature_of(weight.shape[0], weight.shape[1], MAX, padding_idx)
     ends = _ends_of(offsets, indices, include_last_offset)
-    return call_below_autograd(find_winners, [weight.contiguous()], feature, indices, ends, weight.shape[1])
+    lookups = feature, indices.reshape(-1), ends
+    return call_below_autograd(find_winners, [weight.contiguous()], *lookups, weight.shape[1])
 
 
 # ---- shape, and gradients
@@ -233,7 +236,7 @@ def _bag_winners(
 def _shape(
     weight: Tensor,
     indices: Tensor,
-    offsets: Tensor,
+    offsets: Tensor | None,
     mode: str = "mean",
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
@@ -242,6 +245,14 @@ def _shape(
     torch._check(
         weight.dim() == 2, lambda: f"recfuse.embedding_bag: weight has {weight.dim()} dimensions, must have 2"
     )
+    if offsets is None:
+        torch._check(
+            indices.dim() == 2 and not include_last_offset,
+            lambda: (
+                f"recfuse.embedding_bag: indices has {indices.dim()} dimensions, must have 2 without offsets"
+            ),
+        )
+        return weight.new_empty((indices.shape[0], weight.shape[1]))
     check_1d("embedding_bag", indices, offsets)
     return weight.new_empty((offsets.shape[0] - int(include_last_offset), weight.shape[1]))
 
@@ -285,7 +296,7 @@ class EmbeddingBag(torch.autograd.Function):
         rows, dim, dtype = ctx.table
         feature = _feature_of(rows, dim, MODES.index(ctx.mode), ctx.padding_idx)
         complete = ctx.include_last_offset or (indices.is_cpu and not ctx.needs_input_grad[4])
-        lookups = feature, indices, _ends_of(offsets, indices, complete)
+        lookups = feature, indices.reshape(-1), _ends_of(offsets, indices, complete)
         if ctx.needs_input_grad[0]:
             factors = sample_weights, winners, ctx.by_freq
             call = WeightGradCall(grad, *lookups, 0, rows, dim, dtype, *factors)
@@ -323,7 +334,11 @@ def _lookups_of(*call: Any) -> tuple[tuple[Tensor], Lookups, Tensor | None]:
     weight, indices, offsets, mode, sample_weights, last, padding_idx, _, sparse, *_ = arguments
     features = _feature_of(weight.shape[0], weight.shape[1], MODES.index(mode), padding_idx)
     ends = _ends_of(offsets, indices, last)
-    return (weight,), Lookups(features, indices, ends, weight.shape[1], mode == "max", sparse), sample_weights
+    return (
+        (weight,),
+        Lookups(features, indices.reshape(-1), ends, weight.shape[1], mode == "max", sparse),
+        sample_weights,
+    )
 
 
 _family = Family(_embedding_bag, _embedding_bag_with_winners, _lookups_of)

@@ -87,7 +87,8 @@ void test_embedding_bag_errors(void) {
     EMBEDDING_BAG(RF_ERR_VALUE, "-1 bags", call.bags = -1);
     EMBEDDING_BAG(RF_ERR_VALUE, "weight|NULL", call.weight = NULL);
     EMBEDDING_BAG(RF_ERR_VALUE, "indices|NULL", call.indices = NULL);
-    EMBEDDING_BAG(RF_ERR_VALUE, "offsets|NULL", call.offsets = NULL);
+    EMBEDDING_BAG(RF_ERR_VALUE, "offsets|NULL", call.offsets = NULL; call.include_last_offset = true);
+    EMBEDDING_BAG(RF_ERR_VALUE, "5 lookups|3 bags|offsets", call.offsets = NULL; call.lookups = 5);
     EMBEDDING_BAG(RF_ERR_VALUE, "output|NULL", call.output = NULL);
     EMBEDDING_BAG(RF_ERR_VALUE, "weight_stride|1|2", call.weight_stride = 1);
     EMBEDDING_BAG(RF_ERR_VALUE, "output_stride|1|2", call.output_stride = 1);
