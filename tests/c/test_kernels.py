@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -204,6 +205,33 @@ def test_every_field_of_a_schedule(compile_all: Compile) -> None:
         assert set(one["schedule"].split()) <= set(result["schedule"].split())
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_short_bags_without_spills(compile_all: Compile, arch: str) -> None:
+    """Of one lookup each by default: from few bags, a turn a warp, to many, in eight turns."""
+    states = ({}, {"pooling": MEAN, "padded": True}, {"padded": True, "rows": 1 << 32}, {"pooling": MEAN})
+    jobs = []
+    for number, dim in enumerate(DIMS):
+        for turn, bags in enumerate((10**3, 10**6)):
+            options = {"dtype": (number + turn) % 3, "index": turn, "check": number % 4 != 0}
+            jobs.append(
+                job(arch, dim, lookups=bags, bags=bags, **options, **states[(number // 2 + turn) % 4])
+            )
+    results = compile_all(jobs)
+    assert spilling(jobs, results) == []
+    for one, result in zip(jobs, results, strict=True):
+        assert set(re.sub(r"[0-9=]", "", result["schedule"]).split()) == {"block", "bags"}
+        assert result["shared_bytes"] == 0, one
+
+
+def test_which_calls_are_of_short_bags(kernel_cache: Path) -> None:
+    """A sum or mean without factors of one lookup a bag in the mean, where nothing else is asked for."""
+    one = {"lookups": 5000, "bags": 5000}
+    for changes in ({}, {"pooling": MEAN}, {"padded": True}, {"lookups": 10}, {"schedule": "block=64"}):
+        assert "bags=" in compile_one(job(**{**one, **changes}))["schedule"]
+    for changes in ({"pooling": MAX}, {"weighted": True}, {"lookups": 200_000}, {"schedule": "distance=2"}):
+        assert "bags=" not in compile_one(job(**{**one, **changes}))["schedule"]
+
+
 def test_tables_of_more_rows_than_int32(compile_all: Compile) -> None:
     jobs = [job("sm_90a", dim, FLOAT16, rows=rows) for dim in (1, 64) for rows in (9, 1 << 31)]
     results = compile_all(jobs)
@@ -295,6 +323,17 @@ BAD_COMPILES = {
     "type": ({"dim": "wide"}, TypeError, None),
     "schedule type": ({"schedule": None}, TypeError, None),
     "schedule with a zero": ({"schedule": "distance=2\0x"}, ValueError, "null"),
+    "bags of a warp": (
+        {"schedule": "bags=16"},
+        ValueError,
+        "bags is 16, must be 1 to 8 for rows of 512 bytes",
+    ),
+    "bags and parts": (
+        {"schedule": "bags=8 parts=1"},
+        ValueError,
+        "bags is 8, with which there is no station",
+    ),
+    "bags of maxima": ({"pooling": MAX, "schedule": "bags=8"}, ValueError, "which is for sums and means"),
     "dim beyond int64": ({"dim": 1 << 70}, OverflowError, None),
 }
 
@@ -313,6 +352,7 @@ NUMBERS = {
     "warps": (1, 64, False),
     "parts": (1, 16, True),
     "segment": (1, 256, True),
+    "bags": (1, 32, True),
 }
 
 
@@ -361,7 +401,7 @@ def test_words_of_a_schedule() -> None:
         assert with_schedule(good).shape == (2, 3)
     for twice in ("distance=2 distance=3", "station=l1 distance=2 station=none"):
         assert complaint(twice) == f"{twice.partition('=')[0]} is given twice"
-    fields = "the fields are station, distance, threads, block, warps, parts and segment"
+    fields = "the fields are station, distance, threads, block, warps, parts, segment and bags"
     for wrong in (
         "bulk",
         "=",

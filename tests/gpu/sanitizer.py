@@ -33,6 +33,9 @@ def cases() -> Iterator[Case]:
     for number, dtype in enumerate(DTYPES):
         yield few.but(dim=(1, 50, 300)[number], dtype=dtype, index=torch.int32, offset=torch.int32)
         yield few.but(dim=33, dtype=dtype, mode="max", bounds="off")
+    for number, lengths in enumerate(((1,) * 40, LENGTHS)):
+        yield few.but(dim=(20, 128)[number], lengths=lengths, schedule="bags=4")
+        yield few.but(dim=8, lengths=lengths, mode="mean", padding=5, schedule="bags=32 block=32")
     yield few.but(dim=16, weighted=True)
     yield few.but(dim=16, weighted=True, padding=3, schedule="threads=64 parts=2")
 

@@ -41,6 +41,7 @@ class FakeGPU:
     def __init__(self):
         self.best = Schedule("shared", 12, 128, 256, 48, 4, 64)
         self.pinning = 1.0  # factor on the time when rows are pinned
+        self.short = 70.0  # microseconds of several bags a warp
         self.failing = "nothing"  # what is in the texts of those that do not run
         self.asked: list[str] = []
         self.timed: list[str] = []
@@ -53,6 +54,10 @@ class FakeGPU:
         assert (dtype, index, offset, pooling, weighted, padded, check) == (0, 1, 1, 0, False, False, True)
         assert (lookups, bags) == (1024, 64) and rows >= 100
         given = Schedule.parse(text)
+        if given.bags is not None:
+            assert given == Schedule(block=given.block, bags=given.bags)
+            self.asked.append(text)
+            return {"schedule": text, "registers": 40, "spill_bytes": 0}
         fields = {name: getattr(given, name) or getattr(DEFAULTS, name) for name in Schedule.__annotations__}
         if given.station == "none":
             fields["distance"] = 1
@@ -65,6 +70,8 @@ class FakeGPU:
 
     def us(self, text):
         one, us = Schedule.parse(text or str(DEFAULTS)), 50.0
+        if one.bags is not None:
+            return self.short * (1 + 0.05 * abs(np.log2(one.bags / 8)))
         us *= 1.0 if one.station == self.best.station else 1.15
         for name in ("distance", "threads", "block", "warps", "parts", "segment"):
             us *= 1 + 0.05 * abs(np.log2(getattr(one, name) / getattr(self.best, name)))
@@ -114,11 +121,18 @@ def test_the_search_finds_the_best_and_says_how(device):
     assert found.best_us < 1.1 * 50 and found.best_us < found.default_us
     assert found.default_us == pytest.approx(device.us(""), rel=0.01)
     assert steps_of(found) == [
-        "default", "floor", "occupancy", "prefetch", "threads", "parts", "neighbours", "pinning", "confirm",
+        "default", "floor", "short bags", "occupancy", "prefetch", "threads", "parts", "neighbours",
+        "pinning", "confirm",
     ]  # fmt: skip
     assert found.decisions[0].candidate == "" and str(DEFAULTS) in found.decisions[0].why
     assert all(one.why for one in found.decisions)
     assert found.floor_us > 0 and "TB/s" in found.decisions[1].why
+
+
+def test_short_bags_can_win(device):
+    device.short = 20.0
+    won = Schedule.parse(search().schedule)
+    assert won.bags == 8 and won == Schedule(block=won.block, bags=8)
 
 
 @pytest.mark.parametrize("seed", (0, 1))

@@ -11,7 +11,8 @@
 #include "cuda/tune/occupancy.h"
 #include "base/validate.h"
 
-static const rf__kernel_source source = {"embedding_bag/embedding_bag.cu", "rf_embedding_bag"};
+static const rf__kernel_source list_source = {"embedding_bag/embedding_bag.cu", "rf_embedding_bag"};
+static const rf__kernel_source short_source = {"embedding_bag/short_bags.cu", "rf_short_bags"};
 
 /* All that the code of a variant depends on; compared bytewise, so there is no padding. */
 typedef struct bag_variant {
@@ -19,9 +20,10 @@ typedef struct bag_variant {
     int32_t alignment;   /* bytes */
     int32_t dtype, index_type, offset_type, pooling;
     int32_t wide_rows, weighted, padded, check;
-    int32_t station, distance, threads, block, min_blocks, parts, segment;
+    int32_t block, min_blocks;
+    int32_t bags; /* of a warp of short_bags.cu; 0: embedding_bag.cu, which has what follows */
+    int32_t station, distance, threads, parts, segment;
     int32_t dynamic_shared; /* bytes a block at launch */
-    int32_t unused;
 } bag_variant;
 _Static_assert(sizeof(bag_variant) == 2 * sizeof(int64_t) + 18 * sizeof(int32_t), "compared bytewise");
 
@@ -49,11 +51,14 @@ static rf__bag_shape shape_of(const rf_embedding_bag_params *params, int32_t ali
                            .bags = params->bags,
                            .element_bytes = (int32_t)bytes,
                            .more_state = params->sample_weights != NULL || params->padding_idx >= 0 ||
-                                         params->pooling != RF_SUM};
+                                         params->pooling != RF_SUM,
+                           .takes_short_bags = params->sample_weights == NULL && params->pooling != RF_MAX &&
+                                               params->lookups <= INT32_MAX / 2};
 }
 
 /* Bytes of shared memory a block, as the kernel lays it out: lists of rows, sums of warps, rows in flight. */
 static int64_t shared_bytes(const bag_variant *variant, const rf__bag_shape *shape) {
+    if (variant->bags != 0) return 0;
     const int64_t group = variant->threads < WARP ? variant->threads : WARP;
     const int64_t index_bytes = (variant->wide_rows ? 8 : 4) + (variant->weighted ? 4 : 0);
     const int64_t lists = variant->block / group * rf__round_up(variant->segment * index_bytes, 16);
@@ -83,11 +88,12 @@ static bag_variant variant_of(const rf_embedding_bag_params *params, const rf__b
                            .weighted = params->sample_weights != NULL,
                            .padded = params->padding_idx >= 0,
                            .check = params->check_bounds,
+                           .block = schedule->block,
+                           .min_blocks = min_blocks > 0 ? min_blocks : 1,
+                           .bags = schedule->bags,
                            .station = (int32_t)schedule->station,
                            .distance = schedule->distance,
                            .threads = schedule->threads,
-                           .block = schedule->block,
-                           .min_blocks = min_blocks > 0 ? min_blocks : 1,
                            .parts = schedule->parts,
                            .segment = schedule->segment};
     variant.dynamic_shared = (int32_t)shared_bytes(&variant, shape);
@@ -103,21 +109,34 @@ static void limit_blocks(const rf__cuda_device *device, bag_variant *variant) {
 
 static rf_status describe(const void *key, rf__kernel_options *options) {
     const bag_variant *variant = key;
+    const size_t size = sizeof options->defines;
     options->dynamic_shared = variant->dynamic_shared;
-    const int length = snprintf(
-        options->defines, sizeof options->defines,
-        "-DRF_DTYPE=%d -DRF_DIM=%" PRId64 " -DRF_STRIDE=%" PRId64
-        " -DRF_ALIGN=%d -DRF_INDEX=%s -DRF_OFFSET=%s "
-        "-DRF_ROW=%s -DRF_POOLING=%d -DRF_WEIGHTED=%d -DRF_PADDED=%d -DRF_CHECK=%d -DRF_STATION=%d "
-        "-DRF_DISTANCE=%d -DRF_THREADS=%d -DRF_BLOCK=%d -DRF_MIN_BLOCKS=%d -DRF_PARTS=%d -DRF_SEGMENT=%d",
-        variant->dtype, variant->dim, variant->stride, variant->alignment,
-        rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type),
-        rf__kernel_integer(variant->wide_rows ? RF_INT64 : RF_INT32), variant->pooling, variant->weighted,
-        variant->padded, variant->check, variant->station, variant->distance, variant->threads,
-        variant->block, variant->min_blocks, variant->parts, variant->segment);
-    RF_FAIL_IF(length < 0 || (size_t)length >= sizeof options->defines, RF_ERR_INTERNAL,
-               "the options of a kernel need %d bytes, there are %zu", length, sizeof options->defines);
+    int length =
+        snprintf(options->defines, size,
+                 "-DRF_DTYPE=%d -DRF_DIM=%" PRId64 " -DRF_STRIDE=%" PRId64
+                 " -DRF_ALIGN=%d -DRF_INDEX=%s -DRF_OFFSET=%s "
+                 "-DRF_ROW=%s -DRF_POOLING=%d -DRF_PADDED=%d -DRF_CHECK=%d -DRF_BLOCK=%d -DRF_MIN_BLOCKS=%d ",
+                 variant->dtype, variant->dim, variant->stride, variant->alignment,
+                 rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type),
+                 rf__kernel_integer(variant->wide_rows ? RF_INT64 : RF_INT32), variant->pooling,
+                 variant->padded, variant->check, variant->block, variant->min_blocks);
+    char *rest = options->defines + (length > 0 && (size_t)length < size ? length : 0);
+    const size_t left = size - (size_t)(rest - options->defines);
+    length +=
+        variant->bags != 0
+            ? snprintf(rest, left, "-DRF_BAGS=%d", variant->bags)
+            : snprintf(rest, left,
+                       "-DRF_WEIGHTED=%d -DRF_STATION=%d -DRF_DISTANCE=%d -DRF_THREADS=%d -DRF_PARTS=%d "
+                       "-DRF_SEGMENT=%d",
+                       variant->weighted, variant->station, variant->distance, variant->threads,
+                       variant->parts, variant->segment);
+    RF_FAIL_IF((size_t)length >= size, RF_ERR_INTERNAL,
+               "the options of a kernel need %d bytes, there are %zu", length, size);
     return RF_OK;
+}
+
+static const rf__kernel_source *source_of(const bag_variant *variant) {
+    return variant->bags != 0 ? &short_source : &list_source;
 }
 
 static rf_status check_limits(const rf_embedding_bag_params *params) {
@@ -152,9 +171,10 @@ rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embed
                (int)complete.distance, (int)complete.segment, (int)complete.block,
                (int)variant.dynamic_shared, device->shared_per_block_optin);
     const rf__kernel *kernel = NULL;
-    RF_CHECK(rf__jit_kernel(device, &source, &variant, sizeof variant, describe, &kernel));
+    RF_CHECK(rf__jit_kernel(device, source_of(&variant), &variant, sizeof variant, describe, &kernel));
 
-    const int64_t bags_a_block = complete.block / complete.threads;
+    const int64_t bags_a_block =
+        complete.bags != 0 ? complete.block / WARP * complete.bags : complete.block / complete.threads;
     const int64_t blocks = (params->bags + bags_a_block - 1) / bags_a_block, slices = rf__bag_slices(&shape);
     RF_FAIL_IF(blocks > INT32_MAX, RF_ERR_UNSUPPORTED,
                "recfuse.embedding_bag: %" PRId64 " bags need %" PRId64 " blocks; at "
@@ -247,7 +267,7 @@ rf_status rf__embedding_bag_compile_for(const rf_embedding_bag_params *params,
     const bag_variant variant = variant_of(params, &shape, &filled);
     RF_CHECK(describe(&variant, &options));
     if (complete != NULL) *complete = filled;
-    RF_CHECK(rf__jit_compile(&source, &options, arch, NULL, NULL, info));
+    RF_CHECK(rf__jit_compile(source_of(&variant), &options, arch, NULL, NULL, info));
     if (info != NULL) info->shared_bytes += variant.dynamic_shared;
     return RF_OK;
 }

@@ -50,38 +50,16 @@
 #define RF_DISTANCE 8
 #endif
 
-#include "device/common.cuh"
-#include "embedding_bag/args.h"
+#include "embedding_bag/bag.cuh"
 #include "embedding_bag/station.cuh"
 
-constexpr int power_of_two(int least) {
-    int power = 1;
-    while (power < least) power *= 2;
-    return power;
-}
-constexpr int smaller(int a, int b) { return a < b ? a : b; }
-constexpr int larger(int a, int b) { return a > b ? a : b; }
-
-struct shape {
-    typedef rf_element<RF_DTYPE> element;
-    typedef rf_bytes<RF_ALIGN> vector;
-    static constexpr int ALIGN = RF_ALIGN, BLOCK = RF_BLOCK, AHEAD = RF_DISTANCE, POOLING = RF_POOLING;
-    static constexpr int WEIGHTED = RF_WEIGHTED;
-    static constexpr int ELEMENTS = RF_ALIGN / element::BYTES; /* of a vector */
-    static constexpr int ROW_BYTES = RF_DIM * element::BYTES;
-    static constexpr rf_i64 ROW_PITCH = (rf_i64)RF_STRIDE * element::BYTES;
-    static constexpr int COLUMNS = ROW_BYTES / RF_ALIGN; /* vectors of a row */
-    static constexpr int LANES = smaller(power_of_two(COLUMNS), 32);
-    static constexpr int VECTORS = smaller((COLUMNS + LANES - 1) / LANES, 2); /* a lane, of a slice */
+struct shape : rf_row_shape {
+    static constexpr int BLOCK = RF_BLOCK, AHEAD = RF_DISTANCE, WEIGHTED = RF_WEIGHTED;
     static constexpr int GROUP = smaller(RF_THREADS, 32); /* lanes of a warp that share a bag */
     static constexpr int WARPS = RF_THREADS / GROUP; /* that share a bag */
     static constexpr int SLOTS = GROUP / LANES; /* rows of a bag that a warp reads at once */
     static constexpr int INDICES = RF_SEGMENT / GROUP; /* of a segment that a lane loads */
     static constexpr int BATCH = AHEAD * SLOTS; /* rows of a bag in flight */
-
-    struct sums {
-        float of[VECTORS * ELEMENTS];
-    };
 };
 static_assert(RF_THREADS >= shape::LANES && RF_BLOCK % RF_THREADS == 0,
               "a bag's threads hold a row and fit a block");
@@ -108,16 +86,9 @@ RF_INLINE void report_index(const rf_embedding_bag_args &args, rf_i64 bag, rf_i6
     for (; position < end; position += shape::GROUP) {
         const rf_i64 index = rf_load(args.indices + position);
         if ((rf_u64)index < (rf_u64)args.rows) continue;
-        rf_report<RF_OPERATOR_embedding_bag>(
-            args.errors, {RF_ARGUMENT_indices, position, bag, index, args.rows, args.lookups});
+        rf_report_index(args, bag, position, index);
         return;
     }
-}
-
-RF_INLINE void report_offset(const rf_embedding_bag_args &args, rf_i64 bag, rf_i64 begin, rf_i64 end) {
-    const bool first = begin < 0 || begin > args.lookups || (bag == 0 && begin != 0);
-    rf_report<RF_OPERATOR_embedding_bag>(args.errors, {RF_ARGUMENT_offsets, first ? bag : bag + 1, bag,
-                                                       first ? begin : end, first ? 0 : begin, args.lookups});
 }
 
 /* Row indices of a segment as they stand in memory. */
@@ -285,9 +256,9 @@ RF_INLINE void merge_bag(warp_sums *left, int slot, int warp, int lane_column, s
 
 /* A NaN stays the largest only where the bag's first row has it, as in torch: fmaxf has dropped it. */
 RF_INLINE void max_of_first_row(const rf_embedding_bag_args &args, const rf_columns<shape> &columns,
-                                rf_i64 begin, rf_i64 end, shape::sums &sum) {
+                                const rf_bag &bag, shape::sums &sum) {
     rf_i64 row = -1;
-    for (rf_i64 i = begin; i < end && row < 0; i++) {
+    for (rf_i64 i = bag.begin; i < bag.end && row < 0; i++) {
         const rf_i64 index = rf_load(args.indices + i);
         if ((rf_u64)index < (rf_u64)args.rows && !(RF_PADDED && index == args.padding_idx)) row = index;
     }
@@ -311,28 +282,19 @@ RF_INLINE void max_of_first_row(const rf_embedding_bag_args &args, const rf_colu
 
 RF_INLINE void store(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 bag,
                      const shape::sums &sum) {
-    shape::vector *to = (shape::vector *)(args.output + bag * args.output_pitch) + columns.column;
+    shape::vector *to = rf_output_of(args, bag, columns.column);
 #pragma unroll
     for (int v = 0; v < shape::VECTORS; v++) {
-        if (!columns.inside(v)) continue;
-        shape::vector pooled;
-#pragma unroll
-        for (int e = 0; e < shape::ELEMENTS; e++)
-            shape::element::set(pooled, e, sum.of[v * shape::ELEMENTS + e]);
-        to[v * shape::LANES] = pooled;
+        if (columns.inside(v)) to[v * shape::LANES] = rf_pooled(sum, v);
     }
 }
 
 /* The lookups that one of the bag's warps takes. */
-struct part_of_bag {
-    rf_i64 begin, end;
-};
-
-RF_INLINE part_of_bag part_of(rf_i64 begin, rf_i64 end, int warp) {
-    if (shape::WARPS == 1) return {begin, end};
-    const rf_i64 share = (end - begin + shape::WARPS - 1) / shape::WARPS;
-    const rf_i64 from = min(begin + warp * share, end);
-    return {from, min(from + share, end)};
+RF_INLINE rf_bag part_of(const rf_bag &bag, int warp) {
+    if (shape::WARPS == 1) return bag;
+    const rf_i64 share = (bag.end - bag.begin + shape::WARPS - 1) / shape::WARPS;
+    const rf_i64 from = min(bag.begin + warp * share, bag.end);
+    return {from, min(from + share, bag.end)};
 }
 
 #if RF_STATION == 1 || RF_STATION == 2 /* none is register with a distance of 1 */
@@ -361,28 +323,17 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     station_type station((rf_u8 *)(left + (shape::WARPS > 1 ? RF_BLOCK / 32 : 0)));
     rf_wait_for_previous_kernel();
 
-    /* The first row indices, from where they lie if every bag has the mean length; the offsets at the same time. */
-    const rf_i64 guessed_begin = bag * args.mean_lookups;
-    const rf_i64 guessed_end = bag < args.bags ? guessed_begin + args.mean_lookups : guessed_begin;
-    const part_of_bag guessed = part_of(guessed_begin, guessed_end, warp);
-    raw_indices raw = load_indices(args, guessed.begin, guessed.end);
-
-    rf_i64 begin = 0, end = 0;
-    if (bag < args.bags) {
-        begin = rf_load(args.offsets + bag);
-        end = bag + 1 < args.n_offsets ? (rf_i64)rf_load(args.offsets + bag + 1) : args.lookups;
-        if (RF_CHECK && (begin < 0 || end < begin || end > args.lookups || (bag == 0 && begin != 0))) {
-            report_offset(args, bag, begin, end);
-            begin = end = 0;
-        }
-    }
+    /* The first row indices, from where they lie if all bags are equally long; the offsets at the same time. */
+    const rf_bag guessed = rf_bag_if_even(args, bag), guessed_part = part_of(guessed, warp);
+    raw_indices raw = load_indices(args, guessed_part.begin, guessed_part.end);
+    const rf_bag all = bag < args.bags ? rf_bag_at(args, bag) : rf_bag{0, 0};
     shape::sums sum;
 #pragma unroll
     for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++)
         sum.of[i] = RF_POOLING == RF_MAX ? -__int_as_float(0x7f800000) : 0.0f;
 
-    const part_of_bag mine = part_of(begin, end, warp);
-    if (!__all_sync(RF_FULL_WARP, begin == guessed_begin && end == guessed_end))
+    const rf_bag mine = part_of(all, warp);
+    if (!__all_sync(RF_FULL_WARP, all.begin == guessed.begin && all.end == guessed.end))
         raw = load_indices(args, mine.begin, mine.end);
     rf_i64 counted = 0;
     list &rows = lists[threadIdx.x / shape::GROUP];
@@ -398,9 +349,9 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     }
     merge_bag(left, slot, warp, lane_column, sum, counted);
     if (bag >= args.bags || slot != 0 || warp != 0) return;
-    if (RF_POOLING == RF_MAX) max_of_first_row(args, columns, begin, end, sum);
+    if (RF_POOLING == RF_MAX) max_of_first_row(args, columns, all, sum);
     if (RF_POOLING == RF_MEAN) {
-        const rf_i64 count = RF_PADDED ? counted : end - begin;
+        const rf_i64 count = RF_PADDED ? counted : all.end - all.begin;
         const float divisor = count > 0 ? (float)count : 1.0f;
 #pragma unroll
         for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++) sum.of[i] /= divisor;

@@ -23,6 +23,7 @@ static const rf__schedule_field field_list[] = {
     FIELD(warps, 1, 64, false, NULL),
     FIELD(parts, 1, 16, true, NULL),
     FIELD(segment, 1, 256, true, NULL),
+    FIELD(bags, 1, 32, true, NULL),
 };
 #undef FIELD
 static const rf__schedule_fields fields = {field_list, sizeof field_list / sizeof field_list[0]};
@@ -37,6 +38,10 @@ void rf_embedding_bag_schedule_print(const rf_embedding_bag_schedule *schedule, 
 }
 
 enum { WARP = 32, MOST_VECTORS = 2, INDICES_A_LANE = 4 };
+/* Of short bags: vectors in flight a lane, warps an SM, and up to how many lookups they have in the mean. */
+enum { MOST_IN_FLIGHT = 8, WARPS_TO_HIDE = 16, SHORT = 4 };
+/* Threads are many where they are so many times as many as run at once; bags that a group of lanes reads alone. */
+enum { MANY = 3, MOST_ALONE = 16 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -82,6 +87,8 @@ static int32_t default_threads(const rf__bag_shape *shape, int64_t mean) {
     /* A slot with too few rows waits for the others more than it helps them. */
     const int64_t useful = larger(lanes * power_below(larger(mean / 12, 1)),
                                   smaller(64, lanes * power_below(larger(mean / 4, 1))));
+    /* Short bags are best read a row at a time, where they fill the GPU so and a list has all of their rows. */
+    if (to_fill <= lanes && mean <= smaller(MOST_ALONE, lanes * INDICES_A_LANE)) return (int32_t)lanes;
     /* Neighbours in a warp wait for the longest of their bags: long bags get a warp each. */
     const int64_t least = larger(lanes, smaller(WARP, lanes * power_below(larger(mean / 8, 1))));
     const int64_t most = rf__bag_warps(shape) == 32 ? 1024 : 512;
@@ -89,13 +96,16 @@ static int32_t default_threads(const rf__bag_shape *shape, int64_t mean) {
 }
 
 /* Large blocks: neighbouring bags share rows, and then meet in one L1. Few bags make one block an SM, which
- * the next launch can overlap; otherwise blocks are small enough to load the SMs evenly. */
-static int32_t default_block(const rf__bag_shape *shape, int32_t threads) {
-    const int64_t all = shape->bags * rf__bag_slices(shape) * threads;
+ * the next launch can overlap; otherwise blocks are small enough to load the SMs evenly, and smaller still where
+ * there are many: the place of a block is free again when its last warp ends. `units`: bags, or warps, of so many
+ * threads. */
+static int32_t default_block(const rf__bag_shape *shape, int64_t units, int32_t threads) {
+    const int64_t all = units * rf__bag_slices(shape) * threads;
+    const int64_t at_once = (int64_t)shape->sms * rf__bag_warps(shape) * WARP;
     const int64_t most = larger(rf__bag_warps(shape) == 32 ? 512 : 256, threads);
     if (all <= most * shape->sms)
         return (int32_t)larger(smaller(power_above(all / shape->sms), most), larger(threads, WARP));
-    int64_t block = most;
+    int64_t block = all >= MANY * at_once ? larger(threads, 128) : most;
     for (; block > larger(threads, 64); block /= 2) {
         const int64_t blocks = (all + block - 1) / block;
         const int64_t waves = (blocks + shape->sms - 1) / shape->sms;
@@ -119,6 +129,20 @@ static int32_t default_parts(const rf__bag_shape *shape, int64_t share) {
     return large && share >= WARP ? 4 : 1;
 }
 
+/* Blocks of whole warps that make up the warps of an SM asked for. */
+static int32_t block_within(const rf_embedding_bag_schedule *schedule, int32_t block, int32_t least) {
+    const int64_t most = (int64_t)schedule->warps * WARP;
+    return most > 0 ? (int32_t)larger(smaller(block, most & -most), least) : block;
+}
+
+static rf_status check_block(const rf_embedding_bag_schedule *schedule) {
+    const int block = (int)schedule->block;
+    RF_FAIL_IF(schedule->warps != 0 && block > schedule->warps * WARP, RF_ERR_VALUE,
+               "schedule: warps is %d, must be at least the %d of one block of %d threads",
+               (int)schedule->warps, block / WARP, block);
+    return RF_OK;
+}
+
 static rf_status check(const rf__bag_shape *shape, const rf_embedding_bag_schedule *schedule) {
     const int threads = (int)schedule->threads, block = (int)schedule->block,
               shared = (int)smaller(threads, WARP);
@@ -134,9 +158,7 @@ static rf_status check(const rf__bag_shape *shape, const rf_embedding_bag_schedu
                (int)schedule->segment, shared);
     RF_FAIL_IF(block < threads, RF_ERR_VALUE, "schedule: block is %d, must be at least threads, %d", block,
                threads);
-    RF_FAIL_IF(schedule->warps != 0 && block > schedule->warps * WARP, RF_ERR_VALUE,
-               "schedule: warps is %d, must be at least the %d of one block of %d threads",
-               (int)schedule->warps, block / WARP, block);
+    RF_CHECK(check_block(schedule));
     RF_FAIL_IF(
         schedule->station == RF_STATION_SHARED && shape->alignment < 4, RF_ERR_VALUE,
         "schedule: station is \"shared\", which needs rows and output aligned to 4 bytes or more; here they "
@@ -144,9 +166,56 @@ static rf_status check(const rf__bag_shape *shape, const rf_embedding_bag_schedu
     return RF_OK;
 }
 
+int32_t rf__bag_groups(const rf__bag_shape *shape) { return WARP / rf__bag_lanes(shape); }
+
+/* Bags of a warp for which a lane holds 8 vectors, or for which there are lanes. */
+static int64_t most_bags(const rf__bag_shape *shape) {
+    return smaller((int64_t)rf__bag_groups(shape) * MOST_IN_FLIGHT / rf__bag_vectors(shape), WARP);
+}
+
+static bool is_for_lists(const rf_embedding_bag_schedule *schedule) {
+    return schedule->station != RF_STATION_DEFAULT || schedule->distance != 0 || schedule->threads != 0 ||
+           schedule->parts != 0 || schedule->segment != 0;
+}
+
+/* As many bags a warp as leave the SMs some warps each, which hide each other's waits. */
+static int32_t default_bags(const rf__bag_shape *shape) {
+    const int64_t warps = (int64_t)shape->sms * WARPS_TO_HIDE;
+    const int64_t share = shape->bags * rf__bag_slices(shape) / larger(warps, 1);
+    return (int32_t)larger(smaller(power_below(share), most_bags(shape)), rf__bag_groups(shape));
+}
+
+/* One lookup a bag or less in the mean; or some more, where there are bags enough for several of them a warp. */
+static bool is_short(const rf__bag_shape *shape) {
+    if (shape->lookups <= shape->bags) return true;
+    return shape->lookups / SHORT <= shape->bags && default_bags(shape) > rf__bag_groups(shape);
+}
+
+static rf_status complete_short(const rf__bag_shape *shape, rf_embedding_bag_schedule *schedule) {
+    const int bags = (int)schedule->bags, least = rf__bag_groups(shape), most = (int)most_bags(shape);
+    RF_FAIL_IF(is_for_lists(schedule), RF_ERR_VALUE,
+               "schedule: bags is %d, with which there is no station, distance, threads, parts or segment",
+               bags);
+    RF_FAIL_IF(
+        !shape->takes_short_bags, RF_ERR_VALUE,
+        "schedule: bags is %d, which is for sums and means without sample weights, of less than 2^30 lookups",
+        bags);
+    RF_FAIL_IF(bags < least || bags > most, RF_ERR_VALUE,
+               "schedule: bags is %d, must be %d to %d for rows of %" PRId64 " bytes", bags, least, most,
+               shape->row_bytes);
+    if (schedule->block == 0) {
+        const int64_t warps = (shape->bags + bags - 1) / bags;
+        schedule->block = block_within(schedule, default_block(shape, warps, WARP), WARP);
+    }
+    return check_block(schedule);
+}
+
 rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag_schedule *schedule) {
     const int64_t mean = (shape->lookups + larger(shape->bags, 1) - 1) / larger(shape->bags, 1);
     RF_CHECK(rf__schedule_check(fields, schedule));
+    if (schedule->bags == 0 && shape->takes_short_bags && !is_for_lists(schedule) && is_short(shape))
+        schedule->bags = default_bags(shape);
+    if (schedule->bags != 0) return complete_short(shape, schedule);
     if (schedule->station == RF_STATION_DEFAULT) schedule->station = RF_STATION_REGISTER;
     if (schedule->threads == 0) {
         schedule->threads = default_threads(shape, mean);
@@ -155,11 +224,8 @@ rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag
             schedule->threads = (int32_t)smaller(schedule->threads, power_below(schedule->warps * WARP));
     }
     if (schedule->block == 0) {
-        schedule->block = default_block(shape, schedule->threads);
-        /* Whole blocks must make up the warps asked for. */
-        const int64_t most = (int64_t)schedule->warps * WARP;
-        if (most > 0)
-            schedule->block = (int32_t)larger(smaller(schedule->block, most & -most), schedule->threads);
+        const int32_t block = default_block(shape, shape->bags, schedule->threads);
+        schedule->block = block_within(schedule, block, schedule->threads);
     }
     const int64_t warps_a_bag = larger(schedule->threads / WARP, 1);
     const int64_t slots = larger(schedule->threads / rf__bag_lanes(shape), 1);

@@ -14,6 +14,7 @@ typedef struct rf__bag_shape {
     int64_t lookups, bags;
     int32_t element_bytes;
     bool more_state; /* not a plain sum: weights, padding, mean or max take registers too */
+    bool takes_short_bags; /* short_bags.cu has it: no weights, not max, positions of 32 bits */
 } rf__bag_shape;
 
 /* Lanes that read one row, and the vectors that each of them takes (of a slice of the row). */
@@ -21,6 +22,9 @@ int32_t rf__bag_lanes(const rf__bag_shape *shape);
 int32_t rf__bag_vectors(const rf__bag_shape *shape);
 /* Slices that a wide row is cut into. */
 int64_t rf__bag_slices(const rf__bag_shape *shape);
+
+/* Neighbouring bags that a warp reads rows of at once. */
+int32_t rf__bag_groups(const rf__bag_shape *shape);
 
 /* Warps of an SM that registers suffice for where a schedule leaves `warps` open. */
 int32_t rf__bag_warps(const rf__bag_shape *shape);

@@ -15,22 +15,7 @@
 #ifndef RECFUSE_STATION_CUH
 #define RECFUSE_STATION_CUH
 
-#include "device/common.cuh"
-
-/* What a thread knows of its table and place; SHAPE holds the constants (see embedding_bag.cu). */
-template <class SHAPE> struct rf_columns {
-    const rf_u8 *table;
-    int column; /* the first of this lane's vectors */
-
-    template <class ROW> RF_INLINE const rf_u8 *address(ROW row) const {
-        return table + (rf_i64)row * SHAPE::ROW_PITCH + column * SHAPE::ALIGN;
-    }
-    /* The lane's vector v lies in the row. */
-    RF_INLINE bool inside(int v) const {
-        return SHAPE::COLUMNS % (SHAPE::LANES * SHAPE::VECTORS) == 0 ||
-               column + v * SHAPE::LANES < SHAPE::COLUMNS;
-    }
-};
+#include "embedding_bag/bag.cuh"
 
 template <class SHAPE>
 RF_INLINE void rf_add(const typename SHAPE::vector &from, int v, float scale, typename SHAPE::sums &to) {

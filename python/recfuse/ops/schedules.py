@@ -81,6 +81,8 @@ class Schedule(ScheduleText):
     """Parts of the table that all bags sweep through together."""
     segment: int | None = None
     """Lookups of a bag that are listed at a time."""
+    bags: int | None = None
+    """Short bags of a warp; then there are no fields but this, block and warps."""
 
     def but(self, **changes: Any) -> Schedule:
         """The same with other values of some fields."""

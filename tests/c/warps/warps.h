@@ -151,6 +151,8 @@ static inline rf_u32 __ballot_sync(rf_u32, bool own) {
     for (int i = 0; i < 32; i++) who |= (rf_u32)(all[i] != 0) << i;
     return who;
 }
+static inline bool __any_sync(rf_u32 mask, bool own) { return __ballot_sync(mask, own) != 0; }
+static inline bool __all_sync(rf_u32 mask, bool own) { return __ballot_sync(mask, !own) == 0; }
 static inline int __ffs(rf_u32 x) { return __builtin_ffs((int)x); }
 static inline int __popc(rf_u32 x) { return __builtin_popcount(x); }
 static inline int __clz(rf_u32 x) { return x != 0 ? __builtin_clz(x) : 32; }

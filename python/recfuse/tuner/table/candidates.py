@@ -17,7 +17,16 @@ _BLOCKS = (64, 128, 256, 512)
 _MOST_THREADS = 256
 _PARTS = (1, 2, 4, 8, 16)
 _SEGMENTS = (64, 128, 256)
-_LIMITS = {"distance": 64, "threads": 1024, "block": 1024, "parts": 16, "segment": 256}  # from 1, inclusive
+_BAGS = (1, 2, 4, 8, 16, 32)
+_MOST_LOOKUPS = 64  # of a short bag in the mean
+_LIMITS = {
+    "distance": 64,
+    "threads": 1024,
+    "block": 1024,
+    "parts": 16,
+    "segment": 256,
+    "bags": 32,
+}  # from 1, inclusive
 
 
 def most_warps(device: torch.device) -> int:
@@ -46,15 +55,30 @@ def prefetches(warps: Iterable[int | None]) -> list[Schedule]:
     ]
 
 
+def short_bags(problem: Problem) -> list[Schedule]:
+    """Several bags a warp, where bags are short and sums or means; the operator refuses what does not fit."""
+    lookups, bags = _lookups_and_bags(problem)
+    weighted = any(batch.weights is not None for batch in problem.batches)
+    if problem.mode == "max" or weighted or lookups > _MOST_LOOKUPS * bags:
+        return []
+    return [Schedule(bags=count, block=block) for count in _BAGS for block in _BLOCKS]
+
+
+def _lookups_and_bags(problem: Problem) -> tuple[int, int]:
+    lookups = sum(batch.indices.numel() for batch in problem.batches)
+    return lookups, max(sum(batch.bags for batch in problem.batches), 1)
+
+
 def shapes(problem: Problem, best: Iterable[Schedule]) -> list[Schedule]:
     """The best ones with other threads a bag, from one row at a time to all of a bag's, and other blocks."""
-    lookups = sum(batch.indices.numel() for batch in problem.batches)
-    pooling = power_of_two(lookups // max(sum(batch.bags for batch in problem.batches), 1))
+    lookups, bags = _lookups_and_bags(problem)
+    pooling = power_of_two(lookups // bags)
     most = min(_MOST_THREADS, problem.lanes * pooling)
     threads = [problem.lanes << shift for shift in range(9) if problem.lanes << shift <= most]
     return [
         schedule.but(threads=count, block=block)
         for schedule in best
+        if schedule.bags is None
         for count in threads
         for block in _BLOCKS
         if count <= block <= 32 * (schedule.warps or block)
@@ -66,6 +90,7 @@ def sweeps(best: Iterable[Schedule]) -> list[Schedule]:
     return [
         schedule.but(parts=parts, segment=segment)
         for schedule in best
+        if schedule.bags is None
         for parts in _PARTS
         for segment in _SEGMENTS
     ]
@@ -80,14 +105,15 @@ def neighbours(schedule: Schedule, most: int) -> list[Schedule]:
         if (value := getattr(schedule, name)) is not None
         for step in changes
     ]
-    for name in ("threads", "block", "parts", "segment"):
-        value = getattr(schedule, name)
-        found += [schedule.but(**{name: value // 2}), schedule.but(**{name: value * 2})]
+    for name in ("threads", "block", "parts", "segment", "bags"):
+        if (value := getattr(schedule, name)) is not None:
+            found += [schedule.but(**{name: value // 2}), schedule.but(**{name: value * 2})]
     return [neighbour for neighbour in found if _possible(neighbour, most)]
 
 
 def _possible(schedule: Schedule, most_warps: int) -> bool:
-    fits = all(1 <= getattr(schedule, name) <= most for name, most in _LIMITS.items())
+    fields = {name: getattr(schedule, name) for name in _LIMITS}
+    fits = all(1 <= value <= _LIMITS[name] for name, value in fields.items() if value is not None)
     fits = fits and (schedule.station != "none" or schedule.distance == 1)
-    threads, block = schedule.threads or 0, schedule.block or 0  # neither is open
+    threads, block = schedule.threads or 32, schedule.block or 0  # a warp where bags are short
     return fits and threads <= block <= 32 * (schedule.warps or most_warps) <= 32 * most_warps

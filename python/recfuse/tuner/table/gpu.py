@@ -74,7 +74,9 @@ def _least_bytes(problem: Problem, batch: BagLookups) -> int:
 
 
 def _sweep(state: Search, beyond_l2: bool) -> None:
-    """(ii) to (vi): warps an SM, stations and distances, threads and blocks, parts, neighbours."""
+    """(ii) to (vi): short bags, warps an SM, stations and distances, threads, blocks, parts, neighbours."""
+    if short := candidates.short_bags(state.problem):
+        state.step("short bags", short)
     most = candidates.most_warps(state.problem.weight.device)
     state.step("occupancy", candidates.occupancies(most))
     warps = [_best_warps(state, station) for station in ("none", "register")]

@@ -1,0 +1,263 @@
+/* Short bags: gathers rows of one table and pools them, several bags a warp.
+ *
+ *   output[b] = pool(weight[indices[i]] for i in [offsets[b], offsets[b + 1]))      sum or mean
+ *
+ * weight [rows, RF_DIM] of RF_DTYPE, RF_STRIDE elements from row to row; indices [lookups]; offsets [bags] or
+ * [bags + 1], or none: all bags are equally long; output [bags, RF_DIM]. Sums are in float32.
+ *
+ * Who does what. A warp has RF_BAGS bags that follow each other, at most 32, and lane i finds out where bag i lies. A row
+ * is read by LANES lanes, 16 bytes each (less where rows are not so aligned); such a group of lanes has TURNS of the bags.
+ * Rows that are too wide for 32 lanes x 2 vectors are cut into slices over gridDim.y.
+ *
+ * Bags of one lookup or none, all of a warp: lane i reads the row index of bag i beside its offsets, from where it lies
+ * if all bags are equally long. Groups have neighbouring bags, whose rows are copied as they are, all at once.
+ *
+ * Other bags: a group has TURNS bags that follow each other, and reads their lookups as one list, BATCH rows at a time,
+ * whichever bags they are of. So a warp waits for offsets once, and never for the first row indices of a bag: those of
+ * the next rows are loaded while the rows before them are. Lanes check the row indices that they load, and hand them
+ * round by shuffles. Rows are added in the order of the lookups: results are bit-identical from run to run.
+ *
+ * Why not embedding_bag.cu: there a group of lanes has one bag, and the warp ends with it. That hides nothing of how long
+ * offsets, row indices and the rows of a short bag take, one behind the other.
+ *
+ * Launch: grid [ceil(bags / (RF_BAGS * RF_BLOCK / 32)), slices], block [RF_BLOCK], no shared memory.
+ */
+
+#ifndef RF_DTYPE /* what is specialised, compiled without options */
+#define RF_DTYPE 0 /* rf_dtype */
+#define RF_DIM 128
+#define RF_STRIDE RF_DIM
+#define RF_ALIGN 16 /* bytes that all addresses of rows and outputs are a multiple of */
+#define RF_ROW int /* holds a row index; rf_i64 for tables of 2^31 rows and more */
+#define RF_POOLING 0 /* rf_pooling: sum or mean */
+#define RF_PADDED 0 /* there is a padding_idx */
+#define RF_CHECK 1
+#define RF_BAGS 8 /* of a warp */
+#define RF_BLOCK 256
+#define RF_MIN_BLOCKS 4 /* blocks of an SM that registers must suffice for */
+#endif
+
+#include "embedding_bag/bag.cuh"
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool OLDER_GPU = true; /* for which the compiler takes more registers */
+#else
+constexpr bool OLDER_GPU = false;
+#endif
+
+struct shape : rf_row_shape {
+    static constexpr int GROUPS = 32 / LANES, TURNS = RF_BAGS / GROUPS;
+    /* Rows of a list that are in flight: what fits in registers beside the sums. */
+    static constexpr int BATCH =
+        (OLDER_GPU || ELEMENTS > 4 || LANES < 4 || RF_POOLING == RF_MEAN ? 4 : 8) / VECTORS;
+    static constexpr int INDICES = larger(BATCH / LANES, 1); /* that a lane loads at a time */
+    static constexpr int CHUNK = INDICES * LANES; /* those of a group */
+};
+static_assert(RF_BAGS <= 32 && shape::TURNS * shape::GROUPS == RF_BAGS && shape::TURNS * shape::VECTORS <= 8,
+              "a lane a bag, and whole turns whose rows are in flight together");
+static_assert(shape::CHUNK % shape::BATCH == 0, "whole batches");
+static_assert(RF_POOLING != RF_MAX, "maxima are embedding_bag.cu's");
+
+enum { NO_ROW = -1, PADDING = -2 }; /* instead of rows; padding does not count in a mean */
+
+/* This lane's part of a row. */
+struct part_of_row {
+    shape::vector of[shape::VECTORS];
+
+    /* Zeros where there is no row. */
+    RF_INLINE void load(const rf_columns<shape> &columns, RF_ROW row) {
+        const shape::vector *from = (const shape::vector *)columns.address(row);
+#pragma unroll
+        for (int v = 0; v < shape::VECTORS; v++) {
+            of[v] = {};
+            if (row >= 0 && columns.inside(v)) of[v] = rf_load(from + v * shape::LANES);
+        }
+    }
+    RF_INLINE void add_to(shape::sums &sum) const {
+#pragma unroll
+        for (int v = 0; v < shape::VECTORS; v++) {
+#pragma unroll
+            for (int e = 0; e < shape::ELEMENTS; e++)
+                sum.of[v * shape::ELEMENTS + e] += shape::element::get(of[v], e);
+        }
+    }
+    RF_INLINE void store(const rf_embedding_bag_args &args, const rf_columns<shape> &columns,
+                         rf_i64 bag) const {
+        if (bag >= args.bags) return;
+        shape::vector *to = rf_output_of(args, bag, columns.column);
+#pragma unroll
+        for (int v = 0; v < shape::VECTORS; v++) {
+            if (columns.inside(v)) to[v * shape::LANES] = of[v];
+        }
+    }
+};
+
+/* The row of an index, if there is one that counts. */
+RF_INLINE RF_ROW row_of(const rf_embedding_bag_args &args, rf_i64 index) {
+    if (RF_PADDED && index == args.padding_idx) return PADDING;
+    return RF_CHECK && (rf_u64)index >= (rf_u64)args.rows ? NO_ROW : (RF_ROW)index;
+}
+
+/* Stores the rows of bags of one lookup or none, this lane's being `row`. */
+RF_INLINE void copy_rows(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 first,
+                         RF_ROW row) {
+    const int group = threadIdx.x % 32 / shape::LANES;
+    part_of_row rows[shape::TURNS];
+#pragma unroll
+    for (int t = 0; t < shape::TURNS; t++)
+        rows[t].load(columns, __shfl_sync(RF_FULL_WARP, row, t * shape::GROUPS + group));
+#pragma unroll
+    for (int t = 0; t < shape::TURNS; t++) rows[t].store(args, columns, first + t * shape::GROUPS + group);
+}
+
+/* A bag that a group of lanes sums. */
+struct summed_bag {
+    int number; /* among those of the warp */
+    int end; /* of its lookups */
+    int counted; /* lookups that are not padding */
+    shape::sums sum;
+
+    /* `ends`: of each lane's bag. */
+    RF_INLINE summed_bag(int number_, int ends)
+        : number(number_), end(__shfl_sync(RF_FULL_WARP, ends, number_ % 32)), counted(0), sum() {}
+
+    RF_INLINE void store(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 first) {
+        if (RF_POOLING == RF_MEAN) {
+            const float divisor = counted > 0 ? (float)counted : 1.0f;
+#pragma unroll
+            for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++) sum.of[i] /= divisor;
+        }
+        part_of_row pooled;
+#pragma unroll
+        for (int v = 0; v < shape::VECTORS; v++) pooled.of[v] = rf_pooled(sum, v);
+        pooled.store(args, columns, first + number);
+    }
+    /* Stores the bags before `last` that end with the lookups before `position`. */
+    RF_INLINE void finish(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 first,
+                          int ends, int last, int position) {
+        while (__any_sync(RF_FULL_WARP, number < last && end <= position)) {
+            if (number < last && end <= position) {
+                store(args, columns, first);
+                number++;
+                counted = 0;
+                sum = {};
+                end = -1;
+            }
+            const int next = __shfl_sync(RF_FULL_WARP, ends, number % 32);
+            if (end < 0) end = next;
+        }
+    }
+};
+
+/* Row indices of a group's list, CHUNK from place `from` on. */
+struct chunk {
+    RF_INDEX index[shape::INDICES];
+
+    static RF_INLINE int place(int from, int i) {
+        return from + i * shape::LANES + (int)threadIdx.x % shape::LANES;
+    }
+    RF_INLINE void load(const rf_embedding_bag_args &args, int from, int end) {
+#pragma unroll
+        for (int i = 0; i < shape::INDICES; i++)
+            index[i] = place(from, i) < end ? rf_load(args.indices + place(from, i)) : 0;
+    }
+    /* Their rows; the first bad one of this lane is reported. `bag`: some bag before theirs. */
+    RF_INLINE void rows(const rf_embedding_bag_args &args, int from, int end, rf_i64 bag,
+                        RF_ROW (&row)[shape::INDICES]) const {
+        bool any_bad = false;
+#pragma unroll
+        for (int i = 0; i < shape::INDICES; i++) {
+            const bool there = place(from, i) < end;
+            row[i] = there ? row_of(args, index[i]) : NO_ROW;
+            any_bad |= there && row[i] == NO_ROW;
+        }
+        if (!RF_CHECK || !any_bad) return;
+        for (int i = 0; i < shape::INDICES; i++) { /* read again, since this hardly ever runs */
+            const int position = place(from, i);
+            const rf_i64 bad = position < end ? (rf_i64)rf_load(args.indices + position) : 0;
+            if (position >= end || (rf_u64)bad < (rf_u64)args.rows) continue;
+            while (bag + 1 < args.bags && rf_bag_at(args, bag).end <= position) bag++;
+            rf_report_index(args, bag, position, bad);
+            return;
+        }
+    }
+};
+
+/* Sums the bags [number, last) of the warp, which are others in each group; their lookups [from, end) are one list, of
+ * which `next` has been loaded. `first`: bag 0 of the warp; `ends`: of each lane's bag. */
+RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 first,
+                        int ends, int number, int last, int from, int end, chunk next) {
+    const int first_lane = threadIdx.x % 32 / shape::LANES * shape::LANES;
+    summed_bag bag(number, ends);
+    bag.finish(args, columns, first, ends, last, from);
+#pragma unroll 1
+    for (; __any_sync(RF_FULL_WARP, from < end); from += shape::CHUNK) {
+        RF_ROW row[shape::INDICES];
+        next.rows(args, from, end, first + number, row);
+        next.load(args, from + shape::CHUNK, end);
+#pragma unroll 1
+        for (int batch = 0; batch < shape::CHUNK; batch += shape::BATCH) {
+            if (batch > 0 && !__any_sync(RF_FULL_WARP, from + batch < end)) break;
+            part_of_row rows[shape::BATCH];
+            rf_u32 padding = 0; /* a bit a row */
+#pragma unroll
+            for (int u = 0; u < shape::BATCH; u++) {
+                const int lane = first_lane + (batch + u) % shape::LANES;
+                const RF_ROW now = __shfl_sync(RF_FULL_WARP, row[u / shape::LANES], lane);
+                padding |= (rf_u32)(now == PADDING) << u;
+                rows[u].load(columns, now);
+            }
+#pragma unroll
+            for (int u = 0; u < shape::BATCH; u++) {
+                rows[u].add_to(bag.sum);
+                bag.counted += !(padding >> u & 1);
+                bag.finish(args, columns, first, ends, last, from + batch + u + 1);
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
+    rf_short_bags(const __grid_constant__ rf_embedding_bag_args args) {
+    const int lane = threadIdx.x % 32, group = lane / shape::LANES;
+    const rf_i64 first = ((rf_i64)blockIdx.x * (RF_BLOCK / 32) + threadIdx.x / 32) * RF_BAGS,
+                 bag = first + lane;
+    const rf_columns<shape> columns = {args.weight,
+                                       (int)blockIdx.y * shape::LANES * shape::VECTORS + lane % shape::LANES};
+    rf_wait_for_previous_kernel();
+    if (first >= args.bags) return;
+
+    /* Row indices, from where they lie if all bags are equally long; the offsets at the same time. */
+    const bool mine = lane < RF_BAGS && bag < args.bags, one_each = args.mean_lookups <= 1;
+    const int guessed = (int)((one_each ? bag : first + group * shape::TURNS) * args.mean_lookups);
+    rf_i64 index = 0;
+    chunk next = {};
+    if (one_each && mine && guessed < args.lookups) index = rf_load(args.indices + guessed);
+    if (!one_each) next.load(args, guessed, (int)args.lookups);
+    const rf_bag lookups = mine ? rf_bag_at(args, bag) : rf_bag{0, 0};
+    const int begins = (int)lookups.begin, ends = (int)lookups.end;
+
+    if (__all_sync(RF_FULL_WARP, ends - begins <= 1)) {
+        RF_ROW row = NO_ROW;
+        if (begins < ends) {
+            if (!one_each || begins != guessed) index = rf_load(args.indices + begins);
+            row = row_of(args, index);
+            if (RF_CHECK && row == NO_ROW) rf_report_index(args, bag, begins, index);
+        }
+        copy_rows(args, columns, first, row);
+        return;
+    }
+    /* Where offsets are bad, bags may not follow each other: each is a list of its own. */
+    const int end_before = __shfl_up_sync(RF_FULL_WARP, ends, 1);
+    const bool follow = __all_sync(RF_FULL_WARP, !mine || lane == 0 || begins == end_before);
+    const int step = follow ? shape::TURNS : 1, left = (int)min(args.bags - first, (rf_i64)RF_BAGS);
+#pragma unroll 1
+    for (int turn = 0; turn < shape::TURNS; turn += step) {
+        const int number = group * shape::TURNS + turn, last = max(min(number + step, left), number);
+        const int from = __shfl_sync(RF_FULL_WARP, begins, number);
+        const int end_of_last = __shfl_sync(RF_FULL_WARP, ends, max(last - 1, 0));
+        const int end = last > number ? end_of_last : from;
+        if (__any_sync(RF_FULL_WARP, one_each || turn > 0 || from != guessed)) next.load(args, from, end);
+        sum_bags(args, columns, first, ends, number, last, from, end, next);
+    }
+}
