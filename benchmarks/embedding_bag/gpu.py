@@ -19,7 +19,7 @@ from embedding_bag.main_table import measure, over_torch, tabulate
 from embedding_bag.random_rows import gather_ceilings
 from embedding_bag.schemes import figure_12, figure_15, figure_16, figure_17
 from embedding_bag.setting import BagSetting, Trace
-from embedding_bag.short_bags import figure_short
+from embedding_bag.short_bags import measure_short, summary
 from embedding_bag.sweeps import Figures, figure_6, figure_9, figure_11
 
 FIGURES: dict[str, Callable[[Figures], Figure]] = {
@@ -30,9 +30,8 @@ FIGURES: dict[str, Callable[[Figures], Figure]] = {
     "15": figure_15,
     "16": figure_16,
     "17": figure_17,
-    "short": lambda figures: figure_short(figures.setting.parser, figures.setting.arguments),
 }
-PARTS = ("ceilings", "main", *FIGURES)
+PARTS = ("ceilings", "main", *FIGURES, "short")
 # What --quick changes: to see whether everything runs, not to be quoted.
 QUICK = {
     "tables": 4, "mix_tables": 8, "rounds": 5, "num_batches": 1, "tune_budget": 3.0,
@@ -110,3 +109,9 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, trace: T
     for name in arguments.figures:
         if name in FIGURES:
             report.add_figure(f"figure {name}", FIGURES[name](figures), f"figure_{name}")
+    if "short" in arguments.figures:
+        short = []
+        for cells, table in measure_short(parser, arguments):
+            short += cells
+            report.add(f"short {cells[0].point.table}", [table], [cell.record for cell in cells])
+        report.add("short", [summary(short)], [])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from statistics import geometric_mean
@@ -19,9 +19,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from common.calls import time_calls
-from common.ceilings import SHAPES, fastest_shape, gather
+from common.ceilings import SHAPES, Shape, fastest_shape, gather
 from common.checks import checked
-from common.report import Figure, Row
+from common.report import Row
 from common.settings import Setting
 from common.table import Table
 from embedding_bag.candidates import Candidate, make_candidates
@@ -32,10 +32,12 @@ ALPHAS = (0.0, 1.05, 1.15)
 NAMES = ("torch", "fbgemm v1", "fbgemm v2", "recfuse", "recfuse fp16", "recfuse bf16")
 SELECT = "index_select"
 """Of bags of one lookup: torch's gather, which writes rows as they are."""
-BATCHES, FEW_BATCHES, MANY_LOOKUPS = 8, 3, 1 << 21
-ROUNDS = 7
-_SHAPES = [shape for shape in SHAPES if shape.l1 and shape.in_flight < 16]
-"""Of the gather: those that come first in these cells."""
+BATCHES, LOOKUPS = 8, 1 << 22
+"""Of a sample: so many batches, or fewer that have so many lookups."""
+CHECKED = 8192
+"""Bags whose sums are compared."""
+ROUNDS = 5
+_SHAPES = [shape for shape in SHAPES if shape.l1 and shape.in_flight < 16 and not shape.rolling]
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,9 @@ class Cell:
     alpha: float
 
     @property
-    def shape(self) -> str:
-        """All but the law."""
-        return f"{self.rows // 10**6}M x {self.dim}, {self.bags} x {self.pooling}"
+    def table(self) -> str:
+        """Its table."""
+        return f"{self.rows // 10**6}M x {self.dim}"
 
     @property
     def kind(self) -> str:
@@ -70,6 +72,7 @@ class TableSetting(Setting):
         self._generator = torch.Generator(self.device).manual_seed(arguments.seed)
         self.weights = [torch.randn(rows, dim, device=self.device, generator=self._generator)]
         self._order = torch.randperm(rows, device=self.device, generator=self._generator)
+        self._gathers: dict[tuple[str, str], Shape] = {}
 
     def part(self, cell: Cell) -> Part:
         """One batch."""
@@ -86,16 +89,18 @@ class TableSetting(Setting):
 
     def measure(self, cell: Cell, candidates: dict[str, Candidate], rounds: int) -> CellRow:
         """All candidates and the ceilings in turns, after their outputs are checked."""
-        count = BATCHES if cell.bags * cell.pooling < MANY_LOOKUPS else FEW_BATCHES
+        count = max(min(BATCHES, LOOKUPS // (cell.bags * cell.pooling)), 2)
         requests = [(0, self.part(cell)) for _ in range(count)]
         passes = {name: candidate.run for name, candidate in candidates.items()}
         if cell.pooling == 1:
             passes[SELECT] = each(lambda table, indices, offsets: self.weights[0].index_select(0, indices))
+        indices, offsets = requests[0][1]
+        some = [(0, (indices[: CHECKED * cell.pooling], offsets[: CHECKED + 1]))]
         errors, notes = checked(
-            self.parser, f"{cell.shape}, alpha {cell.alpha}",
+            self.parser, f"{cell.table}, {cell.kind}, alpha {cell.alpha}",
             {name: partial(run, requests[:1]) for name, run in passes.items()},
             lambda name, outputs: error_of_pass(
-                outputs, candidates[name].weights if name in candidates else self.weights, requests[:1]
+                [outputs[0][:CHECKED]], candidates[name].weights if name in candidates else self.weights, some
             ),
             lambda name: candidates[name].tolerance if name in candidates else 0.0,
         )  # fmt: skip
@@ -104,16 +109,27 @@ class TableSetting(Setting):
         for weight in (candidate.weights[0] for candidate in candidates.values()):
             name = f"gather {weight.shape[1] * weight.element_size()} B"
             if name not in gathers:
-                passes[name], gathers[name] = _gather(weight, requests, self.device)
+                passes[name], gathers[name] = self._gather(name, weight, cell, requests)
         result, failures = time_calls(passes, [requests], self.device, rounds=rounds, eager=False)
         record = {
             **vars(cell), "relative_error": errors, "gathers": gathers, "without_graph": failures,
-            "notes": notes, "unique_rows": len(requests[0][1][0].unique()),
+            "notes": notes, "unique_rows": len(indices.unique()),
             "measured": result.to_json(environment=False),
         }  # fmt: skip
-        row = CellRow(cell.shape, result, record, cell, count)
+        row = CellRow(cell.kind, result, record, cell, count)
         record["us"] = {name: row.us(name) for name in result.timings}
         return row
+
+    def _gather(
+        self, name: str, weight: Tensor, cell: Cell, requests: list[tuple[int, Part]]
+    ) -> tuple[Pass, str]:
+        """The shape that is fastest by the first law that comes."""
+        key = name, cell.kind
+        if key not in self._gathers:
+            first = [(weight, part[0]) for _, part in requests[:2]]
+            self._gathers[key], _ = fastest_shape(first, self.device, _SHAPES)
+        shape = self._gathers[key]
+        return each(lambda table, indices, offsets: gather(shape, weight, indices)), str(shape)
 
 
 @dataclass
@@ -142,25 +158,23 @@ class CellRow(Row):
         return self.us(f"gather {row_bytes} B") / self.us(name)
 
 
-def _gather(weight: Tensor, requests: list[tuple[int, Part]], device: torch.device) -> tuple[Pass, str]:
-    shape, _ = fastest_shape([(weight, part[0]) for _, part in requests[:2]], device, _SHAPES)
-    return each(lambda table, indices, offsets: gather(shape, weight, indices)), str(shape)
-
-
-def figure_short(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Figure:
-    """The sweep."""
+def measure_short(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace
+) -> Iterator[tuple[list[CellRow], Table]]:
+    """The cells of each table in turn, and what to show of them."""
     quick = arguments.quick
-    rows: list[CellRow] = []
-    for size, dim in itertools.product(ROWS[:1] if quick else ROWS, DIMS):
+    for size, dim in itertools.product(ROWS[:1] if quick else ROWS, reversed(DIMS)):
         setting = TableSetting(parser, arguments, size, dim)
         candidates, notes = make_candidates(setting, NAMES)
         points = itertools.product(BAGS[:2] if quick else BAGS, POOLINGS[:2] if quick else POOLINGS, ALPHAS)
-        for point in tqdm(list(points), desc=f"{size} x {dim}", leave=False):
-            rows.append(setting.measure(Cell(size, dim, *point), candidates, 3 if quick else ROUNDS))
+        rows = [
+            setting.measure(Cell(size, dim, *point), candidates, 3 if quick else ROUNDS)
+            for point in tqdm(list(points), desc=f"{size} x {dim}", leave=False)
+        ]
+        notes += dict.fromkeys(note for row in rows for note in row.record["notes"])
+        yield rows, _times(rows, notes)
         del setting, candidates
         torch.cuda.empty_cache()
-    notes += dict.fromkeys(note for row in rows for note in row.record["notes"])
-    return Figure([_summary(rows), _times(rows, notes)], {}, [row.record for row in rows])
 
 
 def _mean_and_least(ratios: Iterable[float | None]) -> str:
@@ -169,16 +183,16 @@ def _mean_and_least(ratios: Iterable[float | None]) -> str:
     return f"{geometric_mean(found):.2f}x ({min(found):.2f})" if found else "-"
 
 
-def _summary(rows: list[CellRow]) -> Table:
+def summary(rows: list[CellRow]) -> Table:
     """By kind of bags: geometric mean and least over tables and laws."""
     table = Table(
         "Short bags, times faster: geometric mean (least) over tables and laws",
         ["bags x lookups", "over torch", "over FBGEMM's best", f"over {SELECT}", "over the gather",
          "fp16 over its gather", "bf16 over its gather"],
     )  # fmt: skip
-    kinds = dict.fromkeys(row.point.kind for row in rows)
+    kinds = dict.fromkeys(row.label for row in rows)
     for kind in (*kinds, "all"):
-        of_kind = [row for row in rows if kind in (row.point.kind, "all")]
+        of_kind = [row for row in rows if kind in (row.label, "all")]
         table.rows.append(
             [kind]
             + [_mean_and_least(row.ratio("recfuse", "torch") for row in of_kind)]
@@ -190,20 +204,22 @@ def _summary(rows: list[CellRow]) -> Table:
                 if name.startswith("recfuse")
             ]
         )
-    table.notes = ["The gather reads the same rows in the same order, and writes nothing."]
+    table.notes = [
+        "The gather reads the same rows in the same order, and writes nothing; the fastest of "
+        f"{len(_SHAPES)} shapes for each kind of bags."
+    ]
     return table
 
 
 def _times(rows: list[CellRow], notes: list[str]) -> Table:
-    """Each table and kind of bags, with the laws in one cell."""
+    """Of one table, by kind of bags, with the laws in one cell."""
     columns = ["recfuse", "FBGEMM's best", "torch", SELECT, "gather", "recfuse fp16", "recfuse bf16"]
     laws = " / ".join(f"{alpha:g}" for alpha in ALPHAS)
-    title = f"Short bags, us a batch as a CUDA graph, alpha {laws}"
-    table = Table(title, ["table, bags x lookups", *columns])
-    for shape in dict.fromkeys(row.label for row in rows):
-        line = [row for row in rows if row.label == shape]
-        cells = [" / ".join(_us(row, name) for row in line) for name in columns]
-        table.rows.append([shape, *cells])
+    title = f"Short bags of {rows[0].point.table}, us a batch as a CUDA graph, alpha {laws}"
+    table = Table(title, ["bags x lookups", *columns])
+    for kind in dict.fromkeys(row.label for row in rows):
+        line = [row for row in rows if row.label == kind]
+        table.rows.append([kind, *(" / ".join(_us(row, name) for row in line) for name in columns)])
     table.notes = notes
     return table
 

@@ -15,9 +15,8 @@ typedef struct rf_embedding_bag_params {
     rf_dtype dtype; /* of weight and output; sums are in float32 */
     const void *indices; /* [lookups] of index_type, each in [0, rows) */
     int64_t lookups;
-    const void
-        *offsets; /* [bags], or [bags + 1] with include_last_offset; rising, from 0. NULL: every bag has
-                          * lookups / bags, which leaves no remainder */
+    const void *offsets; /* [bags], or [bags + 1] with include_last_offset; rising, from 0. NULL: bags are
+                          * equally long */
     int64_t bags;
     rf_int_type index_type; /* of indices */
     rf_int_type offset_type; /* of offsets */
@@ -63,9 +62,7 @@ typedef struct rf_embedding_bag_schedule {
                        * rows which several need are found in L2 */
     int32_t segment; /* lookups of a bag listed at a time: a power of two, 1 ... 256; at least the
                        * threads of a warp that share it */
-    int32_t
-        bags; /* of a warp, a power of two, 1 ... 32: short bags, whose rows are summed as they come; then only
-                   * `block` and `warps` may be given beside it */
+    int32_t bags; /* short bags of a warp: a power of two, 1 ... 32; only `block` and `warps` go with it */
 } rf_embedding_bag_schedule;
 
 enum { RF_SCHEDULE_TEXT_BYTES = 160 };
