@@ -55,7 +55,6 @@ FILES = {
     "joins.cu": [emitting(emit, *DTYPES[emit % 3]) for emit in EMITS],
     "listed.cu": [emitting(emit, *DTYPES[emit % 3]) for emit in EMITS if emit != GRADIENT],
     "unique.cu": [wide("u32", "u32"), wide("u64", "u32")],
-    "shifts.cu": INTEGERS[::3],
 }
 
 

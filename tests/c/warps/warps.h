@@ -166,6 +166,9 @@ template <typename T, typename M> static inline T atomicAdd(T *to, M more) {
     if (drawn(4) == 0) yield_to_any();
     return atomic_before(to, (T)(*to + (T)more));
 }
+template <typename T, typename M> static inline T atomicOr(T *to, M more) {
+    return atomic_before(to, (T)(*to | (T)more));
+}
 template <typename T> static inline T atomicMax(T *to, T other) {
     return atomic_before(to, other > *to ? other : *to);
 }

@@ -15,6 +15,12 @@
 #ifndef RF_VALUE
 #define RF_VALUE rf_u32
 #endif
+/* A lookup that counts: the row among all of the launch, and an element of grad or the lookup's number. */
+typedef struct __align__(2 * (sizeof(RF_KEY) > sizeof(RF_VALUE) ? sizeof(RF_KEY) : sizeof(RF_VALUE)))
+    rf_backward_entry {
+    RF_KEY key;
+    RF_VALUE value;
+} rf_backward_entry;
 #else
 #define RF_BACKWARD_ADDRESS(type) rf_u64 /* on the device */
 #define RF_KEY void
@@ -23,10 +29,11 @@
 
 enum {
     RF_BACKWARD_BLOCK = 256, /* threads */
-    RF_BACKWARD_SORT_BLOCK = 512, /* threads of sort.cu */
-    RF_BACKWARD_ITEMS = 8, /* entries of each */
-    RF_BACKWARD_CHUNK =
-        RF_BACKWARD_SORT_BLOCK * RF_BACKWARD_ITEMS, /* entries a block of it, and of keys.cu at most */
+    RF_BACKWARD_SORT_BLOCK = 512, /* threads of keys.cu and sort.cu */
+    RF_BACKWARD_ITEMS = 8, /* lookups or entries of each */
+    RF_BACKWARD_CHUNK = RF_BACKWARD_SORT_BLOCK * RF_BACKWARD_ITEMS, /* of a block */
+    RF_BACKWARD_PLACES_DIGITS = 32, /* of a block of rf_backward_places */
+    RF_BACKWARD_MOST_SEGMENTS = 32,
     RF_BACKWARD_MOST_DIGIT_BITS = 11, /* of a pass */
     RF_BACKWARD_MOST_ROWS_CHUNK = 1024, /* entries a block of rows.cu, at most */
     RF_BACKWARD_MOST_MATRICES = 16, /* of a launch */
@@ -48,11 +55,14 @@ typedef struct rf_backward_feature {
 } rf_backward_feature;
 RF_SIZE_IS(rf_backward_feature, 32);
 
-/* Where the entries of a feature's lookups are, if not all features have some: shifts.cu. */
-typedef struct rf_backward_listing {
-    rf_i64 first_lookup, count, first_entry;
-} rf_backward_listing;
-RF_SIZE_IS(rf_backward_listing, 24);
+/* Features follow each other in segments whose rows follow each other as well, so that each segment's entries are sorted
+ * by themselves, by keys less its `base`: those have fewer bits than keys of all rows. */
+typedef struct rf_backward_segments {
+    rf_i64 bases[RF_BACKWARD_MOST_SEGMENTS];
+    rf_u32 slots[RF_BACKWARD_MOST_SEGMENTS]; /* the first bag */
+    rf_i32 count, unused;
+} rf_backward_segments;
+RF_SIZE_IS(rf_backward_segments, 392);
 
 /* A weight, or where its gradient is written. Of a gradient that is listed, row n of those that are found in all matrices
  * is row n from `weight` on, and its number is listed[n]: both begin so much before the matrix's own memory. */
@@ -75,49 +85,45 @@ typedef struct rf_emit_args {
 } rf_emit_args;
 RF_SIZE_IS(rf_emit_args, 16);
 
+/* Counts of a pass of the sort. A chunk is of one segment; those of a segment follow each other. */
+typedef struct rf_backward_counts {
+    RF_BACKWARD_ADDRESS(rf_u32) lengths; /* [RF_BACKWARD_MOST_SEGMENTS]: lookups or entries of a segment */
+    RF_BACKWARD_ADDRESS(rf_u32) totals; /* as many, of entries alone */
+    RF_BACKWARD_ADDRESS(rf_u32) digits; /* [segments][digits], zeros: afterwards entries of each */
+    RF_BACKWARD_ADDRESS(rf_u32) places; /* [chunks][digits]: entries, then where the first of them goes */
+    rf_i32 shift, bits; /* of the pass's digit in a key less its segment's base */
+} rf_backward_counts;
+RF_SIZE_IS(rf_backward_counts, 40);
+
 /* keys.cu */
 typedef struct rf_backward_keys_args {
     RF_BACKWARD_ADDRESS(const RF_INDEX) indices; /* [lookups] */
     RF_BACKWARD_ADDRESS(const RF_OFFSET) offsets; /* [slots + 1] */
     RF_BACKWARD_ADDRESS(const float) sample_weights; /* [lookups], or NULL */
     RF_BACKWARD_ADDRESS(const rf_backward_feature) features;
-    RF_BACKWARD_ADDRESS(RF_KEY) keys; /* [lookups] */
-    RF_BACKWARD_ADDRESS(RF_VALUE)
-    sources; /* [lookups]: elements of grad; where entries are direct their values */
+    RF_BACKWARD_ADDRESS(rf_backward_entry) entries; /* [lookups] */
+    RF_BACKWARD_ADDRESS(RF_VALUE) sources; /* [lookups]: elements of grad; NULL where entries are direct */
     RF_BACKWARD_ADDRESS(float) factors; /* [lookups]; NULL where entries are direct */
     RF_BACKWARD_ADDRESS(float) bag_factors; /* [slots], of features with RF_MEAN; NULL: there are none */
-    RF_BACKWARD_ADDRESS(const rf_backward_listing) listings; /* [features]; NULL: lookup i is entry i */
-    rf_i64 lookups, output_dim, trash; /* the key of lookups that do not count */
+    rf_i64 lookups, output_dim;
+    rf_i64 trash; /* the key of lookups that do not count */
+    rf_i64 span; /* keys that a segment may have */
     rf_u32 slots, bags; /* features * bags */
-    rf_i32 chunk, unused; /* lookups a block */
+    rf_backward_segments segments;
+    rf_backward_counts counts; /* of the first pass */
 } rf_backward_keys_args;
-RF_SIZE_IS(rf_backward_keys_args, 112);
-
-/* shifts.cu */
-typedef struct rf_backward_shifts_args {
-    RF_BACKWARD_ADDRESS(const RF_OFFSET) offsets;
-    RF_BACKWARD_ADDRESS(const rf_backward_feature) features;
-    RF_BACKWARD_ADDRESS(rf_backward_listing) listings;
-    RF_BACKWARD_ADDRESS(rf_i64) count; /* [1] */
-    rf_i64 lookups, bags;
-    rf_i32 n_features, unused;
-} rf_backward_shifts_args;
-RF_SIZE_IS(rf_backward_shifts_args, 56);
+RF_SIZE_IS(rf_backward_keys_args, 536);
 
 /* One pass of sort.cu. */
 typedef struct rf_backward_sort_args {
-    RF_BACKWARD_ADDRESS(const RF_KEY) keys;
-    RF_BACKWARD_ADDRESS(const RF_VALUE) values; /* NULL: an entry's value is its number */
-    RF_BACKWARD_ADDRESS(RF_KEY) sorted_keys;
-    RF_BACKWARD_ADDRESS(RF_VALUE) sorted_values;
-    RF_BACKWARD_ADDRESS(rf_u32) digits; /* [digits], zeros: afterwards entries of each */
-    RF_BACKWARD_ADDRESS(rf_u32) places; /* [digits][chunks]: entries, then where the first of them goes */
-    RF_BACKWARD_ADDRESS(const rf_i64) count;
-    rf_i64 lookups;
-    rf_i32 shift; /* of the pass's digit in a key */
-    rf_i32 chunks;
+    RF_BACKWARD_ADDRESS(const rf_backward_entry) entries;
+    RF_BACKWARD_ADDRESS(rf_backward_entry) sorted;
+    RF_BACKWARD_ADDRESS(rf_i64) count; /* of entries, all of them; written by rf_backward_places */
+    rf_i64 trash;
+    rf_backward_segments segments;
+    rf_backward_counts counts;
 } rf_backward_sort_args;
-RF_SIZE_IS(rf_backward_sort_args, 72);
+RF_SIZE_IS(rf_backward_sort_args, 464);
 
 /* Shared memory of a block of sort.cu: counts a warp and digit, or entries; two numbers a digit; a few. */
 #define RF_BACKWARD_SORT_SHARED(digits, entry_bytes)                                 \
@@ -132,8 +138,7 @@ RF_SIZE_IS(rf_backward_sort_args, 72);
 
 /* unique.cu, rows.cu, joins.cu */
 typedef struct rf_backward_rows_args {
-    RF_BACKWARD_ADDRESS(const RF_KEY) keys; /* [count], rising */
-    RF_BACKWARD_ADDRESS(const RF_VALUE) values;
+    RF_BACKWARD_ADDRESS(const rf_backward_entry) entries; /* [count], by rising keys */
     RF_BACKWARD_ADDRESS(const RF_VALUE) sources; /* [lookups]; NULL where entries are direct */
     RF_BACKWARD_ADDRESS(const float) factors;
     RF_BACKWARD_ADDRESS(const rf_u8) grad; /* [bags, output_dim] */
@@ -145,14 +150,13 @@ typedef struct rf_backward_rows_args {
      * listed. */
     RF_BACKWARD_ADDRESS(rf_u32) bases;
     RF_BACKWARD_ADDRESS(const rf_i64) count;
-    rf_i64 lookups, trash;
     rf_i32 chunk, chunks; /* entries a block; blocks */
     rf_i32 pitch, n_matrices;
     rf_i32 by_frequency, unused; /* a row's sum is divided by the number of its entries */
     rf_emit_args emit;
     rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
 } rf_backward_rows_args;
-RF_SIZE_IS(rf_backward_rows_args, 904);
+RF_SIZE_IS(rf_backward_rows_args, 880);
 
 /* listed.cu */
 typedef struct rf_backward_listed_args {

@@ -1,9 +1,9 @@
 /* The backward of fused calls on a GPU: the forward transposed (DESIGN's decision 10).
  *
  * From file to file: entry.c, the functions of recfuse.h; problem.c, what is looked up and what becomes of a row; backward.c,
- * which features take which path; call.c, what is kept of a call for the next one; general.c, sizes, workspace and launches
+ * which features take which path; segments.c, what is sorted together; call.c, what is kept of a call for the next one; general.c, sizes, workspace and launches
  * of the general path; kernel.c, variants of its kernels; small/small.c, tables that fit in shared memory.
- * On the device, general path: keys.cu (and shifts.cu) makes entries of lookups, sort.cu sorts them by row, rows.cu and
+ * On the device, general path: keys.cu makes entries of lookups, sort.cu sorts them by row, rows.cu and
  * joins.cu pool them row by row (unique.cu counts the rows of a listed gradient).
  * listed.cu updates rows whose sums are given. Small tables: lists.cu, staged.cu. Either
  * ends in emit.cuh. */
@@ -34,7 +34,6 @@ rf_status rf__backward_run(const char *operator_name, rf__backward_problem *prob
 
 /* Kernels. */
 typedef enum rf__backward_kernel {
-    RF__BACKWARD_SHIFTS,
     RF__BACKWARD_BAG_FACTORS,
     RF__BACKWARD_KEYS,
     RF__BACKWARD_COUNT,
@@ -80,10 +79,11 @@ typedef struct rf__backward_features {
     rf_backward_feature *features; /* [n_features] */
     int64_t rows; /* of all matrices */
     int64_t count; /* features that are of this launch */
-    int64_t others; /* and those that are not: their lookups become no entries */
     int32_t entries; /* RF_ENTRIES_... */
     bool any_mean, aligned;
     int32_t dim; /* the widest */
+    rf_backward_segments segments;
+    int32_t passes, digit_bits; /* of the sort */
 } rf__backward_features;
 
 /* Writes the matrices' first_row. */
@@ -92,5 +92,7 @@ void rf__backward_place_matrices(rf__backward_problem *problem);
 rf_status rf__backward_describe(const rf__backward_problem *problem, rf__backward_features *described);
 /* Counts the features whose pooling is not -1, and what they have in common: all but `rows` and `dim`. */
 void rf__backward_summarise(const rf__backward_problem *problem, rf__backward_features *described);
+/* Which features are sorted together, by how many digits of how many bits. */
+void rf__backward_segment(const rf__backward_problem *problem, rf__backward_features *described);
 
 #endif

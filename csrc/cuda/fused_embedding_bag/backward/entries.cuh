@@ -1,25 +1,73 @@
-/* Sorted entries: how many count, and where the first of a key is. */
+/* Entries: which of them a block of the sort has; of sorted ones how many there are, and where the first of a key is. */
 #ifndef RECFUSE_CUDA_BACKWARD_ENTRIES_CUH
 #define RECFUSE_CUDA_BACKWARD_ENTRIES_CUH
 
-#include "device/common.cuh"
+#include "device/sums.cuh"
 #include "fused_embedding_bag/backward/args.h"
 
-RF_INLINE rf_i64 count_of(const rf_backward_rows_args &args) {
-    return args.count != nullptr ? rf_load(args.count) : args.lookups;
+RF_INLINE rf_backward_entry entry_load(const rf_backward_entry *from) {
+    typedef rf_bytes<sizeof(rf_backward_entry)> words_t;
+    const words_t found = rf_load((const words_t *)from);
+    return *(const rf_backward_entry *)&found;
 }
 
 /* The first entry of [first, behind) whose key is `key` or more. */
-RF_INLINE rf_i64 entries_before(const RF_KEY *keys, rf_i64 first, rf_i64 behind, rf_i64 key) {
+RF_INLINE rf_i64 entries_before(const rf_backward_entry *entries, rf_i64 first, rf_i64 behind, rf_i64 key) {
     while (first < behind) {
         const rf_i64 middle = first + (behind - first) / 2;
-        if ((rf_i64)keys[middle] < key) {
+        if ((rf_i64)entries[middle].key < key) {
             first = middle + 1;
         } else {
             behind = middle;
         }
     }
     return first;
+}
+
+/* A chunk: RF_BACKWARD_CHUNK neighbouring lookups or entries of a segment, the last one fewer. */
+struct chunk_t {
+    rf_i64 first;
+    int size, segment; /* size 0: there is no such chunk */
+};
+
+/* The chunks of the segment `lane`, before its own and with them. */
+struct chunks_t {
+    rf_u32 length, before; /* of entries */
+    rf_u32 own, upto; /* of chunks */
+};
+RF_INLINE chunks_t chunks_of(rf_u32 length) {
+    chunks_t chunks;
+    chunks.length = length;
+    chunks.before = rf_sum_of_lanes_to(length) - length;
+    chunks.own = length / RF_BACKWARD_CHUNK + (length % RF_BACKWARD_CHUNK != 0);
+    chunks.upto = rf_sum_of_lanes_to(chunks.own);
+    return chunks;
+}
+
+/* By each warp; `length`: of the segment `lane`. */
+RF_INLINE chunk_t chunk_find(rf_u32 length, rf_u32 number) {
+    const chunks_t chunks = chunks_of(length);
+    const int segment = __popc(__ballot_sync(RF_FULL_WARP, chunks.upto <= number));
+    const int lane = min(segment, 31);
+    const rf_u32 within =
+        number - (__shfl_sync(RF_FULL_WARP, chunks.upto, lane) - __shfl_sync(RF_FULL_WARP, chunks.own, lane));
+    const rf_u32 before = __shfl_sync(RF_FULL_WARP, chunks.before, lane);
+    const rf_u32 left = __shfl_sync(RF_FULL_WARP, length, lane) - within * RF_BACKWARD_CHUNK;
+    chunk_t chunk;
+    chunk.first = (rf_i64)before + (rf_i64)within * RF_BACKWARD_CHUNK;
+    chunk.size = segment < 32 ? (int)min(left, (rf_u32)RF_BACKWARD_CHUNK) : 0;
+    chunk.segment = lane;
+    return chunk;
+}
+
+/* A chunk's counts [digits], in shared memory, are kept and added to those of its segment. */
+RF_INLINE void counts_keep(const rf_backward_counts &to, const chunk_t &chunk, const rf_u32 *counts) {
+    rf_u32 *const places = to.places + ((rf_u64)blockIdx.x << to.bits);
+    rf_u32 *const digits = to.digits + ((rf_u64)chunk.segment << to.bits);
+    for (int digit = threadIdx.x; digit < 1 << to.bits; digit += RF_BACKWARD_SORT_BLOCK) {
+        places[digit] = counts[digit];
+        if (counts[digit] != 0) atomicAdd(digits + digit, counts[digit]);
+    }
 }
 
 #endif

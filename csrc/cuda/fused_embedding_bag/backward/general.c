@@ -9,10 +9,8 @@
 
 enum {
     ALIGNMENT = 256, /* of parts of the workspace */
-    DIGIT_BITS = 10, /* of a pass; 11 where that spares one */
     LEAST_CHUNK = 64, /* entries a block of rows.cu */
-    KEYS_BLOCKS = 4, /* of an SM, wanted */
-    ROWS_BLOCKS = 8,
+    ROWS_BLOCKS = 8, /* of an SM, wanted */
     WARPS = RF_BACKWARD_BLOCK / 32,
     WIDEST_VECTORS = 4, /* that a lane has at once */
     COLUMNS = 4 * RF_BACKWARD_LANES /* of a vector of each lane of a warp */
@@ -25,15 +23,9 @@ static int64_t part(rf__backward_layout *to, int64_t bytes) {
     return at;
 }
 
-static int32_t bits_of(uint64_t number) { return number == 0 ? 0 : 64 - __builtin_clzll(number); }
-
-/* How the keys are cut into digits. */
-static void digits_cut(rf__backward_layout *to) {
-    const int32_t bits = bits_of((uint64_t)to->trash);
-    const int32_t most = RF_BACKWARD_MOST_DIGIT_BITS;
-    to->passes = (bits + DIGIT_BITS - 1) / DIGIT_BITS;
-    if ((bits + most - 1) / most < to->passes) to->passes = (bits + most - 1) / most;
-    to->variant.digit_bits = (bits + to->passes - 1) / to->passes;
+/* Keys and values of like size. */
+static int64_t entry_bytes_of(const rf__backward_variant *variant) {
+    return variant->wide_keys || variant->wide_values ? 16 : 8;
 }
 
 /* Entries a block, a power of two, so that there are as many blocks as wanted if it can be. */
@@ -51,6 +43,8 @@ rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_p
     *to = (rf__backward_layout){.lookups = call->lookups,
                                 .slots = call->n_features * call->bags,
                                 .trash = described->rows,
+                                .segments = described->segments,
+                                .passes = described->passes,
                                 .bytes = room};
     RF__REFUSE_IF(call->lookups > MOST_ENTRIES || to->slots > UINT32_MAX ||
                       call->n_features > RF_BACKWARD_MOST_FEATURES,
@@ -62,6 +56,7 @@ rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_p
                                       .offset_type = (int32_t)call->offset_type,
                                       .wide_keys = described->rows >= INT32_MAX,
                                       .wide_values = call->bags * call->output_dim >= UINT32_MAX,
+                                      .digit_bits = described->digit_bits,
                                       .entries = described->entries,
                                       .grad_dtype = (int32_t)call->grad_dtype,
                                       .weight_dtype = (int32_t)problem->dtype,
@@ -76,33 +71,25 @@ rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_p
                   "row-wise Adagrad in the backward pass of rows of %d columns; it takes up to %d on a GPU; "
                   "pass deferred=True",
                   (int)described->dim, (int)(COLUMNS * WIDEST_VECTORS));
-    digits_cut(to);
-    const int64_t key_bytes = variant->wide_keys ? 8 : 4, value_bytes = variant->wide_values ? 8 : 4;
+    const int64_t value_bytes = variant->wide_values ? 8 : 4, word = (int64_t)sizeof(uint32_t);
     const int64_t digits = INT64_C(1) << variant->digit_bits, sms = device->sms;
-    to->chunks = (int32_t)((to->lookups + RF_BACKWARD_CHUNK - 1) / RF_BACKWARD_CHUNK);
-    to->keys_chunk = chunk_of(to->lookups, sms * KEYS_BLOCKS, RF_BACKWARD_CHUNK, RF_BACKWARD_BLOCK);
+    to->chunks =
+        (int32_t)((to->lookups + RF_BACKWARD_CHUNK - 1) / RF_BACKWARD_CHUNK) + to->segments.count - 1;
     to->rows_chunk = chunk_of(to->lookups, sms * ROWS_BLOCKS, RF_BACKWARD_MOST_ROWS_CHUNK, LEAST_CHUNK);
     to->rows_chunks = (int32_t)((to->lookups + to->rows_chunk - 1) / to->rows_chunk);
     to->pitch = (described->dim + 3) / 4 * 4;
-    for (int32_t i = 0; i < 2; i++) {
-        to->keys[i] = part(to, to->lookups * key_bytes);
-        to->values[i] = part(to, to->lookups * value_bytes);
-    }
-    to->sources = to->values[0];
+    for (int32_t i = 0; i < 2; i++) to->entries[i] = part(to, to->lookups * entry_bytes_of(variant));
     if (variant->entries != RF_ENTRIES_DIRECT) {
         to->sources = part(to, to->lookups * value_bytes);
         to->factors = part(to, to->lookups * (int64_t)sizeof(float));
     }
-    if (described->others > 0 && !variant->wide_keys) { /* wide keys cannot be set to trash at once */
-        to->listings = part(to, call->n_features * (int64_t)sizeof(rf_backward_listing));
-        to->count = part(to, sizeof(int64_t));
-    }
+    to->count = part(to, sizeof(int64_t));
     if (described->any_mean) to->bag_factors = part(to, to->slots * (int64_t)sizeof(float));
     to->partials = part(to, (int64_t)to->rows_chunks * 2 * to->pitch * (int64_t)sizeof(float));
     to->bases = part(to, ((int64_t)to->rows_chunks + 1 + problem->n_matrices) * (int64_t)sizeof(uint32_t));
-    to->digits_bytes = to->passes * digits * (int64_t)sizeof(uint32_t);
-    to->digits = part(to, to->digits_bytes);
-    to->places = part(to, digits * to->chunks * (int64_t)sizeof(uint32_t));
+    to->sums_bytes = (2 * RF_BACKWARD_MOST_SEGMENTS + to->passes * to->segments.count * digits) * word;
+    to->sums = part(to, to->sums_bytes);
+    to->places = part(to, digits * to->chunks * word);
     return RF_OK;
 }
 
@@ -122,7 +109,7 @@ static rf_status launch(launcher *by, rf__backward_kernel number, int64_t blocks
     RF_CHECK(rf__backward_kernel_get(by->device, &variant, number, &kernel));
     const rf__launch_config config = {.function = kernel->function,
                                       .grid = {(uint32_t)blocks, (uint32_t)slices},
-                                      .block = {number == RF__BACKWARD_SORT || number == RF__BACKWARD_COUNT
+                                      .block = {number >= RF__BACKWARD_KEYS && number <= RF__BACKWARD_SORT
                                                     ? RF_BACKWARD_SORT_BLOCK
                                                     : RF_BACKWARD_BLOCK},
                                       .shared_bytes = (uint32_t)shared_bytes,
@@ -132,7 +119,20 @@ static rf_status launch(launcher *by, rf__backward_kernel number, int64_t blocks
     return rf__launch(by->device, &config, args);
 }
 
-/* Entries, sorted; returns which of the two pairs of arrays has them. */
+/* Where a pass counts. Entries of a segment are fewer than its lookups; the first pass finds out how many. */
+static rf_backward_counts counts_of(const rf__backward_layout *sizes, uint64_t workspace, int32_t pass) {
+    const uint64_t word = sizeof(uint32_t), sums = workspace + (uint64_t)sizes->sums;
+    const uint64_t totals = sums + RF_BACKWARD_MOST_SEGMENTS * word;
+    const uint64_t digits = (uint64_t)pass * (uint64_t)sizes->segments.count << sizes->variant.digit_bits;
+    return (rf_backward_counts){.lengths = pass == 0 ? sums : totals,
+                                .totals = totals,
+                                .digits = totals + (RF_BACKWARD_MOST_SEGMENTS + digits) * word,
+                                .places = workspace + (uint64_t)sizes->places,
+                                .shift = pass * sizes->variant.digit_bits,
+                                .bits = sizes->variant.digit_bits};
+}
+
+/* Entries, sorted; returns which of the two arrays has them. */
 static rf_status entries_make(launcher *by, const rf__backward_layout *sizes,
                               const rf_fused_backward_params *call, uint64_t workspace, uint64_t features,
                               int32_t *sorted) {
@@ -142,41 +142,35 @@ static rf_status entries_make(launcher *by, const rf__backward_layout *sizes,
         .offsets = (uintptr_t)call->offsets,
         .sample_weights = (uintptr_t)call->sample_weights,
         .features = features,
-        .keys = workspace + (uint64_t)sizes->keys[0],
-        .sources = workspace + (uint64_t)sizes->sources,
+        .entries = workspace + (uint64_t)sizes->entries[0],
+        .sources = direct ? 0 : workspace + (uint64_t)sizes->sources,
         .factors = direct ? 0 : workspace + (uint64_t)sizes->factors,
-        .listings = sizes->count == 0 ? 0 : workspace + (uint64_t)sizes->listings,
         .bag_factors = sizes->bag_factors == 0 ? 0 : workspace + (uint64_t)sizes->bag_factors,
         .lookups = sizes->lookups,
         .output_dim = call->output_dim,
         .trash = sizes->trash,
+        .span = INT64_C(1) << sizes->passes * sizes->variant.digit_bits,
         .slots = (uint32_t)sizes->slots,
         .bags = (uint32_t)call->bags,
-        .chunk = sizes->keys_chunk};
-    enum { BAGS = RF_BACKWARD_BLOCK / 8 };
+        .segments = sizes->segments,
+        .counts = counts_of(sizes, workspace, 0)};
+    enum { BAGS = RF_BACKWARD_BLOCK / 8, PLACES = RF_BACKWARD_PLACES_DIGITS };
     if (keys.bag_factors != 0)
         RF_CHECK(launch(by, RF__BACKWARD_BAG_FACTORS, (sizes->slots + BAGS - 1) / BAGS, 1, 0, &keys));
-    RF_CHECK(launch(by, RF__BACKWARD_KEYS, (sizes->lookups + sizes->keys_chunk - 1) / sizes->keys_chunk, 1, 0,
-                    &keys));
+    RF_CHECK(launch(by, RF__BACKWARD_KEYS, sizes->chunks, 1, 0, &keys));
     const int64_t digits = INT64_C(1) << sizes->variant.digit_bits;
-    const int64_t entry_bytes = (sizes->variant.wide_keys ? 8 : 4) + (sizes->variant.wide_values ? 8 : 4);
     for (int32_t pass = 0; pass < sizes->passes; pass++) {
-        const int32_t from = pass % 2, to = 1 - from;
-        const rf_backward_sort_args sort = {
-            .keys = workspace + (uint64_t)sizes->keys[from],
-            .values = pass == 0 && !direct ? 0 : workspace + (uint64_t)sizes->values[from],
-            .sorted_keys = workspace + (uint64_t)sizes->keys[to],
-            .sorted_values = workspace + (uint64_t)sizes->values[to],
-            .digits = workspace + (uint64_t)sizes->digits + (uint64_t)(pass * digits) * sizeof(uint32_t),
-            .places = workspace + (uint64_t)sizes->places,
-            .count = sizes->count == 0 ? 0 : workspace + (uint64_t)sizes->count,
-            .lookups = sizes->lookups,
-            .shift = pass * sizes->variant.digit_bits,
-            .chunks = sizes->chunks};
-        RF_CHECK(launch(by, RF__BACKWARD_COUNT, sizes->chunks, 1, 0, &sort));
-        RF_CHECK(launch(by, RF__BACKWARD_PLACES, (digits + WARPS - 1) / WARPS, 1, 0, &sort));
-        RF_CHECK(launch(by, RF__BACKWARD_SORT, sizes->chunks, 1, RF_BACKWARD_SORT_SHARED(digits, entry_bytes),
-                        &sort));
+        const rf_backward_sort_args sort = {.entries = workspace + (uint64_t)sizes->entries[pass % 2],
+                                            .sorted = workspace + (uint64_t)sizes->entries[1 - pass % 2],
+                                            .count = workspace + (uint64_t)sizes->count,
+                                            .trash = sizes->trash,
+                                            .segments = sizes->segments,
+                                            .counts = counts_of(sizes, workspace, pass)};
+        if (pass > 0) RF_CHECK(launch(by, RF__BACKWARD_COUNT, sizes->chunks, 1, 0, &sort));
+        RF_CHECK(launch(by, RF__BACKWARD_PLACES, sizes->segments.count * ((digits + PLACES - 1) / PLACES), 1,
+                        0, &sort));
+        RF_CHECK(launch(by, RF__BACKWARD_SORT, sizes->chunks, 1,
+                        RF_BACKWARD_SORT_SHARED(digits, entry_bytes_of(&sizes->variant)), &sort));
     }
     *sorted = sizes->passes % 2;
     return RF_OK;
@@ -226,17 +220,14 @@ static rf_status rows_pool(launcher *by, const rf__backward_layout *sizes,
                            int32_t sorted) {
     const rf_fused_backward_params *call = &problem->call;
     const bool direct = sizes->variant.entries == RF_ENTRIES_DIRECT;
-    rf_backward_rows_args args = {.keys = workspace + (uint64_t)sizes->keys[sorted],
-                                  .values = workspace + (uint64_t)sizes->values[sorted],
+    rf_backward_rows_args args = {.entries = workspace + (uint64_t)sizes->entries[sorted],
                                   .sources = direct ? 0 : workspace + (uint64_t)sizes->sources,
                                   .factors = direct ? 0 : workspace + (uint64_t)sizes->factors,
                                   .grad = (uintptr_t)call->grad,
                                   .winners = (uintptr_t)call->winners,
                                   .features = features,
                                   .partials = workspace + (uint64_t)sizes->partials,
-                                  .count = sizes->count == 0 ? 0 : workspace + (uint64_t)sizes->count,
-                                  .lookups = sizes->lookups,
-                                  .trash = sizes->trash,
+                                  .count = workspace + (uint64_t)sizes->count,
                                   .chunk = sizes->rows_chunk,
                                   .chunks = sizes->rows_chunks,
                                   .pitch = sizes->pitch,
@@ -250,30 +241,10 @@ static rf_status rows_pool(launcher *by, const rf__backward_layout *sizes,
         RF_CHECK(rows_list(by, sizes, problem, &args, &count));
         if (count == 0) return RF_OK;
     }
-    const int64_t shared = RF_BACKWARD_ROWS_SHARED(
-        sizes->rows_chunk, sizes->variant.wide_keys || sizes->variant.wide_values ? 16 : 8,
-        sizes->variant.vectors);
+    const int64_t shared =
+        RF_BACKWARD_ROWS_SHARED(sizes->rows_chunk, entry_bytes_of(&sizes->variant), sizes->variant.vectors);
     RF_CHECK(launch(by, RF__BACKWARD_ROWS, sizes->rows_chunks, sizes->slices, shared, &args));
     return launch(by, RF__BACKWARD_JOINS, (sizes->rows_chunks + WARPS - 1) / WARPS, sizes->slices, 0, &args);
-}
-
-/* Where the entries are of features that have some, and trash for those that no lookup becomes. */
-static rf_status entries_list(launcher *by, const rf__backward_layout *sizes,
-                              const rf_fused_backward_params *call, uint64_t workspace, uint64_t features) {
-    rf_status status = RF_OK;
-    const rf_backward_shifts_args shifts = {.offsets = (uintptr_t)call->offsets,
-                                            .features = features,
-                                            .listings = workspace + (uint64_t)sizes->listings,
-                                            .count = workspace + (uint64_t)sizes->count,
-                                            .lookups = sizes->lookups,
-                                            .bags = call->bags,
-                                            .n_features = (int32_t)call->n_features};
-    RF__CUDA_TRY(by->device->driver->cuMemsetD32Async(
-        workspace + (uint64_t)sizes->keys[0], (uint32_t)sizes->trash, (size_t)sizes->lookups, by->stream));
-    by->behind = false;
-    RF_TRY(launch(by, RF__BACKWARD_SHIFTS, 1, 1, 0, &shifts));
-out:
-    return status;
 }
 
 rf_status rf__backward_general_launch(const rf__backward_problem *problem, const rf__backward_layout *sizes,
@@ -282,10 +253,8 @@ rf_status rf__backward_general_launch(const rf__backward_problem *problem, const
     const rf__cuda_device *device = store->device;
     launcher by = {.device = device, .stream = store->stream, .variant = &sizes->variant};
     int32_t sorted = 0;
-    RF__CUDA_TRY(device->driver->cuMemsetD32Async(workspace + (uint64_t)sizes->digits, 0,
-                                                  (size_t)sizes->digits_bytes / sizeof(uint32_t),
-                                                  store->stream));
-    if (sizes->count != 0) RF_TRY(entries_list(&by, sizes, &problem->call, workspace, features));
+    RF__CUDA_TRY(device->driver->cuMemsetD32Async(
+        workspace + (uint64_t)sizes->sums, 0, (size_t)sizes->sums_bytes / sizeof(uint32_t), store->stream));
     RF_TRY(entries_make(&by, sizes, &problem->call, workspace, features, &sorted));
     RF_TRY(rows_pool(&by, sizes, problem, workspace, features, sorted));
 out:

@@ -7,13 +7,13 @@
 /* Sizes, and where the parts of the workspace are; 0: there is no such part. */
 typedef struct rf__backward_layout {
     rf__backward_variant variant;
+    rf_backward_segments segments;
     int64_t lookups, slots, trash;
     int32_t passes, chunks; /* of the sort */
-    int32_t keys_chunk;
     int32_t rows_chunk, rows_chunks, slices, pitch;
-    int64_t keys[2], values[2], sources, factors, bag_factors, partials, bases;
-    int64_t listings, count;
-    int64_t digits, digits_bytes, places;
+    int64_t entries[2], sources, factors, bag_factors, partials, bases, count;
+    int64_t sums, sums_bytes; /* of the sort: lengths, totals, and digits of each pass */
+    int64_t places;
     int64_t bytes;
 } rf__backward_layout;
 

@@ -13,14 +13,14 @@ enum { WARPS = BLOCK / 32, FEW = 32, AHEAD = 4 };
 RF_INLINE rf_i64 run_of(const rf_backward_rows_args &args, rf_i64 count, rf_i64 chunk) {
     const rf_i64 first = chunk * args.chunk, behind = first + args.chunk;
     if (behind >= count) return -1;
-    const RF_KEY key = args.keys[behind], last = args.keys[behind - 1];
-    const bool earlier = first > 0 && args.keys[first - 1] == key;
-    return (rf_i64)key >= args.trash || last != key || earlier ? -1 : (rf_i64)key;
+    const RF_KEY key = args.entries[behind].key, last = args.entries[behind - 1].key;
+    const bool earlier = first > 0 && args.entries[first - 1].key == key;
+    return last != key || earlier ? -1 : (rf_i64)key;
 }
 
 RF_INLINE bool goes_on(const rf_backward_rows_args &args, rf_i64 count, rf_i64 chunk, rf_i64 key) {
     const rf_i64 at = chunk * args.chunk;
-    return at < count && (rf_i64)args.keys[at] == key;
+    return at < count && (rf_i64)args.entries[at].key == key;
 }
 
 /* Adds the first sums of chunks [first, behind). */
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     __shared__ rf_i64 left[WARPS]; /* keys of runs that the block does; -1: none */
     rf_wait_for_previous_kernel();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const rf_i64 count = count_of(args), chunk = (rf_i64)blockIdx.x * WARPS + warp;
+    const rf_i64 count = rf_load(args.count), chunk = (rf_i64)blockIdx.x * WARPS + warp;
     const rf_emit_t emit = rf_emit_of(args.emit);
     if (emit.skip) return;
     const rf_i64 key = run_of(args, count, chunk);

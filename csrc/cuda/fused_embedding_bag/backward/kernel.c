@@ -8,7 +8,6 @@
 
 #define FOLDER "fused_embedding_bag/backward/"
 static const rf__kernel_source sources[RF__BACKWARD_KERNELS] = {
-    [RF__BACKWARD_SHIFTS] = {FOLDER "shifts.cu", "rf_backward_shifts"},
     [RF__BACKWARD_BAG_FACTORS] = {FOLDER "keys.cu", "rf_backward_bag_factors"},
     [RF__BACKWARD_KEYS] = {FOLDER "keys.cu", "rf_backward_keys"},
     [RF__BACKWARD_COUNT] = {FOLDER "sort.cu", "rf_backward_count"},
@@ -51,7 +50,6 @@ static rf__backward_variant only_what_matters(const rf__backward_variant *from, 
     if (number != RF__BACKWARD_KEYS && number != RF__BACKWARD_ROWS) to.entries = 0;
     if (!pools) to.grad_dtype = to.weight_dtype = to.emit = to.round = to.aligned = to.vectors = 0;
     if (number != RF__BACKWARD_SORT && number != RF__BACKWARD_ROWS) to.dynamic_shared = 0;
-    if (number == RF__BACKWARD_COUNT || number == RF__BACKWARD_PLACES) to.wide_values = 0;
     if (number == RF__BACKWARD_JOINS) to.grad_dtype = 0;
     if (number == RF__BACKWARD_LISTED) to.wide_keys = to.wide_values = to.vectors = 0;
     return to;
@@ -72,14 +70,23 @@ static rf_status compile(const char *arch, const rf__backward_variant *variant, 
     return rf__jit_compile_each(&sources[number], &key, sizeof key, 1, describe, arch);
 }
 
-/* The kernels of the general path, of entries of two kinds: of all features, and of those that the small path leaves. */
+/* What depends on which features take the general path: all, or those that the small one leaves. */
+typedef struct general_kind {
+    int32_t entries, digit_bits;
+} general_kind;
+
+static general_kind kind_of(const rf__backward_features *described) {
+    return (general_kind){described->entries, described->digit_bits};
+}
+
 static rf_status general_compile(const char *arch, const rf__backward_problem *problem,
-                                 rf__backward_variant variant, bool any_mean, const int32_t entries[2]) {
+                                 rf__backward_variant variant, bool any_mean, const general_kind kinds[2]) {
     for (int32_t number = 0; number < RF__BACKWARD_LISTED; number++) {
         const bool lists = number >= RF__BACKWARD_COUNT_ROWS && number <= RF__BACKWARD_SPLIT_ROWS;
         if ((lists && problem->listed == NULL) || (number == RF__BACKWARD_BAG_FACTORS && !any_mean)) continue;
-        for (int32_t i = 0; i < 1 + (entries[0] != entries[1]); i++) {
-            variant.entries = entries[i];
+        for (int32_t i = 0; i < 1 + (memcmp(&kinds[0], &kinds[1], sizeof *kinds) != 0); i++) {
+            variant.entries = kinds[i].entries;
+            variant.digit_bits = kinds[i].digit_bits;
             RF_CHECK(compile(arch, &variant, (rf__backward_kernel)number));
         }
     }
@@ -95,12 +102,12 @@ static rf_status problem_compile(const char *arch, rf__backward_problem *problem
     rf__backward_features described;
     rf__backward_small_plan plan = {0};
     rf__backward_layout sizes;
-    int32_t entries[2];
+    general_kind kinds[2];
     rf__backward_place_matrices(problem);
     RF_TRY(rf__backward_describe(problem, &described));
     if (described.count == 0) goto out;
     const bool any_mean = described.any_mean;
-    entries[0] = entries[1] = described.entries;
+    kinds[0] = kinds[1] = kind_of(&described);
     status = rf__backward_layout_of(operator_name, problem, &described, &typical, ALIGNED, &sizes);
     if (status == RF_ERR_UNSUPPORTED)
         status = RF_OK; /* as the call itself will say */
@@ -108,10 +115,10 @@ static rf_status problem_compile(const char *arch, rf__backward_problem *problem
         if (problem->listed == NULL) {
             RF_TRY(rf__backward_small_take(&small, described.features, &plan));
             rf__backward_summarise(problem, &described);
-            if (described.count > 0) entries[1] = described.entries;
+            if (described.count > 0) kinds[1] = kind_of(&described);
         }
         if (plan.n_features > 0) RF_TRY(rf__backward_small_compile(&small, arch));
-        RF_TRY(general_compile(arch, problem, sizes.variant, any_mean, entries));
+        RF_TRY(general_compile(arch, problem, sizes.variant, any_mean, kinds));
     }
 out:
     rf__backward_small_free(&plan);

@@ -1,10 +1,12 @@
 /* Lookups become entries: a key, the row that is looked up among all rows of the launch, and where in grad the columns of
  * its bag and feature begin. Lookups that do not count (a bad index or bag, padding, a feature of another launch) have
- * the key `trash`, behind all rows.
+ * the key `trash`; the first pass of the sort leaves them out. The digits of that pass are counted here.
  *
- * A block: args.chunk neighbouring lookups, at most RF_BACKWARD_CHUNK; their bags are found among the offsets by one search
- * of a warp, then by bisection in shared memory.
- * Shared memory: static. Launch: grid [ceil(lookups / chunk)], block [RF_BACKWARD_BLOCK]. The second kernel: a
+ * A block: a chunk of neighbouring lookups. The bags that begin in it are found among the offsets by two searches of a warp.
+ * Each marks a bit, where its first lookup is, so that the bits up to a lookup say which bag it is of: a count that costs
+ * the same for long and for short bags. A warp: 32 neighbouring lookups at once, so one word of those bits.
+ * Where offsets are bad, or a chunk has more bags than lookups, each lookup looks for its bag by itself.
+ * Shared memory: static. Launch: grid [chunks], block [RF_BACKWARD_SORT_BLOCK]. The second kernel: a
  * group of 8 lanes a bag, grid [ceil(slots / 32)], block [RF_BACKWARD_BLOCK].
  */
 #ifndef RF_ENTRIES
@@ -12,15 +14,30 @@
 #endif
 
 #include "device/bags.cuh"
-#include "fused_embedding_bag/backward/args.h"
+#include "fused_embedding_bag/backward/entries.cuh"
 
-enum { BLOCK = RF_BACKWARD_BLOCK, CHUNK = RF_BACKWARD_CHUNK };
+enum {
+    BLOCK = RF_BACKWARD_SORT_BLOCK,
+    WARPS = BLOCK / 32,
+    ITEMS = RF_BACKWARD_ITEMS,
+    CHUNK = RF_BACKWARD_CHUNK,
+    WORDS = CHUNK / 32
+};
+
+struct shared_t {
+    rf_u32 begins[WORDS]; /* a bit where a bag begins */
+    rf_u16 before[WORDS]; /* bits in words before */
+    rf_u16 bags[CHUNK]; /* of each bit the slot, less the chunk's first */
+    rf_u32 counts[1 << RF_BACKWARD_MOST_DIGIT_BITS];
+    rf_u32 ends[2], valid;
+};
 
 /* A slot is a bag of a feature: number feature * bags + bag. The last one that begins at `position` or before among those
- * of [0, slots); by a warp, which looks at 32 places at once. */
-RF_INLINE rf_u32 slot_search(const rf_backward_keys_args &args, rf_i64 position) {
+ * of [first, behind); by a warp, which looks at 32 places at once. */
+RF_INLINE rf_u32 slot_search(const rf_backward_keys_args &args, rf_u32 first, rf_u32 behind,
+                             rf_i64 position) {
     const rf_u32 lane = threadIdx.x % 32;
-    rf_u32 first = 0, count = args.slots;
+    rf_u32 count = behind - first;
     while (count > 1) {
         const rf_u32 step = (count + 31) / 32, at = lane * step;
         const bool before = at < count && rf_load(args.offsets + first + at) <= position;
@@ -32,19 +49,6 @@ RF_INLINE rf_u32 slot_search(const rf_backward_keys_args &args, rf_i64 position)
     return first;
 }
 
-/* The slot of a position among those that a chunk knows: begins[i] is where slot i + 1 begins, in the chunk. */
-RF_INLINE int near_slot(const int *begins, int slots, int position) {
-    int first = 0, behind = slots;
-    while (behind - first > 1) {
-        const int middle = (first + behind) / 2;
-        if (begins[middle - 1] <= position) {
-            first = middle;
-        } else {
-            behind = middle;
-        }
-    }
-    return first;
-}
 RF_INLINE rf_u32 far_slot(const rf_backward_keys_args &args, rf_u32 first, rf_u32 last, rf_i64 position) {
     while (last > first) {
         const rf_u32 middle = last - (last - first) / 2;
@@ -62,61 +66,146 @@ RF_INLINE bool holds(const rf_backward_keys_args &args, rf_u32 slot, rf_i64 posi
     return rf_is_bag(slot == 0, from, to, args.lookups) && from <= position && position < to;
 }
 
-extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, 6)
-    rf_backward_keys(const __grid_constant__ rf_backward_keys_args args) {
-    __shared__ int begins[CHUNK];
-    __shared__ rf_u32 ends[2];
-    rf_wait_for_previous_kernel();
-    const int thread = threadIdx.x;
-    const rf_i64 first = (rf_i64)blockIdx.x * args.chunk;
-    const int size = (int)min((rf_i64)args.chunk, args.lookups - first);
-    if (thread < 64) {
-        const rf_u32 slot = slot_search(args, thread < 32 ? first : first + size - 1);
-        if (thread % 32 == 0) ends[thread / 32] = slot;
+RF_INLINE rf_backward_feature feature_load(const rf_backward_keys_args &args, rf_u32 number) {
+    const rf_backward_feature *from = args.features + number;
+    return {rf_load(&from->first_row), rf_load(&from->rows), rf_load(&from->padding_idx),
+            rf_load(&from->output_column), rf_load(&from->pooling)};
+}
+
+/* The lookups of the segment `lane`, where offsets say that they begin. Bad ones leave none out: segments follow each other. */
+RF_INLINE rf_u32 length_of(const rf_backward_keys_args &args) {
+    const int lane = threadIdx.x % 32;
+    rf_i64 begin = args.lookups;
+    if (lane < args.segments.count) {
+        begin = rf_load(args.offsets + args.segments.slots[lane]);
+        begin = lane == 0 ? 0 : min(max(begin, (rf_i64)0), args.lookups);
+    }
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) {
+        const rf_i64 lower = __shfl_up_sync(RF_FULL_WARP, begin, apart);
+        if (lane >= apart) begin = max(begin, lower);
+    }
+    const rf_i64 next = __shfl_sync(RF_FULL_WARP, begin, min(lane + 1, 31));
+    return (rf_u32)((lane == 31 ? args.lookups : next) - begin);
+}
+
+/* Marks where the bags of a chunk begin, [first_slot, last_slot]. Returns whether all is as it should be. */
+RF_INLINE bool bags_mark(const rf_backward_keys_args &args, const chunk_t &chunk, rf_u32 first_slot,
+                         rf_u32 last_slot, shared_t &shared) {
+    const int thread = threadIdx.x, count = (int)(last_slot - first_slot) + 1;
+    bool bad = false;
+    for (int i = thread; i < count; i += BLOCK) {
+        const rf_u32 slot = first_slot + i;
+        const rf_i64 from = rf_load(args.offsets + slot), to = rf_load(args.offsets + slot + 1);
+        bad |= !rf_is_bag(slot == 0, from, to, args.lookups) || (i == 0 && from > chunk.first) ||
+               (slot == last_slot && to < chunk.first + chunk.size);
+        const rf_i64 at = max(from - chunk.first, (rf_i64)0);
+        if (to > chunk.first && to > from && at < chunk.size)
+            atomicOr(&shared.begins[at / 32], 1u << at % 32);
+    }
+    if (__syncthreads_or(bad)) return false;
+    if (thread < 32) {
+        enum { EACH = WORDS / 32 };
+        rf_u32 own = 0;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) own += __popc(shared.begins[thread * EACH + i]);
+        rf_u32 before = rf_sum_of_lanes_to(own) - own;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            shared.before[thread * EACH + i] = (rf_u16)before;
+            before += __popc(shared.begins[thread * EACH + i]);
+        }
     }
     __syncthreads();
-    const rf_u32 first_slot = ends[0], last_slot = ends[1] < ends[0] ? ends[0] : ends[1];
-    const bool is_near = last_slot - first_slot < CHUNK;
-    bool bad = false; /* some offsets: then each lookup looks at its own */
-    if (is_near) {
-        for (rf_u32 i = thread; i <= last_slot - first_slot; i += BLOCK) {
-            const rf_u32 slot = first_slot + i;
-            const rf_i64 from = rf_load(args.offsets + slot), to = rf_load(args.offsets + slot + 1);
-            bad |= !rf_is_bag(slot == 0, from, to, args.lookups) || (i == 0 && from > first) ||
-                   (slot == last_slot && to < first + size);
-            begins[i] = (int)min(max(to - first, (rf_i64)0), (rf_i64)CHUNK);
-        }
+    for (int i = thread; i < count; i += BLOCK) {
+        const rf_u32 slot = first_slot + i;
+        const rf_i64 from = rf_load(args.offsets + slot), to = rf_load(args.offsets + slot + 1);
+        const rf_i64 at = max(from - chunk.first, (rf_i64)0);
+        if (to <= chunk.first || to <= from || at >= chunk.size) continue;
+        const rf_u32 below = shared.begins[at / 32] & ((1u << at % 32) - 1);
+        shared.bags[shared.before[at / 32] + __popc(below)] = (rf_u16)i;
     }
-    bad = __syncthreads_or(bad) != 0;
-#pragma unroll 4
-    for (int at = thread; at < size; at += BLOCK) {
-        const rf_i64 position = first + at;
-        const rf_u32 slot = is_near ? first_slot + near_slot(begins, (int)(last_slot - first_slot) + 1, at)
-                                    : far_slot(args, first_slot, last_slot, position);
-        const rf_u32 number = slot / args.bags, bag = slot - number * args.bags;
-        const rf_backward_feature *feature = args.features + number;
-        rf_i64 entry = position, key = args.trash;
-        const rf_i64 index = (rf_i64)rf_load(args.indices + position);
-        if (args.listings != nullptr) {
-            const rf_backward_listing *listing = args.listings + number;
-            const rf_i64 from = position - rf_load(&listing->first_lookup);
-            if ((rf_u64)from >= (rf_u64)rf_load(&listing->count)) continue;
-            entry = rf_load(&listing->first_entry) + from;
+    __syncthreads();
+    return true;
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
+    rf_backward_keys(const __grid_constant__ rf_backward_keys_args args) {
+    __shared__ shared_t shared;
+    rf_wait_for_previous_kernel();
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const rf_u32 length = length_of(args);
+    const chunk_t chunk = chunk_find(length, blockIdx.x);
+    if (blockIdx.x == 0 && thread < 32) args.counts.lengths[thread] = length;
+    if (chunk.size == 0) return;
+    RF_INDEX indices[ITEMS];
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        const int at = (k * WARPS + warp) * 32 + lane;
+        indices[k] = at < chunk.size ? rf_load(args.indices + chunk.first + at) : (RF_INDEX)-1;
+    }
+    for (int digit = thread; digit < 1 << args.counts.bits; digit += BLOCK) shared.counts[digit] = 0;
+    if (thread < WORDS) shared.begins[thread] = 0;
+    if (thread == 0) shared.valid = 0;
+    if (warp < 2) {
+        const bool is_last = chunk.segment + 1 >= args.segments.count;
+        const rf_u32 behind = is_last ? args.slots : args.segments.slots[chunk.segment + 1];
+        const rf_u32 slot = slot_search(args, args.segments.slots[chunk.segment], behind,
+                                        warp == 0 ? chunk.first : chunk.first + chunk.size - 1);
+        if (lane == 0) shared.ends[warp] = slot;
+    }
+    __syncthreads();
+    const rf_u32 first_slot = shared.ends[0], last_slot = max(shared.ends[1], first_slot);
+    const bool is_near =
+        last_slot - first_slot < CHUNK && bags_mark(args, chunk, first_slot, last_slot, shared);
+    const rf_u32 first_number = first_slot / args.bags, next_number = (first_number + 1) * args.bags;
+    const rf_backward_feature first_feature = feature_load(args, first_number); /* mostly that of all */
+    const rf_i64 base = args.segments.bases[chunk.segment];
+    rf_u32 valid = 0;
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        const int word = k * WARPS + warp, at = word * 32 + lane;
+        if (at >= chunk.size) continue;
+        const rf_i64 position = chunk.first + at, index = (rf_i64)indices[k];
+        rf_u32 slot;
+        if (is_near) {
+            const rf_u32 upto =
+                shared.before[word] + __popc(shared.begins[word] & 0xffffffffu >> (31 - lane));
+            slot = first_slot + shared.bags[upto - 1];
+        } else {
+            slot = far_slot(args, first_slot, last_slot, position);
         }
-        const int pooling = rf_load(&feature->pooling);
-        const bool counts_here = pooling >= 0 && (rf_u64)index < (rf_u64)rf_load(&feature->rows) &&
-                                 index != rf_load(&feature->padding_idx) &&
-                                 ((is_near && !bad) || holds(args, slot, position));
-        if (counts_here) key = rf_load(&feature->first_row) + index;
-        args.keys[entry] = (RF_KEY)key;
-        args.sources[entry] = (RF_VALUE)(bag * args.output_dim + rf_load(&feature->output_column));
+        const rf_u32 number = slot < next_number ? first_number : slot / args.bags;
+        const rf_u32 bag = slot - number * args.bags;
+        rf_backward_feature feature = first_feature;
+        if (number != first_number) feature = feature_load(args, number);
+        const bool counts_here = feature.pooling >= 0 && (rf_u64)index < (rf_u64)feature.rows &&
+                                 index != feature.padding_idx && (is_near || holds(args, slot, position));
+        const rf_i64 key = feature.first_row + index;
+        const bool is_entry = counts_here && (rf_u64)(key - base) < (rf_u64)args.span;
+        const RF_VALUE source = (RF_VALUE)(bag * args.output_dim + feature.output_column);
+        rf_backward_entry entry = {(RF_KEY)(is_entry ? key : args.trash), source};
         if (RF_ENTRIES != RF_ENTRIES_DIRECT) {
             float factor = args.sample_weights != nullptr ? rf_load(args.sample_weights + position) : 1.0f;
-            if (pooling == RF_MEAN) factor = rf_load(args.bag_factors + slot);
-            if (pooling == RF_MAX) factor = -(float)(number + 1);
-            args.factors[entry] = factor;
+            if (feature.pooling == RF_MEAN) factor = rf_load(args.bag_factors + slot);
+            if (feature.pooling == RF_MAX) factor = -(float)(number + 1);
+            args.factors[position] = factor;
+            args.sources[position] = source;
+            entry.value = (RF_VALUE)position;
+        }
+        args.entries[position] = entry;
+        if (is_entry) {
+            valid++;
+            const rf_u32 digit = (rf_u32)(key - base) & ((1u << args.counts.bits) - 1);
+            atomicAdd(&shared.counts[digit], 1u);
         }
     }
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) valid += __shfl_xor_sync(RF_FULL_WARP, valid, apart);
+    if (lane == 0) atomicAdd(&shared.valid, valid);
+    __syncthreads();
+    counts_keep(args.counts, chunk, shared.counts);
+    if (thread == 0) atomicAdd(args.counts.totals + chunk.segment, shared.valid);
 }
 
 /* One over the lookups of a bag that count, where its feature pools by mean. */
@@ -124,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     rf_backward_bag_factors(const __grid_constant__ rf_backward_keys_args args) {
     enum { LANES = 8 };
     rf_wait_for_previous_kernel();
-    const rf_u32 slot = blockIdx.x * (BLOCK / LANES) + threadIdx.x / LANES;
+    const rf_u32 slot = blockIdx.x * (RF_BACKWARD_BLOCK / LANES) + threadIdx.x / LANES;
     const bool any = slot < args.slots;
     const rf_backward_feature *feature = args.features + (any ? slot / args.bags : 0);
     int count = 0;

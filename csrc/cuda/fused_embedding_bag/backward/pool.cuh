@@ -75,8 +75,8 @@ RF_INLINE int matrix_of(const rf_backward_rows_args &args, rf_i64 key) {
 
 /* One over the entries of a row. */
 RF_INLINE float frequency_of(const rf_backward_rows_args &args, rf_i64 key) {
-    const rf_i64 count = count_of(args), first = entries_before(args.keys, 0, count, key);
-    return 1.0f / (float)(entries_before(args.keys, first, count, key + 1) - first);
+    const rf_i64 count = rf_load(args.count), first = entries_before(args.entries, 0, count, key);
+    return 1.0f / (float)(entries_before(args.entries, first, count, key + 1) - first);
 }
 
 /* A row's columns of one lane, and what is read of it early. */

@@ -34,16 +34,13 @@ static bool all_aligned(const rf__backward_problem *problem) {
 
 void rf__backward_summarise(const rf__backward_problem *problem, rf__backward_features *described) {
     const rf_fused_backward_params *call = &problem->call;
-    described->count = described->others = 0;
+    described->count = 0;
     described->any_mean = false;
     described->entries = call->sample_weights != NULL ? RF_ENTRIES_INDIRECT : RF_ENTRIES_DIRECT;
     described->aligned = all_aligned(problem);
     for (int64_t f = 0; f < call->n_features; f++) {
         const rf_backward_feature *feature = &described->features[f];
-        if (feature->pooling < 0) {
-            described->others++;
-            continue;
-        }
+        if (feature->pooling < 0) continue;
         described->count++;
         described->aligned &= feature->output_column % VECTOR == 0;
         described->any_mean |= feature->pooling == RF_MEAN;
@@ -51,6 +48,7 @@ void rf__backward_summarise(const rf__backward_problem *problem, rf__backward_fe
         if (feature->pooling == RF_MEAN && described->entries == RF_ENTRIES_DIRECT)
             described->entries = RF_ENTRIES_INDIRECT;
     }
+    rf__backward_segment(problem, described);
 }
 
 void rf__backward_place_matrices(rf__backward_problem *problem) {

@@ -20,17 +20,13 @@ enum {
                                                   : 4 /* an SM, by registers */
 };
 
-/* An entry in shared memory: bit ENDS of its key says that the next one has another. Rows need one bit less. */
-struct entry_t {
-    RF_KEY key;
-    RF_VALUE value;
-};
+/* Of an entry's key in shared memory: the next one has another. Rows need one bit less. */
 #define ENDS ((RF_KEY)1 << (8 * sizeof(RF_KEY) - 1))
 #define NO_KEY (ENDS - 1) /* of no row: there are fewer */
 
 /* The chunk of a block. Entry 0 is that before the chunk, and one more follows it. */
-struct chunk_t {
-    entry_t *entries;
+struct rows_chunk_t {
+    rf_backward_entry *entries;
     float *factors;
     rf_u32 *found; /* rows of the launch that are found up to an entry, less one */
     float *parts;
@@ -39,10 +35,10 @@ struct chunk_t {
     RF_INLINE bool ends(int at) const { return (entries[at + 1].key & ENDS) != 0; }
 };
 
-RF_INLINE chunk_t chunk_of(rf_u8 *memory, int size) {
-    chunk_t chunk;
+RF_INLINE rows_chunk_t chunk_of(rf_u8 *memory, int size) {
+    rows_chunk_t chunk;
     chunk.parts = (float *)memory; /* aligned best */
-    chunk.entries = (entry_t *)(memory + 2 * BLOCK * 16 * RF_VECTORS);
+    chunk.entries = (rf_backward_entry *)(memory + 2 * BLOCK * 16 * RF_VECTORS);
     chunk.factors = (float *)(chunk.entries + size + 2);
     chunk.found = (rf_u32 *)(chunk.factors + size);
     chunk.size = 0;
@@ -51,8 +47,7 @@ RF_INLINE chunk_t chunk_of(rf_u8 *memory, int size) {
 
 RF_INLINE RF_KEY key_at(const rf_backward_rows_args &args, rf_i64 at, rf_i64 count) {
     if (at < 0 || at >= count) return NO_KEY;
-    const RF_KEY key = rf_load(args.keys + at);
-    return (rf_i64)key < args.trash ? key : NO_KEY;
+    return rf_load(&args.entries[at].key);
 }
 
 /* Of a maximum, a lookup that its bag has had before: its columns are counted already. Equal lookups of a bag are
@@ -60,22 +55,22 @@ RF_INLINE RF_KEY key_at(const rf_backward_rows_args &args, rf_i64 at, rf_i64 cou
 RF_INLINE bool is_repeated(const rf_backward_rows_args &args, rf_i64 at, RF_KEY before, RF_KEY key,
                            float factor, RF_VALUE source) {
     if (RF_ENTRIES != RF_ENTRIES_MIXED || factor >= 0 || before != key) return false;
-    const RF_VALUE other = rf_load(args.values + at - 1);
+    const RF_VALUE other = rf_load(&args.entries[at - 1].value);
     return rf_load(args.sources + other) == source && rf_load(args.factors + other) == factor;
 }
 
-RF_INLINE void chunk_load(const rf_backward_rows_args &args, rf_i64 first, rf_i64 count, chunk_t &chunk,
+RF_INLINE void chunk_load(const rf_backward_rows_args &args, rf_i64 first, rf_i64 count, rows_chunk_t &chunk,
                           rf_u32 *of_warps) {
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     int valid = 0;
     for (int i = thread; i < args.chunk + 2; i += BLOCK) {
         const rf_i64 at = first + i - 1;
         const RF_KEY key = key_at(args, at, count);
-        entry_t entry = {key, 0};
+        rf_backward_entry entry = {key, 0};
         if (i > 0 && i <= args.chunk && key != NO_KEY) {
             valid++;
             if (key != key_at(args, at + 1, count)) entry.key |= ENDS;
-            entry.value = rf_load(args.values + at);
+            entry.value = rf_load(&args.entries[at].value);
             if (RF_ENTRIES != RF_ENTRIES_DIRECT) {
                 float factor = rf_load(args.factors + entry.value);
                 entry.value = rf_load(args.sources + entry.value);
@@ -107,8 +102,8 @@ RF_INLINE void chunk_load(const rf_backward_rows_args &args, rf_i64 first, rf_i6
 }
 
 /* An entry's gradient is added to a row's sums. */
-RF_INLINE void entry_add(const rf_backward_rows_args &args, const chunk_t &chunk, const groups_t &groups,
-                         int at, const entry_t &entry, const four_t *gradient, four_t *sums) {
+RF_INLINE void entry_add(const rf_backward_rows_args &args, const rows_chunk_t &chunk, const groups_t &groups,
+                         int at, const rf_backward_entry &entry, const four_t *gradient, four_t *sums) {
     const float factor = RF_ENTRIES == RF_ENTRIES_DIRECT ? 1.0f : chunk.factors[at];
     if (RF_ENTRIES == RF_ENTRIES_MIXED && factor < 0) {
         if (isinf(factor)) return;
@@ -134,19 +129,19 @@ RF_INLINE void entry_add(const rf_backward_rows_args &args, const chunk_t &chunk
 }
 
 /* Where a group leaves the sum of its first run (0), which began before its share, or its last one (1), which goes on. */
-RF_INLINE float *part_of(const chunk_t &chunk, const groups_t &groups, int which, int group, int v) {
+RF_INLINE float *part_of(const rows_chunk_t &chunk, const groups_t &groups, int which, int group, int v) {
     return chunk.parts + 4 * (((which * RF_VECTORS + v) * groups.count + group) * groups.lanes + groups.lane);
 }
 
 /* A group's share: entries [first, behind) of one matrix. */
-RF_INLINE void share_pool(const rf_backward_rows_args &args, const rf_emit_t &emit, const chunk_t &chunk,
+RF_INLINE void share_pool(const rf_backward_rows_args &args, const rf_emit_t &emit, const rows_chunk_t &chunk,
                           const rf_backward_matrix &matrix, const groups_t &groups, int first, int behind) {
     if (first >= behind) return;
     const rf_u8 *const grad = args.grad + column_of(groups, 0) * GRAD_BYTES;
     four_t sums[RF_VECTORS] = {};
     bool began = chunk.key(first - 1) != chunk.key(first);
     for (int i = first; i < behind; i += AT_ONCE) {
-        entry_t entries[AT_ONCE];
+        rf_backward_entry entries[AT_ONCE];
         ready_t<AT_ONCE> ready; /* sums are gradients before */
         bool whole = began;
 #pragma unroll
@@ -187,7 +182,7 @@ RF_INLINE void share_pool(const rf_backward_rows_args &args, const rf_emit_t &em
 
 /* Adds up the parts of the run that began in this group's share and goes on in others'; `start`: of the first run of the
  * chunk, which began before it, by group 0. */
-RF_INLINE void run_join(const rf_backward_rows_args &args, const rf_emit_t &emit, const chunk_t &chunk,
+RF_INLINE void run_join(const rf_backward_rows_args &args, const rf_emit_t &emit, const rows_chunk_t &chunk,
                         const rf_backward_matrix &matrix, const groups_t &groups, int segment, int end,
                         int share, bool start) {
     const int first = segment + groups.group * share, behind = min(first + share, end);
@@ -220,8 +215,8 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, BLOCKS)
     rf_wait_for_previous_kernel();
     const rf_emit_t emit = rf_emit_of(args.emit);
     if (emit.skip) return;
-    const rf_i64 count = count_of(args), start = (rf_i64)blockIdx.x * args.chunk;
-    chunk_t chunk = chunk_of(memory, args.chunk);
+    const rf_i64 count = rf_load(args.count), start = (rf_i64)blockIdx.x * args.chunk;
+    rows_chunk_t chunk = chunk_of(memory, args.chunk);
     chunk_load(args, start, count, chunk, of_warps);
     for (int segment = 0; segment < chunk.size;) {
         const int number = matrix_of(args, (rf_i64)chunk.key(segment));

@@ -1,20 +1,20 @@
-/* One pass of a stable radix sort of entries by key: they go by RF_DIGIT_BITS bits of it. Three launches, each over chunks of
- * RF_BACKWARD_CHUNK entries: rf_backward_count counts the digits of each chunk, rf_backward_places makes of them where a
- * chunk's entries of a digit go, rf_backward_sort takes them there. (One sweep with decoupled look-back, as in Adinets and
- * Merrill, "Onesweep", 2022, is slower here: all chunks run at once, so each would look back at all before it.)
- * The order is that of any stable sort.
+/* One pass of a stable radix sort of entries by key: inside their segment they go by RF_DIGIT_BITS bits of it. Three launches:
+ * rf_backward_count counts the digits of each chunk of RF_BACKWARD_CHUNK entries (keys.cu does it for the first pass),
+ * rf_backward_places makes of them where a chunk's entries of a digit go, rf_backward_sort takes them there. (One sweep with
+ * decoupled look-back, as in Adinets and Merrill, "Onesweep", 2022, is slower here: all chunks run at once, so each would
+ * look back at all before it.)
+ * The order is that of any stable sort, without lookups that do not count: the first pass leaves them out.
  *
- * A block of the first and the last: a chunk; a warp: RF_BACKWARD_ITEMS * 32 entries of it in order; a thread: every 32nd of
- * those. Shared memory of the last: counts a warp and digit, then the chunk's entries in their new order.
- * Launch: grid [chunks], block [RF_BACKWARD_SORT_BLOCK]; of rf_backward_places, a warp a digit: grid [digits / 8], block
- * [RF_BACKWARD_BLOCK].
+ * A block of the first and the last: a chunk; a warp of the last: RF_BACKWARD_ITEMS * 32 entries of it in order; a thread:
+ * every 32nd of those. Shared memory of the last: counts a warp and digit, then the chunk's entries in their new order.
+ * Launch: grid [chunks], block [RF_BACKWARD_SORT_BLOCK]. A block of rf_backward_places: RF_BACKWARD_PLACES_DIGITS digits of a
+ * segment, a lane each; its warps share the segment's chunks: grid [segments * ceil(digits / those)], the same block.
  */
 #ifndef RF_DIGIT_BITS
 #define RF_DIGIT_BITS 8
 #endif
 
-#include "device/sums.cuh"
-#include "fused_embedding_bag/backward/args.h"
+#include "fused_embedding_bag/backward/entries.cuh"
 
 enum {
     BLOCK = RF_BACKWARD_SORT_BLOCK,
@@ -22,48 +22,27 @@ enum {
     ITEMS = RF_BACKWARD_ITEMS,
     CHUNK = RF_BACKWARD_CHUNK,
     DIGITS = 1 << RF_DIGIT_BITS,
-    EACH = (DIGITS + BLOCK - 1) / BLOCK /* digits a thread */
+    PAIRS = DIGITS / 2, /* of digits, whose counts of 16 bits share a word */
+    EACH = (PAIRS + BLOCK - 1) / BLOCK /* pairs a thread */
 };
 
-struct entries_t {
-    RF_KEY keys[CHUNK];
-    RF_VALUE values[CHUNK];
-};
 struct shared_t {
     union {
         rf_u16 counts[WARPS][DIGITS]; /* then where a warp's entries of a digit go, in the chunk */
-        entries_t entries;
+        rf_backward_entry entries[CHUNK];
     };
     rf_u32 begins[DIGITS]; /* where a digit's entries begin in the chunk */
     rf_u32 places[DIGITS]; /* and in the sorted order, less that */
     rf_u32 of_warps[WARPS];
 };
-static_assert(sizeof(shared_t) <= RF_BACKWARD_SORT_SHARED(DIGITS, sizeof(RF_KEY) + sizeof(RF_VALUE)),
+static_assert(sizeof(shared_t) <= RF_BACKWARD_SORT_SHARED(DIGITS, sizeof(rf_backward_entry)),
               "as the host counts");
 
-/* Counts of digits become what all digits before have, in shared memory. A barrier follows. */
-RF_INLINE void digits_scan(rf_u32 *begins, rf_u32 *of_warps) {
-    rf_u32 own[EACH], sum = 0, all; /* of neighbouring digits: thread * EACH + i */
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int digit = threadIdx.x * EACH + i;
-        own[i] = digit < DIGITS ? begins[digit] : 0;
-        sum += own[i];
-    }
-    rf_u32 begin = rf_sum_of_block_before<WARPS>(sum, of_warps, all);
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int digit = threadIdx.x * EACH + i;
-        if (digit < DIGITS) begins[digit] = begin;
-        begin += own[i];
-    }
+RF_INLINE chunk_t chunk_of(const rf_backward_sort_args &args) {
+    return chunk_find(rf_load(args.counts.lengths + threadIdx.x % 32), blockIdx.x);
 }
-
-RF_INLINE rf_i64 count_of(const rf_backward_sort_args &args) {
-    return args.count != nullptr ? rf_load(args.count) : args.lookups;
-}
-RF_INLINE int digit_of(const rf_backward_sort_args &args, RF_KEY key) {
-    return (int)(key >> args.shift & (DIGITS - 1));
+RF_INLINE int digit_of(const rf_backward_sort_args &args, rf_i64 base, RF_KEY key) {
+    return (int)((RF_KEY)(key - (RF_KEY)base) >> args.counts.shift & (DIGITS - 1));
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
@@ -71,148 +50,181 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     __shared__ rf_u32 counts[DIGITS];
     rf_wait_for_previous_kernel();
     const int thread = threadIdx.x;
-    const rf_i64 first = (rf_i64)blockIdx.x * CHUNK, count = count_of(args);
+    const chunk_t chunk = chunk_of(args);
+    if (chunk.size == 0) return;
+    const rf_i64 base = args.segments.bases[chunk.segment];
     RF_KEY keys[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-        const rf_i64 at = first + i * BLOCK + thread;
-        keys[i] = at < count ? rf_load(args.keys + at) : (RF_KEY)0;
+        const int at = i * BLOCK + thread;
+        keys[i] = at < chunk.size ? rf_load(&args.entries[chunk.first + at].key) : (RF_KEY)0;
     }
     for (int digit = thread; digit < DIGITS; digit += BLOCK) counts[digit] = 0;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < ITEMS; i++)
-        if (first + i * BLOCK + thread < count) atomicAdd(&counts[digit_of(args, keys[i])], 1u);
+        if (i * BLOCK + thread < chunk.size) atomicAdd(&counts[digit_of(args, base, keys[i])], 1u);
     __syncthreads();
-    for (int digit = thread; digit < DIGITS; digit += BLOCK) {
-        args.places[(rf_i64)digit * args.chunks + blockIdx.x] = counts[digit];
-        if (counts[digit] != 0) atomicAdd(args.digits + digit, counts[digit]);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
-    rf_backward_places(const __grid_constant__ rf_backward_sort_args args) {
-    enum { EACH_LANE = 8, PLACES_WARPS = RF_BACKWARD_BLOCK / 32 };
-    __shared__ rf_u32 of_warps[PLACES_WARPS];
-    rf_wait_for_previous_kernel();
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const int first = (int)blockIdx.x * PLACES_WARPS, digit = first + warp;
-    rf_u32 before = 0; /* entries of digits before the block's, then before the warp's */
-    for (int i = thread; i < first; i += RF_BACKWARD_BLOCK) before += args.digits[i];
-#pragma unroll
-    for (int apart = 16; apart > 0; apart /= 2) before += __shfl_xor_sync(RF_FULL_WARP, before, apart);
-    if (lane == 0) of_warps[warp] = before;
-    __syncthreads();
-    if (digit >= DIGITS) return;
-    before = 0;
-    for (int w = 0; w < PLACES_WARPS; w++) before += of_warps[w];
-    for (int i = first; i < digit; i++) before += args.digits[i];
-    rf_u32 *places = args.places + (rf_i64)digit * args.chunks;
-    for (int start = 0; start < args.chunks; start += 32 * EACH_LANE) {
-        rf_u32 own[EACH_LANE], sum = 0;
-#pragma unroll
-        for (int i = 0; i < EACH_LANE; i++) {
-            const int at = start + lane * EACH_LANE + i;
-            own[i] = at < args.chunks ? places[at] : 0;
-        }
-#pragma unroll
-        for (int i = 0; i < EACH_LANE; i++) sum += own[i];
-        const rf_u32 upto = rf_sum_of_lanes_to(sum);
-        rf_u32 place = before + upto - sum;
-#pragma unroll
-        for (int i = 0; i < EACH_LANE; i++) {
-            const int at = start + lane * EACH_LANE + i;
-            if (at < args.chunks) places[at] = place;
-            place += own[i];
-        }
-        before += __shfl_sync(RF_FULL_WARP, upto, 31);
-    }
+    counts_keep(args.counts, chunk, counts);
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
+    rf_backward_places(const __grid_constant__ rf_backward_sort_args args) {
+    enum { AT_ONCE = 8, BLOCK_DIGITS = RF_BACKWARD_PLACES_DIGITS };
+    static_assert(BLOCK_DIGITS == 32, "a lane each");
+    __shared__ rf_u32 of_warps[WARPS], sums[WARPS][BLOCK_DIGITS];
+    rf_wait_for_previous_kernel();
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int blocks = (DIGITS + BLOCK_DIGITS - 1) / BLOCK_DIGITS; /* of a segment */
+    const int segment = (int)blockIdx.x / blocks, first = (int)blockIdx.x % blocks * BLOCK_DIGITS;
+    const rf_u32 total = rf_load(args.counts.totals + lane), upto = rf_sum_of_lanes_to(total);
+    if (blockIdx.x == 0 && thread == 31) *args.count = (rf_i64)upto;
+    const chunks_t chunks = chunks_of(rf_load(args.counts.lengths + lane));
+    const int behind = (int)__shfl_sync(RF_FULL_WARP, chunks.upto, segment);
+    const int count = (int)__shfl_sync(RF_FULL_WARP, chunks.own, segment);
+    const int share = (count + WARPS - 1) / WARPS, begin = behind - count + warp * share;
+    const int end = min(begin + share, behind);
+    const bool any = first + lane < DIGITS;
+    rf_u32 *const places = args.counts.places + first + lane;
+    const rf_u32 *const digits = args.counts.digits + (rf_i64)segment * DIGITS;
+    /* Of the warp's chunks, and of digits before the block's. */
+    rf_u32 sum = 0, before = 0, all;
+    for (int start = begin; start < end; start += AT_ONCE) {
+        rf_u32 own[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            own[i] = any && start + i < end ? places[(rf_i64)(start + i) * DIGITS] : 0;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) sum += own[i];
+    }
+    sums[warp][lane] = sum;
+    for (int digit = thread; digit < first; digit += BLOCK) before += digits[digit];
+    (void)rf_sum_of_block_before<WARPS>(before, of_warps, all);
+    /* A barrier was in there: the sums of all warps are known. */
+    rf_u32 place = 0, of_digit = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        const rf_u32 own = sums[w][lane];
+        place += w < warp ? own : 0;
+        of_digit += own;
+    }
+    place += all + rf_sum_of_lanes_to(of_digit) - of_digit;
+    place += __shfl_sync(RF_FULL_WARP, upto - total, segment);
+    for (int start = begin; start < end; start += AT_ONCE) {
+        rf_u32 own[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            own[i] = any && start + i < end ? places[(rf_i64)(start + i) * DIGITS] : 0;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (any && start + i < end) places[(rf_i64)(start + i) * DIGITS] = place;
+            place += own[i];
+        }
+    }
+}
+
+/* Lanes that have the same digit, by a vote a bit: several times as fast as __match_any_sync. -1: none. */
+RF_INLINE rf_u32 lanes_alike(int digit) {
+    rf_u32 same = __ballot_sync(RF_FULL_WARP, digit >= 0);
+#pragma unroll
+    for (int bit = 0; bit < RF_DIGIT_BITS; bit++) {
+        const bool own = (digit >> bit & 1) != 0;
+        const rf_u32 all = __ballot_sync(RF_FULL_WARP, own);
+        same &= own ? all : ~all;
+    }
+    return same;
+}
+
+/* A chunk's counts of a warp and digit become where, in the chunk, they begin less the digit's own place, which is in `begins`.
+ * Returns the number of all. By pairs of digits: thread * EACH + i. */
+RF_INLINE rf_u32 digits_scan(shared_t &shared) {
+    rf_u32 *const words = (rf_u32 *)&shared.counts[0][0];
+    rf_u32 own[EACH], sum = 0, all;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int pair = i * BLOCK + (int)threadIdx.x;
+        own[i] = 0;
+        if (pair >= PAIRS) continue;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const rf_u32 word = words[w * PAIRS + pair];
+            words[w * PAIRS + pair] = own[i];
+            own[i] += word;
+        }
+        shared.begins[2 * pair] = own[i] & 0xffffu;
+        shared.begins[2 * pair + 1] = own[i] >> 16;
+    }
+    __syncthreads();
+    const int first = (int)threadIdx.x * 2 * EACH;
+    rf_u32 counts[2 * EACH];
+#pragma unroll
+    for (int i = 0; i < 2 * EACH; i++) {
+        counts[i] = first + i < DIGITS ? shared.begins[first + i] : 0;
+        sum += counts[i];
+    }
+    rf_u32 begin = rf_sum_of_block_before<WARPS>(sum, shared.of_warps, all);
+#pragma unroll
+    for (int i = 0; i < 2 * EACH; i++) {
+        if (first + i < DIGITS) shared.begins[first + i] = begin;
+        begin += counts[i];
+    }
+    __syncthreads();
+    return all;
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
     rf_backward_sort(const __grid_constant__ rf_backward_sort_args args) {
     extern __shared__ __align__(16) rf_u8 memory[];
     shared_t &shared = *(shared_t *)memory;
     rf_wait_for_previous_kernel();
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const rf_i64 first = (rf_i64)blockIdx.x * CHUNK, count = count_of(args);
-    if (first >= count) return;
-    const int size = (int)min((rf_i64)CHUNK, count - first);
-    rf_u32 places[EACH]; /* of digits t, t + BLOCK, ... */
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int digit = i * BLOCK + thread;
-        places[i] = digit < DIGITS ? rf_load(args.places + (rf_i64)digit * args.chunks + blockIdx.x) : 0;
-    }
-    RF_KEY keys[ITEMS];
-    RF_VALUE values[ITEMS];
-    rf_u16 ranks[ITEMS];
+    const chunk_t chunk = chunk_of(args);
+    if (chunk.size == 0) return;
+    const rf_i64 base = args.segments.bases[chunk.segment];
+    const RF_KEY trash = (RF_KEY)args.trash;
+    rf_backward_entry entries[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const int at = warp * (ITEMS * 32) + i * 32 + lane;
-        keys[i] = at < size ? rf_load(args.keys + first + at) : (RF_KEY)0;
-        values[i] = (RF_VALUE)(first + at);
-        if (args.values != nullptr && at < size) values[i] = rf_load(args.values + first + at);
+        entries[i].key = trash;
+        if (at < chunk.size) entries[i] = entry_load(args.entries + chunk.first + at);
     }
     rf_u32 *const zeros = (rf_u32 *)&shared.counts[0][0];
-    for (int i = thread; i < WARPS * DIGITS / 2; i += BLOCK) zeros[i] = 0;
+    for (int i = thread; i < WARPS * PAIRS; i += BLOCK) zeros[i] = 0;
+    const rf_u32 *const places = args.counts.places + (rf_i64)blockIdx.x * DIGITS;
+    for (int digit = thread; digit < DIGITS; digit += BLOCK) shared.places[digit] = rf_load(places + digit);
     __syncthreads();
     /* Ranks among the entries of the same warp and digit. */
+    rf_u16 ranks[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-        const bool any = warp * (ITEMS * 32) + i * 32 + lane < size;
-        const int digit = any ? digit_of(args, keys[i]) : -1;
-        const rf_u32 same = __match_any_sync(RF_FULL_WARP, digit);
+        const bool any = entries[i].key < trash;
+        const int digit = any ? digit_of(args, base, entries[i].key) : -1;
+        const rf_u32 same = lanes_alike(digit);
         const rf_u32 before = __popc(same & ((1u << lane) - 1));
-        rf_u32 base = 0;
-        if (any) base = shared.counts[warp][digit];
+        rf_u32 first = 0;
+        if (any) first = shared.counts[warp][digit];
         __syncwarp();
-        if (any && before == 0) shared.counts[warp][digit] = (rf_u16)(base + __popc(same));
+        if (any && before == 0) shared.counts[warp][digit] = (rf_u16)(first + __popc(same));
         __syncwarp();
-        ranks[i] = (rf_u16)(base + before);
+        ranks[i] = (rf_u16)(first + before);
     }
     __syncthreads();
-    /* A digit's count, and of each warp those of warps before: digits t, t + BLOCK, ... are a thread's. */
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int digit = i * BLOCK + thread;
-        rf_u32 sum = 0;
-        if (digit < DIGITS) {
-#pragma unroll
-            for (int w = 0; w < WARPS; w++) {
-                const rf_u32 own = shared.counts[w][digit];
-                shared.counts[w][digit] = (rf_u16)sum;
-                sum += own;
-            }
-            shared.begins[digit] = sum;
-        }
-    }
-    __syncthreads();
-    digits_scan(shared.begins, shared.of_warps);
-    __syncthreads();
+    const int size = (int)digits_scan(shared);
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-        const bool any = warp * (ITEMS * 32) + i * 32 + lane < size;
-        const int digit = any ? digit_of(args, keys[i]) : 0;
+        const bool any = entries[i].key < trash;
+        const int digit = any ? digit_of(args, base, entries[i].key) : 0;
         ranks[i] += (rf_u16)(shared.counts[warp][digit] + shared.begins[digit]);
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int digit = i * BLOCK + thread;
-        if (digit < DIGITS) shared.places[digit] = places[i] - shared.begins[digit];
     }
     __syncthreads(); /* nobody needs counts any more */
 #pragma unroll
-    for (int i = 0; i < ITEMS; i++) {
-        if (warp * (ITEMS * 32) + i * 32 + lane >= size) continue;
-        shared.entries.keys[ranks[i]] = keys[i];
-        shared.entries.values[ranks[i]] = values[i];
-    }
+    for (int i = 0; i < ITEMS; i++)
+        if (entries[i].key < trash) shared.entries[ranks[i]] = entries[i];
     __syncthreads();
     for (int at = thread; at < size; at += BLOCK) {
-        const RF_KEY key = shared.entries.keys[at];
-        const rf_i64 to = (rf_i64)shared.places[digit_of(args, key)] + at;
-        args.sorted_keys[to] = key;
-        args.sorted_values[to] = shared.entries.values[at];
+        const rf_backward_entry entry = shared.entries[at];
+        const int digit = digit_of(args, base, entry.key);
+        args.sorted[(rf_i64)(shared.places[digit] - shared.begins[digit]) + at] = entry;
     }
 }

@@ -1,21 +1,19 @@
 /* Rows found before each chunk of rows.cu, for gradients that are listed. The first kernel counts the rows that begin in a
  * chunk: grid [chunks]; the second sums them up, behind the last chunk all: grid [1]; the third counts those before a matrix,
  * where there are several, a warp each: grid [matrices / warps of a block]. Blocks: [RF_BACKWARD_BLOCK]. */
-#include "device/sums.cuh"
 #include "fused_embedding_bag/backward/entries.cuh"
 
 enum { BLOCK = RF_BACKWARD_BLOCK };
 
 /* Whether an entry is the first of a row. */
 RF_INLINE bool row_begins(const rf_backward_rows_args &args, rf_i64 at) {
-    const RF_KEY key = args.keys[at];
-    return (rf_i64)key < args.trash && (at == 0 || args.keys[at - 1] != key);
+    return at == 0 || args.entries[at - 1].key != args.entries[at].key;
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     rf_backward_count_rows(const __grid_constant__ rf_backward_rows_args args) {
     rf_wait_for_previous_kernel();
-    const rf_i64 count = count_of(args), first = (rf_i64)blockIdx.x * args.chunk;
+    const rf_i64 count = rf_load(args.count), first = (rf_i64)blockIdx.x * args.chunk;
     int total = 0;
     for (int start = 0; start < args.chunk; start += BLOCK) {
         const rf_i64 at = first + start + threadIdx.x;
@@ -47,7 +45,8 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK)
     rf_wait_for_previous_kernel();
     const int lane = threadIdx.x % 32, matrix = blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
     if (matrix >= args.n_matrices) return;
-    const rf_i64 behind = entries_before(args.keys, 0, count_of(args), args.matrices[matrix].first_row);
+    const rf_i64 behind =
+        entries_before(args.entries, 0, rf_load(args.count), args.matrices[matrix].first_row);
     const rf_i64 chunk = behind / args.chunk;
     rf_u32 before = args.bases[chunk];
     for (rf_i64 first = chunk * args.chunk; first < behind; first += 32) {

@@ -1,0 +1,70 @@
+/* How the lookups of a call are cut into segments that are sorted by themselves.
+ *
+ * Lookups come feature by feature. Features that follow each other, whose rows follow each other too, need not be sorted
+ * by their tables: only by rows inside of them. Where that spares a pass of the sort, neighbouring features are taken
+ * together as long as their rows have few enough bits. Features that share rows, or whose rows are not in their order, are of
+ * one segment; where that has too many rows, all are. */
+#include "cuda/fused_embedding_bag/backward/backward.h"
+
+enum { DIGIT_BITS = 10 /* of a pass; more where that spares one */ };
+
+/* Rows [first, behind) of all, and the first bag. */
+typedef struct segment_t {
+    int64_t first, behind, slot;
+} segment_t;
+
+static int32_t bits_of(int64_t rows) { return rows <= 2 ? 1 : 64 - __builtin_clzll((uint64_t)rows - 1); }
+
+static int32_t passes_of(int32_t bits, int32_t of_pass) { return (bits + of_pass - 1) / of_pass; }
+
+static int32_t least_passes(int32_t bits) {
+    const int32_t least = passes_of(bits, RF_BACKWARD_MOST_DIGIT_BITS);
+    return least < passes_of(bits, DIGIT_BITS) ? least : passes_of(bits, DIGIT_BITS);
+}
+
+/* Writes the segments of at most `most` rows each, and the rows of the largest; returns how many they are, or 0: there is no
+ * such cut. */
+static int32_t cut(const rf__backward_problem *problem, const rf_backward_feature *features, int64_t most,
+                   segment_t *to, int64_t *largest) {
+    int32_t count = 0;
+    for (int64_t f = 0; f < problem->call.n_features; f++) {
+        if (features[f].pooling < 0) continue;
+        segment_t next = {features[f].first_row, features[f].first_row + features[f].rows,
+                          f * problem->call.bags};
+        while (count > 0 &&
+               (next.first < to[count - 1].behind || next.behind - to[count - 1].first <= most)) {
+            const segment_t *last = &to[--count];
+            if (last->first < next.first) next.first = last->first;
+            if (last->behind > next.behind) next.behind = last->behind;
+            next.slot = last->slot;
+        }
+        if (count == RF_BACKWARD_MOST_SEGMENTS || next.behind - next.first > most) return 0;
+        to[count++] = next;
+    }
+    *largest = 0;
+    for (int32_t s = 0; s < count; s++)
+        if (to[s].behind - to[s].first > *largest) *largest = to[s].behind - to[s].first;
+    return count;
+}
+
+void rf__backward_segment(const rf__backward_problem *problem, rf__backward_features *described) {
+    segment_t segments[RF_BACKWARD_MOST_SEGMENTS] = {{0, described->rows, 0}};
+    int64_t largest = described->rows;
+    const int32_t passes = least_passes(bits_of(described->rows));
+    int32_t count = 0;
+    for (int32_t fewer = 1; fewer < passes && count == 0; fewer++)
+        count = cut(problem, described->features, INT64_C(1) << fewer * RF_BACKWARD_MOST_DIGIT_BITS, segments,
+                    &largest);
+    if (count == 0) {
+        count = 1;
+        largest = described->rows;
+        segments[0] = (segment_t){0, described->rows, 0};
+    }
+    described->segments = (rf_backward_segments){.count = count};
+    for (int32_t s = 0; s < count; s++) {
+        described->segments.bases[s] = segments[s].first;
+        described->segments.slots[s] = (uint32_t)segments[s].slot;
+    }
+    described->passes = least_passes(bits_of(largest));
+    described->digit_bits = passes_of(bits_of(largest), described->passes);
+}
