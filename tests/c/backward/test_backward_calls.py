@@ -214,6 +214,7 @@ SPECS = {
     "small tables": [(FLOAT32, 8, (5, 40)), (FLOAT32, 36, (30,))],
     "a large table": [(FLOAT32, 8, (9, 40, 17_000))],
     "both paths": [(FLOAT32, 8, (*[3, 8] * 33, 17_000))],
+    "segments of the sort": [(FLOAT32, 8, (2000, 40, 1900, 30, 2048, 9))],
     "unaligned": [(FLOAT32, 5, (6, 30))],
     "several matrices": [
         (FLOAT32, 8, (9, 40)),
@@ -225,7 +226,9 @@ SPECS = {
 
 
 @pytest.mark.parametrize("kind", ("sum", "modes", "weighted"))
-@pytest.mark.parametrize("name", ("small tables", "a large table", "unaligned", "several matrices"))
+@pytest.mark.parametrize(
+    "name", ("small tables", "a large table", "segments of the sort", "unaligned", "several matrices")
+)
 def test_gradients(name: str, kind: str, call_of: Any) -> None:
     torch.manual_seed(1)
     tables = sum(len(sizes) for _, _, sizes in SPECS[name])
@@ -258,11 +261,29 @@ def test_a_row_that_all_lookups_want(call_of: Any) -> None:
         call.check_update(0)
 
 
+def test_segments_of_several_chunks(call_of: Any) -> None:
+    """Tables of 2,000 rows are sorted one by one in a pass each, those of 1,000 two by two; some lookups do not
+    count, and whole bags are empty."""
+    torch.manual_seed(7)
+    for rows in ((2000, 2040, 1, 2000), (1000, 1000, 1000, 1000)):
+        padded = [Feature(table, "sum", (None, 3)[table % 2]) for table in range(4)]
+        problem = Groups([(FLOAT32, 4, rows)], padded)
+        indices, offsets = problem.lookups(500, 40)
+        indices[torch.rand(indices.shape) < 0.2] = -1
+        indices[torch.rand(indices.shape) < 0.1] = 0
+        factors = torch.randn(indices.numel())
+        call = call_of(problem, torch.randn(500, problem.output_dim), indices, offsets, factors)
+        call.check_gradients()
+
+
 @pytest.mark.parametrize("name", BAD)
-def test_bad_contents_do_no_harm(name: str, call_of: Any) -> None:
-    problem = Groups([(FLOAT32, 8, (9, 40, 17_000))], features_of(3, True))
+@pytest.mark.parametrize("rows", ((9, 40, 17_000), (9, 2047, 2000)))
+def test_bad_contents_do_no_harm(rows: tuple[int, ...], name: str, call_of: Any) -> None:
+    problem = Groups([(FLOAT32, 8, rows)], features_of(3, True))
     indices, offsets = problem.lookups(9)
     BAD[name](indices, offsets)
+    if name == "below":
+        offsets[9] = -1  # where a table's lookups begin
     call = call_of(problem, torch.randn(9, 24), indices, offsets)
     if name in ("negative", "beyond", "largest"):
         call.check_gradients()
