@@ -155,6 +155,9 @@ static inline bool __any_sync(rf_u32 mask, bool own) { return __ballot_sync(mask
 static inline bool __all_sync(rf_u32 mask, bool own) { return __ballot_sync(mask, !own) == 0; }
 static inline int __ffs(rf_u32 x) { return __builtin_ffs((int)x); }
 static inline int __popc(rf_u32 x) { return __builtin_popcount(x); }
+static inline rf_u32 __funnelshift_r(rf_u32 low, rf_u32 high, rf_u32 shift) {
+    return (rf_u32)(((rf_u64)high << 32 | low) >> shift % 32);
+}
 static inline int __clz(rf_u32 x) { return x != 0 ? __builtin_clz(x) : 32; }
 
 template <typename T> static inline T atomic_before(T *to, T after) {

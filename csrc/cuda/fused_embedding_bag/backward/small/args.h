@@ -21,14 +21,15 @@ enum {
     RF_SMALL_LISTS_LEAST_SHARED = 48 << 10, /* bytes */
     /* staged.cu */
     RF_SMALL_COLUMNS = 32, /* of a task whose gradients are staged, at most; a power of two */
+    RF_SMALL_LANE_COLUMNS = 8, /* of a lane */
     RF_SMALL_WHOLE_COLUMNS = 128, /* the same where they are gathered; and of row-wise Adagrad's rows */
     RF_SMALL_LONG = 256 /* lookups of a row; those with more are pooled by the whole block */
 };
 
 /* Threads of a block of staged.cu: as many as have their registers. Two blocks of an SM, three where gradients are gathered
- * but for Adam. */
+ * for SGD or as they are. */
 #define RF_SMALL_THREADS(staged, emit) \
-    (!(staged) ? 256 : (emit) == RF_ADAM + 1 ? 320 : (emit) > RF_SGD + 1 ? 384 : 512)
+    ((emit) == RF_ADAM + 1 ? 256 : (emit) > RF_SGD + 1 ? 320 : (staged) ? 384 : 256)
 
 /* What the host writes of a small feature. */
 typedef struct rf_small_feature {

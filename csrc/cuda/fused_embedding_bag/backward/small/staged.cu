@@ -5,9 +5,12 @@
  * table is the gradient: the block copies its columns of all bags to shared memory first, times the factors of a mean, and
  * gathers from there (RF_STAGED). Batches that do not fit, and rows that must be whole (row-wise Adagrad) and are wider,
  * are gathered from L2, of up to RF_SMALL_WHOLE_COLUMNS columns.
- * A group of lanes (a quarter of the columns) has every so-many-th row, so that a block works on neighbouring rows. It asks
+ * A group of lanes (an eighth of the columns) has every so-many-th row, so that a block works on neighbouring rows. It asks
  * for a row's place in the list two rows ahead, and for weight, state and the first bags of its list one row ahead: there
- * is one wait for memory a row. Bags are loaded eight at a time, as they lie aligned, and added in the order of the list.
+ * is one wait for memory a row. Most rows have few bags, so what a row costs besides counts: a lane has two vectors of four
+ * columns, and bags are added four at a time from a row's first one on, in the order of the list, out of a window of eight
+ * that begins aligned and is shifted to the row's first bag. Every other group has its two vectors the other way round, so
+ * that the halves of two rows are read from all banks of shared memory.
  * Rows with more than RF_SMALL_LONG lookups are left to the end. All groups share each of them, in equal runs of the list:
  * sums of a warp's groups meet by shuffles, those of warps in their order. So each sum has one order of additions.
  *
@@ -31,42 +34,51 @@ static_assert(RF_ALIGNED, "small features are");
 
 enum {
     BLOCK = RF_SMALL_THREADS(RF_STAGED, RF_EMIT),
-    BLOCKS = RF_STAGED || RF_EMIT == RF_ADAM + 1 ? 2 : 3, /* of an SM */
+    BLOCKS = RF_STAGED || RF_EMIT > RF_SGD + 1 ? 2 : 3, /* of an SM */
     WARPS = BLOCK / 32,
     GRAD_BYTES = rf_element<RF_GRAD_DTYPE>::BYTES,
     MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS,
-    BAGS = 8, /* of a list that one load brings */
-    AT_ONCE = 4 /* gradients that a lane loads at once */
+    VECTORS = RF_SMALL_LANE_COLUMNS / 4, /* of four columns, a lane */
+    AT_ONCE = 4, /* bags of a list that one load brings */
+    GRADS_AT_ONCE = 2, /* bags whose gradients a lane loads at once */
+    STAGED_AT_ONCE = 2
 };
-typedef rf_bytes<16> bags_t;
+typedef rf_bytes<2 * AT_ONCE> bags_t;
 
 /* What a lane has of a task. */
 struct place_t {
     int lanes, groups, group, lane; /* that share a row */
     rf_u32 mask; /* of the group's lanes in its warp */
-    int column; /* of the row, the first of four */
-    int valid; /* columns: 4 or 0 */
-    const rf_u8 *grad; /* of bag 0 */
+    int column[VECTORS]; /* of the row, the first of four */
+    int valid[VECTORS]; /* columns: 4 or 0; one vector at least has some */
+    const rf_u8 *grad[VECTORS]; /* of bag 0; where there are none those of the other vector */
     rf_i64 pitch; /* bytes from bag to bag */
     const float *factors; /* of bags; nullptr: all 1 */
-    rf_u32 staged, staged_pitch; /* the same in shared memory, multiplied by factors */
+    rf_u32 staged[VECTORS], staged_pitch; /* the same in shared memory, multiplied by factors */
 };
 
 RF_INLINE place_t place_of(const rf_small_args &args, const rf_small_feature &feature,
-                           const rf_small_task &task) {
+                           const rf_small_task &task, const float *staged) {
     place_t place;
     place.lanes = 1;
-    while (4 * place.lanes < task.columns) place.lanes *= 2;
+    while (RF_SMALL_LANE_COLUMNS * place.lanes < task.columns) place.lanes *= 2;
     place.groups = BLOCK / place.lanes;
     place.group = (int)threadIdx.x / place.lanes;
     place.lane = (int)threadIdx.x % place.lanes;
     place.mask = (place.lanes == 32 ? RF_FULL_WARP : (1u << place.lanes) - 1)
                  << (threadIdx.x % 32 - place.lane);
-    place.column = task.column + 4 * place.lane;
-    place.valid = 4 * place.lane < task.columns ? 4 : 0;
-    place.grad = args.grad + (rf_i64)(feature.output_column + place.column) * GRAD_BYTES;
     place.pitch = args.output_dim * GRAD_BYTES;
     place.factors = feature.factors >= 0 ? args.factors + feature.factors : nullptr;
+    place.staged_pitch = task.columns * 4;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        const int own = 4 * (place.lane + (v ^ (place.group & 1)) * place.lanes);
+        const int read = own < task.columns ? own : 4 * place.lane;
+        place.column[v] = task.column + own;
+        place.valid[v] = own < task.columns ? 4 : 0;
+        place.grad[v] = args.grad + (rf_i64)(feature.output_column + task.column + read) * GRAD_BYTES;
+        place.staged[v] = RF_STAGED ? rf_shared_kept(staged + read) : 0;
+    }
     return place;
 }
 
@@ -83,105 +95,143 @@ RF_INLINE four_t sums_kept(rf_u32 from) {
 }
 
 /* Copies the task's columns of all bags to shared memory. */
-RF_INLINE void grad_stage(int bags, int columns, float *staged, place_t &place) {
-    for (int first = place.group; first < bags; first += AT_ONCE * place.groups) {
-        four_t found[AT_ONCE];
+RF_INLINE void grad_stage(int bags, const rf_small_task &task, float *staged, const place_t &place) {
+    for (int first = place.group; first < bags; first += STAGED_AT_ONCE * place.groups) {
+        four_t found[STAGED_AT_ONCE][VECTORS];
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
+        for (int k = 0; k < STAGED_AT_ONCE; k++) {
             const int bag = first + k * place.groups;
-            if (bag < bags)
-                found[k] = four_load<RF_GRAD_DTYPE, true>(place.grad + bag * place.pitch, place.valid);
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++)
+                if (bag < bags)
+                    found[k][v] = four_load<RF_GRAD_DTYPE, true>(place.grad[v] + bag * place.pitch, 4);
         }
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
+        for (int k = 0; k < STAGED_AT_ONCE; k++) {
             const int bag = first + k * place.groups;
-            if (bag >= bags || place.valid == 0) continue;
+            if (bag >= bags) continue;
             const float factor = place.factors != nullptr ? rf_load(place.factors + bag) : 1.0f;
 #pragma unroll
-            for (int i = 0; i < 4; i++) found[k].of[i] *= factor;
-            sums_keep(staged + bag * columns + 4 * place.lane, found[k]);
+            for (int v = 0; v < VECTORS; v++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) found[k][v].of[i] *= factor;
+                if (place.valid[v] > 0)
+                    sums_keep(staged + bag * task.columns + place.column[v] - task.column, found[k][v]);
+            }
         }
     }
-    place.staged = rf_shared_kept(staged + 4 * place.lane);
-    place.staged_pitch = columns * 4;
 }
 
 /* Four columns of a bag's gradient. */
-RF_INLINE four_t grad_load(const place_t &place, rf_u32 bag) {
-    if (!RF_STAGED) return four_load<RF_GRAD_DTYPE, true>(place.grad + (rf_i64)bag * place.pitch, 4);
-    return sums_kept(place.staged + bag * place.staged_pitch);
+RF_INLINE four_t grad_load(const place_t &place, rf_u32 bag, int v) {
+    if (!RF_STAGED) return four_load<RF_GRAD_DTYPE, true>(place.grad[v] + (rf_i64)bag * place.pitch, 4);
+    return sums_kept(place.staged[v] + bag * place.staged_pitch);
 }
+
+/* A row's sums of a lane. */
+struct sums_t {
+    four_t of[VECTORS];
+};
 
 /* The bags of a row: places of the list. */
 struct span_t {
     rf_u32 from, to;
 };
+
+/* Eight bags of a list, from the last place of four or before a row's first one on. */
+struct window_t {
+    bags_t now, next;
+};
 RF_INLINE bags_t bags_load(const rf_u16 *list, rf_u32 place) {
-    return rf_load((const bags_t *)(list + place / BAGS * BAGS));
+    return rf_load((const bags_t *)(list + place));
+}
+RF_INLINE window_t window_load(const rf_u16 *list, rf_u32 place) {
+    place -= place % AT_ONCE;
+    return {bags_load(list, place), bags_load(list, place + AT_ONCE)};
+}
+RF_INLINE rf_u32 bits_from(rf_u32 low, rf_u32 high, rf_u32 shift) {
+    return __funnelshift_r(low, high, shift);
 }
 
-/* Adds the gradients of the bags of a span in their order; `bags`: the first of them, with those aligned alike. */
-RF_INLINE void span_add(const rf_u16 *list, const place_t &place, const span_t &span, bags_t bags,
-                        four_t &sums) {
-    if (place.valid == 0) return;
-    for (rf_u32 at = span.from / BAGS * BAGS; at < span.to; at += BAGS) {
-        const bags_t now = bags;
-        if (at + BAGS < span.to) bags = bags_load(list, at + BAGS);
+/* Adds the gradients of the bags of a span in their order; `window`: its first ones. */
+RF_INLINE void span_add(const rf_u16 *list, const place_t &place, const span_t &span, window_t window,
+                        sums_t &sums) {
+    const rf_u32 lead = span.from % AT_ONCE, shift = lead % 2 * 16;
+    rf_u32 next = span.from - lead + 2 * AT_ONCE;
+#pragma unroll 1
+    for (int left = (int)(span.to - span.from); left > 0; left -= AT_ONCE) {
+        const rf_u32 low = lead < 2 ? window.now.word[0] : window.now.word[1];
+        const rf_u32 middle = lead < 2 ? window.now.word[1] : window.next.word[0];
+        const rf_u32 high = lead < 2 ? window.next.word[0] : window.next.word[1];
+        const rf_u32 pairs[] = {bits_from(low, middle, shift), bits_from(middle, high, shift)};
+        window.now = window.next;
+        if (left > AT_ONCE) window.next = bags_load(list, next);
+        next += AT_ONCE;
 #pragma unroll
-        for (int first = 0; first < BAGS; first += AT_ONCE) {
-            four_t found[AT_ONCE];
-            float factors[AT_ONCE];
-            bool there[AT_ONCE];
+        for (int pair = 0; pair < AT_ONCE; pair += GRADS_AT_ONCE) {
+            four_t found[GRADS_AT_ONCE][VECTORS];
+            float factors[GRADS_AT_ONCE];
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) {
-                const int i = first + k;
-                const rf_u32 bag = now.word[i / 2] >> i % 2 * 16 & 0xffffu;
-                there[k] = at + i - span.from < span.to - span.from;
+            for (int k = 0; k < GRADS_AT_ONCE; k++) {
+                const rf_u32 bag = pairs[(pair + k) / 2] >> (pair + k) % 2 * 16 & 0xffffu;
                 factors[k] = 1.0f;
-                if (there[k]) {
-                    found[k] = grad_load(place, bag);
-                    if (!RF_STAGED && place.factors != nullptr) factors[k] = rf_load(place.factors + bag);
-                }
+                if (pair + k >= left) continue;
+#pragma unroll
+                for (int v = 0; v < VECTORS; v++) found[k][v] = grad_load(place, bag, v);
+                if (!RF_STAGED && place.factors != nullptr) factors[k] = rf_load(place.factors + bag);
             }
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) {
-                if (!there[k]) continue;
+            for (int k = 0; k < GRADS_AT_ONCE; k++) {
+                if (pair + k >= left) continue;
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    sums.of[i] = RF_STAGED ? sums.of[i] + found[k].of[i]
-                                           : fmaf(factors[k], found[k].of[i], sums.of[i]);
+                for (int v = 0; v < VECTORS; v++) {
+                    float *const to = sums.of[v].of;
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        to[i] = RF_STAGED ? to[i] + found[k][v].of[i]
+                                          : fmaf(factors[k], found[k][v].of[i], to[i]);
+                }
             }
         }
     }
 }
 
-/* What is read of a row early. */
+/* What is read of a row early; `element`: where the row begins in the matrix. */
 struct row_t {
-    rf_emit_ahead_t ahead;
+    rf_emit_ahead_t ahead[VECTORS];
     float state; /* of row-wise Adagrad */
 };
-RF_INLINE void row_load(const rf_backward_matrix &matrix, const place_t &place, rf_i64 row, row_t &to) {
-    rf_emit_load(matrix, row, place.column, place.valid, to.ahead);
-    if (EMIT_ROWWISE) to.state = matrix.states[0][row];
+RF_INLINE void row_load(const rf_backward_matrix &matrix, const place_t &place, rf_i64 number, rf_i64 element,
+                        row_t &to) {
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+        rf_emit_load_at(matrix, element + place.column[v], place.valid[v], to.ahead[v]);
+    if (EMIT_ROWWISE) to.state = matrix.states[0][number];
 }
 
 /* A row's sums become what the launch is for, by a group. */
 RF_INLINE void row_emit(const rf_small_args &args, const rf_emit_t &emit, const rf_backward_matrix &matrix,
-                        const place_t &place, rf_i64 number, rf_u32 lookups, row_t &row, four_t &sums) {
-    if (args.by_frequency) {
-        const float frequency = 1.0f / (float)lookups;
+                        const place_t &place, rf_i64 number, rf_i64 element, rf_u32 lookups, row_t &row,
+                        sums_t &sums) {
+    const float frequency = args.by_frequency ? 1.0f / (float)lookups : 1.0f;
+    float squares = 0, factor = 0;
 #pragma unroll
-        for (int i = 0; i < 4; i++) sums.of[i] *= frequency;
+    for (int v = 0; v < VECTORS; v++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums.of[v].of[i] *= frequency;
+        squares += rf_emit_gradient(emit, row.ahead[v], place.valid[v], sums.of[v]);
     }
-    float squares = rf_emit_gradient(emit, row.ahead, place.valid, sums), factor = 0;
     if (EMIT_ROWWISE) {
         for (int apart = place.lanes / 2; apart > 0; apart /= 2)
             squares += __shfl_xor_sync(place.mask, squares, apart);
         __syncwarp(place.mask); /* all have read the state */
         factor = rf_emit_row_factor(emit, matrix, number, row.state, squares, place.lane == 0);
     }
-    if (place.valid > 0)
-        rf_emit_store(emit, matrix, number, place.column, place.valid, row.ahead, sums, factor);
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+        if (place.valid[v] > 0)
+            rf_emit_store_at(emit, matrix, element + place.column[v], number, place.column[v], 4,
+                             row.ahead[v], sums.of[v], factor);
 }
 
 /* What a block has of a task. */
@@ -190,7 +240,9 @@ struct rows_t {
     const rf_u16 *list; /* of all features; starts are places in it */
     rf_i64 row; /* where its table begins in the matrix */
     int first, last;
+    int dim;
 
+    RF_INLINE rf_i64 element(int number) const { return (row + number) * dim; }
     RF_INLINE span_t span(int number) const {
         span_t found = {0, 0};
         if (number < last) found = {rf_load(starts + number), rf_load(starts + number + 1)};
@@ -201,10 +253,10 @@ RF_INLINE bool is_short(const span_t &span) { return span.to - span.from - 1 < R
 
 /* What is asked for of a row while the one before is worked on. */
 RF_INLINE void row_prepare(const rows_t &rows, const rf_backward_matrix &matrix, const place_t &place,
-                           int number, const span_t &span, row_t &row, bags_t &bags) {
+                           int number, rf_i64 element, const span_t &span, row_t &row, window_t &window) {
     if (!is_short(span)) return;
-    bags = bags_load(rows.list, span.from);
-    row_load(matrix, place, rows.row + number, row);
+    window = window_load(rows.list, span.from);
+    row_load(matrix, place, rows.row + number, element, row);
 }
 
 /* All rows of the task that few bags look up. Returns whether there are others. */
@@ -213,26 +265,29 @@ RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const
     bool any_long = false;
     int number = rows.first + place.group;
     span_t span = rows.span(number), next = rows.span(number + place.groups);
+    const rf_i64 step = (rf_i64)place.groups * rows.dim;
+    rf_i64 element = rows.element(number);
     row_t row;
-    bags_t bags;
-    row_prepare(rows, matrix, place, number, span, row, bags);
+    window_t window;
+    row_prepare(rows, matrix, place, number, element, span, row, window);
 #pragma unroll 1
     for (; number < rows.last; number += place.groups) {
         const span_t later = rows.span(number + 2 * place.groups);
         row_t next_row;
-        bags_t next_bags;
-        row_prepare(rows, matrix, place, number + place.groups, next, next_row, next_bags);
+        window_t next_window;
+        row_prepare(rows, matrix, place, number + place.groups, element + step, next, next_row, next_window);
         if (is_short(span)) {
-            four_t sums = {};
-            span_add(rows.list, place, span, bags, sums);
-            row_emit(args, emit, matrix, place, rows.row + number, span.to - span.from, row, sums);
+            sums_t sums = {};
+            span_add(rows.list, place, span, window, sums);
+            row_emit(args, emit, matrix, place, rows.row + number, element, span.to - span.from, row, sums);
         } else {
             any_long |= span.to != span.from;
         }
         span = next;
         next = later;
+        element += step;
         row = next_row;
-        bags = next_bags;
+        window = next_window;
     }
     return any_long;
 }
@@ -244,29 +299,48 @@ RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit,
     const int warp = threadIdx.x / 32;
     const span_t span = rows.span(number);
     const rf_u32 lookups = span.to - span.from;
-    const rf_u32 share = (lookups + place.groups * BAGS - 1) / (place.groups * BAGS) * BAGS;
+    const rf_u32 share = (lookups + place.groups * AT_ONCE - 1) / (place.groups * AT_ONCE) * AT_ONCE;
     span_t own;
     own.from = min(span.from + place.group * share, span.to);
     own.to = min(own.from + share, span.to);
     row_t row;
-    if (place.group == 0) row_load(matrix, place, rows.row + number, row);
-    four_t sums = {};
-    if (own.from < own.to) span_add(rows.list, place, own, bags_load(rows.list, own.from), sums);
+    if (place.group == 0) row_load(matrix, place, rows.row + number, rows.element(number), row);
+    sums_t sums = {};
+    if (own.from < own.to) span_add(rows.list, place, own, window_load(rows.list, own.from), sums);
+    /* By column from here on: neighbouring groups have their vectors the other way round. */
+    const int turned = place.group & 1;
+    sums_t columns;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) columns.of[v].of[i] = turned ? sums.of[v ^ 1].of[i] : sums.of[v].of[i];
+    }
     __syncwarp();
     for (int apart = place.lanes; apart < 32; apart *= 2) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) sums.of[i] += __shfl_xor_sync(RF_FULL_WARP, sums.of[i], apart);
+        for (int v = 0; v < VECTORS; v++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                columns.of[v].of[i] += __shfl_xor_sync(RF_FULL_WARP, columns.of[v].of[i], apart);
+        }
     }
-    if (threadIdx.x % 32 < (rf_u32)place.lanes)
-        sums_keep(parts + 4 * (warp * place.lanes + place.lane), sums);
+    if (threadIdx.x % 32 < (rf_u32)place.lanes) {
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++)
+            sums_keep(parts + 4 * ((warp * VECTORS + v) * place.lanes + place.lane), columns.of[v]);
+    }
     __syncthreads();
     if (place.group == 0) {
         for (int other = 1; other < WARPS; other++) {
-            const four_t part = sums_kept(rf_shared_kept(parts + 4 * (other * place.lanes + place.lane)));
 #pragma unroll
-            for (int i = 0; i < 4; i++) sums.of[i] += part.of[i];
+            for (int v = 0; v < VECTORS; v++) {
+                const float *from = parts + 4 * ((other * VECTORS + v) * place.lanes + place.lane);
+                const four_t part = sums_kept(rf_shared_kept(from));
+#pragma unroll
+                for (int i = 0; i < 4; i++) columns.of[v].of[i] += part.of[i];
+            }
         }
-        row_emit(args, emit, matrix, place, rows.row + number, lookups, row, sums);
+        row_emit(args, emit, matrix, place, rows.row + number, rows.element(number), lookups, row, columns);
     }
     __syncthreads();
 }
@@ -298,10 +372,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS)
     const rf_small_task task = args.tasks[blockIdx.x];
     const rf_small_feature feature = args.features[task.feature];
     const rf_backward_matrix &matrix = args.matrices[feature.matrix];
-    place_t place = place_of(args, feature, task);
-    const rows_t rows = {args.starts + feature.start, args.list, feature.row, task.first_row, task.last_row};
+    const place_t place = place_of(args, feature, task, (float *)memory);
+    const rows_t rows = {
+        args.starts + feature.start, args.list, feature.row, task.first_row, task.last_row, matrix.dim};
     if (RF_STAGED) {
-        grad_stage(args.bags, task.columns, (float *)memory, place);
+        grad_stage(args.bags, task, (float *)memory, place);
         __syncthreads();
     }
     const bool any_long = rows_pool(args, emit, matrix, place, rows);

@@ -10,8 +10,7 @@ enum {
     TASKS_AN_SM = 12,
     BUCKETS = 128, /* of costs, */
     AN_OCTAVE = 4, /* so many to a factor of two: bucket_of */
-    STAGING_SHARE = 3, /* a task's rows cost so many times its gradients */
-    LANE_COLUMNS = 4
+    STAGING_SHARE = 3 /* a task's rows cost so many times its gradients */
 };
 
 int32_t rf__backward_small_columns(const rf__backward_small_sizes *sizes, int32_t dim, bool *staged) {
@@ -63,7 +62,7 @@ static cut_t cut_of(const rf__backward_small_sizes *sizes, const rf_small_featur
     const double staging = cut.staged ? (double)sizes->bags * cut.columns * 2 : 0;
     const double rows = feature->rows * row_cost(sizes, feature, cut.columns, cut.staged);
     const double each = wanted > STAGING_SHARE * staging ? wanted : STAGING_SHARE * staging;
-    const int32_t lanes = (cut.columns + LANE_COLUMNS - 1) / LANE_COLUMNS;
+    const int32_t lanes = (cut.columns + RF_SMALL_LANE_COLUMNS - 1) / RF_SMALL_LANE_COLUMNS;
     const int32_t groups = RF_SMALL_THREADS(cut.staged, sizes->emit) / lanes;
     const double most = (feature->rows + groups - 1) / groups; /* each group has a row */
     const double ranges = rows / each < 1 ? 1 : rows / each > most ? most : rows / each;
