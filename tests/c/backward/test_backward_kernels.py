@@ -58,9 +58,8 @@ FILES = {
 }
 
 
-# Bytes that may be spilled: of entries of 64 bits, once a chunk; and what is seldom needed of a feature.
+# Bytes that may be spilled: of entries of 64 bits, once a chunk.
 FEW = {("sort.cu", "sm_80"): 32, ("sort.cu", "sm_90a"): 32}
-FEW |= {("small/lists.cu", arch): 48 for arch in ("sm_80", "sm_90a")}
 
 
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))

@@ -158,13 +158,18 @@ RF_INLINE float rf_emit_gradient(const rf_emit_t &emit, const rf_emit_ahead_t &a
                                  four_t &sums) {
     float squares = 0;
     if (!EMIT_READS) return 0;
+    /* Without decay a weight that is not finite has no part in it. */
+    if (emit.decay != 0.0f) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        /* Without decay a weight that is not finite has no part in it. */
-        const float decayed = emit.decay != 0.0f ? emit.decay * ahead.weight.of[i] : 0.0f;
-        sums.of[i] = sums.of[i] * emit.scale + decayed;
-        if (i < valid) squares += sums.of[i] * sums.of[i];
+        for (int i = 0; i < 4; i++)
+            sums.of[i] = fmaf(sums.of[i], emit.scale, emit.decay * ahead.weight.of[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums.of[i] *= emit.scale;
     }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i < valid) squares += sums.of[i] * sums.of[i];
     return squares;
 }
 

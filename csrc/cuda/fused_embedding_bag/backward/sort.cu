@@ -23,7 +23,9 @@ enum {
     CHUNK = RF_BACKWARD_CHUNK,
     DIGITS = 1 << RF_DIGIT_BITS,
     PAIRS = DIGITS / 2, /* of digits, whose counts of 16 bits share a word */
-    EACH = (PAIRS + BLOCK - 1) / BLOCK /* pairs a thread */
+    EACH = (PAIRS + BLOCK - 1) / BLOCK, /* pairs a thread */
+    AT_ONCE = 8, /* counts that a thread loads at once */
+    BLOCKS = sizeof(rf_backward_entry) > 8 ? 1 : 2 /* an SM, by registers */
 };
 
 struct shared_t {
@@ -32,7 +34,7 @@ struct shared_t {
         rf_backward_entry entries[CHUNK];
     };
     rf_u32 begins[DIGITS]; /* where a digit's entries begin in the chunk */
-    rf_u32 places[DIGITS]; /* and in the sorted order, less that */
+    rf_u32 places[DIGITS]; /* and in the sorted order; then less that */
     rf_u32 of_warps[WARPS];
 };
 static_assert(sizeof(shared_t) <= RF_BACKWARD_SORT_SHARED(DIGITS, sizeof(rf_backward_entry)),
@@ -70,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     rf_backward_places(const __grid_constant__ rf_backward_sort_args args) {
-    enum { AT_ONCE = 8, BLOCK_DIGITS = RF_BACKWARD_PLACES_DIGITS };
+    enum { BLOCK_DIGITS = RF_BACKWARD_PLACES_DIGITS };
     static_assert(BLOCK_DIGITS == 32, "a lane each");
     __shared__ rf_u32 of_warps[WARPS], sums[WARPS][BLOCK_DIGITS];
     rf_wait_for_previous_kernel();
@@ -146,10 +148,15 @@ RF_INLINE rf_u32 digits_scan(shared_t &shared) {
         own[i] = 0;
         if (pair >= PAIRS) continue;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            const rf_u32 word = words[w * PAIRS + pair];
-            words[w * PAIRS + pair] = own[i];
-            own[i] += word;
+        for (int first = 0; first < WARPS; first += AT_ONCE) {
+            rf_u32 found[AT_ONCE];
+#pragma unroll
+            for (int w = 0; w < AT_ONCE; w++) found[w] = words[(first + w) * PAIRS + pair];
+#pragma unroll
+            for (int w = 0; w < AT_ONCE; w++) {
+                words[(first + w) * PAIRS + pair] = own[i];
+                own[i] += found[w];
+            }
         }
         shared.begins[2 * pair] = own[i] & 0xffffu;
         shared.begins[2 * pair + 1] = own[i] >> 16;
@@ -165,14 +172,17 @@ RF_INLINE rf_u32 digits_scan(shared_t &shared) {
     rf_u32 begin = rf_sum_of_block_before<WARPS>(sum, shared.of_warps, all);
 #pragma unroll
     for (int i = 0; i < 2 * EACH; i++) {
-        if (first + i < DIGITS) shared.begins[first + i] = begin;
+        if (first + i < DIGITS) {
+            shared.begins[first + i] = begin;
+            shared.places[first + i] -= begin;
+        }
         begin += counts[i];
     }
     __syncthreads();
     return all;
 }
 
-extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
+extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     rf_backward_sort(const __grid_constant__ rf_backward_sort_args args) {
     extern __shared__ __align__(16) rf_u8 memory[];
     shared_t &shared = *(shared_t *)memory;
@@ -189,13 +199,13 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
         entries[i].key = trash;
         if (at < chunk.size) entries[i] = entry_load(args.entries + chunk.first + at);
     }
-    rf_u32 *const zeros = (rf_u32 *)&shared.counts[0][0];
-    for (int i = thread; i < WARPS * PAIRS; i += BLOCK) zeros[i] = 0;
+    rf_bytes<16> *const zeros = (rf_bytes<16> *)&shared.counts[0][0];
+    for (int i = thread; i < WARPS * DIGITS / 8; i += BLOCK) zeros[i] = {};
     const rf_u32 *const places = args.counts.places + (rf_i64)blockIdx.x * DIGITS;
     for (int digit = thread; digit < DIGITS; digit += BLOCK) shared.places[digit] = rf_load(places + digit);
     __syncthreads();
     /* Ranks among the entries of the same warp and digit. */
-    rf_u16 ranks[ITEMS];
+    rf_u32 ranks[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const bool any = entries[i].key < trash;
@@ -207,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
         __syncwarp();
         if (any && before == 0) shared.counts[warp][digit] = (rf_u16)(first + __popc(same));
         __syncwarp();
-        ranks[i] = (rf_u16)(first + before);
+        ranks[i] = first + before;
     }
     __syncthreads();
     const int size = (int)digits_scan(shared);
@@ -215,16 +225,16 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
     for (int i = 0; i < ITEMS; i++) {
         const bool any = entries[i].key < trash;
         const int digit = any ? digit_of(args, base, entries[i].key) : 0;
-        ranks[i] += (rf_u16)(shared.counts[warp][digit] + shared.begins[digit]);
+        ranks[i] += shared.counts[warp][digit] + shared.begins[digit];
     }
     __syncthreads(); /* nobody needs counts any more */
 #pragma unroll
     for (int i = 0; i < ITEMS; i++)
         if (entries[i].key < trash) shared.entries[ranks[i]] = entries[i];
     __syncthreads();
+#pragma unroll 4
     for (int at = thread; at < size; at += BLOCK) {
         const rf_backward_entry entry = shared.entries[at];
-        const int digit = digit_of(args, base, entry.key);
-        args.sorted[(rf_i64)(shared.places[digit] - shared.begins[digit]) + at] = entry;
+        args.sorted[(rf_i64)shared.places[digit_of(args, base, entry.key)] + at] = entry;
     }
 }

@@ -34,7 +34,7 @@ static_assert(RF_ALIGNED, "small features are");
 
 enum {
     BLOCK = RF_SMALL_THREADS(RF_STAGED, RF_EMIT),
-    BLOCKS = RF_STAGED || RF_EMIT > RF_SGD + 1 ? 2 : 3, /* of an SM */
+    BLOCKS = RF_STAGED || RF_EMIT > RF_SGD + 1 || RF_ROUND ? 2 : 3, /* of an SM */
     WARPS = BLOCK / 32,
     GRAD_BYTES = rf_element<RF_GRAD_DTYPE>::BYTES,
     MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS,
