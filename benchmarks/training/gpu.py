@@ -87,21 +87,24 @@ def fitting_rows(wanted: int, kind: str, sides: Sequence[str], device: torch.dev
 
 
 def figure_steps(setting: Setting, speed: float, report: Report) -> Figure:
-    """Every optimizer on every subject; what was measured is kept after each."""
+    """Every optimizer on every subject; what was measured is kept after each, also if the run is interrupted."""
     arguments, rows, notes = setting.arguments, [], []
     batches: dict[tuple[str, int], list[Batch]] = {}
     cases = [(kind, name) for kind in arguments.optimizers for name in arguments.subjects]
-    for kind, name in tqdm(cases, desc="subjects", leave=False):
-        fits = fitting_rows(arguments.dynamicemb_rows, kind, arguments.sides, setting.device)
-        subject = make_subject(name, arguments.seed, arguments.rows_cap, fits)
-        key = name, max(subject.rows)
-        if key not in batches:
-            batches[key] = subject.batches(arguments.num_batches, arguments.seed + 1, setting.device)
-        row, more = measure(subject, kind, batches[key], setting)
-        rows.append(row)
-        notes += more
-        report.add(row.label, [], row.record)
-        release(setting.device)
+    try:
+        for kind, name in tqdm(cases, desc="subjects", leave=False):
+            fits = fitting_rows(arguments.dynamicemb_rows, kind, arguments.sides, setting.device)
+            subject = make_subject(name, arguments.seed, arguments.rows_cap, fits)
+            key = name, max(subject.rows)
+            if key not in batches:
+                batches[key] = subject.batches(arguments.num_batches, arguments.seed + 1, setting.device)
+            row, more = measure(subject, kind, batches[key], setting)
+            rows.append(row)
+            notes += more
+            report.add(row.label, [], row.record)
+            release(setting.device)
+    except KeyboardInterrupt:
+        notes.append(f"interrupted: {len(rows)} of {len(cases)} cases")
     return Figure(tabulate(rows, notes, arguments.rounds, speed), {}, [row.label for row in rows])
 
 

@@ -89,8 +89,9 @@ RF_SIZE_IS(rf_emit_args, 16);
 typedef struct rf_backward_counts {
     RF_BACKWARD_ADDRESS(rf_u32) lengths; /* [RF_BACKWARD_MOST_SEGMENTS]: lookups or entries of a segment */
     RF_BACKWARD_ADDRESS(rf_u32) totals; /* as many, of entries alone */
-    RF_BACKWARD_ADDRESS(rf_u32) digits; /* [segments][digits], zeros: afterwards entries of each */
-    RF_BACKWARD_ADDRESS(rf_u32) places; /* [chunks][digits]: entries, then where the first of them goes */
+    RF_BACKWARD_ADDRESS(rf_u32) digits; /* [segments][digits]: entries */
+    RF_BACKWARD_ADDRESS(rf_u32)
+    places; /* [chunks][digits]: entries, then those of the segment's chunks before */
     rf_i32 shift, bits; /* of the pass's digit in a key less its segment's base */
 } rf_backward_counts;
 RF_SIZE_IS(rf_backward_counts, 40);
@@ -118,7 +119,7 @@ RF_SIZE_IS(rf_backward_keys_args, 536);
 typedef struct rf_backward_sort_args {
     RF_BACKWARD_ADDRESS(const rf_backward_entry) entries;
     RF_BACKWARD_ADDRESS(rf_backward_entry) sorted;
-    RF_BACKWARD_ADDRESS(rf_i64) count; /* of entries, all of them; written by rf_backward_places */
+    RF_BACKWARD_ADDRESS(rf_i64) count; /* of entries, all of them; written by rf_backward_sort */
     rf_i64 trash;
     rf_backward_segments segments;
     rf_backward_counts counts;
@@ -130,7 +131,7 @@ RF_SIZE_IS(rf_backward_sort_args, 464);
     ((RF_BACKWARD_SORT_BLOCK / 32 * 2 * (digits) > RF_BACKWARD_CHUNK * (entry_bytes) \
           ? RF_BACKWARD_SORT_BLOCK / 32 * 2 * (digits)                               \
           : RF_BACKWARD_CHUNK * (entry_bytes)) +                                     \
-     2 * 4 * (digits) + RF_BACKWARD_SORT_BLOCK / 32 * 4 + 16)
+     2 * 4 * (digits) + RF_BACKWARD_SORT_BLOCK / 32 * 8 + 16)
 
 /* Shared memory of a block of rows.cu: keys, values and factors of a chunk, rows found before each; parts of sums. */
 #define RF_BACKWARD_ROWS_SHARED(chunk, entry_bytes, vectors) \

@@ -5,12 +5,6 @@
 #include "device/sums.cuh"
 #include "fused_embedding_bag/backward/args.h"
 
-RF_INLINE rf_backward_entry entry_load(const rf_backward_entry *from) {
-    typedef rf_bytes<sizeof(rf_backward_entry)> words_t;
-    const words_t found = rf_load((const words_t *)from);
-    return *(const rf_backward_entry *)&found;
-}
-
 /* The first entry of [first, behind) whose key is `key` or more. */
 RF_INLINE rf_i64 entries_before(const rf_backward_entry *entries, rf_i64 first, rf_i64 behind, rf_i64 key) {
     while (first < behind) {
@@ -60,14 +54,11 @@ RF_INLINE chunk_t chunk_find(rf_u32 length, rf_u32 number) {
     return chunk;
 }
 
-/* A chunk's counts [digits], in shared memory, are kept and added to those of its segment. */
-RF_INLINE void counts_keep(const rf_backward_counts &to, const chunk_t &chunk, const rf_u32 *counts) {
+/* The counts of the block's chunk [digits] are in shared memory, and are kept. */
+RF_INLINE void counts_keep(const rf_backward_counts &to, const rf_u32 *counts) {
     rf_u32 *const places = to.places + ((rf_u64)blockIdx.x << to.bits);
-    rf_u32 *const digits = to.digits + ((rf_u64)chunk.segment << to.bits);
-    for (int digit = threadIdx.x; digit < 1 << to.bits; digit += RF_BACKWARD_SORT_BLOCK) {
+    for (int digit = threadIdx.x; digit < 1 << to.bits; digit += RF_BACKWARD_SORT_BLOCK)
         places[digit] = counts[digit];
-        if (counts[digit] != 0) atomicAdd(digits + digit, counts[digit]);
-    }
 }
 
 #endif

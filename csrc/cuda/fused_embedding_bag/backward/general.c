@@ -87,8 +87,7 @@ rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_p
     if (described->any_mean) to->bag_factors = part(to, to->slots * (int64_t)sizeof(float));
     to->partials = part(to, (int64_t)to->rows_chunks * 2 * to->pitch * (int64_t)sizeof(float));
     to->bases = part(to, ((int64_t)to->rows_chunks + 1 + problem->n_matrices) * (int64_t)sizeof(uint32_t));
-    to->sums_bytes = (2 * RF_BACKWARD_MOST_SEGMENTS + to->passes * to->segments.count * digits) * word;
-    to->sums = part(to, to->sums_bytes);
+    to->sums = part(to, (2 * RF_BACKWARD_MOST_SEGMENTS + to->segments.count * digits) * word);
     to->places = part(to, digits * to->chunks * word);
     return RF_OK;
 }
@@ -123,10 +122,9 @@ static rf_status launch(launcher *by, rf__backward_kernel number, int64_t blocks
 static rf_backward_counts counts_of(const rf__backward_layout *sizes, uint64_t workspace, int32_t pass) {
     const uint64_t word = sizeof(uint32_t), sums = workspace + (uint64_t)sizes->sums;
     const uint64_t totals = sums + RF_BACKWARD_MOST_SEGMENTS * word;
-    const uint64_t digits = (uint64_t)pass * (uint64_t)sizes->segments.count << sizes->variant.digit_bits;
     return (rf_backward_counts){.lengths = pass == 0 ? sums : totals,
                                 .totals = totals,
-                                .digits = totals + (RF_BACKWARD_MOST_SEGMENTS + digits) * word,
+                                .digits = totals + RF_BACKWARD_MOST_SEGMENTS * word,
                                 .places = workspace + (uint64_t)sizes->places,
                                 .shift = pass * sizes->variant.digit_bits,
                                 .bits = sizes->variant.digit_bits};
@@ -253,8 +251,6 @@ rf_status rf__backward_general_launch(const rf__backward_problem *problem, const
     const rf__cuda_device *device = store->device;
     launcher by = {.device = device, .stream = store->stream, .variant = &sizes->variant};
     int32_t sorted = 0;
-    RF__CUDA_TRY(device->driver->cuMemsetD32Async(
-        workspace + (uint64_t)sizes->sums, 0, (size_t)sizes->sums_bytes / sizeof(uint32_t), store->stream));
     RF_TRY(entries_make(&by, sizes, &problem->call, workspace, features, &sorted));
     RF_TRY(rows_pool(&by, sizes, problem, workspace, features, sorted));
 out:

@@ -12,7 +12,7 @@ typedef struct rf__backward_layout {
     int32_t passes, chunks; /* of the sort */
     int32_t rows_chunk, rows_chunks, slices, pitch;
     int64_t entries[2], sources, factors, bag_factors, partials, bases, count;
-    int64_t sums, sums_bytes; /* of the sort: lengths, totals, and digits of each pass */
+    int64_t sums; /* of the sort: lengths, totals, digits */
     int64_t places;
     int64_t bytes;
 } rf__backward_layout;

@@ -29,7 +29,7 @@ struct shared_t {
     rf_u16 before[WORDS]; /* bits in words before */
     rf_u16 bags[CHUNK]; /* of each bit the slot, less the chunk's first */
     rf_u32 counts[1 << RF_BACKWARD_MOST_DIGIT_BITS];
-    rf_u32 ends[2], valid;
+    rf_u32 ends[2];
 };
 
 /* A slot is a bag of a feature: number feature * bags + bag. The last one that begins at `position` or before among those
@@ -136,7 +136,10 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const rf_u32 length = length_of(args);
     const chunk_t chunk = chunk_find(length, blockIdx.x);
-    if (blockIdx.x == 0 && thread < 32) args.counts.lengths[thread] = length;
+    if (blockIdx.x == 0 && thread < 32) {
+        args.counts.lengths[thread] = length;
+        args.counts.totals[thread] = 0;
+    }
     if (chunk.size == 0) return;
     RF_INDEX indices[ITEMS];
 #pragma unroll
@@ -146,7 +149,6 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
     }
     for (int digit = thread; digit < 1 << args.counts.bits; digit += BLOCK) shared.counts[digit] = 0;
     if (thread < WORDS) shared.begins[thread] = 0;
-    if (thread == 0) shared.valid = 0;
     if (warp < 2) {
         const bool is_last = chunk.segment + 1 >= args.segments.count;
         const rf_u32 behind = is_last ? args.slots : args.segments.slots[chunk.segment + 1];
@@ -161,7 +163,6 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
     const rf_u32 first_number = first_slot / args.bags, next_number = (first_number + 1) * args.bags;
     const rf_backward_feature first_feature = feature_load(args, first_number); /* mostly that of all */
     const rf_i64 base = args.segments.bases[chunk.segment];
-    rf_u32 valid = 0;
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
         const int word = k * WARPS + warp, at = word * 32 + lane;
@@ -195,17 +196,12 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
         }
         args.entries[position] = entry;
         if (is_entry) {
-            valid++;
             const rf_u32 digit = (rf_u32)(key - base) & ((1u << args.counts.bits) - 1);
             atomicAdd(&shared.counts[digit], 1u);
         }
     }
-#pragma unroll
-    for (int apart = 16; apart > 0; apart /= 2) valid += __shfl_xor_sync(RF_FULL_WARP, valid, apart);
-    if (lane == 0) atomicAdd(&shared.valid, valid);
     __syncthreads();
-    counts_keep(args.counts, chunk, shared.counts);
-    if (thread == 0) atomicAdd(args.counts.totals + chunk.segment, shared.valid);
+    counts_keep(args.counts, shared.counts);
 }
 
 /* One over the lookups of a bag that count, where its feature pools by mean. */

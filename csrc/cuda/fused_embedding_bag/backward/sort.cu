@@ -1,6 +1,6 @@
 /* One pass of a stable radix sort of entries by key: inside their segment they go by RF_DIGIT_BITS bits of it. Three launches:
  * rf_backward_count counts the digits of each chunk of RF_BACKWARD_CHUNK entries (keys.cu does it for the first pass),
- * rf_backward_places makes of them where a chunk's entries of a digit go, rf_backward_sort takes them there. (One sweep with
+ * rf_backward_places sums them up, chunk by chunk, rf_backward_sort sums up digits and takes the entries to their places. (One sweep with
  * decoupled look-back, as in Adinets and Merrill, "Onesweep", 2022, is slower here: all chunks run at once, so each would
  * look back at all before it.)
  * The order is that of any stable sort, without lookups that do not count: the first pass leaves them out.
@@ -34,8 +34,8 @@ struct shared_t {
         rf_backward_entry entries[CHUNK];
     };
     rf_u32 begins[DIGITS]; /* where a digit's entries begin in the chunk */
-    rf_u32 places[DIGITS]; /* and in the sorted order; then less that */
-    rf_u32 of_warps[WARPS];
+    rf_u32 places[DIGITS]; /* and in the sorted order, less that */
+    rf_u64 of_warps[WARPS];
 };
 static_assert(sizeof(shared_t) <= RF_BACKWARD_SORT_SHARED(DIGITS, sizeof(rf_backward_entry)),
               "as the host counts");
@@ -67,30 +67,26 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     for (int i = 0; i < ITEMS; i++)
         if (i * BLOCK + thread < chunk.size) atomicAdd(&counts[digit_of(args, base, keys[i])], 1u);
     __syncthreads();
-    counts_keep(args.counts, chunk, counts);
+    counts_keep(args.counts, counts);
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     rf_backward_places(const __grid_constant__ rf_backward_sort_args args) {
     enum { BLOCK_DIGITS = RF_BACKWARD_PLACES_DIGITS };
     static_assert(BLOCK_DIGITS == 32, "a lane each");
-    __shared__ rf_u32 of_warps[WARPS], sums[WARPS][BLOCK_DIGITS];
+    __shared__ rf_u32 sums[WARPS][BLOCK_DIGITS];
     rf_wait_for_previous_kernel();
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int blocks = (DIGITS + BLOCK_DIGITS - 1) / BLOCK_DIGITS; /* of a segment */
-    const int segment = (int)blockIdx.x / blocks, first = (int)blockIdx.x % blocks * BLOCK_DIGITS;
-    const rf_u32 total = rf_load(args.counts.totals + lane), upto = rf_sum_of_lanes_to(total);
-    if (blockIdx.x == 0 && thread == 31) *args.count = (rf_i64)upto;
+    const int segment = (int)blockIdx.x / blocks, digit = (int)blockIdx.x % blocks * BLOCK_DIGITS + lane;
     const chunks_t chunks = chunks_of(rf_load(args.counts.lengths + lane));
     const int behind = (int)__shfl_sync(RF_FULL_WARP, chunks.upto, segment);
     const int count = (int)__shfl_sync(RF_FULL_WARP, chunks.own, segment);
     const int share = (count + WARPS - 1) / WARPS, begin = behind - count + warp * share;
     const int end = min(begin + share, behind);
-    const bool any = first + lane < DIGITS;
-    rf_u32 *const places = args.counts.places + first + lane;
-    const rf_u32 *const digits = args.counts.digits + (rf_i64)segment * DIGITS;
-    /* Of the warp's chunks, and of digits before the block's. */
-    rf_u32 sum = 0, before = 0, all;
+    const bool any = digit < DIGITS;
+    rf_u32 *const places = args.counts.places + digit;
+    rf_u32 sum = 0;
     for (int start = begin; start < end; start += AT_ONCE) {
         rf_u32 own[AT_ONCE];
 #pragma unroll
@@ -100,9 +96,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
         for (int i = 0; i < AT_ONCE; i++) sum += own[i];
     }
     sums[warp][lane] = sum;
-    for (int digit = thread; digit < first; digit += BLOCK) before += digits[digit];
-    (void)rf_sum_of_block_before<WARPS>(before, of_warps, all);
-    /* A barrier was in there: the sums of all warps are known. */
+    __syncthreads();
     rf_u32 place = 0, of_digit = 0;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
@@ -110,8 +104,12 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
         place += w < warp ? own : 0;
         of_digit += own;
     }
-    place += all + rf_sum_of_lanes_to(of_digit) - of_digit;
-    place += __shfl_sync(RF_FULL_WARP, upto - total, segment);
+    if (warp == 0) {
+        if (any) args.counts.digits[(rf_i64)segment * DIGITS + digit] = of_digit;
+        const rf_u32 upto = rf_sum_of_lanes_to(of_digit);
+        if (lane == 31 && args.counts.lengths != args.counts.totals)
+            atomicAdd(args.counts.totals + segment, upto);
+    }
     for (int start = begin; start < end; start += AT_ONCE) {
         rf_u32 own[AT_ONCE];
 #pragma unroll
@@ -137,11 +135,14 @@ RF_INLINE rf_u32 lanes_alike(int digit) {
     return same;
 }
 
-/* A chunk's counts of a warp and digit become where, in the chunk, they begin less the digit's own place, which is in `begins`.
- * Returns the number of all. By pairs of digits: thread * EACH + i. */
-RF_INLINE rf_u32 digits_scan(shared_t &shared) {
+/* A chunk's counts of a warp and digit become where, in the chunk, they begin less the digit's own place, which is in `begins`;
+ * `places` become those in the sorted order, less that. `digits`: entries of the segment, which begins at `first`. Returns
+ * the number of all entries of the chunk. */
+RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *digits, rf_u32 first) {
     rf_u32 *const words = (rf_u32 *)&shared.counts[0][0];
-    rf_u32 own[EACH], sum = 0, all;
+    enum { OWN = 2 * EACH }; /* neighbouring digits of a thread */
+    const int digit = (int)threadIdx.x * OWN;
+    rf_u32 own[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int pair = i * BLOCK + (int)threadIdx.x;
@@ -161,25 +162,27 @@ RF_INLINE rf_u32 digits_scan(shared_t &shared) {
         shared.begins[2 * pair] = own[i] & 0xffffu;
         shared.begins[2 * pair + 1] = own[i] >> 16;
     }
-    __syncthreads();
-    const int first = (int)threadIdx.x * 2 * EACH;
-    rf_u32 counts[2 * EACH];
+    rf_u32 ahead[OWN];
 #pragma unroll
-    for (int i = 0; i < 2 * EACH; i++) {
-        counts[i] = first + i < DIGITS ? shared.begins[first + i] : 0;
+    for (int i = 0; i < OWN; i++) ahead[i] = digit + i < DIGITS ? rf_load(digits + digit + i) : 0;
+    __syncthreads();
+    rf_u64 counts[OWN], sum = 0, all; /* of the chunk, above of the segment */
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        counts[i] = (rf_u64)ahead[i] << 32 | (digit + i < DIGITS ? shared.begins[digit + i] : 0);
         sum += counts[i];
     }
-    rf_u32 begin = rf_sum_of_block_before<WARPS>(sum, shared.of_warps, all);
+    rf_u64 begin = rf_sum_of_block_before<WARPS>(sum, shared.of_warps, all);
 #pragma unroll
-    for (int i = 0; i < 2 * EACH; i++) {
-        if (first + i < DIGITS) {
-            shared.begins[first + i] = begin;
-            shared.places[first + i] -= begin;
+    for (int i = 0; i < OWN; i++) {
+        if (digit + i < DIGITS) {
+            shared.begins[digit + i] = (rf_u32)begin;
+            shared.places[digit + i] += first + (rf_u32)(begin >> 32) - (rf_u32)begin;
         }
         begin += counts[i];
     }
     __syncthreads();
-    return all;
+    return (int)(rf_u32)all;
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
@@ -189,15 +192,17 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     rf_wait_for_previous_kernel();
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const chunk_t chunk = chunk_of(args);
+    const rf_u32 total = rf_load(args.counts.totals + lane), upto = rf_sum_of_lanes_to(total);
+    if (blockIdx.x == 0 && thread == 31) *args.count = (rf_i64)upto;
     if (chunk.size == 0) return;
     const rf_i64 base = args.segments.bases[chunk.segment];
+    const rf_u32 begin = __shfl_sync(RF_FULL_WARP, upto - total, chunk.segment);
     const RF_KEY trash = (RF_KEY)args.trash;
-    rf_backward_entry entries[ITEMS];
+    RF_KEY keys[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const int at = warp * (ITEMS * 32) + i * 32 + lane;
-        entries[i].key = trash;
-        if (at < chunk.size) entries[i] = entry_load(args.entries + chunk.first + at);
+        keys[i] = at < chunk.size ? rf_load(&args.entries[chunk.first + at].key) : trash;
     }
     rf_bytes<16> *const zeros = (rf_bytes<16> *)&shared.counts[0][0];
     for (int i = thread; i < WARPS * DIGITS / 8; i += BLOCK) zeros[i] = {};
@@ -208,8 +213,8 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     rf_u32 ranks[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-        const bool any = entries[i].key < trash;
-        const int digit = any ? digit_of(args, base, entries[i].key) : -1;
+        const bool any = keys[i] < trash;
+        const int digit = any ? digit_of(args, base, keys[i]) : -1;
         const rf_u32 same = lanes_alike(digit);
         const rf_u32 before = __popc(same & ((1u << lane) - 1));
         rf_u32 first = 0;
@@ -220,17 +225,23 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
         ranks[i] = first + before;
     }
     __syncthreads();
-    const int size = (int)digits_scan(shared);
+    const int size = digits_scan(shared, args.counts.digits + (rf_i64)chunk.segment * DIGITS, begin);
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-        const bool any = entries[i].key < trash;
-        const int digit = any ? digit_of(args, base, entries[i].key) : 0;
+        const bool any = keys[i] < trash;
+        const int digit = any ? digit_of(args, base, keys[i]) : 0;
         ranks[i] += shared.counts[warp][digit] + shared.begins[digit];
+    }
+    RF_VALUE values[ITEMS]; /* not before: keys and ranks take the registers */
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const int at = warp * (ITEMS * 32) + i * 32 + lane;
+        if (keys[i] < trash) values[i] = rf_load(&args.entries[chunk.first + at].value);
     }
     __syncthreads(); /* nobody needs counts any more */
 #pragma unroll
     for (int i = 0; i < ITEMS; i++)
-        if (entries[i].key < trash) shared.entries[ranks[i]] = entries[i];
+        if (keys[i] < trash) shared.entries[ranks[i]] = {keys[i], values[i]};
     __syncthreads();
 #pragma unroll 4
     for (int at = thread; at < size; at += BLOCK) {
