@@ -87,7 +87,7 @@ def fitting_rows(wanted: int, kind: str, sides: Sequence[str], device: torch.dev
 
 
 def figure_steps(setting: Setting, speed: float, report: Report) -> Figure:
-    """Every optimizer on every subject; what was measured is kept after each, also if the run is interrupted."""
+    """Every optimizer on every subject; an interrupted run keeps what it has measured."""
     arguments, rows, notes = setting.arguments, [], []
     batches: dict[tuple[str, int], list[Batch]] = {}
     cases = [(kind, name) for kind in arguments.optimizers for name in arguments.subjects]

@@ -262,8 +262,8 @@ def test_a_row_that_all_lookups_want(call_of: Any) -> None:
 
 
 def test_segments_of_several_chunks(call_of: Any) -> None:
-    """Tables of 2,000 rows are sorted one by one in a pass each, those of 1,000 two by two; some lookups do not
-    count, and whole bags are empty."""
+    """Tables of 2,000 rows are sorted one by one in a pass each, those of 1,000 two by two; some lookups do
+    not count, and whole bags are empty."""
     torch.manual_seed(7)
     for rows in ((2000, 2040, 1, 2000), (1000, 1000, 1000, 1000)):
         padded = [Feature(table, "sum", (None, 3)[table % 2]) for table in range(4)]
