@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -48,9 +49,11 @@ class Effects:
             for storage in _storages_around(node) & self.written:
                 self._touching.setdefault(storage, []).append(node)
 
-    def is_written(self, node: Node) -> bool:
-        """Whether something writes to the memory of what a node returns."""
-        return bool(self.written) and any(storage_of(tensor) in self.written for tensor in tensors_of(node))
+    def is_written(self, node: Any) -> bool:
+        """Whether something writes to the memory of what a node returns; a number has none."""
+        if not self.written or not isinstance(node, Node):
+            return False
+        return any(storage_of(tensor) in self.written for tensor in tensors_of(node))
 
     def why_not(self, nodes: Iterable[Node]) -> str:
         """Why these nodes, what they read included, are not free to be computed elsewhere; "" if they are."""

@@ -61,6 +61,7 @@ class Program:
         self._random_nodes: set[Node] | None = None
         self._sizes: dict[tuple[Node, int], Node] = {}
         self._dead: list[Node] = []
+        self._new: list[Node] = []
         self._constants = 0
 
     def _name_attributes(self, nodes: list[Node]) -> None:
@@ -114,13 +115,14 @@ class Program:
         return self._gradient_nodes
 
     def constant_value(self, node: Node) -> Tensor | None:
-        """The values of what is a constant of the program itself, which no user can change."""
-        dtype = getattr(value_of(node), "dtype", None)
+        """The values of a literal, ``torch.tensor([...])``: a constant that no user can change."""
+        dtype, is_literal = getattr(value_of(node), "dtype", None), False
         while is_call(node, *_COPIES) and not self.effects.is_written(node):
+            is_literal = is_call(node, aten.lift_fresh_copy, aten.lift_fresh)
             node = node.args[0]  # type: ignore[assignment]
             if getattr(value_of(node), "dtype", None) != dtype:
                 return None
-        if self.effects.is_written(node):
+        if self.effects.is_written(node) or not is_literal:  # others are the model's own tensors
             return None
         found = self._constant_at(node)
         return found.constant if isinstance(found, FakeTensor) else found
@@ -181,6 +183,7 @@ class Program:
 
     def _place(self, node: Node) -> None:
         assert self._cursor is not None
+        self._new.append(node)
         at, _ = self._order[self._cursor]
         self._order[node] = (at - 0.5 if at == int(at) else at, next(self._numbers))
         self.effects.region[node] = self.effects.region[self._cursor]
@@ -237,6 +240,7 @@ class Program:
         """Takes away what nobody needs any more, brings nodes into order and compiles the module."""
         if not self.changed:
             return
+        self._dead += [node for node in self._new if not (node._erased or node.is_impure())]
         self.erase_dead()
         self._sort()
         self.graph.lint()

@@ -86,9 +86,11 @@ class Ranges:
         """What a condition always is; None: it depends."""
         if isinstance(node, bool):
             return node
+        if self.program.effects.is_written(node):
+            return None
         if is_call(node, *_COMPARED):
             number, found = node.args[1], self.of(node.args[0])
-            if found is None or not is_of(node.args[0], number) or self.program.effects.is_written(node):
+            if found is None or not is_of(node.args[0], number):
                 return None
             return _COMPARED[operator_of(node).overloadpacket](found, number)  # type: ignore[union-attr]
         if is_call(node, aten.logical_not, aten.bitwise_not):
@@ -105,9 +107,9 @@ class Ranges:
     def given(self, node: Any, condition: Any, holds: bool) -> Range | None:
         """The range of a node where a condition holds, or does not."""
         found, is_written = self.of(node), self.program.effects.is_written
-        if found is None or not isinstance(condition, Node) or not isinstance(node, Node):
+        if found is None or not isinstance(condition, Node) or is_written(condition) or is_written(node):
             return found
-        if is_written(condition) or is_written(node):
+        if value_of(condition).dtype is not torch.bool:  # where the complement of what holds may hold too
             return found
         if is_call(condition, aten.logical_not, aten.bitwise_not):
             return self.given(node, condition.args[0], not holds)

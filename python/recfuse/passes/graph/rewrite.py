@@ -36,24 +36,34 @@ def rewrite(
     """
     swapped: list[tuple[str, str]] = []
     with Progress("recfuse: graph passes", len(program.graph.nodes)) as progress:
-        for pattern in chosen(patterns, "recfuse"):
-            progress.describe(pattern.kind)
-            for match in pattern.find(program):
-                name = (pattern.kind, match.key)
-                left = match.why_not
-                if not left and name in refused:
-                    left = "its result differs from the original's on the batches of check"
-                if not left and only is not None and name != only:
-                    continue
-                if left or match.apply is None:
-                    _add(report, pattern, match, "left", left)
-                    continue
-                _add(report, pattern, match, "swapped", match.apply())
-                program.erase_dead()
-                swapped.append(name)
-                progress.update(len(match.parts))
-        program.finish()
+        try:
+            for pattern in chosen(patterns, "recfuse"):
+                progress.describe(pattern.kind)
+                for match in pattern.find(program):
+                    name = (pattern.kind, match.key)
+                    left = match.why_not
+                    if not left and name in refused:
+                        left = "its result differs from the original's on the batches of check"
+                    if not left and only is not None and name != only:
+                        continue
+                    detail, left = ("", left) if left else _applied(match)
+                    _add(report, pattern, match, "left" if left else "swapped", left or detail)
+                    program.erase_dead()
+                    if not left:
+                        swapped.append(name)
+                        progress.update(len(match.parts))
+        finally:  # each replacement alone is right: whatever is raised, the graph is a whole one
+            program.finish()
     return swapped
+
+
+def _applied(match: Match) -> tuple[str, str]:
+    """What a match is now; or why it is left: it has shapes or arguments that the new call refuses."""
+    assert match.apply is not None
+    try:
+        return match.apply(), ""
+    except Exception as error:
+        return "", f"it cannot be rewritten: {type(error).__name__}: {error}"
 
 
 def _add(report: SwapReport, pattern: GraphPattern, match: Match, action: str, detail: str) -> None:

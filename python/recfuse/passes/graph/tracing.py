@@ -48,7 +48,8 @@ def recorded(module: GraphModule, inputs: Sequence[Any]) -> Iterator[Program]:
         found = trace(*fakes)
         _keep_what_torch_knows(module, found, inputs)
     with patch:
-        yield Program(found)
+        inputs_of_user = [node for node in found.graph.nodes if node.op == "placeholder"]
+        yield Program(found, [node for node in inputs_of_user if not node.meta["recfuse_is_state"]])
 
 
 class _CountingMode(FakeTensorMode):
@@ -80,19 +81,27 @@ def _keep_what_torch_knows(before: GraphModule, after: GraphModule, inputs: Sequ
     for old, new, given in zip(olds, news, inputs, strict=True):
         new.meta = {**old.meta, **new.meta}
         new.meta["recfuse_name"] = _spelled(old.meta.get("grapharg"), old.name)
+        new.meta["recfuse_is_state"] = _is_state(old.meta.get("grapharg"))
         new.meta["recfuse_is_parameter"] = isinstance(given, torch.nn.Parameter)
         new.meta["recfuse_requires_grad"] = isinstance(given, Tensor) and given.requires_grad
         if hasattr(old, "_dynamo_source"):
             new._dynamo_source = old._dynamo_source
 
 
+def _source(argument: Any) -> str:
+    """Where an input comes from, as torch writes it; "" where that is not known."""
+    text = getattr(getattr(argument, "source", None), "name", "")
+    return str(text() if callable(text) else text)
+
+
+def _is_state(argument: Any) -> bool:
+    """Whether an input is a Parameter or a buffer of a module."""
+    return any(part in _source(argument) for part in ("._parameters[", "._buffers["))
+
+
 def _spelled(argument: Any, name: str) -> str:
     """An input as the model spells it: ``tables.0.weight``."""
-    try:
-        text = argument.source.name
-        text = text() if callable(text) else text
-    except AttributeError:
-        return name
+    text = _source(argument) or name
     for part in ("_modules", "_parameters", "_buffers"):
         text = text.replace(f".{part}[", "[")
     return text.replace("L['self']", "").replace("']['", ".").replace("']", "").replace("['", "").lstrip(".")

@@ -18,6 +18,7 @@ Source: IKBO (in-kernel broadcast optimization), section 3, and its inference-ti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,6 +70,11 @@ def _why_not(program: Program, node: Node, given: dict[str, Any], k: Lift, v: Li
         return "values of another dim than keys"
     if not given["enable_gqa"] and not same(tensors[0].shape[1], tensors[1].shape[1]):
         return "keys of other heads than queries"
+    if not same(tensors[0].shape[0], tensors[1].shape[0]):
+        return "queries of another batch than keys"
+    scale = given["scale"]
+    if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
+        return "a scale that is not a positive number"
     if not k.map.pays:
         return "the example has hardly more candidates than users"
     if program.effects.has_autocast:

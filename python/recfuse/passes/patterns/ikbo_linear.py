@@ -41,8 +41,9 @@ def find(program: Program) -> Iterator[Match]:
             continue
         joined, weight, bias = parts
         lifts = [broadcasts.lift(item) for item in joined.args[0]]  # type: ignore[union-attr]
-        maps = [lift.map.key for lift in lifts if lift is not None and lift.dim == 0 and lift.block == 1]
-        if not maps or (all(lift is not None for lift in lifts) and len(set(maps)) == 1):
+        lifts = [lift if lift is not None and (lift.dim, lift.block) == (0, 1) else None for lift in lifts]
+        maps = [lift.map.key for lift in lifts if lift is not None]
+        if not maps or (len(maps) == len(lifts) and len(set(maps)) == 1):
             continue  # no broadcast, or nothing else: the whole layer is the users'
         key = max(maps, key=maps.count)
         of_users = [lift is not None and lift.map.key == key for lift in lifts]
