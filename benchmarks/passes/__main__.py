@@ -173,9 +173,11 @@ def main() -> None:
         for name in (name for name in arguments.figures if name != "pass"):
             if name in problems:
                 table, result = measure(parser, arguments, problems[name]())
+                report.add(name, [table], result.to_json(environment=False))
             else:
-                table, result = measure_columns(parser, arguments, name)
-            report.add(name, [table], result.to_json(environment=False))
+                found, results = measure_columns(parser, arguments, name)
+                record = {part: result.to_json(environment=False) for part, result in results.items()}
+                report.add(name, found, record)
     if "pass" in arguments.figures:
         table, spent = measure_pass(arguments.columns)
         report.add("pass", [table], spent)

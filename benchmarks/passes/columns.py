@@ -1,17 +1,20 @@
 """RECom's models E and F in plain PyTorch, column by column, against recfuse.nn.EmbeddingColumns by hand.
 
 Tables, batches and the layers on top are those of benchmarks/embedding_columns/models.py. The plain model has
-a Parameter a table, and its boundaries as numbers; its raw values come as one tensor of floats and one of
-integers, and as (values, offsets) of each column of several values. By hand, values come as one packed batch,
-and the layers are compiled.
+a tensor a table, and its boundaries as numbers; its raw values come as one tensor of floats and one of
+integers, and as (values, offsets) of each column of several values. Its graph is recorded by torch's make_fx,
+which takes seconds where torch.compile takes a minute, and given to recfuse.swap. By hand, values come as one
+packed batch. The layers behind the columns are compiled, the same for all.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import recfuse
@@ -24,24 +27,25 @@ from passes.measure import measure_forms
 from recfuse import timing
 from recfuse.nn.columns import EmbeddingColumns
 
-PLAIN, PASSED, BY_HAND = "torch", "recfuse.backend()", "by hand"
+PLAIN, PASSED, BY_HAND = "torch", "recfuse.swap(graph)", "by hand"
 TOLERANCE = 1e-4
 
 
 class Plain(nn.Module):
-    """Columns one after another, and the layers behind them."""
+    """Columns one after another."""
 
-    def __init__(self, subject: Subject, top: Model) -> None:
-        """With a subject's tables."""
+    def __init__(self, subject: Subject) -> None:
+        """Of a subject."""
         super().__init__()
-        self.kinds, self.top = list(subject.columns), top
-        self.tables = nn.ParameterList(nn.Parameter(table, requires_grad=False) for table in subject.tables)
+        self.kinds = list(subject.columns)
 
-    def forward(self, floats: Tensor, integers: Tensor, several: list[Jagged], dense: Tensor) -> Tensor:
-        """[size, columns of a kind] each, (values, offsets) of the other columns, [size, 32] to [size, 1]."""
+    def forward(
+        self, tables: list[Tensor], floats: Tensor, integers: Tensor, several: list[Jagged]
+    ) -> Tensor:
+        """A table a column, [size, columns of a kind] each, (values, offsets) of the other columns."""
         at = {"floats": 0, "integers": 0, "several": 0}
         pooled = []
-        for kind, table in zip(self.kinds, self.tables, strict=True):
+        for kind, table in zip(self.kinds, tables, strict=True):
             source = source_of(kind)
             number, at[source] = at[source], at[source] + 1
             if source == "floats":
@@ -56,7 +60,7 @@ class Plain(nn.Module):
                         values % kind.rows, table, offsets, mode=kind.pooling, include_last_offset=True
                     )
                 )
-        return self.top(torch.cat(pooled, 1), dense)  # type: ignore[no-any-return]
+        return torch.cat(pooled, 1)
 
 
 def source_of(kind: Kind) -> str:
@@ -73,7 +77,7 @@ def columns_of(subject: Subject) -> EmbeddingColumns:
     return module.requires_grad_(False).eval()
 
 
-def inputs_of(kinds: list[Kind], batch: Batch) -> tuple[Tensor, Tensor, list[Jagged], Tensor]:
+def inputs_of(kinds: list[Kind], batch: Batch) -> tuple[Tensor, Tensor, list[Jagged]]:
     """A batch as the plain model takes it."""
     of = {
         source: [
@@ -81,36 +85,40 @@ def inputs_of(kinds: list[Kind], batch: Batch) -> tuple[Tensor, Tensor, list[Jag
         ]
         for source in ("floats", "integers", "several")
     }
-    return torch.stack(of["floats"], 1), torch.stack(of["integers"], 1), of["several"], batch.dense  # type: ignore[arg-type,return-value]
+    return torch.stack(of["floats"], 1), torch.stack(of["integers"], 1), of["several"]  # type: ignore[arg-type,return-value]
 
 
 def measure_columns(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, name: str
-) -> tuple[Table, timing.Comparison]:
-    """A model in its forms."""
+) -> tuple[list[Table], dict[str, timing.Comparison]]:
+    """A model in its forms, with the layers behind the columns and without."""
     setting = Setting(parser, arguments)
     subject = Subject(name, model_kinds(name, arguments.large_rows, arguments.part), setting)
     batches = subject.batches(arguments.samples)
     top = Model(name, subject.output_dim, setting.device, arguments.seed).eval()
-    plain, columns = Plain(subject, top).eval(), columns_of(subject)
-    backend = recfuse.backend()
-    passed = torch.compile(plain, backend=backend, fullgraph=True, dynamic=False)
-    layers = torch.compile(top, dynamic=False)
-    given = [inputs_of(subject.columns, batch) for batch in batches]
+    plain, columns, layers = Plain(subject), columns_of(subject), torch.compile(top, dynamic=False)
+    given = [(subject.tables, *inputs_of(subject.columns, batch)) for batch in batches]
     packed = [columns.pack(named(batch.features)) for batch in batches]
-    runs = {
+    graph = make_fx(plain, tracing_mode="fake", pre_dispatch=True)(*given[0])
+    report = recfuse.swap(graph)
+    forms: dict[str, Callable[[int], Tensor]] = {
         PLAIN: lambda number: plain(*given[number]),
-        PASSED: lambda number: passed(*given[number]),
-        BY_HAND: lambda number: layers(columns(packed[number]), batches[number].dense),
+        PASSED: lambda number: graph(*given[number]),
+        BY_HAND: lambda number: columns(packed[number]),
     }
     right = plain(*given[0])
-    errors = [relative_error(run(0), right) for run in runs.values()]
-    check_agreement(parser, errors, TOLERANCE)
+    check_agreement(parser, [relative_error(run(0), right) for run in forms.values()], TOLERANCE)
     if arguments.device == "cuda":  # its copies of boundaries from the host cannot be captured
-        del runs[PLAIN]
-    title = f"{name}, {len(subject.columns)} columns and the layers behind them, batch {arguments.samples}"
-    table, result = measure_forms(arguments, title, runs, len(batches), (BY_HAND,))
-    report = backend.reports[-1]
-    found = {entry.detail for entry in report.swapped}
-    table.notes.append(f"Swapped: {len(report.found('columns'))} columns: {'; '.join(sorted(found))}.")
-    return table, result
+        del forms[PLAIN]
+    whole = {
+        name: lambda number, run=run: layers(run(number), batches[number].dense)
+        for name, run in forms.items()
+    }
+    tables, results = [], {}
+    for part, runs in (("and the layers behind them", whole), ("alone", forms)):
+        title = f"{name}, {len(subject.columns)} columns {part}, batch {arguments.samples}"
+        table, results[part] = measure_forms(arguments, title, runs, len(batches), (BY_HAND,))
+        found = {entry.detail for entry in report.swapped}
+        table.notes.append(f"Swapped: {len(report.found('columns'))} columns: {'; '.join(sorted(found))}.")
+        tables.append(table)
+    return tables, results
