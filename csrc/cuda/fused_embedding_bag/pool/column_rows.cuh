@@ -59,7 +59,7 @@ RF_INLINE bool rf_leave_part(const rf_fused_args &args, const rf_slots &slots, i
     /* As many lookups as bags are most often one each: those are loaded beside the offsets, which then say so. */
     const bool maybe_one_each = args.end - args.lead == (rf_i64)args.n_features * args.bags;
     RF_OFFSET begin[PART], end[PART];
-    RF_POSITION bag[PART]; /* of all features */
+    RF_POSITION bag[PART]; /* of all features; where there are as many lookups it is one of their positions */
     RF_INDEX index[PART] = {};
     bool there[PART], any = false, longer = false, one_each = maybe_one_each;
 #pragma unroll
@@ -67,9 +67,10 @@ RF_INLINE bool rf_leave_part(const rf_fused_args &args, const rf_slots &slots, i
         const int at = first + (place + i * 32 & (1 << slots.log_bags) - 1);
         const int feature = __shfl_sync(RF_FULL_WARP, slots.feature, place + i * 32 >> slots.log_bags);
         there[i] = feature >= 0 && at < last;
-        bag[i] = there[i] ? (RF_POSITION)feature * args.bags + at : 0;
-        begin[i] = rf_load(args.offsets + bag[i]);
-        end[i] = rf_load(args.offsets + bag[i] + 1);
+        const rf_i64 number = there[i] ? (rf_i64)feature * args.bags + at : 0;
+        begin[i] = rf_load(args.offsets + number);
+        end[i] = rf_load(args.offsets + number + 1);
+        bag[i] = (RF_POSITION)number;
     }
     if (maybe_one_each) {
 #pragma unroll
