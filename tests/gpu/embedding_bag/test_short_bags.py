@@ -164,7 +164,8 @@ def test_two_dimensional_input_is_one_kernel(columns: int) -> None:
             got = recfuse.embedding_bag(indices, weight, mode=mode)
             gpu.synchronize()
         assert_close_to_reference(got.cpu(), reference(square, table, mode=mode), 1e-5)
-        assert sum(event.count for event in profile.key_averages()) <= 3, profile.key_averages()
+        kernels = [event.key for event in profile.key_averages() if event.self_device_time_total > 0]
+        assert len(kernels) == 1 and kernels[0] in ("rf_short_bags", "rf_embedding_bag"), kernels
     if columns:
         indices[7, columns - 1] = 300
         recfuse.embedding_bag(indices, weight, mode="sum")
