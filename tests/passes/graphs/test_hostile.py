@@ -136,6 +136,21 @@ def test_numbers_that_a_type_has_not(dtype, way):
         check(lambda m, x, number=number, taken=taken: [of(x, number) + 0 for of in taken], (x,), way)
 
 
+@each_way
+@pytest.mark.parametrize("fill, dtype", ((0.1, torch.float16), (0.5, torch.int64), (0.1, None)))
+def test_defaults_are_numbers_of_their_type(fill, dtype, way):
+    def function(m, x, offsets):
+        pooled = []
+        for table in m.tables:
+            rows = F.embedding_bag(x % 10, table.weight, offsets, mode="sum", include_last_offset=True)
+            is_empty = ((offsets[1:] - offsets[:-1]) == 0).unsqueeze(1)
+            pooled.append(torch.where(is_empty, torch.full((1,), fill, dtype=dtype), rows))
+        return torch.cat(pooled, 1)
+
+    report = check(function, (torch.arange(7), torch.tensor([0, 3, 3, 7])), way)
+    assert len(report.found("columns")) == 2
+
+
 # ---- broadcasts
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
 
 from recfuse.passes.graph.bags import FIXED, LAST, Bag
@@ -185,8 +186,10 @@ def _number(node: Any) -> float | None:
         return node
     if is_call(node, aten.zeros, aten.zeros_like, aten.new_zeros):
         return 0
-    if is_call(node, aten.full, aten.full_like, aten.new_full):
-        return _number(arguments_of(node)["fill_value"])
-    if is_call(node, aten.scalar_tensor):
-        return _number(node.args[0])
-    return None
+    tensor = tensor_of(node)
+    if tensor is None or not is_call(node, aten.full, aten.full_like, aten.new_full, aten.scalar_tensor):
+        return None
+    given = arguments_of(node)
+    number = _number(given["s"] if "s" in given else given["fill_value"])
+    with unset_fake_temporarily():  # as its type has it
+        return None if number is None else torch.tensor(number).to(tensor.dtype).item()
