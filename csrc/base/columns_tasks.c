@@ -53,10 +53,10 @@ static rf_columns_kind kind_of(const builder *to, const rf_columns_column *colum
     return one ? RF_COLUMNS_ROWS : RF_COLUMNS_BAGS;
 }
 
-/* The elements that a lane can have of all rows and samples, as far as the program says. */
+/* The elements that a lane can have of all rows, as far as the program says. */
 static int32_t vector_of(const rf_columns_column *column) {
-    const int64_t all = column->weight_offset | column->dim | column->first_dim | column->n_dims |
-                        column->output_column | RF_COLUMNS_MOST_VECTOR;
+    const int64_t all =
+        column->weight_offset | column->dim | column->first_dim | column->n_dims | RF_COLUMNS_MOST_VECTOR;
     return column->buffer < 0 ? 1 : (int32_t)(all & -all);
 }
 

@@ -49,9 +49,9 @@ typedef struct rf_columns_args {
     /* Samples of a block, a power of two, at most RF_COLUMNS_MOST_SAMPLES, and blocks that share a task; the same of tasks
      * of bags, which come first. */
     rf_i32 samples, tiles;
-    rf_i32 bag_samples, bag_tiles, bag_tasks, unused;
-    rf_i32
-        vector; /* elements of a table's dtype and of the output that all addresses allow to be moved at once: 1, 2, 4 */
+    rf_i32 bag_samples, bag_tiles, bag_tasks;
+    rf_i32 output_vector; /* as `vector`, of the output's rows */
+    rf_i32 vector; /* elements of tables that all of their addresses allow to be moved at once: 1, 2, 4 */
     rf_i32 n_inputs;
     rf_error_word errors;
     rf_columns_tensor tensors[RF_TENSORS]; /* inputs; behind them rf_columns_buffer [n_buffers] */

@@ -267,7 +267,22 @@ RF_INLINE void rf_column_indices(const rf_columns_args &args, const rf_column_wo
 template <int V, int DTYPE> struct rf_column_vector {
     typedef rf_bytes<V * rf_element<DTYPE>::BYTES> type;
 };
-template <int V> RF_INLINE void rf_column_store(rf_u8 *to, const float (&values)[V]) {
+/* Whether the output takes V elements of a column at once. Else they are written one by one: its rows may be of any length,
+ * and columns of numbers between others are narrow. */
+template <int V>
+RF_INLINE bool rf_column_is_whole(const rf_columns_args &args, const rf_columns_column &column) {
+    return V == 1 || (args.output_vector >= V && column.output_column % V == 0);
+}
+template <int V> RF_INLINE void rf_column_store(rf_u8 *to, const float (&values)[V], bool is_whole) {
+    if (!is_whole) {
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            rf_bytes<OUTPUT_BYTES> one;
+            rf_element<RF_OUTPUT>::set(one, 0, values[i]);
+            *(rf_bytes<OUTPUT_BYTES> *)(to + i * OUTPUT_BYTES) = one;
+        }
+        return;
+    }
     typename rf_column_vector<V, RF_OUTPUT>::type out;
 #pragma unroll
     for (int i = 0; i < V; i++) rf_element<RF_OUTPUT>::set(out, i, values[i]);

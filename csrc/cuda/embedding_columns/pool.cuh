@@ -119,7 +119,7 @@ struct rf_column_finish {
         }
         rf_column_store<V>(args.output + (work.first + sample) * args.output_pitch +
                                (rf_i64)(column.output_column + element) * OUTPUT_BYTES,
-                           values);
+                           values, rf_column_is_whole<V>(args, column));
     }
 };
 

@@ -37,18 +37,24 @@ static rf_status check_limits(const rf_embedding_columns_params *params, const r
     return RF_OK;
 }
 
-/* The elements of each table, and of the output, that all addresses allow to be moved at once. */
-static int32_t vector_of(const rf_embedding_columns_params *params) {
-    const int64_t element = rf__dtype_bytes(params->output_dtype);
+/* The elements of each table that all addresses allow to be moved at once. */
+static int32_t table_vector(const rf_embedding_columns_params *params) {
     int32_t vector = RF_COLUMNS_MOST_VECTOR;
-    while (vector > 1 && ((uintptr_t)params->output % (uint64_t)(vector * element) != 0 ||
-                          params->output_stride % vector != 0))
-        vector /= 2;
     for (int64_t i = 0; i < params->n_buffers; i++)
         while (vector > 1 && (uintptr_t)params->buffers[i].data %
                                      (uint64_t)(vector * rf__dtype_bytes(params->buffers[i].dtype)) !=
                                  0)
             vector /= 2;
+    return vector;
+}
+
+/* And those of the output's rows. */
+static int32_t output_vector(const rf_embedding_columns_params *params) {
+    const int64_t element = rf__dtype_bytes(params->output_dtype);
+    int32_t vector = RF_COLUMNS_MOST_VECTOR;
+    while (vector > 1 && ((uintptr_t)params->output % (uint64_t)(vector * element) != 0 ||
+                          params->output_stride % vector != 0))
+        vector /= 2;
     return vector;
 }
 
@@ -136,8 +142,8 @@ rf_status rf__columns_prepare(const rf_embedding_columns_params *params, const i
     args->tiles = (rf_i32)tiles;
     args->bag_tiles = (rf_i32)bag_tiles;
     args->bag_tasks = (rf_i32)header->n_bag_tasks;
-    args->unused = 0;
-    args->vector = with_output ? vector_of(params) : RF_COLUMNS_MOST_VECTOR;
+    args->vector = with_output ? table_vector(params) : RF_COLUMNS_MOST_VECTOR;
+    args->output_vector = with_output ? output_vector(params) : RF_COLUMNS_MOST_VECTOR;
     args->n_inputs = (rf_i32)params->n_inputs;
     args->errors = word.on_device;
     tensors_put(params, args->tensors);

@@ -72,6 +72,7 @@ struct rf_column_copy {
             rf_u8 *output = args.output + work.first * args.output_pitch +
                             (rf_i64)(column.output_column + e) * OUTPUT_BYTES;
             asm volatile("" : "+l"(output)); /* one address, not a sum */
+            const bool is_whole = rf_column_is_whole<V>(args, column);
             const int behind = e * of::BYTES, last = work.samples - 1;
 #pragma unroll 1
             for (int base = warp; base <= last; base += WARPS * ROWS_IN_FLIGHT) {
@@ -92,7 +93,7 @@ struct rf_column_copy {
 #pragma unroll
                     for (int j = 0; j < V; j++) values[j] = there[i] ? of::get(row[i], j) * scale : fill;
                     const rf_u32 at = (rf_u32)min(base + i * WARPS, last);
-                    rf_column_store<V>(output + (rf_u64)at * (rf_u32)args.output_pitch, values);
+                    rf_column_store<V>(output + (rf_u64)at * (rf_u32)args.output_pitch, values, is_whole);
                 }
             }
         }
@@ -136,7 +137,7 @@ RF_INLINE void rf_column_numbers(const rf_columns_args &args, const rf_column_wo
         for (int i = 0; i < VALUES; i++) {
             const int at = base + i * WARPS;
             const float number[1] = {floats ? values.number(i) : (float)values.integer[i]};
-            if (at < work.samples) rf_column_store<1>(output + at * args.output_pitch, number);
+            if (at < work.samples) rf_column_store<1>(output + at * args.output_pitch, number, true);
         }
     }
 }
