@@ -2,8 +2,9 @@
 
 from drawings.bags import BAGS
 from drawings.candidates import CANDIDATES
+from drawings.columns import COLUMNS
 from drawings.fused import FUSED
 from drawings.schematics import SCHEMATICS
 
-PICTURES = {**BAGS, **FUSED, **CANDIDATES, **SCHEMATICS}
+PICTURES = {**BAGS, **FUSED, **CANDIDATES, **COLUMNS, **SCHEMATICS}
 """Path from the root of the project -> a function that takes the file to write."""
