@@ -9,7 +9,10 @@ from common.results import find_table
 from drawings.panels import RESULTS_PATH, by_columns, picture
 
 MICRO, MODELS = "embedding_columns_micro.json", "embedding_columns.json"
-OVER = {"times faster": "than torch's best, column by column", "than alike ones by hand": "alike ones by hand"}
+OVER = {
+    "times faster": "torch's best, column by column",
+    "than alike ones by hand": "alike ones by hand",
+}
 SETTING = (
     "Columns on the axis of the first, samples of a batch on those of the others. Alike ones by hand: all "
     "columns of a kind put together by whoever writes the model."
