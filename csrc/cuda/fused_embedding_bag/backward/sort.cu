@@ -1,8 +1,8 @@
 /* One pass of a stable radix sort of entries by key: inside their segment they go by RF_DIGIT_BITS bits of it. Three launches:
  * rf_backward_count counts the digits of each chunk of RF_BACKWARD_CHUNK entries (keys.cu does it for the first pass),
- * rf_backward_places sums them up, chunk by chunk, rf_backward_sort sums up digits and takes the entries to their places. (One sweep with
- * decoupled look-back, as in Adinets and Merrill, "Onesweep", 2022, is slower here: all chunks run at once, so each would
- * look back at all before it.)
+ * rf_backward_places sums them up, chunk by chunk, rf_backward_sort sums up digits and takes the entries to their places.
+ * (One sweep with decoupled look-back, as in Adinets and Merrill, "Onesweep", 2022, is slower here: all chunks run at once,
+ * so each would look back at all before it.)
  * The order is that of any stable sort, without lookups that do not count: the first pass leaves them out.
  *
  * A block of the first and the last: a chunk; a warp of the last: RF_BACKWARD_ITEMS * 32 entries of it in order; a thread:
@@ -70,6 +70,13 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     counts_keep(args.counts, counts);
 }
 
+/* A digit's counts of chunks from `start` on, 0 from `end` on; `any`: there is such a digit. */
+RF_INLINE void counts_load(const rf_u32 *places, int start, int end, bool any, rf_u32 (&counts)[AT_ONCE]) {
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+        counts[i] = any && start + i < end ? places[(rf_i64)(start + i) * DIGITS] : 0;
+}
+
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     rf_backward_places(const __grid_constant__ rf_backward_sort_args args) {
     enum { BLOCK_DIGITS = RF_BACKWARD_PLACES_DIGITS };
@@ -89,9 +96,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     rf_u32 sum = 0;
     for (int start = begin; start < end; start += AT_ONCE) {
         rf_u32 own[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            own[i] = any && start + i < end ? places[(rf_i64)(start + i) * DIGITS] : 0;
+        counts_load(places, start, end, any, own);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) sum += own[i];
     }
@@ -112,9 +117,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     }
     for (int start = begin; start < end; start += AT_ONCE) {
         rf_u32 own[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-            own[i] = any && start + i < end ? places[(rf_i64)(start + i) * DIGITS] : 0;
+        counts_load(places, start, end, any, own);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             if (any && start + i < end) places[(rf_i64)(start + i) * DIGITS] = place;
@@ -123,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     }
 }
 
-/* Lanes that have the same digit, by a vote a bit: several times as fast as __match_any_sync. -1: none. */
+/* Lanes that have the same digit, by a vote a bit: faster than __match_any_sync where lanes have many digits. -1: none. */
 RF_INLINE rf_u32 lanes_alike(int digit) {
     rf_u32 same = __ballot_sync(RF_FULL_WARP, digit >= 0);
 #pragma unroll
