@@ -166,3 +166,19 @@ def test_training_on_the_meta_device():
 def test_bounds_check_is_looked_at_at_once():
     with pytest.raises(ValueError, match='bounds_check is \'maybe\', must be "on" or "off"'):
         EmbeddingColumns(PAIR, bounds_check="maybe")
+
+
+@pytest.mark.parametrize("kind", ("sum", "max"))
+def test_sums_beside_other_types_are_float32_in_training_too(kind):
+    columns = [
+        Identity("a", 50, 4, pooling="sum", dtype=torch.bfloat16),
+        Identity("b", 50, 4, pooling=kind, dtype=torch.float32),
+    ]
+    module = EmbeddingColumns(columns)
+    batch = {name: torch.randint(0, 50, (40, 9)) for name in "ab"}
+    out = module(batch)
+    assert out.dtype == torch.float32 and not torch.equal(out, out.bfloat16().float())
+    torch.testing.assert_close(out, torch.no_grad()(module)(batch), rtol=1e-6, atol=1e-6)
+    out.sum().backward()
+    for parameter in module.parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0

@@ -70,6 +70,7 @@ class Training:
         pieces: list[Tensor] = []
         ends: list[tuple[Tensor, int]] = []  # offsets, and of how many columns
         constants = self._on(given.device)
+        dtype = fused_dtype([weight.dtype for weight in weights])
         for group in self._groups:
             indices, offsets, factors = group.programs.look_up(given, bounds_check)
             has_factors = group.has_factors(given.places)
@@ -81,6 +82,8 @@ class Training:
                 factors = factors * scales if has_factors else scales
                 has_factors = True
             own = [weights[number] for number in group.matrices]
+            if fused_dtype([weight.dtype for weight in own]) != dtype:  # one beside them keeps sums float32
+                own.append(next(one for one in weights if one.dtype != own[0].dtype).detach())
             pooled = fused_embedding_bag(
                 own,
                 group.features,
@@ -95,7 +98,6 @@ class Training:
             ends.append((offsets, group.count))
         if self._numeric is not None:
             pieces.append(self._numeric.compute([], given, bounds_check))
-        dtype = fused_dtype([weight.dtype for weight in weights])
         return self._assembled(pieces, ends, given.batch, constants).to(dtype)
 
     def _assembled(
