@@ -16,7 +16,7 @@ from recfuse import _C
 from recfuse._codes import MODES
 from recfuse.ops.embedding_columns import MOST_INPUTS, MOST_WEIGHTS
 from recfuse.passes.graph.bags import FIXED, LAST, Bag
-from recfuse.passes.graph.column_chain import BUCKETIZE, BUCKETIZE_RIGHT, Chain, bits
+from recfuse.passes.graph.column_chain import BUCKETIZE, BUCKETIZE_RIGHT, Chain, Cross, bits
 from recfuse.passes.graph.nodes import aten, value_of
 from recfuse.passes.graph.program import Program
 
@@ -35,6 +35,7 @@ class Column:
     empty: int = FILLED  # what a sample without an index has: a row, or
     fill: float = 0.0
     folded: int = 0  # nodes behind the bag that are no more
+    cross: Cross | None = None  # whose left one is the chain
 
 
 class _Input(NamedTuple):
@@ -48,8 +49,12 @@ class _Input(NamedTuple):
     weights: Node | None = None
 
 
-def _input_of(column: Column) -> _Input:
-    chain, bag = column.chain, column.bag
+def _inputs_of(column: Column) -> list[_Input]:
+    chains = [column.chain] if column.cross is None else [column.cross.left, column.cross.right]
+    return [_input_of(chain, column.bag) for chain in chains]
+
+
+def _input_of(chain: Chain, bag: Bag) -> _Input:
     if chain.width:
         return _Input(chain.input, chain.lookups_of)
     length = bag.length if bag.form == FIXED else 0
@@ -63,11 +68,11 @@ def pieces(columns: Sequence[Column]) -> Iterator[list[Column]]:
     inputs: set[_Input] = set()
     weights: set[Node] = set()
     for column in columns:
-        inputs.add(_input_of(column))
+        inputs.update(_inputs_of(column))
         weights.add(column.bag.weight)
         if piece and (len(inputs) > MOST_INPUTS or len(weights) > MOST_WEIGHTS):
             yield piece
-            piece, inputs, weights = [], {_input_of(column)}, {column.bag.weight}
+            piece, inputs, weights = [], set(_inputs_of(column)), {column.bag.weight}
         piece.append(column)
     if piece:
         yield piece
@@ -75,7 +80,8 @@ def pieces(columns: Sequence[Column]) -> Iterator[list[Column]]:
 
 def emit_columns(program: Program, columns: Sequence[Column]) -> Node:
     """One call for columns of as many samples, of one dtype: ``[samples, sum of dims]``, in their order."""
-    inputs = sorted(dict.fromkeys(map(_input_of, columns)), key=lambda each: each.offsets is not None)
+    found = dict.fromkeys(each for column in columns for each in _inputs_of(column))
+    inputs = sorted(found, key=lambda each: each.offsets is not None)
     weights = list(dict.fromkeys(column.bag.weight for column in columns))
     words = _words(columns, {each: at for at, each in enumerate(inputs)}, weights).tolist()
     dense = [_values(program, each) for each in inputs if each.offsets is None]
@@ -144,18 +150,22 @@ def _words(
     buffer = {weight: at for at, weight in enumerate(weights)}
     column_at = 0
     for column in columns:
-        chain, bag = column.chain, column.bag
-        sources.append([number[_input_of(column)], chain.slot, chain.width, len(steps), len(chain.steps)])
-        for step in chain.steps:
-            if step.operation in (BUCKETIZE, BUCKETIZE_RIGHT):
-                steps.append([step.operation, len(edges), len(step.boundaries)])
-                edges.extend(step.boundaries)
-            else:
-                steps.append([step.operation, step.a, step.b])
+        bag, cross = column.bag, column.cross
+        left = len(sources)
+        for chain in (column.chain,) if cross is None else (cross.left, cross.right):
+            at = number[_input_of(chain, bag)]
+            sources.append([at, chain.slot, chain.width, len(steps), len(chain.steps)])
+            for step in chain.steps:
+                if step.operation in (BUCKETIZE, BUCKETIZE_RIGHT):
+                    steps.append([step.operation, len(edges), len(step.boundaries)])
+                    edges.extend(step.boundaries)
+                else:
+                    steps.append([step.operation, step.a, step.b])
+        right = (-1, 0, 0) if cross is None else (left + 1, cross.buckets, cross.seed)
         table = buffer[bag.weight], 0, int(bag.table.shape[0]), bag.dim
         pooling = MODES.index(bag.mode), int(bag.weights is not None)
         rest = column.invalid, column.empty, bits(column.fill), 0, bag.dim, bits(1.0), column_at
-        rows.append([len(sources) - 1, -1, 0, 0, *table, *pooling, *rest])
+        rows.append([left, *right, *table, *pooling, *rest])
         column_at += bag.dim
     return _C.embedding_columns_program(
         np.array(rows, np.int64).reshape(-1, 17),

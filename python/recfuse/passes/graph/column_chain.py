@@ -16,10 +16,19 @@ from numpy.typing import NDArray
 from torch.fx import Node
 
 from recfuse.passes.graph.bags import FIXED, Bag
+from recfuse.passes.graph.hashes import hash_at
 from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, tensor_of, value_of
 from recfuse.passes.graph.program import Program
 
-AFFINE, CLIP, CLIP_INTEGER, MODULO, BUCKETIZE, BUCKETIZE_RIGHT = 0, 2, 4, 5, 6, 7  # RF_COLUMN_STEP_LIST
+AFFINE, CLIP, CLIP_INTEGER, MODULO, BUCKETIZE, BUCKETIZE_RIGHT, HASH = (
+    0,
+    2,
+    4,
+    5,
+    6,
+    7,
+    8,
+)  # RF_COLUMN_STEP_LIST
 _INPUTS = (torch.float32, torch.int32, torch.int64)
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
@@ -45,10 +54,41 @@ class Chain:
     lookups_of: int = 0  # the input is to be brought to [batch, so many] first; 0: as it is
 
 
-def chain_of(program: Program, bag: Bag) -> Chain | None:
-    """The chain of a bag's indices; None where the operator cannot read the raw values."""
+class Cross(NamedTuple):
+    """The hash of two values of a sample."""
+
+    left: Chain
+    right: Chain
+    buckets: int
+    seed: int
+
+
+def cross_of(program: Program, bag: Bag) -> Cross | None:
+    """The cross that a bag's indices are: of one value of each, since the operator crosses all with all."""
+    if bag.form != FIXED or bag.length != 1 or bag.weights is not None:
+        return None
+    node, views = bag.indices, 0
+    while is_call(node, *_VIEWS) and (found := _step(program, node, bag)) is not None:
+        _, node = found
+        views += 1
+    found_hash = hash_at(node)
+    if found_hash is None or len(found_hash.words) != 2:
+        return None
+    if any(map(program.effects.is_written, (node, bag.indices, *found_hash.nodes))):
+        return None
+    if not all(same(value_of(word).shape[0], value_of(node).shape[0]) for word in found_hash.words):
+        return None  # one value for all samples
+    left, right = (chain_of(program, bag, word) for word in found_hash.words)
+    if left is None or right is None:
+        return None
+    left = replace(left, folded=left.folded + right.folded + len(found_hash.nodes) - 2 + views)
+    return Cross(left, right, found_hash.buckets, found_hash.seed)
+
+
+def chain_of(program: Program, bag: Bag, indices: Node | None = None) -> Chain | None:
+    """The chain of a bag's indices, or of others; None where the operator cannot read the raw values."""
     steps: list[Step] = []
-    node, folded = bag.indices, 0
+    node, folded = indices or bag.indices, 0
     while not program.effects.is_written(node) and (found := _step(program, node, bag)) is not None:
         step, node = found
         folded += 1
@@ -72,6 +112,9 @@ def _step(program: Program, node: Node, bag: Bag) -> tuple[Step | None, Node] | 
         is_same = given is not None and tensor.dtype == given.dtype
         is_same = is_same and _is_column(tensor) and _is_column(given)  # type: ignore[arg-type]
         return (None, node.args[0]) if is_same and same(tensor.shape[0], given.shape[0]) else None  # type: ignore[union-attr,return-value]
+    if found := hash_at(node):
+        is_taken = len(found.words) == 1 and not any(map(program.effects.is_written, found.nodes))
+        return (Step(HASH, found.buckets, found.seed), found.words[0]) if is_taken else None
     given = arguments_of(node) if is_call(node, *_KNOWN) else {}
     if is_call(node, aten.bucketize):
         boundaries = _constant(program, given["boundaries"])

@@ -106,7 +106,14 @@ def _below(condition: Any) -> tuple[Node, int, bool] | None:
 def _dropped(ranges: Ranges, column: Column, values: Node, bound: int, other: Any) -> Column | None:
     """Zeros where the value is negative, which is clamped to a row: such values are no lookups instead."""
     chain, bag, zero = column.chain, column.bag, _number(other)
-    if bound != 0 or bag.form != FIXED or chain.width != 1 or len(chain.steps) != 1 or zero != 0:
+    if (
+        column.cross is not None
+        or bound != 0
+        or bag.form != FIXED
+        or chain.width != 1
+        or len(chain.steps) != 1
+        or zero != 0
+    ):
         return None
     if chain.steps[0][:3] != (CLIP_INTEGER, 0, _MOST) or _clamped(bag.indices) is not values:
         return None

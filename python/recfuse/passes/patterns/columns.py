@@ -25,7 +25,7 @@ import torch
 
 from recfuse.passes.graph.bags import JAGGED, Bag
 from recfuse.passes.graph.column_call import Column, emit_columns, pieces
-from recfuse.passes.graph.column_chain import chain_of
+from recfuse.passes.graph.column_chain import chain_of, cross_of
 from recfuse.passes.graph.column_ends import with_end
 from recfuse.passes.graph.joins import join
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
@@ -41,9 +41,10 @@ def find(program: Program) -> Iterator[Match]:
     for bag, reason in bags_of(program):
         if reason or not _is_taken(program, bag):
             continue
-        chain = chain_of(program, bag)
+        cross = cross_of(program, bag)
+        chain = chain_of(program, bag) if cross is None else cross.left
         if chain is not None:
-            columns[bag.result] = with_end(program, ranges, Column(bag, chain, bag.result))
+            columns[bag.result] = with_end(program, ranges, Column(bag, chain, bag.result, cross=cross))
     for group in groups_of(program, [column.bag for column in columns.values()], mixed=True):
         for piece in pieces([columns[bag.result] for bag in group]):
             if any(column.chain.folded or column.folded for column in piece):
@@ -72,7 +73,10 @@ def _match(program: Program, columns: Sequence[Column]) -> Match:
 
 
 def _found(column: Column) -> str:
-    return f"column, {column.bag.found}, {len(column.chain.steps)} steps"
+    steps = f"{len(column.chain.steps)} steps"
+    if column.cross is not None:
+        steps = f"a cross of {len(column.cross.left.steps)} and {len(column.cross.right.steps)} steps"
+    return f"column, {column.bag.found}, {steps}"
 
 
 PATTERN = GraphPattern("columns", 40, find)

@@ -1,0 +1,95 @@
+"""``hash_at``: integers hashed by XXH64 in torch's own operators, as ``EmbeddingColumns.to_torch`` does.
+
+Nothing but that very computation is taken, node for node: a hash by other operators has other values. What is
+compared with is recorded from the functions of ``recfuse.nn.columns.reference`` themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+
+from recfuse.nn.columns.reference import hash_integers, scaled
+from recfuse.passes.graph.nodes import arguments_of, operator_of, tensor_of
+
+_BUCKETS = 1_000_003
+"""Of the recorded hash: where a graph has another number in its place, that is its own."""
+_OF_INT64 = 2**64
+
+
+class Hash(NamedTuple):
+    """``XXH64(words, seed) * buckets / 2^64``."""
+
+    words: tuple[Node, ...]  # int64 tensors of one shape: one, or two of a cross
+    buckets: int
+    seed: int  # the int64 with its bits
+    nodes: tuple[Node, ...]  # that compute it, words included
+
+
+def hash_at(node: Node) -> Hash | None:
+    """The hash whose result a node is."""
+    if str(getattr(operator_of(node), "overloadpacket", "")) != "aten.__rshift__":
+        return None
+    for count in (1, 2):
+        template = _template(count)
+        bound: dict[Any, Any] = {}
+        if _is_alike(template.result, node, template, bound):
+            words = tuple(bound[word] for word in template.words)
+            buckets = bound["buckets"]
+            if not 1 <= buckets < 2**31 or any(not _is_word(word, node) for word in words):
+                return None
+            seed = (bound["start"] - template.start) % _OF_INT64
+            nodes = tuple(found for found in bound.values() if isinstance(found, Node))
+            return Hash(words, buckets, seed - _OF_INT64 if seed >= 2**63 else seed, nodes)
+    return None
+
+
+def _is_word(word: Node, node: Node) -> bool:
+    a, b = tensor_of(word), tensor_of(node)
+    return a is not None and b is not None and a.dtype is torch.int64 and a.dim() == b.dim()
+
+
+class _Template(NamedTuple):
+    words: tuple[Node, ...]
+    result: Node
+    start: int  # what a hash of seed 0 begins with
+
+
+@functools.cache
+def _template(count: int) -> _Template:
+    def hashed(*words: torch.Tensor) -> torch.Tensor:
+        return scaled(hash_integers(words, 0), _BUCKETS)
+
+    with unset_fake_temporarily(), disable_proxy_modes_tracing(), torch.no_grad():
+        words = [torch.arange(3) for _ in range(count)]
+        graph = make_fx(hashed, tracing_mode="fake", pre_dispatch=True)(*words).graph
+    nodes = list(graph.nodes)
+    start = next(node for node in nodes if "full_like" in str(node.target)).args[1]
+    return _Template(tuple(nodes[:count]), nodes[-1].args[0], start)  # type: ignore[arg-type]
+
+
+def _is_alike(one: Any, other: Any, template: _Template, bound: dict[Any, Any]) -> bool:
+    """Whether an argument of the recorded hash is one of a graph; ``bound``: what stands for what."""
+    if not isinstance(one, Node):
+        if type(one) is not type(other):
+            return False
+        name = "buckets" if one == _BUCKETS else "start" if one == template.start else None
+        return bool(one == other) if name is None else bound.setdefault(name, other) == other
+    if one in bound:
+        return bound[one] is other
+    if not isinstance(other, Node):
+        return False
+    if one.op != "placeholder":
+        if one.op != other.op or one.target is not other.target:
+            return False
+        ours, theirs = arguments_of(one), arguments_of(other)
+        names = [name for name in ours if name != "pin_memory"]
+        if not all(_is_alike(ours[name], theirs[name], template, bound) for name in names):
+            return False
+    bound[one] = other
+    return True
