@@ -24,9 +24,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from recfuse.passes.graph.bags import JAGGED, Bag
-from recfuse.passes.graph.column_call import Column, emit_columns, pieces
-from recfuse.passes.graph.column_chain import chain_of, cross_of
-from recfuse.passes.graph.column_ends import with_end
+from recfuse.passes.graph.columns.call import Column, emit_columns, pieces
+from recfuse.passes.graph.columns.chain import chain_of, cross_of
+from recfuse.passes.graph.columns.ends import with_end
 from recfuse.passes.graph.joins import join
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.fx import Node
 
 from recfuse.passes.graph.bags import FIXED, Bag
-from recfuse.passes.graph.hashes import hash_at
+from recfuse.passes.graph.columns.hashes import hash_at
 from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, tensor_of, value_of
 from recfuse.passes.graph.program import Program
 

@@ -16,7 +16,7 @@ from recfuse import _C
 from recfuse._codes import MODES
 from recfuse.ops.embedding_columns import MOST_INPUTS, MOST_WEIGHTS
 from recfuse.passes.graph.bags import FIXED, LAST, Bag
-from recfuse.passes.graph.column_chain import BUCKETIZE, BUCKETIZE_RIGHT, Chain, Cross, bits
+from recfuse.passes.graph.columns.chain import BUCKETIZE, BUCKETIZE_RIGHT, Chain, Cross, bits
 from recfuse.passes.graph.nodes import aten, value_of
 from recfuse.passes.graph.program import Program
 

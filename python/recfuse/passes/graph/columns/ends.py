@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Node
 
 from recfuse.passes.graph.bags import FIXED, LAST, Bag
-from recfuse.passes.graph.column_call import DROPPED, Column
-from recfuse.passes.graph.column_chain import CLIP_INTEGER
+from recfuse.passes.graph.columns.call import DROPPED, Column
+from recfuse.passes.graph.columns.chain import CLIP_INTEGER
 from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, same, tensor_of
 from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.ranges import Ranges
