@@ -84,6 +84,9 @@ def flags_of(kind: str) -> list[str]:
     # lines, but without the variables that nobody looks up.
     flags = ["-Og", "-g1", *SANITIZERS[kind]]
     assert COMPILER is not None
+    if kind == "address" and "Free Software Foundation" in run([COMPILER, "--version"]).stdout:
+        # Calls in the place of code at each access: the kernels compile in three quarters of the time.
+        flags += ["--param", "asan-instrumentation-with-call-threshold=0"]
     empty = make_once(["empty"], ".c", lambda path: path.write_text("int main(void) { return 0; }\n"))
     try:
         done = run([_made_by([COMPILER, *flags, empty], "")])
