@@ -247,7 +247,7 @@ def test_sparse_gradients_of_max_are_refused():
     (
         ({"weights": None}, "weights is a NoneType, must be a list"),
         ({"weights": "abc"}, "weights is a str, must be a list"),
-        ({"weights": [1]}, r"weights\[0\] is a int"),
+        ({"weights": [1]}, r"weights\[0\] is an int"),
         ({"features": None}, "features is a NoneType"),
         ({"indices": [1]}, "indices is a list"),
         ({"offsets": None}, "offsets is a NoneType"),

@@ -231,7 +231,7 @@ def test_bad_chains():
             recfuse.ikbo_linear_chain(*given)
         with pytest.raises(ValueError, match=words):
             recfuse.ikbo_linear_chain(*given, bias=torch.zeros(7, requires_grad=True))
-    with pytest.raises(TypeError, match=r"maps\[0\] is a int, must be a torch.Tensor"):
+    with pytest.raises(TypeError, match=r"maps\[0\] is an int, must be a torch.Tensor"):
         recfuse.ikbo_linear_chain(weights, inputs, [3])
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 
 _SHOWN_DIGITS = 40
 
@@ -28,7 +28,7 @@ def integer(where: str, value: Any, least: int, most: int) -> int:
     except TypeError:
         number = None
     if number is None:
-        raise ArgumentTypeError(f"{where} is a {type(value).__name__}, must be a whole number")
+        raise ArgumentTypeError(f"{where} is {a_type(value)}, must be a whole number")
     if not least <= number <= most:
         shown = str(number) if abs(number) < 10**_SHOWN_DIGITS else f"over {_SHOWN_DIGITS} digits long"
         raise ArgumentValueError(f"{where} is {shown}, allowed is [{_text(least)}, {_text(most)}]")
@@ -42,7 +42,7 @@ def real(where: str, value: Any) -> float:
         TypeError: no number.
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ArgumentTypeError(f"{where} is a {type(value).__name__}, must be a number")
+        raise ArgumentTypeError(f"{where} is {a_type(value)}, must be a number")
     try:
         return float(value)
     except OverflowError:
@@ -51,7 +51,7 @@ def real(where: str, value: Any) -> float:
 
 def wrong_type(where: str, value: Any, needed: str) -> ArgumentTypeError:
     """The error about a value, named by `where`, that is of another type than needed."""
-    return ArgumentTypeError(f"{where} is a {type(value).__name__}, must be {needed}")
+    return ArgumentTypeError(f"{where} is {a_type(value)}, must be {needed}")
 
 
 def row_indices(where: str, values: Any) -> NDArray[np.integer]:
@@ -62,7 +62,7 @@ def row_indices(where: str, values: Any) -> NDArray[np.integer]:
     """
     found = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if found.ndim == 0:
-        raise ArgumentTypeError(f"{where} is a {type(values).__name__}, must be an array of integers")
+        raise ArgumentTypeError(f"{where} is {a_type(values)}, must be an array of integers")
     if found.ndim != 1:
         raise ArgumentValueError(f"{where} has the shape {found.shape}, needed is a one-dimensional one")
     if found.size and found.dtype.kind not in "iu":
@@ -76,7 +76,7 @@ def path_of(path: Any, function: str) -> str:
         found = os.fsdecode(path)
     except TypeError as error:
         raise ArgumentTypeError(
-            f"{function}: path is a {type(path).__name__}, must be a str or an os.PathLike"
+            f"{function}: path is {a_type(path)}, must be a str or an os.PathLike"
         ) from error
     if "\0" in found:
         raise ArgumentValueError(f"{function}: path {found[:100]!r} has a NUL character")

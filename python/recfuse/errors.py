@@ -11,6 +11,12 @@ import re
 import torch
 
 
+def a_type(value: object) -> str:
+    """The name of a value's type, with its article: for messages."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+
+
 class ArgumentValueError(ValueError, RuntimeError):
     """An argument has a value that the operator does not allow."""
 

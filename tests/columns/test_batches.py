@@ -183,7 +183,7 @@ def test_values_behind_the_last_offset_are_not_read(columns):
 
 
 BAD_BATCHES = {
-    "no batch": (lambda plain: 3, TypeError, "batch is a int, must be a mapping of names"),
+    "no batch": (lambda plain: 3, TypeError, "batch is an int, must be a mapping of names"),
     "missing": (
         lambda plain: {name: one for name, one in plain.items() if name != "age"},
         ValueError,

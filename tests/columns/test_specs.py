@@ -30,7 +30,7 @@ from recfuse.nn.columns import (
 from support.columns.random_programs import random_case
 
 BAD_COLUMNS = {
-    "no name": (lambda: Numeric(3), TypeError, "name is a int, must be a str"),
+    "no name": (lambda: Numeric(3), TypeError, "name is an int, must be a str"),
     "empty name": (lambda: Numeric(""), ValueError, "name is empty"),
     "rows": (lambda: Identity("a", -1, 4), ValueError, "'a': num_embeddings is -1"),
     "rows' type": (lambda: Identity("a", 2.5, 4), TypeError, "'a': num_embeddings is a float"),
@@ -62,7 +62,7 @@ BAD_COLUMNS = {
         "'a': pooling is \"max\"",
     ),
     "placement": (lambda: Identity("a", 5, 4, placement="gpu"), ValueError, "'a': placement is 'gpu'"),
-    "step": (lambda: Identity("a", 5, 4, preprocess=[3]), TypeError, "'a': a step of preprocess is a int"),
+    "step": (lambda: Identity("a", 5, 4, preprocess=[3]), TypeError, "'a': a step of preprocess is an int"),
     "boundaries fall": (lambda: Bucketize("a", [1, 3, 2], 4), ValueError, r"'a': boundaries\[2\] is 2"),
     "boundary NaN": (lambda: Bucketize("a", [1, math.nan], 4), ValueError, r"'a': boundaries\[1\] is nan"),
     "boundaries' type": (lambda: Bucketize("a", "123", 4), TypeError, "'a': boundaries is a str"),
@@ -81,7 +81,7 @@ BAD_COLUMNS = {
     "many buckets": (lambda: Hash("a", 2**31, 4), ValueError, "'a': num_buckets is 2147483648"),
     "seed": (lambda: Hash("a", 5, 4, seed=-1), ValueError, "'a': seed is -1"),
     "keys": (lambda: Cross("a", ("b",), 5, 4), TypeError, "'a': keys must be two"),
-    "key": (lambda: Cross("a", ("b", 3), 5, 4), TypeError, "'a': a key is a int"),
+    "key": (lambda: Cross("a", ("b", 3), 5, 4), TypeError, "'a': a key is an int"),
     "width": (lambda: Numeric("a", 0), ValueError, "'a': width is 0"),
     "affine": (lambda: Affine(math.inf), ValueError, "Affine: scale is inf"),
     "clip": (lambda: Clip(math.nan), ValueError, "Clip: min is NaN"),
@@ -106,7 +106,7 @@ def two(**changes):
 
 BAD_MODULES = {
     "none": ([], ValueError, "columns is empty"),
-    "no columns": (3, TypeError, "columns is a int"),
+    "no columns": (3, TypeError, "columns is an int"),
     "no column": ([Numeric("a"), "b"], TypeError, r"columns\[1\] is a str"),
     "twice": ([Numeric("a"), Identity("a", 3, 4)], ValueError, "two columns are named 'a'"),
     "rows": (two(num_embeddings=6), ValueError, "'a' and 'b' share table 't', but num_embeddings is 5"),
@@ -168,8 +168,8 @@ def test_json_of_random_columns():
 
 NUMERIC = {"kind": "numeric", "name": "n"}
 BAD_JSON = {
-    "no list": (3, TypeError, "columns is a int"),
-    "no mapping": ([3], TypeError, r"columns\[0\] is a int"),
+    "no list": (3, TypeError, "columns is an int"),
+    "no mapping": ([3], TypeError, r"columns\[0\] is an int"),
     "no kind": ([{"name": "a"}], ValueError, r"columns\[0\] \('a'\): kind is None, must be one of identity"),
     "kind": ([{"kind": "text", "name": "a"}], ValueError, r"\('a'\): kind is 'text'"),
     "unknown": ([{"kind": "numeric", "name": "a", "dim": 3}], ValueError, "there is no field 'dim'"),

@@ -220,7 +220,7 @@ def test_pandas_series():
     ("strings", "error", "text"),
     [
         ("abc", TypeError, "strings is a str, must be a pyarrow array"),
-        (5, TypeError, "strings is a int, must be"),
+        (5, TypeError, "strings is an int, must be"),
         (torch.arange(3), TypeError, "NumPy array of int64"),
         (np.arange(3), TypeError, "NumPy array of int64"),
         (np.array([["a"]]), ValueError, r"the shape \(1, 1\)"),

@@ -186,7 +186,7 @@ INTEGERS = torch.zeros(2, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("batch", "kind", "words"),
     (
-        (3, TypeError, "is a int, must be a tuple (indices, offsets)"),
+        (3, TypeError, "is an int, must be a tuple (indices, offsets)"),
         ("ab", TypeError, "is a str, must be"),
         ((), TypeError, "is a tuple of nothing, must be"),
         (INTEGERS[:1], TypeError, "is a tuple of Tensor, must be"),
@@ -277,7 +277,7 @@ def test_one_batch_is_no_list_of_batches(gpu, batches):
         lambda: collection.calibrate(batches),
         lambda: bag_plan.plan_for(bag).drift(batches),
     ):
-        with pytest.raises(TypeError, match=r"batches is a \w+, must be an iterable of batches"):
+        with pytest.raises(TypeError, match=r"batches is an? \w+, must be an iterable of batches"):
             call()
 
 

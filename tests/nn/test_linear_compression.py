@@ -219,7 +219,7 @@ def test_printing_and_copies():
 
 def test_bad_layers_and_calls():
     for make, kind, words in (
-        (lambda: IKBOLinear(16, M), TypeError, "in_features is a int, must be a tuple"),
+        (lambda: IKBOLinear(16, M), TypeError, "in_features is an int, must be a tuple"),
         (lambda: IKBOLinear((16,), M), ValueError, "in_features has 1 levels, must have 2 to 4"),
         (lambda: IKBOLinear((1,) * 5, M), ValueError, "in_features has 5 levels"),
         (lambda: IKBOLinear((1, -1), M), ValueError, r"in_features\[1\] is -1"),

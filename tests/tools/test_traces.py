@@ -379,7 +379,7 @@ def test_malformed_tuples(tmp_path: Path) -> None:
     cases = {
         "holds a tuple of 2": (indices, offsets),
         "holds a Tensor of 6": indices,
-        "holds a int, needed": 5,
+        "holds an int, needed": 5,
         "indices is torch.float32": (indices.float(), offsets, lengths),
         "lengths is list": (indices, offsets, [1, 2]),
         "needed are 5 offsets": (indices, offsets[:-1], lengths),

@@ -151,9 +151,9 @@ def test_what_is_no_text_or_no_object_is_refused(path, text):
 
 def test_paths():
     for wrong in (None, 3, {}):
-        with pytest.raises(ArgumentTypeError, match=r"recfuse\.Plan\.load: path is a .*must be a str"):
+        with pytest.raises(ArgumentTypeError, match=r"recfuse\.Plan\.load: path is an? .*must be a str"):
             Plan.load(wrong)
-        with pytest.raises(ArgumentTypeError, match=r"recfuse\.Plan\.save: path is a .*must be a str"):
+        with pytest.raises(ArgumentTypeError, match=r"recfuse\.Plan\.save: path is an? .*must be a str"):
             made("table")[1].save(wrong)
     with pytest.raises(ArgumentValueError, match="has a NUL character"):
         Plan.load("a\0b")

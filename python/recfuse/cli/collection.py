@@ -104,8 +104,10 @@ def _load(path: str, option: str, kinds: tuple[type, ...]) -> Any:
     except Exception as error:
         raise ValueError(f"{option} is {path!r}, which torch.load does not read: {_line(error)}") from error
     if not isinstance(found, kinds):
+        from recfuse.errors import a_type  # which imports torch
+
         names = " or ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"{option} is {path!r}, which holds a {type(found).__name__}, must hold a {names}")
+        raise ValueError(f"{option} is {path!r}, which holds {a_type(found)}, must hold a {names}")
     return found
 
 

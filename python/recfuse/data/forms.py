@@ -20,7 +20,7 @@ from torch import Tensor
 
 from recfuse._arguments import integers_on
 from recfuse._codes import INTEGERS
-from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError, a_type
 
 
 class BagLookups(NamedTuple):
@@ -54,7 +54,7 @@ def each_batch(batches: Iterable[Any], function: str = "recfuse") -> Iterator[tu
     several = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
     if one or not several or (isinstance(batches, Tensor) and batches.dim() < 3):
         raise ArgumentTypeError(
-            f"{function}: batches is a {type(batches).__name__}, must be an iterable of batches; "
+            f"{function}: batches is {a_type(batches)}, must be an iterable of batches; "
             "for a single one pass [batch]"
         )
     number = -1
@@ -305,7 +305,7 @@ def _fail_weights(where: str, weights: Tensor, indices: Tensor) -> NoReturn:
 
 
 def _fail_type(where: str, batch: Any, must: str) -> NoReturn:
-    found = type(batch).__name__
+    found = a_type(batch)
     if isinstance(batch, (tuple, list)):
         found += f" of {', '.join(type(one).__name__ for one in batch[:4]) or 'nothing'}"
-    raise ArgumentTypeError(f"{where} is a {found}, must be {must}")
+    raise ArgumentTypeError(f"{where} is {found}, must be {must}")

@@ -24,7 +24,7 @@ from torch import Tensor
 from recfuse import _C
 from recfuse._arguments import integer
 from recfuse._codes import INTEGER_NAMES
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 
 Integers: TypeAlias = NDArray[np.int64]
 _MOST_SEED = 2**64 - 1
@@ -115,7 +115,7 @@ def _hashed(strings: Any, seed: int, threads: int) -> _Found:
     if type(strings).__module__.partition(".")[0] == "pyarrow":
         return _of_arrow(strings, seed, threads)
     if isinstance(strings, (str, bytes)) or not hasattr(strings, "__len__"):
-        raise _wrong(type(strings).__name__)
+        raise _wrong(a_type(strings))
     if type(strings).__module__.partition(".")[0] == "pandas":
         strings = strings.to_numpy(dtype=object, na_value=None)
     if not isinstance(strings, (list, tuple)):
@@ -128,7 +128,7 @@ def _hashed(strings: Any, seed: int, threads: int) -> _Found:
             native = strings.astype(strings.dtype.newbyteorder("="), copy=False)
             return _Found(_C.hash_padded_strings(np.ascontiguousarray(native), seed, threads))
         if strings.dtype.kind not in "OT" and strings.size:
-            raise _wrong(f"NumPy array of {strings.dtype}")
+            raise _wrong(f"a NumPy array of {strings.dtype}")
         strings = strings.tolist()
     if isinstance(next((sample for sample in strings if sample is not None), None), _LISTS):
         return _of_lists(strings, seed, threads)
@@ -150,8 +150,7 @@ def _of_lists(samples: Sequence[Any], seed: int, threads: int) -> _Found:
     for at, sample in enumerate(samples):
         if sample is not None and not isinstance(sample, _LISTS):
             raise ArgumentTypeError(
-                f"hash_strings: strings[{at}] is a {type(sample).__name__} beside lists, must be a list or "
-                "None"
+                f"hash_strings: strings[{at}] is {a_type(sample)} beside lists, must be a list or None"
             )
     lists = [() if sample is None else sample for sample in samples]
     found = _of_objects([string for sample in lists for string in sample], seed, threads)
@@ -166,7 +165,7 @@ def _of_arrow(array: Any, seed: int, threads: int) -> _Found:
         return _joined([_of_arrow(chunk, seed, threads) for chunk in array.chunks])
     kind = getattr(array, "type", None)
     if not isinstance(array, pa.Array) or kind is None:
-        raise _wrong(type(array).__name__)
+        raise _wrong(a_type(array))
     if pa.types.is_null(kind):
         return _Found(np.zeros(len(array), np.int64), np.zeros(len(array), bool))
     if isinstance(array, pa.DictionaryArray):
@@ -185,7 +184,7 @@ def _of_arrow(array: Any, seed: int, threads: int) -> _Found:
     if kind in (pa.string_view(), pa.binary_view()):
         array = array.cast(pa.large_string() if kind == pa.string_view() else pa.large_binary())
     elif kind not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
-        raise _wrong(f"pyarrow array of {kind}")
+        raise _wrong(f"a pyarrow array of {kind}")
     valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
     return _Found(
         _of_buffers(array, array.type in (pa.large_string(), pa.large_binary()), seed, threads), valid
@@ -218,4 +217,4 @@ def _joined(parts: list[_Found]) -> _Found:
 
 
 def _wrong(found: str) -> ArgumentTypeError:
-    return ArgumentTypeError(f"hash_strings: strings is a {found}, must be {_ALLOWED}")
+    return ArgumentTypeError(f"hash_strings: strings is {found}, must be {_ALLOWED}")

@@ -12,7 +12,7 @@ from torch import Tensor
 from recfuse._arguments import wrong_type
 from recfuse._codes import MODES
 from recfuse.data.forms import Lookups, is_keyed, of_collection, of_keys
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.nn.packed.module import PackedModule
@@ -44,7 +44,7 @@ class Table:
             return Table(*config)
         if isinstance(config, torch.nn.EmbeddingBag):
             raise _type_error(
-                f"a table is a {type(config).__name__}, which has weights; to take them over, call "
+                f"a table is {a_type(config)}, which has weights; to take them over, call "
                 "FusedEmbeddingBagCollection.from_embedding_bags(bags)"
             )
         fields = ("num_embeddings", "embedding_dim", "name", "feature_names")

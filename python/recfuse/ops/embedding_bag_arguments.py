@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from recfuse._codes import DTYPES, INTEGERS, MODES
-from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError, a_type
 from recfuse.ops.library import HAS_CUDA_KERNELS, check_tensor, is_readable
 
 _DTYPES, _INTEGERS = frozenset(DTYPES), frozenset(INTEGERS)  # which each call looks into
@@ -102,7 +102,7 @@ def check_arguments(
         fail(f'mode is {mode!r}, must be "sum", "mean" or "max"')
     for name, value in (("scale_grad_by_freq", scale_grad_by_freq), ("sparse", sparse)):
         if not isinstance(value, bool):
-            _fail_type(f"{name} is a {type(value).__name__}, must be a bool")
+            _fail_type(f"{name} is {a_type(value)}, must be a bool")
     if mode == "max" and scale_grad_by_freq:
         fail(
             'scale_grad_by_freq is True with mode "max", which has no such gradient; pass False, or '
@@ -128,7 +128,7 @@ def padding_row(padding_idx: int | None, weight: Tensor) -> int:
         return -1
     rows = weight.shape[0]
     if not isinstance(padding_idx, (int, torch.SymInt)) or isinstance(padding_idx, bool):
-        _fail_type(f"padding_idx is a {type(padding_idx).__name__}, must be an int or None")
+        _fail_type(f"padding_idx is {a_type(padding_idx)}, must be an int or None")
     if not -rows <= padding_idx < rows:
         fail(f"padding_idx is {padding_idx}, must lie in [{-rows}, {rows}) with a table of {rows} rows")
     return padding_idx % rows

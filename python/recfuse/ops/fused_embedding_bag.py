@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recfuse._codes import MAX
-from recfuse.errors import ArgumentValueError, NotATensorError
+from recfuse.errors import ArgumentValueError, NotATensorError, a_type
 from recfuse.ops.autograd import pooled, refuse_forward_mode, register
 from recfuse.ops.gradients import (
     WeightGradCall,
@@ -148,7 +148,7 @@ def _check_tensors(weights: Any, features: Any, indices: Any, offsets: Any, samp
     """Raises where an argument of a call that failed is no tensor."""
     if not isinstance(weights, (list, tuple)):
         raise NotATensorError(
-            f"recfuse.fused_embedding_bag: weights is a {type(weights).__name__}, must be a list of tensors"
+            f"recfuse.fused_embedding_bag: weights is {a_type(weights)}, must be a list of tensors"
         )
     given = {f"weights[{number}]": weight for number, weight in enumerate(weights)}
     given |= {"features": features, "indices": indices, "offsets": offsets}

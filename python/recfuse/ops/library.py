@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from recfuse import _library  # noqa: F401  (registers the operators)
 from recfuse._codes import DTYPES
-from recfuse.errors import ArgumentTypeError, NotATensorError, translate
+from recfuse.errors import ArgumentTypeError, NotATensorError, a_type, translate
 
 HAS_CUDA_KERNELS = torch.version.hip is None  # on ROCm too, torch calls the device "cuda"
 
@@ -24,7 +24,7 @@ def check_tensor(function: str, name: str, value: Any) -> None:
     """Raises where an argument is no tensor."""
     if not isinstance(value, Tensor):
         raise NotATensorError(
-            f"recfuse.{function}: {name} is a {type(value).__name__}, must be a torch.Tensor"
+            f"recfuse.{function}: {name} is {a_type(value)}, must be a torch.Tensor"
         ) from None
 
 

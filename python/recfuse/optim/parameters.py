@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from recfuse._codes import DTYPES
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.packed.parameters import PackedParameters
 from recfuse.ops import HAS_CUDA_KERNELS
@@ -56,7 +56,7 @@ def check_parameter(parameter: Tensor, where: str) -> None:
     shape = list(parameter.shape)
     if not parameter.is_leaf or type(parameter) not in (Tensor, Parameter):
         raise ArgumentTypeError(
-            f"{where}: a {type(parameter).__name__} of shape {shape} is no Parameter of its own; pass the "
+            f"{where}: {a_type(parameter)} of shape {shape} is no Parameter of its own; pass the "
             "module's Parameters: of packed tables those are the packed matrices"
         )
     if parameter.dim() != 2 or parameter.dtype not in DTYPES:

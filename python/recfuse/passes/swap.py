@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES
-from recfuse.errors import ArgumentValueError
+from recfuse.errors import ArgumentValueError, a_type
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.memory import advise_huge_pages
 from recfuse.nn.packed.fusable import gradient_hooks, has_hooks, why_not_fusable
@@ -227,7 +227,7 @@ def _why_not_packed(pattern: Pattern, owners: _Owners) -> str | None:
         if reason := _why_not_replaceable(table) or gradient_hooks(table.weight):
             return f"table {number}: {reason}"
         if type(table.weight) is not Parameter:
-            return f"table {number} has a weight that is a {type(table.weight).__name__}"
+            return f"table {number} has a weight that is {a_type(table.weight)}"
         if table.weight.device != tables[0].weight.device:
             return (
                 f"table {number} is on {table.weight.device}, table 0 on {tables[0].weight.device}; the "

@@ -17,7 +17,7 @@ import torch
 from recfuse._arguments import path_of
 from recfuse._codes import Integer
 from recfuse.data.table import Hotness, batches_of, hotness
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn import EmbeddingBag
 from recfuse.nn.pinning import PinnedRows
 from recfuse.ops.schedules import Schedule
@@ -132,7 +132,7 @@ class Plan(BasePlan):
         """
         if not isinstance(module, EmbeddingBag):
             raise ArgumentTypeError(
-                f"recfuse.Plan.apply: module is a {type(module).__name__}, must be a "
+                f"recfuse.Plan.apply: module is {a_type(module)}, must be a "
                 "recfuse.nn.EmbeddingBag; recfuse.swap makes one of a torch.nn.EmbeddingBag"
             )
         self.matches(module).warn()
@@ -226,7 +226,7 @@ def _bag_of(module: Any, function: str) -> torch.nn.EmbeddingBag:
     """The module; TypeError for one that is no table."""
     if not isinstance(module, torch.nn.EmbeddingBag):
         raise ArgumentTypeError(
-            f"{function}: module is a {type(module).__name__}, must be a recfuse.nn.EmbeddingBag or a "
+            f"{function}: module is {a_type(module)}, must be a recfuse.nn.EmbeddingBag or a "
             "torch.nn.EmbeddingBag: the plan is for a single table"
         )
     return module

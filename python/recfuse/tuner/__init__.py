@@ -16,7 +16,7 @@ import torch
 
 from recfuse._arguments import integer, real
 from recfuse.data.table import hotness
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.collection_view import is_collection
 from recfuse.plan import CollectionPlan, Plan
 from recfuse.plan.device import describe_device
@@ -78,7 +78,7 @@ def tune(
     collection = is_collection(module)
     if not collection and not isinstance(module, torch.nn.EmbeddingBag):
         raise ArgumentTypeError(
-            f"recfuse.tune: module is a {type(module).__name__}, must be a recfuse.nn.EmbeddingBag, a "
+            f"recfuse.tune: module is {a_type(module)}, must be a recfuse.nn.EmbeddingBag, a "
             "torch.nn.EmbeddingBag, or a recfuse.nn.FusedEmbeddingBagCollection"
         )
     if budget_s is None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from recfuse._arguments import path_of
-from recfuse.errors import ArgumentTypeError
+from recfuse.errors import ArgumentTypeError, a_type
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ def read(path: str | PathLike[str], table: int | None = None) -> NDArray[np.int6
         table = operator.index(table)
     except TypeError as error:
         raise ArgumentTypeError(
-            f"traces: table is a {type(table).__name__}, must be a whole number or None"
+            f"traces: table is {a_type(table)}, must be a whole number or None"
         ) from error
     if not 0 <= table < len(tables):
         raise IndexError(f"traces: table is {table}, {path} has 0...{len(tables) - 1}")
@@ -156,7 +156,7 @@ def _read_tuple(path: Path) -> list[Table]:
     if not isinstance(loaded, (tuple, list)) or len(loaded) != 3:
         size = f" of {len(loaded)}" if hasattr(loaded, "__len__") else ""
         raise ValueError(
-            f"traces: {path} holds a {type(loaded).__name__}{size}, needed is a tuple of 3 tensors: indices, "
+            f"traces: {path} holds {a_type(loaded)}{size}, needed is a tuple of 3 tensors: indices, "
             "offsets, lengths"
         )
     indices, offsets, lengths = (

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from recfuse._arguments import wrong_type
 from recfuse.data.forms import is_keyed
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.columns.inputs import Inputs, Jagged, offsets_of, widened, width_of
 from recfuse.nn.columns.lowering import Place
 from recfuse.nn.columns.packed import PackedColumns
@@ -70,7 +70,7 @@ def entry_of(value: Any, where: str) -> Tensor | Jagged:
             where, value, "a tensor, a jagged one, or (values, offsets) or (values, offsets, weights)"
         )
     if not all(isinstance(one, Tensor) or (at == 2 and one is None) for at, one in enumerate(value)):
-        raise ArgumentTypeError(f"{where} is a {type(value).__name__} of something else than tensors")
+        raise ArgumentTypeError(f"{where} is {a_type(value)} of something else than tensors")
     return Jagged(*value)
 
 

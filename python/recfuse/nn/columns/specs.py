@@ -11,7 +11,7 @@ import torch
 
 from recfuse._arguments import integer, real, wrong_type
 from recfuse._codes import DTYPES
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.columns.steps import Step
 
 Pooling = Literal["sum", "mean", "max", "sqrtn"]
@@ -176,7 +176,7 @@ class TableColumn(Column):
                 f"dtype is {self.dtype!r}, must be torch.float32, torch.float16 or torch.bfloat16"
             )
         if not isinstance(self.trainable, bool):
-            raise TypeError(f"trainable is a {type(self.trainable).__name__}, must be a bool")
+            raise TypeError(f"trainable is {a_type(self.trainable)}, must be a bool")
 
     def _checked_slice(self, given: Any) -> tuple[int, int]:
         if not isinstance(given, (tuple, list)) or len(given) != 2:
@@ -219,7 +219,7 @@ class FeatureColumn(TableColumn):
             if getattr(self, name) is not None:
                 check_name(name, getattr(self, name))
         if not isinstance(self.weighted, bool):
-            raise TypeError(f"weighted is a {type(self.weighted).__name__}, must be a bool")
+            raise TypeError(f"weighted is {a_type(self.weighted)}, must be a bool")
         if self.weighted and self.weights is not None:
             raise ValueError(f"weighted is True and weights is {self.weights!r}, must be one of the two")
         if self.pooling == "max" and (self.weighted or self.weights is not None):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recfuse._arguments import integer, real
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 
 LEAST, MOST = -(2**63), 2**63 - 1  # of int64
 MOST_BUCKETS = 2**31 - 1
@@ -189,12 +189,12 @@ def _float32(where: str, value: Any) -> float:
 
 def _flag(where: str, value: Any) -> None:
     if not isinstance(value, bool):
-        raise ArgumentTypeError(f"{where} is a {type(value).__name__}, must be a bool")
+        raise ArgumentTypeError(f"{where} is {a_type(value)}, must be a bool")
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:
     if isinstance(values, (str, bytes)):
-        raise ArgumentTypeError(f"{name} is a {type(values).__name__}, must be a sequence of numbers")
+        raise ArgumentTypeError(f"{name} is {a_type(values)}, must be a sequence of numbers")
     try:
         return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (ValueError, OverflowError) as error:

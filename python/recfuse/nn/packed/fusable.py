@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recfuse._codes import MODES
+from recfuse.errors import a_type
 from recfuse.nn.embedding_bag import EmbeddingBag
 
 
@@ -24,11 +25,11 @@ def why_not_fusable(tables: Sequence[Any]) -> str | None:
 
 def _why_not_packable(table: Any) -> str | None:
     if not isinstance(table, torch.nn.EmbeddingBag):
-        return f"is a {type(table).__name__}, not a torch.nn.EmbeddingBag"
+        return f"is {a_type(table)}, not a torch.nn.EmbeddingBag"
     if not isinstance(table._parameters.get("weight"), torch.nn.Parameter):
         return "has a computed weight (parametrized, pruned or none)"
     if type(table) not in (torch.nn.EmbeddingBag, EmbeddingBag):
-        return f"is a {type(table).__name__}, a subclass, whose forward may differ"
+        return f"is {a_type(table)}, a subclass, whose forward may differ"
     if "forward" in table.__dict__:
         return "has a forward that was replaced on the object"
     if has_hooks(table):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from recfuse._arguments import wrong_type
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 
 _DEPTH = 3  # containers inside one another that an optimizer's attributes are searched through
 
@@ -25,7 +25,7 @@ def check_optimizers(optimizers: Iterable[Optimizer], what: str) -> tuple[Optimi
     for optimizer in found:
         if not isinstance(optimizer, Optimizer):
             raise ArgumentTypeError(
-                f"{what}: optimizers has a {type(optimizer).__name__}, must be torch.optim.Optimizer"
+                f"{what}: optimizers has {a_type(optimizer)}, must be torch.optim.Optimizer"
             )
     return found
 

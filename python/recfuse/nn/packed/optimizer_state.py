@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from recfuse.errors import a_type
+
 _SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -106,5 +108,5 @@ def _gathered_sparse(parts: Sequence[tuple[Piece, Entry]], shape: tuple[int, ...
 def described(value: Any) -> str:
     """A value, for errors."""
     if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    return f"a {type(value).__name__} of shape {tuple(value.shape)}, {value.layout}"
+        return a_type(value)
+    return f"{a_type(value)} of shape {tuple(value.shape)}, {value.layout}"

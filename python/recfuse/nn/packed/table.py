@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.packed.layout import TableSpec, table_rows
 from recfuse.nn.packed.parameters import PackedParameters
 from recfuse.nn.packed.pooling import table_call
@@ -125,7 +125,7 @@ class PackedTable:
     def weight(self, value: Tensor) -> None:
         where = f"recfuse: the weight of table {self.name!r}"
         if not isinstance(value, Tensor):
-            raise ArgumentTypeError(f"{where} is set to a {type(value).__name__}, must be a tensor")
+            raise ArgumentTypeError(f"{where} is set to {a_type(value)}, must be a tensor")
         shape = [self.num_embeddings, self.embedding_dim]
         if list(value.shape) != shape:
             raise ArgumentValueError(

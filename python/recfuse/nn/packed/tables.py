@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from recfuse.errors import a_type
 from recfuse.nn.packed import state_dict as state_dicts
 from recfuse.nn.packed.parameters import PackedParameters
 from recfuse.nn.packed.pooling import has_kernel, on_gpu
@@ -27,7 +28,7 @@ class PackedTables(PackedParameters):
         """As of any module; what the class computes, such as ``tables``, is not hidden behind a module."""
         if isinstance(value, torch.nn.Module) and isinstance(getattr(type(self), name, None), property):
             raise AttributeError(
-                f"recfuse: {name} of a {type(self).__name__} cannot be set: calls would not use it. Assign "
+                f"recfuse: {name} of {a_type(self)} cannot be set: calls would not use it. Assign "
                 f"to the weights, as in {name}[key].weight = ..., or recfuse.unswap(model) first"
             )
         super().__setattr__(name, value)
@@ -91,6 +92,6 @@ class PackedTables(PackedParameters):
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuses, where torch.jit.script would fail at some line of this class."""
         raise NotImplementedError(
-            f"recfuse: a {type(self).__name__} cannot be scripted; recfuse.unswap(model) gives modules back "
+            f"recfuse: {a_type(self)} cannot be scripted; recfuse.unswap(model) gives modules back "
             "that can, and torch.jit.trace, torch.export and torch.compile take it as it is"
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from recfuse.errors import ArgumentTypeError
+from recfuse.errors import ArgumentTypeError, a_type
 
 _EPSILONS = 64
 """How many units of the last place results may differ: sums in another order."""
@@ -32,7 +32,7 @@ def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(batch, Tensor):
         return (batch,), {}
     raise ArgumentTypeError(
-        f"recfuse.swap: a batch of check is a {type(batch).__name__}, must be a tuple of the model's "
+        f"recfuse.swap: a batch of check is {a_type(batch)}, must be a tuple of the model's "
         "arguments, a dict of them by name, or a pair of both"
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from recfuse.errors import ArgumentTypeError
+from recfuse.errors import ArgumentTypeError, a_type
 from recfuse.passes.graph.progress import uncollected
 from recfuse.passes.graph.rewrite import rewrite
 from recfuse.passes.graph.tracing import recorded, why_not_recorded
@@ -78,7 +78,7 @@ def backend(inner: Any = "inductor", *, patterns: Sequence[str] | None = None, *
     """
     if not callable(inner) and not isinstance(inner, str):
         raise ArgumentTypeError(
-            f"recfuse.backend: inner is a {type(inner).__name__}, must be the name of a backend or a callable"
+            f"recfuse.backend: inner is {a_type(inner)}, must be the name of a backend or a callable"
         )
     from recfuse.passes.graph.rewrite import chosen
 
