@@ -99,7 +99,7 @@ class Stream(ctypes.Structure):
 def library() -> ctypes.CDLL:
     """The host's code of the backward and the driver of tests/c/warps/gpu.c."""
     backward = ROOT / "csrc/cuda/fused_embedding_bag/backward"
-    sources = [*backward.rglob("*.c"), *(ROOT / "csrc/base").glob("validate*.c"), ROOT / "csrc/base/status.c"]
+    sources = [*backward.rglob("*.c"), *(ROOT / "csrc/base").glob("[cv]*.c"), ROOT / "csrc/base/status.c"]
 
     def build(path: Path) -> None:
         command = [
