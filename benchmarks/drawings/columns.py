@@ -9,6 +9,7 @@ from common.results import find_table
 from drawings.panels import RESULTS_PATH, by_columns, picture
 
 MICRO, MODELS = "embedding_columns_micro.json", "embedding_columns.json"
+GPU = "h200/embedding_columns.json"
 OVER = {
     "times faster": "torch's best, column by column",
     "than alike ones by hand": "alike ones by hand",
@@ -36,5 +37,13 @@ COLUMNS: dict[str, Draw] = {
         _over_torch(MICRO, MODELS),
         words=SETTING,
         columns=3,
-    )
+    ),
+    f"{RESULTS_PATH}/{GPU.removesuffix('json')}png": picture(
+        GPU,
+        "Embedding columns on one H200, CUDA graphs: times faster than torch",
+        _over_torch(GPU, GPU),
+        words=f"{SETTING} Compiled torch is not among torch's forms here.",
+        logarithmic=True,
+        columns=3,
+    ),
 }
