@@ -2,7 +2,6 @@
 #include "warps.h"
 
 #include "device/shared.cuh"
-#include "device/turns.cuh"
 
 thread_local __align__(16) rf_u8 memory[256 << 10]; /* a block's dynamic shared memory */
 

@@ -16,6 +16,7 @@ enum {
     /* lists.cu */
     RF_SMALL_LISTS_BLOCK = 512,
     RF_SMALL_LISTS_ROWS = 8192, /* of a task, at most */
+    RF_SMALL_LISTS_PARTS = 16, /* of a feature's lookups, each of which a warp orders, at most */
     RF_SMALL_LISTS_BLOCKS = 2, /* of an SM */
     RF_SMALL_LISTS_LEAST_SHARED = 48 << 10, /* bytes */
     /* staged.cu */

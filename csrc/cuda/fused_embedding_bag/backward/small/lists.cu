@@ -2,12 +2,13 @@
  * row, the bags that looked the row up. Nothing but the list and where rows begin in it goes to memory.
  *
  * A block: rows [first_row, last_row) of one feature (args.h: rf_small_list). It goes through all of the feature's lookups
- * twice. First they are counted by row; summed up, a row's counter says where its lookups begin in the list. Then a
- * lookup's place is what its row's counter was before. Warps take units of 128 neighbouring lookups by turns: what a unit
- * needs is loaded and searched for beside other warps, but its additions to counters come after those of the unit before
- * (device/turns.cuh). Within 32 lookups of several bags, those of one row must keep their order too: the lanes that have the
- * same row find each other (__match_any_sync), and one of them counts for all. Lookups of one bag have no order, since the
- * list says no more than the bag. So the list is that of a stable sort, however many lookups a row has.
+ * twice. First they are counted, by row and by part: a part is a run of neighbouring lookups, parts follow each other.
+ * Summed up, row by row and in a row part by part, the counts say where each part's lookups of a row begin in the list.
+ * (Where shared memory does not allow a part for each warp: short_rows.cuh.) Then a warp has a part and goes through it in
+ * order, 32 lookups at once; their places are what counters were before. Within a step, lookups of one row and different bags must keep their order: the lanes that have the same row find each
+ * other (__match_any_sync), and one of them counts for all. Lookups of one bag have no order, since the list says no more
+ * than the bag: where all lanes have one bag, each counts for itself. So the list is that of a stable sort.
+ * Counters have 16 bits where a feature's lookups allow it; how many parts there are is what shared memory allows.
  * The list is formed in shared memory and copied from there, by as many rows at a time as there is room for; a row that is
  * too long, and a feature with many more lookups than there is room for, is written to memory at once.
  *
@@ -19,14 +20,7 @@
  * Shapes: rf_small_lists_args. Shared memory: dynamic, args.shared_bytes, RF_SMALL_LISTS_LEAST_SHARED at least.
  * Launch: grid [tasks], block [RF_SMALL_LISTS_BLOCK].
  */
-#include "device/turns.cuh"
-#include "fused_embedding_bag/backward/small/lists.cuh"
-
-/* Rows [first, last) of the block's, which are listed together: from place `from` to `to`. */
-struct span_t {
-    rf_u32 first, last, from, to;
-    bool kept; /* in the window */
-};
+#include "fused_embedding_bag/backward/small/short_rows.cuh"
 
 /* Bags' lookups, from which those that do not count are taken away. */
 RF_INLINE void counts_begin(const feature_t &feature, int *counts) {
@@ -71,7 +65,7 @@ RF_INLINE void count_less(const feature_t &feature, const room_t &room, rf_u32 p
 RF_INLINE rf_u32 rows_count(const feature_t &feature, const room_t &room, rf_u32 first_row, rf_u32 n_rows,
                             int *counts) {
     const rf_u32 lane = threadIdx.x % 32, units = (feature.count + UNIT - 1) / UNIT;
-    rf_u32 before = 0;
+    rf_u32 before = 0, part = 0, part_end = room.part_units;
     RF_INDEX coming[STEPS];
     indices_load(feature, threadIdx.x / 32 * UNIT + lane, coming);
 #pragma unroll 1
@@ -85,6 +79,10 @@ RF_INLINE rf_u32 rows_count(const feature_t &feature, const room_t &room, rf_u32
             int bags[STEPS];
             bags_load(feature, room, position, rows, bags);
         }
+        while (unit >= part_end) {
+            part++;
+            part_end += room.part_units;
+        }
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
             const rf_u32 row = rows[k] - first_row;
@@ -92,9 +90,10 @@ RF_INLINE rf_u32 rows_count(const feature_t &feature, const room_t &room, rf_u32
             before += rows[k] < first_row;
             if (n_rows <= FEW_ROWS) {
                 const rf_u32 same = __match_any_sync(RF_FULL_WARP, own ? (int)row : -1);
-                if (own && (rf_u32)__ffs(same) == lane + 1) atomicAdd(room.cells + row, (rf_u32)__popc(same));
+                if (own && (rf_u32)__ffs(same) == lane + 1)
+                    cell_add(room, row * room.parts + part, __popc(same));
             } else if (own) {
-                atomicAdd(room.cells + row, 1u);
+                cell_add(room, row * room.parts + part, 1);
             }
         }
     }
@@ -106,6 +105,18 @@ RF_INLINE void cells_clear(const room_t &room) {
         ((rf_bytes<16> *)room.cells)[i] = rf_bytes<16>{};
 }
 
+/* The sum of four words of counters. */
+RF_INLINE rf_u32 word_sum(const room_t &room, rf_u32 word) {
+    return room.cell_bytes == 4 ? word : (word & 0xffffu) + (word >> 16);
+}
+/* A word of counters becomes one of places; `at` goes on. */
+RF_INLINE rf_u32 word_places(const room_t &room, rf_u32 word, rf_u32 &at) {
+    const rf_u32 first = at;
+    at += word_sum(room, word);
+    if (room.cell_bytes == 4) return first;
+    return first | (first + (word & 0xffffu)) << 16;
+}
+
 /* Counters become places: how many lookups there are in all counters before. Returns the number of all. */
 RF_INLINE rf_u32 cells_sum(const room_t &room, rf_u32 *of_warps) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tiles = room.cells_bytes / TILE;
@@ -115,7 +126,7 @@ RF_INLINE rf_u32 cells_sum(const room_t &room, rf_u32 *of_warps) {
     for (int tile = first; tile < behind; tile++) {
         const rf_bytes<16> found = words[tile * 32 + lane];
 #pragma unroll
-        for (int i = 0; i < 4; i++) sum += found.word[i];
+        for (int i = 0; i < 4; i++) sum += word_sum(room, found.word[i]);
     }
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(RF_FULL_WARP, sum, apart);
@@ -130,15 +141,11 @@ RF_INLINE rf_u32 cells_sum(const room_t &room, rf_u32 *of_warps) {
         rf_bytes<16> found = words[tile * 32 + lane];
         rf_u32 own = 0;
 #pragma unroll
-        for (int i = 0; i < 4; i++) own += found.word[i];
+        for (int i = 0; i < 4; i++) own += word_sum(room, found.word[i]);
         const rf_u32 upto = rf_sum_of_lanes_to(own);
         rf_u32 at = before + upto - own;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const rf_u32 count = found.word[i];
-            found.word[i] = at;
-            at += count;
-        }
+        for (int i = 0; i < 4; i++) found.word[i] = word_places(room, found.word[i], at);
         words[tile * 32 + lane] = found;
         before += __shfl_sync(RF_FULL_WARP, upto, 31);
     }
@@ -148,7 +155,7 @@ RF_INLINE rf_u32 cells_sum(const room_t &room, rf_u32 *of_warps) {
 
 /* The rows from `first` on that are listed together. */
 RF_INLINE span_t span_of(const room_t &room, rf_u32 first, rf_u32 rows, rf_u32 all) {
-    span_t span = {first, rows, room.cells[first], all, false};
+    span_t span = {first, rows, cell_at(room, first * room.parts), all, false};
     if (all > MOST_TURNS * room.window_size) return span;
     span.kept = all - span.from <= room.window_size;
     if (span.kept) return span;
@@ -156,7 +163,7 @@ RF_INLINE span_t span_of(const room_t &room, rf_u32 first, rf_u32 rows, rf_u32 a
     span.last = first;
     while (behind - span.last > 1) {
         const rf_u32 middle = span.last + (behind - span.last) / 2;
-        if (room.cells[middle] - span.from <= room.window_size) {
+        if (cell_at(room, middle * room.parts) - span.from <= room.window_size) {
             span.last = middle;
         } else {
             behind = middle;
@@ -164,46 +171,45 @@ RF_INLINE span_t span_of(const room_t &room, rf_u32 first, rf_u32 rows, rf_u32 a
     }
     span.kept = span.last > first;
     if (!span.kept) span.last = first + 1;
-    span.to = span.last < rows ? room.cells[span.last] : all;
+    span.to = span.last < rows ? cell_at(room, span.last * room.parts) : all;
     return span;
 }
 
-/* Lists the lookups whose rows are of the span; place p of the list is to[p]. */
-RF_INLINE void span_list(const feature_t &feature, const room_t &room, rf_u32 first_row, const span_t &span,
-                         rf_u16 *to, rf_u64 *turns) {
+/* A warp lists the lookups of its part whose rows are of the span; place p of the list is to[p]. */
+RF_INLINE void part_list(const feature_t &feature, const room_t &room, rf_u32 first_row, const span_t &span,
+                         rf_u16 *to) {
     const rf_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, before = (1u << lane) - 1;
     const rf_u32 units = (feature.count + UNIT - 1) / UNIT;
+    const rf_u32 behind = min((warp + 1) * room.part_units, units);
+    rf_u32 unit = warp * room.part_units;
+    if (warp >= (rf_u32)room.parts || unit >= behind) return;
     RF_INDEX coming[STEPS];
-    indices_load(feature, warp * UNIT + lane, coming);
+    indices_load(feature, unit * UNIT + lane, coming);
 #pragma unroll 1
-    for (rf_u32 turn = 0, unit = warp; unit < units; turn++, unit += WARPS) {
-        rf_u32 rows[STEPS], same[STEPS], places[STEPS];
+    for (; unit < behind; unit++) {
+        rf_u32 rows[STEPS];
         int bags[STEPS];
         rows_of(feature, coming, rows);
-        indices_load(feature, (unit + WARPS) * UNIT + lane, coming);
+        indices_load(feature, (unit + 1) * UNIT + lane, coming);
         const bool one_bag = bags_load(feature, room, unit * UNIT + lane, rows, bags);
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
             const rf_u32 row = rows[k] - first_row;
-            rows[k] = rows[k] != NO_ROW && row >= span.first && row < span.last ? row : NO_ROW;
+            const bool own = rows[k] != NO_ROW && row >= span.first && row < span.last;
+            const rf_u32 cell = row * room.parts + warp;
+            rf_u32 place = 0;
             const bool no_order = one_bag || (feature.sound && __shfl_sync(RF_FULL_WARP, bags[k], 0) ==
                                                                    __shfl_sync(RF_FULL_WARP, bags[k], 31));
-            same[k] = no_order ? 1u << lane : __match_any_sync(RF_FULL_WARP, (int)rows[k]);
-        }
-        rf_turn_wait(turns + warp, turn);
-#pragma unroll
-        for (int k = 0; k < STEPS; k++) {
-            places[k] = 0;
-            if (rows[k] != NO_ROW && (same[k] & before) == 0)
-                places[k] = atomicAdd(room.cells + rows[k], (rf_u32)__popc(same[k]));
+            if (no_order) {
+                if (own) place = cell_add(room, cell, 1);
+            } else {
+                const rf_u32 same = __match_any_sync(RF_FULL_WARP, own ? (int)row : -1);
+                const int leader = __ffs(same) - 1;
+                if (own && (int)lane == leader) place = cell_add(room, cell, __popc(same));
+                place = __shfl_sync(RF_FULL_WARP, place, leader) + __popc(same & before);
+            }
+            if (own) to[place] = (rf_u16)bags[k];
             __syncwarp();
-        }
-        if (lane == 0) rf_turn_pass(turns + (warp + 1) % WARPS);
-#pragma unroll
-        for (int k = 0; k < STEPS; k++) {
-            const rf_u32 place =
-                __shfl_sync(RF_FULL_WARP, places[k], __ffs(same[k]) - 1) + __popc(same[k] & before);
-            if (rows[k] != NO_ROW) to[place] = (rf_u16)bags[k];
         }
     }
 }
@@ -222,14 +228,18 @@ extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LIST
     rf_small_lists(const __grid_constant__ rf_small_lists_args args) {
     extern __shared__ __align__(16) rf_u8 memory[];
     __shared__ rf_u32 of_warps[WARPS], before_all;
-    __shared__ rf_u64 turns[WARPS];
+    __shared__ long_rows_t many;
     __shared__ unsigned long long bounds[2];
     rf_wait_for_previous_kernel();
     const rf_small_list task = args.tasks[blockIdx.x];
     const rf_small_feature small = args.features[task.feature];
     const rf_u32 first_row = task.first_row, rows = task.last_row - task.first_row;
     const feature_t feature = feature_of(args, small, bounds);
-    const room_t room = room_of(feature, memory, args.shared_bytes, (int)rows);
+    room_t room = room_of(feature, memory, args.shared_bytes, (int)rows, false);
+    const room_t single = room_of(feature, memory, args.shared_bytes, (int)rows, true);
+    bool is_short =
+        feature.sound && room.parts < (int)WARPS && feature.count <= MOST_TURNS * single.window_size;
+    if (is_short) room = single;
     float *factors = small.factors >= 0 && first_row == 0 ? args.factors + small.factors : nullptr;
     if (threadIdx.x == 0) before_all = 0;
     cells_clear(room);
@@ -244,23 +254,36 @@ extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LIST
     }
     __syncthreads();
     if (factors != nullptr) counts_end(feature, factors);
+    if (is_short) long_rows_find(room, rows, many);
+    if (is_short && many.count > MOST_LONG) {
+        is_short = false;
+        room = room_of(feature, memory, args.shared_bytes, (int)rows, false);
+        cells_clear(room);
+        marks_write(feature, room);
+        __syncthreads();
+        (void)rows_count(feature, room, first_row, rows, nullptr);
+        __syncthreads();
+    }
     const rf_u32 all = cells_sum(room, of_warps);
     before = before_all;
     rf_u32 *starts = args.starts + small.start;
     const rf_u32 place = (rf_u32)feature.first + before;
     for (rf_u32 row = threadIdx.x; row < rows; row += BLOCK)
-        starts[first_row + row] = place + room.cells[row];
+        starts[first_row + row] = place + cell_at(room, row * room.parts);
     if (threadIdx.x == 0 && task.last_row == small.rows) starts[small.rows] = place + all;
     rf_u16 *list = args.list + place;
     for (rf_u32 next = 0; next < rows && all > 0;) {
         const span_t span = span_of(room, next, rows, all);
         rf_u16 *to = list + span.from;
         rf_u16 *window = room.window + (rf_u64)to % 16 / 2;
-        if (threadIdx.x < WARPS) rf_turn_begin(turns + threadIdx.x, threadIdx.x == 0);
         __syncthreads(); /* all have seen where the span ends, and copied the one before */
-        span_list(feature, room, first_row, span, span.kept ? window - span.from : list, turns);
+        rf_u16 *const places = span.kept ? window - span.from : list;
+        if (is_short) {
+            span_list(feature, room, first_row, span, many, places, of_warps);
+        } else {
+            part_list(feature, room, first_row, span, places);
+        }
         __syncthreads();
-        if (threadIdx.x < WARPS) rf_turn_end(turns + threadIdx.x);
         if (span.kept) window_copy(window, to, span.to - span.from);
         next = span.last;
     }

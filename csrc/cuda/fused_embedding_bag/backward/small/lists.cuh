@@ -18,7 +18,7 @@ enum {
     MOST_TURNS = 4, /* that list what does not fit at once */
     FEW_ROWS = 128 /* so few that many lanes count the same */
 };
-static_assert(UNIT == 1 << UNIT_BITS, "a unit's lookups");
+static_assert(UNIT == 1 << UNIT_BITS && (int)WARPS >= (int)RF_SMALL_LISTS_PARTS, "a warp for each part");
 #define NO_ROW 0xffffffffu
 
 /* What a block works on. */
@@ -35,12 +35,13 @@ struct feature_t {
 
 /* Shared memory. */
 struct room_t {
-    rf_u32 *cells; /* counters [rows] */
+    rf_u32 *cells; /* counters [rows][parts], of 2 or 4 bytes */
     rf_u16 *marks; /* the bag of the first lookup of each piece, and behind them the last bag */
     rf_u32 *ends; /* of bags; nullptr: there are too many */
     rf_u16 *window; /* of the list */
-    int cells_bytes;
+    int cell_bytes, cells_bytes, parts;
     int piece_bits; /* of the lookups in a piece, UNIT_BITS or more */
+    rf_u32 part_units; /* in a part */
     rf_u32 window_size;
 };
 
@@ -86,13 +87,21 @@ RF_INLINE feature_t feature_of(const rf_small_lists_args &args, const rf_small_f
 
 RF_INLINE int rounded_up(int bytes, int to) { return (bytes + to - 1) / to * to; }
 
-/* Divides shared memory: counters, marks, then the list. */
-RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int rows) {
+/* Divides shared memory: counters up to five eighths of it, then the list. `single`: a counter of 32 bits a row. */
+RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int rows, bool single) {
+    enum { WORTH = 256 }; /* lookups of a part */
     room_t room;
-    room.cells_bytes = rounded_up(rows * (int)sizeof *room.cells, TILE);
+    room.cell_bytes = single || feature.count > 65535 ? 4 : 2;
+    room.parts = 1;
+    while (!single && room.parts < RF_SMALL_LISTS_PARTS && (rf_u32)room.parts * WORTH < feature.count &&
+           rows * room.parts * 2 * room.cell_bytes <= bytes / 8 * 5)
+        room.parts *= 2;
+    room.cells_bytes = rounded_up(rows * room.parts * room.cell_bytes, TILE);
     room.piece_bits = UNIT_BITS;
     while (feature.count >> room.piece_bits >= MOST_MARKS) room.piece_bits++;
     const rf_u32 pieces = (feature.count + (1u << room.piece_bits) - 1) >> room.piece_bits;
+    const rf_u32 units = (feature.count + UNIT - 1) / UNIT;
+    room.part_units = (units + room.parts - 1) / room.parts;
     room.cells = (rf_u32 *)memory;
     int used = room.cells_bytes;
     room.marks = (rf_u16 *)(memory + used);
@@ -105,6 +114,17 @@ RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int
     room.window = (rf_u16 *)(memory + used);
     room.window_size = (rf_u32)max((bytes - used) / 2 - 8, 0); /* it begins where the list is aligned alike */
     return room;
+}
+
+RF_INLINE rf_u32 cell_at(const room_t &room, rf_u32 cell) {
+    return room.cell_bytes == 4 ? room.cells[cell] : (rf_u32)((const rf_u16 *)room.cells)[cell];
+}
+/* Adds to a counter; returns what it was. A counter of 16 bits shares its word with another, which stays as it is: none
+ * counts beyond what it can hold. */
+RF_INLINE rf_u32 cell_add(const room_t &room, rf_u32 cell, rf_u32 more) {
+    if (room.cell_bytes == 4) return atomicAdd(room.cells + cell, more);
+    const rf_u32 shift = cell % 2 * 16;
+    return atomicAdd(room.cells + cell / 2, more << shift) >> shift & 0xffffu;
 }
 
 /* The last bag in [first, first + span) that a lookup may be in: the first whose end is behind it. */
