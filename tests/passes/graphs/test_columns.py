@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
+import recfuse
 from support.graphs import assert_same, jagged, passed
 
 
@@ -68,7 +70,7 @@ def test_steps_are_folded():
     swapped, report = passed(model, model.batch(8), "exported")
     names = [str(node.target) for node in swapped.graph.nodes if node.op == "call_function"]
     assert sum("embedding_columns" in name for name in names) == 1
-    for folded in ("bucketize", "clamp", "aten.embedding"):
+    for folded in ("bucketize", "clamp", "aten.embedding", "lift_fresh", "detach"):
         assert not any(folded in name for name in names), names
     assert "columns in one call" in report.swapped[0].detail
 
@@ -174,3 +176,16 @@ def test_defaults_of_empty_samples(end, way):
     assert ("5 operators" if end in FOLDED_ENDS else "2 operators") in report.found("columns")[0].detail
     assert (batch[1] == 0).any()
     assert_same(swapped(*batch), model(*batch))
+
+
+def test_nothing_is_left_of_constants_that_are_folded():
+    """Recorded with gradients, torch.tensor is a copy that is detached in place; nobody needs either."""
+    model, batch = Columns(10).requires_grad_(False), Columns(10).batch(8)
+    graph = make_fx(model, tracing_mode="fake", pre_dispatch=True, _allow_non_fake_inputs=True)(*batch)
+    assert any("detach_" in str(node.target) for node in graph.graph.nodes)
+    with torch.no_grad():
+        report = recfuse.swap(graph)
+        names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        assert len(report.found("columns")) == 10
+        assert not any("lift_fresh" in name or "detach" in name for name in names), names
+        assert_same(graph(*batch), model(*batch))

@@ -81,6 +81,11 @@ def draws(node: Node) -> bool:
     return not is_off
 
 
+def is_fresh_constant(node: Node) -> bool:
+    """Whether a call takes a constant out of autograd, as torch.tensor does: its elements stay."""
+    return is_call(node, aten.detach_) and is_call(node.args[0], aten.lift_fresh_copy, aten.lift_fresh)
+
+
 def _is_pure(node: Node) -> bool:
     if node.op != "call_function":
         return node.op != "call_module" and node.op != "call_method"
@@ -98,8 +103,8 @@ def _written_by(node: Node) -> set[int]:
     schema = node.target._schema  # type: ignore[union-attr]
     if not schema.is_mutable:
         return set()
-    if is_call(node, aten.detach_) and is_call(node.args[0], aten.lift_fresh_copy, aten.lift_fresh):
-        return set()  # of a constant, which torch.tensor takes out of autograd: its elements stay
+    if is_fresh_constant(node):
+        return set()
     found: set[int] = set()
     for at, argument in enumerate(schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:

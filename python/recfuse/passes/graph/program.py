@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from recfuse.errors import ArgumentValueError
-from recfuse.passes.graph.effects import Effects, draws
+from recfuse.passes.graph.effects import Effects, draws, is_fresh_constant
 from recfuse.passes.graph.nodes import aten, is_call, operator_of, tensor_of, value_of
 
 _COPIES = (
@@ -265,7 +265,7 @@ class Program:
     def _must_stay(self, node: Node) -> bool:
         """Whether a call counts though nobody uses its result: it writes, or draws random numbers."""
         called = operator_of(node)
-        if called is None:
+        if called is None or is_fresh_constant(node):
             return False
         return draws(node) or (node.is_impure() and called._schema.is_mutable)
 
