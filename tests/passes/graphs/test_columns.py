@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from tqdm import tqdm
 
 import recfuse
 from support.graphs import assert_same, jagged, passed
@@ -189,3 +192,35 @@ def test_nothing_is_left_of_constants_that_are_folded():
         assert len(report.found("columns")) == 10
         assert not any("lift_fresh" in name or "detach" in name for name in names), names
         assert_same(graph(*batch), model(*batch))
+
+
+def test_a_pass_over_many_columns_is_quick_and_shows_progress(monkeypatch):
+    """One recording for all batches, of which a bar is shown; seconds of the processor, not of the clock."""
+    shown, spent = {}, []
+
+    class Bar(tqdm):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **{**options, "disable": True})
+            self.what = options["desc"]
+
+        def update(self, n=1):
+            shown[self.what] = shown.get(self.what, 0) + n
+
+    def timed(module, inputs):
+        begin = time.process_time()
+        try:
+            return backend(module, inputs)
+        finally:
+            spent.append(time.process_time() - begin)
+
+    monkeypatch.setattr("recfuse.passes.graph.progress.tqdm", Bar)
+    model, backend = Columns(100).requires_grad_(False), recfuse.backend("eager")
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend=timed, dynamic=True, fullgraph=True)
+    with torch.no_grad():
+        for samples in (32, 256, 2048):
+            batch = model.batch(samples)
+            assert_same(compiled(*batch), model(*batch))
+    assert len(backend.reports[-1].found("columns")) == 100
+    assert len(spent) == 1 and spent[0] < 5
+    assert shown["recfuse: recording a graph"] > 400 and shown["recfuse: graph passes"] >= 100
