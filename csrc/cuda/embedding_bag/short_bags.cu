@@ -229,7 +229,8 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
 
     /* Row indices, from where they lie if all bags are equally long; the offsets at the same time. */
     const bool mine = lane < RF_BAGS && bag < args.bags, one_each = args.mean_lookups <= 1;
-    const int guessed = (int)((one_each ? bag : first + group * shape::TURNS) * args.mean_lookups);
+    const rf_i64 guess = (one_each ? bag : first + group * shape::TURNS) * args.mean_lookups;
+    const int guessed = (int)min(guess, args.lookups); /* there may be fewer bags than turns */
     rf_i64 index = 0;
     chunk next = {};
     if (one_each && mine && guessed < args.lookups) index = rf_load(args.indices + guessed);

@@ -64,9 +64,14 @@ class Arguments(ctypes.Structure):
 
 
 def pooled(
-    variant: Variant, weight: Tensor, indices: Tensor, offsets: Tensor | None, bags: int, seed: int = 0
-) -> tuple[Tensor, list[int]]:
-    """What the kernel writes, and its record of an error: argument, position, bag, value."""
+    variant: Variant, weight: Tensor, indices: Tensor, offsets: Tensor | None, bags: int, seed: int = 0,
+    mean: int | None = None,
+) -> tuple[Tensor, list[int]]:  # fmt: skip
+    """What the kernel writes, and its record of an error: argument, position, bag, value.
+
+    ``mean``: the lookups that the kernel is told a bag has.
+    """
+    mean = indices.numel() // max(bags, 1) if mean is None else mean
     indices = indices.to(variant.index)
     offsets = None if offsets is None else offsets.to(variant.offset)
     lookups = indices.numel()
@@ -75,7 +80,7 @@ def pooled(
     arguments = Arguments(
         weight.data_ptr(), indices.data_ptr(), None if offsets is None else offsets.data_ptr(), None,
         output.data_ptr(), len(weight), lookups, bags, 0 if offsets is None else len(offsets),
-        variant.dim * variant.dtype.itemsize, variant.padding, lookups // max(bags, 1), 0,
+        variant.dim * variant.dtype.itemsize, variant.padding, mean, 0,
         claimed.data_ptr(), record.data_ptr(),
     )  # fmt: skip
     per_block = variant.bags * WARPS
@@ -135,6 +140,13 @@ def test_agrees_with_the_reference(variant: Variant) -> None:
         if len(set(lengths)) == 1:
             even, _ = pooled(variant, weight, indices, None, len(lengths), number)
             assert torch.equal(even, found)
+
+
+def test_nothing_is_read_beyond_the_lookups_of_few_and_long_bags() -> None:
+    """A warp has more places for bags than there are: where those would begin takes more than 32 bits."""
+    weight, indices, offsets = torch.randn(40, 4), torch.randint(40, (9,)), torch.tensor([0, 9])
+    found, _ = pooled(Variant(4, 32), weight, indices, offsets, 1, mean=2**28)
+    torch.testing.assert_close(found, weight[indices].sum(0, keepdim=True))
 
 
 @pytest.mark.parametrize("variant", (Variant(128, 8), Variant(32, 32), Variant(4, 32)), ids=str)
