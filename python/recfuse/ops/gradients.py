@@ -105,9 +105,9 @@ def _listed(
     shape = call.rows, call.dim
     found = torch.sparse_coo_tensor(rows[None], values, shape, check_invariants=False, is_coalesced=True)
     if (
-        (mark_small or values.numel() > _FEW_ELEMENTS)
-        and hasattr(ctx, "next_functions")
+        hasattr(ctx, "next_functions")
         and is_readable(values)
+        and (mark_small or values.numel() > _FEW_ELEMENTS)
     ):
         leaf = getattr(ctx.next_functions[argument][0], "variable", None)  # of an AccumulateGrad
         if leaf is not None:
