@@ -85,7 +85,7 @@ def test_values_and_errors(isa: str) -> None:
 @pytest.mark.parametrize("isa", CPU_FLAGS)
 def test_address_sanitizer(isa: str) -> None:
     skip_unless_cpu_has(isa)
-    expect_success(run([build("address"), "--rounds", "70"], RECFUSE_CPU_ISA=isa), isa)
+    expect_success(run([build("address"), "--rounds", "40"], RECFUSE_CPU_ISA=isa), isa)
 
 
 def test_thread_sanitizer() -> None:
@@ -116,9 +116,9 @@ def test_neon_here(kind: str) -> None:
 def test_neon_emulated() -> None:
     assert CROSS_COMPILER is not None and EMULATOR is not None
     program = build_program(sources(), ["-O1"], last=["-static", "-lm"], compiler=CROSS_COMPILER)
-    expect_success(run([EMULATOR, program, "--rounds", "60"], RECFUSE_CPU_ISA="neon"), "neon")
+    expect_success(run([EMULATOR, program, "--rounds", "40"], RECFUSE_CPU_ISA="neon"), "neon")
     # All but the products of dims and types and the threads, which take ten times as long as the others.
     tests = ["embedding_bag_random", "embedding_bag_exact", "embedding_bag_errors"]
     tests += ["fused_embedding_bag_random", "fused_backward_random", "fused_backward_errors"]
-    done = run([EMULATOR, program, "--rounds", "60", *tests], RECFUSE_CPU_ISA="scalar")
+    done = run([EMULATOR, program, "--rounds", "40", *tests], RECFUSE_CPU_ISA="scalar")
     expect_success(done, "scalar", len(tests))
