@@ -35,6 +35,12 @@ def first_overview() -> Table:
     called = _span(*steps, "recfuse over fbgemm, as called", "sgd")
     table.rows.append(["H200: a training step, SGD", "FBGEMM", f"{first} (A)",
                        f"MLPerf's tables, batch 16384: {least}; without a CUDA graph {called}"])  # fmt: skip
+    file, title = "h200/embedding_columns.json", "bucketize columns, 101 x 8 tables, batch 256: recfuse"
+    few, many = (_span(file, title, "than alike ones by hand", f"^{count} ") for count in (100, 1000))
+    called = find_table(file, title.replace("recfuse", "µs as called"))
+    us = select(called, ["recfuse, dict"], "^1000 ").rows[0][1].partition(" ")[0]
+    weak = f"100 columns: {few}; a dict of 1,000 tensors takes the host {float(us):.0f} µs"
+    table.rows.append(["H200: 1,000 feature columns", "torch, put together by hand", many, weak])
     linear = ikbo_overview().rows
     least = min((cell for row in linear for cell in row[8:]), key=lambda cell: float(cell.rstrip("x")))
     work, weak = (
