@@ -62,7 +62,7 @@ def gpu() -> ctypes.CDLL:
 
 @pytest.fixture(scope="module")
 def cpu() -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(Path(recfuse.__file__).parent / "librecfuse_core.so"))
+    loaded = ctypes.CDLL(recfuse.library_path())
     loaded.rf_last_error.restype = ctypes.c_char_p
     return loaded
 
