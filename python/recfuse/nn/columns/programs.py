@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -64,9 +64,7 @@ class Programs:
         try:
             return embedding_columns(weights, program, *inputs, self.output_dim, on_device, bounds_check)
         except (ValueError, TypeError, IndexError) as error:
-            if torch.compiler.is_compiling():
-                raise
-            raise type(error)(self._named(str(error), given)) from None
+            self._raise_named(error, given)
 
     def look_up(self, given: Inputs, bounds_check: str) -> tuple[Tensor, Tensor, Tensor]:
         """indices, offsets and factors of a batch's lookups, by the operator."""
@@ -75,9 +73,7 @@ class Programs:
         try:
             return embedding_columns_lookups(program, *inputs, on_device, bounds_check)
         except (ValueError, TypeError, IndexError) as error:
-            if torch.compiler.is_compiling():
-                raise
-            raise type(error)(self._named(str(error), given)) from None
+            self._raise_named(error, given)
 
     def of(self, places: tuple[Place, ...], device: torch.device) -> tuple[Tensor, Tensor | None]:
         """The program on the host, and its copy on a GPU; None: the device is none."""
@@ -111,6 +107,12 @@ class Programs:
         except (ValueError, TypeError) as error:
             text = str(error).removeprefix("embedding_columns_program: ")
             raise type(error)(self._named(text)) from None
+
+    def _raise_named(self, error: Exception, given: Inputs) -> NoReturn:
+        """Raises an operator's error again with names, or as it is in a program that is compiled."""
+        if torch.compiler.is_compiling():
+            raise error
+        raise type(error)(self._named(str(error), given)) from None
 
     def _named(self, text: str, given: Inputs | None = None) -> str:
         """The text of an error, with the names of the columns that it numbers, and of the feature that a
