@@ -50,7 +50,6 @@ _OPPOSITE = {aten.ge: aten.lt, aten.gt: aten.le, aten.eq: aten.ne}
 _OPPOSITE |= {b: a for a, b in _OPPOSITE.items()}
 _AND = (aten.logical_and, aten.bitwise_and, aten.__and__)
 _OR = (aten.logical_or, aten.bitwise_or, aten.__or__)
-_ARITHMETIC = ((aten.add, operator.add), (aten.sub, operator.sub), (aten.mul, operator.mul))
 _KEEP = (
     aten.view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.slice, aten.select, aten.expand, aten.flatten,
     aten.contiguous, aten.clone, aten.transpose, aten.permute, aten.t, aten.detach, aten.alias,
