@@ -21,12 +21,17 @@ def readable(text: str) -> str:
 
 @dataclass
 class Table:
-    """A table of strings with a title and notes below it."""
+    """A table of strings with a title and notes below it. Cells are found by the names of columns."""
 
     title: str
     columns: Sequence[str]
     rows: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where two columns have one name."""
+        if len(set(self.columns)) != len(self.columns):
+            raise ValueError(f"{self.title!r} has two columns of one name: {list(self.columns)}")
 
     def grid(self, words: bool = False) -> str:
         """Columns and rows alone, in Markdown. `words`: cells are no numbers, and begin at the left."""

@@ -103,7 +103,7 @@ def figure_ablations(setting: ColumnsSetting) -> Figure:
         release(setting)
     table = Table(
         f"Parts of the fusion, batch {arguments.batch}: µs (median ± IQR of {arguments.rounds})",
-        ["", RECFUSE, *(cell for name in ABLATIONS for cell in (name, "times slower"))],
+        ["", RECFUSE, *(cell for name in ABLATIONS for cell in (name, f"{RECFUSE} over {name}"))],
     )
     for label, point in zip(labels, points, strict=True):
         cells = [point.row.cell(RECFUSE)]

@@ -45,6 +45,27 @@ def test_pages_and_results_agree(tables, run, capsys):
     assert min(marked[page] for page in ("README.md", *map(name, PAGES))) > 0
 
 
+HEAD = re.compile(r"^\|(.*)\|\n\|[ :|-]+\|$", re.MULTILINE)
+
+
+def heads(text):
+    """The names of columns, of each table."""
+    return [[column.strip() for column in head.split("|")] for head in HEAD.findall(text)]
+
+
+@pytest.mark.parametrize("page", [README, *PAGES, *DOCS], ids=name)
+def test_columns_of_a_table_have_different_names(page):
+    text = page.read_text()
+    found = heads(text)
+    assert len(found) == len(re.findall(r"^\|[ :|-]+\|$", text, re.MULTILINE))
+    assert [columns for columns in found if len(set(columns)) != len(columns)] == []
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused(tables):
+    with pytest.raises(ValueError, match=r"'E' has two columns of one name: \['', 'us', 'us'\]"):
+        tables.Table("E", ["", "us", "us"])
+
+
 def test_a_figure_that_differs_is_found_and_written_anew(tables, run, monkeypatch, tmp_path, capsys):
     page, right = tmp_path / "page.md", (BENCHMARKS / "dlrm" / "README.md").read_text()
     page.write_text(right.replace("3.9x", "4.9x"))
