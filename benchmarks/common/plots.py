@@ -38,7 +38,12 @@ _COLOURS = {
     **dict.fromkeys(("torch.compile", "concatenated"), "#c4c4c4"),
     **dict.fromkeys(("torch fp16", "broadcast + concat"), "#6f6f6f"),
     **{"fbgemm v1": "#f2c185", "fbgemm v2": "#dd7a1f", "Triton": "#4a7fb5", "packed cuDNN": "#2f4b7c"},
-    **{"FA3 varlen": "#7d5ba6", "FA3 batch": "#b39bd0", "FA3 varlen joined": "#b39bd0", "limit": "#3d3d3d"},
+    **{
+        "FA3 varlen": "#7d5ba6",
+        "FA3 batch": "#b39bd0",
+        "FA3 varlen joined": "#b39bd0",
+        "gather or copy": "#3d3d3d",
+    },
     **{"recfuse": "#1b7f5c", "recfuse fp16": "#0d4d37", "recfuse bf16": "#a5d6c3"},
     **dict.fromkeys(("recfuse tuned", "recfuse+L2P", "recfuse two calls", "recfuse jagged"), "#66b597"),
     **{"one_item": "#b5485d", "high": "#dd7a1f", "medium": "#a08c3a", "low": "#5aa9a0", "random": "#2f4b7c"},

@@ -144,7 +144,7 @@ CANDIDATES: dict[str, Draw] = {
         "Attention, ragged histories: TFLOP/s, FlashAttention-3 as baseline",
         _rates(SWEEPS, "Ragged kv, all of it, bfloat16", "Ragged kv, 50 to 100 %, bfloat16"),
         unit=RATE,
-        words=f"Length of the longest history on the axis. {HEADS}",
+        words=f"Length of the longest history on the axis; a bar that is missing was not measured. {HEADS}",
     ),
     f"{RESULTS_PATH}/{ATTENTION}/attention_self.png": picture(
         SWEEPS,

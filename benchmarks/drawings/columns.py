@@ -12,11 +12,11 @@ MICRO, MODELS = "embedding_columns_micro.json", "embedding_columns.json"
 GPU = "h200/embedding_columns.json"
 OVER = {
     "times faster": "torch's best, column by column",
-    "than alike ones by hand": "alike ones by hand",
+    "than alike ones by hand": "similar columns joined by hand",
 }
 SETTING = (
-    "Columns on the axis of the first, samples of a batch on those of the others. Alike ones by hand: all "
-    "columns of a kind put together by whoever writes the model."
+    "Axes: columns on the left, samples of a batch elsewhere. Joined by hand: the author of the model writes "
+    "one operator for all columns of a kind."
 )
 
 

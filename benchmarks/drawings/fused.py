@@ -35,7 +35,12 @@ def _sizes(kind: str) -> Callable[[], Panels]:
 
 def _spent() -> Panels:
     """µs a batch of 512: peers, recfuse, and what a plain kernel needs for the same bytes."""
-    series: dict[str, dict[str, float]] = {"nn.EmbeddingBag": {}, "fbgemm v2": {}, "recfuse": {}, "limit": {}}
+    series: dict[str, dict[str, float]] = {
+        "nn.EmbeddingBag": {},
+        "fbgemm v2": {},
+        "recfuse": {},
+        "gather or copy": {},
+    }
     loop = by_columns(find_table(PEERS, "us a call as a CUDA graph"), {"torch": "torch"}, " 512|512$")[
         "torch"
     ]
@@ -49,7 +54,7 @@ def _spent() -> Panels:
             series["nn.EmbeddingBag"][model] = loop[row[0]]
             series["fbgemm v2"][model] = us["fbgemm v2"][row[0]]
             series["recfuse"][model] = us["recfuse"][row[0]]
-            series["limit"][model] = max(
+            series["gather or copy"][model] = max(
                 value(cells[name]) or 0 for name in ("us at copy speed", "us of gather")
             )
     return {"": series}
@@ -115,8 +120,9 @@ FUSED: dict[str, Draw] = {
             _spent,
             unit="µs a batch (log scale)",
             logarithmic=True,
-            words="Batch 512, float32, CUDA graphs. Lower is better. nn.EmbeddingBag: in a loop. limit: the "
-            "longer of a plain gather of the same rows and of a copy of the least bytes; caches can beat it.",
+            words="Batch 512, float32, CUDA graphs. Lower is better. nn.EmbeddingBag: in a loop. Gather "
+            "or copy: the longer of a plain gather of the same rows and of a copy of the least bytes: the "
+            "hardware's limit for rows that no cache holds.",
         ),
         "fused_models": picture(
             MODELS,
@@ -170,22 +176,22 @@ FUSED: dict[str, Draw] = {
         ),
         "fused_12": picture(
             MUTATIONS,
-            "Figure 12, one feature's schedule by another in model A: over the tuned one",
+            "Figure 12, other schedules for one feature of model A: times faster than the tuned schedule",
             _mutations,
-            unit="times faster than tuned",
-            lines="schedule of the feature, the fastest first",
+            unit="times faster",
+            lines="schedules of the feature, the fastest first",
         ),
         "fused_13": picture(
             ABLATIONS,
-            "Figure 13, blocks given to features for each batch: over once for all",
+            "Figure 13, blocks shared out for each batch: times faster than a static mapping",
             _blocks,
             words=SETTING,
         ),
         "fused_occupancy": picture(
             ABLATIONS,
-            "Warps an SM: speed against the kernel as it comes",
+            "Warps an SM: times faster than the default",
             _occupancy,
-            unit="times faster than as it comes",
+            unit="times faster",
             lines="warps an SM",
             words=f"{SETTING} Batch 512.",
         ),

@@ -92,9 +92,10 @@ def _box(
     corner = x - width / 2, y - height / 2
     style = "round,pad=0.02,rounding_size=0.06"
     axis.add_patch(
-        FancyBboxPatch(corner, width, height, boxstyle=style, facecolor=colour, edgecolor="#666666")
+        FancyBboxPatch(corner, width, height, boxstyle=style, facecolor=colour, edgecolor="#666666", zorder=5)
     )
-    axis.text(x, y, text, ha="center", va="center", fontsize=9)
+    size = 9 if len(text) < 16 or "\n" in text else 8
+    axis.text(x, y, text, ha="center", va="center", fontsize=size, zorder=6)  # above the arrows
 
 
 def _graph(axis: Any, edges: Edges, title: str, colour_of: Mapping[str, str]) -> None:
@@ -123,7 +124,7 @@ def _architecture(path: Path) -> None:
     library, python = library_edges(), python_edges()
     with drawn(path, [sorted(reduced(library)), sorted(reduced(python))]) as plt:
         figure, (left, right) = plt.subplots(
-            1, 2, figsize=(13, 6.2), layout="constrained", width_ratios=(4, 9)
+            1, 2, figsize=(15, 6.2), layout="constrained", width_ratios=(4, 11)
         )
         families = {room for above, room in library if above in ("torch", "python")} - SHARED
         known = {room: GREY for room in ("include", "base", "device", "tools")}
@@ -136,17 +137,17 @@ def _architecture(path: Path) -> None:
             "librecfuse.so: which folder of csrc includes which",
             {**dict.fromkeys(families, PALE), **known},
         )
-        figure.text(0.315, 0.5, "loads\n→", ha="center", fontsize=11)
+        figure.text(0.27, 0.5, "loads\n→", ha="center", fontsize=11)
 
 
 def _one_call(path: Path) -> None:
     with drawn(path, [TABLES, SCHEDULES]) as plt:
-        _, (left, right) = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained", width_ratios=(5, 5))
+        _, (left, right) = plt.subplots(1, 2, figsize=(10, 4.0), layout="constrained", width_ratios=(5, 5))
         kinds = [colour for number, colour in SCHEDULES for _ in range(number)]
         heights = [0.5 + (number * 7 % 5) * 0.32 for number in range(TABLES)]
         for axis, top in ((left, "26 calls of nn.EmbeddingBag"), (right, "1 call: a schedule a feature")):
             axis.set_title(top, fontweight="bold", fontsize=11)
-            axis.set(xlim=(-0.5, TABLES + 0.5), ylim=(0, 8.2))
+            axis.set(xlim=(-0.5, TABLES + 0.5), ylim=(0, 7.3))
             axis.axis("off")
             axis.text(TABLES / 2, 0.1, "26 tables of different rows and dims", ha="center", fontsize=9)
             for number, height in enumerate(heights):

@@ -20,7 +20,9 @@ static int serve(int argc, char **argv) {
     // Before the package, which looks its operators up. A program may link the library instead.
     TORCH_CHECK(dlopen(argv[1], RTLD_NOW), dlerror());
     torch::inductor::AOTIModelPackageLoader package(argv[2]);
-    std::cout << "package holds weights " << package.get_metadata()["weights"] << "\n";
+    const std::string fingerprint = package.get_metadata()["weights"]; // as export.py writes it, or ""
+    std::cout << "package holds weights " << (fingerprint.empty() ? "without a fingerprint" : fingerprint)
+              << "\n";
     if (argc > 5) {
         std::unordered_map<std::string, at::Tensor> weights;
         for (const auto &entry : read(argv[5]).toGenericDict())

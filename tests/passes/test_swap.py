@@ -209,6 +209,16 @@ def test_a_second_swap_says_so_and_changes_nothing():
     assert "1 replaced, 0 fused, 0 left, 2 already swapped" in str(recfuse.swap(model))
 
 
+def test_many_alike_are_one_line_and_none_is_said():
+    model = nn.ModuleList([*(nn.EmbeddingBag(6, 3) for _ in range(9)), Halving(4, 2), nn.EmbeddingBag(6, 3)])
+    report = recfuse.swap(model)
+    lines = str(report).splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["(model)", "0", "9"]
+    assert lines[2].startswith("0 and 9 more  EmbeddingBag") and lines[4].startswith("10 replaced")
+    assert {entry.name for entry in report.replaced} == {*map(str, range(9)), "10"}
+    assert str(recfuse.swap(nn.Linear(2, 2))).startswith("nothing that recfuse knows was found")
+
+
 def test_a_swapped_model_shows_it():
     model = nn.ModuleDict({"dlrm": DLRM_Net(), "one": nn.EmbeddingBag(6, 3, mode="sum")})
     before = str(model)

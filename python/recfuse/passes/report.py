@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from recfuse.optim.base import FusedOptimizer
@@ -13,9 +14,12 @@ _TOOLS = (
 )
 
 _ONE_BY_ONE = (
-    "Replaced bags are pooled one by one. For one call, as docs/swap.md shows: "
-    "recfuse.nn.FusedEmbeddingBagList(bags) and its pool(offsets, indices)."
+    "Replaced bags are pooled one by one. For one call: recfuse.nn.FusedEmbeddingBagList(bags) and its "
+    "pool(offsets, indices), as docs/swap.md shows; or, with torch.compile or torch.export, a graph pass on "
+    "the model as it is: recfuse.backend(), recfuse.swap(exported_program)."
 )
+
+_MOST_LINES = 8  # of entries that differ in their name alone; more are one line
 
 
 @dataclass(frozen=True)
@@ -89,18 +93,31 @@ class SwapReport:
         """Names of the modules that the report speaks of."""
         return {entry.name for entry in self.entries}
 
+    def _rows(self) -> Iterator[tuple[str, str, str, str]]:
+        """Cells of the table; many entries that differ in their names alone are one row."""
+        names: dict[tuple[str, str, str], list[str]] = {}
+        folded: set[tuple[str, str, str]] = set()
+        for entry in self.entries:
+            names.setdefault((entry.kind, entry.action, entry.detail), []).append(entry.name or "(model)")
+        for entry in self.entries:
+            cells = (entry.kind, entry.action, entry.detail)
+            alike = names[cells]
+            if len(alike) <= _MOST_LINES:
+                yield (entry.name or "(model)", *cells)
+            elif cells not in folded:
+                folded.add(cells)
+                yield (f"{alike[0]} and {len(alike) - 1} more", *cells)
+
     def __str__(self) -> str:
-        """A table, a line a module; then the numbers, and which tools need :func:`recfuse.unswap`."""
-        head = ("module", "kind", "action", "detail")
-        rows = [
-            head,
-            *((entry.name or "(model)", entry.kind, entry.action, entry.detail) for entry in self.entries),
-        ]
+        """A table, a line a module or for many alike; numbers; which tools need :func:`recfuse.unswap`."""
+        rows = [("module", "kind", "action", "detail"), *self._rows()]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = [
             "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]))
             for row in rows
         ]
+        if not self.entries:
+            lines = ["nothing that recfuse knows was found; nothing was changed"]
         if self.restored:
             return "\n".join([*lines, f"{len(self.restored)} restored, {len(self.left)} left"])
         already = f", {len(self.already)} already swapped" if self.already else ""
