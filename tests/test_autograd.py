@@ -35,6 +35,15 @@ def by_backward(problem, indices, offsets):
     return [weight.grad for weight in weights]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_table_without_rows_has_a_gradient_whatever_its_strides(mode):
+    no_lookups, two_bags = torch.zeros(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    for rows in (torch.zeros(6, 0).t(), torch.zeros(0, 1).expand(0, 6)):  # torch calls both contiguous
+        table = rows.detach().requires_grad_()
+        recfuse.embedding_bag(no_lookups, table, two_bags, mode=mode).sum().backward()
+        assert table.grad.shape == (0, 6)
+
+
 # T11: strided indices once gave wrong gradients of max, or reads outside the tensor.
 
 

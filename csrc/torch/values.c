@@ -127,8 +127,9 @@ rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t
 
 bool rf__tensor_is_contiguous(const rf__tensor *tensor) {
     int64_t stride = 1;
-    for (int64_t d = tensor->dim - 1; d >= 0; d--) {
+    for (int64_t d = 0; d < tensor->dim; d++)
         if (tensor->sizes[d] == 0) return true;
+    for (int64_t d = tensor->dim - 1; d >= 0; d--) {
         if (tensor->sizes[d] != 1 && tensor->strides[d] != stride) return false;
         stride *= tensor->sizes[d];
     }

@@ -209,6 +209,16 @@ def test_float64_goes_to_torch():
     torch.testing.assert_close(collection(indices, offsets), by_hand(collection, indices, offsets))
     assert collection(indices, offsets).dtype == torch.float64
     assert_packed(collection.float())
+    for sums in ([Table(30, 4, dtype=torch.float64)], [Table(30, 4, dtype=torch.float64), Table(9, 2)]):
+        collection = collection_of(sums)
+        indices, offsets = lookups_of(collection)
+        factors = torch.rand(indices.numel(), requires_grad=True)
+        pooled = collection(indices, offsets, factors)
+        assert pooled.dtype == torch.float64
+        expected = copy.deepcopy(collection).float()(indices, offsets, factors)
+        torch.testing.assert_close(pooled, expected.double())
+        pooled.sum().backward()
+        assert factors.grad.dtype == torch.float32
 
 
 def test_names_features_and_text():
@@ -263,6 +273,7 @@ def test_large_buffers_ask_for_huge_pages_once_before_they_are_filled(monkeypatc
         (lambda: FusedEmbeddingBagCollection([Table(-3, 2)]), ValueError, "-3"),
         (lambda: FusedEmbeddingBagCollection([Table(3, 2, mode="max")], sparse=True), ValueError, "sparse"),
         (lambda: FusedEmbeddingBagCollection([Table(3, 2, padding_idx=3)]), ValueError, "padding_idx"),
+        (lambda: FusedEmbeddingBagCollection([Table(3, 2, padding_idx=1.5)]), TypeError, "padding_idx"),
         (lambda: FusedEmbeddingBagCollection([Table(3, 2, name="a.b")]), ValueError, "a.b"),
         (lambda: FusedEmbeddingBagCollection([(3.5, 2)]), TypeError, "float"),
         (lambda: FusedEmbeddingBagCollection([3]), TypeError, "int"),
@@ -285,6 +296,11 @@ def test_large_buffers_ask_for_huge_pages_once_before_they_are_filled(monkeypatc
             lambda: collection_of().double()(torch.zeros(3, dtype=torch.int64), torch.arange(4)),
             ValueError,
             "features",
+        ),
+        (
+            lambda: collection_of().double()(torch.zeros(8, dtype=torch.int64), torch.arange(1, 8)),
+            ValueError,
+            "first bag must begin at 0",
         ),
     ),
 )

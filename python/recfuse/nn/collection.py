@@ -74,9 +74,9 @@ class FusedEmbeddingBagCollection(PackedModule):
     Args:
         tables: a :class:`Table` (or a ``(rows, dim)`` pair, or TorchRec's EmbeddingBagConfig) a table.
         sparse: gradients of the Parameters are sparse COO tensors, coalesced. Not with mode "max". The
-            optimizers of :mod:`recfuse.optim` need it not.
+            optimizers of :mod:`recfuse.optim` need it not. Tables that are pooled one by one have dense ones.
         device: where the tables are. On the CPU, and on a CUDA device, they are pooled in one call;
-            elsewhere one by one, by torch.
+            elsewhere, and where a table is float64, one by one, by torch.
 
     Attributes:
         tables: the tables by name, in order: each has ``weight``, ``num_embeddings``, ``embedding_dim``,
@@ -204,7 +204,7 @@ class FusedEmbeddingBagCollection(PackedModule):
 
         Returns:
             ``[bags, sum(feature_dims)]``, features side by side; of the tables' dtype where they agree, else
-            float32.
+            float32 (float64 where a table is).
 
         Raises:
             ValueError, TypeError: a bad argument. IndexError: an index outside its table; names feature and
@@ -290,6 +290,8 @@ def _padding_row(table: Table) -> int | None:
     rows, row = table.num_embeddings, table.padding_idx
     if row is None:
         return None
+    if not isinstance(row, int) or isinstance(row, bool):
+        raise wrong_type(f"{_WHERE}: padding_idx", row, "an int or None")
     if not -rows <= row < rows:
         raise _value_error(f"padding_idx is {row}, must lie in [{-rows}, {rows}) with a table of {rows} rows")
     return row % rows

@@ -15,6 +15,7 @@ from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.layout import Layout, TableSpec, feature_tensor, table_rows
 from recfuse.ops import HAS_CUDA_KERNELS, embedding_bag, fused_embedding_bag
+from recfuse.ops.library import is_readable
 
 
 def has_kernel(matrices: Sequence[Tensor]) -> bool:
@@ -56,7 +57,9 @@ def pool_one_by_one(
     offsets: Tensor,
     per_sample_weights: Tensor | None,
 ) -> Tensor:
-    """As one call, by torch's own function, table by table: for dtypes and devices without a kernel."""
+    """As one call, by torch's own function, table by table: for dtypes and devices without a kernel.
+    Gradients are dense.
+    """
     count = len(layout.table_of_feature)
     if (offsets.numel() - 1) % count:
         raise ArgumentValueError(
@@ -67,17 +70,24 @@ def pool_one_by_one(
     if offsets.is_meta:
         return matrices[0].new_empty((bags, layout.output_dim), device="meta")
     bounds = offsets[::bags].tolist() if bags else [0] * (count + 1)
+    if is_readable(offsets) and bounds[0] != 0:  # torch would be given lookups from there on
+        raise ArgumentValueError(
+            f"recfuse.fused_embedding_bag: offsets[0] is {bounds[0]}; the first bag must begin at 0"
+        )
     pooled = []
     for feature, number in enumerate(layout.table_of_feature):
         spec = layout.tables[number]
         start, end = bounds[feature], bounds[feature + 1]
+        rows = table_rows(spec, matrices[spec.matrix])
         pooled.append(
             functional.embedding_bag(
                 indices[start:end],
-                table_rows(spec, matrices[spec.matrix]),
+                rows,
                 offsets[feature * bags : (feature + 1) * bags + 1] - start,
                 mode=spec.mode,
-                per_sample_weights=None if per_sample_weights is None else per_sample_weights[start:end],
+                per_sample_weights=None
+                if per_sample_weights is None
+                else per_sample_weights[start:end].to(rows.dtype),
                 include_last_offset=True,
                 padding_idx=spec.padding_idx,
             )
