@@ -152,12 +152,19 @@ typedef struct rf_embedding_columns_params {
 RF_API rf_status rf_embedding_columns_cpu(const rf_embedding_columns_params *params,
                                           const rf_executor *executor);
 
-enum { RF_COLUMN_MOST_INPUTS = 256, RF_COLUMN_MOST_BUFFERS = 2048 };
+/* Tensors of a call on a GPU travel with it, in at most RF_COLUMN_TENSOR_BYTES: dense inputs that come before all jagged
+ * ones, with strides below 2^32, need the least. */
+enum {
+    RF_COLUMN_TENSOR_BYTES = 32256,
+    RF_COLUMN_DENSE_BYTES = 16,
+    RF_COLUMN_INPUT_BYTES = 48,
+    RF_COLUMN_BUFFER_BYTES = 8
+};
 /* The same on a GPU: pointers of inputs, and data of buffers and output, are of that device. program_on_device
  * [program_words], aligned to 16 bytes: a copy of the program, which the work reads; that it is one is not looked at.
  * Put into the stream and not waited for; may be captured in a CUDA graph. Bad contents as with rf_embedding_bag_cuda:
- * an index that is an error counts as dropped, a bag with bad offsets as empty. At most RF_COLUMN_MOST_INPUTS
- * and RF_COLUMN_MOST_BUFFERS: else RF_ERR_UNSUPPORTED. */
+ * an index that is an error counts as dropped, a bag with bad offsets as empty. More tensors than have room:
+ * RF_ERR_UNSUPPORTED. */
 RF_API rf_status rf_embedding_columns_cuda(const rf_embedding_columns_params *params,
                                            const int64_t *program_on_device, const rf_cuda_stream *stream);
 

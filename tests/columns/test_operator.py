@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -221,3 +224,13 @@ def test_a_program_that_changes_is_checked_again():
     torch.testing.assert_close(embedding_columns(**given), expected(given))
     with pytest.raises(ValueError, match="it must lie in buffer 0, which has 27"):
         embedding_columns(**{**given, "weights": [given["weights"][0].flatten()[:27]]})
+
+
+def test_room_for_tensors_is_the_librarys():
+    operator = importlib.import_module("recfuse.ops.embedding_columns")
+    header = (Path(__file__).resolve().parents[2] / "include/recfuse/embedding_columns.h").read_text()
+    found = dict(re.findall(r"RF_COLUMN_(\w+_BYTES) = (\d+)", header))
+    assert found == {name: str(getattr(operator, name)) for name in found} and len(found) == 4
+    assert operator.fits_a_gpu(2015, 0, 1) and not operator.fits_a_gpu(2015, 0, 2)
+    assert operator.fits_a_gpu(0, 671, 5) and not operator.fits_a_gpu(0, 672, 1)
+    assert operator.fits_a_gpu(1000, 20, 1000) and not operator.fits_a_gpu(1000, 200, 1000)

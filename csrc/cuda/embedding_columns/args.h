@@ -25,17 +25,28 @@ typedef struct rf_columns_tensor {
 } rf_columns_tensor;
 RF_SIZE_IS(rf_columns_tensor, 48);
 
-/* A buffer: its data, and the rf_dtype in the high byte, which no address of a process has. Six have the room of an input. */
-typedef rf_u64 rf_columns_buffer;
-enum { RF_COLUMNS_BUFFER_DTYPE = 56, RF_COLUMNS_BUFFERS_OF_TENSOR = 6 };
+/* A dense input in a third of that: a thousand features of their own are as many of these. */
+typedef struct rf_columns_dense {
+    rf_u64 values; /* the address, and the rf_column_type in the high byte */
+    rf_u32 sample_stride, value_stride; /* elements */
+} rf_columns_dense;
+RF_SIZE_IS(rf_columns_dense, 16);
 
-/* Kernels are compiled for so many tensors at most; parameters of more than 4,096 bytes need CUDA 12.1. */
-#define RF_COLUMNS_FEW_TENSORS 16
-#define RF_COLUMNS_SOME_TENSORS 80
-#define RF_COLUMNS_MANY_TENSORS 256
-#define RF_COLUMNS_MOST_TENSORS 600
-#ifndef RF_TENSORS
-#define RF_TENSORS RF_COLUMNS_MOST_TENSORS
+/* A buffer: its data, and the rf_dtype in the high byte. */
+typedef rf_u64 rf_columns_buffer;
+
+/* No address of a process has anything in its high byte. */
+enum { RF_COLUMNS_HIGH_BYTE = 56 };
+
+/* Tensors lie one after another in units of 16 bytes: rf_columns_dense, rf_columns_tensor, rf_columns_buffer. Kernels are
+ * compiled for so many units at most; parameters of more than 4,096 bytes need CUDA 12.1, and all are at most 32,764. */
+enum { RF_COLUMNS_UNIT = 16, RF_COLUMNS_UNITS_OF_TENSOR = 3, RF_COLUMNS_BUFFERS_OF_UNIT = 2 };
+#define RF_COLUMNS_FEW_UNITS 48
+#define RF_COLUMNS_SOME_UNITS 240
+#define RF_COLUMNS_MANY_UNITS 768
+#define RF_COLUMNS_MOST_UNITS 2016
+#ifndef RF_UNITS
+#define RF_UNITS RF_COLUMNS_MOST_UNITS
 #endif
 
 typedef struct rf_columns_args {
@@ -52,11 +63,13 @@ typedef struct rf_columns_args {
     rf_i32 bag_samples, bag_tiles, bag_tasks;
     rf_i32 output_vector; /* as `vector`, of the output's rows */
     rf_i32 vector; /* elements of tables that all of their addresses allow to be moved at once: 1, 2, 4 */
-    rf_i32 n_inputs;
+    rf_i32 n_dense; /* the first inputs, which are rf_columns_dense; all others are rf_columns_tensor */
+    rf_i32 buffers_at; /* unit */
+    rf_i32 unused;
     rf_error_word errors;
-    rf_columns_tensor tensors[RF_TENSORS]; /* inputs; behind them rf_columns_buffer [n_buffers] */
+    rf_columns_dense tensors[RF_UNITS];
 } rf_columns_args;
-RF_SIZE_IS(rf_columns_args, 104 + 48 * RF_TENSORS);
+RF_SIZE_IS(rf_columns_args, 112 + RF_COLUMNS_UNIT * RF_UNITS);
 
 /* Of lookups.cu: table column t's bag of sample s is number t * batch + s. Counts are where their sums will be: that of a
  * bag is offsets[bag + 1]. */

@@ -19,7 +19,7 @@ RF_INLINE rf_i64 rf_column_offset(const rf_columns_tensor &input, rf_i64 at) {
 /* How many values a sample has of a source; `begin`: where the first one is. Of bad offsets none. */
 RF_INLINE rf_i64 rf_column_count(const rf_columns_args &args, const rf_columns_column &column,
                                  const rf_columns_source &source, rf_i64 sample, rf_i64 &begin) {
-    const rf_columns_tensor &input = args.tensors[source.input];
+    const rf_columns_tensor input = rf_column_tensor_of(args, source.input);
     begin = 0;
     if (source.width > 0) {
         begin = sample * input.sample_stride + source.slot * input.value_stride;
@@ -81,7 +81,7 @@ RF_INLINE void rf_column_list(const rf_columns_args &args, const rf_column_work 
     enum { AT_ONCE = 2 };
     const rf_columns_column &column = work.column(0);
     const rf_column_table table = rf_column_table_of(args, column);
-    const float *weights = args.tensors[work.source(column.left).input].weights;
+    const float *weights = rf_column_tensor_of(args, work.source(column.left).input).weights;
 #pragma unroll 1
     for (int base = threadIdx.x; base < count; base += AT_ONCE * BLOCK) {
         int of[AT_ONCE];
@@ -107,7 +107,7 @@ RF_INLINE void rf_column_list(const rf_columns_args &args, const rf_column_work 
         rf_column_indices(
             args, work, column,
             [&](int right, const rf_columns_source &source, rf_i64(&at)[AT_ONCE]) {
-                const rf_columns_tensor &input = args.tensors[source.input];
+                const rf_columns_tensor input = rf_column_tensor_of(args, source.input);
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; i++) {
                     at[i] = rf_column_element(column, source, input, bags.bag[of[i]], number[i], right);

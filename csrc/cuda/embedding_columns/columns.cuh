@@ -5,8 +5,8 @@
 #include "device/common.cuh"
 #include "device/column_values.h"
 
-#ifndef RF_TENSORS
-#define RF_TENSORS 16
+#ifndef RF_UNITS
+#define RF_UNITS 48
 #endif
 #ifndef RF_CHECK
 #define RF_CHECK 1
@@ -199,10 +199,24 @@ RF_INLINE bool rf_column_steps(const rf_columns_args &args, const rf_column_work
     return floats;
 }
 
+/* An input, in whatever form it came. */
+RF_INLINE rf_columns_tensor rf_column_tensor_of(const rf_columns_args &args, int number) {
+    if (number >= args.n_dense)
+        return ((const rf_columns_tensor *)(args.tensors + args.n_dense))[number - args.n_dense];
+    const rf_columns_dense &dense = args.tensors[number];
+    return {(const rf_u8 *)(dense.values & (((rf_u64)1 << RF_COLUMNS_HIGH_BYTE) - 1)),
+            nullptr,
+            nullptr,
+            (rf_i64)dense.sample_stride,
+            (rf_i64)dense.value_stride,
+            (rf_i32)(dense.values >> RF_COLUMNS_HIGH_BYTE),
+            0};
+}
+
 /* Dense: value `value` of each sample. */
 RF_INLINE rf_column_place rf_column_dense(const rf_columns_args &args, const rf_columns_source &source,
                                           int value) {
-    const rf_columns_tensor &input = args.tensors[source.input];
+    const rf_columns_tensor input = rf_column_tensor_of(args, source.input);
     const int bytes = rf_column_bytes(input.type);
     return {input.values + (source.slot + value) * input.value_stride * bytes, input.sample_stride * bytes,
             input.type};
@@ -231,10 +245,10 @@ struct rf_column_table {
 };
 RF_INLINE rf_column_table rf_column_table_of(const rf_columns_args &args, const rf_columns_column &column) {
     const rf_columns_buffer buffer =
-        ((const rf_columns_buffer *)(args.tensors + args.n_inputs))[column.buffer];
-    const int dtype = RF_TABLES >= 0 ? RF_TABLES : (int)(buffer >> RF_COLUMNS_BUFFER_DTYPE);
+        ((const rf_columns_buffer *)(args.tensors + args.buffers_at))[column.buffer];
+    const int dtype = RF_TABLES >= 0 ? RF_TABLES : (int)(buffer >> RF_COLUMNS_HIGH_BYTE);
     const int bytes = dtype == RF_FLOAT32 ? 4 : 2;
-    const rf_u8 *data = (const rf_u8 *)(buffer & (((rf_u64)1 << RF_COLUMNS_BUFFER_DTYPE) - 1));
+    const rf_u8 *data = (const rf_u8 *)(buffer & (((rf_u64)1 << RF_COLUMNS_HIGH_BYTE) - 1));
     return {data + (column.weight_offset + column.first_dim) * bytes, (rf_i64)column.dim * bytes, dtype};
 }
 

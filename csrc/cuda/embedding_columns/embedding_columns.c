@@ -9,15 +9,14 @@ static const rf__kernel_source source = {"embedding_columns/embedding_columns.cu
 /* All that the code depends on: nothing of a model but what kinds of columns and types it has. All of it int32_t: compared
  * bytewise. */
 typedef struct columns_variant {
-    int32_t tensors, tables, output, bags, check; /* tables: rf_dtype, -1: several */
+    int32_t units, tables, output, bags, check; /* tables: rf_dtype, -1: several */
 } columns_variant;
 
 static rf_status describe(const void *key, rf__kernel_options *options) {
     const columns_variant *variant = key;
     snprintf(options->defines, sizeof options->defines,
-             "-DRF_TENSORS=%d -DRF_TABLES=%d -DRF_OUTPUT=%d -DRF_BAGS=%d -DRF_CHECK=%d",
-             (int)variant->tensors, (int)variant->tables, (int)variant->output, (int)variant->bags,
-             (int)variant->check);
+             "-DRF_UNITS=%d -DRF_TABLES=%d -DRF_OUTPUT=%d -DRF_BAGS=%d -DRF_CHECK=%d", (int)variant->units,
+             (int)variant->tables, (int)variant->output, (int)variant->bags, (int)variant->check);
     return RF_OK;
 }
 
@@ -32,10 +31,10 @@ rf_status rf_embedding_columns_cuda(const rf_embedding_columns_params *params,
     const rf__cuda_device *device = NULL;
     const rf__kernel *kernel = NULL;
     rf__columns_launch launch;
-    rf_columns_args args; /* as many tensors as there are are written, and read by the kernel */
+    rf_columns_args args; /* only tensors that there are are written, and read by the kernel */
     RF_CHECK(rf__columns_prepare(params, program_on_device, true, stream, &device, &launch, &args));
     if (launch.blocks == 0) return RF_OK;
-    const columns_variant variant = {.tensors = launch.tensors,
+    const columns_variant variant = {.units = launch.units,
                                      .tables = tables_of(params),
                                      .output = (int32_t)params->output_dtype,
                                      .bags = launch.columns.header->n_bag_tasks > 0,
@@ -55,6 +54,6 @@ rf_status rf__columns_compile(const char *arch) {
     int32_t count = 0;
     for (int32_t dtype = RF_FLOAT32; dtype <= RF_BFLOAT16; dtype++)
         for (int32_t bags = 0; bags < 2; bags++)
-            variants[count++] = (columns_variant){RF_COLUMNS_FEW_TENSORS, dtype, dtype, bags, 1};
+            variants[count++] = (columns_variant){RF_COLUMNS_FEW_UNITS, dtype, dtype, bags, 1};
     return rf__jit_compile_each(&source, variants, sizeof variants[0], count, describe, arch);
 }

@@ -9,7 +9,7 @@
 /* A call as its kernels take it. */
 typedef struct rf__columns_launch {
     rf__columns columns;
-    int32_t tensors; /* that the kernel is compiled for */
+    int32_t units; /* of tensors that the kernel is compiled for */
     int32_t shared_bytes;
     uint32_t blocks;
 } rf__columns_launch;

@@ -11,13 +11,13 @@ static const rf__kernel_source scan_source = {"embedding_columns/scan.cu", "rf_c
 
 /* All of it int32_t: compared bytewise. */
 typedef struct lookups_variant {
-    int32_t tensors, write, check;
+    int32_t units, write, check;
 } lookups_variant;
 
 static rf_status describe(const void *key, rf__kernel_options *options) {
     const lookups_variant *variant = key;
-    snprintf(options->defines, sizeof options->defines, "-DRF_TENSORS=%d -DRF_WRITE=%d -DRF_CHECK=%d",
-             (int)variant->tensors, (int)variant->write, (int)variant->check);
+    snprintf(options->defines, sizeof options->defines, "-DRF_UNITS=%d -DRF_WRITE=%d -DRF_CHECK=%d",
+             (int)variant->units, (int)variant->write, (int)variant->check);
     return RF_OK;
 }
 
@@ -29,7 +29,7 @@ static rf_status describe_scan(const void *key, rf__kernel_options *options) {
 static rf_status look_up(const rf__cuda_device *device, const rf__columns_launch *launch,
                          const rf_columns_lookups_args *args, bool write, bool check, void *stream) {
     const rf__kernel *kernel = NULL;
-    const lookups_variant variant = {launch->tensors, write, check};
+    const lookups_variant variant = {launch->units, write, check};
     RF_CHECK(rf__jit_kernel(device, &lookups_source, &variant, sizeof variant, describe, &kernel));
     const rf__launch_config config = {.function = kernel->function,
                                       .grid = {launch->blocks},
@@ -114,7 +114,7 @@ out:
 }
 
 rf_status rf__columns_lookups_compile(const char *arch) {
-    const lookups_variant variants[] = {{RF_COLUMNS_FEW_TENSORS, 0, 1}, {RF_COLUMNS_FEW_TENSORS, 1, 1}};
+    const lookups_variant variants[] = {{RF_COLUMNS_FEW_UNITS, 0, 1}, {RF_COLUMNS_FEW_UNITS, 1, 1}};
     const int32_t sums[] = {1, 0};
     RF_CHECK(rf__jit_compile_each(&lookups_source, variants, sizeof variants[0], 2, describe, arch));
     return rf__jit_compile_each(&scan_source, sums, sizeof sums[0], 2, describe_scan, arch);

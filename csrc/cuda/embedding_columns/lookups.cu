@@ -30,7 +30,7 @@ struct rf_bag_writer {
         rf_column_indices(
             args.call, work, column,
             [&](int right, const rf_columns_source &source, rf_i64(&at)[1]) {
-                const rf_columns_tensor &input = args.call.tensors[source.input];
+                const rf_columns_tensor input = rf_column_tensor_of(args.call, source.input);
                 at[0] = rf_column_element(column, source, input, bag, number, right);
                 if (!right) position = at[0];
                 return rf_column_place{input.values, rf_column_bytes(input.type), input.type};
@@ -40,7 +40,8 @@ struct rf_bag_writer {
         const rf_i64 found = rf_column_row(column, values.integer[0], 0, bad);
         const rf_columns_source &source = work.source(column.left);
         weight = 1.0f;
-        if (column.weighted) weight = rf_load(args.call.tensors[source.input].weights + position);
+        if (column.weighted)
+            weight = rf_load(rf_column_tensor_of(args.call, source.input).weights + position);
         if (RF_CHECK && !RF_WRITE && bad >= 0)
             rf_column_report(args.call.errors, RF_ARGUMENT_column_index, column.number,
                              source.width > 0 ? -1 : position, sample, values.integer[0], column.rows, 0);

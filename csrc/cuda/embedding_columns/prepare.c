@@ -13,15 +13,48 @@ enum {
     MOST_SHARED = 48 << 10
 };
 
+_Static_assert(RF_COLUMN_TENSOR_BYTES == RF_COLUMNS_MOST_UNITS * RF_COLUMNS_UNIT &&
+                   RF_COLUMN_DENSE_BYTES == sizeof(rf_columns_dense) &&
+                   RF_COLUMN_INPUT_BYTES == sizeof(rf_columns_tensor) &&
+                   RF_COLUMN_BUFFER_BYTES == sizeof(rf_columns_buffer),
+               "what the public header says");
+
+/* Whether an input is described in one unit. */
+static bool is_short(const rf_column_input *input) {
+    return input->width > 0 && input->sample_stride >= 0 && input->sample_stride <= UINT32_MAX &&
+           input->value_stride >= 0 && input->value_stride <= UINT32_MAX;
+}
+
+/* The inputs ahead of the first that is not. */
+static int64_t count_short(const rf_embedding_columns_params *params) {
+    int64_t count = 0;
+    while (count < params->n_inputs && is_short(&params->inputs[count])) count++;
+    return count;
+}
+
+/* Units ahead of the buffers, and with them. */
+static int64_t input_units(const rf_embedding_columns_params *params, int64_t n_short) {
+    return n_short + (params->n_inputs - n_short) * RF_COLUMNS_UNITS_OF_TENSOR;
+}
+static int64_t all_units(const rf_embedding_columns_params *params, int64_t n_short) {
+    return input_units(params, n_short) +
+           (params->n_buffers + RF_COLUMNS_BUFFERS_OF_UNIT - 1) / RF_COLUMNS_BUFFERS_OF_UNIT;
+}
+
 static rf_status check_limits(const rf_embedding_columns_params *params, const rf__columns *columns,
                               const int64_t *program_on_device) {
     const rf_columns_header *header = columns->header;
     const int64_t task_words = sizeof(rf_columns_task) / sizeof(int64_t);
-    RF__REFUSE_IF(params->n_inputs > RF_COLUMN_MOST_INPUTS || params->n_buffers > RF_COLUMN_MOST_BUFFERS,
+    const int64_t n_short = count_short(params);
+    RF__REFUSE_IF(params->n_inputs > RF_COLUMNS_MOST_UNITS ||
+                      params->n_buffers > RF_COLUMNS_MOST_UNITS * RF_COLUMNS_BUFFERS_OF_UNIT ||
+                      all_units(params, n_short) > RF_COLUMNS_MOST_UNITS,
                   RF_ERR_UNSUPPORTED,
-                  RF__I64 " inputs and " RF__I64 " buffers; a GPU takes %d and %d: pack them into fewer",
-                  params->n_inputs, params->n_buffers, (int)RF_COLUMN_MOST_INPUTS,
-                  (int)RF_COLUMN_MOST_BUFFERS);
+                  RF__I64 " inputs, of which " RF__I64 " are dense and come first, and " RF__I64
+                          " buffers; a GPU takes %d bytes of them, where one of the former has %d, another "
+                          "input %d and a buffer %d: pack them into fewer",
+                  params->n_inputs, n_short, params->n_buffers, (int)RF_COLUMN_TENSOR_BYTES,
+                  (int)RF_COLUMN_DENSE_BYTES, (int)RF_COLUMN_INPUT_BYTES, (int)RF_COLUMN_BUFFER_BYTES);
     RF__REFUSE_IF(params->output_stride > UINT32_MAX / 8, RF_ERR_UNSUPPORTED,
                   "output_stride is " RF__I64 "; a GPU takes at most %u", params->output_stride,
                   (unsigned)(UINT32_MAX / 8));
@@ -78,10 +111,18 @@ static int32_t bag_samples_of(const rf__cuda_device *device, int64_t tasks, int6
 
 static int64_t tiles_of(int64_t batch, int32_t samples) { return (batch + samples - 1) / samples; }
 
-static void tensors_put(const rf_embedding_columns_params *params, rf_columns_tensor *tensors) {
-    for (int64_t i = 0; i < params->n_inputs; i++) {
+static void tensors_put(const rf_embedding_columns_params *params, rf_columns_args *args) {
+    for (int64_t i = 0; i < args->n_dense; i++) {
         const rf_column_input *input = &params->inputs[i];
-        tensors[i] =
+        args->tensors[i] = (rf_columns_dense){.values = (rf_u64)(uintptr_t)input->values |
+                                                        (rf_u64)input->type << RF_COLUMNS_HIGH_BYTE,
+                                              .sample_stride = (rf_u32)input->sample_stride,
+                                              .value_stride = (rf_u32)input->value_stride};
+    }
+    rf_columns_tensor *tensors = (rf_columns_tensor *)(args->tensors + args->n_dense);
+    for (int64_t i = args->n_dense; i < params->n_inputs; i++) {
+        const rf_column_input *input = &params->inputs[i];
+        tensors[i - args->n_dense] =
             (rf_columns_tensor){.values = input->values,
                                 .offsets = input->offsets,
                                 .weights = input->weights,
@@ -90,20 +131,18 @@ static void tensors_put(const rf_embedding_columns_params *params, rf_columns_te
                                 .type = (rf_i32)input->type,
                                 .offset_type = (rf_i32)input->offset_type};
     }
-    rf_columns_buffer *buffers = (rf_columns_buffer *)(tensors + params->n_inputs);
+    rf_columns_buffer *buffers = (rf_columns_buffer *)(args->tensors + args->buffers_at);
     for (int64_t i = 0; i < params->n_buffers; i++)
         buffers[i] = (rf_columns_buffer)(uintptr_t)params->buffers[i].data |
-                     (rf_columns_buffer)params->buffers[i].dtype << RF_COLUMNS_BUFFER_DTYPE;
+                     (rf_columns_buffer)params->buffers[i].dtype << RF_COLUMNS_HIGH_BYTE;
 }
 
-/* The least room that kernels are compiled for and that has all tensors. */
-static int32_t room_of(const rf_embedding_columns_params *params) {
-    static const int32_t rooms[] = {RF_COLUMNS_FEW_TENSORS, RF_COLUMNS_SOME_TENSORS, RF_COLUMNS_MANY_TENSORS};
-    const int64_t of_buffers =
-        (params->n_buffers + RF_COLUMNS_BUFFERS_OF_TENSOR - 1) / RF_COLUMNS_BUFFERS_OF_TENSOR;
+/* The least room that kernels are compiled for and that has so many units. */
+static int32_t room_of(int64_t units) {
+    static const int32_t rooms[] = {RF_COLUMNS_FEW_UNITS, RF_COLUMNS_SOME_UNITS, RF_COLUMNS_MANY_UNITS};
     for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++)
-        if (params->n_inputs + of_buffers <= rooms[i]) return rooms[i];
-    return RF_COLUMNS_MOST_TENSORS;
+        if (units <= rooms[i]) return rooms[i];
+    return RF_COLUMNS_MOST_UNITS;
 }
 
 /* A program has its own word for each set of tables. */
@@ -144,10 +183,12 @@ rf_status rf__columns_prepare(const rf_embedding_columns_params *params, const i
     args->bag_tasks = (rf_i32)header->n_bag_tasks;
     args->vector = with_output ? table_vector(params) : RF_COLUMNS_MOST_VECTOR;
     args->output_vector = with_output ? output_vector(params) : RF_COLUMNS_MOST_VECTOR;
-    args->n_inputs = (rf_i32)params->n_inputs;
+    args->n_dense = (rf_i32)count_short(params);
+    args->buffers_at = (rf_i32)input_units(params, args->n_dense);
+    args->unused = 0;
     args->errors = word.on_device;
-    tensors_put(params, args->tensors);
-    launch->tensors = room_of(params);
+    tensors_put(params, args);
+    launch->units = room_of(all_units(params, args->n_dense));
     int64_t left = header->task_columns * (args->samples + 1) * (int64_t)sizeof(uint64_t);
     if (header->n_bag_tasks > 0 && left < RF_COLUMNS_BAGS_BYTES) left = RF_COLUMNS_BAGS_BYTES;
     const int64_t shared =

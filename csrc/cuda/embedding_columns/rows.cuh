@@ -20,7 +20,7 @@ RF_INLINE void rf_column_find_rows(const rf_columns_args &args, const rf_column_
     const int n_columns = work.task().n_columns;
     const int log_columns = n_columns > 1 ? 32 - __clz(n_columns - 1) : 0;
     const int threads = BLOCK >> log_columns; /* of a column */
-    const rf_columns_tensor &first = args.tensors[work.source(work.column(0).left).input];
+    const rf_columns_tensor first = rf_column_tensor_of(args, work.source(work.column(0).left).input);
     const bool across = work.task().alike && first.value_stride < first.sample_stride;
     const int mine = across ? (int)threadIdx.x & ((1 << log_columns) - 1) : (int)threadIdx.x / threads;
     const int place = across ? (int)threadIdx.x >> log_columns : (int)threadIdx.x & (threads - 1);

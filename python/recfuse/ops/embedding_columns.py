@@ -24,8 +24,14 @@ from recfuse.ops.library import (
 
 _columns = torch.ops.recfuse.embedding_columns.default
 _lookups = torch.ops.recfuse._embedding_columns_lookups.default
-MOST_INPUTS, MOST_WEIGHTS = 256, 2048
-"""Of a call on a GPU; as many as the library's RF_COLUMN_MOST_INPUTS and RF_COLUMN_MOST_BUFFERS."""
+TENSOR_BYTES, DENSE_BYTES, INPUT_BYTES, BUFFER_BYTES = 32256, 16, 48, 8
+"""Of the tensors of a call on a GPU: the library's RF_COLUMN_TENSOR_BYTES and so on."""
+
+
+def fits_a_gpu(n_dense: int, n_jagged: int, n_weights: int) -> bool:
+    """Whether a call on a GPU takes so many tensors."""
+    needed = n_dense * DENSE_BYTES + n_jagged * INPUT_BYTES + n_weights * BUFFER_BYTES
+    return needed + BUFFER_BYTES <= TENSOR_BYTES  # buffers may be padded by one
 
 
 def embedding_columns(

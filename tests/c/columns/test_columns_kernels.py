@@ -22,10 +22,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def forward(bags: int, dtype: int, output: int, tensors: int = 16, check: int = 1) -> str:
-    return (
-        f"-DRF_BAGS={bags} -DRF_TABLES={dtype} -DRF_OUTPUT={output} -DRF_TENSORS={tensors} -DRF_CHECK={check}"
-    )
+def forward(bags: int, dtype: int, output: int, units: int = 48, check: int = 1) -> str:
+    return f"-DRF_BAGS={bags} -DRF_TABLES={dtype} -DRF_OUTPUT={output} -DRF_UNITS={units} -DRF_CHECK={check}"
 
 
 def compiled(file: str, arch: str, every: list[str]) -> list[tuple[str, int, int]]:
@@ -44,14 +42,14 @@ def compiled(file: str, arch: str, every: list[str]) -> list[tuple[str, int, int
 def test_without_spills(arch: str) -> None:
     every = [forward(bags, FLOAT32, FLOAT32) for bags in (0, 1)]
     if arch == "sm_90a":
-        every += [forward(0, FLOAT16, FLOAT16, check=0), forward(1, BFLOAT16, BFLOAT16, tensors=80)]
+        every += [forward(0, FLOAT16, FLOAT16, check=0), forward(1, BFLOAT16, BFLOAT16, units=240)]
     for defines, spilled, registers in compiled("embedding_columns.cu", arch, every):
         assert spilled == 0 and registers <= MOST_REGISTERS["RF_BAGS=1" in defines], defines
 
 
 def test_tables_of_several_types() -> None:
     """All of it in one kernel, which may spill what it seldom needs."""
-    ((_, spilled, _),) = compiled("embedding_columns.cu", "sm_90a", [forward(1, -1, FLOAT32, tensors=600)])
+    ((_, spilled, _),) = compiled("embedding_columns.cu", "sm_90a", [forward(1, -1, FLOAT32, units=2016)])
     assert spilled <= 32
 
 

@@ -220,14 +220,16 @@ def test_a_table_of_many_rows_and_nothing_at_all(gpu: Any, cpu: Any) -> None:
 
 
 def test_many_tensors(gpu: Any, cpu: Any) -> None:
-    """The kernels of more parameters."""
-    for count in (30, 200):
+    """The kernels of more parameters: dense inputs that come first, jagged ones, a dense one behind them."""
+    for count in (30, 200, 1000):
         problem = Problem(11)
         draw = np.random.default_rng(count)
         for number in range(count):
-            problem.inputs.append(draw.integers(0, 6, (11, 1)))
+            jagged = number > count * 9 // 10 and number < count - 1
+            values = draw.integers(0, 6, 11 if jagged else (11, 1))
+            problem.inputs.append((values, np.arange(12), None) if jagged else values)
             problem.buffers.append((draw.standard_normal(24).astype(np.float32), FLOAT32))
-            left = problem.source(number, 0, 1, [])
+            left = problem.source(number, 0, 1 - jagged, [])
             problem.add(left=left, rows=6, dim=4, n_dims=4, buffer=number)
         np.testing.assert_array_equal(on_gpu(gpu, problem), on_cpu(cpu, problem))
 

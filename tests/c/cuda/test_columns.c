@@ -120,17 +120,22 @@ static void columns_launch(char **arguments) {
 
 static void columns_refusals(char **arguments) {
     (void)arguments;
-    static rf_column_input inputs[257];
-    static rf_buffer buffers[2049];
+    static rf_column_input inputs[2017];
+    static rf_buffer buffers[4033];
     REFUSED(RF_ERR_VALUE, "aligned to 16 bytes", program = NULL);
     REFUSED(RF_ERR_VALUE, "aligned to 16 bytes", program += 1);
     REFUSED(RF_ERR_UNSUPPORTED, "pack them into fewer",
-            (of->params.buffers = buffers, of->params.n_buffers = 2049, buffers[0] = of->buffer));
-    for (int i = 0; i < 257; i++)
+            (of->params.buffers = buffers, of->params.n_buffers = 4033, buffers[0] = of->buffer));
+    for (int i = 0; i < 2017; i++)
         inputs[i] = (rf_column_input){
             .values = buffers, .width = COLUMNS, .sample_stride = COLUMNS, .value_stride = 1};
-    REFUSED(RF_ERR_UNSUPPORTED, "pack them into fewer",
-            (of->params.inputs = inputs, of->params.n_inputs = 257));
+    REFUSED(RF_ERR_UNSUPPORTED, "2017 inputs, of which 2017 are dense",
+            (of->params.inputs = inputs, of->params.n_inputs = 2017));
+    REFUSED(RF_ERR_UNSUPPORTED, "a GPU takes 32256 bytes of them", /* one has a buffer beside them */
+            (of->params.inputs = inputs, of->params.n_inputs = 2016));
+    inputs[0].sample_stride = INT64_C(1) << 32; /* which makes all three units long */
+    REFUSED(RF_ERR_UNSUPPORTED, "672 inputs, of which 0 are dense",
+            (of->params.inputs = inputs, of->params.n_inputs = 672));
     REFUSED(RF_ERR_UNSUPPORTED, "cut the batch",
             (of->params.batch = INT64_C(1) << 38, of->params.output_stride = 160));
     REFUSED(RF_ERR_VALUE, "output_dim is 5", of->params.output_dim = 5);

@@ -70,7 +70,7 @@ def test_random_programs(first: int) -> None:
 
 
 def many(count: int) -> list[Any]:
-    """More features than a call takes tensors."""
+    """Of four kinds of features."""
     kinds = (
         lambda name: Bucketize(name, [float(one) for one in range(9)], 8),
         lambda name: Hash(name, 50, 4),
@@ -95,10 +95,11 @@ def many_batch(count: int, size: int, seed: int = 0) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize("count", (700, 2500))  # all tensors have room in a call; they have not
 @pytest.mark.parametrize("where", ("device", "host", "packed", "packed there"))
-def test_more_features_than_tensors_of_a_call(where: str) -> None:
-    module = EmbeddingColumns(many(700))
-    batches = [many_batch(700, size, size) for size in (1, 33, 256, 33)]
+def test_many_features(where: str, count: int) -> None:
+    module = EmbeddingColumns(many(count))
+    batches = [many_batch(count, size, size) for size in (1, 33, 256, 33)]
     reference = module.to_torch()
     want = [reference(batch) for batch in batches]
     module.to(gpu.DEVICE)

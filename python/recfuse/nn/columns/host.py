@@ -21,7 +21,7 @@ from recfuse.nn.columns.parts import Part, Restriction
 from recfuse.nn.columns.programs import is_captured
 from recfuse.nn.columns.specs import Column, TableColumn
 from recfuse.nn.packed.layout import TableSpec
-from recfuse.ops.embedding_columns import MOST_INPUTS
+from recfuse.ops.embedding_columns import fits_a_gpu
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -112,7 +112,9 @@ class Split:
         cpu = torch.device("cpu")
         pieces: dict[bool, Tensor] = {}
         if self.device is not None:
-            pieces[False] = self.device(weights, moved(given, self._packer, device), sparse, bounds_check)
+            pieces[False] = self.device(
+                weights, moved(given, self._packer, device, len(weights)), sparse, bounds_check
+            )
         if self.host is not None:
             _refuse_capture(device, "tables are on the host: keep them on the GPU (host_tables=None)")
             near = self._near(given if on_host is None else on_host, cpu)
@@ -135,9 +137,9 @@ def sent(packed: PackedColumns, device: torch.device) -> PackedColumns:
     return packed.to(device, non_blocking=True)
 
 
-def moved(given: Inputs, packer: Packer, device: torch.device) -> Inputs:
+def moved(given: Inputs, packer: Packer, device: torch.device, n_weights: int) -> Inputs:
     """The inputs on a device: packed, and copied at once, where they are elsewhere, or too many."""
-    many = len(given.dense) + len(given.values) > MOST_INPUTS and device.type == "cuda"
+    many = device.type == "cuda" and not fits_a_gpu(len(given.dense), len(given.values), n_weights)
     if given.device == device and not many:
         return given
     if given.device.type == "cpu":

@@ -207,7 +207,7 @@ class EmbeddingColumns(PackedTables):
             tables = {name: table.weight for name, table in self.tables.items()}
             return evaluate(self.specs, self._reader.uses, tables, given)
         if on_gpu(weights):
-            given = moved(given, self._reader.packer, weights[0].device)
+            given = moved(given, self._reader.packer, weights[0].device, len(weights))
         return self._whole(weights, given, self.layout.sparse, self.bounds_check)
 
     def _is_split(self, weights: Sequence[Tensor]) -> bool:

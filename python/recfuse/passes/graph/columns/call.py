@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from recfuse import _C
 from recfuse._codes import MODES
-from recfuse.ops.embedding_columns import MOST_INPUTS, MOST_WEIGHTS
+from recfuse.ops.embedding_columns import fits_a_gpu
 from recfuse.passes.graph.bags import FIXED, LAST, Bag
 from recfuse.passes.graph.columns.chain import BUCKETIZE, BUCKETIZE_RIGHT, Chain, Cross, bits
 from recfuse.passes.graph.nodes import aten, value_of
@@ -65,14 +65,20 @@ def _input_of(chain: Chain, bag: Bag) -> _Input:
 def pieces(columns: Sequence[Column]) -> Iterator[list[Column]]:
     """As many columns at a time as one call takes on a GPU."""
     piece: list[Column] = []
-    inputs: set[_Input] = set()
+    dense: set[_Input] = set()
+    jagged: set[_Input] = set()
     weights: set[Node] = set()
     for column in columns:
-        inputs.update(_inputs_of(column))
-        weights.add(column.bag.weight)
-        if piece and (len(inputs) > MOST_INPUTS or len(weights) > MOST_WEIGHTS):
+        for _ in range(2):  # again where it begins a piece
+            for each in _inputs_of(column):
+                (dense if each.offsets is None else jagged).add(each)
+            weights.add(column.bag.weight)
+            if not piece or fits_a_gpu(len(dense), len(jagged), len(weights)):
+                break
             yield piece
-            piece, inputs, weights = [], set(_inputs_of(column)), {column.bag.weight}
+            piece = []
+            for own in (dense, jagged, weights):
+                own.clear()
         piece.append(column)
     if piece:
         yield piece
