@@ -64,9 +64,9 @@ def row_indices(where: str, values: Any) -> NDArray[np.integer]:
     if found.ndim == 0:
         raise ArgumentTypeError(f"{where} is {a_type(values)}, must be an array of integers")
     if found.ndim != 1:
-        raise ArgumentValueError(f"{where} has the shape {found.shape}, needed is a one-dimensional one")
+        raise ArgumentValueError(f"{where} has the shape {found.shape}, must be one-dimensional")
     if found.size and found.dtype.kind not in "iu":
-        raise ArgumentTypeError(f"{where} is of {found.dtype}, needed are integers")
+        raise ArgumentTypeError(f"{where} is of {found.dtype}, must be of integers")
     return found if found.dtype.kind in "iu" else found.astype(np.int64)
 
 

@@ -34,7 +34,7 @@ class IndexRangeError(IndexError, RuntimeError):
 
 
 class AllocationError(MemoryError, torch.OutOfMemoryError):
-    """Memory could not be had, of the host or of a GPU."""
+    """Out of memory, on the host or on a GPU."""
 
 
 class NoDeviceError(NotImplementedError):
@@ -42,7 +42,7 @@ class NoDeviceError(NotImplementedError):
 
 
 class CudaError(RuntimeError):
-    """The CUDA driver failed: what ran before on this GPU may have broken it, or the machine has."""
+    """The CUDA driver reported a failure, of this call or of what ran before on this GPU."""
 
 
 class CompileError(RuntimeError):
@@ -50,7 +50,7 @@ class CompileError(RuntimeError):
 
 
 class InternalError(RuntimeError):
-    """A bug of recfuse, or a package that is not whole."""
+    """A bug of recfuse, or files of the package are missing."""
 
 
 # By the names that the C library uses; csrc/python raises by them too.

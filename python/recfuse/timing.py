@@ -4,7 +4,7 @@ A machine drifts (frequency, neighbours, page placement), so candidates that are
 another are compared across that drift. Here every round times each candidate once, in an order that
 rotates from round to round; a comparison is then a ratio of medians over rounds.
 
-Caches are stated, never left to chance:
+The state of caches is part of a measurement:
   "warm": each sample follows an untimed call of the same candidate on the *previous* inputs, so that
           caches hold what a steady stream of different requests leaves there;
   "cold": before each call a buffer of several times the last-level cache is read.
@@ -119,7 +119,7 @@ class Comparison:
         return self.timings[baseline].median / self.timings[candidate].median
 
     def fastest(self, names: Iterable[str]) -> str:
-        """The one of `names` with the least median."""
+        """The one of `names` with the smallest median."""
         return min(names, key=lambda name: self.timings[name].median)
 
     @property

@@ -95,7 +95,7 @@ def test_torchrec(columns):
     with pytest.raises(ValueError, match="'place' of column 'city' is a KeyedJaggedTensor with the keys"):
         columns({**plain, "place": keyed})
     unweighted = jagged.KeyedJaggedTensor(["tags"], given["tags"], lengths=given["lengths"][1])
-    with pytest.raises(ValueError, match="feature 'tags' of column 'weighted' brings no weights"):
+    with pytest.raises(ValueError, match="feature 'tags' of column 'weighted' has no weights"):
         columns(unweighted, plain)
 
 
@@ -192,7 +192,7 @@ BAD_BATCHES = {
     "no weights": (
         lambda plain: {**plain, "tags": plain["tags"][:2]},
         ValueError,
-        "feature 'tags' of column 'weighted' brings no weights",
+        "feature 'tags' of column 'weighted' has no weights",
     ),
     "weights missing": (
         lambda plain: {name: one for name, one in plain.items() if name != "w"},
@@ -201,7 +201,7 @@ BAD_BATCHES = {
     ),
     "weights' size": (lambda plain: {**plain, "w": plain["w"][1:]}, ValueError, "weights"),
     "a string": (lambda plain: {**plain, "age": "x"}, TypeError, "feature 'age' of column 'age' is a str"),
-    "a triple": (lambda plain: {**plain, "age": (1, 2, 3)}, TypeError, "'age' is a tuple of something else"),
+    "a triple": (lambda plain: {**plain, "age": (1, 2, 3)}, TypeError, "'age' is a tuple with something"),
     "dimensions": (lambda plain: {**plain, "age": torch.ones(6, 1, 1)}, ValueError, r"'age' is \[6, 1, 1\]"),
     "a scalar": (lambda plain: {**plain, "age": torch.ones(())}, ValueError, r"'age' is \[\]"),
     "sparse": (lambda plain: {**plain, "age": torch.ones(6).to_sparse()}, TypeError, "'age' is a torch"),

@@ -214,5 +214,5 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(OSError, match="absent"):
         EmbeddingColumns.from_json(tmp_path / "absent.json")
     (tmp_path / "bad.json").write_text("[{]")
-    with pytest.raises(ValueError, match=r"bad\.json is no JSON"):
+    with pytest.raises(ValueError, match=r"bad\.json is not JSON"):
         EmbeddingColumns.from_json(tmp_path / "bad.json")

@@ -286,7 +286,7 @@ BAD = (
     (
         lambda: TargetAttention(25, 4),
         ValueError,
-        "num_heads is 4, must divide embed_dim, 25; or say head_dim",
+        "num_heads is 4, must divide embed_dim, 25; or pass head_dim",
     ),
     (lambda: TargetAttention(24, 4, kv_heads=3), ValueError, "kv_heads is 3, must divide num_heads, 4"),
     (lambda: TargetAttention(24, 0), ValueError, "num_heads is 0"),

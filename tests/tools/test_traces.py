@@ -401,7 +401,7 @@ def test_a_tuple_file_cannot_run_code(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "ran"),)
 
     path = save(tmp_path / "trace.pt", (Evil(), 1, 2))
-    with pytest.raises(ValueError, match="no file of tensors"):
+    with pytest.raises(ValueError, match="not a file of tensors"):
         traces.read(path)
     assert not (tmp_path / "ran").exists()
 
@@ -409,9 +409,9 @@ def test_a_tuple_file_cannot_run_code(tmp_path: Path) -> None:
 def test_other_files(tmp_path: Path) -> None:
     path = tmp_path / "trace.pt"
     path.write_bytes(b"not a tensor")
-    with pytest.raises(ValueError, match="no file of tensors"):
+    with pytest.raises(ValueError, match="not a file of tensors"):
         traces.read(path)
-    with pytest.raises(ValueError, match=r"known are row ids as \.txt"):
+    with pytest.raises(ValueError, match=r"must be one of row ids as \.txt"):
         traces.read(tmp_path / "trace.csv")
     with pytest.raises(FileNotFoundError):
         traces.read(tmp_path / "absent.txt")

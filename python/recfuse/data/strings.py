@@ -122,7 +122,7 @@ def _hashed(strings: Any, seed: int, threads: int) -> _Found:
         strings = np.asarray(strings)
         if strings.ndim != 1:
             raise ArgumentValueError(
-                f"hash_strings: strings has the shape {strings.shape}, needed is a one-dimensional one"
+                f"hash_strings: strings has the shape {strings.shape}, must be one-dimensional"
             )
         if strings.dtype.kind in "SU":
             native = strings.astype(strings.dtype.newbyteorder("="), copy=False)
@@ -179,7 +179,7 @@ def _of_arrow(array: Any, seed: int, threads: int) -> _Found:
         lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
         found = _of_arrow(array.flatten(), seed, threads)
         if found.offsets is not None:
-            raise ArgumentTypeError("hash_strings: strings are lists of lists, needed are lists of strings")
+            raise ArgumentTypeError("hash_strings: strings are lists of lists, must be lists of strings")
         return found._replace(offsets=_sums(lengths))
     if kind in (pa.string_view(), pa.binary_view()):
         array = array.cast(pa.large_string() if kind == pa.string_view() else pa.large_binary())

@@ -74,7 +74,8 @@ class FusedEmbeddingBagCollection(PackedModule):
     Args:
         tables: a :class:`Table` (or a ``(rows, dim)`` pair, or TorchRec's EmbeddingBagConfig) a table.
         sparse: gradients of the Parameters are sparse COO tensors, coalesced. Not with mode "max". The
-            optimizers of :mod:`recfuse.optim` need it not. Tables that are pooled one by one have dense ones.
+            optimizers of :mod:`recfuse.optim` do not need it. Tables that are pooled one by one have dense
+            gradients.
         device: where the tables are. On the CPU, and on a CUDA device, they are pooled in one call;
             elsewhere, and where a table is float64, one by one, by torch.
 

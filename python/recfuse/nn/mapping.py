@@ -42,7 +42,7 @@ def staged_features(rows: NDArray[np.int32]) -> list[int]:
 
 @dataclass(frozen=True)
 class Mapping:
-    """The work of one batch, shared out by its own lengths. Made by ``collection.map(offsets)``."""
+    """The work of one batch, shared out by its own lengths: what ``collection.map(offsets)`` returns."""
 
     tensor: Tensor
     """int32 ``[rows, 8]`` on the CPU; page-locked where the tables are on a GPU."""

@@ -41,7 +41,7 @@ def rows_that_fit(weight: Tensor, l2_fraction: float) -> int:
 class PinnedRows:
     """The hottest rows of a table, kept in L2 by refreshing them.
 
-    Leave the block, or ``close``, and they are unpinned. A model compiled by ``torch.compile`` does not
+    The end of a ``with`` block, or ``close``, unpins them. A model compiled by ``torch.compile`` does not
     refresh by itself, since its forward is no longer Python: call ``refresh`` beside it. In a CUDA graph
     the refresh is captured with the module's call.
     """
@@ -107,7 +107,7 @@ class PinnedRows:
         return len(self.rows)
 
     def overlap(self, on: bool = True) -> PinnedRows:
-        """Refreshes on a stream of its own from now on, while the current one goes on with other work."""
+        """Refreshes on a separate stream from now on, while the current stream goes on with other work."""
         self._overlap = on
         return self
 

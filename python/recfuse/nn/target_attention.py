@@ -68,7 +68,7 @@ class TargetAttention(torch.nn.Module):
         if head_dim is None and self.embed_dim % self.num_heads:
             raise ArgumentValueError(
                 f"TargetAttention: num_heads is {self.num_heads}, must divide embed_dim, {self.embed_dim}; "
-                "or say head_dim"
+                "or pass head_dim"
             )
         self.head_dim = self.embed_dim // self.num_heads if head_dim is None else _size("head_dim", head_dim)
         self.kdim = self.embed_dim if kdim is None else _size("kdim", kdim)

@@ -84,7 +84,7 @@ def embedding_bag(
         per_sample_weights: a factor a lookup, of the shape of ``input`` and the dtype of ``weight``; mode
             "sum" only.
         include_last_offset: ``offsets`` ends with the end of the last bag; lookups behind it are not used.
-        padding_idx: lookups of this row are skipped; negative counts from the end.
+        padding_idx: lookups of this row are skipped; a negative number counts from the end.
         prefetch_distance: lookups ahead to prefetch; 0: none, -1: a good default. On CUDA, the schedule's
             distance.
         bounds_check: "on" checks every index and offset; "off" trusts them: a bad one is then undefined
@@ -111,8 +111,7 @@ def embedding_bag(
     The GPU works asynchronously: a bad index or offset found there counts as a row of zeros with
     no gradient, and is raised by the next call with that table, or by :func:`check`.
 
-    Two calls on which torch raises an internal error give what they mean: ``[bags, 0]`` input, and a table
-    of dim 0.
+    Two calls on which torch raises an internal error work: ``[bags, 0]`` input, and a table of dim 0.
 
     Source: Jain et al., MICRO 2024 (software prefetching of embedding rows).
     """

@@ -60,8 +60,8 @@ def fused_embedding_bag(
     """Pools many tables in one call. :class:`recfuse.nn.FusedEmbeddingBagCollection` makes the first two
     arguments, and on a GPU the last three.
 
-    All tensors are on the CPU, or all on one CUDA device but for ``features`` and ``schedules``, which stay
-    on the CPU: the host plans the work by them without waiting for the GPU.
+    All tensors are on the CPU, or all on one CUDA device. ``features`` and ``schedules`` are always on the
+    CPU: the host plans the work by them without waiting for the GPU.
 
     Args:
         weights: contiguous float32, float16 or bfloat16 matrices ``[rows, dim]``, a table is a range of rows
@@ -85,8 +85,8 @@ def fused_embedding_bag(
             The CPU needs none of these three.
         warps: the most warps that an SM runs at once; 0: the default.
         mapping: int32 ``[rows, 8]`` on the CPU, best in page-locked memory: this batch's work shared out
-            ahead, by ``map`` of a collection with the same schedules and warps. One that was changed raises
-            ``ValueError`` unless it still has each bag of each feature once; a CUDA graph keeps a copy of it.
+            ahead, by ``map`` of a collection with the same schedules and warps. A mapping that was changed
+            raises ``ValueError`` unless it still has each bag of each feature once; CUDA graphs keep a copy.
         any_max: False says that no feature pools by max, which spares a look at ``features``, and traced and
             compiled training the rows that won.
 

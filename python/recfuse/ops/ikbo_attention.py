@@ -66,13 +66,13 @@ def ikbo_attention(
         cand_to_user: int32 or int64 ``[B]``: the user of each candidate, in any order; users may have none.
         scale: of the scores, positive; by default ``1 / sqrt(D)``.
         kv_lengths: int32 or int64 ``[U]``, each in ``[0, Skv]``: how many keys a user has; by default
-            ``Skv``. What lies behind them is not looked at.
+            ``Skv``. What lies behind them is not used.
         kv_offsets: int32 or int64 ``[U + 1]``, ascending: where each user's keys begin and end in ``k`` and
             ``v``; not beside ``kv_lengths``.
         q_user: ``[U, Su, H, D]``: queries of the users themselves, in the same launch (self and target
             attention).
         return_lse: whether the log-sum-exp of the scores is wanted.
-        path: how it is computed; the results agree up to rounding. "packed": torch's variable-length
+        path: how it is computed; results agree up to rounding. "packed": torch's variable-length
             attention, a user's candidates as one long query; "fused": one kernel, on GPUs that have it, else
             refused. "auto": the faster of those that take the call; :func:`ikbo_attention_path` says which.
         bounds_check: "on" checks ``cand_to_user``, ``kv_lengths`` and ``kv_offsets``; "off" trusts them:

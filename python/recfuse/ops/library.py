@@ -125,10 +125,10 @@ def check(device: torch.device | str | int | None = None) -> None:
     On the GPU a bad index or offset does no harm: its row counts as zero, so its bag's output is wrong. It
     is found after the call that brought it has returned, since no call waits for the GPU. The next call with
     the same table, or the same collection, raises it instead of running, on whatever stream it comes; calls
-    of other models run. Of one table the first error is kept until it is raised. What nobody has raised comes
-    here, one error a call, whose text says how many other tables left one too: call it again until it
-    returns. A replay of a CUDA graph leaves its errors in the same way. Do not call it while a stream is
-    captured. On the CPU the call itself raises, and there is nothing to do.
+    of other models run. Of one table the first error is kept until it is raised. Errors that no call has
+    raised are raised here, one a call; the text says how many other tables have an error too: call it again
+    until it returns. Errors in a replay of a CUDA graph are raised in the same way. Do not call it while a
+    stream is captured. On the CPU the call itself raises, and there is nothing to do.
 
     Args:
         device: a CUDA device; by default the current one.

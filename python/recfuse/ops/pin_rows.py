@@ -11,7 +11,7 @@ from recfuse.ops.library import HAS_CUDA_KERNELS, check_tensor, raise_translated
 
 
 def pin_rows(weight: Tensor, rows: Any) -> None:
-    """Brings rows of a table into the L2 cache of its GPU, marked to leave it last, on the current stream.
+    """Brings rows of a table into the L2 cache of its GPU, marked to be evicted last, on the current stream.
 
     Args:
         weight: ``[rows, dim]`` on a CUDA device; elsewhere nothing happens.
@@ -27,7 +27,7 @@ def pin_rows(weight: Tensor, rows: Any) -> None:
 
 
 def unpin(weight: Tensor, rows: Any = None) -> None:
-    """Makes rows leave L2 like any others; without ``rows``, everything that is pinned on the device.
+    """Lets rows be evicted from L2 like any others; without ``rows``, all that is pinned on the device.
 
     Arguments and errors are those of :func:`pin_rows`.
     """

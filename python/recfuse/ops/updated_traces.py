@@ -172,8 +172,8 @@ def _once_a_graph(anchor: Any) -> None:
     if anchor.metadata.get("recfuse") == task:
         raise ArgumentValueError(
             "recfuse.optim: two calls of one compiled program look rows up in the same Parameter, which the "
-            "compiled backward would update twice: make the optimizer with deferred=True, or do not compile "
-            "these calls"
+            "compiled backward would update twice: create the optimizer with deferred=True, or do not "
+            "compile these calls"
         )
     anchor.metadata["recfuse"] = task
 

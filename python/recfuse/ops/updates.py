@@ -167,7 +167,7 @@ class Update:
             raise ArgumentValueError(
                 "recfuse.optim: a second backward() before step(). A fused optimizer updates the tables "
                 "inside backward(), so gradients do not accumulate: call step() after each backward(), or "
-                f"make the optimizer with deferred=True: recfuse.optim.{type(owner).__name__}(..., "
+                f"create the optimizer with deferred=True: recfuse.optim.{type(owner).__name__}(..., "
                 "deferred=True)"
             )
 

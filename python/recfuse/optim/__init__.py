@@ -16,9 +16,9 @@ the step: call it after each ``backward()``, as of any optimizer.
   the backward pass updates whatever it was called for.
 - The weight may be changed by hand between steps; in a forward pass that is differentiated, it may not be
   used outside of recfuse's modules: ``step()`` then raises, since the Parameter has a gradient.
-- A Parameter with ``requires_grad=False`` is left alone. A copy of the model belongs to no optimizer; a copy
-  of both together, as ``copy.deepcopy((model, optimizer))``, works. Once the optimizer is deleted, gradients
-  are back.
+- A Parameter with ``requires_grad=False`` is not updated. A copy of the model belongs to no optimizer; a copy
+  of both together, as ``copy.deepcopy((model, optimizer))``, works. After the optimizer is deleted, the
+  Parameters have gradients again.
 - A whole step can be captured in a CUDA graph: forward, ``backward()`` and ``step()``. Kernels read lr and
   the other numbers of a group when they run, and ``group["lr"] = x``, which is what schedulers do, writes
   them to the device,

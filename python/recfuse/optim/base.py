@@ -189,7 +189,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if update is None or update.updater.owner is not self:
                     raise ArgumentValueError(
                         f"{self._where}: a Parameter of shape {list(parameter.shape)} belongs to another "
-                        "optimizer of recfuse.optim by now, which was made of it later"
+                        "optimizer of recfuse.optim now, which was created later"
                     )
                 if update.states:
                     self._check_shared(self.state[parameter], update)

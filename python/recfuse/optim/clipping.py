@@ -16,8 +16,8 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """:func:`torch.nn.utils.clip_grad_norm_`, which does not know sparse gradients: with the same arguments
-    and result.
+    """:func:`torch.nn.utils.clip_grad_norm_` for dense and sparse gradients: the same arguments and result.
+    torch's own does not take sparse gradients.
 
     Sparse gradients are coalesced first, since a row's norm is that of its sum. Waits for no device.
 

@@ -25,11 +25,11 @@ class SGD(FusedOptimizer):
         params: Parameters or param groups, as of any optimizer; or a module that has tables alone.
         lr: learning rate.
         weight_decay: L2 penalty, of the rows that are looked up.
-        maximize: adds what else is subtracted.
+        maximize: adds the step instead of subtracting it.
         deferred: rows are updated in ``step()``, by sparse gradients; else inside ``backward()``.
         stochastic_rounding: of float16 and bfloat16 tables; else to nearest.
         seed: of that rounding.
-        options: of torch's optimizer, that are off.
+        options: of torch's optimizer; only values that switch an option off are allowed.
 
     Raises:
         ValueError, TypeError: no tables, options that have no meaning here. See :mod:`recfuse.optim` for the

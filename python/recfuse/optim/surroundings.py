@@ -50,7 +50,7 @@ def check_surroundings(
     """
     idle = []
     own = {id(parameter) for parameter in parameters}
-    instead = f"make the optimizer with deferred=True: {where}(..., deferred=True)"
+    instead = f"create the optimizer with deferred=True: {where}(..., deferred=True)"
     ignored = (
         "name them in DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names) "
         "before it wraps the model"
@@ -89,7 +89,7 @@ def check_scaler(optimizer: torch.optim.Optimizer, where: str) -> None:
     if hasattr(optimizer, "grad_scale"):  # set by a GradScaler around its call of step()
         raise ArgumentValueError(
             f"{where}: step() is called by a GradScaler, whose scaled gradients the tables were updated with "
-            "inside backward(): make the optimizer with deferred=True"
+            "inside backward(): create the optimizer with deferred=True"
         )
 
 

@@ -48,7 +48,7 @@ class SwapReport:
         self.entries.append(SwapEntry(name, kind, action, detail, pattern))
 
     def leave(self, reason: str) -> None:
-        """What was swapped has been undone."""
+        """Records that the swap was undone."""
         self.entries = [
             entry if entry.action in ("left", "already") else replace(entry, action="left", detail=reason)
             for entry in self.entries
@@ -90,7 +90,7 @@ class SwapReport:
         return [entry for entry in self.entries if entry.action == "restored"]
 
     def names(self) -> set[str]:
-        """Names of the modules that the report speaks of."""
+        """Names of the modules in the report."""
         return {entry.name for entry in self.entries}
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:

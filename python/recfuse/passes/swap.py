@@ -44,7 +44,7 @@ def swap(
     check: Iterable[Any] = (),
     patterns: Sequence[str] | None = None,
 ) -> SwapReport:
-    """Makes a model, or an exported program, run on recfuse's operators, in place.
+    """Makes a model, or an exported program, use recfuse's operators, in place.
 
     Of an ``ExportedProgram``, or a ``torch.fx.GraphModule`` of ATen operators, the graph itself is rewritten
     (``exported.graph_module``): what docs/passes.md lists is found in it, however the model was written.
@@ -58,10 +58,10 @@ def swap(
       probe batches first, and replaced only where it does what one call does.
 
     Single bags change their class and stay the same objects, with their Parameters, names and hooks. Tables
-    that are pooled together have one new Parameter for all tables of one dtype and dimension: make
-    optimizers, and wrappers such as DistributedDataParallel, after the swap, or hand the optimizers over.
-    ``state_dict`` keeps its names, so checkpoints load before and after. A reference to an old weight goes on
-    showing the table's values, but has no gradient.
+    that are pooled together have one new Parameter for all tables of one dtype and dimension: create
+    optimizers, and wrappers such as DistributedDataParallel, after the swap, or pass the optimizers to it.
+    ``state_dict`` keeps its names, so checkpoints load before and after. A reference to an old weight still
+    shows the table's values, but has no gradient.
 
     What cannot be swapped is left, with the reason. Swapping again changes nothing, and says so: "already
     swapped". :func:`unswap` gives torch's and TorchRec's own modules back.
@@ -73,14 +73,14 @@ def swap(
         model: any module; may itself be one of those above. Or a graph, as above.
         fuse: pool tables together where the model allows it.
         optimizers: those that hold the tables' Parameters. Their entries and state go to the new Parameters,
-            so that training continues as it would have. An optimizer whose state is not one number, or an
-            element or row of it for each of the Parameter, is refused.
+            so that training continues as it would have. An optimizer is refused if a state of it is neither
+            one number nor has an element, or a row, for each element or row of the Parameter.
         fuse_optimizers: the tables of ``optimizers`` are updated inside ``backward()``, in the same pass over
             the lookups, and have no gradient. The script goes on with its optimizers as they are: ``step()``,
             ``zero_grad()``, schedulers, ``state_dict()`` and ``load_state_dict()`` mean what they meant, and
-            the results are the same. What it may not do, since the gradients are not there, stands in
-            :mod:`recfuse.optim` under "Direct"; clipping has an effect on other Parameters alone. Of
-            torch.optim.SGD without momentum, Adagrad without lr_decay and SparseAdam, without weight decay.
+            the results are the same. What is not allowed, since there are no gradients, is in
+            :mod:`recfuse.optim` under "Direct"; clipping has an effect on other Parameters alone. For
+            torch.optim.SGD without momentum, Adagrad without lr_decay, and SparseAdam; without weight decay.
         check: batches, each a tuple of the model's arguments (or a dict of them by name, or a pair of
             both). The model runs on copies of them before and after, without gradients, in eval mode.
             Of a graph, a match that changes a result by more than the order of sums does is left, and the
@@ -94,7 +94,7 @@ def swap(
     Raises:
         TypeError: ``model`` is not a torch.nn.Module, ``optimizers`` are none.
         ValueError: an optimizer or DistributedDataParallel holds a Parameter that would be replaced and was
-            not handed over, an optimizer cannot be moved, or the steps of one cannot be fused: those of
+            not passed, an optimizer cannot be moved, or the steps of one cannot be fused: those of
             torch.optim.Adam and AdamW move rows that no lookup has. Nothing was changed.
     """
     if _is_graph(model):

@@ -23,7 +23,7 @@ _UNIQUE_DRIFT = 0.2  # how far the share of different rows may move, relative
 
 @dataclass(frozen=True)
 class Match:
-    """Whether a plan was made for a module; true if so."""
+    """Whether a plan is for a module; true if so."""
 
     reasons: list[str]
     """What differs."""
@@ -35,7 +35,9 @@ class Match:
     def warn(self) -> None:
         """Tells the caller of a plan's `apply` what differs."""
         if self.reasons:
-            warnings.warn(f"recfuse.Plan: made for something else: {'; '.join(self.reasons)}", stacklevel=3)
+            warnings.warn(
+                f"recfuse.Plan: this plan is for something else: {'; '.join(self.reasons)}", stacklevel=3
+            )
 
 
 @dataclass(kw_only=True)

@@ -56,7 +56,7 @@ class CollectionDrift:
 
 @dataclass
 class CollectionPlan(BasePlan):
-    """How to run a collection of tables on one device, and how that was found. ``print`` it for the story.
+    """How to run a collection of tables on one device, and how it was found. ``print`` shows each decision.
 
     Source: Pan et al., RecFlex, SC 2024 (a schedule a feature, tuned under interference).
     """
@@ -107,7 +107,7 @@ class CollectionPlan(BasePlan):
     def compile_arguments(
         self, *, check: bool = True, mapped: bool = False, huge: bool = False
     ) -> tuple[Any, ...]:
-        """Arguments of `_C.fused_embedding_bag_compile` for the plan's kernel, but for the architecture. No
+        """Arguments of `_C.fused_embedding_bag_compile` for the plan's kernel, except the architecture. No
         tables are needed: they are taken to be packed as those of a collection are. `mapped`: for calls that
         bring a mapping, which the kernel checks. `huge`: for batches of 2**30 lookups and more.
 
@@ -171,7 +171,7 @@ class CollectionPlan(BasePlan):
                 raise ValueError(f"schedules[{number}]: {error}") from error
 
     def apply(self, collection: torch.nn.Module) -> None:
-        """Makes a collection run by this plan. Warns where it was made for other rows or another device.
+        """Makes a collection run by this plan. Warns if the plan is for other rows or another device.
 
         Args:
             collection: a :class:`recfuse.nn.FusedEmbeddingBagCollection` or ``FusedEmbeddingBagList``; its
@@ -201,7 +201,7 @@ class CollectionPlan(BasePlan):
         return view
 
     def matches(self, collection: torch.nn.Module) -> Match:
-        """Whether the plan was made for tables like this collection's, on a device like its one."""
+        """Whether the plan is for tables and a device like those of this collection."""
         view = view_of(collection, "recfuse.Plan.matches")
         device = self.device.differences(describe_device(view.device))
         if view.features != self.features:
@@ -218,7 +218,7 @@ class CollectionPlan(BasePlan):
         return Match(reasons + device)
 
     def drift(self, batches: Iterable[Any], collection: torch.nn.Module | None = None) -> CollectionDrift:
-        """Whether batches have moved enough to tune again.
+        """Whether batches differ enough to tune again.
 
         They have where features whose bags are 1.5x longer or shorter than they were gather more than 20 %
         of the bytes, where batches have twice or half the bags, or where the share of different rows is 20 %

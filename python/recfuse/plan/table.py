@@ -68,7 +68,7 @@ class Drift:
 
 @dataclass
 class Plan(BasePlan):
-    """How to run one table on one device, and how that was found. ``print`` it for the whole story."""
+    """How to run one table on one device, and how it was found. ``print`` shows each decision."""
 
     KIND: ClassVar[str] = "embedding_bag"
 
@@ -89,7 +89,7 @@ class Plan(BasePlan):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan | CollectionPlan:
-        """Reads a file; one that is of a collection gives a :class:`recfuse.CollectionPlan`.
+        """Reads a file; the plan of a collection is a :class:`recfuse.CollectionPlan`.
 
         A file has 16 MiB at most, and lists of 100,000 items at most.
 
@@ -120,7 +120,7 @@ class Plan(BasePlan):
             raise ValueError(f"schedule: {error}") from error
 
     def apply(self, module: torch.nn.Module, trace: Any = None) -> None:
-        """Makes a module run by this plan. Warns where the plan was made for another table or device.
+        """Makes a module run by this plan. Warns if the plan is for another table or device.
 
         Args:
             module: a :class:`recfuse.nn.EmbeddingBag`; its ``schedule`` and ``pinned`` are set.
@@ -150,7 +150,7 @@ class Plan(BasePlan):
         module.schedule, module.pinned = self.schedule, pinned
 
     def matches(self, module: torch.nn.Module) -> Match:
-        """Whether the plan was made for a table like this module's, on a device like its one."""
+        """Whether the plan is for a table and a device like those of this module."""
         bag = _bag_of(module, "recfuse.Plan.matches")
         rows, dim = bag.weight.shape
         now = {
@@ -165,9 +165,9 @@ class Plan(BasePlan):
         return Match(changed + self.device.differences(describe_device(bag.weight.device)))
 
     def drift(self, batches: Iterable[Any], module: torch.nn.EmbeddingBag | None = None) -> Drift:
-        """Whether batches, in the form that :func:`recfuse.tune` takes, have moved enough to tune again.
+        """Whether batches, in the form that :func:`recfuse.tune` takes, differ enough to tune again.
 
-        ``module`` is the one that they are for: it says whether offsets include the last one; None: not.
+        ``module``, for which the batches are, says whether offsets include the last one; None: they do not.
         """
         function, last = "recfuse.Plan.drift", False
         if module is not None:

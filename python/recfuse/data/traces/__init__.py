@@ -152,9 +152,7 @@ def bags(
     """
     trace = row_indices("traces: trace", trace)
     if len(trace) == 0:
-        raise ArgumentValueError(
-            "traces: trace has the shape (0,), needed is a one-dimensional one, not empty"
-        )
+        raise ArgumentValueError("traces: trace has the shape (0,), must be one-dimensional and not empty")
     batch = integer("traces: batch", batch, 0, _MAX_LOOKUPS)
     pooling = integer("traces: pooling", pooling, 0, _MAX_LOOKUPS)
     number = integer("traces: number", number, 0, 2**63 - 1)

@@ -85,7 +85,7 @@ def read_tables(path: str | PathLike[str]) -> list[Table]:
     elif name.endswith(".pt"):
         tables = _read_tuple(path)
     else:
-        raise ValueError(f"traces: {path} is of no known form; known are {_FORMS}")
+        raise ValueError(f"traces: {path} has an unknown form, must be one of {_FORMS}")
     if not any(len(table.indices) for table in tables):
         raise ValueError(f"traces: {path} holds no row ids")
     return tables
@@ -151,7 +151,9 @@ def _read_tuple(path: Path) -> list[Table]:
     try:
         loaded = torch.load(contents, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise ValueError(f"traces: {path} is no file of tensors that torch.load can read: {error}") from error
+        raise ValueError(
+            f"traces: {path} is not a file of tensors that torch.load can read: {error}"
+        ) from error
 
     if not isinstance(loaded, (tuple, list)) or len(loaded) != 3:
         size = f" of {len(loaded)}" if hasattr(loaded, "__len__") else ""

@@ -70,7 +70,7 @@ def entry_of(value: Any, where: str) -> Tensor | Jagged:
             where, value, "a tensor, a jagged one, or (values, offsets) or (values, offsets, weights)"
         )
     if not all(isinstance(one, Tensor) or (at == 2 and one is None) for at, one in enumerate(value)):
-        raise ArgumentTypeError(f"{where} is {a_type(value)} of something else than tensors")
+        raise ArgumentTypeError(f"{where} is {a_type(value)} with something that is not a tensor")
     return Jagged(*value)
 
 
@@ -329,9 +329,7 @@ class Reader:
         return f"recfuse.nn.EmbeddingColumns: feature {use.feature!r} of column {self._users[use]!r}"
 
     def _fail_weights(self, use: Use) -> None:
-        raise ArgumentValueError(
-            f"{self._where(use)} brings no weights, which its column has as weighted=True"
-        )
+        raise ArgumentValueError(f"{self._where(use)} has no weights, but its column has weighted=True")
 
 
 def _whole(keyed: Any) -> Jagged:
@@ -344,4 +342,4 @@ def _check_offsets(own: Tensor, wanted: Tensor, where: str) -> None:
     if same and own is not wanted and own.is_cpu and wanted.is_cpu and not torch.compiler.is_compiling():
         same = torch.equal(own.to(torch.int64), wanted.to(torch.int64))
     if not same:
-        raise ArgumentValueError(f"{where}, have other offsets than its values")
+        raise ArgumentValueError(f"{where}, must have the same offsets as its values")

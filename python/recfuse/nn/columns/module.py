@@ -33,7 +33,7 @@ _WHERE = "recfuse.nn.EmbeddingColumns"
 class EmbeddingColumns(PackedTables):
     """Feature columns, from raw values to pooled rows, computed in one call and written side by side.
 
-    A column takes a sample's values of a feature through a few steps to rows of its table, and pools these.
+    A column turns a sample's values of a feature into rows of its table, in a few steps, and pools these.
 
     >>> from recfuse.nn.columns import Bucketize, Hash, Identity, Numeric
     >>> columns = EmbeddingColumns([
@@ -50,7 +50,7 @@ class EmbeddingColumns(PackedTables):
     Args:
         columns: specifications of :mod:`recfuse.nn.columns`, in the order of the output.
         sparse: gradients of the Parameters are sparse COO tensors, coalesced. Not with pooling "max". The
-            optimizers of :mod:`recfuse.optim` need it not.
+            optimizers of :mod:`recfuse.optim` do not need it.
         device: where the tables are.
         dtype: of tables whose column says none: float32, float16 or bfloat16.
         bounds_check: "on" checks indices that must be rows, and offsets; "off" drops such indices, and trusts
@@ -160,7 +160,7 @@ class EmbeddingColumns(PackedTables):
                 ``(values, offsets, weights)``, or a mapping with "values", "offsets" or "lengths", and
                 "weights". Values are float32, int32 or int64, or of a type that becomes one of these without
                 loss.
-            dense: entries that a KeyedJaggedTensor has not.
+            dense: entries that the KeyedJaggedTensor does not have.
 
         Returns:
             ``[batch, output_dim]``, side by side; of the tables' dtype where they agree, else float32.
@@ -239,7 +239,7 @@ class EmbeddingColumns(PackedTables):
             batch, dense: as of :meth:`forward`.
 
         Raises:
-            ValueError, TypeError: as :meth:`forward`; samples are not as many everywhere.
+            ValueError, TypeError: as :meth:`forward`; features that differ in their number of samples.
         """
         given = self._reader.read(batch, dense)
         pin = given.device.type == "cpu" and torch.cuda.is_available()
@@ -275,8 +275,8 @@ class EmbeddingColumns(PackedTables):
         return self
 
     def to_torch(self) -> ReferenceColumns:
-        """The same columns in plain PyTorch, with copies of the tables: what this module must give, to
-        compare with, or to run where recfuse is not. Batches and state_dict are the same.
+        """The same columns in plain PyTorch, with copies of the tables: the specification of this module, to
+        compare with, or to run where recfuse is not installed. Batches and state_dict are the same.
         """
         tables = {name: table.weight for name, table in self.tables.items()}
         return ReferenceColumns(self.specs, self._reader, tables).train(self.training)

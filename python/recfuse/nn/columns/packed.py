@@ -25,7 +25,7 @@ class BufferPart(NamedTuple):
 
 
 class PackedColumns:
-    """A batch in one buffer, made by ``EmbeddingColumns.pack``: one copy takes it to a GPU.
+    """A batch in one buffer, from ``EmbeddingColumns.pack``: one copy takes it to a GPU.
 
     Attributes:
         batch_size: samples.

@@ -72,7 +72,7 @@ class Packer:
     the same ``places``.
 
     Raises (when called):
-        ValueError: samples are not as many everywhere.
+        ValueError: features that differ in their number of samples.
     """
 
     def __init__(self, uses: tuple[Use, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Programs of columns: one for each form in which batches come, made when the first such batch does."""
+"""Programs of columns: one for each form of batches, compiled from the first batch of that form."""
 
 from __future__ import annotations
 

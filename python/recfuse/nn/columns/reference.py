@@ -189,7 +189,7 @@ class _Tables(torch.nn.Module):
 
 
 class ReferenceColumns(torch.nn.Module):
-    """The columns of an ``EmbeddingColumns`` in plain PyTorch, made by its ``to_torch``.
+    """The columns of an ``EmbeddingColumns`` in plain PyTorch, as its ``to_torch`` returns them.
 
     The same batches, the same state_dict. ``.double()`` sums in float64; values before the tables are float32
     and int64 in any case.

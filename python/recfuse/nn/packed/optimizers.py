@@ -120,8 +120,8 @@ class Move:
                 )
         if isinstance(optimizer, torch.optim.LBFGS) and any(optimizer.state.values()):
             raise ArgumentValueError(
-                f"{self._what}: {kind.__name__} has made steps, and its state (old_dirs, old_stps, ...) runs "
-                "over all its Parameters at once; make a new one afterwards"
+                f"{self._what}: {kind.__name__} has made steps, and its state (old_dirs, old_stps, ...) is "
+                "one for all its Parameters; create a new optimizer afterwards"
             )
         if not isinstance(group["params"], list):
             where = f"{self._what}: params of a param group of {kind.__name__}"
@@ -138,7 +138,7 @@ class Move:
                 if is_key or not isinstance(container, MutableMapping):
                     raise ArgumentValueError(
                         f"{self._what}: {type(optimizer).__name__} holds Parameters of the tables in its "
-                        f"attribute {attribute!r}, where they cannot be replaced; make it afterwards"
+                        f"attribute {attribute!r}, where they cannot be replaced; create it afterwards"
                     )
                 yield container
 

@@ -150,9 +150,9 @@ def check_mapping(mapping: Mapping, layout: Layout, offsets: Tensor) -> None:
     if mapping.bags != bags or mapping.features.shape[0] != count:
         raise ArgumentValueError(
             f"recfuse: mapping is for {mapping.features.shape[0]} features and {mapping.bags} bags, this "
-            f"batch has {count} features and {bags} bags; make it by map(offsets) of this batch"
+            f"batch has {count} features and {bags} bags; create it by map(offsets) of this batch"
         )
     if mapping.features is not layout.features and not torch.equal(mapping.features, layout.features):
         raise ArgumentValueError(
-            "recfuse: mapping was made for other tables; make it by map(offsets) of this module as it is now"
+            "recfuse: mapping is for other tables; create it by map(offsets) of this module as it is now"
         )

@@ -72,9 +72,9 @@ class TableWeight(Tensor):
     def requires_grad_(self, requires_grad: bool = True) -> NoReturn:
         """Refuses: tables of one packed matrix are trained or frozen together."""
         raise AttributeError(
-            f"recfuse: requires_grad_({requires_grad}) of one packed table cannot be; tables of one packed "
-            "matrix are trained or frozen together: set it on the tables before they are packed (frozen ones "
-            "get a matrix of their own), or on the module's Parameters"
+            f"recfuse: requires_grad_({requires_grad}) of one packed table is not possible; tables of "
+            "one packed matrix are trained or frozen together: set it on the tables before they are packed "
+            "(frozen tables get a matrix of their own), or on the module's Parameters"
         )
 
 
@@ -180,7 +180,7 @@ class PackedTable:
         if name in _SPEC_FIELDS:
             return getattr(self._spec, name)
         raise AttributeError(
-            f"recfuse: a packed table has no {name}; it is no module of its own, but a range of rows of one: "
+            f"recfuse: a packed table has no {name}; it is a range of rows of a module, not a module: "
             "recfuse.unswap(model) gives the modules back"
         )
 

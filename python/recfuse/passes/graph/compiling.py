@@ -60,9 +60,10 @@ def backend(inner: Any = "inductor", *, patterns: Sequence[str] | None = None, *
     """A backend of torch.compile that swaps recfuse's operators into the graphs it is given.
 
     ``torch.compile(model, backend=recfuse.backend())`` leaves the model as it is: its Parameters stay where
-    they are, and every call reads them, so no weight can go stale. Gradients are the rewritten graph's.
-    Training, ``torch.no_grad`` and dynamic shapes work as without it, and no shape is guarded on that torch
-    would not guard on. A graph that cannot be read is compiled as it is; ``print(backend)`` says so.
+    they are, and every call reads them, so no call can read an old weight. Gradients are those of the
+    rewritten graph. Training, ``torch.no_grad`` and dynamic shapes work as without it, and torch guards on no
+    more shapes than without it. A graph that cannot be read is compiled without a change, and
+    ``print(backend)`` says so.
 
     Args:
         inner: what compiles the rewritten graph: the name of a backend of torch ("inductor", "aot_eager",
