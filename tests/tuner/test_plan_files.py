@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 import tracemalloc
 import warnings
 
@@ -168,6 +169,17 @@ def test_what_has_no_form_in_a_file_is_named(tmp_path):
         ):
             plan.save(tmp_path / "plan.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_links_and_pipes_are_not_replaced(tmp_path):
+    plan, link, pipe = made("table")[1], tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "plan.json")
+    plan.save(link)
+    assert link.is_symlink() and Plan.load(tmp_path / "plan.json") == plan
+    os.mkfifo(pipe)
+    with pytest.raises(ArgumentValueError, match="pipe is no regular file"):
+        plan.save(pipe)
+    assert pipe.is_fifo()
 
 
 def test_a_plan_of_the_largest_size_is_read_and_printed(tmp_path):

@@ -87,12 +87,15 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def write_file(path: str, record: dict[str, Any], function: str = "recfuse.Plan.save") -> None:
-    """Writes JSON whole, or leaves the file that is there as it is.
+    """Writes JSON whole, or leaves the file that is there as it is. A link goes on to lead to the file.
 
     Raises:
-        OSError: it cannot be written. ValueError, TypeError: JSON has no form for a value.
+        OSError: it cannot be written. ValueError, TypeError: JSON has no form for a value; what is there is
+            a device or a pipe, which cannot be replaced.
     """
-    where = Path(path)
+    where = Path(os.path.realpath(path))
+    if where.exists() and not (where.is_file() or where.is_dir()):
+        raise ArgumentValueError(f"{function}: {path} is no regular file, must be one or not be there yet")
     handle, temporary = tempfile.mkstemp(dir=where.parent, prefix=f".{where.name}.")
     try:
         with os.fdopen(handle, "w") as file:
@@ -103,7 +106,7 @@ def write_file(path: str, record: dict[str, Any], function: str = "recfuse.Plan.
                 raise kind(f"{function}: {path} is not written: {error}") from error
             file.write("\n")
         os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        os.replace(temporary, where)
     except BaseException:
         os.unlink(temporary)
         raise
