@@ -282,6 +282,22 @@ def test_autocast():
         torch.testing.assert_close(got.float(), want, rtol=0.05, atol=0.05)
 
 
+def test_backward_within_autocast():
+    gradients = []
+    for within in (False, True):
+        torch.manual_seed(1)
+        layer = TargetAttention(E, 4, kv_heads=2)
+        given = changed(inputs(layer, "self"), torch.Tensor.float)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            of_users, of_candidates = layer(**given)
+            total = of_users.float().sum() + of_candidates.float().sum()
+            with torch.autocast("cpu", enabled=within):
+                total.backward()
+        gradients.append([parameter.grad for parameter in layer.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+
+
 BAD = (
     (
         lambda: TargetAttention(25, 4),

@@ -59,6 +59,7 @@ def _ranges(k: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> tuple[
 # ---- CPU
 
 
+@torch.autocast("cpu", enabled=False)  # in which backward() may be called
 def _on_cpu(
     grad: Tensor | None,
     grad_lse: Tensor | None,
