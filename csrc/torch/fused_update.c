@@ -117,7 +117,8 @@ static rf_status fused_run(rf__call *call) {
     void *empty = NULL;
     RF_CHECK(rf__call_device(call, GRAD));
     RF_CHECK(rf__fused_features_read(call, FEATURES, &lookups.features, &lookups.n_features));
-    RF_CHECK(rf__fused_lookups_read(call, INDICES, OFFSETS, -1, &lookups));
+    RF_CHECK(rf__call_tensor(call, GRAD, 2, &grad));
+    RF_CHECK(rf__fused_lookups_read(call, INDICES, OFFSETS, grad.sizes[0], &lookups));
     RF_CHECK(rf__call_sample_weights(call, SAMPLE_WEIGHTS, lookups.lookups, &lookups.sample_weights));
     params = (rf_fused_update_params){
         .features = lookups.features, .n_features = lookups.n_features, RF__LOOKUPS_OF(&lookups)};

@@ -24,10 +24,15 @@ def collection():
     return collection_of(SPECS, sparse=True)
 
 
+@pytest.fixture(autouse=True)
+def no_scaler_is_left():
+    yield
+    gc.collect()
+
+
 @pytest.fixture
 def scaler():
-    yield torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-    gc.collect()
+    return torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
 
 
 @pytest.mark.parametrize("unscaled", (False, True))
@@ -82,6 +87,27 @@ def test_a_scaler_that_begins_after_the_first_step_is_refused(collection, made_b
     with pytest.raises(ValueError, match="a GradScaler is in use"):
         scaler.scale(collection(*lookups_of(collection)).sum()).backward()
     assert all(map(torch.equal, collection.parameters(), before))
+
+
+def test_a_scaler_that_takes_the_place_of_another_is_refused(collection):
+    optimizer = optim.SGD(collection, lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    collection(*lookups_of(collection)).sum().backward()
+    optimizer.step()
+    scaler = torch.amp.GradScaler("cpu")  # as many as before
+    before = [parameter.detach().clone() for parameter in collection.parameters()]
+    with pytest.raises(ValueError, match="a GradScaler is in use"):
+        scaler.scale(collection(*lookups_of(collection)).sum()).backward()
+    assert all(map(torch.equal, collection.parameters(), before))
+
+
+def test_a_scaler_of_a_class_made_later_is_refused(collection):
+    optimizer = optim.SGD(collection, lr=0.1)
+    collection(*lookups_of(collection)).sum().backward()
+    optimizer.step()
+    scaler = type("Later", (torch.amp.GradScaler,), {})("cpu")
+    with pytest.raises(ValueError, match="a GradScaler is in use"):
+        scaler.scale(collection(*lookups_of(collection)).sum()).backward()
 
 
 def test_a_scaler_that_is_off_does_no_harm(collection):

@@ -26,12 +26,20 @@ def refuse_forward_mode(operator: str) -> NoReturn:
     )
 
 
+def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` outside of torch.func's transforms. Of itself it looks up signatures, which costs
+    more than a small bag.
+    """
+    found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return found
+
+
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """``function.apply``, which of itself looks up signatures: that costs more than a small bag. And it would
-    begin again at the outermost of torch.func's transforms, which the dispatcher brings here level by level.
+    """``function.apply``, which of itself would begin again at the outermost of torch.func's transforms: the
+    dispatcher brings them here level by level.
     """
     if not torch._C._are_functorch_transforms_active():
-        return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
+        return eager_apply(function)(*arguments)
     with enable_single_level_autograd_function():
         return _single_level(function).apply(*arguments)
 

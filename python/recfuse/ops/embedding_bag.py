@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from recfuse._codes import MAX, MODES
-from recfuse.ops.autograd import pooled, refuse_forward_mode, register
+from recfuse.ops.autograd import eager_apply, pooled, refuse_forward_mode, register
 from recfuse.ops.embedding_bag_arguments import (
     check_arguments,
     check_integers,
@@ -162,10 +162,15 @@ def embedding_bag(
         return _embedding_bag(*arguments)
     try:
         if updates is not None:
-            weights, lookups, factors = _lookups_of(*arguments)
-            return updated_call(_embedding_bag, arguments, lookups, updates, factors, weights)
+            complete = mode == "max" or not input.is_cpu or per_sample_weights is not None
+            ends = _ends_of(offsets, input, include_last_offset or not complete)
+            feature = _feature_of(*weight.shape, MODES.index(mode), row)
+            flat = input if input.dim() == 1 else input.reshape(-1)
+            lookups = Lookups(feature, flat, ends, weight.shape[1], mode == "max", sparse)
+            return updated_call(_embedding_bag, arguments, lookups, updates, per_sample_weights, (weight,))
         if needs_derivatives((weight, per_sample_weights)):
-            return pooled(EmbeddingBag, *arguments)
+            found = _apply(*arguments)
+            return found[0] if mode == "max" else found
         with below_autograd():
             return _embedding_bag(*arguments)
     except RuntimeError as error:
@@ -275,32 +280,36 @@ class EmbeddingBag(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps what the gradients need: of the weight only its shape, unless factors need a gradient."""
         weight, indices, offsets, mode, sample_weights, last, padding_idx, by_freq, sparse, *_ = inputs
-        winners = None
+        winners = kept = None
         if mode == "max":
             winners = output[1]
             ctx.set_materialize_grads(False)
-        kept = weight.contiguous() if ctx.needs_input_grad[4] else None
+        if sample_weights is not None and ctx.needs_input_grad[4]:
+            kept = weight.contiguous()
         ctx.save_for_backward(indices, offsets, sample_weights, winners, kept)
-        ctx.table = *weight.shape, dtype_code(weight, "embedding_bag", "weight")
-        ctx.mode, ctx.include_last_offset, ctx.padding_idx = mode, last, padding_idx
-        ctx.by_freq, ctx.sparse = by_freq, sparse
+        rows, dim = weight.shape
+        table = rows, dim, dtype_code(weight, "embedding_bag", "weight")
+        ctx.call = table, MODES.index(mode), last, padding_idx, by_freq, sparse, len(inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         """Gradients of weight and of per_sample_weights."""
-        grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        table, mode, last, padding_idx, by_freq, sparse, count = ctx.call
         if grad is None:
-            return tuple(grads)
+            return (None,) * count
         indices, offsets, sample_weights, winners, weight = ctx.saved_tensors
-        rows, dim, dtype = ctx.table
-        feature = _feature_of(rows, dim, MODES.index(ctx.mode), ctx.padding_idx)
-        complete = ctx.include_last_offset or (indices.is_cpu and not ctx.needs_input_grad[4])
-        lookups = feature, indices.reshape(-1), _ends_of(offsets, indices, complete)
-        if ctx.needs_input_grad[0]:
-            factors = sample_weights, winners, ctx.by_freq
-            call = WeightGradCall(grad, *lookups, 0, rows, dim, dtype, *factors)
-            grads[0] = weight_grad(ctx, call, ctx.sparse, 0, mark_small=False)
-        if ctx.needs_input_grad[4]:
+        of_weight, of_factors = True, False
+        if sample_weights is not None:  # else it is the gradient of the weight alone that is asked for
+            needed = ctx.needs_input_grad
+            of_weight, of_factors = needed[0], needed[4]
+        feature = _feature_of(*table[:2], mode, padding_idx)
+        ends = _ends_of(offsets, indices, last or (indices.is_cpu and not of_factors))
+        lookups = feature, indices if indices.dim() == 1 else indices.reshape(-1), ends
+        grads: list[Tensor | None] = [None] * count
+        if of_weight:
+            call = WeightGradCall(grad, *lookups, 0, *table, sample_weights, winners, by_freq)
+            grads[0] = weight_grad(ctx, call, sparse, 0, mark_small=False)
+        if of_factors:
             grads[4] = sample_weights_grad(grad, [weight], lookups, sample_weights.dtype)
         return tuple(grads)
 
@@ -310,6 +319,7 @@ class EmbeddingBag(torch.autograd.Function):
         refuse_forward_mode("embedding_bag")
 
 
+_apply = eager_apply(EmbeddingBag)
 _DEFAULTS = tuple(argument.default_value for argument in _embedding_bag._schema.arguments)
 
 

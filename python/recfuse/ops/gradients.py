@@ -105,11 +105,11 @@ def _listed(
     shape = call.rows, call.dim
     found = torch.sparse_coo_tensor(rows[None], values, shape, check_invariants=False, is_coalesced=True)
     if (
-        hasattr(ctx, "next_functions")
-        and is_readable(values)
+        is_readable(values)
         and (mark_small or values.numel() > _FEW_ELEMENTS)
+        and (nodes := getattr(ctx, "next_functions", None)) is not None
     ):
-        leaf = getattr(ctx.next_functions[argument][0], "variable", None)  # of an AccumulateGrad
+        leaf = getattr(nodes[argument][0], "variable", None)  # of an AccumulateGrad
         if leaf is not None:
             torch.autograd.Variable._execution_engine.queue_callback(
                 lambda: _mark_coalesced(leaf, rows, values)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from recfuse.errors import ArgumentValueError
-from recfuse.ops.autograd import apply
+from recfuse.ops.autograd import eager_apply
 from recfuse.ops.gradients import (
     WeightGradCall,
     find_winners,
@@ -85,7 +85,8 @@ def updated_call(
 ) -> Tensor:
     """Calls an operator with the arguments ``call``; see the Function."""
     check_hooks(weights, updates)
-    return apply(UpdatedCall, operator, call, lookups, updates, sample_weights, *weights)
+    found: Tensor = _apply(operator, call, lookups, updates, sample_weights, *weights)
+    return found
 
 
 class UpdatedCall(torch.autograd.Function):
@@ -109,7 +110,7 @@ class UpdatedCall(torch.autograd.Function):
         winners = None
         if lookups.any_max:
             winners = call_below_autograd(find_winners, weights, *where, lookups.output_dim)
-        kept = weights if ctx.needs_input_grad[4] else []
+        kept = weights if sample_weights is not None and ctx.needs_input_grad[4] else ()
         ctx.save_for_backward(*where, sample_weights, winners, *kept)
         ctx.weights, ctx.updates, ctx.sparse = weights, updates, lookups.sparse
         return output
@@ -140,15 +141,19 @@ class UpdatedCall(torch.autograd.Function):
             form = forms_of([weight])[0]
             calls.append(WeightGradCall(grad, *lookups, group, *form, sample_weights, winners))
             sparse.append(ctx.sparse or update is not None)
-        places = [call.group - count for call in calls]
-        for at, found in zip(places, weight_grads(ctx, calls, sparse, places), strict=True):
-            grads[at] = found
+        if calls:
+            places = [call.group - count for call in calls]
+            for at, found in zip(places, weight_grads(ctx, calls, sparse, places), strict=True):
+                grads[at] = found
         if needed[4]:
             grads[4] = sample_weights_grad(grad, kept, lookups, sample_weights.dtype)
         if direct:
             stream = torch.cuda.current_stream(grad.device) if grad.is_cuda else None
             _ask(_Asked(grad, *lookups, sample_weights, winners, direct, count, stream))
         return tuple(grads)
+
+
+_apply = eager_apply(UpdatedCall)
 
 
 def _check_recomputed(updates: Sequence[Update | None]) -> None:
@@ -246,14 +251,18 @@ class _Pass:
 
 
 # The passes that run now, by the engine's number of them; the engine keeps each until its end.
-_passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
+_passes: dict[int, weakref.ref[_Pass]] = {}
 
 
 def _ask(call: _Asked) -> None:
     """Asks the running backward pass to make updates at its end."""
     task = torch._C._current_graph_task_id()
-    running = _passes.get(task)
+    found = _passes.get(task)
+    running = None if found is None else found()
     if running is None:
-        _passes[task] = running = _Pass()
+        for old in [number for number, ref in list(_passes.items()) if ref() is None]:
+            _passes.pop(old, None)
+        running = _Pass()
+        _passes[task] = weakref.ref(running)
         torch.autograd.Variable._execution_engine.queue_callback(running.finish)
     running.asked.append(call)

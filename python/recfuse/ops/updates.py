@@ -262,7 +262,7 @@ def fused_update(
     updater = updates[0].updater
     states = [state for update in updates for state in update.states]
     rounding = updater.stochastic_rounding, updater.seed
-    with torch.no_grad(), below_autograd():
+    with below_autograd():
         _fused_update(
             grad,
             weights,
@@ -282,7 +282,7 @@ def rows_update(weight: Tensor, update: Update, rows: Tensor, sums: Tensor) -> N
     """Updates rows, each of which occurs once, by their summed gradients."""
     updater = update.updater
     rounding = updater.stochastic_rounding, updater.seed
-    with torch.no_grad(), below_autograd():
+    with below_autograd():
         _rows_update(weight, update.states, rows, sums, updater.numbers, updater.kind, *rounding)
     note([weight], [update])
 

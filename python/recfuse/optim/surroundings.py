@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recfuse.errors import ArgumentValueError
+
+_KINDS = torch.amp.GradScaler, torch.nn.parallel.DistributedDataParallel
 
 
 class Surroundings:
@@ -18,37 +21,37 @@ class Surroundings:
 
     def __init__(self) -> None:
         """Nothing was looked for yet."""
-        self._references = 0
-        self._idle: list[weakref.ref[torch.amp.GradScaler]] = []
+        self._classes: list[type] = []
+        self._references = -1
+        self._seen: list[weakref.ref[Any]] = []
 
     def check(self, parameters: Sequence[Tensor], where: str, deferred: bool) -> None:
-        """As :func:`check_surroundings`, in microseconds where nothing is new: an instance refers to its
-        class, so that with a new one the class has more references.
+        """As :func:`check_surroundings`, in a microsecond where nothing is new: an instance or a subclass
+        refers to its class, so that with a new one the class has more references, unless an old one is gone.
         """
-        references = sum(map(sys.getrefcount, _watched()))
-        used = any((scaler := ref()) is not None and _is_used(scaler) for ref in self._idle)
-        if references != self._references or used:
-            self._idle = check_surroundings(parameters, where, deferred)
-            self._references = references
+        if sum(map(sys.getrefcount, self._classes)) == self._references:
+            for ref in self._seen:
+                if (seen := ref()) is None or (isinstance(seen, torch.amp.GradScaler) and _is_used(seen)):
+                    break
+            else:
+                return
+        self._seen = list(map(weakref.ref, check_surroundings(parameters, where, deferred)))
+        self._classes = list(_with_subclasses(_KINDS))
+        self._references = sum(map(sys.getrefcount, self._classes))
 
 
-def _watched(
-    kinds: Sequence[type] = (torch.amp.GradScaler, torch.nn.parallel.DistributedDataParallel),
-) -> Iterator[type]:
-    """The classes with all subclasses of theirs."""
+def _with_subclasses(kinds: Iterable[type]) -> Iterator[type]:
     for kind in kinds:
         yield kind
-        yield from _watched(kind.__subclasses__())
+        yield from _with_subclasses(kind.__subclasses__())
 
 
-def check_surroundings(
-    parameters: Sequence[Tensor], where: str, deferred: bool
-) -> list[weakref.ref[torch.amp.GradScaler]]:
+def check_surroundings(parameters: Sequence[Tensor], where: str, deferred: bool) -> list[Any]:
     """Raises where a gradient scaler has scaled the loss of tables that are updated inside ``backward()``, or
     DistributedDataParallel waits for gradients that it will not have, or not as they are. Returns the scalers
-    that have scaled nothing yet.
+    and wrappers that do no harm now.
     """
-    idle = []
+    harmless = []
     own = {id(parameter) for parameter in parameters}
     instead = f"create the optimizer with deferred=True: {where}(..., deferred=True)"
     ignored = (
@@ -56,32 +59,30 @@ def check_surroundings(
         "before it wraps the model"
     )
     for candidate in gc.get_objects():
-        kind = type(candidate)  # not isinstance, which asks proxies for their __class__
-        if issubclass(kind, torch.amp.GradScaler) and not deferred:
-            if not _is_used(candidate):
-                idle.append(weakref.ref(candidate))
-                continue
-            raise ArgumentValueError(
-                f"{where}: a GradScaler is in use. The tables are updated inside backward(), before it could "
-                f"unscale the gradients and look for infinities: {instead}, or train in bfloat16 without a "
-                "scaler"
-            )
-        if issubclass(kind, torch.nn.parallel.DistributedDataParallel):
-            waits = _waits_for(candidate, own, deferred)
-            if waits and deferred:
+        if not issubclass(type(candidate), _KINDS):  # not isinstance, which asks proxies for their __class__
+            continue
+        if isinstance(candidate, torch.amp.GradScaler):
+            if not deferred and _is_used(candidate):
+                raise ArgumentValueError(
+                    f"{where}: a GradScaler is in use. The tables are updated inside backward(), before it "
+                    f"could unscale the gradients and look for infinities: {instead}, or train in bfloat16 "
+                    "without a scaler"
+                )
+        elif _waits_for(candidate, own, deferred):
+            if deferred:
                 raise ArgumentValueError(
                     f"{where}: a DistributedDataParallel has tables whose gradients are sparse, which it "
                     f"expects of torch.nn.EmbeddingBag with sparse=True alone: {ignored}, and call "
                     "recfuse.optim.average_gradients(parameters) before step()"
                 )
-            if waits:
-                raise ArgumentValueError(
-                    f"{where}: a DistributedDataParallel has the tables. They are updated inside backward() "
-                    f"by the gradients of this process alone: {ignored}; for tables that shall be the same "
-                    f"on all processes, also {instead}, and call recfuse.optim.average_gradients(parameters) "
-                    "before step()"
-                )
-    return idle
+            raise ArgumentValueError(
+                f"{where}: a DistributedDataParallel has the tables. They are updated inside backward() "
+                f"by the gradients of this process alone: {ignored}; for tables that shall be the same "
+                f"on all processes, also {instead}, and call recfuse.optim.average_gradients(parameters) "
+                "before step()"
+            )
+        harmless.append(candidate)
+    return harmless
 
 
 def check_scaler(optimizer: torch.optim.Optimizer, where: str) -> None:
