@@ -139,6 +139,6 @@ def largest_differences(
 def swap_note(report: recfuse.SwapReport) -> str:
     """What recfuse.swap did."""
     return (
-        f"recfuse.swap: {len(report.replaced)} modules replaced, {len(report.fused)} lists of tables fused, "
-        f"{len(report.left)} modules left."
+        f"recfuse.swap: {len(report.replaced)} replaced, {len(report.fused)} fused, {len(report.left)} left; "
+        "a list of tables counts once."
     )

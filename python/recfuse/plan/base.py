@@ -120,7 +120,7 @@ class BasePlan:
         names = filter(None, [device.name, device.arch, device.driver and f"driver {device.driver}"])
         return [
             ("device", ", ".join(names)),
-            ("made", f"{self.created}, in {self.seconds:.1f} s; {versions}"),
+            ("created", f"{self.created}, in {self.seconds:.1f} s; {versions}"),
         ]
 
     def _summary(self) -> list[Line]:
