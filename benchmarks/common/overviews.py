@@ -40,7 +40,7 @@ def first_overview() -> Table:
     called = find_table(file, title.replace("recfuse", "µs as called"))
     us = select(called, ["recfuse, dict"], "^1000 ").rows[0][1].partition(" ")[0]
     weak = f"100 columns: {few}; a dict of 1,000 tensors takes the host {float(us):.0f} µs"
-    table.rows.append(["H200: 1,000 feature columns", "torch, put together by hand", many, weak])
+    table.rows.append(["H200: 1,000 feature columns", "torch, joined by hand", many, weak])
     linear = ikbo_overview().rows
     least = min((cell for row in linear for cell in row[8:]), key=lambda cell: float(cell.rstrip("x")))
     work, weak = (

@@ -18,7 +18,7 @@ enum {
     DIGIT_BITS = 8,
 };
 
-/* A lookup's factor for its row's gradient, but for the sample weight. */
+/* A lookup's factor for its row's gradient, except for the sample weight. */
 static float bag_factor(const rf_fused_backward_params *params, const rf_feature *feature, int64_t from,
                         int64_t to) {
     if (feature->pooling != RF_MEAN) return 1.0f;

@@ -107,7 +107,7 @@ static bool lists_read(PyObject *batches, PyObject *schedules, const rf_embeddin
     return true;
 }
 
-/* Pins rows anew before each batch; the context has the rows. */
+/* Pins rows again before each batch; the context has the rows. */
 static rf_status pin(void *context, const rf_embedding_bag_params *batch, const rf_cuda_stream *stream) {
     rf_pin_rows_params params = *(const rf_pin_rows_params *)context;
     const int64_t bytes = rf__dtype_bytes(batch->dtype);

@@ -1,4 +1,4 @@
-/* A fused call as Python describes it, but for its batch. Addresses come as integers: whoever calls keeps the tensors
+/* A fused call as Python describes it, except for its batch. Addresses come as integers: whoever calls keeps the tensors
  * alive. */
 #ifndef RECFUSE_PYTHON_FUSED_CALL_H
 #define RECFUSE_PYTHON_FUSED_CALL_H

@@ -45,7 +45,7 @@ typedef enum rf__ikbo_path {
 #undef RF__IKBO_PATH_ENUM
 } rf__ikbo_path;
 
-/* One call, looked at and checked but for the contents of its maps. */
+/* One call, looked at and checked except for the contents of its maps. */
 typedef struct rf__ikbo_layer {
     int32_t n_levels;
     bool chain;

@@ -50,7 +50,7 @@ typedef enum rf_station {
 #undef RF_STATION_ENUM
 } rf_station;
 
-/* How a GPU kernel works; the result does not depend on it but for the order of sums. 0 anywhere: a good
+/* How a GPU kernel works; the result does not depend on it except for the order of sums. 0 anywhere: a good
  * default for the GPU, the table and the batch. */
 typedef struct rf_embedding_bag_schedule {
     rf_station station;

@@ -91,7 +91,7 @@ RF_API rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_p
                                                   const rf_fused_plan *plan, const rf_cuda_stream *stream,
                                                   int64_t *bytes);
 
-/* Pools every feature on a GPU, as rf_embedding_bag_cuda does one; `features` and `buffers` themselves, but for
+/* Pools every feature on a GPU, as rf_embedding_bag_cuda does one; `features` and `buffers` themselves, except for
  * buffers' data, are on the host. `plan` may be NULL: all defaults. Which block works on what is decided before the
  * launch: by plan->mapping; or by the number of bags, if all of plan->schedules know what to expect; or else by a
  * small kernel from the offsets. A mapping that does not have each bag of each feature once is RF_ERR_VALUE.

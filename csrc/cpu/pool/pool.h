@@ -46,7 +46,7 @@ typedef struct rf__pool_call {
 
     /* Set by rf__pool_run. */
     const struct rf__pool_kernels *kernels;
-    int64_t span_bags;         /* bags a span, but for the last of a feature */
+    int64_t span_bags;         /* bags a span, except for the last of a feature */
     int64_t spans_per_feature; /* spans = n_features * spans_per_feature */
     int64_t workers;
     int64_t block_spans;       /* spans a worker takes at once, at least */

@@ -1,6 +1,6 @@
 /* Updates of a row by a fused optimizer, with vectors of RF__WIDEST floats. Included by pool_kernels.h.
  *
- * Each column by itself, but for row-wise Adagrad's mean, whose order of additions depends on the number of columns alone:
+ * Each column by itself, except for row-wise Adagrad's mean, whose order of additions depends on the number of columns alone:
  * the same results for every instruction set.
  */
 #define RF__JOIN_(name, width) name##width

@@ -17,12 +17,12 @@ typedef enum rf__attention_path {
 #undef RF__ATTENTION_PATH_ENUM
 } rf__attention_path;
 
-/* One call, looked at and checked but for contents. The dims of a head lie side by side in all four tensors. */
+/* One call, looked at and checked except for contents. The dims of a head lie side by side in all four tensors. */
 typedef struct rf__attention {
     bool self; /* q_user is there */
     rf__tensor q, q_user; /* [count, queries, heads, dim] */
     rf__tensor k, v; /* [users, positions, kv_heads, dim], or [positions, kv_heads, dim] */
-    rf_ikbo_attention_params params; /* but for outputs and allocator */
+    rf_ikbo_attention_params params; /* except for outputs and allocator */
     rf__attention_path path;
 } rf__attention;
 

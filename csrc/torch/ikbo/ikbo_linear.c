@@ -82,7 +82,7 @@ static int64_t tail_rows(const rf__call *call, const rf__ikbo_layer *layer, int3
                : 0;
 }
 
-/* The products of a level, into `out` [count, m, n] or [count, m], but for those of tail_rows. */
+/* The products of a level, into `out` [count, m, n] or [count, m], except for those of tail_rows. */
 static rf_status level_multiply(rf__call *call, const rf__ikbo_layer *layer, int32_t l,
                                 AtenTensorHandle out) {
     const rf__tensor *input = &layer->inputs[l];
@@ -190,7 +190,7 @@ static rf_status run_levels(rf__call *call, const rf__ikbo_layer *layer, AtenTen
     return RF_OK;
 }
 
-/* The arguments of the one launch, but for `out`. */
+/* The arguments of the one launch, except for `out`. */
 static rf_ikbo_linear_params fused_params(const rf__ikbo_layer *layer, const rf_cuda_allocator *allocator) {
     rf_ikbo_linear_params params = {.n_levels = layer->n_levels,
                                     .dtype = layer->dtype,

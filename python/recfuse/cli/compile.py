@@ -234,7 +234,7 @@ def _of_combinations(arguments: argparse.Namespace, arch: str) -> Iterator[tuple
 def _of_training(
     plans: Mapping[str, Plan | CollectionPlan], arguments: argparse.Namespace
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Names, and arguments of `_C.fused_embedding_bag_training_compile` but for the architecture."""
+    """Names, and arguments of `_C.fused_embedding_bag_training_compile` except for the architecture."""
     if not arguments.training:
         return
     from recfuse.nn.collection_view import native_call_of

@@ -208,7 +208,7 @@ def _seed(seed: int) -> int:
     return integer("workloads: seed", seed, 0, 2**64 - 1)
 
 
-# Of each group but for its features: its kind, then the mean, the deviation, the maximum and the coverage.
+# Of each group, without its features: its kind, then the mean, the deviation, the maximum and the coverage.
 _ONE_HOT: list[tuple[Any, ...]] = [("one-hot", 1)] * 10
 _MULTI_HOT: list[tuple[Any, ...]] = [
     ("multi-hot", 10, 10, 50, 0.8),

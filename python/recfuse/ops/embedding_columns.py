@@ -48,7 +48,7 @@ def embedding_columns(
 ) -> Tensor:
     """Computes all columns of a program.
 
-    All tensors are on the CPU, or all on one CUDA device but for ``program``. Inputs are numbered from 0,
+    All tensors are on the CPU, or all on one CUDA device except for ``program``. Inputs are numbered from 0,
     dense ones first.
 
     Args:

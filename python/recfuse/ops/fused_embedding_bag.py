@@ -234,7 +234,7 @@ class FusedEmbeddingBag(torch.autograd.Function):
         if grad is None:
             return tuple(grads)
         lookups, count = (features, indices, offsets), len(ctx.groups)
-        needed = ctx.needs_input_grad  # made anew each time that it is read
+        needed = ctx.needs_input_grad  # computed again each time that it is read
         places = [group - count for group in range(count) if needed[group - count]]
         calls = [
             WeightGradCall(grad, *lookups, place + count, *ctx.groups[place], sample_weights, winners)

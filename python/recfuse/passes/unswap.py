@@ -23,7 +23,7 @@ from recfuse.passes.torchrec_collection import TorchRecCollection
 
 def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer] = ()) -> SwapReport:
     """Undoes :func:`recfuse.swap`, in place: the model has torch's and TorchRec's own classes again, with
-    today's weights, for tools that look for them (quantisers, sharding, scripting, ONNX).
+    the current weights, for tools that look for them (quantisers, sharding, scripting, ONNX).
 
     Every table has a Parameter of its own again, a copy. Modules that were made by hand, such as a
     :class:`recfuse.nn.FusedEmbeddingBagCollection`, have no counterpart in torch and are left.

@@ -107,7 +107,7 @@ class Reader:
         return {"uses": self.uses, "_users": self._users}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begins anew."""
+        """Begins again."""
         self.__init__(state["uses"], state["_users"])  # type: ignore[misc]
 
     def read(self, batch: Any, dense: Mapping[str, Any] | None = None) -> Inputs:

@@ -78,7 +78,7 @@ class Program:
 
     @property
     def nodes(self) -> Iterator[Node]:
-        """The nodes, in order, but for those that a rewrite has taken away by then."""
+        """The nodes, in order, except for those that a rewrite has taken away by then."""
         return (node for node in list(self.graph.nodes) if not node._erased)
 
     def order_of(self, node: Node) -> tuple[float, int]:
