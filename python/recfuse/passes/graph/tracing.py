@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.progress import Progress
+from recfuse.passes.graph.recorder import Recorder, RecordingMode
 
 
 def why_not_recorded(module: GraphModule) -> str:
@@ -40,28 +41,18 @@ def recorded(module: GraphModule, inputs: Sequence[Any]) -> Iterator[Program]:
     captured = (context.fake_mode if context else None) or torch._guards.detect_fake_mode(inputs)
     # A mode of its own: what a trace does to its fake tensors is not seen by those that come after.
     shapes = captured.shape_env if captured is not None else None
-    mode = _CountingMode(shape_env=shapes, allow_non_fake_inputs=True, static_shapes=shapes is None)
+    mode = RecordingMode(shape_env=shapes, allow_non_fake_inputs=True, static_shapes=shapes is None)
     fakes = [_faked(mode, item, context) for item in inputs]
     patch = mock.patch.object(context, "fake_mode", mode) if context else contextlib.nullcontext()
     with patch, mode, Progress("recfuse: recording a graph", unit="operators") as mode.progress:
-        trace = make_fx(module, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)
+        trace = make_fx(
+            Recorder(module).run, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True
+        )
         found = trace(*fakes)
         _keep_what_torch_knows(module, found, inputs)
     with patch:
         inputs_of_user = [node for node in found.graph.nodes if node.op == "placeholder"]
         yield Program(found, [node for node in inputs_of_user if not node.meta["recfuse_is_state"]])
-
-
-class _CountingMode(FakeTensorMode):
-    """A mode that shows how many operators it has seen."""
-
-    progress: Progress | None = None
-
-    def __torch_dispatch__(self, *call: Any, **options: Any) -> Any:
-        """As of the mode."""
-        if self.progress is not None:
-            self.progress.update(1)
-        return super().__torch_dispatch__(*call, **options)
 
 
 def _faked(mode: FakeTensorMode, item: Any, context: TracingContext | None) -> Any:

@@ -42,7 +42,8 @@ class _Input(NamedTuple):
     """What the operator reads: equal ones are read once."""
 
     values: Node
-    lookups_of: int
+    lookups_of: int = 0
+    turned: bool = False
     offsets: Node | None = None  # jagged
     last: bool = False  # whether offsets have the last one
     length: int = 0  # jagged of so many values a sample
@@ -56,10 +57,10 @@ def _inputs_of(column: Column) -> list[_Input]:
 
 def _input_of(chain: Chain, bag: Bag) -> _Input:
     if chain.width:
-        return _Input(chain.input, chain.lookups_of)
+        return _Input(chain.input, chain.lookups_of, chain.turned)
     length = bag.length if bag.form == FIXED else 0
     offsets = bag.counted if length else bag.offsets
-    return _Input(chain.input, 0, offsets, bag.form == LAST, length, bag.weights)
+    return _Input(chain.input, 0, False, offsets, bag.form == LAST, length, bag.weights)
 
 
 def pieces(columns: Sequence[Column]) -> Iterator[list[Column]]:
@@ -106,7 +107,7 @@ def emit_columns(program: Program, columns: Sequence[Column]) -> Node:
 def _values(program: Program, each: _Input) -> Node:
     if each.lookups_of:
         return program.emit(aten.reshape.default, each.values, [-1, each.lookups_of])
-    return each.values
+    return program.emit(aten.t.default, each.values) if each.turned else each.values
 
 
 def _flat(program: Program, node: Node) -> Node:

@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from recfuse.passes.graph.bags import FIXED, Bag
 from recfuse.passes.graph.columns.hashes import hash_at
+from recfuse.passes.graph.columns.slots import part_of
 from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, tensor_of, value_of
 from recfuse.passes.graph.program import Program
 
@@ -52,6 +53,7 @@ class Chain:
     steps: tuple[Step, ...] = ()
     folded: int = 0  # nodes that are no more
     lookups_of: int = 0  # the input is to be brought to [batch, so many] first; 0: as it is
+    turned: bool = False  # the input is [values, batch]
 
 
 class Cross(NamedTuple):
@@ -215,29 +217,9 @@ def _input(node: Node, bag: Bag) -> Chain | None:
         return Chain(node, 0, width, lookups_of=width)
     if tensor.dim() == 2 and not same(tensor.shape[1], width):
         return None
-    return _columns_of(node, tensor, width) or Chain(node, 0, width)
-
-
-def _columns_of(node: Node, tensor: torch.Tensor, width: int) -> Chain | None:
-    """Of a select, a slice or an unbind of a tensor ``[batch, values]``."""
-    if getattr(node.target, "__name__", "") == "getitem" and is_call(node.args[0], aten.unbind):
-        given, at = arguments_of(node.args[0]), node.args[1]  # type: ignore[arg-type]
-    elif is_call(node, aten.select) and tensor.dim() == 1:
-        given = arguments_of(node)
-        at = given["index"]
-    elif is_call(node, aten.slice) and tensor.dim() == 2:
-        given = arguments_of(node)
-        at = given["start"] or 0
-        if given["step"] != 1:
-            return None
-    else:
-        return None
-    base = tensor_of(given["self"])
-    if base is None or base.dim() != 2 or given["dim"] not in (1, -1) or not isinstance(base.shape[1], int):
-        return None
-    if not isinstance(at, int) or not -base.shape[1] <= at < base.shape[1]:
-        return None
-    return Chain(given["self"], at % base.shape[1], width)
+    if (found := part_of(node)) is not None:
+        return Chain(found.base, found.first, width, turned=found.turned)
+    return Chain(node, 0, width)
 
 
 def bits(value: float) -> int:

@@ -1,0 +1,112 @@
+"""``part_of``: which columns of a wider tensor ``[batch, values]`` a node is, however a model takes them out.
+
+Columns of one tensor are one input of a call, which takes 256 on a GPU; the views go.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.fx import Node
+
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, tensor_of, value_of
+
+_MOST = 2**63 - 1
+_PIECES = (aten.unbind, aten.split, aten.split_with_sizes, aten.chunk, aten.tensor_split)
+
+
+class Slot(NamedTuple):
+    """As many columns of ``base`` as a node has, from ``first`` on; of its rows where it is ``turned``."""
+
+    base: Node
+    first: int
+    turned: bool
+
+
+def part_of(node: Node) -> Slot | None:
+    """Where a node ``[batch]`` or ``[batch, width]`` lies in a wider one; None where it does not."""
+    found = _taken(node)
+    if found is None:
+        return None
+    base, dim, first = found
+    while True:
+        inner = _taken(base) if _is_matrix(base) else None
+        if is_call(base, aten.slice) and _takes_all(base):
+            base = base.args[0]  # type: ignore[assignment]
+        elif _is_turned(base):
+            base, dim = base.args[0], 1 - dim  # type: ignore[assignment]
+        elif inner is not None and inner[1] == dim and _is_matrix(inner[0]):
+            base, first = inner[0], first + inner[2]
+        else:
+            return Slot(base, first, dim == 0)
+
+
+def _is_matrix(node: Node) -> bool:
+    tensor = tensor_of(node)
+    return tensor is not None and tensor.dim() == 2
+
+
+def _taken(node: Node) -> tuple[Node, int, int] | None:
+    """What matrix columns or rows are taken of, along which dimension, and the first one."""
+    tensor = tensor_of(node)
+    found = None if tensor is None else _view(node, tensor)
+    if found is None:
+        return None
+    base, dim, first = found
+    wide = tensor_of(base)
+    if wide is None or wide.dim() != 2 or type(dim) is not int or type(first) is not int:
+        return None
+    values = wide.shape[dim]
+    if isinstance(values, int):
+        return (base, dim % 2, first % values) if -values <= first < values else None
+    # As many as the batch has: torch's own operator has made sure that there are so many.
+    return (base, dim % 2, first) if first >= 0 else None
+
+
+def _view(node: Node, tensor: Tensor) -> tuple[Node, Any, Any] | None:
+    """As :func:`_taken`, as the operator has them."""
+    if node.target is operator.getitem:
+        return _piece(node)
+    given = arguments_of(node) if is_call(node, aten.select, aten.slice, aten.narrow) else {}
+    if is_call(node, aten.select) and tensor.dim() == 1:
+        return given["self"], given["dim"], given["index"]
+    if is_call(node, aten.slice) and tensor.dim() == 2 and given["step"] == 1:
+        return given["self"], given["dim"], given["start"] or 0
+    if is_call(node, aten.narrow) and tensor.dim() == 2:
+        return given["self"], given["dim"], given["start"]
+    return None
+
+
+def _piece(node: Node) -> tuple[Node, Any, Any] | None:
+    """Of an unbind, or a split."""
+    pieces, at = node.args
+    if not is_call(pieces, *_PIECES) or type(at) is not int:
+        return None
+    given, values = arguments_of(pieces), value_of(pieces)  # type: ignore[arg-type]
+    at, dim = at % len(values), given["dim"]
+    if is_call(pieces, aten.unbind):
+        return given["self"], dim, at
+    before = [piece.shape[dim] for piece in values[:at]]
+    return (given["self"], dim, sum(before)) if all(isinstance(size, int) for size in before) else None
+
+
+def _is_turned(node: Node) -> bool:
+    """Whether a node is a matrix with rows and columns exchanged."""
+    if is_call(node, aten.t):
+        return _is_matrix(node)
+    if not is_call(node, aten.transpose, aten.permute) or not _is_matrix(node):
+        return False
+    given = arguments_of(node)
+    dims = given["dims"] if "dims" in given else (given["dim0"], given["dim1"])
+    turned = [dim % 2 for dim in dims]
+    return turned == [1, 0] or (turned == [0, 1] and is_call(node, aten.transpose))
+
+
+def _takes_all(node: Node) -> bool:
+    given = arguments_of(node)
+    end, taken, whole = given["end"], tensor_of(node), tensor_of(given["self"])
+    if given["start"] not in (None, 0) or given["step"] != 1 or taken is None or whole is None:
+        return False
+    return end is None or end == _MOST or all(map(same, taken.shape, whole.shape))

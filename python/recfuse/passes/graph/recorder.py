@@ -1,0 +1,103 @@
+"""``Recorder`` and ``RecordingMode``: a captured graph runs for torch's tracer, and does no needless work.
+
+Torch has run the same operators on fake values when it captured the graph: what it has checked then needs no
+second look.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule, Interpreter, Node
+from torch.nn import functional
+
+from recfuse.passes.graph.nodes import aten
+from recfuse.passes.graph.progress import Progress
+
+_ALL = slice(None)
+_MAX_NORM, _NORM_TYPE = 3, 4  # where both functions below have them
+_PLACES = {"max_norm": _MAX_NORM, "norm_type": _NORM_TYPE}
+_NORMED = (functional.embedding, functional.embedding_bag)
+
+
+class Recorder(Interpreter):
+    """Runs a captured graph; nodes that are recorded have the lines of the model's source."""
+
+    def __init__(self, module: GraphModule) -> None:
+        """Of a captured graph, which stays as it is."""
+        super().__init__(module)
+        self._unread = {node for node in module.graph.nodes if _is_unread(node)}
+
+    def run_node(self, n: Node) -> Any:
+        """As of any interpreter, but for what nobody reads."""
+        return None if n in self._unread else super().run_node(n)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``x[:, 3]`` is a select: torch also records a slice of all where sizes are symbolic."""
+        if target is operator.getitem and isinstance(args[0], Tensor) and isinstance(args[1], tuple):
+            found, index = args
+            if all(type(at) is int or at == _ALL for at in index) and any(at != _ALL for at in index):
+                dim = 0
+                for at in index:
+                    if at == _ALL:
+                        dim += 1
+                    else:
+                        found = found.select(dim, at)
+                return found
+        return super().call_function(target, args, kwargs)
+
+
+def _is_unread(node: Node) -> bool:
+    """Whether a node reads a float of a module that is nothing to anybody: with dynamic shapes, torch makes a
+    tensor of the norm_type of each table, and reads it in every call, also where there is no max_norm.
+    """
+    if node.op != "call_method" or node.target != "item" or not isinstance(_example(node), torch.SymFloat):
+        return False
+    return all(user.target in _NORMED and _uses(user, node) == [_NORM_TYPE] for user in node.users)
+
+
+def _example(node: Node) -> Any:
+    return node.meta.get("example_value")
+
+
+def _uses(call: Node, node: Node) -> list[Any]:
+    """At which places a call without max_norm has a node; none for a call with it."""
+    given: dict[Any, Any] = dict(enumerate(call.args))
+    given |= {_PLACES.get(name, name): value for name, value in call.kwargs.items()}
+    return [at for at, value in given.items() if value is node] if given.get(_MAX_NORM) is None else []
+
+
+class RecordingMode(FakeTensorMode):
+    """A mode that shows how many operators it has seen, and finds views of one column quickly."""
+
+    progress: Progress | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As of the mode."""
+        if self.progress is not None:
+            self.progress.update(1)
+        if func is aten.select.int and (view := _view_of(*args)) is not None:
+            was_enabled, self.cache_enabled = self.cache_enabled, False  # each view has an offset of its own
+            try:
+                return super().__torch_dispatch__(aten.as_strided.default, types, view, {})
+            finally:
+                self.cache_enabled = was_enabled
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _view_of(tensor: Tensor, dim: int, index: Any) -> tuple[Any, ...] | None:
+    """What as_strided takes for a select. Torch proves of a select with symbolic sizes that it lies inside
+    its memory, which costs ten times as much.
+    """
+    if type(tensor) is not FakeTensor or type(index) is not int or index < 0 or tensor.is_complex():
+        return None
+    if tensor.layout is not torch.strided:
+        return None
+    sizes, strides = list(tensor.shape), list(tensor.stride())
+    offset = tensor.storage_offset() + index * strides[dim]
+    del sizes[dim], strides[dim]
+    return tensor, sizes, strides, offset
