@@ -14,6 +14,7 @@ README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 MOST_WORDS = 1200
+HEADLINES = sorted((ROOT / "benchmarks").glob("*/README.md"))
 OTHERS = {"serving.md", "training.md"}  # tested beside what they describe
 EXAMPLES = [page for page in (README, *DOCS) if BLOCK.search(page.read_text()) and page.name not in OTHERS]
 HEADINGS = ["When it wins, and when not", "Shapes", "Errors", "Figures", "Source"]
@@ -71,6 +72,13 @@ def test_figures_come_from_result_files(page, tables):
     assert found == [], (
         "take them from a result file: <!-- cell FILE TITLE ROW COLUMN --> (benchmarks/tables.py)"
     )
+
+
+@pytest.mark.parametrize("page", HEADLINES, ids=name)
+def test_headlines_of_the_benchmarks_come_from_result_files(page, tables):
+    """What stands in **bold** on a page is a claim; other figures of its text are notes on its tables."""
+    claims = re.findall(r"\*\*(.+?)\*\*", prose(page.read_text(), tables), re.DOTALL)
+    assert [claim for claim in claims if FIGURE.search(VERSION.sub(" ", claim))] == []
 
 
 @pytest.mark.parametrize("page, text", CONSTANTS, ids=str)
