@@ -151,6 +151,22 @@ def test_clipping_of_a_norm_that_is_not_finite():
         optim.clip_grad_norm_([parameter], 1.0, error_if_nonfinite=True)
 
 
+@pytest.mark.parametrize("function", ("clip_grad_norm_", "average_gradients"))
+def test_gradients_that_are_not_there_are_missed(collection, function):
+    optimizer, given = optim.Adagrad(collection, lr=0.1), lookups_of(collection)
+    collection(*given).sum().backward()
+    use = functools.partial(
+        getattr(optim, function), collection.parameters(), **({"max_norm": 1} if "clip" in function else {})
+    )
+    with pytest.raises(ValueError, match=r"updated inside backward\(\) by recfuse.optim.Adagrad"):
+        use()
+    del optimizer
+    gc.collect()
+    optim.clip_grad_norm_(collection.parameters(), 1.0)
+    collection.requires_grad_(False)
+    optim.clip_grad_norm_(collection.parameters(), 1.0)
+
+
 def test_gradients_accumulate(collection):
     twin = copy.deepcopy(collection)
     pairs = [

@@ -106,7 +106,7 @@ def test_a_script_goes_on_as_it_is(name, before):
     gc.collect()
     go_on(batches[before + 3 :])
     assert type(twin.alone) is nn.EmbeddingBag and twin.alone.weight.grad is not None
-    assert type(ours[0].param_groups[0]) is dict
+    ours[0].param_groups[0]["momentum"] = 0.5  # a dict as others: nothing is refused any more
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -164,7 +164,7 @@ def embedding_bag(
         if updates is not None:
             complete = mode == "max" or not input.is_cpu or per_sample_weights is not None
             ends = _ends_of(offsets, input, include_last_offset or not complete)
-            feature = _feature_of(*weight.shape, MODES.index(mode), row)
+            feature = _feature_of(weight.shape[0], weight.shape[1], MODES.index(mode), row)
             flat = input if input.dim() == 1 else input.reshape(-1)
             lookups = Lookups(feature, flat, ends, weight.shape[1], mode == "max", sparse)
             return updated_call(_embedding_bag, arguments, lookups, updates, per_sample_weights, (weight,))
@@ -302,12 +302,14 @@ class EmbeddingBag(torch.autograd.Function):
         if sample_weights is not None:  # else it is the gradient of the weight alone that is asked for
             needed = ctx.needs_input_grad
             of_weight, of_factors = needed[0], needed[4]
-        feature = _feature_of(*table[:2], mode, padding_idx)
+        rows, dim, dtype = table
+        feature = _feature_of(rows, dim, mode, padding_idx)
         ends = _ends_of(offsets, indices, last or (indices.is_cpu and not of_factors))
         lookups = feature, indices if indices.dim() == 1 else indices.reshape(-1), ends
         grads: list[Tensor | None] = [None] * count
         if of_weight:
-            call = WeightGradCall(grad, *lookups, 0, *table, sample_weights, winners, by_freq)
+            factors = sample_weights, winners, by_freq
+            call = WeightGradCall(grad, *lookups, 0, rows, dim, dtype, *factors)
             grads[0] = weight_grad(ctx, call, sparse, 0, mark_small=False)
         if of_factors:
             grads[4] = sample_weights_grad(grad, [weight], lookups, sample_weights.dtype)

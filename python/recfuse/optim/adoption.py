@@ -55,6 +55,10 @@ class Adoption:
             [{"params": own, **self._options(optimizer.param_groups[number])} for number, own in groups]
         )
         self.fused._also_check = self._check_groups
+        self._groups: list[ParamGroup] = []
+        self._before: list[
+            tuple[Mapping[str, Any], dict[str, Any]]
+        ] = []  # groups that were there, and copies
         self._loaded: Mapping[Any, Any] | None = None
         self._noted: dict[Tensor, int] = {}  # the number of the step that torch's state has
         self._take({parameter: optimizer.state.get(parameter, {}) for parameter in self.parameters})
@@ -80,8 +84,8 @@ class Adoption:
         _check_option(self._what, key, value)
 
     def _group_changed(self, group: Mapping[str, Any]) -> None:
-        for number, own in zip(self._numbers, self.fused.param_groups, strict=True):
-            if self._optimizer.param_groups[number] is group:
+        for one, own in zip(self._groups, self.fused.param_groups, strict=True):
+            if one is group:
                 for name in ("lr", "eps", "betas", "maximize"):
                     if name in group:
                         own[name] = group[name]
@@ -91,12 +95,18 @@ class Adoption:
     def _take(self, states: Mapping[Tensor, Mapping[str, Any]]) -> None:
         """Takes over states, and shares its own."""
         groups: list[dict[str, Any]] = list(self._optimizer.param_groups)
+        self._groups, self._before = [], []
         for number in self._numbers:
-            if not isinstance(groups[number], ParamGroup):
-                groups[number] = ParamGroup(groups[number], self)
+            group = groups[number]
+            if not isinstance(group, ParamGroup):
+                self._before.append((group, dict(group)))
+                groups[number] = group = ParamGroup(group, self)
+            group.watch(self)
+            group.keep(self.parameters)
+            self._groups.append(group)
         self._optimizer.param_groups = groups
-        for number in self._numbers:
-            self._group_changed(groups[number])
+        for group in self._groups:
+            self._group_changed(group)
         self.fused._take_states(states)
         for parameter in self.parameters:
             own = {name: value for name, value in self.fused.state[parameter].items() if name != "step"}
@@ -123,8 +133,15 @@ class Adoption:
             self._noted[parameter] = made
 
     def _check_groups(self) -> None:
-        groups = self._optimizer.param_groups
-        check_groups([groups[number] for number in self._numbers], self, self._what)
+        there = {id(group) for group in self._optimizer.param_groups}
+        own = [group for group in self._groups if id(group) in there]
+        check_groups(own, len(self._groups), self, self._what)
+        for group, copy in self._before:
+            if group != copy:
+                raise ArgumentValueError(
+                    f"{self._what}: a param group from before the swap was written to, which nothing reads "
+                    "any more: take optimizer.param_groups anew"
+                )
 
     def _before_step(self) -> None:
         check_scaler(self._optimizer, self._what)
@@ -136,13 +153,24 @@ class Adoption:
         self._note_steps(exact=False)
 
     def _before_load(self, state_dict: Mapping[str, Any]) -> None:
+        self._check_groups()
+        places = {id(group): at for at, group in enumerate(self._optimizer.param_groups)}
+        self._numbers = [places[id(group)] for group in self._groups]
         for group in (state_dict["param_groups"][number] for number in self._numbers):
             check_group(group, self._what)
         self._loaded = states_by_parameter(state_dict, self._optimizer.param_groups)
 
     def _after_load(self) -> None:
-        loaded, self._loaded = self._loaded or {}, None
-        self._take({parameter: loaded.get(parameter, {}) for parameter in self.parameters})
+        given, self._loaded = self._loaded or {}, None
+        state = (
+            self._optimizer.state
+        )  # as hooks of the user have it, but torch has rounded that of half tables
+        self._take(
+            {
+                parameter: (state if parameter.dtype == torch.float32 else given).get(parameter, {})
+                for parameter in self.parameters
+            }
+        )
 
     def release(self) -> None:
         """Gives the steps back: the optimizer is torch's again, with a state of its own."""
@@ -153,7 +181,8 @@ class Adoption:
         delattr(self._optimizer, _AMP)
         if self._amp is not None:
             setattr(self._optimizer, _AMP, self._amp)
-        self._optimizer.param_groups = [dict(group) for group in self._optimizer.param_groups]
+        for group in self._groups:
+            group.watch(None)
         for parameter in self.parameters:
             set_update(parameter, None)
             for name, value in self._optimizer.state.get(parameter, {}).items():

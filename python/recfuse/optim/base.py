@@ -62,6 +62,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._updaters: list[tuple[Mapping[str, Any], Updater]] = []
         self._surroundings, self._is_checked = Surroundings(), False
         self._held: list[weakref.ref[Any]] = []
+        self._count = 0  # of param groups
         weakref.finalize(self, _release, self._held).atexit = False
 
     @property
@@ -95,6 +96,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
         self.param_groups[-1] = group
+        self._count += 1
         for parameter in group["params"]:
             self.state[parameter] = self._new_state(parameter, group)
         self._arrange(group, dict.fromkeys(group["params"], 0))
@@ -141,6 +143,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         so that one call makes the step of all. Numbers keep their memory where they can, for graphs that have
         captured it.
         """
+        if isinstance(group, ParamGroup):
+            group.keep(group["params"])
         spare = [updater for own, updater in self._updaters if own is group]
         self._updaters = [(own, updater) for own, updater in self._updaters if own is not group]
         together: dict[tuple[torch.device, int], list[Tensor]] = {}
@@ -174,7 +178,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._held.append(weakref.ref(parameter))
 
     def _check_groups(self) -> None:
-        check_groups(self.param_groups, self, self._where)
+        check_groups(self.param_groups, self._count, self, self._where)
         self._also_check()
 
     def _also_check(self) -> None:
@@ -273,14 +277,22 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         before = [dict(group) for group in self.param_groups]
         states = {parameter: dict(self.state[parameter]) for _, parameter, _ in self._own()}
-        raw = states_by_parameter(state_dict, self.param_groups)
-        for group in state_dict.get("param_groups", ()):
-            for key, value in group.items():
-                if key not in ("params", "param_names"):
-                    self._check_option(key, value)
-        for parameter, own in states.items():
-            self._check_loaded(raw.get(parameter, {}), own)
-        super().load_state_dict(state_dict)
+        raw: dict[Any, Mapping[str, Any]] = {}
+
+        def check(_: Any, given: dict[str, Any]) -> None:
+            raw.update(states_by_parameter(given, self.param_groups))
+            for group in given.get("param_groups", ()):
+                for key, value in group.items():
+                    if key not in ("params", "param_names"):
+                        self._check_option(key, value)
+            for parameter, own in states.items():
+                self._check_loaded(raw.get(parameter, {}), own)
+
+        handle = self.register_load_state_dict_pre_hook(check)  # behind the user's, which may change it
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
         groups: list[dict[str, Any]] = [
             ParamGroup({**old, **new}, self) for old, new in zip(before, self.param_groups, strict=True)
         ]
@@ -346,7 +358,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups: list[dict[str, Any]] = [
             group if isinstance(group, ParamGroup) else ParamGroup(group, self) for group in self.param_groups
         ]
-        self.param_groups = groups
+        self.param_groups, self._count = groups, len(groups)
         for group in groups:
             self._arrange(group, {p: int(self.state[p].get("step", 0)) for p in group["params"]})
 

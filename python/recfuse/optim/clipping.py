@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from recfuse.optim.parameters import check_has_gradients
+
 
 @torch.no_grad()
 def clip_grad_norm_(
@@ -30,8 +32,12 @@ def clip_grad_norm_(
 
     Returns:
         The norm before.
+
+    Raises:
+        ValueError: a table that is updated inside ``backward()``, whose gradient is nowhere.
     """
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    check_has_gradients(given, "recfuse.optim.clip_grad_norm_")
     parts = []
     for parameter in given:
         if parameter.grad is None:

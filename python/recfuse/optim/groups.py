@@ -5,7 +5,7 @@ has.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -39,11 +39,21 @@ class ParamGroup(dict[str, Any]):
     """A param group; what is written to it reaches the kernels at once, whoever writes it."""
 
     def __init__(self, group: Mapping[str, Any], watcher: Any) -> None:
-        """With the entries of ``group``; ``watcher`` has ``_check_option(key, value)`` and
-        ``_group_changed(group)``.
-        """
+        """With the entries of ``group``; see :meth:`watch`."""
         super().__init__(group)
-        self._watcher = weakref.ref(watcher)
+        self._tables: list[tuple[int, int]] = []
+        self.watch(watcher)
+
+    def watch(self, watcher: Any) -> None:
+        """Says who is told of changes: ``watcher`` has ``_check_option(key, value)`` and
+        ``_group_changed(group)``. None: nobody, as of any dict.
+        """
+        self._watcher: Callable[[], Any] = (lambda: None) if watcher is None else weakref.ref(watcher)
+
+    def keep(self, tables: Iterable[Tensor]) -> None:
+        """Notes where in ``params`` those stand whose steps follow this group."""
+        own = {id(table) for table in tables}
+        self._tables = [(at, id(p)) for at, p in enumerate(self["params"]) if id(p) in own]
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Checks and sets an option."""
@@ -81,8 +91,11 @@ class ParamGroup(dict[str, Any]):
             del self[key]
 
     def belongs_to(self, watcher: Any) -> bool:
-        """Whether what is written here reaches ``watcher``."""
-        return self._watcher() is watcher
+        """Whether what is written here reaches ``watcher``, and ``params`` has what it had."""
+        if self._watcher() is not watcher:
+            return False
+        params = self["params"]
+        return all(at < len(params) and id(params[at]) == table for at, table in self._tables)
 
     def update(self, *given: Any, **options: Any) -> None:
         """Sets several."""
@@ -147,12 +160,18 @@ def check_betas(where: str, value: Any) -> None:
             raise ArgumentValueError(f"{where}: betas[{number}] is {beta!r}, must be a number in [0, 1)")
 
 
-def check_groups(groups: Iterable[Any], watcher: Any, where: str) -> None:
-    """Raises where param groups were replaced by others, whose changes would reach no kernel."""
-    for group in groups:
-        if not (isinstance(group, ParamGroup) and group.belongs_to(watcher)):
-            raise ArgumentValueError(
-                f"{where}: param_groups was replaced, or one of its groups, and nothing of the new one would "
-                "reach the kernels that update the tables: change the groups that are there "
-                "(group['lr'] = ...), or call load_state_dict()"
-            )
+def check_groups(groups: Sequence[Any], count: int, watcher: Any, where: str) -> None:
+    """Raises where the ``count`` param groups of tables were replaced, or their Parameters: of that nothing
+    would reach the kernels.
+    """
+    if len(groups) == count:
+        for group in groups:
+            if not (isinstance(group, ParamGroup) and group.belongs_to(watcher)):
+                break
+        else:
+            return
+    raise ArgumentValueError(
+        f"{where}: param_groups was replaced, or one of its groups or its params, and nothing of that would "
+        "reach the kernels that update the tables: change the groups that are there (group['lr'] = ...), use "
+        "add_param_group(), load_state_dict() or requires_grad_(False), or make another optimizer"
+    )

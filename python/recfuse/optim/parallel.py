@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recfuse.errors import ArgumentValueError
+from recfuse.optim.parameters import check_has_gradients
 
 
 @torch.no_grad()
@@ -29,9 +30,11 @@ def average_gradients(parameters: Iterable[Tensor], group: Any = None) -> None:
         group: a process group; None: the default one.
 
     Raises:
-        ValueError: a dense gradient, which DistributedDataParallel averages itself.
+        ValueError: a dense gradient, which DistributedDataParallel averages itself; a table that is updated
+            inside ``backward()``.
     """
     given = list(parameters)
+    check_has_gradients(given, "recfuse.optim.average_gradients")
     grads = [_coalesced(parameter) for parameter in given]
     if not given:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.packed.parameters import PackedParameters
 from recfuse.ops import HAS_CUDA_KERNELS
+from recfuse.ops.updates import update_of
 
 
 def embedding_parameters(model: torch.nn.Module) -> list[Parameter]:
@@ -71,3 +73,17 @@ def check_parameter(parameter: Tensor, where: str) -> None:
         )
     if not parameter.is_contiguous():
         raise ArgumentValueError(f"{where}: a Parameter of shape {shape} is not contiguous")
+
+
+def check_has_gradients(parameters: Iterable[Tensor], where: str) -> None:
+    """Raises for Parameters that are updated inside ``backward()`` and so never have a gradient."""
+    for parameter in parameters:
+        update = update_of(parameter)
+        if update is None or update.updater.deferred or not parameter.requires_grad:
+            continue
+        if (owner := update.updater.owner) is not None:
+            raise ArgumentValueError(
+                f"{where}: a Parameter of shape {list(parameter.shape)} is updated inside backward() by "
+                f"recfuse.optim.{type(owner).__name__}, and has no gradient: leave it out, or make its "
+                "optimizer with deferred=True"
+            )
