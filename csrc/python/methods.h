@@ -51,6 +51,17 @@
       "embedding_columns_program(columns: int64 [n, 17], sources: int64 [n, 5], steps: int64 [n, 3], "       \
       "boundaries: float32 [n], vocabulary: int64 [n]) -> int64 [words]; fields as in "                      \
       "recfuse/embedding_columns.h")                                                                         \
+    X(embedding_columns_addresses,                                                                           \
+      "embedding_columns_addresses(batch: dict, names: tuple of str, type: torch.Tensor, exchange: its "     \
+      "DLPack exchange API) -> (inputs: int64 [names, 10], rows are rf_column_input; widths: int64 "         \
+      "[names], "                                                                                            \
+      "0: jagged; entries: what keeps them alive; batch size, device type, device index), or None: an "      \
+      "entry "                                                                                               \
+      "is missing, is no plain tensor or pair of them, or does not fit the others")                          \
+    X(embedding_columns_pack,                                                                                \
+      "embedding_columns_pack(inputs: of embedding_columns_addresses, on the CPU; batch: int, memory: "      \
+      "address or 0, capacity: its bytes) -> (bytes needed, parts: list[(field of Inputs, type, wide "       \
+      "offsets, rows, columns or -1, byte)]), which are there if there is memory")                           \
     X(jit_status, "jit_status() -> dict: nvrtc and builtins (paths or None), major, minor, missing (text "   \
                   "or None), folder of "                                                                     \
                   "the cache (or None), entries and bytes in it, allowed (to compile), refused (why the "    \

@@ -11,6 +11,7 @@ import torch
 import recfuse
 from recfuse.nn import EmbeddingColumns
 from recfuse.nn.columns import Identity, Numeric, TableColumn
+from recfuse.nn.columns.host import is_read_by_gpu, page_locked
 from support.columns.inputs import COLUMNS, mapping, parts
 
 
@@ -142,3 +143,28 @@ def test_moves_leave_the_hosts_tables_where_they_are():
     module.float()
     module.to("meta")
     assert all(weight.is_meta for weight in module.packed_weights())
+
+
+def test_page_locked_memory(monkeypatch):
+    """Where there is no room for it a warning says so, and the table stays as it is."""
+    table = torch.ones(3, 4)
+    assert page_locked(table) is table and not is_read_by_gpu(table)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: self.numel() == 2)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
+    locked = page_locked(table)
+    assert locked is not table and torch.equal(locked, table)
+    shared = torch.ones(3).share_memory_()
+    assert page_locked(shared) is shared
+    pinned = torch.ones(2)
+    assert page_locked(pinned) is pinned and is_read_by_gpu(pinned)
+    assert not is_read_by_gpu(pinned.requires_grad_())
+
+    def fail(self):
+        raise RuntimeError("CUDA error: out of memory\nmore")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", fail)
+    with pytest.warns(
+        UserWarning, match=r"could not be page-locked \(CUDA error: out of memory\); CPU threads"
+    ):
+        assert page_locked(table) is table

@@ -79,6 +79,7 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(STREAM_CAPTURE_MODE_RELAXED, 2)                            \
     X(STREAM_NON_BLOCKING, 1)                                    \
     X(POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                          \
+    X(POINTER_ATTRIBUTE_DEVICE_POINTER, 3)                       \
     X(MEMORYTYPE_HOST, 1)                                        \
     X(EVENT_DEFAULT, 0)                                          \
     X(EVENT_DISABLE_TIMING, 2)                                   \

@@ -85,16 +85,22 @@ rf_status rf__cuda_is_capturing(const rf__cuda_device *device, void *stream, boo
     return rf__cuda_leave_with(capturing_read(device->driver, stream, capturing));
 }
 
-bool rf__cuda_is_page_locked(const rf__cuda_device *device, const void *memory) {
-    rf__cu_pointer_attribute attribute = RF__CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+rf__cu_pointer rf__cuda_host_pointer(const rf__cuda_device *device, const void *memory) {
+    rf__cu_pointer_attribute attributes[] = {RF__CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                             RF__CU_POINTER_ATTRIBUTE_DEVICE_POINTER};
     unsigned int type = 0;
-    void *value = &type;
-    if (rf__cuda_enter(device) != RF_OK) return false;
+    rf__cu_pointer on_device = 0;
+    void *values[] = {&type, &on_device};
+    if (rf__cuda_enter(device) != RF_OK) return 0;
     /* Of memory that the driver does not know, this function gives 0; the one of a single attribute fails. */
     const rf__cu_result result =
-        device->driver->cuPointerGetAttributes(1, &attribute, &value, (uintptr_t)memory);
+        device->driver->cuPointerGetAttributes(2, attributes, values, (uintptr_t)memory);
     rf__cuda_leave();
-    return result == RF__CU_SUCCESS && type == RF__CU_MEMORYTYPE_HOST;
+    return result == RF__CU_SUCCESS && type == RF__CU_MEMORYTYPE_HOST ? on_device : 0;
+}
+
+bool rf__cuda_is_page_locked(const rf__cuda_device *device, const void *memory) {
+    return rf__cuda_host_pointer(device, memory) != 0;
 }
 
 /* The number of the default stream, which is always the same one: the driver need not be asked, and gives no other

@@ -32,6 +32,9 @@ rf_status rf__cuda_is_capturing(const rf__cuda_device *device, void *stream, boo
 /* Whether copies from host memory run asynchronously: it is page-locked. */
 bool rf__cuda_is_page_locked(const rf__cuda_device *device, const void *memory);
 
+/* Where the device's kernels find page-locked memory of the host; 0: it is none. */
+rf__cu_pointer rf__cuda_host_pointer(const rf__cuda_device *device, const void *memory);
+
 typedef struct rf__cuda_block {
     rf__cu_pointer memory; /* 0: none */
     void *handle; /* of the allocator */

@@ -8,6 +8,7 @@
 /* Where the arguments stand that both have; -1 where one does not. */
 typedef struct rf__columns_arguments {
     int weights, program, dense, values, offsets, value_weights, batch, bounds_check;
+    int inputs; /* int64 [inputs, fields of rf_column_input], in the place of lists */
 } rf__columns_arguments;
 
 /* Reads all but the output into params; the call's device is that of the tensors. */

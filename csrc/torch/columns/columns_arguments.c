@@ -1,4 +1,4 @@
-/* What embedding_columns and _embedding_columns_lookups are given. */
+/* What the operators of embedding columns are given. */
 #include <stdlib.h>
 
 #include "torch/arguments.h"
@@ -40,16 +40,16 @@ static rf_status lists_read(const rf__call *call, const rf__columns_arguments *a
     return RF_OK;
 }
 
-/* The device of the first tensor that is not the program. */
+/* The device of the first input; of no inputs that of the first weight: weights may be elsewhere. */
 static rf_status device_find(rf__call *call, const tensor_lists *lists) {
     AtenTensorHandle first = NULL;
     call->device = rf__device_cpu();
-    if (lists->n_weights > 0) {
-        RF_CHECK(item_of(lists->weights, 0, &first));
-    } else if (lists->n_dense > 0) {
+    if (lists->n_dense > 0) {
         RF_CHECK(item_of(lists->dense, 0, &first));
     } else if (lists->n_values > 0) {
         RF_CHECK(item_of(lists->values, 0, &first));
+    } else if (lists->n_weights > 0) {
+        RF_CHECK(item_of(lists->weights, 0, &first));
     }
     return first != NULL ? rf__tensor_device(first, &call->device) : RF_OK;
 }
@@ -130,15 +130,33 @@ static rf_status jagged_read(const rf__call *call, const tensor_lists *lists, si
     return RF_OK;
 }
 
-/* Weights are whole models: no copy is made of them either. */
+/* Where a GPU finds what is in page-locked memory of the host. */
+static rf_status host_weight_find(const rf__call *call, const rf__tensor *tensor, const void **data) {
+    const rf__cuda_device *device = NULL;
+    RF_CHECK(rf__cuda_device_get(call->device.index, &device));
+    const rf__cu_pointer found = rf__cuda_host_pointer(device, tensor->data);
+    RF_FAIL_IF(found == 0 && tensor->data != NULL, RF_ERR_VALUE,
+               "%s is on the CPU, other arguments are on a GPU, which reads page-locked memory alone; pass "
+               "%s.pin_memory(), or move all tensors to one device",
+               tensor->argument, tensor->argument);
+    *data = (const void *)(uintptr_t)found;
+    return RF_OK;
+}
+
+/* Weights are whole models: no copy is made of them either. A GPU reads those that the host has. */
 static rf_status weight_read(const rf__call *call, const tensor_lists *lists, size_t at, rf_buffer *buffer) {
     AtenTensorHandle handle = NULL;
     rf__tensor tensor;
+    rf__torch_device device;
     RF_CHECK(item_of(lists->weights, at, &handle));
-    RF_CHECK(rf__tensor_read("weights", handle, RF__ANY_DIM, call->device, &tensor));
+    RF_CHECK(rf__tensor_device(handle, &device));
+    const bool by_gpu = rf__device_is_cpu(device) && !rf__device_is_cpu(call->device);
+    RF_CHECK(
+        rf__tensor_read("weights", handle, RF__ANY_DIM, by_gpu ? rf__device_cpu() : call->device, &tensor));
     RF_CHECK(rf__tensor_dtype(&tensor, &buffer->dtype));
     RF_CHECK(contiguous_check(&tensor));
     buffer->data = tensor.data;
+    if (by_gpu) RF_CHECK(host_weight_find(call, &tensor, &buffer->data));
     buffer->numel = 1;
     for (int64_t d = 0; d < tensor.dim; d++) buffer->numel *= tensor.sizes[d];
     return RF_OK;
@@ -151,6 +169,19 @@ static rf_status program_read(rf__call *call, int argument, rf_embedding_columns
         return rf__tensor_refuse(&program, RF_ERR_TYPE, "contiguous int64, as made from columns");
     params->program = program.data;
     params->program_words = program.sizes[0];
+    return RF_OK;
+}
+
+/* Where tensors lie, as somebody has found out who keeps them. */
+static rf_status inputs_read(rf__call *call, int argument, rf_embedding_columns_params *params) {
+    enum { FIELDS = sizeof(rf_column_input) / sizeof(int64_t) };
+    rf__tensor inputs;
+    RF_CHECK(rf__call_host_tensor(call, argument, 2, &inputs));
+    if (inputs.dtype != aoti_torch_dtype_int64() || inputs.sizes[1] != FIELDS ||
+        !rf__tensor_is_contiguous(&inputs))
+        return rf__tensor_refuse(&inputs, RF_ERR_VALUE, "contiguous int64 [inputs, %d]", (int)FIELDS);
+    params->inputs = inputs.data;
+    params->n_inputs = inputs.sizes[0];
     return RF_OK;
 }
 
@@ -184,6 +215,7 @@ rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
     }
     params->inputs = inputs;
     params->n_inputs = (int64_t)n_inputs;
+    if (at->inputs >= 0) RF_CHECK(inputs_read(call, at->inputs, params));
     params->buffers = buffers;
     params->n_buffers = (int64_t)lists.n_weights;
     return rf__call_bounds_check(call, at->bounds_check, &params->check_bounds);

@@ -96,7 +96,8 @@ static rf_status run_on_gpu(rf__call *call, const rf_embedding_columns_params *p
 }
 
 static rf_status run(rf__call *call) {
-    static const rf__columns_arguments at = {.weights = -1,
+    static const rf__columns_arguments at = {.inputs = -1,
+                                             .weights = -1,
                                              .program = PROGRAM,
                                              .dense = DENSE,
                                              .values = VALUES,

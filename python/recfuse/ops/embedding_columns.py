@@ -23,6 +23,7 @@ from recfuse.ops.library import (
 )
 
 _columns = torch.ops.recfuse.embedding_columns.default
+_columns_at = torch.ops.recfuse._embedding_columns_at.default
 _lookups = torch.ops.recfuse._embedding_columns_lookups.default
 TENSOR_BYTES, DENSE_BYTES, INPUT_BYTES, BUFFER_BYTES = 32256, 16, 48, 8
 """Of the tensors of a call on a GPU: the library's RF_COLUMN_TENSOR_BYTES and so on."""
@@ -80,6 +81,26 @@ def embedding_columns(
     return _call(_columns, weights, given + options)
 
 
+def embedding_columns_at(
+    weights: Sequence[Tensor],
+    program: Tensor,
+    inputs: Tensor,
+    batch: int,
+    output_dim: int,
+    program_on_device: Tensor | None = None,
+    bounds_check: str = "on",
+) -> Tensor:
+    """The same of inputs that are not handed over: ``inputs`` says where they lie.
+
+    Args:
+        inputs: int64 ``[inputs, 10]`` on the CPU, of ``recfuse._C.embedding_columns_addresses``: dense ones
+            first, of ``batch`` samples, on the weights' device, and kept alive by the caller.
+        weights, program, batch, output_dim, program_on_device, bounds_check: as :func:`embedding_columns`.
+    """
+    given = weights, program, inputs, batch, output_dim, program_on_device, bounds_check
+    return _call(_columns_at, weights, given)
+
+
 def embedding_columns_lookups(
     program: Tensor,
     dense: Sequence[Tensor],
@@ -133,6 +154,14 @@ def _(
     return like.new_empty((batch, output_dim), dtype=fused_dtype([weight.dtype for weight in weights]))
 
 
+@torch.library.register_fake("recfuse::_embedding_columns_at", lib=library)
+def _(
+    weights: Sequence[Tensor], program: Tensor, inputs: Tensor, batch: int, output_dim: int, *_: Any
+) -> Tensor:
+    like = (*weights[:1], program)[0]
+    return like.new_empty((batch, output_dim), dtype=fused_dtype([weight.dtype for weight in weights]))
+
+
 @torch.library.register_fake("recfuse::_embedding_columns_lookups", lib=library)
 def _(
     program: Tensor,
@@ -172,4 +201,5 @@ _TRAIN = (
     "recfuse.nn.EmbeddingColumns, which has one"
 )
 register("embedding_columns", once_differentiable(_columns, _TRAIN))
+register("_embedding_columns_at", once_differentiable(_columns_at, _TRAIN))
 register("_embedding_columns_lookups", once_differentiable(_lookups, _TRAIN))

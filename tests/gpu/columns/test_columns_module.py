@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import warnings
 from random import Random
@@ -14,6 +15,7 @@ from torch import Tensor
 import recfuse
 from recfuse.nn import EmbeddingColumns
 from recfuse.nn.columns import Bucketize, Hash, Identity, Numeric, TableColumn
+from recfuse.nn.columns.host import Split
 from support import gpu
 from support.columns.compare import REFUSED, magnitude, want_dtype
 from support.columns.inputs import COLUMNS, SUMS, mapping, parts
@@ -210,3 +212,48 @@ def test_tables_that_stay_on_the_host(names: tuple[str, ...]) -> None:
         out = module(on_gpu(batch))
         torch.testing.assert_close(out.detach().cpu(), want, rtol=1e-5, atol=1e-5)
         out.sum().backward()
+
+
+@pytest.mark.parametrize("names", (("tags",), ("age", "city"), ("age", "city", "tags", "pairs", "many")))
+def test_frozen_tables_on_the_host_are_read_by_the_gpu(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in CUDA graphs; not by CPU threads."""
+    columns = [
+        dataclasses.replace(one, placement="host")
+        if isinstance(one, TableColumn) and one.table_name in names
+        else one
+        for one in COLUMNS
+    ]
+    first = EmbeddingColumns(columns).requires_grad_(False)
+    reference = first.to_torch()
+    first.to(gpu.DEVICE)
+    monkeypatch.setattr(Split, "__call__", lambda *arguments: pytest.fail("by threads"))
+    for module in (first, copy.deepcopy(first)):
+        tables = [table.weight for name, table in module.tables.items() if name in names]
+        assert all(weight.is_cpu and weight.is_pinned() for weight in tables)
+        for seed in range(3):
+            batch = mapping(parts(seed, 50))
+            want = reference(batch)
+            for given in (batch, on_gpu(batch), module.pack(batch), module.pack(batch).to(gpu.DEVICE)):
+                torch.testing.assert_close(module(given).cpu(), want, rtol=1e-5, atol=1e-5)
+        static = on_gpu(mapping(parts(5, 50)))
+        module(static)
+        gpu.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = module(static)
+        for weight in tables:
+            weight.mul_(2)
+        graph.replay()
+        torch.testing.assert_close(found, module(static))
+        for weight in tables:
+            gpu.synchronize()
+            weight.div_(2)
+
+
+def test_pageable_weights_are_refused() -> None:
+    module = EmbeddingColumns(many(4))
+    given = module._reader.read(on_gpu(many_batch(4, 5)))
+    with torch.no_grad(), pytest.raises(ValueError, match=r"weights is on the CPU.*weights.pin_memory\(\)"):
+        module._whole(module.packed_weights(), given, False, "on")

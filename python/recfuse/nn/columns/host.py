@@ -1,11 +1,12 @@
-"""Tables that stay in the host's memory: their columns are looked up by the CPU while the GPU computes the
-others, and copied into the output.
+"""Tables that stay in the host's memory. A GPU reads those that are frozen, in page-locked memory. Columns of
+others are looked up by the CPU while the GPU computes the rest, and copied into the output.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,6 +72,30 @@ def stays(column: TableColumn, nbytes: int, threshold: int | None) -> bool:
     if column.placement == "auto":
         return threshold is not None and nbytes > threshold
     return column.placement == "host"
+
+
+def page_locked(table: Tensor) -> Tensor:
+    """A copy that a GPU can read; the same where it is one, other processes share it, or there is no room."""
+    if not torch.cuda.is_available() or table.is_pinned() or table.is_shared():
+        return table
+    try:
+        return table.pin_memory()
+    except RuntimeError as error:
+        warnings.warn(
+            f"recfuse.nn.EmbeddingColumns: {table.nbytes / 2**20:.0f} MiB of tables could not be page-locked "
+            f"({str(error).splitlines()[0]}); CPU threads look their rows up, which takes longer",
+            stacklevel=2,
+        )
+        return table
+
+
+MOST_READ_BY_GPU = 512
+"""Samples of a batch for which a GPU reads the host's tables: of more it waits for their pages' addresses."""
+
+
+def is_read_by_gpu(table: Tensor) -> bool:
+    """Whether a GPU reads a host's table: not where an optimizer could change it before a kernel has run."""
+    return not table.requires_grad and table.is_pinned()
 
 
 class Split:

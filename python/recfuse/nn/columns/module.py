@@ -15,17 +15,31 @@ from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES, MODES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.columns import json
+from recfuse.nn.columns.addresses import Addresses, AddressReader
 from recfuse.nn.columns.batch import Reader
-from recfuse.nn.columns.host import MemoryReport, Split, moved, sent, size_of, stays
+from recfuse.nn.columns.checks import check_columns, check_values, differentiable, tables_of
+from recfuse.nn.columns.host import (
+    MOST_READ_BY_GPU,
+    MemoryReport,
+    Split,
+    is_read_by_gpu,
+    moved,
+    page_locked,
+    sent,
+    size_of,
+    stays,
+)
 from recfuse.nn.columns.inputs import Inputs, widened
-from recfuse.nn.columns.kinds import Numeric
 from recfuse.nn.columns.packed import PackedColumns
 from recfuse.nn.columns.parts import Part
+from recfuse.nn.columns.programs import is_captured
 from recfuse.nn.columns.reference import ReferenceColumns, evaluate
 from recfuse.nn.columns.specs import Column, TableColumn, Use
 from recfuse.nn.packed.layout import TableSpec, WeightForm, arrange, layout_of
 from recfuse.nn.packed.pooling import has_kernel, on_gpu, refuse_proxy
 from recfuse.nn.packed.tables import PackedTables
+from recfuse.ops.embedding_columns import fits_a_gpu
+from recfuse.ops.library import is_transformed, needs_derivatives
 
 _WHERE = "recfuse.nn.EmbeddingColumns"
 
@@ -56,8 +70,10 @@ class EmbeddingColumns(PackedTables):
         bounds_check: "on" checks indices that must be rows, and offsets; "off" drops such indices, and trusts
             offsets.
         host_tables: a table of more bytes than this, a number or a text, stays in the host's memory when the
-            module moves to a GPU, unless its column's ``placement`` says otherwise; None: none does. CPU
-            threads look its rows up while the GPU computes the other columns. See :meth:`memory_report`.
+            module moves to a GPU, unless its column's ``placement`` says otherwise; None: none does. It is
+            page-locked there. Of a small batch the GPU reads its rows itself, if it is frozen
+            (``requires_grad_(False)``): wait for the GPU before you change it. Else CPU threads look its rows
+            up while the GPU computes the other columns. See :meth:`memory_report`.
 
     Attributes:
         specs: the columns.
@@ -96,7 +112,7 @@ class EmbeddingColumns(PackedTables):
             raise wrong_type(f"{_WHERE}: columns", columns, needed)
         self.specs: tuple[Column, ...] = tuple(columns)
         self.bounds_check = bounds_check
-        _check_columns(self.specs, sparse)
+        check_columns(self.specs, sparse)
         if bounds_check not in ("on", "off"):
             raise ArgumentValueError(f'{_WHERE}: bounds_check is {bounds_check!r}, must be "on" or "off"')
         if dtype not in DTYPES:
@@ -104,7 +120,7 @@ class EmbeddingColumns(PackedTables):
                 f"{_WHERE}: dtype is {dtype!r}, must be torch.float32, torch.float16 or torch.bfloat16"
             )
         threshold = size_of(host_tables, f"{_WHERE}: host_tables")
-        tables = _tables(self.specs)
+        tables = tables_of(self.specs)
         where = torch.empty(0, device=device).device
         forms = []
         for first in tables.values():
@@ -127,6 +143,7 @@ class EmbeddingColumns(PackedTables):
             self.register_buffer("_home", torch.empty(0, device=where), persistent=False)
         self._set_layout(layout_of(specs, range(len(specs)), of_columns, matrices, sparse))
         self._prepare()
+        self._lock_pages()
         self.reset_parameters()
 
     def _prepare(self) -> None:
@@ -137,12 +154,21 @@ class EmbeddingColumns(PackedTables):
             for source in column.sources():
                 users.setdefault(source.use, column.name)
         self._reader = Reader(self._whole.programs.uses, users)
-        self._differentiable = _differentiable(self.specs, self._reader.uses)
+        self._address_reader = AddressReader(self._reader.uses)
+        self._differentiable = differentiable(self.specs, self._reader.uses)
         self._split: Split | None = None
         if self._host_matrices:
             self._split = Split(self.specs, self.layout.tables, self._host_matrices, self._reader.packer)
         self._always_split = False  # tests: with both parts on one device
         self.output_dim = self._whole.output_dim
+
+    def _lock_pages(self) -> None:
+        """Of the host's tables, if the others are on a GPU."""
+        weights = self.packed_weights()
+        if self._host_matrices and self._home.device.type == "cuda":
+            for number in self._host_matrices:
+                if weights[number].is_cpu:
+                    weights[number].data = page_locked(weights[number].data)
 
     @property
     def columns(self) -> dict[str, slice]:
@@ -176,7 +202,37 @@ class EmbeddingColumns(PackedTables):
             if not torch.compiler.is_compiling():
                 batch = self._brought(batch)
             on_host = batch.on_host
+        elif dense is None and type(batch) is dict and not is_transformed():
+            found = self._at_once(batch)
+            if isinstance(found, Tensor):
+                return found
+            if found is not None:
+                batch, on_host = found, found.on_host
         return self._computed(self._reader.read(batch, dense), on_host)
+
+    def _read_at_once(self, batch: dict[str, Any]) -> Addresses | None:
+        """Where the tensors of a dict lie, if nothing else may ask for the tensors."""
+        if torch._C._len_torch_dispatch_stack() or (torch.is_grad_enabled() and self._differentiable):
+            return None
+        return self._address_reader(batch)
+
+    def _at_once(self, batch: dict[str, Any]) -> Tensor | PackedColumns | None:
+        """The output, or the batch on the GPU; None: its tensors have to be looked at one by one."""
+        weights = self.packed_weights()
+        if not weights:
+            return None
+        home = self._home.device if self._host_matrices else weights[0].device
+        direct = self._split is None and not needs_derivatives(weights) and has_kernel(weights)
+        found = self._read_at_once(batch) if direct or home.type == "cuda" else None
+        if found is None:
+            return None
+        n_jagged = found.inputs.shape[0] - found.n_dense
+        if direct and found.device == (home.type, home.index):
+            if home.type == "cpu" or fits_a_gpu(found.n_dense, n_jagged, len(weights)):
+                return self._whole.at(weights, found, self.bounds_check)
+        elif found.device[0] == "cpu" and home.type == "cuda" and not is_captured():
+            return self._brought(self._reader.packer.at(found, pin=True))
+        return None
 
     def _brought(self, batch: PackedColumns) -> PackedColumns:
         """A packed batch where the columns are computed: its buffer is copied as it is."""
@@ -187,7 +243,7 @@ class EmbeddingColumns(PackedTables):
 
     def _computed(self, given: Inputs, on_host: Inputs | None) -> Tensor:
         if torch.is_grad_enabled() and self._differentiable:
-            self._check_values(given)
+            check_values(self._differentiable, self._reader.uses, given)
         if torch.compiler.is_compiling():
             return self._call(given, on_host)
         try:
@@ -202,6 +258,9 @@ class EmbeddingColumns(PackedTables):
         weights = self.packed_weights()
         if self._split is not None and self._is_split(weights):
             device = self._home.device
+            if given.batch <= MOST_READ_BY_GPU and self._is_read_by_gpu(weights):
+                given = moved(given, self._reader.packer, device, len(weights))
+                return self._whole(weights, given, self.layout.sparse, self.bounds_check)
             return self._split(weights, given, on_host, device, self.layout.sparse, self.bounds_check)
         if not has_kernel(weights):
             tables = {name: table.weight for name, table in self.tables.items()}
@@ -215,20 +274,11 @@ class EmbeddingColumns(PackedTables):
         on_host = all(weights[number].is_cpu for number in self._host_matrices)
         return on_host and (self._always_split or self._home.device.type == "cuda")
 
-    def _check_values(self, given: Inputs) -> None:
-        """Raises where the batch has something whose gradient would be missing."""
-        for number in self._differentiable:
-            place, use = given.places[number], self._reader.uses[number]
-            if place.width:
-                tensors = given.dense[place.input : place.input + 1]
-            else:
-                jagged = place.input - len(given.dense)
-                tensors = (*given.values[jagged : jagged + 1], *given.weights[jagged : jagged + 1])
-            if any(tensor.requires_grad for tensor in tensors):
-                raise NotImplementedError(
-                    f"{_WHERE}: feature {use.feature!r} needs a gradient, which columns have for their "
-                    "tables alone: detach() it, or concatenate it to the output yourself"
-                )
+    def _is_read_by_gpu(self, weights: Sequence[Tensor]) -> bool:
+        """Whether the GPU itself reads the host's tables."""
+        if torch.compiler.is_compiling() or self._home.device.type != "cuda" or needs_derivatives(weights):
+            return False
+        return all(is_read_by_gpu(weights[number]) for number in self._host_matrices)
 
     def pack(self, batch: Any, dense: Mapping[str, Any] | None = None) -> PackedColumns:
         """What the columns read of a batch, in one buffer, page-locked where there is a GPU.
@@ -241,6 +291,10 @@ class EmbeddingColumns(PackedTables):
         Raises:
             ValueError, TypeError: as :meth:`forward`; features that differ in their number of samples.
         """
+        if dense is None and type(batch) is dict and not is_transformed():
+            found = self._read_at_once(batch)
+            if found is not None and found.device[0] == "cpu":
+                return self._reader.packer.at(found, torch.cuda.is_available())
         given = self._reader.read(batch, dense)
         pin = given.device.type == "cpu" and torch.cuda.is_available()
         return self._reader.packer(given, pin and not torch.compiler.is_compiling())
@@ -260,7 +314,8 @@ class EmbeddingColumns(PackedTables):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingColumns:
         """As of any module; tables that stay on the host take the dtype alone when the others go to a GPU."""
-        own = [weight for at, weight in enumerate(self.packed_weights()) if at in self._host_matrices]
+        weights = self.packed_weights()
+        own = [weights[number] for number in self._host_matrices]
         kept = {
             id(one) for weight in own if weight.is_cpu for one in (weight, weight.grad) if one is not None
         }
@@ -269,7 +324,10 @@ class EmbeddingColumns(PackedTables):
             if id(tensor) not in kept:
                 return fn(tensor)
             probe = fn(torch.empty(0, dtype=tensor.dtype))
-            return tensor.to(probe.dtype) if probe.is_cuda else fn(tensor)
+            if not probe.is_cuda:
+                return fn(tensor)
+            cast = tensor.to(probe.dtype)
+            return page_locked(cast) if any(tensor is weight for weight in own) else cast
 
         super()._apply(moved_or_kept if kept else fn, recurse)
         return self
@@ -307,7 +365,7 @@ class EmbeddingColumns(PackedTables):
     def __getstate__(self) -> dict[str, Any]:
         """State without what follows from it."""
         own = self.__dict__.copy()
-        for name in ("_whole", "_reader", "_split", "_differentiable"):
+        for name in ("_whole", "_reader", "_address_reader", "_split", "_differentiable"):
             del own[name]
         return own
 
@@ -315,6 +373,7 @@ class EmbeddingColumns(PackedTables):
         """Takes the state."""
         super().__setstate__(own)
         self._prepare()
+        self._lock_pages()
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuses, where torch.jit.script would fail at some line of this class."""
@@ -328,54 +387,8 @@ def _mode(column: TableColumn) -> str:
     return column.pooling if column.pooling in MODES else "sum"
 
 
-def _check_columns(columns: Sequence[Column], sparse: bool) -> None:
-    if not columns:
-        raise ArgumentValueError(f"{_WHERE}: columns is empty, must have at least one")
-    names: set[str] = set()
-    for number, column in enumerate(columns):
-        if not isinstance(column, Column):
-            raise wrong_type(f"{_WHERE}: columns[{number}]", column, "a column of recfuse.nn.columns")
-        if column.name in names:
-            raise ArgumentValueError(f"{_WHERE}: two columns are named {column.name!r}")
-        names.add(column.name)
-        if sparse and isinstance(column, TableColumn) and column.pooling == "max":
-            raise ArgumentValueError(
-                f'{_WHERE}: sparse is True and pooling of column {column.name!r} is "max", which has no '
-                "sparse gradient; pass sparse=False"
-            )
-
-
 class _Tag(NamedTuple):
     """What tables of one matrix have in common, besides their form."""
 
     is_max: bool  # pooled by max, in a call of their own where they have gradients
     on_host: bool
-
-
-def _tables(columns: Sequence[Column]) -> dict[str, TableColumn]:
-    """By name the first column that has it; ValueError where those that share one do not agree."""
-    found: dict[str, TableColumn] = {}
-    for column in columns:
-        if not isinstance(column, TableColumn):
-            continue
-        first = found.setdefault(column.table_name, column)
-        for field in ("rows", "embedding_dim", "dtype", "trainable", "placement"):
-            if getattr(first, field) != getattr(column, field):
-                shown = {"rows": "num_embeddings"}.get(field, field)
-                raise ArgumentValueError(
-                    f"{_WHERE}: columns {first.name!r} and {column.name!r} share table {first.table_name!r}, "
-                    f"but {shown} is {getattr(first, field)} of one and {getattr(column, field)} of the other"
-                )
-    return found
-
-
-def _differentiable(columns: Sequence[Column], uses: Sequence[Use]) -> list[int]:
-    """Numbers of the uses on which the output depends smoothly: numeric values, and weights."""
-    number_of = {use: number for number, use in enumerate(uses)}
-    found = []
-    for column in columns:
-        for source in column.sources():
-            use = source.use
-            if isinstance(column, Numeric) or use.weighted or use.weights is not None:
-                found.append(number_of[use])
-    return sorted(set(found))

@@ -10,14 +10,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recfuse import _C
 from recfuse._arguments import integers_on
 from recfuse.errors import ArgumentValueError
+from recfuse.nn.columns.addresses import Addresses
 from recfuse.nn.columns.inputs import TYPES, Inputs, Jagged, widened, width_of
 from recfuse.nn.columns.lowering import Place
 from recfuse.nn.columns.packed import BufferPart, PackedColumns, encoded, of_buffer, view_of
 from recfuse.nn.columns.specs import Use
 
 _ALIGNMENT = 64  # bytes of each part of the buffer
+_TYPE, _WIDTH = 1, 2  # words of rf_column_input
 _dtype_of = operator.attrgetter("dtype")
 
 
@@ -80,6 +83,7 @@ class Packer:
         self.uses = uses
         self._last: _Plan | None = None
         self._least: tuple[tuple[Place, ...], list[int]] = ((), [])
+        self._last_at: tuple[tuple[Place, ...], bytes, _Plan | None] = ((), b"", None)
 
     def __call__(self, given: Inputs, pin: bool = False) -> PackedColumns:
         """The same inputs; ``pin``: in page-locked memory."""
@@ -117,6 +121,26 @@ class Packer:
             if piece.tensors:
                 view = view_of(buffer, part)
                 torch.cat(piece.tensors, out=view.view(-1) if piece.tensors[0].dim() == 1 else view)
+        return of_buffer(self.uses, plan.places, batch, buffer, parts, plan.text)
+
+    def at(self, given: Addresses, pin: bool = False) -> PackedColumns:
+        """The same of tensors that are known by their addresses, on the CPU."""
+        inputs, batch = given.inputs.numpy(), given.batch
+        size, _ = _C.embedding_columns_pack(inputs, batch, 0, 0)
+        buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
+        _, found = _C.embedding_columns_pack(inputs, batch, buffer.data_ptr(), size)
+        parts = []
+        for field, kind, wide, rows, columns, first in found:
+            dtype = TYPES[kind] if kind >= 0 else torch.int64 if wide else torch.int32
+            parts.append(BufferPart(field, dtype, (rows,) if columns < 0 else (rows, columns), first))
+        types = inputs[:, _TYPE].tobytes()
+        places, last, plan = self._last_at
+        if plan is None or places is not given.places or types != last:
+            dtypes, n_dense = [TYPES[number] for number in inputs[:, _TYPE]], given.n_dense
+            kinds = [(dtype, False, 1) for dtype in dtypes[n_dense:]]
+            form = _Form(given.places, dtypes[:n_dense], inputs[:n_dense, _WIDTH].tolist(), kinds)
+            plan = _plan_of(form)
+            self._last_at = given.places, types, plan
         return of_buffer(self.uses, plan.places, batch, buffer, parts, plan.text)
 
     def _features(self, given: Inputs, jagged: Sequence[Jagged]) -> list[int]:

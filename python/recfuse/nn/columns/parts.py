@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recfuse.nn.columns.addresses import Addresses
 from recfuse.nn.columns.inputs import Inputs
 from recfuse.nn.columns.lowering import Lowered, Place, TablePlace
 from recfuse.nn.columns.programs import Programs
@@ -62,6 +63,11 @@ class Part:
         if needs_derivatives(own):
             return self._training(own, given, sparse, bounds_check)
         return self.programs.compute(own, given, bounds_check)
+
+    def at(self, weights: Sequence[Tensor], given: Addresses, bounds_check: str) -> Tensor:
+        """The same without gradients, of inputs that are not handed over."""
+        own = [weights[number] for number in self.matrices]
+        return self.programs.compute_at(own, given, own[0].device, bounds_check)
 
 
 class Restriction:

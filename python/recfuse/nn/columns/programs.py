@@ -13,10 +13,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from recfuse import _C
+from recfuse.nn.columns.addresses import Addresses
 from recfuse.nn.columns.inputs import Inputs
 from recfuse.nn.columns.lowering import Lowered, Place
 from recfuse.nn.columns.specs import Use
-from recfuse.ops.embedding_columns import embedding_columns, embedding_columns_lookups
+from recfuse.ops.embedding_columns import (
+    embedding_columns,
+    embedding_columns_at,
+    embedding_columns_lookups,
+)
 
 
 def static(tensor: Tensor) -> Tensor:
@@ -65,6 +70,17 @@ class Programs:
             return embedding_columns(weights, program, *inputs, self.output_dim, on_device, bounds_check)
         except (ValueError, TypeError, IndexError) as error:
             self._raise_named(error, given)
+
+    def compute_at(
+        self, weights: Sequence[Tensor], given: Addresses, device: torch.device, bounds_check: str
+    ) -> Tensor:
+        """The same of inputs that are not handed over, on the device of the weights."""
+        program, on_device = self.of(given.places, device)
+        inputs = given.inputs, given.batch, self.output_dim
+        try:
+            return embedding_columns_at(weights, program, *inputs, on_device, bounds_check)
+        except (ValueError, TypeError, IndexError) as error:
+            raise type(error)(self._named(str(error))) from None
 
     def look_up(self, given: Inputs, bounds_check: str) -> tuple[Tensor, Tensor, Tensor]:
         """indices, offsets and factors of a batch's lookups, by the operator."""

@@ -1,0 +1,61 @@
+"""``Addresses``: where a dict's tensors lie, read at once: handing a thousand over takes twice as long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recfuse import _C
+from recfuse.nn.columns.lowering import Place
+from recfuse.nn.columns.specs import Use
+
+_DEVICES = {1: "cpu", 2: "cuda"}  # of DLPack
+
+
+class Addresses(NamedTuple):
+    """What the operator is told of a batch."""
+
+    places: tuple[Place, ...]  # one a use
+    batch: int
+    inputs: Tensor  # int64 [inputs, 10]: rows are rf_column_input
+    n_dense: int
+    device: tuple[str, int | None]
+    entries: Any  # keeps the tensors
+
+
+class AddressReader:
+    """Reads dicts of plain tensors, and of pairs of them, for the columns of one module."""
+
+    def __init__(self, uses: Sequence[Use]) -> None:
+        """``uses``: what the columns read."""
+        self._names = tuple(use.feature for use in uses)
+        self._exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+        self._is_plain = all(use.weights is None and not use.weighted for use in uses)
+        self._places: dict[bytes, tuple[tuple[Place, ...], int]] = {}  # and how many are dense, by widths
+
+    def __call__(self, batch: dict[str, Any]) -> Addresses | None:
+        """None: it has something else, or something wrong, which is found where tensors are looked at."""
+        if self._exchange is None or not self._is_plain:
+            return None
+        found = _C.embedding_columns_addresses(batch, self._names, Tensor, self._exchange)
+        if found is None:
+            return None
+        inputs, widths, entries, size, kind, index = found
+        key = widths.tobytes()
+        if key not in self._places:
+            self._places[key] = _places(widths), int((widths > 0).sum())
+        places, n_dense = self._places[key]
+        name = _DEVICES.get(kind, "")
+        device = name, index if name == "cuda" else None
+        return Addresses(places, size, torch.from_numpy(inputs), n_dense, device, entries)
+
+
+def _places(widths: NDArray[Any]) -> tuple[Place, ...]:
+    """Dense inputs come first."""
+    numbers = sorted(range(len(widths)), key=lambda number: widths[number] == 0)
+    input_of = {number: at for at, number in enumerate(numbers)}
+    return tuple(Place(input_of[number], 0, int(width)) for number, width in enumerate(widths))

@@ -1,0 +1,78 @@
+"""What a list of columns must be, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recfuse._arguments import wrong_type
+from recfuse.errors import ArgumentValueError
+from recfuse.nn.columns.inputs import Inputs
+from recfuse.nn.columns.kinds import Numeric
+from recfuse.nn.columns.specs import Column, TableColumn, Use
+
+_WHERE = "recfuse.nn.EmbeddingColumns"
+
+
+def check_columns(columns: Sequence[Column], sparse: bool) -> None:
+    """Raises ValueError or TypeError for what is no list of columns."""
+    if not columns:
+        raise ArgumentValueError(f"{_WHERE}: columns is empty, must have at least one")
+    names: set[str] = set()
+    for number, column in enumerate(columns):
+        if not isinstance(column, Column):
+            raise wrong_type(f"{_WHERE}: columns[{number}]", column, "a column of recfuse.nn.columns")
+        if column.name in names:
+            raise ArgumentValueError(f"{_WHERE}: two columns are named {column.name!r}")
+        names.add(column.name)
+        if sparse and isinstance(column, TableColumn) and column.pooling == "max":
+            raise ArgumentValueError(
+                f'{_WHERE}: sparse is True and pooling of column {column.name!r} is "max", which has no '
+                "sparse gradient; pass sparse=False"
+            )
+
+
+def tables_of(columns: Sequence[Column]) -> dict[str, TableColumn]:
+    """By name the first column that has it; ValueError where those that share one do not agree."""
+    found: dict[str, TableColumn] = {}
+    for column in columns:
+        if not isinstance(column, TableColumn):
+            continue
+        first = found.setdefault(column.table_name, column)
+        for field in ("rows", "embedding_dim", "dtype", "trainable", "placement"):
+            if getattr(first, field) != getattr(column, field):
+                shown = {"rows": "num_embeddings"}.get(field, field)
+                raise ArgumentValueError(
+                    f"{_WHERE}: columns {first.name!r} and {column.name!r} share table {first.table_name!r}, "
+                    f"but {shown} is {getattr(first, field)} of one and {getattr(column, field)} of the other"
+                )
+    return found
+
+
+def differentiable(columns: Sequence[Column], uses: Sequence[Use]) -> list[int]:
+    """Numbers of the uses on which the output depends smoothly: numeric values, and weights."""
+    number_of = {use: number for number, use in enumerate(uses)}
+    found = []
+    for column in columns:
+        for source in column.sources():
+            use = source.use
+            if isinstance(column, Numeric) or use.weighted or use.weights is not None:
+                found.append(number_of[use])
+    return sorted(set(found))
+
+
+def check_values(numbers: Sequence[int], uses: Sequence[Use], given: Inputs) -> None:
+    """Raises NotImplementedError where a batch has something whose gradient would be missing; ``numbers``: of
+    the uses that are differentiable.
+    """
+    for number in numbers:
+        place, use = given.places[number], uses[number]
+        if place.width:
+            tensors = given.dense[place.input : place.input + 1]
+        else:
+            jagged = place.input - len(given.dense)
+            tensors = (*given.values[jagged : jagged + 1], *given.weights[jagged : jagged + 1])
+        if any(tensor.requires_grad for tensor in tensors):
+            raise NotImplementedError(
+                f"{_WHERE}: feature {use.feature!r} needs a gradient, which columns have for their tables "
+                "alone: detach() it, or concatenate it to the output yourself"
+            )
