@@ -7,6 +7,7 @@ class here is both, so that code written against torch and code written against 
 from __future__ import annotations
 
 import re
+from typing import NoReturn
 
 import torch
 
@@ -15,6 +16,14 @@ def a_type(value: object) -> str:
     """The name of a value's type, with its article: for messages."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
+
+
+def refuse_scripting(module: object) -> NoReturn:
+    """Raises, where torch.jit.script would fail at some line of the module's class."""
+    raise NotImplementedError(
+        f"recfuse: {a_type(module)} cannot be scripted; recfuse.unswap(model) gives back the modules that "
+        "swap has replaced, which can, and torch.jit.trace, torch.export and torch.compile take it as it is"
+    )
 
 
 class ArgumentValueError(ValueError, RuntimeError):

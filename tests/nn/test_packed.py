@@ -11,7 +11,14 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
-from recfuse.nn import FusedEmbeddingBagCollection, FusedEmbeddingBagList
+from recfuse.nn import (
+    EmbeddingBag,
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingBagList,
+    IKBOLinear,
+    LinearCompression,
+    TargetAttention,
+)
 from support.collection import assert_packed, by_hand, collection_of, lookups_of
 
 
@@ -211,8 +218,10 @@ def test_tools_that_cannot_take_it_are_told_what_to_do():
     collection = collection_of()
     with pytest.raises(TypeError, match="unswap"):
         torch.fx.symbolic_trace(collection)
-    with pytest.raises(NotImplementedError, match="unswap"):
-        torch.jit.script(collection)
+    layers = EmbeddingBag(3, 4), IKBOLinear((3, 4), 2), LinearCompression((3, 4), 2), TargetAttention(8, 2)
+    for module in (collection, *layers, nn.Sequential(layers[0])):
+        with pytest.raises(NotImplementedError, match=r"cannot be scripted; recfuse\.unswap"):
+            torch.jit.script(module)
     zeros = {"embedding_bags.t0.weight": torch.zeros(30, 4)}
     with pytest.raises(TypeError, match="packed_dim4"):
         torch.func.functional_call(collection, zeros, lookups_of(collection))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from recfuse.errors import refuse_scripting
 from recfuse.nn.memory import advise_huge_pages
 from recfuse.ops import embedding_bag
 
@@ -42,6 +43,10 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         """As torch's, then that this is recfuse's, and what a plan has set: the class has torch's name."""
         schedule = f", schedule={self.schedule!r}" if self.schedule else ""
         return f"{super().extra_repr()}, recfuse{schedule}" + ", pinned" * (self.pinned is not None)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuses."""
+        refuse_scripting(self)
 
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from recfuse._arguments import integer, wrong_type
-from recfuse.errors import ArgumentTypeError, ArgumentValueError
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, refuse_scripting
 from recfuse.ops import ikbo_linear, ikbo_linear_chain
 from recfuse.ops.ikbo_linear import MOST_LEVELS, Activation
 
@@ -146,6 +146,10 @@ class _SplitLinear(torch.nn.Module):
             activation=self.activation,
             path=self.path,
         )
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuses."""
+        refuse_scripting(self)
 
     def extra_repr(self) -> str:
         """What the layer is, for ``print``."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from recfuse._arguments import integer
-from recfuse.errors import ArgumentValueError
+from recfuse.errors import ArgumentValueError, refuse_scripting
 from recfuse.ops import ikbo_attention
 from recfuse.ops.library import check_tensor
 
@@ -142,6 +142,10 @@ class TargetAttention(torch.nn.Module):
         if q_user is None:
             return self.out_proj(found.flatten(2))
         return tuple(self.out_proj(one.flatten(2)) for one in found)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuses."""
+        refuse_scripting(self)
 
     def extra_repr(self) -> str:
         """What the layer is, for ``print``."""

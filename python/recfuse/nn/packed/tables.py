@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from recfuse.errors import a_type
+from recfuse.errors import a_type, refuse_scripting
 from recfuse.nn.packed import state_dict as state_dicts
 from recfuse.nn.packed.parameters import PackedParameters
 from recfuse.nn.packed.pooling import has_kernel, on_gpu
@@ -90,8 +90,5 @@ class PackedTables(PackedParameters):
         self._weights_changed()
 
     def __prepare_scriptable__(self) -> NoReturn:
-        """Refuses, where torch.jit.script would fail at some line of this class."""
-        raise NotImplementedError(
-            f"recfuse: {a_type(self)} cannot be scripted; recfuse.unswap(model) gives modules back "
-            "that can, and torch.jit.trace, torch.export and torch.compile take it as it is"
-        )
+        """Refuses."""
+        refuse_scripting(self)

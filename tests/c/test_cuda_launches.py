@@ -1,4 +1,4 @@
-"""Layers over users and candidates on the host of a GPU, with a driver that has no GPU (tests/c/cuda)."""
+"""IKBO layers and embedding columns on the host, with a driver that has no GPU (tests/c/cuda)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from support.c_program import COMPILER
 from support.cuda_program import Build
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")
+COMMANDS = "ikbo_add", "ikbo_takes", "ikbo_kernel", "columns_launch", "columns_refusals", "columns_time"
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the first build leaves its kernels to the other."""
-    return tmp_path_factory.mktemp("ikbo_kernels")
+    return tmp_path_factory.mktemp("launched_kernels")
 
 
 @pytest.mark.parametrize("kind", ["plain", "address"])
-@pytest.mark.parametrize("command", ["ikbo_add", "ikbo_takes", "ikbo_kernel"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_launches_and_refusals(cuda_build: Build, cache: Path, kind: str, command: str) -> None:
     program = cuda_build(kind).beside_empty_kernels()
     program.add_nvrtc()
-    program.run(command, cache=cache, gpu=True)
+    print(program.run(command, cache=cache, gpu=True))
