@@ -71,12 +71,27 @@ def emit_call(program: Program, bags: Sequence[Bag]) -> Node:
     factors = None
     if bags[0].weights is not None:
         factors = _joined(program, [_flat(program, bag.weights) for bag in bags])
-    indices = _joined(program, [_flat(program, bag.indices) for bag in bags])
+    indices = _joined(program, _indices(program, bags))
     call = weights, features, indices, offsets, column, factors, bags[0].sparse
     found = program.emit(torch.ops.recfuse.fused_embedding_bag.default, *call)
     if bags[0].form == LAST:  # what lies behind the last offset is a bag of its own, which nobody wants
         found = program.emit(aten.slice.Tensor, found, 0, 0, -1)
     return found
+
+
+def _indices(program: Program, bags: Sequence[Bag]) -> list[Node]:
+    """Of each bag ``[lookups]``: as many as the first bag's samples have, where nobody else compares them."""
+    flat = [_flat(program, bag.indices) for bag in bags]
+    if program.compares_sizes or any(bag.form != FIXED for bag in bags):
+        return flat
+    count = program.size(bags[0].counted, 0)
+    lengths = {
+        length: _arithmetic(program, operator.mul, count, length) for length in {b.length for b in bags}
+    }
+    return [
+        program.emit(aten.reshape.default, own, [lengths[bag.length]])
+        for bag, own in zip(bags, flat, strict=True)
+    ]
 
 
 def _flat(program: Program, node: Node | None) -> Node:

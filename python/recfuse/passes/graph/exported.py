@@ -16,6 +16,8 @@ _OF_STATE = (InputKind.PARAMETER, InputKind.BUFFER)
 class ExportedGraph(Program):
     """As a Program. Constants are constants of the exported program; nothing of its state changes."""
 
+    compares_sizes = True
+
     def __init__(self, exported: ExportedProgram) -> None:
         """Reads an exported program's graph. ValueError where it cannot be read."""
         self.exported = exported

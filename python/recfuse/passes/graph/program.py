@@ -34,6 +34,9 @@ class Program:
     Sizes are those of torch's ShapeEnv; nothing here guards on one.
     """
 
+    compares_sizes = False
+    """Whether torch compares sizes that the ShapeEnv knows to be equal before each call of the program."""
+
     def __init__(self, module: GraphModule, user_inputs: Iterable[Node] | None = None) -> None:
         """Reads a graph. Raises ValueError where it is no such program."""
         self.module, self.graph = module, module.graph

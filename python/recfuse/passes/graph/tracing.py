@@ -52,7 +52,9 @@ def recorded(module: GraphModule, inputs: Sequence[Any]) -> Iterator[Program]:
         _keep_what_torch_knows(module, found, inputs)
     with patch:
         inputs_of_user = [node for node in found.graph.nodes if node.op == "placeholder"]
-        yield Program(found, [node for node in inputs_of_user if not node.meta["recfuse_is_state"]])
+        program = Program(found, [node for node in inputs_of_user if not node.meta["recfuse_is_state"]])
+        program.compares_sizes = True
+        yield program
 
 
 def _faked(mode: FakeTensorMode, item: Any, context: TracingContext | None) -> Any:

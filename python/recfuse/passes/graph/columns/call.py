@@ -98,6 +98,10 @@ def emit_columns(program: Program, columns: Sequence[Column]) -> Node:
     offsets = [_offsets(program, each, device) for each in jagged]
     factors = _factors(program, jagged, device)
     batch = program.size(dense[0], 0) if dense else _samples(program, jagged[0])
+    if not program.compares_sizes:  # the operator takes offsets of several features, of which these are one
+        is_source = not dense  # of the batch
+        ends = _ends(program, batch)
+        offsets[is_source:] = [program.emit(aten.reshape.default, own, [ends]) for own in offsets[is_source:]]
     host = program.constant(words, "cpu")
     call = weights, host, dense, values, offsets, factors, batch, sum(column.bag.dim for column in columns)
     on_device = (program.constant(words, device),) if device.type == "cuda" else ()
@@ -124,13 +128,16 @@ def _offsets(program: Program, each: _Input, device: torch.device) -> Node:
         return program.emit(aten.contiguous.default, each.offsets)
     samples = program.size(each.offsets, 0)
     if each.length:
-        ends = program.emit(operator.add, samples, 1) if isinstance(samples, Node) else samples + 1
         options: dict[str, Any] = {"dtype": torch.int64, "device": device, "pin_memory": False}
-        numbers = program.emit(aten.arange.default, ends, **options)
+        numbers = program.emit(aten.arange.default, _ends(program, samples), **options)
         return program.emit(aten.mul.Tensor, numbers, each.length)
     options = {"dtype": value_of(each.offsets).dtype, "device": device, "pin_memory": False}
     end = program.emit(aten.full.default, [1], program.size(each.values, 0), **options)
     return program.emit(aten.cat.default, [each.offsets, end])
+
+
+def _ends(program: Program, samples: Any) -> Any:
+    return program.emit(operator.add, samples, 1) if isinstance(samples, Node) else samples + 1
 
 
 def _samples(program: Program, each: _Input) -> Any:
