@@ -22,7 +22,8 @@ from recfuse.nn.columns import Column, EmbeddingColumns
 MEMCPY, PACKED, PINNED = "memcpy", "one copy, pageable", "one copy, pinned"
 PACK, EACH = "packed here, one copy", "a copy a column"
 ON_DEVICE, ON_HOST = "tables on the GPU", "large tables on the host"
-PLACEMENTS = {ON_DEVICE: "device", ON_HOST: "host"}
+BY_THREADS = "the same, by CPU threads"  # as tables are that train
+PLACEMENTS = {ON_DEVICE: "device", ON_HOST: "host", BY_THREADS: "host"}
 
 
 def figure_transfers(setting: ColumnsSetting) -> Figure:
@@ -92,17 +93,20 @@ def placed(specs: Sequence[Column], subject: Subject, placement: str) -> list[Co
 
 
 def figure_host_tables(setting: ColumnsSetting) -> Figure:
-    """E and F with their large tables on the host: memory saved, time lost. Batches are packed there."""
+    """E and F with their large tables on the host: memory saved, time lost. Batches are packed there. The GPU
+    reads the tables, or CPU threads do.
+    """
     arguments, records, results = setting.arguments, [], []
     table = Table(
         f"Large tables on the host, batch {arguments.batch}: µs as called "
         f"(median ± IQR of {arguments.rounds})",
-        ["", ON_DEVICE, ON_HOST, "time", "MB on the GPU", "of them left"],
+        ["", *PLACEMENTS, "time", "time by threads", "MB on the GPU", "of them left"],
     )
     for name in arguments.models:
         subject = model_subject(name, setting)
         follows = Model(name, subject.output_dim, setting.device, arguments.seed)
         modules = {label: _placed(subject, placement) for label, placement in PLACEMENTS.items()}
+        modules[BY_THREADS].requires_grad_(True)
         batches = [(batch, batch.to("cpu")) for batch in subject.batches(arguments.batch)]
         memory = {
             label: sum(one.nbytes for one in module.parameters() if one.device.type == setting.device.type)
@@ -118,8 +122,8 @@ def figure_host_tables(setting: ColumnsSetting) -> Figure:
                     device=setting.device, progress=False,
                 )  # fmt: skip
             row = Row(f"{name}, {part}", result, {})
-            slower = times(1 / result.ratio(ON_HOST, ON_DEVICE))
-            cells = [row.cell(ON_DEVICE), row.cell(ON_HOST), slower]
+            slower = [times(1 / result.ratio(label, ON_DEVICE)) for label in (ON_HOST, BY_THREADS)]
+            cells = [*map(row.cell, PLACEMENTS), *slower]
             table.rows.append([row.label, *cells, f"{memory[ON_DEVICE] / 1e6:,.0f}", f"{left:.1%}"])
             measured = result.to_json(environment=False)
             records.append({"model": name, "part": part, "bytes": memory, "measured": measured})
