@@ -48,10 +48,11 @@ def columns(monkeypatch):
     with on_the_cpu(monkeypatch, "embedding_columns", SMALL) as run:
         monkeypatch.setattr(module("embedding_columns.measure"), "copy_speed", lambda *_: 1e9)
         packing = module("recfuse.nn.columns.packing")
-        pack = packing.Packer.__call__
-        monkeypatch.setattr(
-            packing.Packer, "__call__", lambda self, given, pin=False: pack(self, given)
-        )  # no GPU's memory
+        for name in ("__call__", "at"):  # no GPU's memory
+            pack = getattr(packing.Packer, name)
+            monkeypatch.setattr(
+                packing.Packer, name, lambda self, given, pin=False, pack=pack: pack(self, given)
+            )
         yield run
 
 
