@@ -50,9 +50,9 @@ AnyLookups = TypeVar("AnyLookups", BagLookups, Lookups)
 
 def each_batch(batches: Iterable[Any], function: str = "recfuse") -> Iterator[tuple[str, Any]]:
     """Batches, and what an error calls each; TypeError where they are one batch, ValueError for none."""
-    one = isinstance(batches, (str, bytes)) or hasattr(batches, "keys")
+    single = isinstance(batches, (str, bytes)) or hasattr(batches, "keys")
     several = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
-    if one or not several or (isinstance(batches, Tensor) and batches.dim() < 3):
+    if single or not several or (isinstance(batches, Tensor) and batches.dim() < 3):
         raise ArgumentTypeError(
             f"{function}: batches is {a_type(batches)}, must be an iterable of batches; "
             "for a single one pass [batch]"

@@ -141,9 +141,9 @@ def _on_cuda(
         _refuse("2^31 or more queries or keys in one call; split the batch")
     begins, ends = _ranges(k, kv_lengths, kv_offsets)
     users = begins.numel()
-    known = torch.where((row_to_user >= 0) & (row_to_user < users), row_to_user.long(), users)
-    known, order = known.sort(stable=True)
-    row_ends = torch.searchsorted(known, torch.arange(users + 1, device=q.device)) * share
+    row_users = torch.where((row_to_user >= 0) & (row_to_user < users), row_to_user.long(), users)
+    row_users, order = row_users.sort(stable=True)
+    row_ends = torch.searchsorted(row_users, torch.arange(users + 1, device=q.device)) * share
 
     def by_head(rows: Tensor) -> Tensor:
         """[rows * share, heads, dim] of [rows, query heads, dim], in the order of users."""

@@ -101,12 +101,12 @@ def _is_used(scaler: torch.amp.GradScaler) -> bool:
 
 def _waits_for(parallel: torch.nn.Module, own: set[int], deferred: bool) -> bool:
     """Whether it reduces one of the gradients, and does not know that it is sparse."""
-    known = [
+    sparse = [
         id(module.weight)
         for module in parallel.modules()
         if deferred and isinstance(module, torch.nn.EmbeddingBag) and module.sparse
     ]
     return any(
-        id(p) in own and id(p) not in known and p.requires_grad and not getattr(p, "_ddp_ignored", False)
+        id(p) in own and id(p) not in sparse and p.requires_grad and not getattr(p, "_ddp_ignored", False)
         for p in parallel.parameters()
     )

@@ -13,13 +13,13 @@ from recfuse.passes.report import SwapReport
 
 def chosen(names: Sequence[str] | None, where: str) -> tuple[GraphPattern, ...]:
     """The patterns of these kinds; ValueError for a name that none has."""
-    known = graph_patterns()
+    patterns = graph_patterns()
     if names is None:
-        return known
-    if isinstance(names, str) or not set(names) <= {pattern.kind for pattern in known}:
-        allowed = ", ".join(repr(pattern.kind) for pattern in known)
+        return patterns
+    if isinstance(names, str) or not set(names) <= {pattern.kind for pattern in patterns}:
+        allowed = ", ".join(repr(pattern.kind) for pattern in patterns)
         raise ArgumentValueError(f"{where}: patterns is {names!r}, must be a list of {allowed}")
-    return tuple(pattern for pattern in known if pattern.kind in names)
+    return tuple(pattern for pattern in patterns if pattern.kind in names)
 
 
 def rewrite(
