@@ -32,11 +32,6 @@ void rf__pass_optional_tensor(rf__dispatch *dispatch, AtenTensorHandle tensor) {
          (rf__value){.given = tensor != NULL, .tensor = tensor});
 }
 
-void rf__pass_optional_integer(rf__dispatch *dispatch, int64_t integer) {
-    pass(dispatch, (rf__type){.kind = RF__INTEGER, .optional = true},
-         (rf__value){.given = true, .integer = integer});
-}
-
 void rf__pass_optional_number(rf__dispatch *dispatch, double number) {
     pass(dispatch, (rf__type){.kind = RF__FLOAT, .optional = true},
          (rf__value){.given = true, .number = number});

@@ -24,7 +24,6 @@ void rf__pass_number(rf__dispatch *dispatch, double number);
 void rf__pass_boolean(rf__dispatch *dispatch, bool boolean);
 /* Optional ones. A tensor of NULL is None. */
 void rf__pass_optional_tensor(rf__dispatch *dispatch, AtenTensorHandle tensor);
-void rf__pass_optional_integer(rf__dispatch *dispatch, int64_t integer);
 void rf__pass_optional_number(rf__dispatch *dispatch, double number);
 void rf__pass_optional_boolean(rf__dispatch *dispatch, bool boolean);
 void rf__pass_none(rf__dispatch *dispatch);

@@ -145,16 +145,12 @@ def _kernels_are_made() -> None:
 
 @pytest.mark.parametrize("case", dict.fromkeys(CASES), ids=str)
 def test_agrees_with_the_reference_bit_for_bit_again(case: Case) -> None:
-    problem = Problem(case)
-    got = problem.run()
-    problem.check(got)
-    assert torch.equal(problem.run(), got)
+    Problem(case).check_twice()
 
 
 @pytest.mark.parametrize("case", CASES[::29], ids=str)
 def test_unchecked_bounds_change_nothing(case: Case) -> None:
-    problem = Problem(case)
-    assert torch.equal(problem.run(bounds_check="off"), problem.run())
+    Problem(case).check_unchecked()
 
 
 @given(st.sampled_from(DRAWN), st.lists(st.integers(0, 4) | st.integers(0, 200), max_size=40),

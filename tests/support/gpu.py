@@ -194,6 +194,16 @@ class Problem:
         assert got.dtype == self.case.dtype and got.device == self.table.device and got.is_contiguous()
         assert_close_to_reference(got.cpu(), self.expected(), allowed)
 
+    def check_twice(self) -> None:
+        """Compares, and the same bits come again."""
+        got = self.run()
+        self.check(got)
+        assert torch.equal(self.run(), got)
+
+    def check_unchecked(self) -> None:
+        """Unchecked bounds change nothing."""
+        assert torch.equal(self.run(bounds_check="off"), self.run())
+
     def allowed(self) -> Tensor:
         """How far a sum or mean may be off."""
         return tolerance(self.expected(True), max(self.case.lengths, default=0), self.case.dtype)
