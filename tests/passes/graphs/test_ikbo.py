@@ -82,6 +82,75 @@ def test_linear_compression(way):
     check(model, batch((8, 3), (5, 3)), way, "ikbo_linear")
 
 
+PRODUCTS = {
+    "matmul": lambda w, x: torch.matmul(w, x),
+    "bmm": lambda w, x: torch.bmm(w.unsqueeze(0).expand(x.shape[0], -1, -1), x),
+    "bmm of an expanded matrix": lambda w, x: torch.bmm(w.expand(x.shape[0], *w.shape), x),
+    "einsum": lambda w, x: torch.einsum("mk,bkn->bmn", w, x),
+    "einsum, turned": lambda w, x: torch.einsum("b k n, m k -> b m n", x, w),
+}
+ROWS = {
+    "linear": lambda w, x: F.linear(x, w),
+    "matmul of rows": lambda w, x: x @ w.t(),
+    "mm": lambda w, x: torch.mm(x, w.transpose(0, 1)),
+    "T": lambda w, x: x @ w.T,
+    "addmm": lambda w, x: torch.addmm(w[:, 0], x, w.t()),
+}
+
+
+@each_way
+@pytest.mark.parametrize("name", (*PRODUCTS, *ROWS))
+def test_spellings_of_a_layer(name, way):
+    product, wide = (PRODUCTS[name], (3,)) if name in PRODUCTS else (ROWS[name], ())
+
+    def function(copied, u, c, layer):
+        return product(layer.weight, torch.concat([copied(u), c], 1))
+
+    model = Model(function, BROADCASTS["index"], nn.Linear(13, 6, bias=False))
+    check(model, batch((8, *wide), (5, *wide)), way, "ikbo_linear")
+
+
+OTHER_PRODUCTS = {
+    "a weight a sample": lambda w, x: torch.bmm(w[None] * x[:, :1, :1], x),
+    "summed": lambda w, x: torch.einsum("mk,bkn->bm", w, x),
+    "elsewhere": lambda w, x: torch.einsum("mk,bkn->mbn", w, x),
+    "its own transpose": lambda w, x: torch.einsum("mk,bnk->bmn", w, x.transpose(1, 2)),
+    "samples last": lambda w, x: torch.matmul(x.transpose(1, 2), w.t()),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PRODUCTS)
+def test_other_products_stay(name):
+    def function(copied, u, c, layer):
+        return OTHER_PRODUCTS[name](layer.weight, torch.cat([copied(u), c], 1))
+
+    model = Model(function, BROADCASTS["index"], nn.Linear(13, 6, bias=False))
+    given = batch((8, 3), (5, 3))
+    swapped, report = passed(model, given, "aot_eager")
+    assert not report.found("ikbo_linear")
+    assert_same(swapped(*given), model(*given), rtol=1e-5, atol=1e-5)
+
+
+@each_way
+@pytest.mark.parametrize("dtype", (torch.int64, torch.int32))
+def test_users_with_candidates_of_their_own_number(dtype, way):
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.gate = nn.Linear(13, 6), nn.Linear(8, 6)
+
+        def forward(self, user, candidate, counts):
+            copied = user.repeat_interleave(counts, 0, output_size=candidate.shape[0])
+            return self.layer(torch.cat([copied, candidate], 1)) * self.gate(copied).sigmoid()
+
+    counts = torch.tensor([0, 7, 1, 20, 3, 11], dtype=dtype)
+    model, given = Counted(), (torch.randn(6, 8), torch.randn(42, 5), counts)
+    swapped, report = passed(model, given, way)
+    assert {entry.pattern for entry in report.swapped} == {"ikbo_linear", "late_gather"} and not report.left
+    for counts in (given[2], given[2].flip(0)):
+        assert_same(swapped(*given[:2], counts), model(*given[:2], counts), rtol=1e-5, atol=1e-5)
+
+
 @each_way
 @pytest.mark.parametrize("late", (False, True))
 def test_target_attention(late, way):

@@ -20,7 +20,16 @@ from torch.nn import Parameter
 
 from recfuse._codes import INTEGERS
 from recfuse.passes.graph.lifting import RULES, lifted_call
-from recfuse.passes.graph.nodes import arguments_of, aten, hint, is_call, operator_of, tensor_of, value_of
+from recfuse.passes.graph.nodes import (
+    arguments_of,
+    aten,
+    hint,
+    is_call,
+    operator_of,
+    same,
+    tensor_of,
+    value_of,
+)
 from recfuse.passes.graph.program import Program
 
 _WORTH = 2
@@ -133,6 +142,8 @@ def _broadcast(program: Program, node: Node) -> Lift | None:
         if len(given) != 1:
             return None
         return _by_index(program, node, source, indices.index(given[0]), given[0], wraps=True)
+    if node.target is aten.repeat_interleave.self_Tensor:
+        return _counted(program, node)
     if is_call(node, aten.repeat_interleave) and len(node.args) > 1 and isinstance(node.args[1], int):
         given = arguments_of(node)
         return (
@@ -184,6 +195,22 @@ def _repeated(program: Program, node: Node, source: Any, dim: int, times: int) -
         )
 
     return _lift(node, ("repeat", times, str(value_of(source).shape[dim])), source, dim, emit)
+
+
+def _counted(program: Program, node: Node) -> Lift | None:
+    """``x.repeat_interleave(counts, 0, output_size=n)``: each user has a number of candidates of its own."""
+    given = arguments_of(node)
+    source, counts, dim, size = (given[name] for name in ("self", "repeats", "dim", "output_size"))
+    numbers, users = tensor_of(counts), tensor_of(source)
+    if numbers is None or users is None or dim is None or size is None or program.effects.is_written(counts):
+        return None
+    if numbers.dim() != 1 or not same(numbers.shape[0], users.shape[dim]):
+        return None
+
+    def emit() -> Node:
+        return program.emit(aten.repeat_interleave.Tensor, counts, output_size=size)
+
+    return _lift(node, ("counts", counts, str(users.shape[dim])), source, dim, emit)
 
 
 def _tiled(program: Program, node: Node) -> Lift | None:

@@ -65,6 +65,20 @@ def storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def turned(node: Any) -> Node | None:
+    """What a matrix is the transpose of; None where it is none."""
+    tensor = tensor_of(node)
+    if tensor is None or tensor.dim() != 2:
+        return None
+    if is_call(node, aten.permute):
+        is_turned = [dim % 2 for dim in node.args[1]] == [1, 0]
+    elif is_call(node, aten.transpose):
+        is_turned = sorted(dim % 2 for dim in node.args[1:]) == [0, 1]
+    else:
+        is_turned = is_call(node, aten.t, aten.numpy_T, aten.mT)
+    return node.args[0] if is_turned else None
+
+
 def same(a: Any, b: Any) -> bool:
     """Whether two sizes are known to be equal, whatever the batch, by torch's ShapeEnv; adds no guard."""
     if isinstance(a, int) and isinstance(b, int):

@@ -23,6 +23,12 @@ _COPIES = (
     aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone, aten.alias, aten.to,
     aten._to_copy,
 )  # fmt: skip
+_SPELLINGS = {
+    aten.concat.default: aten.cat.default,
+    aten.concatenate.default: aten.cat.default,
+    aten.broadcast_to.default: aten.expand.default,
+}
+"""Operators that are others by another name, of the same arguments."""
 _NEEDED = "ATen operators and fake values, as torch.export and recfuse.backend() record them"
 
 
@@ -42,6 +48,9 @@ class Program:
         self.module, self.graph = module, module.graph
         nodes = list(self.graph.nodes)
         for node in nodes:
+            node.target = (
+                _SPELLINGS.get(node.target, node.target) if node.op == "call_function" else node.target
+            )
             if node.op in ("call_module", "call_method"):
                 raise _unreadable(f"{node.name} calls a {node.op.removeprefix('call_')}")
             called = operator_of(node)

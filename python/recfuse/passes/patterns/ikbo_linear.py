@@ -4,7 +4,7 @@ Before::
 
     copied = x_user[cand_to_user]          # or index_select, repeat_interleave, tile, expand
     y      = linear(cat([copied, x_cand], 1), weight, bias)          # [B, Ku], [B, Kc]
-    y      = matmul(weight, cat([copied, x_cand], 1))                # [B, Ku, N], [B, Kc, N]
+    y      = matmul(weight, cat([copied, x_cand], 1))                # [B, Ku, N], [B, Kc, N]; or bmm, einsum
 
 After::
 
@@ -25,7 +25,7 @@ import torch
 from torch.fx import Node
 
 from recfuse.passes.graph.broadcasts import Broadcasts, Lift
-from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, value_of
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, tensor_of, turned, value_of
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
 
@@ -68,25 +68,61 @@ def find(program: Program) -> Iterator[Match]:
 
 def _parts(node: Node) -> tuple[Node, Node, Any] | None:
     """The cat, the weight and the bias of a layer."""
+    bias, rank = None, 2
     if is_call(node, aten.linear):
         given = arguments_of(node)
-        joined, weight, bias, rank = given["input"], given["weight"], given["bias"], 2
-    elif is_call(node, aten.addmm) and is_call(node.args[2], aten.t, aten.permute):
+        joined, weight, bias = given["input"], given["weight"], given["bias"]
+    elif is_call(node, aten.addmm):
         if len(node.args) > 3 or node.kwargs:
             return None
-        bias, joined, turned = node.args
-        weight, rank = turned.args[0], 2  # type: ignore[union-attr]
-        if is_call(turned, aten.permute) and [dim % 2 for dim in turned.args[1]] != [1, 0]:  # type: ignore[union-attr]
+        bias, joined, right = node.args
+        weight = turned(right)
+    elif is_call(node, aten.einsum):
+        found = _EQUATIONS.get(_canonical(node.args[0]))
+        if found is None or len(node.args[1]) != 2:  # type: ignore[arg-type]
             return None
-    elif is_call(node, aten.matmul):
-        weight, joined = node.args
-        bias, rank = None, 3
+        (weight, joined), rank = node.args[1][:: -1 if found else 1], 3  # type: ignore[index]
+    elif is_call(node, aten.matmul, aten.mm, aten.bmm):
+        left, right = node.args
+        if (weight := turned(right)) is not None:
+            joined = left
+        else:
+            weight, joined, rank = _matrix(left), right, 3
     else:
+        return None
+    if weight is None:
         return None
     if not is_call(joined, aten.cat) or value_of(joined).dim() != rank or value_of(weight).dim() != 2:
         return None
     dim = arguments_of(joined)["dim"] % rank  # type: ignore[arg-type]
     return (joined, weight, bias) if dim == 1 else None  # type: ignore[return-value]
+
+
+_EQUATIONS = {"ab,cbd->cad": False, "abc,db->adc": True}
+"""Of einsum: letters as they come; whether the cat is the first operand."""
+
+
+def _canonical(equation: Any) -> str:
+    letters: dict[str, str] = {}
+    spelled = str(equation).replace(" ", "")
+    return "".join(
+        letters.setdefault(one, chr(ord("a") + len(letters))) if one.isalpha() else one for one in spelled
+    )
+
+
+def _matrix(node: Any) -> Node | None:
+    """The matrix that each sample's product has, ``weight`` or ``weight.expand(batch, -1, -1)``."""
+    wide = tensor_of(node)
+    if wide is None or wide.dim() == 2:
+        return None if wide is None else node  # type: ignore[no-any-return]
+    if not is_call(node, aten.expand):
+        return None
+    narrow = node.args[0]
+    if is_call(narrow, aten.unsqueeze) and arguments_of(narrow)["dim"] in (0, -3):
+        narrow = narrow.args[0]
+    matrix = value_of(narrow)
+    is_matrix = matrix.dim() == 2 and all(map(same, matrix.shape, wide.shape[1:]))
+    return narrow if is_matrix else None
 
 
 def _why_not(program: Program, node: Node, joined: Node, weight: Node, bias: Any, lift: Lift) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.fx import Node
 
-from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, tensor_of, value_of
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, tensor_of, turned, value_of
 
 _MOST = 2**63 - 1
 _PIECES = (aten.unbind, aten.split, aten.split_with_sizes, aten.chunk, aten.tensor_split)
@@ -35,8 +35,8 @@ def part_of(node: Node) -> Slot | None:
         inner = _taken(base) if _is_matrix(base) else None
         if is_call(base, aten.slice) and _takes_all(base):
             base = base.args[0]  # type: ignore[assignment]
-        elif _is_turned(base):
-            base, dim = base.args[0], 1 - dim  # type: ignore[assignment]
+        elif (straight := turned(base)) is not None:
+            base, dim = straight, 1 - dim
         elif inner is not None and inner[1] == dim and _is_matrix(inner[0]):
             base, first = inner[0], first + inner[2]
         else:
@@ -90,18 +90,6 @@ def _piece(node: Node) -> tuple[Node, Any, Any] | None:
         return given["self"], dim, at
     before = [piece.shape[dim] for piece in values[:at]]
     return (given["self"], dim, sum(before)) if all(isinstance(size, int) for size in before) else None
-
-
-def _is_turned(node: Node) -> bool:
-    """Whether a node is a matrix with rows and columns exchanged."""
-    if is_call(node, aten.t):
-        return _is_matrix(node)
-    if not is_call(node, aten.transpose, aten.permute) or not _is_matrix(node):
-        return False
-    given = arguments_of(node)
-    dims = given["dims"] if "dims" in given else (given["dim0"], given["dim1"])
-    turned = [dim % 2 for dim in dims]
-    return turned == [1, 0] or (turned == [0, 1] and is_call(node, aten.transpose))
 
 
 def _takes_all(node: Node) -> bool:
