@@ -42,8 +42,8 @@ SHAPES = [
 ]
 
 
-def options(shape: Shape, row_bytes: int) -> list[str]:
-    """The compiler's options for a shape and a row size."""
+def options(shape: Shape, row_bytes: int, every: int = 0) -> list[str]:
+    """The compiler's options for a shape, a row size and which rows are written."""
     # A warp has 32 / rows-at-once steps for its 32 indices, and wide rows need more registers each.
     lanes = min(32, row_bytes // 16)
     in_flight = max(1, min(shape.in_flight // (row_bytes // 16 // lanes), lanes))
@@ -53,29 +53,43 @@ def options(shape: Shape, row_bytes: int) -> list[str]:
         "BLOCKS": shape.blocks,
         "ROLLING": int(shape.rolling),
         "L1": int(shape.l1),
+        "EVERY": every,
     }
     return [f"-D{name}={value}" for name, value in values.items()]
 
 
-def gather(shape: Shape, table: Tensor, indices: Tensor, checksum: Tensor | None = None) -> None:
-    """Reads rows `indices` (int64) of a table [rows, dim] on the GPU; `checksum`, int32 [4]: their xor."""
+def gather(
+    shape: Shape, table: Tensor, indices: Tensor, checksum: Tensor | None = None, every: int = 0
+) -> Tensor:
+    """Reads rows `indices` (int64) of a table [rows, dim] on the GPU; `checksum`, int32 [4]: their xor.
+
+    Returns each `every`-th of the rows, [lookups / every, dim]; none with 0.
+    """
     row_bytes = table.shape[1] * table.element_size()
-    kernel = compiled(GATHER, tuple(options(shape, row_bytes)))
+    kernel = compiled(GATHER, tuple(options(shape, row_bytes, every)))
+    written = table.new_empty(len(indices) // every if every else 0, table.shape[1])
     sms = torch.cuda.get_device_properties(table.device).multi_processor_count
     # An empty tensor's address is null.
     checksum = torch.empty(0, dtype=torch.int32, device=table.device) if checksum is None else checksum
     grid = (sms * shape.blocks * shape.waves, 1, 1)
-    kernel(grid=grid, block=(THREADS, 1, 1), args=[table, indices, len(indices), checksum])
+    kernel(grid=grid, block=(THREADS, 1, 1), args=[table, indices, len(indices), checksum, written])
+    return written
 
 
 def fastest_shape(
-    requests: Sequence[tuple[Tensor, Tensor]], device: torch.device, shapes: Sequence[Shape] = SHAPES
+    requests: Sequence[tuple[Tensor, Tensor]],
+    device: torch.device,
+    shapes: Sequence[Shape] = SHAPES,
+    every: int = 0,
 ) -> tuple[Shape, float]:
-    """The shape that gathers these (table, indices), one after another, fastest; and its seconds."""
+    """The shape that gathers these (table, indices), one after another, fastest; and its seconds.
+
+    `every`: which rows are written.
+    """
 
     def gather_all(shape: Shape) -> None:
         for table, indices in requests:
-            gather(shape, table, indices)
+            gather(shape, table, indices, every=every)
 
     graphs = {str(shape): timing.graphed(lambda s=shape: gather_all(s), device) for shape in shapes}
     result = timing.compare(graphs, rounds=7, min_time=1e-3, device=device, progress=False)

@@ -22,6 +22,7 @@ from fused_embedding_bag.equal import figure_equal, figure_features
 from fused_embedding_bag.limits import Ceilings
 from fused_embedding_bag.mapping import figure_13
 from fused_embedding_bag.models import figure_models
+from fused_embedding_bag.one_hot import figure_one_hot
 from fused_embedding_bag.setting import FusedSetting
 from fused_embedding_bag.sizes import figure_sizes
 from fused_embedding_bag.tuning import figure_per_feature, figure_tuning
@@ -39,6 +40,7 @@ FIGURES: dict[str, Callable[[FusedSetting, Ceilings], list[Figure]]] = {
     ],
     "equal": lambda setting, ceilings: [figure_equal(setting, ceilings)],
     "features": lambda setting, ceilings: [figure_features(setting, ceilings)],
+    "one_hot": lambda setting, ceilings: [figure_one_hot(setting)],
     "end_to_end": lambda setting, ceilings: [figure_end_to_end(setting)],
     "host": lambda setting, ceilings: [figure_host(setting)],
     "tuning": lambda setting, ceilings: [figure_tuning(setting)],
@@ -49,7 +51,7 @@ FIGURES: dict[str, Callable[[FusedSetting, Ceilings], list[Figure]]] = {
     "per_feature": lambda setting, ceilings: [figure_per_feature(setting)],
 }
 ABLATIONS = ("11", "12", "13", "occupancy", "per_feature")
-_WITHOUT_LIMITS = {"sizes", "end_to_end", "host", "tuning", *ABLATIONS}
+_WITHOUT_LIMITS = {"sizes", "one_hot", "end_to_end", "host", "tuning", *ABLATIONS}
 _NEEDS_PLAN = {"11", "12", "13", "occupancy"}
 SKEWED = ["E-zipf1.0", "D-zipf1.0", "E-zipf1.0-rows10", "D-zipf1.0-rows10"]
 # What --quick changes: to see whether everything runs, not to be quoted.
@@ -93,6 +95,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--equal-dim", positive, 128, "their dimension")
     add("--equal-bags", positive, 2048, "their batch")
     add("--equal-pooling", positive, 150, "lookups of each of their bags")
+    add("--one-hot-rows", positive, 4_000_000, "most rows of one of MLPerf's tables")
+    add("--one-hot-dims", comma_list, ["16", "128"], "their dimensions")
+    add("--one-hot-batches", comma_list, ["512", "2048", "8192", "65536"], "their batches")
     add("--tail-size", positive, 2560, "samples of the long request of figure 13")
     add("--mutations", positive, 10, "features of figure 12, chosen at random")
     add("--occupancies", positive, 8, "occupancies that tuning goes through, for per_feature")
@@ -125,13 +130,15 @@ def check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namespa
     if TUNED not in arguments.candidates and _NEEDS_PLAN & set(arguments.figures):
         parser.error(f"--candidates: figures {', '.join(sorted(_NEEDS_PLAN))} need {TUNED} among them")
     try:
-        arguments.batch_sizes = [positive(size) for size in arguments.batch_sizes]
+        for name in ("batch_sizes", "one_hot_dims", "one_hot_batches"):
+            setattr(arguments, name, [positive(size) for size in getattr(arguments, name)])
         for name in arguments.skewed:
             workloads.model(name)
     except (argparse.ArgumentTypeError, ValueError) as error:
-        parser.error(f"--batch-sizes, --skewed: {error}")
-    if not arguments.batch_sizes or not arguments.models or not arguments.skewed:
-        parser.error("--batch-sizes, --models, --skewed: need one at least")
+        parser.error(f"--batch-sizes, --one-hot-dims, --one-hot-batches, --skewed: {error}")
+    for name in ("batch_sizes", "models", "skewed", "one_hot_dims", "one_hot_batches"):
+        if not getattr(arguments, name):
+            parser.error(f"--{name.replace('_', '-')}: needs one at least")
     if arguments.cache != "warm" or arguments.plot is not None:
         parser.error("--cache cold, --plot: not with --device cuda, which has warm caches and --plots FOLDER")
     if arguments.plans is not None:

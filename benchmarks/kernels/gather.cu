@@ -1,8 +1,10 @@
 /* rf_gather: reads rows of a table by their ids and keeps nothing: the ceiling of every embedding bag.
 
-   Shapes: table [rows, ROW_BYTES], 16-byte aligned; ids [lookups], each a row; checksum [4], may be NULL.
+   Shapes: table [rows, ROW_BYTES], 16-byte aligned; ids [lookups], each a row; checksum [4], may be NULL;
+   written [lookups / EVERY, ROW_BYTES].
    Computes, where checksum is given, the exclusive or of all rows read: [4] for the words of 16 bytes. Callers that time
-   pass NULL, which the compiler cannot know.
+   pass NULL, which the compiler cannot know. With EVERY, each EVERY-th row is written as it is: as many bytes as bags of
+   EVERY lookups have sums; with 1 a copy of all rows. With EVERY 0 nothing is written.
 
    A warp owns an equal, contiguous share of the ids. It loads 32 of them at once, a load ahead of their use, and hands
    them round by shuffles. LANES lanes read a row with 16-byte loads, so that a warp reads ROWS rows at once; IN_FLIGHT
@@ -58,12 +60,22 @@ static __device__ __forceinline__ void add(uint4 *sum, const piece &part) {
     }
 }
 
+/* Stores the row of lookup `place` if it is one of those that are written. */
+static __device__ __forceinline__ void keep(uint4 *written, const piece &part, int place, int end, int column) {
+#if EVERY
+    if ((place + 1) % EVERY != 0 || place >= end) return;
+    uint4 *to = written + (long long)(place / EVERY) * (ROW_BYTES / 16) + column;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) to[v * LANES] = part.word[v];
+#endif
+}
+
 static __device__ __forceinline__ int load_id(const long long *ids, int place, int end) {
     return place < end ? (int)__ldg(ids + place) : -1;
 }
 
 extern "C" __global__ void __launch_bounds__(256, BLOCKS)
-    rf_gather(const uint4 *table, const long long *ids, int lookups, unsigned *checksum) {
+    rf_gather(const uint4 *table, const long long *ids, int lookups, unsigned *checksum, uint4 *written) {
     const int lane = threadIdx.x % 32, slot = lane / LANES, column = lane % LANES;
     const long long warp = blockIdx.x * 8ll + threadIdx.x / 32, warps = gridDim.x * 8ll;
     const int begin = (int)(lookups * warp / warps), end = (int)(lookups * (warp + 1) / warps);
@@ -87,14 +99,23 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
             for (int u = 0; u < IN_FLIGHT; u++) {
                 const int id = __shfl_sync(ALL_LANES, ids_coming, (coming % STEPS + u) * ROWS + slot);
                 add(&sum, flight[u]);
+                keep(written, flight[u], place + (step + u) * ROWS + slot, end, column);
                 flight[u] = load_row(table, id, column);
             }
 #else
+            /* All ids first: a load between two shuffles is compiled for lanes that have diverged, too, and waited for where
+             * both ways meet. */
+            int id[IN_FLIGHT];
 #pragma unroll
             for (int u = 0; u < IN_FLIGHT; u++)
-                flight[u] = load_row(table, __shfl_sync(ALL_LANES, now, (step + u) * ROWS + slot), column);
+                id[u] = __shfl_sync(ALL_LANES, now, (step + u) * ROWS + slot);
 #pragma unroll
-            for (int u = 0; u < IN_FLIGHT; u++) add(&sum, flight[u]);
+            for (int u = 0; u < IN_FLIGHT; u++) flight[u] = load_row(table, id[u], column);
+#pragma unroll
+            for (int u = 0; u < IN_FLIGHT; u++) {
+                add(&sum, flight[u]);
+                keep(written, flight[u], place + (step + u) * ROWS + slot, end, column);
+            }
 #endif
         }
         now = next;

@@ -20,12 +20,12 @@ from tqdm import tqdm
 
 import recfuse
 from common.checks import check_agreement
+from common.mlperf import MLPERF_ROWS
 from common.plots import colours, drawn, finish, machine
 from common.report import Figure
 from common.settings import Setting
 from common.table import Table
 from recfuse import timing
-from training.lookups import MLPERF_ROWS
 
 DENSE, DIM, BATCH = 13, 16, 256
 MOST_ROWS, SKEW = 20_000, 3  # rank = u ** 3 * rows

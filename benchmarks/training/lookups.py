@@ -17,22 +17,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from common.mlperf import MLPERF_ROWS, MLPERF_SKEW, scattered
 from common.peers import Part
 from recfuse.data import workloads
 
-MLPERF_ROWS = (
-    40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155,
-    4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
-)  # fmt: skip
 MLPERF_LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 """A sample, of each table."""
-MLPERF_SKEW = 5  # rank = u ** 5 * rows
 DYNAMICEMB_TABLES = 10
 DYNAMICEMB_EXPONENT = 1.079
 """Published: a power law of 1.05 over 25 million rows a table, and 350,280 different rows in a batch. Among 8
 million rows this exponent gives as many."""
 DIM = 128  # of both
-_SCATTER = 2654435761  # a prime: ranks times it, modulo the rows, are the rows in another order
 
 
 @dataclass
@@ -109,7 +104,7 @@ class RankedSubject(Subject):
         for rows, count in zip(self.rows, counts, strict=True):
             uniform = torch.rand(count, device=device, generator=generator, dtype=torch.float64)
             ranks = self.ranks(uniform, rows).long().clamp_(0, rows - 1)
-            parts.append(ranks * _SCATTER % rows)
+            parts.append(scattered(ranks, rows))
         lengths = torch.tensor(self._pooling, device=device).repeat_interleave(self.size)
         offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
         return torch.cat(parts), offsets, counts

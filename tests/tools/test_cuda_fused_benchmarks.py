@@ -19,14 +19,15 @@ from support.gpu_benchmark import compiler_log
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FIGURES = [
-    "models", "sizes", "half", "skewed", "equal", "features", "end_to_end", "host", "tuning",
+    "models", "sizes", "half", "skewed", "equal", "features", "one_hot", "end_to_end", "host", "tuning",
     "11", "12", "13", "occupancy", "per_feature",
 ]  # fmt: skip
 TINY = [
     "--device", "cuda", "--models", "A,D", "--batch-sizes", "6,3", "--num-batches", "2", "--rounds", "2",
     "--repeats", "2", "--test-batches", "3", "--tuning-batches", "3", "--hotness", "medium,random",
     "--equal-tables", "3", "--equal-rows", "50", "--equal-dim", "8", "--equal-bags", "4",
-    "--equal-pooling", "5", "--tail-size", "20", "--mutations", "2", "--skewed", "D-zipf1.0",
+    "--equal-pooling", "5", "--one-hot-rows", "20", "--one-hot-dims", "4,8", "--one-hot-batches", "3,5",
+    "--tail-size", "20", "--mutations", "2", "--skewed", "D-zipf1.0",
 ]  # fmt: skip
 PEERS_ON_CPU = {"torch", "padded", "one warp a bag"}
 OURS = {"recfuse", "recfuse unstaged", "recfuse tuned", "recfuse unchecked"}
@@ -102,7 +103,7 @@ def fused(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda **options: lambda call: call)
     monkeypatch.setattr(workloads, "model", tiny_model)
     monkeypatch.setattr(gpu, "copy_speed", lambda device: 1e9)
-    monkeypatch.setattr(ceiling, "gather", lambda shape, table, rows, checksum=None: table[rows])
+    monkeypatch.setattr(ceiling, "gather", lambda shape, table, rows, checksum=None, every=0: table[rows])
     monkeypatch.setattr(module("common.ceilings"), "gather", ceiling.gather)
     monkeypatch.setattr(ceiling, "SHAPES", ceiling.SHAPES[:2])
     monkeypatch.setattr(module("common.ceilings"), "SHAPES", ceiling.SHAPES)
@@ -160,7 +161,7 @@ def test_every_figure_runs(fused, tmp_path, capsys):
     output = capsys.readouterr().out
     assert set(FIGURES) | {"half sizes", "copy_bytes_per_s"} <= set(record)
     plotted = {path.stem.removeprefix("fused_") for path in tmp_path.glob("*.png")}
-    assert plotted == {*FIGURES, "half_sizes"} - {"host", "tuning", "per_feature", "features"}
+    assert plotted == {*FIGURES, "half_sizes"} - {"host", "tuning", "per_feature", "features", "one_hot"}
     assert {path.name for path in (tmp_path / "plans").iterdir()} >= {"A-float32.json", "D-float16.json"}
     assert "FBGEMM is left out" in output and "torch.compile is left out: 8 features" in output
 

@@ -48,8 +48,10 @@ constexpr bool OLDER_GPU = false;
 struct shape : rf_row_shape {
     static constexpr int GROUPS = 32 / LANES, TURNS = RF_BAGS / GROUPS;
     /* Rows of a list that are in flight: what fits in registers beside the sums. */
-    static constexpr int BATCH =
-        (OLDER_GPU || ELEMENTS > 4 || LANES < 4 || RF_POOLING == RF_MEAN ? 4 : 8) / VECTORS;
+#ifndef XBATCH
+#define XBATCH (OLDER_GPU || ELEMENTS > 4 || LANES < 4 || RF_POOLING == RF_MEAN ? 4 : 8)
+#endif
+    static constexpr int BATCH = (XBATCH) / VECTORS;
     static constexpr int INDICES = larger(BATCH / LANES, 1); /* that a lane loads at a time */
     static constexpr int CHUNK = INDICES * LANES; /* those of a group */
 };
@@ -68,10 +70,8 @@ struct part_of_row {
     RF_INLINE void load(const rf_columns<shape> &columns, RF_ROW row) {
         const shape::vector *from = (const shape::vector *)columns.address(row);
 #pragma unroll
-        for (int v = 0; v < shape::VECTORS; v++) {
-            of[v] = {};
-            if (row >= 0 && columns.inside(v)) of[v] = rf_load(from + v * shape::LANES);
-        }
+        for (int v = 0; v < shape::VECTORS; v++)
+            of[v] = rf_load_if(row >= 0 && columns.inside(v), from + v * shape::LANES);
     }
     RF_INLINE void add_to(shape::sums &sum) const {
 #pragma unroll
@@ -103,9 +103,12 @@ RF_INLINE void copy_rows(const rf_embedding_bag_args &args, const rf_columns<sha
                          RF_ROW row) {
     const int group = threadIdx.x % 32 / shape::LANES;
     part_of_row rows[shape::TURNS];
+    RF_ROW now[shape::TURNS];
 #pragma unroll
     for (int t = 0; t < shape::TURNS; t++)
-        rows[t].load(columns, __shfl_sync(RF_FULL_WARP, row, t * shape::GROUPS + group));
+        now[t] = __shfl_sync(RF_FULL_WARP, row, t * shape::GROUPS + group);
+#pragma unroll
+    for (int t = 0; t < shape::TURNS; t++) rows[t].load(columns, now[t]);
 #pragma unroll
     for (int t = 0; t < shape::TURNS; t++) rows[t].store(args, columns, first + t * shape::GROUPS + group);
 }
@@ -199,19 +202,36 @@ RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shap
         for (int batch = 0; batch < shape::CHUNK; batch += shape::BATCH) {
             if (batch > 0 && !__any_sync(RF_FULL_WARP, from + batch < end)) break;
             part_of_row rows[shape::BATCH];
+            RF_ROW now[shape::BATCH];
             rf_u32 padding = 0; /* a bit a row */
 #pragma unroll
-            for (int u = 0; u < shape::BATCH; u++) {
-                const int lane = first_lane + (batch + u) % shape::LANES;
-                const RF_ROW now = __shfl_sync(RF_FULL_WARP, row[u / shape::LANES], lane);
-                padding |= (rf_u32)(now == PADDING) << u;
-                rows[u].load(columns, now);
-            }
+            for (int u = 0; u < shape::BATCH; u++)
+                now[u] = __shfl_sync(RF_FULL_WARP, row[u / shape::LANES],
+                                     first_lane + (batch + u) % shape::LANES);
+            /* Not between the shuffles: a load there is compiled for lanes that have diverged, too, and waited for where
+             * both ways meet. */
 #pragma unroll
             for (int u = 0; u < shape::BATCH; u++) {
-                rows[u].add_to(bag.sum);
-                bag.counted += !(padding >> u & 1);
-                bag.finish(args, columns, first, ends, last, from + batch + u + 1);
+                padding |= (rf_u32)(now[u] == PADDING) << u;
+                rows[u].load(columns, now[u]);
+            }
+            /* Mostly no bag ends before the last of these rows. */
+            const int after = from + batch + shape::BATCH;
+            const bool whole = __all_sync(RF_FULL_WARP, bag.number >= last || bag.end >= after);
+            if (whole) {
+#pragma unroll
+                for (int u = 0; u < shape::BATCH; u++) {
+                    rows[u].add_to(bag.sum);
+                    bag.counted += !(padding >> u & 1);
+                }
+                bag.finish(args, columns, first, ends, last, after);
+            } else {
+#pragma unroll
+                for (int u = 0; u < shape::BATCH; u++) {
+                    rows[u].add_to(bag.sum);
+                    bag.counted += !(padding >> u & 1);
+                    bag.finish(args, columns, first, ends, last, from + batch + u + 1);
+                }
             }
         }
     }
