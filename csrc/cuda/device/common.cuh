@@ -43,34 +43,34 @@ RF_INLINE rf_bytes<16> rf_load(const rf_bytes<16> *from) {
     return to;
 }
 
-/* As rf_load where `there`, zeros elsewhere, and one instruction with a predicate: of a branch around rf_load the compiler
+/* As rf_load where `there` is not negative, zeros elsewhere, and one instruction with a predicate: of a branch around rf_load the compiler
  * makes copies into other registers, which wait for what is loaded before the next load begins. */
-RF_INLINE rf_bytes<2> rf_load_if(bool there, const rf_bytes<2> *from) {
+RF_INLINE rf_bytes<2> rf_load_if(int there, const rf_bytes<2> *from) {
     rf_bytes<2> to = {};
-    asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.nc.u16 %0, [%1]; }"
+    asm volatile("{ .reg .pred p; setp.ge.s32 p, %2, 0; @p ld.global.nc.u16 %0, [%1]; }"
                  : "+h"(to.word[0])
-                 : "l"(from), "r"((int)there));
+                 : "l"(from), "r"(there));
     return to;
 }
-RF_INLINE rf_bytes<4> rf_load_if(bool there, const rf_bytes<4> *from) {
+RF_INLINE rf_bytes<4> rf_load_if(int there, const rf_bytes<4> *from) {
     rf_bytes<4> to = {};
-    asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.nc.u32 %0, [%1]; }"
+    asm volatile("{ .reg .pred p; setp.ge.s32 p, %2, 0; @p ld.global.nc.u32 %0, [%1]; }"
                  : "+r"(to.word[0])
-                 : "l"(from), "r"((int)there));
+                 : "l"(from), "r"(there));
     return to;
 }
-RF_INLINE rf_bytes<8> rf_load_if(bool there, const rf_bytes<8> *from) {
+RF_INLINE rf_bytes<8> rf_load_if(int there, const rf_bytes<8> *from) {
     rf_bytes<8> to = {};
-    asm volatile("{ .reg .pred p; setp.ne.s32 p, %3, 0; @p ld.global.nc.v2.u32 {%0, %1}, [%2]; }"
+    asm volatile("{ .reg .pred p; setp.ge.s32 p, %3, 0; @p ld.global.nc.v2.u32 {%0, %1}, [%2]; }"
                  : "+r"(to.word[0]), "+r"(to.word[1])
-                 : "l"(from), "r"((int)there));
+                 : "l"(from), "r"(there));
     return to;
 }
-RF_INLINE rf_bytes<16> rf_load_if(bool there, const rf_bytes<16> *from) {
+RF_INLINE rf_bytes<16> rf_load_if(int there, const rf_bytes<16> *from) {
     rf_bytes<16> to = {};
-    asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+    asm volatile("{ .reg .pred p; setp.ge.s32 p, %5, 0; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
                  : "+r"(to.word[0]), "+r"(to.word[1]), "+r"(to.word[2]), "+r"(to.word[3])
-                 : "l"(from), "r"((int)there));
+                 : "l"(from), "r"(there));
     return to;
 }
 
@@ -102,6 +102,9 @@ RF_INLINE rf_bytes<16> rf_load_first(const rf_bytes<16> *from) {
                  : "memory");
     return to;
 }
+
+/* Keeps an address in registers, so that a place behind it is one multiplication and addition away. */
+RF_INLINE void rf_keep(const rf_u8 *&address) { asm volatile("" : "+l"(address)); }
 
 /* As rf_load for one number, `how`: the rest of the instruction. Not __ldg: a compiler may move that one above
  * rf_wait_for_previous_kernel. */

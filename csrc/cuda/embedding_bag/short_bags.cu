@@ -66,12 +66,13 @@ enum { NO_ROW = -1, PADDING = -2 }; /* instead of rows; padding does not count i
 struct part_of_row {
     shape::vector of[shape::VECTORS];
 
-    /* Zeros where there is no row. */
-    RF_INLINE void load(const rf_columns<shape> &columns, RF_ROW row) {
-        const shape::vector *from = (const shape::vector *)columns.address(row);
+    /* Zeros where there is no row. `table`: where this lane's columns of row 0 lie. */
+    RF_INLINE void load(const rf_columns<shape> &columns, const rf_u8 *table, RF_ROW row) {
+        const shape::vector *from = (const shape::vector *)(table + (rf_i64)row * shape::ROW_PITCH);
+        const int there = (int)(row >> (8 * sizeof(RF_ROW) - 32));
 #pragma unroll
         for (int v = 0; v < shape::VECTORS; v++)
-            of[v] = rf_load_if(row >= 0 && columns.inside(v), from + v * shape::LANES);
+            of[v] = rf_load_if(columns.inside(v) ? there : -1, from + v * shape::LANES);
     }
     RF_INLINE void add_to(shape::sums &sum) const {
 #pragma unroll
@@ -102,13 +103,15 @@ RF_INLINE RF_ROW row_of(const rf_embedding_bag_args &args, rf_i64 index) {
 RF_INLINE void copy_rows(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 first,
                          RF_ROW row) {
     const int group = threadIdx.x % 32 / shape::LANES;
+    const rf_u8 *table = columns.address(0);
+    rf_keep(table);
     part_of_row rows[shape::TURNS];
     RF_ROW now[shape::TURNS];
 #pragma unroll
     for (int t = 0; t < shape::TURNS; t++)
         now[t] = __shfl_sync(RF_FULL_WARP, row, t * shape::GROUPS + group);
 #pragma unroll
-    for (int t = 0; t < shape::TURNS; t++) rows[t].load(columns, now[t]);
+    for (int t = 0; t < shape::TURNS; t++) rows[t].load(columns, table, now[t]);
 #pragma unroll
     for (int t = 0; t < shape::TURNS; t++) rows[t].store(args, columns, first + t * shape::GROUPS + group);
 }
@@ -122,7 +125,7 @@ struct summed_bag {
 
     /* `ends`: of each lane's bag. */
     RF_INLINE summed_bag(int number_, int ends)
-        : number(number_), end(__shfl_sync(RF_FULL_WARP, ends, number_ % 32)), counted(0), sum() {}
+        : number(number_), end(__shfl_sync(RF_FULL_WARP, ends, number_ & 31)), counted(0), sum() {}
 
     RF_INLINE void store(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 first) {
         if (RF_POOLING == RF_MEAN) {
@@ -146,7 +149,7 @@ struct summed_bag {
                 sum = {};
                 end = -1;
             }
-            const int next = __shfl_sync(RF_FULL_WARP, ends, number % 32);
+            const int next = __shfl_sync(RF_FULL_WARP, ends, number & 31);
             if (end < 0) end = next;
         }
     }
@@ -191,6 +194,8 @@ struct chunk {
 RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 first,
                         int ends, int number, int last, int from, int end, chunk next) {
     const int first_lane = threadIdx.x % 32 / shape::LANES * shape::LANES;
+    const rf_u8 *table = columns.address(0);
+    rf_keep(table);
     summed_bag bag(number, ends);
     bag.finish(args, columns, first, ends, last, from);
 #pragma unroll 1
@@ -213,7 +218,7 @@ RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shap
 #pragma unroll
             for (int u = 0; u < shape::BATCH; u++) {
                 padding |= (rf_u32)(now[u] == PADDING) << u;
-                rows[u].load(columns, now[u]);
+                rows[u].load(columns, table, now[u]);
             }
             /* Mostly no bag ends before the last of these rows. */
             const int after = from + batch + shape::BATCH;

@@ -69,8 +69,9 @@ template <class T> inline T rf_load(const T *from) {
     return *from;
 }
 
-template <class T> inline T rf_load_if(bool there, const T *from) { return there ? rf_load(from) : T{}; }
+template <class T> inline T rf_load_if(int there, const T *from) { return there >= 0 ? rf_load(from) : T{}; }
 
+inline void rf_keep(const rf_u8 *&) {}
 template <class T> inline T rf_load_first(const T *from) { return rf_load(from); }
 
 template <int DTYPE> struct rf_element;
