@@ -27,9 +27,10 @@ struct rf_slots {
     int feature; /* -1: none */
     int count, log_bags; /* bags that each has rows of */
     int own; /* this lane's */
+    rf_row_number rows, padding; /* of the feature's table */
 
     /* For a warp of so many bags. `shared`: an element a lane. */
-    RF_INLINE rf_slots(int of_lane, int bags, rf_row_number *shared) {
+    RF_INLINE rf_slots(const rf_fused_args &args, int of_lane, int bags, rf_row_number *shared) {
         const int lane = threadIdx.x % 32, before = __shfl_up_sync(RF_FULL_WARP, of_lane, 1);
         const rf_u32 firsts = __ballot_sync(RF_FULL_WARP, lane == 0 || before != of_lane);
         own = __popc(firsts << (31 - lane)) - 1;
@@ -40,6 +41,9 @@ struct rf_slots {
         __syncwarp();
         feature = __shfl_sync(RF_FULL_WARP, of_lane, lane < count ? (int)shared[lane] : 0);
         if (lane >= count) feature = -1;
+        const rf_fused_descriptor &descriptor = args.features[max(feature, 0)];
+        rows = (rf_row_number)rf_rows_of(descriptor);
+        padding = (rf_row_number)rf_load(&descriptor.padding_idx);
     }
 };
 
@@ -62,12 +66,16 @@ RF_INLINE bool rf_leave_part(const rf_fused_args &args, const rf_slots &slots, i
     RF_POSITION bag[PART]; /* of all features; where there are as many lookups it is one of their positions */
     RF_INDEX index[PART] = {};
     bool there[PART], any = false, longer = false, one_each = maybe_one_each;
+    /* A load between two shuffles is compiled for lanes that have diverged, too, and waited for where both ways meet. */
+    int feature[PART];
+#pragma unroll
+    for (int i = 0; i < PART; i++)
+        feature[i] = __shfl_sync(RF_FULL_WARP, slots.feature, place + i * 32 >> slots.log_bags);
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         const int at = first + (place + i * 32 & (1 << slots.log_bags) - 1);
-        const int feature = __shfl_sync(RF_FULL_WARP, slots.feature, place + i * 32 >> slots.log_bags);
-        there[i] = feature >= 0 && at < last;
-        const rf_i64 number = there[i] ? (rf_i64)feature * args.bags + at : 0;
+        there[i] = feature[i] >= 0 && at < last;
+        const rf_i64 number = there[i] ? (rf_i64)feature[i] * args.bags + at : 0;
         begin[i] = rf_load(args.offsets + number);
         end[i] = rf_load(args.offsets + number + 1);
         bag[i] = (RF_POSITION)number;
@@ -76,10 +84,7 @@ RF_INLINE bool rf_leave_part(const rf_fused_args &args, const rf_slots &slots, i
 #pragma unroll
         for (int i = 0; i < PART; i++) index[i] = rf_load(args.indices + args.lead + bag[i]);
     }
-    /* Here, so that offsets do not wait for it. */
-    const rf_fused_descriptor &feature_of_slot = args.features[max(slots.feature, 0)];
-    const rf_row_number rows_of_slot = (rf_row_number)rf_rows_of(feature_of_slot),
-                        padding_of_slot = (rf_row_number)rf_load(&feature_of_slot.padding_idx);
+    __syncwarp(); /* all of these loads are on their way before the first is waited for */
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         const bool good = !RF_CHECK || rf_good_bag(args, begin[i], end[i]);
@@ -102,8 +107,8 @@ RF_INLINE bool rf_leave_part(const rf_fused_args &args, const rf_slots &slots, i
 #pragma unroll
     for (int i = 0; i < PART; i++) {
         const int slot = place + i * 32 >> slots.log_bags;
-        const rf_row_number rows = __shfl_sync(RF_FULL_WARP, rows_of_slot, slot);
-        const rf_row_number padding = __shfl_sync(RF_FULL_WARP, padding_of_slot, slot);
+        const rf_row_number rows = __shfl_sync(RF_FULL_WARP, slots.rows, slot);
+        const rf_row_number padding = __shfl_sync(RF_FULL_WARP, slots.padding, slot);
         bool outside = false;
         const bool use = rf_wanted(index[i], rows, (RF_INDEX)padding, outside);
         bad |= there[i] && outside;

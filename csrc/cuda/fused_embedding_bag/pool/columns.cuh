@@ -66,10 +66,9 @@ RF_INLINE void rf_store_bag(const rf_fused_args &args, const rf_column &column, 
 
 /* Bags [first, last) of one lookup or none, whose row numbers are there, from place `from` on. */
 template <class S>
-RF_INLINE void rf_read_rows(const rf_fused_args &args, const rf_fused_lane &lane, rf_u32 pitch, int first,
-                            int last, rf_column_rows *numbers, int from) {
+RF_INLINE void rf_read_rows(const rf_fused_args &args, const rf_fused_lane &lane, const rf_column &column,
+                            int first, int last, rf_column_rows *numbers, int from) {
     typedef typename S::vector vector;
-    const rf_column column = rf_column_of<S>(args, lane, pitch);
 #pragma unroll 1
     for (; first < last; first += S::BATCH, from += S::BATCH) {
         rf_row_number number[S::BATCH];
@@ -216,12 +215,13 @@ RF_INLINE void rf_pool_columns(const rf_fused_args &args, const rf_fused_task &t
     const rf_u32 pitch = rf_load(&args.features[max(lane.feature, 0)].pitch);
     bool bad = false;
     if (!RF_WITH_STAGED && task.slice == 0) {
-        const rf_slots slots(lane.feature, last - first, numbers->number);
+        const rf_slots slots(args, lane.feature, last - first, numbers->number);
+        const rf_column column = rf_column_of<S>(args, lane, pitch);
 #pragma unroll 1
         while (first < last && rf_leave_rows(args, slots, first, last, numbers, bad)) {
             const int next = min(first + (1 << slots.log_bags), last);
             rf_look_at_start(args, slots, first, numbers, bad);
-            rf_read_rows<S>(args, lane, pitch, first, next, numbers, slots.own << slots.log_bags);
+            rf_read_rows<S>(args, lane, column, first, next, numbers, slots.own << slots.log_bags);
             first = next;
         }
     }
