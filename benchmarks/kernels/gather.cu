@@ -61,7 +61,8 @@ static __device__ __forceinline__ void add(uint4 *sum, const piece &part) {
 }
 
 /* Stores the row of lookup `place` if it is one of those that are written. */
-static __device__ __forceinline__ void keep(uint4 *written, const piece &part, int place, int end, int column) {
+static __device__ __forceinline__ void keep(uint4 *written, const piece &part, int place, int end,
+                                            int column) {
 #if EVERY
     if ((place + 1) % EVERY != 0 || place >= end) return;
     uint4 *to = written + (long long)(place / EVERY) * (ROW_BYTES / 16) + column;
@@ -107,8 +108,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
              * both ways meet. */
             int id[IN_FLIGHT];
 #pragma unroll
-            for (int u = 0; u < IN_FLIGHT; u++)
-                id[u] = __shfl_sync(ALL_LANES, now, (step + u) * ROWS + slot);
+            for (int u = 0; u < IN_FLIGHT; u++) id[u] = __shfl_sync(ALL_LANES, now, (step + u) * ROWS + slot);
 #pragma unroll
             for (int u = 0; u < IN_FLIGHT; u++) flight[u] = load_row(table, id[u], column);
 #pragma unroll

@@ -38,8 +38,9 @@ void rf_embedding_bag_schedule_print(const rf_embedding_bag_schedule *schedule, 
 }
 
 enum { WARP = 32, MOST_VECTORS = 2, INDICES_A_LANE = 4 };
-/* Of short bags: vectors in flight a lane, warps an SM, and up to how many lookups they have in the mean. */
-enum { MOST_IN_FLIGHT = 8, WARPS_TO_HIDE = 16, SHORT = 4 };
+/* Of short bags: vectors in flight a lane, warps an SM, and up to how many lookups they have in the mean; of halves,
+ * where a vector is 8 sums. */
+enum { MOST_IN_FLIGHT = 8, WARPS_TO_HIDE = 16, SHORT = 16, SHORT_OF_HALVES = 8 };
 /* Threads are many where they are so many times as many as run at once; bags that a group of lanes reads alone. */
 enum { MANY = 3, MOST_ALONE = 16 };
 
@@ -73,36 +74,42 @@ int64_t rf__bag_slices(const rf__bag_shape *shape) {
     return (shape->row_bytes / shape->alignment + wide - 1) / wide;
 }
 
+/* Of a vector. */
+static bool has_many_sums(const rf__bag_shape *shape) { return shape->alignment / shape->element_bytes > 4; }
+
 /* 32 warps leave 64 registers a thread, 24 leave 80: without spills that is what the kernels take. */
-int32_t rf__bag_warps(const rf__bag_shape *shape) {
+int32_t rf__bag_warps(const rf__bag_shape *shape, bool short_bags) {
     const bool whole_rows = shape->row_bytes / shape->alignment == rf__bag_lanes(shape);
-    return shape->more_state || !whole_rows ? 24 : 32;
+    const bool many_sums = short_bags && has_many_sums(shape) && shape->lookups > shape->bags;
+    return shape->more_state || !whole_rows || many_sums ? 24 : 32;
 }
 
 /* Threads that share a bag: as many as make the bags fill the GPU, but each slot should have some rows. */
 static int32_t default_threads(const rf__bag_shape *shape, int64_t mean) {
     const int64_t lanes = rf__bag_lanes(shape);
-    const int64_t to_fill =
-        (int64_t)shape->sms * rf__bag_warps(shape) * WARP / larger(shape->bags * rf__bag_slices(shape), 1);
+    const int64_t to_fill = (int64_t)shape->sms * rf__bag_warps(shape, false) * WARP /
+                            larger(shape->bags * rf__bag_slices(shape), 1);
     /* A slot with too few rows waits for the others more than it helps them. */
     const int64_t useful = larger(lanes * power_below(larger(mean / 12, 1)),
                                   smaller(64, lanes * power_below(larger(mean / 4, 1))));
     /* Short bags are best read a row at a time, where they fill the GPU so and a list has all of their rows. */
     if (to_fill <= lanes && mean <= smaller(MOST_ALONE, lanes * INDICES_A_LANE)) return (int32_t)lanes;
-    /* Neighbours in a warp wait for the longest of their bags: long bags get a warp each. */
-    const int64_t least = larger(lanes, smaller(WARP, lanes * power_below(larger(mean / 8, 1))));
-    const int64_t most = rf__bag_warps(shape) == 32 ? 1024 : 512;
+    /* Neighbours in a warp wait for the longest of their bags: long bags get a warp each, or half of one where all may
+     * be equally long. */
+    const int64_t whole = shape->lookups % larger(shape->bags, 1) == 0 ? WARP / 2 : WARP;
+    const int64_t least = larger(lanes, smaller(whole, lanes * power_below(larger(mean / 8, 1))));
+    const int64_t most = rf__bag_warps(shape, false) == 32 ? 1024 : 512;
     return (int32_t)larger(least, smaller(smaller(power_below(to_fill), useful), most));
 }
 
 /* Large blocks: neighbouring bags share rows, and then meet in one L1. Few bags make one block an SM, which
  * the next launch can overlap; otherwise blocks are small enough to load the SMs evenly, and smaller still where
  * there are many: the place of a block is free again when its last warp ends. `units`: bags, or warps, of so many
- * threads. */
-static int32_t default_block(const rf__bag_shape *shape, int64_t units, int32_t threads) {
+ * threads, of `warps` an SM. */
+static int32_t default_block(const rf__bag_shape *shape, int32_t warps, int64_t units, int32_t threads) {
     const int64_t all = units * rf__bag_slices(shape) * threads;
-    const int64_t at_once = (int64_t)shape->sms * rf__bag_warps(shape) * WARP;
-    const int64_t most = larger(rf__bag_warps(shape) == 32 ? 512 : 256, threads);
+    const int64_t at_once = (int64_t)shape->sms * warps * WARP;
+    const int64_t most = larger(warps == 32 ? 512 : 256, threads);
     if (all <= most * shape->sms)
         return (int32_t)larger(smaller(power_above(all / shape->sms), most), larger(threads, WARP));
     int64_t block = all >= MANY * at_once ? larger(threads, 128) : most;
@@ -114,19 +121,22 @@ static int32_t default_block(const rf__bag_shape *shape, int64_t units, int32_t 
     return (int32_t)larger(block, WARP);
 }
 
-/* Rows in flight a slot: 8 vectors of 16 bytes, 4 where each holds 8 sums and so more registers. */
-static int32_t default_distance(const rf__bag_shape *shape, rf_station station, int64_t rows_a_slot) {
-    if (station == RF_STATION_NONE) return 1;
-    const int64_t sums = shape->alignment / shape->element_bytes;
-    const int64_t most = (sums > 4 ? 4 : 8) / rf__bag_vectors(shape);
+/* Rows in flight a slot: 8 vectors of 16 bytes, 4 where each holds 8 sums and ordering a list or meeting other warps
+ * takes registers, too. */
+static int32_t default_distance(const rf__bag_shape *shape, const rf_embedding_bag_schedule *schedule,
+                                int64_t rows_a_slot) {
+    if (schedule->station == RF_STATION_NONE) return 1;
+    const bool few = has_many_sums(shape) && (schedule->parts > 1 || schedule->threads > WARP);
+    const int64_t most = (few ? 4 : 8) / rf__bag_vectors(shape);
     return (int32_t)larger(smaller(most, power_above(rows_a_slot)), 1);
 }
 
-/* A sweep through the table pays where the rows of a batch do not fit in L2 but repeat before they leave it. */
+/* A sweep through the table pays where the rows of a batch do not fit in L2 but repeat before they leave it, and a warp
+ * has enough of them for each part. */
 static int32_t default_parts(const rf__bag_shape *shape, int64_t share) {
     const bool large = shape->table_bytes >= 2 * shape->l2_bytes &&
                        shape->lookups >= 2 * shape->l2_bytes / larger(shape->row_bytes, 1);
-    return large && share >= WARP ? 4 : 1;
+    return large && share > 2 * WARP ? 4 : 1;
 }
 
 /* Blocks of whole warps that make up the warps of an SM asked for. */
@@ -188,7 +198,8 @@ static int32_t default_bags(const rf__bag_shape *shape) {
 /* One lookup a bag or less in the mean; or some more, where there are bags enough for several of them a warp. */
 static bool is_short(const rf__bag_shape *shape) {
     if (shape->lookups <= shape->bags) return true;
-    return shape->lookups / SHORT <= shape->bags && default_bags(shape) > rf__bag_groups(shape);
+    const int64_t most = has_many_sums(shape) ? SHORT_OF_HALVES : SHORT;
+    return shape->lookups / most <= shape->bags && default_bags(shape) > rf__bag_groups(shape);
 }
 
 static rf_status complete_short(const rf__bag_shape *shape, rf_embedding_bag_schedule *schedule) {
@@ -205,7 +216,8 @@ static rf_status complete_short(const rf__bag_shape *shape, rf_embedding_bag_sch
                shape->row_bytes);
     if (schedule->block == 0) {
         const int64_t warps = (shape->bags + bags - 1) / bags;
-        schedule->block = block_within(schedule, default_block(shape, warps, WARP), WARP);
+        schedule->block =
+            block_within(schedule, default_block(shape, rf__bag_warps(shape, true), warps, WARP), WARP);
     }
     return check_block(schedule);
 }
@@ -224,16 +236,16 @@ rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag
             schedule->threads = (int32_t)smaller(schedule->threads, power_below(schedule->warps * WARP));
     }
     if (schedule->block == 0) {
-        const int32_t block = default_block(shape, shape->bags, schedule->threads);
+        const int32_t block =
+            default_block(shape, rf__bag_warps(shape, false), shape->bags, schedule->threads);
         schedule->block = block_within(schedule, block, schedule->threads);
     }
     const int64_t warps_a_bag = larger(schedule->threads / WARP, 1);
     const int64_t slots = larger(schedule->threads / rf__bag_lanes(shape), 1);
     const int64_t share = (mean + warps_a_bag - 1) / warps_a_bag;
-    if (schedule->distance == 0) {
-        schedule->distance = default_distance(shape, schedule->station, (mean + slots - 1) / slots);
-    }
     if (schedule->parts == 0) schedule->parts = default_parts(shape, share);
+    if (schedule->distance == 0)
+        schedule->distance = default_distance(shape, schedule, (mean + slots - 1) / slots);
     if (schedule->segment == 0) {
         const int64_t group = smaller(schedule->threads, WARP);
         schedule->segment = (int32_t)larger(group, smaller(power_above(share), INDICES_A_LANE * group));

@@ -48,10 +48,10 @@ constexpr bool OLDER_GPU = false;
 struct shape : rf_row_shape {
     static constexpr int GROUPS = 32 / LANES, TURNS = RF_BAGS / GROUPS;
     /* Rows of a list that are in flight: what fits in registers beside the sums. */
-#ifndef XBATCH
-#define XBATCH (OLDER_GPU || ELEMENTS > 4 || LANES < 4 || RF_POOLING == RF_MEAN ? 4 : 8)
-#endif
-    static constexpr int BATCH = (XBATCH) / VECTORS;
+    static constexpr int REGISTERS = 65536 / (RF_BLOCK * RF_MIN_BLOCKS); /* of a thread */
+    static constexpr bool FEW =
+        OLDER_GPU || LANES < 4 || RF_POOLING == RF_MEAN || (ELEMENTS > 4 && REGISTERS < 80);
+    static constexpr int BATCH = (FEW ? 4 : 8) / VECTORS;
     static constexpr int INDICES = larger(BATCH / LANES, 1); /* that a lane loads at a time */
     static constexpr int CHUNK = INDICES * LANES; /* those of a group */
 };
@@ -82,16 +82,19 @@ struct part_of_row {
                 sum.of[v * shape::ELEMENTS + e] += shape::element::get(of[v], e);
         }
     }
-    RF_INLINE void store(const rf_embedding_bag_args &args, const rf_columns<shape> &columns,
-                         rf_i64 bag) const {
-        if (bag >= args.bags) return;
-        shape::vector *to = rf_output_of(args, bag, columns.column);
+    /* `to`: where this lane's columns of a bag's output lie. */
+    RF_INLINE void store(const rf_columns<shape> &columns, rf_u8 *to) const {
 #pragma unroll
         for (int v = 0; v < shape::VECTORS; v++) {
-            if (columns.inside(v)) to[v * shape::LANES] = of[v];
+            if (columns.inside(v)) ((shape::vector *)to)[v * shape::LANES] = of[v];
         }
     }
 };
+
+/* The first bag of this warp. */
+RF_INLINE rf_i64 first_of_warp() {
+    return ((rf_i64)blockIdx.x * (RF_BLOCK / 32) + threadIdx.x / 32) * RF_BAGS;
+}
 
 /* The row of an index, if there is one that counts. */
 RF_INLINE RF_ROW row_of(const rf_embedding_bag_args &args, rf_i64 index) {
@@ -100,34 +103,45 @@ RF_INLINE RF_ROW row_of(const rf_embedding_bag_args &args, rf_i64 index) {
 }
 
 /* Stores the rows of bags of one lookup or none, this lane's being `row`. */
-RF_INLINE void copy_rows(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 first,
-                         RF_ROW row) {
+RF_INLINE void copy_rows(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, RF_ROW row) {
     const int group = threadIdx.x % 32 / shape::LANES;
+    const rf_i64 bag = first_of_warp() + group;
+    rf_u8 *to = (rf_u8 *)rf_output_of(args, bag, columns.column);
     const rf_u8 *table = columns.address(0);
     rf_keep(table);
     part_of_row rows[shape::TURNS];
     RF_ROW now[shape::TURNS];
 #pragma unroll
-    for (int t = 0; t < shape::TURNS; t++)
-        now[t] = __shfl_sync(RF_FULL_WARP, row, t * shape::GROUPS + group);
+    for (int t = 0; t < shape::TURNS; t++) now[t] = __shfl_sync(RF_FULL_WARP, row, t * shape::GROUPS + group);
 #pragma unroll
     for (int t = 0; t < shape::TURNS; t++) rows[t].load(columns, table, now[t]);
 #pragma unroll
-    for (int t = 0; t < shape::TURNS; t++) rows[t].store(args, columns, first + t * shape::GROUPS + group);
+    for (int t = 0; t < shape::TURNS; t++) {
+        if (bag + t * shape::GROUPS < args.bags)
+            rows[t].store(columns, to + t * shape::GROUPS * args.output_pitch);
+    }
 }
 
-/* A bag that a group of lanes sums. */
+/* The bag that a group of lanes sums, one after another. */
 struct summed_bag {
-    int number; /* among those of the warp */
-    int end; /* of its lookups */
+    int number, last; /* among those of the warp; `last` is another group's */
+    int end; /* of its lookups; none is so large where all are done */
     int counted; /* lookups that are not padding */
+    rf_u8 *to; /* its output */
     shape::sums sum;
 
     /* `ends`: of each lane's bag. */
-    RF_INLINE summed_bag(int number_, int ends)
-        : number(number_), end(__shfl_sync(RF_FULL_WARP, ends, number_ & 31)), counted(0), sum() {}
-
-    RF_INLINE void store(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 first) {
+    RF_INLINE summed_bag(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int number_,
+                         int last_, int ends)
+        : number(number_), last(last_), counted(0),
+          to((rf_u8 *)rf_output_of(args, first_of_warp() + number_, columns.column)), sum() {
+        find_end(ends);
+    }
+    RF_INLINE void find_end(int ends) {
+        end = __shfl_sync(RF_FULL_WARP, ends, number & 31);
+        if (number >= last) end = 0x7fffffff;
+    }
+    RF_INLINE void store(const rf_columns<shape> &columns) {
         if (RF_POOLING == RF_MEAN) {
             const float divisor = counted > 0 ? (float)counted : 1.0f;
 #pragma unroll
@@ -136,21 +150,20 @@ struct summed_bag {
         part_of_row pooled;
 #pragma unroll
         for (int v = 0; v < shape::VECTORS; v++) pooled.of[v] = rf_pooled(sum, v);
-        pooled.store(args, columns, first + number);
+        pooled.store(columns, to);
     }
-    /* Stores the bags before `last` that end with the lookups before `position`. */
-    RF_INLINE void finish(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 first,
-                          int ends, int last, int position) {
-        while (__any_sync(RF_FULL_WARP, number < last && end <= position)) {
-            if (number < last && end <= position) {
-                store(args, columns, first);
+    /* Stores the bags that end with the lookups before `position`. */
+    RF_INLINE void finish(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int ends,
+                          int position) {
+        while (__any_sync(RF_FULL_WARP, end <= position)) {
+            if (end <= position) {
+                store(columns);
                 number++;
+                to += args.output_pitch;
                 counted = 0;
                 sum = {};
-                end = -1;
             }
-            const int next = __shfl_sync(RF_FULL_WARP, ends, number & 31);
-            if (end < 0) end = next;
+            find_end(ends);
         }
     }
 };
@@ -167,8 +180,8 @@ struct chunk {
         for (int i = 0; i < shape::INDICES; i++)
             index[i] = place(from, i) < end ? rf_load(args.indices + place(from, i)) : 0;
     }
-    /* Their rows; the first bad one of this lane is reported. `bag`: some bag before theirs. */
-    RF_INLINE void rows(const rf_embedding_bag_args &args, int from, int end, rf_i64 bag,
+    /* Their rows; the first bad one of this lane is reported. `number`: of some bag of the warp before theirs. */
+    RF_INLINE void rows(const rf_embedding_bag_args &args, int from, int end, int number,
                         RF_ROW (&row)[shape::INDICES]) const {
         bool any_bad = false;
 #pragma unroll
@@ -178,6 +191,7 @@ struct chunk {
             any_bad |= there && row[i] == NO_ROW;
         }
         if (!RF_CHECK || !any_bad) return;
+        rf_i64 bag = first_of_warp() + number;
         for (int i = 0; i < shape::INDICES; i++) { /* read again, since this hardly ever runs */
             const int position = place(from, i);
             const rf_i64 bad = position < end ? (rf_i64)rf_load(args.indices + position) : 0;
@@ -190,18 +204,18 @@ struct chunk {
 };
 
 /* Sums the bags [number, last) of the warp, which are others in each group; their lookups [from, end) are one list, of
- * which `next` has been loaded. `first`: bag 0 of the warp; `ends`: of each lane's bag. */
-RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 first,
-                        int ends, int number, int last, int from, int end, chunk next) {
+ * which `next` has been loaded. `ends`: of each lane's bag. */
+RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int ends,
+                        int number, int last, int from, int end, chunk next) {
     const int first_lane = threadIdx.x % 32 / shape::LANES * shape::LANES;
     const rf_u8 *table = columns.address(0);
     rf_keep(table);
-    summed_bag bag(number, ends);
-    bag.finish(args, columns, first, ends, last, from);
+    summed_bag bag(args, columns, number, last, ends);
+    bag.finish(args, columns, ends, from);
 #pragma unroll 1
     for (; __any_sync(RF_FULL_WARP, from < end); from += shape::CHUNK) {
         RF_ROW row[shape::INDICES];
-        next.rows(args, from, end, first + number, row);
+        next.rows(args, from, end, bag.number, row);
         next.load(args, from + shape::CHUNK, end);
 #pragma unroll 1
         for (int batch = 0; batch < shape::CHUNK; batch += shape::BATCH) {
@@ -211,8 +225,8 @@ RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shap
             rf_u32 padding = 0; /* a bit a row */
 #pragma unroll
             for (int u = 0; u < shape::BATCH; u++)
-                now[u] = __shfl_sync(RF_FULL_WARP, row[u / shape::LANES],
-                                     first_lane + (batch + u) % shape::LANES);
+                now[u] =
+                    __shfl_sync(RF_FULL_WARP, row[u / shape::LANES], first_lane + (batch + u) % shape::LANES);
             /* Not between the shuffles: a load there is compiled for lanes that have diverged, too, and waited for where
              * both ways meet. */
 #pragma unroll
@@ -220,24 +234,17 @@ RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shap
                 padding |= (rf_u32)(now[u] == PADDING) << u;
                 rows[u].load(columns, table, now[u]);
             }
-            /* Mostly no bag ends before the last of these rows. */
+            /* Most often no bag ends before the last of these rows: then nothing is asked between them. */
             const int after = from + batch + shape::BATCH;
-            const bool whole = __all_sync(RF_FULL_WARP, bag.number >= last || bag.end >= after);
-            if (whole) {
+            const bool whole = __all_sync(RF_FULL_WARP, bag.end >= after);
 #pragma unroll
-                for (int u = 0; u < shape::BATCH; u++) {
-                    rows[u].add_to(bag.sum);
-                    bag.counted += !(padding >> u & 1);
-                }
-                bag.finish(args, columns, first, ends, last, after);
-            } else {
-#pragma unroll
-                for (int u = 0; u < shape::BATCH; u++) {
-                    rows[u].add_to(bag.sum);
-                    bag.counted += !(padding >> u & 1);
-                    bag.finish(args, columns, first, ends, last, from + batch + u + 1);
-                }
+            for (int u = 0; u < shape::BATCH; u++) {
+                rows[u].add_to(bag.sum);
+                bag.counted += !(padding >> u & 1);
+                if (!whole && u < shape::BATCH - 1)
+                    bag.finish(args, columns, ends, after - shape::BATCH + u + 1);
             }
+            bag.finish(args, columns, ends, after);
         }
     }
 }
@@ -245,8 +252,7 @@ RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shap
 extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     rf_short_bags(const __grid_constant__ rf_embedding_bag_args args) {
     const int lane = threadIdx.x % 32, group = lane / shape::LANES;
-    const rf_i64 first = ((rf_i64)blockIdx.x * (RF_BLOCK / 32) + threadIdx.x / 32) * RF_BAGS,
-                 bag = first + lane;
+    const rf_i64 first = first_of_warp(), bag = first + lane;
     const rf_columns<shape> columns = {args.weight,
                                        (int)blockIdx.y * shape::LANES * shape::VECTORS + lane % shape::LANES};
     rf_wait_for_previous_kernel();
@@ -270,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
             row = row_of(args, index);
             if (RF_CHECK && row == NO_ROW) rf_report_index(args, bag, begins, index);
         }
-        copy_rows(args, columns, first, row);
+        copy_rows(args, columns, row);
         return;
     }
     /* Where offsets are bad, bags may not follow each other: each is a list of its own. */
@@ -284,6 +290,6 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
         const int end_of_last = __shfl_sync(RF_FULL_WARP, ends, max(last - 1, 0));
         const int end = last > number ? end_of_last : from;
         if (__any_sync(RF_FULL_WARP, one_each || turn > 0 || from != guessed)) next.load(args, from, end);
-        sum_bags(args, columns, first, ends, number, last, from, end, next);
+        sum_bags(args, columns, ends, number, last, from, end, next);
     }
 }
