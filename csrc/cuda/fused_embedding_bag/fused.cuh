@@ -162,6 +162,11 @@ RF_INLINE float rf_divide(float value, float divisor) {
     return rest == rest ? fmaf(rest, inverse, near) : near;
 }
 
+/* Before anything is read or written that a kernel before this one may write or read; as often as one likes. */
+RF_INLINE void rf_wait_for_inputs() {
+    if (!RF_WITH_STAGED) rf_wait_for_previous_kernel();
+}
+
 /* A task. NUMBER makes loads by different schedules different: see fused_embedding_bag.cu. */
 template <int NUMBER> RF_INLINE rf_fused_task rf_load_task(const rf_fused_task *at) {
     rf_fused_task task;

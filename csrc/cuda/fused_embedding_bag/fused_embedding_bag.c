@@ -27,8 +27,8 @@ static rf_status launch_others(const rf__cuda_device *device, const rf__fused_re
                                       .grid = {(uint32_t)ready->mapping.n_tasks},
                                       .block = {RF_FUSED_BLOCK},
                                       .shared_bytes = (uint32_t)ready->shared_bytes,
-                                      /* Behind a kernel of this very call. */
-                                      .programmatic = ready->staged.depth > 0 || ready->map.kernel != NULL,
+                                      /* Not where its blocks' cycles are counted: waiting would be, too. */
+                                      .programmatic = values->cycles == 0 || ready->staged.depth > 0,
                                       .stream = stream};
     return rf__launch(device, &launch, values);
 }

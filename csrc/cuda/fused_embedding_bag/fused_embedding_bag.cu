@@ -59,6 +59,7 @@ RF_INLINE void run(const rf_fused_args &args, const rf_fused_task *at, rf_row_nu
             shape;
         static_assert(LANES == 1 || 32 / LANES * shape::BATCH <= RF_ROWS, "as kernel.c counts them");
         float *left = (float *)(shared + RF_BLOCK / 32 * RF_ROWS);
+        rf_wait_for_inputs();
         if (rf_can_pool<shape>(args, task)) rf_pool<shape>(args, task, numbers, left);
     } else {
         rf_pool_columns<rf_columns_shape<DTYPE, ALIGN, STORE, POOLING>>(args, task,
@@ -97,7 +98,8 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     extern __shared__ __align__(16)
         rf_row_number shared[]; /* row numbers of each warp, then sums that warps leave */
     const rf_i64 since = RF_TIMED ? clock64() : 0;
-    if (!RF_WITH_STAGED) rf_wait_for_previous_kernel();
+    /* Tasks that the host has cut are there whatever runs before: they are read while that ends. */
+    if (RF_CALLERS_MAPPING || args.n_tasks != nullptr) rf_wait_for_inputs();
     if (args.n_tasks != nullptr && (int)blockIdx.x >= *(const volatile int *)args.n_tasks) return;
     const rf_fused_task *task = args.tasks + blockIdx.x;
     switch (rf_load(&task->schedule)) {

@@ -217,6 +217,7 @@ RF_INLINE void rf_pool_columns(const rf_fused_args &args, const rf_fused_task &t
     if (!RF_WITH_STAGED && task.slice == 0) {
         const rf_slots slots(args, lane.feature, last - first, numbers->number);
         const rf_column column = rf_column_of<S>(args, lane, pitch);
+        rf_wait_for_inputs();
 #pragma unroll 1
         while (first < last && rf_leave_rows(args, slots, first, last, numbers, bad)) {
             const int next = min(first + (1 << slots.log_bags), last);
@@ -225,6 +226,7 @@ RF_INLINE void rf_pool_columns(const rf_fused_args &args, const rf_fused_task &t
             first = next;
         }
     }
+    rf_wait_for_inputs();
     if (first < last) rf_read_longer<S>(args, lane, pitch, first, last, bad);
     if (RF_CHECK && __any_sync(RF_FULL_WARP, bad) && lane.feature >= 0) rf_report_task(args, true);
 }
