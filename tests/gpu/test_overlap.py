@@ -51,3 +51,48 @@ def test_indices_written_just_before() -> None:
         pooled = recfuse.embedding_bag(indices, table, offsets, mode="sum")
         wrong += (pooled != step % 4096).any()
     assert wrong.item() == 0
+
+
+def collection(dims: tuple[int, ...], rows: int) -> recfuse.nn.FusedEmbeddingBagCollection:
+    """Tables of one value each: their rows are full of their number."""
+    bags = [
+        torch.nn.EmbeddingBag.from_pretrained(torch.full((rows, dim), float(number)), mode="sum", freeze=True)
+        for number, dim in enumerate(dims)
+    ]
+    return recfuse.nn.FusedEmbeddingBagCollection.from_embedding_bags(bags).to(gpu.DEVICE)
+
+
+@pytest.mark.parametrize("lookups", (1, 20))
+def test_a_collection_whose_tables_are_updated_between_calls(lookups: int) -> None:
+    """One call behind the other and behind updates: tasks are read before the call before has ended."""
+    dims, rows, bags = (16, 64, 16, 128), 500, 256
+    module = collection(dims, rows)
+    weights = list(module.packed_weights())
+    indices = torch.randint(0, rows, (len(dims) * bags * lookups,), device=gpu.DEVICE)
+    offsets = torch.arange(0, len(indices) + 1, lookups, device=gpu.DEVICE)
+    first = module(indices, offsets).clone()
+    wrong = torch.zeros((), device=gpu.DEVICE)
+    for step in range(STEPS):
+        with torch.no_grad():
+            for weight in weights:
+                weight.add_(1)
+        for _ in range(2):
+            wrong += (module(indices, offsets) != first + lookups * (step + 1)).any()
+    assert wrong.item() == 0
+
+
+@pytest.mark.parametrize("lookups", (1, 20))
+def test_a_collection_s_indices_written_just_before(lookups: int) -> None:
+    dims, rows, bags = (16, 64, 16, 128), 500, 256
+    module = collection(dims, rows)
+    values = torch.arange(rows, device=gpu.DEVICE, dtype=torch.float32)
+    with torch.no_grad():
+        for weight in module.packed_weights():
+            weight.copy_(values.repeat(len(weight) // rows)[:, None])
+    indices = torch.zeros(len(dims) * bags * lookups, device=gpu.DEVICE, dtype=torch.int64)
+    offsets = torch.arange(0, len(indices) + 1, lookups, device=gpu.DEVICE)
+    wrong = torch.zeros((), device=gpu.DEVICE)
+    for step in range(STEPS):
+        indices.fill_(step % rows)
+        wrong += (module(indices, offsets) != lookups * (step % rows)).any()
+    assert wrong.item() == 0

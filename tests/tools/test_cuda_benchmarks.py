@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -250,7 +251,9 @@ def test_a_pass_without_a_graph_is_called_instead(bag, monkeypatch):
 def test_every_shape_of_the_gather_compiles_without_spills(bag, row_bytes):
     ceiling = module("common.ceilings")
     source = (module("common.kernels").KERNELS / ceiling.GATHER).read_text()
-    for options in {tuple(ceiling.options(shape, row_bytes)) for shape in ceiling.SHAPES}:
+    for options in {
+        tuple(ceiling.options(*each)) for each in product(ceiling.SHAPES, [row_bytes], [0, 1, 16])
+    }:
         log = compiler_log(source, ["-arch=sm_90", "--ptxas-options=-v", *options])
         assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", log), f"{options}: {log}"
 
@@ -266,8 +269,13 @@ def test_the_gather_reads_all_of_every_row(monkeypatch, row_bytes):
         expected = np.bitwise_xor.reduce(table[ids].numpy().reshape(-1, 4))
         for shape in ceiling.SHAPES:
             checksum = torch.zeros(4, dtype=torch.int32, device="cuda")
-            ceiling.gather(shape, table.cuda(), ids.cuda(), checksum)
-            assert (checksum.cpu().numpy() == expected).all(), shape
+            for every in (0, 1, 16):
+                checksum.zero_()
+                written = ceiling.gather(shape, table.cuda(), ids.cuda(), checksum, every)
+                assert (checksum.cpu().numpy() == expected).all(), shape
+                assert torch.equal(written.cpu(), table[ids[every - 1 :: every]] if every else table[:0]), (
+                    shape
+                )
 
 
 TINY_DLRM = [
