@@ -1,7 +1,9 @@
 """Short bags: NVIDIA cuEmbed's sweep of one table, from one lookup a bag to 64, beside a plain gather.
 
 Rows are looked up by a power law, rank ** -alpha (0: uniformly), in a random order of the table's rows;
-bags are equally long, and their offsets are there. A sample has several batches, one after another.
+bags are equally long, and their offsets are there. A sample has several batches, one after another. The
+gather that writes a row for each bag is the ceiling: one that only reads is none where bags are short, since
+with one lookup half of the bytes are the output.
 """
 
 from __future__ import annotations
@@ -105,11 +107,12 @@ class TableSetting(Setting):
             lambda name: candidates[name].tolerance if name in candidates else 0.0,
         )  # fmt: skip
         passes = {name: passes[name] for name in errors}
-        gathers = {}
+        gathers: dict[str, str] = {}
         for weight in (candidate.weights[0] for candidate in candidates.values()):
-            name = f"gather {weight.shape[1] * weight.element_size()} B"
-            if name not in gathers:
-                passes[name], gathers[name] = self._gather(name, weight, cell, requests)
+            for every in (0, cell.pooling):
+                name = _gather_name(weight.shape[1] * weight.element_size(), bool(every))
+                if name not in gathers:
+                    passes[name], gathers[name] = self._gather(name, weight, cell, every, requests)
         result, failures = time_calls(passes, [requests], self.device, rounds=rounds, eager=False)
         record = {
             **vars(cell), "relative_error": errors, "gathers": gathers, "without_graph": failures,
@@ -121,15 +124,20 @@ class TableSetting(Setting):
         return row
 
     def _gather(
-        self, name: str, weight: Tensor, cell: Cell, requests: list[tuple[int, Part]]
+        self, name: str, weight: Tensor, cell: Cell, every: int, requests: list[tuple[int, Part]]
     ) -> tuple[Pass, str]:
         """The shape that is fastest by the first law that comes."""
         key = name, cell.kind
         if key not in self._gathers:
             first = [(weight, part[0]) for _, part in requests[:2]]
-            self._gathers[key], _ = fastest_shape(first, self.device, _SHAPES)
+            self._gathers[key], _ = fastest_shape(first, self.device, _SHAPES, every)
         shape = self._gathers[key]
-        return each(lambda table, indices, offsets: gather(shape, weight, indices)), str(shape)
+        run = each(lambda table, indices, offsets: gather(shape, weight, indices, every=every))
+        return run, str(shape)
+
+
+def _gather_name(row_bytes: int, writing: bool) -> str:
+    return f"gather {row_bytes} B" + (", writing" if writing else "")
 
 
 @dataclass
@@ -152,10 +160,10 @@ class CellRow(Row):
         names = [name for name in NAMES if "fbgemm" in name and name in self.result.timings]
         return self.result.fastest(names) if names else None
 
-    def of_gather(self, name: str) -> float:
+    def of_gather(self, name: str, writing: bool) -> float:
         """The time of the fastest plain gather of the rows of the same type, over that of a candidate."""
         row_bytes = self.point.dim * (2 if name.endswith("16") else 4)
-        return self.us(f"gather {row_bytes} B") / self.us(name)
+        return self.us(_gather_name(row_bytes, writing)) / self.us(name)
 
 
 def measure_short(
@@ -185,10 +193,14 @@ def _mean_and_least(ratios: Iterable[float | None]) -> str:
 
 def summary(rows: list[CellRow]) -> Table:
     """By kind of bags: geometric mean and least over tables and laws."""
+    ours = [name for name in NAMES if name.startswith("recfuse")]
     table = Table(
         "Short bags, times faster: geometric mean (least) over tables and laws",
-        ["bags x lookups", "over torch", "over FBGEMM's best", f"over {SELECT}", "over the gather",
-         "fp16 over its gather", "bf16 over its gather"],
+        [
+            "bags x lookups", "over torch", "over FBGEMM's best", f"over {SELECT}",
+            *(f"{name.removeprefix('recfuse')} over {what}".strip()
+              for what in ("the gather", "the gather that writes") for name in ours),
+        ],
     )  # fmt: skip
     kinds = dict.fromkeys(row.label for row in rows)
     for kind in (*kinds, "all"):
@@ -199,13 +211,14 @@ def summary(rows: list[CellRow]) -> Table:
             + [_mean_and_least(row.peer and row.ratio("recfuse", row.peer) for row in of_kind)]
             + [_mean_and_least(row.ratio("recfuse", SELECT) for row in of_kind)]
             + [
-                _mean_and_least(row.of_gather(name) for row in of_kind if name in row.result.timings)
-                for name in NAMES
-                if name.startswith("recfuse")
+                _mean_and_least(row.of_gather(name, writing) for row in of_kind if name in row.result.timings)
+                for writing in (False, True)
+                for name in ours
             ]
         )
     table.notes = [
-        "The gather reads the same rows in the same order, and writes nothing; the fastest of "
+        "The gather reads the same rows in the same order, and keeps nothing; the one that writes stores "
+        "each bag's last row as it is, as many bytes as sums have. The fastest of "
         f"{len(_SHAPES)} shapes for each kind of bags."
     ]
     return table
@@ -213,7 +226,10 @@ def summary(rows: list[CellRow]) -> Table:
 
 def _times(rows: list[CellRow], notes: list[str]) -> Table:
     """Of one table, by kind of bags, with the laws in one cell."""
-    columns = ["recfuse", "FBGEMM's best", "torch", SELECT, "gather", "recfuse fp16", "recfuse bf16"]
+    columns = [
+        "recfuse", "FBGEMM's best", "torch", SELECT, "gather", "gather that writes",
+        "recfuse fp16", "recfuse bf16",
+    ]  # fmt: skip
     laws = " / ".join(f"{alpha:g}" for alpha in ALPHAS)
     title = f"Short bags of {rows[0].point.table}, us a batch as a CUDA graph, alpha {laws}"
     table = Table(title, ["bags x lookups", *columns])
@@ -225,5 +241,10 @@ def _times(rows: list[CellRow], notes: list[str]) -> Table:
 
 
 def _us(row: CellRow, column: str) -> str:
-    name: Any = {"FBGEMM's best": row.peer, "gather": f"gather {row.point.dim * 4} B"}.get(column, column)
+    row_bytes = row.point.dim * 4
+    name: Any = {
+        "FBGEMM's best": row.peer,
+        "gather": _gather_name(row_bytes, False),
+        "gather that writes": _gather_name(row_bytes, True),
+    }.get(column, column)
     return f"{row.us(name):.2f}" if name in row.result.timings else "-"
