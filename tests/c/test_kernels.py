@@ -207,29 +207,38 @@ def test_every_field_of_a_schedule(compile_all: Compile) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_short_bags_without_spills(compile_all: Compile, arch: str) -> None:
-    """Of one lookup each by default: from few bags, a turn a warp, to many, in eight turns."""
+    """Of one lookup each and of some by default: from few bags, a turn a warp, to many, in eight turns."""
     states = ({}, {"pooling": MEAN, "padded": True}, {"padded": True, "rows": 1 << 32}, {"pooling": MEAN})
     jobs = []
     for number, dim in enumerate(DIMS):
-        for turn, bags in enumerate((10**3, 10**6)):
-            options = {"dtype": (number + turn) % 3, "index": turn, "check": number % 4 != 0}
-            jobs.append(
-                job(arch, dim, lookups=bags, bags=bags, **options, **states[(number // 2 + turn) % 4])
-            )
+        for turn, (bags, lookups) in enumerate(((10**3, 1), (10**6, 1), (10**6, 7))):
+            options = {"dtype": (number + turn) % 3, "index": turn % 2, "check": number % 4 != 0}
+            options |= states[(number // 2 + turn) % 4]
+            jobs.append(job(arch, dim, lookups=lookups * bags, bags=bags, **options))
     results = compile_all(jobs)
     assert spilling(jobs, results) == []
     for one, result in zip(jobs, results, strict=True):
-        assert set(re.sub(r"[0-9=]", "", result["schedule"]).split()) == {"block", "bags"}
-        assert result["shared_bytes"] == 0, one
+        if one["lookups"] == one["bags"]:  # of more, wide rows are not for several bags a warp
+            assert set(re.sub(r"[0-9=]", "", result["schedule"]).split()) == {"block", "bags"}
+            assert result["shared_bytes"] == 0, one
+    assert sum("bags=" in result["schedule"] for result in results[2::3]) > len(DIMS) // 2
 
 
 def test_which_calls_are_of_short_bags(kernel_cache: Path) -> None:
-    """A sum or mean without factors of one lookup a bag in the mean, where nothing else is asked for."""
+    """Sums and means without factors of one lookup a bag in the mean; of up to 16, halves 8, in many bags."""
     one = {"lookups": 5000, "bags": 5000}
     for changes in ({}, {"pooling": MEAN}, {"padded": True}, {"lookups": 10}, {"schedule": "block=64"}):
         assert "bags=" in compile_one(job(**{**one, **changes}))["schedule"]
     for changes in ({"pooling": MAX}, {"weighted": True}, {"lookups": 200_000}, {"schedule": "distance=2"}):
         assert "bags=" not in compile_one(job(**{**one, **changes}))["schedule"]
+    for lookups, dtype, short in (
+        (16, FLOAT32, True),
+        (17, FLOAT32, False),
+        (8, FLOAT16, True),
+        (9, FLOAT16, False),
+    ):
+        many = job(dtype=dtype, lookups=lookups * 32768, bags=32768)
+        assert ("bags=" in compile_one(many)["schedule"]) == short
 
 
 def test_tables_of_more_rows_than_int32(compile_all: Compile) -> None:
