@@ -211,7 +211,7 @@ def test_short_bags_without_spills(compile_all: Compile, arch: str) -> None:
     states = ({}, {"pooling": MEAN, "padded": True}, {"padded": True, "rows": 1 << 32}, {"pooling": MEAN})
     jobs = []
     for number, dim in enumerate(DIMS):
-        for turn, (bags, lookups) in enumerate(((10**3, 1), (10**6, 1), (10**6, 7))):
+        for turn, (bags, lookups) in enumerate(((10**3, 1), (10**6, 1), (10**6, 2))):
             options = {"dtype": (number + turn) % 3, "index": turn % 2, "check": number % 4 != 0}
             options |= states[(number // 2 + turn) % 4]
             jobs.append(job(arch, dim, lookups=lookups * bags, bags=bags, **options))
@@ -225,20 +225,34 @@ def test_short_bags_without_spills(compile_all: Compile, arch: str) -> None:
 
 
 def test_which_calls_are_of_short_bags(kernel_cache: Path) -> None:
-    """Sums and means without factors of one lookup a bag in the mean; of up to 16, halves 8, in many bags."""
+    """Sums and means without factors of one lookup a bag in the mean; of some in many bags."""
     one = {"lookups": 5000, "bags": 5000}
     for changes in ({}, {"pooling": MEAN}, {"padded": True}, {"lookups": 10}, {"schedule": "block=64"}):
         assert "bags=" in compile_one(job(**{**one, **changes}))["schedule"]
     for changes in ({"pooling": MAX}, {"weighted": True}, {"lookups": 200_000}, {"schedule": "distance=2"}):
         assert "bags=" not in compile_one(job(**{**one, **changes}))["schedule"]
-    for lookups, dtype, short in (
-        (16, FLOAT32, True),
-        (17, FLOAT32, False),
-        (8, FLOAT16, True),
-        (9, FLOAT16, False),
+    bags = 1 << 18
+    for dim, dtype, state, most in (
+        (128, FLOAT32, {}, 16), (32, FLOAT32, {}, 4), (128, FLOAT16, {}, 4), (32, FLOAT16, {}, 1),
+        (256, FLOAT32, {}, 4), (128, FLOAT32, {"pooling": MEAN}, 4),
+    ):  # fmt: skip
+        for lookups in (most, most + 1):
+            found = compile_one(job(dim=dim, dtype=dtype, lookups=lookups * bags, bags=bags, **state))
+            assert ("bags=" in found["schedule"]) == (lookups == most), (dim, dtype, lookups)
+
+
+def test_how_many_rows_are_in_flight_and_in_order_of_parts(kernel_cache: Path) -> None:
+    """Of halves eight only where a bag has a warp at most; parts where a warp has enough bytes for each."""
+    large = {"rows": 10**6, "lookups": 64 * 32768, "bags": 32768}
+    for changes, expected in (
+        ({}, "distance=8 threads=32 parts=4"),
+        ({"dim": 32}, "distance=8 threads=16 parts=1"),
+        ({"dtype": FLOAT16}, "distance=8 threads=16 parts=1"),
+        ({"dtype": FLOAT16, "lookups": 150 * 2048, "bags": 2048}, "distance=4 threads=64 parts=1"),
+        ({"dtype": FLOAT16, "lookups": 64 * 32768 + 1}, "distance=8 threads=32 parts=1"),
     ):
-        many = job(dtype=dtype, lookups=lookups * 32768, bags=32768)
-        assert ("bags=" in compile_one(many)["schedule"]) == short
+        found = compile_one(job(**{**large, **changes}))["schedule"]
+        assert set(expected.split()) <= set(found.split()), found
 
 
 def test_tables_of_more_rows_than_int32(compile_all: Compile) -> None:

@@ -38,11 +38,12 @@ void rf_embedding_bag_schedule_print(const rf_embedding_bag_schedule *schedule, 
 }
 
 enum { WARP = 32, MOST_VECTORS = 2, INDICES_A_LANE = 4 };
-/* Of short bags: vectors in flight a lane, warps an SM, and up to how many lookups they have in the mean; of halves,
- * where a vector is 8 sums. */
-enum { MOST_IN_FLIGHT = 8, WARPS_TO_HIDE = 16, SHORT = 16, SHORT_OF_HALVES = 8 };
+/* Of short bags: vectors in flight a lane, and warps an SM. */
+enum { MOST_IN_FLIGHT = 8, WARPS_TO_HIDE = 16 };
 /* Threads are many where they are so many times as many as run at once; bags that a group of lanes reads alone. */
 enum { MANY = 3, MOST_ALONE = 16 };
+/* Bytes of rows of a warp's part of a bag, above which they are read in the order of the table's parts. */
+enum { LEAST_SWEPT = 24 << 10 };
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -131,12 +132,12 @@ static int32_t default_distance(const rf__bag_shape *shape, const rf_embedding_b
     return (int32_t)larger(smaller(most, power_above(rows_a_slot)), 1);
 }
 
-/* A sweep through the table pays where the rows of a batch do not fit in L2 but repeat before they leave it, and a warp
- * has enough of them for each part. */
+/* A sweep through the table pays where the rows of a batch do not fit in L2 but repeat before they leave it, and where a
+ * warp has enough of them for each part. */
 static int32_t default_parts(const rf__bag_shape *shape, int64_t share) {
     const bool large = shape->table_bytes >= 2 * shape->l2_bytes &&
                        shape->lookups >= 2 * shape->l2_bytes / larger(shape->row_bytes, 1);
-    return large && share > 2 * WARP ? 4 : 1;
+    return large && share >= WARP && share * shape->row_bytes > LEAST_SWEPT ? 4 : 1;
 }
 
 /* Blocks of whole warps that make up the warps of an SM asked for. */
@@ -195,11 +196,18 @@ static int32_t default_bags(const rf__bag_shape *shape) {
     return (int32_t)larger(smaller(power_below(share), most_bags(shape)), rf__bag_groups(shape));
 }
 
+/* Up to how many lookups bags are short in the mean: the fewer rows a warp reads at once, and the less registers are left,
+ * the sooner a list in shared memory is ahead. */
+static int64_t most_short(const rf__bag_shape *shape) {
+    const int64_t lanes = rf__bag_lanes(shape), most = has_many_sums(shape) ? lanes / 4 : lanes / 2;
+    const bool few_registers = rf__bag_warps(shape, false) < 32 || rf__bag_vectors(shape) > 1;
+    return larger(few_registers ? smaller(most, 4) : most, 1);
+}
+
 /* One lookup a bag or less in the mean; or some more, where there are bags enough for several of them a warp. */
 static bool is_short(const rf__bag_shape *shape) {
     if (shape->lookups <= shape->bags) return true;
-    const int64_t most = has_many_sums(shape) ? SHORT_OF_HALVES : SHORT;
-    return shape->lookups / most <= shape->bags && default_bags(shape) > rf__bag_groups(shape);
+    return shape->lookups / most_short(shape) <= shape->bags && default_bags(shape) > rf__bag_groups(shape);
 }
 
 static rf_status complete_short(const rf__bag_shape *shape, rf_embedding_bag_schedule *schedule) {
