@@ -18,11 +18,10 @@ from common.settings import apply_quick, check_choices, check_folder, check_plot
 from fused_embedding_bag.ablations import figure_11, figure_12, figure_occupancy
 from fused_embedding_bag.candidates import DEFAULT, NAMES, TUNED
 from fused_embedding_bag.end_to_end import figure_end_to_end, figure_host
-from fused_embedding_bag.equal import figure_equal, figure_features
+from fused_embedding_bag.equal import figure_equal, figure_features, figure_one_hot
 from fused_embedding_bag.limits import Ceilings
 from fused_embedding_bag.mapping import figure_13
 from fused_embedding_bag.models import figure_models
-from fused_embedding_bag.one_hot import figure_one_hot
 from fused_embedding_bag.setting import FusedSetting
 from fused_embedding_bag.sizes import figure_sizes
 from fused_embedding_bag.tuning import figure_per_feature, figure_tuning
