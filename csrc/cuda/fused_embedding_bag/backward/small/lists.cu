@@ -12,8 +12,10 @@
  * The list is formed in shared memory and copied from there, by as many rows at a time as there is room for; a row that is
  * too long, and a feature with many more lookups than there is room for, is written to memory at once.
  *
- * The bag of a lookup is found by bisection between the bags of its piece of the lookups and of the next, which are marked
- * before. Where a bag's offsets are bad, between all bags, and it is asked whether the bag holds the lookup.
+ * The bag of a lookup: a bit is set where a bag begins, so that those up to a lookup count the bags (bags without lookups have
+ * no bit). Where bags or lookups are too many for that, by bisection between the bags of its piece of the lookups and of
+ * the next, which are marked before; where a bag's offsets are bad, between all bags, and it is asked whether the bag
+ * holds the lookup.
  * Mean: a block with first row 0 also writes one over the lookups of each bag that count; integers are counted, so the
  * order of atomic operations does not matter.
  *
@@ -46,7 +48,7 @@ RF_INLINE void count_less(const feature_t &feature, const room_t &room, rf_u32 p
     }
     if (!any) return;
     int bags[STEPS];
-    bags_find<false>(feature, room, position, 0, feature.bags, bags);
+    bags_find(feature, position, 0, feature.bags, bags);
     if (!feature.sound) {
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
@@ -62,8 +64,8 @@ RF_INLINE void count_less(const feature_t &feature, const room_t &room, rf_u32 p
 }
 
 /* Counts all lookups. Returns how many this thread has seen of rows before the block's. */
-RF_INLINE rf_u32 rows_count(const feature_t &feature, const room_t &room, rf_u32 first_row, rf_u32 n_rows,
-                            int *counts) {
+RF_APART rf_u32 rows_count(const feature_t feature, const room_t room, rf_u32 first_row, rf_u32 n_rows,
+                           int *counts) {
     const rf_u32 lane = threadIdx.x % 32, units = (feature.count + UNIT - 1) / UNIT;
     rf_u32 before = 0, part = 0, part_end = room.part_units;
     RF_INDEX coming[STEPS];
@@ -86,8 +88,8 @@ RF_INLINE rf_u32 rows_count(const feature_t &feature, const room_t &room, rf_u32
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
             const rf_u32 row = rows[k] - first_row;
-            const bool own = rows[k] != NO_ROW && row < n_rows;
-            before += rows[k] < first_row;
+            const bool own = row < n_rows; /* NO_ROW is not */
+            if (first_row > 0) before += rows[k] < first_row;
             if (n_rows <= FEW_ROWS) {
                 const rf_u32 same = __match_any_sync(RF_FULL_WARP, own ? (int)row : -1);
                 if (own && (rf_u32)__ffs(same) == lane + 1)
@@ -100,9 +102,11 @@ RF_INLINE rf_u32 rows_count(const feature_t &feature, const room_t &room, rf_u32
     return before;
 }
 
-RF_INLINE void cells_clear(const room_t &room) {
+RF_INLINE void counters_clear(const feature_t &feature, const room_t &room) {
     for (int i = threadIdx.x; i < room.cells_bytes / 16; i += BLOCK)
         ((rf_bytes<16> *)room.cells)[i] = rf_bytes<16>{};
+    begins_clear(feature, room);
+    __syncthreads();
 }
 
 /* The sum of four words of counters. */
@@ -195,7 +199,7 @@ RF_INLINE void part_list(const feature_t &feature, const room_t &room, rf_u32 fi
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
             const rf_u32 row = rows[k] - first_row;
-            const bool own = rows[k] != NO_ROW && row >= span.first && row < span.last;
+            const bool own = row - span.first < span.last - span.first;
             const rf_u32 cell = row * room.parts + warp;
             rf_u32 place = 0;
             const bool no_order = one_bag || (feature.sound && __shfl_sync(RF_FULL_WARP, bags[k], 0) ==
@@ -224,67 +228,115 @@ RF_INLINE void window_copy(const rf_u16 *from, rf_u16 *to, rf_u32 count) {
         ((rf_bytes<16> *)(to + lead))[i] = ((const rf_bytes<16> *)(from + lead))[i];
 }
 
+/* What a block has to do. */
+struct block_t {
+    rf_u32 first_row, rows;
+    bool is_last; /* of the feature */
+    rf_u32 *starts; /* of the feature */
+    rf_u16 *list; /* of all */
+    float *factors; /* of the feature, if they are this block's to write; else nullptr */
+};
+
+/* Writes where the rows begin in the list. Returns where the block's part of it is. */
+RF_INLINE rf_u16 *starts_write(const feature_t &feature, const room_t &room, const block_t &block,
+                               rf_u32 before, rf_u32 all) {
+    const rf_u32 place = (rf_u32)feature.first + before;
+    for (rf_u32 row = threadIdx.x; row < block.rows; row += BLOCK)
+        block.starts[block.first_row + row] = place + cell_at(room, row * room.parts);
+    if (threadIdx.x == 0 && block.is_last) block.starts[block.first_row + block.rows] = place + all;
+    return block.list + place;
+}
+
+/* The sum of a number of each thread, for all of them; of_warps [WARPS]. */
+RF_INLINE rf_u32 sum_of_block(rf_u32 own, rf_u32 *of_warps) {
+    rf_u32 all;
+    (void)rf_sum_of_block_before<(int)WARPS>(own, of_warps, all);
+    __syncthreads();
+    return all;
+}
+
+/* A warp a part. */
+RF_APART void list_by_parts(const rf_small_lists_args &args, const feature_t feature, const block_t block,
+                            rf_u8 *memory, rf_u32 *of_warps) {
+    const room_t room = room_of(feature, memory, args.shared_bytes, (int)block.rows, false);
+    counters_clear(feature, room);
+    marks_write(feature, room, of_warps);
+    if (block.factors != nullptr) counts_begin(feature, (int *)block.factors);
+    __syncthreads();
+    rf_u32 before = rows_count(feature, room, block.first_row, block.rows, (int *)block.factors);
+    before = block.first_row > 0 ? sum_of_block(before, of_warps) : 0;
+    __syncthreads();
+    if (block.factors != nullptr) counts_end(feature, block.factors);
+    const rf_u32 all = cells_sum(room, of_warps);
+    rf_u16 *list = starts_write(feature, room, block, before, all);
+    for (rf_u32 next = 0; next < block.rows && all > 0;) {
+        const span_t span = span_of(room, next, block.rows, all);
+        rf_u16 *to = list + span.from;
+        rf_u16 *window = room.window + (rf_u64)to % 16 / 2;
+        __syncthreads(); /* all have seen where the span ends, and copied the one before */
+        part_list(feature, room, block.first_row, span, span.kept ? window - span.from : list);
+        __syncthreads();
+        if (span.kept) window_copy(window, to, span.to - span.from);
+        next = span.last;
+    }
+}
+
+/* A counter a row. Returns whether that is done: not where many rows have many lookups. */
+RF_INLINE bool list_by_rows(const feature_t &feature, const room_t &room, const block_t &block,
+                            rf_u32 *of_warps, long_rows_t &many) {
+    counters_clear(feature, room);
+    marks_write(feature, room, of_warps);
+    if (block.factors != nullptr) counts_begin(feature, (int *)block.factors);
+    __syncthreads();
+    rf_u32 before = 0;
+    if (block.factors == nullptr && block.first_row == 0 && block.rows > FEW_ROWS) {
+        short_rows_count(feature, room, block.first_row, block.rows);
+    } else {
+        before = rows_count(feature, room, block.first_row, block.rows, (int *)block.factors);
+    }
+    before = block.first_row > 0 ? sum_of_block(before, of_warps) : 0;
+    __syncthreads();
+    if (block.factors != nullptr) counts_end(feature, block.factors);
+    long_rows_find(room, block.rows, many);
+    if (many.count > MOST_LONG) return false;
+    const rf_u32 all = cells_sum(room, of_warps);
+    rf_u16 *list = starts_write(feature, room, block, before, all);
+    for (rf_u32 next = 0; next < block.rows && all > 0;) {
+        const span_t span = span_of(room, next, block.rows, all);
+        rf_u16 *to = list + span.from;
+        rf_u16 *window = room.window + (rf_u64)to % 16 / 2;
+        __syncthreads(); /* all have seen where the span ends, and copied the one before */
+        span_list(feature, room, block.first_row, span, many, span.kept ? window - span.from : list,
+                  of_warps);
+        __syncthreads();
+        if (span.kept) window_copy(window, to, span.to - span.from);
+        next = span.last;
+    }
+    return true;
+}
+
 extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LISTS_BLOCKS)
     rf_small_lists(const __grid_constant__ rf_small_lists_args args) {
     extern __shared__ __align__(16) rf_u8 memory[];
-    __shared__ rf_u32 of_warps[WARPS], before_all;
+    __shared__ rf_u32 of_warps[WARPS];
     __shared__ long_rows_t many;
     __shared__ unsigned long long bounds[2];
     rf_wait_for_previous_kernel();
     const rf_small_list task = args.tasks[blockIdx.x];
     const rf_small_feature small = args.features[task.feature];
-    const rf_u32 first_row = task.first_row, rows = task.last_row - task.first_row;
     const feature_t feature = feature_of(args, small, bounds);
-    room_t room = room_of(feature, memory, args.shared_bytes, (int)rows, false);
-    const room_t single = room_of(feature, memory, args.shared_bytes, (int)rows, true);
-    bool is_short =
-        feature.sound && room.parts < (int)WARPS && feature.count <= MOST_TURNS * single.window_size;
-    if (is_short) room = single;
-    float *factors = small.factors >= 0 && first_row == 0 ? args.factors + small.factors : nullptr;
-    if (threadIdx.x == 0) before_all = 0;
-    cells_clear(room);
-    marks_write(feature, room);
-    if (factors != nullptr) counts_begin(feature, (int *)factors);
+    block_t block;
+    block.first_row = task.first_row;
+    block.rows = task.last_row - task.first_row;
+    block.is_last = task.last_row == small.rows;
+    block.starts = args.starts + small.start;
+    block.list = args.list;
+    block.factors = small.factors >= 0 && task.first_row == 0 ? args.factors + small.factors : nullptr;
+    const room_t single = room_of(feature, memory, args.shared_bytes, (int)block.rows, true);
+    if (feature.sound && feature.count <= MOST_TURNS * single.window_size &&
+        parts_of(feature, args.shared_bytes, (int)block.rows) < (int)WARPS &&
+        list_by_rows(feature, single, block, of_warps, many))
+        return;
     __syncthreads();
-    rf_u32 before = rows_count(feature, room, first_row, rows, (int *)factors);
-    if (first_row > 0) {
-#pragma unroll
-        for (int apart = 16; apart > 0; apart /= 2) before += __shfl_xor_sync(RF_FULL_WARP, before, apart);
-        if (threadIdx.x % 32 == 0) atomicAdd(&before_all, before);
-    }
-    __syncthreads();
-    if (factors != nullptr) counts_end(feature, factors);
-    if (is_short) long_rows_find(room, rows, many);
-    if (is_short && many.count > MOST_LONG) {
-        is_short = false;
-        room = room_of(feature, memory, args.shared_bytes, (int)rows, false);
-        cells_clear(room);
-        marks_write(feature, room);
-        __syncthreads();
-        (void)rows_count(feature, room, first_row, rows, nullptr);
-        __syncthreads();
-    }
-    const rf_u32 all = cells_sum(room, of_warps);
-    before = before_all;
-    rf_u32 *starts = args.starts + small.start;
-    const rf_u32 place = (rf_u32)feature.first + before;
-    for (rf_u32 row = threadIdx.x; row < rows; row += BLOCK)
-        starts[first_row + row] = place + cell_at(room, row * room.parts);
-    if (threadIdx.x == 0 && task.last_row == small.rows) starts[small.rows] = place + all;
-    rf_u16 *list = args.list + place;
-    for (rf_u32 next = 0; next < rows && all > 0;) {
-        const span_t span = span_of(room, next, rows, all);
-        rf_u16 *to = list + span.from;
-        rf_u16 *window = room.window + (rf_u64)to % 16 / 2;
-        __syncthreads(); /* all have seen where the span ends, and copied the one before */
-        rf_u16 *const places = span.kept ? window - span.from : list;
-        if (is_short) {
-            span_list(feature, room, first_row, span, many, places, of_warps);
-        } else {
-            part_list(feature, room, first_row, span, places);
-        }
-        __syncthreads();
-        if (span.kept) window_copy(window, to, span.to - span.from);
-        next = span.last;
-    }
+    list_by_parts(args, feature, block, memory, of_warps);
 }

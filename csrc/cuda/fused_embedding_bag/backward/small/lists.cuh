@@ -13,13 +13,20 @@ enum {
     UNIT = STEPS * 32, /* neighbouring lookups that a warp takes at once */
     UNIT_BITS = 7,
     MOST_MARKS = 1024,
-    NEAR_BAGS = 4096, /* whose ends are kept in shared memory */
+    NEAR_BAGS = 4096, /* that are found by bits in shared memory, */
+    NEAR_LOOKUPS = 65536, /* in so many lookups */
     TILE = 512, /* bytes of counters that a warp sums up at once */
     MOST_TURNS = 4, /* that list what does not fit at once */
     FEW_ROWS = 128 /* so few that many lanes count the same */
 };
 static_assert(UNIT == 1 << UNIT_BITS && (int)WARPS >= (int)RF_SMALL_LISTS_PARTS, "a warp for each part");
 #define NO_ROW 0xffffffffu
+#ifdef __CUDACC__
+#define RF_APART \
+    static __device__ __noinline__ /* what is rarely called, so that it takes no registers from the rest */
+#else
+#define RF_APART static
+#endif
 
 /* What a block works on. */
 struct feature_t {
@@ -37,8 +44,12 @@ struct feature_t {
 struct room_t {
     rf_u32 *cells; /* counters [rows][parts], of 2 or 4 bytes */
     rf_u16 *marks; /* the bag of the first lookup of each piece, and behind them the last bag */
-    rf_u32 *ends; /* of bags; nullptr: there are too many */
+    /* Where offsets are sound and bags not too many (near): a bit a lookup, set where a bag begins; how many are set in the
+     * words before; the bag of each. Then there are no marks. */
+    rf_u32 *begins;
+    rf_u16 *before, *numbers;
     rf_u16 *window; /* of the list */
+    bool near;
     int cell_bytes, cells_bytes, parts;
     int piece_bits; /* of the lookups in a piece, UNIT_BITS or more */
     rf_u32 part_units; /* in a part */
@@ -87,15 +98,27 @@ RF_INLINE feature_t feature_of(const rf_small_lists_args &args, const rf_small_f
 
 RF_INLINE int rounded_up(int bytes, int to) { return (bytes + to - 1) / to * to; }
 
+/* Words of a bit a lookup, of all units. */
+RF_INLINE rf_u32 words_of(const feature_t &feature) { return (feature.count + UNIT - 1) / UNIT * STEPS; }
+
+/* Counters of 2 bytes count what there are. */
+RF_INLINE int cell_bytes_of(const feature_t &feature) { return feature.count > 65535 ? 4 : 2; }
+
+/* Parts of the lookups that a warp each can have. */
+RF_INLINE int parts_of(const feature_t &feature, int bytes, int rows) {
+    enum { WORTH = 256 }; /* lookups of a part */
+    int parts = 1;
+    while (parts < RF_SMALL_LISTS_PARTS && (rf_u32)parts * WORTH < feature.count &&
+           rows * parts * 2 * cell_bytes_of(feature) <= bytes / 8 * 5)
+        parts *= 2;
+    return parts;
+}
+
 /* Divides shared memory: counters up to five eighths of it, then the list. `single`: a counter of 32 bits a row. */
 RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int rows, bool single) {
-    enum { WORTH = 256 }; /* lookups of a part */
     room_t room;
-    room.cell_bytes = single || feature.count > 65535 ? 4 : 2;
-    room.parts = 1;
-    while (!single && room.parts < RF_SMALL_LISTS_PARTS && (rf_u32)room.parts * WORTH < feature.count &&
-           rows * room.parts * 2 * room.cell_bytes <= bytes / 8 * 5)
-        room.parts *= 2;
+    room.cell_bytes = single ? 4 : cell_bytes_of(feature);
+    room.parts = single ? 1 : parts_of(feature, bytes, rows);
     room.cells_bytes = rounded_up(rows * room.parts * room.cell_bytes, TILE);
     room.piece_bits = UNIT_BITS;
     while (feature.count >> room.piece_bits >= MOST_MARKS) room.piece_bits++;
@@ -104,13 +127,14 @@ RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int
     room.part_units = (units + room.parts - 1) / room.parts;
     room.cells = (rf_u32 *)memory;
     int used = room.cells_bytes;
+    const int near_bytes = rounded_up((int)words_of(feature) * 6 + feature.bags * 2, 16);
+    room.near = feature.sound && feature.bags <= NEAR_BAGS && feature.count <= NEAR_LOOKUPS &&
+                used + near_bytes <= bytes;
+    room.begins = (rf_u32 *)(memory + used);
+    room.before = (rf_u16 *)(room.begins + units * STEPS);
+    room.numbers = room.before + units * STEPS;
     room.marks = (rf_u16 *)(memory + used);
-    used += rounded_up(((int)pieces + 1) * 2, 16);
-    room.ends = nullptr;
-    if (feature.sound && feature.bags <= NEAR_BAGS) {
-        room.ends = (rf_u32 *)(memory + used);
-        used += rounded_up(feature.bags * 4, 16);
-    }
+    used += room.near ? near_bytes : rounded_up(((int)pieces + 1) * 2, 16);
     room.window = (rf_u16 *)(memory + used);
     room.window_size = (rf_u32)max((bytes - used) / 2 - 8, 0); /* it begins where the list is aligned alike */
     return room;
@@ -128,21 +152,15 @@ RF_INLINE rf_u32 cell_add(const room_t &room, rf_u32 cell, rf_u32 more) {
 }
 
 /* The last bag in [first, first + span) that a lookup may be in: the first whose end is behind it. */
-template <bool NEAR>
-RF_INLINE void bags_find(const feature_t &feature, const room_t &room, rf_u32 position, int first, int span,
-                         int (&bags)[STEPS]) {
+RF_INLINE void bags_find(const feature_t &feature, rf_u32 position, int first, int span, int (&bags)[STEPS]) {
 #pragma unroll
     for (int k = 0; k < STEPS; k++) bags[k] = first;
     while (span > 1) {
         const int half = span / 2;
 #pragma unroll
         for (int k = 0; k < STEPS; k++) {
-            const int last = bags[k] + half - 1;
-            const rf_u32 at = position + k * 32;
-            const bool ended =
-                NEAR ? room.ends[last] <= at
-                     : (rf_i64)rf_load(feature.offsets + last + 1) <= feature.first + (rf_i64)at;
-            bags[k] += ended ? half : 0;
+            const rf_i64 end = rf_load(feature.offsets + bags[k] + half);
+            bags[k] += end <= feature.first + (rf_i64)(position + k * 32) ? half : 0;
         }
         span -= half;
     }
@@ -150,39 +168,63 @@ RF_INLINE void bags_find(const feature_t &feature, const room_t &room, rf_u32 po
 
 /* The row of an index; NO_ROW where it does not count. */
 RF_INLINE rf_u32 row_of(const feature_t &feature, RF_INDEX index) {
-    const bool is_row = (rf_u64)index < (rf_u64)feature.rows && (rf_i64)index != feature.padding_idx;
-    return is_row ? (rf_u32)index : NO_ROW;
+    const bool is_row =
+        sizeof index == 4 ? (rf_u32)index < feature.rows : (rf_u64)index < (rf_u64)feature.rows;
+    return is_row && (rf_i32)index != feature.padding_idx ? (rf_u32)index : NO_ROW;
 }
 
 /* Asks for a lane's indices of a unit, the first at `position`; -1 where there is none. They are looked at by rows_of, apart
  * from this, so that nobody waits for what is asked for ahead. */
 RF_INLINE void indices_load(const feature_t &feature, rf_u32 position, RF_INDEX (&indices)[STEPS]) {
+    const RF_INDEX *from = feature.indices + position;
+    if (position - threadIdx.x % 32 + UNIT <= feature.count) { /* all are there */
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) indices[k] = rf_load(from + k * 32);
+        return;
+    }
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
         indices[k] = -1;
-        if (position + k * 32 < feature.count) indices[k] = rf_load(feature.indices + position + k * 32);
+        if (position + k * 32 < feature.count) indices[k] = rf_load(from + k * 32);
     }
+}
+/* Where an index is from row `first` on; `count` or more where it is not among so many rows, or does not count. */
+RF_INLINE rf_u32 row_within(const feature_t &feature, RF_INDEX index, rf_u32 first, rf_u32 count) {
+    const rf_u32 row = (rf_u32)index - first;
+    const bool far = sizeof index > 4 && (rf_u64)index >= (rf_u64)feature.rows;
+    return far || (rf_i32)index == feature.padding_idx ? count : row;
 }
 RF_INLINE void rows_of(const feature_t &feature, const RF_INDEX (&indices)[STEPS], rf_u32 (&rows)[STEPS]) {
 #pragma unroll
     for (int k = 0; k < STEPS; k++) rows[k] = row_of(feature, indices[k]);
 }
 
-/* The bags of a lane's lookups. Where offsets are bad, lookups that no bag holds have no row. Returns whether all bags of
- * all lanes are one. */
+/* The bags of a lane's lookups, where offsets are sound. Returns whether all bags of all lanes are known to be one. */
+RF_INLINE bool sound_bags_load(const feature_t &feature, const room_t &room, rf_u32 position,
+                               int (&bags)[STEPS]) {
+    const rf_u32 lane = threadIdx.x % 32;
+    if (room.near) {
+        const rf_u32 word = (position - lane) / 32, upto = 0xffffffffu >> (31 - lane);
+        const rf_bytes<16> begins = *(const rf_bytes<16> *)(room.begins + word);
+        const rf_bytes<8> before = *(const rf_bytes<8> *)(room.before + word);
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) {
+            const rf_u32 first = before.word[k / 2] >> k % 2 * 16 & 0xffffu;
+            bags[k] = room.numbers[first + __popc(begins.word[k] & upto) - 1];
+        }
+        return false;
+    }
+    const rf_u32 piece = (position - lane) >> room.piece_bits;
+    const int first = room.marks[piece], last = room.marks[piece + 1];
+    bags_find(feature, position, first, last - first + 1, bags);
+    return first == last;
+}
+
+/* The same where they may be bad: lookups that no bag holds have no row. */
 RF_INLINE bool bags_load(const feature_t &feature, const room_t &room, rf_u32 position, rf_u32 (&rows)[STEPS],
                          int (&bags)[STEPS]) {
-    if (feature.sound) {
-        const rf_u32 piece = (position - threadIdx.x % 32) >> room.piece_bits;
-        const int first = room.marks[piece], last = room.marks[piece + 1];
-        if (room.ends != nullptr) {
-            bags_find<true>(feature, room, position, first, last - first + 1, bags);
-        } else {
-            bags_find<false>(feature, room, position, first, last - first + 1, bags);
-        }
-        return first == last;
-    }
-    bags_find<false>(feature, room, position, 0, feature.bags, bags);
+    if (feature.sound) return sound_bags_load(feature, room, position, bags);
+    bags_find(feature, position, 0, feature.bags, bags);
 #pragma unroll
     for (int k = 0; k < STEPS; k++) {
         const rf_i64 at = feature.first + (rf_i64)position + k * 32;
@@ -192,19 +234,53 @@ RF_INLINE bool bags_load(const feature_t &feature, const room_t &room, rf_u32 po
     return false;
 }
 
-/* Which bag each piece begins in, and where bags end; nothing where offsets are bad. */
-RF_INLINE void marks_write(const feature_t &feature, const room_t &room) {
+/* Clears what begins_write adds to. A barrier stands between. */
+RF_INLINE void begins_clear(const feature_t &feature, const room_t &room) {
+    if (!room.near) return;
+    for (rf_u32 i = threadIdx.x; i < words_of(feature); i += BLOCK) room.begins[i] = 0;
+}
+
+/* Which bag each piece begins in; nothing where offsets are bad. */
+RF_INLINE void marks_write(const feature_t &feature, const room_t &room, rf_u32 *of_warps) {
     if (!feature.sound) return;
-    const rf_u32 size = 1u << room.piece_bits;
-    for (int bag = threadIdx.x; bag < feature.bags; bag += BLOCK) {
-        const rf_u32 from = (rf_u32)(rf_load(feature.offsets + bag) - feature.first);
-        const rf_u32 to = (rf_u32)(rf_load(feature.offsets + bag + 1) - feature.first);
-        if (room.ends != nullptr) room.ends[bag] = to;
-        for (rf_u32 piece = (from + size - 1) >> room.piece_bits; piece << room.piece_bits < to; piece++)
-            room.marks[piece] = (rf_u16)bag;
+    const rf_u32 size = room.near ? 32 : 1u << room.piece_bits;
+    const rf_u32 words = words_of(feature);
+    rf_u32 all = 0; /* bags with lookups, before those of this turn */
+    for (int start = 0; start < feature.bags; start += BLOCK) {
+        const int bag = start + (int)threadIdx.x;
+        rf_u32 from = 0, to = 0;
+        if (bag < feature.bags) {
+            from = (rf_u32)(rf_load(feature.offsets + bag) - feature.first);
+            to = (rf_u32)(rf_load(feature.offsets + bag + 1) - feature.first);
+        }
+        if (!room.near) {
+            for (rf_u32 piece = (from + size - 1) / size; piece * size < to; piece++)
+                room.marks[piece] = (rf_u16)bag;
+            continue;
+        }
+        const rf_u32 own = __ballot_sync(RF_FULL_WARP, to > from);
+        if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = __popc(own);
+        __syncthreads();
+        rf_u32 number = all + __popc(own & ((1u << threadIdx.x % 32) - 1));
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            number += w < (int)(threadIdx.x / 32) ? of_warps[w] : 0;
+            all += of_warps[w];
+        }
+        __syncthreads(); /* before the next turn */
+        if (to == from) continue;
+        room.numbers[number] = (rf_u16)bag;
+        atomicOr(&room.begins[from / 32], 1u << from % 32);
+        const rf_u32 last =
+            to == feature.count ? words - 1 : to / 32; /* behind all lookups it is the last bag */
+        for (rf_u32 word = from / 32 + 1; word <= last; word++) room.before[word] = (rf_u16)(number + 1);
     }
-    if (threadIdx.x == 0)
-        room.marks[(feature.count + size - 1) >> room.piece_bits] = (rf_u16)(feature.bags - 1);
+    if (threadIdx.x != 0) return;
+    if (room.near) {
+        room.before[0] = 0;
+    } else {
+        room.marks[(feature.count + size - 1) / size] = (rf_u16)(feature.bags - 1);
+    }
 }
 
 #endif

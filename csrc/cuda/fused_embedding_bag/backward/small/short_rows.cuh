@@ -37,44 +37,149 @@ RF_INLINE rf_u32 lanes_of(const feature_t &feature) {
     return lanes;
 }
 
+/* Counts the lookups of each of the block's rows. */
+RF_INLINE void short_rows_count(const feature_t &feature, const room_t &room, rf_u32 first_row,
+                                rf_u32 n_rows) {
+    const rf_u32 lane = threadIdx.x % 32, units = (feature.count + UNIT - 1) / UNIT;
+    RF_INDEX coming[STEPS];
+    indices_load(feature, threadIdx.x / 32 * UNIT + lane, coming);
+#pragma unroll 1
+    for (rf_u32 unit = threadIdx.x / 32; unit < units; unit += WARPS) {
+        rf_u32 rows[STEPS];
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) rows[k] = row_within(feature, coming[k], first_row, n_rows);
+        indices_load(feature, (unit + WARPS) * UNIT + lane, coming);
+#pragma unroll
+        for (int k = 0; k < STEPS; k++)
+            if (rows[k] < n_rows) atomicAdd(room.cells + rows[k], 1u);
+    }
+}
+
 /* Writes the span's lookups to the window. Afterwards a counter says where its row ends. Warps take units in turns, and load
  * the next one before they work on this. */
 RF_INLINE void bags_list(const feature_t &feature, const room_t &room, rf_u32 first_row, const span_t &span,
                          rf_u16 *to) {
     const rf_u32 lane = threadIdx.x % 32, units = (feature.count + UNIT - 1) / UNIT;
+    const rf_u32 n_rows = span.last - span.first;
+    rf_u32 *const cells = room.cells + span.first;
     rf_u32 unit = threadIdx.x / 32;
     RF_INDEX coming[STEPS];
     indices_load(feature, unit * UNIT + lane, coming);
 #pragma unroll 1
     for (; unit < units; unit += WARPS) {
-        rf_u32 rows[STEPS], places[STEPS];
+        rf_u32 rows[STEPS];
         int bags[STEPS];
-        rows_of(feature, coming, rows);
-        indices_load(feature, (unit + WARPS) * UNIT + lane, coming);
-        (void)bags_load(feature, room, unit * UNIT + lane, rows, bags);
-#pragma unroll
-        for (int k = 0; k < STEPS; k++) {
-            const rf_u32 row = rows[k] - first_row;
-            places[k] = NO_ROW;
-            if (rows[k] != NO_ROW && row >= span.first && row < span.last)
-                places[k] = atomicAdd(room.cells + row, 1u);
-        }
 #pragma unroll
         for (int k = 0; k < STEPS; k++)
-            if (places[k] != NO_ROW) to[places[k]] = (rf_u16)bags[k];
+            rows[k] = row_within(feature, coming[k], first_row + span.first, n_rows);
+        indices_load(feature, (unit + WARPS) * UNIT + lane, coming);
+        sound_bags_load(feature, room, unit * UNIT + lane, bags);
+        rf_u32 places[STEPS];
+#pragma unroll
+        for (int k = 0; k < STEPS; k++)
+            if (rows[k] < n_rows) places[k] = atomicAdd(cells + rows[k], 1u);
+#pragma unroll
+        for (int k = 0; k < STEPS; k++)
+            if (rows[k] < n_rows) to[places[k]] = (rf_u16)bags[k];
     }
 }
 
-/* Sorts the bags of each row of the span. Neighbouring units are listed at about the same time, so little is out of order. */
+/* Two bags of 16 bits, of two rows, in their order. */
+RF_INLINE void pairs_order(rf_u32 &first, rf_u32 &second) {
+    const rf_u32 least = __vminu2(first, second);
+    second = __vmaxu2(first, second);
+    first = least;
+}
+/* Batcher's odd-even merge sort of pairs[FIRST ... FIRST + COUNT). */
+template <int FIRST, int COUNT, int APART> RF_INLINE void pairs_merge(rf_u32 *pairs) {
+    if constexpr (2 * APART < COUNT) {
+        pairs_merge<FIRST, COUNT, 2 * APART>(pairs);
+        pairs_merge<FIRST + APART, COUNT, 2 * APART>(pairs);
+#pragma unroll
+        for (int i = FIRST + APART; i + APART < FIRST + COUNT; i += 2 * APART)
+            pairs_order(pairs[i], pairs[i + APART]);
+    } else {
+        pairs_order(pairs[FIRST], pairs[FIRST + APART]);
+    }
+}
+template <int FIRST, int COUNT> RF_INLINE void pairs_sort(rf_u32 *pairs) {
+    if constexpr (COUNT > 1) {
+        pairs_sort<FIRST, COUNT / 2>(pairs);
+        pairs_sort<FIRST + COUNT / 2, COUNT / 2>(pairs);
+        pairs_merge<FIRST, COUNT, 1>(pairs);
+    }
+}
+
+/* Sorts two rows of at most MOST bags each, which begin at a and b, side by side in registers. */
+template <int MOST> RF_INLINE void two_rows_sort(rf_u16 *a, int a_size, rf_u16 *b, int b_size) {
+    rf_u32 pairs[MOST];
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
+        const rf_u32 low = i < a_size ? a[i] : 0xffffu, high = i < b_size ? b[i] : 0xffffu;
+        pairs[i] = low | high << 16;
+    }
+    pairs_sort<0, MOST>(pairs);
+#pragma unroll
+    for (int i = 0; i < MOST; i++) {
+        if (i < a_size) a[i] = (rf_u16)pairs[i];
+        if (i < b_size) b[i] = (rf_u16)(pairs[i] >> 16);
+    }
+}
+
+/* Sorts a row of at most LONG bags by a warp: each goes to the place that says how many are before it. */
+RF_INLINE void row_sort(rf_u16 *row, int size) {
+    const int lane = threadIdx.x % 32;
+    rf_u32 own[LONG / 32], places[LONG / 32];
+#pragma unroll
+    for (int i = 0; i < LONG / 32; i++) {
+        const int at = lane + i * 32;
+        own[i] = (at < size ? row[at] : 0xffffu) * LONG + at;
+        places[i] = 0;
+    }
+#pragma unroll 4
+    for (int at = 0; at < size; at++) {
+        const rf_u32 other = (rf_u32)row[at] * LONG + at;
+#pragma unroll
+        for (int i = 0; i < LONG / 32; i++) places[i] += other < own[i];
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < LONG / 32; i++)
+        if (lane + i * 32 < size) row[places[i]] = (rf_u16)(own[i] / LONG);
+}
+
+/* Sorts the bags of each row of the span. Most rows have few: a lane sorts two of them in its registers. */
 RF_INLINE void rows_sort(const room_t &room, const span_t &span, rf_u16 *list) {
-    for (rf_u32 row = span.first + threadIdx.x; row < span.last; row += BLOCK) {
-        const rf_u32 first = row > span.first ? room.cells[row - 1] : span.from, behind = room.cells[row];
-        if (behind - first > LONG) continue;
-        for (rf_u32 i = first + 1; i < behind; i++) {
-            const rf_u16 bag = list[i];
-            rf_u32 at = i;
-            for (; at > first && list[at - 1] > bag; at--) list[at] = list[at - 1];
-            if (at != i) list[at] = bag;
+    enum { FEW = 8, SOME = 16 };
+    for (rf_u32 start = span.first; start < span.last; start += 2 * BLOCK) {
+        rf_u32 firsts[2];
+        int sizes[2];
+        rf_u32 warps[2]; /* rows that are the warp's */
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const rf_u32 row = start + i * BLOCK + threadIdx.x;
+            firsts[i] = span.from;
+            sizes[i] = 0;
+            if (row < span.last) {
+                if (row > span.first) firsts[i] = room.cells[row - 1];
+                sizes[i] = (int)(room.cells[row] - firsts[i]);
+            }
+            warps[i] = __ballot_sync(RF_FULL_WARP, sizes[i] > SOME && sizes[i] <= LONG);
+        }
+        const int few[2] = {sizes[0] > SOME ? 0 : sizes[0], sizes[1] > SOME ? 0 : sizes[1]};
+        const int most = max(few[0], few[1]);
+        if (__any_sync(RF_FULL_WARP, most > FEW)) {
+            two_rows_sort<SOME>(list + firsts[0], few[0], list + firsts[1], few[1]);
+        } else if (__any_sync(RF_FULL_WARP, most > 1)) {
+            two_rows_sort<FEW>(list + firsts[0], few[0], list + firsts[1], few[1]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            for (rf_u32 left = warps[i]; left != 0; left &= left - 1) {
+                const int lane = __ffs(left) - 1;
+                const rf_u32 first = __shfl_sync(RF_FULL_WARP, firsts[i], lane);
+                row_sort(list + first, __shfl_sync(RF_FULL_WARP, sizes[i], lane));
+            }
         }
     }
 }
