@@ -117,6 +117,44 @@ def test_forms_of_compiled_training(backend, form):
         close(ours, theirs)
 
 
+@pytest.mark.parametrize("way", ("direct", "deferred", "swapped", "swapped, scheduled"))
+def test_a_whole_step_is_compiled(way):
+    """With backward() and step() among what the compiler is given."""
+    model = nn.Sequential(nn.EmbeddingBag(9, 4, mode="sum", sparse=True), nn.Linear(4, 1))
+    twin = copy.deepcopy(model)
+    theirs = torch.optim.Adagrad(twin.parameters(), lr=0.1)
+    if way.startswith("swapped"):
+        optimizers = [torch.optim.Adagrad(model.parameters(), lr=0.1)]
+        schedulers = [torch.optim.lr_scheduler.ConstantLR(optimizers[0], 1.0)] if "scheduled" in way else []
+        recfuse.swap(model, optimizers=optimizers, fuse_optimizers=True)
+        schedulers += [torch.optim.lr_scheduler.ExponentialLR(optimizers[0], 0.5)]
+    else:
+        recfuse.swap(model)
+        own = optim.Adagrad(optim.embedding_parameters(model), lr=0.1, deferred=way == "deferred")
+        optimizers = [own, torch.optim.Adagrad(model[1].parameters(), lr=0.1)]
+        schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in optimizers]
+    schedulers.append(torch.optim.lr_scheduler.ExponentialLR(theirs, 0.5))
+
+    def step(model, optimizers, indices):
+        loss = model(indices).square().sum()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    compiled = torch.compile(step, backend="aot_eager")
+    for number in range(4):
+        indices = torch.randint(0, 9, (3, 2))
+        close(compiled(model, optimizers, indices), step(twin, [theirs], indices))
+        for scheduler in schedulers:
+            scheduler.step()
+        for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+            close(one, other)
+        if way == "swapped" and number == 1:
+            recfuse.unswap(model, optimizers=optimizers)
+
+
 def test_a_table_that_is_frozen_before_its_compiled_backward_raises():
     bag = recfuse.nn.EmbeddingBag(9, 4, mode="sum")
     optimizer = optim.SGD(bag, lr=0.5)

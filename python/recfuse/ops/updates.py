@@ -194,6 +194,7 @@ class _Compiled:
     def __init__(self, update: Update) -> None:
         self._update = weakref.ref(update)
 
+    @torch._disable_dynamo
     def __call__(self, anchor: Tensor) -> None:
         """Notes it; raises, too late for this Parameter, where it was a second one."""
         anchor.grad = None

@@ -8,6 +8,8 @@ hooks.
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -64,6 +66,7 @@ class Adoption:
         self._take({parameter: optimizer.state.get(parameter, {}) for parameter in self.parameters})
         self._amp = vars(optimizer).get(_AMP)
         setattr(optimizer, _AMP, True)  # a GradScaler then shows itself, around its call of step()
+        optimizer.step = _not_compiled(optimizer)  # type: ignore[method-assign]
         self._handles = [
             optimizer.register_step_pre_hook(lambda *_: self._before_step()),
             optimizer.register_step_post_hook(lambda *_: self._stepped()),
@@ -190,6 +193,23 @@ class Adoption:
                     self._optimizer.state[parameter][name] = value.to(parameter.dtype)
         self.fused.param_groups = []
         self.fused.state.clear()
+
+
+def _not_compiled(optimizer: Optimizer) -> Any:
+    """``optimizer.step``, which dynamo could not follow through groups that are no plain dicts. It stays when
+    the optimizer is torch's again, since a scheduler may have wrapped it.
+    """
+    step = optimizer.step
+    if hasattr(step, _ATTRIBUTE):
+        return step
+
+    @torch._disable_dynamo
+    @functools.wraps(step)
+    def stepped(_: Optimizer, *arguments: Any, **options: Any) -> Any:
+        return step(*arguments, **options)
+
+    setattr(stepped, _ATTRIBUTE, True)
+    return types.MethodType(stepped, optimizer)  # schedulers ask for __func__
 
 
 def _check_option(what: str, key: str, value: Any) -> None:

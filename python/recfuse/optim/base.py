@@ -42,6 +42,12 @@ class FusedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True  # for torch.amp.GradScaler: step() reads found_inf on the device
     _row_state = False  # a number a row, instead of one an element
     _step_type: Any = None  # of the entry "step" of the state; None: there is none
+    _where = "recfuse.optim"  # who speaks, in errors
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Notes its name."""
+        super().__init_subclass__(**options)
+        cls._where = f"recfuse.optim.{cls.__name__}"
 
     def __init__(
         self, params: Any, defaults: dict[str, Any], deferred: bool, stochastic_rounding: bool, seed: int
@@ -64,10 +70,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._held: list[weakref.ref[Any]] = []
         self._count = 0  # of param groups
         weakref.finalize(self, _release, self._held).atexit = False
-
-    @property
-    def _where(self) -> str:
-        return f"recfuse.optim.{type(self).__name__}"
 
     @property
     def _kind(self) -> int:
@@ -227,10 +229,12 @@ class FusedOptimizer(torch.optim.Optimizer):
             )
         if not self._is_checked:  # since the last step
             self._check_groups()
-            held = [parameter for ref in self._held if (parameter := ref()) is not None]
-            self._surroundings.check(held, self._where, self.deferred)
+            if self._surroundings.may_be_new():
+                held = [parameter for ref in self._held if (parameter := ref()) is not None]
+                self._surroundings.check(held, self._where, self.deferred)
             self._is_checked = True
 
+    @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Ends a step: of tables that ``backward()`` has updated the step's number is raised; with
         ``deferred``, it is here that their rows are updated, by ``.grad``.

@@ -25,16 +25,19 @@ class Surroundings:
         self._references = -1
         self._seen: list[weakref.ref[Any]] = []
 
-    def check(self, parameters: Sequence[Tensor], where: str, deferred: bool) -> None:
-        """As :func:`check_surroundings`, in a microsecond where nothing is new: an instance or a subclass
+    def may_be_new(self) -> bool:
+        """Whether they are to be looked for again, found out in a microsecond: an instance or a subclass
         refers to its class, so that with a new one the class has more references, unless an old one is gone.
         """
-        if sum(map(sys.getrefcount, self._classes)) == self._references:
-            for ref in self._seen:
-                if (seen := ref()) is None or (isinstance(seen, torch.amp.GradScaler) and _is_used(seen)):
-                    break
-            else:
-                return
+        if sum(map(sys.getrefcount, self._classes)) != self._references:
+            return True
+        for ref in self._seen:
+            if (seen := ref()) is None or (isinstance(seen, torch.amp.GradScaler) and _is_used(seen)):
+                return True
+        return False
+
+    def check(self, parameters: Sequence[Tensor], where: str, deferred: bool) -> None:
+        """Looks for them; see :func:`check_surroundings`."""
         self._seen = list(map(weakref.ref, check_surroundings(parameters, where, deferred)))
         self._classes = list(_with_subclasses(_KINDS))
         self._references = sum(map(sys.getrefcount, self._classes))
