@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from statistics import geometric_mean
@@ -88,6 +89,34 @@ class TableSetting(Setting):
             rank = (uniform * ((cell.rows + 1) ** power - 1) + 1) ** (1 / power) - 1
         indices = self._order[rank.long().clamp_(0, cell.rows - 1)]
         return indices, torch.arange(0, len(indices) + 1, cell.pooling, device=self.device)
+
+    def compile_ahead(self, points: Iterable[tuple[int, int]], candidates: dict[str, Candidate]) -> None:
+        """Compiles the kernels of recfuse and the gathers side by side: `points` are (bags, pooling)."""
+        if self.device.type != "cuda":
+            return
+        runs: list[Callable[[], object]] = []
+        weights = {each.row_bytes: each.weights[0] for each in candidates.values()}
+        for bags, pooling in points:
+            requests = [(0, self.part(Cell(*self.weights[0].shape, bags, pooling, 0.0)))]
+            runs += [
+                partial(candidate.run, requests)
+                for name, candidate in candidates.items()
+                if "recfuse" in name
+            ]
+            few = requests[0][1][0][:64]
+            runs += [
+                partial(gather, shape, weight, few, every=every)
+                for shape, weight, every in itertools.product(_SHAPES, weights.values(), (0, pooling))
+            ]
+
+        def run_one(run: Callable[[], object]) -> None:
+            torch.cuda.set_device(self.device)
+            torch.cuda.synchronize()  # this thread now has the device's context
+            run()
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(run_one, runs))
+        torch.cuda.synchronize()
 
     def measure(self, cell: Cell, candidates: dict[str, Candidate], rounds: int) -> CellRow:
         """All candidates and the ceilings in turns, after their outputs are checked."""
@@ -174,10 +203,12 @@ def measure_short(
     for size, dim in itertools.product(ROWS[:1] if quick else ROWS, reversed(DIMS)):
         setting = TableSetting(parser, arguments, size, dim)
         candidates, notes = make_candidates(setting, NAMES)
-        points = itertools.product(BAGS[:2] if quick else BAGS, POOLINGS[:2] if quick else POOLINGS, ALPHAS)
+        kinds = list(itertools.product(BAGS[:2] if quick else BAGS, POOLINGS[:2] if quick else POOLINGS))
+        setting.compile_ahead(kinds, candidates)
+        points = [(*kind, alpha) for kind, alpha in itertools.product(kinds, ALPHAS)]
         rows = [
             setting.measure(Cell(size, dim, *point), candidates, 3 if quick else ROUNDS)
-            for point in tqdm(list(points), desc=f"{size} x {dim}", leave=False)
+            for point in tqdm(points, desc=f"{size} x {dim}", leave=False)
         ]
         notes += dict.fromkeys(note for row in rows for note in row.record["notes"])
         yield rows, _times(rows, notes)
