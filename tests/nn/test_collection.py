@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -229,6 +230,35 @@ def test_names_features_and_text():
     assert collection.embedding_bags.t1.weight[2].abs().sum() == 0
     negative = FusedEmbeddingBagCollection([Table(30, 4, padding_idx=-1)])
     assert negative.tables.t0.padding_idx == 29 and not negative.tables.t0.weight[29].any()
+
+
+@pytest.mark.parametrize("compiled", (False, True))
+def test_sizes_and_padding_may_be_numpys(compiled):
+    rows, dim, padding = np.int64(10), np.int32(4), np.int64(2)
+    bag, indices = EmbeddingBag(rows, dim, mode="sum", padding_idx=padding), torch.tensor([[2, 3], [2, 2]])
+    new = FusedEmbeddingBagCollection([Table(rows, dim, padding_idx=padding)])
+    packed = FusedEmbeddingBagCollection.from_embedding_bags([copy.deepcopy(bag)])
+    call = torch.compile(backend="eager") if compiled else lambda module: module
+    assert torch.equal(call(bag)(indices), torch.stack((bag.weight[3], torch.zeros(4))))
+    for collection in (new, packed):
+        spec = collection.layout.tables[0]
+        assert {type(spec.num_embeddings), type(spec.embedding_dim), type(spec.padding_idx)} == {int}
+        want = torch.stack((collection.tables.t0.weight[3], torch.zeros(4)))
+        assert torch.equal(call(collection)(indices.reshape(-1), torch.tensor([0, 2, 4])), want)
+
+
+def test_a_table_that_was_changed_by_hand_is_as_its_calls_are():
+    bag = nn.EmbeddingBag(10, 4, mode="sum")
+    bag.weight, bag.padding_idx = nn.Parameter(torch.randn(20, 4)), -1
+    want = bag(torch.tensor([[15, 19]]))
+    wrong = copy.deepcopy(bag)
+    collection = FusedEmbeddingBagCollection.from_embedding_bags([bag])
+    assert torch.equal(collection(torch.tensor([15, 19]), torch.tensor([0, 2])), want)
+    assert collection.state_dict()["embedding_bags.t0.weight"].shape == (20, 4)
+    wrong.padding_idx, weight = 20, wrong.weight
+    with pytest.raises(ValueError, match="padding_idx is 20, must lie in"):
+        FusedEmbeddingBagCollection.from_embedding_bags([nn.EmbeddingBag(3, 4), wrong])
+    assert wrong.weight is weight
 
 
 def test_new_tables_are_drawn_as_torchs():

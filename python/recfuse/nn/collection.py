@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recfuse._arguments import wrong_type
+from recfuse._arguments import integer, wrong_type
 from recfuse._codes import MODES
 from recfuse.data.forms import Lookups, is_keyed, of_collection, of_keys
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
@@ -20,6 +20,7 @@ from recfuse.nn.packed.pooling import refuse_proxy
 from recfuse.nn.packed.table import Tables
 
 _WHERE = "recfuse.nn.FusedEmbeddingBagCollection"
+_MOST = 2**62
 _DATA_TYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}  # TorchRec's
 
 
@@ -121,13 +122,8 @@ class FusedEmbeddingBagCollection(PackedModule):
         configs = list(tables)
         new = [Table.of(config) for config in configs]
         names = [table.name if table.name is not None else f"t{number}" for number, table in enumerate(new)]
-        for name, table in zip(names, new, strict=True):
-            _check_table(name, table, sparse)
+        specs = [_spec_of(name, table, sparse) for name, table in zip(names, new, strict=True)]
         _check_names(names)
-        specs = [
-            TableSpec(name, t.num_embeddings, t.embedding_dim, t.mode, _padding_row(t))
-            for name, t in zip(names, new, strict=True)
-        ]
         features = [
             (feature, number)
             for number, (name, table) in enumerate(zip(names, new, strict=True))
@@ -265,7 +261,8 @@ def _check_names(names: Sequence[str]) -> None:
             )
 
 
-def _check_table(name: str, table: Table, sparse: bool) -> None:
+def _spec_of(name: str, table: Table, sparse: bool) -> TableSpec:
+    """What is known of a table before it is placed; raises where it is none."""
     if not isinstance(table.dtype, torch.dtype) or not table.dtype.is_floating_point:
         raise _type_error(f"dtype of {name} is {table.dtype!r}, must be a floating-point torch.dtype")
     if isinstance(table.feature_names, str):
@@ -278,21 +275,11 @@ def _check_table(name: str, table: Table, sparse: bool) -> None:
         raise _value_error(
             f'sparse is True and mode of {name} is "max", which has no sparse gradient; pass sparse=False'
         )
-    for field in ("num_embeddings", "embedding_dim"):
-        value = getattr(table, field)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise wrong_type(f"{_WHERE}: {field} of {name}", value, "an int")
-        if value < 0:
-            raise _value_error(f"{field} of {name} is {value}, must be >= 0")
-
-
-def _padding_row(table: Table) -> int | None:
-    """padding_idx, counted from the start."""
-    rows, row = table.num_embeddings, table.padding_idx
-    if row is None:
-        return None
-    if not isinstance(row, int) or isinstance(row, bool):
-        raise wrong_type(f"{_WHERE}: padding_idx", row, "an int or None")
-    if not -rows <= row < rows:
-        raise _value_error(f"padding_idx is {row}, must lie in [{-rows}, {rows}) with a table of {rows} rows")
-    return row % rows
+    rows, dim = (
+        integer(f"{_WHERE}: {field} of {name}", getattr(table, field), 0, _MOST)
+        for field in ("num_embeddings", "embedding_dim")
+    )
+    padding = table.padding_idx
+    if padding is not None:
+        padding = integer(f"{_WHERE}: padding_idx of {name}", padding, -rows, rows - 1) % rows
+    return TableSpec(name, rows, dim, table.mode, padding)

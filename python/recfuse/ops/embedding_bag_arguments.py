@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NoReturn
 
 import torch
@@ -127,8 +128,10 @@ def padding_row(padding_idx: int | None, weight: Tensor) -> int:
     if padding_idx is None:
         return -1
     rows = weight.shape[0]
-    if not isinstance(padding_idx, (int, torch.SymInt)) or isinstance(padding_idx, bool):
+    if isinstance(padding_idx, bool) or not hasattr(padding_idx, "__index__"):
         _fail_type(f"padding_idx is {a_type(padding_idx)}, must be an int or None")
+    if not isinstance(padding_idx, (int, torch.SymInt)):  # NumPy's, which torch takes too
+        padding_idx = operator.index(padding_idx)
     if not -rows <= padding_idx < rows:
         fail(f"padding_idx is {padding_idx}, must lie in [{-rows}, {rows}) with a table of {rows} rows")
     return padding_idx % rows

@@ -22,6 +22,7 @@ from recfuse.nn.packed.layout import (
 )
 from recfuse.nn.packed.optimizer_state import Piece
 from recfuse.nn.packed.optimizers import Move, Target
+from recfuse.ops.embedding_bag_arguments import padding_row
 
 
 class PackedParameters(torch.nn.Module):
@@ -60,6 +61,10 @@ class PackedParameters(torch.nn.Module):
         where = f"recfuse.nn.{type(self).__name__}"
         if reason := why_not_fusable(bags):
             raise ArgumentValueError(f"{where}: {reason}; use recfuse.nn.EmbeddingBag for it")
+        specs = []
+        for name, bag in zip(names, bags, strict=True):
+            row = None if bag.padding_idx is None else padding_row(bag.padding_idx, bag.weight)
+            specs.append(TableSpec(name, *bag.weight.shape, bag.mode, row, bag.include_last_offset))
         old_weights = [bag.weight for bag in bags]
         weights = list({id(weight): weight for weight in old_weights}.values())
         numbers = {id(weight): number for number, weight in enumerate(weights)}
@@ -82,11 +87,6 @@ class PackedParameters(torch.nn.Module):
                         old.data = rows
                 pieces.append(Piece(number, 0, old.shape[0], first_row))
             targets.append(Target(parameter, name, pieces))
-        fields = ("num_embeddings", "embedding_dim", "mode", "padding_idx", "include_last_offset")
-        specs = [
-            TableSpec(name, *(getattr(bag, field) for field in fields))
-            for name, bag in zip(names, bags, strict=True)
-        ]
         weight_of_table = [numbers[id(weight)] for weight in old_weights]
         sparse = bags[0].sparse if bags else False
         self._set_layout(layout_of(specs, weight_of_table, table_of_feature, matrices, sparse))
