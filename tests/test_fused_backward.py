@@ -7,7 +7,8 @@ import torch
 
 import recfuse
 from recfuse.ops import gradients
-from support.backward.calls import BAD
+from support import gpu
+from support.backward.calls import BAD, CHUNKS, check_random_calls
 from support.fused import Groups
 from support.reference import DTYPES, Feature, assert_close_to_reference
 from support.reference import fused_embedding_bag as reference
@@ -49,6 +50,14 @@ def test_agrees_with_the_reference(name, kind, by_freq):
         problem.check(grad, indices, offsets, by_freq=by_freq)
         if kind == "sum":
             problem.check(grad, indices, offsets, torch.randn(indices.numel()), by_freq)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_random_gradients_and_updates(monkeypatch, threads, chunk):
+    """Those of the GPU's test, which has a thousand a chunk."""
+    threads(1)  # for cases as small as these
+    monkeypatch.setattr(gpu, "DEVICE", torch.device("cpu"))
+    check_random_calls(chunk, 20)
 
 
 def test_many_lookups_of_few_and_of_many_rows():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 import torch
@@ -11,7 +10,16 @@ import torch
 import recfuse  # noqa: F401 (loads the operators)
 from recfuse.data import workloads
 from support import gpu
-from support.backward.calls import BAD, KINDS, Call, features_of, numbers_of, there
+from support.backward.calls import (
+    BAD,
+    CHUNKS,
+    KINDS,
+    Call,
+    check_random_calls,
+    features_of,
+    numbers_of,
+    there,
+)
 from support.fused import Groups
 from support.reference import DTYPES, Feature
 
@@ -79,34 +87,9 @@ def test_updates(name: str, kind: int) -> None:
         call.check_update(kind)
 
 
-CHUNKS, CASES = 10, 1000
-
-
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_random_cases(chunk: int) -> None:
-    """Few variants of kernels a chunk: what varies is sizes, sharing, poolings, padding, lookups."""
-    draw = random.Random(chunk)
-    dims = (4, 8, 16, 32, 64, 128) if chunk % 2 else (1, 3, 17, 32)
-    dtype, integer = DTYPES[chunk % 3], (torch.int64, torch.int32)[chunk // 5]
-    weighted, most_rows = chunk in (3, 6), (600, 2000, 5000)[chunk % 3]
-    for number in range(CASES):
-        torch.manual_seed(CASES * chunk + number)
-        sizes = [draw.choice((1, 2, 3, 9, 40)) for _ in range(draw.randint(1, 4))]
-        spec = [(dtype, draw.choice(dims), (*sizes, most_rows))]
-        tables = range(len(sizes))
-        modes = ("sum",) if weighted else ("sum", "mean", "max") if chunk % 4 == 2 else ("sum", "mean")
-        features = [
-            Feature(draw.choice(tables), draw.choice(modes), draw.choice((None, None, 0)))
-            for _ in range(draw.randint(1, 6))
-        ]
-        problem, bags = Groups(spec, features), draw.randint(1, 20)
-        indices, offsets = problem.lookups(bags, draw.choice((1, 2, 12)), integer)
-        if draw.random() < 0.2:
-            indices.zero_()
-        factors = torch.randn(indices.numel()) if weighted else None
-        call = Call(problem, torch.randn(bags, problem.output_dim), indices, offsets, factors)
-        call.check_gradients(sparse=number % 10 == 0)
-        call.check_update(number % 4)
+    check_random_calls(chunk, 1000)
 
 
 @pytest.mark.parametrize("kind", ("sum", "modes"))

@@ -1,7 +1,8 @@
-"""Calls of gradients and updates on a GPU, and what they must give."""
+"""Calls of gradients and updates on a GPU, or on what is put in its place, and what they must give."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def there(tensors: Any) -> Any:
 
 
 class Call:
-    """A problem's call on the GPU."""
+    """A problem's call on ``gpu.DEVICE``."""
 
     def __init__(
         self, problem: Groups, grad: Tensor, indices: Tensor, offsets: Tensor, factors: Tensor | None = None
@@ -154,6 +155,35 @@ class Call:
                 most = loose.amax(1, keepdim=True) * (1 + sizes[number][own].amax(1, keepdim=True))
                 assert_close_to_reference(state[own], right[own], most)
                 assert torch.equal(state[~own], old[~own])
+
+
+CHUNKS = 10
+
+
+def check_random_calls(chunk: int, cases: int) -> None:
+    """Few variants of kernels a chunk: what varies is sizes, sharing, poolings, padding, lookups."""
+    draw = random.Random(chunk)
+    dims = (4, 8, 16, 32, 64, 128) if chunk % 2 else (1, 3, 17, 32)
+    dtype, integer = DTYPES[chunk % 3], (torch.int64, torch.int32)[chunk // 5]
+    weighted, most_rows = chunk in (3, 6), (600, 2000, 5000)[chunk % 3]
+    for number in range(cases):
+        torch.manual_seed(1000 * chunk + number)
+        sizes = [draw.choice((1, 2, 3, 9, 40)) for _ in range(draw.randint(1, 4))]
+        spec = [(dtype, draw.choice(dims), (*sizes, most_rows))]
+        tables = range(len(sizes))
+        modes = ("sum",) if weighted else ("sum", "mean", "max") if chunk % 4 == 2 else ("sum", "mean")
+        features = [
+            Feature(draw.choice(tables), draw.choice(modes), draw.choice((None, None, 0)))
+            for _ in range(draw.randint(1, 6))
+        ]
+        problem, bags = Groups(spec, features), draw.randint(1, 20)
+        indices, offsets = problem.lookups(bags, draw.choice((1, 2, 12)), integer)
+        if draw.random() < 0.2:
+            indices.zero_()
+        factors = torch.randn(indices.numel()) if weighted else None
+        call = Call(problem, torch.randn(bags, problem.output_dim), indices, offsets, factors)
+        call.check_gradients(sparse=number % 10 == 0)
+        call.check_update(number % 4)
 
 
 def features_of(tables: int, summed: bool) -> list[Feature]:
