@@ -255,3 +255,14 @@ def test_numbers_with_gradients_are_not_packed_in_silence():
     given = batch() | {"n": torch.rand(6, 2, requires_grad=True)}
     with pytest.raises(RuntimeError, match=r"grad|out="):
         EmbeddingColumns(SPECS).pack(given)
+
+
+def test_another_default_device_changes_nothing():
+    module, given = EmbeddingColumns(SPECS), batch()
+    with torch.no_grad():
+        want = module.to_torch()(given)
+        with torch.device("meta"):
+            packed = module.pack(given)
+            assert packed.device.type == "cpu"
+            for one in (given, packed):
+                torch.testing.assert_close(module(one), want)

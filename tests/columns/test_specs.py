@@ -77,8 +77,9 @@ BAD_COLUMNS = {
         ValueError,
         "'a': vocabulary has 9223372036854775808",
     ),
-    "buckets": (lambda: Hash("a", 0, 4), ValueError, "'a': num_buckets is 0"),
-    "many buckets": (lambda: Hash("a", 2**31, 4), ValueError, "'a': num_buckets is 2147483648"),
+    "buckets": (lambda: Hash("a", 0, 4), ValueError, "'a': num_embeddings is 0"),
+    "no buckets": (lambda: Hash("a", 5, 4, num_buckets=0), ValueError, "'a': num_buckets is 0"),
+    "many buckets": (lambda: Hash("a", 2**31, 4), ValueError, "'a': num_embeddings is 2147483648"),
     "seed": (lambda: Hash("a", 5, 4, seed=-1), ValueError, "'a': seed is -1"),
     "keys": (lambda: Cross("a", ("b",), 5, 4), TypeError, "'a': keys must be two"),
     "key": (lambda: Cross("a", ("b", 3), 5, 4), TypeError, "'a': a key is an int"),
@@ -177,7 +178,7 @@ BAD_JSON = {
     "value": (
         [{**NUMERIC}, {"kind": "hash", "name": "a", "num_embeddings": 0, "embedding_dim": 1}],
         ValueError,
-        r"columns\[1\] \('a'\): .*num_buckets is 0",
+        r"columns\[1\] \('a'\): .*num_embeddings is 0",
     ),
     "dtype": (
         [{"kind": "identity", "name": "a", "num_embeddings": 2, "embedding_dim": 4, "dtype": "half"}],

@@ -185,5 +185,5 @@ def _sent(found: Tensor, device: torch.device) -> Tensor:
         return found.to(device)
     if torch.compiler.is_compiling() or found.requires_grad:
         return found.to(device, non_blocking=True)
-    pinned = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+    pinned = torch.empty(found.shape, dtype=found.dtype, device="cpu", pin_memory=True)
     return pinned.copy_(found).to(device, non_blocking=True)

@@ -79,6 +79,8 @@ class Hash(FeatureColumn):
     kind: ClassVar[str] = "hash"
 
     def _check(self) -> None:
+        if self.num_buckets is None:
+            integer("num_embeddings", self.num_embeddings, 1, MOST_BUCKETS)
         buckets = self.num_embeddings if self.num_buckets is None else self.num_buckets
         self._set("_own", ToHash(buckets, self.seed))
         super()._check()
@@ -150,7 +152,8 @@ class Cross(TableColumn):
             if not isinstance(key, Key):
                 raise wrong_type("a key", key, "a name or a recfuse.nn.columns.Key")
         self._set("keys", keys)
-        integer("num_buckets", self.buckets, 1, MOST_BUCKETS)
+        name = "num_embeddings" if self.num_buckets is None else "num_buckets"
+        integer(name, self.buckets, 1, MOST_BUCKETS)
         self._set("seed", integer("seed", self.seed, 0, MOST_SEED))
 
 

@@ -127,7 +127,7 @@ class Packer:
         """The same of tensors that are known by their addresses, on the CPU."""
         inputs, batch = given.inputs.numpy(), given.batch
         size, _ = _C.embedding_columns_pack(inputs, batch, 0, 0)
-        buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pin)
+        buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin)
         _, found = _C.embedding_columns_pack(inputs, batch, buffer.data_ptr(), size)
         parts = []
         for field, kind, wide, rows, columns, first in found:
