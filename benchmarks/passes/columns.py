@@ -10,6 +10,7 @@ packed batch. The layers behind the columns are compiled, the same for all.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -22,7 +23,7 @@ from common.checks import check_agreement, relative_error
 from common.settings import Setting
 from common.table import Table
 from embedding_columns.forms import named, specifications
-from embedding_columns.models import BOUNDARIES, Batch, Jagged, Kind, Model, Subject, model_kinds
+from embedding_columns.models import BOUNDARIES, Batch, Kind, Model, Subject, model_kinds
 from passes.measure import measure_forms
 from recfuse import timing
 from recfuse.nn.columns import EmbeddingColumns
@@ -39,10 +40,13 @@ class Plain(nn.Module):
         super().__init__()
         self.kinds = list(subject.columns)
 
-    def forward(
-        self, tables: list[Tensor], floats: Tensor, integers: Tensor, several: list[Jagged]
-    ) -> Tensor:
-        """A table a column, [size, columns of a kind] each, (values, offsets) of the other columns."""
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """A table a column; floats and integers [size, columns of a kind]; values and offsets of each of the
+        other columns. One by one: a list of them would be taken apart in Python, in each call.
+        """
+        count = len(self.kinds)
+        tables, (floats, integers), rest = tensors[:count], tensors[count : count + 2], tensors[count + 2 :]
+        several = list(zip(rest[::2], rest[1::2], strict=True))
         at = {"floats": 0, "integers": 0, "several": 0}
         pooled = []
         for kind, table in zip(self.kinds, tables, strict=True):
@@ -77,15 +81,16 @@ def columns_of(subject: Subject) -> EmbeddingColumns:
     return module.requires_grad_(False).eval()
 
 
-def inputs_of(kinds: list[Kind], batch: Batch) -> tuple[Tensor, Tensor, list[Jagged]]:
-    """A batch as the plain model takes it."""
+def inputs_of(kinds: list[Kind], batch: Batch) -> list[Tensor]:
+    """A batch as the plain model takes it, behind its tables."""
     of = {
         source: [
             feature for kind, feature in zip(kinds, batch.features, strict=True) if source_of(kind) == source
         ]
         for source in ("floats", "integers", "several")
     }
-    return torch.stack(of["floats"], 1), torch.stack(of["integers"], 1), of["several"]  # type: ignore[arg-type,return-value]
+    dense = [torch.stack(of[source], 1) for source in ("floats", "integers")]  # type: ignore[arg-type]
+    return [*dense, *itertools.chain.from_iterable(of["several"])]
 
 
 def measure_columns(
@@ -97,7 +102,7 @@ def measure_columns(
     batches = subject.batches(arguments.samples)
     top = Model(name, subject.output_dim, setting.device, arguments.seed).eval()
     plain, columns, layers = Plain(subject), columns_of(subject), torch.compile(top, dynamic=False)
-    given = [(subject.tables, *inputs_of(subject.columns, batch)) for batch in batches]
+    given = [(*subject.tables, *inputs_of(subject.columns, batch)) for batch in batches]
     packed = [columns.pack(named(batch.features)) for batch in batches]
     graph = make_fx(plain, tracing_mode="fake", pre_dispatch=True)(*given[0])
     report = recfuse.swap(graph)

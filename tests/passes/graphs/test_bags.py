@@ -190,6 +190,35 @@ def test_last_offsets_and_lookups_behind_them(trailing, weighted):
         assert_same(gradients(model, swapped, (calls, factors)), gradients(model, model, (calls, factors)))
 
 
+@pytest.mark.parametrize("start", (0, 1))
+def test_bags_of_one_lookup_by_their_offsets(start):
+    """``arange(batch)``; from 1 on, the first bag is another one, and torch refuses it on the CPU."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables = nn.ModuleList(nn.EmbeddingBag(20, 4 + k, mode="sum") for k in range(3))
+
+        def forward(self, x, weights):
+            numbers = torch.arange(start, x.shape[0] + start)
+            pooled = [table(x[:, k], numbers) for k, table in enumerate(self.tables[:2])]
+            return torch.cat([*pooled, self.tables[2](x[:, 2], torch.arange(x.shape[0]), weights)], 1)
+
+    model, batch = Model(), torch.export.Dim("batch", min=2)
+    given = torch.randint(0, 20, (8, 3)), torch.rand(8)
+    swapped, report = passed(model, given, "exported", dynamic_shapes=({0: batch}, {0: batch}))
+    assert len(report.swapped) == 3
+    for samples in (8, 33):
+        given = torch.randint(0, 20, (samples, 3)), torch.rand(samples)
+        for run in (model, swapped):
+            if start:
+                with pytest.raises(RuntimeError):
+                    run(*given)
+        if not start:
+            assert_same(swapped(*given), model(*given))
+            assert_same(gradients(swapped, swapped, given), gradients(model, model, given))
+
+
 def test_bad_contents_raise():
     model = Bags(tables=2)
     fixed, indices, offsets, *rest = model.batch(8)

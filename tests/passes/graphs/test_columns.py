@@ -78,6 +78,40 @@ def test_steps_are_folded():
     assert "columns in one call" in report.swapped[0].detail
 
 
+class OneHot(nn.Module):
+    """Bags of one lookup each, in every spelling."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(13, 4, mode=mode) for mode in ("sum", "mean", "max", "mean", "sum", "mean")
+        )
+
+    def forward(self, x):
+        weights = [table.weight for table in self.tables]
+        pooled = [self.tables[0]((x[:, 0] % 13).unsqueeze(1)), self.tables[1](x[:, 1:2] % 13)]
+        pooled += [F.embedding_bag((x[:, 2] % 13).view(-1, 1), weights[2], mode="max")]
+        pooled += [F.embedding((x[:, 3] % 13)[:, None], weights[3]).mean(1)]
+        pooled += [F.embedding(x[:, 4:5] % 13, weights[4]).sum(dim=-2)]
+        pooled += [F.embedding_bag(x[:, 5] % 13, weights[5], torch.arange(x.shape[0]), mode="mean")]
+        return torch.cat(pooled, 1)
+
+
+def test_bags_of_one_lookup_are_not_pooled():
+    """They are dense columns of one value: nothing counts their lookups."""
+    model = OneHot().requires_grad_(False)
+    x, batch = torch.randint(0, 10**6, (8, 6)), torch.export.Dim("batch", min=2)
+    swapped, report = passed(model, (x,), "exported", dynamic_shapes=({0: batch},))
+    assert len(report.swapped) == 6
+    names = {str(node.target) for node in swapped.graph.nodes if node.op == "call_function"}
+    assert names == {"recfuse.embedding_columns.default", "aten.sym_size.int"}
+    (call,) = (node for node in swapped.graph.nodes if "embedding_columns" in str(node.target))
+    assert [len(inputs) for inputs in call.args[2:4]] == [1, 0]  # dense and jagged
+    for samples in (8, 100):
+        x = torch.randint(0, 10**6, (samples, 6))
+        assert_same(swapped(x), model(x))
+
+
 def test_trained_columns_are_bags():
     model = Columns(10)
     batch = model.batch(8)
@@ -177,6 +211,21 @@ def test_defaults_of_empty_samples(end, way):
     swapped, report = passed(model, batch, way)
     assert len(report.found("columns")) == 2
     assert ("5 operators" if end in FOLDED_ENDS else "2 operators") in report.found("columns")[0].detail
+    if way == "exported" and end in FOLDED_ENDS:
+        names = {
+            str(node.target).split(".")[1] for node in swapped.graph.nodes if "aten." in str(node.target)
+        }
+        gone = {
+            "where",
+            "masked_fill",
+            "zeros_like",
+            "embedding_bag",
+            "unsqueeze",
+            "diff",
+            "select",
+            "remainder",
+        }
+        assert not names & (gone | {"gt", "ge", "lt", "eq", "ne", "logical_not", "bitwise_not"})
     assert (batch[1] == 0).any()
     assert_same(swapped(*batch), model(*batch))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -58,6 +60,16 @@ def test_feature_columns(way):
     swapped, report = passed(model, model.batch(8), way, **options)
     assert len(report.found("bags")) == len(report.found("guards")) == columns
     assert not report.left
+    if way == "exported":  # the guards are gone, and what they alone needed
+        kept = {"bucketize": columns // 4, "remainder": columns // 2}
+        kept |= dict.fromkeys(("ge", "where", "clamp"), columns // 4)  # whose guard is a second clamp
+        names = ("masked_fill", "lt", "__or__", "bitwise_or", "zeros_like", "clamp_min", *kept)
+        packets = Counter(
+            node.target._schema.name.removeprefix("aten::")
+            for node in swapped.graph.nodes
+            if isinstance(node.target, torch._ops.OpOverload)
+        )
+        assert {name: packets[name] for name in names if packets[name]} == kept
     for samples in (8, 100):
         batch = model.batch(samples)
         assert_same(swapped(*batch), model(*batch))

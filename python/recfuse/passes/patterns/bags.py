@@ -166,20 +166,23 @@ def _pooled(node: Node) -> Bag | None:
     length = _length(offsets, given["indices"])
     form = LAST if given["include_last_offset"] else FIXED if length else JAGGED
     inputs = _input_of(given["indices"], offsets) if form == FIXED else None
+    counted = inputs or (given["indices"] if form == FIXED and length == 1 else offsets)
     return Bag(
         used[0], given["weight"], inputs or given["indices"], mode, f"embedding_bag, {mode}", (node,), form,
-        length or 0, None if form == FIXED else offsets, inputs or offsets, given["per_sample_weights"],
+        length or 0, None if form == FIXED else offsets, counted, given["per_sample_weights"],
         padding_idx, bool(given["sparse"]),
     )  # fmt: skip
 
 
 def _length(offsets: Node, indices: Node) -> int | None:
-    """Lookups of each bag where offsets are ``arange(0, lookups, length)``: an input ``[bags, length]``."""
-    if not is_call(offsets, aten.arange) or offsets.target is not aten.arange.start_step:
+    """Lookups of each bag where offsets are ``arange(0, lookups, length)``: an input ``[bags, length]``; or
+    bags of one lookup each, by ``arange(lookups)``.
+    """
+    if not is_call(offsets, aten.arange):
         return None
     given = arguments_of(offsets)
-    end, step, lookups = given["end"], given["step"], value_of(indices).shape[0]
-    if given["start"] != 0 or not isinstance(step, int) or step < 1:
+    end, step, lookups = given["end"], given.get("step", 1), value_of(indices).shape[0]
+    if given.get("start", 0) != 0 or not isinstance(step, int) or step < 1:
         return None
     if not statically_known_true(lookups % step == 0):  # else the last bag is a shorter one
         return None
