@@ -222,6 +222,7 @@ def test_bad_batches_of_a_collection(gpu, batch, kind, words):
         (([torch.zeros(1).long()], [torch.zeros(1).long()]), "1 offsets and 1 indices for 2 tables"),
         (([torch.zeros(1).long()] * 2, [torch.zeros(1).long()] * 2, [None]), "1 row_weights for 2 tables"),
         (([torch.zeros(1).long()] * 2, [torch.zeros(1)] * 2), "has torch.float32 indices"),
+        (([torch.zeros(1)] * 2, [torch.zeros(1).long()] * 2), "offsets are torch.float32, must be int32 or"),
         (([torch.ones(1).long()] * 2, [torch.zeros(1).long()] * 2), "offsets of table 0 begin with 1"),
     ),
 )

@@ -198,8 +198,9 @@ def _feature_major(
 ) -> tuple[Tensor, Tensor]:
     """One tensor of lookups, table after table, and one of offsets into it."""
     stacked = offsets if isinstance(offsets, Tensor) else torch.stack(list(offsets))
-    if stacked.dtype != torch.int64:
-        stacked = stacked.to(torch.int64)
+    if stacked.dtype not in INTEGERS:
+        raise ArgumentTypeError(f"{where}: offsets are {stacked.dtype}, must be int32 or int64")
+    stacked = stacked.to(torch.int64)
     if isinstance(indices, Tensor):
         tables, each = indices.shape
         ends = torch.arange(tables + 1, device=stacked.device) * each
