@@ -261,6 +261,18 @@ def test_a_table_that_was_changed_by_hand_is_as_its_calls_are():
     assert wrong.weight is weight
 
 
+def test_a_collection_made_in_inference_mode_is_trained_outside():
+    with torch.inference_mode():
+        new, packed = (
+            collection_of(),
+            FusedEmbeddingBagCollection.from_embedding_bags([nn.EmbeddingBag(3, 4)]),
+        )
+    for collection in (new, packed):
+        with torch.enable_grad():
+            collection(*lookups_of(collection)).sum().backward()
+        assert all(parameter.grad is not None for parameter in collection.parameters())
+
+
 def test_new_tables_are_drawn_as_torchs():
     collection = collection_of([Table(30, 4), Table(20, 4, padding_idx=2)])
     torch.manual_seed(5)

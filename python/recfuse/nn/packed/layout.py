@@ -113,7 +113,8 @@ def feature_tensor(tables: Sequence[TableSpec]) -> Tensor:
         offset, mode = table.first_row * dim, MODES.index(table.mode)
         rows.append([table.matrix, offset, table.num_embeddings, dim, mode, padding_idx, column])
         column += dim
-    return torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, 7)
+    with torch.inference_mode(False):  # backward passes keep it
+        return torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, 7)
 
 
 def layout_of(
