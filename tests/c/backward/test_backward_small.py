@@ -152,7 +152,7 @@ def run_lists(problem: Problem, features: NDArray[Any], list_rows: int, seed: in
         setattr(args, name, values.ctypes.data)
     integer = "rf_i64" if problem.wide else "int"
     lib = simulated("backward_small.cu", RF_INDEX=integer, RF_OFFSET=integer)
-    lib.small_lists(ctypes.byref(args), len(short), ctypes.c_uint64(seed))
+    assert lib.small_lists(ctypes.byref(args), len(short), ctypes.c_uint64(seed)) == 0
     lists = []
     for feature in features:
         starts = memory["starts"][feature["start"] : feature["start"] + feature["rows"] + 1].astype(np.int64)
@@ -192,6 +192,10 @@ PROBLEMS = {
     "counters of 32 bits": Problem(bags=200, longest=900, rows=(300,), dims=(4,), hot=0.6, seed=9),
     "many hot rows": Problem(bags=120, longest=50, rows=(5000, 2500), dims=(4, 8), few=30, seed=12),
     "some hot rows": Problem(bags=120, longest=50, rows=(5000, 2500), dims=(4, 8), few=6, seed=13),
+    "rows of 1 to 60 lookups": Problem(
+        bags=700, longest=60, rows=(4000, 1500, 600), dims=(4, 4, 4), wide=True, seed=14
+    ),
+    "no room for bits": Problem(bags=4000, longest=38, rows=(6400,), dims=(4,), shared=40 << 10, seed=15),
     "a list in parts": Problem(bags=60, longest=600, rows=(6000,), dims=(4,), hot=0.1, seed=10),
 }
 

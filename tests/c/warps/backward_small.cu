@@ -23,9 +23,14 @@ static void lists_block(const void *args) {
 static void rows_block(const void *args) { staged::rf_small_rows(*static_cast<const rf_small_args *>(args)); }
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
-EXPORTED void small_lists(const void *args, unsigned blocks, rf_u64 seed) {
+/* Returns how many bytes behind its shared memory a block has written to. */
+EXPORTED int small_lists(const void *args, unsigned blocks, rf_u64 seed) {
+    int beyond = 0;
     memset(memory, 0xcd, sizeof memory);
     run_blocks(lists_block, args, blocks, lists::BLOCK, seed);
+    for (size_t i = static_cast<const rf_small_lists_args *>(args)->shared_bytes; i < sizeof memory; i++)
+        beyond += memory[i] != 0xcd;
+    return beyond;
 }
 EXPORTED void small_rows(const void *args, unsigned blocks, rf_u64 seed) {
     memset(memory, 0xcd, sizeof memory);
