@@ -80,7 +80,7 @@ static rf_status raise_record(const rf_error_record *record) {
                           record->argument < sizeof arguments / sizeof arguments[0] &&
                           arguments[record->argument].name != NULL;
     RF_FAIL_IF(!readable, RF_ERR_INTERNAL,
-               "a GPU kernel left an error that nobody knows: argument %u of operator %u",
+               "a GPU kernel reported an unknown error: argument %u of operator %u",
                (unsigned)record->argument, (unsigned)record->operator_number);
     const char *name = arguments[record->argument].name, *counted = arguments[record->argument].counted;
     char bag[80] = "", list[16] = "", place[24] = "", found[256];

@@ -39,8 +39,8 @@ static rf_status callers_mapping_check(const rf__fused_call *call,
                    head->bags != params->bags || head->n_features != params->n_features ||
                    head->signature != call->described->what.signature,
                RF_ERR_VALUE,
-               "recfuse.fused_embedding_bag: mapping is not one for %" PRId64 " features of %" PRId64
-               " bags with these schedules; make it anew with the same features, schedules and "
+               "recfuse.fused_embedding_bag: mapping is not for %" PRId64 " features of %" PRId64
+               " bags with these schedules; create it again with the same features, schedules and "
                "offsets",
                params->n_features, params->bags);
     const rf__fused_staged staged = rf__fused_staged_of(head, plan->mapping_rows);

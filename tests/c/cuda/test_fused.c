@@ -226,13 +226,13 @@ static void fused_mapping(char **arguments) {
     costs before = costs_now();
     CHECK(pool(&good, &plan) == RF_OK, "%s", rf_last_error());
     expect_costs("a mapping", before, 1, false);
-#define OTHER(...)                                                     \
-    do {                                                               \
-        fused_case_fixed(&one, 0);                                     \
-        rf_fused_plan other = plan;                                    \
-        other.schedules = one.schedules;                               \
-        __VA_ARGS__;                                                   \
-        refused(&one, &other, RF_ERR_VALUE, "mapping is not one for"); \
+#define OTHER(...)                                                 \
+    do {                                                           \
+        fused_case_fixed(&one, 0);                                 \
+        rf_fused_plan other = plan;                                \
+        other.schedules = one.schedules;                           \
+        __VA_ARGS__;                                               \
+        refused(&one, &other, RF_ERR_VALUE, "mapping is not for"); \
     } while (0)
     OTHER(one.params.bags = 99);
     OTHER(one.features[1].pooling = RF_SUM);
