@@ -300,6 +300,10 @@ def test_large_buffers_ask_for_huge_pages_once_before_they_are_filled(monkeypatc
     assert advised == [1024 * 1024]
     monkeypatch.undo()
     memory.advise_huge_pages(torch.zeros(2 << 20))
+    advised.clear()
+    monkeypatch.setattr(memory, "_library", lambda: advised.append("asked"))
+    EmbeddingBag.from_pretrained(torch.zeros(1, 64).expand(1 << 20, 64))  # of 256 bytes
+    assert not advised
 
 
 @pytest.mark.parametrize(

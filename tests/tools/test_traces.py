@@ -310,6 +310,8 @@ def test_read_text_longer_than_a_chunk(tmp_path: Path) -> None:
         (b"3\n1.5", "line 2: found '1.5'"),
         (b"3\n9223372036854775808\n", "line 2: found '9223372036854775808'"),
         (b"\xff\xfe", "line 1: found"),
+        (b"3\n12_34\n", "line 2: found '12_34'"),
+        (b"3\n" + b"9" * 5000, "line 2: found '9999"),
     ],
 )
 def test_malformed_text(tmp_path: Path, contents: bytes, text: str) -> None:

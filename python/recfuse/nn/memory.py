@@ -22,5 +22,7 @@ def _library() -> ctypes.CDLL:
 def advise_huge_pages(tensor: Tensor) -> None:
     """Asks for huge pages behind a large CPU tensor; best before it is filled."""
     nbytes = tensor.numel() * tensor.dtype.itemsize
-    if type(tensor) is Tensor and tensor.device.type == "cpu" and nbytes >= _HUGE_PAGE:  # no fake one
+    if type(tensor) is not Tensor or tensor.device.type != "cpu":  # or a fake one
+        return
+    if nbytes >= _HUGE_PAGE and tensor.is_contiguous():  # an expanded one has less memory
         _library().rf_advise_huge_pages(tensor.data_ptr(), nbytes)

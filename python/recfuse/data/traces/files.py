@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _FORMS = "row ids as .txt or .txt.gz, or (indices, offsets, lengths) as .pt or .pt.gz"
 _CHUNK = 1 << 22
+_MOST_DIGITS = 1000  # far fewer than int refuses
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,26 +116,30 @@ def _read_text(path: Path) -> NDArray[np.int64]:
     line, rest = 1, b""
     with _opened(path) as file:
         while chunk := file.read(_CHUNK):
-            lines = (rest + chunk).split(b"\n")
+            text = rest + chunk
+            lines = text.split(b"\n")
             rest = lines.pop()
-            chunks.append(_row_indices(path, lines, line))
+            underscores = text.find(b"_", 0, len(text) - len(rest)) >= 0
+            chunks.append(_row_indices(path, lines, line, underscores))
             line += len(lines)
-    chunks.append(_row_indices(path, [rest] if rest.strip() else [], line))
+    chunks.append(_row_indices(path, [rest] if rest.strip() else [], line, b"_" in rest))
     return np.concatenate(chunks)
 
 
-def _row_indices(path: Path, lines: list[bytes], first: int) -> NDArray[np.int64]:
-    """Numbers of lines, the first of which has the number `first`; a blank line is an error."""
+def _row_indices(path: Path, lines: list[bytes], first: int, underscores: bool) -> NDArray[np.int64]:
+    """Numbers of lines, the first of which has the number `first`; a blank line is an error, and so is an
+    underscore, which int takes between digits.
+    """
     try:
         rows = np.fromiter(map(int, lines), np.int64, len(lines))
-        if len(rows) == 0 or rows.min() >= 0:
+        if len(rows) == 0 or (rows.min() >= 0 and not underscores):
             return rows
     except (ValueError, OverflowError):
         pass
     number, text = next(
         (number, text)
         for number, text in enumerate(lines, first)
-        if not text.strip().isdigit() or int(text) >= 2**63
+        if not text.strip().isdigit() or len(text) > _MOST_DIGITS or int(text) >= 2**63
     )
     found = text[:60].decode(errors="replace")
     raise ValueError(
