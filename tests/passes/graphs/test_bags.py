@@ -262,13 +262,22 @@ def written_index(table, indices):
 
 
 LEFT = {
-    "by_freq": (lambda t, i: bag(t, i, scale_grad_by_freq=True), "scale_grad_by_freq"),
-    "float64": (lambda t, i: F.embedding_bag(i, t.weight.double(), mode="sum"), "float64"),
+    "by_freq": (
+        lambda t, i: bag(t, i, scale_grad_by_freq=True),
+        "which no kernel does; make the table without it",
+    ),
+    "float64": (
+        lambda t, i: F.embedding_bag(i, t.weight.double(), mode="sum"),
+        "a weight of torch.float64, torch.strided; must be strided float32",
+    ),
     "written": (written, "written to"),
     "index": (written_index, "written to"),
     "renormalised": (lambda t, i: bag(t, i, max_norm=0.5), "written to"),
     "lookup": (lambda t, i: t(i[:, 0]), "no other table"),
-    "transposed": (lambda t, i: F.embedding_bag(i % 4, t.weight.t(), mode="sum"), "not contiguous"),
+    "transposed": (
+        lambda t, i: F.embedding_bag(i % 4, t.weight.t(), mode="sum"),
+        "a weight [4, 20] with strides [1, 4]",
+    ),
 }
 
 

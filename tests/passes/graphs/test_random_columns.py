@@ -14,7 +14,7 @@ from support.graphs import assert_same, passed
 
 EXAMPLES = 40
 ROWS, SAMPLES, DIM, WIDTH = 7, 6, 3, 4
-SOURCES = ("float", "integer", "int32", "several", "jagged", "last", "slice", "unbind")
+SOURCES = ("float", "integer", "int32", "several", "jagged", "last", "slice", "unbind", "split", "turned")
 VALUES = (
     *("scale", "shift", "minus", "clip", "clip_low", "bucketize", "bucketize_right", "modulo", "bounds"),
     *("least", "most", "widen", "view", "cast", "log", "where", "double", "relu_", "shared", "expanded"),
@@ -44,6 +44,10 @@ class Random(nn.Module):
             return integers, None
         if kind == "slice":
             return integers[:, at % 3 : at % 3 + 2], None
+        if kind == "split":
+            return integers.split([1, WIDTH - 1], -1)[1][:, at % (WIDTH - 1)], None
+        if kind == "turned":
+            return (integers if at % 2 else floats).t()[at % WIDTH], None
         if kind == "unbind":
             return (integers if at % 2 else floats).unbind(1)[at % WIDTH], None
         return values, offsets if kind == "jagged" else last

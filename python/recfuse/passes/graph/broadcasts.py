@@ -34,6 +34,9 @@ from recfuse.passes.graph.program import Program
 
 _WORTH = 2
 """Fewest candidates a user: with fewer, copies are not what costs."""
+AUTOCAST = (
+    "autocast is on, which chooses dtypes; convert the model instead, or leave autocast before this part"
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Map:
     users: Node  # a tensor whose size in `dim` is the number of users
     dim: int
     emit: Callable[[], Node]  # int32 or int64 [candidates]
-    pays: bool  # whether the example has more than one candidate a user
+    why_not: str  # why the example makes it not worth while; "" where it is
 
 
 @dataclass(frozen=True)
@@ -163,8 +166,11 @@ def _lift(node: Node, key: tuple[Any, ...], source: Any, dim: int, emit: Callabl
     users, candidates = (hint(value_of(item).shape[dim]) for item in (source, node))
     if not value_of(source).is_floating_point():
         return None
-    pays = users is None or candidates is None or candidates >= _WORTH * users
-    return Lift(Map(key, source, dim, emit, pays), dim, source=source)
+    why_not = ""
+    if users is not None and candidates is not None and candidates < _WORTH * users:
+        why_not = f"the example has hardly more candidates, {candidates}, than users, {users}: there must be "
+        why_not += f"{_WORTH} a user or more; use a batch as the model is served with"
+    return Lift(Map(key, source, dim, emit, why_not), dim, source=source)
 
 
 def _by_index(program: Program, node: Node, source: Any, dim: int, index: Any, *, wraps: bool) -> Lift | None:

@@ -234,13 +234,19 @@ def _why_not(program: Program, bag: Bag) -> str:
     table, lookup = bag.table, bag.inside[0] if bag.inside else bag.result
     given = arguments_of(lookup)
     if table.dtype not in DTYPES or table.layout is not torch.strided:
-        return f"a weight of {table.dtype}; float32, float16 and bfloat16 have a kernel"
+        return f"a weight of {table.dtype}, {table.layout}; must be strided float32, float16 or bfloat16"
     if table.device.type not in ("cpu", "cuda") or (table.is_cuda and not HAS_CUDA_KERNELS):
         return f"its weight is on {table.device}, where there are no kernels"
     if not all(isinstance(size, int) for size in table.shape) or not table.is_contiguous():
-        return "a weight of symbolic sizes, or not contiguous"
+        return (
+            f"a weight {list(table.shape)} with strides {list(table.stride())}, of symbolic sizes or not "
+            "contiguous; keep it as weight.contiguous(), of fixed sizes"
+        )
     if given["scale_grad_by_freq"]:
-        return "scale_grad_by_freq divides gradients by how often a row occurs in a call"
+        return (
+            "scale_grad_by_freq divides gradients by how often a row occurs in a call, which no kernel does; "
+            "make the table without it"
+        )
     if is_call(lookup, aten.embedding) and given["padding_idx"] >= 0 and program.trains(bag.weight):
         return (
             "the padding_idx of an embedding is read but has no gradient, as no bag has it; freeze the "
@@ -250,12 +256,14 @@ def _why_not(program: Program, bag: Bag) -> str:
     if any(
         tensor is None or tensor.dtype not in INTEGERS or tensor.device != table.device for tensor in tensors
     ):
-        return "indices or offsets that are not int32 or int64 on the weight's device"
+        found = ", ".join(f"{one.dtype} on {one.device}" for one in tensors if one is not None)
+        return f"indices or offsets are {found or 'no tensor'}, must be int32 or int64 on {table.device}"
     if bag.weights is not None and (bag.mode != "sum" or value_of(bag.weights).dtype != table.dtype):
-        return "per_sample_weights of another dtype, or in another mode than sum"
+        found = f"{value_of(bag.weights).dtype} in mode {bag.mode}"
+        return f"per_sample_weights are {found}, must be {table.dtype} in mode sum"
     read = [node for node in (bag.weight, bag.indices, bag.offsets, bag.weights) if node is not None]
     if any(program.effects.is_written(node) for node in read):
-        return "a tensor that it reads is written to in place"
+        return "a tensor that it reads is written to in place; write to a copy of it"
     return program.effects.why_not((*bag.inside, bag.result))
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from recfuse.passes.graph.broadcasts import Broadcasts, Lift
+from recfuse.passes.graph.broadcasts import AUTOCAST, Broadcasts, Lift
 from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, value_of
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
@@ -59,26 +59,32 @@ def _why_not(program: Program, node: Node, given: dict[str, Any], k: Lift, v: Li
     if k.map.key != v.map.key or (k.dim, k.block, v.dim, v.block) != (0, 1, 0, 1):
         return "keys and values are copied by different maps, or along another dimension than the first"
     if given["attn_mask"] is not None or given["is_causal"]:
-        return "it has a mask"
+        return "it has a mask, for which there is no kernel; pass none where all keys of a user count"
     if given["dropout_p"] != 0:
-        return "it has dropout"
+        return "it has dropout, for which there is no kernel; dropout_p must be 0: model.eval()"
     if any(tensor.dim() != 4 or tensor.dtype not in _DTYPES for tensor in tensors):
-        return "not [batch, heads, positions, dim] in float32, float16 or bfloat16"
+        shapes = ", ".join(f"{tensor.dtype} of {tensor.dim()} dimensions" for tensor in tensors)
+        return f"{shapes}; must be [batch, heads, positions, dim] in float32, float16 or bfloat16"
     if len({tensor.dtype for tensor in tensors}) > 1:
-        return "tensors of several dtypes"
+        types = ", ".join(str(tensor.dtype) for tensor in tensors)
+        return f"queries, keys and values are {types}, must be of one dtype"
     if not same(tensors[0].shape[3], tensors[2].shape[3]):
-        return "values of another dim than keys"
+        return (
+            f"values of dim {tensors[2].shape[3]}, must be {tensors[0].shape[3]} as that of queries and keys"
+        )
     if not given["enable_gqa"] and not same(tensors[0].shape[1], tensors[1].shape[1]):
-        return "keys of other heads than queries"
+        return (
+            f"keys of {tensors[1].shape[1]} heads and queries of {tensors[0].shape[1]}; pass enable_gqa=True"
+        )
     if not same(tensors[0].shape[0], tensors[1].shape[0]):
         return "queries of another batch than keys"
     scale = given["scale"]
     if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
-        return "a scale that is not a positive number"
-    if not k.map.pays:
-        return "the example has hardly more candidates than users"
+        return f"the scale is {scale}, must be a positive number"
+    if k.map.why_not:
+        return k.map.why_not
     if program.effects.has_autocast:
-        return "autocast is on"
+        return AUTOCAST
     return program.effects.why_not((node, *node.all_input_nodes))
 
 

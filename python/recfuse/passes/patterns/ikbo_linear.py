@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from recfuse.passes.graph.broadcasts import Broadcasts, Lift
+from recfuse.passes.graph.broadcasts import AUTOCAST, Broadcasts, Lift
 from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, tensor_of, turned, value_of
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
@@ -127,18 +127,18 @@ def _matrix(node: Any) -> Node | None:
 
 def _why_not(program: Program, node: Node, joined: Node, weight: Node, bias: Any, lift: Lift) -> str:
     tensors = [value_of(item) for item in (*joined.args[0], weight, bias) if item is not None]  # type: ignore[misc]
-    if not lift.map.pays:
-        return "the example has hardly more candidates than users"
+    if lift.map.why_not:
+        return lift.map.why_not
     if len({tensor.dtype for tensor in tensors}) > 1 or tensors[0].dtype not in _DTYPES:
-        return "tensors of several dtypes, or of one without a kernel"
+        return f"tensors of {_types(tensors)}; all must be of one dtype, a floating-point one"
     if bias is not None and (
         value_of(bias).dim() != 1 or not same(value_of(bias).shape[0], tensors[-2].shape[0])
     ):
         return "a bias that is not one number for each row of the weight"
     if program.effects.has_autocast:
-        return "autocast is on"
+        return AUTOCAST
     if any(not isinstance(item.shape[1], int) for item in tensors[: len(joined.args[0])]):  # type: ignore[arg-type]
-        return "a number of features that is not fixed"
+        return "a number of features that varies; it must be fixed: only dimension 0 may be dynamic"
     inputs = [item for item in (*joined.args[0], weight, bias) if isinstance(item, Node)]  # type: ignore[misc]
     if any(program.effects.is_written(item) for item in inputs):
         return "a tensor that it reads is written to in place"
@@ -147,6 +147,10 @@ def _why_not(program: Program, node: Node, joined: Node, weight: Node, bias: Any
         if not program.effects.is_written(node)
         else "it is written to in place"
     )
+
+
+def _types(tensors: list[Any]) -> str:
+    return ", ".join(sorted({str(tensor.dtype) for tensor in tensors}))
 
 
 def _swap(

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Node
 
-from recfuse.passes.graph.broadcasts import Broadcasts, Lift
+from recfuse.passes.graph.broadcasts import AUTOCAST, Broadcasts, Lift
 from recfuse.passes.graph.nodes import aten, hint, is_call, value_of
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
@@ -66,17 +66,17 @@ def _elements(node: Node) -> int:
 
 
 def _why_not(program: Program, node: Node, lift: Lift, source: Node) -> str:
-    if not lift.map.pays:
-        return "the example has hardly more candidates than users"
+    if lift.map.why_not:
+        return lift.map.why_not
     has_matmul = any(
         is_call(item, aten.linear, aten.matmul, aten.mm) for item in (node, *node.all_input_nodes)
     )
     if _elements(node) > _elements(source) and not has_matmul:
         return "it returns more than it takes: copied later, more would be copied"
     if value_of(node).dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        return f"its result is {value_of(node).dtype}"
+        return f"its result is {value_of(node).dtype}, must be float16, bfloat16, float32 or float64"
     if program.effects.has_autocast:
-        return "autocast is on"
+        return AUTOCAST
     if program.effects.is_written(node):
         return "it is written to in place"
     return "" if value_of(node).is_contiguous() else "its result is not contiguous"

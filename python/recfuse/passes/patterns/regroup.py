@@ -70,7 +70,7 @@ def _is_pooled(node: Node) -> bool:
 def _why_not(program: Program, node: Node, parts: Sequence[Node], between: Sequence[Node]) -> str:
     types = {tensor_of(item).dtype for item in (*parts, node)}  # type: ignore[union-attr]
     if len(types) > 1:
-        return "parts of several dtypes"
+        return f"parts of several dtypes, {', '.join(sorted(map(str, types)))}; they must be of one"
     for other in between:
         given = _flat(program, other, []) or []
         if is_call(other, *_CATS) and any(item not in parts and program.may_train(item) for item in given):
