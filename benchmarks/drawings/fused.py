@@ -41,19 +41,17 @@ def _spent() -> Panels:
         "recfuse": {},
         "gather or copy": {},
     }
-    loop = by_columns(find_table(PEERS, "us a call as a CUDA graph"), {"torch": "torch"}, " 512|512$")[
-        "torch"
-    ]
-    ours = {"fbgemm v2": "fbgemm v2", "recfuse": "recfuse"}
-    us = by_columns(find_table(MODELS, "us a call as a CUDA graph, float32"), ours)
+    (run,), (peers,) = read_runs(RESULTS / MODELS), read_runs(RESULTS / PEERS)
+    loop = {subject: found["us"]["torch"] for subject, found in peers["models"].items()}
+    us = {subject: found["us"] for subject, found in run["models"].items()}
     limits = find_table(MODELS, "recfuse, float32")
     for row in limits.rows:
         cells = dict(zip(limits.columns, row, strict=True))
         if row[0].endswith(" 512") and row[1] == "recfuse" and row[0] in loop:
             model = row[0].removesuffix(" 512")
             series["nn.EmbeddingBag"][model] = loop[row[0]]
-            series["fbgemm v2"][model] = us["fbgemm v2"][row[0]]
-            series["recfuse"][model] = us["recfuse"][row[0]]
+            series["fbgemm v2"][model] = us[row[0]]["fbgemm v2"]
+            series["recfuse"][model] = us[row[0]]["recfuse"]
             series["gather or copy"][model] = max(
                 value(cells[name]) or 0 for name in ("us at copy speed", "us of gather")
             )
