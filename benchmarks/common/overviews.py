@@ -29,7 +29,7 @@ def first_overview() -> Table:
     table.rows.append(
         ["H200: the same models", "FBGEMM", over[-1], f"equal tables {equal}, whole models {whole}"]
     )
-    steps = "h200/training.json", "How many times faster is a step"
+    steps = "h200/training_sgd.json", "How many times faster is a step"
     first = _span(*steps, "recfuse over fbgemm", "^A-512, sgd")
     least = _span(*steps, "recfuse over fbgemm", "^mlperf-16384, sgd")
     called = _span(*steps, "recfuse over fbgemm, as called", "sgd")
@@ -37,7 +37,7 @@ def first_overview() -> Table:
                        f"MLPerf's tables, batch 16384: {least}; without a CUDA graph {called}"])  # fmt: skip
     file, title = "h200/embedding_columns.json", "bucketize columns, 101 x 8 tables, batch 256: recfuse"
     few, many = (_span(file, title, "than alike ones by hand", f"^{count} ") for count in (100, 1000))
-    called = find_table(file, title.replace("recfuse", "µs as called"))
+    called = find_table("h200/embedding_columns_dict.json", title.replace("recfuse", "µs as called"))
     us = select(called, ["recfuse, dict"], "^1000 ").rows[0][1].partition(" ")[0]
     weak = f"100 columns: {few}; a dict of 1,000 tensors takes the host {float(us):.0f} µs"
     table.rows.append(["H200: 1,000 feature columns", "torch, joined by hand", many, weak])

@@ -12,6 +12,11 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SAYS = {
+    "columns": [
+        *(r"5 columns, output \(4, 49\)", "the same results as ReferenceColumns", "'tags': index 123456"),
+        *("equal after reading: True", r"columns\[2\] \('tags'\).*'median'", "200 columns, batch 256"),
+        *("x the speed of torch by column", "million strings a second", "stay on the host: user"),
+    ],
     "ikbo": ["256 candidates of 4 users", "by the path '", "x the speed of gathered"],
     "quickstart": [
         *(
@@ -28,7 +33,7 @@ SAYS = {
     ],
     "tune_your_model": ["the same results", "x the speed of torch", "schedule: ", "moved:\n  True"],
 }
-PLOTS = {"ikbo": 1, "quickstart": 2, "tune_your_model": 2}
+PLOTS = {"columns": 1, "ikbo": 1, "quickstart": 2, "tune_your_model": 2}
 MACHINE = re.compile(r"/(?:home|root|work|tmp|usr|Users|mnt)/|localhost|site-packages")
 
 
