@@ -72,8 +72,9 @@ class EmbeddingColumns(PackedTables):
         host_tables: a table of more bytes than this, a number or a text, stays in the host's memory when the
             module moves to a GPU, unless its column's ``placement`` says otherwise; None: none does. It is
             page-locked there. Of a small batch the GPU reads its rows itself, if it is frozen
-            (``requires_grad_(False)``): wait for the GPU before you change it. Else CPU threads look its rows
-            up while the GPU computes the other columns. See :meth:`memory_report`.
+            (``requires_grad_(False)``): wait for the GPU before you change it or let go of the module. Else
+            CPU threads look its rows up while the GPU computes the other columns. See
+            :meth:`memory_report`.
 
     Attributes:
         specs: the columns.
