@@ -1,6 +1,6 @@
 """``part_of``: which columns of a wider tensor ``[batch, values]`` a node is, however a model takes them out.
 
-Columns of one tensor are one input of a call, which takes 256 on a GPU; the views go.
+Columns of one tensor are one input of a call, whose number is limited; the views go.
 """
 
 from __future__ import annotations
