@@ -127,7 +127,6 @@ static PyObject *entries_of(const reading *of, PyObject *batch, PyObject *names,
 }
 
 RF__PY_METHOD(embedding_columns_addresses) {
-    static const char function[] = "embedding_columns_addresses";
     PyObject *batch, *names, *capsule, *entries = NULL, *result = NULL;
     PyArrayObject *inputs = NULL, *widths = NULL;
     reading of = {.batch = -1};
@@ -136,9 +135,8 @@ RF__PY_METHOD(embedding_columns_addresses) {
         return NULL;
     of.exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (of.exchange == NULL) return NULL;
-    RF__PY_REFUSE_IF(of.exchange->major != DL_MAJOR || of.exchange->tensor_of == NULL, PyExc_ValueError,
-                     "%s: the exchange API is of DLPack %u.%u, must be of 1.x and borrow tensors", function,
-                     of.exchange->major, of.exchange->minor);
+    if (of.exchange->major != DL_MAJOR || of.exchange->tensor_of == NULL)
+        Py_RETURN_NONE; /* layouts that are not known */
     const Py_ssize_t count = PyTuple_Size(names);
     Py_ssize_t dense = 0, jagged = 0;
     entries = entries_of(&of, batch, names, &jagged);
