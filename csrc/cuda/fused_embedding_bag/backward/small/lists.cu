@@ -255,6 +255,23 @@ RF_INLINE rf_u32 sum_of_block(rf_u32 own, rf_u32 *of_warps) {
     return all;
 }
 
+/* Span by span: `write(span, to)` puts a span's positions into `to`, where list position 0 would be; what is kept on chip is
+ * then copied. */
+template <class WRITE>
+RF_INLINE void spans_list(const room_t &room, const block_t &block, rf_u16 *list, rf_u32 all,
+                          const WRITE &write) {
+    for (rf_u32 next = 0; next < block.rows && all > 0;) {
+        const span_t span = span_of(room, next, block.rows, all);
+        rf_u16 *to = list + span.from;
+        rf_u16 *window = room.window + (rf_u64)to % 16 / 2;
+        __syncthreads(); /* all have seen where the span ends, and copied the one before */
+        write(span, span.kept ? window - span.from : list);
+        __syncthreads();
+        if (span.kept) window_copy(window, to, span.to - span.from);
+        next = span.last;
+    }
+}
+
 /* A warp a part. */
 RF_APART void list_by_parts(const rf_small_lists_args &args, const feature_t feature, const block_t block,
                             rf_u8 *memory, rf_u32 *of_warps) {
@@ -269,16 +286,8 @@ RF_APART void list_by_parts(const rf_small_lists_args &args, const feature_t fea
     if (block.factors != nullptr) counts_end(feature, block.factors);
     const rf_u32 all = cells_sum(room, of_warps);
     rf_u16 *list = starts_write(feature, room, block, before, all);
-    for (rf_u32 next = 0; next < block.rows && all > 0;) {
-        const span_t span = span_of(room, next, block.rows, all);
-        rf_u16 *to = list + span.from;
-        rf_u16 *window = room.window + (rf_u64)to % 16 / 2;
-        __syncthreads(); /* all have seen where the span ends, and copied the one before */
-        part_list(feature, room, block.first_row, span, span.kept ? window - span.from : list);
-        __syncthreads();
-        if (span.kept) window_copy(window, to, span.to - span.from);
-        next = span.last;
-    }
+    spans_list(room, block, list, all,
+               [&](const span_t &span, rf_u16 *to) { part_list(feature, room, block.first_row, span, to); });
 }
 
 /* A counter a row. Returns whether that is done: not where many rows have many lookups. */
@@ -301,17 +310,9 @@ RF_INLINE bool list_by_rows(const feature_t &feature, const room_t &room, const 
     if (many.count > MOST_LONG) return false;
     const rf_u32 all = cells_sum(room, of_warps);
     rf_u16 *list = starts_write(feature, room, block, before, all);
-    for (rf_u32 next = 0; next < block.rows && all > 0;) {
-        const span_t span = span_of(room, next, block.rows, all);
-        rf_u16 *to = list + span.from;
-        rf_u16 *window = room.window + (rf_u64)to % 16 / 2;
-        __syncthreads(); /* all have seen where the span ends, and copied the one before */
-        span_list(feature, room, block.first_row, span, many, span.kept ? window - span.from : list,
-                  of_warps);
-        __syncthreads();
-        if (span.kept) window_copy(window, to, span.to - span.from);
-        next = span.last;
-    }
+    spans_list(room, block, list, all, [&](const span_t &span, rf_u16 *to) {
+        span_list(feature, room, block.first_row, span, many, to, of_warps);
+    });
     return true;
 }
 
