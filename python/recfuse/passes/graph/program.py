@@ -93,10 +93,6 @@ class Program:
         """The nodes, in order, except for those that a rewrite has taken away by then."""
         return (node for node in list(self.graph.nodes) if not node._erased)
 
-    def order_of(self, node: Node) -> tuple[float, int]:
-        """Rises along the program."""
-        return self._order[node]
-
     def name(self, node: Node) -> str:
         """What a report calls a node: a Parameter by its own name."""
         return str(node.meta.get("recfuse_name") or (node.target if node.op == "get_attr" else node.name))
