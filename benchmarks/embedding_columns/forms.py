@@ -29,7 +29,7 @@ PEERS = (TORCH, BAGS, COMPILED, TUNED)
 """Those that write each column on its own, as a model's source does."""
 SLOW = (TORCH, BAGS, COLLECTION)
 NEED_COMPILER = (COMPILED, TUNED, COMPILED_BY_HAND, COMPILED_COLLECTION, COMPILED_RECFUSE)
-TUNED_OPTIONS = {"max_autotune": True, "combo_kernels": True, "benchmark_combo_kernel": True}
+TUNED_OPTIONS = {"max_autotune": True, "combo_kernels": True}
 
 # Ablations.
 WITHOUT_PRUNING, WITHOUT_FUSION = "one-hot columns as bags", "translated by torch"
