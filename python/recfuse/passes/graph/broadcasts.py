@@ -96,6 +96,8 @@ class Broadcasts:
         place = rule(node, inputs) if rule else None
         if place is None or self.program.effects.why_not((node, *inputs)):
             return None
+        if any(map(self.program.effects.is_written, node.all_input_nodes)):  # later they have other values
+            return None
         first = next(iter(inputs.values()))
         is_view = called.is_view or called.overloadpacket in (aten.reshape, aten.contiguous)
         computes = not is_view or any(lift.computes for lift in inputs.values())

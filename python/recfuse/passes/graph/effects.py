@@ -7,6 +7,7 @@ turns gradients or autocast on and off cuts the program into regions; nothing mo
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,7 +15,16 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, storage_of, tensors_of
+from recfuse.passes.graph.aliases import Aliases
+from recfuse.passes.graph.nodes import (
+    arguments_of,
+    aten,
+    graphs_of,
+    is_call,
+    nested_graph_of,
+    operator_of,
+    tensors_of,
+)
 
 _PURE_MODULES = {"_operator", "operator", "math", "builtins", "torch", "torch.fx.experimental.sym_node"}
 
@@ -22,9 +32,12 @@ _PURE_MODULES = {"_operator", "operator", "math", "builtins", "torch", "torch.fx
 class Effects:
     """The effects of the nodes of a program, as it was recorded."""
 
-    def __init__(self, graph: Graph, user_inputs: Iterable[Node] = ()) -> None:
-        """Looks at each node once; ``user_inputs`` may share memory with each other."""
+    def __init__(
+        self, graph: Graph, user_inputs: Iterable[Node] = (), same_memory: Iterable[Iterable[Node]] = ()
+    ) -> None:
+        """Looks at each node once; ``user_inputs`` may share memory with each other, ``same_memory`` do."""
         self.region: dict[Node, int] = {}
+        self._graph, self._same_memory = graph, same_memory
         self.written: set[int] = set()
         self.has_autocast = torch._C._is_any_autocast_enabled()
         self._ordered: list[Node] = []
@@ -38,22 +51,65 @@ class Effects:
             self.region[node] = region
             if called is None:
                 region += not _is_pure(node)
+                if isinstance(node.target, torch._ops.HigherOrderOperator):
+                    self.written |= self._written_inside(node)
                 continue
-            self.written |= _written_by(node)
+            self.written |= self._written_by(node)
             if torch.Tag.nondeterministic_seeded in called.tags or node.is_impure():
                 self._ordered.append(node)
-        inputs = {storage_of(tensor) for node in user_inputs for tensor in tensors_of(node)}
-        if inputs & self.written:
-            self.written |= inputs
+        if self.written:
+            inputs = {memory for node in user_inputs for memory in self.memory_of(node)}
+            self.written |= inputs if inputs & self.written else set()
         for node in graph.nodes if self.written else ():
-            for storage in _storages_around(node) & self.written:
-                self._touching.setdefault(storage, []).append(node)
+            for memory in self._memory_around(node) & self.written:
+                self._touching.setdefault(memory, []).append(node)
+
+    @functools.cached_property
+    def _aliases(self) -> Aliases:
+        return Aliases(self._graph, self._same_memory)
+
+    def memory_of(self, node: Node) -> set[int]:
+        """The memory that a node's tensors lie in: views have their base's."""
+        return {self._aliases.memory_of(tensor) for tensor in tensors_of(node)}
+
+    def _memory_around(self, node: Node) -> set[int]:
+        """Memory that a node reads, writes to or returns."""
+        return {memory for item in (node, *node.all_input_nodes) for memory in self.memory_of(item)}
+
+    def _written_by(self, node: Node) -> set[int]:
+        """Memory that a call writes to."""
+        schema = node.target._schema  # type: ignore[union-attr]
+        if not schema.is_mutable or is_fresh_constant(node):
+            return set()
+        found: set[int] = set()
+        for at, argument in enumerate(schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            given = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+            for item in given if isinstance(given, (tuple, list)) else (given,):
+                found |= self.memory_of(item) if isinstance(item, Node) else set()
+        return found
+
+    def _written_inside(self, node: Node) -> set[int]:
+        """Memory that the graphs of a higher-order operator write to."""
+        nested = nested_graph_of(node)
+        if nested is None:  # which graph it runs on what is not known
+            if graphs_of(node) and not any(Effects(graph).written for graph in graphs_of(node)):
+                return set()
+            return {memory for item in node.all_input_nodes for memory in self.memory_of(item)}
+        graph, operands = nested
+        inside, found = Effects(graph), set[int]()
+        placeholders = [item for item in graph.nodes if item.op == "placeholder"]
+        for placeholder, operand in zip(placeholders, operands, strict=True):
+            if inside.is_written(placeholder):
+                found |= self.memory_of(operand) if isinstance(operand, Node) else set()
+        return found
 
     def is_written(self, node: Any) -> bool:
         """Whether something writes to the memory of what a node returns; a number has none."""
         if not self.written or not isinstance(node, Node):
             return False
-        return any(storage_of(tensor) in self.written for tensor in tensors_of(node))
+        return not self.written.isdisjoint(self.memory_of(node))
 
     def why_not(self, nodes: Iterable[Node]) -> str:
         """Why these nodes, what they read included, are not free to be computed elsewhere; "" if they are."""
@@ -96,26 +152,3 @@ def _is_pure(node: Node) -> bool:
         return False
     module = getattr(target, "__module__", "") or ""
     return module in _PURE_MODULES and not target.__name__.startswith("_")
-
-
-def _written_by(node: Node) -> set[int]:
-    """Memory that a call writes to."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    if not schema.is_mutable:
-        return set()
-    if is_fresh_constant(node):
-        return set()
-    found: set[int] = set()
-    for at, argument in enumerate(schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        given = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
-        for item in given if isinstance(given, (tuple, list)) else (given,):
-            if isinstance(item, Node):
-                found |= {storage_of(tensor) for tensor in tensors_of(item)}
-    return found
-
-
-def _storages_around(node: Node) -> set[int]:
-    """Memory that a node reads, writes to or returns."""
-    return {storage_of(tensor) for item in (node, *node.all_input_nodes) for tensor in tensors_of(item)}

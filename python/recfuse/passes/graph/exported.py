@@ -8,6 +8,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
 
+from recfuse.passes.graph.nodes import storage_of
 from recfuse.passes.graph.program import Program
 
 _OF_STATE = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -24,6 +25,7 @@ class ExportedGraph(Program):
         module = exported.graph_module
         by_name = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
         inputs = []
+        by_memory: dict[int, list[Node]] = {}
         for spec in exported.graph_signature.input_specs:
             node = by_name.get(getattr(spec.arg, "name", ""))
             if node is None:
@@ -34,7 +36,10 @@ class ExportedGraph(Program):
                 weight = exported.state_dict.get(str(spec.target))
                 node.meta["recfuse_name"] = spec.target
                 node.meta["recfuse_requires_grad"] = weight is not None and weight.requires_grad
-        super().__init__(module, inputs)
+            state = exported.state_dict.get(str(spec.target), exported.constants.get(str(spec.target)))
+            if isinstance(state, Tensor):
+                by_memory.setdefault(storage_of(state), []).append(node)
+        super().__init__(module, inputs, by_memory.values())
         self.gradients = True  # a user's call may want them
         self._constants_of = {
             spec.arg.name: str(spec.target)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import Node
+from torch.fx import Graph, GraphModule, Node
 
 aten = torch.ops.aten
 
@@ -63,6 +63,33 @@ def tensors_of(node: Node) -> Iterator[Tensor]:
 def storage_of(tensor: Tensor) -> int:
     """Which memory a fake tensor lies in: views have their base's."""
     return tensor.untyped_storage()._cdata
+
+
+def nested_graph_of(node: Node) -> tuple[Graph, Sequence[Any]] | None:
+    """The graph that a higher-order operator runs, and what it gives to each placeholder of it; None where it
+    has several graphs, or another way to call one.
+    """
+    graphs = [(at, found) for at, item in enumerate(node.args) if (found := _graph_at(item)) is not None]
+    if len(graphs) != 1 or node.kwargs:
+        return None
+    at, graph = graphs[0]
+    operands = node.args[at + 1 :]
+    placeholders = [item for item in graph.nodes if item.op == "placeholder"]
+    return (graph, operands) if len(placeholders) == len(operands) else None
+
+
+def graphs_of(node: Node) -> list[Graph]:
+    """All graphs that a higher-order operator may run; none of another node."""
+    if not isinstance(node.target, torch._ops.HigherOrderOperator):
+        return []
+    return [found for item in node.all_input_nodes if (found := _graph_at(item)) is not None]
+
+
+def _graph_at(node: Any) -> Graph | None:
+    found: Any = node.graph.owning_module if isinstance(node, Node) and node.op == "get_attr" else None
+    for name in str(node.target).split(".") if found is not None else ():
+        found = getattr(found, name, None)
+    return found.graph if isinstance(found, GraphModule) else None
 
 
 def turned(node: Any) -> Node | None:

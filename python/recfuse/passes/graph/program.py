@@ -43,8 +43,16 @@ class Program:
     compares_sizes = False
     """Whether torch compares sizes that the ShapeEnv knows to be equal before each call of the program."""
 
-    def __init__(self, module: GraphModule, user_inputs: Iterable[Node] | None = None) -> None:
-        """Reads a graph. Raises ValueError where it is no such program."""
+    def __init__(
+        self,
+        module: GraphModule,
+        user_inputs: Iterable[Node] | None = None,
+        same_memory: Iterable[Iterable[Node]] = (),
+    ) -> None:
+        """Reads a graph. Raises ValueError where it is no such program.
+
+        ``same_memory``: inputs whose tensors share memory, whatever their fake values say.
+        """
         self.module, self.graph = module, module.graph
         nodes = list(self.graph.nodes)
         for node in nodes:
@@ -63,7 +71,7 @@ class Program:
         self._name_attributes(nodes)
         inputs = placeholders if user_inputs is None else list(user_inputs)
         self.user_inputs = set(inputs)
-        self.effects = Effects(self.graph, inputs)
+        self.effects = Effects(self.graph, inputs, same_memory)
         self.changed = False
         self.gradients = torch.is_grad_enabled()
         self._order: dict[Node, tuple[float, int]] = {node: (at, 0) for at, node in enumerate(nodes)}

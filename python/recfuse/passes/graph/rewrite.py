@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from recfuse.errors import ArgumentValueError
+from recfuse.passes.graph.nodes import graphs_of
 from recfuse.passes.graph.pattern import GraphPattern, Match, graph_patterns
 from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.progress import Progress
 from recfuse.passes.report import SwapReport
+
+_NESTED = (
+    "it has a graph of its own, which is not looked into; leave torch.no_grad() and autocast to the caller, "
+    "or swap exported_program.run_decompositions({}), which has none"
+)
 
 
 def chosen(names: Sequence[str] | None, where: str) -> tuple[GraphPattern, ...]:
@@ -35,6 +41,9 @@ def rewrite(
     ``refused`` are left; with ``only``, all others are.
     """
     swapped: list[tuple[str, str]] = []
+    for node in program.nodes:
+        if graphs_of(node):
+            report.add(node.name, str(node.target), "left", _NESTED)
     with Progress("recfuse: graph passes", len(program.graph.nodes)) as progress:
         try:
             for pattern in chosen(patterns, "recfuse"):

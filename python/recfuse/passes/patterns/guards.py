@@ -22,7 +22,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, storage_of, tensors_of, value_of
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, value_of
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.ranges import Ranges, is_of
@@ -86,11 +86,11 @@ def _is_same(node: Node, kept: Node) -> bool:
 def _returned(program: Program) -> set[int]:
     """The memory of what the program returns, views included."""
     output = next(iter(reversed(program.graph.nodes)))
-    return {storage_of(tensor) for item in output.all_input_nodes for tensor in tensors_of(item)}
+    return {memory for item in output.all_input_nodes for memory in program.effects.memory_of(item)}
 
 
 def _why_not(program: Program, node: Node, kept: Node) -> str:
-    if storage_of(value_of(node)) in _returned(program):
+    if program.effects.memory_of(node) & _returned(program):
         return "its result is returned, and must not be its argument"
     if any(program.depends_on_random(item) for item in node.all_input_nodes if item is not kept):
         return "random numbers are drawn for what it never takes; later ones would be others without them"

@@ -49,7 +49,7 @@ def find(program: Program) -> Iterator[Match]:
         of_users = [lift is not None and lift.map.key == key for lift in lifts]
         lift = next(lift for lift in lifts if lift is not None and lift.map.key == key)
         part = [Part(program.name(weight), "linear over a broadcast")]
-        if reason := _why_not(program, node, joined, weight, bias, lift):
+        if reason := _why_not(program, node, joined, weight, bias, of_users, lift):
             yield Match(part, why_not=reason)
             continue
 
@@ -125,7 +125,15 @@ def _matrix(node: Any) -> Node | None:
     return narrow if is_matrix else None
 
 
-def _why_not(program: Program, node: Node, joined: Node, weight: Node, bias: Any, lift: Lift) -> str:
+def _why_not(
+    program: Program,
+    node: Node,
+    joined: Node,
+    weight: Node,
+    bias: Any,
+    of_users: list[bool],
+    lift: Lift,
+) -> str:
     tensors = [value_of(item) for item in (*joined.args[0], weight, bias) if item is not None]  # type: ignore[misc]
     if lift.map.why_not:
         return lift.map.why_not
@@ -142,11 +150,10 @@ def _why_not(program: Program, node: Node, joined: Node, weight: Node, bias: Any
     inputs = [item for item in (*joined.args[0], weight, bias) if isinstance(item, Node)]  # type: ignore[misc]
     if any(program.effects.is_written(item) for item in inputs):
         return "a tensor that it reads is written to in place"
-    return (
-        program.effects.why_not((joined, node))
-        if not program.effects.is_written(node)
-        else "it is written to in place"
-    )
+    if program.effects.is_written(node):
+        return "it is written to in place"
+    copied = (item for item, is_user in zip(joined.args[0], of_users, strict=True) if is_user)  # type: ignore[arg-type]
+    return program.effects.why_not((joined, node, *copied))
 
 
 def _types(tensors: list[Any]) -> str:
