@@ -130,3 +130,34 @@ def test_exported_programs_read_the_weights_of_today(way):
     names = {name: value.clone() for name, value in swapped.state_dict().items()}
     model.load_state_dict({name: names[name] for name in model.state_dict()})
     assert_same(swapped(*batch), model(*batch), rtol=1e-4, atol=1e-4)
+
+
+class Padded(nn.Module):
+    """Embeddings whose row 0 has no gradient, though it is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(11, DIM, padding_idx=0) for _ in range(2))
+        nn.init.normal_(self.tables[0].weight)
+
+    def forward(self, indices):
+        return torch.cat([table(indices).sum(1) for table in self.tables], 1)
+
+
+@pytest.mark.parametrize("lookups", ("fixed", "any number"))
+def test_weights_that_are_unfrozen_after_the_pass_have_their_gradients_or_none(lookups):
+    model, indices = Padded().requires_grad_(False), torch.arange(12).reshape(4, 3) % 11
+    shapes = ({0: torch.export.Dim.DYNAMIC} | ({1: torch.export.Dim.DYNAMIC} if lookups != "fixed" else {}),)
+    program = torch.export.export(model, (indices,), dynamic_shapes=shapes)
+    expected = model(indices)
+    report = recfuse.swap(program)
+    assert [entry.action for entry in report.entries] == ["swapped" if lookups == "fixed" else "left"] * 2
+    swapped = program.module()
+    assert_same(swapped(indices), expected)
+    swapped.requires_grad_()
+    if lookups == "fixed":
+        with pytest.raises(NotImplementedError, match="no gradient"):
+            swapped(indices).sum().backward()
+        return
+    swapped(indices).sum().backward()
+    assert not any(parameter.grad[0].any() for parameter in swapped.parameters())

@@ -36,6 +36,7 @@ class Bag:
     weights: Node | None = None  # a factor a lookup, of the shape of indices
     padding_idx: int = -1
     sparse: bool = False
+    pads_gradient: bool = False  # a row that is read has no gradient, which no bag has
 
     @property
     def table(self) -> Tensor:

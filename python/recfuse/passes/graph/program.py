@@ -40,6 +40,8 @@ class Program:
     Sizes are those of torch's ShapeEnv; nothing here guards on one.
     """
 
+    is_guarded = False
+    """Whether torch compiles again where a frozen weight is to be trained."""
     compares_sizes = False
     """Whether torch compares sizes that the ShapeEnv knows to be equal before each call of the program."""
 

@@ -53,7 +53,7 @@ def recorded(module: GraphModule, inputs: Sequence[Any]) -> Iterator[Program]:
     with patch:
         inputs_of_user = [node for node in found.graph.nodes if node.op == "placeholder"]
         program = Program(found, [node for node in inputs_of_user if not node.meta["recfuse_is_state"]])
-        program.compares_sizes = True
+        program.compares_sizes = program.is_guarded = True
         yield program
 
 

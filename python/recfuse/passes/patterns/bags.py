@@ -36,6 +36,11 @@ from recfuse.passes.graph.program import Program
 
 _POOLED = (aten.embedding_bag, aten._embedding_bag, aten._embedding_bag_forward_only)
 _FORM = 4  # its place in the key of a group
+_PADDED = "the padding_idx of an embedding is read but has no gradient, as no bag has it; "
+_FIXED_ALONE = (
+    f"{_PADDED}its weight, though frozen, may be trained later; use an EmbeddingBag, a fixed number of "
+    "lookups, or recfuse.backend()"
+)
 _REDUCED = {aten.sum: "sum", aten.mean: "mean"}
 
 
@@ -43,7 +48,7 @@ def find(program: Program) -> Iterator[Match]:
     """Groups of bags, and the bags that are left."""
     bags = []
     for bag, reason in bags_of(program):
-        if reason:
+        if reason := reason or (_FIXED_ALONE if needs_frozen(program, bag) else ""):
             yield Match([_part(program, bag)], why_not=reason)
         else:
             bags.append(bag)
@@ -57,6 +62,11 @@ def bags_of(program: Program) -> Iterator[tuple[Bag, str]]:
         bag = _bag_at(node) if node.users else None
         if bag is not None:
             yield bag, _why_not(program, bag)
+
+
+def needs_frozen(program: Program, bag: Bag) -> bool:
+    """Whether only a call that refuses gradients is right, whatever becomes of a frozen weight later."""
+    return bag.pads_gradient and not program.is_guarded
 
 
 def groups_of(program: Program, bags: Sequence[Bag], *, mixed: bool = False) -> Iterable[list[Bag]]:
@@ -206,7 +216,7 @@ def _of_one(node: Node) -> Bag | None:
         return None
     return Bag(
         node, given["weight"], given["indices"], "sum", "embedding", (), FIXED, 1, counted=given["indices"],
-        sparse=bool(given["sparse"]),
+        sparse=bool(given["sparse"]), pads_gradient=given["padding_idx"] >= 0,
     )  # fmt: skip
 
 
@@ -226,6 +236,7 @@ def _reduced(node: Node, mode: str) -> Bag | None:
     return Bag(
         node, looked_up["weight"], looked_up["indices"], mode, f"embedding + {mode}", (rows,), form,
         length, counted=looked_up["indices"], sparse=bool(looked_up["sparse"]),
+        pads_gradient=looked_up["padding_idx"] >= 0,
     )  # fmt: skip
 
 
@@ -248,10 +259,7 @@ def _why_not(program: Program, bag: Bag) -> str:
             "make the table without it"
         )
     if is_call(lookup, aten.embedding) and given["padding_idx"] >= 0 and program.trains(bag.weight):
-        return (
-            "the padding_idx of an embedding is read but has no gradient, as no bag has it; freeze the "
-            "weight (requires_grad_(False)), or use an EmbeddingBag"
-        )
+        return _PADDED + "freeze the weight (requires_grad_(False)), or use an EmbeddingBag"
     tensors = [tensor_of(node) for node in (bag.indices, bag.offsets) if node is not None]
     if any(
         tensor is None or tensor.dtype not in INTEGERS or tensor.device != table.device for tensor in tensors

@@ -12,7 +12,9 @@ After::
     out     = recfuse::embedding_columns([weight_1, ...], program, [x], ...)
 
 Where at least one of the columns has a step to fold, and no weight is trained: the operator has no gradient,
-and bags (``patterns/bags.py``) have one. Boundaries are part of the program where they are constants.
+and bags (``patterns/bags.py``) have one. A frozen embedding with a ``padding_idx`` is a column too in a
+program that could be trained later: its gradient, without that row, is no bag's. Boundaries are part of the
+program where they are constants.
 
 Source: Pan et al., RECom, ASPLOS 2023, sections 3.1.2 and 5.
 """
@@ -31,7 +33,7 @@ from recfuse.passes.graph.joins import join
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.ranges import Ranges
-from recfuse.passes.patterns.bags import bags_of, groups_of
+from recfuse.passes.patterns.bags import bags_of, groups_of, needs_frozen
 
 
 def find(program: Program) -> Iterator[Match]:
@@ -47,8 +49,12 @@ def find(program: Program) -> Iterator[Match]:
             columns[bag.result] = with_end(program, ranges, Column(bag, chain, bag.result, cross=cross))
     for group in groups_of(program, [column.bag for column in columns.values()], mixed=True):
         for piece in pieces([columns[bag.result] for bag in group]):
-            if any(column.chain.folded or column.folded for column in piece):
+            if any(map(_has_a_step, piece)) or any(needs_frozen(program, each.bag) for each in piece):
                 yield _match(program, piece)
+
+
+def _has_a_step(column: Column) -> bool:
+    return bool(column.chain.folded or column.folded)
 
 
 def _is_taken(program: Program, bag: Bag) -> bool:
