@@ -151,3 +151,32 @@ def test_ranges_have_every_value(steps, seed):
     expected = model(x)
     recfuse.swap(exported)
     assert_same(exported.module()(x), expected)
+
+
+class WhereItHolds(nn.Module):
+    """``torch.where`` of a condition alone, which chooses nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.EmbeddingBag(20, 4, mode="sum")
+
+    def forward(self, indices):
+        rows, _ = torch.where(indices.clamp(0, 19) >= 0)
+        return self.table(indices) + rows.sum()
+
+
+def test_a_condition_alone_is_no_guard():
+    model, indices = WhereItHolds(), torch.randint(0, 20, (4, 3))
+    program = torch.export.export(model, (indices,))
+    report = recfuse.swap(program)
+    assert len(report.swapped) == 1 and not report.left
+    assert_same(program.module()(indices), model(indices))
+
+
+def test_a_pattern_that_cannot_read_a_graph_is_reported_and_others_go_on(monkeypatch):
+    monkeypatch.setattr(Ranges, "of", lambda self, node: {}[node])
+    model, indices = Chain([("clamp", 1, 2)]), torch.randint(0, 20, (4,))
+    program = torch.export.export(model, (indices,))
+    (left,) = recfuse.swap(program).found("guards")
+    assert left.action == "left" and "KeyError" in left.detail
+    assert_same(program.module()(indices), model(indices))

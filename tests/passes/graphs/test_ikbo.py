@@ -21,6 +21,7 @@ BROADCASTS = {
     "tile": lambda x, index: x.repeat(TIMES, *[1] * (x.dim() - 1)),
     "expand": lambda x, index: x.unsqueeze(1).expand(-1, TIMES, *x.shape[1:]).reshape(-1, *x.shape[1:]),
     "one user": lambda x, index: x[:1].expand(index.shape[0], *x.shape[1:]),
+    "one user, as wide": lambda x, index: x[:1].expand_as(x.new_zeros(index.shape[0], *x.shape[1:])),
 }
 
 
@@ -57,6 +58,23 @@ def test_linear_over_a_cat(name, way):
         lambda copied, u, c, layer: layer(torch.cat([copied(u), c], 1)), BROADCASTS[name], nn.Linear(13, 5)
     )
     check(model, batch((8,), (5,)), way, "ikbo_linear")
+
+
+@each_way
+def test_linear_over_an_hstack_of_any_batch(way):
+    torch.compiler.reset()
+    layer = nn.Linear(13, 5)
+    model = Model(lambda copied, u, c, layer: layer(torch.hstack([copied(u), c])), BROADCASTS["index"], layer)
+    user, candidate, index = given = batch((8,), (5,))
+    torch._dynamo.mark_dynamic(candidate, 0)
+    torch._dynamo.mark_dynamic(index, 0)
+    shapes = None, {0: torch.export.Dim.DYNAMIC}, {0: torch.export.Dim.DYNAMIC}
+    options = {"dynamic_shapes": shapes} if way == "exported" else {}
+    swapped, report = passed(model, given, way, **options)
+    assert [entry.pattern for entry in report.swapped] == ["ikbo_linear"], report
+    for count in (42, 17):
+        part = user, candidate[:count].clone(), index[:count].clone()
+        assert_same(swapped(*part), model(*part), rtol=1e-5, atol=1e-5)
 
 
 @each_way

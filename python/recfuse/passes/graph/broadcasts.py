@@ -158,7 +158,7 @@ def _broadcast(program: Program, node: Node) -> Lift | None:
         )
     if is_call(node, aten.repeat, aten.tile):
         return _tiled(program, node)
-    if is_call(node, aten.expand):
+    if is_call(node, aten.expand, aten.expand_as):
         return _of_one_user(program, node)
     return _expanded(program, node) if is_call(node, aten.reshape, aten.view) else None
 
@@ -237,7 +237,7 @@ def _tiled(program: Program, node: Node) -> Lift | None:
 
 
 def _of_one_user(program: Program, node: Node) -> Lift | None:
-    source, sizes = node.args[0], list(node.args[1])  # type: ignore[arg-type]
+    source, wide = node.args[:2]
     before, after = value_of(source).shape, value_of(node).shape
     if len(before) != len(after) or not len(before) or before[0] != 1 or after[0] == 1:
         return None
@@ -246,7 +246,8 @@ def _of_one_user(program: Program, node: Node) -> Lift | None:
 
     def emit() -> Node:
         options = {"dtype": torch.int64, "device": value_of(node).device, "pin_memory": False}
-        return program.emit(aten.full.default, [sizes[0]], 0, **options)
+        size = program.size(wide, 0) if isinstance(wide, Node) else next(iter(wide))  # type: ignore[arg-type]
+        return program.emit(aten.full.default, [size], 0, **options)
 
     return _lift(node, ("one", str(after[0])), source, 0, emit)
 

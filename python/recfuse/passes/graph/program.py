@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from recfuse.errors import ArgumentValueError
 from recfuse.passes.graph.effects import Effects, draws, is_fresh_constant
-from recfuse.passes.graph.nodes import aten, is_call, operator_of, tensor_of, value_of
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, tensor_of, value_of
 
 _COPIES = (
     aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone, aten.alias, aten.to,
@@ -58,9 +58,7 @@ class Program:
         self.module, self.graph = module, module.graph
         nodes = list(self.graph.nodes)
         for node in nodes:
-            node.target = (
-                _SPELLINGS.get(node.target, node.target) if node.op == "call_function" else node.target
-            )
+            _spell(node)
             if node.op in ("call_module", "call_method"):
                 raise _unreadable(f"{node.name} calls a {node.op.removeprefix('call_')}")
             called = operator_of(node)
@@ -326,6 +324,16 @@ class Program:
             raise AssertionError("recfuse: a rewritten graph has a cycle")
         for node in ordered:
             self.graph._root.prepend(node)  # to the end
+
+
+def _spell(node: Node) -> None:
+    """Gives a call the one name that patterns know."""
+    if node.op != "call_function":
+        return
+    node.target = _SPELLINGS.get(node.target, node.target)
+    if node.target is aten.hstack.default and value_of(node).dim() > 1:
+        node.target, node.args = aten.cat.default, (arguments_of(node)["tensors"], 1)
+        node.kwargs = {}
 
 
 def _unreadable(reason: str) -> ArgumentValueError:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Iterator, Sequence
 
 from recfuse.errors import ArgumentValueError
 from recfuse.passes.graph.nodes import graphs_of
-from recfuse.passes.graph.pattern import GraphPattern, Match, graph_patterns
+from recfuse.passes.graph.pattern import GraphPattern, Match, Part, graph_patterns
 from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.progress import Progress
 from recfuse.passes.report import SwapReport
 
+_log = logging.getLogger("recfuse")
 _NESTED = (
     "it has a graph of its own, which is not looked into; leave torch.no_grad() and autocast to the caller, "
     "or swap exported_program.run_decompositions({}), which has none"
@@ -48,7 +50,7 @@ def rewrite(
         try:
             for pattern in chosen(patterns, "recfuse"):
                 progress.describe(pattern.kind)
-                for match in pattern.find(program):
+                for match in _found(pattern, program):
                     name = (pattern.kind, match.key)
                     left = match.why_not
                     if not left and name in refused:
@@ -64,6 +66,15 @@ def rewrite(
         finally:  # each replacement alone is right: whatever is raised, the graph is a whole one
             program.finish()
     return swapped
+
+
+def _found(pattern: GraphPattern, program: Program) -> Iterator[Match]:
+    """What a pattern finds; where it cannot read a graph, that is what the report says, and others go on."""
+    try:
+        yield from pattern.find(program)
+    except Exception as error:
+        _log.warning("recfuse: the pattern %s cannot read a graph", pattern.kind, exc_info=True)
+        yield Match([Part("(graph)", "graph")], why_not=f"it cannot be read: {type(error).__name__}: {error}")
 
 
 def _applied(match: Match) -> tuple[str, str]:

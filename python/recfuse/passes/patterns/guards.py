@@ -56,6 +56,8 @@ def _kept(ranges: Ranges, node: Node) -> Node | None:
     given = arguments_of(node)
     found: Any = None
     if is_call(node, aten.where):
+        if "other" not in given:  # of a condition alone: where it holds
+            return None
         truth = ranges.truth(given["condition"])
         found = None if truth is None else given["self" if truth else "other"]
     elif is_call(node, aten.masked_fill):
