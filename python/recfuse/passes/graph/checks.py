@@ -37,18 +37,43 @@ def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def outputs_of(model: Callable[..., Any], call: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Any]:
-    """What a model returns for copies of a batch, with the same random numbers each time; flat."""
+def outputs_of(model: torch.nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Any]:
+    """What a model returns for copies of a batch, with the same random numbers and buffers; flat."""
     args, kwargs = pytree.tree_map_only(Tensor, Tensor.clone, call)
     devices = list(
         {item.device for item in pytree.tree_leaves(call) if isinstance(item, Tensor) and item.is_cuda}
     )
-    with torch.random.fork_rng(devices), torch.no_grad():
+    with torch.random.fork_rng(devices), torch.no_grad(), _same_buffers(model):
         torch.manual_seed(0)
-        return pytree.tree_leaves(model(*args, **kwargs))
+        found = pytree.tree_leaves(model(*args, **kwargs))
+        return [item.clone() if isinstance(item, Tensor) else item for item in found]
 
 
-def agrees(model: Callable[..., Any]) -> Callable[[Any, list[Any]], bool]:
+@contextlib.contextmanager
+def _same_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """What a call does to buffers, as counters and running means do, is undone."""
+    before = [
+        (module, name, buffer, _version(buffer), buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, version, values in before:
+            module._buffers[name] = buffer
+            if _version(buffer) != version or (version is None and not torch.equal(buffer, values)):
+                with torch.inference_mode(version is None):
+                    buffer.copy_(values)
+
+
+def _version(buffer: Tensor) -> int | None:
+    """How often it was written to; an inference tensor does not count."""
+    return None if buffer.is_inference() else buffer._version
+
+
+def agrees(model: torch.nn.Module) -> Callable[[Any, list[Any]], bool]:
     """A function of a call and what it must return."""
 
     def agrees_on(call: Any, expected: list[Any]) -> bool:

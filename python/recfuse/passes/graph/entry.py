@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
@@ -58,7 +59,7 @@ def _program(given: ExportedProgram | GraphModule) -> Program:
     return ExportedGraph(given) if isinstance(given, ExportedProgram) else Program(given)
 
 
-def _callable(given: ExportedProgram | GraphModule) -> Callable[..., Any]:
+def _callable(given: ExportedProgram | GraphModule) -> nn.Module:
     return given.module(check_guards=False) if isinstance(given, ExportedProgram) else given
 
 
