@@ -71,7 +71,7 @@ def emit_call(program: Program, bags: Sequence[Bag]) -> Node:
     offsets = (_fixed_offsets if all(bag.form == FIXED for bag in bags) else _jagged_offsets)(program, bags)
     factors = None
     if bags[0].weights is not None:
-        factors = _joined(program, [_flat(program, bag.weights) for bag in bags])
+        factors = _joined(program, [factors_of(program, bag) for bag in bags])
     indices = _joined(program, _indices(program, bags))
     call = weights, features, indices, offsets, column, factors, bags[0].sparse
     found = program.emit(torch.ops.recfuse.fused_embedding_bag.default, *call)
@@ -93,6 +93,13 @@ def _indices(program: Program, bags: Sequence[Bag]) -> list[Node]:
         program.emit(aten.reshape.default, own, [lengths[bag.length]])
         for bag, own in zip(bags, flat, strict=True)
     ]
+
+
+def factors_of(program: Program, bag: Bag) -> Node:
+    """``[lookups]`` of the table's dtype: a mask becomes ones and zeros."""
+    found = _flat(program, bag.weights)
+    is_mask = value_of(found).dtype is torch.bool
+    return program.emit(aten.to.dtype, found, bag.table.dtype) if is_mask else found
 
 
 def _flat(program: Program, node: Node | None) -> Node:

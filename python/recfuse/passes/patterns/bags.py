@@ -4,6 +4,7 @@ Before, for each of many tables::
 
     bag_k  = embedding_bag(weight_k, indices_k, offsets_k, mode)        # F.embedding_bag, nn.EmbeddingBag
     bag_k  = sum or mean(embedding(weight_k, indices_k [B, L]), 1)      # nn.Embedding and a reduction
+    bag_k  = sum(embedding(weight_k, indices_k) * factors_k[..., None], 1)   # masked, or weighted
     bag_k  = embedding(weight_k, indices_k [B])                         # a bag of one lookup
     out    = cat([bag_1, ..., bag_n], 1)  or  stack([bag_1, ...], 1)
 
@@ -30,7 +31,7 @@ from recfuse._codes import DTYPES, INTEGERS, MODES
 from recfuse.ops import HAS_CUDA_KERNELS
 from recfuse.passes.graph.bags import FIXED, JAGGED, LAST, Bag, emit_call
 from recfuse.passes.graph.joins import is_join, join
-from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, tensor_of, value_of
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, same, tensor_of, value_of
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
 
@@ -223,7 +224,7 @@ def _of_one(node: Node) -> Bag | None:
 def _reduced(node: Node, mode: str) -> Bag | None:
     """``embedding(weight, indices [B, L])``, summed over L."""
     given = arguments_of(node)
-    rows = given["self"]
+    rows, product, weights = _weighted(given["self"], mode)
     if not is_call(rows, aten.embedding) or given.get("dim") not in ([1], [-2], (1,), (-2,)):
         return None
     looked_up = arguments_of(rows)
@@ -233,11 +234,31 @@ def _reduced(node: Node, mode: str) -> Bag | None:
     if given["dtype"] not in (None, value_of(rows).dtype) or not statically_known_true(shape[1] > 0):
         return None
     form, length = (FIXED, shape[1]) if isinstance(shape[1], int) else (JAGGED, 0)
+    found = f"embedding + {mode}" if weights is None else f"weighted embedding + {mode}"
     return Bag(
-        node, looked_up["weight"], looked_up["indices"], mode, f"embedding + {mode}", (rows,), form,
-        length, counted=looked_up["indices"], sparse=bool(looked_up["sparse"]),
+        node, looked_up["weight"], looked_up["indices"], mode, found, (rows, *product), form,
+        length, counted=looked_up["indices"], weights=weights, sparse=bool(looked_up["sparse"]),
         pads_gradient=looked_up["padding_idx"] >= 0,
     )  # fmt: skip
+
+
+def _weighted(rows: Node, mode: str) -> tuple[Node, tuple[Node, ...], Node | None]:
+    """Of ``embedding(...) * factors.unsqueeze(-1)``: the embedding, the product and factors ``[B, L]``."""
+    if mode != "sum" or rows.target is not aten.mul.Tensor or len(rows.users) > 1:
+        return rows, (), None
+    for looked_up, wide in (rows.args[:2], rows.args[1::-1]):
+        if not is_call(looked_up, aten.embedding) or not is_call(wide, aten.unsqueeze):
+            continue
+        factors, dim = wide.args[:2]  # type: ignore[union-attr]
+        shapes = value_of(factors).shape, value_of(looked_up).shape, value_of(rows).shape
+        is_factor = dim in (-1, 2) and len(shapes[0]) == 2 and all(map(same, shapes[0], shapes[1]))
+        if (
+            is_factor
+            and all(map(same, shapes[1], shapes[2]))
+            and value_of(rows).dtype == value_of(looked_up).dtype
+        ):
+            return looked_up, (rows,), factors  # type: ignore[return-value]
+    return rows, (), None
 
 
 def _why_not(program: Program, bag: Bag) -> str:
@@ -266,7 +287,8 @@ def _why_not(program: Program, bag: Bag) -> str:
     ):
         found = ", ".join(f"{one.dtype} on {one.device}" for one in tensors if one is not None)
         return f"indices or offsets are {found or 'no tensor'}, must be int32 or int64 on {table.device}"
-    if bag.weights is not None and (bag.mode != "sum" or value_of(bag.weights).dtype != table.dtype):
+    factors = (table.dtype, torch.bool)  # a mask becomes numbers
+    if bag.weights is not None and (bag.mode != "sum" or value_of(bag.weights).dtype not in factors):
         found = f"{value_of(bag.weights).dtype} in mode {bag.mode}"
         return f"per_sample_weights are {found}, must be {table.dtype} in mode sum"
     read = [node for node in (bag.weight, bag.indices, bag.offsets, bag.weights) if node is not None]

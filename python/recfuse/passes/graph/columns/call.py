@@ -153,7 +153,11 @@ def _factors(program: Program, jagged: Sequence[_Input], device: torch.device) -
         return []
     options: dict[str, Any] = {"dtype": torch.float32, "device": device, "pin_memory": False}
     none = program.emit(aten.full.default, [0], 0.0, **options)
-    return [none if each.weights is None else _flat(program, each.weights) for each in jagged]
+    found = [none if each.weights is None else _flat(program, each.weights) for each in jagged]
+    return [
+        program.emit(aten.to.dtype, node, torch.float32) if value_of(node).dtype is torch.bool else node
+        for node in found
+    ]
 
 
 def _words(
