@@ -1,0 +1,111 @@
+"""``Attention``: attention in a graph, torch's operator or by hand: ``softmax(q @ k^T * scale) @ v``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Node
+
+from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, value_of
+
+_PRODUCTS = (aten.matmul, aten.bmm)
+_WEIGHTS_USED = (
+    "its weights are used, which the kernel keeps to itself; a MultiheadAttention returns none with "
+    "need_weights=False"
+)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """``[batch, heads, positions, dim]`` each; by hand also ``[batch * heads, positions, dim]``."""
+
+    result: Node
+    query: Node
+    key: Node  # by hand [..., dim, positions]
+    value: Node
+    scale: float | None  # None: 1 / sqrt(dim)
+    is_by_hand: bool = False
+    why_not: str = ""
+    inside: tuple[Node, ...] = ()  # nodes between the arguments and the result
+    unused: tuple[Node, ...] = field(default=(), repr=False)  # what nobody reads of what is inside
+
+
+def attention_at(node: Node) -> Attention | None:
+    """The attention whose result a node is."""
+    if is_call(node, aten.scaled_dot_product_attention):
+        given = arguments_of(node)
+        return Attention(
+            node, given["query"], given["key"], given["value"], given["scale"], why_not=_why_not(node)
+        )
+    return _by_hand(node) if is_call(node, *_PRODUCTS) else None
+
+
+def _why_not(node: Node) -> str:
+    given = arguments_of(node)
+    if given["attn_mask"] is not None or given["is_causal"]:
+        return "it has a mask, for which there is no kernel; pass none where all keys of a user count"
+    if given["dropout_p"] != 0:
+        return "it has dropout, for which there is no kernel; dropout_p must be 0: model.eval()"
+    scale = given["scale"]
+    if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
+        return f"the scale is {scale}, must be a positive number"
+    q, k = (value_of(given[name]) for name in ("query", "key"))
+    if not given["enable_gqa"] and q.dim() == k.dim() == 4 and not same(q.shape[1], k.shape[1]):
+        return f"keys of {k.shape[1]} heads and queries of {q.shape[1]}; pass enable_gqa=True"
+    return ""
+
+
+def _by_hand(node: Node) -> Attention | None:
+    weights, value = node.args[:2]
+    inside, softmax = [weights], weights
+    while is_call(softmax, aten.dropout) and arguments_of(softmax)["train"] is False:  # type: ignore[arg-type]
+        softmax = softmax.args[0]  # type: ignore[union-attr]
+        inside.append(softmax)
+    if not is_call(softmax, aten.softmax, aten._softmax) or not isinstance(value, Node):
+        return None
+    scores, rank = softmax.args[0], value_of(softmax).dim()  # type: ignore[union-attr]
+    if arguments_of(softmax)["dim"] % rank != rank - 1 or value_of(softmax).dtype != value_of(scores).dtype:  # type: ignore[arg-type]
+        return None
+    scale = 1.0
+    while (factor := _factor(scores)) is not None:  # type: ignore[arg-type]
+        inside.append(scores)
+        scale, scores = scale * factor, scores.args[0]  # type: ignore[union-attr]
+    if not is_call(scores, *_PRODUCTS) or rank not in (3, 4):
+        return None
+    query, key = scores.args[:2]  # type: ignore[union-attr]
+    nodes = (*inside, scores)
+    if not isinstance(query, Node) or not isinstance(key, Node):
+        return None
+    if any(value_of(item).dim() != rank for item in (query, key, value)):
+        return None
+    unused = tuple(leaf for item in nodes for user in item.users for leaf in _unused(user))  # type: ignore[union-attr]
+    known = {node, *nodes}
+    used = any(user not in known and not _unused(user) for item in nodes for user in item.users)  # type: ignore[union-attr]
+    why_not = _WEIGHTS_USED if used else ""
+    if not 0 < scale < math.inf:
+        why_not = f"the scale is {scale}, must be a positive number"
+    return Attention(node, query, key, value, scale, True, why_not, nodes, unused)  # type: ignore[arg-type]
+
+
+def _factor(node: Node) -> float | None:
+    """The number that a node multiplies by; None: it does not."""
+    if node.target not in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
+        return None
+    number = node.args[1]
+    if not isinstance(number, (int, float)) or isinstance(number, bool) or not number:
+        return None
+    return 1 / number if is_call(node, aten.div) else float(number)
+
+
+def _unused(node: Node) -> tuple[Node, ...]:
+    """The ends of what a node computes where nobody reads it, of pure operators; none where somebody does."""
+    if node.op != "call_function" or node.is_impure():
+        return ()
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        return ()
+    if not node.users:
+        return (node,)
+    found = [_unused(user) for user in node.users]
+    return tuple(leaf for leaves in found for leaf in leaves) if all(found) else ()
