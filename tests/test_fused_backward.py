@@ -184,6 +184,25 @@ def test_wrong_arguments(name, sparse):
         getattr(_ops, name)(**{**arguments, **changes})
 
 
+@pytest.mark.parametrize("dim", (8, 6))
+@pytest.mark.parametrize("elements, fits", ((0, True), (1, False), ("row", False)))
+def test_a_table_may_end_where_its_weight_does(dim, elements, fits):
+    problem = Groups([(torch.float32, dim, (9, 20))], [Feature(0, "sum", None), Feature(1, "sum", None)])
+    indices, offsets = problem.lookups(5)
+    grad = torch.randn(5, 2 * dim)
+    features = problem.rows.clone()
+    last = problem.weights[0].shape[0] - int(features[0, 2])
+    features[0, 1] = last * dim + (dim if elements == "row" else elements)
+    call = grad, features, indices, offsets, 0, problem.weights[0].shape[0], dim, 0, None, None
+    if not fits:
+        with pytest.raises(RuntimeError, match="whole rows"):
+            _ops.fused_embedding_bag_backward(*call)
+        return
+    found = _ops.fused_embedding_bag_backward(*call)
+    lookups = indices[: int(offsets[5])]
+    assert set(found[last:].abs().sum(1).nonzero().flatten().tolist()) >= set(lookups.tolist())
+
+
 def test_forward_takes_matrices():
     problem = Groups(GROUPS["dims"], modes("modes", 20))
     indices, offsets = problem.lookups(5)

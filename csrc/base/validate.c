@@ -112,19 +112,13 @@ rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params) {
                           params->offset_type, params->prefetch_distance, params->indices, params->offsets);
 }
 
-/* Most are powers of two, and a division takes as long as all the rest of a feature. */
-static bool is_multiple(int64_t elements, int64_t columns) {
-    if ((columns & (columns - 1)) == 0) return (elements & (columns - 1)) == 0; /* of 0 only 0 */
-    return elements % columns == 0;
-}
-
 rf_status rf__check_fused_rows(const rf_fused_embedding_bag_params *params, const int64_t *columns) {
     for (int64_t f = 0; f < params->n_features; f++) {
         const rf_feature *feature = &params->features[f];
         if (feature->buffer < 0 || feature->buffer >= params->n_buffers || columns[feature->buffer] < 0)
             continue;
         const int64_t dim = columns[feature->buffer];
-        RF__REFUSE_IF(feature->dim != dim || !is_multiple(feature->weight_offset, dim), RF_ERR_VALUE,
+        RF__REFUSE_IF(feature->dim != dim || !rf__is_multiple(feature->weight_offset, dim), RF_ERR_VALUE,
                       "features[" RF__I64 "] has " RF__I64 " columns and begins at element " RF__I64
                       "; it must be whole rows of weights[" RF__I64 "], which has " RF__I64 " columns",
                       f, feature->dim, feature->weight_offset, feature->buffer, dim);

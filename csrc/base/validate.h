@@ -18,6 +18,13 @@ static inline int64_t rf__dtype_bytes(rf_dtype dtype) {
 /* The least multiple of `to` that is not below `value`. */
 static inline int64_t rf__round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
+/* Whether elements, 0 or more, are whole rows. Most rows are of a power of two columns, and a division takes as long as all
+ * else that is checked of a table. */
+static inline bool rf__is_multiple(int64_t elements, int64_t columns) {
+    if ((columns & (columns - 1)) == 0) return (elements & (columns - 1)) == 0; /* of 0 only 0 */
+    return elements % columns == 0;
+}
+
 /* Initializers of the fields that every params struct of lookups has, from `params`. */
 #define RF__LOOKUPS_OF(params)                                                                        \
     .indices = (params)->indices, .lookups = (params)->lookups, .offsets = (params)->offsets,         \

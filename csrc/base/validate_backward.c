@@ -7,14 +7,15 @@ rf_status rf__check_backward_feature(const char *operator_name, const rf_fused_b
                                      int64_t at) {
     const rf_feature *feature = &params->features[at];
     const int64_t dim = params->dim;
-    const int64_t first = dim > 0 && feature->weight_offset >= 0 ? feature->weight_offset / dim : 0;
-    RF__REFUSE_IF(
-        feature->dim != dim || feature->rows < 0 || feature->weight_offset < 0 ||
-            (dim > 0 && (feature->weight_offset % dim != 0 || feature->rows > params->rows - first)),
-        RF_ERR_VALUE,
-        "features[" RF__I64 "] is a table of " RF__I64 " x " RF__I64 " at element " RF__I64
-        "; it must be whole rows of its weight, " RF__I64 " x " RF__I64,
-        at, feature->rows, feature->dim, feature->weight_offset, params->rows, dim);
+    /* The product fits: rows x dim does, and here are fewer. */
+    RF__REFUSE_IF(feature->dim != dim || feature->rows < 0 || feature->weight_offset < 0 ||
+                      (dim > 0 && (feature->rows > params->rows ||
+                                   feature->weight_offset > (params->rows - feature->rows) * dim ||
+                                   !rf__is_multiple(feature->weight_offset, dim))),
+                  RF_ERR_VALUE,
+                  "features[" RF__I64 "] is a table of " RF__I64 " x " RF__I64 " at element " RF__I64
+                  "; it must be whole rows of its weight, " RF__I64 " x " RF__I64,
+                  at, feature->rows, feature->dim, feature->weight_offset, params->rows, dim);
     RF__REFUSE_IF(
         feature->output_column < 0 || feature->output_column > params->output_dim - dim, RF_ERR_VALUE,
         "features[" RF__I64 "] has " RF__I64 " columns from column " RF__I64 "; grad has " RF__I64 " columns",

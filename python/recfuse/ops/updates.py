@@ -41,6 +41,7 @@ class Updater:
         numbers: float32 ``[8]`` on the Parameters' device, which the kernels read when they run; see LR and
             those behind it. STEP is that of the next update.
         deferred: the backward pass leaves sparse gradients, instead of updating.
+        counts_on_device: whether kernels read the number of the step.
         owner: the optimizer; None once it is deleted.
         device: of ``numbers``.
         made: steps that were made, as the host has counted them.
@@ -59,6 +60,7 @@ class Updater:
         self.kind, self.deferred = kind, deferred
         self.stochastic_rounding, self.seed = stochastic_rounding, seed
         self.options = kind, int(self.stochastic_rounding), self.seed
+        self.counts_on_device = OPTIMIZERS[kind] == "Adam" or stochastic_rounding
         self._owner = weakref.ref(owner)
         self.made = 0
         self.device = device
@@ -70,11 +72,6 @@ class Updater:
     def owner(self) -> Any:
         """The optimizer, or None."""
         return self._owner()
-
-    @property
-    def counts_on_device(self) -> bool:
-        """Whether kernels read the number of the step."""
-        return OPTIMIZERS[self.kind] == "Adam" or self.stochastic_rounding
 
     def write(self, number: int, value: float) -> None:
         """Writes a number, asynchronously, unless it is that already."""
@@ -240,13 +237,15 @@ def update_of(weight: Tensor) -> Update | None:
 
 def updates_of(weights: Sequence[Tensor]) -> list[Update | None] | None:
     """The same of each weight that requires a gradient; None where there is none at all."""
-    found = False
-    for weight in weights:  # a plain loop, since each training call comes here
-        if getattr(weight, _ATTRIBUTE, None) and weight.requires_grad:
-            found = True
-    if not found or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
         return None
-    return [update_of(weight) if weight.requires_grad else None for weight in weights]
+    found: list[Update | None] = [
+        getattr(weight, _ATTRIBUTE, None) or None if weight.requires_grad else None for weight in weights
+    ]
+    for update in found:
+        if update is not None:
+            return found
+    return None
 
 
 def fused_update(

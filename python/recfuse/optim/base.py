@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -30,13 +30,13 @@ from recfuse.ops.updates import (
 )
 from recfuse.optim.groups import ParamGroup, check_betas, check_groups, check_number, check_off
 from recfuse.optim.parameters import check_parameter, parameters_of
-from recfuse.optim.steps import deferred_step, direct_step
+from recfuse.optim.stepping import Stepping
 from recfuse.optim.surroundings import Surroundings
 
 _NUMBERS = {"lr": LR, "weight_decay": WEIGHT_DECAY, "eps": EPS}
 
 
-class FusedOptimizer(torch.optim.Optimizer):
+class FusedOptimizer(Stepping):
     """An optimizer of embedding tables, whose step a kernel makes row by row; see :mod:`recfuse.optim`."""
 
     _step_supports_amp_scaling = True  # for torch.amp.GradScaler: step() reads found_inf on the device
@@ -233,28 +233,6 @@ class FusedOptimizer(torch.optim.Optimizer):
                 held = [parameter for ref in self._held if (parameter := ref()) is not None]
                 self._surroundings.check(held, self._where, self.deferred)
             self._is_checked = True
-
-    @torch._disable_dynamo
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Ends a step: of tables that ``backward()`` has updated the step's number is raised; with
-        ``deferred``, it is here that their rows are updated, by ``.grad``.
-
-        Args:
-            closure: computes the loss, and calls ``backward()``.
-
-        Returns:
-            What ``closure`` returns.
-
-        Raises:
-            ValueError: a Parameter has a gradient that is not one of its lookups alone; see
-                :mod:`recfuse.optim`.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        (deferred_step if self.deferred else direct_step)(self)
-        return loss
 
     # ---- dictionaries and copies
 

@@ -21,7 +21,8 @@ def direct_step(optimizer: Any) -> None:
     check_scaler(optimizer, where)
     _check_steps(optimizer, own)
     check_hooks([parameter for _, parameter, _ in own], [update for _, _, update in own])
-    for _, parameter, _ in own:
+    captured = False
+    for _, parameter, update in own:
         if parameter.grad is not None:
             raise ArgumentValueError(
                 f"{where}: a Parameter of shape {list(parameter.shape)} has a gradient, where backward() "
@@ -31,7 +32,7 @@ def direct_step(optimizer: Any) -> None:
                 "made. Set the gradient to None if it is old; else use deferred=True with lookups "
                 "alone, or an optimizer of torch"
             )
-    captured = any(update.captured and update.updater.counts_on_device for _, _, update in own)
+        captured |= update.captured and update.updater.counts_on_device
     if captured and not torch.cuda.is_current_stream_capturing():
         raise ArgumentValueError(
             f"{where}: backward() was captured in a CUDA graph, step() was not, which raises the number of "
@@ -89,9 +90,11 @@ def _advance(optimizer: Any, own: list[tuple[Any, Any, Update]], found_inf: Tens
     parted: dict[int, dict[Any, int]] = {}
     for group, updater in optimizer._updaters:
         members = [(parameter, update) for _, parameter, update in own if update.updater is updater]
-        updated = {id(parameter) for parameter, update in members if update.updated}
-        for _, update in members:
-            update.updated = update.captured = False
+        updated = []
+        for parameter, update in members:
+            if update.updated:
+                update.updated = update.captured = False
+                updated.append(id(parameter))
         if not updated:
             continue
         if len(updated) == len(members) or not updater.counts_on_device:
