@@ -214,6 +214,10 @@ def test_bad_json_says_what_is_wrong(name, tmp_path):
 def test_files_that_are_none(tmp_path):
     with pytest.raises(OSError, match="absent"):
         EmbeddingColumns.from_json(tmp_path / "absent.json")
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="nests lists or objects too deeply"):
+        EmbeddingColumns.from_json(path)
     (tmp_path / "bad.json").write_text("[{]")
     with pytest.raises(ValueError, match=r"bad\.json is not JSON"):
         EmbeddingColumns.from_json(tmp_path / "bad.json")

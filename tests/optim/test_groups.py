@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 
 import pytest
 import torch
@@ -284,6 +285,7 @@ REFUSED = {
     "betas": ("Adam", {"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0, must be a number in \[0, 1\)"),
     "one beta": ("Adam", {"betas": 0.9}, "betas is a float"),
     "lr": ("SGD", {"lr": -1}, "lr is -1, must be >= 0"),
+    "no lr": ("SGD", {"lr": math.nan}, "lr is nan, must be >= 0"),
     "a text": ("SGD", {"lr": "fast"}, "lr is a str, must be a number"),
     "a tensor": ("SGD", {"lr": torch.tensor(0.1)}, "lr is a Tensor, must be a number"),
     "eps": ("Adagrad", {"eps": -1e-3}, "eps is -0.001"),

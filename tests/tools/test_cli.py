@@ -87,6 +87,7 @@ def test_bad_command_lines_end_with_status_2(capsys, arguments):
             ["tune", "--trace", "low", "--out", "/absent/plan.json", *TINY],
             "'/absent' is missing or not writable",
         ),
+        (["tune", "--trace", "low", "--out", "/tmp", *TINY], "--out is '/tmp', which is a folder, must be a"),
         (
             ["compile", "--arch", "sm_70", "--dim", "8"],
             "--arch is 'sm_70', must be sm_80 or newer, such as sm_80,",

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import json
 import os
+import tempfile
 import tracemalloc
 import warnings
 
@@ -16,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recfuse import CollectionPlan, Plan
+from recfuse import CollectionPlan, Plan, cli
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn import EmbeddingBag
 from recfuse.plan.features import FeatureTable
@@ -169,6 +171,38 @@ def test_what_has_no_form_in_a_file_is_named(tmp_path):
         ):
             plan.save(tmp_path / "plan.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_that_cannot_be_written_is_not_lost(capsys, tmp_path, monkeypatch):
+    replace, out = os.replace, tmp_path / "plan.json"
+
+    def replaced(source, target):
+        if str(target) == str(out):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    arguments = [
+        "tune",
+        "--trace",
+        "low",
+        "--rows",
+        "90",
+        "--budget",
+        "0",
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+    ]
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*arguments, "--out", str(out), "--dim", "8", "--batch", "8"])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"No space left on device: '{out}'; the plan is in " in error
+    assert Plan.load(error.split(" is in ")[1].removesuffix(" instead")).table.rows == 90
+    assert not out.exists()
 
 
 def test_links_and_pipes_are_not_replaced(tmp_path):

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any
+import tempfile
+from typing import TYPE_CHECKING, Any
 
 from recfuse._codes import DTYPE_NAMES, INTEGER_NAMES, MODES
+
+if TYPE_CHECKING:
+    from recfuse.plan import Plan
 
 
 def add_parser(commands: Any) -> None:
@@ -70,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = tune(module, batches, arguments.budget, **options)
     print(plan)
     if arguments.out:
-        plan.save(arguments.out)
+        _save(plan, arguments.out)
         print(f"written to {arguments.out}", file=sys.stderr)
     return 0
 
@@ -121,7 +125,24 @@ def _trace(arguments: argparse.Namespace) -> tuple[Any, int]:
     return trace, rows
 
 
+def _save(plan: Plan, path: str) -> None:
+    """Writes the plan; where that fails, to a temporary file, so that no minute of measuring is lost."""
+    try:
+        plan.save(path)
+    except OSError as error:
+        folder = tempfile.mkdtemp(prefix="recfuse_")
+        other = os.path.join(folder, "plan.json")
+        try:
+            plan.save(other)
+        except OSError:
+            os.rmdir(folder)
+            raise error from None
+        raise OSError(f"--out: {error}; the plan is in {other} instead") from error
+
+
 def _check_writable(path: str) -> None:
+    if os.path.isdir(path):
+        raise ValueError(f"--out is {path!r}, which is a folder, must be a file")
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise ValueError(f"--out is {path!r}, and the folder {folder!r} is missing or not writable")

@@ -147,7 +147,7 @@ def check_number(where: str, key: str, value: Any) -> None:
             f"{where}: {key} is a Tensor, must be a number: each change is written to the tables' device, so "
             "that a CUDA graph sees it too; lr_scheduler's classes work on it as it is"
         )
-    if real(f"{where}: {key}", value) < 0:
+    if not real(f"{where}: {key}", value) >= 0:  # NaN is not, either
         raise ArgumentValueError(f"{where}: {key} is {value!r}, must be >= 0")
 
 

@@ -107,8 +107,10 @@ def write_file(path: str, record: dict[str, Any], function: str = "recfuse.Plan.
             file.write("\n")
         os.chmod(temporary, 0o644)
         os.replace(temporary, where)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError):  # of a full disk it names no file, else the temporary one
+            raise OSError(error.errno, error.strerror, path) from error
         raise
 
 

@@ -38,6 +38,8 @@ def read(columns: str | Path | Sequence[Mapping[str, Any]]) -> list[Column]:
             columns = json.loads(Path(path).read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ArgumentValueError(f"{_WHERE}: {path} is not JSON: {error}") from None
+        except RecursionError:
+            raise ArgumentValueError(f"{_WHERE}: {path} nests lists or objects too deeply") from None
     if not isinstance(columns, Sequence):
         raise wrong_type(f"{_WHERE}: columns", columns, "a list of columns")
     return [_column(number, given) for number, given in enumerate(columns)]
