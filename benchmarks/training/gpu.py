@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from common.report import Figure, Report
 from common.settings import Setting, apply_quick, check_choices, comma_list, positive
 from training.convergence import figure_convergence
 from training.lookups import DIM, DYNAMICEMB_TABLES, Batch, make_subject
-from training.sides import FBGEMM, LOOP, NAMES, OPTIMIZERS, PLAIN, RECFUSE, make_sides
+from training.sides import FBGEMM, LOOP, NAMES, OPTIMIZERS, PLAIN, RECFUSE, Side, make_sides
 from training.steps import measure, tabulate
 
 SUBJECTS = ["A-512", "D-512", "mlperf-2048", "mlperf-16384", "dynamicemb-104857"]
@@ -115,15 +115,24 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def step_on_one_thread(side: Side, batch: Batch) -> None:
+    """A step whose backward pass is not handed over to autograd's thread of the device."""
+    with torch.autograd.set_multithreading_enabled(False):
+        side.step(batch)
+
+
 def figure_host(setting: Setting) -> Figure:
-    """What the host spends on a step of a thousand tables with SGD."""
+    """What the host spends on a step of a thousand tables with SGD, by autograd's threads and without."""
     arguments, device = setting.arguments, setting.device
     subject = make_subject(HOST_SUBJECT, arguments.seed, arguments.rows_cap, 1)
     batch = subject.batches(1, arguments.seed + 1, device)[0]
     names = [name for name in arguments.sides if name != LOOP]  # of a thousand launches, and more
     sides, notes = make_sides(subject, "sgd", names, device, batch.indices.dtype)
     title = f"a step with SGD, {len(subject.rows):,} tables, batch {subject.size}"
-    runs = {name: partial(side.step, batch) for name, side in sides.items()}
+    runs: dict[str, Callable[[], object]] = {}
+    for name, side in sides.items():
+        runs[name] = partial(side.step, batch)
+        runs[f"{name}, one thread"] = partial(step_on_one_thread, side, batch)
     figure = host.figure_host(title, runs, device, min(arguments.rounds, 5))
     figure.tables[0].notes += notes
     return figure

@@ -148,8 +148,7 @@ class UpdatedCall(torch.autograd.Function):
         if needed[4]:
             grads[4] = sample_weights_grad(grad, kept, lookups, sample_weights.dtype)
         if direct:
-            stream = torch.cuda.current_stream(grad.device) if grad.is_cuda else None
-            _ask(_Asked(grad, *lookups, sample_weights, winners, direct, count, stream))
+            _ask(_Asked(grad, *lookups, sample_weights, winners, direct, count, _stream_of(grad)))
         return tuple(grads)
 
 
@@ -179,6 +178,13 @@ def _is_wanted(node: Any) -> bool:
         return False
 
 
+def _stream_of(tensor: Tensor) -> tuple[int, int, int] | None:
+    """Number, device and kind of device of the current stream of a tensor's GPU: what a Stream is made of,
+    which takes longer than to look.
+    """
+    return torch._C._cuda_getCurrentStream(tensor.get_device()) if tensor.is_cuda else None
+
+
 class _Asked(NamedTuple):
     """Updates of one call."""
 
@@ -190,13 +196,15 @@ class _Asked(NamedTuple):
     winners: Tensor | None
     weights: dict[int, tuple[Tensor, Update]]  # by their numbers in the call
     matrices: int  # weights of the call
-    stream: Any  # of the GPU, which has the gradient
+    stream: tuple[int, int, int] | None  # of the GPU, which has the gradient; see _stream_of
 
     def bring_here(self) -> None:
         """Makes the current stream wait for the gradient, where another one has it."""
-        if self.stream is None or self.stream == (here := torch.cuda.current_stream(self.grad.device)):
+        if self.stream is None or self.stream == _stream_of(self.grad):
             return
-        here.wait_stream(self.stream)
+        number, device, kind = self.stream
+        here = torch.cuda.current_stream(device)
+        here.wait_stream(torch.cuda.Stream(stream_id=number, device_index=device, device_type=kind))
         for tensor in (self.grad, self.indices, self.offsets, self.sample_weights, self.winners):
             if tensor is not None:
                 tensor.record_stream(here)
