@@ -220,7 +220,9 @@ def test_short_bags_without_spills(compile_all: Compile, arch: str) -> None:
     for one, result in zip(jobs, results, strict=True):
         if one["lookups"] == one["bags"]:  # of more, wide rows are not for several bags a warp
             assert set(re.sub(r"[0-9=]", "", result["schedule"]).split()) == {"block", "bags"}
-            assert result["shared_bytes"] == 0, one
+            block = int(re.search(r"block=(\d+)", result["schedule"])[1])
+            row_bytes = 8 if one.get("rows", 0) >= 1 << 31 else 4
+            assert result["shared_bytes"] in (block * row_bytes * each for each in (1, 2, 4, 8)), one
     assert sum("bags=" in result["schedule"] for result in results[2::3]) > len(DIMS) // 2
 
 
@@ -233,8 +235,8 @@ def test_which_calls_are_of_short_bags(kernel_cache: Path) -> None:
         assert "bags=" not in compile_one(job(**{**one, **changes}))["schedule"]
     bags = 1 << 18
     for dim, dtype, state, most in (
-        (128, FLOAT32, {}, 16), (32, FLOAT32, {}, 4), (128, FLOAT16, {}, 4), (32, FLOAT16, {}, 1),
-        (256, FLOAT32, {}, 4), (128, FLOAT32, {"pooling": MEAN}, 4),
+        (128, FLOAT32, {}, 16), (32, FLOAT32, {}, 8), (128, FLOAT16, {}, 16), (32, FLOAT16, {}, 4),
+        (256, FLOAT32, {}, 4), (128, FLOAT32, {"pooling": MEAN}, 4), (8, FLOAT16, {}, 1),
     ):  # fmt: skip
         for lookups in (most, most + 1):
             found = compile_one(job(dim=dim, dtype=dtype, lookups=lookups * bags, bags=bags, **state))

@@ -103,6 +103,10 @@ RF_INLINE rf_bytes<16> rf_load_first(const rf_bytes<16> *from) {
     return to;
 }
 
+/* Asks for what lies there, in L2, and waits for nothing. Also before rf_wait_for_previous_kernel: what a kernel still writes goes
+ * to L2, too. */
+RF_INLINE void rf_prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
 /* Keeps an address in registers, so that a place behind it is one multiplication and addition away. */
 RF_INLINE void rf_keep(const rf_u8 *&address) { asm volatile("" : "+l"(address)); }
 

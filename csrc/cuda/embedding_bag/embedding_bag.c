@@ -75,7 +75,7 @@ static int64_t shared_bytes(const bag_variant *variant, const rf__bag_shape *sha
 
 static bag_variant variant_of(const rf_embedding_bag_params *params, const rf__bag_shape *shape,
                               const rf_embedding_bag_schedule *schedule) {
-    const int32_t warps = schedule->warps != 0 ? schedule->warps : rf__bag_warps(shape, schedule->bags != 0);
+    const int32_t warps = schedule->warps != 0 ? schedule->warps : rf__bag_warps(shape);
     const int32_t min_blocks = warps * WARP / schedule->block;
     bag_variant variant = {.dim = params->dim,
                            .stride = params->weight_stride,

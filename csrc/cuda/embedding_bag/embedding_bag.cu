@@ -109,7 +109,7 @@ RF_INLINE raw_indices load_indices(const rf_embedding_bag_args &args, rf_i64 beg
 /* Asks for the indices of the next segment, in L2: to hold them here would cost the registers that rows wait in. */
 RF_INLINE void prefetch_indices(const rf_embedding_bag_args &args, rf_i64 begin, rf_i64 end) {
     const rf_i64 position = begin + threadIdx.x % shape::GROUP * shape::INDICES;
-    if (position < end) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.indices + position));
+    if (position < end) rf_prefetch(args.indices + position);
 }
 
 /* Lists the rows of the lookups from `begin` on, at most a segment; returns how many there are. Adds to

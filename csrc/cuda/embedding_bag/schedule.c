@@ -38,8 +38,8 @@ void rf_embedding_bag_schedule_print(const rf_embedding_bag_schedule *schedule, 
 }
 
 enum { WARP = 32, MOST_VECTORS = 2, INDICES_A_LANE = 4 };
-/* Of short bags: vectors in flight a lane, and warps an SM. */
-enum { MOST_IN_FLIGHT = 8, WARPS_TO_HIDE = 16 };
+/* Of short bags: vectors in flight a lane, warps an SM, lookups a warp, and lookups of a bag. */
+enum { MOST_IN_FLIGHT = 8, WARPS_TO_HIDE = 16, MOST_LOOKUPS = 128, MOST_OF_SHORT = 16 };
 /* Threads are many where they are so many times as many as run at once; bags that a group of lanes reads alone. */
 enum { MANY = 3, MOST_ALONE = 16 };
 /* Bytes of rows of a warp's part of a bag, above which they are read in the order of the table's parts. */
@@ -79,17 +79,16 @@ int64_t rf__bag_slices(const rf__bag_shape *shape) {
 static bool has_many_sums(const rf__bag_shape *shape) { return shape->alignment / shape->element_bytes > 4; }
 
 /* 32 warps leave 64 registers a thread, 24 leave 80: without spills that is what the kernels take. */
-int32_t rf__bag_warps(const rf__bag_shape *shape, bool short_bags) {
+int32_t rf__bag_warps(const rf__bag_shape *shape) {
     const bool whole_rows = shape->row_bytes / shape->alignment == rf__bag_lanes(shape);
-    const bool many_sums = short_bags && has_many_sums(shape) && shape->lookups > shape->bags;
-    return shape->more_state || !whole_rows || many_sums ? 24 : 32;
+    return shape->more_state || !whole_rows ? 24 : 32;
 }
 
 /* Threads that share a bag: as many as make the bags fill the GPU, but each slot should have some rows. */
 static int32_t default_threads(const rf__bag_shape *shape, int64_t mean) {
     const int64_t lanes = rf__bag_lanes(shape);
-    const int64_t to_fill = (int64_t)shape->sms * rf__bag_warps(shape, false) * WARP /
-                            larger(shape->bags * rf__bag_slices(shape), 1);
+    const int64_t to_fill =
+        (int64_t)shape->sms * rf__bag_warps(shape) * WARP / larger(shape->bags * rf__bag_slices(shape), 1);
     /* A slot with too few rows waits for the others more than it helps them. */
     const int64_t useful = larger(lanes * power_below(larger(mean / 12, 1)),
                                   smaller(64, lanes * power_below(larger(mean / 4, 1))));
@@ -99,7 +98,7 @@ static int32_t default_threads(const rf__bag_shape *shape, int64_t mean) {
      * be equally long. */
     const int64_t whole = shape->lookups % larger(shape->bags, 1) == 0 ? WARP / 2 : WARP;
     const int64_t least = larger(lanes, smaller(whole, lanes * power_below(larger(mean / 8, 1))));
-    const int64_t most = rf__bag_warps(shape, false) == 32 ? 1024 : 512;
+    const int64_t most = rf__bag_warps(shape) == 32 ? 1024 : 512;
     return (int32_t)larger(least, smaller(smaller(power_below(to_fill), useful), most));
 }
 
@@ -189,19 +188,21 @@ static bool is_for_lists(const rf_embedding_bag_schedule *schedule) {
            schedule->parts != 0 || schedule->segment != 0;
 }
 
-/* As many bags a warp as leave the SMs some warps each, which hide each other's waits. */
+/* As many bags a warp as leave the SMs some warps each, which hide each other's waits, and as end soon enough to load
+ * the SMs evenly. */
 static int32_t default_bags(const rf__bag_shape *shape) {
     const int64_t warps = (int64_t)shape->sms * WARPS_TO_HIDE;
     const int64_t share = shape->bags * rf__bag_slices(shape) / larger(warps, 1);
-    return (int32_t)larger(smaller(power_below(share), most_bags(shape)), rf__bag_groups(shape));
+    const int64_t mean = shape->lookups / larger(shape->bags, 1);
+    const int64_t most = smaller(most_bags(shape), MOST_LOOKUPS / larger(mean, 1));
+    return (int32_t)larger(power_below(smaller(share, most)), rf__bag_groups(shape));
 }
 
-/* Up to how many lookups bags are short in the mean: the fewer rows a warp reads at once, and the less registers are left,
+/* Up to how many lookups bags are short in the mean: the more rows a warp reads at once, and the less registers are left,
  * the sooner a list in shared memory is ahead. */
 static int64_t most_short(const rf__bag_shape *shape) {
-    const int64_t lanes = rf__bag_lanes(shape), most = has_many_sums(shape) ? lanes / 4 : lanes / 2;
-    const bool few_registers = rf__bag_warps(shape, false) < 32 || rf__bag_vectors(shape) > 1;
-    return larger(few_registers ? smaller(most, 4) : most, 1);
+    const bool few_registers = rf__bag_warps(shape) < 32 || rf__bag_vectors(shape) > 1;
+    return smaller(rf__bag_lanes(shape), few_registers ? 4 : MOST_OF_SHORT);
 }
 
 /* One lookup a bag or less in the mean; or some more, where there are bags enough for several of them a warp. */
@@ -225,7 +226,7 @@ static rf_status complete_short(const rf__bag_shape *shape, rf_embedding_bag_sch
     if (schedule->block == 0) {
         const int64_t warps = (shape->bags + bags - 1) / bags;
         schedule->block =
-            block_within(schedule, default_block(shape, rf__bag_warps(shape, true), warps, WARP), WARP);
+            block_within(schedule, default_block(shape, rf__bag_warps(shape), warps, WARP), WARP);
     }
     return check_block(schedule);
 }
@@ -244,8 +245,7 @@ rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag
             schedule->threads = (int32_t)smaller(schedule->threads, power_below(schedule->warps * WARP));
     }
     if (schedule->block == 0) {
-        const int32_t block =
-            default_block(shape, rf__bag_warps(shape, false), shape->bags, schedule->threads);
+        const int32_t block = default_block(shape, rf__bag_warps(shape), shape->bags, schedule->threads);
         schedule->block = block_within(schedule, block, schedule->threads);
     }
     const int64_t warps_a_bag = larger(schedule->threads / WARP, 1);

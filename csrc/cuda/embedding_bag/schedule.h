@@ -26,8 +26,8 @@ int64_t rf__bag_slices(const rf__bag_shape *shape);
 /* Neighbouring bags that a warp reads rows of at once. */
 int32_t rf__bag_groups(const rf__bag_shape *shape);
 
-/* Warps of an SM that registers suffice for where a schedule leaves `warps` open; `short_bags`: of short_bags.cu. */
-int32_t rf__bag_warps(const rf__bag_shape *shape, bool short_bags);
+/* Warps of an SM that registers suffice for where a schedule leaves `warps` open. */
+int32_t rf__bag_warps(const rf__bag_shape *shape);
 
 /* Fills in what is 0 but for `warps`, which stays open: nothing then keeps more warps from running.
  * RF_ERR_VALUE: a field is out of its bounds, or the schedule does not fit the shape. */

@@ -14,13 +14,15 @@
  *
  * Other bags: a group has TURNS bags that follow each other, and reads their lookups as one list, BATCH rows at a time,
  * whichever bags they are of. So a warp waits for offsets once, and never for the first row indices of a bag: those of
- * the next rows are loaded while the rows before them are. Lanes check the row indices that they load, and hand them
- * round by shuffles. Rows are added in the order of the lookups: results are bit-identical from run to run.
+ * the next rows are loaded while the rows before them are. Lanes check the row indices that they load, and leave them in
+ * shared memory for their group. What is issued binds, not memory, where rows are found in caches: so a batch whose rows
+ * are all there, and of one bag, is loaded and added without a question. Rows are added in the order of the lookups:
+ * results are bit-identical from run to run.
  *
  * Why not embedding_bag.cu: there a group of lanes has one bag, and the warp ends with it. That hides nothing of how long
  * offsets, row indices and the rows of a short bag take, one behind the other.
  *
- * Launch: grid [ceil(bags / (RF_BAGS * RF_BLOCK / 32)), slices], block [RF_BLOCK], no shared memory.
+ * Launch: grid [ceil(bags / (RF_BAGS * RF_BLOCK / 32)), slices], block [RF_BLOCK], no dynamic shared memory.
  */
 
 #ifndef RF_DTYPE /* what is specialised, compiled without options */
@@ -49,11 +51,12 @@ struct shape : rf_row_shape {
     static constexpr int GROUPS = 32 / LANES, TURNS = RF_BAGS / GROUPS;
     /* Rows of a list that are in flight: what fits in registers beside the sums. */
     static constexpr int REGISTERS = 65536 / (RF_BLOCK * RF_MIN_BLOCKS); /* of a thread */
-    static constexpr bool FEW =
-        OLDER_GPU || LANES < 4 || RF_POOLING == RF_MEAN || (ELEMENTS > 4 && REGISTERS < 80);
+    static constexpr bool FEW = OLDER_GPU || LANES < 4 || RF_POOLING == RF_MEAN || REGISTERS < 64;
     static constexpr int BATCH = (FEW ? 4 : 8) / VECTORS;
     static constexpr int INDICES = larger(BATCH / LANES, 1); /* that a lane loads at a time */
     static constexpr int CHUNK = INDICES * LANES; /* those of a group */
+    static constexpr int BATCHES = CHUNK / BATCH;
+    static constexpr bool ALL_INSIDE = COLUMNS % (LANES * VECTORS) == 0; /* of a lane's columns */
 };
 static_assert(RF_BAGS <= 32 && shape::TURNS * shape::GROUPS == RF_BAGS && shape::TURNS * shape::VECTORS <= 8,
               "a lane a bag, and whole turns whose rows are in flight together");
@@ -66,7 +69,15 @@ enum { NO_ROW = -1, PADDING = -2 }; /* instead of rows; padding does not count i
 struct part_of_row {
     shape::vector of[shape::VECTORS];
 
-    /* Zeros where there is no row. `table`: where this lane's columns of row 0 lie. */
+    /* `table`: where this lane's columns of row 0 lie. */
+    RF_INLINE void load_there(const rf_columns<shape> &columns, const rf_u8 *table, RF_ROW row) {
+        const shape::vector *from = (const shape::vector *)(table + (rf_i64)row * shape::ROW_PITCH);
+#pragma unroll
+        for (int v = 0; v < shape::VECTORS; v++)
+            of[v] = shape::ALL_INSIDE ? rf_load(from + v * shape::LANES)
+                                      : rf_load_if(columns.inside(v) ? 0 : -1, from + v * shape::LANES);
+    }
+    /* The same, and zeros where there is no row. */
     RF_INLINE void load(const rf_columns<shape> &columns, const rf_u8 *table, RF_ROW row) {
         const shape::vector *from = (const shape::vector *)(table + (rf_i64)row * shape::ROW_PITCH);
         const int there = (int)(row >> (8 * sizeof(RF_ROW) - 32));
@@ -130,11 +141,14 @@ struct summed_bag {
     rf_u8 *to; /* its output */
     shape::sums sum;
 
+    RF_INLINE summed_bag(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int number_)
+        : number(number_), last(0), end(0), counted(0),
+          to((rf_u8 *)rf_output_of(args, first_of_warp() + number_, columns.column)), sum() {}
     /* `ends`: of each lane's bag. */
     RF_INLINE summed_bag(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int number_,
                          int last_, int ends)
-        : number(number_), last(last_), counted(0),
-          to((rf_u8 *)rf_output_of(args, first_of_warp() + number_, columns.column)), sum() {
+        : summed_bag(args, columns, number_) {
+        last = last_;
         find_end(ends);
     }
     RF_INLINE void find_end(int ends) {
@@ -166,6 +180,15 @@ struct summed_bag {
             find_end(ends);
         }
     }
+};
+
+/* Rows of a group's list. */
+constexpr int BATCH_BYTES = shape::BATCH * (int)sizeof(RF_ROW);
+struct __align__(BATCH_BYTES < 16 ? BATCH_BYTES : 16) batch_of_rows {
+    RF_ROW row[shape::BATCH];
+};
+struct chunk_of_rows {
+    batch_of_rows batch[shape::BATCHES];
 };
 
 /* Row indices of a group's list, CHUNK from place `from` on. */
@@ -203,11 +226,34 @@ struct chunk {
     }
 };
 
+/* One batch, whose lookups end before `after`. SURE: all rows are there, and no bag ends before the last of them. */
+template <bool SURE>
+RF_INLINE void sum_batch(const rf_embedding_bag_args &args, const rf_columns<shape> &columns,
+                         const rf_u8 *table, int ends, const batch_of_rows &now, int after, summed_bag &bag) {
+    part_of_row rows[shape::BATCH];
+#pragma unroll
+    for (int u = 0; u < shape::BATCH; u++) {
+        if (SURE) {
+            rows[u].load_there(columns, table, now.row[u]);
+        } else {
+            rows[u].load(columns, table, now.row[u]);
+        }
+    }
+#pragma unroll
+    for (int u = 0; u < shape::BATCH; u++) {
+        rows[u].add_to(bag.sum);
+        bag.counted += SURE || now.row[u] != PADDING;
+        if (!SURE && u < shape::BATCH - 1) bag.finish(args, columns, ends, after - shape::BATCH + u + 1);
+    }
+    bag.finish(args, columns, ends, after);
+}
+
 /* Sums the bags [number, last) of the warp, which are others in each group; their lookups [from, end) are one list, of
  * which `next` has been loaded. `ends`: of each lane's bag. */
 RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int ends,
                         int number, int last, int from, int end, chunk next) {
-    const int first_lane = threadIdx.x % 32 / shape::LANES * shape::LANES;
+    __shared__ chunk_of_rows of_groups[RF_BLOCK / shape::LANES];
+    chunk_of_rows &rows = of_groups[threadIdx.x / shape::LANES];
     const rf_u8 *table = columns.address(0);
     rf_keep(table);
     summed_bag bag(args, columns, number, last, ends);
@@ -217,35 +263,50 @@ RF_INLINE void sum_bags(const rf_embedding_bag_args &args, const rf_columns<shap
         RF_ROW row[shape::INDICES];
         next.rows(args, from, end, bag.number, row);
         next.load(args, from + shape::CHUNK, end);
-#pragma unroll 1
-        for (int batch = 0; batch < shape::CHUNK; batch += shape::BATCH) {
-            if (batch > 0 && !__any_sync(RF_FULL_WARP, from + batch < end)) break;
-            part_of_row rows[shape::BATCH];
-            RF_ROW now[shape::BATCH];
-            rf_u32 padding = 0; /* a bit a row */
+        bool there = true;
+        __syncwarp(); /* those before have been read */
 #pragma unroll
-            for (int u = 0; u < shape::BATCH; u++)
-                now[u] =
-                    __shfl_sync(RF_FULL_WARP, row[u / shape::LANES], first_lane + (batch + u) % shape::LANES);
-            /* Not between the shuffles: a load there is compiled for lanes that have diverged, too, and waited for where
-             * both ways meet. */
-#pragma unroll
-            for (int u = 0; u < shape::BATCH; u++) {
-                padding |= (rf_u32)(now[u] == PADDING) << u;
-                rows[u].load(columns, table, now[u]);
-            }
-            /* Most often no bag ends before the last of these rows: then nothing is asked between them. */
-            const int after = from + batch + shape::BATCH;
-            const bool whole = __all_sync(RF_FULL_WARP, bag.end >= after);
-#pragma unroll
-            for (int u = 0; u < shape::BATCH; u++) {
-                rows[u].add_to(bag.sum);
-                bag.counted += !(padding >> u & 1);
-                if (!whole && u < shape::BATCH - 1)
-                    bag.finish(args, columns, ends, after - shape::BATCH + u + 1);
-            }
-            bag.finish(args, columns, ends, after);
+        for (int i = 0; i < shape::INDICES; i++) {
+            ((RF_ROW *)&rows)[i * shape::LANES + threadIdx.x % shape::LANES] = row[i];
+            there &= row[i] >= 0;
         }
+        const bool all_there = __all_sync(RF_FULL_WARP, there);
+        __syncwarp();
+#pragma unroll 1
+        for (int batch = 0; batch < shape::BATCHES; batch++) {
+            const int after = from + (batch + 1) * shape::BATCH;
+            const batch_of_rows now = rows.batch[batch];
+            if (__all_sync(RF_FULL_WARP, bag.end >= after) && all_there) {
+                sum_batch<true>(args, columns, table, ends, now, after, bag);
+            } else {
+                if (batch > 0 && !__any_sync(RF_FULL_WARP, after - shape::BATCH < end)) break;
+                sum_batch<false>(args, columns, table, ends, now, after, bag);
+            }
+        }
+    }
+}
+
+/* The same for bags that do not follow each other, which only bad offsets bring about: row after row. `begins`: of each
+ * lane's bag. */
+RF_INLINE void sum_bags_apart(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, int begins,
+                              int ends, int number, int last) {
+#pragma unroll 1
+    for (int turn = 0; turn < shape::TURNS; turn++, number++) {
+        const int from = __shfl_sync(RF_FULL_WARP, begins, number),
+                  end = __shfl_sync(RF_FULL_WARP, ends, number);
+        if (number >= last) continue;
+        summed_bag bag(args, columns, number);
+#pragma unroll 1
+        for (int position = from; position < end; position++) {
+            const rf_i64 index = rf_load(args.indices + position);
+            const RF_ROW row = row_of(args, index);
+            if (RF_CHECK && row == NO_ROW) rf_report_index(args, first_of_warp() + number, position, index);
+            part_of_row part;
+            part.load(columns, columns.address(0), row);
+            part.add_to(bag.sum);
+            bag.counted += row != PADDING;
+        }
+        bag.store(columns);
     }
 }
 
@@ -255,13 +316,18 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     const rf_i64 first = first_of_warp(), bag = first + lane;
     const rf_columns<shape> columns = {args.weight,
                                        (int)blockIdx.y * shape::LANES * shape::VECTORS + lane % shape::LANES};
+    const bool mine = lane < RF_BAGS && bag < args.bags, one_each = args.mean_lookups <= 1;
+    const rf_i64 guess = (one_each ? bag : first + group * shape::TURNS) * args.mean_lookups;
+    const int guessed = (int)min(guess, args.lookups); /* there may be fewer bags than turns */
+
+    /* What is read first is on its way to L2 while the kernel before this one ends. */
+    const int asked = guessed + (one_each ? 0 : lane % shape::LANES);
+    if (asked < args.lookups && (mine || !one_each)) rf_prefetch(args.indices + asked);
+    if (mine && args.offsets != nullptr) rf_prefetch(args.offsets + bag);
     rf_wait_for_previous_kernel();
     if (first >= args.bags) return;
 
     /* Row indices, from where they lie if all bags are equally long; the offsets at the same time. */
-    const bool mine = lane < RF_BAGS && bag < args.bags, one_each = args.mean_lookups <= 1;
-    const rf_i64 guess = (one_each ? bag : first + group * shape::TURNS) * args.mean_lookups;
-    const int guessed = (int)min(guess, args.lookups); /* there may be fewer bags than turns */
     rf_i64 index = 0;
     chunk next = {};
     if (one_each && mine && guessed < args.lookups) index = rf_load(args.indices + guessed);
@@ -279,17 +345,17 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
         copy_rows(args, columns, row);
         return;
     }
-    /* Where offsets are bad, bags may not follow each other: each is a list of its own. */
     const int end_before = __shfl_up_sync(RF_FULL_WARP, ends, 1);
     const bool follow = __all_sync(RF_FULL_WARP, !mine || lane == 0 || begins == end_before);
-    const int step = follow ? shape::TURNS : 1, left = (int)min(args.bags - first, (rf_i64)RF_BAGS);
-#pragma unroll 1
-    for (int turn = 0; turn < shape::TURNS; turn += step) {
-        const int number = group * shape::TURNS + turn, last = max(min(number + step, left), number);
-        const int from = __shfl_sync(RF_FULL_WARP, begins, number);
-        const int end_of_last = __shfl_sync(RF_FULL_WARP, ends, max(last - 1, 0));
-        const int end = last > number ? end_of_last : from;
-        if (__any_sync(RF_FULL_WARP, one_each || turn > 0 || from != guessed)) next.load(args, from, end);
-        sum_bags(args, columns, ends, number, last, from, end, next);
+    const int left = (int)min(args.bags - first, (rf_i64)RF_BAGS);
+    const int number = group * shape::TURNS, last = max(min(number + shape::TURNS, left), number);
+    if (!follow) {
+        sum_bags_apart(args, columns, begins, ends, number, last);
+        return;
     }
+    const int from = __shfl_sync(RF_FULL_WARP, begins, number);
+    const int end_of_last = __shfl_sync(RF_FULL_WARP, ends, max(last - 1, 0));
+    const int end = last > number ? end_of_last : from;
+    if (__any_sync(RF_FULL_WARP, one_each || from != guessed)) next.load(args, from, end);
+    sum_bags(args, columns, ends, number, last, from, end, next);
 }
