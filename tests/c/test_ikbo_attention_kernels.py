@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from support.kernels import BFLOAT16, FLOAT16, pipelined, standalone
+from support.kernels import BFLOAT16, FLOAT16, NVRTC, compile_log, pipelined, standalone
 
 # dtype, columns, keys of a block, slots of keys and of values, queries that move together
+NAMES = ("RF_DTYPE", "RF_DIM", "RF_KEYS", "RF_K_SLOTS", "RF_V_SLOTS", "RF_SEGMENT")
 VARIANTS = [
     (FLOAT16, 128, 128, 3, 2, 64),
     (BFLOAT16, 128, 128, 3, 2, 8),
@@ -28,8 +30,7 @@ def test_products_run_on_tensor_cores_one_behind_the_other(
     variant: tuple[int, int, int, int, int, int], tmp_path: Path
 ) -> None:
     """wgmma and the tensor memory accelerator; nothing spilled, no product waits for the last (C75xx)."""
-    names = ("RF_DTYPE", "RF_DIM", "RF_KEYS", "RF_K_SLOTS", "RF_V_SLOTS", "RF_SEGMENT")
-    defines = dict(zip(names, map(str, variant), strict=True))
+    defines = dict(zip(NAMES, map(str, variant), strict=True))
     text = pipelined("ikbo_attention/fused.cu", defines, tmp_path)
     dim, keys, segment = variant[1], variant[2], variant[5]
     products = Counter(re.findall(r"HGMMA\.(64x\d+x16)", text))
@@ -37,6 +38,16 @@ def test_products_run_on_tensor_cores_one_behind_the_other(
     assert products[f"64x{dim}x16"] >= keys // 16, products
     moves = "UTMASTG" if segment > 1 else "LDGSTS"
     assert {"UTMALDG", "STSM", "USETMAXREG", moves} <= set(re.findall(r"\b[A-Z]{4,10}\b", text))
+
+
+@pytest.mark.skipif(NVRTC["nvrtc"] is None and "CI" not in os.environ, reason=f"no NVRTC: {NVRTC['missing']}")
+@pytest.mark.parametrize("variant", VARIANTS[:2], ids=lambda variant: "-".join(map(str, variant)))
+def test_nvrtc_keeps_products_apart_too(variant: tuple[int, int, int, int, int, int]) -> None:
+    """NVRTC compiles what users run, and has let products wait (C7511) in code in which nvcc did not."""
+    defines = " ".join(f"-D{name}={value}" for name, value in zip(NAMES, variant, strict=True))
+    log = compile_log("ikbo_attention/fused.cu", "sm_90a", defines)
+    assert re.findall(r"(\d+) bytes spill stores", log) == ["0"], log
+    assert re.search(r"C75\d\d|C76\d\d", log) is None, log
 
 
 def test_grouping_needs_no_stack(tmp_path: Path) -> None:

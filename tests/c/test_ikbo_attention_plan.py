@@ -100,7 +100,7 @@ class Case(NamedTuple):
 
 def random_case(draw: random.Random, users: int | None = None, candidates: int | None = None) -> Case:
     n_users = draw.choice((1, 2, 3, 7, 40, BLOCK - 1, BLOCK, 150)) if users is None else users
-    n_items = draw.choice((0, 1, 5, 33, 64, 150)) if candidates is None else candidates
+    n_items = draw.choice((0, 1, 5, 33, 64, 150, 600)) if candidates is None else candidates
     wide, form = draw.random() < 0.5, draw.randrange(3)
     most = 2**62 if wide else 2**31 - 1
     bad = draw.choice((0, 0, 0.02, 0.3))
