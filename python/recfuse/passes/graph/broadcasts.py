@@ -32,7 +32,7 @@ from recfuse.passes.graph.nodes import (
 )
 from recfuse.passes.graph.program import Program
 
-_WORTH = 2
+WORTH = 2
 """Fewest candidates a user: with fewer, copies are not what costs."""
 AUTOCAST = (
     "autocast is on, which chooses dtypes; convert the model instead, or leave autocast before this part"
@@ -169,9 +169,9 @@ def _lift(node: Node, key: tuple[Any, ...], source: Any, dim: int, emit: Callabl
     if not value_of(source).is_floating_point():
         return None
     why_not = ""
-    if users is not None and candidates is not None and candidates < _WORTH * users:
+    if users is not None and candidates is not None and candidates < WORTH * users:
         why_not = f"the example has hardly more candidates, {candidates}, than users, {users}: there must be "
-        why_not += f"{_WORTH} a user or more; use a batch as the model is served with"
+        why_not += f"{WORTH} a user or more; use a batch as the model is served with"
     return Lift(Map(key, source, dim, emit, why_not), dim, source=source)
 
 

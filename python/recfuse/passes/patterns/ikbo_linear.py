@@ -17,7 +17,7 @@ Source: IKBO (in-kernel broadcast optimization), section 2, and its inference-ti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -29,7 +29,7 @@ from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, tensor
 from recfuse.passes.graph.pattern import GraphPattern, Match, Part
 from recfuse.passes.graph.program import Program
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def find(program: Program) -> Iterator[Match]:
@@ -137,7 +137,7 @@ def _why_not(
     tensors = [value_of(item) for item in (*joined.args[0], weight, bias) if item is not None]  # type: ignore[misc]
     if lift.map.why_not:
         return lift.map.why_not
-    if len({tensor.dtype for tensor in tensors}) > 1 or tensors[0].dtype not in _DTYPES:
+    if len({tensor.dtype for tensor in tensors}) > 1 or tensors[0].dtype not in DTYPES:
         return f"tensors of {_types(tensors)}; all must be of one dtype, a floating-point one"
     if bias is not None and (
         value_of(bias).dim() != 1 or not same(value_of(bias).shape[0], tensors[-2].shape[0])
@@ -170,30 +170,46 @@ def _swap(
     of_users: list[bool],
     lift: Lift,
 ) -> str:
-    items = list(zip(joined.args[0], of_users, strict=True))  # type: ignore[arg-type]
+    items: Sequence[Node] = joined.args[0]  # type: ignore[assignment]
     with program.at(node):
-        columns: dict[bool, list[Node]] = {True: [], False: []}
-        end = 0
-        for is_user, run in groupby(items, lambda item: item[1]):
-            start, end = end, end + sum(value_of(item).shape[1] for item, _ in run)
-            columns[is_user].append(program.emit(aten.slice.Tensor, weight, 1, start, end))
-        users = [broadcasts.of_users(item) for item, is_user in items if is_user]
-        candidates = [item for item, is_user in items if not is_user]
-        found = program.emit(
-            torch.ops.recfuse.ikbo_linear.default,
-            _beside(program, columns[True]),
-            _beside(program, columns[False]),
-            _beside(program, users),
-            _beside(program, candidates),
-            broadcasts.map_of(lift),
-            bias,
-        )
+        users = [broadcasts.of_users(item) for item, is_user in zip(items, of_users, strict=True) if is_user]
+        found = emit_linear(program, items, of_users, users, weight, bias, broadcasts.map_of(lift))
     program.replace(node, found)
     return f"recfuse::ikbo_linear, {sum(of_users)} of {len(items)} inputs for users alone"
 
 
-def _beside(program: Program, nodes: list[Node]) -> Node:
-    return nodes[0] if len(nodes) == 1 else program.emit(aten.cat.default, nodes, 1)
+def emit_linear(
+    program: Program,
+    items: Sequence[Node],
+    of_users: Sequence[bool],
+    users: Sequence[Node],
+    weight: Node,
+    bias: Any,
+    index: Node,
+    candidates: Sequence[Node] | None = None,
+) -> Node:
+    """The call for a layer over ``items`` side by side. ``users`` take the place of those that are copies;
+    ``candidates``, if given, that of the others.
+    """
+    columns: dict[bool, list[Node]] = {True: [], False: []}
+    end = 0
+    for is_user, run in groupby(zip(items, of_users, strict=True), lambda item: item[1]):
+        start, end = end, end + sum(value_of(item).shape[-1 if candidates else 1] for item, _ in run)
+        columns[is_user].append(program.emit(aten.slice.Tensor, weight, 1, start, end))
+    own = [item for item, is_user in zip(items, of_users, strict=True) if not is_user]
+    return program.emit(
+        torch.ops.recfuse.ikbo_linear.default,
+        _beside(program, columns[True]),
+        _beside(program, columns[False]),
+        _beside(program, users),
+        _beside(program, own if candidates is None else candidates),
+        index,
+        bias,
+    )
+
+
+def _beside(program: Program, nodes: Sequence[Node]) -> Node:
+    return nodes[0] if len(nodes) == 1 else program.emit(aten.cat.default, list(nodes), 1)
 
 
 PATTERN = GraphPattern("ikbo_linear", 60, find)
