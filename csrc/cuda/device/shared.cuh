@@ -20,4 +20,19 @@ RF_INLINE rf_bytes<16> rf_shared_load(rf_u32 from) {
     return to;
 }
 
+/* 4, 8 or 16 bytes of memory to shared memory, asynchronously. What was asked for up to rf_shared_copies_end is a group. */
+template <int BYTES> RF_INLINE void rf_shared_copy(rf_u32 to, const void *from) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "as the instruction allows");
+    if (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
+    }
+}
+RF_INLINE void rf_shared_copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* Waits until the thread's groups have arrived, but for the last LEFT ones. */
+template <int LEFT> RF_INLINE void rf_shared_copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
 #endif

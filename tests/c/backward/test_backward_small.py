@@ -23,7 +23,13 @@ FEATURE = np.dtype(
     [("row", "i8"), ("start", "i8"), ("factors", "i8"), ("number", "i4"), ("rows", "i4"), ("padding", "i4"),
      ("column", "i4"), ("matrix", "i4"), ("dim", "i4")]
 )  # fmt: skip
-TASK = np.dtype([(name, "i4") for name in ("feature", "first", "last", "column", "columns", "unused")])
+TASK = np.dtype(
+    [(name, "i8") for name in ("row", "start", "factors")]
+    + [
+        (name, "i4")
+        for name in ("feature", "first", "last", "column", "columns", "output", "matrix", "unused")
+    ]
+)
 
 pytestmark = pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
 
@@ -51,7 +57,7 @@ class ListsArgs(ctypes.Structure):
 
 class RowsArgs(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("grad", "features", "tasks", "list", "starts")),
+        *((name, ctypes.c_void_p) for name in ("grad", "tasks", "list", "starts")),
         ("factors", ctypes.c_void_p),
         ("output_dim", ctypes.c_int64),
         ("bags", ctypes.c_int32),
@@ -111,7 +117,17 @@ def features_of(problem: Problem, pooling: int, padded: bool) -> NDArray[Any]:
 
 def tasks_of(features: NDArray[Any], most: int, columns: int) -> NDArray[Any]:
     tasks = [
-        (number, first, min(first + most, feature["rows"]), column, min(columns, feature["dim"] - column), 0)
+        (
+            *(feature[name] for name in ("row", "start", "factors")),
+            number,
+            first,
+            min(first + most, feature["rows"]),
+            column,
+            min(columns, feature["dim"] - column),
+            feature["column"],
+            feature["matrix"],
+            0,
+        )
         for number, feature in enumerate(features)
         for first in range(0, feature["rows"], most)
         for column in range(0, feature["dim"], columns)
@@ -290,7 +306,7 @@ def check_rows(
     columns = options.get("columns", 32 if staged else 128)
     tasks = tasks_of(features, options.get("range", 130), columns)
     args = RowsArgs(output_dim=output_dim, bags=problem.bags, by_frequency=options.get("by_frequency", 0))
-    given = {"grad": memory, "features": features, "tasks": tasks, "numbers": numbers, **listed.memory}
+    given = {"grad": memory, "tasks": tasks, "numbers": numbers, **listed.memory}
     for name, values in given.items():
         setattr(args, name, values.ctypes.data)
     weights, states = [], []

@@ -19,7 +19,13 @@ FEATURE = np.dtype(
     [("row", "i8"), ("start", "i8"), ("factors", "i8"), ("number", "i4"), ("rows", "i4"), ("padding", "i4"),
      ("column", "i4"), ("matrix", "i4"), ("dim", "i4")]
 )  # fmt: skip
-TASK = np.dtype([(name, "i4") for name in ("feature", "first", "last", "column", "columns", "unused")])
+TASK = np.dtype(
+    [(name, "i8") for name in ("row", "start", "factors")]
+    + [
+        (name, "i4")
+        for name in ("feature", "first", "last", "column", "columns", "output", "matrix", "unused")
+    ]
+)
 
 
 class Sizes(ctypes.Structure):
@@ -66,8 +72,13 @@ def test_tasks(model: str, bags: int, emit: int) -> None:
     given = workloads.model(model)
     rows, dims = np.asarray(given.rows), np.asarray(given.dims)
     features = np.zeros(rows.size, FEATURE)
-    features["rows"], features["dim"] = rows, dims
+    features["rows"], features["dim"], features["factors"] = rows, dims, -1
+    for step, name in enumerate(("row", "start", "column", "matrix"), start=1):
+        features[name] = np.arange(rows.size) * step
     tasks, staged = shared_out(features, bags, emit, lookups=20 * bags)
+    for name in ("row", "start", "factors", "matrix"):
+        assert (tasks[name] == features[name][tasks["feature"]]).all()
+    assert (tasks["output"] == features["column"][tasks["feature"]]).all()
     for number in range(rows.size):
         own = tasks[tasks["feature"] == number]
         seen = np.zeros((rows[number], dims[number] // 4), np.int32)

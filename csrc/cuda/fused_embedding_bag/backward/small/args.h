@@ -49,11 +49,14 @@ typedef struct rf_small_list {
 } rf_small_list;
 RF_SIZE_IS(rf_small_list, 16);
 
-/* What a block of staged.cu does: so many columns from `column` on of those rows. */
+/* What a block of staged.cu does: so many columns from `column` on of those rows. With what it needs of the feature, so that
+ * it does not wait for memory twice. */
 typedef struct rf_small_task {
-    rf_i32 feature, first_row, last_row, column, columns, unused;
+    rf_i64 row, start, factors; /* as of the feature */
+    rf_i32 feature, first_row, last_row, column, columns;
+    rf_i32 output_column, matrix, unused;
 } rf_small_task;
-RF_SIZE_IS(rf_small_task, 24);
+RF_SIZE_IS(rf_small_task, 56);
 
 /* lists.cu */
 typedef struct rf_small_lists_args {
@@ -73,7 +76,6 @@ RF_SIZE_IS(rf_small_lists_args, 72);
 /* staged.cu */
 typedef struct rf_small_args {
     RF_BACKWARD_ADDRESS(const rf_u8) grad; /* [bags, output_dim] */
-    RF_BACKWARD_ADDRESS(const rf_small_feature) features;
     RF_BACKWARD_ADDRESS(const rf_small_task) tasks; /* [grid] */
     RF_BACKWARD_ADDRESS(const rf_u16) list; /* as above */
     RF_BACKWARD_ADDRESS(const rf_u32) starts;
@@ -84,6 +86,6 @@ typedef struct rf_small_args {
     rf_emit_args emit;
     rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
 } rf_small_args;
-RF_SIZE_IS(rf_small_args, 848);
+RF_SIZE_IS(rf_small_args, 840);
 
 #endif

@@ -44,7 +44,6 @@ static rf_status launch(const rf__backward_small_call *call, const small_variant
 static rf_status rows_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
                              const rf_small_lists_args *lists, uint64_t tasks, rf__launch_config *config) {
     rf_small_args args = {.grad = (uintptr_t)call->grad,
-                          .features = lists->features,
                           .list = lists->list,
                           .starts = lists->starts,
                           .factors = lists->factors,

@@ -5,6 +5,9 @@
  * table is the gradient: the block copies its columns of all bags to shared memory first, times the factors of a mean, and
  * gathers from there (RF_STAGED). Batches that do not fit, and rows that must be whole (row-wise Adagrad) and are wider,
  * are gathered from L2, of up to RF_SMALL_WHOLE_COLUMNS columns.
+ * What a block needs before its first row takes as long as many rows, so nothing of it waits for something else: the task says all
+ * of its feature, gradients of a sum are copied asynchronously, even before the lists are there, and the first row is asked
+ * for while they come.
  * A group of lanes (an eighth of the columns) has every so-many-th row, so that a block works on neighbouring rows. It asks
  * for a row's place in the list two rows ahead, and for weight, state and the first bags of its list one row ahead: there
  * is one wait for memory a row. Most rows have few bags, so what a row costs besides counts: a lane has two vectors of four
@@ -20,118 +23,25 @@
  * Shapes: rf_small_args. Shared memory: dynamic, 4 bytes a bag and column of the widest task; none if not RF_STAGED.
  * Launch: grid [tasks], block [RF_SMALL_THREADS].
  */
-#include "fused_embedding_bag/backward/emit.cuh"
-#include "fused_embedding_bag/backward/small/args.h"
-#include "device/shared.cuh"
-
-#ifndef RF_GRAD_DTYPE
-#define RF_GRAD_DTYPE RF_FLOAT32
-#endif
 #ifndef RF_STAGED
 #define RF_STAGED 1
 #endif
-static_assert(RF_ALIGNED, "small features are");
+#include "fused_embedding_bag/backward/emit.cuh"
+#include "fused_embedding_bag/backward/small/args.h"
 
 enum {
     BLOCK = RF_SMALL_THREADS(RF_STAGED, RF_EMIT),
     BLOCKS = RF_STAGED || RF_EMIT > RF_SGD + 1 || RF_ROUND ? 2 : 3, /* of an SM */
-    WARPS = BLOCK / 32,
-    GRAD_BYTES = rf_element<RF_GRAD_DTYPE>::BYTES,
+    WARPS = BLOCK / 32
+};
+#include "fused_embedding_bag/backward/small/columns.cuh"
+
+enum {
     MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS,
-    VECTORS = RF_SMALL_LANE_COLUMNS / 4, /* of four columns, a lane */
     AT_ONCE = 4, /* bags of a list that one load brings */
-    GRADS_AT_ONCE = 2, /* bags whose gradients a lane loads at once */
-    STAGED_AT_ONCE = 2
+    GRADS_AT_ONCE = 2 /* bags whose gradients a lane loads at once */
 };
 typedef rf_bytes<2 * AT_ONCE> bags_t;
-
-/* What a lane has of a task. */
-struct place_t {
-    int lanes, groups, group, lane; /* that share a row */
-    rf_u32 mask; /* of the group's lanes in its warp */
-    int column[VECTORS]; /* of the row, the first of four */
-    int valid[VECTORS]; /* columns: 4 or 0; one vector at least has some */
-    const rf_u8 *grad[VECTORS]; /* of bag 0; where there are none those of the other vector */
-    rf_i64 pitch; /* bytes from bag to bag */
-    const float *factors; /* of bags; nullptr: all 1 */
-    rf_u32 staged[VECTORS], staged_pitch; /* the same in shared memory, multiplied by factors */
-};
-
-RF_INLINE place_t place_of(const rf_small_args &args, const rf_small_feature &feature,
-                           const rf_small_task &task, const float *staged) {
-    place_t place;
-    place.lanes = 1;
-    while (RF_SMALL_LANE_COLUMNS * place.lanes < task.columns) place.lanes *= 2;
-    place.groups = BLOCK / place.lanes;
-    place.group = (int)threadIdx.x / place.lanes;
-    place.lane = (int)threadIdx.x % place.lanes;
-    place.mask = (place.lanes == 32 ? RF_FULL_WARP : (1u << place.lanes) - 1)
-                 << (threadIdx.x % 32 - place.lane);
-    place.pitch = args.output_dim * GRAD_BYTES;
-    place.factors = feature.factors >= 0 ? args.factors + feature.factors : nullptr;
-    place.staged_pitch = task.columns * 4;
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-        const int own = 4 * (place.lane + (v ^ (place.group & 1)) * place.lanes);
-        const int read = own < task.columns ? own : 4 * place.lane;
-        place.column[v] = task.column + own;
-        place.valid[v] = own < task.columns ? 4 : 0;
-        place.grad[v] = args.grad + (rf_i64)(feature.output_column + task.column + read) * GRAD_BYTES;
-        place.staged[v] = RF_STAGED ? rf_shared_kept(staged + read) : 0;
-    }
-    return place;
-}
-
-/* Four columns in shared memory. */
-RF_INLINE void sums_keep(float *to, const four_t &from) {
-    *(rf_bytes<16> *)to = *(const rf_bytes<16> *)from.of;
-}
-RF_INLINE four_t sums_kept(rf_u32 from) {
-    const rf_bytes<16> found = rf_shared_load(from);
-    four_t to;
-#pragma unroll
-    for (int i = 0; i < 4; i++) to.of[i] = __uint_as_float(found.word[i]);
-    return to;
-}
-
-/* Copies the task's columns of all bags to shared memory. */
-RF_INLINE void grad_stage(int bags, const rf_small_task &task, float *staged, const place_t &place) {
-    for (int first = place.group; first < bags; first += STAGED_AT_ONCE * place.groups) {
-        four_t found[STAGED_AT_ONCE][VECTORS];
-#pragma unroll
-        for (int k = 0; k < STAGED_AT_ONCE; k++) {
-            const int bag = first + k * place.groups;
-#pragma unroll
-            for (int v = 0; v < VECTORS; v++)
-                if (bag < bags)
-                    found[k][v] = four_load<RF_GRAD_DTYPE, true>(place.grad[v] + bag * place.pitch, 4);
-        }
-#pragma unroll
-        for (int k = 0; k < STAGED_AT_ONCE; k++) {
-            const int bag = first + k * place.groups;
-            if (bag >= bags) continue;
-            const float factor = place.factors != nullptr ? rf_load(place.factors + bag) : 1.0f;
-#pragma unroll
-            for (int v = 0; v < VECTORS; v++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) found[k][v].of[i] *= factor;
-                if (place.valid[v] > 0)
-                    sums_keep(staged + bag * task.columns + place.column[v] - task.column, found[k][v]);
-            }
-        }
-    }
-}
-
-/* Four columns of a bag's gradient. */
-RF_INLINE four_t grad_load(const place_t &place, rf_u32 bag, int v) {
-    if (!RF_STAGED) return four_load<RF_GRAD_DTYPE, true>(place.grad[v] + (rf_i64)bag * place.pitch, 4);
-    return sums_kept(place.staged[v] + bag * place.staged_pitch);
-}
-
-/* A row's sums of a lane. */
-struct sums_t {
-    four_t of[VECTORS];
-};
 
 /* The bags of a row: places of the list. */
 struct span_t {
@@ -196,44 +106,6 @@ RF_INLINE void span_add(const rf_u16 *list, const place_t &place, const span_t &
     }
 }
 
-/* What is read of a row early; `element`: where the row begins in the matrix. */
-struct row_t {
-    rf_emit_ahead_t ahead[VECTORS];
-    float state; /* of row-wise Adagrad */
-};
-RF_INLINE void row_load(const rf_backward_matrix &matrix, const place_t &place, rf_i64 number, rf_i64 element,
-                        row_t &to) {
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++)
-        rf_emit_load_at(matrix, element + place.column[v], place.valid[v], to.ahead[v]);
-    if (EMIT_ROWWISE) to.state = matrix.states[0][number];
-}
-
-/* A row's sums become what the launch is for, by a group. */
-RF_INLINE void row_emit(const rf_small_args &args, const rf_emit_t &emit, const rf_backward_matrix &matrix,
-                        const place_t &place, rf_i64 number, rf_i64 element, rf_u32 lookups, row_t &row,
-                        sums_t &sums) {
-    const float frequency = args.by_frequency ? 1.0f / (float)lookups : 1.0f;
-    float squares = 0, factor = 0;
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) sums.of[v].of[i] *= frequency;
-        squares += rf_emit_gradient(emit, row.ahead[v], place.valid[v], sums.of[v]);
-    }
-    if (EMIT_ROWWISE) {
-        for (int apart = place.lanes / 2; apart > 0; apart /= 2)
-            squares += __shfl_xor_sync(place.mask, squares, apart);
-        __syncwarp(place.mask); /* all have read the state */
-        factor = rf_emit_row_factor(emit, matrix, number, row.state, squares, place.lane == 0);
-    }
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++)
-        if (place.valid[v] > 0)
-            rf_emit_store_at(emit, matrix, element + place.column[v], number, place.column[v], 4,
-                             row.ahead[v], sums.of[v], factor);
-}
-
 /* What a block has of a task. */
 struct rows_t {
     const rf_u32 *starts; /* of the feature's row 0 */
@@ -259,17 +131,31 @@ RF_INLINE void row_prepare(const rows_t &rows, const rf_backward_matrix &matrix,
     row_load(matrix, place, rows.row + number, element, row);
 }
 
-/* All rows of the task that few bags look up. Returns whether there are others. */
-RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const rf_backward_matrix &matrix,
-                         const place_t &place, const rows_t &rows) {
-    bool any_long = false;
-    int number = rows.first + place.group;
-    span_t span = rows.span(number), next = rows.span(number + place.groups);
-    const rf_i64 step = (rf_i64)place.groups * rows.dim;
-    rf_i64 element = rows.element(number);
+/* What is asked for before the first row: of it, and where the next one is. */
+struct begin_t {
+    span_t span, next;
     row_t row;
     window_t window;
-    row_prepare(rows, matrix, place, number, element, span, row, window);
+};
+RF_INLINE begin_t rows_begin(const rf_backward_matrix &matrix, const place_t &place, const rows_t &rows) {
+    const int number = rows.first + place.group;
+    begin_t begin;
+    begin.span = rows.span(number);
+    begin.next = rows.span(number + place.groups);
+    row_prepare(rows, matrix, place, number, rows.element(number), begin.span, begin.row, begin.window);
+    return begin;
+}
+
+/* All rows of the task that few bags look up. Returns whether there are others. */
+RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const rf_backward_matrix &matrix,
+                         const place_t &place, const rows_t &rows, const begin_t &begin) {
+    bool any_long = false;
+    int number = rows.first + place.group;
+    span_t span = begin.span, next = begin.next;
+    const rf_i64 step = (rf_i64)place.groups * rows.dim;
+    rf_i64 element = rows.element(number);
+    row_t row = begin.row;
+    window_t window = begin.window;
 #pragma unroll 1
     for (; number < rows.last; number += place.groups) {
         const span_t later = rows.span(number + 2 * place.groups);
@@ -308,12 +194,12 @@ RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit,
     sums_t sums = {};
     if (own.from < own.to) span_add(rows.list, place, own, window_load(rows.list, own.from), sums);
     /* By column from here on: neighbouring groups have their vectors the other way round. */
-    const int turned = place.group & 1;
     sums_t columns;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) columns.of[v].of[i] = turned ? sums.of[v ^ 1].of[i] : sums.of[v].of[i];
+        for (int i = 0; i < 4; i++)
+            columns.of[v].of[i] = place.turned ? sums.of[v ^ 1].of[i] : sums.of[v].of[i];
     }
     __syncwarp();
     for (int apart = place.lanes; apart < 32; apart *= 2) {
@@ -366,19 +252,25 @@ extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS)
     extern __shared__ __align__(16) rf_u8 memory[];
     __shared__ __align__(16) float parts[WARPS * MOST_COLUMNS];
     __shared__ rf_u32 found[WARPS];
-    rf_wait_for_previous_kernel();
     const rf_emit_t emit = rf_emit_of(args.emit);
-    if (emit.skip) return;
     const rf_small_task task = args.tasks[blockIdx.x];
-    const rf_small_feature feature = args.features[task.feature];
-    const rf_backward_matrix &matrix = args.matrices[feature.matrix];
-    const place_t place = place_of(args, feature, task, (float *)memory);
-    const rows_t rows = {
-        args.starts + feature.start, args.list, feature.row, task.first_row, task.last_row, matrix.dim};
+    const rf_backward_matrix &matrix = args.matrices[task.matrix];
+    const place_t place = place_of(args, task, (float *)memory);
+    const rows_t rows = {args.starts + task.start, args.list,     task.row,
+                         task.first_row,           task.last_row, matrix.dim};
+    /* Gradients are older than the kernel before, but for factors: lists.cu has waited before this one began. */
+    const bool asked = RF_STAGED && grad_ask(args.bags, task, place);
+    rf_wait_for_previous_kernel();
+    if (emit.skip) {
+        rf_shared_copies_wait<0>();
+        return;
+    }
+    const begin_t begin = rows_begin(matrix, place, rows);
     if (RF_STAGED) {
-        grad_stage(args.bags, task, (float *)memory, place);
+        if (!asked) grad_stage(args.bags, task, (float *)memory, place);
+        rf_shared_copies_wait<0>();
         __syncthreads();
     }
-    const bool any_long = rows_pool(args, emit, matrix, place, rows);
+    const bool any_long = rows_pool(args, emit, matrix, place, rows, begin);
     if (__syncthreads_or(any_long)) rows_pool_long(args, emit, matrix, place, rows, found, parts);
 }

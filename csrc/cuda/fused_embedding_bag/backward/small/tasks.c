@@ -108,6 +108,11 @@ rf_status rf__backward_small_tasks(const rf__backward_small_sizes *sizes, const 
             for (int32_t column = 0; column < feature->dim; column += cuts[f].columns) {
                 const int32_t left = feature->dim - column;
                 (*tasks)[(*place)++] = (rf_small_task){
+                    .row = feature->row,
+                    .start = feature->start,
+                    .factors = feature->factors,
+                    .output_column = feature->output_column,
+                    .matrix = feature->matrix,
                     .feature = (int32_t)f,
                     .first_row = (int32_t)((int64_t)feature->rows * range / cuts[f].ranges),
                     .last_row = (int32_t)((int64_t)feature->rows * (range + 1) / cuts[f].ranges),

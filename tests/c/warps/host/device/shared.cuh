@@ -12,5 +12,10 @@ inline rf_u32 rf_shared_kept(const void *address) {
 inline rf_bytes<16> rf_shared_load(rf_u32 from) {
     return rf_load((const rf_bytes<16> *)(memory + (rf_i32)from));
 }
+template <int BYTES> inline void rf_shared_copy(rf_u32 to, const void *from) {
+    memcpy(memory + (rf_i32)to, from, BYTES);
+}
+inline void rf_shared_copies_end() {}
+template <int LEFT> inline void rf_shared_copies_wait() {}
 
 #endif
