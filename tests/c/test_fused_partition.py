@@ -341,6 +341,15 @@ def test_small_batches_have_few_tasks() -> None:
     assert len(tasks) <= 26
 
 
+@pytest.mark.parametrize(
+    ("dim", "lookups", "bags", "each"), ((16, 1, 512, 8), (16, 1, 2048, 16), (64, 4, 64, 4), (64, 4, 1024, 8))
+)
+def test_tasks_are_short_where_all_run_at_once(dim: int, lookups: int, bags: int, each: int) -> None:
+    """As short as can be: of tiles, and of a feature; where there are more they are twice as long."""
+    tasks, _, _ = check(Work([Table(dim)] * 26, np.full((26, bags), lookups)))
+    assert max(task.last_bag - task.first_bag for task in tasks) == each
+
+
 def test_features_without_lookups_are_written_all_the_same() -> None:
     tasks, lanes, of_tiles = check(Work([Table(16), Table(128), Table(0)], np.zeros((3, 100), np.int64)))
     assert {task.schedule for task in tasks} == of_tiles

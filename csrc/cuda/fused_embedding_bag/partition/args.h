@@ -13,6 +13,8 @@ enum {
     RF_FUSED_LEAST_TASKS_A_BLOCK = 3, /* of small batches, whose tasks are smaller for it */
     RF_FUSED_LEAST_COST = 8, /* of a task: to begin one costs two */
     RF_FUSED_LEAST_COST_OF_SMALL = 4, /* the same of small batches */
+    RF_FUSED_LEAST_COST_AT_ONCE = 2, /* where all run at once: none waits for another to begin */
+    RF_FUSED_TILES_AT_ONCE = 8, /* of tiles where so many times as many could: they share an SM less well */
     RF_FUSED_LONG = 2, /* a task is, that costs so many times what it should */
     RF_FUSED_COLUMN_COST = 2, /* of RF_FUSED_TILE_BAGS, where bags have one lookup or none */
     RF_FUSED_LONGER_COST = 6, /* of each lookup where they have more, and with staged tables */
@@ -50,8 +52,19 @@ RF_FUSED_COST rf_fused_misses_cost(rf_fused_number rows, rf_fused_number lookups
 
 /* What a task should cost, of `all` that there is: for `most` tasks, or for at least `least` where that is little. */
 RF_FUSED_COST rf_fused_task_cost(rf_fused_number all, rf_fused_number most, rf_fused_number least) {
-    const rf_fused_number small = RF_FUSED_MAX(all / least, (rf_fused_number)RF_FUSED_LEAST_COST_OF_SMALL);
+    const rf_fused_number a_block = all / least * RF_FUSED_LEAST_TASKS_A_BLOCK; /* if each has one task */
+    const rf_fused_number at_once = RF_FUSED_MAX(a_block, (rf_fused_number)RF_FUSED_LEAST_COST_AT_ONCE);
+    const rf_fused_number small =
+        RF_FUSED_MAX(all / least, RF_FUSED_MIN(at_once, (rf_fused_number)RF_FUSED_LEAST_COST_OF_SMALL));
     return RF_FUSED_MAX(all / most, RF_FUSED_MIN(small, (rf_fused_number)RF_FUSED_LEAST_COST));
+}
+
+/* The same of a tile, of `tiles` that there is of them. */
+RF_FUSED_COST rf_fused_tile_task_cost(rf_fused_number task_cost, rf_fused_number tiles,
+                                      rf_fused_number least) {
+    const rf_fused_number a_block = tiles / least * RF_FUSED_LEAST_TASKS_A_BLOCK;
+    return RF_FUSED_MAX(task_cost, RF_FUSED_MIN(a_block * RF_FUSED_TILES_AT_ONCE,
+                                                (rf_fused_number)RF_FUSED_LEAST_COST_OF_SMALL));
 }
 
 /* A feature, for the kernel. A byte a bucket, the first one lowest. */

@@ -32,4 +32,9 @@ static inline double rf__fused_target(double all, double blocks) {
     return rf_fused_task_cost(all, blocks * RF_FUSED_TASKS_A_BLOCK, blocks * RF_FUSED_LEAST_TASKS_A_BLOCK);
 }
 
+/* The same of a tile, of `tiles` that there is of them. */
+static inline double rf__fused_tile_target(double target, double tiles, double blocks) {
+    return rf_fused_tile_task_cost(target, tiles, blocks * RF_FUSED_LEAST_TASKS_A_BLOCK);
+}
+
 #endif

@@ -111,7 +111,7 @@ static void tiles_cut(rf__fused_cut *cut) {
         if (run->count > 0) continue;
         const double mean = cut->tile_mean[run->feature];
         run_cut(cut, rf__fused_cost(&cut->what.classes->of[run->schedule], mean, cut->n_staged > 0), 0,
-                RF_FUSED_TILE_BAGS, cut->target, run);
+                RF_FUSED_TILE_BAGS, cut->tile_target, run);
         run->slice = mean > 1;
         cut->n_tasks += run->count;
     }
@@ -143,8 +143,8 @@ static bool is_tiled(const rf__fused_cut *cut, int64_t f) {
     return number >= 0 && cut->what.classes->of[number].kind == RF_FUSED_CLASS_COLUMNS;
 }
 
-/* The runs of all features; those of tiles are not cut yet. `all`: the work of all. */
-static void features_add(rf__fused_cut *cut, double all) {
+/* The runs of all features; those of tiles are not cut yet. `all`: the work of all; `blocks`: that run at once. */
+static void features_add(rf__fused_cut *cut, double all, double blocks) {
     open_tile open[RF_FUSED_MOST_CLASSES] = {{0, 0}};
     double before = 0;
     for (int64_t f = 0; f < cut->what.n_features; f++) {
@@ -152,6 +152,7 @@ static void features_add(rf__fused_cut *cut, double all) {
         columns_add(cut, f, &open[cut->estimates[f].number]);
         before += cut->estimates[f].work;
     }
+    cut->tile_target = rf__fused_tile_target(cut->target, before, blocks);
     for (int64_t i = 0; i < cut->what.n_features; i++) {
         const int32_t f = cut->order[i];
         if (cut->estimates[f].number < 0 || is_tiled(cut, f)) continue;
@@ -168,10 +169,10 @@ static rf_status cut_all(rf__fused_cut *cut, const rf__fused_batch *batch, int32
     RF_TRY(memory_new(cut));
     RF_TRY(count_lookups(cut, batch));
     cut->n_staged = rf__fused_stage(features, n_features, cut->lookups, batch, sms, cut->staged);
-    const double all = rf__fused_estimate_all(cut);
-    cut->target = rf__fused_target(all, (double)sms * blocks_per_sm);
+    const double all = rf__fused_estimate_all(cut), blocks = (double)sms * blocks_per_sm;
+    cut->target = rf__fused_target(all, blocks);
     rf__fused_order(cut);
-    features_add(cut, all);
+    features_add(cut, all, blocks);
     tiles_cut(cut);
     if (cut->n_staged > 0)
         RF_TRY(rf__fused_staged_lists(features, n_features, cut->lookups, cut->staged, cut->n_staged, sms,

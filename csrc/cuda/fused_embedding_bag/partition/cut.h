@@ -27,7 +27,7 @@ typedef struct rf__fused_run {
 struct rf__fused_cut {
     rf__fused_mappable what;
     int32_t bags;
-    double target; /* work of a task */
+    double target, tile_target; /* work of a task, and of a tile's */
     double *lookups; /* [n_features] */
     bool *staged; /* [n_features] */
     int64_t n_staged;

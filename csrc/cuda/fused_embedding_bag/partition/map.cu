@@ -125,13 +125,20 @@ RF_INLINE int logarithm(float value, float least, int bits) {
     return (int)(__float_as_uint(value) >> (23 - bits)) - (int)(__float_as_uint(least) >> (23 - bits));
 }
 
-/* Cuts a run into tasks of about `target`; their rank among RANKS. */
-RF_INLINE int cut(const rf_fused_map_args &args, const shared_data &shared, const run &one, float target,
-                  run_tasks &tasks) {
+/* What a task should cost. */
+struct task_costs {
+    float of_feature, of_tile;
+};
+
+/* Cuts a run into tasks of about that; their rank among RANKS. */
+RF_INLINE int cut(const rf_fused_map_args &args, const shared_data &shared, const run &one,
+                  const task_costs &targets, run_tasks &tasks) {
     tasks.schedule = one.longer ? one.schedule | LONGER : one.schedule;
     tasks.all = 0;
     if (one.schedule < 0) return NO_BIN;
     const int bags_at_once = shared.classes[one.schedule].bags_at_once;
+    const bool tiled = shared.classes[one.schedule].first_tile >= 0;
+    const float target = tiled ? targets.of_tile : targets.of_feature;
     const float work = work_of(args, shared, one);
     const int wanted = (int)fminf(ceilf(work / target), (float)(1 << 30));
     const int pieces = max(1, min(wanted, ceil_divide(args.bags, bags_at_once)));
@@ -231,12 +238,12 @@ RF_INLINE void fill_tiles(const rf_fused_map_args &args, shared_data &shared, rf
 
 /* Pass 3, to the places where tasks of each rank begin; how many tasks there are. */
 RF_INLINE void count_ranks(const rf_fused_map_args &args, shared_data &shared, const rf_u32 *tile_means,
-                           float target) {
+                           const task_costs &targets) {
     const int lane = threadIdx.x % 32, n_runs = args.n_features + args.n_tiles;
     for (int base = 0; base < n_runs; base += RF_BLOCK) {
         run_tasks tasks;
         const int rank =
-            cut(args, shared, run_of(args, shared, tile_means, base + (int)threadIdx.x), target, tasks);
+            cut(args, shared, run_of(args, shared, tile_means, base + (int)threadIdx.x), targets, tasks);
         const rf_u32 alike = __match_any_sync(RF_FULL_WARP, rank);
         const int all = __reduce_add_sync(alike, tasks.all);
         if (rank >= 0 && lane == __ffs(alike) - 1) atomicAdd(shared.rank_total + rank, all);
@@ -269,12 +276,12 @@ RF_INLINE void write_tasks(const rf_fused_map_args &args, const run_tasks &one) 
 
 /* Pass 4. */
 RF_INLINE void make_tasks(const rf_fused_map_args &args, shared_data &shared, const rf_u32 *tile_means,
-                          float target) {
+                          const task_costs &targets) {
     const int n_runs = args.n_features + args.n_tiles;
     for (int base = 0; base < n_runs; base += RF_BLOCK) {
         const int r = base + (int)threadIdx.x;
         run_tasks tasks;
-        const int rank = cut(args, shared, run_of(args, shared, tile_means, r), target, tasks);
+        const int rank = cut(args, shared, run_of(args, shared, tile_means, r), targets, tasks);
         tasks.number = r < args.n_features ? r : r - args.n_features;
         tasks.first = places(shared, shared.task_end, rank, tasks.all);
         shared.runs[threadIdx.x] = tasks;
@@ -302,13 +309,18 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     for (int tile = threadIdx.x; tile < args.n_tiles; tile += RF_BLOCK) tile_means[tile] = 0;
     __syncthreads();
     fill_tiles(args, shared, tile_means);
-    float work = 0.0f;
+    float work = 0.0f, tiles = 0.0f;
     for (int r = threadIdx.x; r < n_runs; r += RF_BLOCK) {
         const run one = run_of(args, shared, tile_means, r);
-        work += work_of(args, shared, one) * (float)one.slices;
+        const float of_run = work_of(args, shared, one) * (float)one.slices;
+        work += of_run;
+        if (r >= args.n_features) tiles += of_run;
     }
-    work = sum_of_block(shared, work);
-    const float target = rf_fused_task_cost(work, args.most_cuts, args.least_cuts);
-    count_ranks(args, shared, tile_means, target);
-    make_tasks(args, shared, tile_means, target);
+    task_costs targets;
+    targets.of_feature = rf_fused_task_cost(sum_of_block(shared, work), args.most_cuts, args.least_cuts);
+    __syncthreads(); /* the sum has been read */
+    targets.of_tile =
+        rf_fused_tile_task_cost(targets.of_feature, sum_of_block(shared, tiles), args.least_cuts);
+    count_ranks(args, shared, tile_means, targets);
+    make_tasks(args, shared, tile_means, targets);
 }
