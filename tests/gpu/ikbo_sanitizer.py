@@ -17,6 +17,8 @@ from support.ikbo import Case, Problem, kernels_of
 CASES = (
     Case(m=40, n=64, features=(72, 40), items=(2, 5), dtype=torch.float16, bias=True, activation="gelu"),
     Case(m=260, n=72, features=(50, 33), items=(3, 20), dtype=torch.bfloat16),
+    Case(m=260, n=72, features=(64, 40), items=(1, 30), dtype=torch.bfloat16),
+    Case(m=40, n=64, features=(72, 40), items=(1, 30), dtype=torch.float16, bias=True),
     Case(m=7, n=8, features=(3, 70, 9), items=(2, 3, 7), dtype=torch.bfloat16, bias=True, chain=True),
     Case(m=33, n=None, features=(9, 5), dtype=torch.float16, map_dtype=torch.int32, bias=True),
     Case(m=9, n=5, activation="silu", bias=True),

@@ -81,6 +81,8 @@ def test_few_items_take_the_small_kernel(dtype: torch.dtype) -> None:
         {"m": 1000, "n": 200, "items": (1, 3)},
         {"features": (1177, 865), "items": (1, 4)},
         {"features": (2048, 512), "items": (3, 4), "weight_layout": "rows first"},
+        {"features": (1024, 512), "items": (1, 8), "bias": True, "activation": "silu"},
+        {"features": (64, 72), "items": (4, 5), "bias": True, "weight_layout": "framed"},
     ):
         problem = on_gpu(Case(**{**vars(PAPER), "dtype": dtype, **changes}))
         assert "small" in check_every_path(problem)
@@ -102,7 +104,7 @@ def test_random_layers_around_tiles(dtype: torch.dtype) -> None:
     draw = random.Random(str(dtype))
     for _ in range(120):
         near = [draw.randint(1, 40) * 8 + draw.choice((0, 0, 0, -1, 1)) for _ in range(4)]
-        users, candidates = draw.choice(((1, 1), (1, 50), (7, 33), (40, 40), (5, 300)))
+        users, candidates = draw.choice(((1, 1), (1, 50), (7, 33), (40, 40), (5, 300), (90, 200)))
         case = random_case(
             draw, dtype=dtype, m=near[0], n=near[1], features=(near[2], near[3]), items=(users, candidates),
             input_layout=draw.choice(("plain", "plain", "odd", "poisoned", "transposed")),
@@ -157,7 +159,9 @@ def test_chains(dtype: torch.dtype, levels: int) -> None:
 
 
 @pytest.mark.skipif(not HOPPER, reason="the one-launch kernel is for compute capability 9.0")
-@pytest.mark.parametrize("items", ((300, 20_000), (15, 3, 20_000), (7, 1, 2, 9_000)), ids=str)
+@pytest.mark.parametrize(
+    "items", ((300, 20_000), (3_000, 3_000), (4_000, 2_000), (15, 3, 20_000), (7, 1, 2, 9_000)), ids=str
+)
 def test_many_turns_of_every_cluster(items: tuple[int, ...]) -> None:
     """Users in any order: what is held of them changes in nearly every turn."""
     features = (600, 40, 64, 200)[: len(items) - 1]
@@ -192,8 +196,8 @@ def test_every_map() -> None:
 @pytest.mark.parametrize("wrong", (torch.nan, torch.inf, -torch.inf))
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_what_is_not_finite_stays_with_its_own(dtype: torch.dtype, wrong: float) -> None:
-    for n in (None, 64, 72):
-        problem = on_gpu(Case(m=136, n=n, features=(64, 48), items=(3, 40), dtype=dtype))
+    for n, users in itertools.product((None, 64, 72), (3, 30)):
+        problem = on_gpu(Case(m=136, n=n, features=(64, 48), items=(users, 40), dtype=dtype))
         clean = {path: problem.run(path=path) for path in paths_of(problem)}
         problem.inputs[1][7] = wrong
         problem.inputs[0][2] = wrong
@@ -239,19 +243,22 @@ def raises(name: str, position: int, value: int, parents: int) -> Any:
     return pytest.raises(IndexError, match=rf"^recfuse\.{name}\[{position}\] is {value}; {allowed}")
 
 
-@pytest.mark.parametrize("n", (None, 64))
+@pytest.mark.parametrize(("users", "n"), ((4, None), (4, 64), (2, 64)))
 @pytest.mark.parametrize("index", gpu.INTEGERS, ids=str)
 @pytest.mark.parametrize("value", (4, -1, 2**31 - 1, -(2**31), 2**40, 2**63 - 1, -(2**63)))
-def test_a_bad_user_counts_as_zeros_and_is_named(value: int, index: torch.dtype, n: int | None) -> None:
+def test_a_bad_user_counts_as_zeros_and_is_named(
+    value: int, index: torch.dtype, users: int, n: int | None
+) -> None:
     if index == torch.int32 and not -(2**31) <= value < 2**31:
         pytest.skip("not an int32")
-    problem = on_gpu(Case(m=64, n=n, features=(64, 64), items=(4, 30), dtype=torch.bfloat16, map_dtype=index))
+    case = Case(m=64, n=n, features=(64, 64), items=(users, 30), dtype=torch.bfloat16, map_dtype=index)
+    problem = on_gpu(case)
     good, without = problem.maps[0].clone(), on_gpu(problem.case)
     for path in paths_of(problem):
         problem.maps[0] = good.clone()
         problem.maps[0][17] = value
         got = problem.run(path=path)
-        with raises("ikbo_linear: cand_to_user", 17, value, 4):
+        with raises("ikbo_linear: cand_to_user", 17, value, users):
             recfuse.check()
         recfuse.check()
         without.weights, without.inputs, without.maps = problem.weights, list(problem.inputs), [good]
@@ -392,6 +399,26 @@ def test_memory_does_not_grow(path: str) -> None:
         torch.cuda.synchronize()
         sizes.append(torch.cuda.memory_allocated(gpu.DEVICE))
     assert sizes[0] == sizes[1] == sizes[2]
+
+
+@pytest.mark.skipif(not HOPPER, reason="the one-launch kernels are for compute capability 9.0")
+@pytest.mark.parametrize("path", ("fused", "small"))
+def test_users_of_one_candidate_have_nothing_in_memory(path: str) -> None:
+    """Neither sums nor packed weights, where rows of weights begin at 16 bytes; users of many have both."""
+    for users, aligned in ((64, True), (64, False), (1, True)):
+        features = (128, 64) if aligned else (127, 63)
+        problem = on_gpu(Case(m=433, n=64, features=features, items=(users, 64), dtype=torch.bfloat16))
+        problem.check(problem.run(path=path))
+        torch.cuda.reset_peak_memory_stats(gpu.DEVICE)
+        got = problem.run(path=path)
+        temporary = torch.cuda.max_memory_allocated(gpu.DEVICE) - torch.cuda.memory_allocated(gpu.DEVICE)
+        assert got.numel() > 0
+        if aligned and users == 64:
+            assert temporary == 0
+        elif users == 64:
+            assert 0 < temporary < 2**20
+        elif path == "fused":
+            assert temporary > 2**17
 
 
 def test_outputs_beyond_2_to_the_31_elements() -> None:

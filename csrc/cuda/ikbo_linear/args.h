@@ -40,23 +40,26 @@ enum {
     RF_FUSED_MOST_ROWS = 224, /* of a block: the registers of its sums */
 };
 
-/* Bytes: of a slot's strips and weights, of a block's sums for one strip, of all shared memory. */
+/* Bytes: of a slot's strips and weights, of a block's sums for one strip, of all shared memory: joined levels have no sums there. */
 #define RF_FUSED_X_BYTES (RF_FUSED_K * RF_FUSED_COLUMNS * 2)
 #define RF_FUSED_WEIGHT_BYTES(rows) ((rows) * RF_FUSED_K * 2)
 #define RF_FUSED_SLOT_BYTES(rows) (RF_FUSED_GROUPS * RF_FUSED_X_BYTES + RF_FUSED_WEIGHT_BYTES(rows))
 #define RF_FUSED_SUMS_BYTES(rows) ((rows) * RF_FUSED_COLUMNS * 4)
 #define RF_FUSED_STAGE_BYTES (RF_FUSED_PART * RF_FUSED_COLUMNS * 2)
 #define RF_FUSED_SMALL_BYTES 2048 /* barriers, descriptions, and up to 1,024 bytes for alignment */
-#define RF_FUSED_SHARED_BYTES(rows, slots)                                                    \
-    (RF_FUSED_SMALL_BYTES + (slots) * RF_FUSED_SLOT_BYTES(rows) + RF_FUSED_SUMS_BYTES(rows) + \
-     RF_FUSED_GROUPS * RF_FUSED_STAGES * RF_FUSED_STAGE_BYTES)
+#define RF_FUSED_SHARED_BYTES(rows, slots, joined)                \
+    (RF_FUSED_SMALL_BYTES + (slots) * RF_FUSED_SLOT_BYTES(rows) + \
+     ((joined) ? 0 : RF_FUSED_SUMS_BYTES(rows)) + RF_FUSED_GROUPS * RF_FUSED_STAGES * RF_FUSED_STAGE_BYTES)
 
 typedef struct rf_fused_level {
     rf_tensor_map x; /* [count, k, n]; boxes of RF_FUSED_COLUMNS x RF_FUSED_K / RF_RANKS */
-    const rf_u8 *weight; /* packed by pack.cu: [slots, ranks, RF_ROWS, RF_FUSED_K] */
+    rf_tensor_map rows; /* direct: the weight as it lies, [1, m, k]; boxes of RF_FUSED_K x RF_ROWS */
+    /* Else: packed by pack.cu, [slots, ranks, RF_ROWS, RF_FUSED_K]; of joined levels one behind the other, the last one's first. */
+    const rf_u8 *weight;
     const RF_INDEX *parent; /* [count], NULL at level 0 */
     /* [count + 1, strips, RF_RANKS, RF_ROWS * RF_FUSED_COLUMNS] of all levels but the last: an item's sums with those of
-     * its parents, in the order of a warpgroup's registers. The last one is an item of nobody's: the bias alone. */
+     * its parents, in the order of a warpgroup's registers. For fused.cu the last one is an item of nobody's: the bias alone.
+     * NULL where levels are joined, as is `done`. */
     float *sums;
     rf_u32 *done; /* strips x ranks of this level that are in `sums` */
     rf_i32 count;
@@ -76,16 +79,19 @@ typedef struct rf_fused_args {
     rf_i32
         tickets; /* of small.cu: pieces are taken by a ticket; else they are the blocks', which all run at once */
     rf_i32 ranks; /* of small.cu: blocks that have all rows */
-    rf_i32 unused[2];
+    rf_i32 m;
+    rf_i32 unused;
+    const rf_u16 *bias; /* [m] or NULL */
 } rf_fused_args;
 
 typedef struct rf_pack_level {
     const rf_u16 *weight; /* [m, k], rows `pitch` elements apart */
     rf_i64 pitch;
     rf_u8 *packed; /* see rf_fused_level */
-    float *bias; /* the item of nobody's in `sums`; NULL at the last level */
-    rf_u32 *done; /* set to 0, and the ticket behind it; NULL at the last level */
-    rf_i32 k, slots;
+    float *bias; /* the item of nobody's in `sums`, or NULL */
+    rf_u32 *done; /* set to 0, and the ticket behind it; may be NULL */
+    rf_i32 k;
+    rf_i32 slots; /* 0: the weight is not packed */
 } rf_pack_level;
 
 typedef struct rf_pack_args {
@@ -93,8 +99,8 @@ typedef struct rf_pack_args {
     const rf_u16 *bias; /* [m] or NULL */
     rf_i32 n_levels, m, strips, ranks;
 } rf_pack_args;
-RF_SIZE_IS(rf_fused_level, 256);
-RF_SIZE_IS(rf_fused_args, 1280);
+RF_SIZE_IS(rf_fused_level, 384);
+RF_SIZE_IS(rf_fused_args, 1792);
 RF_SIZE_IS(rf_pack_level, 48);
 RF_SIZE_IS(rf_pack_args, 216);
 

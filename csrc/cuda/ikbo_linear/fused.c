@@ -4,7 +4,6 @@
 #include <stdio.h>
 
 #include "base/validate.h"
-#include "cuda/driver/tensor_map.h"
 #include "cuda/ikbo_linear/args.h"
 #include "cuda/ikbo_linear/ikbo_linear.h"
 #include "cuda/jit/jit.h"
@@ -13,30 +12,27 @@ static const rf__kernel_source fused_source = {"ikbo_linear/fused.cu", "rf_ikbo_
 static const rf__kernel_source small_source = {"ikbo_linear/small.cu", "rf_ikbo_small"};
 static const rf__kernel_source pack_source = {"ikbo_linear/pack.cu", "rf_ikbo_pack"};
 
-enum { BLOCK = 256, GRAIN = 16, WORKSPACE_GRAIN = 256, MOST_RANKS = RF__IKBO_MOST_RANKS };
+enum { BLOCK = 256, GRAIN = 16, MOST_RANKS = RF__IKBO_MOST_RANKS };
 /* Beyond these pack.cu's numbers of pieces and of floats would not fit 31 bits. */
 enum { MOST_K = 1 << 24, MOST_N = 1 << 20 };
 
 _Static_assert((int)RF_FUSED_MOST_LEVELS == (int)RF_IKBO_MOST_LEVELS, "the levels of a call");
 
-/* All of it int32_t: compared bytewise. */
-typedef struct fused_variant {
-    int32_t dtype, activation, index_type, rows, ranks, slots, groups; /* groups: 0 for fused.cu */
-} fused_variant;
 typedef struct pack_variant {
     int32_t dtype, rows;
 } pack_variant;
 
 static rf_status fused_describe(const void *key, rf__kernel_options *options) {
-    const fused_variant *variant = key;
+    const rf__ikbo_variant *variant = key;
     snprintf(options->defines, sizeof options->defines,
              "-DRF_DTYPE=%d -DRF_ACTIVATION=%d -DRF_INDEX=%s -DRF_ROWS=%d -DRF_RANKS=%d -DRF_SLOTS=%d "
-             "-DRF_GROUPS=%d",
+             "-DRF_GROUPS=%d -DRF_JOINED=%d -DRF_DIRECT=%d",
              (int)variant->dtype, (int)variant->activation, rf__kernel_integer(variant->index_type),
-             (int)variant->rows, (int)variant->ranks, (int)variant->slots, (int)variant->groups);
+             (int)variant->rows, (int)variant->ranks, (int)variant->slots, (int)variant->groups,
+             (int)variant->joined, (int)variant->direct);
     options->dynamic_shared = variant->groups > 0
                                   ? RF_SMALL_SHARED_BYTES(variant->rows, variant->groups, variant->slots)
-                                  : RF_FUSED_SHARED_BYTES(variant->rows, variant->slots);
+                                  : RF_FUSED_SHARED_BYTES(variant->rows, variant->slots, variant->joined);
     return RF_OK;
 }
 
@@ -47,24 +43,12 @@ static rf_status pack_describe(const void *key, rf__kernel_options *options) {
     return RF_OK;
 }
 
-static fused_variant variant_of(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape) {
-    return (fused_variant){(int32_t)params->dtype,
-                           (int32_t)params->activation,
-                           (int32_t)params->levels[1].parent_type,
-                           shape->rows,
-                           shape->ranks,
-                           shape->slots,
-                           shape->groups};
-}
-
-static int64_t strips_of(const rf_ikbo_linear_params *params) { return rf__ikbo_strips(params); }
-
 /* NULL, or what keeps the kernel from taking a level. */
 static const char *level_refusal(const rf_ikbo_linear_params *params, const rf_ikbo_level *level) {
     const int64_t bytes = rf__dtype_bytes(params->dtype), most_pitch = (int64_t)1 << 40;
     if (level->count < 1 || level->k < 1) return "an input has no items or no rows";
     if (level->k > MOST_K) return "an input has items of more than 2^24 rows";
-    if (level->count >= INT32_MAX / MOST_RANKS / strips_of(params))
+    if (level->count >= INT32_MAX / MOST_RANKS / rf__ikbo_strips(params))
         return "an input has more items than 2^30 strips of 64 columns";
     if ((uintptr_t)level->x % GRAIN != 0) return "an input is not aligned to 16 bytes";
     for (int i = 0; i < 2; i++) {
@@ -98,42 +82,16 @@ static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_d
     return shape->slots < 2 ? "a block has too little shared memory" : NULL;
 }
 
-/* Bytes of an item's sums. */
-static int64_t sums_bytes(const rf_ikbo_linear_params *params, const fused_variant *variant) {
-    return strips_of(params) * variant->ranks * (int64_t)RF_FUSED_SUMS_BYTES(variant->rows);
-}
-
-/* What of the workspace is a level's: bytes from its start. */
-typedef struct level_places {
-    int64_t weight, sums, done;
-} level_places;
-
-static int64_t places_of(const rf_ikbo_linear_params *params, const fused_variant *variant,
-                         level_places *places) {
-    int64_t bytes = 0;
-    for (int32_t l = 0; l < params->n_levels; l++) {
-        const rf_ikbo_level *level = &params->levels[l];
-        places[l].weight = bytes;
-        bytes += rf__ikbo_slots(level) * variant->ranks * (int64_t)RF_FUSED_WEIGHT_BYTES(variant->rows);
-        bytes = rf__round_up(bytes, WORKSPACE_GRAIN);
-        if (l == params->n_levels - 1) break;
-        places[l].done = bytes;
-        bytes += WORKSPACE_GRAIN; /* a counter has lines of its own */
-        places[l].sums = bytes;
-        bytes += (level->count + 1) * sums_bytes(params, variant);
-    }
-    return bytes;
-}
-
 /* Sums are in float32, and in whole strips and rows of blocks: of small items much more than the products in `dtype`. */
 static bool is_thrifty(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape) {
     enum { MOST_TIMES = 8 };
-    const fused_variant variant = variant_of(params, shape);
-    level_places places[RF_IKBO_MOST_LEVELS] = {{0, 0, 0}};
+    rf__ikbo_variant variant = rf__ikbo_variant_of(params, shape);
+    rf__ikbo_places places[RF_IKBO_MOST_LEVELS] = {{0, 0, 0}};
     int64_t products = 0;
+    variant.joined = false; /* has no sums, but such items are mostly padding there too */
     for (int32_t l = 0; l < params->n_levels - 1; l++)
         products += params->levels[l].count * params->m * params->n * rf__dtype_bytes(params->dtype);
-    const int64_t bytes = places_of(params, &variant, places);
+    const int64_t bytes = rf__ikbo_places_of(params, &variant, places);
     return bytes <= (int64_t)1 << 30 || bytes <= MOST_TIMES * products;
 }
 
@@ -157,71 +115,8 @@ rf_ikbo_kernel rf_ikbo_linear_kernel(const rf_ikbo_linear_params *params, int32_
                : RF_IKBO_KERNEL_FUSED;
 }
 
-static rf_status map_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params, const void *data,
-                        const int64_t *sizes, const int64_t *pitches, int32_t box_rows, rf_tensor_map *map) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype);
-    rf__tensor_map_params tensor = {.data = data,
-                                    .dtype = params->dtype,
-                                    .dimensions = 3,
-                                    .sizes = {params->n, sizes[1], sizes[0]},
-                                    .pitches = {0, pitches[1] * bytes, pitches[0] * bytes},
-                                    .box = {RF_FUSED_COLUMNS, box_rows, 1},
-                                    .swizzle = RF_FUSED_COLUMNS * 2};
-    for (int i = 1; i < 3; i++) /* of one alone, what is not used may be anything */
-        if (tensor.sizes[i] == 1) tensor.pitches[i] = rf__round_up(params->n * bytes, GRAIN);
-    return rf__tensor_map_encode(device->driver, &tensor, map);
-}
-
-/* What the call's errors are known by. */
-static const void *weight_of(const rf_ikbo_linear_params *params) {
-    return params->weight != NULL ? params->weight : params->levels[params->n_levels - 1].weight;
-}
-
-/* Arguments of both kernels. */
-static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
-                         const fused_variant *variant, uint8_t *workspace, const level_places *places,
-                         rf_fused_args *fused, rf_pack_args *pack) {
-    const rf_ikbo_level *last = &params->levels[params->n_levels - 1];
-    fused->n_levels = pack->n_levels = params->n_levels;
-    fused->ranks = pack->ranks = variant->ranks;
-    fused->strips = pack->strips = (int32_t)strips_of(params);
-    fused->chain = params->chain;
-    fused->report = params->check_bounds;
-    fused->errors = rf__ikbo_linear_error_word(device, weight_of(params), params->m).on_device;
-    pack->bias = params->bias;
-    pack->m = (int32_t)params->m;
-    for (int32_t l = 0; l < params->n_levels; l++) {
-        const rf_ikbo_level *level = &params->levels[l];
-        const bool inner = l < params->n_levels - 1;
-        uint8_t *weight = workspace + places[l].weight;
-        float *sums = inner ? (float *)(void *)(workspace + places[l].sums) : NULL;
-        const int64_t item_floats = sums_bytes(params, variant) / (int64_t)sizeof *sums;
-        uint32_t *done = inner ? (uint32_t *)(void *)(workspace + places[l].done) : NULL;
-        fused->levels[l].weight = weight;
-        fused->levels[l].parent = level->parent;
-        fused->levels[l].sums = sums;
-        fused->levels[l].done = done;
-        fused->levels[l].count = (int32_t)level->count;
-        fused->levels[l].slots = rf__ikbo_slots(level);
-        fused->levels[l].cost = (int32_t)((level->k + 15) / 16);
-        pack->levels[l] = (rf_pack_level){.weight = level->weight,
-                                          .pitch = level->weight_pitch,
-                                          .packed = weight,
-                                          .bias = inner ? sums + level->count * item_floats : NULL,
-                                          .done = done,
-                                          .k = (int32_t)level->k,
-                                          .slots = rf__ikbo_slots(level)};
-        const int64_t sizes[2] = {level->count, level->k};
-        RF_CHECK(map_of(device, params, level->x, sizes, level->x_pitch,
-                        variant->groups > 0 ? RF_FUSED_K : RF_FUSED_K / variant->ranks, &fused->levels[l].x));
-    }
-    const int64_t sizes[2] = {last->count, params->m}, pitches[2] = {params->m * params->n, params->n};
-    return map_of(device, params, params->out, sizes, pitches,
-                  variant->groups > 0 ? variant->rows : RF_FUSED_PART, &fused->out);
-}
-
 /* Clusters of a kernel that run at once: all SMs, but where those of a GPC are not a whole number of clusters. */
-static rf_status clusters_at_once(const rf__cuda_device *device, const fused_variant *variant,
+static rf_status clusters_at_once(const rf__cuda_device *device, const rf__ikbo_variant *variant,
                                   const rf__kernel *kernel, int32_t *clusters) {
     static _Atomic int32_t known[RF__CUDA_MOST_DEVICES]; /* of clusters of two; 0: not asked yet */
     *clusters = device->sms;
@@ -241,15 +136,17 @@ static rf_status clusters_at_once(const rf__cuda_device *device, const fused_var
     return RF_OK;
 }
 
-static rf_status launch_pack(const rf__cuda_device *device, const fused_variant *variant,
+static rf_status launch_pack(const rf__cuda_device *device, const rf__ikbo_variant *variant,
                              const rf_pack_args *args, void *stream) {
     const pack_variant key = {variant->dtype, variant->rows};
     const rf__kernel *kernel = NULL;
-    int64_t most = (int64_t)args->strips * RF_FUSED_COLUMNS; /* floats of a row's bias */
+    int64_t most = 1;
     RF_CHECK(rf__jit_kernel(device, &pack_source, &key, sizeof key, pack_describe, &kernel));
     for (int32_t l = 0; l < args->n_levels; l++) {
         const int64_t pieces = args->levels[l].slots * (int64_t)(RF_FUSED_K / 8);
+        const int64_t floats = args->levels[l].bias != NULL ? (int64_t)args->strips * RF_FUSED_COLUMNS : 0;
         if (pieces > most) most = pieces;
+        if (floats > most) most = floats;
     }
     most *= variant->rows * variant->ranks;
     const rf__launch_config launch = {
@@ -260,18 +157,22 @@ static rf_status launch_pack(const rf__cuda_device *device, const fused_variant 
     return rf__launch(device, &launch, args);
 }
 
-static rf_status launch_fused(const rf__cuda_device *device, const fused_variant *variant,
-                              const rf__kernel *kernel, const rf_fused_args *args, void *stream) {
+/* `packed`: behind pack.cu, beside which joined levels begin. */
+static rf_status launch_fused(const rf__cuda_device *device, const rf__ikbo_variant *variant,
+                              const rf__kernel *kernel, bool packed, const rf_fused_args *args,
+                              void *stream) {
     int64_t strips = 0;
     int32_t clusters = 0;
     RF_CHECK(clusters_at_once(device, variant, kernel, &clusters));
-    for (int32_t l = 0; l < args->n_levels; l++) strips += (int64_t)args->levels[l].count * args->strips;
+    for (int32_t l = variant->joined; l < args->n_levels; l++)
+        strips += (int64_t)args->levels[l].count * args->strips;
     if (clusters > strips) clusters = (int32_t)strips;
     rf__launch_config launch = {.function = kernel->function,
                                 .grid = {(uint32_t)(clusters * variant->ranks)},
                                 .block = {RF_FUSED_THREADS},
                                 .shared_bytes = (uint32_t)kernel->dynamic_shared,
-                                .cooperative = true,
+                                .cooperative = !variant->joined,
+                                .programmatic = variant->joined && packed,
                                 .stream = stream};
     if (variant->ranks > 1) launch.cluster[0] = (uint32_t)variant->ranks;
     return rf__launch(device, &launch, args);
@@ -280,51 +181,53 @@ static rf_status launch_fused(const rf__cuda_device *device, const fused_variant
 /* Small pieces, as many blocks as there are; begun beside pack.cu. All at once where they may be, which takes no ticket; the
  * stream may have fewer SMs than the device, which the driver knows. */
 static rf_status launch_small(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
-                              const rf__ikbo_shape *shape, const rf__kernel *kernel, rf_fused_args *args,
-                              void *stream) {
+                              const rf__ikbo_shape *shape, const rf__kernel *kernel, bool packed,
+                              rf_fused_args *args, void *stream) {
     int64_t pieces = 0;
-    for (int32_t l = 0; l < args->n_levels; l++) pieces += rf__ikbo_pieces(params, shape, l);
+    for (int32_t l = shape->joined; l < args->n_levels; l++) pieces += rf__ikbo_pieces(params, shape, l);
     RF_FAIL_IF(pieces > INT32_MAX, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_linear: path \"small\" would need more than 2^31 - 1 blocks; use path \"auto\"");
     rf__launch_config launch = {.function = kernel->function,
                                 .grid = {(uint32_t)pieces},
                                 .block = {(uint32_t)(shape->groups + 1) * 128},
                                 .shared_bytes = (uint32_t)kernel->dynamic_shared,
-                                .cooperative = pieces <= device->sms,
-                                .programmatic = true,
+                                .cooperative = !shape->joined && pieces <= device->sms,
+                                .programmatic = packed,
                                 .stream = stream};
     if (launch.cooperative && rf__launch(device, &launch, args) == RF_OK) return RF_OK;
     launch.cooperative = false;
-    args->tickets = true;
+    args->tickets = !shape->joined;
     return rf__launch(device, &launch, args);
 }
 
 static rf_status run(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
                      const rf__ikbo_shape *shape, const rf_cuda_stream *stream) {
-    const fused_variant variant = variant_of(params, shape);
+    const rf__ikbo_variant variant = rf__ikbo_variant_of(params, shape);
     const rf_cuda_allocator *allocator = params->allocator;
     const rf__kernel *kernel = NULL;
-    level_places places[RF_IKBO_MOST_LEVELS] = {{0, 0, 0}};
+    rf__ikbo_places places[RF_IKBO_MOST_LEVELS] = {{0, 0, 0}};
     rf_fused_args fused = {0};
     rf_pack_args pack = {0};
     void *workspace = NULL, *block = NULL;
     rf_status status = RF_OK;
     const bool small = variant.groups > 0;
-    fused_variant key = variant;
+    rf__ikbo_variant key = variant;
     if (small) key.ranks = 0; /* for any number */
     RF_CHECK(rf__jit_kernel(device, small ? &small_source : &fused_source, &key, sizeof key, fused_describe,
                             &kernel));
-    const int64_t bytes = places_of(params, &variant, places);
-    RF_CHECK(allocator->allocate(allocator->context, bytes, false, stream, &workspace, &block));
+    const int64_t bytes = rf__ikbo_places_of(params, &variant, places);
+    const bool packs = !variant.direct || !variant.joined;
+    if (bytes > 0)
+        RF_CHECK(allocator->allocate(allocator->context, bytes, false, stream, &workspace, &block));
     RF_TRY(rf__cuda_enter(device)); /* also for the tensor maps: a thread may have no context yet */
-    status = args_of(device, params, &variant, workspace, places, &fused, &pack);
-    if (status == RF_OK) status = launch_pack(device, &variant, &pack, stream->stream);
+    status = rf__ikbo_args_of(device, params, &variant, workspace, places, &fused, &pack);
+    if (status == RF_OK && packs) status = launch_pack(device, &variant, &pack, stream->stream);
     if (status == RF_OK)
-        status = small ? launch_small(device, params, shape, kernel, &fused, stream->stream)
-                       : launch_fused(device, &variant, kernel, &fused, stream->stream);
+        status = small ? launch_small(device, params, shape, kernel, packs, &fused, stream->stream)
+                       : launch_fused(device, &variant, kernel, packs, &fused, stream->stream);
     rf__cuda_leave();
 out:
-    allocator->release(allocator->context, block);
+    if (bytes > 0) allocator->release(allocator->context, block);
     return status;
 }
 
@@ -332,7 +235,7 @@ rf_status rf__ikbo_linear_run(const rf_ikbo_linear_params *params, const rf__ikb
                               const rf_cuda_stream *stream) {
     const rf__cuda_device *device = NULL;
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
-    RF_CHECK(rf__ikbo_linear_check(weight_of(params), params->m, stream));
+    RF_CHECK(rf__ikbo_linear_check(rf__ikbo_weight_of(params), params->m, stream));
     return run(device, params, shape, stream);
 }
 

@@ -14,6 +14,10 @@
  * Sums of all levels but the last go to global memory; `done` counts them, and whoever reads them waits for all of their
  * level: so all blocks must run at once (a cooperative launch).
  *
+ * RF_JOINED, of two levels where users have few candidates: a candidate's strip goes through its own k, then its user's, into the same
+ * sums. Nothing of a user is in memory, no block waits for another, and the ring has what else are a parent's sums; the bias is added on
+ * the way out. RF_DIRECT: weights come by tensor maps as they lie, and nothing is packed; else the kernel begins beside pack.cu.
+ *
  * A block: RF_FUSED_GROUPS warpgroups that multiply (160 registers a thread), one that copies (32).
  * A thread: of RF_ROWS / 2 sums, number 4 i + e belongs to row 8 i + 2 (lane % 4) + e % 2, column 16 warp + lane / 4 + e / 2 * 8.
  * Shared memory: RF_FUSED_SHARED_BYTES. Launch: grid [clusters * RF_RANKS], block [RF_FUSED_THREADS], cooperative.
@@ -34,6 +38,7 @@
 
 #include "device/wgmma.cuh"
 #include "ikbo_linear/activation.cuh"
+#include "ikbo_linear/bias.cuh"
 #include "ikbo_linear/fused_copy.cuh"
 
 /* A warpgroup has read a slot: by warp 0, whose lane `rank` tells block `rank`. */
@@ -102,6 +107,19 @@ RF_INLINE void add_part(float (&sums)[2][SUMS / 2], const shared_t &at, int part
     }
 }
 
+/* Adds the bias of a part's rows. */
+RF_INLINE void add_bias(float (&sums)[2][SUMS / 2], const rf_fused_args &args, int part, int rank,
+                        int thread) {
+    if (args.bias == nullptr) return;
+#pragma unroll
+    for (int i = part * PART_SUMS; i < (part + 1) * PART_SUMS;
+         i += 2) { /* i % 4: 0 or 2, the same rows of two columns */
+        const int row = rank * RF_ROWS + i / 4 * 8 + thread % 4 * 2;
+        SUM(i) += rf_bias_of<RF_DTYPE>(args.bias, row, args.m);
+        SUM(i + 1) += rf_bias_of<RF_DTYPE>(args.bias, row + 1, args.m);
+    }
+}
+
 /* A strip's sums leave for `out`, a part at a time, by way of the stages. */
 RF_INLINE void store(float (&sums)[2][SUMS / 2], const rf_fused_args &args, const shared_t &at,
                      const strip_t &s, int turn, rf_u32 offset, int group, int rank, int thread) {
@@ -111,7 +129,10 @@ RF_INLINE void store(float (&sums)[2][SUMS / 2], const rf_fused_args &args, cons
             (turn * PARTS + part) % RF_FUSED_STAGES; /* the last level's turns follow each other */
         const rf_u32 to = at.stages + (group * RF_FUSED_STAGES + stage) * STAGE_BYTES;
         if (thread == 0) rf_stores_wait<RF_FUSED_STAGES - 1>();
-        if (s.flags & HERE) add_part(sums, at, part, thread);
+        if (RF_JOINED)
+            add_bias(sums, args, part, rank, thread);
+        else if (s.flags & HERE)
+            add_part(sums, at, part, thread);
         rf_group_sync(group + 1, WARPGROUP);
 #pragma unroll
         for (int i = part * PART_SUMS; i < (part + 1) * PART_SUMS; i += 8)
@@ -163,8 +184,8 @@ RF_INLINE void finish(float (&sums)[2][SUMS / 2], const rf_fused_args &args, con
                       int turn, rf_u32 offset, int group, int rank, int thread) {
     const strip_t s = strip_read(at, turn, group);
     rf_barrier_arrive(at.strips_empty + turn % RF_FUSED_ENTRIES * 8);
-    if (s.flags & HERE) rf_barrier_wait(at.sums_full, s.flags & PARITY ? 1 : 0);
-    if (l == args.n_levels - 1)
+    if (!RF_JOINED && s.flags & HERE) rf_barrier_wait(at.sums_full, s.flags & PARITY ? 1 : 0);
+    if (l == levels_of(args) - 1)
         store(sums, args, at, s, turn, offset, group, rank, thread);
     else
         keep(sums, args, args.levels[l], at, s, group, rank, thread);
@@ -179,17 +200,17 @@ RF_INLINE void multiply_strips(const rf_fused_args &args, const shared_t &at, in
     float sums[2][SUMS / 2];
     ring_t ring = {0, 0};
     int turn = 0;
-    for (int l = 0; l < args.n_levels; l++) {
-        const rf_fused_level &level = args.levels[l], &up = args.levels[l > 0 ? l - 1 : 0];
-        bool ready = l == 0;
+    for (int l = FIRST; l < levels_of(args); l++) {
+        const rf_fused_level &up = args.levels[l > 0 ? l - 1 : 0];
+        bool ready = l == FIRST;
         for (int turns = turns_of(range_of(at, l)); turns > 0; turns--, turn++) {
             rf_barrier_wait(at.full + ring.slot * 8, ring.parity);
             const strip_t s = strip_read(at, turn, group);
-            if (s.flags & CHANGED) rf_barrier_arrive(at.sums_empty);
+            if (!RF_JOINED && s.flags & CHANGED) rf_barrier_arrive(at.sums_empty);
             if (s.item <
                 0) { /* one warp passes slots on, when no other waits for the first: it would fall behind */
                 rf_group_sync(group + 1, WARPGROUP);
-                for (int k = 0; k < level.slots; k++, ring.next()) {
+                for (int k = 0; k < slots_of(args, l); k++, ring.next()) {
                     if (thread >= 32) continue;
                     rf_barrier_wait(at.full + ring.slot * 8, ring.parity);
                     slot_free(at, ring.slot, thread);
@@ -198,12 +219,12 @@ RF_INLINE void multiply_strips(const rf_fused_args &args, const shared_t &at, in
                 rf_barrier_arrive(at.strips_empty + turn % RF_FUSED_ENTRIES * 8);
                 continue;
             }
-            if (!(s.flags & HERE) && !ready) {
+            if (!RF_JOINED && !(s.flags & HERE) && !ready) {
                 sums_wait(args, up);
                 ready = true;
             }
-            start(sums, s.flags & HERE ? nullptr : up.sums, s.parent, rank, thread);
-            multiply(sums, at, ring, level.slots, group * X_BYTES + offset, thread);
+            start(sums, RF_JOINED || s.flags & HERE ? nullptr : up.sums, s.parent, rank, thread);
+            multiply(sums, at, ring, slots_of(args, l), group * X_BYTES + offset, thread);
             finish(sums, args, at, l, turn, offset, group, rank, thread);
         }
     }

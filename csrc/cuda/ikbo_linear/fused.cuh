@@ -5,6 +5,13 @@
 #include "device/hopper.cuh"
 #include "ikbo_linear/args.h"
 
+#ifndef RF_JOINED
+#define RF_JOINED 0
+#endif
+#ifndef RF_DIRECT
+#define RF_DIRECT 0
+#endif
+
 enum {
     GROUPS = RF_FUSED_GROUPS,
     WARPGROUP = 128,
@@ -19,7 +26,9 @@ enum {
     SLOT_BYTES = RF_FUSED_SLOT_BYTES(RF_ROWS),
     SUMS_BYTES = RF_FUSED_SUMS_BYTES(RF_ROWS),
     STAGE_BYTES = RF_FUSED_STAGE_BYTES,
+    FIRST = RF_JOINED, /* level that has strips of its own */
 };
+static_assert(RF_JOINED || !RF_DIRECT, "weights of joined levels alone are read as they lie");
 static_assert(RF_ROWS % RF_FUSED_PART == 0 && RF_ROWS >= 64 && RF_ROWS <= RF_FUSED_MOST_ROWS, "registers");
 
 /* Of a strip in a turn, for the warpgroup that has it: its parent's sums are in shared memory; what is there is another
@@ -45,7 +54,7 @@ RF_INLINE shared_t shared_of(const void *memory) {
     shared_t at;
     at.slots = (rf_shared(memory) + 1023) & ~1023u; /* the swizzle goes by addresses */
     at.sums = at.slots + RF_SLOTS * SLOT_BYTES;
-    at.stages = at.sums + SUMS_BYTES;
+    at.stages = at.sums + (RF_JOINED ? 0 : SUMS_BYTES);
     at.strips = at.stages + GROUPS * RF_FUSED_STAGES * STAGE_BYTES;
     at.ranges = at.strips + RF_FUSED_ENTRIES * GROUPS * (rf_u32)sizeof(strip_t);
     at.full = at.ranges + RF_FUSED_MOST_LEVELS * 8;
@@ -97,13 +106,16 @@ struct ring_t {
     RF_INLINE int before() const { return slot > 0 ? slot - 1 : RF_SLOTS - 1; }
 };
 
+/* Joined levels are two. */
+RF_INLINE int levels_of(const rf_fused_args &args) { return RF_JOINED ? 2 : args.n_levels; }
+
 /* Cuts the strips of every level into a range for each cluster: those of the last level make up for what the others leave
  * uneven, unless one cluster has more than its share of those already. Candidates so few that clusters without a user have
  * them in one turn are left to these: who waits for a user's sums does so beside them. */
 RF_INLINE void cut(const rf_fused_args &args, const shared_t &at, int cluster, int clusters) {
-    const int last = args.n_levels - 1;
+    const int last = levels_of(args) - 1;
     rf_i64 all = 0, most = 0, before = 0, after = 0;
-    for (int l = 0; l <= last; l++) {
+    for (int l = FIRST; l <= last; l++) {
         const rf_i64 n = (rf_i64)args.levels[l].count * args.strips, cost = args.levels[l].cost;
         const rf_i64 from = n * cluster / clusters, to = n * (cluster + 1) / clusters;
         all += n * cost;
@@ -116,7 +128,7 @@ RF_INLINE void cut(const rf_fused_args &args, const shared_t &at, int cluster, i
     const rf_i64 n = (rf_i64)args.levels[last].count * args.strips, cost = args.levels[last].cost;
     rf_i64 from = n * cluster / clusters, to = n * (cluster + 1) / clusters;
     const rf_i64 users = (rf_i64)args.levels[0].count * args.strips, idle = clusters - users;
-    if (last == 1 && idle >= users && n <= GROUPS * idle) {
+    if (!RF_JOINED && last == 1 && idle >= users && n <= GROUPS * idle) {
         const rf_i64 place = cluster - users * cluster / clusters; /* among those without a user */
         from = n * place / idle;
         to = after > before ? from : n * (place + 1) / idle;
@@ -126,6 +138,11 @@ RF_INLINE void cut(const rf_fused_args &args, const shared_t &at, int cluster, i
     }
     if (cluster == clusters - 1) to = n;
     range_write(at, last, (int)min(from, n), (int)min(to, n));
+}
+
+/* Slots of k of a strip of a level. */
+RF_INLINE int slots_of(const rf_fused_args &args, int level) {
+    return args.levels[level].slots + (RF_JOINED ? args.levels[level - 1].slots : 0);
 }
 
 /* Until the sums of all items of a level can be read. */

@@ -5,31 +5,43 @@
 #include "ikbo_linear/fused.cuh"
 #include "ikbo_linear/parent.cuh"
 
+/* One thread: the boxes of a strip that is one of `any`, columns from `x` on of `item` of a level; else arrivals alone. */
+RF_INLINE void copy_strip(const rf_fused_level &level, const shared_t &at, ring_t &ring, bool any, int x,
+                          int item, int group, int rank) {
+    for (int k = 0; k < level.slots; k++, ring.next()) {
+        const rf_u32 full = at.full + ring.slot * 8;
+        rf_barrier_wait(at.empty + ring.slot * 8, ring.parity);
+        if (!any) {
+            rf_barrier_arrive(full);
+            continue;
+        }
+        const rf_u32 to = at.slots + ring.slot * SLOT_BYTES + group * X_BYTES + rank * (X_BYTES / RF_RANKS);
+        const int y = k * RF_FUSED_K + rank * (RF_FUSED_K / RF_RANKS);
+        rf_barrier_expect(full, X_BYTES);
+        if (RF_RANKS == 1)
+            rf_copy_box(to, &level.x, x, y, item, full, RF_L2_NORMAL);
+        else
+            rf_copy_box_to_both(to, &level.x, x, y, item, full, RF_L2_NORMAL);
+    }
+}
+
 /* One thread: the boxes of one warpgroup's strips. */
 RF_INLINE void copy_strips(const rf_fused_args &args, const shared_t &at, int group, int rank) {
     ring_t ring = {0, 1};
-    for (int l = 0; l < args.n_levels; l++) {
+    for (int l = FIRST; l < levels_of(args); l++) {
         const rf_fused_level &level = args.levels[l];
         const int2 range = range_of(at, l);
         for (int first = range.x; first < range.y; first += GROUPS) {
             const int strip = first + group, column = strip / level.count,
                       item = strip - column * level.count;
             const bool any = strip < range.y;
-            for (int k = 0; k < level.slots; k++, ring.next()) {
-                const rf_u32 full = at.full + ring.slot * 8;
-                rf_barrier_wait(at.empty + ring.slot * 8, ring.parity);
-                if (!any) {
-                    rf_barrier_arrive(full);
-                    continue;
-                }
-                const rf_u32 to =
-                    at.slots + ring.slot * SLOT_BYTES + group * X_BYTES + rank * (X_BYTES / RF_RANKS);
-                const int x = column * RF_FUSED_COLUMNS, y = k * RF_FUSED_K + rank * (RF_FUSED_K / RF_RANKS);
-                rf_barrier_expect(full, X_BYTES);
-                if (RF_RANKS == 1)
-                    rf_copy_box(to, &level.x, x, y, item, full, RF_L2_NORMAL);
-                else
-                    rf_copy_box_to_both(to, &level.x, x, y, item, full, RF_L2_NORMAL);
+            const rf_i64 parent =
+                RF_JOINED && any ? (rf_i64)level.parent[item] : 0; /* on its way meanwhile */
+            copy_strip(level, at, ring, any, column * RF_FUSED_COLUMNS, item, group, rank);
+            if (RF_JOINED) { /* behind the last user copies find zeros */
+                const rf_fused_level &up = args.levels[l - 1];
+                const int user = (rf_u64)parent < (rf_u64)up.count ? (int)parent : up.count;
+                copy_strip(up, at, ring, any, column * RF_FUSED_COLUMNS, user, group, rank);
             }
         }
     }
@@ -49,7 +61,8 @@ RF_INLINE strip_t strip_at(const rf_fused_args &args, int l, int number, int end
     const rf_i64 parent = level.parent[s.item];
     const rf_i32 parents = args.levels[l - 1].count;
     const bool good = (rf_u64)parent < (rf_u64)parents;
-    s.parent = (good ? (rf_i32)parent : parents) * args.strips + s.column;
+    s.parent =
+        (good ? (rf_i32)parent : parents) * args.strips + s.column; /* not used where levels are joined */
     if (!good && reports && s.column == 0 && args.report)
         rf_report_parent(args.errors, args.chain ? l - 1 : -1, s.item, parent, parents, level.count);
     return s;
@@ -78,15 +91,32 @@ RF_INLINE void strips_write(const shared_t &at, int turn, const strip_t &own, in
     }
 }
 
+/* A slot of weights, packed or as they lie; those of the level before follow, where the two are joined. */
+RF_INLINE void copy_rows(const rf_fused_args &args, int l, rf_u32 to, int k, int rank, rf_u32 full) {
+    const rf_fused_level &level = args.levels[l];
+    if (!RF_DIRECT)
+        rf_copy(to, level.weight + (rf_i64)(k * RF_RANKS + rank) * WEIGHT_BYTES, WEIGHT_BYTES, full,
+                RF_L2_LAST);
+    else if (RF_JOINED && k >= level.slots)
+        rf_copy_box(to, &args.levels[l - 1].rows, (k - level.slots) * RF_FUSED_K, rank * RF_ROWS, 0, full,
+                    RF_L2_LAST);
+    else
+        rf_copy_box(to, &level.rows, k * RF_FUSED_K, rank * RF_ROWS, 0, full, RF_L2_LAST);
+}
+
 /* One warp: the weights, the sums of parents, and what the warpgroups need to know of their strips: lane i of strip i. */
 RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int lane, int rank) {
     ring_t ring = {0, 1};
     int held = -1, turn = 0;
+    if (RF_JOINED && !RF_DIRECT) { /* the kernel begins beside pack.cu */
+        rf_wait_for_previous_kernel();
+        rf_async_fence_global();
+    }
     rf_u32 parity = 1;
-    for (int l = 0; l < args.n_levels; l++) {
-        const rf_fused_level &level = args.levels[l], &up = args.levels[l > 0 ? l - 1 : 0];
+    for (int l = FIRST; l < levels_of(args); l++) {
+        const rf_fused_level &up = args.levels[l > 0 ? l - 1 : 0];
         const int2 range = range_of(at, l);
-        bool ready = l == 0, begins = true; /* ready: the sums of parents can be read */
+        bool ready = l == FIRST, begins = true; /* ready: the sums of parents can be read */
         strip_t next = strip_at(args, l, lane < GROUPS ? range.x + lane : range.y, range.y, rank == 0);
         for (int first = range.x; first < range.y; first += GROUPS, turn++) {
             const int parent = __shfl_sync(RF_FULL_WARP, next.parent, 0);
@@ -98,11 +128,11 @@ RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int l
             begins = false;
             /* Ahead, since it waits for memory. */
             next = strip_at(args, l, lane < GROUPS ? first + GROUPS + lane : range.y, range.y, rank == 0);
-            bool due = change;
-            for (int k = 0; k < level.slots; k++, ring.next()) {
+            bool due = change && !RF_JOINED;
+            for (int k = 0; k < slots_of(args, l); k++, ring.next()) {
                 if (lane > 0) continue;
-                if (due && k >= min((int)LATE, level.slots - 1) &&
-                    (ready || k == level.slots - 1 || (k % 4 == 0 && sums_done(args, up)))) {
+                if (due && k >= min((int)LATE, slots_of(args, l) - 1) &&
+                    (ready || k == slots_of(args, l) - 1 || (k % 4 == 0 && sums_done(args, up)))) {
                     if (!ready) {
                         sums_wait(args, up);
                         rf_async_fence_global();
@@ -114,9 +144,8 @@ RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int l
                 }
                 rf_barrier_wait(at.empty + ring.slot * 8, ring.parity);
                 rf_barrier_expect(at.full + ring.slot * 8, WEIGHT_BYTES);
-                rf_copy(at.slots + ring.slot * SLOT_BYTES + GROUPS * X_BYTES,
-                        level.weight + (rf_i64)(k * RF_RANKS + rank) * WEIGHT_BYTES, WEIGHT_BYTES,
-                        at.full + ring.slot * 8, RF_L2_LAST);
+                copy_rows(args, l, at.slots + ring.slot * SLOT_BYTES + GROUPS * X_BYTES, k, rank,
+                          at.full + ring.slot * 8);
             }
             if (change) parity ^= 1;
             __syncwarp();

@@ -28,12 +28,19 @@ typedef struct rf__ikbo_tail {
 rf_status rf__ikbo_add_launch(const rf_ikbo_add_params *params, const rf__ikbo_tail *tail,
                               const rf_cuda_stream *stream);
 
-/* What a kernel is compiled for: a block has `rows` of a weight, `ranks` blocks all of them. */
+/* How a call is cut: a block has `rows` of a weight, `ranks` blocks all of them. */
 typedef struct rf__ikbo_shape {
     int32_t rows, ranks;
     int32_t slots; /* of the ring */
     int32_t groups; /* of small.cu: strips of a block; 0: fused.cu */
+    bool joined; /* of two levels: a candidate's k ends with its user's, so there are no sums of users */
+    bool direct; /* weights that can be are read as they lie; else all are packed */
 } rf__ikbo_shape;
+
+/* What a kernel is compiled for. All of it int32_t: compared bytewise. */
+typedef struct rf__ikbo_variant {
+    int32_t dtype, activation, index_type, rows, ranks, slots, groups, joined, direct;
+} rf__ikbo_variant;
 
 enum { RF__IKBO_MOST_RANKS = 2, RF__IKBO_SMALL_MOST_ROWS = 4096 };
 
@@ -46,6 +53,32 @@ rf__ikbo_shape rf__ikbo_shape_of(const rf_ikbo_linear_params *params, const rf__
 int64_t rf__ikbo_strips(const rf_ikbo_linear_params *params);
 int32_t rf__ikbo_slots(const rf_ikbo_level *level);
 int64_t rf__ikbo_pieces(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape, int32_t l);
+
+/* Whether tensor maps can read all weights as they lie. */
+bool rf__ikbo_is_direct(const rf_ikbo_linear_params *params);
+
+rf__ikbo_variant rf__ikbo_variant_of(const rf_ikbo_linear_params *params, const rf__ikbo_shape *shape);
+
+/* What the call's errors are known by. */
+static inline const void *rf__ikbo_weight_of(const rf_ikbo_linear_params *params) {
+    return params->weight != NULL ? params->weight : params->levels[params->n_levels - 1].weight;
+}
+
+/* What of the workspace is a level's: bytes from its start; not set for what there is none of. */
+typedef struct rf__ikbo_places {
+    int64_t weight, sums, done;
+} rf__ikbo_places;
+
+/* Bytes of the workspace; `places`: of each level. */
+int64_t rf__ikbo_places_of(const rf_ikbo_linear_params *params, const rf__ikbo_variant *variant,
+                           rf__ikbo_places *places);
+
+/* Arguments of pack.cu and of the kernel behind it. In the device's context. `fused` and `pack`: zeros. */
+struct rf_fused_args;
+struct rf_pack_args;
+rf_status rf__ikbo_args_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
+                           const rf__ikbo_variant *variant, uint8_t *workspace, const rf__ikbo_places *places,
+                           struct rf_fused_args *fused, struct rf_pack_args *pack);
 
 /* rf_ikbo_linear_takes, with the shape; and rf_ikbo_linear_cuda of what that takes, without looking at it again. `out` and the
  * allocator may be given in between. */

@@ -9,6 +9,7 @@
  */
 #include "device/common.cuh"
 #include "ikbo_linear/args.h"
+#include "ikbo_linear/bias.cuh"
 
 #ifndef RF_DTYPE
 #define RF_DTYPE 1
@@ -42,10 +43,7 @@ RF_INLINE float bias_of(const rf_pack_args &args, int at) {
     const int rank = at / (RF_ROWS * RF_FUSED_COLUMNS) % args.ranks;
     const int inside = at % (RF_ROWS * RF_FUSED_COLUMNS);
     const int row = rank * RF_ROWS + inside / 512 * 8 + inside / 4 % 4 * 2 + inside % 2;
-    if (args.bias == nullptr || row >= args.m) return 0.0f;
-    rf_bytes<2> bits;
-    bits.word[0] = args.bias[row];
-    return rf_element<RF_DTYPE>::get(bits, 0);
+    return rf_bias_of<RF_DTYPE>(args.bias, row, args.m);
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BLOCK)
@@ -54,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     const rf_pack_level &level = args.levels[blockIdx.y];
     const int at = blockIdx.x * RF_BLOCK + threadIdx.x;
     if (at < level.slots * args.ranks * RF_ROWS * PIECES) pack(level, args.m, args.ranks, at);
-    if (level.bias == nullptr) return;
-    if (at < args.strips * args.ranks * RF_ROWS * RF_FUSED_COLUMNS) level.bias[at] = bias_of(args, at);
-    if (at == 0) level.done[0] = level.done[RF_SMALL_TICKET] = 0;
+    if (at == 0 && level.done != nullptr) level.done[0] = level.done[RF_SMALL_TICKET] = 0;
+    if (level.bias != nullptr && at < args.strips * args.ranks * RF_ROWS * RF_FUSED_COLUMNS)
+        level.bias[at] = bias_of(args, at);
 }

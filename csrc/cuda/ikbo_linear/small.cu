@@ -6,9 +6,10 @@
  * A block has one piece of a level, and ends: RF_ROWS rows of the weight (rank) for RF_GROUPS strips of 64 columns. Its ring is
  * as deep as shared memory allows, so that most of what it reads is on its way at once. A block waits for the sums of its parents'
  * level: so all must run at once (a cooperative launch), or, where they are too many, take pieces by a ticket, levels in their
- * order: then it waits for blocks that have begun, whatever the GPU runs first.
+ * order: then it waits for blocks that have begun, whatever the GPU runs first. RF_JOINED, of two levels: a candidate's strip goes
+ * through its own k, then its user's, and waits for nobody.
  * Weights are packed, counters and tickets set to 0 by pack.cu, which is waited for where that is needed: this kernel begins
- * beside it, and reads inputs meanwhile.
+ * beside it, and reads inputs meanwhile. RF_DIRECT: weights come by tensor maps as they lie, so with RF_JOINED there is one launch.
  *
  * A block: RF_GROUPS warpgroups that multiply, and warps that copy: one for each strip, one for weights.
  * A thread: RF_ROWS / 2 sums as in fused.cu. Shared memory: RF_SMALL_SHARED_BYTES. Launch: grid [pieces of all levels],
@@ -27,15 +28,23 @@
 #define RF_GROUPS 2
 #define RF_SLOTS 16
 #endif
+#ifndef RF_JOINED
+#define RF_JOINED 0
+#endif
+#ifndef RF_DIRECT
+#define RF_DIRECT 0
+#endif
 
 #include "device/hopper.cuh"
 #include "device/wgmma.cuh"
 #include "ikbo_linear/activation.cuh"
 #include "ikbo_linear/args.h"
+#include "ikbo_linear/bias.cuh"
 #include "ikbo_linear/parent.cuh"
 
 enum {
     WARPGROUP = 128,
+    FIRST = RF_JOINED, /* level that has pieces of its own */
     SUMS = RF_ROWS / 2, /* of a thread */
     HALVES = RF_ROWS > 112 ? 2 : 1, /* products that RF_ROWS take */
     HALF = RF_ROWS / HALVES,
@@ -76,7 +85,7 @@ RF_INLINE int take_number(const rf_fused_args &args) {
 }
 
 RF_INLINE piece_t piece_of(const rf_fused_args &args, int number) {
-    piece_t piece = {0, 0, 0, 0};
+    piece_t piece = {FIRST, 0, 0, 0};
     for (;; piece.level++) {
         const int strips = args.levels[piece.level].count * args.strips,
                   pieces = (strips + RF_GROUPS - 1) / RF_GROUPS * args.ranks;
@@ -100,31 +109,54 @@ struct ring_t {
     RF_INLINE int before() const { return slot > 0 ? slot - 1 : RF_SLOTS - 1; }
 };
 
-/* One thread: the boxes of a strip. */
-RF_INLINE void copy_strip(const rf_fused_level &level, const shared_t &at, int strip, int group) {
-    const int column = strip / level.count, item = strip - column * level.count;
-    ring_t ring = {0, 1};
+/* One thread: boxes of a level's `item`, columns from `x` on. */
+RF_INLINE void copy_boxes(const rf_fused_level &level, const shared_t &at, ring_t &ring, int x, int item,
+                          int group) {
     for (int k = 0; k < level.slots; k++, ring.next()) {
         const rf_u32 full = at.full + ring.slot * 8;
         rf_barrier_wait(at.empty + ring.slot * 8, ring.parity);
         rf_barrier_expect(full, X_BYTES);
-        rf_copy_box(at.slots + ring.slot * SLOT_BYTES + WEIGHT_BYTES + group * X_BYTES, &level.x,
-                    column * RF_FUSED_COLUMNS, k * RF_FUSED_K, item, full, RF_L2_NORMAL);
+        rf_copy_box(at.slots + ring.slot * SLOT_BYTES + WEIGHT_BYTES + group * X_BYTES, &level.x, x,
+                    k * RF_FUSED_K, item, full, RF_L2_NORMAL);
     }
 }
 
-/* One thread: the weights, when they are packed. */
-RF_INLINE void copy_weights(const rf_fused_level &level, const shared_t &at, int ranks, int rank) {
-    rf_wait_for_previous_kernel();
-    rf_async_fence_global();
+/* One thread: a strip. */
+RF_INLINE void copy_strip(const rf_fused_args &args, const shared_t &at, int l, int strip, int group) {
+    const rf_fused_level &level = args.levels[l];
+    const int column = strip / level.count, item = strip - column * level.count;
     ring_t ring = {0, 1};
+    const rf_i64 parent = RF_JOINED ? (rf_i64)level.parent[item] : 0; /* on its way meanwhile */
+    copy_boxes(level, at, ring, column * RF_FUSED_COLUMNS, item, group);
+    if (RF_JOINED) { /* behind the last user copies find zeros */
+        const rf_fused_level &up = args.levels[l - 1];
+        const int user = (rf_u64)parent < (rf_u64)up.count ? (int)parent : up.count;
+        copy_boxes(up, at, ring, column * RF_FUSED_COLUMNS, user, group);
+    }
+}
+
+/* One thread: a level's weights, packed or as they lie. */
+RF_INLINE void copy_rows(const rf_fused_level &level, const shared_t &at, ring_t &ring, int ranks, int rank) {
     for (int k = 0; k < level.slots; k++, ring.next()) {
-        const rf_u32 full = at.full + ring.slot * 8;
+        const rf_u32 full = at.full + ring.slot * 8, to = at.slots + ring.slot * SLOT_BYTES;
         rf_barrier_wait(at.empty + ring.slot * 8, ring.parity);
         rf_barrier_expect(full, WEIGHT_BYTES);
-        rf_copy(at.slots + ring.slot * SLOT_BYTES, level.weight + (rf_i64)(k * ranks + rank) * WEIGHT_BYTES,
-                WEIGHT_BYTES, full, RF_L2_LAST);
+        if (RF_DIRECT)
+            rf_copy_box(to, &level.rows, k * RF_FUSED_K, rank * RF_ROWS, 0, full, RF_L2_LAST);
+        else
+            rf_copy(to, level.weight + (rf_i64)(k * ranks + rank) * WEIGHT_BYTES, WEIGHT_BYTES, full,
+                    RF_L2_LAST);
     }
+}
+
+RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int l, int rank) {
+    ring_t ring = {0, 1};
+    if (!RF_DIRECT) {
+        rf_wait_for_previous_kernel();
+        rf_async_fence_global();
+    }
+    copy_rows(args.levels[l], at, ring, args.ranks, rank);
+    if (RF_JOINED) copy_rows(args.levels[l - 1], at, ring, args.ranks, rank);
 }
 
 typedef float sums_t[HALVES][SUMS / HALVES];
@@ -171,16 +203,26 @@ RF_INLINE float4 *sums_of(const rf_fused_args &args, float *sums, rf_i64 number,
     return (float4 *)(sums + (number * args.ranks + rank) * (SUMS_BYTES / (rf_i64)sizeof *sums)) + thread;
 }
 
-/* The parent's sums of a strip: its number; a bad parent is the item of nobody's, as at the first level. */
-RF_INLINE rf_i64 parent_of(const rf_fused_args &args, int l, int item, int column, bool reports) {
+/* The parent of an item, -1 where there is none; it is reported where it does not exist. */
+RF_INLINE int parent_of(const rf_fused_args &args, int l, int item, bool reports) {
+    if (l == 0) return -1;
     const rf_fused_level &level = args.levels[l];
-    if (l == 0) return (rf_i64)level.count * args.strips + column;
     const rf_i64 parent = level.parent[item];
     const rf_i32 parents = args.levels[l - 1].count;
     const bool good = (rf_u64)parent < (rf_u64)parents;
-    if (!good && reports && column == 0 && args.report)
+    if (!good && reports && args.report)
         rf_report_parent(args.errors, args.chain ? l - 1 : -1, item, parent, parents, level.count);
-    return (good ? parent : parents) * args.strips + column;
+    return good ? (int)parent : -1;
+}
+
+RF_INLINE void add_bias(sums_t &sums, const rf_fused_args &args, int rank, int thread) {
+    if (args.bias == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < SUMS; i += 2) { /* i % 4: 0 or 2, the same rows of two columns */
+        const int row = rank * RF_ROWS + i / 4 * 8 + thread % 4 * 2;
+        SUM(i) += rf_bias_of<RF_DTYPE>(args.bias, row, args.m);
+        SUM(i + 1) += rf_bias_of<RF_DTYPE>(args.bias, row + 1, args.m);
+    }
 }
 
 /* Adds the parent's. */
@@ -239,17 +281,18 @@ RF_INLINE void multiply_strip(const rf_fused_args &args, const shared_t &at, con
     /* Where ldmatrix and stmatrix have this thread's row of 16 bytes in a box [rows][64 columns] with a swizzle of 128. */
     const rf_u32 offset =
         lane % 8 * 128 + ((thread / 32 * 2 + lane / 8 % 2) ^ lane % 8) * 16 + lane / 16 * 1024;
-    const rf_i64 parent = parent_of(args, piece.level, item, column, piece.rank == 0 && thread == 0);
+    const int parent = parent_of(args, piece.level, item, piece.rank == 0 && column == 0 && thread == 0);
     sums_t sums;
-    multiply(sums, at, level.slots, group * X_BYTES + offset, thread);
-    rf_wait_for_previous_kernel(); /* for the sums of nobody's, and the counters */
-    if (piece.level > 0) {
+    multiply(sums, at, level.slots + (RF_JOINED ? args.levels[piece.level - 1].slots : 0),
+             group * X_BYTES + offset, thread);
+    if (!RF_JOINED) rf_wait_for_previous_kernel(); /* for the counters */
+    if (RF_JOINED || parent < 0) {
+        add_bias(sums, args, piece.rank, thread);
+    } else {
         const rf_fused_level &up = args.levels[piece.level - 1];
         if (thread == 0) rf_count_wait(up.done, (rf_u32)up.count * args.strips * args.ranks);
         rf_group_sync(group + 1, WARPGROUP);
-        add_parent(sums, sums_of(args, up.sums, parent, piece.rank, thread));
-    } else {
-        add_parent(sums, sums_of(args, level.sums, parent, piece.rank, thread));
+        add_parent(sums, sums_of(args, up.sums, (rf_i64)parent * args.strips + column, piece.rank, thread));
     }
     if (piece.level == args.n_levels - 1)
         store(sums, args, at.stages + group * STAGE_BYTES, offset, item, column, piece.rank, group, thread);
@@ -274,11 +317,10 @@ extern "C" __global__ void __launch_bounds__((RF_GROUPS + 1) * 128, 1)
     }
     __syncthreads();
     const piece_t piece = *at.piece;
-    const rf_fused_level &level = args.levels[piece.level];
     if (group < RF_GROUPS) {
         if (group < piece.strips) multiply_strip(args, at, piece, group);
     } else if (threadIdx.x % 32 == 0) {
-        if (warp < piece.strips) copy_strip(level, at, piece.first + warp, warp);
-        if (warp == RF_GROUPS) copy_weights(level, at, args.ranks, piece.rank);
+        if (warp < piece.strips) copy_strip(args, at, piece.level, piece.first + warp, warp);
+        if (warp == RF_GROUPS) copy_weights(args, at, piece.level, piece.rank);
     }
 }
