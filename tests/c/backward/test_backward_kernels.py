@@ -41,12 +41,12 @@ FILES = {
     "bags/winners.cu": INTEGERS,
     "bags/sample_weights.cu": [f"{INTEGERS[dtype]} -DRF_GRAD_DTYPE={dtype}" for dtype in range(3)],
     "keys.cu": [
-        f"{INTEGERS[entries]} {wide(*words)} -DRF_ENTRIES={entries}"
+        f"{INTEGERS[entries]} {wide(*words)} -DRF_ENTRIES={entries} -DRF_ITEMS={8 - 4 * (entries % 2)}"
         for entries, words in itertools.product(range(3), (("u32", "u32"), ("u64", "u64")))
     ],
     "sort.cu": [
-        f"{wide(*words)} -DRF_DIGIT_BITS={bits}"
-        for bits, words in itertools.product((1, 8, 10, 11), (("u32", "u32"), ("u64", "u64")))
+        f"{wide(*words)} -DRF_DIGIT_BITS={bits} -DRF_ITEMS={items}"
+        for bits, words, items in itertools.product((1, 8, 10, 11), (("u32", "u32"), ("u64", "u64")), (4, 8))
     ],
     "rows.cu": [
         f"{emitting(emit, *dtypes)} {wide('u32', 'u32')} -DRF_ENTRIES={entries}"

@@ -30,8 +30,9 @@ typedef struct __align__(2 * (sizeof(RF_KEY) > sizeof(RF_VALUE) ? sizeof(RF_KEY)
 enum {
     RF_BACKWARD_BLOCK = 256, /* threads */
     RF_BACKWARD_SORT_BLOCK = 512, /* threads of keys.cu and sort.cu */
-    RF_BACKWARD_ITEMS = 8, /* lookups or entries of each */
-    RF_BACKWARD_CHUNK = RF_BACKWARD_SORT_BLOCK * RF_BACKWARD_ITEMS, /* of a block */
+    /* Lookups or entries of each, RF_ITEMS in kernels: of many, and where there are few. */
+    RF_BACKWARD_MOST_ITEMS = 8,
+    RF_BACKWARD_FEW_ITEMS = 4,
     RF_BACKWARD_PLACES_DIGITS = 32, /* of a block of rf_backward_places */
     RF_BACKWARD_MOST_SEGMENTS = 32,
     RF_BACKWARD_MOST_DIGIT_BITS = 11, /* of a pass */
@@ -127,10 +128,10 @@ typedef struct rf_backward_sort_args {
 RF_SIZE_IS(rf_backward_sort_args, 464);
 
 /* Shared memory of a block of sort.cu: counts a warp and digit, or entries; two numbers a digit; a few. */
-#define RF_BACKWARD_SORT_SHARED(digits, entry_bytes)                                 \
-    ((RF_BACKWARD_SORT_BLOCK / 32 * 2 * (digits) > RF_BACKWARD_CHUNK * (entry_bytes) \
-          ? RF_BACKWARD_SORT_BLOCK / 32 * 2 * (digits)                               \
-          : RF_BACKWARD_CHUNK * (entry_bytes)) +                                     \
+#define RF_BACKWARD_SORT_SHARED(digits, items, entry_bytes)                                         \
+    ((RF_BACKWARD_SORT_BLOCK / 32 * 2 * (digits) > RF_BACKWARD_SORT_BLOCK * (items) * (entry_bytes) \
+          ? RF_BACKWARD_SORT_BLOCK / 32 * 2 * (digits)                                              \
+          : RF_BACKWARD_SORT_BLOCK * (items) * (entry_bytes)) +                                     \
      2 * 4 * (digits) + RF_BACKWARD_SORT_BLOCK / 32 * 8 + 16)
 
 /* Shared memory of a block of rows.cu: keys, values and factors of a chunk, rows found before each; parts of sums. */

@@ -53,7 +53,7 @@ typedef struct rf__backward_variant {
     int32_t kernel; /* rf__backward_kernel */
     int32_t index_type, offset_type;
     int32_t wide_keys, wide_values; /* of 64 bits */
-    int32_t digit_bits, entries; /* RF_ENTRIES_... */
+    int32_t digit_bits, items, entries; /* RF_ITEMS; RF_ENTRIES_... */
     int32_t grad_dtype, weight_dtype, emit, round, aligned;
     int32_t vectors; /* 0: the kernel knows */
     int32_t dynamic_shared;

@@ -5,6 +5,11 @@
 #include "device/sums.cuh"
 #include "fused_embedding_bag/backward/args.h"
 
+#ifndef RF_ITEMS
+#define RF_ITEMS RF_BACKWARD_MOST_ITEMS
+#endif
+enum { CHUNK_ENTRIES = RF_BACKWARD_SORT_BLOCK * RF_ITEMS };
+
 /* The first entry of [first, behind) whose key is `key` or more. */
 RF_INLINE rf_i64 entries_before(const rf_backward_entry *entries, rf_i64 first, rf_i64 behind, rf_i64 key) {
     while (first < behind) {
@@ -18,7 +23,7 @@ RF_INLINE rf_i64 entries_before(const rf_backward_entry *entries, rf_i64 first, 
     return first;
 }
 
-/* A chunk: RF_BACKWARD_CHUNK neighbouring lookups or entries of a segment, the last one fewer. */
+/* A chunk of the sort: CHUNK_ENTRIES neighbouring lookups or entries of a segment, the last one fewer. */
 struct chunk_t {
     rf_i64 first;
     int size, segment; /* size 0: there is no such chunk */
@@ -33,7 +38,7 @@ RF_INLINE chunks_t chunks_of(rf_u32 length) {
     chunks_t chunks;
     chunks.length = length;
     chunks.before = rf_sum_of_lanes_to(length) - length;
-    chunks.own = length / RF_BACKWARD_CHUNK + (length % RF_BACKWARD_CHUNK != 0);
+    chunks.own = length / CHUNK_ENTRIES + (length % CHUNK_ENTRIES != 0);
     chunks.upto = rf_sum_of_lanes_to(chunks.own);
     return chunks;
 }
@@ -46,10 +51,10 @@ RF_INLINE chunk_t chunk_find(rf_u32 length, rf_u32 number) {
     const rf_u32 within =
         number - (__shfl_sync(RF_FULL_WARP, chunks.upto, lane) - __shfl_sync(RF_FULL_WARP, chunks.own, lane));
     const rf_u32 before = __shfl_sync(RF_FULL_WARP, chunks.before, lane);
-    const rf_u32 left = __shfl_sync(RF_FULL_WARP, length, lane) - within * RF_BACKWARD_CHUNK;
+    const rf_u32 left = __shfl_sync(RF_FULL_WARP, length, lane) - within * CHUNK_ENTRIES;
     chunk_t chunk;
-    chunk.first = (rf_i64)before + (rf_i64)within * RF_BACKWARD_CHUNK;
-    chunk.size = segment < 32 ? (int)min(left, (rf_u32)RF_BACKWARD_CHUNK) : 0;
+    chunk.first = (rf_i64)before + (rf_i64)within * CHUNK_ENTRIES;
+    chunk.size = segment < 32 ? (int)min(left, (rf_u32)CHUNK_ENTRIES) : 0;
     chunk.segment = lane;
     return chunk;
 }

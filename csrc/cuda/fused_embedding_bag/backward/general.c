@@ -11,6 +11,7 @@ enum {
     ALIGNMENT = 256, /* of parts of the workspace */
     LEAST_CHUNK = 64, /* entries a block of rows.cu */
     ROWS_BLOCKS = 8, /* of an SM, wanted */
+    SORT_BLOCKS = 2, /* of an SM, at once */
     WARPS = RF_BACKWARD_BLOCK / 32,
     WIDEST_VECTORS = 4, /* that a lane has at once */
     COLUMNS = 4 * RF_BACKWARD_LANES /* of a vector of each lane of a warp */
@@ -73,8 +74,12 @@ rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_p
                   (int)described->dim, (int)(COLUMNS * WIDEST_VECTORS));
     const int64_t value_bytes = variant->wide_values ? 8 : 4, word = (int64_t)sizeof(uint32_t);
     const int64_t digits = INT64_C(1) << variant->digit_bits, sms = device->sms;
-    to->chunks =
-        (int32_t)((to->lookups + RF_BACKWARD_CHUNK - 1) / RF_BACKWARD_CHUNK) + to->segments.count - 1;
+    /* Where all chunks run at once anyway, they are smaller: each takes less time. */
+    const int64_t at_once = SORT_BLOCKS * sms * RF_BACKWARD_SORT_BLOCK;
+    variant->items =
+        to->lookups > at_once * RF_BACKWARD_FEW_ITEMS ? RF_BACKWARD_MOST_ITEMS : RF_BACKWARD_FEW_ITEMS;
+    const int64_t chunk = RF_BACKWARD_SORT_BLOCK * variant->items;
+    to->chunks = (int32_t)((to->lookups + chunk - 1) / chunk) + to->segments.count - 1;
     to->rows_chunk = chunk_of(to->lookups, sms * ROWS_BLOCKS, RF_BACKWARD_MOST_ROWS_CHUNK, LEAST_CHUNK);
     to->rows_chunks = (int32_t)((to->lookups + to->rows_chunk - 1) / to->rows_chunk);
     to->pitch = (described->dim + 3) / 4 * 4;
@@ -167,8 +172,9 @@ static rf_status entries_make(launcher *by, const rf__backward_layout *sizes,
         if (pass > 0) RF_CHECK(launch(by, RF__BACKWARD_COUNT, sizes->chunks, 1, 0, &sort));
         RF_CHECK(launch(by, RF__BACKWARD_PLACES, sizes->segments.count * ((digits + PLACES - 1) / PLACES), 1,
                         0, &sort));
-        RF_CHECK(launch(by, RF__BACKWARD_SORT, sizes->chunks, 1,
-                        RF_BACKWARD_SORT_SHARED(digits, entry_bytes_of(&sizes->variant)), &sort));
+        RF_CHECK(launch(
+            by, RF__BACKWARD_SORT, sizes->chunks, 1,
+            RF_BACKWARD_SORT_SHARED(digits, sizes->variant.items, entry_bytes_of(&sizes->variant)), &sort));
     }
     *sorted = sizes->passes % 2;
     return RF_OK;

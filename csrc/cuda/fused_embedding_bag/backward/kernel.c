@@ -26,12 +26,13 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
     const char *const words[] = {"rf_u32", "rf_u64"};
     options->dynamic_shared = variant->dynamic_shared;
     snprintf(options->defines, sizeof options->defines,
-             "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_KEY=%s -DRF_VALUE=%s -DRF_DIGIT_BITS=%d -DRF_ENTRIES=%d "
+             "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_KEY=%s -DRF_VALUE=%s -DRF_DIGIT_BITS=%d -DRF_ITEMS=%d "
+             "-DRF_ENTRIES=%d "
              "-DRF_GRAD_DTYPE=%d -DRF_WEIGHT_DTYPE=%d -DRF_EMIT=%d -DRF_ROUND=%d -DRF_ALIGNED=%d",
              rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type),
              words[variant->wide_keys], words[variant->wide_values], (int)variant->digit_bits,
-             (int)variant->entries, (int)variant->grad_dtype, (int)variant->weight_dtype, (int)variant->emit,
-             (int)variant->round, (int)variant->aligned);
+             (int)variant->items, (int)variant->entries, (int)variant->grad_dtype, (int)variant->weight_dtype,
+             (int)variant->emit, (int)variant->round, (int)variant->aligned);
     const size_t length = strlen(options->defines);
     if (variant->vectors > 0)
         snprintf(options->defines + length, sizeof options->defines - length, " -DRF_VECTORS=%d",
@@ -47,6 +48,7 @@ static rf__backward_variant only_what_matters(const rf__backward_variant *from, 
     to.kernel = number;
     if (!reads_lookups) to.index_type = to.offset_type = 0;
     if (!sorts) to.digit_bits = RF_BACKWARD_MOST_DIGIT_BITS;
+    if (!sorts && number != RF__BACKWARD_KEYS) to.items = RF_BACKWARD_MOST_ITEMS;
     if (number != RF__BACKWARD_KEYS && number != RF__BACKWARD_ROWS) to.entries = 0;
     if (!pools) to.grad_dtype = to.weight_dtype = to.emit = to.round = to.aligned = to.vectors = 0;
     if (number != RF__BACKWARD_SORT && number != RF__BACKWARD_ROWS) to.dynamic_shared = 0;
@@ -87,6 +89,10 @@ static rf_status general_compile(const char *arch, const rf__backward_problem *p
         for (int32_t i = 0; i < 1 + (memcmp(&kinds[0], &kinds[1], sizeof *kinds) != 0); i++) {
             variant.entries = kinds[i].entries;
             variant.digit_bits = kinds[i].digit_bits;
+            variant.items = RF_BACKWARD_MOST_ITEMS;
+            RF_CHECK(compile(arch, &variant, (rf__backward_kernel)number));
+            if (number < RF__BACKWARD_KEYS || number > RF__BACKWARD_SORT) continue;
+            variant.items = RF_BACKWARD_FEW_ITEMS;
             RF_CHECK(compile(arch, &variant, (rf__backward_kernel)number));
         }
     }

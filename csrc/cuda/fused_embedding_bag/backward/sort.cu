@@ -1,11 +1,11 @@
 /* One pass of a stable radix sort of entries by key: inside their segment they go by RF_DIGIT_BITS bits of it. Three launches:
- * rf_backward_count counts the digits of each chunk of RF_BACKWARD_CHUNK entries (keys.cu does it for the first pass),
+ * rf_backward_count counts the digits of each chunk of entries (keys.cu does it for the first pass),
  * rf_backward_places sums them up, chunk by chunk, rf_backward_sort sums up digits and takes the entries to their places.
  * (One sweep with decoupled look-back, as in Adinets and Merrill, "Onesweep", 2022, is slower here: all chunks run at once,
  * so each would look back at all before it.)
  * The order is that of any stable sort, without lookups that do not count: the first pass leaves them out.
  *
- * A block of the first and the last: a chunk; a warp of the last: RF_BACKWARD_ITEMS * 32 entries of it in order; a thread:
+ * A block of the first and the last: a chunk; a warp of the last: RF_ITEMS * 32 entries of it in order; a thread:
  * every 32nd of those. Shared memory of the last: counts a warp and digit, then the chunk's entries in their new order.
  * Launch: grid [chunks], block [RF_BACKWARD_SORT_BLOCK]. A block of rf_backward_places: RF_BACKWARD_PLACES_DIGITS digits of a
  * segment, a lane each; its warps share the segment's chunks: grid [segments * ceil(digits / those)], the same block.
@@ -19,8 +19,8 @@
 enum {
     BLOCK = RF_BACKWARD_SORT_BLOCK,
     WARPS = BLOCK / 32,
-    ITEMS = RF_BACKWARD_ITEMS,
-    CHUNK = RF_BACKWARD_CHUNK,
+    ITEMS = RF_ITEMS,
+    CHUNK = CHUNK_ENTRIES,
     DIGITS = 1 << RF_DIGIT_BITS,
     PAIRS = DIGITS / 2, /* of digits, whose counts of 16 bits share a word */
     EACH = (PAIRS + BLOCK - 1) / BLOCK, /* pairs a thread */
@@ -37,7 +37,7 @@ struct shared_t {
     rf_u32 places[DIGITS]; /* and in the sorted order, less that */
     rf_u64 of_warps[WARPS];
 };
-static_assert(sizeof(shared_t) <= RF_BACKWARD_SORT_SHARED(DIGITS, sizeof(rf_backward_entry)),
+static_assert(sizeof(shared_t) <= RF_BACKWARD_SORT_SHARED(DIGITS, ITEMS, sizeof(rf_backward_entry)),
               "as the host counts");
 
 RF_INLINE chunk_t chunk_of(const rf_backward_sort_args &args) {
@@ -139,9 +139,9 @@ RF_INLINE rf_u32 lanes_alike(int digit) {
 }
 
 /* A chunk's counts of a warp and digit become where, in the chunk, they begin less the digit's own place, which is in `begins`;
- * `places` become those in the sorted order, less that. `digits`: entries of the segment, which begins at `first`. Returns
+ * `places` become those in the sorted order, less that. `digits`: entries of the segment. Returns
  * the number of all entries of the chunk. */
-RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *digits, rf_u32 first) {
+RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *digits) {
     rf_u32 *const words = (rf_u32 *)&shared.counts[0][0];
     enum { OWN = 2 * EACH }; /* neighbouring digits of a thread */
     const int digit = (int)threadIdx.x * OWN;
@@ -180,7 +180,7 @@ RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *digits, rf_u32 first) 
     for (int i = 0; i < OWN; i++) {
         if (digit + i < DIGITS) {
             shared.begins[digit + i] = (rf_u32)begin;
-            shared.places[digit + i] += first + (rf_u32)(begin >> 32) - (rf_u32)begin;
+            shared.places[digit + i] += (rf_u32)(begin >> 32) - (rf_u32)begin;
         }
         begin += counts[i];
     }
@@ -210,7 +210,8 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     rf_bytes<16> *const zeros = (rf_bytes<16> *)&shared.counts[0][0];
     for (int i = thread; i < WARPS * DIGITS / 8; i += BLOCK) zeros[i] = {};
     const rf_u32 *const places = args.counts.places + (rf_i64)blockIdx.x * DIGITS;
-    for (int digit = thread; digit < DIGITS; digit += BLOCK) shared.places[digit] = rf_load(places + digit);
+    for (int digit = thread; digit < DIGITS; digit += BLOCK)
+        shared.places[digit] = begin + rf_load(places + digit);
     __syncthreads();
     /* Ranks among the entries of the same warp and digit. */
     rf_u32 ranks[ITEMS];
@@ -228,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
         ranks[i] = first + before;
     }
     __syncthreads();
-    const int size = digits_scan(shared, args.counts.digits + (rf_i64)chunk.segment * DIGITS, begin);
+    const int size = digits_scan(shared, args.counts.digits + (rf_i64)chunk.segment * DIGITS);
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const bool any = keys[i] < trash;
