@@ -265,12 +265,16 @@ extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS)
         rf_shared_copies_wait<0>();
         return;
     }
-    const begin_t begin = rows_begin(matrix, place, rows);
+    /* Not meanwhile where registers do not last for both. */
+    const bool late = RF_STAGED && (RF_ROUND || RF_GRAD_DTYPE != RF_FLOAT32);
+    begin_t begin;
+    if (!late) begin = rows_begin(matrix, place, rows);
     if (RF_STAGED) {
         if (!asked) grad_stage(args.bags, task, (float *)memory, place);
         rf_shared_copies_wait<0>();
         __syncthreads();
     }
+    if (late) begin = rows_begin(matrix, place, rows);
     const bool any_long = rows_pool(args, emit, matrix, place, rows, begin);
     if (__syncthreads_or(any_long)) rows_pool_long(args, emit, matrix, place, rows, found, parts);
 }
