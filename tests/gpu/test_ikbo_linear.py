@@ -405,20 +405,21 @@ def test_memory_does_not_grow(path: str) -> None:
 @pytest.mark.parametrize("path", ("fused", "small"))
 def test_users_of_one_candidate_have_nothing_in_memory(path: str) -> None:
     """Neither sums nor packed weights, where rows of weights begin at 16 bytes; users of many have both."""
-    for users, aligned in ((64, True), (64, False), (1, True)):
+    for users, aligned in ((16, True), (16, False), (1, True)):
         features = (128, 64) if aligned else (127, 63)
-        problem = on_gpu(Case(m=433, n=64, features=features, items=(users, 64), dtype=torch.bfloat16))
+        problem = on_gpu(Case(m=433, n=64, features=features, items=(users, 16), dtype=torch.bfloat16))
         problem.check(problem.run(path=path))
         torch.cuda.reset_peak_memory_stats(gpu.DEVICE)
         got = problem.run(path=path)
         temporary = torch.cuda.max_memory_allocated(gpu.DEVICE) - torch.cuda.memory_allocated(gpu.DEVICE)
         assert got.numel() > 0
-        if aligned and users == 64:
+        if aligned and users == 16:
             assert temporary == 0
-        elif users == 64:
+        elif users == 16:
             assert 0 < temporary < 2**20
         elif path == "fused":
             assert temporary > 2**17
+        del got  # or it counts in the next turn, until another takes its name
 
 
 def test_outputs_beyond_2_to_the_31_elements() -> None:
