@@ -410,16 +410,15 @@ def test_users_of_one_candidate_have_nothing_in_memory(path: str) -> None:
         problem = on_gpu(Case(m=433, n=64, features=features, items=(users, 16), dtype=torch.bfloat16))
         problem.check(problem.run(path=path))
         torch.cuda.reset_peak_memory_stats(gpu.DEVICE)
-        got = problem.run(path=path)
+        got = problem.run(path=path)  # deleted below: in the next turn it would count until it is replaced
         temporary = torch.cuda.max_memory_allocated(gpu.DEVICE) - torch.cuda.memory_allocated(gpu.DEVICE)
-        assert got.numel() > 0
+        del got
         if aligned and users == 16:
             assert temporary == 0
         elif users == 16:
             assert 0 < temporary < 2**20
         elif path == "fused":
             assert temporary > 2**17
-        del got  # or it counts in the next turn, until another takes its name
 
 
 def test_outputs_beyond_2_to_the_31_elements() -> None:
