@@ -11,7 +11,7 @@ from common.roofline import plot
 from drawings.panels import RESULTS_PATH, by_columns, by_rows, over, picture, renamed
 
 LINEAR, ATTENTION = "h200/ikbo_linear", "h200/ikbo_attention"
-IKBO, SHAPES = f"{LINEAR}/ikbo.json", f"{LINEAR}/ikbo_shapes.json"
+IKBO = f"{LINEAR}/ikbo.json"
 MAIN, SWEEPS = f"{ATTENTION}/main_bfloat16.json", f"{ATTENTION}/sweeps.json"
 PAPER = "M 433, N 256, K 1178 + 866, CUDA graphs, back to back."
 HEADS = "2,048 candidates, 2 heads of 128, bfloat16, CUDA graphs, back to back."
@@ -48,7 +48,7 @@ def _stages() -> Panels:
         dtype: {
             mode: renamed(
                 by_columns(
-                    find_table(SHAPES, f"Stages, {dtype}, {mode}"),
+                    find_table(IKBO, f"Stages, {dtype}, {mode}"),
                     {"over broadcast + concat": mode},
                     "^(?!broadcast [+])",
                 ),
@@ -84,7 +84,7 @@ def _named(file: str) -> str:
 
 CANDIDATES: dict[str, Draw] = {
     f"{RESULTS_PATH}/{LINEAR}/ikbo_main.png": picture(
-        SHAPES,
+        IKBO,
         "The paper's stages: times faster than broadcasting and concatenating",
         _stages,
         words=PAPER.split(", CUDA")[0] + ".",
@@ -102,14 +102,14 @@ CANDIDATES: dict[str, Draw] = {
         words=f"Candidates a user on the axis. {PAPER} {COPIED}",
     ),
     f"{RESULTS_PATH}/{LINEAR}/ikbo_shapes.png": picture(
-        SHAPES,
+        IKBO,
         "Linear layer, other shapes: times faster than torch's best form",
-        _over_torch(SHAPES, "Shapes"),
+        _over_torch(IKBO, "Shapes"),
         words=f"M x N, K of users + candidates; 1,024 candidates of 15 users. {BACK_TO_BACK} {COPIED}",
         columns=1,
     ),
     f"{RESULTS_PATH}/{LINEAR}/ikbo_roofline.png": lambda path: _roofline(
-        SHAPES, _named(SHAPES), "Linear layer, every measured shape: TFLOP/s, torch's best form as baseline"
+        IKBO, _named(IKBO), "Linear layer, every measured shape: TFLOP/s, torch's best form as baseline"
     )(path),
     f"{RESULTS_PATH}/{ATTENTION}/attention_main.png": picture(
         MAIN,
