@@ -32,7 +32,10 @@ RF_INLINE void rf_barrier_wait(rf_u32 barrier, rf_u32 parity) {
 RF_INLINE void rf_barrier_arrive(rf_u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/* The same, and so many bytes are on their way. */
+RF_INLINE void rf_barrier_arrive_times(rf_u32 barrier, rf_u32 times) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(times) : "memory");
+}
+/* The same as one arrival, and so many bytes are on their way. */
 RF_INLINE void rf_barrier_expect(rf_u32 barrier, rf_u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");

@@ -25,7 +25,7 @@ enum {
 #define RF_ATTENTION_BLOCK_BYTES(atoms, keys) ((atoms) * (keys) * RF_ATTENTION_ATOM * 2)
 #define RF_ATTENTION_Q_BYTES(atoms) \
     (RF_ATTENTION_Q_SLOTS * RF_ATTENTION_BLOCK_BYTES(atoms, RF_ATTENTION_TILE_ROWS))
-/* Of a part of a tile's keys: its sums, maxima and sums of weights, in float32. */
+/* Of a part of a tile's keys: its sums, shifts and sums of weights, in float32. */
 #define RF_ATTENTION_PART_BYTES(dim) (RF_ATTENTION_TILE_ROWS * ((dim) + 8) * 4)
 #define RF_ATTENTION_SHARED_BYTES(atoms, keys, slots) \
     (RF_ATTENTION_SMALL_BYTES + RF_ATTENTION_Q_BYTES(atoms) + (slots) * RF_ATTENTION_BLOCK_BYTES(atoms, keys))

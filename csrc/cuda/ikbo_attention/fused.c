@@ -271,8 +271,11 @@ static rf_status launch_group(const rf__cuda_device *device, const rf_ikbo_atten
         .grid = grid_of(params, device),
         .errors = rf__ikbo_attention_error_word(device, params).on_device};
     RF_CHECK(rf__jit_kernel(device, &group_source, &block, sizeof block, group_describe, &kernel));
-    const rf__launch_config launch = {
-        .function = kernel->function, .grid = {1}, .block = {GROUP_BLOCK}, .stream = stream};
+    const rf__launch_config launch = {.function = kernel->function,
+                                      .grid = {1},
+                                      .block = {GROUP_BLOCK},
+                                      .programmatic = true,
+                                      .stream = stream};
     return rf__launch(device, &launch, &args);
 }
 

@@ -49,6 +49,7 @@ struct shared_t {
     rf_u32 v_raw; /* values are there whose rows beyond the last key are not yet zeros */
     rf_u32 tile_full, tile_empty;
     int *rows; /* [Q_SLOTS][SEGMENTS]: numbers of their first rows (row_t) */
+    int *splits; /* [Q_SLOTS]: tile_t's */
     int *kept; /* [Q_SLOTS][GROUPS]: what is there are no answers, as others have the rest of the keys */
     tile_t *tiles; /* [TILES] */
 };
@@ -64,6 +65,8 @@ RF_INLINE shared_t shared_of(rf_u8 *memory) {
     next += TILES * sizeof(tile_t);
     at.rows = (int *)(memory + (next - start));
     next += Q_SLOTS * SEGMENTS * 4;
+    at.splits = (int *)(memory + (next - start));
+    next += Q_SLOTS * 4;
     at.kept = (int *)(memory + (next - start));
     next += Q_SLOTS * GROUPS * 4;
     at.q_full = next;
@@ -85,7 +88,7 @@ RF_INLINE void barriers_init(const shared_t &at) {
     }
     for (int i = 0; i < RF_K_SLOTS; i++) {
         rf_barrier_init(at.k_full + i * 8, 1);
-        rf_barrier_init(at.k_empty + i * 8, GROUPS);
+        rf_barrier_init(at.k_empty + i * 8, GROUPS * WARPGROUP / 32);
     }
     for (int i = 0; i < RF_V_SLOTS; i++) {
         rf_barrier_init(at.v_full + i * 8, 1);

@@ -43,9 +43,11 @@ RF_INLINE void copy_rows(const rf_attention_args &args, const shared_t &at, int 
         const rf_u32 to = place + slot * GROUPS * Q_BYTES;
         row_t now = {NO_ROW, 0, 0, 0};
         bool more = false;
+        int split = 0;
         if (left == Q_SLOTS) {
             const volatile tile_t *tile = tiles.wait(at);
             more = tile->keys >= 0;
+            split = tile->split;
             if (lane < SEGMENTS) now = row_at(args, tile, lane * RF_SEGMENT);
             rf_barrier_arrive(at.tile_empty + tiles.number % TILES * 8);
         }
@@ -66,6 +68,7 @@ RF_INLINE void copy_rows(const rf_attention_args &args, const shared_t &at, int 
         if (!more && --left == 0) break;
         if (!more) continue;
         if (lane < SEGMENTS) at.rows[slot * SEGMENTS + lane] = now.number;
+        if (lane == 0) at.splits[slot] = split;
         if (now.number == NO_ROW) {
             rf_barrier_arrive(at.q_full + slot * 8);
             continue;
@@ -141,6 +144,7 @@ RF_INLINE void copy_rows(const rf_attention_args &args, const shared_t &at, int 
             *number = own.number;
             load_rows(args, place, row_source(args, own), lane);
         }
+        if (more && warp == 0 && lane == 0) at.splits[slot] = tile->split;
         if (!more) {
             tiles.number++;
             continue;

@@ -16,8 +16,11 @@
 
 enum { BUCKETS = 32, WARPS = RF_BLOCK / 32, NEAR = 4096 };
 
-/* Inclusive sums over the block of two numbers each. */
-RF_INLINE int2 block_sums(int2 own, int2 *of_warps) {
+/* How many warps have a user of those from `start` on; the others have nothing to add. */
+RF_INLINE int warps_of(int users, int start) { return (min(users - start, RF_BLOCK) + 31) / 32; }
+
+/* Inclusive sums over the block's first `warps` of two numbers each. */
+RF_INLINE int2 block_sums(int2 own, int warps, int2 *of_warps) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int step = 1; step < 32; step *= 2) {
         const int x = __shfl_up_sync(RF_FULL_WARP, own.x, step),
@@ -27,7 +30,7 @@ RF_INLINE int2 block_sums(int2 own, int2 *of_warps) {
     if (lane == 31) of_warps[warp] = own;
     __syncthreads();
     int2 before = make_int2(0, 0);
-    for (int i = 0; i < warp; i++) before.x += of_warps[i].x, before.y += of_warps[i].y;
+    for (int i = 0; i < min(warp, warps); i++) before.x += of_warps[i].x, before.y += of_warps[i].y;
     return make_int2(own.x + before.x, own.y + before.y);
 }
 
@@ -62,25 +65,28 @@ RF_INLINE rf_attention_work work_of(const rf_attention_group_args &args, int use
     return work;
 }
 
-/* Into how many parts the keys of the last `left` tiles are cut, behind `whole` others: 1 for none. Tiles and parts go to
- * blocks as they come free; the one that ends last must do so sooner, by more than parts cost that leave and come back in
- * float32: some three blocks of keys. Lengths are taken to be the same. */
-RF_INLINE int parts_of(const rf_attention_group_args &args, int whole, int left, int most) {
+/* When all would be done, in blocks of keys, if the keys of the last `left` tiles, behind `whole` others, were cut into
+ * `parts`; NEVER where they cannot be. Tiles and parts go to blocks as they come free. Lengths are taken to be the same. */
+#define NEVER 1e30f
+RF_INLINE float time_of(const rf_attention_group_args &args, int whole, int left, int blocks, int parts) {
+    const int grid = args.grid, full = whole / grid, busy = whole - full * grid, pieces = left * parts;
+    if (parts == 1) return (float)((whole + left + grid - 1) / grid * blocks);
+    if (pieces > RF_ATTENTION_SPLIT_TIMES * grid || parts * RF_ATTENTION_LEAST_BLOCKS > blocks) return NEVER;
+    /* In so many parts' time blocks that are free from then on, and the busy ones a tile later, do all. */
+    int steps = (pieces + grid - busy - 1) / (grid - busy);
+    if (steps > parts) steps = (pieces + busy * parts + grid - 1) / grid;
+    if (busy > 0 && steps < parts) steps = parts;
+    return (full + (float)steps / parts) * blocks;
+}
+
+/* The number of parts whose time of `times` (from one part on) is least: all must be done sooner than with one, by more than
+ * parts cost that leave and come back in float32: some three blocks of keys. */
+RF_INLINE int parts_of(const float *times) {
     enum { COST = 3 };
-    const int grid = args.grid, blocks = (most + args.block_keys - 1) / args.block_keys;
-    const int turns = (whole + left + grid - 1) / grid, full = whole / grid, busy = whole - full * grid;
     int best = 1;
-    float least = (float)(turns * blocks - COST);
-    for (int parts = 2; parts <= RF_ATTENTION_MOST_PARTS; parts++) {
-        const int pieces = left * parts;
-        if (pieces > RF_ATTENTION_SPLIT_TIMES * grid || parts * RF_ATTENTION_LEAST_BLOCKS > blocks) break;
-        /* In so many parts' time blocks that are free from then on, and the busy ones a tile later, do all. */
-        int steps = (pieces + grid - busy - 1) / (grid - busy);
-        if (steps > parts) steps = (pieces + busy * parts + grid - 1) / grid;
-        if (busy > 0 && steps < parts) steps = parts;
-        const float until = (full + (float)steps / parts) * blocks;
-        if (until < least) least = until, best = parts;
-    }
+    float least = times[0] - COST;
+    for (int parts = 2; parts <= RF_ATTENTION_MOST_PARTS; parts++)
+        if (times[parts - 1] < least) least = times[parts - 1], best = parts;
     return best;
 }
 
@@ -102,7 +108,7 @@ RF_INLINE void order_users(const rf_attention_group_args &args, int users, int m
         }
         __syncthreads();
         if (thread < BUCKETS)
-            for (int w = 0; w < WARPS; w++) {
+            for (int w = 0; w < warps_of(users, start); w++) {
                 buckets[thread] += of_warps[w][thread];
                 of_warps[w][thread] = 0;
             }
@@ -114,10 +120,12 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     rf_ikbo_attention_group(const __grid_constant__ rf_attention_group_args args) {
     __shared__ int near[NEAR];
     __shared__ int2 of_warps[WARPS], total;
+    __shared__ float times[RF_ATTENTION_MOST_PARTS];
     __shared__ int buckets[BUCKETS + 1], of_buckets[WARPS][BUCKETS], most, whole;
     const int users = (int)args.keys.count + 1, thread = threadIdx.x;
     const reporter_t to = {args.errors, args.report != 0};
     int *counts = users <= NEAR ? near : args.counts;
+    rf_wait_for_previous_kernel();
     for (int u = thread; u < users; u += RF_BLOCK) counts[u] = 0;
     if (thread <= BUCKETS) buckets[thread] = 0;
     for (int i = thread; i < WARPS * BUCKETS; i += RF_BLOCK) of_buckets[i / BUCKETS][i % BUCKETS] = 0;
@@ -131,8 +139,14 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     __syncthreads();
     for (int u = thread; u < users; u += RF_BLOCK) atomicAdd(&buckets[bucket_of(args, u, most) + 1], 1);
     __syncthreads();
-    if (thread == 0)
-        for (int i = 1; i <= BUCKETS; i++) buckets[i] += buckets[i - 1];
+    if (thread < BUCKETS) { /* one warp */
+        int sum = buckets[thread + 1];
+        for (int step = 1; step < BUCKETS; step *= 2) {
+            const int before = __shfl_up_sync(RF_FULL_WARP, sum, step);
+            if (thread >= step) sum += before;
+        }
+        buckets[thread + 1] = sum;
+    }
     __syncthreads();
     order_users(args, users, most, buckets, of_buckets);
     int2 done = make_int2(0, 0); /* candidates, tiles */
@@ -146,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
             own.x = work.candidates;
             own.y = (work.rows + RF_ATTENTION_TILE_ROWS - 1) / RF_ATTENTION_TILE_ROWS * args.kv_heads;
         }
-        const int2 sum = block_sums(own, of_warps);
+        const int2 sum = block_sums(own, warps_of(users, start), of_warps);
         if (i < users) {
             work.first = done.x + sum.x - own.x;
             work.tile = done.y + sum.y - own.y;
@@ -165,9 +179,13 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
         for (int i = thread; i < users; i += RF_BLOCK) /* which this thread has written */
             if (args.work[i].tile <= done.y - left) atomicMax(&whole, args.work[i].tile);
         __syncthreads();
+        if (thread < RF_ATTENTION_MOST_PARTS)
+            times[thread] = time_of(args, whole, done.y - whole,
+                                    (most + args.block_keys - 1) / args.block_keys, thread + 1);
+        __syncthreads();
     }
     if (thread == 0) {
-        const int parts = left > 0 ? parts_of(args, whole, done.y - whole, most) : 1;
+        const int parts = left > 0 ? parts_of(times) : 1;
         *args.plan = {done.y, 0, parts > 1 ? whole : done.y, parts};
     }
     for (int i = thread; i < args.candidates; i += RF_BLOCK)
