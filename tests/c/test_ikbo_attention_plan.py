@@ -185,7 +185,7 @@ def check(library: ctypes.CDLL, case: Case, seed: int) -> None:
         assert (count, first, tile) == (len(of_user[user]), candidates, tiles)
         assert (key, keys) == case.keys_of(user)
         assert sorted(members[first : first + count]) == of_user[user]
-        bucket = keys * (BUCKETS - 1) // most
+        bucket = keys >> max(most.bit_length() - 5, 0)
         assert (-bucket, user) > last
         last = (-bucket, user)
         assert rows == case.share * (count * case.queries + (case.own_queries if user < users else 0))

@@ -95,6 +95,10 @@ RF_INLINE void rf_copy_box_to_both(rf_u32 to, const rf_tensor_map *map, int x, i
                  "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"((rf_u16)3), "l"(policy)
                  : "memory");
 }
+/* A map is fetched, so that the first copy by it need not wait. */
+RF_INLINE void rf_prefetch_map(const rf_tensor_map *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 /* A box from shared memory, as a group of this thread's; rf_stores_wait<N> returns when all but the last N groups have
  * been read. What ordinary stores have written is seen after rf_async_fence. */
 RF_INLINE void rf_store_box(const rf_tensor_map *map, int x, int y, int z, rf_u32 from) {

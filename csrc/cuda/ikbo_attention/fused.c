@@ -213,7 +213,7 @@ static rf_status queries_of(const rf__cuda_device *device, const rf_ikbo_attenti
                                  .item = from->q_pitch[0] * bytes,
                                  .query = from->q_pitch[1] * bytes,
                                  .head = from->q_pitch[2] * bytes,
-                                 .queries = (int32_t)from->queries};
+                                 .queries = from->count > 0 ? (int32_t)from->queries : 0};
     if (segment == 1 || from->count == 0 || from->queries == 0) return RF_OK;
     RF_CHECK(map_of(device, params, from->q, sizes, from->q_pitch, segment, q));
     return map_of(device, params, from->out, sizes, contiguous, segment, out);

@@ -267,6 +267,11 @@ extern "C" __global__ void __launch_bounds__(RF_ATTENTION_THREADS, 1)
     const shared_t at = shared_of(memory);
     const int group = threadIdx.x / WARPGROUP, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) barriers_init(at);
+    if (threadIdx.x == 32) {
+        rf_prefetch_map(&args.k);
+        rf_prefetch_map(&args.v);
+        if (RF_SEGMENT > 1 && args.candidates.queries > 0) rf_prefetch_map(&args.q);
+    }
     __syncthreads();
     rf_wait_for_previous_kernel();
     /* 40 and twice 232 are three times the 168 that a thread of so many starts with; with more, all would wait for ever. */

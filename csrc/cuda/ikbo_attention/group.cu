@@ -30,6 +30,7 @@ RF_INLINE int2 block_sums(int2 own, int warps, int2 *of_warps) {
     if (lane == 31) of_warps[warp] = own;
     __syncthreads();
     int2 before = make_int2(0, 0);
+#pragma unroll 1
     for (int i = 0; i < min(warp, warps); i++) before.x += of_warps[i].x, before.y += of_warps[i].y;
     return make_int2(own.x + before.x, own.y + before.y);
 }
@@ -37,6 +38,7 @@ RF_INLINE int2 block_sums(int2 own, int warps, int2 *of_warps) {
 /* Counts each user's candidates and numbers them; those of a user in one warp are counted at once. */
 RF_INLINE void count(const rf_attention_group_args &args, int *counts) {
     const reporter_t to = {args.errors, args.report != 0};
+#pragma unroll 1
     for (int start = 0; start < args.candidates; start += RF_BLOCK) {
         const int i = start + (int)threadIdx.x;
         const bool any = i < args.candidates;
@@ -51,10 +53,10 @@ RF_INLINE void count(const rf_attention_group_args &args, int *counts) {
     }
 }
 
-/* Users with the most keys come first, by buckets of 1/31 of the most. */
+/* Users with the most keys come first, by buckets of a power of two keys, of which the most fill 16 to 32. */
 RF_INLINE int bucket_of(const rf_attention_group_args &args, int user, int most) {
-    const rf_i64 keys = rf_attention_keys_of(&args.keys, user).count;
-    return BUCKETS - 1 - (int)(keys * (BUCKETS - 1) / (most > 0 ? most : 1));
+    const int keys = (int)rf_attention_keys_of(&args.keys, user).count;
+    return BUCKETS - 1 - (keys >> max(32 - __clz(most) - 5, 0));
 }
 
 /* What is known of a user but for places; `rows` gives tiles. */
@@ -90,28 +92,60 @@ RF_INLINE int parts_of(const float *times) {
     return best;
 }
 
-/* Users by their buckets, those of one in their order: so that the same calls cut the same users' keys. `buckets`: where each
- * begins; of_warps: zeros. */
-RF_INLINE void order_users(const rf_attention_group_args &args, int users, int most, int *buckets,
-                           int (*of_warps)[BUCKETS]) {
+/* What ordering users takes of shared memory. */
+struct order_t {
+    int most; /* keys of a user */
+    int buckets[BUCKETS + 1]; /* where each begins */
+    int of_warps[WARPS][BUCKETS]; /* users; zeros but between barriers */
+};
+
+/* Users by their buckets, those of one in their order: so that the same calls cut the same users' keys. */
+RF_INLINE void order_users(const rf_attention_group_args &args, int users, const reporter_t &to,
+                           order_t &order) {
     const int thread = threadIdx.x, warp = thread / 32;
+    if (thread <= BUCKETS) order.buckets[thread] = 0;
+#pragma unroll 1
+    for (int i = thread; i < WARPS * BUCKETS; i += RF_BLOCK) order.of_warps[i / BUCKETS][i % BUCKETS] = 0;
+#pragma unroll 1
+    for (int u = thread; u < users; u += RF_BLOCK) {
+        check_keys(args.keys, u, to);
+        atomicMax(&order.most, (int)rf_attention_keys_of(&args.keys, u).count);
+    }
+    __syncthreads();
+    const int most = order.most;
+#pragma unroll 1
+    for (int u = thread; u < users; u += RF_BLOCK) atomicAdd(&order.buckets[bucket_of(args, u, most) + 1], 1);
+    __syncthreads();
+    if (thread < BUCKETS) { /* one warp */
+        int sum = order.buckets[thread + 1];
+        for (int step = 1; step < BUCKETS; step *= 2) {
+            const int before = __shfl_up_sync(RF_FULL_WARP, sum, step);
+            if (thread >= step) sum += before;
+        }
+        order.buckets[thread + 1] = sum;
+    }
+    __syncthreads();
+#pragma unroll 1
     for (int start = 0; start < users; start += RF_BLOCK) {
         const int u = start + thread, bucket = u < users ? bucket_of(args, u, most) : BUCKETS;
         const rf_u32 same = __match_any_sync(RF_FULL_WARP, bucket);
         const int before = __popc(same & ((1u << thread % 32) - 1));
-        if (bucket < BUCKETS && before == 0) of_warps[warp][bucket] = __popc(same);
+        if (bucket < BUCKETS && before == 0) order.of_warps[warp][bucket] = __popc(same);
         __syncthreads();
         if (bucket < BUCKETS) {
-            int at = buckets[bucket] + before;
-            for (int w = 0; w < warp; w++) at += of_warps[w][bucket];
+            int at = order.buckets[bucket] + before;
+#pragma unroll 1
+            for (int w = 0; w < warp; w++) at += order.of_warps[w][bucket];
             args.order[at] = u;
         }
         __syncthreads();
-        if (thread < BUCKETS)
+        if (thread < BUCKETS) {
+#pragma unroll 1
             for (int w = 0; w < warps_of(users, start); w++) {
-                buckets[thread] += of_warps[w][thread];
-                of_warps[w][thread] = 0;
+                order.buckets[thread] += order.of_warps[w][thread];
+                order.of_warps[w][thread] = 0;
             }
+        }
         __syncthreads();
     }
 }
@@ -121,41 +155,32 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     __shared__ int near[NEAR];
     __shared__ int2 of_warps[WARPS], total;
     __shared__ float times[RF_ATTENTION_MOST_PARTS];
-    __shared__ int buckets[BUCKETS + 1], of_buckets[WARPS][BUCKETS], most, whole;
+    __shared__ order_t order;
+    __shared__ int whole;
     const int users = (int)args.keys.count + 1, thread = threadIdx.x;
     const reporter_t to = {args.errors, args.report != 0};
+    /* Users with as many keys as each other are in order, and nobody's candidates behind them. */
+    const bool alike = args.keys.lengths.data == nullptr && args.keys.offsets.data == nullptr;
     int *counts = users <= NEAR ? near : args.counts;
     rf_wait_for_previous_kernel();
+#pragma unroll 1
     for (int u = thread; u < users; u += RF_BLOCK) counts[u] = 0;
-    if (thread <= BUCKETS) buckets[thread] = 0;
-    for (int i = thread; i < WARPS * BUCKETS; i += RF_BLOCK) of_buckets[i / BUCKETS][i % BUCKETS] = 0;
-    if (thread == 0) most = whole = 0;
+    if (thread == 0) {
+        order.most = alike ? (int)args.keys.positions : 0;
+        whole = 0;
+    }
     __syncthreads();
     count(args, counts);
-    for (int u = thread; u < users; u += RF_BLOCK) {
-        check_keys(args.keys, u, to);
-        atomicMax(&most, (int)rf_attention_keys_of(&args.keys, u).count);
-    }
+    if (!alike) order_users(args, users, to, order);
     __syncthreads();
-    for (int u = thread; u < users; u += RF_BLOCK) atomicAdd(&buckets[bucket_of(args, u, most) + 1], 1);
-    __syncthreads();
-    if (thread < BUCKETS) { /* one warp */
-        int sum = buckets[thread + 1];
-        for (int step = 1; step < BUCKETS; step *= 2) {
-            const int before = __shfl_up_sync(RF_FULL_WARP, sum, step);
-            if (thread >= step) sum += before;
-        }
-        buckets[thread + 1] = sum;
-    }
-    __syncthreads();
-    order_users(args, users, most, buckets, of_buckets);
     int2 done = make_int2(0, 0); /* candidates, tiles */
+#pragma unroll 1
     for (int start = 0; start < users; start += RF_BLOCK) {
         const int i = start + thread;
         rf_attention_work work = {0, 0, 0, 0, 0, 0, 0, 0};
         int2 own = make_int2(0, 0);
         if (i < users) {
-            const int user = args.order[i];
+            const int user = alike ? i : args.order[i];
             work = work_of(args, user, counts[user]);
             own.x = work.candidates;
             own.y = (work.rows + RF_ATTENTION_TILE_ROWS - 1) / RF_ATTENTION_TILE_ROWS * args.kv_heads;
@@ -174,20 +199,23 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     }
     const int left = args.ended != nullptr ? done.y % args.grid : 0; /* tiles of the last turn */
     if (left > 0) {
+#pragma unroll 1
         for (int i = thread; i < RF_ATTENTION_SPLIT_TIMES * args.grid * RF_ATTENTION_GROUPS; i += RF_BLOCK)
             args.ended[i] = 0;
+#pragma unroll 1
         for (int i = thread; i < users; i += RF_BLOCK) /* which this thread has written */
             if (args.work[i].tile <= done.y - left) atomicMax(&whole, args.work[i].tile);
         __syncthreads();
         if (thread < RF_ATTENTION_MOST_PARTS)
             times[thread] = time_of(args, whole, done.y - whole,
-                                    (most + args.block_keys - 1) / args.block_keys, thread + 1);
+                                    (order.most + args.block_keys - 1) / args.block_keys, thread + 1);
         __syncthreads();
     }
     if (thread == 0) {
         const int parts = left > 0 ? parts_of(times) : 1;
         *args.plan = {done.y, 0, parts > 1 ? whole : done.y, parts};
     }
+#pragma unroll 1
     for (int i = thread; i < args.candidates; i += RF_BLOCK)
         args.members[counts[user_at(args.map, args.keys, i)] + args.ranks[i]] = i;
 }
