@@ -12,7 +12,7 @@ from torch.library import opcheck
 
 import recfuse
 from recfuse.ops import ikbo_attention_backward as backward
-from support.ikbo_attention import DTYPES, HALVES, Case, Problem, random_case, reference
+from support.ikbo_attention import DTYPES, HALVES, NOTHING, Case, Problem, random_case, reference
 
 OPS = torch.ops.recfuse
 FORMS = {"dense": {}, "lengths": {"lengths": True}, "jagged": {"jagged": True}}
@@ -80,6 +80,16 @@ def test_random_gradients(dtype):
             largest = float(other.abs().max()) if other.numel() else 0.0
             eps = torch.finfo(dtype).eps * (8 if dtype in HALVES else 64)
             torch.testing.assert_close(one.double(), other, rtol=0, atol=eps * (2 + largest))
+
+
+@pytest.mark.parametrize("empty", NOTHING, ids=str)
+def test_gradients_where_something_is_empty(empty):
+    problem = leaves(Problem(Case(dtype=torch.float64, **empty)))
+    given = problem.tensors()
+    got, want = outputs(problem, given, False), [pair[0] for pair in problem.expected()]
+    ours = torch.autograd.grad(got, given, [torch.ones_like(one) for one in got])
+    theirs = gradients(want, given, [torch.ones_like(one) for one in want])
+    torch.testing.assert_close(list(ours), theirs)
 
 
 def test_every_set_of_gradients():

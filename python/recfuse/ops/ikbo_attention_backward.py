@@ -74,6 +74,8 @@ def _on_cpu(
     kv_offsets: Tensor | None,
 ) -> _Gradients:
     """Softmaxes are computed again: lse is less exact than float64."""
+    if q.numel() == 0 or k.numel() == 0:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     heads, dim = k.shape[-2:]
     keys, values = k.reshape(-1, heads, dim), v.reshape(-1, heads, dim)
