@@ -126,6 +126,15 @@ def test_missing_strings_are_empty_samples():
         assert is_lists(hash_string_lists(nothing), [[], []])
 
 
+@pytest.mark.parametrize("kind", ("U", "S", object))
+def test_masked_strings_are_missing(kind):
+    masked = np.ma.array(np.array(["abc", "a", "", "a"], kind), mask=[False, True, False, False])
+    assert is_lists(hash_string_lists(masked), [["abc"], [], [""], ["a"]])
+    with pytest.raises(ValueError, match=r"strings\[1\] is missing"):
+        hash_strings(masked)
+    assert torch.equal(hash_strings(masked[2:]), known(["", "a"]))
+
+
 def test_lists_of_strings():
     pa = pytest.importorskip("pyarrow")
     given_lists = [["abc", "a"], None, [], ["", None, "user_12345678"]]

@@ -8,7 +8,8 @@
 | NumPy: `S`, `U` | zeros at the end are padding, as in NumPy; `U` is brought to UTF-8 |
 | NumPy: objects, `StringDType`; lists, pandas Series | objects: `str` (as UTF-8) and `bytes`; copied first |
 
-None, Arrow's nulls and, among objects, NaN are missing strings. The empty string is a string.
+None, Arrow's nulls, what NumPy's masked arrays mask and, among objects, NaN are missing strings. The empty
+string is a string.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ def _hashed(strings: Any, seed: int, threads: int) -> _Found:
         raise _wrong(a_type(strings))
     if type(strings).__module__.partition(".")[0] == "pandas":
         strings = strings.to_numpy(dtype=object, na_value=None)
+    if isinstance(strings, np.ma.MaskedArray):  # of which np.asarray would forget the mask
+        strings = np.where(np.ma.getmaskarray(strings), None, np.ma.getdata(strings).astype(object))
     if not isinstance(strings, (list, tuple)):
         strings = np.asarray(strings)
         if strings.ndim != 1:
