@@ -203,6 +203,8 @@ def test_a_list_is_found_by_the_names_in_its_state_dict():
         getattr(packed, "3")
     with pytest.raises(IndexError, match="no table 3, allowed is -3 to 2"):
         packed[3]
+    with pytest.raises(TypeError, match=r"table 2 cannot be replaced"):
+        packed[2] = nn.EmbeddingBag(12, 5)
 
 
 @pytest.mark.parametrize("name", ("tables", "embedding_bags"))
@@ -210,8 +212,19 @@ def test_tables_cannot_be_replaced_by_modules(name):
     collection = collection_of()
     with pytest.raises(AttributeError, match="unswap"):
         setattr(collection, name, nn.ModuleDict({"t0": nn.EmbeddingBag(30, 4)}))
+    with pytest.raises(TypeError, match=r"'t0' cannot be replaced .* weight, or recfuse\.unswap"):
+        getattr(collection, name)["t0"] = nn.EmbeddingBag(30, 4)
     collection.other = nn.Linear(2, 2)
     assert isinstance(collection.other, nn.Linear)
+
+
+def test_items_of_tables_look_no_table_up(monkeypatch):
+    tables = collection_of().tables
+    expected = [(name, tables[name].weight) for name in tables]
+    monkeypatch.delattr(type(tables), "__getitem__")  # which takes as long as there are tables
+    found = [(name, table.weight) for name, table in tables.items()]
+    assert [name for name, _ in found] == [name for name, _ in expected]
+    assert all(torch.equal(own, other) for (_, own), (_, other) in zip(found, expected, strict=True))
 
 
 def test_tools_that_cannot_take_it_are_told_what_to_do():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from recfuse.data.forms import Lookups, of_list, of_tables
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.module import PackedModule
-from recfuse.nn.packed.table import PackedTable
+from recfuse.nn.packed.table import PackedTable, refuse_replacement
 
 
 class FusedEmbeddingBagList(PackedModule):
@@ -66,6 +66,10 @@ class FusedEmbeddingBagList(PackedModule):
                 f"recfuse.nn.FusedEmbeddingBagList: there is no table {number}, allowed is {-len(self)} to "
                 f"{len(self) - 1}"
             ) from None
+
+    def __setitem__(self, number: int, table: Any) -> NoReturn:
+        """Refuses: a table is a range of rows."""
+        refuse_replacement(number)
 
     def __getattr__(self, name: str) -> Any:
         """A table under its name in the state_dict, as of a ModuleList."""

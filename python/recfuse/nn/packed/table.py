@@ -194,6 +194,14 @@ class PackedTable:
         return f"PackedTable({self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}{more})"
 
 
+def refuse_replacement(key: Any) -> NoReturn:
+    """Raises: a packed table is no module in whose place another could be."""
+    raise TypeError(
+        f"recfuse: the packed table {key!r} cannot be replaced by another object: calls would not use it. "
+        "Assign to its weight, or recfuse.unswap(model) first"
+    )
+
+
 class Tables(Mapping[str, PackedTable]):
     """The tables of a packed module by name, in order; also as attributes."""
 
@@ -221,6 +229,14 @@ class Tables(Mapping[str, PackedTable]):
     def values(self) -> list[PackedTable]:  # type: ignore[override]
         """The tables, in order."""
         return [PackedTable(self._module, spec) for spec in self._module.layout.tables]
+
+    def items(self) -> list[tuple[str, PackedTable]]:  # type: ignore[override]
+        """Names and tables, in order."""
+        return [(table.name, table) for table in self.values()]
+
+    def __setitem__(self, name: str, table: Any) -> NoReturn:
+        """Refuses; see :func:`refuse_replacement`."""
+        refuse_replacement(name)
 
     def __getattr__(self, name: str) -> PackedTable:
         """By name, as of a ModuleDict."""
