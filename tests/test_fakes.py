@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import recfuse
 from recfuse.data.forms import _gathered, _moved_on_gpu
-from recfuse.nn import FusedEmbeddingBagCollection
+from recfuse.nn import EmbeddingColumns, FusedEmbeddingBagCollection
+from recfuse.nn.columns import Identity, Numeric
 from recfuse.ops.embedding_bag_arguments import renormalise
 
 
@@ -76,6 +77,56 @@ def test_a_collection_on_a_gpu_is_one_call(fake):
     pooled = collection(indices, offsets)
     assert (pooled.shape, pooled.device.type) == ((4, 32), "cuda")
     assert collection.schedules is None  # nothing can be learned here
+
+
+MAP, OFFSETS = torch.tensor([0, 1, 1]), torch.arange(4)
+COLUMNS = EmbeddingColumns([Identity("a", 9, 4), Numeric("b")])
+W, X, Q = torch.rand(5, 4), torch.rand(3, 4), torch.rand(3, 2, 4, 8)
+CALLS = {  # of tensors that must be on one device
+    "ikbo_linear": (
+        lambda w, x, given, cand_to_user, bias: recfuse.ikbo_linear(w, w, x, given, cand_to_user, bias=bias),
+        (W, X[:2], X, MAP, torch.rand(5)),
+    ),
+    "ikbo_linear_chain": (
+        lambda w, x, given, cand_to_user, bias: recfuse.ikbo_linear_chain(
+            [w, w], [x, given], [cand_to_user], bias=bias
+        ),
+        (W, X[:2], X, MAP, torch.rand(5)),
+    ),
+    "ikbo_attention": (
+        lambda q, k, v, cand_to_user, kv_lengths, q_user: recfuse.ikbo_attention(
+            q, k, v, cand_to_user, kv_lengths=kv_lengths, q_user=q_user
+        )[0],
+        (Q, Q[:2], Q[:2], MAP, torch.tensor([1, 2]), Q[:2]),
+    ),
+    "fused_embedding_bag": (
+        lambda weight, indices, offsets, factors: recfuse.fused_embedding_bag(
+            [weight], torch.tensor([[0, 0, 5, 4, 0, -1, 0]]), indices, offsets, 4, factors
+        ),
+        (W, MAP, OFFSETS, torch.rand(3)),
+    ),
+    "embedding_columns": (
+        lambda weight, a, offsets, b: torch.func.functional_call(
+            COLUMNS, {"packed_dim4": weight}, ({"a": (a, offsets), "b": b},)
+        ),
+        (torch.rand(9, 4), MAP, OFFSETS, torch.rand(3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("gradients", (False, True))
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_of_several_devices_are_refused(name, gradients):
+    call, tensors = CALLS[name]
+    tensors = list(tensors)
+    tensors[0] = tensors[0].clone().requires_grad_(gradients)
+    assert call(*tensors).device.type == "cpu"
+    assert call(*(one.to("meta") for one in tensors)).is_meta
+    for number in range(len(tensors)):
+        for wrong, right in (("meta", "cpu"), ("cpu", "meta")):
+            given = [one.to(wrong if at == number else right) for at, one in enumerate(tensors)]
+            with pytest.raises(ValueError, match=r"on (meta|cpu), .* on (cpu|meta); move all tensors"):
+                call(*given)
 
 
 @pytest.mark.parametrize("first", (0, 1, -3))

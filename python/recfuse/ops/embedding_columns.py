@@ -16,9 +16,11 @@ from recfuse.ops.autograd import once_differentiable, register
 from recfuse.ops.fused_embedding_bag import fused_dtype
 from recfuse.ops.library import (
     below_autograd,
+    check_devices,
     is_transformed,
     library,
     needs_derivatives,
+    numbered,
     raise_translated,
 )
 
@@ -150,7 +152,11 @@ def _(
     output_dim: int,
     *_: Any,
 ) -> Tensor:
-    like = (*weights[:1], *dense[:1], *values[:1], program)[0]
+    given = _check_inputs(dense, values, offsets, value_weights)
+    on_gpu = any(one.device.type == "cuda" for _, one in given[:1])
+    there = (own for own in numbered("weights", weights) if not (on_gpu and own[1].device.type == "cpu"))
+    check_devices("embedding_columns", (*given, *there))  # a GPU may read tables on the host
+    like = (*dense[:1], *values[:1], *weights[:1], program)[0]
     return like.new_empty((batch, output_dim), dtype=fused_dtype([weight.dtype for weight in weights]))
 
 
@@ -172,6 +178,7 @@ def _(
     batch: int,
     *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    _check_inputs(dense, values, offsets, value_weights)
     like = (*dense[:1], *values[:1], program)[0]
     lookups, ends, factors = (_unknown_size() for _ in range(3))
     if isinstance(ends, int) and ends == 0:  # a meta tensor's call, whose program is there
@@ -181,6 +188,14 @@ def _(
         like.new_empty((ends,), dtype=torch.int64),
         like.new_empty((factors,), dtype=torch.float32),
     )
+
+
+def _check_inputs(*lists: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+    """The tensors of a fake batch and their names; raises where they are on several devices."""
+    names = "dense", "values", "offsets", "value_weights"
+    given = [item for name, own in zip(names, lists, strict=True) for item in numbered(name, own)]
+    check_devices("embedding_columns", given)
+    return given
 
 
 _N_TABLES = 13

@@ -23,6 +23,7 @@ from recfuse.ops.library import (
     below_autograd,
     call_below_autograd,
     check_1d,
+    check_devices,
     check_tensor,
     dtype_code,
     is_compiled,
@@ -31,6 +32,7 @@ from recfuse.ops.library import (
     is_transformed,
     library,
     needs_derivatives,
+    numbered,
     raise_translated,
 )
 from recfuse.ops.updated_calls import Lookups, updated_call
@@ -173,8 +175,11 @@ def _shape(
     indices: Tensor,
     offsets: Tensor,
     output_dim: int,
+    per_sample_weights: Tensor | None = None,
     *_: Any,
 ) -> Tensor:
+    lookups = ("indices", indices), ("offsets", offsets), ("per_sample_weights", per_sample_weights)
+    check_devices("fused_embedding_bag", (*numbered("weights", weights), *lookups))
     check_1d("fused_embedding_bag", indices, offsets)
     dtype = fused_dtype([weight.dtype for weight in weights])
     return indices.new_empty((bags_of(features, offsets), output_dim), dtype=dtype)

@@ -10,7 +10,15 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from recfuse._arguments import real
 from recfuse.ops.ikbo_attention_gradients import call_attention, operator_of
-from recfuse.ops.library import autocast, check_tensor, is_transformed, library, raise_translated
+from recfuse.ops.library import (
+    autocast,
+    check_devices,
+    check_tensor,
+    is_autocast,
+    is_transformed,
+    library,
+    raise_translated,
+)
 
 _ops = torch.ops.recfuse
 _TENSORS = "q", "k", "v", "cand_to_user", "kv_lengths", "kv_offsets", "q_user"
@@ -114,7 +122,7 @@ def ikbo_attention(
         )
     scale = _check(tensors, scale)
     transformed = is_transformed()
-    if (transformed or torch._C._is_any_autocast_enabled()) and torch.is_autocast_enabled(q.device.type):
+    if is_autocast(q, transformed):
         q, k, v, q_user = autocast((q, k, v, q_user))
     given = q, k, v, cand_to_user, scale, kv_lengths, kv_offsets
     if transformed:
@@ -177,6 +185,8 @@ def _shapes(
     *_: str,
 ) -> list[Tensor]:
     """Outputs of users' queries and of candidates', then their log-sum-exps."""
+    given = q, k, v, cand_to_user, kv_lengths, kv_offsets, q_user
+    check_devices("ikbo_attention", zip(_TENSORS, given, strict=True))
     dims = 4 if kv_offsets is None else 3
     torch._check(
         q.dim() == 4 and k.dim() == dims and v.dim() == dims and cand_to_user.dim() == 1,

@@ -14,10 +14,13 @@ from recfuse.ops.ikbo_gradients import call_chain, call_linear
 from recfuse.ops.library import (
     autocast,
     below_autograd,
+    check_devices,
     check_tensor,
+    is_autocast,
     is_transformed,
     library,
     needs_derivatives,
+    numbered,
     raise_translated,
 )
 
@@ -104,7 +107,7 @@ def ikbo_linear(
         names = "w_user", "w_cand", "x_user", "x_cand", "cand_to_user", "bias"
         _check_tensors("ikbo_linear", names, (w_user, w_cand, x_user, x_cand, cand_to_user, bias))
     transformed = is_transformed()
-    if (transformed or torch._C._is_any_autocast_enabled()) and torch.is_autocast_enabled(x_cand.device.type):
+    if is_autocast(x_cand, transformed):
         w_user, w_cand, x_user, x_cand, bias = autocast((w_user, w_cand, x_user, x_cand, bias))
     if transformed:
         return _linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
@@ -156,10 +159,11 @@ def ikbo_linear_chain(
             f"recfuse.ikbo_linear_chain: weights has 0 tensors, must have 2 to {MOST_LEVELS}: one for each "
             "level, the broadest first"
         )
-    if inputs and torch.is_autocast_enabled(inputs[0].device.type):
+    transformed = is_transformed()
+    if inputs and is_autocast(inputs[0], transformed):
         *both, bias = autocast((*weights, *inputs, bias))
         weights, inputs = both[: len(weights)], both[len(weights) :]
-    if is_transformed():
+    if transformed:
         return _chain(weights, inputs, maps, bias, **options)
     try:
         return call_chain(weights, inputs, maps, bias, **options)
@@ -256,13 +260,30 @@ def _shape(weights: Sequence[Tensor], inputs: Sequence[Tensor], maps: Sequence[T
 
 @torch.library.register_fake("recfuse::ikbo_linear", lib=library)
 def _(
-    w_user: Tensor, w_cand: Tensor, x_user: Tensor, x_cand: Tensor, cand_to_user: Tensor, *_: Any, **__: Any
+    w_user: Tensor,
+    w_cand: Tensor,
+    x_user: Tensor,
+    x_cand: Tensor,
+    cand_to_user: Tensor,
+    bias: Tensor | None = None,
+    *_: Any,
+    **__: Any,
 ) -> Tensor:
+    names = "w_user", "w_cand", "x_user", "x_cand", "cand_to_user", "bias"
+    given = w_user, w_cand, x_user, x_cand, cand_to_user, bias
+    check_devices("ikbo_linear", zip(names, given, strict=True))
     return _shape((w_user, w_cand), (x_user, x_cand), (cand_to_user,))
 
 
 @torch.library.register_fake("recfuse::ikbo_linear_chain", lib=library)
 def _(
-    weights: Sequence[Tensor], inputs: Sequence[Tensor], maps: Sequence[Tensor], *_: Any, **__: Any
+    weights: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    maps: Sequence[Tensor],
+    bias: Tensor | None = None,
+    *_: Any,
+    **__: Any,
 ) -> Tensor:
+    given = *numbered("weights", weights), *numbered("inputs", inputs), *numbered("maps", maps)
+    check_devices("ikbo_linear_chain", (*given, ("bias", bias)))
     return _shape(weights, inputs, maps)

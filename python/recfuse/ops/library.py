@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from recfuse import _library  # noqa: F401  (registers the operators)
 from recfuse._codes import DTYPES
-from recfuse.errors import ArgumentTypeError, NotATensorError, a_type, translate
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, NotATensorError, a_type, translate
 
 HAS_CUDA_KERNELS = torch.version.hip is None  # on ROCm too, torch calls the device "cuda"
 
@@ -36,6 +36,15 @@ def autocast(tensors: Sequence[Tensor | None]) -> list[Any]:
         else tensor
         for tensor in tensors
     ]
+
+
+def is_autocast(tensor: Tensor, transformed: bool) -> bool:
+    """Whether autocast is on where a tensor is. ``transformed``: see below; the compiler cannot ask for all
+    devices at once, which is quicker. Torch knows no autocast of meta tensors, and raises.
+    """
+    if not transformed and not torch._C._is_any_autocast_enabled():
+        return False
+    return not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)
 
 
 def is_transformed() -> bool:
@@ -106,6 +115,28 @@ def dtype_code(tensor: Tensor, operator: str, argument: str) -> int:
             f"recfuse.{operator}: {argument} is {name}, must be float32, float16 or bfloat16"
         )
     return DTYPES.index(tensor.dtype)
+
+
+def check_devices(operator: str, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
+    """Raises where tensors of a fake call are on several devices. A meta tensor beside others brings a call
+    there, whose result would be memory that nobody has written.
+    """
+    first = None
+    for name, tensor in tensors:
+        if tensor is None:
+            continue
+        if first is None:
+            first = name, tensor.device
+        elif tensor.device != first[1]:
+            raise ArgumentValueError(
+                f"recfuse.{operator}: {name} is on {tensor.device}, {first[0]} on {first[1]}; move all "
+                "tensors to one device"
+            )
+
+
+def numbered(name: str, tensors: Iterable[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a list, each with its name in messages."""
+    return ((f"{name}[{at}]", tensor) for at, tensor in enumerate(tensors))
 
 
 def check_1d(operator: str, indices: Tensor, offsets: Tensor) -> None:
