@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,6 +54,15 @@ def test_mappings(columns, batch):
     offsets = {"values": given["place"], "offsets": given["offsets"][0].int()}
     check(columns, {**plain, "place": offsets}, given)
     check(columns, {**plain, "tags": list(plain["tags"]), "w": (given["w"], given["offsets"][1])}, given)
+
+
+@pytest.mark.parametrize(
+    "entry", (["Oslo", "Lima"], np.array(["Oslo", "Lima"]), [torch.ones(2), [0, 1]]), ids=str
+)
+def test_what_is_no_entry_says_what_is(columns, entry):
+    words = r"'place' of column 'city' is .*, must be a tensor, .* recfuse\.data\.hash_strings"
+    with pytest.raises(TypeError, match=words):
+        columns({**mapping(parts()), "place": entry})
 
 
 def test_nested_tensors(columns):
@@ -201,7 +211,7 @@ BAD_BATCHES = {
     ),
     "weights' size": (lambda plain: {**plain, "w": plain["w"][1:]}, ValueError, "weights"),
     "a string": (lambda plain: {**plain, "age": "x"}, TypeError, "feature 'age' of column 'age' is a str"),
-    "a triple": (lambda plain: {**plain, "age": (1, 2, 3)}, TypeError, "'age' is a tuple with something"),
+    "a triple": (lambda plain: {**plain, "age": (1, 2, 3)}, TypeError, "is a tuple with an int, must be a"),
     "dimensions": (lambda plain: {**plain, "age": torch.ones(6, 1, 1)}, ValueError, r"'age' is \[6, 1, 1\]"),
     "a scalar": (lambda plain: {**plain, "age": torch.ones(())}, ValueError, r"'age' is \[\]"),
     "sparse": (lambda plain: {**plain, "age": torch.ones(6).to_sparse()}, TypeError, "'age' is a torch"),

@@ -173,6 +173,7 @@ BAD_JSON = {
     "no mapping": ([3], TypeError, r"columns\[0\] is an int"),
     "no kind": ([{"name": "a"}], ValueError, r"columns\[0\] \('a'\): kind is None, must be one of identity"),
     "kind": ([{"kind": "text", "name": "a"}], ValueError, r"\('a'\): kind is 'text'"),
+    "kinds": ([{"kind": ["hash"], "name": "a"}], ValueError, r"\('a'\): kind is \['hash'\], must be one of"),
     "unknown": ([{"kind": "numeric", "name": "a", "dim": 3}], ValueError, "there is no field 'dim'"),
     "missing": ([{"kind": "hash", "name": "a"}], TypeError, r"\('a'\): .*missing 2 required"),
     "value": (
@@ -218,6 +219,9 @@ def test_files_that_are_none(tmp_path):
     path.write_text("[" * 100_000)
     with pytest.raises(ValueError, match="nests lists or objects too deeply"):
         EmbeddingColumns.from_json(path)
-    (tmp_path / "bad.json").write_text("[{]")
-    with pytest.raises(ValueError, match=r"bad\.json is not JSON"):
-        EmbeddingColumns.from_json(tmp_path / "bad.json")
+    for text in (b"[{]", b"[\xff]", b'[{"kind": "numeric", "name": "a", "name": "b"}]'):
+        (tmp_path / "bad.json").write_bytes(text)
+        with pytest.raises(
+            ValueError, match=r"bad\.json is not JSON: (Expecting|'utf-8'|an object has 'name' twice)"
+        ):
+            EmbeddingColumns.from_json(tmp_path / "bad.json")

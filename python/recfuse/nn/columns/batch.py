@@ -27,6 +27,10 @@ from recfuse.nn.columns.packed import PackedColumns
 from recfuse.nn.columns.packing import Packer
 from recfuse.nn.columns.specs import Use
 
+_ENTRY = (
+    "a tensor, a jagged one, (values, offsets) or (values, offsets, weights) of tensors; "
+    "recfuse.data.hash_strings makes one of strings"
+)
 _MAPPING = "a mapping of names to tensors, a KeyedJaggedTensor or recfuse.nn.columns.PackedColumns"
 
 
@@ -66,11 +70,10 @@ def entry_of(value: Any, where: str) -> Tensor | Jagged:
         offsets = value["offsets"] if "offsets" in value else offsets_of(value["lengths"])
         value = value["values"], offsets, value.get("weights")
     if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
-        raise wrong_type(
-            where, value, "a tensor, a jagged one, or (values, offsets) or (values, offsets, weights)"
-        )
-    if not all(isinstance(one, Tensor) or (at == 2 and one is None) for at, one in enumerate(value)):
-        raise ArgumentTypeError(f"{where} is {a_type(value)} with something that is not a tensor")
+        raise wrong_type(where, value, _ENTRY)
+    for at, one in enumerate(value):
+        if not isinstance(one, Tensor) and not (at == 2 and one is None):
+            raise ArgumentTypeError(f"{where} is {a_type(value)} with {a_type(one)}, must be {_ENTRY}")
     return Jagged(*value)
 
 

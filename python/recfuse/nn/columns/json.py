@@ -35,8 +35,8 @@ def read(columns: str | Path | Sequence[Mapping[str, Any]]) -> list[Column]:
     if isinstance(columns, (str, Path)):
         path = path_of(columns, _WHERE)
         try:
-            columns = json.loads(Path(path).read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
+            columns = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_once)
+        except ValueError as error:  # JSONDecodeError, UnicodeDecodeError and that of _once
             raise ArgumentValueError(f"{_WHERE}: {path} is not JSON: {error}") from None
         except RecursionError:
             raise ArgumentValueError(f"{_WHERE}: {path} nests lists or objects too deeply") from None
@@ -56,6 +56,15 @@ def write(columns: Sequence[Column], path: str | Path | None) -> list[dict[str, 
     return found
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; of two values with one name it would have the last."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"an object has {name!r} twice")
+    return dict(pairs)
+
+
 def _column(number: int, given: Any) -> Column:
     where = f"{_WHERE}: columns[{number}]"
     if not isinstance(given, Mapping):
@@ -73,7 +82,7 @@ def _column(number: int, given: Any) -> Column:
 
 def _kind(field: str, given: Mapping[str, Any], kinds: Mapping[str, Any]) -> Any:
     name = given.get(field)
-    if name not in kinds:
+    if not isinstance(name, str) or name not in kinds:
         raise ArgumentValueError(f"{field} is {name!r}, must be one of {', '.join(kinds)}")
     return kinds[name]
 
