@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 import sys
 
 import pytest
@@ -288,6 +289,51 @@ def test_without_fusing():
     model(*batch_of(model))
     assert len(recfuse.swap(model).fused) == 1
     assert type(model.emb_l) is FusedEmbeddingBagList
+
+
+def _tied_to_a_table(model):
+    model.emb_l[0].weight.data = model.emb_l[2].weight.data[:40]
+
+
+def _tied_to_a_layer(model):
+    table = model.emb_l[0]
+    model.layer = nn.Linear(table.embedding_dim, table.num_embeddings)
+    model.layer.weight.data = table.weight.data
+
+
+def _row_of_a_table(model):
+    model.register_buffer("row", model.emb_l[1].weight.detach()[2])
+
+
+def _shared_with_processes(model):
+    model.share_memory()
+
+
+@pytest.mark.parametrize(
+    ("tie", "words"),
+    (
+        (_tied_to_a_table, "table 2 lies in the same memory as table 0"),
+        (_tied_to_a_layer, "table 0 lies in the same memory as layer.weight"),
+        (_row_of_a_table, "table 1 lies in the same memory as row"),
+        (_shared_with_processes, "table 0 is in memory that processes share"),
+    ),
+)
+def test_memory_that_others_have_too_is_not_packed(tie, words):
+    model = DLRM_Net()
+    tie(model)
+    places = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    reasons = {entry.name: entry.detail for entry in recfuse.swap(model).left}
+    assert re.search(words, reasons["emb_l"])
+    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == places
+    model(*batch_of(model))
+
+
+def test_tables_in_one_tensor_are_packed():
+    model = DLRM_Net()
+    sizes = [table.weight.numel() for table in model.emb_l]
+    for table, own in zip(model.emb_l, torch.randn(sum(sizes)).split(sizes), strict=True):
+        table.weight.data = own.view_as(table.weight)
+    assert recfuse.swap(model).fused
 
 
 def test_a_weight_that_others_have_too_is_not_packed():

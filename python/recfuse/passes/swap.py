@@ -195,10 +195,10 @@ def _fuse_optimizers(
 
 def _fusable_patterns(model: torch.nn.Module, report: SwapReport) -> Iterator[Pattern]:
     """Modules whose tables can be pooled in one call; reports why others cannot."""
-    owners = _owners(model)
+    owners, tensors = _owners(model), [*model.named_parameters(), *model.named_buffers()]
     for name, module in list(model.named_modules()):
         for pattern in filter(None, (kind.find(name, module) for kind in _PATTERNS)):
-            if reason := _why_not_packed(pattern, owners) or pattern.why_not():
+            if reason := _why_not_packed(pattern, owners, tensors) or pattern.why_not():
                 report.add(pattern.path, pattern.kind, "left", reason)
             else:
                 yield pattern
@@ -214,12 +214,14 @@ def _owners(model: torch.nn.Module) -> _Owners:
     return found
 
 
-def _why_not_packed(pattern: Pattern, owners: _Owners) -> str | None:
-    """Why these tables cannot be packed; None if they can."""
+def _why_not_packed(
+    pattern: Pattern, owners: _Owners, tensors: Sequence[tuple[str, torch.Tensor]]
+) -> str | None:
+    """Why these tables cannot be packed; None if they can. ``tensors``: of the whole model, with names."""
     tables, holder = pattern.tables, pattern.holder
     if not tables:
         return "no tables"
-    if reason := why_not_fusable(tables):
+    if reason := why_not_fusable(tables, tensors):
         return reason
     if has_hooks(holder) or len(owners.get(id(holder), ())) > 1:
         return "the list of its tables has hooks, or is a part of another module too"

@@ -2,31 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from recfuse._codes import MODES
 from recfuse.errors import a_type
 from recfuse.nn.embedding_bag import EmbeddingBag
 
 
-def why_not_fusable(tables: Sequence[Any]) -> str | None:
-    """Why tables cannot be packed and pooled in one call with the same results; None if they can."""
+def why_not_fusable(tables: Sequence[Any], others: Iterable[tuple[str, Tensor]] = ()) -> str | None:
+    """Why tables cannot be packed and pooled in one call with the same results; None if they can. ``others``:
+    tensors of their model, with names.
+    """
     for number, table in enumerate(tables):
         if reason := _why_not_packable(table):
             return f"table {number} {reason}"
         if table.sparse != tables[0].sparse:
             return f"table {number} has sparse={table.sparse}, table 0 has sparse={tables[0].sparse}"
+    return _shared_memory([table.weight for table in tables], others)
+
+
+def _shared_memory(weights: Sequence[Tensor], others: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Which of the weights lies where another tensor lies too, in words; None: no one does. One Parameter of
+    two tables is one tensor; two with the same ``.data`` are not, and only in memory a tie.
+    """
+    named = {id(weight): (weight, f"table {at}", True) for at, weight in reversed(list(enumerate(weights)))}
+    for name, tensor in others:
+        named.setdefault(id(tensor), (tensor, name, False))
+    last, last_name, last_is_table = 0, "", False
+    for first, end, name, is_table in sorted(
+        (*_memory_of(tensor), name, is_table)
+        for tensor, name, is_table in named.values()
+        if type(tensor) in (Tensor, Parameter) and tensor.device.type in ("cpu", "cuda") and tensor.numel()
+    ):
+        if first < last and (is_table or last_is_table):
+            table, other = (name, last_name) if is_table else (last_name, name)
+            return f"{table} lies in the same memory as {other}, which packing would part"
+        if end > last:
+            last, last_name, last_is_table = end, name, is_table
     return None
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int]:
+    """Where its elements begin, and where they end."""
+    if tensor.layout is not torch.strided:
+        return 0, 0
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.itemsize
 
 
 def _why_not_packable(table: Any) -> str | None:
     if not isinstance(table, torch.nn.EmbeddingBag):
         return f"is {a_type(table)}, not a torch.nn.EmbeddingBag"
-    if not isinstance(table._parameters.get("weight"), torch.nn.Parameter):
+    if not isinstance(table._parameters.get("weight"), Parameter):
         return "has a computed weight (parametrized, pruned or none)"
     if type(table) not in (torch.nn.EmbeddingBag, EmbeddingBag):
         return f"is {a_type(table)}, a subclass, whose forward may differ"
@@ -40,6 +72,8 @@ def _why_not_packable(table: Any) -> str | None:
         or table._modules
     ):
         return "has parameters, buffers or modules besides its weight"
+    if table.weight.is_cpu and table.weight.is_shared():
+        return "is in memory that processes share, as packed tables would not be; copy.deepcopy(model) first"
     if getattr(table, "pinned", None) is not None:
         return "has pinned rows"
     if table.max_norm is not None:
