@@ -128,10 +128,11 @@ class TracedCall(torch.autograd.Function):
             groups = [group for group in updated if updates.updater_of[group] == updater]
             own = features if len(groups) == len(weights) else _ops._features_of(features, groups)
             kind, *rounding = updates.options[updater * OPTIONS : (updater + 1) * OPTIONS]
+            own_weights = [weights[group] for group in groups]
             with below_autograd():
                 token = _fused_update(
                     grad,
-                    [weights[group] for group in groups],
+                    own_weights,
                     [state for group in groups for state in states_of[group]],
                     own,
                     indices,
@@ -139,7 +140,7 @@ class TracedCall(torch.autograd.Function):
                     sample_weights,
                     winners,
                     own_numbers,
-                    after,
+                    [*after, _ops._once_a_pass(grad, own_weights)],
                     kind,
                     bool(rounding[0]),
                     rounding[1],
@@ -167,7 +168,7 @@ def _shared_out(states: Sequence[Tensor], updated: Sequence[int], updates: Any) 
 
 
 def _once_a_graph(anchor: Any) -> None:
-    """Raises where a backward graph has an update of this anchor's Parameter already."""
+    """Raises where a backward graph has an update of this anchor's Parameter already: while it is traced."""
     task = torch._C._current_graph_task_id()
     if anchor.metadata.get("recfuse") == task:
         raise ArgumentValueError(
@@ -176,6 +177,41 @@ def _once_a_graph(anchor: Any) -> None:
             "compile these calls"
         )
     anchor.metadata["recfuse"] = task
+
+
+_NOTED = 4096
+"""Of the passes below; more than the Parameters of a model."""
+_pass_of: dict[int, int] = {}  # by the address of a weight: the backward pass that has last updated it
+
+
+def _once_a_pass(grad: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """Raises where a compiled program is about to update a weight that another call of one has updated in
+    the same backward pass: the anchor, whose gradient is what both return, is told of their sum alone.
+    ``grad`` keeps it out of the forward graph. Returns something for the update to wait for.
+    """
+    task = torch._C._current_graph_task_id()
+    for weight in weights:
+        address = weight.data_ptr()
+        if task >= 0 and _pass_of.get(address) == task and weight.numel() > 0:
+            raise ArgumentValueError(
+                "recfuse.optim: two calls of compiled programs look rows up in one Parameter, of shape "
+                f"{list(weight.shape)}, in one backward(), which would update it twice, and has once: create "
+                "the optimizer with deferred=True, or do not compile these calls"
+            )
+        _pass_of[address] = task
+    if len(_pass_of) > _NOTED:
+        _pass_of.clear()
+    return weights[0].new_empty(0, dtype=torch.float32)
+
+
+library.define("_once_a_pass(Tensor grad, Tensor[] weights) -> Tensor")
+for _key in ("CPU", "CUDA"):
+    library.impl("_once_a_pass", _once_a_pass, _key)
+
+
+@torch.library.register_fake("recfuse::_once_a_pass", lib=library)
+def _(grad: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    return weights[0].new_empty(0, dtype=torch.float32)
 
 
 def define_updated(name: str, family: Family, shape: Callable[..., Tensor]) -> Any:

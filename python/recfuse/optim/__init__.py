@@ -8,7 +8,7 @@ do with sparse gradients; sums, states and what is computed are float32, whateve
 the step: call it after each ``backward()``, as of any optimizer.
 
 - A second ``backward()`` before ``step()`` raises. Two calls of the same tables in one ``backward()`` make
-  one step, as of torch's, by the sum of their gradients; within one compiled program they raise.
+  one step, as of torch's, by the sum of their gradients; of compiled programs they raise.
 - What reads gradients between ``backward()`` and ``step()`` finds none: clipping, hooks on the Parameter
   (refused), a GradScaler (refused), DistributedDataParallel (refused, unless it was told to ignore them). Use
   ``deferred``.
