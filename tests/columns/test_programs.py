@@ -22,7 +22,10 @@ from recfuse.nn.columns import (
     ToBucket,
     ToWord,
     Vocabulary,
+    addresses,
+    programs,
 )
+from recfuse.nn.columns import batch as batches
 from recfuse.nn.columns.reference import hash_integers, scaled, stepped
 from support.columns.compare import check_case
 from support.columns.random_programs import (
@@ -52,6 +55,30 @@ def test_random_programs_of_a_seed():
     ends = [check_case(random_case(draw), draw, True) for draw in map(random.Random, range(100))]
     assert ends.count("compared") > 70
     assert {"IndexRangeError", "ArgumentTypeError"} <= set(ends)
+
+
+@pytest.mark.parametrize("gradients", (False, True))
+@pytest.mark.parametrize("kept", (0, 3))
+def test_forms_without_end_keep_a_bounded_memory(monkeypatch, kept, gradients):
+    """Lists of values that are padded to the longest of a batch have any width."""
+    module = EmbeddingColumns([Identity("a", 50, 4), Hash("b", 50, 4)]).requires_grad_(gradients)
+    reference = module.to_torch()
+
+    def call(width, samples=2):
+        batch = {"a": torch.randint(0, 50, (samples, width)), "b": torch.randint(0, 99, (samples,))}
+        torch.testing.assert_close(module(batch), reference(batch))
+
+    call(1)
+    own = module._whole._training._groups[0].programs if gradients else module._whole.programs
+    (program,) = own._made.values()
+    monkeypatch.setattr(programs, "MOST_BYTES", int((kept + 0.5) * program.nbytes))
+    for remembers in (addresses, batches):
+        monkeypatch.setattr(remembers, "MOST_FORMS", 5)
+    for width in (*range(1, 20), *range(1, 20)):
+        call(width)
+        call(width, 3)
+    assert len(own._made) == max(kept, 1)
+    assert len(module._reader._interned) <= 5 and len(module._address_reader._places) <= 5
 
 
 @pytest.mark.parametrize("right", (False, True))

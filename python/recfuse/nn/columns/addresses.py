@@ -13,6 +13,8 @@ from recfuse import _C
 from recfuse.nn.columns.lowering import Place
 from recfuse.nn.columns.specs import Use
 
+MOST_FORMS = 256
+"""Of batches, whose places are remembered; there is no end of widths."""
 _DEVICES = {1: "cpu", 2: "cuda"}  # of DLPack
 
 
@@ -46,9 +48,12 @@ class AddressReader:
             return None
         inputs, widths, entries, size, kind, index = found
         key = widths.tobytes()
-        if key not in self._places:
-            self._places[key] = _places(widths), int((widths > 0).sum())
-        places, n_dense = self._places[key]
+        known = self._places.get(key)
+        if known is None:
+            if len(self._places) >= MOST_FORMS:
+                self._places.clear()
+            known = self._places[key] = _places(widths), int((widths > 0).sum())
+        places, n_dense = known
         name = _DEVICES.get(kind, "")
         device = name, index if name == "cuda" else None
         return Addresses(places, size, torch.from_numpy(inputs), n_dense, device, entries)

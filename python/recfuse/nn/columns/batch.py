@@ -21,6 +21,7 @@ from torch import Tensor
 from recfuse._arguments import wrong_type
 from recfuse.data.forms import is_keyed
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
+from recfuse.nn.columns.addresses import MOST_FORMS
 from recfuse.nn.columns.inputs import Inputs, Jagged, offsets_of, widened, width_of
 from recfuse.nn.columns.lowering import Place
 from recfuse.nn.columns.packed import PackedColumns
@@ -169,7 +170,7 @@ class Reader:
             if 0 in widths.values():
                 return None
             wide = tuple(place._replace(width=widths.get(at, 0)) for at, place in enumerate(layout.places))
-            places = self._interned.setdefault(wide, wide)
+            places = self._same(wide)
         values = [widened(one).contiguous() for one in values]
         return Inputs(places, size, dense, values, [one.contiguous() for one in offsets])
 
@@ -178,7 +179,13 @@ class Reader:
         jagged = [number for number, kind in enumerate(types) if kind is tuple]
         input_of = {number: at for at, number in enumerate([*dense, *jagged])}
         places = tuple(Place(input_of[at], 0, int(kind is Tensor)) for at, kind in enumerate(types))
-        return _Layout(types, dense, jagged, self._interned.setdefault(places, places))
+        return _Layout(types, dense, jagged, self._same(places))
+
+    def _same(self, places: tuple[Place, ...]) -> tuple[Place, ...]:
+        """The object that equal places were before: what remembers them compares objects first."""
+        if len(self._interned) >= MOST_FORMS:
+            self._interned.clear()
+        return self._interned.setdefault(places, places)
 
     def _gather(self, entries: Sequence[Tensor | Jagged]) -> Inputs:
         places, dense, jagged = [], [], []
@@ -217,7 +224,7 @@ class Reader:
             ]
         kept = places if isinstance(places, tuple) else tuple(places)
         if kept is not places and not torch.compiler.is_compiling():
-            kept = self._interned.setdefault(kept, kept)
+            kept = self._same(kept)
         weights = [one.contiguous() for one in weights]
         values = [widened(entry.values).contiguous() for entry in jagged]
         offsets = [entry.offsets.contiguous() for entry in jagged]

@@ -23,6 +23,11 @@ from recfuse.ops.embedding_columns import (
     embedding_columns_lookups,
 )
 
+MOST_BYTES = 1 << 26
+"""Of the programs that are kept of some columns, on one device: padded lists of values may have any width, so
+that forms have no end. Those beyond are made for each call.
+"""
+
 
 def static(tensor: Tensor) -> Tensor:
     """The same, whose size the compiler takes for a constant: ``torch._dynamo.mark_static``, without
@@ -49,7 +54,8 @@ class Programs:
         """``names``: of the columns."""
         self._names, self._lowered = list(names), lowered
         self.output_dim = lowered.output_dim
-        self._made: dict[Any, Tensor] = {}
+        self._made: dict[Any, Tensor] = {}  # never taken away: other streams and CUDA graphs may read them
+        self._bytes = 0  # of those on the host
         self._name_of = _namer(self)
         self._last: tuple[Any, Any, Any] = (None, None, None)
 
@@ -100,22 +106,30 @@ class Programs:
             return program, getattr(self, f"{name}_on_device") if device.type == "cuda" else None
         last_places, last_device, found = self._last
         if last_places is not places or last_device != device:
-            if device.type == "cuda" and (places, device) not in self._made and is_captured():
-                return self.tensor(places, None), None  # the operator makes a copy that the graph keeps
-            found = self.tensor(places, None), self.tensor(places, device) if device.type == "cuda" else None
+            program, on_device = self.tensor(places, None), None
+            if device.type == "cuda" and (places, None) in self._made:
+                if (places, device) not in self._made and is_captured():
+                    return program, None  # the operator makes a copy that the graph keeps
+                on_device = self.tensor(places, device)
+            found = program, on_device
             self._last = places, device, found
         return found
 
     def tensor(self, places: tuple[Place, ...], device: torch.device | None) -> Tensor:
         """The program on a device, or on the host."""
         key = places, device
-        if key not in self._made:
-            with _disable_current_modes(), torch.inference_mode(False):
-                if device is None:
-                    self._made[key] = static(torch.from_numpy(self._words(places)))
-                else:
-                    self._made[key] = static(self.tensor(places, None).to(device))
-        return self._made[key]
+        found = self._made.get(key)
+        if found is not None:
+            return found
+        with _disable_current_modes(), torch.inference_mode(False):
+            if device is not None:
+                found = self._made[key] = static(self.tensor(places, None).to(device))
+                return found
+            found = static(torch.from_numpy(self._words(places)))
+        if self._bytes + found.nbytes <= MOST_BYTES:
+            self._bytes += found.nbytes
+            self._made[key] = found
+        return found
 
     def _words(self, places: tuple[Place, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
         try:
@@ -160,7 +174,7 @@ class Programs:
         """Without what was made."""
         kept = {name: value for name, value in vars(self).items() if not name.startswith("program_")}
         del kept["_name_of"]
-        return {**kept, "_made": {}, "_last": (None, None, None)}
+        return {**kept, "_made": {}, "_bytes": 0, "_last": (None, None, None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Takes the state."""
