@@ -301,6 +301,16 @@ def test_tables_that_one_call_would_change_are_refused(bag, words):
             make([nn.EmbeddingBag(5, 2), bag()])
 
 
+def test_tables_that_are_tied_by_their_data_are_refused():
+    bags = [nn.EmbeddingBag(5, 2) for _ in range(3)]
+    bags[2].weight.data = bags[0].weight.data
+    for make in (FusedEmbeddingBagCollection.from_embedding_bags, FusedEmbeddingBagList):
+        with pytest.raises(ValueError, match="table 2 lies in the same memory as table 0"):
+            make(bags)
+    bags[2].weight = bags[0].weight  # one Parameter of two tables
+    assert torch.equal(FusedEmbeddingBagList(bags)[2].weight, bags[0].weight)
+
+
 def test_strict_loading_speaks_of_tables():
     collection = collection_of()
     state = collection.state_dict()
