@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -211,6 +212,34 @@ def test_two_calls_of_programs_in_one_backward_are_refused(backend):
     for one in batches:  # each in a pass of its own
         compiled(*one).square().sum().backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize("compiled", (False, True))
+@pytest.mark.parametrize("way", ("hooks", "data"))
+def test_no_copy_of_a_weight_is_updated(way, compiled):
+    collection = FusedEmbeddingBagCollection([(9, 4), (9, 8)])
+    twin = copy.deepcopy(collection)
+    optimizers = [optim.Adam(one, lr=0.1) for one in (collection, twin)]
+    call = torch.compile(collection, backend="aot_eager", fullgraph=True) if compiled else collection
+    one = torch.randint(0, 9, (12,)), torch.arange(0, 13, 3)
+    hooks = torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone)  # as save_on_cpu on a GPU
+    with hooks if way == "hooks" else contextlib.nullcontext():
+        loss = call(*one).square().sum()
+    if way == "data":
+        for weight in collection.parameters():
+            weight.data = weight.data.clone()
+    if compiled and way == "hooks":
+        before = [weight.detach().clone() for weight in collection.parameters()]
+        with pytest.raises(ValueError, match="would update a copy of a Parameter"):
+            loss.backward()
+        assert all(map(torch.equal, before, collection.parameters()))
+        return
+    loss.backward()
+    twin(*one).square().sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    for ours, theirs in zip(collection.parameters(), twin.parameters(), strict=True):
+        close(ours, theirs)
 
 
 def test_two_programs_of_one_optimizer_are_one_step():

@@ -21,7 +21,7 @@ from recfuse.ops.autograd import apply, refuse_forward_mode
 from recfuse.ops.gradients import WeightGradCall, sample_weights_grad, weight_grad
 from recfuse.ops.library import below_autograd, call_below_autograd, library, needs_derivatives
 from recfuse.ops.updated_calls import Lookups, forms_of
-from recfuse.ops.updates import OPTIONS, STATES, Update, Updater
+from recfuse.ops.updates import OPTIONS, STATES, Update, Updater, is_written
 
 _ops = torch.ops.recfuse
 _fused_update = _ops.fused_embedding_bag_update.default
@@ -129,18 +129,19 @@ class TracedCall(torch.autograd.Function):
             own = features if len(groups) == len(weights) else _ops._features_of(features, groups)
             kind, *rounding = updates.options[updater * OPTIONS : (updater + 1) * OPTIONS]
             own_weights = [weights[group] for group in groups]
+            own_states = [state for group in groups for state in states_of[group]]
             with below_autograd():
                 token = _fused_update(
                     grad,
                     own_weights,
-                    [state for group in groups for state in states_of[group]],
+                    own_states,
                     own,
                     indices,
                     offsets,
                     sample_weights,
                     winners,
                     own_numbers,
-                    [*after, _ops._once_a_pass(grad, own_weights)],
+                    [*after, _ops._once_a_pass(grad, own_weights, own_states)],
                     kind,
                     bool(rounding[0]),
                     rounding[1],
@@ -184,12 +185,20 @@ _NOTED = 4096
 _pass_of: dict[int, int] = {}  # by the address of a weight: the backward pass that has last updated it
 
 
-def _once_a_pass(grad: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """Raises where a compiled program is about to update a weight that another call of one has updated in
-    the same backward pass: the anchor, whose gradient is what both return, is told of their sum alone.
-    ``grad`` keeps it out of the forward graph. Returns something for the update to wait for.
+def _once_a_pass(grad: Tensor, weights: Sequence[Tensor], states: Sequence[Tensor]) -> Tensor:
+    """Raises where a compiled program is about to update a copy; or a weight that another call of one has
+    updated in the same backward pass: the anchor, whose gradient is what both return, is told of their sum
+    alone. ``grad`` keeps it out of the forward graph. Returns something for the update to wait for.
     """
     task = torch._C._current_graph_task_id()
+    for tensor, is_own in zip((*weights, *states), is_written((*weights, *states)), strict=True):
+        if tensor.numel() > 0 and not is_own:
+            raise ArgumentValueError(
+                "recfuse.optim: the backward pass of a compiled program would update a copy of a Parameter, "
+                f"or of its state, of shape {list(tensor.shape)}. Hooks of saved tensors make copies, as "
+                "those of torch.autograd.graph.save_on_cpu: call the tables outside of them, create the "
+                "optimizer with deferred=True, or do not compile these calls"
+            )
     for weight in weights:
         address = weight.data_ptr()
         if task >= 0 and _pass_of.get(address) == task and weight.numel() > 0:
@@ -204,13 +213,13 @@ def _once_a_pass(grad: Tensor, weights: Sequence[Tensor]) -> Tensor:
     return weights[0].new_empty(0, dtype=torch.float32)
 
 
-library.define("_once_a_pass(Tensor grad, Tensor[] weights) -> Tensor")
+library.define("_once_a_pass(Tensor grad, Tensor[] weights, Tensor[] states) -> Tensor")
 for _key in ("CPU", "CUDA"):
     library.impl("_once_a_pass", _once_a_pass, _key)
 
 
 @torch.library.register_fake("recfuse::_once_a_pass", lib=library)
-def _(grad: Tensor, weights: Sequence[Tensor]) -> Tensor:
+def _(grad: Tensor, weights: Sequence[Tensor], states: Sequence[Tensor]) -> Tensor:
     return weights[0].new_empty(0, dtype=torch.float32)
 
 

@@ -148,6 +148,7 @@ class Update:
         self.anchor: Tensor | None = None
         if updater.deferred:
             return
+        _direct.add(self)
         with torch.inference_mode(False):
             self.anchor = torch.zeros(0, device=weight.device, requires_grad=True)
         self.anchor.register_post_accumulate_grad_hook(_Compiled(self))
@@ -183,6 +184,21 @@ class Update:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of a Parameter belongs to no optimizer."""
+
+
+_direct: weakref.WeakSet[Update] = weakref.WeakSet()  # those that are made inside backward()
+
+
+def is_written(tensors: Sequence[Tensor]) -> list[bool]:
+    """Whether each tensor has the memory of a Parameter, or of a state, that is updated inside backward():
+    whether it is no copy of one.
+    """
+    addresses = set()
+    for update in list(_direct):
+        weight = update.weight
+        if weight is not None:
+            addresses.update((weight.data_ptr(), *update.storage()))
+    return [tensor.data_ptr() in addresses for tensor in tensors]
 
 
 class _Compiled:

@@ -84,8 +84,8 @@ class EmbeddingColumns(PackedTables):
 
     The first batch of each form (which features are dense, jagged, keys of one KeyedJaggedTensor) makes a
     program; the batch's size is no part of that, but widths are: where lists are padded to the longest of a
-    batch, jagged entries are better. 64 MiB of programs are kept. Values become rows exactly as in plain PyTorch: see
-    :meth:`to_torch`, which is the specification. Values have no gradient.
+    batch, jagged entries are better. 64 MiB of programs are kept. Values become rows exactly as in plain
+    PyTorch: see :meth:`to_torch`, which is the specification. Values have no gradient.
 
     New tables are drawn from a normal distribution, as in torch.nn.Embedding.
 
