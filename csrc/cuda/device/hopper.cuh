@@ -95,6 +95,12 @@ RF_INLINE void rf_copy_box_to_both(rf_u32 to, const rf_tensor_map *map, int x, i
                  "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"((rf_u16)3), "l"(policy)
                  : "memory");
 }
+/* The box at (x, y, z) of a tensor comes to L2. */
+RF_INLINE void rf_prefetch_box(const rf_tensor_map *map, int x, int y, int z) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x),
+                 "r"(y), "r"(z)
+                 : "memory");
+}
 /* A map is fetched, so that the first copy by it need not wait. */
 RF_INLINE void rf_prefetch_map(const rf_tensor_map *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -50,11 +50,11 @@ RF_INLINE void slot_free(const shared_t &at, int slot, int thread) {
 /* Sum number i of both halves. */
 #define SUM(i) sums[(i) / (SUMS / 2)][(i) % (SUMS / 2)]
 
-/* sums += strip . weights over the slots of k. */
+/* sums = strip . weights over the slots of k, which are even; += where `begun` is 1: k is odd then, so that no register has it. */
 RF_INLINE void multiply(float (&sums)[2][SUMS / 2], const shared_t &at, ring_t &ring, int slots, rf_u32 from,
-                        int thread) {
+                        int begun, int thread) {
     rf_u32 a[2][2][4]; /* of two slots in turns: a product may still read what one load ago came */
-    for (int k = 0; k < slots; k += 2) {
+    for (int k = begun; k < slots; k += 2) {
 #pragma unroll
         for (int q = 0; q < 2; q++) {
             rf_barrier_wait(at.full + ring.slot * 8, ring.parity);
@@ -69,12 +69,13 @@ RF_INLINE void multiply(float (&sums)[2][SUMS / 2], const shared_t &at, ring_t &
             rf_wgmma_begin();
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                rf_wgmma<RF_DTYPE>(sums[0], a[q][i], b + i * 2);
-                rf_wgmma<RF_DTYPE>(sums[1], a[q][i], b + i * 2 + (HALF * RF_FUSED_K * 2 / 16));
+                rf_wgmma<RF_DTYPE>(sums[0], a[q][i], b + i * 2, q + i > 0 ? 1 : k);
+                rf_wgmma<RF_DTYPE>(sums[1], a[q][i], b + i * 2 + (HALF * RF_FUSED_K * 2 / 16),
+                                   q + i > 0 ? 1 : k);
             }
             rf_wgmma_commit();
             rf_wgmma_wait<1>();
-            if (k + q > 0) slot_free(at, ring.before(), thread);
+            if (k > 1 || q > 0) slot_free(at, ring.before(), thread);
             ring.next();
         }
     }
@@ -120,7 +121,8 @@ RF_INLINE void add_bias(float (&sums)[2][SUMS / 2], const rf_fused_args &args, i
     }
 }
 
-/* A strip's sums leave for `out`, a part at a time, by way of the stages. */
+/* A strip's sums leave for `out`, a part at a time, by way of the stages: what was in the one that a part takes has been read
+ * since the part before. */
 RF_INLINE void store(float (&sums)[2][SUMS / 2], const rf_fused_args &args, const shared_t &at,
                      const strip_t &s, int turn, rf_u32 offset, int group, int rank, int thread) {
 #pragma unroll
@@ -128,12 +130,10 @@ RF_INLINE void store(float (&sums)[2][SUMS / 2], const rf_fused_args &args, cons
         const int stage =
             (turn * PARTS + part) % RF_FUSED_STAGES; /* the last level's turns follow each other */
         const rf_u32 to = at.stages + (group * RF_FUSED_STAGES + stage) * STAGE_BYTES;
-        if (thread == 0) rf_stores_wait<RF_FUSED_STAGES - 1>();
         if (RF_JOINED)
             add_bias(sums, args, part, rank, thread);
         else if (s.flags & HERE)
             add_part(sums, at, part, thread);
-        rf_group_sync(group + 1, WARPGROUP);
 #pragma unroll
         for (int i = part * PART_SUMS; i < (part + 1) * PART_SUMS; i += 8)
             asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
@@ -142,6 +142,7 @@ RF_INLINE void store(float (&sums)[2][SUMS / 2], const rf_fused_args &args, cons
                          "r"(pack_two(SUM(i + 4), SUM(i + 5))), "r"(pack_two(SUM(i + 6), SUM(i + 7)))
                          : "memory");
         rf_async_fence();
+        if (thread == 0) rf_stores_wait<RF_FUSED_STAGES - 2>(); /* the next part's stage */
         rf_group_sync(group + 1, WARPGROUP);
         if (thread == 0)
             rf_store_box(&args.out, s.column * RF_FUSED_COLUMNS, rank * RF_ROWS + part * RF_FUSED_PART,
@@ -165,16 +166,19 @@ RF_INLINE void keep(float (&sums)[2][SUMS / 2], const rf_fused_args &args, const
     if (thread == 0) rf_count_up(level.done);
 }
 
-/* Sums begin as strip `number` of `parents`, or as zeros where that is NULL. Loads under a branch would make the compiler
- * let each product wait for the last (its warning C7512). */
+/* Sums begin as strip `number` of `parents`, where that is not NULL; else products will overwrite what they are. Loads under a
+ * branch would make the compiler let each product wait for the last (its warning C7512). */
 RF_INLINE void start(float (&sums)[2][SUMS / 2], float *parents, int number, int rank, int thread) {
     const float4 *from = (const float4 *)sums_of(parents, number, rank) + thread;
 #pragma unroll
+    for (int i = 0; i < SUMS;
+         i++) /* so that what the last strip left is not kept while gelu needs registers */
+        if (RF_ACTIVATION == RF_ACTIVATION_GELU) SUM(i) = 0;
+#pragma unroll
     for (int i = 0; i < SUMS; i += 4)
-        asm volatile("{ .reg .pred p; setp.ne.b64 p, %4, 0; mov.f32 %0, 0f00000000; mov.f32 %1, 0f00000000; "
-                     "mov.f32 %2, 0f00000000; mov.f32 %3, 0f00000000; "
+        asm volatile("{ .reg .pred p; setp.ne.b64 p, %4, 0; "
                      "@p ld.global.L1::no_allocate.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%5], %6; }"
-                     : "=f"(SUM(i)), "=f"(SUM(i + 1)), "=f"(SUM(i + 2)), "=f"(SUM(i + 3))
+                     : "+f"(SUM(i)), "+f"(SUM(i + 1)), "+f"(SUM(i + 2)), "+f"(SUM(i + 3))
                      : "l"(parents), "l"(from + i / 4 * WARPGROUP), "l"(RF_L2_LAST)
                      : "memory");
 }
@@ -223,8 +227,9 @@ RF_INLINE void multiply_strips(const rf_fused_args &args, const shared_t &at, in
                 sums_wait(args, up);
                 ready = true;
             }
-            start(sums, RF_JOINED || s.flags & HERE ? nullptr : up.sums, s.parent, rank, thread);
-            multiply(sums, at, ring, slots_of(args, l), group * X_BYTES + offset, thread);
+            const bool begun = !RF_JOINED && !(s.flags & HERE);
+            start(sums, begun ? up.sums : nullptr, s.parent, rank, thread);
+            multiply(sums, at, ring, slots_of(args, l), group * X_BYTES + offset, begun, thread);
             finish(sums, args, at, l, turn, offset, group, rank, thread);
         }
     }

@@ -5,24 +5,48 @@
 #include "ikbo_linear/fused.cuh"
 #include "ikbo_linear/parent.cuh"
 
-/* One thread: the boxes of a strip that is one of `any`, columns from `x` on of `item` of a level; else arrivals alone. */
-RF_INLINE void copy_strip(const rf_fused_level &level, const shared_t &at, ring_t &ring, bool any, int x,
-                          int item, int group, int rank) {
-    for (int k = 0; k < level.slots; k++, ring.next()) {
+#ifndef RF_AHEAD
+#define RF_AHEAD 4
+#endif
+
+/* A strip's columns from `x` on of `item` of a level, or `any` false: none. */
+struct boxes_t {
+    const rf_fused_level *level;
+    int x, item;
+    bool any;
+};
+
+/* One thread: the boxes of a strip, or arrivals alone where it is none; those RF_AHEAD slots on, of this strip or of the one
+ * that `follows`, come to L2 meanwhile: from there they are in time. */
+RF_INLINE void copy_strip(const boxes_t &strip, const boxes_t &follows, int slots, const shared_t &at,
+                          ring_t &ring, int group, int rank) {
+    for (int k = 0; k < slots; k++, ring.next()) {
         const rf_u32 full = at.full + ring.slot * 8;
+        const int half = rank * (RF_FUSED_K / RF_RANKS), ahead = k + RF_AHEAD;
         rf_barrier_wait(at.empty + ring.slot * 8, ring.parity);
-        if (!any) {
+        if (!strip.any) {
             rf_barrier_arrive(full);
             continue;
         }
         const rf_u32 to = at.slots + ring.slot * SLOT_BYTES + group * X_BYTES + rank * (X_BYTES / RF_RANKS);
-        const int y = k * RF_FUSED_K + rank * (RF_FUSED_K / RF_RANKS);
         rf_barrier_expect(full, X_BYTES);
         if (RF_RANKS == 1)
-            rf_copy_box(to, &level.x, x, y, item, full, RF_L2_NORMAL);
+            rf_copy_box(to, &strip.level->x, strip.x, k * RF_FUSED_K + half, strip.item, full, RF_L2_NORMAL);
         else
-            rf_copy_box_to_both(to, &level.x, x, y, item, full, RF_L2_NORMAL);
+            rf_copy_box_to_both(to, &strip.level->x, strip.x, k * RF_FUSED_K + half, strip.item, full,
+                                RF_L2_NORMAL);
+        if (RF_AHEAD == 0) continue;
+        if (ahead < slots)
+            rf_prefetch_box(&strip.level->x, strip.x, ahead * RF_FUSED_K + half, strip.item);
+        else if (follows.any)
+            rf_prefetch_box(&follows.level->x, follows.x, (ahead - slots) * RF_FUSED_K + half, follows.item);
     }
+}
+
+/* Where a level's strip of this number is; from `end` on there is none. */
+RF_INLINE boxes_t boxes_of(const rf_fused_level &level, int strip, int end) {
+    const int column = strip / level.count;
+    return {&level, column * RF_FUSED_COLUMNS, strip - column * level.count, strip < end};
 }
 
 /* One thread: the boxes of one warpgroup's strips. */
@@ -31,18 +55,21 @@ RF_INLINE void copy_strips(const rf_fused_args &args, const shared_t &at, int gr
     for (int l = FIRST; l < levels_of(args); l++) {
         const rf_fused_level &level = args.levels[l];
         const int2 range = range_of(at, l);
+        boxes_t own = boxes_of(level, range.x + group, range.y);
         for (int first = range.x; first < range.y; first += GROUPS) {
-            const int strip = first + group, column = strip / level.count,
-                      item = strip - column * level.count;
-            const bool any = strip < range.y;
-            const rf_i64 parent =
-                RF_JOINED && any ? (rf_i64)level.parent[item] : 0; /* on its way meanwhile */
-            copy_strip(level, at, ring, any, column * RF_FUSED_COLUMNS, item, group, rank);
-            if (RF_JOINED) { /* behind the last user copies find zeros */
+            const boxes_t next = boxes_of(level, first + GROUPS + group, range.y);
+            if (RF_JOINED) {
                 const rf_fused_level &up = args.levels[l - 1];
-                const int user = (rf_u64)parent < (rf_u64)up.count ? (int)parent : up.count;
-                copy_strip(up, at, ring, any, column * RF_FUSED_COLUMNS, user, group, rank);
+                const rf_i64 parent = own.any ? (rf_i64)level.parent[own.item] : 0;
+                /* Behind the last user copies find zeros. */
+                const boxes_t user = {&up, own.x, (rf_u64)parent < (rf_u64)up.count ? (int)parent : up.count,
+                                      own.any};
+                copy_strip(own, user, level.slots, at, ring, group, rank);
+                copy_strip(user, next, up.slots, at, ring, group, rank);
+            } else {
+                copy_strip(own, next, level.slots, at, ring, group, rank);
             }
+            own = next;
         }
     }
 }
