@@ -99,7 +99,31 @@ static int64_t crossed(const rf__column_cursor *cursor, int64_t left, int64_t ri
     return index;
 }
 
+/* Where each value is the row's index, and no sample is given one: values are rows as they come, and nothing is looked at
+ * one by one. False: something else has to be done for some of them. */
+static bool give_values(rf__column_cursor *cursor) {
+    const rf__column *column = cursor->column;
+    const rf__column_source *source = &column->left;
+    if (column->right.input != NULL || column->column->empty >= 0) return false;
+    const int64_t from = rf__column_start(source, cursor->first), to = rf__column_start(source, cursor->last);
+    const uint64_t rows = (uint64_t)column->column->rows;
+    bool bad = false;
+    read_integers(cursor, source, from, to, cursor->rows);
+    for (int64_t i = 0; i < to - from; i++) bad |= (uint64_t)cursor->rows[i] >= rows;
+    if (bad) return false;
+    if (column->column->weighted && source->input->weights != NULL) {
+        memcpy(cursor->weights, source->input->weights + from, (size_t)(to - from) * sizeof *cursor->weights);
+    } else {
+        for (int64_t i = 0; i < to - from; i++) cursor->weights[i] = 1.0f;
+    }
+    for (int64_t sample = cursor->first; sample <= cursor->last; sample++)
+        cursor->offsets[sample - cursor->first] = rf__column_start(source, sample) - from;
+    cursor->n_rows = to - from;
+    return true;
+}
+
 static void give_bags(rf__column_cursor *cursor) {
+    if (give_values(cursor)) return;
     const rf__column *column = cursor->column;
     const rf__column_source *left = &column->left, *right = column->right.input ? &column->right : NULL;
     const float *weights = column->column->weighted ? left->input->weights : NULL;

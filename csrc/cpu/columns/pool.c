@@ -7,6 +7,9 @@
 enum {
     SCRATCH = 4096, /* floats on the stack: a row of more is on the heap */
     BLOCK = 64, /* floats that rows are added up in */
+    SMALL_TABLE = 1 << 20, /* bytes: of a larger one rows are asked for ahead */
+    ROWS_AHEAD = 64, /* of those that are pooled */
+    BAGS_TOGETHER = 8, /* pooled before more are asked for */
 };
 
 static void write_numbers(rf__columns_call *call, const rf__column *column, int64_t first, int64_t last) {
@@ -97,7 +100,19 @@ static void pool_bags(const rf__column_cursor *cursor, rf_pooling pooling, int64
                              .padding_idx = -1,
                              .output = output};
     const int op = pooling == RF_MAX ? RF__MAX : column->weighted ? RF__WEIGHTED : RF__SUM;
-    cursor->call->pool->pool[table_dtype][RF_INT64][op](&call, &table, 0, count, NULL);
+    const rf__pool_kernel pool = cursor->call->pool->pool[table_dtype][RF_INT64][op];
+    if (column->rows * pitch <= SMALL_TABLE) {
+        pool(&call, &table, 0, count, NULL);
+        return;
+    }
+    const int64_t *offsets = cursor->offsets + bag, bytes = column->n_dims * rf__dtype_bytes(table_dtype);
+    for (int64_t first = 0, asked = offsets[0]; first < count; first += BAGS_TOGETHER) {
+        const int64_t last = count - first < BAGS_TOGETHER ? count : first + BAGS_TOGETHER;
+        const int64_t end =
+            offsets[count] - offsets[last] < ROWS_AHEAD ? offsets[count] : offsets[last] + ROWS_AHEAD;
+        for (; asked < end; asked++) rf__ask_for(weight + cursor->rows[asked] * pitch, bytes);
+        pool(&call, &table, first, last, NULL);
+    }
 }
 
 static void write_bags(const rf__column_cursor *cursor, float *scratch, int64_t n_scratch) {
