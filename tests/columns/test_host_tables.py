@@ -10,7 +10,7 @@ import torch
 
 import recfuse
 from recfuse.nn import EmbeddingColumns
-from recfuse.nn.columns import Identity, Numeric, TableColumn
+from recfuse.nn.columns import Identity, Numeric, TableColumn, host
 from recfuse.nn.columns.host import is_read_by_gpu, page_locked
 from support.columns.inputs import COLUMNS, mapping, parts
 
@@ -61,6 +61,108 @@ def test_two_parts_are_one_module(names):
     other._always_split = True
     with torch.no_grad():
         assert torch.equal(other(batch), whole(batch))
+
+
+HALF, BRAIN = torch.float16, torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", (HALF, BRAIN))
+@pytest.mark.parametrize("host", (HALF, BRAIN, torch.float32))
+def test_the_outputs_dtype_is_that_of_all_tables(dtype, host):
+    """The two parts are put together by one call if they are of one dtype, else by a copy."""
+    columns = [
+        Identity("a", 9, 4, dtype=dtype),
+        Identity("b", 9, 8, dtype=host, placement="host", scale=0.3, pooling="sum"),
+        Numeric("n"),
+        Identity("c", 9, 2, dtype=host, placement="host"),
+    ]
+    split = EmbeddingColumns(columns)
+    split._always_split = True
+    whole = EmbeddingColumns(
+        [dataclasses.replace(one, placement="device") for one in columns[:2]] + columns[2:]
+    )
+    whole.load_state_dict(split.state_dict())
+    indices = torch.arange(9)
+    bags = (torch.arange(27) % 9, torch.arange(10) * 3)
+    batch = {"a": indices, "b": bags, "n": torch.rand(9), "c": indices.flip(0)}
+    with torch.no_grad():
+        found, want = split(batch), whole(batch)
+        assert found.dtype == want.dtype == (dtype if dtype == host else torch.float32)
+        torch.testing.assert_close(found, want, rtol=2e-2, atol=0)
+        if dtype == host:
+            assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("width", (0, 3))
+def test_a_part_of_no_width(width):
+    """Its contents are checked all the same."""
+    columns = [
+        Identity("a", 9, 4),
+        Identity("b", 9, 8, placement="host", slice=(0, 0)),
+        Identity("c", 9, 8, placement="host", slice=(2, 2 + width)),
+        Identity("d", 9, 2),
+    ]
+    module = EmbeddingColumns(columns)
+    module._always_split = True
+    indices = torch.arange(5)
+    batch = dict.fromkeys("abcd", indices)
+    with torch.no_grad():
+        assert torch.equal(module(batch), module.to_torch()(batch))
+        with pytest.raises(IndexError, match=r"'b'.*9"):
+            module({**batch, "b": indices + 5})
+
+
+def test_batches_of_many_forms():
+    """Each form of a batch has its own program; those of before are found again."""
+    split, whole = pair(("tags", "many"))
+    batches = [mapping(parts(seed, size)) for seed, size in enumerate((5, 1, 33))]
+    with torch.no_grad():
+        for batch in batches * 2:
+            for given in (batch, split.pack(batch)):
+                assert torch.equal(split(given), whole(given))
+
+
+def test_who_reads(monkeypatch):
+    """By a batch's rows where it is on the host, by its samples where on the GPU alone; in graphs the GPU."""
+    columns = [
+        Identity("a", 9, 4, placement="host"),
+        Identity("b", 9, 4, placement="host", pooling="sum"),
+        Identity("wide", 9, 4, placement="host", pooling="sum"),
+        Identity("c", 9, 4),
+        Numeric("n"),
+    ]
+    module = EmbeddingColumns(columns).requires_grad_(False)
+    weights, split, cuda = module.packed_weights(), module._split, torch.device("cuda", 0)
+    monkeypatch.setattr(host, "is_read_by_gpu", lambda table: not table.requires_grad)
+    captured = []
+    monkeypatch.setattr(host, "is_captured", lambda: bool(captured))
+
+    def batch_of(samples):
+        zeros = torch.zeros(samples, dtype=torch.int64)
+        bags = zeros.repeat(3), torch.arange(samples + 1) * 3
+        wide = torch.zeros(samples, 2, dtype=torch.int64)
+        given = {"a": zeros, "b": bags, "wide": wide, "c": zeros, "n": zeros}
+        return module._reader.read(module.pack(given))
+
+    class OnGpu(type(batch_of(1))):
+        device = cuda
+
+    most = host.MOST_ROWS // 6
+    few, many = ((0, True, True), (512, True, True)), ((most, True, False), (most + 1, False, False))
+    for samples, here, there in few + many:
+        given = batch_of(samples)
+        assert split.rows(given) == 6 * samples
+        elsewhere = OnGpu(*given)
+        assert split.is_read_by_gpu(weights, given, None, cuda) is here
+        assert split.is_read_by_gpu(weights, elsewhere, given, cuda) is here
+        assert split.is_read_by_gpu(weights, elsewhere, None, cuda) is there
+        assert not split.is_read_by_gpu(weights, given, None, torch.device("cpu"))
+        captured.append(True)
+        assert split.is_read_by_gpu(weights, elsewhere, None, cuda)
+        captured.clear()
+    module.requires_grad_()
+    with torch.no_grad():
+        assert not split.is_read_by_gpu(weights, batch_of(1), None, cuda)
 
 
 @pytest.mark.parametrize("names", PLACES.values(), ids=PLACES)

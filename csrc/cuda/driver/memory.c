@@ -186,6 +186,16 @@ static rf_status copy(const rf__cuda_store *store, const void *from, size_t byte
     return status;
 }
 
+rf_status rf__cuda_copy(const rf__cuda_store *store, const void *from, size_t bytes, rf__cu_pointer to) {
+    if (bytes == 0) return RF_OK;
+    RF_CHECK(rf__cuda_enter(store->device));
+    const rf__cu_capture_mode mode =
+        rf__cuda_capture_mode(store->device->driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
+    const rf_status status = copy(store, from, bytes, to);
+    (void)rf__cuda_capture_mode(store->device->driver, mode);
+    return rf__cuda_leave_with(status);
+}
+
 static rf_status allocate(const rf__cuda_store *store, size_t bytes, bool lasts, rf__cuda_block *block) {
     const rf__cuda_driver *driver = store->device->driver;
     if (store->allocator.allocate != NULL) {
@@ -209,17 +219,13 @@ rf_status rf__cuda_block_new(const rf__cuda_store *store, const void *from, size
     rf_status status = RF_OK;
     *block = (rf__cuda_block){0};
     if (bytes == 0) return RF_OK;
-    if (!store->resident) RF_TRY(allocate(store, bytes, lasts, block));
-    RF_TRY(rf__cuda_enter(device));
     if (store->resident) {
-        status = rf__cuda_upload(device, from, bytes, &block->memory);
+        RF_TRY(rf__cuda_enter(device));
+        status = rf__cuda_leave_with(rf__cuda_upload(device, from, bytes, &block->memory));
     } else {
-        const rf__cu_capture_mode mode =
-            rf__cuda_capture_mode(device->driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
-        status = copy(store, from, bytes, block->memory);
-        (void)rf__cuda_capture_mode(device->driver, mode);
+        RF_TRY(allocate(store, bytes, lasts, block));
+        status = rf__cuda_copy(store, from, bytes, block->memory);
     }
-    rf__cuda_leave();
 out:
     if (status != RF_OK) rf__cuda_block_free(store, block);
     return status;

@@ -51,6 +51,9 @@ rf_status rf__cuda_block_shared(const rf__cuda_store *store, const void *from, s
 /* Gives it back, and leaves none; of a resident store it stays. No lock is held. */
 void rf__cuda_block_free(const rf__cuda_store *store, rf__cuda_block *block);
 
+/* Copies on the stream of a store that is not resident, from memory that the caller need not keep. No lock is held. */
+rf_status rf__cuda_copy(const rf__cuda_store *store, const void *from, size_t bytes, rf__cu_pointer to);
+
 /* New memory of a call, of whatever contents; none for 0. What comes from the driver for a resident store is never freed,
  * since graphs work in it. */
 rf_status rf__cuda_room_new(const rf__cuda_store *store, size_t bytes, rf__cuda_block *block);

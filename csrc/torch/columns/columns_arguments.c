@@ -40,18 +40,22 @@ static rf_status lists_read(const rf__call *call, const rf__columns_arguments *a
     return RF_OK;
 }
 
-/* The device of the first input; of no inputs that of the first weight: weights may be elsewhere. */
-static rf_status device_find(rf__call *call, const tensor_lists *lists) {
+static rf_status first_device(StableListHandle list, rf__torch_device *device) {
     AtenTensorHandle first = NULL;
+    RF_CHECK(item_of(list, 0, &first));
+    return rf__tensor_device(first, device);
+}
+
+/* The GPU of the first dense or jagged input, if one of them is on a GPU: the last dense one may be on the host. Of no inputs
+ * the device of the first weight: weights may be elsewhere. */
+static rf_status device_find(rf__call *call, const tensor_lists *lists) {
     call->device = rf__device_cpu();
-    if (lists->n_dense > 0) {
-        RF_CHECK(item_of(lists->dense, 0, &first));
-    } else if (lists->n_values > 0) {
-        RF_CHECK(item_of(lists->values, 0, &first));
-    } else if (lists->n_weights > 0) {
-        RF_CHECK(item_of(lists->weights, 0, &first));
-    }
-    return first != NULL ? rf__tensor_device(first, &call->device) : RF_OK;
+    if (lists->n_dense > 0) RF_CHECK(first_device(lists->dense, &call->device));
+    if (lists->n_values > 0 && rf__device_is_cpu(call->device))
+        RF_CHECK(first_device(lists->values, &call->device));
+    if (lists->n_dense == 0 && lists->n_values == 0 && lists->n_weights > 0)
+        RF_CHECK(first_device(lists->weights, &call->device));
+    return RF_OK;
 }
 
 static rf_status type_of(const rf__tensor *tensor, rf_column_type *type) {
@@ -70,17 +74,45 @@ static rf_status contiguous_check(const rf__tensor *tensor) {
     return RF_OK;
 }
 
-static rf_status dense_read(const rf__call *call, const tensor_lists *lists, size_t at, int64_t batch,
+/* Replaces the data of a tensor on the host by those of the call's own copy on its GPU. */
+static rf_status host_tensor_bring(rf__call *call, rf__tensor *tensor) {
+    const rf__cuda_device *device = NULL;
+    rf_cuda_stream stream;
+    rf__cuda_store store;
+    AtenTensorHandle copy = NULL;
+    void *data = NULL;
+    int64_t bytes = tensor->dtype == aoti_torch_dtype_int64() ? 8 : 4; /* of the types that are allowed */
+    for (int64_t d = 0; d < tensor->dim; d++) bytes *= tensor->sizes[d];
+    RF_CHECK(contiguous_check(tensor));
+    RF_CHECK(rf__call_stream(call, &stream));
+    RF_CHECK(rf__cuda_device_get(stream.device, &device));
+    RF_CHECK(rf__cuda_store_of(device, stream.stream, NULL, &store));
+    RF_FAIL_IF(
+        store.resident, RF_ERR_UNSUPPORTED,
+        "%s is on the CPU, other arguments are on a GPU whose work is captured, and a CUDA graph would "
+        "copy what it holds now; move it to the GPU",
+        tensor->argument);
+    RF_CHECK(rf__call_temporary(call, tensor->dim, tensor->sizes, tensor->dtype, &copy, &data));
+    RF_CHECK(rf__cuda_copy(&store, tensor->data, (size_t)bytes, (uintptr_t)data));
+    tensor->data = data;
+    return RF_OK;
+}
+
+static rf_status dense_read(rf__call *call, const tensor_lists *lists, size_t at, int64_t batch,
                             rf_column_input *input) {
     AtenTensorHandle handle = NULL;
     rf__tensor tensor;
+    rf__torch_device device = call->device;
     RF_CHECK(item_of(lists->dense, at, &handle));
-    RF_CHECK(rf__tensor_read("dense", handle, RF__ANY_DIM, call->device, &tensor));
+    if (at == lists->n_dense - 1) RF_CHECK(rf__tensor_device(handle, &device));
+    const bool on_host = rf__device_is_cpu(device) && !rf__device_is_cpu(call->device);
+    RF_CHECK(rf__tensor_read("dense", handle, RF__ANY_DIM, on_host ? device : call->device, &tensor));
     if (tensor.dim < 1 || tensor.dim > 2 || tensor.sizes[0] != batch ||
         (tensor.dim == 2 && tensor.sizes[1] == 0))
         return rf__tensor_refuse(&tensor, RF_ERR_VALUE, "[%lld] or [%lld, values a sample]", (long long)batch,
                                  (long long)batch);
     RF_CHECK(type_of(&tensor, &input->type));
+    if (on_host) RF_CHECK(host_tensor_bring(call, &tensor));
     input->values = tensor.data;
     input->width = tensor.dim == 2 ? tensor.sizes[1] : 1;
     input->sample_stride = tensor.strides[0];

@@ -51,8 +51,9 @@ def embedding_columns(
 ) -> Tensor:
     """Computes all columns of a program.
 
-    All tensors are on the CPU, or all on one CUDA device except for ``program``. Inputs are numbered from 0,
-    dense ones first.
+    All tensors are on the CPU, or all on one CUDA device except for ``program``, weights in page-locked
+    memory, which the GPU reads there, and the last of ``dense``, which the call copies. Inputs are numbered
+    from 0, dense ones first.
 
     Args:
         weights: contiguous float32, float16 or bfloat16 tensors that have the tables.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import recfuse
+import recfuse.nn.columns.host as host_module
 from recfuse.nn import EmbeddingColumns
 from recfuse.nn.columns import Bucketize, Hash, Identity, Numeric, TableColumn
 from recfuse.nn.columns.host import Split
@@ -214,11 +215,12 @@ def test_tables_that_stay_on_the_host(names: tuple[str, ...]) -> None:
         out.sum().backward()
 
 
+@pytest.mark.parametrize("most", (0, 8192))
 @pytest.mark.parametrize("names", (("tags",), ("age", "city"), ("age", "city", "tags", "pairs", "many")))
 def test_frozen_tables_on_the_host_are_read_by_the_gpu(
-    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    names: tuple[str, ...], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in CUDA graphs; not by CPU threads."""
+    """Few rows, and all where the batch is on the GPU alone, also in CUDA graphs; else CPU threads do."""
     columns = [
         dataclasses.replace(one, placement="host")
         if isinstance(one, TableColumn) and one.table_name in names
@@ -228,28 +230,126 @@ def test_frozen_tables_on_the_host_are_read_by_the_gpu(
     first = EmbeddingColumns(columns).requires_grad_(False)
     reference = first.to_torch()
     first.to(gpu.DEVICE)
-    monkeypatch.setattr(Split, "__call__", lambda *arguments: pytest.fail("by threads"))
+    by_threads: list[bool] = []
+    call = Split.__call__
+    monkeypatch.setattr(host_module, "MOST_ROWS", most)
+    monkeypatch.setattr(Split, "__call__", lambda *given: by_threads.append(True) or call(*given))
     for module in (first, copy.deepcopy(first)):
         tables = [table.weight for name, table in module.tables.items() if name in names]
         assert all(weight.is_cpu and weight.is_pinned() for weight in tables)
         for seed in range(3):
             batch = mapping(parts(seed, 50))
             want = reference(batch)
-            for given in (batch, on_gpu(batch), module.pack(batch), module.pack(batch).to(gpu.DEVICE)):
+            packed = module.pack(batch)
+            of_the_host = (batch, packed, packed.to(gpu.DEVICE))
+            for given in (*of_the_host, on_gpu(batch), module.pack(on_gpu(batch))):
+                by_threads.clear()
                 torch.testing.assert_close(module(given).cpu(), want, rtol=1e-5, atol=1e-5)
-        static = on_gpu(mapping(parts(5, 50)))
-        module(static)
-        gpu.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = module(static)
-        for weight in tables:
-            weight.mul_(2)
-        graph.replay()
-        torch.testing.assert_close(found, module(static))
-        for weight in tables:
+                assert bool(by_threads) is (most == 0 and any(given is one for one in of_the_host))
+        for static in (on_gpu(mapping(parts(5, 50))), packed.to(gpu.DEVICE)):
+            module(static)
             gpu.synchronize()
-            weight.div_(2)
+            by_threads.clear()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                found = module(static)
+            for weight in tables:
+                weight.mul_(2)
+            graph.replay()
+            assert not by_threads
+            torch.testing.assert_close(found, module(static))
+            for weight in tables:
+                gpu.synchronize()
+                weight.div_(2)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("by_threads", (False, True))
+def test_calls_that_are_not_waited_for(
+    by_threads: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On two streams: what the host hands over is each call's own."""
+    columns = [
+        Bucketize("a", [0.25, 0.5], 8, dtype=dtype),
+        Identity("b", 50_000, 32, pooling="sum", placement="host", dtype=dtype),
+        Numeric("n"),
+        Identity("c", 50_000, 32, placement="host", dtype=dtype),
+    ]
+    module = EmbeddingColumns(columns).requires_grad_(False)
+    reference = module.to_torch()
+    module.to(gpu.DEVICE)
+    batches = []
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        batches.append({
+            "a": torch.rand(256, generator=generator),
+            "b": (torch.randint(0, 50_000, (1280,), generator=generator), torch.arange(257) * 5),
+            "n": torch.rand(256, generator=generator),
+            "c": torch.randint(0, 50_000, (256,), generator=generator),
+        })  # fmt: skip
+    want = [reference(batch) for batch in batches]
+    packed = [module.pack(batch) for batch in batches]
+    if by_threads:
+        monkeypatch.setattr(host_module, "MOST_ROWS", 0)
+    busy = torch.rand(4096, 4096, device=gpu.DEVICE)
+    streams = [torch.cuda.Stream(gpu.DEVICE) for _ in range(2)]
+    found = []
+    gpu.synchronize()
+    with torch.no_grad():
+        for turn in range(4):
+            for number in range(len(packed)):
+                given = (packed, batches)[turn % 2][number]
+                with torch.cuda.stream(streams[(turn // 2 + number) % 2]):
+                    busy @ busy
+                    found.append((number, module(given)))
+    gpu.synchronize()
+    for number, out in found:
+        assert out.dtype == dtype
+        exact = dtype == torch.float32
+        torch.testing.assert_close(out.cpu(), want[number], rtol=1e-5 if exact else 1e-2, atol=1e-5)
+
+
+def test_bad_contents_for_tables_on_the_host() -> None:
+    """Bad rows, and offsets that lead anywhere, are left out and reported."""
+    columns = [Numeric("n"), Identity("b", 9000, 32, pooling="sum", placement="host")]
+    module = EmbeddingColumns(columns, device=gpu.DEVICE).requires_grad_(False)
+    good = {"n": torch.rand(300), "b": (torch.arange(1500) * 5, torch.arange(301) * 5)}
+    for values, offsets in ((good["b"][0] - 100, good["b"][1]), (good["b"][0], good["b"][1] * 10**9)):
+        packed = module.pack(good)
+        packed._inputs.values[0][: values.shape[0]].copy_(values)
+        packed._inputs.offsets[0].copy_(offsets)
+        with torch.no_grad(), pytest.raises((IndexError, ValueError), match=r"column (1|'b')"):
+            module(packed)
+            recfuse.check(gpu.DEVICE)
+        gpu.forget_errors()
+    with torch.no_grad():
+        torch.testing.assert_close(module(good).cpu(), module.to_torch().cpu()(good))
+
+
+def test_the_last_dense_input_may_be_on_the_host() -> None:
+    """A graph would copy what it holds at the capture."""
+    module = EmbeddingColumns([Numeric("a", 3), Numeric("b")], device=gpu.DEVICE)
+    numbers = torch.rand(7, 3)
+    given = module._reader.read(
+        {"a": torch.rand(7, 3, device=gpu.DEVICE), "b": torch.rand(7, device=gpu.DEVICE)}
+    )
+    for dense, want in (([given.dense[1], numbers], None), ([numbers, given.dense[1]], "dense is on cpu")):
+        places = tuple(place._replace(input=1 - place.input) for place in given.places)
+        mixed = given._replace(dense=dense, places=places if want is None else given.places)
+        with torch.no_grad():
+            if want is not None:
+                with pytest.raises((ValueError, TypeError), match="dense"):
+                    module._whole.programs.compute([], mixed, "on")
+                continue
+            out = module._whole.programs.compute([], mixed, "on")
+            assert torch.equal(out.cpu(), torch.cat((numbers, dense[0].cpu()[:, None]), dim=1))
+            gpu.synchronize()
+            with (
+                pytest.raises(NotImplementedError, match="captured"),
+                torch.cuda.graph(torch.cuda.CUDAGraph()),
+            ):
+                module._whole.programs.compute([], mixed, "on")
+            gpu.synchronize()
 
 
 def test_pageable_weights_are_refused() -> None:

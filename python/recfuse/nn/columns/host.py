@@ -1,5 +1,6 @@
-"""Tables that stay in the host's memory. A GPU reads those that are frozen, in page-locked memory. Columns of
-others are looked up by the CPU while the GPU computes the rest, and copied into the output.
+"""Tables that stay in the host's memory. A GPU reads a few rows of those that are frozen, in page-locked
+memory. Others are looked up and pooled by the CPU, and the GPU's call writes what comes of it beside its own
+columns.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,13 +18,16 @@ from torch import Tensor
 from recfuse._arguments import integer
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.columns.inputs import Inputs
+from recfuse.nn.columns.lowering import Place
 from recfuse.nn.columns.packed import PackedColumns
 from recfuse.nn.columns.packing import Packer
 from recfuse.nn.columns.parts import Part, Restriction
 from recfuse.nn.columns.programs import is_captured
-from recfuse.nn.columns.specs import Column, TableColumn
+from recfuse.nn.columns.specs import Column, Source, TableColumn, Use
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.ops.embedding_columns import fits_a_gpu
+from recfuse.ops.fused_embedding_bag import fused_dtype
+from recfuse.ops.library import is_transformed, needs_derivatives
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -89,13 +94,40 @@ def page_locked(table: Tensor) -> Tensor:
         return table
 
 
-MOST_READ_BY_GPU = 512
-"""Samples of a batch for which a GPU reads the host's tables: of more it waits for their pages' addresses."""
+MOST_ROWS, MOST_SAMPLES = 8192, 512
+"""Of a batch for which a GPU reads the host's tables: it gets the addresses of some 45 rows in a microsecond,
+and CPU threads look more up. Samples are counted where the batch is on the GPU alone, which would be waited
+for."""
 
 
 def is_read_by_gpu(table: Tensor) -> bool:
     """Whether a GPU reads a host's table: not where an optimizer could change it before a kernel has run."""
     return not table.requires_grad and table.is_pinned()
+
+
+@dataclass(frozen=True)
+class _Pooled(Column):
+    """A column of the host's as the GPU sees it: numbers, which are pooled already."""
+
+    kind = ""
+    width: int
+
+    def _check(self) -> None:
+        pass
+
+    @property
+    def use(self) -> Use:
+        """As no feature of a batch is used."""
+        return Use(self.name, "", True)
+
+    def sources(self) -> tuple[Source, ...]:
+        """The one."""
+        return (Source(self.use, ()),)
+
+    @property
+    def output_dim(self) -> int:
+        """How many columns of the output it has."""
+        return self.width
 
 
 class Split:
@@ -111,14 +143,18 @@ class Split:
         """``matrices``: those on the host; ``packer``: of the module's uses."""
         on_host = {spec.name for spec in tables if spec.matrix in matrices}
         is_host = [isinstance(one, TableColumn) and one.table_name in on_host for one in columns]
-        kinds = [
-            [one for one, host in zip(columns, is_host, strict=True) if host == kind]
-            for kind in (False, True)
-        ]
-        self._packer = packer
+        both = list(zip(columns, is_host, strict=True))
+        kinds = [[one for one, host in both if host == kind] for kind in (False, True)]
+        self._packer, self._matrices = packer, list(matrices)
         self.device, self.host = (Part(kind, tables, packer.uses) if kind else None for kind in kinds)
         self._near = Restriction(packer.uses, self.host.used() if self.host is not None else set())
-        widths = [(host, one.output_dim) for one, host in zip(columns, is_host, strict=True)]
+        seen = [_Pooled(one.name, one.output_dim) if host else one for one, host in both]
+        seen = [one for one in seen if not isinstance(one, _Pooled) or one.width > 0]
+        self._widths = [one.width for one in seen if isinstance(one, _Pooled)]
+        self._merging = Part(seen, tables, packer.uses)  # the GPU's columns, and what the host has pooled
+        self._last: tuple[tuple[Place, ...], tuple[Place, ...]] = ((), ())
+        self._last_rows: tuple[tuple[Place, ...], Counter[tuple[int, int]]] = ((), Counter())
+        widths = [(host, one.output_dim) for one, host in both]
         self._runs = [
             (kind, sum(width for _, width in run))
             for kind, run in itertools.groupby(widths, lambda one: one[0])
@@ -134,23 +170,99 @@ class Split:
         bounds_check: str,
     ) -> Tensor:
         """``[batch, output_dim]`` on ``device``; ``on_host``: the same batch there, if it is known."""
-        cpu = torch.device("cpu")
+        if not torch.compiler.is_compiling():
+            why = "tables are on the host: keep them on the GPU (host_tables=None)"
+            _refuse_capture(device, why)
+        near = given if on_host is None else on_host
+        if self._merges(weights):
+            return self._merged(weights, given, near, device, bounds_check)
         pieces: dict[bool, Tensor] = {}
         if self.device is not None:
             pieces[False] = self.device(
                 weights, moved(given, self._packer, device, len(weights)), sparse, bounds_check
             )
         if self.host is not None:
-            _refuse_capture(device, "tables are on the host: keep them on the GPU (host_tables=None)")
-            near = self._near(given if on_host is None else on_host, cpu)
-            pieces[True] = _sent(self.host(weights, near, sparse, bounds_check), device)
-        dtypes = {weight.dtype for weight in weights}
-        dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+            found = self.host(weights, self._near(near, torch.device("cpu")), sparse, bounds_check)
+            pieces[True] = found.to(device, non_blocking=True)
+        dtype = fused_dtype([weight.dtype for weight in weights])
         at, slices = {False: 0, True: 0}, []
         for kind, width in self._runs:
             slices.append(pieces[kind].narrow(1, at[kind], width).to(dtype))
             at[kind] += width
         return slices[0] if len(slices) == 1 else torch.cat(slices, dim=1)
+
+    def rows(self, near: Inputs) -> int:
+        """How many rows of the host's tables a batch looks up, if the features of an input are alike."""
+        places, counts = self._last_rows
+        if places is not near.places:
+            counts = self._counts(near.places)
+            self._last_rows = near.places, counts
+        n_dense, lookups = len(near.dense), 0
+        for (number, width), count in counts.items():
+            if width > 0:
+                lookups += count * width * near.batch
+            else:
+                values, offsets = near.values[number - n_dense], near.offsets[number - n_dense]
+                lookups += count * values.shape[0] * near.batch // max(offsets.shape[0] - 1, 1)
+        return lookups
+
+    def _counts(self, places: Sequence[Place]) -> Counter[tuple[int, int]]:
+        """How often the host's columns read a feature of an input; with its width, 0: jagged."""
+        at = dict(zip(self._packer.uses, places, strict=True))
+        columns = self.host.columns if self.host is not None else ()
+        found = [at[source.use] for column in columns for source in column.sources()]
+        return Counter((place.input, place.width) for place in found)
+
+    def is_read_by_gpu(
+        self, weights: Sequence[Tensor], given: Inputs, on_host: Inputs | None, device: torch.device
+    ) -> bool:
+        """Whether the GPU itself reads the host's tables; ``on_host``: the batch there, if it is known."""
+        if not self._can_be_read(weights, device):
+            return False
+        near = given if on_host is None and given.device.type == "cpu" else on_host
+        few = given.batch <= MOST_SAMPLES if near is None else self.rows(near) <= MOST_ROWS
+        return few or is_captured()  # a graph has no CPU threads
+
+    def _can_be_read(self, weights: Sequence[Tensor], device: torch.device) -> bool:
+        """Whether a GPU reads tables where they are, and no optimizer could change them meanwhile."""
+        if torch.compiler.is_compiling() or device.type != "cuda" or needs_derivatives(weights):
+            return False
+        return all(is_read_by_gpu(weights[number]) for number in self._matrices)
+
+    def _merges(self, weights: Sequence[Tensor]) -> bool:
+        """Whether one call on the device writes all columns: without gradients, and if its own tables give
+        the output its dtype.
+        """
+        if torch.compiler.is_compiling() or is_transformed() or needs_derivatives(weights):
+            return False
+        own = [weights[number].dtype for number in self._merging.matrices]
+        return fused_dtype(own) == fused_dtype([weight.dtype for weight in weights])
+
+    def _merged(
+        self, weights: Sequence[Tensor], given: Inputs, near: Inputs, device: torch.device, bounds_check: str
+    ) -> Tensor:
+        """What the host has pooled, while the batch is copied, is one more input of the device's call."""
+        given = moved(given, self._packer, device, len(weights), 1)
+        dense = list(given.dense)
+        if self.host is not None:
+            pooled = self.host(weights, self._near(near, torch.device("cpu")), False, bounds_check)
+            if self._widths:
+                dense.append(pooled.to(torch.float32))
+        own = [weights[number] for number in self._merging.matrices]
+        inputs = given._replace(places=self._places(given), dense=dense)
+        return self._merging.programs.compute(own, inputs, bounds_check, device)
+
+    def _places(self, given: Inputs) -> tuple[Place, ...]:
+        """Where uses are when what is pooled has become the last dense input."""
+        last, found = self._last
+        if last is not given.places:
+            number, slots = len(given.dense), itertools.accumulate(self._widths, initial=0)
+            found = tuple(
+                place if place.input < number else place._replace(input=place.input + bool(self._widths))
+                for place in given.places
+            ) + tuple(Place(number, slot, width) for slot, width in zip(slots, self._widths, strict=False))
+            self._last = given.places, found
+        return found
 
 
 def sent(packed: PackedColumns, device: torch.device) -> PackedColumns:
@@ -162,9 +274,11 @@ def sent(packed: PackedColumns, device: torch.device) -> PackedColumns:
     return packed.to(device, non_blocking=True)
 
 
-def moved(given: Inputs, packer: Packer, device: torch.device, n_weights: int) -> Inputs:
-    """The inputs on a device: packed, and copied at once, where they are elsewhere, or too many."""
-    many = device.type == "cuda" and not fits_a_gpu(len(given.dense), len(given.values), n_weights)
+def moved(given: Inputs, packer: Packer, device: torch.device, n_weights: int, n_more: int = 0) -> Inputs:
+    """The inputs on a device: packed, and copied at once, where they are elsewhere, or too many with
+    ``n_more`` dense ones.
+    """
+    many = device.type == "cuda" and not fits_a_gpu(len(given.dense) + n_more, len(given.values), n_weights)
     if given.device == device and not many:
         return given
     if given.device.type == "cpu":
@@ -177,13 +291,3 @@ def _refuse_capture(device: torch.device, why: str) -> None:
     """A graph would copy what the host has now, each time: the host's work is no part of it."""
     if device.type == "cuda" and not torch.compiler.is_compiling() and is_captured():
         raise ArgumentValueError(f"recfuse.nn.EmbeddingColumns: a CUDA graph is being captured, and {why}")
-
-
-def _sent(found: Tensor, device: torch.device) -> Tensor:
-    """On a device, without waiting for the copy."""
-    if device.type != "cuda":
-        return found.to(device)
-    if torch.compiler.is_compiling() or found.requires_grad:
-        return found.to(device, non_blocking=True)
-    pinned = torch.empty(found.shape, dtype=found.dtype, device="cpu", pin_memory=True)
-    return pinned.copy_(found).to(device, non_blocking=True)

@@ -19,10 +19,8 @@ from recfuse.nn.columns.addresses import Addresses, AddressReader
 from recfuse.nn.columns.batch import Reader
 from recfuse.nn.columns.checks import check_columns, check_values, differentiable, tables_of
 from recfuse.nn.columns.host import (
-    MOST_READ_BY_GPU,
     MemoryReport,
     Split,
-    is_read_by_gpu,
     moved,
     page_locked,
     sent,
@@ -260,7 +258,7 @@ class EmbeddingColumns(PackedTables):
         weights = self.packed_weights()
         if self._split is not None and self._is_split(weights):
             device = self._home.device
-            if given.batch <= MOST_READ_BY_GPU and self._is_read_by_gpu(weights):
+            if self._split.is_read_by_gpu(weights, given, on_host, device):
                 given = moved(given, self._reader.packer, device, len(weights))
                 return self._whole(weights, given, self.layout.sparse, self.bounds_check)
             return self._split(weights, given, on_host, device, self.layout.sparse, self.bounds_check)
@@ -275,12 +273,6 @@ class EmbeddingColumns(PackedTables):
         """Whether some tables are on the host, and the module elsewhere."""
         on_host = all(weights[number].is_cpu for number in self._host_matrices)
         return on_host and (self._always_split or self._home.device.type == "cuda")
-
-    def _is_read_by_gpu(self, weights: Sequence[Tensor]) -> bool:
-        """Whether the GPU itself reads the host's tables."""
-        if torch.compiler.is_compiling() or self._home.device.type != "cuda" or needs_derivatives(weights):
-            return False
-        return all(is_read_by_gpu(weights[number]) for number in self._host_matrices)
 
     def pack(self, batch: Any, dense: Mapping[str, Any] | None = None) -> PackedColumns:
         """What the columns read of a batch, in one buffer, page-locked where there is a GPU.

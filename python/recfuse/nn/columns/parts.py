@@ -91,7 +91,9 @@ class Restriction:
         jagged = [number - n_dense for number in numbers if number >= n_dense]
         lists: list[list[Any]] = [[given.dense[number] for number in numbers if number < n_dense]]
         lists += [[each[number] for number in jagged] if each else [] for each in given[3:]]
-        return Inputs(places, given.batch, *([one.to(device) for one in each] for each in lists))
+        if given.device != device:
+            lists = [[one.to(device) for one in each] for each in lists]
+        return Inputs(places, given.batch, *lists)
 
     def _chosen(self, places: Sequence[Place]) -> tuple[list[int], tuple[Place, ...]]:
         """The inputs that are read, and where uses are among them."""

@@ -68,9 +68,13 @@ class Programs:
         """What is read of a batch."""
         return self._lowered.uses
 
-    def compute(self, weights: Sequence[Tensor], given: Inputs, bounds_check: str) -> Tensor:
-        """``[batch, output_dim]`` of a batch, by the operator; its errors have the columns' names."""
-        program, on_device = self.of(given.places, given.device)
+    def compute(
+        self, weights: Sequence[Tensor], given: Inputs, bounds_check: str, device: torch.device | None = None
+    ) -> Tensor:
+        """``[batch, output_dim]`` of a batch, by the operator; its errors have the columns' names.
+        ``device``: where it runs, if that is not where the first input is.
+        """
+        program, on_device = self.of(given.places, given.device if device is None else device)
         inputs = given.dense, given.values, given.offsets, given.weights, given.batch
         try:
             return embedding_columns(weights, program, *inputs, self.output_dim, on_device, bounds_check)
