@@ -67,6 +67,10 @@ RF_INLINE rf_attention_work work_of(const rf_attention_group_args &args, int use
     return work;
 }
 
+RF_INLINE int tiles_of(const rf_attention_group_args &args, const rf_attention_work &work) {
+    return (work.rows + RF_ATTENTION_TILE_ROWS - 1) / RF_ATTENTION_TILE_ROWS * args.kv_heads;
+}
+
 /* When all would be done, in blocks of keys, if the keys of the last `left` tiles, behind `whole` others, were cut into
  * `parts`; NEVER where they cannot be. Tiles and parts go to blocks as they come free. Lengths are taken to be the same. */
 #define NEVER 1e30f
@@ -173,47 +177,50 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     count(args, counts);
     if (!alike) order_users(args, users, to, order);
     __syncthreads();
-    int2 done = make_int2(0, 0); /* candidates, tiles */
+    /* A thread has users that follow each other, so that one scan does for all. */
+    const int each = (users + RF_BLOCK - 1) / RF_BLOCK, from = min(thread * each, users),
+              to_user = min(from + each, users);
+    int2 own = make_int2(0, 0); /* candidates, tiles */
 #pragma unroll 1
-    for (int start = 0; start < users; start += RF_BLOCK) {
-        const int i = start + thread;
-        rf_attention_work work = {0, 0, 0, 0, 0, 0, 0, 0};
-        int2 own = make_int2(0, 0);
-        if (i < users) {
-            const int user = alike ? i : args.order[i];
-            work = work_of(args, user, counts[user]);
-            own.x = work.candidates;
-            own.y = (work.rows + RF_ATTENTION_TILE_ROWS - 1) / RF_ATTENTION_TILE_ROWS * args.kv_heads;
-        }
-        const int2 sum = block_sums(own, warps_of(users, start), of_warps);
-        if (i < users) {
-            work.first = done.x + sum.x - own.x;
-            work.tile = done.y + sum.y - own.y;
-            args.work[i] = work;
-            counts[work.user] = work.first;
-        }
-        if (thread == RF_BLOCK - 1) total = sum;
-        __syncthreads(); /* and the next one's sums write `total` behind another */
-        done.x += total.x;
-        done.y += total.y;
+    for (int i = from; i < to_user; i++) {
+        const int user = alike ? i : args.order[i];
+        const rf_attention_work work = work_of(args, user, counts[user]);
+        own.x += work.candidates;
+        own.y += tiles_of(args, work);
     }
-    const int left = args.ended != nullptr ? done.y % args.grid : 0; /* tiles of the last turn */
+    const int2 sum = block_sums(own, ((users + each - 1) / each + 31) / 32, of_warps);
+    if (thread == RF_BLOCK - 1) total = sum;
+    int2 done = make_int2(sum.x - own.x, sum.y - own.y);
+#pragma unroll 1
+    for (int i = from; i < to_user; i++) {
+        const int user = alike ? i : args.order[i];
+        rf_attention_work work = work_of(args, user, counts[user]);
+        work.first = done.x;
+        work.tile = done.y;
+        args.work[i] = work;
+        counts[user] = work.first;
+        done.x += work.candidates;
+        done.y += tiles_of(args, work);
+    }
+    __syncthreads();
+    const int tiles = total.y;
+    const int left = args.ended != nullptr ? tiles % args.grid : 0; /* tiles of the last turn */
     if (left > 0) {
 #pragma unroll 1
         for (int i = thread; i < RF_ATTENTION_SPLIT_TIMES * args.grid * RF_ATTENTION_GROUPS; i += RF_BLOCK)
             args.ended[i] = 0;
 #pragma unroll 1
-        for (int i = thread; i < users; i += RF_BLOCK) /* which this thread has written */
-            if (args.work[i].tile <= done.y - left) atomicMax(&whole, args.work[i].tile);
+        for (int i = from; i < to_user; i++) /* which this thread has written */
+            if (args.work[i].tile <= tiles - left) atomicMax(&whole, args.work[i].tile);
         __syncthreads();
         if (thread < RF_ATTENTION_MOST_PARTS)
-            times[thread] = time_of(args, whole, done.y - whole,
+            times[thread] = time_of(args, whole, tiles - whole,
                                     (order.most + args.block_keys - 1) / args.block_keys, thread + 1);
         __syncthreads();
     }
     if (thread == 0) {
         const int parts = left > 0 ? parts_of(times) : 1;
-        *args.plan = {done.y, 0, parts > 1 ? whole : done.y, parts};
+        *args.plan = {tiles, 0, parts > 1 ? whole : tiles, parts};
     }
 #pragma unroll 1
     for (int i = thread; i < args.candidates; i += RF_BLOCK)
