@@ -45,7 +45,7 @@ def first_overview() -> Table:
     least = min((cell for row in linear for cell in row[8:]), key=lambda cell: float(cell.rstrip("x")))
     work, weak = (
         "H200: linear layer over candidates",
-        f"two candidates a user, long rows: {least}; small batches are slower",
+        f"two candidates a user, small or long layers: {least}; small batches are slower",
     )
     table.rows.append([work, "torch's best form", linear[0][6], weak])
     rows = [row for row in attention_overview().rows if "bfloat16" in row[0]]
