@@ -29,6 +29,7 @@ CASES = (
     Case(sq=2, dim=24, candidates=20, positions=90, jagged=True),
     Case(sq=2, dim=64, dtype=BRAIN, users=2, candidates=70, positions=1200, lengths=True),
     Case(sq=64, dim=128, dtype=HALF, users=1, candidates=3, positions=700),
+    Case(sq=9, dim=128, dtype=BRAIN, users=2, candidates=20, positions=600, peak=30.0),  # scores that grow
 )
 
 
