@@ -45,7 +45,7 @@ static float mean_of_squares(const rf__step *step, const char *weight, rf_dtype 
 
 static void store_rounded(const rf__step *step, char *to, int64_t row, int64_t column, int64_t columns,
                           RF__N(vec) value, rf_dtype dtype) {
-    const uint64_t key = rf_rounding_row(step->seed, step->number, row);
+    const uint64_t key = rf_rounding_row(rf_rounding_step(step->seed, step->number), row);
     uint16_t halves[RF__WIDEST];
     float values[RF__WIDEST];
     memcpy(values, &value, sizeof values);

@@ -109,6 +109,20 @@ RF_INLINE void rf_prefetch(const void *at) { asm volatile("prefetch.global.L2 [%
 
 /* Keeps an address in registers, so that a place behind it is one multiplication and addition away. */
 RF_INLINE void rf_keep(const rf_u8 *&address) { asm volatile("" : "+l"(address)); }
+RF_INLINE void rf_keep(rf_u8 *&address) { asm volatile("" : "+l"(address)); }
+/* Forgets where a number comes from, so that what is worked out of it is not held in registers. */
+RF_INLINE void rf_forget(int &number) { asm volatile("" : "+r"(number)); }
+
+/* The address so many times `pitch` bytes behind another, by that one multiplication and addition: left to itself a compiler
+ * may multiply 64 bits. */
+RF_INLINE rf_u8 *rf_place(const rf_u8 *first, rf_u32 number, rf_u32 pitch) {
+    rf_u64 bytes;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(bytes) : "r"(number), "r"(pitch));
+    return (rf_u8 *)first + bytes;
+}
+RF_INLINE rf_u8 *rf_place(const rf_u8 *first, rf_u64 number, rf_u32 pitch) {
+    return (rf_u8 *)first + number * pitch;
+}
 
 /* As rf_load for one number, `how`: the rest of the instruction. Not __ldg: a compiler may move that one above
  * rf_wait_for_previous_kernel. */

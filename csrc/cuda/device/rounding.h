@@ -29,11 +29,12 @@ RF_ROUNDING rf_u64 rf_rounding_mix(rf_u64 bits) {
     return bits ^ (bits >> 31);
 }
 
-/* What the bits of a row come from. `step`: RF_UPDATE_STEP. */
-RF_ROUNDING rf_u64 rf_rounding_row(rf_u64 seed, float step, rf_i64 row) {
-    const rf_u64 golden = 0x9e3779b97f4a7c15u;
-    const rf_u64 key = rf_rounding_mix(seed + (rf_rounding_word(step) + 1ull) * golden);
-    return rf_rounding_mix(key + ((rf_u64)row + 1) * golden);
+/* What the bits of a step and of a row of it come from. `step`: RF_UPDATE_STEP. */
+RF_ROUNDING rf_u64 rf_rounding_step(rf_u64 seed, float step) {
+    return rf_rounding_mix(seed + (rf_rounding_word(step) + 1ull) * 0x9e3779b97f4a7c15u);
+}
+RF_ROUNDING rf_u64 rf_rounding_row(rf_u64 of_step, rf_i64 row) {
+    return rf_rounding_mix(of_step + ((rf_u64)row + 1) * 0x9e3779b97f4a7c15u);
 }
 
 /* 32 random bits for one column of a row; in words of 32 bits, which vector units multiply fast. */

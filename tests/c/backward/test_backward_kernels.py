@@ -58,8 +58,9 @@ FILES = {
 }
 
 
-# Bytes that may be spilled: once a chunk; and what is seldom needed of a feature.
+# Bytes that may be spilled: once a chunk or a task; and what is seldom needed of a feature.
 FEW = {("sort.cu", "sm_80"): 32}
+FEW |= {("small/staged.cu", arch): 8 for arch in ("sm_80", "sm_90a")}
 FEW |= {("small/lists.cu", "sm_80"): 152, ("small/lists.cu", "sm_90a"): 96}
 
 

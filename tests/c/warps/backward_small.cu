@@ -5,6 +5,7 @@
 
 thread_local __align__(16) rf_u8 memory[256 << 10]; /* a block's dynamic shared memory */
 
+#define RF_STREAMED 0
 #include "fused_embedding_bag/backward/emit.cuh"
 #include "fused_embedding_bag/backward/small/args.h"
 

@@ -185,7 +185,9 @@ template <typename T> static inline T atomicMin(T *to, T other) {
 }
 template <typename T> static inline T __ldcg(const T *from) { return *from; }
 template <typename T> static inline T __ldcs(const T *from) { return *from; }
+template <typename T> static inline T __ldca(const T *from) { return *from; }
 template <typename T> static inline void __stcs(T *to, T value) { *to = value; }
+template <typename T> static inline void __stwb(T *to, T value) { *to = value; }
 static inline void __threadfence() {}
 template <typename A, typename B> static inline auto min(A a, B b) -> decltype(a + b) {
     return a < b ? a : b;

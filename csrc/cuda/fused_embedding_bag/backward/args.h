@@ -36,7 +36,8 @@ enum {
     RF_BACKWARD_PLACES_DIGITS = 32, /* of a block of rf_backward_places */
     RF_BACKWARD_MOST_SEGMENTS = 32,
     RF_BACKWARD_MOST_DIGIT_BITS = 11, /* of a pass */
-    RF_BACKWARD_MOST_ROWS_CHUNK = 1024, /* entries a block of rows.cu, at most */
+    RF_BACKWARD_MOST_ROWS_CHUNK = 512, /* entries a block of rows.cu, at most */
+    RF_BACKWARD_ROWS_AT_ONCE = 4, /* entries that a group of it takes at once, at most */
     RF_BACKWARD_MOST_MATRICES = 16, /* of a launch */
     RF_BACKWARD_LANES = 32, /* most that share a row */
     /* What becomes of a row's sum: an optimizer's number plus one, or: */
@@ -135,8 +136,9 @@ RF_SIZE_IS(rf_backward_sort_args, 464);
      2 * 4 * (digits) + RF_BACKWARD_SORT_BLOCK / 32 * 8 + 16)
 
 /* Shared memory of a block of rows.cu: keys, values and factors of a chunk, rows found before each; parts of sums. */
-#define RF_BACKWARD_ROWS_SHARED(chunk, entry_bytes, vectors) \
-    (((chunk) + 2) * (entry_bytes) + (chunk) * (4 + 4) + 2 * RF_BACKWARD_BLOCK * 16 * (vectors))
+#define RF_BACKWARD_ROWS_SHARED(chunk, entry_bytes, vectors)    \
+    (((chunk) + 1 + RF_BACKWARD_ROWS_AT_ONCE) * (entry_bytes) + \
+     ((chunk) + RF_BACKWARD_ROWS_AT_ONCE) * (4 + 4) + 2 * RF_BACKWARD_BLOCK * 16 * (vectors))
 
 /* unique.cu, rows.cu, joins.cu */
 typedef struct rf_backward_rows_args {
@@ -152,13 +154,14 @@ typedef struct rf_backward_rows_args {
      * listed. */
     RF_BACKWARD_ADDRESS(rf_u32) bases;
     RF_BACKWARD_ADDRESS(const rf_i64) count;
+    rf_i64 lookups; /* entries that there is memory for */
     rf_i32 chunk, chunks; /* entries a block; blocks */
     rf_i32 pitch, n_matrices;
     rf_i32 by_frequency, unused; /* a row's sum is divided by the number of its entries */
     rf_emit_args emit;
     rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
 } rf_backward_rows_args;
-RF_SIZE_IS(rf_backward_rows_args, 880);
+RF_SIZE_IS(rf_backward_rows_args, 888);
 
 /* listed.cu */
 typedef struct rf_backward_listed_args {

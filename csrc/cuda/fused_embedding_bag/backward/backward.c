@@ -70,7 +70,7 @@ static rf_status run_paths(const char *operator_name, const rf__backward_problem
     RF_CHECK(rf__cuda_room_new(store, (size_t)sizes.bytes, &room));
     RF_TRY(rf__cuda_enter(device));
     status = rf__backward_small_launch(&small, &call->plan, call->description.memory, room.memory + ALIGNMENT,
-                                       false, store->stream);
+                                       store->stream);
     if (status == RF_OK && general)
         status = rf__backward_general_launch(problem, &sizes, store, room.memory, call->features.memory);
     status = rf__cuda_leave_with(status);

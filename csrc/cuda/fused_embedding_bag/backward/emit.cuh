@@ -2,9 +2,10 @@
  * optimizer on the row. Weight and state are read apart from the step, so that they can be asked for early.
  *
  * A row's columns are shared by a group of lanes. Steps (semantics: recfuse.h, rf_optimizer):
- *     rf_emit_ahead_t ahead; rf_emit_load(matrix, row, column, valid, ahead);
- *     rf_emit_gradient(numbers, ahead, sums);   sum -> gradient: scaled, with weight decay
- *     row-wise Adagrad: its factor from the group's sum of squares, rf_emit_row_factor
+ *     rf_emit_rows_t rows = rf_emit_rows(matrix, ...);   once
+ *     rf_emit_ahead_t ahead; rf_emit_load(rows.place(number), valid, ahead);
+ *     if (!emit.plain) rf_emit_gradient(emit, ahead, sums);   sum -> gradient: scaled, with weight decay
+ *     row-wise Adagrad: rf_emit_squares, summed up over the group, rf_emit_row_state, rf_emit_row_factor
  *     rf_emit_store(...)
  * RF_EMIT: RF_EMIT_GRADIENT, or an optimizer's number + 1; RF_WEIGHT_DTYPE: of the weight, or of the gradient; RF_ROUND: 1:
  * half tables are rounded stochastically; RF_ALIGNED: dims are multiples of four and rows aligned to four columns.
@@ -28,6 +29,9 @@
 #ifndef RF_ALIGNED
 #define RF_ALIGNED 1
 #endif
+#ifndef RF_STREAMED
+#define RF_STREAMED 1
+#endif
 
 enum {
     EMIT_STATES = RF_EMIT == RF_ADAGRAD + 1 ? 1
@@ -43,20 +47,30 @@ struct four_t {
     float of[4];
 };
 
-/* Rows are read and written once: they are to leave the caches before gradients do. */
-RF_INLINE rf_bytes<16> streamed_load(const rf_bytes<16> *from) {
-    const uint4 found = __ldcs((const uint4 *)from);
+/* Rows are read and written once: RF_STREAMED ones are to leave the caches before gradients do. */
+RF_INLINE rf_bytes<16> row_read(const rf_bytes<16> *from) {
+    const uint4 found = RF_STREAMED ? __ldcs((const uint4 *)from) : __ldca((const uint4 *)from);
     return {{found.x, found.y, found.z, found.w}};
 }
-RF_INLINE rf_bytes<8> streamed_load(const rf_bytes<8> *from) {
-    const uint2 found = __ldcs((const uint2 *)from);
+RF_INLINE rf_bytes<8> row_read(const rf_bytes<8> *from) {
+    const uint2 found = RF_STREAMED ? __ldcs((const uint2 *)from) : __ldca((const uint2 *)from);
     return {{found.x, found.y}};
 }
-RF_INLINE void streamed_store(rf_bytes<16> *to, const rf_bytes<16> &from) {
-    __stcs((uint4 *)to, make_uint4(from.word[0], from.word[1], from.word[2], from.word[3]));
+RF_INLINE void row_write(rf_bytes<16> *to, const rf_bytes<16> &from) {
+    const uint4 words = make_uint4(from.word[0], from.word[1], from.word[2], from.word[3]);
+    if (RF_STREAMED) {
+        __stcs((uint4 *)to, words);
+    } else {
+        __stwb((uint4 *)to, words);
+    }
 }
-RF_INLINE void streamed_store(rf_bytes<8> *to, const rf_bytes<8> &from) {
-    __stcs((uint2 *)to, make_uint2(from.word[0], from.word[1]));
+RF_INLINE void row_write(rf_bytes<8> *to, const rf_bytes<8> &from) {
+    const uint2 words = make_uint2(from.word[0], from.word[1]);
+    if (RF_STREAMED) {
+        __stcs((uint2 *)to, words);
+    } else {
+        __stwb((uint2 *)to, words);
+    }
 }
 
 /* Four columns at `from`, of which `valid` are there; others are 0. Tables change while a kernel runs, gradients do not:
@@ -67,8 +81,7 @@ template <int DTYPE, bool CONSTANT> RF_INLINE four_t four_load(const rf_u8 *from
 #if RF_ALIGNED
     if (valid > 0) {
         typedef rf_bytes<4 * BYTES> vector_t;
-        const vector_t found =
-            CONSTANT ? rf_load((const vector_t *)from) : streamed_load((const vector_t *)from);
+        const vector_t found = CONSTANT ? rf_load((const vector_t *)from) : row_read((const vector_t *)from);
 #pragma unroll
         for (int i = 0; i < 4; i++) to.of[i] = rf_element<DTYPE>::get(found, i);
     }
@@ -87,7 +100,7 @@ template <int DTYPE> RF_INLINE void four_store(rf_u8 *to, const four_t &from, in
         rf_bytes<4 * BYTES> found;
 #pragma unroll
         for (int i = 0; i < 4; i++) rf_element<DTYPE>::set(found, i, from.of[i]);
-        streamed_store((rf_bytes<4 * BYTES> *)to, found);
+        row_write((rf_bytes<4 * BYTES> *)to, found);
     }
 #else
 #pragma unroll
@@ -103,9 +116,9 @@ template <int DTYPE> RF_INLINE void four_store(rf_u8 *to, const four_t &from, in
 struct rf_emit_t {
     float lr, decay, eps, beta1, beta2, scale;
     float step_size; /* of Adam, with its bias corrections */
-    float step;
-    rf_u64 seed;
+    rf_u64 rounding; /* rf_rounding_step */
     bool skip;
+    bool plain; /* sums are gradients: they are not scaled, but in SGD's lr, and there is no weight decay */
 };
 
 RF_INLINE rf_emit_t rf_emit_of(const rf_emit_args &args) {
@@ -117,15 +130,60 @@ RF_INLINE rf_emit_t rf_emit_of(const rf_emit_args &args) {
     emit.eps = rf_load(numbers + RF_UPDATE_EPS);
     emit.scale = rf_load(numbers + RF_UPDATE_GRAD_SCALE);
     emit.skip = rf_load(numbers + RF_UPDATE_SKIP) != 0.0f;
-    emit.step = rf_load(numbers + RF_UPDATE_STEP);
-    emit.seed = args.seed;
+    const float step = rf_load(numbers + RF_UPDATE_STEP);
+    emit.rounding = rf_rounding_step(args.seed, step);
+    emit.plain = emit.decay == 0.0f && (RF_EMIT == RF_SGD + 1 || emit.scale == 1.0f);
+    if (RF_EMIT == RF_SGD + 1 && emit.plain) emit.lr *= emit.scale;
     if (RF_EMIT == RF_ADAM + 1) {
         emit.beta1 = rf_load(numbers + RF_UPDATE_BETA1);
         emit.beta2 = rf_load(numbers + RF_UPDATE_BETA2);
-        emit.step_size =
-            emit.lr * sqrtf(1.0f - powf(emit.beta2, emit.step)) / (1.0f - powf(emit.beta1, emit.step));
+        emit.step_size = emit.lr * sqrtf(1.0f - powf(emit.beta2, step)) / (1.0f - powf(emit.beta1, step));
     }
     return emit;
+}
+
+/* Where four columns of a row are. */
+struct rf_emit_place_t {
+    rf_u8 *weight;
+    rf_u8 *states[EMIT_STATES > 0 ? EMIT_STATES : 1];
+};
+
+/* Where four columns of each row of a matrix are: a row's place is one multiplication and addition away. */
+struct rf_emit_rows_t {
+    rf_emit_place_t first; /* of row 0 */
+    rf_u32 weight_pitch, state_pitch; /* bytes from row to row */
+
+    template <class N> RF_INLINE rf_emit_place_t place(N number) const {
+        rf_emit_place_t to;
+        to.weight = rf_place(first.weight, number, weight_pitch);
+#pragma unroll
+        for (int i = 0; i < EMIT_STATES; i++) to.states[i] = rf_place(first.states[i], number, state_pitch);
+        return to;
+    }
+};
+
+/* Columns from `column` on, of rows whose numbers are less by `before` than where they are: row n is number n - before. */
+RF_INLINE rf_emit_rows_t rf_emit_rows(const rf_backward_matrix &matrix, rf_i64 before, int column) {
+    const rf_i64 element = before * matrix.dim + column;
+    rf_emit_rows_t rows;
+    rows.first.weight = matrix.weight + element * WEIGHT_BYTES;
+#pragma unroll
+    for (int i = 0; i < EMIT_STATES; i++) rows.first.states[i] = (rf_u8 *)(matrix.states[i] + element);
+    rows.weight_pitch = (rf_u32)matrix.dim * WEIGHT_BYTES;
+    rows.state_pitch = (rf_u32)matrix.dim * (rf_u32)sizeof(float);
+    rf_keep(rows.first.weight);
+#pragma unroll
+    for (int i = 0; i < EMIT_STATES; i++) rf_keep(rows.first.states[i]);
+    return rows;
+}
+
+/* Four columns that lie `columns` behind these. */
+RF_INLINE rf_emit_place_t rf_emit_behind(const rf_emit_place_t &place, int columns) {
+    rf_emit_place_t to;
+    to.weight = place.weight + columns * WEIGHT_BYTES;
+#pragma unroll
+    for (int i = 0; i < EMIT_STATES; i++) to.states[i] = place.states[i] + columns * (int)sizeof(float);
+    return to;
 }
 
 /* Of four columns of a row, read ahead. */
@@ -134,57 +192,40 @@ struct rf_emit_ahead_t {
     four_t states[EMIT_STATES > 0 ? EMIT_STATES : 1];
 };
 
-/* Where four columns are: of a weight in bytes, of a state in elements. */
-RF_INLINE rf_i64 rf_emit_element(const rf_backward_matrix &matrix, rf_i64 row, int column) {
-    return row * matrix.dim + column;
-}
-
-RF_INLINE void rf_emit_load_at(const rf_backward_matrix &matrix, rf_i64 element, int valid,
-                               rf_emit_ahead_t &ahead) {
+RF_INLINE void rf_emit_load(const rf_emit_place_t &place, int valid, rf_emit_ahead_t &ahead) {
     if (!EMIT_READS) return;
-    ahead.weight = four_load<RF_WEIGHT_DTYPE, false>(matrix.weight + element * WEIGHT_BYTES, valid);
+    ahead.weight = four_load<RF_WEIGHT_DTYPE, false>(place.weight, valid);
 #pragma unroll
     for (int i = 0; i < EMIT_STATES; i++)
-        ahead.states[i] = four_load<RF_FLOAT32, false>((const rf_u8 *)(matrix.states[i] + element), valid);
+        ahead.states[i] = four_load<RF_FLOAT32, false>(place.states[i], valid);
 }
 
-RF_INLINE void rf_emit_load(const rf_backward_matrix &matrix, rf_i64 row, int column, int valid,
-                            rf_emit_ahead_t &ahead) {
-    rf_emit_load_at(matrix, rf_emit_element(matrix, row, column), valid, ahead);
-}
-
-/* Sums become gradients; returns the sum of their squares. */
-RF_INLINE float rf_emit_gradient(const rf_emit_t &emit, const rf_emit_ahead_t &ahead, int valid,
-                                 four_t &sums) {
-    float squares = 0;
-    if (!EMIT_READS) return 0;
-    /* Without decay a weight that is not finite has no part in it. */
-    if (emit.decay != 0.0f) {
+/* Sums become gradients, where not all are plain. Without decay a weight that is not finite has no part in it. */
+RF_INLINE void rf_emit_gradient(const rf_emit_t &emit, const rf_emit_ahead_t &ahead, four_t &sums) {
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            sums.of[i] = fmaf(sums.of[i], emit.scale, emit.decay * ahead.weight.of[i]);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++) sums.of[i] *= emit.scale;
+    for (int i = 0; i < 4; i++) {
+        sums.of[i] *= emit.scale;
+        if (emit.decay != 0.0f) sums.of[i] = fmaf(emit.decay, ahead.weight.of[i], sums.of[i]);
     }
+}
+
+/* The step of row-wise Adagrad: the squares of a row's gradient, of all lanes, over its columns (`each`: one over them) are
+ * added to the row's state, of which the factor of the gradient comes. */
+RF_INLINE float rf_emit_squares(int valid, const four_t &gradient) {
+    float squares = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (i < valid) squares += sums.of[i] * sums.of[i];
-    return squares;
+        if (i < (RF_ALIGNED ? 4 : valid)) squares += gradient.of[i] * gradient.of[i];
+    return RF_ALIGNED && valid == 0 ? 0.0f : squares;
+}
+RF_INLINE float rf_emit_row_state(float before, float squares, float each) { return before + squares * each; }
+RF_INLINE float rf_emit_row_factor(const rf_emit_t &emit, float state) {
+    return emit.lr / (sqrtf(state) + emit.eps);
 }
 
-/* The step of row-wise Adagrad for one row; `squares`: of all its columns. One lane of the row's writes. */
-RF_INLINE float rf_emit_row_factor(const rf_emit_t &emit, const rf_backward_matrix &matrix, rf_i64 row,
-                                   float before, float squares, bool writes) {
-    const float sum = before + squares / (float)matrix.dim;
-    if (writes) matrix.states[0][row] = sum;
-    return emit.lr / (sqrtf(sum) + emit.eps);
-}
-
-/* Writes four columns, where `element` is: `factor` of row-wise Adagrad. */
-RF_INLINE void rf_emit_store_at(const rf_emit_t &emit, const rf_backward_matrix &matrix, rf_i64 element,
-                                rf_i64 row, int column, int valid, rf_emit_ahead_t &ahead,
-                                const four_t &gradient, float factor) {
+/* Writes four columns: `factor` of row-wise Adagrad; `row` and `column`: of the matrix. */
+RF_INLINE void rf_emit_store(const rf_emit_t &emit, const rf_emit_place_t &place, rf_i64 row, int column,
+                             int valid, rf_emit_ahead_t &ahead, const four_t &gradient, float factor) {
     four_t result = gradient;
 #pragma unroll
     for (int i = 0; i < 4 && EMIT_READS; i++) {
@@ -204,12 +245,10 @@ RF_INLINE void rf_emit_store_at(const rf_emit_t &emit, const rf_backward_matrix 
         }
     }
 #pragma unroll
-    for (int i = 0; i < EMIT_STATES; i++)
-        four_store<RF_FLOAT32>((rf_u8 *)(matrix.states[i] + element), ahead.states[i], valid);
-    rf_u8 *to = matrix.weight + element * WEIGHT_BYTES;
+    for (int i = 0; i < EMIT_STATES; i++) four_store<RF_FLOAT32>(place.states[i], ahead.states[i], valid);
 #if RF_ROUND
-    rf_u16 *halves = (rf_u16 *)to;
-    const rf_u64 of_row = rf_rounding_row(emit.seed, emit.step, row);
+    rf_u16 *halves = (rf_u16 *)place.weight;
+    const rf_u64 of_row = rf_rounding_row(emit.rounding, row);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const rf_u32 bits = rf_rounding_bits(of_row, (rf_u32)(column + i));
@@ -218,14 +257,8 @@ RF_INLINE void rf_emit_store_at(const rf_emit_t &emit, const rf_backward_matrix 
         if (i < valid) halves[i] = rounded;
     }
 #else
-    four_store<RF_WEIGHT_DTYPE>(to, result, valid);
+    four_store<RF_WEIGHT_DTYPE>(place.weight, result, valid);
 #endif
-}
-
-RF_INLINE void rf_emit_store(const rf_emit_t &emit, const rf_backward_matrix &matrix, rf_i64 row, int column,
-                             int valid, rf_emit_ahead_t &ahead, const four_t &gradient, float factor) {
-    rf_emit_store_at(emit, matrix, rf_emit_element(matrix, row, column), row, column, valid, ahead, gradient,
-                     factor);
 }
 
 #endif

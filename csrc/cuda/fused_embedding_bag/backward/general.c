@@ -97,12 +97,12 @@ rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_p
     return RF_OK;
 }
 
-/* A launch behind another of this call. */
+/* A launch behind others. Each kernel waits for the one before, whosever that is, before it touches anything that was not there
+ * before the call. */
 typedef struct launcher {
     const rf__cuda_device *device;
     void *stream;
     const rf__backward_variant *variant;
-    bool behind; /* another kernel of this call */
 } launcher;
 
 static rf_status launch(launcher *by, rf__backward_kernel number, int64_t blocks, int32_t slices,
@@ -117,9 +117,8 @@ static rf_status launch(launcher *by, rf__backward_kernel number, int64_t blocks
                                                     ? RF_BACKWARD_SORT_BLOCK
                                                     : RF_BACKWARD_BLOCK},
                                       .shared_bytes = (uint32_t)shared_bytes,
-                                      .programmatic = by->behind,
+                                      .programmatic = true,
                                       .stream = by->stream};
-    by->behind = true;
     return rf__launch(by->device, &config, args);
 }
 
@@ -195,7 +194,6 @@ static rf_status rows_count(launcher *by, const rf__backward_layout *sizes, cons
     RF__CUDA_TRY(by->device->driver->cuStreamSynchronize(by->stream));
     for (int32_t i = 0; i < n; i++) firsts[i] = found[1 + i];
     firsts[n] = found[0];
-    by->behind = false;
 out:
     return status;
 }
@@ -232,6 +230,7 @@ static rf_status rows_pool(launcher *by, const rf__backward_layout *sizes,
                                   .features = features,
                                   .partials = workspace + (uint64_t)sizes->partials,
                                   .count = workspace + (uint64_t)sizes->count,
+                                  .lookups = sizes->lookups,
                                   .chunk = sizes->rows_chunk,
                                   .chunks = sizes->rows_chunks,
                                   .pitch = sizes->pitch,

@@ -28,8 +28,12 @@ enum {
 
 /* Threads of a block of staged.cu: as many as have their registers. Two blocks of an SM, three where gradients are gathered
  * for SGD or as they are. */
-#define RF_SMALL_THREADS(staged, emit) \
-    ((emit) == RF_ADAM + 1 ? 256 : (emit) > RF_SGD + 1 ? 320 : (staged) ? 384 : 256)
+#define RF_SMALL_THREADS(staged, emit)                         \
+    ((emit) == RF_ADAM + 1              ? (staged) ? 256 : 192 \
+     : (emit) == RF_ROWWISE_ADAGRAD + 1 ? 320                  \
+     : (emit) == RF_ADAGRAD + 1         ? 256                  \
+     : (staged)                         ? 384                  \
+                                        : 256)
 
 /* What the host writes of a small feature. */
 typedef struct rf_small_feature {

@@ -36,9 +36,7 @@ static rf_status launch(const rf__backward_small_call *call, const small_variant
     RF_CHECK(
         rf__jit_kernel(call->device, &sources[variant->pools], variant, sizeof *variant, describe, &kernel));
     config->function = kernel->function;
-    RF_CHECK(rf__launch(call->device, config, args));
-    config->programmatic = true;
-    return RF_OK;
+    return rf__launch(call->device, config, args);
 }
 
 static rf_status rows_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
@@ -71,7 +69,7 @@ static rf_status rows_launch(const rf__backward_small_call *call, const rf__back
 }
 
 rf_status rf__backward_small_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
-                                    uint64_t description, uint64_t workspace, bool behind, void *stream) {
+                                    uint64_t description, uint64_t workspace, void *stream) {
     if (plan->n_features == 0) return RF_OK;
     const rf_small_lists_args lists = {.indices = (uintptr_t)call->indices,
                                        .offsets = (uintptr_t)call->offsets,
@@ -89,7 +87,7 @@ rf_status rf__backward_small_launch(const rf__backward_small_call *call, const r
     rf__launch_config config = {.grid = {(uint32_t)plan->n_lists},
                                 .block = {RF_SMALL_LISTS_BLOCK},
                                 .shared_bytes = (uint32_t)plan->lists_shared,
-                                .programmatic = behind,
+                                .programmatic = true,
                                 .stream = stream};
     RF_CHECK(launch(call, &variant, &config, &lists));
     return rows_launch(call, plan, &lists, description + (uint64_t)plan->tasks_at, &config);

@@ -44,7 +44,7 @@ static bool call_fits(const rf__backward_small_call *call) {
     const uint64_t grad_bytes = VECTOR * (uint64_t)rf__dtype_bytes((rf_dtype)call->grad_dtype);
     return !call->weighted && call->bags > 0 && call->bags <= RF_SMALL_MOST_BAGS &&
            call->lookups <= INT32_MAX && call->n_features <= INT32_MAX && call->output_dim % VECTOR == 0 &&
-           (uintptr_t)call->grad % grad_bytes == 0;
+           call->output_dim <= (int64_t)UINT32_MAX / VECTOR && (uintptr_t)call->grad % grad_bytes == 0;
 }
 
 static bool feature_fits(const rf__backward_small_call *call, const rf_backward_feature *feature) {

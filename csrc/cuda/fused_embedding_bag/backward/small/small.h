@@ -44,9 +44,9 @@ void rf__backward_small_free(rf__backward_small_plan *plan);
 /* Bytes of workspace that a call with so many lookups takes. */
 int64_t rf__backward_small_workspace(const rf__backward_small_plan *plan, int64_t lookups);
 
-/* Puts the kernels into the stream, in the device's context. `behind`: a kernel of this call comes before. */
+/* Puts the kernels into the stream, in the device's context. */
 rf_status rf__backward_small_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
-                                    uint64_t description, uint64_t workspace, bool behind, void *stream);
+                                    uint64_t description, uint64_t workspace, void *stream);
 /* Compiles the kernels of a call into the cache. */
 rf_status rf__backward_small_compile(const rf__backward_small_call *call, const char *arch);
 

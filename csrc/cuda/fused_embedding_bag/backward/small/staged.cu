@@ -11,7 +11,7 @@
  * A group of lanes (an eighth of the columns) has every so-many-th row, so that a block works on neighbouring rows. It asks
  * for a row's place in the list two rows ahead, and for weight, state and the first bags of its list one row ahead: there
  * is one wait for memory a row. Most rows have few bags, so what a row costs besides counts: a lane has two vectors of four
- * columns, and bags are added four at a time from a row's first one on, in the order of the list, out of a window of eight
+ * columns, and bags are added four at a time from a row's first one on, in the order of the list, out of a window
  * that begins aligned and is shifted to the row's first bag. Every other group has its two vectors the other way round, so
  * that the halves of two rows are read from all banks of shared memory.
  * Rows with more than RF_SMALL_LONG lookups are left to the end. All groups share each of them, in equal runs of the list:
@@ -26,18 +26,22 @@
 #ifndef RF_STAGED
 #define RF_STAGED 1
 #endif
+#define RF_STREAMED 0 /* rows lie close together, and slices of them even share lines */
 #include "fused_embedding_bag/backward/emit.cuh"
 #include "fused_embedding_bag/backward/small/args.h"
 
 enum {
     BLOCK = RF_SMALL_THREADS(RF_STAGED, RF_EMIT),
     BLOCKS = RF_STAGED || RF_EMIT > RF_SGD + 1 || RF_ROUND ? 2 : 3, /* of an SM */
-    WARPS = BLOCK / 32
+    WARPS = BLOCK / 32,
+    MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS
 };
 #include "fused_embedding_bag/backward/small/columns.cuh"
 
 enum {
-    MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS,
+    /* Rows, so that what is asked for ahead stays in its registers; one where they do not last. */
+    UNROLLED = EMIT_STATES > 0 || (!RF_STAGED && !EMIT_ROWWISE) ? 1 : 2,
+    LATER = (RF_STAGED || EMIT_ROWWISE) && !RF_ROUND, /* whether registers last for more of a list */
     AT_ONCE = 4, /* bags of a list that one load brings */
     GRADS_AT_ONCE = 2 /* bags whose gradients a lane loads at once */
 };
@@ -48,35 +52,47 @@ struct span_t {
     rf_u32 from, to;
 };
 
-/* Eight bags of a list, from the last place of four or before a row's first one on. */
+RF_INLINE rf_u32 lookups_of(const span_t &span) { return span.to - span.from; }
+RF_INLINE bool is_short(const span_t &span) { return lookups_of(span) - 1 < RF_SMALL_LONG; }
+RF_INLINE bool is_long(const span_t &span) { return lookups_of(span) > RF_SMALL_LONG; }
+
+/* Twelve bags of a list, from the last place of four or before a row's first one on. The last four are there for rows that have
+ * so many bags: what is asked for while bags are added comes too late for the next four. */
 struct window_t {
-    bags_t now, next;
+    bags_t now, next, later;
 };
-RF_INLINE bags_t bags_load(const rf_u16 *list, rf_u32 place) {
-    return rf_load((const bags_t *)(list + place));
+RF_INLINE const bags_t *bags_at(const rf_u16 *list, rf_u32 place) {
+    return (const bags_t *)rf_place((const rf_u8 *)list, place & ~(AT_ONCE - 1u), sizeof *list);
 }
-RF_INLINE window_t window_load(const rf_u16 *list, rf_u32 place) {
-    place -= place % AT_ONCE;
-    return {bags_load(list, place), bags_load(list, place + AT_ONCE)};
+RF_INLINE window_t window_load(const rf_u16 *list, const span_t &span, bool there) {
+    const bags_t *const bags = bags_at(list, span.from);
+    window_t window = {};
+    if (there) {
+        window.now = rf_load(bags);
+        window.next = rf_load(bags + 1);
+    }
+    if (LATER && there && lookups_of(span) > AT_ONCE) window.later = rf_load(bags + 2);
+    return window;
 }
 RF_INLINE rf_u32 bits_from(rf_u32 low, rf_u32 high, rf_u32 shift) {
     return __funnelshift_r(low, high, shift);
 }
 
-/* Adds the gradients of the bags of a span in their order; `window`: its first ones. */
-RF_INLINE void span_add(const rf_u16 *list, const place_t &place, const span_t &span, window_t window,
-                        sums_t &sums) {
-    const rf_u32 lead = span.from % AT_ONCE, shift = lead % 2 * 16;
-    rf_u32 next = span.from - lead + 2 * AT_ONCE;
+/* Adds the gradients of so many bags of the list from a place on, in their order; `window`: the first ones. */
+RF_INLINE void span_add(const rf_u16 *list, const place_t &place, rf_u32 from, rf_u32 lookups,
+                        window_t window, sums_t &sums) {
+    const rf_u32 lead = from % AT_ONCE, shift = lead % 2 * 16;
+    const bags_t *next = bags_at(list, from) + (LATER ? 3 : 2);
 #pragma unroll 1
-    for (int left = (int)(span.to - span.from); left > 0; left -= AT_ONCE) {
+    for (int left = (int)lookups; left > 0; left -= AT_ONCE) {
         const rf_u32 low = lead < 2 ? window.now.word[0] : window.now.word[1];
         const rf_u32 middle = lead < 2 ? window.now.word[1] : window.next.word[0];
         const rf_u32 high = lead < 2 ? window.next.word[0] : window.next.word[1];
         const rf_u32 pairs[] = {bits_from(low, middle, shift), bits_from(middle, high, shift)};
         window.now = window.next;
-        if (left > AT_ONCE) window.next = bags_load(list, next);
-        next += AT_ONCE;
+        if (LATER) window.next = window.later;
+        if (left > (LATER ? 2 : 1) * AT_ONCE) (LATER ? window.later : window.next) = rf_load(next);
+        next++;
 #pragma unroll
         for (int pair = 0; pair < AT_ONCE; pair += GRADS_AT_ONCE) {
             four_t found[GRADS_AT_ONCE][VECTORS];
@@ -110,25 +126,23 @@ RF_INLINE void span_add(const rf_u16 *list, const place_t &place, const span_t &
 struct rows_t {
     const rf_u32 *starts; /* of the feature's row 0 */
     const rf_u16 *list; /* of all features; starts are places in it */
-    rf_i64 row; /* where its table begins in the matrix */
+    int row; /* where its table begins in the matrix */
     int first, last;
-    int dim;
 
-    RF_INLINE rf_i64 element(int number) const { return (row + number) * dim; }
     RF_INLINE span_t span(int number) const {
+        const rf_u32 *const at =
+            (const rf_u32 *)rf_place((const rf_u8 *)starts, (rf_u32)number, sizeof *starts);
         span_t found = {0, 0};
-        if (number < last) found = {rf_load(starts + number), rf_load(starts + number + 1)};
+        if (number < last) found = {rf_load(at), rf_load(at + 1)};
         return found;
     }
 };
-RF_INLINE bool is_short(const span_t &span) { return span.to - span.from - 1 < RF_SMALL_LONG; }
-
 /* What is asked for of a row while the one before is worked on. */
-RF_INLINE void row_prepare(const rows_t &rows, const rf_backward_matrix &matrix, const place_t &place,
-                           int number, rf_i64 element, const span_t &span, row_t &row, window_t &window) {
-    if (!is_short(span)) return;
-    window = window_load(rows.list, span.from);
-    row_load(matrix, place, rows.row + number, element, row);
+RF_INLINE void row_prepare(const rows_t &rows, const place_t &place, int number, const span_t &span,
+                           row_t &row, window_t &window) {
+    const bool there = is_short(span);
+    window = window_load(rows.list, span, there);
+    row_load(place, number, there, row);
 }
 
 /* What is asked for before the first row: of it, and where the next one is. */
@@ -137,41 +151,40 @@ struct begin_t {
     row_t row;
     window_t window;
 };
-RF_INLINE begin_t rows_begin(const rf_backward_matrix &matrix, const place_t &place, const rows_t &rows) {
+RF_INLINE begin_t rows_begin(const place_t &place, const rows_t &rows) {
     const int number = rows.first + place.group;
     begin_t begin;
     begin.span = rows.span(number);
     begin.next = rows.span(number + place.groups);
-    row_prepare(rows, matrix, place, number, rows.element(number), begin.span, begin.row, begin.window);
+    row_prepare(rows, place, number, begin.span, begin.row, begin.window);
     return begin;
 }
 
-/* All rows of the task that few bags look up. Returns whether there are others. */
-RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const rf_backward_matrix &matrix,
-                         const place_t &place, const rows_t &rows, const begin_t &begin) {
+/* All rows of the task that few bags look up, as many turns in each warp as its first group has. Returns whether there are
+ * others. */
+RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const place_t &place,
+                         const rows_t &rows, const begin_t &begin) {
     bool any_long = false;
     int number = rows.first + place.group;
+    int left =
+        rows.last - (rows.first + ((int)(threadIdx.x & ~31u) / place.lanes)); /* of the warp's first group */
     span_t span = begin.span, next = begin.next;
-    const rf_i64 step = (rf_i64)place.groups * rows.dim;
-    rf_i64 element = rows.element(number);
     row_t row = begin.row;
     window_t window = begin.window;
-#pragma unroll 1
-    for (; number < rows.last; number += place.groups) {
+#pragma unroll UNROLLED
+    for (; left > 0; left -= place.groups) {
         const span_t later = rows.span(number + 2 * place.groups);
         row_t next_row;
         window_t next_window;
-        row_prepare(rows, matrix, place, number + place.groups, element + step, next, next_row, next_window);
-        if (is_short(span)) {
-            sums_t sums = {};
-            span_add(rows.list, place, span, window, sums);
-            row_emit(args, emit, matrix, place, rows.row + number, element, span.to - span.from, row, sums);
-        } else {
-            any_long |= span.to != span.from;
-        }
+        row_prepare(rows, place, number + place.groups, next, next_row, next_window);
+        const bool there = is_short(span);
+        sums_t sums = {};
+        span_add(rows.list, place, span.from, there ? lookups_of(span) : 0, window, sums);
+        row_emit(args, emit, place, number, there, rows.row + number, lookups_of(span), row, sums);
+        any_long |= is_long(span);
+        number += place.groups;
         span = next;
         next = later;
-        element += step;
         row = next_row;
         window = next_window;
     }
@@ -179,9 +192,8 @@ RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const
 }
 
 /* One row, by the whole block. `parts`: [WARPS][columns]. */
-RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit,
-                             const rf_backward_matrix &matrix, const place_t &place, const rows_t &rows,
-                             int number, float *parts) {
+RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit, const place_t &place,
+                             const rows_t &rows, int number, float *parts) {
     const int warp = threadIdx.x / 32;
     const span_t span = rows.span(number);
     const rf_u32 lookups = span.to - span.from;
@@ -190,9 +202,10 @@ RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit,
     own.from = min(span.from + place.group * share, span.to);
     own.to = min(own.from + share, span.to);
     row_t row;
-    if (place.group == 0) row_load(matrix, place, rows.row + number, rows.element(number), row);
+    row_load(place, number, place.group == 0, row);
     sums_t sums = {};
-    if (own.from < own.to) span_add(rows.list, place, own, window_load(rows.list, own.from), sums);
+    span_add(rows.list, place, own.from, lookups_of(own), window_load(rows.list, own, own.from < own.to),
+             sums);
     /* By column from here on: neighbouring groups have their vectors the other way round. */
     sums_t columns;
 #pragma unroll
@@ -226,22 +239,22 @@ RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit,
                 for (int i = 0; i < 4; i++) columns.of[v].of[i] += part.of[i];
             }
         }
-        row_emit(args, emit, matrix, place, rows.row + number, rows.element(number), lookups, row, columns);
     }
+    if (threadIdx.x < 32)
+        row_emit(args, emit, place, number, place.group == 0, rows.row + number, lookups, row, columns);
     __syncthreads();
 }
 
-RF_INLINE void rows_pool_long(const rf_small_args &args, const rf_emit_t &emit,
-                              const rf_backward_matrix &matrix, const place_t &place, const rows_t &rows,
-                              rf_u32 *found, float *parts) {
+RF_INLINE void rows_pool_long(const rf_small_args &args, const rf_emit_t &emit, const place_t &place,
+                              const rows_t &rows, rf_u32 *found, float *parts) {
     for (int first = rows.first; first < rows.last; first += BLOCK) {
         const span_t span = rows.span(first + threadIdx.x);
-        const rf_u32 all = __ballot_sync(RF_FULL_WARP, span.to != span.from && !is_short(span));
+        const rf_u32 all = __ballot_sync(RF_FULL_WARP, is_long(span));
         if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = all;
         __syncthreads();
         for (int warp = 0; warp < WARPS; warp++) {
             for (rf_u32 left = found[warp]; left != 0; left &= left - 1)
-                row_pool_long(args, emit, matrix, place, rows, first + warp * 32 + __ffs(left) - 1, parts);
+                row_pool_long(args, emit, place, rows, first + warp * 32 + __ffs(left) - 1, parts);
         }
         __syncthreads();
     }
@@ -254,10 +267,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS)
     __shared__ rf_u32 found[WARPS];
     const rf_emit_t emit = rf_emit_of(args.emit);
     const rf_small_task task = args.tasks[blockIdx.x];
-    const rf_backward_matrix &matrix = args.matrices[task.matrix];
-    const place_t place = place_of(args, task, (float *)memory);
-    const rows_t rows = {args.starts + task.start, args.list,     task.row,
-                         task.first_row,           task.last_row, matrix.dim};
+    const place_t place = place_of(args, task, args.matrices[task.matrix], (float *)memory);
+    const rows_t rows = {args.starts + task.start, args.list, (int)task.row, task.first_row, task.last_row};
     /* Gradients are older than the kernel before, but for factors: lists.cu has waited before this one began. */
     const bool asked = RF_STAGED && grad_ask(args.bags, task, place);
     rf_wait_for_previous_kernel();
@@ -268,13 +279,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS)
     /* Not meanwhile where registers do not last for both. */
     const bool late = RF_STAGED && (RF_ROUND || RF_GRAD_DTYPE != RF_FLOAT32);
     begin_t begin;
-    if (!late) begin = rows_begin(matrix, place, rows);
+    if (!late) begin = rows_begin(place, rows);
     if (RF_STAGED) {
         if (!asked) grad_stage(args.bags, task, (float *)memory, place);
         rf_shared_copies_wait<0>();
         __syncthreads();
     }
-    if (late) begin = rows_begin(matrix, place, rows);
-    const bool any_long = rows_pool(args, emit, matrix, place, rows, begin);
-    if (__syncthreads_or(any_long)) rows_pool_long(args, emit, matrix, place, rows, found, parts);
+    if (late) begin = rows_begin(place, rows);
+    const bool any_long = rows_pool(args, emit, place, rows, begin);
+    if (__syncthreads_or(any_long)) rows_pool_long(args, emit, place, rows, found, parts);
 }

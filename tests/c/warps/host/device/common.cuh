@@ -71,7 +71,11 @@ template <class T> inline T rf_load(const T *from) {
 
 template <class T> inline T rf_load_if(int there, const T *from) { return there >= 0 ? rf_load(from) : T{}; }
 
-inline void rf_keep(const rf_u8 *&) {}
+template <class T> inline void rf_keep(T &) {}
+template <class T> inline void rf_forget(T &) {}
+inline rf_u8 *rf_place(const rf_u8 *first, rf_u64 number, rf_u32 pitch) {
+    return (rf_u8 *)first + number * pitch;
+}
 /* Only of what may be read: that is tried. */
 inline void rf_prefetch(const void *at) { (void)*(const volatile rf_u8 *)at; }
 template <class T> inline T rf_load_first(const T *from) { return rf_load(from); }
