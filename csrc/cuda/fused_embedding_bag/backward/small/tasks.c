@@ -7,7 +7,7 @@
 
 enum {
     LEAST_COLUMNS = 16, /* of a slice */
-    TASKS_AN_SM = 12,
+    TASKS_AN_SM = 8, /* of a launch */
     BUCKETS = 128, /* of costs, */
     AN_OCTAVE = 4, /* so many to a factor of two: bucket_of */
     STAGING_SHARE = 3 /* a task's rows cost so many times its gradients */
@@ -50,17 +50,21 @@ typedef struct cut_t {
     int32_t bucket; /* of a task's cost */
 } cut_t;
 
-static double feature_cost(const rf__backward_small_sizes *sizes, const rf_small_feature *feature) {
+/* `costs`: of tasks whose gradients are gathered, and of those whose are staged, which are another launch. */
+static void feature_cost(const rf__backward_small_sizes *sizes, const rf_small_feature *feature,
+                         double costs[2]) {
     bool staged;
     const int32_t columns = rf__backward_small_columns(sizes, feature->dim, &staged);
-    return feature->rows * row_cost(sizes, feature, columns, staged) * feature->dim / columns;
+    costs[staged] += feature->rows * row_cost(sizes, feature, columns, staged) * feature->dim / columns;
 }
 
-static cut_t cut_of(const rf__backward_small_sizes *sizes, const rf_small_feature *feature, double wanted) {
+static cut_t cut_of(const rf__backward_small_sizes *sizes, const rf_small_feature *feature,
+                    const double costs[2]) {
     cut_t cut;
     cut.columns = rf__backward_small_columns(sizes, feature->dim, &cut.staged);
     const double staging = cut.staged ? (double)sizes->bags * cut.columns * 2 : 0;
     const double rows = feature->rows * row_cost(sizes, feature, cut.columns, cut.staged);
+    const double wanted = costs[cut.staged] / (double)(sizes->sms * TASKS_AN_SM);
     const double each = wanted > STAGING_SHARE * staging ? wanted : STAGING_SHARE * staging;
     const int32_t lanes = (cut.columns + RF_SMALL_LANE_COLUMNS - 1) / RF_SMALL_LANE_COLUMNS;
     const int32_t groups = RF_SMALL_THREADS(cut.staged, sizes->emit) / lanes;
@@ -83,14 +87,13 @@ rf_status rf__backward_small_tasks(const rf__backward_small_sizes *sizes, const 
                                    int32_t *n_gathered) {
     rf_status status = RF_OK;
     int32_t places[2 * BUCKETS + 1] = {0};
-    double cost = 0;
+    double costs[2] = {0};
     cut_t *cuts = malloc(((size_t)n_features + 1) * sizeof *cuts);
     *tasks = NULL;
     RF_FAIL_IF(cuts == NULL, RF_ERR_MEMORY, "no memory for %" PRId64 " features", n_features);
-    for (int64_t f = 0; f < n_features; f++) cost += feature_cost(sizes, &features[f]);
-    const double wanted = cost / (double)(sizes->sms * TASKS_AN_SM);
+    for (int64_t f = 0; f < n_features; f++) feature_cost(sizes, &features[f], costs);
     for (int64_t f = 0; f < n_features; f++) {
-        cuts[f] = cut_of(sizes, &features[f], wanted);
+        cuts[f] = cut_of(sizes, &features[f], costs);
         places[order_of(&cuts[f]) + 1] += cuts[f].ranges * slices_of(&features[f], &cuts[f]);
     }
     for (int32_t i = 0; i < 2 * BUCKETS; i++) places[i + 1] += places[i];
