@@ -78,6 +78,13 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
     X(int32_t, aoti_torch_empty_strided,                                                                   \
       (int64_t dim, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device_type,      \
        int32_t device_index, AtenTensorHandle *tensor))                                                    \
+    X(int32_t, aoti_torch_layout_strided, (void))                                                          \
+    /* of memory that is there; `deleter` has it back when nobody needs it, on any thread */               \
+    X(int32_t, torch_from_blob,                                                                            \
+      (void *data, int64_t dim, const int64_t *sizes, const int64_t *strides, int64_t storage_offset,      \
+       int32_t dtype, int32_t device_type, int32_t device_index, AtenTensorHandle *tensor, int32_t layout, \
+       const uint8_t *opaque_metadata, int64_t opaque_metadata_size,                                       \
+       void (*deleter)(void *data, void *context), void *deleter_context))                                 \
     X(int32_t, aoti_torch__reinterpret_tensor,                                                             \
       (AtenTensorHandle self, int64_t dim, const int64_t *sizes, const int64_t *strides,                   \
        int64_t more_offset, AtenTensorHandle *view))                                                       \

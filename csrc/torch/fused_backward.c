@@ -3,6 +3,7 @@
 
 #include "base/validate.h"
 #include "torch/arguments.h"
+#include "torch/kept.h"
 #include "torch/operators.h"
 
 enum {
@@ -73,6 +74,15 @@ static rf_status dense_run(rf__call *call) {
     return rf_fused_embedding_bag_backward_cuda(&params, output, &allocator, &stream);
 }
 
+/* The values of a sparse gradient. */
+static rf_status values_new(const rf__call *call, int64_t count, const rf_fused_backward_params *params,
+                            AtenTensorHandle *tensor, void **values) {
+    const int64_t sizes[2] = {count, params->dim};
+    const int32_t dtype = rf__torch_dtype(params->dtype);
+    return rf__device_is_cpu(call->device) ? rf__tensor_new_kept(2, sizes, dtype, tensor, values)
+                                           : rf__tensor_new(2, sizes, dtype, call->device, tensor, values);
+}
+
 /* Where the outputs of the sparse gradient are made. */
 typedef struct sparse_context {
     rf__call *call;
@@ -81,11 +91,13 @@ typedef struct sparse_context {
 
 static rf_status sparse_allocate(void *context, int64_t count, int64_t **rows, void **values) {
     const sparse_context *sparse = context;
-    const int64_t sizes[2] = {count, sparse->params->dim};
+    rf__value *second = &sparse->call->outputs[1];
     void *data = NULL;
-    RF_CHECK(rf__call_output(sparse->call, 0, 1, sizes, aoti_torch_dtype_int64(), &data));
+    RF_CHECK(rf__call_output(sparse->call, 0, 1, &count, aoti_torch_dtype_int64(), &data));
     *rows = data;
-    return rf__call_output(sparse->call, 1, 2, sizes, rf__torch_dtype(sparse->params->dtype), values);
+    const rf_status status = values_new(sparse->call, count, sparse->params, &second->tensor, values);
+    second->given = second->tensor != NULL;
+    return status;
 }
 
 static rf_status sparse_run(rf__call *call) {
@@ -113,12 +125,10 @@ typedef struct listed {
 
 static rf_status listed_allocate(void *context, int64_t count, int64_t **rows, void **values) {
     listed *to = context;
-    const rf__torch_device device = to->call->device;
-    const int64_t sizes[2] = {count, to->params->dim};
     void *data = NULL;
-    RF_CHECK(rf__tensor_new(1, sizes, aoti_torch_dtype_int64(), device, &to->rows, &data));
+    RF_CHECK(rf__tensor_new(1, &count, aoti_torch_dtype_int64(), to->call->device, &to->rows, &data));
     *rows = data;
-    return rf__tensor_new(2, sizes, rf__torch_dtype(to->params->dtype), device, &to->values, values);
+    return values_new(to->call, count, to->params, &to->values, values);
 }
 
 static rf_status integer_read(rf__call *call, int argument, size_t at, int64_t *integer) {
