@@ -1,9 +1,9 @@
 /* Gradients of weights of fused calls, dense and sparse: tensors -> rf_fused_backward_params. */
 #include <stdlib.h>
 
+#include "base/kept.h"
 #include "base/validate.h"
 #include "torch/arguments.h"
-#include "torch/kept.h"
 #include "torch/operators.h"
 
 enum {
@@ -74,13 +74,27 @@ static rf_status dense_run(rf__call *call) {
     return rf_fused_embedding_bag_backward_cuda(&params, output, &allocator, &stream);
 }
 
-/* The values of a sparse gradient. */
+static void give_back(void *data, void *context) {
+    (void)data; /* that of the block */
+    rf__kept_give(context);
+}
+
+/* The values of a sparse gradient. On the CPU the memory of large ones is kept for those of the next step. */
 static rf_status values_new(const rf__call *call, int64_t count, const rf_fused_backward_params *params,
                             AtenTensorHandle *tensor, void **values) {
-    const int64_t sizes[2] = {count, params->dim};
+    const int64_t sizes[2] = {count, params->dim}, strides[2] = {params->dim, 1};
     const int32_t dtype = rf__torch_dtype(params->dtype);
-    return rf__device_is_cpu(call->device) ? rf__tensor_new_kept(2, sizes, dtype, tensor, values)
-                                           : rf__tensor_new(2, sizes, dtype, call->device, tensor, values);
+    const size_t bytes = (size_t)(count * params->dim * rf__dtype_bytes(params->dtype));
+    const rf__torch_device device = call->device;
+    if (!rf__device_is_cpu(device) || bytes < RF__KEPT_LEAST)
+        return rf__tensor_new(2, sizes, dtype, device, tensor, values);
+    rf__kept *block = rf__kept_take(bytes);
+    RF_FAIL_IF(block == NULL, RF_ERR_MEMORY, "no memory for a gradient of %zu bytes", bytes);
+    *values = block->data;
+    /* Where that fails the block is lost: torch may or may not have given it back. */
+    RF__TORCH_CHECK(torch_from_blob(block->data, 2, sizes, strides, 0, dtype, device.type, device.index,
+                                    tensor, aoti_torch_layout_strided(), NULL, 0, give_back, block));
+    return RF_OK;
 }
 
 /* Where the outputs of the sparse gradient are made. */

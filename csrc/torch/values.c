@@ -136,20 +136,15 @@ bool rf__tensor_is_contiguous(const rf__tensor *tensor) {
     return true;
 }
 
-void rf__strides_of(int64_t dim, const int64_t *sizes, int64_t *strides) {
-    int64_t stride = 1;
+rf_status rf__tensor_new(int64_t dim, const int64_t *sizes, int32_t dtype, rf__torch_device device,
+                         AtenTensorHandle *tensor, void **data) {
+    int64_t strides[RF__MAX_DIM], stride = 1;
+    RF_FAIL_IF(dim > RF__MAX_DIM, RF_ERR_UNSUPPORTED, "a tensor of %lld dimensions, at most %d are supported",
+               (long long)dim, RF__MAX_DIM);
     for (int64_t d = dim - 1; d >= 0; d--) {
         strides[d] = stride;
         stride *= sizes[d] > 1 ? sizes[d] : 1;
     }
-}
-
-rf_status rf__tensor_new(int64_t dim, const int64_t *sizes, int32_t dtype, rf__torch_device device,
-                         AtenTensorHandle *tensor, void **data) {
-    int64_t strides[RF__MAX_DIM];
-    RF_FAIL_IF(dim > RF__MAX_DIM, RF_ERR_UNSUPPORTED, "a tensor of %lld dimensions, at most %d are supported",
-               (long long)dim, RF__MAX_DIM);
-    rf__strides_of(dim, sizes, strides);
     RF__TORCH_CHECK(aoti_torch_empty_strided(dim, sizes, strides, dtype, device.type, device.index, tensor));
     RF__TORCH_CHECK(torch_get_mutable_data_ptr(*tensor, data));
     return RF_OK;

@@ -69,8 +69,6 @@ rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t
  * The copy is also left in *copy (NULL before), to be freed by the caller once `tensor` is done with. */
 rf_status rf__tensor_make_contiguous(rf__tensor *tensor, int32_t dtype, AtenTensorHandle *copy);
 bool rf__tensor_is_contiguous(const rf__tensor *tensor);
-/* Those of a contiguous tensor. */
-void rf__strides_of(int64_t dim, const int64_t *sizes, int64_t *strides);
 /* A new contiguous tensor of sizes [dim], and where its data is; at most RF__MAX_DIM dimensions. */
 rf_status rf__tensor_new(int64_t dim, const int64_t *sizes, int32_t dtype, rf__torch_device device,
                          AtenTensorHandle *tensor, void **data);
