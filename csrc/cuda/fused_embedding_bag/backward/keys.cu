@@ -129,11 +129,37 @@ RF_INLINE bool bags_mark(const rf_backward_keys_args &args, const chunk_t &chunk
     return true;
 }
 
+/* The number of a lookup's bag among those of the chunk, in which the lanes of a warp have a word. */
+RF_INLINE rf_u32 bag_number(const shared_t &shared, int word) {
+    const rf_u32 upto = 0xffffffffu >> (31 - threadIdx.x % 32);
+    return shared.bags[shared.before[word] + __popc(shared.begins[word] & upto) - 1];
+}
+
+/* The entry of a lookup in a bag of a feature; `slot`, `number`: theirs; `key`: if it is one. */
+RF_INLINE void entry_write(const rf_backward_keys_args &args, shared_t &shared,
+                           const rf_backward_feature &feature, rf_i64 position, rf_u32 slot, rf_u32 number,
+                           rf_u32 bag, bool is_entry, RF_KEY key, RF_KEY base) {
+    const RF_VALUE source = (RF_VALUE)bag * (RF_VALUE)args.output_dim + (RF_VALUE)feature.output_column;
+    rf_backward_entry entry = {is_entry ? key : (RF_KEY)args.trash, source};
+    if (RF_ENTRIES != RF_ENTRIES_DIRECT) {
+        float factor = args.sample_weights != nullptr ? rf_load(args.sample_weights + position) : 1.0f;
+        if (feature.pooling == RF_MEAN) factor = rf_load(args.bag_factors + slot);
+        if (feature.pooling == RF_MAX) factor = -(float)(number + 1);
+        args.factors[position] = factor;
+        args.sources[position] = source;
+        entry.value = (RF_VALUE)position;
+    }
+    args.entries[position] = entry;
+    if (is_entry) atomicAdd(&shared.counts[(rf_u32)(key - base) & ((1u << args.counts.bits) - 1)], 1u);
+}
+
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
     rf_backward_keys(const __grid_constant__ rf_backward_keys_args args) {
     __shared__ shared_t shared;
-    rf_wait_for_previous_kernel();
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    for (int digit = thread; digit < 1 << args.counts.bits; digit += BLOCK) shared.counts[digit] = 0;
+    if (thread < WORDS) shared.begins[thread] = 0;
+    rf_wait_for_previous_kernel();
     const rf_u32 length = length_of(args);
     const chunk_t chunk = chunk_find(length, blockIdx.x);
     if (blockIdx.x == 0 && thread < 32) {
@@ -147,8 +173,6 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
         const int at = (k * WARPS + warp) * 32 + lane;
         indices[k] = at < chunk.size ? rf_load(args.indices + chunk.first + at) : (RF_INDEX)-1;
     }
-    for (int digit = thread; digit < 1 << args.counts.bits; digit += BLOCK) shared.counts[digit] = 0;
-    if (thread < WORDS) shared.begins[thread] = 0;
     if (warp < 2) {
         const bool is_last = chunk.segment + 1 >= args.segments.count;
         const rf_u32 behind = is_last ? args.slots : args.segments.slots[chunk.segment + 1];
@@ -161,43 +185,40 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
     const bool is_near =
         last_slot - first_slot < CHUNK && bags_mark(args, chunk, first_slot, last_slot, shared);
     const rf_u32 first_number = first_slot / args.bags, next_number = (first_number + 1) * args.bags;
-    const rf_backward_feature first_feature = feature_load(args, first_number); /* mostly that of all */
+    const rf_backward_feature first_feature = feature_load(args, first_number);
     const rf_i64 base = args.segments.bases[chunk.segment];
+    if (is_near && last_slot < next_number) { /* mostly */
+        const RF_KEY rows = (RF_KEY)(first_feature.pooling >= 0 ? first_feature.rows : 0);
+        const RF_KEY first_row = (RF_KEY)first_feature.first_row, padding = (RF_KEY)first_feature.padding_idx;
+        const rf_u32 first_bag = first_slot - first_number * args.bags;
 #pragma unroll
-    for (int k = 0; k < ITEMS; k++) {
-        const int word = k * WARPS + warp, at = word * 32 + lane;
-        if (at >= chunk.size) continue;
-        const rf_i64 position = chunk.first + at, index = (rf_i64)indices[k];
-        rf_u32 slot;
-        if (is_near) {
-            const rf_u32 upto =
-                shared.before[word] + __popc(shared.begins[word] & 0xffffffffu >> (31 - lane));
-            slot = first_slot + shared.bags[upto - 1];
-        } else {
-            slot = far_slot(args, first_slot, last_slot, position);
+        for (int k = 0; k < ITEMS; k++) {
+            const int word = k * WARPS + warp, at = word * 32 + lane;
+            if (at >= chunk.size) continue;
+            const rf_u32 number = bag_number(shared, word);
+            const RF_KEY index = (RF_KEY)indices[k];
+            const bool fits = sizeof(RF_INDEX) <= sizeof(RF_KEY) || (rf_i64)indices[k] == (rf_i64)index;
+            const bool is_entry = fits && index < rows && index != padding;
+            entry_write(args, shared, first_feature, chunk.first + at, first_slot + number, first_number,
+                        first_bag + number, is_entry, first_row + index, (RF_KEY)base);
         }
-        const rf_u32 number = slot < next_number ? first_number : slot / args.bags;
-        const rf_u32 bag = slot - number * args.bags;
-        rf_backward_feature feature = first_feature;
-        if (number != first_number) feature = feature_load(args, number);
-        const bool counts_here = feature.pooling >= 0 && (rf_u64)index < (rf_u64)feature.rows &&
-                                 index != feature.padding_idx && (is_near || holds(args, slot, position));
-        const rf_i64 key = feature.first_row + index;
-        const bool is_entry = counts_here && (rf_u64)(key - base) < (rf_u64)args.span;
-        const RF_VALUE source = (RF_VALUE)(bag * args.output_dim + feature.output_column);
-        rf_backward_entry entry = {(RF_KEY)(is_entry ? key : args.trash), source};
-        if (RF_ENTRIES != RF_ENTRIES_DIRECT) {
-            float factor = args.sample_weights != nullptr ? rf_load(args.sample_weights + position) : 1.0f;
-            if (feature.pooling == RF_MEAN) factor = rf_load(args.bag_factors + slot);
-            if (feature.pooling == RF_MAX) factor = -(float)(number + 1);
-            args.factors[position] = factor;
-            args.sources[position] = source;
-            entry.value = (RF_VALUE)position;
-        }
-        args.entries[position] = entry;
-        if (is_entry) {
-            const rf_u32 digit = (rf_u32)(key - base) & ((1u << args.counts.bits) - 1);
-            atomicAdd(&shared.counts[digit], 1u);
+    } else {
+#pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            const int word = k * WARPS + warp, at = word * 32 + lane;
+            if (at >= chunk.size) continue;
+            const rf_i64 position = chunk.first + at, index = (rf_i64)indices[k];
+            const rf_u32 slot = is_near ? first_slot + bag_number(shared, word)
+                                        : far_slot(args, first_slot, last_slot, position);
+            const rf_u32 number = slot < next_number ? first_number : slot / args.bags;
+            rf_backward_feature feature = first_feature;
+            if (number != first_number) feature = feature_load(args, number);
+            const rf_i64 key = feature.first_row + index;
+            const bool is_entry = feature.pooling >= 0 && (rf_u64)index < (rf_u64)feature.rows &&
+                                  index != feature.padding_idx && (is_near || holds(args, slot, position)) &&
+                                  (rf_u64)(key - base) < (rf_u64)args.span;
+            entry_write(args, shared, feature, position, slot, number, slot - number * args.bags, is_entry,
+                        (RF_KEY)key, (RF_KEY)base);
         }
     }
     __syncthreads();

@@ -24,6 +24,7 @@ enum {
     DIGITS = 1 << RF_DIGIT_BITS,
     PAIRS = DIGITS / 2, /* of digits, whose counts of 16 bits share a word */
     EACH = (PAIRS + BLOCK - 1) / BLOCK, /* pairs a thread */
+    OWN = 2 * EACH, /* neighbouring digits of a thread */
     AT_ONCE = 8, /* counts that a thread loads at once */
     BLOCKS = sizeof(rf_backward_entry) > 8 ? 1 : 2 /* an SM, by registers */
 };
@@ -50,8 +51,9 @@ RF_INLINE int digit_of(const rf_backward_sort_args &args, rf_i64 base, RF_KEY ke
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     rf_backward_count(const __grid_constant__ rf_backward_sort_args args) {
     __shared__ rf_u32 counts[DIGITS];
-    rf_wait_for_previous_kernel();
     const int thread = threadIdx.x;
+    for (int digit = thread; digit < DIGITS; digit += BLOCK) counts[digit] = 0;
+    rf_wait_for_previous_kernel();
     const chunk_t chunk = chunk_of(args);
     if (chunk.size == 0) return;
     const rf_i64 base = args.segments.bases[chunk.segment];
@@ -61,7 +63,6 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
         const int at = i * BLOCK + thread;
         keys[i] = at < chunk.size ? rf_load(&args.entries[chunk.first + at].key) : (RF_KEY)0;
     }
-    for (int digit = thread; digit < DIGITS; digit += BLOCK) counts[digit] = 0;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < ITEMS; i++)
@@ -126,15 +127,31 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     }
 }
 
+/* Those of the lanes `same` whose number has a bit as this lane's has it. */
+RF_INLINE rf_u32 lanes_with(rf_u32 same, int number, int bit) {
+#ifdef __CUDA_ARCH__
+    /* The compiler works the bit out twice, in seven instructions; these are four. */
+    asm volatile("{ .reg .pred own; .reg .b32 all, bits;\n"
+                 "and.b32 bits, %1, %2;\n"
+                 "setp.ne.b32 own, bits, 0;\n"
+                 "vote.sync.ballot.b32 all, own, 0xffffffff;\n"
+                 "@!own not.b32 all, all;\n"
+                 "and.b32 %0, %0, all; }"
+                 : "+r"(same)
+                 : "r"(number), "r"(1 << bit));
+    return same;
+#else
+    const bool own = (number >> bit & 1) != 0;
+    const rf_u32 all = __ballot_sync(RF_FULL_WARP, own);
+    return same & (own ? all : ~all);
+#endif
+}
+
 /* Lanes that have the same digit, by a vote a bit: faster than __match_any_sync where lanes have many digits. -1: none. */
 RF_INLINE rf_u32 lanes_alike(int digit) {
     rf_u32 same = __ballot_sync(RF_FULL_WARP, digit >= 0);
 #pragma unroll
-    for (int bit = 0; bit < RF_DIGIT_BITS; bit++) {
-        const bool own = (digit >> bit & 1) != 0;
-        const rf_u32 all = __ballot_sync(RF_FULL_WARP, own);
-        same &= own ? all : ~all;
-    }
+    for (int bit = 0; bit < RF_DIGIT_BITS; bit++) same = lanes_with(same, digit, bit);
     return same;
 }
 
@@ -143,8 +160,10 @@ RF_INLINE rf_u32 lanes_alike(int digit) {
  * the number of all entries of the chunk. */
 RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *digits) {
     rf_u32 *const words = (rf_u32 *)&shared.counts[0][0];
-    enum { OWN = 2 * EACH }; /* neighbouring digits of a thread */
     const int digit = (int)threadIdx.x * OWN;
+    rf_u32 ahead[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) ahead[i] = digit + i < DIGITS ? rf_load(digits + digit + i) : 0;
     rf_u32 own[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -165,9 +184,6 @@ RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *digits) {
         shared.begins[2 * pair] = own[i] & 0xffffu;
         shared.begins[2 * pair + 1] = own[i] >> 16;
     }
-    rf_u32 ahead[OWN];
-#pragma unroll
-    for (int i = 0; i < OWN; i++) ahead[i] = digit + i < DIGITS ? rf_load(digits + digit + i) : 0;
     __syncthreads();
     rf_u64 counts[OWN], sum = 0, all; /* of the chunk, above of the segment */
 #pragma unroll
@@ -192,8 +208,10 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     rf_backward_sort(const __grid_constant__ rf_backward_sort_args args) {
     extern __shared__ __align__(16) rf_u8 memory[];
     shared_t &shared = *(shared_t *)memory;
-    rf_wait_for_previous_kernel();
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    rf_bytes<16> *const zeros = (rf_bytes<16> *)&shared.counts[0][0];
+    for (int i = thread; i < WARPS * DIGITS / 8; i += BLOCK) zeros[i] = {};
+    rf_wait_for_previous_kernel();
     const chunk_t chunk = chunk_of(args);
     const rf_u32 total = rf_load(args.counts.totals + lane), upto = rf_sum_of_lanes_to(total);
     if (blockIdx.x == 0 && thread == 31) *args.count = (rf_i64)upto;
@@ -207,8 +225,6 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
         const int at = warp * (ITEMS * 32) + i * 32 + lane;
         keys[i] = at < chunk.size ? rf_load(&args.entries[chunk.first + at].key) : trash;
     }
-    rf_bytes<16> *const zeros = (rf_bytes<16> *)&shared.counts[0][0];
-    for (int i = thread; i < WARPS * DIGITS / 8; i += BLOCK) zeros[i] = {};
     const rf_u32 *const places = args.counts.places + (rf_i64)blockIdx.x * DIGITS;
     for (int digit = thread; digit < DIGITS; digit += BLOCK)
         shared.places[digit] = begin + rf_load(places + digit);
