@@ -146,10 +146,16 @@ def integers(values: list[int], wide: bool, keep: list[Any]) -> Integers:
     return Integers(ctypes.addressof(keep[-1]), wide)
 
 
+def aligned(count: int) -> Any:
+    """So many int32_t, from a multiple of 16 bytes on."""
+    memory = (ctypes.c_int8 * (4 * count + 16))()
+    return (ctypes.c_int32 * count).from_buffer(memory, -ctypes.addressof(memory) % 16)
+
+
 def check(library: ctypes.CDLL, case: Case, seed: int) -> None:
     keep: list[Any] = []
     users, items = case.n_users, len(case.map)
-    plan, work = (ctypes.c_int32 * 4)(*[7] * 4), (ctypes.c_int32 * (8 * (users + 1)))()
+    plan, work = aligned(4), aligned(8 * (users + 1))
     counts, order = ((ctypes.c_int32 * (users + 1))(*[-5] * (users + 1)) for _ in range(2))
     ranks, members = ((ctypes.c_int32 * (items + 1))(*[-5] * (items + 1)) for _ in range(2))
     args = Args(integers(case.map, case.wide, keep))

@@ -58,7 +58,8 @@ RF_INLINE void rf_group_sync(rf_u32 id, rf_u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* Which lines leave L2 last. */
+/* Which lines leave L2 first, and last. */
+#define RF_L2_FIRST 0x12F0000000000000ull
 #define RF_L2_NORMAL 0x1000000000000000ull
 #define RF_L2_LAST 0x14F0000000000000ull
 

@@ -40,7 +40,7 @@ typedef struct rf_attention_work {
     rf_i32 tile; /* the first of its tiles */
     rf_i32 rows; /* for one head of keys */
     rf_i32 unused;
-} rf_attention_work;
+} __attribute__((aligned(16))) rf_attention_work;
 RF_SIZE_IS(rf_attention_work, 32);
 
 /* What the launches of a call tell each other; written anew by group.cu each time. */
@@ -50,7 +50,7 @@ typedef struct rf_attention_plan {
     rf_i32
         whole; /* tiles before this one have all keys of their user in one piece of work; the others have `parts` */
     rf_i32 parts;
-} rf_attention_plan;
+} __attribute__((aligned(16))) rf_attention_plan;
 RF_SIZE_IS(rf_attention_plan, 16);
 
 /* Pitches in bytes: from one item, query, head to the next. */

@@ -4,15 +4,17 @@
 
 #include "ikbo_attention/fused.cuh"
 
-/* A block of KEYS keys or values of tile number n, whose description is read again: registers are scarce here. */
+/* A block of KEYS keys or values of tile number n, whose description is read again: registers are scarce here. What no other
+ * tile reads leaves the second-level cache first, or it would push out what all blocks read, these instructions too. */
 RF_INLINE void copy_block(const rf_attention_args &args, const shared_t &at, const rf_tensor_map *map, int n,
                           int block, rf_u32 to, rf_u32 barrier) {
     const volatile tile_t *tile = &at.tiles[n % TILES];
+    const rf_u64 policy = tile->row == 0 && tile->rows < TILE_ROWS ? RF_L2_FIRST : RF_L2_NORMAL;
     const int first = tile->key + block * KEYS, head = tile->head, user = args.one_user ? 0 : tile->user;
     rf_barrier_expect(barrier, KV_BYTES);
 #pragma unroll
     for (int i = 0; i < ATOMS; i++)
-        rf_copy_box(to + i * KV_ATOM, map, i * RF_ATTENTION_ATOM, head, first, user, barrier, RF_L2_NORMAL);
+        rf_copy_box(to + i * KV_ATOM, map, i * RF_ATTENTION_ATOM, head, first, user, barrier, policy);
 }
 
 /* Leaves of a tile's keys those of a part; a tile of few blocks has fewer parts, and the others are nothing. */
@@ -29,23 +31,43 @@ RF_INLINE void cut_keys(tile_t &tile, int item, int part, int parts) {
     tile.split = split_t{item, part, parts}.packed();
 }
 
-/* Describes the piece of work with this number, by all lanes; keys below 0: there are no more. The last user whose tiles do
- * not begin behind it is found by 32 tries at once. */
-RF_INLINE void tile_write(const rf_attention_args &args, tile_t *tile, int number, int lane) {
-    tile_t own = {0, -1, 0, 0, 0, 0, 0, 0};
-    const rf_attention_plan &plan = *args.plan;
-    const int item = number - plan.whole, parts = plan.parts, part = item > 0 ? item % parts : 0;
-    if (item > 0) number = plan.whole + item / parts;
-    if (number < plan.tiles) {
-        int low = 0;
-        for (int size = args.n_users + 1; size > 1;) {
-            const int stride = (size + 31) / 32, at = lane * stride;
-            const bool before = at < size && args.work[low + at].tile <= number;
-            const int most = (31 - __clz(__ballot_sync(RF_FULL_WARP, before))) * stride;
+/* The users as one warp searches them: a lane keeps where the tiles of two of 64 begin, `stride` users apart. */
+struct users_t {
+    rf_attention_plan plan;
+    int stride, near, far;
+
+    RF_INLINE users_t(const rf_attention_args &args, int lane) {
+        const int users = args.n_users + 1;
+        stride = (users + 63) / 64;
+        const int at = lane * stride, behind = (lane + 32) * stride;
+        near = at < users ? args.work[at].tile : 0x7fffffff;
+        far = behind < users ? args.work[behind].tile : 0x7fffffff;
+        plan = *args.plan;
+    }
+    /* The last user whose tiles do not begin behind number `tile`; of those that are left, by 32 tries at once. */
+    RF_INLINE int of_tile(const rf_attention_args &args, int tile, int lane) const {
+        const int before = __popc(__ballot_sync(RF_FULL_WARP, near <= tile)) +
+                           __popc(__ballot_sync(RF_FULL_WARP, far <= tile));
+        int low = (before - 1) * stride;
+        for (int size = min(stride, args.n_users + 1 - low); size > 1;) {
+            const int step = (size + 31) / 32, at = lane * step;
+            const bool begins = at < size && args.work[low + at].tile <= tile;
+            const int most = (31 - __clz(__ballot_sync(RF_FULL_WARP, begins))) * step;
             low += most;
-            size = min(stride, size - most);
+            size = min(step, size - most);
         }
-        const rf_attention_work user = args.work[low];
+        return low;
+    }
+};
+
+/* Describes the piece of work with this number, by all lanes; keys below 0: there are no more. */
+RF_INLINE void tile_write(const rf_attention_args &args, const users_t &users, tile_t *tile, int number,
+                          int lane) {
+    tile_t own = {0, -1, 0, 0, 0, 0, 0, 0};
+    const int item = number - users.plan.whole, parts = users.plan.parts, part = item > 0 ? item % parts : 0;
+    if (item > 0) number = users.plan.whole + item / parts;
+    if (number < users.plan.tiles) {
+        const rf_attention_work user = args.work[users.of_tile(args, number, lane)];
         const int of_head = (user.rows + TILE_ROWS - 1) / TILE_ROWS, in_user = number - user.tile;
         own.head = in_user / of_head;
         own.row = (in_user - own.head * of_head) * TILE_ROWS;
@@ -77,30 +99,46 @@ RF_INLINE void clear_values(const shared_t &at, int keys, int block, rf_u32 &par
     if (lane == 0) rf_barrier_arrive(at.v_full + slot * 8);
 }
 
-/* One warp: takes tiles, AHEAD of the one whose values it clears. */
+/* One warp: a tile's values are whole, and it is done with the tile; false behind the last one. `blocks`: of keys, before it. */
+RF_INLINE bool tile_end(const shared_t &at, int n, int &blocks, rf_u32 &parities, int lane) {
+    const int keys = at.tiles[n % TILES].keys;
+    if (keys < 0) return false;
+    blocks += (keys + KEYS - 1) / KEYS;
+    if (keys % KEYS != 0) clear_values(at, keys, blocks - 1, parities, lane);
+    rf_barrier_arrive(at.tile_empty + n % TILES * 8);
+    return true;
+}
+
+/* One warp: takes tiles, and clears the values of those that are AHEAD of them. What takes long is taken when the tile before it
+ * begins, or a block would have a tile to itself that others could begin at once; behind short tiles, and where the last turns'
+ * are not cut, there would be no time to bring the queries then. */
 RF_INLINE void take_tiles(const rf_attention_args &args, const shared_t &at, int lane) {
-    enum { AHEAD = 2 };
+    enum { AHEAD = 2, SHORT = 4 * KEYS };
+    const users_t users(args, lane);
     rf_u32 parities = 0;
-    int number = blockIdx.x, blocks = 0;
-    bool more = true;
+    int blocks = 0;
+    bool more = true, late = false;
     for (int n = 0;; n++) {
-        if (more) {
-            rf_barrier_wait(at.tile_empty + n % TILES * 8, (n / TILES & 1) ^ 1);
-            tile_write(args, &at.tiles[n % TILES], number, lane);
-            __syncwarp();
-            more = at.tiles[n % TILES].keys >= 0;
-            if (lane == 0) {
-                rf_barrier_arrive(at.tile_full + n % TILES * 8);
-                if (more) number = atomicAdd(&args.plan->taken, 1) + gridDim.x;
-            }
-            number = __shfl_sync(RF_FULL_WARP, number, 0);
+        if (n >= AHEAD && late) {
+            if (!tile_end(at, n - AHEAD, blocks, parities, lane)) return;
+            rf_barrier_wait(at.tile_empty + (n - AHEAD) % TILES * 8, (n - AHEAD) / TILES & 1);
         }
-        if (n < AHEAD) continue;
-        const int entry = (n - AHEAD) % TILES, keys = at.tiles[entry].keys;
-        if (keys < 0) return;
-        blocks += (keys + KEYS - 1) / KEYS;
-        if (keys % KEYS != 0) clear_values(at, keys, blocks - 1, parities, lane);
-        rf_barrier_arrive(at.tile_empty + entry * 8);
+        const bool was_late = late;
+        if (more) {
+            tile_t *tile = &at.tiles[n % TILES];
+            int number = blockIdx.x;
+            rf_barrier_wait(at.tile_empty + n % TILES * 8, (n / TILES & 1) ^ 1);
+            if (n > 0) {
+                if (lane == 0) number = atomicAdd(&args.plan->taken, 1) + gridDim.x;
+                number = __shfl_sync(RF_FULL_WARP, number, 0);
+            }
+            tile_write(args, users, tile, number, lane);
+            __syncwarp();
+            more = tile->keys >= 0;
+            late = more && (tile->keys >= SHORT || tile->split != 0);
+            if (lane == 0) rf_barrier_arrive(at.tile_full + n % TILES * 8);
+        }
+        if (n >= AHEAD && !was_late && !tile_end(at, n - AHEAD, blocks, parities, lane)) return;
     }
 }
 

@@ -14,43 +14,49 @@
 #include "ikbo_attention/args.h"
 #include "ikbo_attention/contents.cuh"
 
-enum { BUCKETS = 32, WARPS = RF_BLOCK / 32, NEAR = 4096 };
+enum { BUCKETS = 32, WARPS = RF_BLOCK / 32, NEAR = 4096, KEPT = 4 };
 
 /* How many warps have a user of those from `start` on; the others have nothing to add. */
 RF_INLINE int warps_of(int users, int start) { return (min(users - start, RF_BLOCK) + 31) / 32; }
 
-/* Inclusive sums over the block's first `warps` of two numbers each. */
-RF_INLINE int2 block_sums(int2 own, int warps, int2 *of_warps) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int step = 1; step < 32; step *= 2) {
-        const int x = __shfl_up_sync(RF_FULL_WARP, own.x, step),
-                  y = __shfl_up_sync(RF_FULL_WARP, own.y, step);
-        if (lane >= step) own.x += x, own.y += y;
-    }
-    if (lane == 31) of_warps[warp] = own;
-    __syncthreads();
-    int2 before = make_int2(0, 0);
-#pragma unroll 1
-    for (int i = 0; i < min(warp, warps); i++) before.x += of_warps[i].x, before.y += of_warps[i].y;
-    return make_int2(own.x + before.x, own.y + before.y);
-}
+/* Candidates and tiles of users. */
+struct sums_t {
+    int candidates, tiles;
 
-/* Counts each user's candidates and numbers them; those of a user in one warp are counted at once. */
-RF_INLINE void count(const rf_attention_group_args &args, int *counts) {
-    const reporter_t to = {args.errors, args.report != 0};
-#pragma unroll 1
-    for (int start = 0; start < args.candidates; start += RF_BLOCK) {
-        const int i = start + (int)threadIdx.x;
-        const bool any = i < args.candidates;
-        const int user = any ? user_at(args.map, args.keys, i) : -1;
-        if (any) check_map(args.map, args.keys, i, args.candidates, to);
-        const rf_u32 same = __match_any_sync(RF_FULL_WARP, user);
-        const int leader = __ffs(same) - 1, before = __popc(same & ((1u << threadIdx.x % 32) - 1));
-        int base = 0;
-        if (any && before == 0) base = atomicAdd(&counts[user], __popc(same));
-        base = __shfl_sync(RF_FULL_WARP, base, leader);
-        if (any) args.ranks[i] = base + before;
+    RF_INLINE void add(const sums_t &other) {
+        candidates += other.candidates;
+        tiles += other.tiles;
     }
+    RF_INLINE sums_t of_lane(int lane) const {
+        return {__shfl_sync(RF_FULL_WARP, candidates, lane), __shfl_sync(RF_FULL_WARP, tiles, lane)};
+    }
+    /* Of the lanes up to this one. */
+    RF_INLINE sums_t upto(int lane) const {
+        sums_t sums = *this;
+        for (int step = 1; step < 32; step *= 2) {
+            const sums_t lower = {__shfl_up_sync(RF_FULL_WARP, sums.candidates, step),
+                                  __shfl_up_sync(RF_FULL_WARP, sums.tiles, step)};
+            if (lane >= step) sums.add(lower);
+        }
+        return sums;
+    }
+};
+
+/* A candidate's user, and its number among those of that user; a thread's first ones stay in its registers. */
+struct member_t {
+    int user, rank;
+};
+
+/* Counts a candidate; those of a user in one warp are counted at once. */
+RF_INLINE member_t count(const rf_attention_group_args &args, int i, int *counts, const reporter_t &to) {
+    const bool any = i < args.candidates;
+    const int user = any ? user_at(args.map, args.keys, i) : -1;
+    if (any) check_map(args.map, args.keys, i, args.candidates, to);
+    const rf_u32 same = __match_any_sync(RF_FULL_WARP, user);
+    const int leader = __ffs(same) - 1, before = __popc(same & ((1u << threadIdx.x % 32) - 1));
+    int base = 0;
+    if (any && before == 0) base = atomicAdd(&counts[user], __popc(same));
+    return {user, __shfl_sync(RF_FULL_WARP, base, leader) + before};
 }
 
 /* Users with the most keys come first, by buckets of a power of two keys, of which the most fill 16 to 32. */
@@ -67,13 +73,14 @@ RF_INLINE rf_attention_work work_of(const rf_attention_group_args &args, int use
     return work;
 }
 
-RF_INLINE int tiles_of(const rf_attention_group_args &args, const rf_attention_work &work) {
-    return (work.rows + RF_ATTENTION_TILE_ROWS - 1) / RF_ATTENTION_TILE_ROWS * args.kv_heads;
+RF_INLINE sums_t sums_of(const rf_attention_group_args &args, const rf_attention_work &work) {
+    const int tiles = (work.rows + RF_ATTENTION_TILE_ROWS - 1) / RF_ATTENTION_TILE_ROWS;
+    return {work.candidates, tiles * args.kv_heads};
 }
 
+#define NEVER 1e30f
 /* When all would be done, in blocks of keys, if the keys of the last `left` tiles, behind `whole` others, were cut into
  * `parts`; NEVER where they cannot be. Tiles and parts go to blocks as they come free. Lengths are taken to be the same. */
-#define NEVER 1e30f
 RF_INLINE float time_of(const rf_attention_group_args &args, int whole, int left, int blocks, int parts) {
     const int grid = args.grid, full = whole / grid, busy = whole - full * grid, pieces = left * parts;
     if (parts == 1) return (float)((whole + left + grid - 1) / grid * blocks);
@@ -85,14 +92,16 @@ RF_INLINE float time_of(const rf_attention_group_args &args, int whole, int left
     return (full + (float)steps / parts) * blocks;
 }
 
-/* The number of parts whose time of `times` (from one part on) is least: all must be done sooner than with one, by more than
- * parts cost that leave and come back in float32: some three blocks of keys. */
-RF_INLINE int parts_of(const float *times) {
+/* The number of parts whose time is least, of a warp's lanes that have those of one part on: all must be done sooner than with
+ * one, by more than parts cost that leave and come back in float32: some three blocks of keys. */
+RF_INLINE int parts_of(float time) {
     enum { COST = 3 };
     int best = 1;
-    float least = times[0] - COST;
-    for (int parts = 2; parts <= RF_ATTENTION_MOST_PARTS; parts++)
-        if (times[parts - 1] < least) least = times[parts - 1], best = parts;
+    float least = __shfl_sync(RF_FULL_WARP, time, 0) - COST;
+    for (int parts = 2; parts <= RF_ATTENTION_MOST_PARTS; parts++) {
+        const float other = __shfl_sync(RF_FULL_WARP, time, parts - 1);
+        if (other < least) least = other, best = parts;
+    }
     return best;
 }
 
@@ -154,14 +163,13 @@ RF_INLINE void order_users(const rf_attention_group_args &args, int users, const
     }
 }
 
-extern "C" __global__ void __launch_bounds__(RF_BLOCK)
+extern "C" __global__ void __launch_bounds__(RF_BLOCK, 1)
     rf_ikbo_attention_group(const __grid_constant__ rf_attention_group_args args) {
     __shared__ int near[NEAR];
-    __shared__ int2 of_warps[WARPS], total;
-    __shared__ float times[RF_ATTENTION_MOST_PARTS];
+    __shared__ sums_t of_warps[WARPS];
     __shared__ order_t order;
     __shared__ int whole;
-    const int users = (int)args.keys.count + 1, thread = threadIdx.x;
+    const int users = (int)args.keys.count + 1, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const reporter_t to = {args.errors, args.report != 0};
     /* Users with as many keys as each other are in order, and nobody's candidates behind them. */
     const bool alike = args.keys.lengths.data == nullptr && args.keys.offsets.data == nullptr;
@@ -169,60 +177,72 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK)
     rf_wait_for_previous_kernel();
 #pragma unroll 1
     for (int u = thread; u < users; u += RF_BLOCK) counts[u] = 0;
-    if (thread == 0) {
-        order.most = alike ? (int)args.keys.positions : 0;
-        whole = 0;
-    }
+    if (thread == 0) order.most = alike ? (int)args.keys.positions : 0;
     __syncthreads();
-    count(args, counts);
+    member_t kept[KEPT];
+#pragma unroll
+    for (int k = 0; k < KEPT; k++)
+        if (k * RF_BLOCK < args.candidates) kept[k] = count(args, k * RF_BLOCK + thread, counts, to);
+#pragma unroll 1
+    for (int start = KEPT * RF_BLOCK; start < args.candidates; start += RF_BLOCK) {
+        const int rank = count(args, start + thread, counts, to).rank;
+        if (start + thread < args.candidates) args.ranks[start + thread] = rank;
+    }
     if (!alike) order_users(args, users, to, order);
     __syncthreads();
-    /* A thread has users that follow each other, so that one scan does for all. */
-    const int each = (users + RF_BLOCK - 1) / RF_BLOCK, from = min(thread * each, users),
+    /* A warp has users that follow each other, so that one sum over the warps does for all; its lanes write 32 of them at once. */
+    const int each = (users + RF_BLOCK - 1) / RF_BLOCK * 32, from = min(warp * each, users),
               to_user = min(from + each, users);
-    int2 own = make_int2(0, 0); /* candidates, tiles */
+    sums_t own = {0, 0}, done = {0, 0}, total = {0, 0};
 #pragma unroll 1
-    for (int i = from; i < to_user; i++) {
+    for (int i = from + lane; i < to_user; i += 32) {
         const int user = alike ? i : args.order[i];
-        const rf_attention_work work = work_of(args, user, counts[user]);
-        own.x += work.candidates;
-        own.y += tiles_of(args, work);
+        own.add(sums_of(args, work_of(args, user, counts[user])));
     }
-    const int2 sum = block_sums(own, ((users + each - 1) / each + 31) / 32, of_warps);
-    if (thread == RF_BLOCK - 1) total = sum;
-    int2 done = make_int2(sum.x - own.x, sum.y - own.y);
+    own = own.upto(lane);
+    if (lane == 31) of_warps[warp] = own;
+    __syncthreads();
 #pragma unroll 1
-    for (int i = from; i < to_user; i++) {
-        const int user = alike ? i : args.order[i];
-        rf_attention_work work = work_of(args, user, counts[user]);
-        work.first = done.x;
-        work.tile = done.y;
+    for (int w = 0; w < (users + each - 1) / each; w++) {
+        if (w == warp) done = total;
+        total.add(of_warps[w]);
+    }
+    const int tiles = total.tiles;
+    const int left = args.ended != nullptr ? tiles % args.grid : 0; /* tiles of the last turn */
+#pragma unroll 1
+    for (int start = from; start < to_user; start += 32) {
+        const int i = start + lane, user = i >= to_user ? users : alike ? i : args.order[i];
+        rf_attention_work work = {};
+        if (user < users) work = work_of(args, user, counts[user]);
+        const sums_t mine = sums_of(args, work), upto = mine.upto(lane);
+        work.first = done.candidates + upto.candidates - mine.candidates;
+        work.tile = done.tiles + upto.tiles - mine.tiles;
+        done.add(upto.of_lane(31));
+        if (user >= users) continue;
         args.work[i] = work;
         counts[user] = work.first;
-        done.x += work.candidates;
-        done.y += tiles_of(args, work);
+        const int before = tiles - left - work.tile;
+        if (before >= 0 && before < mine.tiles) whole = work.tile; /* of one user */
     }
-    __syncthreads();
-    const int tiles = total.y;
-    const int left = args.ended != nullptr ? tiles % args.grid : 0; /* tiles of the last turn */
-    if (left > 0) {
+    if (left > 0)
 #pragma unroll 1
         for (int i = thread; i < RF_ATTENTION_SPLIT_TIMES * args.grid * RF_ATTENTION_GROUPS; i += RF_BLOCK)
             args.ended[i] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < KEPT; k++)
+        if (k * RF_BLOCK + thread < args.candidates)
+            args.members[counts[kept[k].user] + kept[k].rank] = k * RF_BLOCK + thread;
 #pragma unroll 1
-        for (int i = from; i < to_user; i++) /* which this thread has written */
-            if (args.work[i].tile <= tiles - left) atomicMax(&whole, args.work[i].tile);
-        __syncthreads();
-        if (thread < RF_ATTENTION_MOST_PARTS)
-            times[thread] = time_of(args, whole, tiles - whole,
-                                    (order.most + args.block_keys - 1) / args.block_keys, thread + 1);
-        __syncthreads();
-    }
-    if (thread == 0) {
-        const int parts = left > 0 ? parts_of(times) : 1;
-        *args.plan = {tiles, 0, parts > 1 ? whole : tiles, parts};
-    }
-#pragma unroll 1
-    for (int i = thread; i < args.candidates; i += RF_BLOCK)
+    for (int i = KEPT * RF_BLOCK + thread; i < args.candidates; i += RF_BLOCK)
         args.members[counts[user_at(args.map, args.keys, i)] + args.ranks[i]] = i;
+    if (thread >= 32) return;
+    int parts = 1;
+    if (left > 0) {
+        const int blocks = (order.most + args.block_keys - 1) / args.block_keys;
+        parts = parts_of(thread < RF_ATTENTION_MOST_PARTS
+                             ? time_of(args, whole, tiles - whole, blocks, thread + 1)
+                             : NEVER);
+    }
+    if (thread == 0) *args.plan = {tiles, 0, parts > 1 ? whole : tiles, parts};
 }

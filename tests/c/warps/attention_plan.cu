@@ -40,9 +40,10 @@ static void describe(const void *from) {
     const plan_tiles_args &args = *static_cast<const plan_tiles_args *>(from);
     const rf_attention_plan &plan = *args.attention.plan;
     const int lane = (int)threadIdx.x, count = plan.whole + (plan.tiles - plan.whole) * plan.parts;
+    const users_t users(args.attention, lane);
     for (int number = 0; number <= count; number++) {
         tile_t *tile = (tile_t *)(args.tiles + number * 8);
-        tile_write(args.attention, tile, number, lane);
+        tile_write(args.attention, users, tile, number, lane);
         __syncwarp();
         for (int row = lane; row < TILE_ROWS && number < count; row += 32)
             args.rows[number * TILE_ROWS + row] = row_at(args.attention, tile, row).number;
