@@ -19,10 +19,10 @@ FORMS = ({}, {"lengths": True}, {"jagged": True}, {"sq": 1, "candidates": 200}, 
 
 
 def check(problem: Problem) -> None:
-    """Of 256 dims outputs alone: sums of so many products of one sign, which tensor cores round towards zero,
-    may be off by more than a log-sum-exp is allowed to be.
+    """From 192 dims on outputs alone: sums of so many products of one sign, which tensor cores round towards
+    zero, may be off by more than a log-sum-exp is allowed to be.
     """
-    if problem.case.dim < 256:
+    if problem.case.dim < 192:
         check_every_path(problem)
         return
     for path in paths_of(problem):
@@ -52,6 +52,7 @@ def test_scores_that_grow_along_a_history(dim: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dim", DIMS)
 def test_single_keys_far_above_the_rest(dim: int, dtype: torch.dtype) -> None:
     """Of some candidates alone: their warps have rows of both kinds."""
+    torch.manual_seed(dim)
     for changes in FORMS:
         problem = on_gpu(Case(sq=9, dim=dim, dtype=dtype, candidates=30, positions=900).but(**changes))
         heads, kv_heads = problem.q.shape[-2], problem.k.shape[-2]
