@@ -28,6 +28,7 @@
     X(_ikbo_attention_self_path)                   \
     X(embedding_columns)                           \
     X(_embedding_columns_at)                       \
+    X(_embedding_columns_split)                    \
     X(_embedding_columns_lookups)                  \
     X(check)                                       \
     X(cpu_isa)                                     \

@@ -122,6 +122,32 @@ def test_what_a_kernel_recorded_is_raised_once(
     cuda_build(kind).run(command, cache=tmp_path, gpu=True)
 
 
+@pytest.mark.parametrize("kind", ["plain", "address"])  # the thread sanitizer does not see the driver wait
+@pytest.mark.parametrize("command", ["deliveries", "deliveries_bound"])
+def test_what_threads_fill_for_a_stream(cuda_build: Build, tmp_path: Path, kind: str, command: str) -> None:
+    cuda_build(kind).run(command, cache=tmp_path, gpu=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_threads_note_is_raised_once(cuda_build: Build, tmp_path: Path, kind: str) -> None:
+    cuda_build(kind).run("notes", cache=tmp_path, gpu=True)
+
+
+@pytest.mark.parametrize("kind", ["plain", "address"])
+@pytest.mark.parametrize(
+    ("failure", "status", "words"),
+    [
+        ("cuStreamWaitValue32_v2:801", "NotImplementedError", "streams of GPU 0 cannot wait"),
+        ("cuStreamWaitValue32_v2:700", "CudaError", "cuStreamWaitValue32_v2"),
+        ("cuEventCreate:2", "MemoryError", "cuEventCreate"),
+    ],
+)
+def test_a_stream_that_cannot_wait(
+    cuda_build: Build, tmp_path: Path, kind: str, failure: str, status: str, words: str
+) -> None:
+    cuda_build(kind).run("delivery_failure", status, words, cache=tmp_path, gpu=True, FAKE_CUDA_FAIL=failure)
+
+
 @pytest.mark.parametrize("kind", ["plain", "address"])
 @pytest.mark.parametrize("command", ["launch", "tensor_map", "tensor_map_kept"])
 def test_the_driver_gets_what_it_can_do(cuda_build: Build, tmp_path: Path, kind: str, command: str) -> None:

@@ -7,11 +7,12 @@ import dataclasses
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 import recfuse
 from recfuse.nn import EmbeddingColumns
 from recfuse.nn.columns import Identity, Numeric, TableColumn, host
-from recfuse.nn.columns.host import is_read_by_gpu, page_locked
+from recfuse.nn.columns.host import Lookup, page_locked
 from support.columns.inputs import COLUMNS, mapping, parts
 
 
@@ -122,7 +123,10 @@ def test_batches_of_many_forms():
                 assert torch.equal(split(given), whole(given))
 
 
-def test_who_reads(monkeypatch):
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def test_who_looks_rows_up(monkeypatch):
     """By a batch's rows where it is on the host, by its samples where on the GPU alone; in graphs the GPU."""
     columns = [
         Identity("a", 9, 4, placement="host"),
@@ -132,9 +136,9 @@ def test_who_reads(monkeypatch):
         Numeric("n"),
     ]
     module = EmbeddingColumns(columns).requires_grad_(False)
-    weights, split, cuda = module.packed_weights(), module._split, torch.device("cuda", 0)
-    monkeypatch.setattr(host, "is_read_by_gpu", lambda table: not table.requires_grad)
-    captured = []
+    weights, split = module.packed_weights(), module._split
+    pinned, captured = [True], []
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: bool(pinned))
     monkeypatch.setattr(host, "is_captured", lambda: bool(captured))
 
     def batch_of(samples):
@@ -145,24 +149,109 @@ def test_who_reads(monkeypatch):
         return module._reader.read(module.pack(given))
 
     class OnGpu(type(batch_of(1))):
-        device = cuda
+        device = CUDA
 
+    gpu, stream, call = Lookup.GPU, Lookup.STREAM, Lookup.CALL
     most = host.MOST_ROWS // 6
-    few, many = ((0, True, True), (512, True, True)), ((most, True, False), (most + 1, False, False))
-    for samples, here, there in few + many:
+    cases = (
+        (0, gpu, gpu),
+        (most, gpu, gpu),
+        (most + 1, stream, gpu),
+        (512, stream, gpu),
+        (513, stream, call),
+    )
+    for samples, here, there in cases:
         given = batch_of(samples)
         assert split.rows(given) == 6 * samples
         elsewhere = OnGpu(*given)
-        assert split.is_read_by_gpu(weights, given, None, cuda) is here
-        assert split.is_read_by_gpu(weights, elsewhere, given, cuda) is here
-        assert split.is_read_by_gpu(weights, elsewhere, None, cuda) is there
-        assert not split.is_read_by_gpu(weights, given, None, torch.device("cpu"))
+        assert split.lookup(weights, given, None, CUDA) is here
+        assert split.lookup(weights, elsewhere, given, CUDA) is here
+        assert split.lookup(weights, elsewhere, None, CUDA) is there
+        assert split.lookup(weights, given, None, CPU) is call
         captured.append(True)
-        assert split.is_read_by_gpu(weights, elsewhere, None, cuda)
+        assert split.lookup(weights, elsewhere, None, CUDA) is gpu
         captured.clear()
+        pinned.clear()
+        assert split.lookup(weights, given, None, CUDA) is stream
+        assert split.lookup(weights, elsewhere, None, CUDA) is call
+        pinned.append(True)
+    split._waits = False
+    assert split.lookup(weights, batch_of(512), None, CUDA) is call
+    split._waits = True
     module.requires_grad_()
     with torch.no_grad():
-        assert not split.is_read_by_gpu(weights, batch_of(1), None, cuda)
+        assert split.lookup(weights, batch_of(1), None, CUDA) is call
+        assert split.lookup(weights, batch_of(512), None, CUDA) is call
+
+
+@pytest.mark.parametrize("dtype", (HALF, BRAIN, torch.float32))
+@pytest.mark.parametrize("host_dtype", (HALF, BRAIN, torch.float32))
+def test_tables_whose_rows_would_be_rounded_otherwise(dtype, host_dtype):
+    """Threads that no call waits for pool to float32, which must be what a call of theirs alone gives."""
+    columns = [Identity("a", 9, 4, dtype=dtype), Identity("b", 9, 4, dtype=host_dtype, placement="host")]
+    module = EmbeddingColumns(columns).requires_grad_(False)
+    indices = torch.zeros(host.MOST_ROWS + 1, dtype=torch.int64)
+    given = module._reader.read({"a": indices, "b": indices})
+    found = module._split.lookup(module.packed_weights(), given, None, CUDA)
+    merged = host_dtype == dtype or dtype == torch.float32
+    rounded = host_dtype != torch.float32 and dtype != host_dtype
+    assert found is (Lookup.STREAM if merged and not rounded else Lookup.CALL)
+
+
+@pytest.mark.parametrize("names", PLACES.values(), ids=PLACES)
+def test_the_call_that_only_a_stream_waits_for(names):
+    """On the CPU it computes the same, and waits."""
+    split, whole = pair(names)
+    for seed, size in enumerate((5, 1, 33)):
+        batch = mapping(parts(seed, size))
+        given = split._reader.read(split.pack(batch))
+        with torch.no_grad():
+            found = split._split.deferred(split.packed_weights(), given, given, CPU, "on")
+            assert torch.equal(found, whole(batch))
+
+
+def test_its_errors_have_the_columns_names():
+    columns = [
+        Numeric("n"),
+        Identity("empty", 5, 4, slice=(0, 0), placement="host"),
+        Identity("a", 5, 4),
+        Identity("b", 5, 4, placement="host"),
+        Identity("c", 5, 4),
+        Identity("bags", 5, 4, placement="host", pooling="sum"),
+    ]
+    module = EmbeddingColumns(columns)
+    good, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 1, 2, 3])
+    bad = torch.tensor([1, 2, 9])
+    for name in ("empty", "a", "b", "c", "bags"):
+        batch = {**dict.fromkeys("nabc", good), "empty": good, "bags": (good, offsets)}
+        batch[name] = (bad, offsets) if name == "bags" else bad
+        given = module._reader.read(batch)
+        with torch.no_grad(), pytest.raises(IndexError, match=f"'{name}'.*9"):
+            module._split.deferred(module.packed_weights(), given, given, CPU, "on")
+    batch["bags"] = good, offsets.to(torch.int16)
+    given = module._reader.read({**batch, "bags": (good, offsets)})
+    given = given._replace(offsets=[one.to(torch.int16) for one in given.offsets])
+    with torch.no_grad(), pytest.raises(TypeError, match=r"offsets is int16.*feature 'bags'"):
+        module._split.deferred(module.packed_weights(), given, given, CPU, "on")
+
+
+def test_the_operator_has_a_fake():
+    split, _ = pair(("tags", "city"))
+    calls = []
+    given = split._reader.read(split.pack(mapping(parts())))
+    called = host.embedding_columns_split
+
+    def kept(*arguments):
+        calls.append(arguments)
+        return called(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(host, "embedding_columns_split", kept)
+        split._split.deferred(split.packed_weights(), given, given, CPU, "on")
+    ((weights, program, inputs, *middle, host_weights, host_program, near, bounds),) = calls
+    flat = weights, program, *inputs, *middle, host_weights, host_program, *near[:-1], bounds
+    detached = tree_map(lambda one: one.detach() if isinstance(one, torch.Tensor) else one, flat)
+    torch.library.opcheck(torch.ops.recfuse._embedding_columns_split.default, detached)
 
 
 @pytest.mark.parametrize("names", PLACES.values(), ids=PLACES)
@@ -250,7 +339,7 @@ def test_moves_leave_the_hosts_tables_where_they_are():
 def test_page_locked_memory(monkeypatch):
     """Where there is no room for it a warning says so, and the table stays as it is."""
     table = torch.ones(3, 4)
-    assert page_locked(table) is table and not is_read_by_gpu(table)
+    assert page_locked(table) is table
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: self.numel() == 2)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
@@ -259,8 +348,7 @@ def test_page_locked_memory(monkeypatch):
     shared = torch.ones(3).share_memory_()
     assert page_locked(shared) is shared
     pinned = torch.ones(2)
-    assert page_locked(pinned) is pinned and is_read_by_gpu(pinned)
-    assert not is_read_by_gpu(pinned.requires_grad_())
+    assert page_locked(pinned) is pinned
 
     def fail(self):
         raise RuntimeError("CUDA error: out of memory\nmore")

@@ -1,9 +1,12 @@
-/* rf_embedding_columns_cpu: the output is cut into tiles, runs of neighbouring columns of some samples. */
+/* rf_embedding_columns_cpu and rf_embedding_columns_start_cpu: the output is cut into tiles, runs of neighbouring columns of some samples. */
 #include "cpu/columns/pool.h"
 #include "cpu/columns/rows.h"
 #include "cpu/tasks.h"
+#include "cpu/workers.h"
 
 #include <stdlib.h>
+
+static const char operator_name[] = "embedding_columns";
 
 enum {
     TILE_COLUMNS = RF__COLUMN_NEIGHBOURS,
@@ -58,21 +61,30 @@ static void cut_columns(tiles *tiles, int64_t *bytes) {
     tiles->starts[tiles->n_runs] = (int32_t)call->program.header->n_columns;
 }
 
-static rf_status run(rf__columns_call *call, const rf_executor *executor) {
-    static const char operator_name[] = "embedding_columns";
+/* Cuts the output for so many threads as executor has; of no tiles where there is nothing to write. */
+static rf_status tiles_cut(rf__columns_call *call, const rf_executor *executor, tiles *tiles,
+                           int64_t *workers) {
     const int64_t n_columns = call->program.header->n_columns, batch = call->params->batch;
-    tiles tiles = {.call = call};
     int64_t bytes;
+    *tiles = (struct tiles){.call = call};
+    *workers = 1;
     if (n_columns == 0 || batch == 0) return RF_OK;
-    tiles.starts = malloc(((size_t)n_columns + 1) * sizeof *tiles.starts);
-    RF__REFUSE_IF(tiles.starts == NULL, RF_ERR_MEMORY, "no memory for " RF__I64 " columns", n_columns);
-    cut_columns(&tiles, &bytes);
-    const int64_t workers = rf__tasks_workers(executor, bytes);
-    const int64_t by_bytes = bytes / TILE_BYTES / tiles.n_runs + 1;
-    const int64_t by_workers = workers > 1 ? TILES_PER_WORKER * workers / tiles.n_runs + 1 : 1;
+    tiles->starts = malloc(((size_t)n_columns + 1) * sizeof *tiles->starts);
+    RF__REFUSE_IF(tiles->starts == NULL, RF_ERR_MEMORY, "no memory for " RF__I64 " columns", n_columns);
+    cut_columns(tiles, &bytes);
+    *workers = rf__tasks_workers(executor, bytes);
+    const int64_t by_bytes = bytes / TILE_BYTES / tiles->n_runs + 1;
+    const int64_t by_workers = *workers > 1 ? TILES_PER_WORKER * *workers / tiles->n_runs + 1 : 1;
     const int64_t pieces = by_bytes > by_workers ? by_bytes : by_workers;
-    tiles.samples = batch / pieces > LEAST_SAMPLES ? (batch + pieces - 1) / pieces : LEAST_SAMPLES;
-    tiles.n_pieces = (batch + tiles.samples - 1) / tiles.samples;
+    tiles->samples = batch / pieces > LEAST_SAMPLES ? (batch + pieces - 1) / pieces : LEAST_SAMPLES;
+    tiles->n_pieces = (batch + tiles->samples - 1) / tiles->samples;
+    return RF_OK;
+}
+
+static rf_status run(rf__columns_call *call, const rf_executor *executor) {
+    tiles tiles;
+    int64_t workers;
+    RF_CHECK(tiles_cut(call, executor, &tiles, &workers));
     const rf_status status =
         rf__tasks_run(operator_name, tiles.n_runs * tiles.n_pieces, workers, write_tile, &tiles, executor);
     free(tiles.starts);
@@ -83,4 +95,67 @@ rf_status rf_embedding_columns_cpu(const rf_embedding_columns_params *params, co
     rf__columns_call call;
     RF_CHECK(rf__columns_begin(params, true, &call));
     return rf__columns_end(&call, run(&call, executor));
+}
+
+/* A call that nobody waits for. */
+typedef struct started_call {
+    rf_embedding_columns_params params;
+    rf__columns_call call;
+    tiles tiles;
+    rf__job job;
+    rf_embedding_columns_done done;
+    void *context;
+} started_call;
+
+static void write_started(void *context, int64_t tile) {
+    write_tile(&((started_call *)context)->tiles, tile);
+}
+
+static void end_started(void *context) {
+    started_call *of = context;
+    const rf_embedding_columns_done done = of->done;
+    void *of_done = of->context;
+    const rf_status status = rf__columns_end(&of->call, RF_OK);
+    free(of->tiles.starts);
+    free(of);
+    done(of_done, status, status == RF_OK ? "" : rf_last_error());
+}
+
+/* All that may fail but for what is found in the inputs. */
+static rf_status prepare_started(started_call *of, int32_t threads) {
+    const rf_executor executor = {.threads = threads};
+    int64_t workers;
+    RF_CHECK(tiles_cut(&of->call, &executor, &of->tiles, &workers));
+    of->job = (rf__job){.run = write_started,
+                        .end = end_started,
+                        .context = of,
+                        .count = of->tiles.n_runs * of->tiles.n_pieces,
+                        .most_threads = (int32_t)workers};
+    return of->job.count > 0 ? rf__workers_start(operator_name, threads) : RF_OK;
+}
+
+rf_status rf_embedding_columns_start_cpu(const rf_embedding_columns_params *params, int32_t threads,
+                                         rf_embedding_columns_done done, void *context) {
+    RF__REFUSE_IF(threads < 1, RF_ERR_VALUE, "threads is %d, must be >= 1", (int)threads);
+    started_call *of = malloc(sizeof *of);
+    RF__REFUSE_IF(of == NULL, RF_ERR_MEMORY, "%s", "no memory for a call");
+    of->params = *params;
+    of->done = done;
+    of->context = context;
+    rf_status status = rf__columns_begin(&of->params, true, &of->call);
+    if (status != RF_OK) {
+        free(of);
+        return status;
+    }
+    status = prepare_started(of, threads);
+    if (status != RF_OK) {
+        (void)rf__columns_end(&of->call, status);
+        free(of->tiles.starts);
+        free(of);
+    } else if (of->job.count == 0) {
+        end_started(of);
+    } else {
+        rf__workers_take(&of->job);
+    }
+    return status;
 }

@@ -81,6 +81,7 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                          \
     X(POINTER_ATTRIBUTE_DEVICE_POINTER, 3)                       \
     X(MEMORYTYPE_HOST, 1)                                        \
+    X(STREAM_WAIT_VALUE_GEQ, 0)                                  \
     X(EVENT_DEFAULT, 0)                                          \
     X(EVENT_DISABLE_TIMING, 2)                                   \
     X(LAUNCH_ATTRIBUTE_COOPERATIVE, 2)                           \
@@ -105,6 +106,7 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(ERROR_NOT_INITIALIZED, 3) \
     X(ERROR_NO_DEVICE, 100)     \
     X(ERROR_NOT_READY, 600)     \
+    X(ERROR_NOT_SUPPORTED, 801) \
     X(ERROR_STREAM_CAPTURE_INVALIDATED, 901)
 #define RF__CU_HOST_MEMORY_LIST(X) \
     X(PORTABLE, 1)                 \
@@ -151,6 +153,8 @@ typedef struct _nvrtcProgram *rf__nvrtc_program;
     X(rf__cu_result, cuStreamDestroy_v2, (rf__cu_stream stream))                                        \
     X(rf__cu_result, cuThreadExchangeStreamCaptureMode, (rf__cu_capture_mode * mode))                   \
     X(rf__cu_result, cuStreamSynchronize, (rf__cu_stream stream))                                       \
+    X(rf__cu_result, cuStreamWaitValue32_v2,                                                            \
+      (rf__cu_stream stream, rf__cu_pointer word, uint32_t value, unsigned int flags))                  \
     X(rf__cu_result, cuEventCreate, (rf__cu_event * event, unsigned int flags))                         \
     X(rf__cu_result, cuEventDestroy_v2, (rf__cu_event event))                                           \
     X(rf__cu_result, cuEventRecord, (rf__cu_event event, rf__cu_stream stream))                         \

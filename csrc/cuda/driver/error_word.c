@@ -118,9 +118,56 @@ static bool is_ready(const rf_error_record *record) {
     return __atomic_load_n(&record->ready, __ATOMIC_ACQUIRE) == RF_ERROR_READY;
 }
 
-/* The lock of taking a record, so that one thread raises it; nothing waits under it. A child, which has no CUDA, never
- * comes here. */
+/* The lock of taking a record or a note, so that one thread raises it; nothing waits under it. A child, which has no CUDA,
+ * never comes here. */
 static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
+static rf__cuda_note *notes; /* under the lock; of all devices, one of a word at most */
+static int32_t n_notes; /* atomic; written under the lock */
+
+void rf__cuda_note_leave(rf__cuda_error_word word, rf__cuda_note *note) {
+    note->of = word.record;
+    pthread_mutex_lock(&taking);
+    rf__cuda_note **at = &notes;
+    while (*at != NULL && (*at)->of != note->of) at = &(*at)->next;
+    rf__cuda_note *unused = note;
+    if (*at == NULL) {
+        note->next = NULL;
+        *at = note;
+        unused = NULL;
+        __atomic_store_n(&n_notes, n_notes + 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&taking);
+    free(unused);
+}
+
+/* The first note of one of these records [count], or NULL; it is the caller's. *more: others there are. */
+static rf__cuda_note *note_take(const rf_error_record *records, int32_t count, int32_t *more) {
+    rf__cuda_note *taken = NULL;
+    *more = 0;
+    if (__atomic_load_n(&n_notes, __ATOMIC_ACQUIRE) == 0) return NULL;
+    pthread_mutex_lock(&taking);
+    for (rf__cuda_note **at = &notes; *at != NULL;) {
+        rf__cuda_note *note = *at;
+        const bool is_of = note->of >= records && note->of < records + count;
+        if (is_of && taken == NULL) {
+            taken = note;
+            *at = note->next;
+            __atomic_store_n(&n_notes, n_notes - 1, __ATOMIC_RELEASE);
+            continue;
+        }
+        *more += is_of;
+        at = &note->next;
+    }
+    pthread_mutex_unlock(&taking);
+    return taken;
+}
+
+static rf_status note_raise(rf__cuda_note *note) {
+    if (note == NULL) return RF_OK;
+    const rf_status status = rf__fail(note->status, "%s", note->text);
+    free(note);
+    return status;
+}
 
 /* Copies a record and frees its word; false where another thread was first. */
 static bool record_take(rf_error_record *record, rf_error_record *copy) {
@@ -137,21 +184,33 @@ static bool record_take(rf_error_record *record, rf_error_record *copy) {
 }
 
 rf_status rf__cuda_check_word(const rf__cuda_device *device, rf__cuda_error_word word, void *stream) {
-    if (!is_ready(word.record)) return RF_OK;
+    if (!is_ready(word.record) && __atomic_load_n(&n_notes, __ATOMIC_ACQUIRE) == 0) return RF_OK;
     rf_status status = RF_OK;
     rf_error_record record;
+    int32_t more;
     rf__cu_capture_status capturing = RF__CU_STREAM_CAPTURE_STATUS_NONE;
     RF_TRY(rf__cuda_enter(device));
     /* It also fails where the default stream may not be asked because another is captured. */
     if (device->driver->cuStreamIsCapturing(stream, &capturing) == RF__CU_SUCCESS &&
-        capturing == RF__CU_STREAM_CAPTURE_STATUS_NONE && record_take(word.record, &record))
-        status = raise_record(&record);
+        capturing == RF__CU_STREAM_CAPTURE_STATUS_NONE)
+        status = record_take(word.record, &record) ? raise_record(&record)
+                                                   : note_raise(note_take(word.record, 1, &more));
     rf__cuda_leave();
 out:
     return status;
 }
 
-/* Raises the first record that there is, and says how many others are left. */
+/* Of a device. */
+static int32_t notes_count(const rf_error_record *records) {
+    int32_t count = 0;
+    pthread_mutex_lock(&taking);
+    for (const rf__cuda_note *note = notes; note != NULL; note = note->next)
+        count += note->of >= records && note->of < records + RF__CUDA_ERROR_WORDS;
+    pthread_mutex_unlock(&taking);
+    return count;
+}
+
+/* Raises the first record or note that there is, and says how many others are left. */
 static rf_status raise_first(const rf__cuda_device *device) {
     rf_error_record record, *first = NULL;
     int32_t more = 0;
@@ -161,9 +220,14 @@ static rf_status raise_first(const rf__cuda_device *device) {
         more += first != NULL;
         if (first == NULL) first = other;
     }
-    if (first == NULL || !record_take(first, &record)) return RF_OK;
-    const rf_status status = raise_record(&record);
-    if (more == 0) return status;
+    rf_status status;
+    if (first != NULL && record_take(first, &record)) {
+        status = raise_record(&record);
+        more += notes_count(device->errors.records);
+    } else {
+        status = note_raise(note_take(device->errors.records, RF__CUDA_ERROR_WORDS, &more));
+    }
+    if (status == RF_OK || more == 0) return status;
     return rf__fail(status, "%s; calls with other tables left %d more: check again", rf_last_error(),
                     (int)more);
 }

@@ -31,7 +31,20 @@ typedef struct rf__cuda_error_word {
 rf__cuda_error_word rf__cuda_error_word_of(const rf__cuda_error_words *words, const void *weight,
                                            uint64_t shape);
 
-/* Raises what a kernel has recorded in `word`, once: RF_ERR_INDEX or RF_ERR_VALUE with its message. RF_OK when there is
+/* What threads of the host have found for a call whose work is in a stream: an error of a word as well, with its message. From
+ * malloc. */
+typedef struct rf__cuda_note {
+    struct rf__cuda_note *next; /* error_word.c's, as the second */
+    const rf_error_record *of;
+    rf_status status;
+    char text[1024];
+} rf__cuda_note;
+
+/* Leaves a note for whoever raises the word's errors; of several the first stays. The note is no longer the caller's. On any
+ * thread; calls no driver, cannot fail. */
+void rf__cuda_note_leave(rf__cuda_error_word word, rf__cuda_note *note);
+
+/* Raises what a kernel has recorded in `word`, or a note, once: RF_ERR_INDEX or RF_ERR_VALUE with its message. RF_OK when there is
  * nothing, or when `stream` is capturing. Costs one read of host memory when there is nothing. Never waits. */
 rf_status rf__cuda_check_word(const struct rf__cuda_device *device, rf__cuda_error_word word, void *stream);
 

@@ -9,6 +9,7 @@
 typedef struct rf__columns_arguments {
     int weights, program, dense, values, offsets, value_weights, batch, bounds_check;
     int inputs; /* int64 [inputs, fields of rf_column_input], in the place of lists */
+    int64_t gap; /* inputs behind the dense ones that are left empty for the caller */
 } rf__columns_arguments;
 
 /* Reads all but the output into params; the call's device is that of the tensors. */

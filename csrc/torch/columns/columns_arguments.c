@@ -230,7 +230,7 @@ rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
     RF_CHECK(lists_read(call, at, &lists));
     RF_CHECK(device_find(call, &lists));
     RF_CHECK(program_read(call, at->program, params));
-    const size_t n_inputs = lists.n_dense + lists.n_values;
+    const size_t gap = (size_t)at->gap, n_inputs = lists.n_dense + gap + lists.n_values;
     rf_column_input *inputs = calloc(n_inputs + lists.n_weights + 1, sizeof *inputs + sizeof(rf_buffer));
     RF_FAIL_IF(inputs == NULL, RF_ERR_MEMORY, "no memory for %zu tensors", n_inputs + lists.n_weights);
     call->scratch = inputs;
@@ -238,7 +238,7 @@ rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
     for (size_t i = 0; i < lists.n_dense; i++)
         RF_CHECK(numbered(dense_read(call, &lists, i, params->batch, &inputs[i]), i));
     for (size_t i = 0; i < lists.n_values; i++)
-        RF_CHECK(numbered(jagged_read(call, &lists, i, params->batch, &inputs[lists.n_dense + i]), i));
+        RF_CHECK(numbered(jagged_read(call, &lists, i, params->batch, &inputs[lists.n_dense + gap + i]), i));
     params->output_dtype = RF_FLOAT32;
     for (size_t i = 0; i < lists.n_weights; i++) {
         RF_CHECK(numbered(weight_read(call, &lists, i, &buffers[i]), i));

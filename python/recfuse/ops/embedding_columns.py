@@ -6,7 +6,7 @@ The calls of :class:`recfuse.nn.EmbeddingColumns`, which makes their arguments f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,9 +26,17 @@ from recfuse.ops.library import (
 
 _columns = torch.ops.recfuse.embedding_columns.default
 _columns_at = torch.ops.recfuse._embedding_columns_at.default
+_split = torch.ops.recfuse._embedding_columns_split.default
 _lookups = torch.ops.recfuse._embedding_columns_lookups.default
 TENSOR_BYTES, DENSE_BYTES, INPUT_BYTES, BUFFER_BYTES = 32256, 16, 48, 8
 """Of the tensors of a call on a GPU: the library's RF_COLUMN_TENSOR_BYTES and so on."""
+
+
+OF_HOST = "of the columns whose tables are on the host"
+"""In an error of ``embedding_columns_split`` that numbers the columns of ``host_program``."""
+Batch: TypeAlias = tuple[
+    Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], int
+]  # dense, values, offsets, value_weights; samples
 
 
 def fits_a_gpu(n_dense: int, n_jagged: int, n_weights: int) -> bool:
@@ -104,6 +112,38 @@ def embedding_columns_at(
     return _call(_columns_at, weights, given)
 
 
+def embedding_columns_split(
+    weights: Sequence[Tensor],
+    program: Tensor,
+    inputs: Batch,
+    output_dim: int,
+    program_on_device: Tensor | None,
+    host_weights: Sequence[Tensor],
+    host_program: Tensor,
+    host_inputs: Batch,
+    bounds_check: str = "on",
+) -> Tensor:
+    """The same where some of the columns have tables on the host, which ``host_program`` is of: what these
+    give is one more dense input of ``program``, the last one, float32 ``[batch, host columns]``.
+
+    On a GPU the host's threads look rows up after the call has returned. Until the GPU's stream has come that
+    far, ``host_weights`` and ``host_inputs`` must stay as they are; their memory is kept. Bad contents of
+    these are raised by a later call, or by :func:`recfuse.check`, as those of the others.
+
+    Args:
+        weights, program, output_dim, program_on_device, bounds_check: as :func:`embedding_columns`.
+        inputs, host_inputs: dense, values, offsets, value_weights and batch, as there; those of the host are
+            on the CPU, as ``host_weights``.
+
+    Raises:
+        NotImplementedError: a CUDA graph is being captured; or the GPU's streams cannot wait for the host.
+            Else as :func:`embedding_columns`.
+    """
+    device = weights, program, *inputs, output_dim, program_on_device
+    host = host_weights, host_program, *host_inputs[:-1]
+    return _call(_split, (*weights, *host_weights), (*device, *host, bounds_check))
+
+
 def embedding_columns_lookups(
     program: Tensor,
     dense: Sequence[Tensor],
@@ -169,6 +209,23 @@ def _(
     return like.new_empty((batch, output_dim), dtype=fused_dtype([weight.dtype for weight in weights]))
 
 
+@torch.library.register_fake("recfuse::_embedding_columns_split", lib=library)
+def _(
+    weights: Sequence[Tensor],
+    program: Tensor,
+    dense: Sequence[Tensor],
+    values: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    value_weights: Sequence[Tensor],
+    batch: int,
+    output_dim: int,
+    *_: Any,
+) -> Tensor:
+    _check_inputs(dense, values, offsets, value_weights)
+    like = (*dense[:1], *values[:1], *weights[:1], program)[0]
+    return like.new_empty((batch, output_dim), dtype=fused_dtype([weight.dtype for weight in weights]))
+
+
 @torch.library.register_fake("recfuse::_embedding_columns_lookups", lib=library)
 def _(
     program: Tensor,
@@ -218,4 +275,5 @@ _TRAIN = (
 )
 register("embedding_columns", once_differentiable(_columns, _TRAIN))
 register("_embedding_columns_at", once_differentiable(_columns_at, _TRAIN))
+register("_embedding_columns_split", once_differentiable(_split, _TRAIN))
 register("_embedding_columns_lookups", once_differentiable(_lookups, _TRAIN))

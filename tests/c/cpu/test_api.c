@@ -40,6 +40,8 @@
     X(hash_strings_errors)         \
     X(embedding_columns_random)    \
     X(embedding_columns_repeats)   \
+    X(embedding_columns_started)   \
+    X(embedding_columns_forked)    \
     X(embedding_columns_lookups)   \
     X(embedding_columns_corrupted) \
     X(embedding_columns_long_bags) \

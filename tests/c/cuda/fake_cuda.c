@@ -319,6 +319,15 @@ rf__cu_result cuMemcpyDtoHAsync_v2(void *to, rf__cu_pointer from, size_t bytes, 
     return RF__CU_SUCCESS;
 }
 
+/* The caller waits, as the work behind it in the stream would. */
+rf__cu_result cuStreamWaitValue32_v2(rf__cu_stream stream, rf__cu_pointer word, uint32_t value,
+                                     unsigned int flags) {
+    CALL_IN_CONTEXT(cuStreamWaitValue32_v2);
+    if (stream == &capturing || flags != RF__CU_STREAM_WAIT_VALUE_GEQ) return CAPTURE_UNSUPPORTED;
+    while ((int32_t)(__atomic_load_n((uint32_t *)(uintptr_t)word, __ATOMIC_ACQUIRE) - value) < 0) usleep(20);
+    return RF__CU_SUCCESS;
+}
+
 rf__cu_result cuStreamCreate(rf__cu_stream *stream, unsigned int flags) {
     CALL_RELAXED(cuStreamCreate);
     *stream = calloc(1, sizeof **stream);

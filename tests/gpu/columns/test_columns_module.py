@@ -16,7 +16,7 @@ import recfuse
 import recfuse.nn.columns.host as host_module
 from recfuse.nn import EmbeddingColumns
 from recfuse.nn.columns import Bucketize, Hash, Identity, Numeric, TableColumn
-from recfuse.nn.columns.host import Split
+from recfuse.nn.columns.host import Lookup, Split
 from support import gpu
 from support.columns.compare import REFUSED, magnitude, want_dtype
 from support.columns.inputs import COLUMNS, SUMS, mapping, parts
@@ -231,9 +231,9 @@ def test_frozen_tables_on_the_host_are_read_by_the_gpu(
     reference = first.to_torch()
     first.to(gpu.DEVICE)
     by_threads: list[bool] = []
-    call = Split.__call__
+    call = Split.deferred
     monkeypatch.setattr(host_module, "MOST_ROWS", most)
-    monkeypatch.setattr(Split, "__call__", lambda *given: by_threads.append(True) or call(*given))
+    monkeypatch.setattr(Split, "deferred", lambda *given: by_threads.append(True) or call(*given))
     for module in (first, copy.deepcopy(first)):
         tables = [table.weight for name, table in module.tables.items() if name in names]
         assert all(weight.is_cpu and weight.is_pinned() for weight in tables)
@@ -264,9 +264,9 @@ def test_frozen_tables_on_the_host_are_read_by_the_gpu(
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
-@pytest.mark.parametrize("by_threads", (False, True))
+@pytest.mark.parametrize("lookup", Lookup)
 def test_calls_that_are_not_waited_for(
-    by_threads: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    lookup: Lookup, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On two streams: what the host hands over is each call's own."""
     columns = [
@@ -289,8 +289,8 @@ def test_calls_that_are_not_waited_for(
         })  # fmt: skip
     want = [reference(batch) for batch in batches]
     packed = [module.pack(batch) for batch in batches]
-    if by_threads:
-        monkeypatch.setattr(host_module, "MOST_ROWS", 0)
+    monkeypatch.setattr(host_module, "MOST_ROWS", 8192 if lookup is Lookup.GPU else 0)
+    module.requires_grad_(lookup is Lookup.CALL)
     busy = torch.rand(4096, 4096, device=gpu.DEVICE)
     streams = [torch.cuda.Stream(gpu.DEVICE) for _ in range(2)]
     found = []

@@ -1,10 +1,12 @@
-"""Tables that stay in the host's memory. A GPU reads a few rows of those that are frozen, in page-locked
-memory. Others are looked up and pooled by the CPU, and the GPU's call writes what comes of it beside its own
-columns.
+"""Tables that stay in the host's memory. Of frozen ones a GPU reads a few rows itself, in page-locked memory;
+many rows are looked up by CPU threads, for which only the GPU's stream waits. Rows of tables that train are
+looked up within the call. What threads pool is one more input of the GPU's call, which writes it beside its
+own columns.
 """
 
 from __future__ import annotations
 
+import enum
 import itertools
 import re
 import warnings
@@ -25,7 +27,7 @@ from recfuse.nn.columns.parts import Part, Restriction
 from recfuse.nn.columns.programs import is_captured
 from recfuse.nn.columns.specs import Column, Source, TableColumn, Use
 from recfuse.nn.packed.layout import TableSpec
-from recfuse.ops.embedding_columns import fits_a_gpu
+from recfuse.ops.embedding_columns import OF_HOST, embedding_columns_split, fits_a_gpu
 from recfuse.ops.fused_embedding_bag import fused_dtype
 from recfuse.ops.library import is_transformed, needs_derivatives
 
@@ -94,15 +96,23 @@ def page_locked(table: Tensor) -> Tensor:
         return table
 
 
-MOST_ROWS, MOST_SAMPLES = 8192, 512
+MOST_ROWS, MOST_SAMPLES = 1024, 512
 """Of a batch for which a GPU reads the host's tables: it gets the addresses of some 45 rows in a microsecond,
 and CPU threads look more up. Samples are counted where the batch is on the GPU alone, which would be waited
 for."""
 
 
-def is_read_by_gpu(table: Tensor) -> bool:
-    """Whether a GPU reads a host's table: not where an optimizer could change it before a kernel has run."""
-    return not table.requires_grad and table.is_pinned()
+class Lookup(enum.Enum):
+    """Who looks rows of the host's tables up."""
+
+    GPU = "the GPU reads page-locked memory"
+    STREAM = "CPU threads, which the GPU's stream alone waits for"
+    CALL = "CPU threads, within the call"
+
+
+def is_frozen(table: Tensor) -> bool:
+    """Whether a host's table may be read after a call: not where an optimizer could have changed it."""
+    return not table.requires_grad
 
 
 @dataclass(frozen=True)
@@ -152,6 +162,7 @@ class Split:
         seen = [one for one in seen if not isinstance(one, _Pooled) or one.width > 0]
         self._widths = [one.width for one in seen if isinstance(one, _Pooled)]
         self._merging = Part(seen, tables, packer.uses)  # the GPU's columns, and what the host has pooled
+        self._waits = True  # the GPU's streams can wait for the host
         self._last: tuple[tuple[Place, ...], tuple[Place, ...]] = ((), ())
         self._last_rows: tuple[tuple[Place, ...], Counter[tuple[int, int]]] = ((), Counter())
         widths = [(host, one.output_dim) for one, host in both]
@@ -213,21 +224,29 @@ class Split:
         found = [at[source.use] for column in columns for source in column.sources()]
         return Counter((place.input, place.width) for place in found)
 
-    def is_read_by_gpu(
+    def lookup(
         self, weights: Sequence[Tensor], given: Inputs, on_host: Inputs | None, device: torch.device
-    ) -> bool:
-        """Whether the GPU itself reads the host's tables; ``on_host``: the batch there, if it is known."""
-        if not self._can_be_read(weights, device):
-            return False
-        near = given if on_host is None and given.device.type == "cpu" else on_host
-        few = given.batch <= MOST_SAMPLES if near is None else self.rows(near) <= MOST_ROWS
-        return few or is_captured()  # a graph has no CPU threads
-
-    def _can_be_read(self, weights: Sequence[Tensor], device: torch.device) -> bool:
-        """Whether a GPU reads tables where they are, and no optimizer could change them meanwhile."""
+    ) -> Lookup:
+        """Who looks rows up; ``on_host``: the batch there, if it is known."""
+        tables = [weights[number] for number in self._matrices]
         if torch.compiler.is_compiling() or device.type != "cuda" or needs_derivatives(weights):
-            return False
-        return all(is_read_by_gpu(weights[number]) for number in self._matrices)
+            return Lookup.CALL
+        if not all(map(is_frozen, tables)):
+            return Lookup.CALL
+        near = given if on_host is None and given.device.type == "cpu" else on_host
+        captured = is_captured()  # a graph has no CPU threads
+        few = given.batch <= MOST_SAMPLES if near is None else self.rows(near) <= MOST_ROWS
+        if (captured or few) and all(table.is_pinned() for table in tables):
+            return Lookup.GPU
+        if captured or near is None or not self._waits or not self._is_exact(weights):
+            return Lookup.CALL
+        return Lookup.STREAM
+
+    def _is_exact(self, weights: Sequence[Tensor]) -> bool:
+        """Whether rows that are pooled to float32 are those of a call of the host's columns alone."""
+        own = fused_dtype([weights[number].dtype for number in self._matrices])
+        whole = fused_dtype([weight.dtype for weight in weights])
+        return self._merges(weights) and own in (torch.float32, whole)
 
     def _merges(self, weights: Sequence[Tensor]) -> bool:
         """Whether one call on the device writes all columns: without gradients, and if its own tables give
@@ -251,6 +270,45 @@ class Split:
         own = [weights[number] for number in self._merging.matrices]
         inputs = given._replace(places=self._places(given), dense=dense)
         return self._merging.programs.compute(own, inputs, bounds_check, device)
+
+    def deferred(
+        self,
+        weights: Sequence[Tensor],
+        given: Inputs,
+        on_host: Inputs | None,
+        device: torch.device,
+        bounds_check: str,
+    ) -> Tensor:
+        """The same without waiting for the host's threads: see ``Lookup.STREAM``."""
+        if given.device != device and on_host is None:  # the caller's tensors may change: these are copies
+            packed = self._packer(given, True).to(device, non_blocking=True)
+            given, on_host = packed.inputs(self._packer.uses), packed.on_host
+        given = moved(given, self._packer, device, len(weights), 1)
+        host, part = self.host, self._merging
+        assert on_host is not None and host is not None
+        near, inputs = self._near(on_host, torch.device("cpu")), given._replace(places=self._places(given))
+        program, on_device = part.programs.of(inputs.places, device)
+        host_program, _ = host.programs.of(near.places, torch.device("cpu"))
+        try:
+            return embedding_columns_split(
+                [weights[number] for number in part.matrices],
+                program,
+                (*inputs[2:], inputs.batch),
+                part.output_dim,
+                on_device,
+                [weights[number] for number in host.matrices],
+                host_program,
+                (*near[2:], near.batch),
+                bounds_check,
+            )
+        except NotImplementedError as error:
+            if "cannot wait" not in str(error):
+                raise
+            self._waits = False  # nothing was begun
+            return self(weights, given, on_host, device, False, bounds_check)
+        except (ValueError, TypeError, IndexError) as error:
+            of_host = OF_HOST in str(error)
+            (host if of_host else part).programs.raise_named(error, near if of_host else given)
 
     def _places(self, given: Inputs) -> tuple[Place, ...]:
         """Where uses are when what is pooled has become the last dense input."""

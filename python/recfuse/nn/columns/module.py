@@ -19,6 +19,7 @@ from recfuse.nn.columns.addresses import Addresses, AddressReader
 from recfuse.nn.columns.batch import Reader
 from recfuse.nn.columns.checks import check_columns, check_values, differentiable, tables_of
 from recfuse.nn.columns.host import (
+    Lookup,
     MemoryReport,
     Split,
     moved,
@@ -258,9 +259,12 @@ class EmbeddingColumns(PackedTables):
         weights = self.packed_weights()
         if self._split is not None and self._is_split(weights):
             device = self._home.device
-            if self._split.is_read_by_gpu(weights, given, on_host, device):
+            lookup = self._split.lookup(weights, given, on_host, device)
+            if lookup is Lookup.GPU:
                 given = moved(given, self._reader.packer, device, len(weights))
                 return self._whole(weights, given, self.layout.sparse, self.bounds_check)
+            if lookup is Lookup.STREAM:
+                return self._split.deferred(weights, given, on_host, device, self.bounds_check)
             return self._split(weights, given, on_host, device, self.layout.sparse, self.bounds_check)
         if not has_kernel(weights):
             tables = {name: table.weight for name, table in self.tables.items()}

@@ -79,7 +79,7 @@ class Programs:
         try:
             return embedding_columns(weights, program, *inputs, self.output_dim, on_device, bounds_check)
         except (ValueError, TypeError, IndexError) as error:
-            self._raise_named(error, given)
+            self.raise_named(error, given)
 
     def compute_at(
         self, weights: Sequence[Tensor], given: Addresses, device: torch.device, bounds_check: str
@@ -99,7 +99,7 @@ class Programs:
         try:
             return embedding_columns_lookups(program, *inputs, on_device, bounds_check)
         except (ValueError, TypeError, IndexError) as error:
-            self._raise_named(error, given)
+            self.raise_named(error, given)
 
     def of(self, places: tuple[Place, ...], device: torch.device) -> tuple[Tensor, Tensor | None]:
         """The program on the host, and its copy on a GPU; None: the device is none."""
@@ -142,7 +142,7 @@ class Programs:
             text = str(error).removeprefix("embedding_columns_program: ")
             raise type(error)(self._named(text)) from None
 
-    def _raise_named(self, error: Exception, given: Inputs) -> NoReturn:
+    def raise_named(self, error: Exception, given: Inputs) -> NoReturn:
         """Raises an operator's error again with names, or as it is in a program that is compiled."""
         if torch.compiler.is_compiling():
             raise error

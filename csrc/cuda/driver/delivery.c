@@ -1,0 +1,196 @@
+#include "cuda/driver/delivery.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+enum {
+    HEAD = 256, /* bytes before the memory, of which the first four are the word */
+    LEAST = 1 << 16,
+    MOST = 32, /* deliveries of a device */
+    FEWEST = 2, /* of them however large they are */
+};
+static const size_t MOST_BYTES = (size_t)256 << 20; /* of all, if they are of one size */
+
+/* Those of one device that nobody has taken, the oldest first. */
+typedef struct delivery_pool {
+    pthread_mutex_t lock; /* guards the rest; the driver is not called under it */
+    rf__cuda_delivery *first, **last;
+    int32_t count; /* with those that are taken */
+} delivery_pool;
+
+/* Each under its own lock. A child of a process with a device has no CUDA and never comes here. */
+static delivery_pool pools[RF__CUDA_MOST_DEVICES] = {
+    [0 ... RF__CUDA_MOST_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
+
+static size_t most_of(size_t bytes) {
+    const size_t most = MOST_BYTES / (bytes + 1);
+    return most > MOST ? MOST : most < FEWEST ? FEWEST : most;
+}
+
+static rf__cuda_delivery *pool_take(delivery_pool *pool, int32_t *count) {
+    pthread_mutex_lock(&pool->lock);
+    rf__cuda_delivery *found = pool->first;
+    *count = pool->count;
+    if (found != NULL) pool->first = found->next;
+    pthread_mutex_unlock(&pool->lock);
+    return found;
+}
+
+static void pool_put(delivery_pool *pool, rf__cuda_delivery *delivery, bool is_oldest) {
+    pthread_mutex_lock(&pool->lock);
+    if (pool->first == NULL) pool->last = &pool->first;
+    if (is_oldest) {
+        if (pool->first == NULL) pool->last = &delivery->next;
+        delivery->next = pool->first;
+        pool->first = delivery;
+    } else {
+        delivery->next = NULL;
+        *pool->last = delivery;
+        pool->last = &delivery->next;
+    }
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static void pool_count(delivery_pool *pool, int32_t more) {
+    pthread_mutex_lock(&pool->lock);
+    pool->count += more;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static bool is_filled(const rf__cuda_delivery *delivery) {
+    return __atomic_load_n(delivery->word, __ATOMIC_ACQUIRE) == delivery->number;
+}
+
+/* In the device's context, and so below. */
+static rf_status memory_new(const rf__cuda_driver *driver, size_t bytes, rf__cuda_delivery *delivery) {
+    rf_status status = RF_OK;
+    void *memory = NULL;
+    size_t room = LEAST;
+    while (room < bytes) room *= 2;
+    RF__CUDA_TRY(driver->cuMemHostAlloc(&memory, HEAD + room,
+                                        RF__CU_MEMHOSTALLOC_PORTABLE | RF__CU_MEMHOSTALLOC_DEVICEMAP));
+    RF__CUDA_TRY(driver->cuMemHostGetDevicePointer_v2(&delivery->word_on_device, memory, 0));
+    delivery->word = memory;
+    delivery->memory = (char *)memory + HEAD;
+    delivery->bytes = room;
+    __atomic_store_n(delivery->word, delivery->number, __ATOMIC_RELEASE);
+out:
+    if (status != RF_OK && memory != NULL) (void)driver->cuMemFreeHost(memory);
+    return status;
+}
+
+static void delivery_free(const rf__cuda_driver *driver, rf__cuda_delivery *delivery) {
+    if (delivery == NULL) return;
+    if (delivery->word != NULL) (void)driver->cuMemFreeHost(delivery->word);
+    if (delivery->read != NULL) (void)driver->cuEventDestroy_v2(delivery->read);
+    free(delivery);
+}
+
+/* A new one; waits in the stream for what is there already, which tells whether the device can. */
+static rf_status delivery_make(const rf__cuda_device *device, void *stream, size_t bytes,
+                               rf__cuda_delivery **made) {
+    const rf__cuda_driver *driver = device->driver;
+    rf_status status = RF_OK;
+    rf__cuda_delivery *delivery = calloc(1, sizeof *delivery);
+    RF_FAIL_IF(delivery == NULL, RF_ERR_MEMORY, "no memory for what a stream waits for");
+    RF__CUDA_TRY(driver->cuEventCreate(&delivery->read, RF__CU_EVENT_DISABLE_TIMING));
+    RF_TRY(memory_new(driver, bytes, delivery));
+    const rf__cu_result result = driver->cuStreamWaitValue32_v2(
+        stream, delivery->word_on_device, delivery->number, RF__CU_STREAM_WAIT_VALUE_GEQ);
+    if (result == RF__CU_ERROR_NOT_SUPPORTED) {
+        status = rf__fail(RF_ERR_UNSUPPORTED, "streams of GPU %d cannot wait for memory of the host",
+                          (int)device->ordinal);
+        goto out;
+    }
+    RF_TRY(rf__cuda_status(result, "cuStreamWaitValue32_v2"));
+    *made = delivery;
+out:
+    if (status != RF_OK) delivery_free(driver, delivery);
+    return status;
+}
+
+/* One whose memory is idle, of any size. */
+static rf_status delivery_find(const rf__cuda_device *device, void *stream, size_t bytes,
+                               rf__cuda_delivery **found) {
+    const rf__cuda_driver *driver = device->driver;
+    delivery_pool *pool = &pools[device->ordinal];
+    int32_t count;
+    rf_status status = RF_OK;
+    rf__cuda_delivery *oldest = pool_take(pool, &count);
+    *found = oldest;
+    if (oldest != NULL) {
+        const bool filled = is_filled(oldest);
+        if (filled && (!oldest->is_read || driver->cuEventQuery(oldest->read) == RF__CU_SUCCESS))
+            return RF_OK;
+        if (oldest->is_read && (size_t)count >= most_of(bytes)) {
+            RF__CUDA_TRY(driver->cuEventSynchronize(oldest->read));
+            return RF_OK;
+        }
+        pool_put(pool, oldest, true);
+    }
+    RF_CHECK(delivery_make(device, stream, bytes, found));
+    pool_count(pool, 1);
+    return RF_OK;
+out:
+    pool_put(pool, oldest, true);
+    return status;
+}
+
+static rf_status delivery_new(const rf__cuda_device *device, void *stream, size_t bytes,
+                              rf__cuda_delivery **delivery) {
+    RF_CHECK(delivery_find(device, stream, bytes, delivery));
+    rf__cuda_delivery *found = *delivery;
+    if (found->bytes < bytes) {
+        uint32_t *word = found->word;
+        const rf_status status = memory_new(device->driver, bytes, found);
+        if (status != RF_OK) {
+            pool_put(&pools[device->ordinal], found, true);
+            return status;
+        }
+        (void)device->driver->cuMemFreeHost(word);
+    }
+    found->number++;
+    found->is_read = false;
+    return RF_OK;
+}
+
+rf_status rf__cuda_delivery_new(const rf__cuda_device *device, void *stream, size_t bytes,
+                                rf__cuda_delivery **delivery) {
+    RF_CHECK(rf__cuda_enter(device));
+    const rf__cu_capture_mode mode =
+        rf__cuda_capture_mode(device->driver, RF__CU_STREAM_CAPTURE_MODE_RELAXED);
+    const rf_status status = delivery_new(device, stream, bytes, delivery);
+    (void)rf__cuda_capture_mode(device->driver, mode);
+    return rf__cuda_leave_with(status);
+}
+
+void rf__cuda_delivery_post(rf__cuda_delivery *delivery) {
+    __atomic_store_n(delivery->word, delivery->number, __ATOMIC_RELEASE);
+}
+
+static rf_status copy(const rf__cuda_driver *driver, const rf__cuda_delivery *delivery, size_t bytes,
+                      rf__cu_pointer to, void *stream) {
+    rf_status status = RF_OK;
+    RF__CUDA_TRY(driver->cuStreamWaitValue32_v2(stream, delivery->word_on_device, delivery->number,
+                                                RF__CU_STREAM_WAIT_VALUE_GEQ));
+    if (bytes > 0) RF__CUDA_TRY(driver->cuMemcpyHtoDAsync_v2(to, delivery->memory, bytes, stream));
+out:
+    return status;
+}
+
+rf_status rf__cuda_delivery_copy(const rf__cuda_device *device, const rf__cuda_delivery *delivery,
+                                 size_t bytes, rf__cu_pointer to, void *stream) {
+    RF_CHECK(rf__cuda_enter(device));
+    return rf__cuda_leave_with(copy(device->driver, delivery, bytes, to, stream));
+}
+
+rf_status rf__cuda_delivery_end(const rf__cuda_device *device, rf__cuda_delivery *delivery, void *stream,
+                                rf_status status) {
+    rf_status recorded = rf__cuda_enter(device);
+    if (recorded == RF_OK)
+        recorded = rf__cuda_leave_with(RF__CUDA_CALL(device->driver->cuEventRecord(delivery->read, stream)));
+    /* Else nobody knows when the stream has read it: it is lost. */
+    delivery->is_read = recorded == RF_OK;
+    if (recorded == RF_OK) pool_put(&pools[device->ordinal], delivery, false);
+    return status != RF_OK ? status : recorded;
+}

@@ -1,0 +1,170 @@
+/* Commands about csrc/cuda/driver/delivery.h: memory that threads fill while a stream waits, and what they note. */
+#define _GNU_SOURCE /* usleep */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../check.h"
+#include "cuda/driver/delivery.h"
+#include "program.h"
+
+enum { ROUNDS = 200, MOST = 32 };
+
+static rf__cuda_delivery *take(const rf__cuda_device *gpu, size_t bytes) {
+    rf__cuda_delivery *delivery = NULL;
+    const rf_status status = rf__cuda_delivery_new(gpu, NULL, bytes, &delivery);
+    CHECK(status == RF_OK && delivery != NULL && delivery->bytes >= bytes, "%s", rf_last_error());
+    return delivery;
+}
+
+static void end(const rf__cuda_device *gpu, rf__cuda_delivery *delivery) {
+    CHECK(rf__cuda_delivery_end(gpu, delivery, NULL, RF_OK) == RF_OK, "%s", rf_last_error());
+}
+
+/* What one thread fills for another's stream. */
+typedef struct filling {
+    rf__cuda_delivery *delivery;
+    size_t bytes;
+    int value;
+} filling;
+
+static void *fill(void *argument) {
+    const filling *of = argument;
+    usleep(of->value % 4 * 50U); /* before, or after the stream waits */
+    memset(of->delivery->memory, of->value, of->bytes);
+    rf__cuda_delivery_post(of->delivery);
+    return NULL;
+}
+
+static void *deliver(void *argument) {
+    const rf__cuda_device *gpu = argument;
+    static _Thread_local unsigned char found[3000];
+    for (int round = 0; round < ROUNDS; round++) {
+        pthread_t thread;
+        filling of = {.bytes = 1 + (size_t)round % sizeof found, .value = round % 250};
+        of.delivery = take(gpu, of.bytes);
+        if (of.delivery == NULL) break;
+        memset(found, 255, sizeof found);
+        CHECK(pthread_create(&thread, NULL, fill, &of) == 0, "no thread");
+        CHECK(rf__cuda_delivery_copy(gpu, of.delivery, of.bytes, (rf__cu_pointer)(uintptr_t)found, NULL) ==
+                  RF_OK,
+              "%s", rf_last_error());
+        for (size_t i = 0; i < sizeof found; i++)
+            CHECK(found[i] == (i < of.bytes ? of.value : 255), "round %d: byte %zu is %d", round, i,
+                  found[i]);
+        end(gpu, of.delivery);
+        pthread_join(thread, NULL);
+    }
+    return NULL;
+}
+
+/* deliveries: many threads' streams get what others fill for them, in memory that is used again. */
+static void deliveries(char **arguments) {
+    (void)arguments;
+    const rf__cuda_device *gpu = NULL;
+    CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
+    const int before = driver_calls("cuMemHostAlloc");
+    run_threads(deliver, (void *)(uintptr_t)gpu);
+    CHECK(driver_calls("cuMemHostAlloc") - before <= 2 * THREADS, "memory is not used again");
+    CHECK(context_depth() == 0, "a context was left on the stack");
+}
+
+/* deliveries_bound: memory that the stream or a thread still has is not used; there is a bound; a large one grows. */
+static void deliveries_bound(char **arguments) {
+    (void)arguments;
+    const rf__cuda_device *gpu = NULL;
+    CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
+    rf__cuda_delivery *first = take(gpu, 100), *unfilled = take(gpu, 100);
+    CHECK(first->memory != unfilled->memory, "one memory twice");
+    rf__cuda_delivery_post(first);
+    end(gpu, first);
+    end(gpu, unfilled); /* the thread is not done with it */
+    CHECK(take(gpu, 100) == first, "not used again");
+    rf__cuda_delivery *other = take(gpu, 100);
+    CHECK(other != unfilled, "a thread still fills it");
+    rf__cuda_delivery_post(unfilled);
+    rf__cuda_delivery_post(other);
+    rf__cuda_delivery_post(first);
+    end(gpu, other);
+    end(gpu, first);
+    CHECK(take(gpu, 1 << 20) == unfilled && unfilled->bytes == 1 << 20, "not grown: %zu", unfilled->bytes);
+    memset(unfilled->memory, 1, 1 << 20);
+    rf__cuda_delivery_post(unfilled);
+    end(gpu, unfilled);
+    driver_busy(1); /* the stream is not done with any */
+    const int waits = driver_calls("cuEventSynchronize");
+    for (int i = 3; i < MOST + 5; i++) {
+        rf__cuda_delivery *more = take(gpu, 100);
+        rf__cuda_delivery_post(more);
+        end(gpu, more);
+    }
+    CHECK(driver_calls("cuEventSynchronize") == waits + 5, "waited %d times",
+          driver_calls("cuEventSynchronize") - waits);
+    driver_busy(0);
+    rf__cuda_delivery *left = take(gpu, 100); /* a call that fails */
+    rf__cuda_delivery_post(left);
+    CHECK(rf__cuda_delivery_end(gpu, left, NULL, rf__fail(RF_ERR_VALUE, "a failure")) == RF_ERR_VALUE,
+          "the failure was lost");
+}
+
+/* delivery_failure STATUS TEXT: what a driver that fails leaves. */
+static void delivery_failure(char **arguments) {
+    const rf__cuda_device *gpu = NULL;
+    rf__cuda_delivery *delivery = NULL;
+    CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
+    const int live = driver_live();
+    for (int i = 0; i < 2; i++) {
+        const rf_status status = rf__cuda_delivery_new(gpu, NULL, 100, &delivery);
+        CHECK(strcmp(rf_status_python(status), arguments[0]) == 0 &&
+                  strstr(rf_last_error(), arguments[1]) != NULL,
+              "%s: %s", rf_status_python(status), rf_last_error());
+    }
+    CHECK(driver_live() == live && context_depth() == 0, "something was left");
+}
+
+static void note(rf__cuda_error_word word, rf_status status, const char *text) {
+    rf__cuda_note *left = calloc(1, sizeof *left);
+    CHECK(left != NULL, "no memory");
+    if (left == NULL) return;
+    left->status = status;
+    strcpy(left->text, text);
+    rf__cuda_note_leave(word, left);
+}
+
+/* notes: each is raised once, by a call with its tables or by a check of its device, and the first of a word stays. */
+static void notes(char **arguments) {
+    (void)arguments;
+    static const float tables[2][4];
+    const rf__cuda_device *gpus[2] = {NULL};
+    rf__cuda_error_word words[2][2];
+    for (int d = 0; d < 2; d++) {
+        CHECK(rf__cuda_device_get(d, &gpus[d]) == RF_OK, "%s", rf_last_error());
+        for (int i = 0; i < 2; i++) words[d][i] = rf__cuda_error_word_of(&gpus[d]->errors, tables[i], 10);
+    }
+#define RAISES(call, want, text) \
+    CHECK((call) == (want) && strcmp(rf_last_error(), text) == 0, "%s", rf_last_error())
+    note(words[0][0], RF_ERR_INDEX, "one");
+    note(words[0][0], RF_ERR_VALUE, "a second of the same tables");
+    note(words[0][1], RF_ERR_VALUE, "two");
+    note(words[1][0], RF_ERR_VALUE, "of the other device");
+    CHECK(rf__cuda_check_word(gpus[0], words[0][0], capturing_stream()) == RF_OK, "raised during a capture");
+    RAISES(rf__cuda_check_word(gpus[0], words[0][0], NULL), RF_ERR_INDEX, "one");
+    CHECK(rf__cuda_check_word(gpus[0], words[0][0], NULL) == RF_OK, "raised twice");
+    note(words[0][0], RF_ERR_INDEX, "three");
+    RAISES(rf_cuda_check(0), RF_ERR_VALUE, "two; calls with other tables left 1 more: check again");
+    RAISES(rf_cuda_check(0), RF_ERR_INDEX, "three");
+    CHECK(rf_cuda_check(0) == RF_OK, "%s", rf_last_error());
+    RAISES(rf_cuda_check(1), RF_ERR_VALUE, "of the other device");
+    CHECK(rf_cuda_check(1) == RF_OK && rf__cuda_check_word(gpus[1], words[1][0], NULL) == RF_OK, "%s",
+          rf_last_error());
+#undef RAISES
+}
+
+const command delivery_commands[] = {
+    {"deliveries", 0, deliveries},
+    {"deliveries_bound", 0, deliveries_bound},
+    {"delivery_failure", 2, delivery_failure},
+    {"notes", 0, notes},
+};
+const int n_delivery_commands = (int)(sizeof delivery_commands / sizeof delivery_commands[0]);
