@@ -13,6 +13,7 @@
 
 enum { MOST_THREADS = 64, EXIT_SECONDS = 2 };
 
+/* The lock, what is told under it, and what it guards. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work_came = PTHREAD_COND_INITIALIZER;
 static pthread_cond_t work_ended = PTHREAD_COND_INITIALIZER;

@@ -1,4 +1,4 @@
-"""Rows of frozen tables on the host, which CPU threads look up while nobody but a GPU's stream waits for them."""
+"""Rows of frozen tables on the host, looked up by CPU threads for which a GPU's stream alone waits."""
 
 from __future__ import annotations
 
