@@ -22,8 +22,8 @@ from recfuse.nn.columns import Column, EmbeddingColumns
 MEMCPY, PACKED, PINNED = "memcpy", "one copy, pageable", "one copy, pinned"
 PACK, EACH = "packed here, one copy", "a copy a column"
 ON_DEVICE, ON_HOST = "tables on the GPU", "large tables on the host"
-BY_THREADS = "the same, by CPU threads"  # as tables are that train
-PLACEMENTS = {ON_DEVICE: "device", ON_HOST: "host", BY_THREADS: "host"}
+TRAINED = "the same, as they train"  # looked up within the call
+PLACEMENTS = {ON_DEVICE: "device", ON_HOST: "host", TRAINED: "host"}
 
 
 def figure_transfers(setting: ColumnsSetting) -> Figure:
@@ -93,20 +93,20 @@ def placed(specs: Sequence[Column], subject: Subject, placement: str) -> list[Co
 
 
 def figure_host_tables(setting: ColumnsSetting) -> Figure:
-    """E and F with their large tables on the host: memory saved, time lost. Batches are packed there. The GPU
-    reads the tables, or CPU threads do.
+    """E and F with their large tables on the host: memory saved, time lost. Batches are packed there. Tables
+    are frozen, or looked up as tables are that train.
     """
     arguments, records, results = setting.arguments, [], []
     table = Table(
         f"Large tables on the host, batch {arguments.batch}: µs as called "
         f"(median ± IQR of {arguments.rounds})",
-        ["", *PLACEMENTS, "time", "time by threads", "MB on the GPU", "of them left"],
+        ["", *PLACEMENTS, "time", "time as they train", "MB on the GPU", "of them left"],
     )
     for name in arguments.models:
         subject = model_subject(name, setting)
         follows = Model(name, subject.output_dim, setting.device, arguments.seed)
         modules = {label: _placed(subject, placement) for label, placement in PLACEMENTS.items()}
-        modules[BY_THREADS].requires_grad_(True)
+        modules[TRAINED].requires_grad_(True)
         batches = [(batch, batch.to("cpu")) for batch in subject.batches(arguments.batch)]
         memory = {
             label: sum(one.nbytes for one in module.parameters() if one.device.type == setting.device.type)
@@ -122,7 +122,7 @@ def figure_host_tables(setting: ColumnsSetting) -> Figure:
                     device=setting.device, progress=False,
                 )  # fmt: skip
             row = Row(f"{name}, {part}", result, {})
-            slower = [times(1 / result.ratio(label, ON_DEVICE)) for label in (ON_HOST, BY_THREADS)]
+            slower = [times(1 / result.ratio(label, ON_DEVICE)) for label in (ON_HOST, TRAINED)]
             cells = [*map(row.cell, PLACEMENTS), *slower]
             table.rows.append([row.label, *cells, f"{memory[ON_DEVICE] / 1e6:,.0f}", f"{left:.1%}"])
             measured = result.to_json(environment=False)

@@ -126,12 +126,13 @@ static rf_status prepare_started(started_call *of, int32_t threads) {
     const rf_executor executor = {.threads = threads};
     int64_t workers;
     RF_CHECK(tiles_cut(&of->call, &executor, &of->tiles, &workers));
+    const int64_t count = of->tiles.n_runs * of->tiles.n_pieces;
     of->job = (rf__job){.run = write_started,
                         .end = end_started,
                         .context = of,
-                        .count = of->tiles.n_runs * of->tiles.n_pieces,
-                        .most_threads = (int32_t)workers};
-    return of->job.count > 0 ? rf__workers_start(operator_name, threads) : RF_OK;
+                        .count = count,
+                        .most_threads = (int32_t)(workers < count ? workers : count)};
+    return count > 0 ? rf__workers_start(operator_name, threads) : RF_OK;
 }
 
 rf_status rf_embedding_columns_start_cpu(const rf_embedding_columns_params *params, int32_t threads,
