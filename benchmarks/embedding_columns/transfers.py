@@ -94,7 +94,7 @@ def placed(specs: Sequence[Column], subject: Subject, placement: str) -> list[Co
 
 def figure_host_tables(setting: ColumnsSetting) -> Figure:
     """E and F with their large tables on the host: memory saved, time lost. Batches are packed there. Tables
-    are frozen, or looked up as tables are that train.
+    are frozen, or looked up as tables are that train; each of the two takes turns with tables on the GPU.
     """
     arguments, records, results = setting.arguments, [], []
     table = Table(
@@ -115,19 +115,25 @@ def figure_host_tables(setting: ColumnsSetting) -> Figure:
         left = memory[ON_HOST] / memory[ON_DEVICE]
         for part, model in (("columns", None), ("whole model", follows)):
             calls = {label: _from_host(module, batches, model) for label, module in modules.items()}
+            measured = {}
             with torch.inference_mode():
                 check_agreement(setting.parser, [largest_difference(calls, batches[0][0], ON_DEVICE)], 1e-5)
-                result = timing.compare(
-                    calls, inputs=[(batch,) for batch, _ in batches], rounds=arguments.rounds, min_time=1e-3,
-                    device=setting.device, progress=False,
-                )  # fmt: skip
-            row = Row(f"{name}, {part}", result, {})
-            slower = [times(1 / result.ratio(label, ON_DEVICE)) for label in (ON_HOST, TRAINED)]
-            cells = [*map(row.cell, PLACEMENTS), *slower]
-            table.rows.append([row.label, *cells, f"{memory[ON_DEVICE] / 1e6:,.0f}", f"{left:.1%}"])
-            measured = result.to_json(environment=False)
-            records.append({"model": name, "part": part, "bytes": memory, "measured": measured})
-            results.append(result)
+                for other in (ON_HOST, TRAINED):  # torch's threads spin for a while after the latter's calls
+                    measured[other] = timing.compare(
+                        {label: calls[label] for label in (ON_DEVICE, other)},
+                        inputs=[(batch,) for batch, _ in batches], rounds=arguments.rounds, min_time=1e-3,
+                        device=setting.device, progress=False,
+                    )  # fmt: skip
+                    results.append(measured[other])
+            rows = {other: Row(f"{name}, {part}", result, {}) for other, result in measured.items()}
+            cells = [rows[ON_HOST].cell(ON_DEVICE), *(row.cell(other) for other, row in rows.items())]
+            slower = [times(1 / result.ratio(other, ON_DEVICE)) for other, result in measured.items()]
+            sizes = f"{memory[ON_DEVICE] / 1e6:,.0f}", f"{left:.1%}"
+            table.rows.append([rows[ON_HOST].label, *cells, *slower, *sizes])
+            records.append({
+                "model": name, "part": part, "bytes": memory,
+                "measured": {other: one.to_json(environment=False) for other, one in measured.items()},
+            })  # fmt: skip
         del calls, modules, follows, subject
         release(setting)
     table.notes = load_notes(results)

@@ -38,9 +38,11 @@ static void job_unlist(const rf__job *job) {
     if (job->next == NULL) last = at;
 }
 
-/* Who wakes up wakes two others, as long as there is work for them: the caller wakes but one. Under the lock. */
-static void others_wake(void) {
-    for (int32_t i = 0; i < 2 && i < n_idle; i++) pthread_cond_signal(&work_came);
+/* How many threads one that begins wakes, so that who hands a job over wakes but one; under the lock. */
+static int32_t others_of(const rf__job *job) {
+    int32_t others = job->most_threads - job->threads;
+    if (others > n_idle) others = n_idle;
+    return others < 2 ? others : 2;
 }
 
 static void *work(void *unused) {
@@ -55,8 +57,9 @@ static void *work(void *unused) {
             continue;
         }
         job->threads++;
-        if (job->threads < job->most_threads) others_wake();
+        const int32_t others = others_of(job);
         pthread_mutex_unlock(&lock);
+        for (int32_t i = 0; i < others; i++) pthread_cond_signal(&work_came); /* slow: not under the lock */
         for (;;) {
             const int64_t task = __atomic_fetch_add(&job->next_task, 1, __ATOMIC_RELAXED);
             if (task >= job->count) break;
@@ -135,6 +138,7 @@ void rf__workers_take(rf__job *job) {
     n_jobs++;
     *last = job;
     last = &job->next;
-    if (n_idle > 0) pthread_cond_signal(&work_came);
+    const bool wakes = n_idle > 0;
     pthread_mutex_unlock(&lock);
+    if (wakes) pthread_cond_signal(&work_came);
 }

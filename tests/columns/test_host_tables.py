@@ -153,13 +153,7 @@ def test_who_looks_rows_up(monkeypatch):
 
     gpu, stream, call = Lookup.GPU, Lookup.STREAM, Lookup.CALL
     most = host.MOST_ROWS // 6
-    cases = (
-        (0, gpu, gpu),
-        (most, gpu, gpu),
-        (most + 1, stream, gpu),
-        (512, stream, gpu),
-        (513, stream, call),
-    )
+    cases = [(0, gpu, gpu), (512, gpu, gpu), (513, gpu, call), (most, gpu, call), (most + 1, stream, call)]
     for samples, here, there in cases:
         given = batch_of(samples)
         assert split.rows(given) == 6 * samples
@@ -176,12 +170,12 @@ def test_who_looks_rows_up(monkeypatch):
         assert split.lookup(weights, elsewhere, None, CUDA) is call
         pinned.append(True)
     split._waits = False
-    assert split.lookup(weights, batch_of(512), None, CUDA) is call
+    assert split.lookup(weights, batch_of(most + 1), None, CUDA) is call
     split._waits = True
     module.requires_grad_()
     with torch.no_grad():
         assert split.lookup(weights, batch_of(1), None, CUDA) is call
-        assert split.lookup(weights, batch_of(512), None, CUDA) is call
+        assert split.lookup(weights, batch_of(most + 1), None, CUDA) is call
 
 
 @pytest.mark.parametrize("dtype", (HALF, BRAIN, torch.float32))

@@ -14,6 +14,7 @@ enum {
     TILE_BYTES = 1 << 21, /* that a tile does */
     LEAST_SAMPLES = 32, /* of a tile */
     TILES_PER_WORKER = 8, /* at least, where there are samples for them */
+    STARTED_WORKER_BYTES = 1 << 18, /* worth waking a thread, where no one waits for the call */
 };
 
 typedef struct tiles {
@@ -61,18 +62,18 @@ static void cut_columns(tiles *tiles, int64_t *bytes) {
     tiles->starts[tiles->n_runs] = (int32_t)call->program.header->n_columns;
 }
 
-/* Cuts the output for so many threads as executor has; of no tiles where there is nothing to write. */
-static rf_status tiles_cut(rf__columns_call *call, const rf_executor *executor, tiles *tiles,
-                           int64_t *workers) {
+/* Cuts the output for *workers threads at most, and then for as many as that many bytes each keep busy; of no tiles where
+ * there is nothing to write. */
+static rf_status tiles_cut(rf__columns_call *call, int64_t worker_bytes, tiles *tiles, int64_t *workers) {
     const int64_t n_columns = call->program.header->n_columns, batch = call->params->batch;
     int64_t bytes;
     *tiles = (struct tiles){.call = call};
-    *workers = 1;
     if (n_columns == 0 || batch == 0) return RF_OK;
     tiles->starts = malloc(((size_t)n_columns + 1) * sizeof *tiles->starts);
     RF__REFUSE_IF(tiles->starts == NULL, RF_ERR_MEMORY, "no memory for " RF__I64 " columns", n_columns);
     cut_columns(tiles, &bytes);
-    *workers = rf__tasks_workers(executor, bytes);
+    const int64_t useful = bytes / worker_bytes > 1 ? bytes / worker_bytes : 1;
+    if (*workers > useful) *workers = useful;
     const int64_t by_bytes = bytes / TILE_BYTES / tiles->n_runs + 1;
     const int64_t by_workers = *workers > 1 ? TILES_PER_WORKER * *workers / tiles->n_runs + 1 : 1;
     const int64_t pieces = by_bytes > by_workers ? by_bytes : by_workers;
@@ -83,8 +84,8 @@ static rf_status tiles_cut(rf__columns_call *call, const rf_executor *executor, 
 
 static rf_status run(rf__columns_call *call, const rf_executor *executor) {
     tiles tiles;
-    int64_t workers;
-    RF_CHECK(tiles_cut(call, executor, &tiles, &workers));
+    int64_t workers = executor == NULL ? 1 : executor->threads;
+    RF_CHECK(tiles_cut(call, RF__WORKER_BYTES, &tiles, &workers));
     const rf_status status =
         rf__tasks_run(operator_name, tiles.n_runs * tiles.n_pieces, workers, write_tile, &tiles, executor);
     free(tiles.starts);
@@ -123,9 +124,8 @@ static void end_started(void *context) {
 
 /* All that may fail but for what is found in the inputs. */
 static rf_status prepare_started(started_call *of, int32_t threads) {
-    const rf_executor executor = {.threads = threads};
-    int64_t workers;
-    RF_CHECK(tiles_cut(&of->call, &executor, &of->tiles, &workers));
+    int64_t workers = threads;
+    RF_CHECK(tiles_cut(&of->call, STARTED_WORKER_BYTES, &of->tiles, &workers));
     const int64_t count = of->tiles.n_runs * of->tiles.n_pieces;
     of->job = (rf__job){.run = write_started,
                         .end = end_started,

@@ -96,10 +96,10 @@ def page_locked(table: Tensor) -> Tensor:
         return table
 
 
-MOST_ROWS, MOST_SAMPLES = 1024, 512
+MOST_ROWS, MOST_SAMPLES = 4096, 512
 """Of a batch for which a GPU reads the host's tables: it gets the addresses of some 45 rows in a microsecond,
-and CPU threads look more up. Samples are counted where the batch is on the GPU alone, which would be waited
-for."""
+and to wake CPU threads takes as long as a few thousand rows. Samples are counted where the batch is on the
+GPU alone, which would be waited for."""
 
 
 class Lookup(enum.Enum):

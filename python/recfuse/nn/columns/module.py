@@ -70,9 +70,11 @@ class EmbeddingColumns(PackedTables):
             offsets.
         host_tables: a table of more bytes than this, a number or a text, stays in the host's memory when the
             module moves to a GPU, unless its column's ``placement`` says otherwise; None: none does. It is
-            page-locked there. Of a small batch the GPU reads its rows itself, if it is frozen
-            (``requires_grad_(False)``): wait for the GPU before you change it or let go of the module. Else
-            CPU threads look its rows up while the GPU computes the other columns. See
+            page-locked there. If it is frozen (``requires_grad_(False)``), its rows are read after the call
+            has returned: up to 4,096 of a batch by the GPU itself, also of small batches that are on the GPU
+            alone and of any in a CUDA graph; more by CPU threads, as many as torch's less one, for which the
+            GPU's stream waits. Wait for the GPU before you change it or a packed batch of the host; and, of
+            a graph, before you let go of the module. Else CPU threads look its rows up within the call. See
             :meth:`memory_report`.
 
     Attributes:
