@@ -19,7 +19,8 @@ static pthread_cond_t work_came = PTHREAD_COND_INITIALIZER;
 static pthread_cond_t work_ended = PTHREAD_COND_INITIALIZER;
 static rf__job *first; /* of jobs whose tasks are not all taken, as far as is known; under the lock */
 static rf__job **last = &first; /* under the lock */
-static int32_t n_threads, n_idle; /* under the lock */
+static int32_t n_threads; /* atomic; written under the lock */
+static int32_t n_idle; /* under the lock */
 static int64_t n_jobs; /* handed over and not ended; under the lock */
 
 /* The first job that has work for one thread more; under the lock. */
@@ -122,8 +123,11 @@ static bool thread_start(void) {
 rf_status rf__workers_start(const char *operator_name, int32_t threads) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)pthread_once(&once, prepare);
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    if (__atomic_load_n(&n_threads, __ATOMIC_RELAXED) >= threads) return RF_OK;
     pthread_mutex_lock(&lock);
-    while (n_threads < threads && n_threads < MOST_THREADS && thread_start()) n_threads++;
+    while (n_threads < threads && thread_start())
+        __atomic_store_n(&n_threads, n_threads + 1, __ATOMIC_RELAXED);
     const bool any = n_threads > 0;
     pthread_mutex_unlock(&lock);
     if (any) return RF_OK;
