@@ -1,8 +1,8 @@
 /* rf_embedding_columns_cpu and rf_embedding_columns_start_cpu: the output is cut into tiles, runs of neighbouring columns of some samples. */
+#include "base/workers.h"
 #include "cpu/columns/pool.h"
 #include "cpu/columns/rows.h"
 #include "cpu/tasks.h"
-#include "cpu/workers.h"
 
 #include <stdlib.h>
 
@@ -132,7 +132,7 @@ static rf_status prepare_started(started_call *of, int32_t threads) {
                         .context = of,
                         .count = count,
                         .most_threads = (int32_t)(workers < count ? workers : count)};
-    return count > 0 ? rf__workers_start(operator_name, threads) : RF_OK;
+    return count > 0 ? rf__workers_start(RF__LOOKUP_CREW, operator_name, threads) : RF_OK;
 }
 
 rf_status rf_embedding_columns_start_cpu(const rf_embedding_columns_params *params, int32_t threads,
@@ -156,7 +156,7 @@ rf_status rf_embedding_columns_start_cpu(const rf_embedding_columns_params *para
     } else if (of->job.count == 0) {
         end_started(of);
     } else {
-        rf__workers_take(&of->job);
+        rf__workers_take(RF__LOOKUP_CREW, &of->job);
     }
     return status;
 }

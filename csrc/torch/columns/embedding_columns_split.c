@@ -9,6 +9,7 @@
 #include "torch/operators.h"
 
 #include "base/columns.h"
+#include "base/workers.h"
 #include "cuda/driver/delivery.h"
 #include "cuda/embedding_columns/embedding_columns.h"
 
@@ -34,8 +35,9 @@ enum {
 static const int host_lists[] = {HOST_WEIGHTS, HOST_DENSE, HOST_VALUES, HOST_OFFSETS, HOST_VALUE_WEIGHTS};
 enum { N_HOST_LISTS = sizeof host_lists / sizeof host_lists[0] };
 
-/* What threads work with. It outlives the call, and is freed by the last of them. */
+/* What threads work with. It outlives the call. */
 typedef struct lookup {
+    rf__job disposal;
     rf__cuda_delivery *delivery;
     rf__cuda_error_word word;
     rf__cuda_note *note;
@@ -45,7 +47,8 @@ typedef struct lookup {
     AtenTensorHandle held[]; /* [n_held] views, which keep the memory that is read */
 } lookup;
 
-static void lookup_free(lookup *of) {
+static void lookup_free(void *context) {
+    lookup *of = context;
     if (of == NULL) return;
     for (size_t i = 0; i < of->n_held; i++) rf__tensor_free(of->held[i]);
     free(of->scratch);
@@ -67,7 +70,9 @@ static void lookup_done(void *context, rf_status status, const char *message) {
         of->note = NULL;
     }
     rf__cuda_delivery_post(of->delivery);
-    lookup_free(of);
+    /* To free memory torch may call the driver, which may wait for a stream that waits for this thread's next job. */
+    of->disposal = (rf__job){.end = lookup_free, .context = of, .most_threads = 1};
+    rf__workers_take(RF__DISPOSAL_CREW, &of->disposal);
 }
 
 /* A view of nothing, which keeps a tensor's memory. It has no Python object: to free it needs no lock of Python's. */
@@ -146,6 +151,7 @@ static rf_status look_up(rf__call *call, rf_embedding_columns_params *host, void
         rf__cuda_error_word_of(&device->errors, first, (uint64_t)host->program_words);
     if (host->check_bounds) RF_CHECK(rf__cuda_check_word(device, word, stream));
     RF_CHECK(threads_of(&threads));
+    RF_CHECK(rf__workers_start(RF__DISPOSAL_CREW, "embedding_columns", 1));
     RF_CHECK(lookup_new(call, *scratch, &of));
     *scratch = NULL;
     rf_status status = rf__cuda_delivery_new(device, stream, bytes, delivery);
