@@ -158,8 +158,8 @@ typedef void (*rf_embedding_columns_done)(void *context, rf_status status, const
 /* The same by threads of the library, `threads` >= 1 of them at most, which are started at the first call and then stay. What
  * can be known without a look at contents is returned at once. Else RF_OK, and `done` is called once, when all is written or
  * an error in the contents was found, on one of the threads, or on the caller's where there is nothing to write; it must
- * not wait for another call. Until then all that `params` points to must stay as it is, but not `params` itself. Calls begin in their order, and may overlap.
- * Bits of the output are those of rf_embedding_columns_cpu. */
+ * not wait for another call. Before it is called all that `params` points to must stay as it is, but not `params` itself.
+ * Calls begin in their order, and may overlap. Bits of the output are those of rf_embedding_columns_cpu. */
 RF_API rf_status rf_embedding_columns_start_cpu(const rf_embedding_columns_params *params, int32_t threads,
                                                 rf_embedding_columns_done done, void *context);
 
