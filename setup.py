@@ -80,7 +80,7 @@ class BuildExt(build_ext):
         return path
 
 
-CORE_SOURCES = sources("csrc/base/*.c", "csrc/cpu/**/*.c", "csrc/cuda/**/*.c")
+CORE_SOURCES = sources("csrc/base/**/*.c", "csrc/cpu/**/*.c", "csrc/cuda/**/*.c")
 CORE = Extension("recfuse.librecfuse_core", CORE_SOURCES, extra_link_args=[*LDFLAGS, CORE_LIBRARY], **COMMON)
 ALL_SOURCES = [*CORE_SOURCES, *sources("csrc/torch/*.c", "csrc/torch/ikbo/*.c", "csrc/torch/columns/*.c")]
 OPERATORS = Extension("recfuse.librecfuse", ALL_SOURCES, extra_link_args=[*LDFLAGS, *LIBRARY], **COMMON)

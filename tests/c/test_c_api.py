@@ -51,7 +51,8 @@ def build(kind: str) -> Path:
 
 
 def sources() -> list[Path]:
-    patterns = ("tests/c/*.c", "tests/c/cpu/**/*.c", "csrc/cpu/**/*.c", "csrc/base/[csvw]*.c")
+    patterns = ("tests/c/*.c", "tests/c/cpu/**/*.c", "csrc/cpu/**/*.c", "csrc/base/[csv]*.c")
+    patterns += ("csrc/base/threads/*.c",)
     return [source for pattern in patterns for source in ROOT.glob(pattern)]
 
 

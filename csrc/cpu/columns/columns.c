@@ -1,5 +1,5 @@
 /* rf_embedding_columns_cpu and rf_embedding_columns_start_cpu: the output is cut into tiles, runs of neighbouring columns of some samples. */
-#include "base/workers.h"
+#include "base/threads/workers.h"
 #include "cpu/columns/pool.h"
 #include "cpu/columns/rows.h"
 #include "cpu/tasks.h"

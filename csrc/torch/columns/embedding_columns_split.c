@@ -9,7 +9,7 @@
 #include "torch/operators.h"
 
 #include "base/columns.h"
-#include "base/workers.h"
+#include "base/threads/workers.h"
 #include "cuda/driver/delivery.h"
 #include "cuda/embedding_columns/embedding_columns.h"
 

@@ -1,6 +1,6 @@
 #define _POSIX_C_SOURCE 200809L /* clock_gettime, pthread_sigmask */
 /* rf__workers_take. */
-#include "base/workers.h"
+#include "base/threads/workers.h"
 
 #include <pthread.h>
 #include <signal.h>
