@@ -5,9 +5,7 @@
 #include "ikbo_linear/fused.cuh"
 #include "ikbo_linear/parent.cuh"
 
-#ifndef RF_AHEAD
-#define RF_AHEAD 4
-#endif
+enum { SLOTS_AHEAD = 4 }; /* of which the boxes are fetched into L2 */
 
 /* A strip's columns from `x` on of `item` of a level, or `any` false: none. */
 struct boxes_t {
@@ -16,13 +14,13 @@ struct boxes_t {
     bool any;
 };
 
-/* One thread: the boxes of a strip, or arrivals alone where it is none; those RF_AHEAD slots on, of this strip or of the one
- * that `follows`, come to L2 meanwhile: from there they are in time. */
+/* One thread: the boxes of a strip, or arrivals alone where it is none; those SLOTS_AHEAD slots on, of this strip or of the
+ * one that `follows`, come to L2 meanwhile: from there they are in time. */
 RF_INLINE void copy_strip(const boxes_t &strip, const boxes_t &follows, int slots, const shared_t &at,
                           ring_t &ring, int group, int rank) {
     for (int k = 0; k < slots; k++, ring.next()) {
         const rf_u32 full = at.full + ring.slot * 8;
-        const int half = rank * (RF_FUSED_K / RF_RANKS), ahead = k + RF_AHEAD;
+        const int half = rank * (RF_FUSED_K / RF_RANKS), ahead = k + SLOTS_AHEAD;
         rf_barrier_wait(at.empty + ring.slot * 8, ring.parity);
         if (!strip.any) {
             rf_barrier_arrive(full);
@@ -35,7 +33,6 @@ RF_INLINE void copy_strip(const boxes_t &strip, const boxes_t &follows, int slot
         else
             rf_copy_box_to_both(to, &strip.level->x, strip.x, k * RF_FUSED_K + half, strip.item, full,
                                 RF_L2_NORMAL);
-        if (RF_AHEAD == 0) continue;
         if (ahead < slots)
             rf_prefetch_box(&strip.level->x, strip.x, ahead * RF_FUSED_K + half, strip.item);
         else if (follows.any)
