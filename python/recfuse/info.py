@@ -60,6 +60,18 @@ def isa_available() -> list[str]:
     return [name for name, needed in ISA_FLAGS.items() if needed <= flags] + ["scalar"]
 
 
+def isa_ignored(in_use: str) -> str | None:
+    """Why the kernels are not those that RECFUSE_CPU_ISA names; None where they are, or it names none."""
+    asked = os.environ.get("RECFUSE_CPU_ISA")
+    if not asked or asked == in_use:
+        return None
+    if asked in isa_available():
+        return f"RECFUSE_CPU_ISA={asked} is ignored: it was set after the first use"
+    if asked in ISA_FLAGS:
+        return f"RECFUSE_CPU_ISA={asked} is ignored: this CPU does not have it"
+    return f"RECFUSE_CPU_ISA={asked!a} is ignored: it must be one of {', '.join(ISA_FLAGS)}, scalar"
+
+
 def last_level_cache_bytes() -> int:
     """Size of the largest cache of the first core; 64 MiB where the system does not say."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -187,5 +199,6 @@ def cuda() -> dict[str, Any]:
 
 def collect() -> dict[str, Any]:
     """Everything that `recfuse info` prints: `environment()` with paths, instruction sets and `cuda()`."""
-    own = {"library_path": library_path(), "isa_available": isa_available(), "cuda": cuda()}
-    return {**environment(), **own}
+    record = environment()
+    isa = {"isa_available": isa_available(), "isa_ignored": isa_ignored(record["isa"])}
+    return {**record, "library_path": library_path(), **isa, "cuda": cuda()}

@@ -46,17 +46,43 @@ def test_info_is_not_wrapped_off_a_terminal(monkeypatch):
     assert {"library", "CPU", "instruction set"} <= found
 
 
-def test_info_as_json(capsys):
+def test_info_as_json(monkeypatch, capsys):
+    monkeypatch.delenv("RECFUSE_CPU_ISA", raising=False)
     assert cli.main(["info", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["library"] == torch.ops.recfuse.library_version()
-    assert record["isa"] in record["isa_available"]
+    assert record["isa"] in record["isa_available"] and record["isa_ignored"] is None
     assert record["threads"] == torch.get_num_threads()
     assert record["library_path"] == str(recfuse.library_path())
     nvrtc = record["cuda"]["libraries"]["libnvrtc"]
     assert (nvrtc["found"] is None) == (nvrtc["version"] is None)
     for where in record["cuda"]["libraries"].values():
         assert where["found"] or len(where["looked_in"]) >= 1
+
+
+ABSENT = next(name for name in info.ISA_FLAGS if name not in info.isa_available())
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    (
+        ("mmx", "RECFUSE_CPU_ISA='mmx' is ignored: it must be one of avx512, avx2, neon, scalar"),
+        ("\x1b[2J", r"RECFUSE_CPU_ISA='\x1b[2J' is ignored: it must be one of"),
+        (ABSENT, f"RECFUSE_CPU_ISA={ABSENT} is ignored: this CPU does not have it"),
+        ("scalar", "RECFUSE_CPU_ISA=scalar is ignored: it was set after the first use"),
+        (torch.ops.recfuse.cpu_isa(), None),
+        ("", None),
+    ),
+)
+def test_info_says_why_an_instruction_set_is_not_used(monkeypatch, capsys, asked, words):
+    monkeypatch.setenv("RECFUSE_CPU_ISA", asked)
+    if asked == "scalar" == torch.ops.recfuse.cpu_isa():
+        words = None
+    assert cli.main(["info"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("instruction set")]
+    assert (words in line) if words else ("ignored" not in line)
+    ignored = info.collect()["isa_ignored"]
+    assert (words in ignored) if words else (ignored is None)
 
 
 def test_version(capsys):

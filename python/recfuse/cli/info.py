@@ -23,6 +23,9 @@ def add_parser(commands: Any) -> None:
 def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
     """The record of `info.collect()` as (what, found) lines for a reader."""
     cuda = record["cuda"]
+    isa = f"{record['isa']} in use; this CPU has {', '.join(record['isa_available'])}"
+    if record["isa_ignored"]:
+        isa += f"; {record['isa_ignored']}"
     rows = [
         ("recfuse", record["recfuse"]),
         ("library", f"{record['library']}, {record['library_path']}"),
@@ -33,7 +36,7 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
         ("platform", record["platform"]),
         ("CPU", f"{record['cpu']}, {record['cores']} cores"),
         ("last-level cache", f"{record['last_level_cache_bytes'] / 2**20:.0f} MiB"),
-        ("instruction set", f"{record['isa']} in use; this CPU has {', '.join(record['isa_available'])}"),
+        ("instruction set", isa),
         ("threads", str(record["threads"])),
         ("huge pages", record["huge_pages"]),
         ("commit", record["commit"] or "unknown (not a git checkout)"),
