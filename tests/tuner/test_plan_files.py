@@ -9,6 +9,7 @@ import copy
 import errno
 import json
 import os
+import stat
 import tempfile
 import tracemalloc
 import warnings
@@ -225,6 +226,24 @@ def test_a_plan_of_the_largest_size_is_read_and_printed(tmp_path):
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded == plan and loaded.rows().shape == (number, 5)
     assert "and 3,000 more, in decisions of the plan" in str(loaded)
+
+
+@pytest.mark.parametrize("mask", (0o022, 0o077, 0o002))
+def test_a_new_file_has_the_mode_of_the_umask(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        made("table")[1].save(tmp_path / "plan.json")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "plan.json").stat().st_mode) == 0o666 & ~mask
+
+
+@pytest.mark.parametrize("mode", (0o600, 0o664))
+def test_a_file_that_is_replaced_keeps_its_mode(path, mode):
+    path.chmod(mode)
+    before = path.stat().st_ino
+    made("table")[1].save(path)
+    assert path.stat().st_ino != before and stat.S_IMODE(path.stat().st_mode) == mode
 
 
 def test_a_plan_whose_time_is_zero_is_printed():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import reprlib
-import tempfile
+import secrets
+import stat
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -87,7 +88,8 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def write_file(path: str, record: dict[str, Any], function: str = "recfuse.Plan.save") -> None:
-    """Writes JSON whole, or leaves the file that is there as it is. A link goes on to lead to the file.
+    """Writes JSON whole, or leaves the file that is there as it is. A link goes on to lead to the file, which
+    keeps its mode; a new one has that of the umask, as by open().
 
     Raises:
         OSError: it cannot be written. ValueError, TypeError: JSON has no form for a value; what is there is
@@ -96,7 +98,8 @@ def write_file(path: str, record: dict[str, Any], function: str = "recfuse.Plan.
     where = Path(os.path.realpath(path))
     if where.exists() and not (where.is_file() or where.is_dir()):
         raise ArgumentValueError(f"{function}: {path} is no regular file, must be one or not be there yet")
-    handle, temporary = tempfile.mkstemp(dir=where.parent, prefix=f".{where.name}.")
+    temporary = where.with_name(f".{where.name}.{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(handle, "w") as file:
             try:
@@ -105,7 +108,8 @@ def write_file(path: str, record: dict[str, Any], function: str = "recfuse.Plan.
                 kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentValueError
                 raise kind(f"{function}: {path} is not written: {error}") from error
             file.write("\n")
-        os.chmod(temporary, 0o644)
+        if where.exists():
+            os.chmod(temporary, stat.S_IMODE(where.stat().st_mode))
         os.replace(temporary, where)
     except BaseException as error:
         os.unlink(temporary)
