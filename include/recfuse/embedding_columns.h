@@ -58,7 +58,8 @@ typedef struct rf_column_source {
 } rf_column_source;
 
 /* Weighted, mean: the sum divided by the sum of weights. sqrtn: by the square root of the number of rows or, weighted, of
- * the sum of squared weights. */
+ * the sum of squared weights. A sum of weights of 0 leaves nothing finite: what is pooled is infinite or NaN, and which
+ * of them may differ between a call of columns, which divides the sum, and factors of lookups, which are divided each. */
 typedef enum rf_column_pooling {
     RF_COLUMN_SUM,
     RF_COLUMN_MEAN,
