@@ -1,6 +1,6 @@
 /* One block of threads on the host, for kernels that are compiled for it: a thread is a context that runs until a barrier or
- * an exchange of its warp or of some lanes of it, and the next one to run is drawn anew each time. An atomic operation may
- * let others go first. Blocks of a launch run one after another. With tests/c/torch/host or tests/c/warps/host before
+ * an exchange of its warp or of some lanes of it, and the next one to run is drawn anew each time, of those that wait for
+ * nobody. An atomic operation may let others go first. Blocks of a launch run one after another. With tests/c/torch/host or tests/c/warps/host before
  * csrc/cuda among the folders of headers. */
 #ifndef TESTS_WARPS_H
 #define TESTS_WARPS_H
@@ -16,7 +16,12 @@
 #define __shared__ thread_local /* of the one thread that plays all: may be static or extern */
 #define RF_FULL_WARP 0xffffffffu
 
-enum { MOST_THREADS = 512, STACK = 1 << 16, LEVELS = 6 /* 1, 2 ... 32 lanes that meet */ };
+enum {
+    MOST_THREADS = 512,
+    STACK =
+        (1 << 16) + 192, /* no power of two: the ends of all stacks would share a few lines of the cache */
+    LEVELS = 6 /* 1, 2 ... 32 lanes that meet */
+};
 
 struct int2 {
     int x, y;
@@ -31,19 +36,20 @@ static inline int2 make_int2(int x, int y) { return {x, y}; }
 static inline uint2 make_uint2(rf_u32 x, rf_u32 y) { return {x, y}; }
 static inline uint4 make_uint4(rf_u32 x, rf_u32 y, rf_u32 z, rf_u32 w) { return {x, y, z, w}; }
 
-/* All who meet; one may be there again only when the last has come. */
+/* All who meet: who comes waits for the last, with whom all go on. */
 struct meeting_t {
     unsigned here, times;
 };
 static struct {
-    unsigned threads, current, moves;
+    unsigned threads, current, ended, n_ready;
+    unsigned ready[MOST_THREADS]; /* threads that may go on, but for the current one */
     rf_u64 random;
     void (*kernel)(const void *);
     const void *args;
     jmp_buf host,
         place[MOST_THREADS]; /* where each goes on, without the system's call that a change of context is */
     ucontext_t context[MOST_THREADS]; /* in which each began */
-    bool begun[MOST_THREADS], ended[MOST_THREADS];
+    bool begun[MOST_THREADS];
     meeting_t block, lanes[LEVELS][MOST_THREADS]; /* by the first */
     rf_u64 given[LEVELS][2][MOST_THREADS]; /* of this exchange and the one before */
     unsigned found[2]; /* by threads of the block, at this barrier and the one before */
@@ -72,36 +78,37 @@ static void thread_main();
     abort();
 }
 
-/* The same, and returns where another thread or a block comes back to this one. */
-[[gnu::noinline]] static void leave_for(unsigned thread) {
-    if (_setjmp(simulated.place[simulated.current]) != 0) return;
-    if (simulated.ended[thread]) _longjmp(simulated.host, 1);
-    go_to(thread);
-}
-
-/* The first thread from one on that has not ended; that one where all have. */
-static inline unsigned running_from(unsigned thread) {
-    for (unsigned i = 0; i < simulated.threads && simulated.ended[thread]; i++)
-        thread = (thread + 1) % simulated.threads;
+/* A thread that may go on, and is about to. */
+static inline unsigned drawn_thread() {
+    if (simulated.n_ready == 0) fprintf(stderr, "threads wait for ever\n"), abort();
+    unsigned *found = &simulated.ready[drawn(simulated.n_ready)];
+    const unsigned thread = *found;
+    *found = simulated.ready[--simulated.n_ready];
     return thread;
 }
 
-/* Goes on with another thread, or with this one. */
-static inline void yield_to_any() {
-    const unsigned next = running_from(drawn(simulated.threads));
-    if (next != simulated.current) leave_for(next);
+/* Goes on with another thread, and returns where one comes back to this one. */
+[[gnu::noinline]] static void leave() {
+    if (_setjmp(simulated.place[simulated.current]) == 0) go_to(drawn_thread());
 }
 
-static inline void meet(meeting_t &meeting, unsigned all) {
-    const unsigned times = meeting.times;
-    simulated.moves = 0;
-    if (++meeting.here == all) meeting.here = 0, meeting.times++;
-    while (meeting.times == times) {
-        if (simulated.moves++ > 1000 * simulated.threads) fprintf(stderr, "threads wait for ever\n"), abort();
-        yield_to_any();
-    }
+static inline void may_go_on(unsigned thread) { simulated.ready[simulated.n_ready++] = thread; }
+
+/* Goes on with another thread, or with this one. */
+static inline void yield_to_any() {
+    may_go_on(simulated.current);
+    leave();
 }
-static inline void __syncthreads() { meet(simulated.block, simulated.threads); }
+
+/* Of `count` threads from `first` on. */
+static inline void meet(meeting_t &meeting, unsigned first, unsigned count) {
+    if (++meeting.here < count) return leave();
+    meeting.here = 0;
+    meeting.times++;
+    for (unsigned thread = first; thread < first + count; thread++)
+        if (thread != simulated.current) may_go_on(thread);
+}
+static inline void __syncthreads() { meet(simulated.block, 0, simulated.threads); }
 static inline int __syncthreads_count(int own) {
     const unsigned turn = simulated.block.times % 2;
     if (simulated.block.here == 0) simulated.found[turn] = 0;
@@ -119,7 +126,7 @@ template <typename T> static inline const rf_u64 *exchanged(T own, rf_u32 mask =
     meeting_t &meeting = simulated.lanes[level][first];
     rf_u64 *given = simulated.given[level][meeting.times % 2];
     memcpy(&(given[thread] = 0), &own, sizeof own);
-    meet(meeting, count);
+    meet(meeting, first, count);
     return given + warp;
 }
 template <typename T> static inline T exchanged_as(rf_u32 mask, T own, unsigned lane) {
@@ -196,12 +203,18 @@ template <typename A, typename B> static inline auto max(A a, B b) -> decltype(a
     return a > b ? a : b;
 }
 
+/* What a thread does behind a kernel: the last one goes back to who runs the block. Returns in the next block. */
+[[gnu::noinline]] static void end() {
+    if (_setjmp(simulated.place[simulated.current]) != 0) return;
+    if (++simulated.ended == simulated.threads) _longjmp(simulated.host, 1);
+    go_to(drawn_thread());
+}
+
 /* A thread of every block that is run, one after another. */
 static void thread_main() {
     for (;;) {
         simulated.kernel(simulated.args);
-        simulated.ended[simulated.current] = true;
-        leave_for(running_from(simulated.current));
+        end();
     }
 }
 
@@ -214,8 +227,9 @@ static inline void run_block(void (*kernel)(const void *), const void *args, uns
     simulated.random = seed;
     simulated.block = {0, 0};
     memset(simulated.lanes, 0, sizeof simulated.lanes);
-    for (unsigned i = 0; i < threads; i++) simulated.ended[i] = false;
-    if (_setjmp(simulated.host) == 0) go_to(drawn(threads));
+    simulated.ended = simulated.n_ready = 0;
+    for (unsigned i = 0; i < threads; i++) may_go_on(i);
+    if (_setjmp(simulated.host) == 0) go_to(drawn_thread());
 }
 
 /* Runs the blocks of a launch, in any order. */
