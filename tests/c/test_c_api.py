@@ -117,7 +117,7 @@ def test_neon_here(kind: str) -> None:
 )
 def test_neon_emulated() -> None:
     assert CROSS_COMPILER is not None and EMULATOR is not None
-    program = build_program(sources(), ["-O1"], last=["-static", "-lm"], compiler=CROSS_COMPILER)
+    program = build_program(sources(), ["-Og"], last=["-static", "-lm"], compiler=CROSS_COMPILER)
     expect_success(run([EMULATOR, program, "--rounds", "40"], RECFUSE_CPU_ISA="neon"), "neon")
     # All but the products of dims and types and the threads, which take ten times as long as the others.
     tests = ["embedding_bag_random", "embedding_bag_exact", "embedding_bag_errors"]
