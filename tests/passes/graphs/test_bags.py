@@ -23,7 +23,7 @@ def calls_of(graph, name):
 
 @each_way
 def test_every_bag_is_found_whatever_its_form(way):
-    model = Bags(tables=3)  # one of each pooling
+    model = Bags()
     batch = model.batch(8)
     swapped, report = passed(model, batch, way)
     assert len(report.found("bags")) == len(report.swapped) == model.bags
@@ -39,7 +39,7 @@ def test_every_bag_is_found_whatever_its_form(way):
 def test_gradients_are_the_models(way):
     if way == "decomposed":
         pytest.skip("a decomposed program is for inference")
-    model = Bags(tables=3)
+    model = Bags()
     batch = model.batch(8)
     swapped, _ = passed(model, batch, way)
     expected = gradients(model, model, batch)

@@ -84,9 +84,9 @@ class Dlrm(DLRM_Net):
 
 
 class FeatureColumns(nn.Module):
-    """A list of 300 columns, each by its own configuration, over a dictionary of features."""
+    """A list of columns, each by its own configuration, over a dictionary of features: all pairs of them, once."""
 
-    def __init__(self, columns=300):
+    def __init__(self, columns=60):
         super().__init__()
         kinds = ("bucketized", "hashed", "identity", "default", "tags", "weighted")
         self.config = [(f"c{k}", kinds[k % 6], 11 + k % 5) for k in range(columns)]
@@ -174,7 +174,7 @@ class TorchRec(nn.Module):
 FOUND = {
     Plain: {COLUMNS: 9, BAGS: 0, "ikbo_linear": 1, "ikbo_attention": 1, "late_gather": 1},
     Dlrm: {COLUMNS: 0, BAGS: 26, "ikbo_linear": 1, "late_gather": 1},
-    FeatureColumns: {COLUMNS: 300, BAGS: 0},
+    FeatureColumns: {COLUMNS: 60, BAGS: 0},
     TorchRec: {COLUMNS: 0, BAGS: 12, "ikbo_linear": 1, "late_gather": 0},
 }
 

@@ -53,9 +53,9 @@ def jagged(bags, rows, last=False, trailing=0, dtype=torch.int64):
 
 
 class Bags(nn.Module):
-    """Bags of every form before one cat, as plain modules."""
+    """Bags of every form before one cat, as plain modules; of three tables one has each pooling."""
 
-    def __init__(self, tables=5, dim=4, sparse=False):
+    def __init__(self, tables=3, dim=4, sparse=False):
         super().__init__()
         modes = ("sum", "mean", "max")
         self.fixed = nn.ModuleList(
