@@ -15,17 +15,17 @@ from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.ranges import Ranges
 from support.graphs import assert_same, passed
 
-COLUMNS = 300
+COLUMNS = 40  # of four forms and five sizes
 
 
 class FeatureColumns(nn.Module):
     """Columns that translate a feature to an index, guard it and look it up."""
 
-    def __init__(self, columns=COLUMNS):
+    def __init__(self):
         super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(11 + k % 5, 4) for k in range(columns))
+        self.tables = nn.ModuleList(nn.Embedding(11 + k % 5, 4) for k in range(COLUMNS))
         self.register_buffer("boundaries", torch.linspace(-2, 2, 10))
-        self.top = nn.Linear(4 * columns, 2)
+        self.top = nn.Linear(4 * COLUMNS, 2)
 
     def index(self, k, floats, integers):
         rows = self.tables[k].num_embeddings
@@ -51,18 +51,17 @@ class FeatureColumns(nn.Module):
 
 @pytest.mark.parametrize("way", ("eager", "exported"))
 def test_feature_columns(way):
-    columns = 40 if way == "eager" else COLUMNS
-    model = FeatureColumns(columns)
+    model = FeatureColumns()
     options = {}
     if way == "exported":
         size = torch.export.Dim("samples", min=2, max=1 << 16)
         options["dynamic_shapes"] = ({0: size}, {0: size})
     swapped, report = passed(model, model.batch(8), way, **options)
-    assert len(report.found("bags")) == len(report.found("guards")) == columns
+    assert len(report.found("bags")) == len(report.found("guards")) == COLUMNS
     assert not report.left
     if way == "exported":  # the guards are gone, and what they alone needed
-        kept = {"bucketize": columns // 4, "remainder": columns // 2}
-        kept |= dict.fromkeys(("ge", "where", "clamp"), columns // 4)  # whose guard is a second clamp
+        kept = {"bucketize": COLUMNS // 4, "remainder": COLUMNS // 2}
+        kept |= dict.fromkeys(("ge", "where", "clamp"), COLUMNS // 4)  # whose guard is a second clamp
         names = ("masked_fill", "lt", "__or__", "bitwise_or", "zeros_like", "clamp_min", *kept)
         packets = Counter(
             node.target._schema.name.removeprefix("aten::")
