@@ -207,11 +207,15 @@ def test_every_field_of_a_schedule(compile_all: Compile) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_short_bags_without_spills(compile_all: Compile, arch: str) -> None:
-    """Of one lookup each and of some by default: from few bags, a turn a warp, to many, in eight turns."""
+    """Of one lookup each and of some by default: from few bags, a turn a warp, to many, in eight turns; for
+    sm_90a all of these, for the others one of the three a dim, in turns.
+    """
     states = ({}, {"pooling": MEAN, "padded": True}, {"padded": True, "rows": 1 << 32}, {"pooling": MEAN})
     jobs = []
     for number, dim in enumerate(DIMS):
         for turn, (bags, lookups) in enumerate(((10**3, 1), (10**6, 1), (10**6, 2))):
+            if arch != "sm_90a" and (number + ARCHS.index(arch) // 2) % 3 != turn:
+                continue
             options = {"dtype": (number + turn) % 3, "index": turn % 2, "check": number % 4 != 0}
             options |= states[(number // 2 + turn) % 4]
             jobs.append(job(arch, dim, lookups=lookups * bags, bags=bags, **options))
@@ -223,7 +227,12 @@ def test_short_bags_without_spills(compile_all: Compile, arch: str) -> None:
             block = int(re.search(r"block=(\d+)", result["schedule"])[1])
             row_bytes = 8 if one.get("rows", 0) >= 1 << 31 else 4
             assert result["shared_bytes"] in (block * row_bytes * each for each in (1, 2, 4, 8)), one
-    assert sum("bags=" in result["schedule"] for result in results[2::3]) > len(DIMS) // 2
+    some = [
+        "bags=" in found["schedule"]
+        for one, found in zip(jobs, results, strict=True)
+        if one["lookups"] > one["bags"]
+    ]
+    assert sum(some) > len(some) // 2
 
 
 def test_which_calls_are_of_short_bags(kernel_cache: Path) -> None:
