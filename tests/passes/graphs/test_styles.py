@@ -84,7 +84,7 @@ class Dlrm(DLRM_Net):
 
 
 class FeatureColumns(nn.Module):
-    """A list of columns, each by its own configuration, over a dictionary of features: all pairs of them, once."""
+    """A list of columns, each by its own configuration, over a dictionary of features: every pair once."""
 
     def __init__(self, columns=60):
         super().__init__()
