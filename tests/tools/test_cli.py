@@ -23,8 +23,16 @@ def run(*arguments):
     )
 
 
-def test_info_of_the_module_prints_what_it_runs_on():
-    result = run("info")
+@pytest.fixture(scope="module")
+def printed_info():
+    """By a process of its own, for a narrow terminal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "30")
+        return run("info")
+
+
+def test_info_of_the_module_prints_what_it_runs_on(printed_info):
+    result = printed_info
     assert result.returncode == 0, result.stderr
     for text in (
         recfuse.__version__,
@@ -36,9 +44,8 @@ def test_info_of_the_module_prints_what_it_runs_on():
         assert text in result.stdout
 
 
-def test_info_is_not_wrapped_off_a_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "30")
-    lines = run("info").stdout.splitlines()
+def test_info_is_not_wrapped_off_a_terminal(printed_info):
+    lines = printed_info.stdout.splitlines()
     (library,) = [line for line in lines if line.startswith("library ")]
     assert len(library) > 30 and library.endswith(str(recfuse.library_path()))
     assert [line for line in lines if line != line.rstrip()] == []
