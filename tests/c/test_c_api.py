@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.c_program import COMPILER, ROOT, build_program, flags_of, run
+from support.c_program import COMPILER, PLAIN, ROOT, build_program, flags_of, run
 
 CROSS_COMPILER = shutil.which("aarch64-linux-gnu-gcc")
 EMULATOR = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
@@ -40,14 +40,13 @@ def isa_flags() -> dict[str, list[str]]:
 def build(kind: str) -> Path:
     """The program: "plain", "address" or "thread". What costs the compiler most of undefined behaviour, about
     pointers, is checked in what all instruction sets share alone, and the address sanitizer sees it too;
-    kernels that are not run under a sanitizer are compiled without.
+    kernels that are not run under a sanitizer are the plain ones.
     """
-    flags = ["-Og"] if kind == "plain" else flags_of(kind)
-    also = {}
-    without = {"plain": [], "address": ["-fno-sanitize=null,alignment,object-size,pointer-overflow"]}
-    for ending, more in isa_flags().items():
-        also[ending] = [*more, *without.get(kind, ["-O0", "-fno-sanitize=all"])]
-    return build_program(sources(), flags, also)
+    flags = PLAIN if kind == "plain" else flags_of(kind)
+    without = "-fno-sanitize=null,alignment,object-size,pointer-overflow"
+    kernels = [*flags, without] if kind == "address" else PLAIN
+    own = {ending: [*kernels, *more] for ending, more in isa_flags().items()}
+    return build_program(sources(), flags, own)
 
 
 def sources() -> list[Path]:
@@ -117,7 +116,7 @@ def test_neon_here(kind: str) -> None:
 )
 def test_neon_emulated() -> None:
     assert CROSS_COMPILER is not None and EMULATOR is not None
-    program = build_program(sources(), ["-Og"], last=["-static", "-lm"], compiler=CROSS_COMPILER)
+    program = build_program(sources(), PLAIN, last=["-static", "-lm"], compiler=CROSS_COMPILER)
     expect_success(run([EMULATOR, program, "--rounds", "40"], RECFUSE_CPU_ISA="neon"), "neon")
     # All but the products of dims and types and the threads, which take ten times as long as the others.
     tests = ["embedding_bag_random", "embedding_bag_exact", "embedding_bag_errors"]

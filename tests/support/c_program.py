@@ -57,21 +57,25 @@ def _made_by(command: Sequence[str | Path], suffix: str) -> Path:
     return make_once(command, suffix, make)
 
 
+PLAIN = ["-Og"]
+
+
 def build_program(
     sources: Sequence[Path],
     flags: list[str],
-    also: dict[str, list[str]] | None = None,
+    own: dict[str, list[str]] | None = None,
     last: Sequence[str] = ("-ldl", "-lm"),
     compiler: str | None = COMPILER,
 ) -> Path:
-    """Compiles every file, two at a time, and links the objects; returns the program. `also`: flags of the
-    files whose names end so; `last`: of the linker.
+    """Compiles every file, two at a time, and links the objects; returns the program. `own`: flags of the
+    files whose names end so, in place of `flags`; `last`: of the linker. Programs share the objects that are
+    compiled from the same file with the same flags.
     """
     assert compiler is not None
 
     def compile_one(source: Path) -> Path:
-        more = next((more for ending, more in (also or {}).items() if source.name.endswith(ending)), [])
-        return _made_by([compiler, *FLAGS, *flags, *more, "-c", source], ".o")
+        flags_of_it = next((of for ending, of in (own or {}).items() if source.name.endswith(ending)), flags)
+        return _made_by([compiler, *FLAGS, *flags_of_it, "-c", source], ".o")
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_one, sources))

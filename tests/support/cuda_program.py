@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.c_program import ROOT, build_program, flags_of, make_once
+from support.c_program import PLAIN, ROOT, build_program, flags_of, make_once
 
 OWN = ("test_cuda", "test_driver", "test_fused", "test_fused_map", "test_fused_kept", "test_ikbo_linear")
 OWN += ("test_backward", "fused_case", "allocator", "program", "test_columns", "test_delivery")
@@ -64,7 +64,7 @@ class Program:
     """One build of the program, in the layout of an installed package."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        flags = ["-O1", "-g"] if kind == "plain" else flags_of(kind)
+        flags = PLAIN if kind == "plain" else flags_of(kind)
         self.packages = folder / "site-packages"
         self.path = self.packages / "recfuse" / "test_cuda"
         self.kernels = self.path.with_name("kernels")
@@ -79,7 +79,7 @@ class Program:
         self.driver = folder / "driver"
         self.driver.mkdir()
         fake = [ROOT / "tests/c/cuda" / name for name in ("fake_cuda.c", "fake_cuda_rest.c")]
-        driver = build_program(fake, ["-O1", "-g", "-fPIC"], last=["-shared"])
+        driver = build_program(fake, [*PLAIN, "-fPIC"], last=["-shared"])
         shutil.copy2(driver, self.driver / "libcuda.so.1")
 
     def beside_own_kernels(self) -> Program:
