@@ -50,7 +50,7 @@ def gpu() -> ctypes.CDLL:
         subprocess.run([str(part) for part in command], check=True)
 
     loaded = ctypes.CDLL(str(make_once(["the columns' host code on the host"], ".so", build)))
-    command = [CPP_COMPILER, "-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"]
+    command = [CPP_COMPILER, "-x", "c++", "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden"]
     command += [*(f"-I{ROOT / room}" for room in ROOMS), ROOT / "tests/c/warps/kernel.cu"]
     folder = tempfile.mkdtemp(dir=os.environ["RECFUSE_TEST_SESSION"])
     words = shlex.join(str(part) for part in command)

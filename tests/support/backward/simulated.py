@@ -20,7 +20,7 @@ def simulated(file: str, **defines: Any) -> ctypes.CDLL:
     options = [f"-D{name}={value}" for name, value in defines.items()]
 
     def build(path: Path) -> None:
-        command = [CPP_COMPILER, "-x", "c++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC"]
+        command = [CPP_COMPILER, "-x", "c++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-fPIC"]
         command += [
             "-Wno-unknown-pragmas",
             "-Wno-unused-parameter",
