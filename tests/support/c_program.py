@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread"]
 FLAGS += [f"-I{ROOT / name}" for name in ("include", "csrc", "csrc/cuda", "tests/c", "tests/c/cuda")]
+PLAIN = ["-Og"]
 SANITIZERS = {
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"],
     "thread": ["-fsanitize=thread"],
@@ -55,9 +56,6 @@ def _made_by(command: Sequence[str | Path], suffix: str) -> Path:
         assert done.returncode == 0, done.stderr
 
     return make_once(command, suffix, make)
-
-
-PLAIN = ["-Og"]
 
 
 def build_program(
