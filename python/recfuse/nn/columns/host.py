@@ -31,6 +31,7 @@ from recfuse.ops.embedding_columns import OF_HOST, embedding_columns_split, fits
 from recfuse.ops.fused_embedding_bag import fused_dtype
 from recfuse.ops.library import is_transformed, needs_derivatives
 
+_CPU = torch.device("cpu")
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -165,6 +166,7 @@ class Split:
         self._waits = True  # the GPU's streams can wait for the host
         self._last: tuple[tuple[Place, ...], tuple[Place, ...]] = ((), ())
         self._last_rows: tuple[tuple[Place, ...], Counter[tuple[int, int]]] = ((), Counter())
+        self._last_dtypes: tuple[tuple[torch.dtype, ...], bool, bool] = ((), True, True)
         widths = [(host, one.output_dim) for one, host in both]
         self._runs = [
             (kind, sum(width for _, width in run))
@@ -193,7 +195,7 @@ class Split:
                 weights, moved(given, self._packer, device, len(weights)), sparse, bounds_check
             )
         if self.host is not None:
-            found = self.host(weights, self._near(near, torch.device("cpu")), sparse, bounds_check)
+            found = self.host(weights, self._near(near, _CPU), sparse, bounds_check)
             pieces[True] = found.to(device, non_blocking=True)
         dtype = fused_dtype([weight.dtype for weight in weights])
         at, slices = {False: 0, True: 0}, []
@@ -228,9 +230,9 @@ class Split:
         self, weights: Sequence[Tensor], given: Inputs, on_host: Inputs | None, device: torch.device
     ) -> Lookup:
         """Who looks rows up; ``on_host``: the batch there, if it is known."""
-        tables = [weights[number] for number in self._matrices]
         if torch.compiler.is_compiling() or device.type != "cuda" or needs_derivatives(weights):
             return Lookup.CALL
+        tables = [weights[number] for number in self._matrices]
         if not all(map(is_frozen, tables)):
             return Lookup.CALL
         near = given if on_host is None and given.device.type == "cpu" else on_host
@@ -238,24 +240,28 @@ class Split:
         few = given.batch <= MOST_SAMPLES if near is None else self.rows(near) <= MOST_ROWS
         if (captured or few) and all(table.is_pinned() for table in tables):
             return Lookup.GPU
-        if captured or near is None or not self._waits or not self._is_exact(weights):
+        if captured or near is None or not self._waits or is_transformed():
             return Lookup.CALL
-        return Lookup.STREAM
-
-    def _is_exact(self, weights: Sequence[Tensor]) -> bool:
-        """Whether rows that are pooled to float32 are those of a call of the host's columns alone."""
-        own = fused_dtype([weights[number].dtype for number in self._matrices])
-        whole = fused_dtype([weight.dtype for weight in weights])
-        return self._merges(weights) and own in (torch.float32, whole)
+        return Lookup.STREAM if all(self._dtypes_fit(weights)) else Lookup.CALL
 
     def _merges(self, weights: Sequence[Tensor]) -> bool:
-        """Whether one call on the device writes all columns: without gradients, and if its own tables give
-        the output its dtype.
-        """
+        """Whether one call on the device writes all columns: without gradients, and if dtypes fit."""
         if torch.compiler.is_compiling() or is_transformed() or needs_derivatives(weights):
             return False
-        own = [weights[number].dtype for number in self._merging.matrices]
-        return fused_dtype(own) == fused_dtype([weight.dtype for weight in weights])
+        return self._dtypes_fit(weights)[0]
+
+    def _dtypes_fit(self, weights: Sequence[Tensor]) -> tuple[bool, bool]:
+        """Whether the tables of the device's call give the output its dtype; and whether the host's rows,
+        pooled to float32, are those of a call of the host's columns alone.
+        """
+        dtypes = tuple([weight.dtype for weight in weights])
+        last, merges, is_exact = self._last_dtypes
+        if last != dtypes:
+            whole = fused_dtype(dtypes)
+            merges = fused_dtype([dtypes[number] for number in self._merging.matrices]) == whole
+            is_exact = fused_dtype([dtypes[number] for number in self._matrices]) in (torch.float32, whole)
+            self._last_dtypes = dtypes, merges, is_exact
+        return merges, is_exact
 
     def _merged(
         self, weights: Sequence[Tensor], given: Inputs, near: Inputs, device: torch.device, bounds_check: str
@@ -264,7 +270,7 @@ class Split:
         given = moved(given, self._packer, device, len(weights), 1)
         dense = list(given.dense)
         if self.host is not None:
-            pooled = self.host(weights, self._near(near, torch.device("cpu")), False, bounds_check)
+            pooled = self.host(weights, self._near(near, _CPU), False, bounds_check)
             if self._widths:
                 dense.append(pooled.to(torch.float32))
         own = [weights[number] for number in self._merging.matrices]
@@ -280,20 +286,20 @@ class Split:
         bounds_check: str,
     ) -> Tensor:
         """The same without waiting for the host's threads: see ``Lookup.STREAM``."""
-        if given.device != device and on_host is None:  # the caller's tensors may change: these are copies
+        if on_host is None and given.device != device:  # the caller's tensors may change: these are copies
             packed = self._packer(given, True).to(device, non_blocking=True)
             given, on_host = packed.inputs(self._packer.uses), packed.on_host
         given = moved(given, self._packer, device, len(weights), 1)
         host, part = self.host, self._merging
         assert on_host is not None and host is not None
-        near, inputs = self._near(on_host, torch.device("cpu")), given._replace(places=self._places(given))
-        program, on_device = part.programs.of(inputs.places, device)
-        host_program, _ = host.programs.of(near.places, torch.device("cpu"))
+        near = self._near(on_host, _CPU)
+        program, on_device = part.programs.of(self._places(given), device)
+        host_program, _ = host.programs.of(near.places, _CPU)
         try:
             return embedding_columns_split(
                 [weights[number] for number in part.matrices],
                 program,
-                (*inputs[2:], inputs.batch),
+                (*given[2:], given.batch),
                 part.output_dim,
                 on_device,
                 [weights[number] for number in host.matrices],

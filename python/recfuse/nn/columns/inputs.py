@@ -43,7 +43,7 @@ class Inputs(NamedTuple):
     @property
     def device(self) -> torch.device:
         """Of the first tensor."""
-        return (*self.dense[:1], *self.values[:1])[0].device
+        return (self.dense or self.values)[0].device
 
     def jagged(self, number: int) -> Jagged:
         """An entry of values."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,37 +70,52 @@ class Part:
         return self.programs.compute_at(own, given, own[0].device, bounds_check)
 
 
+class _Chosen(NamedTuple):
+    """The inputs that are read; None: all."""
+
+    places: tuple[Place, ...]  # where uses are among them
+    dense: list[int] | None
+    jagged: list[int] | None
+
+
 class Restriction:
     """What some of a batch's uses read; remembers the form of the last batch."""
 
     def __init__(self, uses: Sequence[Use], wanted: set[Use]) -> None:
         """``wanted``: of the uses."""
         self._wanted = [use in wanted for use in uses]
-        self._last: tuple[tuple[Place, ...], list[int], tuple[Place, ...]] = ((), [], ())
+        self._last: tuple[tuple[Place, ...], int, _Chosen] = ((), 0, _Chosen((), None, None))
 
     def __call__(self, given: Inputs, device: torch.device) -> Inputs:
         """On a device; places of the other uses stand for nothing."""
-        if torch.compiler.is_compiling():
-            numbers, places = self._chosen(given.places)
-        else:
-            last, numbers, places = self._last
-            if last is not given.places:
-                numbers, places = self._chosen(given.places)
-                self._last = given.places, numbers, places
         n_dense = len(given.dense)
-        jagged = [number - n_dense for number in numbers if number >= n_dense]
-        lists: list[list[Any]] = [[given.dense[number] for number in numbers if number < n_dense]]
-        lists += [[each[number] for number in jagged] if each else [] for each in given[3:]]
+        if torch.compiler.is_compiling():
+            chosen = self._chosen(given.places, n_dense, len(given.values))
+        else:
+            last, last_dense, chosen = self._last
+            if last is not given.places or last_dense != n_dense:
+                chosen = self._chosen(given.places, n_dense, len(given.values))
+                self._last = given.places, n_dense, chosen
+        places, dense, jagged = chosen
+        lists: list[Sequence[Tensor]] = list(given[2:])
+        if dense is not None:
+            lists[0] = [given.dense[number] for number in dense]
+        if jagged is not None:
+            lists[1:] = [[each[number] for number in jagged] if each else () for each in given[3:]]
         if given.device != device:
             lists = [[one.to(device) for one in each] for each in lists]
         return Inputs(places, given.batch, *lists)
 
-    def _chosen(self, places: Sequence[Place]) -> tuple[list[int], tuple[Place, ...]]:
-        """The inputs that are read, and where uses are among them."""
+    def _chosen(self, places: Sequence[Place], n_dense: int, n_jagged: int) -> _Chosen:
         both = list(zip(self._wanted, places, strict=True))
         numbers = sorted({place.input for is_wanted, place in both if is_wanted})
         new = {number: at for at, number in enumerate(numbers)}
-        return numbers, tuple(
+        found = tuple(
             place._replace(input=new[place.input]) if is_wanted else Place(0, 0, 1)
             for is_wanted, place in both
+        )
+        dense = [number for number in numbers if number < n_dense]
+        jagged = [number - n_dense for number in numbers if number >= n_dense]
+        return _Chosen(
+            found, None if len(dense) == n_dense else dense, None if len(jagged) == n_jagged else jagged
         )
