@@ -4,7 +4,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <semaphore.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,35 +11,33 @@
 #include <time.h>
 
 #include "base/status.h"
+#include "base/threads/waiting.h"
+
+#ifndef RF_LEAST_CORES /* tests */
+#define RF_LEAST_CORES 4 /* of which one may be kept busy by a thread that watches for work */
+#endif
 
 enum {
     MOST_THREADS = 64,
     EXIT_SECONDS = 2,
-    LEAST_CORES = 4, /* of which one may be kept busy by a thread that watches for work */
     SHORT_WATCH = 50000, /* ns */
     LONG_WATCH = 400000, /* where jobs have come so soon after each other */
-    LOOKS = 32, /* between looks at the clock */
 };
 
 /* Whoever hands a job over never takes the lock, and mostly makes no system call either: it may be the only thread that keeps
- * a GPU busy. A thread that has run out of work watches for more for a while before it sleeps, so that a store wakes it. The
- * time adapts itself, as in haltpoll of Linux: a job a millisecond costs a twentieth of a core.
- *
- * Who wakes a thread claims it first, its flag where it watches, else one of those asleep, and then posts once. So there are
- * as many posts as threads claimed, and a thread that finds itself claimed when it would rather go on takes its post. */
+ * a GPU busy. A thread that has run out of work watches for more for a while before it sleeps. The while adapts itself, as
+ * that of KVM's halt polling: to work that comes once in a millisecond a twentieth of a core is lost. */
 typedef struct crew {
     pthread_mutex_t lock; /* guards what follows, up to `arrived` */
     pthread_cond_t work_ended;
     rf__job *first,
         **last; /* jobs whose tasks are not all taken, as far as is known; last: NULL where there is none */
-    int64_t idle_since, watch; /* ns; 0: there is work. How long to watch */
-    sem_t posts; /* to those asleep */
     bool may_watch, has_watcher;
-    _Alignas(64) rf__job *arrived; /* atomic, as all from here on: handed over, the last one first */
-    int32_t is_watched; /* by a thread that nobody has claimed */
-    int32_t n_asleep; /* of them, those that nobody has claimed */
+    int64_t idle_since, watch; /* ns; 0: there is work. How long to watch */
+    _Alignas(64) rf__job *arrived; /* atomic, as those from here on: handed over, the last one first */
     int32_t n_threads;
     int64_t n_jobs; /* handed over and not ended */
+    rf__waiting waiting;
 } crew;
 
 static crew crews[RF__CREWS];
@@ -48,35 +45,18 @@ static crew crews[RF__CREWS];
 static void crews_reset(void) {
     for (int c = 0; c < RF__CREWS; c++) {
         crews[c] = (crew){.lock = PTHREAD_MUTEX_INITIALIZER, .work_ended = PTHREAD_COND_INITIALIZER};
-        (void)sem_init(&crews[c].posts, 0, 0);
+        rf__waiting_reset(&crews[c].waiting);
     }
-}
-
-static int64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * INT64_C(1000000000) + time.tv_nsec;
-}
-
-/* Takes one away, unless there is none. */
-static bool claim(int32_t *count) {
-    int32_t found = __atomic_load_n(count, __ATOMIC_SEQ_CST);
-    while (found > 0)
-        if (__atomic_compare_exchange_n(count, &found, found - 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-            return true;
-    return false;
-}
-
-static void wake(crew *of, int32_t threads) {
-    if (threads > 0 && claim(&of->is_watched)) threads--;
-    for (; threads > 0 && claim(&of->n_asleep); threads--) (void)sem_post(&of->posts);
 }
 
 /* Puts jobs that have arrived behind the others, in their order; under the lock. */
 static void jobs_list(crew *of) {
     rf__job *arrived = __atomic_exchange_n(&of->arrived, NULL, __ATOMIC_SEQ_CST), *in_order = NULL;
     if (arrived == NULL) return;
-    if (of->idle_since != 0) of->watch = now() - of->idle_since < LONG_WATCH ? LONG_WATCH : SHORT_WATCH;
+    if (of->idle_since != 0) {
+        const bool is_soon = rf__waiting_now() - of->idle_since < LONG_WATCH;
+        of->watch = is_soon ? LONG_WATCH : SHORT_WATCH;
+    }
     of->idle_since = 0;
     if (of->first == NULL) of->last = &of->first;
     rf__job **last = &arrived->next;
@@ -116,41 +96,32 @@ static void job_unlist(crew *of, const rf__job *job) {
     if (job->next == NULL) of->last = at;
 }
 
-static void pause_shortly(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
+static bool has_arrived(const crew *of) { return __atomic_load_n(&of->arrived, __ATOMIC_SEQ_CST) != NULL; }
 
-/* Until the thread is claimed, or has claimed itself as it has watched for so long. */
-static void watch(crew *of, int64_t until) {
-    do {
-        for (int i = 0; i < LOOKS; i++, pause_shortly())
-            if (__atomic_load_n(&of->is_watched, __ATOMIC_ACQUIRE) == 0) return;
-    } while (now() < until);
-    (void)claim(&of->is_watched);
-}
-
-/* Sleeps unless a job has come meanwhile; under the lock, which is left for that time. */
-static void rest(crew *of) {
-    __atomic_fetch_add(&of->n_asleep, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&of->arrived, __ATOMIC_SEQ_CST) != NULL && claim(&of->n_asleep)) return;
-    pthread_mutex_unlock(&of->lock);
-    while (sem_wait(&of->posts) != 0) {
+/* Until there may be a job; under the lock, which is left for that time. */
+static void job_await(crew *of) {
+    rf__waiting_begin_sleep(&of->waiting);
+    if (has_arrived(of)) {
+        rf__waiting_end_sleep(&of->waiting);
+        return;
     }
+    pthread_mutex_unlock(&of->lock);
+    rf__waiting_sleep(&of->waiting);
     pthread_mutex_lock(&of->lock);
 }
 
-/* Watches for a job, if no other thread does; under the lock, which is left for that time. */
-static void keep_watch(crew *of) {
-    if (!of->may_watch || of->has_watcher) return;
-    const int64_t since = of->idle_since = now(), until = since + of->watch;
+/* The same, but not for long. */
+static void job_watch(crew *of) {
+    rf__waiting_begin_watch(&of->waiting);
+    if (has_arrived(of)) {
+        rf__waiting_end_watch(&of->waiting);
+        return;
+    }
+    const int64_t since = rf__waiting_now(), until = since + of->watch;
+    of->idle_since = since;
     of->has_watcher = true;
-    __atomic_store_n(&of->is_watched, 1, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&of->lock);
-    watch(of, until);
+    rf__waiting_watch(&of->waiting, until);
     pthread_mutex_lock(&of->lock);
     of->has_watcher = false;
 }
@@ -170,7 +141,8 @@ static void *work(void *context) {
     for (;;) {
         rf__job *job = job_find(of);
         if (job == NULL) {
-            (has_worked ? keep_watch : rest)(of);
+            const bool watches = has_worked && of->may_watch && !of->has_watcher;
+            (watches ? job_watch : job_await)(of);
             has_worked = false;
             continue;
         }
@@ -178,7 +150,7 @@ static void *work(void *context) {
         job->threads++;
         const int32_t room = room_of(of);
         pthread_mutex_unlock(&of->lock);
-        wake(of, room); /* slow: not under the lock */
+        rf__waiting_wake(&of->waiting, room); /* slow: not under the lock */
         for (;;) {
             const int64_t task = __atomic_fetch_add(&job->next_task, 1, __ATOMIC_RELAXED);
             if (task >= job->count) break;
@@ -236,7 +208,7 @@ static bool thread_start(crew *of) {
 /* Whether a core can be spared for a thread that watches. */
 static bool has_cores(void) {
     cpu_set_t allowed;
-    return sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) >= LEAST_CORES;
+    return sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) >= RF_LEAST_CORES;
 }
 
 rf_status rf__workers_start(rf__crew crew, const char *operator_name, int32_t threads) {
@@ -264,5 +236,5 @@ void rf__workers_take(rf__crew crew, rf__job *job) {
     while (!__atomic_compare_exchange_n(&of->arrived, &job->next, job, true, __ATOMIC_SEQ_CST,
                                         __ATOMIC_RELAXED)) {
     }
-    wake(of, 1);
+    rf__waiting_wake(&of->waiting, 1);
 }

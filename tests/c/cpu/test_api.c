@@ -42,6 +42,7 @@
     X(embedding_columns_repeats)   \
     X(embedding_columns_started)   \
     X(embedding_columns_forked)    \
+    X(workers)                     \
     X(embedding_columns_lookups)   \
     X(embedding_columns_corrupted) \
     X(embedding_columns_long_bags) \
