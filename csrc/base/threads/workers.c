@@ -40,6 +40,7 @@ typedef struct crew {
     rf__waiting waiting;
 } crew;
 
+/* Each under its own lock, but for what is atomic. */
 static crew crews[RF__CREWS];
 
 static void crews_reset(void) {
