@@ -72,6 +72,7 @@ static rf_status memory_new(const rf__cuda_driver *driver, size_t bytes, rf__cud
     RF__CUDA_TRY(driver->cuMemHostGetDevicePointer_v2(&delivery->word_on_device, memory, 0));
     delivery->word = memory;
     delivery->memory = (char *)memory + HEAD;
+    delivery->memory_on_device = delivery->word_on_device + HEAD;
     delivery->bytes = room;
     __atomic_store_n(delivery->word, delivery->number, __ATOMIC_RELEASE);
 out:

@@ -12,6 +12,7 @@
 
 typedef struct rf__cuda_delivery {
     void *memory; /* `bytes`, of whatever contents */
+    rf__cu_pointer memory_on_device; /* the same, as kernels of the device read it */
     size_t bytes;
     struct rf__cuda_delivery *next; /* from here on delivery.c's */
     rf__cu_pointer word_on_device;
@@ -27,8 +28,8 @@ rf_status rf__cuda_delivery_new(const rf__cuda_device *device, void *stream, siz
                                 rf__cuda_delivery **delivery);
 /* The memory is filled. On any thread, once; cannot fail and calls no driver. The thread touches it no more. */
 void rf__cuda_delivery_post(rf__cuda_delivery *delivery);
-/* Puts the wait into the stream, and the copy of the first bytes to the device's memory. Then, or instead where the stream is
- * not to have it, rf__cuda_delivery_end. */
+/* Puts the wait into the stream, and the copy of the first bytes to the device's memory, if there are any: work that follows
+ * may also read them where they are. Then, or instead where the stream is not to have it, rf__cuda_delivery_end. */
 rf_status rf__cuda_delivery_copy(const rf__cuda_device *device, const rf__cuda_delivery *delivery,
                                  size_t bytes, rf__cu_pointer to, void *stream);
 /* Gives it back; what is in the stream still reads it, and the threads may still fill it. Status: `status` where that is a

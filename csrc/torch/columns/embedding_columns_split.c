@@ -35,6 +35,10 @@ enum {
 static const int host_lists[] = {HOST_WEIGHTS, HOST_DENSE, HOST_VALUES, HOST_OFFSETS, HOST_VALUE_WEIGHTS};
 enum { N_HOST_LISTS = sizeof host_lists / sizeof host_lists[0] };
 
+/* Of what threads have pooled: so much is not copied, which the caller would have to ask for, with memory for it; the GPU's
+ * kernel reads it where they have written it. */
+enum { MOST_READ_BYTES = 1 << 18 };
+
 /* What threads work with. It outlives the call. */
 typedef struct lookup {
     rf__job disposal;
@@ -126,6 +130,10 @@ static rf_status of_host(rf_status status) {
                : rf__fail(status, "%s, of the columns whose tables are on the host", rf_last_error());
 }
 
+static size_t pooled_bytes(const rf_embedding_columns_params *host) {
+    return (size_t)(host->batch * host->output_dim) * sizeof(float);
+}
+
 /* As many as torch's threads, but for the caller's. */
 static rf_status threads_of(int32_t *threads) {
     rf_executor executor;
@@ -134,12 +142,13 @@ static rf_status threads_of(int32_t *threads) {
     return RF_OK;
 }
 
-/* Hands the lookup over, then puts the stream's wait for it and the copy to `pooled` into the stream. *scratch, of `host`, is
- * the lookup's where NULL is left. A delivery that is left is to be ended when no more work in the stream reads it. */
+/* Hands the lookup over, then puts the stream's wait for it into the stream, and the copy to `pooled` where that is not NULL.
+ * *scratch, of `host`, is the lookup's where NULL is left. A delivery that is left is to be ended when no more work in the
+ * stream reads it. */
 static rf_status look_up(rf__call *call, rf_embedding_columns_params *host, void **scratch,
                          const rf__cuda_device *device, void *stream, void *pooled,
                          rf__cuda_delivery **delivery) {
-    const size_t bytes = (size_t)(host->batch * host->output_dim) * sizeof(float);
+    const size_t bytes = pooled_bytes(host);
     const void *first = host->n_buffers > 0 ? host->buffers[0].data : host->program;
     lookup *of = NULL;
     bool captured = false;
@@ -169,11 +178,15 @@ static rf_status look_up(rf__call *call, rf_embedding_columns_params *host, void
         lookup_free(of);
         return status;
     }
-    return rf__cuda_delivery_copy(device, *delivery, bytes, (rf__cu_pointer)(uintptr_t)pooled, stream);
+    return rf__cuda_delivery_copy(device, *delivery, pooled != NULL ? bytes : 0,
+                                  (rf__cu_pointer)(uintptr_t)pooled, stream);
 }
 
+/* `input`: what has been pooled, as an input of the GPU's call; NULL: it has no such. Its values are NULL where the GPU is to
+ * read them where threads write them. */
 static rf_status run_on_gpu(rf__call *call, rf_embedding_columns_params *params,
-                            rf_embedding_columns_params *host, void **scratch, void *pooled) {
+                            rf_embedding_columns_params *host, void **scratch, rf_column_input *input,
+                            void *pooled) {
     rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
     rf__cuda_delivery *delivery = NULL;
@@ -181,6 +194,7 @@ static rf_status run_on_gpu(rf__call *call, rf_embedding_columns_params *params,
     RF_CHECK(rf__columns_program_read(call, PROGRAM_ON_DEVICE, params, &program));
     RF_TRY(rf__cuda_device_get(program.stream.device, &device));
     RF_TRY(look_up(call, host, scratch, device, program.stream.stream, pooled, &delivery));
+    if (input != NULL && pooled == NULL) input->values = (const void *)(uintptr_t)delivery->memory_on_device;
     RF_TRY(rf_embedding_columns_cuda(params, program.words, &program.stream));
 out:
     if (delivery != NULL) status = rf__cuda_delivery_end(device, delivery, program.stream.stream, status);
@@ -245,15 +259,18 @@ static rf_status run_with(rf__call *call, rf_embedding_columns_params *host, voi
     const int64_t sizes[2] = {params.batch, params.output_dim},
                   host_sizes[2] = {host->batch, host->output_dim};
     RF_CHECK(rf__call_output(call, 0, 2, sizes, rf__torch_dtype(params.output_dtype), &params.output));
-    RF_CHECK(rf__call_temporary(call, 2, host_sizes, aoti_torch_dtype_float32(), &temporary, &pooled));
+    const bool on_cpu = rf__device_is_cpu(call->device);
+    if (on_cpu || pooled_bytes(host) > MOST_READ_BYTES)
+        RF_CHECK(rf__call_temporary(call, 2, host_sizes, aoti_torch_dtype_float32(), &temporary, &pooled));
+    rf_column_input *input = given ? (rf_column_input *)call->scratch + n_dense : NULL;
     if (given)
-        ((rf_column_input *)call->scratch)[n_dense] = (rf_column_input){.values = pooled,
-                                                                        .type = RF_COLUMN_FLOAT32,
-                                                                        .width = host->output_dim,
-                                                                        .sample_stride = host->output_dim,
-                                                                        .value_stride = 1};
-    return rf__device_is_cpu(call->device) ? run_on_cpu(&params, host, pooled)
-                                           : run_on_gpu(call, &params, host, scratch, pooled);
+        *input = (rf_column_input){.values = pooled,
+                                   .type = RF_COLUMN_FLOAT32,
+                                   .width = host->output_dim,
+                                   .sample_stride = host->output_dim,
+                                   .value_stride = 1};
+    return on_cpu ? run_on_cpu(&params, host, pooled)
+                  : run_on_gpu(call, &params, host, scratch, input, pooled);
 }
 
 static rf_status run(rf__call *call) {

@@ -15,6 +15,8 @@ static rf__cuda_delivery *take(const rf__cuda_device *gpu, size_t bytes) {
     rf__cuda_delivery *delivery = NULL;
     const rf_status status = rf__cuda_delivery_new(gpu, NULL, bytes, &delivery);
     CHECK(status == RF_OK && delivery != NULL && delivery->bytes >= bytes, "%s", rf_last_error());
+    if (delivery != NULL) /* a GPU of this driver has the host's addresses */
+        CHECK(delivery->memory_on_device == (rf__cu_pointer)(uintptr_t)delivery->memory, "elsewhere");
     return delivery;
 }
 
