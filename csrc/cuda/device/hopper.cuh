@@ -102,6 +102,12 @@ RF_INLINE void rf_prefetch_box(const rf_tensor_map *map, int x, int y, int z) {
                  "r"(y), "r"(z)
                  : "memory");
 }
+/* The same of four dimensions. */
+RF_INLINE void rf_prefetch_box(const rf_tensor_map *map, int x, int y, int z, int w) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x),
+                 "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
 /* A map is fetched, so that the first copy by it need not wait. */
 RF_INLINE void rf_prefetch_map(const rf_tensor_map *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

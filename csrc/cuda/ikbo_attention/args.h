@@ -17,6 +17,7 @@ enum {
     RF_ATTENTION_TILES = 4, /* tiles that are described ahead */
     RF_ATTENTION_MOST_PARTS = 8, /* of a tile's keys */
     RF_ATTENTION_LEAST_BLOCKS = 2, /* of keys, of a part */
+    RF_ATTENTION_FIRST_BYTES = 16 << 20, /* of keys and values, that are asked for before tiles are known */
     RF_ATTENTION_SPLIT_TIMES = 2, /* parts of tiles: up to so many for each block of the grid */
     RF_ATTENTION_SMALL_BYTES = 3072, /* barriers, tiles, rows, and up to 1,024 bytes for alignment */
 };
@@ -97,7 +98,8 @@ typedef struct rf_attention_args {
     rf_i32 n_users, dim, heads, kv_heads;
     rf_i32 one_user; /* of the maps of k and v: jagged, or the same for all */
     float scale; /* times log2(e) */
-    rf_i32 unused[2];
+    rf_i32 positions; /* of each user; 0: lengths say */
+    rf_i32 unused;
     float *parts; /* [RF_ATTENTION_SPLIT_TIMES * grid], of RF_ATTENTION_PART_BYTES each */
     rf_i32 *ended; /* as above */
 } rf_attention_args;

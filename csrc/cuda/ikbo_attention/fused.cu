@@ -272,6 +272,7 @@ extern "C" __global__ void __launch_bounds__(RF_ATTENTION_THREADS, 1)
         rf_prefetch_map(&args.v);
         if (RF_SEGMENT > 1 && args.candidates.queries > 0) rf_prefetch_map(&args.q);
     }
+    if (threadIdx.x / 32 == 2) ask_for_first(args, lane);
     __syncthreads();
     rf_wait_for_previous_kernel();
     /* 40 and twice 232 are three times the 168 that a thread of so many starts with; with more, all would wait for ever. */

@@ -17,6 +17,20 @@ RF_INLINE void copy_block(const rf_attention_args &args, const shared_t &at, con
         rf_copy_box(to + i * KV_ATOM, map, i * RF_ATTENTION_ATOM, head, first, user, barrier, policy);
 }
 
+/* One warp: the first keys and values come to L2 while candidates are still being grouped, since mostly no cache has them; not
+ * where lengths say which count. It is but a hint: whatever another kernel writes there meanwhile, L2 has. */
+RF_INLINE void ask_for_first(const rf_attention_args &args, int lane) {
+    const int blocks = (args.positions + KEYS - 1) / KEYS, users = args.one_user ? 1 : args.n_users;
+    const rf_i64 boxes = (rf_i64)users * blocks * args.kv_heads * ATOMS;
+    const int most = RF_ATTENTION_FIRST_BYTES / (2 * KV_ATOM), count = boxes < most ? (int)boxes : most;
+    for (int box = (int)blockIdx.x + lane * (int)gridDim.x; box < count; box += 32 * (int)gridDim.x) {
+        const int column = box % ATOMS * RF_ATTENTION_ATOM, line = box / ATOMS, head = line % args.kv_heads,
+                  block = line / args.kv_heads, user = block / blocks;
+        rf_prefetch_box(&args.k, column, head, (block - user * blocks) * KEYS, user);
+        rf_prefetch_box(&args.v, column, head, (block - user * blocks) * KEYS, user);
+    }
+}
+
 /* Leaves of a tile's keys those of a part; a tile of few blocks has fewer parts, and the others are nothing. */
 RF_INLINE void cut_keys(tile_t &tile, int item, int part, int parts) {
     const int blocks = (tile.keys + KEYS - 1) / KEYS;
