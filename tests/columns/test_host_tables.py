@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 import recfuse
 from recfuse.nn import EmbeddingColumns
-from recfuse.nn.columns import Identity, Numeric, TableColumn, host
+from recfuse.nn.columns import Cross, Identity, Numeric, TableColumn, host
 from recfuse.nn.columns.host import Lookup, page_locked
 from support.columns.inputs import COLUMNS, mapping, parts
 
@@ -176,6 +176,14 @@ def test_who_looks_rows_up(monkeypatch):
     with torch.no_grad():
         assert split.lookup(weights, batch_of(1), None, CUDA) is call
         assert split.lookup(weights, batch_of(most + 1), None, CUDA) is call
+
+
+def test_a_cross_looks_up_each_pair_of_values():
+    columns = [Cross("both", ("a", "wide"), 99, 4, placement="host", pooling="sum"), Numeric("n")]
+    module = EmbeddingColumns(columns).requires_grad_(False)
+    zeros = torch.zeros(20, dtype=torch.int64)
+    given = {"a": (zeros.repeat(3), torch.arange(21) * 3), "wide": torch.zeros(20, 7).long(), "n": zeros}
+    assert module._split.rows(module._reader.read(module.pack(given))) == 20 * 3 * 7
 
 
 @pytest.mark.parametrize("dtype", (HALF, BRAIN, torch.float32))

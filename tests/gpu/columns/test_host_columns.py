@@ -165,6 +165,25 @@ def test_what_the_caller_changes_or_lets_go_of_is_not_read_later() -> None:
         assert torch.equal(out, want[seed]), seed
 
 
+def test_tables_that_the_gpu_reads_stay_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page-locked memory of a module that is gone has another owner at once, unless a stream reads it."""
+    monkeypatch.setattr(host_module, "MOST_ROWS", 1 << 30)
+    module = frozen()
+    batches = [module.pack(batch_of(seed)) for seed in range(3)]
+    sizes = [module.packed_weights()[number].shape for number in module._host_matrices]
+    with torch.no_grad():
+        want = [within_the_call(module)(batch) for batch in batches]
+        torch.cuda.synchronize()
+        busy()
+        found = [module(batch) for batch in batches]
+    del module, batches
+    gc.collect()
+    others = [torch.full(size, torch.nan).pin_memory() for size in sizes for _ in range(2)]
+    for number, out in enumerate(found):
+        torch.testing.assert_close(out, want[number])
+    assert all(other.isnan().all() for other in others)
+
+
 @pytest.mark.parametrize("kind", ("index", "offset"))
 def test_bad_contents_are_raised_later(kind: str) -> None:
     """By a call with the same tables, or by `recfuse.check`; the stream goes on, and others hear nothing."""

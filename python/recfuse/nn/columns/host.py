@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import math
 import re
 import warnings
 from collections import Counter
@@ -165,7 +166,9 @@ class Split:
         self._merging = Part(seen, tables, packer.uses)  # the GPU's columns, and what the host has pooled
         self._waits = True  # the GPU's streams can wait for the host
         self._last: tuple[tuple[Place, ...], tuple[Place, ...]] = ((), ())
-        self._last_rows: tuple[tuple[Place, ...], Counter[tuple[int, int]]] = ((), Counter())
+        self._last_rows: tuple[tuple[Place, ...], Counter[tuple[tuple[int, int], ...]]] = ((), Counter())
+        # Of a matrix: the memory, and the streams of GPUs that torch knows to read it.
+        self._readers: dict[int, tuple[tuple[int, int], set[int]]] = {}
         self._last_dtypes: tuple[tuple[torch.dtype, ...], bool, bool] = ((), True, True)
         widths = [(host, one.output_dim) for one, host in both]
         self._runs = [
@@ -210,21 +213,43 @@ class Split:
         if places is not near.places:
             counts = self._counts(near.places)
             self._last_rows = near.places, counts
-        n_dense, lookups = len(near.dense), 0
-        for (number, width), count in counts.items():
-            if width > 0:
-                lookups += count * width * near.batch
-            else:
-                values, offsets = near.values[number - n_dense], near.offsets[number - n_dense]
-                lookups += count * values.shape[0] * near.batch // max(offsets.shape[0] - 1, 1)
-        return lookups
 
-    def _counts(self, places: Sequence[Place]) -> Counter[tuple[int, int]]:
-        """How often the host's columns read a feature of an input; with its width, 0: jagged."""
+        def values_of(number: int, width: int) -> float:
+            if width > 0:
+                return width
+            jagged = number - len(near.dense)
+            return near.values[jagged].shape[0] / max(near.offsets[jagged].shape[0] - 1, 1)
+
+        each = sum(count * math.prod(values_of(*one) for one in read) for read, count in counts.items())
+        return int(each * near.batch)
+
+    def _counts(self, places: Sequence[Place]) -> Counter[tuple[tuple[int, int], ...]]:
+        """How many of the host's columns read the same inputs, with their widths, 0: jagged. A cross reads
+        two, and looks up each pair of their values.
+        """
         at = dict(zip(self._packer.uses, places, strict=True))
         columns = self.host.columns if self.host is not None else ()
-        found = [at[source.use] for column in columns for source in column.sources()]
-        return Counter((place.input, place.width) for place in found)
+        read = [[at[source.use] for source in column.sources()] for column in columns]
+        return Counter(tuple((place.input, place.width) for place in places) for places in read)
+
+    def keep(self, weights: Sequence[Tensor], device: torch.device) -> None:
+        """Page-locked tables stay until the device's current stream has read them, whoever lets them go:
+        torch knows the streams that read such memory by its own copies from it alone.
+        """
+        if is_captured():
+            return
+        stream = torch.cuda.current_stream(device).cuda_stream
+        for number in self._matrices:
+            table = weights[number].detach()
+            memory = table.data_ptr(), table.untyped_storage()._cdata
+            known, streams = self._readers.get(number, (None, set()))
+            if known != memory:
+                streams = set()
+            if stream not in streams and table.numel() > 0:
+                first = table[:1, :1]
+                torch.empty_like(first, device=device).copy_(first, non_blocking=True)
+                streams.add(stream)
+            self._readers[number] = memory, streams
 
     def lookup(
         self, weights: Sequence[Tensor], given: Inputs, on_host: Inputs | None, device: torch.device

@@ -263,6 +263,7 @@ class EmbeddingColumns(PackedTables):
             device = self._home.device
             lookup = self._split.lookup(weights, given, on_host, device)
             if lookup is Lookup.GPU:
+                self._split.keep(weights, device)
                 given = moved(given, self._reader.packer, device, len(weights))
                 return self._whole(weights, given, self.layout.sparse, self.bounds_check)
             if lookup is Lookup.STREAM:

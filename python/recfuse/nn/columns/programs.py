@@ -129,7 +129,8 @@ class Programs:
             if device is not None:
                 found = self._made[key] = static(self.tensor(places, None).to(device))
                 return found
-            found = static(torch.from_numpy(self._words(places)))
+            # In memory of torch's: threads may be the last to let it go, when Python is no more.
+            found = static(torch.from_numpy(self._words(places)).clone())
         if self._bytes + found.nbytes <= MOST_BYTES:
             self._bytes += found.nbytes
             self._made[key] = found
