@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import types
 
 import pytest
 import torch
@@ -176,6 +177,38 @@ def test_who_looks_rows_up(monkeypatch):
     with torch.no_grad():
         assert split.lookup(weights, batch_of(1), None, CUDA) is call
         assert split.lookup(weights, batch_of(most + 1), None, CUDA) is call
+
+
+def test_streams_that_read_a_table_are_made_known_once(monkeypatch):
+    """By a copy from its memory, which torch remembers; again where the table has other memory."""
+    columns = [
+        Identity("a", 9, 4, placement="host"),
+        Identity("c", 9, 8),
+        Identity("b", 9, 2, placement="host"),
+    ]
+    module = EmbeddingColumns(columns).requires_grad_(False)
+    split, copied, stream = module._split, [], types.SimpleNamespace(cuda_stream=5)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    copy = torch.Tensor.copy_
+
+    def copy_(self, source, non_blocking=False):
+        assert non_blocking and source.numel() == 1
+        copied.append(source.data_ptr())
+        return copy(self, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_)
+    weights = module.packed_weights()
+    tables = [weights[number].data_ptr() for number in module._host_matrices]
+    split.keep(weights, CPU)
+    split.keep(weights, CPU)
+    assert copied == tables
+    stream.cuda_stream = 6
+    split.keep(weights, CPU)
+    assert copied == 2 * tables
+    number = module._host_matrices[0]
+    weights = [one.clone() if at == number else one for at, one in enumerate(weights)]
+    split.keep(weights, CPU)
+    assert copied == [*2 * tables, weights[number].data_ptr()]
 
 
 def test_a_cross_looks_up_each_pair_of_values():

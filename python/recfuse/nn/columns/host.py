@@ -30,7 +30,7 @@ from recfuse.nn.columns.specs import Column, Source, TableColumn, Use
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.ops.embedding_columns import OF_HOST, embedding_columns_split, fits_a_gpu
 from recfuse.ops.fused_embedding_bag import fused_dtype
-from recfuse.ops.library import is_transformed, needs_derivatives
+from recfuse.ops.library import is_readable, is_transformed, needs_derivatives
 
 _CPU = torch.device("cpu")
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -241,6 +241,8 @@ class Split:
         stream = torch.cuda.current_stream(device).cuda_stream
         for number in self._matrices:
             table = weights[number].detach()
+            if not is_readable(table):
+                continue
             memory = table.data_ptr(), table.untyped_storage()._cdata
             known, streams = self._readers.get(number, (None, set()))
             if known != memory:
