@@ -123,20 +123,18 @@ RF_INLINE bool tile_end(const shared_t &at, int n, int &blocks, rf_u32 &parities
     return true;
 }
 
-/* How many tiles a block takes at most: where all are alike, no more than its share, or one that is a little ahead would take a tile
- * that another could begin as soon. */
-RF_INLINE int share_of(const rf_attention_args &args, const rf_attention_plan &plan) {
-    const int grid = (int)gridDim.x;
-    return args.positions > 0 && plan.parts == 1 ? (plan.tiles + grid - 1) / grid : 0x7fffffff;
+/* Whether a block that has taken n tiles has its share. Where all are alike it takes no more, or one that is a little ahead would
+ * take a tile that another could begin as soon. */
+RF_INLINE bool has_share(const rf_attention_args &args, const rf_attention_plan &plan, int n) {
+    return args.positions > 0 && plan.parts == 1 && n * (int)gridDim.x >= plan.tiles;
 }
 
 /* One warp: takes tiles, and clears the values of those that are AHEAD of them. What takes long is taken when the tile before it
- * begins, or a block would have a tile to itself that others could begin at once; behind short tiles, and where the last turns'
- * are not cut, there would be no time to bring the queries then. */
+ * begins, or a block would have a tile to itself that others could begin at once; behind a short one, but for parts, there would be
+ * no time then to bring the queries. */
 RF_INLINE void take_tiles(const rf_attention_args &args, const shared_t &at, int lane) {
     enum { AHEAD = 2, SHORT = 4 * KEYS };
     const users_t users(args, lane);
-    const int share = share_of(args, users.plan);
     rf_u32 parities = 0;
     int blocks = 0;
     bool more = true, late = false;
@@ -150,7 +148,7 @@ RF_INLINE void take_tiles(const rf_attention_args &args, const shared_t &at, int
             tile_t *tile = &at.tiles[n % TILES];
             int number = blockIdx.x;
             rf_barrier_wait(at.tile_empty + n % TILES * 8, (n / TILES & 1) ^ 1);
-            if (n >= share) {
+            if (has_share(args, users.plan, n)) {
                 number = users.plan.tiles; /* there is none */
             } else if (n > 0) {
                 if (lane == 0) number = atomicAdd(&args.plan->taken, 1) + gridDim.x;
