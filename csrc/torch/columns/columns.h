@@ -1,11 +1,11 @@
-/* What the two operators of embedding columns read alike. */
+/* What the operators of embedding columns read alike. */
 #ifndef RECFUSE_TORCH_COLUMNS_H
 #define RECFUSE_TORCH_COLUMNS_H
 
 #include "cuda/driver/memory.h"
 #include "torch/call.h"
 
-/* Where the arguments stand that both have; -1 where one does not. */
+/* Where the arguments stand that they have; -1 where one does not. */
 typedef struct rf__columns_arguments {
     int weights, program, dense, values, offsets, value_weights, batch, bounds_check;
     int inputs; /* int64 [inputs, fields of rf_column_input], in the place of lists */
@@ -15,6 +15,10 @@ typedef struct rf__columns_arguments {
 /* Reads all but the output into params; the call's device is that of the tensors. */
 rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
                            rf_embedding_columns_params *params);
+
+/* The same of an operator with one output, which is made, as wide as the argument `output_dim` says. */
+rf_status rf__columns_read_with_output(rf__call *call, const rf__columns_arguments *at, int output_dim,
+                                       rf_embedding_columns_params *params);
 
 /* A program where a GPU reads it: the caller's, or a copy of the call's. */
 typedef struct rf__columns_program {

@@ -252,3 +252,13 @@ rf_status rf__columns_read(rf__call *call, const rf__columns_arguments *at,
     params->n_buffers = (int64_t)lists.n_weights;
     return rf__call_bounds_check(call, at->bounds_check, &params->check_bounds);
 }
+
+rf_status rf__columns_read_with_output(rf__call *call, const rf__columns_arguments *at, int output_dim,
+                                       rf_embedding_columns_params *params) {
+    params->output_dim = params->output_stride = call->values[output_dim].integer;
+    RF_CHECK(rf__columns_read(call, at, params));
+    RF_FAIL_IF(params->output_dim < 0, RF_ERR_VALUE, "output_dim is %lld, must be >= 0",
+               (long long)params->output_dim);
+    const int64_t sizes[2] = {params->batch, params->output_dim};
+    return rf__call_output(call, 0, 2, sizes, rf__torch_dtype(params->output_dtype), &params->output);
+}

@@ -28,14 +28,9 @@ static rf_status run_on_gpu(rf__call *call, const rf_embedding_columns_params *p
 
 static rf_status run_with(rf__call *call, const rf__columns_arguments *at, int output_dim,
                           int program_on_device) {
-    rf_embedding_columns_params params = {.output_dim = call->values[output_dim].integer,
-                                          .output_stride = call->values[output_dim].integer};
+    rf_embedding_columns_params params = {0};
     rf_executor executor;
-    RF_CHECK(rf__columns_read(call, at, &params));
-    RF_FAIL_IF(params.output_dim < 0, RF_ERR_VALUE, "output_dim is %lld, must be >= 0",
-               (long long)params.output_dim);
-    const int64_t sizes[2] = {params.batch, params.output_dim};
-    RF_CHECK(rf__call_output(call, 0, 2, sizes, rf__torch_dtype(params.output_dtype), &params.output));
+    RF_CHECK(rf__columns_read_with_output(call, at, output_dim, &params));
     if (!rf__device_is_cpu(call->device)) return run_on_gpu(call, &params, program_on_device);
     RF_CHECK(rf__call_executor(&executor));
     return rf_embedding_columns_cpu(&params, &executor);

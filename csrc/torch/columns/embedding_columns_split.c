@@ -35,6 +35,9 @@ enum {
 static const int host_lists[] = {HOST_WEIGHTS, HOST_DENSE, HOST_VALUES, HOST_OFFSETS, HOST_VALUE_WEIGHTS};
 enum { N_HOST_LISTS = sizeof host_lists / sizeof host_lists[0] };
 
+/* In messages about columns that are counted by themselves; embedding_columns.py looks for it. */
+#define OF_HOST "of the columns whose tables are on the host"
+
 /* Of what threads have pooled: so much is not copied, which the caller would have to ask for, with memory for it; the GPU's
  * kernel reads it where they have written it. */
 enum { MOST_READ_BYTES = 1 << 18 };
@@ -67,8 +70,7 @@ static void lookup_done(void *context, rf_status status, const char *message) {
         memset(of->delivery->memory, 0, of->bytes);
         of->note->status = status;
         snprintf(of->note->text, sizeof of->note->text,
-                 "%s, of the columns whose tables are on the host (found by CPU threads for an earlier call, "
-                 "whose output is wrong)",
+                 "%s, " OF_HOST " (found by CPU threads for an earlier call, whose output is wrong)",
                  message);
         rf__cuda_note_leave(of->word, of->note);
         of->note = NULL;
@@ -79,7 +81,8 @@ static void lookup_done(void *context, rf_status status, const char *message) {
     rf__workers_take(RF__DISPOSAL_CREW, &of->disposal);
 }
 
-/* A view of nothing, which keeps a tensor's memory. It has no Python object: to free it needs no lock of Python's. */
+/* A view of nothing, which keeps a tensor's memory. It has no Python object, so that to free it needs no lock of Python's where
+ * the memory is torch's own, as that of programs and of page-locked tables is. */
 static rf_status hold(lookup *of, AtenTensorHandle tensor) {
     static const int64_t size[1] = {0}, stride[1] = {1};
     RF_CHECK(rf__tensor_view(tensor, 1, size, stride, 0, &of->held[of->n_held]));
@@ -125,9 +128,7 @@ static rf_status lookup_new(rf__call *call, void *scratch, lookup **made) {
 
 /* Says which columns an error is of, which counts them by themselves. */
 static rf_status of_host(rf_status status) {
-    return status == RF_OK
-               ? RF_OK
-               : rf__fail(status, "%s, of the columns whose tables are on the host", rf_last_error());
+    return status == RF_OK ? RF_OK : rf__fail(status, "%s, " OF_HOST, rf_last_error());
 }
 
 static size_t pooled_bytes(const rf_embedding_columns_params *host) {
@@ -250,15 +251,10 @@ static rf_status run_with(rf__call *call, rf_embedding_columns_params *host, voi
                                       .bounds_check = BOUNDS_CHECK,
                                       .inputs = -1,
                                       .gap = given};
-    rf_embedding_columns_params params = {.output_dim = call->values[OUTPUT_DIM].integer,
-                                          .output_stride = call->values[OUTPUT_DIM].integer};
-    RF_CHECK(rf__columns_read(call, &at, &params));
-    RF_FAIL_IF(params.output_dim < 0, RF_ERR_VALUE, "output_dim is %lld, must be >= 0",
-               (long long)params.output_dim);
+    rf_embedding_columns_params params = {0};
+    RF_CHECK(rf__columns_read_with_output(call, &at, OUTPUT_DIM, &params));
     RF__TORCH_CHECK(torch_list_size(call->values[DENSE].list, &n_dense));
-    const int64_t sizes[2] = {params.batch, params.output_dim},
-                  host_sizes[2] = {host->batch, host->output_dim};
-    RF_CHECK(rf__call_output(call, 0, 2, sizes, rf__torch_dtype(params.output_dtype), &params.output));
+    const int64_t host_sizes[2] = {host->batch, host->output_dim};
     const bool on_cpu = rf__device_is_cpu(call->device);
     if (on_cpu || pooled_bytes(host) > MOST_READ_BYTES)
         RF_CHECK(rf__call_temporary(call, 2, host_sizes, aoti_torch_dtype_float32(), &temporary, &pooled));

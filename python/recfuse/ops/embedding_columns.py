@@ -197,16 +197,14 @@ def _(
     on_gpu = any(one.device.type == "cuda" for _, one in given[:1])
     there = (own for own in numbered("weights", weights) if not (on_gpu and own[1].device.type == "cpu"))
     check_devices("embedding_columns", (*given, *there))  # a GPU may read tables on the host
-    like = (*dense[:1], *values[:1], *weights[:1], program)[0]
-    return like.new_empty((batch, output_dim), dtype=fused_dtype([weight.dtype for weight in weights]))
+    return _output((*dense[:1], *values[:1]), weights, program, batch, output_dim)
 
 
 @torch.library.register_fake("recfuse::_embedding_columns_at", lib=library)
 def _(
     weights: Sequence[Tensor], program: Tensor, inputs: Tensor, batch: int, output_dim: int, *_: Any
 ) -> Tensor:
-    like = (*weights[:1], program)[0]
-    return like.new_empty((batch, output_dim), dtype=fused_dtype([weight.dtype for weight in weights]))
+    return _output((), weights, program, batch, output_dim)
 
 
 @torch.library.register_fake("recfuse::_embedding_columns_split", lib=library)
@@ -222,8 +220,7 @@ def _(
     *_: Any,
 ) -> Tensor:
     _check_inputs(dense, values, offsets, value_weights)
-    like = (*dense[:1], *values[:1], *weights[:1], program)[0]
-    return like.new_empty((batch, output_dim), dtype=fused_dtype([weight.dtype for weight in weights]))
+    return _output((*dense[:1], *values[:1]), weights, program, batch, output_dim)
 
 
 @torch.library.register_fake("recfuse::_embedding_columns_lookups", lib=library)
@@ -254,6 +251,14 @@ def _check_inputs(*lists: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
     given = [item for name, own in zip(names, lists, strict=True) for item in numbered(name, own)]
     check_devices("embedding_columns", given)
     return given
+
+
+def _output(
+    inputs: Sequence[Tensor], weights: Sequence[Tensor], program: Tensor, batch: int, output_dim: int
+) -> Tensor:
+    """A fake output, where the first of these tensors is."""
+    like = (*inputs, *weights[:1], program)[0]
+    return like.new_empty((batch, output_dim), dtype=fused_dtype([weight.dtype for weight in weights]))
 
 
 _N_TABLES = 13
