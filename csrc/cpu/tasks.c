@@ -36,8 +36,11 @@ rf_status rf__tasks_run(const char *operator_name, int64_t count, int64_t worker
     return RF_OK;
 }
 
-int64_t rf__tasks_workers(const rf_executor *executor, int64_t bytes) {
-    const int64_t threads = executor == NULL ? 1 : executor->threads, useful = bytes / RF__WORKER_BYTES;
-    const int64_t workers = threads < useful ? threads : useful;
+int64_t rf__tasks_threads(int64_t threads, int64_t bytes, int64_t worker_bytes) {
+    const int64_t useful = bytes / worker_bytes, workers = threads < useful ? threads : useful;
     return workers > 1 ? workers : 1;
+}
+
+int64_t rf__tasks_workers(const rf_executor *executor, int64_t bytes) {
+    return rf__tasks_threads(executor == NULL ? 1 : executor->threads, bytes, RF__WORKER_BYTES);
 }

@@ -72,8 +72,7 @@ static rf_status tiles_cut(rf__columns_call *call, int64_t worker_bytes, tiles *
     tiles->starts = malloc(((size_t)n_columns + 1) * sizeof *tiles->starts);
     RF__REFUSE_IF(tiles->starts == NULL, RF_ERR_MEMORY, "no memory for " RF__I64 " columns", n_columns);
     cut_columns(tiles, &bytes);
-    const int64_t useful = bytes / worker_bytes > 1 ? bytes / worker_bytes : 1;
-    if (*workers > useful) *workers = useful;
+    *workers = rf__tasks_threads(*workers, bytes, worker_bytes);
     const int64_t by_bytes = bytes / TILE_BYTES / tiles->n_runs + 1;
     const int64_t by_workers = *workers > 1 ? TILES_PER_WORKER * *workers / tiles->n_runs + 1 : 1;
     const int64_t pieces = by_bytes > by_workers ? by_bytes : by_workers;
