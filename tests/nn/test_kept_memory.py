@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -84,11 +84,8 @@ def test_threads_take_and_give_back_at_once():
             if not holds(found, LARGE, scale):
                 wrong.append(scale)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))  # raises what one of them does
     assert wrong == []
 
 
