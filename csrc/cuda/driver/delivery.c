@@ -1,7 +1,9 @@
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "cuda/driver/delivery.h"
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
 enum {
     HEAD = 256, /* bytes before the memory, of which the first four are the word */
@@ -11,12 +13,19 @@ enum {
 };
 static const size_t MOST_BYTES = (size_t)256 << 20; /* of all, if they are of one size */
 
-/* Those of one device that nobody has taken, the oldest first. */
+/* Those of one device that nobody has taken, the oldest first. None is ever freed: its event may be asked while it is taken. */
 typedef struct delivery_pool {
     pthread_mutex_t lock; /* guards the rest; the driver is not called under it */
-    rf__cuda_delivery *first, **last;
+    rf__cuda_delivery *first;
+    uint64_t turns; /* the last one's */
     int32_t count; /* with those that are taken */
 } delivery_pool;
+
+/* A delivery of the pool, of which the rest is others' as soon as the lock is left. */
+typedef struct listed {
+    uint64_t turn;
+    rf__cu_event read;
+} listed;
 
 /* Each under its own lock. A child of a process with a device has no CUDA and never comes here. */
 static delivery_pool pools[RF__CUDA_MOST_DEVICES] = {
@@ -27,38 +36,55 @@ static size_t most_of(size_t bytes) {
     return most > MOST ? MOST : most < FEWEST ? FEWEST : most;
 }
 
-static rf__cuda_delivery *pool_take(delivery_pool *pool, int32_t *count) {
-    pthread_mutex_lock(&pool->lock);
-    rf__cuda_delivery *found = pool->first;
-    *count = pool->count;
-    if (found != NULL) pool->first = found->next;
-    pthread_mutex_unlock(&pool->lock);
-    return found;
+static bool is_filled(const rf__cuda_delivery *delivery) {
+    return __atomic_load_n(delivery->word, __ATOMIC_ACQUIRE) == delivery->number;
 }
 
-static void pool_put(delivery_pool *pool, rf__cuda_delivery *delivery, bool is_oldest) {
+/* The oldest after a turn, of those that are filled or of all; false: there is none. */
+static bool pool_look(delivery_pool *pool, uint64_t after, bool filled, listed *seen) {
     pthread_mutex_lock(&pool->lock);
-    if (pool->first == NULL) pool->last = &pool->first;
-    if (is_oldest) {
-        if (pool->first == NULL) pool->last = &delivery->next;
-        delivery->next = pool->first;
-        pool->first = delivery;
-    } else {
-        delivery->next = NULL;
-        *pool->last = delivery;
-        pool->last = &delivery->next;
-    }
+    const rf__cuda_delivery *at = pool->first;
+    while (at != NULL && (at->turn <= after || (filled && !is_filled(at)))) at = at->next;
+    if (at != NULL) *seen = (listed){at->turn, at->read};
     pthread_mutex_unlock(&pool->lock);
+    return at != NULL;
+}
+
+/* NULL: another caller has taken it. */
+static rf__cuda_delivery *pool_take(delivery_pool *pool, uint64_t turn) {
+    pthread_mutex_lock(&pool->lock);
+    rf__cuda_delivery **at = &pool->first;
+    while (*at != NULL && (*at)->turn != turn) at = &(*at)->next;
+    rf__cuda_delivery *taken = *at;
+    if (taken != NULL) *at = taken->next;
+    pthread_mutex_unlock(&pool->lock);
+    return taken;
+}
+
+/* As the youngest, or where it was. */
+static void pool_put(delivery_pool *pool, rf__cuda_delivery *delivery) {
+    pthread_mutex_lock(&pool->lock);
+    if (delivery->turn == 0) delivery->turn = ++pool->turns;
+    rf__cuda_delivery **at = &pool->first;
+    while (*at != NULL && (*at)->turn < delivery->turn) at = &(*at)->next;
+    delivery->next = *at;
+    *at = delivery;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* Counts one more; false: there are so many, and not all are in the hands of callers. */
+static bool pool_reserve(delivery_pool *pool, size_t most) {
+    pthread_mutex_lock(&pool->lock);
+    const bool granted = (size_t)pool->count < most || pool->first == NULL;
+    pool->count += granted;
+    pthread_mutex_unlock(&pool->lock);
+    return granted;
 }
 
 static void pool_count(delivery_pool *pool, int32_t more) {
     pthread_mutex_lock(&pool->lock);
     pool->count += more;
     pthread_mutex_unlock(&pool->lock);
-}
-
-static bool is_filled(const rf__cuda_delivery *delivery) {
-    return __atomic_load_n(delivery->word, __ATOMIC_ACQUIRE) == delivery->number;
 }
 
 /* In the device's context, and so below. */
@@ -110,30 +136,35 @@ out:
     return status;
 }
 
+/* The oldest that is filled and read, or NULL. */
+static rf__cuda_delivery *take_idle(const rf__cuda_driver *driver, delivery_pool *pool) {
+    listed seen = {0};
+    rf__cuda_delivery *taken = NULL;
+    for (int i = 0; i < MOST && taken == NULL && pool_look(pool, seen.turn, true, &seen); i++)
+        if (driver->cuEventQuery(seen.read) == RF__CU_SUCCESS) taken = pool_take(pool, seen.turn);
+    return taken;
+}
+
 /* One whose memory is idle, of any size. */
 static rf_status delivery_find(const rf__cuda_device *device, void *stream, size_t bytes,
                                rf__cuda_delivery **found) {
     const rf__cuda_driver *driver = device->driver;
     delivery_pool *pool = &pools[device->ordinal];
-    int32_t count;
     rf_status status = RF_OK;
-    rf__cuda_delivery *oldest = pool_take(pool, &count);
-    *found = oldest;
-    if (oldest != NULL) {
-        const bool filled = is_filled(oldest);
-        if (filled && (!oldest->is_read || driver->cuEventQuery(oldest->read) == RF__CU_SUCCESS))
-            return RF_OK;
-        if (oldest->is_read && (size_t)count >= most_of(bytes)) {
-            RF__CUDA_TRY(driver->cuEventSynchronize(oldest->read));
-            return RF_OK;
-        }
-        pool_put(pool, oldest, true);
+    for (uint64_t waited = 0;;) {
+        listed oldest;
+        *found = take_idle(driver, pool);
+        if (*found != NULL) return RF_OK;
+        if (pool_reserve(pool, most_of(bytes))) break;
+        if (!pool_look(pool, 0, false, &oldest)) continue;
+        RF__CUDA_TRY(driver->cuEventSynchronize(oldest.read));
+        /* Where its wait could not be put into the stream, that is done before the thread is. */
+        if (oldest.turn == waited) nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+        waited = oldest.turn;
     }
-    RF_CHECK(delivery_make(device, stream, bytes, found));
-    pool_count(pool, 1);
-    return RF_OK;
+    status = delivery_make(device, stream, bytes, found);
+    if (status != RF_OK) pool_count(pool, -1);
 out:
-    pool_put(pool, oldest, true);
     return status;
 }
 
@@ -145,13 +176,13 @@ static rf_status delivery_new(const rf__cuda_device *device, void *stream, size_
         uint32_t *word = found->word;
         const rf_status status = memory_new(device->driver, bytes, found);
         if (status != RF_OK) {
-            pool_put(&pools[device->ordinal], found, true);
+            pool_put(&pools[device->ordinal], found);
             return status;
         }
         (void)device->driver->cuMemFreeHost(word);
     }
     found->number++;
-    found->is_read = false;
+    found->turn = 0;
     return RF_OK;
 }
 
@@ -191,7 +222,6 @@ rf_status rf__cuda_delivery_end(const rf__cuda_device *device, rf__cuda_delivery
     if (recorded == RF_OK)
         recorded = rf__cuda_leave_with(RF__CUDA_CALL(device->driver->cuEventRecord(delivery->read, stream)));
     /* Else nobody knows when the stream has read it: it is lost. */
-    delivery->is_read = recorded == RF_OK;
-    if (recorded == RF_OK) pool_put(&pools[device->ordinal], delivery, false);
+    if (recorded == RF_OK) pool_put(&pools[device->ordinal], delivery);
     return status != RF_OK ? status : recorded;
 }

@@ -23,6 +23,9 @@ struct CUstream_st {
 struct CUmod_st {
     int ordinal;
 };
+struct CUevent_st {
+    atomic_bool reached; /* waited for, since it was recorded */
+};
 struct CUfunc_st {
     struct CUmod_st *module;
     int dynamic_shared;
@@ -355,10 +358,35 @@ rf__cu_result cuStreamGetId(rf__cu_stream stream, unsigned long long *number) {
     return RF__CU_SUCCESS;
 }
 
+rf__cu_result cuEventCreate(rf__cu_event *event, unsigned int flags) {
+    CALL_IN_CONTEXT(cuEventCreate);
+    *event = calloc(1, sizeof **event);
+    if (*event == NULL) return RF__CU_ERROR_OUT_OF_MEMORY;
+    return flags == RF__CU_EVENT_DISABLE_TIMING ? RF__CU_SUCCESS : INVALID_VALUE;
+}
+
+rf__cu_result cuEventDestroy_v2(rf__cu_event event) {
+    CALL_IN_CONTEXT(cuEventDestroy_v2);
+    free(event);
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuEventRecord(rf__cu_event event, rf__cu_stream stream) {
+    CALL_IN_CONTEXT(cuEventRecord);
+    (void)stream;
+    atomic_store(&event->reached, false);
+    return RF__CU_SUCCESS;
+}
+
+rf__cu_result cuEventSynchronize(rf__cu_event event) {
+    CALL(cuEventSynchronize);
+    atomic_store(&event->reached, true);
+    return RF__CU_SUCCESS;
+}
+
 rf__cu_result cuEventQuery(rf__cu_event event) {
     CALL_RELAXED(cuEventQuery);
-    (void)event;
-    return atomic_load(&busy) ? RF__CU_ERROR_NOT_READY : RF__CU_SUCCESS;
+    return atomic_load(&busy) && !atomic_load(&event->reached) ? RF__CU_ERROR_NOT_READY : RF__CU_SUCCESS;
 }
 
 rf__cu_result cuLaunchKernelEx(const rf__cu_launch_config *config, rf__cu_function function, void **arguments,

@@ -37,7 +37,7 @@ const fake_tensor_map *fake_cuda_last_tensor_map(void);
 void fake_cuda_hook(const char *name, void (*run)(void));
 /* From now on freed memory is not used again, and a launch whose first argument points to some fails with 700. */
 void fake_cuda_watch(void);
-/* Whether events are still to come. */
+/* Whether events are still to come, but for those that cuEventSynchronize was called with since they were recorded. */
 void fake_cuda_busy(int busy);
 
 /* Counts a call; the result it must fail with, or 0. */

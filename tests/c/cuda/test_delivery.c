@@ -110,6 +110,71 @@ static void deliveries_bound(char **arguments) {
           "the failure was lost");
 }
 
+/* The stream has come to what was recorded last, though the driver is busy. */
+static void reach(rf__cu_event event) {
+    rf__cu_result (*synchronize)(rf__cu_event) = NULL;
+    *(void **)&synchronize = driver_symbol("cuEventSynchronize");
+    CHECK(synchronize(event) == RF__CU_SUCCESS, "not reached");
+}
+
+/* Deliveries that are under way; the thread of the first is not done with it. */
+static void take_most(const rf__cuda_device *gpu, size_t bytes, rf__cuda_delivery **taken) {
+    for (int i = 0; i < MOST; i++) taken[i] = take(gpu, bytes);
+    for (int i = 0; i < MOST; i++) {
+        if (i > 0) rf__cuda_delivery_post(taken[i]);
+        end(gpu, taken[i]);
+    }
+}
+
+/* deliveries_idle: one that is idle is used wherever it is in line, and nothing is waited for. */
+static void deliveries_idle(char **arguments) {
+    (void)arguments;
+    const rf__cuda_device *gpu = NULL;
+    rf__cuda_delivery *taken[MOST];
+    CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
+    driver_busy(1);
+    take_most(gpu, 100, taken);
+    reach(taken[0]->read); /* but it is not filled */
+    reach(taken[20]->read);
+    reach(taken[7]->read);
+    static const int order[] = {7, 20, 0, 1, 2};
+    const int waits = driver_calls("cuEventSynchronize");
+    for (int i = 0; i < 5; i++) {
+        if (i == 2) rf__cuda_delivery_post(taken[0]);
+        rf__cuda_delivery *found = take(gpu, 100);
+        CHECK(found == taken[order[i]], "use %d: not the oldest that is idle, else the oldest", i);
+        CHECK(driver_calls("cuEventSynchronize") == waits + (i > 2 ? i - 2 : 0), "use %d: waited %d times", i,
+              driver_calls("cuEventSynchronize") - waits);
+        rf__cuda_delivery_post(found);
+        end(gpu, found);
+    }
+}
+
+static void *post_late(void *argument) {
+    usleep(20000);
+    rf__cuda_delivery_post(argument);
+    return NULL;
+}
+
+/* deliveries_unfilled: a stream that could not wait is done before the thread, which is waited for. */
+static void deliveries_unfilled(char **arguments) {
+    (void)arguments;
+    const rf__cuda_device *gpu = NULL;
+    rf__cuda_delivery *taken[MOST];
+    pthread_t thread;
+    CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
+    driver_busy(1);
+    take_most(gpu, 100, taken);
+    const uint32_t number = taken[0]->number;
+    CHECK(pthread_create(&thread, NULL, post_late, taken[0]) == 0, "no thread");
+    rf__cuda_delivery *found = take(gpu, 100);
+    CHECK(found == taken[0], "not the oldest");
+    CHECK(__atomic_load_n(taken[0]->word, __ATOMIC_ACQUIRE) == number, "a thread still fills it");
+    pthread_join(thread, NULL);
+    rf__cuda_delivery_post(found);
+    end(gpu, found);
+}
+
 /* delivery_failure STATUS TEXT: what a driver that fails leaves. */
 static void delivery_failure(char **arguments) {
     const rf__cuda_device *gpu = NULL;
@@ -166,6 +231,8 @@ static void notes(char **arguments) {
 const command delivery_commands[] = {
     {"deliveries", 0, deliveries},
     {"deliveries_bound", 0, deliveries_bound},
+    {"deliveries_idle", 0, deliveries_idle},
+    {"deliveries_unfilled", 0, deliveries_unfilled},
     {"delivery_failure", 2, delivery_failure},
     {"notes", 0, notes},
 };
