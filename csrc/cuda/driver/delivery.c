@@ -8,17 +8,20 @@
 enum {
     HEAD = 256, /* bytes before the memory, of which the first four are the word */
     LEAST = 1 << 16,
+    SIZES = 48, /* LEAST, and twice the one before */
     MOST = 32, /* deliveries of a device */
     FEWEST = 2, /* of them however large they are */
 };
-static const size_t MOST_BYTES = (size_t)256 << 20; /* of all, if they are of one size */
+/* Of all that are at least of some size, if they were of that size. More there are where more callers had them in their hands
+ * at once. */
+static const size_t MOST_BYTES = (size_t)256 << 20;
 
 /* Those of one device that nobody has taken, the oldest first. None is ever freed: its event may be asked while it is taken. */
 typedef struct delivery_pool {
     pthread_mutex_t lock; /* guards the rest; the driver is not called under it */
     rf__cuda_delivery *first;
     uint64_t turns; /* the last one's */
-    int32_t count; /* with those that are taken */
+    int32_t counts[SIZES]; /* with those that are taken */
 } delivery_pool;
 
 /* A delivery of the pool, of which the rest is others' as soon as the lock is left. */
@@ -31,20 +34,29 @@ typedef struct listed {
 static delivery_pool pools[RF__CUDA_MOST_DEVICES] = {
     [0 ... RF__CUDA_MOST_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
 
-static size_t most_of(size_t bytes) {
-    const size_t most = MOST_BYTES / (bytes + 1);
-    return most > MOST ? MOST : most < FEWEST ? FEWEST : most;
+static int32_t size_of(size_t bytes) {
+    int32_t size = 0;
+    while (size < SIZES - 1 && (size_t)LEAST << size < bytes) size++;
+    return size;
+}
+
+static size_t bytes_of(int32_t size) { return (size_t)LEAST << size; }
+
+static int32_t most_of(int32_t size) {
+    const size_t most = MOST_BYTES / bytes_of(size);
+    return most > MOST ? MOST : most < FEWEST ? FEWEST : (int32_t)most;
 }
 
 static bool is_filled(const rf__cuda_delivery *delivery) {
     return __atomic_load_n(delivery->word, __ATOMIC_ACQUIRE) == delivery->number;
 }
 
-/* The oldest after a turn, of those that are filled or of all; false: there is none. */
-static bool pool_look(delivery_pool *pool, uint64_t after, bool filled, listed *seen) {
+/* The oldest after a turn that is of at least a size, of those that are filled or of all; false: there is none. */
+static bool pool_look(delivery_pool *pool, uint64_t after, int32_t size, bool filled, listed *seen) {
     pthread_mutex_lock(&pool->lock);
     const rf__cuda_delivery *at = pool->first;
-    while (at != NULL && (at->turn <= after || (filled && !is_filled(at)))) at = at->next;
+    while (at != NULL && (at->turn <= after || at->bytes < bytes_of(size) || (filled && !is_filled(at))))
+        at = at->next;
     if (at != NULL) *seen = (listed){at->turn, at->read};
     pthread_mutex_unlock(&pool->lock);
     return at != NULL;
@@ -72,34 +84,41 @@ static void pool_put(delivery_pool *pool, rf__cuda_delivery *delivery) {
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Counts one more; false: there are so many, and not all are in the hands of callers. */
-static bool pool_reserve(delivery_pool *pool, size_t most) {
+/* Counts one more of a size; false: there are so many of it and larger ones, and not all are in the hands of callers. *all: that
+ * there are, without it. */
+static bool pool_reserve(delivery_pool *pool, int32_t size, int32_t *all) {
+    int32_t as_large = 0;
     pthread_mutex_lock(&pool->lock);
-    const bool granted = (size_t)pool->count < most || pool->first == NULL;
-    pool->count += granted;
+    *all = 0;
+    for (int32_t i = 0; i < SIZES; i++) {
+        *all += pool->counts[i];
+        if (i >= size) as_large += pool->counts[i];
+    }
+    const rf__cuda_delivery *at = pool->first;
+    while (at != NULL && at->bytes < bytes_of(size)) at = at->next;
+    const bool granted = as_large < most_of(size) || at == NULL;
+    pool->counts[size] += granted;
     pthread_mutex_unlock(&pool->lock);
     return granted;
 }
 
-static void pool_count(delivery_pool *pool, int32_t more) {
+static void pool_uncount(delivery_pool *pool, int32_t size) {
     pthread_mutex_lock(&pool->lock);
-    pool->count += more;
+    pool->counts[size]--;
     pthread_mutex_unlock(&pool->lock);
 }
 
 /* In the device's context, and so below. */
-static rf_status memory_new(const rf__cuda_driver *driver, size_t bytes, rf__cuda_delivery *delivery) {
+static rf_status memory_new(const rf__cuda_driver *driver, int32_t size, rf__cuda_delivery *delivery) {
     rf_status status = RF_OK;
     void *memory = NULL;
-    size_t room = LEAST;
-    while (room < bytes) room *= 2;
-    RF__CUDA_TRY(driver->cuMemHostAlloc(&memory, HEAD + room,
+    RF__CUDA_TRY(driver->cuMemHostAlloc(&memory, HEAD + bytes_of(size),
                                         RF__CU_MEMHOSTALLOC_PORTABLE | RF__CU_MEMHOSTALLOC_DEVICEMAP));
     RF__CUDA_TRY(driver->cuMemHostGetDevicePointer_v2(&delivery->word_on_device, memory, 0));
     delivery->word = memory;
     delivery->memory = (char *)memory + HEAD;
     delivery->memory_on_device = delivery->word_on_device + HEAD;
-    delivery->bytes = room;
+    delivery->bytes = bytes_of(size);
     __atomic_store_n(delivery->word, delivery->number, __ATOMIC_RELEASE);
 out:
     if (status != RF_OK && memory != NULL) (void)driver->cuMemFreeHost(memory);
@@ -114,14 +133,14 @@ static void delivery_free(const rf__cuda_driver *driver, rf__cuda_delivery *deli
 }
 
 /* A new one; waits in the stream for what is there already, which tells whether the device can. */
-static rf_status delivery_make(const rf__cuda_device *device, void *stream, size_t bytes,
+static rf_status delivery_make(const rf__cuda_device *device, void *stream, int32_t size,
                                rf__cuda_delivery **made) {
     const rf__cuda_driver *driver = device->driver;
     rf_status status = RF_OK;
     rf__cuda_delivery *delivery = calloc(1, sizeof *delivery);
     RF_FAIL_IF(delivery == NULL, RF_ERR_MEMORY, "no memory for what a stream waits for");
     RF__CUDA_TRY(driver->cuEventCreate(&delivery->read, RF__CU_EVENT_DISABLE_TIMING));
-    RF_TRY(memory_new(driver, bytes, delivery));
+    RF_TRY(memory_new(driver, size, delivery));
     const rf__cu_result result = driver->cuStreamWaitValue32_v2(
         stream, delivery->word_on_device, delivery->number, RF__CU_STREAM_WAIT_VALUE_GEQ);
     if (result == RF__CU_ERROR_NOT_SUPPORTED) {
@@ -136,34 +155,62 @@ out:
     return status;
 }
 
-/* The oldest that is filled and read, or NULL. */
-static rf__cuda_delivery *take_idle(const rf__cuda_driver *driver, delivery_pool *pool) {
+/* The oldest of at least a size that is filled and read, or NULL. */
+static rf__cuda_delivery *take_idle(const rf__cuda_driver *driver, delivery_pool *pool, int32_t size) {
     listed seen = {0};
     rf__cuda_delivery *taken = NULL;
-    for (int i = 0; i < MOST && taken == NULL && pool_look(pool, seen.turn, true, &seen); i++)
+    for (int i = 0; i < MOST && taken == NULL && pool_look(pool, seen.turn, size, true, &seen); i++)
         if (driver->cuEventQuery(seen.read) == RF__CU_SUCCESS) taken = pool_take(pool, seen.turn);
     return taken;
 }
 
-/* One whose memory is idle, of any size. */
+/* Makes what is taken as large, which the pool counts as one more of that size. */
+static rf_status delivery_grow(const rf__cuda_driver *driver, delivery_pool *pool, int32_t size,
+                               rf__cuda_delivery *taken) {
+    int32_t no_more = size; /* of the sizes that were counted */
+    rf_status status = RF_OK;
+    if (taken->bytes < bytes_of(size)) {
+        const int32_t before = size_of(taken->bytes);
+        uint32_t *word = taken->word;
+        status = memory_new(driver, size, taken);
+        if (status == RF_OK) {
+            (void)driver->cuMemFreeHost(word);
+            no_more = before;
+        } else {
+            pool_put(pool, taken);
+        }
+    }
+    pool_uncount(pool, no_more);
+    return status;
+}
+
+/* One whose memory is idle and of at least so many bytes. It grows rather than that there is one more, but of one size and larger
+ * ones there are never more than that size allows: memory that has grown stays. */
 static rf_status delivery_find(const rf__cuda_device *device, void *stream, size_t bytes,
                                rf__cuda_delivery **found) {
     const rf__cuda_driver *driver = device->driver;
     delivery_pool *pool = &pools[device->ordinal];
+    const int32_t size = size_of(bytes);
     rf_status status = RF_OK;
     for (uint64_t waited = 0;;) {
         listed oldest;
-        *found = take_idle(driver, pool);
+        int32_t all;
+        *found = take_idle(driver, pool, size);
         if (*found != NULL) return RF_OK;
-        if (pool_reserve(pool, most_of(bytes))) break;
-        if (!pool_look(pool, 0, false, &oldest)) continue;
+        const bool granted = pool_reserve(pool, size, &all);
+        if (granted && (*found = take_idle(driver, pool, 0)) != NULL)
+            return delivery_grow(driver, pool, size, *found);
+        const bool waits = pool_look(pool, 0, granted ? 0 : size, false, &oldest);
+        if (granted && (all < MOST || !waits)) break;
+        if (granted) pool_uncount(pool, size);
+        if (!waits) continue;
         RF__CUDA_TRY(driver->cuEventSynchronize(oldest.read));
         /* Where its wait could not be put into the stream, that is done before the thread is. */
         if (oldest.turn == waited) nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
         waited = oldest.turn;
     }
-    status = delivery_make(device, stream, bytes, found);
-    if (status != RF_OK) pool_count(pool, -1);
+    status = delivery_make(device, stream, size, found);
+    if (status != RF_OK) pool_uncount(pool, size);
 out:
     return status;
 }
@@ -171,18 +218,8 @@ out:
 static rf_status delivery_new(const rf__cuda_device *device, void *stream, size_t bytes,
                               rf__cuda_delivery **delivery) {
     RF_CHECK(delivery_find(device, stream, bytes, delivery));
-    rf__cuda_delivery *found = *delivery;
-    if (found->bytes < bytes) {
-        uint32_t *word = found->word;
-        const rf_status status = memory_new(device->driver, bytes, found);
-        if (status != RF_OK) {
-            pool_put(&pools[device->ordinal], found);
-            return status;
-        }
-        (void)device->driver->cuMemFreeHost(word);
-    }
-    found->number++;
-    found->turn = 0;
+    (*delivery)->number++;
+    (*delivery)->turn = 0;
     return RF_OK;
 }
 

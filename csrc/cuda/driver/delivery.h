@@ -22,8 +22,8 @@ typedef struct rf__cuda_delivery {
     uint64_t turn; /* of this use among all that have ended; 0: it has not */
 } rf__cuda_delivery;
 
-/* Memory of at least so many bytes, for a device. Of a device some are under way at once; where none of so many is idle, the oldest
- * is waited for. RF_ERR_UNSUPPORTED: the device's streams cannot wait for words. Not in a stream that is captured. */
+/* Memory of at least so many bytes, for a device. Of a device some are under way at once, the fewer the larger they are; where none
+ * of so many is idle, the oldest is waited for. RF_ERR_UNSUPPORTED: the device's streams cannot wait for words. Not in a stream that is captured. */
 rf_status rf__cuda_delivery_new(const rf__cuda_device *device, void *stream, size_t bytes,
                                 rf__cuda_delivery **delivery);
 /* The memory is filled. On any thread, once; cannot fail and calls no driver. The thread touches it no more. */

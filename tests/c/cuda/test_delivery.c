@@ -150,6 +150,41 @@ static void deliveries_idle(char **arguments) {
     }
 }
 
+/* deliveries_grown: after many small ones few grow, the others stay small and can be used as such. */
+static void deliveries_grown(char **arguments) {
+    (void)arguments;
+    enum { LARGE = (64 << 20) + 1, FEW = 2 };
+    const rf__cuda_device *gpu = NULL;
+    rf__cuda_delivery *taken[MOST], *large[FEW + 1];
+    CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
+    driver_busy(1);
+    take_most(gpu, 100, taken);
+    rf__cuda_delivery_post(taken[0]);
+    const int allocations = driver_calls("cuMemHostAlloc");
+    for (int i = 0; i < MOST + 2; i++) {
+        rf__cuda_delivery *found = take(gpu, LARGE);
+        CHECK(found == taken[i % FEW], "use %d: not the oldest of those that may be so large", i);
+        rf__cuda_delivery_post(found);
+        end(gpu, found);
+    }
+    CHECK(driver_calls("cuMemHostAlloc") == allocations + FEW, "%d have grown",
+          driver_calls("cuMemHostAlloc") - allocations);
+    for (int i = FEW; i < MOST; i++) { /* the oldest now */
+        rf__cuda_delivery *found = take(gpu, 100);
+        CHECK(found == taken[i] && found->bytes < LARGE, "use %d: another", i);
+        rf__cuda_delivery_post(found);
+        end(gpu, found);
+    }
+    driver_busy(0);
+    for (int i = 0; i <= FEW; i++) large[i] = take(gpu, LARGE); /* nobody would give one back */
+    CHECK(large[FEW] == taken[FEW] && large[0] == taken[0] && large[1] == taken[1], "others");
+    CHECK(driver_calls("cuMemHostAlloc") == allocations + FEW + 1, "made, not grown");
+    for (int i = 0; i <= FEW; i++) {
+        rf__cuda_delivery_post(large[i]);
+        end(gpu, large[i]);
+    }
+}
+
 static void *post_late(void *argument) {
     usleep(20000);
     rf__cuda_delivery_post(argument);
@@ -232,6 +267,7 @@ const command delivery_commands[] = {
     {"deliveries", 0, deliveries},
     {"deliveries_bound", 0, deliveries_bound},
     {"deliveries_idle", 0, deliveries_idle},
+    {"deliveries_grown", 0, deliveries_grown},
     {"deliveries_unfilled", 0, deliveries_unfilled},
     {"delivery_failure", 2, delivery_failure},
     {"notes", 0, notes},
