@@ -159,7 +159,8 @@ static rf_status look_up(rf__call *call, rf_embedding_columns_params *host, void
                "tables are on the CPU, and a CUDA graph that is being captured would not look them up again");
     const rf__cuda_error_word word =
         rf__cuda_error_word_of(&device->errors, first, (uint64_t)host->program_words);
-    if (host->check_bounds) RF_CHECK(rf__cuda_check_word(device, word, stream));
+    /* Whatever is checked, threads may have run out of memory for an earlier call. */
+    RF_CHECK(rf__cuda_check_word(device, word, stream));
     RF_CHECK(threads_of(&threads));
     RF_CHECK(rf__workers_start(RF__DISPOSAL_CREW, "embedding_columns", 1));
     RF_CHECK(lookup_new(call, *scratch, &of));
