@@ -362,7 +362,7 @@ rf__cu_result cuEventCreate(rf__cu_event *event, unsigned int flags) {
     CALL_IN_CONTEXT(cuEventCreate);
     *event = calloc(1, sizeof **event);
     if (*event == NULL) return RF__CU_ERROR_OUT_OF_MEMORY;
-    return flags == RF__CU_EVENT_DISABLE_TIMING ? RF__CU_SUCCESS : INVALID_VALUE;
+    return flags == 0 || flags == RF__CU_EVENT_DISABLE_TIMING ? RF__CU_SUCCESS : INVALID_VALUE;
 }
 
 rf__cu_result cuEventDestroy_v2(rf__cu_event event) {
