@@ -105,6 +105,7 @@ typedef struct rf_fused_args {
     rf_i32 lead, bags, n_features;
     rf_i32 limit; /* number of tiles; of staged tasks, a block */
     rf_i32 n_groups, n_partials; /* of tasks that share bags */
+    rf_u32 tiles_a_task; /* in 2^-32, rounded up; 0: there are none, or an earlier kernel says */
     RF_FUSED_ADDRESS(const rf_fused_descriptor) features;
     RF_FUSED_ADDRESS(const rf_fused_task) tasks;
     RF_FUSED_ADDRESS(const int) n_tasks; /* NULL: as many as blocks */

@@ -45,6 +45,14 @@ rf_status rf__fused_pending(const rf__cuda_device *device, const rf_fused_embedd
     return rf__cuda_check_word(device, error_word(device, params), stream);
 }
 
+/* By which a block guesses its tile while it waits for its task. */
+static uint32_t tiles_a_task(const rf__fused_ready *ready) {
+    const rf__fused_mapping *mapping = &ready->mapping;
+    if (ready->map.kernel != NULL || mapping->n_tiles == 0 || mapping->n_tiles >= mapping->n_tasks) return 0;
+    return (uint32_t)((((uint64_t)mapping->n_tiles << 32) + (uint64_t)mapping->n_tasks - 1) /
+                      (uint64_t)mapping->n_tasks);
+}
+
 rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready *ready,
                            const rf_fused_embedding_bag_params *params, void *workspace,
                            rf__cu_pointer cycles, void *stream) {
@@ -67,6 +75,7 @@ rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready 
         .limit = ready->map.kernel != NULL ? INT32_MAX : ready->mapping.n_tiles,
         .n_groups = ready->mapping.n_groups,
         .n_partials = ready->mapping.partials,
+        .tiles_a_task = tiles_a_task(ready),
         .features = ready->features,
         .tasks = tasks,
         .lanes = tasks + (uint64_t)ready->mapping.n_tasks * sizeof(rf_fused_task),

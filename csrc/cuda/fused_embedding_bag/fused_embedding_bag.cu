@@ -46,7 +46,8 @@
  * of them together what they have in common, which would hold registers in each. */
 template <int NUMBER, int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE,
           int POOLING, int PADDED, int THREADS, int DISTANCE, int SPLIT>
-RF_INLINE void run(const rf_fused_args &args, const rf_fused_task *at, rf_row_number *shared) {
+RF_INLINE void run(const rf_fused_args &args, const rf_fused_task *at, const rf_guess &guess,
+                   rf_row_number *shared) {
     rf_fused_task task = rf_load_task<NUMBER>(at);
     task.last_bag = min(task.last_bag, args.bags); /* a mapping may be for some more */
     static_assert(KIND == RF_FUSED_CLASS_POOL || RF_WITH_STAGED ||
@@ -62,7 +63,7 @@ RF_INLINE void run(const rf_fused_args &args, const rf_fused_task *at, rf_row_nu
         rf_wait_for_inputs();
         if (rf_can_pool<shape>(args, task)) rf_pool<shape>(args, task, numbers, left);
     } else {
-        rf_pool_columns<rf_columns_shape<DTYPE, ALIGN, STORE, POOLING>>(args, task,
+        rf_pool_columns<rf_columns_shape<DTYPE, ALIGN, STORE, POOLING>>(args, task, guess,
                                                                         (rf_column_rows *)numbers);
     }
 }
@@ -102,10 +103,11 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
     if (RF_CALLERS_MAPPING || args.n_tasks != nullptr) rf_wait_for_inputs();
     if (args.n_tasks != nullptr && (int)blockIdx.x >= *(const volatile int *)args.n_tasks) return;
     const rf_fused_task *task = args.tasks + blockIdx.x;
+    const rf_guess guess(args);
     switch (rf_load(&task->schedule)) {
-#define RF_CASE(number, ...)                          \
-    case number:                                      \
-        run<number, __VA_ARGS__>(args, task, shared); \
+#define RF_CASE(number, ...)                                 \
+    case number:                                             \
+        run<number, __VA_ARGS__>(args, task, guess, shared); \
         break;
         RF_SCHEDULES(RF_CASE)
 #undef RF_CASE

@@ -29,14 +29,14 @@ struct rf_slots {
     int own; /* this lane's */
     rf_row_number rows, padding; /* of the feature's table */
 
-    /* For a warp of so many bags. `shared`: an element a lane. */
-    RF_INLINE rf_slots(const rf_fused_args &args, int of_lane, int bags, rf_row_number *shared) {
+    /* For a warp of so many bags, 1 << `least` at least. `shared`: an element a lane. */
+    RF_INLINE rf_slots(const rf_fused_args &args, int of_lane, int bags, int least, rf_row_number *shared) {
         const int lane = threadIdx.x % 32, before = __shfl_up_sync(RF_FULL_WARP, of_lane, 1);
         const rf_u32 firsts = __ballot_sync(RF_FULL_WARP, lane == 0 || before != of_lane);
         own = __popc(firsts << (31 - lane)) - 1;
         count = __popc(firsts);
-        /* As many as there is room for, but no more than there are, and a batch at least. */
-        log_bags = min(__clz(count - 1) - __clz(rf_column_rows::COUNT - 1), max(32 - __clz(bags - 1), 3));
+        /* As many as there is room for, but no more than there are. */
+        log_bags = min(__clz(count - 1) - __clz(rf_column_rows::COUNT - 1), max(32 - __clz(bags - 1), least));
         if (firsts >> lane & 1) shared[own] = (rf_row_number)lane;
         __syncwarp();
         feature = __shfl_sync(RF_FULL_WARP, of_lane, lane < count ? (int)shared[lane] : 0);
@@ -118,15 +118,21 @@ RF_INLINE bool rf_leave_part(const rf_fused_args &args, const rf_slots &slots, i
     return true;
 }
 
-/* The same for all of them, as many as there is room for. */
+/* The same for all of them, as many as there is room for. Small batches have few: a lane has one then, and goes through a third
+ * of the instructions, which are much of the time where hardly another warp runs beside. */
 RF_INLINE bool rf_leave_rows(const rf_fused_args &args, const rf_slots &slots, int first, int last,
                              rf_column_rows *numbers, bool &bad) {
     constexpr int PART = 4; /* eight take more registers than others have to give */
+    const int lane = (int)threadIdx.x % 32, places = slots.count << slots.log_bags;
     bool one = true;
     __syncwarp(); /* what was there before has been read */
+    if (places <= 32) {
+        one = rf_leave_part<1>(args, slots, lane, first, last, numbers, bad);
+    } else {
 #pragma unroll 1
-    for (int place = 0; one && place < slots.count << slots.log_bags; place += PART * 32)
-        one = rf_leave_part<PART>(args, slots, place + (int)threadIdx.x % 32, first, last, numbers, bad);
+        for (int place = 0; one && place < places; place += PART * 32)
+            one = rf_leave_part<PART>(args, slots, place + lane, first, last, numbers, bad);
+    }
     __syncwarp();
     return one;
 }

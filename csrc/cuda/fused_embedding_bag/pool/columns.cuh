@@ -22,7 +22,7 @@ template <int DTYPE, int ALIGN_, int STORE_, int POOLING_> struct rf_columns_sha
     static constexpr int SHAPE = rf_fused_shape_code(DTYPE, ALIGN_, STORE_, 0, 0, 0, 0, 0);
     /* Rows in flight a lane, of as many bags; and where bags have more lookups than one. With more, the kernel takes more
      * registers than schedule "pool" does, and fewer warps run. */
-    static constexpr int BATCH = ALIGN_ > 8 ? 4 : 8;
+    static constexpr int BATCH = ALIGN_ > 8 ? 4 : 8, LOG_BATCH = ALIGN_ > 8 ? 2 : 3;
     static constexpr int LONGER = element::BYTES < 4 ? 3 : POOLING == RF_MAX ? 2 : 4;
 };
 
@@ -198,9 +198,34 @@ template <class S> RF_INLINE bool rf_is_lane(const rf_fused_args &args, const rf
            (rf_u32)lane.column < (rf_u32)rf_load(&args.features[lane.feature].columns);
 }
 
+/* This lane of a tile. */
+RF_INLINE rf_fused_lane rf_load_lane(const rf_fused_args &args, int tile) {
+    rf_fused_lane lane;
+    asm volatile("ld.global.nc.v2.s32 {%0, %1}, [%2];"
+                 : "=r"(lane.feature), "=r"(lane.column)
+                 : "l"(args.lanes + (rf_i64)tile * 32 + threadIdx.x % 32));
+    return lane;
+}
+
+/* The same of a tile that the block may have, asked for beside the task, which says whether it has: where all features are of
+ * tiles that are cut alike, the tasks of one tile come behind those of another. */
+struct rf_guess {
+    int tile; /* -1: none */
+    rf_fused_lane lane;
+
+    RF_INLINE explicit rf_guess(const rf_fused_args &args) : tile(-1), lane{-1, 0} {
+        if (args.tiles_a_task == 0) return;
+        tile = min((int)__umulhi(blockIdx.x, args.tiles_a_task), args.limit - 1);
+        lane = rf_load_lane(args, tile);
+    }
+    RF_INLINE rf_fused_lane lane_of(const rf_fused_args &args, int wanted) const {
+        return wanted == tile ? lane : rf_load_lane(args, wanted);
+    }
+};
+
 /* A task's bags, for the 32 lanes of its tile. */
 template <class S>
-RF_INLINE void rf_pool_columns(const rf_fused_args &args, const rf_fused_task &task,
+RF_INLINE void rf_pool_columns(const rf_fused_args &args, const rf_fused_task &task, const rf_guess &guess,
                                rf_column_rows *numbers) {
     if (RF_CALLERS_MAPPING &&
         ((rf_u32)task.feature >= (rf_u32)args.limit || task.first_bag < 0 || task.first_bag >= task.last_bag))
@@ -210,12 +235,12 @@ RF_INLINE void rf_pool_columns(const rf_fused_args &args, const rf_fused_task &t
     int first = task.first_bag + (int)threadIdx.x / 32 * each;
     const int last = min(first + each, task.last_bag);
     if (first >= last) return;
-    rf_fused_lane lane = args.lanes[(rf_i64)task.feature * 32 + threadIdx.x % 32];
+    rf_fused_lane lane = guess.lane_of(args, task.feature);
     if (RF_CALLERS_MAPPING && !rf_is_lane<S>(args, lane)) lane = {-1, 0};
     const rf_u32 pitch = rf_load(&args.features[max(lane.feature, 0)].pitch);
     bool bad = false;
     if (!RF_WITH_STAGED && task.slice == 0) {
-        const rf_slots slots(args, lane.feature, last - first, numbers->number);
+        const rf_slots slots(args, lane.feature, last - first, S::LOG_BATCH, numbers->number);
         const rf_column column = rf_column_of<S>(args, lane, pitch);
         rf_wait_for_inputs();
 #pragma unroll 1
