@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import recfuse
-from recfuse.ops import gradients
+from recfuse.ops import few_lookups, gradients
 
 
 def sparse_call(weight):
@@ -18,7 +18,8 @@ def sparse_call(weight):
 
 @pytest.fixture(autouse=True)
 def none_are_few(monkeypatch):
-    """Gradients of these tests are marked as large ones are."""
+    """Gradients of these tests are recfuse's, and marked as large ones are."""
+    monkeypatch.setattr(few_lookups, "MOST_LOOKUPS", -1)
     monkeypatch.setattr(gradients, "_FEW_ELEMENTS", 0)
 
 
