@@ -99,7 +99,7 @@ typedef struct rf_attention_args {
     rf_i32 one_user; /* of the maps of k and v: jagged, or the same for all */
     float scale; /* times log2(e) */
     rf_i32 positions; /* of each user; 0: lengths say */
-    rf_i32 unused;
+    rf_i32 same_keys; /* of all users */
     float *parts; /* [RF_ATTENTION_SPLIT_TIMES * grid], of RF_ATTENTION_PART_BYTES each */
     rf_i32 *ended; /* as above */
 } rf_attention_args;

@@ -238,6 +238,7 @@ static rf_status args_of(const rf__cuda_device *device, const rf_ikbo_attention_
     args->heads = (int32_t)params->heads;
     args->kv_heads = (int32_t)params->kv_heads;
     args->one_user = one_user;
+    args->same_keys = one_user && params->kv_offsets == NULL;
     args->positions =
         params->kv_lengths == NULL && params->kv_offsets == NULL ? (int32_t)params->positions : 0;
     args->scale = (float)(params->scale * log2_e);

@@ -9,7 +9,8 @@
 RF_INLINE void copy_block(const rf_attention_args &args, const shared_t &at, const rf_tensor_map *map, int n,
                           int block, rf_u32 to, rf_u32 barrier) {
     const volatile tile_t *tile = &at.tiles[n % TILES];
-    const rf_u64 policy = tile->row == 0 && tile->rows < TILE_ROWS ? RF_L2_FIRST : RF_L2_NORMAL;
+    const rf_u64 policy =
+        tile->row == 0 && tile->rows < TILE_ROWS && !args.same_keys ? RF_L2_FIRST : RF_L2_NORMAL;
     const int first = tile->key + block * KEYS, head = tile->head, user = args.one_user ? 0 : tile->user;
     rf_barrier_expect(barrier, KV_BYTES);
 #pragma unroll
