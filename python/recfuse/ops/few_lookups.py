@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from recfuse import _C
 from recfuse._codes import INTEGERS, MEAN, SUM
 from recfuse.ops.library import is_transformed
-from recfuse.ops.updates import updates_of
+from recfuse.ops.updates import update_of
 
 MOST_LOOKUPS = 1 << 14  # beyond, threads make up for the rest
 _INTEGER_CODES = {dtype: code for code, dtype in enumerate(INTEGERS)}
@@ -44,7 +44,7 @@ def pooled_by_torch(
         or not torch.is_grad_enabled()
         or forward_ad._current_level >= 0
         or torch._C._len_torch_dispatch_stack()
-        or updates_of((weight,)) is not None
+        or update_of(weight) is not None
     ):
         return None
     if offsets is None:
@@ -60,8 +60,9 @@ def pooled_by_torch(
         or type(include_last_offset) is not bool
     ):
         return None
-    bags, rows = offsets.shape[0] - include_last_offset, weight.shape[0]
-    places = input.data_ptr(), count, offsets.data_ptr(), bags
-    if not _C.lookups_suit_torch(*places, include_last_offset, of, rows):
+    bags = offsets.numel() - include_last_offset
+    if not _C.lookups_suit_torch(
+        input.data_ptr(), count, offsets.data_ptr(), bags, include_last_offset, of, weight.size(0)
+    ):
         return None
     return torch.embedding_bag(weight, input, offsets, False, pooling, True, None, include_last_offset)[0]
