@@ -97,7 +97,7 @@ RF_INLINE void long_run(const rf_backward_rows_args &args, const rf_emit_t &emit
         row_ask(lane, (RF_KEY)key, ready);
         run_emit(args, emit, groups, lane, chunk, sums, ready);
     }
-    __syncthreads();
+    /* The next run's parts come behind the barrier that its chunks are counted at. */
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, BLOCKS)

@@ -228,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     const rf_u32 *const places = args.counts.places + (rf_i64)blockIdx.x * DIGITS;
     for (int digit = thread; digit < DIGITS; digit += BLOCK)
         shared.places[digit] = begin + rf_load(places + digit);
-    __syncthreads();
+    __syncthreads(); /* counts were cleared by all threads for all warps */
     /* Ranks among the entries of the same warp and digit. */
     rf_u32 ranks[ITEMS];
 #pragma unroll
@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
         if (any) first = shared.counts[warp][digit];
         __syncwarp();
         if (any && before == 0) shared.counts[warp][digit] = (rf_u16)(first + __popc(same));
-        __syncwarp();
+        __syncwarp(); /* before others read it for their next entry: votes order no memory */
         ranks[i] = first + before;
     }
     __syncthreads();
