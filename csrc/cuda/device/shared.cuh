@@ -20,6 +20,16 @@ RF_INLINE rf_bytes<16> rf_shared_load(rf_u32 from) {
     return to;
 }
 
+/* Atomically adds 1; the second returns what was there. */
+RF_INLINE void rf_shared_count(rf_u32 at) {
+    asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(at) : "memory");
+}
+RF_INLINE rf_u32 rf_shared_count_from(rf_u32 at) {
+    rf_u32 was;
+    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(was) : "r"(at) : "memory");
+    return was;
+}
+
 /* 4, 8 or 16 bytes of memory to shared memory, asynchronously. What was asked for up to rf_shared_copies_end is a group. */
 template <int BYTES> RF_INLINE void rf_shared_copy(rf_u32 to, const void *from) {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "as the instruction allows");

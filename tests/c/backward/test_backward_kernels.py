@@ -60,8 +60,8 @@ FILES = {
 
 # Bytes that may be spilled: once a chunk or a task; and what is seldom needed of a feature.
 FEW = {("sort.cu", "sm_80"): 32}
-FEW |= {("small/staged.cu", arch): 8 for arch in ("sm_80", "sm_90a")}
-FEW |= {("small/lists.cu", "sm_80"): 152, ("small/lists.cu", "sm_90a"): 96}
+FEW |= {("small/staged.cu", arch): 16 for arch in ("sm_80", "sm_90a")}
+FEW |= {("small/lists.cu", "sm_80"): 192, ("small/lists.cu", "sm_90a"): 128}
 
 
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))

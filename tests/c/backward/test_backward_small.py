@@ -31,6 +31,11 @@ TASK = np.dtype(
     ]
 )
 
+LIST = np.dtype(
+    [("start", "i8"), ("factors", "i8")]
+    + [(name, "i4") for name in ("number", "rows", "padding", "first", "last", "unused")]
+)
+
 pytestmark = pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
 
 
@@ -47,7 +52,7 @@ class Matrix(ctypes.Structure):
 
 class ListsArgs(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("indices", "offsets", "features", "tasks", "list")),
+        *((name, ctypes.c_void_p) for name in ("indices", "offsets", "tasks", "list")),
         *((name, ctypes.c_void_p) for name in ("starts", "factors")),
         ("lookups", ctypes.c_int64),
         ("bags", ctypes.c_int32),
@@ -152,18 +157,19 @@ class Listed:
 
 def run_lists(problem: Problem, features: NDArray[Any], list_rows: int, seed: int) -> Listed:
     indices, offsets = problem.lookups()
-    tasks = np.zeros(0, TASK)
     tasks = tasks_of(features, list_rows, 10**9)
-    short = np.zeros((tasks.size, 4), np.int32)
-    for place, name in enumerate(("feature", "first", "last")):
-        short[:, place] = tasks[name]
+    short = np.zeros(tasks.size, LIST)
+    for name in ("start", "factors", "first", "last"):
+        short[name] = tasks[name]
+    for name in ("number", "rows", "padding"):
+        short[name] = features[name][tasks["feature"]]
     memory = {
         "list": aligned(indices.size + 8, np.uint16),
         "starts": np.full(int((features["rows"] + 1).sum()) + 1, 77, np.uint32),
         "factors": np.full(features.size * problem.bags + 1, 5, np.float32),
     }
     args = ListsArgs(lookups=indices.size, bags=problem.bags, shared_bytes=problem.shared)
-    given = {"indices": indices, "offsets": offsets, "features": features, "tasks": short, **memory}
+    given = {"indices": indices, "offsets": offsets, "tasks": short, **memory}
     for name, values in given.items():
         setattr(args, name, values.ctypes.data)
     integer = "rf_i64" if problem.wide else "int"

@@ -16,7 +16,6 @@ enum {
     /* lists.cu */
     RF_SMALL_LISTS_BLOCK = 512,
     RF_SMALL_LISTS_ROWS = 8192, /* of a task, at most */
-    RF_SMALL_LISTS_PARTS = 16, /* of a feature's lookups, each of which a warp orders, at most */
     RF_SMALL_LISTS_BLOCKS = 2, /* of an SM */
     RF_SMALL_LISTS_LEAST_SHARED = 48 << 10, /* bytes */
     /* staged.cu */
@@ -35,28 +34,21 @@ enum {
      : (staged)                         ? 384                  \
                                         : 256)
 
-/* What the host writes of a small feature. */
-typedef struct rf_small_feature {
-    rf_i64 row; /* of its matrix, where its table begins */
-    rf_i64 start; /* where in `starts` it has rows + 1 numbers */
-    rf_i64 factors; /* where in `factors` it has one a bag; -1: it is a sum */
-    rf_i32 number; /* among the features of the call */
-    rf_i32 rows, padding_idx; /* -1: none */
-    rf_i32 output_column;
-    rf_i32 matrix, dim;
-} rf_small_feature;
-RF_SIZE_IS(rf_small_feature, 48);
-
-/* What a block of lists.cu does: rows [first_row, last_row) of a small feature. */
+/* What a block of lists.cu does: rows [first_row, last_row) of a small feature. Like what a block of staged.cu does, with all
+ * that it needs of the feature, so that it does not wait for memory twice. */
 typedef struct rf_small_list {
-    rf_i32 feature, first_row, last_row, unused;
+    rf_i64 start; /* where in `starts` the feature has rows + 1 numbers */
+    rf_i64 factors; /* where in `factors` it has one a bag; -1: it is a sum */
+    rf_i32 number; /* of the feature, among those of the call */
+    rf_i32 rows, padding_idx; /* -1: none */
+    rf_i32 first_row, last_row, unused;
 } rf_small_list;
-RF_SIZE_IS(rf_small_list, 16);
+RF_SIZE_IS(rf_small_list, 40);
 
-/* What a block of staged.cu does: so many columns from `column` on of those rows. With what it needs of the feature, so that
- * it does not wait for memory twice. */
+/* What a block of staged.cu does: so many columns from `column` on of those rows. */
 typedef struct rf_small_task {
-    rf_i64 row, start, factors; /* as of the feature */
+    rf_i64 row; /* of its matrix, where the feature's table begins */
+    rf_i64 start, factors; /* as above */
     rf_i32 feature, first_row, last_row, column, columns;
     rf_i32 output_column, matrix, unused;
 } rf_small_task;
@@ -66,7 +58,6 @@ RF_SIZE_IS(rf_small_task, 56);
 typedef struct rf_small_lists_args {
     RF_BACKWARD_ADDRESS(const RF_INDEX) indices; /* [lookups] */
     RF_BACKWARD_ADDRESS(const RF_OFFSET) offsets; /* [features * bags + 1] */
-    RF_BACKWARD_ADDRESS(const rf_small_feature) features;
     RF_BACKWARD_ADDRESS(const rf_small_list) tasks; /* [grid] */
     RF_BACKWARD_ADDRESS(rf_u16) list; /* [lookups]: bags, each feature's from where its lookups begin */
     RF_BACKWARD_ADDRESS(rf_u32) starts; /* where in the list a row's bags begin */
@@ -75,7 +66,7 @@ typedef struct rf_small_lists_args {
     rf_i32 bags;
     rf_i32 shared_bytes; /* of a block, dynamic */
 } rf_small_lists_args;
-RF_SIZE_IS(rf_small_lists_args, 72);
+RF_SIZE_IS(rf_small_lists_args, 64);
 
 /* staged.cu */
 typedef struct rf_small_args {

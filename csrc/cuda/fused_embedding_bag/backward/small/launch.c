@@ -73,8 +73,7 @@ rf_status rf__backward_small_launch(const rf__backward_small_call *call, const r
     if (plan->n_features == 0) return RF_OK;
     const rf_small_lists_args lists = {.indices = (uintptr_t)call->indices,
                                        .offsets = (uintptr_t)call->offsets,
-                                       .features = description,
-                                       .tasks = description + (uint64_t)plan->lists_at,
+                                       .tasks = description,
                                        .list = workspace + (uint64_t)plan->list_at,
                                        .starts = workspace,
                                        .factors = plan->any_mean ? workspace + (uint64_t)plan->factors_at : 0,

@@ -1,14 +1,14 @@
-/* What lists.cu goes through: a feature's lookups, with their rows and bags; and how it divides shared memory. */
+/* What lists.cu goes through: a feature's lookups, with their rows and bags; and how it divides shared memory. Who includes this says
+ * BLOCK and WARPS, the threads and warps of a block. */
 #ifndef RECFUSE_CUDA_BACKWARD_LISTS_CUH
 #define RECFUSE_CUDA_BACKWARD_LISTS_CUH
 
 #include "device/bags.cuh"
+#include "device/shared.cuh"
 #include "device/sums.cuh"
 #include "fused_embedding_bag/backward/small/args.h"
 
 enum {
-    BLOCK = RF_SMALL_LISTS_BLOCK,
-    WARPS = BLOCK / 32,
     STEPS = 4, /* lookups that a lane loads at once */
     UNIT = STEPS * 32, /* neighbouring lookups that a warp takes at once */
     UNIT_BITS = 7,
@@ -19,7 +19,7 @@ enum {
     MOST_TURNS = 4, /* that list what does not fit at once */
     FEW_ROWS = 128 /* so few that many lanes count the same */
 };
-static_assert(UNIT == 1 << UNIT_BITS && (int)WARPS >= (int)RF_SMALL_LISTS_PARTS, "a warp for each part");
+static_assert(UNIT == 1 << UNIT_BITS, "as pieces are counted");
 #define NO_ROW 0xffffffffu
 #ifdef __CUDACC__
 #define RF_APART \
@@ -61,24 +61,24 @@ RF_INLINE bool is_bag(const feature_t &feature, int bag, rf_i64 from, rf_i64 to)
 }
 
 /* Finds where the feature's lookups are, by the whole block. */
-RF_INLINE feature_t feature_of(const rf_small_lists_args &args, const rf_small_feature &small,
+RF_INLINE feature_t feature_of(const rf_small_lists_args &args, const rf_small_list &task,
                                unsigned long long *bounds) {
     feature_t feature;
-    feature.offsets = args.offsets + (rf_i64)small.number * args.bags;
+    feature.offsets = args.offsets + (rf_i64)task.number * args.bags;
     feature.lookups = args.lookups;
-    feature.rows = small.rows;
-    feature.padding_idx = small.padding_idx;
+    feature.rows = task.rows;
+    feature.padding_idx = task.padding_idx;
     feature.bags = args.bags;
-    feature.is_first = small.number == 0;
+    feature.is_first = task.number == 0;
     if (threadIdx.x == 0) {
         bounds[0] = args.lookups;
         bounds[1] = 0;
     }
+    rf_i64 first = rf_load(feature.offsets), end = rf_load(feature.offsets + args.bags);
     bool bad = false;
     for (int bag = threadIdx.x; bag < args.bags; bag += BLOCK)
         bad |= !is_bag(feature, bag, rf_load(feature.offsets + bag), rf_load(feature.offsets + bag + 1));
     feature.sound = __syncthreads_or(bad) == 0;
-    rf_i64 first = rf_load(feature.offsets), end = rf_load(feature.offsets + args.bags);
     if (!feature.sound) {
         for (int bag = threadIdx.x; bag < args.bags; bag += BLOCK) {
             const rf_i64 from = rf_load(feature.offsets + bag), to = rf_load(feature.offsets + bag + 1);
@@ -108,7 +108,7 @@ RF_INLINE int cell_bytes_of(const feature_t &feature) { return feature.count > 6
 RF_INLINE int parts_of(const feature_t &feature, int bytes, int rows) {
     enum { WORTH = 256 }; /* lookups of a part */
     int parts = 1;
-    while (parts < RF_SMALL_LISTS_PARTS && (rf_u32)parts * WORTH < feature.count &&
+    while (parts * 2 <= (int)WARPS && (rf_u32)parts * WORTH < feature.count &&
            rows * parts * 2 * cell_bytes_of(feature) <= bytes / 8 * 5)
         parts *= 2;
     return parts;
@@ -126,7 +126,7 @@ RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int
     const rf_u32 units = (feature.count + UNIT - 1) / UNIT;
     room.part_units = (units + room.parts - 1) / room.parts;
     room.cells = (rf_u32 *)memory;
-    int used = room.cells_bytes;
+    int used = room.cells_bytes + 32 * (int)sizeof(rf_u32); /* unread_of */
     const int near_bytes = rounded_up((int)words_of(feature) * 6 + feature.bags * 2, 16);
     room.near = feature.sound && feature.bags <= NEAR_BAGS && feature.count <= NEAR_LOOKUPS &&
                 used + near_bytes <= bytes;
@@ -138,6 +138,11 @@ RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int
     room.window = (rf_u16 *)(memory + used);
     room.window_size = (rf_u32)max((bytes - used) / 2 - 8, 0); /* it begins where the list is aligned alike */
     return room;
+}
+
+/* A counter of the lane's, behind the others, of what does not count. */
+RF_INLINE rf_u32 *unread_of(const room_t &room) {
+    return room.cells + room.cells_bytes / (int)sizeof(rf_u32) + threadIdx.x % 32;
 }
 
 RF_INLINE rf_u32 cell_at(const room_t &room, rf_u32 cell) {
@@ -188,11 +193,14 @@ RF_INLINE void indices_load(const feature_t &feature, rf_u32 position, RF_INDEX 
         if (position + k * 32 < feature.count) indices[k] = rf_load(from + k * 32);
     }
 }
-/* Where an index is from row `first` on; `count` or more where it is not among so many rows, or does not count. */
-RF_INLINE rf_u32 row_within(const feature_t &feature, RF_INDEX index, rf_u32 first, rf_u32 count) {
+/* The counter of an index that is of one of `count` rows from `first` on, whose counters begin at `cells`, and counts; else one that
+ * nobody reads: that takes no branch. Addresses are of shared memory. */
+RF_INLINE rf_u32 cell_of(const feature_t &feature, RF_INDEX index, rf_u32 first, rf_u32 count, rf_u32 cells,
+                         rf_u32 unread, bool &own) {
     const rf_u32 row = (rf_u32)index - first;
     const bool far = sizeof index > 4 && (rf_u64)index >= (rf_u64)feature.rows;
-    return far || (rf_i32)index == feature.padding_idx ? count : row;
+    own = row < count && (rf_i32)index != feature.padding_idx && !far;
+    return own ? cells + row * 4 : unread;
 }
 RF_INLINE void rows_of(const feature_t &feature, const RF_INDEX (&indices)[STEPS], rf_u32 (&rows)[STEPS]) {
 #pragma unroll
@@ -267,7 +275,8 @@ RF_INLINE void marks_write(const feature_t &feature, const room_t &room, rf_u32 
             number += w < (int)(threadIdx.x / 32) ? of_warps[w] : 0;
             all += of_warps[w];
         }
-        __syncthreads(); /* before the next turn */
+        if (start + BLOCK < feature.bags)
+            __syncthreads(); /* before the next turn; later a barrier of the caller stands */
         if (to == from) continue;
         room.numbers[number] = (rf_u16)bag;
         atomicOr(&room.begins[from / 32], 1u << from % 32);

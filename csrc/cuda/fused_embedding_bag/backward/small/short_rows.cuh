@@ -8,6 +8,15 @@
 
 enum { LONG = 64, /* lookups of a row; more are many */ MOST_LONG = 8 /* rows with many */ };
 
+/* What a block has to do. */
+struct block_t {
+    rf_u32 first_row, rows;
+    bool is_last; /* of the feature */
+    rf_u32 *starts; /* of the feature */
+    rf_u16 *list; /* of all */
+    float *factors; /* of the feature, if they are this block's to write; else nullptr */
+};
+
 /* Rows [first, last) of the block's, which are listed together: from place `from` to `to`. */
 struct span_t {
     rf_u32 first, last, from, to;
@@ -18,18 +27,6 @@ struct long_rows_t {
     rf_u32 count, row[MOST_LONG];
 };
 
-/* Finds the rows with many lookups, by their counts. */
-RF_INLINE void long_rows_find(const room_t &room, rf_u32 n_rows, long_rows_t &found) {
-    if (threadIdx.x == 0) found.count = 0;
-    __syncthreads();
-    for (rf_u32 row = threadIdx.x; row < n_rows; row += BLOCK) {
-        if (room.cells[row] <= LONG) continue;
-        const rf_u32 number = atomicAdd(&found.count, 1u);
-        if (number < MOST_LONG) found.row[number] = row;
-    }
-    __syncthreads();
-}
-
 /* Lanes that share a bag of a long row, so that a lane has about STEPS of its lookups. */
 RF_INLINE rf_u32 lanes_of(const feature_t &feature) {
     rf_u32 lanes = 1;
@@ -37,22 +34,108 @@ RF_INLINE rf_u32 lanes_of(const feature_t &feature) {
     return lanes;
 }
 
-/* Counts the lookups of each of the block's rows. */
+/* Counts the lookups of each of the block's rows. Warps take two units in turns, since one takes less time than memory, and load
+ * the next two before they work on these. */
 RF_INLINE void short_rows_count(const feature_t &feature, const room_t &room, rf_u32 first_row,
                                 rf_u32 n_rows) {
+    enum { UNITS = sizeof(RF_INDEX) > 4 ? 1 : 2 };
     const rf_u32 lane = threadIdx.x % 32, units = (feature.count + UNIT - 1) / UNIT;
-    RF_INDEX coming[STEPS];
-    indices_load(feature, threadIdx.x / 32 * UNIT + lane, coming);
+    const rf_u32 cells = rf_shared_kept(room.cells), unread = rf_shared_kept(unread_of(room));
+    rf_u32 unit = threadIdx.x / 32;
+    RF_INDEX coming[UNITS][STEPS];
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) indices_load(feature, (unit + u * WARPS) * UNIT + lane, coming[u]);
 #pragma unroll 1
-    for (rf_u32 unit = threadIdx.x / 32; unit < units; unit += WARPS) {
-        rf_u32 rows[STEPS];
+    for (; unit < units; unit += UNITS * WARPS) {
+        rf_u32 own[UNITS][STEPS];
+        bool is_own;
 #pragma unroll
-        for (int k = 0; k < STEPS; k++) rows[k] = row_within(feature, coming[k], first_row, n_rows);
-        indices_load(feature, (unit + WARPS) * UNIT + lane, coming);
+        for (int u = 0; u < UNITS; u++) {
 #pragma unroll
-        for (int k = 0; k < STEPS; k++)
-            if (rows[k] < n_rows) atomicAdd(room.cells + rows[k], 1u);
+            for (int k = 0; k < STEPS; k++)
+                own[u][k] = cell_of(feature, coming[u][k], first_row, n_rows, cells, unread, is_own);
+        }
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            indices_load(feature, (unit + (UNITS + u) * WARPS) * UNIT + lane, coming[u]);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+#pragma unroll
+            for (int k = 0; k < STEPS; k++) rf_shared_count(own[u][k]);
+        }
     }
+}
+
+/* Counters of rows become places, as cells_sum makes them, and where rows begin is written to `starts`: `place` more. Rows with
+ * many lookups are put into `many`, which is empty before. Returns the number of all, or NO_PLACES where they are too many: then
+ * nothing is done. */
+#define NO_PLACES 0xffffffffu
+RF_INLINE rf_u32 rows_sum(const room_t &room, const block_t &block, rf_u32 place, rf_u32 *of_warps,
+                          long_rows_t &many) {
+    const rf_u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, tiles = room.cells_bytes / TILE;
+    const rf_u32 each = (tiles + WARPS - 1) / WARPS, first = warp * each, behind = min(first + each, tiles);
+    rf_bytes<16> *const words = (rf_bytes<16> *)room.cells;
+    rf_u32 sum = 0;
+#pragma unroll 1
+    for (rf_u32 tile = first; tile < behind; tile++) {
+        const rf_bytes<16> found = words[tile * 32 + lane];
+        rf_u32 most = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sum += found.word[i];
+            most = max(most, found.word[i]);
+        }
+        if (most <= LONG) continue;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (found.word[i] <= LONG) continue;
+            const rf_u32 number = atomicAdd(&many.count, 1u);
+            if (number < MOST_LONG) many.row[number] = (tile * 32 + lane) * 4 + i;
+        }
+    }
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(RF_FULL_WARP, sum, apart);
+    if (lane == 0) of_warps[warp] = sum;
+    __syncthreads();
+    if (many.count > MOST_LONG) return NO_PLACES;
+    rf_u32 before = 0, all = 0;
+#pragma unroll
+    for (rf_u32 i = 0; i < WARPS; i++) {
+        before += i < warp ? of_warps[i] : 0;
+        all += of_warps[i];
+    }
+    rf_u32 *const starts = block.starts + block.first_row;
+    const rf_u32 n_starts = block.rows + block.is_last;
+    const bool aligned = (rf_u64)starts % 16 == 0;
+#pragma unroll 1
+    for (rf_u32 tile = first; tile < behind; tile++) {
+        const rf_u32 at = tile * 32 + lane, row = at * 4;
+        rf_bytes<16> found = words[at];
+        const rf_u32 own = found.word[0] + found.word[1] + found.word[2] + found.word[3];
+        const rf_u32 upto = rf_sum_of_lanes_to(own);
+        rf_u32 next = before + upto - own;
+        rf_bytes<16> begins;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const rf_u32 here = next;
+            next += found.word[i];
+            found.word[i] = here;
+            begins.word[i] = place + here;
+        }
+        words[at] = found;
+        before += __shfl_sync(RF_FULL_WARP, upto, 31);
+        if (aligned && row + 4 <= n_starts) {
+            *(rf_bytes<16> *)(starts + row) = begins;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (row + i < n_starts) starts[row + i] = begins.word[i];
+        }
+    }
+    if (block.rows * 4 == (rf_u32)room.cells_bytes && block.is_last && threadIdx.x == 0)
+        starts[block.rows] = place + all; /* no counter is there */
+    __syncthreads();
+    return all;
 }
 
 /* Writes the span's lookups to the window. Afterwards a counter says where its row ends. Warps take units in turns, and load
@@ -61,26 +144,26 @@ RF_INLINE void bags_list(const feature_t &feature, const room_t &room, rf_u32 fi
                          rf_u16 *to) {
     const rf_u32 lane = threadIdx.x % 32, units = (feature.count + UNIT - 1) / UNIT;
     const rf_u32 n_rows = span.last - span.first;
-    rf_u32 *const cells = room.cells + span.first;
+    const rf_u32 cells = rf_shared_kept(room.cells + span.first);
+    const rf_u32 unread = rf_shared_kept(unread_of(room));
     rf_u32 unit = threadIdx.x / 32;
     RF_INDEX coming[STEPS];
     indices_load(feature, unit * UNIT + lane, coming);
 #pragma unroll 1
     for (; unit < units; unit += WARPS) {
-        rf_u32 rows[STEPS];
+        rf_u32 places[STEPS];
+        bool own[STEPS];
         int bags[STEPS];
 #pragma unroll
         for (int k = 0; k < STEPS; k++)
-            rows[k] = row_within(feature, coming[k], first_row + span.first, n_rows);
+            places[k] = cell_of(feature, coming[k], first_row + span.first, n_rows, cells, unread, own[k]);
         indices_load(feature, (unit + WARPS) * UNIT + lane, coming);
+#pragma unroll
+        for (int k = 0; k < STEPS; k++) places[k] = rf_shared_count_from(places[k]);
         sound_bags_load(feature, room, unit * UNIT + lane, bags);
-        rf_u32 places[STEPS];
 #pragma unroll
         for (int k = 0; k < STEPS; k++)
-            if (rows[k] < n_rows) places[k] = atomicAdd(cells + rows[k], 1u);
-#pragma unroll
-        for (int k = 0; k < STEPS; k++)
-            if (rows[k] < n_rows) to[places[k]] = (rf_u16)bags[k];
+            if (own[k]) to[places[k]] = (rf_u16)bags[k];
     }
 }
 
@@ -90,23 +173,24 @@ RF_INLINE void pairs_order(rf_u32 &first, rf_u32 &second) {
     second = __vmaxu2(first, second);
     first = least;
 }
-/* Batcher's odd-even merge sort of pairs[FIRST ... FIRST + COUNT). */
-template <int FIRST, int COUNT, int APART> RF_INLINE void pairs_merge(rf_u32 *pairs) {
+/* Batcher's odd-even merge sort of pairs[FIRST ... FIRST + COUNT), of which those from MOST on are not there: they would be the
+ * largest, and stay where they are. */
+template <int MOST, int FIRST, int COUNT, int APART> RF_INLINE void pairs_merge(rf_u32 *pairs) {
     if constexpr (2 * APART < COUNT) {
-        pairs_merge<FIRST, COUNT, 2 * APART>(pairs);
-        pairs_merge<FIRST + APART, COUNT, 2 * APART>(pairs);
+        pairs_merge<MOST, FIRST, COUNT, 2 * APART>(pairs);
+        pairs_merge<MOST, FIRST + APART, COUNT, 2 * APART>(pairs);
 #pragma unroll
         for (int i = FIRST + APART; i + APART < FIRST + COUNT; i += 2 * APART)
-            pairs_order(pairs[i], pairs[i + APART]);
-    } else {
+            if (i + APART < MOST) pairs_order(pairs[i], pairs[i + APART]);
+    } else if constexpr (FIRST + APART < MOST) {
         pairs_order(pairs[FIRST], pairs[FIRST + APART]);
     }
 }
-template <int FIRST, int COUNT> RF_INLINE void pairs_sort(rf_u32 *pairs) {
+template <int MOST, int FIRST, int COUNT> RF_INLINE void pairs_sort(rf_u32 *pairs) {
     if constexpr (COUNT > 1) {
-        pairs_sort<FIRST, COUNT / 2>(pairs);
-        pairs_sort<FIRST + COUNT / 2, COUNT / 2>(pairs);
-        pairs_merge<FIRST, COUNT, 1>(pairs);
+        pairs_sort<MOST, FIRST, COUNT / 2>(pairs);
+        pairs_sort<MOST, FIRST + COUNT / 2, COUNT / 2>(pairs);
+        pairs_merge<MOST, FIRST, COUNT, 1>(pairs);
     }
 }
 
@@ -118,7 +202,7 @@ template <int MOST> RF_INLINE void two_rows_sort(rf_u16 *a, int a_size, rf_u16 *
         const rf_u32 low = i < a_size ? a[i] : 0xffffu, high = i < b_size ? b[i] : 0xffffu;
         pairs[i] = low | high << 16;
     }
-    pairs_sort<0, MOST>(pairs);
+    pairs_sort<MOST, 0, MOST <= 8 ? 8 : 16>(pairs);
 #pragma unroll
     for (int i = 0; i < MOST; i++) {
         if (i < a_size) a[i] = (rf_u16)pairs[i];
@@ -150,7 +234,7 @@ RF_INLINE void row_sort(rf_u16 *row, int size) {
 
 /* Sorts the bags of each row of the span. Most rows have few: a lane sorts two of them in its registers. */
 RF_INLINE void rows_sort(const room_t &room, const span_t &span, rf_u16 *list) {
-    enum { FEW = 8, SOME = 16 };
+    enum { FEW = 8, MORE = 12, SOME = 16 };
     for (rf_u32 start = span.first; start < span.last; start += 2 * BLOCK) {
         rf_u32 firsts[2];
         int sizes[2];
@@ -168,8 +252,10 @@ RF_INLINE void rows_sort(const room_t &room, const span_t &span, rf_u16 *list) {
         }
         const int few[2] = {sizes[0] > SOME ? 0 : sizes[0], sizes[1] > SOME ? 0 : sizes[1]};
         const int most = max(few[0], few[1]);
-        if (__any_sync(RF_FULL_WARP, most > FEW)) {
+        if (__any_sync(RF_FULL_WARP, most > MORE)) {
             two_rows_sort<SOME>(list + firsts[0], few[0], list + firsts[1], few[1]);
+        } else if (__any_sync(RF_FULL_WARP, most > FEW)) {
+            two_rows_sort<MORE>(list + firsts[0], few[0], list + firsts[1], few[1]);
         } else if (__any_sync(RF_FULL_WARP, most > 1)) {
             two_rows_sort<FEW>(list + firsts[0], few[0], list + firsts[1], few[1]);
         }

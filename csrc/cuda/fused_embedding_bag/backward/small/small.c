@@ -106,7 +106,7 @@ static int64_t features_take(const rf__backward_small_call *call, rf_backward_fe
                                          .output_column = from->output_column,
                                          .matrix = matrix,
                                          .dim = call->matrices[matrix].dim};
-        *starts += from->rows + 1;
+        *starts += (from->rows + 1 + VECTOR - 1) / VECTOR * VECTOR; /* a lane writes so many at once */
         if (from->pooling == RF_MEAN) *factors += call->bags;
         from->pooling = -1;
     }
@@ -132,6 +132,12 @@ static int32_t lists_count(const rf_small_feature *features, int64_t n_features,
     return places[LIST_CLASSES];
 }
 
+/* Rows of a feature before a part of them; a number that starts can be written from by vectors. */
+static int32_t rows_before(const rf_small_feature *feature, int32_t part, int32_t parts) {
+    const int32_t rows = (feature->rows * part / parts + VECTOR - 1) / VECTOR * VECTOR;
+    return rows < feature->rows ? rows : feature->rows;
+}
+
 /* Writes them; `places` as counted. */
 static void lists_write(const rf_small_feature *features, int64_t n_features, int32_t *places,
                         rf_small_list *to) {
@@ -139,9 +145,13 @@ static void lists_write(const rf_small_feature *features, int64_t n_features, in
         const int32_t parts = lists_of(&features[f]);
         int32_t *place = &places[list_class(&features[f])];
         for (int32_t part = 0; part < parts; part++)
-            to[(*place)++] = (rf_small_list){.feature = (int32_t)f,
-                                             .first_row = features[f].rows * part / parts,
-                                             .last_row = features[f].rows * (part + 1) / parts};
+            to[(*place)++] = (rf_small_list){.start = features[f].start,
+                                             .factors = features[f].factors,
+                                             .number = features[f].number,
+                                             .rows = features[f].rows,
+                                             .padding_idx = features[f].padding_idx,
+                                             .first_row = rows_before(&features[f], part, parts),
+                                             .last_row = rows_before(&features[f], part + 1, parts)};
     }
 }
 
@@ -174,10 +184,8 @@ static rf_status description_write(const rf__backward_small_call *call, const rf
     RF_TRY(rf__backward_small_tasks(&sizes, features, plan->n_features, &tasks, &plan->n_staged,
                                     &plan->n_gathered));
     plan->n_lists = lists_count(features, plan->n_features, places);
-    const size_t features_bytes = (size_t)plan->n_features * sizeof *features;
     const size_t tasks_bytes = ((size_t)plan->n_staged + (size_t)plan->n_gathered) * sizeof *tasks;
-    plan->lists_at = rounded_up((int64_t)features_bytes);
-    plan->tasks_at = plan->lists_at + plan->n_lists * (int64_t)sizeof(rf_small_list);
+    plan->tasks_at = rounded_up(plan->n_lists * (int64_t)sizeof(rf_small_list));
     plan->description_bytes = plan->tasks_at + (int64_t)tasks_bytes;
     plan->description = malloc((size_t)plan->description_bytes + 1);
     if (plan->description == NULL) {
@@ -185,8 +193,7 @@ static rf_status description_write(const rf__backward_small_call *call, const rf
         goto out;
     }
     char *to = plan->description;
-    memcpy(to, features, features_bytes);
-    lists_write(features, plan->n_features, places, (rf_small_list *)(void *)(to + plan->lists_at));
+    lists_write(features, plan->n_features, places, (rf_small_list *)(void *)to);
     memcpy(to + plan->tasks_at, tasks, tasks_bytes);
     for (int32_t i = 0; i < plan->n_staged; i++) {
         const int32_t bytes = (int32_t)(call->bags * tasks[i].columns * (int64_t)sizeof(float));

@@ -24,12 +24,20 @@ typedef struct rf__backward_small_call {
     rf_emit_args emit_args;
 } rf__backward_small_call;
 
+/* A small feature. */
+typedef struct rf_small_feature {
+    rf_i64 row, start, factors; /* as of tasks */
+    rf_i32 number, rows, padding_idx;
+    rf_i32 output_column, matrix, dim;
+} rf_small_feature;
+RF_SIZE_IS(rf_small_feature, 48);
+
 /* What is done, decided from features and sizes; of lookups from about how many there are. */
 typedef struct rf__backward_small_plan {
     int64_t n_features; /* that are small; 0: nothing else of the plan counts */
-    /* Features, lists and tasks, to be copied to the device, where they are aligned to 16 bytes. */
+    /* Lists and tasks, to be copied to the device, where they are aligned to 16 bytes. */
     void *description; /* [description_bytes] */
-    int64_t description_bytes, lists_at, tasks_at;
+    int64_t description_bytes, tasks_at;
     int32_t n_lists, n_staged, n_gathered; /* tasks: those that stage gradients come first */
     int32_t lists_shared, staged_shared, most_staged_shared; /* bytes a block */
     int64_t factors_at, list_at; /* in the workspace, aligned to 16 bytes; starts are in front of them */

@@ -36,92 +36,15 @@ enum {
     WARPS = BLOCK / 32,
     MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS
 };
-#include "fused_embedding_bag/backward/small/columns.cuh"
-
 enum {
     /* Rows, so that what is asked for ahead stays in its registers; one where they do not last. */
     UNROLLED = EMIT_STATES > 0 || (!RF_STAGED && !EMIT_ROWWISE) ? 1 : 2,
-    LATER = (RF_STAGED || EMIT_ROWWISE) && !RF_ROUND, /* whether registers last for more of a list */
-    AT_ONCE = 4, /* bags of a list that one load brings */
-    GRADS_AT_ONCE = 2 /* bags whose gradients a lane loads at once */
+    QUADS = (RF_STAGED || EMIT_ROWWISE) && !RF_ROUND ? 4 : 2, /* asked for ahead, as registers last */
+    /* Whether a row is asked for while the one before is worked on; SGD's row when its own turn begins, since registers do not last
+     * for both it and the list. */
+    ROW_AHEAD = !RF_STAGED || RF_EMIT != RF_SGD + 1
 };
-typedef rf_bytes<2 * AT_ONCE> bags_t;
-
-/* The bags of a row: places of the list. */
-struct span_t {
-    rf_u32 from, to;
-};
-
-RF_INLINE rf_u32 lookups_of(const span_t &span) { return span.to - span.from; }
-RF_INLINE bool is_short(const span_t &span) { return lookups_of(span) - 1 < RF_SMALL_LONG; }
-RF_INLINE bool is_long(const span_t &span) { return lookups_of(span) > RF_SMALL_LONG; }
-
-/* Twelve bags of a list, from the last place of four or before a row's first one on. The last four are there for rows that have
- * so many bags: what is asked for while bags are added comes too late for the next four. */
-struct window_t {
-    bags_t now, next, later;
-};
-RF_INLINE const bags_t *bags_at(const rf_u16 *list, rf_u32 place) {
-    return (const bags_t *)rf_place((const rf_u8 *)list, place & ~(AT_ONCE - 1u), sizeof *list);
-}
-RF_INLINE window_t window_load(const rf_u16 *list, const span_t &span, bool there) {
-    const bags_t *const bags = bags_at(list, span.from);
-    window_t window = {};
-    if (there) {
-        window.now = rf_load(bags);
-        window.next = rf_load(bags + 1);
-    }
-    if (LATER && there && lookups_of(span) > AT_ONCE) window.later = rf_load(bags + 2);
-    return window;
-}
-RF_INLINE rf_u32 bits_from(rf_u32 low, rf_u32 high, rf_u32 shift) {
-    return __funnelshift_r(low, high, shift);
-}
-
-/* Adds the gradients of so many bags of the list from a place on, in their order; `window`: the first ones. */
-RF_INLINE void span_add(const rf_u16 *list, const place_t &place, rf_u32 from, rf_u32 lookups,
-                        window_t window, sums_t &sums) {
-    const rf_u32 lead = from % AT_ONCE, shift = lead % 2 * 16;
-    const bags_t *next = bags_at(list, from) + (LATER ? 3 : 2);
-#pragma unroll 1
-    for (int left = (int)lookups; left > 0; left -= AT_ONCE) {
-        const rf_u32 low = lead < 2 ? window.now.word[0] : window.now.word[1];
-        const rf_u32 middle = lead < 2 ? window.now.word[1] : window.next.word[0];
-        const rf_u32 high = lead < 2 ? window.next.word[0] : window.next.word[1];
-        const rf_u32 pairs[] = {bits_from(low, middle, shift), bits_from(middle, high, shift)};
-        window.now = window.next;
-        if (LATER) window.next = window.later;
-        if (left > (LATER ? 2 : 1) * AT_ONCE) (LATER ? window.later : window.next) = rf_load(next);
-        next++;
-#pragma unroll
-        for (int pair = 0; pair < AT_ONCE; pair += GRADS_AT_ONCE) {
-            four_t found[GRADS_AT_ONCE][VECTORS];
-            float factors[GRADS_AT_ONCE];
-#pragma unroll
-            for (int k = 0; k < GRADS_AT_ONCE; k++) {
-                const rf_u32 bag = pairs[(pair + k) / 2] >> (pair + k) % 2 * 16 & 0xffffu;
-                factors[k] = 1.0f;
-                if (pair + k >= left) continue;
-#pragma unroll
-                for (int v = 0; v < VECTORS; v++) found[k][v] = grad_load(place, bag, v);
-                if (!RF_STAGED && place.factors != nullptr) factors[k] = rf_load(place.factors + bag);
-            }
-#pragma unroll
-            for (int k = 0; k < GRADS_AT_ONCE; k++) {
-                if (pair + k >= left) continue;
-#pragma unroll
-                for (int v = 0; v < VECTORS; v++) {
-                    float *const to = sums.of[v].of;
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        to[i] = RF_STAGED ? to[i] + found[k][v].of[i]
-                                          : fmaf(factors[k], found[k][v].of[i], to[i]);
-                }
-            }
-        }
-    }
-}
-
+#include "fused_embedding_bag/backward/small/pooled.cuh"
 /* What a block has of a task. */
 struct rows_t {
     const rf_u32 *starts; /* of the feature's row 0 */
@@ -129,34 +52,40 @@ struct rows_t {
     int row; /* where its table begins in the matrix */
     int first, last;
 
-    RF_INLINE span_t span(int number) const {
+    RF_INLINE places_t places(int number) const {
         const rf_u32 *const at =
             (const rf_u32 *)rf_place((const rf_u8 *)starts, (rf_u32)number, sizeof *starts);
-        span_t found = {0, 0};
+        places_t found = {0, 0};
         if (number < last) found = {rf_load(at), rf_load(at + 1)};
         return found;
     }
+    typedef const bags_t *quads_t;
+    RF_INLINE quads_t quads_at(rf_u32 place) const {
+        return (quads_t)rf_place((const rf_u8 *)list, place & ~(AT_ONCE - 1u), sizeof *list);
+    }
+    RF_INLINE quads_t quads_behind(quads_t quads) const { return quads + 1; }
+    RF_INLINE bags_t quad(quads_t quads, int i) const { return rf_load(quads + i); }
 };
 /* What is asked for of a row while the one before is worked on. */
-RF_INLINE void row_prepare(const rows_t &rows, const place_t &place, int number, const span_t &span,
+RF_INLINE void row_prepare(const rows_t &rows, const place_t &place, int number, const places_t &places,
                            row_t &row, window_t &window) {
-    const bool there = is_short(span);
-    window = window_load(rows.list, span, there);
-    row_load(place, number, there, row);
+    const bool there = is_short(places);
+    window = window_load(rows, places, there);
+    if (ROW_AHEAD) row_load(place, number, there, row);
 }
 
 /* What is asked for before the first row: of it, and where the next one is. */
 struct begin_t {
-    span_t span, next;
+    places_t places, next;
     row_t row;
     window_t window;
 };
 RF_INLINE begin_t rows_begin(const place_t &place, const rows_t &rows) {
     const int number = rows.first + place.group;
     begin_t begin;
-    begin.span = rows.span(number);
-    begin.next = rows.span(number + place.groups);
-    row_prepare(rows, place, number, begin.span, begin.row, begin.window);
+    begin.places = rows.places(number);
+    begin.next = rows.places(number + place.groups);
+    row_prepare(rows, place, number, begin.places, begin.row, begin.window);
     return begin;
 }
 
@@ -168,96 +97,28 @@ RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const
     int number = rows.first + place.group;
     int left =
         rows.last - (rows.first + ((int)(threadIdx.x & ~31u) / place.lanes)); /* of the warp's first group */
-    span_t span = begin.span, next = begin.next;
+    places_t places = begin.places, next = begin.next;
     row_t row = begin.row;
     window_t window = begin.window;
 #pragma unroll UNROLLED
     for (; left > 0; left -= place.groups) {
-        const span_t later = rows.span(number + 2 * place.groups);
+        const places_t later = rows.places(number + 2 * place.groups);
         row_t next_row;
         window_t next_window;
         row_prepare(rows, place, number + place.groups, next, next_row, next_window);
-        const bool there = is_short(span);
+        const bool there = is_short(places);
+        if (!ROW_AHEAD) row_load(place, number, there, row);
         sums_t sums = {};
-        span_add(rows.list, place, span.from, there ? lookups_of(span) : 0, window, sums);
-        row_emit(args, emit, place, number, there, rows.row + number, lookups_of(span), row, sums);
-        any_long |= is_long(span);
+        places_add(rows, place, places.from, there ? lookups_of(places) : 0, window, sums);
+        row_emit(args, emit, place, number, there, rows.row + number, lookups_of(places), row, sums);
+        any_long |= is_long(places);
         number += place.groups;
-        span = next;
+        places = next;
         next = later;
         row = next_row;
         window = next_window;
     }
     return any_long;
-}
-
-/* One row, by the whole block. `parts`: [WARPS][columns]. */
-RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit, const place_t &place,
-                             const rows_t &rows, int number, float *parts) {
-    const int warp = threadIdx.x / 32;
-    const span_t span = rows.span(number);
-    const rf_u32 lookups = span.to - span.from;
-    const rf_u32 share = (lookups + place.groups * AT_ONCE - 1) / (place.groups * AT_ONCE) * AT_ONCE;
-    span_t own;
-    own.from = min(span.from + place.group * share, span.to);
-    own.to = min(own.from + share, span.to);
-    row_t row;
-    row_load(place, number, place.group == 0, row);
-    sums_t sums = {};
-    span_add(rows.list, place, own.from, lookups_of(own), window_load(rows.list, own, own.from < own.to),
-             sums);
-    /* By column from here on: neighbouring groups have their vectors the other way round. */
-    sums_t columns;
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            columns.of[v].of[i] = place.turned ? sums.of[v ^ 1].of[i] : sums.of[v].of[i];
-    }
-    __syncwarp();
-    for (int apart = place.lanes; apart < 32; apart *= 2) {
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                columns.of[v].of[i] += __shfl_xor_sync(RF_FULL_WARP, columns.of[v].of[i], apart);
-        }
-    }
-    if (threadIdx.x % 32 < (rf_u32)place.lanes) {
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++)
-            sums_keep(parts + 4 * ((warp * VECTORS + v) * place.lanes + place.lane), columns.of[v]);
-    }
-    __syncthreads();
-    if (place.group == 0) {
-        for (int other = 1; other < WARPS; other++) {
-#pragma unroll
-            for (int v = 0; v < VECTORS; v++) {
-                const float *from = parts + 4 * ((other * VECTORS + v) * place.lanes + place.lane);
-                const four_t part = sums_kept(rf_shared_kept(from));
-#pragma unroll
-                for (int i = 0; i < 4; i++) columns.of[v].of[i] += part.of[i];
-            }
-        }
-    }
-    if (threadIdx.x < 32)
-        row_emit(args, emit, place, number, place.group == 0, rows.row + number, lookups, row, columns);
-    __syncthreads();
-}
-
-RF_INLINE void rows_pool_long(const rf_small_args &args, const rf_emit_t &emit, const place_t &place,
-                              const rows_t &rows, rf_u32 *found, float *parts) {
-    for (int first = rows.first; first < rows.last; first += BLOCK) {
-        const span_t span = rows.span(first + threadIdx.x);
-        const rf_u32 all = __ballot_sync(RF_FULL_WARP, is_long(span));
-        if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = all;
-        __syncthreads();
-        for (int warp = 0; warp < WARPS; warp++) {
-            for (rf_u32 left = found[warp]; left != 0; left &= left - 1)
-                row_pool_long(args, emit, place, rows, first + warp * 32 + __ffs(left) - 1, parts);
-        }
-        __syncthreads();
-    }
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS)
