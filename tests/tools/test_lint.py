@@ -169,7 +169,7 @@ FUSED_FILES |= {
     f"backward/{file}.c": "backward/backward.h" for file in ("entry", "problem", "segments", "bags/bags")
 }
 FUSED_FILES |= {f"backward/{file}.c": "backward/call.h" for file in ("backward", "call", "kernel")}
-FUSED_FILES |= {f"backward/small/{file}.c": "backward/small/small.h" for file in ("launch", "tasks")}
+FUSED_FILES |= {f"backward/small/{file}.c": "backward/small/small.h" for file in ("launch", "tasks", "whole")}
 FUSED_FILES |= {f"partition/{file}.c": "partition/cut.h" for file in ("cost", "cut", "write", "check")}
 
 

@@ -11,12 +11,23 @@ RF_INLINE rf_u32 rf_shared_kept(const void *address) {
     return kept;
 }
 
-/* 16 bytes that nobody writes meanwhile. */
+/* 16, 8 and 4 bytes that nobody writes meanwhile. */
 RF_INLINE rf_bytes<16> rf_shared_load(rf_u32 from) {
     rf_bytes<16> to;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to.word[0]), "=r"(to.word[1]), "=r"(to.word[2]), "=r"(to.word[3])
                  : "r"(from));
+    return to;
+}
+
+RF_INLINE rf_bytes<8> rf_shared_load_8(rf_u32 from) {
+    rf_bytes<8> to;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to.word[0]), "=r"(to.word[1]) : "r"(from));
+    return to;
+}
+RF_INLINE rf_u32 rf_shared_word(rf_u32 from) {
+    rf_u32 to;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to) : "r"(from));
     return to;
 }
 

@@ -73,6 +73,16 @@ class RowsArgs(ctypes.Structure):
     )
 
 
+class WholeArgs(ctypes.Structure):
+    _fields_ = (
+        ("tasks", ctypes.c_void_p),
+        ("staged_bytes", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+        ("lists", ListsArgs),
+        ("rows", RowsArgs),
+    )
+
+
 @dataclass(frozen=True)
 class Problem:
     """Features of a call; all are small."""
@@ -155,14 +165,20 @@ class Listed:
     memory: dict[str, NDArray[Any]]
 
 
+def lists_of(features: NDArray[Any], tasks: NDArray[Any]) -> NDArray[Any]:
+    """What lists.cu does, of tasks that have all columns."""
+    lists = np.zeros(tasks.size, LIST)
+    for name in ("start", "factors", "first", "last"):
+        lists[name] = tasks[name]
+    for name in ("number", "rows", "padding"):
+        lists[name] = features[name][tasks["feature"]]
+    return lists
+
+
 def run_lists(problem: Problem, features: NDArray[Any], list_rows: int, seed: int) -> Listed:
     indices, offsets = problem.lookups()
     tasks = tasks_of(features, list_rows, 10**9)
-    short = np.zeros(tasks.size, LIST)
-    for name in ("start", "factors", "first", "last"):
-        short[name] = tasks[name]
-    for name in ("number", "rows", "padding"):
-        short[name] = features[name][tasks["feature"]]
+    short = lists_of(features, tasks)
     memory = {
         "list": aligned(indices.size + 8, np.uint16),
         "starts": np.full(int((features["rows"] + 1).sum()) + 1, 77, np.uint32),
@@ -292,6 +308,23 @@ def updated(
     return weight - size * m / (np.sqrt(v) + eps), [m, v]
 
 
+def run_whole(problem: Problem, features: NDArray[Any], rows: RowsArgs, lib_options: dict[str, Any]) -> None:
+    indices, offsets = problem.lookups()
+    tasks = tasks_of(features, 10**9, 10**9)
+    both = np.zeros(tasks.size, [("list", LIST), ("rows", TASK)])
+    both["list"], both["rows"] = lists_of(features, tasks), tasks
+    staged_bytes = 4 * problem.bags * max(problem.dims)
+    args = WholeArgs(tasks=both.ctypes.data, staged_bytes=staged_bytes, rows=rows)
+    args.lists = ListsArgs(lookups=indices.size, bags=problem.bags, shared_bytes=problem.shared)
+    memory = aligned(indices.size + 8, np.uint16), np.zeros(int((features["rows"] + 1).sum()), np.uint32)
+    given = {"indices": indices, "offsets": offsets, "list": memory[0], "starts": memory[1]}
+    for name, values in given.items():
+        setattr(args.lists, name, values.ctypes.data)
+    args.rows.list = args.rows.starts = args.rows.tasks = None
+    lib = simulated("backward_whole.cu", **lib_options)
+    assert lib.small_whole(ctypes.byref(args), len(tasks), ctypes.c_uint64(problem.seed)) == 0
+
+
 def check_rows(
     problem: Problem, pooling: int, emit: int, grad_dtype: int, dtype: int, staged: bool, **options: Any
 ) -> None:
@@ -300,10 +333,8 @@ def check_rows(
     listed = run_lists(problem, features, MOST_LIST_ROWS, 3)
     want_lists, _ = expected_lists(problem, features)
     integer = "rf_i64" if problem.wide else "int"
-    lib = simulated("backward_small.cu",
-        RF_INDEX=integer, RF_OFFSET=integer, RF_EMIT=emit, RF_GRAD_DTYPE=grad_dtype, RF_WEIGHT_DTYPE=dtype,
-        RF_STAGED=int(staged),
-    )  # fmt: skip
+    lib_options = {"RF_INDEX": integer, "RF_OFFSET": integer, "RF_EMIT": emit, "RF_GRAD_DTYPE": grad_dtype}
+    lib_options["RF_WEIGHT_DTYPE"] = dtype
     output_dim = sum(problem.dims)
     grad = rounded(draw.standard_normal((problem.bags, output_dim)), grad_dtype)
     memory = aligned(grad.shape, grad.dtype)
@@ -330,7 +361,11 @@ def check_rows(
         args.matrices[number] = Matrix(weight.ctypes.data, tuple(pointers), 0, rows, dim)
     before = [floats(weight, dtype) for weight in weights]
     before_states = [[state.astype(np.float64) for state in own] for own in states]
-    lib.small_rows(ctypes.byref(args), len(tasks), ctypes.c_uint64(problem.seed))
+    if options.get("whole"):
+        run_whole(problem, features, args, lib_options)
+    else:
+        lib = simulated("backward_small.cu", RF_STAGED=int(staged), **lib_options)
+        lib.small_rows(ctypes.byref(args), len(tasks), ctypes.c_uint64(problem.seed))
 
     wide = floats(grad, grad_dtype)
     for number, feature in enumerate(features):
@@ -376,3 +411,18 @@ def test_long_rows(staged: bool) -> None:
 
 def test_a_step_that_is_skipped() -> None:
     check_rows(PROBLEMS["few"], SUM, SGD, FLOAT32, FLOAT32, True, skip=1)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_whole(name: str) -> None:
+    """Lists and rows in one launch."""
+    check_rows(PROBLEMS[name], SUM, ROWWISE, FLOAT32, FLOAT32, True, whole=True)
+
+
+def test_whole_with_halves_and_bad_lookups() -> None:
+    """And a step that is skipped."""
+    problem = Problem(bags=120, longest=40, hot=0.4, rows=(3, 400, 1500), dims=(4, 8, 28), wide=True, seed=33)
+    check_rows(problem, SUM, ROWWISE, FLOAT16, BFLOAT16, True, whole=True)
+    bad = replace(PROBLEMS["few"], bad="index", wide=True, seed=24, bags=90)
+    check_rows(bad, SUM, ROWWISE, FLOAT32, FLOAT32, True, whole=True)
+    check_rows(PROBLEMS["few"], SUM, ROWWISE, FLOAT32, FLOAT32, True, whole=True, skip=1)

@@ -155,6 +155,33 @@ def test_shapes(name: str, pooling: str) -> None:
             call.check_update(kind)
 
 
+@pytest.mark.parametrize("hot", (0.0, 0.5, 1.0))
+@pytest.mark.parametrize("integer", (torch.int32, torch.int64), ids=str)
+def test_many_narrow_tables(integer: torch.dtype, hot: float) -> None:
+    """So many that each is a block's from lookups to rows; some have few rows, or one that many look up."""
+    sizes, dims, bags = (3, 90, 700, 5000) * 26, (4, 8, 20, 32), 60
+    problem = Groups(
+        [(torch.float32, dim, sizes) for dim in dims],
+        [Feature(table, "sum", 2 if table % 5 == 0 else None) for table in range(len(sizes) * len(dims))],
+    )
+    indices, offsets = problem.lookups(bags, 60, integer=integer)
+    indices[torch.rand(indices.shape) < hot] = 1
+    call = Call(problem, torch.randn(bags, problem.output_dim), indices, offsets)
+    for kind in range(4):
+        call.check_update(kind)
+    offsets[[7, 3000, 3001]] = torch.tensor([-5, 2**30, 0], dtype=integer)
+    bad = Call(problem, torch.randn(bags, problem.output_dim), indices, offsets)
+    bad.update(0, [], numbers_of())
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(
+            (weight.isfinite() for weight in there(problem.weights)),
+            (weight.isfinite() for weight in bad.weights),
+            strict=True,
+        )
+    )
+
+
 @pytest.mark.parametrize("kind", (0, 2), ids=("SGD", "RowWiseAdagrad"))
 @pytest.mark.parametrize("model", ("B", "D"))
 def test_models(model: str, kind: int) -> None:

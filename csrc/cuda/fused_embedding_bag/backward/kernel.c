@@ -102,7 +102,11 @@ static rf_status general_compile(const char *arch, const rf__backward_problem *p
 /* All kernels that a problem may take, whatever the sizes of batches. */
 static rf_status problem_compile(const char *arch, rf__backward_problem *problem) {
     static const char operator_name[] = "fused_embedding_bag_backward";
-    const rf__cuda_device typical = {.sms = 132};
+    /* With as much shared memory as any has: what needs it is compiled, too. */
+    const rf__cuda_device typical = {.sms = 132,
+                                     .shared_per_sm = 228 << 10,
+                                     .shared_per_block_optin = 227 << 10,
+                                     .reserved_shared_per_block = 1 << 10};
     const rf__backward_small_call small = rf__backward_small_call_of(problem, &typical);
     rf_status status = RF_OK;
     rf__backward_features described;
@@ -123,7 +127,7 @@ static rf_status problem_compile(const char *arch, rf__backward_problem *problem
             rf__backward_summarise(problem, &described);
             if (described.count > 0) kinds[1] = kind_of(&described);
         }
-        if (plan.n_features > 0) RF_TRY(rf__backward_small_compile(&small, arch));
+        if (plan.n_features > 0) RF_TRY(rf__backward_small_compile(&small, &plan, arch));
         RF_TRY(general_compile(arch, problem, sizes.variant, any_mean, kinds));
     }
 out:

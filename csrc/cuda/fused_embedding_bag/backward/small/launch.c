@@ -4,12 +4,14 @@
 
 #include "cuda/fused_embedding_bag/backward/small/small.h"
 
+enum { LISTS, ROWS, WHOLE };
 static const rf__kernel_source sources[] = {
     {"fused_embedding_bag/backward/small/lists.cu", "rf_small_lists"},
     {"fused_embedding_bag/backward/small/staged.cu", "rf_small_rows"},
+    {"fused_embedding_bag/backward/small/whole.cu", "rf_small_whole"},
 };
 typedef struct small_variant {
-    int32_t pools; /* which of the two */
+    int32_t kernel; /* which of them */
     int32_t index_type, offset_type;
     int32_t staged, emit, grad_dtype, weight_dtype, round;
     int32_t dynamic_shared;
@@ -18,15 +20,20 @@ typedef struct small_variant {
 static rf_status describe(const void *key, rf__kernel_options *options) {
     const small_variant *variant = key;
     options->dynamic_shared = variant->dynamic_shared;
-    if (variant->pools == 0) {
-        snprintf(options->defines, sizeof options->defines, "-DRF_INDEX=%s -DRF_OFFSET=%s",
-                 rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type));
-        return RF_OK;
+    char *to = options->defines;
+    size_t room = sizeof options->defines;
+    if (variant->kernel != ROWS) {
+        const int length =
+            snprintf(to, room, "-DRF_INDEX=%s -DRF_OFFSET=%s ", rf__kernel_integer(variant->index_type),
+                     rf__kernel_integer(variant->offset_type));
+        to += length;
+        room -= (size_t)length;
     }
-    snprintf(options->defines, sizeof options->defines,
-             "-DRF_STAGED=%d -DRF_EMIT=%d -DRF_GRAD_DTYPE=%d -DRF_WEIGHT_DTYPE=%d -DRF_ROUND=%d",
-             (int)variant->staged, (int)variant->emit, (int)variant->grad_dtype, (int)variant->weight_dtype,
-             (int)variant->round);
+    if (variant->kernel != LISTS)
+        snprintf(to, room,
+                 "-DRF_STAGED=%d -DRF_EMIT=%d -DRF_GRAD_DTYPE=%d -DRF_WEIGHT_DTYPE=%d -DRF_ROUND=%d",
+                 (int)variant->staged, (int)variant->emit, (int)variant->grad_dtype,
+                 (int)variant->weight_dtype, (int)variant->round);
     return RF_OK;
 }
 
@@ -34,13 +41,12 @@ static rf_status launch(const rf__backward_small_call *call, const small_variant
                         rf__launch_config *config, const void *args) {
     const rf__kernel *kernel = NULL;
     RF_CHECK(
-        rf__jit_kernel(call->device, &sources[variant->pools], variant, sizeof *variant, describe, &kernel));
+        rf__jit_kernel(call->device, &sources[variant->kernel], variant, sizeof *variant, describe, &kernel));
     config->function = kernel->function;
     return rf__launch(call->device, config, args);
 }
 
-static rf_status rows_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
-                             const rf_small_lists_args *lists, uint64_t tasks, rf__launch_config *config) {
+static rf_small_args rows_args(const rf__backward_small_call *call, const rf_small_lists_args *lists) {
     rf_small_args args = {.grad = (uintptr_t)call->grad,
                           .list = lists->list,
                           .starts = lists->starts,
@@ -50,15 +56,32 @@ static rf_status rows_launch(const rf__backward_small_call *call, const rf__back
                           .by_frequency = call->by_frequency,
                           .emit = call->emit_args};
     memcpy(args.matrices, call->matrices, (size_t)call->n_matrices * sizeof *call->matrices);
+    return args;
+}
+
+/* What specialises staged.cu, and whole.cu but for types of lookups. */
+static small_variant rows_variant(const rf__backward_small_call *call, int32_t kernel, int32_t staged) {
+    return (small_variant){.kernel = kernel,
+                           .staged = staged,
+                           .emit = call->emit,
+                           .grad_dtype = call->grad_dtype,
+                           .weight_dtype = call->weight_dtype,
+                           .round = call->round};
+}
+static small_variant whole_variant(const rf__backward_small_call *call) {
+    small_variant variant = rows_variant(call, WHOLE, 1);
+    variant.index_type = call->index_type;
+    variant.offset_type = call->offset_type;
+    return variant;
+}
+
+static rf_status rows_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
+                             const rf_small_lists_args *lists, uint64_t tasks, rf__launch_config *config) {
+    rf_small_args args = rows_args(call, lists);
     for (int32_t staged = 1; staged >= 0; staged--) {
         const int32_t count = staged ? plan->n_staged : plan->n_gathered;
-        const small_variant variant = {.pools = 1,
-                                       .staged = staged,
-                                       .emit = call->emit,
-                                       .grad_dtype = call->grad_dtype,
-                                       .weight_dtype = call->weight_dtype,
-                                       .round = call->round,
-                                       .dynamic_shared = staged ? plan->most_staged_shared : 0};
+        small_variant variant = rows_variant(call, ROWS, staged);
+        variant.dynamic_shared = staged ? plan->most_staged_shared : 0;
         args.tasks = tasks + (staged ? 0 : (uint64_t)plan->n_staged * sizeof(rf_small_task));
         config->grid[0] = (uint32_t)count;
         config->block[0] = (uint32_t)RF_SMALL_THREADS(staged, call->emit);
@@ -66,6 +89,19 @@ static rf_status rows_launch(const rf__backward_small_call *call, const rf__back
         if (count > 0) RF_CHECK(launch(call, &variant, config, &args));
     }
     return RF_OK;
+}
+
+static rf_status whole_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
+                              const rf_small_lists_args *lists, rf__launch_config *config) {
+    const rf_small_whole_args args = {.tasks = lists->tasks,
+                                      .staged_bytes = plan->staged_shared,
+                                      .lists = *lists,
+                                      .rows = rows_args(call, lists)};
+    small_variant variant = whole_variant(call);
+    variant.dynamic_shared = plan->most_staged_shared;
+    config->block[0] = (uint32_t)RF_SMALL_THREADS(1, call->emit);
+    config->shared_bytes = (uint32_t)plan->most_staged_shared;
+    return launch(call, &variant, config, &args);
 }
 
 rf_status rf__backward_small_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
@@ -80,7 +116,8 @@ rf_status rf__backward_small_launch(const rf__backward_small_call *call, const r
                                        .lookups = call->lookups,
                                        .bags = (int32_t)call->bags,
                                        .shared_bytes = plan->lists_shared};
-    const small_variant variant = {.index_type = call->index_type,
+    const small_variant variant = {.kernel = LISTS,
+                                   .index_type = call->index_type,
                                    .offset_type = call->offset_type,
                                    .dynamic_shared = plan->lists_shared};
     rf__launch_config config = {.grid = {(uint32_t)plan->n_lists},
@@ -88,20 +125,18 @@ rf_status rf__backward_small_launch(const rf__backward_small_call *call, const r
                                 .shared_bytes = (uint32_t)plan->lists_shared,
                                 .programmatic = true,
                                 .stream = stream};
+    if (plan->whole) return whole_launch(call, plan, &lists, &config);
     RF_CHECK(launch(call, &variant, &config, &lists));
     return rows_launch(call, plan, &lists, description + (uint64_t)plan->tasks_at, &config);
 }
 
-rf_status rf__backward_small_compile(const rf__backward_small_call *call, const char *arch) {
-    const small_variant lists = {.index_type = call->index_type, .offset_type = call->offset_type};
-    small_variant rows[2];
-    for (int32_t staged = 0; staged < 2; staged++)
-        rows[staged] = (small_variant){.pools = 1,
-                                       .staged = staged,
-                                       .emit = call->emit,
-                                       .grad_dtype = call->grad_dtype,
-                                       .weight_dtype = call->weight_dtype,
-                                       .round = call->round};
-    RF_CHECK(rf__jit_compile_each(&sources[0], &lists, sizeof lists, 1, describe, arch));
-    return rf__jit_compile_each(&sources[1], rows, sizeof rows[0], 2, describe, arch);
+rf_status rf__backward_small_compile(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
+                                     const char *arch) {
+    const small_variant lists = {
+        .kernel = LISTS, .index_type = call->index_type, .offset_type = call->offset_type};
+    const small_variant rows[] = {rows_variant(call, ROWS, 0), rows_variant(call, ROWS, 1)};
+    const small_variant whole = whole_variant(call);
+    if (plan->whole) RF_CHECK(rf__jit_compile_each(&sources[WHOLE], &whole, sizeof whole, 1, describe, arch));
+    RF_CHECK(rf__jit_compile_each(&sources[LISTS], &lists, sizeof lists, 1, describe, arch));
+    return rf__jit_compile_each(&sources[ROWS], rows, sizeof rows[0], 2, describe, arch);
 }

@@ -12,7 +12,7 @@ enum { LONG = 64, /* lookups of a row; more are many */ MOST_LONG = 8 /* rows wi
 struct block_t {
     rf_u32 first_row, rows;
     bool is_last; /* of the feature */
-    rf_u32 *starts; /* of the feature */
+    rf_u32 *starts; /* of the feature; nullptr: nobody asks */
     rf_u16 *list; /* of all */
     float *factors; /* of the feature, if they are this block's to write; else nullptr */
 };
@@ -66,7 +66,7 @@ RF_INLINE void short_rows_count(const feature_t &feature, const room_t &room, rf
     }
 }
 
-/* Counters of rows become places, as cells_sum makes them, and where rows begin is written to `starts`: `place` more. Rows with
+/* Counters of rows become places, as cells_sum makes them, and where rows begin is written to the block's `starts`, if there are, `place` more. Rows with
  * many lookups are put into `many`, which is empty before. Returns the number of all, or NO_PLACES where they are too many: then
  * nothing is done. */
 #define NO_PLACES 0xffffffffu
@@ -105,7 +105,7 @@ RF_INLINE rf_u32 rows_sum(const room_t &room, const block_t &block, rf_u32 place
         all += of_warps[i];
     }
     rf_u32 *const starts = block.starts + block.first_row;
-    const rf_u32 n_starts = block.rows + block.is_last;
+    const rf_u32 n_starts = block.starts == nullptr ? 0 : block.rows + block.is_last;
     const bool aligned = (rf_u64)starts % 16 == 0;
 #pragma unroll 1
     for (rf_u32 tile = first; tile < behind; tile++) {
@@ -132,7 +132,7 @@ RF_INLINE rf_u32 rows_sum(const room_t &room, const block_t &block, rf_u32 place
                 if (row + i < n_starts) starts[row + i] = begins.word[i];
         }
     }
-    if (block.rows * 4 == (rf_u32)room.cells_bytes && block.is_last && threadIdx.x == 0)
+    if (n_starts * 4 > (rf_u32)room.cells_bytes && threadIdx.x == 0)
         starts[block.rows] = place + all; /* no counter is there */
     __syncthreads();
     return all;

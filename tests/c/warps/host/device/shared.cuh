@@ -12,6 +12,10 @@ inline rf_u32 rf_shared_kept(const void *address) {
 inline rf_bytes<16> rf_shared_load(rf_u32 from) {
     return rf_load((const rf_bytes<16> *)(memory + (rf_i32)from));
 }
+inline rf_bytes<8> rf_shared_load_8(rf_u32 from) {
+    return rf_load((const rf_bytes<8> *)(memory + (rf_i32)from));
+}
+inline rf_u32 rf_shared_word(rf_u32 from) { return *(const rf_u32 *)(memory + (rf_i32)from); }
 inline rf_u32 rf_shared_count_from(rf_u32 at) { return atomicAdd((rf_u32 *)(memory + (rf_i32)at), 1u); }
 inline void rf_shared_count(rf_u32 at) { (void)rf_shared_count_from(at); }
 template <int BYTES> inline void rf_shared_copy(rf_u32 to, const void *from) {
