@@ -9,8 +9,8 @@
  * of its feature, gradients of a sum are copied asynchronously, even before the lists are there, and the first row is asked
  * for while they come.
  * A group of lanes (an eighth of the columns) has every so-many-th row, so that a block works on neighbouring rows. It asks
- * for a row's place in the list two rows ahead, and for weight, state and the first bags of its list one row ahead: there
- * is one wait for memory a row. Most rows have few bags, so what a row costs besides counts: a lane has two vectors of four
+ * for a row's place in the list two rows ahead, for the bags of its list one row ahead, and for weight and state then or, of SGD, when
+ * its turn begins: there is one wait for memory a row. Most rows have few bags, so what a row costs besides counts: a lane has two vectors of four
  * columns, and bags are added four at a time from a row's first one on, in the order of the list, out of a window
  * that begins aligned and is shifted to the row's first bag. Every other group has its two vectors the other way round, so
  * that the halves of two rows are read from all banks of shared memory.
