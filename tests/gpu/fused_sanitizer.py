@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from support.gpu_fused import Fused, bags_of
 from support.reference import Feature
 
 DIMS = (4, 8, 17, 64, 300)
+MANY = [3 + number % 700 for number in range(402)]  # tables, each a block's from lookups to rows
 
 
 class Copied(Fused):
@@ -42,6 +44,18 @@ def problems() -> Iterator[tuple[Copied, bool]]:
         narrow = Problem([(8 * n, dim, dtype) for n, dim in ((1, 8), (9, 4), (500, 8))], lead=32, gap=32)
         yield Copied(narrow, [[3, 0, 0, 0, 40]] * 3), False
         yield Copied(Problem(specs), rows[: len(specs)]), True
+
+
+def train(rows: list[int], optimizer: Any) -> None:
+    """A backward pass over tables of so many rows: gradients, or the updates of an optimizer."""
+    collection = recfuse.nn.FusedEmbeddingBagCollection(
+        [(size, (4, 8)[number % 2]) for number, size in enumerate(rows)]
+    ).to("cuda")
+    updates = optimizer and optimizer(collection.parameters(), lr=0.1)
+    indices, offsets = bags_of([[3, 2, 0]] * len(rows), rows)
+    collection(indices.to("cuda"), offsets.to("cuda")).sum().backward()
+    if updates is not None:
+        updates.step()
 
 
 def main() -> int:
@@ -81,9 +95,12 @@ def main() -> int:
                 print("bad contents were not found", file=sys.stderr)
     # initcheck takes page-locked memory that the host has written for memory that nobody has.
     if sys.argv[1:] != ["initcheck"]:
-        collection = recfuse.nn.FusedEmbeddingBagCollection([(9, 4), (9, 8)]).to("cuda")
-        indices, offsets = bags_of([[3, 2], [0, 4]], [9, 9])
-        collection(indices.to("cuda"), offsets.to("cuda")).sum().backward()
+        for rows, optimizer in (
+            ([9] * 2, None),
+            ([9] * 2, recfuse.optim.SGD),
+            (MANY, recfuse.optim.RowWiseAdagrad),
+        ):
+            train(rows, optimizer)
     recfuse.check()
     print(f"{count} calls, {wrong} wrong")
     return 1 if wrong else 0
