@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import recfuse
 from recfuse.ops import few_lookups, gradients
@@ -76,6 +77,21 @@ def test_a_list_of_weights_has_coalesced_gradients_without_copies(made_values):
     collection(torch.tensor([3, 5, 3, 1]), torch.tensor([0, 2, 4])).sum().backward()
     assert first.grad.is_coalesced() and second.grad.is_coalesced()
     assert {first.grad._values().data_ptr(), second.grad._values().data_ptr()} == set(made_values[1:])
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
+def test_nothing_is_marked_where_other_threads_may_read_it(tmp_path):
+    """Those of DistributedDataParallel coalesce a gradient while the backward pass goes on."""
+    weight = torch.nn.Parameter(torch.randn(7, 4))
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        sparse_call(weight).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    assert not weight.grad.is_coalesced() and weight.grad._indices().tolist() == [[1, 3, 5]]
+    weight.grad = None
+    sparse_call(weight).sum().backward()
+    assert weight.grad.is_coalesced()
 
 
 def test_sparse_gradients_that_add_up_are_right():

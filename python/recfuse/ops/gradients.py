@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._library.fake_impl import allocate_size
 from torch.autograd import forward_ad
@@ -107,6 +108,7 @@ def _listed(
     if (
         is_readable(values)
         and (mark_small or values.numel() > _FEW_ELEMENTS)
+        and not _has_other_readers()
         and (nodes := getattr(ctx, "next_functions", None)) is not None
     ):
         leaf = getattr(nodes[argument][0], "variable", None)  # of an AccumulateGrad
@@ -115,6 +117,14 @@ def _listed(
                 lambda: _mark_coalesced(leaf, rows, values)
             )
     return found
+
+
+def _has_other_readers() -> bool:
+    """Whether threads may read gradients that add up those of all processes (DistributedDataParallel's). One
+    that is marked while such a thread begins to coalesce it makes that fail, and the other processes wait
+    for ever.
+    """
+    return dist.is_available() and dist.is_initialized()
 
 
 def _mark_coalesced(leaf: Tensor, rows: Tensor, values: Tensor) -> None:
