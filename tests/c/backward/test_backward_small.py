@@ -234,6 +234,9 @@ PROBLEMS = {
         bags=700, longest=60, rows=(4000, 1500, 600), dims=(4, 4, 4), wide=True, seed=14
     ),
     "no room for bits": Problem(bags=4000, longest=38, rows=(6400,), dims=(4,), shared=40 << 10, seed=15),
+    "a row with more lookups than a list has room for": Problem(
+        bags=500, longest=140, rows=(400,), dims=(4,), hot=0.95, seed=0
+    ),
     "a list in parts": Problem(bags=60, longest=600, rows=(6000,), dims=(4,), hot=0.1, seed=10),
 }
 

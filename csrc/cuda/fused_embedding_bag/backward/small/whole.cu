@@ -162,6 +162,7 @@ RF_INLINE rf_u32 rows_list(const feature_t &feature, const room_t &room, const b
         const rf_u32 row = parts.many.row[i], to = row + 1 < block.rows ? room.cells[row + 1] : all;
         fits &= to - room.cells[row] <= room.window_size;
     }
+    __syncthreads(); /* all have looked at cells that whoever lists by parts clears */
     return fits ? all : NO_PLACES;
 }
 
