@@ -125,7 +125,14 @@ def test_what_a_kernel_recorded_is_raised_once(
 @pytest.mark.parametrize("kind", ["plain", "address"])  # the thread sanitizer does not see the driver wait
 @pytest.mark.parametrize(
     "command",
-    ["deliveries", "deliveries_bound", "deliveries_idle", "deliveries_grown", "deliveries_unfilled"],
+    [
+        "deliveries",
+        "deliveries_bound",
+        "deliveries_idle",
+        "deliveries_grown",
+        "deliveries_unfilled",
+        "delivery_growth_failure",
+    ],
 )
 def test_what_threads_fill_for_a_stream(cuda_build: Build, tmp_path: Path, kind: str, command: str) -> None:
     cuda_build(kind).run(command, cache=tmp_path, gpu=True)

@@ -198,8 +198,11 @@ static rf_status delivery_find(const rf__cuda_device *device, void *stream, size
         *found = take_idle(driver, pool, size);
         if (*found != NULL) return RF_OK;
         const bool granted = pool_reserve(pool, size, &all);
-        if (granted && (*found = take_idle(driver, pool, 0)) != NULL)
-            return delivery_grow(driver, pool, size, *found);
+        if (granted && (*found = take_idle(driver, pool, 0)) != NULL) {
+            status = delivery_grow(driver, pool, size, *found);
+            if (status != RF_OK) *found = NULL; /* the pool has it again */
+            return status;
+        }
         const bool waits = pool_look(pool, 0, granted ? 0 : size, false, &oldest);
         if (granted && (all < MOST || !waits)) break;
         if (granted) pool_uncount(pool, size);

@@ -225,6 +225,29 @@ static void delivery_failure(char **arguments) {
     CHECK(driver_live() == live && context_depth() == 0, "something was left");
 }
 
+/* delivery_growth_failure: one that cannot grow stays what it was, and nobody else's. */
+static void delivery_growth_failure(char **arguments) {
+    (void)arguments;
+    const rf__cuda_device *gpu = NULL;
+    CHECK(rf__cuda_device_get(0, &gpu) == RF_OK, "%s", rf_last_error());
+    rf__cuda_delivery *small = take(gpu, 100), *found = NULL;
+    rf__cuda_delivery_post(small);
+    end(gpu, small);
+    CHECK(setenv("FAKE_CUDA_FAIL", "cuMemHostAlloc:2", 1) == 0, "no environment");
+    for (int i = 0; i < 3; i++) {
+        const rf_status status = rf__cuda_delivery_new(gpu, NULL, 1 << 20, &found);
+        CHECK(strcmp(rf_status_python(status), "MemoryError") == 0 && found == NULL, "%s", rf_last_error());
+    }
+    unsetenv("FAKE_CUDA_FAIL");
+    CHECK(take(gpu, 100) == small, "another");
+    found = take(gpu, 100);
+    CHECK(found != small, "one has two owners");
+    for (int i = 0; i < 2; i++) {
+        rf__cuda_delivery_post(i == 0 ? small : found);
+        end(gpu, i == 0 ? small : found);
+    }
+}
+
 static void note(rf__cuda_error_word word, rf_status status, const char *text) {
     rf__cuda_note *left = calloc(1, sizeof *left);
     CHECK(left != NULL, "no memory");
@@ -270,6 +293,7 @@ const command delivery_commands[] = {
     {"deliveries_grown", 0, deliveries_grown},
     {"deliveries_unfilled", 0, deliveries_unfilled},
     {"delivery_failure", 2, delivery_failure},
+    {"delivery_growth_failure", 0, delivery_growth_failure},
     {"notes", 0, notes},
 };
 const int n_delivery_commands = (int)(sizeof delivery_commands / sizeof delivery_commands[0]);
