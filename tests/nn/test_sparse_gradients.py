@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import recfuse
-from recfuse.ops import few_lookups, gradients
+from recfuse.ops import gradients
 
 
 def sparse_call(weight):
@@ -19,8 +18,7 @@ def sparse_call(weight):
 
 @pytest.fixture(autouse=True)
 def none_are_few(monkeypatch):
-    """Gradients of these tests are recfuse's, and marked as large ones are."""
-    monkeypatch.setattr(few_lookups, "MOST_LOOKUPS", -1)
+    """Gradients of these tests are marked as large ones are."""
     monkeypatch.setattr(gradients, "_FEW_ELEMENTS", 0)
 
 
@@ -79,19 +77,18 @@ def test_a_list_of_weights_has_coalesced_gradients_without_copies(made_values):
     assert {first.grad._values().data_ptr(), second.grad._values().data_ptr()} == set(made_values[1:])
 
 
-@pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
-def test_nothing_is_marked_where_other_threads_may_read_it(tmp_path):
-    """Those of DistributedDataParallel coalesce a gradient while the backward pass goes on."""
-    weight = torch.nn.Parameter(torch.randn(7, 4))
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    try:
-        sparse_call(weight).sum().backward()
-    finally:
-        dist.destroy_process_group()
-    assert not weight.grad.is_coalesced() and weight.grad._indices().tolist() == [[1, 3, 5]]
-    weight.grad = None
+def test_a_gradient_is_marked_behind_what_others_wait_for():
+    """As DistributedDataParallel waits at the end of backward for threads that coalesce gradients."""
+    weight, seen = torch.nn.Parameter(torch.randn(7, 4)), []
+
+    def queue(parameter):
+        torch.autograd.Variable._execution_engine.queue_callback(
+            lambda: seen.append(parameter.grad.is_coalesced())
+        )
+
+    weight.register_post_accumulate_grad_hook(queue)
     sparse_call(weight).sum().backward()
-    assert weight.grad.is_coalesced()
+    assert seen == [False] and weight.grad.is_coalesced()
 
 
 def test_sparse_gradients_that_add_up_are_right():

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._library.fake_impl import allocate_size
 from torch.autograd import forward_ad
@@ -108,23 +107,16 @@ def _listed(
     if (
         is_readable(values)
         and (mark_small or values.numel() > _FEW_ELEMENTS)
-        and not _has_other_readers()
         and (nodes := getattr(ctx, "next_functions", None)) is not None
     ):
         leaf = getattr(nodes[argument][0], "variable", None)  # of an AccumulateGrad
         if leaf is not None:
-            torch.autograd.Variable._execution_engine.queue_callback(
-                lambda: _mark_coalesced(leaf, rows, values)
-            )
+            queue = torch.autograd.Variable._execution_engine.queue_callback
+            # Behind what others queue in this pass: DistributedDataParallel waits there for threads that
+            # coalesce the gradient. Marked just then, one failed in its thread, and other processes waited
+            # for ever.
+            queue(lambda: queue(lambda: _mark_coalesced(leaf, rows, values)))
     return found
-
-
-def _has_other_readers() -> bool:
-    """Whether threads may read gradients that add up those of all processes (DistributedDataParallel's). One
-    that is marked while such a thread begins to coalesce it makes that fail, and the other processes wait
-    for ever.
-    """
-    return dist.is_available() and dist.is_initialized()
 
 
 def _mark_coalesced(leaf: Tensor, rows: Tensor, values: Tensor) -> None:
