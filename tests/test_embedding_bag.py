@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 
 import recfuse
-from recfuse.ops import few_lookups
 from support.inputs import odd, poisoned, ragged
 from support.reference import DTYPES, assert_close_to_reference, tolerance
 from support.reference import embedding_bag as reference
@@ -323,8 +322,7 @@ GRADIENT_CASES = [
 
 
 @pytest.mark.parametrize(("mode", "options", "weighted"), GRADIENT_CASES, ids=str)
-def test_gradients_are_torchs(mode, options, weighted, monkeypatch):
-    monkeypatch.setattr(few_lookups, "MOST_LOOKUPS", -1)
+def test_gradients_are_torchs(mode, options, weighted):
     indices, offsets = ragged(12, 9, 5)
     offsets = offsets if options.get("include_last_offset") else offsets[:-1]
     factors = torch.rand(indices.numel()) if weighted else None

@@ -40,9 +40,6 @@
       "seed: int) -> float64 [sum of counts]")                                                               \
     X(trace_reuse,                                                                                           \
       "trace_reuse(rows: int64 [lookups], n_rows: int) -> (gaps, distances), int64 [lookups] each")          \
-    X(lookups_suit_torch,                                                                                    \
-      "lookups_suit_torch(indices: address, count: int, offsets: address, bags: int, has_end: bool, type: "  \
-      "int, rows: int) -> bool: contents are good, and few are looked up or few rows repeat")                \
     X(hash_strings, "hash_strings(bytes: int, n_bytes: int, offsets: int, offset_type: int, count: int, "    \
                     "seed: int, threads: int) -> int64 [count]; bytes and offsets are addresses")            \
     X(hash_padded_strings, "hash_padded_strings(strings: S or U [count], contiguous and native, seed: int, " \
@@ -147,7 +144,7 @@ PyArrayObject *rf__py_array(PyObject *object, int type, int dimensions, const ch
 /* A new array [rows, columns], or [rows] where `columns` is -1; NULL with an exception. */
 PyArrayObject *rf__py_new(int type, npy_intp rows, npy_intp columns);
 
-/* An address, or none: 0. */
+/* An address on a GPU, or none: 0. */
 static inline void *rf__py_pointer(unsigned long long address) { return (void *)(uintptr_t)address; }
 
 /* Reads one of the batches of embedding_bag_measure, or with `host_offsets` of fused_embedding_bag_measure,

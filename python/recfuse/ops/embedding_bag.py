@@ -20,7 +20,6 @@ from recfuse.ops.embedding_bag_arguments import (
     padding_row,
     renormalise,
 )
-from recfuse.ops.few_lookups import pooled_by_torch
 from recfuse.ops.gradients import (
     WeightGradCall,
     define_with_winners,
@@ -125,18 +124,6 @@ def embedding_bag(
         return handle_torch_function(
             embedding_bag, tensors, input, weight, offsets=offsets, **options, schedule=schedule
         )
-    if (
-        sparse is True
-        and max_norm is None
-        and scale_grad_by_freq is False
-        and per_sample_weights is None
-        and padding_idx is None
-        and prefetch_distance == -1
-        and bounds_check == "on"
-        and schedule == ""
-        and (own := pooled_by_torch(input, weight, offsets, mode, include_last_offset)) is not None
-    ):
-        return own
     check_tensors(input, weight, offsets, per_sample_weights)
     check_integers(input, weight, offsets)
     if not has_kernel(input, weight, offsets, per_sample_weights):
