@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 import pytest
 import torch
@@ -90,7 +91,9 @@ def result(rank, sparse, kind, form):
 
 
 def process(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
+    where = f"file://{folder}/rendezvous"
+    limit = timedelta(minutes=2)  # one that waits for ever fails
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=WORLD, timeout=limit)
     torch.save({case: result(rank, *case) for case in CASES + OTHERS}, os.path.join(folder, f"{rank}.pt"))
     dist.destroy_process_group()
 
