@@ -200,11 +200,9 @@ template <class S> RF_INLINE bool rf_is_lane(const rf_fused_args &args, const rf
 
 /* This lane of a tile. */
 RF_INLINE rf_fused_lane rf_load_lane(const rf_fused_args &args, int tile) {
-    rf_fused_lane lane;
-    asm volatile("ld.global.nc.v2.s32 {%0, %1}, [%2];"
-                 : "=r"(lane.feature), "=r"(lane.column)
-                 : "l"(args.lanes + (rf_i64)tile * 32 + threadIdx.x % 32));
-    return lane;
+    typedef rf_bytes<sizeof(rf_fused_lane)> words;
+    const words lane = rf_load((const words *)(args.lanes + (rf_i64)tile * 32 + threadIdx.x % 32));
+    return {(rf_i32)lane.word[0], (rf_i32)lane.word[1]};
 }
 
 /* The same of a tile that the block may have, asked for beside the task, which says whether it has: where all features are of
