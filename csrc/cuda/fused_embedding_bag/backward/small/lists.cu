@@ -31,19 +31,14 @@ enum { BLOCK = RF_SMALL_LISTS_BLOCK, WARPS = BLOCK / 32 };
 RF_INLINE bool list_by_rows(const feature_t &feature, const room_t &room, const block_t &block,
                             rf_u32 *of_warps, long_rows_t &many) {
     if (threadIdx.x == 0) many.count = 0;
-    counters_clear(feature, room);
-    marks_write(feature, room, of_warps);
-    if (block.factors != nullptr) counts_begin(feature, (int *)block.factors);
-    __syncthreads();
+    counting_begin(feature, room, block, of_warps);
     rf_u32 before = 0;
     if (block.factors == nullptr && block.first_row == 0 && block.rows > FEW_ROWS) {
         short_rows_count(feature, room, block.first_row, block.rows);
     } else {
         before = rows_count(feature, room, block.first_row, block.rows, (int *)block.factors);
     }
-    before = block.first_row > 0 ? sum_of_block(before, of_warps) : 0;
-    __syncthreads();
-    if (block.factors != nullptr) counts_end(feature, block.factors);
+    before = counting_end(feature, block, before, of_warps);
     const rf_u32 place = (rf_u32)feature.first + before, all = rows_sum(room, block, place, of_warps, many);
     if (all == NO_PLACES) return false;
     spans_list(room, block, block.list + place, all, [&](const span_t &span, rf_u16 *to) {

@@ -242,18 +242,30 @@ RF_INLINE void spans_list(const room_t &room, const block_t &block, rf_u16 *list
     }
 }
 
-/* A warp a part. */
-RF_APART void list_by_parts(const rf_small_lists_args &args, const feature_t feature, const block_t block,
-                            rf_u8 *memory, rf_u32 *of_warps) {
-    const room_t room = room_of(feature, memory, args.shared_bytes, (int)block.rows, false);
+/* What a block does before it counts lookups. */
+RF_INLINE void counting_begin(const feature_t &feature, const room_t &room, const block_t &block,
+                              rf_u32 *of_warps) {
     counters_clear(feature, room);
     marks_write(feature, room, of_warps);
     if (block.factors != nullptr) counts_begin(feature, (int *)block.factors);
     __syncthreads();
-    rf_u32 before = rows_count(feature, room, block.first_row, block.rows, (int *)block.factors);
+}
+/* And behind it; `before`: lookups of rows before the block's that this thread has seen. Returns those of all threads. */
+RF_INLINE rf_u32 counting_end(const feature_t &feature, const block_t &block, rf_u32 before,
+                              rf_u32 *of_warps) {
     before = block.first_row > 0 ? sum_of_block(before, of_warps) : 0;
     __syncthreads();
     if (block.factors != nullptr) counts_end(feature, block.factors);
+    return before;
+}
+
+/* A warp a part. */
+RF_APART void list_by_parts(const rf_small_lists_args &args, const feature_t feature, const block_t block,
+                            rf_u8 *memory, rf_u32 *of_warps) {
+    const room_t room = room_of(feature, memory, args.shared_bytes, (int)block.rows, false);
+    counting_begin(feature, room, block, of_warps);
+    rf_u32 before = rows_count(feature, room, block.first_row, block.rows, (int *)block.factors);
+    before = counting_end(feature, block, before, of_warps);
     const rf_u32 all = cells_sum(room, of_warps);
     rf_u16 *list = starts_write(feature, room, block, before, all);
     spans_list(room, block, list, all,

@@ -146,9 +146,7 @@ RF_APART void pool_by_parts(const rf_small_whole_args &args, const feature_t fea
 RF_INLINE rf_u32 rows_list(const feature_t &feature, const room_t &room, const block_t &block,
                            parts_t &parts) {
     if (threadIdx.x == 0) parts.many.count = 0;
-    counters_clear(feature, room);
-    marks_write(feature, room, parts.of_warps);
-    __syncthreads();
+    counting_begin(feature, room, block, parts.of_warps);
     if (block.rows > FEW_ROWS) {
         short_rows_count(feature, room, 0, block.rows);
     } else {
