@@ -164,20 +164,22 @@ static rf__cuda_delivery *take_idle(const rf__cuda_driver *driver, delivery_pool
     return taken;
 }
 
-/* Makes what is taken as large, which the pool counts as one more of that size. */
+/* Makes what is taken as large, which the pool counts as one more of that size. Where it fails, the pool has it again and
+ * *taken is NULL. */
 static rf_status delivery_grow(const rf__cuda_driver *driver, delivery_pool *pool, int32_t size,
-                               rf__cuda_delivery *taken) {
+                               rf__cuda_delivery **taken) {
     int32_t no_more = size; /* of the sizes that were counted */
     rf_status status = RF_OK;
-    if (taken->bytes < bytes_of(size)) {
-        const int32_t before = size_of(taken->bytes);
-        uint32_t *word = taken->word;
-        status = memory_new(driver, size, taken);
+    if ((*taken)->bytes < bytes_of(size)) {
+        const int32_t before = size_of((*taken)->bytes);
+        uint32_t *word = (*taken)->word;
+        status = memory_new(driver, size, *taken);
         if (status == RF_OK) {
             (void)driver->cuMemFreeHost(word);
             no_more = before;
         } else {
-            pool_put(pool, taken);
+            pool_put(pool, *taken);
+            *taken = NULL;
         }
     }
     pool_uncount(pool, no_more);
@@ -198,11 +200,8 @@ static rf_status delivery_find(const rf__cuda_device *device, void *stream, size
         *found = take_idle(driver, pool, size);
         if (*found != NULL) return RF_OK;
         const bool granted = pool_reserve(pool, size, &all);
-        if (granted && (*found = take_idle(driver, pool, 0)) != NULL) {
-            status = delivery_grow(driver, pool, size, *found);
-            if (status != RF_OK) *found = NULL; /* the pool has it again */
-            return status;
-        }
+        if (granted && (*found = take_idle(driver, pool, 0)) != NULL)
+            return delivery_grow(driver, pool, size, found);
         const bool waits = pool_look(pool, 0, granted ? 0 : size, false, &oldest);
         if (granted && (all < MOST || !waits)) break;
         if (granted) pool_uncount(pool, size);

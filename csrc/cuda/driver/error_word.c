@@ -140,6 +140,10 @@ void rf__cuda_note_leave(rf__cuda_error_word word, rf__cuda_note *note) {
     free(unused);
 }
 
+static bool is_note_of(const rf__cuda_note *note, const rf_error_record *records, int32_t count) {
+    return note->of >= records && note->of < records + count;
+}
+
 /* The first note of one of these records [count], or NULL; it is the caller's. *more: others there are. */
 static rf__cuda_note *note_take(const rf_error_record *records, int32_t count, int32_t *more) {
     rf__cuda_note *taken = NULL;
@@ -148,7 +152,7 @@ static rf__cuda_note *note_take(const rf_error_record *records, int32_t count, i
     pthread_mutex_lock(&taking);
     for (rf__cuda_note **at = &notes; *at != NULL;) {
         rf__cuda_note *note = *at;
-        const bool is_of = note->of >= records && note->of < records + count;
+        const bool is_of = is_note_of(note, records, count);
         if (is_of && taken == NULL) {
             taken = note;
             *at = note->next;
@@ -205,7 +209,7 @@ static int32_t notes_count(const rf_error_record *records) {
     int32_t count = 0;
     pthread_mutex_lock(&taking);
     for (const rf__cuda_note *note = notes; note != NULL; note = note->next)
-        count += note->of >= records && note->of < records + RF__CUDA_ERROR_WORDS;
+        count += is_note_of(note, records, RF__CUDA_ERROR_WORDS);
     pthread_mutex_unlock(&taking);
     return count;
 }
