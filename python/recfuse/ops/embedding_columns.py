@@ -182,6 +182,9 @@ def _call(operator: Any, weights: Sequence[Tensor], arguments: tuple[Any, ...]) 
 
 
 @torch.library.register_fake("recfuse::embedding_columns", lib=library)
+@torch.library.register_fake(
+    "recfuse::_embedding_columns_split", lib=library
+)  # its first arguments are these
 def _(
     weights: Sequence[Tensor],
     program: Tensor,
@@ -205,22 +208,6 @@ def _(
     weights: Sequence[Tensor], program: Tensor, inputs: Tensor, batch: int, output_dim: int, *_: Any
 ) -> Tensor:
     return _output((), weights, program, batch, output_dim)
-
-
-@torch.library.register_fake("recfuse::_embedding_columns_split", lib=library)
-def _(
-    weights: Sequence[Tensor],
-    program: Tensor,
-    dense: Sequence[Tensor],
-    values: Sequence[Tensor],
-    offsets: Sequence[Tensor],
-    value_weights: Sequence[Tensor],
-    batch: int,
-    output_dim: int,
-    *_: Any,
-) -> Tensor:
-    _check_inputs(dense, values, offsets, value_weights)
-    return _output((*dense[:1], *values[:1]), weights, program, batch, output_dim)
 
 
 @torch.library.register_fake("recfuse::_embedding_columns_lookups", lib=library)
