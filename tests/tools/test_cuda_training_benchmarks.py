@@ -158,7 +158,6 @@ def test_the_check_leaves_tables_as_they_were(training):
         ("rf_backward_joins", "backward + update"),
         ("rf_small_lists", "transpose"),
         ("rf_small_rows", "backward + update"),
-        ("rf_small_whole", "backward + update"),
         ("rf_backward_count", "transpose"),
         ("rf_winners", "forward"),
         ("void cub::DeviceRadixSortOnesweepKernel<cub::Policy>", "transpose"),

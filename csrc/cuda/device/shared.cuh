@@ -11,7 +11,7 @@ RF_INLINE rf_u32 rf_shared_kept(const void *address) {
     return kept;
 }
 
-/* 16, 8 and 4 bytes that nobody writes meanwhile. */
+/* 16 and 2 bytes that nobody writes meanwhile. */
 RF_INLINE rf_bytes<16> rf_shared_load(rf_u32 from) {
     rf_bytes<16> to;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -20,24 +20,22 @@ RF_INLINE rf_bytes<16> rf_shared_load(rf_u32 from) {
     return to;
 }
 
-RF_INLINE rf_bytes<8> rf_shared_load_8(rf_u32 from) {
-    rf_bytes<8> to;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to.word[0]), "=r"(to.word[1]) : "r"(from));
+RF_INLINE rf_u32 rf_shared_load_2(rf_u32 from) {
+    rf_u16 to;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(to) : "r"(from));
     return to;
 }
-RF_INLINE rf_u32 rf_shared_word(rf_u32 from) {
-    rf_u32 to;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to) : "r"(from));
-    return to;
+RF_INLINE void rf_shared_store_2(rf_u32 to, rf_u32 value) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"((rf_u16)value) : "memory");
 }
 
-/* Atomically adds 1; the second returns what was there. */
-RF_INLINE void rf_shared_count(rf_u32 at) {
-    asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(at) : "memory");
+/* Atomically adds; the second returns what was there. */
+RF_INLINE void rf_shared_add(rf_u32 at, rf_u32 more) {
+    asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(at), "r"(more) : "memory");
 }
-RF_INLINE rf_u32 rf_shared_count_from(rf_u32 at) {
+RF_INLINE rf_u32 rf_shared_add_from(rf_u32 at, rf_u32 more) {
     rf_u32 was;
-    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(was) : "r"(at) : "memory");
+    asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(was) : "r"(at), "r"(more) : "memory");
     return was;
 }
 

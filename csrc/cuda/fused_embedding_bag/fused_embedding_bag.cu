@@ -113,5 +113,8 @@ extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
 #undef RF_CASE
     }
     if (RF_TIMED) add_cycles(args, rf_load_task<-1>(task), since);
-    if (RF_WITH_STAGED && blockIdx.x == gridDim.x - 1) rf_wait_for_previous_kernel();
+    if (RF_WITH_STAGED && blockIdx.x == gridDim.x - 1) {
+        rf_begin_next_kernel(); /* the kernel beside writes what this one does, and has waited for what was before */
+        rf_wait_for_previous_kernel();
+    }
 }

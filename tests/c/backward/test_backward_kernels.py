@@ -38,9 +38,6 @@ FILES = {
         f"{emitting(emit, *DTYPES[(emit + staged + other) % 4])} -DRF_STAGED={staged}"
         for emit, staged, other in itertools.product(EMITS, (0, 1), (0, 1))
     ],
-    "small/whole.cu": [
-        f"{integers} {emitting(3, *dtypes)}" for integers, dtypes in zip(INTEGERS, DTYPES, strict=True)
-    ],
     "bags/winners.cu": INTEGERS,
     "bags/sample_weights.cu": [f"{INTEGERS[dtype]} -DRF_GRAD_DTYPE={dtype}" for dtype in range(3)],
     "keys.cu": [
@@ -64,8 +61,7 @@ FILES = {
 # Bytes that may be spilled: once a chunk or a task; and what is seldom needed of a feature.
 FEW = {("sort.cu", "sm_80"): 32}
 FEW |= {("small/staged.cu", arch): 16 for arch in ("sm_80", "sm_90a")}
-FEW |= {("small/whole.cu", arch): 80 for arch in ("sm_80", "sm_90a")}
-FEW |= {("small/lists.cu", "sm_80"): 192, ("small/lists.cu", "sm_90a"): 128}
+FEW |= {("small/lists.cu", "sm_80"): 128, ("small/lists.cu", "sm_90a"): 160}
 
 
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))

@@ -73,16 +73,6 @@ class RowsArgs(ctypes.Structure):
     )
 
 
-class WholeArgs(ctypes.Structure):
-    _fields_ = (
-        ("tasks", ctypes.c_void_p),
-        ("staged_bytes", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-        ("lists", ListsArgs),
-        ("rows", RowsArgs),
-    )
-
-
 @dataclass(frozen=True)
 class Problem:
     """Features of a call; all are small."""
@@ -95,6 +85,7 @@ class Problem:
     bad: str = ""  # what is wrong with the lookups
     hot: float = 0.0  # of the lookups that are of row 1
     few: int = 10**9  # rows that are looked up
+    run: int = 0  # lookups at the beginning that alone are of row 0
     shared: int = LEAST_SHARED
     seed: int = 0
 
@@ -110,6 +101,9 @@ class Problem:
         ]
         indices = np.concatenate(parts).astype(integer)
         indices[draw.random(indices.size) < self.hot] = 1
+        if self.run > 0:
+            indices[indices == 0] = 1
+            indices[: self.run] = 0
         if "index" in self.bad:
             wrong = draw.random(indices.size) < 0.1
             indices[wrong] = draw.choice([-1, 2**31 - 1, -(2**31), 10**6], int(wrong.sum()))
@@ -237,6 +231,14 @@ PROBLEMS = {
     "a row with more lookups than a list has room for": Problem(
         bags=500, longest=140, rows=(400,), dims=(4,), hot=0.95, seed=0
     ),
+    "a list that goes to memory in part": Problem(
+        bags=200, longest=215, rows=(1500,), dims=(4,), wide=True, bad="index", seed=16
+    ),
+    "rows of 1,000 lookups": Problem(bags=1, longest=60000, rows=(999,), dims=(4,), hot=0.02, seed=17),
+    "a row of 256 lookups side by side": Problem(
+        bags=16, longest=800, rows=(999,), dims=(4,), run=256, seed=19
+    ),
+    "short bags and a long one": Problem(bags=900, longest=9, rows=(3000, 150), dims=(4, 4), seed=18),
     "a list in parts": Problem(bags=60, longest=600, rows=(6000,), dims=(4,), hot=0.1, seed=10),
 }
 
@@ -311,23 +313,6 @@ def updated(
     return weight - size * m / (np.sqrt(v) + eps), [m, v]
 
 
-def run_whole(problem: Problem, features: NDArray[Any], rows: RowsArgs, lib_options: dict[str, Any]) -> None:
-    indices, offsets = problem.lookups()
-    tasks = tasks_of(features, 10**9, 10**9)
-    both = np.zeros(tasks.size, [("list", LIST), ("rows", TASK)])
-    both["list"], both["rows"] = lists_of(features, tasks), tasks
-    staged_bytes = 4 * problem.bags * max(problem.dims)
-    args = WholeArgs(tasks=both.ctypes.data, staged_bytes=staged_bytes, rows=rows)
-    args.lists = ListsArgs(lookups=indices.size, bags=problem.bags, shared_bytes=problem.shared)
-    memory = aligned(indices.size + 8, np.uint16), np.zeros(int((features["rows"] + 1).sum()), np.uint32)
-    given = {"indices": indices, "offsets": offsets, "list": memory[0], "starts": memory[1]}
-    for name, values in given.items():
-        setattr(args.lists, name, values.ctypes.data)
-    args.rows.list = args.rows.starts = args.rows.tasks = None
-    lib = simulated("backward_whole.cu", **lib_options)
-    assert lib.small_whole(ctypes.byref(args), len(tasks), ctypes.c_uint64(problem.seed)) == 0
-
-
 def check_rows(
     problem: Problem, pooling: int, emit: int, grad_dtype: int, dtype: int, staged: bool, **options: Any
 ) -> None:
@@ -364,11 +349,8 @@ def check_rows(
         args.matrices[number] = Matrix(weight.ctypes.data, tuple(pointers), 0, rows, dim)
     before = [floats(weight, dtype) for weight in weights]
     before_states = [[state.astype(np.float64) for state in own] for own in states]
-    if options.get("whole"):
-        run_whole(problem, features, args, lib_options)
-    else:
-        lib = simulated("backward_small.cu", RF_STAGED=int(staged), **lib_options)
-        lib.small_rows(ctypes.byref(args), len(tasks), ctypes.c_uint64(problem.seed))
+    lib = simulated("backward_small.cu", RF_STAGED=int(staged), **lib_options)
+    lib.small_rows(ctypes.byref(args), len(tasks), ctypes.c_uint64(problem.seed))
 
     wide = floats(grad, grad_dtype)
     for number, feature in enumerate(features):
@@ -414,18 +396,3 @@ def test_long_rows(staged: bool) -> None:
 
 def test_a_step_that_is_skipped() -> None:
     check_rows(PROBLEMS["few"], SUM, SGD, FLOAT32, FLOAT32, True, skip=1)
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_whole(name: str) -> None:
-    """Lists and rows in one launch."""
-    check_rows(PROBLEMS[name], SUM, ROWWISE, FLOAT32, FLOAT32, True, whole=True)
-
-
-def test_whole_with_halves_and_bad_lookups() -> None:
-    """And a step that is skipped."""
-    problem = Problem(bags=120, longest=40, hot=0.4, rows=(3, 400, 1500), dims=(4, 8, 28), wide=True, seed=33)
-    check_rows(problem, SUM, ROWWISE, FLOAT16, BFLOAT16, True, whole=True)
-    bad = replace(PROBLEMS["few"], bad="index", wide=True, seed=24, bags=90)
-    check_rows(bad, SUM, ROWWISE, FLOAT32, FLOAT32, True, whole=True)
-    check_rows(PROBLEMS["few"], SUM, ROWWISE, FLOAT32, FLOAT32, True, whole=True, skip=1)

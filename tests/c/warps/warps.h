@@ -165,11 +165,16 @@ static inline int __popc(rf_u32 x) { return __builtin_popcount(x); }
 static inline rf_u32 __funnelshift_r(rf_u32 low, rf_u32 high, rf_u32 shift) {
     return (rf_u32)(((rf_u64)high << 32 | low) >> shift % 32);
 }
-static inline rf_u32 __vminu2(rf_u32 a, rf_u32 b) {
-    const rf_u32 low = (rf_u16)a < (rf_u16)b ? (rf_u16)a : (rf_u16)b;
-    return low | (a >> 16 < b >> 16 ? a >> 16 : b >> 16) << 16;
+static inline rf_u32 __dp4a(rf_u32 a, rf_u32 b, rf_u32 sum) {
+    for (int i = 0; i < 32; i += 8) sum += (a >> i & 0xff) * (b >> i & 0xff);
+    return sum;
 }
-static inline rf_u32 __vmaxu2(rf_u32 a, rf_u32 b) { return ~__vminu2(~a, ~b); }
+static inline rf_u32 __byte_perm(rf_u32 low, rf_u32 high, rf_u32 selector) {
+    rf_u32 to = 0;
+    for (int i = 0; i < 4; i++)
+        to |= (rf_u32)(((rf_u64)high << 32 | low) >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return to;
+}
 static inline int __clz(rf_u32 x) { return x != 0 ? __builtin_clz(x) : 32; }
 
 template <typename T> static inline T atomic_before(T *to, T after) {

@@ -30,10 +30,11 @@ def calls() -> Iterator[tuple[str, Call]]:
             grad = torch.randn(20, problem.output_dim).to(DTYPES[number if summed else 0])
             yield f"{dtype}, {summed}", Call(problem, grad, indices, offsets, factors)
     torch.manual_seed(7)
-    problem = Groups([(torch.float32, 64, (3, 700))], [Feature(0, "mean", 0), Feature(1, "sum", None)])
-    for bags, longest in ((1, 3000), (1000, 4), (2500, 2)):
+    features = [Feature(0, "mean", 0), Feature(1, "sum", None), Feature(2, "sum", None)]
+    problem = Groups([(torch.float32, 64, (3, 700, 150))], features)
+    for bags, longest in ((1, 3000), (1000, 4), (2500, 2), (600, 40)):
         indices, offsets = problem.lookups(bags, longest)
-        yield f"{bags} bags", Call(problem, torch.randn(bags, 128), indices, offsets)
+        yield f"{bags} bags", Call(problem, torch.randn(bags, problem.output_dim), indices, offsets)
 
 
 def bad_calls() -> Iterator[Call]:

@@ -5,7 +5,7 @@
  * of the general path; kernel.c, variants of its kernels; small/small.c, tables that fit in shared memory.
  * On the device, general path: keys.cu makes entries of lookups, sort.cu sorts them by row, rows.cu and
  * joins.cu pool them row by row (unique.cu counts the rows of a listed gradient).
- * listed.cu updates rows whose sums are given. Small tables: lists.cu, staged.cu, or whole.cu for both. All
+ * listed.cu updates rows whose sums are given. Small tables: lists.cu, staged.cu. All
  * end in emit.cuh. */
 #ifndef RECFUSE_CUDA_BACKWARD_H
 #define RECFUSE_CUDA_BACKWARD_H

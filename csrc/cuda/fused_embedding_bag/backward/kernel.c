@@ -127,7 +127,7 @@ static rf_status problem_compile(const char *arch, rf__backward_problem *problem
             rf__backward_summarise(problem, &described);
             if (described.count > 0) kinds[1] = kind_of(&described);
         }
-        if (plan.n_features > 0) RF_TRY(rf__backward_small_compile(&small, &plan, arch));
+        if (plan.n_features > 0) RF_TRY(rf__backward_small_compile(&small, arch));
         RF_TRY(general_compile(arch, problem, sizes.variant, any_mean, kinds));
     }
 out:

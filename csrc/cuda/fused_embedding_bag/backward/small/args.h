@@ -1,8 +1,8 @@
 /* The small path of the backward, for tables of few rows that one feature alone looks up: what its host C and its kernels,
- * lists.cu, staged.cu and whole.cu, all know. Read by C11 and by NVRTC, as "fused_embedding_bag/backward/small/args.h" on both sides.
+ * lists.cu and staged.cu, both know. Read by C11 and by NVRTC, as "fused_embedding_bag/backward/small/args.h" on both sides.
  *
  * lists.cu sorts the lookups of each such feature by row, in one block's shared memory; staged.cu pools the rows from the
- * lists and makes of the sums what emit.cuh says. No keys, no sort of all lookups, no partial sums in memory. whole.cu does both. */
+ * lists and makes of the sums what emit.cuh says. No keys, no sort of all lookups, no partial sums in memory. */
 #ifndef RECFUSE_CUDA_BACKWARD_SMALL_ARGS_H
 #define RECFUSE_CUDA_BACKWARD_SMALL_ARGS_H
 
@@ -82,21 +82,5 @@ typedef struct rf_small_args {
     rf_backward_matrix matrices[RF_BACKWARD_MOST_MATRICES];
 } rf_small_args;
 RF_SIZE_IS(rf_small_args, 840);
-
-/* whole.cu: a block's list, of all rows, and rows, of all columns. */
-typedef struct rf_small_whole_task {
-    rf_small_list list;
-    rf_small_task rows;
-} rf_small_whole_task;
-RF_SIZE_IS(rf_small_whole_task, 96);
-
-typedef struct rf_small_whole_args {
-    RF_BACKWARD_ADDRESS(const rf_small_whole_task) tasks; /* [grid] */
-    rf_i32 staged_bytes; /* of shared memory, before what lists have */
-    rf_i32 unused;
-    rf_small_lists_args lists; /* without tasks */
-    rf_small_args rows; /* without tasks */
-} rf_small_whole_args;
-RF_SIZE_IS(rf_small_whole_args, 920);
 
 #endif

@@ -4,11 +4,10 @@
 
 #include "cuda/fused_embedding_bag/backward/small/small.h"
 
-enum { LISTS, ROWS, WHOLE };
+enum { LISTS, ROWS };
 static const rf__kernel_source sources[] = {
     {"fused_embedding_bag/backward/small/lists.cu", "rf_small_lists"},
     {"fused_embedding_bag/backward/small/staged.cu", "rf_small_rows"},
-    {"fused_embedding_bag/backward/small/whole.cu", "rf_small_whole"},
 };
 typedef struct small_variant {
     int32_t kernel; /* which of them */
@@ -20,20 +19,15 @@ typedef struct small_variant {
 static rf_status describe(const void *key, rf__kernel_options *options) {
     const small_variant *variant = key;
     options->dynamic_shared = variant->dynamic_shared;
-    char *to = options->defines;
-    size_t room = sizeof options->defines;
-    if (variant->kernel != ROWS) {
-        const int length =
-            snprintf(to, room, "-DRF_INDEX=%s -DRF_OFFSET=%s ", rf__kernel_integer(variant->index_type),
-                     rf__kernel_integer(variant->offset_type));
-        to += length;
-        room -= (size_t)length;
-    }
-    if (variant->kernel != LISTS)
-        snprintf(to, room,
+    if (variant->kernel == LISTS) {
+        snprintf(options->defines, sizeof options->defines, "-DRF_INDEX=%s -DRF_OFFSET=%s",
+                 rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type));
+    } else {
+        snprintf(options->defines, sizeof options->defines,
                  "-DRF_STAGED=%d -DRF_EMIT=%d -DRF_GRAD_DTYPE=%d -DRF_WEIGHT_DTYPE=%d -DRF_ROUND=%d",
                  (int)variant->staged, (int)variant->emit, (int)variant->grad_dtype,
                  (int)variant->weight_dtype, (int)variant->round);
+    }
     return RF_OK;
 }
 
@@ -59,20 +53,14 @@ static rf_small_args rows_args(const rf__backward_small_call *call, const rf_sma
     return args;
 }
 
-/* What specialises staged.cu, and whole.cu but for types of lookups. */
-static small_variant rows_variant(const rf__backward_small_call *call, int32_t kernel, int32_t staged) {
-    return (small_variant){.kernel = kernel,
+/* What specialises staged.cu. */
+static small_variant rows_variant(const rf__backward_small_call *call, int32_t staged) {
+    return (small_variant){.kernel = ROWS,
                            .staged = staged,
                            .emit = call->emit,
                            .grad_dtype = call->grad_dtype,
                            .weight_dtype = call->weight_dtype,
                            .round = call->round};
-}
-static small_variant whole_variant(const rf__backward_small_call *call) {
-    small_variant variant = rows_variant(call, WHOLE, 1);
-    variant.index_type = call->index_type;
-    variant.offset_type = call->offset_type;
-    return variant;
 }
 
 static rf_status rows_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
@@ -80,7 +68,7 @@ static rf_status rows_launch(const rf__backward_small_call *call, const rf__back
     rf_small_args args = rows_args(call, lists);
     for (int32_t staged = 1; staged >= 0; staged--) {
         const int32_t count = staged ? plan->n_staged : plan->n_gathered;
-        small_variant variant = rows_variant(call, ROWS, staged);
+        small_variant variant = rows_variant(call, staged);
         variant.dynamic_shared = staged ? plan->most_staged_shared : 0;
         args.tasks = tasks + (staged ? 0 : (uint64_t)plan->n_staged * sizeof(rf_small_task));
         config->grid[0] = (uint32_t)count;
@@ -89,19 +77,6 @@ static rf_status rows_launch(const rf__backward_small_call *call, const rf__back
         if (count > 0) RF_CHECK(launch(call, &variant, config, &args));
     }
     return RF_OK;
-}
-
-static rf_status whole_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
-                              const rf_small_lists_args *lists, rf__launch_config *config) {
-    const rf_small_whole_args args = {.tasks = lists->tasks,
-                                      .staged_bytes = plan->staged_shared,
-                                      .lists = *lists,
-                                      .rows = rows_args(call, lists)};
-    small_variant variant = whole_variant(call);
-    variant.dynamic_shared = plan->most_staged_shared;
-    config->block[0] = (uint32_t)RF_SMALL_THREADS(1, call->emit);
-    config->shared_bytes = (uint32_t)plan->most_staged_shared;
-    return launch(call, &variant, config, &args);
 }
 
 rf_status rf__backward_small_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
@@ -125,18 +100,14 @@ rf_status rf__backward_small_launch(const rf__backward_small_call *call, const r
                                 .shared_bytes = (uint32_t)plan->lists_shared,
                                 .programmatic = true,
                                 .stream = stream};
-    if (plan->whole) return whole_launch(call, plan, &lists, &config);
     RF_CHECK(launch(call, &variant, &config, &lists));
     return rows_launch(call, plan, &lists, description + (uint64_t)plan->tasks_at, &config);
 }
 
-rf_status rf__backward_small_compile(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
-                                     const char *arch) {
+rf_status rf__backward_small_compile(const rf__backward_small_call *call, const char *arch) {
     const small_variant lists = {
         .kernel = LISTS, .index_type = call->index_type, .offset_type = call->offset_type};
-    const small_variant rows[] = {rows_variant(call, ROWS, 0), rows_variant(call, ROWS, 1)};
-    const small_variant whole = whole_variant(call);
-    if (plan->whole) RF_CHECK(rf__jit_compile_each(&sources[WHOLE], &whole, sizeof whole, 1, describe, arch));
+    const small_variant rows[] = {rows_variant(call, 0), rows_variant(call, 1)};
     RF_CHECK(rf__jit_compile_each(&sources[LISTS], &lists, sizeof lists, 1, describe, arch));
     return rf__jit_compile_each(&sources[ROWS], rows, sizeof rows[0], 2, describe, arch);
 }

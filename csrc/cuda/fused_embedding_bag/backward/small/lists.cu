@@ -3,21 +3,17 @@
  *
  * A block: rows [first_row, last_row) of one feature (args.h: rf_small_list). It goes through all of the feature's lookups
  * twice. First they are counted, by row and by part: a part is a run of neighbouring lookups, parts follow each other.
- * Summed up, row by row and in a row part by part, the counts say where each part's lookups of a row begin in the list.
- * (Where shared memory does not allow a part for each warp: short_rows.cuh.) Then a warp has a part and goes through it in
- * order, 32 lookups at once; their places are what counters were before. Within a step, lookups of one row and different bags must keep their order: the lanes that have the same row find each
- * other (__match_any_sync), and one of them counts for all. Lookups of one bag have no order, since the list says no more
- * than the bag: where all lanes have one bag, each counts for itself. So the list is that of a stable sort.
- * Counters have 16 bits where a feature's lookups allow it; how many parts there are is what shared memory allows.
- * The list is formed in shared memory and copied from there, by as many rows at a time as there is room for; a row that is
- * too long, and a feature with many more lookups than there is room for, is written to memory at once.
+ * Summed up, row by row and in a row part by part, the counts say where each part's lookups of a row begin in the list. Then a
+ * warp has a part and goes through it in order, 32 lookups at once; their places are what counters were before. So the list is
+ * that of a stable sort. The list is formed in shared memory and copied from there, but for what there is no room for.
  *
- * The bag of a lookup: a bit is set where a bag begins, so that those up to a lookup count the bags (bags without lookups have
- * no bit). Where bags or lookups are too many for that, by bisection between the bags of its piece of the lookups and of
- * the next, which are marked before; where a bag's offsets are bad, between all bags, and it is asked whether the bag
- * holds the lookup.
+ * How: steps.cuh. Where bags' offsets are bad, lookups are too many for it, or rows few, parts.cuh: there a lookup's bag is
+ * searched for, and a list is formed by as many rows at a time as there is room for.
  * Mean: a block with first row 0 also writes one over the lookups of each bag that count; integers are counted, so the
  * order of atomic operations does not matter.
+ *
+ * A block does not wait for the kernel before it until it writes to memory: lookups are those of the forward pass, and whatever
+ * let the kernel before this one begin had waited for that. (staged.cu reads gradients as early, since this one has waited.)
  *
  * Shapes: rf_small_lists_args. Shared memory: dynamic, args.shared_bytes, RF_SMALL_LISTS_LEAST_SHARED at least.
  * Launch: grid [tasks], block [RF_SMALL_LISTS_BLOCK].
@@ -25,37 +21,35 @@
 #include "fused_embedding_bag/backward/small/args.h"
 
 enum { BLOCK = RF_SMALL_LISTS_BLOCK, WARPS = BLOCK / 32 };
-#include "fused_embedding_bag/backward/small/parts.cuh"
+#include "fused_embedding_bag/backward/small/step_list.cuh"
 
-/* A counter a row. Returns whether that is done: not where many rows have many lookups. */
-RF_INLINE bool list_by_rows(const feature_t &feature, const room_t &room, const block_t &block,
-                            rf_u32 *of_warps, long_rows_t &many) {
-    if (threadIdx.x == 0) many.count = 0;
-    counting_begin(feature, room, block, of_warps);
-    rf_u32 before = 0;
-    if (block.factors == nullptr && block.first_row == 0 && block.rows > FEW_ROWS) {
-        short_rows_count(feature, room, block.first_row, block.rows);
-    } else {
-        before = rows_count(feature, room, block.first_row, block.rows, (int *)block.factors);
+/* By steps, with counters of BITS. Returns whether that is done. */
+template <int BITS>
+RF_INLINE bool list_by_steps(const rf_small_lists_args &args, const feature_t &feature, const block_t &block,
+                             rf_u8 *memory, rf_u32 *of_warps, rf_u32 &lost) {
+    steps_t steps;
+    if (!steps_room<BITS>(feature, block, memory, args.shared_bytes, steps)) return false;
+    if (threadIdx.x == 0) lost = 0;
+    steps_begin(feature, steps, of_warps);
+    if (block.factors != nullptr) {
+        rf_wait_for_previous_kernel();
+        counts_begin(feature, (int *)block.factors);
     }
+    __syncthreads();
+    rf_u32 before = 0;
+    const rf_u32 seen = block.factors != nullptr || block.first_row > 0
+                            ? steps_count<BITS, true>(feature, steps, block, before)
+                            : steps_count<BITS, false>(feature, steps, block, before);
+    rf_wait_for_previous_kernel();
     before = counting_end(feature, block, before, of_warps);
-    const rf_u32 place = (rf_u32)feature.first + before, all = rows_sum(room, block, place, of_warps, many);
+    const rf_u32 place = (rf_u32)feature.first + before;
+    const rf_u32 all = steps_sum<BITS>(steps, block, place, seen, of_warps, lost);
     if (all == NO_PLACES) return false;
-    spans_list(room, block, block.list + place, all, [&](const span_t &span, rf_u16 *to) {
-        span_list(feature, room, block.first_row, span, many, to, of_warps);
-    });
+    steps_list<BITS>(feature, steps, block, all, block.list + place);
     return true;
 }
 
-extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LISTS_BLOCKS)
-    rf_small_lists(const __grid_constant__ rf_small_lists_args args) {
-    extern __shared__ __align__(16) rf_u8 memory[];
-    __shared__ rf_u32 of_warps[WARPS];
-    __shared__ long_rows_t many;
-    __shared__ unsigned long long bounds[2];
-    rf_wait_for_previous_kernel();
-    const rf_small_list task = args.tasks[blockIdx.x];
-    const feature_t feature = feature_of(args, task, bounds);
+RF_INLINE block_t block_of(const rf_small_lists_args &args, const rf_small_list &task) {
     block_t block;
     block.first_row = task.first_row;
     block.rows = task.last_row - task.first_row;
@@ -63,10 +57,30 @@ extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LIST
     block.starts = args.starts + task.start;
     block.list = args.list;
     block.factors = task.factors >= 0 && task.first_row == 0 ? args.factors + task.factors : nullptr;
-    const room_t single = room_of(feature, memory, args.shared_bytes, (int)block.rows, true);
-    if (feature.sound && feature.count <= MOST_TURNS * single.window_size &&
-        parts_of(feature, args.shared_bytes, (int)block.rows) < (int)WARPS &&
-        list_by_rows(feature, single, block, of_warps, many))
-        return;
+    return block;
+}
+
+/* What counters of 8 bits do not do. Asks for all again, so that registers need not keep it. */
+RF_APART void list_others(const rf_small_lists_args &args, rf_u8 *memory, unsigned long long *bounds,
+                          rf_u32 *of_warps, rf_u32 &lost) {
+    const rf_small_list task = args.tasks[blockIdx.x];
+    const feature_t feature = feature_of(args, task, bounds);
+    const block_t block = block_of(args, task);
+    if (is_for_steps(feature) && list_by_steps<16>(args, feature, block, memory, of_warps, lost)) return;
+    rf_wait_for_previous_kernel();
     list_by_parts(args, feature, block, memory, of_warps);
+}
+
+extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LISTS_BLOCKS)
+    rf_small_lists(const __grid_constant__ rf_small_lists_args args) {
+    extern __shared__ __align__(16) rf_u8 memory[];
+    __shared__ rf_u32 of_warps[WARPS];
+    __shared__ unsigned long long bounds[2];
+    __shared__ rf_u32 lost;
+    const rf_small_list task = args.tasks[blockIdx.x];
+    const feature_t feature = feature_of(args, task, bounds);
+    if (is_for_steps(feature) && feature.count <= MOST_AVERAGE * feature.rows &&
+        list_by_steps<8>(args, feature, block_of(args, task), memory, of_warps, lost))
+        return;
+    list_others(args, memory, bounds, of_warps, lost);
 }

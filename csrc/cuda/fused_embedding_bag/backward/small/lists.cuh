@@ -114,11 +114,11 @@ RF_INLINE int parts_of(const feature_t &feature, int bytes, int rows) {
     return parts;
 }
 
-/* Divides shared memory: counters up to five eighths of it, then the list. `single`: a counter of 32 bits a row. */
-RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int rows, bool single) {
+/* Divides shared memory: counters up to five eighths of it, then the list. */
+RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int rows) {
     room_t room;
-    room.cell_bytes = single ? 4 : cell_bytes_of(feature);
-    room.parts = single ? 1 : parts_of(feature, bytes, rows);
+    room.cell_bytes = cell_bytes_of(feature);
+    room.parts = parts_of(feature, bytes, rows);
     room.cells_bytes = rounded_up(rows * room.parts * room.cell_bytes, TILE);
     room.piece_bits = UNIT_BITS;
     while (feature.count >> room.piece_bits >= MOST_MARKS) room.piece_bits++;
@@ -126,7 +126,7 @@ RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int
     const rf_u32 units = (feature.count + UNIT - 1) / UNIT;
     room.part_units = (units + room.parts - 1) / room.parts;
     room.cells = (rf_u32 *)memory;
-    int used = room.cells_bytes + 32 * (int)sizeof(rf_u32); /* unread_of */
+    int used = room.cells_bytes;
     const int near_bytes = rounded_up((int)words_of(feature) * 6 + feature.bags * 2, 16);
     room.near = feature.sound && feature.bags <= NEAR_BAGS && feature.count <= NEAR_LOOKUPS &&
                 used + near_bytes <= bytes;
@@ -138,11 +138,6 @@ RF_INLINE room_t room_of(const feature_t &feature, rf_u8 *memory, int bytes, int
     room.window = (rf_u16 *)(memory + used);
     room.window_size = (rf_u32)max((bytes - used) / 2 - 8, 0); /* it begins where the list is aligned alike */
     return room;
-}
-
-/* A counter of the lane's, behind the others, of what does not count. */
-RF_INLINE rf_u32 *unread_of(const room_t &room) {
-    return room.cells + room.cells_bytes / (int)sizeof(rf_u32) + threadIdx.x % 32;
 }
 
 RF_INLINE rf_u32 cell_at(const room_t &room, rf_u32 cell) {
@@ -181,7 +176,8 @@ RF_INLINE rf_u32 row_of(const feature_t &feature, RF_INDEX index) {
 /* Asks for a lane's indices of a unit, the first at `position`; -1 where there is none. They are looked at by rows_of, apart
  * from this, so that nobody waits for what is asked for ahead. */
 RF_INLINE void indices_load(const feature_t &feature, rf_u32 position, RF_INDEX (&indices)[STEPS]) {
-    const RF_INDEX *from = feature.indices + position;
+    const RF_INDEX *from =
+        (const RF_INDEX *)rf_place((const rf_u8 *)feature.indices, position, sizeof(RF_INDEX));
     if (position - threadIdx.x % 32 + UNIT <= feature.count) { /* all are there */
 #pragma unroll
         for (int k = 0; k < STEPS; k++) indices[k] = rf_load(from + k * 32);

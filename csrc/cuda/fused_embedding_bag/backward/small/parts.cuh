@@ -1,8 +1,32 @@
-/* How lists.cu lists rows by parts of the lookups, each of which a warp goes through in order: what any lookups can be listed by. */
+/* How lists.cu lists what steps.cuh does not: parts of the lookups, each of which a warp goes through in order, 32 at once. Within a
+ * step, lookups of one row and different bags must keep their order: the lanes that have the same row find each other
+ * (__match_any_sync), and one of them counts for all. Where all lanes have one bag, each counts for itself. Counters have 16
+ * bits where a feature's lookups allow it; how many parts there are is what shared memory allows. A row that is too long, and a
+ * feature with many more lookups than there is room for, is written to memory at once.
+ *
+ * The bag of a lookup: a bit is set where a bag begins, so that those up to a lookup count the bags (bags without lookups have
+ * no bit). Where bags or lookups are too many for that, by bisection between the bags of its piece of the lookups and of
+ * the next, which are marked before; where a bag's offsets are bad, between all bags, and it is asked whether the bag
+ * holds the lookup. */
 #ifndef RECFUSE_CUDA_BACKWARD_PARTS_CUH
 #define RECFUSE_CUDA_BACKWARD_PARTS_CUH
 
-#include "fused_embedding_bag/backward/small/short_rows.cuh"
+#include "fused_embedding_bag/backward/small/lists.cuh"
+
+/* What a block has to do. */
+struct block_t {
+    rf_u32 first_row, rows;
+    bool is_last; /* of the feature */
+    rf_u32 *starts; /* of the feature; nullptr: nobody asks */
+    rf_u16 *list; /* of all */
+    float *factors; /* of the feature, if they are this block's to write; else nullptr */
+};
+
+/* Rows [first, last) of the block's, which are listed together: from place `from` to `to`. */
+struct span_t {
+    rf_u32 first, last, from, to;
+    bool kept; /* in the window */
+};
 
 /* Bags' lookups, from which those that do not count are taken away. */
 RF_INLINE void counts_begin(const feature_t &feature, int *counts) {
@@ -17,8 +41,8 @@ RF_INLINE void counts_end(const feature_t &feature, float *factors) {
         factors[bag] = count > 1 ? 1.0f / (float)count : 1.0f;
     }
 }
-RF_INLINE void count_less(const feature_t &feature, const room_t &room, rf_u32 position,
-                          const rf_u32 (&rows)[STEPS], int *counts) {
+RF_INLINE void count_less(const feature_t &feature, rf_u32 position, const rf_u32 (&rows)[STEPS],
+                          int *counts) {
     rf_u32 there[STEPS];
     bool any = false;
 #pragma unroll
@@ -56,7 +80,7 @@ RF_APART rf_u32 rows_count(const feature_t feature, const room_t room, rf_u32 fi
         rf_u32 rows[STEPS];
         rows_of(feature, coming, rows);
         indices_load(feature, position + WARPS * UNIT, coming);
-        if (counts != nullptr) count_less(feature, room, position, rows, counts);
+        if (counts != nullptr) count_less(feature, position, rows, counts);
         if (!feature.sound) {
             int bags[STEPS];
             bags_load(feature, room, position, rows, bags);
@@ -262,7 +286,7 @@ RF_INLINE rf_u32 counting_end(const feature_t &feature, const block_t &block, rf
 /* A warp a part. */
 RF_APART void list_by_parts(const rf_small_lists_args &args, const feature_t feature, const block_t block,
                             rf_u8 *memory, rf_u32 *of_warps) {
-    const room_t room = room_of(feature, memory, args.shared_bytes, (int)block.rows, false);
+    const room_t room = room_of(feature, memory, args.shared_bytes, (int)block.rows);
     counting_begin(feature, room, block, of_warps);
     rf_u32 before = rows_count(feature, room, block.first_row, block.rows, (int *)block.factors);
     before = counting_end(feature, block, before, of_warps);

@@ -1,11 +1,5 @@
 /* Sums of rows from lists of their bags. Who includes this says what columns.cuh needs, and QUADS, quads of bags that are asked for
- * ahead.
- *
- * Where lists are: a struct ROWS
- *     int first, last   of the rows; row: where their table begins in its matrix
- *     places_t places(int number)   of a row's bags; none from `last` on
- *     quads_t, quads_at(place), quads_behind(quads), quad(quads, i)   where the quad is that a place is in, the next one, and
- *         the bags of the i-th from there */
+ * ahead. */
 #ifndef RECFUSE_CUDA_BACKWARD_POOLED_CUH
 #define RECFUSE_CUDA_BACKWARD_POOLED_CUH
 
@@ -26,19 +20,39 @@ RF_INLINE rf_u32 lookups_of(const places_t &places) { return places.to - places.
 RF_INLINE bool is_short(const places_t &places) { return lookups_of(places) - 1 < RF_SMALL_LONG; }
 RF_INLINE bool is_long(const places_t &places) { return lookups_of(places) > RF_SMALL_LONG; }
 
+/* What a block has of a task. */
+struct rows_t {
+    const rf_u32 *starts; /* of the feature's row 0 */
+    const rf_u16 *list; /* of all features; starts are places in it */
+    int row; /* where its table begins in the matrix */
+    int first, last;
+
+    RF_INLINE places_t places(int number) const {
+        const rf_u32 *const at =
+            (const rf_u32 *)rf_place((const rf_u8 *)starts, (rf_u32)number, sizeof *starts);
+        places_t found = {0, 0};
+        if (number < last) found = {rf_load(at), rf_load(at + 1)};
+        return found;
+    }
+    /* The quad that a place is in. */
+    RF_INLINE const bags_t *quads_at(rf_u32 place) const {
+        return (const bags_t *)rf_place((const rf_u8 *)list, place & ~(AT_ONCE - 1u), sizeof *list);
+    }
+};
+
 /* Bags of a list, from the last place of four or before a row's first one on, so many that most rows have no more. They are asked for
  * a row ahead. What is asked for while bags are added is waited for together with all of the next row, since loads that are
  * under way at once share a counter. */
 struct window_t {
     bags_t of[QUADS];
 };
-template <class ROWS> RF_INLINE window_t window_load(const ROWS &rows, const places_t &places, bool there) {
-    const typename ROWS::quads_t quads = rows.quads_at(places.from);
+RF_INLINE window_t window_load(const rows_t &rows, const places_t &places, bool there) {
+    const bags_t *const quads = rows.quads_at(places.from);
     const rf_u32 upto = there ? places.from % AT_ONCE + lookups_of(places) : 0; /* places of the window */
     window_t window = {};
 #pragma unroll
     for (int i = 0; i < QUADS; i++)
-        if (upto > (rf_u32)i * AT_ONCE) window.of[i] = rows.quad(quads, i);
+        if (upto > (rf_u32)i * AT_ONCE) window.of[i] = rf_load(quads + i);
     return window;
 }
 
@@ -79,8 +93,7 @@ RF_INLINE void quad_add(const place_t &place, const bags_t &quad, const bags_t &
 }
 
 /* Adds the gradients of so many bags of the list from a place on, in their order; `window`: the first ones. */
-template <class ROWS>
-RF_INLINE void places_add(const ROWS &rows, const place_t &place, rf_u32 from, rf_u32 lookups,
+RF_INLINE void places_add(const rows_t &rows, const place_t &place, rf_u32 from, rf_u32 lookups,
                           const window_t &window, sums_t &sums) {
     const rf_u32 lead = from % AT_ONCE;
     int left = (int)lookups;
@@ -91,25 +104,24 @@ RF_INLINE void places_add(const ROWS &rows, const place_t &place, rf_u32 from, r
     }
     if (left <= 0) return;
     enum { DEEP = QUADS > 2 }; /* as registers last */
-    typename ROWS::quads_t next = rows.quads_at(from);
+    const bags_t *next = rows.quads_at(from);
     bags_t now = window.of[QUADS - 1], behind = {}, later = {};
-    if (left > AT_ONCE - (int)lead) behind = rows.quad(next, QUADS);
-    if (DEEP && left > 2 * AT_ONCE - (int)lead) later = rows.quad(next, QUADS + 1);
+    if (left > AT_ONCE - (int)lead) behind = rf_load(next + QUADS);
+    if (DEEP && left > 2 * AT_ONCE - (int)lead) later = rf_load(next + QUADS + 1);
 #pragma unroll 1
     for (; left > 0; left -= AT_ONCE) {
         quad_add(place, now, behind, lead, left, sums);
-        next = rows.quads_behind(next);
+        next++;
         now = behind;
         if (DEEP) behind = later;
         if (left > (DEEP ? 3 : 2) * AT_ONCE - (int)lead)
-            (DEEP ? later : behind) = rows.quad(next, QUADS + DEEP);
+            (DEEP ? later : behind) = rf_load(next + QUADS + DEEP);
     }
 }
 
 /* One row, by the whole block. `parts`: [WARPS][columns]. */
-template <class ROWS>
 RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit, const place_t &place,
-                             const ROWS &rows, int number, float *parts) {
+                             const rows_t &rows, int number, float *parts) {
     const int warp = threadIdx.x / 32;
     const places_t places = rows.places(number);
     const rf_u32 lookups = places.to - places.from;
@@ -160,9 +172,8 @@ RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit, c
 }
 
 /* Those of the rows that many bags look up. `found`: [WARPS]. */
-template <class ROWS>
 RF_INLINE void rows_pool_long(const rf_small_args &args, const rf_emit_t &emit, const place_t &place,
-                              const ROWS &rows, rf_u32 *found, float *parts) {
+                              const rows_t &rows, rf_u32 *found, float *parts) {
     for (int first = rows.first; first < rows.last; first += BLOCK) {
         const places_t places = rows.places(first + threadIdx.x);
         const rf_u32 all = __ballot_sync(RF_FULL_WARP, is_long(places));

@@ -223,8 +223,7 @@ rf_status rf__backward_small_take(const rf__backward_small_call *call, rf_backwa
     plan->n_features = features_take(call, features, alone, small, &starts, &factors);
     if (plan->n_features == 0) goto out;
     layout(starts, factors, plan);
-    RF_TRY(rf__backward_small_whole(call, small, plan));
-    if (!plan->whole) RF_TRY(description_write(call, small, plan));
+    RF_TRY(description_write(call, small, plan));
 out:
     free(alone);
     free(rows);

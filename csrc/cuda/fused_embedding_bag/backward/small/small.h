@@ -1,5 +1,5 @@
-/* The small path of the backward on the host: which features take it (small.c), what blocks do (tasks.c; whole.c where one launch
- * does all), launches (launch.c). */
+/* The small path of the backward on the host: which features take it (small.c), what blocks do (tasks.c), launches
+ * (launch.c). */
 #ifndef RECFUSE_CUDA_BACKWARD_SMALL_H
 #define RECFUSE_CUDA_BACKWARD_SMALL_H
 
@@ -35,9 +35,8 @@ RF_SIZE_IS(rf_small_feature, 48);
 /* What is done, decided from features and sizes; of lookups from about how many there are. */
 typedef struct rf__backward_small_plan {
     int64_t n_features; /* that are small; 0: nothing else of the plan counts */
-    bool whole; /* whole.cu does all */
-    /* Lists and tasks, or what whole.cu does, to be copied to the device, where they are aligned to 16 bytes. */
-    void *description; /* [description_bytes] */
+    void *
+        description; /* [description_bytes]: lists and tasks, to be copied to the device, aligned to 16 bytes */
     int64_t description_bytes, tasks_at;
     int32_t n_lists, n_staged, n_gathered; /* tasks: those that stage gradients come first */
     int32_t lists_shared, staged_shared, most_staged_shared; /* bytes a block */
@@ -49,9 +48,6 @@ typedef struct rf__backward_small_plan {
  * where this fails. RF_ERR_MEMORY. */
 rf_status rf__backward_small_take(const rf__backward_small_call *call, rf_backward_feature *features,
                                   rf__backward_small_plan *plan);
-/* Describes features that one launch is to do, if they are such: plan->whole. RF_ERR_MEMORY. */
-rf_status rf__backward_small_whole(const rf__backward_small_call *call, const rf_small_feature *features,
-                                   rf__backward_small_plan *plan);
 void rf__backward_small_free(rf__backward_small_plan *plan);
 /* Bytes of workspace that a call with so many lookups takes. */
 int64_t rf__backward_small_workspace(const rf__backward_small_plan *plan, int64_t lookups);
@@ -59,9 +55,8 @@ int64_t rf__backward_small_workspace(const rf__backward_small_plan *plan, int64_
 /* Puts the kernels into the stream, in the device's context. */
 rf_status rf__backward_small_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
                                     uint64_t description, uint64_t workspace, void *stream);
-/* Compiles the kernels of a call into the cache; that of whole.cu where the plan takes it. */
-rf_status rf__backward_small_compile(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
-                                     const char *arch);
+/* Compiles the kernels of a call into the cache. */
+rf_status rf__backward_small_compile(const rf__backward_small_call *call, const char *arch);
 
 /* What blocks of staged.cu do with features, and how many columns at once. */
 typedef struct rf__backward_small_sizes {

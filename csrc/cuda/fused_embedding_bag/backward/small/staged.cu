@@ -45,27 +45,6 @@ enum {
     ROW_AHEAD = !RF_STAGED || RF_EMIT != RF_SGD + 1
 };
 #include "fused_embedding_bag/backward/small/pooled.cuh"
-/* What a block has of a task. */
-struct rows_t {
-    const rf_u32 *starts; /* of the feature's row 0 */
-    const rf_u16 *list; /* of all features; starts are places in it */
-    int row; /* where its table begins in the matrix */
-    int first, last;
-
-    RF_INLINE places_t places(int number) const {
-        const rf_u32 *const at =
-            (const rf_u32 *)rf_place((const rf_u8 *)starts, (rf_u32)number, sizeof *starts);
-        places_t found = {0, 0};
-        if (number < last) found = {rf_load(at), rf_load(at + 1)};
-        return found;
-    }
-    typedef const bags_t *quads_t;
-    RF_INLINE quads_t quads_at(rf_u32 place) const {
-        return (quads_t)rf_place((const rf_u8 *)list, place & ~(AT_ONCE - 1u), sizeof *list);
-    }
-    RF_INLINE quads_t quads_behind(quads_t quads) const { return quads + 1; }
-    RF_INLINE bags_t quad(quads_t quads, int i) const { return rf_load(quads + i); }
-};
 /* What is asked for of a row while the one before is worked on. */
 RF_INLINE void row_prepare(const rows_t &rows, const place_t &place, int number, const places_t &places,
                            row_t &row, window_t &window) {

@@ -12,12 +12,12 @@ inline rf_u32 rf_shared_kept(const void *address) {
 inline rf_bytes<16> rf_shared_load(rf_u32 from) {
     return rf_load((const rf_bytes<16> *)(memory + (rf_i32)from));
 }
-inline rf_bytes<8> rf_shared_load_8(rf_u32 from) {
-    return rf_load((const rf_bytes<8> *)(memory + (rf_i32)from));
+inline rf_u32 rf_shared_load_2(rf_u32 from) { return *(const rf_u16 *)(memory + (rf_i32)from); }
+inline void rf_shared_store_2(rf_u32 to, rf_u32 value) { *(rf_u16 *)(memory + (rf_i32)to) = (rf_u16)value; }
+inline rf_u32 rf_shared_add_from(rf_u32 at, rf_u32 more) {
+    return atomicAdd((rf_u32 *)(memory + (rf_i32)at), more);
 }
-inline rf_u32 rf_shared_word(rf_u32 from) { return *(const rf_u32 *)(memory + (rf_i32)from); }
-inline rf_u32 rf_shared_count_from(rf_u32 at) { return atomicAdd((rf_u32 *)(memory + (rf_i32)at), 1u); }
-inline void rf_shared_count(rf_u32 at) { (void)rf_shared_count_from(at); }
+inline void rf_shared_add(rf_u32 at, rf_u32 more) { (void)rf_shared_add_from(at, more); }
 template <int BYTES> inline void rf_shared_copy(rf_u32 to, const void *from) {
     memcpy(memory + (rf_i32)to, from, BYTES);
 }
