@@ -18,7 +18,7 @@ STAGES = (FORWARD, TRANSPOSE, UPDATE, OTHER)
 # Which stage a kernel belongs to: the first expression that is found in its name. recfuse's kernels begin
 # with rf_, those of its backward pass with rf_backward_; FBGEMM's name their stage, and cub's sort for it.
 _KERNELS = (
-    (r"rf_small_lists|rf_backward_(keys|bag_factors|count|places|sort|sum_rows)", TRANSPOSE),
+    (r"rf_small_lists|rf_backward_(keys|bag_factors|count|places|sort|group|sum_rows)", TRANSPOSE),
     (r"rf_(small_rows|backward|sample_weights)", UPDATE),
     (r"rf_", FORWARD),
     (r"linearize|[Rr]adix[Ss]ort|RunLengthEncode|DeviceScan|DeviceReduce|long_segments", TRANSPOSE),

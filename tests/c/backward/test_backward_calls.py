@@ -18,7 +18,16 @@ from torch import Tensor
 
 import recfuse  # noqa: F401 (loads the operators)
 from support import gpu
-from support.backward.calls import BAD, KINDS, STATES, Call, features_of, numbers_of
+from support.backward.calls import (
+    BAD,
+    HOT,
+    KINDS,
+    STATES,
+    Call,
+    check_grouped_calls,
+    features_of,
+    numbers_of,
+)
 from support.backward.simulated import CPP_COMPILER, ROOMS
 from support.c_program import COMPILER, FLAGS, ROOT, make_once
 from support.fused import Groups
@@ -321,3 +330,9 @@ def test_without_decay_a_weight_that_is_not_finite_stays_as_it_is(call_of: Any) 
         call = call_of(problem, torch.ones(5, 8), torch.tensor([1, 2, 3, 3, 1]), torch.arange(6))
         call.update(0, [], numbers_of(Hyper()))
         assert (call.weights[0][:, 0] == torch.inf).all() and call.problem.tables[0].isfinite()[:, 1:].all()
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_rows_are_grouped_alike_each_time(name: str, call_of: Any) -> None:
+    """Several tiles of a table; the threads of each run come in another order."""
+    check_grouped_calls(call_of, name, bags=100, longest=160)

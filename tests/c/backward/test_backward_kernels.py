@@ -32,6 +32,8 @@ def wide(key: str, value: str) -> str:
     return f"-DRF_KEY=rf_{key} -DRF_VALUE=rf_{value}"
 
 
+KEYS = wide("u32", "u32"), wide("u64", "u64"), f"{wide('u32', 'u32')} -DRF_GROUPED=1"
+
 FILES = {
     "small/lists.cu": INTEGERS,
     "small/staged.cu": [
@@ -41,13 +43,18 @@ FILES = {
     "bags/winners.cu": INTEGERS,
     "bags/sample_weights.cu": [f"{INTEGERS[dtype]} -DRF_GRAD_DTYPE={dtype}" for dtype in range(3)],
     "keys.cu": [
-        f"{INTEGERS[entries]} {wide(*words)} -DRF_ENTRIES={entries} -DRF_ITEMS={8 - 4 * (entries % 2)}"
-        for entries, words in itertools.product(range(3), (("u32", "u32"), ("u64", "u64")))
+        f"{INTEGERS[entries]} {kind} -DRF_ENTRIES={entries} -DRF_ITEMS={8 - 4 * (entries % 2)}"
+        for entries, kind in itertools.product(range(3), KEYS)
     ],
-    "sort.cu": [
+    "sort/sort.cu": [
         f"{wide(*words)} -DRF_DIGIT_BITS={bits} -DRF_ITEMS={items}"
         for bits, words, items in itertools.product((1, 8, 10, 11), (("u32", "u32"), ("u64", "u64")), (4, 8))
+    ]
+    + [
+        f"{wide('u32', value)} -DRF_DIGIT_BITS=11 -DRF_ITEMS={items} -DRF_GROUPED=1"
+        for value, items in itertools.product(("u32", "u64"), (4, 8))
     ],
+    "sort/group.cu": [wide("u32", value) for value in ("u32", "u64")],
     "rows.cu": [
         f"{emitting(emit, *dtypes)} {wide('u32', 'u32')} -DRF_ENTRIES={entries}"
         for emit, (entries, dtypes) in itertools.product(EMITS, ((0, DTYPES[0]), (1, DTYPES[2])))
@@ -59,7 +66,8 @@ FILES = {
 
 
 # Bytes that may be spilled: once a chunk or a task; and what is seldom needed of a feature.
-FEW = {("sort.cu", "sm_80"): 32}
+FEW = {("sort/sort.cu", arch): 32 for arch in ("sm_80", "sm_90a")}
+FEW |= {("sort/group.cu", arch): 80 for arch in ("sm_80", "sm_90a")}  # of digits with many entries
 FEW |= {("small/staged.cu", arch): 16 for arch in ("sm_80", "sm_90a")}
 FEW |= {("small/lists.cu", "sm_80"): 128, ("small/lists.cu", "sm_90a"): 160}
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 import recfuse
-from support.backward.calls import BAD, Call, features_of, numbers_of
+from support.backward.calls import BAD, HOT, Call, features_of, numbers_of
 from support.fused import Groups
 from support.gpu import DTYPES, MISSING
 from support.reference import Feature
@@ -29,6 +29,12 @@ def calls() -> Iterator[tuple[str, Call]]:
             factors = torch.randn(indices.numel()) if summed and number == 0 else None
             grad = torch.randn(20, problem.output_dim).to(DTYPES[number if summed else 0])
             yield f"{dtype}, {summed}", Call(problem, grad, indices, offsets, factors)
+    for name in ("one", "few of a digit"):  # digits with more entries than there is room for
+        torch.manual_seed(6)
+        problem = Groups([(torch.float32, 32, (17_000,))], [Feature(0, "sum", None)])
+        indices, offsets = problem.lookups(200, 160)
+        indices = HOT[name](17_000, indices.numel())
+        yield f"hot rows: {name}", Call(problem, torch.randn(200, 32), indices, offsets)
     torch.manual_seed(7)
     features = [Feature(0, "mean", 0), Feature(1, "sum", None), Feature(2, "sum", None)]
     problem = Groups([(torch.float32, 64, (3, 700, 150))], features)

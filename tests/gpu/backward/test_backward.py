@@ -13,8 +13,10 @@ from support import gpu
 from support.backward.calls import (
     BAD,
     CHUNKS,
+    HOT,
     KINDS,
     Call,
+    check_grouped_calls,
     check_random_calls,
     features_of,
     numbers_of,
@@ -126,6 +128,12 @@ def test_a_million_lookups_of_one_row(rows: int, kind: int) -> None:
     call = Call(problem, torch.randn(bags, 16), indices, offsets)
     call.check_gradients()
     call.check_update(kind)
+
+
+@pytest.mark.parametrize("longest", (40, 400))
+@pytest.mark.parametrize("name", HOT)
+def test_rows_are_grouped_alike_each_time(name: str, longest: int) -> None:
+    check_grouped_calls(Call, name, bags=1500, longest=longest)
 
 
 SHAPES = {  # rows, dims, bags, longest bag: either side of what decides how a table is worked on

@@ -194,6 +194,50 @@ def features_of(tables: int, summed: bool) -> list[Feature]:
     return [*modes, Feature(0, "max", 1), Feature(1, "sum", None), Feature(0, "mean", None)]
 
 
+def crowded(rows: int) -> Tensor:
+    """Rows of a table whose places begin with the same nine bits (segments.c): so they are of one digit."""
+    bits = (rows - 1).bit_length()
+    factor = (0x9E3779B9 >> (32 - bits) | 1) << (32 - bits)
+    return (torch.arange(rows) * factor % 2**32 >> 23 == 5).nonzero()[:, 0]
+
+
+def drawn(size: int, most: int) -> Tensor:
+    return torch.randint(most, (size,))
+
+
+HOT = {  # which rows so many lookups want: digits with as many entries as there is room for, and with more
+    "any": lambda rows, size: drawn(size, rows),
+    "one": lambda rows, size: torch.where(drawn(size, 10) < 4, 7, drawn(size, rows)),
+    "one alone": lambda rows, size: torch.full((size,), rows - 1),
+    "few": lambda rows, size: torch.where(drawn(size, 10) < 9, drawn(size, 5) * 100, drawn(size, rows)),
+    "few of a digit": lambda rows, size: crowded(rows)[
+        torch.where(drawn(size, 10) < 9, drawn(size, 2), drawn(size, 8))
+    ],
+    "many of a digit": lambda rows, size: (own := crowded(rows))[drawn(size, len(own))],
+}
+
+
+def check_grouped_calls(make: Any, name: str, bags: int, longest: int) -> None:
+    """The same call twice; `make`: Call, or what is like it. The bits are the same."""
+    torch.manual_seed(8)
+    rows = 300_000, 4100, 3
+    problem = Groups(
+        [(torch.float32, 32, rows[:2]), (torch.float32, 36, rows[2:])],
+        [Feature(table, ("sum", "mean")[table % 2], None) for table in range(3)],
+    )
+    indices, offsets = problem.lookups(bags, longest)
+    ends = offsets[::bags].tolist()
+    for table in range(2):
+        own = slice(ends[table], ends[table + 1])
+        indices[own] = HOT[name](rows[table], own.stop - own.start)
+    grad, updated = torch.randn(bags, problem.output_dim), []
+    for _ in range(2):
+        call = make(problem, grad, indices, offsets)
+        call.check_update(0)
+        updated.append([weight.nan_to_num() for weight in call.weights])
+    assert all(torch.equal(*pair) for pair in zip(*updated, strict=True))
+
+
 BAD = {
     "negative": lambda i, o: i.__setitem__(3, -7),
     "beyond": lambda i, o: i.__setitem__(5, 2**40),

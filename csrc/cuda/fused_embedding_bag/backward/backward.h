@@ -3,8 +3,8 @@
  * From file to file: entry.c, the functions of recfuse.h; problem.c, what is looked up and what becomes of a row; backward.c,
  * which features take which path; segments.c, what is sorted together; call.c, what is kept of a call for the next one; general.c, sizes, workspace and launches
  * of the general path; kernel.c, variants of its kernels; small/small.c, tables that fit in shared memory.
- * On the device, general path: keys.cu makes entries of lookups, sort.cu sorts them by row, rows.cu and
- * joins.cu pool them row by row (unique.cu counts the rows of a listed gradient).
+ * On the device, general path: keys.cu makes entries of lookups, sort.cu sorts them by row, or sort.cu and group.cu bring those
+ * of a row together, rows.cu and joins.cu pool them row by row (unique.cu counts the rows of a listed gradient).
  * listed.cu updates rows whose sums are given. Small tables: lists.cu, staged.cu. All
  * end in emit.cuh. */
 #ifndef RECFUSE_CUDA_BACKWARD_H
@@ -39,6 +39,7 @@ typedef enum rf__backward_kernel {
     RF__BACKWARD_COUNT,
     RF__BACKWARD_PLACES,
     RF__BACKWARD_SORT,
+    RF__BACKWARD_GROUP,
     RF__BACKWARD_COUNT_ROWS,
     RF__BACKWARD_SUM_ROWS,
     RF__BACKWARD_SPLIT_ROWS,
@@ -54,6 +55,7 @@ typedef struct rf__backward_variant {
     int32_t index_type, offset_type;
     int32_t wide_keys, wide_values; /* of 64 bits */
     int32_t digit_bits, items, entries; /* RF_ITEMS; RF_ENTRIES_... */
+    int32_t grouped; /* entries of equal keys are brought together, in no order of keys */
     int32_t grad_dtype, weight_dtype, emit, round, aligned;
     int32_t vectors; /* 0: the kernel knows */
     int32_t dynamic_shared;
@@ -84,6 +86,7 @@ typedef struct rf__backward_features {
     int32_t dim; /* the widest */
     rf_backward_segments segments;
     int32_t passes, digit_bits; /* of the sort */
+    rf_backward_segments groups; /* count 0: entries are sorted */
 } rf__backward_features;
 
 /* Writes the matrices' first_row. */
@@ -92,7 +95,7 @@ void rf__backward_place_matrices(rf__backward_problem *problem);
 rf_status rf__backward_describe(const rf__backward_problem *problem, rf__backward_features *described);
 /* Counts the features whose pooling is not -1, and what they have in common: all but `rows` and `dim`. */
 void rf__backward_summarise(const rf__backward_problem *problem, rf__backward_features *described);
-/* Which features are sorted together, by how many digits of how many bits. */
+/* Which features are sorted together, by how many digits of how many bits, and which are grouped together. */
 void rf__backward_segment(const rf__backward_problem *problem, rf__backward_features *described);
 
 #endif

@@ -12,11 +12,14 @@ enum {
     LEAST_CHUNK = 64, /* entries a block of rows.cu */
     ROWS_BLOCKS = 8, /* of an SM, wanted */
     SORT_BLOCKS = 2, /* of an SM, at once */
+    GROUP_BLOCKS = 4, /* the same */
     WARPS = RF_BACKWARD_BLOCK / 32,
     WIDEST_VECTORS = 4, /* that a lane has at once */
     COLUMNS = 4 * RF_BACKWARD_LANES /* of a vector of each lane of a warp */
 };
 static const int64_t MOST_ENTRIES = INT64_C(1) << 31; /* their places are numbers of 32 bits */
+/* So many that a digit of them fits in shared memory also where all are of one segment. */
+static const int64_t MOST_GROUPED = INT64_C(1) * RF_BACKWARD_MOST_TILE << RF_BACKWARD_MOST_DIGIT_BITS;
 
 static int64_t part(rf__backward_layout *to, int64_t bytes) {
     const int64_t at = to->bytes;
@@ -35,6 +38,9 @@ static int32_t chunk_of(int64_t lookups, int64_t wanted, int32_t most, int32_t l
     while (chunk > least && lookups / chunk < wanted) chunk /= 2;
     return chunk;
 }
+
+/* Zeros of rf_backward_groups. */
+static int64_t part_words(const rf__backward_layout *sizes) { return 2 + 2 * (int64_t)sizes->parts; }
 
 rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_problem *problem,
                                  const rf__backward_features *described, const rf__cuda_device *device,
@@ -72,6 +78,12 @@ rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_p
                   "row-wise Adagrad in the backward pass of rows of %d columns; it takes up to %d on a GPU; "
                   "pass deferred=True",
                   (int)described->dim, (int)(COLUMNS * WIDEST_VECTORS));
+    variant->grouped = described->groups.count > 0 && to->lookups <= MOST_GROUPED;
+    if (variant->grouped != 0) {
+        to->segments = described->groups;
+        to->passes = 1;
+        variant->digit_bits = RF_BACKWARD_MOST_DIGIT_BITS;
+    }
     const int64_t value_bytes = variant->wide_values ? 8 : 4, word = (int64_t)sizeof(uint32_t);
     const int64_t digits = INT64_C(1) << variant->digit_bits, sms = device->sms;
     /* Where all chunks run at once anyway, they are smaller: each takes less time. */
@@ -94,6 +106,16 @@ rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_p
     to->bases = part(to, ((int64_t)to->rows_chunks + 1 + problem->n_matrices) * (int64_t)sizeof(uint32_t));
     to->sums = part(to, (2 * RF_BACKWARD_MOST_SEGMENTS + to->segments.count * digits) * word);
     to->places = part(to, digits * to->chunks * word);
+    if (variant->grouped != 0) {
+        to->tile =
+            chunk_of(to->lookups, sms * GROUP_BLOCKS / 2, RF_BACKWARD_MOST_TILE, RF_BACKWARD_LEAST_TILE);
+        to->tiles = (int32_t)((to->lookups + to->tile - 1) / to->tile) + to->segments.count - 1;
+        to->parts = (int32_t)(2 * to->lookups / RF_BACKWARD_ROOM); /* one of a digit may have few entries */
+        to->part_blocks = to->parts < sms ? to->parts : (int32_t)sms;
+        to->begins = part(to, to->segments.count * (digits + 1) * word);
+        to->part_list = part(to, to->parts * (int64_t)sizeof(rf_backward_part));
+        to->part_counts = part(to, part_words(to) * word);
+    }
     return RF_OK;
 }
 
@@ -134,7 +156,17 @@ static rf_backward_counts counts_of(const rf__backward_layout *sizes, uint64_t w
                                 .bits = sizes->variant.digit_bits};
 }
 
-/* Entries, sorted; returns which of the two arrays has them. */
+static rf_backward_groups groups_of(const rf__backward_layout *sizes, uint64_t workspace) {
+    const uint64_t word = sizeof(uint32_t), counts = workspace + (uint64_t)sizes->part_counts;
+    return (rf_backward_groups){.begins = workspace + (uint64_t)sizes->begins,
+                                .parts = workspace + (uint64_t)sizes->part_list,
+                                .n_parts = counts,
+                                .begun = counts + word,
+                                .done = counts + 2 * word,
+                                .found = counts + (2 + (uint64_t)sizes->parts) * word};
+}
+
+/* Entries, sorted or grouped; returns which of the two arrays has them. */
 static rf_status entries_make(launcher *by, const rf__backward_layout *sizes,
                               const rf_fused_backward_params *call, uint64_t workspace, uint64_t features,
                               int32_t *sorted) {
@@ -155,7 +187,9 @@ static rf_status entries_make(launcher *by, const rf__backward_layout *sizes,
         .slots = (uint32_t)sizes->slots,
         .bags = (uint32_t)call->bags,
         .segments = sizes->segments,
-        .counts = counts_of(sizes, workspace, 0)};
+        .counts = counts_of(sizes, workspace, 0),
+        .zeros = workspace + (uint64_t)sizes->part_counts,
+        .n_zeros = part_words(sizes)};
     enum { BAGS = RF_BACKWARD_BLOCK / 8, PLACES = RF_BACKWARD_PLACES_DIGITS };
     if (keys.bag_factors != 0)
         RF_CHECK(launch(by, RF__BACKWARD_BAG_FACTORS, (sizes->slots + BAGS - 1) / BAGS, 1, 0, &keys));
@@ -167,7 +201,8 @@ static rf_status entries_make(launcher *by, const rf__backward_layout *sizes,
                                             .count = workspace + (uint64_t)sizes->count,
                                             .trash = sizes->trash,
                                             .segments = sizes->segments,
-                                            .counts = counts_of(sizes, workspace, pass)};
+                                            .counts = counts_of(sizes, workspace, pass),
+                                            .groups = groups_of(sizes, workspace)};
         if (pass > 0) RF_CHECK(launch(by, RF__BACKWARD_COUNT, sizes->chunks, 1, 0, &sort));
         RF_CHECK(launch(by, RF__BACKWARD_PLACES, sizes->segments.count * ((digits + PLACES - 1) / PLACES), 1,
                         0, &sort));
@@ -176,7 +211,16 @@ static rf_status entries_make(launcher *by, const rf__backward_layout *sizes,
             RF_BACKWARD_SORT_SHARED(digits, sizes->variant.items, entry_bytes_of(&sizes->variant)), &sort));
     }
     *sorted = sizes->passes % 2;
-    return RF_OK;
+    if (sizes->variant.grouped == 0) return RF_OK;
+    const rf_backward_group_args group = {.entries = workspace + (uint64_t)sizes->entries[*sorted],
+                                          .sorted = workspace + (uint64_t)sizes->entries[1 - *sorted],
+                                          .segments = sizes->segments,
+                                          .counts = counts_of(sizes, workspace, 0),
+                                          .groups = groups_of(sizes, workspace),
+                                          .part_blocks = sizes->part_blocks,
+                                          .tile = sizes->tile};
+    *sorted = 1 - *sorted;
+    return launch(by, RF__BACKWARD_GROUP, sizes->part_blocks + sizes->tiles, 1, 0, &group);
 }
 
 /* How many rows there are, of each matrix those before it; behind them all. Waits for the stream. */

@@ -10,10 +10,12 @@ typedef struct rf__backward_layout {
     rf_backward_segments segments;
     int64_t lookups, slots, trash;
     int32_t passes, chunks; /* of the sort */
+    int32_t tile, tiles, parts, part_blocks; /* of group.cu: entries of a tile; how many there are, at most */
     int32_t rows_chunk, rows_chunks, slices, pitch;
     int64_t entries[2], sources, factors, bag_factors, partials, bases, count;
     int64_t sums; /* of the sort: lengths, totals, digits */
     int64_t places;
+    int64_t begins, part_list, part_counts; /* of groups */
     int64_t bytes;
 } rf__backward_layout;
 

@@ -10,9 +10,10 @@
 static const rf__kernel_source sources[RF__BACKWARD_KERNELS] = {
     [RF__BACKWARD_BAG_FACTORS] = {FOLDER "keys.cu", "rf_backward_bag_factors"},
     [RF__BACKWARD_KEYS] = {FOLDER "keys.cu", "rf_backward_keys"},
-    [RF__BACKWARD_COUNT] = {FOLDER "sort.cu", "rf_backward_count"},
-    [RF__BACKWARD_PLACES] = {FOLDER "sort.cu", "rf_backward_places"},
-    [RF__BACKWARD_SORT] = {FOLDER "sort.cu", "rf_backward_sort"},
+    [RF__BACKWARD_COUNT] = {FOLDER "sort/sort.cu", "rf_backward_count"},
+    [RF__BACKWARD_PLACES] = {FOLDER "sort/sort.cu", "rf_backward_places"},
+    [RF__BACKWARD_SORT] = {FOLDER "sort/sort.cu", "rf_backward_sort"},
+    [RF__BACKWARD_GROUP] = {FOLDER "sort/group.cu", "rf_backward_group"},
     [RF__BACKWARD_COUNT_ROWS] = {FOLDER "unique.cu", "rf_backward_count_rows"},
     [RF__BACKWARD_SUM_ROWS] = {FOLDER "unique.cu", "rf_backward_sum_rows"},
     [RF__BACKWARD_SPLIT_ROWS] = {FOLDER "unique.cu", "rf_backward_split_rows"},
@@ -27,12 +28,12 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
     options->dynamic_shared = variant->dynamic_shared;
     snprintf(options->defines, sizeof options->defines,
              "-DRF_INDEX=%s -DRF_OFFSET=%s -DRF_KEY=%s -DRF_VALUE=%s -DRF_DIGIT_BITS=%d -DRF_ITEMS=%d "
-             "-DRF_ENTRIES=%d "
+             "-DRF_ENTRIES=%d -DRF_GROUPED=%d "
              "-DRF_GRAD_DTYPE=%d -DRF_WEIGHT_DTYPE=%d -DRF_EMIT=%d -DRF_ROUND=%d -DRF_ALIGNED=%d",
              rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type),
              words[variant->wide_keys], words[variant->wide_values], (int)variant->digit_bits,
-             (int)variant->items, (int)variant->entries, (int)variant->grad_dtype, (int)variant->weight_dtype,
-             (int)variant->emit, (int)variant->round, (int)variant->aligned);
+             (int)variant->items, (int)variant->entries, (int)variant->grouped, (int)variant->grad_dtype,
+             (int)variant->weight_dtype, (int)variant->emit, (int)variant->round, (int)variant->aligned);
     const size_t length = strlen(options->defines);
     if (variant->vectors > 0)
         snprintf(options->defines + length, sizeof options->defines - length, " -DRF_VECTORS=%d",
@@ -50,6 +51,7 @@ static rf__backward_variant only_what_matters(const rf__backward_variant *from, 
     if (!sorts) to.digit_bits = RF_BACKWARD_MOST_DIGIT_BITS;
     if (!sorts && number != RF__BACKWARD_KEYS) to.items = RF_BACKWARD_MOST_ITEMS;
     if (number != RF__BACKWARD_KEYS && number != RF__BACKWARD_ROWS) to.entries = 0;
+    if (number != RF__BACKWARD_KEYS && !sorts) to.grouped = number == RF__BACKWARD_GROUP;
     if (!pools) to.grad_dtype = to.weight_dtype = to.emit = to.round = to.aligned = to.vectors = 0;
     if (number != RF__BACKWARD_SORT && number != RF__BACKWARD_ROWS) to.dynamic_shared = 0;
     if (number == RF__BACKWARD_JOINS) to.grad_dtype = 0;
@@ -74,11 +76,20 @@ static rf_status compile(const char *arch, const rf__backward_variant *variant, 
 
 /* What depends on which features take the general path: all, or those that the small one leaves. */
 typedef struct general_kind {
-    int32_t entries, digit_bits;
+    int32_t entries, digit_bits, grouped;
 } general_kind;
 
 static general_kind kind_of(const rf__backward_features *described) {
-    return (general_kind){described->entries, described->digit_bits};
+    return (general_kind){described->entries, described->digit_bits, described->groups.count > 0};
+}
+
+/* One kernel of the general path, for batches with many lookups and with few. */
+static rf_status sized_compile(const char *arch, rf__backward_variant variant, rf__backward_kernel number) {
+    variant.items = RF_BACKWARD_MOST_ITEMS;
+    RF_CHECK(compile(arch, &variant, number));
+    if (number < RF__BACKWARD_KEYS || number > RF__BACKWARD_SORT) return RF_OK;
+    variant.items = RF_BACKWARD_FEW_ITEMS;
+    return compile(arch, &variant, number);
 }
 
 static rf_status general_compile(const char *arch, const rf__backward_problem *problem,
@@ -88,12 +99,11 @@ static rf_status general_compile(const char *arch, const rf__backward_problem *p
         if ((lists && problem->listed == NULL) || (number == RF__BACKWARD_BAG_FACTORS && !any_mean)) continue;
         for (int32_t i = 0; i < 1 + (memcmp(&kinds[0], &kinds[1], sizeof *kinds) != 0); i++) {
             variant.entries = kinds[i].entries;
-            variant.digit_bits = kinds[i].digit_bits;
-            variant.items = RF_BACKWARD_MOST_ITEMS;
-            RF_CHECK(compile(arch, &variant, (rf__backward_kernel)number));
-            if (number < RF__BACKWARD_KEYS || number > RF__BACKWARD_SORT) continue;
-            variant.items = RF_BACKWARD_FEW_ITEMS;
-            RF_CHECK(compile(arch, &variant, (rf__backward_kernel)number));
+            for (variant.grouped = 0; variant.grouped <= kinds[i].grouped; variant.grouped++) {
+                variant.digit_bits = variant.grouped ? RF_BACKWARD_MOST_DIGIT_BITS : kinds[i].digit_bits;
+                if (number == RF__BACKWARD_GROUP && !variant.grouped) continue;
+                RF_CHECK(sized_compile(arch, variant, (rf__backward_kernel)number));
+            }
         }
     }
     return RF_OK;

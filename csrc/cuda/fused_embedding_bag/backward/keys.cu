@@ -138,7 +138,7 @@ RF_INLINE rf_u32 bag_number(const shared_t &shared, int word) {
 /* The entry of a lookup in a bag of a feature; `slot`, `number`: theirs; `key`: if it is one. */
 RF_INLINE void entry_write(const rf_backward_keys_args &args, shared_t &shared,
                            const rf_backward_feature &feature, rf_i64 position, rf_u32 slot, rf_u32 number,
-                           rf_u32 bag, bool is_entry, RF_KEY key, RF_KEY base) {
+                           rf_u32 bag, bool is_entry, RF_KEY key, const digits_t &digits) {
     const RF_VALUE source = (RF_VALUE)bag * (RF_VALUE)args.output_dim + (RF_VALUE)feature.output_column;
     rf_backward_entry entry = {is_entry ? key : (RF_KEY)args.trash, source};
     if (RF_ENTRIES != RF_ENTRIES_DIRECT) {
@@ -150,7 +150,7 @@ RF_INLINE void entry_write(const rf_backward_keys_args &args, shared_t &shared,
         entry.value = (RF_VALUE)position;
     }
     args.entries[position] = entry;
-    if (is_entry) atomicAdd(&shared.counts[(rf_u32)(key - base) & ((1u << args.counts.bits) - 1)], 1u);
+    if (is_entry) atomicAdd(&shared.counts[digits.of(key)], 1u);
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
@@ -166,6 +166,9 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
         args.counts.lengths[thread] = length;
         args.counts.totals[thread] = 0;
     }
+    if (RF_GROUPED)
+        for (rf_i64 i = (rf_i64)blockIdx.x * BLOCK + thread; i < args.n_zeros; i += (rf_i64)gridDim.x * BLOCK)
+            args.zeros[i] = 0;
     if (chunk.size == 0) return;
     RF_INDEX indices[ITEMS];
 #pragma unroll
@@ -186,7 +189,9 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
         last_slot - first_slot < CHUNK && bags_mark(args, chunk, first_slot, last_slot, shared);
     const rf_u32 first_number = first_slot / args.bags, next_number = (first_number + 1) * args.bags;
     const rf_backward_feature first_feature = feature_load(args, first_number);
+    const digits_t digits = digits_of(args.segments, args.counts, chunk.segment, chunk.length);
     const rf_i64 base = args.segments.bases[chunk.segment];
+    const rf_i64 span = RF_GROUPED ? (rf_i64)1 << (32 - digits.least()) : args.span;
     if (is_near && last_slot < next_number) { /* mostly */
         const RF_KEY rows = (RF_KEY)(first_feature.pooling >= 0 ? first_feature.rows : 0);
         const RF_KEY first_row = (RF_KEY)first_feature.first_row, padding = (RF_KEY)first_feature.padding_idx;
@@ -200,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
             const bool fits = sizeof(RF_INDEX) <= sizeof(RF_KEY) || (rf_i64)indices[k] == (rf_i64)index;
             const bool is_entry = fits && index < rows && index != padding;
             entry_write(args, shared, first_feature, chunk.first + at, first_slot + number, first_number,
-                        first_bag + number, is_entry, first_row + index, (RF_KEY)base);
+                        first_bag + number, is_entry, first_row + index, digits);
         }
     } else {
 #pragma unroll
@@ -216,13 +221,13 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
             const rf_i64 key = feature.first_row + index;
             const bool is_entry = feature.pooling >= 0 && (rf_u64)index < (rf_u64)feature.rows &&
                                   index != feature.padding_idx && (is_near || holds(args, slot, position)) &&
-                                  (rf_u64)(key - base) < (rf_u64)args.span;
+                                  (rf_u64)(key - base) < (rf_u64)span;
             entry_write(args, shared, feature, position, slot, number, slot - number * args.bags, is_entry,
-                        (RF_KEY)key, (RF_KEY)base);
+                        (RF_KEY)key, digits);
         }
     }
     __syncthreads();
-    counts_keep(args.counts, shared.counts);
+    counts_keep(args.counts, shared.counts, digits.bits);
 }
 
 /* One over the lookups of a bag that count, where its feature pools by mean. */

@@ -3,10 +3,18 @@
  * Lookups come feature by feature. Features that follow each other, whose rows follow each other too, need not be sorted
  * by their tables: only by rows inside of them. Where that spares a pass of the sort, neighbouring features are taken
  * together as long as their rows have few enough bits. Features that share rows, or whose rows are not in their order, are of
- * one segment; where that has too many rows, all are. */
+ * one segment; where that has too many rows, all are.
+ *
+ * An update takes rows in any order, so that entries of a row need only be neighbours, matrix by matrix: they are grouped (group.cu),
+ * where neighbouring rows and their states share no lines of memory. A segment of groups may have any number of rows of one
+ * matrix. */
+#include "base/validate.h"
 #include "cuda/fused_embedding_bag/backward/backward.h"
 
-enum { DIGIT_BITS = 10 /* of a pass; more where that spares one */ };
+enum {
+    DIGIT_BITS = 10, /* of a pass; more where that spares one */
+    LINE_BYTES = 128 /* of memory that a GPU reads and writes */
+};
 
 /* Rows [first, behind) of all, and the first bag. */
 typedef struct segment_t {
@@ -47,6 +55,64 @@ static int32_t cut(const rf__backward_problem *problem, const rf_backward_featur
     return count;
 }
 
+/* The first bits of the golden ratio: neighbouring numbers times it are far apart, whatever part of the bits is looked at. */
+static uint32_t factor_of(int32_t bits) {
+    const uint32_t ratio = UINT32_C(0x9e3779b9);
+    return (ratio >> (32 - bits) | 1) << (32 - bits);
+}
+
+/* Whether rows [first, behind) are of one matrix. */
+static bool of_one_matrix(const rf__backward_problem *problem, int64_t first, int64_t behind) {
+    int32_t number = 0;
+    while (number + 1 < problem->n_matrices && problem->matrices[number + 1].first_row <= first) number++;
+    return behind <= problem->matrices[number].first_row + problem->matrices[number].rows;
+}
+
+/* Segments of at most `most` rows, but for features that share rows; false: there are too many, or one is of two matrices. */
+static bool groups_cut(const rf__backward_problem *problem, const rf_backward_feature *features, int64_t most,
+                       rf_backward_segments *groups) {
+    segment_t segments[RF_BACKWARD_MOST_SEGMENTS];
+    int32_t count = 0;
+    for (int64_t f = 0; f < problem->call.n_features; f++) {
+        if (features[f].pooling < 0) continue;
+        segment_t next = {features[f].first_row, features[f].first_row + features[f].rows,
+                          f * problem->call.bags};
+        while (count > 0 && (next.first < segments[count - 1].behind ||
+                             (next.behind - segments[count - 1].first <= most &&
+                              of_one_matrix(problem, segments[count - 1].first, next.behind)))) {
+            const segment_t *last = &segments[--count];
+            if (last->first < next.first) next.first = last->first;
+            if (last->behind > next.behind) next.behind = last->behind;
+            next.slot = last->slot;
+        }
+        if (count == RF_BACKWARD_MOST_SEGMENTS || !of_one_matrix(problem, next.first, next.behind))
+            return false;
+        segments[count++] = next;
+    }
+    *groups = (rf_backward_segments){.count = count};
+    for (int32_t s = 0; s < count; s++) {
+        groups->bases[s] = segments[s].first;
+        groups->slots[s] = (uint32_t)segments[s].slot;
+        groups->factors[s] = factor_of(bits_of(segments[s].behind - segments[s].first));
+    }
+    return true;
+}
+
+/* Whether rows may come in any order, and none is better. Row-wise Adagrad has the states of many rows in a line. */
+static bool in_any_order(const rf__backward_problem *problem) {
+    bool any = problem->emit != RF_EMIT_GRADIENT && problem->emit != RF_ROWWISE_ADAGRAD + 1;
+    for (int32_t i = 0; i < problem->n_matrices; i++)
+        any &= problem->matrices[i].dim * rf__dtype_bytes(problem->dtype) >= LINE_BYTES;
+    return any;
+}
+
+static void groups_find(const rf__backward_problem *problem, rf__backward_features *described) {
+    described->groups = (rf_backward_segments){.count = 0};
+    if (!in_any_order(problem) || described->passes < 2 || described->rows >= INT32_MAX) return;
+    for (int64_t most = 1; most < 2 * described->rows; most *= 2)
+        if (groups_cut(problem, described->features, most, &described->groups)) return;
+}
+
 void rf__backward_segment(const rf__backward_problem *problem, rf__backward_features *described) {
     segment_t segments[RF_BACKWARD_MOST_SEGMENTS] = {{0, described->rows, 0}};
     int64_t largest = described->rows;
@@ -67,4 +133,5 @@ void rf__backward_segment(const rf__backward_problem *problem, rf__backward_feat
     }
     described->passes = least_passes(bits_of(largest));
     described->digit_bits = passes_of(bits_of(largest), described->passes);
+    groups_find(problem, described);
 }

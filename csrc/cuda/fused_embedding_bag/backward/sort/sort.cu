@@ -1,4 +1,5 @@
-/* One pass of a stable radix sort of entries by key: inside their segment they go by RF_DIGIT_BITS bits of it. Three launches:
+/* One pass of a stable radix sort of entries by key: inside their segment they go by RF_DIGIT_BITS bits of it, or, RF_GROUPED, by
+ * as many of the first bits of their places as there are lookups for, and group.cu does the rest. Three launches:
  * rf_backward_count counts the digits of each chunk of entries (keys.cu does it for the first pass),
  * rf_backward_places sums them up, chunk by chunk, rf_backward_sort sums up digits and takes the entries to their places.
  * (One sweep with decoupled look-back, as in Adinets and Merrill, "Onesweep", 2022, is slower here: all chunks run at once,
@@ -14,7 +15,7 @@
 #define RF_DIGIT_BITS 8
 #endif
 
-#include "fused_embedding_bag/backward/entries.cuh"
+#include "fused_embedding_bag/backward/sort/ranks.cuh"
 
 enum {
     BLOCK = RF_BACKWARD_SORT_BLOCK,
@@ -22,9 +23,7 @@ enum {
     ITEMS = RF_ITEMS,
     CHUNK = CHUNK_ENTRIES,
     DIGITS = 1 << RF_DIGIT_BITS,
-    PAIRS = DIGITS / 2, /* of digits, whose counts of 16 bits share a word */
-    EACH = (PAIRS + BLOCK - 1) / BLOCK, /* pairs a thread */
-    OWN = 2 * EACH, /* neighbouring digits of a thread */
+    OWN = (DIGITS + BLOCK - 1) / BLOCK, /* neighbouring digits of a thread */
     AT_ONCE = 8, /* counts that a thread loads at once */
     BLOCKS = sizeof(rf_backward_entry) > 8 ? 1 : 2 /* an SM, by registers */
 };
@@ -44,8 +43,10 @@ static_assert(sizeof(shared_t) <= RF_BACKWARD_SORT_SHARED(DIGITS, ITEMS, sizeof(
 RF_INLINE chunk_t chunk_of(const rf_backward_sort_args &args) {
     return chunk_find(rf_load(args.counts.lengths + threadIdx.x % 32), blockIdx.x);
 }
-RF_INLINE int digit_of(const rf_backward_sort_args &args, rf_i64 base, RF_KEY key) {
-    return (int)((RF_KEY)(key - (RF_KEY)base) >> args.counts.shift & (DIGITS - 1));
+RF_INLINE digits_t digits_of(const rf_backward_sort_args &args, int segment, rf_u32 length) {
+    digits_t digits = digits_of(args.segments, args.counts, segment, length);
+    if (!RF_GROUPED) digits.bits = RF_DIGIT_BITS;
+    return digits;
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
@@ -56,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     rf_wait_for_previous_kernel();
     const chunk_t chunk = chunk_of(args);
     if (chunk.size == 0) return;
-    const rf_i64 base = args.segments.bases[chunk.segment];
+    const digits_t digits = digits_of(args, chunk.segment, chunk.length);
     RF_KEY keys[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
@@ -66,9 +67,9 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < ITEMS; i++)
-        if (i * BLOCK + thread < chunk.size) atomicAdd(&counts[digit_of(args, base, keys[i])], 1u);
+        if (i * BLOCK + thread < chunk.size) atomicAdd(&counts[digits.of(keys[i])], 1u);
     __syncthreads();
-    counts_keep(args.counts, counts);
+    counts_keep(args.counts, counts, digits.bits);
 }
 
 /* A digit's counts of chunks from `start` on, 0 from `end` on; `any`: there is such a digit. */
@@ -87,12 +88,15 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int blocks = (DIGITS + BLOCK_DIGITS - 1) / BLOCK_DIGITS; /* of a segment */
     const int segment = (int)blockIdx.x / blocks, digit = (int)blockIdx.x % blocks * BLOCK_DIGITS + lane;
-    const chunks_t chunks = chunks_of(rf_load(args.counts.lengths + lane));
+    const rf_u32 length = rf_load(args.counts.lengths + lane);
+    const chunks_t chunks = chunks_of(length);
+    const digits_t digits = digits_of(args, segment, __shfl_sync(RF_FULL_WARP, length, segment));
+    if (digit - lane >= 1 << digits.bits) return;
     const int behind = (int)__shfl_sync(RF_FULL_WARP, chunks.upto, segment);
     const int count = (int)__shfl_sync(RF_FULL_WARP, chunks.own, segment);
     const int share = (count + WARPS - 1) / WARPS, begin = behind - count + warp * share;
     const int end = min(begin + share, behind);
-    const bool any = digit < DIGITS;
+    const bool any = digit < 1 << digits.bits;
     rf_u32 *const places = args.counts.places + digit;
     rf_u32 sum = 0;
     for (int start = begin; start < end; start += AT_ONCE) {
@@ -127,74 +131,26 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK)
     }
 }
 
-/* Those of the lanes `same` whose number has a bit as this lane's has it. */
-RF_INLINE rf_u32 lanes_with(rf_u32 same, int number, int bit) {
-#ifdef __CUDA_ARCH__
-    /* The compiler works the bit out twice, in seven instructions; these are four. */
-    asm volatile("{ .reg .pred own; .reg .b32 all, bits;\n"
-                 "and.b32 bits, %1, %2;\n"
-                 "setp.ne.b32 own, bits, 0;\n"
-                 "vote.sync.ballot.b32 all, own, 0xffffffff;\n"
-                 "@!own not.b32 all, all;\n"
-                 "and.b32 %0, %0, all; }"
-                 : "+r"(same)
-                 : "r"(number), "r"(1 << bit));
-    return same;
-#else
-    const bool own = (number >> bit & 1) != 0;
-    const rf_u32 all = __ballot_sync(RF_FULL_WARP, own);
-    return same & (own ? all : ~all);
-#endif
-}
-
-/* Lanes that have the same digit, by a vote a bit: faster than __match_any_sync where lanes have many digits. -1: none. */
-RF_INLINE rf_u32 lanes_alike(int digit) {
-    rf_u32 same = __ballot_sync(RF_FULL_WARP, digit >= 0);
-#pragma unroll
-    for (int bit = 0; bit < RF_DIGIT_BITS; bit++) same = lanes_with(same, digit, bit);
-    return same;
-}
-
 /* A chunk's counts of a warp and digit become where, in the chunk, they begin less the digit's own place, which is in `begins`;
- * `places` become those in the sorted order, less that. `digits`: entries of the segment. Returns
+ * `places` become those in the sorted order, less that. `of_digits`: entries of the segment. Returns
  * the number of all entries of the chunk. */
-RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *digits) {
-    rf_u32 *const words = (rf_u32 *)&shared.counts[0][0];
+RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *of_digits, int digits) {
     const int digit = (int)threadIdx.x * OWN;
     rf_u32 ahead[OWN];
 #pragma unroll
-    for (int i = 0; i < OWN; i++) ahead[i] = digit + i < DIGITS ? rf_load(digits + digit + i) : 0;
-    rf_u32 own[EACH];
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int pair = i * BLOCK + (int)threadIdx.x;
-        own[i] = 0;
-        if (pair >= PAIRS) continue;
-#pragma unroll
-        for (int first = 0; first < WARPS; first += AT_ONCE) {
-            rf_u32 found[AT_ONCE];
-#pragma unroll
-            for (int w = 0; w < AT_ONCE; w++) found[w] = words[(first + w) * PAIRS + pair];
-#pragma unroll
-            for (int w = 0; w < AT_ONCE; w++) {
-                words[(first + w) * PAIRS + pair] = own[i];
-                own[i] += found[w];
-            }
-        }
-        shared.begins[2 * pair] = own[i] & 0xffffu;
-        shared.begins[2 * pair + 1] = own[i] >> 16;
-    }
+    for (int i = 0; i < OWN; i++) ahead[i] = digit + i < digits ? rf_load(of_digits + digit + i) : 0;
+    warps_add<BLOCK, DIGITS>(shared.counts, shared.begins, digits);
     __syncthreads();
     rf_u64 counts[OWN], sum = 0, all; /* of the chunk, above of the segment */
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        counts[i] = (rf_u64)ahead[i] << 32 | (digit + i < DIGITS ? shared.begins[digit + i] : 0);
+        counts[i] = (rf_u64)ahead[i] << 32 | (digit + i < digits ? shared.begins[digit + i] : 0);
         sum += counts[i];
     }
     rf_u64 begin = rf_sum_of_block_before<WARPS>(sum, shared.of_warps, all);
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-        if (digit + i < DIGITS) {
+        if (digit + i < digits) {
             shared.begins[digit + i] = (rf_u32)begin;
             shared.places[digit + i] += (rf_u32)(begin >> 32) - (rf_u32)begin;
         }
@@ -202,6 +158,22 @@ RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *digits) {
     }
     __syncthreads();
     return (int)(rf_u32)all;
+}
+
+/* Where the digits of a segment begin, by its first chunk, before which no other has entries; `end`: of the segment. Digits of
+ * too many entries are cut into parts. */
+RF_INLINE void groups_write(const rf_backward_groups &to, const shared_t &shared, int segment, int digits,
+                            rf_u32 end) {
+    rf_u32 *const begins = to.begins + (rf_i64)segment * (DIGITS + 1);
+    for (int digit = threadIdx.x; digit <= digits; digit += BLOCK) {
+        const rf_u32 begin = digit < digits ? shared.places[digit] + shared.begins[digit] : end;
+        const rf_u32 behind = digit + 1 < digits ? shared.places[digit + 1] + shared.begins[digit + 1] : end;
+        begins[digit] = begin;
+        if (behind - begin <= RF_BACKWARD_ROOM) continue;
+        const rf_u32 parts = (behind - begin + RF_BACKWARD_ROOM - 1) / RF_BACKWARD_ROOM;
+        const rf_u32 first = atomicAdd(to.n_parts, parts);
+        for (rf_u32 i = 0; i < parts; i++) to.parts[first + i] = {begin, behind, first, segment};
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
@@ -216,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     const rf_u32 total = rf_load(args.counts.totals + lane), upto = rf_sum_of_lanes_to(total);
     if (blockIdx.x == 0 && thread == 31) *args.count = (rf_i64)upto;
     if (chunk.size == 0) return;
-    const rf_i64 base = args.segments.bases[chunk.segment];
+    const digits_t digits = digits_of(args, chunk.segment, chunk.length);
     const rf_u32 begin = __shfl_sync(RF_FULL_WARP, upto - total, chunk.segment);
     const RF_KEY trash = (RF_KEY)args.trash;
     RF_KEY keys[ITEMS];
@@ -226,31 +198,25 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
         keys[i] = at < chunk.size ? rf_load(&args.entries[chunk.first + at].key) : trash;
     }
     const rf_u32 *const places = args.counts.places + (rf_i64)blockIdx.x * DIGITS;
-    for (int digit = thread; digit < DIGITS; digit += BLOCK)
+    for (int digit = thread; digit < 1 << digits.bits; digit += BLOCK)
         shared.places[digit] = begin + rf_load(places + digit);
     __syncthreads(); /* counts were cleared by all threads for all warps */
-    /* Ranks among the entries of the same warp and digit. */
-    rf_u32 ranks[ITEMS];
-#pragma unroll
-    for (int i = 0; i < ITEMS; i++) {
-        const bool any = keys[i] < trash;
-        const int digit = any ? digit_of(args, base, keys[i]) : -1;
-        const rf_u32 same = lanes_alike(digit);
-        const rf_u32 before = __popc(same & ((1u << lane) - 1));
-        rf_u32 first = 0;
-        if (any) first = shared.counts[warp][digit];
-        __syncwarp();
-        if (any && before == 0) shared.counts[warp][digit] = (rf_u16)(first + __popc(same));
-        __syncwarp(); /* before others read it for their next entry: votes order no memory */
-        ranks[i] = first + before;
-    }
+    rf_u32 ranks[ITEMS]; /* above of 16 bits the digit */
+    ranks_of_warp<RF_DIGIT_BITS, ITEMS>(
+        shared.counts[warp], digits.bits, ITEMS,
+        [&](int i) { return keys[i] < trash ? digits.of(keys[i]) : -1; },
+        [&](int i, int digit, rf_u32 rank) { ranks[i] = (rf_u32)digit << 16 | rank; });
     __syncthreads();
-    const int size = digits_scan(shared, args.counts.digits + (rf_i64)chunk.segment * DIGITS);
+    const int size =
+        digits_scan(shared, args.counts.digits + (rf_i64)chunk.segment * DIGITS, 1 << digits.bits);
+    if (RF_GROUPED && chunk.number == 0)
+        groups_write(args.groups, shared, chunk.segment, 1 << digits.bits,
+                     begin + rf_load(args.counts.totals + chunk.segment));
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-        const bool any = keys[i] < trash;
-        const int digit = any ? digit_of(args, base, keys[i]) : 0;
-        ranks[i] += shared.counts[warp][digit] + shared.begins[digit];
+        const rf_u32 digit = ranks[i] >> 16;
+        if (keys[i] < trash)
+            ranks[i] = (ranks[i] & 0xffff) + shared.counts[warp][digit] + shared.begins[digit];
     }
     RF_VALUE values[ITEMS]; /* not before: keys and ranks take the registers */
 #pragma unroll
@@ -266,6 +232,6 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
 #pragma unroll 4
     for (int at = thread; at < size; at += BLOCK) {
         const rf_backward_entry entry = shared.entries[at];
-        args.sorted[(rf_i64)shared.places[digit_of(args, base, entry.key)] + at] = entry;
+        args.sorted[(rf_i64)shared.places[digits.of(entry.key)] + at] = entry;
     }
 }
