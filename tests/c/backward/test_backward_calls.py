@@ -332,6 +332,27 @@ def test_without_decay_a_weight_that_is_not_finite_stays_as_it_is(call_of: Any) 
         assert (call.weights[0][:, 0] == torch.inf).all() and call.problem.tables[0].isfinite()[:, 1:].all()
 
 
+@pytest.mark.parametrize("each", (1, 3, 100))
+def test_bags_that_are_as_long_as_one_another(each: int, call_of: Any) -> None:
+    """And nearly so: nothing is looked for where all lookups of a table are where they would be then."""
+    torch.manual_seed(9)
+    bags = 7000 // each
+    problem = Groups(
+        [(FLOAT32, 4, (17_000, 40, 5000))],
+        [Feature(table, "sum", (None, 3)[table % 2]) for table in range(3)],
+    )
+    indices = torch.cat([torch.randint(rows, (bags * each,)) for rows in (17_000, 40, 5000)])
+    offsets = torch.arange(3 * bags + 1) * each
+    ends = [{last // each + 1: last - (last // each + 1) * each} for last in (2047, 4095)]  # of a chunk
+    for moved in ({}, *ends, {bags // 2: 1}, {bags - 1: 1, bags: 1, 3 * bags - 1: 1}, {bags + 5: -1}):
+        other = offsets.clone()
+        for at, by in moved.items():
+            other[at] += by
+        call = call_of(problem, torch.randn(bags, problem.output_dim), indices, other)
+        call.check_gradients()
+        call.check_update(0)
+
+
 @pytest.mark.parametrize("name", HOT)
 def test_rows_are_grouped_alike_each_time(name: str, call_of: Any) -> None:
     """Several tiles of a table; the threads of each run come in another order."""

@@ -5,7 +5,8 @@
  * A block: a chunk of neighbouring lookups. The bags that begin in it are found among the offsets by two searches of a warp.
  * Each marks a bit, where its first lookup is, so that the bits up to a lookup say which bag it is of: a count that costs
  * the same for long and for short bags. A warp: 32 neighbouring lookups at once, so one word of those bits.
- * Where offsets are bad, or a chunk has more bags than lookups, each lookup looks for its bag by itself.
+ * Where offsets are bad, or a chunk has more bags than lookups, each lookup looks for its bag by itself. Where all bags of a
+ * segment have as many lookups, nothing is looked for: the offsets of the chunk's bags need only be as they should be then.
  * Shared memory: static. Launch: grid [chunks], block [RF_BACKWARD_SORT_BLOCK]. The second kernel: a
  * group of 8 lanes a bag, grid [ceil(slots / 32)], block [RF_BACKWARD_BLOCK].
  */
@@ -153,6 +154,41 @@ RF_INLINE void entry_write(const rf_backward_keys_args &args, shared_t &shared,
     if (is_entry) atomicAdd(&shared.counts[digits.of(key)], 1u);
 }
 
+/* The bags of a chunk's lookups, if all bags of its segment have as many lookups as one another: then a bag is known by where a
+ * lookup is. */
+struct even_t {
+    rf_u32 each; /* lookups of a bag; 0: they have not as many */
+    rf_u32 first, last; /* bags, among those of the segment */
+};
+RF_INLINE even_t even_of(const chunk_t &chunk, rf_u32 slots) {
+    even_t even = {chunk.length / slots, 0, 0};
+    if (even.each * slots != chunk.length) even.each = 0;
+    if (even.each == 0) return even;
+    even.first = chunk.number * CHUNK / even.each;
+    even.last = (chunk.number * CHUNK + chunk.size - 1) / even.each;
+    return even;
+}
+/* Whether an offset of those bags says something else to a thread; the segment's first bag is `slot`. */
+RF_INLINE bool differs(const rf_backward_keys_args &args, const chunk_t &chunk, const even_t &even,
+                       rf_u32 slot) {
+    const rf_i64 begin = chunk.first - (rf_i64)chunk.number * CHUNK;
+    const rf_u32 behind = even.last + 1;
+    rf_i64 found[ITEMS], end = 0;
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        const rf_u32 bag = even.first + k * BLOCK + threadIdx.x;
+        found[k] = bag < behind ? (rf_i64)rf_load(args.offsets + slot + bag) : 0;
+    }
+    if (threadIdx.x == 0) end = rf_load(args.offsets + slot + behind);
+    bool other = threadIdx.x == 0 && end != begin + (rf_i64)behind * even.each;
+#pragma unroll
+    for (int k = 0; k < ITEMS; k++) {
+        const rf_u32 bag = even.first + k * BLOCK + threadIdx.x;
+        other |= bag < behind && found[k] != begin + (rf_i64)bag * even.each;
+    }
+    return other;
+}
+
 extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
     rf_backward_keys(const __grid_constant__ rf_backward_keys_args args) {
     __shared__ shared_t shared;
@@ -176,17 +212,29 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
         const int at = (k * WARPS + warp) * 32 + lane;
         indices[k] = at < chunk.size ? rf_load(args.indices + chunk.first + at) : (RF_INDEX)-1;
     }
-    if (warp < 2) {
-        const bool is_last = chunk.segment + 1 >= args.segments.count;
-        const rf_u32 behind = is_last ? args.slots : args.segments.slots[chunk.segment + 1];
-        const rf_u32 slot = slot_search(args, args.segments.slots[chunk.segment], behind,
-                                        warp == 0 ? chunk.first : chunk.first + chunk.size - 1);
-        if (lane == 0) shared.ends[warp] = slot;
+    const bool is_last = chunk.segment + 1 >= args.segments.count;
+    const rf_u32 start = args.segments.slots[chunk.segment];
+    const rf_u32 behind = is_last ? args.slots : args.segments.slots[chunk.segment + 1];
+    even_t even = even_of(chunk, behind - start);
+    if (even.each > 0 && __syncthreads_or(differs(args, chunk, even, start))) even.each = 0;
+    rf_u32 first_slot = start + even.first, last_slot = start + even.last;
+    bool is_near = true;
+    if (even.each == 0) {
+        if (warp < 2) {
+            const rf_u32 found =
+                slot_search(args, start, behind, warp == 0 ? chunk.first : chunk.first + chunk.size - 1);
+            if (lane == 0) shared.ends[warp] = found;
+        }
+        __syncthreads();
+        first_slot = shared.ends[0];
+        last_slot = max(shared.ends[1], first_slot);
+        is_near = last_slot - first_slot < CHUNK && bags_mark(args, chunk, first_slot, last_slot, shared);
     }
-    __syncthreads();
-    const rf_u32 first_slot = shared.ends[0], last_slot = max(shared.ends[1], first_slot);
-    const bool is_near =
-        last_slot - first_slot < CHUNK && bags_mark(args, chunk, first_slot, last_slot, shared);
+    const auto bag_of = [&](int word) { /* among those of the chunk */
+                                        if (even.each == 0) return bag_number(shared, word);
+                                        return (chunk.number * CHUNK + word * 32 + lane) / even.each -
+                                               even.first;
+    };
     const rf_u32 first_number = first_slot / args.bags, next_number = (first_number + 1) * args.bags;
     const rf_backward_feature first_feature = feature_load(args, first_number);
     const digits_t digits = digits_of(args.segments, args.counts, chunk.segment, chunk.length);
@@ -200,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
         for (int k = 0; k < ITEMS; k++) {
             const int word = k * WARPS + warp, at = word * 32 + lane;
             if (at >= chunk.size) continue;
-            const rf_u32 number = bag_number(shared, word);
+            const rf_u32 number = bag_of(word);
             const RF_KEY index = (RF_KEY)indices[k];
             const bool fits = sizeof(RF_INDEX) <= sizeof(RF_KEY) || (rf_i64)indices[k] == (rf_i64)index;
             const bool is_entry = fits && index < rows && index != padding;
@@ -213,8 +261,8 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, 2)
             const int word = k * WARPS + warp, at = word * 32 + lane;
             if (at >= chunk.size) continue;
             const rf_i64 position = chunk.first + at, index = (rf_i64)indices[k];
-            const rf_u32 slot = is_near ? first_slot + bag_number(shared, word)
-                                        : far_slot(args, first_slot, last_slot, position);
+            const rf_u32 slot =
+                is_near ? first_slot + bag_of(word) : far_slot(args, first_slot, last_slot, position);
             const rf_u32 number = slot < next_number ? first_number : slot / args.bags;
             rf_backward_feature feature = first_feature;
             if (number != first_number) feature = feature_load(args, number);
