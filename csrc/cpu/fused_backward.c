@@ -79,6 +79,12 @@ static void write_sparse(void *context, int64_t bucket) {
     const int64_t first_row = bucket << transpose->shift;
     const rf__entry *at = gradient->sorted[bucket];
     const rf__entry *end = at + (transpose->starts[bucket + 1] - transpose->starts[bucket]);
+    if (params->winners == NULL && !params->scale_grad_by_freq) { /* no maximum, no divisor */
+        const int64_t to = gradient->firsts[bucket];
+        gradient->kernels->sum_rows[params->grad_dtype](params, at, end, first_row, gradient->rows + to,
+                                                        gradient->values + to * row_bytes);
+        return;
+    }
     for (int64_t to = gradient->firsts[bucket]; at < end; to++) {
         gradient->rows[to] = first_row + rf__entry_row(at);
         at = pool_row(gradient, first_row, at, end, gradient->values + to * row_bytes);
@@ -121,13 +127,14 @@ rf_status rf_fused_embedding_bag_sparse_backward_cpu(const rf_fused_backward_par
     const int64_t buckets = transpose->buckets;
     const int64_t lookups = buckets > 0 ? transpose->starts[buckets] : 0;
     const int64_t workers = rf__tasks_workers(executor, lookups * (params->dim + 1) * 4);
+    const int64_t sorters = rf__tasks_workers(executor, lookups * (int64_t)sizeof(rf__entry) * 2);
     gradient.firsts = calloc((size_t)buckets + 1, sizeof *gradient.firsts);
     gradient.sorted = calloc((size_t)buckets + 1, sizeof *gradient.sorted);
     if (gradient.firsts == NULL || gradient.sorted == NULL) {
         status = rf__fail(RF_ERR_MEMORY, "recfuse.%s: no memory for %" PRId64 " buckets", name, buckets);
         goto out;
     }
-    RF_TRY(rf__tasks_run(name, lookups > 0 ? buckets : 0, workers, sort_sparse, &gradient, executor));
+    RF_TRY(rf__tasks_run(name, lookups > 0 ? buckets : 0, sorters, sort_sparse, &gradient, executor));
     int64_t distinct = 0;
     for (int64_t b = 0; b <= buckets; b++) {
         const int64_t count = gradient.firsts[b];

@@ -16,6 +16,7 @@ enum {
     MOST_SHIFT = 31,        /* a row of a bucket fits 31 bits */
     FEW = 24,               /* entries that are sorted by insertion */
     DIGIT_BITS = 8,
+    MOST_PASSES = 4,        /* MOST_SHIFT by DIGIT_BITS */
 };
 
 /* A lookup's factor for its row's gradient, except for the sample weight. */
@@ -176,16 +177,20 @@ static void sort_few(rf__entry *entries, int64_t count) {
     }
 }
 
-/* One pass of a radix sort, by the digit of `bits` bits from bit `low` on. */
-static void sort_digit(const rf__entry *from, rf__entry *to, int64_t count, int64_t low, int64_t bits) {
-    int64_t cursors[1 << DIGIT_BITS] = {0}, at = 0;
-    const uint32_t mask = ((uint32_t)1 << bits) - 1;
-    for (int64_t i = 0; i < count; i++) cursors[rf__entry_row(&from[i]) >> low & mask]++;
-    for (uint32_t digit = 0; digit <= mask; digit++) {
+/* Numbers of entries by digit -> where the first of each goes. */
+static void digits_sum(int64_t *cursors, int64_t digits) {
+    int64_t at = 0;
+    for (int64_t digit = 0; digit < digits; digit++) {
         const int64_t size = cursors[digit];
         cursors[digit] = at;
         at += size;
     }
+}
+
+/* One pass of a radix sort, by a digit. */
+static void sort_digit(const rf__entry *from, rf__entry *to, int64_t count, int64_t low, uint32_t mask,
+                       int64_t *cursors) {
+    digits_sum(cursors, (int64_t)mask + 1);
     for (int64_t i = 0; i < count; i++) to[cursors[rf__entry_row(&from[i]) >> low & mask]++] = from[i];
 }
 
@@ -199,8 +204,15 @@ rf__entry *rf__transpose_sort(const rf__transpose *transpose, int64_t bucket) {
     }
     const int64_t passes = (transpose->shift + DIGIT_BITS - 1) / DIGIT_BITS;
     const int64_t bits = passes > 0 ? (transpose->shift + passes - 1) / passes : 0;
-    for (int64_t low = 0; low < transpose->shift; low += bits) {
-        sort_digit(from, to, count, low, bits);
+    const uint32_t mask = ((uint32_t)1 << bits) - 1;
+    int64_t cursors[MOST_PASSES][1 << DIGIT_BITS];
+    memset(cursors, 0, (size_t)passes * sizeof cursors[0]);
+    for (int64_t i = 0; i < count; i++) { /* the digits of all passes at once */
+        const uint32_t row = rf__entry_row(&from[i]);
+        for (int64_t pass = 0; pass < passes; pass++) cursors[pass][row >> pass * bits & mask]++;
+    }
+    for (int64_t pass = 0; pass < passes; pass++) {
+        sort_digit(from, to, count, pass * bits, mask, cursors[pass]);
         rf__entry *other = from;
         from = to;
         to = other;

@@ -26,6 +26,10 @@ rf_status rf__fused_lookups_read(rf__call *call, int indices, int offsets, int64
 rf_status rf__fused_grad_read(rf__call *call, int argument, int64_t bags, rf__tensor *grad, rf_dtype *dtype);
 /* int64 of the shape of grad, contiguous; NULL: they are not given. */
 rf_status rf__call_winners(rf__call *call, int argument, const rf__tensor *grad, const int64_t **winners);
+/* A tensor for the values of a sparse gradient, [count, dim]. On the CPU the memory of large ones is kept for those of the
+ * next step. */
+rf_status rf__gradient_values_new(const rf__call *call, int64_t count, const rf_fused_backward_params *params,
+                                  AtenTensorHandle *tensor, void **values);
 
 /* Of ikbo_linear and ikbo_linear_chain, which is the same for two levels and for up to four. */
 

@@ -46,6 +46,17 @@ void rf__pass_none(rf__dispatch *dispatch) {
     pass(dispatch, (rf__type){.kind = RF__INTEGER, .optional = true}, (rf__value){.given = false});
 }
 
+rf_status rf__pass_integers(rf__dispatch *dispatch, const int64_t *integers, int64_t count) {
+    rf__value list = {.given = true};
+    RF__TORCH_CHECK(torch_new_list_reserve_size((size_t)count, &list.list));
+    pass(dispatch, (rf__type){.kind = RF__INTEGER, .list = true}, list);
+    for (int64_t i = 0; i < count; i++) {
+        const rf__value item = {.integer = integers[i]};
+        RF__TORCH_CHECK(torch_list_push_back(list.list, item.bits));
+    }
+    return RF_OK;
+}
+
 rf_status rf__dispatch_run(rf__dispatch *dispatch, int32_t n_results) {
     StableIValue stack[RF__DISPATCH_STACK] = {0}; /* zeros are None */
     for (int32_t i = 0; i < dispatch->n_arguments; i++) {

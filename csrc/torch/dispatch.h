@@ -27,6 +27,8 @@ void rf__pass_optional_tensor(rf__dispatch *dispatch, AtenTensorHandle tensor);
 void rf__pass_optional_number(rf__dispatch *dispatch, double number);
 void rf__pass_optional_boolean(rf__dispatch *dispatch, bool boolean);
 void rf__pass_none(rf__dispatch *dispatch);
+/* A list; RF_ERR_INTERNAL: none could be made. */
+rf_status rf__pass_integers(rf__dispatch *dispatch, const int64_t *integers, int64_t count);
 
 /* Runs it; the first `n_results` results are tensors, and the rest, if any, numbers. */
 rf_status rf__dispatch_run(rf__dispatch *dispatch, int32_t n_results);

@@ -1,7 +1,6 @@
 /* Gradients of weights of fused calls, dense and sparse: tensors -> rf_fused_backward_params. */
 #include <stdlib.h>
 
-#include "base/kept.h"
 #include "base/validate.h"
 #include "torch/arguments.h"
 #include "torch/operators.h"
@@ -74,29 +73,6 @@ static rf_status dense_run(rf__call *call) {
     return rf_fused_embedding_bag_backward_cuda(&params, output, &allocator, &stream);
 }
 
-static void give_back(void *data, void *context) {
-    (void)data; /* that of the block */
-    rf__kept_give(context);
-}
-
-/* The values of a sparse gradient. On the CPU the memory of large ones is kept for those of the next step. */
-static rf_status values_new(const rf__call *call, int64_t count, const rf_fused_backward_params *params,
-                            AtenTensorHandle *tensor, void **values) {
-    const int64_t sizes[2] = {count, params->dim}, strides[2] = {params->dim, 1};
-    const int32_t dtype = rf__torch_dtype(params->dtype);
-    const size_t bytes = (size_t)(count * params->dim * rf__dtype_bytes(params->dtype));
-    const rf__torch_device device = call->device;
-    if (!rf__device_is_cpu(device) || bytes < RF__KEPT_LEAST)
-        return rf__tensor_new(2, sizes, dtype, device, tensor, values);
-    rf__kept *block = rf__kept_take(bytes);
-    RF_FAIL_IF(block == NULL, RF_ERR_MEMORY, "no memory for a gradient of %zu bytes", bytes);
-    *values = block->data;
-    /* Where that fails the block is lost: torch may or may not have given it back. */
-    RF__TORCH_CHECK(torch_from_blob(block->data, 2, sizes, strides, 0, dtype, device.type, device.index,
-                                    tensor, aoti_torch_layout_strided(), NULL, 0, give_back, block));
-    return RF_OK;
-}
-
 /* Where the outputs of the sparse gradient are made. */
 typedef struct sparse_context {
     rf__call *call;
@@ -109,7 +85,7 @@ static rf_status sparse_allocate(void *context, int64_t count, int64_t **rows, v
     void *data = NULL;
     RF_CHECK(rf__call_output(sparse->call, 0, 1, &count, aoti_torch_dtype_int64(), &data));
     *rows = data;
-    const rf_status status = values_new(sparse->call, count, sparse->params, &second->tensor, values);
+    const rf_status status = rf__gradient_values_new(sparse->call, count, sparse->params, &second->tensor, values);
     second->given = second->tensor != NULL;
     return status;
 }
@@ -142,7 +118,7 @@ static rf_status listed_allocate(void *context, int64_t count, int64_t **rows, v
     void *data = NULL;
     RF_CHECK(rf__tensor_new(1, &count, aoti_torch_dtype_int64(), to->call->device, &to->rows, &data));
     *rows = data;
-    return values_new(to->call, count, to->params, &to->values, values);
+    return rf__gradient_values_new(to->call, count, to->params, &to->values, values);
 }
 
 static rf_status integer_read(rf__call *call, int argument, size_t at, int64_t *integer) {

@@ -6,6 +6,8 @@
 
 #define RF__TORCH_OPERATORS(X)                     \
     X(embedding_bag)                               \
+    X(_embedding_bag)                              \
+    X(_embedding_bag_gradient)                     \
     X(pin_rows)                                    \
     X(unpin)                                       \
     X(fused_embedding_bag)                         \

@@ -8,6 +8,7 @@
 
 enum {
     ENTRIES_AHEAD = 8, /* from asking for an entry's gradient to its use */
+    NEAR_BYTES = 32768, /* of a gradient that is not worth asking for */
     BLOCK =
         64, /* columns that the kernels without registers of their own work on at once; a multiple of each width */
 };
@@ -21,7 +22,7 @@ static RF__INLINE void sum_chunk(const rf_fused_backward_params *params, const r
     const char *grad = (const char *)params->grad + column * bytes;
     RF__N(vec) sum[8] = {{0}};
     for (const rf__entry *entry = first; entry < last; entry++) {
-        if (column == 0 && end - entry > ENTRIES_AHEAD)
+        if (end != NULL && column == 0 && end - entry > ENTRIES_AHEAD)
             rf__ask_for(grad + entry[ENTRIES_AHEAD].source * bytes, params->dim * bytes);
         const char *from = grad + entry->source * bytes;
         const float factor = entry->factor;
@@ -63,6 +64,34 @@ static RF__INLINE void sum_row(const rf_fused_backward_params *params, const rf_
 RF__SUM_ROW(f32, RF_FLOAT32)
 RF__SUM_ROW(f16, RF_FLOAT16)
 RF__SUM_ROW(bf16, RF_BFLOAT16)
+
+static RF__INLINE void sum_rows_from(const rf_fused_backward_params *params, const rf__entry *at,
+                                     const rf__entry *end, int64_t first_row, int64_t *rows, char *values,
+                                     const bool ask, const rf_dtype dtype) {
+    const int64_t row_bytes = params->dim * rf__dtype_bytes(params->dtype);
+    while (at < end) {
+        const rf__entry *last = at + 1;
+        while (last < end && last->row == at->row) last++;
+        *rows++ = first_row + at->row;
+        sum_row(params, at, last, ask ? end : NULL, 1.0f, values, dtype);
+        values += row_bytes;
+        at = last;
+    }
+}
+
+/* Gradients that a core's first cache holds are not asked for. */
+#define RF__SUM_ROWS(name, dtype)                                                                       \
+    static void sum_rows_##name(const rf_fused_backward_params *params, const rf__entry *at,            \
+                                const rf__entry *end, int64_t first_row, int64_t *rows, char *values) { \
+        if (params->bags * params->output_dim * rf__dtype_bytes(dtype) <= NEAR_BYTES) {                 \
+            sum_rows_from(params, at, end, first_row, rows, values, false, dtype);                      \
+        } else {                                                                                        \
+            sum_rows_from(params, at, end, first_row, rows, values, true, dtype);                       \
+        }                                                                                               \
+    }
+RF__SUM_ROWS(f32, RF_FLOAT32)
+RF__SUM_ROWS(f16, RF_FLOAT16)
+RF__SUM_ROWS(bf16, RF_BFLOAT16)
 
 /* `columns` elements as floats. */
 static void load_block(const char *from, rf_dtype dtype, int64_t columns, float *block) {

@@ -94,6 +94,10 @@ enum { RF__SUM, RF__WEIGHTED, RF__MAX, RF__POOL_OPS };
  * that is 1; written to `row` [dim] of the params' dtype. `end`: of all entries, up to where they are asked for ahead. */
 typedef void (*rf__row_kernel)(const rf_fused_backward_params *params, const rf__entry *first,
                                const rf__entry *last, const rf__entry *end, float divisor, char *row);
+/* The same of all rows of sorted entries, none of which is of a maximum, without a divisor: sums [distinct rows, dim] to
+ * `values`, the rows' numbers from `first_row` on to `rows`. */
+typedef void (*rf__rows_kernel)(const rf_fused_backward_params *params, const rf__entry *first,
+                                const rf__entry *end, int64_t first_row, int64_t *rows, char *values);
 /* The same where entries of maxima are among them: `number` is the row's in the weight. */
 typedef void (*rf__mixed_row_kernel)(const rf_fused_backward_params *params, const rf__entry *first,
                                      const rf__entry *last, int64_t number, float divisor, char *row);
@@ -127,6 +131,7 @@ typedef void (*rf__store_kernel)(char *to, rf_dtype dtype, int64_t count, const 
 typedef struct rf__pool_kernels {
     rf__pool_kernel pool[3][2][RF__POOL_OPS]; /* [rf_dtype][rf_int_type][op] */
     rf__row_kernel sum_row[3]; /* [rf_dtype of grad] */
+    rf__rows_kernel sum_rows[3];
     rf__mixed_row_kernel mixed_row;
     rf__update_kernel update_row[3][4]; /* [rf_dtype of the matrix][rf_optimizer] */
     rf__winners_kernel winners;

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from recfuse._codes import MAX, MODES
-from recfuse.ops.autograd import eager_apply, pooled, refuse_forward_mode, register
+from recfuse._codes import DTYPES, MEAN, MODES, SUM
 from recfuse.ops.embedding_bag_arguments import (
     check_arguments,
     check_integers,
@@ -20,31 +18,28 @@ from recfuse.ops.embedding_bag_arguments import (
     padding_row,
     renormalise,
 )
-from recfuse.ops.gradients import (
-    WeightGradCall,
-    define_with_winners,
-    find_winners,
-    sample_weights_grad,
-    weight_grad,
+from recfuse.ops.embedding_bag_gradients import (
+    DEFAULTS,
+    apply_eagerly,
+    apply_plainly,
+    embedding_bag_with_winners,
+    ends_of,
+    feature_of,
+    plain,
+    shape_of,
 )
 from recfuse.ops.library import (
     below_autograd,
-    call_below_autograd,
-    check_1d,
-    dtype_code,
     is_compiled,
-    is_traced,
     is_transformed,
-    library,
     needs_derivatives,
     raise_translated,
 )
 from recfuse.ops.updated_calls import Lookups, updated_call
 from recfuse.ops.updated_traces import Family, Updates, define_updated
-from recfuse.ops.updates import updates_of
+from recfuse.ops.updates import update_of, updates_of
 
-_ops = torch.ops.recfuse
-_embedding_bag = _ops.embedding_bag.default
+_embedding_bag = torch.ops.recfuse.embedding_bag.default
 
 
 def embedding_bag(
@@ -124,6 +119,20 @@ def embedding_bag(
         return handle_torch_function(
             embedding_bag, tensors, input, weight, offsets=offsets, **options, schedule=schedule
         )
+    if (
+        offsets is not None
+        and per_sample_weights is None
+        and max_norm is None
+        and not schedule
+        and prefetch_distance == -1
+        and bounds_check == "on"
+        and not is_transformed()
+    ):
+        found = _plain_call(
+            input, weight, offsets, mode, include_last_offset, padding_idx, scale_grad_by_freq, sparse
+        )
+        if found is not None:
+            return found
     check_tensors(input, weight, offsets, per_sample_weights)
     check_integers(input, weight, offsets)
     if not has_kernel(input, weight, offsets, per_sample_weights):
@@ -163,188 +172,74 @@ def embedding_bag(
     try:
         if updates is not None:
             complete = mode == "max" or not input.is_cpu or per_sample_weights is not None
-            ends = _ends_of(offsets, input, include_last_offset or not complete)
-            feature = _feature_of(weight.shape[0], weight.shape[1], MODES.index(mode), row)
+            ends = ends_of(offsets, input, include_last_offset or not complete)
+            feature = feature_of(weight.shape[0], weight.shape[1], MODES.index(mode), row)
             flat = input if input.dim() == 1 else input.reshape(-1)
             lookups = Lookups(feature, flat, ends, weight.shape[1], mode == "max", sparse)
             return updated_call(_embedding_bag, arguments, lookups, updates, per_sample_weights, (weight,))
         if needs_derivatives((weight, per_sample_weights)):
-            found = _apply(*arguments)
-            return found[0] if mode == "max" else found
+            made = apply_eagerly(*arguments)
+            return made[0] if mode == "max" else made
         with below_autograd():
             return _embedding_bag(*arguments)
     except RuntimeError as error:
         raise_translated(error)
 
 
-# ---- winners: a bag of mode max as a fused call of one feature
-
-
-def _ends_of(offsets: Tensor | None, indices: Tensor, include_last_offset: bool) -> Tensor:
-    """[bags + 1] where bags begin, and where the last one ends."""
-    if offsets is None:
-        bags, lookups = indices.shape
-        return torch.arange(bags + 1, dtype=torch.int64, device=indices.device) * lookups
-    if include_last_offset:
-        return offsets
-    return torch.cat((offsets, offsets.new_full((1,), indices.shape[0])))
-
-
-def _new_feature(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
-    return torch.tensor([[0, 0, rows, dim, pooling, padding_idx, 0]], dtype=torch.int64, device="cpu")
-
-
-_cached_feature = lru_cache(maxsize=1024)(_new_feature)
-library.define("_feature(SymInt rows, SymInt dim, int pooling, int padding_idx) -> Tensor")
-library.impl("_feature", _new_feature, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("recfuse::_feature", lib=library)
-def _(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
-    return torch.empty((1, 7), dtype=torch.int64, device="cpu")
-
-
-def _feature_of(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
-    """int64 [1, 7] on the host: one table as the feature of a fused call."""
-    if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()  # a tensor of one of its levels must not be kept
-        or type(rows) is not int
-        or type(dim) is not int
-    ):
-        return _ops._feature(rows, dim, pooling, padding_idx)
-    return _cached_feature(rows, dim, pooling, padding_idx)
-
-
-def _bag_winners(
+def _plain_call(
+    input: Tensor,
     weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
+    offsets: Tensor,
     mode: str,
-    sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-    *_: Any,
-) -> Tensor:
-    """The rows that win each element of a bag of mode max."""
-    feature = _feature_of(weight.shape[0], weight.shape[1], MAX, padding_idx)
-    ends = _ends_of(offsets, indices, include_last_offset)
-    lookups = feature, indices.reshape(-1), ends
-    return call_below_autograd(find_winners, [weight.contiguous()], *lookups, weight.shape[1])
-
-
-# ---- shape, and gradients
-
-
-@torch.library.register_fake("recfuse::embedding_bag", lib=library)
-def _shape(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    mode: str = "mean",
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    *_: Any,
-) -> Tensor:
-    torch._check(
-        weight.dim() == 2, lambda: f"recfuse.embedding_bag: weight has {weight.dim()} dimensions, must have 2"
-    )
-    if offsets is None:
-        torch._check(
-            indices.dim() == 2 and not include_last_offset,
-            lambda: (
-                f"recfuse.embedding_bag: indices has {indices.dim()} dimensions, must have 2 without offsets"
-            ),
-        )
-        return weight.new_empty((indices.shape[0], weight.shape[1]))
-    check_1d("embedding_bag", indices, offsets)
-    return weight.new_empty((offsets.shape[0] - int(include_last_offset), weight.shape[1]))
-
-
-_embedding_bag_with_winners = define_with_winners("embedding_bag", _shape, _bag_winners)
-
-
-class EmbeddingBag(torch.autograd.Function):
-    """``embedding_bag`` with its gradients: arguments as in its schema."""
-
-    @staticmethod
-    def forward(*call: Any) -> Any:
-        """Pools; with max also gives the winners."""
-        if call[3] != "max":
-            return call_below_autograd(_embedding_bag, *call)
-        if is_traced():
-            return call_below_autograd(_embedding_bag_with_winners, *call)
-        return call_below_autograd(_embedding_bag, *call), _bag_winners(*call)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps what the gradients need: of the weight only its shape, unless factors need a gradient."""
-        weight, indices, offsets, mode, sample_weights, last, padding_idx, by_freq, sparse, *_ = inputs
-        winners = kept = None
-        if mode == "max":
-            winners = output[1]
-            ctx.set_materialize_grads(False)
-        if sample_weights is not None and ctx.needs_input_grad[4]:
-            kept = weight.contiguous()
-        ctx.save_for_backward(indices, offsets, sample_weights, winners, kept)
-        rows, dim = weight.shape
-        table = rows, dim, dtype_code(weight, "embedding_bag", "weight")
-        ctx.call = table, MODES.index(mode), last, padding_idx, by_freq, sparse, len(inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        """Gradients of weight and of per_sample_weights."""
-        table, mode, last, padding_idx, by_freq, sparse, count = ctx.call
-        if grad is None:
-            return (None,) * count
-        indices, offsets, sample_weights, winners, weight = ctx.saved_tensors
-        of_weight, of_factors = True, False
-        if sample_weights is not None:  # else it is the gradient of the weight alone that is asked for
-            needed = ctx.needs_input_grad
-            of_weight, of_factors = needed[0], needed[4]
-        rows, dim, dtype = table
-        feature = _feature_of(rows, dim, mode, padding_idx)
-        ends = _ends_of(offsets, indices, last or (indices.is_cpu and not of_factors))
-        lookups = feature, indices if indices.dim() == 1 else indices.reshape(-1), ends
-        grads: list[Tensor | None] = [None] * count
-        if of_weight:
-            factors = sample_weights, winners, by_freq
-            call = WeightGradCall(grad, *lookups, 0, rows, dim, dtype, *factors)
-            grads[0] = weight_grad(ctx, call, sparse, 0, mark_small=False)
-        if of_factors:
-            grads[4] = sample_weights_grad(grad, [weight], lookups, sample_weights.dtype)
-        return tuple(grads)
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> NoReturn:
-        """Refuses."""
-        refuse_forward_mode("embedding_bag")
-
-
-_apply = eager_apply(EmbeddingBag)
-_DEFAULTS = tuple(argument.default_value for argument in _embedding_bag._schema.arguments)
-
-
-def _autograd(*given: Any) -> Tensor:
-    """The operator's autograd kernel; ``given`` are the arguments that are not the defaults."""
-    arguments = given + _DEFAULTS[len(given) :]
-    if needs_derivatives((arguments[0], arguments[4])):
-        return pooled(EmbeddingBag, *arguments)
-    with below_autograd():
-        return _embedding_bag(*given)
-
-
-register("embedding_bag", _autograd)
+    include_last_offset: bool,
+    padding_idx: int | None,
+    by_freq: bool,
+    sparse: bool,
+) -> Tensor | None:
+    """The output of a sum or mean on the CPU of which nothing else is asked. None: the call is no such one,
+    or a bad one, and what is wrong is said by those who look at everything. A step of a small bag takes as
+    long as the Python in it, so this looks at little that the operator looks at itself.
+    """
+    try:
+        if not (
+            weight.is_cpu
+            and input.is_cpu
+            and offsets.is_cpu
+            and weight.dtype in DTYPES
+            and (mode == "sum" or mode == "mean")
+            and (include_last_offset is False or include_last_offset is True)
+            and (sparse is True or sparse is False)
+            and (by_freq is False or by_freq is True)
+        ):
+            return None
+    except AttributeError:  # of what is no tensor
+        return None
+    derivatives = needs_derivatives((weight,))
+    if (derivatives and update_of(weight) is not None) or torch._C._len_torch_dispatch_stack():
+        return None
+    row = -1
+    if padding_idx is not None:
+        if weight.dim() != 2:
+            return None
+        row = padding_row(padding_idx, weight)
+    call = weight, input, offsets, SUM if mode == "sum" else MEAN, include_last_offset, row
+    try:
+        if derivatives:
+            found: Tensor = apply_plainly(*call, by_freq, sparse)
+            return found
+        return plain(*call)
+    except RuntimeError:
+        return None
 
 
 # ---- with a weight that a fused optimizer updates
 
 
 def _lookups_of(*call: Any) -> tuple[tuple[Tensor], Lookups, Tensor | None]:
-    arguments = call + _DEFAULTS[len(call) :]
+    arguments = call + DEFAULTS[len(call) :]
     weight, indices, offsets, mode, sample_weights, last, padding_idx, _, sparse, *_ = arguments
-    features = _feature_of(weight.shape[0], weight.shape[1], MODES.index(mode), padding_idx)
-    ends = _ends_of(offsets, indices, last)
+    features = feature_of(weight.shape[0], weight.shape[1], MODES.index(mode), padding_idx)
+    ends = ends_of(offsets, indices, last)
     return (
         (weight,),
         Lookups(features, indices.reshape(-1), ends, weight.shape[1], mode == "max", sparse),
@@ -352,5 +247,5 @@ def _lookups_of(*call: Any) -> tuple[tuple[Tensor], Lookups, Tensor | None]:
     )
 
 
-_family = Family(_embedding_bag, _embedding_bag_with_winners, _lookups_of)
-_embedding_bag_updated = define_updated("embedding_bag", _family, _shape)
+_family = Family(_embedding_bag, embedding_bag_with_winners, _lookups_of)
+_embedding_bag_updated = define_updated("embedding_bag", _family, shape_of)

@@ -8,6 +8,7 @@ that win a bag of mode max, come from the forward pass, so that the backward pas
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -73,7 +74,7 @@ def weight_grad(
             "recfuse.embedding_bag: scale_grad_by_freq is True with sparse, which has no such gradient; pass "
             "sparse=False"
         )
-    return _listed(ctx, call, *_gradient(_sparse_weight_grad, *call), argument, mark_small)
+    return _listed(ctx, call, *_gradient(_sparse_weight_grad, *call[:-1]), argument, mark_small)
 
 
 def weight_grads(
@@ -111,24 +112,34 @@ def _listed(
     ):
         leaf = getattr(nodes[argument][0], "variable", None)  # of an AccumulateGrad
         if leaf is not None:
-            queue = torch.autograd.Variable._execution_engine.queue_callback
-            # Behind what others queue in this pass: DistributedDataParallel waits there for threads that
-            # coalesce the gradient. Marked just then, one failed in its thread, and other processes waited
-            # for ever.
-            queue(lambda: queue(lambda: _mark_coalesced(leaf, rows, values)))
+            _mark_later(leaf, rows, values)
     return found
 
 
-def _mark_coalesced(leaf: Tensor, rows: Tensor, values: Tensor) -> None:
+def mark_large(leaf: Tensor, grad: Tensor, dim: int) -> None:
+    """Has a single bag's sparse gradient marked, unless it has few elements."""
+    if grad._nnz() * dim > _FEW_ELEMENTS:
+        _mark_later(leaf, grad._indices(), grad._values())
+
+
+def _mark_later(leaf: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Has `leaf.grad` marked behind what others queue in this backward pass: DistributedDataParallel waits
+    there for threads that coalesce the gradient. Marked just then, one failed in its thread, and other
+    processes waited for ever.
+    """
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    queue(partial(queue, partial(_mark_coalesced, leaf, rows, values, values.shape[0])))
+
+
+def _mark_coalesced(leaf: Tensor, rows: Tensor, values: Tensor, count: int) -> None:
     """Marks `leaf.grad` at the end of backward, if it is the gradient of these rows and values: torch brings
     a sparse gradient there without a copy, as a new tensor that does not know that it is coalesced.
     """
     grad = leaf.grad
     if (
         grad is not None
-        and grad.layout is torch.sparse_coo
-        and not grad.is_coalesced()
-        and grad._nnz() == rows.shape[0]
+        and grad.is_sparse
+        and grad._nnz() == count
         and grad._indices().data_ptr() == rows.data_ptr()
         and grad._values().data_ptr() == values.data_ptr()
     ):

@@ -104,9 +104,36 @@ static rf_status run(rf__call *call) {
     return rf_embedding_bag_cuda(&params, &schedule, &stream);
 }
 
+/* A plain call on the CPU, outside of autograd: a sum or mean by the defaults of the rest. */
+static rf_status plain_run(rf__call *call) {
+    enum { POOLING = 3, LAST, PADDING };
+    const rf__value *values = call->values;
+    rf_embedding_bag_params params = {.include_last_offset = values[LAST].boolean,
+                                      .padding_idx = values[PADDING].integer,
+                                      .pooling = (rf_pooling)values[POOLING].integer,
+                                      .check_bounds = true,
+                                      .prefetch_distance = -1};
+    rf__tensor weight;
+    rf_executor executor;
+    RF_FAIL_IF(values[POOLING].integer != RF_SUM && values[POOLING].integer != RF_MEAN, RF_ERR_VALUE,
+               "pooling is %lld, must be 0 (sum) or 1 (mean)", (long long)values[POOLING].integer);
+    RF_CHECK(rf__call_device(call, WEIGHT));
+    RF_CHECK(weight_read(call, &weight, &params));
+    RF_CHECK(lookups_read(call, &params));
+    params.output_stride = params.dim;
+    const int64_t sizes[2] = {params.bags, params.dim};
+    RF_CHECK(rf__call_output(call, 0, 2, sizes, weight.dtype, &params.output));
+    RF_CHECK(rf__call_executor(&executor));
+    return rf_embedding_bag_cpu(&params, &executor);
+}
+
 const rf__operator rf__torch_embedding_bag = {
     "(Tensor weight, Tensor indices, Tensor? offsets, str mode=\"mean\", "
     "Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1, "
     "bool scale_grad_by_freq=False, bool sparse=False, int prefetch_distance=-1, "
     "str bounds_check=\"on\", str schedule=\"\") -> Tensor",
     RF__CPU | RF__CUDA, run};
+const rf__operator rf__torch__embedding_bag = {
+    "(Tensor weight, Tensor indices, Tensor offsets, int pooling, bool include_last_offset, int "
+    "padding_idx) -> Tensor",
+    RF__CPU, plain_run};
