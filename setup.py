@@ -82,7 +82,7 @@ class BuildExt(build_ext):
 
 CORE_SOURCES = sources("csrc/base/**/*.c", "csrc/cpu/**/*.c", "csrc/cuda/**/*.c")
 CORE = Extension("recfuse.librecfuse_core", CORE_SOURCES, extra_link_args=[*LDFLAGS, CORE_LIBRARY], **COMMON)
-ALL_SOURCES = [*CORE_SOURCES, *sources("csrc/torch/*.c", "csrc/torch/ikbo/*.c", "csrc/torch/columns/*.c")]
+ALL_SOURCES = [*CORE_SOURCES, *sources("csrc/torch/*.c", "csrc/torch/[!s]*/*.c")]  # without the stub
 OPERATORS = Extension("recfuse.librecfuse", ALL_SOURCES, extra_link_args=[*LDFLAGS, *LIBRARY], **COMMON)
 TOOLS = Extension(
     "recfuse._C",

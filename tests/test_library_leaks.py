@@ -83,6 +83,25 @@ def test_no_leak(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert_no_leak(OPS.embedding_bag, one_table(**changes), fails=name in ONE_TABLE_ERRORS)
 
 
+PLAIN_CALLS: dict[str, Inputs] = {
+    "": {},
+    "ends": {"offsets": torch.tensor([0, 30, 60, 80]), "include_last_offset": True},
+    "strided": {"offsets": torch.tensor([0, 0, 30, 30, 60, 60])[::2], "indices": torch.arange(160)[::2] % 50},
+    "pooling": {"pooling": 3},
+    "dtype": {"indices": torch.zeros(80)},
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_CALLS)
+def test_no_leak_plain(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    given: Inputs = {"indices": torch.arange(80) % 50, "offsets": torch.tensor([0, 30, 60]), "pooling": 1}
+    given |= {"include_last_offset": False, "padding_idx": 7, **PLAIN_CALLS[name]}
+    fails = name in ("pooling", "dtype")
+    assert_no_leak(OPS._embedding_bag, {"weight": torch.randn(50, 16), **given}, fails)
+    form = {"rows": 50, "dim": 16, "dtype": 0}
+    assert_no_leak(OPS._embedding_bag_gradient, {"grad": torch.randn(3, 16), **given, **form}, fails)
+
+
 IKBO_CALLS: dict[str, Inputs] = {
     "broadcast": {},
     "decomposed": {"path": "decomposed", "bias": torch.zeros(7), "activation": "silu"},

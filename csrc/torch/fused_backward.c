@@ -85,7 +85,8 @@ static rf_status sparse_allocate(void *context, int64_t count, int64_t **rows, v
     void *data = NULL;
     RF_CHECK(rf__call_output(sparse->call, 0, 1, &count, aoti_torch_dtype_int64(), &data));
     *rows = data;
-    const rf_status status = rf__gradient_values_new(sparse->call, count, sparse->params, &second->tensor, values);
+    const rf_status status =
+        rf__gradient_values_new(sparse->call, count, sparse->params, &second->tensor, values);
     second->given = second->tensor != NULL;
     return status;
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from recfuse._codes import DTYPES, MEAN, MODES, SUM
@@ -214,20 +215,25 @@ def _plain_call(
             return None
     except AttributeError:  # of what is no tensor
         return None
-    derivatives = needs_derivatives((weight,))
-    if (derivatives and update_of(weight) is not None) or torch._C._len_torch_dispatch_stack():
+    derivatives = weight.requires_grad and torch.is_grad_enabled()
+    if (
+        forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack()
+        or (derivatives and update_of(weight) is not None)
+    ):
         return None
     row = -1
     if padding_idx is not None:
         if weight.dim() != 2:
             return None
         row = padding_row(padding_idx, weight)
-    call = weight, input, offsets, SUM if mode == "sum" else MEAN, include_last_offset, row
+    pooling = SUM if mode == "sum" else MEAN
     try:
         if derivatives:
-            found: Tensor = apply_plainly(*call, by_freq, sparse)
+            call = pooling, include_last_offset, row, by_freq, sparse
+            found: Tensor = apply_plainly(weight, input, offsets, call)
             return found
-        return plain(*call)
+        return plain(weight, input, offsets, pooling, include_last_offset, row)
     except RuntimeError:
         return None
 

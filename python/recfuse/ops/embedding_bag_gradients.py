@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,8 +31,8 @@ from recfuse.ops.library import (
 
 _ops = torch.ops.recfuse
 _embedding_bag = _ops.embedding_bag.default
-plain = _ops._embedding_bag.default
-_plain_gradient = _ops._embedding_bag_gradient.default
+plain: Any = _ops._embedding_bag.default._op  # without a frame of Python
+_plain_gradient: Any = _ops._embedding_bag_gradient.default._op
 for _name in ("_embedding_bag", "_embedding_bag_gradient"):  # which come from below autograd
     library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
@@ -184,44 +184,41 @@ class EmbeddingBag(torch.autograd.Function):
 apply_eagerly = eager_apply(EmbeddingBag)
 
 
+# Pooling, include_last_offset, padding_idx, scale_grad_by_freq, sparse.
+PlainCall: TypeAlias = tuple[int, bool, int, bool, bool]
+
+
 class PlainBag(torch.autograd.Function):
     """The same of a plain call, outside of transforms: a sum or mean of bags that begin at offsets, without
     sample weights. A step of a small bag takes as long as the Python in it, so here is little.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        weight: Tensor,
-        indices: Tensor,
-        offsets: Tensor,
-        pooling: int,
-        include_last_offset: bool,
-        padding_idx: int,
-        by_freq: bool,
-        sparse: bool,
+    def forward(  # type: ignore[override]
+        ctx: Any, weight: Tensor, indices: Tensor, offsets: Tensor, call: PlainCall
     ) -> Tensor:
         """Pools."""
         ctx.save_for_backward(indices, offsets)
-        ctx.call = pooling, include_last_offset, padding_idx, *weight.shape, DTYPES.index(weight.dtype)
-        ctx.by_freq, ctx.sparse, ctx.leaf = by_freq, sparse, weight if sparse and weight.is_leaf else None
-        return plain(weight, indices, offsets, pooling, include_last_offset, padding_idx)
+        pooling, last, padding_idx, _, sparse = call
+        leaf = weight if sparse and weight.is_leaf else None
+        ctx.call = call, weight.shape, DTYPES.index(weight.dtype), leaf
+        return plain(weight, indices, offsets, pooling, last, padding_idx)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """The gradient of weight."""
         indices, offsets = ctx.saved_tensors
+        (pooling, last, padding_idx, by_freq, sparse), (rows, dim), dtype, leaf = ctx.call
         found: Tensor
-        if ctx.sparse and not ctx.by_freq and is_readable(grad) and not torch.is_grad_enabled():
-            found = _plain_gradient(grad, indices, offsets, *ctx.call)
-            if ctx.leaf is not None:
-                mark_large(ctx.leaf, found, ctx.call[4])
+        if sparse and not by_freq and is_readable(grad) and not torch.is_grad_enabled():
+            found = _plain_gradient(grad, indices, offsets, pooling, last, padding_idx, rows, dim, dtype)
+            if leaf is not None:
+                mark_large(leaf, found, dim)
         else:
-            pooling, last, padding_idx, rows, dim, dtype = ctx.call
             lookups = feature_of(rows, dim, pooling, padding_idx), indices, ends_of(offsets, indices, last)
-            call = WeightGradCall(grad, *lookups, 0, rows, dim, dtype, None, None, ctx.by_freq)
-            found = weight_grad(ctx, call, ctx.sparse, 0, mark_small=False)
-        return found, None, None, None, None, None, None, None
+            of_weight = WeightGradCall(grad, *lookups, 0, rows, dim, dtype, None, None, by_freq)
+            found = weight_grad(ctx, of_weight, sparse, 0, mark_small=False)
+        return found, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> NoReturn:

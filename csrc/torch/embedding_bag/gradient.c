@@ -101,7 +101,8 @@ static rf_status coalesced_give(rf__call *call, listed *found) {
     rf__pass_tensor(&make, found->values);
     found->rows = found->values = NULL;
     RF_TRY(rf__pass_integers(&make, sizes, 2));
-    for (int i = 0; i < 4; i++) rf__pass_none(&make); /* dtype, layout, device, pin_memory: those of the values */
+    for (int i = 0; i < 4; i++)
+        rf__pass_none(&make); /* dtype, layout, device, pin_memory: those of the values */
     rf__pass_optional_boolean(&make, true); /* is_coalesced */
     RF_TRY(rf__dispatch_run(&make, 1));
     call->outputs[0] = (rf__value){.given = true, .tensor = make.results[0]};
