@@ -30,7 +30,7 @@ find_winners = _ops.fused_embedding_bag_winners.default
 
 
 # Of a single bag's sparse gradient: a mark would cost a step more than it saves optimizers that coalesce.
-_FEW_ELEMENTS = 1 << 15
+_FEW_ELEMENTS = 3 << 14
 
 
 class WeightGradCall(NamedTuple):
