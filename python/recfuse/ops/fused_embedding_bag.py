@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recfuse._codes import MAX
 from recfuse.errors import ArgumentValueError, NotATensorError, a_type
-from recfuse.ops.autograd import pooled, refuse_forward_mode, register
+from recfuse.ops.autograd import eager_apply, pooled, refuse_forward_mode, register
 from recfuse.ops.gradients import (
     WeightGradCall,
     bags_of,
@@ -126,17 +126,19 @@ def fused_embedding_bag(
         if updates is not None and is_compiled():
             return _fused_embedding_bag_updated(*Updates.of(updates), weights, *arguments, *options)
         return _fused_embedding_bag(weights, *arguments, *options)
+    if mapping is None:  # what takes time to hand over, and is the default
+        if schedules is None and (prefetch_distance, bounds_check, warps) == _DEFAULTS:
+            options = ()
+        else:
+            options = options[:4]
     try:
         if updates is not None:
             call = weights, *arguments, *options
             lookups = Lookups(features, indices, offsets, output_dim, any_max, sparse)
             return updated_call(_fused_embedding_bag, call, lookups, updates, per_sample_weights, weights)
         if derivatives:
-            return pooled(FusedEmbeddingBag, *arguments, any_max, options, *weights)
-        if schedules is None and mapping is None and (prefetch_distance, bounds_check, warps) == _DEFAULTS:
-            options = ()  # which take time to hand over
-        elif mapping is None:
-            options = options[:4]
+            made = _apply(*arguments, any_max, options, *weights)
+            return made[0] if any_max else made
         if torch.is_inference_mode_enabled():  # autograd is left out already
             return _fused_embedding_bag(weights, *arguments, *options)
         with below_autograd():
@@ -258,6 +260,7 @@ class FusedEmbeddingBag(torch.autograd.Function):
         refuse_forward_mode("fused_embedding_bag")
 
 
+_apply = eager_apply(FusedEmbeddingBag)
 _SCHEMA_DEFAULTS = tuple(argument.default_value for argument in _fused_embedding_bag._schema.arguments)
 
 
