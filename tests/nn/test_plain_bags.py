@@ -69,6 +69,25 @@ def test_gradients_by_frequency_of_a_plain_call():
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    "mode, last, padding_idx", itertools.product(("sum", "mean"), (False, True), (None, 5))
+)
+def test_a_fused_optimizer_makes_the_same_steps(plain_calls, mode, last, padding_idx):
+    torch.manual_seed(1)
+    start, offsets = torch.randn(7, 19), torch.cat((OFFSETS, torch.tensor([7]))) if last else OFFSETS
+    grads, found = torch.randn(3, 4, 19), []
+    for options in ({}, {"prefetch_distance": 1}):
+        weight = torch.nn.Parameter(start.clone())
+        optimizer = recfuse.optim.SGD([weight], lr=0.1)
+        options |= {"mode": mode, "include_last_offset": last, "padding_idx": padding_idx}
+        for grad in grads:
+            recfuse.embedding_bag(INDICES, weight, offsets, **options).backward(grad)
+            optimizer.step()
+        found.append(weight.detach())
+    assert torch.equal(*found) and not torch.equal(found[0], start)
+    assert len(plain_calls) == 3
+
+
 @pytest.mark.parametrize("sparse", (False, True))
 def test_gradients_of_a_plain_call_without_bags_or_lookups(plain_calls, sparse):
     weight, none = torch.randn(7, 4, requires_grad=True), torch.zeros(0, dtype=torch.int64)

@@ -120,6 +120,7 @@ def embedding_bag(
         return handle_torch_function(
             embedding_bag, tensors, input, weight, offsets=offsets, **options, schedule=schedule
         )
+    transformed = is_transformed()
     if (
         offsets is not None
         and per_sample_weights is None
@@ -127,7 +128,7 @@ def embedding_bag(
         and not schedule
         and prefetch_distance == -1
         and bounds_check == "on"
-        and not is_transformed()
+        and not transformed
     ):
         found = _plain_call(
             input, weight, offsets, mode, include_last_offset, padding_idx, scale_grad_by_freq, sparse
@@ -166,7 +167,7 @@ def embedding_bag(
             "scale_grad_by_freq is True and weight belongs to an optimizer of recfuse.optim, which has no "
             "such gradient; pass scale_grad_by_freq=False"
         )
-    if is_transformed():
+    if transformed:
         if updates is not None and is_compiled():
             return _embedding_bag_updated(*Updates.of(updates), *arguments)
         return _embedding_bag(*arguments)
@@ -216,22 +217,25 @@ def _plain_call(
     except AttributeError:  # of what is no tensor
         return None
     derivatives = weight.requires_grad and torch.is_grad_enabled()
+    update = update_of(weight) if derivatives else None
     if (
-        forward_ad._current_level >= 0
-        or torch._C._len_torch_dispatch_stack()
-        or (derivatives and update_of(weight) is not None)
+        (forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack())
+        or (update is not None and (by_freq or weight.dim() != 2))
+        or (padding_idx is not None and weight.dim() != 2)
     ):
         return None
-    row = -1
-    if padding_idx is not None:
-        if weight.dim() != 2:
-            return None
-        row = padding_row(padding_idx, weight)
+    row = -1 if padding_idx is None else padding_row(padding_idx, weight)
     pooling = SUM if mode == "sum" else MEAN
     try:
+        if update is not None:
+            arguments = weight, input, offsets, pooling, include_last_offset, row
+            rows, dim = weight.shape
+            lookups = Lookups(feature_of(rows, dim, pooling, row), input, offsets, dim, False, sparse)
+            return updated_call(plain, arguments, lookups, (update,), None, (weight,))
         if derivatives:
-            call = pooling, include_last_offset, row, by_freq, sparse
-            found: Tensor = apply_plainly(weight, input, offsets, call)
+            found: Tensor = apply_plainly(
+                weight, input, offsets, (pooling, include_last_offset, row, by_freq, sparse)
+            )
             return found
         return plain(weight, input, offsets, pooling, include_last_offset, row)
     except RuntimeError:
