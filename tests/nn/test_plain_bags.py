@@ -204,3 +204,22 @@ def test_sparse_gradients_are_the_dense_ones(rows, bags, dim, dtype):
     used = indices.unique()
     assert torch.equal(places[0], used) and torch.equal(values, dense[used])
     assert torch.count_nonzero(dense) == torch.count_nonzero(values)
+
+
+def test_a_module_pools_the_weight_that_it_has_now():
+    class Double(torch.nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    bag = recfuse.nn.EmbeddingBag(7, 4, mode="sum")
+    once, twice = bag(INDICES, OFFSETS), 2 * bag.weight.detach()
+    given = torch.func.functional_call(bag, {"weight": twice}, (INDICES, OFFSETS))
+    torch.testing.assert_close(given, 2 * once)
+    bag.weight = torch.nn.Parameter(3 * bag.weight.detach())
+    torch.testing.assert_close(bag(INDICES, OFFSETS), 3 * once)
+    torch.nn.utils.parametrize.register_parametrization(bag, "weight", Double())
+    torch.testing.assert_close(bag(INDICES, OFFSETS), 6 * once)
+    plain = recfuse.nn.EmbeddingBag(7, 4, mode="sum")
+    del plain.weight
+    plain.weight = twice  # no Parameter
+    torch.testing.assert_close(plain(INDICES, OFFSETS), 2 * once)

@@ -120,7 +120,6 @@ def embedding_bag(
         return handle_torch_function(
             embedding_bag, tensors, input, weight, offsets=offsets, **options, schedule=schedule
         )
-    transformed = is_transformed()
     if (
         offsets is not None
         and per_sample_weights is None
@@ -128,7 +127,7 @@ def embedding_bag(
         and not schedule
         and prefetch_distance == -1
         and bounds_check == "on"
-        and not transformed
+        and not torch.compiler.is_dynamo_compiling()
     ):
         found = _plain_call(
             input, weight, offsets, mode, include_last_offset, padding_idx, scale_grad_by_freq, sparse
@@ -167,7 +166,7 @@ def embedding_bag(
             "scale_grad_by_freq is True and weight belongs to an optimizer of recfuse.optim, which has no "
             "such gradient; pass scale_grad_by_freq=False"
         )
-    if transformed:
+    if is_transformed():
         if updates is not None and is_compiled():
             return _embedding_bag_updated(*Updates.of(updates), *arguments)
         return _embedding_bag(*arguments)
@@ -219,7 +218,10 @@ def _plain_call(
     derivatives = weight.requires_grad and torch.is_grad_enabled()
     update = update_of(weight) if derivatives else None
     if (
-        (forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack())
+        forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack()
         or (update is not None and (by_freq or weight.dim() != 2))
         or (padding_idx is not None and weight.dim() != 2)
     ):
