@@ -215,8 +215,10 @@ class PlainBag(torch.autograd.Function):
             if leaf is not None:
                 mark_large(leaf, found, dim)
         else:
-            lookups = feature_of(rows, dim, pooling, padding_idx), indices, ends_of(offsets, indices, last)
-            of_weight = WeightGradCall(grad, *lookups, 0, rows, dim, dtype, None, None, by_freq)
+            feature = feature_of(rows, dim, pooling, padding_idx)
+            of_weight = WeightGradCall(
+                grad, feature, indices, offsets, 0, rows, dim, dtype, None, None, by_freq
+            )
             found = weight_grad(ctx, of_weight, sparse, 0, mark_small=False)
         return found, None, None, None
 
