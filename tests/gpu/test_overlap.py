@@ -96,3 +96,26 @@ def test_a_collection_s_indices_written_just_before(lookups: int) -> None:
         indices.fill_(step % rows)
         wrong += (module(indices, offsets) != lookups * (step % rows)).any()
     assert wrong.item() == 0
+
+
+def test_a_backward_pass_of_lookups_written_just_before() -> None:
+    """Lookups are listed before the kernel before has ended, which is the forward pass that read them."""
+    tables, rows, dim, bags, lookups = 60, 500, 8, 128, 16
+    module = recfuse.nn.FusedEmbeddingBagCollection([(rows, dim)] * tables, device=gpu.DEVICE)
+    with torch.no_grad():
+        for weight in module.packed_weights():
+            weight.zero_()
+    optimizer = recfuse.optim.SGD(module, lr=1.0)
+    indices = torch.randint(0, rows, (tables * bags * lookups,), device=gpu.DEVICE, dtype=torch.int32)
+    offsets = torch.arange(0, len(indices) + 1, lookups, device=gpu.DEVICE, dtype=torch.int32)
+    firsts = torch.arange(tables, device=gpu.DEVICE).repeat_interleave(bags * lookups) * rows
+    expected = torch.zeros(tables * rows, device=gpu.DEVICE)
+    ones = torch.ones(len(indices), device=gpu.DEVICE)
+    for _ in range(300):
+        indices.add_(1).remainder_(rows)
+        output = module(indices, offsets)
+        output.backward(torch.ones_like(output))
+        optimizer.step()
+        expected.scatter_add_(0, firsts + indices, ones)
+    (weight,) = module.packed_weights()
+    assert torch.equal(weight, -expected[:, None].expand(-1, dim))
