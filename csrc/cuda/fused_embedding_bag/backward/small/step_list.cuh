@@ -14,28 +14,29 @@ template <bool LONG_BAGS>
 RF_INLINE void quad_load(const feature_t &feature, const steps_t &steps, const rf_u8 *own, rf_u32 quad,
                          ahead_t &to) {
     const rf_u32 lane = threadIdx.x % 32;
-    rf_u32 at[QUAD], lookups[QUAD];
+    rf_u32 at[QUAD];
+    bool there[QUAD];
     if (LONG_BAGS) {
         const rf_u32 *const from = steps.firsts + quad * QUAD;
         to.firsts = *(const rf_bytes<16> *)from;
-        const rf_u32 next = from[QUAD];
+        const rf_u32 next = from[QUAD], upto = (lane + 1) << 16;
 #pragma unroll
         for (int k = 0; k < QUAD; k++) {
-            at[k] = to.firsts.word[k] & 0xffffu;
-            lookups[k] = ((k + 1 < QUAD ? to.firsts.word[k + 1] : next) & 0xffffu) - at[k];
+            const rf_u32 behind = k + 1 < QUAD ? to.firsts.word[k + 1] : next;
+            at[k] = to.firsts.word[k] >> 16;
+            there[k] = behind - to.firsts.word[k] >= upto; /* bags do not descend: nothing is borrowed */
         }
     } else {
 #pragma unroll
         for (int k = 0; k < QUAD; k++) {
             at[k] = quad * UNIT + k * 32;
-            lookups[k] = at[k] < feature.count ? feature.count - at[k] : 0;
+            there[k] = at[k] + lane < feature.count;
         }
     }
 #pragma unroll
     for (int k = 0; k < QUAD; k++) {
         to.indices[k] = -1;
-        if (lane < lookups[k])
-            to.indices[k] = rf_load((const RF_INDEX *)rf_place(own, at[k], sizeof(RF_INDEX)));
+        if (there[k]) to.indices[k] = rf_load((const RF_INDEX *)rf_place(own, at[k], sizeof(RF_INDEX)));
     }
 }
 
@@ -90,8 +91,7 @@ RF_INLINE void part_list_by_steps(const feature_t &feature, const steps_t &steps
         }
 #pragma unroll
         for (int k = 0; k < QUAD; k++) {
-            const rf_u32 bag =
-                LONG_BAGS ? bags[k] >> 16 : rf_shared_load_2(bags_at + (quad * UNIT + k * 32) * 2);
+            const rf_u32 bag = LONG_BAGS ? bags[k] : rf_shared_load_2(bags_at + (quad * UNIT + k * 32) * 2);
             const bool is_near = !FAR || places[k] < near;
             if (own[k] && is_near) rf_shared_store_2(to + places[k] * 2, bag);
             if (FAR && own[k] && !is_near) far[places[k]] = (rf_u16)bag;

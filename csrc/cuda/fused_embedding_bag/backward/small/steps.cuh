@@ -52,7 +52,7 @@ struct steps_t {
     rf_u32 stride; /* rows, up to what is summed at once */
     rf_u16 *begins; /* [stride]: where rows begin in the list */
     bool long_bags;
-    rf_u32 *firsts; /* [quads * QUAD + 1]: of long bags a step's first lookup and, 16 bits up, its bag */
+    rf_u32 *firsts; /* [quads * QUAD + 1]: of long bags a step's bag and, 16 bits up, its first lookup */
     rf_u16 *bags; /* [lookups]: of others the bag of each lookup */
     rf_u16 *window; /* of the list, [window_size] and what aligns it */
     rf_u32 window_size;
@@ -135,18 +135,19 @@ RF_INLINE void steps_begin(const feature_t &feature, steps_t &steps, rf_u32 *of_
         if (start > 0) __syncthreads(); /* all have read the sums before */
         rf_u32 *next =
             steps.firsts + all + rf_sum_of_block_before<(int)WARPS>((to - from + 31) / 32, of_warps, sum);
-        for (; from < to; from += 32) *next++ = from | (rf_u32)bag << 16;
+        for (; from < to; from += 32) *next++ = from << 16 | (rf_u32)bag;
         all += sum;
     }
     steps.quads = (all + QUAD - 1) / QUAD;
     /* Those without lookups, also of a quad behind, which may be asked for. */
-    if (all + threadIdx.x <= (steps.quads + 1) * QUAD) steps.firsts[all + threadIdx.x] = feature.count;
+    if (all + threadIdx.x <= (steps.quads + 1) * QUAD)
+        steps.firsts[all + threadIdx.x] = feature.count << 16 | 0xffffu;
 }
 
 /* The first quad of a part, and the first lookup of a quad. */
 RF_INLINE rf_u32 quad_of(const steps_t &steps, rf_u32 part) { return part * steps.quads / steps.parts; }
 RF_INLINE rf_u32 lookup_of(const feature_t &feature, const steps_t &steps, rf_u32 quad) {
-    return steps.long_bags ? steps.firsts[quad * QUAD] & 0xffffu : min(quad * UNIT, feature.count);
+    return steps.long_bags ? steps.firsts[quad * QUAD] >> 16 : min(quad * UNIT, feature.count);
 }
 
 /* The address of a part's counter of row 0. */
