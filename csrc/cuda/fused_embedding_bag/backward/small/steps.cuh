@@ -53,7 +53,7 @@ struct steps_t {
     rf_u16 *begins; /* [stride]: where rows begin in the list */
     bool long_bags;
     rf_u32 *firsts; /* [quads * QUAD + 1]: of long bags a step's bag and, 16 bits up, its first lookup */
-    rf_u16 *bags; /* [lookups]: of others the bag of each lookup */
+    rf_u16 *bags; /* [lookups, up to whole quads]: of others the bag of each lookup */
     rf_u16 *window; /* of the list, [window_size] and what aligns it */
     rf_u32 window_size;
     rf_u32 quads, words, parts;
@@ -74,7 +74,7 @@ RF_INLINE bool steps_room(const feature_t &feature, const block_t &block, rf_u8 
     const int list = (int)((rf_u64)feature.count * block.rows / feature.rows) * 2;
     steps.long_bags = count >= LONG_BAG * feature.bags;
     const int most_steps = count / 32 + feature.bags + 2 * QUAD + 1;
-    const int bag_bytes = rounded_up(steps.long_bags ? most_steps * 4 : count * 2, 16);
+    const int bag_bytes = rounded_up(steps.long_bags ? most_steps * 4 : rounded_up(count, UNIT) * 2, 16);
     steps.stride = (block.rows + SUMMED - 1) / SUMMED * SUMMED;
     const int stride = (int)steps.stride, others = 32 * 4 + stride * 2 + bag_bytes + LEAST_LIST;
     int left = bytes - others - list; /* for counters */
