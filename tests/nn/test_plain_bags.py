@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import itertools
+from typing import ClassVar
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 import recfuse
 
@@ -140,6 +143,40 @@ def test_a_dispatch_mode_sees_the_public_operator():
     assert found == ["recfuse.embedding_bag.default", backward, backward]
 
 
+class Wrapped(torch.Tensor):
+    """A tensor in another, which sees the operators that get it, but not the functions."""
+
+    seen: ClassVar[list[str]] = []
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, requires_grad=inner.requires_grad
+        )
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(str(function))
+        args, kwargs = tree_map_only(cls, lambda wrapped: wrapped.inner, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("wrapped", ("input", "weight", "offsets"))
+def test_a_subclass_with_dispatch_sees_the_public_operator(wrapped):
+    call = {"input": INDICES, "weight": torch.randn(7, 4), "offsets": OFFSETS, "mode": "sum"}
+    want = recfuse.embedding_bag(**call)
+    for weight in (call["weight"], call["weight"].clone().requires_grad_()):
+        given = call | {"weight": weight}
+        given[wrapped] = Wrapped(given[wrapped].detach().requires_grad_(given[wrapped].requires_grad))
+        Wrapped.seen.clear()
+        assert torch.equal(recfuse.embedding_bag(**given), want)
+        assert [name for name in Wrapped.seen if "bag" in name] == ["recfuse.embedding_bag.default"]
+
+
 @pytest.mark.parametrize(
     "change",
     (
@@ -152,6 +189,7 @@ def test_a_dispatch_mode_sees_the_public_operator():
         {"input": INDICES.view(2, 4)},
         {"weight": torch.randn(7)},
         {"padding_idx": 7},
+        {"padding_idx": 7, "input": INDICES.float()},
     ),
     ids=str,
 )
@@ -172,6 +210,9 @@ def test_a_plain_call_refuses_what_any_other_refuses():
         (grad,) = torch.autograd.grad(output.cos().sum(), weight, create_graph=True)
         with pytest.raises(NotImplementedError, match="second derivatives"):
             grad.to_dense().sum().backward()
+        ones = torch.ones(4, 4)
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+            torch.autograd.grad(output, weight, forward_ad.make_dual(ones, ones))
     offsets = OFFSETS.clone()
     output = recfuse.embedding_bag(INDICES, weight, offsets, mode="sum")
     offsets.zero_()

@@ -41,6 +41,7 @@ from recfuse.ops.updated_traces import Family, Updates, define_updated
 from recfuse.ops.updates import update_of, updates_of
 
 _embedding_bag = torch.ops.recfuse.embedding_bag.default
+_WEIGHTS = torch.nn.Parameter, Tensor  # of a plain call: a subclass is to see the public operator
 
 
 def embedding_bag(
@@ -201,19 +202,19 @@ def _plain_call(
     or a bad one, and what is wrong is said by those who look at everything. A step of a small bag takes as
     long as the Python in it, so this looks at little that the operator looks at itself.
     """
-    try:
-        if not (
-            weight.is_cpu
-            and input.is_cpu
-            and offsets.is_cpu
-            and weight.dtype in DTYPES
-            and (mode == "sum" or mode == "mean")
-            and (include_last_offset is False or include_last_offset is True)
-            and (sparse is True or sparse is False)
-            and (by_freq is False or by_freq is True)
-        ):
-            return None
-    except AttributeError:  # of what is no tensor
+    if not (
+        type(weight) in _WEIGHTS
+        and type(input) is Tensor
+        and type(offsets) is Tensor
+        and weight.is_cpu
+        and input.is_cpu
+        and offsets.is_cpu
+        and weight.dtype in DTYPES
+        and (mode == "sum" or mode == "mean")
+        and (include_last_offset is False or include_last_offset is True)
+        and (sparse is True or sparse is False)
+        and (by_freq is False or by_freq is True)
+    ):
         return None
     derivatives = weight.requires_grad and torch.is_grad_enabled()
     update = update_of(weight) if derivatives else None
@@ -226,9 +227,9 @@ def _plain_call(
         or (padding_idx is not None and weight.dim() != 2)
     ):
         return None
-    row = -1 if padding_idx is None else padding_row(padding_idx, weight)
     pooling = SUM if mode == "sum" else MEAN
     try:
+        row = -1 if padding_idx is None else padding_row(padding_idx, weight)
         if update is not None:
             arguments = weight, input, offsets, pooling, include_last_offset, row
             rows, dim = weight.shape

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from recfuse._codes import DTYPES, MAX, MODES
 from recfuse.ops.autograd import eager_apply, pooled, refuse_forward_mode, register
@@ -210,7 +211,13 @@ class PlainBag(torch.autograd.Function):
         indices, offsets = ctx.saved_tensors
         (pooling, last, padding_idx, by_freq, sparse), (rows, dim), dtype, leaf = ctx.call
         found: Tensor
-        if sparse and not by_freq and is_readable(grad) and not torch.is_grad_enabled():
+        if (
+            sparse
+            and not by_freq
+            and is_readable(grad)
+            and not torch.is_grad_enabled()
+            and forward_ad._current_level < 0  # a tangent of grad is refused
+        ):
             found = _plain_gradient(grad, indices, offsets, pooling, last, padding_idx, rows, dim, dtype)
             if leaf is not None:
                 mark_large(leaf, found, dim)
