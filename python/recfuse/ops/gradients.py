@@ -128,10 +128,10 @@ def _mark_later(leaf: Tensor, rows: Tensor, values: Tensor) -> None:
     processes waited for ever.
     """
     queue = torch.autograd.Variable._execution_engine.queue_callback
-    queue(partial(queue, partial(_mark_coalesced, leaf, rows, values, values.shape[0])))
+    queue(partial(queue, partial(_mark_coalesced, leaf, rows, values)))
 
 
-def _mark_coalesced(leaf: Tensor, rows: Tensor, values: Tensor, count: int) -> None:
+def _mark_coalesced(leaf: Tensor, rows: Tensor, values: Tensor) -> None:
     """Marks `leaf.grad` at the end of backward, if it is the gradient of these rows and values: torch brings
     a sparse gradient there without a copy, as a new tensor that does not know that it is coalesced.
     """
@@ -139,7 +139,7 @@ def _mark_coalesced(leaf: Tensor, rows: Tensor, values: Tensor, count: int) -> N
     if (
         grad is not None
         and grad.is_sparse
-        and grad._nnz() == count
+        and grad._nnz() == values.shape[0]
         and grad._indices().data_ptr() == rows.data_ptr()
         and grad._values().data_ptr() == values.data_ptr()
     ):
