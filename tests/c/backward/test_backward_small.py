@@ -170,6 +170,7 @@ def lists_of(features: NDArray[Any], tasks: NDArray[Any]) -> NDArray[Any]:
 
 
 def run_lists(problem: Problem, features: NDArray[Any], list_rows: int, seed: int) -> Listed:
+    """Lookups are written by the kernel before, which ends when it is waited for."""
     indices, offsets = problem.lookups()
     tasks = tasks_of(features, list_rows, 10**9)
     short = lists_of(features, tasks)
@@ -179,12 +180,15 @@ def run_lists(problem: Problem, features: NDArray[Any], list_rows: int, seed: in
         "factors": np.full(features.size * problem.bags + 1, 5, np.float32),
     }
     args = ListsArgs(lookups=indices.size, bags=problem.bags, shared_bytes=problem.shared)
-    given = {"indices": indices, "offsets": offsets, "tasks": short, **memory}
+    late = {"indices": np.zeros_like(indices), "offsets": np.zeros_like(offsets)}
+    given = {**late, "tasks": short, **memory}
     for name, values in given.items():
         setattr(args, name, values.ctypes.data)
     integer = "rf_i64" if problem.wide else "int"
     lib = simulated("backward_small.cu", RF_INDEX=integer, RF_OFFSET=integer)
-    assert lib.small_lists(ctypes.byref(args), len(short), ctypes.c_uint64(seed)) == 0
+    lookups = [ctypes.c_void_p(indices.ctypes.data), ctypes.c_void_p(offsets.ctypes.data)]
+    size = ctypes.c_size_t(offsets.size)
+    assert lib.small_lists(ctypes.byref(args), len(short), ctypes.c_uint64(seed), *lookups, size) == 0
     lists = []
     for feature in features:
         starts = memory["starts"][feature["start"] : feature["start"] + feature["rows"] + 1].astype(np.int64)

@@ -23,12 +23,29 @@ static void lists_block(const void *args) {
 }
 static void rows_block(const void *args) { staged::rf_small_rows(*static_cast<const rf_small_args *>(args)); }
 
+/* Lookups that the kernel before writes, no earlier than a thread waits for it. */
+static thread_local struct {
+    const rf_small_lists_args *args;
+    const void *indices, *offsets;
+    size_t n_offsets;
+} before;
+static void lookups_write() {
+    memcpy(const_cast<RF_INDEX *>(before.args->indices), before.indices,
+           (size_t)before.args->lookups * sizeof(RF_INDEX));
+    memcpy(const_cast<RF_OFFSET *>(before.args->offsets), before.offsets,
+           before.n_offsets * sizeof(RF_OFFSET));
+}
+
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 /* Returns how many bytes behind its shared memory a block has written to. */
-EXPORTED int small_lists(const void *args, unsigned blocks, rf_u64 seed) {
+EXPORTED int small_lists(const void *args, unsigned blocks, rf_u64 seed, const void *indices,
+                         const void *offsets, size_t n_offsets) {
     int beyond = 0;
     memset(memory, 0xcd, sizeof memory);
+    before = {static_cast<const rf_small_lists_args *>(args), indices, offsets, n_offsets};
+    rf_previous_kernel = lookups_write;
     run_blocks(lists_block, args, blocks, lists::BLOCK, seed);
+    rf_previous_kernel = nullptr;
     for (size_t i = static_cast<const rf_small_lists_args *>(args)->shared_bytes; i < sizeof memory; i++)
         beyond += memory[i] != 0xcd;
     return beyond;

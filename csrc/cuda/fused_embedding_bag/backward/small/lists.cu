@@ -12,8 +12,9 @@
  * Mean: a block with first row 0 also writes one over the lookups of each bag that count; integers are counted, so the
  * order of atomic operations does not matter.
  *
- * A block does not wait for the kernel before it until it writes to memory: lookups are those of the forward pass, and whatever
- * let the kernel before this one begin had waited for that. (staged.cu reads gradients as early, since this one has waited.)
+ * A block asks for its task, which the host has copied, before it waits for the kernel before, but for no lookup: what an index
+ * or an offset is may be what that kernel writes, where a backward pass computes them anew. (staged.cu reads gradients as early,
+ * since this one has waited.)
  *
  * Shapes: rf_small_lists_args. Shared memory: dynamic, args.shared_bytes, RF_SMALL_LISTS_LEAST_SHARED at least.
  * Launch: grid [tasks], block [RF_SMALL_LISTS_BLOCK].
@@ -31,16 +32,12 @@ RF_INLINE bool list_by_steps(const rf_small_lists_args &args, const feature_t &f
     if (!steps_room<BITS>(feature, block, memory, args.shared_bytes, steps)) return false;
     if (threadIdx.x == 0) lost = 0;
     steps_begin(feature, steps, of_warps);
-    if (block.factors != nullptr) {
-        rf_wait_for_previous_kernel();
-        counts_begin(feature, (int *)block.factors);
-    }
+    if (block.factors != nullptr) counts_begin(feature, (int *)block.factors);
     __syncthreads();
     rf_u32 before = 0;
     const rf_u32 seen = block.factors != nullptr || block.first_row > 0
                             ? steps_count<BITS, true>(feature, steps, block, before)
                             : steps_count<BITS, false>(feature, steps, block, before);
-    rf_wait_for_previous_kernel();
     before = counting_end(feature, block, before, of_warps);
     const rf_u32 place = (rf_u32)feature.first + before;
     const rf_u32 all = steps_sum<BITS>(steps, block, place, seen, of_warps, lost);
@@ -67,7 +64,6 @@ RF_APART void list_others(const rf_small_lists_args &args, rf_u8 *memory, unsign
     const feature_t feature = feature_of(args, task, bounds);
     const block_t block = block_of(args, task);
     if (is_for_steps(feature) && list_by_steps<16>(args, feature, block, memory, of_warps, lost)) return;
-    rf_wait_for_previous_kernel();
     list_by_parts(args, feature, block, memory, of_warps);
 }
 
@@ -78,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LIST
     __shared__ unsigned long long bounds[2];
     __shared__ rf_u32 lost;
     const rf_small_list task = args.tasks[blockIdx.x];
+    rf_wait_for_previous_kernel();
     const feature_t feature = feature_of(args, task, bounds);
     if (is_for_steps(feature) && feature.count <= MOST_AVERAGE * feature.rows &&
         list_by_steps<8>(args, feature, block_of(args, task), memory, of_warps, lost))

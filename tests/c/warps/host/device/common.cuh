@@ -124,7 +124,11 @@ template <bool BRAIN> struct half_element {
 template <> struct rf_element<RF_FLOAT16> : half_element<false> {};
 template <> struct rf_element<RF_BFLOAT16> : half_element<true> {};
 
-inline void rf_wait_for_previous_kernel() {}
+/* What the kernel before does at last; nothing. */
+inline thread_local void (*rf_previous_kernel)() = nullptr;
+inline void rf_wait_for_previous_kernel() {
+    if (rf_previous_kernel != nullptr) rf_previous_kernel();
+}
 
 struct rf_offender {
     rf_argument argument;
