@@ -30,28 +30,40 @@ static int32_t least_passes(int32_t bits) {
     return least < passes_of(bits, DIGIT_BITS) ? least : passes_of(bits, DIGIT_BITS);
 }
 
-/* Writes the segments of at most `most` rows each, and the rows of the largest; returns how many they are, or 0: there is no
- * such cut. */
+/* Whether rows [first, behind) are of one matrix. */
+static bool of_one_matrix(const rf__backward_problem *problem, int64_t first, int64_t behind) {
+    int32_t number = 0;
+    while (number + 1 < problem->n_matrices && problem->matrices[number + 1].first_row <= first) number++;
+    return behind <= problem->matrices[number].first_row + problem->matrices[number].rows;
+}
+
+/* Whether rows [first, behind) may be of one segment: of groups those of a matrix, of others `most`. */
+static bool may_be(const rf__backward_problem *problem, int64_t most, bool groups, int64_t first,
+                   int64_t behind) {
+    return groups ? of_one_matrix(problem, first, behind) : behind - first <= most;
+}
+
+/* Writes the segments of at most `most` rows each; those of groups have more where features share rows. Returns how many they
+ * are, or 0: there is no such cut. */
 static int32_t cut(const rf__backward_problem *problem, const rf_backward_feature *features, int64_t most,
-                   segment_t *to, int64_t *largest) {
+                   bool groups, segment_t *to) {
     int32_t count = 0;
     for (int64_t f = 0; f < problem->call.n_features; f++) {
         if (features[f].pooling < 0) continue;
         segment_t next = {features[f].first_row, features[f].first_row + features[f].rows,
                           f * problem->call.bags};
-        while (count > 0 &&
-               (next.first < to[count - 1].behind || next.behind - to[count - 1].first <= most)) {
+        while (count > 0 && (next.first < to[count - 1].behind ||
+                             (next.behind - to[count - 1].first <= most &&
+                              may_be(problem, most, groups, to[count - 1].first, next.behind)))) {
             const segment_t *last = &to[--count];
             if (last->first < next.first) next.first = last->first;
             if (last->behind > next.behind) next.behind = last->behind;
             next.slot = last->slot;
         }
-        if (count == RF_BACKWARD_MOST_SEGMENTS || next.behind - next.first > most) return 0;
+        if (count == RF_BACKWARD_MOST_SEGMENTS || !may_be(problem, most, groups, next.first, next.behind))
+            return 0;
         to[count++] = next;
     }
-    *largest = 0;
-    for (int32_t s = 0; s < count; s++)
-        if (to[s].behind - to[s].first > *largest) *largest = to[s].behind - to[s].first;
     return count;
 }
 
@@ -61,41 +73,15 @@ static uint32_t factor_of(int32_t bits) {
     return (ratio >> (32 - bits) | 1) << (32 - bits);
 }
 
-/* Whether rows [first, behind) are of one matrix. */
-static bool of_one_matrix(const rf__backward_problem *problem, int64_t first, int64_t behind) {
-    int32_t number = 0;
-    while (number + 1 < problem->n_matrices && problem->matrices[number + 1].first_row <= first) number++;
-    return behind <= problem->matrices[number].first_row + problem->matrices[number].rows;
-}
-
-/* Segments of at most `most` rows, but for features that share rows; false: there are too many, or one is of two matrices. */
-static bool groups_cut(const rf__backward_problem *problem, const rf_backward_feature *features, int64_t most,
-                       rf_backward_segments *groups) {
-    segment_t segments[RF_BACKWARD_MOST_SEGMENTS];
-    int32_t count = 0;
-    for (int64_t f = 0; f < problem->call.n_features; f++) {
-        if (features[f].pooling < 0) continue;
-        segment_t next = {features[f].first_row, features[f].first_row + features[f].rows,
-                          f * problem->call.bags};
-        while (count > 0 && (next.first < segments[count - 1].behind ||
-                             (next.behind - segments[count - 1].first <= most &&
-                              of_one_matrix(problem, segments[count - 1].first, next.behind)))) {
-            const segment_t *last = &segments[--count];
-            if (last->first < next.first) next.first = last->first;
-            if (last->behind > next.behind) next.behind = last->behind;
-            next.slot = last->slot;
-        }
-        if (count == RF_BACKWARD_MOST_SEGMENTS || !of_one_matrix(problem, next.first, next.behind))
-            return false;
-        segments[count++] = next;
-    }
-    *groups = (rf_backward_segments){.count = count};
+/* What kernels read of segments. */
+static rf_backward_segments described_as(const segment_t *segments, int32_t count, bool groups) {
+    rf_backward_segments to = {.count = count};
     for (int32_t s = 0; s < count; s++) {
-        groups->bases[s] = segments[s].first;
-        groups->slots[s] = (uint32_t)segments[s].slot;
-        groups->factors[s] = factor_of(bits_of(segments[s].behind - segments[s].first));
+        to.bases[s] = segments[s].first;
+        to.slots[s] = (uint32_t)segments[s].slot;
+        if (groups) to.factors[s] = factor_of(bits_of(segments[s].behind - segments[s].first));
     }
-    return true;
+    return to;
 }
 
 /* Whether rows may come in any order, and none is better. Row-wise Adagrad has the states of many rows in a line. */
@@ -107,30 +93,30 @@ static bool in_any_order(const rf__backward_problem *problem) {
 }
 
 static void groups_find(const rf__backward_problem *problem, rf__backward_features *described) {
-    described->groups = (rf_backward_segments){.count = 0};
-    if (!in_any_order(problem) || described->passes < 2 || described->rows >= INT32_MAX) return;
-    for (int64_t most = 1; most < 2 * described->rows; most *= 2)
-        if (groups_cut(problem, described->features, most, &described->groups)) return;
+    segment_t segments[RF_BACKWARD_MOST_SEGMENTS];
+    int32_t count = 0;
+    if (in_any_order(problem) && described->passes > 1 && described->rows < INT32_MAX)
+        for (int64_t most = 1; most < 2 * described->rows && count == 0; most *= 2)
+            count = cut(problem, described->features, most, true, segments);
+    described->groups = described_as(segments, count, true);
 }
 
 void rf__backward_segment(const rf__backward_problem *problem, rf__backward_features *described) {
     segment_t segments[RF_BACKWARD_MOST_SEGMENTS] = {{0, described->rows, 0}};
-    int64_t largest = described->rows;
+    int64_t largest = 0;
     const int32_t passes = least_passes(bits_of(described->rows));
     int32_t count = 0;
     for (int32_t fewer = 1; fewer < passes && count == 0; fewer++)
-        count = cut(problem, described->features, INT64_C(1) << fewer * RF_BACKWARD_MOST_DIGIT_BITS, segments,
-                    &largest);
+        count = cut(problem, described->features, INT64_C(1) << fewer * RF_BACKWARD_MOST_DIGIT_BITS, false,
+                    segments);
     if (count == 0) {
         count = 1;
-        largest = described->rows;
         segments[0] = (segment_t){0, described->rows, 0};
     }
-    described->segments = (rf_backward_segments){.count = count};
-    for (int32_t s = 0; s < count; s++) {
-        described->segments.bases[s] = segments[s].first;
-        described->segments.slots[s] = (uint32_t)segments[s].slot;
-    }
+    for (int32_t s = 0; s < count; s++)
+        if (segments[s].behind - segments[s].first > largest)
+            largest = segments[s].behind - segments[s].first;
+    described->segments = described_as(segments, count, false);
     described->passes = least_passes(bits_of(largest));
     described->digit_bits = passes_of(bits_of(largest), described->passes);
     groups_find(problem, described);

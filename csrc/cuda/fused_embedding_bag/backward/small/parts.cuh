@@ -17,7 +17,7 @@
 struct block_t {
     rf_u32 first_row, rows;
     bool is_last; /* of the feature */
-    rf_u32 *starts; /* of the feature; nullptr: nobody asks */
+    rf_u32 *starts; /* of the feature */
     rf_u16 *list; /* of all */
     float *factors; /* of the feature, if they are this block's to write; else nullptr */
 };
@@ -249,17 +249,15 @@ RF_INLINE rf_u32 sum_of_block(rf_u32 own, rf_u32 *of_warps) {
     return all;
 }
 
-/* Span by span: `write(span, to)` puts a span's positions into `to`, where list position 0 would be; what is kept on chip is
- * then copied. */
-template <class WRITE>
-RF_INLINE void spans_list(const room_t &room, const block_t &block, rf_u16 *list, rf_u32 all,
-                          const WRITE &write) {
+/* Span by span; what is kept on chip is then copied. */
+RF_INLINE void spans_list(const feature_t &feature, const room_t &room, const block_t &block, rf_u16 *list,
+                          rf_u32 all) {
     for (rf_u32 next = 0; next < block.rows && all > 0;) {
         const span_t span = span_of(room, next, block.rows, all);
         rf_u16 *to = list + span.from;
         rf_u16 *window = room.window + (rf_u64)to % 16 / 2;
         __syncthreads(); /* all have seen where the span ends, and copied the one before */
-        write(span, span.kept ? window - span.from : list);
+        part_list(feature, room, block.first_row, span, span.kept ? window - span.from : list);
         __syncthreads();
         if (span.kept) window_copy(window, to, span.to - span.from);
         next = span.last;
@@ -291,9 +289,7 @@ RF_APART void list_by_parts(const rf_small_lists_args &args, const feature_t fea
     rf_u32 before = rows_count(feature, room, block.first_row, block.rows, (int *)block.factors);
     before = counting_end(feature, block, before, of_warps);
     const rf_u32 all = cells_sum(room, of_warps);
-    rf_u16 *list = starts_write(feature, room, block, before, all);
-    spans_list(room, block, list, all,
-               [&](const span_t &span, rf_u16 *to) { part_list(feature, room, block.first_row, span, to); });
+    spans_list(feature, room, block, starts_write(feature, room, block, before, all), all);
 }
 
 #endif

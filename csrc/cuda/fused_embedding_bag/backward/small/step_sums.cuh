@@ -9,12 +9,12 @@
 /* Where a block writes where its rows begin. */
 struct starts_t {
     rf_u32 *of; /* its rows */
-    rf_u32 count; /* 0: nobody asks */
+    rf_u32 count;
     bool aligned;
 };
 RF_INLINE starts_t starts_of(const block_t &block) {
     rf_u32 *const of = block.starts + block.first_row;
-    return {of, block.starts == nullptr ? 0 : block.rows + block.is_last, (rf_u64)of % 16 == 0};
+    return {of, block.rows + block.is_last, (rf_u64)of % 16 == 0};
 }
 /* Of four rows, `place` more. */
 RF_INLINE void starts_write_four(const starts_t &starts, rf_u32 row, rf_bytes<16> begins, rf_u32 place) {
@@ -53,7 +53,7 @@ RF_INLINE void counts_load(const steps_t &steps, const rf_bytes<16> *from, count
 }
 
 /* Counters become how many lookups of the row are in parts before, and steps.begins where rows begin; that is written to the
- * block's starts too, if there are, `place` more. `seen`: as counted by this thread; `lost`: 0. Returns the number of all,
+ * block's starts too, `place` more. `seen`: as counted by this thread; `lost`: 0. Returns the number of all,
  * or NO_PLACES where a row has too many. */
 template <int BITS>
 RF_INLINE rf_u32 steps_sum(const steps_t &steps, const block_t &block, rf_u32 place, rf_u32 seen,
