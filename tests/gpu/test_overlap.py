@@ -98,8 +98,9 @@ def test_a_collection_s_indices_written_just_before(lookups: int) -> None:
     assert wrong.item() == 0
 
 
-def test_a_backward_pass_of_lookups_written_just_before() -> None:
-    """Lookups are listed before the kernel before has ended, which is the forward pass that read them."""
+@pytest.mark.parametrize("anew", (False, True))
+def test_a_backward_pass_of_lookups_written_just_before(anew: bool) -> None:
+    """By the kernel before the forward pass, or anew by the one before the backward, as with checkpoints."""
     tables, rows, dim, bags, lookups = 60, 500, 8, 128, 16
     module = recfuse.nn.FusedEmbeddingBagCollection([(rows, dim)] * tables, device=gpu.DEVICE)
     with torch.no_grad():
@@ -111,9 +112,14 @@ def test_a_backward_pass_of_lookups_written_just_before() -> None:
     firsts = torch.arange(tables, device=gpu.DEVICE).repeat_interleave(bags * lookups) * rows
     expected = torch.zeros(tables * rows, device=gpu.DEVICE)
     ones = torch.ones(len(indices), device=gpu.DEVICE)
+
+    def changed(tensor: torch.Tensor) -> torch.Tensor:
+        return -tensor if anew and tensor.dtype == torch.int32 else tensor
+
     for _ in range(300):
         indices.add_(1).remainder_(rows)
-        output = module(indices, offsets)
+        with torch.autograd.graph.saved_tensors_hooks(changed, changed):
+            output = module(indices, offsets)
         output.backward(torch.ones_like(output))
         optimizer.step()
         expected.scatter_add_(0, firsts + indices, ones)
