@@ -14,6 +14,17 @@ template <typename T> RF_INLINE T rf_sum_of_lanes_to(T value) {
     return value;
 }
 
+/* `before` and the sums of the warps before `warp`, of_warps [WARPS]; to `all` those of all warps are added. */
+template <int WARPS, typename T>
+RF_INLINE T rf_sum_of_warps_before(T before, const T *of_warps, int warp, T &all) {
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        before += w < warp ? of_warps[w] : 0;
+        all += of_warps[w];
+    }
+    return before;
+}
+
 /* Of all threads before this one in a block of WARPS warps; `all`: of the whole block. A barrier stands between calls with
  * one of_warps [WARPS], which is in shared memory. */
 template <int WARPS, typename T> RF_INLINE T rf_sum_of_block_before(T value, T *of_warps, T &all) {
@@ -21,14 +32,8 @@ template <int WARPS, typename T> RF_INLINE T rf_sum_of_block_before(T value, T *
     const T upto = rf_sum_of_lanes_to(value);
     if (lane == 31) of_warps[warp] = upto;
     __syncthreads();
-    T before = upto - value;
     all = 0;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-        before += w < warp ? of_warps[w] : 0;
-        all += of_warps[w];
-    }
-    return before;
+    return rf_sum_of_warps_before<WARPS>(upto - value, of_warps, warp, all);
 }
 
 #endif

@@ -32,8 +32,7 @@ RF_INLINE bool list_by_steps(const rf_small_lists_args &args, const feature_t &f
     if (!steps_room<BITS>(feature, block, memory, args.shared_bytes, steps)) return false;
     if (threadIdx.x == 0) lost = 0;
     steps_begin(feature, steps, of_warps);
-    if (block.factors != nullptr) counts_begin(feature, (int *)block.factors);
-    __syncthreads();
+    counting_begin(feature, block);
     rf_u32 before = 0;
     const rf_u32 seen = block.factors != nullptr || block.first_row > 0
                             ? steps_count<BITS, true>(feature, steps, block, before)

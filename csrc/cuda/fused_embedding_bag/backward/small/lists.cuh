@@ -238,6 +238,19 @@ RF_INLINE bool bags_load(const feature_t &feature, const room_t &room, rf_u32 po
     return false;
 }
 
+/* The lookups [from, to) of a bag, where offsets are sound; none behind the last bag. */
+struct bag_t {
+    rf_u32 from, to;
+};
+RF_INLINE bag_t bag_load(const feature_t &feature, int bag) {
+    bag_t found = {0, 0};
+    if (bag < feature.bags) {
+        found.from = (rf_u32)(rf_load(feature.offsets + bag) - feature.first);
+        found.to = (rf_u32)(rf_load(feature.offsets + bag + 1) - feature.first);
+    }
+    return found;
+}
+
 /* Clears what begins_write adds to. A barrier stands between. */
 RF_INLINE void begins_clear(const feature_t &feature, const room_t &room) {
     if (!room.near) return;
@@ -252,11 +265,7 @@ RF_INLINE void marks_write(const feature_t &feature, const room_t &room, rf_u32 
     rf_u32 all = 0; /* bags with lookups, before those of this turn */
     for (int start = 0; start < feature.bags; start += BLOCK) {
         const int bag = start + (int)threadIdx.x;
-        rf_u32 from = 0, to = 0;
-        if (bag < feature.bags) {
-            from = (rf_u32)(rf_load(feature.offsets + bag) - feature.first);
-            to = (rf_u32)(rf_load(feature.offsets + bag + 1) - feature.first);
-        }
+        const auto [from, to] = bag_load(feature, bag);
         if (!room.near) {
             for (rf_u32 piece = (from + size - 1) / size; piece * size < to; piece++)
                 room.marks[piece] = (rf_u16)bag;
@@ -265,12 +274,9 @@ RF_INLINE void marks_write(const feature_t &feature, const room_t &room, rf_u32 
         const rf_u32 own = __ballot_sync(RF_FULL_WARP, to > from);
         if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = __popc(own);
         __syncthreads();
-        rf_u32 number = all + __popc(own & ((1u << threadIdx.x % 32) - 1));
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            number += w < (int)(threadIdx.x / 32) ? of_warps[w] : 0;
-            all += of_warps[w];
-        }
+        const rf_u32 before = all + __popc(own & ((1u << threadIdx.x % 32) - 1));
+        const rf_u32 number =
+            rf_sum_of_warps_before<(int)WARPS>(before, of_warps, (int)(threadIdx.x / 32), all);
         if (start + BLOCK < feature.bags)
             __syncthreads(); /* before the next turn; later a barrier of the caller stands */
         if (to == from) continue;

@@ -140,11 +140,7 @@ RF_INLINE rf_u32 cells_sum(const room_t &room, rf_u32 *of_warps) {
     for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(RF_FULL_WARP, sum, apart);
     if (lane == 0) of_warps[warp] = sum;
     __syncthreads();
-    rf_u32 before = 0, all = 0;
-    for (int i = 0; i < WARPS; i++) {
-        before += i < warp ? of_warps[i] : 0;
-        all += of_warps[i];
-    }
+    rf_u32 all = 0, before = rf_sum_of_warps_before<(int)WARPS>(0u, of_warps, warp, all);
     for (int tile = first; tile < behind; tile++) {
         rf_bytes<16> found = words[tile * 32 + lane];
         rf_u32 own = 0;
@@ -264,11 +260,8 @@ RF_INLINE void spans_list(const feature_t &feature, const room_t &room, const bl
     }
 }
 
-/* What a block does before it counts lookups. */
-RF_INLINE void counting_begin(const feature_t &feature, const room_t &room, const block_t &block,
-                              rf_u32 *of_warps) {
-    counters_clear(feature, room);
-    marks_write(feature, room, of_warps);
+/* What a block does before it counts lookups; its shared memory is prepared. */
+RF_INLINE void counting_begin(const feature_t &feature, const block_t &block) {
     if (block.factors != nullptr) counts_begin(feature, (int *)block.factors);
     __syncthreads();
 }
@@ -285,7 +278,9 @@ RF_INLINE rf_u32 counting_end(const feature_t &feature, const block_t &block, rf
 RF_APART void list_by_parts(const rf_small_lists_args &args, const feature_t feature, const block_t block,
                             rf_u8 *memory, rf_u32 *of_warps) {
     const room_t room = room_of(feature, memory, args.shared_bytes, (int)block.rows);
-    counting_begin(feature, room, block, of_warps);
+    counters_clear(feature, room);
+    marks_write(feature, room, of_warps);
+    counting_begin(feature, block);
     rf_u32 before = rows_count(feature, room, block.first_row, block.rows, (int *)block.factors);
     before = counting_end(feature, block, before, of_warps);
     const rf_u32 all = cells_sum(room, of_warps);

@@ -84,12 +84,7 @@ RF_INLINE rf_u32 steps_sum(const steps_t &steps, const block_t &block, rf_u32 pl
         atomicAdd(&lost, missing);
     }
     if (__syncthreads_or(most > (rf_u32)counters_t<BITS>::MOST) || lost != 0) return NO_PLACES;
-    rf_u32 before = 0, all = 0;
-#pragma unroll
-    for (rf_u32 i = 0; i < WARPS; i++) {
-        before += i < warp ? of_warps[i] : 0;
-        all += of_warps[i];
-    }
+    rf_u32 all = 0, before = rf_sum_of_warps_before<(int)WARPS>(0u, of_warps, (int)warp, all);
     const starts_t starts = starts_of(block);
 #pragma unroll 1
     for (rf_u32 tile = first; tile < behind; tile++) {

@@ -98,11 +98,7 @@ RF_INLINE bool steps_room(const feature_t &feature, const block_t &block, rf_u8 
 RF_INLINE void lookups_bags_write(const feature_t &feature, const steps_t &steps) {
     for (int start = 0; start < feature.bags; start += BLOCK) {
         const int bag = start + (int)threadIdx.x;
-        rf_u32 from = 0, to = 0;
-        if (bag < feature.bags) {
-            from = (rf_u32)(rf_load(feature.offsets + bag) - feature.first);
-            to = (rf_u32)(rf_load(feature.offsets + bag + 1) - feature.first);
-        }
+        auto [from, to] = bag_load(feature, bag);
         const rf_u32 few = min(to, from + LONG_BAG);
         for (; from < few; from++) steps.bags[from] = (rf_u16)bag;
         for (rf_u32 left = __ballot_sync(RF_FULL_WARP, from < to); left != 0; left &= left - 1) {
@@ -127,11 +123,8 @@ RF_INLINE void steps_begin(const feature_t &feature, steps_t &steps, rf_u32 *of_
     rf_u32 all = 0;
     for (int start = 0; start < feature.bags; start += BLOCK) {
         const int bag = start + (int)threadIdx.x;
-        rf_u32 from = 0, to = 0, sum;
-        if (bag < feature.bags) {
-            from = (rf_u32)(rf_load(feature.offsets + bag) - feature.first);
-            to = (rf_u32)(rf_load(feature.offsets + bag + 1) - feature.first);
-        }
+        auto [from, to] = bag_load(feature, bag);
+        rf_u32 sum;
         if (start > 0) __syncthreads(); /* all have read the sums before */
         rf_u32 *next =
             steps.firsts + all + rf_sum_of_block_before<(int)WARPS>((to - from + 31) / 32, of_warps, sum);

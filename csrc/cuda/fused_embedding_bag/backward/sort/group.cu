@@ -251,12 +251,7 @@ RF_INLINE void part_take(const tile_t &tile, const rf_backward_part &part, rf_u3
     }
     if (lane == 0) shared.of_warps[warp] = found;
     __syncthreads();
-    rf_u32 before = 0, all = 0;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-        before += w < warp ? shared.of_warps[w] : 0;
-        all += shared.of_warps[w];
-    }
+    rf_u32 all = 0, before = rf_sum_of_warps_before<WARPS>(0u, shared.of_warps, warp, all);
     if (threadIdx.x == 0) *(volatile rf_u32 *)(args.groups.found + number) = all + 1;
     __syncthreads();
     before += found_in(tile, part.first, number - part.first);
