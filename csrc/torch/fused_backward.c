@@ -107,21 +107,6 @@ static rf_status sparse_run(rf__call *call) {
     return rf_fused_embedding_bag_sparse_backward_cuda(&params, &output, &allocator, &stream);
 }
 
-/* Of one of several weights: the tensors that list its gradient. */
-typedef struct listed {
-    rf__call *call;
-    const rf_fused_backward_params *params;
-    AtenTensorHandle rows, values;
-} listed;
-
-static rf_status listed_allocate(void *context, int64_t count, int64_t **rows, void **values) {
-    listed *to = context;
-    void *data = NULL;
-    RF_CHECK(rf__tensor_new(1, &count, aoti_torch_dtype_int64(), to->call->device, &to->rows, &data));
-    *rows = data;
-    return rf__gradient_values_new(to->call, count, to->params, &to->values, values);
-}
-
 static rf_status integer_read(rf__call *call, int argument, size_t at, int64_t *integer) {
     rf__value item = {0};
     RF__TORCH_CHECK(torch_list_get_item(call->values[argument].list, at, &item.bits));
@@ -145,7 +130,7 @@ static rf_status several_compute(rf__call *call, const rf_fused_backward_params 
 }
 
 /* What is listed becomes the output, in the order of the weights. */
-static rf_status list_give(rf__call *call, listed *found, size_t n) {
+static rf_status list_give(rf__call *call, rf__gradient_list *found, size_t n) {
     rf__value *output = &call->outputs[0];
     RF__TORCH_CHECK(torch_new_list_reserve_size(2 * n, &output->list));
     output->given = true;
@@ -174,26 +159,23 @@ static rf_status several_run(rf__call *call) {
                    call->registered->signature.names[list], size, n);
     }
     rf_fused_backward_params *params =
-        calloc(n + 1, sizeof *params + sizeof(rf_sparse_output) + sizeof(listed));
+        calloc(n + 1, sizeof *params + sizeof(rf_sparse_output) + sizeof(rf__gradient_list));
     RF_FAIL_IF(params == NULL, RF_ERR_MEMORY, "no memory for %zu weights", n);
     call->scratch = params;
     rf_sparse_output *outputs = (rf_sparse_output *)(params + n);
-    listed *found = (listed *)(outputs + n);
+    rf__gradient_list *found = (rf__gradient_list *)(outputs + n);
     for (size_t i = 0; i < n; i++) {
         int64_t of[LISTS];
         for (int list = 0; list < LISTS; list++) RF_CHECK(integer_read(call, GROUP + list, i, &of[list]));
         params[i] = common;
         RF_CHECK(weight_set(&params[i], of[0], of[1], of[2], of[3]));
-        found[i] = (listed){.call = call, .params = &params[i]};
-        outputs[i] = (rf_sparse_output){listed_allocate, &found[i]};
+        found[i] = (rf__gradient_list){.call = call, .params = &params[i], .row_dims = 1};
+        outputs[i] = (rf_sparse_output){rf__gradient_list_new, &found[i]};
     }
     RF_TRY(several_compute(call, params, outputs, (int64_t)n));
     RF_TRY(list_give(call, found, n));
 out:
-    for (size_t i = 0; i < n; i++) {
-        rf__tensor_free(found[i].rows);
-        rf__tensor_free(found[i].values);
-    }
+    for (size_t i = 0; i < n; i++) rf__gradient_list_free(&found[i]);
     return status;
 }
 

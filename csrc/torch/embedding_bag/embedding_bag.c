@@ -78,13 +78,24 @@ static rf_status schedule_read(rf__call *call, rf_embedding_bag_params *params,
     return RF_OK;
 }
 
+static rf_status output_make(rf__call *call, const rf__tensor *weight, rf_embedding_bag_params *params) {
+    const int64_t sizes[2] = {params->bags, params->dim};
+    params->output_stride = params->dim;
+    return rf__call_output(call, 0, 2, sizes, weight->dtype, &params->output);
+}
+
+static rf_status pool_on_cpu(const rf_embedding_bag_params *params) {
+    rf_executor executor;
+    RF_CHECK(rf__call_executor(&executor));
+    return rf_embedding_bag_cpu(params, &executor);
+}
+
 static rf_status run(rf__call *call) {
     const rf__value *values = call->values;
     rf_embedding_bag_params params = {.include_last_offset = values[INCLUDE_LAST_OFFSET].boolean,
                                       .padding_idx = values[PADDING_IDX].integer};
     rf_embedding_bag_schedule schedule;
     rf__tensor weight;
-    rf_executor executor;
     rf_cuda_stream stream;
     RF_CHECK(rf__call_device(call, WEIGHT));
     RF_CHECK(weight_read(call, &weight, &params));
@@ -93,13 +104,8 @@ static rf_status run(rf__call *call) {
     RF_CHECK(rf__call_bounds_check(call, BOUNDS_CHECK, &params.check_bounds));
     RF_CHECK(schedule_read(call, &params, &schedule));
     RF_CHECK(rf__call_sample_weights(call, SAMPLE_WEIGHTS, params.lookups, &params.sample_weights));
-    params.output_stride = params.dim;
-    const int64_t sizes[2] = {params.bags, params.dim};
-    RF_CHECK(rf__call_output(call, 0, 2, sizes, weight.dtype, &params.output));
-    if (rf__device_is_cpu(call->device)) {
-        RF_CHECK(rf__call_executor(&executor));
-        return rf_embedding_bag_cpu(&params, &executor);
-    }
+    RF_CHECK(output_make(call, &weight, &params));
+    if (rf__device_is_cpu(call->device)) return pool_on_cpu(&params);
     RF_CHECK(rf__call_stream(call, &stream));
     return rf_embedding_bag_cuda(&params, &schedule, &stream);
 }
@@ -114,17 +120,13 @@ static rf_status plain_run(rf__call *call) {
                                       .check_bounds = true,
                                       .prefetch_distance = -1};
     rf__tensor weight;
-    rf_executor executor;
     RF_FAIL_IF(values[POOLING].integer != RF_SUM && values[POOLING].integer != RF_MEAN, RF_ERR_VALUE,
                "pooling is %lld, must be 0 (sum) or 1 (mean)", (long long)values[POOLING].integer);
     RF_CHECK(rf__call_device(call, WEIGHT));
     RF_CHECK(weight_read(call, &weight, &params));
     RF_CHECK(lookups_read(call, &params));
-    params.output_stride = params.dim;
-    const int64_t sizes[2] = {params.bags, params.dim};
-    RF_CHECK(rf__call_output(call, 0, 2, sizes, weight.dtype, &params.output));
-    RF_CHECK(rf__call_executor(&executor));
-    return rf_embedding_bag_cpu(&params, &executor);
+    RF_CHECK(output_make(call, &weight, &params));
+    return pool_on_cpu(&params);
 }
 
 const rf__operator rf__torch_embedding_bag = {

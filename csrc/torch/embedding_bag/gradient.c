@@ -1,5 +1,6 @@
 /* recfuse::_embedding_bag_gradient: the sparse gradient of a plain bag on the CPU, as one tensor. A step of a small bag
- * takes as long as what is around it, so the tensor is made here, and the operator takes nothing that such a bag has not. */
+ * takes as long as what is around it, so the tensor is made here, and the operator takes nothing that such a bag has
+ * not. The tensors that list it are made as for other sparse gradients. */
 #include <stdlib.h>
 
 #include "base/kept.h"
@@ -30,6 +31,21 @@ rf_status rf__gradient_values_new(const rf__call *call, int64_t count, const rf_
     RF__TORCH_CHECK(torch_from_blob(block->data, 2, sizes, strides, 0, dtype, device.type, device.index,
                                     tensor, aoti_torch_layout_strided(), NULL, 0, give_back, block));
     return RF_OK;
+}
+
+rf_status rf__gradient_list_new(void *context, int64_t count, int64_t **rows, void **values) {
+    rf__gradient_list *to = context;
+    const int64_t sizes[2] = {1, count}, dims = to->row_dims;
+    void *data = NULL;
+    RF_CHECK(
+        rf__tensor_new(dims, sizes + 2 - dims, aoti_torch_dtype_int64(), to->call->device, &to->rows, &data));
+    *rows = data;
+    return rf__gradient_values_new(to->call, count, to->params, &to->values, values);
+}
+
+void rf__gradient_list_free(const rf__gradient_list *list) {
+    rf__tensor_free(list->rows);
+    rf__tensor_free(list->values);
 }
 
 /* Adds the number of lookups to offsets [bags]; the call's scratch. */
@@ -76,24 +92,8 @@ static rf_status params_read(rf__call *call, rf_feature *feature, rf_fused_backw
     return RF_OK;
 }
 
-/* The tensors that list the gradient. */
-typedef struct listed {
-    rf__call *call;
-    const rf_fused_backward_params *params;
-    AtenTensorHandle rows, values;
-} listed;
-
-static rf_status listed_allocate(void *context, int64_t count, int64_t **rows, void **values) {
-    listed *to = context;
-    const int64_t sizes[2] = {1, count};
-    void *data = NULL;
-    RF_CHECK(rf__tensor_new(2, sizes, aoti_torch_dtype_int64(), to->call->device, &to->rows, &data));
-    *rows = data;
-    return rf__gradient_values_new(to->call, count, to->params, &to->values, values);
-}
-
 /* Takes the tensors, whatever comes of it. */
-static rf_status coalesced_give(rf__call *call, listed *found) {
+static rf_status coalesced_give(rf__call *call, rf__gradient_list *found) {
     rf_status status = RF_OK;
     const int64_t sizes[2] = {found->params->rows, found->params->dim};
     rf__dispatch make = rf__dispatch_of("aten::_sparse_coo_tensor_unsafe", "");
@@ -117,15 +117,14 @@ static rf_status run(rf__call *call) {
     rf_feature feature;
     rf_fused_backward_params params;
     rf_executor executor;
-    listed found = {.call = call, .params = &params};
-    const rf_sparse_output output = {listed_allocate, &found};
+    rf__gradient_list found = {.call = call, .params = &params, .row_dims = 2};
+    const rf_sparse_output output = {rf__gradient_list_new, &found};
     RF_TRY(params_read(call, &feature, &params));
     RF_TRY(rf__call_executor(&executor));
     RF_TRY(rf_fused_embedding_bag_sparse_backward_cpu(&params, &output, &executor));
     RF_TRY(coalesced_give(call, &found));
 out:
-    rf__tensor_free(found.rows);
-    rf__tensor_free(found.values);
+    rf__gradient_list_free(&found);
     return status;
 }
 
