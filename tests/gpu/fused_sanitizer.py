@@ -19,7 +19,7 @@ from support.gpu_fused import Fused, bags_of
 from support.reference import Feature
 
 DIMS = (4, 8, 17, 64, 300)
-MANY = [3 + number % 700 for number in range(402)]  # tables, each a block's from lookups to rows
+MANY = [3 + number % 700 for number in range(402)]  # rows of many tables
 
 
 class Copied(Fused):

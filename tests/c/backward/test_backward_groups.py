@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from support.backward.lookups import factor_of, spoil
 from support.backward.simulated import CPP_COMPILER, simulated
 
-MOST_SEGMENTS, RATIO = 32, 0x9E3779B9
+MOST_SEGMENTS = 32
 SUM, ABSENT = 0, -1  # pooling
 FEATURE = np.dtype(
     [("first_row", "i8"), ("rows", "i8"), ("padding", "i8"), ("column", "i4"), ("pooling", "i4")]
@@ -110,18 +111,8 @@ class Problem:
             found[is_hot] = draw.choice(choice[: self.n_hot], int(is_hot.sum()))
             parts.append(found)
         indices = np.concatenate(parts).astype(integer)
-        if "index" in self.bad:
-            wrong = draw.random(indices.size) < 0.1
-            indices[wrong] = draw.choice([-1, 2**31 - 1, -(2**31), 10**6], int(wrong.sum()))
-        if "offset" in self.bad:
-            for place in draw.integers(0, offsets.size, 3):
-                offsets[place] = draw.choice([-5, 2**30, offsets[place] + 20, offsets[place] - 20])
+        spoil(draw, self.bad, indices, offsets)
         return indices, offsets
-
-
-def factor_of(rows: int) -> int:
-    bits = max((rows - 1).bit_length(), 1)
-    return (RATIO >> (32 - bits) | 1) << (32 - bits)
 
 
 def group(problem: Problem) -> NDArray[Any]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from support.backward.lookups import spoil
 from support.backward.simulated import CPP_COMPILER, simulated
 
 SUM, MEAN = range(2)
@@ -104,12 +105,7 @@ class Problem:
         if self.run > 0:
             indices[indices == 0] = 1
             indices[: self.run] = 0
-        if "index" in self.bad:
-            wrong = draw.random(indices.size) < 0.1
-            indices[wrong] = draw.choice([-1, 2**31 - 1, -(2**31), 10**6], int(wrong.sum()))
-        if "offset" in self.bad:
-            for place in draw.integers(0, offsets.size, 3):
-                offsets[place] = draw.choice([-5, 2**30, offsets[place] + 20, offsets[place] - 20])
+        spoil(draw, self.bad, indices, offsets)
         return indices, offsets
 
 

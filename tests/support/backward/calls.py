@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from support import gpu
+from support.backward.lookups import factor_of
 from support.fused import POOLING, Groups
 from support.reference import DTYPES, Feature, Hyper, assert_close_to_reference, updated
 
@@ -196,9 +197,7 @@ def features_of(tables: int, summed: bool) -> list[Feature]:
 
 def crowded(rows: int) -> Tensor:
     """Rows of a table whose places begin with the same nine bits (segments.c): so they are of one digit."""
-    bits = (rows - 1).bit_length()
-    factor = (0x9E3779B9 >> (32 - bits) | 1) << (32 - bits)
-    return (torch.arange(rows) * factor % 2**32 >> 23 == 5).nonzero()[:, 0]
+    return (torch.arange(rows) * factor_of(rows) % 2**32 >> 23 == 5).nonzero()[:, 0]
 
 
 def drawn(size: int, most: int) -> Tensor:
