@@ -20,18 +20,18 @@ enum {
     RF_SMALL_LISTS_LEAST_SHARED = 48 << 10, /* bytes */
     /* staged.cu */
     RF_SMALL_COLUMNS = 32, /* of a task whose gradients are staged, at most; a power of two */
-    RF_SMALL_LANE_COLUMNS = 8, /* of a lane */
     RF_SMALL_WHOLE_COLUMNS = 128, /* the same where they are gathered; and of row-wise Adagrad's rows */
     RF_SMALL_LONG = 256 /* lookups of a row; those with more are pooled by the whole block */
 };
 
+/* Columns of a lane: where gradients are staged one vector, so that neighbouring lanes read and write whole sectors of a row. */
+#define RF_SMALL_LANE_COLUMNS(staged) ((staged) ? 4 : 8)
 /* Threads of a block of staged.cu: as many as have their registers. Two blocks of an SM, three where gradients are gathered
  * for SGD or as they are. */
 #define RF_SMALL_THREADS(staged, emit)                         \
-    ((emit) == RF_ADAM + 1              ? (staged) ? 256 : 192 \
-     : (emit) == RF_ROWWISE_ADAGRAD + 1 ? 320                  \
-     : (emit) == RF_ADAGRAD + 1         ? 256                  \
-     : (staged)                         ? 384                  \
+    ((emit) == RF_ADAM + 1              ? (staged) ? 352 : 192 \
+     : (emit) == RF_ROWWISE_ADAGRAD + 1 ? (staged) ? 576 : 320 \
+     : (staged)                         ? 512                  \
                                         : 256)
 
 /* What a block of lists.cu does: rows [first_row, last_row) of a small feature. Like what a block of staged.cu does, with all

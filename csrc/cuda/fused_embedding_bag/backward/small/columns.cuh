@@ -14,7 +14,8 @@ static_assert(RF_ALIGNED, "small features are");
 
 enum {
     GRAD_BYTES = rf_element<RF_GRAD_DTYPE>::BYTES,
-    VECTORS = RF_SMALL_LANE_COLUMNS / 4, /* of four columns, a lane */
+    LANE_COLUMNS = RF_SMALL_LANE_COLUMNS(RF_STAGED),
+    VECTORS = LANE_COLUMNS / 4, /* of four columns, a lane */
     STAGED_AT_ONCE = 2
 };
 
@@ -22,13 +23,12 @@ enum {
 struct place_t {
     int lanes, groups, group, lane; /* that share a row */
     rf_u32 mask; /* of the group's lanes in its warp */
-    int turned; /* 1: its two vectors are the other way round */
     int column[VECTORS]; /* of the row, the first of four */
-    bool valid[VECTORS]; /* whether the row has them; one vector at least is there */
+    bool valid[VECTORS]; /* whether the row has them */
     rf_emit_rows_t rows[VECTORS];
     rf_u8 *states; /* of row-wise Adagrad: one a row */
     float each; /* one over a row's columns */
-    const rf_u8 *grad[VECTORS]; /* of bag 0; where there are none those of the other vector */
+    const rf_u8 *grad[VECTORS]; /* of bag 0; where there are none those of the first column */
     rf_u32 pitch; /* bytes from bag to bag */
     const float *factors; /* of bags; nullptr: all 1 */
     rf_u32 staged[VECTORS], staged_pitch; /* the same in shared memory, multiplied by factors */
@@ -38,14 +38,13 @@ RF_INLINE place_t place_of(const rf_small_args &args, const rf_small_task &task,
                            const rf_backward_matrix &matrix, const float *staged) {
     place_t place;
     int bits = 0;
-    while (RF_SMALL_LANE_COLUMNS << bits < task.columns) bits++;
+    while (LANE_COLUMNS << bits < task.columns) bits++;
     place.lanes = 1 << bits;
     place.groups = BLOCK >> bits;
     place.group = (int)threadIdx.x >> bits;
     place.lane = (int)threadIdx.x & (place.lanes - 1);
     place.mask = (place.lanes == 32 ? RF_FULL_WARP : (1u << place.lanes) - 1)
                  << (threadIdx.x % 32 - place.lane);
-    place.turned = place.group & 1;
     place.pitch = (rf_u32)(args.output_dim * GRAD_BYTES);
     place.factors = task.factors >= 0 ? args.factors + task.factors : nullptr;
     place.staged_pitch = task.columns * 4;
@@ -54,8 +53,8 @@ RF_INLINE place_t place_of(const rf_small_args &args, const rf_small_task &task,
     place.each = 1.0f / (float)matrix.dim;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-        const int own = 4 * (place.lane + (v ^ place.turned) * place.lanes);
-        const int read = own < task.columns ? own : 4 * place.lane;
+        const int own = 4 * (place.lane + v * place.lanes);
+        const int read = own < task.columns ? own : 0;
         place.column[v] = task.column + own;
         place.valid[v] = own < task.columns;
         place.rows[v] = rf_emit_rows(matrix, task.row, place.column[v]);
@@ -151,8 +150,8 @@ RF_INLINE void row_load(const place_t &place, int number, bool there, row_t &to)
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)
         rf_emit_load(row_place(place, number, v), place.valid[v] && there ? 4 : 0, to.ahead[v]);
-    to.state = 0;
-    if (EMIT_ROWWISE && there) to.state = *state_of(place, number);
+    to.state = 1; /* of a row that is not: the root of zero takes long */
+    if (EMIT_ROWWISE && there) to.state = state_read(state_of(place, number));
 }
 
 /* The step of row-wise Adagrad of a row, by a whole warp: the factor of its gradient. */
@@ -161,15 +160,12 @@ RF_INLINE float row_factor(const rf_emit_t &emit, const place_t &place, int numb
     float squares = 0;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) squares += rf_emit_squares(place.valid[v] ? 4 : 0, sums.of[v]);
-    int apart = place.lanes >> 1;
-#pragma unroll
-    for (int all = 1; all < MOST_COLUMNS / RF_SMALL_LANE_COLUMNS; all *= 2, apart >>= 1) {
-        const float other = __shfl_xor_sync(RF_FULL_WARP, squares, apart); /* by 0: its own */
-        if (apart > 0) squares += other;
-    }
+#pragma unroll 1
+    for (int apart = place.lanes / 2; apart > 0; apart /= 2)
+        squares += __shfl_xor_sync(RF_FULL_WARP, squares, apart);
     __syncwarp(); /* all have read the state */
     const float state = rf_emit_row_state(read.state, squares, place.each);
-    if (there && place.lane == 0) *state_of(place, number) = state;
+    if (there && place.lane == 0) state_write(state_of(place, number), state);
     return rf_emit_row_factor(emit, state);
 }
 

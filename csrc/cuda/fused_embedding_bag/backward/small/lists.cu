@@ -75,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(RF_SMALL_LISTS_BLOCK, RF_SMALL_LIST
     const rf_small_list task = args.tasks[blockIdx.x];
     rf_wait_for_previous_kernel();
     const feature_t feature = feature_of(args, task, bounds);
+    indices_prefetch(feature);
     if (is_for_steps(feature) && feature.count <= MOST_AVERAGE * feature.rows &&
         list_by_steps<8>(args, feature, block_of(args, task), memory, of_warps, lost))
         return;

@@ -133,26 +133,18 @@ RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit, c
     row_load(place, number, place.group == 0, row);
     sums_t sums = {};
     places_add(rows, place, own.from, lookups_of(own), window_load(rows, own, own.from < own.to), sums);
-    /* By column from here on: neighbouring groups have their vectors the other way round. */
-    sums_t columns;
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            columns.of[v].of[i] = place.turned ? sums.of[v ^ 1].of[i] : sums.of[v].of[i];
-    }
     for (int apart = place.lanes; apart < 32; apart *= 2) {
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) {
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                columns.of[v].of[i] += __shfl_xor_sync(RF_FULL_WARP, columns.of[v].of[i], apart);
+                sums.of[v].of[i] += __shfl_xor_sync(RF_FULL_WARP, sums.of[v].of[i], apart);
         }
     }
     if (threadIdx.x % 32 < (rf_u32)place.lanes) {
 #pragma unroll
         for (int v = 0; v < VECTORS; v++)
-            sums_keep(parts + 4 * ((warp * VECTORS + v) * place.lanes + place.lane), columns.of[v]);
+            sums_keep(parts + 4 * ((warp * VECTORS + v) * place.lanes + place.lane), sums.of[v]);
     }
     __syncthreads();
     if (place.group == 0) {
@@ -162,12 +154,12 @@ RF_INLINE void row_pool_long(const rf_small_args &args, const rf_emit_t &emit, c
                 const float *from = parts + 4 * ((other * VECTORS + v) * place.lanes + place.lane);
                 const four_t part = sums_kept(rf_shared_kept(from));
 #pragma unroll
-                for (int i = 0; i < 4; i++) columns.of[v].of[i] += part.of[i];
+                for (int i = 0; i < 4; i++) sums.of[v].of[i] += part.of[i];
             }
         }
     }
     if (threadIdx.x < 32)
-        row_emit(args, emit, place, number, place.group == 0, rows.row + number, lookups, row, columns);
+        row_emit(args, emit, place, number, place.group == 0, rows.row + number, lookups, row, sums);
     __syncthreads(); /* before the next row's parts */
 }
 

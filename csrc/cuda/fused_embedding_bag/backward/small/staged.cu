@@ -8,12 +8,12 @@
  * What a block needs before its first row takes as long as many rows, so nothing of it waits for something else: the task says all
  * of its feature, gradients of a sum are copied asynchronously, even before the lists are there, and the first row is asked
  * for while they come.
- * A group of lanes (an eighth of the columns) has every so-many-th row, so that a block works on neighbouring rows. It asks
- * for a row's place in the list two rows ahead, for the bags of its list one row ahead, and for weight and state then or, of SGD, when
- * its turn begins: there is one wait for memory a row. Most rows have few bags, so what a row costs besides counts: a lane has two vectors of four
- * columns, and bags are added four at a time from a row's first one on, in the order of the list, out of a window
- * that begins aligned and is shifted to the row's first bag. Every other group has its two vectors the other way round, so
- * that the halves of two rows are read from all banks of shared memory.
+ * A group of lanes has every so-many-th row. Staged gradients: a lane has one vector of four columns, so that neighbouring lanes
+ * read whole pieces of 32 bytes of a bag's gradient, which meet in fewer banks, and of a row, and as many threads as one can have
+ * (it is the data pipe of shared memory and L1 that binds). Gathered ones: two vectors, since a bag costs its number's load
+ * besides. A group asks for a row's place in the list two rows ahead, for the bags of its list, weight and state one row ahead:
+ * there is one wait for memory a row. Most rows have few bags, so what a row costs besides counts: bags are added four at a time
+ * from a row's first one on, in the order of the list, out of a window that begins aligned and is shifted to the row's first bag.
  * Rows with more than RF_SMALL_LONG lookups are left to the end. All groups share each of them, in equal runs of the list:
  * sums of a warp's groups meet by shuffles, those of warps in their order. So each sum has one order of additions.
  *
@@ -37,12 +37,10 @@ enum {
     MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS
 };
 enum {
-    /* Rows, so that what is asked for ahead stays in its registers; one where they do not last. */
-    UNROLLED = EMIT_STATES > 0 || (!RF_STAGED && !EMIT_ROWWISE) ? 1 : 2,
-    QUADS = (RF_STAGED || EMIT_ROWWISE) && !RF_ROUND ? 4 : 2, /* asked for ahead, as registers last */
-    /* Whether a row is asked for while the one before is worked on; SGD's row when its own turn begins, since registers do not last
-     * for both it and the list. */
-    ROW_AHEAD = !RF_STAGED || RF_EMIT != RF_SGD + 1
+    /* Where registers last: rows, so that what is asked for ahead stays in its registers, and quads that are. */
+    MANY = (RF_STAGED && RF_EMIT <= RF_SGD + 1) || (!RF_STAGED && EMIT_ROWWISE),
+    UNROLLED = MANY ? 2 : 1,
+    QUADS = MANY ? 4 : 2
 };
 #include "fused_embedding_bag/backward/small/pooled.cuh"
 /* What is asked for of a row while the one before is worked on. */
@@ -50,7 +48,7 @@ RF_INLINE void row_prepare(const rows_t &rows, const place_t &place, int number,
                            row_t &row, window_t &window) {
     const bool there = is_short(places);
     window = window_load(rows, places, there);
-    if (ROW_AHEAD) row_load(place, number, there, row);
+    row_load(place, number, there, row);
 }
 
 /* What is asked for before the first row: of it, and where the next one is. */
@@ -86,7 +84,6 @@ RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const
         window_t next_window;
         row_prepare(rows, place, number + place.groups, next, next_row, next_window);
         const bool there = is_short(places);
-        if (!ROW_AHEAD) row_load(place, number, there, row);
         sums_t sums = {};
         places_add(rows, place, places.from, there ? lookups_of(places) : 0, window, sums);
         row_emit(args, emit, place, number, there, rows.row + number, lookups_of(places), row, sums);
@@ -116,16 +113,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS)
         rf_shared_copies_wait<0>();
         return;
     }
-    /* Not meanwhile where registers do not last for both. */
-    const bool late = RF_STAGED && (RF_ROUND || RF_GRAD_DTYPE != RF_FLOAT32);
-    begin_t begin;
-    if (!late) begin = rows_begin(place, rows);
+    const begin_t begin = rows_begin(place, rows);
     if (RF_STAGED) {
         if (!asked) grad_stage(args.bags, task, (float *)memory, place);
         rf_shared_copies_wait<0>();
         __syncthreads();
     }
-    if (late) begin = rows_begin(place, rows);
     const bool any_long = rows_pool(args, emit, place, rows, begin);
     if (__syncthreads_or(any_long)) rows_pool_long(args, emit, place, rows, found, parts);
 }

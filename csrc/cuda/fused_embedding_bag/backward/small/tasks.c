@@ -66,7 +66,8 @@ static cut_t cut_of(const rf__backward_small_sizes *sizes, const rf_small_featur
     const double rows = feature->rows * row_cost(sizes, feature, cut.columns, cut.staged);
     const double wanted = costs[cut.staged] / (double)(sizes->sms * TASKS_AN_SM);
     const double each = wanted > STAGING_SHARE * staging ? wanted : STAGING_SHARE * staging;
-    const int32_t lanes = (cut.columns + RF_SMALL_LANE_COLUMNS - 1) / RF_SMALL_LANE_COLUMNS;
+    const int32_t each_lane = RF_SMALL_LANE_COLUMNS(cut.staged);
+    const int32_t lanes = (cut.columns + each_lane - 1) / each_lane;
     const int32_t groups = RF_SMALL_THREADS(cut.staged, sizes->emit) / lanes;
     const double most = (feature->rows + groups - 1) / groups; /* each group has a row */
     const double ranges = rows / each < 1 ? 1 : rows / each > most ? most : rows / each;
