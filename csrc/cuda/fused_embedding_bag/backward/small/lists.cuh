@@ -189,11 +189,11 @@ RF_INLINE void indices_load(const feature_t &feature, rf_u32 position, RF_INDEX 
         if (position + k * 32 < feature.count) indices[k] = rf_load(from + k * 32);
     }
 }
-/* Asks for all of them, in L2: who counts asks for a few at a time. */
+/* Asks for them in L2, all but of very many: who counts asks for a few at a time. */
 RF_INLINE void indices_prefetch(const feature_t &feature) {
     enum { LINE = 128 / sizeof(RF_INDEX) };
-    for (rf_u32 at = threadIdx.x * LINE; at < feature.count; at += BLOCK * LINE)
-        rf_prefetch(feature.indices + at);
+    const rf_u32 count = min(feature.count, (rf_u32)NEAR_LOOKUPS);
+    for (rf_u32 at = threadIdx.x * LINE; at < count; at += BLOCK * LINE) rf_prefetch(feature.indices + at);
 }
 /* The counter of an index that is of one of `count` rows from `first` on, whose counters begin at `cells`, and counts; else one that
  * nobody reads: that takes no branch. Addresses are of shared memory. */
