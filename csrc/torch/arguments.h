@@ -22,14 +22,13 @@ rf_status rf__fused_weights_read(rf__call *call, int argument, const int64_t **c
  * offsets of one feature on the CPU may lack the last one, which is the number of indices. */
 rf_status rf__fused_lookups_read(rf__call *call, int indices, int offsets, int64_t bags,
                                  rf_fused_embedding_bag_params *params);
+/* Copies offsets [bags] and adds the number of lookups: to `complete` [bags + 1]. */
+void rf__offsets_complete(const void *offsets, rf_int_type type, int64_t bags, int64_t lookups,
+                          int64_t *complete);
 /* grad: [bags, columns] of any float type, contiguous. */
 rf_status rf__fused_grad_read(rf__call *call, int argument, int64_t bags, rf__tensor *grad, rf_dtype *dtype);
 /* int64 of the shape of grad, contiguous; NULL: they are not given. */
 rf_status rf__call_winners(rf__call *call, int argument, const rf__tensor *grad, const int64_t **winners);
-/* A tensor for the values of a sparse gradient, [count, dim]. On the CPU the memory of large ones is kept for those of the
- * next step. */
-rf_status rf__gradient_values_new(const rf__call *call, int64_t count, const rf_fused_backward_params *params,
-                                  AtenTensorHandle *tensor, void **values);
 /* The tensors that list a sparse gradient, which are to be freed: rows [count], or of 2 dimensions [1, count]. */
 typedef struct rf__gradient_list {
     rf__call *call;

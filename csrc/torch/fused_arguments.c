@@ -63,18 +63,21 @@ rf_status rf__fused_weights_read(rf__call *call, int argument, const int64_t **c
     return RF_OK;
 }
 
+void rf__offsets_complete(const void *offsets, rf_int_type type, int64_t bags, int64_t lookups,
+                          int64_t *complete) {
+    for (int64_t i = 0; i < bags; i++)
+        complete[i] = type == RF_INT32 ? ((const int32_t *)offsets)[i] : ((const int64_t *)offsets)[i];
+    complete[bags] = lookups;
+}
+
 /* Adds the number of indices to offsets [count]. */
 static rf_status offsets_complete(rf__call *call, int64_t count, rf_fused_embedding_bag_params *params) {
     const int64_t sizes[1] = {count + 1};
     AtenTensorHandle tensor;
     void *data = NULL;
     RF_CHECK(rf__call_temporary(call, 1, sizes, aoti_torch_dtype_int64(), &tensor, &data));
-    int64_t *complete = data;
-    for (int64_t i = 0; i < count; i++)
-        complete[i] = params->offset_type == RF_INT32 ? ((const int32_t *)params->offsets)[i]
-                                                      : ((const int64_t *)params->offsets)[i];
-    complete[count] = params->lookups;
-    params->offsets = complete;
+    rf__offsets_complete(params->offsets, params->offset_type, count, params->lookups, data);
+    params->offsets = data;
     params->offset_type = RF_INT64;
     return RF_OK;
 }

@@ -73,38 +73,29 @@ static rf_status dense_run(rf__call *call) {
     return rf_fused_embedding_bag_backward_cuda(&params, output, &allocator, &stream);
 }
 
-/* Where the outputs of the sparse gradient are made. */
-typedef struct sparse_context {
-    rf__call *call;
-    const rf_fused_backward_params *params;
-} sparse_context;
-
-static rf_status sparse_allocate(void *context, int64_t count, int64_t **rows, void **values) {
-    const sparse_context *sparse = context;
-    rf__value *second = &sparse->call->outputs[1];
-    void *data = NULL;
-    RF_CHECK(rf__call_output(sparse->call, 0, 1, &count, aoti_torch_dtype_int64(), &data));
-    *rows = data;
-    const rf_status status =
-        rf__gradient_values_new(sparse->call, count, sparse->params, &second->tensor, values);
-    second->given = second->tensor != NULL;
-    return status;
+static rf_status sparse_compute(rf__call *call, const rf_fused_backward_params *params,
+                                const rf_sparse_output *output) {
+    rf_executor executor;
+    rf_cuda_stream stream;
+    if (rf__device_is_cpu(call->device)) {
+        RF_CHECK(rf__call_executor(&executor));
+        return rf_fused_embedding_bag_sparse_backward_cpu(params, output, &executor);
+    }
+    const rf_cuda_allocator allocator = rf__call_allocator(call);
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf_fused_embedding_bag_sparse_backward_cuda(params, output, &allocator, &stream);
 }
 
 static rf_status sparse_run(rf__call *call) {
     rf_fused_backward_params params;
-    rf_executor executor;
-    rf_cuda_stream stream;
-    sparse_context context = {call, &params};
-    const rf_sparse_output output = {sparse_allocate, &context};
+    rf__gradient_list found = {.call = call, .params = &params, .row_dims = 1};
+    const rf_sparse_output output = {rf__gradient_list_new, &found};
     RF_CHECK(params_read(call, &params));
-    if (rf__device_is_cpu(call->device)) {
-        RF_CHECK(rf__call_executor(&executor));
-        return rf_fused_embedding_bag_sparse_backward_cpu(&params, &output, &executor);
-    }
-    const rf_cuda_allocator allocator = rf__call_allocator(call);
-    RF_CHECK(rf__call_stream(call, &stream));
-    return rf_fused_embedding_bag_sparse_backward_cuda(&params, &output, &allocator, &stream);
+    const rf_status status = sparse_compute(call, &params, &output);
+    /* The call's now, which frees them if it has failed. */
+    call->outputs[0] = (rf__value){.given = found.rows != NULL, .tensor = found.rows};
+    call->outputs[1] = (rf__value){.given = found.values != NULL, .tensor = found.values};
+    return status;
 }
 
 static rf_status integer_read(rf__call *call, int argument, size_t at, int64_t *integer) {

@@ -16,8 +16,10 @@ static void give_back(void *data, void *context) {
     rf__kept_give(context);
 }
 
-rf_status rf__gradient_values_new(const rf__call *call, int64_t count, const rf_fused_backward_params *params,
-                                  AtenTensorHandle *tensor, void **values) {
+/* A tensor for the values of a sparse gradient, [count, dim]. On the CPU the memory of large ones is kept for those of the
+ * next step. */
+static rf_status values_new(const rf__call *call, int64_t count, const rf_fused_backward_params *params,
+                            AtenTensorHandle *tensor, void **values) {
     const int64_t sizes[2] = {count, params->dim}, strides[2] = {params->dim, 1};
     const int32_t dtype = rf__torch_dtype(params->dtype);
     const size_t bytes = (size_t)(count * params->dim * rf__dtype_bytes(params->dtype));
@@ -40,7 +42,7 @@ rf_status rf__gradient_list_new(void *context, int64_t count, int64_t **rows, vo
     RF_CHECK(
         rf__tensor_new(dims, sizes + 2 - dims, aoti_torch_dtype_int64(), to->call->device, &to->rows, &data));
     *rows = data;
-    return rf__gradient_values_new(to->call, count, to->params, &to->values, values);
+    return values_new(to->call, count, to->params, &to->values, values);
 }
 
 void rf__gradient_list_free(const rf__gradient_list *list) {
@@ -53,10 +55,7 @@ static rf_status offsets_complete(rf__call *call, rf_fused_backward_params *para
     int64_t *offsets = malloc((size_t)(params->bags + 1) * sizeof *offsets);
     RF_FAIL_IF(offsets == NULL, RF_ERR_MEMORY, "no memory for %lld offsets", (long long)params->bags);
     call->scratch = offsets;
-    for (int64_t i = 0; i < params->bags; i++)
-        offsets[i] = params->offset_type == RF_INT32 ? ((const int32_t *)params->offsets)[i]
-                                                     : ((const int64_t *)params->offsets)[i];
-    offsets[params->bags] = params->lookups;
+    rf__offsets_complete(params->offsets, params->offset_type, params->bags, params->lookups, offsets);
     params->offsets = offsets;
     params->offset_type = RF_INT64;
     return RF_OK;
