@@ -73,9 +73,14 @@ RF_INLINE void row_write(rf_bytes<8> *to, const rf_bytes<8> &from) {
     }
 }
 
-/* A row's state of row-wise Adagrad. Its address is kept in registers (rf_keep), which hides that it is one of global memory. */
-RF_INLINE float state_read(const float *from) { return __ldca(from); }
-RF_INLINE void state_write(float *to, float state) { __stwb(to, state); }
+/* A row's state of row-wise Adagrad. The address of the first is kept in registers (rf_keep), which hides that it is one of global
+ * memory. */
+template <class N> RF_INLINE float state_read(const rf_u8 *states, N number) {
+    return __ldca((const float *)rf_place(states, number, sizeof(float)));
+}
+template <class N> RF_INLINE void state_write(rf_u8 *states, N number, float state) {
+    __stwb((float *)rf_place(states, number, sizeof(float)), state);
+}
 
 /* Four columns at `from`, of which `valid` are there; others are 0. Tables change while a kernel runs, gradients do not:
  * those may come through the cache for constant data. */

@@ -78,11 +78,6 @@ RF_INLINE lane_t lane_of(const rf_backward_matrix &matrix, const groups_t &group
     return lane;
 }
 
-/* A row's state of row-wise Adagrad. */
-RF_INLINE float *state_of(const lane_t &lane, RF_KEY key) {
-    return (float *)rf_place(lane.states, key, sizeof(float));
-}
-
 /* Columns of vector v that are read: of the first one always. */
 RF_INLINE int readable_of(const lane_t &lane, int v) { return RF_ALIGNED && v == 0 ? 4 : lane.valid[v]; }
 
@@ -174,8 +169,7 @@ RF_INLINE void row_factors(const rf_emit_t &emit, const lane_t &lane, groups_t g
     const float state = rf_emit_row_state(ready.state, sums_of_group(groups, mask, squares), lane.each);
     const float factor = rf_emit_row_factor(emit, state);
     __syncwarp(mask); /* all have read the states */
-    if (ready.own != 0 && (groups.lane & ((1 << bits) - 1)) == 0)
-        state_write(state_of(lane, ready.own), state);
+    if (ready.own != 0 && (groups.lane & ((1 << bits) - 1)) == 0) state_write(lane.states, ready.own, state);
 #pragma unroll
     for (int n = 0; n < N; n++) factors[n] = __shfl_sync(mask, factor, first + (n << bits));
 }
@@ -238,7 +232,7 @@ RF_INLINE void row_ask(const lane_t &lane, RF_KEY key, ready_t<1> &ready) {
     ready.emits[0] = true;
     ready.keys[0] = ready.own = key | ENDS;
     row_load(lane, ready.own, ready.ahead[0]);
-    if (EMIT_ROWWISE) ready.state = state_read(state_of(lane, ready.own));
+    if (EMIT_ROWWISE) ready.state = state_read(lane.states, ready.own);
 }
 RF_INLINE void row_emit(const rf_backward_rows_args &args, const rf_emit_t &emit, const lane_t &lane,
                         const groups_t &groups, rf_u32 found, ready_t<1> &ready) {

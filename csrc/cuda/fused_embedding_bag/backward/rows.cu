@@ -191,7 +191,7 @@ RF_INLINE void entries_pool(const share_t &share, int at, int end, four_t *sums)
         const int own = own_row<AT_ONCE>(share.groups);
         const RF_KEY key = from[own].key;
         ready.own = (key & ENDS) != 0 && at + own < end ? key : 0;
-        ready.state = ready.own != 0 ? state_read(state_of(share.lane, key)) : 1.0f;
+        ready.state = ready.own != 0 ? state_read(share.lane.states, key) : 1.0f;
     }
 #pragma unroll
     for (int u = 0; u < AT_ONCE; u++) {

@@ -142,16 +142,13 @@ struct row_t {
     rf_emit_ahead_t ahead[VECTORS];
     float state; /* of row-wise Adagrad */
 };
-RF_INLINE float *state_of(const place_t &place, int number) {
-    return (float *)rf_place(place.states, (rf_u32)number, sizeof(float));
-}
 /* `there`: whether it is to be read. Without a branch, so that what is read stays in its registers. */
 RF_INLINE void row_load(const place_t &place, int number, bool there, row_t &to) {
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)
         rf_emit_load(row_place(place, number, v), place.valid[v] && there ? 4 : 0, to.ahead[v]);
     to.state = 1; /* of a row that is not: the root of zero takes long */
-    if (EMIT_ROWWISE && there) to.state = state_read(state_of(place, number));
+    if (EMIT_ROWWISE && there) to.state = state_read(place.states, (rf_u32)number);
 }
 
 /* The step of row-wise Adagrad of a row, by a whole warp: the factor of its gradient. */
@@ -165,7 +162,7 @@ RF_INLINE float row_factor(const rf_emit_t &emit, const place_t &place, int numb
         squares += __shfl_xor_sync(RF_FULL_WARP, squares, apart);
     __syncwarp(); /* all have read the state */
     const float state = rf_emit_row_state(read.state, squares, place.each);
-    if (there && place.lane == 0) state_write(state_of(place, number), state);
+    if (there && place.lane == 0) state_write(place.states, (rf_u32)number, state);
     return rf_emit_row_factor(emit, state);
 }
 
