@@ -18,12 +18,17 @@ from torch.utils import _pytree as pytree
 from recfuse.ops.library import below_autograd, call_below_autograd, library, needs_derivatives
 
 
-def refuse_forward_mode(operator: str) -> NoReturn:
-    """Raises NotImplementedError."""
-    raise NotImplementedError(
-        f"recfuse.{operator}: forward-mode derivatives (torch.autograd.forward_ad, torch.func.jvp, jacfwd, "
-        "hessian) are not implemented; use reverse mode: backward(), torch.func.grad, vjp or jacrev"
-    )
+def refused_jvp(operator: str) -> Any:
+    """The ``jvp`` of a Function of the operator, which raises NotImplementedError."""
+
+    def jvp(ctx: Any, *_: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"recfuse.{operator}: forward-mode derivatives (torch.autograd.forward_ad, torch.func.jvp, "
+            "jacfwd, hessian) are not implemented; use reverse mode: backward(), torch.func.grad, vjp or "
+            "jacrev"
+        )
+
+    return staticmethod(jvp)
 
 
 def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -78,10 +83,7 @@ class _Once(torch.autograd.Function):
         """Refuses."""
         raise NotImplementedError(ctx.refusal)
 
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> NoReturn:
-        """Refuses."""
-        refuse_forward_mode("embedding_bag")
+    jvp = refused_jvp("embedding_bag")
 
 
 _SECOND = (

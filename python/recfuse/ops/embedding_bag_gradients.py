@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from recfuse._codes import DTYPES, MAX, MODES
-from recfuse.ops.autograd import eager_apply, pooled, refuse_forward_mode, register
+from recfuse.ops.autograd import eager_apply, pooled, refused_jvp, register
 from recfuse.ops.gradients import (
     WeightGradCall,
     define_with_winners,
@@ -176,10 +176,7 @@ class EmbeddingBag(torch.autograd.Function):
             grads[4] = sample_weights_grad(grad, [weight], lookups, sample_weights.dtype)
         return tuple(grads)
 
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> NoReturn:
-        """Refuses."""
-        refuse_forward_mode("embedding_bag")
+    jvp = refused_jvp("embedding_bag")
 
 
 apply_eagerly = eager_apply(EmbeddingBag)
@@ -229,10 +226,7 @@ class PlainBag(torch.autograd.Function):
             found = weight_grad(ctx, of_weight, sparse, 0, mark_small=False)
         return found, None, None, None
 
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> NoReturn:
-        """Refuses."""
-        refuse_forward_mode("embedding_bag")
+    jvp = refused_jvp("embedding_bag")
 
 
 apply_plainly = eager_apply(PlainBag)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recfuse._codes import MAX
 from recfuse.errors import ArgumentValueError, NotATensorError, a_type
-from recfuse.ops.autograd import eager_apply, pooled, refuse_forward_mode, register
+from recfuse.ops.autograd import eager_apply, pooled, refused_jvp, register
 from recfuse.ops.gradients import (
     WeightGradCall,
     bags_of,
@@ -254,10 +254,7 @@ class FusedEmbeddingBag(torch.autograd.Function):
             grads[4] = sample_weights_grad(grad, weights, lookups, sample_weights.dtype)
         return tuple(grads)
 
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> NoReturn:
-        """Refuses."""
-        refuse_forward_mode("fused_embedding_bag")
+    jvp = refused_jvp("fused_embedding_bag")
 
 
 _apply = eager_apply(FusedEmbeddingBag)

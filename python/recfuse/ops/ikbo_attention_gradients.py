@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recfuse.ops import ikbo_attention_backward  # noqa: F401  (registers the operator)
-from recfuse.ops.autograd import apply, refuse_forward_mode, register
+from recfuse.ops.autograd import apply, refused_jvp, register
 from recfuse.ops.library import below_autograd, call_below_autograd, needs_derivatives
 
 _ops = torch.ops.recfuse
@@ -83,10 +83,7 @@ class IKBOAttention(torch.autograd.Function):
         *of_users, of_candidates = (part.unflatten(0, size) for part, size in zip(parts, sizes, strict=True))
         return None, None, *(of_users or (None,)), of_candidates, dk, dv, None, None, None
 
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> NoReturn:
-        """Refuses."""
-        refuse_forward_mode("ikbo_attention")
+    jvp = refused_jvp("ikbo_attention")
 
 
 def _moved(sums: Any) -> list[Tensor | None]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recfuse.ops.autograd import apply, refuse_forward_mode, register
+from recfuse.ops.autograd import apply, refused_jvp, register
 from recfuse.ops.library import below_autograd, call_below_autograd, needs_derivatives
 
 _linear = torch.ops.recfuse.ikbo_linear.default
@@ -69,10 +69,7 @@ class IKBOLinear(torch.autograd.Function):
             total = _sum_of_children(total, maps[level - 1], ctx.items[level - 1], ctx.checked)
         return None, None, None, *grads
 
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> NoReturn:
-        """Refuses."""
-        refuse_forward_mode("ikbo_linear")
+    jvp = refused_jvp("ikbo_linear")
 
 
 def _weight_grad(grad: Tensor, given: Tensor) -> Tensor:

@@ -11,13 +11,13 @@ sample weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from recfuse.errors import ArgumentValueError
-from recfuse.ops.autograd import apply, refuse_forward_mode
+from recfuse.ops.autograd import apply, refused_jvp
 from recfuse.ops.gradients import WeightGradCall, sample_weights_grad, weight_grad
 from recfuse.ops.library import below_autograd, call_below_autograd, library, needs_derivatives
 from recfuse.ops.updated_calls import Lookups, forms_of
@@ -152,10 +152,7 @@ class TracedCall(torch.autograd.Function):
                 grads[at] = token
         return tuple(grads)
 
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> NoReturn:
-        """Refuses."""
-        refuse_forward_mode("embedding_bag")
+    jvp = refused_jvp("embedding_bag")
 
 
 def _shared_out(states: Sequence[Tensor], updated: Sequence[int], updates: Any) -> dict[int, list[Tensor]]:
