@@ -231,4 +231,13 @@ RF_INLINE void rf_begin_next_kernel() {
 #endif
 }
 
+/* A root and a quotient that are off by two units of the last place at most, without the branches and the calls of those to the last
+ * bit. By a divisor above 2^126 the quotient is 0. */
+RF_INLINE float rf_near_root(float of) {
+    float root;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(of));
+    return root;
+}
+RF_INLINE float rf_near_quotient(float value, float divisor) { return __fdividef(value, divisor); }
+
 #endif

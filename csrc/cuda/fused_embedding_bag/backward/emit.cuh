@@ -229,7 +229,7 @@ RF_INLINE float rf_emit_squares(int valid, const four_t &gradient) {
 }
 RF_INLINE float rf_emit_row_state(float before, float squares, float each) { return before + squares * each; }
 RF_INLINE float rf_emit_row_factor(const rf_emit_t &emit, float state) {
-    return emit.lr / (sqrtf(state) + emit.eps);
+    return rf_near_quotient(emit.lr, rf_near_root(state) + emit.eps);
 }
 
 /* Writes four columns: `factor` of row-wise Adagrad; `row` and `column`: of the matrix. */
@@ -244,13 +244,13 @@ RF_INLINE void rf_emit_store(const rf_emit_t &emit, const rf_emit_place_t &place
         if (EMIT_ROWWISE) result.of[i] = w - factor * g;
         if (RF_EMIT == RF_ADAGRAD + 1) {
             first += g * g;
-            result.of[i] = w - emit.lr * g / (sqrtf(first) + emit.eps);
+            result.of[i] = w - rf_near_quotient(emit.lr * g, rf_near_root(first) + emit.eps);
         }
         if (RF_EMIT == RF_ADAM + 1) {
             float &second = ahead.states[EMIT_STATES > 1].of[i];
             first += (1.0f - emit.beta1) * (g - first);
             second += (1.0f - emit.beta2) * (g * g - second);
-            result.of[i] = w - emit.step_size * first / (sqrtf(second) + emit.eps);
+            result.of[i] = w - rf_near_quotient(emit.step_size * first, rf_near_root(second) + emit.eps);
         }
     }
 #pragma unroll

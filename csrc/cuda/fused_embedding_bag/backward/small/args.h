@@ -29,9 +29,9 @@ enum {
 /* Threads of a block of staged.cu: as many as have their registers. Two blocks of an SM, three where gradients are gathered
  * for SGD or as they are. */
 #define RF_SMALL_THREADS(staged, emit)                         \
-    ((emit) == RF_ADAM + 1              ? (staged) ? 352 : 192 \
-     : (emit) == RF_ROWWISE_ADAGRAD + 1 ? (staged) ? 576 : 320 \
+    ((emit) == RF_ADAM + 1              ? (staged) ? 384 : 256 \
      : (staged)                         ? 512                  \
+     : (emit) == RF_ROWWISE_ADAGRAD + 1 ? 320                  \
                                         : 256)
 
 /* What a block of lists.cu does: rows [first_row, last_row) of a small feature. Like what a block of staged.cu does, with all

@@ -22,7 +22,6 @@ enum {
 /* What a lane has of a task. Rows are counted from the first of the feature's table. */
 struct place_t {
     int lanes, groups, group, lane; /* that share a row */
-    rf_u32 mask; /* of the group's lanes in its warp */
     int column[VECTORS]; /* of the row, the first of four */
     bool valid[VECTORS]; /* whether the row has them */
     rf_emit_rows_t rows[VECTORS];
@@ -43,8 +42,6 @@ RF_INLINE place_t place_of(const rf_small_args &args, const rf_small_task &task,
     place.groups = BLOCK >> bits;
     place.group = (int)threadIdx.x >> bits;
     place.lane = (int)threadIdx.x & (place.lanes - 1);
-    place.mask = (place.lanes == 32 ? RF_FULL_WARP : (1u << place.lanes) - 1)
-                 << (threadIdx.x % 32 - place.lane);
     place.pitch = (rf_u32)(args.output_dim * GRAD_BYTES);
     place.factors = task.factors >= 0 ? args.factors + task.factors : nullptr;
     place.staged_pitch = task.columns * 4;

@@ -34,15 +34,11 @@ enum {
     BLOCK = RF_SMALL_THREADS(RF_STAGED, RF_EMIT),
     BLOCKS = RF_STAGED || RF_EMIT > RF_SGD + 1 || RF_ROUND ? 2 : 3, /* of an SM */
     WARPS = BLOCK / 32,
-    MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS
-};
-enum {
-    /* Where registers last: rows, so that what is asked for ahead stays in its registers, and quads that are. */
-    MANY = (RF_STAGED && RF_EMIT <= RF_SGD + 1) || (!RF_STAGED && EMIT_ROWWISE),
-    UNROLLED = MANY ? 2 : 1,
-    QUADS = MANY ? 4 : 2
+    MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS,
+    QUADS = (RF_STAGED && EMIT_STATES == 0) || (!RF_STAGED && EMIT_ROWWISE) ? 4 : 2 /* as registers last */
 };
 #include "fused_embedding_bag/backward/small/pooled.cuh"
+
 /* What is asked for of a row while the one before is worked on. */
 RF_INLINE void row_prepare(const rows_t &rows, const place_t &place, int number, const places_t &places,
                            row_t &row, window_t &window) {
@@ -77,7 +73,7 @@ RF_INLINE bool rows_pool(const rf_small_args &args, const rf_emit_t &emit, const
     places_t places = begin.places, next = begin.next;
     row_t row = begin.row;
     window_t window = begin.window;
-#pragma unroll UNROLLED
+#pragma unroll 2 /* so that what is asked for ahead stays in its registers */
     for (; left > 0; left -= place.groups) {
         const places_t later = rows.places(number + 2 * place.groups);
         row_t next_row;

@@ -130,6 +130,9 @@ inline void rf_wait_for_previous_kernel() {
     if (rf_previous_kernel != nullptr) rf_previous_kernel();
 }
 
+inline float rf_near_root(float of) { return sqrtf(of); }
+inline float rf_near_quotient(float value, float divisor) { return value / divisor; }
+
 struct rf_offender {
     rf_argument argument;
     rf_i64 position, bag, value, limit, lookups;
