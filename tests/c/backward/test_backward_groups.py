@@ -203,6 +203,9 @@ PROBLEMS = {
     "two rows": Problem(rows=(2, 1), bags=80, part_blocks=1, seed=10),
     "one lookup": Problem(bags=1, lengths=(1, 1), seed=12),
     "nothing counts": Problem(rows=(1, 1), padding=0, bags=30, seed=13),
+    "cut digits between others": Problem(
+        rows=(3_000_000, 60_000), hot=0.5, n_hot=9, bags=200, part_blocks=5, seed=15
+    ),
     "as many tables as segments": Problem(rows=(700,) * MOST_SEGMENTS, bags=9, lengths=(0, 40), seed=14),
 }
 

@@ -38,8 +38,9 @@ enum {
     RF_BACKWARD_MOST_DIGIT_BITS = 11, /* of a pass */
     RF_BACKWARD_DIGIT_ENTRIES = 512, /* lookups of a digit, at most and about, where keys are grouped */
     RF_BACKWARD_ROOM = 2560, /* entries that a block of group.cu sorts at once */
+    RF_BACKWARD_MANY = 1536, /* a digit of more entries, and of twice the average, is cut into parts */
     RF_BACKWARD_LEAST_TILE = 512, /* of a block: a digit that begins among them mostly fits as well */
-    RF_BACKWARD_MOST_TILE = 2048,
+    RF_BACKWARD_MOST_TILE = 1792,
     RF_BACKWARD_MOST_ROWS_CHUNK = 512, /* entries a block of rows.cu, at most */
     RF_BACKWARD_ROWS_AT_ONCE = 4, /* entries that a group of it takes at once, at most */
     RF_BACKWARD_MOST_MATRICES = 16, /* of a launch */
@@ -126,7 +127,7 @@ typedef struct rf_backward_keys_args {
 } rf_backward_keys_args;
 RF_SIZE_IS(rf_backward_keys_args, 680);
 
-/* A part of a digit that has more entries than RF_BACKWARD_ROOM: so many of them. */
+/* A part of a digit that is cut: RF_BACKWARD_ROOM entries, or those that are left. */
 typedef struct rf_backward_part {
     rf_u32 begin, end; /* of the digit */
     rf_u32 first; /* the number of the digit's first part */

@@ -70,6 +70,7 @@ struct digits_t {
     RF_KEY base;
     rf_u32 factor; /* of groups */
     int shift, bits;
+    rf_u32 most; /* entries of a digit of groups; one of more is cut into parts */
     RF_INLINE rf_u32 place(RF_KEY key) const { return (rf_u32)(key - base) * factor; }
     RF_INLINE int least() const { return __ffs((int)factor) - 1; } /* bit of a place that is not 0 */
     RF_INLINE int of(RF_KEY key) const {
@@ -89,6 +90,7 @@ RF_INLINE digits_t digits_of(const rf_backward_segments &segments, const rf_back
     digits.factor = RF_GROUPED ? segments.factors[segment] : 0;
     digits.bits = RF_GROUPED ? bits_of_groups(length, digits.factor) : counts.bits;
     digits.shift = RF_GROUPED ? 32 - digits.bits : counts.shift;
+    digits.most = min((rf_u32)RF_BACKWARD_ROOM, max((rf_u32)RF_BACKWARD_MANY, 2 * (length >> digits.bits)));
     return digits;
 }
 

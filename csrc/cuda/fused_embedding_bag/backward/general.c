@@ -19,7 +19,7 @@ enum {
 };
 static const int64_t MOST_ENTRIES = INT64_C(1) << 31; /* their places are numbers of 32 bits */
 /* So many that a digit of them fits in shared memory also where all are of one segment. */
-static const int64_t MOST_GROUPED = INT64_C(1) * RF_BACKWARD_MOST_TILE << RF_BACKWARD_MOST_DIGIT_BITS;
+static const int64_t MOST_GROUPED = INT64_C(2048) << RF_BACKWARD_MOST_DIGIT_BITS;
 
 static int64_t part(rf__backward_layout *to, int64_t bytes) {
     const int64_t at = to->bytes;
@@ -110,7 +110,8 @@ rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_p
         to->tile =
             chunk_of(to->lookups, sms * GROUP_BLOCKS / 2, RF_BACKWARD_MOST_TILE, RF_BACKWARD_LEAST_TILE);
         to->tiles = (int32_t)((to->lookups + to->tile - 1) / to->tile) + to->segments.count - 1;
-        to->parts = (int32_t)(2 * to->lookups / RF_BACKWARD_ROOM); /* one of a digit may have few entries */
+        /* Of each digit that is cut one may have few entries. */
+        to->parts = (int32_t)(to->lookups / RF_BACKWARD_ROOM + to->lookups / RF_BACKWARD_MANY);
         to->part_blocks = to->parts < sms ? to->parts : (int32_t)sms;
         to->begins = part(to, to->segments.count * (digits + 1) * word);
         to->part_list = part(to, to->parts * (int64_t)sizeof(rf_backward_part));

@@ -3,7 +3,7 @@
  *
  * A block: a tile of args.tile neighbouring entries of a segment. It sorts the digits that begin in it, as many at a time as there
  * is room for in shared memory: there, by passes of up to BITS bits.
- * A digit that has more entries has a row that many lookups want, as places scatter rows. It is cut into parts (sort.cu), which
+ * A digit of very many entries has a row that many lookups want, as places scatter rows. It is cut into parts (sort.cu), which
  * the first args.part_blocks blocks take one after another. Entries of its most frequent key, of a sample that is the same for all
  * parts, go to where they belong, the digit's first places, since each part says how many it has to those
  * behind it, which begin later. Others go to the digit's last places, in reverse; they mostly fit in shared memory, where the last
@@ -24,6 +24,7 @@ enum {
     BLOCKS = 4 /* an SM */
 };
 static_assert(sizeof(RF_KEY) == 4, "places have 32 bits");
+static_assert((int)RF_BACKWARD_MANY <= (int)ROOM, "there is room for a digit that is not cut");
 static_assert((int)ITEMS * (int)BLOCK == (int)ROOM, "as many a thread");
 
 struct shared_t {
@@ -280,20 +281,26 @@ RF_INLINE void part_take(const tile_t &tile, const rf_backward_part &part, rf_u3
     write_out(tile, range.end - left, (int)left);
 }
 
-/* Sorts digits [from, behind), none of which is too large. */
-RF_INLINE void digits_sort(const tile_t &tile, const rf_u32 *begins, rf_u32 from, rf_u32 behind) {
+/* Sorts digits [digit, behind) but those that are cut into parts, as many at a time as there is room for. */
+RF_INLINE void digits_sort(const tile_t &tile, const rf_u32 *begins, int digit, int behind) {
     const digits_t &digits = tile.shared.digits;
-    while (from < behind) {
-        rf_u32 end = behind;
-        if (end - from > ROOM)
-            end = rf_load(begins + digits.of(rf_load(&tile.args.entries[from + ROOM].key)));
-        const int count = (int)(end - from);
+#pragma unroll 1
+    while (digit < behind) {
+        const int lane = threadIdx.x % 32, at = min(digit + lane, behind);
+        const rf_u32 begin = rf_load(begins + at), end = at < behind ? rf_load(begins + at + 1) : begin;
+        const rf_u32 from = __shfl_sync(RF_FULL_WARP, begin, 0);
+        const bool is_cut = end - begin > digits.most;
+        const rf_u32 stops =
+            __ballot_sync(RF_FULL_WARP, lane == 31 || at == behind || is_cut || end - from > (rf_u32)ROOM);
+        const int stop = __ffs((int)stops) - 1;
+        const int count = (int)(__shfl_sync(RF_FULL_WARP, begin, stop) - from);
+        digit += stop + __shfl_sync(RF_FULL_WARP, (int)is_cut, stop);
+        if (count == 0) continue;
         entries_load(tile, from, count);
         const rf_u32 first = (rf_u32)digits.of(tile.shared.entries[0].key) << digits.shift;
         const rf_u32 last = (rf_u32)digits.of(tile.shared.entries[count - 1].key) << digits.shift;
         sort_here(tile, count, first, last + ((1u << digits.shift) - 1));
         write_out(tile, from, count);
-        from = end;
     }
 }
 
@@ -337,11 +344,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_BLOCK, BLOCKS)
     /* Parts of a digit may be moved meanwhile, but only inside of it. */
     const rf_u32 *const begins =
         args.groups.begins + (rf_i64)chunk.segment * ((1 << RF_BACKWARD_MOST_DIGIT_BITS) + 1);
-    const rf_u32 *const front = begins + shared.digits.of(rf_load(&args.entries[first].key));
-    const rf_u32 *const back = begins + shared.digits.of(rf_load(&args.entries[last].key));
-    const range_t earliest = {rf_load(front), rf_load(front + 1)},
-                  latest = {rf_load(back), rf_load(back + 1)};
-    const bool any = latest.begin >= first; /* a digit that begins in the tile */
-    const rf_u32 from = earliest.begin < first ? earliest.end : first;
-    if (any) digits_sort(tile, begins, from, latest.size() > ROOM ? latest.begin : latest.end);
+    const int front = shared.digits.of(rf_load(&args.entries[first].key));
+    const int back = shared.digits.of(rf_load(&args.entries[last].key));
+    digits_sort(tile, begins, front + (rf_load(begins + front) < first), back + 1);
 }
