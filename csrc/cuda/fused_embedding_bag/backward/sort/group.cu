@@ -315,7 +315,7 @@ RF_INLINE void digits_keep(const tile_t &tile, int segment) {
 /* Parts, in the order in which they are asked for: so those that one waits for have begun. */
 RF_INLINE void parts_take(const tile_t &tile) {
     const rf_u32 count = rf_load(tile.args.groups.n_parts);
-    for (;;) {
+    while (blockIdx.x < count) {
         if (threadIdx.x == 0) tile.shared.chosen = atomicAdd(tile.args.groups.begun, 1u);
         __syncthreads();
         const rf_u32 number = tile.shared.chosen;
