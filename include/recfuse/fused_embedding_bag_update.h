@@ -13,7 +13,8 @@ RF_BEGIN_DECLARATIONS
  *   RF_ROWWISE_ADAGRAD  sum += mean(g^2), one number a row; w as above         (FBGEMM's EXACT_ROWWISE_ADAGRAD)
  *   RF_ADAM             m += (1 - BETA1) * (g - m); v += (1 - BETA2) * (g^2 - v);
  *                       w -= LR * sqrt(1 - BETA2^STEP) / (1 - BETA1^STEP) * m / (sqrt(v) + EPS)  (torch.optim.SparseAdam)
- * A gradient that is not finite goes into its own row alone. */
+ * On a GPU roots and quotients of w's steps may be off by two units of their last place. A gradient that is not finite goes into its
+ * own row alone. */
 typedef enum rf_optimizer { RF_SGD, RF_ADAGRAD, RF_ROWWISE_ADAGRAD, RF_ADAM } rf_optimizer;
 
 /* Float32 numbers that an update reads when it runs, so that a CUDA graph sees what was written since its capture. */

@@ -2,7 +2,8 @@
 
 They are optimizers of torch: schedulers, param groups and ``state_dict`` work, the last interchangeable with
 that of torch's optimizer of the same kind. Of a step they touch the rows that the batch looks up, as torch's
-do with sparse gradients; sums, states and what is computed are float32, whatever the table is.
+do with sparse gradients; sums, states and what is computed are float32, whatever the table is. On a GPU a
+step's root and quotient may be off by two units of their last place.
 
 **Direct**, the default: ``backward()`` updates the rows, and the Parameters have no gradient. ``step()`` ends
 the step: call it after each ``backward()``, as of any optimizer.
