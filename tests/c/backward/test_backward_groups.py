@@ -75,7 +75,7 @@ class Problem:
     bad: str = ""  # what is wrong with the lookups
     padding: int = -1
     items: int = 4
-    tile: int = 2048
+    tile: int = 1792
     part_blocks: int = 3
     seed: int = 0
 
@@ -204,7 +204,10 @@ PROBLEMS = {
     "one lookup": Problem(bags=1, lengths=(1, 1), seed=12),
     "nothing counts": Problem(rows=(1, 1), padding=0, bags=30, seed=13),
     "cut digits between others": Problem(
-        rows=(3_000_000, 60_000), hot=0.5, n_hot=9, bags=200, part_blocks=5, seed=15
+        rows=(3_000_000, 60_000), hot=0.8, n_hot=9, bags=200, part_blocks=5, seed=15
+    ),
+    "many digits of few entries": Problem(
+        rows=(3_000_000,), hot=0.98, n_hot=1, padding=0, bags=200, seed=16
     ),
     "as many tables as segments": Problem(rows=(700,) * MOST_SEGMENTS, bags=9, lengths=(0, 40), seed=14),
 }

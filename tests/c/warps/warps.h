@@ -17,7 +17,7 @@
 #define RF_FULL_WARP 0xffffffffu
 
 enum {
-    MOST_THREADS = 576,
+    MOST_THREADS = 512,
     STACK =
         (1 << 16) + 192, /* no power of two: the ends of all stacks would share a few lines of the cache */
     LEVELS = 6 /* 1, 2 ... 32 lanes that meet */

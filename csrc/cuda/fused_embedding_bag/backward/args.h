@@ -38,8 +38,8 @@ enum {
     RF_BACKWARD_MOST_DIGIT_BITS = 11, /* of a pass */
     RF_BACKWARD_DIGIT_ENTRIES = 512, /* lookups of a digit, at most and about, where keys are grouped */
     RF_BACKWARD_ROOM = 2560, /* entries that a block of group.cu sorts at once */
-    RF_BACKWARD_MANY = 1536, /* a digit of more entries, and of twice the average, is cut into parts */
-    RF_BACKWARD_LEAST_TILE = 512, /* of a block: a digit that begins among them mostly fits as well */
+    RF_BACKWARD_MANY = 1536, /* of a digit that is cut into parts, at least (digits_t) */
+    RF_BACKWARD_LEAST_TILE = 448, /* of a block: a digit that begins among them mostly fits as well */
     RF_BACKWARD_MOST_TILE = 1792,
     RF_BACKWARD_MOST_ROWS_CHUNK = 512, /* entries a block of rows.cu, at most */
     RF_BACKWARD_ROWS_AT_ONCE = 4, /* entries that a group of it takes at once, at most */

@@ -70,7 +70,7 @@ struct digits_t {
     RF_KEY base;
     rf_u32 factor; /* of groups */
     int shift, bits;
-    rf_u32 most; /* entries of a digit of groups; one of more is cut into parts */
+    rf_u32 most; /* entries of a digit of groups; one of more, which has a hot row, is cut into parts */
     RF_INLINE rf_u32 place(RF_KEY key) const { return (rf_u32)(key - base) * factor; }
     RF_INLINE int least() const { return __ffs((int)factor) - 1; } /* bit of a place that is not 0 */
     RF_INLINE int of(RF_KEY key) const {

@@ -18,8 +18,10 @@ enum {
     COLUMNS = 4 * RF_BACKWARD_LANES /* of a vector of each lane of a warp */
 };
 static const int64_t MOST_ENTRIES = INT64_C(1) << 31; /* their places are numbers of 32 bits */
-/* So many that a digit of them fits in shared memory also where all are of one segment. */
-static const int64_t MOST_GROUPED = INT64_C(2048) << RF_BACKWARD_MOST_DIGIT_BITS;
+/* So many that most digits of them fit in shared memory also where all are of one segment: they have some more or less. */
+enum { DIGIT_ENTRIES = 2048 };
+_Static_assert(DIGIT_ENTRIES + DIGIT_ENTRIES / 8 <= RF_BACKWARD_ROOM, "by chance some have more");
+static const int64_t MOST_GROUPED = INT64_C(1) * DIGIT_ENTRIES << RF_BACKWARD_MOST_DIGIT_BITS;
 
 static int64_t part(rf__backward_layout *to, int64_t bytes) {
     const int64_t at = to->bytes;
@@ -32,7 +34,7 @@ static int64_t entry_bytes_of(const rf__backward_variant *variant) {
     return variant->wide_keys || variant->wide_values ? 16 : 8;
 }
 
-/* Entries a block, a power of two, so that there are as many blocks as wanted if it can be. */
+/* Entries a block: `most`, a half of it, a quarter, ..., so that there are as many blocks as wanted if it can be. */
 static int32_t chunk_of(int64_t lookups, int64_t wanted, int32_t most, int32_t least) {
     int32_t chunk = most;
     while (chunk > least && lookups / chunk < wanted) chunk /= 2;

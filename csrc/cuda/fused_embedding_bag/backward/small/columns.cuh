@@ -144,7 +144,7 @@ RF_INLINE void row_load(const place_t &place, int number, bool there, row_t &to)
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)
         rf_emit_load(row_place(place, number, v), place.valid[v] && there ? 4 : 0, to.ahead[v]);
-    to.state = 1; /* of a row that is not: the root of zero takes long */
+    to.state = 1; /* of a row that is not there */
     if (EMIT_ROWWISE && there) to.state = state_read(place.states, (rf_u32)number);
 }
 

@@ -24,7 +24,8 @@ enum {
     BLOCKS = 4 /* an SM */
 };
 static_assert(sizeof(RF_KEY) == 4, "places have 32 bits");
-static_assert((int)RF_BACKWARD_MANY <= (int)ROOM, "there is room for a digit that is not cut");
+static_assert((int)RF_BACKWARD_MANY <= (int)ROOM,
+              "each digit that is cut has more than that, as the host counts");
 static_assert((int)ITEMS * (int)BLOCK == (int)ROOM, "as many a thread");
 
 struct shared_t {
@@ -286,15 +287,22 @@ RF_INLINE void digits_sort(const tile_t &tile, const rf_u32 *begins, int digit, 
     const digits_t &digits = tile.shared.digits;
 #pragma unroll 1
     while (digit < behind) {
-        const int lane = threadIdx.x % 32, at = min(digit + lane, behind);
-        const rf_u32 begin = rf_load(begins + at), end = at < behind ? rf_load(begins + at + 1) : begin;
-        const rf_u32 from = __shfl_sync(RF_FULL_WARP, begin, 0);
-        const bool is_cut = end - begin > digits.most;
-        const rf_u32 stops =
-            __ballot_sync(RF_FULL_WARP, lane == 31 || at == behind || is_cut || end - from > (rf_u32)ROOM);
+        const int lane = threadIdx.x % 32;
+        const rf_u32 from = rf_load(begins + digit);
+        rf_u32 stops = 0, begin = 0;
+        bool is_cut = false;
+        int next = digit;
+        for (;; next += 32) { /* by each warp alike; to the first digit that does not belong to them */
+            const int at = min(next + lane, behind);
+            begin = rf_load(begins + at);
+            const rf_u32 end = at < behind ? rf_load(begins + at + 1) : begin;
+            is_cut = end - begin > digits.most;
+            stops = __ballot_sync(RF_FULL_WARP, at == behind || is_cut || end - from > (rf_u32)ROOM);
+            if (stops != 0) break;
+        }
         const int stop = __ffs((int)stops) - 1;
         const int count = (int)(__shfl_sync(RF_FULL_WARP, begin, stop) - from);
-        digit += stop + __shfl_sync(RF_FULL_WARP, (int)is_cut, stop);
+        digit = next + stop + __shfl_sync(RF_FULL_WARP, (int)is_cut, stop);
         if (count == 0) continue;
         entries_load(tile, from, count);
         const rf_u32 first = (rf_u32)digits.of(tile.shared.entries[0].key) << digits.shift;
