@@ -206,9 +206,7 @@ PROBLEMS = {
     "cut digits between others": Problem(
         rows=(3_000_000, 60_000), hot=0.8, n_hot=9, bags=200, part_blocks=5, seed=15
     ),
-    "many digits of few entries": Problem(
-        rows=(3_000_000,), hot=0.98, n_hot=1, padding=0, bags=200, seed=16
-    ),
+    "many digits of few entries": Problem(rows=(3_000_000,), hot=0.98, n_hot=1, padding=0, bags=200, seed=16),
     "as many tables as segments": Problem(rows=(700,) * MOST_SEGMENTS, bags=9, lengths=(0, 40), seed=14),
 }
 
