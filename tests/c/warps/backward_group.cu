@@ -63,8 +63,7 @@ extern "C" __attribute__((visibility("default"))) rf_i64 group_lookups(const cal
                                                                        rf_backward_entry *grouped,
                                                                        rf_u64 seed) {
     const size_t digits = (size_t)1 << RF_DIGIT_BITS, n = (size_t)call->lookups.lookups;
-    const size_t segments = (size_t)call->lookups.segments.count,
-                 parts = n / RF_BACKWARD_ROOM + n / RF_BACKWARD_MANY;
+    const size_t segments = (size_t)call->lookups.segments.count, parts = RF_BACKWARD_MOST_PARTS(n);
     const size_t chunks = (n + CHUNK_ENTRIES - 1) / CHUNK_ENTRIES + segments - 1;
     const size_t tiles = (n + (size_t)call->tile - 1) / (size_t)call->tile + segments - 1;
     const rf_i32 part_blocks = call->part_blocks < (rf_i32)parts ? call->part_blocks : (rf_i32)parts;

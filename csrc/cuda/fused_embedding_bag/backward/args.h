@@ -39,8 +39,8 @@ enum {
     RF_BACKWARD_DIGIT_ENTRIES = 512, /* lookups of a digit, at most and about, where keys are grouped */
     RF_BACKWARD_ROOM = 2560, /* entries that a block of group.cu sorts at once */
     RF_BACKWARD_MANY = 1536, /* of a digit that is cut into parts, at least (digits_t) */
-    RF_BACKWARD_LEAST_TILE = 448, /* of a block: a digit that begins among them mostly fits as well */
-    RF_BACKWARD_MOST_TILE = 1792,
+    RF_BACKWARD_MOST_TILE = 1792, /* of a block: a digit that begins among them mostly fits as well */
+    RF_BACKWARD_LEAST_TILE = RF_BACKWARD_MOST_TILE / 4,
     RF_BACKWARD_MOST_ROWS_CHUNK = 512, /* entries a block of rows.cu, at most */
     RF_BACKWARD_ROWS_AT_ONCE = 4, /* entries that a group of it takes at once, at most */
     RF_BACKWARD_MOST_MATRICES = 16, /* of a launch */
@@ -126,6 +126,9 @@ typedef struct rf_backward_keys_args {
     rf_i64 n_zeros;
 } rf_backward_keys_args;
 RF_SIZE_IS(rf_backward_keys_args, 680);
+
+/* Parts of all digits, at most: of each that is cut, which has more than RF_BACKWARD_MANY entries, one may have few. */
+#define RF_BACKWARD_MOST_PARTS(lookups) ((lookups) / RF_BACKWARD_ROOM + (lookups) / RF_BACKWARD_MANY)
 
 /* A part of a digit that is cut: RF_BACKWARD_ROOM entries, or those that are left. */
 typedef struct rf_backward_part {

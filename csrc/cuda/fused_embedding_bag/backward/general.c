@@ -112,8 +112,7 @@ rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_p
         to->tile =
             chunk_of(to->lookups, sms * GROUP_BLOCKS / 2, RF_BACKWARD_MOST_TILE, RF_BACKWARD_LEAST_TILE);
         to->tiles = (int32_t)((to->lookups + to->tile - 1) / to->tile) + to->segments.count - 1;
-        /* Of each digit that is cut one may have few entries. */
-        to->parts = (int32_t)(to->lookups / RF_BACKWARD_ROOM + to->lookups / RF_BACKWARD_MANY);
+        to->parts = (int32_t)RF_BACKWARD_MOST_PARTS(to->lookups);
         to->part_blocks = (int32_t)(to->parts < sms * GROUP_BLOCKS ? to->parts : sms * GROUP_BLOCKS);
         to->begins = part(to, to->segments.count * (digits + 1) * word);
         to->part_list = part(to, to->parts * (int64_t)sizeof(rf_backward_part));

@@ -35,7 +35,7 @@ enum {
     BLOCKS = RF_STAGED || RF_EMIT > RF_SGD + 1 || RF_ROUND ? 2 : 3, /* of an SM */
     WARPS = BLOCK / 32,
     MOST_COLUMNS = RF_STAGED ? RF_SMALL_COLUMNS : RF_SMALL_WHOLE_COLUMNS,
-    QUADS = (RF_STAGED && EMIT_STATES == 0) || (!RF_STAGED && EMIT_ROWWISE) ? 4 : 2 /* as registers last */
+    QUADS = EMIT_ROWWISE || (RF_STAGED && EMIT_STATES == 0) ? 4 : 2 /* as registers last */
 };
 #include "fused_embedding_bag/backward/small/pooled.cuh"
 

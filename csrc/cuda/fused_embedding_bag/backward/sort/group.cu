@@ -282,33 +282,42 @@ RF_INLINE void part_take(const tile_t &tile, const rf_backward_part &part, rf_u3
     write_out(tile, range.end - left, (int)left);
 }
 
-/* Sorts digits [digit, behind) but those that are cut into parts, as many at a time as there is room for. */
+/* Neighbouring digits that are sorted at once. */
+struct some_t {
+    rf_u32 from; /* their first entry */
+    int count; /* entries */
+    int next; /* the first digit that is not looked at yet */
+};
+/* As many digits from `digit` on, of those before `behind`, as there is room for, up to one that is cut into parts, which is left
+ * out. By each warp alike. */
+RF_INLINE some_t some_find(const tile_t &tile, const rf_u32 *begins, int digit, int behind) {
+    const int lane = threadIdx.x % 32;
+    const rf_u32 from = rf_load(begins + digit);
+    for (int next = digit;; next += 32) {
+        const int at = min(next + lane, behind);
+        const rf_u32 begin = rf_load(begins + at), end = at < behind ? rf_load(begins + at + 1) : begin;
+        const bool is_cut = end - begin > tile.shared.digits.most;
+        const rf_u32 stops = __ballot_sync(RF_FULL_WARP, at == behind || is_cut || end - from > (rf_u32)ROOM);
+        if (stops == 0) continue;
+        const int stop = __ffs((int)stops) - 1;
+        return {from, (int)(__shfl_sync(RF_FULL_WARP, begin, stop) - from),
+                next + stop + __shfl_sync(RF_FULL_WARP, (int)is_cut, stop)};
+    }
+}
+
+/* Sorts digits [digit, behind) but those that are cut into parts. */
 RF_INLINE void digits_sort(const tile_t &tile, const rf_u32 *begins, int digit, int behind) {
     const digits_t &digits = tile.shared.digits;
 #pragma unroll 1
     while (digit < behind) {
-        const int lane = threadIdx.x % 32;
-        const rf_u32 from = rf_load(begins + digit);
-        rf_u32 stops = 0, begin = 0;
-        bool is_cut = false;
-        int next = digit;
-        for (;; next += 32) { /* by each warp alike; to the first digit that does not belong to them */
-            const int at = min(next + lane, behind);
-            begin = rf_load(begins + at);
-            const rf_u32 end = at < behind ? rf_load(begins + at + 1) : begin;
-            is_cut = end - begin > digits.most;
-            stops = __ballot_sync(RF_FULL_WARP, at == behind || is_cut || end - from > (rf_u32)ROOM);
-            if (stops != 0) break;
-        }
-        const int stop = __ffs((int)stops) - 1;
-        const int count = (int)(__shfl_sync(RF_FULL_WARP, begin, stop) - from);
-        digit = next + stop + __shfl_sync(RF_FULL_WARP, (int)is_cut, stop);
-        if (count == 0) continue;
-        entries_load(tile, from, count);
+        const some_t some = some_find(tile, begins, digit, behind);
+        digit = some.next;
+        if (some.count == 0) continue;
+        entries_load(tile, some.from, some.count);
         const rf_u32 first = (rf_u32)digits.of(tile.shared.entries[0].key) << digits.shift;
-        const rf_u32 last = (rf_u32)digits.of(tile.shared.entries[count - 1].key) << digits.shift;
-        sort_here(tile, count, first, last + ((1u << digits.shift) - 1));
-        write_out(tile, from, count);
+        const rf_u32 last = (rf_u32)digits.of(tile.shared.entries[some.count - 1].key) << digits.shift;
+        sort_here(tile, some.count, first, last + ((1u << digits.shift) - 1));
+        write_out(tile, some.from, some.count);
     }
 }
 

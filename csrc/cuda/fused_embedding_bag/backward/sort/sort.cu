@@ -162,14 +162,15 @@ RF_INLINE int digits_scan(shared_t &shared, const rf_u32 *of_digits, int digits)
 
 /* Where the digits of a segment begin, by its first chunk, before which no other has entries; `end`: of the segment. Digits of
  * too many entries are cut into parts. */
-RF_INLINE void groups_write(const rf_backward_groups &to, const shared_t &shared, int segment, int digits,
-                            rf_u32 most, rf_u32 end) {
+RF_INLINE void groups_write(const rf_backward_groups &to, const shared_t &shared, int segment,
+                            const digits_t &digits, rf_u32 end) {
+    const int count = 1 << digits.bits;
     rf_u32 *const begins = to.begins + (rf_i64)segment * (DIGITS + 1);
-    for (int digit = threadIdx.x; digit <= digits; digit += BLOCK) {
-        const rf_u32 begin = digit < digits ? shared.places[digit] + shared.begins[digit] : end;
-        const rf_u32 behind = digit + 1 < digits ? shared.places[digit + 1] + shared.begins[digit + 1] : end;
+    for (int digit = threadIdx.x; digit <= count; digit += BLOCK) {
+        const rf_u32 begin = digit < count ? shared.places[digit] + shared.begins[digit] : end;
+        const rf_u32 behind = digit + 1 < count ? shared.places[digit + 1] + shared.begins[digit + 1] : end;
         begins[digit] = begin;
-        if (behind - begin <= most) continue;
+        if (behind - begin <= digits.most) continue;
         const rf_u32 parts = (behind - begin + RF_BACKWARD_ROOM - 1) / RF_BACKWARD_ROOM;
         const rf_u32 first = atomicAdd(to.n_parts, parts);
         for (rf_u32 i = 0; i < parts; i++) to.parts[first + i] = {begin, behind, first, segment};
@@ -210,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(RF_BACKWARD_SORT_BLOCK, BLOCKS)
     const int size =
         digits_scan(shared, args.counts.digits + (rf_i64)chunk.segment * DIGITS, 1 << digits.bits);
     if (RF_GROUPED && chunk.number == 0)
-        groups_write(args.groups, shared, chunk.segment, 1 << digits.bits, digits.most,
+        groups_write(args.groups, shared, chunk.segment, digits,
                      begin + rf_load(args.counts.totals + chunk.segment));
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
