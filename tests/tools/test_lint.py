@@ -97,7 +97,7 @@ def project_files() -> Iterator[Path]:
         for path in sorted((ROOT / room).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 yield path
-    yield from (path for path in sorted(ROOT.iterdir()) if path.is_file())
+    yield from (path for path in sorted(ROOT.iterdir()) if path.is_file() and path.name != ".git")
 
 
 def text_files() -> Iterator[tuple[Path, str]]:
