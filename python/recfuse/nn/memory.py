@@ -7,6 +7,9 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.utils import dlpack
+
+from recfuse.ops.library import is_readable
 
 _HUGE_PAGE = 2 << 20  # bytes; below it the advice cannot help
 
@@ -26,3 +29,18 @@ def advise_huge_pages(tensor: Tensor) -> None:
         return
     if nbytes >= _HUGE_PAGE and tensor.is_contiguous():  # an expanded one has less memory
         _library().rf_advise_huge_pages(tensor.data_ptr(), nbytes)
+
+
+def own_storage(view: Tensor) -> Tensor:
+    """Returns the same memory without gradients, as a storage of its own that ends where the view ends.
+
+    Tools that look at storages (``torch.save``, safetensors, accelerate) then see one tensor, not a part of
+    another one. The storage keeps the owner of the memory alive, and a write in place counts as a write to
+    ``view``: both have one version counter. Nothing is copied, and no device is waited for. While a program
+    is traced, and for tensors without memory, the result is ``view.detach()``.
+    """
+    entry = view.detach()
+    if is_readable(entry) and entry.device.type in ("cpu", "cuda"):
+        owner = view.detach()  # not `entry`: the storage would keep itself instead of the memory
+        entry.data = dlpack.from_dlpack(dlpack.to_dlpack(owner))
+    return entry

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from recfuse.nn.memory import own_storage
 from recfuse.nn.packed.layout import table_rows
 from recfuse.nn.packed.parameters import PackedParameters
 
@@ -18,12 +19,18 @@ def table_keys(module: PackedParameters, prefix: str) -> list[str]:
 
 
 def save(module: PackedParameters, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-    """Replaces the packed matrices in a state_dict by tables, which are views of them."""
+    """Replaces the packed matrices in a state_dict by tables, over the same memory. Each table has its own
+    storage; tied tables share one. With ``keep_vars`` the entries are plain views with gradients.
+    """
     for name in module.layout.parameter_names:
         destination.pop(prefix + name, None)
-    matrices = [matrix if keep_vars else matrix.detach() for matrix in module.packed_weights()]
+    matrices, entries = module.packed_weights(), {}
     for key, spec in zip(table_keys(module, prefix), module.layout.tables, strict=True):
-        destination[key] = table_rows(spec, matrices[spec.matrix])
+        rows = table_rows(spec, matrices[spec.matrix])
+        if not keep_vars:
+            place = spec.matrix, spec.first_row, spec.num_embeddings
+            rows = entries[place] = entries[place].detach() if place in entries else own_storage(rows)
+        destination[key] = rows
 
 
 def load(
