@@ -155,6 +155,26 @@ def test_a_loaders_process_maps_without_a_gpu() -> None:
     assert gpu.run_alone(FORK + textwrap.dedent(script)) == "fine\n"
 
 
+EXIT = """
+    import torch
+    import recfuse
+    table = torch.ones(5, 12, device="cuda", requires_grad=True)
+    users = torch.ones(2, 9, 64, 2, device="cuda", dtype=torch.float16, requires_grad=True)
+    picked = torch.tensor([0, 1, 1], device="cuda")
+    out = recfuse.ikbo_attention(users[0, :3], users[0], users[1], picked).float().sum()
+    (out + recfuse.embedding_bag(picked, table, picked[:1] * 0).sum()).backward()
+    {}
+"""
+ENDS = ("", "raise SystemExit(0)", "import gc; del table, users, out; gc.collect()")
+
+
+@pytest.mark.parametrize("end", ENDS, ids=("end of the script", "SystemExit", "tensors are released first"))
+def test_an_exit_right_after_a_backward_pass_is_clean(end: str) -> None:
+    with ThreadPoolExecutor(16) as pool:  # more processes than cores: autograd's threads are often preempted
+        children = [pool.submit(gpu.run_alone, EXIT.format(end)) for _ in range(32)]
+    assert [child.result() for child in children] == [""] * 32
+
+
 def _sanitizer(kernels: str) -> tuple[list[str], bool]:
     """The command, and whether it looks alone at kernels with this in their names; the option for that has
     had several names.

@@ -1,5 +1,6 @@
 """The operators as Python functions, a file each. Importing this registers their Python side with torch."""
 
+from recfuse.ops import device_threads  # registers a function that runs at exit
 from recfuse.ops.embedding_bag import embedding_bag
 from recfuse.ops.fused_embedding_bag import fused_dtype, fused_embedding_bag
 from recfuse.ops.ikbo_attention import ikbo_attention, ikbo_attention_path
@@ -15,6 +16,7 @@ from recfuse.ops.pin_rows import pin_rows, unpin
 __all__ = [
     "HAS_CUDA_KERNELS",
     "check",
+    "device_threads",
     "embedding_bag",
     "fused_dtype",
     "fused_embedding_bag",
