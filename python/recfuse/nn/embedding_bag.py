@@ -64,8 +64,9 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         Raises:
             As :func:`recfuse.embedding_bag`.
         """
-        if self.pinned is not None and not torch.compiler.is_compiling():
-            self.pinned.step()
+        pinned = self.pinned  # read once: unswap may take it away
+        if pinned is not None and not torch.compiler.is_compiling():
+            pinned.step()
         weight = self._parameters.get("weight")  # without torch's __getattr__, which takes a microsecond
         return embedding_bag(
             input,

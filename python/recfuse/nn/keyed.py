@@ -28,17 +28,19 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
     """
 
     def pack_features(self, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
-        """Packs the tables, a feature for each feature name of each table."""
+        """Packs the tables, a feature for each feature name of each table. A call of another thread pools the
+        old tables until the packed ones are complete.
+        """
         bags = self._modules["embedding_bags"]
         table_of_feature = [number for number, names in enumerate(self._feature_names) for _ in names]
+        self._flat_feature_names = [name for names in self._feature_names for name in names]
         self._pack(list(bags._modules), list(bags._modules.values()), table_of_feature, optimizers)
         del self._modules["embedding_bags"]
-        self._flat_feature_names = [name for names in self._feature_names for name in names]
 
     @property
     def embedding_bags(self) -> Tables:
         """The tables by name, each of which can be called."""
-        return self.tables
+        return self.tables if "layout" in vars(self) else self._modules["embedding_bags"]
 
     def _lookups_of(self, batch: Any, where: str) -> Lookups:
         return of_torchrec(batch, self._flat_feature_names, self._is_weighted, where)
@@ -63,6 +65,15 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
         features = maybe_td_to_kjt(features, None)
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
             return super().forward(features)
+        try:
+            return self._fused(features, mapping)
+        except AttributeError:
+            if "layout" in vars(self):
+                raise
+            return super().forward(features)  # another thread swaps or unswaps the tables now
+
+    def _fused(self, features: KeyedJaggedTensor, mapping: Mapping | None) -> KeyedTensor:
+        """All tables in one call."""
         indices, offsets, _ = jagged = of_keys(features, self._flat_feature_names)
         if self._is_weighted and jagged[2] is None:
             features.weights()  # raises TorchRec's own error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
+import weakref
 
 import torch
 from torch import Tensor
@@ -44,3 +46,14 @@ def own_storage(view: Tensor) -> Tensor:
         owner = view.detach()  # not `entry`: the storage would keep itself instead of the memory
         entry.data = dlpack.from_dlpack(dlpack.to_dlpack(owner))
     return entry
+
+
+def redirect(tensor: Tensor, rows: Tensor) -> None:
+    """Makes ``tensor`` the memory ``rows``, which has its shape and its values.
+
+    Where other threads run, one of them may be in a call that reads the memory that the tensor had: it stays
+    until nothing refers to the tensor any more.
+    """
+    if len(sys._current_frames()) > 1:
+        weakref.finalize(tensor, id, tensor.detach()).atexit = False
+    tensor.data = own_storage(rows)

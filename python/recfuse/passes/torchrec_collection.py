@@ -34,34 +34,39 @@ class TorchRecCollection(Pattern):
         return None
 
     def fuse(self, optimizers: Sequence[torch.optim.Optimizer]) -> str:
-        """Packs it; it is as before where that fails."""
+        """Packs it; it is as before where that fails. A call of another thread has complete tables throughout:
+        the old ones are there until the packed ones are.
+        """
         from recfuse.nn.keyed import FusedKeyedEmbeddingBagCollection
 
         module, number = self.owner, len(self.tables)
-        kind, before, parameters = type(module), vars(module).copy(), module._parameters.copy()
+        kind, bags = type(module), module._modules["embedding_bags"]
+        attributes, parameters = set(vars(module)), set(module._parameters)
         module.__class__ = FusedKeyedEmbeddingBagCollection
         try:
             module.pack_features(optimizers)
         except BaseException:
+            module._modules["embedding_bags"] = bags
             module.__class__ = kind
-            vars(module).clear()
-            vars(module).update(before)
-            module._parameters.clear()
-            module._parameters.update(parameters)
+            for name in set(vars(module)) - attributes:
+                del vars(module)[name]
+            for name in set(module._parameters) - parameters:
+                del module._parameters[name]
             raise
         return f"{number} tables, {len(module.layout.dims)} features in one call"
 
     def restore(self, bags: Sequence[torch.nn.EmbeddingBag]) -> str:
-        """Gives it its class and a ModuleDict of tables again."""
-        module = self.owner
-        names = [spec.name for spec in module.layout.tables]
-        for name in module.layout.parameter_names:
-            del module._parameters[name]
+        """Gives it its class and a ModuleDict of tables again, which is there before the packed ones go."""
+        module, layout = self.owner, self.owner.layout
+        names = [spec.name for spec in layout.tables]
+        tables = torch.nn.ModuleDict(dict(zip(names, bags, strict=True)))
+        tables.training = module.training
+        module._modules["embedding_bags"] = tables
         module.__class__ = type(module).__mro__[1]
         for attribute in ("layout", "_tuning", "_mapper", "_flat_feature_names"):
             vars(module).pop(attribute, None)
-        module.embedding_bags = torch.nn.ModuleDict(dict(zip(names, bags, strict=True)))
-        module.embedding_bags.training = module.training
+        for name in layout.parameter_names:
+            del module._parameters[name]
         return "torchrec.EmbeddingBagCollection"
 
 

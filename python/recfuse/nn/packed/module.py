@@ -24,9 +24,9 @@ class PackedModule(PackedTables):
     """Mixin for modules that pool packed tables in one call."""
 
     def _set_layout(self, layout: Layout) -> None:
-        super()._set_layout(layout)
         self._tuning = Tuning(len(layout.dims))
         self._mapper = Mapper()
+        super()._set_layout(layout)  # last: a call of another thread may begin with it
         self._weights_changed()
 
     def _weights_changed(self) -> None:

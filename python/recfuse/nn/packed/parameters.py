@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from recfuse.errors import ArgumentValueError
-from recfuse.nn.memory import advise_huge_pages, own_storage
+from recfuse.nn.memory import advise_huge_pages, redirect
 from recfuse.nn.packed.fusable import why_not_fusable
 from recfuse.nn.packed.layout import (
     Layout,
@@ -84,7 +84,7 @@ class PackedParameters(torch.nn.Module):
                 with torch.no_grad():
                     rows.copy_(old)
                     if not old.is_inference():
-                        old.data = own_storage(rows)
+                        redirect(old, rows)
                 pieces.append(Piece(number, 0, old.shape[0], first_row))
             targets.append(Target(parameter, name, pieces))
         weight_of_table = [numbers[id(weight)] for weight in old_weights]

@@ -53,12 +53,17 @@ def load(
             wrong = True
         else:
             loaded.append((key, spec))
-    if local_metadata.get("assign_to_params_buffers", False) and not wrong:
-        error_msgs.extend(_take_forms(module, keys, state_dict))
     matrices = module.packed_weights()
+    replaced: dict[str, Parameter] = {}
+    if local_metadata.get("assign_to_params_buffers", False) and not wrong:
+        replaced = _of_new_forms(module, keys, state_dict, error_msgs)
+        names = module.layout.parameter_names
+        matrices = [replaced.get(name, old) for name, old in zip(names, matrices, strict=True)]
     with torch.no_grad():
         for key, spec in loaded:
             table_rows(spec, matrices[spec.matrix]).copy_(state_dict[key])
+    if replaced:  # all at once, and complete: a call of another thread reads the dictionary once
+        module._parameters = {**module._parameters, **replaced}
     return keys
 
 
@@ -75,9 +80,11 @@ def _why_not(key: str, value: Any, shape: tuple[int, int]) -> str | None:
     return None
 
 
-def _take_forms(module: PackedParameters, keys: list[str], state_dict: dict[str, Any]) -> list[str]:
-    """Gives each packed matrix the device and dtype of its tables in ``state_dict``; what went wrong."""
-    messages = []
+def _of_new_forms(
+    module: PackedParameters, keys: list[str], state_dict: dict[str, Any], error_msgs: list[str]
+) -> dict[str, Parameter]:
+    """New packed matrices, not filled yet, where the tables in ``state_dict`` have another device or dtype."""
+    found = {}
     for number, name in enumerate(module.layout.parameter_names):
         own = [key for key, spec in zip(keys, module.layout.tables, strict=True) if spec.matrix == number]
         values = [state_dict[key] for key in own if key in state_dict]
@@ -86,7 +93,7 @@ def _take_forms(module: PackedParameters, keys: list[str], state_dict: dict[str,
         if forms <= {(old.dtype, old.device)}:
             continue
         if len(forms) > 1 or len(values) < len(own):
-            messages.append(
+            error_msgs.append(
                 f"assign=True for {name}, the packed matrix of {own[0]} and {len(own) - 1} more: all of them "
                 f"must be there with one dtype and device, found {len(values)} with "
                 f"{sorted(f'{dtype} on {device}' for dtype, device in forms)}"
@@ -94,5 +101,5 @@ def _take_forms(module: PackedParameters, keys: list[str], state_dict: dict[str,
             continue
         ((dtype, device),) = forms
         data = torch.zeros(old.shape, dtype=dtype, device=device)
-        setattr(module, name, Parameter(data, requires_grad=old.requires_grad))
-    return messages
+        found[name] = Parameter(data, requires_grad=old.requires_grad)
+    return found

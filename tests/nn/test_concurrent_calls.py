@@ -1,0 +1,143 @@
+"""Calls of one thread while another one swaps, unswaps or loads: each is that of complete tables."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+import torch
+from support.dlrm import DLRM_Net
+from torch import nn
+
+import recfuse
+from recfuse.nn import FusedEmbeddingBagCollection
+
+TABLES, ROWS, DIM, LOOKUPS = 8, 20_000, 64, 512
+TURNS = 6
+
+
+def weight(number, factor=1):
+    """Integers, whose sums are exact in any order."""
+    rows = torch.arange(ROWS, dtype=torch.float32)[:, None]
+    return ((rows + number) % 64 + 1).expand(ROWS, DIM) * factor
+
+
+class OfList(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with torch.device("meta"):
+            self.net = DLRM_Net((ROWS,) * TABLES, DIM)
+        self.net.emb_l.to_empty(device="cpu")
+        self.tables = self.net.emb_l
+
+    def forward(self, indices):
+        offsets = torch.arange(0, LOOKUPS, 4).repeat(TABLES, 1)
+        return torch.cat(self.net.apply_emb(offsets, list(indices), self.net.emb_l, self.net.v_W_l), dim=1)
+
+
+def keyed():
+    modules = pytest.importorskip("torchrec.modules.embedding_modules")
+    configs = pytest.importorskip("torchrec.modules.embedding_configs")
+    jagged = pytest.importorskip("torchrec.sparse.jagged_tensor")
+    keys = [f"f{number}" for number in range(TABLES)]
+
+    class OfKeyed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.collection = modules.EmbeddingBagCollection(
+                [
+                    configs.EmbeddingBagConfig(
+                        name=f"t{key}", num_embeddings=ROWS, embedding_dim=DIM, feature_names=[key]
+                    )
+                    for key in keys
+                ]
+            )
+            self.tables = list(self.collection.embedding_bags.values())
+
+        def forward(self, indices):
+            offsets = torch.arange(0, TABLES * LOOKUPS + 1, 4)
+            batch = jagged.KeyedJaggedTensor(keys, indices.reshape(-1), offsets=offsets)
+            return self.collection(batch).values()
+
+    return OfKeyed()
+
+
+class Caller(threading.Thread):
+    """Calls a model until it is told to stop; ``wrong``: what was not one of the answers."""
+
+    def __init__(self, call, answers):
+        super().__init__()
+        self.call, self.answers, self.count, self.wrong = call, answers, 0, []
+        self.stopped = threading.Event()
+
+    def run(self):
+        with torch.no_grad():
+            while not self.stopped.is_set() and not self.wrong:
+                try:
+                    out = self.call()
+                    if not any(torch.equal(out, answer) for answer in self.answers):
+                        self.wrong.append(f"call {self.count} is none of the answers")
+                except Exception as error:
+                    self.wrong.append(repr(error))
+                self.count += 1
+
+
+def undisturbed(call, answers, change):
+    """Runs ``change`` some times while another thread calls, with as many changes of threads as possible."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    caller = Caller(call, answers)
+    caller.start()
+    try:
+        for turn in range(TURNS):
+            change(turn)
+    finally:
+        caller.stopped.set()
+        caller.join()
+        sys.setswitchinterval(interval)
+    assert not caller.wrong, caller.wrong
+    assert caller.count > TURNS
+
+
+def lookups():
+    return torch.randint(0, ROWS, (TABLES, LOOKUPS), generator=torch.Generator().manual_seed(2))
+
+
+def expected(indices, factor=1):
+    pooled = [weight(number, factor)[own].view(-1, 4, DIM).sum(1) for number, own in enumerate(indices)]
+    return torch.cat(pooled, dim=1)
+
+
+@pytest.mark.parametrize("subject", (OfList, keyed))
+def test_calls_while_a_model_is_swapped_and_unswapped(subject, monkeypatch):
+    # The probes of the proof are calls too, which replace the tables for a moment.
+    monkeypatch.setattr("recfuse.passes.apply_emb.why_not_proven", lambda *_: None, raising=False)
+    model, indices = subject(), lookups()
+    with torch.no_grad():
+        for number, table in enumerate(model.tables):
+            table.weight.copy_(weight(number))
+    del model.tables
+
+    def change(turn):
+        report = (recfuse.unswap if turn % 2 else recfuse.swap)(model)
+        assert {entry.action for entry in report.entries} & {"fused", "restored"}
+
+    undisturbed(lambda: model(indices), [expected(indices)], change)
+
+
+def test_calls_while_a_checkpoint_is_assigned():
+    collection, indices = FusedEmbeddingBagCollection([(ROWS, DIM)] * TABLES), lookups()
+    offsets = torch.arange(0, TABLES * LOOKUPS + 1, 4)
+    states = [
+        {f"embedding_bags.t{number}.weight": weight(number, factor).to(dtype) for number in range(TABLES)}
+        for factor, dtype in ((1, torch.float32), (2, torch.bfloat16))
+    ]
+    collection.load_state_dict(states[0], assign=True)
+    answers = [expected(indices, factor) for factor in (1, 2)]
+    answers.append(answers[1].bfloat16().float())
+    undisturbed(
+        lambda: collection(indices.reshape(-1), offsets).float(),
+        answers,
+        lambda turn: collection.load_state_dict(states[(turn + 1) % 2], assign=True),
+    )
