@@ -7,11 +7,11 @@ import threading
 
 import pytest
 import torch
-from support.dlrm import DLRM_Net
 from torch import nn
 
 import recfuse
 from recfuse.nn import FusedEmbeddingBagCollection
+from support.dlrm import DLRM_Net
 
 TABLES, ROWS, DIM, LOOKUPS = 8, 20_000, 64, 512
 TURNS = 6

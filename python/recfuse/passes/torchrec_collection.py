@@ -34,8 +34,8 @@ class TorchRecCollection(Pattern):
         return None
 
     def fuse(self, optimizers: Sequence[torch.optim.Optimizer]) -> str:
-        """Packs it; it is as before where that fails. A call of another thread has complete tables throughout:
-        the old ones are there until the packed ones are.
+        """Packs it; it is as before where that fails. Calls of other threads always have complete tables: the
+        old ones are there until the packed ones are.
         """
         from recfuse.nn.keyed import FusedKeyedEmbeddingBagCollection
 

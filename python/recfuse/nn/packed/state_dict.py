@@ -83,7 +83,7 @@ def _why_not(key: str, value: Any, shape: tuple[int, int]) -> str | None:
 def _of_new_forms(
     module: PackedParameters, keys: list[str], state_dict: dict[str, Any], error_msgs: list[str]
 ) -> dict[str, Parameter]:
-    """New packed matrices, not filled yet, where the tables in ``state_dict`` have another device or dtype."""
+    """New packed matrices, not filled yet, where tables in ``state_dict`` have another device or dtype."""
     found = {}
     for number, name in enumerate(module.layout.parameter_names):
         own = [key for key, spec in zip(keys, module.layout.tables, strict=True) if spec.matrix == number]
