@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import recfuse
 from support.graphs import assert_same, passed
 
 
@@ -153,3 +154,16 @@ def test_results_share_no_memory(function, way):
             right.add_(100)
             assert_same(found, expected)
             assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(
+    ("inner", "options", "message"),
+    (
+        ("indcutor", {}, "inner is 'indcutor', must be a callable .* Did you mean 'inductor'"),
+        ("inductor", {"mode": "fastest"}, "mode is 'fastest'"),
+        ("inductor", {"options": {"no_such_option": 1}}, "no_such_option"),
+    ),
+)
+def test_a_backend_that_torch_does_not_know_is_refused_at_once(inner, options, message):
+    with pytest.raises(ValueError, match=message):
+        recfuse.backend(inner, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from recfuse.errors import ArgumentTypeError, a_type
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.passes.graph.progress import uncollected
 from recfuse.passes.graph.rewrite import rewrite
 from recfuse.passes.graph.tracing import recorded, why_not_recorded
@@ -75,7 +76,8 @@ def backend(inner: Any = "inductor", *, patterns: Sequence[str] | None = None, *
         The backend. ``.reports`` has a :class:`recfuse.SwapReport` for each graph that was compiled.
 
     Raises:
-        TypeError, ValueError: ``inner`` is no backend; a pattern has another name.
+        TypeError, ValueError: ``inner`` is no backend that torch knows; inductor does not know a mode or an
+            option; a pattern has another name.
     """
     if not callable(inner) and not isinstance(inner, str):
         raise ArgumentTypeError(
@@ -84,13 +86,29 @@ def backend(inner: Any = "inductor", *, patterns: Sequence[str] | None = None, *
     from recfuse.passes.graph.rewrite import chosen
 
     chosen(patterns, "recfuse.backend")
+    _inner_backend(inner, dict(options))  # an unknown name or mode is an error here, not in the first call
     return Backend(inner, None if patterns is None else tuple(patterns), options)
 
 
 def _inner_backend(inner: Any, options: dict[str, Any]) -> Callable[..., Any]:
+    """Raises ValueError for a name that torch does not know, and for a mode or options of inductor."""
     if inner == "inductor":
-        return torch._TorchCompileInductorWrapper(
-            options.pop("mode", None), options.pop("options", None), None
+        mode, own = options.pop("mode", None), options.pop("options", None)
+        try:
+            return torch._TorchCompileInductorWrapper(mode, own, None)
+        except (RuntimeError, AttributeError, TypeError) as error:
+            raise ArgumentValueError(
+                f"recfuse.backend: mode is {mode!r} and options is {own!r}, which inductor refuses: {error}"
+            ) from error
+    if not isinstance(inner, str):
+        return lambda module, inputs: inner(module, inputs, **options)
+    known = torch._dynamo.list_backends(exclude_tags=())
+    if inner not in known:
+        close = difflib.get_close_matches(inner, known, 1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        raise ArgumentValueError(
+            f"recfuse.backend: inner is {inner!r}, must be a callable or the name of a backend of torch: "
+            f"{', '.join(torch._dynamo.list_backends())}.{meant}"
         )
-    found = torch._dynamo.lookup_backend(inner) if isinstance(inner, str) else inner
+    found = torch._dynamo.lookup_backend(inner)
     return lambda module, inputs: found(module, inputs, **options)
