@@ -209,3 +209,19 @@ def test_a_compiled_collection_follows_its_weights():
         torch.testing.assert_close(
             torch.compile(other, fullgraph=True, backend="aot_eager")(*given), other(*given)
         )
+
+
+@pytest.mark.parametrize("mode", ("sum", "max"))
+def test_padding_idx_may_be_a_dynamic_int(mode):
+    def call(indices, offsets, weight, row):
+        return recfuse.embedding_bag(indices, weight, offsets, mode=mode, padding_idx=row)
+
+    weight = torch.randn(10, 4, requires_grad=True)
+    indices, offsets = torch.tensor([3, 4, 5, 8, 9]), torch.tensor([0, 2])
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=True)
+    for row in (3, 5, -2):
+        found = compiled(indices, offsets, weight, row)
+        want = torch.nn.functional.embedding_bag(indices, weight, offsets, mode=mode, padding_idx=row)
+        torch.testing.assert_close(found, want)
+        grads = (torch.autograd.grad(one.square().sum(), weight)[0] for one in (found, want))
+        torch.testing.assert_close(*grads)

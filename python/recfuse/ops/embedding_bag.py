@@ -18,6 +18,7 @@ from recfuse.ops.embedding_bag_arguments import (
     has_kernel,
     padding_row,
     renormalise,
+    torch_embedding_bag,
 )
 from recfuse.ops.embedding_bag_gradients import (
     DEFAULTS,
@@ -147,7 +148,7 @@ def embedding_bag(
             )
         rest: tuple[Any, ...] = max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights
         rest += include_last_offset, padding_idx
-        return torch.nn.functional.embedding_bag(input, weight, offsets, *rest)
+        return torch_embedding_bag(input, weight, offsets, *rest)
     check_arguments(input, weight, offsets, per_sample_weights, mode, scale_grad_by_freq, sparse)
     if input.dim() == 2:
         include_last_offset = False

@@ -12,6 +12,9 @@ from recfuse._codes import DTYPES, INTEGERS, MODES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError, a_type
 from recfuse.ops.library import HAS_CUDA_KERNELS, check_tensor, is_readable
 
+torch_embedding_bag = torch.nn.functional.embedding_bag
+"""Torch's own function: a script may put recfuse's in its place, which then must not call itself."""
+
 _DTYPES, _INTEGERS = frozenset(DTYPES), frozenset(INTEGERS)  # which each call looks into
 
 
@@ -128,9 +131,10 @@ def padding_row(padding_idx: int | None, weight: Tensor) -> int:
     if padding_idx is None:
         return -1
     rows = weight.shape[0]
-    if isinstance(padding_idx, bool) or not hasattr(padding_idx, "__index__"):
+    is_plain = isinstance(padding_idx, (int, torch.SymInt))  # dynamo takes a dynamic int for an int
+    if isinstance(padding_idx, bool) or not (is_plain or hasattr(padding_idx, "__index__")):
         _fail_type(f"padding_idx is {a_type(padding_idx)}, must be an int or None")
-    if not isinstance(padding_idx, (int, torch.SymInt)):  # NumPy's, which torch takes too
+    if not is_plain:  # NumPy's integers, which torch takes too
         padding_idx = operator.index(padding_idx)
     if not -rows <= padding_idx < rows:
         fail(f"padding_idx is {padding_idx}, must lie in [{-rows}, {rows}) with a table of {rows} rows")

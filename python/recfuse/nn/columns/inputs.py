@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from recfuse.nn.columns.lowering import Place
 
@@ -55,7 +56,7 @@ class Inputs(NamedTuple):
 
 def offsets_of(lengths: Tensor) -> Tensor:
     """From lengths."""
-    return torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
+    return pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
 
 
 def width_of(dense: Tensor) -> int:

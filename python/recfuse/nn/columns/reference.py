@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import pad
 
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError
 from recfuse.nn.columns.batch import Reader
@@ -27,6 +27,7 @@ from recfuse.nn.columns.steps import (
     ToHash,
     ToWord,
 )
+from recfuse.ops.embedding_bag_arguments import torch_embedding_bag
 
 # ---- the hash: XXH64 (specification of xxHash) of one or two integers, in int64 that wrap around
 
@@ -173,7 +174,7 @@ def _crossed(left: Bags, right: Bags) -> tuple[Tensor, Tensor, Tensor]:
     )
     nth = torch.arange(pairs, device=samples.device) - (ends - partners)[of_left]
     of_right = right.offsets[samples[of_left]] + nth
-    offsets = functional.pad((left.lengths() * right.lengths()).cumsum(0), (1, 0))
+    offsets = pad((left.lengths() * right.lengths()).cumsum(0), (1, 0))
     return left.values[of_left], right.values[of_right], offsets
 
 
@@ -308,7 +309,7 @@ def _safe(column: TableColumn, bags: Bags) -> Bags:
                 f"index {int(indices[at])} of sample {int(bags.samples()[at])} is none of {column.rows} rows"
             )
         return bags
-    kept = functional.pad(valid.cumsum(0), (1, 0))
+    kept = pad(valid.cumsum(0), (1, 0))
     weights = None if bags.weights is None else bags.weights[valid]
     return Bags(indices[valid], kept[bags.offsets], weights)
 
@@ -321,7 +322,7 @@ def _pooled(column: TableColumn, bags: Bags, table: Tensor) -> Tensor:
         weights, mode = weights.to(table.dtype), "sum"
     if bags.values.numel() == 0:
         return (table.sum() * 0).expand(bags.offsets.numel() - 1, column.embedding_dim)
-    pooled = functional.embedding_bag(
+    pooled = torch_embedding_bag(
         bags.values, table, bags.offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
     )
     if column.pooling == "sqrtn" or (column.pooling == "mean" and weights is not None):

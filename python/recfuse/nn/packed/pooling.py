@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES
@@ -15,6 +14,7 @@ from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.layout import Layout, TableSpec, feature_tensor, table_rows
 from recfuse.ops import HAS_CUDA_KERNELS, embedding_bag, fused_embedding_bag
+from recfuse.ops.embedding_bag_arguments import torch_embedding_bag
 from recfuse.ops.library import is_readable
 
 
@@ -80,7 +80,7 @@ def pool_one_by_one(
         start, end = bounds[feature], bounds[feature + 1]
         rows = table_rows(spec, matrices[spec.matrix])
         pooled.append(
-            functional.embedding_bag(
+            torch_embedding_bag(
                 indices[start:end],
                 rows,
                 offsets[feature * bags : (feature + 1) * bags + 1] - start,

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
-from torch.nn import functional
+from torch.nn.functional import embedding
 
+from recfuse.ops.embedding_bag_arguments import torch_embedding_bag
 from recfuse.passes.graph.nodes import aten
 from recfuse.passes.graph.progress import Progress
 
 _ALL = slice(None)
 _MAX_NORM, _NORM_TYPE = 3, 4  # where both functions below have them
 _PLACES = {"max_norm": _MAX_NORM, "norm_type": _NORM_TYPE}
-_NORMED = (functional.embedding, functional.embedding_bag)
+_NORMED = (embedding, torch_embedding_bag)
 
 
 class Recorder(Interpreter):
