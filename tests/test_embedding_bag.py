@@ -496,14 +496,3 @@ def test_every_instruction_set_agrees():
         assert done.returncode == 0, done.stderr
         ran.add(done.stdout.strip())
     assert "scalar" in ran
-
-
-@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
-def test_in_the_place_of_torchs_function_it_does_not_call_itself(monkeypatch, dtype):
-    weight, indices, offsets = torch.randn(9, 4, dtype=dtype), torch.tensor([1, 8, 2]), torch.tensor([0, 2])
-    tables = recfuse.nn.FusedEmbeddingBagCollection([recfuse.nn.Table(9, 4, dtype=dtype)])
-    want = F.embedding_bag(indices, weight, offsets)
-    pooled = tables(indices, torch.tensor([0, 2, 3]))
-    monkeypatch.setattr(F, "embedding_bag", recfuse.embedding_bag)
-    torch.testing.assert_close(F.embedding_bag(indices, weight, offsets), want)
-    torch.testing.assert_close(tables(indices, torch.tensor([0, 2, 3])), pooled)

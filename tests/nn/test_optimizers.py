@@ -67,6 +67,8 @@ def groups_of(model, named=True):
 class RowWise(optim.Optimizer):
     """Adagrad with one sum a row; its state is made at the first step."""
 
+    recfuse_row_wise = True
+
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr})
 
@@ -323,6 +325,8 @@ def test_optimizers_in_the_backward_are_left_or_named():
 class _Column(optim.SGD):
     """An optimizer whose state has another shape."""
 
+    recfuse_row_wise = True
+
     def step(self, closure=None):
         for parameter in self.param_groups[0]["params"]:
             self.state[parameter]["columns"] = torch.zeros(parameter.shape[-1] + 1)
@@ -331,6 +335,8 @@ class _Column(optim.SGD):
 
 class _Object(optim.SGD):
     """An optimizer whose state is no tensor."""
+
+    recfuse_row_wise = True
 
     def step(self, closure=None):
         for parameter in self.param_groups[0]["params"]:
@@ -353,8 +359,6 @@ class _List(optim.SGD):
         (_Object, "state entry 'history' of _Object is a list"),
         (_List, "_List holds Parameters of the tables in its attribute 'all_params'"),
         (optim.LBFGS, "LBFGS has made steps"),
-        (lambda params, lr: optim.Adafactor(params), "Adafactor scales its step"),
-        (lambda params, lr: optim.Muon([p for p in params if p.dim() == 2]), "Muon makes the step"),
     ),
 )
 def test_optimizers_that_cannot_be_moved_are_refused(make, words):

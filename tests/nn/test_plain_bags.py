@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -264,3 +265,14 @@ def test_a_module_pools_the_weight_that_it_has_now():
     del plain.weight
     plain.weight = twice  # no Parameter
     torch.testing.assert_close(plain(INDICES, OFFSETS), 2 * once)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_in_the_place_of_torchs_function_it_does_not_call_itself(monkeypatch, dtype):
+    weight, indices, offsets = torch.randn(9, 4, dtype=dtype), torch.tensor([1, 8, 2]), torch.tensor([0, 2])
+    tables = recfuse.nn.FusedEmbeddingBagCollection([recfuse.nn.Table(9, 4, dtype=dtype)])
+    want = F.embedding_bag(indices, weight, offsets)
+    pooled = tables(indices, torch.tensor([0, 2, 3]))
+    monkeypatch.setattr(F, "embedding_bag", recfuse.embedding_bag)
+    torch.testing.assert_close(F.embedding_bag(indices, weight, offsets), want)
+    torch.testing.assert_close(tables(indices, torch.tensor([0, 2, 3])), pooled)

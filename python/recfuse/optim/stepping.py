@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer, optimizer
+from torch.optim import Optimizer
 
+from recfuse.nn.packed.row_wise import has_other_hooks
 from recfuse.optim.steps import deferred_step, direct_step
 
 
@@ -57,8 +58,7 @@ class Stepping(Optimizer):
         if (
             self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks
-            or optimizer._global_optimizer_pre_hooks
-            or optimizer._global_optimizer_post_hooks
+            or has_other_hooks()
             or torch.autograd._profiler_enabled()
         ):
             return _recorded_step(self) if closure is None else _recorded_step(self, closure)

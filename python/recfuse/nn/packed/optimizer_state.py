@@ -37,10 +37,13 @@ class Entry:
     """One entry of the state of one old Parameter."""
 
     value: Any
-    kind: str  # "element" (shape of the Parameter), "row" (first dimension its rows) or "scalar"
+    kind: str  # "element" (shape of the Parameter), "row" (first dimension its rows), "scalar", or "whole":
+    # of a Parameter that has one table before and after, where it may be anything and moves as it is
 
     def tag(self) -> Hashable:
         """What must be equal in all Parameters that are packed into one."""
+        if self.kind == "whole":
+            return self.kind
         if not isinstance(self.value, Tensor):
             return self.kind, type(self.value), self.value
         if self.kind == "scalar":
@@ -76,6 +79,8 @@ def gathered(target: Target, entries: Any) -> Any:
     if first is None:
         return None
     value = first.value
+    if first.kind == "whole":
+        return value
     if first.kind == "scalar":
         return value.clone() if isinstance(value, Tensor) else value
     shape = (target.parameter.shape[0], *value.shape[1:])

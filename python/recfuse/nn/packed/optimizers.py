@@ -2,7 +2,7 @@
 
 Packing makes one Parameter of many, row by row. An optimizer whose step treats every element (SGD, Adam,
 Adagrad, RMSprop, ...) or every row (row-wise Adagrad) for itself works on as before when its state moves
-along.
+along. Tables of any other optimizer keep a Parameter each, which its step and its state stay right for.
 """
 
 from __future__ import annotations
@@ -28,16 +28,7 @@ from recfuse.nn.packed.holders import (
     with_wrapped,
 )
 from recfuse.nn.packed.optimizer_state import Entry, Target, described, gathered, kinds_of
-
-# The step of these treats a Parameter as one matrix: packed with other tables it would be another step.
-_WHOLE_MATRIX = {
-    getattr(torch.optim, name): why
-    for name, why in (
-        ("Adafactor", "scales its step by the size of the whole Parameter"),
-        ("Muon", "makes the step of the whole Parameter orthogonal"),
-    )
-    if hasattr(torch.optim, name)
-}
+from recfuse.nn.packed.row_wise import is_row_wise, shared_matrices
 
 
 class Move:
@@ -75,6 +66,7 @@ class Move:
         }
         for optimizer, group in lists.values():
             self._check_optimizer(optimizer, group)
+        self._apart = self._kept_apart()
         self._groups = [group for _, group in lists.values()]
         self._states = [state for _, state in states.values()]
         self._named = list(itertools.chain(*map(self._named_parameters, self._optimizers)))
@@ -112,12 +104,6 @@ class Move:
 
     def _check_optimizer(self, optimizer: Optimizer, group: Mapping[str, Any]) -> None:
         kind = type(optimizer)
-        for matrix_wise, why in _WHOLE_MATRIX.items():
-            if isinstance(optimizer, matrix_wise):
-                raise ArgumentValueError(
-                    f"{self._what}: {kind.__name__} {why}, so its step of packed tables would be another; "
-                    "use an optimizer that works on elements or rows, or leave these tables unpacked"
-                )
         if isinstance(optimizer, torch.optim.LBFGS) and any(optimizer.state.values()):
             raise ArgumentValueError(
                 f"{self._what}: {kind.__name__} has made steps, and its state (old_dirs, old_stps, ...) is "
@@ -126,6 +112,18 @@ class Move:
         if not isinstance(group["params"], list):
             where = f"{self._what}: params of a param group of {kind.__name__}"
             raise wrong_type(where, group["params"], "a list")
+
+    def _kept_apart(self) -> set[int]:
+        """The weights that must have a Parameter of their own: those of an optimizer that may not treat each
+        row for itself, or of one that it wraps.
+        """
+        found = set()
+        for optimizer in self._optimizers:
+            if not is_row_wise(optimizer):
+                groups = itertools.chain(*map(groups_of, with_wrapped([optimizer])))
+                entries = itertools.chain(*(group["params"] for group in groups))
+                found |= {self._numbers[id(entry)] for entry in entries if self._is_old(entry)}
+        return found
 
     def _named_parameters(self, optimizer: Optimizer) -> Iterator[MutableMapping[str, Any]]:
         """Dictionaries from names to Parameters, as TorchRec's KeyedOptimizer has; refuses other places."""
@@ -146,6 +144,7 @@ class Move:
         """The entries of each weight that has a state."""
         found: dict[int, dict[str, Any]] = {}
         kinds: dict[str, list[str]] = {}
+        shared, whole = shared_matrices(), set()
         for number, weight in enumerate(self._weights):
             if not (values := state.get(weight)):
                 continue
@@ -153,6 +152,9 @@ class Move:
                 where = f"{self._what}: the state that {type(optimizer).__name__} keeps of a Parameter"
                 raise wrong_type(where, values, "a dict")
             found[number] = values
+            if number in self._apart and id(weight) not in shared:
+                whole.add(number)
+                continue
             for key, value in values.items():
                 possible = kinds_of(value, weight)
                 kinds[key] = [kind for kind in kinds.get(key, possible) if kind in possible]
@@ -164,7 +166,10 @@ class Move:
                         "afterwards"
                     )
         return {
-            number: {key: Entry(value, kinds[key][0]) for key, value in values.items()}
+            number: {
+                key: Entry(value, "whole" if number in whole else kinds[key][0])
+                for key, value in values.items()
+            }
             for number, values in found.items()
         }
 
@@ -181,6 +186,7 @@ class Move:
 
     def _tag(self, number: int) -> Hashable:
         weight, gradient = self._weights[number], self._gradients[number]
+        apart = number if number in self._apart else None
         groups = tuple(
             at for at, group in enumerate(self._groups) if any(entry is weight for entry in group["params"])
         )
@@ -189,7 +195,7 @@ class Move:
             for at, entries in enumerate(self._entries)
             for key, entry in sorted(entries.get(number, {}).items(), key=lambda item: str(item[0]))
         )
-        return groups, state, None if gradient is None else gradient.tag()
+        return apart, groups, state, None if gradient is None else gradient.tag()
 
     def _new_state(
         self, entries: Mapping[int, Mapping[str, Entry]], targets: Sequence[Target]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from recfuse.nn.packed.layout import (
 )
 from recfuse.nn.packed.optimizer_state import Piece
 from recfuse.nn.packed.optimizers import Move, Target
+from recfuse.nn.packed.row_wise import watch
 from recfuse.ops.embedding_bag_arguments import padding_row
 
 
@@ -126,3 +128,9 @@ class PackedParameters(torch.nn.Module):
 
     def _set_layout(self, layout: Layout) -> None:
         self.layout = layout
+        watch(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy."""
+        super().__setstate__(state)
+        watch(self)
