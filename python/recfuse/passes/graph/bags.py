@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,8 +51,10 @@ class Bag:
 
 def emit_call(program: Program, bags: Sequence[Bag]) -> Node:
     """One call for features with as many bags, of one dtype: ``[bags, sum of dims]``, in their order. Those
-    with a last offset have all one.
+    with a last offset have all one. Bags to which no gradient comes, as those that the graph detaches, give
+    none to their weights either: zeros would have an optimizer with a state or decay move them.
     """
+    bags = [bag if program.receives_gradient(bag.result) else _detached(program, bag) for bag in bags]
     weights = list(dict.fromkeys(bag.weight for bag in bags))
     buffer = {weight: number for number, weight in enumerate(weights)}
     rows, column = [], 0
@@ -78,6 +80,14 @@ def emit_call(program: Program, bags: Sequence[Bag]) -> Node:
     if bags[0].form == LAST:  # what lies behind the last offset is a bag of its own, which nobody wants
         found = program.emit(aten.slice.Tensor, found, 0, 0, -1)
     return found
+
+
+def _detached(program: Program, bag: Bag) -> Bag:
+    """The same bag of what autograd does not follow."""
+    factors = bag.weights
+    if factors is not None and value_of(factors).dtype is not torch.bool:
+        factors = program.emit(aten.detach.default, factors)
+    return replace(bag, weight=program.emit(aten.detach.default, bag.weight), weights=factors)
 
 
 def _indices(program: Program, bags: Sequence[Bag]) -> list[Node]:

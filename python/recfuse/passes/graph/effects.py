@@ -2,7 +2,8 @@
 
 The safety of every pattern rests on three facts. Memory that the program writes to: what reads it keeps its
 place among the writes, and no pattern touches it. What draws random numbers or raises keeps its order. What
-turns gradients or autocast on and off cuts the program into regions; nothing moves from one to another.
+turns gradients or autocast on and off cuts the program into regions; nothing moves from one to another. And
+whether a gradient may come back to a node, as autograd sees it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ from recfuse.passes.graph.nodes import (
 )
 
 _PURE_MODULES = {"_operator", "operator", "math", "builtins", "torch", "torch.fx.experimental.sym_node"}
+_NO_GRADIENT = (
+    aten.detach, aten.zeros_like, aten.ones_like, aten.empty_like, aten.full_like, aten.rand_like,
+    aten.randn_like, aten.randint_like, aten.new_zeros, aten.new_ones, aten.new_empty, aten.new_full,
+)  # fmt: skip
+"""Operators that return floating-point tensors through which no gradient comes."""
 
 
 class Effects:
@@ -152,3 +158,47 @@ def _is_pure(node: Node) -> bool:
         return False
     module = getattr(target, "__module__", "") or ""
     return module in _PURE_MODULES and not target.__name__.startswith("_")
+
+
+def regions_without_gradients(graph: Graph, region: dict[Node, int], enabled: bool) -> set[int]:
+    """The regions (see `Effects`) in which gradients are turned off; ``enabled``: at the beginning."""
+    found = set()
+    for node in graph.nodes:
+        if node.target is torch._C._set_grad_enabled:
+            enabled = bool(node.args[0])
+        if not enabled:
+            found.add(region[node])
+    return found
+
+
+def receives_gradient(node: Node, region: dict[Node, int], without: Iterable[int]) -> bool:
+    """Whether a gradient may come to what a node returns: False where every use of it ends in a detach, in
+    integers, or where gradients are turned off. True where that is not known.
+    """
+    seen, waiting = {node}, [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if user in seen:
+                continue
+            seen.add(user)
+            if _keeps(user):
+                return True
+            if region.get(user) not in without and _passes(user):
+                waiting.append(user)
+    return False
+
+
+def _keeps(user: Node) -> bool:
+    """Whether a use may bring a gradient by a way that is not seen: the end of the program, memory that it
+    writes to, a graph of its own.
+    """
+    if user.op == "output" or isinstance(user.target, torch._ops.HigherOrderOperator):
+        return True
+    called: Any = operator_of(user)
+    return called is not None and called._schema.is_mutable and not is_fresh_constant(user)
+
+
+def _passes(user: Node) -> bool:
+    if is_call(user, *_NO_GRADIENT):
+        return False
+    return any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_of(user))

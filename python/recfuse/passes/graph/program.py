@@ -16,7 +16,13 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from recfuse.errors import ArgumentValueError
-from recfuse.passes.graph.effects import Effects, draws, is_fresh_constant
+from recfuse.passes.graph.effects import (
+    Effects,
+    draws,
+    is_fresh_constant,
+    receives_gradient,
+    regions_without_gradients,
+)
 from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, tensor_of, value_of
 
 _COPIES = (
@@ -74,6 +80,7 @@ class Program:
         self.effects = Effects(self.graph, inputs, same_memory)
         self.changed = False
         self.gradients = torch.is_grad_enabled()
+        self._no_gradients = regions_without_gradients(self.graph, self.effects.region, self.gradients)
         self._order: dict[Node, tuple[float, int]] = {node: (at, 0) for at, node in enumerate(nodes)}
         self._numbers = itertools.count(1)
         self._cursor: Node | None = None
@@ -119,6 +126,10 @@ class Program:
     def may_train(self, node: Node) -> bool:
         """Whether a call may have to give a tensor a gradient: not under torch.no_grad()."""
         return self.gradients and node in self._trained()
+
+    def receives_gradient(self, node: Node) -> bool:
+        """Whether a gradient may come back to what a node returns, as its users are now."""
+        return receives_gradient(node, self.effects.region, self._no_gradients)
 
     def _trained(self) -> set[Node]:
         """The nodes that depend on a tensor with a gradient."""

@@ -20,6 +20,7 @@ from recfuse.passes.graph.nodes import aten
 from recfuse.passes.graph.progress import Progress
 
 _ALL = slice(None)
+_DATA = getattr(torch._C._autograd, "_get_data_attr", None)  # of dynamo
 _MAX_NORM, _NORM_TYPE = 3, 4  # where both functions below have them
 _PLACES = {"max_norm": _MAX_NORM, "norm_type": _NORM_TYPE}
 _NORMED = (embedding, torch_embedding_bag)
@@ -38,7 +39,11 @@ class Recorder(Interpreter):
         return None if n in self._unread else super().run_node(n)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``x[:, 3]`` is a select: torch also records a slice of all where sizes are symbolic."""
+        """``x[:, 3]`` is a select: torch also records a slice of all where sizes are symbolic. ``x.data``,
+        which the tracer does not see, is a detach.
+        """
+        if target is _DATA:
+            return args[0].detach()
         if target is operator.getitem and isinstance(args[0], Tensor) and isinstance(args[1], tuple):
             found, index = args
             if all(type(at) is int or at == _ALL for at in index) and any(at != _ALL for at in index):

@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from recfuse.errors import ArgumentValueError
 from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.progress import Progress
 from recfuse.passes.graph.recorder import Recorder, RecordingMode
@@ -49,12 +50,21 @@ def recorded(module: GraphModule, inputs: Sequence[Any]) -> Iterator[Program]:
             Recorder(module).run, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True
         )
         found = trace(*fakes)
+        _check_attributes(found)
         _keep_what_torch_knows(module, found, inputs)
     with patch:
         inputs_of_user = [node for node in found.graph.nodes if node.op == "placeholder"]
         program = Program(found, [node for node in inputs_of_user if not node.meta["recfuse_is_state"]])
         program.compares_sizes = program.is_guarded = True
         yield program
+
+
+def _check_attributes(module: GraphModule) -> None:
+    """Raises where the tracer has lost where a fake tensor comes from, and keeps it as a constant."""
+    for node in module.graph.nodes:
+        found = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(found, FakeTensor) and found.constant is None:
+            raise ArgumentValueError(f"recfuse: the tracer does not see what computes {node.name}")
 
 
 def _faked(mode: FakeTensorMode, item: Any, context: TracingContext | None) -> Any:
