@@ -30,6 +30,10 @@ class ArgumentValueError(ValueError, RuntimeError):
     """An argument has a value that the operator does not allow."""
 
 
+class FileFormatError(ArgumentValueError):
+    """A file is damaged, or not of the form that is read; names the file and the place in it."""
+
+
 class ArgumentTypeError(TypeError, RuntimeError):
     """An argument has a type or dtype that the operator does not allow."""
 

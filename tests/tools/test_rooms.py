@@ -17,13 +17,14 @@ MODULES = {
 
 # What each room may import besides itself; a module beside the rooms is one of its own. Of the whole package,
 # "recfuse", only `__init__` is meant: it may import all, and nothing imports it.
-LEAVES = {"errors", "_codes", "_arguments"}
+LEAVES = {"errors", "_codes", "_arguments", "_files"}
 BELOW = {
     "errors": set(),
     "_codes": set(),
     "_library": set(),
     "_clock": set(),
     "_arguments": {"errors"},
+    "_files": {"errors"},
     "info": {"_library"},
     "timing": {"_clock", "info"},
     "data": LEAVES,

@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recfuse._arguments import path_of
+from recfuse._files import parsing, write_json
+from recfuse.errors import ArgumentValueError, FileFormatError
 from recfuse.plan.device import Device
-from recfuse.plan.file import VERSION, PlanError, read, shown, write_file
+from recfuse.plan.file import VERSION, read, shown
 from recfuse.plan.report import Decision, Line, render
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ class BasePlan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file, or leaves the one that is there as it is."""
         where = path_of(path, "recfuse.Plan.save")
-        write_file(where, {"recfuse_plan": VERSION, "kind": self.KIND, **self._record()})
+        record = {"recfuse_plan": VERSION, "kind": self.KIND, **self._record()}
+        write_json(where, record, "recfuse.Plan.save")
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], path: str) -> Self:
@@ -75,12 +78,10 @@ class BasePlan:
         """
         if record.get("kind") != cls.KIND:
             found = shown(record.get("kind"))
-            raise PlanError(f'recfuse.Plan: {path} is a plan for {found}, not for "{cls.KIND}"')
-        plan: Self = read(cls, record, f"{path}: ", cls._decoded(record, path))
-        try:
+            raise FileFormatError(f'recfuse.Plan: {path} is a plan for {found}, not for "{cls.KIND}"')
+        with parsing(f"recfuse.Plan: {path}"):
+            plan: Self = read(cls, record, cls._decoded(record))
             plan._check()
-        except ValueError as error:
-            raise PlanError(f"recfuse.Plan: {path}: {error}") from error
         return plan
 
     def _record(self) -> dict[str, Any]:
@@ -89,16 +90,16 @@ class BasePlan:
         return record | {"decisions": record.pop("decisions")}  # which are long, at the end
 
     @classmethod
-    def _decoded(cls, record: Mapping[str, Any], path: str) -> dict[str, Any]:
+    def _decoded(cls, record: Mapping[str, Any]) -> dict[str, Any]:
         """Fields that the file has in another form."""
-        del record, path
+        del record
         return {}
 
     def _check(self) -> None:
-        """Raises ValueError for values that no plan has."""
+        """Raises ArgumentValueError for values that no plan has."""
         for name in ("default_us", "best_us"):
             if not (us := getattr(self, name)) > 0:
-                raise PlanError(f"{name} is {us}, must be above 0")
+                raise ArgumentValueError(f"{name} is {us}, must be above 0")
 
     def _times(self, digits: int) -> str:
         """How long a batch takes by the defaults and by the plan; above 1: the plan is faster."""
@@ -142,14 +143,16 @@ def row_bytes(dim: int, dtype: str) -> int:
 
 
 def check_sizes(tables: Iterable[tuple[str, int, int, str]]) -> None:
-    """Raises PlanError where tables (name, rows, dim, dtype) fit in no memory."""
+    """Raises ArgumentValueError where tables (name, rows, dim, dtype) fit in no memory."""
     total = 0
     for name, rows, dim, dtype in tables:
         if dim > _MOST_COLUMNS:
-            raise PlanError(f"{name}.dim is {dim}, must be {_MOST_COLUMNS} at most")
+            raise ArgumentValueError(f"{name}.dim is {dim}, must be {_MOST_COLUMNS} at most")
         total += rows * row_bytes(dim, dtype)
         if total > _MOST_BYTES:
-            raise PlanError(f"{name}.rows is {rows}; all tables must have {_MOST_BYTES} bytes at most")
+            raise ArgumentValueError(
+                f"{name}.rows is {rows}; all tables must have {_MOST_BYTES} bytes at most"
+            )
 
 
 def unique_drift(before: float, now: float, what: str) -> list[str]:

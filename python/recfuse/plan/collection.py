@@ -27,7 +27,7 @@ from recfuse.plan import figures
 from recfuse.plan.base import BasePlan, Match, check_sizes, unique_drift
 from recfuse.plan.device import describe_device
 from recfuse.plan.features import CallForm, FeatureTable, Occupancy, of_runs, runs, tables_of
-from recfuse.plan.file import PlanError, read_file
+from recfuse.plan.file import read_file
 from recfuse.plan.report import Line
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class CollectionPlan(BasePlan):
         ):
             if value not in allowed:
                 there = f"there is for {', '.join(allowed)}"
-                raise PlanError(f"recfuse.Plan: there is no kernel for {name}, {there}")
+                raise ArgumentValueError(f"recfuse.Plan: there is no kernel for {name}, {there}")
         call = native_call_of([table.form for table in self.feature_tables])
         integers = INTEGER_NAMES.index(form.indices), INTEGER_NAMES.index(form.offsets)
         return call, *integers, form.weighted, check, self.rows()[None], self.warps, False, mapped, huge
@@ -139,28 +139,28 @@ class CollectionPlan(BasePlan):
         return record | {name: runs(record[name]) for name in _PER_FEATURE}
 
     @classmethod
-    def _decoded(cls, record: Mapping[str, Any], path: str) -> dict[str, Any]:
-        return {name: of_runs(record[name], f"{path}: {name}") for name in _PER_FEATURE if name in record}
+    def _decoded(cls, record: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: of_runs(record[name], name) for name in _PER_FEATURE if name in record}
 
     def _check(self) -> None:
         if not self.features:
-            raise ValueError("table_of is empty, must have a table for each feature")
+            raise ArgumentValueError("table_of is empty, must have a table for each feature")
         for name, values in (("schedule_of", self.schedule_of), ("expected", self.expected)):
             if len(values) != self.features:
-                raise ValueError(f"{name} has {len(values)} features, table_of has {self.features}")
+                raise ArgumentValueError(f"{name} has {len(values)} features, table_of has {self.features}")
         for name, numbers, what, items in (
             ("schedule_of", self.schedule_of, "schedules", len(self.schedules)),
             ("table_of", self.table_of, "tables", len(self.tables)),
         ):
             if items > self.features:
                 most = f"must have {self.features} at most: one a feature"
-                raise ValueError(f"{what} has {items} items, {most}")
+                raise ArgumentValueError(f"{what} has {items} items, {most}")
             if wrong := [number for number in numbers if not 0 <= number < items]:
-                raise ValueError(f"{name} has {wrong[0]}, must be below {items}")
+                raise ArgumentValueError(f"{name} has {wrong[0]}, must be below {items}")
         if wrong := [value for value in self.expected if value < ALWAYS_EMPTY or value >= 2**31]:
-            raise ValueError(f"expected has {wrong[0]}, must be from -1 to {2**31 - 1}")
+            raise ArgumentValueError(f"expected has {wrong[0]}, must be from -1 to {2**31 - 1}")
         if not 0 <= self.warps <= _MOST_WARPS:
-            raise ValueError(f"warps is {self.warps}, must be from 0 to {_MOST_WARPS}")
+            raise ArgumentValueError(f"warps is {self.warps}, must be from 0 to {_MOST_WARPS}")
         super()._check()
         sizes = [(f"tables[{n}]", table.rows, table.dim, table.dtype) for n, table in enumerate(self.tables)]
         check_sizes(sizes[number] for number in self.table_of)
@@ -168,7 +168,7 @@ class CollectionPlan(BasePlan):
             try:
                 FusedSchedule.parse(text)
             except ValueError as error:
-                raise ValueError(f"schedules[{number}]: {error}") from error
+                raise ArgumentValueError(f"schedules[{number}]: {error}") from error
 
     def apply(self, collection: torch.nn.Module) -> None:
         """Makes a collection run by this plan. Warns if the plan is for other rows or another device.

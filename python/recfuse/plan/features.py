@@ -11,9 +11,10 @@ from typing import Any, TypeVar, cast
 import torch
 
 from recfuse._codes import DType, Integer, Mode
+from recfuse.errors import ArgumentValueError
 from recfuse.nn.collection_view import CollectionView, FeatureForm
 from recfuse.plan.base import row_bytes
-from recfuse.plan.file import MOST_ITEMS, PlanError, shown
+from recfuse.plan.file import MOST_ITEMS, shown
 
 _WORD = re.compile(r"\S+")
 _RUN = re.compile(r"(-?\d{1,10})(?:\*(\d{1,8}))?", re.ASCII)
@@ -91,16 +92,16 @@ def runs(values: Iterable[int]) -> str:
 
 
 def of_runs(text: Any, where: str) -> list[int]:
-    """The integers that a text of `runs` gives; PlanError when it gives none, or more than `MOST_ITEMS`."""
+    """The integers that a text of `runs` gives; ValueError where it gives none, or over `MOST_ITEMS`."""
     if not isinstance(text, str):
-        raise PlanError(f"recfuse.Plan: {where} is {shown(text)}, must be str")
+        raise ArgumentValueError(f"{where} is {shown(text)}, must be str")
     values: list[int] = []
     for word in _WORD.finditer(text):  # one by one: a long text is not split as a whole
         match = _RUN.fullmatch(word[0])
         count = int(match[2] or 1) if match else 0
         if match is None or count < 1 or len(values) + count > MOST_ITEMS:
-            raise PlanError(
-                f"recfuse.Plan: {where} has {shown(word[0])}, must have integers or value*count, for "
+            raise ArgumentValueError(
+                f"{where} has {shown(word[0])}, must have integers or value*count, for "
                 f"{MOST_ITEMS:,} features at most"
             )
         values.extend([int(match[1])] * count)

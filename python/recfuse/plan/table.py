@@ -17,7 +17,7 @@ import torch
 from recfuse._arguments import path_of
 from recfuse._codes import Integer
 from recfuse.data.table import Hotness, batches_of, hotness
-from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, FileFormatError, a_type
 from recfuse.nn import EmbeddingBag
 from recfuse.nn.pinning import PinnedRows
 from recfuse.ops.schedules import Schedule
@@ -26,7 +26,7 @@ from recfuse.plan.base import BasePlan, Match, check_sizes, unique_drift
 from recfuse.plan.collection import CollectionPlan
 from recfuse.plan.device import describe_device
 from recfuse.plan.features import FeatureTable, dtype_name
-from recfuse.plan.file import PlanError, read_file, shown
+from recfuse.plan.file import read_file, shown
 from recfuse.plan.report import Line
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Plan(BasePlan):
         record = read_file(path)
         kind = record.get("kind")
         if kind not in (cls.KIND, CollectionPlan.KIND):
-            raise PlanError(
+            raise FileFormatError(
                 f"recfuse.Plan: {path} is a plan for {shown(kind)}, this recfuse knows "
                 f'"{cls.KIND}" and "{CollectionPlan.KIND}"'
             )
@@ -113,11 +113,11 @@ class Plan(BasePlan):
         super()._check()
         check_sizes([("table", self.table.rows, self.table.dim, self.table.dtype)])
         if self.pinned is not None and not 0 < self.pinned.l2_fraction <= 1:
-            raise ValueError(f"pinned.l2_fraction is {self.pinned.l2_fraction}, must lie in (0, 1]")
+            raise ArgumentValueError(f"pinned.l2_fraction is {self.pinned.l2_fraction}, must lie in (0, 1]")
         try:
             Schedule.parse(self.schedule)
         except ValueError as error:
-            raise ValueError(f"schedule: {error}") from error
+            raise ArgumentValueError(f"schedule: {error}") from error
 
     def apply(self, module: torch.nn.Module, trace: Any = None) -> None:
         """Makes a module run by this plan. Warns if the plan is for another table or device.

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recfuse.errors import ArgumentValueError
 from recfuse.ops.schedules import FIELDS, SIXTEENTHS, FusedSchedule
 from recfuse.plan.file import shown
 from recfuse.tuner.collection.candidates import FeatureClass, Unit, mixtures, units_of
-from recfuse.tuner.collection.state import State
+from recfuse.tuner.collection.state import State, check_rows
 from recfuse.tuner.log import first_line, missing, spilled
 
 _VARIANTS = 48  # candidates in one kernel, which has the defaults of other classes too
@@ -42,13 +43,13 @@ class Group:
 
     @classmethod
     def of(cls, record: dict[str, Any], features: int) -> Group:
-        """From a record of a file; KeyError, TypeError, ValueError, OverflowError where it is none."""
+        """From a record of a file. Another raises ArgumentValueError, or errors of dict and NumPy."""
         own = np.array(record["features"], np.int64)
         ranked = np.array(record["ranked"], np.int32)
         if own.ndim != 1 or ((own < 0) | (own >= features)).any():
-            raise ValueError(f"a group has features {shown(own.tolist())}, must be below {features}")
-        if ranked.size and (ranked.ndim != 2 or ranked.shape[1] != FIELDS):
-            raise ValueError(f"a group has ranked schedules {list(ranked.shape)}, must be [n, {FIELDS}]")
+            raise ArgumentValueError(f"a group has features {shown(own.tolist())}, must be below {features}")
+        if ranked.size:
+            check_rows(ranked, (len(ranked), FIELDS))
         return cls(str(record["name"]), own.tolist(), ranked.tolist(), float(record["cycles"]))
 
 

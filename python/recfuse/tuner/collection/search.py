@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from recfuse._files import parsing
 from recfuse.data.collection import trace_of
+from recfuse.errors import FileFormatError
 from recfuse.ops.schedules import FusedSchedule
 from recfuse.plan.collection import CollectionPlan
 from recfuse.plan.device import architecture, describe_device
@@ -152,9 +154,10 @@ def _resumed(state: State, finished: Finished, warps: int) -> Local | None:
     if record is None:
         return None
     try:
-        schedules = rows_of(record["schedules"], state.defaults.shape)
-        groups = [Group.of(group, len(schedules)) for group in record["groups"]]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        with parsing("recfuse.tune: resume"):
+            schedules = rows_of(record["schedules"], state.defaults.shape)
+            groups = [Group.of(group, len(schedules)) for group in record["groups"]]
+    except FileFormatError as error:
         state.note(f"local {warps}", "", None, False, f"not resumed, damaged: {error}")
         return None
     state.note(f"local {warps}", f"{len(groups)} groups", None, True, "taken from an earlier run")

@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recfuse._arguments import path_of
+from recfuse._files import read_json, write_json
 from recfuse.data.collection import CollectionTrace
-from recfuse.errors import ArgumentValueError
+from recfuse.errors import ArgumentValueError, FileFormatError
+from recfuse.ops.schedules import ALWAYS_EMPTY, KINDS
 from recfuse.plan.device import Device
 from recfuse.plan.features import of_runs, runs
-from recfuse.plan.file import PlanError, read_json, write_file
+from recfuse.plan.file import MOST_BYTES, MOST_VALUES
 from recfuse.tuner.collection.problem import FusedBench, FusedProblem
 from recfuse.tuner.compile import Compiler
 from recfuse.tuner.log import Log
@@ -69,11 +71,11 @@ class Finished:
         if self._path is None or not Path(self._path).exists():
             return
         try:
-            found = read_json(self._path, "recfuse.tune: resume")
-        except PlanError:
+            found = read_json(self._path, "recfuse.tune: resume", MOST_BYTES, MOST_VALUES)
+        except FileFormatError:
             found = None
         if not isinstance(found, dict) or not isinstance(found.get("recfuse_tuning"), int):
-            raise ArgumentValueError(
+            raise FileFormatError(
                 f"recfuse.tune: resume is {str(path)!r}, which is there and holds no finished measurements; "
                 "name another file, or remove it"
             )
@@ -91,7 +93,7 @@ class Finished:
         if self._path is not None:
             head = {"recfuse_tuning": _FORMAT, "identity": self._identity}
             record = {**head, "occupancies": self._records}
-            write_file(self._path, record, "recfuse.tune: resume")
+            write_json(self._path, record, "recfuse.tune: resume")
 
 
 def identity(problem: FusedProblem, trace: CollectionTrace, device: Device, seed: int) -> str:
@@ -110,11 +112,15 @@ def rows_record(rows: NDArray[np.int32]) -> dict[str, Any]:
 
 
 def rows_of(record: Any, shape: Sequence[int]) -> NDArray[np.int32]:
-    """The rows of a record; ValueError where it is none, or of another shape."""
-    try:
-        rows = np.array(record["rows"], np.int32)[of_runs(record["of"], "of")]
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        raise PlanError(f"recfuse.tune: not a record of schedules: {error!r}") from error
-    if rows.shape != tuple(shape):
-        raise PlanError(f"recfuse.tune: schedules {list(rows.shape)}, must be {list(shape)}")
+    """The rows of a record; ArgumentValueError for another shape or other values, else what NumPy raises."""
+    rows = np.array(record["rows"], np.int32)[of_runs(record["of"], "of")]
+    check_rows(rows, shape)
     return rows
+
+
+def check_rows(rows: NDArray[np.int32], shape: Sequence[int]) -> None:
+    """Raises ArgumentValueError unless they are rows of schedules, of a shape."""
+    if rows.shape != tuple(shape):
+        raise ArgumentValueError(f"schedules are {list(rows.shape)}, must be {list(shape)}")
+    if (rows[:, :-1] < 0).any() or (rows[:, 0] > len(KINDS)).any() or (rows[:, -1] < ALWAYS_EMPTY).any():
+        raise ArgumentValueError(f"schedules have a kind from 0 to {len(KINDS)} and no negative numbers")

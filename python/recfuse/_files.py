@@ -1,0 +1,168 @@
+"""Files from outside: read within bounds, refused by one class of error. Files of our own: written whole.
+
+A reader states its bound and checks it before it allocates. `parsing` is the one place that turns exceptions
+of a parser into a `FileFormatError`, so that no reader lists the exceptions of the libraries that it calls.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import math
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from recfuse.errors import (
+    AllocationError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    FileFormatError,
+    IndexRangeError,
+)
+
+TEXT_BYTES, VALUE_BYTES = 6, 384
+"""Memory that a byte of a text of JSON may take, and that a value of it may take besides, whatever it is."""
+_MOST_DIGITS = 30  # of a whole number: int() takes time that grows with the square of them
+_MOST_REAL_DIGITS = 1000  # the longest finite one that is written in full has 309 before the point
+_MOST_SHOWN = 600  # characters of an exception
+
+
+@contextmanager
+def parsing(subject: str) -> Iterator[None]:
+    """Turns exceptions of a parser into a FileFormatError that begins with `subject`: reader and file.
+
+    A FileFormatError and an OSError of the system pass as they are. Errors of recfuse's own checks keep their
+    text, which names the place in the file.
+    """
+    try:
+        yield
+    except FileFormatError:
+        raise
+    except (ArgumentValueError, ArgumentTypeError, IndexRangeError) as error:
+        raise FileFormatError(f"{subject}: {_short(str(error))}") from error
+    except MemoryError as error:
+        raise AllocationError(f"{subject}: the memory for its contents is not free") from error
+    except RecursionError as error:
+        raise FileFormatError(f"{subject} nests lists or objects too deeply") from error
+    except Exception as error:
+        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+            raise
+        found = _short(f"{type(error).__name__}: {error}")
+        raise FileFormatError(f"{subject} is damaged or cut: {found}") from error
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def read_json(path: str, function: str, most_bytes: int, most_values: int) -> Any:
+    """Contents of a file of JSON; an object that has a name twice is refused, and so are NaN and infinities.
+
+    Reading takes `TEXT_BYTES * most_bytes + VALUE_BYTES * most_values` bytes of memory at most.
+
+    Raises:
+        OSError: the file cannot be read.
+        FileFormatError: it is not JSON, has more than `most_bytes` bytes, or more than `most_values` values.
+    """
+    with open(path, "rb") as file:
+        text = file.read(most_bytes + 1)
+    if len(text) > most_bytes:
+        raise FileFormatError(
+            f"{function}: {path} is larger than {most_bytes:,} bytes, the most that is read"
+        )
+    # Each value but the first follows one of these. Those in strings count too: that is the safe side.
+    values = sum(map(text.count, (b",", b"[", b"{")))
+    if values > most_values:
+        raise FileFormatError(
+            f"{function}: {path} has {values:,} commas and opening brackets; must have "
+            f"{most_values:,} at most"
+        )
+    with parsing(f"{function}: {path}"):
+        try:
+            return json.loads(
+                text.decode("utf-8"),
+                parse_int=_whole,
+                parse_float=_real,
+                parse_constant=_no_constant,
+                object_pairs_hook=_once,
+            )
+        except ValueError as error:  # of json, of UTF-8, and those of the functions below
+            raise FileFormatError(f"{function}: {path} is not JSON: {_short(str(error))}") from error
+
+
+def _whole(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"it has a number of {len(text):,} digits, must have {_MOST_DIGITS} at most")
+    return int(text)
+
+
+def _real(text: str) -> float:
+    if len(text) > _MOST_REAL_DIGITS:
+        raise ValueError(f"it has a number of {len(text):,} digits, must have {_MOST_REAL_DIGITS} at most")
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"it has {text[:_MOST_DIGITS]}, which is beyond float64")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"it has {name}, must have finite numbers")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; a dict alone would keep the last of two values with one name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"an object has {_short(twice)!r} twice")
+    return found
+
+
+def write_json(path: str, record: Any, function: str) -> None:
+    """Writes a record as JSON, by `write_whole`."""
+    encoder = json.JSONEncoder(indent=2, allow_nan=False)
+    write_whole(path, lambda: itertools.chain(encoder.iterencode(record), "\n"), function)
+
+
+def write_whole(path: str, pieces: Callable[[], Iterable[str]], function: str) -> None:
+    """Writes a text of `pieces()` whole, or leaves the file that is there as it is.
+
+    The text goes to a new file in the same folder, which then takes the place of the old one. A link still
+    leads to the file, which keeps its mode; a new file has the mode of the umask, as by open().
+
+    Raises:
+        OSError: it cannot be written; names `path`.
+        ArgumentValueError, ArgumentTypeError: `pieces` raises ValueError or TypeError; `path` is a device or
+            a pipe, which cannot be replaced.
+    """
+    where = Path(os.path.realpath(path))
+    if where.exists() and not (where.is_file() or where.is_dir()):
+        raise ArgumentValueError(f"{function}: {path} is no regular file, must be one or not be there yet")
+    temporary = where.with_name(f".{where.name[:100]}.{secrets.token_hex(8)}")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            try:
+                file.writelines(pieces())
+            except (ValueError, TypeError) as error:
+                kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentValueError
+                raise kind(f"{function}: {path} is not written: {error}") from error
+            file.flush()
+            os.fsync(handle)  # a full disk may show no earlier
+        if where.exists():
+            os.chmod(temporary, stat.S_IMODE(where.stat().st_mode))
+        os.replace(temporary, where)
+    except BaseException as error:
+        os.unlink(temporary)
+        if isinstance(error, OSError):  # of a full disk it names no file, else the temporary one
+            raise OSError(error.errno, error.strerror, path) from error
+        raise
