@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import random
+import time
 
+import numpy as np
 import pytest
 import torch
 
+from recfuse.errors import FileFormatError
 from recfuse.nn import EmbeddingColumns
 from recfuse.nn.columns import (
     Affine,
@@ -65,6 +70,8 @@ BAD_COLUMNS = {
     "step": (lambda: Identity("a", 5, 4, preprocess=[3]), TypeError, "'a': a step of preprocess is an int"),
     "boundaries fall": (lambda: Bucketize("a", [1, 3, 2], 4), ValueError, r"'a': boundaries\[2\] is 2"),
     "boundary NaN": (lambda: Bucketize("a", [1, math.nan], 4), ValueError, r"'a': boundaries\[1\] is nan"),
+    "boundaries' shape": (lambda: Bucketize("a", [[]], 4), TypeError, "'a': boundaries must be a sequence"),
+    "words' shape": (lambda: Vocabulary("a", [[]], 4), TypeError, "'a': vocabulary must be a sequence"),
     "boundaries' type": (lambda: Bucketize("a", "123", 4), TypeError, "'a': boundaries is a str"),
     "words": (lambda: Vocabulary("a", [1, 2, 1], 4), ValueError, "'a': vocabulary has 1 twice"),
     "words' type": (
@@ -208,8 +215,71 @@ def test_bad_json_says_what_is_wrong(name, tmp_path):
         EmbeddingColumns.from_json(given)
     path = tmp_path / "columns.json"
     path.write_text(json.dumps(given))
-    with pytest.raises(kind, match=words):
+    with pytest.raises(FileFormatError, match=words) as error:
         EmbeddingColumns.from_json(path)
+    assert str(path) in str(error.value)
+
+
+def test_infinite_numbers_have_a_form_in_json(tmp_path):
+    columns = (
+        Bucketize("Infinity", [-math.inf, 1.0, math.inf], 4, preprocess=[Clip(-math.inf, math.inf)]),
+        Numeric("b", preprocess=[Clip(max=np.float32(2.5)), Affine(np.float32(0.5))]),
+    )
+    path = tmp_path / "columns.json"
+    listed = EmbeddingColumns(columns).to_json(path)
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == listed
+    assert listed[0]["boundaries"] == ["-Infinity", 1.0, "Infinity"] and listed[0]["name"] == "Infinity"
+    for given in (path, listed):
+        assert EmbeddingColumns.from_json(given).specs == columns
+    for text in ("Infinity", "NaN", "1e999"):
+        path.write_text(f'[{{"kind": "bucketize", "name": "a", "embedding_dim": 1, "boundaries": [{text}]}}]')
+        with pytest.raises(FileFormatError, match="is not JSON: it has"):
+            EmbeddingColumns.from_json(path)
+
+
+def test_a_list_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    path, module = tmp_path / "columns.json", EmbeddingColumns(COLUMNS)
+    module.to_json(path)
+    before = path.read_bytes()
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match=r"No space left on device: .*columns\.json"):
+            EmbeddingColumns([Numeric("a")]).to_json(path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["columns.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" + "0," * 4_000_001 + "0]", "has 4,000,002 commas and opening brackets; must have 4,000,000"),
+        (" " * ((64 << 20) + 1), "is larger than 67,108,864 bytes, the most that is read"),
+        ("[" + "9" * 10**6 + "]", "it has a number of 1,000,000 digits"),
+        ('[{"kind": "%s"}]' % ("x" * 10**6), r"columns\[0\]: kind is 'xxx"),
+    ],
+)
+def test_files_beyond_the_bounds_are_refused(tmp_path, text, words):
+    path = tmp_path / "columns.json"
+    path.write_text(text)
+    with pytest.raises(FileFormatError, match=words) as error:
+        EmbeddingColumns.from_json(path)
+    assert len(str(error.value)) < 1500
+
+
+def test_large_objects_take_linear_time(tmp_path):
+    """A hundred thousand names: all pairs of them would take minutes."""
+    path, begun = tmp_path / "columns.json", time.process_time()
+    names = ", ".join(f'"n{number}": 0' for number in range(100_000))
+    path.write_text(f"[{{{names}}}]")
+    with pytest.raises(FileFormatError, match="kind is None"):
+        EmbeddingColumns.from_json(path)
+    path.write_text(f'[{{{names}, "n77": 1}}]')
+    with pytest.raises(FileFormatError, match="an object has 'n77' twice"):
+        EmbeddingColumns.from_json(path)
+    assert time.process_time() - begun < 10
 
 
 def test_files_that_are_none(tmp_path):

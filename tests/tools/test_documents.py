@@ -30,6 +30,7 @@ FIGURE = re.compile(
     rf"(?<![\w.,^])(?:\d+(?:,\d{{3}})*(?:\.\d+)?(?:{TIMES}|\s(?:{UNIT}))(?![\w-])|\d+\.\d+(?![\w.]))"
 )
 CONSTANTS = {  # of the code, not measured: page, text, file that has it, and how it is written there
+    ("docs/columns.md", "64 MiB"): ("python/recfuse/nn/columns/json.py", "MOST_BYTES = 64 << 20"),
     ("docs/tuning.md", "1 %"): ("python/recfuse/tuner/__init__.py", "more than 1 % faster"),
     ("docs/tuning.md", "64 MiB"): (
         "csrc/cuda/fused_embedding_bag/call.c",

@@ -3,70 +3,73 @@
 ``{"kind": "bucketize", "name": "age", "boundaries": [18, 25, 35], "embedding_dim": 8}``: "kind" is
 "bucketize", "hash", "identity", "vocabulary", "cross" or "numeric", the others are the fields of the class,
 where they are not the defaults. A step is ``{"step": "affine", "scale": 0.01}``, a key of a cross a name, or
-``{"feature": "age", "preprocess": [...]}``, a dtype its name.
+``{"feature": "age", "preprocess": [...]}``, a dtype its name. Infinite boundaries and bounds are the texts
+"Infinity" and "-Infinity".
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from recfuse._arguments import path_of, wrong_type
 from recfuse._codes import DTYPE_NAMES
+from recfuse._files import parsing, read_json, write_whole
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.columns.kinds import COLUMNS
 from recfuse.nn.columns.specs import Column, Key
 from recfuse.nn.columns.steps import STEPS, Step
 
+MOST_BYTES = 64 << 20
+"""Of a file."""
+MOST_VALUES = 4_000_000
+"""Of a file, words of vocabularies and boundaries too: with `MOST_BYTES` this bounds its memory to 2 GiB."""
 _WHERE = "recfuse.nn.EmbeddingColumns.from_json"
+_INFINITE = {"Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no numbers for them
 
 
 def read(columns: str | Path | Sequence[Mapping[str, Any]]) -> list[Column]:
     """Columns from a list of mappings, or from the file that has it.
 
     Raises:
-        ValueError, TypeError: a mapping that is no column; names it. OSError: no such file.
+        ValueError, TypeError: a mapping that is no column; names it. OSError: the file cannot be read.
+        FileFormatError: a ValueError for all that is wrong in a file; names it too.
     """
-    if isinstance(columns, (str, Path)):
-        path = path_of(columns, _WHERE)
-        try:
-            columns = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_once)
-        except ValueError as error:  # JSONDecodeError, UnicodeDecodeError and that of _once
-            raise ArgumentValueError(f"{_WHERE}: {path} is not JSON: {error}") from None
-        except RecursionError:
-            raise ArgumentValueError(f"{_WHERE}: {path} nests lists or objects too deeply") from None
-    if not isinstance(columns, Sequence):
-        raise wrong_type(f"{_WHERE}: columns", columns, "a list of columns")
-    return [_column(number, given) for number, given in enumerate(columns)]
+    if not isinstance(columns, (str, Path)):
+        return _columns(columns, f"{_WHERE}: ")
+    path = path_of(columns, _WHERE)
+    with parsing(f"{_WHERE}: {path}"):
+        return _columns(read_json(path, _WHERE, MOST_BYTES, MOST_VALUES), "")
 
 
 def write(columns: Sequence[Column], path: str | Path | None) -> list[dict[str, Any]]:
     """The list of columns, written to a file where one is named."""
     found = [{"kind": column.kind, **_plain(column)} for column in columns]
     if path is not None:
-        lines = ",\n".join(json.dumps(one) for one in found)
-        Path(path_of(path, "recfuse.nn.EmbeddingColumns.to_json")).write_text(
-            f"[\n{lines}\n]\n", encoding="utf-8"
-        )
+        function = "recfuse.nn.EmbeddingColumns.to_json"
+        write_whole(path_of(path, function), lambda: _lines(found), function)
     return found
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; of two values with one name it would have the last."""
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"an object has {name!r} twice")
-    return dict(pairs)
+def _lines(columns: Sequence[dict[str, Any]]) -> list[str]:
+    """A line a column."""
+    return ["[\n", ",\n".join(json.dumps(one, allow_nan=False) for one in columns), "\n]\n"]
 
 
-def _column(number: int, given: Any) -> Column:
-    where = f"{_WHERE}: columns[{number}]"
+def _columns(given: Any, where: str) -> list[Column]:
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise wrong_type(f"{where}columns", given, "a list of columns")
+    return [_column(f"{where}columns[{number}]", one) for number, one in enumerate(given)]
+
+
+def _column(where: str, given: Any) -> Column:
     if not isinstance(given, Mapping):
         raise wrong_type(where, given, "a mapping")
     if isinstance(given.get("name"), str):
@@ -106,7 +109,15 @@ def _field(name: str, value: Any) -> Any:
         if value not in DTYPE_NAMES:
             raise ArgumentValueError(f"dtype is {value!r}, must be one of {', '.join(DTYPE_NAMES)}")
         return getattr(torch, value)
+    if name in ("min", "max"):
+        return _number(value)
+    if name == "boundaries" and isinstance(value, Sequence) and not isinstance(value, str):
+        return [_number(one) for one in value]
     return value
+
+
+def _number(value: Any) -> Any:
+    return _INFINITE.get(value, value) if isinstance(value, str) else value
 
 
 def _key(given: Any) -> Any:
@@ -119,7 +130,7 @@ def _step(given: Any) -> Step:
     if not isinstance(given, Mapping):
         raise wrong_type("a step of preprocess", given, "a mapping")
     kind = _kind("step", given, STEPS)
-    found: Step = _made(kind, {name: value for name, value in given.items() if name != "step"})
+    found: Step = _made(kind, {name: _field(name, value) for name, value in given.items() if name != "step"})
     return found
 
 
@@ -137,6 +148,10 @@ def _value(value: Any) -> Any:
         return [_value(one) for one in value]
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
     return value
 
 

@@ -125,7 +125,7 @@ class ToBucket(Step):
     def __post_init__(self) -> None:
         """Raises TypeError, ValueError unless the boundaries are numbers that rise, or stay."""
         found = np.atleast_1d(_array("boundaries", self.boundaries))
-        if found.size and (found.dtype.kind not in "iuf" or found.ndim != 1):
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iuf"):
             raise ArgumentTypeError("boundaries must be a sequence of numbers")
         values = found.astype(np.float32)
         rises = values[1:] >= values[:-1]
@@ -164,7 +164,7 @@ class ToWord(Step):
     def __post_init__(self) -> None:
         """Raises TypeError, ValueError unless the words are int64 that differ."""
         found = np.atleast_1d(_array("vocabulary", self.vocabulary))
-        if found.size and (found.dtype.kind not in "iu" or found.ndim != 1):
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
             raise ArgumentTypeError("vocabulary must be a sequence of integers (hash strings first)")
         if found.dtype == np.uint64 and found.size and int(found.max()) > MOST:
             raise ArgumentValueError(f"vocabulary has {int(found.max())}, must be int64")
