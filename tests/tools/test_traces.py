@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import tracemalloc
+import zipfile
 import zlib
 from collections import OrderedDict
 from pathlib import Path
@@ -15,6 +17,8 @@ import torch
 
 from recfuse import _C
 from recfuse.data import traces
+from recfuse.errors import FileFormatError
+from support.fuzz.corpus import hostile_tuples
 
 # The production traces: what the paper says of each level and what its files hold, with how far a
 # synthetic trace may be off: 10 %, and half a unit of the last published digit.
@@ -334,7 +338,7 @@ def test_damaged_gzip(tmp_path: Path, name: str, damage: str) -> None:
         packed = bytearray(b"1\n2\n3\n")
     path = tmp_path / name
     path.write_bytes(packed)
-    with pytest.raises(ValueError, match=r"damaged or cut gzip file|line \d+: found"):
+    with pytest.raises(ValueError, match=r"is damaged or cut: |line \d+: found"):
         traces.read(path)
 
 
@@ -380,15 +384,15 @@ def test_malformed_tuples(tmp_path: Path) -> None:
     indices, offsets, lengths = tuple_of([[1, 2], [0, 3]])
     cases = {
         "holds a tuple of 2": (indices, offsets),
-        "holds a Tensor of 6": indices,
+        "holds a tensor, needed": indices,
         "holds an int, needed": 5,
-        "indices is torch.float32": (indices.float(), offsets, lengths),
-        "lengths is list": (indices, offsets, [1, 2]),
+        "indices is of float, needed": (indices.float(), offsets, lengths),
+        "lengths is a list, needed": (indices, offsets, [1, 2]),
         "needed are 5 offsets": (indices, offsets[:-1], lengths),
-        r"indices \(1, 6\)": (indices[None], offsets, lengths),
-        "offsets go from 0 to 6": (indices[:-1], offsets, lengths),
-        "offsets go from 1 to 7": (indices, offsets + 1, lengths),
-        r"lengths has -1": (indices[:1], torch.tensor([0, 2, 1]), torch.tensor([[2, -1]])),
+        r"indices \[1, 6\]": (indices[None], offsets, lengths),
+        "offsets end at 6, must end at the 5 indices": (indices[:-1].clone(), offsets, lengths),
+        r"offsets\[0\] is 1, must be 0": (indices, offsets + 1, lengths),
+        r"lengths\[1\] is -1": (indices[:3], torch.tensor([0, 2, 1]), torch.tensor([[2, -1]])),
         r"indices\[2\] is -1": (torch.tensor([0, 3, -1, 2, 1, 1]), offsets, lengths),
         "holds no row ids": (indices[:0], torch.tensor([0, 0]), torch.tensor([[0]])),
     }
@@ -403,15 +407,102 @@ def test_a_tuple_file_cannot_run_code(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "ran"),)
 
     path = save(tmp_path / "trace.pt", (Evil(), 1, 2))
-    with pytest.raises(ValueError, match="not a file of tensors"):
+    with pytest.raises(ValueError, match=r"holds posix\.mkdir|is not an archive"):
         traces.read(path)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_line_without_an_end_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "trace.txt.gz"
+    path.write_bytes(gzip.compress(b"3\n" + b"1" * (64 << 20), 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            FileFormatError, match=r"line 2: found '1+', [\d,]+ bytes and more; needed"
+        ) as error:
+            traces.read(path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20  # a chunk or two, not the line
+    finally:
+        tracemalloc.stop()
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["trace.txt.gz", "trace.pt.gz"])
+def test_what_unpacks_to_more_than_the_bound_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress((b"0" * 30 + b"7\n") * (1 << 20), 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileFormatError, match=r"bytes of memory, allowed are 1,048,576: pass most_bytes"):
+            traces.read(path, most_bytes=1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(ValueError, match="traces: most_bytes is -1"):
+        traces.read(path, most_bytes=-1)
+
+
+def test_hostile_tuples_are_refused_by_one_class(tmp_path: Path) -> None:
+    """Lengths [2^40, 0], expanded, sparse, meta, nested and other tensors; what torch itself would raise, or
+    allocate, does not matter.
+    """
+    path, read = tmp_path / "trace.pt", 0
+    for contents in hostile_tuples():
+        path.write_bytes(contents)
+        tracemalloc.start()
+        try:
+            assert [table.indices.tolist() for table in traces.read_tables(path)]
+            read += 1
+        except FileFormatError as error:
+            assert str(path) in str(error)
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < 4 << 20
+    assert read == 5  # strided ones, a list, other protocols of pickle: as they are
+
+
+def test_tuples_of_any_layout_and_packing(tmp_path: Path) -> None:
+    indices, offsets, lengths = tuple_of([[1, 2], [0, 3]])
+    for value in (
+        (indices.repeat_interleave(2)[::2], offsets, lengths),
+        (indices, offsets, lengths.t().contiguous().t()),
+        (torch.cat([offsets, indices])[len(offsets) :], offsets, lengths),
+    ):
+        tables = traces.read_tables(save(tmp_path / "trace.pt", value))
+        assert [table.indices.tolist() for table in tables] == [[10, 11, 12], [13, 14, 15]]
+        assert [table.offsets.tolist() for table in tables] == [[0, 1, 3], [0, 0, 3]]
+    with zipfile.ZipFile(tmp_path / "trace.pt") as archive:
+        members = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
+    swapped = {"byteorder": b"big"}
+    with zipfile.ZipFile(tmp_path / "other.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, contents in members:
+            own = np.frombuffer(contents, "<i8").astype(">i8").tobytes() if "/data/" in name else contents
+            archive.writestr(name, swapped.get(name.rpartition("/")[2], own))
+    assert traces.read(tmp_path / "other.pt", table=1).tolist() == [13, 14, 15]
+
+
+def test_offsets_that_wrap_around_are_refused(tmp_path: Path) -> None:
+    """Their differences are the lengths, modulo 2^64."""
+    most = 2**63 - 1
+    value = torch.arange(5), torch.tensor([0, most, -2, 5]), torch.tensor([[most, most, 7]])
+    with pytest.raises(FileFormatError, match=r"lengths\[0\] is 9223372036854775807, allowed is 0 to 5"):
+        traces.read(save(tmp_path / "trace.pt", value))
+
+
+def test_a_damaged_storage_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "trace.pt", tuple_of([[1000]]))
+    contents = bytearray(path.read_bytes())
+    contents[contents.index(bytes([200, 0, 0, 0, 0, 0, 0, 0]))] = 201
+    path.write_bytes(contents)
+    with pytest.raises(FileFormatError, match="Bad CRC-32"):
+        traces.read(path)
 
 
 def test_other_files(tmp_path: Path) -> None:
     path = tmp_path / "trace.pt"
     path.write_bytes(b"not a tensor")
-    with pytest.raises(ValueError, match="not a file of tensors"):
+    with pytest.raises(ValueError, match=r"holds posix\.mkdir|is not an archive"):
         traces.read(path)
     with pytest.raises(ValueError, match=r"must be one of row ids as \.txt"):
         traces.read(tmp_path / "trace.csv")

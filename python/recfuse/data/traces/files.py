@@ -5,55 +5,49 @@ from __future__ import annotations
 import gzip
 import io
 import operator
-import pickle
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from recfuse._arguments import path_of
-from recfuse.errors import ArgumentTypeError, a_type
+from recfuse._arguments import integer, path_of
+from recfuse._files import parsing
+from recfuse.data.traces.tuples import Bound, Table, read_tuple
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, FileFormatError, a_type
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+MOST_BYTES = 4 << 30
+"""Memory that reading a file may take, unless its reader is told another bound."""
 _FORMS = "row ids as .txt or .txt.gz, or (indices, offsets, lengths) as .pt or .pt.gz"
-_CHUNK = 1 << 22
-_MOST_DIGITS = 1000  # far fewer than int refuses
+_CHUNK = 1 << 20
+_MOST_LINE = 1000  # bytes; int refuses text of more than 4,300 digits
+_ROW_BYTES = 16  # of a row id of a text: in a chunk's array, and in the array of all
 
 
-@dataclass(frozen=True, eq=False)
-class Table:
-    """The lookups of one table. Bag b is `indices[offsets[b]:offsets[b + 1]]`."""
-
-    indices: NDArray[np.int64]
-    """[lookups]: row ids."""
-    offsets: NDArray[np.int64] | None
-    """[bags + 1], from 0; None where the file has no bags."""
-
-
-def read(path: str | PathLike[str], table: int | None = None) -> NDArray[np.int64]:
+def read(
+    path: str | PathLike[str], table: int | None = None, *, most_bytes: int = MOST_BYTES
+) -> NDArray[np.int64]:
     """Row ids, int64 [lookups], of one table of a trace file.
 
     Args:
         path: a file of any form that `read_tables` reads.
         table: which of its tables; may be None where it has only one.
+        most_bytes: as in `read_tables`.
 
     Raises:
         ValueError: as `read_tables`; several tables and no choice.
         IndexError: no such table.
     """
-    tables = read_tables(path)
+    tables = read_tables(path, most_bytes=most_bytes)
     if table is None:
         if len(tables) > 1:
-            raise ValueError(f"traces: {path} has {len(tables)} tables; pass table or use read_tables")
+            raise ArgumentValueError(
+                f"traces: {path} has {len(tables)} tables; pass table or use read_tables"
+            )
         table = 0
     try:
         table = operator.index(table)
@@ -66,142 +60,110 @@ def read(path: str | PathLike[str], table: int | None = None) -> NDArray[np.int6
     return tables[table].indices
 
 
-def read_tables(path: str | PathLike[str]) -> list[Table]:
+def read_tables(path: str | PathLike[str], *, most_bytes: int = MOST_BYTES) -> list[Table]:
     """The tables of a trace file.
 
     The forms, by the end of the name: `.txt`, `.txt.gz`, one row id a line, one table without bags;
     `.pt`, `.pt.gz`, the tuple of tensors (indices, offsets, lengths) of facebookresearch/dlrm_datasets: the
     tables one after another, offsets [tables * batch + 1], lengths [tables, batch] ([batch]: one table).
-    A `.pt` file is loaded with `weights_only=True`: it cannot run code.
+    Nothing of a `.pt` file is run. Its tensors are dense, of integers, as torch.save writes them since 1.6.
+
+    Args:
+        path: the file.
+        most_bytes: memory that reading may take, about; checked before the memory is allocated. A file that
+            needs more is refused. 4 GiB by default.
 
     Raises:
-        ValueError: a form that is not known, no row ids, ids that are negative or no numbers (with the line),
-            a damaged or cut file, a tuple that is not as above.
+        recfuse.errors.FileFormatError: a ValueError that names the file and the line, tensor or byte. A form
+            that is not known, no row ids, ids that are negative or no numbers, a damaged or cut file, a tuple
+            that is not as above, a file that needs more memory than `most_bytes`.
         OSError: the file cannot be opened.
+        MemoryError: the memory is within the bound, but not free.
     """
     path = Path(path_of(path, "recfuse.data.traces.read"))
+    bound = Bound(integer("traces: most_bytes", most_bytes, 0, 2**63 - 1))
     name = path.name.removesuffix(".gz")
-    if name.endswith(".txt"):
-        tables = [Table(_read_text(path), None)]
-    elif name.endswith(".pt"):
-        tables = _read_tuple(path)
-    else:
-        raise ValueError(f"traces: {path} has an unknown form, must be one of {_FORMS}")
-    if not any(len(table.indices) for table in tables):
-        raise ValueError(f"traces: {path} holds no row ids")
+    if not name.endswith((".txt", ".pt")):
+        raise FileFormatError(f"traces: {path} has an unknown form, must be one of {_FORMS}")
+    with parsing(f"traces: {path}"), _opened(path) as file:
+        tables = [Table(_read_text(file, bound), None)] if name.endswith(".txt") else _read_pt(file, bound)
+        if not any(len(table.indices) for table in tables):
+            raise ArgumentValueError("it holds no row ids, must hold at least one")
     return tables
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The file's contents, unpacked; a damaged gzip file is a ValueError. Long reads show a progress bar."""
+    """The file's contents, unpacked. Long reads show a progress bar on a terminal."""
     with (
         path.open("rb") as file,
         tqdm.wrapattr(
-            file, "read", total=path.stat().st_size, desc=path.name, delay=2, leave=False, bytes=True
+            file,
+            "read",
+            total=path.stat().st_size,
+            desc=path.name,
+            delay=2,
+            leave=False,
+            bytes=True,
+            disable=None,
         ) as counted,
     ):
         if path.suffix != ".gz":
             yield counted
             return
-        try:
-            with gzip.GzipFile(fileobj=counted) as unpacked:
-                yield cast(BinaryIO, unpacked)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"traces: {path} is a damaged or cut gzip file: {error}") from error
+        with gzip.GzipFile(fileobj=counted) as unpacked:
+            yield cast(BinaryIO, unpacked)
 
 
-def _read_text(path: Path) -> NDArray[np.int64]:
+def _read_text(file: BinaryIO, bound: Bound) -> NDArray[np.int64]:
     chunks: list[NDArray[np.int64]] = []
-    line, rest = 1, b""
-    with _opened(path) as file:
-        while chunk := file.read(_CHUNK):
-            text = rest + chunk
-            lines = text.split(b"\n")
-            rest = lines.pop()
-            underscores = text.find(b"_", 0, len(text) - len(rest)) >= 0
-            chunks.append(_row_indices(path, lines, line, underscores))
-            line += len(lines)
-    chunks.append(_row_indices(path, [rest] if rest.strip() else [], line, b"_" in rest))
-    return np.concatenate(chunks)
+    rows, rest = 0, b""
+    while chunk := file.read(_CHUNK):
+        lines = (rest + chunk).split(b"\n")
+        rest = lines.pop()
+        chunks.append(_row_indices(lines, rows + 1))
+        rows += len(lines)
+        bound.check(rows * _ROW_BYTES, f"line {rows}: the row ids up to it take")
+        if len(rest) > _MOST_LINE:
+            raise _bad_line(rows + 1, rest)
+    if rest.strip():
+        chunks.append(_row_indices([rest], rows + 1))
+    return np.concatenate([np.empty(0, np.int64), *chunks])
 
 
-def _row_indices(path: Path, lines: list[bytes], first: int, underscores: bool) -> NDArray[np.int64]:
+def _row_indices(lines: list[bytes], first: int) -> NDArray[np.int64]:
     """Numbers of lines, the first of which has the number `first`; a blank line is an error, and so is an
     underscore, which int takes between digits.
     """
     try:
         rows = np.fromiter(map(int, lines), np.int64, len(lines))
-        if len(rows) == 0 or (rows.min() >= 0 and not underscores):
+        if len(rows) == 0 or (rows.min() >= 0 and not any(b"_" in line for line in lines)):
             return rows
     except (ValueError, OverflowError):
         pass
-    number, text = next(
-        (number, text)
-        for number, text in enumerate(lines, first)
-        if not text.strip().isdigit() or len(text) > _MOST_DIGITS or int(text) >= 2**63
-    )
-    found = text[:60].decode(errors="replace")
-    raise ValueError(
-        f"traces: {path}, line {number}: found {found!r}, needed is one row id, a number from 0 on"
+    raise _bad_line(
+        *next(
+            (number, line)
+            for number, line in enumerate(lines, first)
+            if not line.strip().isdigit() or len(line) > _MOST_LINE or int(line) >= 2**63
+        )
     )
 
 
-def _read_tuple(path: Path) -> list[Table]:
-    import torch
-
-    # torch.load seeks: unpack the whole file first.
-    with _opened(path) as file:
-        contents = io.BytesIO(file.read())
-    try:
-        loaded = torch.load(contents, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise ValueError(
-            f"traces: {path} is not a file of tensors that torch.load can read: {error}"
-        ) from error
-
-    if not isinstance(loaded, (tuple, list)) or len(loaded) != 3:
-        size = f" of {len(loaded)}" if hasattr(loaded, "__len__") else ""
-        raise ValueError(
-            f"traces: {path} holds {a_type(loaded)}{size}, needed is a tuple of 3 tensors: indices, "
-            "offsets, lengths"
-        )
-    indices, offsets, lengths = (
-        _integers(path, name, value)
-        for name, value in zip(("indices", "offsets", "lengths"), loaded, strict=True)
+def _bad_line(number: int, line: bytes) -> ArgumentValueError:
+    found = line[:60].decode(errors="replace")
+    size = f", {len(line):,} bytes and more" if len(line) > _MOST_LINE else ""
+    return ArgumentValueError(
+        f"line {number}: found {found!r}{size}; needed is one row id, a number from 0 to 2^63 - 1"
     )
-    if lengths.ndim == 1:
-        lengths = lengths[None]
-    if indices.ndim != 1 or offsets.ndim != 1 or lengths.ndim != 2:
-        raise ValueError(
-            f"traces: {path} has indices {indices.shape}, offsets {offsets.shape}, lengths {lengths.shape}; "
-            "needed are [lookups], [tables * batch + 1], [tables, batch]"
-        )
-    if len(offsets) != lengths.size + 1:
-        raise ValueError(
-            f"traces: {path} has {len(offsets)} offsets and lengths {lengths.shape}; needed are "
-            f"{lengths.size + 1} offsets"
-        )
-    rises = np.array_equal(np.diff(offsets), lengths.ravel())
-    if offsets[0] != 0 or offsets[-1] != len(indices) or not rises:
-        raise ValueError(
-            f"traces: {path}: offsets go from {offsets[0]} to {offsets[-1]}; they must begin at 0, rise by "
-            f"lengths and end at the {len(indices)} indices"
-        )
-    if lengths.size and lengths.min() < 0:
-        raise ValueError(f"traces: {path}: lengths has {lengths.min()}, allowed is >= 0")
-    if len(indices) and indices.min() < 0:
-        wrong = int(np.argmax(indices < 0))
-        raise ValueError(f"traces: {path}: indices[{wrong}] is {indices[wrong]}, allowed is >= 0")
-    batch = lengths.shape[1]
-    ends_of = (offsets[number * batch : (number + 1) * batch + 1] for number in range(len(lengths)))
-    return [Table(indices[ends[0] : ends[-1]], ends - ends[0]) for ends in ends_of]
 
 
-def _integers(path: Path, name: str, value: Tensor) -> NDArray[np.int64]:
-    import torch
-
-    kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
-    if kind not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-        raise ValueError(f"traces: {path}: {name} is {kind}, needed is a tensor of integers")
-    return value.to(torch.int64).numpy()
+def _read_pt(file: BinaryIO, bound: Bound) -> list[Table]:
+    """Of a file that is a zip archive, which is read at several places: a packed one is unpacked first."""
+    if not isinstance(file, gzip.GzipFile):
+        return read_tuple(file, bound)
+    contents = io.BytesIO()
+    while chunk := file.read(_CHUNK):
+        bound.check(contents.tell() + len(chunk), f"byte {contents.tell():,}: the unpacked file takes")
+        contents.write(chunk)
+    return read_tuple(contents, bound.less(contents.tell()))

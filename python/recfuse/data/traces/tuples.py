@@ -1,0 +1,320 @@
+"""Tuples of tensors (indices, offsets, lengths) in files of torch.save, of which nothing is run.
+
+The pickle of such a file becomes descriptions of tensors, whose sizes are checked before memory is allocated
+for them: a file of 2 KB can describe tensors of terabytes, which torch.load allocates, also with
+`weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pickle
+import pickletools
+import zipfile
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recfuse.errors import ArgumentValueError, a_type
+
+_NEEDED = "a tuple of 3 tensors of integers, dense and on the CPU or a GPU: indices, offsets, lengths"
+_NAMES = "indices", "offsets", "lengths"
+_DTYPES = {
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+}
+_OPCODES = frozenset(
+    [
+        *(
+            "PROTO",
+            "FRAME",
+            "STOP",
+            "MARK",
+            "GLOBAL",
+            "STACK_GLOBAL",
+            "REDUCE",
+            "BINPERSID",
+            "NONE",
+            "NEWTRUE",
+        ),
+        *("NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE"),
+        *(
+            "EMPTY_TUPLE",
+            "TUPLE",
+            "TUPLE1",
+            "TUPLE2",
+            "TUPLE3",
+            "EMPTY_LIST",
+            "APPEND",
+            "APPENDS",
+            "EMPTY_DICT",
+        ),
+        *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "MEMOIZE"),
+    ]
+)
+_MOST_READ = 1 << 20  # bytes at once: of an archive's directory too, which has some hundred
+_MOST_PICKLE = 1 << 16  # bytes; the one of a tuple of 3 tensors has some 300
+_MOST_RANK = 2
+_MOST_OFFSET = 1 << 62
+_TABLE_BYTES = 512  # of a Table with its two arrays' heads
+_OFFSET_BYTES = 48  # of an offset: itself, differences and comparisons, and that of its table
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The lookups of one table. Bag b is `indices[offsets[b]:offsets[b + 1]]`."""
+
+    indices: NDArray[np.int64]
+    """[lookups]: row ids."""
+    offsets: NDArray[np.int64] | None
+    """[bags + 1], from 0; None where the file has no bags."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Memory that reading one file may take."""
+
+    whole: int
+    used: int = 0
+
+    def check(self, needed: int, what: str) -> None:
+        """Raises ArgumentValueError where `needed` bytes more are too many."""
+        if self.used + needed > self.whole:
+            raise ArgumentValueError(
+                f"{what} {self.used + needed:,} bytes of memory, allowed are {self.whole:,}: pass most_bytes"
+            )
+
+    def less(self, used: int) -> Bound:
+        """What is left when `used` bytes are taken."""
+        return Bound(self.whole, self.used + used)
+
+
+@dataclass(frozen=True)
+class _Storage:
+    kind: str  # such as "LongStorage"
+    key: str
+    size: int
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    storage: _Storage
+    first: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(_DTYPES[self.storage.kind])
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_tuple(file: BinaryIO, bound: Bound) -> list[Table]:
+    """The tables of a file of torch.save. Raises ArgumentValueError, and errors of zipfile and pickle."""
+    file.seek(0)
+    if file.read(4) != b"PK\x03\x04":
+        raise ArgumentValueError(
+            "byte 0: it is not an archive of torch.save; a file of torch below 1.6 must be saved again"
+        )
+    with zipfile.ZipFile(_Archive(file)) as archive:  # type: ignore[call-overload]
+        contents = {entry.filename: entry for entry in archive.infolist()}
+        root, tensors = _described(archive, contents)
+        _check_sizes(tensors, bound)
+        order = _byte_order(archive, contents, root)
+        arrays = [_array(archive, contents, root, order, tensor) for tensor in tensors]
+    return _tables(*arrays)
+
+
+class _Archive:
+    """A file whose single reads are bounded: zipfile reads a directory of any size at once."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.tell = file.tell
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence == os.SEEK_SET and not 0 <= offset < _MOST_OFFSET:
+            raise ArgumentValueError(f"its archive names byte {offset}, which no file has")
+        return self._file.seek(offset, whence)
+
+    def read(self, size: int = -1) -> bytes:
+        found = self._file.read(min(size, _MOST_READ + 1) if size >= 0 else _MOST_READ + 1)
+        if len(found) > _MOST_READ:
+            raise ArgumentValueError(
+                f"its archive has a directory of more than {_MOST_READ:,} bytes, the most that is read"
+            )
+        return found
+
+
+class _Descriptions(pickle.Unpickler):
+    """Tensors of a pickle as descriptions: no function of the pickle's own choice is called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name.endswith("Storage"):
+            return name
+        found = {
+            ("torch._utils", "_rebuild_tensor_v2"): _rebuilt,
+            ("collections", "OrderedDict"): OrderedDict,
+        }.get((module, name))
+        if found is None:
+            raise ArgumentValueError(f"data.pkl: it holds {module}.{name}, needed is {_NEEDED}")
+        return found
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        word, kind, key, _, size = pid
+        if word != "storage" or not isinstance(kind, str) or not isinstance(key, str):
+            raise ArgumentValueError(f"data.pkl: it refers to {word!r:.60}, must refer to storages alone")
+        return _Storage(kind, key, _sizes("a storage's size", (size,))[0])
+
+
+def _rebuilt(storage: Any, first: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
+    if not isinstance(storage, _Storage):
+        raise ArgumentValueError(f"data.pkl: a tensor has {a_type(storage)}, must have a storage")
+    found = _Tensor(storage, *_sizes("offset", (first,)), _sizes("shape", shape), _sizes("strides", strides))
+    if len(found.shape) != len(found.strides):
+        raise ArgumentValueError(
+            f"data.pkl: a tensor has {len(found.shape)} sizes and {len(found.strides)} strides"
+        )
+    return found
+
+
+def _sizes(what: str, values: Any) -> tuple[int, ...]:
+    if not isinstance(values, tuple) or not all(
+        type(value) is int and 0 <= value < 2**63 for value in values
+    ):
+        raise ArgumentValueError(f"data.pkl: {what} is {values!r:.60}, must be from 0 to 2^63 - 1")
+    return values
+
+
+def _described(archive: zipfile.ZipFile, contents: dict[str, zipfile.ZipInfo]) -> tuple[str, list[_Tensor]]:
+    """The folder in the archive, and the three tensors."""
+    name = next((name for name in contents if name.endswith("/data.pkl") and name.count("/") == 1), None)
+    if name is None:
+        raise ArgumentValueError("its archive has no data.pkl: it is no file of torch.save")
+    text = _record(archive, contents[name], _MOST_PICKLE)
+    for opcode, argument, at in pickletools.genops(text):
+        if opcode.name not in _OPCODES or (opcode.name == "LONG_BINPUT" and argument > len(text)):
+            raise ArgumentValueError(f"data.pkl, byte {at}: found {opcode.name}, needed is {_NEEDED}")
+    value = _Descriptions(io.BytesIO(text)).load()
+    if not isinstance(value, (tuple, list)) or len(value) != len(_NAMES):
+        size = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+        kind = "a tensor" if isinstance(value, _Tensor) else a_type(value)
+        raise ArgumentValueError(f"data.pkl: it holds {kind}{size}, needed is {_NEEDED}")
+    for own, tensor in zip(_NAMES, value, strict=True):
+        if not isinstance(tensor, _Tensor):
+            raise ArgumentValueError(f"{own} is {a_type(tensor)}, needed is a tensor of integers")
+        if tensor.storage.kind not in _DTYPES:
+            kind = tensor.storage.kind.removesuffix("Storage").lower()
+            raise ArgumentValueError(
+                f"{own} is of {kind:.60}, needed is a tensor of {', '.join(_DTYPES.values())}"
+            )
+    return name.removesuffix("data.pkl"), list(value)
+
+
+def _check_sizes(tensors: list[_Tensor], bound: Bound) -> None:
+    """Raises ArgumentValueError for tensors that do not fit together, or need more memory than is allowed."""
+    for name, tensor in zip(_NAMES, tensors, strict=True):
+        last = tensor.first + sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)
+        )
+        if tensor.elements and (last >= tensor.storage.size or tensor.elements > tensor.storage.size):
+            raise ArgumentValueError(
+                f"{name} has shape {list(tensor.shape)} and strides {list(tensor.strides)}, for a storage of "
+                f"{tensor.storage.size:,} elements; must be dense: save .contiguous()"
+            )
+    indices, offsets, lengths = (tensor.shape for tensor in tensors)
+    if len(indices) != 1 or len(offsets) != 1 or len(lengths) not in (1, _MOST_RANK):
+        raise ArgumentValueError(
+            f"indices {list(indices)}, offsets {list(offsets)}, lengths {list(lengths)} are the shapes; "
+            "needed are [lookups], [tables * batch + 1], [tables, batch]"
+        )
+    bags = math.prod(lengths)
+    if offsets[0] != bags + 1:
+        raise ArgumentValueError(
+            f"there are {offsets[0]} offsets and lengths {list(lengths)}; needed are {bags + 1} offsets"
+        )
+    if 0 in indices or 0 in lengths:
+        raise ArgumentValueError("it holds no row ids, must hold at least one")
+    raw = sum(tensor.storage.size * tensor.dtype.itemsize for tensor in tensors)
+    tables = lengths[0] if len(lengths) == _MOST_RANK else 1
+    needed = raw + indices[0] * 8 + offsets[0] * _OFFSET_BYTES + tables * _TABLE_BYTES
+    bound.check(needed, "its tensors take")
+
+
+def _byte_order(archive: zipfile.ZipFile, contents: dict[str, zipfile.ZipInfo], root: str) -> str:
+    entry = contents.get(f"{root}byteorder")
+    found = b"little" if entry is None else _record(archive, entry, len(b"little"))
+    if found not in (b"little", b"big"):
+        raise ArgumentValueError(f"byteorder: found {found!r}, must be little or big")
+    return "<" if found == b"little" else ">"
+
+
+def _record(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes:
+    if entry.file_size > most:
+        raise ArgumentValueError(
+            f"{entry.filename!r:.60} has {entry.file_size:,} bytes, must have {most:,} at most"
+        )
+    with archive.open(entry) as file:
+        return file.read(most)
+
+
+def _array(
+    archive: zipfile.ZipFile,
+    contents: dict[str, zipfile.ZipInfo],
+    root: str,
+    order: str,
+    tensor: _Tensor,
+) -> NDArray[np.int64]:
+    """The elements of a tensor, whose sizes are checked."""
+    dtype, name = tensor.dtype.newbyteorder(order), f"{root}data/{tensor.storage.key}"
+    needed, entry = tensor.storage.size * dtype.itemsize, contents.get(name)
+    size = None if entry is None else entry.file_size
+    if entry is None or size != needed:
+        found = "missing" if entry is None else f"of {size:,} bytes"
+        raise ArgumentValueError(f"{name!r:.60} is {found}, must be of {needed:,} bytes")
+    values = np.empty(tensor.storage.size, dtype)
+    room, at = memoryview(values).cast("B"), 0
+    with archive.open(entry) as file:
+        while at < needed:
+            piece = file.read(min(_MOST_READ, needed - at))
+            if not piece:
+                raise ArgumentValueError(f"{name!r:.60} ends at byte {at:,}, must have {needed:,}")
+            room[at : at + len(piece)] = piece
+            at += len(piece)
+    steps = [stride * dtype.itemsize for stride in tensor.strides]
+    view = np.lib.stride_tricks.as_strided(values[tensor.first :], tensor.shape, steps, writeable=False)
+    return np.ascontiguousarray(view, np.int64)
+
+
+def _tables(
+    indices: NDArray[np.int64], offsets: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> list[Table]:
+    for name, values, most in (("indices", indices, 2**63 - 1), ("lengths", lengths.ravel(), len(indices))):
+        if values.min() < 0 or values.max() > most:
+            at = int(np.argmax((values < 0) | (values > most)))
+            raise ArgumentValueError(f"{name}[{at}] is {values[at]}, allowed is 0 to {most}")
+    expected = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths.ravel())])
+    if (wrong := offsets != expected).any():
+        at = int(np.argmax(wrong))
+        raise ArgumentValueError(
+            f"offsets[{at}] is {offsets[at]}, must be {expected[at]}: offsets begin at 0 and rise by lengths"
+        )
+    if offsets[-1] != len(indices):
+        raise ArgumentValueError(f"offsets end at {offsets[-1]}, must end at the {len(indices)} indices")
+    batch = lengths.shape[-1]
+    ends_of = (offsets[first : first + batch + 1] for first in range(0, lengths.size, batch))
+    return [Table(indices[ends[0] : ends[-1]], ends - ends[0]) for ends in ends_of]
