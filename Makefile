@@ -7,7 +7,7 @@ GPU_TESTS = tests/gpu tests/optim/test_gpu.py tests/tools/test_timing.py $(wildc
 IN_PLACE = PYTHONPATH=python $(PYTHON)
 BENCHMARKS = $(filter-out benchmarks/show.py benchmarks/tables.py benchmarks/pictures.py,$(wildcard benchmarks/[a-z]*.py))
 
-.PHONY: help build test bench sanitize neon gpu format lint clean
+.PHONY: help build test bench sanitize fuzz neon gpu format lint clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile
@@ -23,6 +23,9 @@ bench: build ## every benchmark; ARGS=--help and the like go to each
 
 sanitize: build ## the C tests under the address, undefined-behaviour and thread sanitizers
 	$(IN_PLACE) -m pytest tests/c/test_c_api.py tests/c/test_cuda_*.py -v -rs -k "sanitizer or address or thread" $(ARGS)
+
+fuzz: build ## mutated files for every reader, 10 minutes
+	$(IN_PLACE) tests/tools/fuzz_readers.py $(ARGS)
 
 neon: build ## the C tests for aarch64 in an emulator (Debian: gcc-aarch64-linux-gnu qemu-user)
 	command -v aarch64-linux-gnu-gcc
