@@ -25,7 +25,7 @@ sanitize: build ## the C tests under the address, undefined-behaviour and thread
 	$(IN_PLACE) -m pytest tests/c/test_c_api.py tests/c/test_cuda_*.py -v -rs -k "sanitizer or address or thread" $(ARGS)
 
 fuzz: build ## mutated files for every reader, 10 minutes
-	$(IN_PLACE) tests/tools/fuzz_readers.py $(ARGS)
+	$(IN_PLACE) tests/readers/fuzz_readers.py $(ARGS)
 
 neon: build ## the C tests for aarch64 in an emulator (Debian: gcc-aarch64-linux-gnu qemu-user)
 	command -v aarch64-linux-gnu-gcc

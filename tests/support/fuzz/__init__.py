@@ -1,1 +1,1 @@
-"""Files for `tests/tools/fuzz_readers.py`: the forms that recfuse reads, and their mutations."""
+"""Files for `tests/readers/fuzz_readers.py`: the forms that recfuse reads, and their mutations."""

@@ -1,6 +1,6 @@
 """Mutates files of every form that recfuse reads, and reads them.
 
-    PYTHONPATH=python python tests/tools/fuzz_readers.py --minutes 10
+    PYTHONPATH=python python tests/readers/fuzz_readers.py --minutes 10
 
 A file must be read, or be refused by a FileFormatError that names it, in 2 s of processor time and twice the
 memory that its reader states. Cases follow from the seed and their number, so `--first N --cases 1` repeats
