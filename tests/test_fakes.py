@@ -107,7 +107,7 @@ CALLS = {  # of tensors that must be on one device
     ),
     "embedding_columns": (
         lambda weight, a, offsets, b: torch.func.functional_call(
-            COLUMNS, {"packed_dim4": weight}, ({"a": (a, offsets), "b": b},)
+            COLUMNS, {"tables.packed_dim4": weight}, ({"a": (a, offsets), "b": b},)
         ),
         (torch.rand(9, 4), MAP, OFFSETS, torch.rand(3)),
     ),

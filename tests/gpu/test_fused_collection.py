@@ -317,8 +317,10 @@ def test_changed_weights_are_seen() -> None:
         lambda: setattr(collection.tables.t3, "weight", torch.randn(50, 8)),
         lambda: setattr(collection.tables.t0.weight, "data", torch.randn(30, 4).to(gpu.DEVICE)),
         lambda: collection.tables.t1.weight.data.mul_(2),
-        lambda: setattr(collection.packed_dim16, "data", torch.randn(20, 16).to(gpu.DEVICE)),
-        lambda: setattr(collection, "packed_dim3", nn.Parameter(torch.randn(7, 3).to(gpu.DEVICE))),
+        lambda: setattr(collection.embedding_bags.packed_dim16, "data", torch.randn(20, 16).to(gpu.DEVICE)),
+        lambda: setattr(
+            collection.embedding_bags, "packed_dim3", nn.Parameter(torch.randn(7, 3).to(gpu.DEVICE))
+        ),
     )
     for change in changes:
         before = collection(*given)

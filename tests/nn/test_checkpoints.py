@@ -269,7 +269,7 @@ def test_entries_that_have_gradients_are_parts_of_the_graph():
     collection = FusedEmbeddingBagCollection([(5, 4), (6, 4)])
     entries = collection.state_dict(keep_vars=True)
     entries["embedding_bags.t1.weight"].sum().backward()
-    assert collection.packed_dim4.grad.sum() == 24
+    assert collection.embedding_bags.packed_dim4.grad.sum() == 24
 
 
 def test_a_state_dict_of_no_memory_and_of_inference():
@@ -300,5 +300,5 @@ def test_an_unswapped_model_that_loads_the_entries_is_as_torchs(assign):
     packed, plain = of_collection(True), of_collection(False)
     plain.load_state_dict(packed.state_dict(), assign=assign)
     with torch.no_grad():
-        packed.packed_dim8.fill_(2)
+        packed.embedding_bags.packed_dim8.fill_(2)
     assert bool(plain.embedding_bags["t1"].weight.eq(2).all()) == assign

@@ -422,13 +422,17 @@ def test_saved_files_hold_the_weights_once():
 def test_a_maximum_that_is_compiled_keeps_its_winners(backend):
     """Not the weights, which may change before the backward pass."""
     for module, name, call in (
-        (FusedEmbeddingBagCollection([Table(9, 8, mode="max")]), "packed_dim8", torch.arange(7)),
+        (
+            FusedEmbeddingBagCollection([Table(9, 8, mode="max")]),
+            "embedding_bags.packed_dim8",
+            torch.arange(7),
+        ),
         (EmbeddingBag(9, 8, mode="max"), "weight", torch.tensor([0, 3])),
     ):
         indices = torch.tensor([8, 1, 2, 3, 8, 5])
         gradient = torch.randn(call.numel() - 1 if name != "weight" else 2, 8)
         module(indices, call).backward(gradient)
-        weight = getattr(module, name)
+        weight = module.get_parameter(name)
         want, weight.grad = weight.grad, None
         torch.compiler.reset()
         out = torch.compile(module, backend=backend, fullgraph=True)(indices, call)

@@ -17,7 +17,7 @@ from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.pooling import refuse_proxy
-from recfuse.nn.packed.table import Tables
+from recfuse.nn.packed.table_dict import Tables
 
 _WHERE = "recfuse.nn.FusedEmbeddingBagCollection"
 _MOST = 2**62

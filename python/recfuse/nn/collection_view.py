@@ -33,6 +33,7 @@ from recfuse.nn.packed.layout import (
     native_call,
 )
 from recfuse.nn.packed.module import PackedModule
+from recfuse.nn.packed.table_dict import TABLE_CLASSES
 from recfuse.nn.table_list import FusedEmbeddingBagList
 from recfuse.nn.tuning import Tuning
 from recfuse.ops import fused_dtype
@@ -48,7 +49,14 @@ __all__ = [
     "view_of",
 ]
 
-SAVED_CLASSES = (FusedEmbeddingBagCollection, FusedEmbeddingBagList, Layout, TableSpec, Tuning)
+SAVED_CLASSES = (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingBagList,
+    *TABLE_CLASSES,
+    Layout,
+    TableSpec,
+    Tuning,
+)
 """What `torch.save` of a collection writes, for ``torch.serialization.safe_globals``."""
 
 _ADDRESS = 1 << 20  # of matrices that do not exist: aligned as real ones are; nothing is read there

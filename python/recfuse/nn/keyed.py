@@ -16,7 +16,7 @@ from recfuse.data.forms import Lookups, of_keys, of_torchrec
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.pooling import refuse_proxy
-from recfuse.nn.packed.table import Tables
+from recfuse.nn.packed.table_dict import Tables
 
 
 class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
@@ -35,12 +35,11 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
         table_of_feature = [number for number, names in enumerate(self._feature_names) for _ in names]
         self._flat_feature_names = [name for names in self._feature_names for name in names]
         self._pack(list(bags._modules), list(bags._modules.values()), table_of_feature, optimizers)
-        del self._modules["embedding_bags"]
 
     @property
     def embedding_bags(self) -> Tables:
         """The tables by name, each of which can be called."""
-        return self.tables if "layout" in vars(self) else self._modules["embedding_bags"]
+        return self._modules["embedding_bags"]  # type: ignore[return-value]
 
     def _lookups_of(self, batch: Any, where: str) -> Lookups:
         return of_torchrec(batch, self._flat_feature_names, self._is_weighted, where)
@@ -68,7 +67,7 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
         try:
             return self._fused(features, mapping)
         except AttributeError:
-            if "layout" in vars(self):
+            if "_store" in vars(self):
                 raise
             return super().forward(features)  # another thread swaps or unswaps the tables now
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn, overload
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from recfuse.data.forms import Lookups, of_list, of_tables
 from recfuse.errors import ArgumentValueError
-from recfuse.nn.mapping import Mapping
+from recfuse.nn import mapping as work
 from recfuse.nn.packed.module import PackedModule
-from recfuse.nn.packed.table import PackedTable, refuse_replacement
+from recfuse.nn.packed.table import PackedTable
+from recfuse.nn.packed.table_dict import TableHolder, refuse_change, refuse_replacement
 
 
-class FusedEmbeddingBagList(PackedModule):
+class FusedEmbeddingBagList(PackedModule, TableHolder):
     """A list of tables, a feature each, that are pooled in one call: what a DLRM's ``emb_l`` becomes.
 
     :func:`recfuse.swap` puts it in the place of a model's own list of ``nn.EmbeddingBag``; it can be made by
@@ -29,7 +31,7 @@ class FusedEmbeddingBagList(PackedModule):
         ValueError: as there.
     """
 
-    _table_prefix = ""
+    _tables_name = ""
 
     def __init__(
         self,
@@ -57,10 +59,8 @@ class FusedEmbeddingBagList(PackedModule):
 
     def __getitem__(self, number: int | slice) -> PackedTable | list[PackedTable]:
         """A table, or several."""
-        if isinstance(number, slice):
-            return [PackedTable(self, spec) for spec in self.layout.tables[number]]
         try:
-            return PackedTable(self, self.layout.tables[number])
+            return list(self._modules.values())[number]  # type: ignore[return-value]
         except IndexError:
             raise IndexError(
                 f"recfuse.nn.FusedEmbeddingBagList: there is no table {number}, allowed is {-len(self)} to "
@@ -71,15 +71,18 @@ class FusedEmbeddingBagList(PackedModule):
         """Refuses: a table is a range of rows."""
         refuse_replacement(number)
 
-    def __getattr__(self, name: str) -> Any:
-        """A table under its name in the state_dict, as of a ModuleList."""
-        if name.isdecimal() and "layout" in vars(self) and int(name) < len(self):
-            return self[int(name)]
-        return super().__getattr__(name)
+    @property
+    def tables(self) -> Mapping[str, PackedTable]:  # type: ignore[override]
+        """The tables by the names that they have in the state_dict: "0", "1", ..."""
+        return MappingProxyType(self._modules)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[PackedTable]:
         """The tables, in order."""
-        return iter(self.tables.values())
+        return iter(self._modules.values())  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        """Sizes of the whole, on one line: a thousand lines of tables help nobody."""
+        return f"{type(self).__name__}({self.extra_repr()})"
 
     def extra_repr(self) -> str:
         """Sizes of the whole."""
@@ -95,7 +98,7 @@ class FusedEmbeddingBagList(PackedModule):
         indices: Tensor | Sequence[Tensor],
         row_weights: Sequence[Tensor | None] | None = None,
         *,
-        mapping: Mapping | None = None,
+        mapping: work.Mapping | None = None,
     ) -> list[Tensor]:
         """Pools each table with its own lookups.
 
@@ -119,3 +122,7 @@ class FusedEmbeddingBagList(PackedModule):
         lookups = of_tables(offsets, indices, row_weights, tables=len(self), where=where)
         pooled = self._pool(*lookups, mapping)
         return list(pooled.split(self.layout.dims, dim=1))
+
+
+for _method in ("__delitem__", "__iadd__", "append", "extend", "insert", "pop"):
+    setattr(FusedEmbeddingBagList, _method, refuse_change(_method))

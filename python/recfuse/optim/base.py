@@ -29,7 +29,7 @@ from recfuse.ops.updates import (
     update_of,
 )
 from recfuse.optim.groups import ParamGroup, check_betas, check_groups, check_number, check_off
-from recfuse.optim.parameters import check_parameter, parameters_of
+from recfuse.optim.parameters import check_parameter, parameters_of, without_views
 from recfuse.optim.stepping import Stepping
 from recfuse.optim.surroundings import Surroundings
 
@@ -89,7 +89,7 @@ class FusedOptimizer(Stepping):
         for key, value in param_group.items():
             if key != "params":
                 self._check_option(key, value)
-        super().add_param_group(param_group)
+        super().add_param_group({**param_group, "params": without_views(param_group["params"])})
         group = ParamGroup(self.param_groups[-1], self)
         try:
             for parameter in group["params"]:

@@ -12,7 +12,10 @@ from torch.nn import Parameter
 from recfuse._codes import DTYPES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.embedding_bag import EmbeddingBag
-from recfuse.nn.packed.parameters import PackedParameters
+from recfuse.nn.packed.moving import own_parameters
+from recfuse.nn.packed.table import PackedTable
+from recfuse.nn.packed.table_dict import TableHolder
+from recfuse.nn.packed.table_weight import TableWeight
 from recfuse.ops import HAS_CUDA_KERNELS
 from recfuse.ops.updates import update_of
 
@@ -20,8 +23,12 @@ from recfuse.ops.updates import update_of
 def embedding_parameters(model: torch.nn.Module) -> list[Parameter]:
     """The Parameters of a model's embedding tables that run on recfuse: what an optimizer of
     ``recfuse.optim`` takes, in the order of ``model.parameters()``. The others belong to one of torch.
+
+    Of one table of a packed module (``model.emb_l[3]``), a Parameter that has this table alone.
     """
-    owners = (module for module in model.modules() if isinstance(module, (EmbeddingBag, PackedParameters)))
+    if isinstance(model, PackedTable):
+        return own_parameters([model.place])
+    owners = (module for module in model.modules() if isinstance(module, (EmbeddingBag, TableHolder)))
     tables = {id(parameter) for owner in owners for parameter in owner.parameters(recurse=False)}
     return [parameter for parameter in model.parameters() if id(parameter) in tables]
 
@@ -32,6 +39,8 @@ def parameters_of(params: Any, where: str) -> Any:
     Raises:
         ValueError: a module that has Parameters of another kind, which would not be trained, or none.
     """
+    if isinstance(params, PackedTable):
+        return own_parameters([params.place])
     if not isinstance(params, torch.nn.Module):
         return params
     found = embedding_parameters(params)
@@ -51,6 +60,19 @@ def parameters_of(params: Any, where: str) -> Any:
             f"{where}: the module has no embedding tables of recfuse; call recfuse.swap(model) first"
         )
     return found
+
+
+def without_views(params: Any) -> Any:
+    """The ``params`` of a group; weights of packed tables become Parameters that have these tables alone,
+    which stand where the first of them stood.
+    """
+    entries = [params] if isinstance(params, Tensor) else list(params)
+    at = next((number for number, entry in enumerate(entries) if isinstance(entry, TableWeight)), None)
+    if at is None:
+        return entries
+    own = own_parameters([entry._table.place for entry in entries if isinstance(entry, TableWeight)])
+    others = [[e for e in part if not isinstance(e, TableWeight)] for part in (entries[:at], entries[at:])]
+    return [*others[0], *own, *others[1]]
 
 
 def check_parameter(parameter: Tensor, where: str) -> None:

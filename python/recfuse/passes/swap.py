@@ -18,6 +18,7 @@ from recfuse.nn.packed.fusable import gradient_hooks, has_hooks, why_not_fusable
 from recfuse.nn.packed.holders import check_optimizers
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizers import Move
+from recfuse.nn.packed.table import PackedTable
 from recfuse.optim.adoption import adopt, check_adoptable
 from recfuse.optim.parameters import embedding_parameters
 from recfuse.passes.apply_emb import BY_HAND, ApplyEmb
@@ -274,7 +275,7 @@ def _replace(name: str, module: torch.nn.Module, report: SwapReport) -> None:
         module.__class__ = EmbeddingBag
         advise_huge_pages(module.weight.detach())
         report.add(name, kind, "replaced", "recfuse.nn.EmbeddingBag")
-    elif isinstance(module, (EmbeddingBag, PackedModule)):
+    elif isinstance(module, (EmbeddingBag, PackedModule, PackedTable)):
         return
     elif isinstance(module, torch.nn.EmbeddingBag):
         parametrized = hasattr(module, "parametrizations")

@@ -41,7 +41,7 @@ class TorchRecCollection(Pattern):
 
         module, number = self.owner, len(self.tables)
         kind, bags = type(module), module._modules["embedding_bags"]
-        attributes, parameters = set(vars(module)), set(module._parameters)
+        attributes = set(vars(module))
         module.__class__ = FusedKeyedEmbeddingBagCollection
         try:
             module.pack_features(optimizers)
@@ -50,23 +50,20 @@ class TorchRecCollection(Pattern):
             module.__class__ = kind
             for name in set(vars(module)) - attributes:
                 del vars(module)[name]
-            for name in set(module._parameters) - parameters:
-                del module._parameters[name]
             raise
         return f"{number} tables, {len(module.layout.dims)} features in one call"
 
     def restore(self, bags: Sequence[torch.nn.EmbeddingBag]) -> str:
         """Gives it its class and a ModuleDict of tables again, which is there before the packed ones go."""
-        module, layout = self.owner, self.owner.layout
-        names = [spec.name for spec in layout.tables]
+        module = self.owner
+        names = [spec.name for spec in module.layout.tables]
         tables = torch.nn.ModuleDict(dict(zip(names, bags, strict=True)))
         tables.training = module.training
+        del vars(module)["_store"]  # a call of another thread pools table by table from here on
         module._modules["embedding_bags"] = tables
         module.__class__ = type(module).__mro__[1]
-        for attribute in ("layout", "_tuning", "_mapper", "_flat_feature_names"):
+        for attribute in ("_tuning", "_mapper", "_flat_feature_names"):
             vars(module).pop(attribute, None)
-        for name in layout.parameter_names:
-            del module._parameters[name]
         return "torchrec.EmbeddingBagCollection"
 
 

@@ -84,14 +84,14 @@ def _unpacked(owner: PackedModule, first_matrix: int, targets: list[Target]) -> 
     matrices = owner.packed_weights()
     parameters: dict[tuple[int, int, int], Parameter] = {}
     bags = []
-    for spec in owner.layout.tables:
+    for spec, table in zip(owner.layout.tables, owner.tables.values(), strict=True):
         matrix = matrices[spec.matrix]
         shared = (spec.matrix, spec.first_row, spec.num_embeddings)
         if shared not in parameters or spec.num_embeddings == 0:
             rows = table_rows(spec, matrix.detach()).clone()
             parameters[shared] = Parameter(rows, requires_grad=matrix.requires_grad)
             piece = Piece(first_matrix + spec.matrix, spec.first_row, spec.num_embeddings, 0)
-            name = f"{owner._table_prefix}{spec.name}.weight"
+            name = owner._below(f"{spec.name}.weight")
             targets.append(Target(parameters[shared], name, [piece]))
         bag = torch.nn.EmbeddingBag(
             spec.num_embeddings,
@@ -103,5 +103,5 @@ def _unpacked(owner: PackedModule, first_matrix: int, targets: list[Target]) -> 
             _weight=parameters[shared].detach(),
         )
         bag.weight = parameters[shared]
-        bags.append(bag.train(owner.training))
+        bags.append(bag.train(table.training))
     return bags

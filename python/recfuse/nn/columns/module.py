@@ -96,7 +96,7 @@ class EmbeddingColumns(PackedTables):
     Source: Pan et al., RECom, ASPLOS 2023.
     """
 
-    _table_prefix = "tables."
+    _tables_name = "tables"
 
     def __init__(
         self,
@@ -133,8 +133,7 @@ class EmbeddingColumns(PackedTables):
             device_of = torch.device("cpu") if on_host and where.type == "cuda" else where
             forms.append(WeightForm(first.rows, first.embedding_dim, own, device_of, first.trainable, tag))
         matrices = arrange(forms)
-        for _ in self._allocate(matrices):
-            pass
+        parameters = {name: parameter for name, parameter, _ in self._allocate(matrices)}
         specs = [
             TableSpec(name, first.rows, first.embedding_dim, _mode(first), None)
             for name, first in tables.items()
@@ -144,13 +143,12 @@ class EmbeddingColumns(PackedTables):
         self._host_matrices = [at for at, one in enumerate(matrices) if one.form.tag.on_host]
         if self._host_matrices:  # knows where the module is, whatever its tables say
             self.register_buffer("_home", torch.empty(0, device=where), persistent=False)
-        self._set_layout(layout_of(specs, range(len(specs)), of_columns, matrices, sparse))
-        self._prepare()
+        self._publish(layout_of(specs, range(len(specs)), of_columns, matrices, sparse), parameters)
         self._lock_pages()
         self.reset_parameters()
 
-    def _prepare(self) -> None:
-        """What follows from specifications and layout."""
+    def _layout_changed(self) -> None:
+        """Notes what follows from specifications and layout."""
         self._whole = Part(self.specs, self.layout.tables)
         users: dict[Use, str] = {}
         for column in self.specs:
@@ -164,6 +162,9 @@ class EmbeddingColumns(PackedTables):
             self._split = Split(self.specs, self.layout.tables, self._host_matrices, self._reader.packer)
         self._always_split = False  # tests: with both parts on one device
         self.output_dim = self._whole.output_dim
+
+    def _why_not_movable(self) -> str | None:
+        return "some tables of its module stay in the host's memory" if self._host_matrices else None
 
     def _lock_pages(self) -> None:
         """Of the host's tables, if the others are on a GPU."""
@@ -373,7 +374,7 @@ class EmbeddingColumns(PackedTables):
     def __setstate__(self, own: dict[str, Any]) -> None:
         """Takes the state."""
         super().__setstate__(own)
-        self._prepare()
+        self._layout_changed()
         self._lock_pages()
 
     def __prepare_scriptable__(self) -> NoReturn:

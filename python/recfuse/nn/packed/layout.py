@@ -77,15 +77,20 @@ class Matrix(NamedTuple):
     gaps: list[tuple[int, int]]  # rows that belong to no weight: the first, and the one behind
 
 
+def aligned(row: int, dim: int, dtype: torch.dtype) -> int:
+    """The first row from ``row`` on that begins on a cache line."""
+    row_bytes = dim * dtype.itemsize
+    step = _TABLE_ALIGNMENT // math.gcd(_TABLE_ALIGNMENT, row_bytes) if row_bytes else 1
+    return -(-row // step) * step
+
+
 def arrange(weights: Sequence[WeightForm]) -> list[Matrix]:
     """Places weights under each other, alike ones in one matrix; gap rows bring each one to a cache line."""
     found: dict[Hashable, Matrix] = {}
     for number, form in enumerate(weights):
         key = form[1:]
         matrix = found.get(key) or Matrix(form, 0, [], [])
-        row_bytes = form.dim * form.dtype.itemsize
-        step = _TABLE_ALIGNMENT // math.gcd(_TABLE_ALIGNMENT, row_bytes) if row_bytes else 1
-        first_row = -(-matrix.rows // step) * step
+        first_row = aligned(matrix.rows, form.dim, form.dtype)
         if first_row > matrix.rows:
             matrix.gaps.append((matrix.rows, first_row))
         matrix.members.append((number, first_row))

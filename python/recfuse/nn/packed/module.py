@@ -23,10 +23,12 @@ from recfuse.ops import fused_embedding_bag
 class PackedModule(PackedTables):
     """Mixin for modules that pool packed tables in one call."""
 
-    def _set_layout(self, layout: Layout) -> None:
+    def _publish(self, layout: Layout, *arguments: Any) -> None:
         self._tuning = Tuning(len(layout.dims))
         self._mapper = Mapper()
-        super()._set_layout(layout)  # last: a call of another thread may begin with it
+        super()._publish(layout, *arguments)  # last: a call of another thread may begin with it
+
+    def _layout_changed(self) -> None:
         self._weights_changed()
 
     def _weights_changed(self) -> None:
@@ -44,7 +46,7 @@ class PackedModule(PackedTables):
         mapping: Mapping | None = None,
     ) -> Tensor:
         """Pools feature-major jagged lookups; see :class:`recfuse.nn.FusedEmbeddingBagCollection`."""
-        layout, weights = self.layout, self.packed_weights()
+        weights, layout = self.packed_weights(), self.layout  # in this order: weights may change the layout
         if torch.compiler.is_dynamo_compiling():
             torch._dynamo.mark_static(layout.features)  # as many as there are, whatever the batch
         if mapping is not None:

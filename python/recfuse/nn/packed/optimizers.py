@@ -250,12 +250,9 @@ def _exchange(mapping: MutableMapping[Any, Any], old_keys: set[Any], new: Mappin
 
 
 def _renamed(old: str, name: str) -> str:
-    """``name`` in the module that has a Parameter ``old``: a table's, or a packed ``ebc.packed_dim16``."""
+    """``name`` in the module that has a Parameter ``old``: a table's, or a packed ``emb_l.packed_dim16``."""
     parts = old.split(".")
-    if parts[-1] == "weight":
-        parts = parts[:-2]
-        if parts and parts[-1] == "embedding_bags":
-            parts.pop()
-    else:
+    parts = parts[:-2] if parts[-1] == "weight" else parts[:-1]
+    if parts and parts[-1] == "embedding_bags":
         parts.pop()
     return ".".join((*parts, name))

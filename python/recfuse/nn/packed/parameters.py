@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from recfuse.nn.packed.layout import (
 )
 from recfuse.nn.packed.optimizer_state import Piece
 from recfuse.nn.packed.optimizers import Move, Target
-from recfuse.nn.packed.row_wise import watch
+from recfuse.nn.packed.store import PackedStore, matrices_of
 from recfuse.ops.embedding_bag_arguments import padding_row
 
 
@@ -32,19 +31,30 @@ class PackedParameters(torch.nn.Module):
     of the tables; tables that are frozen, or in another group of an optimizer, have one of their own.
     """
 
-    layout: Layout
-    """Where the tables lie. Another layout is another object."""
+    _store: PackedStore
 
-    _table_prefix = "embedding_bags."
-    """What the names of tables begin with in the state_dict."""
+    _tables_name = "embedding_bags"
+    """The submodule that has the tables and the Parameters; "": the module itself."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where the tables lie. Another layout is another object."""
+        return self._store.layout
+
+    @property
+    def holder(self) -> torch.nn.Module:
+        """The module whose children are the tables, and which has the packed Parameters."""
+        return self._modules[self._tables_name] if self._tables_name else self  # type: ignore[return-value]
 
     def packed_weights(self) -> list[Tensor]:
         """The Parameters now: ``[rows, dim]`` each, in the order of the layout's matrices."""
-        parameters = self._parameters
-        try:
-            return [parameters[name] for name in self.layout.parameter_names]
-        except KeyError:  # parametrized or pruned: computed by the class or by a hook
-            return [getattr(self, name) for name in self.layout.parameter_names]
+        holder, store = self._modules[self._tables_name] if self._tables_name else self, self._store
+        if store.homes:
+            self._check_frozen()
+        return matrices_of(holder, store.layout.parameter_names)  # type: ignore[arg-type]
+
+    def _check_frozen(self) -> None:
+        """Looks whether matrices of frozen tables have gradients since."""
 
     def _pack(
         self,
@@ -77,8 +87,9 @@ class PackedParameters(torch.nn.Module):
                 for weight, tag in zip(weights, move.tags, strict=True)
             ]
         )
-        targets = []
+        targets, parameters = [], {}
         for name, parameter, matrix in self._allocate(matrices):
+            parameters[name] = parameter
             pieces = []
             for number, first_row in matrix.members:
                 old = weights[number]
@@ -88,10 +99,11 @@ class PackedParameters(torch.nn.Module):
                     if not old.is_inference():
                         redirect(old, rows)
                 pieces.append(Piece(number, 0, old.shape[0], first_row))
-            targets.append(Target(parameter, name, pieces))
+            targets.append(Target(parameter, self._below(name), pieces))
         weight_of_table = [numbers[id(weight)] for weight in old_weights]
         sparse = bags[0].sparse if bags else False
-        self._set_layout(layout_of(specs, weight_of_table, table_of_feature, matrices, sparse))
+        layout = layout_of(specs, weight_of_table, table_of_feature, matrices, sparse)
+        self._publish(layout, parameters, [bag.training for bag in bags])
         move.apply(targets)
 
     def _pack_new(
@@ -109,12 +121,11 @@ class PackedParameters(torch.nn.Module):
                 for spec, dtype in zip(specs, dtypes, strict=True)
             ]
         )
-        for _ in self._allocate(matrices):
-            pass
-        self._set_layout(layout_of(specs, range(len(specs)), table_of_feature, matrices, sparse))
+        parameters = {name: parameter for name, parameter, _ in self._allocate(matrices)}
+        self._publish(layout_of(specs, range(len(specs)), table_of_feature, matrices, sparse), parameters)
 
     def _allocate(self, matrices: Sequence[Matrix]) -> Iterator[tuple[str, Parameter, Matrix]]:
-        """Registers a Parameter a matrix, one after the other; gap rows are zero, others not set."""
+        """Makes a Parameter a matrix, one after the other; gap rows are zero, others not set."""
         for name, matrix in zip(parameter_names(matrices), matrices, strict=True):
             form = matrix.form
             with torch.inference_mode(False), torch.no_grad():
@@ -123,14 +134,16 @@ class PackedParameters(torch.nn.Module):
                 for first, end in matrix.gaps:
                     data[first:end].zero_()
                 parameter = Parameter(data, requires_grad=form.requires_grad)
-            self.register_parameter(name, parameter)
             yield name, parameter, matrix
 
-    def _set_layout(self, layout: Layout) -> None:
-        self.layout = layout
-        watch(self)
+    def _publish(
+        self, layout: Layout, parameters: Mapping[str, Parameter], training: Sequence[bool] = ()
+    ) -> None:
+        """Gives the module its complete Parameters and tables; ``training``: the mode of each table, by
+        default the module's.
+        """
+        raise NotImplementedError
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy."""
-        super().__setstate__(state)
-        watch(self)
+    def _below(self, name: str) -> str:
+        """The name in this module of what its holder calls ``name``."""
+        return f"{self._tables_name}.{name}" if self._tables_name else name

@@ -10,15 +10,14 @@ from torch.nn import Parameter
 
 from recfuse.nn.memory import own_storage
 from recfuse.nn.packed.layout import table_rows
-from recfuse.nn.packed.parameters import PackedParameters
 
 
-def table_keys(module: PackedParameters, prefix: str) -> list[str]:
+def table_keys(module: Any, prefix: str) -> list[str]:
     """The entry of each table, in order."""
-    return [f"{prefix}{module._table_prefix}{spec.name}.weight" for spec in module.layout.tables]
+    return [f"{prefix}{spec.name}.weight" for spec in module.layout.tables]
 
 
-def save(module: PackedParameters, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+def save(module: Any, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
     """Replaces the packed matrices in a state_dict by tables, over the same memory. Each table has its own
     storage; tied tables share one. With ``keep_vars`` the entries are plain views with gradients.
     """
@@ -34,7 +33,7 @@ def save(module: PackedParameters, destination: dict[str, Any], prefix: str, kee
 
 
 def load(
-    module: PackedParameters,
+    module: Any,
     state_dict: dict[str, Any],
     prefix: str,
     local_metadata: dict[str, Any],
@@ -63,7 +62,7 @@ def load(
         for key, spec in loaded:
             table_rows(spec, matrices[spec.matrix]).copy_(state_dict[key])
     if replaced:  # all at once, and complete: a call of another thread reads the dictionary once
-        module._parameters = {**module._parameters, **replaced}
+        module._parameters = module._store.parameters = {**module._parameters, **replaced}
     return keys
 
 
@@ -81,7 +80,7 @@ def _why_not(key: str, value: Any, shape: tuple[int, int]) -> str | None:
 
 
 def _of_new_forms(
-    module: PackedParameters, keys: list[str], state_dict: dict[str, Any], error_msgs: list[str]
+    module: Any, keys: list[str], state_dict: dict[str, Any], error_msgs: list[str]
 ) -> dict[str, Parameter]:
     """New packed matrices, not filled yet, where tables in ``state_dict`` have another device or dtype."""
     found = {}

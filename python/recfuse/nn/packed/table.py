@@ -1,8 +1,9 @@
-"""``PackedTable``: one table of a packed module, and its weight."""
+"""``PackedTable``: one table of a packed module."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -10,119 +11,114 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
+from recfuse.nn.embedding_bag import EmbeddingBag
+from recfuse.nn.memory import own_storage
 from recfuse.nn.packed.layout import TableSpec, table_rows
-from recfuse.nn.packed.parameters import PackedParameters
+from recfuse.nn.packed.moving import train_table
 from recfuse.nn.packed.pooling import table_call
+from recfuse.nn.packed.store import PackedStore
+from recfuse.nn.packed.table_weight import TableWeight
+from recfuse.ops.library import is_readable
 
-_NAMES_SHOWN = 8
-_SPEC_FIELDS = frozenset(TableSpec._fields) - {"matrix", "first_row"}
-
-
-class TableWeight(Tensor):
-    """A table's rows of the packed matrix: a view, so what is read is always today's and what is written in
-    place changes the model. Operations on it give plain tensors.
-
-    ``weight.data = x`` copies into the rows, where a plain view would be led away from them; ``weight.grad``
-    is the table's part of the matrix's gradient.
-    """
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-    _table: PackedTable
-
-    @property
-    def data(self) -> Tensor:
-        """The rows, without gradients."""
-        return self.detach()
-
-    @data.setter
-    def data(self, value: Tensor) -> None:
-        """Copies into the rows."""
-        self._table.weight = value
-
-    @property
-    def grad(self) -> Tensor | None:
-        """The table's rows of the packed matrix's gradient; None: it has none. A sparse one has the table's
-        own row numbers.
-        """
-        return self._table._grad()
-
-    @grad.setter
-    def grad(self, value: Tensor | None) -> NoReturn:
-        """Refuses: the gradient belongs to the packed matrix."""
-        raise AttributeError(
-            "recfuse: the gradient of one packed table cannot be set; it is a part of the packed "
-            "Parameter's: set that one's .grad, or call zero_grad() of the module"
-        )
-
-    def register_hook(self, hook: Any) -> NoReturn:
-        """Refuses: calls read the packed matrix, not this view."""
-        raise AttributeError(
-            "recfuse: a hook on the weight of one packed table would never run, since calls read the packed "
-            "matrix: register it on the module's Parameter"
-        )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        """A Parameter of its own, without the model."""
-        return Parameter(self.detach().clone(), requires_grad=self.requires_grad)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """A Parameter of its own, without the model."""
-        return self.__deepcopy__({}).__reduce_ex__(protocol)
-
-    def requires_grad_(self, requires_grad: bool = True) -> NoReturn:
-        """Refuses: tables of one packed matrix are trained or frozen together."""
-        raise AttributeError(
-            f"recfuse: requires_grad_({requires_grad}) of one packed table is not possible; tables of "
-            "one packed matrix are trained or frozen together: set it on the tables before they are packed "
-            "(frozen tables get a matrix of their own), or on the module's Parameters"
-        )
+_UNSWAP = "recfuse.unswap(model) gives modules back that can be changed"
+_FIXED = frozenset((*torch.nn.EmbeddingBag.__constants__, "forward", "name", "sparse"))
+_MOVES = (
+    "bfloat16",
+    "cpu",
+    "cuda",
+    "double",
+    "float",
+    "half",
+    "ipu",
+    "mtia",
+    "to",
+    "to_empty",
+    "type",
+    "xpu",
+)
+_HOOKS = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook")
 
 
-class PackedTable:
-    """One table of a packed module. A new object at each look; only ``weight`` can be set.
+class PackedTable(torch.nn.EmbeddingBag):
+    """One table of a packed module, in its ``modules()``.
+
+    Its weight is a view of the packed matrix, which is the Parameter: ``parameters()`` of the model has the
+    matrix alone, ``parameters()``, ``state_dict()`` and ``load_state_dict()`` of the table have the view.
+    Calls of the packed module read the matrix and do not call the table. What acts only in a call of the
+    table (hooks, another ``forward``, another ``mode``, parametrizations) is therefore refused.
 
     Attributes:
         name: as in the module's ``tables``.
-        num_embeddings, embedding_dim, mode, padding_idx, include_last_offset, sparse: as of
-            ``torch.nn.EmbeddingBag``.
-        weight: ``[num_embeddings, embedding_dim]``, a view into the module's packed Parameter. Assigning a
-            tensor (or to ``weight.data``) copies its values into the rows; another shape raises.
+        num_embeddings, embedding_dim, mode, padding_idx, include_last_offset, sparse, max_norm, norm_type,
+            scale_grad_by_freq: as of ``torch.nn.EmbeddingBag``; they cannot be set.
+        weight: ``[num_embeddings, embedding_dim]``, see :class:`TableWeight`. Assigning a tensor (or to
+            ``weight.data``) copies its values into the rows; another shape raises.
     """
 
-    __slots__ = ("_module", "_spec")
-    name: str  # these are the spec's, by __getattr__
-    num_embeddings: int
-    embedding_dim: int
-    mode: str
-    padding_idx: int | None
-    include_last_offset: bool
+    name: str
 
-    def __init__(self, module: PackedParameters, spec: TableSpec) -> None:
-        """The table ``spec`` of ``module``."""
-        object.__setattr__(self, "_module", module)
-        object.__setattr__(self, "_spec", spec)
+    def __init__(self, store: PackedStore, number: int) -> None:
+        """Table ``number`` of a store."""
+        torch.nn.Module.__init__(self)
+        spec = store.layout.tables[number]
+        vars(self).update(
+            _store=store,
+            _number=number,
+            _parameters=NoParameters(),
+            name=spec.name,
+            num_embeddings=spec.num_embeddings,
+            embedding_dim=spec.embedding_dim,
+            mode=spec.mode,
+            padding_idx=spec.padding_idx,
+            include_last_offset=spec.include_last_offset,
+            sparse=store.layout.sparse,
+            max_norm=None,
+            norm_type=2.0,
+            scale_grad_by_freq=False,
+        )
 
     @property
-    def sparse(self) -> bool:
-        """Whether the packed matrix's gradient is sparse."""
-        return self._module.layout.sparse
+    def place(self) -> tuple[PackedStore, int]:
+        """The store of its module, and its number there."""
+        return self._store, self._number
+
+    @property
+    def spec(self) -> TableSpec:
+        """The rows that are the table's own."""
+        return self._store.layout.tables[self._number]
 
     @property
     def matrix(self) -> Tensor:
         """The packed matrix that has the rows."""
-        return self._module.packed_weights()[self._spec.matrix]
+        return self._store.matrix(self._number)
 
     @property
-    def weight(self) -> Tensor:
+    def _matrix_name(self) -> str:
+        return self._store.layout.parameter_names[self.spec.matrix]
+
+    @property
+    def _said(self) -> str:
+        return f"packed table {self.name!r}"
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
         """The rows; see the class."""
-        rows = table_rows(self._spec, self.matrix)
-        if type(rows) is Tensor:  # not a fake one, which cannot become another class
+        rows = table_rows(self.spec, self.matrix)
+        if (
+            type(rows) is Tensor and not torch.compiler.is_compiling()
+        ):  # a fake one cannot become another class
             rows = rows.as_subclass(TableWeight)
             rows._table = self
         return rows
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
+        self._copy(value)
+        if isinstance(value, Parameter) and value.requires_grad != self.matrix.requires_grad:
+            self.requires_grad_(value.requires_grad)
+
+    def _copy(self, value: Any) -> None:
+        """Copies a tensor into the rows."""
         where = f"recfuse: the weight of table {self.name!r}"
         if not isinstance(value, Tensor):
             raise ArgumentTypeError(f"{where} is set to {a_type(value)}, must be a tensor")
@@ -132,20 +128,19 @@ class PackedTable:
                 f"{where} is set to shape {list(value.shape)}, must have {shape}: it is a part of a packed "
                 "matrix"
             )
-        name = self._module.layout.parameter_names[self._spec.matrix]
-        if name not in self._module._parameters:
+        if self._matrix_name not in self._store.parameters:
             raise ArgumentValueError(
-                f"{where} cannot be set: its packed matrix {name} is computed (parametrized or pruned) at "
-                "each call; set what it is computed from"
+                f"{where} cannot be set: its packed matrix {self._matrix_name} is computed (parametrized or "
+                "pruned) at each call; set what it is computed from"
             )
         with torch.no_grad():
-            table_rows(self._spec, self.matrix).copy_(value)
+            table_rows(self.spec, self.matrix).copy_(value)
 
     def _grad(self) -> Tensor | None:
         grad = self.matrix.grad
         if grad is None:
             return None
-        first, rows = self._spec.first_row, self._spec.num_embeddings
+        first, rows = self.spec.first_row, self.num_embeddings
         if grad.layout is torch.strided:
             return grad.narrow(0, first, rows)
         whole = grad.coalesce()
@@ -159,95 +154,191 @@ class PackedTable:
             is_coalesced=True,
         )
 
-    def __call__(
+    def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """Pools this table alone, as ``torch.nn.EmbeddingBag`` does; for all tables call the module."""
-        return table_call(self._spec, self.matrix, self.sparse, input, offsets, per_sample_weights)
+        return table_call(self.spec, self.matrix, self.sparse, input, offsets, per_sample_weights)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """The weight, a view; nothing with ``recurse=False``, by which tools collect what each module adds to
+        the Parameters of a model: a table adds none.
+        """
+        if recurse:
+            yield f"{prefix}.weight" if prefix else "weight", self.weight  # type: ignore[misc]
+        yield from super().named_parameters(prefix, recurse, remove_duplicate)
+
+    def requires_grad_(self, requires_grad: bool = True) -> PackedTable:
+        """Trains or freezes this table alone. A frozen table moves to a matrix that has no gradient: neither
+        a backward pass nor an optimizer changes its rows, and ``weight.grad`` is None. When it is trained
+        again, it returns to its place, and an optimizer that has the packed Parameter goes on with it.
+
+        Raises:
+            ValueError: the tables of its module cannot move: some stay in the host's memory, or the packed
+                matrix is computed.
+        """
+        train_table(self._store, self._number, bool(requires_grad))
+        return self
+
+    def train(self, mode: bool = True) -> PackedTable:
+        """As of any module. Without torch's checks, since a model has a thousand tables."""
+        vars(self)["training"] = mode
+        return super().train(mode) if self._modules else self  # type: ignore[return-value]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedTable:
+        return super()._apply(fn, recurse) if self._modules or self._buffers else self  # type: ignore[return-value]
+
+    # ---- state
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        key, rows = prefix + "weight", table_rows(self.spec, self.matrix)
+        saved = destination.get(key)  # by the module with all tables, if that is saved
+        if saved is None or (is_readable(saved) and saved.data_ptr() != rows.data_ptr()):
+            destination[key] = self.weight if keep_vars else own_storage(rows)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        unexpected: list[str] = []
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected, error_msgs
+        )
+        key = prefix + "weight"
+        unexpected_keys.extend(name for name in unexpected if name != key)
+        if self._store.loading is error_msgs:  # the module with all tables has loaded this one
+            return
+        if key not in state_dict:
+            if strict:
+                missing_keys.append(key)
+            return
+        value = state_dict[key]
+        if local_metadata.get("assign_to_params_buffers", False) and isinstance(value, Tensor):
+            matrix = self.matrix
+            if (value.dtype, value.device) != (matrix.dtype, matrix.device):
+                error_msgs.append(
+                    f"assign=True for {key}, a {self._said}: found {value.dtype} on {value.device}, must be "
+                    f"{matrix.dtype} on {matrix.device} as its packed matrix is; load the whole model"
+                )
+                return
+        try:
+            self._copy(value)
+        except (ValueError, TypeError) as error:
+            error_msgs.append(f"size mismatch for {key}: {error}")
+
+    # ---- what a table cannot have of its own
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets ``weight`` alone."""
+        """As of any module; what a call of the packed module would not follow is refused."""
         if name == "weight":
             object.__setattr__(self, name, value)
             return
-        raise AttributeError(
-            f"recfuse: {name} of the packed table {self.name!r} cannot be set; it is fixed when tables are "
-            "packed: recfuse.unswap(model) gives modules back that can be changed; or make a new module"
+        fixed = name in _FIXED
+        if fixed and name in vars(self) and vars(self)[name] == value:
+            return
+        if fixed or isinstance(value, Parameter) or (name == "qconfig" and value is not None):
+            self._refuse(f"{name} cannot be set; tables of one packed module are pooled in one call")
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuses to take the weight away."""
+        if name == "weight":
+            self._refuse("the weight cannot be removed or computed")
+        super().__delattr__(name)
+
+    def register_parameter(self, name: str, param: Parameter | None) -> NoReturn:
+        """Refuses, as for ``torch.nn.utils.prune``."""
+        self._refuse(f"a Parameter {name!r} would not be used: calls read the packed matrix")
+
+    def share_memory(self) -> NoReturn:
+        """Refuses: the memory is the matrix's."""
+        self._refuse("memory is shared by all tables of a matrix; call share_memory() of the model")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise AttributeError(f"recfuse: {self._said}: {what}. {_UNSWAP}")
+
+    # ---- copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
+        """A table of the copied module; of a table alone, a :class:`recfuse.nn.EmbeddingBag` of its own."""
+        if memo:
+            twin = type(self).__new__(type(self))
+            memo[id(self)] = twin
+            vars(twin).update(copy.deepcopy(vars(self), memo))
+            return twin
+        bag = EmbeddingBag(
+            self.num_embeddings,
+            self.embedding_dim,
+            mode=self.mode,
+            sparse=self.sparse,
+            include_last_offset=self.include_last_offset,
+            padding_idx=self.padding_idx,
+            _weight=table_rows(self.spec, self.matrix).detach().clone(),
         )
-
-    def __getattr__(self, name: str) -> Any:
-        """What the spec says of the table; else says why a packed table has no such thing."""
-        if name in _SPEC_FIELDS:
-            return getattr(self._spec, name)
-        raise AttributeError(
-            f"recfuse: a packed table has no {name}; it is a range of rows of a module, not a module: "
-            "recfuse.unswap(model) gives the modules back"
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy's module is a copy too."""
-        return PackedTable, (self._module, self._spec)
-
-    def __repr__(self) -> str:
-        """As torch's."""
-        more = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"PackedTable({self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}{more})"
+        bag.weight.requires_grad_(self.matrix.requires_grad)
+        return bag.train(self.training)
 
 
-def refuse_replacement(key: Any) -> NoReturn:
-    """Raises: a packed table is no module in whose place another could be."""
-    raise TypeError(
-        f"recfuse: the packed table {key!r} cannot be replaced by another object: calls would not use it. "
-        "Assign to its weight, or recfuse.unswap(model) first"
-    )
+class NoParameters(dict[str, Any]):
+    """The Parameters of a table: none. The functions of torch that would replace the weight look here."""
 
+    def __contains__(self, name: object) -> bool:
+        """As of any dictionary; raises for the weight."""
+        if name == "weight":
+            self._refuse()
+        return super().__contains__(name)
 
-class Tables(Mapping[str, PackedTable]):
-    """The tables of a packed module by name, in order; also as attributes."""
-
-    __slots__ = ("_module",)
-
-    def __init__(self, module: PackedParameters) -> None:
-        """Of this module."""
-        self._module = module
-
-    def __getitem__(self, name: str) -> PackedTable:
-        """By name; KeyError."""
-        for spec in self._module.layout.tables:
-            if spec.name == name:
-                return PackedTable(self._module, spec)
+    def __missing__(self, name: str) -> NoReturn:
+        """As of any dictionary; says so for the weight."""
+        if name == "weight":
+            self._refuse()
         raise KeyError(name)
 
-    def __iter__(self) -> Iterator[str]:
-        """Names."""
-        return (spec.name for spec in self._module.layout.tables)
+    def __delitem__(self, name: str) -> None:
+        """As of any dictionary; raises for the weight."""
+        if name == "weight":
+            self._refuse()
+        super().__delitem__(name)
 
-    def __len__(self) -> int:
-        """How many."""
-        return len(self._module.layout.tables)
+    def _refuse(self) -> NoReturn:
+        raise ArgumentValueError(
+            "recfuse: the weight of a packed table is a part of a packed Parameter and cannot be replaced, "
+            "parametrized or pruned alone. torch.func.functional_call takes the names of named_parameters(), "
+            f"as emb_l.packed_dim16; for parametrizations and pruning: {_UNSWAP}"
+        )
 
-    def values(self) -> list[PackedTable]:  # type: ignore[override]
-        """The tables, in order."""
-        return [PackedTable(self._module, spec) for spec in self._module.layout.tables]
 
-    def items(self) -> list[tuple[str, PackedTable]]:  # type: ignore[override]
-        """Names and tables, in order."""
-        return [(table.name, table) for table in self.values()]
+def _refusing_hooks(kind: str) -> Any:
+    def register(self: PackedTable, *_: Any, **__: Any) -> NoReturn:
+        self._refuse(f"register_{kind} is refused, since a hook would not run when all tables are pooled")
 
-    def __setitem__(self, name: str, table: Any) -> NoReturn:
-        """Refuses; see :func:`refuse_replacement`."""
-        refuse_replacement(name)
+    register.__name__, register.__doc__ = f"register_{kind}", "Refuses: one call pools all tables."
+    return register
 
-    def __getattr__(self, name: str) -> PackedTable:
-        """By name, as of a ModuleDict."""
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"recfuse: there is no table {name!r}") from None
 
-    def __repr__(self) -> str:
-        """Some names, and the Parameters that have the tables: a thousand lines help nobody."""
-        names = list(self)
-        some = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
-        parameters = ", ".join(self._module.layout.parameter_names)
-        return f"<{len(names)} packed tables: {some}; their Parameters: {parameters}>"
+def _refusing_moves(method: str) -> Any:
+    def move(self: PackedTable, *arguments: Any, **options: Any) -> PackedTable:
+        matrix, probe = self.matrix, torch.nn.Module()
+        probe.weight = Parameter(matrix.detach()[:0])
+        getattr(probe, method)(*arguments, **options)
+        if (probe.weight.dtype, probe.weight.device) != (matrix.dtype, matrix.device):
+            self._refuse(f"{method}() of one table is refused; dtype and device are the model's, move that")
+        return self
+
+    move.__name__, move.__doc__ = method, "Refuses another dtype or device than that of the matrix."
+    return move
+
+
+for _kind in _HOOKS:
+    setattr(PackedTable, f"register_{_kind}", _refusing_hooks(_kind))
+for _method in _MOVES:
+    setattr(PackedTable, _method, _refusing_moves(_method))

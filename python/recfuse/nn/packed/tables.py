@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from recfuse.errors import a_type, refuse_scripting
-from recfuse.nn.packed import state_dict as state_dicts
+from recfuse.errors import ArgumentValueError, a_type, refuse_scripting
+from recfuse.nn.packed.layout import Layout
+from recfuse.nn.packed.moving import settle
 from recfuse.nn.packed.parameters import PackedParameters
 from recfuse.nn.packed.pooling import has_kernel, on_gpu
-from recfuse.nn.packed.table import Tables
+from recfuse.nn.packed.row_wise import watch
+from recfuse.nn.packed.store import PackedStore
+from recfuse.nn.packed.table import PackedTable
+from recfuse.nn.packed.table_dict import Tables
 
 
 class PackedTables(PackedParameters):
@@ -21,22 +26,61 @@ class PackedTables(PackedParameters):
     Calls, compiled and exported programs and optimizers all read and write the packed Parameters alone.
     """
 
+    def _publish(
+        self, layout: Layout, parameters: Mapping[str, Parameter], training: Sequence[bool] = ()
+    ) -> None:
+        holder = Tables() if self._tables_name else self
+        for name, parameter in parameters.items():
+            holder.register_parameter(name, parameter)
+        store = PackedStore(layout, self, holder)
+        for number, spec in enumerate(layout.tables):
+            table = holder._modules[spec.name] = PackedTable(store, number)
+            table.training = training[number] if training else self.training
+        self._store = holder._store = store
+        if self._tables_name:
+            self._modules[self._tables_name] = holder
+        watch(self)
+        self._layout_changed()
+
+    def _layout_changed(self) -> None:
+        """Called with another layout: notes what follows from it."""
+
+    def _why_not_movable(self) -> str | None:
+        """Why no table can move to another matrix; None if all can."""
+        return None
+
+    def _check_frozen(self) -> None:
+        if not torch.compiler.is_compiling():
+            settle(self._store)
+        elif any(self._store.matrix(number).requires_grad for number in self._store.homes):
+            raise ArgumentValueError(
+                "recfuse: tables that were frozen alone were set to have gradients, by the Parameter of "
+                "their matrix: call requires_grad_() of the tables, or the module once, before it is compiled"
+            )
+
     def _weights_changed(self) -> None:
         """Called when dtypes or device of the weights may have changed."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As of any module; what the class computes, such as ``tables``, is not hidden behind a module."""
+        """As of any module; what the class computes, such as ``tables``, is not hidden behind a module, and a
+        packed Parameter is set where it is.
+        """
         if isinstance(value, torch.nn.Module) and isinstance(getattr(type(self), name, None), property):
             raise AttributeError(
                 f"recfuse: {name} of {a_type(self)} cannot be set: calls would not use it. Assign "
                 f"to the weights, as in {name}[key].weight = ..., or recfuse.unswap(model) first"
+            )
+        if isinstance(value, Tensor) and self._tables_name and name.startswith("packed_dim"):
+            raise AttributeError(
+                f"recfuse: {name} of {a_type(self)} cannot be set: its Parameters are those of "
+                f"{self._tables_name}; set {self._tables_name}.{name}"
             )
         super().__setattr__(name, value)
 
     @property
     def tables(self) -> Tables:
         """The tables by name, each with ``weight`` (a view), rows, dim and mode."""
-        return Tables(self)
+        return self.holder  # type: ignore[return-value]
 
     @property
     def has_kernel(self) -> bool:
@@ -53,41 +97,18 @@ class PackedTables(PackedParameters):
     def reset_parameters(self) -> None:
         """Draws new tables, in order, from a normal distribution; padding rows are zero."""
         for table in self.tables.values():
-            torch.nn.init.normal_(table.weight)
-            if table.padding_idx is not None:
-                table.weight[table.padding_idx].fill_(0)
+            table.reset_parameters()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedTables:
         super()._apply(fn, recurse)
         self._weights_changed()
         return self
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        state_dicts.save(self, destination, prefix, keep_vars)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        missing: list[str] = []
-        unexpected: list[str] = []
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing, unexpected, error_msgs
-        )
-        tables = state_dicts.load(self, state_dict, prefix, local_metadata, error_msgs)
-        packed, own = {prefix + name for name in self.layout.parameter_names}, set(tables)
-        missing_keys.extend(key for key in missing if key not in packed)
-        unexpected_keys.extend(key for key in unexpected if key not in own)
-        if strict:
-            missing_keys.extend(key for key in tables if key not in state_dict)
-        self._weights_changed()
+    def __setstate__(self, own: dict[str, Any]) -> None:
+        """Takes the state."""
+        super().__setstate__(own)
+        self._store.bind(self, self.holder)
+        watch(self)
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuses."""

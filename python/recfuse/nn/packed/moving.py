@@ -1,0 +1,187 @@
+"""Tables that move between packed matrices: to be frozen or trained alone, or to have an own Parameter.
+
+A table that is frozen alone leaves its matrix for one that has no gradient, so that neither a backward pass
+nor an optimizer of the matrix changes its rows. It returns to its place when it is trained again, and an
+optimizer that has the matrix steps it as before. Where all tables of a matrix are frozen, the matrix is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+import torch
+from torch.nn import Parameter
+
+from recfuse.errors import ArgumentValueError
+from recfuse.nn.packed.layout import Layout, TableSpec, aligned, feature_tensor, table_rows
+from recfuse.nn.packed.store import PackedStore
+
+
+def train_table(store: PackedStore, number: int, trained: bool) -> None:
+    """Trains or freezes table ``number`` of a store, and those that are tied to it.
+
+    Raises:
+        ValueError: the tables of its module cannot move.
+    """
+    if store.matrix(number).requires_grad == trained:
+        return
+    tied = _tied(store.layout, number)
+    home_name = store.homes[number][0] if number in store.homes else _name_of(store.layout, number)
+    home, residents = _parameter(store, home_name, number), _residents(store.layout, home_name)
+    if trained:
+        if not home.requires_grad:
+            _move(store, residents - tied, f"{home_name}_frozen", home)
+            home.requires_grad_(True)
+        _bring_home(store, tied)
+    elif residents == tied:
+        home.requires_grad_(False)
+        _bring_home(store, {guest for guest, (name, _) in store.homes.items() if name == home_name})
+    else:
+        _move(store, tied, f"{home_name}_frozen", home)
+
+
+def settle(store: PackedStore) -> None:
+    """Brings tables home whose matrix of frozen tables was set to have gradients, as by
+    ``model.requires_grad_(True)``: optimizers may not have that matrix.
+    """
+    trained = {number for number in store.homes if store.matrix(number).requires_grad}
+    for name in {store.homes[number][0] for number in trained}:
+        store.parameters[name].requires_grad_(True)
+    _bring_home(store, trained)
+
+
+def own_parameters(tables: Iterable[tuple[PackedStore, int]]) -> list[Parameter]:
+    """Parameters that have the rows of these tables and of no others: the packed matrices where these are all
+    of a matrix's tables, else new ones, to which the tables move without gradients.
+
+    Raises:
+        ValueError: the tables of a module cannot move.
+    """
+    numbers: dict[tuple[PackedStore, str], set[int]] = {}
+    for store, number in tables:
+        key = store, _name_of(store.layout, number)
+        numbers.setdefault(key, set()).update(_tied(store.layout, number))
+    found = []
+    for (store, name), own in numbers.items():
+        matrix = _parameter(store, name, min(own))
+        if own != _residents(store.layout, name) or any(home == name for home, _ in store.homes.values()):
+            name = next(new for new in _names(name) if new not in store.parameters)
+            _move(store, own, name, matrix, matrix.requires_grad)
+            for number in own:
+                store.homes.pop(number, None)
+        found.append(store.parameters[name])
+    return found
+
+
+def _names(name: str) -> Iterator[str]:
+    base = "_".join(name.split("_")[:2])
+    return (f"{base}_{count}" for count in range(1, 1 << 62))
+
+
+def _name_of(layout: Layout, number: int) -> str:
+    return layout.parameter_names[layout.tables[number].matrix]
+
+
+def _residents(layout: Layout, name: str) -> set[int]:
+    """The tables with rows in a matrix."""
+    matrix = layout.parameter_names.index(name)
+    return {number for number, spec in enumerate(layout.tables) if spec.matrix == matrix}
+
+
+def _tied(layout: Layout, number: int) -> set[int]:
+    """The table, and the others with the same rows."""
+    place = _place(layout.tables[number])
+    return {at for at, other in enumerate(layout.tables) if _place(other) == place and place[2]} or {number}
+
+
+def _place(spec: TableSpec) -> tuple[int, int, int]:
+    return spec.matrix, spec.first_row, spec.num_embeddings
+
+
+def _parameter(store: PackedStore, name: str, number: int) -> Parameter:
+    """A matrix whose table ``number`` may move; raises where it may not."""
+    reason = None
+    if store.owner is None:
+        reason = "its module is gone"
+    elif name not in store.parameters:
+        reason = f"its packed matrix {name} is computed (parametrized or pruned)"
+    elif own := store.owner._why_not_movable():
+        reason = own
+    if reason is not None:
+        raise ArgumentValueError(
+            f"recfuse: packed table {store.layout.tables[number].name!r} cannot be trained, frozen or "
+            f"stepped alone: {reason}. Do so with all tables of the module, or before they are packed"
+        )
+    return store.parameters[name]
+
+
+def _move(
+    store: PackedStore, numbers: Collection[int], name: str, model: Parameter, requires_grad: bool = False
+) -> None:
+    """Moves tables to the matrix ``name``, which grows, or is made in the form of ``model``."""
+    if not numbers:
+        return
+    layout, found = store.layout, store.parameters.get(name)
+    residents = [] if found is None else [layout.tables[number] for number in _residents(layout, name)]
+    end = max((spec.first_row + spec.num_embeddings for spec in residents), default=0)
+    places: dict[tuple[int, int, int], int] = {}
+    for spec in (layout.tables[number] for number in sorted(numbers)):
+        if _place(spec) not in places:
+            places[_place(spec)] = aligned(end, spec.embedding_dim, model.dtype)
+            end = places[_place(spec)] + spec.num_embeddings
+    with torch.inference_mode(False), torch.no_grad():
+        if found is None or found.shape[0] < end:
+            rows = end if found is None else max(end, min(2 * found.shape[0], model.shape[0]))
+            data = torch.zeros((rows, model.shape[1]), dtype=model.dtype, device=model.device)
+            if found is None:
+                store.holder.register_parameter(name, Parameter(data, requires_grad=requires_grad))
+            else:
+                data[: found.shape[0]].copy_(found)
+                found.data = data
+        target = store.parameters[name]
+        for (matrix, first_row, count), row in places.items():
+            source = store.parameters[layout.parameter_names[matrix]]
+            target.narrow(0, row, count).copy_(source.narrow(0, first_row, count))
+    moved = {}
+    for number in numbers:
+        spec = layout.tables[number]
+        moved[number] = name, places[_place(spec)]
+        if not requires_grad:
+            store.homes[number] = layout.parameter_names[spec.matrix], spec.first_row
+    _relocate(store, moved)
+
+
+def _bring_home(store: PackedStore, numbers: Collection[int]) -> None:
+    """Moves tables back to the places that they have left."""
+    places = {number: store.homes[number] for number in numbers if number in store.homes}
+    with torch.inference_mode(False), torch.no_grad():
+        for number, (name, first_row) in places.items():
+            spec = store.layout.tables[number]
+            rows = table_rows(spec, store.matrix(number))
+            store.parameters[name].narrow(0, first_row, spec.num_embeddings).copy_(rows)
+    for number in places:
+        del store.homes[number]
+    _relocate(store, places)
+
+
+def _relocate(store: PackedStore, places: dict[int, tuple[str, int]]) -> None:
+    """Takes the layout in which these tables lie elsewhere; removes matrices that no table needs any more."""
+    if not places:
+        return
+    layout = store.layout
+    all_places = [
+        places.get(number, (layout.parameter_names[spec.matrix], spec.first_row))
+        for number, spec in enumerate(layout.tables)
+    ]
+    used = {name for name, _ in (*all_places, *store.homes.values())}
+    order = dict.fromkeys((*layout.parameter_names, *(name for name, _ in places.values())))
+    names = tuple(name for name in order if name in used)
+    tables = tuple(
+        spec._replace(matrix=names.index(name), first_row=first_row)
+        for spec, (name, first_row) in zip(layout.tables, all_places, strict=True)
+    )
+    features = feature_tensor([tables[number] for number in layout.table_of_feature])
+    store.layout = layout._replace(tables=tables, parameter_names=names, features=features)
+    for name in set(layout.parameter_names) - used:
+        del store.parameters[name]
+    store.owner._layout_changed()

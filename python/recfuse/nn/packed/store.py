@@ -1,0 +1,69 @@
+"""``PackedStore``: what a packed module and its tables have in common."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfuse.nn.packed.layout import Layout
+
+
+def matrices_of(holder: torch.nn.Module, names: Sequence[str]) -> list[Tensor]:
+    """The packed matrices that ``holder`` has under these names."""
+    parameters = holder._parameters
+    try:
+        return [parameters[name] for name in names]  # type: ignore[misc]
+    except KeyError:  # parametrized or pruned: computed by the class or by a hook
+        return [getattr(holder, name) for name in names]
+
+
+class PackedStore:
+    """The layout of a packed module, and the dictionary of its packed Parameters. The module, the holder of
+    its Parameters and its tables share one store, also in a copy of them.
+
+    Tables reach their rows through it. It does not keep the module alive, so that a deleted model gives its
+    memory back at once; a table that outlives its module keeps the Parameters.
+
+    Attributes:
+        layout: where the tables lie. Another layout is another object.
+        parameters: the holder's own dictionary of Parameters.
+        homes: of each table that is frozen alone, by number: the name of the matrix to which it returns when
+            it is trained again, and its first row there.
+        loading: the list of errors of the ``load_state_dict`` that has loaded all tables last.
+    """
+
+    def __init__(self, layout: Layout, owner: torch.nn.Module, holder: torch.nn.Module) -> None:
+        """Of a module, and of the module that holds its tables and Parameters."""
+        self.layout = layout
+        self.parameters = holder._parameters
+        self.homes: dict[int, tuple[str, int]] = {}
+        self.loading: list[str] | None = None
+        self.bind(owner, holder)
+
+    def bind(self, owner: torch.nn.Module, holder: torch.nn.Module) -> None:
+        """Notes the module and the holder, of which a copied store knows nothing."""
+        self._owner, self._holder = weakref.ref(owner), weakref.ref(holder)
+
+    @property
+    def owner(self) -> Any:
+        """The packed module; None: it is gone."""
+        return None if self._owner is None else self._owner()
+
+    @property
+    def holder(self) -> Any:
+        """The module that has the Parameters; None: it is gone."""
+        return None if self._holder is None else self._holder()
+
+    def matrix(self, number: int) -> Tensor:
+        """The packed matrix with the rows of table ``number``."""
+        name = self.layout.parameter_names[self.layout.tables[number].matrix]
+        found = self.parameters.get(name)
+        return getattr(self.holder, name) if found is None else found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State without references to modules, which a copy binds itself."""
+        return {**self.__dict__, "_owner": None, "_holder": None, "loading": None}
