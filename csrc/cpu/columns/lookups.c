@@ -16,17 +16,17 @@ typedef struct lookups_call {
     int64_t samples, n_pieces; /* of a task; tasks a column */
 } lookups_call;
 
-/* Of weights [count] of a bag, given or 1: as the pooling divides. */
+/* Of weights [count] of a bag, given or 1: as the pooling divides. In float64, which has the square of each float32. */
 static void divide(const rf_columns_column *column, float *factors, int64_t count) {
-    float weights = 0, squares = 0;
+    double weights = 0, squares = 0;
     for (int64_t i = 0; i < count; i++) {
         weights += factors[i];
-        squares += factors[i] * factors[i];
+        squares += (double)factors[i] * factors[i];
     }
-    const float by = column->pooling == RF_COLUMN_MEAN    ? weights
-                     : column->pooling == RF_COLUMN_SQRTN ? sqrtf(squares)
-                                                          : 1.0f;
-    for (int64_t i = 0; i < count && by != 1.0f; i++) factors[i] /= by;
+    const double by = column->pooling == RF_COLUMN_MEAN    ? weights
+                      : column->pooling == RF_COLUMN_SQRTN ? sqrt(squares)
+                                                           : 1.0;
+    for (int64_t i = 0; i < count && by != 1.0; i++) factors[i] = (float)(factors[i] / by);
 }
 
 /* Puts what the cursor gave behind the rows before it, of which its bag has `before`. */

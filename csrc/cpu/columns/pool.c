@@ -41,22 +41,22 @@ static const char *table_of(const rf__columns_call *call, const rf_columns_colum
     return (const char *)buffer->data + (column->weight_offset + column->first_dim) * bytes;
 }
 
-/* What the sum of rows is divided by. */
+/* What the sum of rows is divided by. In float64, which has the square of each float32. */
 typedef struct divisor {
-    float count, weights, squares;
+    double count, weights, squares;
 } divisor;
 
-static float divisor_of(const rf_columns_column *column, const divisor *of) {
+static double divisor_of(const rf_columns_column *column, const divisor *of) {
     if (column->pooling == RF_COLUMN_MEAN) return column->weighted ? of->weights : of->count;
-    if (column->pooling == RF_COLUMN_SQRTN) return sqrtf(column->weighted ? of->squares : of->count);
-    return 1.0f;
+    if (column->pooling == RF_COLUMN_SQRTN) return sqrt(column->weighted ? of->squares : of->count);
+    return 1.0;
 }
 
-static void divisor_add(divisor *of, const float *weights, int64_t count) {
-    of->count += (float)count;
-    for (int64_t i = 0; i < count; i++) {
+static void divisor_add(divisor *of, const rf_columns_column *column, const float *weights, int64_t count) {
+    of->count += (double)count;
+    for (int64_t i = 0; i < count && column->weighted; i++) {
         of->weights += weights[i];
-        of->squares += weights[i] * weights[i];
+        of->squares += (double)weights[i] * weights[i];
     }
 }
 
@@ -67,9 +67,14 @@ static void fill(const rf__columns_call *call, const rf_columns_column *column, 
 }
 
 /* Writes a sum of rows [n_dims] in float32 as the column wants it. */
-static void finish(const rf__columns_call *call, const rf_columns_column *column, float by, int64_t sample,
+static void finish(const rf__columns_call *call, const rf_columns_column *column, double by, int64_t sample,
                    float *row) {
-    for (int64_t d = 0; d < column->n_dims && by != 1.0f; d++) row[d] /= by;
+    const float divisor = (float)by;
+    if (column->weighted && by != 1.0) { /* a divisor may have no float32 */
+        for (int64_t d = 0; d < column->n_dims; d++) row[d] = (float)(row[d] / by);
+    } else {
+        for (int64_t d = 0; d < column->n_dims && divisor != 1.0f; d++) row[d] /= divisor;
+    }
     for (int64_t d = 0; d < column->n_dims && column->scale != 1.0f; d++) row[d] *= column->scale;
     call->pool->store(rf__column_output(call, column, sample), call->params->output_dtype, column->n_dims,
                       row);
@@ -134,7 +139,7 @@ static void write_bags(const rf__column_cursor *cursor, float *scratch, int64_t 
         for (int64_t b = 0; b < count; b++) {
             const int64_t from = offsets[bag + b], n_rows = offsets[bag + b + 1] - from;
             divisor of = {0};
-            divisor_add(&of, cursor->weights + from, n_rows);
+            divisor_add(&of, column, cursor->weights + from, n_rows);
             if (n_rows > 0)
                 finish(cursor->call, column, divisor_of(column, &of), cursor->first + bag + b,
                        scratch + b * column->n_dims);
@@ -195,7 +200,7 @@ static void write_table(rf__columns_call *call, const rf__column *column, int64_
             of = (divisor){0};
         }
         add_piece(&cursor, scratch, count);
-        divisor_add(&of, cursor.weights, cursor.n_rows);
+        divisor_add(&of, column->column, cursor.weights, cursor.n_rows);
         count += cursor.n_rows;
         if (cursor.more) continue;
         if (count > 0) {

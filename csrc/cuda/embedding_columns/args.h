@@ -10,7 +10,7 @@ enum {
     RF_COLUMNS_MOST_SAMPLES = 64, /* of a block */
     RF_COLUMNS_LISTED = 512, /* lookups that a block of a bag's task has looked at before it reads rows */
     RF_COLUMNS_LONG = 128, /* lookups; a longer bag has the whole block */
-    RF_COLUMNS_BAGS_BYTES = 12832 /* of shared memory behind a bag's body: rf_column_bags */
+    RF_COLUMNS_BAGS_BYTES = 13344 /* of shared memory behind a bag's body: rf_column_bags */
 };
 
 /* An input. They travel in the kernel's parameters: nothing is copied ahead of a call, and a captured call has its own. */

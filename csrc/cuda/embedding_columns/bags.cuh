@@ -65,7 +65,8 @@ struct rf_column_bags {
     rf_i64 start[RF_COLUMNS_MOST_SAMPLES + 1]; /* lookups of bags before, of those that are not long */
     rf_i64 of_warps[WARPS];
     rf_i64 counts[BLOCK]; /* sums of groups of threads */
-    float sums[RF_COLUMNS_MOST_VECTOR + 1][BLOCK];
+    double norms[BLOCK];
+    float sums[RF_COLUMNS_MOST_VECTOR][BLOCK];
     int first; /* that is there, of those listed */
     /* Of lookups: their rows, NULL: dropped; and their weights. */
     const rf_u8 *rows[RF_COLUMNS_LISTED];

@@ -54,20 +54,34 @@ struct rf_bag_writer {
         if (args.factors != nullptr) args.factors[at] = factor;
     }
 
+    /* Divides the factors from `begin` to `end`, the weights of `kept` rows, as the pooling says. In float64, which has the
+     * square of each float32. */
+    RF_INLINE void divide(rf_i64 begin, rf_i64 end, rf_i64 kept) const {
+        const int lane = threadIdx.x % 32;
+        const bool squares = column.pooling == RF_COLUMN_SQRTN;
+        double sum = 0.0;
+        for (rf_i64 at = begin + lane; column.weighted && at < end; at += 32) {
+            const double weight = args.factors[at];
+            sum += squares ? weight * weight : weight;
+        }
+#pragma unroll
+        for (int apart = 1; apart < 32; apart *= 2) sum += __shfl_xor_sync(RF_FULL_WARP, sum, apart);
+        if (!column.weighted) sum = (double)kept;
+        const double by = squares ? sqrt(sum) : sum;
+        __syncwarp(); /* lanes have read what others write */
+        for (rf_i64 at = begin + lane; at < end; at += 32) args.factors[at] = (float)(args.factors[at] / by);
+    }
+
     RF_INLINE void write(rf_i64 number) const {
         const int lane = threadIdx.x % 32;
         const rf_i64 start = RF_WRITE ? rf_load(args.offsets + number) : 0;
         rf_i64 kept = 0;
-        float sum = 0.0f;
 #pragma unroll 1
         for (rf_i64 from = 0; from < bag.count; from += 32) {
             float weight = 0.0f;
             const rf_i64 found = from + lane < bag.count ? row(from + lane, weight) : -1;
             const rf_u32 all = __ballot_sync(RF_FULL_WARP, found >= 0);
-            if (found >= 0) {
-                if (RF_WRITE) put(start + kept + __popc(all & ((1u << lane) - 1)), found, weight);
-                sum += column.pooling == RF_COLUMN_SQRTN ? weight * weight : weight;
-            }
+            if (RF_WRITE && found >= 0) put(start + kept + __popc(all & ((1u << lane) - 1)), found, weight);
             kept += __popc(all);
         }
         if (!RF_WRITE) {
@@ -80,13 +94,8 @@ struct rf_bag_writer {
         }
         if (args.factors == nullptr || column.pooling == RF_COLUMN_SUM || column.pooling == RF_COLUMN_MAX)
             return;
-#pragma unroll
-        for (int apart = 1; apart < 32; apart *= 2) sum += __shfl_xor_sync(RF_FULL_WARP, sum, apart);
-        if (!column.weighted) sum = (float)kept;
-        const float by = column.pooling == RF_COLUMN_SQRTN ? sqrtf(sum) : sum;
-        __syncwarp(); /* lanes have written what others divide */
-        for (rf_i64 at = start + lane; at < min(start + kept, args.capacity); at += 32)
-            args.factors[at] /= by;
+        __syncwarp(); /* lanes have written what others read */
+        divide(start, min(start + kept, args.capacity), kept);
     }
 };
 

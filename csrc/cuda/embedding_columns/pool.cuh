@@ -15,10 +15,11 @@ enum { MOST = RF_COLUMNS_MOST_VECTOR };
 /* What a thread has of a bag's row. */
 struct rf_column_sum {
     float sum[MOST];
-    float norm; /* sum of weights, or of their squares */
+    double
+        norm; /* sum of weights, or of their squares, where rows are divided by it; float64 has each float32's square */
     rf_i64 count; /* rows */
 
-    RF_INLINE rf_column_sum(int pooling) : norm(0.0f), count(0) {
+    RF_INLINE rf_column_sum(int pooling) : norm(0.0), count(0) {
 #pragma unroll
         for (int i = 0; i < MOST; i++)
             sum[i] = pooling == RF_COLUMN_MAX ? __int_as_float((int)0xff800000u) : 0.0f; /* -infinity */
@@ -57,6 +58,7 @@ struct rf_column_add {
         enum { IN_FLIGHT = 4 };
         const bool largest = column.pooling == RF_COLUMN_MAX, weighted = column.weighted;
         const bool squares = column.pooling == RF_COLUMN_SQRTN;
+        const bool divides = weighted && (squares || column.pooling == RF_COLUMN_MEAN);
 #pragma unroll 1
         for (int first = at; first < end; first += IN_FLIGHT * step) {
             bool there[IN_FLIGHT];
@@ -81,7 +83,7 @@ struct rf_column_add {
                     else if ((ordered && to.count == 0) || value > to.sum[j])
                         to.sum[j] = value;
                 }
-                to.norm += squares ? weight[i] * weight[i] : weight[i];
+                if (divides) to.norm += squares ? (double)weight[i] * weight[i] : weight[i];
                 to.count++;
             }
         }
@@ -105,16 +107,23 @@ struct rf_column_finish {
         const rf_u8 *from = any                 ? first
                             : column.empty >= 0 ? table.rows + column.empty * table.pitch
                                                 : nullptr;
+        const bool squares = column.pooling == RF_COLUMN_SQRTN, mean = column.pooling == RF_COLUMN_MEAN;
+        const double norm = squares ? sqrt(sum.norm) : sum.norm;
         float values[V], divisor = 1.0f;
         vector row = {};
         if (from != nullptr) row = rf_load((const vector *)(from + element * of::BYTES));
-        if (column.pooling == RF_COLUMN_MEAN) divisor = column.weighted ? sum.norm : (float)sum.count;
-        if (column.pooling == RF_COLUMN_SQRTN) divisor = sqrtf(column.weighted ? sum.norm : (float)sum.count);
+        if (mean) divisor = (float)sum.count;
+        if (squares) divisor = sqrtf((float)sum.count);
 #pragma unroll
         for (int j = 0; j < V; j++) {
             const float value = of::get(row, j);
             const bool is_row = !any || value != value; /* nothing is larger than a NaN that came first */
-            values[j] = is_row ? value * column.scale : sum.sum[j] / divisor * column.scale;
+            if (is_row)
+                values[j] = value * column.scale;
+            else if (column.weighted && (squares || mean)) /* a norm may have no float32 */
+                values[j] = (float)(sum.sum[j] / norm) * column.scale;
+            else
+                values[j] = sum.sum[j] / divisor * column.scale;
             if (!any && column.empty < 0) values[j] = column.fill;
         }
         rf_column_store<V>(args.output + (work.first + sample) * args.output_pitch +
@@ -183,13 +192,13 @@ struct rf_column_pool {
         if (!begins) {
 #pragma unroll
             for (int j = 0; j < MOST; j++) sum.sum[j] = bags.sums[j][thread];
-            sum.norm = bags.sums[MOST][thread];
+            sum.norm = bags.norms[thread];
             sum.count = bags.counts[thread];
         }
         add(thread / group.lanes, listed, BLOCK / group.lanes, false, sum);
 #pragma unroll
         for (int j = 0; j < MOST; j++) bags.sums[j][thread] = sum.sum[j];
-        bags.sums[MOST][thread] = sum.norm;
+        bags.norms[thread] = sum.norm;
         bags.counts[thread] = sum.count;
     }
 
@@ -207,14 +216,14 @@ struct rf_column_pool {
                                        : other > own                   ? other
                                                                        : own;
             }
-            bags.sums[MOST][thread] += bags.sums[MOST][thread + near];
+            bags.norms[thread] += bags.norms[thread + near];
             bags.counts[thread] += bags.counts[thread + near];
         }
         if (thread >= group.lanes) return;
         rf_column_sum sum(column.pooling);
 #pragma unroll
         for (int j = 0; j < MOST; j++) sum.sum[j] = bags.sums[j][thread];
-        sum.norm = bags.sums[MOST][thread];
+        sum.norm = bags.norms[thread];
         sum.count = bags.counts[thread];
         finish(bag, sum, column.pooling == RF_COLUMN_MAX ? first : nullptr);
     }

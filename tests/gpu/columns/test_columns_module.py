@@ -21,6 +21,7 @@ from support import gpu
 from support.columns.compare import REFUSED, magnitude, want_dtype
 from support.columns.inputs import COLUMNS, SUMS, mapping, parts
 from support.columns.random_programs import random_case
+from support.columns.scaled import POOLINGS, SCALES, module_and_batch
 from support.reference import assert_close_to_reference, tolerance
 
 pytestmark = [*gpu.MARKS, pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")]
@@ -357,3 +358,20 @@ def test_pageable_weights_are_refused() -> None:
     given = module._reader.read(on_gpu(many_batch(4, 5)))
     with torch.no_grad(), pytest.raises(ValueError, match=r"weights is on the CPU.*weights.pin_memory\(\)"):
         module._whole(module.packed_weights(), given, False, "on")
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_pooling_and_gradients_of_scaled_weights(pooling: str, scale: float) -> None:
+    module, batch = module_and_batch(pooling, scale)
+    reference = module.to_torch().double()
+    want = reference(batch)
+    want.square().sum().backward()
+    (want_grad,) = (parameter.grad for parameter in reference.parameters())
+    module.to(gpu.DEVICE)
+    moved = {"bag": tuple(one.to(gpu.DEVICE) for one in batch["bag"])}
+    with torch.no_grad():
+        torch.testing.assert_close(module(moved).double().cpu(), want.detach(), rtol=1e-5, atol=1e-5)
+    module(moved).square().sum().backward()
+    (found,) = (parameter.grad for parameter in module.parameters())
+    torch.testing.assert_close(found[:60].double().cpu(), want_grad[:60], rtol=1e-4, atol=1e-4)

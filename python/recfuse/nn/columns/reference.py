@@ -326,10 +326,12 @@ def _pooled(column: TableColumn, bags: Bags, table: Tensor) -> Tensor:
         bags.values, table, bags.offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
     )
     if column.pooling == "sqrtn" or (column.pooling == "mean" and weights is not None):
-        each = torch.ones_like(bags.values, dtype=table.dtype) if weights is None else weights
+        # In float64, which has the square of each float32.
+        each = torch.ones_like(bags.values, dtype=torch.float64) if weights is None else weights.double()
         each = each * each if column.pooling == "sqrtn" else each
-        count = torch.zeros(pooled.shape[0], dtype=table.dtype, device=table.device)
+        count = torch.zeros(pooled.shape[0], dtype=torch.float64, device=table.device)
         count = count.index_add(0, bags.samples(), each)
         count = torch.where(bags.lengths() == 0, 1.0, count)
         pooled = pooled / (count.sqrt() if column.pooling == "sqrtn" else count)[:, None]
+        pooled = pooled.to(table.dtype)
     return pooled
