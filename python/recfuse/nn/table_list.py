@@ -120,8 +120,7 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
         """
         where = "recfuse.nn.FusedEmbeddingBagList"
         lookups = of_tables(offsets, indices, row_weights, tables=len(self), where=where)
-        pooled = self._pool(*lookups, mapping)
-        return list(pooled.split(self.layout.dims, dim=1))
+        return self._pool_apart(*lookups, mapping)
 
 
 for _method in ("__delitem__", "__iadd__", "append", "extend", "insert", "pop"):

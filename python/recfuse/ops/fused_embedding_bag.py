@@ -18,6 +18,7 @@ from recfuse.ops.gradients import (
     find_winners,
     sample_weights_grad,
     weight_grads,
+    with_gradients,
 )
 from recfuse.ops.library import (
     below_autograd,
@@ -243,8 +244,14 @@ class FusedEmbeddingBag(torch.autograd.Function):
         lookups, count = (features, indices, offsets), len(ctx.groups)
         needed = ctx.needs_input_grad  # computed again each time that it is read
         places = [group - count for group in range(count) if needed[group - count]]
+        used = with_gradients(ctx, features)
+        if used is not features:
+            with_rows = set(used[:, 0].tolist())
+            places = [place for place in places if place + count in with_rows]
         calls = [
-            WeightGradCall(grad, *lookups, place + count, *ctx.groups[place], sample_weights, winners)
+            WeightGradCall(
+                grad, used, indices, offsets, place + count, *ctx.groups[place], sample_weights, winners
+            )
             for place in places
         ]
         found = weight_grads(ctx, calls, [ctx.sparse] * len(calls), places)

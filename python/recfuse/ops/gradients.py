@@ -116,6 +116,18 @@ def _listed(
     return found
 
 
+def with_gradients(ctx: Any, features: Tensor) -> Tensor:
+    """The features of a call, without a matrix those to which no gradient comes, as the modules' hook of the
+    backward graph has noted: their lookups are in no gradient and in no update.
+    """
+    missing = vars(ctx).get("features_without_gradients")
+    if not missing:
+        return features
+    found = features.clone()
+    found[missing, 0] = -1
+    return found
+
+
 def mark_large(leaf: Tensor, grad: Tensor, dim: int) -> None:
     """Has a single bag's sparse gradient marked, unless it has few elements."""
     if grad._nnz() * dim > _FEW_ELEMENTS:

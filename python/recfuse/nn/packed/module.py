@@ -16,6 +16,7 @@ from recfuse.nn.mapping import Mapper, Mapping
 from recfuse.nn.packed.layout import Layout, native_call
 from recfuse.nn.packed.pooling import check_mapping, has_kernel, on_gpu, pool_one_by_one
 from recfuse.nn.packed.tables import PackedTables
+from recfuse.nn.packed.taking_part import columns_of
 from recfuse.nn.tuning import Tuning
 from recfuse.ops import fused_embedding_bag
 
@@ -38,14 +39,28 @@ class PackedModule(PackedTables):
         self._tuning.fit(list(zip(self.layout.dims, dtypes, strict=True)))
         self._mapper.use(weights[0].device if self.on_cuda else None)
 
-    def _pool(
+    def _pool(self, *lookups: Any) -> Tensor:
+        """Pools feature-major jagged lookups; see :class:`recfuse.nn.FusedEmbeddingBagCollection`. Arguments
+        as of ``_pool_as_can_be``.
+        """
+        pooled = self._pool_as_can_be(*lookups)
+        return torch.cat(pooled, dim=1) if isinstance(pooled, list) else pooled
+
+    def _pool_apart(self, *lookups: Any) -> list[Tensor]:
+        """The same, the columns of each feature. A feature whose columns have no gradient gives its table
+        none.
+        """
+        pooled = self._pool_as_can_be(*lookups)
+        return pooled if isinstance(pooled, list) else columns_of(pooled, self)
+
+    def _pool_as_can_be(
         self,
         indices: Tensor,
         offsets: Tensor,
         per_sample_weights: Tensor | None = None,
         mapping: Mapping | None = None,
-    ) -> Tensor:
-        """Pools feature-major jagged lookups; see :class:`recfuse.nn.FusedEmbeddingBagCollection`."""
+    ) -> Tensor | list[Tensor]:
+        """All columns, of one call; or those of each feature, where there is no kernel for one call."""
         weights, layout = self.packed_weights(), self.layout  # in this order: weights may change the layout
         if torch.compiler.is_dynamo_compiling():
             torch._dynamo.mark_static(layout.features)  # as many as there are, whatever the batch

@@ -12,7 +12,8 @@ from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
-from recfuse.nn.packed.layout import Layout, TableSpec, feature_tensor, table_rows
+from recfuse.nn.packed.layout import Layout, TableSpec, feature_tensor
+from recfuse.nn.packed.taking_part import note_table, rows_of
 from recfuse.ops import HAS_CUDA_KERNELS, embedding_bag, fused_embedding_bag
 from recfuse.ops.embedding_bag_arguments import torch_embedding_bag
 from recfuse.ops.library import is_readable
@@ -56,9 +57,9 @@ def pool_one_by_one(
     indices: Tensor,
     offsets: Tensor,
     per_sample_weights: Tensor | None,
-) -> Tensor:
-    """As one call, by torch's own function, table by table: for dtypes and devices without a kernel.
-    Gradients are dense.
+) -> list[Tensor]:
+    """As one call, by torch's own function, table by table: for dtypes and devices without a kernel. Returns
+    the columns of each feature. Gradients are dense.
     """
     count = len(layout.table_of_feature)
     if (offsets.numel() - 1) % count:
@@ -68,7 +69,7 @@ def pool_one_by_one(
         )
     bags = (offsets.numel() - 1) // count
     if offsets.is_meta:
-        return matrices[0].new_empty((bags, layout.output_dim), device="meta")
+        return [matrices[0].new_empty((bags, dim), device="meta") for dim in layout.dims]
     bounds = offsets[::bags].tolist() if bags else [0] * (count + 1)
     if is_readable(offsets) and bounds[0] != 0:  # torch would be given lookups from there on
         raise ArgumentValueError(
@@ -78,7 +79,7 @@ def pool_one_by_one(
     for feature, number in enumerate(layout.table_of_feature):
         spec = layout.tables[number]
         start, end = bounds[feature], bounds[feature + 1]
-        rows = table_rows(spec, matrices[spec.matrix])
+        rows = rows_of(spec, matrices[spec.matrix])
         pooled.append(
             torch_embedding_bag(
                 indices[start:end],
@@ -92,7 +93,7 @@ def pool_one_by_one(
                 padding_idx=spec.padding_idx,
             )
         )
-    return torch.cat(pooled, dim=1)
+    return pooled
 
 
 def table_call(
@@ -107,7 +108,7 @@ def table_call(
     if not matrix.requires_grad or not torch.is_grad_enabled() or not has_kernel([matrix]):
         return embedding_bag(
             input,
-            table_rows(spec, matrix),
+            rows_of(spec, matrix),
             offsets,
             mode=spec.mode,
             per_sample_weights=per_sample_weights,
@@ -136,9 +137,11 @@ def table_call(
     else:
         ends = torch.cat((offsets, offsets.new_full((1,), input.numel())))
     features = feature_tensor([spec._replace(matrix=0)])
-    return fused_embedding_bag(
+    pooled = fused_embedding_bag(
         [matrix], features, input, ends, spec.embedding_dim, per_sample_weights, sparse=sparse
     )
+    note_table(pooled, matrix, spec)
+    return pooled
 
 
 def check_mapping(mapping: Mapping, layout: Layout, offsets: Tensor) -> None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim import Optimizer, optimizer
 
 from recfuse.errors import ArgumentValueError
+from recfuse.nn.packed.layout import TableSpec
+from recfuse.nn.packed.taking_part import _windows, has_rows, windows
 
 VOUCHED = "recfuse_row_wise"
 """Attribute of an optimizer, or of its class: True says that it treats each row for itself, False that each
@@ -24,7 +27,6 @@ table must keep a Parameter of its own.
 _OF_TORCH = (
     "SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD",
     "SparseAdam",
-    "LBFGS",  # takes all Parameters for one vector, however they are cut
 )  # fmt: skip
 
 
@@ -32,41 +34,50 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-_ROW_WISE = {_name(getattr(torch.optim, name)) for name in _OF_TORCH} | {
-    f"recfuse.optim.kinds.{name}" for name in ("SGD", "Adagrad", "RowWiseAdagrad", "Adam")
-} | {
-    "optim.rwsadagrad.RWSAdagrad",  # of facebookresearch/dlrm
-    "torchrec.optim.rowwise_adagrad.RowWiseAdagrad",
+_ROW_WISE: dict[str, tuple[str, ...] | None] = {
+    **{_name(getattr(torch.optim, name)): None for name in _OF_TORCH},
+    "torch.optim.sgd.SGD": ("momentum", "weight_decay"),
+    "torch.optim.adagrad.Adagrad": ("lr_decay", "weight_decay"),
+    "torch.optim.lbfgs.LBFGS": (),  # takes all Parameters for one vector, in which None is zeros
+    "recfuse.optim.kinds.SGD": (),  # and the others step rows that were looked up alone
+    "recfuse.optim.kinds.Adagrad": (),
+    "recfuse.optim.kinds.RowWiseAdagrad": (),
+    "recfuse.optim.kinds.Adam": (),
+    "optim.rwsadagrad.RWSAdagrad": ("lr_decay", "weight_decay"),  # of facebookresearch/dlrm
+    "torchrec.optim.rowwise_adagrad.RowWiseAdagrad": ("lr_decay", "weight_decay"),
     # These call other optimizers, and scale all gradients by one number at most.
-    "torchrec.optim.keyed.KeyedOptimizerWrapper",
-    "torchrec.optim.keyed.CombinedOptimizer",
-    "torchrec.optim.warmup.WarmupOptimizer",
-    "torchrec.optim.clipping.GradientClippingOptimizer",
-    "accelerate.optimizer.AcceleratedOptimizer",
-    "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer",
-    "torch.distributed.optim.post_localSGD_optimizer.PostLocalSGDOptimizer",
-}  # fmt: skip
+    "torchrec.optim.keyed.KeyedOptimizerWrapper": (),
+    "torchrec.optim.keyed.CombinedOptimizer": (),
+    "torchrec.optim.warmup.WarmupOptimizer": (),
+    "torchrec.optim.clipping.GradientClippingOptimizer": (),
+    "accelerate.optimizer.AcceleratedOptimizer": (),
+    "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer": (),
+    "torch.distributed.optim.post_localSGD_optimizer.PostLocalSGDOptimizer": (),
+}
+"""Options of a class with which a step of zeros moves a table or changes its state; None: it always does."""
 
 
 def is_row_wise(found: Optimizer) -> bool:
     """Whether the step of packed tables is that of the tables; False where that is not known."""
     vouched = getattr(found, VOUCHED, None)
-    return _is_listed(type(found)) if vouched is None else bool(vouched)
+    return _listed(type(found)) is not None if vouched is None else bool(vouched)
 
 
 @functools.lru_cache(maxsize=256)
-def _is_listed(kind: type) -> bool:
-    """Whether a class is in the list, or derived from such a one and overrides no method but ``__init__``."""
+def _listed(kind: type) -> str | None:
+    """The name in the list of a class, or of one that it is derived from, overriding no method but
+    ``__init__``; None: it is not known.
+    """
     for at, own in enumerate(kind.__mro__):
         if _name(own) in _ROW_WISE:
-            return True
+            return _name(own)
         bases = kind.__mro__[at + 1 : -1]
         for name, value in vars(own).items():
             inherited = next((vars(base)[name] for base in bases if name in vars(base)), None)
             is_method = callable(value) and callable(inherited) and name != "__init__"
             if is_method and _unhooked(value) is not _unhooked(inherited):
-                return False
-    return False
+                return None
+    return None
 
 
 def _unhooked(step: Any) -> Any:
@@ -98,27 +109,47 @@ def has_other_hooks() -> bool:
     )
 
 
-def shared_matrices() -> dict[int, int]:
-    """How many tables lie in a Parameter, by its id, where there are several."""
-    found: dict[int, int] = {}
+def shared_matrices() -> dict[int, dict[int, TableSpec]]:
+    """The tables in a Parameter, by its id and by their first rows, where there are several."""
+    found: dict[int, dict[int, TableSpec]] = {}
     for module in list(_modules):
-        names = module.layout.parameter_names
-        for number, name in enumerate(names):
-            parameter = module._parameters.get(name)
-            tables = {spec.first_row for spec in module.layout.tables if spec.matrix == number}
+        layout, parameters = module.layout, module.holder._parameters
+        for number, name in enumerate(layout.parameter_names):
+            parameter = parameters.get(name)
+            tables = {spec.first_row: spec for spec in layout.tables if spec.matrix == number}
             if parameter is not None and len(tables) > 1:
-                found[id(parameter)] = len(tables)
+                found[id(parameter)] = tables
     return found
 
 
-def _before_step(found: Optimizer, args: Any, options: Any) -> None:
-    if torch.compiler.is_dynamo_compiling() or not is_row_wise(found):
+def _before_step(found: Optimizer, args: Any, options: Any) -> Any:
+    if torch.compiler.is_dynamo_compiling() or _windows or not is_row_wise(found):
         _check_step(found)
+    if len(args) > 1 and args[1] is not None:
+        return (args[0], _checked(found, args[1]), *args[2:]), options
+    if options and options.get("closure") is not None:
+        return args, {**options, "closure": _checked(found, options["closure"])}
+    return None
+
+
+def _checked(found: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+    """A closure of ``step()``, in which gradients are computed, and what is looked at before the step."""
+
+    @functools.wraps(closure)
+    def checked() -> Any:
+        result = closure()
+        if _windows:
+            _check_step(found)
+        return result
+
+    return checked
 
 
 @torch._disable_dynamo
 def _check_step(found: Optimizer) -> None:
     if is_row_wise(found):
+        if _windows:
+            _check_taking_part(found)
         return
     shared = shared_matrices()
     for group in found.param_groups:
@@ -127,9 +158,31 @@ def _check_step(found: Optimizer) -> None:
                 kind = type(found).__name__
                 raise ArgumentValueError(
                     f"recfuse: {kind} is about to make a step of a packed Parameter of shape "
-                    f"{list(parameter.shape)}, in which {tables} tables lie, and is not known to treat each "
-                    "row for itself: it may scale the step by the whole Parameter. Create it before the swap "
-                    "and pass it, recfuse.swap(model, optimizers=[optimizer]): each table then keeps a "
+                    f"{list(parameter.shape)}, in which {len(tables)} tables lie, and is not known to treat "
+                    "each row for itself: it may scale the step by the whole Parameter. Create it before the "
+                    "swap and pass it, recfuse.swap(model, optimizers=[optimizer]): each table then keeps a "
                     "Parameter of its own. If the step of a row depends on that row alone, set "
                     f"{kind}.{VOUCHED} = True"
+                )
+
+
+def _check_taking_part(found: Optimizer) -> None:
+    """Raises where a table of a packed Parameter has no gradient, and the step would move it or its state."""
+    listed = _listed(type(found))
+    options = None if listed is None else _ROW_WISE[listed]
+    shared = shared_matrices()
+    for parameter, first_rows in windows():
+        group = next((g for g in found.param_groups if any(p is parameter for p in g["params"])), None)
+        tables = shared.get(id(parameter), {})
+        if group is None or (options is not None and not any(group.get(option) for option in options)):
+            continue
+        for first_row, spec in tables.items():
+            if first_row not in first_rows and not has_rows(parameter.grad, spec):
+                with_options = f" with {' or '.join(options)}" if options else ""
+                raise ArgumentValueError(
+                    f"recfuse: table {spec.name!r} took no part in this step, and others of its packed "
+                    f"Parameter of shape {list(parameter.shape)} did: {type(found).__name__}{with_options} "
+                    "would move it or its state, which torch leaves as they are. Give each table a Parameter "
+                    f"of its own: set optimizer.{VOUCHED} = False before recfuse.swap(model, "
+                    "optimizers=[optimizer]), or call recfuse.swap(model, fuse=False)"
                 )

@@ -18,6 +18,7 @@ from recfuse.nn.packed.moving import train_table
 from recfuse.nn.packed.pooling import table_call
 from recfuse.nn.packed.store import PackedStore
 from recfuse.nn.packed.table_weight import TableWeight
+from recfuse.nn.packed.taking_part import rows_of
 from recfuse.ops.library import is_readable
 
 _UNSWAP = "recfuse.unswap(model) gives modules back that can be changed"
@@ -103,7 +104,7 @@ class PackedTable(torch.nn.EmbeddingBag):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The rows; see the class."""
-        rows = table_rows(self.spec, self.matrix)
+        rows = rows_of(self.spec, self.matrix)
         if (
             type(rows) is Tensor and not torch.compiler.is_compiling()
         ):  # a fake one cannot become another class
