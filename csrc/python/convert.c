@@ -74,10 +74,11 @@ out:
 }
 
 PyObject *rf__py_kernel(const rf_kernel_info *info, PyObject *more) {
-    PyObject *kernel = Py_BuildValue("{s:i,s:i,s:i,s:L,s:d,s:O,s:s}", "registers", info->registers,
+    PyObject *kernel = Py_BuildValue("{s:i,s:i,s:i,s:L,s:d,s:O,s:N}", "registers", info->registers,
                                      "spill_bytes", info->spill_bytes, "stack_bytes", info->stack_bytes,
                                      "cubin_bytes", (long long)info->cubin_bytes, "seconds", info->seconds,
-                                     "cached", info->cached ? Py_True : Py_False, "path", info->path);
+                                     "cached", info->cached ? Py_True : Py_False, "path",
+                                     PyUnicode_DecodeFSDefault(info->path)); /* need not be valid text */
     if (kernel != NULL && (more == NULL || PyDict_Update(kernel, more) != 0)) Py_CLEAR(kernel);
     Py_XDECREF(more);
     return kernel;

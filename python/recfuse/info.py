@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +25,7 @@ CPUINFO = Path("/proc/cpuinfo")
 STAT = Path("/proc/stat")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+CACHE_VARIABLES = "RECFUSE_CACHE_DIR", "XDG_CACHE_HOME", "HOME"  # each names a folder, the first one first
 # Which flags of /proc/cpuinfo each instruction set of the CPU kernels needs.
 ISA_FLAGS = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c"},
@@ -60,16 +62,22 @@ def isa_available() -> list[str]:
     return [name for name, needed in ISA_FLAGS.items() if needed <= flags] + ["scalar"]
 
 
+def isa_unknown() -> str | None:
+    """Why no kernels of this CPU are those that RECFUSE_CPU_ISA names; None: some are, or it names none."""
+    asked = os.environ.get("RECFUSE_CPU_ISA")
+    if not asked or asked in isa_available():
+        return None
+    if asked in ISA_FLAGS:
+        return f"RECFUSE_CPU_ISA={asked} is ignored: this CPU does not have it"
+    return f"RECFUSE_CPU_ISA={asked!a} is ignored: it must be one of {', '.join(ISA_FLAGS)}, scalar"
+
+
 def isa_ignored(in_use: str) -> str | None:
     """Why the kernels are not those that RECFUSE_CPU_ISA names; None where they are, or it names none."""
     asked = os.environ.get("RECFUSE_CPU_ISA")
     if not asked or asked == in_use:
         return None
-    if asked in isa_available():
-        return f"RECFUSE_CPU_ISA={asked} is ignored: it was set after the first use"
-    if asked in ISA_FLAGS:
-        return f"RECFUSE_CPU_ISA={asked} is ignored: this CPU does not have it"
-    return f"RECFUSE_CPU_ISA={asked!a} is ignored: it must be one of {', '.join(ISA_FLAGS)}, scalar"
+    return isa_unknown() or f"RECFUSE_CPU_ISA={asked} is ignored: it was set after the first use"
 
 
 def last_level_cache_bytes() -> int:
@@ -195,6 +203,18 @@ def cuda() -> dict[str, Any]:
             name: jit[name] for name in ("folder", "entries", "bytes", "allowed", "refused", "ignored")
         },
     }
+
+
+def describe_cache(cache: Mapping[str, Any]) -> str:
+    """The folder of compiled kernels, and why it is not used, of `recfuse._C.jit_status()`."""
+    if cache["folder"]:
+        return cache["folder"] + (f", which is not used: {cache['refused']}" if cache["refused"] else "")
+    own, *others = (os.environ.get(name, "") for name in CACHE_VARIABLES)
+    path = own or next((other for other in others if other.startswith("/")), None)
+    if path is None:
+        return f"none: {', '.join(CACHE_VARIABLES[:-1])} and {CACHE_VARIABLES[-1]} are not set"
+    size = len(os.fsencode(path))
+    return f"none: its path of {size:,} bytes is too long, or relative to a folder that is gone: {path:.60}"
 
 
 def collect() -> dict[str, Any]:

@@ -95,6 +95,7 @@ def _gpu(text: str) -> tuple[int, int]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compiles, and prints a line a kernel; 1 when any failed, or is not in the cache afterwards."""
+    from recfuse.info import describe_cache
     from recfuse.tuner.compile import compile_all
 
     for name, least in (("rows", 1), ("batch", 1), ("pooling", 0), ("dim", 1)):
@@ -102,6 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         lowest = min(given, default=least) if isinstance(given, list) else given
         if lowest < least:
             raise ValueError(f"--{name} is {lowest}, must be >= {least}")
+    _check_uses(arguments)
     plans = _plans(arguments.plan)
     archs = list(dict.fromkeys(arguments.arch))
     for arch in archs:
@@ -126,11 +128,13 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arch} embedding columns": partial(_no_figures, _C.columns_kernels_compile, arch)
             for arch in archs
         }
-    with _cache_folder(arguments.out):
+    if arguments.out:
+        os.makedirs(arguments.out, mode=0o755, exist_ok=True)  # one that others may write to is not used
+    folder = None if arguments.out is None else os.path.abspath(arguments.out)
+    with _environment("RECFUSE_CACHE_DIR", folder):
         results = compile_all(jobs, progress=None) | compile_all(others)
-        cache = _C.jit_status()
-        folder = cache["folder"] or "there is none: no RECFUSE_CACHE_DIR and no HOME"
-        folder += f", which is not used: {cache['refused']}" if cache["refused"] else ""
+        lost = _lost(results, jobs | others)
+        where = describe_cache(_C.jit_status())
     failed, without_compiler = 0, None
     for name, result in results.items():
         if isinstance(result, Exception) and _NO_COMPILER.search(str(result)):
@@ -138,18 +142,40 @@ def run(arguments: argparse.Namespace) -> int:
         elif isinstance(result, Exception):
             failed += 1
             print(f"{name}: {result}", file=sys.stderr)
-        elif not result:
-            print(f"{name}: compiled")
-        elif not result["path"]:
+        elif name in lost:
             failed += 1
-            print(f"{name}: compiled, but not written to the cache ({folder})", file=sys.stderr)
+            print(f"{name}: compiled, but not written to the cache ({where})", file=sys.stderr)
         else:
-            print(f"{name}: {_line(result)}")
+            print(f"{name}: {_line(result) if result else 'compiled'}")
     if without_compiler is not None:  # the same for every kernel that the cache does not have
         raise NotImplementedError(_in_one_line(without_compiler)) from without_compiler
     if failed:
         print(f"{failed} of {len(results)} failed", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _check_uses(arguments: argparse.Namespace) -> None:
+    """Raises ValueError for an option that changes nothing, since what it is about is not compiled."""
+    for needed, options in (
+        ("dim", ("weighted", "padded", "schedule", "gpu")),
+        ("training", ("stochastic_rounding",)),
+        ("plan", ("huge_batches",)),
+    ):
+        given = [name for name in options if getattr(arguments, name)]
+        if given and not getattr(arguments, needed):
+            raise ValueError(f"--{given[0].replace('_', '-')} needs --{needed}, which is not given")
+    if arguments.training and not (arguments.dim or arguments.plan):
+        raise ValueError("--training needs --dim or --plan, whose tables are trained; none is given")
+
+
+def _lost(results: Mapping[str, Any], jobs: Mapping[str, Job]) -> set[str]:
+    """Names of the kernels that are compiled and not in the cache: they are taken from there once more."""
+    from recfuse.tuner.compile import compile_all
+
+    compiled = {name: jobs[name] for name, result in results.items() if not isinstance(result, Exception)}
+    with _environment("RECFUSE_JIT", "off"):
+        again = compile_all(compiled)
+    return {name for name, result in again.items() if isinstance(result, Exception)}
 
 
 def _check_arch(arch: str) -> None:
@@ -278,17 +304,14 @@ def _shape(dim: int, dtype: DType, indices: Integer, offsets: Integer, mode: Mod
 
 
 @contextmanager
-def _cache_folder(folder: str | None) -> Iterator[None]:
-    """Has kernels cached in another folder meanwhile."""
-    if folder is None:
-        yield
-        return
-    os.makedirs(folder, mode=0o755, exist_ok=True)  # a folder that others may write to is not used
-    before = os.environ.get("RECFUSE_CACHE_DIR")
-    os.environ["RECFUSE_CACHE_DIR"] = os.path.abspath(folder)
+def _environment(name: str, value: str | None) -> Iterator[None]:
+    """Gives a variable another value meanwhile; None: the one that it has."""
+    before = os.environ.get(name)
+    if value is not None:
+        os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ["RECFUSE_CACHE_DIR"]
+        os.environ.pop(name, None)
         if before is not None:
-            os.environ["RECFUSE_CACHE_DIR"] = before
+            os.environ[name] = before

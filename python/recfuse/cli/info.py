@@ -22,6 +22,8 @@ def add_parser(commands: Any) -> None:
 
 def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
     """The record of `info.collect()` as (what, found) lines for a reader."""
+    from recfuse.info import describe_cache
+
     cuda = record["cuda"]
     isa = f"{record['isa']} in use; this CPU has {', '.join(record['isa_available'])}"
     if record["isa_ignored"]:
@@ -47,12 +49,12 @@ def _rows(record: dict[str, Any]) -> list[tuple[str, str]]:
         found = where["found"] and f"{version}{where['found']}"
         rows.append((name, found or "missing; looked in\n" + "\n".join(where["looked_in"])))
     cache = cuda["kernel_cache"]
-    kept = f"{cache['entries']} kernels, {cache['bytes'] / 2**20:.1f} MiB in {cache['folder']}"
-    if cache["refused"]:
-        kept = f"{cache['folder']} is not used: {cache['refused']}"
-    elif cache["ignored"]:
-        kept += f"; {cache['ignored']} ignored, which others may have written"
-    rows.append(("kernel cache", kept if cache["folder"] else "none: RECFUSE_CACHE_DIR and HOME are not set"))
+    kept = describe_cache(cache)
+    if cache["folder"] and not cache["refused"]:
+        kept = f"{cache['entries']} kernels, {cache['bytes'] / 2**20:.1f} MiB in {kept}"
+        if cache["ignored"]:
+            kept += f"; {cache['ignored']} ignored, which others may have written"
+    rows.append(("kernel cache", kept))
     compiling = "allowed" if cache["allowed"] else "forbidden by RECFUSE_JIT=off"
     rows.append(("compiling kernels", compiling))
     missing = ", ".join(cuda["missing"])

@@ -18,7 +18,9 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Compiler:
-    """Compiles kernels into the disk cache, on all cores; no thread outlives its context."""
+    """Compiles kernels into the disk cache, on all cores. No thread outlives its context, unless an interrupt
+    ends that: a kernel cannot be stopped half-way, and may take half a minute.
+    """
 
     def __init__(
         self, *, deadline: float | None = None, progress: bool | None = False, label: str = "compiling"
@@ -35,9 +37,10 @@ class Compiler:
         """Itself."""
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Ends what runs, and begins nothing more."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Begins nothing more, and waits for what runs; after an interrupt it does not wait."""
+        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self._pool.shutdown(wait=not interrupted, cancel_futures=True)
         self._bar.close()
 
     def submit(self, name: Hashable, job: Job, rank: int = 0) -> None:
