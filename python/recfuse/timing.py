@@ -30,11 +30,13 @@ from tqdm import tqdm
 
 from recfuse import info
 from recfuse._clock import clock, describe
+from recfuse._progress import hidden
 
 Cache = Literal["warm", "cold"]
 
 # A run that is expected to take longer than this many seconds shows a progress bar.
 PROGRESS_AFTER = 2.0
+_LEAST_LOAD = 0.1  # cores, from which on other processes disturb
 
 
 class Stages(dict[str, float]):
@@ -125,12 +127,7 @@ class Comparison:
     @property
     def disturbance(self) -> str:
         """A warning where other processes kept a tenth of a core or more busy meanwhile, else ""."""
-        if (self.other_load or 0.0) < 0.1:
-            return ""
-        return (
-            f"Not a quiet machine: other processes kept up to {self.other_load:.1f} cores busy. A loop of "
-            "parallel operators suffers from that most of all; measure again."
-        )
+        return disturbance(self.other_load)
 
     def to_json(self, *, environment: bool = True) -> dict[str, Any]:
         """Every sample and what it was measured with, as plain JSON values."""
@@ -155,7 +152,17 @@ def _sweeper(device: str | torch.device) -> Callable[[], Any]:
     return buffer.sum
 
 
-def _other_load_since() -> Callable[[], float | None]:
+def disturbance(other_load: float | None) -> str:
+    """A warning where other processes kept a tenth of a core or more busy, of so many, else ""."""
+    if (other_load or 0.0) < _LEAST_LOAD:
+        return ""
+    return (
+        f"Not a quiet machine: other processes kept up to {other_load:.1f} cores busy. A loop of "
+        "parallel operators suffers from that most of all; measure again."
+    )
+
+
+def other_load_since() -> Callable[[], float | None]:
     """What says how many cores other processes kept busy from now until it is called; None: not known."""
     busy_before, own_before, wall_before = info.busy_seconds(), time.process_time(), time.perf_counter()
 
@@ -186,7 +193,7 @@ def compare(
     inputs: argument tuples to rotate through; every candidate sees the same ones in the same order.
     rounds: samples of each candidate. min_time: least seconds of a sample (more calls are averaged).
     cache, device: see the module.
-    progress: show a bar; None: when the run is expected to take more than two seconds.
+    progress: show a bar; None: on a terminal, when the run is expected to take more than two seconds.
     after: called behind each sample, untimed: undoes what a candidate leaves in the caches, say.
 
     ValueError: no candidates, no inputs, rounds < 1, an unknown cache state.
@@ -234,12 +241,12 @@ def compare(
     expected = rounds * (calls + 1) * sum(estimates)
     timings = {name: Timing(name) for name in names}
 
-    other_load = _other_load_since()
+    other_load = other_load_since()
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        show = expected > PROGRESS_AFTER if progress is None else progress
+        show = expected > PROGRESS_AFTER and not hidden() if progress is None else progress
         for number in tqdm(range(rounds), desc=label, unit="round", disable=not show, leave=False):
             turn = number % len(names)
             first = number * calls

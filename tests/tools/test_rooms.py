@@ -17,7 +17,7 @@ MODULES = {
 
 # What each room may import besides itself; a module beside the rooms is one of its own. Of the whole package,
 # "recfuse", only `__init__` is meant: it may import all, and nothing imports it.
-LEAVES = {"errors", "_codes", "_arguments", "_files"}
+LEAVES = {"errors", "_codes", "_arguments", "_files", "_progress"}
 BELOW = {
     "errors": set(),
     "_codes": set(),
@@ -25,8 +25,9 @@ BELOW = {
     "_clock": set(),
     "_arguments": {"errors"},
     "_files": {"errors"},
+    "_progress": set(),
     "info": {"_library"},
-    "timing": {"_clock", "info"},
+    "timing": {"_clock", "_progress", "info"},
     "data": LEAVES,
     "ops": {*LEAVES, "_library"},
     "nn": {*LEAVES, "_library", "data", "ops"},

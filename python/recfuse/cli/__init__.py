@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
+import os
+import sys
+import threading
 from collections.abc import Sequence
+from typing import NoReturn
 
 _ERRORS = OSError, ValueError, TypeError, IndexError, MemoryError, NotImplementedError, RuntimeError
 
@@ -23,12 +29,42 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: the process's own); returns the exit status."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    """Run the command line `argv` (default: the process's own); returns the exit status.
+
+    An error ends the process with status 2 and one line, an interrupt with 130, a reader of the output that
+    went away with 141, as a shell has it for SIGPIPE.
+    """
+    command = "recfuse"
+    if sys.stderr is None:  # closed; print() would write to standard output instead
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
-        return int(arguments.run(arguments))
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, "standard output is closed")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a path may be no text
+        try:
+            arguments = _parser().parse_args(argv)
+            command += f" {arguments.command}"
+            return int(arguments.run(arguments))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _end(141, "")
     except _ERRORS as error:
-        parser.exit(2, f"recfuse {arguments.command}: error: {error}\n")
+        _end(2, f"{command}: error: {error}\n")
     except KeyboardInterrupt:
-        parser.exit(130, f"recfuse {arguments.command}: interrupted\n")
+        _end(130, f"{command}: interrupted\n")
+
+
+def _end(status: int, text: str) -> NoReturn:
+    """Ends the process with a message, whatever its output is."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:  # the interpreter would try again, and print a traceback
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if any(thread.name.startswith("recfuse-compile") for thread in threading.enumerate()):
+        os._exit(status)  # the compiler of kernels cannot be stopped, and works up to half a minute on one
+    raise SystemExit(status)

@@ -56,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Tunes, prints and writes."""
     import torch
 
+    from recfuse import timing
     from recfuse.cli import collection
     from recfuse.tuner import tune
 
@@ -71,8 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out:  # better now than after a minute
         _check_writable(arguments.out)
     options = {"pin": arguments.pin, "seed": arguments.seed, "resume": arguments.resume}
+    load = timing.other_load_since()
     plan = tune(module, batches, arguments.budget, **options)
     print(plan)
+    if warning := timing.disturbance(load()):
+        print(f"recfuse tune: warning: {warning}", file=sys.stderr)
     if arguments.out:
         _save(plan, arguments.out)
         print(f"written to {arguments.out}", file=sys.stderr)

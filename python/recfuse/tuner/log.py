@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from recfuse._progress import hidden
 from recfuse.plan.report import Decision
 
 WORTH = 1.01
@@ -66,5 +67,5 @@ def bar(
     progress: bool | None, label: str, items: Iterable[Any] | None = None, total: int | None = None
 ) -> Any:
     """A bar; `progress` None: on a terminal."""
-    disable = None if progress is None else not progress
-    return tqdm(items, desc=label, total=total, disable=disable, leave=False)
+    shown = not hidden() if progress is None else progress
+    return tqdm(items, desc=label, total=total, disable=not shown, leave=False)

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from recfuse import _C
 from recfuse._arguments import integer, row_indices
+from recfuse._progress import hidden
 from recfuse.data.traces.files import Table, read, read_tables
 from recfuse.data.traces.statistics import Statistics, statistics
 from recfuse.errors import ArgumentValueError
@@ -128,7 +129,7 @@ def generate(hotness: str, rows: int = _ROWS, lookups: int | None = None, seed: 
         return np.resize(_C.uniform(different, rows, seed), length)
 
     recipe = _RECIPES[hotness]
-    with tqdm(total=3, desc=f"trace {hotness}", delay=2, leave=False) as bar:
+    with tqdm(total=3, desc=f"trace {hotness}", delay=2, leave=False, disable=hidden()) as bar:
         whole = _scaled(recipe.lookups, rows)
         length = max(whole, lookups or whole)
         counts = _counts(recipe, rows, length)

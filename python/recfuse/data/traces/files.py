@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from recfuse._arguments import integer, path_of
 from recfuse._files import parsing
+from recfuse._progress import hidden
 from recfuse.data.traces.tuples import Bound, Table, read_tuple
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, FileFormatError, a_type
 
@@ -105,7 +106,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             delay=2,
             leave=False,
             bytes=True,
-            disable=None,
+            disable=hidden(),
         ) as counted,
     ):
         if path.suffix != ".gz":

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from recfuse import _C
 from recfuse._arguments import integer, row_indices
+from recfuse._progress import hidden
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -180,7 +181,7 @@ def statistics(
     if lowest < 0 or highest >= rows:
         raise ValueError(f"traces: trace has row ids in [{lowest}, {highest}], allowed is [0, {rows - 1}]")
 
-    with tqdm(total=4, desc="trace statistics", delay=2, leave=False) as bar:
+    with tqdm(total=4, desc="trace statistics", delay=2, leave=False, disable=hidden()) as bar:
         rows_read, names, counts = np.unique(trace, return_inverse=True, return_counts=True)
         order = np.argsort(-counts, kind="stable")
         bar.update()

@@ -9,15 +9,19 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from recfuse._progress import hidden
+
 _SECONDS = 2.0
 
 
 class Progress:
-    """A tqdm bar that appears only where the work lasts longer than two seconds."""
+    """A tqdm bar that appears on a terminal where the work lasts longer than two seconds."""
 
     def __init__(self, what: str, total: int | None = None, unit: str = "matches") -> None:
         """``total`` steps at most; None: nobody knows."""
-        self._bar = tqdm(desc=what, total=total, delay=_SECONDS, leave=False, unit=f" {unit}")
+        self._bar = tqdm(
+            desc=what, total=total, delay=_SECONDS, leave=False, unit=f" {unit}", disable=hidden()
+        )
 
     def __enter__(self) -> Progress:
         """Itself."""

@@ -1,0 +1,10 @@
+"""Whether progress bars are shown."""
+
+from __future__ import annotations
+
+import sys
+
+
+def hidden() -> bool:
+    """True where standard error is closed or no terminal: a bar would fill a log with lines."""
+    return sys.stderr is None or not sys.stderr.isatty()
