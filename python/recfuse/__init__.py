@@ -7,6 +7,8 @@ operators (shapes for the compiler, gradients). The tools for data and measureme
 from __future__ import annotations
 
 import importlib
+import os as _os
+import warnings as _warnings
 from typing import TYPE_CHECKING, Any
 
 from recfuse._library import VERSION as __version__
@@ -94,5 +96,12 @@ if not TYPE_CHECKING:  # to a checker it would make every name one of type Any
 
 
 def __dir__() -> list[str]:
-    """Names, including those that are not imported yet."""
-    return sorted({*globals(), *_AT_FIRST_USE})
+    """Public names alone, including those that are not imported yet."""
+    return sorted({*__all__, "data", "errors"})
+
+
+if _os.environ.get("RECFUSE_CPU_ISA"):  # a name that is misspelt would make a measurement of other kernels
+    from recfuse.info import isa_unknown as _isa_unknown
+
+    if _reason := _isa_unknown():
+        _warnings.warn(f"recfuse: {_reason}", stacklevel=2)
