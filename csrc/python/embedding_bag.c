@@ -13,14 +13,14 @@
 
 RF__PY_METHOD(embedding_bag_compile) {
     rf_embedding_bag_schedule schedule, complete;
-    rf_kernel_info info;
+    rf_kernel_info info = {0};
     const char *arch, *text;
     char complete_text[RF_SCHEDULE_TEXT_BYTES];
     long long dim, stride, lookups, bags, rows = -1, l2_bytes = 0;
     int sms = 0, alignment, dtype, index_type, offset_type, pooling, weighted, padded, check;
     static const float present = 0; /* never read: says that there are weights */
     rf_status status = RF_OK;
-    if (!PyArg_ParseTuple(arguments, "sLLiiiiipppLLs|LiL:embedding_bag_compile", &arch, &dim, &stride,
+    if (!PyArg_ParseTuple(arguments, "zLLiiiiipppLLs|LiL:embedding_bag_compile", &arch, &dim, &stride,
                           &alignment, &dtype, &index_type, &offset_type, &pooling, &weighted, &padded, &check,
                           &lookups, &bags, &text, &rows, &sms, &l2_bytes))
         return NULL;

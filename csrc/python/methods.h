@@ -67,12 +67,13 @@
                   "the cache (or None), entries and bytes in it, allowed (to compile), refused (why the "    \
                   "folder is not used, or None), ignored (files in it that others may have written)")        \
     X(embedding_bag_compile,                                                                                 \
-      "embedding_bag_compile(arch: str, dim: int, stride: int, alignment: int, dtype: int, index_type: "     \
+      "embedding_bag_compile(arch: str | None, dim: int, stride: int, alignment: int, dtype: int, "          \
+      "index_type: "                                                                                         \
       "int, "                                                                                                \
       "offset_type: int, pooling: int, weighted: bool, padded: bool, check: bool, lookups: int, bags: int, " \
       "schedule: str, rows: int = lookups, sms: int, l2_bytes: int = a typical GPU's) -> dict: the "         \
       "complete schedule, and what the compiler says "                                                       \
-      "about its GPU kernel")                                                                                \
+      "about its GPU kernel; of arch None nothing is compiled")                                              \
     X(columns_kernels_compile,                                                                               \
       "columns_kernels_compile(arch: str): the kernels of embedding columns and of their lookups")           \
     X(small_kernels_compile,                                                                                 \

@@ -126,7 +126,7 @@ def embedding_columns_pack(
 ) -> tuple[int, list[tuple[int, int, int, int, int, int]]]: ...
 def jit_status() -> JitStatus: ...
 def embedding_bag_compile(
-    arch: str,
+    arch: str | None,
     dim: int,
     stride: int,
     alignment: int,

@@ -13,6 +13,7 @@ import stat
 import tempfile
 import tracemalloc
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,6 +99,11 @@ def test_what_is_no_value_of_a_plan_is_refused(path, change, words):
         (at("schedule", value="distance=\u0663"), "must be a whole number"),
         (at("schedule", value="distance=4\nwarps=32"), "must be a whole number"),
         (at("schedule", value="x" * 10**6), "is none of, or the second of"),
+        (at("schedule", value="distance=65536"), "schedule: distance is 65536, must be 1 to 64"),
+        (at("schedule", value="block=4"), "schedule: block is 4, must be a power of two, 32 to 1024"),
+        (at("schedule", value="warps=1000000"), "schedule: warps is 1000000, must be 1 to 64"),
+        (at("schedule", value="threads=3"), "schedule: threads is 3, must be a power of two, 1 to 1024"),
+        (at("created", value="x" * ((2 << 20) + 1)), "created has 2,097,153 characters"),
     ),
 )
 def test_what_is_no_value_of_a_tables_plan_is_refused(tmp_path, change, words):
@@ -124,6 +130,53 @@ def test_what_is_no_value_of_a_collections_plan_is_refused(tmp_path, change, wor
     made("collection")[1].save(tmp_path / "plan.json")
     change(tmp_path / "plan.json")
     refused(tmp_path / "plan.json", words)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    (
+        ("block=32 threads=64", "block is 32, must be at least threads, 64"),
+        ("station=none distance=2", 'distance is 2, must be 1 or left out with station "none"'),
+        ("bags=32 distance=2", "bags is 32, with which there is no station, distance"),
+        ("warps=1 block=64", "warps is 1, must be at least the 2 of one block of 64 threads"),
+    ),
+)
+def test_a_schedule_that_no_call_could_use_is_refused_when_it_is_applied(tmp_path, schedule, words):
+    module, plan = made("table")
+    plan.pinned, plan.device, plan.schedule = None, replace(plan.device, type="cuda"), schedule
+    plan.save(tmp_path / "plan.json")
+    with pytest.raises(ArgumentValueError, match="apply: the plan does not fit: ") as raised:
+        Plan.load(tmp_path / "plan.json").apply(module)
+    assert words in str(raised.value) and not module.schedule
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    (
+        ("kind=pool distance=65536", "distance is 65536, must be 1, 2, 4, 8 or 16"),
+        ("kind=pool threads=3", "threads is 3, must be a power of two"),
+        ("kind=pool split=1000000", "split is 1000000, must be 1 to 64"),
+        ("kind=staged threads=64", "threads is 64, must be 2, 4, 8, 16 or 32 for a staged table"),
+    ),
+)
+def test_schedules_that_no_call_could_use_are_refused_when_they_are_applied(tmp_path, schedule, words):
+    collection, plan = made("collection")
+    plan.schedules[1] = schedule
+    plan.save(tmp_path / "plan.json")
+    with pytest.raises(ArgumentValueError, match="apply: the plan does not fit: ") as raised:
+        Plan.load(tmp_path / "plan.json").apply(collection)
+    assert words in str(raised.value) and collection.plan is None
+
+
+@pytest.mark.filterwarnings("ignore:recfuse.Plan")
+def test_a_plan_that_is_read_runs(path):
+    kind = "table" if "pinned" in json.loads(path.read_text()) else "collection"
+    module, _ = made(kind)
+    given = (bag_plan if kind == "table" else collection_plan).batches()
+    if kind == "table":
+        at("pinned", value=None)(path)
+    Plan.load(path).apply(module)
+    assert module(*given[0]).isfinite().all()
 
 
 def test_a_plan_without_features_is_refused(tmp_path):

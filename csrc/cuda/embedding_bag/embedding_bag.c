@@ -230,7 +230,7 @@ static void typical_gpu(const char *arch, int32_t *sms, int64_t *l2_bytes) {
     *sms = 132;
     *l2_bytes = INT64_C(60) << 20;
     for (size_t i = 0; i < sizeof gpus / sizeof gpus[0]; i++) {
-        if (strncmp(arch, gpus[i].arch, strlen(gpus[i].arch)) != 0) continue;
+        if (arch == NULL || strncmp(arch, gpus[i].arch, strlen(gpus[i].arch)) != 0) continue;
         *sms = gpus[i].sms;
         *l2_bytes = (int64_t)gpus[i].l2_megabytes << 20;
     }
@@ -267,6 +267,7 @@ rf_status rf__embedding_bag_compile_for(const rf_embedding_bag_params *params,
     const bag_variant variant = variant_of(params, &shape, &filled);
     RF_CHECK(describe(&variant, &options));
     if (complete != NULL) *complete = filled;
+    if (arch == NULL) return RF_OK;
     RF_CHECK(rf__jit_compile(source_of(&variant), &options, arch, NULL, NULL, info));
     if (info != NULL) info->shared_bytes += variant.dynamic_shared;
     return RF_OK;

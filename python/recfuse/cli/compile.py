@@ -169,10 +169,14 @@ def _check_uses(arguments: argparse.Namespace) -> None:
 
 
 def _lost(results: Mapping[str, Any], jobs: Mapping[str, Job]) -> set[str]:
-    """Names of the kernels that are compiled and not in the cache: they are taken from there once more."""
+    """Names of kernels that are not in the cache: those that say no path are taken from there once more."""
     from recfuse.tuner.compile import compile_all
 
-    compiled = {name: jobs[name] for name, result in results.items() if not isinstance(result, Exception)}
+    compiled = {
+        name: jobs[name]
+        for name, result in results.items()
+        if not isinstance(result, Exception) and not result.get("path")
+    }
     with _environment("RECFUSE_JIT", "off"):
         again = compile_all(compiled)
     return {name for name, result in again.items() if isinstance(result, Exception)}

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recfuse import _C
 from recfuse._arguments import path_of
 from recfuse._codes import DTYPE_NAMES, INTEGER_NAMES, MODES
 from recfuse.data.collection import CollectionTrace, jagged_batches, mean_lengths, trace_of
@@ -181,14 +182,20 @@ class CollectionPlan(BasePlan):
             TypeError: another module. ValueError: other features than the plan has schedules for.
         """
         view = self._view_of(collection, "recfuse.Plan.apply")
+        rows = self.rows()
         for number, (before, now) in enumerate(zip(self.feature_tables, tables_of(view), strict=True)):
             if (before.dim, before.dtype) != (now.dim, now.dtype):
                 raise ArgumentValueError(
                     f"recfuse.Plan.apply: feature {number} was of dim {before.dim} in {before.dtype}, is of "
                     f"dim {now.dim} in {now.dtype}; tune again"
                 )
+        try:
+            call = native_call_of([table.form for table in self.feature_tables])
+            _C.fused_embedding_bag_describe(call, rows, self.warps)
+        except ValueError as error:
+            raise ArgumentValueError(f"recfuse.Plan.apply: the plan does not fit: {error}") from error
         self.matches(collection).warn()
-        view.set_plan(self, torch.from_numpy(self.rows()), self.warps)
+        view.set_plan(self, torch.from_numpy(rows), self.warps)
 
     def _view_of(self, collection: torch.nn.Module, function: str) -> CollectionView:
         """A collection with as many features."""

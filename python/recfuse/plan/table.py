@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from recfuse import _C
 from recfuse._arguments import path_of
-from recfuse._codes import Integer
+from recfuse._codes import DTYPES, INTEGER_NAMES, MODES, Integer
 from recfuse.data.table import Hotness, batches_of, hotness
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, FileFormatError, a_type
 from recfuse.nn import EmbeddingBag
 from recfuse.nn.pinning import PinnedRows
+from recfuse.ops import embedding_bag
 from recfuse.ops.schedules import Schedule
 from recfuse.plan import figures
 from recfuse.plan.base import BasePlan, Match, check_sizes, unique_drift
@@ -114,8 +116,11 @@ class Plan(BasePlan):
         check_sizes([("table", self.table.rows, self.table.dim, self.table.dtype)])
         if self.pinned is not None and not 0 < self.pinned.l2_fraction <= 1:
             raise ArgumentValueError(f"pinned.l2_fraction is {self.pinned.l2_fraction}, must lie in (0, 1]")
+        none = torch.zeros(0, dtype=torch.int64)
         try:
             Schedule.parse(self.schedule)
+            # Bounds are the library's: a call of no bags reads the schedule.
+            embedding_bag(none, torch.zeros(1, 1), none, mode="sum", schedule=self.schedule)
         except ValueError as error:
             raise ArgumentValueError(f"schedule: {error}") from error
 
@@ -128,13 +133,15 @@ class Plan(BasePlan):
                 comes from a file, which does not hold them.
 
         Raises:
-            TypeError: another module. ValueError: the trace is needed and not given.
+            TypeError: another module. ValueError: the trace is needed and not given; a GPU cannot run the
+            schedule on this table.
         """
         if not isinstance(module, EmbeddingBag):
             raise ArgumentTypeError(
                 f"recfuse.Plan.apply: module is {a_type(module)}, must be a "
                 "recfuse.nn.EmbeddingBag; recfuse.swap makes one of a torch.nn.EmbeddingBag"
             )
+        self._check_fit(module)
         self.matches(module).warn()
         pinned = None
         if self.pinned is not None:
@@ -148,6 +155,25 @@ class Plan(BasePlan):
         if module.pinned is not None:
             module.pinned.close()
         module.schedule, module.pinned = self.schedule, pinned
+
+    def _check_fit(self, module: EmbeddingBag) -> None:
+        """Raises ArgumentValueError where the schedule is of a GPU and does not fit the table."""
+        weight, size = module.weight, module.weight.element_size() * module.embedding_dim
+        if weight.dtype not in DTYPES or not size or "cuda" not in (self.device.type, weight.device.type):
+            return
+        codes = (
+            DTYPES.index(weight.dtype),
+            *map(INTEGER_NAMES.index, (self.table.indices, self.table.offsets)),
+        )
+        form = self.table.weighted, module.padding_idx is not None, True
+        lookups, bags = round(self.trace.lookups), max(1, round(self.trace.bags))
+        try:
+            _C.embedding_bag_compile(
+                None, module.embedding_dim, module.embedding_dim, min(size & -size, 16), *codes,
+                MODES.index(module.mode), *form, lookups, bags, self.schedule, len(weight),
+            )  # fmt: skip
+        except ValueError as error:
+            raise ArgumentValueError(f"recfuse.Plan.apply: the plan does not fit: {error}") from error
 
     def matches(self, module: torch.nn.Module) -> Match:
         """Whether the plan is for a table and a device like those of this module."""
