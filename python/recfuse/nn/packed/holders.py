@@ -33,19 +33,18 @@ def check_optimizers(optimizers: Iterable[Optimizer], what: str) -> tuple[Optimi
 def with_wrapped(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
     """The optimizers, and those that they wrap."""
     found: dict[int, Optimizer] = {}
-
-    def add(value: Any) -> None:
+    pending: list[Any] = list(optimizers)[::-1]
+    while pending:
+        value = pending.pop()
         if not isinstance(value, Optimizer) or id(value) in found:
-            return
+            continue
         found[id(value)] = value
+        inner: list[Any] = []
         for attribute in attributes(value).values():
-            add(attribute)
+            inner.append(attribute)
             for container in containers(attribute):
-                for item in items(container):
-                    add(item)
-
-    for optimizer in optimizers:
-        add(optimizer)
+                inner.extend(items(container))
+        pending.extend(inner[::-1])
     return list(found.values())
 
 
