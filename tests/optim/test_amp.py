@@ -184,19 +184,65 @@ def test_gradients_accumulate(collection):
         close(one, other)
 
 
-def test_a_scaler_that_begins_later_is_refused_by_a_swapped_optimizer():
+def swapped():
     model = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recfuse.swap(model, optimizers=[optimizer], fuse_optimizers=True)
-    indices = torch.tensor([[1, 2], [3, 3]])
+    return model, optimizer, torch.tensor([[1, 2], [3, 3]])
+
+
+def test_a_scaler_that_begins_later_is_refused_by_a_swapped_optimizer():
+    model, optimizer, indices = swapped()
     model(indices).sum().backward()
     optimizer.step()
     scaler = torch.amp.GradScaler("cpu")
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    with pytest.raises(ValueError, match="a GradScaler is in use"):
+    optimizer.zero_grad()
+    with pytest.raises(ValueError, match=r"a GradScaler is in use.*recfuse.swap without fuse_optimizers"):
         scaler.scale(model(indices).sum()).backward()
-    with pytest.raises(ValueError, match="called by a GradScaler"):
-        scaler.step(optimizer)
     assert all(map(torch.equal, model.parameters(), before))
     recfuse.unswap(model, optimizers=[optimizer])
-    assert not hasattr(optimizer, "_step_supports_amp_scaling")
+
+
+@pytest.mark.parametrize("way", ("unscale_", "step"))
+@pytest.mark.parametrize("make", ("swapped", "by hand"))
+def test_a_scaler_that_is_not_seen_finds_no_gradients(make, way):
+    model, optimizer, indices = swapped()
+    if make == "by hand":
+        model = nn.Sequential(recfuse.nn.EmbeddingBag(9, 4), nn.Linear(4, 1))
+        optimizer = optim.SGD(model[0], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones((), requires_grad=True))
+    (model(indices).sum() * scaler.get_scale()).backward()  # as a subclass with a scale() of its own
+    with pytest.raises(ValueError, match=r"reads the gradient of a Parameter of shape \[9, 4\]"):
+        getattr(scaler, way)(optimizer)
+
+
+@pytest.mark.parametrize("deferred", (False, True))
+def test_a_scaler_of_another_model_does_no_harm(collection, scaler, deferred, monkeypatch):
+    monkeypatch.setattr(gc, "get_objects", None)  # no step may walk over them
+    other = nn.Linear(3, 1)
+    theirs = torch.optim.SGD(other.parameters(), lr=0.1)
+    twin = copy.deepcopy(collection)
+    optimizer = optim.SGD(collection, lr=0.1, deferred=deferred)
+    reference = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for _ in range(3):
+        scaler.scale(other(torch.ones(2, 3)).sum()).backward()
+        scaler.step(theirs)
+        scaler.update()
+        theirs.zero_grad()
+        given = lookups_of(collection)
+        for module, one in ((collection, optimizer), (twin, reference)):
+            one.zero_grad()
+            module(*given).square().sum().backward()
+            one.step()
+    for one, expected in zip(collection.parameters(), twin.parameters(), strict=True):
+        close(one, expected)
+
+
+def test_losses_of_a_list_are_seen(collection, scaler):
+    optimizer = optim.SGD(collection, lr=0.1)
+    first, second = scaler.scale([collection(*lookups_of(collection)).sum() for _ in range(2)])
+    with pytest.raises(ValueError, match="a GradScaler is in use"):
+        (first + second).backward()
+    del optimizer

@@ -39,7 +39,7 @@ from recfuse.ops.library import (
 )
 from recfuse.ops.updated_calls import Lookups, updated_call
 from recfuse.ops.updated_traces import Family, Updates, define_updated
-from recfuse.ops.updates import update_of, updates_of
+from recfuse.ops.updates import check_finished, unfinished, update_of, updates_of
 
 _embedding_bag = torch.ops.recfuse.embedding_bag.default
 _WEIGHTS = torch.nn.Parameter, Tensor  # of a plain call: a subclass is to see the public operator
@@ -172,6 +172,8 @@ def embedding_bag(
         if updates is not None and is_compiled():
             return _embedding_bag_updated(*Updates.of(updates), *arguments)
         return _embedding_bag(*arguments)
+    if unfinished:
+        check_finished((weight,), "a call of tables")
     try:
         if updates is not None:
             complete = mode == "max" or not input.is_cpu or per_sample_weights is not None
@@ -228,6 +230,8 @@ def _plain_call(
         or (padding_idx is not None and weight.dim() != 2)
     ):
         return None
+    if unfinished:
+        check_finished((weight,), "a call of tables")
     pooling = SUM if mode == "sum" else MEAN
     try:
         row = -1 if padding_idx is None else padding_row(padding_idx, weight)

@@ -23,6 +23,7 @@ from recfuse.ops.library import (
     numbered,
     raise_translated,
 )
+from recfuse.ops.updates import check_finished, unfinished
 
 _columns = torch.ops.recfuse.embedding_columns.default
 _columns_at = torch.ops.recfuse._embedding_columns_at.default
@@ -172,6 +173,8 @@ def embedding_columns_lookups(
 def _call(operator: Any, weights: Sequence[Tensor], arguments: tuple[Any, ...]) -> Any:
     if is_transformed():
         return operator(*arguments)
+    if unfinished:
+        check_finished(weights, "a call of tables")
     try:
         if needs_derivatives(weights):
             return operator(*arguments)

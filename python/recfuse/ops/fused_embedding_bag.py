@@ -38,7 +38,7 @@ from recfuse.ops.library import (
 )
 from recfuse.ops.updated_calls import Lookups, updated_call
 from recfuse.ops.updated_traces import Family, Updates, define_updated
-from recfuse.ops.updates import updates_of
+from recfuse.ops.updates import check_finished, unfinished, updates_of
 
 _DEFAULTS = (-1, "on", 0)
 _fused_embedding_bag = torch.ops.recfuse.fused_embedding_bag.default
@@ -127,6 +127,8 @@ def fused_embedding_bag(
         if updates is not None and is_compiled():
             return _fused_embedding_bag_updated(*Updates.of(updates), weights, *arguments, *options)
         return _fused_embedding_bag(weights, *arguments, *options)
+    if unfinished:
+        check_finished(weights, "a call of tables")
     if mapping is None:  # what takes time to hand over, and is the default
         if schedules is None and (prefetch_distance, bounds_check, warps) == _DEFAULTS:
             options = ()

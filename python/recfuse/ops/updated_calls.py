@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import eager_apply
@@ -31,7 +32,9 @@ from recfuse.ops.gradients import (
     with_gradients,
 )
 from recfuse.ops.library import call_below_autograd, dtype_code
-from recfuse.ops.updates import Update, fused_update, matrices_only, rows_update
+from recfuse.ops.training.scaled_losses import check_unscaled
+from recfuse.ops.training.update_features import matrices_only
+from recfuse.ops.updates import Update, fused_update, rows_update
 
 _FLOAT32 = 0  # its code
 
@@ -86,6 +89,10 @@ def updated_call(
 ) -> Tensor:
     """Calls an operator with the arguments ``call``; see the Function."""
     check_hooks(weights, updates)
+    if (wrapper := DistributedDataParallel._get_active_ddp_module()) is not None:  # whose forward this is in
+        for update in updates:
+            if update is not None and (owner := update.updater.owner) is not None:
+                owner._check_wrapper(wrapper)
     found: Tensor = _apply(operator, call, lookups, updates, sample_weights, *weights)
     return found
 
@@ -273,6 +280,7 @@ def _ask(call: _Asked) -> None:
     found = _passes.get(task)
     running = None if found is None else found()
     if running is None:
+        check_unscaled(next(iter(call.weights.values()))[1].updater.owner)
         for old in [number for number, ref in list(_passes.items()) if ref() is None]:
             _passes.pop(old, None)
         running = _Pass()

@@ -20,6 +20,7 @@ from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import apply, refused_jvp
 from recfuse.ops.gradients import WeightGradCall, sample_weights_grad, weight_grad
 from recfuse.ops.library import below_autograd, call_below_autograd, library, needs_derivatives
+from recfuse.ops.training.scaled_losses import check_unscaled
 from recfuse.ops.updated_calls import Lookups, forms_of
 from recfuse.ops.updates import OPTIONS, STATES, Update, Updater, is_written
 
@@ -187,6 +188,7 @@ def _once_a_pass(grad: Tensor, weights: Sequence[Tensor], states: Sequence[Tenso
     updated in the same backward pass: the anchor, whose gradient is what both return, is told of their sum
     alone. ``grad`` keeps it out of the forward graph. Returns something for the update to wait for.
     """
+    check_unscaled()
     task = torch._C._current_graph_task_id()
     for tensor, is_own in zip((*weights, *states), is_written((*weights, *states)), strict=True):
         if tensor.numel() > 0 and not is_own:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import register
 from recfuse.ops.library import below_autograd, library
+from recfuse.ops.training.applied_gradients import AppliedGradient
 
 _ops = torch.ops.recfuse
 _fused_update = _ops.fused_embedding_bag_update.default
@@ -61,7 +62,7 @@ class Updater:
         self.stochastic_rounding, self.seed = stochastic_rounding, seed
         self.options = kind, int(self.stochastic_rounding), self.seed
         self.counts_on_device = OPTIMIZERS[kind] == "Adam" or stochastic_rounding
-        self._owner = weakref.ref(owner)
+        self._owner: Callable[[], Any] = weakref.ref(owner)
         self.made = 0
         self.device = device
         self._written = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0]
@@ -72,6 +73,10 @@ class Updater:
     def owner(self) -> Any:
         """The optimizer, or None."""
         return self._owner()
+
+    def disown(self) -> None:
+        """Parts from the optimizer, as if it were deleted."""
+        self._owner = lambda: None
 
     def write(self, number: int, value: float) -> None:
         """Writes a number, asynchronously, unless it is that already."""
@@ -130,6 +135,7 @@ class Update:
     Attributes:
         states: what the kernels write beside the weight; float32, on its device.
         anchor: an empty leaf, whose gradient is what a compiled update returns. None where it is deferred.
+        applied: what stands in ``.grad`` after an update inside backward(). None where it is deferred.
         updated: whether a backward pass has updated the Parameter since the last step of its optimizer.
         captured: whether that was in a CUDA graph.
         step_in_state: the entry "step" that its optimizer has written into its state; None: there is none.
@@ -146,12 +152,25 @@ class Update:
             # would copy other inputs, and the update be that of the copies.
             tensor._dynamo_static_input_type = "unguarded"  # type: ignore[attr-defined]
         self.anchor: Tensor | None = None
+        self.applied: Tensor | None = None
         if updater.deferred:
             return
+        self._new_applied(weight)
         _direct.add(self)
         with torch.inference_mode(False):
             self.anchor = torch.zeros(0, device=weight.device, requires_grad=True)
         self.anchor.register_post_accumulate_grad_hook(_Compiled(self))
+
+    def _new_applied(self, weight: Tensor) -> None:
+        self.applied = AppliedGradient(self, weight.shape, weight.dtype, weight.device)
+
+    def set_applied(self, weight: Tensor) -> None:
+        """Has ``.grad`` say that the gradient is applied."""
+        try:
+            weight.grad = self.applied
+        except (RuntimeError, TypeError, ValueError):  # of another dtype or shape than before
+            self._new_applied(weight)
+            weight.grad = self.applied
 
     def check(self) -> None:
         """Raises where an update now would not be the one that the user meant."""
@@ -163,10 +182,31 @@ class Update:
             )
         if self.updated:
             raise ArgumentValueError(
-                "recfuse.optim: a second backward() before step(). A fused optimizer updates the tables "
-                "inside backward(), so gradients do not accumulate: call step() after each backward(), or "
-                f"create the optimizer with deferred=True: recfuse.optim.{type(owner).__name__}(..., "
-                "deferred=True)"
+                f"{owner._where}: a second backward() before step(). The tables' rows are updated inside "
+                "backward(), so gradients do not accumulate: call step() after each backward(), or "
+                f"{owner._instead}"
+            )
+        if (
+            owner._adoption is not None
+            and (weight := self.weight) is not None
+            and weight.grad is self.applied
+        ):
+            raise ArgumentValueError(
+                f"{owner._where}: backward() without zero_grad() since the last one, where torch adds "
+                "gradients up. The tables' rows are updated inside backward(), so gradients do not "
+                f"accumulate: call zero_grad() before each backward(), or {owner._instead}"
+            )
+
+    def check_finished(self, what: str) -> None:
+        """Raises where ``what`` comes between backward() and step() of an optimizer of torch, which would
+        have left the rows as they were.
+        """
+        owner = self.updater.owner
+        if self.updated and owner is not None and owner._adoption is not None:
+            raise ArgumentValueError(
+                f"{owner._where}: {what} between backward() and step(). backward() has updated the tables' "
+                "rows already, where torch leaves them until step(): call step() after each backward(), or "
+                f"{owner._instead}"
             )
 
     def storage(self) -> list[int]:
@@ -185,7 +225,15 @@ class Update:
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of a Parameter belongs to no optimizer."""
 
+    def __del__(self) -> None:
+        """No call has to wait for its step."""
+        unfinished.discard(id(self))
 
+
+unfinished: set[int] = set()
+"""Updates, by id, between backward() and step() of an optimizer of torch. Nearly always empty when a call
+looks: see :func:`check_finished`.
+"""
 _direct: weakref.WeakSet[Update] = weakref.WeakSet()  # those that are made inside backward()
 
 
@@ -233,13 +281,31 @@ def note(weights: Sequence[Tensor], updates: Sequence[Update]) -> None:
     it any more.
     """
     captured = weights[0].is_cuda and torch.cuda.is_current_stream_capturing()
-    for update in updates:
+    for weight, update in zip(weights, updates, strict=True):
         update.updated, update.captured = True, captured
+        if update.applied is not None:
+            if weight.grad is None:
+                update.set_applied(weight)
+            if (owner := update.updater.owner) is not None and owner._adoption is not None:
+                unfinished.add(id(update))
     torch.autograd.graph.increment_version([weight for weight in weights if not weight.is_inference()])
+
+
+def check_finished(weights: Sequence[Tensor], what: str) -> None:
+    """Raises where ``what`` reads weights between backward() and step() of an optimizer of torch. Call it
+    where ``unfinished`` is not empty.
+    """
+    for weight in weights:
+        update = update_of(weight)
+        if update is not None and id(update) in unfinished:
+            update.check_finished(what)
 
 
 def set_update(weight: Tensor, update: Update | None) -> None:
     """Says how ``weight`` is updated; None: by nobody, so it has gradients as any Parameter."""
+    old = update_of(weight)
+    if old is not None and old.applied is not None and weight.grad is old.applied:
+        weight.grad = None
     if update is not None:
         setattr(weight, _ATTRIBUTE, update)
     elif hasattr(weight, _ATTRIBUTE):
@@ -301,42 +367,6 @@ def rows_update(weight: Tensor, update: Update, rows: Tensor, sums: Tensor) -> N
     with below_autograd():
         _rows_update(weight, update.states, rows, sums, updater.numbers, updater.kind, *rounding)
     note([weight], [update])
-
-
-_CACHED = 256  # of the features below; more than the collections of a model
-_cache: dict[tuple[int, tuple[int, ...]], tuple[weakref.ref[Tensor], Tensor]] = {}
-
-
-def matrices_only(features: Tensor, numbers: Sequence[int]) -> Tensor:
-    """Features, those in the matrices ``numbers`` renumbered by their place there, the others with -1. Kept
-    for the next call of the same features, which belong to a layout and never change.
-    """
-    key = id(features), tuple(numbers)
-    found = _cache.get(key)
-    if found is not None and found[0]() is features:
-        return found[1]
-    own = _ops._features_of(features, list(numbers))
-    if len(_cache) >= _CACHED:
-        _cache.clear()
-    _cache[key] = weakref.ref(features), own
-    return own
-
-
-def _features_of(features: Tensor, numbers: list[int]) -> Tensor:
-    own = features.clone()
-    own[:, 0] = -1
-    for place, number in enumerate(numbers):
-        own[features[:, 0] == number, 0] = place
-    return own
-
-
-library.define("_features_of(Tensor features, int[] numbers) -> Tensor")
-library.impl("_features_of", _features_of, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("recfuse::_features_of", lib=library)
-def _(features: Tensor, numbers: list[int]) -> Tensor:
-    return torch.empty_like(features)
 
 
 @torch.library.register_fake("recfuse::fused_embedding_bag_update", lib=library)

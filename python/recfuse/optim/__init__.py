@@ -5,14 +5,14 @@ that of torch's optimizer of the same kind. Of a step they touch the rows that t
 do with sparse gradients; sums, states and what is computed are float32, whatever the table is. On a GPU a
 step's root and quotient may be off by two units of their last place.
 
-**Direct**, the default: ``backward()`` updates the rows, and the Parameters have no gradient. ``step()`` ends
-the step: call it after each ``backward()``, as of any optimizer.
+**Direct**, the default: ``backward()`` updates the rows, and no gradient is stored. ``step()`` ends the step:
+call it after each ``backward()``, as of any optimizer.
 
 - A second ``backward()`` before ``step()`` raises. Two calls of the same tables in one ``backward()`` make
   one step, as of torch's, by the sum of their gradients; of compiled programs they raise.
-- What reads gradients between ``backward()`` and ``step()`` finds none: clipping, hooks on the Parameter
-  (refused), a GradScaler (refused), DistributedDataParallel (refused, unless it was told to ignore them). Use
-  ``deferred``.
+- Between ``backward()`` and ``step()``, ``.grad`` is a tensor without values. What computes with it raises:
+  clipping, norms, a GradScaler, another optimizer. Hooks on the Parameter are refused, and so are the scaled
+  loss of a GradScaler and a DistributedDataParallel that was not told to ignore the tables. Use ``deferred``.
 - ``torch.autograd.grad`` and ``backward(inputs=...)`` of other tensors update nothing; in a compiled program
   the backward pass updates whatever it was called for.
 - The weight may be changed by hand between steps; in a forward pass that is differentiated, it may not be

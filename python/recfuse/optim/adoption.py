@@ -1,16 +1,21 @@
 """Optimizers of torch whose embedding tables are updated inside ``backward()``.
 
-The user goes on with the optimizer of torch alone. It keeps all its Parameters: those of the tables have no
-gradients, so its own step passes over them. A fused optimizer beside it makes their steps, with the same
-numbers (what is written to a param group reaches both) and the same state (the tensors are shared), driven by
-hooks.
+The user goes on with the optimizer of torch alone. It keeps all its Parameters. A fused optimizer makes the
+steps of the tables with the same numbers (what is written to a param group reaches both) and the same state
+(the tensors are shared), driven by hooks. ``backward()`` leaves an AppliedGradient in ``.grad`` of a table,
+which is there as long as torch's gradient would be: until ``zero_grad()``. torch's own step does not see it.
+
+Nothing here refers to the optimizer of torch but weakly. With its last reference the tables have gradients
+again, so that a script may make another optimizer of them.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import types
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +23,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from recfuse.errors import ArgumentValueError
-from recfuse.ops.updates import set_update, update_of
+from recfuse.ops.updates import Update, set_update, update_of
 from recfuse.optim.base import FusedOptimizer, states_by_parameter, step_was_set
 from recfuse.optim.groups import OFF, ParamGroup, check_groups, check_number, check_off
 from recfuse.optim.kinds import SGD, Adagrad, Adam
-from recfuse.optim.surroundings import check_scaler
+from recfuse.optim.steps import check_gradient
 
 _FUSED: dict[type[Optimizer], type[FusedOptimizer]] = {
     torch.optim.SGD: SGD,
@@ -35,7 +40,7 @@ _DENSE_ADAM = (
 )
 _WHY_NOT = {torch.optim.Adam: _DENSE_ADAM, torch.optim.AdamW: _DENSE_ADAM}
 _ATTRIBUTE = "_recfuse_adoption"  # of the optimizer of torch
-_AMP = "_step_supports_amp_scaling"
+_INSTEAD = "call recfuse.swap without fuse_optimizers=True, so that torch's optimizer has gradients"
 
 
 class Adoption:
@@ -45,7 +50,7 @@ class Adoption:
         """Takes over the steps of those of ``parameters`` that the optimizer has; see
         :func:`check_adoptable`.
         """
-        self._optimizer, self._what = optimizer, what
+        self._reference, self._what = weakref.ref(optimizer), what
         tables = {id(parameter) for parameter in parameters}
         groups = []
         for number, group in enumerate(optimizer.param_groups):
@@ -56,7 +61,8 @@ class Adoption:
         self.fused: FusedOptimizer = _FUSED[type(optimizer)](
             [{"params": own, **self._options(optimizer.param_groups[number])} for number, own in groups]
         )
-        self.fused._also_check = self._check_groups
+        self.fused._adoption = weakref.ref(self)
+        self.fused._where, self.fused._instead = what, _INSTEAD
         self._groups: list[ParamGroup] = []
         self._before: list[
             tuple[Mapping[str, Any], dict[str, Any]]
@@ -64,17 +70,27 @@ class Adoption:
         self._loaded: Mapping[Any, Any] | None = None
         self._noted: dict[Tensor, int] = {}  # the number of the step that torch's state has
         self._take({parameter: optimizer.state.get(parameter, {}) for parameter in self.parameters})
-        self._amp = vars(optimizer).get(_AMP)
-        setattr(optimizer, _AMP, True)  # a GradScaler then shows itself, around its call of step()
-        optimizer.step = _not_compiled(optimizer)  # type: ignore[method-assign]
+        self._applied: list[Tensor] = []  # Parameters whose gradients torch's step must not see
+        _intercept(optimizer, "step", Adoption._order_hooks)
+        _intercept(optimizer, "zero_grad", Adoption._before_zero_grad)
+        self._last = optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs))
+        self._first = optimizer.register_step_post_hook(lambda *_: self._stepped())
         self._handles = [
-            optimizer.register_step_pre_hook(lambda *_: self._before_step()),
-            optimizer.register_step_post_hook(lambda *_: self._stepped()),
-            optimizer.register_state_dict_pre_hook(lambda *_: self._note_steps(exact=True)),
+            self._last,
+            self._first,
+            optimizer.register_state_dict_pre_hook(lambda *_: self._before_save()),
             optimizer.register_load_state_dict_pre_hook(lambda _, state_dict: self._before_load(state_dict)),
             optimizer.register_load_state_dict_post_hook(lambda *_: self._after_load()),
         ]
         setattr(optimizer, _ATTRIBUTE, self)
+        self._end = weakref.finalize(optimizer, self._part)
+        self._end.atexit = False
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        optimizer = self._reference()
+        assert optimizer is not None
+        return optimizer
 
     # ---- groups
 
@@ -135,7 +151,8 @@ class Adoption:
                 state["step"] = kind(made)
             self._noted[parameter] = made
 
-    def _check_groups(self) -> None:
+    def check_groups(self) -> None:
+        """Raises where groups of tables were replaced, or those from before the swap were written to."""
         there = {id(group) for group in self._optimizer.param_groups}
         own = [group for group in self._groups if id(group) in there]
         check_groups(own, len(self._groups), self, self._what)
@@ -146,17 +163,79 @@ class Adoption:
                     "any more: take optimizer.param_groups anew"
                 )
 
-    def _before_step(self) -> None:
-        check_scaler(self._optimizer, self._what)
-        self._check_groups()
+    # ---- steps
+
+    def _order_hooks(self) -> None:
+        """Hooks of the user see the gradients: this one's run next to the step."""
+        before: Any = self._optimizer._optimizer_step_pre_hooks
+        after: Any = self._optimizer._optimizer_step_post_hooks
+        before.move_to_end(self._last.id)
+        after.move_to_end(self._first.id, last=False)
+
+    def _before_zero_grad(self) -> None:
+        for parameter in self.parameters:
+            self._update_of(parameter).check_finished("zero_grad()")
+
+    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.check_groups()
         self._note_steps(exact=False)
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._hide()
+            return None
+
+        def closed() -> Any:
+            loss = closure()
+            self._hide()
+            return loss
+
+        return (args[0], closed, *args[2:]), {key: kwargs[key] for key in kwargs if key != "closure"}
+
+    def _hide(self) -> None:
+        """Takes the gradients away from torch's step; raises where it would make another step with them."""
+        found = []
+        for parameter in self.parameters:
+            update = self._update_of(parameter)
+            check_gradient(self._what, parameter, update)
+            if parameter.grad is None:
+                update.check_finished("the gradient of a table is set to None")
+            elif update.updated:
+                found.append(parameter)
+            else:
+                raise ArgumentValueError(
+                    f"{self._what}: a second step() by the gradients of one backward(), without zero_grad(). "
+                    "A table's rows are updated inside backward(), once: call zero_grad() after each step(), "
+                    f"or {_INSTEAD}"
+                )
+        for parameter in found:
+            parameter.grad = None
+        self._applied = found
 
     def _stepped(self) -> None:
         self.fused.step()
+        for parameter in self._applied:
+            parameter.grad = self._update_of(parameter).applied
+        self._applied = []
         self._note_steps(exact=False)
 
+    def _update_of(self, parameter: Tensor) -> Update:
+        update = update_of(parameter)
+        if update is None or update.updater.owner is not self.fused:
+            raise ArgumentValueError(
+                f"{self._what}: a Parameter of shape {list(parameter.shape)} belongs to another optimizer of "
+                "recfuse.optim now, which was created later"
+            )
+        return update
+
+    # ---- state dictionaries
+
+    def _before_save(self) -> None:
+        for parameter in self.parameters:
+            self._update_of(parameter).check_finished("state_dict()")
+        self._note_steps(exact=True)
+
     def _before_load(self, state_dict: Mapping[str, Any]) -> None:
-        self._check_groups()
+        self.check_groups()
         places = {id(group): at for at, group in enumerate(self._optimizer.param_groups)}
         self._numbers = [places[id(group)] for group in self._groups]
         for group in (state_dict["param_groups"][number] for number in self._numbers):
@@ -181,35 +260,49 @@ class Adoption:
         for handle in self._handles:
             handle.remove()
         delattr(self._optimizer, _ATTRIBUTE)
-        delattr(self._optimizer, _AMP)
-        if self._amp is not None:
-            setattr(self._optimizer, _AMP, self._amp)
+        self._end.detach()
+        self._part()
         for group in self._groups:
             group.watch(None)
         for parameter in self.parameters:
-            set_update(parameter, None)
             for name, value in self._optimizer.state.get(parameter, {}).items():
                 if name != "step":
                     self._optimizer.state[parameter][name] = value.to(parameter.dtype)
+
+    def _part(self) -> None:
+        """Gives the tables their gradients back."""
+        for parameter in self.parameters:
+            update = update_of(parameter)
+            if update is not None and update.updater.owner is self.fused:
+                set_update(parameter, None)
+        for _, updater in self.fused._updaters:
+            updater.disown()
         self.fused.param_groups = []
         self.fused.state.clear()
 
 
-def _not_compiled(optimizer: Optimizer) -> Any:
-    """``optimizer.step``, which dynamo could not follow through groups that are no plain dicts. It stays when
-    the optimizer is torch's again, since a scheduler may have wrapped it.
+def _intercept(optimizer: Optimizer, name: str, before: Callable[[Adoption], None]) -> None:
+    """Has ``before`` called in front of a method, which dynamo could not follow through groups that are no
+    plain dicts. It stays when the optimizer is torch's again, since a scheduler may have wrapped it.
     """
-    step = optimizer.step
-    if hasattr(step, _ATTRIBUTE):
-        return step
+    method = getattr(optimizer, name)
+    if hasattr(method, _ATTRIBUTE):
+        return
+    function = getattr(method, "__func__", method)  # that of a scheduler has none, and refers weakly
+    is_bound = function is not method
+    reference = weakref.ref(optimizer)
 
     @torch._disable_dynamo
-    @functools.wraps(step)
-    def stepped(_: Optimizer, *arguments: Any, **options: Any) -> Any:
-        return step(*arguments, **options)
+    @functools.wraps(function)
+    def call(_: Optimizer, *arguments: Any, **options: Any) -> Any:
+        own = reference()
+        adoption = vars(own).get(_ATTRIBUTE)
+        if adoption is not None:
+            before(adoption)
+        return function(own, *arguments, **options) if is_bound else function(*arguments, **options)
 
-    setattr(stepped, _ATTRIBUTE, True)
-    return types.MethodType(stepped, optimizer)  # schedulers ask for __func__
+    setattr(call, _ATTRIBUTE, True)
+    setattr(optimizer, name, types.MethodType(call, weakref.proxy(optimizer)))  # schedulers ask for __func__
 
 
 def _check_option(what: str, key: str, value: Any) -> None:
@@ -254,11 +347,20 @@ def check_adoptable(optimizers: Sequence[Optimizer], weights: Iterable[Tensor], 
 def adopt(optimizer: Optimizer, parameters: Sequence[Tensor], what: str) -> FusedOptimizer | None:
     """Makes the steps of the optimizer's tables fused ones; None: it has none of them."""
     release(optimizer)
+    _collect_once()
     tables = {id(parameter) for parameter in parameters}
     own = [p for group in optimizer.param_groups for p in group["params"] if id(p) in tables]
     if not own or type(optimizer) not in _FUSED:
         return None
     return Adoption(optimizer, own, f"{what}: {type(optimizer).__name__} of tables").fused
+
+
+@functools.cache
+def _collect_once() -> None:
+    """Has the first optimizer of the process go with its last reference: its constructor imports torch's
+    compiler, which leaves cycles that refer to it.
+    """
+    gc.collect()
 
 
 def release(optimizer: Optimizer) -> None:

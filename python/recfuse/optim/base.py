@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from recfuse._arguments import integer
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.memory import advise_huge_pages
+from recfuse.ops.training.scaled_losses import watch_scalers
 from recfuse.ops.updates import (
     BETA1,
     BETA2,
@@ -31,7 +32,7 @@ from recfuse.ops.updates import (
 from recfuse.optim.groups import ParamGroup, check_betas, check_groups, check_number, check_off
 from recfuse.optim.parameters import check_parameter, parameters_of, without_views
 from recfuse.optim.stepping import Stepping
-from recfuse.optim.surroundings import Surroundings
+from recfuse.optim.surroundings import check_wrapper
 
 _NUMBERS = {"lr": LR, "weight_decay": WEIGHT_DECAY, "eps": EPS}
 
@@ -42,12 +43,15 @@ class FusedOptimizer(Stepping):
     _step_supports_amp_scaling = True  # for torch.amp.GradScaler: step() reads found_inf on the device
     _row_state = False  # a number a row, instead of one an element
     _step_type: Any = None  # of the entry "step" of the state; None: there is none
-    _where = "recfuse.optim"  # who speaks, in errors
+    _where = "recfuse.optim"  # the subject of errors
+    _instead = ""  # how to have gradients, for errors
+    _adoption: Any = None  # a weak reference to what makes the steps of an optimizer of torch with this one
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Notes its name."""
         super().__init_subclass__(**options)
         cls._where = f"recfuse.optim.{cls.__name__}"
+        cls._instead = f"create the optimizer with deferred=True: {cls._where}(..., deferred=True)"
 
     def __init__(
         self, params: Any, defaults: dict[str, Any], deferred: bool, stochastic_rounding: bool, seed: int
@@ -63,10 +67,13 @@ class FusedOptimizer(Stepping):
         for key, value in defaults.items():
             self._check_option(key, value)
         super().__init__(parameters_of(params, where), defaults)
+        if not deferred:
+            watch_scalers()
 
     def _begin(self) -> None:
         self._updaters: list[tuple[Mapping[str, Any], Updater]] = []
-        self._surroundings, self._is_checked = Surroundings(), False
+        self._is_checked = False
+        self._wrappers: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # that do no harm
         self._held: list[weakref.ref[Any]] = []
         self._count = 0  # of param groups
         weakref.finalize(self, _release, self._held).atexit = False
@@ -98,6 +105,7 @@ class FusedOptimizer(Stepping):
             self.param_groups.pop()
             raise
         self.param_groups[-1] = group
+        self._wrappers.clear()
         self._count += 1
         for parameter in group["params"]:
             self.state[parameter] = self._new_state(parameter, group)
@@ -181,10 +189,8 @@ class FusedOptimizer(Stepping):
 
     def _check_groups(self) -> None:
         check_groups(self.param_groups, self._count, self, self._where)
-        self._also_check()
-
-    def _also_check(self) -> None:
-        """What stands in front of this optimizer looks at its own groups here."""
+        if self._adoption is not None and (adoption := self._adoption()) is not None:
+            adoption.check_groups()
 
     def _own(self) -> Iterable[tuple[dict[str, Any], Parameter, Update]]:
         """Each Parameter with its update, which no other optimizer has taken over."""
@@ -229,10 +235,14 @@ class FusedOptimizer(Stepping):
             )
         if not self._is_checked:  # since the last step
             self._check_groups()
-            if self._surroundings.may_be_new():
-                held = [parameter for ref in self._held if (parameter := ref()) is not None]
-                self._surroundings.check(held, self._where, self.deferred)
             self._is_checked = True
+
+    def _check_wrapper(self, parallel: torch.nn.Module) -> None:
+        """Looks, in its forward pass, at a DistributedDataParallel that calls the tables."""
+        if parallel not in self._wrappers:
+            held = [parameter for ref in self._held if (parameter := ref()) is not None]
+            check_wrapper(parallel, held, self._where, self._instead, self.deferred)
+            self._wrappers.add(parallel)
 
     # ---- dictionaries and copies
 

@@ -11,34 +11,42 @@ from torch import Tensor
 
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.updated_calls import check_hooks
-from recfuse.ops.updates import Update, rows_update
+from recfuse.ops.updates import Update, rows_update, unfinished
 from recfuse.optim.surroundings import check_scaler
 
 
 def direct_step(optimizer: Any) -> None:
     """Checks that ``backward()`` could do all, and raises the number of the step."""
     where, own = optimizer._where, list(optimizer._own())
-    check_scaler(optimizer, where)
+    check_scaler(optimizer, where, optimizer._instead)
     _check_steps(optimizer, own)
     check_hooks([parameter for _, parameter, _ in own], [update for _, _, update in own])
     captured = False
     for _, parameter, update in own:
-        if parameter.grad is not None:
-            raise ArgumentValueError(
-                f"{where}: a Parameter of shape {list(parameter.shape)} has a gradient, where backward() "
-                "should have updated its rows: it is used outside of the calls of recfuse's modules (in a "
-                "penalty on the weight, in a module of torch, under torch.func, in an exported program, "
-                "or in one that a torch before 2.13 compiled), or had its gradient before the optimizer was "
-                "made. Set the gradient to None if it is old; else use deferred=True with lookups "
-                "alone, or an optimizer of torch"
-            )
+        check_gradient(where, parameter, update)
         captured |= update.captured and update.updater.counts_on_device
     if captured and not torch.cuda.is_current_stream_capturing():
         raise ArgumentValueError(
             f"{where}: backward() was captured in a CUDA graph, step() was not, which raises the number of "
             "the step: capture both in one graph"
         )
+    for _, parameter, _ in own:
+        parameter.grad = None
     _advance(optimizer, own)
+
+
+def check_gradient(where: str, parameter: Tensor, update: Update) -> None:
+    """Raises where a Parameter that ``backward()`` updates has a gradient of another use."""
+    grad = parameter.grad
+    if grad is not None and grad is not update.applied:
+        raise ArgumentValueError(
+            f"{where}: a Parameter of shape {list(parameter.shape)} has a gradient, where backward() "
+            "should have updated its rows: it is used outside of the calls of recfuse's modules (in a "
+            "penalty on the weight, in a module of torch, under torch.func, in an exported program, "
+            "or in one that a torch before 2.13 compiled), or had its gradient before the optimizer was "
+            "made. Set the gradient to None if it is old; else use deferred=True with lookups "
+            "alone, or an optimizer of torch"
+        )
 
 
 @torch.no_grad()
@@ -94,6 +102,7 @@ def _advance(optimizer: Any, own: list[tuple[Any, Any, Update]], found_inf: Tens
         for parameter, update in members:
             if update.updated:
                 update.updated = update.captured = False
+                unfinished.discard(id(update))
                 updated.append(id(parameter))
         if not updated:
             continue

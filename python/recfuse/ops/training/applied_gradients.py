@@ -1,0 +1,110 @@
+"""``AppliedGradient``: what ``.grad`` of a Parameter holds after ``backward()`` has updated its rows.
+
+torch's own code and a user's read ``.grad`` between ``backward()`` and ``step()``: clipping, norms, a
+GradScaler, averages over processes, a second optimizer. Without a gradient they would pass over the table and
+compute something else. So a tensor without memory stands there. It has the Parameter's shape, dtype and
+device; each operator that reads or writes its values raises. Setting it to zeros sets ``.grad`` to None.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from recfuse.errors import ArgumentValueError
+
+_aten = torch.ops.aten
+_ZERO = (_aten.zero_.default, _aten._foreach_zero_.default)
+_TO = _aten._to_copy.default
+
+
+class AppliedGradient(Tensor):
+    """The gradient of a Parameter whose rows ``backward()`` has updated. Its values are stored nowhere."""
+
+    _update: weakref.ref[Any]
+
+    @staticmethod
+    def __new__(cls, update: Any, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Any:
+        """Of a Parameter's shape, dtype and device; ``update`` is its Update."""
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        made._update = weakref.ref(update)
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Raises, except for what removes a gradient or moves a module."""
+        options = kwargs or {}
+        tensors = list(_flat((*args, *options.values())))
+        first, *rest = (tensor for tensor in tensors if isinstance(tensor, AppliedGradient))
+        update = first._update()
+        if func in _ZERO:
+            for gradient in (first, *rest):
+                gradient._clear()
+            for tensor in tensors:  # those of other Parameters in a list
+                if isinstance(tensor, Tensor) and not isinstance(tensor, AppliedGradient):
+                    tensor.zero_()
+            return first if func is _ZERO[0] else None
+        if func is _TO and update is not None:
+            dtype, device = options.get("dtype") or first.dtype, options.get("device") or first.device
+            return AppliedGradient(update, first.shape, dtype, device)
+        first._refuse(str(func))
+
+    def _clear(self) -> None:
+        update = self._update()
+        if update is not None and (weight := update.weight) is not None:
+            update.check_finished("zero_grad()")
+            weight.grad = None
+
+    def _refuse(self, reader: str) -> NoReturn:
+        update = self._update()
+        owner = None if update is None else update.updater.owner
+        where = "recfuse.optim" if owner is None else owner._where
+        instead = "set .grad to None" if owner is None else owner._instead
+        raise ArgumentValueError(
+            f"{where}: {reader} reads the gradient of a Parameter of shape {list(self.shape)}, which is not "
+            "stored: backward() has updated the table's rows by it already. Clipping, a GradScaler, norms, "
+            "averages over processes, accumulation and other optimizers must have it, as must another use of "
+            f"the Parameter than lookups by recfuse's modules: {instead}"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """Says that there are no values."""
+        return f"AppliedGradient(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
+
+    def data_ptr(self) -> int:
+        """Raises: there is no memory."""
+        self._refuse("data_ptr()")
+
+    def share_memory_(self) -> AppliedGradient:
+        """Raises: there is no memory."""
+        self._refuse("share_memory_()")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises: there are no values to save."""
+        self._refuse("pickle")
+
+    def __dlpack__(self, **_: Any) -> Any:
+        """Raises: there is no memory."""
+        self._refuse("__dlpack__()")
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Raises: there is no memory."""
+        self._refuse("numpy()")
+
+    def tolist(self) -> Any:
+        """Raises: there are no values."""
+        self._refuse("tolist()")
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value

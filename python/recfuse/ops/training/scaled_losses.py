@@ -1,0 +1,57 @@
+"""Which backward passes have the scaled loss of a ``torch.amp.GradScaler``.
+
+A scaler shows itself to an optimizer in ``scaler.step()``, after ``backward()``: too late where backward()
+has updated the rows by scaled gradients. So ``GradScaler.scale`` gives the loss a gradient hook, which runs
+first in its backward pass and notes the pass. Scalers of other models note passes of other losses. A subclass
+with a ``scale`` of its own is refused later, when it reads the gradients.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+
+from recfuse.errors import ArgumentValueError
+
+_ATTRIBUTE = "_recfuse_watched"
+_scaled: collections.deque[int] = collections.deque(maxlen=16)  # the engine's numbers of backward passes
+
+
+def watch_scalers() -> None:
+    """Has losses note that they are scaled, from now on."""
+    scale = GradScaler.scale
+    if hasattr(scale, _ATTRIBUTE):
+        return
+
+    @functools.wraps(scale)
+    def watched(self: GradScaler, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
+        if self.is_enabled() and not torch.compiler.is_compiling():
+            for loss in scaled if isinstance(scaled, (list, tuple)) else (scaled,):
+                if isinstance(loss, Tensor) and loss.requires_grad:
+                    loss.register_hook(_note)
+        return scaled
+
+    setattr(watched, _ATTRIBUTE, True)
+    GradScaler.scale = watched  # type: ignore[method-assign, assignment]
+
+
+def _note(_: Tensor) -> None:
+    _scaled.append(torch._C._current_graph_task_id())
+
+
+def check_unscaled(owner: Any = None) -> None:
+    """Raises in a backward pass of a scaled loss, before it updates rows."""
+    if _scaled and torch._C._current_graph_task_id() in _scaled:
+        where = "recfuse.optim" if owner is None else owner._where
+        instead = "create the optimizer with deferred=True" if owner is None else owner._instead
+        raise ArgumentValueError(
+            f"{where}: a GradScaler is in use, which has scaled this loss. The tables' rows are updated "
+            "inside backward(), before it could unscale the gradients and look for infinities: "
+            f"{instead}; or train in bfloat16 without a scaler"
+        )

@@ -1,0 +1,47 @@
+"""The features of a call that looks up some of its matrices, for the update of these."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from recfuse.ops.library import library
+
+_ops = torch.ops.recfuse
+_CACHED = 256  # of the features below; more than the collections of a model
+_cache: dict[tuple[int, tuple[int, ...]], tuple[weakref.ref[Tensor], Tensor]] = {}
+
+
+def matrices_only(features: Tensor, numbers: Sequence[int]) -> Tensor:
+    """Features, those in the matrices ``numbers`` renumbered by their place there, the others with -1. Kept
+    for the next call of the same features, which belong to a layout and never change.
+    """
+    key = id(features), tuple(numbers)
+    found = _cache.get(key)
+    if found is not None and found[0]() is features:
+        return found[1]
+    own = _ops._features_of(features, list(numbers))
+    if len(_cache) >= _CACHED:
+        _cache.clear()
+    _cache[key] = weakref.ref(features), own
+    return own
+
+
+def _features_of(features: Tensor, numbers: list[int]) -> Tensor:
+    own = features.clone()
+    own[:, 0] = -1
+    for place, number in enumerate(numbers):
+        own[features[:, 0] == number, 0] = place
+    return own
+
+
+library.define("_features_of(Tensor features, int[] numbers) -> Tensor")
+library.impl("_features_of", _features_of, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("recfuse::_features_of", lib=library)
+def _(features: Tensor, numbers: list[int]) -> Tensor:
+    return torch.empty_like(features)
