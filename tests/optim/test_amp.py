@@ -122,10 +122,8 @@ def test_a_scaler_that_is_off_does_no_harm(collection):
 @pytest.mark.parametrize("max_norm", (0.5, 1e6))
 def test_clipping(collection, norm_type, max_norm):
     dense = nn.Linear(12, 2)
-    twins = copy.deepcopy((collection, dense))
-    for parameter in twins[0].parameters():
-        parameter.requires_grad_()
-    twins[0].layout = twins[0].layout._replace(sparse=False)
+    twins = collection_of(SPECS, sparse=False), copy.deepcopy(dense)
+    twins[0].load_state_dict(collection.state_dict())
     optimizer = optim.SGD(collection, lr=0.1, deferred=True)
     given = [lookups_of(collection) for _ in range(2)]
     for table, top in ((collection, dense), twins):
