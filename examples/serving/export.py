@@ -14,15 +14,16 @@ from pathlib import Path
 import torch
 from model import DLRM, batch, fingerprint
 from torch.export import Dim
+from torch.fx.experimental import _config as any_size
 
 import recfuse
 
 
 def exported(model: torch.nn.Module) -> torch.export.ExportedProgram:
-    """The program of a swapped model, for any number of bags and of lookups."""
-    bags, lookups = Dim("bags", min=2), Dim("lookups", min=2)
-    sizes = {"dense": {0: bags}, "lS_o": {1: bags}, "lS_i": {1: lookups}}
-    return torch.export.export(model, batch(8), dynamic_shapes=sizes)
+    """The program of a swapped model, for any number of bags and of lookups, also 0 and 1."""
+    sizes = {"dense": {0: Dim.AUTO}, "lS_o": {1: Dim.AUTO}, "lS_i": {1: Dim.AUTO}}
+    with any_size.patch(backed_size_oblivious=True):
+        return torch.export.export(model, batch(8), dynamic_shapes=sizes)
 
 
 @torch.no_grad()
@@ -41,7 +42,8 @@ def main(folder: Path) -> None:
         "always_keep_tensor_constants": True,
     }
     package = str(folder / "package.pt2")
-    torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=settings)
+    with any_size.patch(backed_size_oblivious=True):
+        torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=settings)
 
     given = batch(64, seed=1)  # another size than the one that was exported
     torch.save(list(given), folder / "inputs.pt")

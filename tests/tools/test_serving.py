@@ -92,6 +92,21 @@ def test_what_is_served_has_the_weights_of_the_export_until_it_is_given_others(s
     torch.testing.assert_close(torch.load(folder / "output.pt"), old)
 
 
+@pytest.mark.parametrize("bags", (0, 1))
+def test_a_batch_of_one_sample_or_none(bags, folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    import model
+
+    dense, offsets, indices = torch.load(folder / "inputs.pt")
+    given = [dense[:bags], offsets[:, :bags].contiguous(), indices[:, : 5 * bags].contiguous()]
+    torch.save(given, folder / "few.pt")
+    done = run_cpp(folder, "few.pt")
+    assert done.returncode == 0, done.stderr
+    expected = model.DLRM()(*given)
+    torch.testing.assert_close(torch.load(folder / "output.pt"), expected)
+    torch.testing.assert_close(torch.export.load(folder / "model.pt2").module()(*given), expected)
+
+
 def test_a_package_says_whose_weights_it_holds(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE))
     import model

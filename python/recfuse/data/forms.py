@@ -217,17 +217,23 @@ def _feature_major(
 
 def _moved_on_gpu(offsets: Tensor, ends: Tensor) -> Tensor:
     """Makes a first offset other than 0 negative, which the kernel reports; asking would wait for the GPU."""
-    first, starts = offsets[:, :1], ends[:-1, None]
-    first = torch.where(first == 0, starts, -first.abs())
-    return torch.cat((torch.cat((first, offsets[:, 1:] + starts), dim=1).reshape(-1), ends[-1:]))
+    moved = torch.where(_begin_with_0(offsets), offsets + ends[:-1, None], -offsets.abs())
+    return torch.cat((moved.reshape(-1), ends[-1:]))
+
+
+def _begin_with_0(offsets: Tensor) -> Tensor:
+    """``[tables, bags]``, false at a table's first offset that is not 0. Looks at all offsets, since a slice
+    ``[:, :1]`` is compiled to a read of the first one also where there are no bags.
+    """
+    later = torch.arange(offsets.shape[1], device=offsets.device) > 0
+    return (offsets == 0) | later
 
 
 def _check_first(offsets: Tensor, where: str) -> None:
     """Raises where a table's first offset is not 0: to the kernel it would end the table before."""
-    first = offsets[:, :1]
     if torch.compiler.is_compiling():
-        torch._assert_async(torch.all(first == 0), f"{where}: offsets must begin with 0")
-    elif torch.count_nonzero(first):
+        torch._assert_async(torch.all(_begin_with_0(offsets)), f"{where}: offsets must begin with 0")
+    elif torch.count_nonzero(first := offsets[:, :1]):
         wrong = int(first.reshape(-1).nonzero()[0])
         raise IndexRangeError(
             f"{where}: offsets of table {wrong} begin with {int(first[wrong])}, must begin with 0"

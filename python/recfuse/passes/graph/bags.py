@@ -165,17 +165,18 @@ def _jagged_offsets(program: Program, bags: Sequence[Bag]) -> Node:
     column = program.emit(aten.slice.Tensor, all_starts, 0, 0, -1)
     column = program.emit(aten.unsqueeze.default, column, 1)
     end = program.emit(aten.slice.Tensor, all_starts, 0, -1)
-    first = program.emit(aten.slice.Tensor, stacked, 1, 0, 1)
-    good = program.emit(aten.eq.Scalar, first, 0)
+    # Of all bags, since a slice [:, :1] is compiled to a read of the first of no bags.
+    later = program.emit(
+        aten.gt.Scalar, program.emit(aten.arange.default, program.size(stacked, 1), **options), 0
+    )
+    good = program.emit(aten.logical_or.default, program.emit(aten.eq.Scalar, stacked, 0), later)
     moved = program.emit(aten.add.Tensor, stacked, column)
     if bags[0].table.device.type == "cpu":
         message = "recfuse.fused_embedding_bag: offsets of each table must begin with 0"
         program.emit(aten._assert_async.msg, program.emit(aten.all.default, good), message)
-    else:  # where asking would wait: a negative offset is what the kernel reports
-        wrong = program.emit(aten.neg.default, program.emit(aten.abs.default, first))
-        first = program.emit(aten.where.self, good, column, wrong)
-        rest = program.emit(aten.slice.Tensor, moved, 1, 1)
-        moved = program.emit(aten.cat.default, [first, rest], 1)
+    else:  # an assertion would wait for the GPU: the kernel reports a negative offset
+        wrong = program.emit(aten.neg.default, program.emit(aten.abs.default, stacked))
+        moved = program.emit(aten.where.self, good, moved, wrong)
     return program.emit(aten.cat.default, [program.emit(aten.reshape.default, moved, [-1]), end])
 
 
