@@ -1,6 +1,7 @@
 """README and the pages of docs: they are short, their examples run, their figures are the result files'."""
 
 import importlib
+import linecache
 import re
 from pathlib import Path
 
@@ -146,9 +147,11 @@ def test_the_examples_of_a_page_run(page, capsys):
     if "torchrec" in text and page != README:
         pytest.importorskip("torchrec", reason="TorchRec is not installed")
     names = {"__name__": "page", "torch": torch, "recfuse": recfuse}
-    for example in BLOCK.findall(text):
+    for number, example in enumerate(BLOCK.findall(text)):
         example = example.replace("path/to/librecfuse.so", recfuse.library_path())
-        exec(compile(example, str(page), "exec"), names)
+        file = f"{page.name}, example {number}"  # with its source, as a cell of a notebook has one
+        linecache.cache[file] = len(example), None, example.splitlines(keepends=True), file
+        exec(compile(example, file, "exec"), names)
     printed = capsys.readouterr().out
     for said in re.findall(r'print\(.*# .*"(.*)"$', text, flags=re.MULTILINE):
         assert said in printed

@@ -11,14 +11,22 @@ from torch import Tensor
 
 from recfuse.nn.packed.pooling import refuse_proxy
 from recfuse.nn.table_list import FusedEmbeddingBagList
-from recfuse.passes.apply_emb_proof import ARGUMENTS, defaults_of, method_of, why_not_proven
+from recfuse.passes.apply_emb_proof import (
+    ARGUMENTS,
+    Proof,
+    attributes_of,
+    defaults_of,
+    method_of,
+    proof_of,
+)
+from recfuse.passes.method.reads import Guards
+from recfuse.passes.method.source import Refused
 from recfuse.passes.pattern import Pattern
 
 BY_HAND = (
     "its bags are called one by one; recfuse.nn.FusedEmbeddingBagList(bags).pool(offsets, indices) pools "
     "them in one call"
 )
-_FLAGS = (bool, int, float, str, type(None))
 _MISSING = object()
 
 
@@ -29,6 +37,7 @@ class ApplyEmb(Pattern):
         """The model, named so in the whole."""
         super().__init__(f"{name}.emb_l" if name else "emb_l", model.emb_l, model.emb_l)
         self.model = model
+        self.proof: Proof | None = None
 
     @classmethod
     def find(cls, name: str, module: torch.nn.Module) -> ApplyEmb | None:
@@ -52,15 +61,22 @@ class ApplyEmb(Pattern):
         """Where the method does more, or something else, than one call for all tables does."""
         if any(table.include_last_offset for table in self.tables):
             return "a table has include_last_offset"
-        reason = why_not_proven(self.model, self.tables)
-        return f"{reason}; {BY_HAND}" if reason else None
+        if "apply_emb" in vars(self.model):
+            return f"its apply_emb was replaced on the object; {BY_HAND}"
+        try:
+            self.proof = proof_of(type(self.model), attributes_of(self.model), len(self.tables))
+        except Refused as refused:
+            return f"its apply_emb {refused}; {BY_HAND}"
+        return None
 
     def fuse(self, optimizers: Sequence[torch.optim.Optimizer]) -> str:
         """Packs the list, and gives the model a method that pools it."""
         tables = self.tables
+        assert self.proof is not None
+        method = FusedApplyEmb(self.model, self.proof)
         self.model.emb_l = FusedEmbeddingBagList(tables, optimizers=optimizers)
-        self.model.apply_emb = FusedApplyEmb(self.model)
-        return f"{len(tables)} tables in one call, by apply_emb"
+        self.model.apply_emb = method
+        return f"{len(tables)} tables in one call, by apply_emb{method.exceptions()}"
 
     def restore(self, bags: Sequence[torch.nn.EmbeddingBag]) -> str:
         """Gives the model a list of tables, and its class's method again."""
@@ -79,16 +95,44 @@ def has_fused_method(module: torch.nn.Module) -> bool:
 class FusedApplyEmb:
     """A DLRM's ``apply_emb``: one call, while ``emb_l`` is packed and the flags it reads are as before."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        """For this model, whose class has the ``apply_emb`` to go back to."""
-        self.model = model
-        self.defaults = defaults_of(model)
-        self.flags, self.absent, self.inherited = _flags(model)
+    def __init__(self, model: torch.nn.Module, proof: Proof) -> None:
+        """For this model, whose class has the ``apply_emb`` to go back to and of which the proof is."""
+        self.model, self.defaults = model, defaults_of(model)
+        self._rest_on(proof)
+
+    def _rest_on(self, proof: Proof) -> None:
+        self.proof, self.flags = proof, proof.guards.flags
+        self.absent, self.inherited = tuple(sorted(proof.guards.absent)), frozenset(proof.guards.inherited)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a proof by the code of another process needs."""
+        return {
+            "model": self.model,
+            "defaults": self.defaults,
+            "tables": self.proof.tables,
+            "flags": self.flags,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy: its class may have another code by now, so that is read again."""
+        self.model, self.defaults = state["model"], state["defaults"]
+        try:
+            proof = proof_of(type(self.model), state["flags"], state["tables"])
+        except Refused:
+            proof = Proof(state["tables"], {}, False, True, Guards())
+        self._rest_on(proof)
 
     @property
     def __signature__(self) -> inspect.Signature:
         """That of the model's own method."""
         return inspect.signature(method_of(self.model))
+
+    def exceptions(self) -> str:
+        """Which calls are those of the model's own method, for the report."""
+        proven = self.proof.reads_row_weights
+        if (True, True) not in proven:
+            return " where v_W_l is None; other calls are its own"
+        return "" if any(proven.values()) else ", without row weights, as the model's own"
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[Tensor]:
         """Pools table k with offsets ``lS_o[k]``, lookups ``lS_i[k]`` and row weights ``v_W_l[k]`` (or
@@ -101,55 +145,30 @@ class FusedApplyEmb:
             len(args) > len(ARGUMENTS)
             or len(bound) != len(ARGUMENTS)
             or any(name not in bound or (name in positional and name in kwargs) for name in ARGUMENTS)
+            or (self.proof.by_position and len(args) != len(ARGUMENTS))
             or not self._fused(bound)
         ):
             return method_of(self.model)(*args, **kwargs)
-        return self._tables(bound).pool(bound["lS_o"], bound["lS_i"], bound["v_W_l"])
+        weighted = self.proof.reads_row_weights[bound["emb_l"] is not None, bound["v_W_l"] is not None]
+        return self._tables(bound).pool(bound["lS_o"], bound["lS_i"], bound["v_W_l"] if weighted else None)
 
     def _tables(self, bound: dict[str, Any]) -> Any:
-        is_default = bound["emb_l"] is None and self.defaults.get("emb_l", self) is None
-        return self.model.emb_l if is_default else bound["emb_l"]
+        return self.model.emb_l if bound["emb_l"] is None else bound["emb_l"]
 
     def _fused(self, bound: dict[str, Any]) -> bool:
-        tables = self._tables(bound)
+        proof, tables = self.proof, self._tables(bound)
         if not isinstance(tables, FusedEmbeddingBagList) or not tables.has_kernel:
             return False
-        # Written as the compiler can follow it; it cannot look into __dict__.
-        if not torch.compiler.is_dynamo_compiling() and not self.inherited.isdisjoint(vars(self.model)):
+        if (bound["emb_l"] is not None, bound["v_W_l"] is not None) not in proof.reads_row_weights:
+            return False
+        if len(tables) != proof.tables or (proof.own_tables and tables is not self.model.emb_l):
+            return False
+        # Written as the compiler can follow it; it cannot look into __dict__, and guards on code by itself.
+        if not torch.compiler.is_dynamo_compiling() and not (
+            self.inherited.isdisjoint(vars(self.model)) and proof.guards.code_is_same()
+        ):
             return False
         return not any(hasattr(self.model, name) for name in self.absent) and all(
-            getattr(self.model, name, self) == value for name, value in self.flags.items()
+            type(found := getattr(self.model, name, _MISSING)) is type(value) and found == value
+            for name, value in self.flags.items()
         )
-
-
-def _flags(model: torch.nn.Module) -> tuple[dict[str, Any], tuple[str, ...], frozenset[str]]:
-    """Plain attributes of the model and its class that the method may read, by which it may branch; the names
-    that it may read and the model has not, or not yet; and those that it has of its class alone.
-    """
-    function = getattr(method_of(model), "__func__", method_of(model))
-    names: set[str] = set()
-    _read_names(getattr(inspect.unwrap(function), "__code__", None), type(model), names)
-    names -= {"training", "apply_emb"}
-    attributes, flags = vars(model), {}
-    for name in names:
-        value = attributes.get(name, inspect.getattr_static(type(model), name, _MISSING))
-        if isinstance(value, _FLAGS):
-            flags[name] = value
-    rest = {name for name in names if name not in attributes and name not in flags}
-    absent = {name for name in rest if not hasattr(model, name)}
-    return flags, tuple(sorted(absent)), frozenset(rest - absent)
-
-
-def _read_names(code: Any, owner: type, names: set[str]) -> None:
-    """Adds names that a function may read, also through getattr, inner functions and the class's methods."""
-    if code is None:
-        return
-    new = {*code.co_names, *(constant for constant in code.co_consts if isinstance(constant, str))} - names
-    names |= new
-    for constant in code.co_consts:
-        if inspect.iscode(constant):
-            _read_names(constant, owner, names)
-    for name in new - set(dir(torch.nn.Module)):
-        method = inspect.getattr_static(owner, name, None)
-        method = getattr(method, "fget", None) or getattr(method, "__func__", method)
-        _read_names(getattr(method, "__code__", None), owner, names)

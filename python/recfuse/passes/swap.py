@@ -55,8 +55,8 @@ def swap(
     - Every ``torch.nn.EmbeddingBag`` on the CPU or a CUDA device becomes a :class:`recfuse.nn.EmbeddingBag`.
     - With ``fuse``, every unsharded ``torchrec.EmbeddingBagCollection`` pools all its tables in one call.
     - With ``fuse``, a model shaped like facebookresearch/dlrm's ``DLRM_Net`` (``emb_l``, a ModuleList of
-      EmbeddingBag, and a method ``apply_emb(lS_o, lS_i, emb_l, v_W_l)``) does so too. The method is tried on
-      probe batches first, and replaced only where it does what one call does.
+      EmbeddingBag, and a method ``apply_emb(lS_o, lS_i, emb_l, v_W_l)``) does so too. The code of the method
+      is read, not run, and it is replaced only where that proves that one call does the same.
 
     Single bags change their class and stay the same objects, with their Parameters, names and hooks. Tables
     that are pooled together have one new Parameter for all tables of one dtype and dimension: create

@@ -1,0 +1,102 @@
+"""``Branches``: what is known of the input, variables and lists, and both ways of a branch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from recfuse.passes.method.reads import Reads
+from recfuse.passes.method.source import Refused
+from recfuse.passes.method.values import (
+    Constant,
+    Contents,
+    Frame,
+    Merger,
+    Sequence,
+    Test,
+    contents_of,
+    put_back,
+)
+
+
+class Branches:
+    """Reads with these names, for a number of tables, and knows nothing of the input at first.
+
+    A branch that depends on the input is followed both ways, each with what is known in it; what the ways
+    write is noted, undone and made one.
+    """
+
+    def __init__(self, reads: Reads, tables: int) -> None:
+        """See the class."""
+        self.reads, self.tables = reads, tables
+        self.facts: dict[Any, bool] = {}
+        self._journals: list[tuple[int, dict[int, tuple[Sequence | Frame, Contents]]]] = []
+        self._is_lazy = False
+
+    def assign(self, frame: Frame, name: str, value: Any) -> None:
+        """Gives a variable a value."""
+        self._note(frame)
+        frame.names[name] = value
+
+    def written(self, sequence: Sequence) -> list[Any]:
+        """The items of a list, to be written to."""
+        if self._is_lazy:
+            raise Refused("writes to a list inside a generator")
+        self._note(sequence)
+        sequence.writes += 1
+        return sequence.items
+
+    @contextmanager
+    def lazy(self) -> Iterator[None]:
+        """Inside, expressions are evaluated that Python evaluates later, or never."""
+        before, self._is_lazy = self._is_lazy, True
+        try:
+            yield
+        finally:
+            self._is_lazy = before
+
+    def _note(self, container: Sequence | Frame) -> None:
+        if not self._journals:
+            return
+        begin, journal = self._journals[-1]
+        if container.number < begin and id(container) not in journal:  # others are new in this branch
+            journal[id(container)] = container, contents_of(container)
+
+    def truth(self, value: Any) -> bool | Test:
+        """Whether a value counts as true."""
+        if isinstance(value, Constant):
+            return bool(value.value)
+        if isinstance(value, Sequence):
+            return bool(value.items)
+        if isinstance(value, Test):
+            for known, result in ((value.if_true, True), (value.if_false, False)):
+                if len(known) == 1 and self.facts.get(known[0][0]) is known[0][1]:
+                    return result
+            return value
+        raise Refused("branches by values that are known only in a call")
+
+    def either(self, test: bool | Test, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
+        """What one of two branches is worth; of both, where the input decides."""
+        if isinstance(test, bool):
+            return if_true() if test else if_false()
+        facts = {**self.facts, **dict(test.if_true)}, {**self.facts, **dict(test.if_false)}
+        before, merger = self.facts, Merger(facts)
+        values, changes = [], []
+        for self.facts, branch in zip(facts, (if_true, if_false), strict=True):
+            self._journals.append((merger.begin, {}))
+            values.append(branch())
+            _, journal = self._journals.pop()
+            changes.append({key: (box, old, contents_of(box)) for key, (box, old) in journal.items()})
+            for box, old in journal.values():
+                put_back(box, old)
+        self.facts = before
+        for key, (box, old, _) in {**changes[0], **changes[1]}.items():
+            self._note(box)
+            new = [change[key][2] if key in change else old for change in changes]
+            put_back(box, merger.contents(*new))
+        if all(isinstance(value, tuple) for value in values):  # completions
+            if values[0][0] != values[1][0]:
+                raise Refused("leaves a loop or returns where the input says so")
+            return values[0][0], merger.merge(values[0][1], values[1][1])
+        return merger.merge(*values)

@@ -1,0 +1,172 @@
+"""What a method reads besides its arguments: plain attributes of the model, and functions by their names."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType
+from typing import Any
+
+import torch
+
+from recfuse.errors import a_type
+from recfuse.passes.method.source import Refused
+from recfuse.passes.method.values import (
+    PLAIN,
+    TRAINING,
+    Argument,
+    Constant,
+    Facts,
+    Function,
+    Getter,
+    Model,
+    Object,
+    Test,
+)
+
+MISSING = object()
+
+
+@dataclass
+class Guards:
+    """What a proof rests on, to be compared before each call. A call without them is the method's own."""
+
+    flags: dict[str, Any] = field(default_factory=dict)  # plain attributes of the model or its class
+    absent: set[str] = field(default_factory=set)  # attributes that it has not
+    inherited: set[str] = field(default_factory=set)  # those that it has of its class alone
+    code: dict[FunctionType, tuple[CodeType, Any]] = field(default_factory=dict)  # with the defaults
+    members: dict[tuple[int, str], tuple[Any, Any]] = field(default_factory=dict)  # of classes and closures
+    variables: dict[tuple[int, str], tuple[dict[str, Any], Any]] = field(default_factory=dict)  # of modules
+
+    def code_is_same(self) -> bool:
+        """Whether every function is still the one that was read."""
+        for function, (code, defaults) in self.code.items():
+            if function.__code__ is not code or function.__defaults__ is not defaults:
+                return False
+        for (_, name), (owner, value) in self.members.items():
+            if getattr(owner, name, MISSING) is not value:
+                return False
+        return all(names.get(name, MISSING) is value for (_, name), (names, value) in self.variables.items())
+
+
+class Reads:
+    """Looks names up as Python does, without running any code, and notes what must stay as it is."""
+
+    def __init__(self, kind: type, attributes: Mapping[str, Any]) -> None:
+        """Of a model of this class with these attributes on the object, submodules and tensors included."""
+        self.kind, self.attributes = kind, attributes
+        self.guards = Guards()
+        self.own_tables = False  # whether it reads self.emb_l
+
+    def attribute(self, name: str, facts: Facts, default: Any = MISSING) -> Any:
+        """``self.<name>`` of the model, as a value or a function; ``default``: where it has no such one."""
+        if self.kind.__getattribute__ is not object.__getattribute__:
+            raise Refused(f"reads self.{name} of a class with __getattribute__")
+        static = inspect.getattr_static(self.kind, name, MISSING)
+        if isinstance(static, property):
+            return Getter(self._function(static.fget, self.kind, name, static, (Model(),)))
+        if static is not MISSING and hasattr(type(static), "__set__"):
+            raise Refused(f"reads self.{name}, {a_type(static)} of its class")
+        if name == TRAINING and static is MISSING:
+            known = facts.get(TRAINING)
+            return Test(((TRAINING, True),), ((TRAINING, False),)) if known is None else Constant(known)
+        if name == "emb_l" and static is MISSING:
+            self.own_tables = True
+            return Argument("emb_l")
+        found = self.attributes.get(name, static)
+        if isinstance(found, PLAIN) and type(found) in PLAIN:
+            self.guards.flags[name] = found
+            return Constant(found)
+        if name in self.attributes:
+            raise Refused(f"reads self.{name}, {a_type(found)}, which may change")
+        if static is MISSING:
+            if (
+                default is MISSING
+                or getattr(self.kind, "__getattr__", None) is not torch.nn.Module.__getattr__
+            ):
+                raise Refused(f"reads self.{name}, which the model has not")
+            self.guards.absent.add(name)
+            return default
+        self.guards.inherited.add(name)
+        return self.member(static, self.kind, name, (Model(),))
+
+    def above(self, owner: type, name: str) -> Any:
+        """``super().<name>`` in a method of ``owner``."""
+        above = self.kind.__mro__[self.kind.__mro__.index(owner) + 1 :] if owner in self.kind.__mro__ else ()
+        for base in above:
+            if name in vars(base):
+                return self.member(vars(base)[name], base, name, (Model(),))
+        raise Refused(f"reads super().{name}, which there is not")
+
+    def member(self, static: Any, owner: type, name: str, bound: tuple[Any, ...] = ()) -> Any:
+        """What stands in a class, read from an object of it (``bound``) or from the class."""
+        if isinstance(static, staticmethod):
+            return self._function(static.__func__, owner, name, static.__func__, ())
+        return self._function(static, owner, name, static, bound)
+
+    def _function(
+        self,
+        function: Any,
+        owner: type,
+        name: str,
+        guarded: Any,
+        bound: tuple[Any, ...],
+    ) -> Function:
+        if type(function) is not FunctionType:
+            raise Refused(f"reads {owner.__name__}.{name}, {a_type(function)}, which is not read into")
+        self.guards.members[id(owner), name] = owner, guarded
+        return self._read(function, bound)
+
+    def _read(self, function: FunctionType, bound: tuple[Any, ...]) -> Function:
+        if _is_torch(function):
+            raise Refused(f"calls {function.__qualname__}")
+        self.guards.code[function] = function.__code__, function.__defaults__
+        return Function(function, bound)
+
+    def variable(self, function: FunctionType, name: str) -> Any:
+        """A variable of a function that it has not itself: of its closure, its module, or builtins."""
+        if name in function.__code__.co_freevars:
+            cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
+            try:
+                found = cell.cell_contents
+            except ValueError:
+                raise Refused(f"reads {name} before it has a value") from None
+            if type(found) is not FunctionType:
+                raise Refused(f"reads {name} of its closure, {a_type(found)}, which may change")
+            self.guards.members[id(cell), "cell_contents"] = cell, found
+            return self._read(found, ())
+        names = function.__globals__
+        if name not in names:
+            if not hasattr(builtins, name):
+                raise Refused(f"reads {name}, which there is not")
+            return Object(getattr(builtins, name), name)
+        found = names[name]
+        if not isinstance(found, ModuleType):
+            self.guards.variables[id(names), name] = names, found
+        return self._object(found, name, f"the global {name}")
+
+    def of_object(self, owner: Any, name: str, path: str) -> Any:
+        """``owner.<name>`` of a class or a module of Python."""
+        if isinstance(owner, type):
+            static = inspect.getattr_static(owner, name, MISSING)
+            if static is not MISSING and isinstance(static, (staticmethod, FunctionType)):
+                return self.member(static, owner, name)
+            raise Refused(f"reads {path}.{name}, which may change")
+        found = vars(owner).get(name, MISSING)
+        if found is not MISSING and not isinstance(found, ModuleType) and not _is_torch(owner):
+            self.guards.variables[id(owner), name] = vars(owner), found
+        return self._object(found, f"{path}.{name}", f"{path}.{name}")
+
+    def _object(self, found: Any, name: str, words: str) -> Any:
+        if isinstance(found, FunctionType) and not _is_torch(found):
+            return self._read(found, ())
+        if isinstance(found, (ModuleType, type, FunctionType, BuiltinFunctionType, MethodDescriptorType)):
+            return Object(found, name)
+        raise Refused(f"reads {words}, {a_type(found)}, which may change")
+
+
+def _is_torch(found: Any) -> bool:
+    name = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
+    return str(name).partition(".")[0] == "torch"

@@ -1,0 +1,1 @@
+"""Forms of ``apply_emb``, and what a proof of one may not change."""
