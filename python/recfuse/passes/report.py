@@ -7,16 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from recfuse.optim.base import FusedOptimizer
 
-_TOOLS = (
-    "Tools that look for torch's or TorchRec's own classes need recfuse.unswap(model) first: "
-    "torch.ao.quantization.quantize_dynamic; TorchRec's sharding (DistributedModelParallel), "
-    "quantize_embeddings and IR serializer; torch.jit.script; torch.onnx.export; torch.fx.symbolic_trace."
-)
-
-_ONE_BY_ONE = (
-    "Replaced bags are pooled one by one. For one call: recfuse.nn.FusedEmbeddingBagList(bags) and its "
-    "pool(offsets, indices), as docs/swap.md shows; or, with torch.compile or torch.export, a graph pass on "
-    "the model as it is: recfuse.backend(), recfuse.swap(exported_program)."
+_NEXT = (
+    "next: recfuse.nn.FusedEmbeddingBagList(bags) pools them in one call, fuse_optimizers=True updates them "
+    "inside backward(): docs/swap.md"
 )
 
 _MOST_LINES = 8  # of entries that differ in their name alone; more are one line
@@ -109,7 +102,7 @@ class SwapReport:
                 yield (f"{alike[0]} and {len(alike) - 1} more", *cells)
 
     def __str__(self) -> str:
-        """A table, a line a module or for many alike; numbers; which tools need :func:`recfuse.unswap`."""
+        """A table, a line a module or for many alike; numbers; the next step after single replacements."""
         rows = [("module", "kind", "action", "detail"), *self._rows()]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = [
@@ -126,7 +119,5 @@ class SwapReport:
             return "\n".join([*lines, f"{len(self.swapped)} swapped, {len(self.left)} left"])
         lines.append(numbers + already)
         if len(self.replaced) > 1:
-            lines.append(_ONE_BY_ONE)
-        if self.replaced or self.fused or self.already:
-            lines.append(_TOOLS)
+            lines.append(_NEXT)
         return "\n".join(lines)
