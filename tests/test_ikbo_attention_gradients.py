@@ -12,6 +12,7 @@ from torch.library import opcheck
 
 import recfuse
 from recfuse.ops import ikbo_attention_backward as backward
+from recfuse.ops import ikbo_attention_backward_cpu as backward_cpu
 from support.ikbo_attention import DTYPES, HALVES, NOTHING, Case, Problem, random_case, reference
 
 OPS = torch.ops.recfuse
@@ -109,9 +110,7 @@ def test_every_set_of_gradients():
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("most_scores", (2**24, 1))
-def test_sums_over_candidates_are_in_float32(most_scores, dtype, monkeypatch):
-    monkeypatch.setattr(backward, "_MOST_SCORES", most_scores)
+def test_sums_over_candidates_are_in_float32(dtype):
     q = torch.zeros(4096, 1, 1, 1, dtype=dtype)
     k, v = (torch.zeros(2, 1, 1, 1, dtype=dtype, requires_grad=True) for _ in range(2))
     recfuse.ikbo_attention(q, k, v, torch.zeros(4096).long()).sum().backward()
@@ -127,10 +126,11 @@ def test_no_gradient_comes_from_behind_a_users_keys(form):
     assert not found[1][behind].any() and not found[2][behind].any()
 
 
-def test_many_keys_are_worked_through_in_parts(monkeypatch):
-    problem = leaves(Problem(Case(dtype=torch.float64, candidates=40, lengths=True)))
+@each_form
+def test_many_users_are_worked_through_in_parts(form, monkeypatch):
+    problem = leaves(Problem(Case(dtype=torch.float64, candidates=40, users=12, **FORMS[form])))
     want = torch.autograd.grad(problem.run().square().sum(), problem.tensors())
-    monkeypatch.setattr(backward, "_MOST_SCORES", 100)
+    monkeypatch.setattr(backward_cpu, "_MOST_ELEMENTS", 100)
     got = torch.autograd.grad(problem.run().square().sum(), problem.tensors())
     torch.testing.assert_close(got, want)
 

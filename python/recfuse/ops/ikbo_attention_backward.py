@@ -1,10 +1,10 @@
 """``_ikbo_attention_backward``: the gradients of attention whose queries share their users' keys and values.
 
 Queries are rows here, of candidates and of users alike: sorted by user, a user's rows are one long query.
-On the CPU each user is a few matmuls of torch. On a GPU all users are one call of torch's variable-length
-backward, with the rows sorted and counted on the device: nothing waits for it. So a user's gradients of keys
-and values are sums over all of its rows in float32, and no key or value is copied for a row. The query heads
-that share a head of keys are rows as well.
+On the CPU users of about one size are one call of torch. On a GPU all users are one call of torch's
+variable-length backward, with the rows sorted and counted on the device: nothing waits for it. So a user's
+gradients of keys and values are sums over all of its rows in float32, and no key or value is copied for a
+row. The query heads that share a head of keys are rows as well.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from recfuse.ops.autograd import register
+from recfuse.ops.ikbo_attention_backward_cpu import gradients
+from recfuse.ops.ikbo_reads import covered, good_parents, key_ranges
 from recfuse.ops.library import library
 
 _Gradients = tuple[Tensor, Tensor, Tensor]
-_MOST_SCORES = 2**24
-"""Of one matmul on the CPU."""
 _MOST_LSE = 2**26
 """Log-sum-exps that torch's memory-efficient backward has in a call: [sequences, heads, rows]."""
 _MOST_SEQUENCES = 2**16 - 1
@@ -44,22 +44,9 @@ def _(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _ranges(k: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Where each user's keys begin and end, int64 [users], in k [positions, heads, dim] or flattened to that.
-    What the forward pass reports as bad counts as it does there."""
-    if offsets is None:
-        users, positions = k.shape[:2]
-        begins = torch.arange(users, device=k.device) * positions
-        return begins, begins + (positions if lengths is None else lengths.long().clamp(0, positions))
-    begins, ends = offsets[:-1].long(), offsets[1:].long()
-    good = (begins >= 0) & (begins <= ends) & (ends <= k.shape[0])
-    return torch.where(good, begins, 0), torch.where(good, ends, 0)
-
-
 # ---- CPU
 
 
-@torch.autocast("cpu", enabled=False)  # in which backward() may be called
 def _on_cpu(
     grad: Tensor | None,
     grad_lse: Tensor | None,
@@ -73,46 +60,10 @@ def _on_cpu(
     kv_lengths: Tensor | None,
     kv_offsets: Tensor | None,
 ) -> _Gradients:
-    """Softmaxes are computed again: lse is less exact than float64."""
     if q.numel() == 0 or k.numel() == 0:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    heads, dim = k.shape[-2:]
-    keys, values = k.reshape(-1, heads, dim), v.reshape(-1, heads, dim)
-    dq = torch.zeros(q.shape, dtype=wide)
-    dk, dv = (torch.zeros(keys.shape, dtype=wide) for _ in range(2))
-
-    def by_head(rows: Tensor) -> Tensor:
-        """[heads, rows, dim] of [rows, heads, dim], or with query heads: [heads, rows * share, dim]."""
-        shared = rows.to(wide).reshape(rows.shape[0], heads, -1, rows.shape[-1])
-        return shared.transpose(0, 1).flatten(1, 2)
-
-    for rows, start, end in _groups(row_to_user, *_ranges(k, kv_lengths, kv_offsets), q.shape[1]):
-        of_keys, of_values, of_q = by_head(keys[start:end]), by_head(values[start:end]), by_head(q[rows])
-        weights = (of_q @ of_keys.mT * scale).softmax(-1)
-        slopes = torch.zeros_like(weights)
-        if grad is not None:
-            of_grad = by_head(grad[rows])
-            dv[start:end] += (weights.mT @ of_grad).transpose(0, 1)
-            slopes = of_grad @ of_values.mT
-            slopes = slopes - (weights * slopes).sum(-1, keepdim=True)
-        if grad_lse is not None:
-            slopes = slopes + by_head(grad_lse[rows][..., None])
-        slopes = slopes * weights * scale
-        dk[start:end] += (slopes.mT @ of_q).transpose(0, 1)
-        found = (slopes @ of_keys).unflatten(1, (rows.numel(), -1)).transpose(0, 1)
-        dq[rows] = found.reshape(rows.numel(), *q.shape[1:])
-    return dq.to(q.dtype), dk.view(k.shape).to(k.dtype), dv.view(v.shape).to(v.dtype)
-
-
-def _groups(users: Tensor, begins: Tensor, ends: Tensor, heads: int) -> Iterator[tuple[Tensor, int, int]]:
-    """Rows of one user, and where its keys begin and end; of a user with many, some at a time."""
-    order = users.long().argsort(stable=True)
-    counts = users.long().bincount(minlength=begins.numel()).tolist()
-    for rows, start, end in zip(order.split(counts), begins.tolist(), ends.tolist(), strict=True):
-        if end > start and rows.numel():
-            step = max(_MOST_SCORES // ((end - start) * heads), 1)
-            yield from ((some, start, end) for some in rows.split(step))
+    ranges = key_ranges(k, kv_lengths, kv_offsets)
+    return gradients(grad, grad_lse, q, k, v, row_to_user, out, lse, scale, *ranges)
 
 
 # ---- CUDA
@@ -141,10 +92,9 @@ def _on_cuda(
         _refuse("float64 on a GPU; use float32, or the CPU")
     if max(q.shape[0] * share, positions) >= 2**31:
         _refuse("2^31 or more queries or keys in one call; split the batch")
-    begins, ends = _ranges(k, kv_lengths, kv_offsets)
+    begins, ends = key_ranges(k, kv_lengths, kv_offsets)
     users = begins.numel()
-    row_users = torch.where((row_to_user >= 0) & (row_to_user < users), row_to_user.long(), users)
-    row_users, order = row_users.sort(stable=True)
+    row_users, order = good_parents(row_to_user, users).sort(stable=True)
     row_ends = torch.searchsorted(row_users, torch.arange(users + 1, device=q.device)) * share
 
     def by_head(rows: Tensor) -> Tensor:
@@ -228,11 +178,9 @@ def _written(packed: _Packed, begins: Tensor, ends: Tensor, row_ends: Tensor) ->
         (packed.q.shape[0], row_ends[:-1], row_ends[1:]),
         (packed.k.shape[0], begins, ends),
     ):
-        step = has_both.int()
-        marks = step.new_zeros(count + 1).index_add_(0, first, step).index_add_(0, last, -step)
-        covered = marks.cumsum(0)[:-1] > 0
-        yield covered
-    yield covered
+        is_written = covered(first, last, has_both, count)
+        yield is_written
+    yield is_written
 
 
 def _flash(packed: _Packed, of_rows: Tensor, of_keys: Tensor) -> _Gradients:

@@ -1,0 +1,77 @@
+"""Which users' features and keys a call reads: what no candidate reads may be NaN, and must reach no result.
+
+A gradient of a weight is a sum of products over all rows. Rows that no candidate reads have a gradient of
+zero, but zero times NaN or infinity is NaN: such rows must not take part in the products.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def good_parents(parent: Tensor, items: int) -> Tensor:
+    """int64; bad ones, which the forward pass reports, are `items`."""
+    parent = parent.long()
+    return torch.where((parent >= 0) & (parent < items), parent, items)
+
+
+def has_children(parent: Tensor, items: int, is_read: Tensor | None = None) -> Tensor:
+    """bool [items]: which are the parent of an item; with `is_read`, of one that is read itself."""
+    if is_read is not None:
+        parent = torch.where(is_read, parent, items)
+    return parent.new_zeros(items + 1, dtype=torch.bool).index_fill(0, parent, True)[:items]
+
+
+def key_ranges(k: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Where each user's keys begin and end, int64 [users], in k [positions, ...] or flattened to that. What
+    the forward pass reports as bad counts as it does there.
+    """
+    if offsets is None:
+        users, positions = k.shape[:2]
+        begins = torch.arange(users, device=k.device) * positions
+        return begins, begins + (positions if lengths is None else lengths.long().clamp(0, positions))
+    begins, ends = offsets[:-1].long(), offsets[1:].long()
+    good = (begins >= 0) & (begins <= ends) & (ends <= k.shape[0])
+    return torch.where(good, begins, 0), torch.where(good, ends, 0)
+
+
+def covered(begins: Tensor, ends: Tensor, chosen: Tensor, positions: int) -> Tensor:
+    """bool [positions]: which lie in a range that is chosen. Ranges do not overlap."""
+    step = chosen.int()
+    marks = step.new_zeros(positions + 1).index_add(0, begins, step).index_add(0, ends, -step)
+    return marks.cumsum(0)[:-1] > 0
+
+
+def read_histories(
+    x: Tensor, cand_to_user: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
+) -> Tensor:
+    """Histories `[users, positions, ...]`, or `[positions, ...]` with offsets, with zeros where no candidate
+    reads; where every user has queries of its own, `cand_to_user` is None. Arguments that the operator
+    refuses change nothing.
+    """
+    if not _fit(x, cand_to_user, lengths, offsets):
+        return x
+    begins, ends = key_ranges(x, lengths, offsets)
+    users = begins.shape[0]
+    if cand_to_user is None:
+        chosen = begins.new_ones(users, dtype=torch.bool)
+    else:
+        chosen = has_children(good_parents(cand_to_user, users), users)
+    if offsets is not None:
+        is_read = covered(begins, ends, chosen, x.shape[0])
+    elif lengths is None:
+        is_read = chosen[:, None]
+    else:
+        at = torch.arange(x.shape[1], device=x.device)
+        is_read = chosen[:, None] & (at < (ends - begins)[:, None])
+    return torch.where(is_read[..., None], x, 0)
+
+
+def _fit(x: Tensor, cand_to_user: object, lengths: object, offsets: object) -> bool:
+    given = [one for one in (cand_to_user, lengths, offsets) if one is not None]
+    if any(not isinstance(one, Tensor) or one.dim() != 1 or one.device != x.device for one in given):
+        return False
+    if isinstance(offsets, Tensor):
+        return lengths is None and offsets.shape[0] > 0
+    return lengths is None or lengths.shape[0] == x.shape[0]  # type: ignore[attr-defined]
