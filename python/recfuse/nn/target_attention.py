@@ -10,6 +10,7 @@ from torch import Tensor
 from recfuse._arguments import integer
 from recfuse.errors import ArgumentValueError, refuse_scripting
 from recfuse.ops import ikbo_attention
+from recfuse.ops.ikbo_reads import read_histories
 from recfuse.ops.library import check_tensor
 
 _MOST = 2**31 - 1
@@ -107,9 +108,9 @@ class TargetAttention(torch.nn.Module):
             x_cand: ``[B, Sq, E]``, what the candidates ask.
             x_user: ``[U, Skv, Ek]``, the users' histories; with ``kv_offsets`` ``[total, Ek]``.
             cand_to_user: int32 or int64 ``[B]``: the user of each candidate.
-            kv_lengths, kv_offsets: as of :func:`recfuse.ikbo_attention`. What lies behind a length has no
-                effect on the result; in training it must be finite all the same, or the gradients of the
-                projections are NaN.
+            kv_lengths, kv_offsets: as of :func:`recfuse.ikbo_attention`. Positions behind a length and
+                histories of users without candidates have no effect on the result or on any gradient: they
+                may be NaN.
             x_values: ``[U, Skv, Ev]`` or ``[total, Ev]``, from which values are made; by default ``x_user``.
             x_user_queries: ``[U, Su, E]``, queries of the users themselves, answered in the same launch.
 
@@ -128,6 +129,11 @@ class TargetAttention(torch.nn.Module):
         if x_user_queries is not None:
             _check("x_user_queries", x_user_queries, "users, queries", self.embed_dim)
             q_user = self.q_proj(x_user_queries).unflatten(-1, (self.num_heads, self.head_dim))
+        if torch.is_grad_enabled():  # gradients of the projections are sums over all histories
+            given = None if q_user is not None and q_user.shape[1] else cand_to_user, kv_lengths, kv_offsets
+            same = x_values is x_user
+            x_user = read_histories(x_user, *given)
+            x_values = x_user if same else read_histories(x_values, *given)
         kv = self.kv_heads, self.head_dim
         found = ikbo_attention(
             self.q_proj(x_cand).unflatten(-1, (self.num_heads, self.head_dim)),

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recfuse.ops.autograd import apply, refused_jvp, register
+from recfuse.ops.ikbo_reads import good_parents, has_children
 from recfuse.ops.library import below_autograd, call_below_autograd, needs_derivatives
 
 _linear = torch.ops.recfuse.ikbo_linear.default
@@ -58,22 +59,31 @@ class IKBOLinear(torch.autograd.Function):
         if needs[-1]:
             grads[-1] = grad.sum((0, 2) if grad.dim() == 3 else 0)
         dtype, total = grad.dtype, grad
+        is_read: Tensor | None = None  # bool [items] of the level; None: every item has a gradient
         for level in reversed(range(levels)):
             of_products = total.to(dtype)
             if needs[level]:
-                grads[level] = _weight_grad(of_products, inputs[level])
+                grads[level] = _weight_grad(of_products, inputs[level], is_read)
             if needs[levels + level]:
                 grads[levels + level] = _input_grad(of_products, weights[level])
             if not any(needs[:level]) and not any(needs[levels : levels + level]):
                 break
-            total = _sum_of_children(total, maps[level - 1], ctx.items[level - 1], ctx.checked)
+            items = ctx.items[level - 1]
+            parent = maps[level - 1].long()
+            if ctx.checked and not parent.is_cpu:  # where the forward pass does not raise what it finds
+                parent = good_parents(parent, items)
+            if any(needs[:level]):
+                is_read = has_children(parent, items, is_read)
+            total = _sum_of_children(total, parent, items)
         return None, None, None, *grads
 
     jvp = refused_jvp("ikbo_linear")
 
 
-def _weight_grad(grad: Tensor, given: Tensor) -> Tensor:
-    """[M, K] from [items, M, N] and [items, K, N], or without N."""
+def _weight_grad(grad: Tensor, given: Tensor, is_read: Tensor | None) -> Tensor:
+    """[M, K] from [items, M, N] and [items, K, N], or without N, of the items that are read."""
+    if is_read is not None:
+        given = torch.where(is_read.view(-1, *(1,) * (given.dim() - 1)), given, 0)
     if grad.dim() == 2:
         return grad.t() @ given
     return torch.tensordot(grad, given, dims=([0, 2], [0, 2]))
@@ -87,14 +97,11 @@ def _input_grad(grad: Tensor, weight: Tensor) -> Tensor:
     return torch.bmm(weight.t().expand(grad.shape[0], -1, -1), grad)
 
 
-def _sum_of_children(grad: Tensor, parent: Tensor, items: int, checked: bool) -> Tensor:
+def _sum_of_children(grad: Tensor, parent: Tensor, items: int) -> Tensor:
     """[items, ...] sums of grad [children, ...] over the children of each item, in float32 or better."""
     if grad.dtype in (torch.float16, torch.bfloat16):
         grad = grad.float()
-    if checked and not grad.is_cpu:  # bad ones, which the forward pass has reported, go to a row of their own
-        parent = torch.where((parent >= 0) & (parent < items), parent, items)
-        return grad.new_zeros((items + 1, *grad.shape[1:])).index_add(0, parent, grad)[:items]
-    return grad.new_zeros((items, *grad.shape[1:])).index_add(0, parent, grad)
+    return grad.new_zeros((items + 1, *grad.shape[1:])).index_add(0, parent, grad)[:items]
 
 
 def _differentiable(
