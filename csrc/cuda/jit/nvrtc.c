@@ -54,6 +54,7 @@ static rf_status nvrtc_open(const rf__nvrtc_library *library) {
     RF_FAIL_IF(functions.name == NULL, RF_ERR_UNSUPPORTED, "%s has no " #name, library->path);
     RF__NVRTC_LIST(RF__LOOK_UP)
 #undef RF__LOOK_UP
+    (void)rf__nvrtc_leave_signals(handle); /* compiling is possible all the same */
     return RF_OK;
 }
 

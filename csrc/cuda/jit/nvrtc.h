@@ -36,4 +36,8 @@ rf_status rf__nvrtc_compile(const char *file, const rf__source *source, const ch
                             int32_t n_options, rf__nvrtc_output *output);
 void rf__nvrtc_output_free(rf__nvrtc_output *output);
 
+/* Makes the library behind this handle leave the program's signals alone, for the life of the process. Requires a lock of the
+ * caller's. False: it calls signal() in a way that is not known, and may take SIGINT and SIGTERM over for a moment. */
+bool rf__nvrtc_leave_signals(void *handle);
+
 #endif
