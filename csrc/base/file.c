@@ -87,6 +87,8 @@ out:;
     return text != NULL;
 }
 
+bool rf__file_shortage(int reason) { return reason == EMFILE || reason == ENFILE; }
+
 bool rf__file_write(int descriptor, const void *data, size_t bytes) {
     const char *from = data;
     while (bytes > 0) {

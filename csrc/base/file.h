@@ -26,6 +26,9 @@ bool rf__file_trusted(const struct stat *about);
  * with errno set, when it cannot be read. `trusted`: it must be rf__file_trusted and no link (EPERM, ELOOP). */
 bool rf__file_read(const char *path, bool trusted, char **data, size_t *bytes);
 
+/* Whether an errno says that the process, or the system, has too many files open. */
+bool rf__file_shortage(int reason);
+
 /* Writes all; false when the system does not take it. */
 bool rf__file_write(int descriptor, const void *data, size_t bytes);
 

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE /* dlinfo, dl_iterate_phdr, RTLD_NOLOAD */
 #include <dirent.h>
 #include <dlfcn.h>
+#include <errno.h>
 #include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +18,7 @@ typedef struct search {
     char looked[LOOKED_BYTES]; /* folders that held none, a line each */
     char roots[MOST_ROOTS][RF__PATH_BYTES]; /* folders that Python packages are in */
     int n_roots;
+    int shortage; /* why a folder could not be opened: too many files are open; else 0 */
 } search;
 
 /* Cuts the last `parts` parts off a path. */
@@ -35,8 +37,10 @@ static void note(search *where, const char *folder) {
 }
 
 /* Finds the builtins that belong to a libnvrtc.so.<major>: their name has the minor version too. */
-static void find_builtins(rf__nvrtc_library *library, const char *folder) {
+static void find_builtins(search *where, const char *folder) {
+    rf__nvrtc_library *library = where->library;
     DIR *files = opendir(folder);
+    if (files == NULL && rf__file_shortage(errno)) where->shortage = errno;
     if (files == NULL) return;
     const struct dirent *file;
     while ((file = readdir(files)) != NULL) {
@@ -57,7 +61,7 @@ static bool try_folder(search *where, const char *named) {
         if (access(library->path, R_OK) != 0) continue;
         library->major = majors[i];
         library->minor = -1;
-        find_builtins(library, folder);
+        find_builtins(where, folder);
         if (library->minor >= 0) return true;
     }
     note(where, folder);
@@ -134,13 +138,19 @@ rf_status rf__nvrtc_search(rf__nvrtc_library *library) {
     where->library = library;
     if (!try_loader(where, RTLD_NOLOAD) && !try_packages(where) && !try_toolkits(where) &&
         !try_loader(where, 0)) {
-        status =
-            rf__fail(RF_ERR_UNSUPPORTED,
-                     "NVRTC (libnvrtc.so.13 or .12 with its libnvrtc-builtins.so), which compiles GPU "
-                     "kernels, is not here; looked in%s\n  the loader's search path\n"
-                     "Install it with `pip install nvidia-cuda-nvrtc` into the environment of torch, or a "
-                     "CUDA toolkit whose folder CUDA_HOME names",
-                     where->looked);
+        if (where->shortage != 0)
+            status = rf__fail(RF_ERR_COMPILE,
+                              "the folder of NVRTC, which compiles GPU kernels, cannot be opened (%s); close "
+                              "files, or raise the limit on open files (ulimit -n), and call again",
+                              strerror(where->shortage));
+        else
+            status = rf__fail(
+                RF_ERR_UNSUPPORTED,
+                "NVRTC (libnvrtc.so.13 or .12 with its libnvrtc-builtins.so), which compiles GPU "
+                "kernels, is not here; looked in%s\n  the loader's search path\n"
+                "Install it with `pip install nvidia-cuda-nvrtc` into the environment of torch, or a "
+                "CUDA toolkit whose folder CUDA_HOME names",
+                where->looked);
     }
     free(where);
     return status;

@@ -17,6 +17,12 @@ static rf_status text_read(const char *folder, const char *name, char **text) {
     size_t bytes = 0;
     errno = ENAMETOOLONG;
     if (rf__path_set(path, "%s/%s", folder, name) && rf__file_read(path, false, text, &bytes)) return RF_OK;
+    RF_FAIL_IF(errno == ENOMEM, RF_ERR_MEMORY, "no memory to read the source of a GPU kernel, %s", path);
+    RF_FAIL_IF(
+        rf__file_shortage(errno), RF_ERR_COMPILE,
+        "the source of a GPU kernel, %s, cannot be opened (%s); close files, or raise the limit on open "
+        "files (ulimit -n), and call again",
+        path, strerror(errno));
     return rf__fail(RF_ERR_INTERNAL,
                     "the source of a GPU kernel, %s/%s, cannot be read (%s); it belongs to the package: "
                     "install recfuse again",

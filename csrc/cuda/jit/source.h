@@ -18,7 +18,7 @@ typedef struct rf__source {
 } rf__source;
 
 /* Reads `file`, a path under kernels/, and its closure; on success `source` is the caller's to free, with the
- * function below. RF_ERR_INTERNAL: a file is missing, with its path. */
+ * function below. RF_ERR_INTERNAL: a file is missing, with its path. RF_ERR_MEMORY; RF_ERR_COMPILE: too many files are open. */
 rf_status rf__source_read(const char *file, rf__source *source);
 void rf__source_free(rf__source *source);
 
