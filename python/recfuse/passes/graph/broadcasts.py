@@ -34,6 +34,8 @@ from recfuse.passes.graph.program import Program
 
 WORTH = 2
 """Fewest candidates a user: with fewer, copies are not what costs."""
+_READ_ROWS = "recfuse_read_rows"
+"""In the meta of rows of users with candidates: they are no broadcast."""
 AUTOCAST = (
     "autocast is on, which chooses dtypes; convert the model instead, or leave autocast before this part"
 )
@@ -48,6 +50,11 @@ class Map:
     dim: int
     emit: Callable[[], Node]  # int32 or int64 [candidates]
     why_not: str  # why the example makes it not worth while; "" where it is
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether users may have no candidates."""
+        return self.key[0] in ("index", "counts")
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class Broadcasts:
         """Of this program, as long as no other pattern rewrites it."""
         self.program = program
         self._lifts: dict[Node, Lift | None] = {}
-        self._users: dict[Node, Node] = {}
+        self._users: dict[tuple[Node, bool], Node] = {}
         self._maps: dict[tuple[Any, ...], Node] = {}
 
     def lift(self, node: Any) -> Lift | None:
@@ -83,6 +90,8 @@ class Broadcasts:
     def _find(self, node: Node) -> Lift | None:
         called, tensor = operator_of(node), tensor_of(node)
         if called is None or tensor is None or self.program.effects.is_written(node):
+            return None
+        if node.meta.get(_READ_ROWS):
             return None
         found = _broadcast(self.program, node)
         if found is not None:
@@ -114,16 +123,42 @@ class Broadcasts:
     # ---- rewriting: inside `program.at`
 
     def of_users(self, node: Node) -> Node:
-        """A new node that has, for users, what a lifted one has for candidates."""
-        if node not in self._users:
+        """A new node that has, for users, what a lifted one has for candidates. What is computed in training
+        is computed of users with candidates alone: of others' rows, zero times a slope that is no number
+        would reach the gradients.
+        """
+        lift = self.lift(node)
+        assert lift is not None
+        reads_only = lift.computes and lift.map.may_skip and self.program.may_train_later(node)
+        return self._of_users(node, reads_only)
+
+    def _of_users(self, node: Node, reads_only: bool) -> Node:
+        key = node, reads_only
+        if key not in self._users:
             lift = self.lift(node)
             assert lift is not None
             if lift.source is not None:
-                self._users[node] = lift.source
+                self._users[key] = self._read_rows(lift) if reads_only else lift.source
             else:
-                inputs = {item: self.of_users(item) for item in node.all_input_nodes if self.lift(item)}
-                self._users[node] = lifted_call(self.program, node, lift, inputs)
-        return self._users[node]
+                lifted = [item for item in node.all_input_nodes if self.lift(item)]
+                inputs = {item: self._of_users(item, reads_only) for item in lifted}
+                self._users[key] = lifted_call(self.program, node, lift, inputs)
+        return self._users[key]
+
+    def _read_rows(self, lift: Lift) -> Node:
+        """The rows that a broadcast copies; users without candidates have the first candidate's."""
+        emit, source, index = self.program.emit, lift.source, self.map_of(lift)
+        assert source is not None
+        if value_of(index).dtype != torch.int64:
+            index = emit(aten.to.dtype, index, torch.int64)
+        options = {"dtype": torch.int64, "device": value_of(source).device, "pin_memory": False}
+        some = emit(aten.cat.default, [index, emit(aten.full.default, [1], 0, **options)], 0)
+        first = emit(aten.slice.Tensor, some, 0, 0, 1)
+        rows = emit(aten.expand.default, first, [self.program.size(source, lift.dim)])
+        rows = emit(aten.scatter.src, rows, 0, index, index)
+        found = emit(aten.index_select.default, source, lift.dim, rows)
+        found.meta[_READ_ROWS] = True
+        return found
 
     def map_of(self, lift: Lift) -> Node:
         """The map ``[candidates]`` as a node."""

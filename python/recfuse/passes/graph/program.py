@@ -127,6 +127,12 @@ class Program:
         """Whether a call may have to give a tensor a gradient: not under torch.no_grad()."""
         return self.gradients and node in self._trained()
 
+    def may_train_later(self, node: Node) -> bool:
+        """The same, or an input may be given a gradient later: of a program that has trained weights, and is
+        not compiled again for other inputs.
+        """
+        return self.may_train(node) or (not self.is_guarded and self.gradients and bool(self._trained()))
+
     def receives_gradient(self, node: Node) -> bool:
         """Whether a gradient may come back to what a node returns, as its users are now."""
         return receives_gradient(node, self.effects.region, self._no_gradients)
