@@ -11,8 +11,8 @@ import torch._dynamo.testing
 from torch.library import opcheck
 
 import recfuse
-from recfuse.ops import ikbo_attention_backward as backward
-from recfuse.ops import ikbo_attention_backward_cpu as backward_cpu
+from recfuse.ops.ikbo import attention_backward as backward
+from recfuse.ops.ikbo import attention_backward_cpu as backward_cpu
 from support.ikbo_attention import DTYPES, HALVES, NOTHING, Case, Problem, random_case, reference
 
 OPS = torch.ops.recfuse

@@ -10,7 +10,7 @@ from torch import Tensor
 from recfuse._arguments import integer
 from recfuse.errors import ArgumentValueError, refuse_scripting
 from recfuse.ops import ikbo_attention
-from recfuse.ops.ikbo_reads import read_histories
+from recfuse.ops.ikbo.reads import read_histories
 from recfuse.ops.library import check_tensor
 
 _MOST = 2**31 - 1

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from recfuse._arguments import real
-from recfuse.ops.ikbo_attention_gradients import call_attention, operator_of
+from recfuse.ops.ikbo.attention_gradients import call_attention, operator_of
 from recfuse.ops.library import (
     autocast,
     check_devices,

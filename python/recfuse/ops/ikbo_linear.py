@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_variadic
 
 from recfuse.errors import ArgumentValueError
-from recfuse.ops.ikbo_gradients import call_chain, call_linear
+from recfuse.ops.ikbo.linear_gradients import call_chain, call_linear
 from recfuse.ops.library import (
     autocast,
     below_autograd,

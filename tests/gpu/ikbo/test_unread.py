@@ -11,8 +11,8 @@ import torch.nn.functional as F
 import recfuse
 from recfuse.nn import TargetAttention
 from support import gpu
+from support.ikbo.unread import assert_same, chain_inputs, gathered_attention, gathered_linear, poisoned
 from support.ikbo_attention.gpu import HALF_DTYPES
-from support.ikbo_unread import assert_same, chain_inputs, gathered_attention, gathered_linear, poisoned
 
 pytestmark = gpu.MARKS
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from recfuse.ops.autograd import register
-from recfuse.ops.ikbo_attention_backward_cpu import gradients
-from recfuse.ops.ikbo_reads import covered, good_parents, key_ranges
+from recfuse.ops.ikbo.attention_backward_cpu import gradients
+from recfuse.ops.ikbo.reads import covered, good_parents, key_ranges
 from recfuse.ops.library import library
 
 _Gradients = tuple[Tensor, Tensor, Tensor]

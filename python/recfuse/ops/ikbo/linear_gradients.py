@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recfuse.ops.autograd import apply, refused_jvp, register
-from recfuse.ops.ikbo_reads import good_parents, has_children
+from recfuse.ops.ikbo.reads import good_parents, has_children
 from recfuse.ops.library import below_autograd, call_below_autograd, needs_derivatives
 
 _linear = torch.ops.recfuse.ikbo_linear.default

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recfuse.ops import ikbo_attention_backward  # noqa: F401  (registers the operator)
 from recfuse.ops.autograd import apply, refused_jvp, register
+from recfuse.ops.ikbo import attention_backward  # noqa: F401  (registers the operator)
 from recfuse.ops.library import below_autograd, call_below_autograd, needs_derivatives
 
 _ops = torch.ops.recfuse

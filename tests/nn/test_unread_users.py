@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import recfuse
 from recfuse.nn import IKBOLinear, LinearCompression, TargetAttention
-from support.ikbo_unread import assert_same, chain_inputs, gathered_attention, gathered_linear, poisoned
+from support.ikbo.unread import assert_same, chain_inputs, gathered_attention, gathered_linear, poisoned
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int32, torch.int64)

@@ -1,0 +1,1 @@
+"""What the IKBO operators share, and their gradients."""
