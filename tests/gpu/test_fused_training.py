@@ -297,3 +297,24 @@ def test_torchrecs_collection() -> None:
     theirs.values().square().sum().backward()
     for ours, other in zip(model[0].tables.values(), want.parameters(), strict=True):
         torch.testing.assert_close(ours.weight.grad.cpu(), other.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ("none", "SGD", "Adagrad", "RowWiseAdagrad", "Adam"))
+def test_tables_that_take_no_part(kind: str) -> None:
+    """Their columns are detached: as on the CPU, no gradient has their rows and no step moves them."""
+    lists = [recfuse.nn.FusedEmbeddingBagList([torch.nn.EmbeddingBag(50, 16, mode="sum") for _ in range(3)])]
+    lists.append(copy.deepcopy(lists[0]).to(gpu.DEVICE))
+    make = None if kind == "none" else getattr(recfuse.optim, kind)
+    optimizers = [make(one.parameters(), lr=0.1, weight_decay=0.1) if make else None for one in lists]
+    indices, offsets = torch.randint(0, 50, (3, 64)), torch.arange(0, 64, 4).repeat(3, 1)
+    for used in ((0, 1, 2), (0, 2), (1,)):
+        for tables, optimizer in zip(lists, optimizers, strict=True):
+            device = tables[0].weight.device
+            pooled = tables.pool(offsets.to(device), indices.to(device))
+            torch.cat([pooled[at] if at in used else pooled[at].detach() for at in range(3)]).sum().backward()
+            if optimizer is not None:
+                optimizer.step()
+        for cpu, cuda in zip(*(one.parameters() for one in lists), strict=True):
+            torch.testing.assert_close(cuda.detach().cpu(), cpu.detach(), rtol=1e-4, atol=1e-5)
+            if optimizer is None:
+                torch.testing.assert_close(cuda.grad.cpu(), cpu.grad, rtol=1e-4, atol=1e-5)

@@ -189,3 +189,78 @@ def test_a_matrix_without_a_used_table_has_no_gradient():
     indices, offsets = zip(*BATCH, (torch.tensor([1, 2, 3]), torch.tensor([0, 1, 2])), strict=True)
     packed.pool(list(offsets), list(indices))[3].sum().backward()
     assert [parameter.grad is None for parameter in packed.parameters()] == [True, False]
+
+
+def test_a_window_ends_with_its_gradient():
+    """A gradient that was thrown away says nothing of the next one, of a table without lookups."""
+    _, _, packed, ours = pair(MOVING["AdamW"])
+    one_by_one(packed, {0, 2}).backward()
+    ours.zero_grad()
+    indices, offsets = zip(*BATCH, strict=True)
+    indices, offsets = list(indices), list(offsets)
+    indices[1], offsets[1] = indices[1][:0], torch.zeros(3, dtype=torch.int64)
+    sum(one.square().sum() for one in packed.pool(offsets, indices)).backward()
+    ours.step()
+
+
+class Model(nn.Module):
+    def __init__(self, tables, used):
+        super().__init__()
+        self.tables, self.used = tables, used
+
+    def forward(self):
+        return pooled(self.tables, self.used)
+
+
+def compiled(tables, used, backend):
+    torch.compiler.reset()
+    return torch.compile(Model(tables, used), backend=backend, fullgraph=True)
+
+
+BACKENDS = {"aot_eager": lambda: "aot_eager", "recfuse": lambda: recfuse.backend("aot_eager")}
+
+
+@pytest.mark.parametrize("sparse", (False, True))
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+def test_a_compiled_step_raises_too(backend, sparse):
+    _, _, packed, ours = pair(optim.SparseAdam if sparse else MOVING["AdamW"], sparse)
+    compiled(packed, {0, 2}, backend()).forward().backward()
+    with pytest.raises(ValueError, match=r"table '1' took no part in this step"):
+        ours.step()
+    ours.zero_grad()
+    compiled(packed, {0, 1, 2}, backend()).forward().backward()
+    ours.step()
+
+
+@pytest.mark.parametrize("make", (MOVING["AdamW"], MOVING["momentum"]))
+def test_a_compiled_program_with_a_parameter_a_table(make):
+    plain, theirs, packed, ours = pair(make, row_wise=False)
+    for used in STEPS:
+        step(plain, theirs, pooled, used)
+        ours.zero_grad()
+        compiled(packed, used, "aot_eager").forward().backward()
+        ours.step()
+        same(plain, packed)
+
+
+@pytest.mark.parametrize("kind", ("SGD", "Adagrad", "RowWiseAdagrad", "Adam"))
+def test_fused_optimizers_pass_over_such_tables_in_a_compiled_program(kind):
+    packed = FusedEmbeddingBagList(bags())
+    twin = copy.deepcopy(packed)
+    make = functools.partial(getattr(recfuse.optim, kind), lr=0.1, weight_decay=0.1)
+    ours, theirs = make(packed.parameters()), make(twin.parameters())
+    for used in ({0, 1, 2}, {0, 2}, {1}):
+        compiled(packed, used, "aot_eager").forward().backward()
+        pooled(twin, used).backward()
+        ours.step()
+        theirs.step()
+        same(twin, packed)
+
+
+def test_an_exported_program_has_operators_of_c_alone():
+    packed = FusedEmbeddingBagList(bags())
+    for strict in (False, True):
+        program = torch.export.export(Model(packed, {0, 1, 2}), (), strict=strict)
+        names = {str(node.target) for node in program.graph.nodes}
+        assert "recfuse._columns.default" not in names
+        assert "recfuse.fused_embedding_bag.default" in names

@@ -17,8 +17,8 @@ from recfuse.ops.gradients import (
     define_with_winners,
     find_winners,
     sample_weights_grad,
+    used_of,
     weight_grads,
-    with_gradients,
 )
 from recfuse.ops.library import (
     below_autograd,
@@ -246,14 +246,12 @@ class FusedEmbeddingBag(torch.autograd.Function):
         lookups, count = (features, indices, offsets), len(ctx.groups)
         needed = ctx.needs_input_grad  # computed again each time that it is read
         places = [group - count for group in range(count) if needed[group - count]]
-        used = with_gradients(ctx, features)
-        if used is not features:
-            with_rows = set(used[:, 0].tolist())
-            places = [place for place in places if place + count in with_rows]
+        used_lookups = lookups
+        if (used := used_of(ctx, features, grad)) is not None:
+            places = [place for place in places if place + count in used.groups]
+            used_lookups = used.features, indices, offsets
         calls = [
-            WeightGradCall(
-                grad, used, indices, offsets, place + count, *ctx.groups[place], sample_weights, winners
-            )
+            WeightGradCall(grad, *used_lookups, place + count, *ctx.groups[place], sample_weights, winners)
             for place in places
         ]
         found = weight_grads(ctx, calls, [ctx.sparse] * len(calls), places)

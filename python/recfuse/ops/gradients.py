@@ -7,7 +7,7 @@ that win a bag of mode max, come from the forward pass, so that the backward pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -116,16 +116,20 @@ def _listed(
     return found
 
 
-def with_gradients(ctx: Any, features: Tensor) -> Tensor:
-    """The features of a call, without a matrix those to which no gradient comes, as the modules' hook of the
-    backward graph has noted: their lookups are in no gradient and in no update.
+class Used(NamedTuple):
+    """What of a call has gradients."""
+
+    features: Tensor  # those without one are in no matrix
+    groups: Container[int]  # matrices with such a feature
+
+
+def used_of(ctx: Any, features: Tensor, grad: Tensor) -> Used | None:
+    """What of a call has gradients, as a packed module's hook has told the call's node: lookups of other
+    features are in no gradient and in no update. None: all of it.
     """
-    missing = vars(ctx).get("features_without_gradients")
-    if not missing:
-        return features
-    found = features.clone()
-    found[missing, 0] = -1
-    return found
+    told = vars(ctx)
+    mask = told.get("used_features")
+    return None if mask is None else Used(mask(features, grad), told["used_groups"])
 
 
 def mark_large(leaf: Tensor, grad: Tensor, dim: int) -> None:

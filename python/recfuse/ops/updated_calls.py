@@ -27,9 +27,9 @@ from recfuse.ops.gradients import (
     WeightGradCall,
     find_winners,
     sample_weights_grad,
+    used_of,
     weight_grad,
     weight_grads,
-    with_gradients,
 )
 from recfuse.ops.library import call_below_autograd, dtype_code
 from recfuse.ops.training.scaled_losses import check_unscaled
@@ -130,14 +130,15 @@ class UpdatedCall(torch.autograd.Function):
         needed, nodes = ctx.needs_input_grad, ctx.next_functions  # made again each time that they are read
         grads: list[Tensor | None] = [None] * len(needed)
         lookups, count = (features, indices, offsets), len(ctx.weights)
-        used = with_gradients(ctx, features)
-        with_rows = None if used is features else set(used[:, 0].tolist())
+        used_lookups = lookups
+        if (used := used_of(ctx, features, grad)) is not None:
+            used_lookups = used.features, indices, offsets
         direct: dict[int, tuple[Tensor, Update]] = {}
         calls: list[WeightGradCall] = []
         sparse: list[bool] = []
         for group, (weight, update) in enumerate(zip(ctx.weights, ctx.updates, strict=True)):
             at = group - count
-            if not needed[at] or (with_rows is not None and group not in with_rows):
+            if not needed[at] or (used is not None and group not in used.groups):
                 continue
             if update is not None:
                 updater = update.updater
@@ -149,7 +150,7 @@ class UpdatedCall(torch.autograd.Function):
                         direct[group] = weight, update
                     continue
             form = forms_of([weight])[0]
-            calls.append(WeightGradCall(grad, used, indices, offsets, group, *form, sample_weights, winners))
+            calls.append(WeightGradCall(grad, *used_lookups, group, *form, sample_weights, winners))
             sparse.append(ctx.sparse or update is not None)
         if calls:
             places = [call.group - count for call in calls]
@@ -158,9 +159,7 @@ class UpdatedCall(torch.autograd.Function):
         if needed[4]:
             grads[4] = sample_weights_grad(grad, kept, lookups, sample_weights.dtype)
         if direct:
-            _ask(
-                _Asked(grad, used, indices, offsets, sample_weights, winners, direct, count, _stream_of(grad))
-            )
+            _ask(_Asked(grad, *used_lookups, sample_weights, winners, direct, count, _stream_of(grad)))
         return tuple(grads)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import apply, refused_jvp
-from recfuse.ops.gradients import WeightGradCall, sample_weights_grad, weight_grad
+from recfuse.ops.gradients import WeightGradCall, sample_weights_grad, used_of, weight_grad
 from recfuse.ops.library import below_autograd, call_below_autograd, library, needs_derivatives
 from recfuse.ops.training.scaled_losses import check_unscaled
 from recfuse.ops.updated_calls import Lookups, forms_of
@@ -110,14 +110,18 @@ class TracedCall(torch.autograd.Function):
             return tuple(grads)
         features, indices, offsets, sample_weights, winners, output, *kept = ctx.saved_tensors
         updates, lookups = ctx.updates, (features, indices, offsets)
+        used = used_of(ctx, features, grad)
+        used_lookups = lookups if used is None else (used.features, indices, offsets)
         states, kept = kept[: updates.states], kept[updates.states :]
         numbers, weights = kept[: updates.numbers], kept[updates.numbers :]
         first = 5  # of the weights among the arguments
         nodes = len(ctx.next_functions) - len(grads)  # from the end, where all are tensors
         after = [output]
         for group, (updater, form) in enumerate(zip(updates.updater_of, ctx.forms, strict=True)):
+            if used is not None and group not in used.groups:
+                continue
             if updater < 0 and ctx.needs_input_grad[first + group]:
-                call = WeightGradCall(grad, *lookups, group, *form, sample_weights, winners)
+                call = WeightGradCall(grad, *used_lookups, group, *form, sample_weights, winners)
                 sparse = ctx.sparse or updater == _DEFERRED
                 grads[first + group] = weight_grad(ctx, call, sparse, first + group + nodes)
         if ctx.needs_input_grad[4]:
@@ -127,7 +131,12 @@ class TracedCall(torch.autograd.Function):
         states_of = _shared_out(states, updated, updates)
         for updater, own_numbers in enumerate(numbers):
             groups = [group for group in updated if updates.updater_of[group] == updater]
-            own = features if len(groups) == len(weights) else _ops._features_of(features, groups)
+            if used is not None:
+                groups = [group for group in groups if group in used.groups]
+            if not groups:
+                continue
+            own = used_lookups[0]
+            own = own if len(groups) == len(weights) else _ops._features_of(own, groups)
             kind, *rounding = updates.options[updater * OPTIONS : (updater + 1) * OPTIONS]
             own_weights = [weights[group] for group in groups]
             own_states = [state for group in groups for state in states_of[group]]

@@ -9,7 +9,6 @@ user vouches, are taken for row-wise.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.optim import Optimizer, optimizer
 
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.packed.layout import TableSpec
-from recfuse.nn.packed.taking_part import _windows, has_rows, windows
+from recfuse.nn.packed.taking_part import _windows, give_number, has_rows, numbered, windows
 
 VOUCHED = "recfuse_row_wise"
 """Attribute of an optimizer, or of its class: True says that it treats each row for itself, False that each
@@ -89,7 +88,6 @@ def _unhooked(step: Any) -> Any:
 
 # ---- optimizers that are created later
 
-_modules: weakref.WeakSet[Any] = weakref.WeakSet()
 _hooks: list[Any] = []  # of all optimizers' steps; one, once a module was packed
 
 
@@ -97,7 +95,7 @@ def watch(module: Any) -> None:
     """Has each optimizer refused, at its first step, that is not row-wise and holds a Parameter of ``module``
     in which several tables lie.
     """
-    _modules.add(module)
+    give_number(module)
     if not _hooks:
         _hooks.append(optimizer.register_optimizer_step_pre_hook(_before_step))
 
@@ -112,7 +110,7 @@ def has_other_hooks() -> bool:
 def shared_matrices() -> dict[int, dict[int, TableSpec]]:
     """The tables in a Parameter, by its id and by their first rows, where there are several."""
     found: dict[int, dict[int, TableSpec]] = {}
-    for module in list(_modules):
+    for module in list(numbered.values()):
         layout, parameters = module.layout, module.holder._parameters
         for number, name in enumerate(layout.parameter_names):
             parameter = parameters.get(name)

@@ -9,6 +9,7 @@ step of such an optimizer raises.
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from recfuse.nn.packed.layout import TableSpec, table_rows
+from recfuse.ops.library import library
 
 
 class _Window:
@@ -26,6 +28,17 @@ class _Window:
         self.leaf = weakref.ref(leaf)
         self.task, self.is_wanted = task, is_wanted  # the last backward pass, and whether it accumulates
         self.first_rows: set[int] = set()
+        self.gradient: weakref.ref[Tensor] | None = None  # that the last backward pass has left
+
+    def keep_gradient(self) -> None:
+        """Notes the gradient, at the end of a backward pass."""
+        leaf = self.leaf()
+        self.gradient = None if leaf is None or leaf.grad is None else weakref.ref(leaf.grad)
+
+    def is_over(self) -> bool:
+        """Whether the gradient is another by now, of which all tables may be a part."""
+        leaf = self.leaf()
+        return leaf is None or leaf.grad is None or self.gradient is None or self.gradient() is not leaf.grad
 
 
 _windows: dict[int, _Window] = {}  # by the id of a Parameter
@@ -38,6 +51,8 @@ def _note(leaf: Tensor, first_rows: Iterable[int]) -> None:
     if window is not None and window.leaf() is not leaf:
         window = None
     if window is None or window.task != task:
+        if window is not None and window.is_over():
+            window = None
         is_wanted = _is_accumulated(leaf)
         if leaf.grad is None and is_wanted:
             window = _windows[id(leaf)] = _Window(leaf, task, True)
@@ -45,6 +60,8 @@ def _note(leaf: Tensor, first_rows: Iterable[int]) -> None:
             return
         else:
             window.task, window.is_wanted = task, is_wanted
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        queue(functools.partial(queue, window.keep_gradient))  # behind those who replace gradients
     if window.is_wanted:
         window.first_rows.update(first_rows)
 
@@ -78,25 +95,81 @@ def columns_of(pooled: Tensor, module: Any) -> list[Tensor]:
     """The columns of each feature of what one call of a packed module has pooled, views. Features to which no
     gradient comes are noted, and the node of the call is told.
     """
-    found = list(pooled.split(module.layout.dims, dim=1))
-    if found and _is_followed(pooled):
+    dims = module.layout.dims
+    if not torch.compiler.is_compiling():
+        return _split(pooled, dims, module.number)
+    if torch.is_grad_enabled() and not torch.compiler.is_exporting():
+        found: list[Tensor] = _columns(pooled, dims, module.number)
+        return found
+    return list(pooled.split(dims, dim=1))
+
+
+def _split(pooled: Tensor, dims: Sequence[int], number: int) -> list[Tensor]:
+    found = list(pooled.split(dims, dim=1))
+    if found and pooled.requires_grad and not torch._C._are_functorch_transforms_active():
         node, split = pooled.grad_fn, found[0].grad_fn
         if split is not None and isinstance(node, torch.autograd.function.BackwardCFunction):
-            split.register_prehook(functools.partial(_note_columns, node, module))
+            split.register_prehook(functools.partial(_tell, node, number))
     return found
 
 
-def _note_columns(node: Any, module: Any, grads: Sequence[Tensor | None]) -> None:
-    missing = [number for number, grad in enumerate(grads) if grad is None]
-    node.features_without_gradients = missing
-    if not missing:
+def _tell(node: Any, number: int, grads: Sequence[Tensor | None]) -> None:
+    """Tells the node of a call which features have gradients, for :func:`recfuse.ops.gradients.used_of`."""
+    missing = [feature for feature, grad in enumerate(grads) if grad is None]
+    module = numbered.get(number)
+    if not missing or module is None:
+        node.used_groups = node.used_features = None
         return
-    layout = module.layout
-    used = {table for number, table in enumerate(layout.table_of_feature) if grads[number] is not None}
-    for number, matrix in enumerate(module.packed_weights()):
-        own = [spec.first_row for spec in (layout.tables[table] for table in used) if spec.matrix == number]
-        if own and matrix.is_leaf and matrix.requires_grad:
-            _note(matrix, own)
+    tables = (table for at, table in enumerate(module.layout.table_of_feature) if grads[at] is not None)
+    node.used_groups = {module.layout.tables[table].matrix for table in tables}
+    node.used_features = functools.partial(_used_features, missing=missing, module=number)
+
+
+# ---- operators: a program that is compiled runs them in its backward pass, in which no Python runs
+
+numbered: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The packed modules by their number, which a compiled program has for a constant."""
+_numbers = itertools.count()
+
+
+def give_number(module: Any) -> None:
+    """Gives a packed module, or a copy of one, a number of its own."""
+    vars(module)["number"] = number = next(_numbers)
+    numbered[number] = module
+
+
+library.define("_columns(Tensor pooled, int[] dims, int module) -> Tensor[]")
+library.impl("_columns", _split, "CompositeImplicitAutograd")
+_columns = torch.ops.recfuse._columns.default
+
+library.define("_used_features(Tensor features, Tensor grad, int[] missing, int module) -> Tensor")
+_used_features = torch.ops.recfuse._used_features.default
+
+
+def _mask(features: Tensor, grad: Tensor, missing: Sequence[int], module: int) -> Tensor:
+    """Notes the tables that take part, and takes the features without gradients out of their matrices;
+    ``grad`` keeps it out of the forward graph.
+    """
+    owner = numbered.get(module)
+    if owner is not None:
+        layout = owner.layout
+        used = {table for at, table in enumerate(layout.table_of_feature) if at not in missing}
+        for number, matrix in enumerate(owner.packed_weights()):
+            specs = (layout.tables[table] for table in used)
+            own = [spec.first_row for spec in specs if spec.matrix == number]
+            if own and matrix.is_leaf and matrix.requires_grad:
+                _note(matrix, own)
+    found = features.clone()
+    found[list(missing), 0] = -1
+    return found
+
+
+library.impl("_used_features", _mask, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("recfuse::_used_features", lib=library)
+def _(features: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(features)
 
 
 def windows() -> list[tuple[Tensor, set[int]]]:
@@ -106,7 +179,7 @@ def windows() -> list[tuple[Tensor, set[int]]]:
     found = []
     for key, window in list(_windows.items()):
         leaf = window.leaf()
-        if leaf is None or leaf.grad is None:
+        if leaf is None or window.is_over():
             _windows.pop(key, None)
         else:
             found.append((leaf, window.first_rows))
