@@ -279,7 +279,6 @@ def test_a_closure(collection):
 REFUSED = {
     "momentum": ("SGD", {"momentum": 0.9}, "momentum is 0.9, must be 0: momentum moves rows"),
     "nesterov": ("SGD", {"nesterov": True}, "nesterov is True"),
-    "foreach": ("SGD", {"foreach": True}, "one call of a kernel already"),
     "lr_decay": ("Adagrad", {"lr_decay": 0.1}, "lr_decay is 0.1, must be 0: use a scheduler"),
     "amsgrad": ("Adam", {"amsgrad": True}, "amsgrad is True"),
     "betas": ("Adam", {"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0, must be a number in \[0, 1\)"),

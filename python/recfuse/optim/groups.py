@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from recfuse._arguments import real, wrong_type
@@ -33,6 +35,7 @@ _WHY = {
     "amsgrad": "torch.optim.SparseAdam has none either",
     "differentiable": "a step has no gradient",
 }
+_LARGEST = torch.finfo(torch.float32).max  # kernels read float32
 
 
 class ParamGroup(dict[str, Any]):
@@ -119,22 +122,21 @@ class ParamGroup(dict[str, Any]):
 
 
 def refuse(where: str, options: Mapping[str, Any]) -> None:
-    """Raises for options of torch's optimizers that ask for what these have not, and for unknown ones."""
+    """Raises for options of torch's optimizers that ask for what these have not, and for unknown ones. How
+    torch would compute a step means nothing here: one call of a kernel makes that of all tables.
+    """
     for key, value in options.items():
         if key in HOW:
-            if value:
-                raise ArgumentValueError(
-                    f"{where}: {key} is {value!r}: the step of all tables is one call of a kernel already, "
-                    "which a CUDA graph may capture; leave the option out"
-                )
-        elif key not in OFF:
+            continue
+        if key not in OFF:
             raise ArgumentTypeError(f"{where}: there is no option {key!r}")
-        else:
-            check_off(where, key, value)
+        check_off(where, key, value)
 
 
 def check_off(where: str, key: str, value: Any) -> None:
     """Raises where an option that must be off is not."""
+    if key == "differentiable" and value is None:
+        return
     if key in OFF and (isinstance(value, Tensor) or value != OFF[key]):
         why = f": {_WHY[key]}" if key in _WHY else ""
         raise ArgumentValueError(f"{where}: {key} is {value!r}, must be {OFF[key]!r}{why}")
@@ -147,8 +149,13 @@ def check_number(where: str, key: str, value: Any) -> None:
             f"{where}: {key} is a Tensor, must be a number: each change is written to the tables' device, so "
             "that a CUDA graph sees it too; lr_scheduler's classes work on it as it is"
         )
-    if not real(f"{where}: {key}", value) >= 0:  # NaN is not, either
+    number = real(f"{where}: {key}", value)
+    if not number >= 0:  # NaN is not, either
         raise ArgumentValueError(f"{where}: {key} is {value!r}, must be >= 0")
+    if number > _LARGEST:
+        raise ArgumentValueError(
+            f"{where}: {key} is {value!r}, must be a finite float32: at most {_LARGEST:.8g}"
+        )
 
 
 def check_betas(where: str, value: Any) -> None:
@@ -158,6 +165,11 @@ def check_betas(where: str, value: Any) -> None:
     for number, beta in enumerate(betas):
         if isinstance(beta, Tensor) or not 0 <= real(f"{where}: betas[{number}]", beta) < 1:
             raise ArgumentValueError(f"{where}: betas[{number}] is {beta!r}, must be a number in [0, 1)")
+        if np.float32(beta) == 1:
+            raise ArgumentValueError(
+                f"{where}: betas[{number}] is {beta!r}, which is 1 in float32, so that no step would move a "
+                "row; must be at most 1 - 2**-24"
+            )
 
 
 def check_groups(groups: Sequence[Any], count: int, watcher: Any, where: str) -> None:
