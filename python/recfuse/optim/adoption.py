@@ -24,21 +24,12 @@ from torch.optim import Optimizer
 
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.updates import Update, set_update, update_of
-from recfuse.optim.base import FusedOptimizer, states_by_parameter, step_was_set
-from recfuse.optim.groups import OFF, ParamGroup, check_groups, check_number, check_off
-from recfuse.optim.kinds import SGD, Adagrad, Adam
+from recfuse.optim.adoptable import check_group, check_option, form_of
+from recfuse.optim.base import FusedOptimizer, step_was_set
+from recfuse.optim.groups import OFF, ParamGroup, check_groups
+from recfuse.optim.states import states_by_parameter
 from recfuse.optim.steps import check_gradient
 
-_FUSED: dict[type[Optimizer], type[FusedOptimizer]] = {
-    torch.optim.SGD: SGD,
-    torch.optim.Adagrad: Adagrad,
-    torch.optim.SparseAdam: Adam,
-}
-_DENSE_ADAM = (
-    "moves each row of a table at each step, looked up or not, as a fused one never does: use "
-    "torch.optim.SparseAdam for the tables (with sparse=True), or make recfuse.optim.Adam of them"
-)
-_WHY_NOT = {torch.optim.Adam: _DENSE_ADAM, torch.optim.AdamW: _DENSE_ADAM}
 _ATTRIBUTE = "_recfuse_adoption"  # of the optimizer of torch
 _INSTEAD = "call recfuse.swap without fuse_optimizers=True, so that torch's optimizer has gradients"
 
@@ -58,7 +49,11 @@ class Adoption:
                 groups.append((number, own))
         self._numbers = [number for number, _ in groups]
         self.parameters = [parameter for _, own in groups for parameter in own]
-        self.fused: FusedOptimizer = _FUSED[type(optimizer)](
+        form = form_of(optimizer)
+        assert form is not None
+        self._form = form
+        create: Any = form.fused
+        self.fused: FusedOptimizer = create(
             [{"params": own, **self._options(optimizer.param_groups[number])} for number, own in groups]
         )
         self.fused._adoption = weakref.ref(self)
@@ -97,10 +92,13 @@ class Adoption:
     def _options(self, group: Mapping[str, Any]) -> dict[str, Any]:
         names = set(self.fused.defaults) if hasattr(self, "fused") else set()
         names |= {"lr", "eps", "betas", "maximize", "initial_accumulator_value"}
-        return {name: group[name] for name in names if name in group and name not in OFF}
+        found = {name: group[name] for name in names if name in group and name not in OFF}
+        if self._form.dlrm:  # which reads that of the groups nowhere
+            found["initial_accumulator_value"] = self._optimizer.defaults["initial_accumulator_value"]
+        return found
 
     def _check_option(self, key: str, value: Any) -> None:
-        _check_option(self._what, key, value)
+        check_option(self._what, key, value)
 
     def _group_changed(self, group: Mapping[str, Any]) -> None:
         for one, own in zip(self._groups, self.fused.param_groups, strict=True):
@@ -126,23 +124,24 @@ class Adoption:
         self._optimizer.param_groups = groups
         for group in self._groups:
             self._group_changed(group)
-        self.fused._take_states(states)
         for parameter in self.parameters:
-            own = {name: value for name, value in self.fused.state[parameter].items() if name != "step"}
-            if own:
+            self._form.check(states.get(parameter, {}), parameter, self._what)
+        self.fused._take_states({p: self._form.to_fused(self._optimizer, states[p]) for p in states})
+        for parameter in self.parameters:
+            if own := self._form.from_fused(self.fused.state[parameter]):
                 self._optimizer.state[parameter] = {"step": 0, **own}
         self._noted = {}
         self._note_steps(exact=False)
 
     def _note_steps(self, exact: bool) -> None:
         """Writes the number of steps where torch has it; ``exact``: as the device has counted it."""
-        kind = self.fused._step_type
+        kind = self._form.step_type
         if kind is None:
             return
         for parameter in self.parameters:
             update, state = update_of(parameter), self._optimizer.state[parameter]
             assert update is not None
-            self.fused._check_shared(state, update)
+            self.fused._check_shared(self._form.tensors(state), update)
             found = state.get("step")
             if parameter in self._noted and (found is None or int(found) != self._noted[parameter]):
                 raise step_was_set(self._what, found)
@@ -238,9 +237,13 @@ class Adoption:
         self.check_groups()
         places = {id(group): at for at, group in enumerate(self._optimizer.param_groups)}
         self._numbers = [places[id(group)] for group in self._groups]
-        for group in (state_dict["param_groups"][number] for number in self._numbers):
-            check_group(group, self._what)
-        self._loaded = states_by_parameter(state_dict, self._optimizer.param_groups)
+        groups = state_dict["param_groups"]
+        if len(groups) == len(self._optimizer.param_groups):  # else torch raises
+            for number in self._numbers:
+                check_group(groups[number], self._what)
+        self._loaded = states_by_parameter(state_dict, self._optimizer.param_groups, self._what)
+        for parameter in self.parameters:
+            self._form.check(self._loaded.get(parameter, {}), parameter, self._what)
 
     def _after_load(self) -> None:
         given, self._loaded = self._loaded or {}, None
@@ -266,7 +269,7 @@ class Adoption:
             group.watch(None)
         for parameter in self.parameters:
             for name, value in self._optimizer.state.get(parameter, {}).items():
-                if name != "step":
+                if name != "step" and not self._form.dlrm:
                     self._optimizer.state[parameter][name] = value.to(parameter.dtype)
 
     def _part(self) -> None:
@@ -305,52 +308,13 @@ def _intercept(optimizer: Optimizer, name: str, before: Callable[[Adoption], Non
     setattr(optimizer, name, types.MethodType(call, weakref.proxy(optimizer)))  # schedulers ask for __func__
 
 
-def _check_option(what: str, key: str, value: Any) -> None:
-    if key == "weight_decay" and value != 0:
-        raise ArgumentValueError(
-            f"{what}: weight_decay is {value!r}: torch's changes each row of a table at each step, a fused "
-            "one the rows that are looked up; give the tables a param group without it, or make an optimizer "
-            "of recfuse.optim"
-        )
-    if key in ("lr", "eps"):
-        check_number(what, key, value)
-    elif key not in ("dampening", "nesterov"):  # which mean nothing without momentum
-        check_off(what, key, value)
-
-
-def check_group(group: Mapping[str, Any], what: str) -> None:
-    """Raises where a fused step would be another than that of this group of torch's."""
-    for key, value in group.items():
-        if key not in ("params", "param_names"):
-            _check_option(what, key, value)
-
-
-def check_adoptable(optimizers: Sequence[Optimizer], weights: Iterable[Tensor], what: str) -> None:
-    """Raises, before anything changes, where the steps of an optimizer that has some of the weights cannot be
-    fused.
-
-    Raises:
-        ValueError: it is of another class, or has options with which a fused step would be another.
-    """
-    tables = {id(weight) for weight in weights}
-    for optimizer in optimizers:
-        own = [group for group in optimizer.param_groups if any(id(p) in tables for p in group["params"])]
-        kind = type(optimizer)
-        if own and kind not in _FUSED and not isinstance(optimizer, FusedOptimizer):
-            why = _WHY_NOT.get(kind, "has no fused step: SGD, Adagrad and SparseAdam have")
-            raise ArgumentValueError(f"{what}: {kind.__name__} {why}. Or pass fuse_optimizers=False")
-        if kind in _FUSED:
-            for group in own:
-                check_group(group, f"{what}: {kind.__name__} of tables")
-
-
 def adopt(optimizer: Optimizer, parameters: Sequence[Tensor], what: str) -> FusedOptimizer | None:
     """Makes the steps of the optimizer's tables fused ones; None: it has none of them."""
     release(optimizer)
     _collect_once()
     tables = {id(parameter) for parameter in parameters}
     own = [p for group in optimizer.param_groups for p in group["params"] if id(p) in tables]
-    if not own or type(optimizer) not in _FUSED:
+    if not own or form_of(optimizer) is None:
         return None
     return Adoption(optimizer, own, f"{what}: {type(optimizer).__name__} of tables").fused
 

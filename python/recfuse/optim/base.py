@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
-from itertools import chain
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from recfuse.ops.updates import (
     GRAD_SCALE,
     LR,
     OPTIMIZERS,
-    STATES,
     WEIGHT_DECAY,
     Update,
     Updater,
@@ -31,6 +29,7 @@ from recfuse.ops.updates import (
 )
 from recfuse.optim.groups import ParamGroup, check_betas, check_groups, check_number, check_off
 from recfuse.optim.parameters import check_parameter, parameters_of, without_views
+from recfuse.optim.states import NAMES, check_state, states_by_parameter
 from recfuse.optim.stepping import Stepping
 from recfuse.optim.surroundings import check_wrapper
 
@@ -146,7 +145,7 @@ class FusedOptimizer(Stepping):
 
     @property
     def _state_names(self) -> tuple[str, ...]:
-        return {0: (), 1: ("sum",), 2: ("exp_avg", "exp_avg_sq")}[STATES[self._kind]]
+        return NAMES[type(self).__name__]
 
     def _arrange(self, group: Mapping[str, Any], steps: Mapping[Tensor, int]) -> None:
         """Gives each Parameter of a group its update: those with as many steps behind them share an updater,
@@ -265,24 +264,29 @@ class FusedOptimizer(Stepping):
         that a CUDA graph that was captured before goes on with what is loaded.
 
         Raises:
-            ValueError: groups of other Parameters, options that must be off, states of another shape.
+            ValueError, TypeError: groups of other Parameters, options that must be off, states of another
+                optimizer, shape or dtype, a step that is no number of steps. Nothing was changed.
         """
+        groups_before, state_before = self.param_groups, self.state
         before = [dict(group) for group in self.param_groups]
         states = {parameter: dict(self.state[parameter]) for _, parameter, _ in self._own()}
         raw: dict[Any, Mapping[str, Any]] = {}
 
         def check(_: Any, given: dict[str, Any]) -> None:
-            raw.update(states_by_parameter(given, self.param_groups))
+            raw.update(states_by_parameter(given, self.param_groups, self._where))
             for group in given.get("param_groups", ()):
                 for key, value in group.items():
                     if key not in ("params", "param_names"):
                         self._check_option(key, value)
-            for parameter, own in states.items():
-                self._check_loaded(raw.get(parameter, {}), own)
+            for parameter in states:
+                self._check_loaded(parameter, raw.get(parameter, {}))
 
         handle = self.register_load_state_dict_pre_hook(check)  # behind the user's, which may change it
         try:
             super().load_state_dict(state_dict)
+        except BaseException:  # of a hook, once the groups are those that were loaded
+            self.param_groups, self.state = groups_before, state_before
+            raise
         finally:
             handle.remove()
         groups: list[dict[str, Any]] = [
@@ -307,13 +311,9 @@ class FusedOptimizer(Stepping):
                 self._load(parameter, group, dict(self.state[parameter]), states.get(parameter, {}))
             self._arrange(group, {p: int(self.state[p].get("step", 0)) for p in group["params"]})
 
-    def _check_loaded(self, loaded: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        for name in self._state_names:
-            if name in loaded and loaded[name].numel() != own[name].numel():
-                raise ArgumentValueError(
-                    f"{self._where}: {name} in the state_dict has shape {list(loaded[name].shape)}, must "
-                    f"have {list(own[name].shape)}"
-                )
+    def _check_loaded(self, parameter: Tensor, loaded: Mapping[str, Any]) -> None:
+        shape = (parameter.shape[0], 1) if self._row_state else parameter.shape
+        check_state(loaded, self._state_names, shape, self._where)
 
     def _load(
         self, parameter: Tensor, group: Mapping[str, Any], own: dict[str, Any], loaded: Mapping[str, Any]
@@ -321,8 +321,8 @@ class FusedOptimizer(Stepping):
         """Copies a loaded state into the tensors that are there; without one, that of a new optimizer."""
         with torch.no_grad():
             for name in self._state_names:
-                if name in loaded:
-                    own[name].copy_(loaded[name].view(own[name].shape))
+                if loaded.get(name) is not None:
+                    own[name].copy_(loaded[name].reshape(own[name].shape))
                 else:
                     own[name].fill_(group.get("initial_accumulator_value", 0))
         self.state[parameter] = {**own, **({"step": loaded["step"]} if "step" in loaded else {"step": 0})}
@@ -372,13 +372,3 @@ def step_was_set(where: str, found: Any) -> ArgumentValueError:
         f"{where}: step in the state of a Parameter was set to {found} by hand, which no kernel reads: they "
         "count steps themselves; set it in a state_dict(), and call load_state_dict()"
     )
-
-
-def states_by_parameter(
-    state_dict: Mapping[str, Any], groups: Iterable[Mapping[str, Any]]
-) -> dict[Any, Mapping[str, Any]]:
-    """The states in a ``state_dict`` as they are: of half-precision Parameters torch rounds them."""
-    saved = state_dict.get("state", {})
-    numbers = chain.from_iterable(group["params"] for group in state_dict.get("param_groups", ()))
-    parameters = chain.from_iterable(group["params"] for group in groups)
-    return {parameter: saved.get(number, {}) for parameter, number in zip(parameters, numbers, strict=False)}

@@ -33,6 +33,20 @@ def embedding_parameters(model: torch.nn.Module) -> list[Parameter]:
     return [parameter for parameter in model.parameters() if id(parameter) in tables]
 
 
+def dense_tables(model: torch.nn.Module) -> set[int]:
+    """The weights of a model's embedding bags, by id, that have dense gradients."""
+    found: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, TableHolder):
+            if not module._store.layout.sparse:
+                found.update(map(id, module.parameters(recurse=False)))
+        elif isinstance(module, torch.nn.EmbeddingBag) and not (
+            isinstance(module, PackedTable) or module.sparse
+        ):
+            found.add(id(module.weight))
+    return found
+
+
 def parameters_of(params: Any, where: str) -> Any:
     """The argument ``params`` as ``torch.optim.Optimizer`` takes it.
 

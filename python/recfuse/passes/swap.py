@@ -19,8 +19,9 @@ from recfuse.nn.packed.holders import check_optimizers
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizers import Move
 from recfuse.nn.packed.table import PackedTable
-from recfuse.optim.adoption import adopt, check_adoptable
-from recfuse.optim.parameters import embedding_parameters
+from recfuse.optim.adoptable import check_adoptable
+from recfuse.optim.adoption import adopt
+from recfuse.optim.parameters import dense_tables, embedding_parameters
 from recfuse.passes.apply_emb import BY_HAND, ApplyEmb
 from recfuse.passes.pattern import Pattern
 from recfuse.passes.report import SwapEntry, SwapReport
@@ -178,7 +179,7 @@ def _check_optimizers(
         for module in model.modules()
         if type(module) is torch.nn.EmbeddingBag and _why_not_replaceable(module) is None
     ]
-    check_adoptable(optimizers, weights, "recfuse.swap")
+    check_adoptable(optimizers, weights, dense_tables(model), "recfuse.swap")
 
 
 def _fuse_optimizers(

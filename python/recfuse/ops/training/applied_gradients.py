@@ -73,7 +73,7 @@ class AppliedGradient(Tensor):
             f"the Parameter than lookups by recfuse's modules: {instead}"
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Says that there are no values."""
         return f"AppliedGradient(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
 

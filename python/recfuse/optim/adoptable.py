@@ -1,0 +1,139 @@
+"""Optimizers of torch and of facebookresearch/dlrm that have a fused step, and the forms of their states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from recfuse.errors import ArgumentValueError
+from recfuse.optim.base import FusedOptimizer
+from recfuse.optim.groups import check_betas, check_number, check_off
+from recfuse.optim.kinds import SGD, Adagrad, Adam, RowWiseAdagrad
+from recfuse.optim.states import NAMES, check_state
+
+_DENSE_ADAM = (
+    "moves each row of a table at each step, looked up or not, as a fused one never does: use "
+    "torch.optim.SparseAdam for the tables (with sparse=True), or make recfuse.optim.Adam of them"
+)
+_WHY_NOT = {torch.optim.Adam: _DENSE_ADAM, torch.optim.AdamW: _DENSE_ADAM}
+
+
+class Form(NamedTuple):
+    """How a class of optimizers keeps what a fused one keeps.
+
+    Attributes:
+        fused: the class whose steps are the same.
+        dlrm: whether it is RWSAdagrad of facebookresearch/dlrm. That keeps the sums of a sparse gradient as
+            ``momentum`` [rows] in float32, and begins them anew at its first step, whatever was loaded.
+    """
+
+    fused: type[FusedOptimizer]
+    dlrm: bool = False
+
+    @property
+    def step_type(self) -> Callable[[int], Any] | None:
+        """Of ``step`` in a state."""
+        return int if self.dlrm else self.fused._step_type
+
+    def check(self, state: Any, parameter: Tensor, what: str) -> None:
+        """Raises unless a state of the optimizer is whole."""
+        if not self.dlrm:
+            check_state(state, NAMES[self.fused.__name__], parameter.shape, what)
+        elif isinstance(state, Mapping) and set(state) <= {"step"}:
+            check_state(state, (), (), what)
+        else:
+            check_state(state, ("momentum",), (parameter.shape[0], 1), what)
+
+    def to_fused(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The state for the fused optimizer."""
+        if not self.dlrm:
+            return state
+        found = {"step": state.get("step", 0)}
+        if "momentum" in state and getattr(optimizer, "momentum_initialized", True):
+            found["sum"] = state["momentum"]
+        return found
+
+    def from_fused(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A fused optimizer's state, by the names of this one."""
+        tensors = {name: value for name, value in state.items() if name != "step"}
+        return {"momentum": tensors["sum"].view(-1)} if self.dlrm else tensors
+
+    def tensors(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The tensors of a state of the optimizer, by the names of the fused one."""
+        return {"sum": state.get("momentum")} if self.dlrm else state
+
+
+_FORMS = {
+    torch.optim.SGD: Form(SGD),
+    torch.optim.Adagrad: Form(Adagrad),
+    torch.optim.SparseAdam: Form(Adam),
+}
+_FUSED = "SGD, Adagrad, SparseAdam and dlrm's RWSAdagrad"
+_DLRM = Form(RowWiseAdagrad, dlrm=True)
+
+
+def form_of(optimizer: Optimizer) -> Form | None:
+    """The form of an optimizer whose steps can be fused; None: of another class."""
+    kind = type(optimizer)
+    if f"{kind.__module__}.{kind.__qualname__}" == "optim.rwsadagrad.RWSAdagrad":
+        return _DLRM
+    return _FORMS.get(kind)
+
+
+def check_option(what: str, key: str, value: Any) -> None:
+    """Raises where a fused step would be another than that of an option of torch's."""
+    if key == "weight_decay" and value != 0:
+        raise ArgumentValueError(
+            f"{what}: weight_decay is {value!r}: torch's changes each row of a table at each step, a fused "
+            "one the rows that are looked up; give the tables a param group without it, or make an optimizer "
+            "of recfuse.optim"
+        )
+    if key in ("lr", "eps"):
+        check_number(what, key, value)
+    elif key == "betas":
+        check_betas(what, value)
+    elif key not in ("dampening", "nesterov"):  # which mean nothing without momentum
+        check_off(what, key, value)
+
+
+def check_group(group: Mapping[str, Any], what: str) -> None:
+    """The same of a group."""
+    for key, value in group.items():
+        if key not in ("params", "param_names"):
+            check_option(what, key, value)
+
+
+def check_adoptable(
+    optimizers: Sequence[Optimizer], weights: Iterable[Tensor], dense: Collection[int], what: str
+) -> None:
+    """Raises, before anything changes, where the steps of an optimizer that has some of the weights cannot be
+    fused. ``dense`` are the weights, by id, that have dense gradients.
+
+    Raises:
+        ValueError, TypeError: it is of another class, or has options with which a fused step would be
+            another, or a state that is none of its class.
+    """
+    tables = {id(weight) for weight in weights}
+    for optimizer in optimizers:
+        own = [group for group in optimizer.param_groups if any(id(p) in tables for p in group["params"])]
+        form, name = form_of(optimizer), type(optimizer).__name__
+        if form is None:
+            if own and not isinstance(optimizer, FusedOptimizer):
+                why = _WHY_NOT.get(type(optimizer), f"has no fused step: {_FUSED} have")
+                raise ArgumentValueError(f"{what}: {name} {why}. Or pass fuse_optimizers=False")
+            continue
+        for group in own:
+            check_group(group, f"{what}: {name} of tables")
+            for parameter in group["params"]:
+                if id(parameter) not in tables:
+                    continue
+                if form.dlrm and id(parameter) in dense:
+                    raise ArgumentValueError(
+                        f"{what}: {name} of a table with sparse=False makes another step, by element instead "
+                        "of by row: make the table with sparse=True, or pass fuse_optimizers=False"
+                    )
+                form.check(optimizer.state.get(parameter, {}), parameter, f"{what}: {name} of tables")

@@ -1,0 +1,78 @@
+"""The states of a ``state_dict``, checked whole before anything is changed by them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfuse._arguments import integer, real, wrong_type
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
+
+NAMES = {"SGD": (), "Adagrad": ("sum",), "RowWiseAdagrad": ("sum",), "Adam": ("exp_avg", "exp_avg_sq")}
+"""Tensors of a Parameter's state beside ``step``, by the name of the optimizer."""
+_MOST_STEPS = 2**63 - 1
+
+
+def states_by_parameter(
+    state_dict: Mapping[str, Any], groups: Iterable[Mapping[str, Any]], where: str
+) -> dict[Any, Mapping[str, Any]]:
+    """The states in a ``state_dict`` as they are: of half-precision Parameters torch rounds them."""
+    saved = state_dict.get("state", {})
+    if not isinstance(saved, Mapping):
+        raise wrong_type(f"{where}: state in the state_dict", saved, "a dict")
+    numbers = chain.from_iterable(group["params"] for group in state_dict.get("param_groups", ()))
+    parameters = chain.from_iterable(group["params"] for group in groups)
+    return {parameter: saved.get(number, {}) for parameter, number in zip(parameters, numbers, strict=False)}
+
+
+def check_state(state: Any, names: Sequence[str], shape: Sequence[int], where: str) -> None:
+    """Raises unless a state of one Parameter is that of an optimizer which keeps tensors ``names`` of
+    ``shape``: has nothing, or all of them, and a number of steps. ``[rows, 1]`` may be ``[rows]``.
+    """
+    if not isinstance(state, Mapping):
+        raise wrong_type(f"{where}: the state of a Parameter", state, "a dict")
+    found = {name for name, value in state.items() if value is not None}
+    if not names:  # torch's SGD does not read it with a momentum of 0
+        found.discard("momentum_buffer")
+    if found and found - {"step"} != set(names):
+        raise ArgumentValueError(
+            f"{where}: the state of a Parameter has {sorted(map(str, found))}, must have "
+            f"{sorted([*names, 'step'])}: it is that of another optimizer"
+        )
+    for name in found:
+        if name == "step":
+            check_step(state[name], where)
+        else:
+            _check_tensor(state[name], name, list(shape), where)
+
+
+def check_step(value: Any, where: str) -> int:
+    """The number of steps in a state as an int; raises unless it is a whole number that can be counted."""
+    where = f"{where}: step in the state of a Parameter"
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex() or value.is_meta or value.dtype == torch.bool:
+            kind = f"a {value.dtype} Tensor of shape {list(value.shape)} on {value.device}"
+            raise ArgumentTypeError(f"{where} is {kind}, must be one real number")
+        value = value.item()
+    if isinstance(value, float) or not hasattr(value, "__index__"):
+        number = real(where, value)
+        if not math.isfinite(number) or number != math.floor(number):
+            raise ArgumentValueError(f"{where} is {number}, must be a whole number from 0 to {_MOST_STEPS}")
+        value = int(number)
+    return integer(where, value, 0, _MOST_STEPS)
+
+
+def _check_tensor(value: Any, name: str, shape: list[int], where: str) -> None:
+    where = f"{where}: {name} in the state of a Parameter"
+    if not isinstance(value, Tensor):
+        raise wrong_type(where, value, "a Tensor")
+    if not value.is_floating_point() or value.layout is not torch.strided or value.is_meta:
+        kind = f"{value.dtype}, {value.layout}, on {value.device}"
+        raise ArgumentTypeError(f"{where} is {kind}; must be real, floating-point, strided, and have memory")
+    if list(value.shape) != shape and [*value.shape, 1] != shape:
+        raise ArgumentValueError(f"{where} has shape {list(value.shape)}, must have {shape}")
