@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from recfuse.errors import FileFormatError
-from recfuse.nn import EmbeddingColumns
+from recfuse.nn import EmbeddingColumns, FusedEmbeddingBagCollection, Table
 from recfuse.nn.columns import (
     Affine,
     Bucketize,
@@ -129,6 +129,19 @@ def test_bad_lists_say_what_is_wrong(name):
     columns, kind, words = BAD_MODULES[name]
     with pytest.raises(kind, match=words):
         EmbeddingColumns(columns)
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(2**44, 64), (2**48, 2**24)])
+def test_tables_that_no_memory_holds_are_named(rows, dim):
+    words = r"need \d[\d,]+ bytes of memory, which are not free; the largest is table 'big' with"
+    columns = [Identity(name, size, dim, placement="host") for name, size in (("a", 3), ("big", rows))]
+    with pytest.raises(MemoryError, match=rf"EmbeddingColumns: 2 tables of dim {dim} .* {words}") as error:
+        EmbeddingColumns(
+            [Identity(name, size, dim, placement="host") for name, size in (("a", 3), ("big", rows))]
+        )
+    assert isinstance(error.value, torch.OutOfMemoryError)
+    with pytest.raises(MemoryError, match=f"FusedEmbeddingBagCollection: 1 tables of dim {dim} .* {words}"):
+        FusedEmbeddingBagCollection([Table(rows, dim, name="big")])
 
 
 def test_options_are_checked():

@@ -92,6 +92,7 @@ class EmbeddingColumns(PackedTables):
 
     Raises:
         ValueError, TypeError: names that occur twice, columns that name one table with different sizes.
+        MemoryError: tables for which there is no memory; names the largest. A torch.OutOfMemoryError too.
 
     Source: Pan et al., RECom, ASPLOS 2023.
     """
@@ -133,7 +134,7 @@ class EmbeddingColumns(PackedTables):
             device_of = torch.device("cpu") if on_host and where.type == "cuda" else where
             forms.append(WeightForm(first.rows, first.embedding_dim, own, device_of, first.trainable, tag))
         matrices = arrange(forms)
-        parameters = {name: parameter for name, parameter, _ in self._allocate(matrices)}
+        parameters = {name: parameter for name, parameter, _ in self._allocate(matrices, list(tables))}
         specs = [
             TableSpec(name, first.rows, first.embedding_dim, _mode(first), None)
             for name, first in tables.items()

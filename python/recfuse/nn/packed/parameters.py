@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from recfuse.errors import ArgumentValueError
+from recfuse.errors import AllocationError, ArgumentValueError
 from recfuse.nn.memory import advise_huge_pages, redirect
 from recfuse.nn.packed.fusable import why_not_fusable
 from recfuse.nn.packed.layout import (
@@ -121,20 +121,45 @@ class PackedParameters(torch.nn.Module):
                 for spec, dtype in zip(specs, dtypes, strict=True)
             ]
         )
-        parameters = {name: parameter for name, parameter, _ in self._allocate(matrices)}
+        parameters = {
+            name: parameter for name, parameter, _ in self._allocate(matrices, [spec.name for spec in specs])
+        }
         self._publish(layout_of(specs, range(len(specs)), table_of_feature, matrices, sparse), parameters)
 
-    def _allocate(self, matrices: Sequence[Matrix]) -> Iterator[tuple[str, Parameter, Matrix]]:
-        """Makes a Parameter a matrix, one after the other; gap rows are zero, others not set."""
+    def _allocate(
+        self, matrices: Sequence[Matrix], names: Sequence[str] = ()
+    ) -> Iterator[tuple[str, Parameter, Matrix]]:
+        """Makes a Parameter a matrix, one after the other; gap rows are zero, others not set.
+
+        ``names``: of the weights, for errors.
+
+        Raises:
+            AllocationError: no memory; names the matrix and its largest weight.
+        """
         for name, matrix in zip(parameter_names(matrices), matrices, strict=True):
             form = matrix.form
             with torch.inference_mode(False), torch.no_grad():
-                data = torch.empty((matrix.rows, form.dim), dtype=form.dtype, device=form.device)
+                try:
+                    data = torch.empty((matrix.rows, form.dim), dtype=form.dtype, device=form.device)
+                except RuntimeError as error:  # torch has no class for it on the CPU, nor for 2^63 bytes
+                    raise self._out_of_memory(matrix, names) from error
                 advise_huge_pages(data)
                 for first, end in matrix.gaps:
                     data[first:end].zero_()
                 parameter = Parameter(data, requires_grad=form.requires_grad)
             yield name, parameter, matrix
+
+    def _out_of_memory(self, matrix: Matrix, names: Sequence[str]) -> AllocationError:
+        form, firsts = matrix.form, [first for _, first in matrix.members]
+        sizes = [end - first for first, end in zip(firsts, [*firsts[1:], matrix.rows], strict=True)]
+        rows, (number, _) = max(zip(sizes, matrix.members, strict=True))
+        table = repr(names[number]) if names else f"number {number}"
+        needed = matrix.rows * form.dim * form.dtype.itemsize
+        return AllocationError(
+            f"recfuse.nn.{type(self).__name__}: {len(sizes)} tables of dim {form.dim} in {form.dtype} on "
+            f"{form.device} need {needed:,} bytes of memory, which are not free; the largest is table "
+            f"{table} with {rows:,} rows"
+        )
 
     def _publish(
         self, layout: Layout, parameters: Mapping[str, Parameter], training: Sequence[bool] = ()
