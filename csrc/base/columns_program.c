@@ -98,13 +98,43 @@ static rf_status sort_words(const rf_columns *from, int64_t at, int64_t *sorted)
 
 static bool has_words(const rf_column_step *step) { return step->operation == RF_COLUMN_VOCABULARY; }
 
-/* The first step of the same words: they are kept once. */
-static int64_t first_of_words(const rf_columns *from, int64_t at) {
-    for (int64_t i = 0; i < at; i++) {
-        const rf_column_step *step = &from->steps[i];
-        if (has_words(step) && step->a == from->steps[at].a && step->b == from->steps[at].b) return i;
+typedef struct word_range {
+    int64_t first, count, step;
+} word_range;
+
+static int range_compare(const void *one, const void *other) {
+    const word_range *a = one, *b = other;
+    if (a->first != b->first) return a->first < b->first ? -1 : 1;
+    if (a->count != b->count) return a->count < b->count ? -1 : 1;
+    return (a->step > b->step) - (a->step < b->step);
+}
+
+/* *owners [n_steps], which the caller frees: of each step with words the first step with the same ones, which are kept
+ * once. */
+static rf_status find_owners(const rf_columns *from, int64_t **owners) {
+    rf_status status = RF_OK;
+    int64_t count = 0;
+    word_range *ranges = calloc((size_t)from->n_steps + 1, sizeof *ranges);
+    int64_t *found = calloc((size_t)from->n_steps + 1, sizeof *found);
+    if (ranges == NULL || found == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "recfuse.%s: no memory for " RF__I64 " steps", operator_name,
+                          from->n_steps);
+        goto out;
     }
-    return at;
+    for (int64_t i = 0; i < from->n_steps; i++)
+        if (has_words(&from->steps[i])) ranges[count++] = (word_range){from->steps[i].a, from->steps[i].b, i};
+    qsort(ranges, (size_t)count, sizeof *ranges, range_compare);
+    for (int64_t i = 0; i < count; i++) {
+        const bool same =
+            i > 0 && ranges[i].first == ranges[i - 1].first && ranges[i].count == ranges[i - 1].count;
+        found[ranges[i].step] = same ? found[ranges[i - 1].step] : ranges[i].step;
+    }
+    *owners = found;
+    found = NULL;
+out:
+    free(found);
+    free(ranges);
+    return status;
 }
 
 static rf_status check_words(const rf_columns *from, int64_t at) {
@@ -116,8 +146,8 @@ static rf_status check_words(const rf_columns *from, int64_t at) {
     return RF_OK;
 }
 
-static rf_status write_step(const rf_columns *from, int64_t at, rf_columns_step *steps, int64_t *vocabulary,
-                            int64_t *n_vocabulary) {
+static rf_status write_step(const rf_columns *from, const int64_t *owners, int64_t at, rf_columns_step *steps,
+                            int64_t *vocabulary, int64_t *n_vocabulary) {
     const rf_column_step *step = &from->steps[at];
     rf_columns_step *to = &steps[at];
     *to = (rf_columns_step){.operation = (int32_t)step->operation, .a = step->a, .b = step->b};
@@ -132,10 +162,9 @@ static rf_status write_step(const rf_columns *from, int64_t at, rf_columns_step 
         to->count = (int32_t)step->b;
         to->b = even_inverse(from->boundaries + step->a, step->b);
     } else if (has_words(step)) {
-        const int64_t first = first_of_words(from, at);
         to->count = (int32_t)step->b;
-        to->a = first < at ? steps[first].a : *n_vocabulary;
-        if (first < at) return RF_OK;
+        to->a = owners[at] < at ? steps[owners[at]].a : *n_vocabulary;
+        if (owners[at] < at) return RF_OK;
         RF_CHECK(sort_words(from, at, vocabulary + to->a));
         *n_vocabulary += 2 * step->b;
     }
@@ -189,10 +218,11 @@ static rf_status write_column(const rf_columns *from, int64_t at, rf_columns_col
     return RF_OK;
 }
 
-static rf_status write_program(const rf_columns *from, const rf__columns *to, rf_columns_header *header) {
+static rf_status write_program(const rf_columns *from, const int64_t *owners, const rf__columns *to,
+                               rf_columns_header *header) {
     for (int64_t i = 0; i < from->n_boundaries; i++) ((float *)to->boundaries)[i] = from->boundaries[i];
     for (int64_t i = 0; i < from->n_steps; i++)
-        RF_CHECK(write_step(from, i, (rf_columns_step *)to->steps, (int64_t *)to->vocabulary,
+        RF_CHECK(write_step(from, owners, i, (rf_columns_step *)to->steps, (int64_t *)to->vocabulary,
                             &header->n_vocabulary));
     for (int64_t i = 0; i < from->n_sources; i++)
         RF_CHECK(write_source(from, i, (rf_columns_source *)&to->sources[i]));
@@ -224,7 +254,7 @@ static rf_status check_arrays(const rf_columns *from) {
 }
 
 /* *words: of all vocabularies, each once, with places. */
-static rf_status check_contents(const rf_columns *from, int64_t *words) {
+static rf_status check_contents(const rf_columns *from, const int64_t *owners, int64_t *words) {
     *words = 0;
     for (int64_t at = 0; at < from->n_steps; at++) {
         const rf_column_step *step = &from->steps[at];
@@ -232,7 +262,7 @@ static rf_status check_contents(const rf_columns *from, int64_t *words) {
             RF_CHECK(check_boundaries(from, at));
         if (!has_words(step)) continue;
         RF_CHECK(check_words(from, at));
-        if (first_of_words(from, at) == at) *words += 2 * step->b;
+        if (owners[at] == at) *words += 2 * step->b;
     }
     RF__REFUSE_IF(*words > INT32_MAX, RF_ERR_VALUE,
                   RF__I64 " words in vocabularies; allowed is up to 2^30 - 1", *words / 2);
@@ -241,12 +271,13 @@ static rf_status check_contents(const rf_columns *from, int64_t *words) {
 
 rf_status rf_embedding_columns_program(const rf_columns *columns, int64_t **program, int64_t *words) {
     rf_status status = RF_OK;
-    int64_t *laid = NULL, n_vocabulary = 0, size = 0;
+    int64_t *laid = NULL, *owners = NULL, n_vocabulary = 0, size = 0;
     rf__columns view;
     *program = NULL;
     *words = 0;
     RF_CHECK(check_arrays(columns));
-    RF_CHECK(check_contents(columns, &n_vocabulary));
+    RF_CHECK(find_owners(columns, &owners));
+    RF_TRY(check_contents(columns, owners, &n_vocabulary));
     rf_columns_header header = {.magic = RF_COLUMNS_MAGIC,
                                 .n_columns = columns->n_columns,
                                 .n_sources = columns->n_sources,
@@ -260,15 +291,20 @@ rf_status rf_embedding_columns_program(const rf_columns *columns, int64_t **prog
     header.vocabulary_at = lay_out(&size, n_vocabulary, sizeof(int64_t));
     header.tasks_at = header.words = size;
     laid = calloc((size_t)size, sizeof *laid);
-    RF__REFUSE_IF(laid == NULL, RF_ERR_MEMORY, "no memory for a program of " RF__I64 " words", size);
+    if (laid == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "recfuse.%s: no memory for a program of " RF__I64 " words",
+                          operator_name, size);
+        goto out;
+    }
     memcpy(laid, &header, sizeof header);
     RF_TRY(rf__columns_open(laid, size, &view));
-    RF_TRY(write_program(columns, &view, (rf_columns_header *)laid));
+    RF_TRY(write_program(columns, owners, &view, (rf_columns_header *)laid));
     RF_TRY(rf__columns_tasks(&laid, &size));
     *program = laid;
     *words = size;
     laid = NULL;
 out:
+    free(owners);
     free(laid);
     return status;
 }

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from recfuse import _C
 from recfuse.errors import FileFormatError
 from recfuse.nn import EmbeddingColumns, FusedEmbeddingBagCollection, Table
 from recfuse.nn.columns import (
@@ -136,9 +137,7 @@ def test_tables_that_no_memory_holds_are_named(rows, dim):
     words = r"need \d[\d,]+ bytes of memory, which are not free; the largest is table 'big' with"
     columns = [Identity(name, size, dim, placement="host") for name, size in (("a", 3), ("big", rows))]
     with pytest.raises(MemoryError, match=rf"EmbeddingColumns: 2 tables of dim {dim} .* {words}") as error:
-        EmbeddingColumns(
-            [Identity(name, size, dim, placement="host") for name, size in (("a", 3), ("big", rows))]
-        )
+        EmbeddingColumns(columns)
     assert isinstance(error.value, torch.OutOfMemoryError)
     with pytest.raises(MemoryError, match=f"FusedEmbeddingBagCollection: 1 tables of dim {dim} .* {words}"):
         FusedEmbeddingBagCollection([Table(rows, dim, name="big")])
@@ -293,6 +292,18 @@ def test_large_objects_take_linear_time(tmp_path):
     with pytest.raises(FileFormatError, match="an object has 'n77' twice"):
         EmbeddingColumns.from_json(path)
     assert time.process_time() - begun < 10
+
+
+def test_many_vocabularies_take_linear_time():
+    """A program with 200,000 of them, of which each is there twice: all pairs would take half a minute."""
+    number, vocabulary = 200_000, 9  # of the operation
+    first, begun = np.arange(number) // 2, time.process_time()
+    steps = np.stack([np.full(number, vocabulary), first, np.ones(number, np.int64)], axis=1)
+    none = np.zeros((0, 17), np.int64), np.zeros((0, 5), np.int64)
+    program = _C.embedding_columns_program(*none, steps, np.zeros(0, np.float32), np.arange(number // 2))
+    assert time.process_time() - begun < 5
+    alone = _C.embedding_columns_program(*none, steps[::2], np.zeros(0, np.float32), np.arange(number // 2))
+    assert len(program) - len(alone) == 3 * number // 2  # steps alone: words are there once
 
 
 def test_files_that_are_none(tmp_path):
