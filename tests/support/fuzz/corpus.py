@@ -6,18 +6,21 @@ import functools
 import gzip
 import io
 import json
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 
-from recfuse import Plan
+from recfuse import _C, Plan
 from recfuse._files import TEXT_BYTES, VALUE_BYTES, parsing
 from recfuse.data import traces
+from recfuse.errors import FileFormatError
 from recfuse.nn import EmbeddingBag
 from recfuse.nn.columns import json as columns_json
 from recfuse.plan import file as plan_file
@@ -29,6 +32,8 @@ TRACE_BYTES = 32 << 20
 """The bound of memory that trace readers are given here."""
 PLAN_BYTES = TEXT_BYTES * plan_file.MOST_BYTES + VALUE_BYTES * plan_file.MOST_VALUES
 COLUMNS_BYTES = TEXT_BYTES * columns_json.MOST_BYTES + VALUE_BYTES * columns_json.MOST_VALUES
+KERNEL_BYTES = 128 << 20
+"""Of an entry of the cache of kernels: a file of 64 MiB, and the code in it."""
 FEATURES = 5
 """Of a record of finished measurements."""
 
@@ -42,7 +47,7 @@ class Form:
     name: str
     """Of a file."""
     kind: str
-    """Of its contents: "text", "pt" or "json"."""
+    """Of its contents: "text", "pt", "json" or "binary"."""
     valid: Bytes
     """Contents of valid files, unpacked."""
     read: Callable[[Path], Any]
@@ -164,6 +169,36 @@ def _columns() -> Bytes:
     return [json.dumps(given).encode(), json.dumps(given[:2], indent=1).encode()]
 
 
+KERNEL = "sm_90a", 8, 8, 16, 0, 1, 1, 0, False, False, True, 4096, 64, "threads=32 block=64 warps=32"
+
+
+def _kernel(valid: bytes) -> Callable[[Path], None]:
+    """Reads an entry of the cache of kernels, of which only the valid one may be taken, and others go."""
+
+    def read(path: Path) -> None:
+        given = path.read_bytes()
+        try:
+            with mock.patch.dict(os.environ, RECFUSE_CACHE_DIR=str(path.parent), RECFUSE_JIT="off"):
+                assert _C.embedding_bag_compile(*KERNEL)["cached"] and given == valid
+        except NotImplementedError as error:
+            assert given != valid and not path.exists() and "is not in the cache" in str(error)
+            raise FileFormatError(f"{path}: a damaged entry is removed") from error
+
+    return read
+
+
+def _kernel_forms(folder: Path) -> list[Form]:
+    """None without NVRTC."""
+    if _C.jit_status()["nvrtc"] is None:
+        return []
+    with mock.patch.dict(os.environ, RECFUSE_CACHE_DIR=str(folder)):
+        os.environ.pop("RECFUSE_JIT", None)
+        path = Path(_C.embedding_bag_compile(*KERNEL)["path"])
+    valid = path.read_bytes()
+    path.unlink()
+    return [Form(path.name, "binary", [valid], _kernel(valid), KERNEL_BYTES)]
+
+
 def forms(folder: Path) -> list[Form]:
     """All, with files that are made in a folder."""
     random = np.random.default_rng(0)
@@ -194,6 +229,7 @@ def forms(folder: Path) -> list[Form]:
         Form("collection.json", "json", plans[1], Plan.load, PLAN_BYTES),
         Form("columns.json", "json", _columns(), columns_json.read, COLUMNS_BYTES),
         Form("measurements.json", "json", measurements, _measurements, PLAN_BYTES),
+        *_kernel_forms(folder),
     ]
 
 
