@@ -36,6 +36,49 @@ def test_collection_takes_keyed_jagged_tensors(keys):
     torch.testing.assert_close(ours(features), theirs(features).values())
 
 
+def attributes(features):
+    """Of a KeyedJaggedTensor, but for numbers that TorchRec keeps in it of its own accord."""
+    return {
+        name: value
+        for name, value in vars(features).items()
+        if name not in ("_stride", "_stride_per_key", "_length_per_key", "_jt_dict")
+    }
+
+
+@pytest.mark.parametrize("form", ("lengths", "offsets"))
+@pytest.mark.parametrize("keys", (("f1", "f2", "f3"), ("f3", "f1", "f2")))
+@pytest.mark.parametrize("kind", ("swapped", "collection", "columns"))
+def test_a_call_leaves_the_callers_batch_as_it_is(form, keys, kind):
+    """A program that is exported with it takes batches that nobody has called anything with."""
+    ours, _ = swapped(nn.Sequential(EmbeddingBagCollection(tables=configs())))
+    if kind == "collection":
+        ours = FusedEmbeddingBagCollection(configs())
+    elif kind == "columns":
+        ours = recfuse.nn.EmbeddingColumns(
+            [recfuse.nn.columns.Identity(key, num_embeddings=30, embedding_dim=4) for key in keys]
+        )
+
+    def batch():
+        lengths = torch.tensor([1, 0, 2, 0, 1, 0])
+        given = (
+            {"lengths": lengths} if form == "lengths" else {"offsets": torch.tensor([0, 1, 1, 3, 3, 4, 4])}
+        )
+        return KeyedJaggedTensor(list(keys), torch.tensor([1, 2, 3, 4]), **given)
+
+    def values(out):
+        return out if isinstance(out, torch.Tensor) else out.values()
+
+    features = batch()
+    before = attributes(features)
+    want = values(ours(features))
+    after = attributes(features)
+    assert before.keys() == after.keys()
+    assert [name for name, value in before.items() if after[name] is not value] == []
+    program = torch.export.export(ours, (features,), strict=False).module()
+    for given in (batch(), features):
+        torch.testing.assert_close(values(program(given)), want)
+
+
 def test_collection_names_a_missing_key():
     ours = FusedEmbeddingBagCollection(configs())
     with pytest.raises(ValueError, match="no key 'f2'"):

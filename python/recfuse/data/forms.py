@@ -160,8 +160,32 @@ def of_keys(keyed: Any, feature_names: Sequence[str], where: str = "recfuse: fea
                 f"{where}: a KeyedJaggedTensor with no key {missing[0]!r} ({len(missing)} of "
                 f"{len(feature_names)} features are missing); it has {keys[:8]}"
             )
-        keyed = keyed.permute([position[name] for name in feature_names])
-    return Lookups(keyed.values(), keyed.offsets(), keyed.weights_or_none())
+        keyed = unshared(keyed).permute([position[name] for name in feature_names])
+    return Lookups(keyed.values(), jagged_offsets(keyed), keyed.weights_or_none())
+
+
+def jagged_offsets(jagged: Any) -> Tensor:
+    """Offsets of a JaggedTensor or KeyedJaggedTensor, which stays as it is: its own method would keep them in
+    it, and a program that is exported with it would then take no batch without them.
+    """
+    offsets: Tensor | None = jagged.offsets_or_none() if hasattr(jagged, "offsets_or_none") else None
+    if offsets is not None:
+        return offsets
+    lengths = jagged.lengths_or_none() if hasattr(jagged, "lengths_or_none") else None
+    return jagged.offsets() if lengths is None else torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
+
+
+def unshared(keyed: Any) -> Any:
+    """The same KeyedJaggedTensor as another object, for methods that keep lengths or offsets in it."""
+    return type(keyed)(
+        keyed.keys(),
+        keyed.values(),
+        keyed.weights_or_none(),
+        keyed.lengths_or_none(),
+        keyed.offsets_or_none(),
+        keyed.stride(),
+        length_per_key=keyed.length_per_key(),  # numbers, for which a GPU is waited for: it keeps them
+    )
 
 
 def of_list(batch: Any, tables: int, where: str) -> Lookups:

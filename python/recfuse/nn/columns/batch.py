@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from recfuse._arguments import wrong_type
-from recfuse.data.forms import is_keyed
+from recfuse.data.forms import is_keyed, jagged_offsets, unshared
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.columns.addresses import MOST_FORMS
 from recfuse.nn.columns.inputs import Inputs, Jagged, offsets_of, widened, width_of
@@ -60,7 +60,7 @@ def entry_of(value: Any, where: str) -> Tensor | Jagged:
             "whole batch"
         )
     if all(hasattr(value, name) for name in ("values", "offsets", "weights_or_none")):
-        return Jagged(value.values(), value.offsets(), value.weights_or_none())
+        return _whole(value)
     if isinstance(value, Mapping):
         unknown = sorted(set(value) - {"values", "offsets", "lengths", "weights"})
         if unknown or "values" not in value or ("offsets" in value) == ("lengths" in value):
@@ -278,7 +278,7 @@ class Reader:
             if use.feature not in slots:
                 entries.append(self._entry(others, use, f"; the KeyedJaggedTensor has {keys[:8]}"))
             elif use.weights is not None:
-                values = self._weighted(entry_of(keyed[use.feature], self._where(use)), others, use)
+                values = self._weighted(entry_of(unshared(keyed)[use.feature], self._where(use)), others, use)
                 entries.append(values)
             else:
                 if use.weighted and whole.weights is None:
@@ -343,7 +343,7 @@ class Reader:
 
 
 def _whole(keyed: Any) -> Jagged:
-    return Jagged(keyed.values(), keyed.offsets(), keyed.weights_or_none())
+    return Jagged(keyed.values(), jagged_offsets(keyed), keyed.weights_or_none())
 
 
 def _check_offsets(own: Tensor, wanted: Tensor, where: str) -> None:
