@@ -13,6 +13,7 @@ from recfuse.errors import ArgumentValueError
 from recfuse.nn.columns.inputs import Inputs
 from recfuse.nn.columns.lowering import Place
 from recfuse.nn.columns.specs import Use
+from recfuse.nn.memory import own_storage
 
 
 class BufferPart(NamedTuple):
@@ -90,6 +91,17 @@ class PackedColumns:
             found = of_buffer(self._uses, given.places, given.batch, buffer, self._parts, self._form)
         found.on_host = given if given.device.type == "cpu" else self.on_host
         return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The buffer without its views, or these as storages of their own: torch.save refuses views of one
+        storage with several types.
+        """
+        given = self._inputs
+        if self._buffer is None:
+            lists = [[own_storage(one) for one in each] for each in given[2:]]
+            inputs = Inputs(given.places, given.batch, *lists)
+            return PackedColumns, (self._uses, inputs, None, (), self._form)
+        return of_buffer, (self._uses, given.places, given.batch, self._buffer, self._parts, self._form)
 
     def __repr__(self) -> str:
         """Sizes."""
