@@ -20,5 +20,13 @@ rf_status rf_fused_embedding_bag_cpu(const rf_fused_embedding_bag_params *params
         .check_bounds = params->check_bounds,
         .prefetch_distance = params->prefetch_distance,
     };
-    return rf__pool_run(&call, executor);
+    RF_CHECK(rf__pool_run(&call, executor));
+    if (!call.check_bounds) return RF_OK;
+    const int64_t last = call.n_offsets - 1;
+    const int64_t end = rf__load_int(call.offsets, call.offset_type, last);
+    RF_FAIL_IF(end != call.lookups, RF_ERR_VALUE,
+               "recfuse.fused_embedding_bag: offsets[%" PRId64 "], the last one, is %" PRId64
+               "; it must be %" PRId64 ", the number of indices",
+               last, end, call.lookups);
+    return RF_OK;
 }

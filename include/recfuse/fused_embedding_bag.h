@@ -33,7 +33,7 @@ typedef struct rf_fused_embedding_bag_params {
     int64_t n_features;
     const void *indices; /* [lookups] of index_type */
     int64_t lookups;
-    const void *offsets; /* [n_features * bags + 1] of offset_type; rising, from 0 */
+    const void *offsets; /* [n_features * bags + 1] of offset_type; rising from 0, on the CPU to lookups */
     int64_t bags; /* a feature */
     rf_int_type index_type;
     rf_int_type offset_type;

@@ -361,3 +361,25 @@ def test_an_error_with_gradients_is_translated_too():
     with torch.enable_grad(), pytest.raises(IndexError, match="feature 2"):
         collection(torch.full((6,), 9), torch.arange(7))
     assert recfuse.nn.FusedEmbeddingBagCollection is FusedEmbeddingBagCollection
+
+
+@pytest.mark.parametrize("requires_grad", (False, True))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64))
+@pytest.mark.parametrize("tables, offsets", ((1, [0, 2, 4]), (2, [0, 2, 4]), (2, [0])))
+def test_lookups_of_no_bag_are_refused(requires_grad, dtype, tables, offsets):
+    collection = FusedEmbeddingBagCollection([(20, 4)] * tables).to(dtype).requires_grad_(requires_grad)
+    end = f"offsets\\[{len(offsets) - 1}\\], the last one, is {offsets[-1]}; it must be 10"
+    with pytest.raises((ValueError, IndexError), match=end):
+        collection(torch.arange(10), torch.tensor(offsets))
+    out = collection(torch.arange(offsets[-1]), torch.tensor(offsets))
+    assert out.shape[0] == (len(offsets) - 1) // tables
+
+
+def test_a_table_with_include_last_offset_takes_what_torchs_takes():
+    """Of it alone torch's own page says that the last offset may be an earlier end."""
+    bag = nn.EmbeddingBag(20, 4, mode="sum", include_last_offset=True)
+    packed = FusedEmbeddingBagCollection.from_embedding_bags([copy.deepcopy(bag)])
+    given = torch.arange(10), torch.tensor([0, 2, 4])
+    for requires_grad in (True, False):
+        packed.requires_grad_(requires_grad)
+        torch.testing.assert_close(packed.tables["t0"](*given), bag(*given), check_stride=False)

@@ -194,7 +194,8 @@ class FusedEmbeddingBagCollection(PackedModule):
             indices: int32 or int64 ``[lookups]``, feature by feature; or a TorchRec KeyedJaggedTensor,
                 alone, with a key for each feature, in any order.
             offsets: int32 or int64 ``[features * bags + 1]``: bag b of feature f pools the lookups from
-                ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``.
+                ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``. On the CPU the last one must
+                be the number of lookups; on a GPU those after it have no bag.
             per_sample_weights: floating ``[lookups]``; every table must then be of mode "sum".
             mapping: how the GPU's work on this batch is shared out, from ``map(offsets)``. The CPU needs
                 none.

@@ -74,7 +74,8 @@ def fused_embedding_bag(
             none), first column in the output (where the feature before ends). Features may share a table.
         indices: int32 or int64 ``[lookups]``, feature by feature.
         offsets: int32 or int64 ``[features * bags + 1]``: bag b of feature f pools the lookups from
-            ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``. Rises from 0.
+            ``offsets[f * bags + b]`` to ``offsets[f * bags + b + 1]``. Rises from 0, on the CPU to the
+            number of lookups; on a GPU, where a graph may have room for more, later ones have no bag.
         output_dim: columns of the output, the sum of the features' dims.
         per_sample_weights: float32, float16 or bfloat16 ``[lookups]``; every feature must then be a sum.
         sparse: gradients of the weights are coalesced sparse tensors. Not with a feature of pooling max.

@@ -70,10 +70,15 @@ def pool_one_by_one(
     bags = (offsets.numel() - 1) // count
     if offsets.is_meta:
         return [matrices[0].new_empty((bags, dim), device="meta") for dim in layout.dims]
-    bounds = offsets[::bags].tolist() if bags else [0] * (count + 1)
+    bounds = offsets[::bags].tolist() if bags else offsets.tolist() * (count + 1)
     if is_readable(offsets) and bounds[0] != 0:  # torch would be given lookups from there on
         raise ArgumentValueError(
             f"recfuse.fused_embedding_bag: offsets[0] is {bounds[0]}; the first bag must begin at 0"
+        )
+    if is_readable(offsets) and not offsets.is_cuda and bounds[-1] != indices.numel():
+        raise ArgumentValueError(
+            f"recfuse.fused_embedding_bag: offsets[{count * bags}], the last one, is {bounds[-1]}; it must "
+            f"be {indices.numel()}, the number of indices"
         )
     pooled = []
     for feature, number in enumerate(layout.table_of_feature):
@@ -134,6 +139,10 @@ def table_call(
         raise ArgumentValueError(f"{where}offsets is None, must be a 1-D tensor with a 1-D input")
     elif spec.include_last_offset:
         ends = offsets
+        if offsets.is_cpu and offsets.numel() and is_readable(offsets):  # torch takes lookups of no bag here
+            end = max(int(offsets[-1]), 0)
+            input = input[:end]
+            per_sample_weights = None if per_sample_weights is None else per_sample_weights[:end]
     else:
         ends = torch.cat((offsets, offsets.new_full((1,), input.numel())))
     features = feature_tensor([spec._replace(matrix=0)])
