@@ -70,7 +70,7 @@ def test_a_collection_on_a_gpu_is_one_call(fake):
     collection = FusedEmbeddingBagCollection([(40, 8), (7, 16), (300, 8)])
     for name, weight in list(collection.named_parameters()):  # without a GPU it cannot be copied there
         there = torch.empty(weight.shape, device="cuda")
-        setattr(collection, name, torch.nn.Parameter(there, requires_grad=False))
+        setattr(collection.holder, name.split(".")[-1], torch.nn.Parameter(there, requires_grad=False))
     assert collection.has_kernel and collection.on_cuda
     assert collection.layout.features.device.type == "cpu"
     indices, offsets = (torch.zeros(size, dtype=torch.int64, device="cuda") for size in (24, 13))

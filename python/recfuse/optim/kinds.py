@@ -103,7 +103,8 @@ class RowWiseAdagrad(Adagrad):
 class Adam(FusedOptimizer):
     """Adam of the rows that are looked up alone: :class:`torch.optim.SparseAdam`, whose state_dict it has.
     Moments of other rows do not decay, as those of torch.optim.Adam do. ``exp_avg`` and ``exp_avg_sq`` have
-    the table's shape, in float32. Kingma and Ba, 2015.
+    the table's shape, in float32. Steps are counted for a Parameter: tables that are packed into one have one
+    count, also those that took no part in a step. Kingma and Ba, 2015.
 
     Args:
         betas: of the averages of g and of g^2.
