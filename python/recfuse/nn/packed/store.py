@@ -33,6 +33,7 @@ class PackedStore:
         parameters: the holder's own dictionary of Parameters.
         homes: of each table that is frozen alone, by number: the name of the matrix to which it returns when
             it is trained again, and its first row there.
+        number: of the module, as compiled programs know it.
         loading: the list of errors of the ``load_state_dict`` that has loaded all tables last.
     """
 
@@ -42,6 +43,7 @@ class PackedStore:
         self.parameters = holder._parameters
         self.homes: dict[int, tuple[str, int]] = {}
         self.loading: list[str] | None = None
+        self.number = -1
         self.bind(owner, holder)
 
     def bind(self, owner: torch.nn.Module, holder: torch.nn.Module) -> None:

@@ -18,7 +18,7 @@ from recfuse.nn.packed.moving import train_table
 from recfuse.nn.packed.pooling import table_call
 from recfuse.nn.packed.store import PackedStore
 from recfuse.nn.packed.table_weight import TableWeight
-from recfuse.nn.packed.taking_part import rows_of
+from recfuse.nn.packed.taking_part import followed_table, rows_of
 from recfuse.ops.library import is_readable
 
 _UNSWAP = "recfuse.unswap(model) gives modules back that can be changed"
@@ -159,7 +159,8 @@ class PackedTable(torch.nn.EmbeddingBag):
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """Pools this table alone, as ``torch.nn.EmbeddingBag`` does; for all tables call the module."""
-        return table_call(self.spec, self.matrix, self.sparse, input, offsets, per_sample_weights)
+        pooled = table_call(self.spec, self.matrix, self.sparse, input, offsets, per_sample_weights)
+        return followed_table(pooled, self._store.number, self._number)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

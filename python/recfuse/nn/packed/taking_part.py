@@ -84,6 +84,16 @@ def note_table(result: Tensor, matrix: Tensor, spec: TableSpec) -> None:
         result.grad_fn.register_prehook(lambda _: _note(matrix, (spec.first_row,)))
 
 
+def followed_table(result: Tensor, module: int, table: int) -> Tensor:
+    """What one call of a table of a packed module has pooled: in a program that is compiled, its backward
+    pass notes the table.
+    """
+    if torch.compiler.is_compiling() and torch.is_grad_enabled() and not torch.compiler.is_exporting():
+        found: Tensor = _followed_table(result, module, table)
+        return found
+    return result
+
+
 def rows_of(spec: TableSpec, matrix: Tensor) -> Tensor:
     """A table's rows of its matrix, a view; gradients to it are noted."""
     rows = table_rows(spec, matrix)
@@ -134,13 +144,29 @@ _numbers = itertools.count()
 
 def give_number(module: Any) -> None:
     """Gives a packed module, or a copy of one, a number of its own."""
-    vars(module)["number"] = number = next(_numbers)
+    vars(module)["number"] = module._store.number = number = next(_numbers)
     numbered[number] = module
 
 
 library.define("_columns(Tensor pooled, int[] dims, int module) -> Tensor[]")
 library.impl("_columns", _split, "CompositeImplicitAutograd")
 _columns = torch.ops.recfuse._columns.default
+
+
+def _follow_table(result: Tensor, module: int, table: int) -> Tensor:
+    node = result.grad_fn
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        node.used_groups = {0}
+        node.used_features = functools.partial(_used_table, module=module, table=table)
+    return result
+
+
+library.define("_followed_table(Tensor result, int module, int table) -> Tensor")
+library.impl("_followed_table", _follow_table, "CompositeImplicitAutograd")
+_followed_table = torch.ops.recfuse._followed_table.default
+
+library.define("_used_table(Tensor features, Tensor grad, int module, int table) -> Tensor")
+_used_table = torch.ops.recfuse._used_table.default
 
 library.define("_used_features(Tensor features, Tensor grad, int[] missing, int module) -> Tensor")
 _used_features = torch.ops.recfuse._used_features.default
@@ -164,12 +190,22 @@ def _mask(features: Tensor, grad: Tensor, missing: Sequence[int], module: int) -
     return found
 
 
-library.impl("_used_features", _mask, "CompositeExplicitAutograd")
+def _note_one(features: Tensor, grad: Tensor, module: int, table: int) -> Tensor:
+    """Notes a table that takes part; ``grad`` keeps it out of the forward graph."""
+    owner = numbered.get(module)
+    if owner is not None:
+        spec = owner.layout.tables[table]
+        matrix = owner.packed_weights()[spec.matrix]
+        if matrix.is_leaf and matrix.requires_grad:
+            _note(matrix, (spec.first_row,))
+    return features.clone()
 
 
-@torch.library.register_fake("recfuse::_used_features", lib=library)
-def _(features: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(features)
+for _name, _run in (("_used_features", _mask), ("_used_table", _note_one)):
+    library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(
+        f"recfuse::{_name}", lambda features, *_, **__: torch.empty_like(features), lib=library
+    )
 
 
 def windows() -> list[tuple[Tensor, set[int]]]:
