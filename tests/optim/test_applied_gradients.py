@@ -79,12 +79,12 @@ READERS = {
 def test_gradients_that_are_applied_cannot_be_read(name, make):
     model, _optimizer, _ = make()
     loss_of(model).backward()
-    before = copy.deepcopy(model.state_dict())
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     instead = "recfuse.swap without fuse_optimizers" if make is swapped else r"SGD\(\.\.\., deferred=True\)"
     with pytest.raises(ValueError, match=rf"reads the gradient of a Parameter of shape \[9, 4\].*{instead}"):
         READERS[name](model)
     if name not in ("another optimizer", "a mean over steps"):  # which began with other Parameters
-        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        assert all(map(torch.equal, model.parameters(), before))
     gradient = model[0].weight.grad
     assert gradient.shape == (9, 4) and gradient.dtype == torch.float32 and not gradient.is_sparse
     assert "AppliedGradient" in repr(gradient)
@@ -180,7 +180,8 @@ BETWEEN = {
         lambda model, _: model[0](torch.arange(4), torch.tensor([0, 2])),
         "a call of tables between",
     ),
-    "state_dict": (lambda _, optimizer: optimizer.state_dict(), r"state_dict\(\) between"),
+    "the optimizer's state": (lambda _, optimizer: optimizer.state_dict(), r"state_dict\(\) between"),
+    "the model's state": (lambda model, _: model.state_dict(), r"state_dict\(\) between"),
 }
 
 
@@ -204,6 +205,8 @@ def test_a_collection_between_backward_and_step_is_refused():
     tables(*given).sum().backward()
     with torch.no_grad(), pytest.raises(ValueError, match="a call of tables between"):
         tables(*given)
+    with pytest.raises(ValueError, match=r"state_dict\(\) between"):
+        tables.state_dict()
     optimizer.step()
     with torch.no_grad():
         tables(*given)

@@ -21,6 +21,7 @@ from torch.torch_version import TorchVersion
 import recfuse
 from recfuse import optim
 from recfuse.nn import FusedEmbeddingBagCollection, Table
+from recfuse.ops.training.applied_gradients import AppliedGradient
 from recfuse.ops.updates import STATES
 from support import gpu
 from support.collection import SPECS, collection_of, lookups_of
@@ -370,4 +371,22 @@ def test_swap_with_optimizers() -> None:
     assert len(report.fused_optimizers) == 1
     batches = [moved(batch_of(model)) for _ in range(5)]
     close(train(twin, optimizers[1], batches), train(model, optimizers[0], batches))
-    assert all(table.grad is None for table in optim.embedding_parameters(twin))
+    assert all(type(table.grad) is AppliedGradient for table in optim.embedding_parameters(twin))
+
+
+@ON_CUDA
+@pytest.mark.parametrize("foreach", (None, True))
+def test_gradients_that_are_applied_cannot_be_read(foreach: bool | None) -> None:
+    module, optimizer = pair(SUMS, "SGD")[0]
+    given = moved(lookups_of(module, 20))
+    scaler = torch.amp.GradScaler("cuda")
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    with pytest.raises(ValueError, match="a GradScaler is in use"):
+        scaler.scale(module(*given).sum()).backward()
+    assert all(map(torch.equal, module.parameters(), before))
+    module(*given).sum().backward()
+    with pytest.raises(ValueError, match="reads the gradient of a Parameter"):
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0, foreach=foreach)
+    with pytest.raises(ValueError, match="reads the gradient of a Parameter"):
+        scaler.unscale_(optimizer)
+    optimizer.step()

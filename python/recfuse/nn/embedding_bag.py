@@ -10,6 +10,7 @@ from torch import Tensor
 from recfuse.errors import refuse_scripting
 from recfuse.nn.memory import advise_huge_pages
 from recfuse.ops import embedding_bag
+from recfuse.ops.updates import check_finished, unfinished
 
 if TYPE_CHECKING:
     from recfuse.nn.pinning import PinnedRows
@@ -43,6 +44,11 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         """As torch's, then that this is recfuse's, and what a plan has set: the class has torch's name."""
         schedule = f", schedule={self.schedule!r}" if self.schedule else ""
         return f"{super().extra_repr()}, recfuse{schedule}" + ", pinned" * (self.pinned is not None)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        if unfinished:
+            check_finished((self.weight,), "state_dict()")
+        super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuses."""

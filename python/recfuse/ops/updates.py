@@ -129,6 +129,12 @@ class Updater:
         self._put(SKIP, 0.0 if found_inf is None else found_inf.to(device, non_blocking=True).reshape(()))
 
 
+unfinished: set[int] = set()
+"""Updates, by id, between backward() and step() of an optimizer of torch. Nearly always empty when a call
+looks: see :func:`check_finished`.
+"""
+
+
 class Update:
     """The update of one Parameter, an attribute of it, which copies of it do not have.
 
@@ -225,15 +231,11 @@ class Update:
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of a Parameter belongs to no optimizer."""
 
-    def __del__(self) -> None:
-        """No call has to wait for its step."""
-        unfinished.discard(id(self))
+    def __del__(self, discard: Callable[[int], None] = unfinished.discard) -> None:
+        """No call has to wait for its step. At the end of the process, globals may be gone."""
+        discard(id(self))
 
 
-unfinished: set[int] = set()
-"""Updates, by id, between backward() and step() of an optimizer of torch. Nearly always empty when a call
-looks: see :func:`check_finished`.
-"""
 _direct: weakref.WeakSet[Update] = weakref.WeakSet()  # those that are made inside backward()
 
 

@@ -10,6 +10,7 @@ from torch.nn import Parameter
 
 from recfuse.nn.memory import own_storage
 from recfuse.nn.packed.layout import table_rows
+from recfuse.ops.updates import check_finished, unfinished
 
 
 def table_keys(module: Any, prefix: str) -> list[str]:
@@ -21,6 +22,8 @@ def save(module: Any, destination: dict[str, Any], prefix: str, keep_vars: bool)
     """Replaces the packed matrices in a state_dict by tables, over the same memory. Each table has its own
     storage; tied tables share one. With ``keep_vars`` the entries are plain views with gradients.
     """
+    if unfinished:
+        check_finished(module.packed_weights(), "state_dict()")
     for name in module.layout.parameter_names:
         destination.pop(prefix + name, None)
     matrices, entries = module.packed_weights(), {}
