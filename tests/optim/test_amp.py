@@ -9,6 +9,7 @@ import gc
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 import recfuse
 from recfuse import optim
@@ -244,3 +245,19 @@ def test_losses_of_a_list_are_seen(collection, scaler):
     with pytest.raises(ValueError, match="a GradScaler is in use"):
         (first + second).backward()
     del optimizer
+
+
+@pytest.mark.skipif(
+    TorchVersion("2.13") > torch.__version__, reason="this torch compiles no step of a fused optimizer"
+)
+def test_compiled_programs_have_applied_gradients_too(collection, scaler):
+    optimizer, given = optim.SGD(collection, lr=0.1), lookups_of(collection)
+    compiled = torch.compile(collection, backend="aot_eager")
+    before = [parameter.detach().clone() for parameter in collection.parameters()]
+    with pytest.raises(ValueError, match="a GradScaler is in use"):
+        scaler.scale(compiled(*given).sum()).backward()
+    assert all(map(torch.equal, collection.parameters(), before))
+    compiled(*given).sum().backward()
+    with pytest.raises(ValueError, match="reads the gradient of a Parameter"):
+        nn.utils.clip_grad_norm_(collection.parameters(), 1.0)
+    optimizer.step()
