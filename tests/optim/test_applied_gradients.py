@@ -97,7 +97,7 @@ def test_a_gradient_is_there_until_torch_would_drop_it():
     optimizer.step()
     with pytest.raises(ValueError, match="reads the gradient"):
         total(model)
-    model.half().float()  # moves gradients too
+    model.share_memory().half().float().to_empty(device="cpu")  # gradients too
     assert type(model[0].weight.grad) is AppliedGradient
     optimizer.zero_grad()
     assert model[0].weight.grad is None
@@ -179,6 +179,11 @@ BETWEEN = {
     "bags by offsets": (
         lambda model, _: model[0](torch.arange(4), torch.tensor([0, 2])),
         "a call of tables between",
+    ),
+    "unswap": (lambda model, optimizer: recfuse.unswap(model, optimizers=[optimizer]), "unswap.* between"),
+    "swap": (
+        lambda model, optimizer: recfuse.swap(model, optimizers=[optimizer], fuse_optimizers=True),
+        "another swap between",
     ),
     "the optimizer's state": (lambda _, optimizer: optimizer.state_dict(), r"state_dict\(\) between"),
     "the model's state": (lambda model, _: model.state_dict(), r"state_dict\(\) between"),

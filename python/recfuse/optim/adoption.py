@@ -259,6 +259,9 @@ class Adoption:
 
     def release(self) -> None:
         """Gives the steps back: the optimizer is torch's again, with a state of its own."""
+        for parameter in self.parameters:
+            if (update := update_of(parameter)) is not None:
+                update.check_finished("recfuse.unswap() or another swap")
         self._note_steps(exact=True)
         for handle in self._handles:
             handle.remove()

@@ -19,7 +19,7 @@ from recfuse.errors import ArgumentValueError
 
 _aten = torch.ops.aten
 _ZERO = (_aten.zero_.default, _aten._foreach_zero_.default)
-_TO = _aten._to_copy.default
+_MOVES = (_aten._to_copy.default, _aten.empty_like.default)
 
 
 class AppliedGradient(Tensor):
@@ -50,7 +50,7 @@ class AppliedGradient(Tensor):
                 if isinstance(tensor, Tensor) and not isinstance(tensor, AppliedGradient):
                     tensor.zero_()
             return first if func is _ZERO[0] else None
-        if func is _TO and update is not None:
+        if func in _MOVES and update is not None:
             dtype, device = options.get("dtype") or first.dtype, options.get("device") or first.device
             return AppliedGradient(update, first.shape, dtype, device)
         first._refuse(str(func))
@@ -82,8 +82,8 @@ class AppliedGradient(Tensor):
         self._refuse("data_ptr()")
 
     def share_memory_(self) -> AppliedGradient:
-        """Raises: there is no memory."""
-        self._refuse("share_memory_()")
+        """Itself: there is no memory."""
+        return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raises: there are no values to save."""
