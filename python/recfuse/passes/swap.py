@@ -78,11 +78,12 @@ def swap(
             so that training continues as it would have. An optimizer is refused if a state of it is neither
             one number nor has an element, or a row, for each element or row of the Parameter.
         fuse_optimizers: the tables of ``optimizers`` are updated inside ``backward()``, in the same pass over
-            the lookups, and have no gradient. The script goes on with its optimizers as they are: ``step()``,
-            ``zero_grad()``, schedulers, ``state_dict()`` and ``load_state_dict()`` mean what they meant, and
-            the results are the same. What is not allowed, since there are no gradients, is in
-            :mod:`recfuse.optim` under "Direct"; clipping has an effect on other Parameters alone. For
-            torch.optim.SGD without momentum, Adagrad without lr_decay, and SparseAdam; without weight decay.
+            the lookups, and no gradient is stored. The script goes on with its optimizers as they are:
+            ``step()``, ``zero_grad()``, schedulers, ``state_dict()`` and ``load_state_dict()`` mean what they
+            meant, and the results are the same. What would have another result raises: to read or clip the
+            gradients, ``backward()`` without ``zero_grad()`` before it or ``step()`` after it. For
+            torch.optim.SGD without momentum, Adagrad and dlrm's RWSAdagrad without lr_decay, and SparseAdam;
+            without weight decay.
         check: batches, each a tuple of the model's arguments (or a dict of them by name, or a pair of
             both). The model runs on copies of them before and after, without gradients, in eval mode.
             Of a graph, a match that changes a result by more than the order of sums does is left, and the
