@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import torch
 from torch.fx import Node
 
-from recfuse.passes.graph.nodes import arguments_of, aten, is_call, same, value_of
+from recfuse.passes.graph.nodes import (
+    arguments_of,
+    aten,
+    is_call,
+    may_write,
+    operator_of,
+    same,
+    value_of,
+)
 
 _PRODUCTS = (aten.matmul, aten.bmm)
 _WEIGHTS_USED = (
@@ -103,7 +110,8 @@ def _unused(node: Node) -> tuple[Node, ...]:
     """The ends of what a node computes where nobody reads it, of pure operators; none where somebody does."""
     if node.op != "call_function" or node.is_impure():
         return ()
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+    called = operator_of(node)
+    if called is None or may_write(called, node.args, node.kwargs):
         return ()
     if not node.users:
         return (node,)

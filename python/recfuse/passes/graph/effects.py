@@ -25,6 +25,7 @@ from recfuse.passes.graph.nodes import (
     nested_graph_of,
     operator_of,
     tensors_of,
+    written_arguments,
 )
 
 _PURE_MODULES = {"_operator", "operator", "math", "builtins", "torch", "torch.fx.experimental.sym_node"}
@@ -84,14 +85,10 @@ class Effects:
 
     def _written_by(self, node: Node) -> set[int]:
         """Memory that a call writes to."""
-        schema = node.target._schema  # type: ignore[union-attr]
-        if not schema.is_mutable or is_fresh_constant(node):
+        if is_fresh_constant(node):
             return set()
         found: set[int] = set()
-        for at, argument in enumerate(schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            given = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+        for given in written_arguments(node.target, node.args, node.kwargs):  # type: ignore[arg-type]
             for item in given if isinstance(given, (tuple, list)) else (given,):
                 found |= self.memory_of(item) if isinstance(item, Node) else set()
         return found

@@ -1,10 +1,10 @@
-"""What a node of a graph of ATen operators computes, and with which arguments."""
+"""What a node of a graph of ATen operators computes, with which arguments, and which of them it writes to."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -121,3 +121,72 @@ def hint(size: Any) -> int | None:
         return size
     found = size.node.hint
     return int(found) if found is not None else None
+
+
+class HiddenWrite(NamedTuple):
+    """Arguments that an operator writes to though its schema does not say so."""
+
+    arguments: tuple[str, ...]
+    only_if: str | None  # a bool argument without which it does not
+    reason: str
+
+
+_STATISTICS = ("running_mean", "running_var")
+_TRAINING = HiddenWrite(_STATISTICS, "training", "moves the running statistics in training")
+_ALWAYS = HiddenWrite(_STATISTICS, None, "moves the running statistics")
+HIDDEN_WRITES: dict[str, HiddenWrite] = {
+    "aten::batch_norm": _TRAINING,
+    "aten::_batch_norm_impl_index": _TRAINING,
+    "aten::native_batch_norm": _TRAINING,
+    "aten::cudnn_batch_norm": _TRAINING,
+    "aten::miopen_batch_norm": _TRAINING,
+    "aten::instance_norm": HiddenWrite(_STATISTICS, "use_input_stats", "moves the running statistics"),
+    "aten::batch_norm_update_stats": _ALWAYS,
+    "aten::batch_norm_gather_stats": _ALWAYS,
+    "aten::batch_norm_gather_stats_with_counts": _ALWAYS,
+    "aten::_cudnn_rnn_flatten_weight": HiddenWrite(
+        ("weight_arr",), None, "gives the weights of an RNN other memory"
+    ),
+    "recfuse::fused_embedding_bag_update": HiddenWrite(
+        ("weights", "states", "numbers"), None, "updates tables; the compiler would refuse it with a schema"
+    ),
+}
+"""By the operator's name. ``tests/passes/test_hidden_writes.py`` looks for others."""
+
+
+class _Writes(NamedTuple):
+    places: tuple[tuple[int, str], ...]  # of arguments, in the schema
+    only_if: tuple[int, str, Any] | None  # the place, name and default of a bool
+    hidden: tuple[tuple[int, str], ...]
+
+
+def written_arguments(called: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """What a call gives for each argument that it writes to."""
+    writes = _writes_of(called)
+    places = writes.places
+    if writes.hidden and (writes.only_if is None or _given(*writes.only_if, args, kwargs) is not False):
+        places += writes.hidden
+    for at, name in places:
+        yield _given(at, name, None, args, kwargs)
+
+
+def may_write(called: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call writes to an argument."""
+    return any(given is not None for given in written_arguments(called, args, kwargs))
+
+
+def _given(at: int, name: str, default: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return args[at] if at < len(args) else kwargs.get(name, default)
+
+
+@functools.cache
+def _writes_of(called: OpOverload) -> _Writes:
+    schema = called._schema
+    arguments = list(enumerate(schema.arguments))
+    places = tuple((at, one.name) for at, one in arguments if one.alias_info and one.alias_info.is_write)
+    hides = HIDDEN_WRITES.get(schema.name)
+    if hides is None:
+        return _Writes(places, None, ())
+    only_if = [(at, one.name, one.default_value) for at, one in arguments if one.name == hides.only_if]
+    hidden = tuple((at, one.name) for at, one in arguments if one.name in hides.arguments)
+    return _Writes(places, only_if[0] if only_if else None, hidden)

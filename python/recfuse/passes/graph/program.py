@@ -23,7 +23,15 @@ from recfuse.passes.graph.effects import (
     receives_gradient,
     regions_without_gradients,
 )
-from recfuse.passes.graph.nodes import arguments_of, aten, is_call, operator_of, tensor_of, value_of
+from recfuse.passes.graph.nodes import (
+    arguments_of,
+    aten,
+    is_call,
+    may_write,
+    operator_of,
+    tensor_of,
+    value_of,
+)
 
 _COPIES = (
     aten.lift_fresh_copy, aten.lift_fresh, aten.detach, aten.detach_, aten.clone, aten.alias, aten.to,
@@ -300,7 +308,7 @@ class Program:
         called = operator_of(node)
         if called is None or is_fresh_constant(node):
             return False
-        return draws(node) or (node.is_impure() and called._schema.is_mutable)
+        return draws(node) or may_write(called, node.args, node.kwargs)
 
     def _sort(self) -> None:
         """Brings nodes into the first order that their inputs, effects and regions allow."""
