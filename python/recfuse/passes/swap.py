@@ -85,9 +85,9 @@ def swap(
             torch.optim.SGD without momentum, Adagrad and dlrm's RWSAdagrad without lr_decay, and SparseAdam;
             without weight decay.
         check: batches, each a tuple of the model's arguments (or a dict of them by name, or a pair of
-            both). The model runs on copies of them before and after, without gradients, in eval mode.
-            Of a graph, a match that changes a result by more than the order of sums does is left, and the
-            report says so; of a module, everything is undone.
+            both). Copies of the model run on copies of them before and after, without gradients, a module
+            in eval mode; nothing of the model itself changes. Of a graph, a match that changes a result by
+            more than the order of sums does is left, and the report says so; of a module, everything is.
         patterns: of a graph: the kinds to look for; by default all.
 
     Returns:
@@ -115,16 +115,17 @@ def swap(
         raise ArgumentValueError("recfuse.swap: patterns is of graphs; a module has none, pass None")
     optimizers = check_optimizers(optimizers, "recfuse.swap")
     batches = list(check)
-    if not batches:
-        return _swap_modules(model, fuse, optimizers, fuse_optimizers)
-    from recfuse.passes.graph.checks import Checked
+    if batches:
+        from recfuse.passes.graph.checks import call_of, stays_the_same
 
-    checked = Checked(model, batches)
-    report = _swap_modules(model, fuse, optimizers, fuse_optimizers)
-    if not checked.agrees():
-        unswap(model, optimizers=optimizers)
-        report.leave("the model's result differs from the original's on the batches of check")
-    return report
+        tried: list[SwapReport] = []
+        calls = [call_of(batch) for batch in batches]
+        if not stays_the_same(
+            model, lambda copied: tried.append(_swap_modules(copied, fuse, (), False)), calls
+        ):
+            tried[0].leave("the model's result differs from the original's on the batches of check")
+            return tried[0]
+    return _swap_modules(model, fuse, optimizers, fuse_optimizers)
 
 
 def _is_graph(model: Any) -> bool:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from recfuse.errors import ArgumentTypeError, a_type
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _EPSILONS = 64
 """How many units of the last place results may differ: sums in another order."""
 
 
-def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_of(batch: Any) -> Call:
     """A batch of ``check`` as the arguments of a call."""
     if (
         isinstance(batch, tuple)
@@ -37,81 +42,72 @@ def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def outputs_of(model: torch.nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Any]:
-    """What a model returns for copies of a batch, with the same random numbers and buffers; flat."""
-    args, kwargs = pytree.tree_map_only(Tensor, Tensor.clone, call)
-    devices = list(
-        {item.device for item in pytree.tree_leaves(call) if isinstance(item, Tensor) and item.is_cuda}
-    )
-    with torch.random.fork_rng(devices), torch.no_grad(), _same_buffers(model):
-        torch.manual_seed(0)
-        found = pytree.tree_leaves(model(*args, **kwargs))
-        return [item.clone() if isinstance(item, Tensor) else item for item in found]
+def outputs_of(model: torch.nn.Module, calls: Iterable[Call]) -> list[list[Any]]:
+    """What a model, which is the caller's own copy, returns for copies of batches, one after the other; flat.
+
+    Random numbers are the same each time. The random states of the process stay.
+    """
+    with _own_random_numbers(), torch.no_grad():
+        return [
+            [
+                item.clone() if isinstance(item, Tensor) else item
+                for item in pytree.tree_leaves(model(*args, **kwargs))
+            ]
+            for args, kwargs in (pytree.tree_map(_copied, call) for call in calls)
+        ]
+
+
+def _copied(given: Any) -> Any:
+    return given.clone() if isinstance(given, Tensor) else copy.deepcopy(given)
 
 
 @contextlib.contextmanager
-def _same_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """What a call does to buffers, as counters and running means do, is undone."""
-    before = [
-        (module, name, buffer, _version(buffer), buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+def _own_random_numbers() -> Iterator[None]:
+    """Inside, random numbers are those after seeds of 0; outside, all is as it was."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    python, numpy = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            # Not torch.manual_seed, which also seeds the devices that are not in use yet.
+            torch.default_generator.manual_seed(0)
+            for device in devices:
+                torch.cuda.default_generators[device].manual_seed(0)
+            random.seed(0)
+            np.random.seed(0)
+            yield
     finally:
-        for module, name, buffer, version, values in before:
-            module._buffers[name] = buffer
-            if _version(buffer) != version or (version is None and not torch.equal(buffer, values)):
-                with torch.inference_mode(version is None):
-                    buffer.copy_(values)
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
-def _version(buffer: Tensor) -> int | None:
-    """How often it was written to; an inference tensor does not count."""
-    return None if buffer.is_inference() else buffer._version
-
-
-def agrees(model: torch.nn.Module) -> Callable[[Any, list[Any]], bool]:
-    """A function of a call and what it must return."""
-
-    def agrees_on(call: Any, expected: list[Any]) -> bool:
-        try:
-            return alike(outputs_of(model, call), expected)
-        except Exception:  # where the original has none
-            return False
-
-    return agrees_on
-
-
-class Checked:
-    """What a module returns for batches, in eval mode, to be compared with what it returns later."""
-
-    def __init__(self, model: torch.nn.Module, batches: Iterable[Any]) -> None:
-        """Runs them."""
-        self.model, self.calls = model, [call_of(batch) for batch in batches]
-        with _in_eval_mode(model):
-            self.expected = [outputs_of(model, call) for call in self.calls]
-
-    def agrees(self) -> bool:
-        """Whether it returns the same again."""
-        with _in_eval_mode(self.model):
-            return all(map(agrees(self.model), self.calls, self.expected))
-
-
-@contextlib.contextmanager
-def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+def agrees(model: torch.nn.Module, calls: Sequence[Call], expected: Sequence[list[Any]]) -> bool:
+    """Whether a model, the caller's own copy, returns the same for batches."""
     try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-        for module in model.modules():  # new ones have their owner's mode
-            if module not in modes:
-                module.training = model.training
+        return all(map(alike, outputs_of(model, calls), expected))
+    except Exception:  # where the original has none
+        return False
+
+
+def stays_the_same(
+    model: torch.nn.Module, change: Callable[[torch.nn.Module], Any], calls: Sequence[Call]
+) -> bool:
+    """Whether a module returns the same for batches, in eval mode, after a change. The module itself neither
+    runs nor changes: copies do. Raises ValueError where it cannot be copied.
+    """
+    expected = outputs_of(_copy_of(model), calls)
+    copied = _copy_of(model)
+    change(copied)
+    return agrees(copied, calls, expected)
+
+
+def _copy_of(model: torch.nn.Module) -> torch.nn.Module:
+    try:
+        return copy.deepcopy(model).eval()
+    except Exception as error:
+        raise ArgumentValueError(
+            f"recfuse.swap: check needs a copy of the model, which {type(error).__name__} prevents "
+            f"({error}); swap it without check, or make copy.deepcopy(model) work"
+        ) from error
 
 
 def alike(found: Sequence[Any], expected: Sequence[Any]) -> bool:

@@ -6,12 +6,13 @@ import copy
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from recfuse.passes.graph.checks import agrees, call_of, outputs_of
 from recfuse.passes.graph.exported import ExportedGraph
+from recfuse.passes.graph.nodes import storage_of
 from recfuse.passes.graph.program import Program
 from recfuse.passes.graph.progress import uncollected
 from recfuse.passes.graph.rewrite import chosen, rewrite
@@ -31,7 +32,7 @@ def swap_graph(
         with uncollected():
             rewrite(_program(given), report, patterns)
         return report
-    expected = [outputs_of(_callable(given), batch) for batch in batches]
+    expected = outputs_of(_callable(_copied(given)), batches)
     refused = _refused(given, batches, expected, patterns)
     rewrite(_program(given), report, patterns, refused=refused)
     return report
@@ -45,7 +46,7 @@ def _refused(
     def agree(**which: Any) -> tuple[bool, list[tuple[str, str]]]:
         copied = _copied(given)
         swapped = rewrite(_program(copied), SwapReport(), patterns, **which)
-        return all(map(agrees(_callable(copied)), batches, expected)), swapped
+        return agrees(_callable(copied), batches, expected), swapped
 
     good, matches = agree()
     if good:
@@ -64,12 +65,42 @@ def _callable(given: ExportedProgram | GraphModule) -> nn.Module:
 
 
 def _copied(given: Any) -> Any:
-    """A copy whose graph may be rewritten; weights are the same ones."""
+    """A copy whose graph may be rewritten, and which may run: what a call may write to is its own. Weights
+    that no call writes to are the same ones.
+    """
     if isinstance(given, GraphModule):
-        return GraphModule(given, copy.deepcopy(given.graph))
+        copied: Any = GraphModule(given, copy.deepcopy(given.graph))
+        tensors = {**dict(copied.named_parameters()), **dict(copied.named_buffers())}
+        for name, tensor in _own_tensors(tensors, _program(copied)).items():
+            owner, _, attribute = name.rpartition(".")
+            setattr(copied.get_submodule(owner), attribute, tensor)
+        return copied
     graph_module = GraphModule(given.graph_module, copy.deepcopy(given.graph_module.graph))
-    return ExportedProgram(
-        graph_module, graph_module.graph, copy.deepcopy(given.graph_signature), given.state_dict,
+    copied = ExportedProgram(
+        graph_module, graph_module.graph, copy.deepcopy(given.graph_signature), dict(given.state_dict),
         given.range_constraints, copy.deepcopy(given.module_call_graph), given.example_inputs,
         dict(given.constants), verifiers=given.verifiers,
     )  # fmt: skip
+    tensors = {**copied.constants, **copied.state_dict}
+    for name, tensor in _own_tensors(tensors, _program(copied)).items():
+        (copied.state_dict if name in copied.state_dict else copied.constants)[name] = tensor
+    return copied
+
+
+def _own_tensors(tensors: dict[str, Any], program: Program) -> dict[str, Tensor]:
+    """Copies of the buffers, and of the Parameters that a program writes to. What shares memory shares it."""
+    written = {program.name(node) for node in program.nodes if program.effects.is_written(node)}
+    tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    memory = {
+        storage_of(tensor)
+        for name, tensor in tensors.items()
+        if name in written or not isinstance(tensor, nn.Parameter)
+    }
+    memo: dict[int, Any] = {}
+    copies: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if storage_of(tensor) in memory:
+            copied = copy.deepcopy(tensor.detach(), memo)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            copies[name] = nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
+    return copies
