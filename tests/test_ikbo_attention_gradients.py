@@ -135,6 +135,34 @@ def test_many_users_are_worked_through_in_parts(form, monkeypatch):
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("lengths", (False, True))
+@pytest.mark.parametrize("uneven", (False, True))
+def test_many_users_are_few_calls(uneven, lengths, monkeypatch):
+    """As a call for each user takes longer than its work."""
+    calls, users = [], 2048
+    kernel = backward_cpu._backward
+    monkeypatch.setattr(
+        backward_cpu, "_backward", lambda *given, **options: calls.append(1) or kernel(*given, **options)
+    )
+    q = torch.randn(users, 1, 2, 8)
+    k, v = (torch.randn(users, 20, 2, 8).requires_grad_() for _ in range(2))
+    owners = (torch.rand(users) ** 3 * users).long() if uneven else torch.arange(users)
+    sizes = torch.randint(0, 21, (users,)) if lengths else None
+    out = recfuse.ikbo_attention(q, k, v, owners, kv_lengths=sizes)
+    factors = torch.randn_like(out)
+    got = torch.autograd.grad(out, (k, v), factors)
+    assert 1 <= len(calls) <= (200 if uneven and lengths else 20)
+    pick = torch.zeros(users, 20).masked_fill(
+        torch.arange(20) >= (sizes if lengths else torch.full((users,), 20))[:, None], -torch.inf
+    )
+    given = (one[owners].transpose(1, 2) for one in (k, v))
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(1, 2), *given, attn_mask=pick[owners][:, None, None]
+    )
+    want = torch.where(pick[owners][:, None, :1].isinf()[..., None], 0, want).transpose(1, 2)
+    torch.testing.assert_close(got, torch.autograd.grad(want, (k, v), factors), rtol=1e-4, atol=1e-4)
+
+
 def test_second_derivatives_and_forward_mode_are_refused():
     problem = leaves(Problem(Case(dtype=torch.float64)))
     (grad,) = torch.autograd.grad(problem.run().square().sum(), problem.q, create_graph=True)
