@@ -128,7 +128,8 @@ static rf_status fail_forbidden(const rf__kernel_source *kernel, const char *arc
         "the GPU kernel %s of %s for %s is not in the cache (%s%s%s), and RECFUSE_JIT=off forbids to "
         "compile it; fill that folder with `recfuse compile --arch %s` and the plan in use, or "
         "unset RECFUSE_JIT. Its options: %s",
-        kernel->entry, kernel->file, arch, has ? folder : "there is none: no RECFUSE_CACHE_DIR and no HOME",
+        kernel->entry, kernel->file, arch,
+        has ? folder : "there is none: no RECFUSE_CACHE_DIR and no HOME, or too long a path",
         refused ? ", which is not used: " : "", refused ? reason : "", arch, defines);
 }
 
