@@ -111,7 +111,9 @@ def shared_matrices() -> dict[int, dict[int, TableSpec]]:
     """The tables in a Parameter, by its id and by their first rows, where there are several."""
     found: dict[int, dict[int, TableSpec]] = {}
     for module in list(numbered.values()):
-        layout, parameters = module.layout, module.holder._parameters
+        if (store := vars(module).get("_store")) is None:  # unswapped since
+            continue
+        layout, parameters = store.layout, store.parameters
         for number, name in enumerate(layout.parameter_names):
             parameter = parameters.get(name)
             tables = {spec.first_row: spec for spec in layout.tables if spec.matrix == number}
