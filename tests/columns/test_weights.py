@@ -45,8 +45,9 @@ def _data(module):
 
 
 def _replaced(module):
-    for name, parameter in list(module.named_parameters(recurse=False)):
-        setattr(module, name, torch.nn.Parameter(torch.randn_like(parameter)))
+    for owner in module.modules():
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            setattr(owner, name, torch.nn.Parameter(torch.randn_like(parameter)))
 
 
 def _in_place(module):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from support.table_model import LOOKUPS, OFFSETS, Model, assert_equal, backward, init
+from support.tables.model import LOOKUPS, OFFSETS, Model, assert_equal, backward, init
 
 
 def init_data(model):
@@ -261,6 +261,7 @@ def test_it_is_as_before(name):
 REFUSED = {
     "forward hook": lambda table: table.register_forward_hook(print),
     "forward pre-hook": lambda table: table.register_forward_pre_hook(print),
+    "hook before loading": lambda table: table.register_load_state_dict_pre_hook(print),
     "backward hook": lambda table: table.register_full_backward_hook(print),
     "backward pre-hook": lambda table: table.register_full_backward_pre_hook(print),
     "hook of the weight": lambda table: table.weight.register_hook(print),
@@ -295,7 +296,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_by_name(name):
     model = Model(packed=True)
-    with pytest.raises((AttributeError, ValueError, TypeError), match=r"(?s)recfuse: .*(packed|table '0')"):
+    with pytest.raises((AttributeError, ValueError, TypeError), match=r"(?is)recfuse: .*(packed|table '0')"):
         REFUSED[name](model.emb_l[0])
     assert torch.equal(model.emb_l[0].weight, Model(packed=False).emb_l[0].weight)
     assert torch.equal(model(), Model(packed=False)())

@@ -11,7 +11,7 @@ from torch import nn
 import recfuse
 from recfuse.nn import FusedEmbeddingBagCollection, FusedEmbeddingBagList
 from recfuse.nn.packed.table import PackedTable
-from support.table_model import LOOKUPS, OFFSETS, Model, assert_equal, backward, init
+from support.tables.model import LOOKUPS, OFFSETS, Model, assert_equal, backward, init
 
 
 @pytest.mark.parametrize("method", ("append", "extend", "insert", "pop", "__delitem__", "__iadd__"))
@@ -247,3 +247,53 @@ def test_columns_have_tables_that_are_modules():
     assert columns.tables.a.weight.grad is None and columns.tables.b.weight.grad.sum() == 8
     columns.tables.a.requires_grad_(True)
     torch.testing.assert_close(columns(batch), out)
+
+
+def test_unswap_gives_optimizers_the_state_of_a_frozen_table():
+    plain = collection_of_torchrec()
+    packed = copy.deepcopy(plain)
+    optimizers = [torch.optim.Adagrad(model.parameters(), lr=0.1) for model in (plain, packed)]
+    jagged = pytest.importorskip("torchrec.sparse.jagged_tensor")
+    batch = jagged.KeyedJaggedTensor(["f0", "f1", "f2"], torch.arange(6), offsets=torch.arange(0, 7, 1))
+    recfuse.swap(packed, optimizers=[optimizers[1]])
+    for trained in (True, False, False, True):
+        for model, optimizer in zip((plain, packed), optimizers, strict=True):
+            model.get_submodule("0.embedding_bags.t1").requires_grad_(trained)
+            optimizer.zero_grad()
+            model(batch).values().square().sum().backward()
+            optimizer.step()
+            if not trained and model is packed:
+                recfuse.unswap(packed, optimizers=[optimizer])
+    assert_equal(dict(packed.state_dict()), dict(plain.state_dict()))
+    states = ([state["sum"] for state in one.state_dict()["state"].values()] for one in optimizers)
+    assert_equal(*states)
+
+
+def test_a_shallow_copy_follows():
+    packed = FusedEmbeddingBagList([nn.EmbeddingBag(10, 4, mode="sum") for _ in range(3)])
+    twin, want = copy.copy(packed), packed.pool([OFFSETS] * 3, [LOOKUPS] * 3)
+    twin[1].requires_grad_(False)
+    for module in (packed, twin):
+        assert_equal(module.pool([OFFSETS] * 3, [LOOKUPS] * 3), want)
+    del twin
+    packed[1].requires_grad_(True)
+    assert_equal(packed.pool([OFFSETS] * 3, [LOOKUPS] * 3), want)
+
+
+def test_quantisers_are_refused_where_they_would_skip_a_module():
+    qconfig = torch.ao.quantization.float_qparams_weight_only_qconfig
+    bag = nn.Sequential(nn.EmbeddingBag(9, 4))
+    recfuse.swap(bag)
+    torchrec = collection_of_torchrec()
+    recfuse.swap(torchrec)
+    for model in (bag, torchrec, Model(packed=True)):
+        of_others = copy.deepcopy(model)
+        torch.ao.quantization.propagate_qconfig_(of_others, {nn.Linear: qconfig})
+        with pytest.raises(ValueError, match=r"qconfig of .* must be None.*recfuse\.unswap"):
+            torch.ao.quantization.propagate_qconfig_(model, {"": qconfig})
+    prepared = nn.Sequential(nn.EmbeddingBag(9, 4))
+    prepared[0].qconfig = qconfig
+    assert "qconfig" in recfuse.swap(prepared).left[0].detail
+    prepared = collection_of_torchrec()
+    prepared[0].qconfig = qconfig
+    assert "qconfig" in recfuse.swap(prepared).left[0].detail

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from recfuse.errors import refuse_scripting
 from recfuse.nn.memory import advise_huge_pages
+from recfuse.nn.quantizers import RefusedQconfig
 from recfuse.ops import embedding_bag
 from recfuse.ops.updates import check_finished, unfinished
 
@@ -25,6 +26,7 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
 
     schedule: str = ""
     """How the kernel works; see :func:`recfuse.embedding_bag`. "": by its defaults."""
+    qconfig = RefusedQconfig()
     pinned: PinnedRows | None = None
     """Rows kept in the GPU's L2, refreshed before a call. None: none."""
 

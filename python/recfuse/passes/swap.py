@@ -291,6 +291,8 @@ def _replace(name: str, module: torch.nn.Module, report: SwapReport) -> None:
 def _why_not_replaceable(table: torch.nn.EmbeddingBag) -> str | None:
     if "forward" in vars(table):
         return "its forward was replaced on the object"
+    if getattr(table, "qconfig", None) is not None:
+        return "it has a qconfig for a quantiser, which knows torch's class alone"
     weight = table.weight
     if weight.dtype not in DTYPES:
         return f"{weight.dtype} has no kernel; float32, float16 and bfloat16 have"

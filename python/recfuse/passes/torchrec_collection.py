@@ -29,6 +29,8 @@ class TorchRecCollection(Pattern):
         """Where it has another forward, or weights that not all tables can have."""
         if "forward" in vars(self.owner):
             return "its forward was replaced on the object"
+        if getattr(self.owner, "qconfig", None) is not None:
+            return "it has a qconfig for a quantiser, which knows TorchRec's class alone"
         if self.owner.is_weighted() and any(table.mode != "sum" for table in self.tables):
             return 'weighted, and a table is not of mode "sum"'
         return None

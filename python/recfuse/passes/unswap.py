@@ -54,6 +54,9 @@ def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer
         bags.append(_unpacked(pattern.owner, first, targets))
         first += len(pattern.owner.packed_weights())
     move.apply(targets)
+    for target in targets:
+        if not target.parameter.requires_grad:
+            target.parameter.grad = None
     for pattern, own_bags in zip(patterns, bags, strict=True):
         report.add(pattern.path, pattern.kind, "restored", pattern.restore(own_bags))
     for name, module in model.named_modules():
@@ -90,7 +93,8 @@ def _unpacked(owner: PackedModule, first_matrix: int, targets: list[Target]) -> 
         if shared not in parameters or spec.num_embeddings == 0:
             rows = table_rows(spec, matrix.detach()).clone()
             parameters[shared] = Parameter(rows, requires_grad=matrix.requires_grad)
-            piece = Piece(first_matrix + spec.matrix, spec.first_row, spec.num_embeddings, 0)
+            home, first_row = owner.home_of(table)  # where optimizers have the state of a frozen table
+            piece = Piece(first_matrix + home, first_row, spec.num_embeddings, 0)
             name = owner._below(f"{spec.name}.weight")
             targets.append(Target(parameters[shared], name, [piece]))
         bag = torch.nn.EmbeddingBag(

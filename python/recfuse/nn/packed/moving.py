@@ -101,11 +101,11 @@ def _place(spec: TableSpec) -> tuple[int, int, int]:
 def _parameter(store: PackedStore, name: str, number: int) -> Parameter:
     """A matrix whose table ``number`` may move; raises where it may not."""
     reason = None
-    if store.owner is None:
+    if not store.owners:
         reason = "its module is gone"
     elif name not in store.parameters:
         reason = f"its packed matrix {name} is computed (parametrized or pruned)"
-    elif own := store.owner._why_not_movable():
+    elif own := store.owners[0]._why_not_movable():
         reason = own
     if reason is not None:
         raise ArgumentValueError(
@@ -184,4 +184,5 @@ def _relocate(store: PackedStore, places: dict[int, tuple[str, int]]) -> None:
     store.layout = layout._replace(tables=tables, parameter_names=names, features=features)
     for name in set(layout.parameter_names) - used:
         del store.parameters[name]
-    store.owner._layout_changed()
+    for owner in store.owners:
+        owner._layout_changed()

@@ -23,6 +23,7 @@ from recfuse.nn.packed.layout import (
 from recfuse.nn.packed.optimizer_state import Piece
 from recfuse.nn.packed.optimizers import Move, Target
 from recfuse.nn.packed.store import PackedStore, matrices_of
+from recfuse.nn.quantizers import RefusedQconfig
 from recfuse.ops.embedding_bag_arguments import padding_row
 
 
@@ -31,6 +32,7 @@ class PackedParameters(torch.nn.Module):
     of the tables; tables that are frozen, or in another group of an optimizer, have one of their own.
     """
 
+    qconfig = RefusedQconfig()
     _store: PackedStore
 
     _tables_name = "embedding_bags"

@@ -44,21 +44,26 @@ class PackedStore:
         self.homes: dict[int, tuple[str, int]] = {}
         self.loading: list[str] | None = None
         self.number = -1
+        self._owners: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._holders: weakref.WeakSet[Any] = weakref.WeakSet()
         self.bind(owner, holder)
 
     def bind(self, owner: torch.nn.Module, holder: torch.nn.Module) -> None:
-        """Notes the module and the holder, of which a copied store knows nothing."""
-        self._owner, self._holder = weakref.ref(owner), weakref.ref(holder)
+        """Notes a module and its holder, of which a copied store knows nothing. Shallow copies of a module
+        have one store.
+        """
+        self._owners.add(owner)
+        self._holders.add(holder)
 
     @property
-    def owner(self) -> Any:
-        """The packed module; None: it is gone."""
-        return None if self._owner is None else self._owner()
+    def owners(self) -> list[Any]:
+        """The packed module and its shallow copies; empty: it is gone."""
+        return list(self._owners)
 
     @property
     def holder(self) -> Any:
-        """The module that has the Parameters; None: it is gone."""
-        return None if self._holder is None else self._holder()
+        """A module that has the Parameters; None: it is gone."""
+        return next(iter(self._holders), None)
 
     def matrix(self, number: int) -> Tensor:
         """The packed matrix with the rows of table ``number``."""
@@ -68,4 +73,8 @@ class PackedStore:
 
     def __getstate__(self) -> dict[str, Any]:
         """State without references to modules, which a copy binds itself."""
-        return {**self.__dict__, "_owner": None, "_holder": None, "loading": None}
+        return {name: value for name, value in vars(self).items() if name not in ("_owners", "_holders")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy, whose modules bind themselves."""
+        vars(self).update(state, _owners=weakref.WeakSet(), _holders=weakref.WeakSet(), loading=None)

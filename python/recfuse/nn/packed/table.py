@@ -19,6 +19,7 @@ from recfuse.nn.packed.pooling import table_call
 from recfuse.nn.packed.store import PackedStore
 from recfuse.nn.packed.table_weight import TableWeight
 from recfuse.nn.packed.taking_part import followed_table, rows_of
+from recfuse.nn.quantizers import RefusedQconfig
 from recfuse.ops.library import is_readable
 
 _UNSWAP = "recfuse.unswap(model) gives modules back that can be changed"
@@ -37,7 +38,15 @@ _MOVES = (
     "type",
     "xpu",
 )
-_HOOKS = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook")
+_HOOKS = (
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+    "register_backward_hook",
+    "register_load_state_dict_pre_hook",
+    "_register_load_state_dict_pre_hook",
+)
 
 
 class PackedTable(torch.nn.EmbeddingBag):
@@ -57,6 +66,7 @@ class PackedTable(torch.nn.EmbeddingBag):
     """
 
     name: str
+    qconfig = RefusedQconfig()
 
     def __init__(self, store: PackedStore, number: int) -> None:
         """Table ``number`` of a store."""
@@ -247,7 +257,7 @@ class PackedTable(torch.nn.EmbeddingBag):
         fixed = name in _FIXED
         if fixed and name in vars(self) and vars(self)[name] == value:
             return
-        if fixed or isinstance(value, Parameter) or (name == "qconfig" and value is not None):
+        if fixed or isinstance(value, Parameter):
             self._refuse(f"{name} cannot be set; tables of one packed module are pooled in one call")
         super().__setattr__(name, value)
 
@@ -319,11 +329,11 @@ class NoParameters(dict[str, Any]):
         )
 
 
-def _refusing_hooks(kind: str) -> Any:
+def _refusing_hooks(method: str) -> Any:
     def register(self: PackedTable, *_: Any, **__: Any) -> NoReturn:
-        self._refuse(f"register_{kind} is refused, since a hook would not run when all tables are pooled")
+        self._refuse(f"{method} is refused, since one call pools all tables, and one load fills them")
 
-    register.__name__, register.__doc__ = f"register_{kind}", "Refuses: one call pools all tables."
+    register.__name__, register.__doc__ = method, "Refuses: one call pools all tables, one load fills them."
     return register
 
 
@@ -340,7 +350,7 @@ def _refusing_moves(method: str) -> Any:
     return move
 
 
-for _kind in _HOOKS:
-    setattr(PackedTable, f"register_{_kind}", _refusing_hooks(_kind))
+for _method in _HOOKS:
+    setattr(PackedTable, _method, _refusing_hooks(_method))
 for _method in _MOVES:
     setattr(PackedTable, _method, _refusing_moves(_method))

@@ -74,7 +74,7 @@ class TableHolder(torch.nn.Module):
         missing_keys.extend(key for key in missing if key not in packed)
         if strict:
             missing_keys.extend(key for key in tables if key not in state_dict)
-        if (owner := self._store.owner) is not None:
+        for owner in self._store.owners:
             owner._weights_changed()
 
 
@@ -106,7 +106,7 @@ class Tables(TableHolder, torch.nn.ModuleDict):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tables:
         super()._apply(fn, recurse)
-        if (owner := self._store.owner) is not None:
+        for owner in self._store.owners:
             owner._weights_changed()
         return self
 

@@ -45,6 +45,14 @@ class PackedTables(PackedParameters):
     def _layout_changed(self) -> None:
         """Called with another layout: notes what follows from it."""
 
+    def home_of(self, table: PackedTable) -> tuple[int, int]:
+        """The matrix in which optimizers of the packed Parameters have a table's rows, and the first of them:
+        those of a table that is frozen alone are where it was before.
+        """
+        spec = table.spec
+        name, first_row = self._store.homes.get(table.place[1], ("", spec.first_row))
+        return self.layout.parameter_names.index(name) if name else spec.matrix, first_row
+
     def _why_not_movable(self) -> str | None:
         """Why no table can move to another matrix; None if all can."""
         return None

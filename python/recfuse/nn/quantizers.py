@@ -1,0 +1,23 @@
+"""What a swapped module says to quantisers of ``torch.ao`` and TorchRec, which know only torch's classes."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from recfuse.errors import ArgumentValueError, a_type
+
+
+class RefusedQconfig:
+    """The attribute ``qconfig`` of a class that quantisers cannot convert: raises when they give it one."""
+
+    def __get__(self, module: Any, kind: type) -> NoReturn:
+        """Raises AttributeError: there is none."""
+        raise AttributeError("qconfig")
+
+    def __set__(self, module: Any, value: Any) -> None:
+        """Takes None, which says: not to be quantised."""
+        if value is not None:
+            raise ArgumentValueError(
+                f"recfuse: qconfig of {a_type(module)} is set, must be None: quantisers convert only classes "
+                "of torch and TorchRec, and would skip this module. Call recfuse.unswap(model) first"
+            )
