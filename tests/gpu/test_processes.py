@@ -159,9 +159,9 @@ EXIT = """
     import torch
     import recfuse
     table = torch.ones(5, 12, device="cuda", requires_grad=True)
-    users = torch.ones(2, 9, 64, 2, device="cuda", dtype=torch.float16, requires_grad=True)
+    users = torch.ones(2, 3, 9, 2, 64, device="cuda", dtype=torch.float16, requires_grad=True)
     picked = torch.tensor([0, 1, 1], device="cuda")
-    out = recfuse.ikbo_attention(users[0, :3], users[0], users[1], picked).float().sum()
+    out = recfuse.ikbo_attention(users[0], users[0], users[1], picked).float().sum()
     (out + recfuse.embedding_bag(picked, table, picked[:1] * 0).sum()).backward()
     {}
 """

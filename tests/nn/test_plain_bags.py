@@ -192,7 +192,7 @@ def test_a_subclass_with_dispatch_sees_the_public_operator(wrapped):
         {"padding_idx": 7},
         {"padding_idx": 7, "input": INDICES.float()},
     ),
-    ids=str,
+    ids=", ".join,
 )
 def test_errors_are_those_of_any_other_call(change):
     call = {"input": INDICES, "weight": torch.randn(7, 4, requires_grad=True), "offsets": OFFSETS, **change}

@@ -87,6 +87,10 @@ class ApplyEmb(Pattern):
         return f"torch.nn.ModuleList of {len(bags)} torch.nn.EmbeddingBag, and the model's own apply_emb"
 
 
+def _is_same(found: Any, value: Any) -> bool:
+    return type(found) is type(value) and found == value
+
+
 def has_fused_method(module: torch.nn.Module) -> bool:
     """Whether ``fuse`` has given a module its method; the model may have given the tables up since."""
     return isinstance(vars(module).get("apply_emb"), FusedApplyEmb)
@@ -169,6 +173,5 @@ class FusedApplyEmb:
         ):
             return False
         return not any(hasattr(self.model, name) for name in self.absent) and all(
-            type(found := getattr(self.model, name, _MISSING)) is type(value) and found == value
-            for name, value in self.flags.items()
+            _is_same(getattr(self.model, name, _MISSING), value) for name, value in self.flags.items()
         )
