@@ -17,6 +17,7 @@ from recfuse.nn.packed.layout import Layout, native_call
 from recfuse.nn.packed.pooling import check_mapping, has_kernel, on_gpu, pool_one_by_one
 from recfuse.nn.packed.tables import PackedTables
 from recfuse.nn.packed.taking_part import columns_of
+from recfuse.nn.packed.wrappers import check_parallel
 from recfuse.nn.tuning import Tuning
 from recfuse.ops import fused_embedding_bag
 
@@ -64,6 +65,8 @@ class PackedModule(PackedTables):
         weights, layout = self.packed_weights(), self.layout  # in this order: weights may change the layout
         if torch.compiler.is_dynamo_compiling():
             torch._dynamo.mark_static(layout.features)  # as many as there are, whatever the batch
+        if layout.sparse and not torch.compiler.is_compiling():
+            check_parallel(weights)
         if mapping is not None:
             check_mapping(mapping, layout, offsets)
         if not has_kernel(weights):

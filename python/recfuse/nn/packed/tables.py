@@ -18,6 +18,7 @@ from recfuse.nn.packed.row_wise import watch
 from recfuse.nn.packed.store import PackedStore
 from recfuse.nn.packed.table import PackedTable
 from recfuse.nn.packed.table_dict import Tables
+from recfuse.nn.packed.wrappers import check_attribute
 
 
 class PackedTables(PackedParameters):
@@ -73,6 +74,7 @@ class PackedTables(PackedParameters):
         """As of any module; what the class computes, such as ``tables``, is not hidden behind a module, and a
         packed Parameter is set where it is.
         """
+        check_attribute(self, name)
         if isinstance(value, torch.nn.Module) and isinstance(getattr(type(self), name, None), property):
             raise AttributeError(
                 f"recfuse: {name} of {a_type(self)} cannot be set: calls would not use it. Assign "

@@ -1,0 +1,47 @@
+"""Wrappers of torch.distributed that cannot have packed tables; they are refused by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from recfuse.errors import ArgumentTypeError, ArgumentValueError
+
+
+def check_attribute(module: torch.nn.Module, name: str) -> None:
+    """Raises where FullyShardedDataParallel marks a packed module as its own, before it changes anything:
+    its ``state_dict()`` expects an entry for each Parameter. ``fully_shard``, which works, sets the same
+    attribute.
+    """
+    if name != "_is_fsdp_managed_module":
+        return
+    if sys._getframe(2).f_globals.get("__name__") == "torch.distributed.fsdp._dynamo_utils":
+        kind = type(module).__name__
+        raise ArgumentTypeError(
+            f"recfuse: FullyShardedDataParallel cannot wrap a {kind}: its state_dict() expects an entry for "
+            "each packed Parameter, a state_dict has one for each table. Use "
+            "torch.distributed.fsdp.fully_shard, pass ignored_modules=[the module], or call "
+            "recfuse.unswap(model) first"
+        )
+
+
+def check_parallel(weights: Sequence[Tensor]) -> None:
+    """Raises in the forward of a DistributedDataParallel that has one of these matrices, whose gradients are
+    sparse: it would fail in ``backward()``.
+    """
+    parallel = DistributedDataParallel._active_ddp_module
+    if parallel is None or not torch.is_grad_enabled():
+        return
+    own = {id(parameter) for parameter in parallel._module_parameters}
+    if any(id(weight) in own for weight in weights):
+        raise ArgumentValueError(
+            "recfuse: a DistributedDataParallel has packed tables with sparse=True. It takes sparse "
+            "gradients of modules of torch.nn.EmbeddingBag alone: use sparse=False, "
+            "recfuse.swap(model, fuse=False), or name the tables in "
+            "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names) before it "
+            "wraps the model, and call recfuse.optim.average_gradients(parameters) before step()"
+        )
