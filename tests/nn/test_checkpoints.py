@@ -302,3 +302,10 @@ def test_an_unswapped_model_that_loads_the_entries_is_as_torchs(assign):
     with torch.no_grad():
         packed.embedding_bags.packed_dim8.fill_(2)
     assert bool(plain.embedding_bags["t1"].weight.eq(2).all()) == assign
+
+
+def test_a_tables_weight_compares_with_a_parameter():
+    weight = FusedEmbeddingBagCollection([(5, 4)]).tables["t0"].weight
+    other = nn.Parameter(weight.detach().clone())
+    torch.testing.assert_close(weight, other)
+    torch.testing.assert_close(other, weight)
