@@ -99,6 +99,12 @@ CALLS = {  # of tensors that must be on one device
         )[0],
         (Q, Q[:2], Q[:2], MAP, torch.tensor([1, 2]), Q[:2]),
     ),
+    "embedding_bag": (
+        lambda weight, input, offsets, factors: recfuse.embedding_bag(
+            input, weight, offsets, mode="sum", per_sample_weights=factors
+        ),
+        (W, MAP, torch.arange(3), torch.rand(3)),
+    ),
     "fused_embedding_bag": (
         lambda weight, indices, offsets, factors: recfuse.fused_embedding_bag(
             [weight], torch.tensor([[0, 0, 5, 4, 0, -1, 0]]), indices, offsets, 4, factors
@@ -112,6 +118,7 @@ CALLS = {  # of tensors that must be on one device
         (torch.rand(9, 4), MAP, OFFSETS, torch.rand(3)),
     ),
 }
+LOOKUPS = "embedding_bag", "fused_embedding_bag", "embedding_columns"
 
 
 @pytest.mark.parametrize("gradients", (False, True))
@@ -125,8 +132,19 @@ def test_tensors_of_several_devices_are_refused(name, gradients):
     for number in range(len(tensors)):
         for wrong, right in (("meta", "cpu"), ("cpu", "meta")):
             given = [one.to(wrong if at == number else right) for at, one in enumerate(tensors)]
+            if name in LOOKUPS and given[0].is_meta:  # as torch's lookups
+                assert call(*given).is_meta
+                continue
             with pytest.raises(ValueError, match=r"on (meta|cpu), .* on (cpu|meta); move all tensors"):
                 call(*given)
+
+
+def test_a_collection_on_meta_takes_any_indices_and_has_meta_gradients():
+    collection = FusedEmbeddingBagCollection([(9, 4), (5, 4)]).to("meta")
+    pooled = collection(torch.tensor([1, 2, 3, 4]), torch.arange(5))
+    assert pooled.is_meta and pooled.shape == (2, 8)
+    pooled.sum().backward()
+    assert all(one.grad.is_meta for one in collection.parameters())
 
 
 @pytest.mark.parametrize("first", (0, 1, -3))

@@ -220,7 +220,8 @@ def test_errors(name: str) -> None:
     changes, kind, detail = ONE_TABLE_ERRORS[name]
     with pytest.raises(RuntimeError) as raised:
         OPS.embedding_bag(**one_table(**changes))
-    assert str(raised.value).startswith(f"{kind}: recfuse.embedding_bag: {detail}")
+    assert type(raised.value) is errors.BY_NAME[kind]
+    assert str(raised.value).startswith(f"recfuse.embedding_bag: {detail}")
 
 
 @pytest.mark.parametrize("name", TWO_TABLES_ERRORS)
@@ -228,14 +229,15 @@ def test_fused_errors(name: str) -> None:
     changes, kind, detail = TWO_TABLES_ERRORS[name]
     with pytest.raises(RuntimeError) as raised:
         OPS.fused_embedding_bag(**two_tables(**changes))
-    assert str(raised.value).startswith(f"{kind}: recfuse.fused_embedding_bag: {detail}")
+    assert type(raised.value) is errors.BY_NAME[kind]
+    assert str(raised.value).startswith(f"recfuse.fused_embedding_bag: {detail}")
 
 
 @pytest.mark.parametrize("shift", range(4))
 @pytest.mark.parametrize("character", "\u00e9\u20ac\U0001f600")
 def test_a_text_that_is_cut_stays_valid(shift: int, character: str) -> None:
     """The limit of 4,095 bytes falls on each byte of a character of two, three and four bytes."""
-    with pytest.raises(RuntimeError, match=f"^ValueError: .*{character}") as raised:
+    with pytest.raises(ValueError, match=f"^.*{character}") as raised:
         OPS.embedding_bag(**one_table(mode="x" * shift + character * 3000))
     assert len(str(raised.value).encode()) > 3000
 
@@ -248,7 +250,7 @@ def test_freed_tensors_without_elements_are_fine() -> None:
 def test_an_output_too_large_is_an_error() -> None:
     features = torch.tensor([[0, 0, 0, 1 << 40, 0, -1, 0]])
     nothing, offsets = torch.empty(0, dtype=torch.int64), torch.zeros((1 << 16) + 1, dtype=torch.int64)
-    with pytest.raises(RuntimeError, match=r"^MemoryError: recfuse\.fused_embedding_bag: "):
+    with pytest.raises(MemoryError, match=r"^recfuse\.fused_embedding_bag: "):
         OPS.fused_embedding_bag([torch.empty(0)], features, nothing, offsets, 1 << 40)
     with pytest.raises(torch.OutOfMemoryError, match=r"^recfuse\.fused_embedding_bag: ") as raised:
         recfuse.fused_embedding_bag([torch.empty(0)], features, nothing, offsets, 1 << 40)
@@ -275,7 +277,7 @@ def test_threads() -> None:
             arguments = one_table(weight=weight, indices=indices)
             torch.testing.assert_close(OPS.embedding_bag(**arguments), expected_one(arguments))
             indices[seed] = ROWS + seed
-            with pytest.raises(RuntimeError, match=rf"^IndexError: .*\b{ROWS + seed}\b"):
+            with pytest.raises(IndexError, match=rf"^.*\b{ROWS + seed}\b"):
                 OPS.embedding_bag(**arguments)
 
     with ThreadPoolExecutor(8) as pool:

@@ -51,6 +51,12 @@
       "embedding_columns_program(columns: int64 [n, 17], sources: int64 [n, 5], steps: int64 [n, 3], "       \
       "boundaries: float32 [n], vocabulary: int64 [n]) -> int64 [words]; fields as in "                      \
       "recfuse/embedding_columns.h")                                                                         \
+    X(tensor_cell, "tensor_cell(tensor: torch.Tensor, implementation: its _cdata, size: bytes of the "       \
+                   "object) -> int, the "                                                                    \
+                   "first byte of the object's word that is `implementation`; -1: there is none")            \
+    X(check_storages,                                                                                        \
+      "check_storages(type: torch.Tensor, cell: of tensor_cell, where: str, name: str, tensors: tuple): "    \
+      "raises ValueError where the storage of a tensor is too small for it; objects of other types pass")    \
     X(embedding_columns_addresses,                                                                           \
       "embedding_columns_addresses(batch: dict, names: tuple of str, type: torch.Tensor, exchange: its "     \
       "DLPack exchange API) -> (inputs: int64 [names, 10], rows are rf_column_input; widths: int64 "         \

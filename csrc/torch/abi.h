@@ -63,6 +63,7 @@ typedef void (*rf__parallel_body)(int64_t begin, int64_t end, void *context);
     X(int32_t, torch_string_length, (StringHandle string, size_t *length))                                 \
     X(int32_t, torch_delete_string, (StringHandle string))                                                 \
     /* tensors; sizes, strides and data are borrowed */                                                    \
+    X(int32_t, aoti_torch_is_defined, (AtenTensorHandle tensor, bool *is_defined))                         \
     X(int32_t, aoti_torch_get_dim, (AtenTensorHandle tensor, int64_t *dim))                                \
     X(int32_t, aoti_torch_get_sizes, (AtenTensorHandle tensor, int64_t **sizes))                           \
     X(int32_t, aoti_torch_get_strides, (AtenTensorHandle tensor, int64_t **strides))                       \

@@ -115,6 +115,29 @@ static rf_status run(rf__call *call, StableIValue *stack) {
     return RF_OK;
 }
 
+/* The operator of a message: of a private one the public one that it is a part of. */
+static const char *public_name(const rf__registered *registered) {
+    static const char *const names[] = {"embedding_bag",     "fused_embedding_bag", "embedding_columns",
+                                        "ikbo_linear_chain", "ikbo_linear",         "ikbo_attention"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (registered->name[0] == '_' && strncmp(registered->name + 1, names[i], strlen(names[i])) == 0)
+            return names[i];
+    return registered->name;
+}
+
+/* Of a call that failed inside libtorch: None for a tensor gets as far as that. */
+static rf_status none_refuse(const rf__call *call, rf_status status) {
+    const rf__signature *signature = &call->registered->signature;
+    for (int32_t i = 0; i < signature->n_arguments && status == RF_ERR_INTERNAL; i++) {
+        const rf__type type = signature->arguments[i];
+        bool is_defined = true;
+        if (type.kind == RF__TENSOR && !type.list && call->values[i].given)
+            aoti_torch_is_defined(call->values[i].tensor, &is_defined);
+        RF_FAIL_IF(!is_defined, RF_ERR_TYPE, "%s is None, must be a tensor", signature->names[i]);
+    }
+    return status;
+}
+
 /* The arguments are freed whatever happens, and the exception is thrown last, from here alone. The Python type travels in
  * the text, since newer torch makes every C++ exception a RuntimeError. */
 void rf__call_run(const rf__registered *registered, StableIValue *stack) {
@@ -123,7 +146,7 @@ void rf__call_run(const rf__registered *registered, StableIValue *stack) {
     char message[4096 + 256]; /* the longest of rf_last_error, and what it is of */
     for (int32_t i = 0; i < signature->n_arguments; i++)
         call.values[i] = rf__value_take(signature->arguments[i], stack[i]);
-    const rf_status status = run(&call, stack);
+    const rf_status status = none_refuse(&call, run(&call, stack));
     for (int32_t i = call.n_temporaries - 1; i >= 0; i--) rf__tensor_free(call.temporaries[i]);
     free(call.scratch);
     for (int32_t i = 0; i < signature->n_arguments; i++)
@@ -134,6 +157,6 @@ void rf__call_run(const rf__registered *registered, StableIValue *stack) {
     /* The C API names its operator itself; what fails before it is reached does not. */
     const bool named = strncmp(rf_last_error(), "recfuse.", strlen("recfuse.")) == 0;
     snprintf(message, sizeof message, "%s: %s%s%s%s", rf_status_python(status), named ? "" : "recfuse.",
-             named ? "" : registered->name, named ? "" : ": ", rf_last_error());
+             named ? "" : public_name(registered), named ? "" : ": ", rf_last_error());
     aoti_torch_check(false, registered->name, __FILE__, __LINE__, message);
 }

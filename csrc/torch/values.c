@@ -1,6 +1,8 @@
 /* Stack values and tensors of libtorch <-> C. */
 #include "torch/values.h"
 
+#include "base/tensors.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -92,21 +94,36 @@ bool rf__device_is_cpu(rf__torch_device device) { return device.type == aoti_tor
 
 rf__torch_device rf__device_cpu(void) { return (rf__torch_device){aoti_torch_device_type_cpu(), -1}; }
 
+bool rf__tensor_storage(void *tensor, int64_t *bytes, int64_t *first) {
+    return aoti_torch_get_storage_size(tensor, bytes) == 0 &&
+           aoti_torch_get_storage_offset(tensor, first) == 0;
+}
+
 /* The storage of a tensor can be freed or made smaller under it: untyped_storage().resize_(0). */
-static rf_status memory_check(const rf__tensor *tensor) {
-    int64_t last = 0, offset = 0, has = 0, needs = 0;
+static rf_status memory_check(const rf__tensor *tensor, bool has_data) {
+    int64_t last = 0, first = 0, has = 0, needs = 0;
     for (int64_t d = 0; d < tensor->dim; d++) {
         if (tensor->sizes[d] == 0) return RF_OK;
         last += (tensor->sizes[d] - 1) * tensor->strides[d];
     }
-    RF__TORCH_CHECK(aoti_torch_get_storage_offset(tensor->handle, &offset));
-    RF__TORCH_CHECK(aoti_torch_get_storage_size(tensor->handle, &has));
-    needs = (offset + last + 1) * (int64_t)aoti_torch_dtype_element_size(tensor->dtype);
-    RF_FAIL_IF(tensor->data == NULL || needs > has, RF_ERR_VALUE,
+    if (!rf__tensor_storage(tensor->handle, &has, &first)) return RF_OK; /* not strided */
+    needs = (first + last + 1) * (int64_t)aoti_torch_dtype_element_size(tensor->dtype);
+    RF_FAIL_IF(!has_data || needs > has, RF_ERR_VALUE,
                "%s has no memory for its elements: they need %lld bytes of its storage, which has %lld; was "
                "the storage freed or resized?",
                tensor->argument, (long long)needs, (long long)has);
     return RF_OK;
+}
+
+rf_status rf__tensor_storage_check(const char *argument, void *handle) {
+    rf__tensor tensor = {.argument = argument, .handle = handle};
+    int64_t *sizes = NULL, *strides = NULL;
+    if (aoti_torch_get_dim(handle, &tensor.dim) != 0 || aoti_torch_get_sizes(handle, &sizes) != 0 ||
+        aoti_torch_get_strides(handle, &strides) != 0 || aoti_torch_get_dtype(handle, &tensor.dtype) != 0)
+        return RF_OK;
+    tensor.sizes = sizes;
+    tensor.strides = strides;
+    return memory_check(&tensor, true);
 }
 
 rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, rf__torch_device device,
@@ -122,7 +139,7 @@ rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t
     RF_CHECK(tensor_look(handle, tensor));
     RF_FAIL_IF(dim != RF__ANY_DIM && tensor->dim != dim, RF_ERR_VALUE,
                "%s has %lld dimensions, must have %lld", argument, (long long)tensor->dim, (long long)dim);
-    return memory_check(tensor);
+    return memory_check(tensor, tensor->data != NULL);
 }
 
 bool rf__tensor_is_contiguous(const rf__tensor *tensor) {

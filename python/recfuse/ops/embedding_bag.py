@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from recfuse._codes import DTYPES, MEAN, MODES, SUM
+from recfuse._storage import check_storages
 from recfuse.ops.embedding_bag_arguments import (
     check_arguments,
     check_integers,
@@ -32,10 +33,10 @@ from recfuse.ops.embedding_bag_gradients import (
 )
 from recfuse.ops.library import (
     below_autograd,
+    check_devices,
     is_compiled,
     is_transformed,
     needs_derivatives,
-    raise_translated,
 )
 from recfuse.ops.updated_calls import Lookups, updated_call
 from recfuse.ops.updated_traces import Family, Updates, define_updated
@@ -146,13 +147,21 @@ def embedding_bag(
                 "float32, float16 or bfloat16, input and offsets int32 or int64; pass such tensors, or "
                 'schedule=""'
             )
+        tensors = input, weight, offsets, per_sample_weights
+        if any(one is not None and one.is_meta for one in tensors):  # torch's output is memory as it was
+            names = "input", "weight", "offsets", "per_sample_weights"
+            check_devices("embedding_bag", zip(names, tensors, strict=True), follows="weight")
         rest: tuple[Any, ...] = max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights
         rest += include_last_offset, padding_idx
         return torch_embedding_bag(input, weight, offsets, *rest)
     check_arguments(input, weight, offsets, per_sample_weights, mode, scale_grad_by_freq, sparse)
     if input.dim() == 2:
         include_last_offset = False
+        if not input.is_contiguous():  # then reshape() copies it
+            check_storages("recfuse.embedding_bag", "input", (input,))
         if per_sample_weights is not None:
+            if not per_sample_weights.is_contiguous():
+                check_storages("recfuse.embedding_bag", "per_sample_weights", (per_sample_weights,))
             per_sample_weights = per_sample_weights.reshape(-1)
     if max_norm is not None:
         renormalise(weight.detach(), input.reshape(-1), max_norm, norm_type, bounds_check)
@@ -174,21 +183,18 @@ def embedding_bag(
         return _embedding_bag(*arguments)
     if unfinished:
         check_finished((weight,), "a call of tables")
-    try:
-        if updates is not None:
-            complete = mode == "max" or not input.is_cpu or per_sample_weights is not None
-            ends = ends_of(offsets, input, include_last_offset or not complete)
-            feature = feature_of(weight.shape[0], weight.shape[1], MODES.index(mode), row)
-            flat = input if input.dim() == 1 else input.reshape(-1)
-            lookups = Lookups(feature, flat, ends, weight.shape[1], mode == "max", sparse)
-            return updated_call(_embedding_bag, arguments, lookups, updates, per_sample_weights, (weight,))
-        if needs_derivatives((weight, per_sample_weights)):
-            made = apply_eagerly(*arguments)
-            return made[0] if mode == "max" else made
-        with below_autograd():
-            return _embedding_bag(*arguments)
-    except RuntimeError as error:
-        raise_translated(error)
+    if updates is not None:
+        complete = mode == "max" or not input.is_cpu or per_sample_weights is not None
+        ends = ends_of(offsets, input, include_last_offset or not complete)
+        feature = feature_of(weight.shape[0], weight.shape[1], MODES.index(mode), row)
+        flat = input if input.dim() == 1 else input.reshape(-1)
+        lookups = Lookups(feature, flat, ends, weight.shape[1], mode == "max", sparse)
+        return updated_call(_embedding_bag, arguments, lookups, updates, per_sample_weights, (weight,))
+    if needs_derivatives((weight, per_sample_weights)):
+        made = apply_eagerly(*arguments)
+        return made[0] if mode == "max" else made
+    with below_autograd():
+        return _embedding_bag(*arguments)
 
 
 def _plain_call(
@@ -266,4 +272,4 @@ def _lookups_of(*call: Any) -> tuple[tuple[Tensor], Lookups, Tensor | None]:
 
 
 _family = Family(_embedding_bag, embedding_bag_with_winners, _lookups_of)
-_embedding_bag_updated = define_updated("embedding_bag", _family, shape_of)
+_embedding_bag_updated = define_updated("embedding_bag", _family, shape_of, "weight")

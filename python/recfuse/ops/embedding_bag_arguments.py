@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recfuse._codes import DTYPES, INTEGERS, MODES
+from recfuse._storage import check_storages
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError, a_type
 from recfuse.ops.library import HAS_CUDA_KERNELS, check_tensor, is_readable
 
@@ -148,6 +149,8 @@ def renormalise(
     as it was; on CUDA, where torch would assert and looking would wait, a row that is used anyway stands in
     for it (row 0 where every index is bad), and the kernel reports it.
     """
+    check_storages("recfuse.embedding_bag", "weight", (weight,))
+    check_storages("recfuse.embedding_bag", "input", (indices,))
     if weight.is_cuda:
         if indices.numel() == 0 or weight.numel() == 0:
             return

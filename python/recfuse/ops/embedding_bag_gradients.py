@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from recfuse._codes import DTYPES, MAX, MODES
+from recfuse._storage import check_storages
 from recfuse.ops.autograd import eager_apply, pooled, refused_jvp, register
 from recfuse.ops.gradients import (
     WeightGradCall,
@@ -28,11 +29,12 @@ from recfuse.ops.library import (
     is_traced,
     library,
     needs_derivatives,
+    register_fake,
 )
 
 _ops = torch.ops.recfuse
 _embedding_bag = _ops.embedding_bag.default
-plain: Any = _ops._embedding_bag.default._op  # without a frame of Python
+plain: Any = _ops._embedding_bag.default._op.__wrapped__  # with no frame of Python; its errors have no class
 _plain_gradient: Any = _ops._embedding_bag_gradient.default._op
 for _name in ("_embedding_bag", "_embedding_bag_gradient"):  # which come from below autograd
     library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
@@ -47,6 +49,8 @@ def ends_of(offsets: Tensor | None, indices: Tensor, include_last_offset: bool) 
         return torch.arange(bags + 1, dtype=torch.int64, device=indices.device) * lookups
     if include_last_offset:
         return offsets
+    if offsets.is_cpu:
+        check_storages("recfuse.embedding_bag", "offsets", (offsets,))
     return torch.cat((offsets, offsets.new_full((1,), indices.shape[0])))
 
 
@@ -59,7 +63,7 @@ library.define("_feature(SymInt rows, SymInt dim, int pooling, int padding_idx) 
 library.impl("_feature", _new_feature, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("recfuse::_feature", lib=library)
+@register_fake("_feature")
 def _(rows: int, dim: int, pooling: int, padding_idx: int) -> Tensor:
     return torch.empty((1, 7), dtype=torch.int64, device="cpu")
 
@@ -96,7 +100,7 @@ def _bag_winners(
 # ---- shape, and gradients
 
 
-@torch.library.register_fake("recfuse::embedding_bag", lib=library)
+@register_fake("embedding_bag", follows="weight")
 def shape_of(
     weight: Tensor,
     indices: Tensor,
@@ -122,7 +126,7 @@ def shape_of(
     return weight.new_empty((offsets.shape[0] - int(include_last_offset), weight.shape[1]))
 
 
-embedding_bag_with_winners = define_with_winners("embedding_bag", shape_of, _bag_winners)
+embedding_bag_with_winners = define_with_winners("embedding_bag", shape_of, _bag_winners, "weight")
 
 
 class EmbeddingBag(torch.autograd.Function):

@@ -16,12 +16,9 @@ from recfuse.ops.autograd import once_differentiable, register
 from recfuse.ops.fused_embedding_bag import fused_dtype
 from recfuse.ops.library import (
     below_autograd,
-    check_devices,
     is_transformed,
-    library,
     needs_derivatives,
-    numbered,
-    raise_translated,
+    register_fake,
 )
 from recfuse.ops.updates import check_finished, unfinished
 
@@ -175,19 +172,16 @@ def _call(operator: Any, weights: Sequence[Tensor], arguments: tuple[Any, ...]) 
         return operator(*arguments)
     if unfinished:
         check_finished(weights, "a call of tables")
-    try:
-        if needs_derivatives(weights):
-            return operator(*arguments)
-        with below_autograd():
-            return operator(*arguments)
-    except RuntimeError as error:
-        raise_translated(error)
+    if needs_derivatives(weights):
+        return operator(*arguments)
+    with below_autograd():
+        return operator(*arguments)
 
 
-@torch.library.register_fake("recfuse::embedding_columns", lib=library)
-@torch.library.register_fake(
-    "recfuse::_embedding_columns_split", lib=library
-)  # its first arguments are these
+@register_fake("embedding_columns", "weights", may_be_on_host="weights")
+@register_fake(  # whose first arguments are these
+    "_embedding_columns_split", "weights", may_be_on_host="weights"
+)
 def _(
     weights: Sequence[Tensor],
     program: Tensor,
@@ -199,21 +193,17 @@ def _(
     output_dim: int,
     *_: Any,
 ) -> Tensor:
-    given = _check_inputs(dense, values, offsets, value_weights)
-    on_gpu = any(one.device.type == "cuda" for _, one in given[:1])
-    there = (own for own in numbered("weights", weights) if not (on_gpu and own[1].device.type == "cpu"))
-    check_devices("embedding_columns", (*given, *there))  # a GPU may read tables on the host
     return _output((*dense[:1], *values[:1]), weights, program, batch, output_dim)
 
 
-@torch.library.register_fake("recfuse::_embedding_columns_at", lib=library)
+@register_fake("_embedding_columns_at", "weights")
 def _(
     weights: Sequence[Tensor], program: Tensor, inputs: Tensor, batch: int, output_dim: int, *_: Any
 ) -> Tensor:
     return _output((), weights, program, batch, output_dim)
 
 
-@torch.library.register_fake("recfuse::_embedding_columns_lookups", lib=library)
+@register_fake("_embedding_columns_lookups")
 def _(
     program: Tensor,
     dense: Sequence[Tensor],
@@ -223,7 +213,6 @@ def _(
     batch: int,
     *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check_inputs(dense, values, offsets, value_weights)
     like = (*dense[:1], *values[:1], program)[0]
     lookups, ends, factors = (_unknown_size() for _ in range(3))
     if isinstance(ends, int) and ends == 0:  # a meta tensor's call, whose program is there
@@ -235,19 +224,12 @@ def _(
     )
 
 
-def _check_inputs(*lists: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
-    """The tensors of a fake batch and their names; raises where they are on several devices."""
-    names = "dense", "values", "offsets", "value_weights"
-    given = [item for name, own in zip(names, lists, strict=True) for item in numbered(name, own)]
-    check_devices("embedding_columns", given)
-    return given
-
-
 def _output(
     inputs: Sequence[Tensor], weights: Sequence[Tensor], program: Tensor, batch: int, output_dim: int
 ) -> Tensor:
-    """A fake output, where the first of these tensors is."""
-    like = (*inputs, *weights[:1], program)[0]
+    """A fake output, where the inputs are, but of meta weights a meta tensor too."""
+    meta = [weight for weight in weights[:1] if weight.is_meta]
+    like = (*meta, *inputs, *weights[:1], program)[0]
     return like.new_empty((batch, output_dim), dtype=fused_dtype([weight.dtype for weight in weights]))
 
 

@@ -24,17 +24,14 @@ from recfuse.ops.library import (
     below_autograd,
     call_below_autograd,
     check_1d,
-    check_devices,
     check_tensor,
     dtype_code,
     is_compiled,
     is_readable,
     is_traced,
     is_transformed,
-    library,
     needs_derivatives,
-    numbered,
-    raise_translated,
+    register_fake,
 )
 from recfuse.ops.updated_calls import Lookups, updated_call
 from recfuse.ops.updated_traces import Family, Updates, define_updated
@@ -147,9 +144,9 @@ def fused_embedding_bag(
             return _fused_embedding_bag(weights, *arguments, *options)
         with below_autograd():
             return _fused_embedding_bag(weights, *arguments, *options)
-    except RuntimeError as error:
+    except TypeError:
         _check_tensors(weights, features, indices, offsets, per_sample_weights)
-        raise_translated(error)
+        raise
 
 
 def _check_tensors(weights: Any, features: Any, indices: Any, offsets: Any, sample_weights: Any) -> None:
@@ -174,7 +171,7 @@ def fused_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
     return dtypes[0] if dtypes and len(set(dtypes)) == 1 else torch.float32
 
 
-@torch.library.register_fake("recfuse::fused_embedding_bag", lib=library)
+@register_fake("fused_embedding_bag", follows="weights")
 def _shape(
     weights: Sequence[Tensor],
     features: Tensor,
@@ -184,18 +181,19 @@ def _shape(
     per_sample_weights: Tensor | None = None,
     *_: Any,
 ) -> Tensor:
-    lookups = ("indices", indices), ("offsets", offsets), ("per_sample_weights", per_sample_weights)
-    check_devices("fused_embedding_bag", (*numbered("weights", weights), *lookups))
     check_1d("fused_embedding_bag", indices, offsets)
     dtype = fused_dtype([weight.dtype for weight in weights])
-    return indices.new_empty((bags_of(features, offsets), output_dim), dtype=dtype)
+    like = weights[0] if weights else indices
+    return like.new_empty((bags_of(features, offsets), output_dim), dtype=dtype)
 
 
 def _fused_winners(*call: Any) -> Tensor:
     return call_below_autograd(find_winners, *call[:5])
 
 
-_fused_embedding_bag_with_winners = define_with_winners("fused_embedding_bag", _shape, _fused_winners)
+_fused_embedding_bag_with_winners = define_with_winners(
+    "fused_embedding_bag", _shape, _fused_winners, "weights"
+)
 
 
 class FusedEmbeddingBag(torch.autograd.Function):
@@ -295,4 +293,4 @@ def _lookups_of(*call: Any) -> tuple[Sequence[Tensor], Lookups, Tensor | None]:
 
 
 _family = Family(_fused_embedding_bag, _fused_embedding_bag_with_winners, _lookups_of)
-_fused_embedding_bag_updated = define_updated("fused_embedding_bag", _family, _shape)
+_fused_embedding_bag_updated = define_updated("fused_embedding_bag", _family, _shape, "weights")

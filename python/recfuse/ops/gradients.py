@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from recfuse._codes import DTYPES
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import register
-from recfuse.ops.library import below_autograd, is_readable, library
+from recfuse.ops.library import below_autograd, is_readable, library, register_fake
 
 _ops = torch.ops.recfuse
 _dense_weight_grad = _ops.fused_embedding_bag_backward.default
@@ -169,7 +169,9 @@ def sample_weights_grad(
     return _gradient(_sample_weights_grad, grad, weights, *lookups).to(dtype)
 
 
-def define_with_winners(name: str, shape: Callable[..., Tensor], winners: Callable[..., Tensor]) -> Any:
+def define_with_winners(
+    name: str, shape: Callable[..., Tensor], winners: Callable[..., Tensor], follows: str
+) -> Any:
     """Defines an operator like `name` that gives the winners beside the output: a compiled program computes
     what only its backward asks for in its backward, from weights that may have changed by then.
     """
@@ -179,7 +181,7 @@ def define_with_winners(name: str, shape: Callable[..., Tensor], winners: Callab
     for key in ("CPU", "CUDA"):
         library.impl(both, lambda *given: (operator(*given), winners(*given)), key)
 
-    @torch.library.register_fake(f"recfuse::{both}", lib=library)
+    @register_fake(both, follows)
     def _(*given: Any) -> tuple[Tensor, Tensor]:
         output = shape(*given)
         return output, output.new_empty(output.shape, dtype=torch.int64)
@@ -187,13 +189,13 @@ def define_with_winners(name: str, shape: Callable[..., Tensor], winners: Callab
     return getattr(_ops, both).default
 
 
-@torch.library.register_fake("recfuse::fused_embedding_bag_backward", lib=library)
+@register_fake("fused_embedding_bag_backward", follows="grad")
 def _(*arguments: Any) -> Tensor:
     call = WeightGradCall(*arguments)
     return call.grad.new_empty((call.rows, call.dim), dtype=DTYPES[call.dtype])
 
 
-@torch.library.register_fake("recfuse::fused_embedding_bag_sparse_backward", lib=library)
+@register_fake("fused_embedding_bag_sparse_backward", follows="grad")
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     call = WeightGradCall(*arguments)
     count = _rows_found(call.indices)
@@ -214,14 +216,15 @@ def _rows_found(indices: Tensor) -> Any:
     return allocate_size(shape_env)
 
 
-@torch.library.register_fake("recfuse::fused_embedding_bag_winners", lib=library)
+@register_fake("fused_embedding_bag_winners", follows="weights")
 def _(
     weights: Sequence[Tensor], features: Tensor, indices: Tensor, offsets: Tensor, output_dim: int
 ) -> Tensor:
-    return indices.new_empty((bags_of(features, offsets), output_dim), dtype=torch.int64)
+    like = weights[0] if weights else indices
+    return like.new_empty((bags_of(features, offsets), output_dim), dtype=torch.int64)
 
 
-@torch.library.register_fake("recfuse::fused_embedding_bag_sample_weights_backward", lib=library)
+@register_fake("fused_embedding_bag_sample_weights_backward", follows="grad")
 def _(grad: Tensor, weights: Sequence[Tensor], features: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
     return grad.new_empty((indices.shape[0],), dtype=torch.float32)
 
@@ -232,7 +235,7 @@ def bags_of(features: Tensor, offsets: Tensor) -> int:
     return (offsets.shape[0] - 1) // count if count else 0
 
 
-@torch.library.register_fake("recfuse::fused_embedding_bag_sparse_gradients", lib=library)
+@register_fake("fused_embedding_bag_sparse_gradients", follows="grad")
 def _(grad: Tensor, features: Tensor, indices: Tensor, offsets: Tensor, *call: Any) -> list[Tensor]:
     found = []
     for dim, dtype in zip(call[2], call[3], strict=True):

@@ -12,12 +12,10 @@ from recfuse._arguments import real
 from recfuse.ops.ikbo.attention_gradients import call_attention, operator_of
 from recfuse.ops.library import (
     autocast,
-    check_devices,
     check_tensor,
     is_autocast,
     is_transformed,
-    library,
-    raise_translated,
+    register_fake,
 )
 
 _ops = torch.ops.recfuse
@@ -129,10 +127,7 @@ def ikbo_attention(
         return operator_of(q_user, bool(return_lse))(
             *(given if q_user is None else (q_user, *given)), **options
         )
-    try:
-        return call_attention(bool(return_lse), q_user, *given, **options)
-    except RuntimeError as error:
-        raise_translated(error)
+    return call_attention(bool(return_lse), q_user, *given, **options)
 
 
 def ikbo_attention_path(
@@ -152,12 +147,9 @@ def ikbo_attention_path(
     scale = _check((q, k, v, cand_to_user, kv_lengths, kv_offsets, q_user), scale)
     given = (q, k, v, cand_to_user, scale, kv_lengths, kv_offsets)
     options = {"path": path, "bounds_check": bounds_check}
-    try:
-        if q_user is not None:
-            return ATTENTION_PATHS[_ops._ikbo_attention_self_path(q_user, *given, **options)]
-        return ATTENTION_PATHS[_ops._ikbo_attention_path(*given, **options)]
-    except RuntimeError as error:
-        raise_translated(error)
+    if q_user is not None:
+        return ATTENTION_PATHS[_ops._ikbo_attention_self_path.default(q_user, *given, **options)]
+    return ATTENTION_PATHS[_ops._ikbo_attention_path.default(*given, **options)]
 
 
 def _check(tensors: tuple[Any, ...], scale: Any) -> float | None:
@@ -185,8 +177,6 @@ def _shapes(
     *_: str,
 ) -> list[Tensor]:
     """Outputs of users' queries and of candidates', then their log-sum-exps."""
-    given = q, k, v, cand_to_user, kv_lengths, kv_offsets, q_user
-    check_devices("ikbo_attention", zip(_TENSORS, given, strict=True))
     dims = 4 if kv_offsets is None else 3
     torch._check(
         q.dim() == 4 and k.dim() == dims and v.dim() == dims and cand_to_user.dim() == 1,
@@ -218,16 +208,16 @@ def _shapes(
     ]
 
 
-def _register_fake(name: str, with_self: bool, with_lse: bool) -> None:
+def _define_fake(name: str, with_self: bool, with_lse: bool) -> None:
     def fake(*arguments: Any, **_: Any) -> Any:
         found = _shapes(*(arguments if with_self else (None, *arguments)))
         found = found if with_lse else found[: len(found) // 2]
         return found[0] if len(found) == 1 else tuple(found)
 
-    torch.library.register_fake(f"recfuse::{name}", fake, lib=library)
+    register_fake(name)(fake)
 
 
-_register_fake("ikbo_attention", False, False)
-_register_fake("ikbo_attention_lse", False, True)
-_register_fake("ikbo_attention_self", True, False)
-_register_fake("ikbo_attention_self_lse", True, True)
+_define_fake("ikbo_attention", False, False)
+_define_fake("ikbo_attention_lse", False, True)
+_define_fake("ikbo_attention_self", True, False)
+_define_fake("ikbo_attention_self_lse", True, True)

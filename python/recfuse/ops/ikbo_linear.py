@@ -14,14 +14,11 @@ from recfuse.ops.ikbo.linear_gradients import call_chain, call_linear
 from recfuse.ops.library import (
     autocast,
     below_autograd,
-    check_devices,
     check_tensor,
     is_autocast,
     is_transformed,
-    library,
     needs_derivatives,
-    numbered,
-    raise_translated,
+    register_fake,
 )
 
 _ops = torch.ops.recfuse
@@ -111,13 +108,10 @@ def ikbo_linear(
         w_user, w_cand, x_user, x_cand, bias = autocast((w_user, w_cand, x_user, x_cand, bias))
     if transformed:
         return _linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
-    try:
-        if needs_derivatives((w_user, w_cand, x_user, x_cand, cand_to_user, bias)):
-            return call_linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
-        with below_autograd():
-            return _call_linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
-    except RuntimeError as error:
-        raise_translated(error)
+    if needs_derivatives((w_user, w_cand, x_user, x_cand, cand_to_user, bias)):
+        return call_linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
+    with below_autograd():
+        return _call_linear(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
 
 
 def ikbo_linear_chain(
@@ -165,10 +159,7 @@ def ikbo_linear_chain(
         weights, inputs = both[: len(weights)], both[len(weights) :]
     if transformed:
         return _chain(weights, inputs, maps, bias, **options)
-    try:
-        return call_chain(weights, inputs, maps, bias, **options)
-    except RuntimeError as error:
-        raise_translated(error)
+    return call_chain(weights, inputs, maps, bias, **options)
 
 
 def ikbo_linear_path(
@@ -185,7 +176,8 @@ def ikbo_linear_path(
 ) -> Path:
     """The path that :func:`ikbo_linear` takes with these arguments; raises as it does, and runs nothing."""
     options = _options(activation, path, bounds_check)
-    return _path(_ops._ikbo_linear_path, w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)
+    path_of = _ops._ikbo_linear_path.default
+    return PATHS[path_of(w_user, w_cand, x_user, x_cand, cand_to_user, bias, **options)]
 
 
 def ikbo_linear_chain_path(
@@ -200,14 +192,8 @@ def ikbo_linear_chain_path(
 ) -> Path:
     """The path that :func:`ikbo_linear_chain` takes with these arguments."""
     options = _options(activation, path, bounds_check)
-    return _path(_ops._ikbo_linear_chain_path, list(weights), list(inputs), list(maps), bias, **options)
-
-
-def _path(operator: Any, *arguments: Any, **options: str) -> Path:
-    try:
-        return PATHS[operator(*arguments, **options)]
-    except RuntimeError as error:
-        raise_translated(error)
+    path_of = _ops._ikbo_linear_chain_path.default
+    return PATHS[path_of(list(weights), list(inputs), list(maps), bias, **options)]
 
 
 def _options(activation: str, path: str, bounds_check: str) -> dict[str, str]:
@@ -258,7 +244,7 @@ def _shape(weights: Sequence[Tensor], inputs: Sequence[Tensor], maps: Sequence[T
     return inputs[-1].new_empty((inputs[-1].shape[0], weights[0].shape[0], *inputs[-1].shape[2:]))
 
 
-@torch.library.register_fake("recfuse::ikbo_linear", lib=library)
+@register_fake("ikbo_linear")
 def _(
     w_user: Tensor,
     w_cand: Tensor,
@@ -269,13 +255,10 @@ def _(
     *_: Any,
     **__: Any,
 ) -> Tensor:
-    names = "w_user", "w_cand", "x_user", "x_cand", "cand_to_user", "bias"
-    given = w_user, w_cand, x_user, x_cand, cand_to_user, bias
-    check_devices("ikbo_linear", zip(names, given, strict=True))
     return _shape((w_user, w_cand), (x_user, x_cand), (cand_to_user,))
 
 
-@torch.library.register_fake("recfuse::ikbo_linear_chain", lib=library)
+@register_fake("ikbo_linear_chain")
 def _(
     weights: Sequence[Tensor],
     inputs: Sequence[Tensor],
@@ -284,6 +267,4 @@ def _(
     *_: Any,
     **__: Any,
 ) -> Tensor:
-    given = *numbered("weights", weights), *numbered("inputs", inputs), *numbered("maps", maps)
-    check_devices("ikbo_linear_chain", (*given, ("bias", bias)))
     return _shape(weights, inputs, maps)

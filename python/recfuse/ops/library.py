@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.autograd import forward_ad
 
 from recfuse import _library  # noqa: F401  (registers the operators)
 from recfuse._codes import DTYPES
+from recfuse._storage import check_storages
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, NotATensorError, a_type, translate
 
 HAS_CUDA_KERNELS = torch.version.hip is None  # on ROCm too, torch calls the device "cuda"
@@ -18,6 +20,42 @@ HAS_CUDA_KERNELS = torch.version.hip is None  # on ROCm too, torch calls the dev
 # Kept alive for the life of the process: dropping it would take the operators away.
 library = torch.library.Library("recfuse", "FRAGMENT")
 below_autograd = torch._C._AutoDispatchBelowAutograd
+Fake = TypeVar("Fake", bound=Callable[..., Any])
+_PUBLIC = (
+    "embedding_bag", "fused_embedding_bag", "embedding_columns", "ikbo_linear_chain", "ikbo_linear",
+    "ikbo_attention",
+)  # fmt: skip
+_OF_HOST = frozenset(("features", "schedules", "mapping", "program"))
+"""Arguments that are on the CPU whichever device computes, with all that begin with "host_"."""
+
+
+def _named_errors(native: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(native)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return native(*arguments, **options)
+        except RuntimeError as error:
+            translated = translate(error)
+            if translated is error:
+                raise
+            raise translated from None
+
+    return call
+
+
+def _raise_named_errors(name: str) -> None:
+    """Has an operator raise the exceptions of recfuse.errors. All of Python calls it by these two objects:
+    eager calls, backward passes, and programs that are compiled or exported.
+    """
+    packet = getattr(torch.ops.recfuse, name)
+    overload = packet.default
+    overload._op, packet._op = _named_errors(overload._op), _named_errors(packet._op)
+    torch.jit._builtins._register_builtin(packet._op, f"recfuse::{name}")  # torch.jit.script looks it up
+
+
+for _name in torch._C._dispatch_get_all_op_names():
+    if _name.startswith("recfuse::"):
+        _raise_named_errors(_name.removeprefix("recfuse::"))
 
 
 def check_tensor(function: str, name: str, value: Any) -> None:
@@ -99,14 +137,6 @@ def call_below_autograd(operator: Callable[..., Any], *arguments: Any, **options
         return operator(*arguments, **options)
 
 
-def raise_translated(error: RuntimeError) -> NoReturn:
-    """Raises what :func:`recfuse.errors.translate` makes of ``error``."""
-    translated = translate(error)
-    if translated is error:
-        raise error
-    raise translated from None
-
-
 def dtype_code(tensor: Tensor, operator: str, argument: str) -> int:
     """The code of a dtype; the compiler asks for it before the operator has looked at its arguments."""
     if tensor.dtype not in DTYPES:
@@ -117,26 +147,94 @@ def dtype_code(tensor: Tensor, operator: str, argument: str) -> int:
     return DTYPES.index(tensor.dtype)
 
 
-def check_devices(operator: str, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
-    """Raises where tensors of a fake call are on several devices. A meta tensor beside others brings a call
-    there, whose result would be memory that nobody has written.
+def public_name(operator: str) -> str:
+    """The public operator that a private one is a part of: for messages."""
+    return next((name for name in _PUBLIC if operator.startswith(f"_{name}")), operator)
+
+
+def implement(operator: str, function: Callable[..., Any], *keys: str) -> None:
+    """Has Python compute an operator. Torch trusts storages, so those of the tensors are checked first."""
+    names = [argument.name for argument in getattr(torch.ops.recfuse, operator).default._schema.arguments]
+
+    def checked(*arguments: Any) -> Any:
+        for name, tensor in zip(names, arguments, strict=False):
+            if isinstance(tensor, Tensor):
+                check_storages(f"recfuse.{public_name(operator)}", name, (tensor,))
+        return function(*arguments)
+
+    for key in keys:
+        library.impl(operator, checked, key)
+
+
+def register_fake(operator: str, follows: str = "", may_be_on_host: str = "") -> Callable[[Fake], Fake]:
+    """Registers the fake of an operator, which computes the shapes of its outputs. Torch calls it for meta
+    tensors as well, even where other tensors of the call have memory, and an output with memory would be
+    memory that nothing has written: so devices are checked first, see :func:`check_devices`.
     """
-    first = None
-    for name, tensor in tensors:
-        if tensor is None:
-            continue
-        if first is None:
-            first = name, tensor.device
-        elif tensor.device != first[1]:
+    overload = getattr(torch.ops.recfuse, operator).default
+    names = [argument.name for argument in overload._schema.arguments]
+    if not hasattr(overload._op, "__wrapped__"):  # of an operator that Python defines
+        _raise_named_errors(operator)
+
+    def decorate(fake: Fake) -> Fake:
+        def checked(*arguments: Any, **options: Any) -> Any:
+            given = *zip(names, arguments, strict=False), *options.items()
+            check_devices(public_name(operator), given, follows, may_be_on_host)
+            return fake(*arguments, **options)
+
+        torch.library.register_fake(f"recfuse::{operator}", checked, lib=library)
+        return fake
+
+    return decorate
+
+
+def check_devices(
+    operator: str, arguments: Iterable[tuple[str, Any]], follows: str = "", may_be_on_host: str = ""
+) -> None:
+    """Raises where the tensors of a call are on several devices.
+
+    Args:
+        operator: names it.
+        arguments: names and values of all arguments, of which tensors and lists of tensors matter.
+        follows: the argument on whose device the outputs are. Where it is meta tensors, so are the outputs,
+            and the other tensors may be anywhere, as in torch's lookups.
+        may_be_on_host: an argument that a GPU also reads on the CPU.
+    """
+    tensors: list[tuple[str, Tensor]] = []
+    on_host: list[tuple[str, Tensor]] = []  # arguments of the CPU, whichever device computes
+    on_both: list[tuple[str, Tensor]] = []
+    for name, value in arguments:
+        found = _tensors_of(name, value)
+        if name == follows and found and all(tensor.is_meta for _, tensor in found):
+            return
+        if name in _OF_HOST or name.startswith("host_"):
+            on_host += found
+        elif name == may_be_on_host:
+            on_both += found
+        else:
+            tensors += found
+    given = *tensors, *on_both, *on_host
+    if not given:
+        return
+    first, device = given[0][0], given[0][1].device
+    allowed = {device}
+    for at, (name, tensor) in enumerate(given):
+        if at == len(tensors) + (0 if device.type == "cuda" else len(on_both)):
+            allowed.add(torch.device("cpu"))
+        if tensor.device not in allowed:
             raise ArgumentValueError(
-                f"recfuse.{operator}: {name} is on {tensor.device}, {first[0]} on {first[1]}; move all "
-                "tensors to one device"
+                f"recfuse.{operator}: {name} is on {tensor.device}, {first} on {device}; move all tensors to "
+                "one device"
             )
 
 
-def numbered(name: str, tensors: Iterable[Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a list, each with its name in messages."""
-    return ((f"{name}[{at}]", tensor) for at, tensor in enumerate(tensors))
+def _tensors_of(name: str, value: Any) -> list[tuple[str, Tensor]]:
+    """The tensors of an argument, each with its name in messages."""
+    if isinstance(value, Tensor):
+        return [(name, value)]
+    if not isinstance(value, (list, tuple)):
+        return []
+    return [(f"{name}[{at}]", one) for at, one in enumerate(value) if isinstance(one, Tensor)]
 
 
 def check_1d(operator: str, indices: Tensor, offsets: Tensor) -> None:
@@ -172,7 +270,4 @@ def check(device: torch.device | str | int | None = None) -> None:
     where = torch.device("cuda" if device is None else device)
     if where.type != "cuda" or not torch.cuda.is_initialized():  # nothing has run there
         return
-    try:
-        torch.ops.recfuse.check(torch.cuda.current_device() if where.index is None else where.index)
-    except RuntimeError as error:
-        raise_translated(error)
+    torch.ops.recfuse.check.default(torch.cuda.current_device() if where.index is None else where.index)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recfuse.ops.library import HAS_CUDA_KERNELS, check_tensor, raise_translated
+from recfuse.ops.library import HAS_CUDA_KERNELS, check_tensor
 
 
 def pin_rows(weight: Tensor, rows: Any) -> None:
@@ -23,7 +23,7 @@ def pin_rows(weight: Tensor, rows: Any) -> None:
     """
     check_tensor("pin_rows", "weight", weight)
     if on_gpu(weight):
-        _call(torch.ops.recfuse.pin_rows, weight.detach(), torch.as_tensor(rows, device=weight.device))
+        torch.ops.recfuse.pin_rows.default(weight.detach(), torch.as_tensor(rows, device=weight.device))
 
 
 def unpin(weight: Tensor, rows: Any = None) -> None:
@@ -34,16 +34,9 @@ def unpin(weight: Tensor, rows: Any = None) -> None:
     check_tensor("unpin", "weight", weight)
     if on_gpu(weight):
         rows = None if rows is None else torch.as_tensor(rows, device=weight.device)
-        _call(torch.ops.recfuse.unpin, weight.detach(), rows)
+        torch.ops.recfuse.unpin.default(weight.detach(), rows)
 
 
 def on_gpu(weight: Tensor) -> bool:
     """Whether there is an L2 cache to keep rows in."""
     return weight.is_cuda and HAS_CUDA_KERNELS
-
-
-def _call(operator: Any, *arguments: Any) -> None:
-    try:
-        operator(*arguments)
-    except RuntimeError as error:
-        raise_translated(error)

@@ -19,7 +19,13 @@ from torch import Tensor
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import apply, refused_jvp
 from recfuse.ops.gradients import WeightGradCall, sample_weights_grad, used_of, weight_grad
-from recfuse.ops.library import below_autograd, call_below_autograd, library, needs_derivatives
+from recfuse.ops.library import (
+    below_autograd,
+    call_below_autograd,
+    library,
+    needs_derivatives,
+    register_fake,
+)
 from recfuse.ops.training.scaled_losses import check_unscaled
 from recfuse.ops.updated_calls import Lookups, forms_of
 from recfuse.ops.updates import OPTIONS, STATES, Update, Updater, is_written
@@ -226,13 +232,15 @@ for _key in ("CPU", "CUDA"):
     library.impl("_once_a_pass", _once_a_pass, _key)
 
 
-@torch.library.register_fake("recfuse::_once_a_pass", lib=library)
+@register_fake("_once_a_pass", follows="weights")
 def _(grad: Tensor, weights: Sequence[Tensor], states: Sequence[Tensor]) -> Tensor:
     return weights[0].new_empty(0, dtype=torch.float32)
 
 
-def define_updated(name: str, family: Family, shape: Callable[..., Tensor]) -> Any:
-    """Defines the operator for the calls of ``name``; ``shape`` is the fake of that one."""
+def define_updated(name: str, family: Family, shape: Callable[..., Tensor], follows: str) -> Any:
+    """Defines the operator for the calls of ``name``; ``shape`` is the fake of that one, whose outputs are
+    where the argument ``follows`` is.
+    """
     own = f"_{name}_updated"
     arguments = str(getattr(_ops, name).default._schema).partition("(")[2]
     library.define(f"{own}({ARGUMENTS}, {arguments}")
@@ -254,5 +262,5 @@ def define_updated(name: str, family: Family, shape: Callable[..., Tensor]) -> A
     for key in ("CPU", "CUDA"):
         library.impl(own, run, key)
     library.impl(own, autograd, "Autograd")
-    torch.library.register_fake(f"recfuse::{own}", lambda *given: shape(*given[5:]), lib=library)
+    register_fake(own, follows)(lambda *given: shape(*given[5:]))
     return getattr(_ops, own).default

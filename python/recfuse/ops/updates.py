@@ -19,7 +19,7 @@ from torch import Tensor
 
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import register
-from recfuse.ops.library import below_autograd, library
+from recfuse.ops.library import below_autograd, register_fake
 from recfuse.ops.training.applied_gradients import AppliedGradient
 
 _ops = torch.ops.recfuse
@@ -371,12 +371,12 @@ def rows_update(weight: Tensor, update: Update, rows: Tensor, sums: Tensor) -> N
     note([weight], [update])
 
 
-@torch.library.register_fake("recfuse::fused_embedding_bag_update", lib=library)
+@register_fake("fused_embedding_bag_update")
 def _(grad: Tensor, *_: Any) -> Tensor:
     return grad.new_empty((0,), dtype=torch.float32)
 
 
-@torch.library.register_fake("recfuse::rows_update", lib=library)
+@register_fake("rows_update")
 def _(weight: Tensor, states: Sequence[Tensor], rows: Tensor, *_: Any) -> None:
     return None
 

@@ -46,6 +46,10 @@ class Inputs(NamedTuple):
         """Of the first tensor."""
         return (self.dense or self.values)[0].device
 
+    def to(self, device: str) -> Inputs:
+        """On a device."""
+        return Inputs(*self[:2], *([one.to(device) for one in each] for each in self[2:]))
+
     def jagged(self, number: int) -> Jagged:
         """An entry of values."""
         weights = self.weights[number] if self.weights else None

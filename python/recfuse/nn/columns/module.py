@@ -261,6 +261,8 @@ class EmbeddingColumns(PackedTables):
 
     def _call(self, given: Inputs, on_host: Inputs | None) -> Tensor:
         weights = self.packed_weights()
+        if weights and weights[0].is_meta:  # as torch's lookups, which take indices of any device then
+            given = given.to("meta")
         if self._split is not None and self._is_split(weights):
             device = self._home.device
             lookup = self._split.lookup(weights, given, on_host, device)

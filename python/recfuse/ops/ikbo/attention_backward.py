@@ -18,7 +18,7 @@ from torch import Tensor
 from recfuse.ops.autograd import register
 from recfuse.ops.ikbo.attention_backward_cpu import gradients
 from recfuse.ops.ikbo.reads import covered, good_parents, key_ranges
-from recfuse.ops.library import library
+from recfuse.ops.library import implement, library, register_fake
 
 _Gradients = tuple[Tensor, Tensor, Tensor]
 _MOST_LSE = 2**26
@@ -37,7 +37,7 @@ library.define(
 )
 
 
-@torch.library.register_fake("recfuse::_ikbo_attention_backward", lib=library)
+@register_fake("_ikbo_attention_backward")
 def _(
     grad: Tensor | None, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: object
 ) -> _Gradients:
@@ -212,6 +212,6 @@ def _refuse(what: str) -> NoReturn:
     raise NotImplementedError(f"recfuse.ikbo_attention: gradients of {what}")
 
 
-library.impl("_ikbo_attention_backward", _on_cpu, "CPU")
-library.impl("_ikbo_attention_backward", _on_cuda, "CUDA")
+implement("_ikbo_attention_backward", _on_cpu, "CPU")
+implement("_ikbo_attention_backward", _on_cuda, "CUDA")
 register("_ikbo_attention_backward")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recfuse.ops.library import library
+from recfuse.ops.library import implement, library, register_fake
 
 _ops = torch.ops.recfuse
 _CACHED = 256  # of the features below; more than the collections of a model
@@ -39,9 +39,9 @@ def _features_of(features: Tensor, numbers: list[int]) -> Tensor:
 
 
 library.define("_features_of(Tensor features, int[] numbers) -> Tensor")
-library.impl("_features_of", _features_of, "CompositeExplicitAutograd")
+implement("_features_of", _features_of, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("recfuse::_features_of", lib=library)
+@register_fake("_features_of")
 def _(features: Tensor, numbers: list[int]) -> Tensor:
     return torch.empty_like(features)
