@@ -1,6 +1,9 @@
 /* recfuse._C: where the tensors of a dict lie, read through DLPack's C exchange API. */
 #include "python/methods.h"
 
+#include "base/tensors/columns_inputs.h"
+#include "base/tensors/tensors.h"
+
 /* What is used of that API, which torch.Tensor has as a capsule; the layouts are those of DLPack, major version 1. */
 typedef struct dl_tensor {
     void *data;
@@ -17,20 +20,26 @@ typedef struct dl_exchange {
     void (*unused[3])(void);
     int (*tensor_of)(void *object, dl_tensor *tensor); /* borrows; -1: an exception is set */
 } dl_exchange;
-enum { DL_MAJOR = 1, DL_INTEGER = 0, DL_FLOAT = 2 };
-
-enum { FIELDS = sizeof(rf_column_input) / sizeof(int64_t) };
-_Static_assert(sizeof(rf_column_input) == 80, "rows of the array are these");
+enum { DL_MAJOR = 1, DL_CPU = 1, DL_INTEGER = 0, DL_FLOAT = 2 };
 
 /* A reading under way. Whatever is no plain tensor, or does not fit the others, ends it: callers then look at the batch
  * tensor by tensor, and find what is wrong. */
 typedef struct reading {
     const dl_exchange *exchange;
     PyObject *type; /* torch.Tensor */
+    Py_ssize_t cell; /* of tensor_cell */
     int64_t batch; /* -1: not known yet */
     int32_t device_type, device_index;
     bool any; /* tensor was read */
 } reading;
+
+/* Whether a tensor's storage has all of its elements. */
+static bool has_memory(const reading *of, PyObject *object, const dl_tensor *tensor) {
+    int64_t bytes, first, last = 0;
+    if (!rf__tensor_storage((char *)object + of->cell, &bytes, &first)) return false;
+    for (int32_t d = 0; d < tensor->ndim; d++) last += (tensor->shape[d] - 1) * tensor->strides[d];
+    return (first + last + 1) * (tensor->bits / 8) <= bytes;
+}
 
 /* Whether a tensor is of that very type, on the device of the others, and has its memory. */
 static bool tensor_read(reading *of, PyObject *object, dl_tensor *tensor) {
@@ -44,7 +53,8 @@ static bool tensor_read(reading *of, PyObject *object, dl_tensor *tensor) {
         tensor->lanes != 1 || tensor->ndim < 1 || tensor->ndim > 2 || tensor->strides == NULL)
         return false;
     const bool empty = tensor->shape[0] == 0 || (tensor->ndim == 2 && tensor->shape[1] == 0);
-    if (tensor->data == NULL) return empty;
+    if (empty) return true;
+    if (tensor->data == NULL || !has_memory(of, object, tensor)) return false;
     tensor->data = (char *)tensor->data + tensor->byte_offset;
     return true;
 }
@@ -126,42 +136,64 @@ static PyObject *entries_of(const reading *of, PyObject *batch, PyObject *names,
     return entries;
 }
 
+static void inputs_free(PyObject *capsule) {
+    rf__columns_inputs_remove(PyCapsule_GetPointer(capsule, RF__PY_COLUMNS_INPUTS));
+}
+
+/* Reads the entries; false: one is no plain tensor or pair of them. `forms`: type and width of each input; `widths`: of each
+ * entry. */
+static bool entries_read(reading *of, PyObject *entries, Py_ssize_t jagged, rf_column_input *rows,
+                         int64_t *forms, int64_t *widths) {
+    Py_ssize_t dense = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(entries); i++) {
+        PyObject *entry = PyTuple_GetItem(entries, i);
+        const bool is_pair = PyTuple_CheckExact(entry);
+        const Py_ssize_t at = is_pair ? jagged++ : dense++;
+        if (!(is_pair ? jagged_read(of, entry, &rows[at]) : dense_read(of, entry, &rows[at]))) return false;
+        forms[2 * at] = rows[at].type;
+        forms[2 * at + 1] = widths[i] = rows[at].width;
+    }
+    return true;
+}
+
 RF__PY_METHOD(embedding_columns_addresses) {
-    PyObject *batch, *names, *capsule, *entries = NULL, *result = NULL;
-    PyArrayObject *inputs = NULL, *widths = NULL;
+    PyObject *batch, *names, *capsule, *owner = NULL, *entries = NULL, *result = NULL;
+    PyArrayObject *forms = NULL, *widths = NULL;
+    rf__columns_inputs *inputs = NULL;
     reading of = {.batch = -1};
-    if (!PyArg_ParseTuple(arguments, "O!O!OO:embedding_columns_addresses", &PyDict_Type, &batch,
-                          &PyTuple_Type, &names, &of.type, &capsule))
+    if (!PyArg_ParseTuple(arguments, "O!O!OnO:embedding_columns_addresses", &PyDict_Type, &batch,
+                          &PyTuple_Type, &names, &of.type, &of.cell, &capsule))
         return NULL;
     of.exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (of.exchange == NULL) return NULL;
     if (of.exchange->major != DL_MAJOR || of.exchange->tensor_of == NULL)
         Py_RETURN_NONE; /* layouts that are not known */
     const Py_ssize_t count = PyTuple_Size(names);
-    Py_ssize_t dense = 0, jagged = 0;
-    entries = entries_of(&of, batch, names, &jagged);
+    Py_ssize_t n_dense = 0;
+    entries = entries_of(&of, batch, names, &n_dense);
     if (entries == NULL) goto out;
-    inputs = rf__py_new(NPY_INT64, (npy_intp)count, FIELDS);
+    forms = rf__py_new(NPY_INT64, (npy_intp)count, 2);
     widths = rf__py_new(NPY_INT64, (npy_intp)count, -1);
-    if (inputs == NULL || widths == NULL) goto out;
-    rf_column_input *rows = PyArray_DATA(inputs);
-    int64_t *width = PyArray_DATA(widths);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *entry = PyTuple_GetItem(entries, i);
-        const bool is_pair = PyTuple_CheckExact(entry);
-        rf_column_input *row = &rows[is_pair ? jagged++ : dense++];
-        *row = (rf_column_input){0};
-        if (!(is_pair ? jagged_read(&of, entry, row) : dense_read(&of, entry, row))) {
-            PyErr_Clear(); /* that of a tensor without memory, say */
-            goto out;
-        }
-        width[i] = row->width;
+    inputs = rf__columns_inputs_new(count);
+    if (inputs == NULL) PyErr_NoMemory();
+    if (forms == NULL || widths == NULL || inputs == NULL) goto out;
+    if (!entries_read(&of, entries, n_dense, inputs->rows, PyArray_DATA(forms), PyArray_DATA(widths))) {
+        PyErr_Clear(); /* that of a tensor without memory, say */
+        goto out;
     }
-    result = Py_BuildValue("OOOLii", (PyObject *)inputs, (PyObject *)widths, entries, (long long)of.batch,
-                           (int)of.device_type, (int)of.device_index);
+    inputs->batch = of.batch;
+    inputs->on_gpu = of.device_type != DL_CPU;
+    inputs->device = of.device_index;
+    owner = PyCapsule_New(inputs, RF__PY_COLUMNS_INPUTS, inputs_free);
+    if (owner == NULL) goto out;
+    result = Py_BuildValue("OLOOOLii", owner, (long long)rf__columns_inputs_add(inputs), (PyObject *)forms,
+                           (PyObject *)widths, entries, (long long)of.batch, (int)of.device_type,
+                           (int)of.device_index);
 out:
+    if (owner == NULL) rf__columns_inputs_remove(inputs);
+    Py_XDECREF(owner);
     Py_XDECREF(entries);
-    Py_XDECREF(inputs);
+    Py_XDECREF(forms);
     Py_XDECREF(widths);
     if (result != NULL || PyErr_Occurred()) return result;
     Py_RETURN_NONE;

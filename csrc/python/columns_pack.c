@@ -1,11 +1,13 @@
 /* recfuse._C: the inputs of embedding_columns_addresses, brought into one buffer. */
 #include "python/methods.h"
 
+#include "base/tensors/columns_inputs.h"
+
 #include <string.h>
 
 /* Parts of the buffer: for each type of dense inputs their values [values, batch], then for each type of jagged ones all
  * their values, then these groups' offsets. Groups are in the order in which their types appear. */
-enum { TYPES = 3, ALIGNMENT = 64, FIELDS = sizeof(rf_column_input) / sizeof(int64_t) };
+enum { TYPES = 3, ALIGNMENT = 64 };
 
 typedef struct group {
     int64_t inputs, values; /* dense: of a sample; jagged: of all samples */
@@ -150,17 +152,15 @@ static PyObject *parts_of(const packing *of) {
 }
 
 RF__PY_METHOD(embedding_columns_pack) {
-    PyObject *object, *result = NULL;
-    long long batch, capacity;
+    PyObject *capsule, *result = NULL;
+    long long capacity;
     unsigned long long memory;
-    if (!PyArg_ParseTuple(arguments, "OLKL:embedding_columns_pack", &object, &batch, &memory, &capacity))
-        return NULL;
-    PyArrayObject *inputs = rf__py_array(object, NPY_INT64, 2, "embedding_columns_pack", "inputs");
+    if (!PyArg_ParseTuple(arguments, "OKL:embedding_columns_pack", &capsule, &memory, &capacity)) return NULL;
+    const rf__columns_inputs *inputs = PyCapsule_GetPointer(capsule, RF__PY_COLUMNS_INPUTS);
     if (inputs == NULL) return NULL;
-    RF__PY_REFUSE_IF(PyArray_DIM(inputs, 1) != FIELDS || batch < 0, PyExc_ValueError,
-                     "embedding_columns_pack: inputs must have %d columns, and batch be 0 or more",
-                     (int)FIELDS);
-    packing of = {.inputs = PyArray_DATA(inputs), .count = PyArray_DIM(inputs, 0), .batch = batch};
+    packing of = {.inputs = inputs->rows, .count = inputs->count, .batch = inputs->batch};
+    RF__PY_REFUSE_IF(inputs->on_gpu, PyExc_ValueError,
+                     "embedding_columns_pack: inputs are on a GPU, must be on the %s", "CPU");
     RF__PY_UNLOCKED(plan(&of));
     RF__PY_REFUSE_IF(memory != 0 && of.bytes > capacity, PyExc_ValueError,
                      "embedding_columns_pack: the batch needs %lld bytes, there are %lld",
@@ -169,6 +169,5 @@ RF__PY_METHOD(embedding_columns_pack) {
     PyObject *parts = parts_of(&of);
     if (parts != NULL) result = Py_BuildValue("LN", (long long)of.bytes, parts);
 out:
-    Py_DECREF(inputs);
     return result;
 }

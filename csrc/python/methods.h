@@ -57,17 +57,19 @@
     X(check_storages,                                                                                        \
       "check_storages(type: torch.Tensor, cell: of tensor_cell, where: str, name: str, tensors: tuple): "    \
       "raises ValueError where the storage of a tensor is too small for it; objects of other types pass")    \
-    X(embedding_columns_addresses,                                                                           \
-      "embedding_columns_addresses(batch: dict, names: tuple of str, type: torch.Tensor, exchange: its "     \
-      "DLPack exchange API) -> (inputs: int64 [names, 10], rows are rf_column_input; widths: int64 "         \
-      "[names], "                                                                                            \
-      "0: jagged; entries: what keeps them alive; batch size, device type, device index), or None: an "      \
-      "entry "                                                                                               \
-      "is missing, is no plain tensor or pair of them, or does not fit the others")                          \
-    X(embedding_columns_pack,                                                                                \
-      "embedding_columns_pack(inputs: of embedding_columns_addresses, on the CPU; batch: int, memory: "      \
-      "address or 0, capacity: its bytes) -> (bytes needed, parts: list[(field of Inputs, type, wide "       \
-      "offsets, rows, columns or -1, byte)]), which are there if there is memory")                           \
+    X(embedding_columns_addresses, "embedding_columns_addresses(batch: dict, names: tuple of str, type: "    \
+                                   "torch.Tensor, cell: of tensor_cell, exchange: its "                      \
+                                   "DLPack exchange API) -> (owner: a capsule, while which lives the "       \
+                                   "operator finds the inputs by their number; number: int; "                \
+                                   "forms: int64 [inputs, 2], type and width; widths: int64 [names], 0: "    \
+                                   "jagged; entries: the tensors, which the caller keeps; batch "            \
+                                   "size, device type, device index), or None: an entry is missing, is no "  \
+                                   "plain tensor or pair of them, does not fit the others, or "              \
+                                   "has no memory")                                                          \
+    X(embedding_columns_pack, "embedding_columns_pack(owner: of embedding_columns_addresses, on the CPU; "   \
+                              "memory: address or 0, capacity: its bytes) -> (bytes "                        \
+                              "needed, parts: list[(field of Inputs, type, wide offsets, rows, columns or "  \
+                              "-1, byte)]), which are there if there is memory")                             \
     X(jit_status, "jit_status() -> dict: nvrtc and builtins (paths or None), major, minor, missing (text "   \
                   "or None), folder of "                                                                     \
                   "the cache (or None), entries and bytes in it, allowed (to compile), refused (why the "    \
@@ -116,6 +118,9 @@
       "index_type, offsets, bags, offset_type, sample_weights, output, host_offsets)], schedules: int32 "    \
       "[sets, features, 5], warps: int, rounds: int, timed: bool) -> float64: [sets, rounds], seconds a "    \
       "batch; or where timed [sets, features], clock cycles of the blocks of a feature")
+
+/* The name of capsules that own an rf__columns_inputs. */
+#define RF__PY_COLUMNS_INPUTS "recfuse.columns_inputs"
 
 /* The head of a function of the list. */
 #define RF__PY_METHOD(name) \

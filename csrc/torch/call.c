@@ -1,6 +1,8 @@
 /* Boxed calls: schemas, registration, what a call takes and gives, and how it fails. */
 #include "torch/call.h"
 
+#include "base/tensors/columns_inputs.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -149,6 +151,7 @@ void rf__call_run(const rf__registered *registered, StableIValue *stack) {
     const rf_status status = none_refuse(&call, run(&call, stack));
     for (int32_t i = call.n_temporaries - 1; i >= 0; i--) rf__tensor_free(call.temporaries[i]);
     free(call.scratch);
+    rf__columns_inputs_drop(call.inputs);
     for (int32_t i = 0; i < signature->n_arguments; i++)
         rf__value_free(signature->arguments[i], &call.values[i]);
     if (status == RF_OK) return;

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from recfuse import _C
+from recfuse._storage import CELL
 from recfuse.nn import EmbeddingColumns
 from recfuse.nn.columns import Bucketize, Identity, Modulo, Numeric
 
@@ -178,23 +179,58 @@ def test_entries_are_kept_while_they_are_read(read):
 
 def test_an_exchange_of_another_version_is_left_alone():
     with pytest.raises(ValueError):
-        _C.embedding_columns_addresses({}, (), torch.Tensor, None)
+        _C.embedding_columns_addresses({}, (), torch.Tensor, CELL, None)
     given, name, version_2 = {"a": torch.ones(3)}, b"dlpack_exchange_api", (ctypes.c_uint32 * 32)(2, 0)
     own = torch.Tensor.__dlpack_c_exchange_api__
-    assert _C.embedding_columns_addresses(given, ("a",), torch.Tensor, own) is not None
+    assert _C.embedding_columns_addresses(given, ("a",), torch.Tensor, CELL, own) is not None
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     capsule = new(ctypes.addressof(version_2), name, None)
-    assert _C.embedding_columns_addresses(given, ("a",), torch.Tensor, capsule) is None
+    assert _C.embedding_columns_addresses(given, ("a",), torch.Tensor, CELL, capsule) is None
 
 
-def test_the_operator_refuses_other_arrays():
+def test_the_operator_takes_no_address():
     module = EmbeddingColumns(SPECS)
-    with pytest.raises(
-        ValueError, match=r"inputs is int64 \[2, 9\], must be contiguous int64 \[inputs, 10\]"
-    ):
-        found = module._address_reader(batch())
-        module._whole.at(module.packed_weights(), found._replace(inputs=torch.zeros(2, 9).long()), "on")
+    found = module._address_reader(batch())
+    assert [argument.type.kind() for argument in
+            torch.ops.recfuse._embedding_columns_at.default._schema.arguments][2] == "IntType"  # fmt: skip
+    weights = module.packed_weights()
+    with torch.no_grad():
+        module._whole.at(weights, found, "on")
+        for number in (0, -1, found.number + 1000, 2**62, found.forms.ctypes.data):
+            with pytest.raises(ValueError, match=rf"inputs is {number}, which is no batch"):
+                module._whole.at(weights, found._replace(number=number), "on")
+        with pytest.raises(ValueError, match="inputs is a batch of 6 samples on the CPU"):
+            module._whole.at(weights, found._replace(batch=7), "on")
+        number = module._address_reader(batch()).number  # whose owner is gone
+        with pytest.raises(ValueError, match="no batch that is being read"):
+            module._whole.at(weights, found._replace(number=number), "on")
+
+
+SHRUNK = {
+    "dense": lambda b: b["a"],
+    "wide": lambda b: b["n"],
+    "values": lambda b: b["b"][0],
+    "offsets": lambda b: b["b"][1],
+    "a view": lambda b: b.update(a=torch.rand(6, 3)[:, 1]) or b["a"],
+}
+
+
+@pytest.mark.parametrize("elements", (0, 2))
+@pytest.mark.parametrize("name", SHRUNK)
+def test_a_storage_that_shrank_is_refused(name, elements):
+    module, given = EmbeddingColumns(SPECS), batch(16)
+    if name == "a view":
+        given["a"] = torch.rand(16, 3)[:, 1]
+    with torch.no_grad():
+        module(given)
+        freed_tensor = given["a"] if name == "a view" else SHRUNK[name](given)
+        freed_tensor.untyped_storage().resize_(elements * freed_tensor.itemsize)
+        for call in (module, module.pack, module.requires_grad_(True)):
+            with pytest.raises(ValueError, match=r"has no memory for its elements: they need \d+ bytes"):
+                call(given)
+    with pytest.raises(ValueError, match=r"has no memory for its elements: they need \d+ bytes"):
+        module(given)
 
 
 def pairs(seed, count=5, size=7):
@@ -252,11 +288,11 @@ def test_plain_tensors_are_packed_at_once(read, name):
 
 def test_packing_takes_no_more_than_there_is():
     found = EmbeddingColumns(SPECS)._address_reader(batch())
-    size, _ = _C.embedding_columns_pack(found.inputs.numpy(), 6, 0, 0)
+    size, _ = _C.embedding_columns_pack(found.owner, 0, 0)
     with pytest.raises(ValueError, match=f"needs {size} bytes, there are {size - 1}"):
-        _C.embedding_columns_pack(found.inputs.numpy(), 6, found.inputs.data_ptr(), size - 1)
-    with pytest.raises(ValueError, match="must have 10 columns"):
-        _C.embedding_columns_pack(found.inputs.numpy()[:, :9], 6, 0, 0)
+        _C.embedding_columns_pack(found.owner, found.forms.ctypes.data, size - 1)
+    with pytest.raises(ValueError, match="PyCapsule"):
+        _C.embedding_columns_pack(found.forms, 0, 0)
 
 
 def test_numbers_with_gradients_are_not_packed_in_silence():

@@ -113,7 +113,7 @@ def test_types_without_loss():
     columns = EmbeddingColumns([Identity("a", 300, 2), Numeric("b"), Bucketize("c", [0, 1, 2], 2)])
     whole = {"a": torch.tensor([0, 1, 1]), "b": torch.tensor([1, 0, 1]), "c": torch.tensor([0, 1, 2])}
     want = columns(whole)
-    for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32):
+    for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32):
         assert torch.equal(columns({**whole, "a": whole["a"].to(dtype)}), want)
         assert torch.equal(columns({**whole, "b": whole["b"].to(dtype)}), want)
         jagged = (whole["a"].to(dtype), torch.arange(4))
@@ -121,7 +121,7 @@ def test_types_without_loss():
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         assert torch.equal(columns({**whole, "c": whole["c"].to(dtype)}), want)
         assert torch.equal(columns(columns.pack({**whole, "c": whole["c"].to(dtype)})), want)
-    for dtype in (torch.float64, torch.complex64, torch.uint16):
+    for dtype in (torch.float64, torch.complex64, torch.uint64):
         with pytest.raises(TypeError, match="must be float32, int32 or int64"):
             columns({**whole, "c": whole["c"].to(dtype)})
 

@@ -17,12 +17,13 @@ MODULES = {
 
 # What each room may import besides itself; a module beside the rooms is one of its own. Of the whole package,
 # "recfuse", only `__init__` is meant: it may import all, and nothing imports it.
-LEAVES = {"errors", "_codes", "_arguments", "_files", "_progress"}
+LEAVES = {"errors", "_codes", "_arguments", "_files", "_progress", "_storage"}
 BELOW = {
     "errors": set(),
     "_codes": set(),
     "_library": set(),
     "_clock": set(),
+    "_storage": set(),
     "_arguments": {"errors"},
     "_files": {"errors"},
     "_progress": set(),

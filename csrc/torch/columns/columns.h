@@ -8,7 +8,7 @@
 /* Where the arguments stand that they have; -1 where one does not. */
 typedef struct rf__columns_arguments {
     int weights, program, dense, values, offsets, value_weights, batch, bounds_check;
-    int inputs; /* int64 [inputs, fields of rf_column_input], in the place of lists */
+    int inputs; /* the number of a list of inputs, in the place of tensors */
     int64_t gap; /* inputs behind the dense ones that are left empty for the caller */
 } rf__columns_arguments;
 

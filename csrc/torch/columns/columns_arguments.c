@@ -1,6 +1,7 @@
 /* What the operators of embedding columns are given. */
 #include <stdlib.h>
 
+#include "base/tensors/columns_inputs.h"
 #include "torch/arguments.h"
 #include "torch/columns/columns.h"
 
@@ -204,16 +205,21 @@ static rf_status program_read(rf__call *call, int argument, rf_embedding_columns
     return RF_OK;
 }
 
-/* Where tensors lie, as somebody has found out who keeps them. */
+/* Inputs that the call takes by a number; it holds a reference to them until its end. */
 static rf_status inputs_read(rf__call *call, int argument, rf_embedding_columns_params *params) {
-    enum { FIELDS = sizeof(rf_column_input) / sizeof(int64_t) };
-    rf__tensor inputs;
-    RF_CHECK(rf__call_host_tensor(call, argument, 2, &inputs));
-    if (inputs.dtype != aoti_torch_dtype_int64() || inputs.sizes[1] != FIELDS ||
-        !rf__tensor_is_contiguous(&inputs))
-        return rf__tensor_refuse(&inputs, RF_ERR_VALUE, "contiguous int64 [inputs, %d]", (int)FIELDS);
-    params->inputs = inputs.data;
-    params->n_inputs = inputs.sizes[0];
+    rf__columns_inputs *inputs = rf__columns_inputs_take(call->values[argument].integer);
+    RF_FAIL_IF(inputs == NULL, RF_ERR_VALUE,
+               "inputs is %lld, which is no batch that is being read; call recfuse.nn.EmbeddingColumns",
+               (long long)call->values[argument].integer);
+    call->inputs = inputs;
+    const bool on_gpu = !rf__device_is_cpu(call->device);
+    RF_FAIL_IF(inputs->batch != params->batch || (inputs->on_gpu != 0) != on_gpu ||
+                   (on_gpu && inputs->device != call->device.index),
+               RF_ERR_VALUE, "inputs is a batch of %lld samples on %s %d, must be of %lld where weights are",
+               (long long)inputs->batch, inputs->on_gpu ? "GPU" : "the CPU, device", (int)inputs->device,
+               (long long)params->batch);
+    params->inputs = inputs->rows;
+    params->n_inputs = inputs->count;
     return RF_OK;
 }
 

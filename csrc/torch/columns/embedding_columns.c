@@ -69,6 +69,6 @@ const rf__operator rf__torch_embedding_columns = {
     RF__CPU | RF__CUDA, run};
 
 const rf__operator rf__torch__embedding_columns_at = {
-    "(Tensor[] weights, Tensor program, Tensor inputs, SymInt batch, SymInt output_dim, "
+    "(Tensor[] weights, Tensor program, int inputs, SymInt batch, SymInt output_dim, "
     "Tensor? program_on_device=None, str bounds_check=\"on\") -> Tensor",
     RF__CPU | RF__CUDA, run_at};

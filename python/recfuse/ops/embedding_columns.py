@@ -93,17 +93,17 @@ def embedding_columns(
 def embedding_columns_at(
     weights: Sequence[Tensor],
     program: Tensor,
-    inputs: Tensor,
+    inputs: int,
     batch: int,
     output_dim: int,
     program_on_device: Tensor | None = None,
     bounds_check: str = "on",
 ) -> Tensor:
-    """The same of inputs that are not handed over: ``inputs`` says where they lie.
+    """The same of inputs that are not handed over: the library has their addresses.
 
     Args:
-        inputs: int64 ``[inputs, 10]`` on the CPU, of ``recfuse._C.embedding_columns_addresses``: dense ones
-            first, of ``batch`` samples, on the weights' device, and kept alive by the caller.
+        inputs: their number, of ``recfuse._C.embedding_columns_addresses``: dense ones first, of ``batch``
+            samples, on the weights' device. The caller keeps them and the number's owner.
         weights, program, batch, output_dim, program_on_device, bounds_check: as :func:`embedding_columns`.
     """
     given = weights, program, inputs, batch, output_dim, program_on_device, bounds_check
@@ -198,7 +198,7 @@ def _(
 
 @register_fake("_embedding_columns_at", "weights")
 def _(
-    weights: Sequence[Tensor], program: Tensor, inputs: Tensor, batch: int, output_dim: int, *_: Any
+    weights: Sequence[Tensor], program: Tensor, inputs: int, batch: int, output_dim: int, *_: Any
 ) -> Tensor:
     return _output((), weights, program, batch, output_dim)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from recfuse import _C
+from recfuse._storage import CELL
 from recfuse.nn.columns.lowering import Place
 from recfuse.nn.columns.specs import Use
 
@@ -23,9 +23,11 @@ class Addresses(NamedTuple):
 
     places: tuple[Place, ...]  # one a use
     batch: int
-    inputs: Tensor  # int64 [inputs, 10]: rows are rf_column_input
+    number: int  # by which the operator finds the inputs
+    forms: NDArray[Any]  # int64 [inputs, 2]: type and width
     n_dense: int
     device: tuple[str, int | None]
+    owner: Any  # of the number
     entries: Any  # keeps the tensors
 
 
@@ -43,10 +45,10 @@ class AddressReader:
         """None: it has something else, or something wrong, which is found where tensors are looked at."""
         if self._exchange is None or not self._is_plain:
             return None
-        found = _C.embedding_columns_addresses(batch, self._names, Tensor, self._exchange)
+        found = _C.embedding_columns_addresses(batch, self._names, Tensor, CELL, self._exchange)
         if found is None:
             return None
-        inputs, widths, entries, size, kind, index = found
+        owner, number, forms, widths, entries, size, kind, index = found
         key = widths.tobytes()
         known = self._places.get(key)
         if known is None:
@@ -56,7 +58,7 @@ class AddressReader:
         places, n_dense = known
         name = _DEVICES.get(kind, "")
         device = name, index if name == "cuda" else None
-        return Addresses(places, size, torch.from_numpy(inputs), n_dense, device, entries)
+        return Addresses(places, size, number, forms, n_dense, device, owner, entries)
 
 
 def _places(widths: NDArray[Any]) -> tuple[Place, ...]:

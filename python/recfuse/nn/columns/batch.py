@@ -22,7 +22,7 @@ from recfuse._arguments import wrong_type
 from recfuse.data.forms import is_keyed, jagged_offsets, unshared
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.columns.addresses import MOST_FORMS
-from recfuse.nn.columns.inputs import Inputs, Jagged, offsets_of, widened, width_of
+from recfuse.nn.columns.inputs import Inputs, Jagged, contiguous, offsets_of, widened, width_of
 from recfuse.nn.columns.lowering import Place
 from recfuse.nn.columns.packed import PackedColumns
 from recfuse.nn.columns.packing import Packer
@@ -171,8 +171,8 @@ class Reader:
                 return None
             wide = tuple(place._replace(width=widths.get(at, 0)) for at, place in enumerate(layout.places))
             places = self._same(wide)
-        values = [widened(one).contiguous() for one in values]
-        return Inputs(places, size, dense, values, [one.contiguous() for one in offsets])
+        values = [contiguous(widened(one)) for one in values]
+        return Inputs(places, size, dense, values, [contiguous(one) for one in offsets])
 
     def _layout_of(self, types: list[type]) -> _Layout:
         dense = [number for number, kind in enumerate(types) if kind is Tensor]
@@ -225,9 +225,9 @@ class Reader:
         kept = places if isinstance(places, tuple) else tuple(places)
         if kept is not places and not torch.compiler.is_compiling():
             kept = self._same(kept)
-        weights = [one.contiguous() for one in weights]
-        values = [widened(entry.values).contiguous() for entry in jagged]
-        offsets = [entry.offsets.contiguous() for entry in jagged]
+        weights = [contiguous(one) for one in weights]
+        values = [contiguous(widened(entry.values)) for entry in jagged]
+        offsets = [contiguous(entry.offsets) for entry in jagged]
         return Inputs(kept, batch, dense, values, offsets, weights)
 
     def _check_sizes(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from recfuse._storage import check_storages
 from recfuse.nn.columns.lowering import Place
 
 TYPES = (torch.float32, torch.int32, torch.int64)
@@ -20,6 +21,8 @@ _WIDENED = {  # without loss
     torch.uint8: torch.int32,
     torch.int8: torch.int32,
     torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
 }
 
 
@@ -71,4 +74,15 @@ def width_of(dense: Tensor) -> int:
 def widened(tensor: Tensor) -> Tensor:
     """Of a type that the operator takes, without loss; one that it does not take is left to it."""
     wider = _WIDENED.get(tensor.dtype)
-    return tensor if wider is None else tensor.to(wider)
+    if wider is None:
+        return tensor
+    check_storages("recfuse.nn.EmbeddingColumns", "dense", (tensor,))
+    return tensor.to(wider)
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """The same without gaps; a copy where it has some."""
+    if tensor.is_contiguous():
+        return tensor
+    check_storages("recfuse.nn.EmbeddingColumns", "values or offsets", (tensor,))
+    return tensor.contiguous()

@@ -231,7 +231,7 @@ class EmbeddingColumns(PackedTables):
         found = self._read_at_once(batch) if direct or home.type == "cuda" else None
         if found is None:
             return None
-        n_jagged = found.inputs.shape[0] - found.n_dense
+        n_jagged = found.forms.shape[0] - found.n_dense
         if direct and found.device == (home.type, home.index):
             if home.type == "cpu" or fits_a_gpu(found.n_dense, n_jagged, len(weights)):
                 return self._whole.at(weights, found, self.bounds_check)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from recfuse import _C
 from recfuse._arguments import integers_on
+from recfuse._storage import check_storages
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.columns.addresses import Addresses
 from recfuse.nn.columns.inputs import TYPES, Inputs, Jagged, widened, width_of
@@ -20,7 +21,6 @@ from recfuse.nn.columns.packed import BufferPart, PackedColumns, encoded, of_buf
 from recfuse.nn.columns.specs import Use
 
 _ALIGNMENT = 64  # bytes of each part of the buffer
-_TYPE, _WIDTH = 1, 2  # words of rf_column_input
 _dtype_of = operator.attrgetter("dtype")
 
 
@@ -87,6 +87,8 @@ class Packer:
 
     def __call__(self, given: Inputs, pin: bool = False) -> PackedColumns:
         """The same inputs; ``pin``: in page-locked memory."""
+        for name, tensors in zip(("dense", "values", "offsets", "weights"), given[2:], strict=True):
+            check_storages("recfuse.nn.EmbeddingColumns", name, tensors)
         batch, dense = given.batch, given.dense
         dtypes = list(map(_dtype_of, dense))
         if not set(dtypes).issubset(TYPES):
@@ -125,20 +127,20 @@ class Packer:
 
     def at(self, given: Addresses, pin: bool = False) -> PackedColumns:
         """The same of tensors that are known by their addresses, on the CPU."""
-        inputs, batch = given.inputs.numpy(), given.batch
-        size, _ = _C.embedding_columns_pack(inputs, batch, 0, 0)
+        batch, kinds, widths = given.batch, given.forms[:, 0], given.forms[:, 1]
+        size, _ = _C.embedding_columns_pack(given.owner, 0, 0)
         buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin)
-        _, found = _C.embedding_columns_pack(inputs, batch, buffer.data_ptr(), size)
+        _, found = _C.embedding_columns_pack(given.owner, buffer.data_ptr(), size)
         parts = []
         for field, kind, wide, rows, columns, first in found:
             dtype = TYPES[kind] if kind >= 0 else torch.int64 if wide else torch.int32
             parts.append(BufferPart(field, dtype, (rows,) if columns < 0 else (rows, columns), first))
-        types = inputs[:, _TYPE].tobytes()
+        types = kinds.tobytes()
         places, last, plan = self._last_at
         if plan is None or places is not given.places or types != last:
-            dtypes, n_dense = [TYPES[number] for number in inputs[:, _TYPE]], given.n_dense
+            dtypes, n_dense = [TYPES[number] for number in kinds], given.n_dense
             kinds = [(dtype, False, 1) for dtype in dtypes[n_dense:]]
-            form = _Form(given.places, dtypes[:n_dense], inputs[:n_dense, _WIDTH].tolist(), kinds)
+            form = _Form(given.places, dtypes[:n_dense], widths[:n_dense].tolist(), kinds)
             plan = _plan_of(form)
             self._last_at = given.places, types, plan
         return of_buffer(self.uses, plan.places, batch, buffer, parts, plan.text)

@@ -86,7 +86,7 @@ class Programs:
     ) -> Tensor:
         """The same of inputs that are not handed over, on the device of the weights."""
         program, on_device = self.of(given.places, device)
-        inputs = given.inputs, given.batch, self.output_dim
+        inputs = given.number, given.batch, self.output_dim
         try:
             return embedding_columns_at(weights, program, *inputs, on_device, bounds_check)
         except (ValueError, TypeError, IndexError) as error:

@@ -11,7 +11,7 @@ import recfuse
 from recfuse import errors
 from recfuse.nn import FusedEmbeddingBagCollection
 from support.library_cases import freed
-from support.operator_calls import calls, overload
+from support.operators import calls, overload
 
 GOOD, BAD, OFFSETS = torch.tensor([0, 1, 2]), torch.tensor([0, 9, 2]), torch.tensor([0, 2])
 

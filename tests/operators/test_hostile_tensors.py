@@ -14,7 +14,7 @@ from torch import Tensor
 
 from recfuse.errors import BY_NAME, InternalError
 from support.library_cases import freed
-from support.operator_calls import READ_NOTHING, calls, run, tensors_of, with_tensor
+from support.operators import READ_NOTHING, calls, run, tensors_of, with_tensor
 
 UNREAD = "states", "numbers", "anchors"
 """Arguments for a backward pass, which calls under no_grad() have none of."""
