@@ -24,6 +24,7 @@ CFLAGS += ["-O0", "-g", "-UNDEBUG"] if "DEBUG" in MODES else []
 if "SANITIZE" in MODES:
     LDFLAGS += ["-fsanitize=address,undefined"]
     CFLAGS += ["-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", LDFLAGS[-1]]
+    CFLAGS += ["-fno-wrapv"]  # Python's own flags have -fwrapv, which hides signed overflow
 COMMON = {"include_dirs": ["include", "csrc", "csrc/cuda", numpy.get_include()], "extra_compile_args": CFLAGS}
 # Instruction sets by file name; such files are empty on other machines. The CPU is asked at run time.
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]

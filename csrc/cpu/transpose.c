@@ -14,6 +14,7 @@ enum {
     BUCKET_LOOKUPS = 128,   /* worth a bucket of its own, about */
     MOST_BUCKETS = 1024,    /* streams that a chunk writes to at once */
     MOST_SHIFT = 31,        /* a row of a bucket fits 31 bits */
+    MOST_ROW_BITS = 47,     /* more rows no memory has: only as many as are expanded, or said to be there */
     FEW = 24,               /* entries that are sorted by insertion */
     DIGIT_BITS = 8,
     MOST_PASSES = 4,        /* MOST_SHIFT by DIGIT_BITS */
@@ -129,6 +130,9 @@ rf_status rf__transpose_run(rf__transpose *transpose, const rf_fused_backward_pa
                             const char *operator_name, int64_t bucket_rows, const rf_executor *executor) {
     rf_status status = RF_OK;
     int64_t lookups = 0;
+    RF_FAIL_IF(params->rows > (int64_t)1 << MOST_ROW_BITS, RF_ERR_UNSUPPORTED,
+               "recfuse.%s: the weight has %lld rows; gradients are of at most 2^%d", operator_name,
+               (long long)params->rows, (int)MOST_ROW_BITS);
     transpose->params = params;
     transpose->features = malloc(sizeof(int64_t) * (size_t)between(params->n_features, 1, INT64_MAX));
     RF_FAIL_IF(transpose->features == NULL, RF_ERR_MEMORY, "recfuse.%s: no memory for %lld features",

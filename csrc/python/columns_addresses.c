@@ -105,8 +105,9 @@ static bool jagged_read(reading *of, PyObject *pair, rf_column_input *input) {
     dl_tensor values, offsets;
     if (PyTuple_Size(pair) != 2 || !tensor_read(of, PyTuple_GetItem(pair, 0), &values) ||
         !tensor_read(of, PyTuple_GetItem(pair, 1), &offsets) || !type_read(&values, &input->type) ||
-        !is_line(&values) || !is_line(&offsets) || !batch_is(of, offsets.shape[0] - 1) ||
-        offsets.code != DL_INTEGER || (offsets.bits != 32 && offsets.bits != 64))
+        !is_line(&values) || !is_line(&offsets) || offsets.shape[0] == 0 ||
+        !batch_is(of, offsets.shape[0] - 1) || offsets.code != DL_INTEGER ||
+        (offsets.bits != 32 && offsets.bits != 64))
         return false;
     input->values = values.data;
     input->features = of->batch > 0 ? 1 : INT32_MAX; /* of no samples: as many as are asked for */

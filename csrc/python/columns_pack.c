@@ -87,6 +87,11 @@ static void offset_put(char *offsets, bool wide, int64_t at, int64_t value) {
         ((int32_t *)offsets)[at] = (int32_t)value;
 }
 
+/* Offsets are any numbers of a caller's: a sum that does not fit is wrong as well. */
+static int64_t wrapping_sum(int64_t left, int64_t right) {
+    return (int64_t)((uint64_t)left + (uint64_t)right);
+}
+
 /* Offsets of the `number`-th input of a group, whose values begin at `base`. Ones that do not begin with 0, or end behind the
  * values, become negative, which the operator reports; a group's only ones stay as they are. */
 static void offsets_copy(const packing *of, const group *own, const rf_column_input *input, int64_t number,
@@ -96,7 +101,7 @@ static void offsets_copy(const packing *of, const group *own, const rf_column_in
     const int64_t start = own->inputs == 1 ? 0 : right ? base : -own->values - 1;
     if (number == 0) offset_put(to, own->wide, 0, own->inputs == 1 ? offset_of(input, 0) : 0);
     for (int64_t s = 1; s <= of->batch; s++)
-        offset_put(to, own->wide, number * of->batch + s, offset_of(input, s) + start);
+        offset_put(to, own->wide, number * of->batch + s, wrapping_sum(offset_of(input, s), start));
 }
 
 static void copy(const packing *of, char *memory) {

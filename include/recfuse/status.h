@@ -31,7 +31,8 @@ RF_BEGIN_DECLARATIONS
     X(RF_ERR_NO_DEVICE, "NoDeviceError", "no GPU, or no driver for it") \
     X(RF_ERR_CUDA, "CudaError", "the CUDA driver failed")               \
     X(RF_ERR_COMPILE, "CompileError", "a GPU kernel does not compile")  \
-    X(RF_ERR_OUT_OF_MEMORY, "MemoryError", "out of device memory")
+    X(RF_ERR_OUT_OF_MEMORY, "MemoryError", "out of device memory")      \
+    X(RF_ERR_OFFSET, "OffsetError", "an offset that begins no bag")
 
 typedef enum rf_status {
 #define RF_STATUS_ENUM(code, python, text) code,

@@ -46,6 +46,10 @@ class IndexRangeError(IndexError, RuntimeError):
     """An index lies outside its table."""
 
 
+class OffsetError(IndexError, ValueError, RuntimeError):
+    """An offset does not begin a bag: it falls, or lies outside of the lookups."""
+
+
 class AllocationError(MemoryError, torch.OutOfMemoryError):
     """Out of memory, on the host or on a GPU."""
 
@@ -71,6 +75,7 @@ BY_NAME: dict[str, type[Exception]] = {
     "ValueError": ArgumentValueError,
     "TypeError": ArgumentTypeError,
     "IndexError": IndexRangeError,
+    "OffsetError": OffsetError,
     "MemoryError": AllocationError,
     "NotImplementedError": NotImplementedError,
     "InternalError": InternalError,

@@ -110,7 +110,7 @@ ONE_TABLE_ERRORS: dict[str, tuple[Inputs, str, str]] = {
     "indices negative": ({"indices": torch.full((LOOKUPS,), -1)}, "IndexError", ""),
     "offsets dims": ({"offsets": torch.tensor(0)}, "ValueError", "offsets has 0 dim"),
     "offsets dtype": ({"offsets": torch.zeros(2).bool()}, "TypeError", "offsets is bool"),
-    "offsets fall": ({"offsets": torch.tensor([0, 5, 2])}, "ValueError", "offsets"),
+    "offsets fall": ({"offsets": torch.tensor([0, 5, 2])}, "OffsetError", "offsets"),
     "no last offset": (
         {"offsets": torch.zeros(0).long(), "include_last_offset": True},
         "ValueError",

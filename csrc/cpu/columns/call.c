@@ -38,11 +38,11 @@ static rf_status report(const rf__columns_call *call) {
                   "column " RF__I64 ": index " RF__I64 ", of value " RF__I64 " of sample " RF__I64
                   "; allowed is 0 to " RF__I64 ", less than the " RF__I64 " rows of its table",
                   bad->column, bad->value, bad->position, bad->sample, bad->limit - 1, bad->limit);
-    RF__REFUSE_IF(bad->limit < 0, RF_ERR_VALUE,
+    RF__REFUSE_IF(bad->limit < 0, RF_ERR_OFFSET,
                   "column " RF__I64 ": offsets[0] of input " RF__I64 " is " RF__I64
                   "; the first bag must begin at 0",
                   bad->column, bad->input, bad->value);
-    return rf__fail(RF_ERR_VALUE,
+    return rf__fail(RF_ERR_OFFSET,
                     "recfuse.%s: column " RF__I64 ": offsets[" RF__I64 "] of input " RF__I64 " is " RF__I64
                     "; allowed is " RF__I64
                     " (where the bag before begins; offsets must not decrease) to " RF__I64

@@ -129,7 +129,8 @@ static bool offsets_are_good(rf__pool_call *call, int64_t span, int64_t feature,
     for (int64_t bag = first; bag <= last; bag++) {
         int64_t start = rf__bag_start(call, feature, bag), at = feature * call->bags + bag;
         if (start < before || start > call->lookups || (at == 0 && start != 0)) {
-            offend(call, span, &(rf__offence){RF__BAD_OFFSET, feature, bag, at, start, before});
+            const int64_t ends = bag > 0 ? bag - 1 : 0; /* the bag that ends there, as kernels of GPUs say */
+            offend(call, span, &(rf__offence){RF__BAD_OFFSET, feature, ends, at, start, before});
             return false;
         }
         before = start;
@@ -207,11 +208,11 @@ static rf_status report(const rf__pool_call *call) {
                "; allowed is 0 to %" PRId64 ", less than the %" PRId64 " rows of its table",
                call->operator_name, bad->position, bad->value, bad->feature, bad->bag, bad->limit - 1,
                bad->limit);
-    RF_FAIL_IF(bad->position == 0, RF_ERR_VALUE,
+    RF_FAIL_IF(bad->position == 0, RF_ERR_OFFSET,
                "recfuse.%s: offsets[0] is %" PRId64 "; the first bag must begin at 0", call->operator_name,
                bad->value);
     return rf__fail(
-        RF_ERR_VALUE,
+        RF_ERR_OFFSET,
         "recfuse.%s: offsets[%" PRId64 "] is %" PRId64 ", for feature %" PRId64 ", bag %" PRId64
         "; allowed is %" PRId64 " (where the bag before begins; offsets must not decrease) to %" PRId64
         " (the number of indices)",

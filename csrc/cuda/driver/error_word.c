@@ -106,8 +106,8 @@ static rf_status raise_record(const rf_error_record *record) {
     if (arguments[record->argument].rule == RF_RULE_RANGE)
         return rf__fail(RF_ERR_VALUE, "%s; allowed is %" PRId64 " to %" PRId64 ", %s %s", found,
                         record->limit, record->lookups, counted, when);
-    RF_FAIL_IF(record->position == 0, RF_ERR_VALUE, "%s; the first bag must begin at 0 %s", found, when);
-    return rf__fail(RF_ERR_VALUE,
+    RF_FAIL_IF(record->position == 0, RF_ERR_OFFSET, "%s; the first bag must begin at 0 %s", found, when);
+    return rf__fail(RF_ERR_OFFSET,
                     "%s%s; allowed is %" PRId64
                     " (where the bag before begins; %s must not decrease) to %" PRId64
                     " (the number of indices) %s",

@@ -8,6 +8,15 @@
 
 enum { PROGRAM, DENSE, VALUES, OFFSETS, VALUE_WEIGHTS, BATCH, PROGRAM_ON_DEVICE, BOUNDS_CHECK };
 
+/* Bags of all tables, and the elements of their offsets. */
+static rf_status bags_of(const rf__columns *program, int64_t batch, int64_t *bags, int64_t *n_offsets) {
+    RF_FAIL_IF(__builtin_mul_overflow(program->header->n_tables, batch, bags) ||
+                   __builtin_add_overflow(*bags, 1, n_offsets),
+               RF_ERR_VALUE, "batch is %lld for %lld tables; their product must fit int64", (long long)batch,
+               (long long)program->header->n_tables);
+    return RF_OK;
+}
+
 /* Whether a factor can be other than 1: weights, or a division by more than one row. */
 static bool needs_factors(const rf__columns *program) {
     for (int64_t c = 0; c < program->header->n_columns; c++) {
@@ -32,11 +41,12 @@ static rf_status give(rf__call *call, int output, AtenTensorHandle tensor, int64
 static rf_status run_cpu(rf__call *call, const rf_embedding_columns_params *params,
                          const rf__columns *program) {
     const bool with_factors = needs_factors(program);
-    const int64_t bags = program->header->n_tables * params->batch, n_offsets = bags + 1;
+    int64_t bags, n_offsets;
     rf_embedding_columns_lookups lookups = {0};
     AtenTensorHandle indices, factors;
     rf_executor executor;
     void *data = NULL;
+    RF_CHECK(bags_of(program, params->batch, &bags, &n_offsets));
     RF_CHECK(rf__call_executor(&executor));
     RF_CHECK(rf__call_output(call, 1, 1, &n_offsets, aoti_torch_dtype_int64(), &data));
     lookups.offsets = data;
@@ -65,9 +75,10 @@ static rf_status run_cpu(rf__call *call, const rf_embedding_columns_params *para
 static rf_status look_up_on_gpu(rf__call *call, const rf_embedding_columns_params *params,
                                 const rf__columns *columns, const rf__columns_program *program) {
     const bool with_factors = needs_factors(columns);
-    const int64_t bags = columns->header->n_tables * params->batch, n_offsets = bags + 1;
+    int64_t bags, n_offsets;
     rf_embedding_columns_lookups lookups = {0};
     void *data = NULL;
+    RF_CHECK(bags_of(columns, params->batch, &bags, &n_offsets));
     RF_CHECK(rf__call_output(call, 1, 1, &n_offsets, aoti_torch_dtype_int64(), &data));
     lookups.offsets = data;
     RF_CHECK(rf_embedding_columns_capacity(params, &lookups.capacity));

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from recfuse._arguments import integers_on
 from recfuse._codes import INTEGERS
-from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError, a_type
+from recfuse._storage import check_storages
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, OffsetError, a_type
 
 
 class BagLookups(NamedTuple):
@@ -206,15 +207,56 @@ def of_tables(
     *,
     tables: int,
     where: str,
+    rows: Sequence[int] | None = None,
 ) -> Lookups:
-    """Lookups of tables that each have their own; see `FusedEmbeddingBagList.pool`."""
+    """Lookups of tables that each have their own, of `rows` each; see `FusedEmbeddingBagList.pool`."""
+    for name, given in (("offsets", offsets), ("indices", indices)):
+        if not _are_tensors(given):
+            raise ArgumentTypeError(
+                f"{where}: {name} is {a_type(given)}, must be a tensor or a list of tensors, one a table"
+            )
     if len(indices) != tables or len(offsets) != tables:
         raise ArgumentValueError(
             f"{where}: {len(offsets)} offsets and {len(indices)} indices for {tables} tables, must be one of "
             "each a table"
         )
-    weights = _sample_weights(indices, row_weights, where)
-    return Lookups(*_feature_major(offsets, indices, where), weights)
+    check_storages(where, "offsets", (offsets,) if isinstance(offsets, Tensor) else offsets)
+    check_storages(where, "indices", (indices,) if isinstance(indices, Tensor) else indices)
+    try:
+        weights = _sample_weights(indices, row_weights, rows, where)
+        return Lookups(*_feature_major(offsets, indices, where), weights)
+    except (RuntimeError, IndexError, ValueError):
+        _explain(offsets, indices, where)
+        raise
+
+
+def _explain(offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tensor], where: str) -> None:
+    """Raises with the name and the table of a tensor that cannot be joined with the others."""
+    order = "; pool takes (offsets, indices), in this order"
+    for name, given in (("offsets", offsets), ("indices", indices)):
+        if isinstance(given, Tensor) and given.dim() != 2:
+            raise ArgumentValueError(
+                f"{where}: {name} has {given.dim()} dimensions, must have 2: a row a table{order}"
+            )
+        if isinstance(given, Tensor):
+            continue
+        for table, one in enumerate(given):
+            if one.dim() != 1:
+                raise ArgumentValueError(
+                    f"{where}: {name}[{table}] has {one.dim()} dimensions, must have 1{order}"
+                )
+            if one.device != given[0].device or one.dtype.is_floating_point:
+                raise ArgumentValueError(
+                    f"{where}: {name}[{table}] is {one.dtype} on {one.device}, {name}[0] is "
+                    f"{given[0].dtype} on {given[0].device}; must be int32 or int64, on one device"
+                )
+    counts = [one.shape[0] for one in offsets]
+    for table, count in enumerate(counts):
+        if count != counts[0]:
+            raise ArgumentValueError(
+                f"{where}: offsets[{table}] has {count} bags, offsets[0] has {counts[0]}, must have as "
+                f"many{order}"
+            )
 
 
 def _feature_major(
@@ -257,15 +299,19 @@ def _check_first(offsets: Tensor, where: str) -> None:
     """Raises where a table's first offset is not 0: to the kernel it would end the table before."""
     if torch.compiler.is_compiling():
         torch._assert_async(torch.all(_begin_with_0(offsets)), f"{where}: offsets must begin with 0")
-    elif torch.count_nonzero(first := offsets[:, :1]):
+    elif not offsets.is_meta and torch.count_nonzero(first := offsets[:, :1]):
         wrong = int(first.reshape(-1).nonzero()[0])
-        raise IndexRangeError(
-            f"{where}: offsets of table {wrong} begin with {int(first[wrong])}, must begin with 0"
+        raise OffsetError(
+            f"{where}: offsets of table {wrong} begin with {int(first[wrong])}, must begin with 0; pool "
+            "takes (offsets, indices), in this order"
         )
 
 
 def _sample_weights(
-    indices: Tensor | Sequence[Tensor], row_weights: Sequence[Tensor | None] | None, where: str
+    indices: Tensor | Sequence[Tensor],
+    row_weights: Sequence[Tensor | None] | None,
+    rows: Sequence[int] | None,
+    where: str,
 ) -> Tensor | None:
     """One weight a lookup, where any table has weights; those of the other tables are one."""
     if row_weights is None:
@@ -277,6 +323,17 @@ def _sample_weights(
         )
     if all(weights is None for weights in row_weights):
         return None
+    for table, weights in enumerate(row_weights):
+        if weights is not None and (
+            weights.dim() != 1 or (rows is not None and weights.shape[0] < rows[table])
+        ):
+            needed = "rows" if rows is None else rows[table]
+            raise ArgumentValueError(
+                f"{where}: row_weights[{table}] is {list(weights.shape)}, must be [{needed}]: one for each "
+                "row of its table"
+            )
+        if weights is not None:
+            check_storages(where, f"row_weights[{table}]", (weights,))
     given = next(weights for weights in row_weights if weights is not None)
     return torch.cat(
         [

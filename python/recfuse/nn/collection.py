@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -160,9 +161,15 @@ class FusedEmbeddingBagCollection(PackedModule):
                 Optimizers may also be made afterwards.
 
         Raises:
-            ValueError: a table that cannot be pooled with the others; an optimizer that has a table and was
-                not given, since it would go on to train nothing.
+            TypeError: no iterable, or a mapping. ValueError: a table that cannot be pooled with the others;
+                an optimizer that has a table and was not given, since it would go on to train nothing.
         """
+        if isinstance(embedding_bags, (abc.Mapping, torch.nn.ModuleDict)) or not isinstance(
+            embedding_bags, abc.Iterable
+        ):
+            values = "an iterable of tables: pass its values(), and its keys() as names"
+            needed = values if hasattr(embedding_bags, "values") else "an iterable of tables"
+            raise wrong_type("recfuse.nn.FusedEmbeddingBagCollection: embedding_bags", embedding_bags, needed)
         bags = list(embedding_bags)
         if names is not None and len(names) != len(bags):
             raise _value_error(f"{len(names)} names for {len(bags)} tables")

@@ -119,7 +119,8 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
             the error that :func:`recfuse.check` raises shows it with a minus sign.
         """
         where = "recfuse.nn.FusedEmbeddingBagList"
-        lookups = of_tables(offsets, indices, row_weights, tables=len(self), where=where)
+        rows = None if row_weights is None else [table.num_embeddings for table in self.layout.tables]
+        lookups = of_tables(offsets, indices, row_weights, tables=len(self), where=where, rows=rows)
         return self._pool_apart(*lookups, mapping)
 
 

@@ -72,13 +72,13 @@ void test_embedding_bag_errors(void) {
     EMBEDDING_BAG(RF_ERR_INDEX, "4294967296", indices[0] = 1LL << 32);
     EMBEDDING_BAG(RF_ERR_INDEX, "7", call.padding_idx = 0; indices[3] = 7);
     EMBEDDING_BAG(RF_ERR_INDEX, "7", executor = &executor_threads; indices[3] = 7);
-    EMBEDDING_BAG(RF_ERR_VALUE, "offsets|5|4", offsets[2] = 4; offsets[1] = 5);
-    EMBEDDING_BAG(RF_ERR_VALUE, "offsets|1", offsets[0] = 1);
-    EMBEDDING_BAG(RF_ERR_VALUE, "offsets|-1", offsets[0] = -1);
-    EMBEDDING_BAG(RF_ERR_VALUE, "offsets|7|6", offsets[2] = 7);
-    EMBEDDING_BAG(RF_ERR_VALUE, "offsets|7|6", call.include_last_offset = true; offsets[3] = 7);
-    EMBEDDING_BAG(RF_ERR_VALUE, "offsets", offsets[1] = INT64_MAX);
-    EMBEDDING_BAG(RF_ERR_VALUE, "offsets", offsets[1] = INT64_MIN);
+    EMBEDDING_BAG(RF_ERR_OFFSET, "offsets|5|4", offsets[2] = 4; offsets[1] = 5);
+    EMBEDDING_BAG(RF_ERR_OFFSET, "offsets|1", offsets[0] = 1);
+    EMBEDDING_BAG(RF_ERR_OFFSET, "offsets|-1", offsets[0] = -1);
+    EMBEDDING_BAG(RF_ERR_OFFSET, "offsets|7|6", offsets[2] = 7);
+    EMBEDDING_BAG(RF_ERR_OFFSET, "offsets|7|6", call.include_last_offset = true; offsets[3] = 7);
+    EMBEDDING_BAG(RF_ERR_OFFSET, "offsets", offsets[1] = INT64_MAX);
+    EMBEDDING_BAG(RF_ERR_OFFSET, "offsets", offsets[1] = INT64_MIN);
 
     /* Arguments. */
     EMBEDDING_BAG(RF_ERR_VALUE, "weight|-1", call.rows = -1);
@@ -148,11 +148,11 @@ void test_fused_embedding_bag_errors(void) {
     FUSED(RF_ERR_INDEX, "indices[2] is 4|feature 0|bag 1|0 to 3", indices[2] = 4);
     FUSED(RF_ERR_INDEX, "-5|feature 1|bag 2", indices[5] = -5);
     FUSED(RF_ERR_INDEX, "9|feature 1", executor = &executor_threads; indices[4] = 9);
-    FUSED(RF_ERR_VALUE, "offsets|feature 1", offsets[4] = 5; offsets[5] = 4);
-    FUSED(RF_ERR_VALUE, "offsets|2", offsets[0] = 2);
-    FUSED(RF_ERR_VALUE, "offsets|7|6", offsets[6] = 7);
-    FUSED(RF_ERR_VALUE, "offsets", offsets[3] = INT64_MIN);
-    FUSED(RF_ERR_VALUE, "offsets", offsets[3] = INT64_MAX);
+    FUSED(RF_ERR_OFFSET, "offsets|feature 1", offsets[4] = 5; offsets[5] = 4);
+    FUSED(RF_ERR_OFFSET, "offsets|2", offsets[0] = 2);
+    FUSED(RF_ERR_OFFSET, "offsets|7|6", offsets[6] = 7);
+    FUSED(RF_ERR_OFFSET, "offsets", offsets[3] = INT64_MIN);
+    FUSED(RF_ERR_OFFSET, "offsets", offsets[3] = INT64_MAX);
 
     /* Arguments. */
     FUSED(RF_ERR_VALUE, "-1 features", call.n_features = -1);

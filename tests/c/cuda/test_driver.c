@@ -140,10 +140,10 @@ static void errors(char **arguments) {
                  "kv_offsets[0] is 12; allowed is 4 to 9, the positions of k, from the offset before on (");
     record = (rf_error_record){.argument = RF_ARGUMENT_offsets, .feature = -1, .value = 5, .lookups = 100};
     CHECK(record_write(&word, record), "not recorded");
-    expect_error(gpu, &word, RF_ERR_VALUE, "offsets[0] is 5; the first bag must begin at 0");
+    expect_error(gpu, &word, RF_ERR_OFFSET, "offsets[0] is 5; the first bag must begin at 0");
     record.position = 2, record.bag = 2, record.limit = 7;
     CHECK(record_write(&word, record), "not recorded");
-    expect_error(gpu, &word, RF_ERR_VALUE,
+    expect_error(gpu, &word, RF_ERR_OFFSET,
                  "offsets[2] is 5, for bag 2; allowed is 7 (where the bag before begins");
     record.operator_number = 77; /* a record that makes no sense still makes a message */
     CHECK(record_write(&word, record), "not recorded");

@@ -160,6 +160,8 @@ class Reader:
         if not {Tensor}.issuperset(map(type, [*values, *offsets])):
             return None
         size = dense[0].shape[0] if dense else offsets[0].shape[0] - 1
+        if size < 0:
+            return None
         if any(one.shape != (size + 1,) for one in offsets):  # the operator would take more for more features
             return None
         if not {1}.issuperset(map(Tensor.dim, values)):
@@ -211,7 +213,7 @@ class Reader:
             batch = dense[0].shape[0]
         else:
             whole = next((at for at, count in enumerate(features) if count > 0), 0)
-            batch = (jagged[whole].offsets.shape[0] - 1) // max(features[whole], 1)
+            batch = max(jagged[whole].offsets.numel() - 1, 0) // max(features[whole], 1)
         if not torch.compiler.is_exporting():  # an exported program would be of no single sample
             self._check_sizes(places, dense, jagged, features, batch)
         weights = []
@@ -253,7 +255,9 @@ class Reader:
             shape = entry.offsets.shape
             if entry.values.dim() != 1:
                 refuse(number, f"has values {list(entry.values.shape)}, must be [values]")
-            if len(shape) != 1 or shape[0] != count * batch + 1:
+            if len(shape) != 1 or shape[0] == 0:
+                refuse(number, f"has offsets {list(shape)}, must be one more than there are samples")
+            if shape[0] != count * batch + 1:
                 refuse(
                     number, f"has offsets {list(shape)}, must be [{count * batch + 1}] for {batch} samples"
                 )

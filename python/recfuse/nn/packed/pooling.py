@@ -70,16 +70,9 @@ def pool_one_by_one(
     bags = (offsets.numel() - 1) // count
     if offsets.is_meta:
         return [matrices[0].new_empty((bags, dim), device="meta") for dim in layout.dims]
+    if is_readable(offsets) and is_readable(indices):
+        _check_contents(layout.features, indices, offsets)
     bounds = offsets[::bags].tolist() if bags else offsets.tolist() * (count + 1)
-    if is_readable(offsets) and bounds[0] != 0:  # torch would be given lookups from there on
-        raise ArgumentValueError(
-            f"recfuse.fused_embedding_bag: offsets[0] is {bounds[0]}; the first bag must begin at 0"
-        )
-    if is_readable(offsets) and not offsets.is_cuda and bounds[-1] != indices.numel():
-        raise ArgumentValueError(
-            f"recfuse.fused_embedding_bag: offsets[{count * bags}], the last one, is {bounds[-1]}; it must "
-            f"be {indices.numel()}, the number of indices"
-        )
     pooled = []
     for feature, number in enumerate(layout.table_of_feature):
         spec = layout.tables[number]
@@ -99,6 +92,15 @@ def pool_one_by_one(
             )
         )
     return pooled
+
+
+def _check_contents(features: Tensor, indices: Tensor, offsets: Tensor) -> None:
+    """Raises for bad indices and offsets as a fused call does: by one, of tables of as many rows without
+    columns.
+    """
+    tables = features.clone()
+    tables[:, [0, 1, 3, 4, 6]] = 0  # weight, weight_offset, dim, pooling, output_column
+    fused_embedding_bag([torch.empty(0)], tables, indices.cpu(), offsets.cpu(), 0, any_max=False)
 
 
 def table_call(

@@ -360,10 +360,10 @@ void test_embedding_columns_errors(void) {
     COLUMNS(RF_OK, "", (columns[1].invalid = -1, ids[2] = 4));
     COLUMNS(RF_OK, "", (columns[1].invalid = 3, ids[2] = 4));
     COLUMNS(RF_OK, "", (call.check_bounds = false, ids[2] = 4));
-    COLUMNS(RF_ERR_VALUE, "column 1: offsets[0] of input 1 is 1; the first bag must begin at 0",
+    COLUMNS(RF_ERR_OFFSET, "column 1: offsets[0] of input 1 is 1; the first bag must begin at 0",
             offsets[0] = 1);
-    COLUMNS(RF_ERR_VALUE, "column 1: offsets[1] of input 1 is 4; allowed is 0", offsets[1] = 4);
-    COLUMNS(RF_ERR_VALUE, "column 1: offsets[2] of input 1 is 0; allowed is 1", offsets[2] = 0);
+    COLUMNS(RF_ERR_OFFSET, "column 1: offsets[1] of input 1 is 4; allowed is 0", offsets[1] = 4);
+    COLUMNS(RF_ERR_OFFSET, "column 1: offsets[2] of input 1 is 0; allowed is 1", offsets[2] = 0);
     COLUMNS(RF_ERR_VALUE, "column 0: step 0: boundary 1 is 0.5; boundaries must rise", boundaries[1] = 0.5f);
     COLUMNS(RF_ERR_VALUE, "boundary 0 is nan", boundaries[0] = NAN);
     COLUMNS(RF_ERR_VALUE, "step 0: 3 boundaries from 0 on; there are 2", steps[0].b = 3);
