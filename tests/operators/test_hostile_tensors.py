@@ -20,6 +20,8 @@ UNREAD = "states", "numbers", "anchors"
 """Arguments for a backward pass, which calls under no_grad() have none of."""
 IN_PYTHON = (
     "_features_of",
+    "_used_features",
+    "_used_table",
     "_ikbo_attention_backward",
     "_embedding_bag_updated",
     "_fused_embedding_bag_updated",

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import recfuse
-from recfuse import PinnedRows
+from recfuse import PinnedRows, errors
 from recfuse.data import traces
 from recfuse.nn import EmbeddingBag, pinning
 
@@ -92,8 +92,10 @@ def test_check_asks_the_device_and_gives_errors_their_class(monkeypatch):
     def check(index):
         asked.append(index)
         if index == 3:
-            raise RuntimeError(
-                "IndexError: recfuse.embedding_bag: indices[70] is 12, for bag 3; allowed is 0 to 9"
+            raise errors.translate(
+                RuntimeError(
+                    "IndexError: recfuse.embedding_bag: indices[70] is 12, for bag 3; allowed is 0 to 9"
+                )
             )
 
     monkeypatch.setattr(torch.ops.recfuse, "check", check, raising=False)

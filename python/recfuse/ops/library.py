@@ -149,7 +149,9 @@ def dtype_code(tensor: Tensor, operator: str, argument: str) -> int:
 
 def public_name(operator: str) -> str:
     """The public operator that a private one is a part of: for messages."""
-    return next((name for name in _PUBLIC if operator.startswith(f"_{name}")), operator)
+    if not operator.startswith("_"):
+        return operator
+    return next((name for name in _PUBLIC if operator.startswith(f"_{name}")), "fused_embedding_bag")
 
 
 def implement(operator: str, function: Callable[..., Any], *keys: str) -> None:
@@ -270,4 +272,4 @@ def check(device: torch.device | str | int | None = None) -> None:
     where = torch.device("cuda" if device is None else device)
     if where.type != "cuda" or not torch.cuda.is_initialized():  # nothing has run there
         return
-    torch.ops.recfuse.check.default(torch.cuda.current_device() if where.index is None else where.index)
+    torch.ops.recfuse.check(torch.cuda.current_device() if where.index is None else where.index)

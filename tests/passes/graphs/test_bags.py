@@ -225,7 +225,7 @@ def test_bad_contents_raise():
     swapped, _ = passed(model, (fixed, indices, offsets, *rest), "eager")
     wrong = copy.deepcopy(fixed)
     wrong[1][3, 1] = 21
-    with pytest.raises(RuntimeError, match=r"IndexError.* for feature 1"):
+    with pytest.raises(IndexError, match=r" for feature 1"):
         swapped(wrong, indices, offsets, *rest)
     moved = [offsets[0], torch.clamp(offsets[1], min=1)]
     with pytest.raises(RuntimeError, match="must begin with 0"):

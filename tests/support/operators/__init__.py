@@ -14,7 +14,8 @@ from recfuse.nn.columns import Identity, Numeric
 Call = dict[str, Any]
 FLOAT32, SUM, ADAM = 0, 0, 3
 READ_NOTHING = {
-    "check", "cpu_isa", "library_path", "library_version", "_feature", "_once_a_pass", "pin_rows", "unpin"
+    "check", "cpu_isa", "library_path", "library_version", "_feature", "_once_a_pass", "_columns", "_followed_table",
+    "pin_rows", "unpin",
 }  # fmt: skip
 """Operators that read no tensor on the CPU; all others have a call here."""
 
@@ -104,6 +105,13 @@ def calls() -> dict[str, Call]:
             "optimizer": ADAM,
         },
         "_features_of": {"features": lookups["features"], "numbers": [0]},
+        "_used_table": {"features": lookups["features"], "grad": gradient["grad"], "module": -1, "table": 0},
+        "_used_features": {
+            "features": lookups["features"],
+            "grad": gradient["grad"],
+            "missing": [1],
+            "module": -1,
+        },
         "ikbo_linear": linear,
         "_ikbo_linear_path": linear,
         "ikbo_linear_chain": chain,

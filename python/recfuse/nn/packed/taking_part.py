@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from recfuse.nn.packed.layout import TableSpec, table_rows
-from recfuse.ops.library import library
+from recfuse.ops.library import implement, library, register_fake
 
 
 class _Window:
@@ -201,11 +201,13 @@ def _note_one(features: Tensor, grad: Tensor, module: int, table: int) -> Tensor
     return features.clone()
 
 
+def _like_features(features: Tensor, grad: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(features, device=grad.device if grad.is_meta else features.device)
+
+
 for _name, _run in (("_used_features", _mask), ("_used_table", _note_one)):
-    library.impl(_name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(
-        f"recfuse::{_name}", lambda features, *_, **__: torch.empty_like(features), lib=library
-    )
+    implement(_name, _run, "CompositeExplicitAutograd")
+    register_fake(_name)(_like_features)
 
 
 def windows() -> list[tuple[Tensor, set[int]]]:
