@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import functools
 import pickle
 import sys
 from types import SimpleNamespace
@@ -58,9 +59,9 @@ def log(monkeypatch):
     operators = sys.modules["recfuse.ops.pin_rows"]
     for module in (pinning, operators):
         monkeypatch.setattr(module, "on_gpu", lambda weight: True)
-    monkeypatch.setattr(operators, "_call", call)
-    monkeypatch.setattr(torch.ops.recfuse, "pin_rows", "pin", raising=False)
-    monkeypatch.setattr(torch.ops.recfuse, "unpin", "unpin", raising=False)
+    for name in ("pin_rows", "unpin"):
+        own = functools.partial(call, name.partition("_")[0])
+        monkeypatch.setattr(torch.ops.recfuse, name, own, raising=False)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda rows, stream: None)
     monkeypatch.setattr(torch.cuda, "Stream", make)
     monkeypatch.setattr(torch.cuda, "stream", on)

@@ -23,7 +23,7 @@ def pin_rows(weight: Tensor, rows: Any) -> None:
     """
     check_tensor("pin_rows", "weight", weight)
     if on_gpu(weight):
-        torch.ops.recfuse.pin_rows.default(weight.detach(), torch.as_tensor(rows, device=weight.device))
+        torch.ops.recfuse.pin_rows(weight.detach(), torch.as_tensor(rows, device=weight.device))
 
 
 def unpin(weight: Tensor, rows: Any = None) -> None:
@@ -34,7 +34,7 @@ def unpin(weight: Tensor, rows: Any = None) -> None:
     check_tensor("unpin", "weight", weight)
     if on_gpu(weight):
         rows = None if rows is None else torch.as_tensor(rows, device=weight.device)
-        torch.ops.recfuse.unpin.default(weight.detach(), rows)
+        torch.ops.recfuse.unpin(weight.detach(), rows)
 
 
 def on_gpu(weight: Tensor) -> bool:
