@@ -14,8 +14,8 @@ from recfuse.nn.columns import Identity, Numeric
 Call = dict[str, Any]
 FLOAT32, SUM, ADAM = 0, 0, 3
 READ_NOTHING = {
-    "check", "cpu_isa", "library_path", "library_version", "_feature", "_once_a_pass", "_columns", "_followed_table",
-    "pin_rows", "unpin",
+    "check", "cpu_isa", "library_path", "library_version", "_feature", "_once_a_pass", "_columns",
+    "_followed_table", "pin_rows", "unpin",
 }  # fmt: skip
 """Operators that read no tensor on the CPU; all others have a call here."""
 
