@@ -40,29 +40,16 @@ class PackedModule(PackedTables):
         self._tuning.fit(list(zip(self.layout.dims, dtypes, strict=True)))
         self._mapper.use(weights[0].device if self.on_cuda else None)
 
-    def _pool(self, *lookups: Any) -> Tensor:
-        """Pools feature-major jagged lookups; see :class:`recfuse.nn.FusedEmbeddingBagCollection`. Arguments
-        as of ``_pool_as_can_be``.
-        """
-        pooled = self._pool_as_can_be(*lookups)
-        return torch.cat(pooled, dim=1) if isinstance(pooled, list) else pooled
-
-    def _pool_apart(self, *lookups: Any) -> list[Tensor]:
-        """The same, the columns of each feature. A feature whose columns have no gradient gives its table
-        none.
-        """
-        pooled = self._pool_as_can_be(*lookups)
-        return pooled if isinstance(pooled, list) else columns_of(pooled, self)
-
-    def _pool_as_can_be(
+    def _pool(
         self,
         indices: Tensor,
         offsets: Tensor,
         per_sample_weights: Tensor | None = None,
         mapping: Mapping | None = None,
-    ) -> Tensor | list[Tensor]:
-        """All columns, of one call; or those of each feature, where there is no kernel for one call."""
-        weights, layout = self.packed_weights(), self.layout  # in this order: weights may change the layout
+    ) -> Tensor:
+        """Pools feature-major jagged lookups; see :class:`recfuse.nn.FusedEmbeddingBagCollection`."""
+        weights = self.packed_weights()  # first: it may change the layout
+        layout = self._store.layout
         if torch.compiler.is_dynamo_compiling():
             torch._dynamo.mark_static(layout.features)  # as many as there are, whatever the batch
         if layout.sparse and not torch.compiler.is_compiling():
@@ -70,7 +57,7 @@ class PackedModule(PackedTables):
         if mapping is not None:
             check_mapping(mapping, layout, offsets)
         if not has_kernel(weights):
-            return pool_one_by_one(layout, weights, indices, offsets, per_sample_weights)
+            return torch.cat(pool_one_by_one(layout, weights, indices, offsets, per_sample_weights), dim=1)
         arguments = weights, layout.features, indices, offsets, layout.output_dim, per_sample_weights
         if not on_gpu(weights):
             return fused_embedding_bag(*arguments, sparse=layout.sparse, any_max=layout.any_max)
@@ -83,6 +70,24 @@ class PackedModule(PackedTables):
             mapping=rows,
             any_max=layout.any_max,
         )
+
+    def _pool_apart(
+        self,
+        indices: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None = None,
+        mapping: Mapping | None = None,
+    ) -> list[Tensor]:
+        """The same, the columns of each feature. A feature whose columns have no gradient gives its table
+        none.
+        """
+        weights = self.packed_weights()  # first: it may change the layout
+        layout = self._store.layout
+        if mapping is None and not has_kernel(weights):
+            if layout.sparse and not torch.compiler.is_compiling():
+                check_parallel(weights)
+            return pool_one_by_one(layout, weights, indices, offsets, per_sample_weights)
+        return columns_of(self._pool(indices, offsets, per_sample_weights, mapping), self)
 
     def _gpu_work(self, offsets: Tensor, mapping: Mapping | None) -> tuple[Tensor | None, int, Tensor | None]:
         """schedules, warps and mapping of a call on a GPU."""

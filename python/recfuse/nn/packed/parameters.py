@@ -53,7 +53,11 @@ class PackedParameters(torch.nn.Module):
         holder, store = self._modules[self._tables_name] if self._tables_name else self, self._store
         if store.homes:
             self._check_frozen()
-        return matrices_of(holder, store.layout.parameter_names)  # type: ignore[arg-type]
+        parameters, names = holder._parameters, store.layout.parameter_names  # type: ignore[union-attr]
+        try:  # as matrices_of does, without its frame: each call comes here
+            return [parameters[name] for name in names]  # type: ignore[misc]
+        except KeyError:
+            return matrices_of(holder, names)  # type: ignore[arg-type]
 
     def _check_frozen(self) -> None:
         """Looks whether matrices of frozen tables have gradients since."""

@@ -169,8 +169,11 @@ class PackedTable(torch.nn.EmbeddingBag):
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """Pools this table alone, as ``torch.nn.EmbeddingBag`` does; for all tables call the module."""
-        pooled = table_call(self.spec, self.matrix, self.sparse, input, offsets, per_sample_weights)
-        return followed_table(pooled, self._store.number, self._number)
+        store, number = self._store, self._number
+        layout = store.layout
+        matrix = store.matrix(number)
+        pooled = table_call(layout.tables[number], matrix, layout.sparse, input, offsets, per_sample_weights)
+        return followed_table(pooled, store.number, number)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
