@@ -420,7 +420,6 @@ def test_max_norm_changes_the_table_as_torch_does(norm_type, dtype):
         {"input": torch.arange(4, dtype=torch.int32)},
         {"offsets": torch.tensor([0, 2], dtype=torch.int32)},
         {"weight": torch.randn(10, 4, device="meta")},
-        {"input": torch.arange(4, device="meta"), "offsets": torch.tensor([0, 2], device="meta")},
     ),
     ids=str,
 )
@@ -428,9 +427,7 @@ def test_what_torch_takes_is_taken(changes):
     arguments = _arguments(**changes)
     ours, theirs = recfuse.embedding_bag(**arguments), F.embedding_bag(**arguments)
     assert (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)
-    if (
-        arguments["input"].device.type == ours.device.type == "cpu"
-    ):  # torch computes nothing from meta indices
+    if ours.device.type == "cpu":
         torch.testing.assert_close(ours, theirs)
 
 

@@ -66,7 +66,7 @@ def test_a_training_step_in_a_graph(specs: Any) -> None:
         got = [weight.grad.clone() for weight in collection.parameters()]
         twin = twin_of(collection)
         twin.zero_grad()
-        twin(indices.cpu(), offsets.cpu()).square().sum().backward()
+        twin(indices[: offsets[-1]].cpu(), offsets.cpu()).square().sum().backward()
         for one, weight in zip(got, twin.parameters(), strict=True):
             torch.testing.assert_close(one.cpu(), weight.grad, rtol=1e-3, atol=1e-3)
 

@@ -385,7 +385,7 @@ def test_each_gpu_reports_its_own_errors() -> None:
 
 def test_a_device_that_is_not_there() -> None:
     for ordinal in (torch.cuda.device_count(), -1, 1 << 40):
-        with pytest.raises(RuntimeError, match=r"^\w+: recfuse"):
+        with pytest.raises(RuntimeError, match=r"^recfuse"):
             OPS.check(ordinal)
 
 

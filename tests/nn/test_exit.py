@@ -29,7 +29,7 @@ PATHS = {
     "exception": ("raise KeyError('mine')", 1),
     "no cleanup": ("os._exit(4)", 4),
     "a thread at work": ("threading.Thread(target=work).start()", 0),
-    "an exit in a forked child": ("pid = os.fork(); work(); pid and os.waitpid(pid, 0)", 0),
+    "an exit in a forked child": ("pid = os.fork(); bags(*given); pid and os.waitpid(pid, 0)", 0),
     "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
     "a backward pass in an exit handler": ("import atexit; atexit.register(work)", 0),
 }

@@ -40,7 +40,7 @@ def looked_up(collection, indices, offsets):
         own = indices[offsets[number * bags] : offsets[(number + 1) * bags]]
         if table.padding_idx is not None:
             own = own[own != table.padding_idx]
-        found[table._spec.matrix][own + table._spec.first_row] = True
+        found[table.spec.matrix][own + table.spec.first_row] = True
     return found
 
 

@@ -164,7 +164,9 @@ def twin_of(collection: FusedEmbeddingBagCollection) -> FusedEmbeddingBagCollect
 def check(collection: FusedEmbeddingBagCollection, *given: Any, **options: Any) -> Tensor:
     """Against the same on the CPU."""
     got = collection(*given, **options)
-    want = twin_of(collection)(*(one if one is None else one.cpu() for one in given))
+    indices, offsets, *rest = (one if one is None else one.cpu() for one in given)
+    used = int(offsets[-1])  # lookups after the last bag, which graphs have room for, are an error on the CPU
+    want = twin_of(collection)(indices[:used], offsets, *(one if one is None else one[:used] for one in rest))
     assert got.device == given[0].device and got.dtype == want.dtype
     torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
     return got

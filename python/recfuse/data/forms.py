@@ -245,10 +245,10 @@ def _explain(offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tens
                 raise ArgumentValueError(
                     f"{where}: {name}[{table}] has {one.dim()} dimensions, must have 1{order}"
                 )
-            if one.device != given[0].device or one.dtype.is_floating_point:
+            if one.device != given[0].device:
                 raise ArgumentValueError(
-                    f"{where}: {name}[{table}] is {one.dtype} on {one.device}, {name}[0] is "
-                    f"{given[0].dtype} on {given[0].device}; must be int32 or int64, on one device"
+                    f"{where}: {name}[{table}] is on {one.device}, {name}[0] is on {given[0].device}; must "
+                    "be on one device"
                 )
     counts = [one.shape[0] for one in offsets]
     for table, count in enumerate(counts):
