@@ -28,8 +28,10 @@ class DLRM(nn.Module):
     ) -> list[Tensor]:
         """Pools each table; `recfuse.swap` puts one call in the place of this method's loop."""
         row_weights = [w if w is None else w.gather(0, i) for w, i in zip(v_W_l, lS_i, strict=True)]
-        calls = zip(emb_l, lS_i, lS_o, row_weights, strict=True)
-        return [table(i, o, per_sample_weights=w) for table, i, o, w in calls]
+        return [
+            table(i, o, per_sample_weights=w)
+            for table, i, o, w in zip(emb_l, lS_i, lS_o, row_weights, strict=True)
+        ]
 
     def forward(self, dense: Tensor, lS_o: Tensor, lS_i: Tensor) -> Tensor:
         """Probabilities [bags, 1] of dense [bags, 4], offsets [tables, bags], indices [tables, lookups]."""
