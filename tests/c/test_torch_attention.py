@@ -22,7 +22,8 @@ from support.c_program import COMPILER, ROOT, make_once
 from support.ikbo_attention import reference
 
 CPP_COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-SOURCES = ["tests/c/torch/attention.c", "csrc/base/status.c", "csrc/base/validate_ikbo_attention.c"]
+SOURCES = ["tests/c/torch/attention.c"]
+SOURCES += [f"csrc/base/{name}.c" for name in ("status", "validate_ikbo_attention", "tensors/columns_inputs")]
 SOURCES += [f"csrc/torch/{name}.c" for name in ("call", "arguments", "values", "dispatch")]
 SOURCES += [f"csrc/torch/ikbo/attention_{name}.c" for name in ("arguments", "packed", "kernels")]
 SOURCES += ["csrc/cuda/ikbo_attention/common.c", "csrc/cuda/ikbo_attention/packed/packed.c"]

@@ -40,6 +40,7 @@ def test_what_calls_keep(cuda_build: Build, cache: Path, command: str, kind: str
 
 COMPILE = """
 import importlib.util, sys
+import torch  # librecfuse.so needs its libraries
 spec = importlib.util.spec_from_file_location("_C", sys.argv[1])
 _C = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(_C)
@@ -60,9 +61,9 @@ def test_what_is_compiled_ahead_is_all_that_training_takes(
     """
     program = cuda_build("plain").beside_empty_kernels()
     program.add_nvrtc()
-    module, library = (program.path.with_name(name) for name in (Path(_C.__file__).name, "librecfuse.so"))
-    shutil.copy2(_C.__file__, module)
-    shutil.copy2(Path(_C.__file__).with_name("librecfuse_core.so"), library)  # needs no torch
+    module = program.path.with_name(Path(_C.__file__).name)
+    for file in (module.name, "librecfuse.so"):
+        shutil.copy2(Path(_C.__file__).with_name(file), module.with_name(file))
     tables = [FeatureForm(rows, dim, torch.float32, "sum", False) for dim in (8, 16, 8, 16)]
     buffers, features, *rest = native_call_of(tables)
     call = repr((buffers, features.tolist(), *rest))
