@@ -270,6 +270,9 @@ def test_compiling_leaves_no_thread_behind(monkeypatch, error):
         monkeypatch.setattr(Compiler, "result", interrupt)
         with pytest.raises(error):
             compile_all({number: partial(slow, number) for number in range(100)})
+        for thread in threading.enumerate():  # an interrupt does not wait for what is being compiled
+            if thread.name.startswith("recfuse-compile"):
+                thread.join(timeout=60)
         assert len(begun) < 100
     else:
         results = compile_all({number: partial(slow, number) for number in range(8)})

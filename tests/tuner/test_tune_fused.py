@@ -157,6 +157,9 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(device, collection, tmp_
     monkeypatch.setattr(_C, "fused_embedding_bag_measure", stop)
     with pytest.raises(KeyboardInterrupt):
         tune(collection, resume=path)
+    for thread in threading.enumerate():  # an interrupt does not wait for what is being compiled
+        if thread.name.startswith("recfuse-compile"):
+            thread.join(timeout=60)
     assert not [one for one in threading.enumerate() if one.name.startswith("recfuse-compile")]
     kept = json.loads(path.read_text())["occupancies"]
     assert str(BEST_WARPS) in kept and "24" not in kept
