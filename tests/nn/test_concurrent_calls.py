@@ -124,6 +124,30 @@ def test_calls_while_a_model_is_swapped_and_unswapped(subject):
     undisturbed(lambda: model(indices), [expected(indices)], change)
 
 
+@pytest.mark.parametrize("change", ("swap", "unswap"))
+def test_a_call_that_begins_before_a_change_and_ends_after_it(change, monkeypatch):
+    model, indices = keyed(), lookups()
+    del model.tables
+    want = model(indices)
+    recfuse.swap(model)
+    collection, own = model.collection, vars(model.collection)
+    pool, store = type(collection)._fused, own["_store"]
+
+    def late(self, *arguments):
+        if change == "unswap":
+            recfuse.unswap(model)
+        try:
+            return pool(self, *arguments)
+        finally:
+            if change == "swap":
+                own["_store"] = store
+
+    monkeypatch.setattr(type(collection), "_fused", late)
+    if change == "swap":
+        del own["_store"]
+    assert torch.equal(model(indices), want)
+
+
 def test_calls_while_a_checkpoint_is_assigned():
     collection, indices = FusedEmbeddingBagCollection([(ROWS, DIM)] * TABLES), lookups()
     offsets = torch.arange(0, TABLES * LOOKUPS + 1, 4)

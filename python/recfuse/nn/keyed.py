@@ -63,13 +63,16 @@ class FusedKeyedEmbeddingBagCollection(EmbeddingBagCollection, PackedModule):
         refuse_proxy(features)
         features = maybe_td_to_kjt(features, None)
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
-            return super().forward(features)
+            # Not super(), which fails where another thread has changed the class since.
+            return EmbeddingBagCollection.forward(self, features)
+        store = self.__dict__.get("_store")
         try:
             return self._fused(features, mapping)
         except AttributeError:
-            if "_store" in vars(self):
+            if store is not None and self.__dict__.get("_store") is store:
                 raise
-            return super().forward(features)  # another thread swaps or unswaps the tables now
+            # Another thread swaps or unswaps the tables now.
+            return EmbeddingBagCollection.forward(self, features)
 
     def _fused(self, features: KeyedJaggedTensor, mapping: Mapping | None) -> KeyedTensor:
         """All tables in one call."""
