@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from recfuse.nn.packed.taking_part import take_number
 from recfuse.passes.pattern import Pattern
 
 
@@ -61,6 +62,7 @@ class TorchRecCollection(Pattern):
         names = [spec.name for spec in module.layout.tables]
         tables = torch.nn.ModuleDict(dict(zip(names, bags, strict=True)))
         tables.training = module.training
+        take_number(module)
         del vars(module)["_store"]  # a call of another thread pools table by table from here on
         module._modules["embedding_bags"] = tables
         module.__class__ = type(module).__mro__[1]

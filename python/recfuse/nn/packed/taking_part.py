@@ -148,6 +148,13 @@ def give_number(module: Any) -> None:
     numbered[number] = module
 
 
+def take_number(module: Any) -> None:
+    """Takes its number from a module whose tables are no longer packed: programs that were compiled with it
+    note nothing more.
+    """
+    numbered.pop(vars(module).pop("number"), None)
+
+
 library.define("_columns(Tensor pooled, int[] dims, int module) -> Tensor[]")
 library.impl("_columns", _split, "CompositeImplicitAutograd")
 _columns = torch.ops.recfuse._columns.default
