@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 import time
 from types import SimpleNamespace
 
@@ -239,6 +240,7 @@ def test_load_is_unknown_where_the_system_does_not_say(monkeypatch, tmp_path):
 @pytest.mark.parametrize("limit, shown", [(0.0, True), (1e9, False)])
 def test_a_bar_is_shown_for_long_runs_only(monkeypatch, capsys, limit, shown):
     monkeypatch.setattr(timing, "PROGRESS_AFTER", limit)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # there is no bar elsewhere
     timing.compare({"a": lambda: None}, rounds=2, label="a long run")
     assert ("a long run" in capsys.readouterr().err) == shown
 
