@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -207,25 +207,20 @@ def of_tables(
     *,
     tables: int,
     where: str,
-    rows: Sequence[int] | None = None,
+    rows: Callable[[int], int] | None = None,
 ) -> Lookups:
-    """Lookups of tables that each have their own, of `rows` each; see `FusedEmbeddingBagList.pool`."""
-    for name, given in (("offsets", offsets), ("indices", indices)):
-        if not _are_tensors(given):
-            raise ArgumentTypeError(
-                f"{where}: {name} is {a_type(given)}, must be a tensor or a list of tensors, one a table"
-            )
-    if len(indices) != tables or len(offsets) != tables:
-        raise ArgumentValueError(
-            f"{where}: {len(offsets)} offsets and {len(indices)} indices for {tables} tables, must be one of "
-            "each a table"
-        )
-    check_storages(where, "offsets", (offsets,) if isinstance(offsets, Tensor) else offsets)
-    check_storages(where, "indices", (indices,) if isinstance(indices, Tensor) else indices)
+    """Lookups of tables that each have their own, of `rows(table)` rows; see `FusedEmbeddingBagList.pool`."""
     try:
+        if len(indices) != tables or len(offsets) != tables:
+            raise ArgumentValueError(
+                f"{where}: {len(offsets)} offsets and {len(indices)} indices for {tables} tables, must be "
+                "one of each a table"
+            )
+        check_storages(where, "offsets", (offsets,) if isinstance(offsets, Tensor) else offsets)
+        check_storages(where, "indices", (indices,) if isinstance(indices, Tensor) else indices)
         weights = _sample_weights(indices, row_weights, rows, where)
         return Lookups(*_feature_major(offsets, indices, where), weights)
-    except (RuntimeError, IndexError, ValueError):
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError):
         _explain(offsets, indices, where)
         raise
 
@@ -233,6 +228,13 @@ def of_tables(
 def _explain(offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tensor], where: str) -> None:
     """Raises with the name and the table of a tensor that cannot be joined with the others."""
     order = "; pool takes (offsets, indices), in this order"
+    for name, given in (("offsets", offsets), ("indices", indices)):
+        if not _are_tensors(given):
+            raise ArgumentTypeError(
+                f"{where}: {name} is {a_type(given)}, must be a tensor or a list of tensors, one a table"
+            )
+    if len(indices) != len(offsets):
+        return
     for name, given in (("offsets", offsets), ("indices", indices)):
         if isinstance(given, Tensor) and given.dim() != 2:
             raise ArgumentValueError(
@@ -246,10 +248,8 @@ def _explain(offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tens
                     f"{where}: {name}[{table}] has {one.dim()} dimensions, must have 1{order}"
                 )
             if one.device != given[0].device:
-                raise ArgumentValueError(
-                    f"{where}: {name}[{table}] is on {one.device}, {name}[0] is on {given[0].device}; must "
-                    "be on one device"
-                )
+                found = f"{name}[{table}] is on {one.device}, {name}[0] is on {given[0].device}"
+                raise ArgumentValueError(f"{where}: {found}; must be on one device")
     counts = [one.shape[0] for one in offsets]
     for table, count in enumerate(counts):
         if count != counts[0]:
@@ -310,7 +310,7 @@ def _check_first(offsets: Tensor, where: str) -> None:
 def _sample_weights(
     indices: Tensor | Sequence[Tensor],
     row_weights: Sequence[Tensor | None] | None,
-    rows: Sequence[int] | None,
+    rows: Callable[[int], int] | None,
     where: str,
 ) -> Tensor | None:
     """One weight a lookup, where any table has weights; those of the other tables are one."""
@@ -325,9 +325,9 @@ def _sample_weights(
         return None
     for table, weights in enumerate(row_weights):
         if weights is not None and (
-            weights.dim() != 1 or (rows is not None and weights.shape[0] < rows[table])
+            weights.dim() != 1 or (rows is not None and weights.shape[0] < rows(table))
         ):
-            needed = "rows" if rows is None else rows[table]
+            needed = "rows" if rows is None else rows(table)
             raise ArgumentValueError(
                 f"{where}: row_weights[{table}] is {list(weights.shape)}, must be [{needed}]: one for each "
                 "row of its table"

@@ -92,6 +92,9 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
     def _lookups_of(self, batch: Any, where: str) -> Lookups:
         return of_list(batch, len(self), where)
 
+    def _rows(self, table: int) -> int:
+        return self.layout.tables[table].num_embeddings
+
     def pool(
         self,
         offsets: Tensor | Sequence[Tensor],
@@ -119,8 +122,7 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
             the error that :func:`recfuse.check` raises shows it with a minus sign.
         """
         where = "recfuse.nn.FusedEmbeddingBagList"
-        rows = None if row_weights is None else [table.num_embeddings for table in self.layout.tables]
-        lookups = of_tables(offsets, indices, row_weights, tables=len(self), where=where, rows=rows)
+        lookups = of_tables(offsets, indices, row_weights, tables=len(self), where=where, rows=self._rows)
         return self._pool_apart(*lookups, mapping)
 
 

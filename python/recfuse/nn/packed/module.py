@@ -46,8 +46,11 @@ class PackedModule(PackedTables):
         offsets: Tensor,
         per_sample_weights: Tensor | None = None,
         mapping: Mapping | None = None,
-    ) -> Tensor:
-        """Pools feature-major jagged lookups; see :class:`recfuse.nn.FusedEmbeddingBagCollection`."""
+        is_apart: bool = False,
+    ) -> Any:
+        """Pools feature-major jagged lookups; see :class:`recfuse.nn.FusedEmbeddingBagCollection`. With
+        ``is_apart``, and where there is no kernel for one call: a list, the columns of each feature.
+        """
         weights = self.packed_weights()  # first: it may change the layout
         layout = self._store.layout
         if torch.compiler.is_dynamo_compiling():
@@ -57,7 +60,8 @@ class PackedModule(PackedTables):
         if mapping is not None:
             check_mapping(mapping, layout, offsets)
         if not has_kernel(weights):
-            return torch.cat(pool_one_by_one(layout, weights, indices, offsets, per_sample_weights), dim=1)
+            columns = pool_one_by_one(layout, weights, indices, offsets, per_sample_weights)
+            return columns if is_apart else torch.cat(columns, dim=1)
         arguments = weights, layout.features, indices, offsets, layout.output_dim, per_sample_weights
         if not on_gpu(weights):
             return fused_embedding_bag(*arguments, sparse=layout.sparse, any_max=layout.any_max)
@@ -71,23 +75,12 @@ class PackedModule(PackedTables):
             any_max=layout.any_max,
         )
 
-    def _pool_apart(
-        self,
-        indices: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None = None,
-        mapping: Mapping | None = None,
-    ) -> list[Tensor]:
+    def _pool_apart(self, *lookups: Any) -> list[Tensor]:
         """The same, the columns of each feature. A feature whose columns have no gradient gives its table
         none.
         """
-        weights = self.packed_weights()  # first: it may change the layout
-        layout = self._store.layout
-        if mapping is None and not has_kernel(weights):
-            if layout.sparse and not torch.compiler.is_compiling():
-                check_parallel(weights)
-            return pool_one_by_one(layout, weights, indices, offsets, per_sample_weights)
-        return columns_of(self._pool(indices, offsets, per_sample_weights, mapping), self)
+        pooled = self._pool(*lookups, is_apart=True)
+        return pooled if isinstance(pooled, list) else columns_of(pooled, self)
 
     def _gpu_work(self, offsets: Tensor, mapping: Mapping | None) -> tuple[Tensor | None, int, Tensor | None]:
         """schedules, warps and mapping of a call on a GPU."""
