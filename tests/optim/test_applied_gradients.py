@@ -90,6 +90,24 @@ def test_gradients_that_are_applied_cannot_be_read(name, make):
     assert "AppliedGradient" in repr(gradient)
 
 
+C_READERS = {
+    "to_dlpack": torch.utils.dlpack.to_dlpack,
+    "a versioned capsule": torch._C._to_dlpack_versioned,
+    "the capsule of torch's class": torch.Tensor.__dlpack__,
+    "the address of torch's class": torch.Tensor.data_ptr,
+}
+
+
+@pytest.mark.parametrize("name", C_READERS)
+@pytest.mark.parametrize("moved", (False, True))
+def test_what_reads_memory_in_c_raises(name, moved):
+    model, _optimizer, _ = by_hand()
+    loss_of(model).backward()
+    gradient = model[0].weight.grad.half() if moved else model[0].weight.grad
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        C_READERS[name](gradient)
+
+
 def test_a_gradient_is_there_until_torch_would_drop_it():
     model, optimizer, _ = swapped()
     assert model[0].weight.grad is None

@@ -32,6 +32,7 @@ class AppliedGradient(Tensor):
         """Of a Parameter's shape, dtype and device; ``update`` is its Update."""
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         made._update = weakref.ref(update)
+        torch._C._set_throw_on_mutable_data_ptr(made)  # for C, as torch.utils.dlpack.to_dlpack is
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
