@@ -82,6 +82,39 @@ def of_the_other(swapped, folder):
     return whole(model)
 
 
+def in_place(write):
+    def of(model):
+        with torch.no_grad():
+            write(model.emb_l[1].weight)
+
+    return of
+
+
+WRITES = {
+    "fill_": in_place(lambda weight: weight.fill_(2)),
+    "copy_": in_place(lambda weight: weight.copy_(torch.full((7, 8), 2.0))),
+    "data.fill_": in_place(lambda weight: weight.data.fill_(2)),
+    "init": in_place(lambda weight: torch.nn.init.constant_(weight, 2)),
+    "get_parameter": lambda model: model.get_parameter("emb_l.1.weight").detach().fill_(2),
+    "parameters": lambda model: next(model.emb_l[1].parameters()).detach().fill_(2),
+    "reset_parameters": lambda model: model.emb_l[1].reset_parameters(),
+    "freeze": lambda model: model.emb_l[1].requires_grad_(False),
+    "unswap": recfuse.unswap,
+    "weight = tensor": lambda model: setattr(model.emb_l[1], "weight", torch.full((7, 8), 2.0)),
+    "load_state_dict": lambda model: model.emb_l[1].load_state_dict({"weight": torch.full((7, 8), 2.0)}),
+}
+
+
+def of_a_write(name):
+    """Whether a write to one table of a sharded model is there afterwards, or the error; and the others."""
+    model, _ = sharded(True)
+    before = whole(model)
+    error = refused(lambda: WRITES[name](model))
+    after = whole(model)
+    others = all(torch.equal(after[key], before[key]) for key in before if key != "emb_l.1.weight")
+    return "written" if bool(after["emb_l.1.weight"].eq(2).all()) else error, others
+
+
 def refused(function):
     try:
         return function()
@@ -123,6 +156,8 @@ def process(rank, folder):
         found["shard", swapped] = refused(lambda: of_fully_shard(swapped, f"{folder}/{swapped}"))  # noqa: B023
     for swapped in (False, True):
         found["other", swapped] = refused(lambda: of_the_other(swapped, f"{folder}/{not swapped}"))  # noqa: B023
+    for name in WRITES:
+        found["write", name] = refused(lambda: of_a_write(name))  # noqa: B023
     found["parallel"] = refused(of_parallel)
     found["parallel, ignored"] = refused(lambda: of_parallel(True))
     for orig in (False, True):
@@ -137,6 +172,17 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     mp.spawn(process, (str(folder),), WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_to_a_table_that_fully_shard_has_cut_are_made_or_refused(name, results):
+    for found in results:
+        result, others = found["write", name]
+        assert others
+        if name in ("weight = tensor", "load_state_dict"):
+            assert result == "written"
+        else:
+            assert "ArgumentValueError: recfuse" in result and "fully_shard" in result, result
 
 
 def test_fully_shard_trains_and_its_checkpoints_load(results):

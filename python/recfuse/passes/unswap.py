@@ -8,9 +8,10 @@ import torch
 from torch.nn import Parameter
 
 from recfuse._arguments import wrong_type
+from recfuse.errors import ArgumentValueError
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.packed.holders import check_optimizers
-from recfuse.nn.packed.layout import table_rows
+from recfuse.nn.packed.layout import is_sharded, table_rows
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizer_state import Piece, Target
 from recfuse.nn.packed.optimizers import Move
@@ -45,6 +46,12 @@ def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer
     report = SwapReport()
     patterns = _fused_patterns(model, report)
     matrices = [matrix for pattern in patterns for matrix in pattern.owner.packed_weights()]
+    if any(map(is_sharded, matrices)):
+        raise ArgumentValueError(
+            "recfuse.unswap: fully_shard has cut packed matrices of the model over processes, and would not "
+            "know of new Parameters: unswap before fully_shard, or load the state_dict into a model that was "
+            "not swapped"
+        )
     for optimizer in optimizers:
         release(optimizer)
     move = Move(optimizers, matrices, "recfuse.unswap")

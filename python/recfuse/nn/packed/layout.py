@@ -44,6 +44,11 @@ def table_rows(spec: TableSpec, matrix: Tensor) -> Tensor:
     return matrix.narrow(0, spec.first_row, spec.num_embeddings)
 
 
+def is_sharded(matrix: Tensor) -> bool:
+    """Whether ``fully_shard`` has cut a matrix over processes; then rows of it are copies, not views."""
+    return hasattr(matrix, "device_mesh")
+
+
 class Layout(NamedTuple):
     """The tables and features of a packed module. Never changes: another layout is another object."""
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import Parameter
 
 from recfuse.errors import ArgumentValueError
-from recfuse.nn.packed.layout import Layout, TableSpec, aligned, feature_tensor, table_rows
+from recfuse.nn.packed.layout import Layout, TableSpec, aligned, feature_tensor, is_sharded, table_rows
 from recfuse.nn.packed.store import PackedStore
 
 
@@ -105,6 +105,8 @@ def _parameter(store: PackedStore, name: str, number: int) -> Parameter:
         reason = "its module is gone"
     elif name not in store.parameters:
         reason = f"its packed matrix {name} is computed (parametrized or pruned)"
+    elif is_sharded(store.parameters[name]):
+        reason = f"fully_shard has cut its packed matrix {name} over processes"
     elif own := store.owners[0]._why_not_movable():
         reason = own
     if reason is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from recfuse.nn.memory import own_storage
-from recfuse.nn.packed.layout import TableSpec, table_rows
+from recfuse.nn.packed.layout import TableSpec, is_sharded, table_rows
 from recfuse.ops.updates import check_finished, unfinished
 
 
@@ -63,17 +63,17 @@ def load(
         matrices = [replaced.get(name, old) for name, old in zip(names, matrices, strict=True)]
     with torch.no_grad():
         for key, spec in loaded:
-            _copy(spec, matrices[spec.matrix], state_dict[key])
+            copy_rows(spec, matrices[spec.matrix], state_dict[key])
     if replaced:  # all at once, and complete: a call of another thread reads the dictionary once
         module._parameters = module._store.parameters = {**module._parameters, **replaced}
     return keys
 
 
-def _copy(spec: TableSpec, matrix: Tensor, value: Any) -> None:
+def copy_rows(spec: TableSpec, matrix: Tensor, value: Any) -> None:
     """Copies a table into its rows. Of a matrix that ``fully_shard`` has cut, rows are no view: each process
     copies those that it has.
     """
-    if not hasattr(matrix, "device_mesh"):
+    if not is_sharded(matrix):
         table_rows(spec, matrix).copy_(value)
         return
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -13,9 +14,10 @@ from torch.nn import Parameter
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.memory import own_storage
-from recfuse.nn.packed.layout import TableSpec, table_rows
+from recfuse.nn.packed.layout import TableSpec, is_sharded, table_rows
 from recfuse.nn.packed.moving import train_table
 from recfuse.nn.packed.pooling import table_call
+from recfuse.nn.packed.state_dict import copy_rows
 from recfuse.nn.packed.store import PackedStore
 from recfuse.nn.packed.table_weight import TableWeight
 from recfuse.nn.packed.taking_part import followed_table, rows_of
@@ -114,7 +116,9 @@ class PackedTable(torch.nn.EmbeddingBag):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The rows; see the class."""
-        rows = rows_of(self.spec, self.matrix)
+        if is_sharded(matrix := self.matrix):
+            self._refuse_rows()
+        rows = rows_of(self.spec, matrix)
         if (
             type(rows) is Tensor and not torch.compiler.is_compiling()
         ):  # a fake one cannot become another class
@@ -127,6 +131,18 @@ class PackedTable(torch.nn.EmbeddingBag):
         self._copy(value)
         if isinstance(value, Parameter) and value.requires_grad != self.matrix.requires_grad:
             self.requires_grad_(value.requires_grad)
+
+    def _refuse_rows(self) -> None:
+        """Raises where rows of a sharded matrix are read, but for torch.distributed, which follows names to
+        the weight when it makes a ``state_dict``.
+        """
+        if not str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.distributed."):
+            raise ArgumentValueError(
+                f"recfuse: the weight of {self._said} is no view: fully_shard has cut its packed matrix "
+                f"{self._matrix_name} over processes, and a write would be lost. Read "
+                "table.state_dict()['weight'], write with table.weight = tensor or load_state_dict(), and "
+                "initialise before fully_shard"
+            )
 
     def _copy(self, value: Any) -> None:
         """Copies a tensor into the rows."""
@@ -145,7 +161,7 @@ class PackedTable(torch.nn.EmbeddingBag):
                 "pruned) at each call; set what it is computed from"
             )
         with torch.no_grad():
-            table_rows(self.spec, self.matrix).copy_(value)
+            copy_rows(self.spec, self.matrix, value)
 
     def _grad(self) -> Tensor | None:
         grad = self.matrix.grad
