@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recfuse._storage import check_storages
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 
 _SHOWN_DIGITS = 40
@@ -60,6 +61,7 @@ def row_indices(where: str, values: Any) -> NDArray[np.integer]:
     Raises:
         TypeError: other values. ValueError: another number of dimensions.
     """
+    check_storages(*where.rsplit(": ", 1), (values,))
     found = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if found.ndim == 0:
         raise ArgumentTypeError(f"{where} is {a_type(values)}, must be an array of integers")

@@ -86,6 +86,7 @@ def jagged_batches(
 
 
 def _jagged(given: Lookups, features: int, device: torch.device | None, where: str) -> Jagged:
+    tensors = moved(given, device, where)
     on_host = given.offsets.detach().cpu().contiguous().numpy()
     lookups = given.indices.numel()
     if on_host[0] != 0 or on_host[-1] != lookups or (np.diff(on_host) < 0).any():
@@ -93,7 +94,7 @@ def _jagged(given: Lookups, features: int, device: torch.device | None, where: s
             f"{where} has offsets from {on_host[0]} to {on_host[-1]}, must rise from 0 to the {lookups} "
             "lookups"
         )
-    return Jagged(*moved(given, device), on_host, (on_host.size - 1) // features)
+    return Jagged(*tensors, on_host, (on_host.size - 1) // features)
 
 
 def mean_lengths(batches: Sequence[Jagged], features: int) -> NDArray[np.float64]:

@@ -65,9 +65,11 @@ def each_batch(batches: Iterable[Any], function: str = "recfuse") -> Iterator[tu
         raise ArgumentValueError(f"{function}: batches is empty, must have at least one")
 
 
-def moved(given: AnyLookups, device: torch.device | None) -> AnyLookups:
-    """Lookups on `device` (None: where they are), without gradients and gaps."""
+def moved(given: AnyLookups, device: torch.device | None, where: str) -> AnyLookups:
+    """Lookups on `device` (None: where they are), without gradients and gaps; ValueError for a freed one."""
     tensors = {name: getattr(given, name) for name in ("indices", "offsets", "weights")}
+    for name, tensor in tensors.items():
+        check_storages(where, "per_sample_weights" if name == "weights" else name, (tensor,))
     return given._replace(
         **{name: t.detach().to(device).contiguous() for name, t in tensors.items() if t is not None}
     )
@@ -193,10 +195,8 @@ def of_list(batch: Any, tables: int, where: str) -> Lookups:
     """What `FusedEmbeddingBagList.pool` takes."""
     given = _items(batch)
     if not 2 <= len(given) <= 3 or not all(_are_tensors(one) for one in given[:2]):
-        must = (
-            "a tuple (offsets, indices) or (offsets, indices, row_weights) as pool takes it: each a tensor "
-        )
-        _fail_type(where, batch, must + "or a list of tensors")
+        must = "a tuple (offsets, indices) or (offsets, indices, row_weights) as pool takes it: each "
+        _fail_type(where, batch, must + "a tensor or a list of tensors")
     return _checked(of_tables(*given, tables=tables, where=where), tables, where)
 
 

@@ -27,7 +27,7 @@ def batches_of(
         TypeError, ValueError: something else, or no batches.
     """
     return [
-        moved(of_embedding_bag(batch, include_last_offset, where), device)
+        moved(of_embedding_bag(batch, include_last_offset, where), device, where)
         for where, batch in each_batch(batches, function)
     ]
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recfuse import _C
+from recfuse._storage import check_storages
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.tuning import Tuning
 from recfuse.ops.schedules import FIELDS
@@ -127,6 +128,7 @@ def _checked(offsets: Any, features: int) -> NDArray[np.integer]:
             raise ArgumentValueError(
                 f"recfuse: offsets is on {offsets.device}, must be on the CPU: the host reads them"
             )
+        check_storages("recfuse", "offsets", (offsets,))
         offsets = offsets.detach().numpy()
     if not isinstance(offsets, np.ndarray) or offsets.dtype not in (np.int32, np.int64):
         found = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recfuse._codes import INTEGERS
+from recfuse._storage import check_storages
 from recfuse.data.collection import Jagged
 from recfuse.data.forms import BagLookups
 
@@ -35,18 +36,23 @@ def integer_codes(batch: BagLookups | Jagged) -> tuple[int, int]:
 def lookups(batch: BagLookups | Jagged) -> tuple[int, int, int, int, int, int]:
     """What batches of every kind begin with."""
     index_type, offset_type = integer_codes(batch)
-    indices = batch.indices.data_ptr(), batch.indices.numel(), index_type
-    return *indices, batch.offsets.data_ptr(), batch.bags, offset_type
+    indices = address("indices", batch.indices), batch.indices.numel(), index_type
+    return *indices, address("offsets", batch.offsets), batch.bags, offset_type
 
 
 def float_weights(batches: Iterable[BagLookups | Jagged]) -> list[Tensor | None]:
     """Per-sample weights as kernels take them."""
-    return [None if batch.weights is None else batch.weights.float() for batch in batches]
+    given = [batch.weights for batch in batches]
+    check_storages("recfuse.tune", "per_sample_weights", given)
+    return [None if weights is None else weights.float() for weights in given]
 
 
-def address(tensor: Tensor | None) -> int:
-    """Of a tensor, or none: 0."""
-    return 0 if tensor is None else tensor.data_ptr()
+def address(name: str, tensor: Tensor | None) -> int:
+    """Of a tensor, or none: 0. Raises ValueError where the storage has become too small for it."""
+    if tensor is None:
+        return 0
+    check_storages("recfuse.tune", name, (tensor,))
+    return tensor.data_ptr()
 
 
 def stream_of(device: torch.device) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recfuse._arguments import integer, real
+from recfuse._storage import check_storages
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 
 LEAST, MOST = -(2**63), 2**63 - 1  # of int64
@@ -195,6 +196,7 @@ def _flag(where: str, value: Any) -> None:
 def _array(name: str, values: Any) -> NDArray[Any]:
     if isinstance(values, (str, bytes)):
         raise ArgumentTypeError(f"{name} is {a_type(values)}, must be a sequence of numbers")
+    check_storages("recfuse", name, (values,))
     try:
         return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (ValueError, OverflowError) as error:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recfuse._codes import DTYPES, MODES
+from recfuse._storage import check_storages
 from recfuse.ops import fused_dtype
 
 _TABLE_ALIGNMENT = 64  # bytes; a cache line, and the widest vector load
@@ -157,5 +158,6 @@ def layout_of(
 
 def native_call(matrices: Sequence[Tensor], features: NDArray[np.int64], output_dim: int) -> NativeCall:
     """What the C library wants to know of tables. The matrices must outlive its use."""
+    check_storages("recfuse", "weights", matrices)
     buffers = [(matrix.data_ptr(), matrix.numel(), DTYPES.index(matrix.dtype)) for matrix in matrices]
     return buffers, features, DTYPES.index(fused_dtype([matrix.dtype for matrix in matrices])), output_dim

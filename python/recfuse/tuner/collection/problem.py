@@ -93,7 +93,7 @@ class FusedProblem:
         own = self.features[feature]
         buffer = self.buffers[own[0]]
         size, out = buffer.element_size(), self.output_dtype.itemsize
-        row = buffer.data_ptr(), int(own[_WEIGHT_OFFSET]) * size, int(own[_DIM]) * size
+        row = address("weights", buffer), int(own[_WEIGHT_OFFSET]) * size, int(own[_DIM]) * size
         return alignment(*row), alignment(int(own[_COLUMN]) * out, self.output_dim * out)
 
     def defaults(self) -> NDArray[np.int32]:
@@ -138,7 +138,12 @@ class FusedBench:
         self._weights = float_weights(problem.batches)
         self.call = problem.call
         self._batches = [
-            (*lookups(batch), address(weights), self._output.data_ptr(), batch.host_offsets.ctypes.data)
+            (
+                *lookups(batch),
+                address("per_sample_weights", weights),
+                address("output", self._output),
+                batch.host_offsets.ctypes.data,
+            )
             for batch, weights in zip(problem.batches, self._weights, strict=True)
         ]
 

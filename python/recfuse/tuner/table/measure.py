@@ -47,9 +47,19 @@ class Bench:
         self._output = torch.empty((bags, weight.shape[1]), dtype=weight.dtype, device=device)
         self._weights = float_weights(problem.batches)
         self._problem = problem
-        self._table: Any = (weight.data_ptr(), *weight.shape, weight.stride(0), DTYPES.index(weight.dtype))
+        self._table: Any = (
+            address("weight", weight),
+            *weight.shape,
+            weight.stride(0),
+            DTYPES.index(weight.dtype),
+        )
         self._batches = [
-            (*lookups(batch), batch.include_last_offset, address(weights), self._output.data_ptr())
+            (
+                *lookups(batch),
+                batch.include_last_offset,
+                address("per_sample_weights", weights),
+                address("output", self._output),
+            )
             for batch, weights in zip(problem.batches, self._weights, strict=True)
         ]
 
@@ -58,7 +68,7 @@ class Bench:
     ) -> NDArray[np.float64]:
         """Seconds a batch `[schedules, rounds]`, in turns; pinning `pinned`, int64 rows, is inside of it."""
         stream = stream_of(self._problem.weight.device)
-        rows = None if pinned is None else (pinned.data_ptr(), pinned.numel())
+        rows = None if pinned is None else (address("pinned", pinned), pinned.numel())
         form: Any = MODES.index(self._problem.mode), self._problem.padding_idx, True
         return _C.embedding_bag_measure(
             *stream, self._table, self._batches, *form, list(schedules), rounds, rows

@@ -19,7 +19,7 @@ from recfuse.ops import HAS_CUDA_KERNELS, embedding_bag
 from recfuse.plan.report import Decision
 from recfuse.plan.table import Pinned, Table
 from recfuse.tuner.compile import Job
-from recfuse.tuner.native import alignment, integer_codes, power_of_two
+from recfuse.tuner.native import address, alignment, integer_codes, power_of_two
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Problem:
     def alignment(self) -> int:
         """Bytes up to 16 that the address of every row, and the size of one, is a multiple of."""
         size = self.weight.element_size()
-        return alignment(self.weight.data_ptr(), self.weight.stride(0) * size, self.row_bytes)
+        return alignment(address("weight", self.weight), self.weight.stride(0) * size, self.row_bytes)
 
     @property
     def lanes(self) -> int:
