@@ -24,7 +24,7 @@ BELOW = {
     "_library": set(),
     "_clock": set(),
     "_storage": set(),
-    "_arguments": {"errors"},
+    "_arguments": {"errors", "_storage"},
     "_files": {"errors"},
     "_progress": set(),
     "info": {"_library"},

@@ -47,6 +47,7 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
                 "recfuse.nn.FusedEmbeddingBagList: embedding_bags is empty, must have at least one"
             )
         self._pack([str(number) for number in range(len(bags))], bags, range(len(bags)), optimizers)
+        self._with_last_offset = [at for at, bag in enumerate(bags) if bag.include_last_offset]
 
     def __len__(self) -> int:
         """How many tables."""
@@ -90,7 +91,16 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
         return f"tables={len(self)}, rows={rows}, output_dim={self.layout.output_dim}"
 
     def _lookups_of(self, batch: Any, where: str) -> Lookups:
+        self._check_last_offset()
         return of_list(batch, len(self), where)
+
+    def _check_last_offset(self) -> None:
+        if self._with_last_offset:
+            raise ArgumentValueError(
+                "recfuse.nn.FusedEmbeddingBagList: include_last_offset of table "
+                f"{self._with_last_offset[0]} is True, must be False: offsets of pool are where bags begin. "
+                "Make the list from tables without it and pass offsets[:-1], or call the tables one by one"
+            )
 
     def _rows(self, table: int) -> int:
         return self.layout.tables[table].num_embeddings
@@ -117,11 +127,13 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
             A tensor ``[bags, dim]`` a table (views of one tensor).
 
         Raises:
-            As :class:`recfuse.nn.FusedEmbeddingBagCollection`. The first offset of a table must be 0. Where
+            As :class:`recfuse.nn.FusedEmbeddingBagCollection`; ValueError for tables that were made with
+            include_last_offset. The first offset of a table must be 0. Where
             it is another on a GPU, which nothing here waits for, the bags on both sides of it are zeros, and
             the error that :func:`recfuse.check` raises shows it with a minus sign.
         """
         where = "recfuse.nn.FusedEmbeddingBagList"
+        self._check_last_offset()
         lookups = of_tables(offsets, indices, row_weights, tables=len(self), where=where, rows=self._rows)
         return self._pool_apart(*lookups, mapping)
 
