@@ -10,7 +10,8 @@ from torch.nn import Parameter
 from recfuse._arguments import wrong_type
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.embedding_bag import EmbeddingBag
-from recfuse.nn.packed.holders import check_optimizers
+from recfuse.nn.packed.frozen_alone import check_counts
+from recfuse.nn.packed.holders import check_optimizers, with_wrapped
 from recfuse.nn.packed.layout import is_sharded, table_rows
 from recfuse.nn.packed.module import PackedModule
 from recfuse.nn.packed.optimizer_state import Piece, Target
@@ -52,6 +53,9 @@ def unswap(model: torch.nn.Module, *, optimizers: Iterable[torch.optim.Optimizer
             "know of new Parameters: unswap before fully_shard, or load the state_dict into a model that was "
             "not swapped"
         )
+    for optimizer in with_wrapped(optimizers):
+        for pattern in patterns:
+            check_counts(optimizer, pattern.owner._store, all_tables=True)
     for optimizer in optimizers:
         release(optimizer)
     move = Move(optimizers, matrices, "recfuse.unswap")

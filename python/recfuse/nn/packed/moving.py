@@ -13,6 +13,7 @@ import torch
 from torch.nn import Parameter
 
 from recfuse.errors import ArgumentValueError
+from recfuse.nn.packed.frozen_alone import note_frozen
 from recfuse.nn.packed.layout import Layout, TableSpec, aligned, feature_tensor, is_sharded, table_rows
 from recfuse.nn.packed.store import PackedStore
 
@@ -150,6 +151,7 @@ def _move(
         moved[number] = name, places[_place(spec)]
         if not requires_grad:
             store.homes[number] = layout.parameter_names[spec.matrix], spec.first_row
+            note_frozen(store)
     _relocate(store, moved)
 
 

@@ -9,13 +9,14 @@ user vouches, are taken for row-wise.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.optim import Optimizer, optimizer
 
 from recfuse.errors import ArgumentValueError
+from recfuse.nn.packed.frozen_alone import keep_states, left
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.nn.packed.taking_part import _windows, give_number, has_rows, numbered, windows
 
@@ -122,7 +123,20 @@ def shared_matrices() -> dict[int, dict[int, TableSpec]]:
     return found
 
 
+def _moves_idle_rows(found: Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether a step with a group changes rows without a gradient, or their state."""
+    options = _idle_options(found)
+    return options is None or any(group.get(option) for option in options)
+
+
+def _idle_options(found: Optimizer) -> tuple[str, ...] | None:
+    listed = _listed(type(found))
+    return None if listed is None else _ROW_WISE[listed]
+
+
 def _before_step(found: Optimizer, args: Any, options: Any) -> Any:
+    if left:
+        keep_states(found, functools.partial(_moves_idle_rows, found))
     if torch.compiler.is_dynamo_compiling() or _windows or not is_row_wise(found):
         _check_step(found)
     if len(args) > 1 and args[1] is not None:
@@ -168,13 +182,12 @@ def _check_step(found: Optimizer) -> None:
 
 def _check_taking_part(found: Optimizer) -> None:
     """Raises where a table of a packed Parameter has no gradient, and the step would move it or its state."""
-    listed = _listed(type(found))
-    options = None if listed is None else _ROW_WISE[listed]
+    options = _idle_options(found)
     shared = shared_matrices()
     for parameter, first_rows in windows():
         group = next((g for g in found.param_groups if any(p is parameter for p in g["params"])), None)
         tables = shared.get(id(parameter), {})
-        if group is None or (options is not None and not any(group.get(option) for option in options)):
+        if group is None or not _moves_idle_rows(found, group):
             continue
         for first_row, spec in tables.items():
             if first_row not in first_rows and not has_rows(parameter.grad, spec):

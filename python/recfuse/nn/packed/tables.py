@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from recfuse.errors import ArgumentValueError, a_type, refuse_scripting
+from recfuse.nn.packed.frozen_alone import note_frozen
 from recfuse.nn.packed.layout import Layout
 from recfuse.nn.packed.moving import settle
 from recfuse.nn.packed.parameters import PackedParameters
@@ -118,6 +119,8 @@ class PackedTables(PackedParameters):
         """Takes the state."""
         super().__setstate__(own)
         self._store.bind(self, self.holder)
+        if self._store.homes:
+            note_frozen(self._store)
         watch(self)
 
     def __prepare_scriptable__(self) -> NoReturn:

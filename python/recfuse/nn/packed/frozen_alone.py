@@ -1,0 +1,139 @@
+"""Tables that are frozen alone keep their optimizer's state.
+
+The state of such a table stays in the Parameter that the table has left, which an optimizer with momentum or
+decay steps as a whole. So the rows of the state are copied before a step and written back after it: they are
+those of the moment when the table was frozen, as torch's are. The number of steps belongs to the whole
+Parameter. Where a step depends on it, the first step of a table that is trained again raises.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from recfuse.errors import ArgumentValueError
+from recfuse.nn.packed.optimizer_state import kinds_of
+from recfuse.nn.packed.store import PackedStore
+
+left: list[weakref.ref[PackedStore]] = []
+"""Stores that had a table which is frozen alone."""
+
+_NOT_COUNTED = (
+    "torch.optim.sgd.SGD",
+    "torch.optim.rmsprop.RMSprop",
+    "torch.optim.adadelta.Adadelta",
+    "torch.optim.rprop.Rprop",
+    "torch.optim.adagrad.Adagrad",
+    "optim.rwsadagrad.RWSAdagrad",
+    "torchrec.optim.rowwise_adagrad.RowWiseAdagrad",
+)
+"""Classes whose step does not depend on the number of steps, without the options below."""
+_COUNTING = ("lr_decay", "dampening")
+
+_Records = weakref.WeakKeyDictionary[PackedStore, dict[int, dict[str, Any]]]
+_records: weakref.WeakKeyDictionary[Optimizer, _Records] = weakref.WeakKeyDictionary()
+"""By optimizer, store and table: the numbers in the state when the table was frozen."""
+_kept: weakref.WeakKeyDictionary[Optimizer, list[tuple[Tensor, str | None, int, Tensor]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""By optimizer: Parameter, entry of its state (None: itself), first row, and the rows to be written back."""
+
+
+def note_frozen(store: PackedStore) -> None:
+    """Notes a store that has a table which is frozen alone."""
+    if all(other() is not store for other in left):
+        left[:] = [other for other in left if other() is not None]
+        left.append(weakref.ref(store))
+
+
+@torch._disable_dynamo
+def keep_states(found: Optimizer, moves: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Before a step: copies the rows of states that it must not change. ``moves`` says of a param group
+    whether a step changes rows that have no gradient, or their state.
+
+    Raises:
+        ValueError: a table is trained again, and the number of steps is another than when it was frozen.
+    """
+    groups = {id(parameter): group for group in found.param_groups for parameter in group["params"]}
+    kept: list[tuple[Tensor, str | None, int, Tensor]] = []
+    for reference in left:
+        if (store := reference()) is None:
+            continue
+        check_counts(found, store)
+        for number, (name, first_row) in store.homes.items():
+            parameter = store.parameters[name]
+            group = groups.get(id(parameter))
+            if group is None or not moves(group):
+                continue
+            state = getattr(found, "state", {}).get(parameter, {})
+            numbers = _numbers(state) if _is_counted(found, group) else {}
+            _records.setdefault(found, _Records()).setdefault(store, {}).setdefault(number, numbers)
+            rows = store.layout.tables[number].num_embeddings
+            if not state and group.get("weight_decay"):  # which would reach the state that the step creates
+                weight = parameter.detach().narrow(0, first_row, rows)
+                kept.append((parameter, None, first_row, weight.clone()))
+                weight.zero_()
+            for key, value in state.items():
+                is_strided = isinstance(value, Tensor) and value.layout is torch.strided
+                if is_strided and kinds_of(value, parameter)[:1] in (["element"], ["row"]):
+                    kept.append((parameter, key, first_row, value.narrow(0, first_row, rows).clone()))
+    if kept and found not in _kept:
+        found.register_step_post_hook(_write_back)
+    if kept or found in _kept:
+        _kept[found] = kept
+
+
+@torch._disable_dynamo
+@torch.no_grad()
+def _write_back(found: Optimizer, *_: Any) -> None:
+    for parameter, key, first_row, rows in _kept.get(found, ()):
+        written = parameter if key is None else found.state[parameter][key]
+        written.narrow(0, first_row, len(rows)).copy_(rows)
+    if found in _kept:
+        _kept[found] = []
+
+
+def check_counts(found: Optimizer, store: PackedStore, all_tables: bool = False) -> None:
+    """Raises where a table that was frozen alone is trained again (with ``all_tables``, also where it is
+    frozen still) after steps that count for the whole Parameter.
+    """
+    records = _records.get(found, {}).get(store, {})
+    for number, before in list(records.items()):
+        if number in store.homes and not all_tables:
+            continue
+        spec = store.layout.tables[number]
+        name = store.homes[number][0] if number in store.homes else store.layout.parameter_names[spec.matrix]
+        parameter = store.parameters.get(name)
+        group = next((g for g in found.param_groups if any(p is parameter for p in g["params"])), None)
+        if group is None or not _is_counted(found, group) or _numbers(found.state[parameter]) == before:
+            if number not in store.homes:
+                del records[number]
+            continue
+        raise ArgumentValueError(
+            f"recfuse: packed table {spec.name!r} was frozen alone, and {type(found).__name__} has made "
+            "steps since. It counts steps by Parameter, and the table's next step would be another than "
+            "torch's. Make a new optimizer when the table is trained again; or give the table a Parameter of "
+            "its own before the optimizer is made: recfuse.optim.embedding_parameters(table)"
+        )
+
+
+def _is_counted(found: Optimizer, group: Mapping[str, Any]) -> bool:
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(found).__mro__)
+    return any(group.get(option) for option in _COUNTING) or not any(name in _NOT_COUNTED for name in names)
+
+
+def _numbers(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The names of a state's entries, with the numbers among them."""
+    return {
+        key: value.item() if isinstance(value, Tensor) and value.numel() == 1 else _number(value)
+        for key, value in state.items()
+    }
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, (int, float)) else None
