@@ -12,7 +12,8 @@
 #include "base/validate.h"
 
 RF__PY_METHOD(embedding_bag_compile) {
-    rf_embedding_bag_schedule schedule, complete;
+    rf_embedding_bag_schedule schedule, complete = {0};
+    rf__gpu gpu = {0};
     rf_kernel_info info = {0};
     const char *arch, *text;
     char complete_text[RF_SCHEDULE_TEXT_BYTES];
@@ -43,9 +44,14 @@ RF__PY_METHOD(embedding_bag_compile) {
                                             .lookups = lookups,
                                             .bags = bags};
     status = rf_embedding_bag_schedule_parse(text, &schedule);
+    if (status == RF_OK) status = rf__gpu_of_arch(arch != NULL ? arch : "sm_90a", &gpu);
+    if (sms > 0) {
+        gpu.sms = sms;
+        gpu.l2_bytes = l2_bytes;
+    }
     if (status == RF_OK)
-        RF__PY_UNLOCKED(status = rf__embedding_bag_compile_for(&params, &schedule, alignment, arch, sms,
-                                                               l2_bytes, &info, &complete));
+        RF__PY_UNLOCKED(status = rf__embedding_bag_compile(&gpu, &params, &schedule, alignment, arch != NULL,
+                                                           &info, &complete));
     if (status != RF_OK) return rf__py_result(NULL, status, "embedding_bag_compile");
     rf_embedding_bag_schedule_print(&complete, complete_text);
     return rf__py_kernel(

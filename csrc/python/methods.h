@@ -74,6 +74,17 @@
                   "or None), folder of "                                                                     \
                   "the cache (or None), entries and bytes in it, allowed (to compile), refused (why the "    \
                   "folder is not used, or None), ignored (files in it that others may have written)")        \
+    X(gpus,                                                                                                  \
+      "gpus() -> list[dict]: the known GPUs; those of an architecture side by side, the typical one first")  \
+    X(explain_begin,                                                                                         \
+      "explain_begin(gpu: str | None): records the launches of calls until explain_end; with a GPU, "        \
+      "calls of this thread on the CPU's tensors are lowered for it instead of run")                         \
+    X(explain_end, "explain_end() -> list[dict]: the launches")                                              \
+    X(kernel_compile, "kernel_compile(arch: str, file: str, kernel: str, defines: str, cached_only: bool = " \
+                      "False) -> dict: what the compiler says about it; None where it is not in the cache")  \
+    X(occupancy,                                                                                             \
+      "occupancy(registers_per_sm, shared_per_sm, reserved_shared_per_block, threads_per_sm, "               \
+      "blocks_per_sm, registers: a thread, threads: a block, shared: bytes a block) -> int, blocks an SM")   \
     X(embedding_bag_compile,                                                                                 \
       "embedding_bag_compile(arch: str | None, dim: int, stride: int, alignment: int, dtype: int, "          \
       "index_type: "                                                                                         \

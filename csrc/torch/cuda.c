@@ -49,8 +49,16 @@ static rf_status torch_cuda_get(const torch_cuda **cuda) {
     return RF_OK;
 }
 
+bool rf__call_on_cpu(const rf__call *call) {
+    return rf__device_is_cpu(call->device) && !rf__cuda_device_is_described();
+}
+
 rf_status rf__call_stream(const rf__call *call, rf_cuda_stream *stream) {
     const torch_cuda *cuda = NULL;
+    if (rf__device_is_cpu(call->device)) {
+        *stream = (rf_cuda_stream){.device = RF__CUDA_DESCRIBED};
+        return RF_OK;
+    }
     RF_CHECK(torch_cuda_get(&cuda));
     stream->device = call->device.index;
     RF__TORCH_CHECK(cuda->current_stream(stream->device, &stream->stream));

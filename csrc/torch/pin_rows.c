@@ -10,7 +10,7 @@ static rf_status pin(rf__call *call, bool keep) {
     rf_cuda_stream stream;
     rf_dtype dtype;
     RF_CHECK(rf__call_device(call, WEIGHT));
-    if (rf__device_is_cpu(call->device)) return RF_OK;
+    if (rf__call_on_cpu(call)) return RF_OK;
     RF_CHECK(rf__call_tensor(call, WEIGHT, 2, &weight));
     RF_CHECK(rf__tensor_dtype(&weight, &dtype));
     RF_FAIL_IF(weight.sizes[1] > 1 && weight.strides[1] != 1, RF_ERR_VALUE,

@@ -207,3 +207,20 @@ def fused_embedding_bag_measure(
     timed: bool,
     /,
 ) -> NDArray[np.float64]: ...
+def gpus() -> list[dict[str, Any]]: ...
+def explain_begin(gpu: str | None, /) -> None: ...
+def explain_end() -> list[dict[str, Any]]: ...
+def kernel_compile(
+    arch: str, file: str, kernel: str, defines: str, cached_only: bool = ..., /
+) -> dict[str, Any] | None: ...
+def occupancy(
+    registers_per_sm: int,
+    shared_per_sm: int,
+    reserved_shared_per_block: int,
+    threads_per_sm: int,
+    blocks_per_sm: int,
+    registers: int,
+    threads: int,
+    shared: int,
+    /,
+) -> int: ...

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from recfuse import cli, info, timing
     from recfuse.data import traces, workloads
     from recfuse.passes.graph.compiling import backend
+    from recfuse.perf.explain import explain
     from recfuse.plan.collection import CollectionPlan
     from recfuse.plan.table import Plan
     from recfuse.tuner import tune
@@ -50,6 +51,7 @@ __all__ = [
     "check",
     "cli",
     "embedding_bag",
+    "explain",
     "fused_embedding_bag",
     "ikbo_attention",
     "ikbo_attention_path",
@@ -77,6 +79,7 @@ _AT_FIRST_USE = {  # names above, and the module that each is, or is in
     "Plan": "recfuse.plan.table",
     "backend": "recfuse.passes.graph.compiling",
     "cli": "recfuse.cli",
+    "explain": "recfuse.perf.explain",
     "info": "recfuse.info",
     "timing": "recfuse.timing",
     "traces": "recfuse.data.traces",
@@ -92,7 +95,7 @@ if not TYPE_CHECKING:  # to a checker it would make every name one of type Any
             raise AttributeError(f"module 'recfuse' has no attribute {name!r}")
         path = _AT_FIRST_USE[name]
         module = importlib.import_module(path)
-        return module if path.endswith(f".{name}") else getattr(module, name)
+        return module if path.endswith(f".{name}") and not hasattr(module, name) else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -31,7 +31,7 @@ NM = shutil.which("nm")
 # Which rooms the files of a room may include: include <- base <- cpu, driver <- jit <- tune <- a family
 # <- torch, python. A room is a folder of csrc, or of csrc/cuda; a family's folders are one room.
 BELOW = {"include", "base", "device"}  # device: here the headers that host C and kernels both read
-SHARED = {"driver", "jit", "tune", "device"}
+SHARED = {"driver", "jit", "tune", "launches", "device"}
 FAMILIES = {path.name for path in (ROOT / "csrc" / "cuda").iterdir() if path.is_dir()} - SHARED
 MAY_INCLUDE = {
     "include": {"include"},
@@ -42,9 +42,10 @@ MAY_INCLUDE = {
     "driver": BELOW | {"driver"},
     "jit": BELOW | {"driver", "jit"},
     "tune": BELOW | {"driver", "jit", "tune"},
-    **{family: BELOW | {"driver", "jit", "tune", family} for family in FAMILIES},
+    "launches": BELOW | {"driver", "jit", "tune", "launches"},
+    **{family: BELOW | {"driver", "jit", "tune", "launches", family} for family in FAMILIES},
     "torch": BELOW | {"driver", "torch"} | FAMILIES,
-    "python": BELOW | {"tools", "driver", "jit", "tune", "python"} | FAMILIES,
+    "python": BELOW | {"tools", "driver", "jit", "tune", "launches", "python"} | FAMILIES,
 }
 
 # A library returns a status, keeps no hidden state and writes no unbounded string.

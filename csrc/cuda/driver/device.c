@@ -15,6 +15,16 @@ static _Atomic(const rf__cuda_device *) devices[RF__CUDA_MOST_DEVICES]; /* atomi
 static pthread_mutex_t opening[RF__CUDA_MOST_DEVICES] = {[0 ... RF__CUDA_MOST_DEVICES - 1] =
                                                              PTHREAD_MUTEX_INITIALIZER};
 
+static _Thread_local rf__cuda_device described;
+static _Thread_local bool is_described;
+
+void rf__cuda_device_describe(const rf__gpu *gpu) {
+    is_described = gpu != NULL;
+    if (gpu != NULL) described = (rf__cuda_device){.ordinal = RF__CUDA_DESCRIBED, .gpu = *gpu};
+}
+
+bool rf__cuda_device_is_described(void) { return is_described; }
+
 rf_status rf__cuda_enter(const rf__cuda_device *device) {
     return RF__CUDA_CALL(device->driver->cuCtxPushCurrent_v2(device->context));
 }
@@ -36,7 +46,7 @@ static rf_status attributes_read(rf__cu_device handle, rf__cuda_device *device) 
     int value = 0;
 #define RF__READ(field, name)                                                                   \
     RF__CUDA_TRY(driver->cuDeviceGetAttribute(&value, RF__CU_DEVICE_ATTRIBUTE_##name, handle)); \
-    device->field = value;
+    device->gpu.field = value;
     RF__READ(sms, MULTIPROCESSOR_COUNT)
     RF__READ(cc_major, COMPUTE_CAPABILITY_MAJOR)
     RF__READ(cc_minor, COMPUTE_CAPABILITY_MINOR)
@@ -49,10 +59,11 @@ static rf_status attributes_read(rf__cu_device handle, rf__cuda_device *device) 
     RF__READ(blocks_per_sm, MAX_BLOCKS_PER_MULTIPROCESSOR)
 #undef RF__READ
     /* The "a" allows what only Hopper has. */
-    snprintf(device->arch, sizeof device->arch, "sm_%d%d%s", (int)device->cc_major, (int)device->cc_minor,
-             device->cc_major == 9 && device->cc_minor == 0 ? "a" : "");
-    RF__CUDA_TRY(driver->cuDeviceGetName(device->name, sizeof device->name, handle));
-    device->name[sizeof device->name - 1] = '\0';
+    snprintf(device->gpu.arch, sizeof device->gpu.arch, "sm_%d%d%s", (int)device->gpu.cc_major,
+             (int)device->gpu.cc_minor, device->gpu.cc_major == 9 && device->gpu.cc_minor == 0 ? "a" : "");
+    RF__CUDA_TRY(driver->cuDeviceGetName(device->gpu.name, sizeof device->gpu.name, handle));
+    device->gpu.name[sizeof device->gpu.name - 1] = '\0';
+    rf__gpu_add_rates(&device->gpu);
 out:
     return status;
 }
@@ -96,6 +107,10 @@ rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device) {
     rf_status status = RF_OK;
     const rf__cuda_driver *driver = NULL;
     rf__cuda_device *opened = NULL;
+    if (ordinal == RF__CUDA_DESCRIBED && is_described) {
+        *device = &described;
+        return RF_OK;
+    }
     RF_TRY(rf__cuda_driver_get(&driver));
     RF_FAIL_IF(ordinal < 0 || ordinal >= RF__CUDA_MOST_DEVICES, RF_ERR_VALUE,
                "there is no GPU %d; numbers of GPUs are 0 to %d", (int)ordinal, RF__CUDA_MOST_DEVICES - 1);

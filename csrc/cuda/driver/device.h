@@ -4,19 +4,23 @@
 
 #include "cuda/driver/driver.h"
 #include "cuda/driver/error_word.h"
+#include "cuda/driver/gpu.h"
 
-enum { RF__CUDA_MOST_DEVICES = 64 };
+enum { RF__CUDA_MOST_DEVICES = 64, RF__CUDA_DESCRIBED = -1 };
 
 typedef struct rf__cuda_device {
-    const rf__cuda_driver *driver;
-    int32_t ordinal, sms, cc_major, cc_minor;
-    char arch[16]; /* what its kernels are compiled for: "sm_80", "sm_90a" */
-    char name[96];
-    int64_t l2_bytes, shared_per_sm, shared_per_block_optin, reserved_shared_per_block, registers_per_sm;
-    int32_t threads_per_sm, blocks_per_sm;
+    const rf__cuda_driver
+        *driver; /* NULL: a GPU that is described, where nothing runs (cuda/launches/explain.h) */
+    int32_t ordinal;
+    rf__gpu gpu;
     rf__cu_context context; /* the primary one, which torch uses too */
     rf__cuda_error_words errors;
 } rf__cuda_device;
+
+/* Until the next call of this function, device RF__CUDA_DESCRIBED of this thread is one that is described, without a driver.
+ * NULL: there is none. */
+void rf__cuda_device_describe(const rf__gpu *gpu);
+bool rf__cuda_device_is_described(void);
 
 /* Device `ordinal` with its primary context retained; made at the first call, which may wait for the device, and others
  * for it; kept for ever. RF_ERR_VALUE: there is none of this number. */

@@ -11,8 +11,9 @@ static rf_status config_of(const rf__cuda_device *device, const rf__launch_confi
     const uint32_t *grid = config->grid, *block = config->block, *cluster = config->cluster;
     const bool clusters = (cluster[0] | cluster[1] | cluster[2]) != 0;
     uint32_t count = 0;
-    RF_FAIL_IF(clusters && device->cc_major < HOPPER, RF_ERR_UNSUPPORTED,
-               "clusters of blocks need a GPU of compute capability 9.0 or more, this is a %s", device->arch);
+    RF_FAIL_IF(clusters && device->gpu.cc_major < HOPPER, RF_ERR_UNSUPPORTED,
+               "clusters of blocks need a GPU of compute capability 9.0 or more, this is a %s",
+               device->gpu.arch);
     if (clusters) {
         attributes[count++] = (rf__cu_launch_attribute){
             .id = RF__CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
@@ -22,7 +23,7 @@ static rf_status config_of(const rf__cuda_device *device, const rf__launch_confi
         attributes[count++] =
             (rf__cu_launch_attribute){.id = RF__CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .value.cooperative = 1};
     }
-    if (config->programmatic && device->cc_major >= HOPPER) {
+    if (config->programmatic && device->gpu.cc_major >= HOPPER) {
         attributes[count++] =
             (rf__cu_launch_attribute){.id = RF__CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                                       .value.programmatic_stream_serialization = 1};

@@ -1,249 +1,33 @@
-/* rf_embedding_bag_cuda: which variant of embedding_bag.cu runs, and its launch. */
-#include "cuda/embedding_bag/embedding_bag.h"
-
+/* rf_embedding_bag_cuda, and its kernels compiled ahead. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "cuda/embedding_bag/args.h"
-#include "cuda/embedding_bag/schedule.h"
-#include "cuda/jit/jit.h"
-#include "cuda/tune/occupancy.h"
 #include "base/validate.h"
+#include "cuda/embedding_bag/embedding_bag.h"
 
-static const rf__kernel_source list_source = {"embedding_bag/embedding_bag.cu", "rf_embedding_bag"};
-static const rf__kernel_source short_source = {"embedding_bag/short_bags.cu", "rf_short_bags"};
+static const char operator_name[] = "embedding_bag";
 
-/* All that the code of a variant depends on; compared bytewise, so there is no padding. */
-typedef struct bag_variant {
-    int64_t dim, stride; /* elements */
-    int32_t alignment;   /* bytes */
-    int32_t dtype, index_type, offset_type, pooling;
-    int32_t wide_rows, weighted, padded, check;
-    int32_t block, min_blocks;
-    int32_t bags; /* of a warp of short_bags.cu; 0: embedding_bag.cu, which has what follows */
-    int32_t station, distance, threads, parts, segment;
-    int32_t dynamic_shared; /* bytes a block at launch */
-} bag_variant;
-_Static_assert(sizeof(bag_variant) == 2 * sizeof(int64_t) + 18 * sizeof(int32_t), "compared bytewise");
-
-/* Of a row, as many slices of the least elements as a grid is high. */
-enum { WARP = 32, MOST_DIM = 65535 * 64 };
-
-/* The largest vector that every row of the table and of the output can be cut into. */
-static int32_t alignment_of(const rf_embedding_bag_params *params) {
-    const uint64_t bytes = (uint64_t)rf__dtype_bytes(params->dtype);
-    const uint64_t all = (uintptr_t)params->weight | (uintptr_t)params->output |
-                         (uint64_t)params->dim * bytes | (uint64_t)params->weight_stride * bytes |
-                         (uint64_t)params->output_stride * bytes | 16;
-    return (int32_t)(all & -all);
-}
-
-static rf__bag_shape shape_of(const rf_embedding_bag_params *params, int32_t alignment, int32_t sms,
-                              int64_t l2_bytes) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype);
-    return (rf__bag_shape){.sms = sms,
-                           .l2_bytes = l2_bytes,
-                           .alignment = alignment,
-                           .row_bytes = params->dim * bytes,
-                           .table_bytes = params->rows * params->weight_stride * bytes,
-                           .lookups = params->lookups,
-                           .bags = params->bags,
-                           .element_bytes = (int32_t)bytes,
-                           .more_state = params->sample_weights != NULL || params->padding_idx >= 0 ||
-                                         params->pooling != RF_SUM,
-                           .takes_short_bags = params->sample_weights == NULL && params->pooling != RF_MAX &&
-                                               params->lookups <= INT32_MAX / 2};
-}
-
-/* Bytes of shared memory a block, as the kernel lays it out: lists of rows, sums of warps, rows in flight. */
-static int64_t shared_bytes(const bag_variant *variant, const rf__bag_shape *shape) {
-    if (variant->bags != 0) return 0;
-    const int64_t group = variant->threads < WARP ? variant->threads : WARP;
-    const int64_t index_bytes = (variant->wide_rows ? 8 : 4) + (variant->weighted ? 4 : 0);
-    const int64_t lists = variant->block / group * rf__round_up(variant->segment * index_bytes, 16);
-    const int64_t floats =
-        (int64_t)rf__bag_vectors(shape) * shape->alignment / shape->element_bytes * rf__bag_lanes(shape);
-    const int64_t sums =
-        variant->threads > WARP ? variant->block / WARP * rf__round_up(floats * 4 + 8, 16) : 0;
-    const int64_t ring =
-        variant->station == RF_STATION_SHARED
-            ? (int64_t)variant->distance * rf__bag_vectors(shape) * variant->block * shape->alignment
-            : 0;
-    return lists + sums + ring;
-}
-
-static bag_variant variant_of(const rf_embedding_bag_params *params, const rf__bag_shape *shape,
-                              const rf_embedding_bag_schedule *schedule) {
-    const int32_t warps = schedule->warps != 0 ? schedule->warps : rf__bag_warps(shape);
-    const int32_t min_blocks = warps * WARP / schedule->block;
-    bag_variant variant = {.dim = params->dim,
-                           .stride = params->weight_stride,
-                           .alignment = shape->alignment,
-                           .dtype = (int32_t)params->dtype,
-                           .index_type = (int32_t)params->index_type,
-                           .offset_type = (int32_t)params->offset_type,
-                           .pooling = (int32_t)params->pooling,
-                           .wide_rows = params->rows > INT32_MAX,
-                           .weighted = params->sample_weights != NULL,
-                           .padded = params->padding_idx >= 0,
-                           .check = params->check_bounds,
-                           .block = schedule->block,
-                           .min_blocks = min_blocks > 0 ? min_blocks : 1,
-                           .bags = schedule->bags,
-                           .station = (int32_t)schedule->station,
-                           .distance = schedule->distance,
-                           .threads = schedule->threads,
-                           .parts = schedule->parts,
-                           .segment = schedule->segment};
-    variant.dynamic_shared = (int32_t)shared_bytes(&variant, shape);
-    return variant;
-}
-
-/* Lets no block beyond `min_blocks` fit on an SM, where so few would. */
-static void limit_blocks(const rf__cuda_device *device, bag_variant *variant) {
-    enum { MOST_LIMITED = 24 }; /* 128 * n * (n + 1) bytes must fit an SM */
-    if (variant->min_blocks > MOST_LIMITED) return;
-    variant->dynamic_shared = rf__occupancy_limit(device, variant->min_blocks, variant->dynamic_shared);
-}
-
-static rf_status describe(const void *key, rf__kernel_options *options) {
-    const bag_variant *variant = key;
-    const size_t size = sizeof options->defines;
-    options->dynamic_shared = variant->dynamic_shared;
-    int length =
-        snprintf(options->defines, size,
-                 "-DRF_DTYPE=%d -DRF_DIM=%" PRId64 " -DRF_STRIDE=%" PRId64
-                 " -DRF_ALIGN=%d -DRF_INDEX=%s -DRF_OFFSET=%s "
-                 "-DRF_ROW=%s -DRF_POOLING=%d -DRF_PADDED=%d -DRF_CHECK=%d -DRF_BLOCK=%d -DRF_MIN_BLOCKS=%d ",
-                 variant->dtype, variant->dim, variant->stride, variant->alignment,
-                 rf__kernel_integer(variant->index_type), rf__kernel_integer(variant->offset_type),
-                 rf__kernel_integer(variant->wide_rows ? RF_INT64 : RF_INT32), variant->pooling,
-                 variant->padded, variant->check, variant->block, variant->min_blocks);
-    char *rest = options->defines + (length > 0 && (size_t)length < size ? length : 0);
-    const size_t left = size - (size_t)(rest - options->defines);
-    length +=
-        variant->bags != 0
-            ? snprintf(rest, left, "-DRF_BAGS=%d", variant->bags)
-            : snprintf(rest, left,
-                       "-DRF_WEIGHTED=%d -DRF_STATION=%d -DRF_DISTANCE=%d -DRF_THREADS=%d -DRF_PARTS=%d "
-                       "-DRF_SEGMENT=%d",
-                       variant->weighted, variant->station, variant->distance, variant->threads,
-                       variant->parts, variant->segment);
-    RF_FAIL_IF((size_t)length >= size, RF_ERR_INTERNAL,
-               "the options of a kernel need %d bytes, there are %zu", length, size);
-    return RF_OK;
-}
-
-static const rf__kernel_source *source_of(const bag_variant *variant) {
-    return variant->bags != 0 ? &short_source : &list_source;
-}
-
-static rf_status check_limits(const rf_embedding_bag_params *params) {
-    RF_FAIL_IF(params->dim > MOST_DIM, RF_ERR_UNSUPPORTED,
-               "recfuse.embedding_bag: weight has %" PRId64 " columns; on a GPU at most %d are supported",
-               params->dim, MOST_DIM);
-    return RF_OK;
-}
-
-static rf__cuda_error_word error_word(const rf__cuda_device *device, const rf_embedding_bag_params *params) {
-    return rf__cuda_error_word_of(&device->errors, params->weight, (uint64_t)params->rows);
-}
-
-rf_status rf__embedding_bag_pending(const rf__cuda_device *device, const rf_embedding_bag_params *params,
-                                    void *stream) {
-    return rf__cuda_check_word(device, error_word(device, params), stream);
-}
-
-rf_status rf__embedding_bag_launch(const rf__cuda_device *device, const rf_embedding_bag_params *params,
-                                   const rf_embedding_bag_schedule *schedule, void *stream) {
-    if (params->bags == 0 || params->dim == 0) return RF_OK;
-    const rf__bag_shape shape = shape_of(params, alignment_of(params), device->sms, device->l2_bytes);
-    rf_embedding_bag_schedule complete = {0};
-    if (schedule != NULL) complete = *schedule;
-    RF_CHECK(rf__bag_schedule_complete(&shape, &complete));
-    bag_variant variant = variant_of(params, &shape, &complete);
-    if (complete.warps != 0) limit_blocks(device, &variant);
-    RF_FAIL_IF(variant.dynamic_shared > device->shared_per_block_optin, RF_ERR_VALUE,
-               "schedule: distance %d and segment %d with blocks of %d threads need %d bytes of "
-               "shared memory, a "
-               "block of this GPU may have %" PRId64 "; make one of them smaller",
-               (int)complete.distance, (int)complete.segment, (int)complete.block,
-               (int)variant.dynamic_shared, device->shared_per_block_optin);
-    const rf__kernel *kernel = NULL;
-    RF_CHECK(rf__jit_kernel(device, source_of(&variant), &variant, sizeof variant, describe, &kernel));
-
-    const int64_t bags_a_block =
-        complete.bags != 0 ? complete.block / WARP * complete.bags : complete.block / complete.threads;
-    const int64_t blocks = (params->bags + bags_a_block - 1) / bags_a_block, slices = rf__bag_slices(&shape);
-    RF_FAIL_IF(blocks > INT32_MAX, RF_ERR_UNSUPPORTED,
-               "recfuse.embedding_bag: %" PRId64 " bags need %" PRId64 " blocks; at "
-               "most %d are supported",
-               params->bags, blocks, INT32_MAX);
-    rf_embedding_bag_args args = {.weight = params->weight,
-                                  .indices = params->indices,
-                                  .offsets = params->offsets,
-                                  .sample_weights = params->sample_weights,
-                                  .output = params->output,
-                                  .rows = params->rows,
-                                  .lookups = params->lookups,
-                                  .bags = params->bags,
-                                  .n_offsets = params->bags + params->include_last_offset,
-                                  .output_pitch = params->output_stride * shape.element_bytes,
-                                  .padding_idx = params->padding_idx,
-                                  .mean_lookups = params->lookups / params->bags,
-                                  .errors = error_word(device, params).on_device};
-    while (complete.parts > 1 && (params->rows - 1) >> args.part_shift >= complete.parts) args.part_shift++;
-    /* Two launches that follow each other may overlap, which hides the start of the second (0.7 µs on an H200).
-     * But its blocks then go where the first leaves room, and those SMs would have more than their share of
-     * it: so only where a block of the second takes the place of one of the first, or has an SM to itself. */
-    const int64_t waves = (blocks * slices + device->sms - 1) / device->sms;
-    const bool evenly = waves == 1 || waves >= rf__occupancy(device, kernel->registers, complete.block,
-                                                             kernel->static_shared + kernel->dynamic_shared);
-    const rf__launch_config launch = {.function = kernel->function,
-                                      .grid = {(uint32_t)blocks, (uint32_t)slices},
-                                      .block = {(uint32_t)complete.block},
-                                      .shared_bytes = (uint32_t)variant.dynamic_shared,
-                                      .programmatic = evenly,
-                                      .stream = stream};
-    return rf__launch(device, &launch, &args);
+rf_status rf__embedding_bag_run(const rf__cuda_device *device, const rf_embedding_bag_params *params,
+                                const rf_embedding_bag_schedule *schedule, void *stream) {
+    rf__launches launches;
+    rf__launches_init(&launches, operator_name);
+    rf_status status = rf__embedding_bag_lower(&device->gpu, params, schedule, &launches);
+    if (status == RF_OK) status = rf__launches_run(device, &launches, NULL, NULL, stream);
+    rf__launches_free(&launches);
+    return status;
 }
 
 rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
                                 const rf_embedding_bag_schedule *schedule, const rf_cuda_stream *stream) {
     const rf__cuda_device *device = NULL;
     RF_CHECK(rf__check_embedding_bag(params));
-    RF_CHECK(check_limits(params));
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
-    if (params->check_bounds) RF_CHECK(rf__embedding_bag_pending(device, params, stream->stream));
-    RF_CHECK(rf__cuda_enter(device));
-    return rf__cuda_leave_with(rf__embedding_bag_launch(device, params, schedule, stream->stream));
+    return rf__embedding_bag_run(device, params, schedule, stream->stream);
 }
 
-/* SMs and L2 of the server GPUs that an arch stands for: what defaults are chosen by without one at hand. */
-static void typical_gpu(const char *arch, int32_t *sms, int64_t *l2_bytes) {
-    static const struct {
-        const char *arch;
-        int32_t sms, l2_megabytes;
-    } gpus[] = {
-        {"sm_80", 108, 40}, {"sm_86", 84, 6}, {"sm_89", 142, 96}, {"sm_90", 132, 60}, {"sm_10", 148, 126}};
-    *sms = 132;
-    *l2_bytes = INT64_C(60) << 20;
-    for (size_t i = 0; i < sizeof gpus / sizeof gpus[0]; i++) {
-        if (arch == NULL || strncmp(arch, gpus[i].arch, strlen(gpus[i].arch)) != 0) continue;
-        *sms = gpus[i].sms;
-        *l2_bytes = (int64_t)gpus[i].l2_megabytes << 20;
-    }
-}
-
-rf_status rf__embedding_bag_compile_for(const rf_embedding_bag_params *params,
-                                        const rf_embedding_bag_schedule *schedule, int32_t alignment,
-                                        const char *arch, int32_t sms, int64_t l2_bytes, rf_kernel_info *info,
-                                        rf_embedding_bag_schedule *complete) {
+/* Whether a description of a call makes sense, of which only the alignment of its addresses is known. */
+static rf_status check_described(const rf_embedding_bag_params *params, int32_t alignment) {
     int64_t table_bytes;
-    rf__kernel_options options = {0};
-    rf_embedding_bag_schedule filled = {0};
-    RF_CHECK(check_limits(params));
     RF_FAIL_IF(
         alignment < rf__dtype_bytes(params->dtype) || alignment > 16 || (alignment & (alignment - 1)) != 0 ||
             params->dim <= 0 || params->dim * rf__dtype_bytes(params->dtype) % alignment != 0 ||
@@ -260,22 +44,38 @@ rf_status rf__embedding_bag_compile_for(const rf_embedding_bag_params *params,
                "recfuse.embedding_bag: cannot compile for %" PRId64 " rows, %" PRId64
                " elements apart; rows must be 0 or more, and the size in bytes must fit int64",
                params->rows, params->weight_stride);
-    if (sms <= 0) typical_gpu(arch, &sms, &l2_bytes);
-    const rf__bag_shape shape = shape_of(params, alignment, sms, l2_bytes);
-    if (schedule != NULL) filled = *schedule;
-    RF_CHECK(rf__bag_schedule_complete(&shape, &filled));
-    const bag_variant variant = variant_of(params, &shape, &filled);
-    RF_CHECK(describe(&variant, &options));
-    if (complete != NULL) *complete = filled;
-    if (arch == NULL) return RF_OK;
-    RF_CHECK(rf__jit_compile(source_of(&variant), &options, arch, NULL, NULL, info));
-    if (info != NULL) info->shared_bytes += variant.dynamic_shared;
     return RF_OK;
+}
+
+rf_status rf__embedding_bag_compile(const rf__gpu *gpu, const rf_embedding_bag_params *params,
+                                    const rf_embedding_bag_schedule *schedule, int32_t alignment,
+                                    bool compiles, rf_kernel_info *info,
+                                    rf_embedding_bag_schedule *complete) {
+    rf_embedding_bag_params described = *params;
+    rf__launches launches;
+    RF_CHECK(check_described(params, alignment));
+    described.weight = (const void *)(uintptr_t)alignment;
+    described.output = (void *)(uintptr_t)alignment;
+    described.output_stride = params->dim;
+    if (complete != NULL) {
+        if (schedule != NULL) *complete = *schedule;
+        RF_CHECK(rf__embedding_bag_complete(gpu, &described, complete));
+    }
+    rf__launches_init(&launches, operator_name);
+    rf_status status = rf__embedding_bag_lower(gpu, &described, schedule, &launches);
+    if (status == RF_OK && compiles) status = rf__launches_compile(&launches, gpu->arch, info);
+    if (status == RF_OK && compiles && info != NULL)
+        info->shared_bytes += (int32_t)launches.launches[0].shared_bytes;
+    rf__launches_free(&launches);
+    return status;
 }
 
 rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
                                    const rf_embedding_bag_schedule *schedule, int32_t alignment,
                                    const char *arch, rf_kernel_info *info,
                                    rf_embedding_bag_schedule *complete) {
-    return rf__embedding_bag_compile_for(params, schedule, alignment, arch, 0, 0, info, complete);
+    rf__gpu gpu;
+    RF_CHECK(rf__gpu_of_arch(arch, &gpu));
+    if (complete != NULL) memset(complete, 0, sizeof *complete);
+    return rf__embedding_bag_compile(&gpu, params, schedule, alignment, true, info, complete);
 }

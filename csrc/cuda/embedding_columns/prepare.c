@@ -95,7 +95,7 @@ static int32_t output_vector(const rf_embedding_columns_params *params) {
 static int32_t samples_of(const rf__cuda_device *device, int64_t tasks, int64_t batch) {
     int32_t samples = RF_COLUMNS_MOST_SAMPLES;
     while (samples > LEAST_SAMPLES &&
-           (batch + samples - 1) / samples * tasks < (int64_t)BLOCKS_OF_SM * device->sms)
+           (batch + samples - 1) / samples * tasks < (int64_t)BLOCKS_OF_SM * device->gpu.sms)
         samples /= 2;
     return samples;
 }
@@ -104,7 +104,7 @@ static int32_t samples_of(const rf__cuda_device *device, int64_t tasks, int64_t 
  * so do the bags of a group of threads. */
 static int32_t bag_samples_of(const rf__cuda_device *device, int64_t tasks, int64_t batch, int32_t samples) {
     while (samples > LEAST_SAMPLES &&
-           (batch + samples / 2 - 1) / (samples / 2) * tasks <= (int64_t)BAG_BLOCKS_OF_SM * device->sms)
+           (batch + samples / 2 - 1) / (samples / 2) * tasks <= (int64_t)BAG_BLOCKS_OF_SM * device->gpu.sms)
         samples /= 2;
     return samples;
 }

@@ -103,8 +103,8 @@ void rf__fused_occupancy(const rf__cuda_device *device, int32_t warps, rf__fused
     const int32_t wanted = warps > 0 ? warps : RF__FUSED_DEFAULT_WARPS;
     variant->min_blocks = wanted * WARP / RF_FUSED_BLOCK > 0 ? wanted * WARP / RF_FUSED_BLOCK : 1;
     variant->dynamic_shared = shared_bytes(variant, classes);
-    if (device == NULL || warps == 0 || variant->min_blocks >= device->blocks_per_sm) return;
-    variant->dynamic_shared = rf__occupancy_limit(device, variant->min_blocks, variant->dynamic_shared);
+    if (device == NULL || warps == 0 || variant->min_blocks >= device->gpu.blocks_per_sm) return;
+    variant->dynamic_shared = rf__occupancy_limit(&device->gpu, variant->min_blocks, variant->dynamic_shared);
 }
 
 /* The staged kernel's block has nearly all shared memory: none is asked for but what is used. */
@@ -116,7 +116,7 @@ void rf__fused_with_staged(rf__fused_variant *variant, const rf__fused_classes *
 /* Shared memory that keeps blocks out is taken from L1: none where registers keep them out already. */
 int32_t rf__fused_shared_bytes(const rf__cuda_device *device, const rf__fused_variant *variant,
                                const rf__fused_classes *classes, const rf__kernel *kernel) {
-    const int64_t by_registers = rf__occupancy_by_registers(device, kernel->registers, RF_FUSED_BLOCK);
+    const int64_t by_registers = rf__occupancy_by_registers(&device->gpu, kernel->registers, RF_FUSED_BLOCK);
     return by_registers <= variant->min_blocks ? shared_bytes(variant, classes) : variant->dynamic_shared;
 }
 

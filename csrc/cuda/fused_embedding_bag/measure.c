@@ -89,7 +89,7 @@ static rf_status set_prepare(const rf__cuda_device *device, const rf__fused_meas
                                    .offsets = work->host_offsets[b],
                                    .offset_type = work->batches[b].offset_type};
     *ready = sets->common;
-    RF_TRY(rf__fused_map(&what, &batch, device->sms, RF__FUSED_BLOCKS, &mapping, &rows));
+    RF_TRY(rf__fused_map(&what, &batch, device->gpu.sms, RF__FUSED_BLOCKS, &mapping, &rows));
     ready->mapping = *mapping;
     ready->workspace_bytes = rf__fused_workspace(mapping);
     RF_TRY(rf__cuda_upload(device, mapping, (size_t)rows * sizeof *mapping, &ready->mapping_on_device));

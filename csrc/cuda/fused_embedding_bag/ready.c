@@ -21,8 +21,8 @@ static rf_status map_bags(rf__fused_call *call, int64_t bags, bool may_stage, rf
     const rf__fused_batch batch = {.bags = rounded(bags), .may_stage = may_stage};
     *mapped = rf__fused_mapped_find(call, batch.bags, may_stage, NULL);
     if (*mapped != NULL) return RF_OK;
-    RF_TRY(rf__fused_map(&call->described->what, &batch, call->store.device->sms, RF__FUSED_BLOCKS, &mapping,
-                         &rows));
+    RF_TRY(rf__fused_map(&call->described->what, &batch, call->store.device->gpu.sms, RF__FUSED_BLOCKS,
+                         &mapping, &rows));
     RF_TRY(rf__fused_mapped_add(call, batch.bags, may_stage, mapping, rows, mapped));
 out:
     free(mapping);

@@ -110,12 +110,13 @@ static const char *refusal(const rf_ikbo_attention_params *params, const rf__cud
     const int64_t sizes[3] = {has_one_user(params) ? 1 : params->n_users, params->positions,
                               params->kv_heads};
     const rf_ikbo_queries *sets[2] = {&params->candidates, &params->users};
-    if (device->cc_major != 9 || device->cc_minor != 0) return "the GPU is not one of compute capability 9.0";
+    if (device->gpu.cc_major != 9 || device->gpu.cc_minor != 0)
+        return "the GPU is not one of compute capability 9.0";
     if (params->dtype != RF_FLOAT16 && params->dtype != RF_BFLOAT16)
         return "the dtype is neither float16 nor bfloat16";
     if (params->dim < 1 || params->dim % 8 != 0 || shape_of(params->dim) == NULL)
         return "the dims of a head are no multiple of 8 from 8 to 256";
-    if (shared_bytes(shape_of(params->dim)) > device->shared_per_block_optin)
+    if (shared_bytes(shape_of(params->dim)) > device->gpu.shared_per_block_optin)
         return "a block has too little shared memory";
     if (params->n_users < 1 || params->positions < 1 || params->heads < 1) return "there are no keys";
     if (params->n_users > most || params->positions > most || params->kv_heads > most)
@@ -160,13 +161,14 @@ static bool may_split(const rf_ikbo_attention_params *params, int32_t grid) {
 }
 
 static int32_t grid_of(const rf_ikbo_attention_params *params, const rf__cuda_device *device) {
-    const int64_t tiles = tiles_most(params) * (may_split(params, device->sms) ? RF_ATTENTION_MOST_PARTS : 1);
-    return tiles < device->sms ? (int32_t)tiles : device->sms;
+    const int64_t tiles =
+        tiles_most(params) * (may_split(params, device->gpu.sms) ? RF_ATTENTION_MOST_PARTS : 1);
+    return tiles < device->gpu.sms ? (int32_t)tiles : device->gpu.sms;
 }
 
 static places places_of(const rf_ikbo_attention_params *params, const rf__cuda_device *device) {
     const int64_t items =
-        may_split(params, device->sms) ? RF_ATTENTION_SPLIT_TIMES * (int64_t)grid_of(params, device) : 0;
+        may_split(params, device->gpu.sms) ? RF_ATTENTION_SPLIT_TIMES * (int64_t)grid_of(params, device) : 0;
     const int64_t users = params->n_users + 1, candidates = params->candidates.count,
                   number = sizeof(int32_t);
     places at = {0};

@@ -62,7 +62,8 @@ static const char *level_refusal(const rf_ikbo_linear_params *params, const rf_i
 /* NULL, with the shape that takes the call; or what keeps the kernel from it. */
 static const char *refusal(const rf_ikbo_linear_params *params, const rf__cuda_device *device,
                            rf__ikbo_shape *shape) {
-    if (device->cc_major != 9 || device->cc_minor != 0) return "the GPU is not one of compute capability 9.0";
+    if (device->gpu.cc_major != 9 || device->gpu.cc_minor != 0)
+        return "the GPU is not one of compute capability 9.0";
     if (params->dtype != RF_FLOAT16 && params->dtype != RF_BFLOAT16)
         return "the dtype is neither float16 nor bfloat16";
     if (params->m < 1 || params->m > RF__IKBO_SMALL_MOST_ROWS) return "out has no rows or more than 4096";
@@ -119,12 +120,12 @@ rf_ikbo_kernel rf_ikbo_linear_kernel(const rf_ikbo_linear_params *params, int32_
 static rf_status clusters_at_once(const rf__cuda_device *device, const rf__ikbo_variant *variant,
                                   const rf__kernel *kernel, int32_t *clusters) {
     static _Atomic int32_t known[RF__CUDA_MOST_DEVICES]; /* of clusters of two; 0: not asked yet */
-    *clusters = device->sms;
+    *clusters = device->gpu.sms;
     if (variant->ranks == 1) return RF_OK;
     *clusters = atomic_load_explicit(&known[device->ordinal], memory_order_relaxed);
     if (*clusters > 0) return RF_OK;
     const rf__launch_config config = {.function = kernel->function,
-                                      .grid = {(uint32_t)device->sms / MOST_RANKS * MOST_RANKS},
+                                      .grid = {(uint32_t)device->gpu.sms / MOST_RANKS * MOST_RANKS},
                                       .block = {RF_FUSED_THREADS},
                                       .cluster = {MOST_RANKS},
                                       .shared_bytes = (uint32_t)kernel->dynamic_shared};
@@ -191,7 +192,7 @@ static rf_status launch_small(const rf__cuda_device *device, const rf_ikbo_linea
                                 .grid = {(uint32_t)pieces},
                                 .block = {(uint32_t)(shape->groups + 1) * 128},
                                 .shared_bytes = (uint32_t)kernel->dynamic_shared,
-                                .cooperative = !shape->joined && pieces <= device->sms,
+                                .cooperative = !shape->joined && pieces <= device->gpu.sms,
                                 .programmatic = packed,
                                 .stream = stream};
     if (launch.cooperative && rf__launch(device, &launch, args) == RF_OK) return RF_OK;

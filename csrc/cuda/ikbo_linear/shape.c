@@ -110,10 +110,10 @@ static rf__ikbo_shape small_shape(const rf_ikbo_linear_params *params, const rf_
                                 .joined = i / 2 % 2 == 1,
                                 .direct = i % 2 == 1};
         if ((shape.joined && !may_join) || (shape.direct && !direct)) continue;
-        const int64_t shared = device->shared_per_block_optin - RF_SMALL_SHARED_BYTES(rows, groups, 0);
+        const int64_t shared = device->gpu.shared_per_block_optin - RF_SMALL_SHARED_BYTES(rows, groups, 0);
         const int64_t slots = shared / RF_SMALL_SLOT_BYTES(rows, groups);
         shape.slots = slots > MOST_SLOTS ? MOST_SLOTS : (int32_t)slots;
-        const int64_t taken = small_time(params, &shape, number, device->sms);
+        const int64_t taken = small_time(params, &shape, number, device->gpu.sms);
         if (taken < *time) *time = taken, best = shape;
     }
     return best;
@@ -121,10 +121,10 @@ static rf__ikbo_shape small_shape(const rf_ikbo_linear_params *params, const rf_
 
 rf__ikbo_shape rf__ikbo_shape_of(const rf_ikbo_linear_params *params, const rf__cuda_device *device,
                                  rf_ikbo_kernel kernel) {
-    const int64_t shared = device->shared_per_block_optin;
+    const int64_t shared = device->gpu.shared_per_block_optin;
     int64_t time = 0;
     if (kernel == RF_IKBO_KERNEL_FUSED) return fused_shape(params, shared);
     const rf__ikbo_shape small = small_shape(params, device, &time);
     if (kernel == RF_IKBO_KERNEL_SMALL) return small;
-    return time < fused_time(params, device->sms) ? small : fused_shape(params, shared);
+    return time < fused_time(params, device->gpu.sms) ? small : fused_shape(params, shared);
 }

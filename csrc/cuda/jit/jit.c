@@ -133,8 +133,9 @@ static rf_status fail_forbidden(const rf__kernel_source *kernel, const char *arc
         refused ? ", which is not used: " : "", refused ? reason : "", arch, defines);
 }
 
-rf_status rf__jit_compile(const rf__kernel_source *kernel, const rf__kernel_options *options,
-                          const char *arch, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info) {
+/* `compiles`: what is not in the cache; else *info says that it is not there. */
+static rf_status get(const rf__kernel_source *kernel, const rf__kernel_options *options, const char *arch,
+                     bool compiles, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info) {
     const double start = seconds_now();
     const bool allowed = rf__jit_allowed();
     rf_status status = RF_OK, found = RF_ERR_UNSUPPORTED;
@@ -153,7 +154,7 @@ rf_status rf__jit_compile(const rf__kernel_source *kernel, const rf__kernel_opti
         snprintf(compiler, sizeof compiler, "nvrtc%d.%d", (int)library->major, (int)library->minor);
     /* Without a compiler of its own, a machine takes what any has made. */
     cached = rf__cache_read(&key, found == RF_OK ? compiler : NULL, &entry, path);
-    if (!cached) {
+    if (!cached && compiles) {
         RF_TRY(allowed ? found : fail_forbidden(kernel, arch, options->defines));
         RF_TRY(compile(kernel, &source, &list, &entry));
         (void)rf__cache_write(&key, compiler, &entry, path);
@@ -178,6 +179,16 @@ out:
     free((char *)key.text);
     rf__source_free(&source);
     return status;
+}
+
+rf_status rf__jit_compile(const rf__kernel_source *kernel, const rf__kernel_options *options,
+                          const char *arch, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info) {
+    return get(kernel, options, arch, true, cubin, cubin_bytes, info);
+}
+
+bool rf__jit_is_cached(const rf__kernel_source *kernel, const rf__kernel_options *options, const char *arch,
+                       rf_kernel_info *info) {
+    return get(kernel, options, arch, false, NULL, NULL, info) == RF_OK && info->cached;
 }
 
 rf_status rf__jit_compile_each(const rf__kernel_source *source, const void *keys, size_t key_size, int32_t n,

@@ -23,13 +23,23 @@ typedef struct rf__kernel_options {
 typedef struct rf__kernel {
     rf__cu_function function;
     int32_t registers, static_shared, dynamic_shared; /* a thread; bytes a block */
+    int32_t clusters; /* atomic: that the device runs at once, 0: not asked yet */
 } rf__kernel;
+
+/* Clusters of a launch of the kernel that the device runs at once; asked once. In the device's context. */
+rf_status rf__kernel_clusters(const rf__cuda_device *device, const rf__kernel *kernel,
+                              const rf__launch_config *config, int32_t *clusters);
 
 /* Compiles for `arch` ("sm_90a"), which takes seconds, or takes it from the cache on disk; needs no GPU. *cubin [*cubin_bytes] is the
  * caller's to free; `cubin` and `info` may be NULL. RF_ERR_UNSUPPORTED: it is not in the cache, and there is no
  * compiler or RECFUSE_JIT=off forbids it; RF_ERR_COMPILE: it does not compile, with the compiler's text. */
-rf_status rf__jit_compile(const rf__kernel_source *source, const rf__kernel_options *options,
-                          const char *arch, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info);
+RF__SHARED rf_status rf__jit_compile(const rf__kernel_source *source, const rf__kernel_options *options,
+                                     const char *arch, void **cubin, int64_t *cubin_bytes,
+                                     rf_kernel_info *info);
+
+/* The same, but only from the cache: false where it is not there. */
+RF__SHARED bool rf__jit_is_cached(const rf__kernel_source *source, const rf__kernel_options *options,
+                                  const char *arch, rf_kernel_info *info);
 
 /* Turns a key into options, which are zeros; called at a miss only. */
 typedef rf_status (*rf__kernel_describe)(const void *key, rf__kernel_options *options);

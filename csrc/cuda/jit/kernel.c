@@ -93,7 +93,7 @@ static rf_status load(const rf__cuda_device *device, const rf__kernel_source *so
     }
     RF_FAIL_IF(status != RF_OK, status,
                "loading the GPU kernel %s of %s for %s with %d bytes of dynamic shared memory: %s",
-               source->entry, source->file, device->arch, (int)options->dynamic_shared, rf_last_error());
+               source->entry, source->file, device->gpu.arch, (int)options->dynamic_shared, rf_last_error());
     return RF_OK;
 }
 
@@ -104,7 +104,7 @@ static rf_status make(const rf__cuda_device *device, const rf__kernel_source *so
     void *cubin = NULL;
     int64_t cubin_bytes = 0;
     RF_TRY(describe(key, &options));
-    RF_TRY(rf__jit_compile(source, &options, device->arch, &cubin, &cubin_bytes, NULL));
+    RF_TRY(rf__jit_compile(source, &options, device->gpu.arch, &cubin, &cubin_bytes, NULL));
     RF_TRY(load(device, source, &options, cubin, kernel));
 out:
     free(cubin);
@@ -173,4 +173,14 @@ rf_status rf__jit_kernel(const rf__cuda_device *device, const rf__kernel_source 
     *kernel = &entry->kernel;
 out:
     return status;
+}
+
+rf_status rf__kernel_clusters(const rf__cuda_device *device, const rf__kernel *kernel,
+                              const rf__launch_config *config, int32_t *clusters) {
+    int32_t *known = (int32_t *)(uintptr_t)&kernel->clusters; /* atomic */
+    *clusters = __atomic_load_n(known, __ATOMIC_RELAXED);
+    if (*clusters > 0) return RF_OK;
+    RF_CHECK(rf__launch_clusters(device, config, clusters));
+    __atomic_store_n(known, *clusters, __ATOMIC_RELAXED);
+    return RF_OK;
 }

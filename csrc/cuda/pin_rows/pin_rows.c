@@ -2,10 +2,9 @@
 #include "cuda/pin_rows/pin_rows.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "cuda/jit/jit.h"
 #include "cuda/pin_rows/args.h"
 
 static const rf__kernel_source source = {"pin_rows/pin_rows.cu", "rf_pin_rows"};
@@ -23,17 +22,12 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
     return RF_OK;
 }
 
-/* That of the table's own calls. */
-static rf__cuda_error_word error_word(const rf__cuda_device *device, const rf_pin_rows_params *params) {
-    return rf__cuda_error_word_of(&device->errors, params->weight, (uint64_t)params->rows);
-}
-
-rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_params *params, bool keep,
-                              void *stream) {
-    const rf__kernel *kernel = NULL;
+rf_status rf__pin_rows_lower(const rf_pin_rows_params *params, bool keep, rf__launches *launches) {
+    launches->owner = params->weight; /* errors are those of the table's own calls */
+    launches->shape = (uint64_t)params->rows;
+    launches->checks = true;
     if (params->n_hot_rows == 0 || params->row_bytes == 0) return RF_OK;
     const pin_rows_variant variant = {(int32_t)params->index_type, keep};
-    RF_CHECK(rf__jit_kernel(device, &source, &variant, sizeof variant, describe, &kernel));
     /* A row that begins inside a line reaches into one more. */
     const bool aligned = ((uintptr_t)params->weight | (uint64_t)params->row_pitch) % RF_PIN_LINE_BYTES == 0;
     const int64_t lines = (params->row_bytes + RF_PIN_LINE_BYTES - 1) / RF_PIN_LINE_BYTES + !aligned;
@@ -42,18 +36,22 @@ rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_p
         __builtin_mul_overflow(params->n_hot_rows, lines, &blocks) || blocks > (int64_t)INT32_MAX * BLOCK,
         RF_ERR_VALUE, "recfuse.pin_rows: %" PRId64 " rows of %" PRId64 " bytes are more than any L2 holds",
         params->n_hot_rows, params->row_bytes);
-    blocks = (blocks + BLOCK - 1) / BLOCK;
     const rf_pin_rows_args args = {.weight = params->weight,
                                    .hot_rows = params->hot_rows,
                                    .rows = params->rows,
                                    .row_bytes = params->row_bytes,
                                    .row_pitch = params->row_pitch,
                                    .n_hot_rows = params->n_hot_rows,
-                                   .lines = lines,
-                                   .errors = error_word(device, params).on_device};
-    const rf__launch_config launch = {
-        .function = kernel->function, .grid = {(uint32_t)blocks}, .block = {BLOCK}, .stream = stream};
-    return rf__launch(device, &launch, &args);
+                                   .lines = lines};
+    const int64_t index = params->index_type == RF_INT64 ? 8 : 4;
+    const rf__kernel_launch launch = {.source = &source,
+                                      .describe = describe,
+                                      .grid = {(uint32_t)((blocks + BLOCK - 1) / BLOCK)},
+                                      .block = {BLOCK},
+                                      .read_bytes = params->n_hot_rows * (params->row_bytes + index)};
+    RF_CHECK(rf__launches_add(launches, &launch, &variant, sizeof variant, &args, sizeof args));
+    rf__launches_bind_errors(launches, offsetof(rf_pin_rows_args, errors));
+    return RF_OK;
 }
 
 rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf_cuda_stream *stream) {
@@ -72,9 +70,12 @@ rf_status rf_pin_rows_cuda(const rf_pin_rows_params *params, bool keep, const rf
                "recfuse.pin_rows: index_type is %d; allowed are RF_INT32 and RF_INT64",
                (int)params->index_type);
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
-    RF_CHECK(rf__cuda_check_word(device, error_word(device, params), stream->stream));
-    RF_CHECK(rf__cuda_enter(device));
-    return rf__cuda_leave_with(rf__pin_rows_launch(device, params, keep, stream->stream));
+    rf__launches launches;
+    rf__launches_init(&launches, "pin_rows");
+    rf_status status = rf__pin_rows_lower(params, keep, &launches);
+    if (status == RF_OK) status = rf__launches_run(device, &launches, NULL, NULL, stream->stream);
+    rf__launches_free(&launches);
+    return status;
 }
 
 rf_status rf_unpin_all_cuda(int32_t device_ordinal) {

@@ -1,12 +1,11 @@
-/* Pinning without the checks of its arguments. */
+/* Pinning rows in L2, lowered. */
 #ifndef RECFUSE_CUDA_PIN_ROWS_H
 #define RECFUSE_CUDA_PIN_ROWS_H
 
-#include "cuda/driver/device.h"
+#include "cuda/launches/launches.h"
 
-/* Launches; the device's context is current. */
-rf_status rf__pin_rows_launch(const rf__cuda_device *device, const rf_pin_rows_params *params, bool keep,
-                              void *stream);
+/* Lowers a call whose params are checked. */
+rf_status rf__pin_rows_lower(const rf_pin_rows_params *params, bool keep, rf__launches *launches);
 
 /* Fills the cache with every variant; needs no GPU. */
 RF__SHARED rf_status rf__pin_rows_compile(const char *arch);

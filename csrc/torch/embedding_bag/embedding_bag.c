@@ -84,10 +84,16 @@ static rf_status output_make(rf__call *call, const rf__tensor *weight, rf_embedd
     return rf__call_output(call, 0, 2, sizes, weight->dtype, &params->output);
 }
 
-static rf_status pool_on_cpu(const rf_embedding_bag_params *params) {
+static rf_status pool(const rf__call *call, const rf_embedding_bag_params *params,
+                      const rf_embedding_bag_schedule *schedule) {
     rf_executor executor;
-    RF_CHECK(rf__call_executor(&executor));
-    return rf_embedding_bag_cpu(params, &executor);
+    rf_cuda_stream stream;
+    if (rf__call_on_cpu(call)) {
+        RF_CHECK(rf__call_executor(&executor));
+        return rf_embedding_bag_cpu(params, &executor);
+    }
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf_embedding_bag_cuda(params, schedule, &stream);
 }
 
 static rf_status run(rf__call *call) {
@@ -96,7 +102,6 @@ static rf_status run(rf__call *call) {
                                       .padding_idx = values[PADDING_IDX].integer};
     rf_embedding_bag_schedule schedule;
     rf__tensor weight;
-    rf_cuda_stream stream;
     RF_CHECK(rf__call_device(call, WEIGHT));
     RF_CHECK(weight_read(call, &weight, &params));
     RF_CHECK(lookups_read(call, &params));
@@ -105,9 +110,7 @@ static rf_status run(rf__call *call) {
     RF_CHECK(schedule_read(call, &params, &schedule));
     RF_CHECK(rf__call_sample_weights(call, SAMPLE_WEIGHTS, params.lookups, &params.sample_weights));
     RF_CHECK(output_make(call, &weight, &params));
-    if (rf__device_is_cpu(call->device)) return pool_on_cpu(&params);
-    RF_CHECK(rf__call_stream(call, &stream));
-    return rf_embedding_bag_cuda(&params, &schedule, &stream);
+    return pool(call, &params, &schedule);
 }
 
 /* A plain call on the CPU, outside of autograd: a sum or mean by the defaults of the rest. */
@@ -126,7 +129,7 @@ static rf_status plain_run(rf__call *call) {
     RF_CHECK(weight_read(call, &weight, &params));
     RF_CHECK(lookups_read(call, &params));
     RF_CHECK(output_make(call, &weight, &params));
-    return pool_on_cpu(&params);
+    return pool(call, &params, NULL);
 }
 
 const rf__operator rf__torch_embedding_bag = {

@@ -305,12 +305,12 @@ static rf_status kernel_choose(packed_call *packed) {
         "recfuse.ikbo_attention: q is float64, which torch's attention kernels of GPUs do not take; use "
         "float32, or the CPU");
     RF_CHECK(rf__cuda_device_get(packed->stream.device, &device));
-    RF_FAIL_IF(dtype == RF_BFLOAT16 && device->cc_major < 8, RF_ERR_UNSUPPORTED,
+    RF_FAIL_IF(dtype == RF_BFLOAT16 && device->gpu.cc_major < 8, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_attention: q is bfloat16, which needs a GPU of compute capability 8.0 or newer");
     RF_FAIL_IF(packed->params->kv_heads > MOST_HEADS, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_attention: k has " RF__I64 " heads; path \"packed\" takes up to %d",
                packed->params->kv_heads, (int)MOST_HEADS);
-    packed->flash = dtype != RF_FLOAT32 && device->cc_major >= 8 && packed->padded <= MOST_FLASH_DIM;
+    packed->flash = dtype != RF_FLOAT32 && device->gpu.cc_major >= 8 && packed->padded <= MOST_FLASH_DIM;
     return RF_OK;
 }
 

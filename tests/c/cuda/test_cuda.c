@@ -115,10 +115,10 @@ static void device(char **arguments) {
     CHECK(rf__cuda_device_get(atoi(arguments[0]), &again) == RF_OK && gpu == again, "another device");
     printf("ordinal=%d name=%s arch=%s sms=%d l2=%lld registers=%lld threads=%d blocks=%d "
            "shared=%lld optin=%lld reserved=%lld\n",
-           gpu->ordinal, gpu->name, gpu->arch, gpu->sms, (long long)gpu->l2_bytes,
-           (long long)gpu->registers_per_sm, gpu->threads_per_sm, gpu->blocks_per_sm,
-           (long long)gpu->shared_per_sm, (long long)gpu->shared_per_block_optin,
-           (long long)gpu->reserved_shared_per_block);
+           gpu->ordinal, gpu->gpu.name, gpu->gpu.arch, gpu->gpu.sms, (long long)gpu->gpu.l2_bytes,
+           (long long)gpu->gpu.registers_per_sm, gpu->gpu.threads_per_sm, gpu->gpu.blocks_per_sm,
+           (long long)gpu->gpu.shared_per_sm, (long long)gpu->gpu.shared_per_block_optin,
+           (long long)gpu->gpu.reserved_shared_per_block);
     for (int i = 0; i < RF__CUDA_ERROR_WORDS; i++)
         CHECK(gpu->errors.first.claimed[i] == 0 && gpu->errors.records[i].ready == 0,
               "the words of error %d are not zero", i);

@@ -7,7 +7,7 @@
 #include "torch/dispatch.h"
 #include "torch/ikbo/ikbo_attention.h"
 
-static rf__cuda_device gpu = {.cc_major = 8}; /* one thread alone tests */
+static rf__cuda_device gpu = {.gpu = {.cc_major = 8}}; /* one thread alone tests */
 static rf_error_record record; /* the one error word; one thread alone tests */
 static rf_u32 claimed; /* one thread alone tests */
 
@@ -141,7 +141,7 @@ static rf_status packed(rf__call *call) {
 }
 
 static rf_status set_capability(rf__call *call) {
-    gpu.cc_major = (int32_t)call->values[0].integer;
+    gpu.gpu.cc_major = (int32_t)call->values[0].integer;
     return RF_OK;
 }
 

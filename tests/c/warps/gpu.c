@@ -59,15 +59,15 @@ EXPORTED void gpu_begin(const char *command, const char *folder, uint64_t seed) 
     gpu.driver.cuMemcpyDtoHAsync_v2 = copy_back;
     gpu.driver.cuStreamSynchronize = wait_for;
     gpu.device = (rf__cuda_device){.driver = &gpu.driver,
-                                   .sms = SMS,
-                                   .cc_major = 9,
-                                   .arch = "sm_90a",
-                                   .shared_per_sm = 228 << 10,
-                                   .shared_per_block_optin = 227 << 10,
-                                   .reserved_shared_per_block = 1 << 10,
-                                   .registers_per_sm = 65536,
-                                   .threads_per_sm = 2048,
-                                   .blocks_per_sm = 32};
+                                   .gpu = {.sms = SMS,
+                                           .cc_major = 9,
+                                           .arch = "sm_90a",
+                                           .shared_per_sm = 228 << 10,
+                                           .shared_per_block_optin = 227 << 10,
+                                           .reserved_shared_per_block = 1 << 10,
+                                           .registers_per_sm = 65536,
+                                           .threads_per_sm = 2048,
+                                           .blocks_per_sm = 32}};
 }
 
 rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device) {

@@ -87,7 +87,7 @@ rf_status rf__backward_layout_of(const char *operator_name, const rf__backward_p
         variant->digit_bits = RF_BACKWARD_MOST_DIGIT_BITS;
     }
     const int64_t value_bytes = variant->wide_values ? 8 : 4, word = (int64_t)sizeof(uint32_t);
-    const int64_t digits = INT64_C(1) << variant->digit_bits, sms = device->sms;
+    const int64_t digits = INT64_C(1) << variant->digit_bits, sms = device->gpu.sms;
     /* Where all chunks run at once anyway, they are smaller: each takes less time. */
     const int64_t at_once = SORT_BLOCKS * sms * RF_BACKWARD_SORT_BLOCK;
     variant->items =

@@ -113,10 +113,10 @@ static rf_status general_compile(const char *arch, const rf__backward_problem *p
 static rf_status problem_compile(const char *arch, rf__backward_problem *problem) {
     static const char operator_name[] = "fused_embedding_bag_backward";
     /* With as much shared memory as any has: what needs it is compiled, too. */
-    const rf__cuda_device typical = {.sms = 132,
-                                     .shared_per_sm = 228 << 10,
-                                     .shared_per_block_optin = 227 << 10,
-                                     .reserved_shared_per_block = 1 << 10};
+    const rf__cuda_device typical = {.gpu = {.sms = 132,
+                                             .shared_per_sm = 228 << 10,
+                                             .shared_per_block_optin = 227 << 10,
+                                             .reserved_shared_per_block = 1 << 10}};
     const rf__backward_small_call small = rf__backward_small_call_of(problem, &typical);
     rf_status status = RF_OK;
     rf__backward_features described;

@@ -182,7 +182,7 @@ static double misses_of(const rf__fused_map_table *table, double lookups) {
  * where there is more work, tasks have more, and where there is less, blocks end at once, which costs a little. */
 static double most_cuts(const rf__cuda_device *device, const rf__fused_map_table *table, int64_t bags,
                         int64_t lookups, int64_t n_features) {
-    const double blocks_at_once = (double)device->sms * RF__FUSED_BLOCKS;
+    const double blocks_at_once = (double)device->gpu.sms * RF__FUSED_BLOCKS;
     const double mean = (double)lookups / ((double)bags * (double)n_features);
     const double *blocks = table->blocks_a_bag[rf_fused_bucket(mean)];
     double all = misses_of(table, (double)lookups / (double)n_features);
@@ -208,7 +208,7 @@ rf_status rf__fused_map_prepare(const rf__cuda_device *device, const rf__fused_m
     *map = (rf__fused_device_map){.table = table, .most_tasks = (int32_t)most, .most_cuts = cuts};
     map->blocks = map->most_tasks / TASKS_OF_BLOCK;
     if (map->blocks > MOST_BLOCKS) map->blocks = MOST_BLOCKS;
-    if (map->blocks > device->sms) map->blocks = device->sms;
+    if (map->blocks > device->gpu.sms) map->blocks = device->gpu.sms;
     if (map->blocks < 1) map->blocks = 1;
     map->workspace_bytes = 16 + (int64_t)sizeof(rf_fused_task) * map->most_tasks +
                            (int64_t)table->n_tiles * (RF_FUSED_TILE * (int64_t)sizeof(rf_fused_lane) +
@@ -235,7 +235,7 @@ rf_status rf__fused_map_launch(const rf__cuda_device *device, const rf__fused_de
         .n_tiles = table->n_tiles,
         .most_tasks = map->most_tasks,
         .most_cuts = (float)map->most_cuts,
-        .least_cuts = (float)device->sms * RF__FUSED_BLOCKS * RF_FUSED_LEAST_TASKS_A_BLOCK,
+        .least_cuts = (float)device->gpu.sms * RF__FUSED_BLOCKS * RF_FUSED_LEAST_TASKS_A_BLOCK,
         .n_tasks = mapping->n_tasks,
         .tasks = mapping->tasks,
         .lanes = mapping->lanes,

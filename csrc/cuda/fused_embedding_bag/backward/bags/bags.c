@@ -82,7 +82,7 @@ static rf_status launch(const rf__cuda_store *store, bags_call *call, int64_t bl
     if (call->kernel == SAMPLE_WEIGHTS) {
         const int64_t slots = params->n_features * params->bags;
         blocks = (slots + RF_BAGS_BLOCK / WARP - 1) / (RF_BAGS_BLOCK / WARP);
-        parts = (int64_t)store->device->sms * WARPS_AN_SM / slots;
+        parts = (int64_t)store->device->gpu.sms * WARPS_AN_SM / slots;
         parts = parts < 1 ? 1 : parts > MOST_PARTS ? MOST_PARTS : parts;
     }
     const char *operator_name = call->operator_name;

@@ -18,8 +18,9 @@ static int64_t rounded_up(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIG
 
 /* Shared memory of each of two blocks of an SM; `own`: what the kernel has besides. */
 static int32_t shared_bytes(const rf__cuda_device *device, int64_t own) {
-    const int64_t half = device->shared_per_sm / BLOCKS - device->reserved_shared_per_block;
-    const int64_t most = half < device->shared_per_block_optin ? half : device->shared_per_block_optin;
+    const int64_t half = device->gpu.shared_per_sm / BLOCKS - device->gpu.reserved_shared_per_block;
+    const int64_t most =
+        half < device->gpu.shared_per_block_optin ? half : device->gpu.shared_per_block_optin;
     const int64_t bytes = (most - own) / 1024 * 1024;
     return (int32_t)(bytes > RF_SMALL_LISTS_LEAST_SHARED ? bytes : RF_SMALL_LISTS_LEAST_SHARED);
 }
@@ -175,7 +176,7 @@ static rf_status description_write(const rf__backward_small_call *call, const rf
     rf_small_task *tasks = NULL;
     int32_t places[LIST_CLASSES + 1];
     const rf__backward_small_sizes sizes = {.bags = call->bags,
-                                            .sms = call->device->sms,
+                                            .sms = call->device->gpu.sms,
                                             .lookups = (double)call->lookups / (double)call->n_features,
                                             .staged_bytes = plan->most_staged_shared,
                                             .emit = call->emit,

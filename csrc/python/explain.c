@@ -1,0 +1,124 @@
+/* recfuse._C: known GPUs, records of launches, and the one way to compile a kernel ahead. */
+#include "python/methods.h"
+
+#include <string.h>
+
+#include "cuda/launches/explain.h"
+#include "cuda/tune/occupancy.h"
+
+static PyObject *gpu_dict(const rf__gpu *gpu) {
+    return Py_BuildValue(
+        "{s:s,s:s,s:i,s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:d,s:d,s:d,s:d}", "name", gpu->name, "arch", gpu->arch,
+        "sms", gpu->sms, "threads_per_sm", gpu->threads_per_sm, "blocks_per_sm", gpu->blocks_per_sm,
+        "registers_per_sm", (long long)gpu->registers_per_sm, "shared_per_sm", (long long)gpu->shared_per_sm,
+        "shared_per_block", (long long)gpu->shared_per_block_optin, "reserved_shared_per_block",
+        (long long)gpu->reserved_shared_per_block, "l2_bytes", (long long)gpu->l2_bytes, "clock", gpu->clock,
+        "bytes_per_second", gpu->bytes_per_second, "flops_per_clock", gpu->flops_per_clock,
+        "tensor_flops_per_clock", gpu->tensor_flops_per_clock);
+}
+
+RF__PY_METHOD(gpus) {
+    int32_t count = 0;
+    const rf__gpu *gpus = rf__gpus(&count);
+    PyObject *list = NULL;
+    if (!PyArg_ParseTuple(arguments, ":gpus") || (list = PyList_New(0)) == NULL) return NULL;
+    for (int32_t i = 0; i < count; i++) {
+        PyObject *gpu = gpu_dict(&gpus[i]);
+        const int failed = gpu == NULL || PyList_Append(list, gpu) != 0;
+        Py_XDECREF(gpu);
+        if (failed) Py_CLEAR(list);
+        if (failed) return NULL;
+    }
+    return list;
+}
+
+RF__PY_METHOD(explain_begin) {
+    const char *name = NULL;
+    const rf__gpu *gpu = NULL;
+    rf_status status = RF_OK;
+    if (!PyArg_ParseTuple(arguments, "z:explain_begin", &name)) return NULL;
+    if (name != NULL) status = rf__gpu_find(name, &gpu);
+    if (status == RF_OK) status = rf__explain_begin(gpu);
+    Py_INCREF(Py_None);
+    return rf__py_result(Py_None, status, "explain");
+}
+
+static PyObject *triple(const uint32_t *sizes) {
+    return Py_BuildValue("(III)", sizes[0] > 0 ? sizes[0] : 1, sizes[1] > 0 ? sizes[1] : 1,
+                         sizes[2] > 0 ? sizes[2] : 1);
+}
+
+static PyObject *launch_dict(const rf__explained *explained) {
+    const rf__kernel_launch *launch = &explained->launch;
+    const rf__kernel_source *source = launch->source;
+    const uint32_t limiting = launch->limiting_shared_bytes;
+    return Py_BuildValue(
+        "{s:s,s:i,s:N,s:z,s:s,s:s,s:N,s:N,s:N,s:I,s:I,s:I,s:i,s:L,s:L,s:d,s:d,s:L,s:O,s:O}", "operator",
+        explained->name, "call", explained->call, "gpu", gpu_dict(&explained->gpu), "file",
+        source != NULL ? source->file : NULL, "kernel", source != NULL ? source->entry : "fill", "defines",
+        explained->defines, "grid", triple(launch->grid), "block", triple(launch->block), "cluster",
+        triple(launch->cluster), "shared_bytes", launch->shared_bytes, "limiting_shared_bytes", limiting,
+        "most_blocks", launch->most_blocks, "dynamic_shared", explained->dynamic_shared, "read_bytes",
+        (long long)launch->read_bytes, "written_bytes", (long long)launch->written_bytes, "flops",
+        launch->flops, "tensor_flops", launch->tensor_flops, "workspace_bytes",
+        (long long)explained->workspace_bytes, "cooperative", launch->cooperative ? Py_True : Py_False,
+        "resident", launch->resident ? Py_True : Py_False);
+}
+
+RF__PY_METHOD(explain_end) {
+    rf__explained *launches = NULL;
+    int32_t count = 0;
+    PyObject *list = NULL;
+    if (!PyArg_ParseTuple(arguments, ":explain_end")) return NULL;
+    const rf_status status = rf__explain_end(&launches, &count);
+    if (status == RF_OK) list = PyList_New(0);
+    for (int32_t i = 0; list != NULL && i < count; i++) {
+        PyObject *launch = launch_dict(&launches[i]);
+        if (launch == NULL || PyList_Append(list, launch) != 0) Py_CLEAR(list);
+        Py_XDECREF(launch);
+    }
+    rf__explained_free(launches, count);
+    return status == RF_OK ? list : rf__py_result(NULL, status, "explain");
+}
+
+RF__PY_METHOD(kernel_compile) {
+    rf__kernel_source source;
+    rf__kernel_options options = {0};
+    const char *arch, *defines;
+    int cached_only = 0;
+    bool there = true;
+    rf_kernel_info info = {0};
+    rf_status status = RF_OK;
+    if (!PyArg_ParseTuple(arguments, "ssss|p:kernel_compile", &arch, &source.file, &source.entry, &defines,
+                          &cached_only))
+        return NULL;
+    if (strlen(defines) >= sizeof options.defines || strstr(source.file, "..") != NULL)
+        return PyErr_Format(PyExc_ValueError,
+                            "kernel_compile: found the file %s and options of %zu bytes; expected "
+                            "a path under kernels/ and less than %zu bytes",
+                            source.file, strlen(defines), sizeof options.defines);
+    memcpy(options.defines, defines, strlen(defines) + 1);
+    if (cached_only)
+        RF__PY_UNLOCKED(there = rf__jit_is_cached(&source, &options, arch, &info));
+    else
+        RF__PY_UNLOCKED(status = rf__jit_compile(&source, &options, arch, NULL, NULL, &info));
+    if (status != RF_OK) return rf__py_result(NULL, status, "kernel_compile");
+    if (!there) Py_RETURN_NONE;
+    return rf__py_kernel(&info, Py_BuildValue("{s:i}", "shared_bytes", info.shared_bytes));
+}
+
+RF__PY_METHOD(occupancy) {
+    rf__gpu gpu = {0};
+    long long registers_per_sm, shared_per_sm, reserved, shared;
+    int registers, threads;
+    if (!PyArg_ParseTuple(arguments, "LLLiiiiL:occupancy", &registers_per_sm, &shared_per_sm, &reserved,
+                          &gpu.threads_per_sm, &gpu.blocks_per_sm, &registers, &threads, &shared))
+        return NULL;
+    gpu.registers_per_sm = registers_per_sm;
+    gpu.shared_per_sm = shared_per_sm;
+    gpu.reserved_shared_per_block = reserved;
+    if (registers < 1 || threads < 1)
+        return PyErr_Format(PyExc_ValueError, "occupancy: %d registers and %d threads; expected 1 or more",
+                            registers, threads);
+    return PyLong_FromLongLong(rf__occupancy(&gpu, registers, (threads + 31) / 32 * 32, shared));
+}

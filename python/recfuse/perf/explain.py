@@ -1,0 +1,119 @@
+"""`recfuse.explain`: the kernels that a call launches, on a GPU that is here or on one that is described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recfuse import _C
+from recfuse.perf.launches import Launches
+
+
+def explain(
+    call: nn.Module | Callable[..., Any],
+    *batch: Any,
+    gpu: str | None = None,
+    training: bool = False,
+    compile: bool = False,
+) -> Launches:
+    """Return the kernels that recfuse launches for a call.
+
+    With ``gpu`` the call is lowered for that GPU and not run: it takes tensors on the CPU, needs no GPU, and
+    reads no table. Without, the call runs on the GPU where its tensors are, and its launches are recorded.
+
+    Args:
+        call: a module, an operator or any function, called as ``call(*batch)``.
+        batch: its arguments. With ``gpu``, on the CPU.
+        gpu: a GPU by its name, ``"H100"``, ``"H200"``, ``"A100"``, ``"L4"`` or ``"B200"`` (`known_gpus`
+            has all), or the typical GPU of an architecture, ``"sm_90a"``. Default: the GPU of the tensors.
+        training: explain the backward pass too, of the sum of all floating-point results. ``.grad`` of
+            parameters stays as it is. Without ``gpu``, optimizers of `recfuse.optim` step.
+        compile: compile kernels that are not in the cache, so that registers are known.
+
+    Returns:
+        The launches, in their order. Results of the call are dropped; with ``gpu`` they would be zeros.
+
+    Raises:
+        ValueError: an unknown ``gpu``, a batch on the CPU without ``gpu``, or another `explain` at the same
+            time.
+
+    Example:
+        >>> table = recfuse.nn.EmbeddingBag(1_000_000, 64, mode="sum")
+        >>> indices, offsets = torch.randint(1_000_000, (4096,)), torch.arange(0, 4096, 8)
+        >>> print(recfuse.explain(table, indices, offsets, gpu="H100"))  # doctest: +SKIP
+
+    Note:
+        Launches of other threads are recorded too while a call runs on a GPU. torch's own kernels are not
+        listed.
+    """
+    if gpu is None and not _has_cuda_tensor((call, batch)):
+        raise ValueError(
+            "explain: gpu is None and no tensor is on a GPU; expected the name of a GPU to lower the call "
+            'for, such as gpu="H100"'
+        )
+    if gpu is not None and _has_cuda_tensor((call, batch)):
+        raise ValueError(
+            f"explain: gpu is {gpu!r} and tensors are on a GPU; expected tensors on the CPU. Move them "
+            "by .cpu(), or leave gpu out to explain the call on their own GPU"
+        )
+    with _record(gpu) as recorded, torch.set_grad_enabled(training):
+        _run(call, batch, training)
+    launches = Launches(recorded)
+    return launches.compile() if compile else launches
+
+
+def known_gpus() -> list[dict[str, Any]]:
+    """Return the GPUs that calls can be lowered for, as dicts with ``name``, ``arch``, ``sms`` and so on.
+
+    Those of one architecture stand side by side, the typical one first.
+    """
+    return _C.gpus()
+
+
+@contextmanager
+def _record(gpu: str | None) -> Iterator[list[dict[str, Any]]]:
+    recorded: list[dict[str, Any]] = []
+    _C.explain_begin(gpu)
+    try:
+        yield recorded
+    finally:
+        recorded.extend(_C.explain_end())
+
+
+def _run(call: Callable[..., Any], batch: Sequence[Any], training: bool) -> None:
+    if not training:
+        call(*batch)
+        return
+    parameters = list(call.parameters()) if isinstance(call, nn.Module) else []
+    before = [parameter.grad for parameter in parameters]
+    try:
+        results = [one for one in _tensors(call(*batch)) if one.requires_grad]
+        if results:
+            torch.autograd.backward([one.float().sum() for one in results])
+    finally:
+        for parameter, grad in zip(parameters, before, strict=True):
+            parameter.grad = grad
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _tensors(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)
+    elif callable(getattr(value, "values", None)) and callable(getattr(value, "lengths", None)):
+        yield value.values()  # a KeyedTensor, KeyedJaggedTensor or JaggedTensor
+
+
+def _has_cuda_tensor(value: Any) -> bool:
+    return any(one.is_cuda for one in _tensors(value))

@@ -1,0 +1,237 @@
+"""Launches of a call: facts of each kernel, and their table."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from recfuse import _C
+
+_UNITS = ("", "k", "M", "G", "T", "P")
+_COLUMNS = (
+    "operator", "kernel", "grid", "threads", "shared", "registers", "blocks/SM", "waves",
+    "read", "written", "FLOPs", "bound", "cached",
+)  # fmt: skip
+_RECORDED = (
+    "operator", "call", "kernel", "file", "defines", "grid", "block", "cluster", "dynamic_shared",
+    "read_bytes", "written_bytes", "flops", "tensor_flops",
+)  # fmt: skip
+_LAUNCH_SECONDS = 2e-6  # from a kernel's end to the start of the next on one stream
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel of a call, or a fill of memory with zeros.
+
+    Attributes:
+        operator: the operator that launches it, such as ``"embedding_bag"``.
+        call: number of the call that it belongs to, from 0.
+        kernel: name of the kernel, as profilers show it; ``"fill"`` for a fill.
+        file: its source under ``recfuse/kernels``; None for a fill.
+        defines: the ``-D`` options that it is compiled with.
+        grid, block, cluster: blocks, threads, and blocks of a cluster, in x, y and z.
+        shared_bytes: dynamic shared memory of a block.
+        dynamic_shared: dynamic shared memory that the kernel is loaded with.
+        read_bytes, written_bytes: the least that must pass, each row of a table once at most.
+        flops, tensor_flops: operations in float32, and on tensor cores.
+        registers, spill_bytes: of a thread, as the compiler says; None where it is not compiled.
+        cached: whether the kernel is in the cache on disk.
+        blocks_per_sm: blocks that an SM runs at once; None where it is not compiled.
+        waves: the grid over all blocks that the GPU runs at once; None where it is not compiled.
+        bound: ``"memory"``, ``"compute"`` or ``"launch"``: what takes longest at the GPU's rates.
+        bound_seconds: the time that this takes at least.
+    """
+
+    operator: str
+    call: int
+    kernel: str
+    file: str | None
+    defines: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    shared_bytes: int
+    dynamic_shared: int
+    read_bytes: int
+    written_bytes: int
+    flops: float
+    tensor_flops: float
+    registers: int | None
+    spill_bytes: int | None
+    cached: bool
+    blocks_per_sm: int | None
+    waves: float | None
+    bound: str
+    bound_seconds: float
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return math.prod(self.block)
+
+
+class Launches(Sequence[Launch]):
+    """The launches of a call in their order. Prints as a table; notebooks show it as one.
+
+    Attributes:
+        gpu: facts of the GPU, such as ``gpu["sms"]``; empty where nothing is launched.
+        workspace_bytes: device memory that the largest call takes while it runs.
+    """
+
+    def __init__(self, recorded: Sequence[Mapping[str, Any]]) -> None:
+        """Take what `_C.explain_end` gives."""
+        self._recorded = recorded
+        self._launches = tuple(_launch_of(one, one["gpu"]) for one in recorded)
+        self.gpu: dict[str, Any] = recorded[0]["gpu"] if recorded else {}
+        self.workspace_bytes: int = max((one["workspace_bytes"] for one in recorded), default=0)
+
+    @overload
+    def __getitem__(self, at: int) -> Launch: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Launch]: ...
+    def __getitem__(self, at: int | slice) -> Launch | Sequence[Launch]:
+        """A launch, or several."""
+        return self._launches[at]
+
+    def __len__(self) -> int:
+        """How many launches there are."""
+        return len(self._launches)
+
+    @property
+    def bound_seconds(self) -> float:
+        """Sum of the launches' bounds."""
+        return sum(launch.bound_seconds for launch in self)
+
+    def kernels(self) -> list[tuple[str, str, str, str]]:
+        """Return each kernel once: architecture, file, name, ``-D`` options."""
+        files = ((one, one["file"]) for one in self._recorded)
+        return list(
+            dict.fromkeys(
+                (one["gpu"]["arch"], file, one["kernel"], one["defines"]) for one, file in files if file
+            )
+        )
+
+    def compile(self) -> Launches:
+        """Compile the kernels into the cache and return the launches with the compiler's facts.
+
+        Raises:
+            NotImplementedError: there is no compiler, or ``RECFUSE_JIT=off`` forbids it.
+        """
+        for arch, *kernel in self.kernels():
+            _C.kernel_compile(arch, *kernel)
+        return Launches(self._recorded)
+
+    def __str__(self) -> str:
+        """A table, a line a launch."""
+        if not self:
+            return "no launches: the call has nothing to do, or runs outside of recfuse"
+        rows = [_COLUMNS, *(_row(launch) for launch in self)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+        lines = []
+        for row in rows:
+            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+            cells[:2] = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+            lines.append("  ".join(cells).rstrip())
+        total = f"{_time(self.bound_seconds)} at least; workspace {_amount(self.workspace_bytes)}B"
+        return "\n".join([f"{self.gpu['name']} ({self.gpu['arch']}, {self.gpu['sms']} SMs)", *lines, total])
+
+    def _repr_html_(self) -> str:
+        """The table for notebooks."""
+
+        def line(cells: Sequence[str], tag: str) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        if not self:
+            return html.escape(str(self))
+        body = line(_COLUMNS, "th") + "".join(line(_row(launch), "td") for launch in self)
+        return f"<table><caption>{html.escape(self.gpu['name'])}</caption>{body}</table>"
+
+
+def _launch_of(one: Mapping[str, Any], gpu: Mapping[str, Any]) -> Launch:
+    """A launch with the facts that follow from its compiled kernel, where that is in the cache."""
+    compiled = None
+    if one["file"] is not None:
+        compiled = _C.kernel_compile(gpu["arch"], one["file"], one["kernel"], one["defines"], True)
+    registers = compiled["registers"] if compiled else None
+    threads, shared, blocks_per_sm, waves = math.prod(one["block"]), one["shared_bytes"], None, None
+    if registers is not None and registers > 0 and threads > 0:
+        facts = [gpu[name] for name in ("registers_per_sm", "shared_per_sm", "reserved_shared_per_block",
+                                        "threads_per_sm", "blocks_per_sm")]  # fmt: skip
+        if one["limiting_shared_bytes"] and _C.occupancy(*facts, registers, threads, 0) > one["most_blocks"]:
+            shared = one["limiting_shared_bytes"]
+        blocks_per_sm = _C.occupancy(*facts, registers, threads, compiled["shared_bytes"] + shared)
+        if blocks_per_sm:
+            waves = math.prod(one["grid"]) / (blocks_per_sm * gpu["sms"])
+    bound, seconds = _bound(one, gpu)
+    return Launch(
+        **{name: one[name] for name in _RECORDED},
+        shared_bytes=shared,
+        registers=registers,
+        spill_bytes=compiled["spill_bytes"] if compiled else None,
+        cached=compiled is not None or one["file"] is None,
+        blocks_per_sm=blocks_per_sm,
+        waves=waves,
+        bound=bound,
+        bound_seconds=seconds,
+    )
+
+
+def _bound(one: Mapping[str, Any], gpu: Mapping[str, Any]) -> tuple[str, float]:
+    """What takes longest at the GPU's rates, and how long."""
+
+    def over(amount: float, rate: float) -> float:
+        return amount / rate if rate > 0 else 0.0
+
+    cycles = gpu["sms"] * gpu["clock"]
+    times = {
+        "memory": over(one["read_bytes"] + one["written_bytes"], gpu["bytes_per_second"]),
+        "compute": over(one["flops"], cycles * gpu["flops_per_clock"])
+        + over(one["tensor_flops"], cycles * gpu["tensor_flops_per_clock"]),
+        "launch": _LAUNCH_SECONDS,
+    }
+    name = max(times, key=lambda name: times[name])
+    return name, times[name]
+
+
+def _amount(value: float) -> str:
+    """A number in three digits with a prefix: 12.3M."""
+    unit = 0
+    while abs(value) >= 999.5 and unit < len(_UNITS) - 1:
+        value /= 1000
+        unit += 1
+    return f"{value:.3g}{_UNITS[unit]}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.3g} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    while len(sizes) > 1 and sizes[-1] == 1:
+        sizes = sizes[:-1]
+    return " x ".join(f"{size:,}" for size in sizes)
+
+
+def _row(launch: Launch) -> tuple[str, ...]:
+    def or_dash(value: Any, form: str = "") -> str:
+        return "-" if value is None else format(value, form)
+
+    cluster = "" if math.prod(launch.cluster) == 1 else f" in {_sizes(launch.cluster)}"
+    return (
+        launch.operator,
+        launch.kernel,
+        _sizes(launch.grid) + cluster,
+        str(launch.threads),
+        f"{launch.shared_bytes:,}",
+        or_dash(launch.registers),
+        or_dash(launch.blocks_per_sm),
+        or_dash(launch.waves, ".1f"),
+        _amount(launch.read_bytes) + "B",
+        _amount(launch.written_bytes) + "B",
+        _amount(launch.flops + launch.tensor_flops),
+        f"{launch.bound} {_time(launch.bound_seconds)}",
+        "yes" if launch.cached else "no",
+    )
