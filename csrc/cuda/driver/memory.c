@@ -113,6 +113,7 @@ rf_status rf__cuda_store_of(const rf__cuda_device *device, void *stream, const r
     store->device = device;
     store->stream = stream;
     if (allocator != NULL) store->allocator = *allocator;
+    if (device->driver == NULL) return RF_OK;
     RF_CHECK(rf__cuda_enter(device));
     rf_status status = capturing_read(device->driver, stream, &store->resident);
     if (!store->resident) store->stream_id = DEFAULT_STREAM;
@@ -218,7 +219,7 @@ rf_status rf__cuda_block_new(const rf__cuda_store *store, const void *from, size
     const rf__cuda_device *device = store->device;
     rf_status status = RF_OK;
     *block = (rf__cuda_block){0};
-    if (bytes == 0) return RF_OK;
+    if (bytes == 0 || device->driver == NULL) return RF_OK;
     if (store->resident) {
         RF_TRY(rf__cuda_enter(device));
         status = rf__cuda_leave_with(rf__cuda_upload(device, from, bytes, &block->memory));
@@ -250,7 +251,7 @@ void rf__cuda_block_free(const rf__cuda_store *store, rf__cuda_block *block) {
 
 rf_status rf__cuda_room_new(const rf__cuda_store *store, size_t bytes, rf__cuda_block *block) {
     *block = (rf__cuda_block){0};
-    return bytes == 0 ? RF_OK : allocate(store, bytes, false, block);
+    return bytes == 0 || store->device->driver == NULL ? RF_OK : allocate(store, bytes, false, block);
 }
 
 void rf__cuda_room_free(const rf__cuda_store *store, rf__cuda_block *block) {

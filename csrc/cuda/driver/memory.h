@@ -3,7 +3,7 @@
  * A description is written once, and belongs to one stream: made for it, copied on it, read by its work, and released
  * to its allocator when all that work is in the stream. So nothing is ever waited for. What a captured call reads is
  * `resident`: graphs are replayed on any stream and at any time, so it is there before the capture goes on, in memory of
- * the driver that is never freed. */
+ * the driver that is never freed. A described device (device.h) has no memory: addresses are 0. */
 #ifndef RECFUSE_CUDA_DRIVER_MEMORY_H
 #define RECFUSE_CUDA_DRIVER_MEMORY_H
 

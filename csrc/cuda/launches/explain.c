@@ -1,3 +1,4 @@
+/* The record of launches. */
 #define _GNU_SOURCE /* strdup */
 #include "cuda/launches/explain.h"
 
