@@ -11,6 +11,7 @@ from torch import nn, optim
 
 import recfuse
 from recfuse.nn import FusedEmbeddingBagList
+from support.compiled import sees_optimizers
 
 ROWS = (9, 7, 5)
 BATCH = [(torch.randint(0, rows, (6,)), torch.tensor([0, 2, 4])) for rows in ROWS]
@@ -232,6 +233,7 @@ def test_a_compiled_step_raises_too(backend, sparse, loss):
     ours.step()
 
 
+@sees_optimizers
 @pytest.mark.parametrize("make", (MOVING["AdamW"], MOVING["momentum"]))
 def test_a_compiled_program_with_a_parameter_a_table(make):
     plain, theirs, packed, ours = pair(make, row_wise=False)
@@ -243,6 +245,7 @@ def test_a_compiled_program_with_a_parameter_a_table(make):
         same(plain, packed)
 
 
+@sees_optimizers
 @pytest.mark.parametrize("kind", ("SGD", "Adagrad", "RowWiseAdagrad", "Adam"))
 def test_fused_optimizers_pass_over_such_tables_in_a_compiled_program(kind):
     packed = FusedEmbeddingBagList(bags())

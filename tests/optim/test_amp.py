@@ -9,12 +9,12 @@ import gc
 import pytest
 import torch
 from torch import nn
-from torch.torch_version import TorchVersion
 
 import recfuse
 from recfuse import optim
 from recfuse.ops.updates import GRAD_SCALE, SKIP, update_of
 from support.collection import collection_of, lookups_of
+from support.compiled import sees_optimizers
 
 close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)
 SPECS = [(20, 4), (9, 8)]
@@ -247,9 +247,7 @@ def test_losses_of_a_list_are_seen(collection, scaler):
     del optimizer
 
 
-@pytest.mark.skipif(
-    TorchVersion("2.13") > torch.__version__, reason="this torch compiles no step of a fused optimizer"
-)
+@sees_optimizers
 def test_compiled_programs_have_applied_gradients_too(collection, scaler):
     optimizer, given = optim.SGD(collection, lr=0.1), lookups_of(collection)
     compiled = torch.compile(collection, backend="aot_eager")

@@ -18,6 +18,9 @@ import recfuse
 from recfuse import optim
 from recfuse.nn import FusedEmbeddingBagCollection, Table
 from recfuse.ops.updates import STATES
+from support.compiled import sees_optimizers
+
+pytestmark = sees_optimizers
 
 BACKENDS = ["eager", "aot_eager", *["inductor"] * bool(shutil.which("g++"))]
 KINDS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam")

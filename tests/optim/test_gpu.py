@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.library import opcheck
 from torch.nn.parallel import DistributedDataParallel
-from torch.torch_version import TorchVersion
 
 import recfuse
 from recfuse import optim
@@ -25,6 +24,7 @@ from recfuse.ops.training.applied_gradients import AppliedGradient
 from recfuse.ops.updates import STATES
 from support import gpu
 from support.collection import SPECS, collection_of, lookups_of
+from support.compiled import sees_optimizers
 from support.gpu import moved
 
 pytestmark = gpu.MARKS
@@ -259,9 +259,7 @@ if gpu.MISSING is None and shutil.which("cc"):
     BACKENDS += [{"backend": "inductor"}, {"mode": "reduce-overhead"}]
 
 
-@pytest.mark.skipif(
-    TorchVersion("2.13") > torch.__version__, reason="this torch compiles no step of a fused optimizer"
-)
+@sees_optimizers
 @pytest.mark.parametrize("how", BACKENDS, ids=str)
 @pytest.mark.parametrize("kind", ("SGD", "Adam"))
 def test_compiled_training(kind: str, how: dict[str, Any]) -> None:

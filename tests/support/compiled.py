@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch._dynamo.testing
 
+from recfuse.ops.training import compilers
 from support.inputs import ragged
+
+sees_optimizers = pytest.mark.skipif(
+    compilers.IS_OLD,
+    reason=f"torch.compile of torch {torch.__version__} does not see optimizers; {compilers.FIRST} does",
+)
 
 
 def embedding_bag_samples():

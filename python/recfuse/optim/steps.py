@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recfuse.errors import ArgumentValueError
+from recfuse.ops.training.compilers import with_old_compiler
 from recfuse.ops.updated_calls import check_hooks
 from recfuse.ops.updates import Update, rows_update, unfinished
 from recfuse.optim.surroundings import check_scaler
@@ -39,14 +40,14 @@ def check_gradient(where: str, parameter: Tensor, update: Update) -> None:
     """Raises where a Parameter that ``backward()`` updates has a gradient of another use."""
     grad = parameter.grad
     if grad is not None and grad is not update.applied:
-        raise ArgumentValueError(
+        text = (
             f"{where}: a Parameter of shape {list(parameter.shape)} has a gradient, where backward() "
             "should have updated its rows: it is used outside of the calls of recfuse's modules (in a "
-            "penalty on the weight, in a module of torch, under torch.func, in an exported program, "
-            "or in one that a torch before 2.13 compiled), or had its gradient before the optimizer was "
-            "made. Set the gradient to None if it is old; else use deferred=True with lookups "
-            "alone, or an optimizer of torch"
+            "penalty on the weight, in a module of torch, under torch.func, in an exported program), or had "
+            "its gradient before the optimizer was made. Set the gradient to None if it is old; else use "
+            "deferred=True with lookups alone, or an optimizer of torch"
         )
+        raise ArgumentValueError(with_old_compiler(text, "does not see the optimizer"))
 
 
 @torch.no_grad()
@@ -59,11 +60,12 @@ def deferred_step(optimizer: Any) -> None:
     ]
     for parameter, _, grad in given:
         if grad.layout is not torch.sparse_coo or grad.sparse_dim() != 1:
-            raise ArgumentValueError(
+            text = (
                 f"{where}: the gradient of a Parameter of shape {list(parameter.shape)} is {grad.layout}, "
                 "must be sparse by rows: the Parameter is used outside of the calls of recfuse's modules; "
                 "give it to an optimizer of torch"
             )
+            raise ArgumentValueError(with_old_compiler(text, "does not see the optimizer"))
     scaled = hasattr(optimizer, "grad_scale")
     found_inf = getattr(optimizer, "found_inf", None)
     found_inf = found_inf if isinstance(found_inf, Tensor) else None

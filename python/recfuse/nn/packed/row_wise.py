@@ -18,7 +18,8 @@ from torch.optim import Optimizer, optimizer
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.packed.frozen_alone import keep_states, left
 from recfuse.nn.packed.layout import TableSpec
-from recfuse.nn.packed.taking_part import _windows, give_number, has_rows, numbered, windows
+from recfuse.nn.packed.taking_part import _untold, _windows, give_number, has_rows, numbered, windows
+from recfuse.ops.training.compilers import with_old_compiler
 
 VOUCHED = "recfuse_row_wise"
 """Attribute of an optimizer, or of its class: True says that it treats each row for itself, False that each
@@ -108,8 +109,8 @@ def has_other_hooks() -> bool:
     )
 
 
-def shared_matrices() -> dict[int, dict[int, TableSpec]]:
-    """The tables in a Parameter, by its id and by their first rows, where there are several."""
+def shared_matrices(least: int = 2) -> dict[int, dict[int, TableSpec]]:
+    """The tables in a Parameter, by its id and by their first rows, where there are so many."""
     found: dict[int, dict[int, TableSpec]] = {}
     for module in list(numbered.values()):
         if (store := vars(module).get("_store")) is None:  # unswapped since
@@ -118,7 +119,7 @@ def shared_matrices() -> dict[int, dict[int, TableSpec]]:
         for number, name in enumerate(layout.parameter_names):
             parameter = parameters.get(name)
             tables = {spec.first_row: spec for spec in layout.tables if spec.matrix == number}
-            if parameter is not None and len(tables) > 1:
+            if parameter is not None and len(tables) >= least:
                 found[id(parameter)] = tables
     return found
 
@@ -137,7 +138,7 @@ def _idle_options(found: Optimizer) -> tuple[str, ...] | None:
 def _before_step(found: Optimizer, args: Any, options: Any) -> Any:
     if left:
         keep_states(found, functools.partial(_moves_idle_rows, found))
-    if torch.compiler.is_dynamo_compiling() or _windows or not is_row_wise(found):
+    if torch.compiler.is_dynamo_compiling() or _windows or _untold or not is_row_wise(found):
         _check_step(found)
     if len(args) > 1 and args[1] is not None:
         return (args[0], _checked(found, args[1]), *args[2:]), options
@@ -152,7 +153,7 @@ def _checked(found: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(closure)
     def checked() -> Any:
         result = closure()
-        if _windows:
+        if _windows or _untold:
             _check_step(found)
         return result
 
@@ -162,7 +163,7 @@ def _checked(found: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
 @torch._disable_dynamo
 def _check_step(found: Optimizer) -> None:
     if is_row_wise(found):
-        if _windows:
+        if _windows or _untold:
             _check_taking_part(found)
         return
     shared = shared_matrices()
@@ -183,7 +184,7 @@ def _check_step(found: Optimizer) -> None:
 def _check_taking_part(found: Optimizer) -> None:
     """Raises where a table of a packed Parameter has no gradient, and the step would move it or its state."""
     options = _idle_options(found)
-    shared = shared_matrices()
+    shared = shared_matrices(1 if _untold else 2)
     for parameter, first_rows in windows():
         group = next((g for g in found.param_groups if any(p is parameter for p in g["params"])), None)
         tables = shared.get(id(parameter), {})
@@ -192,10 +193,12 @@ def _check_taking_part(found: Optimizer) -> None:
         for first_row, spec in tables.items():
             if first_row not in first_rows and not has_rows(parameter.grad, spec):
                 with_options = f" with {' or '.join(options)}" if options else ""
-                raise ArgumentValueError(
+                text = (
                     f"recfuse: table {spec.name!r} took no part in this step, and others of its packed "
                     f"Parameter of shape {list(parameter.shape)} did: {type(found).__name__}{with_options} "
                     "would move it or its state, which torch leaves as they are. Give each table a Parameter "
                     f"of its own: set optimizer.{VOUCHED} = False before recfuse.swap(model, "
                     "optimizers=[optimizer]), or call recfuse.swap(model, fuse=False)"
                 )
+                hidden = "does not tell a table without lookups from one that took no part"
+                raise ArgumentValueError(with_old_compiler(text, hidden) if _untold else text)

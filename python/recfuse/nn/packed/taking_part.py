@@ -19,6 +19,7 @@ from torch import Tensor
 
 from recfuse.nn.packed.layout import TableSpec, table_rows
 from recfuse.ops.library import implement, library, register_fake
+from recfuse.ops.training import compilers
 
 
 class _Window:
@@ -89,6 +90,8 @@ def followed_table(result: Tensor, module: int, table: int) -> Tensor:
     pass notes the table.
     """
     if torch.compiler.is_compiling() and torch.is_grad_enabled() and not torch.compiler.is_exporting():
+        if compilers.IS_OLD:
+            _note_compiled(module)
         found: Tensor = _followed_table(result, module, table)
         return found
     return result
@@ -109,9 +112,25 @@ def columns_of(pooled: Tensor, module: Any) -> list[Tensor]:
     if not torch.compiler.is_compiling():
         return _split(pooled, dims, module.number)
     if torch.is_grad_enabled() and not torch.compiler.is_exporting():
+        if compilers.IS_OLD:
+            _note_compiled(module.number)
         found: list[Tensor] = _columns(pooled, dims, module.number)
         return found
     return list(pooled.split(dims, dim=1))
+
+
+_untold: set[int] = set()
+"""Numbers of modules whose tables programs of an old compiler look up: it may drop the notes."""
+
+
+def _note_compiled(module: int) -> bool:
+    """Notes a module while a program is traced."""
+    _untold.add(module)
+    return True
+
+
+# As torch.compiler.assume_constant_result, which imports the compiler: the call is made when it is traced.
+_note_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _split(pooled: Tensor, dims: Sequence[int], number: int) -> list[Tensor]:
@@ -219,7 +238,7 @@ for _name, _run in (("_used_features", _mask), ("_used_table", _note_one)):
 
 def windows() -> list[tuple[Tensor, set[int]]]:
     """Parameters with a gradient of which not all tables may have taken part, and the first rows of those
-    that have.
+    that have: none that is known, where an old compiler may have dropped the notes.
     """
     found = []
     for key, window in list(_windows.items()):
@@ -228,6 +247,13 @@ def windows() -> list[tuple[Tensor, set[int]]]:
             _windows.pop(key, None)
         else:
             found.append((leaf, window.first_rows))
+    for number in list(_untold):
+        if (module := numbered.get(number)) is None:
+            _untold.discard(number)
+            continue
+        for leaf in module.packed_weights():
+            if leaf.is_leaf and leaf.grad is not None and id(leaf) not in _windows:
+                found.append((leaf, set()))
     return found
 
 
