@@ -11,6 +11,7 @@ import torch
 
 import recfuse
 from recfuse import _C
+from recfuse.nn.columns import Cross, Hash, Identity
 from recfuse.perf.explain import known_gpus
 
 GPUS = ("H100", "H200", "A100", "L4", "B200")
@@ -21,8 +22,20 @@ def bag(lookups: int = 4096, dim: int = 64) -> tuple[recfuse.nn.EmbeddingBag, to
     return table, torch.randint(1000, (lookups,)), torch.arange(0, lookups, 8)
 
 
+def columns() -> tuple[recfuse.nn.EmbeddingColumns, dict[str, Any]]:
+    module = recfuse.nn.EmbeddingColumns(
+        [
+            Hash("city", num_embeddings=1000, embedding_dim=8),
+            Identity("tags", num_embeddings=5000, embedding_dim=16, pooling="sum"),
+            Cross("pair", keys=["city", "tags"], num_embeddings=100, embedding_dim=4),
+        ]
+    )
+    tags = torch.randint(5000, (64,)), torch.arange(0, 65, 2)
+    return module, {"city": torch.randint(9, (32,)), "tags": tags}
+
+
 # Each operator, and how it is called. A family adds its own.
-OPERATORS: dict[str, Callable[[], tuple[Any, ...]]] = {"embedding_bag": bag}
+OPERATORS: dict[str, Callable[[], tuple[Any, ...]]] = {"embedding_bag": bag, "embedding_columns": columns}
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -108,3 +121,8 @@ def test_compiled_kernels_tell_registers_and_waves(kernel_cache: Path) -> None:
     assert _C.kernel_compile("sm_90a", launch.file, launch.kernel, launch.defines, True) is not None
     text = str(launches)
     assert str(launch.registers) in text and "yes" in text
+
+
+def test_columns_are_one_kernel() -> None:
+    (forward,) = recfuse.explain(*columns(), gpu="H100")
+    assert forward.kernel == "rf_embedding_columns" and forward.block == (128, 1, 1)

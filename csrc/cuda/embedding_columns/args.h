@@ -70,6 +70,8 @@ typedef struct rf_columns_args {
     rf_columns_dense tensors[RF_UNITS];
 } rf_columns_args;
 RF_SIZE_IS(rf_columns_args, 112 + RF_COLUMNS_UNIT * RF_UNITS);
+/* Of a kernel that is compiled for so many units. */
+#define RF_COLUMNS_ARGS_BYTES(units) (112 + (size_t)RF_COLUMNS_UNIT * (size_t)(units))
 
 /* Of lookups.cu: table column t's bag of sample s is number t * batch + s. Counts are where their sums will be: that of a
  * bag is offsets[bag + 1]. */

@@ -92,19 +92,19 @@ static int32_t output_vector(const rf_embedding_columns_params *params) {
 }
 
 /* As many samples of a block as leave each SM some blocks. */
-static int32_t samples_of(const rf__cuda_device *device, int64_t tasks, int64_t batch) {
+static int32_t samples_of(const rf__gpu *gpu, int64_t tasks, int64_t batch) {
     int32_t samples = RF_COLUMNS_MOST_SAMPLES;
     while (samples > LEAST_SAMPLES &&
-           (batch + samples - 1) / samples * tasks < (int64_t)BLOCKS_OF_SM * device->gpu.sms)
+           (batch + samples - 1) / samples * tasks < (int64_t)BLOCKS_OF_SM * gpu->sms)
         samples /= 2;
     return samples;
 }
 
 /* Of tasks of bags as few as let all of these blocks run at once, beside the others: a bag's lookups follow one another, and
  * so do the bags of a group of threads. */
-static int32_t bag_samples_of(const rf__cuda_device *device, int64_t tasks, int64_t batch, int32_t samples) {
+static int32_t bag_samples_of(const rf__gpu *gpu, int64_t tasks, int64_t batch, int32_t samples) {
     while (samples > LEAST_SAMPLES &&
-           (batch + samples / 2 - 1) / (samples / 2) * tasks <= (int64_t)BAG_BLOCKS_OF_SM * device->gpu.sms)
+           (batch + samples / 2 - 1) / (samples / 2) * tasks <= (int64_t)BAG_BLOCKS_OF_SM * gpu->sms)
         samples /= 2;
     return samples;
 }
@@ -145,24 +145,34 @@ static int32_t room_of(int64_t units) {
     return RF_COLUMNS_MOST_UNITS;
 }
 
-/* A program has its own word for each set of tables. */
-static rf__cuda_error_word error_word(const rf__cuda_device *device,
-                                      const rf_embedding_columns_params *params) {
-    const void *first = params->n_buffers > 0 ? params->buffers[0].data : params->program;
-    return rf__cuda_error_word_of(&device->errors, first, (uint64_t)params->program_words);
+/* Bytes of inputs, each read once, and of the program. Lengths of jagged inputs are those of their tensors. */
+static int64_t input_bytes(const rf_embedding_columns_params *params) {
+    int64_t bytes = params->program_words * (int64_t)sizeof(int64_t);
+    for (int64_t i = 0; i < params->n_inputs; i++) {
+        const rf_column_input *input = &params->inputs[i];
+        const int64_t values = input->width > 0 ? params->batch * input->width : input->lookups;
+        bytes += values * (input->type == RF_COLUMN_INT64 ? 8 : 4);
+        if (input->weights != NULL) bytes += values * (int64_t)sizeof(float);
+        if (input->offsets != NULL) bytes += (params->batch + 1) * (input->offset_type == RF_INT64 ? 8 : 4);
+    }
+    return bytes;
 }
 
-rf_status rf__columns_prepare(const rf_embedding_columns_params *params, const int64_t *program_on_device,
-                              bool with_output, const rf_cuda_stream *stream, const rf__cuda_device **device,
+rf_status rf__columns_prepare(const rf__gpu *gpu, const rf_embedding_columns_params *params,
+                              const int64_t *program_on_device, bool with_output, rf__launches *launches,
                               rf__columns_launch *launch, rf_columns_args *args) {
-    rf__columns *columns = &launch->columns;
-    RF_CHECK(rf__check_columns(params, with_output, columns));
-    RF_CHECK(check_limits(params, columns, program_on_device));
-    RF_CHECK(rf__cuda_device_get(stream->device, device));
-    const rf_columns_header *header = columns->header;
-    const rf__cuda_error_word word = error_word(*device, params);
-    if (params->check_bounds) RF_CHECK(rf__cuda_check_word(*device, word, stream->stream));
-    launch->blocks = 0;
+    rf__columns columns;
+    *launch = (rf__columns_launch){0};
+    RF_CHECK(rf__check_columns(params, with_output, &columns));
+    RF_CHECK(check_limits(params, &columns, program_on_device));
+    const rf_columns_header *header = columns.header;
+    /* A program has its own error word for each set of tables. */
+    launches->owner = params->n_buffers > 0 ? params->buffers[0].data : params->program;
+    launches->shape = (uint64_t)params->program_words;
+    launches->checks = params->check_bounds;
+    launch->n_tables = header->n_tables;
+    launch->has_bags = header->n_bag_tasks > 0;
+    launch->read_bytes = input_bytes(params);
     if (params->batch == 0 || header->n_tasks == 0) return RF_OK;
     args->program = program_on_device;
     args->tasks = (const rf_columns_task *)(program_on_device + header->tasks_at);
@@ -171,8 +181,8 @@ rf_status rf__columns_prepare(const rf_embedding_columns_params *params, const i
     args->batch = params->batch;
     args->boundaries = (const float *)(program_on_device + header->boundaries_at);
     args->vocabulary = program_on_device + header->vocabulary_at;
-    args->samples = samples_of(*device, header->n_tasks, params->batch);
-    args->bag_samples = bag_samples_of(*device, header->n_bag_tasks, params->batch, args->samples);
+    args->samples = samples_of(gpu, header->n_tasks, params->batch);
+    args->bag_samples = bag_samples_of(gpu, header->n_bag_tasks, params->batch, args->samples);
     const int64_t tiles = tiles_of(params->batch, args->samples);
     const int64_t bag_tiles = tiles_of(params->batch, args->bag_samples);
     RF__REFUSE_IF(bag_tiles * header->n_tasks > INT32_MAX, RF_ERR_UNSUPPORTED,
@@ -186,8 +196,8 @@ rf_status rf__columns_prepare(const rf_embedding_columns_params *params, const i
     args->n_dense = (rf_i32)count_short(params);
     args->buffers_at = (rf_i32)input_units(params, args->n_dense);
     args->unused = 0;
-    args->errors = word.on_device;
     tensors_put(params, args);
+    args->errors = (rf_error_word){0};
     launch->units = room_of(all_units(params, args->n_dense));
     int64_t left = header->task_columns * (args->samples + 1) * (int64_t)sizeof(uint64_t);
     if (header->n_bag_tasks > 0 && left < RF_COLUMNS_BAGS_BYTES) left = RF_COLUMNS_BAGS_BYTES;

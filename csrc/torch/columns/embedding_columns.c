@@ -31,7 +31,7 @@ static rf_status run_with(rf__call *call, const rf__columns_arguments *at, int o
     rf_embedding_columns_params params = {0};
     rf_executor executor;
     RF_CHECK(rf__columns_read_with_output(call, at, output_dim, &params));
-    if (!rf__device_is_cpu(call->device)) return run_on_gpu(call, &params, program_on_device);
+    if (!rf__call_on_cpu(call)) return run_on_gpu(call, &params, program_on_device);
     RF_CHECK(rf__call_executor(&executor));
     return rf_embedding_columns_cpu(&params, &executor);
 }

@@ -121,7 +121,7 @@ static rf_status run(rf__call *call) {
     RF_CHECK(rf__columns_read(call, &at, &params));
     RF_CHECK(rf__columns_open(params.program, params.program_words, &program));
     RF_CHECK(rf__check_columns_program(&program));
-    if (!rf__device_is_cpu(call->device)) return run_on_gpu(call, &params, &program);
+    if (!rf__call_on_cpu(call)) return run_on_gpu(call, &params, &program);
     return run_cpu(call, &params, &program);
 }
 

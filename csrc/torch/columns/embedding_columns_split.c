@@ -195,7 +195,8 @@ static rf_status run_on_gpu(rf__call *call, rf_embedding_columns_params *params,
     rf__columns_program program;
     RF_CHECK(rf__columns_program_read(call, PROGRAM_ON_DEVICE, params, &program));
     RF_TRY(rf__cuda_device_get(program.stream.device, &device));
-    RF_TRY(look_up(call, host, scratch, device, program.stream.stream, pooled, &delivery));
+    if (device->driver != NULL) /* else it is described, and nothing is looked up */
+        RF_TRY(look_up(call, host, scratch, device, program.stream.stream, pooled, &delivery));
     if (input != NULL && pooled == NULL) input->values = (const void *)(uintptr_t)delivery->memory_on_device;
     RF_TRY(rf_embedding_columns_cuda(params, program.words, &program.stream));
 out:
@@ -266,8 +267,8 @@ static rf_status run_with(rf__call *call, rf_embedding_columns_params *host, voi
                                    .width = host->output_dim,
                                    .sample_stride = host->output_dim,
                                    .value_stride = 1};
-    return on_cpu ? run_on_cpu(&params, host, pooled)
-                  : run_on_gpu(call, &params, host, scratch, input, pooled);
+    return rf__call_on_cpu(call) ? run_on_cpu(&params, host, pooled)
+                                 : run_on_gpu(call, &params, host, scratch, input, pooled);
 }
 
 static rf_status run(rf__call *call) {
