@@ -104,7 +104,7 @@ static inline const void *rf__launches_key(const rf__launches *launches, int32_t
     return launches->bytes + launches->launches[launch].key;
 }
 
-/* Raises earlier errors, takes the workspace from the allocator (NULL where there is none to take), binds, finds kernels
+/* Raises earlier errors, takes the workspace from the allocator (NULL: the driver), binds, finds kernels
  * and puts the launches into the stream; never waits. `uploads` [RF__MOST_UPLOADS]: addresses, NULL where there are none. Of a
  * described device nothing runs. Once, since it binds. */
 rf_status rf__launches_run(const rf__cuda_device *device, rf__launches *launches, const uint64_t *uploads,

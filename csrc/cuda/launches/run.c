@@ -1,6 +1,7 @@
 /* Launches put into a stream: the only place that launches kernels. */
 #include <string.h>
 
+#include "cuda/driver/memory.h"
 #include "cuda/launches/explain.h"
 #include "cuda/launches/launches.h"
 #include "cuda/tune/occupancy.h"
@@ -143,23 +144,21 @@ rf_status rf__launches_run_in(const rf__cuda_device *device, rf__launches *launc
 
 rf_status rf__launches_run(const rf__cuda_device *device, rf__launches *launches, const uint64_t *uploads,
                            const rf_cuda_allocator *allocator, void *stream) {
+    const bool runs = device->driver != NULL, takes = runs && launches->workspace_bytes > 0;
     rf_status status = RF_OK;
-    void *workspace = NULL, *block = NULL;
-    bool taken = false;
-    if (device->driver != NULL && launches->checks)
+    rf__cuda_store store;
+    rf__cuda_block workspace = {0};
+    if (runs && launches->checks)
         RF_CHECK(rf__cuda_check_word(
             device, rf__cuda_error_word_of(&device->errors, launches->owner, launches->shape), stream));
-    if (device->driver != NULL && launches->workspace_bytes > 0) {
-        const rf_cuda_stream of = {device->ordinal, stream};
-        RF_FAIL_IF(allocator == NULL, RF_ERR_VALUE,
-                   "%s: allocator is NULL; expected one that gives %lld bytes", launches->name,
-                   (long long)launches->workspace_bytes);
-        RF_CHECK(allocator->allocate(allocator->context, launches->workspace_bytes, false, &of, &workspace,
-                                     &block));
-        taken = true;
+    if (takes) {
+        if (allocator != NULL) /* which knows of captures: the driver need not be asked */
+            store = (rf__cuda_store){.device = device, .stream = stream, .allocator = *allocator};
+        else
+            RF_CHECK(rf__cuda_store_of(device, stream, NULL, &store));
+        RF_CHECK(rf__cuda_room_new(&store, (size_t)launches->workspace_bytes, &workspace));
     }
-    RF_TRY(rf__launches_run_in(device, launches, uploads, (uintptr_t)workspace, stream));
-out:
-    if (taken) allocator->release(allocator->context, block);
+    status = rf__launches_run_in(device, launches, uploads, workspace.memory, stream);
+    if (takes) rf__cuda_room_free(&store, &workspace);
     return status;
 }

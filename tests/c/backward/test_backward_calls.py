@@ -5,11 +5,6 @@ The host's code runs with a driver whose kernels are blocks of threads on the ho
 from __future__ import annotations
 
 import ctypes
-import os
-import shlex
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,11 +23,12 @@ from support.backward.calls import (
     features_of,
     numbers_of,
 )
-from support.backward.simulated import CPP_COMPILER, ROOMS
-from support.c_program import COMPILER, FLAGS, ROOT, make_once
+from support.backward.simulated import CPP_COMPILER
+from support.c_program import ROOT
 from support.fused import Groups
 from support.gpu import INTEGERS
 from support.reference import DTYPES, Feature, Hyper
+from support.simulated_gpu import build_simulator
 
 pytestmark = pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
 
@@ -108,29 +104,8 @@ class Stream(ctypes.Structure):
 def library() -> ctypes.CDLL:
     """The host's code of the backward and the driver of tests/c/warps/gpu.c."""
     backward = ROOT / "csrc/cuda/fused_embedding_bag/backward"
-    sources = [*backward.rglob("*.c"), *(ROOT / "csrc/base").glob("[cv]*.c"), ROOT / "csrc/base/status.c"]
-
-    def build(path: Path) -> None:
-        command = [
-            COMPILER,
-            *FLAGS,
-            "-O1",
-            "-fPIC",
-            "-shared",
-            *sources,
-            ROOT / "tests/c/warps/gpu.c",
-            "-ldl",
-        ]
-        subprocess.run([str(part) for part in [*command, "-o", path]], check=True)
-
-    loaded = ctypes.CDLL(str(make_once(["the backward's host code on the host"], ".so", build)))
-    command = [CPP_COMPILER, "-x", "c++", "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden"]
-    command += [*(f"-I{ROOT / room}" for room in ROOMS), ROOT / "tests/c/warps/kernel.cu"]
-    folder = tempfile.mkdtemp(dir=os.environ["RECFUSE_TEST_SESSION"])
-    words = shlex.join(str(part) for part in command)
-    loaded.gpu_begin(words.encode(), folder.encode(), ctypes.c_uint64(1))
-    loaded.rf_last_error.restype = ctypes.c_char_p
-    return loaded
+    sources = [*backward.rglob("*.c"), *(ROOT / "csrc/base").glob("[cv]*.c")]
+    return build_simulator("the backward's host code on the host", sources)
 
 
 @pytest.fixture(autouse=True)

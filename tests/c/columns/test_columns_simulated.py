@@ -5,21 +5,17 @@ The host's code runs with a driver whose kernels are blocks of threads on the ho
 from __future__ import annotations
 
 import ctypes
-import os
-import shlex
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import recfuse
-from support.backward.simulated import CPP_COMPILER, ROOMS
-from support.c_program import COMPILER, FLAGS, ROOT, make_once
+from support.backward.simulated import CPP_COMPILER
+from support.c_program import ROOT
 from support.raw_columns.problem import BFLOAT16, FLOAT16, FLOAT32, Call, Lookups, Problem
 from support.raw_columns.random import Maker
+from support.simulated_gpu import build_simulator
 
 pytestmark = pytest.mark.skipif(CPP_COMPILER is None, reason="no C++ compiler")
 
@@ -41,23 +37,13 @@ class Record(ctypes.Structure):
 @pytest.fixture(scope="module")
 def gpu() -> ctypes.CDLL:
     """The host's code of the columns and the driver of tests/c/warps/gpu.c."""
-    columns = ROOT / "csrc/cuda/embedding_columns"
-    base = [*(ROOT / "csrc/base").glob("validate*.c"), *(ROOT / "csrc/base").glob("columns*.c")]
-    sources = [*columns.glob("*.c"), *base, ROOT / "csrc/base/status.c", ROOT / "tests/c/warps/gpu.c"]
-
-    def build(path: Path) -> None:
-        command = [COMPILER, *FLAGS, "-O1", "-fPIC", "-shared", *sources, "-ldl", "-lm", "-o", path]
-        subprocess.run([str(part) for part in command], check=True)
-
-    loaded = ctypes.CDLL(str(make_once(["the columns' host code on the host"], ".so", build)))
-    command = [CPP_COMPILER, "-x", "c++", "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden"]
-    command += [*(f"-I{ROOT / room}" for room in ROOMS), ROOT / "tests/c/warps/kernel.cu"]
-    folder = tempfile.mkdtemp(dir=os.environ["RECFUSE_TEST_SESSION"])
-    words = shlex.join(str(part) for part in command)
-    loaded.gpu_begin(words.encode(), folder.encode(), ctypes.c_uint64(1))
-    loaded.gpu_error.restype = ctypes.c_bool
-    loaded.rf_last_error.restype = ctypes.c_char_p
-    return loaded
+    base = ROOT / "csrc/base"
+    sources = [
+        *(ROOT / "csrc/cuda/embedding_columns").glob("*.c"),
+        *base.glob("validate*.c"),
+        *base.glob("columns*.c"),
+    ]
+    return build_simulator("the columns' host code on the host", sources)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-/* A GPU whose kernels run on the host, one block after another (warps.h), for the host's code of the backward: in place of
- * csrc/cuda/driver and csrc/cuda/jit. Its memory is the host's, and holds rubbish where nothing was written. A kernel is
+/* A GPU whose kernels run on the host, one block after another (warps.h), for the host's code of a family and
+ * csrc/cuda/launches: in place of csrc/cuda/driver and csrc/cuda/jit. Its memory is the host's, and holds rubbish where nothing was written. A kernel is
  * compiled by the command that gpu_begin is given, at its first launch with these options. */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "cuda/driver/memory.h"
-#include "cuda/jit/jit.h"
+#include "cuda/launches/explain.h"
 
 enum { MOST_KERNELS = 256, TEXT = 10000, SMS = 5, RUBBISH = 0xab };
 
@@ -180,6 +180,28 @@ rf_status rf__jit_kernel(const rf__cuda_device *device, const rf__kernel_source 
 rf_status rf__jit_compile_each(const rf__kernel_source *source, const void *keys, size_t key_size, int32_t n,
                                rf__kernel_describe describe, const char *arch) {
     (void)source, (void)keys, (void)key_size, (void)n, (void)describe, (void)arch;
+    return RF_OK;
+}
+
+rf_status rf__jit_compile(const rf__kernel_source *source, const rf__kernel_options *options,
+                          const char *arch, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info) {
+    (void)source, (void)options, (void)arch, (void)cubin, (void)cubin_bytes, (void)info;
+    return RF_OK;
+}
+rf_status rf__kernel_clusters(const rf__cuda_device *device, const rf__kernel *kernel,
+                              const rf__launch_config *config, int32_t *clusters) {
+    (void)device, (void)kernel;
+    *clusters = SMS / (int32_t)config->cluster[0];
+    return RF_OK;
+}
+rf_status rf__tensor_map_encode(const rf__cuda_driver *driver, const rf__tensor_map_params *params,
+                                rf__cu_tensor_map *map) {
+    (void)driver, (void)params, (void)map;
+    return rf__fail(RF_ERR_UNSUPPORTED, "tensor maps are not simulated");
+}
+bool rf__explains(void) { return false; }
+rf_status rf__explain_record(const rf__gpu *described, const rf__launches *launches) {
+    (void)described, (void)launches;
     return RF_OK;
 }
 
