@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from recfuse.plan.features import CallForm, FeatureTable
     from recfuse.tuner.compile import Job
 
-# SMs and MiB of L2 of the server GPUs of an architecture, on which defaults depend; a typical one first.
-_GPUS = {
-    "sm_80": ((108, 40), (56, 24)),
-    "sm_86": ((84, 6), (82, 6), (72, 6)),
-    "sm_89": ((142, 96), (128, 72), (58, 48)),
-    "sm_90a": ((132, 60), (132, 50), (114, 50), (78, 60)),
-    "sm_100": ((148, 126),),
-}
-
 # Gradients, then the optimizers of rf_optimizer.
 TRAINING = ("gradients", "sgd", "adagrad", "rowwise_adagrad", "adam")
 
@@ -39,6 +30,8 @@ _NO_COMPILER = re.compile(r"NVRTC \(.*is not here; looked in")  # of an error of
 
 def add_parser(commands: Any) -> None:
     """Adds the subcommand."""
+    from recfuse.cli import calls
+
     parser = commands.add_parser(
         "compile",
         help="compile GPU kernels into the cache, also without a GPU",
@@ -79,9 +72,9 @@ def add_parser(commands: Any) -> None:
         ("--huge-batches", "plans also for batches of 2**30 lookups and more"),
         ("--unchecked", 'for calls with bounds_check="off"'),
         ("--stochastic-rounding", "of float16 and bfloat16 tables, in --training"),
-        ("--columns", "also the kernels of embedding columns"),
     ):
         parser.add_argument(name, action="store_true", help=help)
+    calls.add_arguments(parser)
     parser.add_argument("--out", metavar="FOLDER", help="the cache to fill (default: the user's own)")
     parser.set_defaults(run=run)
 
@@ -113,9 +106,11 @@ def run(arguments: argparse.Namespace) -> int:
         for arch in archs
         for name, job in (*_of_plans(plans, arguments, arch), *_of_combinations(arguments, arch))
     }
-    if not jobs and not arguments.columns:
+    jobs |= _of_calls(arguments, archs)
+    if not jobs and arguments.columns is None:
         raise ValueError(
-            "nothing to compile: give --plan FILE, or --dim with --dtype, --mode and --index, or --columns"
+            "nothing to compile: give --plan FILE, or --dim with --dtype, --mode and --index, or --columns, "
+            "--ikbo-linear or --ikbo-attention"
         )
     others = {f"{arch} small kernels": partial(_no_figures, _C.small_kernels_compile, arch) for arch in archs}
     others |= {
@@ -123,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
         for arch in archs
         for name, job in _of_training(plans, arguments)
     }
-    if arguments.columns:
+    if arguments.columns is not None:
         others |= {
             f"{arch} embedding columns": partial(_no_figures, _C.columns_kernels_compile, arch)
             for arch in archs
@@ -164,7 +159,7 @@ def _check_uses(arguments: argparse.Namespace) -> None:
         given = [name for name in options if getattr(arguments, name)]
         if given and not getattr(arguments, needed):
             raise ValueError(f"--{given[0].replace('_', '-')} needs --{needed}, which is not given")
-    if arguments.training and not (arguments.dim or arguments.plan):
+    if arguments.training and not (arguments.dim or arguments.plan or arguments.columns):
         raise ValueError("--training needs --dim or --plan, whose tables are trained; none is given")
 
 
@@ -186,7 +181,9 @@ def _check_arch(arch: str) -> None:
     """Raises ValueError for what is no architecture, or one that recfuse has no kernels for."""
     form = _ARCH.fullmatch(arch)
     if form is None or int(form[1]) < _LEAST_ARCH:
-        allowed = f"sm_{_LEAST_ARCH} or newer, such as {', '.join(_GPUS)}"
+        allowed = (
+            f"sm_{_LEAST_ARCH} or newer, such as {', '.join(dict.fromkeys(gpu['arch'] for gpu in _C.gpus()))}"
+        )
         raise ValueError(f"--arch is {arch!r}, must be {allowed}")
 
 
@@ -207,7 +204,8 @@ def _no_figures(compile: Callable[..., None], *arguments: Any) -> dict[str, Any]
 
 def _line(result: dict[str, Any]) -> str:
     origin = "cached" if result["cached"] else "compiled"
-    what = result["schedule"] if "schedule" in result else f"{result['classes']} schedules"
+    schedules = f"{result['classes']} schedules" if "classes" in result else "kernel"
+    what = result.get("schedule", schedules)
     return (
         f"{result['registers']} registers, {result['spill_bytes']} bytes spilled, "
         f"{result['cubin_bytes']:,} bytes, {origin}, {result['seconds']:.2f} s; {what}"
@@ -249,7 +247,7 @@ def _of_plans(
 def _of_combinations(arguments: argparse.Namespace, arch: str) -> Iterator[tuple[str, Job]]:
     """Names and kernels of each combination, on each GPU that it may run on."""
     lists = (getattr(arguments, name) for name in ("dim", "dtype", "mode", "index", "batch", "pooling"))
-    gpus = arguments.gpu or _GPUS.get(arch, (None,))
+    gpus = arguments.gpu or _gpus_of(arch) or (None,)
     # GPUs are the outermost: most kernels of another one are those of the first, which are there then.
     for gpu, dim, dtype, mode, index, batch, pooling in itertools.product(gpus, *lists):
         name = f"{dim} {dtype} {mode} {index} {batch}x{pooling}"
@@ -259,6 +257,26 @@ def _of_combinations(arguments: argparse.Namespace, arch: str) -> Iterator[tuple
         job = *_shape(dim, dtype, index, index, mode), *form, arguments.schedule, arguments.rows, *on_gpu
         name += f" on {gpu[0]} SMs, {gpu[1]} MiB" if gpu else ""
         yield name, partial(_C.embedding_bag_compile, arch, *job)
+
+
+def _gpus_of(arch: str) -> list[tuple[int, int]]:
+    """SMs and MiB of L2 of the known GPUs of an architecture, on which defaults depend."""
+    known = [(gpu["sms"], gpu["l2_bytes"] >> 20) for gpu in _C.gpus() if gpu["arch"] == arch]
+    return list(dict.fromkeys(known))
+
+
+def _of_calls(arguments: argparse.Namespace, archs: Sequence[str]) -> dict[str, Job]:
+    """Kernels of described calls on the known GPUs of each architecture, each kernel once."""
+    from recfuse.cli.calls import described_calls
+
+    jobs: dict[str, Job] = {}
+    gpus = [gpu["name"] for gpu in _C.gpus() if gpu["arch"] in archs]
+    gpus += [arch for arch in archs if not _gpus_of(arch)]
+    for call in described_calls(arguments):
+        kernels = dict.fromkeys(kernel for gpu in gpus for kernel in call.explain(gpu).kernels())
+        for number, kernel in enumerate(kernels):
+            jobs[f"{kernel[0]} {call.name}, {kernel[2]} {number}"] = partial(_C.kernel_compile, *kernel)
+    return jobs
 
 
 def _of_training(

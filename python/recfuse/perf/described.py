@@ -1,0 +1,147 @@
+"""Calls built from sizes alone, for `explain`: tables of any size, whose memory is never touched."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from recfuse.nn.columns.specs import Column
+    from recfuse.perf.launches import Launches
+
+_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux: memory counts where it is written alone
+
+
+@dataclass(frozen=True)
+class DescribedCall:
+    """A call on the CPU's tensors, of whose tables only the sizes matter."""
+
+    name: str
+    call: Callable[..., Any]
+    batch: tuple[Any, ...] = field(repr=False)
+    training: bool = False
+
+    def explain(self, gpu: str) -> Launches:
+        """Return its launches on a GPU, as `recfuse.explain` does."""
+        from recfuse.perf.explain import explain
+
+        return explain(self.call, *self.batch, gpu=gpu, training=self.training)
+
+
+def reserve(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor on the CPU that takes no memory until it is written, of any size.
+
+    Raises:
+        MemoryError: the address space has no room for it.
+    """
+    numel = math.prod(shape)
+    if numel == 0:
+        return torch.empty(tuple(shape), dtype=dtype)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    try:
+        memory = mmap.mmap(-1, numel * dtype.itemsize, flags=flags)
+    except OSError as error:
+        raise MemoryError(f"no address space for a table of {list(shape)}") from error
+    return torch.frombuffer(memory, dtype=dtype, count=numel).view(tuple(shape))
+
+
+def with_reserved_memory(module: nn.Module) -> nn.Module:
+    """Give a module of meta tensors memory of `reserve` on the CPU."""
+    return module._apply(lambda tensor: reserve(tensor.shape, tensor.dtype))
+
+
+def bag_call(
+    rows: int,
+    dim: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    mode: str = "sum",
+    integer: torch.dtype = torch.int64,
+    bags: int = 2048,
+    pooling: int = 150,
+    weighted: bool = False,
+    padded: bool = False,
+    schedule: str = "",
+) -> DescribedCall:
+    """Return a call of one table, of ``bags * pooling`` lookups."""
+    from recfuse.ops import embedding_bag
+
+    weight = reserve((rows, dim), dtype)
+    indices = torch.zeros(bags * pooling, dtype=integer)
+    offsets = torch.arange(bags, dtype=integer) * pooling
+    weights = torch.ones(bags * pooling, dtype=dtype) if weighted else None
+
+    def call(indices: Tensor, offsets: Tensor) -> Tensor:
+        return embedding_bag(
+            indices, weight, offsets, mode=mode, per_sample_weights=weights,
+            padding_idx=0 if padded else None, schedule=schedule,
+        )  # fmt: skip
+
+    return DescribedCall(f"table of {rows:,} x {dim} {_name(dtype)}, {mode}", call, (indices, offsets))
+
+
+def columns_call(columns: Sequence[Column], batch: int, training: bool = False) -> DescribedCall:
+    """Return a call of columns, of a dense value a sample of each feature."""
+    from recfuse.nn.columns.module import EmbeddingColumns
+
+    module = with_reserved_memory(EmbeddingColumns(columns, device="meta", host_tables=None))
+    uses = {source.use for column in columns for source in column.sources()}
+    floats = {source.use.feature for column in columns if column.kind in ("bucketize", "numeric")
+              for source in column.sources()}  # fmt: skip
+    entries: dict[str, Any] = {}
+    for use in uses:
+        values = torch.zeros(batch, dtype=torch.float32 if use.feature in floats else torch.int64)
+        weighted = (torch.arange(batch + 1), torch.ones(batch)) if use.weighted else ()
+        entries[use.feature] = (values, *weighted) if weighted else values
+        if use.weights is not None:
+            entries[use.weights] = torch.ones(batch)
+    return DescribedCall(f"{len(columns)} columns of {batch} samples", module, (entries,), training)
+
+
+def linear_call(
+    m: int, user_k: int, candidate_k: int, n: int, *, users: int, candidates: int, dtype: torch.dtype
+) -> DescribedCall:
+    """Return a call of `recfuse.ikbo_linear`: weights ``[m, k]``, inputs ``[items, k, n]``."""
+    from recfuse.ops import ikbo_linear
+
+    weights = reserve((m, user_k), dtype), reserve((m, candidate_k), dtype)
+    inputs = reserve((users, user_k, n), dtype), reserve((candidates, candidate_k, n), dtype)
+    parents = torch.arange(candidates) % max(users, 1)
+    name = f"ikbo_linear {m} x ({user_k} + {candidate_k}) x {n} {_name(dtype)}"
+    return DescribedCall(f"{name}, {users} users, {candidates} candidates", ikbo_linear,
+                         (*weights, *inputs, parents))  # fmt: skip
+
+
+def attention_call(
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    queries: int,
+    keys: int,
+    *,
+    users: int,
+    candidates: int,
+    dtype: torch.dtype,
+) -> DescribedCall:
+    """Return a call of `recfuse.ikbo_attention`: ``queries`` of each candidate, ``keys`` of each user."""
+    from recfuse.ops import ikbo_attention
+
+    q = reserve((candidates, queries, heads, dim), dtype)
+    k, v = (reserve((users, keys, kv_heads, dim), dtype) for _ in range(2))
+    parents = torch.arange(candidates) % max(users, 1)
+    name = (
+        f"ikbo_attention of {heads}:{kv_heads} heads of {dim} {_name(dtype)}, {queries} queries, {keys} keys"
+    )
+    return DescribedCall(
+        f"{name}, {users} users, {candidates} candidates", ikbo_attention, (q, k, v, parents)
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
