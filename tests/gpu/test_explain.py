@@ -1,4 +1,4 @@
-"""The launches of `recfuse.explain` are those that the profiler sees, and those that are lowered without a GPU."""
+"""Launches of `recfuse.explain`: those that the profiler sees, and those that are lowered without a GPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def to_device(value: Any) -> Any:
 
 
 def profiled(calls: list[tuple[Any, ...]], path: Path) -> tuple[list[Any], list[dict[str, Any]]]:
-    """The launches of calls on the device, explained, and recfuse's kernels in the order in which they ran."""
+    """The launches of calls, and the kernels of recfuse in the order in which the device ran them."""
     from torch.profiler import ProfilerActivity, profile
 
     launches: list[Any] = []
