@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGNMENT = 16 };
+enum { KEY_ALIGNMENT = 16, ARGUMENTS_ALIGNMENT = 64 /* of tensor maps */ };
 
 void rf__launches_init(rf__launches *launches, const char *name) {
     launches->name = name;
@@ -37,10 +37,10 @@ static rf_status bytes_reserve(rf__launches *launches, size_t more) {
     return RF_OK;
 }
 
-static uint32_t bytes_add(rf__launches *launches, const void *from, size_t bytes) {
-    const uint32_t at = launches->n_bytes;
+static uint32_t bytes_add(rf__launches *launches, const void *from, size_t bytes, uint32_t alignment) {
+    const uint32_t at = (launches->n_bytes + alignment - 1) / alignment * alignment;
     if (bytes > 0) memcpy(launches->bytes + at, from, bytes);
-    launches->n_bytes += ((uint32_t)bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    launches->n_bytes = at + (uint32_t)bytes;
     return at;
 }
 
@@ -48,13 +48,13 @@ rf_status rf__launches_add(rf__launches *launches, const rf__kernel_launch *laun
                            size_t key_bytes, const void *arguments, size_t argument_bytes) {
     RF_FAIL_IF(launches->count == RF__MOST_LAUNCHES, RF_ERR_INTERNAL, "%s: more than %d launches",
                launches->name, (int)RF__MOST_LAUNCHES);
-    RF_CHECK(bytes_reserve(launches, key_bytes + argument_bytes + 2 * (size_t)ALIGNMENT));
+    RF_CHECK(bytes_reserve(launches, key_bytes + argument_bytes + KEY_ALIGNMENT + ARGUMENTS_ALIGNMENT));
     rf__kernel_launch *added = &launches->launches[launches->count++];
     *added = *launch;
     added->key_bytes = (uint32_t)key_bytes;
-    added->key = bytes_add(launches, key, key_bytes);
+    added->key = bytes_add(launches, key, key_bytes, KEY_ALIGNMENT);
     added->argument_bytes = (uint32_t)argument_bytes;
-    added->arguments = bytes_add(launches, arguments, argument_bytes);
+    added->arguments = bytes_add(launches, arguments, argument_bytes, ARGUMENTS_ALIGNMENT);
     return RF_OK;
 }
 

@@ -408,6 +408,7 @@ rf__cu_result cuTensorMapEncodeTiled(rf__cu_tensor_map *map, rf__cu_tensor_type 
                                      rf__cu_tensor_interleave interleave, rf__cu_tensor_swizzle swizzle,
                                      rf__cu_tensor_promotion promotion, rf__cu_tensor_fill fill) {
     CALL(cuTensorMapEncodeTiled);
+    if ((uintptr_t)map % 64 != 0) return INVALID_VALUE;
     last_map = (fake_tensor_map){.type = type,
                                  .dimensions = (int)dimensions,
                                  .data = data,
