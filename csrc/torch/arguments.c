@@ -51,7 +51,7 @@ rf_status rf__call_output(rf__call *call, int output, int64_t dim, const int64_t
     const rf_status status = rf__tensor_new(dim, sizes, dtype, call->device, &value->tensor, data);
     value->given = value->tensor != NULL;
     /* Nothing writes the results of calls that are explained: what follows them should see finite numbers. */
-    if (status == RF_OK && rf__device_is_cpu(call->device) && !rf__call_on_cpu(call)) {
+    if (status == RF_OK && rf__call_is_explained(call)) {
         int64_t bytes = 0;
         RF__TORCH_CHECK(aoti_torch_get_storage_size(value->tensor, &bytes));
         if (bytes > 0) memset(*data, 0, (size_t)bytes);

@@ -61,6 +61,10 @@ rf_status rf__call_device(rf__call *call, int argument);
 /* Whether it runs on the CPU: its tensors are there, and this thread does not explain calls for a GPU. Else it is run, or
  * lowered, by the GPU's functions, with rf__call_stream. */
 bool rf__call_on_cpu(const rf__call *call);
+/* Whether it is lowered for a described GPU: nothing runs, and nothing reads its tensors. */
+bool rf__call_is_explained(const rf__call *call);
+/* The number of the call's GPU for rf__cuda_device_get; RF__CUDA_DESCRIBED where the tensors are on the CPU. */
+int32_t rf__call_gpu(const rf__call *call);
 /* A tensor of `dim` dimensions (or RF__ANY_DIM) on the call's device; the second: on the CPU, whatever that is. */
 rf_status rf__call_tensor(rf__call *call, int argument, int64_t dim, rf__tensor *tensor);
 rf_status rf__call_host_tensor(rf__call *call, int argument, int64_t dim, rf__tensor *tensor);

@@ -53,14 +53,19 @@ bool rf__call_on_cpu(const rf__call *call) {
     return rf__device_is_cpu(call->device) && !rf__cuda_device_is_described();
 }
 
+bool rf__call_is_explained(const rf__call *call) {
+    return rf__device_is_cpu(call->device) && rf__cuda_device_is_described();
+}
+
+int32_t rf__call_gpu(const rf__call *call) {
+    return rf__device_is_cpu(call->device) ? RF__CUDA_DESCRIBED : call->device.index;
+}
+
 rf_status rf__call_stream(const rf__call *call, rf_cuda_stream *stream) {
     const torch_cuda *cuda = NULL;
-    if (rf__device_is_cpu(call->device)) {
-        *stream = (rf_cuda_stream){.device = RF__CUDA_DESCRIBED};
-        return RF_OK;
-    }
+    *stream = (rf_cuda_stream){.device = rf__call_gpu(call)};
+    if (stream->device == RF__CUDA_DESCRIBED) return RF_OK;
     RF_CHECK(torch_cuda_get(&cuda));
-    stream->device = call->device.index;
     RF__TORCH_CHECK(cuda->current_stream(stream->device, &stream->stream));
     return RF_OK;
 }

@@ -10,7 +10,8 @@ from support.c_program import COMPILER
 from support.cuda_program import Build
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc or $CC)")
-COMMANDS = "ikbo_add", "ikbo_takes", "ikbo_kernel", "columns_launch", "columns_refusals", "columns_time"
+COMMANDS = "ikbo_add", "ikbo_takes", "ikbo_kernel", "ikbo_small"
+COMMANDS += "columns_launch", "columns_refusals", "columns_time"
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,8 @@ SOURCES = ["tests/c/torch/attention.c"]
 SOURCES += [f"csrc/base/{name}.c" for name in ("status", "validate_ikbo_attention", "tensors/columns_inputs")]
 SOURCES += [f"csrc/torch/{name}.c" for name in ("call", "arguments", "values", "dispatch")]
 SOURCES += [f"csrc/torch/ikbo/attention_{name}.c" for name in ("arguments", "packed", "kernels")]
-SOURCES += ["csrc/cuda/ikbo_attention/common.c", "csrc/cuda/ikbo_attention/packed/packed.c"]
+SOURCES += [f"csrc/cuda/{name}.c" for name in ("ikbo_attention/common", "ikbo_attention/packed/packed")]
+SOURCES += ["csrc/cuda/launches/launches.c"]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 pytestmark = pytest.mark.skipif(

@@ -13,6 +13,7 @@ import recfuse
 from recfuse import _C
 from recfuse.nn.columns import Cross, Hash, Identity
 from recfuse.perf.explain import known_gpus
+from support.ikbo.explained import attention, linear
 
 GPUS = ("H100", "H200", "A100", "L4", "B200")
 
@@ -35,7 +36,12 @@ def columns() -> tuple[recfuse.nn.EmbeddingColumns, dict[str, Any]]:
 
 
 # Each operator, and how it is called. A family adds its own.
-OPERATORS: dict[str, Callable[[], tuple[Any, ...]]] = {"embedding_bag": bag, "embedding_columns": columns}
+OPERATORS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "embedding_bag": bag,
+    "embedding_columns": columns,
+    "ikbo_linear": linear,
+    "ikbo_attention": attention,
+}
 
 
 @pytest.mark.parametrize("gpu", GPUS)

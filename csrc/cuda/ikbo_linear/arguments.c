@@ -1,6 +1,5 @@
-/* Which variant of a kernel a call has, its workspace, and what the kernels are launched with. */
+/* The variant of a layer's kernels, their workspace and their arguments. */
 #include "base/validate.h"
-#include "cuda/driver/tensor_map.h"
 #include "cuda/ikbo_linear/args.h"
 #include "cuda/ikbo_linear/ikbo_linear.h"
 
@@ -30,107 +29,75 @@ rf__ikbo_variant rf__ikbo_variant_of(const rf_ikbo_linear_params *params, const 
                               .direct = shape->direct && rf__ikbo_is_direct(params)};
 }
 
-/* Bytes of an item's sums. */
-static int64_t sums_bytes(const rf_ikbo_linear_params *params, const rf__ikbo_variant *variant) {
+int64_t rf__ikbo_sums_bytes(const rf_ikbo_linear_params *params, const rf__ikbo_variant *variant) {
     return rf__ikbo_strips(params) * variant->ranks * (int64_t)RF_FUSED_SUMS_BYTES(variant->rows);
 }
 
-/* Packed weights, then what levels with children have: a counter with lines of its own, and sums; for fused.cu with those of an item
- * that is nobody's. */
-int64_t rf__ikbo_places_of(const rf_ikbo_linear_params *params, const rf__ikbo_variant *variant,
-                           rf__ikbo_places *places) {
+int64_t rf__ikbo_packed_bytes(const rf_ikbo_level *level, const rf__ikbo_variant *variant) {
+    return rf__ikbo_slots(level) * variant->ranks * (int64_t)RF_FUSED_WEIGHT_BYTES(variant->rows);
+}
+
+bool rf__ikbo_has_sums(const rf_ikbo_linear_params *params, const rf__ikbo_variant *variant, int32_t l) {
+    return l < params->n_levels - 1 && !variant->joined;
+}
+
+int64_t rf__ikbo_workspace_of(const rf_ikbo_linear_params *params, const rf__ikbo_variant *variant,
+                              rf__ikbo_workspace *levels) {
     int64_t bytes = 0;
-    for (int32_t l = params->n_levels - 1; l >= 0 && !variant->direct; l--) { /* joined ones in this order */
-        places[l].weight = bytes;
-        bytes += rf__ikbo_slots(&params->levels[l]) * variant->ranks *
-                 (int64_t)RF_FUSED_WEIGHT_BYTES(variant->rows);
+    for (int32_t l = params->n_levels - 1; l >= 0 && !variant->direct;
+         l--) { /* joined levels in this order */
+        levels[l].weight = bytes;
+        bytes += rf__ikbo_packed_bytes(&params->levels[l], variant);
     }
     bytes = rf__round_up(bytes, WORKSPACE_GRAIN);
-    for (int32_t l = 0; l < params->n_levels - 1 && !variant->joined; l++) {
-        places[l].done = bytes;
-        places[l].sums = bytes + WORKSPACE_GRAIN;
-        bytes =
-            places[l].sums + (params->levels[l].count + (variant->groups == 0)) * sums_bytes(params, variant);
+    for (int32_t l = 0; l < params->n_levels; l++) {
+        if (!rf__ikbo_has_sums(params, variant, l)) continue;
+        const int64_t items =
+            params->levels[l].count + rf__ikbo_is_fused(variant); /* and the bias-only item */
+        levels[l].done = bytes;
+        levels[l].sums = bytes + WORKSPACE_GRAIN;
+        bytes = levels[l].sums + items * rf__ikbo_sums_bytes(params, variant);
     }
     return bytes;
 }
 
-/* Of an input or the output: rows of n. */
-static rf_status map_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params, const void *data,
-                        const int64_t *sizes, const int64_t *pitches, int32_t box_rows, rf_tensor_map *map) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype);
-    rf__tensor_map_params tensor = {.data = data,
-                                    .dtype = params->dtype,
-                                    .dimensions = 3,
-                                    .sizes = {params->n, sizes[1], sizes[0]},
-                                    .pitches = {0, pitches[1] * bytes, pitches[0] * bytes},
-                                    .box = {RF_FUSED_COLUMNS, box_rows, 1},
-                                    .swizzle = RF_FUSED_COLUMNS * 2};
-    for (int i = 1; i < 3; i++) /* of one alone, what is not used may be anything */
-        if (tensor.sizes[i] == 1) tensor.pitches[i] = rf__round_up(params->n * bytes, GRAIN);
-    return rf__tensor_map_encode(device->driver, &tensor, map);
-}
+/* A pointer that is bound to the workspace later. */
+static void *in_workspace(int64_t at) { return (void *)(uintptr_t)at; }
 
-/* Of a weight as it lies. */
-static rf_status weight_map_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
-                               const rf_ikbo_level *level, int32_t box_rows, rf_tensor_map *map) {
-    const int64_t bytes = rf__dtype_bytes(params->dtype);
-    const int64_t pitch = params->m > 1 ? level->weight_pitch * bytes : rf__round_up(level->k * bytes, GRAIN);
-    const rf__tensor_map_params tensor = {.data = level->weight,
-                                          .dtype = params->dtype,
-                                          .dimensions = 3,
-                                          .sizes = {level->k, params->m, 1},
-                                          .pitches = {0, pitch, pitch},
-                                          .box = {RF_FUSED_K, box_rows, 1},
-                                          .swizzle = RF_FUSED_K * 2};
-    return rf__tensor_map_encode(device->driver, &tensor, map);
-}
-
-/* Of a level: its weight, its sums and their counter. */
+/* Of one level: its weight, its sums and their counter. */
 static rf_pack_level pack_of(const rf_ikbo_linear_params *params, const rf__ikbo_variant *variant, int32_t l,
-                             uint8_t *workspace, const rf__ikbo_places *places, rf_fused_level *fused) {
+                             const rf__ikbo_workspace *workspace, rf_fused_level *fused) {
     const rf_ikbo_level *level = &params->levels[l];
     rf_pack_level pack = {.weight = level->weight, .pitch = level->weight_pitch, .k = (int32_t)level->k};
     if (!variant->direct) {
-        fused->weight = pack.packed = workspace + places->weight;
+        fused->weight = pack.packed = in_workspace(workspace->weight);
         pack.slots = rf__ikbo_slots(level);
     }
-    if (l < params->n_levels - 1 && !variant->joined) {
-        fused->done = pack.done = (uint32_t *)(void *)(workspace + places->done);
-        fused->sums = (float *)(void *)(workspace + places->sums);
-        if (variant->groups == 0)
-            pack.bias = fused->sums + level->count * sums_bytes(params, variant) / (int64_t)sizeof(float);
+    if (rf__ikbo_has_sums(params, variant, l)) {
+        fused->done = pack.done = in_workspace(workspace->done);
+        fused->sums = in_workspace(workspace->sums);
+        if (rf__ikbo_is_fused(variant))
+            pack.bias = in_workspace(workspace->sums + level->count * rf__ikbo_sums_bytes(params, variant));
     }
     return pack;
 }
 
-rf_status rf__ikbo_args_of(const rf__cuda_device *device, const rf_ikbo_linear_params *params,
-                           const rf__ikbo_variant *variant, uint8_t *workspace, const rf__ikbo_places *places,
-                           rf_fused_args *fused, rf_pack_args *pack) {
-    const rf_ikbo_level *last = &params->levels[params->n_levels - 1];
-    const bool small = variant->groups > 0;
+void rf__ikbo_args_of(const rf_ikbo_linear_params *params, const rf__ikbo_variant *variant,
+                      const rf__ikbo_workspace *workspace, rf_fused_args *fused, rf_pack_args *pack) {
     fused->n_levels = pack->n_levels = params->n_levels;
     fused->ranks = pack->ranks = variant->ranks;
     fused->strips = pack->strips = (int32_t)rf__ikbo_strips(params);
     fused->chain = params->chain;
     fused->report = params->check_bounds;
-    fused->errors = rf__ikbo_linear_error_word(device, rf__ikbo_weight_of(params), params->m).on_device;
     fused->bias = pack->bias = params->bias;
     fused->m = pack->m = (int32_t)params->m;
     for (int32_t l = 0; l < params->n_levels; l++) {
         const rf_ikbo_level *level = &params->levels[l];
         rf_fused_level *to = &fused->levels[l];
-        pack->levels[l] = pack_of(params, variant, l, workspace, &places[l], to);
+        pack->levels[l] = pack_of(params, variant, l, &workspace[l], to);
         to->parent = level->parent;
         to->count = (int32_t)level->count;
         to->slots = rf__ikbo_slots(level);
         to->cost = (int32_t)((level->k + 15) / 16);
-        const int64_t sizes[2] = {level->count, level->k};
-        RF_CHECK(map_of(device, params, level->x, sizes, level->x_pitch,
-                        small ? RF_FUSED_K : RF_FUSED_K / variant->ranks, &to->x));
-        if (variant->direct) RF_CHECK(weight_map_of(device, params, level, variant->rows, &to->rows));
     }
-    const int64_t sizes[2] = {last->count, params->m}, pitches[2] = {params->m * params->n, params->n};
-    return map_of(device, params, params->out, sizes, pitches, small ? variant->rows : RF_FUSED_PART,
-                  &fused->out);
 }

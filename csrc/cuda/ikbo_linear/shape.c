@@ -96,8 +96,7 @@ static int64_t small_time(const rf_ikbo_linear_params *params, const rf__ikbo_sh
            (turns - 1) * (last * small_shapes[number].later + TURN);
 }
 
-static rf__ikbo_shape small_shape(const rf_ikbo_linear_params *params, const rf__cuda_device *device,
-                                  int64_t *time) {
+static rf__ikbo_shape small_shape(const rf_ikbo_linear_params *params, const rf__gpu *gpu, int64_t *time) {
     enum { MOST_SLOTS = 40 };
     const bool may_join = params->n_levels == 2, direct = rf__ikbo_is_direct(params);
     rf__ikbo_shape best = {0, 0, 0, 0, false, false};
@@ -110,21 +109,21 @@ static rf__ikbo_shape small_shape(const rf_ikbo_linear_params *params, const rf_
                                 .joined = i / 2 % 2 == 1,
                                 .direct = i % 2 == 1};
         if ((shape.joined && !may_join) || (shape.direct && !direct)) continue;
-        const int64_t shared = device->gpu.shared_per_block_optin - RF_SMALL_SHARED_BYTES(rows, groups, 0);
+        const int64_t shared = gpu->shared_per_block_optin - RF_SMALL_SHARED_BYTES(rows, groups, 0);
         const int64_t slots = shared / RF_SMALL_SLOT_BYTES(rows, groups);
         shape.slots = slots > MOST_SLOTS ? MOST_SLOTS : (int32_t)slots;
-        const int64_t taken = small_time(params, &shape, number, device->gpu.sms);
+        const int64_t taken = small_time(params, &shape, number, gpu->sms);
         if (taken < *time) *time = taken, best = shape;
     }
     return best;
 }
 
-rf__ikbo_shape rf__ikbo_shape_of(const rf_ikbo_linear_params *params, const rf__cuda_device *device,
+rf__ikbo_shape rf__ikbo_shape_of(const rf_ikbo_linear_params *params, const rf__gpu *gpu,
                                  rf_ikbo_kernel kernel) {
-    const int64_t shared = device->gpu.shared_per_block_optin;
+    const int64_t shared = gpu->shared_per_block_optin;
     int64_t time = 0;
     if (kernel == RF_IKBO_KERNEL_FUSED) return fused_shape(params, shared);
-    const rf__ikbo_shape small = small_shape(params, device, &time);
+    const rf__ikbo_shape small = small_shape(params, gpu, &time);
     if (kernel == RF_IKBO_KERNEL_SMALL) return small;
-    return time < fused_time(params, device->gpu.sms) ? small : fused_shape(params, shared);
+    return time < fused_time(params, gpu->sms) ? small : fused_shape(params, shared);
 }

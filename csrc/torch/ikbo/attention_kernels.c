@@ -73,11 +73,29 @@ static rf_status run_efficient(const rf__attention_sequences *of, operands *view
     return RF_OK;
 }
 
-rf_status rf__attention_by_torch(const rf__attention_sequences *sequences, rf__dispatch *call) {
+/* Results as the kernels give them, for the lowering of what reads them. */
+static rf_status results_make(const rf__attention_sequences *of, rf__dispatch *call) {
+    const int64_t out[4] = {1, of->q_rows, of->heads, of->dim};
+    const int64_t flash_lse[2] = {of->heads, of->q_rows}, lse[3] = {of->count, of->heads, of->most_rows};
+    const int first = of->flash;
+    rf__torch_device device;
+    int32_t dtype = 0;
+    void *data = NULL;
+    call->n_results = 2;
+    RF_CHECK(rf__tensor_device(of->q, &device));
+    RF__TORCH_CHECK(aoti_torch_get_dtype(of->q, &dtype));
+    RF_CHECK(rf__tensor_new(4 - first, out + first, dtype, device, &call->results[0], &data));
+    return rf__tensor_new(3 - first, of->flash ? flash_lse : lse, aoti_torch_dtype_float32(), device,
+                          &call->results[1], &data);
+}
+
+rf_status rf__attention_by_torch(const rf__attention_sequences *sequences, bool explained,
+                                 rf__dispatch *call) {
     operands views = {NULL, NULL, NULL, NULL, NULL, NULL};
     const bool flash = sequences->flash;
     *call =
         rf__dispatch_of(flash ? "aten::_flash_attention_forward" : "aten::_efficient_attention_forward", "");
+    if (explained) return results_make(sequences, call);
     rf_status status = operands_view(sequences, &views);
     if (status == RF_OK)
         status = flash ? run_flash(sequences, &views, call) : run_efficient(sequences, &views, call);

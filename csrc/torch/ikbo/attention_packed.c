@@ -7,7 +7,6 @@
  * memory-efficient kernel the rest. Both are called below autocast, which would change types.
  */
 #include "base/validate.h"
-#include "cuda/driver/device.h"
 #include "cuda/ikbo_attention/ikbo_attention.h"
 #include "ikbo_attention/packed/packed.h"
 #include "torch/dispatch.h"
@@ -37,7 +36,9 @@ typedef struct packed_call {
     rf__call *call;
     const rf__attention *attention;
     const rf_ikbo_attention_params *params;
+    const rf__cuda_device *device;
     rf_cuda_stream stream;
+    rf__launches launches; /* that are not in the stream yet */
     int32_t dtype; /* torch's code */
     int64_t element; /* bytes */
     int64_t padded, group;
@@ -53,8 +54,18 @@ typedef struct packed_set {
     AtenTensorHandle q; /* rows of kv_heads heads of `padded` */
     int64_t q_pitch[2];
     AtenTensorHandle chunks;
-    int32_t *chunks_data; /* of rf__attention_cut */
+    int32_t *chunks_data; /* of rf__attention_cut_lower */
 } packed_set;
+
+/* Puts the launches into the stream: before torch's kernels that read their results, and before memory that they read is
+ * released. */
+static rf_status launch(packed_call *packed) {
+    const rf_status status =
+        rf__launches_run(packed->device, &packed->launches, NULL, NULL, packed->stream.stream);
+    rf__launches_free(&packed->launches);
+    rf__launches_init(&packed->launches, "ikbo_attention");
+    return status;
+}
 
 /* Whether torch's kernels can read heads with these pitches [2], of rows and heads. */
 static bool is_readable(const packed_call *packed, const void *data, const int64_t pitch[2]) {
@@ -90,7 +101,7 @@ static rf_status keys_copy(packed_call *packed, const void *data, const int64_t 
                                      .group = 1,
                                      .dim = params->dim,
                                      .element = packed->element};
-    return rf__attention_pack(&rows, NULL, to, packed->padded, &packed->stream);
+    return rf__attention_pack_lower(&rows, NULL, to, packed->padded, &packed->launches);
 }
 
 static rf_status keys_find(packed_call *packed) {
@@ -145,7 +156,7 @@ static rf_status queries_pack(packed_call *packed, AtenTensorHandle handle, pack
                                      .group = group,
                                      .dim = params->dim,
                                      .element = packed->element};
-    return rf__attention_pack(&rows, set->order, to, packed->padded, &packed->stream);
+    return rf__attention_pack_lower(&rows, set->order, to, packed->padded, &packed->launches);
 }
 
 static int64_t most_rows(const packed_set *set) {
@@ -178,11 +189,11 @@ static rf_status attend(const packed_call *packed, const packed_set *set, int64_
                                                .scale = packed->params->scale,
                                                .flash = packed->flash,
                                                .with_lse = set->queries->lse != NULL};
-    return rf__attention_by_torch(&sequences, call);
+    return rf__attention_by_torch(&sequences, rf__call_is_explained(packed->call), call);
 }
 
-/* Reads what torch gave, and writes outputs from it. */
-static rf_status results_write(const packed_call *packed, const packed_set *set, int64_t first, int64_t end,
+/* Reads torch's results, and writes outputs from them. */
+static rf_status results_write(packed_call *packed, const packed_set *set, int64_t first, int64_t end,
                                const rf__dispatch *call) {
     const int64_t rows = set->items.count * set->items.rows, heads = packed->params->kv_heads;
     const int more = packed->flash ? 0 : 1; /* dimensions before the rows */
@@ -206,8 +217,9 @@ static rf_status results_write(const packed_call *packed, const packed_set *set,
     }
     RF_FAIL_IF(!expected, RF_ERR_INTERNAL,
                "this torch's %s gives results of other shapes than those of torch 2.11 to 2.13", call->name);
-    return rf__attention_unpack(packed->params, set->queries, &set->items, set->order, set->chunks_data,
-                                &from, &packed->stream);
+    RF_CHECK(rf__attention_unpack_lower(packed->params, set->queries, &set->items, set->order,
+                                        set->chunks_data, &from, &packed->launches));
+    return launch(packed);
 }
 
 /* As many chunks at once as a launch takes, and the memory-efficient kernel counts log-sum-exps of in 32 bits. */
@@ -223,7 +235,8 @@ static rf_status chunks_run(packed_call *packed, AtenTensorHandle handle, packed
     RF_CHECK(queries_pack(packed, handle, set));
     RF_CHECK(rf__call_temporary(packed->call, 1, sizes, aoti_torch_dtype_int32(), &set->chunks, &data));
     set->chunks_data = data;
-    RF_CHECK(rf__attention_cut(&set->items, &keys, set->chunks_data, &packed->stream));
+    RF_CHECK(rf__attention_cut_lower(&set->items, &keys, set->chunks_data, &packed->launches));
+    RF_CHECK(launch(packed));
     const int64_t step = chunks_at_once(packed, set);
     for (int64_t first = 0; first < chunks; first += step) {
         const int64_t end = chunks - first < step ? chunks : first + step;
@@ -263,8 +276,9 @@ static rf_status set_run(packed_call *packed, AtenTensorHandle handle, packed_se
         return chunks_run(packed, handle, set);
     set->order = NULL; /* there is nothing to attend to, or with; any order will do */
     set->items.most = 0;
-    return rf__attention_unpack(params, set->queries, &set->items, NULL, NULL,
-                                &(rf__attention_result){.out = NULL}, &packed->stream);
+    RF_CHECK(rf__attention_unpack_lower(params, set->queries, &set->items, NULL, NULL,
+                                        &(rf__attention_result){.out = NULL}, &packed->launches));
+    return launch(packed);
 }
 
 /* Candidates, grouped by user where it pays: each attends alone where a user has one at most on average, or where one
@@ -298,48 +312,58 @@ out:
 
 /* Chooses the kernel, by the device and the type. */
 static rf_status kernel_choose(packed_call *packed) {
-    const rf__cuda_device *device = NULL;
     const rf_dtype dtype = packed->params->dtype;
     RF_FAIL_IF(
         dtype == RF_FLOAT64, RF_ERR_UNSUPPORTED,
         "recfuse.ikbo_attention: q is float64, which torch's attention kernels of GPUs do not take; use "
         "float32, or the CPU");
-    RF_CHECK(rf__cuda_device_get(packed->stream.device, &device));
-    RF_FAIL_IF(dtype == RF_BFLOAT16 && device->gpu.cc_major < 8, RF_ERR_UNSUPPORTED,
+    RF_CHECK(rf__cuda_device_get(packed->stream.device, &packed->device));
+    RF_FAIL_IF(dtype == RF_BFLOAT16 && packed->device->gpu.cc_major < 8, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_attention: q is bfloat16, which needs a GPU of compute capability 8.0 or newer");
     RF_FAIL_IF(packed->params->kv_heads > MOST_HEADS, RF_ERR_UNSUPPORTED,
                "recfuse.ikbo_attention: k has " RF__I64 " heads; path \"packed\" takes up to %d",
                packed->params->kv_heads, (int)MOST_HEADS);
-    packed->flash = dtype != RF_FLOAT32 && device->gpu.cc_major >= 8 && packed->padded <= MOST_FLASH_DIM;
+    packed->flash =
+        dtype != RF_FLOAT32 && packed->device->gpu.cc_major >= 8 && packed->padded <= MOST_FLASH_DIM;
     return RF_OK;
+}
+
+static rf_status run(packed_call *packed) {
+    const rf__attention *attention = packed->attention;
+    const rf_ikbo_attention_params *params = packed->params;
+    const int64_t count[1] = {params->candidates.count};
+    AtenTensorHandle users_tensor = NULL;
+    void *users = NULL;
+    RF_CHECK(rf__call_stream(packed->call, &packed->stream));
+    RF_CHECK(kernel_choose(packed));
+    RF_FAIL_IF(params->n_users >= INT32_MAX, RF_ERR_UNSUPPORTED,
+               "recfuse.ikbo_attention: path \"packed\" counts users in 32 bits; cut the batch");
+    RF_CHECK(rf__call_temporary(packed->call, 1, count, aoti_torch_dtype_int32(), &users_tensor, &users));
+    RF_CHECK(rf__attention_prepare_lower(params, users, &packed->launches));
+    RF_CHECK(launch(packed));
+    const bool self = attention->self && has_work(params, &params->users);
+    if (!self && !has_work(params, &params->candidates)) return RF_OK;
+    if (params->positions > 0 && params->dim > 0 && params->n_users > 0) RF_CHECK(keys_find(packed));
+    if (has_work(params, &params->candidates)) RF_CHECK(candidates_run(packed, users, users_tensor));
+    if (!self) return RF_OK;
+    packed_set set = {.queries = &params->users,
+                      .items = {.count = params->n_users, .n_users = params->n_users}};
+    return set_run(packed, attention->q_user.handle, &set);
 }
 
 rf_status rf__attention_packed_cuda(rf__call *call, const rf__attention *attention) {
     const rf_ikbo_attention_params *params = &attention->params;
-    const int64_t count[1] = {params->candidates.count};
-    packed_call packed = {.call = call,
-                          .attention = attention,
-                          .params = params,
-                          .dtype = rf__torch_dtype(params->dtype),
-                          .element = rf__dtype_bytes(params->dtype),
-                          .padded = rf__round_up(params->dim, PADDED),
-                          .group = params->heads > 0 ? params->heads / params->kv_heads : 1};
-    AtenTensorHandle users_tensor = NULL;
-    void *users = NULL;
+    packed_call packed;
     RF_CHECK(rf__check_ikbo_attention(params));
-    RF_CHECK(rf__call_stream(call, &packed.stream));
-    RF_CHECK(kernel_choose(&packed));
-    RF_FAIL_IF(params->n_users >= INT32_MAX, RF_ERR_UNSUPPORTED,
-               "recfuse.ikbo_attention: path \"packed\" counts users in 32 bits; cut the batch");
-    RF_CHECK(rf__ikbo_attention_check_earlier(params, &packed.stream));
-    RF_CHECK(rf__call_temporary(call, 1, count, aoti_torch_dtype_int32(), &users_tensor, &users));
-    RF_CHECK(rf__attention_prepare(params, users, &packed.stream));
-    const bool self = attention->self && has_work(params, &params->users);
-    if (!self && !has_work(params, &params->candidates)) return RF_OK;
-    if (params->positions > 0 && params->dim > 0 && params->n_users > 0) RF_CHECK(keys_find(&packed));
-    if (has_work(params, &params->candidates)) RF_CHECK(candidates_run(&packed, users, users_tensor));
-    if (!self) return RF_OK;
-    packed_set set = {.queries = &params->users,
-                      .items = {.count = params->n_users, .n_users = params->n_users}};
-    return set_run(&packed, attention->q_user.handle, &set);
+    packed.call = call;
+    packed.attention = attention;
+    packed.params = params;
+    packed.dtype = rf__torch_dtype(params->dtype);
+    packed.element = rf__dtype_bytes(params->dtype);
+    packed.padded = rf__round_up(params->dim, PADDED);
+    packed.group = params->heads > 0 ? params->heads / params->kv_heads : 1;
+    rf__launches_init(&packed.launches, "ikbo_attention");
+    const rf_status status = run(&packed);
+    rf__launches_free(&packed.launches);
+    return status;
 }

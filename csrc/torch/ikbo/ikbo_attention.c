@@ -7,12 +7,12 @@
 #include "torch/operators.h"
 
 static rf_status path_choose(const rf__call *call, rf__attention *attention) {
-    const bool on_cpu = rf__device_is_cpu(call->device);
+    const bool on_cpu = rf__call_on_cpu(call);
     RF_FAIL_IF(attention->path == RF__ATTENTION_FUSED && on_cpu, RF_ERR_UNSUPPORTED,
                "path is \"fused\", which is a kernel of GPUs, with tensors on the CPU; use \"auto\" or "
                "\"packed\"");
     if (attention->path != RF__ATTENTION_AUTO) return RF_OK;
-    const bool fits = !on_cpu && rf_ikbo_attention_takes(&attention->params, call->device.index);
+    const bool fits = !on_cpu && rf_ikbo_attention_takes(&attention->params, rf__call_gpu(call));
     attention->path = fits ? RF__ATTENTION_FUSED : RF__ATTENTION_PACKED;
     return RF_OK;
 }
@@ -47,7 +47,7 @@ static rf_status run_call(rf__call *call, bool self, bool with_lse) {
     if (self) RF_CHECK(outputs_new(call, params, 0, with_lse ? sets : -1, &params->users));
     RF_CHECK(outputs_new(call, params, sets - 1, with_lse ? 2 * sets - 1 : -1, &params->candidates));
     if (attention.path == RF__ATTENTION_FUSED) return run_fused(call, &attention);
-    if (rf__device_is_cpu(call->device)) return rf__attention_packed_cpu(call, &attention);
+    if (rf__call_on_cpu(call)) return rf__attention_packed_cpu(call, &attention);
     return rf__attention_packed_cuda(call, &attention);
 }
 

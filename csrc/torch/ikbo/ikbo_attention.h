@@ -58,9 +58,10 @@ typedef struct rf__attention_sequences {
     bool with_lse;
 } rf__attention_sequences;
 
-/* Runs it. Of the call's results the first is [rows, heads, dim], for the second kernel [1, rows, heads, dim], and the second
+/* Runs it; in a call that is explained, makes results of these sizes instead, of any contents. Of the call's results the first is [rows, heads, dim], for the second kernel [1, rows, heads, dim], and the second
  * the log-sum-exp: [heads, rows], for the second kernel [count, heads, most_rows or more], where that is wanted. Rows
  * without keys are undefined. */
-rf_status rf__attention_by_torch(const rf__attention_sequences *sequences, rf__dispatch *call);
+rf_status rf__attention_by_torch(const rf__attention_sequences *sequences, bool explained,
+                                 rf__dispatch *call);
 
 #endif

@@ -50,7 +50,7 @@ static bool is_aligned(const rf__tensor *weight, int64_t bytes) {
 static rf_status weight_operand(rf__call *call, const rf__tensor *weight, bool aligned, operand *found) {
     const int64_t m = weight->sizes[0], k = weight->sizes[1];
     *found = (operand){weight->handle, {m, k}, {weight->strides[0], weight->strides[1]}};
-    if (!aligned || m * k == 0 || rf__device_is_cpu(call->device) ||
+    if (!aligned || m * k == 0 || rf__call_on_cpu(call) ||
         is_aligned(weight, (int64_t)aoti_torch_dtype_element_size(weight->dtype)))
         return RF_OK;
     const int64_t padded[2] = {m, (k + 7) / 8 * 8};
@@ -74,7 +74,7 @@ static int64_t tail_rows(const rf__call *call, const rf__ikbo_layer *layer, int3
     const int64_t k = input->sizes[1], rows = k % UNIT;
     const bool narrow = layer->dtype == RF_FLOAT16 || layer->dtype == RF_BFLOAT16;
     const bool fits = layer->path == RF__IKBO_BROADCAST && l > 0 && narrow && layer->matrices && k > UNIT &&
-                      !rf__device_is_cpu(call->device);
+                      !rf__call_on_cpu(call);
     return fits && layer->n > 0 && layer->n % UNIT == 0 && input->strides[2] == 1 &&
                    input->strides[0] % UNIT == 0 && input->strides[1] % UNIT == 0 &&
                    (uintptr_t)input->data % 16 == 0
@@ -82,13 +82,14 @@ static int64_t tail_rows(const rf__call *call, const rf__ikbo_layer *layer, int3
                : 0;
 }
 
-/* The products of a level, into `out` [count, m, n] or [count, m], except for those of tail_rows. */
+/* Writes the products of a level to `out` [count, m, n] or [count, m], except for those of tail_rows. */
 static rf_status level_multiply(rf__call *call, const rf__ikbo_layer *layer, int32_t l,
                                 AtenTensorHandle out) {
     const rf__tensor *input = &layer->inputs[l];
     const int64_t count = input->sizes[0], k = input->sizes[1] - tail_rows(call, layer, l);
     const int64_t m = layer->m, n = layer->n;
     operand weight;
+    if (rf__call_is_explained(call)) return RF_OK;
     RF_CHECK(weight_operand(call, &layer->weights[l], layer->path != RF__IKBO_DECOMPOSED, &weight));
     const int64_t *strides = input->strides;
     if (!layer->matrices) {
@@ -107,7 +108,7 @@ static int64_t item_rows(const rf__ikbo_layer *layer) { return layer->matrices ?
 /* Raises what calls with this weight have left on a GPU. */
 static rf_status check_earlier(const rf__call *call, const rf__ikbo_layer *layer) {
     rf_cuda_stream stream;
-    if (rf__device_is_cpu(call->device)) return RF_OK;
+    if (rf__call_on_cpu(call)) return RF_OK;
     RF_CHECK(rf__call_stream(call, &stream));
     return rf__ikbo_linear_check(layer->weights[layer->n_levels - 1].data, item_rows(layer), &stream);
 }
@@ -115,7 +116,7 @@ static rf_status check_earlier(const rf__call *call, const rf__ikbo_layer *layer
 static rf_status add(const rf__call *call, const rf_ikbo_add_params *params, const rf__ikbo_tail *tail) {
     rf_executor executor;
     rf_cuda_stream stream;
-    if (rf__device_is_cpu(call->device)) {
+    if (rf__call_on_cpu(call)) {
         RF_CHECK(rf__call_executor(&executor));
         return rf_ikbo_add_cpu(params, &executor);
     }
@@ -234,7 +235,7 @@ static rf_status make_rows(rf__call *call, rf__ikbo_layer *layer) {
 /* What "auto" is for this call. Weights may be copied for the one launch, but inputs only where it is asked for. `shape`: given where it is
  * one of this library's kernels alone. */
 static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer, rf__ikbo_shape *shape) {
-    const bool on_cpu = rf__device_is_cpu(call->device);
+    const bool on_cpu = rf__call_on_cpu(call);
     RF_FAIL_IF((layer->path == RF__IKBO_FUSED || layer->path == RF__IKBO_SMALL) && on_cpu, RF_ERR_UNSUPPORTED,
                "path is \"%s\", which is a kernel of GPUs, with tensors on the CPU; use \"auto\" or "
                "\"broadcast\"",
@@ -256,7 +257,7 @@ static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer, rf__ik
     const rf_ikbo_linear_params params = fused_params(layer, NULL);
     bool fits = true;
     for (int32_t l = 0; l < layer->n_levels; l++) fits = fits && has_rows(layer, l);
-    fits = fits && rf__ikbo_linear_shape(&params, call->device.index, shape);
+    fits = fits && rf__ikbo_linear_shape(&params, rf__call_gpu(call), shape);
     layer->path = !fits ? RF__IKBO_BROADCAST : shape->groups > 0 ? RF__IKBO_SMALL : RF__IKBO_FUSED;
     return RF_OK;
 }

@@ -26,7 +26,7 @@ static rf_status is_one_weight(const rf__ikbo_layer *layer, bool *one) {
 }
 
 const char *rf__ikbo_concatenated_refusal(const rf__call *call, const rf__ikbo_layer *layer) {
-    if (!rf__device_is_cpu(call->device)) return "tensors are not on the CPU";
+    if (!rf__call_on_cpu(call)) return "tensors are not on the CPU";
     if (layer->chain) return "the levels are a chain's";
     return layer->matrices ? "inputs have three dimensions" : NULL;
 }

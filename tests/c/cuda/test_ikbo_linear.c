@@ -1,8 +1,13 @@
 /* Commands about csrc/cuda/ikbo_linear: what is launched how, and what the one launch takes. */
+#define _GNU_SOURCE /* setenv */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "allocator.h"
 #include "check.h"
+#include "cuda/ikbo_linear/args.h"
+#include "cuda/ikbo_linear/ikbo_linear.h"
 #include "program.h"
 
 /* One call of the broadcast sum on device 0, and the grid that it must have; 0: no launch. */
@@ -152,6 +157,51 @@ static void ikbo_kernel(char **arguments) {
     CHECK(kernel_of(20, 5000, 433, small) == small && kernel_of(1, 1, 433, fused) == fused, "as asked");
 }
 
-const command ikbo_commands[] = {
-    {"ikbo_add", 0, ikbo_add}, {"ikbo_takes", 0, ikbo_takes}, {"ikbo_kernel", 0, ikbo_kernel}};
+/* Fails the second of the launches that follow. */
+static void succeed_again(void) { unsetenv("FAKE_CUDA_FAIL"); }
+static void fail_launch(void) {
+    setenv("FAKE_CUDA_FAIL", "cuLaunchKernelEx:1", 1);
+    driver_hook("cuLaunchKernelEx", succeed_again);
+}
+static void fail_second_launch(void) { driver_hook("cuLaunchKernelEx", fail_launch); }
+
+/* Lowers a layer of four candidates of one user for an H100, and runs it on the fake device. Returns whether blocks of
+ * small.cu take tickets. */
+static bool runs_by_tickets(const rf__gpu *gpu, const rf__ikbo_shape *shape) {
+    static _Alignas(16) char memory[64];
+    const rf__cuda_device *device = NULL;
+    rf_ikbo_linear_params layer = layer_of(memory);
+    rf__launches launches;
+    CHECK(rf__cuda_device_get(0, &device) == RF_OK, "%s", rf_last_error());
+    layer.m = layer.n = 64, layer.levels[0].count = 1;
+    rf__launches_init(&launches, "ikbo_linear");
+    CHECK(rf__ikbo_linear_lower(gpu, &layer, shape, &launches) == RF_OK, "%s", rf_last_error());
+    CHECK(launches.count == 2 && launches.launches[1].cooperative, "%d launches", (int)launches.count);
+    CHECK(rf__launches_run(device, &launches, NULL, &noting_allocator, NULL) == RF_OK, "%s", rf_last_error());
+    const bool tickets = ((const rf_fused_args *)rf__launches_arguments(&launches, 1))->tickets != 0;
+    rf__launches_free(&launches);
+    return tickets;
+}
+
+/* ikbo_small: blocks that may run at the same time take no tickets; where the driver refuses that, they take some. */
+static void ikbo_small(char **arguments) {
+    (void)arguments;
+    const rf__ikbo_shape shape = {.rows = 64, .ranks = 1, .slots = 4, .groups = 1};
+    const rf__gpu *gpu = NULL;
+    CHECK(rf__gpu_find("H100", &gpu) == RF_OK, "%s", rf_last_error());
+    CHECK(!runs_by_tickets(gpu, &shape), "tickets on a whole GPU");
+    CHECK(driver_calls("cuLaunchKernelEx") == 2, "%d launches", driver_calls("cuLaunchKernelEx"));
+    CHECK(driver_last_launch()->config.n_attributes == 2, "cooperative, and begun beside pack.cu");
+    driver_hook("cuLaunchKernelEx", fail_second_launch);
+    CHECK(runs_by_tickets(gpu, &shape), "no tickets");
+    CHECK(driver_calls("cuLaunchKernelEx") == 5, "%d launches", driver_calls("cuLaunchKernelEx"));
+    CHECK(driver_last_launch()->config.n_attributes == 1, "still cooperative");
+    CHECK(driver_last_launch()->config.grid[0] == 5, "%u blocks", driver_last_launch()->config.grid[0]);
+    CHECK(context_depth() == 0 && given.live == 0, "a context or memory was left");
+}
+
+const command ikbo_commands[] = {{"ikbo_add", 0, ikbo_add},
+                                 {"ikbo_takes", 0, ikbo_takes},
+                                 {"ikbo_kernel", 0, ikbo_kernel},
+                                 {"ikbo_small", 0, ikbo_small}};
 const int n_ikbo_commands = (int)(sizeof ikbo_commands / sizeof ikbo_commands[0]);

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/jit/jit.h"
+#include "cuda/launches/launches.h"
 #include "torch/dispatch.h"
 #include "torch/ikbo/ikbo_attention.h"
 
@@ -17,12 +17,10 @@ rf_status rf__cuda_device_get(int32_t ordinal, const rf__cuda_device **device) {
     return RF_OK;
 }
 
-rf_status rf__cuda_enter(const rf__cuda_device *device) {
-    (void)device;
-    return RF_OK;
+bool rf__call_is_explained(const rf__call *call) {
+    (void)call;
+    return false;
 }
-
-rf_status rf__cuda_leave_with(rf_status status) { return status; }
 
 rf_status rf__call_stream(const rf__call *call, rf_cuda_stream *stream) {
     (void)call;
@@ -30,51 +28,46 @@ rf_status rf__call_stream(const rf__call *call, rf_cuda_stream *stream) {
     return RF_OK;
 }
 
-rf__cuda_error_word rf__cuda_error_word_of(const rf__cuda_error_words *words, const void *weight,
-                                           uint64_t shape) {
-    (void)words, (void)weight, (void)shape;
-    return (rf__cuda_error_word){{&claimed, &record}, &record};
+/* Never called: it is launches.c's. */
+rf_status rf__jit_compile(const rf__kernel_source *source, const rf__kernel_options *options,
+                          const char *arch, void **cubin, int64_t *cubin_bytes, rf_kernel_info *info) {
+    (void)source, (void)options, (void)arch, (void)cubin, (void)cubin_bytes, (void)info;
+    return RF_ERR_INTERNAL;
 }
 
-rf_status rf__cuda_check_word(const rf__cuda_device *device, rf__cuda_error_word word, void *stream) {
-    (void)device, (void)stream;
-    if (word.record->ready != RF_ERROR_READY) return RF_OK;
-    word.record->ready = RF_ERROR_NONE;
-    word.record->raised++;
-    return rf__fail(RF_ERR_INDEX, "argument %u[%lld] is %lld, allowed %lld to %lld", word.record->argument,
-                    (long long)word.record->position, (long long)word.record->value,
-                    (long long)word.record->limit, (long long)word.record->lookups);
-}
-
-/* A kernel by its name and vector: the function of a launch. */
-typedef struct host_kernel {
-    rf__kernel kernel;
-    const char *entry;
-    int32_t vector;
-} host_kernel;
-
-rf_status rf__jit_kernel(const rf__cuda_device *device, const rf__kernel_source *source, const void *key,
-                         size_t key_size, rf__kernel_describe describe, const rf__kernel **kernel) {
-    static host_kernel last; /* one thread alone tests */
-    (void)device, (void)key_size, (void)describe;
-    last = (host_kernel){.entry = source->entry, .vector = *(const int32_t *)key};
-    last.kernel.function = (rf__cu_function)&last;
-    *kernel = &last.kernel;
-    return RF_OK;
+/* Raises an earlier error. */
+static rf_status check(void) {
+    if (record.ready != RF_ERROR_READY) return RF_OK;
+    record.ready = RF_ERROR_NONE;
+    record.raised++;
+    return rf__fail(RF_ERR_INDEX, "argument %u[%lld] is %lld, allowed %lld to %lld", record.argument,
+                    (long long)record.position, (long long)record.value, (long long)record.limit,
+                    (long long)record.lookups);
 }
 
 typedef bool host_run(const char *entry, unsigned blocks, unsigned threads, const void *arguments);
 host_run host_run_2, host_run_4, host_run_8, host_run_16;
 
-rf_status rf__launch(const rf__cuda_device *device, const rf__launch_config *config, const void *arguments) {
-    const host_kernel *kernel = (const host_kernel *)config->function;
-    host_run *run = kernel->vector == 2   ? host_run_2
-                    : kernel->vector == 4 ? host_run_4
-                    : kernel->vector == 8 ? host_run_8
-                                          : host_run_16;
-    (void)device;
-    RF_FAIL_IF(!run(kernel->entry, config->grid[0], config->block[0], arguments), RF_ERR_INTERNAL,
-               "no kernel %s", kernel->entry);
+rf_status rf__launches_run(const rf__cuda_device *device, rf__launches *launches, const uint64_t *uploads,
+                           const rf_cuda_allocator *allocator, void *stream) {
+    const rf_error_word word = {&claimed, &record};
+    (void)device, (void)uploads, (void)allocator, (void)stream;
+    if (launches->checks) RF_CHECK(check());
+    for (int32_t i = 0; i < launches->n_bindings; i++) {
+        RF_FAIL_IF(launches->bindings[i].what != RF__BOUND_ERRORS, RF_ERR_INTERNAL, "another binding");
+        memcpy(launches->bytes + launches->bindings[i].at, &word, sizeof word);
+    }
+    for (int32_t i = 0; i < launches->count; i++) {
+        const rf__kernel_launch *launch = &launches->launches[i];
+        const int32_t vector = *(const int32_t *)rf__launches_key(launches, i);
+        host_run *run = vector == 2   ? host_run_2
+                        : vector == 4 ? host_run_4
+                        : vector == 8 ? host_run_8
+                                      : host_run_16;
+        RF_FAIL_IF(!run(launch->source->entry, launch->grid[0], launch->block[0],
+                        rf__launches_arguments(launches, i)),
+                   RF_ERR_INTERNAL, "no kernel %s", launch->source->entry);
+    }
     return RF_OK;
 }
 

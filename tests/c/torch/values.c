@@ -3,6 +3,11 @@
 
 #include "torch/call.h"
 
+bool rf__call_is_explained(const rf__call *call) {
+    (void)call;
+    return false;
+}
+
 static rf_status describe(rf__call *call) {
     enum { X, SCALE, FLAG, N, LIST, MAYBE_SCALE, MAYBE_FLAG, MAYBE_TEXT, MODE };
     static const char *const modes[] = {"none", "gelu", "relu", NULL};
