@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import recfuse
-from recfuse.data.forms import _gathered, _moved_on_gpu
+from recfuse.data.joined import _gathered, _moved_on_gpu
 from recfuse.nn import EmbeddingColumns, FusedEmbeddingBagCollection
 from recfuse.nn.columns import Identity, Numeric
 from recfuse.ops.embedding_bag_arguments import renormalise

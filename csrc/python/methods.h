@@ -57,6 +57,12 @@
     X(check_storages,                                                                                        \
       "check_storages(type: torch.Tensor, cell: of tensor_cell, where: str, name: str, tensors: tuple): "    \
       "raises ValueError where the storage of a tensor is too small for it; objects of other types pass")    \
+    X(join_offsets,                                                                                          \
+      "join_offsets(type: torch.Tensor, cell: of tensor_cell, offsets: torch.Tensor [tables, bags], "        \
+      "indices: torch.Tensor [tables, n] or a list or tuple of a tensor [n] a table, joined: int64 "         \
+      "torch.Tensor [tables * bags + 1], which is written) -> bool: whether the indices table after table "  \
+      "have the offsets `joined`; False: a tensor is no plain one of integers on the CPU, has no memory, "   \
+      "or another shape, or offsets of a table do not begin with 0")                                         \
     X(embedding_columns_addresses, "embedding_columns_addresses(batch: dict, names: tuple of str, type: "    \
                                    "torch.Tensor, cell: of tensor_cell, exchange: its "                      \
                                    "DLPack exchange API) -> (owner: a capsule, while which lives the "       \

@@ -36,3 +36,56 @@ RF__PY_METHOD(check_storages) {
     }
     Py_RETURN_NONE;
 }
+
+/* Whether an object of that very type is a tensor of integers. */
+static bool integers_read(PyObject *type, Py_ssize_t cell, PyObject *object, int64_t dim,
+                          rf__integers *integers) {
+    return (PyObject *)Py_TYPE(object) == type && rf__tensor_integers((char *)object + cell, dim, integers);
+}
+
+/* How many lookups a table has; -1: its tensor is not one of integers. */
+static int64_t lookups_of(PyObject *type, Py_ssize_t cell, PyObject *indices, Py_ssize_t table) {
+    PyObject *object =
+        PyList_CheckExact(indices) ? PyList_GetItem(indices, table) : PyTuple_GetItem(indices, table);
+    rf__integers found;
+    return integers_read(type, cell, object, 1, &found) ? found.sizes[0] : -1;
+}
+
+/* Writes a table's offsets, `first` added to each; false: they do not begin with 0. */
+static bool offsets_join(const rf__integers *offsets, int64_t table, int64_t first, int64_t *joined) {
+    const int64_t bags = offsets->sizes[1], stride = offsets->strides[1], row = table * offsets->strides[0];
+    const int32_t *narrow = offsets->data;
+    const int64_t *wide = offsets->data;
+    const bool is_wide = offsets->type == RF_INT64;
+    if (bags > 0 && (is_wide ? wide[row] : narrow[row]) != 0) return false;
+    for (int64_t bag = 0; bag < bags;
+         bag++) { /* wraps as torch's sums do; the operator refuses such offsets */
+        const int64_t begin = is_wide ? wide[row + bag * stride] : narrow[row + bag * stride];
+        joined[bag] = (int64_t)((uint64_t)first + (uint64_t)begin);
+    }
+    return true;
+}
+
+RF__PY_METHOD(join_offsets) {
+    PyObject *type, *offsets, *indices, *joined;
+    Py_ssize_t cell;
+    rf__integers from, whole, to;
+    if (!PyArg_ParseTuple(arguments, "OnOOO:join_offsets", &type, &cell, &offsets, &indices, &joined))
+        return NULL;
+    const bool is_list = PyList_CheckExact(indices) || PyTuple_CheckExact(indices);
+    if (!integers_read(type, cell, offsets, 2, &from) || !integers_read(type, cell, joined, 1, &to) ||
+        (!is_list && !integers_read(type, cell, indices, 2, &whole)))
+        Py_RETURN_FALSE;
+    const int64_t tables = from.sizes[0], bags = from.sizes[1];
+    if ((is_list ? PyObject_Size(indices) : whole.sizes[0]) != tables || to.type != RF_INT64 ||
+        to.strides[0] != 1 || to.sizes[0] != tables * bags + 1)
+        Py_RETURN_FALSE;
+    int64_t first = 0, *out = to.data;
+    for (int64_t table = 0; table < tables; table++) {
+        const int64_t lookups = is_list ? lookups_of(type, cell, indices, table) : whole.sizes[1];
+        if (lookups < 0 || !offsets_join(&from, table, first, out + table * bags)) Py_RETURN_FALSE;
+        first += lookups;
+    }
+    out[tables * bags] = first;
+    Py_RETURN_TRUE;
+}

@@ -126,6 +126,23 @@ rf_status rf__tensor_storage_check(const char *argument, void *handle) {
     return memory_check(&tensor, true);
 }
 
+bool rf__tensor_integers(void *handle, int64_t dim, rf__integers *integers) {
+    rf__tensor tensor = {.argument = "integers", .handle = handle};
+    if (rf__tensor_device(handle, &tensor.device) != RF_OK || !rf__device_is_cpu(tensor.device) ||
+        tensor_look(handle, &tensor) != RF_OK || tensor.dim != dim ||
+        (tensor.dtype != aoti_torch_dtype_int32() && tensor.dtype != aoti_torch_dtype_int64()) ||
+        memory_check(&tensor, tensor.data != NULL) != RF_OK)
+        return false;
+    integers->data = (void *)tensor.data;
+    integers->type = tensor.dtype == aoti_torch_dtype_int32() ? RF_INT32 : RF_INT64;
+    integers->dim = dim;
+    for (int64_t d = 0; d < dim; d++) {
+        integers->sizes[d] = tensor.sizes[d];
+        integers->strides[d] = tensor.strides[d];
+    }
+    return true;
+}
+
 rf_status rf__tensor_read(const char *argument, AtenTensorHandle handle, int64_t dim, rf__torch_device device,
                           rf__tensor *tensor) {
     tensor->argument = argument;

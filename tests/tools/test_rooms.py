@@ -33,7 +33,7 @@ BELOW = {
     "ops": {*LEAVES, "_library"},
     "nn": {*LEAVES, "_library", "data", "ops"},
     "optim": {*LEAVES, "ops", "nn"},
-    "passes": {*LEAVES, "ops", "nn", "optim"},
+    "passes": {*LEAVES, "data", "ops", "nn", "optim"},
     "plan": {*LEAVES, "_library", "_clock", "info", "data", "ops", "nn"},
     "tuner": {*LEAVES, "_clock", "info", "timing", "data", "ops", "nn", "plan"},
     "perf": {*LEAVES, "ops", "nn", "optim", "plan", "tuner"},

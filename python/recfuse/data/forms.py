@@ -10,18 +10,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recfuse._arguments import integers_on
 from recfuse._codes import INTEGERS
 from recfuse._storage import check_storages
-from recfuse.errors import ArgumentTypeError, ArgumentValueError, OffsetError, a_type
+from recfuse.data.joined import are_tensors, join_tables
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 
 
 class BagLookups(NamedTuple):
@@ -194,172 +193,14 @@ def unshared(keyed: Any) -> Any:
 def of_list(batch: Any, tables: int, where: str) -> Lookups:
     """What `FusedEmbeddingBagList.pool` takes."""
     given = _items(batch)
-    if not 2 <= len(given) <= 3 or not all(_are_tensors(one) for one in given[:2]):
+    if not 2 <= len(given) <= 3 or not all(are_tensors(one) for one in given[:2]):
         must = "a tuple (offsets, indices) or (offsets, indices, row_weights) as pool takes it: each "
         _fail_type(where, batch, must + "a tensor or a list of tensors")
-    return _checked(of_tables(*given, tables=tables, where=where), tables, where)
-
-
-def of_tables(
-    offsets: Tensor | Sequence[Tensor],
-    indices: Tensor | Sequence[Tensor],
-    row_weights: Sequence[Tensor | None] | None = None,
-    *,
-    tables: int,
-    where: str,
-    rows: Callable[[int], int] | None = None,
-) -> Lookups:
-    """Lookups of tables that each have their own, of `rows(table)` rows; see `FusedEmbeddingBagList.pool`."""
-    try:
-        if len(indices) != tables or len(offsets) != tables:
-            raise ArgumentValueError(
-                f"{where}: {len(offsets)} offsets and {len(indices)} indices for {tables} tables, must be "
-                "one of each a table"
-            )
-        check_storages(where, "offsets", (offsets,) if isinstance(offsets, Tensor) else offsets)
-        check_storages(where, "indices", (indices,) if isinstance(indices, Tensor) else indices)
-        weights = _sample_weights(indices, row_weights, rows, where)
-        return Lookups(*_feature_major(offsets, indices, where), weights)
-    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError):
-        _explain(offsets, indices, where)
-        raise
-
-
-def _explain(offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tensor], where: str) -> None:
-    """Raises with the name and the table of a tensor that cannot be joined with the others."""
-    order = "; pool takes (offsets, indices), in this order"
-    for name, given in (("offsets", offsets), ("indices", indices)):
-        if not _are_tensors(given):
-            raise ArgumentTypeError(
-                f"{where}: {name} is {a_type(given)}, must be a tensor or a list of tensors, one a table"
-            )
-    if len(indices) != len(offsets):
-        return
-    for name, given in (("offsets", offsets), ("indices", indices)):
-        if isinstance(given, Tensor) and given.dim() != 2:
-            raise ArgumentValueError(
-                f"{where}: {name} has {given.dim()} dimensions, must have 2: a row a table{order}"
-            )
-        if isinstance(given, Tensor):
-            continue
-        for table, one in enumerate(given):
-            if one.dim() != 1:
-                raise ArgumentValueError(
-                    f"{where}: {name}[{table}] has {one.dim()} dimensions, must have 1{order}"
-                )
-            if one.device != given[0].device:
-                found = f"{name}[{table}] is on {one.device}, {name}[0] is on {given[0].device}"
-                raise ArgumentValueError(f"{where}: {found}; must be on one device")
-    counts = [one.shape[0] for one in offsets]
-    for table, count in enumerate(counts):
-        if count != counts[0]:
-            raise ArgumentValueError(
-                f"{where}: offsets[{table}] has {count} bags, offsets[0] has {counts[0]}, must have as "
-                f"many{order}"
-            )
-
-
-def _feature_major(
-    offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tensor], where: str
-) -> tuple[Tensor, Tensor]:
-    """One tensor of lookups, table after table, and one of offsets into it."""
-    stacked = offsets if isinstance(offsets, Tensor) else torch.stack(list(offsets))
-    if stacked.dtype not in INTEGERS:
-        raise ArgumentTypeError(f"{where}: offsets are {stacked.dtype}, must be int32 or int64")
-    stacked = stacked.to(torch.int64)
-    if isinstance(indices, Tensor):
-        tables, each = indices.shape
-        ends = torch.arange(tables + 1, device=stacked.device) * each
-    else:
-        lengths = [own.shape[0] for own in indices]
-        ends = integers_on([0, *itertools.accumulate(lengths)], stacked.device)
-    if stacked.is_cuda:
-        joined = _moved_on_gpu(stacked, ends)
-    else:
-        _check_first(stacked, where)
-        joined = torch.cat(((stacked + ends[:-1, None]).reshape(-1), ends[-1:]))
-    return indices.reshape(-1) if isinstance(indices, Tensor) else torch.cat(list(indices)), joined
-
-
-def _moved_on_gpu(offsets: Tensor, ends: Tensor) -> Tensor:
-    """Makes a first offset other than 0 negative, which the kernel reports; asking would wait for the GPU."""
-    moved = torch.where(_begin_with_0(offsets), offsets + ends[:-1, None], -offsets.abs())
-    return torch.cat((moved.reshape(-1), ends[-1:]))
-
-
-def _begin_with_0(offsets: Tensor) -> Tensor:
-    """``[tables, bags]``, false at a table's first offset that is not 0. Looks at all offsets, since a slice
-    ``[:, :1]`` is compiled to a read of the first one also where there are no bags.
-    """
-    later = torch.arange(offsets.shape[1], device=offsets.device) > 0
-    return (offsets == 0) | later
-
-
-def _check_first(offsets: Tensor, where: str) -> None:
-    """Raises where a table's first offset is not 0: to the kernel it would end the table before."""
-    if torch.compiler.is_compiling():
-        torch._assert_async(torch.all(_begin_with_0(offsets)), f"{where}: offsets must begin with 0")
-    elif not offsets.is_meta and torch.count_nonzero(first := offsets[:, :1]):
-        wrong = int(first.reshape(-1).nonzero()[0])
-        raise OffsetError(
-            f"{where}: offsets of table {wrong} begin with {int(first[wrong])}, must begin with 0; pool "
-            "takes (offsets, indices), in this order"
-        )
-
-
-def _sample_weights(
-    indices: Tensor | Sequence[Tensor],
-    row_weights: Sequence[Tensor | None] | None,
-    rows: Callable[[int], int] | None,
-    where: str,
-) -> Tensor | None:
-    """One weight a lookup, where any table has weights; those of the other tables are one."""
-    if row_weights is None:
-        return None
-    if len(row_weights) != len(indices):
-        raise ArgumentValueError(
-            f"{where}: {len(row_weights)} row_weights for {len(indices)} tables, must be one (or None) a "
-            "table"
-        )
-    if all(weights is None for weights in row_weights):
-        return None
-    for table, weights in enumerate(row_weights):
-        if weights is not None and (
-            weights.dim() != 1 or (rows is not None and weights.shape[0] < rows(table))
-        ):
-            needed = "rows" if rows is None else rows(table)
-            raise ArgumentValueError(
-                f"{where}: row_weights[{table}] is {list(weights.shape)}, must be [{needed}]: one for each "
-                "row of its table"
-            )
-        if weights is not None:
-            check_storages(where, f"row_weights[{table}]", (weights,))
-    given = next(weights for weights in row_weights if weights is not None)
-    return torch.cat(
-        [
-            given.new_ones(own.shape[0]) if weights is None else _gathered(weights, own.to(torch.int64))
-            for own, weights in zip(indices, row_weights, strict=True)
-        ]
-    )
-
-
-def _gathered(weights: Tensor, rows: Tensor) -> Tensor:
-    """A weight a row; of a row that is not there any one, as torch's GPU kernel would end its context."""
-    if not rows.is_cuda:
-        return weights.gather(0, rows)
-    if weights.shape[0] == 0:
-        return weights.new_ones(rows.shape[0])
-    return weights.gather(0, torch.where((rows >= 0) & (rows < weights.shape[0]), rows, 0))
+    return _checked(Lookups(*join_tables(*given, tables=tables, where=where)), tables, where)
 
 
 def _items(batch: Any) -> Sequence[Any]:
     return batch if isinstance(batch, (tuple, list)) else ()
-
-
-def _are_tensors(given: Any) -> bool:
-    """Whether it is a tensor, or a list of some."""
-    items = _items(given)
-    return isinstance(given, Tensor) or (len(items) > 0 and all(isinstance(one, Tensor) for one in items))
 
 
 def _checked(found: Lookups, features: int, where: str) -> Lookups:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import dlpack
 
-from recfuse.ops.library import is_readable
+from recfuse._storage import is_readable
 
 _HUGE_PAGE = 2 << 20  # bytes; below it the advice cannot help
 

@@ -9,7 +9,8 @@ from typing import Any, NoReturn, overload
 import torch
 from torch import Tensor
 
-from recfuse.data.forms import Lookups, of_list, of_tables
+from recfuse.data.forms import Lookups, of_list
+from recfuse.data.joined import join_tables
 from recfuse.errors import ArgumentValueError
 from recfuse.nn import mapping as work
 from recfuse.nn.packed.module import PackedModule
@@ -134,7 +135,7 @@ class FusedEmbeddingBagList(PackedModule, TableHolder):
         """
         where = "recfuse.nn.FusedEmbeddingBagList"
         self._check_last_offset()
-        lookups = of_tables(offsets, indices, row_weights, tables=len(self), where=where, rows=self._rows)
+        lookups = join_tables(offsets, indices, row_weights, tables=len(self), where=where, rows=self._rows)
         return self._pool_apart(*lookups, mapping)
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from recfuse._codes import DTYPES, INTEGERS, MODES
-from recfuse._storage import check_storages
+from recfuse._storage import check_storages, is_readable
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, IndexRangeError, a_type
-from recfuse.ops.library import HAS_CUDA_KERNELS, check_tensor, is_readable
+from recfuse.ops.library import HAS_CUDA_KERNELS, check_tensor
 
 torch_embedding_bag = torch.nn.functional.embedding_bag
 """Torch's own function: a script may put recfuse's in its place, which then must not call itself."""

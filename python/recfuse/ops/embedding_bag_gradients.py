@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from recfuse._codes import DTYPES, MAX, MODES
-from recfuse._storage import check_storages
+from recfuse._storage import check_storages, is_readable
 from recfuse.ops.autograd import eager_apply, pooled, refused_jvp, register
 from recfuse.ops.gradients import (
     WeightGradCall,
@@ -25,7 +25,6 @@ from recfuse.ops.library import (
     call_below_autograd,
     check_1d,
     dtype_code,
-    is_readable,
     is_traced,
     library,
     needs_derivatives,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recfuse._codes import MAX
+from recfuse._storage import is_readable
 from recfuse.errors import ArgumentValueError, NotATensorError, a_type
 from recfuse.ops.autograd import eager_apply, pooled, refused_jvp, register
 from recfuse.ops.gradients import (
@@ -27,7 +28,6 @@ from recfuse.ops.library import (
     check_tensor,
     dtype_code,
     is_compiled,
-    is_readable,
     is_traced,
     is_transformed,
     needs_derivatives,

@@ -17,9 +17,10 @@ from torch._library.fake_impl import allocate_size
 from torch.autograd import forward_ad
 
 from recfuse._codes import DTYPES
+from recfuse._storage import is_readable
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import register
-from recfuse.ops.library import below_autograd, is_readable, library, register_fake
+from recfuse.ops.library import below_autograd, library, register_fake
 
 _ops = torch.ops.recfuse
 _dense_weight_grad = _ops.fused_embedding_bag_backward.default

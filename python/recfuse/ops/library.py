@@ -104,18 +104,6 @@ def is_traced() -> bool:
     return bool(torch._C._len_torch_dispatch_stack()) and not torch._C._are_functorch_transforms_active()
 
 
-def is_readable(tensor: Tensor) -> bool:
-    """Whether the contents of a tensor are there to be looked at: not while a program is traced."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state()
-        or tensor.is_meta
-        or type(tensor) not in (Tensor, torch.nn.Parameter)
-    )
-
-
 def needs_derivatives(tensors: Sequence[Tensor | None]) -> bool:
     """Whether a call must go through a Function: something may need a derivative, or refuse to have one."""
     if forward_ad._current_level >= 0:

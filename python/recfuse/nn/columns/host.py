@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from recfuse._arguments import integer
+from recfuse._storage import is_readable
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.columns.inputs import Inputs
 from recfuse.nn.columns.lowering import Place
@@ -30,7 +31,7 @@ from recfuse.nn.columns.specs import Column, Source, TableColumn, Use
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.ops.embedding_columns import OF_HOST, embedding_columns_split, fits_a_gpu
 from recfuse.ops.fused_embedding_bag import fused_dtype
-from recfuse.ops.library import is_readable, is_transformed, needs_derivatives
+from recfuse.ops.library import is_transformed, needs_derivatives
 
 _CPU = torch.device("cpu")
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

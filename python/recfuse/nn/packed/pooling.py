@@ -10,13 +10,13 @@ from torch import Tensor
 
 from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES
+from recfuse._storage import is_readable
 from recfuse.errors import ArgumentTypeError, ArgumentValueError
 from recfuse.nn.mapping import Mapping
 from recfuse.nn.packed.layout import Layout, TableSpec, feature_tensor
 from recfuse.nn.packed.taking_part import note_table, rows_of
 from recfuse.ops import HAS_CUDA_KERNELS, embedding_bag, fused_embedding_bag
 from recfuse.ops.embedding_bag_arguments import torch_embedding_bag
-from recfuse.ops.library import is_readable
 
 
 def has_kernel(matrices: Sequence[Tensor]) -> bool:
@@ -112,10 +112,13 @@ def table_call(
     per_sample_weights: Tensor | None,
 ) -> Tensor:
     """One table of a matrix, called as a ``torch.nn.EmbeddingBag``; the gradient is the matrix's."""
-    if not matrix.requires_grad or not torch.is_grad_enabled() or not has_kernel([matrix]):
+    with_gradients = torch.is_grad_enabled()
+    if not (with_gradients and matrix.requires_grad and has_kernel([matrix])):
+        first = spec.first_row
+        rows = rows_of(spec, matrix) if with_gradients else matrix[first : first + spec.num_embeddings]
         return embedding_bag(
             input,
-            rows_of(spec, matrix),
+            rows,
             offsets,
             mode=spec.mode,
             per_sample_weights=per_sample_weights,
@@ -149,7 +152,14 @@ def table_call(
         ends = torch.cat((offsets, offsets.new_full((1,), input.numel())))
     features = feature_tensor([spec._replace(matrix=0)])
     pooled = fused_embedding_bag(
-        [matrix], features, input, ends, spec.embedding_dim, per_sample_weights, sparse=sparse
+        [matrix],
+        features,
+        input,
+        ends,
+        spec.embedding_dim,
+        per_sample_weights,
+        sparse=sparse,
+        any_max=spec.mode == "max",
     )
     note_table(pooled, matrix, spec)
     return pooled

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from recfuse._storage import is_readable
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.memory import own_storage
@@ -22,7 +23,6 @@ from recfuse.nn.packed.store import PackedStore
 from recfuse.nn.packed.table_weight import TableWeight
 from recfuse.nn.packed.taking_part import followed_table, rows_of
 from recfuse.nn.quantizers import RefusedQconfig
-from recfuse.ops.library import is_readable
 
 _UNSWAP = "recfuse.unswap(model) gives modules back that can be changed"
 _FIXED = frozenset((*torch.nn.EmbeddingBag.__constants__, "forward", "name", "sparse"))
@@ -189,6 +189,8 @@ class PackedTable(torch.nn.EmbeddingBag):
         layout = store.layout
         matrix = store.matrix(number)
         pooled = table_call(layout.tables[number], matrix, layout.sparse, input, offsets, per_sample_weights)
+        if not torch.compiler.is_compiling():
+            return pooled
         return followed_table(pooled, store.number, number)
 
     def named_parameters(

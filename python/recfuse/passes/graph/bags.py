@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from recfuse._codes import MODES
+from recfuse.data.joined import begin_with_0, or_negative
 from recfuse.passes.graph.nodes import aten, tensor_of, value_of
 from recfuse.passes.graph.program import Program
 
@@ -165,18 +166,13 @@ def _jagged_offsets(program: Program, bags: Sequence[Bag]) -> Node:
     column = program.emit(aten.slice.Tensor, all_starts, 0, 0, -1)
     column = program.emit(aten.unsqueeze.default, column, 1)
     end = program.emit(aten.slice.Tensor, all_starts, 0, -1)
-    # Of all bags, since a slice [:, :1] is compiled to a read of the first of no bags.
-    later = program.emit(
-        aten.gt.Scalar, program.emit(aten.arange.default, program.size(stacked, 1), **options), 0
-    )
-    good = program.emit(aten.logical_or.default, program.emit(aten.eq.Scalar, stacked, 0), later)
+    good = begin_with_0(stacked, program.size(stacked, 1), bags[0].table.device, program.emit)
     moved = program.emit(aten.add.Tensor, stacked, column)
     if bags[0].table.device.type == "cpu":
         message = "recfuse.fused_embedding_bag: offsets of each table must begin with 0"
         program.emit(aten._assert_async.msg, program.emit(aten.all.default, good), message)
-    else:  # an assertion would wait for the GPU: the kernel reports a negative offset
-        wrong = program.emit(aten.neg.default, program.emit(aten.abs.default, stacked))
-        moved = program.emit(aten.where.self, good, moved, wrong)
+    else:
+        moved = or_negative(good, moved, stacked, program.emit)
     return program.emit(aten.cat.default, [program.emit(aten.reshape.default, moved, [-1]), end])
 
 

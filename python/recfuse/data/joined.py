@@ -1,0 +1,194 @@
+"""Lookups of tables that each have their own tensors, joined table after table: what one call takes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recfuse._arguments import integers_on
+from recfuse._codes import INTEGERS
+from recfuse._storage import check_storages, join_offsets
+from recfuse.errors import ArgumentTypeError, ArgumentValueError, OffsetError, a_type
+
+_aten = torch.ops.aten
+
+
+def join_tables(
+    offsets: Tensor | Sequence[Tensor],
+    indices: Tensor | Sequence[Tensor],
+    row_weights: Sequence[Tensor | None] | None = None,
+    *,
+    tables: int,
+    where: str,
+    rows: Callable[[int], int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Indices, offsets and weights of a call for tables that each have their own, of `rows(table)` rows; see
+    `FusedEmbeddingBagList.pool`.
+    """
+    try:
+        if len(indices) != tables or len(offsets) != tables:
+            raise ArgumentValueError(
+                f"{where}: {len(offsets)} offsets and {len(indices)} indices for {tables} tables, must be "
+                "one of each a table"
+            )
+        if not isinstance(offsets, Tensor):
+            check_storages(where, "offsets", offsets)
+            offsets = torch.stack(list(offsets))
+        joined = join_offsets(offsets, indices)
+        if joined is None:
+            check_storages(where, "offsets", (offsets,))
+            check_storages(where, "indices", (indices,) if isinstance(indices, Tensor) else indices)
+            joined = _joined(offsets, indices, where)
+        weights = _sample_weights(indices, row_weights, rows, where)
+        flat = indices.reshape(-1) if isinstance(indices, Tensor) else torch.cat(list(indices))
+        return flat, joined, weights
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError):
+        _explain(offsets, indices, where)
+        raise
+
+
+def _explain(offsets: Tensor | Sequence[Tensor], indices: Tensor | Sequence[Tensor], where: str) -> None:
+    """Raises with the name and the table of a tensor that cannot be joined with the others."""
+    order = "; pool takes (offsets, indices), in this order"
+    for name, given in (("offsets", offsets), ("indices", indices)):
+        if not are_tensors(given):
+            raise ArgumentTypeError(
+                f"{where}: {name} is {a_type(given)}, must be a tensor or a list of tensors, one a table"
+            )
+    if len(indices) != len(offsets):
+        return
+    for name, given in (("offsets", offsets), ("indices", indices)):
+        if isinstance(given, Tensor) and given.dim() != 2:
+            raise ArgumentValueError(
+                f"{where}: {name} has {given.dim()} dimensions, must have 2: a row a table{order}"
+            )
+        if isinstance(given, Tensor):
+            continue
+        for table, one in enumerate(given):
+            if one.dim() != 1:
+                raise ArgumentValueError(
+                    f"{where}: {name}[{table}] has {one.dim()} dimensions, must have 1{order}"
+                )
+            if one.device != given[0].device:
+                found = f"{name}[{table}] is on {one.device}, {name}[0] is on {given[0].device}"
+                raise ArgumentValueError(f"{where}: {found}; must be on one device")
+    counts = [one.shape[0] for one in offsets]
+    for table, count in enumerate(counts):
+        if count != counts[0]:
+            raise ArgumentValueError(
+                f"{where}: offsets[{table}] has {count} bags, offsets[0] has {counts[0]}, must have as "
+                f"many{order}"
+            )
+
+
+def _joined(offsets: Tensor, indices: Tensor | Sequence[Tensor], where: str) -> Tensor:
+    """As `join_offsets`, by torch's functions: for a GPU, for programs that are traced, and for errors."""
+    if offsets.dtype not in INTEGERS:
+        raise ArgumentTypeError(f"{where}: offsets are {offsets.dtype}, must be int32 or int64")
+    offsets = offsets.to(torch.int64)
+    if isinstance(indices, Tensor):
+        tables, each = indices.shape
+        ends = torch.arange(tables + 1, device=offsets.device) * each
+    else:
+        lengths = [own.shape[0] for own in indices]
+        ends = integers_on([0, *itertools.accumulate(lengths)], offsets.device)
+    if offsets.is_cuda:
+        return _moved_on_gpu(offsets, ends)
+    _check_first(offsets, where)
+    return torch.cat(((offsets + ends[:-1, None]).reshape(-1), ends[-1:]))
+
+
+def _moved_on_gpu(offsets: Tensor, ends: Tensor) -> Tensor:
+    good = begin_with_0(offsets, offsets.shape[1], offsets.device)
+    moved = or_negative(good, offsets + ends[:-1, None], offsets)
+    return torch.cat((moved.reshape(-1), ends[-1:]))
+
+
+def _call(operator: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return operator(*arguments, **options)
+
+
+def begin_with_0(offsets: Any, bags: Any, device: torch.device, call: Callable[..., Any] = _call) -> Any:
+    """``[tables, bags]``, false at a table's first offset that is not 0. Looks at all offsets, since a slice
+    ``[:, :1]`` is compiled to a read of the first one also where there are no bags. ``call``: calls an
+    operator, or writes the call into a graph, where offsets and bags are nodes.
+    """
+    later = call(_aten.gt.Scalar, call(_aten.arange.default, bags, dtype=torch.int64, device=device), 0)
+    return call(_aten.logical_or.default, call(_aten.eq.Scalar, offsets, 0), later)
+
+
+def or_negative(good: Any, moved: Any, offsets: Any, call: Callable[..., Any] = _call) -> Any:
+    """``moved``, but negative where ``begin_with_0`` is false: the kernel of a GPU reports it, while an
+    assertion would wait for the GPU. ``call``: as of ``begin_with_0``.
+    """
+    negative = call(_aten.neg.default, call(_aten.abs.default, offsets))
+    return call(_aten.where.self, good, moved, negative)
+
+
+def _check_first(offsets: Tensor, where: str) -> None:
+    """Raises where a table's first offset is not 0: to the kernel it would end the table before."""
+    if torch.compiler.is_compiling():
+        good = begin_with_0(offsets, offsets.shape[1], offsets.device)
+        torch._assert_async(torch.all(good), f"{where}: offsets must begin with 0")
+    elif not offsets.is_meta and torch.count_nonzero(first := offsets[:, :1]):
+        wrong = int(first.reshape(-1).nonzero()[0])
+        raise OffsetError(
+            f"{where}: offsets of table {wrong} begin with {int(first[wrong])}, must begin with 0; pool "
+            "takes (offsets, indices), in this order"
+        )
+
+
+def _sample_weights(
+    indices: Tensor | Sequence[Tensor],
+    row_weights: Sequence[Tensor | None] | None,
+    rows: Callable[[int], int] | None,
+    where: str,
+) -> Tensor | None:
+    """One weight a lookup, where any table has weights; those of the other tables are one."""
+    if row_weights is None:
+        return None
+    if len(row_weights) != len(indices):
+        raise ArgumentValueError(
+            f"{where}: {len(row_weights)} row_weights for {len(indices)} tables, must be one (or None) a "
+            "table"
+        )
+    if all(weights is None for weights in row_weights):
+        return None
+    for table, weights in enumerate(row_weights):
+        if weights is not None and (
+            weights.dim() != 1 or (rows is not None and weights.shape[0] < rows(table))
+        ):
+            needed = "rows" if rows is None else rows(table)
+            raise ArgumentValueError(
+                f"{where}: row_weights[{table}] is {list(weights.shape)}, must be [{needed}]: one for each "
+                "row of its table"
+            )
+        if weights is not None:
+            check_storages(where, f"row_weights[{table}]", (weights,))
+    given = next(weights for weights in row_weights if weights is not None)
+    return torch.cat(
+        [
+            given.new_ones(own.shape[0]) if weights is None else _gathered(weights, own.to(torch.int64))
+            for own, weights in zip(indices, row_weights, strict=True)
+        ]
+    )
+
+
+def _gathered(weights: Tensor, rows: Tensor) -> Tensor:
+    """A weight a row; of a row that is not there any one, as torch's GPU kernel would end its context."""
+    if not rows.is_cuda:
+        return weights.gather(0, rows)
+    if weights.shape[0] == 0:
+        return weights.new_ones(rows.shape[0])
+    return weights.gather(0, torch.where((rows >= 0) & (rows < weights.shape[0]), rows, 0))
+
+
+def are_tensors(given: Any) -> bool:
+    """Whether it is a tensor, or a list of some."""
+    if isinstance(given, (tuple, list)):
+        return len(given) > 0 and all(isinstance(one, Tensor) for one in given)
+    return isinstance(given, Tensor)
