@@ -18,7 +18,14 @@ from torch.optim import Optimizer, optimizer
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.packed.frozen_alone import keep_states, left
 from recfuse.nn.packed.layout import TableSpec
-from recfuse.nn.packed.taking_part import _untold, _windows, give_number, has_rows, numbered, windows
+from recfuse.nn.packed.taking_part import (
+    give_number,
+    has_rows,
+    has_windows,
+    may_miss_notes,
+    numbered,
+    windows,
+)
 from recfuse.ops.training.compilers import with_old_compiler
 
 VOUCHED = "recfuse_row_wise"
@@ -138,7 +145,7 @@ def _idle_options(found: Optimizer) -> tuple[str, ...] | None:
 def _before_step(found: Optimizer, args: Any, options: Any) -> Any:
     if left:
         keep_states(found, functools.partial(_moves_idle_rows, found))
-    if torch.compiler.is_dynamo_compiling() or _windows or _untold or not is_row_wise(found):
+    if torch.compiler.is_dynamo_compiling() or has_windows() or not is_row_wise(found):
         _check_step(found)
     if len(args) > 1 and args[1] is not None:
         return (args[0], _checked(found, args[1]), *args[2:]), options
@@ -153,7 +160,7 @@ def _checked(found: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(closure)
     def checked() -> Any:
         result = closure()
-        if _windows or _untold:
+        if has_windows():
             _check_step(found)
         return result
 
@@ -163,7 +170,7 @@ def _checked(found: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
 @torch._disable_dynamo
 def _check_step(found: Optimizer) -> None:
     if is_row_wise(found):
-        if _windows or _untold:
+        if has_windows():
             _check_taking_part(found)
         return
     shared = shared_matrices()
@@ -184,7 +191,7 @@ def _check_step(found: Optimizer) -> None:
 def _check_taking_part(found: Optimizer) -> None:
     """Raises where a table of a packed Parameter has no gradient, and the step would move it or its state."""
     options = _idle_options(found)
-    shared = shared_matrices(1 if _untold else 2)
+    shared = shared_matrices(1 if may_miss_notes() else 2)
     for parameter, first_rows in windows():
         group = next((g for g in found.param_groups if any(p is parameter for p in g["params"])), None)
         tables = shared.get(id(parameter), {})
@@ -201,4 +208,4 @@ def _check_taking_part(found: Optimizer) -> None:
                     "optimizers=[optimizer]), or call recfuse.swap(model, fuse=False)"
                 )
                 hidden = "does not tell a table without lookups from one that took no part"
-                raise ArgumentValueError(with_old_compiler(text, hidden) if _untold else text)
+                raise ArgumentValueError(with_old_compiler(text, hidden) if may_miss_notes() else text)

@@ -86,10 +86,10 @@ def note_table(result: Tensor, matrix: Tensor, spec: TableSpec) -> None:
 
 
 def followed_table(result: Tensor, module: int, table: int) -> Tensor:
-    """What one call of a table of a packed module has pooled: in a program that is compiled, its backward
+    """What one call of a table of a packed module has pooled, for programs that are compiled: their backward
     pass notes the table.
     """
-    if torch.compiler.is_compiling() and torch.is_grad_enabled() and not torch.compiler.is_exporting():
+    if torch.is_grad_enabled() and not torch.compiler.is_exporting():
         if compilers.IS_OLD:
             _note_compiled(module)
         found: Tensor = _followed_table(result, module, table)
@@ -134,7 +134,7 @@ _note_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _split(pooled: Tensor, dims: Sequence[int], number: int) -> list[Tensor]:
-    found = list(pooled.split(dims, dim=1))
+    found = list(pooled.split_with_sizes(dims, 1))
     if found and pooled.requires_grad and not torch._C._are_functorch_transforms_active():
         node, split = pooled.grad_fn, found[0].grad_fn
         if split is not None and isinstance(node, torch.autograd.function.BackwardCFunction):
@@ -234,6 +234,16 @@ def _like_features(features: Tensor, grad: Tensor, *_: Any) -> Tensor:
 for _name, _run in (("_used_features", _mask), ("_used_table", _note_one)):
     implement(_name, _run, "CompositeExplicitAutograd")
     register_fake(_name)(_like_features)
+
+
+def has_windows() -> bool:
+    """Whether ``windows`` may find any. Each step of an optimizer asks."""
+    return bool(_windows or _untold)
+
+
+def may_miss_notes() -> bool:
+    """Whether an old compiler may have dropped notes of tables that take part."""
+    return bool(_untold)
 
 
 def windows() -> list[tuple[Tensor, set[int]]]:
