@@ -95,10 +95,10 @@ class ParamGroup(dict[str, Any]):
 
     def belongs_to(self, watcher: Any) -> bool:
         """Whether what is written here reaches ``watcher``, and ``params`` has what it had."""
-        if self._watcher() is not watcher:
-            return False
-        params = self["params"]
-        return all(at < len(params) and id(params[at]) == table for at, table in self._tables)
+        is_same, params = self._watcher() is watcher, self["params"]
+        for at, table in self._tables:  # a plain loop: each backward pass and each step come here
+            is_same = is_same and at < len(params) and id(params[at]) == table
+        return is_same
 
     def update(self, *given: Any, **options: Any) -> None:
         """Sets several."""

@@ -1,5 +1,5 @@
 """``step()`` and ``zero_grad()`` without what torch's record of them for its profiler costs: twenty
-microseconds a step, where there is no profiler.
+microseconds a step, where there is no profiler; and without the compiler's wrapper, where it is not at work.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ def _step(fused: Stepping, closure: Callable[[], Any] | None = None) -> Any:
     return loss
 
 
+@torch._disable_dynamo
+def _uncompiled(method: Callable[..., Any], *arguments: Any) -> Any:
+    return method(*arguments)
+
+
 _recorded_step = Optimizer.profile_hook_step(_step)
 
 
@@ -31,16 +36,17 @@ class Stepping(Optimizer):
 
     deferred: bool
 
-    @torch._disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of any optimizer. Tables that ``backward()`` updates have no gradients."""
+        if torch.compiler.is_dynamo_compiling():
+            _uncompiled(Stepping.zero_grad, self, set_to_none)
+            return
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     super().zero_grad(set_to_none)
                     return
 
-    @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Ends a step: of tables that ``backward()`` has updated the step's number is raised; with
         ``deferred``, it is here that their rows are updated, by ``.grad``.
@@ -55,6 +61,8 @@ class Stepping(Optimizer):
             ValueError: a Parameter has a gradient that is not one of its lookups alone; see
                 :mod:`recfuse.optim`.
         """
+        if torch.compiler.is_dynamo_compiling():
+            return _uncompiled(Stepping.step, self, closure)
         if (
             self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks
