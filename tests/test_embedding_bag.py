@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 
 import recfuse
 from support.inputs import odd, poisoned, ragged
+from support.processes.fresh import run_python
 from support.reference import DTYPES, assert_close_to_reference, tolerance
 from support.reference import embedding_bag as reference
 
@@ -482,14 +482,7 @@ def test_every_instruction_set_agrees():
     )
     ran = {own}
     for isa in (isa for isa in known if isa != own):
-        done = subprocess.run(
-            [sys.executable, "-c", program, *sys.path],
-            env={**os.environ, "RECFUSE_CPU_ISA": isa},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        done = run_python("-c", program, *sys.path, env={**os.environ, "RECFUSE_CPU_ISA": isa})
         assert done.returncode == 0, done.stderr
         ran.add(done.stdout.strip())
     assert "scalar" in ran

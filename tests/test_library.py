@@ -6,8 +6,6 @@ import ctypes
 import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,15 +31,13 @@ from support.library_cases import (
     one_table,
     two_tables,
 )
+from support.processes.fresh import run_python
 
 
 def run_alone(script: str, *arguments: str) -> str:
     """Runs `script` in a process whose path does not hold the package; returns what it printed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *arguments],
-        capture_output=True, text=True, env=environment, timeout=120,
-    )  # fmt: skip
+    done = run_python("-c", textwrap.dedent(script), *arguments, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -97,15 +93,14 @@ def test_the_package_with_another_file_has_one_copy(tmp_path: Path) -> None:
         assert sys.argv[1] in maps and "librecfuse.so" not in maps
     """
     environment = {**os.environ, "RECFUSE_LIBRARY": str(copy)}
-    command = [sys.executable, "-c", textwrap.dedent(script), str(copy)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = run_python("-c", textwrap.dedent(script), copy, env=environment)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_package_refuses_to_be_the_second_copy(tmp_path: Path) -> None:
     copy = shutil.copy(recfuse.library_path(), tmp_path / "copy.so")
     script = "import sys, torch; torch.ops.load_library(sys.argv[1]); import recfuse"
-    done = subprocess.run([sys.executable, "-c", script, str(copy)], capture_output=True, text=True)
+    done = run_python("-c", script, copy)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(
         f"ImportError: recfuse: {recfuse.library_path()} (part of the package) would be a second"
@@ -153,10 +148,9 @@ def test_a_change_of_folder_moves_nothing(tmp_path: Path) -> None:
         _C.small_kernels_compile("sm_80")  # reads kernels/ beside the library
         assert os.listdir(folder + "/cache")
     """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
     package = str(Path(recfuse.__file__).resolve().parents[1])
     environment = {**os.environ, "RECFUSE_CACHE_DIR": "cache", "PYTHONPATH": package}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    done = run_python("-c", textwrap.dedent(script), env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

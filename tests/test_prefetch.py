@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from support.processes.fresh import run_python
 
 ENDLESS = {
     "no rows": "recfuse.embedding_bag(indices, torch.zeros(0, 4), offsets)",
@@ -45,6 +44,6 @@ def test_a_bad_index_does_not_prefetch_for_ever():
         for integer, name in calls
     ]
     program = "\n".join([PRELUDE, *lines])
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = run_python("-c", program, timeout=60)
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.splitlines() == [f"{name}, {integer}" for integer, name in calls]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 import recfuse
 from recfuse import cli, info, timing
+from support.processes.fresh import run_python
 
 ABSENT = next(name for name in info.ISA_FLAGS if name not in info.isa_available())
 
@@ -24,13 +23,7 @@ ABSENT = next(name for name in info.ISA_FLAGS if name not in info.isa_available(
     ],
 )
 def test_an_instruction_set_without_kernels_warns_at_import(asked: str, words: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", "import recfuse"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "RECFUSE_CPU_ISA": asked},
-        check=True,
-    )
+    result = run_python("-c", "import recfuse", env={**os.environ, "RECFUSE_CPU_ISA": asked}, check=True)
     assert (f"UserWarning: recfuse: {words}" in result.stderr) if words else not result.stderr
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
-import sys
 
 import pytest
+
+from support.processes.fresh import command as python
+from support.processes.fresh import run_python
 
 TUNE = "tune --trace low --rows 90 --budget 0 --device cpu --dim 8 --batch 8 --pooling 5 --batches 2"
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A line of bash in which `recfuse` is the command."""
-    line = f'set -o pipefail; recfuse() {{ {sys.executable} -m recfuse "$@"; }}; {command}'
+    line = f'set -o pipefail; recfuse() {{ {shlex.join(python())} -m recfuse "$@"; }}; {command}'
     return subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, env={**os.environ, **environment}, check=False
     )
@@ -41,7 +44,7 @@ def test_output_that_nothing_takes_is_an_error_of_one_line(command: str, status:
 def test_a_reader_that_goes_away_ends_it_quietly() -> None:
     code = "import sys; from recfuse import cli; input(); sys.exit(cli.main(['info', '--json']))"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*python(), "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdin and process.stdout and process.stderr
     process.stdout.close()
@@ -64,7 +67,7 @@ _C.small_kernels_compile = _C.columns_kernels_compile = compile
 sys.exit(cli.main(["compile", "--arch", "sm_90a", "--columns"]))
 """
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*python(), "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout and process.stderr
@@ -90,5 +93,5 @@ assert all(bar.disable for bar in bars) and not bar(True, "x", total=3).disable
 sys.stderr = None
 assert hidden() and len(traces.generate("one_item", rows=10))
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = run_python("-c", code)
     assert result.returncode == 0, result.stderr

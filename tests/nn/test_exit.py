@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from recfuse.ops.device_threads import finish_device_threads
+from support.processes.fresh import run_python
 
 WORK = """
     import os, signal, sys, threading
@@ -38,10 +38,9 @@ PATHS = {
 @pytest.mark.parametrize("name", PATHS)
 def test_exits_are_clean(name: str) -> None:
     script, status = PATHS[name]
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(WORK) + script], capture_output=True, text=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )  # fmt: skip
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": paths, "FRESH_FINALIZES": "1"}
+    done = run_python("-c", textwrap.dedent(WORK) + script, env=environment)
     assert done.returncode == status, done.stderr
     assert "mine" in done.stderr if status == 1 else done.stderr == ""
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import copy
 import io
 import itertools
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from torch import nn
 
 import recfuse
 from recfuse.nn import EmbeddingBag, FusedEmbeddingBagCollection, FusedEmbeddingBagList, Table
+from support.processes.fresh import run_python
 
 SPECS = ((30, 4, "sum"), (20, 16, "mean"), (50, 4, "sum"), (9, 8, "max"))  # rows, dim, mode
 BAGS = 6
@@ -406,7 +405,7 @@ def test_an_exported_file_holds_the_weights_once_and_runs_with_the_library_alone
     assert program.stat().st_size <= 1.05 * weights
     torch.save(batch, given)
     arguments = [recfuse.library_path(), str(program), str(given), str(output)]
-    subprocess.run([sys.executable, "-c", _LOADED_ALONE, *arguments], check=True, timeout=300)
+    run_python("-c", _LOADED_ALONE, *arguments, capture_output=False, check=True)
     assert torch.load(output).eq(1).all()
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from support.fuzz import corpus
+from support.processes.fresh import run_python
 
 SCRIPT = Path(__file__).with_name("fuzz_readers.py")
 
 
 def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
     options = "--cases", "400", "--minutes", "5", "--seed", "1", "--keep", str(tmp_path / "failed")
-    run = subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True, check=False)
+    run = run_python(SCRIPT, *options)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "400 cases from 0, seed 1: 0 failed" in run.stdout
     for form in ("trace.txt", "trace.txt.gz", "trace.pt", "trace.pt.gz", "plan.json", "collection.json"):
@@ -44,7 +43,7 @@ fuzz_readers.corpus.forms = lambda folder: [form]
 for fault in {list(FAULTS)}:
     assert fuzz_readers.main(["--cases", "1", "--keep", {os.fspath(tmp_path)!r}]) == 1
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    run = run_python("-c", code)
     assert run.returncode == 0, run.stdout + run.stderr
     assert (tmp_path / "0-a.txt").exists()
     found = [line for line in run.stdout.splitlines() if line.startswith("case 0, ")]

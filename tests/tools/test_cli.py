@@ -2,8 +2,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,15 +10,14 @@ import torch
 import recfuse
 from recfuse import _C, cli, info
 from support.bag_plan import plan_for
+from support.processes.fresh import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--dim", "8", "--batch", "8", "--pooling", "5", "--batches", "2", "--index", "int32"]
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "recfuse", *arguments], capture_output=True, text=True, timeout=120
-    )
+    return run_python("-m", "recfuse", *arguments)
 
 
 @pytest.fixture(scope="module")

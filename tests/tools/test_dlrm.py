@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 
 import recfuse
 import recfuse.data.workloads
+from support.processes.fresh import run_python
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY_DLRM = [
@@ -64,10 +64,7 @@ def trace(tmp_path):
 
 def test_dlrm_as_a_program_prints_one_table_and_writes_the_same_figures(tmp_path, trace):
     target = tmp_path / "dlrm.json"
-    result = subprocess.run(
-        [sys.executable, BENCHMARKS / "dlrm.py", *TINY_DLRM, "--trace", trace, "--json", target],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    result = run_python(BENCHMARKS / "dlrm.py", *TINY_DLRM, "--trace", trace, "--json", target)
     assert result.returncode == 0, result.stderr
     assert "mini-batches" in result.stderr  # the progress bar
     record = json.loads(target.read_text())

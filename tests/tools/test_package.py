@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 import recfuse
+from support.processes.fresh import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "python" / "recfuse"
@@ -201,7 +202,7 @@ def test_import_loads_what_operators_and_modules_need() -> None:
         from recfuse.passes.swap import swap
         assert recfuse.swap is swap
     """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = run_python("-c", script, check=True)
     loaded = done.stdout.split()
     assert {name.split(".")[0] for name in loaded} - sys.stdlib_module_names == {"recfuse", "numpy"}
     tools = ("cli", "data.traces", "data.workloads", "info", "perf", "plan", "timing", "tuner")
@@ -217,7 +218,7 @@ def test_a_library_that_does_not_load_is_explained(
         path.write_text("no ELF file")
     monkeypatch.setenv("RECFUSE_LIBRARY", str(path))
     assert recfuse.library_path() == str(path)
-    done = subprocess.run([sys.executable, "-c", "import recfuse"], capture_output=True, text=True)
+    done = run_python("-c", "import recfuse")
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: recfuse: {path} (named by RECFUSE_LIBRARY)")

@@ -18,6 +18,7 @@ import torch
 from torch._inductor import config
 
 import recfuse
+from support.processes.fresh import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "serving"
@@ -66,7 +67,7 @@ def serve_python(folder: Path, *weights: Path) -> str:
     """By serve.py in a process whose Python does not know the package."""
     given = [recfuse.library_path(), folder, folder / "output.pt", *weights]
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = run(sys.executable, EXAMPLE / "serve.py", *given, environment=alone)
+    done = run_python(EXAMPLE / "serve.py", *given, env=alone)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

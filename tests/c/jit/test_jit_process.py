@@ -13,6 +13,7 @@ import pytest
 
 from support.c_program import COMPILER
 from support.cuda_program import Program, nvrtc_folder
+from support.processes.fresh import run_python
 
 needs_nvrtc = pytest.mark.skipif(
     nvrtc_folder() is None, reason="no NVRTC here; pip install '.[test]' brings it"
@@ -41,13 +42,7 @@ def run(script: str, cache: Path) -> subprocess.CompletedProcess[str]:
         "RECFUSE_CACHE_DIR": str(cache),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
-    return subprocess.run(
-        [sys.executable, "-c", START + script],
-        env={**kept, **paths},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return run_python("-c", START + script, env={**kept, **paths})
 
 
 @needs_nvrtc
