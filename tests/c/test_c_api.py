@@ -80,13 +80,13 @@ def expect_success(done: subprocess.CompletedProcess[str], isa: str, tests: int 
 @pytest.mark.parametrize("isa", CPU_FLAGS)
 def test_values_and_errors(isa: str) -> None:
     skip_unless_cpu_has(isa)
-    expect_success(run([build("plain"), "--rounds", "300"], RECFUSE_CPU_ISA=isa), isa)
+    expect_success(run([build("plain"), "--rounds", "100"], RECFUSE_CPU_ISA=isa), isa)
 
 
 @pytest.mark.parametrize("isa", CPU_FLAGS)
 def test_address_sanitizer(isa: str) -> None:
     skip_unless_cpu_has(isa)
-    expect_success(run([build("address"), "--rounds", "40"], RECFUSE_CPU_ISA=isa), isa)
+    expect_success(run([build("address"), "--rounds", "30"], RECFUSE_CPU_ISA=isa), isa)
 
 
 def test_thread_sanitizer() -> None:
@@ -94,7 +94,7 @@ def test_thread_sanitizer() -> None:
     tests = ["first_use", "embedding_bag_repeats", "fused_embedding_bag_reuse", "threads"]
     tests += ["fused_backward_random", "fused_backward_repeats", "embedding_columns_repeats"]
     tests += ["embedding_columns_started", "workers"]
-    done = run([build("thread"), "--rounds", "40", *tests], RECFUSE_CPU_ISA="scalar")
+    done = run([build("thread"), "--rounds", "20", *tests], RECFUSE_CPU_ISA="scalar")
     expect_success(done, "scalar", len(tests))
 
 

@@ -83,12 +83,10 @@ JOBS = (
     *(Job(model) for model in DEFAULTS),
     Job("B", dtype=FLOAT16, known=UNKNOWN),
     Job("B", "sm_80", poolings=(MAX,), padding_idx=0),
-    Job("D", "sm_80", FLOAT16, INT64, known=UNKNOWN),
+    Job("D", "sm_80", FLOAT16, INT64, weighted=True, known=UNKNOWN),
     Job("E", "sm_80", BFLOAT16, weighted=True),
-    Job("B", "sm_100", BFLOAT16, INT64),
     Job("D", "sm_100", FLOAT16, poolings=(SUM, MAX, MEAN), padding_idx=0),
     Job("E", "sm_100", integer=INT64, weighted=True, padding_idx=3, check=False),
-    Job("B", dtype=FLOAT16, integer=INT64, weighted=True),
     Job("D", dtype=BFLOAT16, poolings=(MEAN,), check=False),
 )
 
