@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from datetime import timedelta
 
@@ -82,6 +83,31 @@ def of_the_other(swapped, folder):
     return whole(model)
 
 
+def of_optimizer(saved, whole_state):
+    """A sharded model with the optimizer's state of a model that was not sharded, saved by table."""
+    options = dcp_state.StateDictOptions(full_state_dict=whole_state)
+    source = model_of(saved)
+    optimizer = torch.optim.Adam(source.parameters(), lr=0.1)
+    stepped(source, optimizer)
+    state = dcp_state.get_optimizer_state_dict(source, optimizer)
+    assert "emb_l.1.weight" in state["state"]
+    model = model_of(True, seed=9)
+    fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
+    of_model = torch.optim.Adam(model.parameters(), lr=0.7)
+    full = dcp_state.StateDictOptions(full_state_dict=True)
+    dcp_state.set_model_state_dict(model, source.state_dict(), options=full)
+    dcp_state.set_optimizer_state_dict(model, of_model, copy.deepcopy(state), options=options)
+    back = dcp_state.get_optimizer_state_dict(model, of_model, options=full)
+    same = all(
+        torch.equal(back["state"][name][key], value)
+        for name, entries in state["state"].items()
+        for key, value in entries.items()
+    )
+    stepped(source, optimizer)
+    stepped(model, of_model)
+    return same, whole(model), whole(source)
+
+
 def in_place(write):
     def of(model):
         with torch.no_grad():
@@ -156,6 +182,9 @@ def process(rank, folder):
         found["shard", swapped] = refused(lambda: of_fully_shard(swapped, f"{folder}/{swapped}"))  # noqa: B023
     for swapped in (False, True):
         found["other", swapped] = refused(lambda: of_the_other(swapped, f"{folder}/{not swapped}"))  # noqa: B023
+    for saved in (False, True):
+        for whole_state in (False, True):
+            found["optimizer", saved, whole_state] = refused(lambda: of_optimizer(saved, whole_state))  # noqa: B023
     for name in WRITES:
         found["write", name] = refused(lambda: of_a_write(name))  # noqa: B023
     found["parallel"] = refused(of_parallel)
@@ -172,6 +201,19 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     mp.spawn(process, (str(folder),), WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("saved", (False, True))
+def test_a_whole_state_by_table_loads_into_tables_that_fully_shard_has_cut(saved, results):
+    for found in results:
+        result = found["optimizer", saved, True]
+        assert not isinstance(result, str), result
+        same, ours, theirs = result
+        assert same
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+        text = found["optimizer", saved, False]
+        assert isinstance(text, str) and "recfuse: torch.distributed.checkpoint" in text, text
+        assert "emb_l.0.weight" in text and "StateDictOptions(full_state_dict=True)" in text
 
 
 @pytest.mark.parametrize("name", WRITES)

@@ -29,6 +29,9 @@ _NOT_COUNTED = (
     "torch.optim.adadelta.Adadelta",
     "torch.optim.rprop.Rprop",
     "torch.optim.adagrad.Adagrad",
+    "recfuse.optim.kinds.SGD",
+    "recfuse.optim.kinds.Adagrad",
+    "recfuse.optim.kinds.RowWiseAdagrad",
     "optim.rwsadagrad.RWSAdagrad",
     "torchrec.optim.rowwise_adagrad.RowWiseAdagrad",
 )
@@ -71,7 +74,7 @@ def keep_states(found: Optimizer, moves: Callable[[Mapping[str, Any]], bool]) ->
             if group is None or not moves(group):
                 continue
             state = getattr(found, "state", {}).get(parameter, {})
-            numbers = _numbers(state) if _is_counted(found, group) else {}
+            numbers = numbers_of(state) if is_counted(found, group) else {}
             _records.setdefault(found, _Records()).setdefault(store, {}).setdefault(number, numbers)
             rows = store.layout.tables[number].num_embeddings
             if not state and group.get("weight_decay"):  # which would reach the state that the step creates
@@ -102,15 +105,15 @@ def check_counts(found: Optimizer, store: PackedStore, all_tables: bool = False)
     """Raises where a table that was frozen alone is trained again (with ``all_tables``, also where it is
     frozen still) after steps that count for the whole Parameter.
     """
-    records = _records.get(found, {}).get(store, {})
+    records = _records.get(found, _Records()).get(store, {})
     for number, before in list(records.items()):
         if number in store.homes and not all_tables:
             continue
         spec = store.layout.tables[number]
         name = store.homes[number][0] if number in store.homes else store.layout.parameter_names[spec.matrix]
-        parameter = store.parameters.get(name)
+        parameter: Any = store.parameters.get(name)
         group = next((g for g in found.param_groups if any(p is parameter for p in g["params"])), None)
-        if group is None or not _is_counted(found, group) or _numbers(found.state[parameter]) == before:
+        if group is None or not is_counted(found, group) or numbers_of(found.state[parameter]) == before:
             if number not in store.homes:
                 del records[number]
             continue
@@ -122,12 +125,30 @@ def check_counts(found: Optimizer, store: PackedStore, all_tables: bool = False)
         )
 
 
-def _is_counted(found: Optimizer, group: Mapping[str, Any]) -> bool:
+def note_numbers(found: Optimizer, store: PackedStore, table: int, numbers: dict[str, Any] | None) -> None:
+    """Notes the numbers in the state of a table that is frozen alone; None: forgets them."""
+    records = _records.setdefault(found, _Records()).setdefault(store, {})
+    records.pop(table, None)
+    if numbers is not None:
+        records[table] = numbers
+
+
+def noted_numbers(found: Optimizer, store: PackedStore, table: int) -> dict[str, Any] | None:
+    """The numbers in the state of a table when it was frozen alone; None: no step was made since, or no step
+    depends on them.
+    """
+    numbers = _records.get(found, _Records()).get(store, {}).get(table)
+    group = next((g for g in found.param_groups if any(p is store.home(table) for p in g["params"])), {})
+    return numbers if is_counted(found, group) else None
+
+
+def is_counted(found: Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether a step depends on the number of steps."""
     names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(found).__mro__)
     return any(group.get(option) for option in _COUNTING) or not any(name in _NOT_COUNTED for name in names)
 
 
-def _numbers(state: Mapping[str, Any]) -> dict[str, Any]:
+def numbers_of(state: Mapping[str, Any]) -> dict[str, Any]:
     """The names of a state's entries, with the numbers among them."""
     return {
         key: value.item() if isinstance(value, Tensor) and value.numel() == 1 else _number(value)

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from recfuse._arguments import wrong_type
 from recfuse.errors import ArgumentValueError
+from recfuse.nn.packed.by_table.slots import keep_order, order_of
 from recfuse.nn.packed.holders import (
     attributes,
     check_holders,
@@ -68,6 +69,9 @@ class Move:
             self._check_optimizer(optimizer, group)
         self._apart = self._kept_apart()
         self._groups = [group for _, group in lists.values()]
+        self._orders = [
+            (optimizer, order_of(optimizer, group["params"])) for optimizer, group in lists.values()
+        ]
         self._states = [state for _, state in states.values()]
         self._named = list(itertools.chain(*map(self._named_parameters, self._optimizers)))
         self._entries = [self._entries_of(optimizer, state) for optimizer, state in states.values()]
@@ -83,8 +87,9 @@ class Move:
         with torch.no_grad():
             states = [self._new_state(entries, targets) for entries in self._entries]
             gradients = [gathered(target, self._gradients) for target in targets]
-        for group in self._groups:
+        for group, (optimizer, places) in zip(self._groups, self._orders, strict=True):
             self._replace(group, targets)
+            self._order(optimizer, group, places, targets)
         for mapping in self._named:
             self._rename(mapping, targets)
         for state, new in zip(self._states, states, strict=True):
@@ -226,6 +231,29 @@ class Move:
             name_of = {id(entry): name for entry, name in zip(old, names, strict=True)}
             olds = [name_of.get(id(self._weights[target.pieces[0].source]), "") for target in new]
             exchange(names, [_renamed(name, target.name) for name, target in zip(olds, new, strict=True)])
+
+    def _order(
+        self,
+        optimizer: Optimizer,
+        group: dict[str, Any],
+        places: Sequence[tuple[Tensor, int]],
+        targets: Sequence[Target],
+    ) -> None:
+        """Keeps the order that tables have in a group, which a ``state_dict`` goes by."""
+        new = {
+            (piece.source, piece.source_row): (target.parameter, piece.row)
+            for target in targets
+            for piece in target.pieces
+        }
+        moved = [new.get((self._numbers.get(id(p), -1), row), (p, row)) for p, row in places]
+        params = list(dict.fromkeys(parameter for parameter, _ in moved))
+        if len(params) == len(moved) == len(group["params"]):  # each table is a Parameter
+            names = group.get("param_names")
+            if names is not None:
+                name_of = dict(zip(group["params"], names, strict=True))
+                names[:] = [name_of[parameter] for parameter in params]
+            group["params"][:] = params
+        keep_order(optimizer, group["params"], moved)
 
     def _rename(self, mapping: MutableMapping[str, Any], targets: Sequence[Target]) -> None:
         """Replaces Parameters in a dictionary by name."""

@@ -16,6 +16,7 @@ import torch
 from torch.optim import Optimizer, optimizer
 
 from recfuse.errors import ArgumentValueError
+from recfuse.nn.packed.by_table.dicts import speak_of_tables
 from recfuse.nn.packed.frozen_alone import keep_states, left
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.nn.packed.taking_part import (
@@ -105,6 +106,7 @@ def watch(module: Any) -> None:
     in which several tables lie.
     """
     give_number(module)
+    speak_of_tables()
     if not _hooks:
         _hooks.append(optimizer.register_optimizer_step_pre_hook(_before_step))
 

@@ -40,7 +40,7 @@ class PackedStore:
     def __init__(self, layout: Layout, owner: torch.nn.Module, holder: torch.nn.Module) -> None:
         """Of a module, and of the module that holds its tables and Parameters."""
         self.layout = layout
-        self.parameters = holder._parameters
+        self.parameters: dict[str, Any] = holder._parameters
         self.homes: dict[int, tuple[str, int]] = {}
         self.loading: list[str] | None = None
         self.number = -1
@@ -70,6 +70,12 @@ class PackedStore:
         name = self.layout.parameter_names[self.layout.tables[number].matrix]
         found = self.parameters.get(name)
         return getattr(self.holder, name) if found is None else found
+
+    def home(self, number: int) -> Tensor | None:
+        """The Parameter by which optimizers have table ``number``; None: it is computed."""
+        spec = self.layout.tables[number]
+        name, _ = self.homes.get(number, (self.layout.parameter_names[spec.matrix], spec.first_row))
+        return self.parameters.get(name)
 
     def __getstate__(self) -> dict[str, Any]:
         """State without references to modules, which a copy binds itself."""

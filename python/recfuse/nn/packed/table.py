@@ -15,6 +15,7 @@ from recfuse._storage import is_readable
 from recfuse.errors import ArgumentTypeError, ArgumentValueError, a_type
 from recfuse.nn.embedding_bag import EmbeddingBag
 from recfuse.nn.memory import own_storage
+from recfuse.nn.packed.by_table.distributed import follow_checkpoints
 from recfuse.nn.packed.layout import TableSpec, is_sharded, table_rows
 from recfuse.nn.packed.moving import train_table
 from recfuse.nn.packed.pooling import table_call
@@ -201,6 +202,8 @@ class PackedTable(torch.nn.EmbeddingBag):
         """
         if recurse:
             yield f"{prefix}.weight" if prefix else "weight", self.weight  # type: ignore[misc]
+        else:
+            follow_checkpoints()
         yield from super().named_parameters(prefix, recurse, remove_duplicate)
 
     def requires_grad_(self, requires_grad: bool = True) -> PackedTable:

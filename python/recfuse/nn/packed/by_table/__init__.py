@@ -1,0 +1,1 @@
+"""Optimizers' states by table, where tools save and load them: as without packed tables."""

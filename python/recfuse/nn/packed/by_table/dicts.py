@@ -1,0 +1,134 @@
+"""``state_dict()`` and ``load_state_dict()`` of optimizers, by table.
+
+A packed Parameter counts there as the Parameters of its tables would. So what one of {torch's modules, packed
+ones} saves, the other loads. Tools of ``torch.distributed`` relate the numbers in a ``state_dict`` to the
+Parameters themselves: they have it by Parameter.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from recfuse.nn.packed.by_table.slots import Slot, slots_of_groups
+from recfuse.nn.packed.by_table.states import joined, split
+
+_ATTRIBUTE = "_recfuse_by_table"
+_INNER = ("torch.optim.", "torch._", "recfuse.", "contextlib")  # between a tool and an optimizer's method
+
+
+def speak_of_tables() -> None:
+    """Has the dictionaries of all optimizers speak of tables, from now on."""
+    save, load = Optimizer.state_dict, Optimizer.load_state_dict
+    if hasattr(save, _ATTRIBUTE):
+        return
+
+    @torch._disable_dynamo
+    @functools.wraps(save)
+    def state_dict(self: Optimizer) -> dict[str, Any]:
+        found = save(self)
+        return found if _is_by_parameter() else to_tables(self, found)
+
+    @torch._disable_dynamo
+    @functools.wraps(load)
+    def load_state_dict(self: Optimizer, state_dict: dict[str, Any]) -> None:
+        load(self, state_dict if _is_by_parameter() else to_parameters(self, state_dict))
+
+    setattr(state_dict, _ATTRIBUTE, True)
+    Optimizer.state_dict = state_dict  # type: ignore[method-assign]
+    Optimizer.load_state_dict = load_state_dict  # type: ignore[method-assign]
+
+
+def _is_by_parameter() -> bool:
+    """Whether a tool of torch.distributed calls."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if not name.startswith(_INNER):
+            return name.startswith("torch.distributed.")
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def to_tables(found: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A ``state_dict`` by Parameter as one by table, over the same memory."""
+    slots = slots_of_groups(found)
+    if slots is None:
+        return state_dict
+    numbers: dict[int, Any] = {}
+    for group, saved in zip(found.param_groups, state_dict["param_groups"], strict=True):
+        numbers.update(zip(map(id, group["params"]), saved["params"], strict=True))
+    states = state_dict["state"]
+    known = set(numbers.values())
+    result: dict[Any, Any] = {}
+    groups, count = [], itertools.count()
+    for own, group, saved in zip(slots, found.param_groups, state_dict["param_groups"], strict=True):
+        entries = []
+        for slot in own:
+            entries.append(number := next(count))
+            state = states.get(numbers[id(slot.parameter)])
+            if slot.store is not None and isinstance(state, Mapping):
+                state = split(found, slot, state)
+            if state is not None:
+                result[number] = state
+        groups.append({**saved, "params": entries})
+        if "param_names" in saved:
+            groups[-1]["param_names"] = _names(own, group, saved["param_names"])
+    result.update({key: value for key, value in states.items() if key not in known})
+    return {**state_dict, "state": result, "param_groups": groups}
+
+
+def _names(slots: list[Slot], group: Mapping[str, Any], names: list[str]) -> list[str]:
+    name_of = dict(zip(map(id, group["params"]), names, strict=True))
+    found = []
+    for slot in slots:
+        name = name_of[id(slot.parameter)]
+        if slot.store is not None:
+            own = next(own for own, p in slot.store.parameters.items() if p is slot.parameter)
+            name = f"{name.removesuffix(own)}{slot.store.layout.tables[slot.table].name}.weight"
+        found.append(name)
+    return found
+
+
+def to_parameters(found: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A ``state_dict`` by table as one by Parameter. One that is by Parameter, or of other groups, is left:
+    torch loads or refuses it.
+    """
+    slots = slots_of_groups(found)
+    saved_groups = state_dict.get("param_groups", ())
+    if slots is None or [len(own) for own in slots] != [len(saved["params"]) for saved in saved_groups]:
+        return state_dict
+    states = state_dict.get("state")
+    if not isinstance(states, Mapping):
+        return state_dict
+    known = {number for saved in saved_groups for number in saved["params"]}
+    result: dict[Any, Any] = {}
+    groups, count = [], itertools.count()
+    for own, group, saved in zip(slots, found.param_groups, saved_groups, strict=True):
+        entries = []
+        for parameter in group["params"]:
+            entries.append(number := next(count))
+            pairs = [
+                (slot, states.get(key))
+                for slot, key in zip(own, saved["params"], strict=True)
+                if slot.parameter is parameter
+            ]
+            if pairs and pairs[0][0].store is not None:
+                state = joined(found, group, [slot for slot, _ in pairs], [state for _, state in pairs])
+            else:
+                state = pairs[0][1] if pairs else None
+            if state is not None:
+                result[number] = state
+        groups.append({**saved, "params": entries})
+        if "param_names" in saved and "param_names" in group:
+            groups[-1]["param_names"] = list(group["param_names"])
+        else:
+            groups[-1].pop("param_names", None)
+    result.update({key: value for key, value in states.items() if key not in known})
+    return {**state_dict, "state": result, "param_groups": groups}

@@ -1,0 +1,155 @@
+"""``torch.distributed.checkpoint.state_dict`` of optimizers, by table: ``get_state_dict``, ``set_state_dict``
+and the functions of the optimizer alone.
+
+These name states by the Parameters of ``model.named_parameters()``. Around their inner functions the names
+and states of packed Parameters become those of the tables, and on the way back those of Parameters. Those
+that ``fully_shard`` has cut keep their own names; a whole state by table loads into them too.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from recfuse.errors import ArgumentValueError
+from recfuse.nn.packed.by_table.forms import form_of
+from recfuse.nn.packed.by_table.slots import Slot, slots_of_store
+from recfuse.nn.packed.by_table.states import joined, split
+from recfuse.nn.packed.layout import is_sharded
+from recfuse.nn.packed.store import PackedStore
+
+_MODULE = "torch.distributed.checkpoint.state_dict"
+_ATTRIBUTE = "_recfuse_by_table"
+_is_loading: contextvars.ContextVar[bool] = contextvars.ContextVar("is_loading", default=False)
+
+
+def follow_checkpoints() -> None:
+    """Has the functions speak of tables, once their module is imported."""
+    tool: Any = sys.modules.get(_MODULE)
+    if tool is None or hasattr(tool, _ATTRIBUTE):
+        return
+    get, load = tool._get_optim_state_dict, tool._load_optim_state_dict
+
+    @functools.wraps(get)
+    def get_by_table(model: torch.nn.Module, optimizers: tuple[Optimizer, ...], info: Any) -> Any:
+        found = get(model, optimizers, info)
+        return found if _is_loading.get() else _Names(tool, model, optimizers).to_tables(found)
+
+    @functools.wraps(load)
+    def load_by_table(
+        model: torch.nn.Module, optimizers: tuple[Optimizer, ...], state_dict: Any, info: Any
+    ) -> None:
+        is_whole = bool(info.full_state_dict)
+        state_dict = _Names(tool, model, optimizers).to_parameters(state_dict, is_whole)
+        token = _is_loading.set(True)
+        try:
+            load(model, optimizers, state_dict, info)
+        finally:
+            _is_loading.reset(token)
+
+    tool._get_optim_state_dict, tool._load_optim_state_dict = get_by_table, load_by_table
+    setattr(tool, _ATTRIBUTE, True)
+
+
+class _Packed(NamedTuple):
+    """A packed Parameter, its optimizer and group, and its tables by name."""
+
+    store: PackedStore
+    parameter: Tensor
+    optimizer: Optimizer
+    group: Mapping[str, Any]
+    slots: dict[str, Slot]
+
+    def is_sharded(self) -> bool:
+        """Whether ``fully_shard`` has cut it."""
+        return is_sharded(self.parameter)
+
+
+class _Names:
+    """The packed Parameters of a model that optimizers have, with their tables, by the names of the tool."""
+
+    def __init__(self, tool: Any, model: torch.nn.Module, optimizers: Iterable[Optimizer]) -> None:
+        groups = {
+            id(p): (optimizer, group)
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+
+        def name_of(path: str, own: str) -> str:
+            (name,) = tool._get_fqns(model, f"{path}.{own}" if path else own)
+            return str(name)
+
+        self.packed: dict[str, _Packed] = {}
+        for path, module in model.named_modules():
+            store = vars(module).get("_store")
+            if store is None or module is not store.holder:
+                continue
+            slots = slots_of_store(store, store.layout.parameter_names)
+            for own, parameter in store.parameters.items():
+                if id(parameter) in groups and own in store.layout.parameter_names:
+                    tables = {
+                        name_of(path, f"{store.layout.tables[slot.table].name}.weight"): slot
+                        for slot in slots
+                        if slot.parameter is parameter
+                    }
+                    optimizer, group = groups[id(parameter)]
+                    self.packed[name_of(path, own)] = _Packed(store, parameter, optimizer, group, tables)
+
+    def to_tables(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A dictionary by table, in the form of the tool, nested or flat."""
+        found = form_of(state_dict)
+        renamed: dict[tuple[int, int], tuple[list[str], dict[str, Slot]]] = {}
+        for name, packed in self.packed.items():
+            state = found.pop_state(name)
+            if packed.is_sharded() and not (state and _is_whole(state)):
+                if state is not None:
+                    found.set_state(name, state)
+                continue
+            for table, slot in packed.slots.items():
+                if state is not None and (own := split(packed.optimizer, slot, state)) is not None:
+                    found.set_state(table, own)
+            olds, slots = renamed.setdefault((id(packed.store), id(packed.group)), ([], {}))
+            olds.append(name)
+            slots.update(packed.slots)
+        for olds, slots in renamed.values():
+            found.rename(olds, sorted(slots, key=lambda table: slots[table].table))
+        return found.whole()
+
+    def to_parameters(self, state_dict: dict[str, Any], is_whole: bool) -> dict[str, Any]:
+        """A dictionary by Parameter of one that is by table; one that is by Parameter is left."""
+        if not state_dict:
+            return state_dict
+        found = form_of(state_dict)
+        renamed: dict[tuple[int, int], tuple[list[str], list[str]]] = {}
+        for name, packed in self.packed.items():
+            if name in found.names() or not (found.names() & set(packed.slots) or not packed.slots):
+                continue
+            states = [found.pop_state(table) for table in packed.slots]
+            if packed.is_sharded() and not (is_whole and all(_is_whole(state) for state in states if state)):
+                raise ArgumentValueError(
+                    f"recfuse: torch.distributed.checkpoint.state_dict: the state of "
+                    f"{type(packed.optimizer).__name__} is by table ({next(iter(packed.slots))}), and "
+                    f"fully_shard has cut the packed Parameter {name} over processes: load a whole state by "
+                    "table with StateDictOptions(full_state_dict=True), or a state of a swapped model"
+                )
+            state = joined(packed.optimizer, packed.group, list(packed.slots.values()), states)
+            if state is not None:
+                found.set_state(name, state)
+            olds, names = renamed.setdefault((id(packed.store), id(packed.group)), ([], []))
+            olds.extend(packed.slots)
+            names.append(name)
+        for olds, names in renamed.values():
+            found.rename(olds, names)
+        return found.whole()
+
+
+def _is_whole(state: Mapping[str, Any]) -> bool:
+    return not any(hasattr(value, "device_mesh") for value in state.values())

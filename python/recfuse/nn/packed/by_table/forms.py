@@ -1,0 +1,95 @@
+"""The forms in which ``torch.distributed.checkpoint.state_dict`` has optimizers' states: nested and flat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recfuse.errors import ArgumentValueError
+
+
+def form_of(state_dict: Mapping[str, Any]) -> Nested | Flat:
+    """A copy of a dictionary, to be changed."""
+    return Nested(state_dict) if "state" in state_dict else Flat(state_dict)
+
+
+def _refuse_groups(names: Sequence[str]) -> ArgumentValueError:
+    return ArgumentValueError(
+        f"recfuse: torch.distributed.checkpoint.state_dict: {', '.join(names)} are in param groups with "
+        "other options, and lie in packed Parameters of one group. Give the tables the same groups before "
+        "recfuse.swap(model, optimizers=[optimizer])"
+    )
+
+
+class Nested:
+    """``{"state": {name: state}, "param_groups": [{"params": [name], ...}]}``."""
+
+    def __init__(self, state_dict: Mapping[str, Any]) -> None:
+        """A copy of a dictionary."""
+        self._whole = dict(state_dict)
+        self._state = dict(state_dict["state"])
+        groups = state_dict.get("param_groups", ())
+        self._groups = [{**group, "params": list(group["params"])} for group in groups]
+
+    def names(self) -> set[Any]:
+        """The names of Parameters."""
+        return {*self._state, *(name for group in self._groups for name in group["params"])}
+
+    def pop_state(self, name: str) -> dict[str, Any] | None:
+        """Takes the state of a name out; None: there is none."""
+        return self._state.pop(name, None)
+
+    def set_state(self, name: str, state: Mapping[str, Any]) -> None:
+        """Sets the state of a name."""
+        self._state[name] = dict(state)
+
+    def rename(self, old: Sequence[str], new: Sequence[str]) -> None:
+        """Puts ``new`` where the first of ``old`` is in its group; raises where these are in several."""
+        own = [group for group in self._groups if any(name in old for name in group["params"])]
+        if len(own) > 1:
+            raise _refuse_groups(old)
+        for group in own:
+            first = next(at for at, name in enumerate(group["params"]) if name in old)
+            rest = [name for name in group["params"] if name not in old]
+            group["params"] = [*rest[:first], *new, *rest[first:]]
+
+    def whole(self) -> dict[str, Any]:
+        """The dictionary."""
+        return {**self._whole, "state": self._state, "param_groups": self._groups}
+
+
+class Flat:
+    """``{"state.<name>.<entry>": value, "param_groups.<name>.<option>": value}``."""
+
+    def __init__(self, state_dict: Mapping[str, Any]) -> None:
+        """A copy of a dictionary."""
+        self._all = dict(state_dict)
+
+    def names(self) -> set[Any]:
+        """The names of Parameters."""
+        prefix = "param_groups."
+        return {key[len(prefix) :].rpartition(".")[0] for key in self._all if key.startswith(prefix)}
+
+    def pop_state(self, name: str) -> dict[str, Any] | None:
+        """Takes the state of a name out; None: there is none."""
+        return self._pop(f"state.{name}.") or None
+
+    def set_state(self, name: str, state: Mapping[str, Any]) -> None:
+        """Sets the state of a name."""
+        self._all.update({f"state.{name}.{key}": value for key, value in state.items()})
+
+    def rename(self, old: Sequence[str], new: Sequence[str]) -> None:
+        """Gives ``new`` the options of ``old``; raises where these differ."""
+        options = [found for name in old if (found := self._pop(f"param_groups.{name}."))]
+        if any(other != options[0] for other in options):
+            raise _refuse_groups(old)
+        for name in new if options else ():
+            self._all.update({f"param_groups.{name}.{key}": value for key, value in options[0].items()})
+
+    def whole(self) -> dict[str, Any]:
+        """The dictionary."""
+        return self._all
+
+    def _pop(self, prefix: str) -> dict[str, Any]:
+        keys = [key for key in self._all if key.startswith(prefix)]
+        return {key[len(prefix) :]: self._all.pop(key) for key in keys}
