@@ -245,17 +245,8 @@ def _shape(weights: Sequence[Tensor], inputs: Sequence[Tensor], maps: Sequence[T
 
 
 @register_fake("ikbo_linear")
-def _(
-    w_user: Tensor,
-    w_cand: Tensor,
-    x_user: Tensor,
-    x_cand: Tensor,
-    cand_to_user: Tensor,
-    bias: Tensor | None = None,
-    *_: Any,
-    **__: Any,
-) -> Tensor:
-    return _shape((w_user, w_cand), (x_user, x_cand), (cand_to_user,))
+def _(*tensors: Tensor, **_: Any) -> Tensor:
+    return _shape(tensors[:2], tensors[2:4], tensors[4:5])
 
 
 @register_fake("ikbo_linear_chain")

@@ -9,15 +9,15 @@ row. The query heads that share a head of keys are rows as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from recfuse.ops.autograd import register
-from recfuse.ops.ikbo.attention_backward_cpu import gradients
-from recfuse.ops.ikbo.reads import covered, good_parents, key_ranges
+from recfuse.ops.ikbo.attention_backward_cpu import BackwardCall, gradients
+from recfuse.ops.ikbo.reads import covered, good_parents
 from recfuse.ops.library import implement, library, register_fake
 
 _Gradients = tuple[Tensor, Tensor, Tensor]
@@ -38,61 +38,38 @@ library.define(
 
 
 @register_fake("_ikbo_attention_backward")
-def _(
-    grad: Tensor | None, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: object
-) -> _Gradients:
+def _(*arguments: Any) -> _Gradients:
+    q, k, v = arguments[2:5]
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-# ---- CPU
+def _kernel(run: Callable[[BackwardCall], _Gradients]) -> Callable[..., _Gradients]:
+    """The operator's kernel that calls `run` where there is anything to multiply."""
+
+    def kernel(*arguments: Any) -> _Gradients:
+        call = BackwardCall(*arguments)
+        if call.q.numel() == 0 or call.k.numel() == 0:
+            return torch.zeros_like(call.q), torch.zeros_like(call.k), torch.zeros_like(call.v)
+        return run(call)
+
+    return kernel
 
 
-def _on_cpu(
-    grad: Tensor | None,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    row_to_user: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    kv_lengths: Tensor | None,
-    kv_offsets: Tensor | None,
-) -> _Gradients:
-    if q.numel() == 0 or k.numel() == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    ranges = key_ranges(k, kv_lengths, kv_offsets)
-    return gradients(grad, grad_lse, q, k, v, row_to_user, out, lse, scale, *ranges)
+_on_cpu = _kernel(gradients)
 
 
-# ---- CUDA
-
-
-def _on_cuda(
-    grad: Tensor | None,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    row_to_user: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    kv_lengths: Tensor | None,
-    kv_offsets: Tensor | None,
-) -> _Gradients:
+@_kernel
+def _on_cuda(call: BackwardCall) -> _Gradients:
     """One call of a kernel, or a few where there are very many users."""
+    grad, grad_lse, q, k, v, row_to_user, out, lse, scale, _, kv_offsets = call
     heads, dim = k.shape[-2:]
-    if q.numel() == 0 or k.numel() == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     keys, values = k.reshape(-1, heads, dim), v.reshape(-1, heads, dim)
     share, positions = q.shape[1] // heads, keys.shape[0]
     if q.dtype == torch.float64:
         _refuse("float64 on a GPU; use float32, or the CPU")
     if max(q.shape[0] * share, positions) >= 2**31:
         _refuse("2^31 or more queries or keys in one call; split the batch")
-    begins, ends = key_ranges(k, kv_lengths, kv_offsets)
+    begins, ends = call.key_ranges()
     users = begins.numel()
     row_users, order = good_parents(row_to_user, users).sort(stable=True)
     row_ends = torch.searchsorted(row_users, torch.arange(users + 1, device=q.device)) * share
@@ -117,13 +94,13 @@ def _on_cuda(
         packed.v[..., dim] = 1
     flash = q.dtype != torch.float32 and width <= _MOST_FLASH
     flash = flash and torch.cuda.get_device_capability(q.device) >= (8, 0)
-    call, most_users = (_flash, _MOST_SEQUENCES // 2) if flash else (_efficient, packed.most_users())
+    run, most_users = (_flash, _MOST_SEQUENCES // 2) if flash else (_efficient, packed.most_users())
     found = [torch.zeros_like(one) for one in (packed.q, packed.k, packed.v)]
     for first in range(0, users, most_users):
         chosen = slice(first, min(first + most_users, users))
         part = begins[chosen], ends[chosen], row_ends[chosen.start : chosen.stop + 1]
         for total, new, valid in zip(
-            found, call(packed, *_sequences(*part)), _written(packed, *part), strict=True
+            found, run(packed, *_sequences(*part)), _written(packed, *part), strict=True
         ):
             torch.where(valid[:, None, None], new, total, out=total)
     of_rows = found[0].unflatten(0, (-1, share)).transpose(1, 2).flatten(1, 2)[..., :dim]

@@ -8,9 +8,34 @@ query reads, keys of users without rows and keys behind a user's last, is never 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from recfuse.ops.ikbo.reads import key_ranges
+
+
+class BackwardCall(NamedTuple):
+    """Arguments of ``_ikbo_attention_backward``, whose queries are rows ``[rows, heads, dim]``."""
+
+    grad: Tensor | None
+    grad_lse: Tensor | None
+    """``[rows, heads]``, as is ``lse``."""
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    row_to_user: Tensor
+    out: Tensor
+    lse: Tensor
+    scale: float
+    kv_lengths: Tensor | None
+    kv_offsets: Tensor | None
+
+    def key_ranges(self) -> tuple[Tensor, Tensor]:
+        """Where each user's keys begin and end, in k flattened to positions."""
+        return key_ranges(self.k, self.kv_lengths, self.kv_offsets)
+
 
 _MOST_ELEMENTS = 2**22
 """Of the keys, or of the rows, of a batch."""
@@ -20,22 +45,10 @@ _backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @torch.autocast("cpu", enabled=False)  # in which backward() may be called
-def gradients(
-    grad: Tensor | None,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    row_to_user: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    begins: Tensor,
-    ends: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q ``[rows, heads, dim]`` and of k and v, whose positions in all are ``begins`` to ``ends``
-    of each user. Sums are in float32, of float64 in float64.
-    """
+def gradients(call: BackwardCall) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v. Sums are in float32, of float64 in float64."""
+    grad, grad_lse, q, k, v, row_to_user, out, lse, scale, *_ = call
+    begins, ends = call.key_ranges()
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     heads, dim = k.shape[-2:]
     keys, values = k.reshape(-1, heads, dim), v.reshape(-1, heads, dim)

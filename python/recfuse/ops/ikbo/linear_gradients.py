@@ -15,6 +15,7 @@ from recfuse.ops.library import below_autograd, call_below_autograd, needs_deriv
 
 _linear = torch.ops.recfuse.ikbo_linear.default
 _chain = torch.ops.recfuse.ikbo_linear_chain.default
+_LINEAR_TENSORS = 6
 _ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
@@ -116,17 +117,9 @@ def _differentiable(
     return activate(apply(IKBOLinear, chain, levels, options, *tensors))
 
 
-def call_linear(
-    w_user: Tensor,
-    w_cand: Tensor,
-    x_user: Tensor,
-    x_cand: Tensor,
-    cand_to_user: Tensor,
-    bias: Tensor | None = None,
-    **options: str,
-) -> Any:
+def call_linear(*tensors: Tensor | None, **options: str) -> Any:
     """`ikbo_linear`, with gradients where they are wanted: the autograd kernel of the operator."""
-    tensors = w_user, w_cand, x_user, x_cand, cand_to_user, bias
+    tensors = (*tensors, None)[:_LINEAR_TENSORS]  # the dispatcher leaves out a bias that is None
     if needs_derivatives(tensors):
         return _differentiable(False, 2, tensors, options)
     with below_autograd():
