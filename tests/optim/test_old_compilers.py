@@ -27,7 +27,6 @@ def _old(monkeypatch):
     updates_of = calls.updates_of
     monkeypatch.setattr(compilers, "IS_OLD", True)
     monkeypatch.setattr(taking_part, "_untold", set())
-    monkeypatch.setattr("recfuse.nn.packed.row_wise._untold", taking_part._untold)
     monkeypatch.setattr(taking_part, "_note", lambda *_: None)
     monkeypatch.setattr(
         calls,
