@@ -157,19 +157,22 @@ FUSED_ORDER = (
     *(
         "backward/args.h",
         "backward/small/args.h",
-        "backward/small/small.h",
         "backward/bags/args.h",
         "backward/backward.h",
-        "backward/general.h",
-        "backward/call.h",
+        "backward/small/small.h",
+        "backward/general/general.h",
+        "backward/lowering.h",
     ),
 )
 FUSED_FILES = dict.fromkeys(("fused_embedding_bag.c", "measure.c"), "fused.h")
 FUSED_FILES |= {"geometry.c": "features.h", "describe.c": "schedule.h"}
 FUSED_FILES |= {
-    f"backward/{file}.c": "backward/backward.h" for file in ("entry", "problem", "segments", "bags/bags")
+    f"backward/{file}.c": "backward/backward.h" for file in ("problem", "segments", "kernel", "bags/bags")
 }
-FUSED_FILES |= {f"backward/{file}.c": "backward/call.h" for file in ("backward", "call", "kernel")}
+FUSED_FILES |= {"backward/general/layout.c": "backward/general/general.h"}
+FUSED_FILES |= {
+    f"backward/{file}.c": "backward/lowering.h" for file in ("entry", "backward", "compile_ahead")
+}
 FUSED_FILES |= {f"backward/small/{file}.c": "backward/small/small.h" for file in ("launch", "tasks", "whole")}
 FUSED_FILES |= {f"partition/{file}.c": "partition/cut.h" for file in ("cost", "cut", "write", "check")}
 

@@ -44,8 +44,9 @@ static uint32_t bytes_add(rf__launches *launches, const void *from, size_t bytes
     return at;
 }
 
-rf_status rf__launches_add(rf__launches *launches, const rf__kernel_launch *launch, const void *key,
-                           size_t key_bytes, const void *arguments, size_t argument_bytes) {
+/* Adds a launch with a copy of its key, and room for a copy of its arguments. */
+static rf_status launch_add(rf__launches *launches, const rf__kernel_launch *launch, const void *key,
+                            size_t key_bytes, size_t argument_bytes) {
     RF_FAIL_IF(launches->count == RF__MOST_LAUNCHES, RF_ERR_INTERNAL, "%s: more than %d launches",
                launches->name, (int)RF__MOST_LAUNCHES);
     RF_CHECK(bytes_reserve(launches, key_bytes + argument_bytes + KEY_ALIGNMENT + ARGUMENTS_ALIGNMENT));
@@ -53,8 +54,24 @@ rf_status rf__launches_add(rf__launches *launches, const rf__kernel_launch *laun
     *added = *launch;
     added->key_bytes = (uint32_t)key_bytes;
     added->key = bytes_add(launches, key, key_bytes, KEY_ALIGNMENT);
+    return RF_OK;
+}
+
+rf_status rf__launches_add(rf__launches *launches, const rf__kernel_launch *launch, const void *key,
+                           size_t key_bytes, const void *arguments, size_t argument_bytes) {
+    RF_CHECK(launch_add(launches, launch, key, key_bytes, argument_bytes));
+    rf__kernel_launch *added = &launches->launches[launches->count - 1];
     added->argument_bytes = (uint32_t)argument_bytes;
     added->arguments = bytes_add(launches, arguments, argument_bytes, ARGUMENTS_ALIGNMENT);
+    return RF_OK;
+}
+
+rf_status rf__launches_add_alike(rf__launches *launches, const rf__kernel_launch *launch, const void *key,
+                                 size_t key_bytes) {
+    RF_CHECK(launch_add(launches, launch, key, key_bytes, 0));
+    rf__kernel_launch *added = &launches->launches[launches->count - 1];
+    added->argument_bytes = added[-1].argument_bytes;
+    added->arguments = added[-1].arguments;
     return RF_OK;
 }
 

@@ -86,6 +86,9 @@ void rf__launches_free(rf__launches *launches);
  * functions below are about the launch added last; `at` is a byte of its arguments. RF_ERR_MEMORY, RF_ERR_INTERNAL. */
 rf_status rf__launches_add(rf__launches *launches, const rf__kernel_launch *launch, const void *key,
                            size_t key_bytes, const void *arguments, size_t argument_bytes);
+/* The same with the arguments of the launch before, which are bound already. Requires that there is one. */
+rf_status rf__launches_add_alike(rf__launches *launches, const rf__kernel_launch *launch, const void *key,
+                                 size_t key_bytes);
 /* The uint64_t there is a place in the workspace, or in upload `number`. */
 void rf__launches_bind_workspace(rf__launches *launches, size_t at);
 void rf__launches_bind_upload(rf__launches *launches, int32_t number, size_t at);

@@ -104,7 +104,11 @@ class Stream(ctypes.Structure):
 def library() -> ctypes.CDLL:
     """The host's code of the backward and the driver of tests/c/warps/gpu.c."""
     backward = ROOT / "csrc/cuda/fused_embedding_bag/backward"
-    sources = [*backward.rglob("*.c"), *(ROOT / "csrc/base").glob("[cv]*.c")]
+    sources = [
+        *backward.rglob("*.c"),
+        *(ROOT / "csrc/base").glob("[cv]*.c"),
+        ROOT / "csrc/cuda/driver/gpu.c",
+    ]
     return build_simulator("the backward's host code on the host", sources)
 
 

@@ -9,7 +9,7 @@
 #include "program.h"
 #include "test_fused.h"
 
-enum { MOST_CALLS = 128, MANY = 300, FEATURES = 4, ROWS = 1000, SECONDS = 60 };
+enum { MOST_CALLS = 256, MANY = 400, FEATURES = 4, ROWS = 1000, SECONDS = 60 };
 
 /* An update of four tables of two matrices; nobody reads what pointers lead to. */
 typedef struct update_case {
@@ -183,7 +183,7 @@ static void backward_held(char **arguments) {
 
 static void *run_many(void *argument) {
     const rf_cuda_allocator *allocator = argument;
-    for (int i = 0; i < MANY; i++) run_number(i % 160, allocator, &streams[i % 3 == 0]);
+    for (int i = 0; i < MANY; i++) run_number(i % 320, allocator, &streams[i % 3 == 0]);
     return NULL;
 }
 

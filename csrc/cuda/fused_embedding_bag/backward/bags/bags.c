@@ -1,14 +1,14 @@
 /* rf_fused_embedding_bag_winners_cuda, rf_fused_embedding_bag_sample_weights_backward_cuda: the launches of winners.cu and
  * sample_weights.cu. */
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/validate.h"
-#include "cuda/driver/memory.h"
 #include "cuda/fused_embedding_bag/backward/backward.h"
 #include "cuda/fused_embedding_bag/backward/bags/args.h"
-#include "cuda/jit/jit.h"
+#include "cuda/launches/description.h"
 
 enum {
     WARP = 32,
@@ -34,14 +34,20 @@ static rf_status describe(const void *key, rf__kernel_options *options) {
     return RF_OK;
 }
 
-/* What a launch needs. */
-typedef struct bags_call {
-    const char *operator_name;
+/* A call of one of the kernels; `output` of sample_weights.cu. */
+typedef struct bags_problem {
     const rf_fused_embedding_bag_params *params;
     bags_kernel kernel;
     rf_dtype grad_dtype;
-    rf_bags_args args; /* all but features */
-} bags_call;
+    const void *grad;
+    void *output;
+} bags_problem;
+
+/* The features of a call. */
+typedef struct bags_description {
+    int64_t blocks; /* that winners.cu takes */
+    rf_bags_feature features[];
+} bags_description;
 
 /* As lanes_of of bags.cuh. */
 static int64_t bags_a_block(int64_t dim) {
@@ -72,57 +78,101 @@ static int64_t features_write(const rf_fused_embedding_bag_params *params, rf_ba
     return blocks;
 }
 
-static rf_status launch(const rf__cuda_store *store, bags_call *call, int64_t blocks) {
-    const rf_fused_embedding_bag_params *params = call->params;
-    const rf__kernel *kernel = NULL;
-    const bags_variant variant = {(int32_t)params->index_type, (int32_t)params->offset_type,
-                                  (int32_t)call->grad_dtype};
-    rf__launch_config config = {.block = {RF_BAGS_BLOCK}, .stream = store->stream};
-    int64_t parts = 1;
-    if (call->kernel == SAMPLE_WEIGHTS) {
-        const int64_t slots = params->n_features * params->bags;
+/* An rf__description_make. */
+static rf_status description_make(const rf__gpu *gpu, const void *problem, rf__description *to) {
+    const rf_fused_embedding_bag_params *params = ((const bags_problem *)problem)->params;
+    const size_t bytes = (size_t)params->n_features * sizeof(rf_bags_feature);
+    bags_description *description = malloc(sizeof *description + bytes);
+    (void)gpu;
+    RF_FAIL_IF(description == NULL, RF_ERR_MEMORY, "no memory for %" PRId64 " features", params->n_features);
+    description->blocks = features_write(params, description->features);
+    *to = (rf__description){.data = description,
+                            .free_data = free,
+                            .upload = description->features,
+                            .upload_bytes = description->blocks > 0 ? (int64_t)bytes : 0};
+    return RF_OK;
+}
+
+/* Adds the bytes that a launch moves: lookups, rows of tables, the gradient or its places. */
+static void traffic_add(const bags_problem *problem, rf__kernel_launch *launch) {
+    const rf_fused_embedding_bag_params *params = problem->params;
+    const bool is_winners = problem->kernel == WINNERS;
+    const int64_t bags = params->bags * params->n_features, outputs = params->bags * params->output_dim;
+    const double lookups = (double)params->lookups / (double)params->n_features;
+    launch->read_bytes = params->lookups * (params->index_type == RF_INT64 ? 8 : 4) +
+                         (bags + 1) * (params->offset_type == RF_INT64 ? 8 : 4);
+    if (!is_winners) launch->read_bytes += outputs * rf__dtype_bytes(problem->grad_dtype);
+    launch->written_bytes = is_winners ? outputs * (int64_t)sizeof(int64_t) : params->lookups * 4;
+    for (int64_t f = 0; f < params->n_features; f++) {
+        const rf_feature *feature = &params->features[f];
+        const double rows = (double)feature->rows < lookups ? (double)feature->rows : lookups;
+        if (is_winners && feature->pooling != RF_MAX) continue;
+        launch->read_bytes += (int64_t)(rows * (double)feature->dim *
+                                        (double)rf__dtype_bytes(params->buffers[feature->buffer].dtype));
+        launch->flops += lookups * (double)feature->dim * (is_winners ? 1 : 2);
+    }
+}
+
+/* Description NULL: there is no bag. */
+static rf_status lower(const rf__gpu *gpu, const bags_description *description, const bags_problem *problem,
+                       rf__launches *launches) {
+    const char *const operator_name = launches->name;
+    const rf_fused_embedding_bag_params *params = problem->params;
+    const bool is_winners = problem->kernel == WINNERS;
+    const int64_t slots = params->n_features * params->bags;
+    int64_t blocks = 0, parts = 1;
+    if (!is_winners)
+        RF_CHECK(rf__launches_fill(launches, (uintptr_t)problem->output, false,
+                                   params->lookups * (int64_t)sizeof(float)));
+    if (description == NULL || description->blocks == 0) return RF_OK;
+    blocks = description->blocks;
+    if (!is_winners) {
         blocks = (slots + RF_BAGS_BLOCK / WARP - 1) / (RF_BAGS_BLOCK / WARP);
-        parts = (int64_t)store->device->gpu.sms * WARPS_AN_SM / slots;
+        parts = (int64_t)gpu->sms * WARPS_AN_SM / slots;
         parts = parts < 1 ? 1 : parts > MOST_PARTS ? MOST_PARTS : parts;
     }
-    const char *operator_name = call->operator_name;
     RF__REFUSE_IF(blocks > INT32_MAX, RF_ERR_UNSUPPORTED,
                   RF__I64 " bags of " RF__I64 " features; that is more than a launch takes; split the batch",
                   params->bags, params->n_features);
-    config.grid[0] = (uint32_t)blocks;
-    config.grid[1] = (uint32_t)parts;
-    RF_CHECK(
-        rf__jit_kernel(store->device, &sources[call->kernel], &variant, sizeof variant, describe, &kernel));
-    config.function = kernel->function;
-    RF_CHECK(rf__cuda_enter(store->device));
-    return rf__cuda_leave_with(rf__launch(store->device, &config, &call->args));
+    const bags_variant variant = {(int32_t)params->index_type, (int32_t)params->offset_type,
+                                  (int32_t)problem->grad_dtype};
+    const rf_bags_args args = {.indices = (uintptr_t)params->indices,
+                               .offsets = (uintptr_t)params->offsets,
+                               .grad = (uintptr_t)problem->grad,
+                               .output = is_winners ? 0 : (uintptr_t)problem->output,
+                               .winners = is_winners ? (uintptr_t)problem->output : 0,
+                               .lookups = params->lookups,
+                               .bags = params->bags,
+                               .n_features = params->n_features,
+                               .output_dim = params->output_dim};
+    rf__kernel_launch launch = {.source = &sources[problem->kernel],
+                                .describe = describe,
+                                .grid = {(uint32_t)blocks, (uint32_t)parts},
+                                .block = {RF_BAGS_BLOCK}};
+    traffic_add(problem, &launch);
+    RF_CHECK(rf__launches_add(launches, &launch, &variant, sizeof variant, &args, sizeof args));
+    rf__launches_bind_upload(launches, 0, offsetof(rf_bags_args, features));
+    return RF_OK;
 }
 
-static rf_status run(bags_call *call, const rf_cuda_allocator *allocator, const rf_cuda_stream *stream) {
+static rf_status run(const char *operator_name, const bags_problem *problem,
+                     const rf_cuda_allocator *allocator, const rf_cuda_stream *stream) {
     rf_status status = RF_OK;
     const rf__cuda_device *device = NULL;
     rf__cuda_store store;
-    rf__cuda_block features = {0};
-    const rf_fused_embedding_bag_params *params = call->params;
-    const size_t bytes = (size_t)params->n_features * sizeof(rf_bags_feature);
-    rf_bags_feature *described = malloc(bytes + 1);
-    RF_FAIL_IF(described == NULL, RF_ERR_MEMORY, "no memory for %" PRId64 " features", params->n_features);
+    rf__described described = {0};
+    rf__launches launches;
+    rf__launches_init(&launches, operator_name);
     RF_TRY(rf__cuda_device_get(stream->device, &device));
     RF_TRY(rf__cuda_store_of(device, stream->stream, allocator, &store));
-    const int64_t blocks = features_write(params, described);
-    if (blocks == 0) goto out;
-    RF_TRY(rf__cuda_block_new(&store, described, bytes, false, &features));
-    call->args.indices = (uintptr_t)params->indices;
-    call->args.offsets = (uintptr_t)params->offsets;
-    call->args.features = features.memory;
-    call->args.lookups = params->lookups;
-    call->args.bags = params->bags;
-    call->args.n_features = params->n_features;
-    call->args.output_dim = params->output_dim;
-    status = launch(&store, call, blocks);
+    if (problem->params->bags > 0)
+        RF_TRY(rf__description_make_uncached(&store, description_make, problem, &described));
+    RF_TRY(lower(&device->gpu, described.data, problem, &launches));
+    const uint64_t uploads[RF__MOST_UPLOADS] = {described.upload};
+    RF_TRY(rf__launches_run_in(device, &launches, uploads, 0, store.stream));
 out:
-    if (features.memory != 0) rf__cuda_block_free(&store, &features);
-    free(described);
+    rf__launches_free(&launches);
+    rf__description_release(&described);
     return status;
 }
 
@@ -135,22 +185,8 @@ rf_status rf_fused_embedding_bag_winners_cuda(const rf_fused_embedding_bag_param
     RF_CHECK(rf__check_fused_call(&checked));
     RF_CHECK(rf__check_fused_features(&checked));
     if (params->bags == 0) return RF_OK;
-    bags_call call = {.operator_name = "fused_embedding_bag_winners",
-                      .params = params,
-                      .kernel = WINNERS,
-                      .args = {.winners = (uintptr_t)winners}};
-    return run(&call, allocator, stream);
-}
-
-static rf_status zeros_write(float *output, int64_t count, const rf_cuda_stream *stream) {
-    rf_status status = RF_OK;
-    const rf__cuda_device *device = NULL;
-    RF_CHECK(rf__cuda_device_get(stream->device, &device));
-    RF_CHECK(rf__cuda_enter(device));
-    RF__CUDA_TRY(
-        device->driver->cuMemsetD32Async((uintptr_t)output, 0, (size_t)count, (rf__cu_stream)stream->stream));
-out:
-    return rf__cuda_leave_with(status);
+    const bags_problem problem = {.params = params, .kernel = WINNERS, .output = winners};
+    return run("fused_embedding_bag_winners", &problem, allocator, stream);
 }
 
 rf_status rf_fused_embedding_bag_sample_weights_backward_cuda(const rf_fused_embedding_bag_params *params,
@@ -169,24 +205,33 @@ rf_status rf_fused_embedding_bag_sample_weights_backward_cuda(const rf_fused_emb
     RF_CHECK(rf__check_dtype(operator_name, "grad_dtype", grad_dtype));
     RF__REFUSE_IF(output == NULL || (grad == NULL && params->bags * params->output_dim > 0), RF_ERR_VALUE,
                   "%s is NULL; it must point to its elements", output == NULL ? "output" : "grad");
-    RF_CHECK(zeros_write(output, params->lookups, stream));
-    if (params->bags == 0) return RF_OK;
-    bags_call call = {.operator_name = operator_name,
-                      .params = params,
-                      .kernel = SAMPLE_WEIGHTS,
-                      .grad_dtype = grad_dtype,
-                      .args = {.grad = (uintptr_t)grad, .output = (uintptr_t)output}};
-    return run(&call, allocator, stream);
+    const bags_problem problem = {
+        .params = params, .kernel = SAMPLE_WEIGHTS, .grad_dtype = grad_dtype, .grad = grad, .output = output};
+    return run(operator_name, &problem, allocator, stream);
 }
 
-rf_status rf__bags_compile(const char *arch, const rf_fused_embedding_bag_params *params) {
-    bags_variant variant = {.index_type = (int32_t)params->index_type,
-                            .offset_type = (int32_t)params->offset_type};
+static rf_status compile(const rf__gpu *gpu, const bags_problem *problem) {
+    rf_status status = RF_OK;
+    rf__description description = {0};
+    rf__launches launches;
+    rf__launches_init(&launches, "fused_embedding_bag_training_compile");
+    RF_TRY(description_make(gpu, problem, &description));
+    RF_TRY(lower(gpu, description.data, problem, &launches));
+    RF_TRY(rf__launches_compile(&launches, gpu->arch, NULL));
+out:
+    rf__launches_free(&launches);
+    free(description.data);
+    return status;
+}
+
+rf_status rf__bags_compile(const rf__gpu *gpu, const rf_fused_embedding_bag_params *params) {
+    rf_fused_embedding_bag_params one = *params;
+    const bags_problem winners = {.params = &one, .kernel = WINNERS};
+    const bags_problem sample_weights = {
+        .params = &one, .kernel = SAMPLE_WEIGHTS, .grad_dtype = params->output_dtype};
     bool any_max = false;
+    one.bags = one.lookups = 1;
     for (int64_t f = 0; f < params->n_features; f++) any_max |= params->features[f].pooling == RF_MAX;
-    if (any_max)
-        RF_CHECK(rf__jit_compile_each(&sources[WINNERS], &variant, sizeof variant, 1, describe, arch));
-    if (params->sample_weights == NULL) return RF_OK;
-    variant.grad_dtype = (int32_t)params->output_dtype;
-    return rf__jit_compile_each(&sources[SAMPLE_WEIGHTS], &variant, sizeof variant, 1, describe, arch);
+    if (any_max) RF_CHECK(compile(gpu, &winners));
+    return params->sample_weights != NULL ? compile(gpu, &sample_weights) : RF_OK;
 }

@@ -14,44 +14,43 @@ enum {
     BLOCKS = 2 /* of an SM */
 };
 
-static int64_t rounded_up(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+static int64_t rounded_up(int64_t bytes) { return rf__round_up(bytes, ALIGNMENT); }
 
 /* Shared memory of each of two blocks of an SM; `own`: what the kernel has besides. */
-static int32_t shared_bytes(const rf__cuda_device *device, int64_t own) {
-    const int64_t half = device->gpu.shared_per_sm / BLOCKS - device->gpu.reserved_shared_per_block;
-    const int64_t most =
-        half < device->gpu.shared_per_block_optin ? half : device->gpu.shared_per_block_optin;
+static int32_t shared_bytes(const rf__gpu *gpu, int64_t own) {
+    const int64_t half = gpu->shared_per_sm / BLOCKS - gpu->reserved_shared_per_block;
+    const int64_t most = half < gpu->shared_per_block_optin ? half : gpu->shared_per_block_optin;
     const int64_t bytes = (most - own) / 1024 * 1024;
     return (int32_t)(bytes > RF_SMALL_LISTS_LEAST_SHARED ? bytes : RF_SMALL_LISTS_LEAST_SHARED);
 }
 
 /* Whether four columns of a matrix's rows can be read and written at once. */
-static bool matrix_fits(const rf__backward_small_call *call, const rf_backward_matrix *matrix) {
-    const uint64_t weight_bytes = VECTOR * (uint64_t)rf__dtype_bytes((rf_dtype)call->weight_dtype);
+static bool matrix_fits(const rf__backward_problem *problem, const rf_backward_matrix *matrix) {
+    const uint64_t weight_bytes = VECTOR * (uint64_t)rf__dtype_bytes(problem->dtype);
     if (matrix->dim <= 0 || matrix->dim % VECTOR != 0 || matrix->weight % weight_bytes != 0) return false;
-    if (call->emit == RF_ROWWISE_ADAGRAD + 1) return matrix->dim <= RF_SMALL_WHOLE_COLUMNS;
+    if (problem->emit == RF_ROWWISE_ADAGRAD + 1) return matrix->dim <= RF_SMALL_WHOLE_COLUMNS;
     return matrix->states[0] % ALIGNMENT == 0 && matrix->states[1] % ALIGNMENT == 0;
 }
 
 /* The matrix that has row `row` of all. */
-static int32_t matrix_of(const rf__backward_small_call *call, int64_t row) {
+static int32_t matrix_of(const rf__backward_problem *problem, int64_t row) {
     int32_t at = 0;
-    while (at + 1 < call->n_matrices && call->matrices[at + 1].first_row <= row) at++;
+    while (at + 1 < problem->n_matrices && problem->matrices[at + 1].first_row <= row) at++;
     return at;
 }
 
 /* The call as a whole; what it allows. */
-static bool call_fits(const rf__backward_small_call *call) {
-    const uint64_t grad_bytes = VECTOR * (uint64_t)rf__dtype_bytes((rf_dtype)call->grad_dtype);
-    return !call->weighted && call->bags > 0 && call->bags <= RF_SMALL_MOST_BAGS &&
+static bool call_fits(const rf_fused_backward_params *call) {
+    const uint64_t grad_bytes = VECTOR * (uint64_t)rf__dtype_bytes(call->grad_dtype);
+    return call->sample_weights == NULL && call->bags > 0 && call->bags <= RF_SMALL_MOST_BAGS &&
            call->lookups <= INT32_MAX && call->n_features <= INT32_MAX && call->output_dim % VECTOR == 0 &&
            call->output_dim <= (int64_t)UINT32_MAX / VECTOR && (uintptr_t)call->grad % grad_bytes == 0;
 }
 
-static bool feature_fits(const rf__backward_small_call *call, const rf_backward_feature *feature) {
+static bool feature_fits(const rf__backward_problem *problem, const rf_backward_feature *feature) {
     return (feature->pooling == RF_SUM || feature->pooling == RF_MEAN) && feature->rows > 0 &&
            feature->rows <= RF_SMALL_MOST_ROWS && feature->output_column % VECTOR == 0 &&
-           matrix_fits(call, &call->matrices[matrix_of(call, feature->first_row)]);
+           matrix_fits(problem, &problem->matrices[matrix_of(problem, feature->first_row)]);
 }
 
 /* A feature's rows among all; features are in the order of first rows where they overlap or not is asked. */
@@ -66,14 +65,14 @@ static int rows_compare(const void *a, const void *b) {
 }
 
 /* Marks features that are alone with their rows: alone [n_features]. `rows` [n_features] is room. */
-static void mark_alone(const rf__backward_small_call *call, const rf_backward_feature *features, rows_t *rows,
+static void mark_alone(const rf__backward_problem *problem, const rf_backward_feature *features, rows_t *rows,
                        bool *alone) {
     int64_t count = 0, behind = -1, last = -1;
     bool sorted = true;
-    for (int64_t f = 0; f < call->n_features; f++) alone[f] = features[f].pooling >= 0;
-    for (int32_t m = 0; m < call->n_matrices; m++) { /* inside a matrix they mostly are in order */
-        const int64_t first = call->matrices[m].first_row, end = first + call->matrices[m].rows;
-        for (int64_t f = 0; f < call->n_features; f++) {
+    for (int64_t f = 0; f < problem->call.n_features; f++) alone[f] = features[f].pooling >= 0;
+    for (int32_t m = 0; m < problem->n_matrices; m++) { /* inside a matrix they mostly are in order */
+        const int64_t first = problem->matrices[m].first_row, end = first + problem->matrices[m].rows;
+        for (int64_t f = 0; f < problem->call.n_features; f++) {
             if (!alone[f] || features[f].first_row < first || features[f].first_row >= end) continue;
             rows[count] = (rows_t){features[f].first_row, features[f].first_row + features[f].rows, f};
             sorted &= count == 0 || rows[count - 1].first <= rows[count].first;
@@ -91,14 +90,14 @@ static void mark_alone(const rf__backward_small_call *call, const rf_backward_fe
 }
 
 /* Describes the small ones: to [n_features]. Returns how many they are. */
-static int64_t features_take(const rf__backward_small_call *call, rf_backward_feature *features,
+static int64_t features_take(const rf__backward_problem *problem, rf_backward_feature *features,
                              const bool *alone, rf_small_feature *to, int64_t *starts, int64_t *factors) {
     int64_t count = 0;
-    for (int64_t f = 0; f < call->n_features; f++) {
+    for (int64_t f = 0; f < problem->call.n_features; f++) {
         rf_backward_feature *from = &features[f];
-        if (!alone[f] || !feature_fits(call, from)) continue;
-        const int32_t matrix = matrix_of(call, from->first_row);
-        to[count++] = (rf_small_feature){.row = from->first_row - call->matrices[matrix].first_row,
+        if (!alone[f] || !feature_fits(problem, from)) continue;
+        const int32_t matrix = matrix_of(problem, from->first_row);
+        to[count++] = (rf_small_feature){.row = from->first_row - problem->matrices[matrix].first_row,
                                          .start = *starts,
                                          .factors = from->pooling == RF_MEAN ? *factors : -1,
                                          .number = (int32_t)f,
@@ -106,9 +105,9 @@ static int64_t features_take(const rf__backward_small_call *call, rf_backward_fe
                                          .padding_idx = (int32_t)from->padding_idx,
                                          .output_column = from->output_column,
                                          .matrix = matrix,
-                                         .dim = call->matrices[matrix].dim};
+                                         .dim = problem->matrices[matrix].dim};
         *starts += (from->rows + 1 + VECTOR - 1) / VECTOR * VECTOR; /* a lane writes so many at once */
-        if (from->pooling == RF_MEAN) *factors += call->bags;
+        if (from->pooling == RF_MEAN) *factors += problem->call.bags;
         from->pooling = -1;
     }
     return count;
@@ -170,18 +169,18 @@ int64_t rf__backward_small_workspace(const rf__backward_small_plan *plan, int64_
 }
 
 /* Puts everything that kernels read into one piece of memory. */
-static rf_status description_write(const rf__backward_small_call *call, const rf_small_feature *features,
-                                   rf__backward_small_plan *plan) {
+static rf_status description_write(const rf__gpu *gpu, const rf__backward_problem *problem,
+                                   const rf_small_feature *features, rf__backward_small_plan *plan) {
+    const rf_fused_backward_params *call = &problem->call;
     rf_status status = RF_OK;
     rf_small_task *tasks = NULL;
     int32_t places[LIST_CLASSES + 1];
     const rf__backward_small_sizes sizes = {.bags = call->bags,
-                                            .sms = call->device->gpu.sms,
+                                            .sms = gpu->sms,
                                             .lookups = (double)call->lookups / (double)call->n_features,
                                             .staged_bytes = plan->most_staged_shared,
-                                            .emit = call->emit,
-                                            .weight_bytes =
-                                                (int32_t)rf__dtype_bytes((rf_dtype)call->weight_dtype)};
+                                            .emit = problem->emit,
+                                            .weight_bytes = (int32_t)rf__dtype_bytes(problem->dtype)};
     RF_TRY(rf__backward_small_tasks(&sizes, features, plan->n_features, &tasks, &plan->n_staged,
                                     &plan->n_gathered));
     plan->n_lists = lists_count(features, plan->n_features, places);
@@ -205,26 +204,26 @@ out:
     return status;
 }
 
-rf_status rf__backward_small_take(const rf__backward_small_call *call, rf_backward_feature *features,
-                                  rf__backward_small_plan *plan) {
+rf_status rf__backward_small_take(const rf__gpu *gpu, const rf__backward_problem *problem,
+                                  rf_backward_feature *features, rf__backward_small_plan *plan) {
     rf_status status = RF_OK;
     int64_t starts = 0, factors = 0;
-    const size_t count = (size_t)call->n_features + 1;
-    *plan = (rf__backward_small_plan){.lists_shared = shared_bytes(call->device, LISTS_STATIC),
-                                      .most_staged_shared = shared_bytes(call->device, ROWS_STATIC)};
-    if (!call_fits(call)) return RF_OK;
+    const size_t count = (size_t)problem->call.n_features + 1;
+    *plan = (rf__backward_small_plan){.lists_shared = shared_bytes(gpu, LISTS_STATIC),
+                                      .most_staged_shared = shared_bytes(gpu, ROWS_STATIC)};
+    if (!call_fits(&problem->call)) return RF_OK;
     rf_small_feature *small = malloc(count * sizeof *small);
     rows_t *rows = malloc(count * sizeof *rows);
     bool *alone = malloc(count * sizeof *alone);
     if (small == NULL || rows == NULL || alone == NULL) {
-        status = rf__fail(RF_ERR_MEMORY, "no memory for %" PRId64 " features", call->n_features);
+        status = rf__fail(RF_ERR_MEMORY, "no memory for %" PRId64 " features", problem->call.n_features);
         goto out;
     }
-    mark_alone(call, features, rows, alone);
-    plan->n_features = features_take(call, features, alone, small, &starts, &factors);
+    mark_alone(problem, features, rows, alone);
+    plan->n_features = features_take(problem, features, alone, small, &starts, &factors);
     if (plan->n_features == 0) goto out;
     layout(starts, factors, plan);
-    RF_TRY(description_write(call, small, plan));
+    RF_TRY(description_write(gpu, problem, small, plan));
 out:
     free(alone);
     free(rows);

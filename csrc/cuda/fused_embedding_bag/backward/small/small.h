@@ -3,26 +3,8 @@
 #ifndef RECFUSE_CUDA_BACKWARD_SMALL_H
 #define RECFUSE_CUDA_BACKWARD_SMALL_H
 
+#include "cuda/fused_embedding_bag/backward/backward.h"
 #include "cuda/fused_embedding_bag/backward/small/args.h"
-#include "cuda/jit/jit.h"
-
-/* What the small path reads of a call. Addresses are of the device. */
-typedef struct rf__backward_small_call {
-    const rf__cuda_device *device;
-    const void *indices, *offsets;
-    int64_t lookups, bags, n_features;
-    int32_t index_type, offset_type;
-    const void *grad; /* [bags, output_dim] of grad_dtype */
-    int64_t output_dim;
-    const rf_backward_matrix *matrices; /* [n_matrices], of weight_dtype; with their first rows */
-    int32_t n_matrices;
-    int32_t grad_dtype, weight_dtype;
-    int32_t emit; /* RF_EMIT_GRADIENT, into matrices that are zeros; or optimizer + 1 */
-    bool round; /* stochastically */
-    bool weighted; /* there are sample weights: then nothing is small */
-    bool by_frequency;
-    rf_emit_args emit_args;
-} rf__backward_small_call;
 
 /* A small feature. */
 typedef struct rf_small_feature {
@@ -32,31 +14,29 @@ typedef struct rf_small_feature {
 } rf_small_feature;
 RF_SIZE_IS(rf_small_feature, 48);
 
-/* What is done, decided from features and sizes; of lookups from about how many there are. */
+/* Lists and tasks of blocks, decided from features and sizes; of lookups from about how many there are. */
 typedef struct rf__backward_small_plan {
     int64_t n_features; /* that are small; 0: nothing else of the plan counts */
-    void *
-        description; /* [description_bytes]: lists and tasks, to be copied to the device, aligned to 16 bytes */
+    void *description; /* [description_bytes]: lists and tasks, for an upload aligned to 16 bytes */
     int64_t description_bytes, tasks_at;
     int32_t n_lists, n_staged, n_gathered; /* tasks: those that stage gradients come first */
     int32_t lists_shared, staged_shared, most_staged_shared; /* bytes a block */
     int64_t factors_at, list_at; /* in the workspace, aligned to 16 bytes; starts are in front of them */
     bool any_mean;
+    rf__backward_traffic traffic;
 } rf__backward_small_plan;
 
-/* Takes the small features out of `features` [call->n_features]: their pooling becomes -1. The plan is to be freed, also
+/* Takes the small features out of `features` [n_features]: their pooling becomes -1. The plan is to be freed, also
  * where this fails. RF_ERR_MEMORY. */
-rf_status rf__backward_small_take(const rf__backward_small_call *call, rf_backward_feature *features,
-                                  rf__backward_small_plan *plan);
+rf_status rf__backward_small_take(const rf__gpu *gpu, const rf__backward_problem *problem,
+                                  rf_backward_feature *features, rf__backward_small_plan *plan);
 void rf__backward_small_free(rf__backward_small_plan *plan);
 /* Bytes of workspace that a call with so many lookups takes. */
 int64_t rf__backward_small_workspace(const rf__backward_small_plan *plan, int64_t lookups);
 
-/* Puts the kernels into the stream, in the device's context. */
-rf_status rf__backward_small_launch(const rf__backward_small_call *call, const rf__backward_small_plan *plan,
-                                    uint64_t description, uint64_t workspace, void *stream);
-/* Compiles the kernels of a call into the cache. */
-rf_status rf__backward_small_compile(const rf__backward_small_call *call, const char *arch);
+/* Adds the launches of a plan, whose description is at byte `upload_at` of upload 0, and its workspace at `workspace_at`. */
+rf_status rf__backward_small_lower(const rf__backward_problem *problem, const rf__backward_small_plan *plan,
+                                   int64_t upload_at, int64_t workspace_at, rf__launches *launches);
 
 /* What blocks of staged.cu do with features, and how many columns at once. */
 typedef struct rf__backward_small_sizes {
