@@ -81,6 +81,11 @@ RF__PY_METHOD(explain_end) {
     return status == RF_OK ? list : rf__py_result(NULL, status, "explain");
 }
 
+RF__PY_METHOD(explain_lowers) {
+    if (!PyArg_ParseTuple(arguments, ":explain_lowers")) return NULL;
+    return PyBool_FromLong(rf__cuda_device_is_described());
+}
+
 RF__PY_METHOD(kernel_compile) {
     rf__kernel_source source;
     rf__kernel_options options = {0};

@@ -86,6 +86,7 @@
       "explain_begin(gpu: str | None): records the launches of calls until explain_end; with a GPU, "        \
       "calls of this thread on the CPU's tensors are lowered for it instead of run")                         \
     X(explain_end, "explain_end() -> list[dict]: the launches")                                              \
+    X(explain_lowers, "explain_lowers() -> bool: whether calls of this thread are lowered instead of run")   \
     X(kernel_compile, "kernel_compile(arch: str, file: str, kernel: str, defines: str, cached_only: bool = " \
                       "False) -> dict: what the compiler says about it; None where it is not in the cache")  \
     X(occupancy,                                                                                             \

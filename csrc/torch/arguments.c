@@ -45,18 +45,20 @@ rf_status rf__call_temporary(rf__call *call, int64_t dim, const int64_t *sizes, 
     return RF_OK;
 }
 
+rf_status rf__call_explained_clear(const rf__call *call, AtenTensorHandle tensor, void *data) {
+    int64_t bytes = 0;
+    if (!rf__call_is_explained(call)) return RF_OK;
+    RF__TORCH_CHECK(aoti_torch_get_storage_size(tensor, &bytes));
+    if (bytes > 0) memset(data, 0, (size_t)bytes);
+    return RF_OK;
+}
+
 rf_status rf__call_output(rf__call *call, int output, int64_t dim, const int64_t *sizes, int32_t dtype,
                           void **data) {
     rf__value *value = &call->outputs[output];
     const rf_status status = rf__tensor_new(dim, sizes, dtype, call->device, &value->tensor, data);
     value->given = value->tensor != NULL;
-    /* Nothing writes the results of calls that are explained: what follows them should see finite numbers. */
-    if (status == RF_OK && rf__call_is_explained(call)) {
-        int64_t bytes = 0;
-        RF__TORCH_CHECK(aoti_torch_get_storage_size(value->tensor, &bytes));
-        if (bytes > 0) memset(*data, 0, (size_t)bytes);
-    }
-    return status;
+    return status == RF_OK ? rf__call_explained_clear(call, value->tensor, *data) : status;
 }
 
 /* libtorch before 2.15 copies a returned string and never frees it: 48 bytes a call that are not ours to free, since

@@ -64,7 +64,7 @@ static rf_status dense_run(rf__call *call) {
     RF_CHECK(params_read(call, &params));
     const int64_t sizes[2] = {params.rows, params.dim};
     RF_CHECK(rf__call_output(call, 0, 2, sizes, rf__torch_dtype(params.dtype), &output));
-    if (rf__device_is_cpu(call->device)) {
+    if (rf__call_on_cpu(call)) {
         RF_CHECK(rf__call_executor(&executor));
         return rf_fused_embedding_bag_backward_cpu(&params, output, &executor);
     }
@@ -77,7 +77,7 @@ static rf_status sparse_compute(rf__call *call, const rf_fused_backward_params *
                                 const rf_sparse_output *output) {
     rf_executor executor;
     rf_cuda_stream stream;
-    if (rf__device_is_cpu(call->device)) {
+    if (rf__call_on_cpu(call)) {
         RF_CHECK(rf__call_executor(&executor));
         return rf_fused_embedding_bag_sparse_backward_cpu(params, output, &executor);
     }
@@ -109,7 +109,7 @@ static rf_status several_compute(rf__call *call, const rf_fused_backward_params 
                                  const rf_sparse_output *outputs, int64_t n) {
     rf_executor executor;
     rf_cuda_stream stream;
-    if (!rf__device_is_cpu(call->device)) {
+    if (!rf__call_on_cpu(call)) {
         const rf_cuda_allocator allocator = rf__call_allocator(call);
         RF_CHECK(rf__call_stream(call, &stream));
         return rf_fused_embedding_bag_sparse_gradients_cuda(params, outputs, n, &allocator, &stream);

@@ -33,7 +33,7 @@ static rf_status winners_run(rf__call *call) {
                (long long)call->values[OUTPUT_DIM].integer, (long long)params.output_dim);
     const int64_t sizes[2] = {params.bags, params.output_dim};
     RF_CHECK(rf__call_output(call, 0, 2, sizes, aoti_torch_dtype_int64(), &winners));
-    if (rf__device_is_cpu(call->device)) {
+    if (rf__call_on_cpu(call)) {
         RF_CHECK(rf__call_executor(&executor));
         return rf_fused_embedding_bag_winners_cpu(&params, winners, &executor);
     }
@@ -57,7 +57,7 @@ static rf_status sample_weights_run(rf__call *call) {
                "grad has %lld columns, must have the %lld of the features", (long long)grad.sizes[1],
                (long long)params.output_dim);
     RF_CHECK(rf__call_output(call, 0, 1, &params.lookups, aoti_torch_dtype_float32(), &output));
-    if (rf__device_is_cpu(call->device)) {
+    if (rf__call_on_cpu(call)) {
         RF_CHECK(rf__call_executor(&executor));
         return rf_fused_embedding_bag_sample_weights_backward_cpu(&params, grad.data, grad_dtype, output,
                                                                   &executor);

@@ -130,7 +130,7 @@ static rf_status fused_run(rf__call *call) {
     params.output_dim = grad.sizes[1];
     RF_CHECK(rf__call_winners(call, WINNERS, &grad, &params.winners));
     RF_CHECK(rf__call_output(call, 0, 1, &none, aoti_torch_dtype_float32(), &empty));
-    if (rf__device_is_cpu(call->device)) {
+    if (rf__call_on_cpu(call)) {
         RF_CHECK(rf__call_executor(&executor));
         return rf_fused_embedding_bag_update_cpu(&params, &executor);
     }
@@ -166,7 +166,7 @@ static rf_status rows_run(rf__call *call) {
                                  (long long)params.count, (long long)params.matrix.dim);
     RF_CHECK(rf__call_contiguous(call, &sums, sums.dtype));
     params.sums = sums.data;
-    if (rf__device_is_cpu(call->device)) {
+    if (rf__call_on_cpu(call)) {
         RF_CHECK(rf__call_executor(&executor));
         return rf_rows_update_cpu(&params, &executor);
     }

@@ -79,9 +79,9 @@ RF_API rf_status rf_fused_embedding_bag_update_cpu(const rf_fused_update_params 
 /* The same on a GPU, whose memory all pointers but features and matrices are of. The work is put into the stream and not
  * waited for; it may be captured in a CUDA graph. Its workspace is the allocator's, NULL: the driver's.
  *
- * What describes the work to the kernels is kept on the device, for calls that come again on the stream with the same
- * features and sizes: some 32 bytes a feature of a large table, some 150 of a small one; of the last 128 different calls of
- * a device and at most 64 MiB, gradients' among them. What a captured call needs stays until the process ends, as of
+ * Descriptions of the work stay on the device, for calls that come again on the stream with the same features and sizes:
+ * some 32 bytes a feature of a large table, some 150 of a small one. Of a device those 256 descriptions of all operators
+ * stay that were used last, and at most 128 MiB. Descriptions of a captured call stay until the process ends, as of
  * rf_fused_embedding_bag_cuda. */
 RF_API rf_status rf_fused_embedding_bag_update_cuda(const rf_fused_update_params *params,
                                                     const rf_cuda_allocator *allocator,

@@ -20,7 +20,7 @@ typedef struct rf__cuda_device {
 /* Until the next call of this function, device RF__CUDA_DESCRIBED of this thread is one that is described, without a driver.
  * NULL: there is none. */
 void rf__cuda_device_describe(const rf__gpu *gpu);
-bool rf__cuda_device_is_described(void);
+RF__SHARED bool rf__cuda_device_is_described(void);
 
 /* Device `ordinal` with its primary context retained; made at the first call, which may wait for the device, and others
  * for it; kept for ever. RF_ERR_VALUE: there is none of this number. */

@@ -42,7 +42,9 @@ rf_status rf__gradient_list_new(void *context, int64_t count, int64_t **rows, vo
     RF_CHECK(
         rf__tensor_new(dims, sizes + 2 - dims, aoti_torch_dtype_int64(), to->call->device, &to->rows, &data));
     *rows = data;
-    return values_new(to->call, count, to->params, &to->values, values);
+    RF_CHECK(values_new(to->call, count, to->params, &to->values, values));
+    RF_CHECK(rf__call_explained_clear(to->call, to->rows, *rows));
+    return rf__call_explained_clear(to->call, to->values, *values);
 }
 
 void rf__gradient_list_free(const rf__gradient_list *list) {
@@ -116,11 +118,17 @@ static rf_status run(rf__call *call) {
     rf_feature feature;
     rf_fused_backward_params params;
     rf_executor executor;
+    rf_cuda_stream stream;
     rf__gradient_list found = {.call = call, .params = &params, .row_dims = 2};
     const rf_sparse_output output = {rf__gradient_list_new, &found};
     RF_TRY(params_read(call, &feature, &params));
-    RF_TRY(rf__call_executor(&executor));
-    RF_TRY(rf_fused_embedding_bag_sparse_backward_cpu(&params, &output, &executor));
+    if (rf__call_on_cpu(call)) {
+        RF_TRY(rf__call_executor(&executor));
+        RF_TRY(rf_fused_embedding_bag_sparse_backward_cpu(&params, &output, &executor));
+    } else { /* it is explained */
+        RF_TRY(rf__call_stream(call, &stream));
+        RF_TRY(rf_fused_embedding_bag_sparse_backward_cuda(&params, &output, NULL, &stream));
+    }
     RF_TRY(coalesced_give(call, &found));
 out:
     rf__gradient_list_free(&found);

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recfuse import _C
 from recfuse.errors import ArgumentValueError
 from recfuse.ops.autograd import register
 from recfuse.ops.library import below_autograd, register_fake
@@ -280,8 +281,10 @@ class _Compiled:
 
 def note(weights: Sequence[Tensor], updates: Sequence[Update]) -> None:
     """Notes that a backward pass has updated ``weights``, of one device: a graph that kept one must not read
-    it any more.
+    it any more. A call that is explained for a GPU updates nothing.
     """
+    if _C.explain_lowers():
+        return
     captured = weights[0].is_cuda and torch.cuda.is_current_stream_capturing()
     for weight, update in zip(weights, updates, strict=True):
         update.updated, update.captured = True, captured

@@ -88,15 +88,34 @@ def _run(call: Callable[..., Any], batch: Sequence[Any], training: bool) -> None
     if not training:
         call(*batch)
         return
-    parameters = list(call.parameters()) if isinstance(call, nn.Module) else []
-    before = [parameter.grad for parameter in parameters]
+    results = [one for one in _tensors(call(*batch)) if one.requires_grad]
+    leaves = _leaves(results)
+    before = [leaf.grad for leaf in leaves]
     try:
-        results = [one for one in _tensors(call(*batch)) if one.requires_grad]
+        for leaf in leaves:
+            leaf.grad = None  # else the gradient is added to it in place
         if results:
             torch.autograd.backward([one.float().sum() for one in results])
     finally:
-        for parameter, grad in zip(parameters, before, strict=True):
-            parameter.grad = grad
+        for leaf, grad in zip(leaves, before, strict=True):
+            leaf.grad = grad
+
+
+def _leaves(results: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors that a backward pass from ``results`` gives gradients."""
+    leaves = {id(one): one for one in results if one.is_leaf}
+    nodes = [one.grad_fn for one in results]
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)  # of an AccumulateGrad
+        if isinstance(leaf, Tensor):
+            leaves[id(leaf)] = leaf
+        nodes += [following for following, _ in node.next_functions]
+    return list(leaves.values())
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
