@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import recfuse
 from recfuse.ops.updates import update_of
+from support.backward.explained import gradient, update
 
 GPUS = ("H100", "H200", "A100", "L4", "B200")
 BAGS, EACH = 64, 8  # of a feature; lookups of a bag
@@ -159,6 +161,16 @@ def test_training_goes_on_behind_an_explanation() -> None:
     module(*batch).sum().backward()
     module.optimizer.step()
     assert not torch.equal(weight, before)
+
+
+@pytest.mark.parametrize("make", (gradient, update))
+def test_random_calls_write_nothing(make: Callable[[random.Random], tuple[Any, ...]]) -> None:
+    for seed in range(20):
+        torch.manual_seed(seed)
+        call, *tensors = make(random.Random(seed))
+        before = [tensor.clone() for tensor in tensors]
+        assert len(recfuse.explain(call, *tensors, gpu="H100")) > 1
+        assert all(torch.equal(one, other) for one, other in zip(before, tensors, strict=True))
 
 
 @pytest.mark.parametrize("sparse", (False, True))

@@ -15,6 +15,7 @@ import recfuse
 from recfuse.nn.columns import Cross, Hash, Identity
 from recfuse.perf.explain import known_gpus
 from support import gpu
+from support.backward.explained import gradient, update
 from support.ikbo import explained
 
 pytestmark = gpu.MARKS
@@ -71,6 +72,8 @@ FAMILIES: dict[str, Callable[[random.Random], tuple[Any, ...]]] = {
     "columns": columns,
     "linear": linear,
     "attention": attention,
+    "gradient": gradient,
+    "update": update,
 }
 
 
