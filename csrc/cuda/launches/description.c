@@ -36,6 +36,16 @@ static node **list_of(const rf__cuda_store *store) {
     return store->resident ? &of->resident : &of->cached;
 }
 
+/* Where all bytes are the same, so are those that count: equal keys, the usual case, cost one comparison. */
+static bool part_is(const unsigned char *was, const rf__key_part *part) {
+    const unsigned char *is = part->data;
+    if (part->bytes == 0 || memcmp(was, is, part->bytes) == 0) return true;
+    if (part->item_bytes == 0) return false;
+    for (size_t at = 0; at < part->bytes; at += part->item_bytes)
+        if (memcmp(was + at, is + at, part->compared_bytes) != 0) return false;
+    return true;
+}
+
 static bool is_for(const node *one, const rf__cuda_store *store, const rf__description_key *key) {
     const unsigned char *at = one->key;
     if (one->make != key->make || one->parent != key->parent || one->store.stream_id != store->stream_id ||
@@ -45,7 +55,7 @@ static bool is_for(const node *one, const rf__cuda_store *store, const rf__descr
         if (one->bytes[i] != key->parts[i].bytes || one->given[i] != (key->parts[i].data != NULL))
             return false;
     for (int i = 0; i < RF__KEY_PARTS; i++) {
-        if (one->bytes[i] > 0 && memcmp(at, key->parts[i].data, one->bytes[i]) != 0) return false;
+        if (!part_is(at, &key->parts[i])) return false;
         at += one->bytes[i];
     }
     return true;
@@ -85,6 +95,8 @@ static rf_status node_new(const rf__cuda_store *store, const rf__description_key
     RF_TRY(rf__cuda_block_new(store, one->description.upload, (size_t)one->description.upload_bytes, cached,
                               &one->block));
 out:
+    if (one->description.frees_upload) free((void *)(uintptr_t)one->description.upload);
+    one->description.upload = NULL;
     if (status != RF_OK) {
         nodes_free(one);
         one = NULL;

@@ -22,6 +22,7 @@ typedef struct rf__description {
     const void
         *upload; /* [upload_bytes], of data: copied to the device before rf__description_acquire returns */
     int64_t upload_bytes;
+    bool frees_upload; /* `upload` is no part of data but from malloc, and freed when it is copied */
 } rf__description;
 
 /* Describes a problem for a GPU: pure, allocates on the host alone. Where it fails, it leaves nothing to free. */
@@ -29,8 +30,10 @@ typedef rf_status (*rf__description_make)(const rf__gpu *gpu, const void *proble
 
 enum { RF__KEY_PARTS = 4 };
 typedef struct rf__key_part {
-    const void *data; /* compared bytewise: no padding; NULL and data are different */
+    const void *data; /* compared bytewise; NULL and data are different */
     size_t bytes;
+    /* Of items with padding: their size, and the bytes at their begin that are compared. 0: there is no padding. */
+    size_t item_bytes, compared_bytes;
 } rf__key_part;
 
 /* All that a description is made from, but for the GPU. */

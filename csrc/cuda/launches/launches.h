@@ -107,6 +107,8 @@ static inline const void *rf__launches_key(const rf__launches *launches, int32_t
     return launches->bytes + launches->launches[launch].key;
 }
 
+/* Raises earlier errors of the call's tables. RF_OK for a described device. */
+rf_status rf__launches_pending(const rf__cuda_device *device, const rf__launches *launches, void *stream);
 /* Raises earlier errors, takes the workspace from the allocator (NULL: the driver), binds, finds kernels
  * and puts the launches into the stream; never waits. `uploads` [RF__MOST_UPLOADS]: addresses, NULL where there are none. Of a
  * described device nothing runs. Once, since it binds. */

@@ -142,15 +142,19 @@ rf_status rf__launches_run_in(const rf__cuda_device *device, rf__launches *launc
     return rf__cuda_leave_with(status);
 }
 
+rf_status rf__launches_pending(const rf__cuda_device *device, const rf__launches *launches, void *stream) {
+    if (device->driver == NULL) return RF_OK;
+    return rf__cuda_check_word(
+        device, rf__cuda_error_word_of(&device->errors, launches->owner, launches->shape), stream);
+}
+
 rf_status rf__launches_run(const rf__cuda_device *device, rf__launches *launches, const uint64_t *uploads,
                            const rf_cuda_allocator *allocator, void *stream) {
-    const bool runs = device->driver != NULL, takes = runs && launches->workspace_bytes > 0;
+    const bool takes = device->driver != NULL && launches->workspace_bytes > 0;
     rf_status status = RF_OK;
     rf__cuda_store store;
     rf__cuda_block workspace = {0};
-    if (runs && launches->checks)
-        RF_CHECK(rf__cuda_check_word(
-            device, rf__cuda_error_word_of(&device->errors, launches->owner, launches->shape), stream));
+    if (launches->checks) RF_CHECK(rf__launches_pending(device, launches, stream));
     if (takes) {
         if (allocator != NULL) /* which knows of captures: the driver need not be asked */
             store = (rf__cuda_store){.device = device, .stream = stream, .allocator = *allocator};
