@@ -40,6 +40,21 @@ out:
     return rf__py_result(list, status, function);
 }
 
+/* Compiles what batches of these params need, by the classes of some sets of schedules. */
+static rf_status compile(const char *arch, const rf_fused_embedding_bag_params *params,
+                         const rf_fused_schedule *schedules, int64_t sets, rf__fused_classes *classes,
+                         rf__fused_feature *features, rf__fused_problem *problem, rf_kernel_info *info) {
+    rf__fused_traffic traffic;
+    RF_CHECK(rf__fused_features(params, schedules, sets, classes, features));
+    RF_CHECK(rf__fused_class_list_of(classes, &problem->classes));
+    rf__fused_traffic_of(params, NULL, &traffic);
+    problem->params = params;
+    problem->traffic = &traffic;
+    for (int64_t f = 0; f < params->n_features; f++)
+        problem->wide_rows |= params->features[f].rows > UINT32_MAX;
+    return rf__fused_compile(arch, problem, info);
+}
+
 RF__PY_METHOD(fused_embedding_bag_compile) {
     static const char function[] = "fused_embedding_bag_compile";
     rf__py_fused_call call = {0};
@@ -63,6 +78,7 @@ RF__PY_METHOD(fused_embedding_bag_compile) {
     call.params.index_type = (rf_int_type)index_type;
     call.params.offset_type = (rf_int_type)offset_type;
     call.params.sample_weights = weighted ? call.params.output : NULL; /* not looked at */
+    call.params.check_bounds = check;
     RF_TRY(rf__py_call_check(&call.params, warps));
     classes = calloc(1, sizeof *classes);
     features = calloc((size_t)(sets * call.params.n_features) + 1, sizeof *features);
@@ -70,22 +86,10 @@ RF__PY_METHOD(fused_embedding_bag_compile) {
         PyErr_NoMemory();
         goto out;
     }
-    rf__fused_variant variant = {.index_type = index_type,
-                                 .offset_type = offset_type,
-                                 .output_dtype = (int32_t)call.params.output_dtype,
-                                 .weighted = weighted,
-                                 .check = check,
-                                 .timed = timed,
-                                 .callers_mapping = mapped,
-                                 .wide_positions = huge};
-    for (int64_t f = 0; f < call.params.n_features; f++)
-        variant.wide_rows |= call.params.features[f].rows > UINT32_MAX;
+    if (huge) call.params.lookups = INT32_MAX;
     Py_BEGIN_ALLOW_THREADS;
-    status = rf__fused_features(&call.params, PyArray_DATA(schedules), sets, classes, features);
-    if (status == RF_OK) {
-        rf__fused_occupancy(NULL, warps, &variant, classes);
-        status = rf__fused_kernel_compile(arch, &variant, classes, &info);
-    }
+    status = compile(arch, &call.params, PyArray_DATA(schedules), sets, classes, features,
+                     &(rf__fused_problem){.warps = warps, .callers_mapping = mapped, .cycles = timed}, &info);
     Py_END_ALLOW_THREADS;
     if (status == RF_OK) result = rf__py_kernel(&info, Py_BuildValue("{s:i}", "classes", classes->count));
 out:

@@ -61,6 +61,7 @@ static rf_status mapping_read(rf__call *call, int64_t bags, const rf_cuda_stream
     plan->mapping_rows = mapping.sizes[0];
     if (mapping.sizes[0] == 0) return RF_OK;
     RF_CHECK(rf__cuda_device_get(stream->device, &device));
+    if (device->driver == NULL) return RF_OK;
     RF_CHECK(rf__cuda_is_capturing(device, stream->stream, &captured));
     if (captured || !rf__cuda_is_page_locked(device, mapping.data)) return RF_OK;
     RF_CHECK(rf__call_temporary(call, 2, mapping.sizes, mapping.dtype, &on_device, &data));
@@ -100,7 +101,7 @@ static rf_status run(rf__call *call) {
                (long long)params.output_dim);
     const int64_t sizes[2] = {params.bags, params.output_dim};
     RF_CHECK(rf__call_output(call, 0, 2, sizes, rf__torch_dtype(params.output_dtype), &params.output));
-    if (!rf__device_is_cpu(call->device)) return pool_on_gpu(call, &params, columns);
+    if (!rf__call_on_cpu(call)) return pool_on_gpu(call, &params, columns);
     RF_CHECK(rf__check_fused_rows(&params, columns));
     RF_CHECK(rf__call_executor(&executor));
     return rf_fused_embedding_bag_cpu(&params, &executor);

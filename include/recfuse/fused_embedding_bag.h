@@ -85,8 +85,8 @@ typedef struct rf_fused_plan {
     const rf_cuda_allocator *allocator; /* [1], NULL: the driver, which waits for the device to free */
 } rf_fused_plan;
 
-/* Bytes of device memory that the call below wants to work in; 0 is possible. Makes what that call needs, so it may wait
- * for a kernel to be compiled, as the call would. */
+/* Bytes of device memory that the call below wants to work in; 0 is possible. Copies the call's descriptions to the
+ * device, as the call would; compiles no kernel. */
 RF_API rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_params *params,
                                                   const rf_fused_plan *plan, const rf_cuda_stream *stream,
                                                   int64_t *bytes);
@@ -99,11 +99,12 @@ RF_API rf_status rf_fused_embedding_bag_workspace(const rf_fused_embedding_bag_p
  * `workspace`: workspace_bytes of device memory, at least as many as above says, aligned to 16 bytes, free again for
  * work that follows on the stream; NULL: plan->allocator's, if it is given.
  *
- * What describes features to the kernels is kept on the device, for calls that come again on the stream: 48 bytes a
- * feature and 32 a task, of the last 128 different calls of a device and at most 64 MiB of tasks. It comes from
- * plan->allocator. What a captured call needs is kept apart from that until the process ends, in memory of the driver,
- * since graphs may be replayed on any stream: only such a call, the first time, waits, for the copy of its own
- * description. */
+ * Descriptions of features and tasks stay on the device, for calls that come again on the stream: 48 bytes a feature and
+ * 32 a task. Of a device those 256 descriptions of all operators stay that were used last, and at most 128 MiB; a call has
+ * two. They come from plan->allocator. Descriptions of a captured call are kept apart from these until the process ends, in
+ * memory of the driver, since graphs may be replayed on any stream: only such a call, the first time, waits, for the copy
+ * of its own descriptions.
+ */
 RF_API rf_status rf_fused_embedding_bag_cuda(const rf_fused_embedding_bag_params *params,
                                              const rf_fused_plan *plan, void *workspace,
                                              int64_t workspace_bytes, const rf_cuda_stream *stream);

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc, gcc
 COMMANDS = (
     "fused_bad",
     "fused_cache",
+    "fused_lower",
     "fused_allocator",
     "fused_rows",
     "fused_streams",

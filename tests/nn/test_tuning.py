@@ -23,7 +23,8 @@ FEATURES = 6
 @pytest.fixture
 def collection(monkeypatch):
     """One that takes itself to be on a GPU."""
-    monkeypatch.setattr(packed_module, "on_gpu", lambda weights: True)
+    for name in ("on_gpu", "is_planned"):
+        monkeypatch.setattr(packed_module, name, lambda weights: True)
     return collection_of()
 
 

@@ -35,9 +35,16 @@ def columns() -> tuple[recfuse.nn.EmbeddingColumns, dict[str, Any]]:
     return module, {"city": torch.randint(9, (32,)), "tags": tags}
 
 
+def collection() -> tuple[recfuse.nn.FusedEmbeddingBagCollection, torch.Tensor, torch.Tensor]:
+    bags = [torch.nn.EmbeddingBag(1000, dim, mode="sum") for dim in (8, 64, 128)]
+    module = recfuse.nn.FusedEmbeddingBagCollection.from_embedding_bags(bags)
+    return module, torch.randint(1000, (3 * 64 * 5,)), torch.arange(0, 3 * 64 * 5 + 1, 5)
+
+
 # Each operator, and how it is called. A family adds its own.
 OPERATORS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "embedding_bag": bag,
+    "fused_embedding_bag": collection,
     "embedding_columns": columns,
     "ikbo_linear": linear,
     "ikbo_attention": attention,

@@ -17,7 +17,15 @@ import pytest
 from support.c_program import PLAIN, ROOT, build_program, flags_of, make_once
 
 OWN = ("test_cuda", "test_driver", "test_fused", "test_fused_map", "test_fused_kept", "test_ikbo_linear")
-OWN += ("test_backward", "fused_case", "allocator", "program", "test_columns", "test_delivery")
+OWN += (
+    "test_backward",
+    "test_fused_lower",
+    "fused_case",
+    "allocator",
+    "program",
+    "test_columns",
+    "test_delivery",
+)
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
 
 KERNEL = """#include "scale.cuh"

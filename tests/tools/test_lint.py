@@ -152,8 +152,9 @@ def test_includes_point_one_way(path: Path) -> None:
 FUSED = ROOT / "csrc" / "cuda" / "fused_embedding_bag"
 FUSED_ORDER = (
     *("args.h", "partition/args.h", "features.h", "staged/staged.h", "schedule.h", "kernel.h"),
-    *("partition/cost.h", "partition/partition.h", "partition/cut.h", "partition/device.h"),
-    *("call.h", "ready.h", "fused.h"),
+    *("partition/traffic.h", "partition/cost.h", "partition/partition.h", "partition/cut.h"),
+    "partition/device.h",
+    *("lower.h", "feature_table.h", "prepare.h", "fused.h"),
     *(
         "backward/args.h",
         "backward/small/args.h",

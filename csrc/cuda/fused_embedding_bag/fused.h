@@ -3,13 +3,15 @@
  * The way of a call, from file to file. Each includes only what stands behind it here, and tests/tools/test_lint.py holds
  * the table:
  *
- *   fused_embedding_bag.c   rf_fused_embedding_bag_cuda: arguments, workspace, launches; fused.h
- *   ready.c                 what a launch needs: description, kernels, mapping
- *   call.c                  descriptions that are kept for calls that come again
+ *   fused_embedding_bag.c   rf_fused_embedding_bag_cuda: checks, prepares, lowers, runs; fused.h
+ *   prepare.c               a call's descriptions, found or made (cuda/launches/description.h): its partition
+ *   feature_table.c         and its features
+ *   lower.c                 launches of a batch
  *   partition/device.c      the launch of partition/map.cu, which maps a batch whose offsets are on the device
+ *   partition/traffic.c     bytes and operations of a launch
  *   partition/cut.c, write.c, check.c, cost.c
  *                           which block works on what, on the host: tasks cut, written, looked at
- *   kernel.c                variants of kernels: options, occupancy, compilation
+ *   kernel.c                variants of kernels: options, shared memory
  *   schedule.c, describe.c  schedules: defaults and what a feature can run; features with theirs
  *   staged/staged.c         which tables are copied to shared memory, and which SM pools them
  *   geometry.c              vectors, lanes and slices of a feature's rows; limits (features.h)
@@ -20,22 +22,12 @@
 #ifndef RECFUSE_CUDA_FUSED_H
 #define RECFUSE_CUDA_FUSED_H
 
-#include "cuda/fused_embedding_bag/ready.h"
+#include "cuda/fused_embedding_bag/prepare.h"
 
 /* rf_fused_embedding_bag_cuda, and rf__check_fused_rows where columns are not NULL. */
 rf_status rf__fused_run_call(const rf_fused_embedding_bag_params *params, const int64_t *columns,
                              const rf_fused_plan *plan, void *workspace, int64_t workspace_bytes,
                              const rf_cuda_stream *stream);
-
-/* Puts the work into the stream, in the device's context. `cycles`: uint64_t [n_features] on the device, if blocks are
- * timed. */
-rf_status rf__fused_launch(const rf__cuda_device *device, const rf__fused_ready *ready,
-                           const rf_fused_embedding_bag_params *params, void *workspace,
-                           rf__cu_pointer cycles, void *stream);
-
-/* Raises what earlier calls with these tables left. */
-rf_status rf__fused_pending(const rf__cuda_device *device, const rf_fused_embedding_bag_params *params,
-                            void *stream);
 
 /* Timing sets of schedules; see measure.c. */
 typedef struct rf__fused_measurement {

@@ -47,8 +47,9 @@ def explain(
         >>> print(recfuse.explain(table, indices, offsets, gpu="H100"))  # doctest: +SKIP
 
     Note:
-        Launches of other threads are recorded too while a call runs on a GPU. torch's own kernels are not
-        listed.
+        Collections learn the lengths of bags from their first batch, as on a GPU. A ``mapping`` that was
+        made on the CPU is for 132 SMs. Launches of other threads are recorded too while a call runs on a
+        GPU. torch's own kernels are not listed.
     """
     if gpu is None and not _has_cuda_tensor((call, batch)):
         raise ValueError(

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "cuda/fused_embedding_bag/fused.h"
-#include "cuda/fused_embedding_bag/fused.h"
 #include "fused_case.h"
 #include "program.h"
 
@@ -468,6 +467,7 @@ const command fused_commands[] = {
     {"fused_map_bad", 0, fused_map_bad},
     {"fused_bad", 0, fused_bad},
     {"fused_cache", 0, fused_cache},
+    {"fused_lower", 0, fused_lower},
     {"fused_allocator", 0, fused_allocator},
     {"fused_rows", 0, fused_rows},
     {"fused_streams", 0, fused_streams},

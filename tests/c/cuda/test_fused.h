@@ -17,6 +17,9 @@ void fused_graphs(char **arguments);
 void fused_waiting(char **arguments);
 void fused_held(char **arguments);
 
+/* Of test_fused_lower.c. */
+void fused_lower(char **arguments);
+
 /* The default streams of both devices. */
 extern const rf_cuda_stream streams[2];
 

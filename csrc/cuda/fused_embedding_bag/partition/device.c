@@ -1,9 +1,10 @@
-/* partition/map.cu: what it reads, the room for what it writes, its launch. */
+/* partition/map.cu lowered: its table, the room for its tasks, its launch. */
 #include "cuda/fused_embedding_bag/partition/device.h"
 #include "cuda/fused_embedding_bag/kernel.h"
 #include "cuda/fused_embedding_bag/partition/cost.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,22 +16,12 @@ enum {
     TASKS_OF_BLOCK = 512
 };
 
-typedef struct variant {
-    int32_t offset_type, unused;
-} variant;
-
 static rf_status describe(const void *key, rf__kernel_options *options) {
-    const variant *variant_of_key = key;
+    const int32_t *offset_type = key;
     options->dynamic_shared = 0;
     snprintf(options->defines, sizeof options->defines, "-DRF_OFFSET=%s -DRF_BLOCK=%d",
-             rf__kernel_integer(variant_of_key->offset_type), (int)RF_FUSED_MAP_BLOCK);
+             rf__kernel_integer(*offset_type), (int)RF_FUSED_MAP_BLOCK);
     return RF_OK;
-}
-
-rf_status rf__fused_map_compile(const char *arch) {
-    static const variant every[] = {{RF_INT32, 0}, {RF_INT64, 0}};
-    return rf__jit_compile_each(&source, every, sizeof every[0], sizeof every / sizeof every[0], describe,
-                                arch);
 }
 
 static int32_t bags_at_once_of(const rf__fused_class *schedule) {
@@ -103,7 +94,7 @@ static rf_u64 bytes_of(const int32_t *classes) {
     return bytes;
 }
 
-/* In the order in which it lies on the device: features, classes, the classes of tiles. */
+/* In the order of its places on the device: features, classes, the classes of tiles. */
 static void table_write(const rf__fused_feature *features, int64_t n_features,
                         const rf__fused_classes *classes, const int64_t *tiles, void *memory) {
     rf_fused_map_feature *feature = memory;
@@ -129,73 +120,39 @@ static void table_write(const rf__fused_feature *features, int64_t n_features,
     }
 }
 
-rf_status rf__fused_map_table_new(const rf__cuda_store *store, const rf__fused_feature *features,
-                                  int64_t n_features, const rf__fused_classes *classes,
-                                  rf__fused_map_table **made) {
-    rf_status status = RF_OK;
+rf_status rf__fused_map_table_fill(const rf__fused_feature *features, int64_t n_features,
+                                   const rf__fused_classes *classes, rf__fused_map_table *table,
+                                   void **upload, int64_t *upload_bytes) {
     int64_t tiles[RF_FUSED_MOST_CLASSES] = {0};
-    void *memory = NULL;
-    rf__fused_map_table *table = calloc(1, sizeof *table);
-    RF_FAIL_IF(table == NULL, RF_ERR_MEMORY, "no memory to map %" PRId64 " features", n_features);
     table->n_classes = classes->count;
     table->all = *classes;
-    RF_TRY(count(features, n_features, classes, table, tiles));
-    const size_t feature_bytes = (size_t)n_features * sizeof(rf_fused_map_feature);
-    const size_t class_bytes = (size_t)classes->count * sizeof(rf_fused_map_class);
-    memory = calloc(1, feature_bytes + class_bytes + (size_t)table->n_tiles + 1);
-    if (memory == NULL) {
-        status = rf__fail(RF_ERR_MEMORY, "no memory to map %" PRId64 " features", n_features);
-        goto out;
-    }
-    table_write(features, n_features, classes, tiles, memory);
-    RF_TRY(rf__cuda_block_new(store, memory, feature_bytes + class_bytes + (size_t)table->n_tiles, true,
-                              &table->block));
-    table->features = table->block.memory;
-    table->classes = table->features + feature_bytes;
-    table->tile_classes = table->classes + class_bytes;
-out:
-    free(memory);
-    if (status != RF_OK) {
-        free(table);
-        table = NULL;
-    }
-    *made = table;
-    return status;
-}
-
-void rf__fused_map_table_free(const rf__cuda_store *store, rf__fused_map_table *table) {
-    if (table == NULL) return;
-    rf__cuda_block_free(store, &table->block);
-    free(table);
-}
-
-/* The cost of all rows that come from memory, if all features have so many lookups. */
-static double misses_of(const rf__fused_map_table *table, double lookups) {
-    int32_t i = 0;
-    while (i < RF__FUSED_LOGARITHMS - 1 && (double)(2ll << i) <= lookups) i++;
-    if (i == RF__FUSED_LOGARITHMS - 1) return table->misses[i];
-    if (lookups < 1) return table->misses[0] * lookups;
-    return table->misses[i] + (table->misses[i + 1] - table->misses[i]) * (lookups / (double)(1ll << i) - 1);
+    RF_CHECK(count(features, n_features, classes, table, tiles));
+    table->classes_at = n_features * (int64_t)sizeof(rf_fused_map_feature);
+    table->tile_classes_at = table->classes_at + classes->count * (int64_t)sizeof(rf_fused_map_class);
+    *upload_bytes = table->tile_classes_at + table->n_tiles;
+    *upload = calloc(1, (size_t)*upload_bytes + 1);
+    RF_FAIL_IF(*upload == NULL, RF_ERR_MEMORY, "no memory to map %" PRId64 " features", n_features);
+    table_write(features, n_features, classes, tiles, *upload);
+    return RF_OK;
 }
 
 /* Tasks that are worth while, but for those that runs begin. That is estimated as if all bags were about equally long:
  * where there is more work, tasks have more, and where there is less, blocks end at once, which costs a little. */
-static double most_cuts(const rf__cuda_device *device, const rf__fused_map_table *table, int64_t bags,
-                        int64_t lookups, int64_t n_features) {
-    const double blocks_at_once = (double)device->gpu.sms * RF__FUSED_BLOCKS;
+static double most_cuts(const rf__gpu *gpu, const rf__fused_map_table *table, int64_t bags, int64_t lookups,
+                        int64_t n_features) {
+    const double blocks_at_once = (double)gpu->sms * RF__FUSED_BLOCKS;
     const double mean = (double)lookups / ((double)bags * (double)n_features);
     const double *blocks = table->blocks_a_bag[rf_fused_bucket(mean)];
-    double all = misses_of(table, (double)lookups / (double)n_features);
+    double all = rf__fused_interpolate(table->misses, (double)lookups / (double)n_features);
     for (int32_t i = 0; i < table->n_classes; i++)
         if (blocks[i] > 0) all += blocks[i] * (double)bags * rf__fused_cost(&table->all.of[i], mean, false);
     const double cuts = all / rf__fused_target(all, blocks_at_once);
     return cuts > 2 * blocks_at_once ? cuts : 2 * blocks_at_once;
 }
 
-rf_status rf__fused_map_prepare(const rf__cuda_device *device, const rf__fused_map_table *table,
-                                const rf_fused_embedding_bag_params *params, rf__fused_device_map *map) {
-    const variant key = {(int32_t)params->offset_type, 0};
-    const double cuts = most_cuts(device, table, params->bags, params->lookups, params->n_features);
+/* Of a batch, at most. */
+static rf_status most_tasks(const rf__fused_map_table *table, const rf_fused_embedding_bag_params *params,
+                            double cuts, int32_t *tasks) {
     /* A run of some work has less than work / target + 1 tasks; `work` and so the sum are rounded in float32. No run
      * has more than its bags allow. */
     const double by_work = cuts * (1 + 1.0 / 1024) + table->runs + 2;
@@ -205,45 +162,89 @@ rf_status rf__fused_map_prepare(const rf__cuda_device *device, const rf__fused_m
                "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64 " bags make up to %.0f tasks; "
                "at most %d are supported",
                params->n_features, params->bags, most, INT32_MAX / 2);
-    *map = (rf__fused_device_map){.table = table, .most_tasks = (int32_t)most, .most_cuts = cuts};
-    map->blocks = map->most_tasks / TASKS_OF_BLOCK;
-    if (map->blocks > MOST_BLOCKS) map->blocks = MOST_BLOCKS;
-    if (map->blocks > device->gpu.sms) map->blocks = device->gpu.sms;
-    if (map->blocks < 1) map->blocks = 1;
-    map->workspace_bytes = 16 + (int64_t)sizeof(rf_fused_task) * map->most_tasks +
-                           (int64_t)table->n_tiles * (RF_FUSED_TILE * (int64_t)sizeof(rf_fused_lane) +
-                                                      map->blocks * (int64_t)sizeof(uint32_t));
-    return rf__jit_kernel(device, &source, &key, sizeof key, describe, &map->kernel);
+    *tasks = (int32_t)most;
+    return RF_OK;
 }
 
-rf_status rf__fused_map_launch(const rf__cuda_device *device, const rf__fused_device_map *map,
-                               const rf_fused_embedding_bag_params *params, void *workspace, void *stream,
-                               rf__fused_device_mapping *mapping) {
-    const rf__fused_map_table *table = map->table;
-    mapping->n_tasks = (uintptr_t)workspace;
+static int32_t blocks_for(const rf__gpu *gpu, int32_t tasks) {
+    int32_t blocks = tasks / TASKS_OF_BLOCK;
+    if (blocks > MOST_BLOCKS) blocks = MOST_BLOCKS;
+    if (blocks > gpu->sms) blocks = gpu->sms;
+    return blocks < 1 ? 1 : blocks;
+}
+
+static void bind(rf__launches *launches) {
+    static const size_t of_table[] = {offsetof(rf_fused_map_args, features),
+                                      offsetof(rf_fused_map_args, classes),
+                                      offsetof(rf_fused_map_args, tile_classes)};
+    static const size_t of_workspace[] = {
+        offsetof(rf_fused_map_args, n_tasks), offsetof(rf_fused_map_args, tasks),
+        offsetof(rf_fused_map_args, lanes), offsetof(rf_fused_map_args, tile_means)};
+    for (size_t i = 0; i < sizeof of_table / sizeof of_table[0]; i++)
+        rf__launches_bind_upload(launches, RF__FUSED_UPLOAD_PARTITION, of_table[i]);
+    for (size_t i = 0; i < sizeof of_workspace / sizeof of_workspace[0]; i++)
+        rf__launches_bind_workspace(launches, of_workspace[i]);
+}
+
+rf_status rf__fused_map_lower(const rf__gpu *gpu, const rf__fused_map_table *table,
+                              const rf_fused_embedding_bag_params *params, rf__launches *launches,
+                              rf__fused_device_mapping *mapping) {
+    const double cuts = most_cuts(gpu, table, params->bags, params->lookups, params->n_features);
+    const int32_t offset_type = (int32_t)params->offset_type;
+    RF_CHECK(most_tasks(table, params, cuts, &mapping->most_tasks));
+    const int32_t blocks = blocks_for(gpu, mapping->most_tasks);
+    mapping->n_tasks = (uint64_t)launches->workspace_bytes;
     mapping->tasks = mapping->n_tasks + 16;
-    mapping->lanes = mapping->tasks + sizeof(rf_fused_task) * (uint64_t)map->most_tasks;
-    rf_fused_map_args values = {
-        .offsets = (uintptr_t)params->offsets,
-        .features = table->features,
-        .classes = table->classes,
-        .tile_classes = table->tile_classes,
-        .lookups = params->lookups,
-        .n_features = (int32_t)params->n_features,
-        .bags = (int32_t)params->bags,
-        .n_classes = table->n_classes,
-        .n_tiles = table->n_tiles,
-        .most_tasks = map->most_tasks,
-        .most_cuts = (float)map->most_cuts,
-        .least_cuts = (float)device->gpu.sms * RF__FUSED_BLOCKS * RF_FUSED_LEAST_TASKS_A_BLOCK,
-        .n_tasks = mapping->n_tasks,
-        .tasks = mapping->tasks,
-        .lanes = mapping->lanes,
-        .tile_means = mapping->lanes + (uint64_t)table->n_tiles * RF_FUSED_TILE * sizeof(rf_fused_lane)};
-    const rf__launch_config launch = {.function = map->kernel->function,
-                                      .grid = {(uint32_t)map->blocks},
-                                      .block = {RF_FUSED_MAP_BLOCK},
-                                      .programmatic = true,
-                                      .stream = stream};
-    return rf__launch(device, &launch, &values);
+    mapping->lanes = mapping->tasks + sizeof(rf_fused_task) * (uint64_t)mapping->most_tasks;
+    const uint64_t tile_means =
+        mapping->lanes + (uint64_t)table->n_tiles * RF_FUSED_TILE * sizeof(rf_fused_lane);
+    const rf_fused_map_args args = {.offsets = (uintptr_t)params->offsets,
+                                    .classes = (uint64_t)table->classes_at,
+                                    .tile_classes = (uint64_t)table->tile_classes_at,
+                                    .lookups = params->lookups,
+                                    .n_features = (int32_t)params->n_features,
+                                    .bags = (int32_t)params->bags,
+                                    .n_classes = table->n_classes,
+                                    .n_tiles = table->n_tiles,
+                                    .most_tasks = mapping->most_tasks,
+                                    .most_cuts = (float)cuts,
+                                    .least_cuts =
+                                        (float)gpu->sms * RF__FUSED_BLOCKS * RF_FUSED_LEAST_TASKS_A_BLOCK,
+                                    .n_tasks = mapping->n_tasks,
+                                    .tasks = mapping->tasks,
+                                    .lanes = mapping->lanes,
+                                    .tile_means = tile_means};
+    const int64_t offset_bytes = params->offset_type == RF_INT64 ? 8 : 4;
+    const rf__kernel_launch launch = {
+        .source = &source,
+        .describe = describe,
+        .grid = {(uint32_t)blocks},
+        .block = {RF_FUSED_MAP_BLOCK},
+        .overlap = RF__OVERLAP_ALWAYS,
+        .read_bytes =
+            (params->n_features * params->bags + 1) * offset_bytes + table->tile_classes_at + table->n_tiles,
+        .written_bytes = (int64_t)(tile_means - mapping->n_tasks)}; /* as if all tasks were there */
+    RF_CHECK(rf__launches_add(launches, &launch, &offset_type, sizeof offset_type, &args, sizeof args));
+    bind(launches);
+    launches->workspace_bytes =
+        (int64_t)tile_means + (int64_t)table->n_tiles * blocks * (int64_t)sizeof(uint32_t);
+    return RF_OK;
+}
+
+rf_status rf__fused_map_compile(const char *arch) {
+    const rf__fused_map_table table = {0};
+    rf__fused_device_mapping mapping;
+    rf__launches launches;
+    rf__gpu gpu;
+    rf_status status = RF_OK;
+    RF_CHECK(rf__gpu_of_arch(arch, &gpu));
+    for (int32_t type = RF_INT32; type <= RF_INT64 && status == RF_OK; type++) {
+        const rf_fused_embedding_bag_params params = {
+            .n_features = 1, .bags = 1, .offset_type = (rf_int_type)type};
+        rf__launches_init(&launches, "fused_embedding_bag");
+        status = rf__fused_map_lower(&gpu, &table, &params, &launches, &mapping);
+        if (status == RF_OK) status = rf__launches_compile(&launches, arch, NULL);
+        rf__launches_free(&launches);
+    }
+    return status;
 }

@@ -3,16 +3,14 @@
 #ifndef RECFUSE_CUDA_FUSED_MAP_DEVICE_H
 #define RECFUSE_CUDA_FUSED_MAP_DEVICE_H
 
-#include "cuda/fused_embedding_bag/features.h"
-#include "cuda/jit/jit.h"
-#include "cuda/driver/memory.h"
+#include "cuda/fused_embedding_bag/partition/traffic.h"
 
-enum { RF__FUSED_LOGARITHMS = 32 };
+enum { RF__FUSED_UPLOAD_FEATURES, RF__FUSED_UPLOAD_PARTITION }; /* uploads of a fused call */
 
-/* What the kernel reads of features and classes, on the device, and by what the host makes room for its tasks. */
+/* The host's facts of features and classes, by which it makes room for tasks; and the places of the kernel's table in the upload
+ * RF__FUSED_UPLOAD_PARTITION. */
 typedef struct rf__fused_map_table {
-    rf__cuda_block block;
-    rf__cu_pointer features, classes, tile_classes; /* in it */
+    int64_t classes_at, tile_classes_at; /* bytes; features come first */
     int32_t n_classes, n_tiles; /* as many tiles as there may be */
     double runs, tasks_a_bag; /* at most */
     /* Blocks that work on one bag of all features at once, by mean bag length and class. */
@@ -21,33 +19,22 @@ typedef struct rf__fused_map_table {
     rf__fused_classes all;
 } rf__fused_map_table;
 
-/* RF_ERR_VALUE: a schedule splits bags over blocks. */
-rf_status rf__fused_map_table_new(const rf__cuda_store *store, const rf__fused_feature *features,
-                                  int64_t n_features, const rf__fused_classes *classes,
-                                  rf__fused_map_table **table);
-/* NULL is fine. */
-void rf__fused_map_table_free(const rf__cuda_store *store, rf__fused_map_table *table);
+/* Fills a table of zeros. *upload [*upload_bytes] is the caller's to free. RF_ERR_VALUE: a schedule splits bags over
+ * blocks. */
+rf_status rf__fused_map_table_fill(const rf__fused_feature *features, int64_t n_features,
+                                   const rf__fused_classes *classes, rf__fused_map_table *table,
+                                   void **upload, int64_t *upload_bytes);
 
-/* One launch of the kernel. */
-typedef struct rf__fused_device_map {
-    const rf__kernel *kernel; /* NULL: the mapping is made otherwise */
-    const rf__fused_map_table *table;
-    int32_t blocks, most_tasks;
-    double most_cuts;
-    int64_t workspace_bytes;
-} rf__fused_device_map;
-
-/* Where it leaves the mapping, in the workspace. */
+/* Places of a mapping in the workspace. */
 typedef struct rf__fused_device_mapping {
-    rf__cu_pointer n_tasks, tasks, lanes;
+    uint64_t n_tasks, tasks, lanes;
+    int32_t most_tasks;
 } rf__fused_device_mapping;
 
-rf_status rf__fused_map_prepare(const rf__cuda_device *device, const rf__fused_map_table *table,
-                                const rf_fused_embedding_bag_params *params, rf__fused_device_map *map);
-/* Puts it into the stream; no more than map->most_tasks tasks. `workspace`: aligned to 16 bytes. */
-rf_status rf__fused_map_launch(const rf__cuda_device *device, const rf__fused_device_map *map,
-                               const rf_fused_embedding_bag_params *params, void *workspace, void *stream,
-                               rf__fused_device_mapping *mapping);
+/* Adds the launch of the kernel, and its part of the workspace. */
+rf_status rf__fused_map_lower(const rf__gpu *gpu, const rf__fused_map_table *table,
+                              const rf_fused_embedding_bag_params *params, rf__launches *launches,
+                              rf__fused_device_mapping *mapping);
 
 /* Every variant of the kernel into the cache; needs no GPU. */
 RF__SHARED rf_status rf__fused_map_compile(const char *arch);

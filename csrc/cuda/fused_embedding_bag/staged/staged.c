@@ -22,8 +22,8 @@ static int32_t class_number(const rf__fused_feature *feature, double lookups, co
 }
 
 /* The kernel has threads and shared memory as an SM of compute capability 9.0 has them, and 32-bit positions. */
-bool rf__fused_can_stage(const rf__cuda_device *device, int64_t lookups) {
-    return device->gpu.cc_major >= 9 && device->gpu.shared_per_block_optin >= RF_FUSED_STAGED_SHARED &&
+bool rf__fused_can_stage(const rf__gpu *gpu, int64_t lookups) {
+    return gpu->cc_major >= 9 && gpu->shared_per_block_optin >= RF_FUSED_STAGED_SHARED &&
            lookups <= MOST_LOOKUPS;
 }
 

@@ -14,7 +14,7 @@ from recfuse.data.forms import Lookups, each_batch
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.mapping import Mapper, Mapping
 from recfuse.nn.packed.layout import Layout, native_call
-from recfuse.nn.packed.pooling import check_mapping, has_kernel, on_gpu, pool_one_by_one
+from recfuse.nn.packed.pooling import check_mapping, has_kernel, is_planned, on_gpu, pool_one_by_one
 from recfuse.nn.packed.tables import PackedTables
 from recfuse.nn.packed.taking_part import columns_of
 from recfuse.nn.packed.wrappers import check_parallel
@@ -63,7 +63,7 @@ class PackedModule(PackedTables):
             columns = pool_one_by_one(layout, weights, indices, offsets, per_sample_weights)
             return columns if is_apart else torch.cat(columns, dim=1)
         arguments = weights, layout.features, indices, offsets, layout.output_dim, per_sample_weights
-        if not on_gpu(weights):
+        if not is_planned(weights):
             return fused_embedding_bag(*arguments, sparse=layout.sparse, any_max=layout.any_max)
         schedules, warps, rows = self._gpu_work(offsets, mapping)
         return fused_embedding_bag(

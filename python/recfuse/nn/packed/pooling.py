@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recfuse import _C
 from recfuse._arguments import wrong_type
 from recfuse._codes import DTYPES
 from recfuse._storage import is_readable
@@ -40,6 +41,13 @@ def has_kernel(matrices: Sequence[Tensor]) -> bool:
 def on_gpu(matrices: Sequence[Tensor]) -> bool:
     """Whether these matrices, if one call pools them, are on a GPU, whose work is planned by schedules."""
     return len(matrices) > 0 and matrices[0].is_cuda
+
+
+def is_planned(matrices: Sequence[Tensor]) -> bool:
+    """Whether schedules plan a call with these matrices: on a GPU, or where one is described (`explain`)."""
+    if not matrices or not matrices[0].is_cpu:
+        return on_gpu(matrices)
+    return not torch.compiler.is_compiling() and _C.explain_lowers()
 
 
 def refuse_proxy(value: Any) -> None:
