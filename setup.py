@@ -25,7 +25,7 @@ if "SANITIZE" in MODES:
     LDFLAGS += ["-fsanitize=address,undefined"]
     CFLAGS += ["-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", LDFLAGS[-1]]
     CFLAGS += ["-fno-wrapv"]  # Python's own flags have -fwrapv, which hides signed overflow
-COMMON = {"include_dirs": ["include", "csrc", "csrc/cuda", numpy.get_include()], "extra_compile_args": CFLAGS}
+COMMON = {"include_dirs": ["include", "csrc", numpy.get_include()], "extra_compile_args": CFLAGS}
 # Instruction sets by file name; such files are empty on other machines. The CPU is asked at run time.
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, *["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]]
@@ -81,13 +81,14 @@ class BuildExt(build_ext):
         return path
 
 
-CORE_SOURCES = sources("csrc/base/**/*.c", "csrc/cpu/**/*.c", "csrc/cuda/**/*.c")
+LIBRARY_SOURCES = sources("csrc/core/*.c", "csrc/core/threads/*.c", "csrc/gpu/**/*.c", "csrc/families/**/*.c")
+CORE_SOURCES = [path for path in LIBRARY_SOURCES if "/torch/" not in path]
 CORE = Extension("recfuse.librecfuse_core", CORE_SOURCES, extra_link_args=[*LDFLAGS, CORE_LIBRARY], **COMMON)
-ALL_SOURCES = [*CORE_SOURCES, *sources("csrc/torch/*.c", "csrc/torch/[!s]*/*.c")]  # without the stub
+ALL_SOURCES = [*LIBRARY_SOURCES, *sources("csrc/torch/*.c")]  # without the stub
 OPERATORS = Extension("recfuse.librecfuse", ALL_SOURCES, extra_link_args=[*LDFLAGS, *LIBRARY], **COMMON)
 TOOLS = Extension(
     "recfuse._C",
-    sources("csrc/python/*.c", "csrc/tools/*.c"),
+    sources("csrc/python/*.c", "csrc/core/tools/*.c"),
     extra_link_args=[*LDFLAGS, "-Wl,-rpath,$ORIGIN"],
     py_limited_api=True,
     **COMMON,

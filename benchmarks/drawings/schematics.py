@@ -22,9 +22,9 @@ Edges = set[tuple[str, str]]
 
 
 def _room(path: Path) -> str:
-    """A folder of csrc or of csrc/cuda; include is one."""
+    """A folder of csrc, csrc/gpu or csrc/families; include is one."""
     parts = path.relative_to(ROOT).parts
-    return "include" if parts[0] == "include" else parts[2] if parts[1] == "cuda" else parts[1]
+    return "include" if parts[0] == "include" else parts[2] if parts[1] in ("gpu", "families") else parts[1]
 
 
 def library_edges() -> Edges:
@@ -34,7 +34,7 @@ def library_edges() -> Edges:
         for pattern in ("csrc/**/*.[ch]", "csrc/**/*.cu*", "include/**/*.h")
         for path in ROOT.glob(pattern)
     ]
-    roots = ROOT / "include", ROOT / "csrc", ROOT / "csrc" / "cuda"
+    roots = ROOT / "include", ROOT / "csrc"
     edges = set()
     for path in files:
         for included in INCLUDE.findall(path.read_text()):

@@ -1,8 +1,8 @@
 /* recfuse._C: where the tensors of a dict lie, read through DLPack's C exchange API. */
 #include "python/methods.h"
 
-#include "base/tensors/columns_inputs.h"
-#include "base/tensors/tensors.h"
+#include "families/embedding_columns/tensors/columns_inputs.h"
+#include "core/tensors.h"
 
 /* What is used of that API, which torch.Tensor has as a capsule; the layouts are those of DLPack, major version 1. */
 typedef struct dl_tensor {

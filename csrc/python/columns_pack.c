@@ -1,7 +1,7 @@
 /* recfuse._C: the inputs of embedding_columns_addresses, brought into one buffer. */
 #include "python/methods.h"
 
-#include "base/tensors/columns_inputs.h"
+#include "families/embedding_columns/tensors/columns_inputs.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* Between Python and C: statuses to exceptions, objects to arrays and batches, kernels to dicts. */
 #include "python/methods.h"
 
-#include "base/status.h"
+#include "core/status.h"
 
 PyObject *rf__py_result(void *result, rf_status status, const char *function) {
     if (status == RF_OK) return result;

@@ -5,11 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/embedding_bag/embedding_bag.h"
-#include "cuda/embedding_columns/embedding_columns.h"
-#include "cuda/fused_embedding_bag/partition/device.h"
-#include "cuda/pin_rows/pin_rows.h"
-#include "base/validate.h"
+#include "families/embedding_bag/embedding_bag.h"
+#include "families/embedding_columns/embedding_columns.h"
+#include "families/fused_embedding_bag/partition/device.h"
+#include "families/pin_rows/pin_rows.h"
+#include "core/validate.h"
 
 RF__PY_METHOD(embedding_bag_compile) {
     rf_embedding_bag_schedule schedule, complete = {0};

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "cuda/launches/explain.h"
-#include "cuda/tune/occupancy.h"
+#include "gpu/launches/explain.h"
+#include "gpu/tune/occupancy.h"
 
 static PyObject *gpu_dict(const rf__gpu *gpu) {
     return Py_BuildValue(

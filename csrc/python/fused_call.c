@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "base/validate.h"
+#include "core/validate.h"
 
 void rf__py_call_free(rf__py_fused_call *call) {
     Py_XDECREF(call->features);

@@ -5,9 +5,9 @@
 
 #include "python/methods.h"
 
-#include "cuda/fused_embedding_bag/kernel.h"
-#include "cuda/fused_embedding_bag/partition/partition.h"
-#include "cuda/fused_embedding_bag/schedule.h"
+#include "families/fused_embedding_bag/kernel.h"
+#include "families/fused_embedding_bag/partition/partition.h"
+#include "families/fused_embedding_bag/schedule.h"
 
 /* What a `call` says; `features` and `buffers` are freed by call_free. */
 typedef struct rf__py_fused_call {

@@ -3,9 +3,9 @@
 
 #include <stdlib.h>
 
-#include "cuda/fused_embedding_bag/backward/backward.h"
-#include "cuda/fused_embedding_bag/fused.h"
-#include "base/validate.h"
+#include "families/fused_embedding_bag/backward/backward.h"
+#include "families/fused_embedding_bag/fused.h"
+#include "core/validate.h"
 
 RF__PY_METHOD(fused_embedding_bag_candidates) {
     enum { MOST = 128 };

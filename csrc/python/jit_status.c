@@ -3,9 +3,9 @@
 
 #include <stdlib.h>
 
-#include "cuda/jit/cache.h"
-#include "cuda/jit/jit.h"
-#include "cuda/jit/nvrtc.h"
+#include "gpu/jit/cache.h"
+#include "gpu/jit/jit.h"
+#include "gpu/jit/nvrtc.h"
 
 /* A new reference; None for NULL. Paths need not be valid text. */
 static PyObject *text_or_none(const char *text) {

@@ -1,6 +1,6 @@
 /* recfuse._C: random numbers that are the same on every platform, as NumPy arrays. */
 #include "python/methods.h"
-#include "tools/random.h"
+#include "core/tools/random.h"
 
 RF__PY_METHOD(permutation) {
     long long count;

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/padded_strings.h"
-#include "tools/threads.h"
+#include "core/tools/padded_strings.h"
+#include "core/tools/threads.h"
 
 RF__PY_METHOD(hash_strings) {
     unsigned long long bytes, offsets, seed;

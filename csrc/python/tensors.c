@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "base/tensors/tensors.h"
+#include "core/tensors.h"
 
 RF__PY_METHOD(tensor_cell) {
     PyObject *tensor;

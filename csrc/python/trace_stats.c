@@ -1,8 +1,8 @@
 /* recfuse._C: traces of row ids over NumPy arrays. */
 #include "python/methods.h"
 
-#include "base/status.h"
-#include "tools/trace_stats.h"
+#include "core/status.h"
+#include "core/tools/trace_stats.h"
 
 RF__PY_METHOD(trace_curve) {
     static const char function[] = "trace_curve";

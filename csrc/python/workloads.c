@@ -1,8 +1,8 @@
 /* recfuse._C: batches of heterogeneous models over NumPy arrays. */
 #include "python/methods.h"
-#include "tools/workloads.h"
+#include "core/tools/workloads.h"
 
-#include "base/status.h"
+#include "core/status.h"
 
 static const rf__workload_group *as_groups(PyObject *object, const char *function, PyArrayObject **array) {
     const npy_intp fields = sizeof(rf__workload_group) / sizeof(double);

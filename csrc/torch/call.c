@@ -1,7 +1,7 @@
 /* Boxed calls: schemas, registration, what a call takes and gives, and how it fails. */
 #include "torch/call.h"
 
-#include "base/tensors/columns_inputs.h"
+#include "families/embedding_columns/tensors/columns_inputs.h"
 
 #include <stdio.h>
 #include <stdlib.h>

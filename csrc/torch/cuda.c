@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-#include "cuda/driver/device.h"
+#include "gpu/driver/device.h"
 #include "torch/call.h"
 
 typedef struct CUDAStreamGuardOpaque *stream_guard;

@@ -1,5 +1,5 @@
 /* recfuse::check, and what the library says of itself. */
-#include "base/file.h"
+#include "core/file.h"
 #include "torch/operators.h"
 
 static rf_status check(rf__call *call) {

@@ -3,8 +3,8 @@
 
 #include <stdio.h>
 
-#include "base/file.h"
-#include "cuda/driver/driver.h"
+#include "core/file.h"
+#include "gpu/driver/driver.h"
 
 #define NUMBER(name) NUMBER_##name,
 enum { RF__TORCH_OPERATORS(NUMBER) COUNT };

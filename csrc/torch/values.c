@@ -1,7 +1,7 @@
 /* Stack values and tensors of libtorch <-> C. */
 #include "torch/values.h"
 
-#include "base/tensors/tensors.h"
+#include "core/tensors.h"
 
 #include <stdarg.h>
 #include <stdio.h>

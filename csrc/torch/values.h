@@ -2,7 +2,7 @@
 #ifndef RECFUSE_TORCH_VALUES_H
 #define RECFUSE_TORCH_VALUES_H
 
-#include "base/status.h"
+#include "core/status.h"
 #include "torch/abi.h"
 
 /* The type of an argument or output in a schema: Tensor, str, int (also SymInt and ScalarType), float or bool; a list of

@@ -1,4 +1,4 @@
-"""The hand-declared prototypes, structs and numbers of csrc/cuda/driver/abi.h against CUDA's own headers.
+"""The hand-declared prototypes, structs and numbers of csrc/gpu/driver/abi.h against CUDA's own headers.
 
 cuda.h comes with a toolkit (CUDA_HOME, CUDA_PATH, /usr/local/cuda*) or a wheel, nvrtc.h with either too.
 """
@@ -19,7 +19,7 @@ from support.c_program import COMPILER
 from support.cuda_program import nvrtc_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-ABI = ROOT / "csrc" / "cuda" / "driver" / "abi.h"
+ABI = ROOT / "csrc" / "gpu" / "driver" / "abi.h"
 
 # The types of abi.h by their names in CUDA's headers.
 CUDA_TYPES = """
@@ -130,7 +130,7 @@ needs_nvrtc_h = pytest.mark.skipif(NVRTC_H is None, reason="no nvrtc.h here")
 
 def compile_errors(text: str, abi: Path = ABI) -> str:
     """What the compiler says of `text` beside CUDA's headers; "" when nothing."""
-    folders = [f"-I{folder}" for folder in (CUDA_H, NVRTC_H, ROOT / "csrc/cuda") if folder is not None]
+    folders = [f"-I{folder}" for folder in (CUDA_H, NVRTC_H, ROOT / "csrc") if folder is not None]
     done = subprocess.run(
         [str(COMPILER), "-std=gnu11", "-fsyntax-only", "-fmax-errors=0", *folders, "-x", "c", "-"],
         input=text.replace("{abi}", str(abi)),

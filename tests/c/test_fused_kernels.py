@@ -214,9 +214,9 @@ def test_calls_with_a_mapping_have_kernels_of_their_own(kernel_cache: Path) -> N
 
 
 FILES = {
-    "fused_embedding_bag": "fused_embedding_bag/fused_embedding_bag.cu",
-    "fused_map": "fused_embedding_bag/partition/map.cu",
-    "fused_staged": "fused_embedding_bag/staged/staged.cu",
+    "fused_embedding_bag": "families/fused_embedding_bag/fused_embedding_bag.cu",
+    "fused_map": "families/fused_embedding_bag/partition/map.cu",
+    "fused_staged": "families/fused_embedding_bag/staged/staged.cu",
 }
 
 
@@ -325,22 +325,22 @@ def test_every_variant_that_a_batch_may_ask_for_is_compiled(
     staged = np.zeros((1, 2, 5), np.int32)
     staged[0, 0, 0] = 3
     compile_call(schedules=staged)
-    assert len(cached(tmp_path, "fused_embedding_bag/staged/staged.cu")) == 1
+    assert len(cached(tmp_path, "families/fused_embedding_bag/staged/staged.cu")) == 1
     assert {
         b"-DRF_WITH_STAGED=1\0" in entry
-        for entry in cached(tmp_path, "fused_embedding_bag/fused_embedding_bag.cu")
+        for entry in cached(tmp_path, "families/fused_embedding_bag/fused_embedding_bag.cu")
     } == {
         False,
         True,
     }
     many = [[0, 0, 1 << 33, 8, SUM, -1, 0], [1, 0, 10, 128, SUM, -1, 8]]
     buffers = [(PLACE, 8 << 33, FLOAT32), (PLACE, 1280, FLOAT32)]
-    before = len(cached(tmp_path, "fused_embedding_bag/fused_embedding_bag.cu"))
+    before = len(cached(tmp_path, "families/fused_embedding_bag/fused_embedding_bag.cu"))
     compile_call(features=np.array(many, np.int64), buffers=buffers)
-    entries = cached(tmp_path, "fused_embedding_bag/fused_embedding_bag.cu")
+    entries = cached(tmp_path, "families/fused_embedding_bag/fused_embedding_bag.cu")
     assert len(entries) > before and any(b"-DRF_WIDE_ROWS=1\0" in entry for entry in entries)
     call = ([(PLACE, 80, FLOAT32)], np.array([[0, 0, 10, 8, SUM, -1, 0]], np.int64), FLOAT32, 8)
     one = np.zeros((1, 1, 5), np.int32)
     _C.fused_embedding_bag_compile("sm_90a", call, INT64, INT64, False, True, one, 0, False, False, True)
-    entries = cached(tmp_path, "fused_embedding_bag/fused_embedding_bag.cu")
+    entries = cached(tmp_path, "families/fused_embedding_bag/fused_embedding_bag.cu")
     assert any(b"-DRF_POSITION=rf_i64\0" in entry for entry in entries)

@@ -161,7 +161,7 @@ def check_parts(work: Work, tasks: list[Task]) -> None:
 
 
 def steps(work: Work, task: Task, lanes: np.ndarray, of_tiles: set[int]) -> float:
-    """How long a task takes, as csrc/cuda/fused_work.c estimates it for default schedules, narrow rows."""
+    """How long a task takes, as partition/cost.c estimates it for default schedules, narrow rows."""
     bags = task.last_bag - task.first_bag
     if task.schedule in of_tiles:
         mean = mean_of_tile(work, lanes[task.feature])

@@ -34,7 +34,7 @@ def test_products_run_on_tensor_cores_one_behind_the_other(
         "RF_DTYPE", "RF_ACTIVATION", "RF_INDEX", "RF_ROWS", "RF_RANKS", "RF_SLOTS", "RF_JOINED", "RF_DIRECT"
     )  # fmt: skip
     defines = dict(zip(names, map(str, variant), strict=True))
-    text = pipelined("ikbo_linear/fused.cu", defines, tmp_path)
+    text = pipelined("families/ikbo_linear/fused.cu", defines, tmp_path)
     found = Counter(re.findall(r"\b(HGMMA|UTMALDG|UTMASTG|UBLKCP|LDSM|STSM|USETMAXREG)\b", text))
     assert found["HGMMA"] == 8  # two slots of two steps for two halves
     assert {"UTMALDG", "UTMASTG", "LDSM", "USETMAXREG"} <= set(found), found
@@ -57,7 +57,7 @@ def test_small_pieces_are_products_of_tensor_cores_too(
     rows, groups = map(str, shape)
     defines = {"RF_DTYPE": str(dtype), "RF_ACTIVATION": "2", "RF_INDEX": "int", "RF_SLOTS": "12"}
     defines |= {"RF_ROWS": rows, "RF_GROUPS": groups, "RF_JOINED": str(joined), "RF_DIRECT": str(direct)}
-    text = pipelined("ikbo_linear/small.cu", defines, tmp_path)
+    text = pipelined("families/ikbo_linear/small.cu", defines, tmp_path)
     found = Counter(re.findall(r"\b(HGMMA|UTMALDG|UTMASTG|UBLKCP|LDSM|STSM)\b", text))
     assert found["HGMMA"] == 4 and len(found) == 6 - direct, found  # two slots of two steps
     assert ("UBLKCP" in found) != direct
@@ -66,7 +66,7 @@ def test_small_pieces_are_products_of_tensor_cores_too(
 
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16])
 def test_packing_needs_no_stack(dtype: int, tmp_path: Path) -> None:
-    log = standalone("ikbo_linear/pack.cu", "sm_90a", {"RF_DTYPE": str(dtype)}, tmp_path)
+    log = standalone("families/ikbo_linear/pack.cu", "sm_90a", {"RF_DTYPE": str(dtype)}, tmp_path)
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")], log
 
 
@@ -75,5 +75,5 @@ def test_packing_needs_no_stack(dtype: int, tmp_path: Path) -> None:
 def test_adding_needs_no_stack(dtype: int, tail: int, tmp_path: Path) -> None:
     """With the products of the last rows of k and without."""
     defines = {"RF_DTYPE": str(dtype), "RF_VECTOR": "16", "RF_INDEX": "int", "RF_TAIL": str(tail)}
-    log = standalone("ikbo_linear/broadcast_add.cu", "sm_80", defines, tmp_path)
+    log = standalone("families/ikbo_linear/broadcast_add.cu", "sm_80", defines, tmp_path)
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")], log

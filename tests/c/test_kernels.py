@@ -310,13 +310,13 @@ PIN_ROWS_VARIANTS = [
 
 @pytest.mark.parametrize("defines", ({}, {"RF_STATION": "3", "RF_DISTANCE": "4"}), ids=str)
 def test_the_embedding_bag_compiles_by_nvcc(tmp_path: Path, defines: dict[str, str]) -> None:
-    output = standalone("embedding_bag/embedding_bag.cu", "sm_90a", defines, tmp_path)
+    output = standalone("families/embedding_bag/embedding_bag.cu", "sm_90a", defines, tmp_path)
     assert "rf_embedding_bag" in output and " 0 bytes spill stores" in output
 
 
 @pytest.mark.parametrize("defines", PIN_ROWS_VARIANTS, ids=str)
 def test_pinning_compiles_by_nvcc(tmp_path: Path, defines: dict[str, str]) -> None:
-    output = standalone("pin_rows/pin_rows.cu", "sm_90a", defines, tmp_path)
+    output = standalone("families/pin_rows/pin_rows.cu", "sm_90a", defines, tmp_path)
     assert "rf_pin_rows" in output and " 0 bytes spill stores" in output
 
 

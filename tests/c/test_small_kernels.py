@@ -17,19 +17,22 @@ pytestmark = pytest.mark.skipif(
 INTEGERS = ("int", "rf_i64")
 VARIANTS = [
     *(
-        ("pin_rows/pin_rows.cu", f"-DRF_INDEX={index} -DRF_KEEP={keep}")
+        ("families/pin_rows/pin_rows.cu", f"-DRF_INDEX={index} -DRF_KEEP={keep}")
         for index in INTEGERS
         for keep in (0, 1)
     ),
     *(
-        ("fused_embedding_bag/partition/map.cu", f"-DRF_OFFSET={offset} -DRF_BLOCK=1024")
+        ("families/fused_embedding_bag/partition/map.cu", f"-DRF_OFFSET={offset} -DRF_BLOCK=1024")
         for offset in INTEGERS
     ),
     *(  # a vector of many elements, and of one
-        ("ikbo_linear/broadcast_add.cu", f"-DRF_DTYPE={dtype} -DRF_VECTOR={vector} -DRF_INDEX={index}")
+        (
+            "families/ikbo_linear/broadcast_add.cu",
+            f"-DRF_DTYPE={dtype} -DRF_VECTOR={vector} -DRF_INDEX={index}",
+        )
         for dtype, vector, index in ((0, 16, "int"), (1, 16, "rf_i64"), (2, 2, "int"), (3, 16, "rf_i64"))
     ),
-    *(("ikbo_attention/packed/packed.cu", f"-DRF_VECTOR={vector}") for vector in (2, 4, 8, 16)),
+    *(("families/ikbo_attention/packed/packed.cu", f"-DRF_VECTOR={vector}") for vector in (2, 4, 8, 16)),
 ]
 
 

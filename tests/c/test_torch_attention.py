@@ -23,11 +23,12 @@ from support.ikbo_attention import reference
 
 CPP_COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 SOURCES = ["tests/c/torch/attention.c"]
-SOURCES += [f"csrc/base/{name}.c" for name in ("status", "validate_ikbo_attention", "tensors/columns_inputs")]
+FAMILY = "csrc/families/ikbo_attention"
+SOURCES += ["csrc/core/status.c", "csrc/families/embedding_columns/tensors/columns_inputs.c"]
 SOURCES += [f"csrc/torch/{name}.c" for name in ("call", "arguments", "values", "dispatch")]
-SOURCES += [f"csrc/torch/ikbo/attention_{name}.c" for name in ("arguments", "packed", "kernels")]
-SOURCES += [f"csrc/cuda/{name}.c" for name in ("ikbo_attention/common", "ikbo_attention/packed/packed")]
-SOURCES += ["csrc/cuda/launches/launches.c"]
+SOURCES += [f"{FAMILY}/torch/attention_{name}.c" for name in ("arguments", "packed", "kernels")]
+SOURCES += [f"{FAMILY}/{name}.c" for name in ("check_ikbo_attention", "common", "packed/packed")]
+SOURCES += ["csrc/gpu/launches/launches.c"]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 pytestmark = pytest.mark.skipif(
@@ -39,7 +40,7 @@ def build(path: Path) -> None:
     """The library: plain C, and packed.cu once for each vector."""
     folder = Path(torch.__file__).parent / "lib"
     common = ["-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fexceptions", "-fvisibility=hidden"]
-    rooms = [f"-I{ROOT / room}" for room in ("tests/c/torch/host", "include", "csrc", "csrc/cuda")]
+    rooms = [f"-I{ROOT / room}" for room in ("tests/c/torch/host", "include", "csrc")]
     objects = []
     for vector in (2, 4, 8, 16):
         objects.append(f"{path}.{vector}.o")

@@ -13,7 +13,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-SOURCES = ["csrc/base/status.c", "csrc/base/tensors/columns_inputs.c"]
+SOURCES = ["csrc/core/status.c", "csrc/families/embedding_columns/tensors/columns_inputs.c"]
 SOURCES += [f"csrc/torch/{name}.c" for name in ("call", "arguments", "values")]
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler")

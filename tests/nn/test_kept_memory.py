@@ -1,4 +1,4 @@
-"""Memory of large sparse gradients on the CPU, which the next ones take over (csrc/base/kept.c)."""
+"""Memory of large sparse gradients on the CPU, which the next ones take over (csrc/core/kept.c)."""
 
 from __future__ import annotations
 

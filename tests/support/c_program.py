@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread"]
-FLAGS += [f"-I{ROOT / name}" for name in ("include", "csrc", "csrc/cuda", "tests/c", "tests/c/cuda")]
+FLAGS += [f"-I{ROOT / name}" for name in ("include", "csrc", "tests/c", "tests/c/cuda")]
 PLAIN = ["-Og"]
 SANITIZERS = {
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"],

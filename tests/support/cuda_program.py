@@ -1,4 +1,4 @@
-"""The program of tests/c/cuda: csrc/cuda called from C, with NVRTC and with a driver that has no GPU."""
+"""The program of tests/c/cuda: csrc/gpu and families called from C, with NVRTC or a driver without a GPU."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ OWN += (
     "test_columns",
     "test_delivery",
 )
+CPU_ALONE = ("huge_pages", "tasks")  # files of csrc/core that GPU code does not use
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
 
 KERNEL = """#include "scale.cuh"
@@ -56,10 +57,10 @@ def empty_kernels() -> Path:
     """The package's folder of kernels, where each has its name and no body: compiled in milliseconds."""
 
     def make(folder: Path) -> None:
-        for source in (ROOT / "csrc" / "cuda").rglob("*.cu"):
+        for source in (ROOT / "csrc").rglob("*.cu"):
             definitions = source.read_text().split("__global__")[1:]
             entries = [re.search(r"\brf_\w+(?=\()", definition) for definition in definitions]
-            empty = folder / source.relative_to(ROOT / "csrc" / "cuda")
+            empty = folder / source.relative_to(ROOT / "csrc")
             empty.parent.mkdir(parents=True, exist_ok=True)
             empty.write_text(
                 "".join(f'extern "C" __global__ void {entry[0]}() {{}}\n' for entry in entries if entry)
@@ -80,7 +81,10 @@ class Program:
         (self.kernels / "scale.cu").write_text(KERNEL)
         (self.kernels / "scale.cuh").write_text(HEADER)
         (self.kernels / "notes.txt").write_text("no header")
-        runtime = [*ROOT.glob("csrc/cuda/**/*.c"), *ROOT.glob("csrc/base/*.c")]
+        runtime = [path for room in ("gpu", "families") for path in ROOT.glob(f"csrc/{room}/**/*.c")]
+        runtime = [path for path in runtime if not {"cpu", "torch", "tensors"} & set(path.parts)]
+        runtime = [path for path in runtime if not path.stem.endswith("_cpu")]
+        runtime += [path for path in ROOT.glob("csrc/core/*.c") if path.stem not in CPU_ALONE]
         own = [ROOT / "tests/c/cuda" / f"{name}.c" for name in OWN]
         shared = [ROOT / "tests/c/check.c", ROOT / "tests/c/elements.c"]
         shutil.copy2(build_program([*own, *shared, *runtime], flags), self.path)
@@ -92,7 +96,7 @@ class Program:
 
     def beside_own_kernels(self) -> Program:
         """The same build in a folder of its own, with the kernels of the package."""
-        return self._beside(ROOT / "csrc" / "cuda", "own")
+        return self._beside(ROOT / "csrc", "own")
 
     def beside_empty_kernels(self) -> Program:
         """The same with kernels of these names that do nothing: the fake driver runs none."""

@@ -15,7 +15,7 @@ import pytest
 from recfuse import _C
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ROOT / "csrc" / "cuda"
+KERNELS = ROOT / "csrc"
 ARCHS = ("sm_80", "sm_90a", "sm_100")
 FLOAT32, FLOAT16, BFLOAT16 = range(3)
 INT32, INT64 = range(2)

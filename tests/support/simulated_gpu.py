@@ -16,12 +16,12 @@ from support.c_program import COMPILER, FLAGS, ROOT, make_once
 
 def build_simulator(name: str, sources: Iterable[Path]) -> ctypes.CDLL:
     """Links sources of a family with the room of launches and the simulated driver; the library is begun."""
-    room = ROOT / "csrc/cuda/launches"
+    room = ROOT / "csrc/gpu/launches"
     files = [
         *sources,
         *(path for path in sorted(room.glob("*.c")) if path.name != "explain.c"),
-        ROOT / "csrc/cuda/tune/occupancy.c",
-        ROOT / "csrc/base/status.c",
+        ROOT / "csrc/gpu/tune/occupancy.c",
+        ROOT / "csrc/core/status.c",
         ROOT / "tests/c/warps/gpu.c",
     ]
 

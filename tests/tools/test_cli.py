@@ -298,7 +298,7 @@ def test_compile_of_what_training_takes(capsys, monkeypatch, tmp_path):
 
 def test_a_missing_nvrtc_is_one_line(capsys, monkeypatch, tmp_path):
     """In the words of the C source, which is where the command line knows it by."""
-    source = (ROOT / "csrc/cuda/jit/nvrtc_find.c").read_text()
+    source = (ROOT / "csrc/gpu/jit/nvrtc_find.c").read_text()
     words = re.search(r'rf__fail\(\s*RF_ERR_UNSUPPORTED,\s*((?:"[^"]*"\s*)+)', source)
     message = "".join(re.findall(r'"([^"]*)"', words[1])).replace("\\n", "\n")
     message %= "\n  /opt/toolkit/lib64\n  /usr/local/cuda/lib64"

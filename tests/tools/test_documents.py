@@ -34,7 +34,7 @@ CONSTANTS = {  # of the code, not measured: page, text, file that has it, and ho
     ("docs/columns.md", "64 MiB"): ("python/recfuse/nn/columns/json.py", "MOST_BYTES = 64 << 20"),
     ("docs/tuning.md", "1 %"): ("python/recfuse/tuner/__init__.py", "more than 1 % faster"),
     ("docs/tuning.md", "128 MiB"): (
-        "csrc/cuda/launches/description.c",
+        "csrc/gpu/launches/description.c",
         "MOST_BYTES = INT64_C(128) << 20;",
     ),
 }

@@ -28,23 +28,32 @@ COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
 CPP_COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 NM = shutil.which("nm")
 
-# Which rooms the files of a room may include: include <- base <- cpu, driver <- jit <- tune <- a family
-# <- torch, python. A room is a folder of csrc, or of csrc/cuda; a family's folders are one room.
-BELOW = {"include", "base", "device"}  # device: here the headers that host C and kernels both read
-SHARED = {"driver", "jit", "tune", "launches", "device"}
-FAMILIES = {path.name for path in (ROOT / "csrc" / "cuda").iterdir() if path.is_dir()} - SHARED
+# Which rooms the files of a room may include: include <- core <- driver <- jit <- tune <- launches <- family
+# <- torch, python. A room is a folder of csrc, csrc/gpu or csrc/families. Files of a family in a folder torch
+# belong to the room torch.
+BELOW = {"include", "core", "device"}  # device: here the headers that host C and kernels both read
+FAMILIES = {path.name for path in (ROOT / "csrc" / "families").iterdir() if path.is_dir()}
+# Families that a family uses: the CPU's pooling kernels lie with the fused bag.
+USES = {
+    "embedding_bag": {"fused_embedding_bag"},
+    "ikbo_linear": {"fused_embedding_bag"},
+    "embedding_columns": {"fused_embedding_bag"},
+    "fused_embedding_bag": {"embedding_columns"},  # one file chooses the instruction set of both
+}
 MAY_INCLUDE = {
     "include": {"include"},
-    "base": {"include", "base", "device"},
+    "core": {"include", "core", "device"},
     "device": {"include", "device"},
     "tools": BELOW | {"tools"},
-    "cpu": BELOW | {"cpu"},
     "driver": BELOW | {"driver"},
     "jit": BELOW | {"driver", "jit"},
     "tune": BELOW | {"driver", "jit", "tune"},
     "launches": BELOW | {"driver", "jit", "tune", "launches"},
-    **{family: BELOW | {"driver", "jit", "tune", "launches", family} for family in FAMILIES},
-    "torch": BELOW | {"driver", "torch"} | FAMILIES,
+    **{
+        family: BELOW | {"driver", "jit", "tune", "launches", family} | USES.get(family, set())
+        for family in FAMILIES
+    },
+    "torch": BELOW | {"driver", "launches", "torch"} | FAMILIES,
     "python": BELOW | {"tools", "driver", "jit", "tune", "launches", "python"} | FAMILIES,
 }
 
@@ -90,7 +99,11 @@ def room_of(path: Path) -> str:
     rooms = path.relative_to(ROOT).parts[:-1]
     if rooms[0] == "include":
         return "include"
-    return rooms[2] if rooms[1] == "cuda" else rooms[1]
+    if "torch" in rooms:
+        return "torch"
+    if rooms[1] == "core" and rooms[2:3] == ("tools",):
+        return "tools"
+    return rooms[2] if rooms[1] in ("gpu", "families") else rooms[1]
 
 
 def project_files() -> Iterator[Path]:
@@ -120,7 +133,7 @@ def test_no_cpp_files() -> None:
 @pytest.mark.parametrize("path", C_FILES, ids=name)
 def test_libraries_neither_print_nor_exit(path: Path) -> None:
     assert FORBIDDEN_CALL.findall(code_of(path)) == [], (
-        "a library returns a status instead (csrc/base/status.h)"
+        "a library returns a status instead (csrc/core/status.h)"
     )
 
 
@@ -131,16 +144,13 @@ def test_includes_point_one_way(path: Path) -> None:
         if bracket == "<":
             owner = included.split("/")[0].lower()
             assert owner not in {"torch", "aten", "c10"}, f"{included}: declare it in csrc/torch/abi.h"
-            assert not owner.startswith(("cuda", "nvrtc")), (
-                f"{included}: declare it in csrc/cuda/driver/abi.h"
-            )
+            assert not owner.startswith(("cuda", "nvrtc")), f"{included}: declare it in csrc/gpu/driver/abi.h"
             assert owner not in {"python.h", "numpy"} or room == "python", f"{included} in {room}"
             continue
         places = [
             path.parent / included,
             ROOT / "include" / included,
             ROOT / "csrc" / included,
-            ROOT / "csrc" / "cuda" / included,
         ]
         found = next((place.resolve() for place in places if place.exists()), None)
         assert found is not None, f"{included} is not in the project"
@@ -149,7 +159,7 @@ def test_includes_point_one_way(path: Path) -> None:
 
 # Headers of the fused family, from what includes none of it to its top: a file includes what comes before it.
 # A header's functions are in the file of its name, or in those that `FUSED_FILES` names.
-FUSED = ROOT / "csrc" / "cuda" / "fused_embedding_bag"
+FUSED = ROOT / "csrc" / "families" / "fused_embedding_bag"
 FUSED_ORDER = (
     *("args.h", "partition/args.h", "features.h", "staged/staged.h", "schedule.h", "kernel.h"),
     *("partition/traffic.h", "partition/cost.h", "partition/partition.h", "partition/cut.h"),
@@ -180,6 +190,7 @@ FUSED_FILES |= {f"partition/{file}.c": "partition/cut.h" for file in ("cost", "c
 
 def test_files_of_the_fused_family_include_downwards() -> None:
     files = {path.relative_to(FUSED).as_posix(): path for path in sorted(FUSED.glob("**/*.[ch]"))}
+    files = {file: path for file, path in files.items() if not re.search(r"\b(cpu|torch)/|check_", file)}
     assert {file for file in files if file.endswith(".h")} == set(FUSED_ORDER)
     for file, path in files.items():
         place = FUSED_ORDER.index(FUSED_FILES.get(file, file.replace(".c", ".h")))
@@ -281,7 +292,7 @@ def test_public_pointers_say_their_shape() -> None:
     assert [field for field in fields if not re.search(r"/\* .*\[", field)] == []
 
 
-# Headers of csrc/python need Python's; what csrc/cpu includes once for each width is no header of its own.
+# Headers of csrc/python need Python's; what is included once for each vector width is no header of its own.
 ALONE = [
     path
     for path in C_FILES
@@ -313,7 +324,6 @@ def compile_alone(command: list[str], path: Path) -> None:
         "-fsyntax-only",
         f"-I{ROOT}/include",
         f"-I{ROOT}/csrc",
-        f"-I{ROOT}/csrc/cuda",
     ]
     source = f'#include "{path}"\nstatic const int used = 0;\nint main(void) {{ return used; }}\n'
     done = subprocess.run([*command, *flags, "-"], input=source, capture_output=True, text=True)
@@ -327,7 +337,7 @@ def test_the_library_exports_the_public_names_alone(library: str) -> None:
     path = Path(recfuse.__file__).with_name(library)
     done = subprocess.run([NM, "-D", "--defined-only", path], capture_output=True, text=True, check=True)
     exported = {line.split()[-1].split("@")[0] for line in done.stdout.splitlines()}
-    of_torch = set(shared_functions("base/tensors/tensors.h"))
+    of_torch = set(shared_functions("core/tensors.h"))
     expected = set(public_functions()) | set(shared_functions())
     assert exported == expected - (of_torch if "core" in library else set())
 

@@ -59,7 +59,7 @@ def linked_files() -> set[str]:
         "kernels/**/*.cu*",
         "kernels/**/args.h",
         "kernels/**/keys.h",
-        "kernels/device/*.h",
+        "kernels/gpu/device/*.h",
         "include/**/*.h",
     )
     return {str(path.relative_to(SOURCES)) for pattern in patterns for path in SOURCES.glob(pattern)}

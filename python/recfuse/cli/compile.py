@@ -25,7 +25,7 @@ TRAINING = ("gradients", "sgd", "adagrad", "rowwise_adagrad", "adam")
 
 _ARCH = re.compile(r"sm_(\d+)[af]?")
 _LEAST_ARCH = 80  # kernels prefetch into L2 with an eviction priority, which older GPUs do not have
-_NO_COMPILER = re.compile(r"NVRTC \(.*is not here; looked in")  # of an error of csrc/cuda/jit/nvrtc_find.c
+_NO_COMPILER = re.compile(r"NVRTC \(.*is not here; looked in")  # of an error of csrc/gpu/jit/nvrtc_find.c
 
 
 def add_parser(commands: Any) -> None:

@@ -103,11 +103,11 @@ class Stream(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library() -> ctypes.CDLL:
     """The host's code of the backward and the driver of tests/c/warps/gpu.c."""
-    backward = ROOT / "csrc/cuda/fused_embedding_bag/backward"
+    backward = ROOT / "csrc/families/fused_embedding_bag/backward"
     sources = [
         *backward.rglob("*.c"),
-        *(ROOT / "csrc/base").glob("[cv]*.c"),
-        ROOT / "csrc/cuda/driver/gpu.c",
+        *(ROOT / "csrc/core").glob("[cv]*.c"),
+        ROOT / "csrc/gpu/driver/gpu.c",
     ]
     return build_simulator("the backward's host code on the host", sources)
 

@@ -37,12 +37,8 @@ class Record(ctypes.Structure):
 @pytest.fixture(scope="module")
 def gpu() -> ctypes.CDLL:
     """The host's code of the columns and the driver of tests/c/warps/gpu.c."""
-    base = ROOT / "csrc/base"
-    sources = [
-        *(ROOT / "csrc/cuda/embedding_columns").glob("*.c"),
-        *base.glob("validate*.c"),
-        *base.glob("columns*.c"),
-    ]
+    family = ROOT / "csrc/families/embedding_columns"
+    sources = [*family.glob("*.c"), *family.glob("program/*.c"), ROOT / "csrc/core/validate.c"]
     return build_simulator("the columns' host code on the host", sources)
 
 

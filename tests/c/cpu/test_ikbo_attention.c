@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/ikbo_attention.h"
-#include "base/validate.h"
+#include "families/ikbo_attention/ikbo_attention_sizes.h"
+#include "core/validate.h"
 #include "check.h"
-#include "ikbo_attention/packed/args.h"
+#include "families/ikbo_attention/packed/args.h"
 
 enum { MOST_CANDIDATES = 60, MOST_USERS = 9 };
 

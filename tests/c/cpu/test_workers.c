@@ -1,11 +1,11 @@
-/* csrc/base/threads/workers.h: no job is overlooked, however long threads have had none, and they begin in order. */
+/* csrc/core/threads/workers.h: no job is overlooked, however long threads have had none, and they begin in order. */
 #define _GNU_SOURCE /* usleep */
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "../check.h"
-#include "base/threads/workers.h"
+#include "core/threads/workers.h"
 
 enum { CALLERS = 3, JOBS = 8, TASKS = 5, WORKERS = 3, PATIENCE = 20000 /* ms */ };
 

@@ -7,7 +7,7 @@
 #ifndef RECFUSE_TESTS_FAKE_CUDA_H
 #define RECFUSE_TESTS_FAKE_CUDA_H
 
-#include "cuda/driver/abi.h"
+#include "gpu/driver/abi.h"
 
 /* How often a function was called. */
 int fake_cuda_calls(const char *name); /* NULL: of all functions */

@@ -1,4 +1,4 @@
-/* Commands about csrc/cuda/embedding_columns: what is launched how, what is refused, and what a call costs the host. */
+/* Commands about csrc/families/embedding_columns: what is launched how, what is refused, and what a call costs the host. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -13,9 +13,9 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "cuda/jit/cache.h"
-#include "cuda/jit/jit.h"
-#include "cuda/embedding_bag/schedule.h"
+#include "gpu/jit/cache.h"
+#include "gpu/jit/jit.h"
+#include "families/embedding_bag/schedule.h"
 #include "fake_cuda.h"
 #include "program.h"
 

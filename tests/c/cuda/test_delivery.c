@@ -1,4 +1,4 @@
-/* Commands about csrc/cuda/driver/delivery.h: memory that threads fill while a stream waits, and what they note. */
+/* Commands about csrc/gpu/driver/delivery.h: memory that threads fill while a stream waits, and what they note. */
 #define _GNU_SOURCE /* usleep */
 #include <pthread.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "../check.h"
-#include "cuda/driver/delivery.h"
+#include "gpu/driver/delivery.h"
 #include "program.h"
 
 enum { ROUNDS = 200, MOST = 32 };

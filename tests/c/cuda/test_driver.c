@@ -1,11 +1,11 @@
-/* Commands about csrc/cuda/driver: errors that kernels record, launches and tensor maps as the driver gets them. */
+/* Commands about csrc/gpu/driver: errors that kernels record, launches and tensor maps as the driver gets them. */
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 
 #include "../check.h"
-#include "cuda/driver/launch.h"
-#include "cuda/driver/tensor_map.h"
+#include "gpu/driver/launch.h"
+#include "gpu/driver/tensor_map.h"
 #include "program.h"
 
 static const rf__cuda_device *gpu_of_errors;
@@ -20,7 +20,7 @@ static void *raise_error(void *argument) {
     return NULL;
 }
 
-/* What rf_report of device/common.cuh does; whether it was the first to find something. */
+/* What rf_report of gpu/device/common.cuh does; whether it was the first to find something. */
 static bool record_write(const rf__cuda_error_word *word, rf_error_record record) {
     rf_u32 *claimed = word->on_device.claimed;
     rf_error_record *to = word->on_device.record;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/fused_embedding_bag/fused.h"
+#include "families/fused_embedding_bag/fused.h"
 #include "fused_case.h"
 #include "program.h"
 

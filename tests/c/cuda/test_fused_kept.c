@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cuda/fused_embedding_bag/fused.h"
+#include "families/fused_embedding_bag/fused.h"
 #include "allocator.h"
 #include "program.h"
 #include "test_fused.h"

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/fused_embedding_bag/fused.h"
+#include "families/fused_embedding_bag/fused.h"
 #include "program.h"
 #include "test_fused.h"
 

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/fused_embedding_bag/fused.h"
-#include "cuda/fused_embedding_bag/schedule.h"
+#include "families/fused_embedding_bag/fused.h"
+#include "families/fused_embedding_bag/schedule.h"
 #include "fused_case.h"
 #include "program.h"
 #include "test_fused.h"

@@ -1,4 +1,4 @@
-/* Commands about csrc/cuda/ikbo_linear: what is launched how, and what the one launch takes. */
+/* Commands about csrc/families/ikbo_linear: what is launched how, and what the one launch takes. */
 #define _GNU_SOURCE /* setenv */
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,8 +6,8 @@
 
 #include "allocator.h"
 #include "check.h"
-#include "cuda/ikbo_linear/args.h"
-#include "cuda/ikbo_linear/ikbo_linear.h"
+#include "families/ikbo_linear/args.h"
+#include "families/ikbo_linear/ikbo_linear.h"
 #include "program.h"
 
 /* One call of the broadcast sum on device 0, and the grid that it must have; 0: no launch. */

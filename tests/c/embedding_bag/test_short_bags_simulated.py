@@ -48,7 +48,7 @@ class Variant:
         }  # fmt: skip
         named = {f"RF_{name}": value for name, value in defines.items()}
         return simulated(
-            "kernel.cu", KERNEL="rf_short_bags", KERNEL_FILE='"embedding_bag/short_bags.cu"', **named
+            "kernel.cu", KERNEL="rf_short_bags", KERNEL_FILE='"families/embedding_bag/short_bags.cu"', **named
         )
 
 

@@ -1,4 +1,4 @@
-"""Kernels compiled at run time and kept on disk: csrc/cuda without a GPU."""
+"""Kernels compiled at run time and kept on disk: csrc/gpu/jit without a GPU."""
 
 from __future__ import annotations
 

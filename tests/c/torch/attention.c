@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/launches/launches.h"
+#include "gpu/launches/launches.h"
 #include "torch/dispatch.h"
-#include "torch/ikbo/ikbo_attention.h"
+#include "families/ikbo_attention/torch/ikbo_attention_torch.h"
 
 static rf__cuda_device gpu = {.gpu = {.cc_major = 8}}; /* one thread alone tests */
 static rf_error_record record; /* the one error word; one thread alone tests */

@@ -1,5 +1,5 @@
-/* The kernels of ikbo_attention/packed/packed.cu on the host, for vectors of RF_VECTOR bytes. */
-#include "device/common.cuh"
+/* The kernels of families/ikbo_attention/packed/packed.cu on the host, for vectors of RF_VECTOR bytes. */
+#include "gpu/device/common.cuh"
 
 #define JOIN(name, vector) name##_##vector
 #define NAMED(name, vector) JOIN(name, vector)
@@ -7,7 +7,7 @@
 #define rf_attention_cut NAMED(rf_attention_cut, RF_VECTOR)
 #define rf_attention_pack NAMED(rf_attention_pack, RF_VECTOR)
 #define rf_attention_unpack NAMED(rf_attention_unpack, RF_VECTOR)
-#include "ikbo_attention/packed/packed.cu"
+#include "families/ikbo_attention/packed/packed.cu"
 
 /* Runs a kernel, one thread after another; false: there is none of this name. */
 extern "C" bool NAMED(host_run, RF_VECTOR)(const char *entry, unsigned blocks, unsigned threads,

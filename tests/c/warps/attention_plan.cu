@@ -8,10 +8,10 @@
 #define RF_V_SLOTS 4
 #define RF_SEGMENT 1
 static inline rf_u64 __cvta_generic_to_shared(const void *address) { return (rf_u64)(uintptr_t)address; }
-#include "ikbo_attention/group.cu"
+#include "families/ikbo_attention/group.cu"
 
-#include "ikbo_attention/fused_copy.cuh"
-#include "ikbo_attention/fused_rows.cuh"
+#include "families/ikbo_attention/fused_copy.cuh"
+#include "families/ikbo_attention/fused_rows.cuh"
 
 static void group(const void *args) {
     rf_ikbo_attention_group(*static_cast<const rf_attention_group_args *>(args));

@@ -7,20 +7,20 @@
 #define RF_GROUPED 1
 #define RF_DIGIT_BITS RF_BACKWARD_MOST_DIGIT_BITS
 #define RF_ENTRIES RF_ENTRIES_DIRECT
-#include "device/bags.cuh"
-#include "fused_embedding_bag/backward/sort/ranks.cuh"
+#include "gpu/device/bags.cuh"
+#include "families/fused_embedding_bag/backward/sort/ranks.cuh"
 
 thread_local __align__(16) rf_u8 memory[256 << 10]; /* a block's dynamic shared memory */
 
 /* Names of one are not seen by the others. */
 namespace keys {
-#include "fused_embedding_bag/backward/keys.cu"
+#include "families/fused_embedding_bag/backward/keys.cu"
 }
 namespace sort {
-#include "fused_embedding_bag/backward/sort/sort.cu"
+#include "families/fused_embedding_bag/backward/sort/sort.cu"
 }
 namespace group {
-#include "fused_embedding_bag/backward/sort/group.cu"
+#include "families/fused_embedding_bag/backward/sort/group.cu"
 }
 
 static void keys_block(const void *args) {

@@ -1,21 +1,21 @@
 /* The small path of the backward on the host: lists.cu, and staged.cu as RF_STAGED, RF_EMIT and dtypes say. */
 #include "warps.h"
 
-#include "device/shared.cuh"
+#include "gpu/device/shared.cuh"
 
 thread_local __align__(16) rf_u8 memory[256 << 10]; /* a block's dynamic shared memory */
 
 #define RF_STREAMED 0
-#include "fused_embedding_bag/backward/emit.cuh"
-#include "fused_embedding_bag/backward/small/args.h"
+#include "families/fused_embedding_bag/backward/emit.cuh"
+#include "families/fused_embedding_bag/backward/small/args.h"
 
 /* Names of one are not seen by the other. */
 namespace lists {
-#include "fused_embedding_bag/backward/small/lists.cu"
+#include "families/fused_embedding_bag/backward/small/lists.cu"
 }
 #undef NO_ROW
 namespace staged {
-#include "fused_embedding_bag/backward/small/staged.cu"
+#include "families/fused_embedding_bag/backward/small/staged.cu"
 }
 
 static void lists_block(const void *args) {

@@ -1,13 +1,13 @@
 /* A GPU whose kernels run on the host, one block after another (warps.h), for the host's code of a family and
- * csrc/cuda/launches: in place of csrc/cuda/driver and csrc/cuda/jit. Its memory is the host's, and holds rubbish where nothing was written. A kernel is
+ * csrc/gpu/launches: in place of csrc/gpu/driver and csrc/gpu/jit. Its memory is the host's, and holds rubbish where nothing was written. A kernel is
  * compiled by the command that gpu_begin is given, at its first launch with these options. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/driver/memory.h"
-#include "cuda/launches/explain.h"
+#include "gpu/driver/memory.h"
+#include "gpu/launches/explain.h"
 
 enum { MOST_KERNELS = 256, TEXT = 10000, SMS = 5, RUBBISH = 0xab };
 

@@ -1,7 +1,7 @@
 /* One kernel for the host: KERNEL of KERNEL_FILE, as the options of a run of the host's code say (gpu.c). */
 #include "warps.h"
 
-#include "device/shared.cuh"
+#include "gpu/device/shared.cuh"
 
 thread_local __align__(16) rf_u8 memory[256 << 10]; /* a block's dynamic shared memory */
 

@@ -1,14 +1,14 @@
 /* One block of threads on the host, for kernels that are compiled for it: a thread is a context that runs until a barrier or
  * an exchange of its warp or of some lanes of it, and the next one to run is drawn anew each time, of those that wait for
  * nobody. An atomic operation may let others go first. Blocks of a launch run one after another. With tests/c/torch/host or tests/c/warps/host before
- * csrc/cuda among the folders of headers. */
+ * csrc among the folders of headers. */
 #ifndef TESTS_WARPS_H
 #define TESTS_WARPS_H
 
 #include <setjmp.h>
 #include <ucontext.h>
 
-#include "device/common.cuh" /* one of the host */
+#include "gpu/device/common.cuh" /* one of the host */
 
 #undef RF_INLINE
 #define RF_INLINE inline /* of a struct's functions too */

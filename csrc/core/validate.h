@@ -1,0 +1,75 @@
+/* Checks of arguments that several operators make. `operator_name` opens every message. */
+#ifndef RECFUSE_VALIDATE_H
+#define RECFUSE_VALIDATE_H
+
+#include <inttypes.h>
+
+#include "core/status.h"
+
+#define RF__I64 "%" PRId64
+/* Where the condition holds, fails with "recfuse.<operator_name>: " and the text; `operator_name` is in scope. */
+#define RF__REFUSE_IF(condition, code, text, ...) \
+    RF_FAIL_IF(condition, code, "recfuse.%s: " text, operator_name, __VA_ARGS__)
+
+static inline int64_t rf__dtype_bytes(rf_dtype dtype) {
+    return dtype == RF_FLOAT32 ? 4 : dtype == RF_FLOAT64 ? 8 : 2;
+}
+
+/* The least multiple of `to` that is not below `value`. */
+static inline int64_t rf__round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+/* Whether elements, 0 or more, are whole rows. Most rows are of a power of two columns, and a division takes as long as all
+ * else that is checked of a table. */
+static inline bool rf__is_multiple(int64_t elements, int64_t columns) {
+    if ((columns & (columns - 1)) == 0) return (elements & (columns - 1)) == 0; /* of 0 only 0 */
+    return elements % columns == 0;
+}
+
+/* Initializers of the fields that every params struct of lookups has, from `params`. */
+#define RF__LOOKUPS_OF(params)                                                                        \
+    .indices = (params)->indices, .lookups = (params)->lookups, .offsets = (params)->offsets,         \
+    .bags = (params)->bags, .index_type = (params)->index_type, .offset_type = (params)->offset_type, \
+    .sample_weights = (params)->sample_weights
+
+/* `indices` and `offsets` may be NULL only when there are none. */
+rf_status rf__check_call(const char *operator_name, int64_t lookups, int64_t bags, rf_int_type index_type,
+                         rf_int_type offset_type, int32_t prefetch_distance, const void *indices,
+                         const void *offsets);
+rf_status rf__check_dtype(const char *operator_name, const char *argument, rf_dtype dtype);
+/* `feature` is -1 for an operator of one table. */
+rf_status rf__check_pooling(const char *operator_name, int64_t feature, int64_t pooling, int64_t padding_idx,
+                            int64_t rows, bool weighted);
+
+/* Of a fused call: sizes and types of what changes from call to call; and all that describes its features. */
+RF__SHARED rf_status rf__check_fused_call(const rf_fused_embedding_bag_params *params);
+RF__SHARED rf_status rf__check_fused_features(const rf_fused_embedding_bag_params *params);
+/* `columns`: [n_buffers] of the matrices that the buffers are, -1 where it is none. A table in a matrix must be whole
+ * rows of it. */
+rf_status rf__check_fused_rows(const rf_fused_embedding_bag_params *params, const int64_t *columns);
+/* As in rf_fused_plan. */
+RF__SHARED rf_status rf__check_fused_warps(int32_t warps);
+
+/* The whole params struct of a weight's gradient; of offsets and indices not the contents. */
+rf_status rf__check_fused_backward(const char *operator_name, const rf_fused_backward_params *params);
+/* The two parts of it: all but features; and one feature, by number, of the weight. */
+rf_status rf__check_backward_sizes(const char *operator_name, const rf_fused_backward_params *params);
+rf_status rf__check_backward_feature(const char *operator_name, const rf_fused_backward_params *params,
+                                     int64_t at);
+
+/* Of updates the whole params structs; of indices, offsets, rows and numbers not the contents. */
+rf_status rf__check_fused_update(const char *operator_name, const rf_fused_update_params *params);
+rf_status rf__check_rows_update(const char *operator_name, const rf_rows_update_params *params);
+/* The gradient that the update of one matrix follows, in float32. */
+rf_fused_backward_params rf__fused_update_gradient(const rf_fused_update_params *params, int64_t matrix);
+
+/* Of the broadcast sum, on whichever device: all but the contents of `parent`. */
+rf_status rf__check_ikbo_add(const rf_ikbo_add_params *params);
+rf_status rf__check_ikbo_linear(const rf_ikbo_linear_params *params);
+/* All but contents; and of it what holds before there are outputs. */
+rf_status rf__check_ikbo_attention(const rf_ikbo_attention_params *params);
+rf_status rf__check_ikbo_attention_sizes(const rf_ikbo_attention_params *params);
+
+/* The whole params struct of the operator of one table, whichever device its pointers are of. */
+rf_status rf__check_embedding_bag(const rf_embedding_bag_params *params);
+
+#endif

@@ -1,3 +1,0 @@
-/* Kernels of embedding columns for what every CPU of the architecture has. */
-#define RF__TABLE rf__column_plain
-#include "cpu/columns/column_kernels.h"

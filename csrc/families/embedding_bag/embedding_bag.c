@@ -1,0 +1,81 @@
+/* rf_embedding_bag_cuda, and its kernels compiled ahead. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/validate.h"
+#include "families/embedding_bag/embedding_bag.h"
+
+static const char operator_name[] = "embedding_bag";
+
+rf_status rf__embedding_bag_run(const rf__cuda_device *device, const rf_embedding_bag_params *params,
+                                const rf_embedding_bag_schedule *schedule, void *stream) {
+    rf__launches launches;
+    rf__launches_init(&launches, operator_name);
+    rf_status status = rf__embedding_bag_lower(&device->gpu, params, schedule, &launches);
+    if (status == RF_OK) status = rf__launches_run(device, &launches, NULL, NULL, stream);
+    rf__launches_free(&launches);
+    return status;
+}
+
+rf_status rf_embedding_bag_cuda(const rf_embedding_bag_params *params,
+                                const rf_embedding_bag_schedule *schedule, const rf_cuda_stream *stream) {
+    const rf__cuda_device *device = NULL;
+    RF_CHECK(rf__check_embedding_bag(params));
+    RF_CHECK(rf__cuda_device_get(stream->device, &device));
+    return rf__embedding_bag_run(device, params, schedule, stream->stream);
+}
+
+/* Whether a description of a call makes sense, of which only the alignment of its addresses is known. */
+static rf_status check_described(const rf_embedding_bag_params *params, int32_t alignment) {
+    int64_t table_bytes;
+    RF_FAIL_IF(
+        alignment < rf__dtype_bytes(params->dtype) || alignment > 16 || (alignment & (alignment - 1)) != 0 ||
+            params->dim <= 0 || params->dim * rf__dtype_bytes(params->dtype) % alignment != 0 ||
+            params->weight_stride < params->dim || params->bags <= 0 || params->lookups < 0,
+        RF_ERR_VALUE,
+        "recfuse.embedding_bag: cannot compile for dim %" PRId64 ", stride %" PRId64 ", alignment %d, "
+        "%" PRId64 " lookups and %" PRId64 " bags; dim and bags must be 1 or more, stride at least dim, "
+        "and alignment a power of two that divides the bytes of a row, at most 16",
+        params->dim, params->weight_stride, (int)alignment, params->lookups, params->bags);
+    RF_FAIL_IF(params->rows < 0 ||
+                   __builtin_mul_overflow(params->rows, params->weight_stride, &table_bytes) ||
+                   __builtin_mul_overflow(table_bytes, rf__dtype_bytes(params->dtype), &table_bytes),
+               RF_ERR_VALUE,
+               "recfuse.embedding_bag: cannot compile for %" PRId64 " rows, %" PRId64
+               " elements apart; rows must be 0 or more, and the size in bytes must fit int64",
+               params->rows, params->weight_stride);
+    return RF_OK;
+}
+
+rf_status rf__embedding_bag_compile(const rf__gpu *gpu, const rf_embedding_bag_params *params,
+                                    const rf_embedding_bag_schedule *schedule, int32_t alignment,
+                                    bool compiles, rf_kernel_info *info,
+                                    rf_embedding_bag_schedule *complete) {
+    rf_embedding_bag_params described = *params;
+    rf__launches launches;
+    RF_CHECK(check_described(params, alignment));
+    described.weight = (const void *)(uintptr_t)alignment;
+    described.output = (void *)(uintptr_t)alignment;
+    described.output_stride = params->dim;
+    if (complete != NULL) {
+        if (schedule != NULL) *complete = *schedule;
+        RF_CHECK(rf__embedding_bag_complete(gpu, &described, complete));
+    }
+    rf__launches_init(&launches, operator_name);
+    rf_status status = rf__embedding_bag_lower(gpu, &described, schedule, &launches);
+    if (status == RF_OK && compiles) status = rf__launches_compile(&launches, gpu->arch, info);
+    if (status == RF_OK && compiles && info != NULL)
+        info->shared_bytes += (int32_t)launches.launches[0].shared_bytes;
+    rf__launches_free(&launches);
+    return status;
+}
+
+rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
+                                   const rf_embedding_bag_schedule *schedule, int32_t alignment,
+                                   const char *arch, rf_kernel_info *info,
+                                   rf_embedding_bag_schedule *complete) {
+    rf__gpu gpu;
+    RF_CHECK(rf__gpu_of_arch(arch, &gpu));
+    if (complete != NULL) memset(complete, 0, sizeof *complete);
+    return rf__embedding_bag_compile(&gpu, params, schedule, alignment, true, info, complete);
+}

@@ -1,0 +1,360 @@
+/* Embedding bag: gathers rows of one table and pools them bag by bag.
+ *
+ *   output[b] = pool(weight[indices[i]] for i in [offsets[b], offsets[b + 1]))      sum, mean or max
+ *
+ * weight [rows, RF_DIM] of RF_DTYPE, RF_STRIDE elements from row to row; indices [lookups]; offsets [bags]
+ * or [bags + 1]; sample_weights [lookups] or none; output [bags, RF_DIM]. Sums are in float32.
+ *
+ * Who does what. A row is read by LANES lanes, 16 bytes each (less where rows are not so aligned). RF_THREADS
+ * threads share a bag: inside a warp SLOTS = 32 / LANES rows are read at once, and where a bag has several
+ * warps each takes an equal, contiguous part of its lookups. Partial sums meet by shuffles, then in shared
+ * memory, always in the same order: results are bit-identical from run to run. Rows that are too wide for
+ * 32 lanes x 2 vectors are cut into slices over gridDim.y.
+ *
+ * Latency. The indices of RF_SEGMENT lookups at a time are checked and listed in shared memory; then RF_DISTANCE
+ * rows a slot are in flight, in the place RF_STATION says (station.cuh). The indices of the first segment are
+ * loaded together with the offsets, from where they lie if all bags are equally long.
+ *
+ * L2 reuse. With RF_PARTS > 1 a list is ordered by which part of the table a row is in. All bags in flight
+ * then sweep through the table together, so that a row that several of them need is read from memory once
+ * and found in L2 by the others: a large table's rows return too late for that otherwise.
+ *
+ * Safety. With RF_CHECK every offset and row index is checked by the lane that loads it; a bad one is reported
+ * and left out of the list, as padding is: the loops over rows meet valid ones alone.
+ *
+ * Launch: grid [ceil(bags / (RF_BLOCK / RF_THREADS)), slices], block [RF_BLOCK]. Dynamic shared memory, as
+ * embedding_bag.c adds it up: the lists, the sums of warps, the ring of the station shared.
+ *
+ * Sources: Jain et al., MICRO'24: stations and distance (IV-B), occupancy by registers (III-C).
+ * Long, and one file because all steps share the lists in shared memory and the registers of a lane.
+ */
+
+#ifndef RF_DTYPE /* what is specialised, compiled without options */
+#define RF_DTYPE 0 /* rf_dtype */
+#define RF_DIM 128
+#define RF_STRIDE RF_DIM
+#define RF_ALIGN 16 /* bytes that all addresses of rows and outputs are a multiple of */
+#define RF_ROW int /* holds a row index; rf_i64 for tables of 2^31 rows and more */
+#define RF_POOLING 0 /* rf_pooling */
+#define RF_WEIGHTED 0
+#define RF_PADDED 0 /* there is a padding_idx */
+#define RF_CHECK 1
+#define RF_PARTS 1 /* of the table: row >> part_shift, the last one taking the rest */
+#define RF_SEGMENT 128 /* a multiple of the lanes of a warp that share a bag */
+#define RF_THREADS 64
+#define RF_BLOCK 512
+#define RF_MIN_BLOCKS 2 /* blocks of an SM that registers must suffice for */
+#endif
+#ifndef RF_STATION
+#define RF_STATION 2 /* rf_station */
+#define RF_DISTANCE 8
+#endif
+
+#include "families/embedding_bag/bag.cuh"
+#include "families/embedding_bag/station.cuh"
+
+struct shape : rf_row_shape {
+    static constexpr int BLOCK = RF_BLOCK, AHEAD = RF_DISTANCE, WEIGHTED = RF_WEIGHTED;
+    static constexpr int GROUP = smaller(RF_THREADS, 32); /* lanes of a warp that share a bag */
+    static constexpr int WARPS = RF_THREADS / GROUP; /* that share a bag */
+    static constexpr int SLOTS = GROUP / LANES; /* rows of a bag that a warp reads at once */
+    static constexpr int INDICES = RF_SEGMENT / GROUP; /* of a segment that a lane loads */
+    static constexpr int BATCH = AHEAD * SLOTS; /* rows of a bag in flight */
+};
+static_assert(RF_THREADS >= shape::LANES && RF_BLOCK % RF_THREADS == 0,
+              "a bag's threads hold a row and fit a block");
+
+/* The rows of a segment that are there, in the order in which they are read, for each group of lanes that
+ * shares a bag. */
+struct __align__(16) list {
+    RF_ROW row[RF_SEGMENT];
+#if RF_WEIGHTED
+    float scale[RF_SEGMENT];
+#endif
+};
+
+RF_INLINE float scale_of(const list &rows, int at) {
+#if RF_WEIGHTED
+    return rows.scale[at];
+#else
+    return 1.0f;
+#endif
+}
+
+/* Reports the first bad row index of this lane's part of a segment: read again, since this hardly ever runs. */
+RF_INLINE void report_index(const rf_embedding_bag_args &args, rf_i64 bag, rf_i64 position, rf_i64 end) {
+    for (; position < end; position += shape::GROUP) {
+        const rf_i64 index = rf_load(args.indices + position);
+        if ((rf_u64)index < (rf_u64)args.rows) continue;
+        rf_report_index(args, bag, position, index);
+        return;
+    }
+}
+
+/* Row indices of a segment as they stand in memory. */
+struct raw_indices {
+    RF_INDEX index[shape::INDICES];
+};
+
+RF_INLINE raw_indices load_indices(const rf_embedding_bag_args &args, rf_i64 begin, rf_i64 end) {
+    raw_indices raw;
+#pragma unroll
+    for (int i = 0; i < shape::INDICES; i++) {
+        const rf_i64 position = begin + i * shape::GROUP + threadIdx.x % shape::GROUP;
+        raw.index[i] = position < end ? rf_load(args.indices + position) : 0;
+    }
+    return raw;
+}
+
+/* Asks for the indices of the next segment, in L2: to hold them here would cost the registers that rows wait in. */
+RF_INLINE void prefetch_indices(const rf_embedding_bag_args &args, rf_i64 begin, rf_i64 end) {
+    const rf_i64 position = begin + threadIdx.x % shape::GROUP * shape::INDICES;
+    if (position < end) rf_prefetch(args.indices + position);
+}
+
+/* Lists the rows of the lookups from `begin` on, at most a segment; returns how many there are. Adds to
+ * `counted` this lane's lookups that are not padding. */
+RF_INLINE int make_list(const rf_embedding_bag_args &args, rf_i64 bag, const raw_indices &raw, rf_i64 begin,
+                        rf_i64 end, list &rows, rf_i64 &counted) {
+    const int lane = threadIdx.x % shape::GROUP, first_lane = threadIdx.x % 32 - lane;
+    const rf_u32 group = shape::GROUP == 32 ? RF_FULL_WARP : ((1u << shape::GROUP % 32) - 1u) << first_lane;
+    const rf_u32 before = group & ((1u << threadIdx.x % 32) - 1u);
+    RF_ROW row[shape::INDICES]; /* -1: not there */
+    bool any_bad = false;
+#if RF_WEIGHTED
+    float scale[shape::INDICES];
+#endif
+#pragma unroll
+    for (int i = 0; i < shape::INDICES; i++) {
+        const rf_i64 position = begin + i * shape::GROUP + lane, index = raw.index[i];
+        const bool wanted = position < end, padding = RF_PADDED && index == args.padding_idx;
+        const bool bad = RF_CHECK && wanted && (rf_u64)index >= (rf_u64)args.rows;
+        any_bad |= bad;
+        if (RF_PADDED) counted += wanted && !padding;
+#if RF_WEIGHTED
+        scale[i] = wanted ? rf_load(args.sample_weights + position) : 0.0f;
+#endif
+        row[i] = wanted && !bad && !padding ? (RF_ROW)index : -1;
+    }
+    if (any_bad) report_index(args, bag, begin + lane, end);
+    int count = 0;
+#pragma unroll
+    for (int now = 0; now < RF_PARTS; now++) {
+#pragma unroll
+        for (int i = 0; i < shape::INDICES; i++) {
+            const bool mine = now < RF_PARTS - 1 ? row[i] >> args.part_shift == now
+                                                 : row[i] >= (RF_ROW)now << args.part_shift;
+            const rf_u32 all = __ballot_sync(RF_FULL_WARP, mine) & group;
+            if (mine) {
+                const int at = count + __popc(all & before);
+                rows.row[at] = row[i];
+#if RF_WEIGHTED
+                rows.scale[at] = scale[i];
+#endif
+            }
+            count += __popc(all);
+        }
+    }
+    __syncwarp();
+    return count;
+}
+
+/* RF_DISTANCE rows a slot: loads them all, then adds them. PARTIAL: some lie behind the end of the list. */
+template <bool PARTIAL, class STATION>
+RF_INLINE void pool_batch(const rf_columns<shape> &columns, int slot, STATION &station, const list &rows,
+                          int first, int count, shape::sums &sum) {
+#pragma unroll
+    for (int u = 0; u < shape::AHEAD; u++) {
+        const int at = first + u * shape::SLOTS + slot;
+        const bool there = !PARTIAL || at < count;
+        station.fetch(columns, u, there ? rows.row[at] : 0, there);
+    }
+#pragma unroll
+    for (int u = 0; u < shape::AHEAD; u++) {
+        const int at = first + u * shape::SLOTS + slot;
+        const bool there = !PARTIAL || at < count;
+        station.add(columns, u, 0, there, there ? scale_of(rows, at) : 0.0f, sum);
+    }
+}
+
+/* Pools the rows of a list; lists of the bags of one warp may differ in length. */
+template <class STATION>
+RF_INLINE void pool_list(const rf_columns<shape> &columns, int slot, STATION &station, const list &rows,
+                         int count, shape::sums &sum) {
+    if constexpr (!STATION::ROLLING) {
+#pragma unroll 1
+        for (int first = 0; __any_sync(RF_FULL_WARP, first < count); first += shape::BATCH) {
+            if (__all_sync(RF_FULL_WARP, first + shape::BATCH <= count)) {
+                pool_batch<false>(columns, slot, station, rows, first, count, sum);
+            } else {
+                pool_batch<true>(columns, slot, station, rows, first, count, sum);
+            }
+        }
+    } else {
+#pragma unroll
+        for (int u = 0; u < shape::AHEAD; u++) {
+            const int at = u * shape::SLOTS + slot;
+            station.fetch(columns, u, at < count ? rows.row[at] : 0, at < count);
+            station.fetched();
+        }
+#pragma unroll 1
+        for (int first = 0; __any_sync(RF_FULL_WARP, first < count); first += shape::BATCH) {
+#pragma unroll
+            for (int u = 0; u < shape::AHEAD; u++) {
+                const int at = first + u * shape::SLOTS + slot, later = at + shape::BATCH;
+                station.wait();
+                station.add(columns, u, at < count ? rows.row[at] : 0, at < count,
+                            at < count ? scale_of(rows, at) : 0.0f, sum);
+                station.fetch(columns, u, later < count ? rows.row[later] : 0, later < count);
+                station.fetched();
+            }
+        }
+    }
+}
+
+RF_INLINE float merge(float a, float b) { return RF_POOLING == RF_MAX ? fmaxf(a, b) : a + b; }
+
+/* What the warps of a bag leave for its first. */
+struct __align__(16) warp_sums {
+    float of[shape::VECTORS * shape::ELEMENTS][shape::LANES];
+    rf_i64 counted;
+};
+
+/* Merges the sums of the bag's slots and warps into slot 0 of its first warp; of `counted` too. */
+RF_INLINE void merge_bag(warp_sums *left, int slot, int warp, int lane_column, shape::sums &sum,
+                         rf_i64 &counted) {
+    constexpr int FLOATS = shape::VECTORS * shape::ELEMENTS;
+#pragma unroll
+    for (int apart = shape::LANES; apart < shape::GROUP; apart *= 2) {
+#pragma unroll
+        for (int i = 0; i < FLOATS; i++)
+            sum.of[i] = merge(sum.of[i], __shfl_xor_sync(RF_FULL_WARP, sum.of[i], apart));
+    }
+    if (RF_PADDED) {
+#pragma unroll
+        for (int apart = 1; apart < shape::GROUP; apart *= 2)
+            counted += __shfl_xor_sync(RF_FULL_WARP, counted, apart);
+    }
+    if constexpr (shape::WARPS > 1) {
+        warp_sums *here = left + threadIdx.x / 32;
+        if (slot == 0 && warp > 0) {
+#pragma unroll
+            for (int i = 0; i < FLOATS; i++) here->of[i][lane_column] = sum.of[i];
+            if (RF_PADDED && lane_column == 0) here->counted = counted;
+        }
+        __syncthreads();
+        if (slot == 0 && warp == 0) {
+#pragma unroll 1
+            for (int other = 1; other < shape::WARPS; other++) {
+#pragma unroll
+                for (int i = 0; i < FLOATS; i++) sum.of[i] = merge(sum.of[i], here[other].of[i][lane_column]);
+                if (RF_PADDED) counted += here[other].counted;
+            }
+        }
+    }
+}
+
+/* A NaN stays the largest only where the bag's first row has it, as in torch: fmaxf has dropped it. */
+RF_INLINE void max_of_first_row(const rf_embedding_bag_args &args, const rf_columns<shape> &columns,
+                                const rf_bag &bag, shape::sums &sum) {
+    rf_i64 row = -1;
+    for (rf_i64 i = bag.begin; i < bag.end && row < 0; i++) {
+        const rf_i64 index = rf_load(args.indices + i);
+        if ((rf_u64)index < (rf_u64)args.rows && !(RF_PADDED && index == args.padding_idx)) row = index;
+    }
+#pragma unroll
+    for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++) {
+        if (row < 0) sum.of[i] = 0.0f;
+    }
+    if (row < 0) return;
+    const shape::vector *from = (const shape::vector *)columns.address(row);
+#pragma unroll
+    for (int v = 0; v < shape::VECTORS; v++) {
+        if (!columns.inside(v)) continue;
+        const shape::vector first = rf_load(from + v * shape::LANES);
+#pragma unroll
+        for (int e = 0; e < shape::ELEMENTS; e++) {
+            const float value = shape::element::get(first, e);
+            if (value != value) sum.of[v * shape::ELEMENTS + e] = value;
+        }
+    }
+}
+
+RF_INLINE void store(const rf_embedding_bag_args &args, const rf_columns<shape> &columns, rf_i64 bag,
+                     const shape::sums &sum) {
+    shape::vector *to = rf_output_of(args, bag, columns.column);
+#pragma unroll
+    for (int v = 0; v < shape::VECTORS; v++) {
+        if (columns.inside(v)) to[v * shape::LANES] = rf_pooled(sum, v);
+    }
+}
+
+/* The lookups that one of the bag's warps takes. */
+RF_INLINE rf_bag part_of(const rf_bag &bag, int warp) {
+    if (shape::WARPS == 1) return bag;
+    const rf_i64 share = (bag.end - bag.begin + shape::WARPS - 1) / shape::WARPS;
+    const rf_i64 from = min(bag.begin + warp * share, bag.end);
+    return {from, min(from + share, bag.end)};
+}
+
+#if RF_STATION == 1 || RF_STATION == 2 /* none is register with a distance of 1 */
+typedef rf_in_thread<shape, false> station_type;
+#elif RF_STATION == 3
+typedef rf_in_shared_memory<shape> station_type;
+#elif RF_STATION == 4
+typedef rf_in_thread<shape, true> station_type;
+#elif RF_STATION == 5
+typedef rf_in_l1<shape> station_type;
+#else
+#error "RF_STATION is not one of rf_station"
+#endif
+
+extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
+    rf_embedding_bag(const __grid_constant__ rf_embedding_bag_args args) {
+    extern __shared__ __align__(16) rf_u8 shared[];
+    list *lists = (list *)shared;
+    warp_sums *left = (warp_sums *)(lists + RF_BLOCK / shape::GROUP);
+    const int lane = threadIdx.x % shape::GROUP, slot = lane / shape::LANES,
+              lane_column = lane % shape::LANES;
+    const int warp = threadIdx.x % RF_THREADS / shape::GROUP;
+    const rf_i64 bag = (rf_i64)blockIdx.x * (RF_BLOCK / RF_THREADS) + threadIdx.x / RF_THREADS;
+    const rf_columns<shape> columns = {args.weight,
+                                       (int)blockIdx.y * shape::LANES * shape::VECTORS + lane_column};
+    station_type station((rf_u8 *)(left + (shape::WARPS > 1 ? RF_BLOCK / 32 : 0)));
+    rf_wait_for_previous_kernel();
+
+    /* The first row indices, from where they lie if all bags are equally long; the offsets at the same time. */
+    const rf_bag guessed = rf_bag_if_even(args, bag), guessed_part = part_of(guessed, warp);
+    raw_indices raw = load_indices(args, guessed_part.begin, guessed_part.end);
+    const rf_bag all = bag < args.bags ? rf_bag_at(args, bag) : rf_bag{0, 0};
+    shape::sums sum;
+#pragma unroll
+    for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++)
+        sum.of[i] = RF_POOLING == RF_MAX ? -__int_as_float(0x7f800000) : 0.0f;
+
+    const rf_bag mine = part_of(all, warp);
+    if (!__all_sync(RF_FULL_WARP, all.begin == guessed.begin && all.end == guessed.end))
+        raw = load_indices(args, mine.begin, mine.end);
+    rf_i64 counted = 0;
+    list &rows = lists[threadIdx.x / shape::GROUP];
+#pragma unroll 1
+    for (rf_i64 base = mine.begin;;) {
+        const int count = make_list(args, bag, raw, base, mine.end, rows, counted);
+        base += RF_SEGMENT;
+        if (base < mine.end) prefetch_indices(args, base, mine.end);
+        pool_list(columns, slot, station, rows, count, sum);
+        if (!__any_sync(RF_FULL_WARP, base < mine.end)) break;
+        raw = load_indices(args, base, mine.end);
+        __syncwarp(); /* all lanes have read the list before it is written again */
+    }
+    merge_bag(left, slot, warp, lane_column, sum, counted);
+    if (bag >= args.bags || slot != 0 || warp != 0) return;
+    if (RF_POOLING == RF_MAX) max_of_first_row(args, columns, all, sum);
+    if (RF_POOLING == RF_MEAN) {
+        const rf_i64 count = RF_PADDED ? counted : all.end - all.begin;
+        const float divisor = count > 0 ? (float)count : 1.0f;
+#pragma unroll
+        for (int i = 0; i < shape::VECTORS * shape::ELEMENTS; i++) sum.of[i] /= divisor;
+    }
+    store(args, columns, bag, sum);
+}

@@ -1,0 +1,29 @@
+/* rf_embedding_bag_cpu: one table. The work is pool.c's. */
+#include "families/fused_embedding_bag/cpu/pool.h"
+#include "core/validate.h"
+
+rf_status rf_embedding_bag_cpu(const rf_embedding_bag_params *params, const rf_executor *executor) {
+    RF_CHECK(rf__check_embedding_bag(params));
+    const rf_buffer table = {params->weight, params->rows * params->weight_stride, params->dtype};
+    const rf_feature feature = {.rows = params->rows,
+                                .dim = params->dim,
+                                .pooling = params->pooling,
+                                .padding_idx = params->padding_idx};
+    rf__pool_call call = {
+        .operator_name = "embedding_bag",
+        .buffers = &table,
+        .features = &feature,
+        .n_features = 1,
+        .pitch = params->weight_stride * rf__dtype_bytes(params->dtype),
+        RF__LOOKUPS_OF(params),
+        .n_offsets = params->bags + (params->include_last_offset ? 1 : 0),
+        .even_lookups = params->bags > 0 ? params->lookups / params->bags : 0,
+        .output = params->output,
+        .output_dtype = params->dtype,
+        .output_pitch = params->output_stride * rf__dtype_bytes(params->dtype),
+        .output_dim = params->dim,
+        .check_bounds = params->check_bounds,
+        .prefetch_distance = params->prefetch_distance,
+    };
+    return rf__pool_run(&call, executor);
+}

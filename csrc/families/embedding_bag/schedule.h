@@ -1,0 +1,36 @@
+/* Schedules of the embedding bag: defaults for what is left open, and what a kernel can do. */
+#ifndef RECFUSE_CUDA_EMBEDDING_BAG_SCHEDULE_H
+#define RECFUSE_CUDA_EMBEDDING_BAG_SCHEDULE_H
+
+#include "core/status.h"
+
+/* What a schedule depends on. */
+typedef struct rf__bag_shape {
+    int32_t sms;          /* of the GPU */
+    int64_t l2_bytes;
+    int32_t alignment;    /* bytes a lane loads at once: 2, 4, 8 or 16 */
+    int64_t row_bytes;    /* dim * element, a multiple of `alignment` */
+    int64_t table_bytes;  /* rows * pitch */
+    int64_t lookups, bags;
+    int32_t element_bytes;
+    bool more_state; /* not a plain sum: weights, padding, mean or max take registers too */
+    bool takes_short_bags; /* short_bags.cu has it: no weights, not max, positions of 32 bits */
+} rf__bag_shape;
+
+/* Lanes that read one row, and the vectors that each of them takes (of a slice of the row). */
+int32_t rf__bag_lanes(const rf__bag_shape *shape);
+int32_t rf__bag_vectors(const rf__bag_shape *shape);
+/* Slices that a wide row is cut into. */
+int64_t rf__bag_slices(const rf__bag_shape *shape);
+
+/* Neighbouring bags that a warp reads rows of at once. */
+int32_t rf__bag_groups(const rf__bag_shape *shape);
+
+/* Warps of an SM that registers suffice for where a schedule leaves `warps` open. */
+int32_t rf__bag_warps(const rf__bag_shape *shape);
+
+/* Fills in what is 0 but for `warps`, which stays open: nothing then keeps more warps from running.
+ * RF_ERR_VALUE: a field is out of its bounds, or the schedule does not fit the shape. */
+rf_status rf__bag_schedule_complete(const rf__bag_shape *shape, rf_embedding_bag_schedule *schedule);
+
+#endif

@@ -1,0 +1,141 @@
+/* recfuse::_embedding_bag_gradient: the sparse gradient of a plain bag on the CPU, as one tensor. A step of a small bag
+ * takes as long as what is around it, so the tensor is made here, and the operator takes nothing that such a bag has
+ * not. The tensors that list it are made as for other sparse gradients. */
+#include <stdlib.h>
+
+#include "core/kept.h"
+#include "core/validate.h"
+#include "torch/arguments.h"
+#include "torch/dispatch.h"
+#include "torch/operators.h"
+
+enum { GRAD, INDICES, OFFSETS, POOLING, INCLUDE_LAST_OFFSET, PADDING_IDX, ROWS, DIM, DTYPE };
+
+static void give_back(void *data, void *context) {
+    (void)data; /* that of the block */
+    rf__kept_give(context);
+}
+
+/* A tensor for the values of a sparse gradient, [count, dim]. On the CPU the memory of large ones is kept for those of the
+ * next step. */
+static rf_status values_new(const rf__call *call, int64_t count, const rf_fused_backward_params *params,
+                            AtenTensorHandle *tensor, void **values) {
+    const int64_t sizes[2] = {count, params->dim}, strides[2] = {params->dim, 1};
+    const int32_t dtype = rf__torch_dtype(params->dtype);
+    const size_t bytes = (size_t)(count * params->dim * rf__dtype_bytes(params->dtype));
+    const rf__torch_device device = call->device;
+    if (!rf__device_is_cpu(device) || bytes < RF__KEPT_LEAST)
+        return rf__tensor_new(2, sizes, dtype, device, tensor, values);
+    rf__kept *block = rf__kept_take(bytes);
+    RF_FAIL_IF(block == NULL, RF_ERR_MEMORY, "no memory for a gradient of %zu bytes", bytes);
+    *values = block->data;
+    /* Where that fails the block is lost: torch may or may not have given it back. */
+    RF__TORCH_CHECK(torch_from_blob(block->data, 2, sizes, strides, 0, dtype, device.type, device.index,
+                                    tensor, aoti_torch_layout_strided(), NULL, 0, give_back, block));
+    return RF_OK;
+}
+
+rf_status rf__gradient_list_new(void *context, int64_t count, int64_t **rows, void **values) {
+    rf__gradient_list *to = context;
+    const int64_t sizes[2] = {1, count}, dims = to->row_dims;
+    void *data = NULL;
+    RF_CHECK(
+        rf__tensor_new(dims, sizes + 2 - dims, aoti_torch_dtype_int64(), to->call->device, &to->rows, &data));
+    *rows = data;
+    RF_CHECK(values_new(to->call, count, to->params, &to->values, values));
+    RF_CHECK(rf__call_explained_clear(to->call, to->rows, *rows));
+    return rf__call_explained_clear(to->call, to->values, *values);
+}
+
+void rf__gradient_list_free(const rf__gradient_list *list) {
+    rf__tensor_free(list->rows);
+    rf__tensor_free(list->values);
+}
+
+/* Adds the number of lookups to offsets [bags]; the call's scratch. */
+static rf_status offsets_complete(rf__call *call, rf_fused_backward_params *params) {
+    int64_t *offsets = malloc((size_t)(params->bags + 1) * sizeof *offsets);
+    RF_FAIL_IF(offsets == NULL, RF_ERR_MEMORY, "no memory for %lld offsets", (long long)params->bags);
+    call->scratch = offsets;
+    rf__offsets_complete(params->offsets, params->offset_type, params->bags, params->lookups, offsets);
+    params->offsets = offsets;
+    params->offset_type = RF_INT64;
+    return RF_OK;
+}
+
+/* `feature` is what params then point to. */
+static rf_status params_read(rf__call *call, rf_feature *feature, rf_fused_backward_params *params) {
+    const rf__value *values = call->values;
+    const int64_t dtype = values[DTYPE].integer;
+    rf__tensor grad;
+    *feature = (rf_feature){.rows = values[ROWS].integer,
+                            .dim = values[DIM].integer,
+                            .pooling = values[POOLING].integer,
+                            .padding_idx = values[PADDING_IDX].integer};
+    *params = (rf_fused_backward_params){
+        .features = feature, .n_features = 1, .rows = feature->rows, .dim = feature->dim};
+    RF_CHECK(rf__call_device(call, GRAD));
+    RF_FAIL_IF(dtype < RF_FLOAT32 || dtype > RF_BFLOAT16, RF_ERR_TYPE,
+               "dtype is %lld, must be 0 (float32), 1 (float16) or 2 (bfloat16)", (long long)dtype);
+    params->dtype = (rf_dtype)dtype;
+    RF_CHECK(rf__call_integers(call, INDICES, &params->indices, &params->lookups, &params->index_type));
+    RF_CHECK(rf__call_integers(call, OFFSETS, &params->offsets, &params->bags, &params->offset_type));
+    if (values[INCLUDE_LAST_OFFSET].boolean) {
+        RF_FAIL_IF(params->bags == 0, RF_ERR_VALUE,
+                   "offsets is empty, must have at least one element with include_last_offset");
+        params->bags--;
+    } else {
+        RF_CHECK(offsets_complete(call, params));
+    }
+    RF_CHECK(rf__fused_grad_read(call, GRAD, params->bags, &grad, &params->grad_dtype));
+    params->grad = grad.data;
+    params->output_dim = grad.sizes[1];
+    return RF_OK;
+}
+
+/* Takes the tensors, whatever comes of it. */
+static rf_status coalesced_give(rf__call *call, rf__gradient_list *found) {
+    rf_status status = RF_OK;
+    const int64_t sizes[2] = {found->params->rows, found->params->dim};
+    rf__dispatch make = rf__dispatch_of("aten::_sparse_coo_tensor_unsafe", "");
+    rf__pass_tensor(&make, found->rows);
+    rf__pass_tensor(&make, found->values);
+    found->rows = found->values = NULL;
+    RF_TRY(rf__pass_integers(&make, sizes, 2));
+    for (int i = 0; i < 4; i++)
+        rf__pass_none(&make); /* dtype, layout, device, pin_memory: those of the values */
+    rf__pass_optional_boolean(&make, true); /* is_coalesced */
+    RF_TRY(rf__dispatch_run(&make, 1));
+    call->outputs[0] = (rf__value){.given = true, .tensor = make.results[0]};
+    make.results[0] = NULL;
+out:
+    rf__dispatch_free(&make);
+    return status;
+}
+
+static rf_status run(rf__call *call) {
+    rf_status status = RF_OK;
+    rf_feature feature;
+    rf_fused_backward_params params;
+    rf_executor executor;
+    rf_cuda_stream stream;
+    rf__gradient_list found = {.call = call, .params = &params, .row_dims = 2};
+    const rf_sparse_output output = {rf__gradient_list_new, &found};
+    RF_TRY(params_read(call, &feature, &params));
+    if (rf__call_on_cpu(call)) {
+        RF_TRY(rf__call_executor(&executor));
+        RF_TRY(rf_fused_embedding_bag_sparse_backward_cpu(&params, &output, &executor));
+    } else { /* it is explained */
+        RF_TRY(rf__call_stream(call, &stream));
+        RF_TRY(rf_fused_embedding_bag_sparse_backward_cuda(&params, &output, NULL, &stream));
+    }
+    RF_TRY(coalesced_give(call, &found));
+out:
+    rf__gradient_list_free(&found);
+    return status;
+}
+
+const rf__operator rf__torch__embedding_bag_gradient = {
+    "(Tensor grad, Tensor indices, Tensor offsets, int pooling, bool include_last_offset, int padding_idx, "
+    "int rows, int dim, int dtype) -> Tensor",
+    RF__CPU, run};

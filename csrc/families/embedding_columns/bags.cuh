@@ -1,0 +1,140 @@
+/* Columns whose samples have any number of lookups: which they are. */
+#ifndef RECFUSE_COLUMNS_BAGS_CUH
+#define RECFUSE_COLUMNS_BAGS_CUH
+
+#include "gpu/device/sums.cuh"
+#include "families/embedding_columns/columns.cuh"
+
+/* The values of a sample's bag, or pairs of values: of each source the first element, and where the next one is. */
+struct rf_column_bag {
+    rf_i64 left, right; /* elements of the inputs */
+    rf_i64 count, of_right; /* lookups; of them with the same left value */
+};
+
+RF_INLINE rf_i64 rf_column_offset(const rf_columns_tensor &input, rf_i64 at) {
+    if (input.offset_type == RF_INT64) return rf_load((const rf_i64 *)input.offsets + at);
+    return rf_load((const int *)input.offsets + at);
+}
+
+/* How many values a sample has of a source; `begin`: where the first one is. Of bad offsets none. */
+RF_INLINE rf_i64 rf_column_count(const rf_columns_args &args, const rf_columns_column &column,
+                                 const rf_columns_source &source, rf_i64 sample, rf_i64 &begin) {
+    const rf_columns_tensor input = rf_column_tensor_of(args, source.input);
+    begin = 0;
+    if (source.width > 0) {
+        begin = sample * input.sample_stride + source.slot * input.value_stride;
+        return source.width;
+    }
+    const rf_i64 bag = source.slot * args.batch + sample, lookups = input.sample_stride;
+    const rf_i64 from = rf_column_offset(input, bag), to = rf_column_offset(input, bag + 1);
+    const bool bad_first = from < 0 || from > lookups || (bag == 0 && from != 0);
+    if (RF_CHECK && (bad_first || to < from || to > lookups)) {
+        rf_column_report(args.errors, RF_ARGUMENT_column_offsets, column.number, bad_first ? bag : bag + 1,
+                         sample, bad_first ? from : to, bad_first ? 0 : from, lookups);
+        return 0;
+    }
+    begin = from;
+    return to - from;
+}
+
+RF_INLINE rf_column_bag rf_column_bag_of(const rf_columns_args &args, const rf_column_work &work,
+                                         int sample) {
+    const rf_columns_column &column = work.column(0);
+    rf_column_bag bag = {};
+    bag.count = rf_column_count(args, column, work.source(column.left), work.first + sample, bag.left);
+    bag.of_right = 1;
+    if (column.right >= 0)
+        bag.of_right =
+            rf_column_count(args, column, work.source(column.right), work.first + sample, bag.right);
+    bag.count *= bag.of_right;
+    return bag;
+}
+
+/* Which element of an input a lookup of a bag has from one of its sources. */
+RF_INLINE rf_i64 rf_column_element(const rf_columns_column &column, const rf_columns_source &source,
+                                   const rf_columns_tensor &input, const rf_column_bag &bag, rf_i64 number,
+                                   int right) {
+    const rf_i64 apart = source.width > 0 ? input.value_stride : 1;
+    const rf_i64 row = column.right >= 0 ? number / bag.of_right : number;
+    return right ? bag.right + (number - row * bag.of_right) * apart : bag.left + row * apart;
+}
+
+/* What a block leaves for all its threads, behind the body. */
+struct rf_column_bags {
+    rf_column_bag bag[RF_COLUMNS_MOST_SAMPLES];
+    rf_i64 start[RF_COLUMNS_MOST_SAMPLES + 1]; /* lookups of bags before, of those that are not long */
+    rf_i64 of_warps[WARPS];
+    rf_i64 counts[BLOCK]; /* sums of groups of threads */
+    double norms[BLOCK];
+    float sums[RF_COLUMNS_MOST_VECTOR][BLOCK];
+    int first; /* that is there, of those listed */
+    /* Of lookups: their rows, NULL: dropped; and their weights. */
+    const rf_u8 *rows[RF_COLUMNS_LISTED];
+    float weights[RF_COLUMNS_LISTED];
+};
+
+static_assert(sizeof(rf_column_bags) <= RF_COLUMNS_BAGS_BYTES, "as the host asks for");
+
+/* Lists `count` lookups: of bag `only` from its lookup `from` on; or, -1, from lookup `from` of those of bags that are not
+ * long, which begin with bag `bag` and end before bag `last`. */
+RF_INLINE void rf_column_list(const rf_columns_args &args, const rf_column_work &work, rf_column_bags &bags,
+                              int only, int bag, int last, rf_i64 from, int count) {
+    enum { AT_ONCE = 2 };
+    const rf_columns_column &column = work.column(0);
+    const rf_column_table table = rf_column_table_of(args, column);
+    const float *weights = rf_column_tensor_of(args, work.source(column.left).input).weights;
+#pragma unroll 1
+    for (int base = threadIdx.x; base < count; base += AT_ONCE * BLOCK) {
+        int of[AT_ONCE];
+        rf_i64 number[AT_ONCE], position[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const rf_i64 lookup = from + min(base + i * BLOCK, count - 1);
+            int found = only;
+            if (only < 0) { /* the last bag that does not begin behind it */
+                int behind = last;
+                for (found = bag; found + 1 < behind;) {
+                    const int middle = (found + behind) / 2;
+                    if (bags.start[middle] <= lookup)
+                        found = middle;
+                    else
+                        behind = middle;
+                }
+            }
+            of[i] = found;
+            number[i] = only < 0 ? lookup - bags.start[found] : lookup;
+        }
+        rf_column_values<AT_ONCE> values = {};
+        rf_column_indices(
+            args, work, column,
+            [&](int right, const rf_columns_source &source, rf_i64(&at)[AT_ONCE]) {
+                const rf_columns_tensor input = rf_column_tensor_of(args, source.input);
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; i++) {
+                    at[i] = rf_column_element(column, source, input, bags.bag[of[i]], number[i], right);
+                    if (!right) position[i] = at[i];
+                }
+                return rf_column_place{input.values, rf_column_bytes(input.type), input.type};
+            },
+            values);
+        int bad = -1;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int at = base + i * BLOCK;
+            if (at >= count) break;
+            const rf_i64 row = rf_column_row(column, values.integer[i], i, bad);
+            bags.rows[at] = row < 0 ? nullptr : table.rows + row * table.pitch;
+            if (column.weighted)
+                bags.weights[at] = weights != nullptr ? rf_load(weights + position[i]) : 1.0f;
+            if (only >= 0 && column.pooling == RF_COLUMN_MAX && row >= 0) atomicMin(&bags.first, at);
+        }
+        if (RF_CHECK && bad >= 0)
+            rf_column_report(args.errors, RF_ARGUMENT_column_index, column.number,
+                             work.source(column.left).width > 0 ? -1
+                             : bad > 0                          ? position[1]
+                                                                : position[0],
+                             work.first + (bad > 0 ? of[1] : of[0]), values.of(bad), column.rows, 0);
+    }
+}
+
+#endif

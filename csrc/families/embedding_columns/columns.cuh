@@ -1,0 +1,330 @@
+/* What the kernels of embedding columns share: a task and its body in shared memory, and what a sample has of a source. */
+#ifndef RECFUSE_COLUMNS_CUH
+#define RECFUSE_COLUMNS_CUH
+
+#include "gpu/device/common.cuh"
+#include "gpu/device/column_values.h"
+
+#ifndef RF_UNITS
+#define RF_UNITS 48
+#endif
+#ifndef RF_CHECK
+#define RF_CHECK 1
+#endif
+#ifndef RF_OUTPUT
+#define RF_OUTPUT 0 /* rf_dtype */
+#endif
+#ifndef RF_TABLES
+#define RF_TABLES 0 /* rf_dtype of all buffers, -1: they differ */
+#endif
+
+#include "families/embedding_columns/args.h"
+
+enum { BLOCK = RF_COLUMNS_BLOCK, WARPS = BLOCK / 32, OUTPUT_BYTES = rf_element<RF_OUTPUT>::BYTES };
+
+/* A task and its body in shared memory, and the samples of a block. */
+struct rf_column_work {
+    const rf_u8 *shared; /* the task, then the body */
+    rf_i64 first; /* sample */
+    int samples;
+    int most; /* samples of any block with a task of this kind */
+
+    RF_INLINE const rf_columns_task &task() const { return *(const rf_columns_task *)shared; }
+    RF_INLINE const rf_u8 *body() const { return shared + sizeof(rf_columns_task); }
+    RF_INLINE const rf_columns_column &column(int i) const { return ((const rf_columns_column *)body())[i]; }
+    RF_INLINE const rf_columns_source &source(int i) const {
+        return ((const rf_columns_source *)(body() + task().sources_at))[i];
+    }
+    RF_INLINE const rf_columns_step &step(int i) const {
+        return ((const rf_columns_step *)(body() + task().steps_at))[i];
+    }
+    RF_INLINE rf_columns_lane lane(int i) const {
+        return ((const rf_columns_lane *)(body() + task().lanes_at))[i];
+    }
+};
+
+/* The block's work; all of it is in shared memory when this returns: what a task says of its columns comes by two loads one
+ * after another. */
+RF_INLINE rf_column_work rf_column_work_of(const rf_columns_args &args, rf_u8 *shared) {
+    enum { AT_ONCE = 4, HEAD = sizeof(rf_columns_task) / 16 };
+    const rf_u32 bag_blocks = (rf_u32)(args.bag_tasks * args.bag_tiles);
+    const bool of_bags = blockIdx.x < bag_blocks;
+    const rf_u32 block = of_bags ? blockIdx.x : blockIdx.x - bag_blocks;
+    const rf_u32 tiles = (rf_u32)(of_bags ? args.bag_tiles : args.tiles);
+    const int number = (int)(block / tiles), tile = (int)(block - number * tiles);
+    const rf_columns_task *task = args.tasks + (of_bags ? 0 : args.bag_tasks) + number;
+    const rf_bytes<16> *body = (const rf_bytes<16> *)(args.program + rf_load(&task->body_at));
+    const int pieces = rf_load(&task->words) / 2;
+    rf_bytes<16> *to = (rf_bytes<16> *)shared + HEAD;
+    if (threadIdx.x < HEAD)
+        ((rf_bytes<16> *)shared)[threadIdx.x] = rf_load((const rf_bytes<16> *)task + threadIdx.x);
+#pragma unroll 1
+    for (int at = threadIdx.x; at < pieces; at += AT_ONCE * BLOCK) {
+        rf_bytes<16> part[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (at + i * BLOCK < pieces) part[i] = rf_load(body + at + i * BLOCK);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            if (at + i * BLOCK < pieces) to[at + i * BLOCK] = part[i];
+    }
+    const int most = of_bags ? args.bag_samples : args.samples;
+    const rf_i64 first = (rf_i64)tile * most;
+    __syncthreads();
+    return {shared, first, (int)min(args.batch - first, (rf_i64)most), most};
+}
+
+/* Where the values of a source are: value i of them, of a sample or a bag or a batch, is `stride` bytes behind the one
+ * before. */
+struct rf_column_place {
+    const rf_u8 *first;
+    rf_i64 stride;
+    int type;
+};
+
+RF_INLINE int rf_column_bytes(int type) { return type == RF_COLUMN_INT64 ? 8 : 4; }
+
+/* N values on their way through the steps of their source, all floats or all integers. */
+template <int N> struct rf_column_values {
+    rf_i64 integer[N]; /* or the bits of a float */
+
+    RF_INLINE float number(int i) const { return __uint_as_float((rf_u32)integer[i]); }
+    RF_INLINE void set(int i, float value) { integer[i] = (rf_i64)__float_as_uint(value); }
+    /* Of a number that is not known before: not by an address, which registers have not. */
+    RF_INLINE rf_i64 of(int number) const {
+        rf_i64 found = integer[0];
+#pragma unroll
+        for (int i = 1; i < N; i++)
+            if (i == number) found = integer[i];
+        return found;
+    }
+    /* Value at[i] of a place. */
+    RF_INLINE void load(const rf_column_place &place, const rf_i64 (&at)[N]) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const rf_u8 *from = place.first + at[i] * place.stride;
+            integer[i] = place.type == RF_COLUMN_INT64 ? rf_load((const rf_i64 *)from)
+                                                       : (rf_i64)rf_load((const int *)from);
+        }
+    }
+};
+
+/* Of N values at once: how many of `count` rising boundaries are before each, in as many steps for all. */
+template <int N>
+RF_INLINE void rf_column_search(rf_column_values<N> &values, const float *boundaries, int count, bool right) {
+    int found[N] = {};
+    for (int step = count > 0 ? 1 << (31 - __clz(count)) : 0; step > 0; step >>= 1) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int next = found[i] + step;
+            const float boundary = boundaries[min(next, count) - 1], value = values.number(i);
+            const bool before = right ? !(boundary > value) : !(boundary >= value);
+            if (next <= count && before) found[i] = next;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) values.integer[i] = found[i];
+}
+
+template <int N>
+RF_INLINE void rf_column_buckets(rf_column_values<N> &values, const float *boundaries,
+                                 const rf_columns_step &step) {
+    const bool right = step.operation == RF_COLUMN_BUCKETIZE_RIGHT;
+    const float inverse = __uint_as_float((rf_u32)step.b);
+    if (inverse == 0.0f) return rf_column_search(values, boundaries, step.count, right);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        values.integer[i] = rf_column_bucket_even(values.number(i), boundaries, step.count, inverse, right);
+}
+
+/* Long ones are called: in line they would take registers from all others. */
+static __device__ __noinline__ rf_i64 rf_column_word_called(rf_i64 value, const rf_i64 *words, int count) {
+    return rf_column_word(value, words, words + count, count);
+}
+static __device__ __noinline__ float rf_column_log1p_called(float value) { return rf_column_log1p(value); }
+static __device__ __noinline__ rf_i64 rf_column_modulo_called(rf_i64 value, rf_i64 divisor) {
+    return rf_column_modulo(value, divisor);
+}
+
+/* What a source's steps make of its values; whether they are floats in the end. */
+template <int N>
+RF_INLINE bool rf_column_steps(const rf_columns_args &args, const rf_column_work &work,
+                               const rf_columns_source &source, int type, rf_column_values<N> &values) {
+    bool floats = type == RF_COLUMN_FLOAT32;
+#pragma unroll 1
+    for (int k = 0; k < source.n_steps; k++) {
+        const rf_columns_step &step = work.step(source.first_step + k);
+        const int operation = step.operation;
+        const bool of_floats = operation <= RF_COLUMN_CAST || operation == RF_COLUMN_BUCKETIZE ||
+                               operation == RF_COLUMN_BUCKETIZE_RIGHT;
+        if (of_floats && !floats) {
+            if (operation == RF_COLUMN_CAST) continue;
+#pragma unroll
+            for (int i = 0; i < N; i++) values.set(i, (float)values.integer[i]);
+        }
+        floats = operation <= RF_COLUMN_CLIP;
+        const float a = __uint_as_float((rf_u32)step.a), b = __uint_as_float((rf_u32)step.b);
+#define RF_EACH(expression)                                   \
+    _Pragma("unroll") for (int i = 0; i < N; i++) expression; \
+    break
+        switch (operation) {
+        case RF_COLUMN_AFFINE:
+            RF_EACH(values.set(i, rf_column_affine(values.number(i), a, b)));
+        case RF_COLUMN_LOG1P:
+            RF_EACH(values.set(i, rf_column_log1p_called(values.number(i))));
+        case RF_COLUMN_CLIP:
+            RF_EACH(values.set(i, rf_column_clip(values.number(i), a, b)));
+        case RF_COLUMN_CAST:
+            RF_EACH(values.integer[i] = rf_column_cast(values.number(i)));
+        case RF_COLUMN_CLIP_INTEGER:
+            RF_EACH(values.integer[i] = rf_column_clip_integer(values.integer[i], step.a, step.b));
+        case RF_COLUMN_MODULO:
+            RF_EACH(values.integer[i] = rf_column_modulo_called(values.integer[i], step.a));
+        case RF_COLUMN_HASH:
+            RF_EACH(values.integer[i] = (rf_i64)rf_column_high(
+                        rf_column_hash(values.integer[i], (rf_u64)step.b), (rf_u64)step.count));
+        case RF_COLUMN_VOCABULARY: {
+            const rf_i64 *words =
+                step.a >= 0 ? (const rf_i64 *)(work.body() + step.a) : args.vocabulary + ~step.a;
+            RF_EACH(values.integer[i] = rf_column_word_called(values.integer[i], words, step.count));
+        }
+        default: /* one of the two that find buckets */
+            if (step.a >= 0)
+                rf_column_buckets(values, (const float *)(work.body() + step.a), step);
+            else
+                rf_column_buckets(values, args.boundaries + ~step.a, step);
+        }
+#undef RF_EACH
+    }
+    return floats;
+}
+
+/* An input, in whatever form it came. */
+RF_INLINE rf_columns_tensor rf_column_tensor_of(const rf_columns_args &args, int number) {
+    if (number >= args.n_dense)
+        return ((const rf_columns_tensor *)(args.tensors + args.n_dense))[number - args.n_dense];
+    const rf_columns_dense &dense = args.tensors[number];
+    return {(const rf_u8 *)(dense.values & (((rf_u64)1 << RF_COLUMNS_HIGH_BYTE) - 1)),
+            nullptr,
+            nullptr,
+            (rf_i64)dense.sample_stride,
+            (rf_i64)dense.value_stride,
+            (rf_i32)(dense.values >> RF_COLUMNS_HIGH_BYTE),
+            0};
+}
+
+/* Dense: value `value` of each sample. */
+RF_INLINE rf_column_place rf_column_dense(const rf_columns_args &args, const rf_columns_source &source,
+                                          int value) {
+    const rf_columns_tensor input = rf_column_tensor_of(args, source.input);
+    const int bytes = rf_column_bytes(input.type);
+    return {input.values + (source.slot + value) * input.value_stride * bytes, input.sample_stride * bytes,
+            input.type};
+}
+
+static __device__ __noinline__ void rf_column_report(rf_error_word errors, rf_argument argument, int column,
+                                                     rf_i64 position, rf_i64 sample, rf_i64 value,
+                                                     rf_i64 limit, rf_i64 lookups) {
+    const rf_offender found = {argument, position, sample, value, limit, lookups};
+    rf_report<RF_OPERATOR_embedding_columns>(errors, found, column);
+}
+
+/* The row that an index names; -1: none. `bad` becomes `number` where that is an error. */
+RF_INLINE rf_i64 rf_column_row(const rf_columns_column &column, rf_i64 index, int number, int &bad) {
+    if ((rf_u64)index < (rf_u64)column.rows) return index;
+    if (column.invalid != RF_COLUMN_INVALID_ERROR) return column.invalid;
+    bad = number;
+    return -1;
+}
+
+/* A table's rows, from the first element that is written on. */
+struct rf_column_table {
+    const rf_u8 *rows;
+    rf_i64 pitch;
+    int dtype;
+};
+RF_INLINE rf_column_table rf_column_table_of(const rf_columns_args &args, const rf_columns_column &column) {
+    const rf_columns_buffer buffer =
+        ((const rf_columns_buffer *)(args.tensors + args.buffers_at))[column.buffer];
+    const int dtype = RF_TABLES >= 0 ? RF_TABLES : (int)(buffer >> RF_COLUMNS_HIGH_BYTE);
+    const int bytes = dtype == RF_FLOAT32 ? 4 : 2;
+    const rf_u8 *data = (const rf_u8 *)(buffer & (((rf_u64)1 << RF_COLUMNS_HIGH_BYTE) - 1));
+    return {data + (column.weight_offset + column.first_dim) * bytes, (rf_i64)column.dim * bytes, dtype};
+}
+
+/* The indices of N lookups, which need not be of rows: of a value, or of what two are hashed to. where(right, source, at)
+ * gives the place of a source's values, and which of them are looked up. */
+template <int N, class W>
+RF_INLINE void rf_column_indices(const rf_columns_args &args, const rf_column_work &work,
+                                 const rf_columns_column &column, const W &where,
+                                 rf_column_values<N> &values) {
+    rf_column_values<N> left = {};
+    const int sides = column.right >= 0 ? 2 : 1;
+#pragma unroll 1
+    for (int side = 0; side < sides; side++) { /* the code of steps is there once */
+        const rf_columns_source &source = work.source(side == 0 ? column.left : column.right);
+        rf_i64 at[N];
+        const rf_column_place place = where(side, source, at);
+        left = values;
+        values.load(place, at);
+        rf_column_steps(args, work, source, place.type, values);
+    }
+    if (sides == 1) return;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        values.integer[i] =
+            (rf_i64)rf_column_high(rf_column_hash_pair(left.integer[i], values.integer[i], column.cross_seed),
+                                   (rf_u64)column.cross_buckets);
+}
+
+/* V neighbouring elements in float32, and back. */
+template <int V, int DTYPE> struct rf_column_vector {
+    typedef rf_bytes<V * rf_element<DTYPE>::BYTES> type;
+};
+/* Whether the output takes V elements of a column at once. Else they are written one by one: its rows may be of any length,
+ * and columns of numbers between others are narrow. */
+template <int V>
+RF_INLINE bool rf_column_is_whole(const rf_columns_args &args, const rf_columns_column &column) {
+    return V == 1 || (args.output_vector >= V && column.output_column % V == 0);
+}
+template <int V> RF_INLINE void rf_column_store(rf_u8 *to, const float (&values)[V], bool is_whole) {
+    if (!is_whole) {
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            rf_bytes<OUTPUT_BYTES> one;
+            rf_element<RF_OUTPUT>::set(one, 0, values[i]);
+            *(rf_bytes<OUTPUT_BYTES> *)(to + i * OUTPUT_BYTES) = one;
+        }
+        return;
+    }
+    typename rf_column_vector<V, RF_OUTPUT>::type out;
+#pragma unroll
+    for (int i = 0; i < V; i++) rf_element<RF_OUTPUT>::set(out, i, values[i]);
+    *(typename rf_column_vector<V, RF_OUTPUT>::type *)to = out;
+}
+
+/* An address in a row; of none, one that may be read as well: a load then needs no branch, and loads of several rows follow
+ * each other at once. */
+RF_INLINE const rf_u8 *rf_column_or_any(const rf_columns_args &args, const rf_u8 *row, int behind) {
+    return row != nullptr ? row + behind : (const rf_u8 *)args.program;
+}
+
+/* Calls for the vector of a task and the dtype of a table, each a number of the template: work.operator()<V, DTYPE>(). */
+template <int V, class W> RF_INLINE void rf_column_for_dtype(int dtype, const W &work) {
+    if (RF_TABLES >= 0) return work.template run<V, RF_TABLES >= 0 ? RF_TABLES : 0>();
+    if (dtype == RF_FLOAT32) work.template run<V, RF_FLOAT32>();
+    if (dtype == RF_FLOAT16) work.template run<V, RF_FLOAT16>();
+    if (dtype == RF_BFLOAT16) work.template run<V, RF_BFLOAT16>();
+}
+template <class W> RF_INLINE void rf_column_for(int vector, int dtype, const W &work) {
+    if (vector == 4) return rf_column_for_dtype<4>(dtype, work);
+    if (RF_TABLES >= 0 && vector == 2) return rf_column_for_dtype<2>(dtype, work);
+    rf_column_for_dtype<1>(dtype, work);
+}
+/* The vector that a task's lanes read and write; of several dtypes it is 4 or 1, or the kernel takes long to compile. */
+RF_INLINE int rf_column_width(const rf_columns_args &args, const rf_column_work &work) {
+    const int vector = min(work.task().vector, args.vector);
+    return RF_TABLES >= 0 || vector == 4 ? vector : 1;
+}
+
+#endif

@@ -1,0 +1,227 @@
+/* From values of samples to rows of a table. */
+#include "families/embedding_columns/cpu/columns.h"
+
+static bool source_is_good(rf__columns_call *call, const rf__column *column, const rf__column_source *source,
+                           int64_t first, int64_t last) {
+    if (source->width > 0 || !call->params->check_bounds) return true;
+    int64_t before = 0;
+    for (int64_t sample = first; sample <= last; sample++) {
+        const int64_t start = rf__column_start(source, sample), at = source->slot * source->batch + sample;
+        if (start >= before && start <= source->input->lookups && (at > 0 || start == 0)) {
+            before = start;
+            continue;
+        }
+        rf__columns_offend(call, &(rf__column_offence){.kind = RF__COLUMN_BAD_OFFSET,
+                                                       .column = column->number,
+                                                       .sample = sample < last ? sample : last - 1,
+                                                       .position = at,
+                                                       .value = start,
+                                                       .limit = at > 0 ? before : -1,
+                                                       .input = source->input - call->params->inputs});
+        return false;
+    }
+    return true;
+}
+
+bool rf__column_offsets_are_good(rf__columns_call *call, const rf__column *column, int64_t first,
+                                 int64_t last) {
+    return source_is_good(call, column, &column->left, first, last) &&
+           (column->right.input == NULL || source_is_good(call, column, &column->right, first, last));
+}
+
+void rf__column_cursor_open(rf__columns_call *call, const rf__column *column, int64_t first, int64_t last,
+                            rf__column_cursor *cursor) {
+    cursor->call = call;
+    cursor->column = column;
+    cursor->end = rf__column_offsets_are_good(call, column, first, last) ? last : first;
+    cursor->first = cursor->last = first;
+    cursor->is_piece = cursor->more = false;
+}
+
+/* Gives the row of an index, if it has one. `position`: of its pair of values in its bag. */
+static void give(rf__column_cursor *cursor, int64_t index, float weight, int64_t sample, int64_t position) {
+    const rf_columns_column *column = cursor->column->column;
+    if ((uint64_t)index >= (uint64_t)column->rows) {
+        if (column->invalid == RF_COLUMN_INVALID_ERROR && cursor->call->params->check_bounds)
+            rf__columns_offend(cursor->call, &(rf__column_offence){.kind = RF__COLUMN_BAD_INDEX,
+                                                                   .column = cursor->column->number,
+                                                                   .sample = sample,
+                                                                   .position = position,
+                                                                   .value = index,
+                                                                   .limit = column->rows});
+        if (column->invalid < 0) return;
+        index = column->invalid;
+    }
+    cursor->rows[cursor->n_rows] = index;
+    cursor->weights[cursor->n_rows++] = weight;
+}
+
+/* What a bag without rows has. */
+static void give_empty(rf__column_cursor *cursor) {
+    if (cursor->column->column->empty < 0) return;
+    cursor->rows[cursor->n_rows] = cursor->column->column->empty;
+    cursor->weights[cursor->n_rows++] = 1.0f;
+}
+
+/* Integers [from, to) of a source. */
+static void read_integers(const rf__column_cursor *cursor, const rf__column_source *source, int64_t from,
+                          int64_t to, int64_t *integers) {
+    rf__column_values values;
+    for (int64_t at = from; at < to; at += RF__COLUMN_VALUES) {
+        const int64_t count = to - at < RF__COLUMN_VALUES ? to - at : RF__COLUMN_VALUES;
+        cursor->call->kernels->values(source, at, count, &values);
+        memcpy(integers + (at - from), values.integers, (size_t)count * sizeof *integers);
+    }
+}
+
+static int64_t bag_values(const rf__column_source *source, int64_t sample) {
+    return rf__column_start(source, sample + 1) - rf__column_start(source, sample);
+}
+
+/* Room that a bag needs: values of both sides, pairs, and a row where it has none. */
+static int64_t bag_needs(const rf__column *column, int64_t sample) {
+    const int64_t left = bag_values(&column->left, sample);
+    int64_t most = left > 1 ? left : 1;
+    if (column->right.input != NULL) {
+        const int64_t right = bag_values(&column->right, sample);
+        int64_t pairs;
+        if (__builtin_mul_overflow(left, right, &pairs)) pairs = INT64_MAX;
+        most = right > most ? right : most;
+        most = pairs > most ? pairs : most;
+    }
+    return most;
+}
+
+static int64_t crossed(const rf__column_cursor *cursor, int64_t left, int64_t right) {
+    const rf_columns_column *column = cursor->column->column;
+    int64_t index;
+    cursor->call->kernels->cross(&left, &right, 1, column->cross_seed, column->cross_buckets, &index);
+    return index;
+}
+
+/* Where each value is the row's index, and no sample is given one: values are rows as they come, and nothing is looked at
+ * one by one. False: something else has to be done for some of them. */
+static bool give_values(rf__column_cursor *cursor) {
+    const rf__column *column = cursor->column;
+    const rf__column_source *source = &column->left;
+    if (column->right.input != NULL || column->column->empty >= 0) return false;
+    const int64_t from = rf__column_start(source, cursor->first), to = rf__column_start(source, cursor->last);
+    const uint64_t rows = (uint64_t)column->column->rows;
+    bool bad = false;
+    read_integers(cursor, source, from, to, cursor->rows);
+    for (int64_t i = 0; i < to - from; i++) bad |= (uint64_t)cursor->rows[i] >= rows;
+    if (bad) return false;
+    if (column->column->weighted && source->input->weights != NULL) {
+        memcpy(cursor->weights, source->input->weights + from, (size_t)(to - from) * sizeof *cursor->weights);
+    } else {
+        for (int64_t i = 0; i < to - from; i++) cursor->weights[i] = 1.0f;
+    }
+    for (int64_t sample = cursor->first; sample <= cursor->last; sample++)
+        cursor->offsets[sample - cursor->first] = rf__column_start(source, sample) - from;
+    cursor->n_rows = to - from;
+    return true;
+}
+
+static void give_bags(rf__column_cursor *cursor) {
+    if (give_values(cursor)) return;
+    const rf__column *column = cursor->column;
+    const rf__column_source *left = &column->left, *right = column->right.input ? &column->right : NULL;
+    const float *weights = column->column->weighted ? left->input->weights : NULL;
+    const int64_t left_from = rf__column_start(left, cursor->first);
+    const int64_t right_from = right ? rf__column_start(right, cursor->first) : 0;
+    read_integers(cursor, left, left_from, rf__column_start(left, cursor->last), cursor->left);
+    if (right) read_integers(cursor, right, right_from, rf__column_start(right, cursor->last), cursor->right);
+    for (int64_t sample = cursor->first; sample < cursor->last; sample++) {
+        const int64_t from = rf__column_start(left, sample), to = rf__column_start(left, sample + 1);
+        const int64_t others_from = right ? rf__column_start(right, sample) - right_from : 0;
+        const int64_t others = right ? bag_values(right, sample) : 1;
+        const int64_t before = cursor->n_rows;
+        cursor->offsets[sample - cursor->first] = before;
+        for (int64_t at = from; at < to; at++) {
+            const int64_t value = cursor->left[at - left_from];
+            for (int64_t other = 0; other < others; other++) {
+                const int64_t index =
+                    right ? crossed(cursor, value, cursor->right[others_from + other]) : value;
+                give(cursor, index, weights ? weights[at] : 1.0f, sample, (at - from) * others + other);
+            }
+        }
+        if (cursor->n_rows == before) give_empty(cursor);
+    }
+    cursor->offsets[cursor->last - cursor->first] = cursor->n_rows;
+}
+
+/* Pairs of one bag from cursor->left_at and right_at on, as many as there is room for. */
+static void give_piece(rf__column_cursor *cursor) {
+    const rf__column *column = cursor->column;
+    const rf__column_source *left = &column->left, *right = column->right.input ? &column->right : NULL;
+    const float *weights = column->column->weighted ? left->input->weights : NULL;
+    const int64_t sample = cursor->first;
+    const int64_t to = rf__column_start(left, sample + 1);
+    const int64_t others_from = right ? rf__column_start(right, sample) : 0;
+    const int64_t others_to = right ? rf__column_start(right, sample + 1) : 1;
+    rf__column_values values, others;
+    while (cursor->left_at < to && others_from < others_to &&
+           cursor->n_rows + RF__COLUMN_VALUES <= RF__COLUMN_ROWS) {
+        if (right == NULL) {
+            const int64_t rest = to - cursor->left_at;
+            const int64_t count = rest < RF__COLUMN_VALUES ? rest : RF__COLUMN_VALUES;
+            cursor->call->kernels->values(left, cursor->left_at, count, &values);
+            for (int64_t i = 0; i < count; i++)
+                give(cursor, values.integers[i], weights ? weights[cursor->left_at + i] : 1.0f, sample,
+                     cursor->position + i);
+            cursor->left_at += count;
+            cursor->position += count;
+            continue;
+        }
+        const int64_t rest = others_to - cursor->right_at;
+        const int64_t count = rest < RF__COLUMN_VALUES ? rest : RF__COLUMN_VALUES;
+        cursor->call->kernels->values(left, cursor->left_at, 1, &values);
+        cursor->call->kernels->values(right, cursor->right_at, count, &others);
+        for (int64_t i = 0; i < count; i++)
+            give(cursor, crossed(cursor, values.integers[0], others.integers[i]), 1.0f, sample,
+                 cursor->position + i);
+        cursor->position += count;
+        cursor->right_at += count;
+        if (cursor->right_at == others_to) {
+            cursor->right_at = others_from;
+            cursor->left_at++;
+        }
+    }
+    cursor->more = cursor->left_at < to && others_from < others_to;
+    cursor->given += cursor->n_rows;
+    if (!cursor->more && cursor->given == 0) {
+        give_empty(cursor);
+        cursor->given = cursor->n_rows;
+    }
+    cursor->offsets[0] = 0;
+    cursor->offsets[1] = cursor->n_rows;
+}
+
+bool rf__column_cursor_next(rf__column_cursor *cursor) {
+    const rf__column *column = cursor->column;
+    cursor->n_rows = 0;
+    if (cursor->more) {
+        give_piece(cursor);
+        return true;
+    }
+    cursor->first = cursor->last;
+    if (cursor->first >= cursor->end) return false;
+    int64_t room = RF__COLUMN_ROWS, last = cursor->first;
+    while (last < cursor->end && last - cursor->first < RF__COLUMN_BAGS) {
+        const int64_t needs = bag_needs(column, last);
+        if (needs > room) break;
+        room -= needs;
+        last++;
+    }
+    cursor->is_piece = last == cursor->first;
+    cursor->last = cursor->is_piece ? last + 1 : last;
+    if (!cursor->is_piece) {
+        give_bags(cursor);
+        return true;
+    }
+    cursor->left_at = rf__column_start(&column->left, cursor->first);
+    cursor->right_at = column->right.input ? rf__column_start(&column->right, cursor->first) : 0;
+    cursor->position = cursor->given = 0;
+    give_piece(cursor);
+    return true;
+}

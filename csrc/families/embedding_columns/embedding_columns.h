@@ -1,0 +1,39 @@
+/* Embedding columns on a GPU, lowered. */
+#ifndef RECFUSE_CUDA_EMBEDDING_COLUMNS_H
+#define RECFUSE_CUDA_EMBEDDING_COLUMNS_H
+
+#include "families/embedding_columns/program/columns_program.h"
+#include "families/embedding_columns/args.h"
+#include "gpu/launches/launches.h"
+
+/* The launch of all tasks of a call. */
+typedef struct rf__columns_launch {
+    int32_t units; /* of tensors that the kernel is compiled for */
+    int32_t shared_bytes;
+    uint32_t blocks; /* 0: there is nothing to do */
+    int64_t n_tables;
+    bool has_bags;
+    int64_t read_bytes; /* of inputs and the program */
+} rf__columns_launch;
+
+/* Checks a call, and fills in the launch of all tasks, its arguments and the call's error word. `with_output`: of the forward
+ * pass; else tables and output are not read. `args`: tensors that the call does not have are not written. */
+rf_status rf__columns_prepare(const rf__gpu *gpu, const rf_embedding_columns_params *params,
+                              const int64_t *program_on_device, bool with_output, rf__launches *launches,
+                              rf__columns_launch *launch, rf_columns_args *args);
+
+rf_status rf__embedding_columns_lower(const rf__gpu *gpu, const rf_embedding_columns_params *params,
+                                      const int64_t *program_on_device, rf__launches *launches);
+rf_status rf__columns_lookups_lower(const rf__gpu *gpu, const rf_embedding_columns_params *params,
+                                    const int64_t *program_on_device,
+                                    const rf_embedding_columns_lookups *lookups, rf__launches *launches);
+
+/* Returns in *count how many lookups there are behind a call of rf_embedding_columns_lookups_cuda without indices: waits for
+ * the stream, which must not be captured. Of a described device 0. */
+rf_status rf__columns_lookups_count(const rf_cuda_stream *stream, const int64_t *last_offset, int64_t *count);
+
+/* Compiles the kernels that most calls need; and those of their gradients. */
+RF__SHARED rf_status rf__columns_compile(const char *arch);
+RF__SHARED rf_status rf__columns_lookups_compile(const char *arch);
+
+#endif

@@ -1,0 +1,312 @@
+/* rf_embedding_columns_program: columns to the words that calls read. */
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "families/embedding_columns/program/columns_program.h"
+#include "core/validate.h"
+
+static const char operator_name[] = "embedding_columns";
+
+/* Of evenly spaced boundaries: none is farther from its place than this part of their distance. With the errors of
+ * rf_column_bucket_even, below 0.02 for so many, all boundaries but the nearest lie clearly on one side of a value. */
+#define MOST_UNEVEN 0.2
+enum { MOST_EVEN = 65536 };
+
+/* Where an array of a program begins; moves *words behind it, to a multiple of two. */
+static int64_t lay_out(int64_t *words, int64_t count, int64_t bytes) {
+    const int64_t at = *words;
+    *words = rf__round_up(at + (count * bytes + 7) / 8, 2);
+    return at;
+}
+
+/* The column that a step is of, for messages; -1: of none. */
+static int64_t column_of_step(const rf_columns *from, int64_t step) {
+    for (int64_t c = 0; c < from->n_columns; c++) {
+        const int64_t sides[] = {from->columns[c].left, from->columns[c].right};
+        for (int i = 0; i < 2; i++) {
+            if (sides[i] < 0 || sides[i] >= from->n_sources) continue;
+            const rf_column_source *source = &from->sources[sides[i]];
+            if (step >= source->first_step && step - source->first_step < source->n_steps) return c;
+        }
+    }
+    return -1;
+}
+
+#define REFUSE_STEP_IF(condition, text, ...)                                              \
+    RF__REFUSE_IF(condition, RF_ERR_VALUE, "column " RF__I64 ": step " RF__I64 ": " text, \
+                  column_of_step(from, at), at, __VA_ARGS__)
+
+static rf_status check_boundaries(const rf_columns *from, int64_t at) {
+    const rf_column_step *step = &from->steps[at];
+    REFUSE_STEP_IF(step->a < 0 || step->b < 0 || step->b > INT32_MAX || step->a > from->n_boundaries ||
+                       step->b > from->n_boundaries - step->a,
+                   RF__I64 " boundaries from " RF__I64 " on; there are " RF__I64, step->b, step->a,
+                   from->n_boundaries);
+    const float *boundaries = from->boundaries + step->a;
+    for (int64_t i = 0; i < step->b; i++)
+        REFUSE_STEP_IF(isnan(boundaries[i]) || (i > 0 && boundaries[i] < boundaries[i - 1]),
+                       "boundary " RF__I64 " is %g; boundaries must rise, and none may be a NaN", i,
+                       (double)boundaries[i]);
+    return RF_OK;
+}
+
+/* The bits of what rf_column_bucket_even takes; 0: the boundaries do not lie evenly. */
+static int64_t even_inverse(const float *boundaries, int64_t count) {
+    if (count < 2 || count > MOST_EVEN) return 0;
+    const double first = boundaries[0],
+                 distance = ((double)boundaries[count - 1] - first) / (double)(count - 1);
+    const float inverse = (float)(1 / distance);
+    if (!isfinite(boundaries[count - 1] - boundaries[0]) || !(distance > 0) || !isnormal(inverse)) return 0;
+    for (int64_t i = 0; i < count; i++)
+        if (fabs(boundaries[i] - (first + distance * (double)i)) > MOST_UNEVEN * distance) return 0;
+    uint32_t bits;
+    memcpy(&bits, &inverse, sizeof bits);
+    return bits;
+}
+
+typedef struct word {
+    int64_t value, place;
+} word;
+
+static int word_compare(const void *one, const void *other) {
+    const int64_t left = ((const word *)one)->value, right = ((const word *)other)->value;
+    return (left > right) - (left < right);
+}
+
+/* The words of a step in rising order to `sorted` [b], then their places. */
+static rf_status sort_words(const rf_columns *from, int64_t at, int64_t *sorted) {
+    const rf_column_step *step = &from->steps[at];
+    const int64_t count = step->b;
+    rf_status status = RF_OK;
+    word *words = calloc((size_t)count + 1, sizeof *words);
+    RF__REFUSE_IF(words == NULL, RF_ERR_MEMORY, "no memory for " RF__I64 " words", count);
+    for (int64_t i = 0; i < count; i++) words[i] = (word){from->vocabulary[step->a + i], i};
+    qsort(words, (size_t)count, sizeof *words, word_compare);
+    for (int64_t i = 0; i < count; i++) {
+        if (i > 0 && words[i].value == words[i - 1].value)
+            status = rf__fail(RF_ERR_VALUE,
+                              "recfuse.%s: column " RF__I64 ": step " RF__I64 ": the word " RF__I64
+                              " is in its vocabulary twice",
+                              operator_name, column_of_step(from, at), at, words[i].value);
+        sorted[i] = words[i].value;
+        sorted[count + i] = words[i].place;
+    }
+    free(words);
+    return status;
+}
+
+static bool has_words(const rf_column_step *step) { return step->operation == RF_COLUMN_VOCABULARY; }
+
+typedef struct word_range {
+    int64_t first, count, step;
+} word_range;
+
+static int range_compare(const void *one, const void *other) {
+    const word_range *a = one, *b = other;
+    if (a->first != b->first) return a->first < b->first ? -1 : 1;
+    if (a->count != b->count) return a->count < b->count ? -1 : 1;
+    return (a->step > b->step) - (a->step < b->step);
+}
+
+/* *owners [n_steps], which the caller frees: of each step with words the first step with the same ones, which are kept
+ * once. */
+static rf_status find_owners(const rf_columns *from, int64_t **owners) {
+    rf_status status = RF_OK;
+    int64_t count = 0;
+    word_range *ranges = calloc((size_t)from->n_steps + 1, sizeof *ranges);
+    int64_t *found = calloc((size_t)from->n_steps + 1, sizeof *found);
+    if (ranges == NULL || found == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "recfuse.%s: no memory for " RF__I64 " steps", operator_name,
+                          from->n_steps);
+        goto out;
+    }
+    for (int64_t i = 0; i < from->n_steps; i++)
+        if (has_words(&from->steps[i])) ranges[count++] = (word_range){from->steps[i].a, from->steps[i].b, i};
+    qsort(ranges, (size_t)count, sizeof *ranges, range_compare);
+    for (int64_t i = 0; i < count; i++) {
+        const bool same =
+            i > 0 && ranges[i].first == ranges[i - 1].first && ranges[i].count == ranges[i - 1].count;
+        found[ranges[i].step] = same ? found[ranges[i - 1].step] : ranges[i].step;
+    }
+    *owners = found;
+    found = NULL;
+out:
+    free(found);
+    free(ranges);
+    return status;
+}
+
+static rf_status check_words(const rf_columns *from, int64_t at) {
+    const rf_column_step *step = &from->steps[at];
+    REFUSE_STEP_IF(step->a < 0 || step->b < 0 || step->b > INT32_MAX / 2 || step->a > from->n_vocabulary ||
+                       step->b > from->n_vocabulary - step->a,
+                   RF__I64 " words from " RF__I64 " on; there are " RF__I64, step->b, step->a,
+                   from->n_vocabulary);
+    return RF_OK;
+}
+
+static rf_status write_step(const rf_columns *from, const int64_t *owners, int64_t at, rf_columns_step *steps,
+                            int64_t *vocabulary, int64_t *n_vocabulary) {
+    const rf_column_step *step = &from->steps[at];
+    rf_columns_step *to = &steps[at];
+    *to = (rf_columns_step){.operation = (int32_t)step->operation, .a = step->a, .b = step->b};
+    REFUSE_STEP_IF(step->operation < 0 || step->operation > RF_COLUMN_VOCABULARY,
+                   "operation is " RF__I64 "; allowed is 0 (affine) to %d (vocabulary)", step->operation,
+                   (int)RF_COLUMN_VOCABULARY);
+    if (step->operation == RF_COLUMN_HASH) {
+        REFUSE_STEP_IF(step->a < 1 || step->a > INT32_MAX,
+                       "it hashes to " RF__I64 " buckets; allowed is 1 to 2^31 - 1", step->a);
+        to->count = (int32_t)step->a;
+    } else if (step->operation == RF_COLUMN_BUCKETIZE || step->operation == RF_COLUMN_BUCKETIZE_RIGHT) {
+        to->count = (int32_t)step->b;
+        to->b = even_inverse(from->boundaries + step->a, step->b);
+    } else if (has_words(step)) {
+        to->count = (int32_t)step->b;
+        to->a = owners[at] < at ? steps[owners[at]].a : *n_vocabulary;
+        if (owners[at] < at) return RF_OK;
+        RF_CHECK(sort_words(from, at, vocabulary + to->a));
+        *n_vocabulary += 2 * step->b;
+    }
+    return RF_OK;
+}
+
+/* A number that programs keep in 32 bits. */
+static rf_status narrow(const char *what, int64_t number, const char *field, int64_t value, int32_t *to) {
+    RF__REFUSE_IF(value < INT32_MIN || value > INT32_MAX, RF_ERR_VALUE,
+                  "%s " RF__I64 ": %s is " RF__I64 ", which does not fit in 32 bits", what, number, field,
+                  value);
+    *to = (int32_t)value;
+    return RF_OK;
+}
+
+static rf_status write_source(const rf_columns *from, int64_t at, rf_columns_source *to) {
+    const rf_column_source *source = &from->sources[at];
+#define NARROW(field) RF_CHECK(narrow("source", at, #field, source->field, &to->field))
+    NARROW(input);
+    NARROW(slot);
+    NARROW(width);
+    NARROW(first_step);
+    NARROW(n_steps);
+#undef NARROW
+    return RF_OK;
+}
+
+static rf_status write_column(const rf_columns *from, int64_t at, rf_columns_column *to, int64_t *n_tables) {
+    const rf_column *column = &from->columns[at];
+    *to = (rf_columns_column){.weight_offset = column->weight_offset,
+                              .rows = column->rows,
+                              .invalid = column->invalid,
+                              .empty = column->empty,
+                              .cross_seed = (uint64_t)column->cross_seed,
+                              .fill = rf__columns_float(column->fill),
+                              .scale = rf__columns_float(column->scale),
+                              .table = column->buffer == -1 ? -1 : (int32_t)(*n_tables)++,
+                              .number = (int32_t)at};
+#define NARROW(field) RF_CHECK(narrow("column", at, #field, column->field, &to->field))
+    NARROW(left);
+    NARROW(right);
+    NARROW(cross_buckets);
+    NARROW(buffer);
+    NARROW(dim);
+    NARROW(pooling);
+    NARROW(weighted);
+    NARROW(first_dim);
+    NARROW(n_dims);
+    NARROW(output_column);
+#undef NARROW
+    return RF_OK;
+}
+
+static rf_status write_program(const rf_columns *from, const int64_t *owners, const rf__columns *to,
+                               rf_columns_header *header) {
+    for (int64_t i = 0; i < from->n_boundaries; i++) ((float *)to->boundaries)[i] = from->boundaries[i];
+    for (int64_t i = 0; i < from->n_steps; i++)
+        RF_CHECK(write_step(from, owners, i, (rf_columns_step *)to->steps, (int64_t *)to->vocabulary,
+                            &header->n_vocabulary));
+    for (int64_t i = 0; i < from->n_sources; i++)
+        RF_CHECK(write_source(from, i, (rf_columns_source *)&to->sources[i]));
+    for (int64_t i = 0; i < from->n_columns; i++) {
+        RF_CHECK(write_column(from, i, (rf_columns_column *)&to->columns[i], &header->n_tables));
+        header->output_dim += to->columns[i].n_dims;
+    }
+    RF_CHECK(rf__check_columns_program(to));
+    return rf__check_columns_kinds(to);
+}
+
+static rf_status check_arrays(const rf_columns *from) {
+    const struct {
+        const char *name;
+        const void *data;
+        int64_t count;
+    } arrays[] = {{"columns", from->columns, from->n_columns},
+                  {"sources", from->sources, from->n_sources},
+                  {"steps", from->steps, from->n_steps},
+                  {"boundaries", from->boundaries, from->n_boundaries},
+                  {"vocabulary", from->vocabulary, from->n_vocabulary}};
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
+        RF__REFUSE_IF(arrays[i].count < 0 || arrays[i].count > INT32_MAX / 2, RF_ERR_VALUE,
+                      RF__I64 " %s; allowed is 0 to 2^30 - 1", arrays[i].count, arrays[i].name);
+        RF__REFUSE_IF(arrays[i].count > 0 && arrays[i].data == NULL, RF_ERR_VALUE,
+                      "%s is NULL; it must point to its elements", arrays[i].name);
+    }
+    return RF_OK;
+}
+
+/* *words: of all vocabularies, each once, with places. */
+static rf_status check_contents(const rf_columns *from, const int64_t *owners, int64_t *words) {
+    *words = 0;
+    for (int64_t at = 0; at < from->n_steps; at++) {
+        const rf_column_step *step = &from->steps[at];
+        if (step->operation == RF_COLUMN_BUCKETIZE || step->operation == RF_COLUMN_BUCKETIZE_RIGHT)
+            RF_CHECK(check_boundaries(from, at));
+        if (!has_words(step)) continue;
+        RF_CHECK(check_words(from, at));
+        if (owners[at] == at) *words += 2 * step->b;
+    }
+    RF__REFUSE_IF(*words > INT32_MAX, RF_ERR_VALUE,
+                  RF__I64 " words in vocabularies; allowed is up to 2^30 - 1", *words / 2);
+    return RF_OK;
+}
+
+rf_status rf_embedding_columns_program(const rf_columns *columns, int64_t **program, int64_t *words) {
+    rf_status status = RF_OK;
+    int64_t *laid = NULL, *owners = NULL, n_vocabulary = 0, size = 0;
+    rf__columns view;
+    *program = NULL;
+    *words = 0;
+    RF_CHECK(check_arrays(columns));
+    RF_CHECK(find_owners(columns, &owners));
+    RF_TRY(check_contents(columns, owners, &n_vocabulary));
+    rf_columns_header header = {.magic = RF_COLUMNS_MAGIC,
+                                .n_columns = columns->n_columns,
+                                .n_sources = columns->n_sources,
+                                .n_steps = columns->n_steps,
+                                .n_boundaries = columns->n_boundaries};
+    lay_out(&size, 1, sizeof header);
+    header.columns_at = lay_out(&size, columns->n_columns, sizeof(rf_columns_column));
+    header.sources_at = lay_out(&size, columns->n_sources, sizeof(rf_columns_source));
+    header.steps_at = lay_out(&size, columns->n_steps, sizeof(rf_columns_step));
+    header.boundaries_at = lay_out(&size, columns->n_boundaries, sizeof(float));
+    header.vocabulary_at = lay_out(&size, n_vocabulary, sizeof(int64_t));
+    header.tasks_at = header.words = size;
+    laid = calloc((size_t)size, sizeof *laid);
+    if (laid == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "recfuse.%s: no memory for a program of " RF__I64 " words",
+                          operator_name, size);
+        goto out;
+    }
+    memcpy(laid, &header, sizeof header);
+    RF_TRY(rf__columns_open(laid, size, &view));
+    RF_TRY(write_program(columns, owners, &view, (rf_columns_header *)laid));
+    RF_TRY(rf__columns_tasks(&laid, &size));
+    *program = laid;
+    *words = size;
+    laid = NULL;
+out:
+    free(owners);
+    free(laid);
+    return status;
+}
+
+void rf_embedding_columns_program_free(int64_t *program) { free(program); }

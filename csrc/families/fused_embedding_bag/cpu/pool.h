@@ -1,0 +1,176 @@
+/* What the operators, the scheduler and the kernels of one CPU call share.
+ *
+ * A call pools `bags` bags of each of `n_features` features. It is cut into spans: runs of bags of one
+ * feature, numbered feature by feature. Each worker thread takes blocks of neighbouring spans from a
+ * shared counter until none is left, so that adjacent columns of the output stay with one thread. An
+ * output element is written by one worker alone, in an order that depends on its bag alone: results do
+ * not depend on the number of threads.
+ */
+#ifndef RECFUSE_CPU_POOL_H
+#define RECFUSE_CPU_POOL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "recfuse.h"
+#include "families/fused_embedding_bag/backward/cpu/transpose.h"
+#include "core/validate.h"
+
+/* The bad value that comes first in the order of the spans. */
+typedef struct rf__offence {
+    enum { RF__BAD_INDEX, RF__BAD_OFFSET } kind;
+    int64_t feature, bag, position, value, limit;
+} rf__offence;
+
+typedef struct rf__pool_call {
+    const char *operator_name;
+    const rf_buffer *buffers;
+    const rf_feature *features; /* [n_features] */
+    int64_t n_features;
+    int64_t pitch; /* bytes from one row of a table to the next; 0: rows lie close */
+    int64_t bags;  /* a feature */
+    const void *indices;
+    const void *offsets;
+    int64_t n_offsets; /* n_features * bags, or one more: without it the last bag ends at `lookups` */
+    int64_t even_lookups; /* of each bag, where offsets is NULL */
+    int64_t lookups;
+    rf_int_type index_type, offset_type;
+    const float *sample_weights; /* may be NULL */
+    void *output;
+    rf_dtype output_dtype;
+    int64_t output_pitch; /* bytes */
+    int64_t output_dim;
+    bool check_bounds;
+    int32_t prefetch_distance; /* lookups from a prefetch to its use; 0: none, -1: the default */
+
+    /* Set by rf__pool_run. */
+    const struct rf__pool_kernels *kernels;
+    int64_t span_bags;         /* bags a span, except for the last of a feature */
+    int64_t spans_per_feature; /* spans = n_features * spans_per_feature */
+    int64_t workers;
+    int64_t block_spans;       /* spans a worker takes at once, at least */
+    int64_t next_span;         /* atomic: the first span that nobody has taken */
+    int64_t
+        offending_span; /* atomic, written under `lock`: the least span with an offence; INT64_MAX: none */
+    pthread_mutex_t lock;
+    rf__offence offence; /* under `lock` */
+} rf__pool_call;
+
+/* One feature with its pointers resolved. */
+typedef struct rf__table {
+    const char *weight; /* row r starts at weight + r * pitch */
+    int64_t pitch; /* bytes */
+    int64_t dim;
+    uint64_t limit; /* an index is less; unsigned, so that a negative one is not */
+    rf_pooling pooling;
+    int64_t padding_idx; /* -1: none */
+    int64_t feature;
+    char *output; /* bag b's row starts at output + b * call->output_pitch */
+} rf__table;
+
+/* A cursor that runs `distance` lookups ahead of the pooling, over the ends of spans and features. The
+ * kernels move it by one lookup, and ask for that lookup's row, for each lookup that they pool. */
+typedef struct rf__ahead {
+    const char *weight;
+    int64_t pitch;
+    int64_t row_bytes;
+    int64_t lines; /* cache lines a row, where each begins with one; 0: rows lie across lines */
+    int64_t position, end; /* lookups; all before `end` are of this table */
+} rf__ahead;
+
+/* Moves on to the next span that has lookups; false when there is none to look at yet. */
+bool rf__ahead_next(rf__ahead *ahead);
+
+/* Pools bags [first, last) of a table whose offsets are good. False as soon as an index is not less than the
+ * table's limit; its row is not read. The comparison is free: the loop waits for loads. */
+typedef bool (*rf__pool_kernel)(const rf__pool_call *call, const rf__table *table, int64_t first,
+                                int64_t last, rf__ahead *ahead);
+
+/* RF__SUM: the plain sum or mean. RF__WEIGHTED: the same with sample weights or a padding index. */
+enum { RF__SUM, RF__WEIGHTED, RF__MAX, RF__POOL_OPS };
+
+/* Gradients. A sum of elements of `grad`, of `source` on for each entry, times its factor; divided by `divisor` unless
+ * that is 1; written to `row` [dim] of the params' dtype. `end`: of all entries, up to where they are asked for ahead. */
+typedef void (*rf__row_kernel)(const rf_fused_backward_params *params, const rf__entry *first,
+                               const rf__entry *last, const rf__entry *end, float divisor, char *row);
+/* The same of all rows of sorted entries, none of which is of a maximum, without a divisor: sums [distinct rows, dim] to
+ * `values`, the rows' numbers from `first_row` on to `rows`. */
+typedef void (*rf__rows_kernel)(const rf_fused_backward_params *params, const rf__entry *first,
+                                const rf__entry *end, int64_t first_row, int64_t *rows, char *values);
+/* The same where entries of maxima are among them: `number` is the row's in the weight. */
+typedef void (*rf__mixed_row_kernel)(const rf_fused_backward_params *params, const rf__entry *first,
+                                     const rf__entry *last, int64_t number, float divisor, char *row);
+
+/* The numbers of an update, as its rows need them. */
+typedef struct rf__step {
+    float lr, weight_decay, eps, grad_scale;
+    float one_minus_beta1, one_minus_beta2;
+    float corrected_lr; /* Adam's, with both corrections */
+    float number; /* RF_UPDATE_STEP */
+    bool stochastic_rounding;
+    uint64_t seed;
+} rf__step;
+
+/* Updates one row of a matrix, and its states, by `sum` [dim] of its gradients. */
+typedef void (*rf__update_kernel)(const rf__step *step, const rf_update_matrix *matrix, int64_t row,
+                                  const float *sum);
+
+/* Winners of one bag of pooling max: winners [dim], -1 where no lookup counts. */
+typedef void (*rf__winners_kernel)(const rf_fused_embedding_bag_params *params, int64_t feature, int64_t bag,
+                                   int64_t *winners);
+
+/* Sum of the products of two rows of `count` elements. */
+typedef float (*rf__dot_kernel)(const char *one, rf_dtype one_dtype, const char *other, rf_dtype other_dtype,
+                                int64_t count);
+
+/* `count` elements, few at a time, as floats and back. */
+typedef void (*rf__load_kernel)(const char *from, rf_dtype dtype, int64_t count, float *to);
+typedef void (*rf__store_kernel)(char *to, rf_dtype dtype, int64_t count, const float *from);
+
+typedef struct rf__pool_kernels {
+    rf__pool_kernel pool[3][2][RF__POOL_OPS]; /* [rf_dtype][rf_int_type][op] */
+    rf__row_kernel sum_row[3]; /* [rf_dtype of grad] */
+    rf__rows_kernel sum_rows[3];
+    rf__mixed_row_kernel mixed_row;
+    rf__update_kernel update_row[3][4]; /* [rf_dtype of the matrix][rf_optimizer] */
+    rf__winners_kernel winners;
+    rf__dot_kernel dot;
+    rf__load_kernel load;
+    rf__store_kernel store;
+} rf__pool_kernels;
+
+extern const rf__pool_kernels rf__pool_avx512, rf__pool_avx2, rf__pool_neon, rf__pool_scalar;
+
+/* Runs the call; the caller has checked everything but the contents of indices and offsets. */
+rf_status rf__pool_run(rf__pool_call *call, const rf_executor *executor);
+
+static inline int64_t rf__load_int(const void *array, rf_int_type type, int64_t at) {
+    return type == RF_INT32 ? ((const int32_t *)array)[at] : ((const int64_t *)array)[at];
+}
+
+/* Whether lookups [from, to) are bag `number` of all bags of a call: the first begins with lookup 0. As gpu/device/bags.cuh. */
+static inline bool rf__is_bag(int64_t number, int64_t from, int64_t to, int64_t lookups) {
+    return from >= 0 && from <= to && to <= lookups && (number != 0 || from == 0);
+}
+
+/* Where bag `bag` of feature `feature` begins; `bag` may be call->bags: where the last one ends. */
+static inline int64_t rf__bag_start(const rf__pool_call *call, int64_t feature, int64_t bag) {
+    int64_t at = feature * call->bags + bag;
+    if (call->offsets == NULL) return at * call->even_lookups;
+    return at < call->n_offsets ? rf__load_int(call->offsets, call->offset_type, at) : call->lookups;
+}
+
+/* Asks for a cache line to come into L2. Nobody waits; a bad address does no harm.
+ * L2 and not L1: a core has far fewer slots for misses of L1 (24 on a Zen 4) than for those of L2, and
+ * drops prefetches when they are taken; loads of the row from L2 overlap by themselves (MICRO'24, IV). */
+static inline void rf__ask_for_line(uintptr_t address) { __builtin_prefetch((const void *)address, 0, 2); }
+
+/* Counts lines, and compares no addresses: those of a bad index may wrap round the address space. */
+static inline void rf__ask_for(const char *row, int64_t bytes) {
+    const uintptr_t offset = (uintptr_t)row & 63, line = (uintptr_t)row - offset;
+    const uintptr_t lines = (offset + (uintptr_t)bytes + 63) / 64;
+    for (uintptr_t i = 0; i < lines; i++) rf__ask_for_line(line + 64 * i);
+}
+
+#endif

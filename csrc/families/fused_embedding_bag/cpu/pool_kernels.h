@@ -1,0 +1,180 @@
+/* The kernels of one instruction set. Each pool_ISA.c defines RF__TABLE (the name of its table of kernels)
+ * and RF__WIDEST (floats in its widest vector) and includes this.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "core/half.h"
+#include "families/fused_embedding_bag/cpu/pool.h"
+#include "gpu/device/rounding.h"
+
+#define RF__INLINE inline __attribute__((always_inline))
+#if defined(__clang__)
+#define RF__UNROLL _Pragma("unroll")
+#else
+#define RF__UNROLL _Pragma("GCC unroll 8")
+#endif
+
+/* The cursor ahead, in registers while bags are pooled. Off: the columns of a row after its first chunk. */
+typedef struct rf__look {
+    const char *weight;
+    int64_t pitch, row_bytes, lines, position, end;
+    rf__ahead *ahead; /* NULL: off */
+} rf__look;
+
+static RF__INLINE rf__look rf__look_open(rf__ahead *ahead) {
+    if (ahead == NULL) return (rf__look){0};
+    return (rf__look){ahead->weight, ahead->pitch, ahead->row_bytes, ahead->lines, ahead->position,
+                      ahead->end,    ahead};
+}
+
+static RF__INLINE void rf__look_close(const rf__look *look, rf__ahead *ahead) {
+    if (ahead != NULL) ahead->position = look->position;
+}
+
+/* Asks for one more row. `lines` is the constant for which no loop is needed. */
+static RF__INLINE void rf__look_ahead(rf__look *look, const void *indices, const rf_int_type index_type,
+                                      const int lines) {
+    if (__builtin_expect(look->position < look->end, 1)) {
+        int64_t row = rf__load_int(indices, index_type, look->position++);
+        const char *at = (const char *)((uintptr_t)look->weight + (uintptr_t)row * (uintptr_t)look->pitch);
+        if (__builtin_expect(look->lines == lines, 1)) {
+            RF__UNROLL
+            for (int line = 0; line < lines; line++) rf__ask_for_line((uintptr_t)at + 64 * (uintptr_t)line);
+        } else {
+            rf__ask_for(at, look->row_bytes);
+        }
+    } else if (look->ahead != NULL) {
+        rf__ahead *ahead = look->ahead;
+        ahead->position = look->position;
+        *look = rf__ahead_next(ahead) ? rf__look_open(ahead)
+                                      : (rf__look){.position = look->position, .end = look->end};
+    }
+}
+
+#if RF__WIDEST >= 4
+#define RF__W 4
+#include "core/vector.h"
+#include "families/fused_embedding_bag/cpu/pool_width.h"
+#endif
+#if RF__WIDEST >= 8
+#define RF__W 8
+#include "core/vector.h"
+#include "families/fused_embedding_bag/cpu/pool_width.h"
+#endif
+#if RF__WIDEST >= 16
+#define RF__W 16
+#include "core/vector.h"
+#include "families/fused_embedding_bag/cpu/pool_width.h"
+#endif
+
+/* One function for each constant argument of pool_chunk, so that each is compiled by itself. */
+typedef bool (*rf__chunk)(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last,
+                          int64_t column, int64_t columns, rf__ahead *ahead);
+#define RF__CHUNK(width, vectors, part, suffix, dtype, index_type, op)                                       \
+    static bool chunk##width##_##vectors##_##part##suffix(const rf__pool_call *call, const rf__table *table, \
+                                                          int64_t first, int64_t last, int64_t column,       \
+                                                          int64_t columns, rf__ahead *ahead) {               \
+        return pool_chunk##width(call, table, first, last, column, columns, ahead, vectors, part, dtype,     \
+                                 index_type, op);                                                            \
+    }
+#define RF__CHUNKS_WIDEST_(width, suffix, dtype, index_type, op) \
+    RF__CHUNK(width, 8, 0, suffix, dtype, index_type, op)        \
+    RF__CHUNK(width, 4, 0, suffix, dtype, index_type, op)        \
+    RF__CHUNK(width, 2, 0, suffix, dtype, index_type, op)        \
+    RF__CHUNK(width, 1, 0, suffix, dtype, index_type, op)        \
+    RF__CHUNK(width, 1, 1, suffix, dtype, index_type, op)
+#define RF__CHUNKS_WIDEST(width, suffix, dtype, index_type, op) \
+    RF__CHUNKS_WIDEST_(width, suffix, dtype, index_type, op)
+#define RF__CHUNKS_NARROW(width, suffix, dtype, index_type, op) \
+    RF__CHUNK(width, 1, 0, suffix, dtype, index_type, op)       \
+    RF__CHUNK(width, 1, 1, suffix, dtype, index_type, op)
+
+/* Which chunks a row of `dim` columns is cut into: `fit` returns the function for the columns that are left
+ * and how many it takes. A row that fits a narrow vector uses that. */
+#define RF__FIT(width, vectors, part, suffix, condition, taken) \
+    if (condition) {                                            \
+        *columns = taken;                                       \
+        return chunk##width##_##vectors##_##part##suffix;       \
+    }
+#define RF__FIT_WIDEST_(width, suffix)                         \
+    RF__FIT(width, 8, 0, suffix, left >= 8 * width, 8 * width) \
+    RF__FIT(width, 4, 0, suffix, left >= 4 * width, 4 * width) \
+    RF__FIT(width, 2, 0, suffix, left >= 2 * width, 2 * width) \
+    RF__FIT(width, 1, 0, suffix, left >= width, width)
+#define RF__FIT_WIDEST(width, suffix) RF__FIT_WIDEST_(width, suffix)
+#define RF__FIT_NARROW(width, suffix)                  \
+    RF__FIT(width, 1, 0, suffix, left == width, width) \
+    RF__FIT(width, 1, 1, suffix, left < width, left)
+#define RF__PART_WIDEST_(width, suffix) return *columns = left, chunk##width##_1_1##suffix;
+#define RF__PART_WIDEST(width, suffix) RF__PART_WIDEST_(width, suffix)
+
+#if RF__WIDEST == 16
+#define RF__NARROWER(do_width, ...) do_width(4, __VA_ARGS__) do_width(8, __VA_ARGS__)
+#elif RF__WIDEST == 8
+#define RF__NARROWER(do_width, ...) do_width(4, __VA_ARGS__)
+#else
+#define RF__NARROWER(do_width, ...)
+#endif
+
+enum {
+    BAGS_TOGETHER = 4
+}; /* bags whose chunks follow each other: their rows stay in L2 from one to the next */
+
+#define RF__KERNEL(suffix, dtype, index_type, op)                                                            \
+    RF__NARROWER(RF__CHUNKS_NARROW, suffix, dtype, index_type, op)                                           \
+    RF__CHUNKS_WIDEST(RF__WIDEST, suffix, dtype, index_type, op)                                             \
+    static rf__chunk fit##suffix(int64_t left, int64_t *columns) {                                           \
+        RF__NARROWER(RF__FIT_NARROW, suffix)                                                                 \
+        RF__FIT_WIDEST(RF__WIDEST, suffix)                                                                   \
+        RF__PART_WIDEST(RF__WIDEST, suffix)                                                                  \
+    }                                                                                                        \
+    static bool pool##suffix(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last, \
+                             rf__ahead *ahead) {                                                             \
+        return rf__pool_rows(call, table, first, last, ahead, fit##suffix);                                  \
+    }
+
+/* `table->dim` is 1 or more. */
+static bool rf__pool_rows(const rf__pool_call *call, const rf__table *table, int64_t first, int64_t last,
+                          rf__ahead *ahead, rf__chunk (*fit)(int64_t left, int64_t *columns)) {
+    int64_t columns = 0;
+    rf__chunk chunk = fit(table->dim, &columns);
+    if (columns == table->dim) return chunk(call, table, first, last, 0, columns, ahead);
+    for (int64_t bag = first; bag < last; bag += BAGS_TOGETHER) {
+        int64_t end = last - bag < BAGS_TOGETHER ? last : bag + BAGS_TOGETHER;
+        for (int64_t column = 0; column < table->dim; column += columns) {
+            chunk = fit(table->dim - column, &columns);
+            if (!chunk(call, table, bag, end, column, columns, column == 0 ? ahead : NULL)) return false;
+        }
+    }
+    return true;
+}
+
+#define RF__KERNELS(dtype_name, dtype, int_name, index_type)                         \
+    RF__KERNEL(_sum_##dtype_name##_##int_name, dtype, index_type, RF__SUM)           \
+    RF__KERNEL(_weighted_##dtype_name##_##int_name, dtype, index_type, RF__WEIGHTED) \
+    RF__KERNEL(_max_##dtype_name##_##int_name, dtype, index_type, RF__MAX)
+
+RF__KERNELS(f32, RF_FLOAT32, i32, RF_INT32)
+RF__KERNELS(f32, RF_FLOAT32, i64, RF_INT64)
+RF__KERNELS(f16, RF_FLOAT16, i32, RF_INT32)
+RF__KERNELS(f16, RF_FLOAT16, i64, RF_INT64)
+RF__KERNELS(bf16, RF_BFLOAT16, i32, RF_INT32)
+RF__KERNELS(bf16, RF_BFLOAT16, i64, RF_INT64)
+
+#include "families/fused_embedding_bag/cpu/gradient_kernels.h"
+#include "families/fused_embedding_bag/cpu/update_kernels.h"
+
+#define RF__ENTRY(name) {pool_sum_##name, pool_weighted_##name, pool_max_##name}
+const rf__pool_kernels RF__TABLE = {.pool = {{RF__ENTRY(f32_i32), RF__ENTRY(f32_i64)},
+                                             {RF__ENTRY(f16_i32), RF__ENTRY(f16_i64)},
+                                             {RF__ENTRY(bf16_i32), RF__ENTRY(bf16_i64)}},
+                                    .sum_row = {sum_row_f32, sum_row_f16, sum_row_bf16},
+                                    .sum_rows = {sum_rows_f32, sum_rows_f16, sum_rows_bf16},
+                                    .mixed_row = mixed_row,
+                                    .update_row = {RF__UPDATES(f32), RF__UPDATES(f16), RF__UPDATES(bf16)},
+                                    .winners = bag_winners,
+                                    .dot = dot,
+                                    .load = load_block,
+                                    .store = store_block};

@@ -1,0 +1,79 @@
+/* Features as kernels see them: their geometry, and the schedules that they may have, which a kernel has compiled in: its
+ * classes. */
+#ifndef RECFUSE_CUDA_FUSED_FEATURES_H
+#define RECFUSE_CUDA_FUSED_FEATURES_H
+
+#include "core/status.h"
+#include "families/fused_embedding_bag/args.h"
+
+/* What a feature's rows are like, for a kernel. */
+typedef struct rf__fused_geometry {
+    int32_t dtype, align, store; /* bytes of a vector; that its place in the output is aligned to */
+    int32_t lanes, vectors; /* that read a row, and how often each */
+    int32_t slices; /* of a row that is wider */
+    int32_t columns; /* vectors of a row */
+    int32_t row_bytes;
+    int32_t pooling, is_padded;
+} rf__fused_geometry;
+
+/* The geometry of one feature. Of the weight's and the output's addresses only the alignment matters. */
+RF__SHARED rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int64_t feature,
+                                           rf__fused_geometry *shape);
+/* RF_ERR_UNSUPPORTED: more bags, features or columns than a GPU call may have. */
+rf_status rf__fused_check_limits(const rf_fused_embedding_bag_params *params);
+
+/* A schedule as a kernel has it compiled in: an entry of RF_SCHEDULES in fused_embedding_bag.cu. X(field, bits that its
+ * value takes), in the order of the entry. */
+#define RF__FUSED_CLASS_FIELDS(X) \
+    X(kind, 2)                    \
+    X(dtype, 2)                   \
+    X(align, 5)                   \
+    X(store, 5)                   \
+    X(lanes, 6)                   \
+    X(vectors, 2)                 \
+    X(whole, 1)                   \
+    X(pooling, 2)                 \
+    X(padded, 1)                  \
+    X(threads, 7)                 \
+    X(distance, 5)                \
+    X(split, 7)
+
+typedef struct rf__fused_class {
+#define RF__FUSED_FIELD(name, bits) int32_t name;
+    RF__FUSED_CLASS_FIELDS(RF__FUSED_FIELD)
+#undef RF__FUSED_FIELD
+} rf__fused_class;
+
+typedef struct rf__fused_classes {
+    int32_t count;
+    rf__fused_class of[RF_FUSED_MOST_CLASSES];
+    uint64_t code[RF_FUSED_MOST_CLASSES]; /* all fields of each in one number, to find it by */
+} rf__fused_classes;
+
+/* Whether a feature's table is staged, where the GPU can: never, where a batch makes it pay, or as its schedule says. */
+typedef enum rf__fused_staging {
+    RF__STAGE_NEVER,
+    RF__STAGE_WHERE_IT_PAYS,
+    RF__STAGE_ALWAYS
+} rf__fused_staging;
+
+/* One feature as the partition sees it. */
+typedef struct rf__fused_feature {
+    rf__fused_geometry shape;
+    int32_t classes[RF_FUSED_BUCKETS]; /* the number of its class, by mean bag length; -1: nothing to do */
+    int32_t classes_of_few[RF_FUSED_BUCKETS]; /* the same in batches of RF_FUSED_FEW_BAGS and less */
+    int32_t classes_staged[RF_FUSED_BUCKETS]; /* the same where its table is staged; -1: it cannot be */
+    rf__fused_staging staging;
+    int64_t rows, table_bytes;
+    int32_t expected_sixteenths; /* lookups of a bag, as in rf_fused_schedule */
+} rf__fused_feature;
+
+/* Lookups of each feature in a batch: from offsets, or as expected where they are NULL. */
+typedef struct rf__fused_batch {
+    int64_t bags;
+    const void *offsets; /* on the host, may be NULL */
+    rf_int_type offset_type;
+    bool may_stage; /* the GPU can: rf__fused_can_stage */
+} rf__fused_batch;
+
+#endif

@@ -1,0 +1,120 @@
+/* Fused embedding bag: many tables of different shapes, each pooled by a schedule of its own, in one launch.
+ *
+ *   output[b, columns of f] = pool(table_f[indices[i]] for i in [offsets[f * bags + b], offsets[f * bags + b + 1]))
+ *
+ * Who does what. A block does one task: some bags of one feature, by the schedule that the task names. Which block
+ * has which task is decided at run time (partition/cut.c, partition/map.cu); heavy tasks come first.
+ * The schedules of a launch are those of the list RF_SCHEDULES alone, one line each:
+ *
+ *   X(number, kind, dtype, align, store, lanes, vectors, whole, pooling, padded, threads, distance, split)
+ *
+ *   kind      RF_FUSED_CLASS_POOL (pool/pool.cuh) or _COLUMNS (pool/columns.cuh)
+ *   align     bytes of a vector that a lane loads; store: bytes that a vector's place in the output is aligned to
+ *   lanes     that read a row, `vectors` times; rows that are wider are cut into slices
+ *   whole     1: rows of lanes * align bytes, close to each other; 0: any, and the feature says
+ *   pooling   rf_pooling; columns only knows RF_MAX and 0, and whether a sum becomes a mean the feature says
+ *   threads   of a bag; distance: rows in flight a lane; split: blocks that share a bag
+ *
+ * Features that differ in their number of rows, row width up to `lanes`, padding row or place share a schedule.
+ *
+ * Shapes: those of rf_fused_args (args.h). Shared memory, dynamic: RF_ROWS row numbers a warp, by which its lanes hand out
+ * what they have looked at; behind them the sums that warps of a bag leave for each other. kernel.c counts its bytes.
+ *
+ * Launch: grid [tasks], block [RF_BLOCK]. Registers suffice for RF_MIN_BLOCKS blocks an SM; more dynamic shared memory
+ * keeps others out: with both the occupancy is what the tuner wants it to be.
+ *
+ * Source: Pan et al., RecFlex, SC'24: one schedule a feature (IV-B), branches of a block on it, mapping at run time.
+ */
+#include "families/fused_embedding_bag/pool/columns.cuh"
+#include "families/fused_embedding_bag/pool/pool.cuh"
+
+#ifndef RF_SCHEDULES
+#define RF_SCHEDULES(X) \
+    X(0, 0, 0, 16, 16, 8, 1, 1, 0, 0, 32, 8, 1) X(1, 1, 0, 16, 16, 1, 1, 0, 0, 0, 32, 1, 1)
+#endif
+#ifndef RF_MIN_BLOCKS
+#define RF_MIN_BLOCKS 14
+#endif
+#ifndef RF_ROWS
+#define RF_ROWS 512 /* that a warp hands out at once, at most */
+#endif
+#ifndef RF_TIMED
+#define RF_TIMED 0 /* adds each block's clock cycles to those of its features */
+#endif
+
+/* What a schedule needs is loaded inside its own branch: the number in the text keeps the compiler from doing for all
+ * of them together what they have in common, which would hold registers in each. */
+template <int NUMBER, int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE,
+          int POOLING, int PADDED, int THREADS, int DISTANCE, int SPLIT>
+RF_INLINE void run(const rf_fused_args &args, const rf_fused_task *at, const rf_guess &guess,
+                   rf_row_number *shared) {
+    rf_fused_task task = rf_load_task<NUMBER>(at);
+    task.last_bag = min(task.last_bag, args.bags); /* a mapping may be for some more */
+    static_assert(KIND == RF_FUSED_CLASS_POOL || RF_WITH_STAGED ||
+                      (1 + RF_WEIGHTED) * rf_column_rows::COUNT <= RF_ROWS,
+                  "as kernel.c counts them");
+    rf_row_number *numbers = shared + threadIdx.x / 32 * RF_ROWS;
+    if constexpr (KIND == RF_FUSED_CLASS_POOL) {
+        typedef rf_fused_shape<DTYPE, ALIGN, STORE, LANES, VECTORS, WHOLE, POOLING, PADDED, THREADS, DISTANCE,
+                               SPLIT>
+            shape;
+        static_assert(LANES == 1 || 32 / LANES * shape::BATCH <= RF_ROWS, "as kernel.c counts them");
+        float *left = (float *)(shared + RF_BLOCK / 32 * RF_ROWS);
+        rf_wait_for_inputs();
+        if (rf_can_pool<shape>(args, task)) rf_pool<shape>(args, task, numbers, left);
+    } else {
+        rf_pool_columns<rf_columns_shape<DTYPE, ALIGN, STORE, POOLING>>(args, task, guess,
+                                                                        (rf_column_rows *)numbers);
+    }
+}
+
+/* Whether a schedule works on tiles. */
+RF_INLINE bool is_tiled(int schedule) {
+    switch (schedule) {
+#define RF_CASE(number, kind, ...) \
+    case number:                   \
+        return kind == RF_FUSED_CLASS_COLUMNS;
+        RF_SCHEDULES(RF_CASE)
+#undef RF_CASE
+    }
+    return false;
+}
+
+/* The first warp adds the block's cycles to its feature, or to those of its tile in equal shares. */
+RF_INLINE void add_cycles(const rf_fused_args &args, const rf_fused_task &task, rf_i64 since) {
+    __syncthreads();
+    const rf_u64 spent = clock64() - since;
+    if (threadIdx.x >= 32) return;
+    if (!is_tiled(task.schedule)) {
+        if (threadIdx.x == 0) atomicAdd(args.cycles + task.feature, spent);
+        return;
+    }
+    const int feature = args.lanes[(rf_i64)task.feature * 32 + threadIdx.x].feature;
+    const rf_u32 present = __ballot_sync(RF_FULL_WARP, feature >= 0);
+    if (feature >= 0) atomicAdd(args.cycles + feature, spent / __popc(present));
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BLOCK, RF_MIN_BLOCKS)
+    rf_fused_embedding_bag(const __grid_constant__ rf_fused_args args) {
+    extern __shared__ __align__(16)
+        rf_row_number shared[]; /* row numbers of each warp, then sums that warps leave */
+    const rf_i64 since = RF_TIMED ? clock64() : 0;
+    /* Tasks that the host has cut are there whatever runs before: they are read while that ends. */
+    if (RF_CALLERS_MAPPING || args.n_tasks != nullptr) rf_wait_for_inputs();
+    if (args.n_tasks != nullptr && (int)blockIdx.x >= *(const volatile int *)args.n_tasks) return;
+    const rf_fused_task *task = args.tasks + blockIdx.x;
+    const rf_guess guess(args);
+    switch (rf_load(&task->schedule)) {
+#define RF_CASE(number, ...)                                 \
+    case number:                                             \
+        run<number, __VA_ARGS__>(args, task, guess, shared); \
+        break;
+        RF_SCHEDULES(RF_CASE)
+#undef RF_CASE
+    }
+    if (RF_TIMED) add_cycles(args, rf_load_task<-1>(task), since);
+    if (RF_WITH_STAGED && blockIdx.x == gridDim.x - 1) {
+        rf_begin_next_kernel(); /* the kernel beside writes what this one does, and has waited for what was before */
+        rf_wait_for_previous_kernel();
+    }
+}

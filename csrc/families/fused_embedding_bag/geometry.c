@@ -1,0 +1,51 @@
+/* What the features of a fused call are like, for kernels: vectors, lanes, slices. */
+#include <inttypes.h>
+
+#include "families/fused_embedding_bag/features.h"
+#include "core/validate.h"
+
+enum { MOST_VECTOR = 16, HALF_VECTOR = 8, MOST_VECTORS = 2 };
+
+static int32_t lowest_bit(uint64_t bits) { return (int32_t)(bits & -bits); }
+
+rf_status rf__fused_geometry_of(const rf_fused_embedding_bag_params *params, int64_t at,
+                                rf__fused_geometry *shape) {
+    const rf_feature *feature = &params->features[at];
+    const rf_buffer *buffer = &params->buffers[feature->buffer];
+    const int64_t bytes = rf__dtype_bytes(buffer->dtype), out_bytes = rf__dtype_bytes(params->output_dtype);
+    RF_FAIL_IF(feature->dim > INT32_MAX / 4 || feature->rows > INT64_MAX / 4, RF_ERR_UNSUPPORTED,
+               "recfuse.fused_embedding_bag: features[%" PRId64 "] has a table of %" PRId64 " x %" PRId64
+               "; on a GPU rows are at most %d wide",
+               at, feature->rows, feature->dim, INT32_MAX / 4);
+    /* 16 bytes of halves are 8 sums, which take the registers that rows in flight wait in. */
+    const uint64_t widest = bytes == 2 ? HALF_VECTOR : MOST_VECTOR;
+    const uint64_t start = (uintptr_t)buffer->data + (uint64_t)(feature->weight_offset * bytes);
+    shape->dtype = (int32_t)buffer->dtype;
+    shape->row_bytes = (int32_t)(feature->dim * bytes);
+    shape->align = lowest_bit(start | (uint64_t)shape->row_bytes | widest);
+    const uint64_t first = (uintptr_t)params->output | (uint64_t)(feature->output_column * out_bytes) |
+                           (uint64_t)(params->output_stride * out_bytes);
+    shape->store = lowest_bit(first | (uint64_t)(shape->align / bytes * out_bytes) | MOST_VECTOR);
+    shape->columns = shape->row_bytes / shape->align;
+    shape->lanes = 1;
+    while (shape->lanes < shape->columns && shape->lanes < RF_FUSED_TILE) shape->lanes *= 2;
+    shape->vectors = shape->columns > shape->lanes ? MOST_VECTORS : 1;
+    const int32_t wide = shape->lanes * shape->vectors;
+    shape->slices = (shape->columns + wide - 1) / wide;
+    shape->pooling = (int32_t)feature->pooling;
+    shape->is_padded = feature->padding_idx >= 0;
+    return RF_OK;
+}
+
+rf_status rf__fused_check_limits(const rf_fused_embedding_bag_params *params) {
+    enum { MOST_COLUMNS = INT32_MAX / 4 };
+    RF_FAIL_IF(params->output_stride > MOST_COLUMNS, RF_ERR_UNSUPPORTED,
+               "recfuse.fused_embedding_bag: an output of %" PRId64
+               " columns; on a GPU at most %d are supported",
+               params->output_stride, MOST_COLUMNS);
+    if (params->bags <= INT32_MAX / 2 && params->n_features <= INT32_MAX / 2) return RF_OK;
+    return rf__fail(RF_ERR_UNSUPPORTED,
+                    "recfuse.fused_embedding_bag: %" PRId64 " features of %" PRId64
+                    " bags; on a GPU at most %d of each are supported",
+                    params->n_features, params->bags, INT32_MAX / 2);
+}

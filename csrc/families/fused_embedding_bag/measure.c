@@ -1,0 +1,206 @@
+/* rf__fused_measure: sets of schedules on the user's batches, timed by events of the device; or inside the kernel,
+ * block by block, with the candidates of all sets in one kernel (Pan et al., RecFlex, SC'24, section IV-A2). */
+#include "families/fused_embedding_bag/fused.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "gpu/driver/memory.h"
+#include "gpu/tune/timer.h"
+#include "core/validate.h"
+
+static const rf_fused_schedule *set_of(const rf__fused_measurement *work, int64_t set) {
+    return work->schedules + set * work->batches[0].n_features;
+}
+
+/* Device memory that grows; what it was before is lost. */
+typedef struct scratch {
+    rf__cu_pointer memory;
+    int64_t bytes;
+} scratch;
+
+static rf_status scratch_grow(const rf__cuda_device *device, scratch *have, int64_t bytes) {
+    rf_status status = RF_OK;
+    if (bytes <= have->bytes) return RF_OK;
+    rf__cuda_memory_free(device, have->memory);
+    *have = (scratch){0, 0};
+    RF__CUDA_TRY(device->driver->cuMemAlloc_v2(&have->memory, (size_t)bytes));
+    have->bytes = bytes;
+out:
+    return status;
+}
+
+/* Lowers a batch and runs it, without a look at earlier errors. */
+static rf_status run(const rf__cuda_store *store, const rf__fused_problem *problem, const uint64_t *uploads,
+                     scratch *workspace) {
+    const rf__cuda_device *device = store->device;
+    rf_status status = RF_OK;
+    rf__launches launches;
+    rf__launches_init(&launches, "fused_embedding_bag");
+    RF_TRY(rf__fused_lower(&device->gpu, problem, &launches));
+    RF_TRY(scratch_grow(device, workspace, launches.workspace_bytes));
+    RF_TRY(rf__launches_run_in(device, &launches, uploads, workspace->memory, store->stream));
+out:
+    rf__launches_free(&launches);
+    return status;
+}
+
+typedef struct set_run {
+    const rf__cuda_store *store;
+    const rf__fused_measurement *work;
+    scratch workspace;
+} set_run;
+
+/* Runs a set once on a batch, by the mapping that its expectations give. */
+static rf_status run_set(void *context, int64_t set, int64_t batch) {
+    set_run *in = context;
+    const rf_fused_plan plan = {.schedules = set_of(in->work, set), .warps = in->work->warps};
+    rf__fused_prepared prepared;
+    rf_status status = rf__fused_prepare(in->store, &in->work->batches[batch], &plan, &prepared);
+    if (status == RF_OK) status = run(in->store, &prepared.problem, prepared.uploads, &in->workspace);
+    rf__fused_release(&prepared);
+    return status;
+}
+
+static rf_status measure_sets(const rf__cuda_store *store, const rf__fused_measurement *work,
+                              double *seconds) {
+    set_run context = {.store = store, .work = work};
+    const rf__timing timing = {.run = run_set,
+                               .context = &context,
+                               .n_variants = work->n_sets,
+                               .n_batches = work->n_batches,
+                               .rounds = work->rounds,
+                               .seconds = seconds};
+    const rf_status status = rf__time(store->device, store->stream, &timing);
+    (void)store->device->driver->cuStreamSynchronize(store->stream);
+    rf__cuda_memory_free(store->device, context.workspace.memory);
+    return status;
+}
+
+/* A batch as a set maps it; `mapping`: all of it, on the device. */
+typedef struct timed_batch {
+    rf__fused_problem problem;
+    rf__cu_pointer mapping;
+} timed_batch;
+
+/* Timing blocks needs one kernel for all sets, and a mapping for each set and batch. */
+typedef struct timed_sets {
+    rf__fused_classes classes; /* of all sets */
+    rf__fused_feature *features; /* [n_sets, n_features] */
+    rf__fused_prepared common; /* the features that all of them pool */
+    timed_batch *batches; /* [n_sets, n_batches] */
+    scratch workspace, cycles; /* cycles: [n_sets, n_features] */
+    uint64_t *found; /* the same on the host */
+} timed_sets;
+
+static rf_status set_prepare(const rf__cuda_device *device, const rf__fused_measurement *work, int64_t set,
+                             int64_t b, timed_sets *sets) {
+    rf_status status = RF_OK;
+    const int64_t n_features = work->batches[0].n_features;
+    timed_batch *timed = &sets->batches[set * work->n_batches + b];
+    rf__fused_mapping *mapping = NULL;
+    int64_t rows = 0;
+    const rf__fused_mappable what = {sets->features + set * n_features, n_features, &sets->classes, 0};
+    const rf__fused_batch batch = {.bags = work->batches[b].bags,
+                                   .offsets = work->host_offsets[b],
+                                   .offset_type = work->batches[b].offset_type};
+    timed->problem = sets->common.problem;
+    timed->problem.params = &work->batches[b];
+    timed->problem.cycles = sets->cycles.memory + (uint64_t)(set * n_features) * sizeof *sets->found;
+    RF_TRY(rf__fused_map(&what, &batch, device->gpu.sms, RF__FUSED_BLOCKS, &mapping, &rows));
+    timed->problem.mapping = *mapping;
+    RF_TRY(rf__cuda_upload(device, mapping, (size_t)rows * sizeof *mapping, &timed->mapping));
+out:
+    free(mapping);
+    return status;
+}
+
+/* Once over all batches by all sets. */
+static rf_status run_round(const rf__cuda_store *store, const rf__fused_measurement *work, timed_sets *sets) {
+    for (int64_t i = 0; i < work->n_sets * work->n_batches; i++) {
+        uint64_t uploads[RF__MOST_UPLOADS] = {0};
+        uploads[RF__FUSED_UPLOAD_FEATURES] = sets->common.features.upload;
+        uploads[RF__FUSED_UPLOAD_PARTITION] = sets->batches[i].mapping;
+        RF_CHECK(run(store, &sets->batches[i].problem, uploads, &sets->workspace));
+    }
+    return RF_OK;
+}
+
+static rf_status measure_blocks(const rf__cuda_store *store, const rf__fused_measurement *work,
+                                double *cycles) {
+    const rf__cuda_device *device = store->device;
+    const rf__cuda_driver *driver = device->driver;
+    const rf_fused_embedding_bag_params *first = &work->batches[0];
+    const int64_t all = work->n_sets * first->n_features, n_batches = work->n_sets * work->n_batches;
+    const rf_fused_plan plan = {.schedules = work->schedules, .warps = work->warps};
+    rf_status status = RF_OK;
+    timed_sets *sets = calloc(1, sizeof *sets);
+    RF_FAIL_IF(sets == NULL, RF_ERR_MEMORY, "no memory to time schedules");
+    sets->features = calloc((size_t)all + 1, sizeof *sets->features);
+    sets->found = calloc((size_t)all + 1, sizeof *sets->found);
+    sets->batches = calloc((size_t)n_batches + 1, sizeof *sets->batches);
+    if (sets->features == NULL || sets->found == NULL || sets->batches == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory to time %" PRId64 " schedules", all);
+        goto out;
+    }
+    RF_TRY(rf__fused_features(first, work->schedules, work->n_sets, &sets->classes, sets->features));
+    RF_TRY(rf__fused_prepare_features(store, first, &plan, &sets->common));
+    RF_TRY(rf__fused_class_list_of(&sets->classes, &sets->common.problem.classes));
+    RF_TRY(scratch_grow(device, &sets->cycles, (all + 1) * (int64_t)sizeof *sets->found));
+    for (int64_t i = 0; i < n_batches; i++)
+        RF_TRY(set_prepare(device, work, i / work->n_batches, i % work->n_batches, sets));
+    RF_TRY(run_round(store, work, sets)); /* does not count */
+    RF__CUDA_TRY(driver->cuMemsetD32Async(sets->cycles.memory, 0, (size_t)(2 * all), store->stream));
+    for (int64_t round = 0; round < work->rounds; round++) RF_TRY(run_round(store, work, sets));
+    RF__CUDA_TRY(driver->cuMemcpyDtoHAsync_v2(sets->found, sets->cycles.memory,
+                                              (size_t)all * sizeof *sets->found, store->stream));
+    RF__CUDA_TRY(driver->cuStreamSynchronize(store->stream));
+    for (int64_t i = 0; i < all; i++) cycles[i] = (double)sets->found[i];
+out:
+    (void)driver->cuStreamSynchronize(store->stream);
+    for (int64_t i = 0; sets->batches != NULL && i < n_batches; i++)
+        rf__cuda_memory_free(device, sets->batches[i].mapping);
+    rf__cuda_memory_free(device, sets->workspace.memory);
+    rf__cuda_memory_free(device, sets->cycles.memory);
+    rf__fused_release(&sets->common);
+    free(sets->batches);
+    free(sets->found);
+    free(sets->features);
+    free(sets);
+    return status;
+}
+
+/* Raises errors that the batches left. */
+static rf_status pending(const rf__cuda_device *device, const rf__fused_measurement *work, void *stream) {
+    rf__launches none;
+    rf__launches_init(&none, "fused_embedding_bag");
+    rf__fused_owner_set(&work->batches[0], &none);
+    return rf__launches_pending(device, &none, stream);
+}
+
+rf_status rf__fused_measure(const rf__fused_measurement *work, bool timed, double *result,
+                            const rf_cuda_stream *stream) {
+    rf_status status = RF_OK;
+    const rf__cuda_device *device = NULL;
+    rf__cuda_store store;
+    rf__cu_capture_mode mode = RF__CU_STREAM_CAPTURE_MODE_RELAXED; /* others may capture streams meanwhile */
+    RF_FAIL_IF(work->n_batches <= 0 || work->n_sets <= 0 || work->rounds < 0, RF_ERR_VALUE,
+               "measure: needs a batch, a set of schedules, and rounds of 0 or more");
+    RF_TRY(rf__check_fused_warps(work->warps));
+    for (int64_t b = 0; b < work->n_batches; b++) {
+        RF_TRY(rf__check_fused_call(&work->batches[b]));
+        RF_TRY(rf__check_fused_features(&work->batches[b]));
+        RF_FAIL_IF(work->batches[b].bags <= 0, RF_ERR_VALUE, "measure: a batch has no bags");
+    }
+    RF_TRY(rf__cuda_device_get(stream->device, &device));
+    RF_TRY(rf__cuda_store_of(device, stream->stream, NULL, &store));
+    RF_TRY(rf__cuda_enter(device));
+    mode = rf__cuda_capture_mode(device->driver, mode);
+    status = timed ? measure_blocks(&store, work, result) : measure_sets(&store, work, result);
+    if (status == RF_OK) status = pending(device, work, stream->stream);
+    (void)rf__cuda_capture_mode(device->driver, mode);
+    rf__cuda_leave();
+    rf__description_forget(&store); /* there is one for each set */
+out:
+    return status;
+}

@@ -1,0 +1,60 @@
+/* The work of a batch, cut into tasks that are not written yet: between cost.c, cut.c and write.c. */
+#ifndef RECFUSE_CUDA_FUSED_CUT_H
+#define RECFUSE_CUDA_FUSED_CUT_H
+
+#include "families/fused_embedding_bag/partition/partition.h"
+
+/* What is expected of a feature's bags. */
+typedef struct rf__fused_estimate {
+    double mean; /* lookups of a bag */
+    double cost; /* that a block takes for the bags that it works on at once */
+    double misses; /* cost of all bags of a slice, for rows that come from memory */
+    double work; /* cost of all bags and slices */
+    int32_t number; /* of its class; -1: there is nothing to cut */
+    int32_t rank; /* by how many rows there are for a lookup; 0: most */
+} rf__fused_estimate;
+
+/* Tasks of equal work: those of a feature's slice, or of a tile. */
+typedef struct rf__fused_run {
+    int32_t feature; /* or the number of a tile */
+    int32_t schedule, slice, split;
+    int32_t bags_each; /* a task */
+    int32_t count; /* of tasks, or of groups of `split` that share their bags; 0: not cut yet */
+    float work; /* of a task */
+    int64_t next; /* of about as much work, while they are written; -1: none */
+} rf__fused_run;
+
+struct rf__fused_cut {
+    rf__fused_mappable what;
+    int32_t bags;
+    double target, tile_target; /* work of a task, and of a tile's */
+    double *lookups; /* [n_features] */
+    bool *staged; /* [n_features] */
+    int64_t n_staged;
+    rf__fused_estimate *estimates; /* [n_features] */
+    int32_t *order; /* of features [n_features] */
+    rf__fused_run *runs;
+    int64_t n_runs;
+    rf_fused_lane *lanes; /* [tiles][32] */
+    double *tile_mean; /* of the longest bags in it */
+    int64_t n_tiles;
+    int64_t n_tasks, n_groups, n_partials;
+    rf__fused_staged *lists; /* [list_rows], of staged tables */
+    int64_t list_rows;
+    int64_t rows; /* of the mapping */
+};
+
+/* Sets `estimates`, from lookups and what is staged; the work of all. */
+double rf__fused_estimate_all(rf__fused_cut *cut);
+/* Sets `order`, from estimates: features with most rows for a lookup come first, since those rows come from memory and
+ * take longest; those that are alike keep their order, so that rows of few features are in L2 at a time. */
+void rf__fused_order(rf__fused_cut *cut);
+
+/* What the partial sums of a group of tasks take, which share `bags`, in RF_FUSED_PARTIAL_FLOATS. */
+static inline int64_t rf__fused_partials(const rf__fused_class *schedule, int64_t bags) {
+    const int64_t elements = schedule->align / (schedule->dtype == RF_FLOAT32 ? 4 : 2);
+    const int64_t floats = (schedule->lanes * schedule->vectors * elements + 1) * bags * schedule->split;
+    return (floats + RF_FUSED_PARTIAL_FLOATS - 1) / RF_FUSED_PARTIAL_FLOATS;
+}
+
+#endif

@@ -1,0 +1,326 @@
+/* Which block of the fused embedding bag works on what, decided on the device: where lengths of bags are there alone.
+ * The same choices as partition/cost.c and cut.c make on the host, by one cost model (args.h), but for three: ranks are coarser, tasks
+ * of tiles come last, not spread over the others, and the last tasks are as long as all.
+ *
+ * Who does what. Runs are shared out: run r < n_features is feature r, if its schedule pools; the runs behind it are
+ * the tiles, each with 32 lanes of features that have short bags. Every block makes the whole plan for itself, a
+ * thread a run, in passes between which only its own threads meet; then each warp of each block writes the tasks
+ * of some runs: one SM alone would take longer to write them all than the plan takes.
+ *
+ *   1. lengths -> schedules; places of columns in the tiles of their schedule; the longest mean of each tile
+ *   2. the work of all runs -> that of a task
+ *   3. how many tasks there are of each rank: how long they are, or where their rows come from
+ *   4. places of each run's tasks, those of the highest rank first; tasks
+ *
+ * Whatever offsets hold, tasks cover each bag of each feature once and are no more than the host has made room for:
+ * their number follows from the sum of the very same work that they are cut from.
+ *
+ * Shapes: those of rf_fused_map_args (partition/args.h). Shared memory, static: shared_data, 45 KB.
+ * Launch: grid [1 ...], block [RF_BLOCK]. The same result whatever the grid.
+ * Source: Pan et al., RecFlex, SC'24, section IV-B: thread mapping at run time.
+ */
+#ifndef RF_BLOCK
+#define RF_BLOCK 1024
+#endif
+#include "families/fused_embedding_bag/fused.cuh"
+#include "families/fused_embedding_bag/partition/args.h"
+
+enum { WARPS = 32, RANKS = 32, LONG_RANKS = 16, NO_BIN = -1, LONGER = 1 << 8 };
+static_assert(RF_BLOCK == 32 * WARPS, "a lane of one warp for each warp");
+static_assert(RF_FUSED_MOST_CLASSES % WARPS == 0 && RF_FUSED_MOST_CLASSES <= RF_FUSED_NO_CLASS &&
+                  RANKS <= RF_FUSED_MOST_CLASSES,
+              "bins");
+
+/* What the tasks of a run have in common. */
+struct run_tasks {
+    int first, number, count, bags_each, all; /* count: a slice */
+    int schedule; /* of a tile whose bags have more lookups than one also LONGER */
+};
+
+struct shared_data {
+    rf_fused_map_class classes[RF_FUSED_MOST_CLASSES];
+    int lane_end[RF_FUSED_MOST_CLASSES]; /* behind the last lane that a class has filled */
+    int totals[RF_FUSED_MOST_CLASSES][WARPS + 1];
+    int task_end[RF_FUSED_MOST_CLASSES]; /* the same of tasks of a rank; the first RANKS */
+    int rank_total[RANKS];
+    float sums[WARPS];
+    run_tasks runs[RF_BLOCK];
+};
+
+/* A feature or a tile that there is work for. */
+struct run {
+    int schedule; /* -1: no work */
+    bool longer; /* a tile whose bags have more lookups than one */
+    int slices;
+    float cost; /* of a block, for the bags that it works on at once */
+    float misses; /* cost of all bags of a slice, for rows that come from memory */
+    float rows_a_lookup;
+};
+
+RF_INLINE rf_fused_map_feature load_feature(const rf_fused_map_args &args, int f) {
+    const rf_bytes<16> *from = (const rf_bytes<16> *)(args.features + f);
+    const rf_bytes<16> word = rf_load(from), more = rf_load(from + 1);
+    return {word.word[0] | (rf_u64)word.word[1] << 32,
+            word.word[2] | (rf_u64)word.word[3] << 32,
+            (int)more.word[0],
+            (int)more.word[1],
+            __uint_as_float(more.word[2]),
+            __uint_as_float(more.word[3])};
+}
+
+/* Of the bags of a feature; 0 where offsets are bad. */
+RF_INLINE float mean_length(const rf_fused_map_args &args, int f) {
+    const rf_i64 place = (rf_i64)f * args.bags;
+    const rf_i64 from = rf_load(args.offsets + place), to = rf_load(args.offsets + place + args.bags);
+    const rf_i64 begin = min(max(from, 0ll), args.lookups), end = min(max(to, 0ll), args.lookups);
+    return end > begin ? (float)(end - begin) / (float)args.bags : 0.0f;
+}
+
+/* The number of its class. */
+RF_INLINE int class_number(const rf_fused_map_args &args, const rf_fused_map_feature &feature, float mean) {
+    const rf_u64 classes = args.bags <= RF_FUSED_FEW_BAGS ? feature.classes_of_few : feature.classes;
+    const int number = (int)(classes >> 8 * rf_fused_bucket(mean) & 255);
+    return number == RF_FUSED_NO_CLASS ? -1 : number;
+}
+
+RF_INLINE float cost_of(const rf_fused_map_class &schedule, float mean) {
+    if (schedule.first_tile < 0) return rf_fused_pool_cost(mean, schedule.in_flight, 1.0f);
+    return rf_fused_columns_cost(mean, 0);
+}
+
+RF_INLINE int ceil_divide(int value, int by) { return (int)(((rf_u32)value + (rf_u32)by - 1) / (rf_u32)by); }
+
+/* Run `r`; its lanes must be known, if it is a tile. */
+RF_INLINE run run_of(const rf_fused_map_args &args, const shared_data &shared, const rf_u32 *tile_means,
+                     int r) {
+    run found = {-1, false, 1, 0.0f, 0.0f, 0.0f}; /* tiles come last */
+    float mean = 0.0f;
+    if (r < args.n_features) {
+        const rf_fused_map_feature feature = load_feature(args, r);
+        mean = mean_length(args, r);
+        found.schedule = class_number(args, feature, mean);
+        found.slices = feature.slices;
+        const float lookups = mean * (float)args.bags, rows = feature.rows;
+        found.rows_a_lookup = rows / (lookups + 1.0f);
+        found.misses = rf_fused_misses_cost(rows, lookups, feature.cost_of_miss) / (float)feature.slices;
+        if (found.schedule >= 0 && shared.classes[found.schedule].first_tile >= 0) found.schedule = -1;
+    } else if (r - args.n_features < args.n_tiles) {
+        const int tile = r - args.n_features, number = args.tile_classes[tile];
+        mean = __uint_as_float(*(const volatile rf_u32 *)(tile_means + tile));
+        if (tile * 32 < shared.lane_end[number]) found.schedule = number;
+        found.longer = mean > 1.0f;
+    }
+    if (found.schedule >= 0) found.cost = cost_of(shared.classes[found.schedule], mean);
+    return found;
+}
+
+/* Of one slice of a run. */
+RF_INLINE float work_of(const rf_fused_map_args &args, const shared_data &shared, const run &one) {
+    if (one.schedule < 0) return 0.0f;
+    return one.cost * (float)ceil_divide(args.bags, shared.classes[one.schedule].bags_at_once) + one.misses;
+}
+
+/* Exponent and first `bits` bits of a positive number, from 0 for `least` (a power of two) on. */
+RF_INLINE int logarithm(float value, float least, int bits) {
+    return (int)(__float_as_uint(value) >> (23 - bits)) - (int)(__float_as_uint(least) >> (23 - bits));
+}
+
+/* What a task should cost. */
+struct task_costs {
+    float of_feature, of_tile;
+};
+
+/* Cuts a run into tasks of about that; their rank among RANKS. */
+RF_INLINE int cut(const rf_fused_map_args &args, const shared_data &shared, const run &one,
+                  const task_costs &targets, run_tasks &tasks) {
+    tasks.schedule = one.longer ? one.schedule | LONGER : one.schedule;
+    tasks.all = 0;
+    if (one.schedule < 0) return NO_BIN;
+    const int bags_at_once = shared.classes[one.schedule].bags_at_once;
+    const bool tiled = shared.classes[one.schedule].first_tile >= 0;
+    const float target = tiled ? targets.of_tile : targets.of_feature;
+    const float work = work_of(args, shared, one);
+    const int wanted = (int)fminf(ceilf(work / target), (float)(1 << 30));
+    const int pieces = max(1, min(wanted, ceil_divide(args.bags, bags_at_once)));
+    tasks.bags_each =
+        min(ceil_divide(ceil_divide(args.bags, pieces), bags_at_once) * bags_at_once, args.bags);
+    tasks.count = ceil_divide(args.bags, tasks.bags_each);
+    tasks.all = tasks.count * one.slices;
+    const float size = work / (float)tasks.count / target;
+    if (size > (float)RF_FUSED_LONG)
+        return LONG_RANKS + min(logarithm(size, (float)RF_FUSED_LONG, 2), RANKS - LONG_RANKS - 1);
+    return min(max(logarithm(one.rows_a_lookup, 1.0f / 32, 1), 0), LONG_RANKS - 1);
+}
+
+/* For threads with the same bin, and in their order, the sum of the weights of those before them, from ends[bin] on,
+ * which moves to the sum of all. All threads of the block; NO_BIN takes no part. */
+RF_INLINE int places(shared_data &shared, int *ends, int bin, int weight) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    __syncwarp();
+#pragma unroll
+    for (int k = lane; k < RF_FUSED_MOST_CLASSES; k += 32) shared.totals[k][warp] = 0;
+    __syncwarp();
+    int before = 0;
+    for (rf_u32 left = __ballot_sync(RF_FULL_WARP, bin >= 0); left != 0;) {
+        const int one = __shfl_sync(RF_FULL_WARP, bin, __ffs(left) - 1);
+        const bool mine = bin == one;
+        const int sum = rf_sum_of_lanes_to(mine ? weight : 0);
+        if (mine) before = sum - weight;
+        if (lane == 31) shared.totals[one][warp] = sum;
+        left &= ~__ballot_sync(RF_FULL_WARP, mine);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < RF_FUSED_MOST_CLASSES / WARPS; i++) { /* a lane a warp of the block */
+        const int k = warp + i * WARPS, mine = shared.totals[k][lane], end = ends[k];
+        const int sum = rf_sum_of_lanes_to(mine);
+        shared.totals[k][lane] = end + sum - mine;
+        __syncwarp();
+        if (lane == 31) ends[k] = end + sum;
+    }
+    __syncthreads();
+    return bin >= 0 ? shared.totals[bin][warp] + before : 0;
+}
+
+/* The sum of a number of each thread, the same in each and in each block. */
+RF_INLINE float sum_of_block(shared_data &shared, float value) {
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(RF_FULL_WARP, value, apart);
+    if (threadIdx.x % 32 == 0) shared.sums[threadIdx.x / 32] = value;
+    __syncthreads();
+    value = shared.sums[threadIdx.x % 32];
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(RF_FULL_WARP, value, apart);
+    return value;
+}
+
+/* Writes the lanes of a warp's features, eight threads a feature: `columns` from lane `first` on. */
+RF_INLINE void write_lanes(const rf_fused_map_args &args, int feature, int first, int columns) {
+    const int lane = threadIdx.x % 32, base = feature - lane;
+#pragma unroll 1
+    for (int i = 0; i < 32; i += 4) {
+        const int from = i + lane / 8;
+        const int count = __shfl_sync(RF_FULL_WARP, columns, from),
+                  start = __shfl_sync(RF_FULL_WARP, first, from);
+        for (int c = lane % 8; c < count; c += 8) args.lanes[(rf_i64)start + c] = {base + from, c};
+    }
+}
+
+/* Pass 1. */
+RF_INLINE void fill_tiles(const rf_fused_map_args &args, shared_data &shared, rf_u32 *tile_means) {
+    for (int base = 0; base < args.n_features; base += RF_BLOCK) {
+        const int f = base + (int)threadIdx.x;
+        int bin = NO_BIN, columns = 0;
+        float mean = 0.0f;
+        if (f < args.n_features) {
+            const rf_fused_map_feature feature = load_feature(args, f);
+            mean = mean_length(args, f);
+            bin = class_number(args, feature, mean);
+            if (bin >= 0 && shared.classes[bin].first_tile < 0) bin = NO_BIN;
+            columns = bin >= 0 ? feature.columns : 0;
+        }
+        const int first = places(shared, shared.lane_end, bin, columns);
+        if (columns > 0) {
+            for (int tile = first / 32; tile <= (first + columns - 1) / 32; tile++)
+                atomicMax(tile_means + tile, __float_as_uint(mean)); /* bits rise with what is not negative */
+        }
+        if (f / 32 % gridDim.x == blockIdx.x) write_lanes(args, f, first, columns);
+    }
+    __syncthreads();
+    /* Lanes of a last tile that no feature has. */
+    for (int k = threadIdx.x / 32; k < args.n_classes; k += WARPS) {
+        const int place = shared.lane_end[k] + (int)threadIdx.x % 32;
+        if (blockIdx.x == 0 && shared.classes[k].first_tile >= 0 &&
+            place < (shared.lane_end[k] + 31) / 32 * 32)
+            args.lanes[place] = {-1, 0};
+    }
+}
+
+/* Pass 3, to the places where tasks of each rank begin; how many tasks there are. */
+RF_INLINE void count_ranks(const rf_fused_map_args &args, shared_data &shared, const rf_u32 *tile_means,
+                           const task_costs &targets) {
+    const int lane = threadIdx.x % 32, n_runs = args.n_features + args.n_tiles;
+    for (int base = 0; base < n_runs; base += RF_BLOCK) {
+        run_tasks tasks;
+        const int rank =
+            cut(args, shared, run_of(args, shared, tile_means, base + (int)threadIdx.x), targets, tasks);
+        const rf_u32 alike = __match_any_sync(RF_FULL_WARP, rank);
+        const int all = __reduce_add_sync(alike, tasks.all);
+        if (rank >= 0 && lane == __ffs(alike) - 1) atomicAdd(shared.rank_total + rank, all);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        const int rank = RANKS - 1 - lane, mine = shared.rank_total[rank];
+        const int sum = rf_sum_of_lanes_to(mine);
+        shared.task_end[rank] = sum - mine;
+        if (lane == 31 && blockIdx.x == 0) *args.n_tasks = min(sum, args.most_tasks);
+    }
+    __syncthreads();
+}
+
+/* Two threads a task. */
+RF_INLINE void write_tasks(const rf_fused_map_args &args, const run_tasks &one) {
+    const int lane = threadIdx.x % 32;
+    for (int i = lane / 2; i < one.all; i += 16) {
+        const int slice = one.all == one.count ? 0 : i / one.count,
+                  bag = (i - slice * one.count) * one.bags_each;
+        rf_bytes<16> half;
+        half.word[0] = lane % 2 == 0 ? one.number : one.schedule & LONGER ? 1 : slice;
+        half.word[1] = lane % 2 == 0 ? bag : RF_FUSED_WHOLE_BAGS;
+        half.word[2] = lane % 2 == 0 ? min(bag + one.bags_each, args.bags) : 0;
+        half.word[3] = lane % 2 == 0 ? one.schedule & (LONGER - 1) : 0;
+        if (one.first + i < args.most_tasks)
+            *((rf_bytes<16> *)(args.tasks + one.first + i) + lane % 2) = half;
+    }
+}
+
+/* Pass 4. */
+RF_INLINE void make_tasks(const rf_fused_map_args &args, shared_data &shared, const rf_u32 *tile_means,
+                          const task_costs &targets) {
+    const int n_runs = args.n_features + args.n_tiles;
+    for (int base = 0; base < n_runs; base += RF_BLOCK) {
+        const int r = base + (int)threadIdx.x;
+        run_tasks tasks;
+        const int rank = cut(args, shared, run_of(args, shared, tile_means, r), targets, tasks);
+        tasks.number = r < args.n_features ? r : r - args.n_features;
+        tasks.first = places(shared, shared.task_end, rank, tasks.all);
+        shared.runs[threadIdx.x] = tasks;
+        __syncthreads();
+        for (int i = (int)(threadIdx.x / 32 * gridDim.x + blockIdx.x); i < RF_BLOCK; i += WARPS * gridDim.x)
+            if (shared.runs[i].all > 0) write_tasks(args, shared.runs[i]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(RF_BLOCK)
+    rf_fused_map(const __grid_constant__ rf_fused_map_args args) {
+    __shared__ shared_data shared;
+    rf_u32 *tile_means = args.tile_means + (rf_i64)blockIdx.x * args.n_tiles;
+    const int n_runs = args.n_features + args.n_tiles;
+    /* What describes features does not depend on what runs before. */
+    for (int k = threadIdx.x; k < RF_FUSED_MOST_CLASSES; k += RF_BLOCK) {
+        rf_fused_map_class schedule = {-1, 1, 1.0f, 0};
+        if (k < args.n_classes) schedule = args.classes[k];
+        shared.classes[k] = schedule;
+        shared.lane_end[k] = max(schedule.first_tile, 0) * 32;
+        shared.task_end[k] = 0;
+        if (k < RANKS) shared.rank_total[k] = 0;
+    }
+    rf_wait_for_previous_kernel();
+    for (int tile = threadIdx.x; tile < args.n_tiles; tile += RF_BLOCK) tile_means[tile] = 0;
+    __syncthreads();
+    fill_tiles(args, shared, tile_means);
+    float work = 0.0f, tiles = 0.0f;
+    for (int r = threadIdx.x; r < n_runs; r += RF_BLOCK) {
+        const run one = run_of(args, shared, tile_means, r);
+        const float of_run = work_of(args, shared, one) * (float)one.slices;
+        work += of_run;
+        if (r >= args.n_features) tiles += of_run;
+    }
+    task_costs targets;
+    targets.of_feature = rf_fused_task_cost(sum_of_block(shared, work), args.most_cuts, args.least_cuts);
+    __syncthreads(); /* the sum has been read */
+    targets.of_tile =
+        rf_fused_tile_task_cost(targets.of_feature, sum_of_block(shared, tiles), args.least_cuts);
+    count_ranks(args, shared, tile_means, targets);
+    make_tasks(args, shared, tile_means, targets);
+}

@@ -1,0 +1,183 @@
+/* Tables that are copied to shared memory as a whole (staged/staged.cu): which, and which SM pools which. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "families/fused_embedding_bag/staged/staged.h"
+
+enum { MOST_ROW_BYTES = 32, COPY_ALIGNMENT = 16, MOST_LOOKUPS = 1 << 30, TASKS_AN_SM = 2 };
+/* Of the bytes to gather: as measured on an H200, where tables of narrow rows have a tenth to a third of them, staging
+ * costs a third of the time, and where they have 97 %, it saves a quarter to a half. */
+static const double NEARLY_ALL = 0.75;
+/* Clock cycles of an SM, as seen on an H200: of a lookup, of a bag, of a byte of a table, and of a table beside. */
+static const double a_lookup = 0.92, a_bag = 2, a_byte = 1.0 / 40, a_table = 3000;
+
+bool rf__fused_stageable(const rf__fused_geometry *shape, uint64_t weight, int64_t rows) {
+    return shape->columns == shape->lanes && shape->row_bytes <= MOST_ROW_BYTES && shape->align >= 4 &&
+           rows > 0 && rows <= RF_FUSED_STAGED_RING / shape->row_bytes && weight % COPY_ALIGNMENT == 0 &&
+           rows * shape->row_bytes % COPY_ALIGNMENT == 0 && shape->pooling != RF_MAX;
+}
+
+static int32_t class_number(const rf__fused_feature *feature, double lookups, const rf__fused_batch *batch) {
+    return feature->classes_staged[rf_fused_bucket(lookups / (double)batch->bags)];
+}
+
+/* The kernel has threads and shared memory as an SM of compute capability 9.0 has them, and 32-bit positions. */
+bool rf__fused_can_stage(const rf__gpu *gpu, int64_t lookups) {
+    return gpu->cc_major >= 9 && gpu->shared_per_block_optin >= RF_FUSED_STAGED_SHARED &&
+           lookups <= MOST_LOOKUPS;
+}
+
+/* Tasks that a staged feature is cut into. */
+static int64_t tasks_of(const rf__fused_batch *batch) {
+    return (batch->bags + RF_FUSED_STAGED_BAGS - 1) / RF_FUSED_STAGED_BAGS;
+}
+
+/* Whether tables that may be staged are, all or none: together they must have so many lookups that copying them pays,
+ * nearly all that there is to gather, and a share for each SM. Where other tables have much of the work, the SMs are
+ * better left to those: a staged table keeps one to itself. */
+static bool pays(const rf__fused_feature *features, int64_t n_features, const double *lookups,
+                 const rf__fused_batch *batch, int32_t sms, const bool *staged) {
+    double gathered = 0, gathered_staged = 0, read = 0, copied = 0;
+    int64_t tasks = 0;
+    for (int64_t f = 0; f < n_features; f++) {
+        const double row_bytes = features[f].shape.row_bytes;
+        gathered += lookups[f] * row_bytes;
+        if (!staged[f]) continue;
+        gathered_staged += lookups[f] * row_bytes;
+        read += lookups[f];
+        copied += (double)features[f].rows * (1 + row_bytes / COPY_ALIGNMENT);
+        tasks += tasks_of(batch);
+    }
+    return read >= copied && gathered_staged >= NEARLY_ALL * gathered && tasks >= (int64_t)TASKS_AN_SM * sms;
+}
+
+int64_t rf__fused_stage(const rf__fused_feature *features, int64_t n_features, const double *lookups,
+                        const rf__fused_batch *batch, int32_t sms, bool *staged) {
+    double all = 0;
+    int64_t count = 0;
+    for (int64_t f = 0; f < n_features; f++) all += lookups[f];
+    const bool may = batch->may_stage && all <= MOST_LOOKUPS;
+    for (int64_t f = 0; f < n_features; f++) {
+        const rf__fused_staging staging = features[f].staging;
+        staged[f] = may && (staging == RF__STAGE_ALWAYS ||
+                            (staging == RF__STAGE_WHERE_IT_PAYS && lookups[f] >= (double)features[f].rows));
+    }
+    const bool all_of_them = may && pays(features, n_features, lookups, batch, sms, staged);
+    for (int64_t f = 0; f < n_features; f++) {
+        staged[f] = staged[f] && (all_of_them || features[f].staging == RF__STAGE_ALWAYS);
+        count += staged[f];
+    }
+    return count;
+}
+
+/* A task: some bags of a feature. */
+typedef struct job {
+    double cycles;
+    int32_t feature, first_bag, last_bag;
+    int32_t list, turn;
+} job;
+
+static int longer_first(const void *a, const void *b) {
+    const job *one = a, *other = b;
+    if (one->cycles != other->cycles) return one->cycles < other->cycles ? 1 : -1;
+    if (one->feature != other->feature) return one->feature < other->feature ? -1 : 1;
+    return one->first_bag < other->first_bag ? -1 : 1;
+}
+
+/* Each feature in as few tasks as may be, of about equally many bags. */
+static job *jobs_new(const rf__fused_feature *features, int64_t n_features, const double *lookups,
+                     const bool *staged, int64_t n_staged, const rf__fused_batch *batch, int64_t *n_jobs) {
+    const int64_t tasks = tasks_of(batch);
+    job *jobs = malloc((size_t)(n_staged * tasks) * sizeof *jobs);
+    if (jobs == NULL) return NULL;
+    *n_jobs = 0;
+    for (int64_t f = 0; f < n_features; f++) {
+        if (!staged[f]) continue;
+        for (int64_t number = 0; number < tasks; number++) {
+            const int64_t first = batch->bags * number / tasks, last = batch->bags * (number + 1) / tasks;
+            jobs[(*n_jobs)++] =
+                (job){.cycles = lookups[f] / (double)tasks * a_lookup + (double)(last - first) * a_bag +
+                                (double)features[f].table_bytes * a_byte + a_table,
+                      .feature = (int32_t)f,
+                      .first_bag = (int32_t)first,
+                      .last_bag = (int32_t)last};
+        }
+    }
+    qsort(jobs, (size_t)*n_jobs, sizeof *jobs, longer_first);
+    return jobs;
+}
+
+/* How long a list is so far. */
+typedef struct load {
+    double cycles;
+    int32_t list, depth;
+} load;
+
+static bool shorter(const load *one, const load *other) {
+    return one->cycles < other->cycles || (one->cycles == other->cycles && one->list < other->list);
+}
+
+/* Puts the first of a heap, whose shortest list is otherwise first, to its place. */
+static void sift(load *heap, int32_t count) {
+    const load moved = heap[0];
+    int32_t at = 0;
+    for (int32_t child = 1; child < count; child = 2 * at + 1) {
+        if (child + 1 < count && shorter(&heap[child + 1], &heap[child])) child++;
+        if (!shorter(&heap[child], &moved)) break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = moved;
+}
+
+/* The next job goes to the list that is shortest so far. */
+static void deal(job *jobs, int64_t n_jobs, load *heap, int32_t lists) {
+    for (int32_t list = 0; list < lists; list++) heap[list] = (load){.list = list};
+    for (int64_t i = 0; i < n_jobs; i++) {
+        jobs[i].list = heap[0].list;
+        jobs[i].turn = heap[0].depth++;
+        heap[0].cycles += jobs[i].cycles;
+        sift(heap, lists);
+    }
+}
+
+rf_status rf__fused_staged_lists(const rf__fused_feature *features, int64_t n_features, const double *lookups,
+                                 const bool *staged, int64_t n_staged, int32_t sms,
+                                 const rf__fused_batch *batch, rf__fused_staged **rows, int64_t *n_rows) {
+    rf_status status = RF_OK;
+    int64_t n_jobs = 0;
+    int32_t deepest = 0;
+    job *jobs = jobs_new(features, n_features, lookups, staged, n_staged, batch, &n_jobs);
+    const int32_t lists = n_jobs < sms ? (int32_t)n_jobs : sms;
+    load *heap = malloc(((size_t)lists + 1) * sizeof *heap);
+    *rows = NULL;
+    if (jobs == NULL || heap == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory to map %" PRId64 " features", n_staged);
+        goto out;
+    }
+    deal(jobs, n_jobs, heap, lists);
+    for (int32_t list = 0; list < lists; list++)
+        deepest = heap[list].depth > deepest ? heap[list].depth : deepest;
+    *n_rows = 1 + (int64_t)(deepest + 1) * lists;
+    *rows = calloc((size_t)*n_rows, sizeof **rows);
+    if (*rows == NULL) {
+        status = rf__fail(RF_ERR_MEMORY, "no memory for a mapping of %" PRId64 " rows", *n_rows);
+        goto out;
+    }
+    **rows = (rf__fused_staged){.depth = deepest + 1, .lists = lists};
+    rf_fused_task *tasks = (rf_fused_task *)(*rows + 1);
+    for (int64_t i = 0; i < *n_rows - 1; i++) tasks[i].feature = -1;
+    for (int64_t i = 0; i < n_jobs; i++) {
+        const job *one = &jobs[i];
+        tasks[(int64_t)one->turn * lists + one->list] =
+            (rf_fused_task){.feature = one->feature,
+                            .first_bag = one->first_bag,
+                            .last_bag = one->last_bag,
+                            .schedule = class_number(&features[one->feature], lookups[one->feature], batch),
+                            .share = RF_FUSED_WHOLE_BAGS};
+    }
+out:
+    free(heap);
+    free(jobs);
+    return status;
+}

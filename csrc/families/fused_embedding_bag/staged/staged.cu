@@ -1,0 +1,298 @@
+/* Fused embedding bag, schedule "staged": tables of narrow rows are copied to shared memory and pooled from there.
+ *
+ * A row of 32 bytes costs L2 as much as one of 128: what limits such tables is the number of rows, not of bytes. Where
+ * a batch reads a table's rows more than once, it is cheaper to copy the table as a whole and to read rows on chip.
+ *
+ * Who does what. One block an SM, for as long as there are tasks: a task is all bags of one feature, and each block has
+ * its own list of them (staged/staged.c), about equally long; where there are more than MOST_BAGS bags, some of
+ * them. Four warps of helpers copy the tables one after another into a ring, as far ahead as there is room, and sort
+ * each one's bags by length (staged/producer.cuh). WARPS warps pool, each 32 / THREADS bags at once, of about the same
+ * length; which are next is claimed by a counter in shared memory. THREADS lanes share a bag: each takes four
+ * neighbouring lookups of each 4 * THREADS, whose indices one load brings ahead, and adds their rows alone.
+ *
+ * A lane's row of 32 bytes is two vectors; of neighbouring lanes one begins with the first and the other with the
+ * second, so that they use all banks.
+ *
+ * The kernel of the other features runs with this one, on what registers and shared memory are left (RF_WITH_STAGED).
+ *
+ * On an H200 bank conflicts (rows are read in random order) and the wait for indices bind it, about evenly. Indices further
+ * ahead, tables that stay in L2, and more warps with fewer registers are all slower.
+ *
+ * Shapes: those of rf_fused_args (args.h); tasks are lists [limit][grid], each ended by one of feature -1.
+ * Launch: grid [lists], block [RF_BLOCK + HELPERS], dynamic shared memory: sizeof(ring). Compute capability 9.0.
+ */
+#include "families/fused_embedding_bag/staged/producer.cuh"
+#include "families/fused_embedding_bag/pool/pool.cuh"
+
+#ifndef RF_SCHEDULES
+#define RF_SCHEDULES(X) X(0, 2, 0, 16, 16, 1, 2, 1, 0, 0, 16, 4, 1)
+#endif
+
+template <int DTYPE, int ALIGN, int STORE_, int VECTORS_, int POOLING_, int PADDED_, int THREADS>
+struct staged_shape {
+    typedef rf_element<DTYPE> element;
+    typedef rf_bytes<ALIGN> vector;
+    static constexpr int STORE = STORE_, VECTORS = VECTORS_, POOLING = POOLING_, PADDED = PADDED_;
+    static constexpr int GROUP = THREADS; /* lanes of a warp that share a bag */
+    static constexpr int STRIDE = 4 * THREADS; /* lookups of a bag that one index load covers */
+    static constexpr int ROW = ALIGN * VECTORS;
+    static constexpr int EACH = ALIGN / element::BYTES, ELEMENTS = EACH * VECTORS; /* of a vector, of a row */
+    static constexpr int KEPT = ELEMENTS > GROUP ? ELEMENTS / GROUP : 1; /* of a sum a lane ends with */
+    /* What must be as in the feature: all but how its vectors are read. */
+    static constexpr int SHAPE = rf_fused_shape_code(DTYPE, 0, STORE, 0, 0, 1, POOLING, PADDED);
+    static constexpr int SHAPE_BITS = ~rf_fused_shape_code(0, 31, 0, 63, 3, 0, 0, 0);
+    static_assert(VECTORS == 1 || (VECTORS == 2 && ALIGN == WORD && GROUP > 1), "as lanes take turns");
+};
+
+RF_INLINE rf_bytes<4> load_shared(rf_u32 from, const rf_bytes<4> &) {
+    rf_bytes<4> to;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to.word[0]) : "r"(from));
+    return to;
+}
+RF_INLINE rf_bytes<8> load_shared(rf_u32 from, const rf_bytes<8> &) {
+    rf_bytes<8> to;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to.word[0]), "=r"(to.word[1]) : "r"(from));
+    return to;
+}
+RF_INLINE rf_bytes<16> load_shared(rf_u32 from, const rf_bytes<16> &) {
+    rf_bytes<16> to;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to.word[0]), "=r"(to.word[1]), "=r"(to.word[2]), "=r"(to.word[3])
+                 : "r"(from));
+    return to;
+}
+
+struct __align__(16) four_indices {
+    RF_INDEX index[4];
+};
+
+/* Four of args.indices, from a multiple of four on. Those before the first lookup lie in an aligned word with it, and are
+ * read and not used; memory may end with the last. */
+RF_INLINE void load_indices(const rf_fused_args &args, const RF_INDEX *from, four_indices &to) {
+    const RF_POSITION position = (RF_POSITION)(from - args.indices);
+    if (position + 4 > (RF_POSITION)args.end) {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            to.index[k] = position + k < (RF_POSITION)args.end ? rf_load(from + k) : 0;
+        return;
+    }
+    rf_load_words(to.index, from);
+}
+
+/* The lookups of a bag that are left to this lane, counted from the first index of the next batch: rows `skip` to
+ * `left` of it are the bag's. */
+struct staged_rest {
+    RF_POSITION position; /* a multiple of four */
+    RF_POSITION left;
+    int skip; /* 3 at most, before the bag's first */
+
+    RF_INLINE staged_rest(const rf_bag &bag, int first_lookup) {
+        position = (bag.begin & ~(RF_POSITION)3) + first_lookup;
+        left = bag.end - position;
+        skip = (int)(bag.begin & 3) - first_lookup;
+    }
+};
+
+/* A table as a lane sees it. */
+template <class S> struct staged_table {
+    rf_rows rows;
+    RF_INDEX padding = 0;
+    rf_u32 base; /* in the ring: of this lane's first vector of row 0 */
+
+    RF_INLINE staged_table(const staged_task &task)
+        : rows(task.rows), base(task.base + (S::VECTORS == 2 ? threadIdx.x % 2 * WORD : 0)) {
+        if (S::PADDED) padding = task.padding;
+    }
+    /* Where a row lies in shared memory; zeros, if there is none. */
+    RF_INLINE rf_u32 address(RF_INDEX index, bool there) const {
+        const rf_u32 at = base + (rf_u32)index * S::ROW;
+        const rf_u32 round =
+            min(at, at - RF_FUSED_STAGED_RING); /* unsigned: one that has not come round is the larger */
+        return address_of(the_ring().bytes) + (there ? round : RF_FUSED_STAGED_RING);
+    }
+};
+
+/* What a lane has of a bag. */
+template <class S> struct staged_sum {
+    float sum[S::ELEMENTS]; /* of two vectors, the one that this lane reads first is first */
+    int counted; /* lookups that are not padding */
+};
+
+/* Adds the rows of a lane's four lookups. */
+template <class S>
+RF_INLINE void add_rows(const rf_fused_args &args, const staged_table<S> &table, const staged_rest &rest,
+                        const four_indices &indices, staged_sum<S> &to, int &missing) {
+    rf_u32 at[4];
+    float scale[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const RF_INDEX index = indices.index[k];
+        const bool there = k < rest.left && (k == 3 || k >= rest.skip);
+        bool outside;
+        const bool use = rf_wants_row<S>(index, there, table.rows, table.padding, outside, to.counted);
+        missing += outside;
+        at[k] = table.address(index, use);
+        scale[k] = RF_WEIGHTED && use ? rf_load(args.sample_weights + rest.position + k) : 0.0f;
+    }
+    typename S::vector row[4][S::VECTORS];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        row[k][0] = load_shared(at[k], row[k][0]);
+        if (S::VECTORS == 2) row[k][S::VECTORS - 1] = load_shared(at[k] ^ WORD, row[k][0]);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+#pragma unroll
+        for (int e = 0; e < S::ELEMENTS; e++) {
+            const float value = S::element::get(row[k][e / S::EACH], e % S::EACH);
+            to.sum[e] = RF_WEIGHTED ? fmaf(scale[k], value, to.sum[e]) : to.sum[e] + value;
+        }
+    }
+}
+
+/* Ends a bag: the lanes' sums meet, and each lane stores a piece. `lookups` of the bag count where none is padding. */
+template <class S>
+RF_INLINE void finish_bag(const rf_fused_args &args, rf_u8 *output, bool there, staged_sum<S> &pooled,
+                          rf_i64 lookups) {
+    int first = 0;
+    if constexpr (S::VECTORS == 2) {
+        /* Each lane keeps the vector that it read first, which is the other's second. */
+#pragma unroll
+        for (int i = 0; i < S::EACH; i++)
+            pooled.sum[i] += __shfl_xor_sync(RF_FULL_WARP, pooled.sum[i + S::EACH], 1);
+        first = threadIdx.x % 2 * S::EACH;
+        rf_merge_slots<S, S::EACH, 2>(pooled.sum, first);
+    } else {
+        rf_merge_slots<S, S::ELEMENTS, 1>(pooled.sum, first);
+    }
+    if (S::PADDED) {
+        lookups = rf_sum_of_group<S>(pooled.counted);
+    }
+    if (!there || threadIdx.x % S::GROUP >= S::ELEMENTS / S::KEPT) return;
+    float values[S::KEPT];
+#pragma unroll
+    for (int e = 0; e < S::KEPT; e++) values[e] = rf_pooled_value<S>(pooled.sum[e], lookups);
+    rf_store<S::STORE, S::KEPT>(output + first * rf_element<RF_OUTPUT>::BYTES, values);
+}
+
+/* What lanes that share a bag pool next. */
+template <class S> struct staged_bag {
+    rf_bag lookups;
+    int number; /* of the bag; -1: none */
+
+    RF_INLINE staged_bag(int turn, int round) : lookups({0, 0}), number(-1) {
+        const bag_list &list = the_ring().lists[turn % SLOTS];
+        const staged_task &task = the_ring().tasks[turn % SLOTS];
+        const int place = round * (32 / S::GROUP) + (int)threadIdx.x % 32 / S::GROUP;
+        if (place >= task.last_bag - task.first_bag) return;
+        lookups = list.bags[place];
+        number = task.first_bag + list.numbers[place];
+    }
+};
+
+/* A number that no other warp gets for this table; in the first lane. */
+RF_INLINE int claim(int turn) {
+    return threadIdx.x % 32 == 0 ? atomicAdd(&the_ring().claims[turn % (2 * SLOTS)], 1) : 0;
+}
+
+/* Brings the indices of a bag to L2, a bag ahead: no register waits for them. Each lane asks for its share of the first. */
+template <class S> RF_INLINE void prefetch_indices(const rf_fused_args &args, const rf_bag &bag) {
+    const RF_POSITION position = bag.begin + threadIdx.x % S::GROUP * 16;
+    if (position < bag.end) asm volatile("prefetch.global.L2 [%0];" ::"l"(args.indices + position));
+}
+
+/* All bags of a task; a warp has the next 32 / GROUP of them at a time. */
+template <class S> RF_INLINE void pool_table(const rf_fused_args &args, int turn) {
+    const staged_task &task = the_ring().tasks[turn % SLOTS];
+    const int first_lookup = threadIdx.x % S::GROUP * 4;
+    const int rounds = (task.last_bag - task.first_bag + 32 / S::GROUP - 1) / (32 / S::GROUP);
+    const staged_table<S> table(task);
+    int missing = 0; /* lookups whose rows are not in the table */
+    int claimed = claim(turn);
+    int round = (int)threadIdx.x / 32, then = round + WARPS;
+    staged_bag<S> now(turn, round);
+    staged_rest rest(now.lookups, first_lookup);
+    four_indices indices;
+    if (rest.left > 0) load_indices(args, args.indices + rest.position, indices);
+    barrier_wait(&the_ring().full[turn % SLOTS], turn / SLOTS & 1);
+#pragma unroll 1
+    while (round < rounds) {
+        const staged_bag<S> next(turn, then);
+        const int later = 2 * WARPS + __shfl_sync(RF_FULL_WARP, claimed, 0);
+        claimed = claim(turn);
+        const staged_rest coming(next.lookups, first_lookup);
+        prefetch_indices<S>(args, next.lookups);
+        staged_sum<S> pooled = {};
+        if (rest.left <= 0 && coming.left > 0) load_indices(args, args.indices + coming.position, indices);
+#pragma unroll 1
+        while (rest.left > 0) {
+            const staged_rest here = rest;
+            const four_indices here_indices = indices;
+            rest.position += S::STRIDE;
+            rest.left -= S::STRIDE;
+            rest.skip = 0;
+            const bool more = rest.left > 0;
+            if (more || coming.left > 0)
+                load_indices(args, args.indices + (more ? rest.position : coming.position), indices);
+            add_rows(args, table, here, here_indices, pooled, missing);
+        }
+        rf_u8 *to = task.output + (rf_u64)(rf_u32)now.number * args.output_pitch;
+        finish_bag(args, to, now.number >= 0, pooled, now.lookups.end - now.lookups.begin);
+        rest = coming;
+        now = next;
+        round = then;
+        then = later;
+    }
+    if (RF_CHECK && missing != 0) rf_report_bags(args, task.feature, task.first_bag, task.last_bag, 1);
+}
+
+/* Whether a task is one that this schedule can do. */
+template <class S> RF_INLINE bool can_pool(const rf_fused_args &args, int number) {
+    if (!RF_CALLERS_MAPPING) return true;
+    const rf_fused_descriptor &feature = args.features[number];
+    return rf_load(&feature.pitch) == (rf_u32)S::ROW && (rf_load(&feature.shape) & S::SHAPE_BITS) == S::SHAPE;
+}
+
+template <int KIND, int DTYPE, int ALIGN, int STORE, int LANES, int VECTORS, int WHOLE, int POOLING,
+          int PADDED, int THREADS, int DISTANCE, int SPLIT>
+RF_INLINE bool run(const rf_fused_args &args, int turn) {
+    typedef staged_shape<DTYPE, ALIGN, STORE, VECTORS, POOLING, PADDED, THREADS> shape;
+    if (!can_pool<shape>(args, the_ring().tasks[turn % SLOTS].feature)) return false;
+    pool_table<shape>(args, turn);
+    return true;
+}
+
+/* The tasks of the block's list. */
+RF_INLINE void pool_tables(const rf_fused_args &args) {
+    ring &from = the_ring();
+#pragma unroll 1
+    for (int turn = 0;; turn++) {
+        barrier_wait(&from.listed[turn % SLOTS], turn / SLOTS & 1);
+        if (from.tasks[turn % SLOTS].feature < 0) return;
+        bool done = false;
+        switch (from.tasks[turn % SLOTS].schedule) {
+#define RF_CASE(number, ...)                 \
+    case number:                             \
+        done = run<__VA_ARGS__>(args, turn); \
+        break;
+            RF_SCHEDULES(RF_CASE)
+#undef RF_CASE
+        }
+        /* Who leaves a table has seen it. */
+        if (!done) barrier_wait(&from.full[turn % SLOTS], turn / SLOTS & 1);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(&from.empty[turn % SLOTS]);
+    }
+}
+
+/* As if for 1,024 threads: with more than 64 registers each, the kernel beside had none. */
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    rf_fused_staged(const __grid_constant__ rf_fused_args args) {
+    rf_wait_for_previous_kernel();
+    ring_new();
+    if (threadIdx.x < RF_BLOCK) {
+        pool_tables(args);
+    } else {
+        load_tables(args);
+    }
+}

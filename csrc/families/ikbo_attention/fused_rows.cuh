@@ -1,0 +1,160 @@
+/* The warps of fused.cu that move rows: queries to shared memory, answers to `out`. */
+#ifndef RECFUSE_IKBO_ATTENTION_FUSED_ROWS_CUH
+#define RECFUSE_IKBO_ATTENTION_FUSED_ROWS_CUH
+
+#include "families/ikbo_attention/fused.cuh"
+
+/* A row of a tile: what it is of, and its number in out. A user's rows are those of its own queries, then those of its
+ * candidates; of each the heads that share keys, of each head the queries. */
+struct row_t {
+    int number; /* (item * queries + query) * heads + head; of self-attention below zero, as ~number */
+    int item, query, head;
+};
+
+/* The number of no row. */
+enum { NO_ROW = (int)0x80000000 };
+
+RF_INLINE row_t row_at(const rf_attention_args &args, const volatile tile_t *tile, int own) {
+    row_t row = {NO_ROW, 0, 0, 0};
+    if (own >= tile->rows) return row;
+    const int heads = args.heads / args.kv_heads;
+    const int of_user = tile->user < args.n_users ? args.self.queries * heads : 0;
+    const int left = tile->row + own, behind = left - of_user;
+    const bool self = behind < 0;
+    const int queries = self ? args.self.queries : args.candidates.queries, place = self ? left : behind,
+              line = place / queries, member = line / heads;
+    row.query = place - line * queries;
+    row.head = tile->head * heads + line - member * heads;
+    row.item = self ? tile->user : args.members[tile->first + member];
+    row.number = (row.item * queries + row.query) * args.heads + row.head;
+    if (self) row.number = ~row.number;
+    return row;
+}
+
+#if RF_SEGMENT > 1
+/* One warp, a lane for each segment of a tile: RF_SEGMENT queries of one item and head, which are a box of `q`, and of
+ * `out`. The answers of the tile that had their slot before go first. */
+RF_INLINE void copy_rows(const rf_attention_args &args, const shared_t &at, int warp, int lane) {
+    tiles_t tiles = {0};
+    row_t rows[Q_SLOTS];
+    const rf_u32 place = at.q + lane * RF_SEGMENT / ROWS * Q_BYTES + lane * RF_SEGMENT % ROWS * ATOM_BYTES;
+    for (int left = Q_SLOTS;; tiles.number++) {
+        const int slot = tiles.number % Q_SLOTS;
+        const rf_u32 to = place + slot * GROUPS * Q_BYTES;
+        row_t now = {NO_ROW, 0, 0, 0};
+        bool more = false;
+        int split = 0;
+        if (left == Q_SLOTS) {
+            const volatile tile_t *tile = tiles.wait(at);
+            more = tile->keys >= 0;
+            split = tile->split;
+            if (lane < SEGMENTS) now = row_at(args, tile, lane * RF_SEGMENT);
+            rf_barrier_arrive(at.tile_empty + tiles.number % TILES * 8);
+        }
+        if (tiles.number >= Q_SLOTS) {
+            rf_barrier_wait(at.q_empty + slot * 8, (tiles.number / Q_SLOTS & 1) ^ 1);
+            const row_t before = rows[0];
+            if (before.number != NO_ROW && !at.kept[slot * GROUPS + lane * RF_SEGMENT / ROWS]) {
+                const rf_tensor_map *out = before.number >= 0 ? &args.out : &args.self_out;
+#pragma unroll
+                for (int i = 0; i < ATOMS; i++)
+                    rf_store_box(out, i * RF_ATTENTION_ATOM, before.head, before.query, before.item,
+                                 to + i * Q_ATOM);
+                rf_stores_wait<0>();
+            }
+        }
+        rows[0] = rows[1];
+        rows[1] = now;
+        if (!more && --left == 0) break;
+        if (!more) continue;
+        if (lane < SEGMENTS) at.rows[slot * SEGMENTS + lane] = now.number;
+        if (lane == 0) at.splits[slot] = split;
+        if (now.number == NO_ROW) {
+            rf_barrier_arrive(at.q_full + slot * 8);
+            continue;
+        }
+        const rf_tensor_map *q = now.number >= 0 ? &args.q : &args.self_q;
+        rf_barrier_expect(at.q_full + slot * 8, ATOMS * RF_SEGMENT * ATOM_BYTES);
+#pragma unroll
+        for (int i = 0; i < ATOMS; i++)
+            rf_copy_box(to + i * Q_ATOM, q, i * RF_ATTENTION_ATOM, now.head, now.query, now.item,
+                        at.q_full + slot * 8, RF_L2_NORMAL);
+    }
+    rf_stores_finish();
+}
+#else
+/* Where 16 bytes of a row of 32 lie, from the first one's place on. */
+RF_INLINE rf_u32 piece_at(rf_u32 place, int row, int chunk) {
+    return place + chunk / 8 * Q_ATOM + row * ATOM_BYTES + (chunk % 8 ^ row % 8) * 16;
+}
+
+/* 32 rows of answers, each lane's number being that of one, go to `out`. */
+RF_INLINE void store_rows(const rf_attention_args &args, rf_u32 place, int number, int lane) {
+#pragma unroll(CHUNKS > 8 ? 2 : 1)
+    for (int i = lane; i < CHUNKS * 32; i += 32) {
+        const int row = i / CHUNKS, chunk = i % CHUNKS, own = __shfl_sync(RF_FULL_WARP, number, row);
+        uint4 piece;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(piece.x), "=r"(piece.y), "=r"(piece.z), "=r"(piece.w)
+                     : "r"(piece_at(place, row, chunk))
+                     : "memory");
+        if (own == NO_ROW || chunk >= args.dim / 8) continue;
+        rf_u8 *out = own >= 0 ? args.candidates.out : args.self.out;
+        *(uint4 *)(out + ((rf_i64)(own >= 0 ? own : ~own) * args.dim + chunk * 8) * 2) = piece;
+    }
+}
+
+/* 32 rows of queries, each lane knowing where one is, come to shared memory; zeros where there is none. */
+RF_INLINE void load_rows(const rf_attention_args &args, rf_u32 place, rf_u64 from, int lane) {
+#pragma unroll(CHUNKS > 8 ? 2 : 1)
+    for (int i = lane; i < CHUNKS * 32; i += 32) {
+        const int row = i / CHUNKS, chunk = i % CHUNKS;
+        const rf_u64 source = __shfl_sync(RF_FULL_WARP, from, row);
+        const bool any = source != 0 && chunk < args.dim / 8;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(piece_at(place, row, chunk)),
+                     "l"(any ? source + chunk * 16 : (rf_u64)args.plan), "r"(any ? 16 : 0)
+                     : "memory");
+    }
+}
+
+RF_INLINE rf_u64 row_source(const rf_attention_args &args, const row_t &row) {
+    if (row.number == NO_ROW) return 0;
+    const rf_attention_queries &from = row.number >= 0 ? args.candidates : args.self;
+    return (rf_u64)(from.q + row.item * from.item + row.query * from.query + row.head * from.head);
+}
+
+/* A warp of LOADERS: of every LOADERS-th 32 rows of a tile the queries, wherever they are. The answers of the tile that had
+ * their slot before go first. */
+RF_INLINE void copy_rows(const rf_attention_args &args, const shared_t &at, int warp, int lane) {
+    tiles_t tiles = {0};
+    for (int left = Q_SLOTS; left > 0;) {
+        const int n = tiles.number, slot = n % Q_SLOTS;
+        const volatile tile_t *tile = left == Q_SLOTS ? tiles.wait(at) : nullptr;
+        const bool more = tile != nullptr && tile->keys >= 0;
+        left -= !more; /* behind the last tile: the answers of those before */
+        if (n >= Q_SLOTS) rf_barrier_wait(at.q_empty + slot * 8, (n / Q_SLOTS & 1) ^ 1);
+#pragma unroll 1
+        for (int row = warp * 32; row < TILE_ROWS; row += LOADERS * 32) {
+            const rf_u32 place = at.q + (slot * GROUPS + row / ROWS) * Q_BYTES + row % ROWS * ATOM_BYTES;
+            int *number = &at.rows[slot * SEGMENTS + row + lane];
+            if (n >= Q_SLOTS && !at.kept[slot * GROUPS + row / ROWS]) store_rows(args, place, *number, lane);
+            if (!more) continue;
+            const row_t own = row_at(args, tile, row + lane);
+            __syncwarp();
+            *number = own.number;
+            load_rows(args, place, row_source(args, own), lane);
+        }
+        if (more && warp == 0 && lane == 0) at.splits[slot] = tile->split;
+        if (!more) {
+            tiles.number++;
+            continue;
+        }
+        tiles.done(at);
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        rf_async_fence();
+        rf_barrier_arrive(at.q_full + slot * 8);
+    }
+}
+#endif
+
+#endif

@@ -1,0 +1,42 @@
+/* ikbo_attention on a GPU: the fused kernel's choice and lowering, and the facts that its two paths share. */
+#ifndef RECFUSE_CUDA_IKBO_ATTENTION_H
+#define RECFUSE_CUDA_IKBO_ATTENTION_H
+
+#include "gpu/launches/launches.h"
+#include "families/ikbo_attention/keys.h"
+
+/* Sets the error word of launches: that of all calls with these heads, kv_heads and dim. Keys have another address in each
+ * call, layers the same shape. Launches raise earlier errors of these calls first. */
+void rf__ikbo_attention_errors(const rf_ikbo_attention_params *params, rf__launches *launches);
+
+/* Where the keys of a call are, for kernels; `pitch`: positions from user to user. */
+rf_attention_users rf__attention_users_of(const rf_ikbo_attention_params *params, int64_t pitch);
+
+/* Returns the bytes of kv_lengths and kv_offsets; of these and of cand_to_user. */
+int64_t rf__attention_length_bytes(const rf_attention_users *keys);
+int64_t rf__attention_map_bytes(const rf_ikbo_attention_params *params);
+
+/* Keys of a block and slots of the two rings, by the columns that the kernel computes with: as many as registers and shared
+ * memory allow. */
+typedef struct rf__attention_shape {
+    int32_t dim, keys, k_slots, v_slots;
+} rf__attention_shape;
+
+/* Returns NULL where there is no shape for heads of so many columns. */
+const rf__attention_shape *rf__attention_shape_of(int64_t dim);
+int32_t rf__attention_shared_bytes(const rf__attention_shape *shape);
+
+/* Whether users have queries of their own. */
+bool rf__attention_has_self(const rf_ikbo_attention_params *params);
+/* Whether k and v have one user for tensor maps: they are jagged, or the same for all users. */
+bool rf__attention_has_one_user(const rf_ikbo_attention_params *params);
+/* Returns the rows that an item gives to one head of keys. */
+int64_t rf__attention_item_rows(const rf_ikbo_attention_params *params, const rf_ikbo_queries *queries);
+/* Returns the most tiles that there may be: each user's last one may be short. */
+int64_t rf__attention_tiles(const rf_ikbo_attention_params *params);
+
+/* Lowers a call that rf_ikbo_attention_takes: group.cu, then fused.cu. */
+rf_status rf__ikbo_attention_lower(const rf__gpu *gpu, const rf_ikbo_attention_params *params,
+                                   rf__launches *launches);
+
+#endif

@@ -1,0 +1,326 @@
+/* A linear layer over users and their candidates, as fused.cu has it, for items so few that they do not fill a GPU by its
+ * strips: the time is then that of loads that wait for each other.
+ *
+ *     sums of an item = W_level . x[item] + sums of its parent;   out[candidate] = activation(its sums)
+ *
+ * A block has one piece of a level, and ends: RF_ROWS rows of the weight (rank) for RF_GROUPS strips of 64 columns. Its ring is
+ * as deep as shared memory allows, so that most of what it reads is on its way at once. A block waits for the sums of its parents'
+ * level: so all must run at once (a cooperative launch), or, where they are too many, take pieces by a ticket, levels in their
+ * order: then it waits for blocks that have begun, whatever the GPU runs first. RF_JOINED, of two levels: a candidate's strip goes
+ * through its own k, then its user's, and waits for nobody.
+ * Weights are packed, counters and tickets set to 0 by pack.cu, which is waited for where that is needed: this kernel begins
+ * beside it, and reads inputs meanwhile. RF_DIRECT: weights come by tensor maps as they lie, so with RF_JOINED there is one launch.
+ *
+ * A block: RF_GROUPS warpgroups that multiply, and warps that copy: one for each strip, one for weights.
+ * A thread: RF_ROWS / 2 sums as in fused.cu. Shared memory: RF_SMALL_SHARED_BYTES. Launch: grid [pieces of all levels],
+ * block [(RF_GROUPS + 1) * 128].
+ * Source: IKBO (in-kernel broadcast optimization), section 2: decomposition, broadcast fusion, multi-stage fusion.
+ */
+
+#ifndef RF_DTYPE
+#define RF_DTYPE 1
+#endif
+#ifndef RF_ACTIVATION
+#define RF_ACTIVATION 0
+#endif
+#ifndef RF_ROWS
+#define RF_ROWS 64
+#define RF_GROUPS 2
+#define RF_SLOTS 16
+#endif
+#ifndef RF_JOINED
+#define RF_JOINED 0
+#endif
+#ifndef RF_DIRECT
+#define RF_DIRECT 0
+#endif
+
+#include "gpu/device/hopper.cuh"
+#include "gpu/device/wgmma.cuh"
+#include "families/ikbo_linear/activation.cuh"
+#include "families/ikbo_linear/args.h"
+#include "families/ikbo_linear/bias.cuh"
+#include "families/ikbo_linear/parent.cuh"
+
+enum {
+    WARPGROUP = 128,
+    FIRST = RF_JOINED, /* level that has pieces of its own */
+    SUMS = RF_ROWS / 2, /* of a thread */
+    HALVES = RF_ROWS > 112 ? 2 : 1, /* products that RF_ROWS take */
+    HALF = RF_ROWS / HALVES,
+    X_BYTES = RF_FUSED_X_BYTES,
+    WEIGHT_BYTES = RF_FUSED_WEIGHT_BYTES(RF_ROWS),
+    SLOT_BYTES = RF_SMALL_SLOT_BYTES(RF_ROWS, RF_GROUPS),
+    STAGE_BYTES = RF_ROWS * RF_FUSED_COLUMNS * 2,
+    SUMS_BYTES = RF_FUSED_SUMS_BYTES(RF_ROWS),
+};
+
+/* What a block works on: `strips` of a level from number `first` on. */
+struct piece_t {
+    int level, first, strips, rank;
+};
+
+/* Addresses in shared memory. */
+struct shared_t {
+    rf_u32 slots, stages;
+    rf_u32 full, empty; /* [RF_SLOTS] barriers each */
+    piece_t *piece;
+};
+
+RF_INLINE shared_t shared_of(rf_u8 *memory) {
+    shared_t at;
+    const rf_u32 start = rf_shared(memory);
+    at.slots = (start + 1023) & ~1023u; /* the swizzle goes by addresses */
+    at.stages = at.slots + RF_SLOTS * SLOT_BYTES;
+    at.full = at.stages + RF_GROUPS * STAGE_BYTES;
+    at.empty = at.full + RF_SLOTS * 8;
+    at.piece = (piece_t *)(memory + (at.empty + RF_SLOTS * 8 - start));
+    return at;
+}
+
+RF_INLINE int take_number(const rf_fused_args &args) {
+    if (!args.tickets) return (int)blockIdx.x;
+    rf_wait_for_previous_kernel();
+    return (int)atomicAdd(args.levels[0].done + RF_SMALL_TICKET, 1u);
+}
+
+RF_INLINE piece_t piece_of(const rf_fused_args &args, int number) {
+    piece_t piece = {FIRST, 0, 0, 0};
+    for (;; piece.level++) {
+        const int strips = args.levels[piece.level].count * args.strips,
+                  pieces = (strips + RF_GROUPS - 1) / RF_GROUPS * args.ranks;
+        if (number < pieces || piece.level == args.n_levels - 1) {
+            piece.first = number / args.ranks * RF_GROUPS;
+            piece.rank = number % args.ranks;
+            piece.strips = min((int)RF_GROUPS, strips - piece.first);
+            return piece;
+        }
+        number -= pieces;
+    }
+}
+
+/* A place in the ring. */
+struct ring_t {
+    int slot;
+    rf_u32 parity;
+    RF_INLINE void next() {
+        if (++slot == RF_SLOTS) slot = 0, parity ^= 1;
+    }
+    RF_INLINE int before() const { return slot > 0 ? slot - 1 : RF_SLOTS - 1; }
+};
+
+/* One thread: boxes of a level's `item`, columns from `x` on. */
+RF_INLINE void copy_boxes(const rf_fused_level &level, const shared_t &at, ring_t &ring, int x, int item,
+                          int group) {
+    for (int k = 0; k < level.slots; k++, ring.next()) {
+        const rf_u32 full = at.full + ring.slot * 8;
+        rf_barrier_wait(at.empty + ring.slot * 8, ring.parity);
+        rf_barrier_expect(full, X_BYTES);
+        rf_copy_box(at.slots + ring.slot * SLOT_BYTES + WEIGHT_BYTES + group * X_BYTES, &level.x, x,
+                    k * RF_FUSED_K, item, full, RF_L2_NORMAL);
+    }
+}
+
+/* One thread: a strip. */
+RF_INLINE void copy_strip(const rf_fused_args &args, const shared_t &at, int l, int strip, int group) {
+    const rf_fused_level &level = args.levels[l];
+    const int column = strip / level.count, item = strip - column * level.count;
+    ring_t ring = {0, 1};
+    const rf_i64 parent = RF_JOINED ? (rf_i64)level.parent[item] : 0; /* on its way meanwhile */
+    copy_boxes(level, at, ring, column * RF_FUSED_COLUMNS, item, group);
+    if (RF_JOINED) { /* behind the last user copies find zeros */
+        const rf_fused_level &up = args.levels[l - 1];
+        const int user = (rf_u64)parent < (rf_u64)up.count ? (int)parent : up.count;
+        copy_boxes(up, at, ring, column * RF_FUSED_COLUMNS, user, group);
+    }
+}
+
+/* One thread: a level's weights, packed or as they lie. */
+RF_INLINE void copy_rows(const rf_fused_level &level, const shared_t &at, ring_t &ring, int ranks, int rank) {
+    for (int k = 0; k < level.slots; k++, ring.next()) {
+        const rf_u32 full = at.full + ring.slot * 8, to = at.slots + ring.slot * SLOT_BYTES;
+        rf_barrier_wait(at.empty + ring.slot * 8, ring.parity);
+        rf_barrier_expect(full, WEIGHT_BYTES);
+        if (RF_DIRECT)
+            rf_copy_box(to, &level.rows, k * RF_FUSED_K, rank * RF_ROWS, 0, full, RF_L2_LAST);
+        else
+            rf_copy(to, level.weight + (rf_i64)(k * ranks + rank) * WEIGHT_BYTES, WEIGHT_BYTES, full,
+                    RF_L2_LAST);
+    }
+}
+
+RF_INLINE void copy_weights(const rf_fused_args &args, const shared_t &at, int l, int rank) {
+    ring_t ring = {0, 1};
+    if (!RF_DIRECT) {
+        rf_wait_for_previous_kernel();
+        rf_async_fence_global();
+    }
+    copy_rows(args.levels[l], at, ring, args.ranks, rank);
+    if (RF_JOINED) copy_rows(args.levels[l - 1], at, ring, args.ranks, rank);
+}
+
+typedef float sums_t[HALVES][SUMS / HALVES];
+/* Sum number i of all. */
+#define SUM(i) sums[(i) / (SUMS / HALVES)][(i) % (SUMS / HALVES)]
+
+/* sums = strip . weights over the slots of k, of which there are 2 or more, an even number. */
+RF_INLINE void multiply(sums_t &sums, const shared_t &at, int slots, rf_u32 from, int thread) {
+    rf_u32 a[2][2][4]; /* of two slots in turns: a product may still read what one load ago came */
+    ring_t ring = {0, 0};
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) SUM(i) = 0;
+    for (int k = 0; k < slots; k += 2) {
+#pragma unroll
+        for (int q = 0; q < 2; q++) {
+            rf_barrier_wait(at.full + ring.slot * 8, ring.parity);
+            const rf_u32 slot = at.slots + ring.slot * SLOT_BYTES;
+            const rf_u32 b = rf_wgmma_rows_of_64_bytes(slot);
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(a[q][i][0]), "=r"(a[q][i][1]), "=r"(a[q][i][2]), "=r"(a[q][i][3])
+                             : "r"(slot + WEIGHT_BYTES + from + i * (X_BYTES / 2))
+                             : "memory");
+            rf_wgmma_begin();
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+#pragma unroll
+                for (int half = 0; half < HALVES; half++)
+                    rf_wgmma<RF_DTYPE>(sums[half], a[q][i], b + i * 2 + half * (HALF * RF_FUSED_K * 2 / 16));
+            rf_wgmma_commit();
+            rf_wgmma_wait<1>();
+            if (k + q > 0 && thread == 0) rf_barrier_arrive(at.empty + ring.before() * 8);
+            ring.next();
+        }
+    }
+    rf_wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) asm volatile("" : "+f"(SUM(i))::"memory"); /* not read before */
+}
+
+/* Where the sums of a strip are, for the rows of `rank`. */
+RF_INLINE float4 *sums_of(const rf_fused_args &args, float *sums, rf_i64 number, int rank, int thread) {
+    return (float4 *)(sums + (number * args.ranks + rank) * (SUMS_BYTES / (rf_i64)sizeof *sums)) + thread;
+}
+
+/* The parent of an item, -1 where there is none; it is reported where it does not exist. */
+RF_INLINE int parent_of(const rf_fused_args &args, int l, int item, bool reports) {
+    if (l == 0) return -1;
+    const rf_fused_level &level = args.levels[l];
+    const rf_i64 parent = level.parent[item];
+    const rf_i32 parents = args.levels[l - 1].count;
+    const bool good = (rf_u64)parent < (rf_u64)parents;
+    if (!good && reports && args.report)
+        rf_report_parent(args.errors, args.chain ? l - 1 : -1, item, parent, parents, level.count);
+    return good ? (int)parent : -1;
+}
+
+RF_INLINE void add_bias(sums_t &sums, const rf_fused_args &args, int rank, int thread) {
+    if (args.bias == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < SUMS; i += 2) { /* i % 4: 0 or 2, the same rows of two columns */
+        const int row = rank * RF_ROWS + i / 4 * 8 + thread % 4 * 2;
+        SUM(i) += rf_bias_of<RF_DTYPE>(args.bias, row, args.m);
+        SUM(i + 1) += rf_bias_of<RF_DTYPE>(args.bias, row + 1, args.m);
+    }
+}
+
+/* Adds the parent's. */
+RF_INLINE void add_parent(sums_t &sums, const float4 *from) {
+#pragma unroll
+    for (int i = 0; i < SUMS; i += 4) {
+        const float4 more = __ldcg(from + i / 4 * WARPGROUP);
+        SUM(i) += more.x;
+        SUM(i + 1) += more.y;
+        SUM(i + 2) += more.z;
+        SUM(i + 3) += more.w;
+    }
+}
+
+RF_INLINE rf_u32 pack_two(float low, float high) {
+    rf_bytes<4> two;
+    rf_element<RF_DTYPE>::set(two, 0, rf_activate<RF_ACTIVATION>(low));
+    rf_element<RF_DTYPE>::set(two, 1, rf_activate<RF_ACTIVATION>(high));
+    return two.word[0];
+}
+
+/* The last level's leave for `out`. */
+RF_INLINE void store(sums_t &sums, const rf_fused_args &args, rf_u32 stage, rf_u32 offset, int item,
+                     int column, int rank, int group, int thread) {
+#pragma unroll
+    for (int i = 0; i < SUMS; i += 8)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         stage + offset + i * 256),
+                     "r"(pack_two(SUM(i), SUM(i + 1))), "r"(pack_two(SUM(i + 2), SUM(i + 3))),
+                     "r"(pack_two(SUM(i + 4), SUM(i + 5))), "r"(pack_two(SUM(i + 6), SUM(i + 7)))
+                     : "memory");
+    rf_async_fence();
+    rf_group_sync(group + 1, WARPGROUP);
+    if (thread == 0) {
+        rf_store_box(&args.out, column * RF_FUSED_COLUMNS, rank * RF_ROWS, item, stage);
+        rf_stores_finish();
+    }
+}
+
+/* Those of other levels stay in global memory, and are counted. */
+RF_INLINE void keep(sums_t &sums, const rf_fused_level &level, float4 *to, int group, int thread) {
+#pragma unroll
+    for (int i = 0; i < SUMS; i += 4)
+        __stcg(to + i / 4 * WARPGROUP, make_float4(SUM(i), SUM(i + 1), SUM(i + 2), SUM(i + 3)));
+    __threadfence();
+    rf_group_sync(group + 1, WARPGROUP);
+    if (thread == 0) rf_count_up(level.done);
+}
+
+/* One warpgroup: its strip. */
+RF_INLINE void multiply_strip(const rf_fused_args &args, const shared_t &at, const piece_t &piece,
+                              int group) {
+    const rf_fused_level &level = args.levels[piece.level];
+    const int thread = threadIdx.x % WARPGROUP, lane = thread % 32, strip = piece.first + group;
+    const int column = strip / level.count, item = strip - column * level.count;
+    /* Where ldmatrix and stmatrix have this thread's row of 16 bytes in a box [rows][64 columns] with a swizzle of 128. */
+    const rf_u32 offset =
+        lane % 8 * 128 + ((thread / 32 * 2 + lane / 8 % 2) ^ lane % 8) * 16 + lane / 16 * 1024;
+    const int parent = parent_of(args, piece.level, item, piece.rank == 0 && column == 0 && thread == 0);
+    sums_t sums;
+    multiply(sums, at, level.slots + (RF_JOINED ? args.levels[piece.level - 1].slots : 0),
+             group * X_BYTES + offset, thread);
+    if (!RF_JOINED) rf_wait_for_previous_kernel(); /* for the counters */
+    if (RF_JOINED || parent < 0) {
+        add_bias(sums, args, piece.rank, thread);
+    } else {
+        const rf_fused_level &up = args.levels[piece.level - 1];
+        if (thread == 0) rf_count_wait(up.done, (rf_u32)up.count * args.strips * args.ranks);
+        rf_group_sync(group + 1, WARPGROUP);
+        add_parent(sums, sums_of(args, up.sums, (rf_i64)parent * args.strips + column, piece.rank, thread));
+    }
+    if (piece.level == args.n_levels - 1)
+        store(sums, args, at.stages + group * STAGE_BYTES, offset, item, column, piece.rank, group, thread);
+    else
+        keep(sums, level, sums_of(args, level.sums, (rf_i64)item * args.strips + column, piece.rank, thread),
+             group, thread);
+}
+
+extern "C" __global__ void __launch_bounds__((RF_GROUPS + 1) * 128, 1)
+    rf_ikbo_small(const __grid_constant__ rf_fused_args args) {
+    extern __shared__ rf_u8 memory[];
+    const shared_t at = shared_of(memory);
+    const int group = threadIdx.x / WARPGROUP, warp = threadIdx.x / 32 % 4;
+    if (threadIdx.x == 0) {
+        const piece_t piece = piece_of(args, take_number(args));
+        *at.piece = piece;
+        for (int i = 0; i < RF_SLOTS; i++) {
+            rf_barrier_init(at.full + i * 8, piece.strips + 1);
+            rf_barrier_init(at.empty + i * 8, piece.strips);
+        }
+        rf_barriers_ready();
+    }
+    __syncthreads();
+    const piece_t piece = *at.piece;
+    if (group < RF_GROUPS) {
+        if (group < piece.strips) multiply_strip(args, at, piece, group);
+    } else if (threadIdx.x % 32 == 0) {
+        if (warp < piece.strips) copy_strip(args, at, piece.level, piece.first + warp, warp);
+        if (warp == RF_GROUPS) copy_weights(args, at, piece.level, piece.rank);
+    }
+}

@@ -1,0 +1,317 @@
+/* recfuse::ikbo_linear and recfuse::ikbo_linear_chain on CPU and GPU.
+ *
+ * Four ways to the same result, the stages of the paper: "decomposed" has a matmul of torch for each level, the users'
+ * products gathered for their candidates into memory, and an addition; "aligned" the same with rows of weights padded to 16
+ * bytes, which tensor cores want; "broadcast" adds from the users' products in one kernel, which also has what
+ * is left of a k that is no multiple of 8; "fused" is one launch in all.
+ * A fifth, "concatenated" (linear_concatenated.c), is for users of one candidate each; a sixth, "small", is one launch of many small
+ * pieces, for few items of a GPU.
+ * A level's products go to a temporary, the last one's to the output. torch's matmuls are called by the operators that
+ * write to a given tensor: autocast, which would change the type, leaves them alone.
+ */
+#include "core/validate.h"
+#include "families/ikbo_linear/ikbo_linear.h"
+#include "torch/arguments.h"
+#include "torch/dispatch.h"
+#include "torch/operators.h"
+
+/* A view of some tensor, or of a copy that belongs to the call. */
+typedef struct operand {
+    AtenTensorHandle of;
+    int64_t sizes[3], strides[3];
+} operand;
+
+static rf_status view(const operand *operand, int64_t dim, AtenTensorHandle *handle) {
+    return rf__tensor_view(operand->of, dim, operand->sizes, operand->strides, 0, handle);
+}
+
+/* out = left . right, of `dim` dimensions. */
+static rf_status multiply(const operand *left, const operand *right, const operand *out, int64_t dim) {
+    rf_status status = RF_OK;
+    AtenTensorHandle handles[3] = {NULL, NULL, NULL};
+    RF_TRY(view(left, dim, &handles[0]));
+    RF_TRY(view(right, dim, &handles[1]));
+    RF_TRY(view(out, dim, &handles[2]));
+    return rf__matmul_into(handles[0], handles[1], handles[2], dim == 3);
+out:
+    for (int i = 0; i < 3; i++) rf__tensor_free(handles[i]);
+    return status;
+}
+
+/* Whether tensor cores can read a weight as it lies: rows or columns in whole units of 16 bytes. */
+static bool is_aligned(const rf__tensor *weight, int64_t bytes) {
+    enum { UNIT = 16 };
+    const bool by_rows = weight->strides[1] == 1 && weight->strides[0] * bytes % UNIT == 0;
+    const bool by_columns = weight->strides[0] == 1 && weight->strides[1] * bytes % UNIT == 0;
+    return (by_rows || by_columns) && (uintptr_t)weight->data % UNIT == 0;
+}
+
+/* A weight [m, k], or a copy of it whose rows are padded to a multiple of 8 elements. The padding is never read. */
+static rf_status weight_operand(rf__call *call, const rf__tensor *weight, bool aligned, operand *found) {
+    const int64_t m = weight->sizes[0], k = weight->sizes[1];
+    *found = (operand){weight->handle, {m, k}, {weight->strides[0], weight->strides[1]}};
+    if (!aligned || m * k == 0 || rf__call_on_cpu(call) ||
+        is_aligned(weight, (int64_t)aoti_torch_dtype_element_size(weight->dtype)))
+        return RF_OK;
+    const int64_t padded[2] = {m, (k + 7) / 8 * 8};
+    AtenTensorHandle copy = NULL;
+    void *data = NULL;
+    RF_CHECK(rf__call_temporary(call, 2, padded, weight->dtype, &found->of, &data));
+    found->strides[0] = padded[1];
+    found->strides[1] = 1;
+    RF_CHECK(view(found, 2, &copy));
+    const rf_status status =
+        rf__torch_status(aoti_torch_copy_(copy, weight->handle, true), "aoti_torch_copy_");
+    rf__tensor_free(copy);
+    return status;
+}
+
+/* Rows of k that are left to the kernel that adds: where torch's matmul would be slow for them alone. Level 0 has no such
+ * kernel, and few items. */
+static int64_t tail_rows(const rf__call *call, const rf__ikbo_layer *layer, int32_t l) {
+    enum { UNIT = RF__IKBO_TAIL_UNIT };
+    const rf__tensor *input = &layer->inputs[l];
+    const int64_t k = input->sizes[1], rows = k % UNIT;
+    const bool narrow = layer->dtype == RF_FLOAT16 || layer->dtype == RF_BFLOAT16;
+    const bool fits = layer->path == RF__IKBO_BROADCAST && l > 0 && narrow && layer->matrices && k > UNIT &&
+                      !rf__call_on_cpu(call);
+    return fits && layer->n > 0 && layer->n % UNIT == 0 && input->strides[2] == 1 &&
+                   input->strides[0] % UNIT == 0 && input->strides[1] % UNIT == 0 &&
+                   (uintptr_t)input->data % 16 == 0
+               ? rows
+               : 0;
+}
+
+/* Writes the products of a level to `out` [count, m, n] or [count, m], except for those of tail_rows. */
+static rf_status level_multiply(rf__call *call, const rf__ikbo_layer *layer, int32_t l,
+                                AtenTensorHandle out) {
+    const rf__tensor *input = &layer->inputs[l];
+    const int64_t count = input->sizes[0], k = input->sizes[1] - tail_rows(call, layer, l);
+    const int64_t m = layer->m, n = layer->n;
+    operand weight;
+    if (rf__call_is_explained(call)) return RF_OK;
+    RF_CHECK(weight_operand(call, &layer->weights[l], layer->path != RF__IKBO_DECOMPOSED, &weight));
+    const int64_t *strides = input->strides;
+    if (!layer->matrices) {
+        const operand x = {input->handle, {count, k}, {strides[0], strides[1]}};
+        const operand transposed = {weight.of, {k, m}, {weight.strides[1], weight.strides[0]}};
+        return multiply(&x, &transposed, &(operand){out, {count, m}, {m, 1}}, 2);
+    }
+    const operand x = {input->handle, {count, k, n}, {strides[0], strides[1], strides[2]}};
+    const operand same = {weight.of, {count, m, k}, {0, weight.strides[0], weight.strides[1]}};
+    return multiply(&same, &x, &(operand){out, {count, m, n}, {m * n, n, 1}}, 3);
+}
+
+/* Rows of an item as the sum has them: without n, an item is one row. */
+static int64_t item_rows(const rf__ikbo_layer *layer) { return layer->matrices ? layer->m : 1; }
+
+/* Raises what calls with this weight have left on a GPU. */
+static rf_status check_earlier(const rf__call *call, const rf__ikbo_layer *layer) {
+    rf_cuda_stream stream;
+    if (rf__call_on_cpu(call)) return RF_OK;
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf__ikbo_linear_check(layer->weights[layer->n_levels - 1].data, item_rows(layer), &stream);
+}
+
+static rf_status add(const rf__call *call, const rf_ikbo_add_params *params, const rf__ikbo_tail *tail) {
+    rf_executor executor;
+    rf_cuda_stream stream;
+    if (rf__call_on_cpu(call)) {
+        RF_CHECK(rf__call_executor(&executor));
+        return rf_ikbo_add_cpu(params, &executor);
+    }
+    RF_CHECK(rf__call_stream(call, &stream));
+    return rf__ikbo_add_launch(params, tail, &stream);
+}
+
+static rf__ikbo_tail tail_of(const rf__call *call, const rf__ikbo_layer *layer, int32_t l) {
+    const rf__tensor *weight = &layer->weights[l], *input = &layer->inputs[l];
+    const int64_t rows = tail_rows(call, layer, l), first = input->sizes[1] - rows;
+    const int64_t bytes = rf__dtype_bytes(layer->dtype);
+    return (rf__ikbo_tail){.rows = (int32_t)rows,
+                           .weight = (const char *)weight->data + first * weight->strides[1] * bytes,
+                           .weight_pitch = {weight->strides[0], weight->strides[1]},
+                           .x = (const char *)input->data + first * input->strides[1] * bytes,
+                           .x_pitch = {input->strides[0], input->strides[1]}};
+}
+
+/* Adds the products of level l - 1 to those of level l. */
+static rf_status level_add(rf__call *call, const rf__ikbo_layer *layer, int32_t l, const void *base,
+                           void *out) {
+    const bool last = l == layer->n_levels - 1;
+    rf_ikbo_add_params params = {.out = out,
+                                 .count = layer->inputs[l].sizes[0],
+                                 .m = item_rows(layer),
+                                 .n = layer->matrices ? layer->n : layer->m,
+                                 .dtype = layer->dtype,
+                                 .base = base,
+                                 .parents = layer->inputs[l - 1].sizes[0],
+                                 .parent = layer->maps[l],
+                                 .parent_type = layer->map_types[l],
+                                 .bias = last ? layer->bias : NULL,
+                                 .bias_on_n = last && layer->bias != NULL && !layer->matrices,
+                                 .activation = last ? layer->activation : RF_ACTIVATION_NONE,
+                                 .check_bounds = layer->check_bounds,
+                                 .map = layer->chain ? l - 1 : -1,
+                                 .weight = layer->weights[layer->n_levels - 1].data};
+    if (layer->path == RF__IKBO_BROADCAST) {
+        const rf__ikbo_tail tail = tail_of(call, layer, l);
+        return add(call, &params, tail.rows > 0 ? &tail : NULL);
+    }
+    rf_ikbo_add_params gather = params;
+    AtenTensorHandle gathered = NULL;
+    const int64_t sizes[3] = {params.count, params.m, params.n};
+    RF_CHECK(rf__call_temporary(call, 3, sizes, rf__torch_dtype(layer->dtype), &gathered, &gather.out));
+    gather.replace = true;
+    gather.bias = NULL;
+    gather.bias_on_n = false;
+    gather.activation = RF_ACTIVATION_NONE;
+    RF_CHECK(add(call, &gather, NULL));
+    params.base = gather.out;
+    params.parent = NULL;
+    params.parents = params.count;
+    return add(call, &params, NULL);
+}
+
+static rf_status run_levels(rf__call *call, const rf__ikbo_layer *layer, AtenTensorHandle output,
+                            void *data) {
+    const void *base = NULL;
+    RF_CHECK(check_earlier(call, layer));
+    for (int32_t l = 0; l < layer->n_levels; l++) {
+        AtenTensorHandle products = output;
+        void *out = data;
+        const int64_t sizes[3] = {layer->inputs[l].sizes[0], layer->m, layer->n};
+        if (l < layer->n_levels - 1)
+            RF_CHECK(rf__call_temporary(call, 2 + layer->matrices, sizes, rf__torch_dtype(layer->dtype),
+                                        &products, &out));
+        RF_CHECK(level_multiply(call, layer, l, products));
+        if (l > 0) RF_CHECK(level_add(call, layer, l, base, out));
+        base = out;
+    }
+    return RF_OK;
+}
+
+/* The arguments of the one launch, except for `out`. */
+static rf_ikbo_linear_params fused_params(const rf__ikbo_layer *layer, const rf_cuda_allocator *allocator) {
+    rf_ikbo_linear_params params = {.n_levels = layer->n_levels,
+                                    .dtype = layer->dtype,
+                                    .m = layer->m,
+                                    .n = layer->n,
+                                    .bias = layer->bias,
+                                    .activation = layer->activation,
+                                    .check_bounds = layer->check_bounds,
+                                    .chain = layer->chain,
+                                    .allocator = allocator};
+    for (int32_t l = 0; l < layer->n_levels; l++) {
+        const rf__tensor *weight = &layer->weights[l], *input = &layer->inputs[l];
+        params.levels[l] = (rf_ikbo_level){.weight = weight->data,
+                                           .weight_pitch = weight->strides[0],
+                                           .x = input->data,
+                                           .x_pitch = {input->strides[0], input->strides[1]},
+                                           .count = input->sizes[0],
+                                           .k = input->sizes[1],
+                                           .parent = layer->maps[l],
+                                           .parent_type = layer->map_types[l]};
+    }
+    return params;
+}
+
+/* Whether the elements of an input's rows lie side by side, as the one launch wants them. */
+static bool has_rows(const rf__ikbo_layer *layer, int32_t l) {
+    return !layer->matrices || layer->n <= 1 || layer->inputs[l].strides[2] == 1;
+}
+
+/* Copies weights and inputs whose rows do not lie side by side. */
+static rf_status make_rows(rf__call *call, rf__ikbo_layer *layer) {
+    for (int32_t l = 0; l < layer->n_levels; l++) {
+        rf__tensor *weight = &layer->weights[l], *input = &layer->inputs[l];
+        if (weight->sizes[1] > 1 && weight->strides[1] != 1)
+            RF_CHECK(rf__call_contiguous(call, weight, weight->dtype));
+        if (!has_rows(layer, l)) RF_CHECK(rf__call_contiguous(call, input, input->dtype));
+    }
+    return RF_OK;
+}
+
+/* What "auto" is for this call. Weights may be copied for the one launch, but inputs only where it is asked for. `shape`: given where it is
+ * one of this library's kernels alone. */
+static rf_status path_choose(const rf__call *call, rf__ikbo_layer *layer, rf__ikbo_shape *shape) {
+    const bool on_cpu = rf__call_on_cpu(call);
+    RF_FAIL_IF((layer->path == RF__IKBO_FUSED || layer->path == RF__IKBO_SMALL) && on_cpu, RF_ERR_UNSUPPORTED,
+               "path is \"%s\", which is a kernel of GPUs, with tensors on the CPU; use \"auto\" or "
+               "\"broadcast\"",
+               layer->path == RF__IKBO_FUSED ? "fused" : "small");
+    const char *reason =
+        layer->path == RF__IKBO_CONCATENATED ? rf__ikbo_concatenated_refusal(call, layer) : NULL;
+    RF_FAIL_IF(
+        reason != NULL, RF_ERR_UNSUPPORTED,
+        "path is \"concatenated\", which is for two levels of two dimensions on the CPU: %s; use \"auto\" "
+        "or \"broadcast\"",
+        reason);
+    if (layer->path != RF__IKBO_AUTO) return RF_OK;
+    if (on_cpu) {
+        bool best = false;
+        RF_CHECK(rf__ikbo_concatenated_is_best(call, layer, &best));
+        layer->path = best ? RF__IKBO_CONCATENATED : RF__IKBO_BROADCAST;
+        return RF_OK;
+    }
+    const rf_ikbo_linear_params params = fused_params(layer, NULL);
+    bool fits = true;
+    for (int32_t l = 0; l < layer->n_levels; l++) fits = fits && has_rows(layer, l);
+    fits = fits && rf__ikbo_linear_shape(&params, rf__call_gpu(call), shape);
+    layer->path = !fits ? RF__IKBO_BROADCAST : shape->groups > 0 ? RF__IKBO_SMALL : RF__IKBO_FUSED;
+    return RF_OK;
+}
+
+/* By one of the paths that are kernels of this library alone. `shape`: of path_choose; NULL: the path was asked for. */
+static rf_status run_kernels(rf__call *call, rf__ikbo_layer *layer, const rf__ikbo_shape *shape, void *out) {
+    const rf_cuda_allocator allocator = rf__call_allocator(call);
+    const void *weight = layer->weights[layer->n_levels - 1].data;
+    rf_cuda_stream stream;
+    RF_CHECK(make_rows(call, layer));
+    rf_ikbo_linear_params params = fused_params(layer, &allocator);
+    params.out = out;
+    params.weight = weight;
+    params.kernel = layer->path == RF__IKBO_SMALL ? RF_IKBO_KERNEL_SMALL : RF_IKBO_KERNEL_FUSED;
+    RF_CHECK(rf__call_stream(call, &stream));
+    return shape != NULL ? rf__ikbo_linear_run(&params, shape, &stream)
+                         : rf_ikbo_linear_cuda(&params, &stream);
+}
+
+static rf_status run_layer(rf__call *call, bool chain) {
+    rf__ikbo_layer layer;
+    rf__ikbo_shape shape;
+    void *data = NULL;
+    RF_CHECK(rf__ikbo_layer_read(call, chain, &layer));
+    const bool chosen = layer.path == RF__IKBO_AUTO;
+    RF_CHECK(path_choose(call, &layer, &shape));
+    const int64_t sizes[3] = {layer.inputs[layer.n_levels - 1].sizes[0], layer.m, layer.n};
+    RF_CHECK(rf__call_output(call, 0, 2 + layer.matrices, sizes, rf__torch_dtype(layer.dtype), &data));
+    if (layer.path == RF__IKBO_FUSED || layer.path == RF__IKBO_SMALL)
+        return run_kernels(call, &layer, chosen ? &shape : NULL, data);
+    if (layer.path == RF__IKBO_CONCATENATED)
+        return rf__ikbo_concatenated_run(call, &layer, call->outputs[0].tensor, data);
+    return run_levels(call, &layer, call->outputs[0].tensor, data);
+}
+
+/* Gives the number of the path that such a call takes. */
+static rf_status tell_path(rf__call *call, bool chain) {
+    rf__ikbo_layer layer;
+    rf__ikbo_shape shape;
+    RF_CHECK(rf__ikbo_layer_read(call, chain, &layer));
+    RF_CHECK(path_choose(call, &layer, &shape));
+    call->outputs[0].integer = layer.path;
+    call->outputs[0].given = true;
+    return RF_OK;
+}
+
+static rf_status run(rf__call *call) { return run_layer(call, false); }
+static rf_status run_chain(rf__call *call) { return run_layer(call, true); }
+static rf_status path_run(rf__call *call) { return tell_path(call, false); }
+static rf_status chain_path_run(rf__call *call) { return tell_path(call, true); }
+
+const rf__operator rf__torch_ikbo_linear = {RF__IKBO_ARGUMENTS " -> Tensor", RF__CPU | RF__CUDA, run};
+const rf__operator rf__torch_ikbo_linear_chain = {RF__IKBO_CHAIN_ARGUMENTS " -> Tensor", RF__CPU | RF__CUDA,
+                                                  run_chain};
+const rf__operator rf__torch__ikbo_linear_path = {RF__IKBO_ARGUMENTS " -> int", RF__CPU | RF__CUDA, path_run};
+const rf__operator rf__torch__ikbo_linear_chain_path = {RF__IKBO_CHAIN_ARGUMENTS " -> int",
+                                                        RF__CPU | RF__CUDA, chain_path_run};

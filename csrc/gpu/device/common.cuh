@@ -1,0 +1,243 @@
+/* What all kernels share: vectors of a table's elements, their sums in float32, records of errors.
+ *
+ * Included by NVRTC from memory, and by nvcc and editors from csrc (-I). */
+#ifndef RECFUSE_COMMON_CUH
+#define RECFUSE_COMMON_CUH
+
+#include "gpu/device/codes.h"
+#include "gpu/device/error_word.h"
+#include "gpu/device/types.h"
+
+#define RF_INLINE __device__ __forceinline__
+#define RF_FULL_WARP 0xffffffffu
+
+/* 2, 4, 8 or 16 bytes, moved by one instruction. */
+template <int BYTES> struct __align__(BYTES) rf_bytes {
+    rf_u32 word[BYTES / 4];
+};
+template <> struct __align__(2) rf_bytes<2> {
+    rf_u16 word[1];
+};
+
+/* A read through the cache for constant data: tables do not change while a kernel runs. */
+RF_INLINE rf_bytes<2> rf_load(const rf_bytes<2> *from) {
+    rf_bytes<2> to;
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(to.word[0]) : "l"(from));
+    return to;
+}
+RF_INLINE rf_bytes<4> rf_load(const rf_bytes<4> *from) {
+    rf_bytes<4> to;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(to.word[0]) : "l"(from));
+    return to;
+}
+RF_INLINE rf_bytes<8> rf_load(const rf_bytes<8> *from) {
+    rf_bytes<8> to;
+    asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(to.word[0]), "=r"(to.word[1]) : "l"(from));
+    return to;
+}
+RF_INLINE rf_bytes<16> rf_load(const rf_bytes<16> *from) {
+    rf_bytes<16> to;
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to.word[0]), "=r"(to.word[1]), "=r"(to.word[2]), "=r"(to.word[3])
+                 : "l"(from));
+    return to;
+}
+
+/* As rf_load where `there` is not negative, zeros elsewhere, and one instruction with a predicate: of a branch around rf_load the compiler
+ * makes copies into other registers, which wait for what is loaded before the next load begins. */
+RF_INLINE rf_bytes<2> rf_load_if(int there, const rf_bytes<2> *from) {
+    rf_bytes<2> to = {};
+    asm volatile("{ .reg .pred p; setp.ge.s32 p, %2, 0; @p ld.global.nc.u16 %0, [%1]; }"
+                 : "+h"(to.word[0])
+                 : "l"(from), "r"(there));
+    return to;
+}
+RF_INLINE rf_bytes<4> rf_load_if(int there, const rf_bytes<4> *from) {
+    rf_bytes<4> to = {};
+    asm volatile("{ .reg .pred p; setp.ge.s32 p, %2, 0; @p ld.global.nc.u32 %0, [%1]; }"
+                 : "+r"(to.word[0])
+                 : "l"(from), "r"(there));
+    return to;
+}
+RF_INLINE rf_bytes<8> rf_load_if(int there, const rf_bytes<8> *from) {
+    rf_bytes<8> to = {};
+    asm volatile("{ .reg .pred p; setp.ge.s32 p, %3, 0; @p ld.global.nc.v2.u32 {%0, %1}, [%2]; }"
+                 : "+r"(to.word[0]), "+r"(to.word[1])
+                 : "l"(from), "r"(there));
+    return to;
+}
+RF_INLINE rf_bytes<16> rf_load_if(int there, const rf_bytes<16> *from) {
+    rf_bytes<16> to = {};
+    asm volatile("{ .reg .pred p; setp.ge.s32 p, %5, 0; @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "+r"(to.word[0]), "+r"(to.word[1]), "+r"(to.word[2]), "+r"(to.word[3])
+                 : "l"(from), "r"(there));
+    return to;
+}
+
+/* A read that stays before the stores that follow it: the assembler moves those above down to their uses, which leaves
+ * fewer of them in flight. */
+RF_INLINE rf_bytes<2> rf_load_first(const rf_bytes<2> *from) {
+    rf_bytes<2> to;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(to.word[0]) : "l"(from) : "memory");
+    return to;
+}
+RF_INLINE rf_bytes<4> rf_load_first(const rf_bytes<4> *from) {
+    rf_bytes<4> to;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(to.word[0]) : "l"(from) : "memory");
+    return to;
+}
+RF_INLINE rf_bytes<8> rf_load_first(const rf_bytes<8> *from) {
+    rf_bytes<8> to;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(to.word[0]), "=r"(to.word[1])
+                 : "l"(from)
+                 : "memory");
+    return to;
+}
+RF_INLINE rf_bytes<16> rf_load_first(const rf_bytes<16> *from) {
+    rf_bytes<16> to;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to.word[0]), "=r"(to.word[1]), "=r"(to.word[2]), "=r"(to.word[3])
+                 : "l"(from)
+                 : "memory");
+    return to;
+}
+
+/* Asks for what lies there, in L2, and waits for nothing. Also before rf_wait_for_previous_kernel: what a kernel still writes goes
+ * to L2, too. */
+RF_INLINE void rf_prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+/* Keeps an address in registers, so that a place behind it is one multiplication and addition away. */
+RF_INLINE void rf_keep(const rf_u8 *&address) { asm volatile("" : "+l"(address)); }
+RF_INLINE void rf_keep(rf_u8 *&address) { asm volatile("" : "+l"(address)); }
+/* Forgets where a number comes from, so that what is worked out of it is not held in registers. */
+RF_INLINE void rf_forget(int &number) { asm volatile("" : "+r"(number)); }
+
+/* The address so many times `pitch` bytes behind another, by that one multiplication and addition: left to itself a compiler
+ * may multiply 64 bits. */
+RF_INLINE rf_u8 *rf_place(const rf_u8 *first, rf_u32 number, rf_u32 pitch) {
+    rf_u64 bytes;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(bytes) : "r"(number), "r"(pitch));
+    return (rf_u8 *)first + bytes;
+}
+RF_INLINE rf_u8 *rf_place(const rf_u8 *first, rf_u64 number, rf_u32 pitch) {
+    return (rf_u8 *)first + number * pitch;
+}
+
+/* As rf_load for one number, `how`: the rest of the instruction. Not __ldg: a compiler may move that one above
+ * rf_wait_for_previous_kernel. */
+#define RF_LOADER(name, number, how, result)                                     \
+    RF_INLINE number name(const number *from) {                                  \
+        number to;                                                               \
+        asm volatile("ld.global.nc." how " %0, [%1];" : result(to) : "l"(from)); \
+        return to;                                                               \
+    }
+RF_LOADER(rf_load, int, "s32", "=r")
+RF_LOADER(rf_load, rf_i64, "s64", "=l")
+RF_LOADER(rf_load, float, "f32", "=f")
+RF_LOADER(rf_load, rf_u32, "u32", "=r")
+RF_LOADER(rf_load, rf_u64, "u64", "=l")
+RF_INLINE const rf_u8 *rf_load(const rf_u8 *const *from) {
+    return (const rf_u8 *)rf_load((const rf_i64 *)from);
+}
+
+/* Elements of a type as float32: DTYPE's element number I of a vector, and the way back. */
+template <int DTYPE> struct rf_element;
+
+template <> struct rf_element<RF_FLOAT32> {
+    enum { BYTES = 4 };
+    template <int SIZE> static RF_INLINE float get(const rf_bytes<SIZE> &from, int i) {
+        return __uint_as_float(from.word[i]);
+    }
+    template <int SIZE> static RF_INLINE void set(rf_bytes<SIZE> &to, int i, float value) {
+        to.word[i] = __float_as_uint(value);
+    }
+};
+
+RF_INLINE rf_u32 rf_half_bits(const rf_bytes<2> &from, int i) { return from.word[0]; }
+template <int SIZE> RF_INLINE rf_u32 rf_half_bits(const rf_bytes<SIZE> &from, int i) {
+    return i % 2 ? from.word[i / 2] >> 16 : from.word[i / 2] & 0xffffu;
+}
+RF_INLINE void rf_half_bits_set(rf_bytes<2> &to, int i, rf_u16 bits) { to.word[0] = bits; }
+template <int SIZE> RF_INLINE void rf_half_bits_set(rf_bytes<SIZE> &to, int i, rf_u16 bits) {
+    to.word[i / 2] = i % 2 ? (to.word[i / 2] & 0xffffu) | (rf_u32)bits << 16 : bits;
+}
+
+template <> struct rf_element<RF_FLOAT16> {
+    enum { BYTES = 2 };
+    template <int SIZE> static RF_INLINE float get(const rf_bytes<SIZE> &from, int i) {
+        float value;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((rf_u16)rf_half_bits(from, i)));
+        return value;
+    }
+    template <int SIZE> static RF_INLINE void set(rf_bytes<SIZE> &to, int i, float value) {
+        rf_u16 bits;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+        rf_half_bits_set(to, i, bits);
+    }
+};
+
+template <> struct rf_element<RF_BFLOAT16> {
+    enum { BYTES = 2 };
+    template <int SIZE> static RF_INLINE float get(const rf_bytes<SIZE> &from, int i) {
+        if (SIZE > 2 && i % 2) return __uint_as_float(from.word[i / 2] & 0xffff0000u);
+        return __uint_as_float(rf_half_bits(from, i) << 16);
+    }
+    template <int SIZE> static RF_INLINE void set(rf_bytes<SIZE> &to, int i, float value) {
+        rf_u16 bits;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+        rf_half_bits_set(to, i, bits);
+    }
+};
+
+/* What a kernel says of an offender (error_word.h). */
+struct rf_offender {
+    rf_argument argument;
+    rf_i64 position, bag, value, limit, lookups;
+};
+
+/* In line, because a call would cost the caller registers on its hot path. */
+template <rf_operator OPERATOR>
+RF_INLINE void rf_report(const rf_error_word &errors, const rf_offender &found, int feature = -1) {
+    volatile rf_error_record *record = errors.record;
+    const rf_u32 raised = record->raised;
+    if (atomicCAS(errors.claimed, raised, raised + 1u) != raised) return;
+    record->argument = found.argument;
+    record->operator_number = OPERATOR;
+    record->feature = feature;
+    record->position = found.position;
+    record->bag = found.bag;
+    record->value = found.value;
+    record->limit = found.limit;
+    record->lookups = found.lookups;
+    __threadfence_system();
+    record->ready = RF_ERROR_READY;
+}
+
+/* Launches that follow each other in a stream may overlap (families/embedding_bag/embedding_bag.c says when): a kernel
+ * waits here until what ran before has finished and its writes can be seen, and lets the next one be set up
+ * meanwhile, but not the one after. */
+RF_INLINE void rf_wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/* The next kernel may begin beside this one: where that one waits for this one before it reads or writes what this one
+ * writes or reads, and reads until then nothing that the kernel before this one writes, unless this one has waited. */
+RF_INLINE void rf_begin_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* A root and a quotient that are off by two units of the last place at most, without the branches and the calls of those to the last
+ * bit. By a divisor above 2^126 the quotient is 0. */
+RF_INLINE float rf_near_root(float of) {
+    float root;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(of));
+    return root;
+}
+RF_INLINE float rf_near_quotient(float value, float divisor) { return __fdividef(value, divisor); }
+
+#endif

@@ -1,0 +1,39 @@
+/* Sums over the lanes of a warp and over a block, each thread's up to its own place. */
+#ifndef RECFUSE_SUMS_CUH
+#define RECFUSE_SUMS_CUH
+
+#include "gpu/device/common.cuh"
+
+/* Of all lanes up to this one. */
+template <typename T> RF_INLINE T rf_sum_of_lanes_to(T value) {
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) {
+        const T lower = __shfl_up_sync(RF_FULL_WARP, value, apart);
+        if ((int)threadIdx.x % 32 >= apart) value += lower;
+    }
+    return value;
+}
+
+/* `before` and the sums of the warps before `warp`, of_warps [WARPS]; to `all` those of all warps are added. */
+template <int WARPS, typename T>
+RF_INLINE T rf_sum_of_warps_before(T before, const T *of_warps, int warp, T &all) {
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        before += w < warp ? of_warps[w] : 0;
+        all += of_warps[w];
+    }
+    return before;
+}
+
+/* Of all threads before this one in a block of WARPS warps; `all`: of the whole block. A barrier stands between calls with
+ * one of_warps [WARPS], which is in shared memory. */
+template <int WARPS, typename T> RF_INLINE T rf_sum_of_block_before(T value, T *of_warps, T &all) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const T upto = rf_sum_of_lanes_to(value);
+    if (lane == 31) of_warps[warp] = upto;
+    __syncthreads();
+    all = 0;
+    return rf_sum_of_warps_before<WARPS>(upto - value, of_warps, warp, all);
+}
+
+#endif

@@ -1,0 +1,248 @@
+#include "gpu/driver/memory.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+rf_status rf__cuda_error_words_new(const rf__cuda_device *device, rf__cuda_error_words *words) {
+    const rf__cuda_driver *driver = device->driver;
+    rf_status status = RF_OK;
+    rf__cu_pointer claimed = 0, records = 0;
+    const size_t bytes = RF__CUDA_ERROR_WORDS * sizeof *words->records;
+    memset(words, 0, sizeof *words);
+    words->owners = calloc(RF__CUDA_ERROR_WORDS, sizeof *words->owners);
+    RF_FAIL_IF(words->owners == NULL, RF_ERR_MEMORY, "no memory for the errors of a GPU");
+    RF__CUDA_TRY(driver->cuMemHostAlloc((void **)&words->records, bytes,
+                                        RF__CU_MEMHOSTALLOC_PORTABLE | RF__CU_MEMHOSTALLOC_DEVICEMAP));
+    memset(words->records, 0, bytes);
+    RF__CUDA_TRY(driver->cuMemHostGetDevicePointer_v2(&records, words->records, 0));
+    /* As many zeros as there are words: no table owns one yet. */
+    RF_TRY(rf__cuda_upload(device, words->owners, RF__CUDA_ERROR_WORDS * sizeof *words->first.claimed,
+                           &claimed));
+    words->first = (rf_error_word){(rf_u32 *)(uintptr_t)claimed, (rf_error_record *)(uintptr_t)records};
+out:
+    if (status != RF_OK) {
+        if (words->records != NULL) (void)driver->cuMemFreeHost(words->records);
+        free(words->owners);
+    }
+    return status;
+}
+
+/* Spreads every bit over all (the finaliser of a 64-bit hash). */
+static uint64_t mix(uint64_t value) {
+    value = (value ^ (value >> 32)) * 0x9e3779b97f4a7c15u;
+    value = (value ^ (value >> 29)) * 0xbf58476d1ce4e5b9u;
+    return value ^ (value >> 32);
+}
+
+/* Number of the word of a table, which is taken where it is new. */
+static uint32_t word_number(const rf__cuda_error_words *words, uint64_t table) {
+    enum { PROBES = 64 };
+    const uint32_t first = (uint32_t)(table % RF__CUDA_ERROR_WORDS);
+    for (uint32_t i = 0; i < PROBES; i++) {
+        const uint32_t at = (first + i) % RF__CUDA_ERROR_WORDS;
+        uint64_t owner = __atomic_load_n(&words->owners[at], __ATOMIC_RELAXED);
+        if (owner == 0 && __atomic_compare_exchange_n(&words->owners[at], &owner, table, false,
+                                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+            owner = table;
+        if (owner == table) return at;
+    }
+    return first;
+}
+
+rf__cuda_error_word rf__cuda_error_word_of(const rf__cuda_error_words *words, const void *weight,
+                                           uint64_t shape) {
+    const uint64_t table = mix((uintptr_t)weight ^ mix(shape + 1));
+    const uint32_t at = word_number(words, table != 0 ? table : 1);
+    return (rf__cuda_error_word){{words->first.claimed + at, words->first.record + at}, &words->records[at]};
+}
+
+static rf_status raise_record(const rf_error_record *record) {
+    static const char *const operators[] = {
+#define RF_OPERATOR(name) #name,
+        RF_OPERATOR_LIST(RF_OPERATOR)
+#undef RF_OPERATOR
+    };
+    static const struct {
+        const char *name, *counted, *none;
+        rf_rule rule;
+    } arguments[] = {
+#define RF_ARGUMENT(name, text, rule, counted, none) \
+    [RF_ARGUMENT_##name] = {text, counted, none, RF_RULE_##rule},
+        RF_ARGUMENT_LIST(RF_ARGUMENT)
+#undef RF_ARGUMENT
+    };
+    static const char when[] =
+        "(found on the GPU by an earlier call with these tables, whose output is wrong)";
+    const bool readable = record->operator_number < sizeof operators / sizeof operators[0] &&
+                          record->argument < sizeof arguments / sizeof arguments[0] &&
+                          arguments[record->argument].name != NULL;
+    RF_FAIL_IF(!readable, RF_ERR_INTERNAL,
+               "a GPU kernel reported an unknown error: argument %u of operator %u",
+               (unsigned)record->argument, (unsigned)record->operator_number);
+    const char *name = arguments[record->argument].name, *counted = arguments[record->argument].counted;
+    char bag[80] = "", list[16] = "", place[24] = "", found[256];
+    if (record->operator_number == RF_OPERATOR_embedding_columns) {
+        snprintf(bag, sizeof bag, ", of column %" PRId32 " and sample %" PRId64, record->feature,
+                 record->bag);
+    } else if (record->bag >= 0 && record->feature >= 0) {
+        snprintf(bag, sizeof bag, ", for feature %" PRId32 ", bag %" PRId64, record->feature, record->bag);
+    } else if (record->bag >= 0) {
+        snprintf(bag, sizeof bag, ", for bag %" PRId64, record->bag);
+    } else if (record->argument == RF_ARGUMENT_maps) {
+        snprintf(list, sizeof list, "[%" PRId32 "]", record->feature);
+    }
+    if (record->position >= 0) snprintf(place, sizeof place, "[%" PRId64 "]", record->position);
+    snprintf(found, sizeof found, "recfuse.%s: %s%s%s is %" PRId64, operators[record->operator_number], name,
+             list, place, record->value);
+    if (arguments[record->argument].rule == RF_RULE_INDEX) {
+        RF_FAIL_IF(record->limit <= 0, RF_ERR_INDEX, "%s%s; %s, which allows no index %s", found, bag,
+                   arguments[record->argument].none, when);
+        return rf__fail(RF_ERR_INDEX, "%s%s; allowed is 0 to %" PRId64 ", less than the %" PRId64 " %s %s",
+                        found, bag, record->limit - 1, record->limit, counted, when);
+    }
+    if (arguments[record->argument].rule == RF_RULE_RANGE)
+        return rf__fail(RF_ERR_VALUE, "%s; allowed is %" PRId64 " to %" PRId64 ", %s %s", found,
+                        record->limit, record->lookups, counted, when);
+    RF_FAIL_IF(record->position == 0, RF_ERR_OFFSET, "%s; the first bag must begin at 0 %s", found, when);
+    return rf__fail(RF_ERR_OFFSET,
+                    "%s%s; allowed is %" PRId64
+                    " (where the bag before begins; %s must not decrease) to %" PRId64
+                    " (the number of indices) %s",
+                    found, bag, record->limit, name, record->lookups, when);
+}
+
+static bool is_ready(const rf_error_record *record) {
+    return __atomic_load_n(&record->ready, __ATOMIC_ACQUIRE) == RF_ERROR_READY;
+}
+
+/* The lock of taking a record or a note, so that one thread raises it; nothing waits under it. A child, which has no CUDA,
+ * never comes here. */
+static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
+static rf__cuda_note *notes; /* under the lock; of all devices, one of a word at most */
+static int32_t n_notes; /* atomic; written under the lock */
+
+void rf__cuda_note_leave(rf__cuda_error_word word, rf__cuda_note *note) {
+    note->of = word.record;
+    pthread_mutex_lock(&taking);
+    rf__cuda_note **at = &notes;
+    while (*at != NULL && (*at)->of != note->of) at = &(*at)->next;
+    rf__cuda_note *unused = note;
+    if (*at == NULL) {
+        note->next = NULL;
+        *at = note;
+        unused = NULL;
+        __atomic_store_n(&n_notes, n_notes + 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&taking);
+    free(unused);
+}
+
+static bool is_note_of(const rf__cuda_note *note, const rf_error_record *records, int32_t count) {
+    return note->of >= records && note->of < records + count;
+}
+
+/* The first note of one of these records [count], or NULL; it is the caller's. *more: others there are. */
+static rf__cuda_note *note_take(const rf_error_record *records, int32_t count, int32_t *more) {
+    rf__cuda_note *taken = NULL;
+    *more = 0;
+    if (__atomic_load_n(&n_notes, __ATOMIC_ACQUIRE) == 0) return NULL;
+    pthread_mutex_lock(&taking);
+    for (rf__cuda_note **at = &notes; *at != NULL;) {
+        rf__cuda_note *note = *at;
+        const bool is_of = is_note_of(note, records, count);
+        if (is_of && taken == NULL) {
+            taken = note;
+            *at = note->next;
+            __atomic_store_n(&n_notes, n_notes - 1, __ATOMIC_RELEASE);
+            continue;
+        }
+        *more += is_of;
+        at = &note->next;
+    }
+    pthread_mutex_unlock(&taking);
+    return taken;
+}
+
+static rf_status note_raise(rf__cuda_note *note) {
+    if (note == NULL) return RF_OK;
+    const rf_status status = rf__fail(note->status, "%s", note->text);
+    free(note);
+    return status;
+}
+
+/* Copies a record and frees its word; false where another thread was first. */
+static bool record_take(rf_error_record *record, rf_error_record *copy) {
+    pthread_mutex_lock(&taking);
+    const bool taken = is_ready(record);
+    if (taken) {
+        *copy = *record;
+        /* In this order: it is empty, and then a kernel may write the next one. */
+        __atomic_store_n(&record->ready, RF_ERROR_NONE, __ATOMIC_RELEASE);
+        __atomic_store_n(&record->raised, copy->raised + 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&taking);
+    return taken;
+}
+
+rf_status rf__cuda_check_word(const rf__cuda_device *device, rf__cuda_error_word word, void *stream) {
+    if (!is_ready(word.record) && __atomic_load_n(&n_notes, __ATOMIC_ACQUIRE) == 0) return RF_OK;
+    rf_status status = RF_OK;
+    rf_error_record record;
+    int32_t more;
+    rf__cu_capture_status capturing = RF__CU_STREAM_CAPTURE_STATUS_NONE;
+    RF_TRY(rf__cuda_enter(device));
+    /* It also fails where the default stream may not be asked because another is captured. */
+    if (device->driver->cuStreamIsCapturing(stream, &capturing) == RF__CU_SUCCESS &&
+        capturing == RF__CU_STREAM_CAPTURE_STATUS_NONE)
+        status = record_take(word.record, &record) ? raise_record(&record)
+                                                   : note_raise(note_take(word.record, 1, &more));
+    rf__cuda_leave();
+out:
+    return status;
+}
+
+/* Of a device. */
+static int32_t notes_count(const rf_error_record *records) {
+    int32_t count = 0;
+    pthread_mutex_lock(&taking);
+    for (const rf__cuda_note *note = notes; note != NULL; note = note->next)
+        count += is_note_of(note, records, RF__CUDA_ERROR_WORDS);
+    pthread_mutex_unlock(&taking);
+    return count;
+}
+
+/* Raises the first record or note that there is, and says how many others are left. */
+static rf_status raise_first(const rf__cuda_device *device) {
+    rf_error_record record, *first = NULL;
+    int32_t more = 0;
+    for (int32_t i = 0; i < RF__CUDA_ERROR_WORDS; i++) {
+        rf_error_record *other = &device->errors.records[i];
+        if (!is_ready(other)) continue;
+        more += first != NULL;
+        if (first == NULL) first = other;
+    }
+    rf_status status;
+    if (first != NULL && record_take(first, &record)) {
+        status = raise_record(&record);
+        more += notes_count(device->errors.records);
+    } else {
+        status = note_raise(note_take(device->errors.records, RF__CUDA_ERROR_WORDS, &more));
+    }
+    if (status == RF_OK || more == 0) return status;
+    return rf__fail(status, "%s; calls with other tables left %d more: check again", rf_last_error(),
+                    (int)more);
+}
+
+rf_status rf_cuda_check(int32_t device_ordinal) {
+    rf_status status = RF_OK;
+    const rf__cuda_device *device = NULL;
+    RF_TRY(rf__cuda_device_get(device_ordinal, &device));
+    RF_TRY(rf__cuda_enter(device));
+    status = rf__cuda_leave_with(RF__CUDA_CALL(device->driver->cuCtxSynchronize()));
+    if (status == RF_OK) status = raise_first(device);
+out:
+    return status;
+}

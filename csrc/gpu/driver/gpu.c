@@ -1,0 +1,120 @@
+/* The one table of GPUs: NVIDIA's architecture whitepapers and data sheets, and what drivers report of these devices. */
+#include "gpu/driver/gpu.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#define KIB(n) ((int64_t)(n) << 10)
+#define MIB(n) ((int64_t)(n) << 20)
+
+/* Compute capability, threads and blocks of an SM, shared memory of an SM in KiB (a block may have 1 KiB less, which the
+ * driver reserves), FLOPs a clock of an SM without and with tensor cores. */
+#define ARCH(name, major, minor, threads, blocks, shared, flops, tensor_flops)             \
+    .arch = (name), .cc_major = (major), .cc_minor = (minor), .threads_per_sm = (threads), \
+    .blocks_per_sm = (blocks), .registers_per_sm = 65536, .shared_per_sm = KIB(shared),    \
+    .shared_per_block_optin = KIB((shared) - 1), .reserved_shared_per_block = KIB(1),      \
+    .flops_per_clock = (flops), .tensor_flops_per_clock = (tensor_flops)
+#define AMPERE ARCH("sm_80", 8, 0, 2048, 32, 164, 128, 2048)
+#define AMPERE_GRAPHICS ARCH("sm_86", 8, 6, 1536, 16, 100, 256, 512)
+#define ADA ARCH("sm_89", 8, 9, 1536, 24, 100, 256, 1024)
+#define HOPPER ARCH("sm_90a", 9, 0, 2048, 32, 228, 256, 4096)
+#define BLACKWELL ARCH("sm_100", 10, 0, 2048, 32, 228, 256, 8192)
+
+static const rf__gpu gpus[] = {
+    {.name = "A100", AMPERE, .sms = 108, .l2_bytes = MIB(40), .clock = 1.41e9, .bytes_per_second = 2.04e12},
+    {.name = "A30", AMPERE, .sms = 56, .l2_bytes = MIB(24), .clock = 1.44e9, .bytes_per_second = 0.93e12},
+    {.name = "A40",
+     AMPERE_GRAPHICS,
+     .sms = 84,
+     .l2_bytes = MIB(6),
+     .clock = 1.74e9,
+     .bytes_per_second = 0.70e12},
+    {.name = "RTX 3090",
+     AMPERE_GRAPHICS,
+     .sms = 82,
+     .l2_bytes = MIB(6),
+     .clock = 1.70e9,
+     .bytes_per_second = 0.94e12},
+    {.name = "A10",
+     AMPERE_GRAPHICS,
+     .sms = 72,
+     .l2_bytes = MIB(6),
+     .clock = 1.70e9,
+     .bytes_per_second = 0.60e12},
+    {.name = "L40S", ADA, .sms = 142, .l2_bytes = MIB(96), .clock = 2.52e9, .bytes_per_second = 0.86e12},
+    {.name = "RTX 4090", ADA, .sms = 128, .l2_bytes = MIB(72), .clock = 2.52e9, .bytes_per_second = 1.01e12},
+    {.name = "L4", ADA, .sms = 58, .l2_bytes = MIB(48), .clock = 2.04e9, .bytes_per_second = 0.30e12},
+    {.name = "H200", HOPPER, .sms = 132, .l2_bytes = MIB(60), .clock = 1.83e9, .bytes_per_second = 4.80e12},
+    {.name = "H100", HOPPER, .sms = 132, .l2_bytes = MIB(50), .clock = 1.83e9, .bytes_per_second = 3.35e12},
+    {.name = "H100 PCIe",
+     HOPPER,
+     .sms = 114,
+     .l2_bytes = MIB(50),
+     .clock = 1.62e9,
+     .bytes_per_second = 2.04e12},
+    {.name = "H20", HOPPER, .sms = 78, .l2_bytes = MIB(60), .clock = 1.83e9, .bytes_per_second = 4.00e12},
+    {.name = "B200",
+     BLACKWELL,
+     .sms = 148,
+     .l2_bytes = MIB(126),
+     .clock = 1.85e9,
+     .bytes_per_second = 8.00e12},
+};
+enum { COUNT = sizeof gpus / sizeof gpus[0] };
+
+const rf__gpu *rf__gpus(int32_t *count) {
+    *count = COUNT;
+    return gpus;
+}
+
+rf_status rf__gpu_find(const char *name, const rf__gpu **gpu) {
+    char names[512] = "";
+    for (int32_t i = 0; i < COUNT; i++) {
+        const size_t used = strlen(names);
+        if (strcasecmp(name, gpus[i].name) == 0 || strcmp(name, gpus[i].arch) == 0) {
+            *gpu = &gpus[i];
+            return RF_OK;
+        }
+        snprintf(names + used, sizeof names - used, "%s%.24s", i == 0 ? "" : ", ", gpus[i].name);
+    }
+    return rf__fail(
+        RF_ERR_VALUE,
+        "gpu is \"%s\"; expected one of %s, or an architecture such as \"sm_90a\" for its typical GPU", name,
+        names);
+}
+
+rf_status rf__gpu_of_arch(const char *arch, rf__gpu *gpu) {
+    int number = 0;
+    RF_FAIL_IF(sscanf(arch, "sm_%d", &number) != 1 || strlen(arch) >= sizeof gpu->arch, RF_ERR_VALUE,
+               "arch is \"%.64s\"; expected an architecture such as \"sm_90a\"", arch);
+    const rf__gpu *best = &gpus[0];
+    for (int32_t i = 0; i < COUNT; i++) {
+        const int32_t at = 10 * gpus[i].cc_major + gpus[i].cc_minor;
+        if (at <= number && at > 10 * best->cc_major + best->cc_minor) best = &gpus[i];
+    }
+    *gpu = *best;
+    gpu->cc_major = number / 10;
+    gpu->cc_minor = number % 10;
+    memcpy(gpu->arch, arch, strlen(arch) + 1);
+    return RF_OK;
+}
+
+void rf__gpu_add_rates(rf__gpu *gpu) {
+    const rf__gpu *best = NULL;
+    for (int32_t i = 0; i < COUNT; i++) {
+        if (gpus[i].cc_major != gpu->cc_major || gpus[i].cc_minor != gpu->cc_minor) continue;
+        const int64_t distance = gpus[i].sms > gpu->sms ? gpus[i].sms - gpu->sms : gpu->sms - gpus[i].sms;
+        const int64_t least = best == NULL           ? INT64_MAX
+                              : best->sms > gpu->sms ? best->sms - gpu->sms
+                                                     : gpu->sms - best->sms;
+        /* Of GPUs with as many SMs, memory tells: the driver's name holds the table's. */
+        if (distance < least || (distance == least && strstr(gpu->name, gpus[i].name) != NULL))
+            best = &gpus[i];
+    }
+    if (best == NULL) return;
+    gpu->clock = best->clock;
+    gpu->bytes_per_second = best->bytes_per_second;
+    gpu->flops_per_clock = best->flops_per_clock;
+    gpu->tensor_flops_per_clock = best->tensor_flops_per_clock;
+}

@@ -1,0 +1,34 @@
+/* A GPU as a plain struct: the facts that launches are decided by. Needs no driver. */
+#ifndef RECFUSE_CUDA_DRIVER_GPU_H
+#define RECFUSE_CUDA_DRIVER_GPU_H
+
+#include "core/status.h"
+
+typedef struct rf__gpu {
+    char name[96]; /* "H100", or the driver's name of a device */
+    char arch[16]; /* of its kernels: "sm_80", "sm_90a" */
+    int32_t sms, cc_major, cc_minor;
+    int32_t threads_per_sm, blocks_per_sm;
+    int64_t registers_per_sm, shared_per_sm, shared_per_block_optin, reserved_shared_per_block;
+    int64_t l2_bytes;
+    /* Rates; 0: unknown. */
+    double clock; /* Hz, of the SMs under load */
+    double bytes_per_second; /* of device memory */
+    double flops_per_clock; /* of an SM, float32 outside of tensor cores */
+    double tensor_flops_per_clock; /* of an SM, float16 with float32 sums, dense */
+} rf__gpu;
+
+/* The known GPUs [count], those of one architecture side by side, the typical one first. */
+RF__SHARED const rf__gpu *rf__gpus(int32_t *count);
+
+/* The known GPU of a name ("H100", in any case), or the typical GPU of an architecture ("sm_90a"). RF_ERR_VALUE: neither; the
+ * message has the names. */
+RF__SHARED rf_status rf__gpu_find(const char *name, const rf__gpu **gpu);
+
+/* A GPU of an architecture ("sm_90a"): the typical one, or the known one before it, with that architecture. */
+RF__SHARED rf_status rf__gpu_of_arch(const char *arch, rf__gpu *gpu);
+
+/* Completes a GPU of the driver by the rates of the known GPU that is most like it. */
+void rf__gpu_add_rates(rf__gpu *gpu);
+
+#endif

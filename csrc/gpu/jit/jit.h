@@ -1,0 +1,64 @@
+/* Kernels compiled at run time: sources beside this library, a cache on disk, modules on a device. */
+#ifndef RECFUSE_CUDA_JIT_H
+#define RECFUSE_CUDA_JIT_H
+
+#include <stddef.h>
+
+#include "gpu/driver/device.h"
+#include "gpu/driver/launch.h"
+
+/* One kernel of a file under kernels/, the folder beside this library. */
+typedef struct rf__kernel_source {
+    const char *file;  /* "families/embedding_bag/embedding_bag.cu" */
+    const char *entry; /* "rf_embedding_bag", extern "C" */
+} rf__kernel_source;
+
+/* What specialises it. */
+typedef struct rf__kernel_options {
+    char defines[8192];     /* "-DRF_DIM=128 -DRF_BLOCK=256": options of the compiler between spaces */
+    int32_t dynamic_shared; /* bytes a block at launch; does not change the code */
+} rf__kernel_options;
+
+/* A kernel that is loaded on a device; lives as long as the process. */
+typedef struct rf__kernel {
+    rf__cu_function function;
+    int32_t registers, static_shared, dynamic_shared; /* a thread; bytes a block */
+    int32_t clusters; /* atomic: that the device runs at once, 0: not asked yet */
+} rf__kernel;
+
+/* Clusters of a launch of the kernel that the device runs at once; asked once. In the device's context. */
+rf_status rf__kernel_clusters(const rf__cuda_device *device, const rf__kernel *kernel,
+                              const rf__launch_config *config, int32_t *clusters);
+
+/* Compiles for `arch` ("sm_90a"), which takes seconds, or takes it from the cache on disk; needs no GPU. *cubin [*cubin_bytes] is the
+ * caller's to free; `cubin` and `info` may be NULL. RF_ERR_UNSUPPORTED: it is not in the cache, and there is no
+ * compiler or RECFUSE_JIT=off forbids it; RF_ERR_COMPILE: it does not compile, with the compiler's text. */
+RF__SHARED rf_status rf__jit_compile(const rf__kernel_source *source, const rf__kernel_options *options,
+                                     const char *arch, void **cubin, int64_t *cubin_bytes,
+                                     rf_kernel_info *info);
+
+/* The same, but only from the cache: false where it is not there. */
+RF__SHARED bool rf__jit_is_cached(const rf__kernel_source *source, const rf__kernel_options *options,
+                                  const char *arch, rf_kernel_info *info);
+
+/* Turns a key into options, which are zeros; called at a miss only. */
+typedef rf_status (*rf__kernel_describe)(const void *key, rf__kernel_options *options);
+
+/* The kernel for `key`, a small struct that is compared bytewise, so with its padding zeroed; `source` and
+ * `device` are compared by address. Of many threads that ask for one kernel at once one makes it and the
+ * others wait; other kernels are made meanwhile. A failure is not remembered. What is loaded
+ * already is found without a lock; else this compiles, which takes seconds, and loads, which may wait for the device. */
+rf_status rf__jit_kernel(const rf__cuda_device *device, const rf__kernel_source *source, const void *key,
+                         size_t key_size, rf__kernel_describe describe, const rf__kernel **kernel);
+
+/* Compiles the kernel of each of `n` keys, key_size bytes apart, into the cache; needs no GPU. */
+rf_status rf__jit_compile_each(const rf__kernel_source *source, const void *keys, size_t key_size, int32_t n,
+                               rf__kernel_describe describe, const char *arch);
+
+/* An integer type's name in kernels. */
+const char *rf__kernel_integer(int32_t int_type);
+
+/* False when RECFUSE_JIT=off forbids compiling. */
+RF__SHARED bool rf__jit_allowed(void);
+
+#endif

@@ -1,0 +1,86 @@
+#define _GNU_SOURCE /* strndup */
+#include "gpu/jit/source.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/file.h"
+
+static bool kernels_folder(char *folder) {
+    const char *library = rf__library_file(), *slash = strrchr(library, '/');
+    return slash != NULL && rf__path_set(folder, "%.*s/kernels", (int)(slash - library), library);
+}
+
+static rf_status text_read(const char *folder, const char *name, char **text) {
+    char path[RF__PATH_BYTES] = "";
+    size_t bytes = 0;
+    errno = ENAMETOOLONG;
+    if (rf__path_set(path, "%s/%s", folder, name) && rf__file_read(path, false, text, &bytes)) return RF_OK;
+    RF_FAIL_IF(errno == ENOMEM, RF_ERR_MEMORY, "no memory to read the source of a GPU kernel, %s", path);
+    RF_FAIL_IF(
+        rf__file_shortage(errno), RF_ERR_COMPILE,
+        "the source of a GPU kernel, %s, cannot be opened (%s); close files, or raise the limit on open "
+        "files (ulimit -n), and call again",
+        path, strerror(errno));
+    return rf__fail(RF_ERR_INTERNAL,
+                    "the source of a GPU kernel, %s/%s, cannot be read (%s); it belongs to the package: "
+                    "install recfuse again",
+                    folder, name, strerror(errno));
+}
+
+static bool has_header(const rf__source *source, const char *name, size_t length) {
+    for (int32_t i = 0; i < source->n_headers; i++) {
+        if (strlen(source->header_names[i]) == length && memcmp(source->header_names[i], name, length) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Adds the headers that `text` names and `source` lacks. */
+static rf_status headers_add(const char *folder, const char *text, rf__source *source) {
+    static const char word[] = "#include \"";
+    for (const char *line = text; line != NULL; line = strchr(line, '\n')) {
+        line += strspn(line, "\n\r\t ");
+        if (strncmp(line, word, sizeof word - 1) != 0) continue;
+        const char *name = line + sizeof word - 1;
+        const size_t length = strcspn(name, "\"\n");
+        if (name[length] != '"' || has_header(source, name, length)) continue;
+        RF_FAIL_IF(source->n_headers == RF__MOST_HEADERS, RF_ERR_INTERNAL,
+                   "%s: a kernel includes more than %d headers", folder, RF__MOST_HEADERS);
+        char *copy = strndup(name, length);
+        RF_FAIL_IF(copy == NULL, RF_ERR_MEMORY, "no memory for the name of a header");
+        const int32_t added = source->n_headers++;
+        source->header_names[added] = copy;
+        RF_CHECK(text_read(folder, copy, &source->headers[added]));
+    }
+    return RF_OK;
+}
+
+rf_status rf__source_read(const char *file, rf__source *source) {
+    rf_status status = RF_OK;
+    char folder[RF__PATH_BYTES];
+    memset(source, 0, sizeof *source);
+    RF_FAIL_IF(!kernels_folder(folder), RF_ERR_INTERNAL,
+               "the folder of the GPU kernels, kernels/ beside this library, has a path that is longer than "
+               "%d bytes",
+               RF__PATH_BYTES - 1);
+    RF_TRY(text_read(folder, file, &source->text));
+    RF_TRY(headers_add(folder, source->text, source));
+    for (int32_t i = 0; i < source->n_headers; i++) { /* n_headers grows meanwhile */
+        RF_TRY(headers_add(folder, source->headers[i], source));
+    }
+out:
+    if (status != RF_OK) rf__source_free(source);
+    return status;
+}
+
+void rf__source_free(rf__source *source) {
+    free(source->text);
+    for (int32_t i = 0; i < source->n_headers; i++) {
+        free(source->headers[i]);
+        free(source->header_names[i]);
+    }
+    memset(source, 0, sizeof *source);
+}

@@ -1,0 +1,214 @@
+/* Descriptions found, made, dropped. */
+#include "gpu/launches/description.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_DESCRIPTIONS = 256 }; /* of a device, without resident ones */
+static const int64_t MOST_BYTES = INT64_C(128) << 20; /* of their uploads */
+
+typedef struct rf__described_node {
+    struct rf__described_node *next; /* used less recently */
+    rf__cuda_store store;
+    int32_t users; /* under the lock */
+    bool cached, dropped; /* in a list once; taken from it: the last user frees it */
+    rf__description description;
+    rf__cuda_block block;
+    uint64_t number;
+    rf__description_make make;
+    uint64_t parent;
+    size_t bytes[RF__KEY_PARTS];
+    bool given[RF__KEY_PARTS];
+    unsigned char key[]; /* the parts, one behind the other */
+} node;
+
+/* Those of one device; those used last come first. */
+typedef struct lists {
+    node *cached, *resident;
+} lists;
+
+/* Each under its device's lock. A child of a process with a device has no CUDA and never comes here. */
+static lists devices[RF__CUDA_MOST_DEVICES];
+static uint64_t numbers; /* atomic */
+
+static node **list_of(const rf__cuda_store *store) {
+    lists *of = &devices[store->device->ordinal];
+    return store->resident ? &of->resident : &of->cached;
+}
+
+/* Where all bytes are the same, so are those that count: equal keys, the usual case, cost one comparison. */
+static bool part_is(const unsigned char *was, const rf__key_part *part) {
+    const unsigned char *is = part->data;
+    if (part->bytes == 0 || memcmp(was, is, part->bytes) == 0) return true;
+    if (part->item_bytes == 0) return false;
+    for (size_t at = 0; at < part->bytes; at += part->item_bytes)
+        if (memcmp(was + at, is + at, part->compared_bytes) != 0) return false;
+    return true;
+}
+
+static bool is_for(const node *one, const rf__cuda_store *store, const rf__description_key *key) {
+    const unsigned char *at = one->key;
+    if (one->make != key->make || one->parent != key->parent || one->store.stream_id != store->stream_id ||
+        one->store.allocator.allocate != store->allocator.allocate)
+        return false;
+    for (int i = 0; i < RF__KEY_PARTS; i++)
+        if (one->bytes[i] != key->parts[i].bytes || one->given[i] != (key->parts[i].data != NULL))
+            return false;
+    for (int i = 0; i < RF__KEY_PARTS; i++) {
+        if (!part_is(at, &key->parts[i])) return false;
+        at += one->bytes[i];
+    }
+    return true;
+}
+
+/* Frees a chain; NULL is fine. */
+static void nodes_free(node *one) {
+    for (node *next; one != NULL; one = next) {
+        next = one->next;
+        rf__cuda_block_free(&one->store, &one->block);
+        if (one->description.free_data != NULL) one->description.free_data(one->description.data);
+        free(one);
+    }
+}
+
+static rf_status node_new(const rf__cuda_store *store, const rf__description_key *key, const void *problem,
+                          bool cached, node **new_node) {
+    rf_status status = RF_OK;
+    size_t bytes = 0;
+    for (int i = 0; i < RF__KEY_PARTS; i++) bytes += key->parts[i].bytes;
+    node *one = calloc(1, sizeof *one + bytes);
+    RF_FAIL_IF(one == NULL, RF_ERR_MEMORY, "no memory for a call's description");
+    one->store = *store;
+    one->users = 1;
+    one->cached = cached;
+    one->number = __atomic_add_fetch(&numbers, 1, __ATOMIC_RELAXED);
+    one->make = key->make;
+    one->parent = key->parent;
+    unsigned char *at = one->key;
+    for (int i = 0; i < RF__KEY_PARTS; i++) {
+        one->bytes[i] = key->parts[i].bytes;
+        one->given[i] = key->parts[i].data != NULL;
+        if (one->bytes[i] > 0) memcpy(at, key->parts[i].data, one->bytes[i]);
+        at += one->bytes[i];
+    }
+    RF_TRY(key->make(&store->device->gpu, problem, &one->description));
+    RF_TRY(rf__cuda_block_new(store, one->description.upload, (size_t)one->description.upload_bytes, cached,
+                              &one->block));
+out:
+    if (one->description.frees_upload) free((void *)(uintptr_t)one->description.upload);
+    one->description.upload = NULL;
+    if (status != RF_OK) {
+        nodes_free(one);
+        one = NULL;
+    }
+    *new_node = one;
+    return status;
+}
+
+/* The description, now the first of its list and with one user more; NULL: there is none. Under the lock. */
+static node *node_find(const rf__cuda_store *store, const rf__description_key *key) {
+    node **first = list_of(store);
+    for (node **at = first; *at != NULL; at = &(*at)->next) {
+        node *found = *at;
+        if (!is_for(found, store, key)) continue;
+        *at = found->next;
+        found->next = *first;
+        *first = found;
+        found->users++;
+        return found;
+    }
+    return NULL;
+}
+
+/* Takes a description from its list; in front of `unused` if it has no user. Under the lock. */
+static void node_drop(node **at, node **unused) {
+    node *old = *at;
+    *at = old->next;
+    old->next = NULL;
+    old->dropped = true;
+    if (old->users > 0) return;
+    old->next = *unused;
+    *unused = old;
+}
+
+/* Drops those that are too many or too large in sum, but for the first. Under the lock. */
+static void nodes_trim(node **first, node **unused) {
+    int64_t bytes = 0, count = 0;
+    for (node **at = first; *at != NULL;) {
+        bytes += (*at)->description.upload_bytes;
+        if (++count == 1 || (count <= MOST_DESCRIPTIONS && bytes <= MOST_BYTES))
+            at = &(*at)->next;
+        else
+            node_drop(at, unused);
+    }
+}
+
+static void give(node *one, rf__described *described) {
+    *described = (rf__described){
+        .data = one->description.data, .upload = one->block.memory, .number = one->number, .node = one};
+}
+
+rf_status rf__description_acquire(const rf__cuda_store *store, const rf__description_key *key,
+                                  const void *problem, rf__described *described) {
+    node *own = NULL, *unused = NULL, *found = NULL;
+    memset(described, 0, sizeof *described);
+    if (store->device->driver == NULL)
+        return rf__description_make_uncached(store, key->make, problem, described);
+    rf__cuda_lock(store->device);
+    found = node_find(store, key);
+    rf__cuda_unlock(store->device);
+    if (found == NULL) {
+        RF_CHECK(node_new(store, key, problem, true, &own));
+        rf__cuda_lock(store->device);
+        found = node_find(store, key);
+        if (found == NULL) {
+            node **first = list_of(store);
+            own->next = *first;
+            *first = found = own;
+            own = NULL;
+            if (!store->resident) nodes_trim(first, &unused);
+        }
+        rf__cuda_unlock(store->device);
+        nodes_free(unused);
+        nodes_free(own);
+    }
+    give(found, described);
+    return RF_OK;
+}
+
+rf_status rf__description_make_uncached(const rf__cuda_store *store, rf__description_make make,
+                                        const void *problem, rf__described *described) {
+    const rf__description_key key = {.make = make};
+    node *own = NULL;
+    memset(described, 0, sizeof *described);
+    RF_CHECK(node_new(store, &key, problem, false, &own));
+    give(own, described);
+    return RF_OK;
+}
+
+void rf__description_release(rf__described *described) {
+    node *one = described->node;
+    memset(described, 0, sizeof *described);
+    if (one == NULL) return;
+    if (!one->cached) {
+        nodes_free(one);
+        return;
+    }
+    rf__cuda_lock(one->store.device);
+    const bool unused = --one->users == 0 && one->dropped;
+    rf__cuda_unlock(one->store.device);
+    if (unused) nodes_free(one);
+}
+
+void rf__description_forget(const rf__cuda_store *store) {
+    node *unused = NULL, **at = &devices[store->device->ordinal].cached;
+    rf__cuda_lock(store->device);
+    while (*at != NULL) {
+        if ((*at)->store.stream_id == store->stream_id && (*at)->store.allocator.allocate == NULL)
+            node_drop(at, &unused);
+        else
+            at = &(*at)->next;
+    }
+    rf__cuda_unlock(store->device);
+    nodes_free(unused);
+}
