@@ -10,7 +10,7 @@ from typing import Any
 from common.plots import Draw, drawn
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = {"driver", "jit", "tune", "device"}
+SHARED = {"driver", "jit", "tune", "launches", "device"}
 INCLUDE = re.compile(r'^#\s*include\s*"([^"]+)', re.MULTILINE)
 IMPORT = re.compile(r"^\s*(?:from|import) recfuse\.(\w+)", re.MULTILINE)
 PALE, GREY, ORANGE = "#d7ece4", "#f0f0f0", "#dd7a1f"
@@ -127,9 +127,9 @@ def _architecture(path: Path) -> None:
             1, 2, figsize=(15, 6.2), layout="constrained", width_ratios=(4, 11)
         )
         families = {room for above, room in library if above in ("torch", "python")} - SHARED
-        known = {room: GREY for room in ("include", "base", "device", "tools")}
+        known = {room: GREY for room in ("include", "core", "device", "tools")}
         known |= {room: "#fbe3cf" for room in ("torch", "python")}
-        known |= {room: "#dce6f2" for room in ("driver", "jit", "tune", "cpu")}
+        known |= {room: "#dce6f2" for room in ("driver", "jit", "tune", "launches")}
         _graph(left, python, "python/recfuse: which package imports which", {})
         _graph(
             right,

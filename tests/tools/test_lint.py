@@ -38,7 +38,6 @@ USES = {
     "embedding_bag": {"fused_embedding_bag"},
     "ikbo_linear": {"fused_embedding_bag"},
     "embedding_columns": {"fused_embedding_bag"},
-    "fused_embedding_bag": {"embedding_columns"},  # one file chooses the instruction set of both
 }
 MAY_INCLUDE = {
     "include": {"include"},

@@ -1,6 +1,5 @@
 /* rf_embedding_bag_cuda, and its kernels compiled ahead. */
 #include <inttypes.h>
-#include <string.h>
 
 #include "core/validate.h"
 #include "families/embedding_bag/embedding_bag.h"
@@ -52,20 +51,20 @@ rf_status rf__embedding_bag_compile(const rf__gpu *gpu, const rf_embedding_bag_p
                                     bool compiles, rf_kernel_info *info,
                                     rf_embedding_bag_schedule *complete) {
     rf_embedding_bag_params described = *params;
+    rf_embedding_bag_schedule filled = {0};
     rf__launches launches;
+    int32_t shared_bytes = 0;
     RF_CHECK(check_described(params, alignment));
     described.weight = (const void *)(uintptr_t)alignment;
     described.output = (void *)(uintptr_t)alignment;
     described.output_stride = params->dim;
-    if (complete != NULL) {
-        if (schedule != NULL) *complete = *schedule;
-        RF_CHECK(rf__embedding_bag_complete(gpu, &described, complete));
-    }
+    if (schedule != NULL) filled = *schedule;
+    RF_CHECK(rf__embedding_bag_complete(gpu, &described, &filled, &shared_bytes));
+    if (complete != NULL) *complete = filled;
     rf__launches_init(&launches, operator_name);
     rf_status status = rf__embedding_bag_lower(gpu, &described, schedule, &launches);
     if (status == RF_OK && compiles) status = rf__launches_compile(&launches, gpu->arch, info);
-    if (status == RF_OK && compiles && info != NULL)
-        info->shared_bytes += (int32_t)launches.launches[0].shared_bytes;
+    if (status == RF_OK && compiles && info != NULL) info->shared_bytes += shared_bytes;
     rf__launches_free(&launches);
     return status;
 }
@@ -76,6 +75,5 @@ rf_status rf_embedding_bag_compile(const rf_embedding_bag_params *params,
                                    rf_embedding_bag_schedule *complete) {
     rf__gpu gpu;
     RF_CHECK(rf__gpu_of_arch(arch, &gpu));
-    if (complete != NULL) memset(complete, 0, sizeof *complete);
     return rf__embedding_bag_compile(&gpu, params, schedule, alignment, true, info, complete);
 }

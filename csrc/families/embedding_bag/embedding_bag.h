@@ -7,15 +7,15 @@
 /* Lowers a call whose params are checked, by a schedule or, NULL, by the defaults of the GPU. */
 rf_status rf__embedding_bag_lower(const rf__gpu *gpu, const rf_embedding_bag_params *params,
                                   const rf_embedding_bag_schedule *schedule, rf__launches *launches);
-/* Fills in the fields of a schedule that are left open, but for `warps`. */
+/* Fills in the fields of a schedule that are left open, but for `warps`; *shared_bytes: that a block uses. */
 rf_status rf__embedding_bag_complete(const rf__gpu *gpu, const rf_embedding_bag_params *params,
-                                     rf_embedding_bag_schedule *schedule);
+                                     rf_embedding_bag_schedule *schedule, int32_t *shared_bytes);
 
 /* Lowers and runs a call whose params are checked. */
 rf_status rf__embedding_bag_run(const rf__cuda_device *device, const rf_embedding_bag_params *params,
                                 const rf_embedding_bag_schedule *schedule, void *stream);
 
-/* rf_embedding_bag_compile for a GPU. `complete`: zeros, or NULL. Without `compiles` only the schedule is checked and completed. */
+/* rf_embedding_bag_compile for a GPU. `complete` may be NULL. Without `compiles` only the schedule is checked and completed. */
 RF__SHARED rf_status rf__embedding_bag_compile(const rf__gpu *gpu, const rf_embedding_bag_params *params,
                                                const rf_embedding_bag_schedule *schedule, int32_t alignment,
                                                bool compiles, rf_kernel_info *info,

@@ -155,9 +155,11 @@ static void traffic_count(const rf_embedding_bag_params *params, int64_t row_byt
 }
 
 rf_status rf__embedding_bag_complete(const rf__gpu *gpu, const rf_embedding_bag_params *params,
-                                     rf_embedding_bag_schedule *schedule) {
+                                     rf_embedding_bag_schedule *schedule, int32_t *shared_bytes) {
     const rf__bag_shape shape = shape_of(gpu, params);
-    return rf__bag_schedule_complete(&shape, schedule);
+    RF_CHECK(rf__bag_schedule_complete(&shape, schedule));
+    *shared_bytes = variant_of(params, &shape, schedule).dynamic_shared;
+    return RF_OK;
 }
 
 rf_status rf__embedding_bag_lower(const rf__gpu *gpu, const rf_embedding_bag_params *params,

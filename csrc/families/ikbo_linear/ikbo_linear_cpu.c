@@ -3,7 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "families/fused_embedding_bag/cpu/isa.h"
+#include "core/isa.h"
+#include "families/fused_embedding_bag/cpu/pool.h"
 #include "core/tasks.h"
 
 enum {

@@ -11,7 +11,7 @@ import pytest
 
 from support.kernels import BFLOAT16, FLOAT16, FLOAT32, NVRTC, compile_log
 
-FOLDER = "fused_embedding_bag/backward"
+FOLDER = "families/fused_embedding_bag/backward"
 GRADIENT = 0  # RF_EMIT
 EMITS = range(5)
 DTYPES = ((FLOAT32, FLOAT32, 0), (FLOAT16, FLOAT16, 1), (FLOAT32, BFLOAT16, 1), (BFLOAT16, FLOAT32, 0))

@@ -14,7 +14,7 @@ import pytest
 from recfuse import _C
 from support.kernels import ARCHS, BFLOAT16, FLOAT16, FLOAT32, NVRTC, compile_log, disassembler, standalone
 
-FOLDER = "embedding_columns"
+FOLDER = "families/embedding_columns"
 MOST_REGISTERS = {0: 80, 1: 100}  # with tasks of bags; for as many blocks as the kernel asks for
 
 pytestmark = pytest.mark.skipif(

@@ -10,7 +10,8 @@
 
 #include "families/embedding_columns/program/columns_program.h"
 #include "core/validate.h"
-#include "families/fused_embedding_bag/cpu/isa.h"
+#include "core/isa.h"
+#include "families/fused_embedding_bag/cpu/pool.h"
 
 enum {
     RF__COLUMN_VALUES = 256, /* prepared at once, at most */

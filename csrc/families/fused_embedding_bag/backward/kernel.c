@@ -4,7 +4,7 @@
 
 #include "families/fused_embedding_bag/backward/backward.h"
 
-#define FOLDER "fused_embedding_bag/backward/"
+#define FOLDER "families/fused_embedding_bag/backward/"
 static const rf__kernel_source sources[RF__BACKWARD_KERNELS] = {
     [RF__BACKWARD_BAG_FACTORS] = {FOLDER "keys.cu", "rf_backward_bag_factors"},
     [RF__BACKWARD_KEYS] = {FOLDER "keys.cu", "rf_backward_keys"},

@@ -3,7 +3,7 @@
 
 #include <inttypes.h>
 
-#include "families/fused_embedding_bag/cpu/isa.h"
+#include "core/isa.h"
 #include "core/status.h"
 
 enum {

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/huge_pages.h"
-#include "families/fused_embedding_bag/cpu/isa.h"
+#include "core/isa.h"
 #include "families/fused_embedding_bag/cpu/pool.h"
 #include "core/status.h"
 #include "core/tasks.h"

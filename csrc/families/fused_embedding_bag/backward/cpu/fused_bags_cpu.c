@@ -2,7 +2,7 @@
  * weights. */
 #include <string.h>
 
-#include "families/fused_embedding_bag/cpu/isa.h"
+#include "core/isa.h"
 #include "families/fused_embedding_bag/cpu/pool.h"
 #include "core/status.h"
 #include "core/tasks.h"

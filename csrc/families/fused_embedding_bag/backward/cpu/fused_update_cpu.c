@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "families/fused_embedding_bag/cpu/isa.h"
+#include "core/isa.h"
 #include "families/fused_embedding_bag/cpu/pool.h"
 #include "core/status.h"
 #include "core/tasks.h"

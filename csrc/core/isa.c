@@ -1,12 +1,13 @@
 /* Chooses the instruction set once: the best that the CPU has, or what RECFUSE_CPU_ISA names. */
-#include "families/fused_embedding_bag/cpu/isa.h"
+#include "core/isa.h"
 
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "families/embedding_columns/cpu/columns.h"
+extern const struct rf__pool_kernels rf__pool_avx512, rf__pool_avx2, rf__pool_neon, rf__pool_scalar;
+extern const struct rf__column_kernels rf__column_avx512, rf__column_avx2, rf__column_plain;
 
 static bool always(void) { return true; }
 

@@ -2,11 +2,11 @@
 #ifndef RECFUSE_CPU_ISA_H
 #define RECFUSE_CPU_ISA_H
 
-#include "families/fused_embedding_bag/cpu/pool.h"
+#include "core/status.h"
 
 typedef struct rf__isa {
     const char *name;
-    const rf__pool_kernels *kernels; /* NULL where this build has none */
+    const struct rf__pool_kernels *kernels; /* of bags; NULL where this build has none */
     const struct rf__column_kernels *columns; /* of embedding columns */
     bool (*present)(void);           /* does this CPU run them? */
 } rf__isa;
