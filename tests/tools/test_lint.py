@@ -156,6 +156,15 @@ def test_includes_point_one_way(path: Path) -> None:
         assert room_of(found) in MAY_INCLUDE[room], f"{room} may not include {name(found)}"
 
 
+def test_only_the_room_of_launches_launches_kernels() -> None:
+    """Families lower calls; csrc/gpu/launches finds kernels and launches them."""
+    call = re.compile(r"\b(rf__launch|rf__jit_kernel|cuLaunchKernelEx)\(")
+    rooms = ("csrc/gpu/driver/", "csrc/gpu/jit/", "csrc/gpu/launches/")
+    found = [name(path) for path in C_FILES if call.search(code_of(path))]
+    assert [path for path in found if not path.startswith(rooms)] == []
+    assert "csrc/gpu/launches/run.c" in found
+
+
 # Headers of the fused family, from what includes none of it to its top: a file includes what comes before it.
 # A header's functions are in the file of its name, or in those that `FUSED_FILES` names.
 FUSED = ROOT / "csrc" / "families" / "fused_embedding_bag"
