@@ -26,7 +26,7 @@ OWN += (
     "test_columns",
     "test_delivery",
 )
-CPU_ALONE = ("huge_pages", "tasks")  # files of csrc/core that GPU code does not use
+CPU_ALONE = ("huge_pages", "isa", "tasks")  # files of csrc/core that GPU code does not use
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
 
 KERNEL = """#include "scale.cuh"

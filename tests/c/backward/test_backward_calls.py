@@ -104,11 +104,8 @@ class Stream(ctypes.Structure):
 def library() -> ctypes.CDLL:
     """The host's code of the backward and the driver of tests/c/warps/gpu.c."""
     backward = ROOT / "csrc/families/fused_embedding_bag/backward"
-    sources = [
-        *backward.rglob("*.c"),
-        *(ROOT / "csrc/core").glob("[cv]*.c"),
-        ROOT / "csrc/gpu/driver/gpu.c",
-    ]
+    own = [path for path in backward.rglob("*.c") if not {"cpu", "torch"} & set(path.parts)]
+    sources = [*own, ROOT / "csrc/core/validate.c", ROOT / "csrc/gpu/driver/gpu.c"]
     return build_simulator("the backward's host code on the host", sources)
 
 
