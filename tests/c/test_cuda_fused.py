@@ -1,4 +1,4 @@
-"""Fused calls on the host of a GPU: csrc/cuda called from C, with a driver that has no GPU (tests/c/cuda)."""
+"""Fused calls on the host of a GPU: csrc called from C, with a driver that has no GPU (tests/c/cuda)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Driver, devices, loaded kernels and error words: csrc/cuda with a driver that has no GPU (tests/c/cuda)."""
+"""Driver, devices, loaded kernels and error words: csrc/gpu with a driver that has no GPU (tests/c/cuda)."""
 
 from __future__ import annotations
 

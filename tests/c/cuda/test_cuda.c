@@ -1,4 +1,4 @@
-/* csrc/cuda called from C: `test_cuda COMMAND ARGUMENTS`. The kernels are in kernels/ beside the program; with
+/* csrc/gpu called from C: `test_cuda COMMAND ARGUMENTS`. The kernels are in kernels/ beside the program; with
  * the fake driver on the loader's path there are GPUs. Ends with status 0 when no check failed, with 2 where there is
  * no such command. Launches and errors are in test_driver.c, the fused operator in test_fused.c and test_fused_map.c, the
  * layers over users and candidates in test_ikbo_linear.c. */
