@@ -54,16 +54,9 @@ static rf_status batch_make(const rf__gpu *gpu, const void *of, rf__description 
     return status;
 }
 
-/* A number of bags that many batch sizes share: at most a sixteenth more. */
-static int64_t rounded(int64_t bags) {
-    int64_t step = 1;
-    while (bags / step >= 32) step *= 2;
-    return (bags + step - 1) / step * step;
-}
-
 static rf_status batch_acquire(const rf__cuda_store *store, const rf__fused_table *table, int64_t bags,
                                bool may_stage, rf__fused_prepared *prepared) {
-    const batch_problem problem = {table, {rounded(bags), may_stage}};
+    const batch_problem problem = {table, {rf__description_round(bags), may_stage}};
     const rf__description_key key = {.make = batch_make,
                                      .parent = prepared->features.number,
                                      .parts = {{.data = &problem.batch, .bytes = sizeof problem.batch}}};

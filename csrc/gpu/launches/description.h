@@ -50,6 +50,13 @@ typedef struct rf__described {
     struct rf__described_node *node; /* description.c's */
 } rf__described;
 
+/* Rounds up a size that batches differ in, by a sixteenth at most, so that many batches share a description. */
+static inline int64_t rf__description_round(int64_t size) {
+    int64_t step = 1;
+    while (size / step >= 32) step *= 2;
+    return (size + step - 1) / step * step;
+}
+
 /* Finds or makes the description of a problem, and holds it. */
 rf_status rf__description_acquire(const rf__cuda_store *store, const rf__description_key *key,
                                   const void *problem, rf__described *described);

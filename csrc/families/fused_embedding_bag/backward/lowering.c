@@ -20,18 +20,11 @@ static int32_t alignment_of(uint64_t address) {
     return (int32_t)(address & -address);
 }
 
-/* A number of lookups that many batches share: at most a sixteenth more. Work is cut by it, not bounded. */
-static int64_t rounded(int64_t lookups) {
-    int64_t step = 1;
-    while (lookups / step >= 32) step *= 2;
-    return rf__round_up(lookups, step);
-}
-
 rf__backward_key rf__backward_key_of(const rf__backward_problem *problem) {
     const rf_fused_backward_params *call = &problem->call;
     rf__backward_key key = {.n_features = call->n_features,
                             .bags = call->bags,
-                            .lookups = rounded(call->lookups),
+                            .lookups = rf__description_round(call->lookups),
                             .output_dim = call->output_dim,
                             .n_matrices = problem->n_matrices,
                             .dtype = (int32_t)problem->dtype,
@@ -102,7 +95,7 @@ rf_status rf__backward_description_make(const rf__gpu *gpu, const void *problem,
     rf__backward_problem typical = *(const rf__backward_problem *)problem;
     rf__backward_features general;
     rf__backward_small_plan small = {0};
-    typical.call.lookups = rounded(typical.call.lookups);
+    typical.call.lookups = rf__description_round(typical.call.lookups);
     RF_TRY(rf__backward_describe(&typical, &general));
     RF_TRY(paths_choose(gpu, &typical, &general, &small));
     RF_TRY(description_new(&typical, &general, &small, to));
