@@ -112,7 +112,7 @@ def check_counts(found: Optimizer, store: PackedStore, all_tables: bool = False)
         spec = store.layout.tables[number]
         name = store.homes[number][0] if number in store.homes else store.layout.parameter_names[spec.matrix]
         parameter: Any = store.parameters.get(name)
-        group = next((g for g in found.param_groups if any(p is parameter for p in g["params"])), None)
+        group = group_of(found, parameter)
         if group is None or not is_counted(found, group) or numbers_of(found.state[parameter]) == before:
             if number not in store.homes:
                 del records[number]
@@ -138,8 +138,13 @@ def noted_numbers(found: Optimizer, store: PackedStore, table: int) -> dict[str,
     depends on them.
     """
     numbers = _records.get(found, _Records()).get(store, {}).get(table)
-    group = next((g for g in found.param_groups if any(p is store.home(table) for p in g["params"])), {})
+    group = group_of(found, store.home(table)) or {}
     return numbers if is_counted(found, group) else None
+
+
+def group_of(found: Optimizer, parameter: Any) -> dict[str, Any] | None:
+    """The param group that has a Parameter; None: there is none."""
+    return next((group for group in found.param_groups if any(p is parameter for p in group["params"])), None)
 
 
 def is_counted(found: Optimizer, group: Mapping[str, Any]) -> bool:

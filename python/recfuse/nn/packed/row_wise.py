@@ -17,7 +17,7 @@ from torch.optim import Optimizer, optimizer
 
 from recfuse.errors import ArgumentValueError
 from recfuse.nn.packed.by_table.dicts import speak_of_tables
-from recfuse.nn.packed.frozen_alone import keep_states, left
+from recfuse.nn.packed.frozen_alone import group_of, keep_states, left
 from recfuse.nn.packed.layout import TableSpec
 from recfuse.nn.packed.taking_part import (
     give_number,
@@ -195,7 +195,7 @@ def _check_taking_part(found: Optimizer) -> None:
     options = _idle_options(found)
     shared = shared_matrices(1 if may_miss_notes() else 2)
     for parameter, first_rows in windows():
-        group = next((g for g in found.param_groups if any(p is parameter for p in g["params"])), None)
+        group = group_of(found, parameter)
         tables = shared.get(id(parameter), {})
         if group is None or not _moves_idle_rows(found, group):
             continue
