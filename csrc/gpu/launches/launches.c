@@ -27,7 +27,7 @@ static rf_status bytes_reserve(rf__launches *launches, size_t more) {
     uint32_t capacity = launches->capacity;
     if (more <= capacity - launches->n_bytes) return RF_OK;
     while (capacity - launches->n_bytes < more) capacity *= 2;
-    unsigned char *bytes = aligned_alloc(64, capacity);
+    unsigned char *bytes = aligned_alloc(ARGUMENTS_ALIGNMENT, capacity);
     RF_FAIL_IF(bytes == NULL, RF_ERR_MEMORY, "%s: no memory for the arguments of %d kernels", launches->name,
                (int)launches->count + 1);
     memcpy(bytes, launches->bytes, launches->n_bytes);
